@@ -1,0 +1,60 @@
+//! The version of the layouts, and the proof that they are what they were.
+
+use core::mem::{align_of, size_of};
+
+use crate::{
+    backend::BackendEntry,
+    config::NodeConfig,
+    flow::{Flow, FlowKey, FlowRef},
+    name::PortName,
+    service::{ServiceEntry, ServiceKey},
+    socket::{SocketEntry, SocketKey},
+    stats::{RefusalKey, ServiceStats},
+};
+
+/// Raised with every change of a layout or of its meaning. It is part of the pin path.
+pub const ABI_VERSION: u32 = 1;
+
+/// A value without padding that is valid for every bit pattern: it may be read from and written to a map.
+///
+/// # Safety
+/// The type is `Copy`, `'static`, has no padding bytes, and every bit pattern is a value of it.
+pub unsafe trait Plain: Copy + 'static {}
+
+macro_rules! plain {
+    ($($type:ty: $size:literal = $($field:literal)+;)+) => {$(
+        const _: () = assert!(size_of::<$type>() == $size && $size == 0 $(+ $field)+, "padding or a changed layout");
+        const _: () = assert!(align_of::<$type>() <= 8, "the kernel aligns values to eight bytes");
+        // SAFETY: the sizes of the fields add up to the size of the type, and all of them are integers.
+        unsafe impl Plain for $type {}
+        // SAFETY: as for `Plain`.
+        #[cfg(feature = "user")]
+        unsafe impl aya::Pod for $type {}
+    )+};
+}
+
+plain! {
+    ServiceKey<[u8; 4]>: 8 = 4 2 1 1;
+    ServiceKey<[u8; 16]>: 20 = 16 2 1 1;
+    ServiceEntry: 24 = 4 4 4 4 2 1 1 4;
+    BackendEntry<[u8; 4]>: 16 = 4 2 1 1 4 4;
+    BackendEntry<[u8; 16]>: 28 = 16 2 1 1 4 4;
+    FlowKey<[u8; 4]>: 16 = 4 4 2 2 1 1 2;
+    FlowKey<[u8; 16]>: 40 = 16 16 2 2 1 1 2;
+    FlowRef: 8 = 4 4;
+    Flow<[u8; 4]>: 64 = 4 4 4 4 2 2 2 2 1 1 2 4 4 4 4 4 16;
+    Flow<[u8; 16]>: 112 = 16 16 16 16 2 2 2 2 1 1 2 4 4 4 4 4 16;
+    NodeConfig: 40 = 4 4 4 4 4 4 4 4 4 4;
+    SocketKey<[u8; 4]>: 16 = 8 4 2 1 1;
+    SocketKey<[u8; 16]>: 32 = 8 16 2 1 1 4;
+    SocketEntry<[u8; 4]>: 16 = 4 2 2 4 4;
+    SocketEntry<[u8; 16]>: 28 = 16 2 2 4 4;
+    ServiceStats: 40 = 8 8 8 8 8;
+    RefusalKey: 8 = 4 4;
+    PortName: 196 = 2 1 1 192;
+}
+
+// SAFETY: an integer.
+unsafe impl Plain for u32 {}
+// SAFETY: an integer.
+unsafe impl Plain for u64 {}

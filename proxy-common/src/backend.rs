@@ -1,0 +1,49 @@
+//! `backends` and `backends6`: one endpoint of one Service port, by id.
+//!
+//! An id belongs to one (Service port, address, port): an endpoint that leaves a Service is gone for that
+//! Service at once, even when another one still holds it. Slots and flows refer to ids; a flow also holds the
+//! address, so a reused id is noticed and never followed.
+
+use crate::Address;
+
+/// Value of `backends` (an array; the index is the backend id, and id 0 is never used).
+#[repr(C, align(4))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BackendEntry<A> {
+    /// Endpoint address.
+    pub addr: A,
+    /// Endpoint port, host byte order.
+    pub port: u16,
+    /// IP protocol number.
+    pub proto: u8,
+    /// A `BACKEND_*` state.
+    pub state: u8,
+    /// Id of the Service port it belongs to.
+    pub service: u32,
+    /// `BACKEND_*` flag bits.
+    pub flags: u32,
+}
+
+/// The id is free.
+pub const BACKEND_FREE: u8 = 0;
+/// The endpoint serves: ready, or serving while it terminates.
+pub const BACKEND_ACTIVE: u8 = 1;
+/// The endpoint left the Service; the id rests until nothing can refer to it.
+pub const BACKEND_GONE: u8 = 2;
+
+/// The endpoint runs on this node.
+pub const BACKEND_LOCAL: u32 = 1 << 0;
+/// The endpoint is terminating.
+pub const BACKEND_TERMINATING: u32 = 1 << 1;
+
+impl<A: Address> BackendEntry<A> {
+    /// A free id.
+    pub const FREE: Self =
+        Self { addr: A::ZERO, port: 0, proto: 0, state: BACKEND_FREE, service: 0, flags: 0 };
+
+    /// Whether this is still the endpoint at `addr`:`port`, and it serves.
+    #[inline(always)]
+    pub fn serves(&self, addr: A, port: u16) -> bool {
+        self.state == BACKEND_ACTIVE && self.port == port && self.addr == addr
+    }
+}

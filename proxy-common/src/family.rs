@@ -1,0 +1,75 @@
+//! The two address families, so that everything above a header is written once.
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for super::V4 {}
+    impl Sealed for super::V6 {}
+    impl Sealed for [u8; 4] {}
+    impl Sealed for [u8; 16] {}
+}
+
+/// An IP address as octets on the wire: `[u8; 4]` or `[u8; 16]`.
+pub trait Address: sealed::Sealed + Copy + Clone + Eq + Ord + core::fmt::Debug + 'static {
+    /// Fills a [`SocketKey`](crate::socket::SocketKey) up to a multiple of eight bytes.
+    type SocketKeyFill: Copy + Clone + Eq + Ord + Default + core::fmt::Debug + 'static;
+    /// The all-zero address.
+    const ZERO: Self;
+    /// The address as 32-bit words in memory order, the unused ones zero.
+    fn words(&self) -> [u32; 4];
+}
+
+impl Address for [u8; 4] {
+    type SocketKeyFill = [u8; 0];
+    const ZERO: Self = [0; 4];
+
+    #[inline(always)]
+    fn words(&self) -> [u32; 4] {
+        [u32::from_ne_bytes(*self), 0, 0, 0]
+    }
+}
+
+impl Address for [u8; 16] {
+    type SocketKeyFill = [u8; 4];
+    const ZERO: Self = [0; 16];
+
+    #[inline(always)]
+    fn words(&self) -> [u32; 4] {
+        let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p] = *self;
+        [
+            u32::from_ne_bytes([a, b, c, d]),
+            u32::from_ne_bytes([e, f, g, h]),
+            u32::from_ne_bytes([i, j, k, l]),
+            u32::from_ne_bytes([m, n, o, p]),
+        ]
+    }
+}
+
+/// IPv4 or IPv6.
+pub trait Family: sealed::Sealed + Copy + 'static {
+    /// The family's address.
+    type Addr: Address;
+    /// How people write it.
+    const NAME: &'static str;
+    /// Index of the family in arrays that hold one element for each.
+    const INDEX: u32;
+}
+
+/// IPv4.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct V4;
+
+/// IPv6.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct V6;
+
+impl Family for V4 {
+    type Addr = [u8; 4];
+    const NAME: &'static str = "IPv4";
+    const INDEX: u32 = 0;
+}
+
+impl Family for V6 {
+    type Addr = [u8; 16];
+    const NAME: &'static str = "IPv6";
+    const INDEX: u32 = 1;
+}

@@ -1,0 +1,42 @@
+//! What Ballast's BPF programs and its agent agree on: the layout of every map, the names of the maps, the
+//! list of [reasons](reason::Reason), and the pure rules that both sides apply (checksums, selection, the
+//! frontend filter).
+//!
+//! # The contract
+//! * Types are `repr(C)`, hold no padding (`abi` proves it at compile time) and are valid for any bit pattern.
+//! * Addresses are octets as on the wire, so that `bpftool map dump` prints `[10,96,0,1]`.
+//! * Ports are `u16` in **host** byte order, so that it prints `80`; programs swap once when they parse.
+//! * IPv4 and IPv6 have maps of their own, of one generic definition over [`Address`]: `services` and
+//!   `services6`, as the kernel has `/proc/net/tcp` and `/proc/net/tcp6`.
+//! * Zero is "none" for every id, state and flag.
+//!
+//! A change of any layout or meaning raises [`abi::ABI_VERSION`], which is part of the pin path.
+#![no_std]
+
+pub mod abi;
+pub mod backend;
+pub mod config;
+pub mod csum;
+pub mod family;
+pub mod filter;
+pub mod flow;
+pub mod map_names;
+pub mod name;
+pub mod reason;
+pub mod select;
+pub mod service;
+pub mod socket;
+pub mod stats;
+
+pub use family::{Address, Family, V4, V6};
+
+/// IP protocol number of ICMP.
+pub const PROTO_ICMP: u8 = 1;
+/// IP protocol number of TCP.
+pub const PROTO_TCP: u8 = 6;
+/// IP protocol number of UDP.
+pub const PROTO_UDP: u8 = 17;
+/// IP protocol number of ICMPv6.
+pub const PROTO_ICMPV6: u8 = 58;
+/// IP protocol number of SCTP.
+pub const PROTO_SCTP: u8 = 132;

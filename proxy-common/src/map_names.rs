@@ -1,0 +1,96 @@
+//! The names of the maps, of their pins, and how large they are unless a setting says otherwise.
+//!
+//! The kernel keeps 15 bytes of a name. A map without suffix is IPv4's or shared, one with `6` is IPv6's.
+
+/// [`ServiceKey`](crate::service::ServiceKey) to [`ServiceEntry`](crate::service::ServiceEntry); hash.
+pub const SERVICES: &str = "services";
+/// The same for IPv6.
+pub const SERVICES6: &str = "services6";
+/// Slot number to backend id (`u32`); array, memory-mapped by the agent.
+pub const SLOTS: &str = "slots";
+/// Backend id to [`BackendEntry`](crate::backend::BackendEntry); array.
+pub const BACKENDS: &str = "backends";
+/// The same for IPv6; ids are shared, so an id is used in one of the two.
+pub const BACKENDS6: &str = "backends6";
+/// [`FlowKey`](crate::flow::FlowKey) to [`FlowRef`](crate::flow::FlowRef); hash, two keys for each flow.
+pub const FLOWS: &str = "flows";
+/// The same for IPv6.
+pub const FLOWS6: &str = "flows6";
+/// Flow number to [`Flow`](crate::flow::Flow); array, memory-mapped by readers.
+pub const FLOW_STATE: &str = "flow_state";
+/// The same for IPv6.
+pub const FLOW_STATE6: &str = "flow_state6";
+/// Family index to the clock hand (`u64`) over its flow state; array of two.
+pub const FLOW_HAND: &str = "flow_hand";
+/// [`SocketKey`](crate::socket::SocketKey) to [`SocketEntry`](crate::socket::SocketEntry); LRU hash.
+pub const SOCKETS: &str = "sockets";
+/// The same for IPv6.
+pub const SOCKETS6: &str = "sockets6";
+/// [`filter`](crate::filter) words (`u64`); array, memory-mapped by the agent.
+pub const FILTER: &str = "filter";
+/// 0 to [`NodeConfig`](crate::config::NodeConfig); array of one.
+pub const CONFIG: &str = "config";
+/// Service port id to [`ServiceStats`](crate::stats::ServiceStats); array per CPU.
+pub const SERVICE_STATS: &str = "service_stats";
+/// Backend id to connections (`u64`); array.
+pub const BACKEND_STATS: &str = "backend_stats";
+/// Reason number to count (`u64`); array per CPU.
+pub const REASONS: &str = "reasons";
+/// [`RefusalKey`](crate::stats::RefusalKey) to count (`u64`); LRU hash.
+pub const REFUSALS: &str = "refusals";
+/// Service port id to [`PortName`](crate::name::PortName); hash, not preallocated. No program reads it.
+pub const NAMES: &str = "names";
+
+/// Every map that is pinned.
+pub const ALL: &[&str] = &[
+    SERVICES,
+    SERVICES6,
+    SLOTS,
+    BACKENDS,
+    BACKENDS6,
+    FLOWS,
+    FLOWS6,
+    FLOW_STATE,
+    FLOW_STATE6,
+    FLOW_HAND,
+    SOCKETS,
+    SOCKETS6,
+    FILTER,
+    CONFIG,
+    SERVICE_STATS,
+    BACKEND_STATS,
+    REASONS,
+    REFUSALS,
+    NAMES,
+];
+
+/// Frontends in each of `services` and `services6`.
+pub const DEFAULT_FRONTENDS: u32 = 65_536;
+/// Service port ids: `service_stats` and `names`.
+pub const DEFAULT_SERVICES: u32 = 32_768;
+/// Elements of `slots`; a change of a Service needs its old and its new extent for a moment.
+pub const DEFAULT_SLOTS: u32 = 524_288;
+/// Backend ids: `backends`, `backends6` and `backend_stats`.
+pub const DEFAULT_BACKENDS: u32 = 262_144;
+/// Flows in each of `flow_state` and `flow_state6`; `flows` and `flows6` hold twice as many keys.
+pub const DEFAULT_FLOWS: u32 = 131_072;
+/// Entries in each of `sockets` and `sockets6`.
+pub const DEFAULT_SOCKETS: u32 = 131_072;
+/// Entries in `refusals`.
+pub const DEFAULT_REFUSALS: u32 = 16_384;
+
+#[cfg(test)]
+mod tests {
+    use super::ALL;
+
+    #[test]
+    fn names_fit_the_kernel() {
+        for name in ALL {
+            assert!(name.len() <= 15, "{name} is cut by the kernel");
+            assert!(
+                name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_'),
+                "{name}"
+            );
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! The one list of reasons: why a packet or a connect was refused, dropped, or passed by untouched.
+//!
+//! Programs count them, `/metrics` and the command line name them, `docs/reasons.md` explains them.
+
+/// What happens to the packet or the call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Verdict {
+    /// The client is told at once: ECONNREFUSED, or ICMP port unreachable.
+    Reject,
+    /// Silence.
+    Drop,
+    /// It goes on untranslated.
+    Pass,
+}
+
+macro_rules! reasons {
+    ($($(#[doc = $doc:literal])+ $name:ident = $number:literal, $label:literal, $verdict:ident;)+) => {
+        /// A reason, by a number that stays the same.
+        #[repr(u32)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+        pub enum Reason {
+            $($(#[doc = $doc])+ $name = $number,)+
+        }
+
+        impl Reason {
+            /// All of them, in the order of their numbers.
+            pub const ALL: &[Self] = &[$(Self::$name),+];
+
+            /// The word in metrics, tables and JSON.
+            pub const fn label(self) -> &'static str {
+                match self { $(Self::$name => $label,)+ }
+            }
+
+            /// What happens to the packet or the call.
+            pub const fn verdict(self) -> Verdict {
+                match self { $(Self::$name => Verdict::$verdict,)+ }
+            }
+
+            /// One sentence for people.
+            pub const fn explanation(self) -> &'static str {
+                match self { $(Self::$name => concat!($($doc),+),)+ }
+            }
+        }
+    };
+}
+
+reasons! {
+    /// The Service has no usable endpoint anywhere.
+    NoEndpoint = 0, "no_endpoint", Reject;
+    /// The Service's policy is Local, and only other nodes have endpoints.
+    NoLocalEndpoint = 1, "no_local_endpoint", Drop;
+    /// Every flow entry that was looked at holds an established flow; raise --max-flows.
+    FlowTableFull = 2, "flow_table_full", Drop;
+    /// No source port was found that tells this flow from another one of the same client and backend.
+    FlowCollision = 3, "flow_collision", Drop;
+    /// The packet's headers are shorter than they say, or than the protocol needs.
+    Malformed = 4, "malformed", Pass;
+    /// A later fragment carries no ports.
+    Fragment = 5, "fragment", Pass;
+    /// A slot or backend that the service entry refers to is not there: the maps were changed by another hand.
+    MapInconsistent = 6, "map_inconsistent", Drop;
+    /// The answer for a refused packet could not be built; the packet was dropped in silence.
+    RejectFailed = 7, "reject_failed", Drop;
+    /// The packet could not be rewritten and was dropped.
+    RewriteFailed = 8, "rewrite_failed", Drop;
+    /// What the socket dialled could not be remembered; it works, but may see its backend's address.
+    SocketTableFull = 9, "socket_table_full", Pass;
+}
+
+impl Reason {
+    /// How many there are: the size of the `reasons` map.
+    pub const COUNT: u32 = Self::ALL.len() as u32;
+
+    /// The reason of that number.
+    pub fn from_number(number: u32) -> Option<Self> {
+        Self::ALL.get(number as usize).copied()
+    }
+}
+
+impl Verdict {
+    /// The word in metrics, tables and JSON.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Reject => "reject",
+            Self::Drop => "drop",
+            Self::Pass => "pass",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_positions() {
+        for (position, reason) in Reason::ALL.iter().enumerate() {
+            assert_eq!(*reason as usize, position, "{}", reason.label());
+            assert_eq!(Reason::from_number(position as u32), Some(*reason));
+        }
+        assert_eq!(Reason::from_number(Reason::COUNT), None);
+    }
+}

@@ -1,0 +1,30 @@
+//! Ballast's agent and command line, as a library.
+//!
+//! Dependencies go one way, and `cargo xtask lint` holds us to it:
+//!
+//! ```text
+//! api, source -> model -> plan -> sync -> maps
+//!                                 programs, host, http, metrics, cli beside them
+//! app puts them together; main parses and runs.
+//! ```
+//!
+//! * [`model`]: the cluster as we understand it; no Kubernetes types, no clock, no IO.
+//! * [`api`], [`source`]: the two places objects come from (an API server, a folder of manifests).
+//! * [`plan`]: pure; the model and a node in, what the maps should say out, without ids or positions.
+//! * [`sync`]: ids, extents, the difference to what is applied, ordered writes; one task owns it all.
+//! * [`maps`]: the BPF maps; the only place that knows how they are written and read.
+//! * [`programs`]: load, attach, pin, replace and remove the BPF programs.
+//! * [`host`]: devices and the cgroup tree.
+//! * [`http`], [`metrics`], [`cli`]: what people and machines look at.
+
+pub mod api;
+pub mod cli;
+pub mod host;
+pub mod http;
+pub mod maps;
+pub mod metrics;
+pub mod model;
+pub mod plan;
+pub mod programs;
+pub mod source;
+pub mod sync;

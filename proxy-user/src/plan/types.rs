@@ -1,0 +1,144 @@
+//! The plan: what a Service should look like in the maps, in domain terms, without ids, slots or positions.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::IpAddr;
+
+use proxy_common::select::Algorithm;
+
+use crate::model::net::{IpFamily, Protocol};
+
+/// One port of one Service in one address family: what gets an id of its own.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct PortId {
+    /// Namespace of the Service.
+    pub namespace: String,
+    /// Name of the Service.
+    pub name: String,
+    /// Name of the port; empty for the one port of a Service that names none.
+    pub port: String,
+    /// Its protocol.
+    pub protocol: Protocol,
+    /// The address family.
+    pub family: IpFamily,
+}
+
+impl PortId {
+    /// `namespace/name:port`, as the `names` map holds it; `namespace/name` for an unnamed port.
+    pub fn text(&self) -> String {
+        let Self { namespace, name, port, .. } = self;
+        if port.is_empty() { format!("{namespace}/{name}") } else { format!("{namespace}/{name}:{port}") }
+    }
+}
+
+impl fmt::Display for PortId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({}, {})", self.text(), self.protocol, self.family)
+    }
+}
+
+/// Which clients a frontend entry is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Scope {
+    /// Clients inside the cluster, or all of them where it makes no difference.
+    Internal,
+    /// Clients outside.
+    External,
+}
+
+/// Where a frontend comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum FrontendKind {
+    /// `spec.clusterIPs`.
+    ClusterIp,
+    /// `spec.ports[].nodePort`.
+    NodePort,
+    /// `status.loadBalancer.ingress[].ip`.
+    LoadBalancer,
+    /// `spec.externalIPs`.
+    ExternalIp,
+}
+
+/// What a client dials.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Frontend {
+    /// Its address; unspecified (`0.0.0.0`, `::`) stands for the addresses of the node.
+    pub address: IpAddr,
+    /// Its port.
+    pub port: u16,
+    /// Its protocol.
+    pub protocol: Protocol,
+    /// Who it is for.
+    pub scope: Scope,
+}
+
+/// The address of one endpoint of a Service port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct BackendAddress {
+    /// Endpoint address.
+    pub address: IpAddr,
+    /// Endpoint port, after the slice resolved its name.
+    pub port: u16,
+}
+
+/// What is known of an endpoint beyond its address.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BackendFacts {
+    /// It runs on this node.
+    pub local: bool,
+    /// It is terminating.
+    pub terminating: bool,
+}
+
+/// What one frontend does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FrontendPlan {
+    /// Where it comes from.
+    pub kind: FrontendKind,
+    /// The endpoints it spreads over, sorted, without duplicates; each is a key of [`PortPlan::backends`].
+    pub slots: Vec<BackendAddress>,
+    /// With no slot: drop instead of refuse (the policy is Local and only other nodes have endpoints).
+    pub drop_when_empty: bool,
+}
+
+/// What one Service port does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PortPlan {
+    /// Its frontends.
+    pub frontends: BTreeMap<Frontend, FrontendPlan>,
+    /// Every serving endpoint, whether or not a policy lets a frontend use it.
+    pub backends: BTreeMap<BackendAddress, BackendFacts>,
+    /// Seconds of affinity by client address; 0: none.
+    pub affinity_secs: u32,
+    /// How connections are spread.
+    pub algorithm: Algorithm,
+}
+
+/// Everything about one Service.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ServicePlan {
+    /// Its ports, by identity.
+    pub ports: BTreeMap<PortId, PortPlan>,
+    /// When the Service was created, in seconds since 1970: of two Services that claim one frontend the older
+    /// one has it, then the one whose name sorts first.
+    pub created: i64,
+    /// What in the objects could not be used.
+    pub problems: Vec<Problem>,
+}
+
+/// A part of an object that could not be used; the rest of it still counts.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Problem {
+    /// The object: `Service default/redis`, `EndpointSlice default/redis-x7k2p`.
+    pub object: String,
+    /// The field, as `kubectl explain` names it.
+    pub field: String,
+    /// What is wrong with it, and the way out.
+    pub message: String,
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}: {}", self.object, self.field, self.message)
+    }
+}
