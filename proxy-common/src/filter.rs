@@ -21,17 +21,22 @@ pub enum Role {
     Backend,
 }
 
+/// A hash of a tuple, the same in programs and agent.
+#[inline(always)]
+pub fn hash<A: Address>(addr: &A, port: u16, proto: u8) -> u32 {
+    let [a, b, c, d] = addr.words();
+    // Odd multipliers keep neighbouring addresses and ports apart; quality beyond that buys nothing here.
+    let mut hash = a ^ b.rotate_left(7) ^ c.rotate_left(14) ^ d.rotate_left(21);
+    hash =
+        hash.wrapping_mul(0x9e37_79b1) ^ (u32::from(port) << 8 | u32::from(proto)).wrapping_mul(0x85eb_ca6b);
+    hash ^= hash >> 15;
+    hash.wrapping_mul(0xc2b2_ae35)
+}
+
 /// Where the bit of a tuple stands: (word of the map, mask).
 #[inline(always)]
 pub fn position<A: Address>(role: Role, addr: &A, port: u16, proto: u8) -> (u32, u64) {
-    let [a, b, c, d] = addr.words();
-    // Two odd multipliers keep neighbouring addresses and ports apart; quality beyond that buys nothing here.
-    let mut hash = a ^ b.rotate_left(7) ^ c.rotate_left(14) ^ d.rotate_left(21);
-    hash = hash.wrapping_mul(0x9e37_79b1)
-        ^ ((u32::from(port) << 8 | u32::from(proto)).wrapping_mul(0x85eb_ca6b));
-    hash ^= hash >> 15;
-    hash = hash.wrapping_mul(0xc2b2_ae35);
-    let bit = hash >> 12;
+    let bit = hash(addr, port, proto) >> 12;
     let half = match role {
         Role::Frontend => 0,
         Role::Backend => FILTER_BITS / 64,

@@ -22,6 +22,12 @@ pub const SCOPE_INTERNAL: u8 = 0;
 pub const SCOPE_EXTERNAL: u8 = 1;
 
 impl<A: Address> ServiceKey<A> {
+    /// A number that two keys hardly ever share; see [`ServiceEntry::tag`].
+    #[inline(always)]
+    pub fn tag(&self) -> u32 {
+        crate::filter::hash(&self.addr, self.port, self.proto) ^ u32::from(self.scope)
+    }
+
     /// The key of an internal frontend.
     #[inline(always)]
     pub fn internal(addr: A, port: u16, proto: u8) -> Self {
@@ -34,6 +40,10 @@ impl<A: Address> ServiceKey<A> {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ServiceEntry {
+    /// [`ServiceKey::tag`] of the key it belongs to. A hash element that is replaced is reused for another key
+    /// while a reader may still hold it (`kernel/bpf/hashtab.c`, `extra_elems`): the reader looks at the tag
+    /// before and after it copies the rest, and looks the key up again when it is not its own.
+    pub tag: u32,
     /// Id of the Service port; the index into `service_stats` and the key of `names`.
     pub id: u32,
     /// First slot of the extent in `slots`.
@@ -48,8 +58,6 @@ pub struct ServiceEntry {
     pub algorithm: u8,
     /// A `KIND_*` number: where the frontend comes from.
     pub kind: u8,
-    /// Zero.
-    pub reserved: u32,
 }
 
 /// With no slot, drop instead of refuse: the policy is Local and only other nodes have endpoints
