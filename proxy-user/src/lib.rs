@@ -15,7 +15,7 @@
 //! * [`maps`]: the BPF maps; the only place that knows how they are written and read.
 //! * [`programs`]: load, attach, pin, replace and remove the BPF programs.
 //! * [`host`]: devices and the cgroup tree.
-//! * [`http`], [`metrics`], [`cli`]: what people and machines look at.
+//! * [`http`], [`metrics`], [`cli`], [`telemetry`]: what people and machines look at.
 
 pub mod api;
 pub mod cli;
@@ -28,3 +28,4 @@ pub mod plan;
 pub mod programs;
 pub mod source;
 pub mod sync;
+pub mod telemetry;

@@ -1,1 +1,11 @@
-//! To be filled.
+//! The command line, in two steps: [`args`] are what was typed, without effects; [`config`] is what was meant,
+//! checked. Everything behind them takes the checked type.
+//!
+//! `show` answers the reading commands. It reads the pinned maps itself, so it works while no agent runs.
+
+pub mod args;
+pub mod config;
+pub mod value;
+
+pub use args::{Args, Command};
+pub use config::RunConfig;

@@ -3,5 +3,6 @@
 pub mod types;
 
 pub use types::{
-    BackendAddress, BackendFacts, Frontend, FrontendKind, FrontendPlan, PortId, PortPlan, Problem, Scope, ServicePlan,
+    BackendAddress, BackendFacts, Frontend, FrontendKind, FrontendPlan, PortId, PortPlan, Problem, Scope,
+    ServicePlan,
 };

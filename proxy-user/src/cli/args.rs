@@ -1,0 +1,332 @@
+//! What can be typed. Parsing has no effects; the comments here are the help texts.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::builder::FalseyValueParser;
+use clap::{Parser, Subcommand, ValueEnum};
+use proxy_common::map_names;
+
+use super::value::{self, Listen, LogLevel, ProxyMode};
+
+/// Sends traffic for Kubernetes Services to their endpoints, by eBPF instead of kube-proxy.
+///
+/// `ballast run` is the agent, one on each node. The other commands read what it has put into the kernel, and
+/// work while it is stopped.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "ballast", version, arg_required_else_help = true, infer_subcommands = true)]
+pub struct Args {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The commands.
+#[derive(Clone, Debug, Subcommand)]
+pub enum Command {
+    /// Run the agent: watch Services and EndpointSlices, and keep the kernel's maps as they say.
+    Run(Box<RunArgs>),
+    /// Say whether all is well: agent, programs, maps, refused traffic.
+    Status(StatusArgs),
+    /// Services and where their traffic goes.
+    #[command(visible_alias = "svc")]
+    Service {
+        /// What of them.
+        #[command(subcommand)]
+        command: ServiceCommand,
+    },
+    /// Endpoints, one line for each of a Service's.
+    Backend {
+        /// What of them.
+        #[command(subcommand)]
+        command: BackendCommand,
+    },
+    /// Connections that the packet path follows. (Sockets are translated once and then followed by nobody.)
+    Flow {
+        /// What of them.
+        #[command(subcommand)]
+        command: FlowCommand,
+    },
+    /// The maps: how full, how large.
+    Map {
+        /// What of them.
+        #[command(subcommand)]
+        command: MapCommand,
+    },
+    /// Remove everything that Ballast has put into the kernel, and nothing else. Stop the agent first.
+    Cleanup(CleanupArgs),
+}
+
+/// `ballast service ...`.
+#[derive(Clone, Debug, Subcommand)]
+pub enum ServiceCommand {
+    /// One line for each address that a client may dial.
+    #[command(visible_alias = "ls")]
+    List(ReaderArgs),
+    /// One Service in full: addresses, endpoints, connections, refusals.
+    Show(ServiceShowArgs),
+}
+
+/// `ballast backend ...`.
+#[derive(Clone, Debug, Subcommand)]
+pub enum BackendCommand {
+    /// One line for each endpoint.
+    #[command(visible_alias = "ls")]
+    List(BackendListArgs),
+}
+
+/// `ballast flow ...`.
+#[derive(Clone, Debug, Subcommand)]
+pub enum FlowCommand {
+    /// One line for each connection.
+    #[command(visible_alias = "ls")]
+    List(FlowListArgs),
+}
+
+/// `ballast map ...`.
+#[derive(Clone, Debug, Subcommand)]
+pub enum MapCommand {
+    /// One line for each map.
+    #[command(visible_alias = "ls")]
+    List(ReaderArgs),
+}
+
+/// The settings of the agent.
+#[derive(Clone, Debug, clap::Args)]
+pub struct RunArgs {
+    /// File with the API server's address and credentials. Default: $KUBECONFIG, then the pod's service
+    /// account, then ~/.kube/config.
+    #[arg(long, env = "BALLAST_KUBECONFIG", value_name = "FILE", help_heading = "Where objects come from")]
+    pub kubeconfig: Option<PathBuf>,
+    /// Address of the API server, instead of the one that the credentials name.
+    #[arg(long, env = "BALLAST_MASTER", value_name = "URL", help_heading = "Where objects come from")]
+    pub master: Option<String>,
+    /// Folder of YAML files with Services and EndpointSlices, watched for changes. No cluster is asked.
+    #[arg(
+        long,
+        env = "BALLAST_MANIFESTS",
+        value_name = "DIR",
+        conflicts_with_all = ["kubeconfig", "master"],
+        help_heading = "Where objects come from"
+    )]
+    pub manifests: Option<PathBuf>,
+
+    /// Name of this node in the cluster. Default: the host's name.
+    #[arg(long, env = "BALLAST_HOSTNAME_OVERRIDE", value_name = "NAME", help_heading = "This node")]
+    pub hostname_override: Option<String>,
+    /// Root of the control groups whose sockets are served. Default: where cgroup2 is mounted.
+    #[arg(long, env = "BALLAST_CGROUP_ROOT", value_name = "DIR", help_heading = "This node")]
+    pub cgroup_root: Option<PathBuf>,
+    /// Where the BPF file system is mounted. Programs and maps are pinned below its folder `ballast`.
+    #[arg(
+        long,
+        env = "BALLAST_BPFFS",
+        value_name = "DIR",
+        default_value = "/sys/fs/bpf",
+        help_heading = "This node"
+    )]
+    pub bpffs: PathBuf,
+    /// An address of the node, or of all (0.0.0.0, ::). Its family is the node's first one, and the default
+    /// of the two addresses below.
+    #[arg(
+        long,
+        env = "BALLAST_BIND_ADDRESS",
+        value_name = "IP",
+        default_value = "0.0.0.0",
+        help_heading = "This node"
+    )]
+    pub bind_address: IpAddr,
+    /// Devices whose packets are translated, as names with * and ?, separated by commas; !NAME leaves one out.
+    /// Default: all that carry traffic of pods or of the outside.
+    #[arg(
+        long,
+        env = "BALLAST_DEVICES",
+        value_name = "GLOB",
+        value_delimiter = ',',
+        value_parser = value::device_pattern,
+        help_heading = "This node"
+    )]
+    pub devices: Vec<String>,
+
+    /// Where load balancers ask whether this node works (/healthz, /livez). Empty: nowhere.
+    /// Default: 0.0.0.0:10256, or `[::]:10256` with an IPv6 --bind-address.
+    #[arg(long, env = "BALLAST_HEALTHZ_BIND_ADDRESS", value_name = "ADDRESS", help_heading = "Being asked")]
+    pub healthz_bind_address: Option<Listen>,
+    /// Where /metrics, /proxyMode and /configz are answered. Empty: nowhere.
+    /// Default: 127.0.0.1:10249, or `[::1]:10249` with an IPv6 --bind-address.
+    #[arg(long, env = "BALLAST_METRICS_BIND_ADDRESS", value_name = "ADDRESS", help_heading = "Being asked")]
+    pub metrics_bind_address: Option<Listen>,
+    /// How log lines are written.
+    #[arg(long, env = "BALLAST_LOG_FORMAT", default_value = "text", help_heading = "Being asked")]
+    pub log_format: LogFormat,
+    /// How much is logged: error, warn, info, debug, trace, or a klog number. `BALLAST_LOG` sets it for each
+    /// module, like `info,ballast::sync=trace`.
+    #[arg(
+        short = 'v',
+        long,
+        alias = "v",
+        env = "BALLAST_LOG_LEVEL",
+        value_name = "LEVEL",
+        default_value = "info",
+        help_heading = "Being asked"
+    )]
+    pub log_level: LogLevel,
+
+    /// How many Service ports there may be (each address family counts).
+    #[arg(long, env = "BALLAST_MAX_SERVICES", value_name = "N", default_value_t = map_names::DEFAULT_SERVICES,
+        value_parser = value::capacity, help_heading = "Sizes")]
+    pub max_services: u32,
+    /// How many addresses of Services there may be, in each address family.
+    #[arg(long, env = "BALLAST_MAX_FRONTENDS", value_name = "N", default_value_t = map_names::DEFAULT_FRONTENDS,
+        value_parser = value::capacity, help_heading = "Sizes")]
+    pub max_frontends: u32,
+    /// How many endpoints all addresses together may list. A change needs room for the old and the new list.
+    #[arg(long, env = "BALLAST_MAX_SLOTS", value_name = "N", default_value_t = map_names::DEFAULT_SLOTS,
+        value_parser = value::capacity, help_heading = "Sizes")]
+    pub max_slots: u32,
+    /// How many endpoints there may be; one that stands behind two Service ports counts twice.
+    #[arg(long, env = "BALLAST_MAX_BACKENDS", value_name = "N", default_value_t = map_names::DEFAULT_BACKENDS,
+        value_parser = value::capacity, help_heading = "Sizes")]
+    pub max_backends: u32,
+    /// How many connections the packet path follows, in each address family.
+    #[arg(long, env = "BALLAST_MAX_FLOWS", value_name = "N", default_value_t = map_names::DEFAULT_FLOWS,
+        value_parser = value::capacity, help_heading = "Sizes")]
+    pub max_flows: u32,
+    /// How many sockets are remembered, in each address family.
+    #[arg(long, env = "BALLAST_MAX_SOCKETS", value_name = "N", default_value_t = map_names::DEFAULT_SOCKETS,
+        value_parser = value::capacity, help_heading = "Sizes")]
+    pub max_sockets: u32,
+
+    /// Least time between two passes over the maps; changes in between are made together. 0: at once.
+    #[arg(
+        long,
+        env = "BALLAST_MIN_SYNC_PERIOD",
+        value_name = "DURATION",
+        default_value = "0",
+        value_parser = value::duration,
+        help_heading = "Timing"
+    )]
+    pub min_sync_period: Duration,
+    /// How often the maps are compared in full with what they should be. /healthz fails when a change has
+    /// waited for two such periods.
+    #[arg(
+        long,
+        env = "BALLAST_SYNC_PERIOD",
+        value_name = "DURATION",
+        default_value = "30s",
+        value_parser = value::duration,
+        help_heading = "Timing"
+    )]
+    pub sync_period: Duration,
+
+    /// For kube-proxy's sake: ebpf. Its own modes are taken too, with a line in the log, and mean ebpf.
+    #[arg(
+        long,
+        env = "BALLAST_PROXY_MODE",
+        value_name = "MODE",
+        default_value = "ebpf",
+        help_heading = "Compatibility"
+    )]
+    pub proxy_mode: ProxyMode,
+}
+
+/// How log lines are written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// For machines: one object on a line.
+    Json,
+}
+
+/// How an answer is written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Output {
+    /// A table.
+    #[default]
+    Text,
+    /// A table with more columns.
+    Wide,
+    /// JSON, with field names that stay.
+    Json,
+}
+
+/// What every reading command takes.
+#[derive(Clone, Debug, clap::Args)]
+pub struct ReaderArgs {
+    /// Where the BPF file system is mounted that the agent uses.
+    #[arg(long, env = "BALLAST_BPFFS", value_name = "DIR", default_value = "/sys/fs/bpf")]
+    pub bpffs: PathBuf,
+    /// How the answer is written.
+    #[arg(short, long, env = "BALLAST_OUTPUT", default_value = "text")]
+    pub output: Output,
+}
+
+/// `ballast status`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct StatusArgs {
+    /// Common flags.
+    #[command(flatten)]
+    pub reader: ReaderArgs,
+    /// Where the agent answers /healthz.
+    #[arg(
+        long,
+        env = "BALLAST_METRICS_BIND_ADDRESS",
+        value_name = "ADDRESS",
+        default_value = "127.0.0.1:10249"
+    )]
+    pub metrics_bind_address: Listen,
+}
+
+/// `ballast service show`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct ServiceShowArgs {
+    /// Common flags.
+    #[command(flatten)]
+    pub reader: ReaderArgs,
+    /// NAMESPACE/NAME, or NAMESPACE/NAME:PORT for one of its ports; without namespace, `default`.
+    #[arg(value_name = "NAMESPACE/NAME[:PORT]")]
+    pub service: String,
+}
+
+/// `ballast backend list`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct BackendListArgs {
+    /// Common flags.
+    #[command(flatten)]
+    pub reader: ReaderArgs,
+    /// Only those of this Service: NAMESPACE/NAME or NAMESPACE/NAME:PORT.
+    #[arg(long, env = "BALLAST_SERVICE", value_name = "SERVICE")]
+    pub service: Option<String>,
+}
+
+/// `ballast flow list`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct FlowListArgs {
+    /// Common flags.
+    #[command(flatten)]
+    pub reader: ReaderArgs,
+    /// Only those to this Service: NAMESPACE/NAME or NAMESPACE/NAME:PORT.
+    #[arg(long, env = "BALLAST_SERVICE", value_name = "SERVICE")]
+    pub service: Option<String>,
+    /// Only those of this client.
+    #[arg(long, env = "BALLAST_CLIENT", value_name = "IP")]
+    pub client: Option<IpAddr>,
+    /// Expired ones too: silent for too long, but their place was not needed yet.
+    #[arg(long, env = "BALLAST_ALL", value_parser = FalseyValueParser::new())]
+    pub all: bool,
+}
+
+/// `ballast cleanup`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct CleanupArgs {
+    /// Where the BPF file system is mounted that the agent used.
+    #[arg(long, env = "BALLAST_BPFFS", value_name = "DIR", default_value = "/sys/fs/bpf")]
+    pub bpffs: PathBuf,
+    /// Only say what would be removed.
+    #[arg(long, env = "BALLAST_DRY_RUN", value_parser = FalseyValueParser::new())]
+    pub dry_run: bool,
+}

@@ -1,0 +1,237 @@
+//! What `ballast run` was asked to do, checked.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::{Serialize, Serializer};
+
+use super::args::{LogFormat, RunArgs};
+use super::value::{Listen, LogLevel, ProxyMode};
+use crate::model::net::IpFamily;
+
+/// Port of the health server, as kube-proxy's.
+pub const HEALTHZ_PORT: u16 = 10_256;
+/// Port of the metrics server, as kube-proxy's.
+pub const METRICS_PORT: u16 = 10_249;
+
+/// Settings that contradict each other or this machine.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// Zero or shorter than its lower bound.
+    #[error("--sync-period {0:?} is too short: give at least 1s (the default is 30s)")]
+    SyncPeriod(Duration),
+    /// The smaller period is the larger one.
+    #[error(
+        "--min-sync-period {min:?} is longer than --sync-period {max:?}: shorten the first or lengthen the second"
+    )]
+    Periods {
+        /// `--min-sync-period`.
+        min: Duration,
+        /// `--sync-period`.
+        max: Duration,
+    },
+    /// The two servers cannot share one address.
+    #[error(
+        "--healthz-bind-address and --metrics-bind-address are both {0}: give them different ports, or switch \
+         one off with an empty value"
+    )]
+    SameAddress(SocketAddr),
+    /// Only patterns that leave devices out.
+    #[error("--devices {0} only leaves devices out: put a * in front, like *,{0}")]
+    OnlyExcludes(String),
+    /// Not a usable node name.
+    #[error(
+        "--hostname-override {0:?} is not a node name: give lower-case letters, digits, - and ., at most 253"
+    )]
+    NodeName(String),
+    /// The host does not tell its name.
+    #[error("the host's name cannot be read from {path}: {source}; give --hostname-override")]
+    HostName {
+        /// Where it was looked for.
+        path: &'static str,
+        /// Why not.
+        source: io::Error,
+    },
+}
+
+/// Where objects come from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Source {
+    /// A folder of manifests.
+    Manifests(PathBuf),
+    /// An API server.
+    Cluster {
+        /// File with address and credentials; `None`: as client libraries find them.
+        kubeconfig: Option<PathBuf>,
+        /// Address that overrides the file's.
+        master: Option<String>,
+    },
+}
+
+/// How large the maps are made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Capacities {
+    /// Service port ids.
+    pub services: u32,
+    /// Frontends of each family.
+    pub frontends: u32,
+    /// Elements of `slots`.
+    pub slots: u32,
+    /// Backend ids.
+    pub backends: u32,
+    /// Flows of each family.
+    pub flows: u32,
+    /// Remembered sockets of each family.
+    pub sockets: u32,
+}
+
+/// The checked settings of the agent. `/configz` shows them as they are serialized here.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RunConfig {
+    /// Where objects come from.
+    pub source: Source,
+    /// Name of this node, in lower case as kube-proxy makes it.
+    pub node_name: String,
+    /// Root of the control groups; `None`: where cgroup2 is mounted.
+    pub cgroup_root: Option<PathBuf>,
+    /// Where the BPF file system is mounted.
+    pub bpffs: PathBuf,
+    /// The node's address, or unspecified.
+    pub bind_address: IpAddr,
+    /// Patterns of devices, `!` first for those left out; empty: choose.
+    pub devices: Vec<String>,
+    /// Where the health server listens, if anywhere.
+    pub healthz_bind_address: Option<SocketAddr>,
+    /// Where the metrics server listens, if anywhere.
+    pub metrics_bind_address: Option<SocketAddr>,
+    /// How large the maps are made.
+    pub capacities: Capacities,
+    /// Least time between two passes.
+    #[serde(serialize_with = "seconds")]
+    pub min_sync_period: Duration,
+    /// Time between two full comparisons.
+    #[serde(serialize_with = "seconds")]
+    pub sync_period: Duration,
+    /// How log lines are written.
+    pub log_format: LogFormat,
+    /// How much is logged.
+    pub log_level: LogLevel,
+    /// A mode of kube-proxy that was asked for and means `ebpf` here; to be said once in the log.
+    pub legacy_proxy_mode: Option<&'static str>,
+}
+
+/// Serializes a duration as seconds.
+fn seconds<S: Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_f64(duration.as_secs_f64())
+}
+
+impl RunConfig {
+    /// Checks `args`. Asks the host for its name unless it is given; that is the only look outside.
+    pub fn new(args: RunArgs) -> Result<Self, ConfigError> {
+        let RunArgs {
+            kubeconfig,
+            master,
+            manifests,
+            hostname_override,
+            cgroup_root,
+            bpffs,
+            bind_address,
+            devices,
+            healthz_bind_address,
+            metrics_bind_address,
+            log_format,
+            log_level,
+            max_services,
+            max_frontends,
+            max_slots,
+            max_backends,
+            max_flows,
+            max_sockets,
+            min_sync_period,
+            sync_period,
+            proxy_mode,
+        } = args;
+
+        if sync_period < Duration::from_secs(1) {
+            return Err(ConfigError::SyncPeriod(sync_period));
+        }
+        if min_sync_period > sync_period {
+            return Err(ConfigError::Periods { min: min_sync_period, max: sync_period });
+        }
+        if !devices.is_empty() && devices.iter().all(|pattern| pattern.starts_with('!')) {
+            return Err(ConfigError::OnlyExcludes(devices.join(",")));
+        }
+        let (any, loopback): (IpAddr, IpAddr) = match IpFamily::of(bind_address) {
+            IpFamily::V4 => (Ipv4Addr::UNSPECIFIED.into(), Ipv4Addr::LOCALHOST.into()),
+            IpFamily::V6 => (Ipv6Addr::UNSPECIFIED.into(), Ipv6Addr::LOCALHOST.into()),
+        };
+        let healthz = healthz_bind_address.unwrap_or(Listen::Address(any)).resolve(HEALTHZ_PORT);
+        let metrics = metrics_bind_address.unwrap_or(Listen::Address(loopback)).resolve(METRICS_PORT);
+        if let (Some(one), Some(other)) = (healthz, metrics)
+            && one == other
+            && one.port() != 0
+        {
+            return Err(ConfigError::SameAddress(one));
+        }
+        let node_name = match hostname_override {
+            Some(name) => node_name(&name).ok_or(ConfigError::NodeName(name))?,
+            None => host_name()?,
+        };
+
+        Ok(Self {
+            source: match manifests {
+                Some(folder) => Source::Manifests(folder),
+                None => Source::Cluster { kubeconfig, master },
+            },
+            node_name,
+            cgroup_root,
+            bpffs,
+            bind_address,
+            devices,
+            healthz_bind_address: healthz,
+            metrics_bind_address: metrics,
+            capacities: Capacities {
+                services: max_services,
+                frontends: max_frontends,
+                slots: max_slots,
+                backends: max_backends,
+                flows: max_flows,
+                sockets: max_sockets,
+            },
+            min_sync_period,
+            sync_period,
+            log_format,
+            log_level,
+            legacy_proxy_mode: match proxy_mode {
+                ProxyMode::Ebpf => None,
+                ProxyMode::Legacy(mode) => Some(mode),
+            },
+        })
+    }
+}
+
+/// A node name: a DNS subdomain; upper case is lowered as kube-proxy does (`nodeutil.GetHostname`).
+fn node_name(text: &str) -> Option<String> {
+    let name = text.trim().to_ascii_lowercase();
+    let legal = !name.is_empty()
+        && name.len() <= 253
+        && name.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'.'));
+    legal.then_some(name)
+}
+
+/// The host's name, in lower case.
+fn host_name() -> Result<String, ConfigError> {
+    // Of all ways to ask, this one needs neither a system call wrapper nor a resolver.
+    const PATH: &str = "/proc/sys/kernel/hostname";
+    let text =
+        std::fs::read_to_string(PATH).map_err(|source| ConfigError::HostName { path: PATH, source })?;
+    node_name(&text).ok_or(ConfigError::NodeName(text))
+}
+
+#[cfg(test)]
+mod tests;

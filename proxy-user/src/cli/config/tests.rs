@@ -1,0 +1,114 @@
+use super::*;
+use crate::cli::{Args, Command};
+use clap::{CommandFactory, Parser};
+use rstest::rstest;
+
+fn parse(flags: &[&str]) -> Result<RunConfig, String> {
+    let all = ["ballast", "run", "--hostname-override", "node-a"].iter().chain(flags);
+    let args = Args::try_parse_from(all).map_err(|e| e.to_string())?;
+    let Command::Run(args) = args.command else { panic!("not run") };
+    RunConfig::new(*args).map_err(|e| e.to_string())
+}
+
+#[test]
+fn the_command_line_is_sound() {
+    Args::command().debug_assert();
+}
+
+#[test]
+fn every_flag_has_its_variable() {
+    fn check(command: &clap::Command, path: &str) {
+        for arg in command.get_arguments().filter(|a| !a.is_positional()) {
+            let Some(long) = arg.get_long().filter(|l| !matches!(*l, "help" | "version")) else { continue };
+            let expected = format!("BALLAST_{}", long.to_uppercase().replace('-', "_"));
+            let found = arg.get_env().map(|e| e.to_string_lossy().into_owned());
+            assert_eq!(found, Some(expected), "{path} --{long}");
+            assert!(arg.get_help().is_some_and(|h| !h.to_string().is_empty()), "{path} --{long} has no help");
+        }
+        for sub in command.get_subcommands() {
+            check(sub, &format!("{path} {}", sub.get_name()));
+        }
+    }
+    check(&Args::command(), "ballast");
+}
+
+#[test]
+fn defaults_are_kube_proxys() {
+    let config = parse(&[]).unwrap();
+    assert_eq!(config.source, Source::Cluster { kubeconfig: None, master: None });
+    assert_eq!(config.healthz_bind_address, Some("0.0.0.0:10256".parse().unwrap()));
+    assert_eq!(config.metrics_bind_address, Some("127.0.0.1:10249".parse().unwrap()));
+    assert_eq!(config.sync_period, Duration::from_secs(30));
+    assert_eq!(config.bpffs, PathBuf::from("/sys/fs/bpf"));
+    assert_eq!(config.capacities.flows, proxy_common::map_names::DEFAULT_FLOWS);
+    assert_eq!(config.legacy_proxy_mode, None);
+}
+
+#[test]
+fn an_ipv6_node_listens_on_ipv6() {
+    let config = parse(&["--bind-address", "fd00::1"]).unwrap();
+    assert_eq!(config.healthz_bind_address, Some("[::]:10256".parse().unwrap()));
+    assert_eq!(config.metrics_bind_address, Some("[::1]:10249".parse().unwrap()));
+}
+
+#[test]
+fn an_empty_address_switches_a_server_off() {
+    let config = parse(&["--metrics-bind-address=", "--healthz-bind-address=127.0.0.9"]).unwrap();
+    assert_eq!(config.metrics_bind_address, None);
+    assert_eq!(config.healthz_bind_address, Some("127.0.0.9:10256".parse().unwrap()));
+}
+
+#[test]
+fn flags_of_kube_proxy_are_taken() {
+    let config = parse(&["--proxy-mode=iptables", "--v=4", "--sync-period=15m"]).unwrap();
+    assert_eq!(config.legacy_proxy_mode, Some("iptables"));
+    assert_eq!(config.log_level, LogLevel::Debug);
+    assert_eq!(config.sync_period, Duration::from_mins(15));
+    assert_eq!(parse(&["-v=2"]).unwrap().log_level, LogLevel::Info);
+}
+
+#[test]
+fn devices_are_a_list() {
+    let config = parse(&["--devices", "eth*,!eth9", "--devices", "cali*"]).unwrap();
+    assert_eq!(config.devices, ["eth*", "!eth9", "cali*"]);
+}
+
+#[rstest]
+#[case(&["--sync-period", "30"], &["--sync-period", "'30'", "30s"])]
+#[case(&["--sync-period", "10ms"], &["--sync-period 10ms", "at least 1s"])]
+#[case(&["--min-sync-period", "1m"], &["--min-sync-period 60s", "--sync-period 30s", "shorten"])]
+#[case(&["--bind-address", "node-a"], &["--bind-address", "'node-a'"])]
+#[case(&["--healthz-bind-address", "here"], &["--healthz-bind-address", "'here'", "[::]:10256"])]
+#[case(&["--healthz-bind-address", "127.0.0.1:10249"], &["--metrics-bind-address", "127.0.0.1:10249", "different ports"])]
+#[case(&["--devices", "!eth0"], &["--devices !eth0", "*,!eth0"])]
+#[case(&["--devices", "a/b"], &["--devices", "'a/b'", "eth*"])]
+#[case(&["--max-flows", "0"], &["--max-flows", "'0'", "1 to 16777216"])]
+#[case(&["--proxy-mode", "userspace"], &["--proxy-mode", "'userspace'", "ebpf"])]
+#[case(&["--log-level", "loud"], &["--log-level", "'loud'", "debug"])]
+#[case(&["--log-format", "xml"], &["--log-format", "'xml'", "json"])]
+#[case(&["--manifests", "/a", "--kubeconfig", "/b"], &["--manifests", "--kubeconfig"])]
+fn errors_name_the_flag_the_value_and_the_way_out(#[case] flags: &[&str], #[case] words: &[&str]) {
+    let error = parse(flags).unwrap_err();
+    for word in words {
+        assert!(error.contains(word), "{word:?} is missing in: {error}");
+    }
+}
+
+#[rstest]
+#[case("Node-A.Example", Some("node-a.example"))]
+#[case(" node\n", Some("node"))]
+#[case("", None)]
+#[case("node_a", None)]
+fn node_names(#[case] text: &str, #[case] expected: Option<&str>) {
+    assert_eq!(node_name(text).as_deref(), expected);
+}
+
+#[test]
+fn the_effective_settings_are_json() {
+    let json = serde_json::to_value(parse(&["--manifests", "/etc/ballast"]).unwrap()).unwrap();
+    assert_eq!(json["source"]["manifests"], "/etc/ballast");
+    assert_eq!(json["nodeName"], "node-a");
+    assert_eq!(json["syncPeriod"], 30.0);
+    assert_eq!(json["capacities"]["flows"], 131_072);
+    assert_eq!(json["healthzBindAddress"], "0.0.0.0:10256");
+}

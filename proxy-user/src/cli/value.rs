@@ -1,0 +1,278 @@
+//! Values of flags that need more than `FromStr`: durations, listen addresses, log levels, device patterns.
+//!
+//! Each error says what would be right; clap puts the flag and the value in front of it.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::str::FromStr;
+use std::time::Duration;
+
+use serde::{Serialize, Serializer};
+
+/// Why a value was not taken, and what would be.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ValueError {
+    /// Not a duration.
+    #[error("a duration needs a unit, like 500ms, 30s, 2m or 1m30s")]
+    Duration,
+    /// Not a listen address.
+    #[error(
+        "expected ADDRESS:PORT or ADDRESS, like 127.0.0.1:10249 or [::]:10256, or nothing to switch it off"
+    )]
+    Listen,
+    /// Not a log level.
+    #[error("expected error, warn, info, debug or trace, or a klog number from 0 to 10")]
+    LogLevel,
+    /// Not a pattern for device names.
+    #[error(
+        "a device pattern is an interface name of at most 15 characters, in which * and ? stand for others; \
+         a leading ! leaves the device out, like eth*,!eth9"
+    )]
+    Devices,
+    /// Not a capacity.
+    #[error("expected a number from 1 to {0}")]
+    Capacity(u32),
+    /// Not a proxy mode.
+    #[error("this is Ballast: the mode is ebpf (iptables, ipvs and nftables are accepted and mean ebpf)")]
+    ProxyMode,
+}
+
+/// Parses a duration as Go's flags write it: `1s`, `500ms`, `1m30s`, `0`.
+pub fn duration(text: &str) -> Result<Duration, ValueError> {
+    if text == "0" {
+        return Ok(Duration::ZERO);
+    }
+    let mut rest = text;
+    let mut total = Duration::ZERO;
+    while !rest.is_empty() {
+        let number = rest.find(|c: char| !c.is_ascii_digit() && c != '.').ok_or(ValueError::Duration)?;
+        let (value, tail) = rest.split_at(number);
+        let unit = tail.find(|c: char| c.is_ascii_digit() || c == '.').unwrap_or(tail.len());
+        let (unit, tail) = tail.split_at(unit);
+        let seconds = match unit {
+            "us" | "µs" => 1e-6,
+            "ms" => 1e-3,
+            "s" => 1.0,
+            "m" => 60.0,
+            "h" => 3600.0,
+            _ => return Err(ValueError::Duration),
+        };
+        let value: f64 = value.parse().map_err(|_| ValueError::Duration)?;
+        let part = Duration::try_from_secs_f64(value * seconds).map_err(|_| ValueError::Duration)?;
+        total = total.checked_add(part).ok_or(ValueError::Duration)?;
+        rest = tail;
+    }
+    if text.is_empty() { Err(ValueError::Duration) } else { Ok(total) }
+}
+
+/// Where a server listens, as a flag says it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Listen {
+    /// Nowhere: the flag was given, and empty.
+    Off,
+    /// On that address and the default port.
+    Address(IpAddr),
+    /// On exactly that address.
+    Socket(SocketAddr),
+}
+
+impl Listen {
+    /// The address to bind, if any.
+    pub fn resolve(self, default_port: u16) -> Option<SocketAddr> {
+        match self {
+            Self::Off => None,
+            Self::Address(address) => Some(SocketAddr::new(address, default_port)),
+            Self::Socket(socket) => Some(socket),
+        }
+    }
+}
+
+impl FromStr for Listen {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if text.is_empty() {
+            return Ok(Self::Off);
+        }
+        // `[::1]` without a port is how people shorten `[::1]:10249`.
+        let bare = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
+        if let Some(bare) = bare {
+            return bare.parse::<Ipv6Addr>().map(|a| Self::Address(a.into())).map_err(|_| ValueError::Listen);
+        }
+        text.parse()
+            .map(Self::Socket)
+            .or_else(|_| text.parse().map(Self::Address))
+            .map_err(|_| ValueError::Listen)
+    }
+}
+
+/// How much is logged.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum LogLevel {
+    /// Only what stopped for good.
+    Error,
+    /// And what someone should look at.
+    Warn,
+    /// And what happens once: start, stop, settings, the first sync.
+    #[default]
+    Info,
+    /// And each object.
+    Debug,
+    /// And each event.
+    Trace,
+}
+
+impl LogLevel {
+    /// The word for it.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Error => "error",
+            Self::Warn => "warn",
+            Self::Info => "info",
+            Self::Debug => "debug",
+            Self::Trace => "trace",
+        }
+    }
+}
+
+impl FromStr for LogLevel {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        // kube-proxy's manifests carry klog numbers: `-v=2` is its usual "info".
+        match text.to_ascii_lowercase().as_str() {
+            "error" => Ok(Self::Error),
+            "warn" | "warning" => Ok(Self::Warn),
+            "info" | "0" | "1" | "2" | "3" => Ok(Self::Info),
+            "debug" | "4" | "5" => Ok(Self::Debug),
+            "trace" | "6" | "7" | "8" | "9" | "10" => Ok(Self::Trace),
+            _ => Err(ValueError::LogLevel),
+        }
+    }
+}
+
+impl fmt::Display for LogLevel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+impl Serialize for LogLevel {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.as_str())
+    }
+}
+
+/// Parses one pattern of `--devices`.
+pub fn device_pattern(text: &str) -> Result<String, ValueError> {
+    let name = text.strip_prefix('!').unwrap_or(text);
+    // IFNAMSIZ is 16 with the final zero; the kernel refuses slashes, colons and white space.
+    let legal = !name.is_empty()
+        && name.len() <= 15
+        && name.chars().all(|c| c.is_ascii_graphic() && !matches!(c, '/' | ':' | '!' | ','));
+    if legal { Ok(text.to_owned()) } else { Err(ValueError::Devices) }
+}
+
+/// Largest capacity that a flag takes: a map of that many 112-byte flows is 1.9 GB.
+pub const MAX_CAPACITY: u32 = 1 << 24;
+
+/// Parses a map's capacity.
+pub fn capacity(text: &str) -> Result<u32, ValueError> {
+    let number: u32 = text.parse().map_err(|_| ValueError::Capacity(MAX_CAPACITY))?;
+    if (1..=MAX_CAPACITY).contains(&number) { Ok(number) } else { Err(ValueError::Capacity(MAX_CAPACITY)) }
+}
+
+/// What `--proxy-mode` was given.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ProxyMode {
+    /// `ebpf`, or nothing.
+    #[default]
+    Ebpf,
+    /// A mode of kube-proxy; it means `ebpf` here, and that is said once.
+    Legacy(&'static str),
+}
+
+impl FromStr for ProxyMode {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "" | "ebpf" => Ok(Self::Ebpf),
+            "iptables" => Ok(Self::Legacy("iptables")),
+            "ipvs" => Ok(Self::Legacy("ipvs")),
+            "nftables" => Ok(Self::Legacy("nftables")),
+            _ => Err(ValueError::ProxyMode),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    #[rstest]
+    #[case("0", Some(Duration::ZERO))]
+    #[case("30s", Some(Duration::from_secs(30)))]
+    #[case("1m30s", Some(Duration::from_secs(90)))]
+    #[case("1.5s", Some(Duration::from_millis(1500)))]
+    #[case("250ms", Some(Duration::from_millis(250)))]
+    #[case("24h", Some(Duration::from_hours(24)))]
+    #[case("", None)]
+    #[case("30", None)]
+    #[case("s", None)]
+    #[case("-1s", None)]
+    #[case("1d", None)]
+    #[case("1..5s", None)]
+    #[case("99999999999999999999999h", None)]
+    fn durations(#[case] text: &str, #[case] expected: Option<Duration>) {
+        assert_eq!(duration(text).ok(), expected);
+    }
+
+    #[rstest]
+    #[case("", Some(Listen::Off))]
+    #[case("127.0.0.1:1", Some(Listen::Socket("127.0.0.1:1".parse().unwrap())))]
+    #[case("[::]:10256", Some(Listen::Socket("[::]:10256".parse().unwrap())))]
+    #[case("10.0.0.1", Some(Listen::Address("10.0.0.1".parse().unwrap())))]
+    #[case("::1", Some(Listen::Address("::1".parse().unwrap())))]
+    #[case("[::1]", Some(Listen::Address("::1".parse().unwrap())))]
+    #[case("localhost:80", None)]
+    #[case(":10249", None)]
+    #[case("127.0.0.1:70000", None)]
+    fn listen_addresses(#[case] text: &str, #[case] expected: Option<Listen>) {
+        assert_eq!(text.parse().ok(), expected);
+    }
+
+    #[rstest]
+    #[case("2", Some(LogLevel::Info))]
+    #[case("4", Some(LogLevel::Debug))]
+    #[case("10", Some(LogLevel::Trace))]
+    #[case("WARN", Some(LogLevel::Warn))]
+    #[case("11", None)]
+    #[case("loud", None)]
+    fn log_levels(#[case] text: &str, #[case] expected: Option<LogLevel>) {
+        assert_eq!(text.parse().ok(), expected);
+    }
+
+    #[rstest]
+    #[case("eth0", true)]
+    #[case("!cali*", true)]
+    #[case("*", true)]
+    #[case("", false)]
+    #[case("!", false)]
+    #[case("a/b", false)]
+    #[case("sixteen-letters-", false)]
+    fn device_patterns(#[case] text: &str, #[case] legal: bool) {
+        assert_eq!(device_pattern(text).is_ok(), legal);
+    }
+
+    #[rstest]
+    #[case("1", true)]
+    #[case("16777216", true)]
+    #[case("0", false)]
+    #[case("16777217", false)]
+    #[case("many", false)]
+    fn capacities(#[case] text: &str, #[case] legal: bool) {
+        assert_eq!(capacity(text).is_ok(), legal);
+    }
+}

@@ -1,0 +1,154 @@
+//! Log lines.
+//!
+//! # Which level
+//! * ERROR: something stopped for good, and the agent cannot do its job. There is at most one before it ends.
+//! * WARN: it goes on, but worse than it should, and someone should look: an object with a part that cannot be
+//!   used, a full map, an address that is taken, the API server away for long. Rare enough that a test may
+//!   fail on one.
+//! * INFO: what happens once: start, settings, programs attached, first sync, stop.
+//! * DEBUG: one line for each object or device: what changed, what was written.
+//! * TRACE: one line for each event or map operation.
+//!
+//! What is said about a thing stands in fields (`service=default/redis`), the message is a constant. The same
+//! state is said once, when it begins, and once more when it ends.
+//!
+//! `BALLAST_LOG` overrides the level for single modules, as
+//! [`EnvFilter`] reads it: `info,ballast::sync=trace`.
+
+use std::io;
+
+use tracing_subscriber::filter::{EnvFilter, ParseError};
+use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::util::SubscriberInitExt;
+
+use crate::cli::args::LogFormat;
+use crate::cli::value::LogLevel;
+
+/// The variable that overrides `--log-level`.
+pub const VARIABLE: &str = "BALLAST_LOG";
+
+/// The name that users know for the modules of this crate.
+const PUBLIC_TARGET: &str = "ballast";
+/// The name that the compiler knows.
+const TARGET: &str = "proxy_user";
+
+/// Why logging could not be set up.
+#[derive(Debug, thiserror::Error)]
+pub enum TelemetryError {
+    /// The filter cannot be read.
+    #[error("{VARIABLE}={value:?} is not a filter: {source}; give something like info,ballast::sync=debug")]
+    Filter {
+        /// What was given.
+        value: String,
+        /// What is wrong with it.
+        source: ParseError,
+    },
+    /// There is a subscriber already.
+    #[error("logging was set up twice: {0}")]
+    Twice(#[from] tracing_subscriber::util::TryInitError),
+}
+
+/// Sends log lines to standard error from here on; `filter` is the value of `BALLAST_LOG`.
+pub fn init(format: LogFormat, level: LogLevel, filter: Option<&str>) -> Result<(), TelemetryError> {
+    let filter = directives(level, filter)?;
+    subscriber(format, filter, io::stderr).try_init().map_err(TelemetryError::Twice)
+}
+
+/// What passes: our own lines from `level` on; of libraries only what they warn of, unless all is asked for.
+fn directives(level: LogLevel, filter: Option<&str>) -> Result<EnvFilter, TelemetryError> {
+    let text = match filter.filter(|text| !text.is_empty()) {
+        Some(text) => text.replace(&format!("{PUBLIC_TARGET}::"), &format!("{TARGET}::")),
+        None => {
+            let libraries = match level {
+                LogLevel::Error => LogLevel::Error,
+                LogLevel::Warn | LogLevel::Info | LogLevel::Debug => LogLevel::Warn,
+                LogLevel::Trace => LogLevel::Debug,
+            };
+            format!("{libraries},{TARGET}={level},{PUBLIC_TARGET}={level}")
+        }
+    };
+    EnvFilter::try_new(&text).map_err(|source| TelemetryError::Filter { value: text, source })
+}
+
+/// The subscriber, with a writer to be chosen by tests.
+fn subscriber<W>(
+    format: LogFormat,
+    filter: EnvFilter,
+    writer: W,
+) -> Box<dyn tracing::Subscriber + Send + Sync>
+where
+    W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
+{
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(writer);
+    match format {
+        LogFormat::Text => Box::new(builder.with_ansi(false).finish()),
+        LogFormat::Json => Box::new(builder.json().flatten_event(true).with_current_span(false).finish()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::{Arc, Mutex};
+
+    #[derive(Clone, Default)]
+    struct Sink(Arc<Mutex<Vec<u8>>>);
+
+    impl io::Write for Sink {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    impl<'a> MakeWriter<'a> for Sink {
+        type Writer = Self;
+
+        fn make_writer(&'a self) -> Self {
+            self.clone()
+        }
+    }
+
+    fn written(format: LogFormat, level: LogLevel, filter: Option<&str>) -> String {
+        let sink = Sink::default();
+        let subscriber = subscriber(format, directives(level, filter).unwrap(), sink.clone());
+        tracing::subscriber::with_default(subscriber, || {
+            tracing::info!(service = "default/redis", "programmed");
+            tracing::debug!(target: "proxy_user::sync", "one object");
+            tracing::info!(target: "hyper", "chatter");
+        });
+        let bytes = sink.0.lock().unwrap().clone();
+        String::from_utf8(bytes).unwrap()
+    }
+
+    #[test]
+    fn info_shows_ours_and_not_the_libraries() {
+        let text = written(LogFormat::Text, LogLevel::Info, None);
+        assert!(text.contains("programmed service=\"default/redis\""), "{text}");
+        assert_eq!(text.lines().count(), 1, "{text}");
+    }
+
+    #[test]
+    fn a_json_line_is_one_flat_object() {
+        let text = written(LogFormat::Json, LogLevel::Info, None);
+        let line: serde_json::Value = serde_json::from_str(text.trim()).unwrap();
+        assert_eq!(line["message"], "programmed");
+        assert_eq!(line["service"], "default/redis");
+        assert_eq!(line["level"], "INFO");
+    }
+
+    #[test]
+    fn the_variable_wins_and_knows_the_public_name() {
+        let text = written(LogFormat::Text, LogLevel::Info, Some("error,ballast::sync=debug"));
+        assert!(text.contains("one object") && !text.contains("programmed"), "{text}");
+    }
+
+    #[test]
+    fn a_bad_filter_says_what_a_good_one_is() {
+        let error = directives(LogLevel::Info, Some("ballast::sync=loud")).unwrap_err().to_string();
+        assert!(error.contains("BALLAST_LOG") && error.contains("info,ballast::sync=debug"), "{error}");
+    }
+}
