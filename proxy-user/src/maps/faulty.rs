@@ -1,0 +1,102 @@
+//! A store that fails when told to.
+
+use std::collections::BTreeSet;
+use std::io;
+
+use super::{BatchError, Capacity, Contents, MapError, Store, Write};
+
+/// Which steps fail. Steps are counted from 0, and a step that fails counts.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Faults {
+    /// These.
+    pub at: BTreeSet<u64>,
+    /// All from this one on: the process died here.
+    pub from: Option<u64>,
+    /// So many of 1,000, by chance.
+    pub per_mille: u32,
+    /// Where chance begins; the same seed fails at the same steps.
+    pub seed: u64,
+    /// Steps that fail do so because the table is full, not because of an IO error.
+    pub full: bool,
+}
+
+/// Wraps a store and lets some of its writes fail.
+pub struct FaultyStore<S> {
+    inner: S,
+    faults: Faults,
+    step: u64,
+    failed: u64,
+}
+
+impl<S: Store> FaultyStore<S> {
+    /// Wraps `inner`.
+    pub fn new(inner: S, faults: Faults) -> Self {
+        Self { inner, faults, step: 0, failed: 0 }
+    }
+
+    /// Other faults from now on; steps are counted from 0 again.
+    pub fn set_faults(&mut self, faults: Faults) {
+        self.faults = faults;
+        self.step = 0;
+    }
+
+    /// The wrapped store.
+    pub fn inner(&self) -> &S {
+        &self.inner
+    }
+
+    /// The same, to be changed.
+    pub fn inner_mut(&mut self) -> &mut S {
+        &mut self.inner
+    }
+
+    /// The wrapped store alone.
+    pub fn into_inner(self) -> S {
+        self.inner
+    }
+
+    /// Writes that failed so far.
+    pub fn failed(&self) -> u64 {
+        self.failed
+    }
+
+    fn fails(&mut self) -> bool {
+        let step = self.step;
+        self.step += 1;
+        let Faults { at, from, per_mille, seed, .. } = &self.faults;
+        let fails = at.contains(&step)
+            || from.is_some_and(|from| step >= from)
+            || mix(seed.wrapping_add(step)) % 1000 < u64::from(*per_mille);
+        self.failed += u64::from(fails);
+        fails
+    }
+}
+
+/// One step of splitmix64 (public domain, Vigna): good enough chance, the same on every run.
+fn mix(seed: u64) -> u64 {
+    let mut z = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+impl<S: Store> Store for FaultyStore<S> {
+    fn capacity(&self) -> Capacity {
+        self.inner.capacity()
+    }
+
+    fn read(&mut self, backends_below: u32) -> Result<Contents, MapError> {
+        self.inner.read(backends_below)
+    }
+
+    fn write(&mut self, writes: &[Write]) -> Result<(), BatchError> {
+        for (done, write) in writes.iter().enumerate() {
+            if self.fails() {
+                let errno = if self.faults.full && !write.removes() { libc::E2BIG } else { libc::EIO };
+                return Err(BatchError { done, error: MapError::of(write, io::Error::from_raw_os_error(errno)) });
+            }
+            self.inner.write(std::slice::from_ref(write)).map_err(|BatchError { error, .. }| BatchError { done, error })?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,274 @@
+//! The pinned maps of this kernel.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
+use std::sync::atomic::{Ordering, fence};
+
+use aya::maps::{MapData, MapType};
+use proxy_common::Address;
+use proxy_common::abi::Plain;
+use proxy_common::backend::BackendEntry;
+use proxy_common::filter::FILTER_WORDS;
+use proxy_common::name::PortName;
+use proxy_common::service::{ServiceEntry, ServiceKey};
+
+use super::mapping::Mapping;
+use super::sys::{self, Stopped};
+use super::{Backend, BatchError, Capacity, Contents, FrontendKey, MapError, Store, Table, Write};
+
+/// The maps as the programs see them, opened by their pins.
+pub struct KernelStore {
+    services: MapData,
+    services6: MapData,
+    slots: Mapping,
+    backends: MapData,
+    backends6: MapData,
+    filter: Mapping,
+    names: MapData,
+    capacity: Capacity,
+}
+
+impl KernelStore {
+    /// Opens the maps pinned in `dir` by their names, and checks that they are what this agent writes.
+    pub fn open(dir: &Path) -> Result<Self, MapError> {
+        let (services, frontends) = open::<ServiceKey<[u8; 4]>, ServiceEntry>(dir, Table::Services, MapType::Hash)?;
+        let (services6, frontends6) = open::<ServiceKey<[u8; 16]>, ServiceEntry>(dir, Table::Services6, MapType::Hash)?;
+        let (slots, slot_count) = open::<u32, u32>(dir, Table::Slots, MapType::Array)?;
+        let (backends, ids) = open::<u32, BackendEntry<[u8; 4]>>(dir, Table::Backends, MapType::Array)?;
+        let (backends6, ids6) = open::<u32, BackendEntry<[u8; 16]>>(dir, Table::Backends6, MapType::Array)?;
+        let (filter, words) = open::<u32, u64>(dir, Table::Filter, MapType::Array)?;
+        let (names, ports) = open::<u32, PortName>(dir, Table::Names, MapType::Hash)?;
+        if words != FILTER_WORDS {
+            return Err(shape(Table::Filter, "a length of", words, FILTER_WORDS));
+        }
+        Ok(Self {
+            slots: map_memory(dir, Table::Slots, &slots, size_of::<u32>(), slot_count)?,
+            filter: map_memory(dir, Table::Filter, &filter, size_of::<u64>(), words)?,
+            capacity: Capacity {
+                frontends: frontends.min(frontends6),
+                slots: slot_count,
+                backends: ids.min(ids6),
+                services: ports,
+            },
+            services,
+            services6,
+            backends,
+            backends6,
+            names,
+        })
+    }
+
+    /// Does the writes of one run, all of one kind and table; on failure says how many it did.
+    fn run(&mut self, run: &[Write]) -> Result<(), Stopped> {
+        match run {
+            [] => Ok(()),
+            [Write::Name(..), ..] => {
+                let (keys, values): (Vec<_>, Vec<_>) = run.iter().filter_map(name_of).unzip();
+                sys::update(self.names.fd().as_fd(), &keys, &values)
+            }
+            [Write::NoName(_), ..] => {
+                let keys: Vec<_> = run.iter().filter_map(|w| if let Write::NoName(id) = w { Some(*id) } else { None }).collect();
+                sys::delete(self.names.fd().as_fd(), &keys)
+            }
+            [Write::Backend(..) | Write::NoBackend(..), ..] => self.backends(run),
+            [Write::Service(..), ..] => {
+                let v4: (Vec<_>, Vec<_>) = run.iter().filter_map(|w| service_of(w, v4_key)).unzip();
+                let v6: (Vec<_>, Vec<_>) = run.iter().filter_map(|w| service_of(w, v6_key)).unzip();
+                sys::update(self.services.fd().as_fd(), &v4.0, &v4.1)?;
+                sys::update(self.services6.fd().as_fd(), &v6.0, &v6.1)
+            }
+            [Write::NoService(_), ..] => {
+                let v4: Vec<_> = run.iter().filter_map(|w| gone_service(w, v4_key)).collect();
+                let v6: Vec<_> = run.iter().filter_map(|w| gone_service(w, v6_key)).collect();
+                sys::delete(self.services.fd().as_fd(), &v4)?;
+                sys::delete(self.services6.fd().as_fd(), &v6)
+            }
+            [Write::Slots(..) | Write::FilterSet(..) | Write::FilterClear(..), ..] => self.memory(run),
+        }
+    }
+
+    fn backends(&self, run: &[Write]) -> Result<(), Stopped> {
+        if run.first().map(Write::table) == Some(Table::Backends6) {
+            let (keys, values): (Vec<_>, Vec<_>) = run.iter().filter_map(|w| backend_of(w, v6_entry)).unzip();
+            sys::update(self.backends6.fd().as_fd(), &keys, &values)
+        } else {
+            let (keys, values): (Vec<_>, Vec<_>) = run.iter().filter_map(|w| backend_of(w, v4_entry)).unzip();
+            sys::update(self.backends.fd().as_fd(), &keys, &values)
+        }
+    }
+
+    /// Writes through memory; nothing can fail but a position outside of the map.
+    fn memory(&self, run: &[Write]) -> Result<(), Stopped> {
+        let outside = |done| Stopped { done, source: io::Error::from_raw_os_error(libc::E2BIG) };
+        for (done, write) in run.iter().enumerate() {
+            match write {
+                Write::Slots(base, ids) => {
+                    let base = *base as usize;
+                    if base + ids.len() > self.slots.len() {
+                        return Err(outside(done));
+                    }
+                    for (slot, id) in ids.iter().enumerate() {
+                        let word = self.slots.word32(base + slot, 0).ok_or_else(|| outside(done))?;
+                        word.store(*id, Ordering::Relaxed);
+                    }
+                }
+                Write::FilterSet(word, mask) => {
+                    self.filter.word64(*word as usize).ok_or_else(|| outside(done))?.fetch_or(*mask, Ordering::Relaxed);
+                }
+                Write::FilterClear(word, mask) => {
+                    self.filter.word64(*word as usize).ok_or_else(|| outside(done))?.fetch_and(!*mask, Ordering::Relaxed);
+                }
+                _ => {}
+            }
+        }
+        // What refers to these slots and bits is written after this, and must not be seen before them.
+        fence(Ordering::SeqCst);
+        Ok(())
+    }
+}
+
+/// Writes that go to the kernel in one call.
+fn same_run(a: &Write, b: &Write) -> bool {
+    let memory = |w: &Write| matches!(w, Write::Slots(..) | Write::FilterSet(..) | Write::FilterClear(..));
+    let backend = |w: &Write| matches!(w, Write::Backend(..) | Write::NoBackend(..));
+    (memory(a) && memory(b))
+        || (a.table() == b.table()
+            && (std::mem::discriminant(a) == std::mem::discriminant(b) || (backend(a) && backend(b))))
+}
+
+impl Store for KernelStore {
+    fn capacity(&self) -> Capacity {
+        self.capacity
+    }
+
+    fn read(&mut self, backends_below: u32) -> Result<Contents, MapError> {
+        let mut services = hash::<ServiceKey<[u8; 4]>, ServiceEntry, FrontendKey>(&self.services, Table::Services)?;
+        services.extend(hash::<ServiceKey<[u8; 16]>, ServiceEntry, FrontendKey>(&self.services6, Table::Services6)?);
+        Ok(Contents {
+            services,
+            slots: self.slots.all32(),
+            backends: endpoints::<[u8; 4]>(&self.backends, Table::Backends, backends_below.min(self.capacity.backends))?,
+            backends6: endpoints::<[u8; 16]>(
+                &self.backends6,
+                Table::Backends6,
+                backends_below.min(self.capacity.backends),
+            )?,
+            filter: self.filter.all64(),
+            names: hash::<u32, PortName, u32>(&self.names, Table::Names)?,
+        })
+    }
+
+    fn write(&mut self, writes: &[Write]) -> Result<(), BatchError> {
+        let mut before = 0;
+        for run in writes.chunk_by(same_run) {
+            if let Err(Stopped { done, source }) = self.run(run) {
+                let done = before + done;
+                return Err(match writes.get(done) {
+                    Some(write) => BatchError { done, error: MapError::of(write, source) },
+                    // The kernel never says that it did all and failed; should it, the last one is to blame.
+                    None => BatchError { done: before, error: MapError::of(&run[0], source) },
+                });
+            }
+            before += run.len();
+        }
+        Ok(())
+    }
+}
+
+fn name_of(write: &Write) -> Option<(u32, PortName)> {
+    if let Write::Name(id, name) = write { Some((*id, **name)) } else { None }
+}
+
+fn v4_key(key: &FrontendKey) -> Option<ServiceKey<[u8; 4]>> {
+    if let IpAddr::V4(addr) = key.addr { Some(key.v4(addr)) } else { None }
+}
+
+fn v6_key(key: &FrontendKey) -> Option<ServiceKey<[u8; 16]>> {
+    if let IpAddr::V6(addr) = key.addr { Some(key.v6(addr)) } else { None }
+}
+
+fn service_of<K>(write: &Write, key_of: fn(&FrontendKey) -> Option<K>) -> Option<(K, ServiceEntry)> {
+    if let Write::Service(key, entry) = write { key_of(key).map(|key| (key, *entry)) } else { None }
+}
+
+fn gone_service<K>(write: &Write, key_of: fn(&FrontendKey) -> Option<K>) -> Option<K> {
+    if let Write::NoService(key) = write { key_of(key) } else { None }
+}
+
+fn v4_entry(row: &Backend) -> Option<BackendEntry<[u8; 4]>> {
+    if let IpAddr::V4(addr) = row.addr { Some(row.v4(addr)) } else { None }
+}
+
+fn v6_entry(row: &Backend) -> Option<BackendEntry<[u8; 16]>> {
+    if let IpAddr::V6(addr) = row.addr { Some(row.v6(addr)) } else { None }
+}
+
+fn backend_of<A: Address>(
+    write: &Write,
+    entry_of: fn(&Backend) -> Option<BackendEntry<A>>,
+) -> Option<(u32, BackendEntry<A>)> {
+    match write {
+        Write::Backend(id, row) => entry_of(row).map(|entry| (*id, entry)),
+        Write::NoBackend(id, _) => Some((*id, BackendEntry::FREE)),
+        _ => None,
+    }
+}
+
+fn shape(table: Table, what: &'static str, found: impl ToString, expected: impl ToString) -> MapError {
+    MapError::Shape { table, what, found: found.to_string(), expected: expected.to_string() }
+}
+
+fn io_error(error: aya::maps::MapError) -> io::Error {
+    match error {
+        aya::maps::MapError::SyscallError(e) => e.io_error,
+        other => io::Error::other(other),
+    }
+}
+
+/// Opens one map; its number of entries comes with it.
+fn open<K: Plain, V: Plain>(dir: &Path, table: Table, kind: MapType) -> Result<(MapData, u32), MapError> {
+    let path = dir.join(table.name());
+    let failed = |error| MapError::Open { table, path: path.clone(), source: io_error(error) };
+    let map = MapData::from_pin(&path).map_err(failed)?;
+    let info = map.info().map_err(failed)?;
+    let found_kind = info.map_type().map_err(failed)?;
+    if found_kind != kind {
+        return Err(shape(table, "the type", format!("{found_kind:?}"), format!("{kind:?}")));
+    }
+    if info.key_size() as usize != size_of::<K>() {
+        return Err(shape(table, "a key size of", info.key_size(), size_of::<K>()));
+    }
+    if info.value_size() as usize != size_of::<V>() {
+        return Err(shape(table, "a value size of", info.value_size(), size_of::<V>()));
+    }
+    Ok((map, info.max_entries()))
+}
+
+fn map_memory(dir: &Path, table: Table, map: &MapData, value_size: usize, len: u32) -> Result<Mapping, MapError> {
+    Mapping::new(map.fd().as_fd(), value_size, len as usize)
+        .map_err(|source| MapError::Open { table, path: dir.join(table.name()), source })
+}
+
+fn lookup<K: Plain, V: Plain>(fd: BorrowedFd<'_>, table: Table, enough: usize) -> Result<Vec<(K, V)>, MapError> {
+    sys::lookup(fd, enough).map_err(|source| MapError::Read { table, source })
+}
+
+fn hash<K: Plain, V: Plain, T: From<K> + Ord>(map: &MapData, table: Table) -> Result<BTreeMap<T, V>, MapError> {
+    Ok(lookup::<K, V>(map.fd().as_fd(), table, usize::MAX)?.into_iter().map(|(key, value)| (key.into(), value)).collect())
+}
+
+fn endpoints<A: Address + Into<IpAddr>>(
+    map: &MapData,
+    table: Table,
+    below: u32,
+) -> Result<BTreeMap<u32, Backend>, MapError>
+where
+    BackendEntry<A>: Plain,
+{
+    let rows = lookup::<u32, BackendEntry<A>>(map.fd().as_fd(), table, below as usize)?;
+    let used = |(id, entry)| Backend::from_entry(entry).map(|row| (id, row));
+    Ok(rows.into_iter().filter_map(used).filter(|(id, _)| *id < below).collect())
+}

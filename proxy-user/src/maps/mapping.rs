@@ -1,0 +1,74 @@
+//! An array map in this process's memory.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+/// The elements of a `BPF_F_MMAPABLE` array. Each starts at a multiple of eight bytes (`array_map_alloc` in
+/// kernel/bpf/arraymap.c rounds them up).
+pub(super) struct Mapping {
+    start: NonNull<u8>,
+    bytes: usize,
+    stride: usize,
+    len: usize,
+}
+
+// SAFETY: the memory belongs to the kernel's map, not to a thread, and is only touched through atomics.
+unsafe impl Send for Mapping {}
+
+impl Mapping {
+    /// Maps all `len` elements of `value_size` bytes.
+    pub(super) fn new(fd: BorrowedFd<'_>, value_size: usize, len: usize) -> io::Result<Self> {
+        let stride = value_size.next_multiple_of(8);
+        let bytes = stride * len;
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a fresh mapping at an address of the kernel's choice touches no memory of ours.
+        let start = unsafe { mmap(std::ptr::null_mut(), bytes, protection, MapFlags::SHARED, fd, 0) }?;
+        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::AddrNotAvailable)?;
+        Ok(Self { start, bytes, stride, len })
+    }
+
+    /// Elements.
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    fn at(&self, index: usize, offset: usize) -> Option<*mut u8> {
+        let position = index.checked_mul(self.stride)?.checked_add(offset)?;
+        // SAFETY: an element below `len` lies inside the mapping, and so does an offset inside the element.
+        (index < self.len && offset < self.stride).then(|| unsafe { self.start.as_ptr().add(position) })
+    }
+
+    /// The 32-bit word number `word` of an element; `None` outside of the array.
+    pub(super) fn word32(&self, index: usize, word: usize) -> Option<&AtomicU32> {
+        // SAFETY: inside the mapping, aligned (pages, strides of 8, words of 4), and only used through atomics.
+        self.at(index, word * 4).map(|p| unsafe { AtomicU32::from_ptr(p.cast()) })
+    }
+
+    /// The first 64 bits of an element; `None` outside of the array.
+    pub(super) fn word64(&self, index: usize) -> Option<&AtomicU64> {
+        // SAFETY: as in `word32`, with the alignment of a stride.
+        self.at(index, 0).map(|p| unsafe { AtomicU64::from_ptr(p.cast()) })
+    }
+
+    /// The first 32-bit word of every element.
+    pub(super) fn all32(&self) -> Vec<u32> {
+        (0..self.len).filter_map(|i| self.word32(i, 0)).map(|w| w.load(Ordering::Relaxed)).collect()
+    }
+
+    /// The first 64 bits of every element.
+    pub(super) fn all64(&self) -> Vec<u64> {
+        (0..self.len).filter_map(|i| self.word64(i)).map(|w| w.load(Ordering::Relaxed)).collect()
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: this is the whole of the mapping that `new` made, and no reference into it outlives `self`.
+        // Nothing can be done about a failure.
+        let _ = unsafe { munmap(self.start.as_ptr().cast(), self.bytes) };
+    }
+}

@@ -1,0 +1,153 @@
+//! The tables without a kernel.
+
+use std::io;
+
+use proxy_common::filter::FILTER_WORDS;
+
+use super::{BatchError, Capacity, Contents, FrontendKey, MapError, Store, Table, Write};
+
+/// Called after each step with what a reader of the maps would see then.
+pub type Watcher = Box<dyn FnMut(&Contents, &Write) + Send>;
+
+/// Tables in memory, with the capacities and the errors of the kernel's.
+pub struct MemoryStore {
+    capacity: Capacity,
+    contents: Contents,
+    watcher: Option<Watcher>,
+    steps: u64,
+}
+
+impl MemoryStore {
+    /// Empty tables.
+    pub fn new(capacity: Capacity) -> Self {
+        let contents = Contents {
+            slots: vec![0; capacity.slots as usize],
+            filter: vec![0; FILTER_WORDS as usize],
+            ..Contents::default()
+        };
+        Self::with_contents(capacity, contents)
+    }
+
+    /// Tables that hold something already.
+    pub fn with_contents(capacity: Capacity, contents: Contents) -> Self {
+        Self { capacity, contents, watcher: None, steps: 0 }
+    }
+
+    /// Has every intermediate state looked at. A run of slots is one step for each slot.
+    pub fn watch(&mut self, watcher: Watcher) {
+        self.watcher = Some(watcher);
+    }
+
+    /// What the tables hold.
+    pub fn contents(&self) -> &Contents {
+        &self.contents
+    }
+
+    /// The same, to be changed as by another tool's hand.
+    pub fn contents_mut(&mut self) -> &mut Contents {
+        &mut self.contents
+    }
+
+    /// Steps done so far.
+    pub fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    fn seen(&mut self, step: &Write) {
+        self.steps += 1;
+        if let Some(watcher) = &mut self.watcher {
+            watcher(&self.contents, step);
+        }
+    }
+
+    fn frontends(&self, table: Table) -> usize {
+        self.contents.services.keys().filter(|key| Table::services(key.addr) == table).count()
+    }
+
+    fn room_for(&self, key: &FrontendKey) -> bool {
+        self.contents.services.contains_key(key)
+            || self.frontends(Table::services(key.addr)) < self.capacity.frontends as usize
+    }
+
+    fn one(&mut self, write: &Write) -> Result<(), i32> {
+        match write {
+            Write::Name(id, name) => {
+                let names = &mut self.contents.names;
+                if !names.contains_key(id) && names.len() >= self.capacity.services as usize {
+                    return Err(libc::E2BIG);
+                }
+                names.insert(*id, **name);
+            }
+            Write::NoName(id) => {
+                self.contents.names.remove(id);
+            }
+            Write::Backend(id, row) => {
+                if *id >= self.capacity.backends {
+                    return Err(libc::E2BIG);
+                }
+                self.backends(write.table()).insert(*id, *row);
+            }
+            Write::NoBackend(id, table) => {
+                self.backends(*table).remove(id);
+            }
+            Write::Slots(base, ids) => {
+                let base = *base as usize;
+                if self.contents.slots.get(base..base + ids.len()).is_none() {
+                    return Err(libc::E2BIG);
+                }
+                for (position, id) in ids.iter().enumerate() {
+                    if let Some(slot) = self.contents.slots.get_mut(base + position) {
+                        *slot = *id;
+                    }
+                    self.seen(write);
+                }
+                return Ok(());
+            }
+            Write::Service(key, entry) => {
+                if !self.room_for(key) {
+                    return Err(libc::E2BIG);
+                }
+                self.contents.services.insert(*key, *entry);
+            }
+            Write::NoService(key) => {
+                self.contents.services.remove(key);
+            }
+            Write::FilterSet(word, mask) => *self.word(*word)? |= mask,
+            Write::FilterClear(word, mask) => *self.word(*word)? &= !mask,
+        }
+        self.seen(write);
+        Ok(())
+    }
+
+    fn backends(&mut self, table: Table) -> &mut std::collections::BTreeMap<u32, super::Backend> {
+        if table == Table::Backends6 { &mut self.contents.backends6 } else { &mut self.contents.backends }
+    }
+
+    fn word(&mut self, word: u32) -> Result<&mut u64, i32> {
+        self.contents.filter.get_mut(word as usize).ok_or(libc::E2BIG)
+    }
+}
+
+impl Store for MemoryStore {
+    fn capacity(&self) -> Capacity {
+        self.capacity
+    }
+
+    fn read(&mut self, backends_below: u32) -> Result<Contents, MapError> {
+        let mut contents = self.contents.clone();
+        contents.backends.retain(|id, _| *id < backends_below);
+        contents.backends6.retain(|id, _| *id < backends_below);
+        Ok(contents)
+    }
+
+    fn write(&mut self, writes: &[Write]) -> Result<(), BatchError> {
+        for (done, write) in writes.iter().enumerate() {
+            self.one(write).map_err(|errno| BatchError {
+                done,
+                error: MapError::of(write, io::Error::from_raw_os_error(errno)),
+            })?;
+        }
+        Ok(())
+    }
+}
+

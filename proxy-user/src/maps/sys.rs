@@ -1,0 +1,125 @@
+//! Batches of map elements, which aya has no call for.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use proxy_common::abi::Plain;
+
+/// `BPF_MAP_LOOKUP_BATCH`, `BPF_MAP_UPDATE_BATCH`, `BPF_MAP_DELETE_BATCH` of `enum bpf_cmd` (uapi/linux/bpf.h).
+const LOOKUP_BATCH: libc::c_long = 24;
+const UPDATE_BATCH: libc::c_long = 26;
+const DELETE_BATCH: libc::c_long = 27;
+
+/// The `batch` member of `union bpf_attr` (uapi/linux/bpf.h).
+#[repr(C)]
+struct Attr {
+    in_batch: u64,
+    out_batch: u64,
+    keys: u64,
+    values: u64,
+    count: u32,
+    map_fd: u32,
+    elem_flags: u64,
+    flags: u64,
+}
+
+/// A batch that stopped half way.
+pub(super) struct Stopped {
+    /// Elements done.
+    pub(super) done: usize,
+    /// Why the next one was not.
+    pub(super) source: io::Error,
+}
+
+fn bpf(command: libc::c_long, attr: &mut Attr) -> io::Result<()> {
+    // SAFETY: `attr` is a valid `bpf_attr` of the size given; the callers answer for the buffers it points to.
+    let result = unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(attr), size_of::<Attr>()) };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+fn attr(fd: BorrowedFd<'_>, keys: u64, values: u64, count: usize) -> Attr {
+    Attr {
+        in_batch: 0,
+        out_batch: 0,
+        keys,
+        values,
+        count: count as u32,
+        map_fd: fd.as_raw_fd().cast_unsigned(),
+        elem_flags: 0,
+        flags: 0,
+    }
+}
+
+/// How much of a batch the kernel says it did. It answers nothing when it refused the whole.
+fn done(attr: &Attr, asked: usize) -> usize {
+    let count = attr.count as usize;
+    if count >= asked { 0 } else { count }
+}
+
+/// Writes elements in order; `keys` and `values` are of one length. The map's keys are `K`, its values `V`.
+pub(super) fn update<K: Plain, V: Plain>(fd: BorrowedFd<'_>, keys: &[K], values: &[V]) -> Result<(), Stopped> {
+    let count = keys.len().min(values.len());
+    if count == 0 {
+        return Ok(());
+    }
+    let mut attr = attr(fd, keys.as_ptr() as u64, values.as_ptr() as u64, count);
+    bpf(UPDATE_BATCH, &mut attr).map_err(|source| Stopped { done: done(&attr, count), source })
+}
+
+/// Removes elements of a hash in order; what is not there counts as removed.
+pub(super) fn delete<K: Plain>(fd: BorrowedFd<'_>, keys: &[K]) -> Result<(), Stopped> {
+    let mut from = 0;
+    while let Some(rest) = keys.get(from..).filter(|rest| !rest.is_empty()) {
+        let mut attr = attr(fd, rest.as_ptr() as u64, 0, rest.len());
+        match bpf(DELETE_BATCH, &mut attr) {
+            Ok(()) => break,
+            Err(e) if e.raw_os_error() == Some(libc::ENOENT) => from += done(&attr, rest.len()) + 1,
+            Err(source) => return Err(Stopped { done: from + done(&attr, rest.len()), source }),
+        }
+    }
+    Ok(())
+}
+
+/// Elements asked for at once.
+const CHUNK: usize = 8192;
+
+/// Reads elements in the map's own order until `enough` of them are there or none is left. Elements that come or
+/// go meanwhile may be there or not.
+pub(super) fn lookup<K: Plain, V: Plain>(fd: BorrowedFd<'_>, enough: usize) -> io::Result<Vec<(K, V)>> {
+    let mut found = Vec::new();
+    let mut chunk = CHUNK.min(enough);
+    // The kernel's place in the map: four bytes for arrays and hashes alike.
+    let mut place = 0u32;
+    let mut first = true;
+    while found.len() < enough {
+        let mut keys = Vec::<K>::with_capacity(chunk);
+        let mut values = Vec::<V>::with_capacity(chunk);
+        let mut next = 0u32;
+        let mut attr = attr(fd, keys.as_mut_ptr() as u64, values.as_mut_ptr() as u64, chunk);
+        attr.in_batch = if first { 0 } else { (&raw const place) as u64 };
+        attr.out_batch = (&raw mut next) as u64;
+        let result = bpf(LOOKUP_BATCH, &mut attr);
+        let end = match &result {
+            Ok(()) => false,
+            Err(e) if e.raw_os_error() == Some(libc::ENOENT) => true,
+            Err(e) if e.raw_os_error() == Some(libc::ENOSPC) => {
+                // One bucket of the hash holds more than was asked for.
+                chunk *= 2;
+                continue;
+            }
+            Err(_) => return result.map(|()| found),
+        };
+        let count = (attr.count as usize).min(chunk);
+        // SAFETY: the kernel filled `count` keys and values, within the capacity, and both types are `Plain`.
+        unsafe {
+            keys.set_len(count);
+            values.set_len(count);
+        }
+        found.extend(keys.into_iter().zip(values));
+        if end || (count == 0 && place == next) {
+            break;
+        }
+        (place, first) = (next, false);
+    }
+    Ok(found)
+}
