@@ -1,1 +1,34 @@
-fn main() {}
+//! `cargo xtask`: parses the command line and calls the command.
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use xtask::{build, say, setup};
+
+/// Ballast's tasks. Each command first sets up what it needs itself.
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask", disable_help_subcommand = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Setup(setup::Args),
+    Build(build::Args),
+}
+
+fn main() -> ExitCode {
+    let done = match Cli::parse().command {
+        Command::Setup(args) => setup::run(&args),
+        Command::Build(args) => build::run(&args),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            say::error(&error);
+            ExitCode::FAILURE
+        }
+    }
+}

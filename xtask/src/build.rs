@@ -1,0 +1,111 @@
+//! `cargo xtask build`: the BPF object, then the agent with the object inside.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result};
+
+use crate::exec::Cmd;
+use crate::setup::{self, Need};
+use crate::toolchain::{TARGET, Toolchain};
+use crate::workspace::Workspace;
+use crate::{object, say};
+
+/// Build `ballast` with its BPF programs inside.
+#[derive(clap::Args, Clone, Debug, Default)]
+pub struct Args {
+    /// Build the agent with optimisations, to target/release (the BPF programs always are)
+    #[arg(long, short)]
+    pub release: bool,
+    /// Features of proxy-user; `bpf-log` also builds the programs with their log lines
+    #[arg(long, short = 'F', value_delimiter = ',')]
+    pub features: Vec<String>,
+    /// Build the BPF object only
+    #[arg(long)]
+    pub bpf_only: bool,
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> Result<()> {
+    let workspace = Workspace::find()?;
+    let object = bpf(&workspace, args)?;
+    let made = if args.bpf_only { object } else { agent(&workspace, args)? };
+    say::line(made.display());
+    Ok(())
+}
+
+/// Builds the BPF object, checks it, and returns its path.
+pub fn bpf(workspace: &Workspace, args: &Args) -> Result<PathBuf> {
+    let toolchain = setup::toolchain(Need::Bpf)?;
+    say::timed("build the BPF programs", || build_bpf(workspace, &toolchain, args))
+}
+
+fn build_bpf(workspace: &Workspace, toolchain: &Toolchain, args: &Args) -> Result<PathBuf> {
+    let target_dir = workspace.target().join("bpf-build");
+    let mut cargo = toolchain
+        .cargo("build", &target_dir, &[])
+        .args(["-p", "proxy-ebpf", "--bin", "ballast-bpf", "--profile", "bpf"])
+        .dir(workspace.root());
+    if args.features.iter().any(|feature| feature == "bpf-log") {
+        cargo = cargo.args(["--features", "log"]);
+    }
+    cargo.run()?;
+    let built = target_dir.join(TARGET).join("bpf/ballast-bpf");
+    let elf = fs::read(&built).with_context(|| format!("cannot read {}", built.display()))?;
+    let report = object::check(&elf).with_context(|| built.display().to_string())?;
+    say::line(format_args!(
+        "    {} programs, {} instructions, {} KiB",
+        report.programs.len(),
+        report.instructions,
+        elf.len() / 1024
+    ));
+    for call in report.slow_calls {
+        say::line(format_args!("    note: {call}"));
+    }
+    let object = workspace.bpf_object();
+    write_if_changed(&object, &elf)?;
+    Ok(object)
+}
+
+/// Builds the agent around the object and returns the binary's path.
+pub fn agent(workspace: &Workspace, args: &Args) -> Result<PathBuf> {
+    say::timed("build the agent", || {
+        let mut cargo =
+            Cmd::cargo().args(["build", "-p", "proxy-user", "--bin", "ballast"]).dir(workspace.root());
+        if args.release {
+            cargo = cargo.arg("--release");
+        }
+        if !args.features.is_empty() {
+            cargo = cargo.args(["--features", &args.features.join(",")]);
+        }
+        cargo.run()?;
+        Ok(workspace.binary(args.release))
+    })
+}
+
+/// Leaves an equal file as it is, so that cargo sees no change and rebuilds nothing.
+fn write_if_changed(path: &Path, content: &[u8]) -> Result<()> {
+    if fs::read(path).is_ok_and(|old| old == content) {
+        return Ok(());
+    }
+    let name = || format!("cannot write {}", path.display());
+    fs::create_dir_all(path.parent().unwrap_or(path)).with_context(name)?;
+    fs::write(path, content).with_context(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_equal_file_is_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a/b");
+        write_if_changed(&path, b"one").unwrap();
+        let first = fs::metadata(&path).unwrap().modified().unwrap();
+        write_if_changed(&path, b"one").unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().modified().unwrap(), first);
+        write_if_changed(&path, b"two").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"two");
+    }
+}

@@ -1,0 +1,13 @@
+//! Ballast's task runner: what `cargo xtask` can do, one module per command.
+//!
+//! It depends on none of the other crates: it must build before they do.
+
+pub mod apt;
+pub mod build;
+pub mod exec;
+pub mod linker;
+pub mod object;
+pub mod say;
+pub mod setup;
+pub mod toolchain;
+pub mod workspace;

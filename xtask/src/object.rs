@@ -1,0 +1,75 @@
+//! A look at the BPF object before anybody tries to load it: the kernel's own messages say less.
+
+use anyhow::{Context as _, Result, bail};
+use object::{Object as _, ObjectSection as _, ObjectSymbol as _, RelocationTarget, SectionKind};
+
+/// What an object holds.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// Programs, by their functions' names, sorted.
+    pub programs: Vec<String>,
+    /// Instructions in all program sections.
+    pub instructions: u64,
+    /// Programs' calls of byte-loop helpers such as `memset`: correct, but slow.
+    pub slow_calls: Vec<String>,
+}
+
+/// Reads the object; a panic path, a missing function or the lack of any program is an error.
+pub fn check(elf: &[u8]) -> Result<Report> {
+    let file = object::File::parse(elf).context("not an ELF file")?;
+    let mut report = Report::default();
+    for symbol in file.symbols() {
+        let name = symbol.name().unwrap_or_default();
+        if name.contains("panicking") {
+            bail!(
+                "the object holds `{name}`: some index, division or unwrap can panic, which no verifier accepts"
+            );
+        }
+        if symbol.is_undefined() && symbol.is_global() {
+            bail!("the object asks for `{name}`, which nobody provides");
+        }
+    }
+    for section in file.sections().filter(|section| section.kind() == SectionKind::Text) {
+        let name = section.name().unwrap_or_default();
+        report.instructions += section.size() / 8;
+        if name == ".text" {
+            continue;
+        }
+        let functions = file.symbols().filter(|symbol| {
+            symbol.section_index() == Some(section.index()) && symbol.is_global() && symbol.is_definition()
+        });
+        report.programs.extend(functions.filter_map(|symbol| symbol.name().ok()).map(str::to_owned));
+        for (_, relocation) in section.relocations() {
+            let RelocationTarget::Symbol(index) = relocation.target() else { continue };
+            let callee =
+                file.symbol_by_index(index).ok().and_then(|symbol| symbol.name().ok()).unwrap_or_default();
+            if matches!(callee, "memset" | "memcpy" | "memmove" | "memcmp" | "bcmp") {
+                report.slow_calls.push(format!("{name} calls {callee}"));
+            }
+        }
+    }
+    report.programs.sort();
+    report.slow_calls.sort();
+    report.slow_calls.dedup();
+    if report.programs.is_empty() {
+        bail!("the object holds no program");
+    }
+    Ok(report)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_object_is_refused() {
+        assert!(check(b"").unwrap_err().to_string().contains("ELF"));
+    }
+
+    #[test]
+    fn a_file_with_no_program_is_refused() {
+        // Our own executable: an ELF file whose code is all in `.text` and friends.
+        let own = std::fs::read(std::env::current_exe().unwrap()).unwrap();
+        assert!(check(&own).is_err());
+    }
+}

@@ -1,0 +1,53 @@
+//! What the task runner tells people: on standard error, so that a command's own output stays apart.
+
+use std::fmt::Display;
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+/// A plain line.
+pub fn line(text: impl Display) {
+    // Nobody is left to tell when standard error is closed.
+    let _ = writeln!(std::io::stderr(), "{text}");
+}
+
+/// The start of something that takes a while.
+pub fn step(text: impl Display) {
+    line(format_args!("==> {text}"));
+}
+
+/// A failure with its causes, the outermost first.
+pub fn error(error: &anyhow::Error) {
+    line(format_args!("error: {error:#}"));
+}
+
+/// Says what is done, does it, and says how long it took.
+pub fn timed<T>(text: &str, work: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<T> {
+    step(text);
+    let start = Instant::now();
+    let done = work()?;
+    line(format_args!("    {text}: {}", seconds(start.elapsed())));
+    Ok(done)
+}
+
+/// A duration as people read it: `0.4 s`, `12 s`, `3 min 5 s`.
+#[must_use]
+pub fn seconds(time: Duration) -> String {
+    let whole = time.as_secs();
+    match whole {
+        0..10 => format!("{:.1} s", time.as_secs_f64()),
+        10..60 => format!("{whole} s"),
+        _ => format!("{} min {} s", whole / 60, whole % 60),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_read_well() {
+        assert_eq!(seconds(Duration::from_millis(420)), "0.4 s");
+        assert_eq!(seconds(Duration::from_secs(59)), "59 s");
+        assert_eq!(seconds(Duration::from_secs(185)), "3 min 5 s");
+    }
+}

@@ -1,0 +1,100 @@
+//! `cargo xtask setup`: what the other commands need, found or installed.
+
+use anyhow::{Result, bail};
+
+use crate::toolchain::Toolchain;
+use crate::{apt, exec, say};
+
+/// Find, and where missing install, what the other commands need.
+#[derive(clap::Args, Clone, Debug, Default)]
+pub struct Args {
+    /// Only what a build needs: a compiler and a linker for BPF
+    #[arg(long)]
+    pub build_only: bool,
+}
+
+/// What a command is about to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Need {
+    /// Compile the BPF programs.
+    Bpf,
+    /// Run tests in network namespaces.
+    Netns,
+    /// Boot another kernel.
+    Kernel,
+    /// Show the demo.
+    Demo,
+}
+
+/// A program and the Debian package that brings it.
+struct Tool {
+    program: &'static str,
+    package: &'static str,
+    needs: &'static [Need],
+}
+
+const TOOLS: [Tool; 9] = [
+    Tool { program: "ip", package: "iproute2", needs: &[Need::Netns, Need::Kernel, Need::Demo] },
+    Tool { program: "nft", package: "nftables", needs: &[Need::Netns] },
+    Tool { program: "bpftool", package: "bpftool", needs: &[Need::Netns, Need::Demo] },
+    Tool { program: "redis-server", package: "redis-server", needs: &[Need::Demo] },
+    Tool { program: "redis-cli", package: "redis-tools", needs: &[Need::Demo] },
+    Tool { program: "qemu-system-x86_64", package: "qemu-system-x86", needs: &[Need::Kernel] },
+    Tool { program: "cpio", package: "cpio", needs: &[Need::Kernel] },
+    Tool { program: "modprobe", package: "kmod", needs: &[Need::Kernel] },
+    Tool { program: "busybox", package: "busybox-static", needs: &[Need::Kernel] },
+];
+
+/// Runs the command.
+pub fn run(args: &Args) -> Result<()> {
+    say::line(Toolchain::setup()?.describe());
+    if args.build_only {
+        return Ok(());
+    }
+    for need in [Need::Netns, Need::Kernel, Need::Demo] {
+        tools(need)?;
+    }
+    say::line("tools of the tests and the demo: all there");
+    Ok(())
+}
+
+/// The BPF toolchain, after setting up what `need` asks for.
+pub fn toolchain(need: Need) -> Result<Toolchain> {
+    tools(need)?;
+    let toolchain = Toolchain::setup()?;
+    say::line(toolchain.describe());
+    Ok(toolchain)
+}
+
+/// Installs the programs that `need` asks for and that are not there.
+pub fn tools(need: Need) -> Result<()> {
+    let missing = missing(need, |program| exec::which(program).is_some());
+    if missing.is_empty() {
+        return Ok(());
+    }
+    if !apt::exists() {
+        bail!("missing: {} (Debian's package names); please install them", missing.join(" "));
+    }
+    apt::install(&missing)
+}
+
+fn missing(need: Need, is_there: impl Fn(&str) -> bool) -> Vec<&'static str> {
+    let needed = TOOLS.iter().filter(|tool| tool.needs.contains(&need));
+    needed.filter(|tool| !is_there(tool.program)).map(|tool| tool.package).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_build_needs_no_tools() {
+        assert!(missing(Need::Bpf, |_| false).is_empty());
+    }
+
+    #[test]
+    fn only_what_is_missing_is_installed() {
+        assert_eq!(missing(Need::Demo, |program| program != "redis-cli"), ["redis-tools"]);
+        assert!(missing(Need::Demo, |_| true).is_empty());
+    }
+}

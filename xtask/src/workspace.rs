@@ -1,0 +1,63 @@
+//! Where things are: the project's root, its target folder, and the cache that all checkouts share.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, anyhow};
+use serde::Deserialize;
+
+use crate::exec::Cmd;
+
+/// The folders of this checkout.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Workspace {
+    #[serde(rename = "workspace_root")]
+    root: PathBuf,
+    #[serde(rename = "target_directory")]
+    target: PathBuf,
+}
+
+impl Workspace {
+    /// Asks cargo, so that every way to set a target folder counts.
+    pub fn find() -> Result<Self> {
+        let metadata = Cmd::cargo()
+            .args(["metadata", "--no-deps", "--format-version=1", "--manifest-path"])
+            .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"))
+            .read()?;
+        serde_json::from_str(&metadata).context("cargo metadata printed something unexpected")
+    }
+
+    /// The folder with the workspace's `Cargo.toml`.
+    #[must_use]
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Cargo's target folder.
+    #[must_use]
+    pub fn target(&self) -> &Path {
+        &self.target
+    }
+
+    /// The BPF object that the agent embeds; `proxy-user/build.rs` looks for it here.
+    #[must_use]
+    pub fn bpf_object(&self) -> PathBuf {
+        self.target.join("bpf/ballast.bpf.o")
+    }
+
+    /// The agent as cargo leaves it.
+    #[must_use]
+    pub fn binary(&self, release: bool) -> PathBuf {
+        self.target.join(if release { "release" } else { "debug" }).join("ballast")
+    }
+}
+
+/// The folder for tools that take long to make: `$BALLAST_CACHE`, or `ballast` in the user's cache folder.
+pub fn cache() -> Result<PathBuf> {
+    let var = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let dir = var("BALLAST_CACHE")
+        .or_else(|| var("XDG_CACHE_HOME").map(|dir| dir.join("ballast")))
+        .or_else(|| var("HOME").map(|dir| dir.join(".cache/ballast")))
+        .ok_or_else(|| anyhow!("neither BALLAST_CACHE nor HOME is set: no place for tools"))?;
+    std::fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
+    Ok(dir)
+}
