@@ -1,0 +1,234 @@
+//! The pinned maps, read by whoever may open them: the command line, the metrics, a person's script.
+//!
+//! A [`View`] needs no agent. It never writes, and it opens each pin anew for each question, so that it sees
+//! what the programs see. The programs and the agent go on meanwhile: an answer is true row by row, and rows
+//! that belong together are checked against each other where they can be told apart (a backend knows its
+//! Service).
+
+mod error;
+mod flows;
+mod links;
+mod pin;
+mod rows;
+mod usage;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+use aya::maps::{MapType, PerCpuArray};
+use proxy_common::Address;
+use proxy_common::abi::{ABI_VERSION, Plain};
+use proxy_common::backend::BackendEntry;
+use proxy_common::config::NodeConfig;
+use proxy_common::map_names as map;
+use proxy_common::name::PortName;
+use proxy_common::reason::Reason;
+use proxy_common::service::{ServiceEntry, ServiceKey};
+use proxy_common::stats::{RefusalKey, ServiceStats};
+
+pub use error::ViewError;
+pub use flows::{FlowRow, FlowState};
+pub use links::LinkRow;
+pub use rows::{BackendRow, BackendState, FrontendRow, Kind, NameRow, Scope, Transport};
+pub use usage::UsageRow;
+
+/// The folder below the bpffs that is ours.
+pub const FOLDER: &str = "ballast";
+
+/// The maps that are pinned on one bpffs.
+#[derive(Clone, Debug)]
+pub struct View {
+    root: PathBuf,
+    maps: PathBuf,
+}
+
+/// Everything about Services, read at once.
+#[derive(Clone, Debug, Default)]
+pub struct Snapshot {
+    /// Service ports, by id.
+    pub names: BTreeMap<u32, NameRow>,
+    /// What clients dial, in order of id and address.
+    pub frontends: Vec<FrontendRow>,
+    /// Endpoints, by id.
+    pub backends: BTreeMap<u32, BackendRow>,
+    /// What was counted for a Service port, by its id, over all CPUs.
+    pub service_stats: BTreeMap<u32, ServiceStats>,
+    /// Connections of an endpoint, by its id.
+    pub backend_stats: BTreeMap<u32, u64>,
+    /// What was refused, by the id of the Service port.
+    pub refusals: BTreeMap<(u32, Reason), u64>,
+}
+
+impl View {
+    /// Finds Ballast's pins below the bpffs that is mounted at `bpffs`.
+    pub fn open(bpffs: &Path) -> Result<Self, ViewError> {
+        let root = bpffs.join(FOLDER);
+        let maps = root.join(format!("v{ABI_VERSION}"));
+        match maps.metadata() {
+            Ok(_) => Ok(Self { root, maps }),
+            Err(e) if e.kind() == io::ErrorKind::PermissionDenied => Err(ViewError::Denied { path: maps }),
+            Err(_) => Err(other_version(bpffs, &root)),
+        }
+    }
+
+    /// The folder of the maps.
+    pub fn folder(&self) -> &Path {
+        &self.maps
+    }
+
+    /// What clients dial, in order of id and address, with the ids of the backends behind each.
+    pub fn services(&self) -> Result<Vec<FrontendRow>, ViewError> {
+        let mut entries = self.frontends::<[u8; 4]>(map::SERVICES)?;
+        entries.extend(self.frontends::<[u8; 16]>(map::SERVICES6)?);
+        let end = entries.iter().map(|(_, e)| e.slot_base.saturating_add(e.slot_count)).max().unwrap_or(0);
+        let slots = self.pin(map::SLOTS, MapType::Array)?.first::<u32, u32>(end)?;
+        let mut rows: Vec<_> = entries
+            .into_iter()
+            .map(|(row, entry)| {
+                let first = entry.slot_base as usize;
+                let extent = slots.get(first..first + entry.slot_count as usize).unwrap_or_default();
+                FrontendRow { backends: extent.iter().map(|(_, id)| *id).collect(), ..row }
+            })
+            .collect();
+        rows.sort_by_key(|row| (row.service, row.kind, row.address, row.port, row.scope));
+        Ok(rows)
+    }
+
+    fn frontends<A>(&self, name: &'static str) -> Result<Vec<(FrontendRow, ServiceEntry)>, ViewError>
+    where
+        A: Address + Into<IpAddr>,
+        ServiceKey<A>: Plain,
+    {
+        let entries = self.pin(name, MapType::Hash)?.all::<ServiceKey<A>, ServiceEntry>()?;
+        Ok(entries.into_iter().map(|(key, entry)| (FrontendRow::of(key, &entry), entry)).collect())
+    }
+
+    /// Names of Service ports, by id.
+    pub fn names(&self) -> Result<BTreeMap<u32, NameRow>, ViewError> {
+        let rows = self.pin(map::NAMES, MapType::Hash)?.all::<u32, PortName>()?;
+        Ok(rows.into_iter().map(|(id, name)| (id, NameRow::of(&name))).collect())
+    }
+
+    /// Endpoints in use or resting, by id.
+    pub fn backends(&self) -> Result<BTreeMap<u32, BackendRow>, ViewError> {
+        let mut rows = self.endpoints::<[u8; 4]>(map::BACKENDS)?;
+        rows.extend(self.endpoints::<[u8; 16]>(map::BACKENDS6)?);
+        Ok(rows)
+    }
+
+    fn endpoints<A>(&self, name: &'static str) -> Result<BTreeMap<u32, BackendRow>, ViewError>
+    where
+        A: Address + Into<IpAddr>,
+        BackendEntry<A>: Plain,
+    {
+        let rows = self.pin(name, MapType::Array)?.all::<u32, BackendEntry<A>>()?;
+        Ok(rows.into_iter().filter_map(|(id, entry)| Some((id, BackendRow::of(entry)?))).collect())
+    }
+
+    /// What was counted for these Service ports, over all CPUs.
+    pub fn service_stats(
+        &self,
+        ids: impl IntoIterator<Item = u32>,
+    ) -> Result<BTreeMap<u32, ServiceStats>, ViewError> {
+        let (path, array) = self.per_cpu::<ServiceStats>(map::SERVICE_STATS)?;
+        let mut rows = BTreeMap::new();
+        for id in ids.into_iter().filter(|id| *id < array.len()) {
+            let values = array.get(&id, 0).map_err(|source| ViewError::map(&path, source))?;
+            rows.insert(id, values.iter().fold(ServiceStats::default(), add));
+        }
+        Ok(rows)
+    }
+
+    /// Connections of these backends.
+    pub fn backend_stats(&self, ids: &BTreeSet<u32>) -> Result<BTreeMap<u32, u64>, ViewError> {
+        let end = ids.last().map_or(0, |id| id.saturating_add(1));
+        let rows = self.pin(map::BACKEND_STATS, MapType::Array)?.first::<u32, u64>(end)?;
+        Ok(rows.into_iter().filter(|(id, _)| ids.contains(id)).collect())
+    }
+
+    /// How often each reason was met, over all CPUs; every reason is there.
+    pub fn reasons(&self) -> Result<BTreeMap<Reason, u64>, ViewError> {
+        let (path, array) = self.per_cpu::<u64>(map::REASONS)?;
+        let mut rows = BTreeMap::new();
+        for reason in Reason::ALL {
+            let values = array.get(&(*reason as u32), 0).map_err(|source| ViewError::map(&path, source))?;
+            rows.insert(*reason, values.iter().sum());
+        }
+        Ok(rows)
+    }
+
+    /// What was refused, by the id of the Service port.
+    pub fn refusals(&self) -> Result<BTreeMap<(u32, Reason), u64>, ViewError> {
+        let rows = self.pin(map::REFUSALS, MapType::LruHash)?.all::<RefusalKey, u64>()?;
+        Ok(rows
+            .into_iter()
+            .filter_map(|(key, count)| Some(((key.service, Reason::from_number(key.reason)?), count)))
+            .collect())
+    }
+
+    /// What the agent told the programs about this node; `abi` is 0 before it did.
+    pub fn node_config(&self) -> Result<NodeConfig, ViewError> {
+        let pin = self.pin(map::CONFIG, MapType::Array)?;
+        let rows = pin.first::<u32, NodeConfig>(1)?;
+        Ok(rows.into_iter().next().map(|(_, config)| config).unwrap_or_default())
+    }
+
+    /// Everything about Services.
+    pub fn snapshot(&self) -> Result<Snapshot, ViewError> {
+        let names = self.names()?;
+        let frontends = self.services()?;
+        let backends = self.backends()?;
+        let ids: BTreeSet<u32> =
+            names.keys().copied().chain(frontends.iter().map(|row| row.service)).collect();
+        Ok(Snapshot {
+            service_stats: self.service_stats(ids)?,
+            backend_stats: self.backend_stats(&backends.keys().copied().collect())?,
+            refusals: self.refusals()?,
+            names,
+            frontends,
+            backends,
+        })
+    }
+
+    fn pin(&self, name: &'static str, kind: MapType) -> Result<pin::Pin, ViewError> {
+        pin::Pin::open(&self.maps, name, kind)
+    }
+
+    fn per_cpu<V: Plain + aya::Pod>(
+        &self,
+        name: &'static str,
+    ) -> Result<(PathBuf, PerCpuArray<aya::maps::MapData, V>), ViewError> {
+        let pin = self.pin(name, MapType::PerCpuArray)?.checked::<u32, V>()?;
+        let (path, data) = pin.into_parts();
+        let array =
+            aya::maps::Map::PerCpuArray(data).try_into().map_err(|source| ViewError::map(&path, source))?;
+        Ok((path, array))
+    }
+}
+
+/// Why there is no folder of our version.
+fn other_version(bpffs: &Path, root: &Path) -> ViewError {
+    let found = root.read_dir().into_iter().flatten().flatten().find_map(|entry| {
+        let name = entry.file_name().into_string().ok()?;
+        name.strip_prefix('v').and_then(|number| number.parse().ok())
+    });
+    match found {
+        Some(found) => ViewError::OtherVersion { root: root.to_owned(), found, expected: ABI_VERSION },
+        None => ViewError::Nothing { bpffs: bpffs.to_owned() },
+    }
+}
+
+fn add(sum: ServiceStats, one: &ServiceStats) -> ServiceStats {
+    ServiceStats {
+        connections: sum.connections.wrapping_add(one.connections),
+        packets: sum.packets.wrapping_add(one.packets),
+        bytes: sum.bytes.wrapping_add(one.bytes),
+        reply_packets: sum.reply_packets.wrapping_add(one.reply_packets),
+        reply_bytes: sum.reply_bytes.wrapping_add(one.reply_bytes),
+    }
+}
+
+#[cfg(test)]
+mod tests;

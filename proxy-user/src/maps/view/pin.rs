@@ -1,0 +1,80 @@
+//! One pin, believed only after its type and sizes were compared with ours.
+
+use std::fmt::Debug;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+
+use aya::maps::{MapData, MapType};
+use proxy_common::abi::Plain;
+
+use super::ViewError;
+use crate::maps::sys;
+
+/// An opened map of the expected type.
+pub(super) struct Pin {
+    path: PathBuf,
+    data: MapData,
+    key_size: u32,
+    value_size: u32,
+    capacity: u32,
+}
+
+impl Pin {
+    pub(super) fn open(folder: &Path, name: &'static str, kind: MapType) -> Result<Self, ViewError> {
+        let path = folder.join(name);
+        let error = |source| ViewError::map(&path, source);
+        let data = MapData::from_pin(&path).map_err(error)?;
+        let info = data.info().map_err(error)?;
+        let found = info.map_type().map_err(error)?;
+        if found != kind {
+            return Err(shape(path, "type", found, kind));
+        }
+        Ok(Self {
+            key_size: info.key_size(),
+            value_size: info.value_size(),
+            capacity: info.max_entries(),
+            data,
+            path,
+        })
+    }
+
+    /// Compares the sizes of key and value.
+    pub(super) fn checked<K: Plain, V: Plain>(self) -> Result<Self, ViewError> {
+        self.check::<K, V>()?;
+        Ok(self)
+    }
+
+    fn check<K: Plain, V: Plain>(&self) -> Result<(), ViewError> {
+        let sizes =
+            [("key size", self.key_size, size_of::<K>()), ("value size", self.value_size, size_of::<V>())];
+        for (what, found, expected) in sizes {
+            if found as usize != expected {
+                return Err(shape(self.path.clone(), what, found, expected));
+            }
+        }
+        Ok(())
+    }
+
+    /// All entries, in the map's own order.
+    pub(super) fn all<K: Plain, V: Plain>(&self) -> Result<Vec<(K, V)>, ViewError> {
+        self.first(self.capacity)
+    }
+
+    /// At least the first `count` entries, as far as there are so many.
+    pub(super) fn first<K: Plain, V: Plain>(&self, count: u32) -> Result<Vec<(K, V)>, ViewError> {
+        self.check::<K, V>()?;
+        if count == 0 {
+            return Ok(Vec::new());
+        }
+        sys::lookup(self.data.fd().as_fd(), count.min(self.capacity) as usize)
+            .map_err(|source| ViewError::Read { path: self.path.clone(), source })
+    }
+
+    pub(super) fn into_parts(self) -> (PathBuf, MapData) {
+        (self.path, self.data)
+    }
+}
+
+fn shape(path: PathBuf, what: &'static str, found: impl Debug, expected: impl Debug) -> ViewError {
+    ViewError::Shape { path, what, found: format!("{found:?}"), expected: format!("{expected:?}") }
+}

@@ -1,0 +1,222 @@
+//! Rows in words of the domain.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+
+use proxy_common::Address;
+use proxy_common::backend::{BACKEND_ACTIVE, BACKEND_FREE, BACKEND_LOCAL, BACKEND_TERMINATING, BackendEntry};
+use proxy_common::name::PortName;
+use proxy_common::select::Algorithm;
+use proxy_common::service::{
+    KIND_CLUSTER_IP, KIND_EXTERNAL_IP, KIND_LOAD_BALANCER, KIND_NODE_PORT, SCOPE_EXTERNAL,
+    SERVICE_DROP_WHEN_EMPTY, ServiceEntry, ServiceKey,
+};
+
+use crate::model::net::{IpFamily, Protocol};
+
+/// An IP protocol number as a map holds it, which may be one that Ballast never wrote.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Transport(pub u8);
+
+impl fmt::Display for Transport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match Protocol::from_number(self.0) {
+            Some(protocol) => protocol.fmt(f),
+            None => self.0.fmt(f),
+        }
+    }
+}
+
+/// Where a frontend comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    /// A cluster address.
+    ClusterIp,
+    /// A node port.
+    NodePort,
+    /// A load balancer's ingress address.
+    LoadBalancer,
+    /// An external address.
+    ExternalIp,
+    /// A number that this version does not know.
+    Unknown(u8),
+}
+
+impl Kind {
+    /// The word that Kubernetes has for it.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::ClusterIp => "ClusterIP",
+            Self::NodePort => "NodePort",
+            Self::LoadBalancer => "LoadBalancer",
+            Self::ExternalIp => "ExternalIP",
+            Self::Unknown(_) => "Unknown",
+        }
+    }
+}
+
+impl From<u8> for Kind {
+    fn from(number: u8) -> Self {
+        match number {
+            KIND_CLUSTER_IP => Self::ClusterIp,
+            KIND_NODE_PORT => Self::NodePort,
+            KIND_LOAD_BALANCER => Self::LoadBalancer,
+            KIND_EXTERNAL_IP => Self::ExternalIp,
+            other => Self::Unknown(other),
+        }
+    }
+}
+
+/// Which clients a frontend is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Scope {
+    /// Those inside the cluster, or all where it makes no difference.
+    Internal,
+    /// Those outside.
+    External,
+}
+
+impl Scope {
+    /// The word in tables and JSON.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Internal => "internal",
+            Self::External => "external",
+        }
+    }
+}
+
+/// One thing that a client may dial.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FrontendRow {
+    /// Id of the Service port.
+    pub service: u32,
+    /// Its address; unspecified stands for the addresses of the node.
+    pub address: IpAddr,
+    /// Its port.
+    pub port: u16,
+    /// Its protocol.
+    pub protocol: Transport,
+    /// Who it is for.
+    pub scope: Scope,
+    /// Where it comes from.
+    pub kind: Kind,
+    /// Ids of the backends, one for each slot. An id may have gone since; [`BackendRow::service`] tells.
+    pub backends: Vec<u32>,
+    /// Seconds of affinity by client address; 0: none.
+    pub affinity_secs: u32,
+    /// How connections are spread; `unknown` for a number that this version does not know.
+    pub algorithm: &'static str,
+    /// With no backend: silence instead of a refusal.
+    pub drop_when_empty: bool,
+}
+
+impl FrontendRow {
+    pub(super) fn of<A: Address + Into<IpAddr>>(key: ServiceKey<A>, entry: &ServiceEntry) -> Self {
+        Self {
+            service: entry.id,
+            address: key.addr.into(),
+            port: key.port,
+            protocol: Transport(key.proto),
+            scope: if key.scope == SCOPE_EXTERNAL { Scope::External } else { Scope::Internal },
+            kind: entry.kind.into(),
+            backends: Vec::new(),
+            affinity_secs: entry.affinity_secs,
+            algorithm: if entry.algorithm == Algorithm::Random as u8 { "random" } else { "unknown" },
+            drop_when_empty: entry.flags & SERVICE_DROP_WHEN_EMPTY != 0,
+        }
+    }
+
+    /// Address and port.
+    pub fn socket(&self) -> SocketAddr {
+        SocketAddr::new(self.address, self.port)
+    }
+}
+
+/// What a Service port is called.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct NameRow {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its Service.
+    pub name: String,
+    /// The port's name; empty when it has none.
+    pub port: String,
+    /// Its protocol.
+    pub protocol: Transport,
+    /// Its address family.
+    pub family: IpFamily,
+}
+
+impl NameRow {
+    pub(super) fn of(entry: &PortName) -> Self {
+        let text = entry.as_str();
+        let (namespace, rest) = text.split_once('/').unwrap_or(("", text));
+        let (name, port) = rest.split_once(':').unwrap_or((rest, ""));
+        Self {
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+            port: port.to_owned(),
+            protocol: Transport(entry.proto),
+            family: if entry.family == IpFamily::V6.number() { IpFamily::V6 } else { IpFamily::V4 },
+        }
+    }
+}
+
+impl fmt::Display for NameRow {
+    /// `namespace/name:port`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)?;
+        if self.port.is_empty() { Ok(()) } else { write!(f, ":{}", self.port) }
+    }
+}
+
+/// Whether an endpoint serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum BackendState {
+    /// It does.
+    Active,
+    /// It left; its id rests until nothing refers to it.
+    Gone,
+}
+
+impl BackendState {
+    /// The word in tables and JSON.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Active => "active",
+            Self::Gone => "gone",
+        }
+    }
+}
+
+/// One endpoint of one Service port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BackendRow {
+    /// Address and port.
+    pub socket: SocketAddr,
+    /// Its protocol.
+    pub protocol: Transport,
+    /// Id of the Service port.
+    pub service: u32,
+    /// Whether it serves.
+    pub state: BackendState,
+    /// It runs on this node.
+    pub local: bool,
+    /// It is terminating.
+    pub terminating: bool,
+}
+
+impl BackendRow {
+    /// `None` for a free id.
+    pub(super) fn of<A: Address + Into<IpAddr>>(entry: BackendEntry<A>) -> Option<Self> {
+        (entry.state != BACKEND_FREE).then(|| Self {
+            socket: SocketAddr::new(entry.addr.into(), entry.port),
+            protocol: Transport(entry.proto),
+            service: entry.service,
+            state: if entry.state == BACKEND_ACTIVE { BackendState::Active } else { BackendState::Gone },
+            local: entry.flags & BACKEND_LOCAL != 0,
+            terminating: entry.flags & BACKEND_TERMINATING != 0,
+        })
+    }
+}
