@@ -56,17 +56,15 @@ pub fn init(format: LogFormat, level: LogLevel, filter: Option<&str>) -> Result<
 
 /// What passes: our own lines from `level` on; of libraries only what they warn of, unless all is asked for.
 fn directives(level: LogLevel, filter: Option<&str>) -> Result<EnvFilter, TelemetryError> {
-    let text = match filter.filter(|text| !text.is_empty()) {
-        Some(text) => text.replace(&format!("{PUBLIC_TARGET}::"), &format!("{TARGET}::")),
-        None => {
-            let libraries = match level {
-                LogLevel::Error => LogLevel::Error,
-                LogLevel::Warn | LogLevel::Info | LogLevel::Debug => LogLevel::Warn,
-                LogLevel::Trace => LogLevel::Debug,
-            };
-            format!("{libraries},{TARGET}={level},{PUBLIC_TARGET}={level}")
-        }
+    let libraries = match level {
+        LogLevel::Error => LogLevel::Error,
+        LogLevel::Warn | LogLevel::Info | LogLevel::Debug => LogLevel::Warn,
+        LogLevel::Trace => LogLevel::Debug,
     };
+    let text = filter.filter(|text| !text.is_empty()).map_or_else(
+        || format!("{libraries},{TARGET}={level},{PUBLIC_TARGET}={level}"),
+        |text| text.replace(&format!("{PUBLIC_TARGET}::"), &format!("{TARGET}::")),
+    );
     EnvFilter::try_new(&text).map_err(|source| TelemetryError::Filter { value: text, source })
 }
 

@@ -14,9 +14,10 @@ mod memory;
 mod rows;
 mod store;
 mod sys;
+pub mod view;
 
 pub use error::{BatchError, MapError};
-pub use faulty::{FaultyStore, Faults};
+pub use faulty::{Faults, FaultyStore};
 pub use kernel::KernelStore;
 pub use memory::MemoryStore;
 pub use rows::{Backend, Capacity, Contents, FrontendKey, Table, Write};
