@@ -1,1 +1,1 @@
-//! To be filled.
+//! Kubernetes' objects: read from an API server, and turned into ours.

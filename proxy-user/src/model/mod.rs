@@ -1,3 +1,25 @@
 //! The cluster as Ballast understands it: no Kubernetes types, no clock, no IO.
+//!
+//! An [`Event`] is what a source reports, a [`Cluster`] is what all events so far add up to. Objects in here
+//! have been checked: an address is an address and a port is not zero. What could not be used is a [`Problem`]
+//! of the object it was found in.
 
+pub mod cluster;
+pub mod endpoint;
+pub mod event;
+pub mod name;
 pub mod net;
+pub mod node;
+pub mod problem;
+pub mod service;
+
+pub use cluster::Cluster;
+pub use endpoint::{Endpoint, EndpointPort, EndpointSlice};
+pub use event::{Event, Key, Kind, Listing, Object};
+pub use name::{ServiceName, SliceName};
+pub use node::NodeView;
+pub use problem::Problem;
+pub use service::{Service, ServiceKind, ServicePort, TrafficPolicy};
+
+#[cfg(test)]
+pub(crate) mod arbitrary;

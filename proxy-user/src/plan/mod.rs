@@ -1,8 +1,22 @@
 //! From the model to what the maps should say, purely: the same cluster and node always give the same plan.
+//!
+//! One Service is planned at a time, in steps:
+//!
+//! 1. [`candidates`] merges its slices: the endpoints of one port in one family, each address and port once.
+//! 2. [`eligible`] says which of them may serve clients anywhere, and which clients of this node.
+//! 3. [`frontend`] says what clients dial, and which of the two sets each of these addresses spreads over.
 
+pub mod candidates;
+pub mod eligible;
+pub mod frontend;
+pub mod service;
 pub mod types;
 
+pub use service::plan_service;
 pub use types::{
     BackendAddress, BackendFacts, Frontend, FrontendKind, FrontendPlan, PortId, PortPlan, Problem, Scope,
     ServicePlan,
 };
+
+#[cfg(test)]
+mod properties;

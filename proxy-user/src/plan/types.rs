@@ -6,6 +6,7 @@ use std::net::IpAddr;
 
 use proxy_common::select::Algorithm;
 
+pub use crate::model::Problem;
 use crate::model::net::{IpFamily, Protocol};
 
 /// One port of one Service in one address family: what gets an id of its own.
@@ -124,21 +125,4 @@ pub struct ServicePlan {
     pub created: i64,
     /// What in the objects could not be used.
     pub problems: Vec<Problem>,
-}
-
-/// A part of an object that could not be used; the rest of it still counts.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Problem {
-    /// The object: `Service default/redis`, `EndpointSlice default/redis-x7k2p`.
-    pub object: String,
-    /// The field, as `kubectl explain` names it.
-    pub field: String,
-    /// What is wrong with it, and the way out.
-    pub message: String,
-}
-
-impl fmt::Display for Problem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}: {}", self.object, self.field, self.message)
-    }
 }

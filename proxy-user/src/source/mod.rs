@@ -1,1 +1,1 @@
-//! To be filled.
+//! The other place that objects come from: a folder of manifests, which needs no cluster.

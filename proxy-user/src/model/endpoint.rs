@@ -1,0 +1,70 @@
+//! EndpointSlices.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use super::{
+    Problem, ServiceName, SliceName,
+    net::{IpFamily, Protocol},
+};
+
+/// Some of the endpoints of a Service, all of one family.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EndpointSlice {
+    /// Its own name.
+    pub name: SliceName,
+    /// The Service it belongs to: the label `kubernetes.io/service-name`.
+    pub service: ServiceName,
+    /// `addressType`.
+    pub family: IpFamily,
+    /// The ports that every endpoint of it has, sorted.
+    pub ports: Vec<EndpointPort>,
+    /// Its endpoints, sorted.
+    pub endpoints: Vec<Endpoint>,
+    /// What in it could not be used.
+    pub problems: Vec<Problem>,
+}
+
+impl EndpointSlice {
+    /// Whether any endpoint says which zones or nodes it is meant for.
+    pub fn has_hints(&self) -> bool {
+        self.endpoints.iter().any(|e| !e.zone_hints.is_empty() || !e.node_hints.is_empty())
+    }
+}
+
+/// A port of all endpoints of a slice.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct EndpointPort {
+    /// The name of the Service port that it serves.
+    pub name: String,
+    /// Its protocol.
+    pub protocol: Protocol,
+    /// The port that the endpoints listen on; not 0.
+    pub port: u16,
+}
+
+/// One endpoint.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Endpoint {
+    /// Its address: the first of `addresses`, all of which are the same pod's.
+    pub address: IpAddr,
+    /// `conditions.ready`; true where the object does not say, and with `publishNotReadyAddresses`.
+    pub ready: bool,
+    /// `conditions.serving`; true where the object does not say.
+    pub serving: bool,
+    /// `conditions.terminating`; false where the object does not say.
+    pub terminating: bool,
+    /// `nodeName`: where it runs.
+    pub node: Option<String>,
+    /// `hints.forZones`: the zones whose clients should use it.
+    pub zone_hints: BTreeSet<String>,
+    /// `hints.forNodes`: the nodes whose clients should use it.
+    pub node_hints: BTreeSet<String>,
+}
+
+impl Endpoint {
+    /// Whether connections to it may go on: it is ready, or serves on while it terminates.
+    pub fn is_serving(&self) -> bool {
+        self.ready || self.serving
+    }
+}

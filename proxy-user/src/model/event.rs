@@ -1,0 +1,81 @@
+//! What a source of objects reports.
+
+use super::{EndpointSlice, NodeView, Service, ServiceName, SliceName};
+
+/// One report. Reports about one object come in the order in which they happened; reports about different
+/// objects come in any order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// The object is new or has changed.
+    Apply(Object),
+    /// The object is gone, or no business of ours any more.
+    Delete(Key),
+    /// Everything of one kind that there is: after a list, and after a list that was needed again.
+    Reset(Listing),
+}
+
+/// An object of one of the kinds that are watched.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Object {
+    /// A Service.
+    Service(Service),
+    /// An EndpointSlice.
+    Slice(EndpointSlice),
+    /// This node.
+    Node(NodeView),
+}
+
+/// The name of an object and its kind.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Key {
+    /// A Service.
+    Service(ServiceName),
+    /// An EndpointSlice.
+    Slice(SliceName),
+    /// A node, by name.
+    Node(String),
+}
+
+/// All objects of one kind.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Listing {
+    /// All Services.
+    Services(Vec<Service>),
+    /// All EndpointSlices.
+    Slices(Vec<EndpointSlice>),
+    /// This node, if it has an object.
+    Node(Option<NodeView>),
+}
+
+/// A kind of objects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    /// Services.
+    Service,
+    /// EndpointSlices.
+    Slice,
+    /// Nodes.
+    Node,
+}
+
+impl Object {
+    /// Its name.
+    pub fn key(&self) -> Key {
+        match self {
+            Self::Service(service) => Key::Service(service.name.clone()),
+            Self::Slice(slice) => Key::Slice(slice.name.clone()),
+            Self::Node(node) => Key::Node(node.name.clone()),
+        }
+    }
+}
+
+impl Listing {
+    /// What it is a list of.
+    pub const fn kind(&self) -> Kind {
+        match self {
+            Self::Services(_) => Kind::Service,
+            Self::Slices(_) => Kind::Slice,
+            Self::Node(_) => Kind::Node,
+        }
+    }
+}

@@ -1,0 +1,20 @@
+//! What is wrong with an object.
+
+use std::fmt;
+
+/// A part of an object that could not be used; the rest of it still counts.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Problem {
+    /// The object: `Service default/redis`, `EndpointSlice default/redis-x7k2p`.
+    pub object: String,
+    /// The field, as `kubectl explain` names it.
+    pub field: String,
+    /// What is wrong with it, and the way out.
+    pub message: String,
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}: {}", self.object, self.field, self.message)
+    }
+}

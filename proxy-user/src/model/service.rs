@@ -1,0 +1,79 @@
+//! Services.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use super::{Problem, ServiceName, net::Protocol};
+
+/// A Service that has an address: never headless, never an ExternalName, never another proxy's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Service {
+    /// Its name.
+    pub name: ServiceName,
+    /// `spec.type`.
+    pub kind: ServiceKind,
+    /// `spec.clusterIPs`, at most one of each family.
+    pub cluster_ips: Vec<IpAddr>,
+    /// `spec.externalIPs`.
+    pub external_ips: Vec<IpAddr>,
+    /// `status.loadBalancer.ingress[].ip`, without those whose `ipMode` is `Proxy`.
+    pub load_balancer_ips: Vec<IpAddr>,
+    /// `spec.loadBalancerSourceRanges`: `None` lets everybody in, an empty list nobody (all were unusable).
+    pub source_ranges: Option<Vec<IpNet>>,
+    /// `spec.ports`, in the order of the object.
+    pub ports: Vec<ServicePort>,
+    /// `spec.internalTrafficPolicy`.
+    pub internal_policy: TrafficPolicy,
+    /// `spec.externalTrafficPolicy`.
+    pub external_policy: TrafficPolicy,
+    /// Seconds of affinity by client address; 0: none.
+    pub affinity_secs: u32,
+    /// `spec.healthCheckNodePort`; 0: none.
+    pub health_check_node_port: u16,
+    /// When it was created, in seconds since 1970; 0 where the object does not say.
+    pub created: i64,
+    /// What in it could not be used.
+    pub problems: Vec<Problem>,
+}
+
+impl Service {
+    /// Whether clients outside the cluster can reach this port of it by any address.
+    pub fn is_external(&self, port: &ServicePort) -> bool {
+        port.node_port != 0 || !self.external_ips.is_empty() || !self.load_balancer_ips.is_empty()
+    }
+}
+
+/// `spec.type`, of those that have an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ServiceKind {
+    /// An address inside the cluster.
+    ClusterIp,
+    /// That, and a port of each node.
+    NodePort,
+    /// That, and addresses outside.
+    LoadBalancer,
+}
+
+/// Which endpoints traffic may go to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum TrafficPolicy {
+    /// Those of all nodes.
+    #[default]
+    Cluster,
+    /// Those of the node it arrives at.
+    Local,
+}
+
+/// One port of a Service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServicePort {
+    /// Its name; empty for the one port of a Service that names none.
+    pub name: String,
+    /// Its protocol.
+    pub protocol: Protocol,
+    /// The port that clients dial; not 0.
+    pub port: u16,
+    /// `nodePort`; 0: none.
+    pub node_port: u16,
+}

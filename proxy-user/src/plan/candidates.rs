@@ -1,0 +1,52 @@
+//! The endpoints of one Service port in one family, from all slices of the Service.
+
+use std::collections::BTreeMap;
+
+use crate::model::net::{IpFamily, Protocol};
+use crate::model::{Endpoint, EndpointSlice};
+
+use super::BackendAddress;
+
+/// Endpoints by address and port, each once.
+pub type Candidates<'a> = BTreeMap<BackendAddress, &'a Endpoint>;
+
+/// Merges the endpoints that serve the port called `name`. A named target port may stand for different numbers
+/// in different slices.
+///
+/// An address and port that several slices hold is one endpoint. One that is not terminating wins, because its
+/// address has been given to a new pod (`pkg/proxy/endpointslicecache.go`); then one that is ready, and then,
+/// only to have the same answer in any order, one that serves, is on `node`, and sorts last.
+pub fn merge<'a>(
+    slices: impl Iterator<Item = &'a EndpointSlice>,
+    name: &str,
+    protocol: Protocol,
+    family: IpFamily,
+    node: &str,
+) -> Candidates<'a> {
+    let rank = |e: &'a Endpoint| (!e.terminating, e.ready, e.serving, is_local(e, node), e);
+    let mut candidates = Candidates::new();
+    for slice in slices.filter(|slice| slice.family == family) {
+        for port in slice.ports.iter().filter(|port| port.name == name && port.protocol == protocol) {
+            for endpoint in &slice.endpoints {
+                let key = BackendAddress { address: endpoint.address, port: port.port };
+                candidates
+                    .entry(key)
+                    .and_modify(|known| {
+                        if rank(endpoint) > rank(known) {
+                            *known = endpoint;
+                        }
+                    })
+                    .or_insert(endpoint);
+            }
+        }
+    }
+    candidates
+}
+
+/// Whether the endpoint runs on the node of that name.
+pub fn is_local(endpoint: &Endpoint, node: &str) -> bool {
+    endpoint.node.as_deref().is_some_and(|name| name == node)
+}
+
+#[cfg(test)]
+mod tests;
