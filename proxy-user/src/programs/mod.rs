@@ -1,1 +1,390 @@
-//! To be filled.
+//! Loads, attaches, pins, replaces and removes the BPF programs.
+//!
+//! Everything here blocks for milliseconds; async code calls it on the blocking pool. Nothing is detached when the
+//! agent ends: links and maps are pinned, and the next agent takes them over.
+
+pub mod bpf;
+pub mod cleanup;
+pub mod hooks;
+pub mod pins;
+
+mod clock;
+mod clsact;
+mod error;
+mod links;
+mod object;
+mod status;
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use aya::Ebpf;
+use aya::programs::Program;
+use rustix::thread::CapabilitySet;
+
+pub use cleanup::{Cleanup, cleanup};
+pub use error::Error;
+pub use links::Outcome;
+pub use object::Capacities;
+pub use status::{Attachment, ProgramStatus, attachments};
+
+use crate::host::devices::Device;
+use crate::host::manager::DeviceHooks;
+use crate::host::netlink::Netlink;
+use hooks::{Direction, SOCKET_HOOKS};
+use links::{Cgroup, Place};
+use pins::Pins;
+
+/// How packet programs are attached.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PacketHook {
+    /// TCX where the kernel has it, clsact elsewhere.
+    #[default]
+    Auto,
+    /// TCX or nothing.
+    Tcx,
+    /// The clsact qdisc.
+    Clsact,
+}
+
+/// What the programs are loaded and attached with.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The BPF object.
+    pub object: &'static [u8],
+    /// The bpffs; mounted when it is not.
+    pub bpffs: PathBuf,
+    /// The cgroup whose sockets are translated, from [`host::cgroup::find`](crate::host::cgroup::find).
+    pub cgroup: PathBuf,
+    /// Sizes of the maps.
+    pub capacities: Capacities,
+    /// How packet programs are attached.
+    pub packet_hook: PacketHook,
+}
+
+/// Something at the start that the operator should know, and what to do about it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Notice {
+    /// A map keeps the size that it has.
+    SizeKept {
+        /// The map.
+        map: &'static str,
+        /// The setting that asks for another size.
+        setting: &'static str,
+        /// Entries it has.
+        kept: u32,
+        /// Entries asked for.
+        max_entries: u32,
+    },
+    /// Something else was pinned in the place of a map.
+    PinRefused {
+        /// The map.
+        map: &'static str,
+        /// What is wrong with it.
+        reason: String,
+        /// Where it is now.
+        moved_to: PathBuf,
+    },
+    /// There was no bpffs.
+    Mounted {
+        /// Where one is now.
+        path: PathBuf,
+    },
+}
+
+impl fmt::Display for Notice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::SizeKept { map, setting: "", kept, max_entries } => {
+                write!(
+                    f,
+                    "map {map} keeps its {kept} entries; this version makes {max_entries}. Drain the node and run `ballast cleanup` to change it"
+                )
+            }
+            Self::SizeKept { map, setting, kept, max_entries } => {
+                write!(
+                    f,
+                    "map {map} keeps its {kept} entries, though {setting} asks for {max_entries}. Drain the node and run `ballast cleanup` before the next start to change it"
+                )
+            }
+            Self::PinRefused { map, reason, moved_to } => {
+                write!(
+                    f,
+                    "what was pinned as map {map} is not ours: {reason}. It is now at {}, and a new map took its place",
+                    moved_to.display()
+                )
+            }
+            Self::Mounted { path } => {
+                write!(
+                    f,
+                    "mounted a bpffs at {}. It ends with this mount namespace: in a container, mount the host's instead, or a restart interrupts connections",
+                    path.display()
+                )
+            }
+        }
+    }
+}
+
+/// The loaded programs. Dropping this closes files and leaves everything attached.
+pub struct Programs {
+    ebpf: Ebpf,
+    pins: Pins,
+    cgroup: Cgroup,
+    _cgroup_lock: OwnedFd,
+    hz: u32,
+    in_force: bool,
+    tcx: bool,
+    /// Devices with our filters; clsact has no pins to tell.
+    filtered: Mutex<BTreeSet<u32>>,
+    notices: Vec<Notice>,
+}
+
+impl Programs {
+    /// Makes or opens the pinned maps and loads the programs; attaches nothing.
+    pub fn start(settings: &Settings) -> Result<Self, Error> {
+        require_capabilities()?;
+        let cgroup = Cgroup::open(&settings.cgroup)?;
+        let pins = Pins::open(&settings.bpffs)?;
+        let lock = pins::lock(&cgroup.path).map_err(Error::file("lock", &cgroup.path))?;
+        let lock = lock.ok_or_else(|| Error::InUse {
+            path: cgroup.path.clone(),
+            what: "cgroup",
+            flag: "--cgroup-root",
+        })?;
+        let loaded = object::load(settings.object, &pins, &settings.capacities)?;
+        let mut notices = loaded.notices;
+        if pins.mounted {
+            notices.push(Notice::Mounted { path: settings.bpffs.clone() });
+        }
+        if !pins.has_links() {
+            pins.enact()?;
+        }
+        let tcx = match settings.packet_hook {
+            PacketHook::Auto => bpf::has_tcx(),
+            PacketHook::Tcx => true,
+            PacketHook::Clsact => false,
+        };
+        Ok(Self {
+            ebpf: loaded.ebpf,
+            pins,
+            cgroup,
+            _cgroup_lock: lock,
+            hz: loaded.hz,
+            in_force: loaded.in_force,
+            tcx,
+            filtered: Mutex::default(),
+            notices,
+        })
+    }
+
+    /// Whether an earlier agent's programs are attached and use these very maps. If so, attach at once; if not,
+    /// fill the maps first.
+    pub fn in_force(&self) -> bool {
+        self.in_force
+    }
+
+    /// What the operator should know.
+    pub fn notices(&self) -> &[Notice] {
+        &self.notices
+    }
+
+    /// Where the maps are pinned.
+    pub fn pin_dir(&self) -> PathBuf {
+        self.pins.paths().maps()
+    }
+
+    /// Jiffies in a second.
+    pub fn hz(&self) -> u32 {
+        self.hz
+    }
+
+    /// Whether packet programs are attached by TCX; by clsact otherwise.
+    pub fn uses_tcx(&self) -> bool {
+        self.tcx
+    }
+
+    /// Reads what the programs log.
+    #[cfg(feature = "bpf-log")]
+    pub fn logger(&mut self) -> Result<aya_log::EbpfLogger<&'static dyn log::Log>, aya_log::Error> {
+        aya_log::EbpfLogger::init(&mut self.ebpf)
+    }
+
+    fn program(&self, name: &'static str) -> Result<BorrowedFd<'_>, Error> {
+        let missing = || Error::Incomplete { kind: "program", name };
+        let program = self.ebpf.program(name).ok_or_else(missing)?;
+        let fd = match program {
+            Program::CgroupSockAddr(program) => program.fd(),
+            Program::SchedClassifier(program) => program.fd(),
+            _ => return Err(missing()),
+        };
+        Ok(fd.map_err(|source| Error::Program { name, source: Box::new(source) })?.as_fd())
+    }
+
+    /// Attaches the socket programs, or takes over the links of an earlier agent; then puts the maps of this
+    /// version in force, and removes those of other versions.
+    pub fn attach_sockets(&self) -> Result<Vec<(&'static str, Outcome)>, Error> {
+        let ours = links::our_programs();
+        let strays = links::on_cgroup(&self.cgroup, &ours);
+        let mut strays_of = std::collections::BTreeMap::<String, Vec<bpf::Link>>::new();
+        for (name, link) in strays {
+            strays_of.entry(name).or_default().push(link);
+        }
+        let mut outcomes = Vec::new();
+        for (name, attach_type) in SOCKET_HOOKS {
+            let place = Place::Cgroup { cgroup: &self.cgroup, attach_type: attach_type as u32 };
+            let pin = self.pins.paths().links().join(name);
+            let strays = strays_of.remove(name).unwrap_or_default();
+            outcomes.push((name, links::hold(&pin, name, place, self.program(name)?, &strays)?));
+        }
+        self.pins.enact()?;
+        self.pins.retire_other_versions()?;
+        Ok(outcomes)
+    }
+
+    /// Attaches the packet programs to a device, or takes over what an earlier agent left there. What was
+    /// attached in the other way, by TCX or by clsact, goes when the new one works.
+    pub fn attach_device(&self, ifindex: u32) -> Result<(), Error> {
+        if self.tcx {
+            let ours = links::our_programs();
+            for direction in Direction::ALL {
+                let (name, attach_type) = (direction.program(), direction.attach_type());
+                let pin = self.pins.paths().links().join(direction.pin(ifindex));
+                let strays = links::on_device(ifindex, attach_type, &ours);
+                let place = Place::Device { ifindex, attach_type };
+                links::hold(&pin, name, place, self.program(name)?, &strays)?;
+            }
+            self.remove_filters(ifindex)
+        } else {
+            self.set_filters(ifindex)?;
+            self.release_links(ifindex, true)
+        }
+    }
+
+    /// Takes the packet programs off a device, which may be gone.
+    pub fn detach_device(&self, ifindex: u32) -> Result<(), Error> {
+        self.release_links(ifindex, false)?;
+        self.remove_filters(ifindex)
+    }
+
+    fn release_links(&self, ifindex: u32, and_strays: bool) -> Result<(), Error> {
+        for direction in Direction::ALL {
+            links::release(&self.pins.paths().links().join(direction.pin(ifindex)))?;
+            if and_strays {
+                for link in links::on_device(ifindex, direction.attach_type(), &links::our_programs()) {
+                    // A link that is gone already cannot be detached, and need not be.
+                    let _ = link.detach();
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn set_filters(&self, ifindex: u32) -> Result<(), Error> {
+        let device = device_name(ifindex);
+        let failed = |program| {
+            let place = format!("device {device}");
+            move |source| Error::Attach { program, place, source }
+        };
+        let mut netlink = Netlink::open().map_err(failed("clsact"))?;
+        if clsact::add_qdisc(&mut netlink, ifindex).map_err(failed("clsact"))? {
+            pins::make(&self.pins.paths().qdiscs().join(ifindex.to_string()))?;
+        }
+        for direction in Direction::ALL {
+            let name = direction.program();
+            let there = clsact::filters(&mut netlink, ifindex, direction).map_err(failed(name))?;
+            if let Some(other) = there.iter().find(|f| f.has_our_place() && !f.is_ours(direction)) {
+                return Err(Error::FilterTaken {
+                    device,
+                    owner: other.name.clone().unwrap_or_default(),
+                    priority: other.priority,
+                    handle: other.handle,
+                });
+            }
+            clsact::set(&mut netlink, ifindex, direction, self.program(name)?).map_err(failed(name))?;
+        }
+        self.filtered.lock().unwrap_or_else(PoisonError::into_inner).insert(ifindex);
+        Ok(())
+    }
+
+    fn remove_filters(&self, ifindex: u32) -> Result<(), Error> {
+        self.filtered.lock().unwrap_or_else(PoisonError::into_inner).remove(&ifindex);
+        cleanup::remove_filters(self.pins.paths(), ifindex).map(drop)
+    }
+}
+
+impl DeviceHooks for Programs {
+    type Error = Error;
+
+    fn attach(&self, device: &Device) -> Result<(), Error> {
+        self.attach_device(device.ifindex)
+    }
+
+    fn detach(&self, ifindex: u32) -> Result<(), Error> {
+        self.detach_device(ifindex)
+    }
+
+    fn attached(&self) -> BTreeSet<u32> {
+        let pins = pins::entries(&self.pins.paths().links()).unwrap_or_default();
+        let by_pin = pins.iter().filter_map(|pin| hooks::pinned_device(pin));
+        let by_filter = self.filtered.lock().unwrap_or_else(PoisonError::into_inner);
+        by_pin.chain(by_filter.iter().copied()).collect()
+    }
+}
+
+/// The name of a device, or its number when it is gone.
+fn device_name(ifindex: u32) -> String {
+    let name = rustix::net::socket(rustix::net::AddressFamily::UNIX, rustix::net::SocketType::DGRAM, None)
+        .and_then(|socket| rustix::net::netdevice::index_to_name(&socket, ifindex));
+    name.unwrap_or_else(|_| format!("#{ifindex}"))
+}
+
+/// What loading and attaching takes.
+fn require_capabilities() -> Result<(), Error> {
+    let sets = rustix::thread::capabilities(None)
+        .map_err(|errno| Error::file("read capabilities in", Path::new("/proc"))(io::Error::from(errno)))?;
+    match missing_capabilities(sets.effective).as_slice() {
+        [] => Ok(()),
+        missing => Err(Error::Capabilities(missing.join(", "))),
+    }
+}
+
+fn missing_capabilities(effective: CapabilitySet) -> Vec<&'static str> {
+    // CAP_SYS_ADMIN stands for the first two, as it did before they were split off.
+    let admin = effective.contains(CapabilitySet::SYS_ADMIN);
+    [
+        ("CAP_BPF", admin || effective.contains(CapabilitySet::BPF)),
+        ("CAP_PERFMON", admin || effective.contains(CapabilitySet::PERFMON)),
+        ("CAP_NET_ADMIN", effective.contains(CapabilitySet::NET_ADMIN)),
+    ]
+    .into_iter()
+    .filter_map(|(name, has)| (!has).then_some(name))
+    .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_missing_capabilities_are_named() {
+        let all = CapabilitySet::BPF | CapabilitySet::PERFMON | CapabilitySet::NET_ADMIN;
+        assert!(missing_capabilities(all).is_empty());
+        assert!(missing_capabilities(CapabilitySet::SYS_ADMIN | CapabilitySet::NET_ADMIN).is_empty());
+        assert_eq!(missing_capabilities(CapabilitySet::BPF), ["CAP_PERFMON", "CAP_NET_ADMIN"]);
+    }
+
+    #[test]
+    fn a_kept_size_names_the_setting_and_the_way_out() {
+        let notice = Notice::SizeKept { map: "slots", setting: "--max-slots", kept: 5, max_entries: 9 };
+        let text = notice.to_string();
+        assert!(
+            text.contains("slots") && text.contains("--max-slots") && text.contains("ballast cleanup"),
+            "{text}"
+        );
+    }
+}

@@ -1,0 +1,116 @@
+//! Where the cgroup2 hierarchy is mounted.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+/// The inode number of the root of a cgroup hierarchy. A mount inside a container shows another one.
+const HIERARCHY_ROOT: u64 = 1;
+
+/// Why there is no cgroup to attach to.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CgroupError {
+    /// The list of mounts could not be read.
+    #[error("cannot read /proc/self/mountinfo: {0}; name the cgroup2 directory with --cgroup-root")]
+    Mounts(#[source] io::Error),
+    /// No mount is a cgroup2.
+    #[error(
+        "no cgroup2 is mounted; run `mount -t cgroup2 cgroup2 /sys/fs/cgroup` (or mount the host's into the container) and name it with --cgroup-root"
+    )]
+    NotMounted,
+    /// The directory cannot be read.
+    #[error("cannot use {}: {source}; name the cgroup2 directory with --cgroup-root", path.display())]
+    Unreadable {
+        /// The directory.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+}
+
+/// A cgroup to attach socket programs to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CgroupRoot {
+    /// Its directory.
+    pub path: PathBuf,
+    /// Whether it is the root of the whole hierarchy. If not, sockets of processes outside it are not
+    /// translated: intended for a cgroup that the operator names, a mistake in a container that sees only its
+    /// own part.
+    pub whole: bool,
+}
+
+/// The cgroup2 root of this machine: the directory that the operator names, or the widest cgroup2 mount, also
+/// where the first version is mounted beside it.
+pub fn find(named: Option<&Path>) -> Result<CgroupRoot, CgroupError> {
+    if let Some(path) = named {
+        return look(path);
+    }
+    let mounts = fs::read_to_string("/proc/self/mountinfo").map_err(CgroupError::Mounts)?;
+    let mut first = None;
+    for path in cgroup2_mounts(&mounts) {
+        match look(&path) {
+            Ok(root) if root.whole => return Ok(root),
+            root => first = first.or(Some(root)),
+        }
+    }
+    first.unwrap_or(Err(CgroupError::NotMounted))
+}
+
+fn look(path: &Path) -> Result<CgroupRoot, CgroupError> {
+    let metadata =
+        path.metadata().map_err(|source| CgroupError::Unreadable { path: path.to_owned(), source })?;
+    Ok(CgroupRoot { path: path.to_owned(), whole: metadata.ino() == HIERARCHY_ROOT })
+}
+
+/// Mount points of type cgroup2, in the format of `proc_pid_mountinfo(5)`.
+fn cgroup2_mounts(mountinfo: &str) -> Vec<PathBuf> {
+    mountinfo
+        .lines()
+        .filter_map(|line| {
+            let (before, after) = line.split_once(" - ")?;
+            let kind = after.split(' ').next()?;
+            let point = before.split(' ').nth(4)?;
+            (kind == "cgroup2").then(|| PathBuf::from(unescape(point)))
+        })
+        .collect()
+}
+
+/// The kernel writes space, tab, newline and backslash as `\` and three octal digits.
+fn unescape(text: &str) -> String {
+    [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")]
+        .into_iter()
+        .fold(text.to_owned(), |text, (code, plain)| text.replace(code, plain))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HYBRID: &str = "\
+22 28 0:20 / /sys rw,nosuid shared:7 - sysfs sysfs rw
+25 22 0:22 / /sys/fs/cgroup ro,nosuid shared:9 - tmpfs tmpfs ro,mode=755
+26 25 0:23 / /sys/fs/cgroup/unified rw,nosuid shared:10 - cgroup2 cgroup2 rw
+27 25 0:24 / /sys/fs/cgroup/systemd rw,nosuid shared:11 - cgroup cgroup rw,name=systemd
+";
+
+    #[test]
+    fn the_second_version_is_found_beside_the_first() {
+        assert_eq!(cgroup2_mounts(HYBRID), [Path::new("/sys/fs/cgroup/unified")]);
+    }
+
+    #[test]
+    fn optional_fields_and_spaces_do_not_disturb() {
+        let lines = "1 2 0:3 / /a\\040b\\134c rw - cgroup2 none rw\n\
+                     4 5 0:6 /sub /d rw shared:1 master:2 unbindable - cgroup2 none rw\n\
+                     broken line\n";
+        assert_eq!(cgroup2_mounts(lines), [Path::new("/a b\\c"), Path::new("/d")]);
+    }
+
+    #[test]
+    fn a_missing_directory_names_the_flag() {
+        let error = find(Some(Path::new("/nonexistent"))).unwrap_err().to_string();
+        assert!(error.contains("/nonexistent") && error.contains("--cgroup-root"), "{error}");
+    }
+}

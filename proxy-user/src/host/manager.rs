@@ -1,0 +1,241 @@
+//! Keeps the packet programs on the devices that are chosen, while devices come, go and change.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Display;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use rtnetlink::{MulticastGroup, new_multicast_connection};
+use tokio::sync::watch;
+use tokio::task::{AbortHandle, spawn_blocking};
+use tokio::time::{sleep, timeout};
+
+use super::devices::{self, Device};
+use super::selection::Selection;
+
+/// A burst of link events makes one pass.
+const SETTLE: Duration = Duration::from_millis(50);
+/// The pass that needs no event; it also retries what failed.
+const PERIOD: Duration = Duration::from_secs(10);
+/// The first retry of what failed.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// What a device needs from the programs. Calls block, and come from one task at a time.
+pub trait DeviceHooks: Send + Sync + 'static {
+    /// What can go wrong.
+    type Error: Display + Send;
+
+    /// Puts the programs on a device, or replaces those of an earlier agent there.
+    fn attach(&self, device: &Device) -> Result<(), Self::Error>;
+
+    /// Takes them off a device that is not chosen any more, or forgets one that is gone.
+    fn detach(&self, ifindex: u32) -> Result<(), Self::Error>;
+
+    /// Devices that have programs of ours, by this agent or an earlier one.
+    fn attached(&self) -> BTreeSet<u32>;
+}
+
+/// One chosen device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceState {
+    /// Its name.
+    pub name: String,
+    /// Why it has no programs; `None` when it has.
+    pub problem: Option<String>,
+}
+
+/// The chosen devices by index; `None` before the first pass.
+pub type DeviceStates = Option<BTreeMap<u32, DeviceState>>;
+
+/// Keeps devices right until it is dropped.
+pub struct DeviceManager<H> {
+    selection: Selection,
+    hooks: Arc<H>,
+    states: watch::Sender<DeviceStates>,
+}
+
+impl<H: DeviceHooks> DeviceManager<H> {
+    /// A manager, and where to read how it is doing.
+    pub fn new(selection: Selection, hooks: Arc<H>) -> (Self, watch::Receiver<DeviceStates>) {
+        let (states, receiver) = watch::channel(None);
+        (Self { selection, hooks, states }, receiver)
+    }
+
+    /// Runs for ever: a pass at the start, one after each change of a device, and one now and then. Cancel it by
+    /// dropping the future.
+    pub async fn run(self) {
+        loop {
+            if let Err(error) = self.follow().await {
+                tracing::warn!(%error, "cannot follow network devices; trying again");
+            }
+            sleep(RETRY).await;
+        }
+    }
+
+    /// Runs until the kernel stops telling.
+    async fn follow(&self) -> io::Result<()> {
+        let (connection, _handle, mut events) = new_multicast_connection(&[MulticastGroup::Link])?;
+        let _connection = Background(tokio::spawn(connection).abort_handle());
+        loop {
+            let failed = self.pass().await?;
+            let period = if failed { RETRY } else { PERIOD };
+            match timeout(period, events.next()).await {
+                Ok(None) => return Err(io::ErrorKind::ConnectionAborted.into()),
+                Ok(Some(_)) => {
+                    sleep(SETTLE).await;
+                    // One pass reads everything, so the events that came meanwhile are answered by it.
+                    while futures::FutureExt::now_or_never(events.next()).flatten().is_some() {}
+                }
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// Lists the devices and puts right what differs; whether something failed.
+    async fn pass(&self) -> io::Result<bool> {
+        let (selection, hooks) = (self.selection.clone(), Arc::clone(&self.hooks));
+        let before = self.states.borrow().clone();
+        let work = move || {
+            let devices = devices::list()?;
+            Ok::<_, io::Error>(reconcile(&selection, &*hooks, before.as_ref(), &devices))
+        };
+        let after = spawn_blocking(work).await.map_err(io::Error::other)??;
+        let failed = after.values().any(|state| state.problem.is_some());
+        self.states.send_if_modified(|states| {
+            let modified = states.as_ref() != Some(&after);
+            *states = Some(after);
+            modified
+        });
+        Ok(failed)
+    }
+}
+
+struct Background(AbortHandle);
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// One pass over all devices; the result is the new state of the chosen ones.
+fn reconcile<H: DeviceHooks>(
+    selection: &Selection,
+    hooks: &H,
+    before: Option<&BTreeMap<u32, DeviceState>>,
+    devices: &[Device],
+) -> BTreeMap<u32, DeviceState> {
+    let attached = hooks.attached();
+    let mut states = BTreeMap::new();
+    for device in devices.iter().filter(|device| selection.takes(device)) {
+        let known = before.and_then(|states| states.get(&device.ifindex));
+        // A device that went to another network namespace and came back has lost its programs.
+        let works = known.is_some_and(|state| state.problem.is_none()) && attached.contains(&device.ifindex);
+        let problem = if works { None } else { hooks.attach(device).err().map(|error| error.to_string()) };
+        match (&problem, known) {
+            (None, None) => tracing::info!(device = device.name, "packet programs attached"),
+            (None, Some(_)) if !works => {
+                tracing::info!(device = device.name, "packet programs attached again")
+            }
+            (Some(problem), known) if known.and_then(|k| k.problem.as_ref()) != Some(problem) => {
+                tracing::warn!(device = device.name, problem, "no packet programs on this device");
+            }
+            _ => {}
+        }
+        states.insert(device.ifindex, DeviceState { name: device.name.clone(), problem });
+    }
+    for ifindex in attached {
+        if !states.contains_key(&ifindex) {
+            match hooks.detach(ifindex) {
+                Ok(()) => tracing::info!(ifindex, "packet programs removed"),
+                Err(error) => tracing::warn!(ifindex, %error, "cannot remove packet programs"),
+            }
+        }
+    }
+    states
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+    use crate::host::devices::Kind;
+
+    /// Remembers what it was asked, and fails on one device until told otherwise.
+    #[derive(Default)]
+    struct Hooks {
+        broken: Mutex<Option<u32>>,
+        attached: Mutex<BTreeSet<u32>>,
+        calls: Mutex<Vec<(&'static str, u32)>>,
+    }
+
+    impl DeviceHooks for Hooks {
+        type Error = String;
+
+        fn attach(&self, device: &Device) -> Result<(), String> {
+            self.calls.lock().unwrap().push(("attach", device.ifindex));
+            if *self.broken.lock().unwrap() == Some(device.ifindex) {
+                return Err("broken".to_owned());
+            }
+            self.attached.lock().unwrap().insert(device.ifindex);
+            Ok(())
+        }
+
+        fn detach(&self, ifindex: u32) -> Result<(), String> {
+            self.calls.lock().unwrap().push(("detach", ifindex));
+            self.attached.lock().unwrap().remove(&ifindex);
+            Ok(())
+        }
+
+        fn attached(&self) -> BTreeSet<u32> {
+            self.attached.lock().unwrap().clone()
+        }
+    }
+
+    fn device(ifindex: u32) -> Device {
+        Device { ifindex, name: format!("veth{ifindex}"), ethernet: true, kind: Kind::Other, bonded: false }
+    }
+
+    fn pass(
+        hooks: &Hooks,
+        before: Option<&BTreeMap<u32, DeviceState>>,
+        devices: &[u32],
+    ) -> BTreeMap<u32, DeviceState> {
+        let devices: Vec<_> = devices.iter().copied().map(device).collect();
+        reconcile(&Selection::default(), hooks, before, &devices)
+    }
+
+    #[test]
+    fn a_second_pass_does_nothing() {
+        let hooks = Hooks::default();
+        let first = pass(&hooks, None, &[2, 3]);
+        let second = pass(&hooks, Some(&first), &[2, 3]);
+        assert_eq!(first, second);
+        assert_eq!(*hooks.calls.lock().unwrap(), [("attach", 2), ("attach", 3)]);
+    }
+
+    #[test]
+    fn what_failed_is_tried_again_and_the_others_go_on() {
+        let hooks = Hooks::default();
+        *hooks.broken.lock().unwrap() = Some(2);
+        let first = pass(&hooks, None, &[2, 3]);
+        assert_eq!(first[&2].problem.as_deref(), Some("broken"));
+        assert_eq!(first[&3].problem, None);
+        *hooks.broken.lock().unwrap() = None;
+        let second = pass(&hooks, Some(&first), &[2, 3]);
+        assert_eq!(second[&2].problem, None);
+        assert_eq!(*hooks.calls.lock().unwrap(), [("attach", 2), ("attach", 3), ("attach", 2)]);
+    }
+
+    #[test]
+    fn a_device_that_went_is_forgotten_even_when_an_earlier_agent_attached_it() {
+        let hooks = Hooks::default();
+        hooks.attached.lock().unwrap().insert(9);
+        let states = pass(&hooks, None, &[2]);
+        assert_eq!(states.keys().copied().collect::<Vec<_>>(), [2]);
+        assert_eq!(*hooks.calls.lock().unwrap(), [("attach", 2), ("detach", 9)]);
+    }
+}

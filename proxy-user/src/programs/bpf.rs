@@ -1,0 +1,294 @@
+//! The commands of bpf(2) for links. aya cannot update a cgroup link in place, cannot say what a link is
+//! attached to, and detaches on drop; links that outlive the process need all three to be ours.
+
+use std::ffi::CString;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use aya_obj::generated::{bpf_attach_type, bpf_cmd, bpf_link_type};
+
+/// `BPF_F_BEFORE` without a reference: in front of all that is attached.
+const BEFORE_ALL: u32 = aya_obj::generated::BPF_F_BEFORE;
+/// More programs than the kernel lets anyone attach to one hook of a device.
+const MAX_QUERIED: usize = 256;
+
+/// Runs one command; `T` is the part of `union bpf_attr` that the command reads.
+///
+/// # Safety
+/// `T` is `repr(C)`, has the layout that `command` asks for, and its pointers are valid for what they say.
+unsafe fn bpf<T>(command: bpf_cmd, attr: &mut T) -> io::Result<RawFd> {
+    // SAFETY: the caller vouches for the attribute; the kernel reads and writes no more than its size.
+    let result =
+        unsafe { libc::syscall(libc::SYS_bpf, command as libc::c_int, &raw mut *attr, size_of::<T>()) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result as RawFd) }
+}
+
+/// The same for commands that return a new file descriptor.
+///
+/// # Safety
+/// As [`bpf`], and `command` returns a file descriptor.
+unsafe fn bpf_fd<T>(command: bpf_cmd, attr: &mut T) -> io::Result<OwnedFd> {
+    // SAFETY: as the caller vouches; the kernel has just given us the descriptor and nobody else has it.
+    unsafe { Ok(OwnedFd::from_raw_fd(bpf(command, attr)?)) }
+}
+
+/// A place where a program can be attached by a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Hook {
+    /// A socket hook of a cgroup.
+    Cgroup {
+        /// The cgroup's id: the inode number of its directory.
+        id: u64,
+        /// A `bpf_attach_type`.
+        attach_type: u32,
+    },
+    /// A TCX hook of a device.
+    Tcx {
+        /// Index of the device in the network namespace that it was attached from; 0 when it is gone.
+        ifindex: u32,
+        /// A `bpf_attach_type`.
+        attach_type: u32,
+    },
+    /// Something that Ballast does not use.
+    Other,
+}
+
+/// What the kernel says about a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LinkInfo {
+    /// Its id.
+    pub id: u32,
+    /// Id of its program.
+    pub program: u32,
+    /// Where it is attached.
+    pub hook: Hook,
+}
+
+/// A BPF link, by file descriptor. Dropping it detaches only when nothing else, such as a pin, refers to it.
+#[derive(Debug)]
+pub struct Link(OwnedFd);
+
+impl Link {
+    /// Attaches `program` to a cgroup, beside the programs of others.
+    pub fn to_cgroup(program: BorrowedFd<'_>, cgroup: BorrowedFd<'_>, attach_type: u32) -> io::Result<Self> {
+        Self::create(program, cgroup.as_raw_fd().cast_unsigned(), attach_type, 0)
+    }
+
+    /// Attaches `program` to a device, in front of the programs of others: one of them that ends the chain
+    /// must not hide ours.
+    pub fn to_device(program: BorrowedFd<'_>, ifindex: u32, attach_type: u32) -> io::Result<Self> {
+        Self::create(program, ifindex, attach_type, BEFORE_ALL)
+    }
+
+    fn create(program: BorrowedFd<'_>, target: u32, attach_type: u32, flags: u32) -> io::Result<Self> {
+        #[repr(C)]
+        struct LinkCreate {
+            program: RawFd,
+            target: u32,
+            attach_type: u32,
+            flags: u32,
+            relative: u64,
+            expected_revision: u64,
+        }
+        let mut attr = LinkCreate {
+            program: program.as_raw_fd(),
+            target,
+            attach_type,
+            flags,
+            relative: 0,
+            expected_revision: 0,
+        };
+        // SAFETY: `link_create` with its `tcx` arm; cgroups take the zero after the flags as no cookie.
+        unsafe { bpf_fd(bpf_cmd::BPF_LINK_CREATE, &mut attr) }.map(Self)
+    }
+
+    /// The link pinned at `path`; `None` when nothing is there, or something that is not a link.
+    pub fn pinned(path: &Path) -> io::Result<Option<Self>> {
+        #[repr(C)]
+        struct ObjGet {
+            path: u64,
+            fd: u32,
+            flags: u32,
+        }
+        let name = CString::new(path.as_os_str().as_bytes())?;
+        let mut attr = ObjGet { path: name.as_ptr() as u64, fd: 0, flags: 0 };
+        // SAFETY: `name` outlives the call.
+        let fd = match unsafe { bpf_fd(bpf_cmd::BPF_OBJ_GET, &mut attr) } {
+            Ok(fd) => fd,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        // The information of maps and programs begins alike; only this file tells them from links.
+        let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd()))?;
+        Ok(text.lines().any(|line| line.starts_with("link_type:")).then_some(Self(fd)))
+    }
+
+    /// The link of that id; needs `CAP_SYS_ADMIN`.
+    pub fn by_id(id: u32) -> io::Result<Self> {
+        #[repr(C)]
+        struct ById {
+            id: u32,
+            next: u32,
+            flags: u32,
+        }
+        let mut attr = ById { id, next: 0, flags: 0 };
+        // SAFETY: three numbers, as the command has them.
+        unsafe { bpf_fd(bpf_cmd::BPF_LINK_GET_FD_BY_ID, &mut attr) }.map(Self)
+    }
+
+    /// What it is and where.
+    pub fn info(&self) -> io::Result<LinkInfo> {
+        #[repr(C)]
+        #[derive(Default)]
+        struct Info {
+            kind: u32,
+            id: u32,
+            program: u32,
+            fill: u32,
+            cgroup_or_ifindex: [u32; 2],
+            cgroup_attach_type: u32,
+            rest: [u32; 9],
+        }
+        #[repr(C)]
+        struct GetInfo {
+            fd: RawFd,
+            length: u32,
+            info: u64,
+        }
+        let mut info = Info::default();
+        let mut attr = GetInfo {
+            fd: self.0.as_raw_fd(),
+            length: size_of::<Info>() as u32,
+            info: (&raw mut info) as u64,
+        };
+        // SAFETY: `info` is as long as said and outlives the call.
+        unsafe { bpf(bpf_cmd::BPF_OBJ_GET_INFO_BY_FD, &mut attr)? };
+        let [low, high] = info.cgroup_or_ifindex;
+        let hook = if info.kind == bpf_link_type::BPF_LINK_TYPE_CGROUP as u32 {
+            let [[a, b, c, d], [e, f, g, h]] = [low.to_ne_bytes(), high.to_ne_bytes()];
+            let id = u64::from_ne_bytes([a, b, c, d, e, f, g, h]);
+            Hook::Cgroup { id, attach_type: info.cgroup_attach_type }
+        } else if info.kind == bpf_link_type::BPF_LINK_TYPE_TCX as u32 {
+            Hook::Tcx { ifindex: low, attach_type: high }
+        } else {
+            Hook::Other
+        };
+        Ok(LinkInfo { id: info.id, program: info.program, hook })
+    }
+
+    /// Replaces the program; no packet or call sees a moment without one.
+    pub fn update(&self, program: BorrowedFd<'_>) -> io::Result<()> {
+        #[repr(C)]
+        struct LinkUpdate {
+            link: RawFd,
+            program: RawFd,
+            flags: u32,
+            old_program: RawFd,
+        }
+        let mut attr =
+            LinkUpdate { link: self.0.as_raw_fd(), program: program.as_raw_fd(), flags: 0, old_program: 0 };
+        // SAFETY: four numbers, as the command has them.
+        unsafe { bpf(bpf_cmd::BPF_LINK_UPDATE, &mut attr) }.map(drop)
+    }
+
+    /// Detaches the program, whoever else refers to the link.
+    pub fn detach(&self) -> io::Result<()> {
+        let mut attr = self.0.as_raw_fd();
+        // SAFETY: one number, as the command has it.
+        unsafe { bpf(bpf_cmd::BPF_LINK_DETACH, &mut attr) }.map(drop)
+    }
+
+    /// Pins it at `path`, where nothing may be.
+    pub fn pin(&self, path: &Path) -> io::Result<()> {
+        #[repr(C)]
+        struct ObjPin {
+            path: u64,
+            fd: RawFd,
+            flags: u32,
+        }
+        let name = CString::new(path.as_os_str().as_bytes())?;
+        let mut attr = ObjPin { path: name.as_ptr() as u64, fd: self.0.as_raw_fd(), flags: 0 };
+        // SAFETY: `name` outlives the call.
+        unsafe { bpf(bpf_cmd::BPF_OBJ_PIN, &mut attr) }.map(drop)
+    }
+}
+
+impl AsFd for Link {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// Ids of all links of the machine, in ascending order; needs `CAP_SYS_ADMIN`.
+pub fn link_ids() -> impl Iterator<Item = io::Result<u32>> {
+    #[repr(C)]
+    struct NextId {
+        start: u32,
+        next: u32,
+        flags: u32,
+    }
+    let mut last = Some(0);
+    std::iter::from_fn(move || {
+        let mut attr = NextId { start: last?, next: 0, flags: 0 };
+        // SAFETY: three numbers, as the command has them.
+        match unsafe { bpf(bpf_cmd::BPF_LINK_GET_NEXT_ID, &mut attr) } {
+            Ok(_) => {
+                last = Some(attr.next);
+                Some(Ok(attr.next))
+            }
+            Err(error) => {
+                last = None;
+                (error.kind() != io::ErrorKind::NotFound).then_some(Err(error))
+            }
+        }
+    })
+}
+
+/// Ids of the links on a TCX hook of a device of this network namespace, in the order they run.
+///
+/// `EINVAL` means that the kernel has no TCX (older than 6.6, or built without it).
+pub fn tcx_links(ifindex: u32, attach_type: u32) -> io::Result<Vec<u32>> {
+    #[repr(C)]
+    struct Query {
+        ifindex: u32,
+        attach_type: u32,
+        query_flags: u32,
+        attach_flags: u32,
+        programs: u64,
+        count: u32,
+        fill: u32,
+        program_flags: u64,
+        links: u64,
+        link_flags: u64,
+        revision: u64,
+    }
+    let mut programs = [0u32; MAX_QUERIED];
+    let mut links = [0u32; MAX_QUERIED];
+    let mut attr = Query {
+        ifindex,
+        attach_type,
+        query_flags: 0,
+        attach_flags: 0,
+        programs: programs.as_mut_ptr() as u64,
+        count: MAX_QUERIED as u32,
+        fill: 0,
+        program_flags: 0,
+        links: links.as_mut_ptr() as u64,
+        link_flags: 0,
+        revision: 0,
+    };
+    // SAFETY: both arrays hold `count` elements and outlive the call.
+    match unsafe { bpf(bpf_cmd::BPF_PROG_QUERY, &mut attr) } {
+        // Programs that were attached without a link have 0 here.
+        Ok(_) => Ok(links.into_iter().take(attr.count as usize).filter(|id| *id != 0).collect()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether the kernel has TCX, asked about the loopback device that every network namespace has.
+pub fn has_tcx() -> bool {
+    tcx_links(1, bpf_attach_type::BPF_TCX_INGRESS as u32).is_ok()
+}

@@ -1,0 +1,92 @@
+//! How fast the kernel counts jiffies. `CONFIG_HZ` is not always readable, but a program can read the clock.
+
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use aya::programs::SchedClassifier;
+use aya::{TestRun, TestRunOptions};
+
+use super::error::Error;
+
+/// What kernels are built with.
+const USUAL: [u32; 4] = [100, 250, 300, 1000];
+/// The measured time; one jiffy too many or too few then moves the result by at most 10 %.
+const SPAN: Duration = Duration::from_millis(100);
+/// A jiffy lasts 10 ms at most; a clock that stands for this long does not go.
+const STUCK: Duration = Duration::from_secs(1);
+
+/// Both clocks at one moment.
+#[derive(Clone, Copy, Debug)]
+struct Reading {
+    jiffies: u64,
+    nanoseconds: u64,
+}
+
+fn read(clock: &SchedClassifier) -> Result<Reading, Error> {
+    let packet = [0; 64];
+    let mut out = [0; 64];
+    let options =
+        TestRunOptions { data_in: Some(&packet), data_out: Some(&mut out), ..TestRunOptions::default() };
+    clock.test_run(options).map_err(|error| Error::Clock(error.to_string()))?;
+    let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, ..] = out;
+    Ok(Reading {
+        jiffies: u64::from_ne_bytes([a, b, c, d, e, f, g, h]),
+        nanoseconds: u64::from_ne_bytes([i, j, k, l, m, n, o, p]),
+    })
+}
+
+/// Waits until the jiffy changes.
+fn edge(clock: &SchedClassifier) -> Result<Reading, Error> {
+    let started = Instant::now();
+    let first = read(clock)?;
+    while started.elapsed() < STUCK {
+        let now = read(clock)?;
+        if now.jiffies != first.jiffies {
+            return Ok(now);
+        }
+    }
+    Err(Error::Clock(format!("the clock stands at {} jiffies", first.jiffies)))
+}
+
+/// Measures the jiffies in a second; takes about a tenth of one.
+pub(super) fn measure_hz(clock: &SchedClassifier) -> Result<u32, Error> {
+    let first = edge(clock)?;
+    sleep(SPAN);
+    let last = edge(clock)?;
+    let jiffies = last.jiffies.wrapping_sub(first.jiffies);
+    let nanoseconds = last.nanoseconds.wrapping_sub(first.nanoseconds);
+    rate(jiffies, nanoseconds)
+        .ok_or_else(|| Error::Clock(format!("{jiffies} jiffies in {nanoseconds} nanoseconds")))
+}
+
+/// Jiffies in a second: the usual rate when one is within 12 %, what was measured otherwise.
+fn rate(jiffies: u64, nanoseconds: u64) -> Option<u32> {
+    let measured = u32::try_from(jiffies.checked_mul(1_000_000_000)?.checked_div(nanoseconds)?).ok()?;
+    let nearest = USUAL.into_iter().min_by_key(|hz| hz.abs_diff(measured))?;
+    let hz = if nearest.abs_diff(measured) * 100 <= nearest * 12 { nearest } else { measured };
+    (10..=100_000).contains(&hz).then_some(hz)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_usual_rate_is_recognised_with_a_jiffy_missed_or_too_many() {
+        for hz in USUAL {
+            let jiffies = u64::from(hz) / 10;
+            for measured in jiffies - 1..=jiffies + 1 {
+                assert_eq!(rate(measured, 100_000_000), Some(hz), "{measured} of {hz}");
+            }
+        }
+    }
+
+    #[test]
+    fn an_unusual_rate_is_kept_and_nonsense_refused() {
+        assert_eq!(rate(2_400, 2_000_000_000), Some(1_200));
+        assert_eq!(rate(50, 1_000_000_000), Some(50));
+        assert_eq!(rate(0, 1_000_000_000), None);
+        assert_eq!(rate(1, 0), None);
+        assert_eq!(rate(u64::MAX, 1), None);
+    }
+}

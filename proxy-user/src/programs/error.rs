@@ -1,0 +1,148 @@
+//! What can go wrong with programs, pins and links, each with the way out.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use aya::EbpfError;
+use aya::maps::MapError;
+use aya::programs::ProgramError;
+
+/// An error of [`programs`](crate::programs).
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The binary has no BPF object inside.
+    #[error("this binary was built without its BPF object; build with `cargo xtask build`")]
+    NoObject,
+    /// The process may not load programs.
+    #[error(
+        "missing {0}: run as root, or grant CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON (in Kubernetes: securityContext.capabilities.add)"
+    )]
+    Capabilities(String),
+    /// There is no bpffs, and none could be mounted.
+    #[error(
+        "{} is not a bpffs and mounting one there failed: {source}; run `mount -t bpf bpf {}` on the host, or name another directory with --bpffs", path.display(), path.display()
+    )]
+    Mount {
+        /// The directory.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The bpffs cannot be written to.
+    #[error(
+        "{} is mounted read-only; mount it read-write (`mount -o remount,rw {}`), or name another bpffs with --bpffs", path.display(), path.display()
+    )]
+    ReadOnly {
+        /// The mount.
+        path: PathBuf,
+    },
+    /// Another process holds the lock.
+    #[error(
+        "{} is in use by another ballast: one agent for each {what}; stop the other one, or give this one its own with {flag}", path.display()
+    )]
+    InUse {
+        /// The directory.
+        path: PathBuf,
+        /// What it is.
+        what: &'static str,
+        /// The setting that names another one.
+        flag: &'static str,
+    },
+    /// The path is no cgroup of the second version.
+    #[error("{} is not a cgroup2 directory; name one with --cgroup-root", path.display())]
+    NotCgroup2 {
+        /// The path.
+        path: PathBuf,
+    },
+    /// A file operation failed.
+    #[error("cannot {action} {}: {source}", path.display())]
+    File {
+        /// What was tried.
+        action: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The kernel did not take a link.
+    #[error("cannot attach {program} to {place}: {source}{}", hint(source))]
+    Attach {
+        /// Name of the program.
+        program: &'static str,
+        /// The cgroup or device.
+        place: String,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The place of our filter on a device is taken.
+    #[error(
+        "{device}: a foreign filter `{owner}` has priority {priority} and handle {handle:#x}; remove it with `tc filter del`"
+    )]
+    FilterTaken {
+        /// The device.
+        device: String,
+        /// Name of the filter found there.
+        owner: String,
+        /// Its priority.
+        priority: u16,
+        /// Its handle.
+        handle: u32,
+    },
+    /// The object lacks what this agent needs.
+    #[error(
+        "the BPF object has no {kind} `{name}`: it was built from other sources than this agent; rebuild with `cargo xtask build`"
+    )]
+    Incomplete {
+        /// `map` or `program`.
+        kind: &'static str,
+        /// Its name.
+        name: &'static str,
+    },
+    /// The object is no BPF object.
+    #[error("cannot read the BPF object: {0}")]
+    Parse(#[from] aya_obj::ParseError),
+    /// Maps could not be made.
+    #[error("cannot create or open the maps: {0}; if the kernel says ENOMEM, lower the --max-* settings")]
+    Load(#[from] Box<EbpfError>),
+    /// The kernel refused a program.
+    #[error("the kernel did not take the program {name}: {source}")]
+    Program {
+        /// Its name.
+        name: &'static str,
+        /// Why not; holds the verifier's log.
+        source: Box<ProgramError>,
+    },
+    /// A map could not be used.
+    #[error("map {name}: {source}")]
+    Map {
+        /// Its name.
+        name: &'static str,
+        /// Why not.
+        source: MapError,
+    },
+    /// The clock program gave no answer.
+    #[error("cannot measure the kernel's clock: {0}")]
+    Clock(String),
+}
+
+impl Error {
+    /// For `map_err`: a failed `action` on `path`.
+    pub(super) fn file(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
+        move |source| match source.raw_os_error() {
+            Some(libc::EROFS) => Self::ReadOnly { path: path.to_owned() },
+            _ => Self::File { action, path: path.to_owned(), source },
+        }
+    }
+}
+
+fn hint(source: &io::Error) -> &'static str {
+    match source.raw_os_error() {
+        // The kernel allows 64 programs of a type on a cgroup, and as many on a device.
+        Some(libc::E2BIG | libc::ERANGE) => "; too many programs are attached there already",
+        Some(libc::EPERM) => {
+            "; another program is attached there exclusively, or CAP_NET_ADMIN is missing (see `bpftool cgroup tree`)"
+        }
+        _ => "",
+    }
+}

@@ -1,0 +1,104 @@
+//! The hooks, and what goes where.
+
+use std::fmt;
+
+use aya_obj::generated::bpf_attach_type::{
+    self, BPF_CGROUP_INET4_CONNECT, BPF_CGROUP_INET4_GETPEERNAME, BPF_CGROUP_INET6_CONNECT,
+    BPF_CGROUP_INET6_GETPEERNAME, BPF_CGROUP_UDP4_RECVMSG, BPF_CGROUP_UDP4_SENDMSG, BPF_CGROUP_UDP6_RECVMSG,
+    BPF_CGROUP_UDP6_SENDMSG, BPF_TCX_EGRESS, BPF_TCX_INGRESS,
+};
+
+/// Programs on the cgroup, and the hook each belongs to; the name is the pin of its link, too.
+///
+/// The order is the order of attachment: what translates addresses back comes before what translates them, so
+/// that nobody sees an answer from an address it did not ask.
+pub const SOCKET_HOOKS: [(&str, bpf_attach_type); 8] = [
+    ("sock_recvmsg4", BPF_CGROUP_UDP4_RECVMSG),
+    ("sock_recvmsg6", BPF_CGROUP_UDP6_RECVMSG),
+    ("sock_peer4", BPF_CGROUP_INET4_GETPEERNAME),
+    ("sock_peer6", BPF_CGROUP_INET6_GETPEERNAME),
+    ("sock_sendmsg4", BPF_CGROUP_UDP4_SENDMSG),
+    ("sock_sendmsg6", BPF_CGROUP_UDP6_SENDMSG),
+    ("sock_connect4", BPF_CGROUP_INET4_CONNECT),
+    ("sock_connect6", BPF_CGROUP_INET6_CONNECT),
+];
+
+/// Never attached: run once at start to read the kernel's clocks.
+pub const CLOCK: &str = "clock";
+
+/// A direction of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Direction {
+    /// Packets that come in.
+    Ingress,
+    /// Packets that go out.
+    Egress,
+}
+
+impl Direction {
+    /// Both; replies are translated back before requests are translated.
+    pub const ALL: [Self; 2] = [Self::Egress, Self::Ingress];
+
+    /// The program for it.
+    pub const fn program(self) -> &'static str {
+        match self {
+            Self::Ingress => "tc_ingress",
+            Self::Egress => "tc_egress",
+        }
+    }
+
+    /// The TCX hook.
+    pub(super) const fn attach_type(self) -> u32 {
+        match self {
+            Self::Ingress => BPF_TCX_INGRESS as u32,
+            Self::Egress => BPF_TCX_EGRESS as u32,
+        }
+    }
+
+    /// Name of the pin of its link on a device.
+    pub(super) fn pin(self, ifindex: u32) -> String {
+        format!("tcx_{self}_{ifindex}")
+    }
+}
+
+impl fmt::Display for Direction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Ingress => "ingress",
+            Self::Egress => "egress",
+        })
+    }
+}
+
+/// The device in the name of a pin: `tcx_ingress_7` is 7.
+pub(super) fn pinned_device(pin: &str) -> Option<u32> {
+    let rest = pin.strip_prefix("tcx_")?;
+    let (direction, ifindex) = rest.split_once('_')?;
+    Direction::ALL.iter().any(|d| d.to_string() == direction).then(|| ifindex.parse().ok())?
+}
+
+/// Every program that is attached somewhere.
+pub(super) fn names() -> impl Iterator<Item = &'static str> {
+    SOCKET_HOOKS.iter().map(|(name, _)| *name).chain(Direction::ALL.iter().map(|d| d.program()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pin_names_its_device() {
+        for direction in Direction::ALL {
+            assert_eq!(pinned_device(&direction.pin(7)), Some(7));
+        }
+        for name in ["sock_connect4", "tcx_ingress_", "tcx_sideways_7", "tcx_7", "tcx_egress_7_new"] {
+            assert_eq!(pinned_device(name), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn names_fit_the_kernel() {
+        assert!(names().all(|name| name.len() <= 15));
+        assert_eq!(names().collect::<std::collections::BTreeSet<_>>().len(), 10);
+    }
+}

@@ -1,0 +1,191 @@
+//! Keeps exactly one link of ours on each hook, and its pin.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use aya::maps::MapInfo;
+use aya::programs::loaded_programs;
+use proxy_common::map_names;
+
+use super::bpf::{self, Hook, Link, LinkInfo};
+use super::error::Error;
+use super::hooks;
+
+/// A cgroup that is open.
+#[derive(Debug)]
+pub(super) struct Cgroup {
+    pub fd: OwnedFd,
+    /// The kernel's id of it, which is the inode number of its directory.
+    pub id: u64,
+    pub path: PathBuf,
+}
+
+impl Cgroup {
+    pub(super) fn open(path: &Path) -> Result<Self, Error> {
+        use rustix::fs::{Mode, OFlags};
+        /// `CGROUP2_SUPER_MAGIC` of `include/uapi/linux/magic.h`.
+        const MAGIC: i64 = 0x6367_7270;
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let failed = |errno: rustix::io::Errno| Error::file("open cgroup", path)(errno.into());
+        let fd = rustix::fs::open(path, flags, Mode::empty()).map_err(failed)?;
+        if i64::from(rustix::fs::fstatfs(&fd).map_err(failed)?.f_type) != MAGIC {
+            return Err(Error::NotCgroup2 { path: path.to_owned() });
+        }
+        let id = rustix::fs::fstat(&fd).map_err(failed)?.st_ino;
+        Ok(Self { fd, id, path: path.to_owned() })
+    }
+}
+
+/// Where a link belongs.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Place<'a> {
+    Cgroup { cgroup: &'a Cgroup, attach_type: u32 },
+    Device { ifindex: u32, attach_type: u32 },
+}
+
+impl Place<'_> {
+    fn attach(self, program: BorrowedFd<'_>) -> io::Result<Link> {
+        match self {
+            Self::Cgroup { cgroup, attach_type } => Link::to_cgroup(program, cgroup.fd.as_fd(), attach_type),
+            Self::Device { ifindex, attach_type } => Link::to_device(program, ifindex, attach_type),
+        }
+    }
+
+    /// Whether the link is attached here. A device is asked for its links: an index alone may be that of another
+    /// device in another network namespace.
+    fn holds(self, link: &LinkInfo) -> bool {
+        match self {
+            Self::Cgroup { cgroup, attach_type } => link.hook == Hook::Cgroup { id: cgroup.id, attach_type },
+            Self::Device { ifindex, attach_type } => {
+                bpf::tcx_links(ifindex, attach_type).is_ok_and(|links| links.contains(&link.id))
+            }
+        }
+    }
+
+    fn describe(self) -> String {
+        match self {
+            Self::Cgroup { cgroup, .. } => format!("cgroup {}", cgroup.path.display()),
+            Self::Device { ifindex, .. } => format!("device {}", super::device_name(ifindex)),
+        }
+    }
+}
+
+/// Ids of loaded programs that are ours, by whatever agent: the name is that of a hook, and all maps are named
+/// like ours. Empty when the kernel does not let us look (that takes `CAP_SYS_ADMIN`).
+pub(super) fn our_programs() -> BTreeMap<u32, String> {
+    let is_ours =
+        |name: &str| map_names::ALL.contains(&name) || name.starts_with('.') || name.starts_with("AYA_LOG");
+    loaded_programs()
+        .filter_map(Result::ok)
+        .filter_map(|program| {
+            let name = hooks::names().find(|name| program.name_as_str() == Some(name))?;
+            let maps = program.map_ids().ok()??;
+            let ours = maps
+                .iter()
+                .all(|id| MapInfo::from_id(*id).is_ok_and(|info| info.name_as_str().is_some_and(is_ours)));
+            (ours && !maps.is_empty()).then(|| (program.id(), name.to_owned()))
+        })
+        .collect()
+}
+
+/// Links of ours to this cgroup, whoever refers to them, with the names of their programs.
+pub(super) fn on_cgroup(cgroup: &Cgroup, ours: &BTreeMap<u32, String>) -> Vec<(String, Link)> {
+    find(bpf::link_ids().map_while(Result::ok), ours)
+        .filter(|(_, _, info)| matches!(info.hook, Hook::Cgroup { id, .. } if id == cgroup.id))
+        .map(|(name, link, _)| (name, link))
+        .collect()
+}
+
+/// Links of ours to a hook of a device of this network namespace.
+pub(super) fn on_device(ifindex: u32, attach_type: u32, ours: &BTreeMap<u32, String>) -> Vec<Link> {
+    let ids = bpf::tcx_links(ifindex, attach_type).unwrap_or_default();
+    find(ids.into_iter(), ours).map(|(_, link, _)| link).collect()
+}
+
+fn find(
+    ids: impl Iterator<Item = u32>,
+    ours: &BTreeMap<u32, String>,
+) -> impl Iterator<Item = (String, Link, LinkInfo)> {
+    ids.filter_map(|id| {
+        let link = Link::by_id(id).ok()?;
+        let info = link.info().ok()?;
+        Some((ours.get(&info.program)?.clone(), link, info))
+    })
+}
+
+/// How a program came to its hook.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// By a new link.
+    Attached,
+    /// In the pinned link of an earlier agent.
+    Replaced,
+    /// In a link of an earlier agent whose pin was lost.
+    Adopted,
+}
+
+/// Puts `program` on a hook and pins its link, taking over what an earlier agent left there: a link is updated
+/// in place where there is one, and of several only one remains.
+pub(super) fn hold(
+    pin: &Path,
+    name: &'static str,
+    place: Place<'_>,
+    program: BorrowedFd<'_>,
+    strays: &[Link],
+) -> Result<Outcome, Error> {
+    let pinned = Link::pinned(pin).map_err(Error::file("open the link", pin))?;
+    let is_here = |link: &&Link| link.info().is_ok_and(|info| place.holds(&info));
+    let takes = |link: &&Link| link.update(program).is_ok();
+    let (kept, outcome) = if let Some(link) = pinned.as_ref().filter(is_here).filter(takes) {
+        (link.info(), Outcome::Replaced)
+    } else if let Some(link) = strays.iter().filter(is_here).find(takes) {
+        replace_pin(link, pin)?;
+        (link.info(), Outcome::Adopted)
+    } else {
+        let failed = |source| Error::Attach { program: name, place: place.describe(), source };
+        let link = place.attach(program).map_err(failed)?;
+        replace_pin(&link, pin)?;
+        (link.info(), Outcome::Attached)
+    };
+    let kept = kept.map_err(Error::file("read the link", pin))?.id;
+    // The new link works: what else is ours goes, so that nothing is translated twice.
+    for link in strays.iter().chain(&pinned) {
+        if link.info().is_ok_and(|info| info.id != kept) {
+            // A link that is gone already cannot be detached, and need not be.
+            let _ = link.detach();
+        }
+    }
+    Ok(outcome)
+}
+
+/// Pins `link` at `pin` in one step, whatever was there.
+fn replace_pin(link: &Link, pin: &Path) -> Result<(), Error> {
+    let mut name = pin.file_name().unwrap_or_default().to_owned();
+    name.push("_new");
+    let fresh = pin.with_file_name(name);
+    // Left by an agent that died between the next two steps.
+    remove(&fresh)?;
+    link.pin(&fresh).map_err(Error::file("pin", &fresh))?;
+    fs::rename(&fresh, pin).map_err(Error::file("pin", pin))
+}
+
+/// Detaches and unpins; whether a link was there.
+pub(super) fn release(pin: &Path) -> Result<bool, Error> {
+    let link = Link::pinned(pin).map_err(Error::file("open the link", pin))?;
+    if let Some(link) = &link {
+        // Fails when cgroup or device are gone, which detached it.
+        let _ = link.detach();
+    }
+    remove(pin)?;
+    Ok(link.is_some())
+}
+
+fn remove(pin: &Path) -> Result<(), Error> {
+    match fs::remove_file(pin) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(Error::file("remove", pin)(error)),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,281 @@
+//! From the BPF object to maps that are pinned and programs that are loaded.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::Path;
+
+use aya::maps::{Array, MapInfo};
+use aya::programs::{CgroupSockAddr, Program, ProgramError, SchedClassifier};
+use aya::{Ebpf, EbpfLoader};
+use aya_obj::Object;
+use proxy_common::config::NodeConfig;
+use proxy_common::map_names as names;
+
+use super::error::Error;
+use super::hooks::{CLOCK, Direction, SOCKET_HOOKS};
+use super::pins::{Paths, Pins};
+use super::{Notice, clock};
+
+/// How many entries the maps hold. A pinned map keeps its size until it is removed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capacities {
+    /// Service ports.
+    pub services: u32,
+    /// Frontends of each address family.
+    pub frontends: u32,
+    /// Elements of `slots`.
+    pub slots: u32,
+    /// Backend ids.
+    pub backends: u32,
+    /// Flows of each address family.
+    pub flows: u32,
+    /// Remembered socket addresses of each address family.
+    pub sockets: u32,
+    /// Pairs of Service port and reason of refusal.
+    pub refusals: u32,
+}
+
+impl Default for Capacities {
+    fn default() -> Self {
+        Self {
+            services: names::DEFAULT_SERVICES,
+            frontends: names::DEFAULT_FRONTENDS,
+            slots: names::DEFAULT_SLOTS,
+            backends: names::DEFAULT_BACKENDS,
+            flows: names::DEFAULT_FLOWS,
+            sockets: names::DEFAULT_SOCKETS,
+            refusals: names::DEFAULT_REFUSALS,
+        }
+    }
+}
+
+impl Capacities {
+    /// Entries of a map, and the setting that says so; `None` for maps of fixed size.
+    pub fn of(&self, map: &str) -> Option<(u32, &'static str)> {
+        Some(match map {
+            names::SERVICES | names::SERVICES6 => (self.frontends, "--max-frontends"),
+            names::SLOTS => (self.slots, "--max-slots"),
+            names::BACKENDS | names::BACKENDS6 | names::BACKEND_STATS => (self.backends, "--max-backends"),
+            names::FLOWS | names::FLOWS6 => (self.flows.saturating_mul(2), "--max-flows"),
+            names::FLOW_STATE | names::FLOW_STATE6 => (self.flows, "--max-flows"),
+            names::SOCKETS | names::SOCKETS6 => (self.sockets, "--max-sockets"),
+            names::SERVICE_STATS | names::NAMES => (self.services, "--max-services"),
+            names::REFUSALS => (self.refusals, "--max-refusals"),
+            _ => return None,
+        })
+    }
+}
+
+/// What of a map must not differ between the object and a pin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Shape {
+    kind: u32,
+    key_size: u32,
+    value_size: u32,
+    flags: u32,
+    max_entries: u32,
+}
+
+/// What to do with a pin.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// Use it.
+    Fits,
+    /// Use it: only its size differs.
+    OtherSize,
+    /// Never use it, for this reason.
+    Refuse(String),
+}
+
+impl Shape {
+    fn of(map: &aya_obj::Map, max_entries: u32) -> Self {
+        let (kind, flags) = (map.map_type(), map.map_flags());
+        Self { kind, key_size: map.key_size(), value_size: map.value_size(), flags, max_entries }
+    }
+
+    /// The map pinned at `path`; `None` when nothing is there.
+    fn pinned(path: &Path) -> Option<Result<Self, String>> {
+        if let Err(error) = path.symlink_metadata() {
+            return (error.kind() != io::ErrorKind::NotFound).then(|| Err(error.to_string()));
+        }
+        let read = MapInfo::from_pin(path).map_err(|error| format!("it is no map ({error})"));
+        Some(read.and_then(|info| {
+            let kind = info.map_type().map_err(|error| error.to_string())?;
+            Ok(Self {
+                kind: kind as u32,
+                key_size: info.key_size(),
+                value_size: info.value_size(),
+                flags: info.map_flags(),
+                max_entries: info.max_entries(),
+            })
+        }))
+    }
+
+    /// Whether a pin of shape `found` can stand for what `self` wants.
+    pub(super) fn judge(self, found: Self) -> Verdict {
+        let Self { kind, key_size, value_size, flags, max_entries } = self;
+        let differences: Vec<_> = [
+            ("type", kind, found.kind),
+            ("key size", key_size, found.key_size),
+            ("value size", value_size, found.value_size),
+            ("flags", flags, found.flags),
+        ]
+        .into_iter()
+        .filter(|(_, wanted, found)| wanted != found)
+        .map(|(what, wanted, found)| format!("{what} {found} instead of {wanted}"))
+        .collect();
+        match differences.is_empty() {
+            false => Verdict::Refuse(differences.join(", ")),
+            true if found.max_entries != max_entries => Verdict::OtherSize,
+            true => Verdict::Fits,
+        }
+    }
+}
+
+/// The object in the kernel.
+pub(super) struct Loaded {
+    /// Keeps the programs open.
+    pub ebpf: Ebpf,
+    /// What the operator should know.
+    pub notices: Vec<Notice>,
+    /// Whether the programs that are attached now use these very maps.
+    pub in_force: bool,
+    /// Jiffies in a second.
+    pub hz: u32,
+}
+
+/// Makes or opens the maps, and loads the programs.
+pub(super) fn load(bytes: &[u8], pins: &Pins, capacities: &Capacities) -> Result<Loaded, Error> {
+    if bytes.is_empty() {
+        return Err(Error::NoObject);
+    }
+    let object = Object::parse(bytes)?;
+    let mut notices = Vec::new();
+    let paths = pins.paths();
+    let mut loader = EbpfLoader::new();
+    // No program reads kernel types, so a kernel without BTF will do, and nobody waits for parsing it.
+    loader.btf(None);
+    for name in names::ALL {
+        let map = object.maps.get(*name).ok_or(Error::Incomplete { kind: "map", name })?;
+        let (max_entries, setting) = capacities.of(name).unwrap_or((map.max_entries(), ""));
+        let path = paths.maps().join(name);
+        let wanted = Shape::of(map, max_entries);
+        match Shape::pinned(&path).map(|found| (found.clone(), found.map(|found| wanted.judge(found)))) {
+            None => pins.retract(name)?,
+            Some((_, Ok(Verdict::Fits))) => {}
+            Some((Ok(found), Ok(Verdict::OtherSize))) => {
+                notices.push(Notice::SizeKept { map: name, setting, kept: found.max_entries, max_entries });
+            }
+            Some((_, Ok(Verdict::Refuse(reason)) | Err(reason))) => {
+                pins.retract(name)?;
+                let moved_to = pins.refuse(&path)?;
+                notices.push(Notice::PinRefused { map: name, reason, moved_to });
+            }
+            Some((Err(_), Ok(_))) => {}
+        }
+        loader.map_max_entries(name, max_entries).map_pin_path(name, path);
+    }
+    let in_force = pins.in_force();
+    let mut ebpf = loader.load(bytes).map_err(Box::new)?;
+    for (name, _) in SOCKET_HOOKS {
+        let program: &mut CgroupSockAddr = program_mut(&mut ebpf, name)?;
+        program.load().map_err(refused(name))?;
+    }
+    for name in Direction::ALL.map(Direction::program).into_iter().chain([CLOCK]) {
+        let program: &mut SchedClassifier = program_mut(&mut ebpf, name)?;
+        program.load().map_err(refused(name))?;
+    }
+    let hz = configure(&mut ebpf, paths, in_force)?;
+    Ok(Loaded { ebpf, notices, in_force, hz })
+}
+
+fn refused(name: &'static str) -> impl FnOnce(ProgramError) -> Error {
+    move |source| Error::Program { name, source: Box::new(source) }
+}
+
+fn program_mut<'a, P>(ebpf: &'a mut Ebpf, name: &'static str) -> Result<&'a mut P, Error>
+where
+    &'a mut P: TryFrom<&'a mut Program, Error = ProgramError>,
+{
+    let program = ebpf.program_mut(name).ok_or(Error::Incomplete { kind: "program", name })?;
+    program.try_into().map_err(refused(name))
+}
+
+/// Writes `config`; returns the jiffies in a second.
+fn configure(ebpf: &mut Ebpf, paths: &Paths, in_force: bool) -> Result<u32, Error> {
+    let failed = |source| Error::Map { name: names::CONFIG, source };
+    let flows = flow_entries(paths)?;
+    let clock: &mut SchedClassifier = program_mut(ebpf, CLOCK)?;
+    // A kernel does not change its tick, and no pin outlives a boot: measure once.
+    let hz = match stored(paths) {
+        Some(config) if in_force && config.hz > 0 => config.hz,
+        _ => clock::measure_hz(clock)?,
+    };
+    let map = ebpf.map_mut(names::CONFIG).ok_or(Error::Incomplete { kind: "map", name: names::CONFIG })?;
+    let mut map: Array<_, NodeConfig> = map.try_into().map_err(failed)?;
+    let config = NodeConfig::new(hz, flows);
+    if map.get(&0, 0).map_err(failed)? != config {
+        map.set(0, config, 0).map_err(failed)?;
+    }
+    Ok(hz)
+}
+
+fn stored(paths: &Paths) -> Option<NodeConfig> {
+    let map = aya::maps::MapData::from_pin(paths.maps().join(names::CONFIG)).ok()?;
+    let map: Array<_, NodeConfig> = aya::maps::Map::Array(map).try_into().ok()?;
+    map.get(&0, 0).ok()
+}
+
+/// Flows that every map of flows has room for: pins may have kept different sizes.
+fn flow_entries(paths: &Paths) -> Result<u32, Error> {
+    let sizes: BTreeMap<&str, u32> =
+        [(names::FLOWS, 2), (names::FLOWS6, 2), (names::FLOW_STATE, 1), (names::FLOW_STATE6, 1)]
+            .into_iter()
+            .map(|(name, keys)| {
+                let info = MapInfo::from_pin(paths.maps().join(name));
+                info.map(|info| (name, info.max_entries() / keys))
+                    .map_err(|source| Error::Map { name, source })
+            })
+            .collect::<Result<_, _>>()?;
+    Ok(sizes.into_values().min().unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WANTED: Shape = Shape { kind: 1, key_size: 8, value_size: 24, flags: 1, max_entries: 100 };
+
+    #[test]
+    fn only_the_size_of_a_pin_may_differ() {
+        assert_eq!(WANTED.judge(WANTED), Verdict::Fits);
+        assert_eq!(WANTED.judge(Shape { max_entries: 50, ..WANTED }), Verdict::OtherSize);
+        let others = [
+            Shape { kind: 2, ..WANTED },
+            Shape { key_size: 20, ..WANTED },
+            Shape { value_size: 16, ..WANTED },
+            Shape { flags: 0, ..WANTED },
+        ];
+        for other in others {
+            assert!(matches!(WANTED.judge(other), Verdict::Refuse(_)), "{other:?}");
+        }
+        let Verdict::Refuse(reason) = WANTED.judge(Shape { key_size: 4, value_size: 1, ..WANTED }) else {
+            panic!("accepted")
+        };
+        assert_eq!(reason, "key size 4 instead of 8, value size 1 instead of 24");
+    }
+
+    #[test]
+    fn every_map_that_grows_has_a_setting_and_flows_have_two_keys() {
+        let capacities = Capacities::default();
+        let fixed: Vec<_> = names::ALL.iter().filter(|name| capacities.of(name).is_none()).collect();
+        assert_eq!(fixed, [&names::FLOW_HAND, &names::FILTER, &names::CONFIG, &names::REASONS]);
+        assert_eq!(capacities.of(names::FLOWS), Some((2 * capacities.flows, "--max-flows")));
+    }
+
+    #[test]
+    fn nothing_and_no_object_are_not_taken_for_a_pin() {
+        let directory = tempfile::tempdir().unwrap();
+        assert_eq!(Shape::pinned(&directory.path().join("absent")), None);
+    }
+}

@@ -1,0 +1,222 @@
+//! The directory in bpffs that holds everything of ours.
+//!
+//! ```text
+//! <bpffs>/ballast/services -> v1/services   the maps in force, for people
+//!                 v1/<map>                  maps, by the version of their layout
+//!                 links/<hook>              links; they outlive versions, because they are updated in place
+//!                 qdiscs/<ifindex>          devices whose clsact qdisc we made (an empty directory)
+//!                 refused/<map>             pins that were not what they should be
+//! ```
+
+use std::fs;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{DirBuilderExt, symlink};
+use std::path::{Path, PathBuf};
+
+use proxy_common::abi::ABI_VERSION;
+use proxy_common::map_names;
+use rustix::fs::{FlockOperation, Mode, OFlags};
+
+use super::error::Error;
+
+/// Our directory below the bpffs.
+pub const DIRECTORY: &str = "ballast";
+/// `BPF_FS_MAGIC` of `include/uapi/linux/magic.h`.
+const BPF_FS_MAGIC: i64 = 0xcafe_4a11;
+
+/// Takes the lock of a directory for as long as the descriptor lives; `None` when another process has it.
+///
+/// The lock is on the directory itself, so it holds across network namespaces and containers that share it, and
+/// ends with the process, however that ends.
+pub(super) fn lock(directory: &Path) -> io::Result<Option<OwnedFd>> {
+    let fd =
+        rustix::fs::open(directory, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    match rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(Some(fd)),
+        Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Whether a bpffs is mounted at `path`.
+pub fn is_bpffs(path: &Path) -> bool {
+    rustix::fs::statfs(path).is_ok_and(|stat| i64::from(stat.f_type) & 0xffff_ffff == BPF_FS_MAGIC)
+}
+
+/// Mounts a bpffs at `path` unless one is there; whether it did.
+fn ensure_bpffs(path: &Path) -> Result<bool, Error> {
+    if is_bpffs(path) {
+        return Ok(false);
+    }
+    let failed = |source: io::Error| Error::Mount { path: path.to_owned(), source };
+    fs::create_dir_all(path).map_err(failed)?;
+    rustix::mount::mount(c"bpf", path, c"bpf", rustix::mount::MountFlags::empty(), c"mode=0700")
+        .map_err(|errno| failed(errno.into()))?;
+    Ok(true)
+}
+
+/// Paths of our pins.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Paths {
+    root: PathBuf,
+}
+
+impl Paths {
+    /// The paths below this bpffs.
+    pub fn new(bpffs: &Path) -> Self {
+        Self { root: bpffs.join(DIRECTORY) }
+    }
+
+    /// `<bpffs>/ballast`.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Where the maps of this version are pinned.
+    pub fn maps(&self) -> PathBuf {
+        self.root.join(version())
+    }
+
+    /// Where links are pinned.
+    pub fn links(&self) -> PathBuf {
+        self.root.join("links")
+    }
+
+    /// Where it is remembered which qdiscs are ours.
+    pub fn qdiscs(&self) -> PathBuf {
+        self.root.join("qdiscs")
+    }
+
+    fn refused(&self) -> PathBuf {
+        self.root.join("refused")
+    }
+}
+
+fn version() -> String {
+    format!("v{ABI_VERSION}")
+}
+
+/// Our pins, held by this process alone.
+#[derive(Debug)]
+pub struct Pins {
+    paths: Paths,
+    /// Whether the bpffs was mounted by us just now.
+    pub mounted: bool,
+    _lock: OwnedFd,
+}
+
+impl Pins {
+    /// Finds or mounts the bpffs, makes our directories, and takes the lock.
+    pub fn open(bpffs: &Path) -> Result<Self, Error> {
+        let mounted = ensure_bpffs(bpffs)?;
+        let paths = Paths::new(bpffs);
+        make(paths.root())?;
+        let taken = lock(paths.root()).map_err(Error::file("lock", paths.root()))?;
+        let lock = taken.ok_or_else(|| in_use(bpffs))?;
+        for directory in [paths.maps(), paths.links(), paths.qdiscs()] {
+            make(&directory)?;
+        }
+        Ok(Self { paths, mounted, _lock: lock })
+    }
+
+    /// Where things are.
+    pub fn paths(&self) -> &Paths {
+        &self.paths
+    }
+
+    /// Whether an earlier agent attached programs that use the maps of this version.
+    pub fn in_force(&self) -> bool {
+        let attached = entries(&self.paths.links()).is_ok_and(|names| !names.is_empty());
+        attached && map_names::ALL.iter().all(|name| self.points_here(name))
+    }
+
+    fn points_here(&self, name: &str) -> bool {
+        fs::read_link(self.paths.root.join(name)).is_ok_and(|to| to == Path::new(&version()).join(name))
+    }
+
+    /// Takes a map out of force before a new one takes its place.
+    pub fn retract(&self, name: &str) -> Result<(), Error> {
+        let link = self.paths.root.join(name);
+        match fs::remove_file(&link) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(Error::file("remove", &link)(error)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Puts the maps of this version in force: the short paths lead to them.
+    pub fn enact(&self) -> Result<(), Error> {
+        for name in map_names::ALL {
+            if !self.points_here(name) {
+                self.retract(name)?;
+                let link = self.paths.root.join(name);
+                symlink(Path::new(&version()).join(name), &link).map_err(Error::file("link", &link))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether any hook has a pinned link.
+    pub fn has_links(&self) -> bool {
+        entries(&self.paths.links()).is_ok_and(|names| !names.is_empty())
+    }
+
+    /// Moves a pin that is not what it should be out of the way; returns where it went.
+    pub fn refuse(&self, path: &Path) -> Result<PathBuf, Error> {
+        let refused = self.paths.refused();
+        make(&refused)?;
+        let name = path.file_name().unwrap_or_default();
+        let mut target = refused.join(name);
+        for number in 1.. {
+            if !target.exists() {
+                break;
+            }
+            target = refused.join(format!("{}_{number}", name.to_string_lossy()));
+        }
+        fs::rename(path, &target).map_err(Error::file("move", path))?;
+        Ok(target)
+    }
+
+    /// Removes the maps of other versions; returns their directories.
+    pub fn retire_other_versions(&self) -> Result<Vec<PathBuf>, Error> {
+        let current = version();
+        let mut retired = Vec::new();
+        for name in entries(&self.paths.root).map_err(Error::file("list", &self.paths.root))? {
+            let number = name.strip_prefix('v').and_then(|rest| rest.parse::<u32>().ok());
+            if number.is_some() && name != current {
+                let path = self.paths.root.join(name);
+                fs::remove_dir_all(&path).map_err(Error::file("remove", &path))?;
+                retired.push(path);
+            }
+        }
+        Ok(retired)
+    }
+}
+
+pub(super) fn in_use(bpffs: &Path) -> Error {
+    Error::InUse { path: bpffs.join(DIRECTORY), what: "bpffs", flag: "--bpffs" }
+}
+
+/// Makes a directory that only its owner may enter, unless it is there.
+pub(super) fn make(path: &Path) -> Result<(), Error> {
+    match fs::DirBuilder::new().mode(0o700).create(path) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+            Err(Error::file("make directory", path)(error))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Names of what a directory holds, sorted; none when it is not there.
+pub(super) fn entries(directory: &Path) -> io::Result<Vec<String>> {
+    let read = match fs::read_dir(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        read => read?,
+    };
+    let mut names = Vec::new();
+    for entry in read {
+        names.push(entry?.file_name().to_string_lossy().into_owned());
+    }
+    names.sort();
+    Ok(names)
+}
