@@ -137,7 +137,7 @@ fn reconcile<H: DeviceHooks>(
         match (&problem, known) {
             (None, None) => tracing::info!(device = device.name, "packet programs attached"),
             (None, Some(_)) if !works => {
-                tracing::info!(device = device.name, "packet programs attached again")
+                tracing::info!(device = device.name, "packet programs attached again");
             }
             (Some(problem), known) if known.and_then(|k| k.problem.as_ref()) != Some(problem) => {
                 tracing::warn!(device = device.name, problem, "no packet programs on this device");

@@ -93,9 +93,14 @@ impl<S: Store> Store for FaultyStore<S> {
         for (done, write) in writes.iter().enumerate() {
             if self.fails() {
                 let errno = if self.faults.full && !write.removes() { libc::E2BIG } else { libc::EIO };
-                return Err(BatchError { done, error: MapError::of(write, io::Error::from_raw_os_error(errno)) });
+                return Err(BatchError {
+                    done,
+                    error: MapError::of(write, io::Error::from_raw_os_error(errno)),
+                });
             }
-            self.inner.write(std::slice::from_ref(write)).map_err(|BatchError { error, .. }| BatchError { done, error })?;
+            self.inner
+                .write(std::slice::from_ref(write))
+                .map_err(|BatchError { error, .. }| BatchError { done, error })?;
         }
         Ok(())
     }

@@ -34,8 +34,10 @@ pub struct KernelStore {
 impl KernelStore {
     /// Opens the maps pinned in `dir` by their names, and checks that they are what this agent writes.
     pub fn open(dir: &Path) -> Result<Self, MapError> {
-        let (services, frontends) = open::<ServiceKey<[u8; 4]>, ServiceEntry>(dir, Table::Services, MapType::Hash)?;
-        let (services6, frontends6) = open::<ServiceKey<[u8; 16]>, ServiceEntry>(dir, Table::Services6, MapType::Hash)?;
+        let (services, frontends) =
+            open::<ServiceKey<[u8; 4]>, ServiceEntry>(dir, Table::Services, MapType::Hash)?;
+        let (services6, frontends6) =
+            open::<ServiceKey<[u8; 16]>, ServiceEntry>(dir, Table::Services6, MapType::Hash)?;
         let (slots, slot_count) = open::<u32, u32>(dir, Table::Slots, MapType::Array)?;
         let (backends, ids) = open::<u32, BackendEntry<[u8; 4]>>(dir, Table::Backends, MapType::Array)?;
         let (backends6, ids6) = open::<u32, BackendEntry<[u8; 16]>>(dir, Table::Backends6, MapType::Array)?;
@@ -70,7 +72,10 @@ impl KernelStore {
                 sys::update(self.names.fd().as_fd(), &keys, &values)
             }
             [Write::NoName(_), ..] => {
-                let keys: Vec<_> = run.iter().filter_map(|w| if let Write::NoName(id) = w { Some(*id) } else { None }).collect();
+                let keys: Vec<_> = run
+                    .iter()
+                    .filter_map(|w| if let Write::NoName(id) = w { Some(*id) } else { None })
+                    .collect();
                 sys::delete(self.names.fd().as_fd(), &keys)
             }
             [Write::Backend(..) | Write::NoBackend(..), ..] => self.backends(run),
@@ -116,10 +121,16 @@ impl KernelStore {
                     }
                 }
                 Write::FilterSet(word, mask) => {
-                    self.filter.word64(*word as usize).ok_or_else(|| outside(done))?.fetch_or(*mask, Ordering::Relaxed);
+                    self.filter
+                        .word64(*word as usize)
+                        .ok_or_else(|| outside(done))?
+                        .fetch_or(*mask, Ordering::Relaxed);
                 }
                 Write::FilterClear(word, mask) => {
-                    self.filter.word64(*word as usize).ok_or_else(|| outside(done))?.fetch_and(!*mask, Ordering::Relaxed);
+                    self.filter
+                        .word64(*word as usize)
+                        .ok_or_else(|| outside(done))?
+                        .fetch_and(!*mask, Ordering::Relaxed);
                 }
                 _ => {}
             }
@@ -145,12 +156,20 @@ impl Store for KernelStore {
     }
 
     fn read(&mut self, backends_below: u32) -> Result<Contents, MapError> {
-        let mut services = hash::<ServiceKey<[u8; 4]>, ServiceEntry, FrontendKey>(&self.services, Table::Services)?;
-        services.extend(hash::<ServiceKey<[u8; 16]>, ServiceEntry, FrontendKey>(&self.services6, Table::Services6)?);
+        let mut services =
+            hash::<ServiceKey<[u8; 4]>, ServiceEntry, FrontendKey>(&self.services, Table::Services)?;
+        services.extend(hash::<ServiceKey<[u8; 16]>, ServiceEntry, FrontendKey>(
+            &self.services6,
+            Table::Services6,
+        )?);
         Ok(Contents {
             services,
             slots: self.slots.all32(),
-            backends: endpoints::<[u8; 4]>(&self.backends, Table::Backends, backends_below.min(self.capacity.backends))?,
+            backends: endpoints::<[u8; 4]>(
+                &self.backends,
+                Table::Backends,
+                backends_below.min(self.capacity.backends),
+            )?,
             backends6: endpoints::<[u8; 16]>(
                 &self.backends6,
                 Table::Backends6,
@@ -247,17 +266,36 @@ fn open<K: Plain, V: Plain>(dir: &Path, table: Table, kind: MapType) -> Result<(
     Ok((map, info.max_entries()))
 }
 
-fn map_memory(dir: &Path, table: Table, map: &MapData, value_size: usize, len: u32) -> Result<Mapping, MapError> {
-    Mapping::new(map.fd().as_fd(), value_size, len as usize)
-        .map_err(|source| MapError::Open { table, path: dir.join(table.name()), source })
+fn map_memory(
+    dir: &Path,
+    table: Table,
+    map: &MapData,
+    value_size: usize,
+    len: u32,
+) -> Result<Mapping, MapError> {
+    Mapping::new(map.fd().as_fd(), value_size, len as usize).map_err(|source| MapError::Open {
+        table,
+        path: dir.join(table.name()),
+        source,
+    })
 }
 
-fn lookup<K: Plain, V: Plain>(fd: BorrowedFd<'_>, table: Table, enough: usize) -> Result<Vec<(K, V)>, MapError> {
+fn lookup<K: Plain, V: Plain>(
+    fd: BorrowedFd<'_>,
+    table: Table,
+    enough: usize,
+) -> Result<Vec<(K, V)>, MapError> {
     sys::lookup(fd, enough).map_err(|source| MapError::Read { table, source })
 }
 
-fn hash<K: Plain, V: Plain, T: From<K> + Ord>(map: &MapData, table: Table) -> Result<BTreeMap<T, V>, MapError> {
-    Ok(lookup::<K, V>(map.fd().as_fd(), table, usize::MAX)?.into_iter().map(|(key, value)| (key.into(), value)).collect())
+fn hash<K: Plain, V: Plain, T: From<K> + Ord>(
+    map: &MapData,
+    table: Table,
+) -> Result<BTreeMap<T, V>, MapError> {
+    Ok(lookup::<K, V>(map.fd().as_fd(), table, usize::MAX)?
+        .into_iter()
+        .map(|(key, value)| (key.into(), value))
+        .collect())
 }
 
 fn endpoints<A: Address + Into<IpAddr>>(

@@ -150,4 +150,3 @@ impl Store for MemoryStore {
         Ok(())
     }
 }
-

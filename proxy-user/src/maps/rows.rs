@@ -30,8 +30,15 @@ pub enum Table {
 
 impl Table {
     /// All of them.
-    pub const ALL: [Self; 7] =
-        [Self::Services, Self::Services6, Self::Slots, Self::Backends, Self::Backends6, Self::Filter, Self::Names];
+    pub const ALL: [Self; 7] = [
+        Self::Services,
+        Self::Services6,
+        Self::Slots,
+        Self::Backends,
+        Self::Backends6,
+        Self::Filter,
+        Self::Names,
+    ];
 
     /// The table of frontends at such an address.
     pub const fn services(address: IpAddr) -> Self {
@@ -179,7 +186,9 @@ impl Backend {
     }
 
     /// `None` for a free id.
-    pub(super) fn from_entry<A: proxy_common::Address + Into<IpAddr>>(entry: BackendEntry<A>) -> Option<Self> {
+    pub(super) fn from_entry<A: proxy_common::Address + Into<IpAddr>>(
+        entry: BackendEntry<A>,
+    ) -> Option<Self> {
         let BackendEntry { addr, port, proto, state, service, flags } = entry;
         (state != BACKEND_FREE).then(|| Self { addr: addr.into(), port, proto, state, service, flags })
     }
@@ -235,7 +244,9 @@ impl Write {
             Self::NoBackend(id, _) => format!("id {id}"),
             Self::Slots(base, ids) => format!("{} slots from {base}", ids.len()),
             Self::Service(key, _) | Self::NoService(key) => key.to_string(),
-            Self::FilterSet(word, mask) | Self::FilterClear(word, mask) => format!("bit {mask:#x} of word {word}"),
+            Self::FilterSet(word, mask) | Self::FilterClear(word, mask) => {
+                format!("bit {mask:#x} of word {word}")
+            }
         }
     }
 }

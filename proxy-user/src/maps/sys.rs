@@ -33,7 +33,8 @@ pub(super) struct Stopped {
 
 fn bpf(command: libc::c_long, attr: &mut Attr) -> io::Result<()> {
     // SAFETY: `attr` is a valid `bpf_attr` of the size given; the callers answer for the buffers it points to.
-    let result = unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(attr), size_of::<Attr>()) };
+    let result =
+        unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(attr), size_of::<Attr>()) };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
@@ -57,7 +58,11 @@ fn done(attr: &Attr, asked: usize) -> usize {
 }
 
 /// Writes elements in order; `keys` and `values` are of one length. The map's keys are `K`, its values `V`.
-pub(super) fn update<K: Plain, V: Plain>(fd: BorrowedFd<'_>, keys: &[K], values: &[V]) -> Result<(), Stopped> {
+pub(super) fn update<K: Plain, V: Plain>(
+    fd: BorrowedFd<'_>,
+    keys: &[K],
+    values: &[V],
+) -> Result<(), Stopped> {
     let count = keys.len().min(values.len());
     if count == 0 {
         return Ok(());

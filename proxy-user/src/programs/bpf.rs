@@ -147,9 +147,8 @@ impl Link {
             id: u32,
             program: u32,
             fill: u32,
-            cgroup_or_ifindex: [u32; 2],
-            cgroup_attach_type: u32,
-            rest: [u32; 9],
+            // The kernel's union: of a cgroup link its id and attach type, of a TCX link index and attach type.
+            words: [u32; 12],
         }
         #[repr(C)]
         struct GetInfo {
@@ -165,13 +164,12 @@ impl Link {
         };
         // SAFETY: `info` is as long as said and outlives the call.
         unsafe { bpf(bpf_cmd::BPF_OBJ_GET_INFO_BY_FD, &mut attr)? };
-        let [low, high] = info.cgroup_or_ifindex;
+        let [first, second, third, ..] = info.words;
         let hook = if info.kind == bpf_link_type::BPF_LINK_TYPE_CGROUP as u32 {
-            let [[a, b, c, d], [e, f, g, h]] = [low.to_ne_bytes(), high.to_ne_bytes()];
-            let id = u64::from_ne_bytes([a, b, c, d, e, f, g, h]);
-            Hook::Cgroup { id, attach_type: info.cgroup_attach_type }
+            let (low, high) = if cfg!(target_endian = "little") { (first, second) } else { (second, first) };
+            Hook::Cgroup { id: u64::from(high) << 32 | u64::from(low), attach_type: third }
         } else if info.kind == bpf_link_type::BPF_LINK_TYPE_TCX as u32 {
-            Hook::Tcx { ifindex: low, attach_type: high }
+            Hook::Tcx { ifindex: first, attach_type: second }
         } else {
             Hook::Other
         };
@@ -254,7 +252,7 @@ pub fn tcx_links(ifindex: u32, attach_type: u32) -> io::Result<Vec<u32>> {
     struct Query {
         ifindex: u32,
         attach_type: u32,
-        query_flags: u32,
+        flags: u32,
         attach_flags: u32,
         programs: u64,
         count: u32,
@@ -269,7 +267,7 @@ pub fn tcx_links(ifindex: u32, attach_type: u32) -> io::Result<Vec<u32>> {
     let mut attr = Query {
         ifindex,
         attach_type,
-        query_flags: 0,
+        flags: 0,
         attach_flags: 0,
         programs: programs.as_mut_ptr() as u64,
         count: MAX_QUERIED as u32,

@@ -24,15 +24,13 @@ struct Reading {
 
 fn read(clock: &SchedClassifier) -> Result<Reading, Error> {
     let packet = [0; 64];
-    let mut out = [0; 64];
+    let mut out = [0u8; 64];
     let options =
         TestRunOptions { data_in: Some(&packet), data_out: Some(&mut out), ..TestRunOptions::default() };
     clock.test_run(options).map_err(|error| Error::Clock(error.to_string()))?;
-    let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, ..] = out;
-    Ok(Reading {
-        jiffies: u64::from_ne_bytes([a, b, c, d, e, f, g, h]),
-        nanoseconds: u64::from_ne_bytes([i, j, k, l, m, n, o, p]),
-    })
+    let word = |at: usize| out.get(at..).and_then(|rest| rest.first_chunk()).copied().map(u64::from_ne_bytes);
+    let jiffies = word(0).unwrap_or_default();
+    Ok(Reading { jiffies, nanoseconds: word(8).unwrap_or_default() })
 }
 
 /// Waits until the jiffy changes.

@@ -27,11 +27,11 @@ impl Cgroup {
     pub(super) fn open(path: &Path) -> Result<Self, Error> {
         use rustix::fs::{Mode, OFlags};
         /// `CGROUP2_SUPER_MAGIC` of `include/uapi/linux/magic.h`.
-        const MAGIC: i64 = 0x6367_7270;
+        const MAGIC: rustix::fs::FsWord = 0x6367_7270;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let failed = |errno: rustix::io::Errno| Error::file("open cgroup", path)(errno.into());
         let fd = rustix::fs::open(path, flags, Mode::empty()).map_err(failed)?;
-        if i64::from(rustix::fs::fstatfs(&fd).map_err(failed)?.f_type) != MAGIC {
+        if rustix::fs::fstatfs(&fd).map_err(failed)?.f_type != MAGIC {
             return Err(Error::NotCgroup2 { path: path.to_owned() });
         }
         let id = rustix::fs::fstat(&fd).map_err(failed)?.st_ino;

@@ -39,6 +39,9 @@ use hooks::{Direction, SOCKET_HOOKS};
 use links::{Cgroup, Place};
 use pins::Pins;
 
+/// The BPF object inside this binary; empty when it was built without one.
+pub static EMBEDDED: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/ballast.bpf.o"));
+
 /// How packet programs are attached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PacketHook {

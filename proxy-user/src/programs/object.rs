@@ -160,18 +160,17 @@ pub(super) fn load(bytes: &[u8], pins: &Pins, capacities: &Capacities) -> Result
         let (max_entries, setting) = capacities.of(name).unwrap_or((map.max_entries(), ""));
         let path = paths.maps().join(name);
         let wanted = Shape::of(map, max_entries);
-        match Shape::pinned(&path).map(|found| (found.clone(), found.map(|found| wanted.judge(found)))) {
+        match Shape::pinned(&path).map(|found| found.map(|found| (found, wanted.judge(found)))) {
             None => pins.retract(name)?,
-            Some((_, Ok(Verdict::Fits))) => {}
-            Some((Ok(found), Ok(Verdict::OtherSize))) => {
+            Some(Ok((_, Verdict::Fits))) => {}
+            Some(Ok((found, Verdict::OtherSize))) => {
                 notices.push(Notice::SizeKept { map: name, setting, kept: found.max_entries, max_entries });
             }
-            Some((_, Ok(Verdict::Refuse(reason)) | Err(reason))) => {
+            Some(Ok((_, Verdict::Refuse(reason))) | Err(reason)) => {
                 pins.retract(name)?;
                 let moved_to = pins.refuse(&path)?;
                 notices.push(Notice::PinRefused { map: name, reason, moved_to });
             }
-            Some((Err(_), Ok(_))) => {}
         }
         loader.map_max_entries(name, max_entries).map_pin_path(name, path);
     }

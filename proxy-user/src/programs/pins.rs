@@ -23,7 +23,7 @@ use super::error::Error;
 /// Our directory below the bpffs.
 pub const DIRECTORY: &str = "ballast";
 /// `BPF_FS_MAGIC` of `include/uapi/linux/magic.h`.
-const BPF_FS_MAGIC: i64 = 0xcafe_4a11;
+const BPF_FS_MAGIC: rustix::fs::FsWord = 0xcafe_4a11;
 
 /// Takes the lock of a directory for as long as the descriptor lives; `None` when another process has it.
 ///
@@ -41,7 +41,7 @@ pub(super) fn lock(directory: &Path) -> io::Result<Option<OwnedFd>> {
 
 /// Whether a bpffs is mounted at `path`.
 pub fn is_bpffs(path: &Path) -> bool {
-    rustix::fs::statfs(path).is_ok_and(|stat| i64::from(stat.f_type) & 0xffff_ffff == BPF_FS_MAGIC)
+    rustix::fs::statfs(path).is_ok_and(|stat| stat.f_type == BPF_FS_MAGIC)
 }
 
 /// Mounts a bpffs at `path` unless one is there; whether it did.
