@@ -1,10 +1,11 @@
 //! The command line, in two steps: [`args`] are what was typed, without effects; [`config`] is what was meant,
 //! checked. Everything behind them takes the checked type.
 //!
-//! `show` answers the reading commands. It reads the pinned maps itself, so it works while no agent runs.
+//! [`show`] answers the reading commands. It reads the pinned maps itself, so it works while no agent runs.
 
 pub mod args;
 pub mod config;
+pub mod show;
 pub mod value;
 
 pub use args::{Args, Command};

@@ -1,0 +1,111 @@
+//! Answers of the reading commands: tables for people, JSON for scripts.
+//!
+//! Each answer is a pure function of rows; only [`answer`] and [`status`] look outside. In JSON the names of
+//! fields stay, ages are seconds, addresses are strings, and what is not known is `null`.
+
+mod backend;
+mod filter;
+mod flow;
+mod map;
+mod probe;
+mod service;
+mod status;
+mod table;
+
+use serde::Serialize;
+
+use super::args::{
+    BackendCommand, Command, FlowCommand, FlowListArgs, MapCommand, Output, ReaderArgs, ServiceCommand,
+};
+use crate::maps::view::{Snapshot, View, ViewError};
+
+pub use filter::{FilterError, ServiceFilter};
+pub use probe::{AgentState, probe};
+pub use status::{Facts, Status};
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum ShowError {
+    /// The maps cannot be read.
+    #[error(transparent)]
+    View(#[from] ViewError),
+    /// The Service was not named properly.
+    #[error(transparent)]
+    Filter(#[from] FilterError),
+    /// No such Service is programmed.
+    #[error(
+        "no Service port {0} is programmed: `ballast service list` shows all; headless ones, and those without ready ports of a known protocol, are left alone"
+    )]
+    NoService(String),
+    /// The answer cannot be written as JSON.
+    #[error("the answer cannot be written as JSON: {0}")]
+    Json(#[from] serde_json::Error),
+}
+
+/// Answers a reading command; `None` for those that do something.
+pub fn answer(command: &Command) -> Option<Result<String, ShowError>> {
+    match command {
+        Command::Run(_) | Command::Cleanup(_) => None,
+        Command::Status(args) => Some(status(args)),
+        Command::Service { command: ServiceCommand::List(args) } => {
+            Some(open(args).and_then(|view| service_list(&view.snapshot()?, args.output)))
+        }
+        Command::Service { command: ServiceCommand::Show(args) } => Some(
+            open(&args.reader)
+                .and_then(|view| service_show(&view.snapshot()?, &args.service.parse()?, args.reader.output)),
+        ),
+        Command::Backend { command: BackendCommand::List(args) } => {
+            Some(open(&args.reader).and_then(|view| {
+                let filter = args.service.as_deref().map(str::parse).transpose()?;
+                backend_list(&view.snapshot()?, filter.as_ref(), args.reader.output)
+            }))
+        }
+        Command::Flow { command: FlowCommand::List(args) } => Some(flows(args)),
+        Command::Map { command: MapCommand::List(args) } => {
+            Some(open(args).and_then(|view| map_list(&view.usage()?, args.output)))
+        }
+    }
+}
+
+pub use backend::list as backend_list;
+pub use flow::list as flow_list;
+pub use map::list as map_list;
+pub use service::{list as service_list, show as service_show};
+
+/// `ballast status`: asks the agent, and reads the maps whether or not it answers.
+pub fn status(args: &super::args::StatusArgs) -> Result<String, ShowError> {
+    let agent = probe(args.metrics_bind_address);
+    let facts = View::open(&args.reader.bpffs).and_then(|view| Facts::read(&view));
+    Status::new(agent, facts).render(args.reader.output)
+}
+
+fn open(args: &ReaderArgs) -> Result<View, ShowError> {
+    Ok(View::open(&args.bpffs)?)
+}
+
+fn flows(args: &FlowListArgs) -> Result<String, ShowError> {
+    let view = open(&args.reader)?;
+    let filter = args.service.as_deref().map(str::parse).transpose()?;
+    let selection = flow::Selection { service: filter, client: args.client, all: args.all };
+    let snapshot = Snapshot { names: view.names()?, frontends: view.services()?, ..Snapshot::default() };
+    flow_list(&view.flows()?, &snapshot, &selection, args.reader.output)
+}
+
+pub use flow::Selection as FlowSelection;
+
+/// JSON with line breaks and a final one.
+fn json(value: &impl Serialize) -> Result<String, ShowError> {
+    let mut text = serde_json::to_string_pretty(value)?;
+    text.push('\n');
+    Ok(text)
+}
+
+impl Output {
+    /// Whether more columns are asked for.
+    const fn is_wide(self) -> bool {
+        matches!(self, Self::Wide)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,283 @@
+//! `ballast service list` and `ballast service show`.
+
+use std::fmt::Write;
+use std::net::SocketAddr;
+
+use proxy_common::stats::ServiceStats;
+use serde::Serialize;
+
+use super::table::{Table, bytes};
+use super::{ServiceFilter, ShowError, json};
+use crate::cli::args::Output;
+use crate::maps::view::{BackendRow, FrontendRow, Snapshot};
+
+/// Endpoints shown in a cell before `+N more`, as kubectl does.
+const SHOWN: usize = 3;
+
+/// `{"frontends": [...]}`: one element for each address that a client may dial.
+#[derive(Serialize)]
+struct ListJson {
+    frontends: Vec<FrontendJson>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct FrontendJson {
+    /// `namespace/name:port`, or `id N` when the id has no name (yet).
+    service: String,
+    /// Id of the Service port.
+    id: u32,
+    /// `ClusterIP`, `NodePort`, `LoadBalancer`, `ExternalIP`.
+    r#type: &'static str,
+    /// `internal` or `external`: which clients it is for.
+    scope: &'static str,
+    /// `10.96.0.10:80`.
+    address: String,
+    /// `TCP`, `UDP`, `SCTP`.
+    protocol: String,
+    /// `forward`, `reject`, `drop`: what a client meets.
+    verdict: &'static str,
+    /// Seconds of affinity by client address; 0: none.
+    affinity_seconds: u32,
+    /// `random`.
+    algorithm: &'static str,
+    /// Ids of the backends.
+    backends: Vec<u32>,
+    /// Their addresses.
+    endpoints: Vec<SocketAddr>,
+}
+
+/// One line for each address that a client may dial.
+pub fn list(snapshot: &Snapshot, output: Output) -> Result<String, ShowError> {
+    let mut rows: Vec<&FrontendRow> = snapshot.frontends.iter().collect();
+    rows.sort_by_key(|row| {
+        (snapshot.names.get(&row.service), row.service, row.kind, row.address, row.port, row.scope)
+    });
+    if output == Output::Json {
+        return json(&ListJson { frontends: rows.into_iter().map(|row| frontend(row, snapshot)).collect() });
+    }
+    let mut table = if output.is_wide() {
+        Table::new(["SERVICE", "TYPE", "ADDRESS", "FOR", "AFFINITY", "ALGORITHM", "ID", "ENDPOINTS"])
+            .right(&[6])
+    } else {
+        Table::new(["SERVICE", "TYPE", "ADDRESS", "ENDPOINTS"])
+    };
+    for row in rows {
+        let lead = [title(row.service, snapshot), row.kind.label().to_owned(), dialled(row, output)];
+        let endpoints = endpoints(row, snapshot, output);
+        if output.is_wide() {
+            let more = [
+                row.scope.label().to_owned(),
+                affinity(row.affinity_secs),
+                row.algorithm.to_owned(),
+                row.service.to_string(),
+                endpoints,
+            ];
+            table.row(lead.into_iter().chain(more));
+        } else {
+            table.row(lead.into_iter().chain([endpoints]));
+        }
+    }
+    Ok(table.render("No Services are programmed."))
+}
+
+/// `{"ports": [...]}`: one element for each port and address family.
+#[derive(Serialize)]
+struct ShowJson {
+    ports: Vec<PortJson>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct PortJson {
+    namespace: String,
+    name: String,
+    /// Name of the port; empty when it has none.
+    port: String,
+    protocol: String,
+    /// `IPv4` or `IPv6`.
+    family: String,
+    id: u32,
+    connections: u64,
+    packets: u64,
+    bytes: u64,
+    reply_packets: u64,
+    reply_bytes: u64,
+    frontends: Vec<FrontendJson>,
+    backends: Vec<super::backend::BackendJson>,
+    refusals: Vec<RefusalJson>,
+}
+
+#[derive(Serialize)]
+struct RefusalJson {
+    /// A label of `docs/reasons.md`.
+    reason: &'static str,
+    /// `reject`, `drop`, `pass`.
+    verdict: &'static str,
+    count: u64,
+}
+
+/// All about the ports that `filter` means.
+pub fn show(snapshot: &Snapshot, filter: &ServiceFilter, output: Output) -> Result<String, ShowError> {
+    let mut ports: Vec<_> =
+        snapshot.names.iter().filter(|(id, name)| filter.matches(**id, name, snapshot)).collect();
+    if ports.is_empty() {
+        return Err(ShowError::NoService(filter.to_string()));
+    }
+    ports.sort_by_key(|(_, name)| *name);
+    let ids = ports.into_iter().map(|(id, _)| *id);
+    if output == Output::Json {
+        return json(&ShowJson { ports: ids.filter_map(|id| port_json(id, snapshot)).collect() });
+    }
+    let parts: Vec<_> = ids.map(|id| port_text(id, snapshot, output)).collect();
+    Ok(parts.join("\n"))
+}
+
+fn port_json(id: u32, snapshot: &Snapshot) -> Option<PortJson> {
+    let name = snapshot.names.get(&id)?;
+    let ServiceStats { connections, packets, bytes, reply_packets, reply_bytes } =
+        snapshot.service_stats.get(&id).copied().unwrap_or_default();
+    let refusals = snapshot.refusals.iter().filter(|((service, _), _)| *service == id);
+    Some(PortJson {
+        namespace: name.namespace.clone(),
+        name: name.name.clone(),
+        port: name.port.clone(),
+        protocol: name.protocol.to_string(),
+        family: name.family.to_string(),
+        id,
+        connections,
+        packets,
+        bytes,
+        reply_packets,
+        reply_bytes,
+        frontends: frontends(id, snapshot).map(|row| frontend(row, snapshot)).collect(),
+        backends: super::backend::of(id, snapshot)
+            .map(|(id, row)| super::backend::element(id, row, snapshot))
+            .collect(),
+        refusals: refusals
+            .map(|((_, reason), count)| RefusalJson {
+                reason: reason.label(),
+                verdict: reason.verdict().label(),
+                count: *count,
+            })
+            .collect(),
+    })
+}
+
+fn port_text(id: u32, snapshot: &Snapshot, output: Output) -> String {
+    let stats = snapshot.service_stats.get(&id).copied().unwrap_or_default();
+    let protocol =
+        snapshot.names.get(&id).map_or_else(String::new, |n| format!(" ({}, {})", n.protocol, n.family));
+    let one = frontends(id, snapshot).next();
+    let mut text = String::new();
+    // Writing to a String does not fail.
+    let _ = writeln!(text, "Service:      {}{protocol}", title(id, snapshot));
+    let _ = writeln!(text, "Id:           {id}");
+    let _ = writeln!(
+        text,
+        "Affinity:     {}",
+        one.map_or_else(|| "none".to_owned(), |f| affinity(f.affinity_secs))
+    );
+    let _ = writeln!(text, "Algorithm:    {}", one.map_or("-", |f| f.algorithm));
+    let _ = writeln!(text, "Connections:  {}", stats.connections);
+    let _ = writeln!(
+        text,
+        "Packets:      {} to backends ({}), {} back ({})",
+        stats.packets,
+        bytes(stats.bytes),
+        stats.reply_packets,
+        bytes(stats.reply_bytes)
+    );
+    let mut refusals =
+        snapshot.refusals.iter().filter(|((service, _), count)| *service == id && **count > 0).peekable();
+    if refusals.peek().is_none() {
+        let _ = writeln!(text, "Refused:      none");
+    }
+    for (position, ((_, reason), count)) in refusals.enumerate() {
+        let label = if position == 0 { "Refused:" } else { "" };
+        let (name, verdict) = (reason.label(), reason.verdict().label());
+        let _ = writeln!(text, "{label:<12}  {count} {name} ({verdict}):{}", reason.explanation());
+    }
+    text.push('\n');
+    let mut table = Table::new(["TYPE", "ADDRESS", "ENDPOINTS"]);
+    for row in frontends(id, snapshot) {
+        table.row([
+            row.kind.label().to_owned(),
+            dialled(row, Output::Text),
+            endpoints(row, snapshot, output),
+        ]);
+    }
+    text.push_str(&table.render("No address leads to it."));
+    text.push('\n');
+    text.push_str(&super::backend::table(super::backend::of(id, snapshot), snapshot, false));
+    text
+}
+
+fn frontends(id: u32, snapshot: &Snapshot) -> impl Iterator<Item = &FrontendRow> {
+    snapshot.frontends.iter().filter(move |row| row.service == id)
+}
+
+/// The backends of a frontend. An id that has gone to another Service since its slot was read is left out.
+fn backends<'a>(row: &'a FrontendRow, snapshot: &'a Snapshot) -> impl Iterator<Item = (u32, &'a BackendRow)> {
+    row.backends.iter().filter_map(|id| {
+        let backend = snapshot.backends.get(id)?;
+        (backend.service == row.service).then_some((*id, backend))
+    })
+}
+
+/// `namespace/name:port`, or the bare id.
+pub(super) fn title(id: u32, snapshot: &Snapshot) -> String {
+    snapshot.names.get(&id).map_or_else(|| format!("id {id}"), ToString::to_string)
+}
+
+fn affinity(seconds: u32) -> String {
+    if seconds == 0 { "none".to_owned() } else { format!("client address, {seconds}s") }
+}
+
+fn verdict(row: &FrontendRow) -> &'static str {
+    match (row.backends.is_empty(), row.drop_when_empty) {
+        (false, _) => "forward",
+        (true, false) => "reject",
+        (true, true) => "drop",
+    }
+}
+
+fn dialled(row: &FrontendRow, output: Output) -> String {
+    let note = match row.scope {
+        crate::maps::view::Scope::External if !output.is_wide() => " (external)",
+        _ => "",
+    };
+    format!("{}/{}{note}", row.socket(), row.protocol)
+}
+
+fn endpoints(row: &FrontendRow, snapshot: &Snapshot, output: Output) -> String {
+    match verdict(row) {
+        "reject" => return "<none> (rejects)".to_owned(),
+        "drop" => return "<none> (drops)".to_owned(),
+        _ => {}
+    }
+    let all: Vec<_> = backends(row, snapshot).map(|(_, backend)| backend.socket.to_string()).collect();
+    let shown = if output.is_wide() { all.len() } else { SHOWN.min(all.len()) };
+    let mut text = all.get(..shown).unwrap_or_default().join(",");
+    if all.len() > shown {
+        let _ = write!(text, " +{} more", all.len() - shown);
+    }
+    text
+}
+
+fn frontend(row: &FrontendRow, snapshot: &Snapshot) -> FrontendJson {
+    let (ids, endpoints) = backends(row, snapshot).map(|(id, backend)| (id, backend.socket)).unzip();
+    FrontendJson {
+        service: title(row.service, snapshot),
+        id: row.service,
+        r#type: row.kind.label(),
+        scope: row.scope.label(),
+        address: row.socket().to_string(),
+        protocol: row.protocol.to_string(),
+        verdict: verdict(row),
+        affinity_seconds: row.affinity_secs,
+        algorithm: row.algorithm,
+        backends: ids,
+        endpoints,
+    }
+}

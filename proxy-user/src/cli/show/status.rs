@@ -1,0 +1,322 @@
+//! `ballast status`.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::path::PathBuf;
+
+use proxy_common::abi::ABI_VERSION;
+use proxy_common::map_names as map;
+use proxy_common::reason::{Reason, Verdict};
+use serde::Serialize;
+
+use super::map::MapJson;
+use super::table::{Table, bytes};
+use super::{AgentState, ShowError, json};
+use crate::cli::args::Output;
+use crate::maps::view::{BackendState, FlowState, LinkRow, UsageRow, View, ViewError};
+
+/// A map this full, in percent, is a problem to come.
+const NEARLY_FULL: u64 = 90;
+
+/// What the pins tell.
+#[derive(Clone, Debug)]
+pub struct Facts {
+    /// Folder of the maps.
+    pub folder: PathBuf,
+    /// The layout that the agent wrote; 0 before it did.
+    pub abi: u32,
+    /// Links, and so programs in force.
+    pub links: Vec<LinkRow>,
+    /// Maps.
+    pub maps: Vec<UsageRow>,
+    /// Service ports.
+    pub ports: usize,
+    /// Addresses that clients may dial.
+    pub frontends: usize,
+    /// Those of them with nobody behind.
+    pub empty: usize,
+    /// Endpoints that serve.
+    pub backends: usize,
+    /// Connections that are not expired.
+    pub flows: usize,
+    /// How often each reason was met.
+    pub reasons: BTreeMap<Reason, u64>,
+}
+
+impl Facts {
+    /// Reads them.
+    pub fn read(view: &View) -> Result<Self, ViewError> {
+        let frontends = view.services()?;
+        Ok(Self {
+            folder: view.folder().to_owned(),
+            abi: view.node_config()?.abi,
+            links: view.links()?,
+            maps: view.usage()?,
+            ports: view.names()?.len(),
+            empty: frontends.iter().filter(|row| row.backends.is_empty()).count(),
+            frontends: frontends.len(),
+            backends: view.backends()?.values().filter(|row| row.state == BackendState::Active).count(),
+            flows: view.flows()?.iter().filter(|row| row.state != FlowState::Expired).count(),
+            reasons: view.reasons()?,
+        })
+    }
+}
+
+/// All that is known.
+#[derive(Debug)]
+pub struct Status {
+    agent: AgentState,
+    facts: Result<Facts, ViewError>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct StatusJson<'a> {
+    /// Whether nothing is wrong.
+    ok: bool,
+    agent: AgentJson,
+    /// Layout of the maps that this binary reads.
+    abi: u32,
+    /// Folder of the maps; `null` when there is none.
+    folder: Option<&'a PathBuf>,
+    links: Vec<LinkJson<'a>>,
+    maps: Vec<MapJson>,
+    counts: Option<CountsJson>,
+    /// By label; those that were never met are left out.
+    reasons: BTreeMap<&'static str, ReasonJson>,
+    /// What is wrong, in sentences.
+    problems: Vec<String>,
+}
+
+#[derive(Serialize)]
+struct AgentJson {
+    /// `ok`, `unhealthy`, `down`, `not-asked`.
+    state: &'static str,
+    address: Option<String>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct LinkJson<'a> {
+    hook: &'a str,
+    program: &'a str,
+    program_id: u32,
+    runs: u64,
+    run_seconds: f64,
+}
+
+#[derive(Serialize)]
+struct CountsJson {
+    ports: usize,
+    frontends: usize,
+    backends: usize,
+    flows: usize,
+}
+
+#[derive(Serialize)]
+struct ReasonJson {
+    verdict: &'static str,
+    count: u64,
+}
+
+impl Status {
+    /// Of what was heard and read.
+    pub fn new(agent: AgentState, facts: Result<Facts, ViewError>) -> Self {
+        Self { agent, facts }
+    }
+
+    /// What is wrong, in sentences that say what to do.
+    pub fn problems(&self) -> Vec<String> {
+        let mut problems = Vec::new();
+        match &self.agent {
+            AgentState::Silent { address, reason } => problems.push(format!(
+                "the agent does not answer at {address} ({reason}): what is programmed goes on working, changes \
+                 are not followed; start `ballast run`, or name its address with --metrics-bind-address"
+            )),
+            AgentState::Answered { address, status } if *status != 200 => problems.push(format!(
+                "the agent at {address} is not well (HTTP {status}): see its log, and http://{address}/healthz"
+            )),
+            AgentState::Answered { .. } | AgentState::NotAsked => {}
+        }
+        let facts = match &self.facts {
+            Ok(facts) => facts,
+            Err(error) => {
+                problems.push(error.to_string());
+                return problems;
+            }
+        };
+        if facts.links.is_empty() {
+            problems.push("no program is attached: nothing is translated; start `ballast run`".to_owned());
+        }
+        if facts.abi == 0 {
+            problems.push(
+                "the maps were never filled: the agent did not come as far as its first sync".to_owned(),
+            );
+        }
+        for row in &facts.maps {
+            let full =
+                row.used.is_some_and(|used| u64::from(used) * 100 >= u64::from(row.capacity) * NEARLY_FULL);
+            // The flow table, the LRU maps and what refers to them fill up and reuse their oldest entries.
+            let reuses = row.kind.starts_with("lru") || is_flows(row.name);
+            if full && !reuses {
+                let used = row.used.unwrap_or_default();
+                problems.push(format!(
+                    "map {} is nearly full ({used} of {}): raise {}",
+                    row.name, row.capacity, row.setting
+                ));
+            }
+        }
+        for (reason, count) in &facts.reasons {
+            let ours = matches!(
+                reason,
+                Reason::FlowTableFull
+                    | Reason::MapInconsistent
+                    | Reason::RewriteFailed
+                    | Reason::RejectFailed
+            );
+            if ours && *count > 0 {
+                problems.push(format!("{count} x {}:{}", reason.label(), reason.explanation()));
+            }
+        }
+        problems
+    }
+
+    /// As text or JSON.
+    pub fn render(&self, output: Output) -> Result<String, ShowError> {
+        if output == Output::Json { json(&self.document()) } else { Ok(self.text(output)) }
+    }
+
+    fn document(&self) -> StatusJson<'_> {
+        let problems = self.problems();
+        let facts = self.facts.as_ref().ok();
+        StatusJson {
+            ok: problems.is_empty(),
+            agent: AgentJson {
+                state: match &self.agent {
+                    AgentState::NotAsked => "not-asked",
+                    AgentState::Answered { status: 200, .. } => "ok",
+                    AgentState::Answered { .. } => "unhealthy",
+                    AgentState::Silent { .. } => "down",
+                },
+                address: match &self.agent {
+                    AgentState::NotAsked => None,
+                    AgentState::Answered { address, .. } | AgentState::Silent { address, .. } => {
+                        Some(address.to_string())
+                    }
+                },
+            },
+            abi: ABI_VERSION,
+            folder: facts.map(|facts| &facts.folder),
+            links: facts.map(|facts| facts.links.iter().map(link).collect()).unwrap_or_default(),
+            maps: facts.map(|facts| facts.maps.iter().map(super::map::element).collect()).unwrap_or_default(),
+            counts: facts.map(|facts| CountsJson {
+                ports: facts.ports,
+                frontends: facts.frontends,
+                backends: facts.backends,
+                flows: facts.flows,
+            }),
+            reasons: facts
+                .map(|facts| {
+                    met(facts)
+                        .map(|(reason, count)| {
+                            (reason.label(), ReasonJson { verdict: reason.verdict().label(), count })
+                        })
+                        .collect()
+                })
+                .unwrap_or_default(),
+            problems,
+        }
+    }
+
+    fn text(&self, output: Output) -> String {
+        let mut text = String::new();
+        // Writing to a String does not fail.
+        let _ = match &self.agent {
+            AgentState::NotAsked => writeln!(text, "Agent:      not asked"),
+            AgentState::Answered { address, status: 200 } => writeln!(text, "Agent:      ok, at {address}"),
+            AgentState::Answered { address, status } => {
+                writeln!(text, "Agent:      not well (HTTP {status}), at {address}")
+            }
+            AgentState::Silent { address, .. } => writeln!(text, "Agent:      no answer at {address}"),
+        };
+        if let Ok(facts) = &self.facts {
+            facts_text(&mut text, facts, output);
+        }
+        let problems = self.problems();
+        if problems.is_empty() {
+            let _ = writeln!(text, "Problems:   none");
+        }
+        for (position, problem) in problems.iter().enumerate() {
+            let label = if position == 0 { "Problems:" } else { "" };
+            let _ = writeln!(text, "{label:<10}  {problem}");
+        }
+        text
+    }
+}
+
+fn facts_text(text: &mut String, facts: &Facts, output: Output) {
+    let memory: u64 = facts.maps.iter().filter_map(|row| row.memory).sum();
+    let programs: std::collections::BTreeSet<_> = facts.links.iter().map(|row| row.program_id).collect();
+    let row = |name| facts.maps.iter().find(move |row: &&UsageRow| row.name == name);
+    let used = |name| row(name).and_then(|row| row.used).unwrap_or_default();
+    // An id is used in one of the two families, so they share the room.
+    let endpoints = used(map::BACKENDS) + used(map::BACKENDS6);
+    let room = row(map::BACKENDS).map_or(0, |row| row.capacity);
+    let empty =
+        if facts.empty == 0 { String::new() } else { format!(", {} of them with no endpoint", facts.empty) };
+    let _ = writeln!(text, "Programs:   {} at {} hooks", programs.len(), facts.links.len());
+    let _ = writeln!(
+        text,
+        "Maps:       {} in {} (layout {ABI_VERSION}), {}",
+        facts.maps.len(),
+        facts.folder.display(),
+        bytes(memory)
+    );
+    let _ = writeln!(text, "Services:   {} ports, {} addresses{empty}", facts.ports, facts.frontends);
+    let _ = writeln!(text, "Endpoints:  {} in service, {endpoints} of {room} ids in use", facts.backends);
+    let _ = writeln!(text, "Flows:      {}", facts.flows);
+    for verdict in [Verdict::Reject, Verdict::Drop, Verdict::Pass] {
+        let label = match verdict {
+            Verdict::Reject => "Rejected:",
+            Verdict::Drop => "Dropped:",
+            Verdict::Pass => "Passed by:",
+        };
+        let counted: Vec<_> = met(facts)
+            .filter(|(reason, _)| reason.verdict() == verdict)
+            .map(|(reason, count)| format!("{} {count}", reason.label()))
+            .collect();
+        let counted = if counted.is_empty() { "none".to_owned() } else { counted.join(", ") };
+        let _ = writeln!(text, "{label:<10}  {counted}");
+    }
+    if output.is_wide() {
+        let mut table = Table::new(["HOOK", "PROGRAM", "ID", "RUNS"]).right(&[2, 3]);
+        for row in &facts.links {
+            table.row([
+                row.hook.clone(),
+                row.program.clone(),
+                row.program_id.to_string(),
+                row.runs.to_string(),
+            ]);
+        }
+        let _ = write!(text, "\n{}\n", table.render("No program is attached."));
+    }
+}
+
+/// Reasons that were met.
+fn met(facts: &Facts) -> impl Iterator<Item = (Reason, u64)> {
+    facts.reasons.iter().filter(|(_, count)| **count > 0).map(|(reason, count)| (*reason, *count))
+}
+
+fn is_flows(name: &str) -> bool {
+    [map::FLOWS, map::FLOWS6, map::FLOW_STATE, map::FLOW_STATE6].contains(&name)
+}
+
+fn link(row: &LinkRow) -> LinkJson<'_> {
+    LinkJson {
+        hook: &row.hook,
+        program: &row.program,
+        program_id: row.program_id,
+        runs: row.runs,
+        run_seconds: row.run_time.as_secs_f64(),
+    }
+}

@@ -1,0 +1,603 @@
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::net::TcpListener;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use insta::assert_snapshot;
+use proxy_common::reason::Reason;
+use proxy_common::stats::ServiceStats;
+use rstest::rstest;
+
+use super::*;
+use crate::cli::value::Listen;
+use crate::maps::view::{
+    BackendRow, BackendState, FlowRow, FlowState, FrontendRow, Kind, LinkRow, NameRow, Scope, Transport,
+    UsageRow,
+};
+use crate::model::net::IpFamily;
+
+fn name(namespace: &str, name: &str, port: &str, protocol: u8, family: IpFamily) -> NameRow {
+    NameRow {
+        namespace: namespace.into(),
+        name: name.into(),
+        port: port.into(),
+        protocol: Transport(protocol),
+        family,
+    }
+}
+
+fn frontend(service: u32, address: &str, protocol: u8, kind: Kind, backends: &[u32]) -> FrontendRow {
+    let socket: std::net::SocketAddr = address.parse().unwrap();
+    FrontendRow {
+        service,
+        address: socket.ip(),
+        port: socket.port(),
+        protocol: Transport(protocol),
+        scope: Scope::Internal,
+        kind,
+        backends: backends.to_vec(),
+        affinity_secs: 0,
+        algorithm: "random",
+        drop_when_empty: false,
+    }
+}
+
+fn backend(socket: &str, service: u32) -> BackendRow {
+    BackendRow {
+        socket: socket.parse().unwrap(),
+        protocol: Transport(6),
+        service,
+        state: BackendState::Active,
+        local: false,
+        terminating: false,
+    }
+}
+
+/// redis with five endpoints and a node port, DNS without any, a Local load balancer without a local one, and
+/// one frontend whose slots are being reused.
+fn cluster() -> Snapshot {
+    let mut backends: BTreeMap<u32, BackendRow> =
+        (1..=5u32).map(|id| (id, backend(&format!("10.244.{id}.7:6379"), 1))).collect();
+    backends.insert(1, BackendRow { local: true, ..backends[&1].clone() });
+    backends.insert(2, BackendRow { terminating: true, ..backends[&2].clone() });
+    backends.insert(6, BackendRow { state: BackendState::Gone, ..backend("10.244.9.9:6379", 1) });
+    backends.insert(7, backend("[fd00:1::7]:6379", 4));
+    Snapshot {
+        names: BTreeMap::from([
+            (1, name("default", "redis", "resp", 6, IpFamily::V4)),
+            (2, name("kube-system", "kube-dns", "dns", 17, IpFamily::V4)),
+            (3, name("web", "shop", "", 6, IpFamily::V4)),
+            (4, name("default", "redis", "resp", 6, IpFamily::V6)),
+        ]),
+        frontends: vec![
+            frontend(2, "10.96.0.10:53", 17, Kind::ClusterIp, &[]),
+            FrontendRow {
+                affinity_secs: 10_800,
+                ..frontend(1, "10.96.0.10:6379", 6, Kind::ClusterIp, &[1, 2, 3, 4, 5])
+            },
+            frontend(1, "0.0.0.0:30079", 6, Kind::NodePort, &[1, 2]),
+            frontend(4, "[fd00:96::a]:6379", 6, Kind::ClusterIp, &[7]),
+            FrontendRow {
+                scope: Scope::External,
+                drop_when_empty: true,
+                ..frontend(3, "203.0.113.5:443", 6, Kind::LoadBalancer, &[])
+            },
+            frontend(9, "10.96.0.99:80", 6, Kind::ExternalIp, &[3]),
+        ],
+        backends,
+        service_stats: BTreeMap::from([(
+            1,
+            ServiceStats {
+                connections: 12,
+                packets: 340,
+                bytes: 20_480,
+                reply_packets: 338,
+                reply_bytes: 1_572_864,
+            },
+        )]),
+        backend_stats: BTreeMap::from([(1, 7), (2, 5)]),
+        refusals: BTreeMap::from([((2, Reason::NoEndpoint), 3), ((1, Reason::FlowTableFull), 2)]),
+    }
+}
+
+fn flows() -> Vec<FlowRow> {
+    let one = FlowRow {
+        protocol: Transport(6),
+        client: "192.0.2.9:40000".parse().unwrap(),
+        frontend: "10.96.0.10:6379".parse().unwrap(),
+        backend: "10.244.1.7:6379".parse().unwrap(),
+        source: "192.0.2.9:40001".parse().unwrap(),
+        service: 1,
+        backend_id: 1,
+        state: FlowState::Established,
+        age: Duration::from_secs(3_725),
+        idle: Duration::from_millis(1_500),
+    };
+    let other = FlowRow {
+        protocol: Transport(17),
+        client: "192.0.2.10:5353".parse().unwrap(),
+        frontend: "10.96.0.10:53".parse().unwrap(),
+        backend: "10.244.2.8:53".parse().unwrap(),
+        source: "192.0.2.10:5353".parse().unwrap(),
+        service: 2,
+        backend_id: 8,
+        state: FlowState::Opening,
+        age: Duration::from_secs(4),
+        idle: Duration::from_secs(4),
+    };
+    let expired = FlowRow { state: FlowState::Expired, idle: Duration::from_hours(25), ..one.clone() };
+    vec![one, other, expired]
+}
+
+fn maps() -> Vec<UsageRow> {
+    let row = |name, kind: &str, used, capacity, setting| UsageRow {
+        name,
+        id: 11,
+        pin: PathBuf::from("/sys/fs/bpf/ballast/v1").join(name),
+        kind: kind.into(),
+        capacity,
+        used,
+        memory: Some(u64::from(capacity) * 24),
+        setting,
+    };
+    vec![
+        row("services", "hash", Some(6), 65_536, "--max-frontends"),
+        row("backends", "array", Some(6), 262_144, "--max-backends"),
+        row("slots", "array", Some(500_000), 524_288, "--max-slots"),
+        row("flow_state", "array", Some(131_072), 131_072, "--max-flows"),
+        UsageRow { memory: None, ..row("config", "array", None, 1, "") },
+    ]
+}
+
+fn facts() -> Facts {
+    Facts {
+        folder: "/sys/fs/bpf/ballast/v1".into(),
+        abi: 1,
+        links: vec![
+            LinkRow {
+                hook: "sock_connect4".into(),
+                program_id: 41,
+                program: "sock_connect4".into(),
+                runs: 9,
+                run_time: Duration::from_micros(4),
+            },
+            LinkRow {
+                hook: "tcx_ingress_7".into(),
+                program_id: 42,
+                program: "tc_ingress".into(),
+                runs: 0,
+                run_time: Duration::ZERO,
+            },
+        ],
+        maps: maps(),
+        ports: 4,
+        frontends: 6,
+        empty: 2,
+        backends: 6,
+        flows: 2,
+        reasons: Reason::ALL.iter().map(|r| (*r, u64::from(*r == Reason::NoEndpoint) * 3)).collect(),
+    }
+}
+
+fn well() -> AgentState {
+    AgentState::Answered { address: "127.0.0.1:10249".parse().unwrap(), status: 200 }
+}
+
+#[test]
+fn services_as_a_table() {
+    assert_snapshot!(service_list(&cluster(), Output::Text).unwrap(), @r#"
+    SERVICE                   TYPE          ADDRESS                         ENDPOINTS
+    id 9                      ExternalIP    10.96.0.99:80/TCP
+    default/redis:resp        ClusterIP     10.96.0.10:6379/TCP             10.244.1.7:6379,10.244.2.7:6379,10.244.3.7:6379 +2 more
+    default/redis:resp        NodePort      0.0.0.0:30079/TCP               10.244.1.7:6379,10.244.2.7:6379
+    default/redis:resp        ClusterIP     [fd00:96::a]:6379/TCP           [fd00:1::7]:6379
+    kube-system/kube-dns:dns  ClusterIP     10.96.0.10:53/UDP               <none> (rejects)
+    web/shop                  LoadBalancer  203.0.113.5:443/TCP (external)  <none> (drops)
+    "#);
+}
+
+#[test]
+fn services_as_a_wide_table() {
+    assert_snapshot!(service_list(&cluster(), Output::Wide).unwrap(), @r#"
+    SERVICE                   TYPE          ADDRESS                FOR       AFFINITY                ALGORITHM  ID  ENDPOINTS
+    id 9                      ExternalIP    10.96.0.99:80/TCP      internal  none                    random      9
+    default/redis:resp        ClusterIP     10.96.0.10:6379/TCP    internal  client address, 10800s  random      1  10.244.1.7:6379,10.244.2.7:6379,10.244.3.7:6379,10.244.4.7:6379,10.244.5.7:6379
+    default/redis:resp        NodePort      0.0.0.0:30079/TCP      internal  none                    random      1  10.244.1.7:6379,10.244.2.7:6379
+    default/redis:resp        ClusterIP     [fd00:96::a]:6379/TCP  internal  none                    random      4  [fd00:1::7]:6379
+    kube-system/kube-dns:dns  ClusterIP     10.96.0.10:53/UDP      internal  none                    random      2  <none> (rejects)
+    web/shop                  LoadBalancer  203.0.113.5:443/TCP    external  none                    random      3  <none> (drops)
+    "#);
+}
+
+#[test]
+fn services_as_json() {
+    let json: serde_json::Value =
+        serde_json::from_str(&service_list(&cluster(), Output::Json).unwrap()).unwrap();
+    assert_snapshot!(json["frontends"][1], @r#"
+    {"address":"10.96.0.10:6379","affinitySeconds":10800,"algorithm":"random","backends":[1,2,3,4,5],"endpoints":["10.244.1.7:6379","10.244.2.7:6379","10.244.3.7:6379","10.244.4.7:6379","10.244.5.7:6379"],"id":1,"protocol":"TCP","scope":"internal","service":"default/redis:resp","type":"ClusterIP","verdict":"forward"}
+    "#);
+    // An id that belongs to another Service by now is not shown as an endpoint of this one.
+    assert_eq!(json["frontends"][0]["service"], "id 9");
+    assert_eq!(json["frontends"][0]["endpoints"], serde_json::json!([]));
+}
+
+#[test]
+fn one_service() {
+    let filter = "default/redis:resp".parse().unwrap();
+    assert_snapshot!(service_show(&cluster(), &filter, Output::Text).unwrap(), @r#"
+    Service:      default/redis:resp (TCP, IPv4)
+    Id:           1
+    Affinity:     client address, 10800s
+    Algorithm:    random
+    Connections:  12
+    Packets:      340 to backends (20.0 KiB), 338 back (1.5 MiB)
+    Refused:      2 flow_table_full (drop): Every flow entry that was looked at holds an established flow; raise --max-flows.
+
+    TYPE       ADDRESS              ENDPOINTS
+    ClusterIP  10.96.0.10:6379/TCP  10.244.1.7:6379,10.244.2.7:6379,10.244.3.7:6379 +2 more
+    NodePort   0.0.0.0:30079/TCP    10.244.1.7:6379,10.244.2.7:6379
+
+    ID  ENDPOINT             STATE                LOCAL  CONNECTIONS
+     1  10.244.1.7:6379/TCP  active               yes              7
+     2  10.244.2.7:6379/TCP  active, terminating  no               5
+     3  10.244.3.7:6379/TCP  active               no               0
+     4  10.244.4.7:6379/TCP  active               no               0
+     5  10.244.5.7:6379/TCP  active               no               0
+     6  10.244.9.9:6379/TCP  gone                 no               0
+
+    Service:      default/redis:resp (TCP, IPv6)
+    Id:           4
+    Affinity:     none
+    Algorithm:    random
+    Connections:  0
+    Packets:      0 to backends (0 B), 0 back (0 B)
+    Refused:      none
+
+    TYPE       ADDRESS                ENDPOINTS
+    ClusterIP  [fd00:96::a]:6379/TCP  [fd00:1::7]:6379
+
+    ID  ENDPOINT              STATE   LOCAL  CONNECTIONS
+     7  [fd00:1::7]:6379/TCP  active  no               0
+    "#);
+}
+
+#[test]
+fn one_service_as_json() {
+    let filter = "kube-system/kube-dns".parse().unwrap();
+    assert_snapshot!(service_show(&cluster(), &filter, Output::Json).unwrap(), @r#"
+    {
+      "ports": [
+        {
+          "namespace": "kube-system",
+          "name": "kube-dns",
+          "port": "dns",
+          "protocol": "UDP",
+          "family": "IPv4",
+          "id": 2,
+          "connections": 0,
+          "packets": 0,
+          "bytes": 0,
+          "replyPackets": 0,
+          "replyBytes": 0,
+          "frontends": [
+            {
+              "service": "kube-system/kube-dns:dns",
+              "id": 2,
+              "type": "ClusterIP",
+              "scope": "internal",
+              "address": "10.96.0.10:53",
+              "protocol": "UDP",
+              "verdict": "reject",
+              "affinitySeconds": 0,
+              "algorithm": "random",
+              "backends": [],
+              "endpoints": []
+            }
+          ],
+          "backends": [],
+          "refusals": [
+            {
+              "reason": "no_endpoint",
+              "verdict": "reject",
+              "count": 3
+            }
+          ]
+        }
+      ]
+    }
+    "#);
+}
+
+#[test]
+fn an_unknown_service_is_an_error_with_a_way_out() {
+    let error = service_show(&cluster(), &"nowhere".parse().unwrap(), Output::Text).unwrap_err().to_string();
+    assert!(error.contains("default/nowhere") && error.contains("ballast service list"), "{error}");
+}
+
+#[test]
+fn backends_as_a_table() {
+    assert_snapshot!(backend_list(&cluster(), None, Output::Text).unwrap(), @r#"
+    ID  ENDPOINT              STATE                LOCAL  CONNECTIONS  SERVICE
+     1  10.244.1.7:6379/TCP   active               yes              7  default/redis:resp
+     2  10.244.2.7:6379/TCP   active, terminating  no               5  default/redis:resp
+     3  10.244.3.7:6379/TCP   active               no               0  default/redis:resp
+     4  10.244.4.7:6379/TCP   active               no               0  default/redis:resp
+     5  10.244.5.7:6379/TCP   active               no               0  default/redis:resp
+     6  10.244.9.9:6379/TCP   gone                 no               0  default/redis:resp
+     7  [fd00:1::7]:6379/TCP  active               no               0  default/redis:resp
+    "#);
+}
+
+#[test]
+fn backends_of_one_service_as_json() {
+    let mut cluster = cluster();
+    cluster.backends.retain(|id, _| matches!(id, 2 | 7));
+    cluster.names.remove(&4);
+    let filter = "redis".parse().unwrap();
+    assert_snapshot!(backend_list(&cluster, Some(&filter), Output::Json).unwrap(), @r#"
+    {
+      "backends": [
+        {
+          "id": 2,
+          "address": "10.244.2.7:6379",
+          "protocol": "TCP",
+          "service": "default/redis:resp",
+          "serviceId": 1,
+          "state": "active",
+          "local": false,
+          "terminating": true,
+          "connections": 5
+        }
+      ]
+    }
+    "#);
+}
+
+#[test]
+fn flows_as_a_table() {
+    let selection = FlowSelection::default();
+    assert_snapshot!(flow_list(&flows(), &cluster(), &selection, Output::Text).unwrap(), @r#"
+    PROTO  CLIENT           FRONTEND         BACKEND          STATE         AGE  IDLE
+    TCP    192.0.2.9:40000  10.96.0.10:6379  10.244.1.7:6379  established  1h2m    1s
+    UDP    192.0.2.10:5353  10.96.0.10:53    10.244.2.8:53    opening        4s    4s
+    "#);
+}
+
+#[test]
+fn flows_as_a_wide_table_with_expired_ones() {
+    let selection = FlowSelection { all: true, ..FlowSelection::default() };
+    assert_snapshot!(flow_list(&flows(), &cluster(), &selection, Output::Wide).unwrap(), @r#"
+    PROTO  CLIENT           FRONTEND         BACKEND          STATE         AGE  IDLE  SERVICE                   SOURCE           BACKEND-ID
+    TCP    192.0.2.9:40000  10.96.0.10:6379  10.244.1.7:6379  established  1h2m    1s  default/redis:resp        192.0.2.9:40001  1
+    UDP    192.0.2.10:5353  10.96.0.10:53    10.244.2.8:53    opening        4s    4s  kube-system/kube-dns:dns  192.0.2.10:5353  8
+    TCP    192.0.2.9:40000  10.96.0.10:6379  10.244.1.7:6379  expired      1h2m  1d1h  default/redis:resp        192.0.2.9:40001  1
+    "#);
+}
+
+#[rstest]
+#[case(Some("default/redis"), None, false, 1)]
+#[case(Some("default/redis"), None, true, 2)]
+#[case(Some("kube-system/kube-dns:53"), None, true, 1)]
+#[case(None, Some("192.0.2.10"), false, 1)]
+#[case(Some("default/redis"), Some("192.0.2.10"), true, 0)]
+#[case(None, None, true, 3)]
+fn flows_are_selected(
+    #[case] service: Option<&str>,
+    #[case] client: Option<&str>,
+    #[case] all: bool,
+    #[case] expected: usize,
+) {
+    let selection = FlowSelection {
+        service: service.map(|text| text.parse().unwrap()),
+        client: client.map(|text| text.parse().unwrap()),
+        all,
+    };
+    let json = flow_list(&flows(), &cluster(), &selection, Output::Json).unwrap();
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json["flows"].as_array().unwrap().len(), expected);
+}
+
+#[test]
+fn a_flow_as_json() {
+    let rows = flows().into_iter().take(1).collect::<Vec<_>>();
+    assert_snapshot!(flow_list(&rows, &cluster(), &FlowSelection::default(), Output::Json).unwrap(), @r#"
+    {
+      "flows": [
+        {
+          "protocol": "TCP",
+          "client": "192.0.2.9:40000",
+          "frontend": "10.96.0.10:6379",
+          "backend": "10.244.1.7:6379",
+          "source": "192.0.2.9:40001",
+          "service": "default/redis:resp",
+          "serviceId": 1,
+          "backendId": 1,
+          "state": "established",
+          "ageSeconds": 3725.0,
+          "idleSeconds": 1.5
+        }
+      ]
+    }
+    "#);
+}
+
+#[test]
+fn maps_as_a_table() {
+    assert_snapshot!(map_list(&maps(), Output::Text).unwrap(), @r#"
+    NAME        TYPE     USED  CAPACITY    MEMORY  PIN
+    services    hash        6     65536   1.5 MiB  /sys/fs/bpf/ballast/v1/services
+    backends    array       6    262144   6.0 MiB  /sys/fs/bpf/ballast/v1/backends
+    slots       array  500000    524288  12.0 MiB  /sys/fs/bpf/ballast/v1/slots
+    flow_state  array  131072    131072   3.0 MiB  /sys/fs/bpf/ballast/v1/flow_state
+    config      array       -         1         -  /sys/fs/bpf/ballast/v1/config
+    "#);
+}
+
+#[test]
+fn maps_as_json() {
+    assert_snapshot!(map_list(&maps()[4..], Output::Json).unwrap(), @r#"
+    {
+      "maps": [
+        {
+          "name": "config",
+          "id": 11,
+          "pin": "/sys/fs/bpf/ballast/v1/config",
+          "type": "array",
+          "used": null,
+          "capacity": 1,
+          "memory": null,
+          "setting": ""
+        }
+      ]
+    }
+    "#);
+}
+
+#[test]
+fn empty_answers_are_sentences() {
+    let nothing = Snapshot::default();
+    assert_eq!(service_list(&nothing, Output::Text).unwrap(), "No Services are programmed.\n");
+    assert_eq!(backend_list(&nothing, None, Output::Text).unwrap(), "No endpoints are programmed.\n");
+    let flows = flow_list(&[], &nothing, &FlowSelection::default(), Output::Text).unwrap();
+    assert!(flows.starts_with("No connections."), "{flows}");
+}
+
+#[test]
+fn a_status_with_a_map_that_fills_up() {
+    assert_snapshot!(Status::new(well(), Ok(facts())).render(Output::Wide).unwrap(), @r#"
+    Agent:      ok, at 127.0.0.1:10249
+    Programs:   2 at 2 hooks
+    Maps:       5 in /sys/fs/bpf/ballast/v1 (layout 1), 22.5 MiB
+    Services:   4 ports, 6 addresses, 2 of them with no endpoint
+    Endpoints:  6 in service, 6 of 262144 ids in use
+    Flows:      2
+    Rejected:   no_endpoint 3
+    Dropped:    none
+    Passed by:  none
+
+    HOOK           PROGRAM        ID  RUNS
+    sock_connect4  sock_connect4  41     9
+    tcx_ingress_7  tc_ingress     42     0
+
+    Problems:   map slots is nearly full (500000 of 524288): raise --max-slots
+    "#);
+}
+
+#[test]
+fn a_status_when_all_is_well() {
+    let mut facts = facts();
+    facts.maps.remove(2);
+    let status = Status::new(well(), Ok(facts));
+    assert_eq!(status.problems(), Vec::<String>::new());
+    assert!(status.render(Output::Text).unwrap().ends_with("Problems:   none\n"));
+}
+
+#[test]
+fn a_status_without_agent_and_maps() {
+    let agent = AgentState::Silent {
+        address: "127.0.0.1:10249".parse().unwrap(),
+        reason: "Connection refused".into(),
+    };
+    let nothing = || Err(ViewError::Nothing { bpffs: "/sys/fs/bpf".into() });
+    assert_snapshot!(Status::new(agent.clone(), nothing()).render(Output::Text).unwrap(), @r#"
+    Agent:      no answer at 127.0.0.1:10249
+    Problems:   the agent does not answer at 127.0.0.1:10249 (Connection refused): what is programmed goes on working, changes are not followed; start `ballast run`, or name its address with --metrics-bind-address
+                no Ballast on the bpffs /sys/fs/bpf: start `ballast run`, or name the bpffs it uses with --bpffs
+    "#);
+    assert_snapshot!(Status::new(agent, nothing()).render(Output::Json).unwrap(), @r#"
+    {
+      "ok": false,
+      "agent": {
+        "state": "down",
+        "address": "127.0.0.1:10249"
+      },
+      "abi": 1,
+      "folder": null,
+      "links": [],
+      "maps": [],
+      "counts": null,
+      "reasons": {},
+      "problems": [
+        "the agent does not answer at 127.0.0.1:10249 (Connection refused): what is programmed goes on working, changes are not followed; start `ballast run`, or name its address with --metrics-bind-address",
+        "no Ballast on the bpffs /sys/fs/bpf: start `ballast run`, or name the bpffs it uses with --bpffs"
+      ]
+    }
+    "#);
+}
+
+#[test]
+fn a_status_names_what_nobody_should_see() {
+    let mut facts = facts();
+    facts.links.clear();
+    facts.abi = 0;
+    facts.reasons.insert(Reason::MapInconsistent, 1);
+    let problems = Status::new(well(), Ok(facts)).problems().join("\n");
+    for words in [
+        "no program is attached",
+        "never filled",
+        "1 x map_inconsistent",
+        "slots is nearly full",
+        "--max-slots",
+    ] {
+        assert!(problems.contains(words), "{words} is missing in: {problems}");
+    }
+    assert!(!problems.contains("flow_state"), "a full flow table is as it should be: {problems}");
+}
+
+#[rstest]
+#[case("default/redis", true)]
+#[case("redis", true)]
+#[case("default/redis:resp", true)]
+#[case("default/redis:6379", true)]
+#[case("default/redis:30079", true)]
+#[case("default/redis:53", false)]
+#[case("default/red", false)]
+#[case("web/redis", false)]
+fn a_service_is_named(#[case] text: &str, #[case] expected: bool) {
+    let cluster = cluster();
+    let filter: ServiceFilter = text.parse().unwrap();
+    assert_eq!(filter.matches(1, &cluster.names[&1], &cluster), expected);
+}
+
+#[rstest]
+#[case("")]
+#[case("/redis")]
+#[case("default/")]
+#[case("default/redis:")]
+#[case("a/b/c")]
+fn what_names_no_service(#[case] text: &str) {
+    let error = text.parse::<ServiceFilter>().unwrap_err().to_string();
+    assert!(error.contains("NAMESPACE/NAME"), "{error}");
+}
+
+#[rstest]
+#[case("HTTP/1.1 200 OK\r\n\r\nok", Some(200))]
+#[case("HTTP/1.1 503 Service Unavailable\r\n\r\n", Some(503))]
+#[case("SSH-2.0-OpenSSH_9.2\r\n", None)]
+#[case("", None)]
+fn the_agent_is_asked(#[case] reply: &'static str, #[case] expected: Option<u16>) {
+    let server = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = server.local_addr().unwrap();
+    let thread = std::thread::spawn(move || {
+        let (mut stream, _) = server.accept().unwrap();
+        let mut request = [0; 1024];
+        let length = stream.read(&mut request).unwrap();
+        stream.write_all(reply.as_bytes()).unwrap();
+        String::from_utf8_lossy(&request[..length]).into_owned()
+    });
+    let state = probe(Listen::Socket(address));
+    assert!(thread.join().unwrap().starts_with("GET /healthz HTTP/1.1\r\n"));
+    match (state, expected) {
+        (AgentState::Answered { status, .. }, Some(expected)) => assert_eq!(status, expected),
+        (AgentState::Silent { .. }, None) => {}
+        (state, _) => panic!("{state:?}"),
+    }
+}
+
+#[test]
+fn nobody_there_is_no_answer() {
+    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    assert!(matches!(probe(Listen::Socket(address)), AgentState::Silent { .. }));
+    assert_eq!(probe(Listen::Off), AgentState::NotAsked);
+}
