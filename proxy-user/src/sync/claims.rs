@@ -1,0 +1,90 @@
+//! Which Service port a frontend belongs to when more than one asks for it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::plan::{Frontend, FrontendKind, PortId, Problem, ServicePlan};
+
+/// A port that asks for a frontend. The least of all claims has it: a cluster address beats every other kind,
+/// then the older Service, then the name that sorts first. So nobody takes over an address by asking for it
+/// later (GHSA-q6h5-q3q6-f87x was such a bug elsewhere).
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Claim {
+    not_cluster_ip: bool,
+    created: i64,
+    port: PortId,
+}
+
+/// All claims of all Services.
+#[derive(Clone, Debug, Default)]
+pub struct Claims {
+    claims: BTreeMap<Frontend, BTreeSet<Claim>>,
+    contested: BTreeSet<Frontend>,
+}
+
+impl Claims {
+    /// The port that has the frontend.
+    pub fn owner(&self, frontend: &Frontend) -> Option<&PortId> {
+        self.claims.get(frontend)?.first().map(|claim| &claim.port)
+    }
+
+    /// Replaces the claims of one Service; the ports for which a frontend came or went are added to `touched`.
+    pub fn replace(&mut self, old: Option<&ServicePlan>, new: Option<&ServicePlan>, touched: &mut BTreeSet<PortId>) {
+        let (old, new) = (claims(old), claims(new));
+        for (frontend, claim) in old.difference(&new) {
+            self.change(frontend, touched, |claims| claims.remove(claim));
+        }
+        for (frontend, claim) in new.difference(&old) {
+            self.change(frontend, touched, |claims| claims.insert(claim.clone()));
+        }
+    }
+
+    fn change(
+        &mut self,
+        frontend: &Frontend,
+        touched: &mut BTreeSet<PortId>,
+        change: impl FnOnce(&mut BTreeSet<Claim>) -> bool,
+    ) {
+        let claims = self.claims.entry(*frontend).or_default();
+        touched.extend(claims.first().map(|claim| claim.port.clone()));
+        change(claims);
+        touched.extend(claims.first().map(|claim| claim.port.clone()));
+        if claims.len() > 1 {
+            self.contested.insert(*frontend);
+        } else {
+            self.contested.remove(frontend);
+        }
+        if claims.is_empty() {
+            self.claims.remove(frontend);
+        }
+    }
+
+    /// One for every claim that lost.
+    pub fn problems(&self) -> impl Iterator<Item = Problem> {
+        self.contested.iter().filter_map(|frontend| self.claims.get_key_value(frontend)).flat_map(|(frontend, claims)| {
+            let owner = claims.first().map(|claim| claim.port.text()).unwrap_or_default();
+            claims.iter().skip(1).map(move |Claim { port, .. }| Problem {
+                object: format!("Service {}/{}", port.namespace, port.name),
+                field: "spec".to_owned(),
+                message: format!(
+                    "{} port {} ({}) belongs to {owner}; {} gets it when that one gives it up",
+                    frontend.address,
+                    frontend.port,
+                    frontend.protocol,
+                    port.text()
+                ),
+            })
+        })
+    }
+}
+
+fn claims(plan: Option<&ServicePlan>) -> BTreeSet<(Frontend, Claim)> {
+    let Some(plan) = plan else { return BTreeSet::new() };
+    let of_port = |(port, port_plan): (&PortId, &crate::plan::PortPlan)| {
+        let claim = |(frontend, what): (&Frontend, &crate::plan::FrontendPlan)| {
+            let not_cluster_ip = what.kind != FrontendKind::ClusterIp;
+            (*frontend, Claim { not_cluster_ip, created: plan.created, port: port.clone() })
+        };
+        port_plan.frontends.iter().map(claim).collect::<Vec<_>>()
+    };
+    plan.ports.iter().flat_map(of_port).collect()
+}

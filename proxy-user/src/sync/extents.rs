@@ -1,0 +1,311 @@
+//! Who owns which part of `slots`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use super::rest::Rest;
+
+/// No free part of `slots` is long enough.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NoRoom {
+    /// Slots asked for.
+    pub wanted: u32,
+    /// Slots in the longest free part.
+    pub longest: u32,
+    /// Free slots altogether.
+    pub free: u32,
+}
+
+/// A part of `slots` in use. It is written once, before anything refers to it, and never changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Extent {
+    service: u32,
+    /// Sorted backend ids, one for each slot; empty when they were not written.
+    ids: Vec<u32>,
+    len: u32,
+    refs: u32,
+    rest: Option<Rest>,
+}
+
+/// Hands out extents of `slots`, best fit, and takes them back after they have rested.
+#[derive(Clone, Debug)]
+pub struct Extents {
+    free: BTreeMap<u32, u32>,
+    free_by_len: BTreeSet<(u32, u32)>,
+    used: BTreeMap<u32, Extent>,
+    by_service: BTreeMap<u32, BTreeSet<u32>>,
+    resting: BTreeSet<(Rest, u32)>,
+    slots_used: u32,
+    capacity: u32,
+    hold: Duration,
+}
+
+impl Extents {
+    /// All of `capacity` slots are free; what is released rests for `hold` and at least until the next sync.
+    pub fn new(capacity: u32, hold: Duration) -> Self {
+        let mut extents = Self {
+            free: BTreeMap::new(),
+            free_by_len: BTreeSet::new(),
+            used: BTreeMap::new(),
+            by_service: BTreeMap::new(),
+            resting: BTreeSet::new(),
+            slots_used: 0,
+            capacity,
+            hold,
+        };
+        extents.add_free(0, capacity);
+        extents
+    }
+
+    /// Slots in use, resting ones included.
+    pub fn slots_used(&self) -> u32 {
+        self.slots_used
+    }
+
+    /// An extent of this Service port that holds these sorted ids.
+    pub fn find(&self, service: u32, ids: &[u32]) -> Option<u32> {
+        let bases = self.by_service.get(&service)?;
+        // A live one first, so that those that rest may go.
+        let holds = |base: &&u32| self.used.get(base).is_some_and(|extent| extent.ids == ids);
+        let lives = |base: &&u32| self.used.get(base).is_some_and(|extent| extent.refs > 0);
+        bases.iter().filter(holds).find(lives).or_else(|| bases.iter().find(holds)).copied()
+    }
+
+    /// What an extent holds; `None` when there is none of that length.
+    pub fn ids(&self, base: u32, len: u32) -> Option<&[u32]> {
+        self.used.get(&base).filter(|extent| extent.len == len).map(|extent| extent.ids.as_slice())
+    }
+
+    /// Every extent in use and what it should hold: (first slot, sorted ids).
+    pub fn iter(&self) -> impl Iterator<Item = (u32, &[u32])> {
+        self.used.iter().filter(|(_, extent)| !extent.ids.is_empty()).map(|(base, extent)| (*base, extent.ids.as_slice()))
+    }
+
+    /// Backend ids in extents of this Service port that an entry refers to.
+    pub fn live_ids(&self, service: u32) -> BTreeSet<u32> {
+        let bases = self.by_service.get(&service).into_iter().flatten();
+        let live = bases.filter_map(|base| self.used.get(base)).filter(|extent| extent.refs > 0);
+        live.flat_map(|extent| extent.ids.iter().copied()).collect()
+    }
+
+    /// A new extent for these sorted ids, of which there is at least one. Nothing refers to it yet.
+    pub fn allocate(&mut self, service: u32, ids: Vec<u32>) -> Result<u32, NoRoom> {
+        let len = ids.len() as u32;
+        let Some(&(free_len, base)) = self.free_by_len.range((len, 0)..).next() else {
+            return Err(NoRoom {
+                wanted: len,
+                longest: self.free_by_len.last().map_or(0, |(len, _)| *len),
+                free: self.capacity - self.slots_used,
+            });
+        };
+        self.take_free(base, free_len);
+        self.add_free(base + len, free_len - len);
+        self.insert(base, Extent { service, ids, len, refs: 0, rest: None });
+        Ok(base)
+    }
+
+    /// Takes over an extent found in the maps; `false` if it lies outside or over another one.
+    pub fn restore(&mut self, service: u32, base: u32, ids: Vec<u32>) -> bool {
+        let len = ids.len() as u32;
+        if let Some(known) = self.used.get(&base) {
+            return known.len == len && known.service == service;
+        }
+        let Some((&free_base, &free_len)) = self.free.range(..=base).next_back() else { return false };
+        let (Some(end), free_end) = (base.checked_add(len), free_base + free_len) else { return false };
+        if len == 0 || end > free_end {
+            return false;
+        }
+        self.take_free(free_base, free_len);
+        self.add_free(free_base, base - free_base);
+        self.add_free(end, free_end - end);
+        self.insert(base, Extent { service, ids, len, refs: 0, rest: None });
+        true
+    }
+
+    /// An entry of `services` refers to it from now on.
+    pub fn reference(&mut self, base: u32, len: u32) {
+        if let Some(extent) = self.used.get_mut(&base).filter(|extent| extent.len == len) {
+            extent.refs += 1;
+            if let Some(rest) = extent.rest.take() {
+                self.resting.remove(&(rest, base));
+            }
+        }
+    }
+
+    /// One entry less refers to it; after the last one it rests.
+    pub fn release(&mut self, base: u32, len: u32, now: Instant, sync: u64) {
+        if let Some(extent) = self.used.get_mut(&base).filter(|extent| extent.len == len) {
+            extent.refs = extent.refs.saturating_sub(1);
+            self.retire(base, now, sync);
+        }
+    }
+
+    /// Sends it to rest if nothing refers to it.
+    pub fn retire(&mut self, base: u32, now: Instant, sync: u64) {
+        if let Some(extent) = self.used.get_mut(&base).filter(|extent| extent.refs == 0 && extent.rest.is_none()) {
+            let rest = Rest { since: now, sync };
+            extent.rest = Some(rest);
+            self.resting.insert((rest, base));
+        }
+    }
+
+    /// Its slots were not all written: nothing may ever refer to it.
+    pub fn spoil(&mut self, base: u32) {
+        if let Some(extent) = self.used.get_mut(&base) {
+            extent.ids.clear();
+        }
+    }
+
+    /// Frees what has rested; says how many extents that were.
+    pub fn free_rested(&mut self, now: Instant, sync: u64) -> usize {
+        let mut freed = 0;
+        while let Some((rest, base)) = self.resting.first().copied() {
+            // The order is by time, and the later of two syncs is never the earlier in time.
+            if !rest.is_over(now, sync, self.hold) {
+                break;
+            }
+            self.resting.pop_first();
+            if let Some(extent) = self.used.remove(&base) {
+                self.slots_used -= extent.len;
+                if let Some(bases) = self.by_service.get_mut(&extent.service) {
+                    bases.remove(&base);
+                    if bases.is_empty() {
+                        self.by_service.remove(&extent.service);
+                    }
+                }
+                self.merge_free(base, extent.len);
+                freed += 1;
+            }
+        }
+        freed
+    }
+
+    /// When the next extent has rested.
+    pub fn next_rested(&self) -> Option<Instant> {
+        self.resting.first().map(|(rest, _)| rest.since + self.hold)
+    }
+
+    fn insert(&mut self, base: u32, extent: Extent) {
+        self.slots_used += extent.len;
+        self.by_service.entry(extent.service).or_default().insert(base);
+        self.used.insert(base, extent);
+    }
+
+    fn add_free(&mut self, base: u32, len: u32) {
+        if len > 0 {
+            self.free.insert(base, len);
+            self.free_by_len.insert((len, base));
+        }
+    }
+
+    fn take_free(&mut self, base: u32, len: u32) {
+        self.free.remove(&base);
+        self.free_by_len.remove(&(len, base));
+    }
+
+    fn merge_free(&mut self, mut base: u32, mut len: u32) {
+        if let Some((&before, &before_len)) = self.free.range(..base).next_back()
+            && before + before_len == base
+        {
+            self.take_free(before, before_len);
+            (base, len) = (before, before_len + len);
+        }
+        if let Some((&after, &after_len)) = self.free.range(base + len..).next()
+            && base + len == after
+        {
+            self.take_free(after, after_len);
+            len += after_len;
+        }
+        self.add_free(base, len);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const HOLD: Duration = Duration::from_secs(1);
+
+    fn whole(extents: &Extents) -> Result<(), TestCaseError> {
+        let mut parts: Vec<(u32, u32, bool)> = extents.used.iter().map(|(base, e)| (*base, e.len, true)).collect();
+        parts.extend(extents.free.iter().map(|(base, len)| (*base, *len, false)));
+        parts.sort_unstable();
+        let mut end = 0;
+        let mut free_before = false;
+        for (base, len, used) in parts {
+            prop_assert_eq!(base, end, "a hole or an overlap at {}", base);
+            prop_assert!(used || !free_before, "two free neighbours at {}", base);
+            (end, free_before) = (base + len, !used);
+        }
+        prop_assert_eq!(end, extents.capacity);
+        prop_assert_eq!(extents.slots_used, extents.used.values().map(|e| e.len).sum::<u32>());
+        prop_assert_eq!(extents.free.len(), extents.free_by_len.len());
+        Ok(())
+    }
+
+    #[test]
+    fn a_released_extent_rests_for_a_sync_and_for_the_hold() {
+        let now = Instant::now();
+        let mut extents = Extents::new(4, HOLD);
+        let base = extents.allocate(1, vec![1, 2, 3]).unwrap();
+        extents.reference(base, 3);
+        extents.release(base, 3, now, 1);
+        assert_eq!(extents.free_rested(now + HOLD, 1), 0);
+        assert_eq!(extents.free_rested(now, 2), 0);
+        assert_eq!(extents.allocate(1, vec![1, 2]), Err(NoRoom { wanted: 2, longest: 1, free: 1 }));
+        assert_eq!(extents.next_rested(), Some(now + HOLD));
+        assert_eq!(extents.free_rested(now + HOLD, 2), 1);
+        assert_eq!(extents.allocate(1, vec![1, 2, 3, 4]), Ok(0));
+    }
+
+    #[test]
+    fn a_resting_extent_is_found_again_and_a_spoilt_one_is_not() {
+        let now = Instant::now();
+        let mut extents = Extents::new(9, HOLD);
+        let base = extents.allocate(1, vec![1, 2, 3]).unwrap();
+        extents.retire(base, now, 1);
+        assert_eq!(extents.find(1, &[1, 2, 3]), Some(base));
+        assert_eq!(extents.find(2, &[1, 2, 3]), None);
+        extents.reference(base, 3);
+        assert_eq!(extents.next_rested(), None);
+        extents.spoil(base);
+        assert_eq!(extents.find(1, &[1, 2, 3]), None);
+    }
+
+    #[test]
+    fn what_lies_over_another_or_outside_is_not_restored() {
+        let mut extents = Extents::new(10, HOLD);
+        assert!(extents.restore(1, 4, vec![1, 2, 3]));
+        assert!(extents.restore(1, 4, vec![1, 2, 3]), "shared by two frontends of one port");
+        for (service, base, len) in [(2, 4, 3), (1, 4, 2), (1, 6, 1), (1, 3, 2), (1, 9, 2), (1, u32::MAX, 2), (1, 0, 0)] {
+            assert!(!extents.restore(service, base, vec![9; len]), "{service} {base} {len}");
+        }
+        assert!(extents.restore(2, 7, vec![9; 3]) && extents.restore(3, 0, vec![9; 4]));
+    }
+
+    proptest! {
+        #[test]
+        fn extents_never_overlap(steps in prop::collection::vec((0u8..4, 1usize..9, any::<prop::sample::Index>()), 1..120)) {
+            let (mut now, mut sync) = (Instant::now(), 0);
+            let mut extents = Extents::new(40, HOLD);
+            let mut live: Vec<(u32, u32)> = Vec::new();
+            for (action, len, which) in steps {
+                sync += 1;
+                now += Duration::from_millis(400);
+                match action {
+                    0 | 1 => if let Ok(base) = extents.allocate(len as u32, vec![7; len]) {
+                        extents.reference(base, len as u32);
+                        live.push((base, len as u32));
+                    },
+                    2 if !live.is_empty() => {
+                        let (base, len) = live.swap_remove(which.index(live.len()));
+                        extents.release(base, len, now, sync);
+                    },
+                    _ => { extents.free_rested(now, sync); },
+                }
+                whole(&extents)?;
+            }
+        }
+    }
+}

@@ -1,0 +1,279 @@
+//! Numbers that stay with what they name, and rest before they name something else.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::{Duration, Instant};
+
+use super::rest::Rest;
+
+/// Every id is in use or rests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Exhausted {
+    /// How many ids there are.
+    pub limit: u32,
+}
+
+/// Ids from 1 to one less than the capacity of their table; 0 is "none".
+///
+/// A key that is retired keeps its id until it is forgotten: when it comes back in time it has the same id
+/// again. Ids never used come first, then the one that was forgotten longest ago.
+#[derive(Clone, Debug)]
+pub struct Ids<K> {
+    capacity: u32,
+    ids: BTreeMap<K, u32>,
+    resting: BTreeMap<K, Rest>,
+    queue: VecDeque<(K, Rest)>,
+    /// Ids that nobody asked for but that something in the maps uses.
+    reserved: BTreeSet<u32>,
+    /// Ids taken over so far, during a restore.
+    found: BTreeSet<u32>,
+    /// The lowest id above all that were ever used.
+    fresh: u32,
+    free: VecDeque<u32>,
+    hold: Duration,
+}
+
+impl<K: Ord + Clone> Ids<K> {
+    /// Ids below `capacity`; a retired one rests for `hold` and at least until the next sync.
+    pub fn new(capacity: u32, hold: Duration) -> Self {
+        Self {
+            capacity,
+            ids: BTreeMap::new(),
+            resting: BTreeMap::new(),
+            queue: VecDeque::new(),
+            reserved: BTreeSet::new(),
+            found: BTreeSet::new(),
+            fresh: 1,
+            free: VecDeque::new(),
+            hold,
+        }
+    }
+
+    /// The id of `key`, resting or not.
+    pub fn get(&self, key: &K) -> Option<u32> {
+        self.ids.get(key).copied()
+    }
+
+    /// Every key with its id, resting or not.
+    pub fn iter(&self) -> impl Iterator<Item = (&K, u32)> {
+        self.ids.iter().map(|(key, id)| (key, *id))
+    }
+
+    /// The keys of a range with their ids, resting or not.
+    pub fn range<R: std::ops::RangeBounds<K>>(&self, range: R) -> impl Iterator<Item = (&K, u32)> {
+        self.ids.range(range).map(|(key, id)| (key, *id))
+    }
+
+    /// Whether the key was retired.
+    pub fn is_resting(&self, key: &K) -> bool {
+        self.resting.contains_key(key)
+    }
+
+    /// One more than the highest id ever used.
+    pub fn high_water(&self) -> u32 {
+        self.fresh
+    }
+
+    /// Ids that are in use or rest.
+    pub fn used(&self) -> usize {
+        self.ids.len() + self.reserved.len()
+    }
+
+    /// The id of `key`: the one it has, or a new one.
+    pub fn acquire(&mut self, key: &K) -> Result<u32, Exhausted> {
+        if let Some(id) = self.ids.get(key) {
+            self.resting.remove(key);
+            return Ok(*id);
+        }
+        let id = if self.fresh < self.capacity {
+            self.fresh += 1;
+            self.fresh - 1
+        } else {
+            self.free.pop_front().ok_or(Exhausted { limit: self.capacity.saturating_sub(1) })?
+        };
+        self.ids.insert(key.clone(), id);
+        Ok(id)
+    }
+
+    /// Gives back an id that never was in a map.
+    pub fn undo(&mut self, key: &K) {
+        if let Some(id) = self.ids.remove(key) {
+            self.resting.remove(key);
+            self.free.push_front(id);
+        }
+    }
+
+    /// `key` is gone for now: its id begins to rest.
+    pub fn retire(&mut self, key: &K, now: Instant, sync: u64) {
+        if self.ids.contains_key(key) && !self.resting.contains_key(key) {
+            let rest = Rest { since: now, sync };
+            self.resting.insert(key.clone(), rest);
+            self.queue.push_back((key.clone(), rest));
+        }
+    }
+
+    /// Keys that have rested, with their ids, longest first.
+    pub fn rested(&self, now: Instant, sync: u64) -> Vec<(K, u32)> {
+        let still = |(key, rest): &&(K, Rest)| self.resting.get(key) == Some(rest);
+        let over = |(_, rest): &&(K, Rest)| rest.is_over(now, sync, self.hold);
+        let with_id = |(key, _): &(K, Rest)| self.get(key).map(|id| (key.clone(), id));
+        self.queue.iter().take_while(over).filter(still).filter_map(with_id).collect()
+    }
+
+    /// When the next key has rested.
+    pub fn next_rested(&mut self) -> Option<Instant> {
+        while let Some((key, rest)) = self.queue.front() {
+            if self.resting.get(key) == Some(rest) {
+                return Some(rest.since + self.hold);
+            }
+            self.queue.pop_front();
+        }
+        None
+    }
+
+    /// Nothing refers to the id of a retired `key` any more.
+    pub fn forget(&mut self, key: &K) {
+        if self.resting.remove(key).is_some()
+            && let Some(id) = self.ids.remove(key)
+        {
+            self.free.push_back(id);
+        }
+    }
+
+    /// Takes over an id found in the maps; `false` if either of the two is known already, or the id is none.
+    pub fn restore(&mut self, key: K, id: u32) -> bool {
+        let takes = self.is_legal(id) && !self.ids.contains_key(&key) && self.found.insert(id);
+        if takes {
+            self.ids.insert(key, id);
+        }
+        takes
+    }
+
+    /// Keeps an id out of use that something unknown in the maps has. Only before the restore ends.
+    pub fn reserve(&mut self, id: u32) {
+        if self.is_legal(id) {
+            self.reserved.insert(id);
+        }
+    }
+
+    /// The unknown is gone.
+    pub fn unreserve(&mut self, id: u32) {
+        if self.reserved.remove(&id) && !self.ids.values().any(|used| *used == id) {
+            self.free.push_back(id);
+        }
+    }
+
+    /// Ends a restore: ids that were not found are free.
+    pub fn restored(&mut self) {
+        let mut used = std::mem::take(&mut self.found);
+        used.extend(&self.reserved);
+        self.fresh = used.last().map_or(1, |last| last + 1);
+        self.free = (1..self.fresh).filter(|id| !used.contains(id)).collect();
+    }
+
+    fn is_legal(&self, id: u32) -> bool {
+        id != 0 && id < self.capacity
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const HOLD: Duration = Duration::from_secs(60);
+
+    fn ids(capacity: u32) -> Ids<u8> {
+        Ids::new(capacity, HOLD)
+    }
+
+    #[test]
+    fn zero_is_never_an_id_and_the_end_is_an_error() {
+        let mut ids = ids(3);
+        assert_eq!([ids.acquire(&1), ids.acquire(&2)], [Ok(1), Ok(2)]);
+        assert_eq!(ids.acquire(&3), Err(Exhausted { limit: 2 }));
+    }
+
+    #[test]
+    fn a_key_that_returns_in_time_has_its_id_again() {
+        let now = Instant::now();
+        let mut ids = ids(10);
+        let id = ids.acquire(&1).unwrap();
+        ids.retire(&1, now, 1);
+        assert_eq!(ids.acquire(&1), Ok(id));
+        assert_eq!(ids.rested(now + HOLD * 2, 9), []);
+        assert_eq!(ids.next_rested(), None);
+    }
+
+    #[test]
+    fn an_id_rests_for_a_sync_and_for_the_hold() {
+        let now = Instant::now();
+        let mut ids = ids(10);
+        let id = ids.acquire(&1).unwrap();
+        ids.retire(&1, now, 1);
+        assert_eq!(ids.rested(now + HOLD, 1), []);
+        assert_eq!(ids.rested(now + HOLD / 2, 2), []);
+        assert_eq!(ids.rested(now + HOLD, 2), [(1, id)]);
+        assert_eq!(ids.next_rested(), Some(now + HOLD));
+    }
+
+    #[test]
+    fn the_longest_resting_id_comes_first() {
+        let now = Instant::now();
+        let mut ids = ids(4);
+        for key in [1, 2, 3] {
+            ids.acquire(&key).unwrap();
+        }
+        for key in [2, 1, 3] {
+            ids.retire(&key, now, 1);
+        }
+        for (key, _) in ids.rested(now + HOLD, 2) {
+            ids.forget(&key);
+        }
+        assert_eq!([ids.acquire(&7), ids.acquire(&8), ids.acquire(&9)], [Ok(2), Ok(1), Ok(3)]);
+    }
+
+    #[test]
+    fn gaps_are_free_after_a_restore_and_reserved_ids_are_not() {
+        let mut ids = ids(6);
+        assert!(ids.restore(1, 3));
+        assert!(!ids.restore(2, 3) && !ids.restore(1, 2) && !ids.restore(9, 0) && !ids.restore(9, 6));
+        ids.reserve(5);
+        ids.restored();
+        assert_eq!([ids.acquire(&4), ids.acquire(&5), ids.acquire(&6)], [Ok(1), Ok(2), Ok(4)]);
+        assert!(ids.acquire(&7).is_err());
+        ids.unreserve(5);
+        assert_eq!(ids.acquire(&7), Ok(5));
+    }
+
+    proptest! {
+        #[test]
+        fn no_id_has_two_owners_and_none_is_reused_too_soon(
+            steps in prop::collection::vec((0u8..12, 0u8..3, 0u64..40), 1..200),
+        ) {
+            let start = Instant::now();
+            let (mut now, mut sync) = (start, 1);
+            let mut ids = ids(8);
+            let mut left: BTreeMap<u32, (u8, Instant, u64)> = BTreeMap::new();
+            for (key, action, seconds) in steps {
+                now += Duration::from_secs(seconds);
+                sync += u64::from(seconds > 20);
+                match action {
+                    0 => if let Ok(id) = ids.acquire(&key) {
+                        prop_assert!((1..8).contains(&id));
+                        if let Some((owner, since, at)) = left.remove(&id) {
+                            prop_assert!(owner == key || (now >= since + HOLD && sync > at));
+                        }
+                    },
+                    1 => if let Some(id) = ids.get(&key).filter(|_| !ids.is_resting(&key)) {
+                        ids.retire(&key, now, sync);
+                        left.insert(id, (key, now, sync));
+                    },
+                    _ => for (key, _) in ids.rested(now, sync) { ids.forget(&key); },
+                }
+                let mut all: Vec<u32> = ids.iter().map(|(_, id)| id).collect();
+                all.sort_unstable();
+                prop_assert!(all.windows(2).all(|pair| pair[0] != pair[1]));
+            }
+        }
+    }
+}

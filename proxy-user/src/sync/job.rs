@@ -1,0 +1,109 @@
+//! One Service port on its way into the maps.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use proxy_common::backend::{BACKEND_ACTIVE, BACKEND_LOCAL, BACKEND_TERMINATING};
+use proxy_common::service::{
+    KIND_CLUSTER_IP, KIND_EXTERNAL_IP, KIND_LOAD_BALANCER, KIND_NODE_PORT, SCOPE_EXTERNAL, SCOPE_INTERNAL,
+    SERVICE_DROP_WHEN_EMPTY, ServiceEntry,
+};
+
+use super::trouble::Trouble;
+use crate::maps::{Backend, FrontendKey, Write};
+use crate::plan::{BackendAddress, BackendFacts, Frontend, FrontendKind, FrontendPlan, PortId, PortPlan, Scope};
+
+/// A Service port, what it should be, and how far it got in this sync.
+#[derive(Debug)]
+pub(super) struct Job {
+    pub(super) port: PortId,
+    pub(super) id: Option<u32>,
+    /// `None`: it has no frontend, so it should not be in the maps.
+    pub(super) wanted: Option<Wanted>,
+    /// Extents allocated in this sync.
+    pub(super) extents: Vec<u32>,
+    pub(super) trouble: Option<Trouble>,
+    /// It goes no further.
+    pub(super) stopped: bool,
+}
+
+/// What a Service port should be, with its ids.
+#[derive(Debug, Default)]
+pub(super) struct Wanted {
+    pub(super) rows: BTreeMap<u32, Backend>,
+    /// With the sorted ids of each frontend's slots.
+    pub(super) frontends: Vec<(FrontendKey, ServiceEntry, Vec<u32>)>,
+}
+
+impl Job {
+    pub(super) fn new(port: PortId) -> Self {
+        Self { port, id: None, wanted: None, extents: Vec::new(), trouble: None, stopped: false }
+    }
+
+    /// It cannot go on.
+    pub(super) fn stop(&mut self, trouble: impl Into<Trouble>) {
+        self.trouble.get_or_insert(trouble.into());
+        self.stopped = true;
+    }
+}
+
+/// Writes of one phase, each with the job it belongs to.
+#[derive(Debug, Default)]
+pub(super) struct Steps {
+    pub(super) owners: Vec<usize>,
+    pub(super) writes: Vec<Write>,
+}
+
+impl Steps {
+    pub(super) fn push(&mut self, owner: usize, write: Write) {
+        self.owners.push(owner);
+        self.writes.push(write);
+    }
+}
+
+/// The key of a frontend in the maps.
+pub(super) fn frontend_key(frontend: &Frontend) -> FrontendKey {
+    FrontendKey {
+        addr: frontend.address,
+        port: frontend.port,
+        proto: frontend.protocol.number(),
+        scope: match frontend.scope {
+            Scope::Internal => SCOPE_INTERNAL,
+            Scope::External => SCOPE_EXTERNAL,
+        },
+    }
+}
+
+/// The row of an endpoint that serves.
+pub(super) fn backend_row(service: u32, port: &PortId, at: &BackendAddress, facts: BackendFacts) -> Backend {
+    let mut flags = 0;
+    if facts.local {
+        flags |= BACKEND_LOCAL;
+    }
+    if facts.terminating {
+        flags |= BACKEND_TERMINATING;
+    }
+    let proto = port.protocol.number();
+    Backend { addr: at.address, port: at.port, proto, state: BACKEND_ACTIVE, service, flags }
+}
+
+/// The entry of a frontend; where its slots are comes later.
+pub(super) fn service_entry(service: u32, key: &FrontendKey, port: &PortPlan, frontend: &FrontendPlan) -> ServiceEntry {
+    ServiceEntry {
+        tag: key.tag(),
+        id: service,
+        slot_base: 0,
+        slot_count: 0,
+        affinity_secs: port.affinity_secs,
+        flags: if frontend.drop_when_empty { SERVICE_DROP_WHEN_EMPTY } else { 0 },
+        algorithm: port.algorithm as u8,
+        kind: match frontend.kind {
+            FrontendKind::ClusterIp => KIND_CLUSTER_IP,
+            FrontendKind::NodePort => KIND_NODE_PORT,
+            FrontendKind::LoadBalancer => KIND_LOAD_BALANCER,
+            FrontendKind::ExternalIp => KIND_EXTERNAL_IP,
+        },
+    }
+}
+
+/// Every frontend that a job may have changed: the ones it has and the ones it should have.
+pub(super) type Touched = BTreeSet<FrontendKey>;

@@ -1,0 +1,362 @@
+//! From plans to writes, in an order that no reader of the maps can stumble over.
+//!
+//! A sync goes through these phases, each for all changed Service ports together, so that it costs a few system
+//! calls however many there are:
+//!
+//! 1. free what has rested: extents, ids, bits;
+//! 2. remove frontends that nobody has any more;
+//! 3. names, endpoints, filter bits, slots in *new* extents: nothing refers to them yet;
+//! 4. the entries of `services`, the commit: each moves readers from one complete set to the next;
+//! 5. endpoints that left are gone at once; their ids, and the old extents, begin to rest.
+//!
+//! A port that fails stops where it is, keeps what it had, and is tried again: after a while, longer each time,
+//! and whenever something was freed.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use super::applied::{Applied, Holds};
+use super::claims::Claims;
+use super::counters::Counters;
+use super::job::{Job, Steps, Touched, frontend_key};
+use crate::maps::{BatchError, Capacity, Store, Table, Write};
+use crate::model::ServiceName;
+use crate::plan::{Frontend, PortId, Problem, ServicePlan};
+
+/// The first pause after a failure; each further one is twice as long.
+const RETRY_FIRST: Duration = Duration::from_millis(100);
+/// The longest pause.
+const RETRY_LONGEST: Duration = Duration::from_secs(30);
+
+/// A port that is not in the maps as it should be.
+#[derive(Debug)]
+struct Failure {
+    attempts: u32,
+    retry: Instant,
+    problem: Problem,
+}
+
+/// Makes the maps say what the plans say.
+pub struct Reconciler<S> {
+    pub(super) store: S,
+    pub(super) applied: Applied,
+    pub(super) holds: Holds,
+    pub(super) counters: Counters,
+    /// Entries of the maps that made no sense, to be removed.
+    pub(super) orphans: Vec<Write>,
+    pub(super) number: u64,
+    /// The next sync looks at everything.
+    pub(super) full: bool,
+    pub(super) claims: Claims,
+    desired: BTreeMap<ServiceName, ServicePlan>,
+    plan_problems: BTreeMap<ServiceName, Vec<Problem>>,
+    failures: BTreeMap<PortId, Failure>,
+    cleanup: Option<(u32, Instant)>,
+}
+
+impl<S: Store> Reconciler<S> {
+    /// Around tables that are not known yet: [`Reconciler::recover`] comes next.
+    pub(super) fn around(store: S, holds: Holds) -> Self {
+        let capacity = store.capacity();
+        Self {
+            store,
+            applied: Applied::new(capacity, holds),
+            holds,
+            counters: Counters::default(),
+            orphans: Vec::new(),
+            number: 0,
+            full: true,
+            claims: Claims::default(),
+            desired: BTreeMap::new(),
+            plan_problems: BTreeMap::new(),
+            failures: BTreeMap::new(),
+            cleanup: None,
+        }
+    }
+
+    /// Takes new plans (`None`: the Service is gone) and brings the maps as close to all plans as possible.
+    ///
+    /// The first call removes what no plan asks for: every Service there is must be among `changed`.
+    pub fn sync(&mut self, now: Instant, changed: BTreeMap<ServiceName, Option<ServicePlan>>) {
+        self.number += 1;
+        let mut dirty = BTreeSet::new();
+        for (name, plan) in changed {
+            self.accept(name, plan, &mut dirty);
+        }
+        let freed = self.free_rested(now);
+        dirty.extend(self.failures.iter().filter(|(_, f)| freed || f.retry <= now).map(|(port, _)| port.clone()));
+        let mut touched = Touched::new();
+        if self.full {
+            dirty.extend(self.desired.values().flat_map(|plan| plan.ports.keys().cloned()));
+            dirty.extend(self.applied.ports.iter().map(|(port, _)| port.clone()));
+            touched.extend(self.applied.services.keys());
+            self.full = false;
+        }
+        if !dirty.is_empty() || !touched.is_empty() {
+            let jobs = dirty.into_iter().map(Job::new).collect();
+            self.bring(jobs, touched, now);
+        }
+        self.remove_orphans(now);
+    }
+
+    fn accept(&mut self, name: ServiceName, plan: Option<ServicePlan>, dirty: &mut BTreeSet<PortId>) {
+        let old = self.desired.remove(&name);
+        self.claims.replace(old.as_ref(), plan.as_ref(), dirty);
+        let ports = |plan: &Option<ServicePlan>, port: &PortId| plan.as_ref().and_then(|p| p.ports.get(port).cloned());
+        for port in [&old, &plan].into_iter().flatten().flat_map(|plan| plan.ports.keys()) {
+            if ports(&old, port) != ports(&plan, port) {
+                dirty.insert(port.clone());
+            }
+        }
+        self.plan_problems.remove(&name);
+        if let Some(plan) = plan {
+            if !plan.problems.is_empty() {
+                self.plan_problems.insert(name.clone(), plan.problems.clone());
+            }
+            self.desired.insert(name, plan);
+        }
+    }
+
+    /// The phases, for these ports and for the frontends in `touched`.
+    fn bring(&mut self, mut jobs: Vec<Job>, mut touched: Touched, now: Instant) {
+        let mut owners: BTreeMap<crate::maps::FrontendKey, Option<PortId>> = BTreeMap::new();
+        for job in &mut jobs {
+            job.id = self.applied.ports.get(&job.port);
+            touched.extend(job.id.into_iter().flat_map(|id| self.applied.frontends_of(id)));
+        }
+        for key in touched {
+            owners.insert(key, self.owner(&key));
+        }
+        let deserted = owners.iter().filter(|(_, owner)| owner.is_none()).map(|(key, _)| *key).collect();
+        self.remove_services(deserted, &mut jobs, now);
+        self.prepare(&mut jobs, now);
+        self.write_slots(&mut jobs, now);
+        self.commit(&mut jobs, now);
+        // A frontend that changed hands, to a port that failed, must not stay with the port that lost it.
+        let wrong = |(key, owner): (&crate::maps::FrontendKey, &Option<PortId>)| {
+            let has = self.applied.services.get(key)?.id;
+            let should = owner.as_ref().and_then(|port| self.applied.ports.get(port));
+            (Some(has) != should).then_some(*key)
+        };
+        let lost = owners.iter().filter_map(wrong).collect();
+        self.remove_services(lost, &mut jobs, now);
+        self.retire_endpoints(&mut jobs, now);
+        self.settle(jobs, now);
+    }
+
+    /// Does the writes of a phase. A failure stops the job concerned: its later writes in `steps` are left out,
+    /// unless `each_alone`.
+    pub(super) fn execute(&mut self, steps: &Steps, jobs: &mut [Job], each_alone: bool, now: Instant) {
+        let Steps { owners, writes } = steps;
+        let mut from = 0;
+        while from < writes.len() {
+            let blocked = |at: usize| !each_alone && jobs[owners[at]].stopped;
+            if blocked(from) {
+                from += 1;
+                continue;
+            }
+            let end = (from + 1..writes.len()).find(|at| blocked(*at)).unwrap_or(writes.len());
+            let run = &writes[from..end];
+            let (done, error) = match self.store.write(run) {
+                Ok(()) => (run.len(), None),
+                Err(BatchError { done, error }) => (done.min(run.len() - 1), Some(error)),
+            };
+            for write in &run[..done] {
+                self.counters.done(write);
+                self.applied.advance(write, now, self.number);
+            }
+            from += done;
+            if let Some(error) = error {
+                self.counters.failed(&writes[from]);
+                jobs[owners[from]].stop(error);
+                from += 1;
+            }
+        }
+    }
+
+    /// Notes what failed and when to try again.
+    fn settle(&mut self, jobs: Vec<Job>, now: Instant) {
+        for job in jobs {
+            for base in &job.extents {
+                self.applied.extents.retire(*base, now, self.number);
+            }
+            let Some(trouble) = job.trouble else {
+                self.failures.remove(&job.port);
+                continue;
+            };
+            self.note_unused_bits(job.wanted.as_ref(), now);
+            let problem = trouble.problem(&job.port);
+            let attempts = self.failures.get(&job.port).map_or(0, |failure| failure.attempts);
+            if attempts == 0 {
+                tracing::warn!(service = %job.port, problem = %problem.message, "Service port is not programmed as it should be");
+            }
+            let retry = now + pause(attempts);
+            self.failures.insert(job.port, Failure { attempts: attempts + 1, retry, problem });
+        }
+    }
+
+    /// Frees what has rested; says whether there is room now that was not there before.
+    fn free_rested(&mut self, now: Instant) -> bool {
+        let mut freed = self.applied.extents.free_rested(now, self.number) > 0;
+        if self.cleanup.is_some_and(|(_, retry)| now < retry) {
+            return freed;
+        }
+        let mut steps = Steps::default();
+        let endpoints = self.applied.endpoints.rested(now, self.number);
+        for ((_, at), id) in &endpoints {
+            if self.applied.backends.contains_key(id) {
+                steps.push(0, Write::NoBackend(*id, Table::backends(at.address)));
+            }
+        }
+        for (word, mask) in self.applied.filter.rested(now) {
+            steps.push(0, Write::FilterClear(word, mask));
+        }
+        let mut job = [Job::cleanup()];
+        self.execute(&steps, &mut job, true, now);
+        for (key, id) in endpoints {
+            if !self.applied.backends.contains_key(&id) {
+                self.applied.endpoints.forget(&key);
+                freed = true;
+            }
+        }
+        let mut ports = self.applied.ports.rested(now, self.number);
+        ports.retain(|(_, id)| self.applied.endpoints_of(*id).next().is_none());
+        let mut steps = Steps::default();
+        for (_, id) in ports.iter().filter(|(_, id)| self.applied.names.contains_key(id)) {
+            steps.push(0, Write::NoName(*id));
+        }
+        self.execute(&steps, &mut job, true, now);
+        for (port, id) in ports {
+            if !self.applied.names.contains_key(&id) {
+                self.applied.ports.forget(&port);
+                freed = true;
+            }
+        }
+        self.cleanup_went(&job[0], now);
+        freed
+    }
+
+    /// Removes what made no sense when the tables were read.
+    fn remove_orphans(&mut self, now: Instant) {
+        if self.orphans.is_empty() || self.cleanup.is_some_and(|(_, retry)| now < retry) {
+            return;
+        }
+        let mut job = [Job::cleanup()];
+        for write in std::mem::take(&mut self.orphans) {
+            job[0].stopped = false;
+            let mut steps = Steps::default();
+            steps.push(0, write);
+            self.execute(&steps, &mut job, true, now);
+            let Some(write) = steps.writes.pop() else { continue };
+            match write {
+                write if job[0].stopped => self.orphans.push(write),
+                Write::NoBackend(id, _) => self.applied.endpoints.unreserve(id),
+                Write::NoName(id) => self.applied.ports.unreserve(id),
+                _ => {}
+            }
+        }
+        self.cleanup_went(&job[0], now);
+    }
+
+    fn cleanup_went(&mut self, job: &Job, now: Instant) {
+        self.cleanup = job.trouble.as_ref().map(|trouble| {
+            let attempts = self.cleanup.map_or(0, |(attempts, _)| attempts);
+            if attempts == 0 {
+                tracing::warn!(error = %trouble, "entries that nobody needs any more could not be removed");
+            }
+            (attempts + 1, now + pause(attempts))
+        });
+    }
+
+    /// The port that a key in the maps should belong to.
+    fn owner(&self, key: &crate::maps::FrontendKey) -> Option<PortId> {
+        frontend_of(key).and_then(|frontend| self.claims.owner(&frontend)).cloned()
+    }
+
+    /// The plan of a port.
+    pub(super) fn plan_of(&self, port: &PortId) -> Option<&crate::plan::PortPlan> {
+        let name = ServiceName { namespace: port.namespace.clone(), name: port.name.clone() };
+        self.desired.get(&name)?.ports.get(port)
+    }
+
+    /// When [`Reconciler::sync`] should be called even if nothing changes.
+    pub fn wake(&mut self) -> Option<Instant> {
+        let retries = self.failures.values().map(|failure| failure.retry).min();
+        let mut rests = [
+            self.applied.extents.next_rested(),
+            self.applied.endpoints.next_rested(),
+            self.applied.ports.next_rested(),
+            self.applied.filter.next_rested(),
+        ];
+        if let Some((_, retry)) = self.cleanup {
+            for rest in &mut rests {
+                *rest = rest.map(|rest| rest.max(retry));
+            }
+            rests[0] = Some(rests[0].map_or(retry, |rest| rest.min(retry)));
+        }
+        rests.into_iter().chain([retries]).flatten().min()
+    }
+
+    /// What is wrong with which object, in their order.
+    pub fn problems(&self) -> Vec<Problem> {
+        let mut all: Vec<Problem> = self.plan_problems.values().flatten().cloned().collect();
+        all.extend(self.failures.values().map(|failure| failure.problem.clone()));
+        all.extend(self.claims.problems());
+        all.sort();
+        all.dedup();
+        all
+    }
+
+    /// Service ports that are not in the maps as they should be.
+    pub fn failing(&self) -> usize {
+        self.failures.len()
+    }
+
+    /// Services that have a plan.
+    pub fn services(&self) -> usize {
+        self.desired.len()
+    }
+
+    /// What the tables hold as far as we know.
+    pub fn applied(&self) -> &Applied {
+        &self.applied
+    }
+
+    /// Operations done and failed so far.
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// How much the tables take.
+    pub fn capacity(&self) -> Capacity {
+        self.store.capacity()
+    }
+
+    /// The tables themselves.
+    pub fn store(&self) -> &S {
+        &self.store
+    }
+
+    /// The same, to be changed.
+    pub fn store_mut(&mut self) -> &mut S {
+        &mut self.store
+    }
+
+    /// The tables alone.
+    pub fn into_store(self) -> S {
+        self.store
+    }
+}
+
+fn pause(attempts: u32) -> Duration {
+    RETRY_FIRST.saturating_mul(1 << attempts.min(16)).min(RETRY_LONGEST)
+}
+
+/// The frontend of a key; `None` for a key that no plan could ask for.
+fn frontend_of(key: &crate::maps::FrontendKey) -> Option<Frontend> {
+    use crate::plan::Scope;
+    let scopes = [Scope::Internal, Scope::External];
+    let protocol = crate::model::net::Protocol::from_number(key.proto)?;
+    let frontends = scopes.map(|scope| Frontend { address: key.addr, port: key.port, protocol, scope });
+    frontends.into_iter().find(|frontend| frontend_key(frontend) == *key)
+}
