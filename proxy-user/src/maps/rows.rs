@@ -125,6 +125,14 @@ pub struct FrontendKey {
 }
 
 impl FrontendKey {
+    /// What [`ServiceEntry::tag`] of its entry must be.
+    pub fn tag(&self) -> u32 {
+        match self.addr {
+            IpAddr::V4(addr) => self.v4(addr).tag(),
+            IpAddr::V6(addr) => self.v6(addr).tag(),
+        }
+    }
+
     pub(super) fn v4(&self, addr: Ipv4Addr) -> ServiceKey<[u8; 4]> {
         ServiceKey { addr: addr.octets(), port: self.port, proto: self.proto, scope: self.scope }
     }

@@ -91,7 +91,9 @@ impl Applied {
             }
             Write::Backend(id, row) => self.put_backend(*id, *row, now),
             Write::NoBackend(id, table) => {
-                if let Some(row) = self.backends.get(id).filter(|row| Table::backends(row.addr) == *table).copied() {
+                if let Some(row) =
+                    self.backends.get(id).filter(|row| Table::backends(row.addr) == *table).copied()
+                {
                     self.backends.remove(id);
                     self.active -= usize::from(row.state == BACKEND_ACTIVE);
                     self.filter.remove(backend_bit(&row), now);

@@ -28,7 +28,12 @@ impl Claims {
     }
 
     /// Replaces the claims of one Service; the ports for which a frontend came or went are added to `touched`.
-    pub fn replace(&mut self, old: Option<&ServicePlan>, new: Option<&ServicePlan>, touched: &mut BTreeSet<PortId>) {
+    pub fn replace(
+        &mut self,
+        old: Option<&ServicePlan>,
+        new: Option<&ServicePlan>,
+        touched: &mut BTreeSet<PortId>,
+    ) {
         let (old, new) = (claims(old), claims(new));
         for (frontend, claim) in old.difference(&new) {
             self.change(frontend, touched, |claims| claims.remove(claim));
@@ -60,20 +65,22 @@ impl Claims {
 
     /// One for every claim that lost.
     pub fn problems(&self) -> impl Iterator<Item = Problem> {
-        self.contested.iter().filter_map(|frontend| self.claims.get_key_value(frontend)).flat_map(|(frontend, claims)| {
-            let owner = claims.first().map(|claim| claim.port.text()).unwrap_or_default();
-            claims.iter().skip(1).map(move |Claim { port, .. }| Problem {
-                object: format!("Service {}/{}", port.namespace, port.name),
-                field: "spec".to_owned(),
-                message: format!(
-                    "{} port {} ({}) belongs to {owner}; {} gets it when that one gives it up",
-                    frontend.address,
-                    frontend.port,
-                    frontend.protocol,
-                    port.text()
-                ),
-            })
-        })
+        self.contested.iter().filter_map(|frontend| self.claims.get_key_value(frontend)).flat_map(
+            |(frontend, claims)| {
+                let owner = claims.first().map(|claim| claim.port.text()).unwrap_or_default();
+                claims.iter().skip(1).map(move |Claim { port, .. }| Problem {
+                    object: format!("Service {}/{}", port.namespace, port.name),
+                    field: "spec".to_owned(),
+                    message: format!(
+                        "{} port {} ({}) belongs to {owner}; {} gets it when that one gives it up",
+                        frontend.address,
+                        frontend.port,
+                        frontend.protocol,
+                        port.text()
+                    ),
+                })
+            },
+        )
     }
 }
 

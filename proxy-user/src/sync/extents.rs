@@ -78,7 +78,16 @@ impl Extents {
 
     /// Every extent in use and what it should hold: (first slot, sorted ids).
     pub fn iter(&self) -> impl Iterator<Item = (u32, &[u32])> {
-        self.used.iter().filter(|(_, extent)| !extent.ids.is_empty()).map(|(base, extent)| (*base, extent.ids.as_slice()))
+        self.used
+            .iter()
+            .filter(|(_, extent)| !extent.ids.is_empty())
+            .map(|(base, extent)| (*base, extent.ids.as_slice()))
+    }
+
+    /// Extents that rest: (Service port, first slot, sorted ids).
+    pub fn resting(&self) -> impl Iterator<Item = (u32, u32, &[u32])> {
+        let extents = self.resting.iter().filter_map(|(_, base)| self.used.get_key_value(base));
+        extents.map(|(base, extent)| (extent.service, *base, extent.ids.as_slice()))
     }
 
     /// Backend ids in extents of this Service port that an entry refers to.
@@ -142,10 +151,20 @@ impl Extents {
 
     /// Sends it to rest if nothing refers to it.
     pub fn retire(&mut self, base: u32, now: Instant, sync: u64) {
-        if let Some(extent) = self.used.get_mut(&base).filter(|extent| extent.refs == 0 && extent.rest.is_none()) {
+        if let Some(extent) =
+            self.used.get_mut(&base).filter(|extent| extent.refs == 0 && extent.rest.is_none())
+        {
             let rest = Rest { since: now, sync };
             extent.rest = Some(rest);
             self.resting.insert((rest, base));
+        }
+    }
+
+    /// Sends all to rest that nothing refers to.
+    pub fn retire_unreferenced(&mut self, now: Instant, sync: u64) {
+        let bases: Vec<u32> = self.used.keys().copied().collect();
+        for base in bases {
+            self.retire(base, now, sync);
         }
     }
 
@@ -228,7 +247,8 @@ mod tests {
     const HOLD: Duration = Duration::from_secs(1);
 
     fn whole(extents: &Extents) -> Result<(), TestCaseError> {
-        let mut parts: Vec<(u32, u32, bool)> = extents.used.iter().map(|(base, e)| (*base, e.len, true)).collect();
+        let mut parts: Vec<(u32, u32, bool)> =
+            extents.used.iter().map(|(base, e)| (*base, e.len, true)).collect();
         parts.extend(extents.free.iter().map(|(base, len)| (*base, *len, false)));
         parts.sort_unstable();
         let mut end = 0;
@@ -278,7 +298,9 @@ mod tests {
         let mut extents = Extents::new(10, HOLD);
         assert!(extents.restore(1, 4, vec![1, 2, 3]));
         assert!(extents.restore(1, 4, vec![1, 2, 3]), "shared by two frontends of one port");
-        for (service, base, len) in [(2, 4, 3), (1, 4, 2), (1, 6, 1), (1, 3, 2), (1, 9, 2), (1, u32::MAX, 2), (1, 0, 0)] {
+        for (service, base, len) in
+            [(2, 4, 3), (1, 4, 2), (1, 6, 1), (1, 3, 2), (1, 9, 2), (1, u32::MAX, 2), (1, 0, 0)]
+        {
             assert!(!extents.restore(service, base, vec![9; len]), "{service} {base} {len}");
         }
         assert!(extents.restore(2, 7, vec![9; 3]) && extents.restore(3, 0, vec![9; 4]));

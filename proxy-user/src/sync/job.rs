@@ -10,7 +10,9 @@ use proxy_common::service::{
 
 use super::trouble::Trouble;
 use crate::maps::{Backend, FrontendKey, Write};
-use crate::plan::{BackendAddress, BackendFacts, Frontend, FrontendKind, FrontendPlan, PortId, PortPlan, Scope};
+use crate::plan::{
+    BackendAddress, BackendFacts, Frontend, FrontendKind, FrontendPlan, PortId, PortPlan, Scope,
+};
 
 /// A Service port, what it should be, and how far it got in this sync.
 #[derive(Debug)]
@@ -87,7 +89,12 @@ pub(super) fn backend_row(service: u32, port: &PortId, at: &BackendAddress, fact
 }
 
 /// The entry of a frontend; where its slots are comes later.
-pub(super) fn service_entry(service: u32, key: &FrontendKey, port: &PortPlan, frontend: &FrontendPlan) -> ServiceEntry {
+pub(super) fn service_entry(
+    service: u32,
+    key: &FrontendKey,
+    port: &PortPlan,
+    frontend: &FrontendPlan,
+) -> ServiceEntry {
     ServiceEntry {
         tag: key.tag(),
         id: service,

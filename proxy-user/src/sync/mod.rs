@@ -1,1 +1,25 @@
-//! To be filled.
+//! From plans to maps: ids, extents, the difference to what is applied, ordered writes.
+//!
+//! [`Driver`] is the task that owns it all; [`Reconciler`] is what it does, without a clock or a channel.
+//! `desired` is what the plans ask for, `applied` is what the maps hold.
+
+mod applied;
+mod claims;
+mod counters;
+mod driver;
+mod extents;
+mod filter;
+mod ids;
+mod job;
+mod phases;
+mod reconcile;
+mod recover;
+mod rest;
+mod status;
+mod trouble;
+
+pub use applied::Holds;
+pub use counters::{Count, Operation};
+pub use driver::{Driver, DriverSettings};
+pub use reconcile::Reconciler;
+pub use status::{Changes, Histogram, Operations, Status, TableUse};

@@ -1,5 +1,6 @@
 //! The phases of a sync, one function each.
 
+use std::collections::BTreeMap;
 use std::time::Instant;
 
 use proxy_common::backend::BACKEND_GONE;
@@ -10,6 +11,7 @@ use super::job::{Job, Steps, Wanted, backend_row, frontend_key, service_entry};
 use super::reconcile::Reconciler;
 use super::trouble::Trouble;
 use crate::maps::{Backend, FrontendKey, Store, Write};
+use crate::model::ServiceName;
 use crate::plan::PortId;
 
 impl Job {
@@ -23,6 +25,10 @@ impl Job {
             family: crate::model::net::IpFamily::V4,
         })
     }
+
+    pub(super) fn is_cleanup(&self) -> bool {
+        self.port.name.is_empty()
+    }
 }
 
 impl<S: Store> Reconciler<S> {
@@ -31,12 +37,13 @@ impl<S: Store> Reconciler<S> {
         if keys.is_empty() {
             return;
         }
+        let mut numbers: BTreeMap<u32, usize> =
+            jobs.iter().enumerate().filter_map(|(number, job)| job.id.map(|id| (id, number))).collect();
         let mut steps = Steps::default();
         for key in keys {
-            let id = self.applied.services.get(&key).map(|entry| entry.id);
-            let job = jobs.iter().position(|job| job.id.is_some() && job.id == id);
-            // An entry whose id nobody knows: the next full sync tries again.
-            let job = job.unwrap_or_else(|| {
+            let Some(id) = self.applied.services.get(&key).map(|entry| entry.id) else { continue };
+            // An id that nobody knows belongs to no port.
+            let job = *numbers.entry(id).or_insert_with(|| {
                 jobs.push(Job::cleanup());
                 jobs.len() - 1
             });
@@ -54,17 +61,24 @@ impl<S: Store> Reconciler<S> {
                 continue;
             }
             let (Some(wanted), Some(id)) = (&job.wanted, job.id) else { continue };
-            match PortName::new(&job.port.text(), job.port.protocol.number(), job.port.family.number()) {
-                Some(name) if self.applied.names.get(&id) != Some(&name) => names.push(number, Write::Name(id, Box::new(name))),
-                Some(_) => {}
-                None => job.stop(Trouble::Name),
+            let port = &job.port;
+            let Some(name) = PortName::new(&port.text(), port.protocol.number(), port.family.number()) else {
+                job.stop(Trouble::Name);
+                continue;
+            };
+            if self.applied.names.get(&id) != Some(&name) {
+                names.push(number, Write::Name(id, Box::new(name)));
             }
             for (id, row) in &wanted.rows {
                 if self.applied.backends.get(id) != Some(row) {
                     rows.push(number, Write::Backend(*id, *row));
                 }
             }
-            let all = wanted.rows.values().map(backend_bit).chain(wanted.frontends.iter().map(|(key, ..)| frontend_bit(key)));
+            let all = wanted
+                .rows
+                .values()
+                .map(backend_bit)
+                .chain(wanted.frontends.iter().map(|(key, ..)| frontend_bit(key)));
             for (word, mask) in all.filter(|bit| !self.applied.filter.is_set(*bit)) {
                 bits.push(number, Write::FilterSet(word, mask));
             }
@@ -76,13 +90,14 @@ impl<S: Store> Reconciler<S> {
 
     /// Finds out what the port should be, and gives ids to it and to its endpoints.
     fn plan_job(&mut self, job: &mut Job) -> Result<(), Trouble> {
-        let Some(plan) = self.plan_of(&job.port) else { return Ok(()) };
-        let has = |frontend: &&_| self.claims.owner(frontend) == Some(&job.port);
-        if !plan.frontends.keys().any(|frontend| has(&frontend)) {
+        let name = ServiceName { namespace: job.port.namespace.clone(), name: job.port.name.clone() };
+        let Some(plan) = self.desired.get(&name).and_then(|plan| plan.ports.get(&job.port)) else {
+            return Ok(());
+        };
+        let has = |frontend: &_| self.claims.owner(frontend) == Some(&job.port);
+        if !plan.frontends.keys().any(has) {
             return Ok(());
         }
-        let frontends: Vec<_> = plan.frontends.iter().filter(|(frontend, _)| has(frontend)).map(|(f, p)| (*f, p.clone())).collect();
-        let plan = plan.clone();
         let id = self.applied.ports.acquire(&job.port).map_err(Trouble::Services)?;
         job.id = Some(id);
         let wanted = job.wanted.insert(Wanted::default());
@@ -97,12 +112,15 @@ impl<S: Store> Reconciler<S> {
                 }
             }
         }
-        for (frontend, what) in frontends {
-            let key = frontend_key(&frontend);
-            let known = |at: &_| self.applied.endpoints.get(&(id, *at)).filter(|id| wanted.rows.contains_key(id));
+        for (frontend, what) in
+            plan.frontends.iter().filter(|(frontend, _)| self.claims.owner(frontend) == Some(&job.port))
+        {
+            let key = frontend_key(frontend);
+            let known =
+                |at: &_| self.applied.endpoints.get(&(id, *at)).filter(|id| wanted.rows.contains_key(id));
             let mut ids: Vec<u32> = what.slots.iter().filter_map(known).collect();
             ids.sort_unstable();
-            wanted.frontends.push((key, service_entry(id, &key, &plan, &what), ids));
+            wanted.frontends.push((key, service_entry(id, &key, plan, what), ids));
         }
         Ok(())
     }
@@ -116,8 +134,11 @@ impl<S: Store> Reconciler<S> {
             for (key, entry, ids) in wanted.frontends.iter_mut().filter(|(.., ids)| !ids.is_empty()) {
                 entry.slot_count = ids.len() as u32;
                 let has = self.applied.services.get(key).filter(|has| has.id == entry.id);
-                let keeps = has.filter(|has| self.applied.extents.ids(has.slot_base, has.slot_count) == Some(ids));
-                if let Some(base) = keeps.map(|has| has.slot_base).or_else(|| self.applied.extents.find(entry.id, ids)) {
+                let keeps =
+                    has.filter(|has| self.applied.extents.ids(has.slot_base, has.slot_count) == Some(ids));
+                if let Some(base) =
+                    keeps.map(|has| has.slot_base).or_else(|| self.applied.extents.find(entry.id, ids))
+                {
                     entry.slot_base = base;
                     continue;
                 }
@@ -182,7 +203,9 @@ impl<S: Store> Reconciler<S> {
             }
         }
         for job in jobs.iter().filter(|job| job.wanted.is_none()) {
-            if job.id.is_some_and(|id| self.applied.frontends_of(id).next().is_none()) {
+            let Some(id) = job.id else { continue };
+            let rests = |(key, _): (&_, _)| self.applied.endpoints.is_resting(key);
+            if self.applied.frontends_of(id).next().is_none() && self.applied.endpoints_of(id).all(rests) {
                 self.applied.ports.retire(&job.port, now, self.number);
             }
         }
@@ -190,8 +213,12 @@ impl<S: Store> Reconciler<S> {
 
     /// Bits that were set for entries that then were not written.
     pub(super) fn note_unused_bits(&mut self, wanted: Option<&Wanted>, now: Instant) {
-        for wanted in wanted {
-            let bits = wanted.rows.values().map(backend_bit).chain(wanted.frontends.iter().map(|(key, ..)| frontend_bit(key)));
+        if let Some(wanted) = wanted {
+            let bits = wanted
+                .rows
+                .values()
+                .map(backend_bit)
+                .chain(wanted.frontends.iter().map(|(key, ..)| frontend_bit(key)));
             for bit in bits {
                 self.applied.filter.unused(bit, now);
             }

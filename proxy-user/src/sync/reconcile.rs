@@ -19,9 +19,9 @@ use super::applied::{Applied, Holds};
 use super::claims::Claims;
 use super::counters::Counters;
 use super::job::{Job, Steps, Touched, frontend_key};
-use crate::maps::{BatchError, Capacity, Store, Table, Write};
+use crate::maps::{BatchError, Capacity, FrontendKey, Store, Table, Write};
 use crate::model::ServiceName;
-use crate::plan::{Frontend, PortId, Problem, ServicePlan};
+use crate::plan::{Frontend, PortId, PortPlan, Problem, Scope, ServicePlan};
 
 /// The first pause after a failure; each further one is twice as long.
 const RETRY_FIRST: Duration = Duration::from_millis(100);
@@ -48,7 +48,7 @@ pub struct Reconciler<S> {
     /// The next sync looks at everything.
     pub(super) full: bool,
     pub(super) claims: Claims,
-    desired: BTreeMap<ServiceName, ServicePlan>,
+    pub(super) desired: BTreeMap<ServiceName, ServicePlan>,
     plan_problems: BTreeMap<ServiceName, Vec<Problem>>,
     failures: BTreeMap<PortId, Failure>,
     cleanup: Option<(u32, Instant)>,
@@ -84,7 +84,9 @@ impl<S: Store> Reconciler<S> {
             self.accept(name, plan, &mut dirty);
         }
         let freed = self.free_rested(now);
-        dirty.extend(self.failures.iter().filter(|(_, f)| freed || f.retry <= now).map(|(port, _)| port.clone()));
+        dirty.extend(
+            self.failures.iter().filter(|(_, f)| freed || f.retry <= now).map(|(port, _)| port.clone()),
+        );
         let mut touched = Touched::new();
         if self.full {
             dirty.extend(self.desired.values().flat_map(|plan| plan.ports.keys().cloned()));
@@ -102,9 +104,8 @@ impl<S: Store> Reconciler<S> {
     fn accept(&mut self, name: ServiceName, plan: Option<ServicePlan>, dirty: &mut BTreeSet<PortId>) {
         let old = self.desired.remove(&name);
         self.claims.replace(old.as_ref(), plan.as_ref(), dirty);
-        let ports = |plan: &Option<ServicePlan>, port: &PortId| plan.as_ref().and_then(|p| p.ports.get(port).cloned());
         for port in [&old, &plan].into_iter().flatten().flat_map(|plan| plan.ports.keys()) {
-            if ports(&old, port) != ports(&plan, port) {
+            if port_of(old.as_ref(), port) != port_of(plan.as_ref(), port) {
                 dirty.insert(port.clone());
             }
         }
@@ -119,7 +120,7 @@ impl<S: Store> Reconciler<S> {
 
     /// The phases, for these ports and for the frontends in `touched`.
     fn bring(&mut self, mut jobs: Vec<Job>, mut touched: Touched, now: Instant) {
-        let mut owners: BTreeMap<crate::maps::FrontendKey, Option<PortId>> = BTreeMap::new();
+        let mut owners: BTreeMap<FrontendKey, Option<PortId>> = BTreeMap::new();
         for job in &mut jobs {
             job.id = self.applied.ports.get(&job.port);
             touched.extend(job.id.into_iter().flat_map(|id| self.applied.frontends_of(id)));
@@ -133,7 +134,7 @@ impl<S: Store> Reconciler<S> {
         self.write_slots(&mut jobs, now);
         self.commit(&mut jobs, now);
         // A frontend that changed hands, to a port that failed, must not stay with the port that lost it.
-        let wrong = |(key, owner): (&crate::maps::FrontendKey, &Option<PortId>)| {
+        let wrong = |(key, owner): (&FrontendKey, &Option<PortId>)| {
             let has = self.applied.services.get(key)?.id;
             let should = owner.as_ref().and_then(|port| self.applied.ports.get(port));
             (Some(has) != should).then_some(*key)
@@ -180,11 +181,13 @@ impl<S: Store> Reconciler<S> {
             for base in &job.extents {
                 self.applied.extents.retire(*base, now, self.number);
             }
-            let Some(trouble) = job.trouble else {
+            let Some(trouble) = &job.trouble else {
                 self.failures.remove(&job.port);
                 continue;
             };
             self.note_unused_bits(job.wanted.as_ref(), now);
+            // A write that belongs to no port: whoever looks at everything finds it again.
+            self.full |= job.is_cleanup();
             let problem = trouble.problem(&job.port);
             let attempts = self.failures.get(&job.port).map_or(0, |failure| failure.attempts);
             if attempts == 0 {
@@ -269,14 +272,8 @@ impl<S: Store> Reconciler<S> {
     }
 
     /// The port that a key in the maps should belong to.
-    fn owner(&self, key: &crate::maps::FrontendKey) -> Option<PortId> {
+    fn owner(&self, key: &FrontendKey) -> Option<PortId> {
         frontend_of(key).and_then(|frontend| self.claims.owner(&frontend)).cloned()
-    }
-
-    /// The plan of a port.
-    pub(super) fn plan_of(&self, port: &PortId) -> Option<&crate::plan::PortPlan> {
-        let name = ServiceName { namespace: port.namespace.clone(), name: port.name.clone() };
-        self.desired.get(&name)?.ports.get(port)
     }
 
     /// When [`Reconciler::sync`] should be called even if nothing changes.
@@ -295,6 +292,11 @@ impl<S: Store> Reconciler<S> {
             rests[0] = Some(rests[0].map_or(retry, |rest| rest.min(retry)));
         }
         rests.into_iter().chain([retries]).flatten().min()
+    }
+
+    /// Whether the next sync looks at everything.
+    pub fn is_full_due(&self) -> bool {
+        self.full
     }
 
     /// What is wrong with which object, in their order.
@@ -348,13 +350,16 @@ impl<S: Store> Reconciler<S> {
     }
 }
 
+fn port_of<'a>(plan: Option<&'a ServicePlan>, port: &PortId) -> Option<&'a PortPlan> {
+    plan.and_then(|plan| plan.ports.get(port))
+}
+
 fn pause(attempts: u32) -> Duration {
     RETRY_FIRST.saturating_mul(1 << attempts.min(16)).min(RETRY_LONGEST)
 }
 
 /// The frontend of a key; `None` for a key that no plan could ask for.
-fn frontend_of(key: &crate::maps::FrontendKey) -> Option<Frontend> {
-    use crate::plan::Scope;
+fn frontend_of(key: &FrontendKey) -> Option<Frontend> {
     let scopes = [Scope::Internal, Scope::External];
     let protocol = crate::model::net::Protocol::from_number(key.proto)?;
     let frontends = scopes.map(|scope| Frontend { address: key.addr, port: key.port, protocol, scope });

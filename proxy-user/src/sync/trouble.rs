@@ -38,7 +38,11 @@ impl Trouble {
         }
         Problem {
             object: format!("Service {}/{}", port.namespace, port.name),
-            field: if port.port.is_empty() { "spec.ports".to_owned() } else { format!("spec.ports[{}]", port.port) },
+            field: if port.port.is_empty() {
+                "spec.ports".to_owned()
+            } else {
+                format!("spec.ports[{}]", port.port)
+            },
             message: format!("{} {}: {message}", port.protocol, port.family),
         }
     }

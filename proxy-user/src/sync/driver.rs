@@ -1,0 +1,212 @@
+//! The one task that owns the cluster, the mirror and the maps.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, SystemTime};
+
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, sleep_until};
+
+use super::applied::Holds;
+use super::reconcile::Reconciler;
+use super::status::Status;
+use crate::maps::{MapError, Store};
+use crate::model::{Cluster, Event, Key, Kind, NodeView, Object, ServiceName};
+use crate::plan::plan_service;
+
+/// Events taken in before a sync, at most; so many that a list of everything is one sync.
+const AT_ONCE: usize = 65_536;
+
+/// How often the driver does what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DriverSettings {
+    /// The least time between two syncs. A change that comes alone does not wait.
+    pub min_sync_period: Duration,
+    /// How often the tables are compared with what was written to them.
+    pub sync_period: Duration,
+    /// How long things rest before they are freed.
+    pub holds: Holds,
+}
+
+impl Default for DriverSettings {
+    fn default() -> Self {
+        Self {
+            min_sync_period: Duration::from_millis(5),
+            sync_period: Duration::from_secs(30),
+            holds: Holds::default(),
+        }
+    }
+}
+
+/// Takes events in and keeps the maps up to date.
+pub struct Driver<S> {
+    reconciler: Reconciler<S>,
+    cluster: Cluster,
+    settings: DriverSettings,
+    changed: BTreeSet<ServiceName>,
+    /// When the oldest change that waits came in.
+    waiting_since: Option<Instant>,
+    last_sync: Option<Instant>,
+    next_audit: Instant,
+    status: watch::Sender<Status>,
+}
+
+impl<S: Store> Driver<S> {
+    /// Reads the maps back; writes nothing. `node` is this node as far as it is known without the API server.
+    pub fn new(store: S, node: NodeView, settings: DriverSettings) -> Result<Self, MapError> {
+        let now = Instant::now();
+        let reconciler = Reconciler::recover(store, settings.holds, now.into_std())?;
+        let mut status = Status::default();
+        status.describe(&reconciler);
+        Ok(Self {
+            reconciler,
+            cluster: Cluster::new(node),
+            settings,
+            changed: BTreeSet::new(),
+            waiting_since: None,
+            last_sync: None,
+            next_audit: now + settings.sync_period,
+            status: watch::Sender::new(status),
+        })
+    }
+
+    /// Snapshots, a new one after each sync.
+    pub fn status(&self) -> watch::Receiver<Status> {
+        self.status.subscribe()
+    }
+
+    /// Runs until every sender of `events` is gone, and gives the tables back. What is programmed stays.
+    /// Dropping the future is safe at any time: a sync is never interrupted.
+    pub async fn run(mut self, mut events: mpsc::Receiver<Event>) -> S {
+        loop {
+            let wake = self.wake();
+            tokio::select! {
+                event = events.recv() => match event {
+                    Some(event) => self.take(event),
+                    None => break,
+                },
+                () = sleep_until(wake) => {}
+            }
+            for _ in 0..AT_ONCE {
+                let Ok(event) = events.try_recv() else { break };
+                self.take(event);
+            }
+            if self.cluster.has_listed_all() {
+                self.work();
+            }
+        }
+        // What came in last may still wait for its period.
+        if !self.changed.is_empty() && self.cluster.has_listed_all() {
+            self.sync();
+        }
+        self.reconciler.into_store()
+    }
+
+    /// When there is something to do even without an event.
+    fn wake(&mut self) -> Instant {
+        // Before the lists are there nothing but an event can help.
+        if !self.cluster.has_listed_all() {
+            return Instant::now() + self.settings.sync_period;
+        }
+        let next = match self.reconciler.wake() {
+            _ if !self.changed.is_empty() || self.last_sync.is_none() => self.earliest(),
+            Some(wake) => Instant::from_std(wake).max(self.earliest()),
+            None => self.next_audit,
+        };
+        next.min(self.next_audit)
+    }
+
+    /// When the next sync may be.
+    fn earliest(&self) -> Instant {
+        // A millisecond at least: a clock that has not moved must not keep the task busy.
+        let period = self.settings.min_sync_period.max(Duration::from_millis(1));
+        self.last_sync.map_or_else(Instant::now, |last| last + period)
+    }
+
+    fn take(&mut self, event: Event) {
+        let kind = kind_of(&event);
+        let listed = matches!(event, Event::Reset(_));
+        self.changed.append(&mut self.cluster.apply(event));
+        let first = self.waiting_since.is_none();
+        self.waiting_since.get_or_insert_with(Instant::now);
+        self.status.send_modify(|status| {
+            match kind {
+                Kind::Service => status.service_changes.add(),
+                Kind::Slice => status.slice_changes.add(),
+                Kind::Node => {}
+            }
+            status.services_listed |= listed && kind == Kind::Service;
+            status.slices_listed |= listed && kind == Kind::Slice;
+            if first {
+                status.last_queued = Some(SystemTime::now());
+            }
+        });
+    }
+
+    /// Does what is due.
+    fn work(&mut self) {
+        let now = Instant::now();
+        if now >= self.next_audit {
+            self.audit(now);
+        } else if now < self.earliest() {
+            return;
+        }
+        let due = self.reconciler.wake().is_some_and(|wake| Instant::from_std(wake) <= now);
+        if self.last_sync.is_none() || self.waiting_since.is_some() || due || self.reconciler.is_full_due() {
+            self.sync();
+        }
+    }
+
+    fn audit(&mut self, now: Instant) {
+        self.next_audit = now + self.settings.sync_period;
+        let result = self.reconciler.audit(now.into_std());
+        if let Err(error) = &result {
+            tracing::warn!(%error, "the maps could not be compared with what was written to them");
+        }
+        if let Ok(drift @ 1..) = result {
+            tracing::warn!(entries = drift, "the maps were changed by another hand; they are being repaired");
+        }
+        self.status.send_modify(|status| {
+            status.audits += 1;
+            status.audit_failures += u64::from(result.is_err());
+            status.drift += result.unwrap_or(0) as u64;
+        });
+    }
+
+    fn sync(&mut self) {
+        let begun = Instant::now();
+        let plans: BTreeMap<_, _> = std::mem::take(&mut self.changed)
+            .into_iter()
+            .map(|name| {
+                let plan = plan_service(&self.cluster, &name, self.cluster.node());
+                (name, plan)
+            })
+            .collect();
+        let services = plans.len();
+        self.reconciler.sync(begun.into_std(), plans);
+        let ended = Instant::now();
+        self.last_sync = Some(ended);
+        let waited = self.waiting_since.take().map(|since| ended - since);
+        tracing::debug!(services, duration_us = (ended - begun).as_micros() as u64, "synced");
+        let reconciler = &self.reconciler;
+        self.status.send_modify(|status| {
+            status.synced = true;
+            status.last_sync = Some(SystemTime::now());
+            status.sync_duration.observe(ended - begun);
+            if let Some(waited) = waited {
+                status.event_to_map.observe(waited);
+            }
+            status.service_changes.pending = 0;
+            status.slice_changes.pending = 0;
+            status.describe(reconciler);
+        });
+    }
+}
+
+fn kind_of(event: &Event) -> Kind {
+    match event {
+        Event::Apply(Object::Service(_)) | Event::Delete(Key::Service(_)) => Kind::Service,
+        Event::Apply(Object::Slice(_)) | Event::Delete(Key::Slice(_)) => Kind::Slice,
+        Event::Apply(Object::Node(_)) | Event::Delete(Key::Node(_)) => Kind::Node,
+        Event::Reset(listing) => listing.kind(),
+    }
+}

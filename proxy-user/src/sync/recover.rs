@@ -1,0 +1,209 @@
+//! From the maps back to what we know: at the start, and when another hand has changed them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Instant;
+
+use proxy_common::backend::{BACKEND_ACTIVE, BACKEND_GONE};
+use proxy_common::name::PortName;
+
+use super::applied::{Applied, BackendKey, Holds};
+use super::filter::Bit;
+use super::reconcile::Reconciler;
+use crate::maps::{Backend, Contents, MapError, Store, Table, Write};
+use crate::model::net::{IpFamily, Protocol};
+use crate::plan::{BackendAddress, PortId};
+
+/// What is known already when the maps are read again.
+#[derive(Default)]
+struct Known {
+    ports: Vec<(PortId, u32)>,
+    endpoints: Vec<(BackendKey, u32)>,
+    resting_extents: Vec<(u32, u32, Vec<u32>)>,
+    idle_bits: BTreeMap<Bit, Instant>,
+}
+
+impl<S: Store> Reconciler<S> {
+    /// Reads the tables back. Nothing is written until the first [`Reconciler::sync`], which then writes only
+    /// what differs from the plans and removes what makes no sense.
+    pub fn recover(store: S, holds: Holds, now: Instant) -> Result<Self, MapError> {
+        let mut reconciler = Self::around(store, holds);
+        let contents = reconciler.store.read(u32::MAX)?;
+        reconciler.adopt(&contents, Known::default(), now);
+        Ok(reconciler)
+    }
+
+    /// Reads the tables again and compares. Returns in how many entries they differ from what we wrote; if there
+    /// are any, the next sync repairs them.
+    pub fn audit(&mut self, now: Instant) -> Result<usize, MapError> {
+        let contents = self.store.read(self.applied.endpoints.high_water())?;
+        // Entries that we know to make no sense and could not remove yet are no news.
+        if !self.orphans.is_empty() {
+            return Ok(0);
+        }
+        let drift = differences(&self.applied, &contents);
+        if drift > 0 {
+            let applied = &self.applied;
+            let known = Known {
+                ports: applied.ports.iter().map(|(port, id)| (port.clone(), id)).collect(),
+                endpoints: applied.endpoints.iter().map(|(key, id)| (*key, id)).collect(),
+                resting_extents: applied
+                    .extents
+                    .resting()
+                    .map(|(s, base, ids)| (s, base, ids.to_vec()))
+                    .collect(),
+                idle_bits: applied.filter.idle().clone(),
+            };
+            self.adopt(&contents, known, now);
+        }
+        Ok(drift)
+    }
+
+    /// Takes the tables as they are for applied.
+    fn adopt(&mut self, contents: &Contents, known: Known, now: Instant) {
+        let mut applied = Applied::new(self.store.capacity(), self.holds);
+        let mut orphans = Vec::new();
+        for (port, id) in known.ports {
+            applied.ports.restore(port, id);
+        }
+        for (key, id) in known.endpoints {
+            applied.endpoints.restore(key, id);
+        }
+        let ports = adopt_names(&mut applied, contents, &mut orphans);
+        adopt_backends(&mut applied, contents, &ports, &mut orphans, now);
+        for (service, base, ids) in known.resting_extents {
+            applied.extents.restore(service, base, ids);
+        }
+        for (key, entry) in &contents.services {
+            if let Some(ids) = slots_of(contents, entry.slot_base, entry.slot_count) {
+                applied.extents.restore(entry.id, entry.slot_base, ids);
+            }
+            if !ports.contains_key(&entry.id) {
+                applied.ports.reserve(entry.id);
+                orphans.push(Write::NoName(entry.id));
+            }
+            applied.advance(&Write::Service(*key, *entry), now, self.number);
+        }
+        applied.extents.retire_unreferenced(now, self.number);
+        applied.filter.restore(&contents.filter);
+        applied.filter.found(now, &known.idle_bits);
+        applied.ports.restored();
+        applied.endpoints.restored();
+        for (key, id) in applied.endpoints.iter().map(|(key, id)| (*key, id)).collect::<Vec<_>>() {
+            if applied.backends.get(&id).is_some_and(|row| row.state == BACKEND_GONE) {
+                applied.endpoints.retire(&key, now, self.number);
+            }
+        }
+        self.applied = applied;
+        self.orphans = orphans;
+        self.full = true;
+    }
+}
+
+/// Names, and through them ids of Service ports. Of two ids with one name the one that entries refer to wins.
+fn adopt_names(
+    applied: &mut Applied,
+    contents: &Contents,
+    orphans: &mut Vec<Write>,
+) -> BTreeMap<u32, PortId> {
+    let in_use: BTreeSet<u32> = contents.services.values().map(|entry| entry.id).collect();
+    let mut ports: BTreeMap<u32, PortId> =
+        applied.ports.iter().map(|(port, id)| (id, port.clone())).collect();
+    let (first, then): (Vec<_>, Vec<_>) = contents.names.iter().partition(|(id, _)| in_use.contains(id));
+    for (id, name) in first.into_iter().chain(then) {
+        let known = ports.contains_key(id);
+        let restored = || parse(name).filter(|port| applied.ports.restore(port.clone(), *id));
+        if let Some(port) = (!known).then(restored).flatten() {
+            ports.insert(*id, port);
+        } else if !known {
+            applied.ports.reserve(*id);
+            orphans.push(Write::NoName(*id));
+            continue;
+        }
+        applied.names.insert(*id, *name);
+    }
+    ports
+}
+
+/// Rows of endpoints, and through them their ids. Those that serve come first.
+fn adopt_backends(
+    applied: &mut Applied,
+    contents: &Contents,
+    ports: &BTreeMap<u32, PortId>,
+    orphans: &mut Vec<Write>,
+    now: Instant,
+) {
+    let known: BTreeMap<u32, BackendKey> = applied.endpoints.iter().map(|(key, id)| (id, *key)).collect();
+    let rows = contents.backends.iter().chain(&contents.backends6);
+    let (serving, others): (Vec<_>, Vec<_>) = rows.partition(|(_, row)| row.state == BACKEND_ACTIVE);
+    for (id, row) in serving.into_iter().chain(others) {
+        let key = (row.service, BackendAddress { address: row.addr, port: row.port });
+        let ours = match known.get(id) {
+            // Somebody else changed it; as long as it is in the right table, the next sync writes it anew.
+            Some((_, at)) => at.address.is_ipv4() == row.addr.is_ipv4(),
+            None => fits(row, ports) && applied.endpoints.restore(key, *id),
+        };
+        if ours {
+            applied.advance(&Write::Backend(*id, *row), now, 0);
+        } else {
+            applied.endpoints.reserve(*id);
+            orphans.push(Write::NoBackend(*id, Table::backends(row.addr)));
+        }
+    }
+}
+
+fn fits(row: &Backend, ports: &BTreeMap<u32, PortId>) -> bool {
+    let suits = |port: &PortId| port.family == IpFamily::of(row.addr) && port.protocol.number() == row.proto;
+    ports.get(&row.service).is_some_and(suits)
+}
+
+/// The sorted ids in an extent; `None` when it is empty or lies outside of the table.
+fn slots_of(contents: &Contents, base: u32, count: u32) -> Option<Vec<u32>> {
+    let base = base as usize;
+    let mut ids = contents.slots.get(base..base.checked_add(count as usize)?)?.to_vec();
+    ids.sort_unstable();
+    (count > 0).then_some(ids)
+}
+
+/// The port that a name says.
+fn parse(name: &PortName) -> Option<PortId> {
+    let (namespace, rest) = name.as_str().split_once('/')?;
+    let (service, port) = rest.split_once(':').unwrap_or((rest, ""));
+    let family = [IpFamily::V4, IpFamily::V6].into_iter().find(|family| family.number() == name.family)?;
+    let port = PortId {
+        namespace: namespace.to_owned(),
+        name: service.to_owned(),
+        port: port.to_owned(),
+        protocol: Protocol::from_number(name.proto)?,
+        family,
+    };
+    (!namespace.is_empty() && !service.is_empty() && port.text() == name.as_str()).then_some(port)
+}
+
+/// In how many entries the tables are not what was written to them.
+fn differences(applied: &Applied, contents: &Contents) -> usize {
+    let backends = |v6: bool| -> BTreeMap<u32, Backend> {
+        applied
+            .backends
+            .iter()
+            .filter(|(_, row)| row.addr.is_ipv6() == v6)
+            .map(|(id, row)| (*id, *row))
+            .collect()
+    };
+    let wrong_slots = applied
+        .extents
+        .iter()
+        .filter(|(base, ids)| slots_of(contents, *base, ids.len() as u32).is_none_or(|found| found != *ids));
+    let missing_bits =
+        applied.filter.words().iter().zip(&contents.filter).map(|(ours, found)| (ours ^ found).count_ones());
+    unequal(&applied.services, &contents.services)
+        + unequal(&applied.names, &contents.names)
+        + unequal(&backends(false), &contents.backends)
+        + unequal(&backends(true), &contents.backends6)
+        + wrong_slots.count()
+        + missing_bits.sum::<u32>() as usize
+}
+
+fn unequal<K: Ord, V: PartialEq>(ours: &BTreeMap<K, V>, found: &BTreeMap<K, V>) -> usize {
+    let lost = ours.iter().filter(|(key, value)| found.get(key) != Some(value)).count();
+    lost + found.keys().filter(|key| !ours.contains_key(key)).count()
+}

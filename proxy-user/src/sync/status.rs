@@ -1,0 +1,156 @@
+//! What others may know of the driver: a snapshot, published after every sync.
+
+use std::time::{Duration, SystemTime};
+
+use super::counters::{Count, Operation};
+use super::reconcile::Reconciler;
+use crate::maps::{Store, Table};
+use crate::plan::Problem;
+
+/// How full a table is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TableUse {
+    /// Which one.
+    pub table: Table,
+    /// Entries in use, resting ones included.
+    pub used: u64,
+    /// Entries it takes.
+    pub capacity: u64,
+}
+
+/// Durations sorted into buckets, as Prometheus wants them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Histogram {
+    /// Observations up to the bound of the same position in [`Histogram::BOUNDS`], each counted once; the last
+    /// one counts those above all bounds.
+    pub buckets: [u64; Self::BOUNDS.len() + 1],
+    /// All durations together.
+    pub sum: Duration,
+}
+
+impl Histogram {
+    /// Upper bounds in seconds.
+    pub const BOUNDS: [f64; 16] = [
+        0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
+    ];
+
+    /// How many observations there are.
+    pub fn count(&self) -> u64 {
+        self.buckets.iter().sum()
+    }
+
+    pub(super) fn observe(&mut self, duration: Duration) {
+        let bucket = Self::BOUNDS.partition_point(|bound| *bound < duration.as_secs_f64());
+        self.buckets[bucket] += 1;
+        self.sum += duration;
+    }
+}
+
+impl Default for Histogram {
+    fn default() -> Self {
+        Self { buckets: [0; Self::BOUNDS.len() + 1], sum: Duration::ZERO }
+    }
+}
+
+/// Changes of objects of one kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Changes {
+    /// Since the start.
+    pub total: u64,
+    /// Not in the maps yet.
+    pub pending: u64,
+}
+
+impl Changes {
+    pub(super) fn add(&mut self) {
+        self.total += 1;
+        self.pending += 1;
+    }
+}
+
+/// Operations on one table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Operations {
+    /// Which table.
+    pub table: Table,
+    /// Which kind.
+    pub operation: Operation,
+    /// How many.
+    pub count: Count,
+}
+
+/// A snapshot of the driver.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Status {
+    /// Services have been listed.
+    pub services_listed: bool,
+    /// EndpointSlices have been listed.
+    pub slices_listed: bool,
+    /// The maps say what the cluster says: the first sync is done. Problems of single objects do not count.
+    pub synced: bool,
+    /// When the last sync ended.
+    pub last_sync: Option<SystemTime>,
+    /// When the first change that is or was waiting for a sync came in.
+    pub last_queued: Option<SystemTime>,
+    /// How long syncs took.
+    pub sync_duration: Histogram,
+    /// From the arrival of a change to the end of the sync that brought it into the maps.
+    pub event_to_map: Histogram,
+    /// Changes of Services.
+    pub service_changes: Changes,
+    /// Changes of EndpointSlices.
+    pub slice_changes: Changes,
+    /// Services that are programmed.
+    pub services: usize,
+    /// Service ports that have an id, resting ones included.
+    pub ports: usize,
+    /// Entries of both tables of frontends.
+    pub frontends: usize,
+    /// Endpoints that serve, counted once for each Service port.
+    pub endpoints: usize,
+    /// Slots in use, those of old extents included.
+    pub slots: usize,
+    /// How full the tables are.
+    pub tables: Vec<TableUse>,
+    /// Operations on the tables since the start.
+    pub operations: Vec<Operations>,
+    /// What is wrong with which object.
+    pub problems: Vec<Problem>,
+    /// Service ports that are not in the maps as they should be; they are tried again.
+    pub failing: usize,
+    /// Comparisons of the tables with what was written to them.
+    pub audits: u64,
+    /// Those that could not be made.
+    pub audit_failures: u64,
+    /// Entries found changed by another hand, and repaired.
+    pub drift: u64,
+}
+
+impl Status {
+    /// Takes over what the tables hold.
+    pub(super) fn describe<S: Store>(&mut self, reconciler: &Reconciler<S>) {
+        let (applied, capacity) = (reconciler.applied(), reconciler.capacity());
+        self.services = reconciler.services();
+        self.ports = applied.ports.used();
+        self.frontends = applied.services.len();
+        self.endpoints = applied.active;
+        self.slots = applied.extents.slots_used() as usize;
+        self.failing = reconciler.failing();
+        self.problems = reconciler.problems();
+        let each = |(table, operation, count)| Operations { table, operation, count };
+        self.operations = reconciler.counters().iter().map(each).collect();
+        let of = |table, used: usize, capacity: u32| TableUse {
+            table,
+            used: used as u64,
+            capacity: capacity.into(),
+        };
+        self.tables = vec![
+            of(Table::Services, applied.services.len() - applied.services6, capacity.frontends),
+            of(Table::Services6, applied.services6, capacity.frontends),
+            of(Table::Slots, self.slots, capacity.slots),
+            // Ids are shared by the two families.
+            of(Table::Backends, applied.endpoints.used(), capacity.backends.saturating_sub(1)),
+            of(Table::Names, self.ports, capacity.services.saturating_sub(1)),
+        ];
+    }
+}
