@@ -1,1 +1,7 @@
 //! Kubernetes' objects: read from an API server, and turned into ours.
+
+pub mod client;
+pub mod convert;
+mod kinds;
+mod outage;
+pub mod watch;

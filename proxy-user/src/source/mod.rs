@@ -1,1 +1,6 @@
 //! The other place that objects come from: a folder of manifests, which needs no cluster.
+
+mod documents;
+pub mod folder;
+pub mod manifest;
+mod settle;

@@ -1,0 +1,228 @@
+//! core/v1 Service.
+
+use std::collections::BTreeSet;
+use std::fmt::Display;
+use std::net::IpAddr;
+
+use k8s_openapi::api::core::v1 as k8s;
+
+use crate::model::net::IpFamily;
+use crate::model::{Service, ServiceKind, ServicePort, TrafficPolicy};
+
+use super::{LABEL_HEADLESS, LABEL_PROXY_NAME, Problems, address, label, protocol, service_name};
+
+/// Seconds of affinity where the object does not say: three hours, the API's default.
+const DEFAULT_AFFINITY_SECS: u32 = 10_800;
+/// The most that the API allows: a day.
+const MAX_AFFINITY_SECS: u32 = 86_400;
+/// The longest name of a port that the API allows.
+const MAX_PORT_NAME: usize = 63;
+
+/// A Service, or `None` if it has no address of its own (headless, `ExternalName`) or another proxy serves it.
+pub fn service(object: k8s::Service) -> Option<Service> {
+    let metadata = &object.metadata;
+    let spec = object.spec.unwrap_or_default();
+    let is_headless = spec.cluster_ip.iter().chain(spec.cluster_ips.iter().flatten()).any(|ip| ip == "None");
+    if is_headless
+        || spec.type_.as_deref() == Some("ExternalName")
+        || label(metadata, LABEL_PROXY_NAME).is_some()
+        || label(metadata, LABEL_HEADLESS).is_some()
+    {
+        return None;
+    }
+    let name = service_name(metadata);
+    let problems = &mut Problems::of(format!("Service {name}"));
+    let kind = kind(spec.type_.as_deref(), problems);
+    let ingress = match kind {
+        ServiceKind::LoadBalancer => object.status.and_then(|s| s.load_balancer).and_then(|l| l.ingress),
+        ServiceKind::ClusterIp | ServiceKind::NodePort => None,
+    };
+    Some(Service {
+        name,
+        kind,
+        cluster_ips: cluster_ips(spec.cluster_ip, spec.cluster_ips, problems),
+        external_ips: addresses("spec.externalIPs", spec.external_ips.unwrap_or_default(), problems),
+        load_balancer_ips: load_balancer_ips(ingress.unwrap_or_default(), problems),
+        source_ranges: source_ranges(spec.load_balancer_source_ranges.unwrap_or_default(), problems),
+        ports: ports(spec.ports.unwrap_or_default(), kind, problems),
+        internal_policy: policy(
+            "spec.internalTrafficPolicy",
+            spec.internal_traffic_policy.as_deref(),
+            problems,
+        ),
+        external_policy: policy(
+            "spec.externalTrafficPolicy",
+            spec.external_traffic_policy.as_deref(),
+            problems,
+        ),
+        affinity_secs: affinity(spec.session_affinity.as_deref(), spec.session_affinity_config, problems),
+        health_check_node_port: optional_port(
+            "spec.healthCheckNodePort",
+            spec.health_check_node_port,
+            problems,
+        ),
+        created: object.metadata.creation_timestamp.map_or(0, |time| time.0.as_second()),
+        problems: std::mem::take(&mut problems.found),
+    })
+}
+
+fn kind(text: Option<&str>, problems: &mut Problems) -> ServiceKind {
+    match text {
+        None | Some("" | "ClusterIP") => ServiceKind::ClusterIp,
+        Some("NodePort") => ServiceKind::NodePort,
+        Some("LoadBalancer") => ServiceKind::LoadBalancer,
+        Some(other) => {
+            problems.add("spec.type", &format_args!("`{other}` is not known; served as ClusterIP"));
+            ServiceKind::ClusterIp
+        }
+    }
+}
+
+/// `clusterIPs`, or `clusterIP` where only that is given; the first of each family.
+fn cluster_ips(one: Option<String>, many: Option<Vec<String>>, problems: &mut Problems) -> Vec<IpAddr> {
+    let (field, given) = match many {
+        Some(many) if !many.is_empty() => ("spec.clusterIPs", many),
+        _ => ("spec.clusterIP", one.into_iter().collect()),
+    };
+    let given: Vec<_> = given.into_iter().filter(|text| !text.is_empty()).collect();
+    if given.is_empty() {
+        problems
+            .add("spec.clusterIP", &"there is none, so clients cannot reach the Service; give it an address");
+    }
+    let mut found: Vec<IpAddr> = Vec::with_capacity(given.len());
+    for address in addresses(field, given, problems) {
+        if found.iter().any(|other| IpFamily::of(*other) == IpFamily::of(address)) {
+            let family = IpFamily::of(address);
+            problems.add(
+                field,
+                &format_args!("{address} is a second {family} address; only the first is served"),
+            );
+        } else {
+            found.push(address);
+        }
+    }
+    found
+}
+
+fn addresses(field: &str, texts: Vec<String>, problems: &mut Problems) -> Vec<IpAddr> {
+    let mut found = Vec::with_capacity(texts.len());
+    for text in texts {
+        match address::routable(&text) {
+            Ok(address) if found.contains(&address) => {}
+            Ok(address) => found.push(address),
+            Err(error) => problems.add(field, &error),
+        }
+    }
+    found
+}
+
+/// Entries with a name instead of an address, and those whose load balancer wants to see the traffic
+/// (`ipMode: Proxy`), are not served.
+fn load_balancer_ips(ingress: Vec<k8s::LoadBalancerIngress>, problems: &mut Problems) -> Vec<IpAddr> {
+    let served = |mode: Option<&str>| matches!(mode, None | Some("VIP"));
+    let texts = ingress.into_iter().filter(|i| served(i.ip_mode.as_deref())).filter_map(|i| i.ip);
+    addresses("status.loadBalancer.ingress", texts.filter(|text| !text.is_empty()).collect(), problems)
+}
+
+/// A list of which nothing can be used lets nobody in, rather than everybody.
+fn source_ranges(texts: Vec<String>, problems: &mut Problems) -> Option<Vec<ipnet::IpNet>> {
+    if texts.is_empty() {
+        return None;
+    }
+    let mut ranges = Vec::with_capacity(texts.len());
+    for text in texts {
+        match address::range(&text) {
+            Ok(range) => ranges.push(range),
+            Err(error) => problems.add("spec.loadBalancerSourceRanges", &error),
+        }
+    }
+    Some(ranges)
+}
+
+fn ports(items: Vec<k8s::ServicePort>, kind: ServiceKind, problems: &mut Problems) -> Vec<ServicePort> {
+    let mut ports: Vec<ServicePort> = Vec::with_capacity(items.len());
+    let (mut names, mut numbers) = (BTreeSet::new(), BTreeSet::new());
+    for (index, item) in items.into_iter().enumerate() {
+        let mut bad = |field: &str, message: &dyn Display| {
+            problems.add(format!("spec.ports[{index}].{field}"), message);
+        };
+        let Some(protocol) = protocol(item.protocol.as_deref()) else {
+            let text = item.protocol.unwrap_or_default();
+            bad("protocol", &format_args!("`{text}` is not a protocol: TCP, UDP and SCTP are"));
+            continue;
+        };
+        let Some(port) = u16::try_from(item.port).ok().filter(|port| *port != 0) else {
+            bad("port", &format_args!("{} is not a port; ports are 1 to 65535", item.port));
+            continue;
+        };
+        let name = item.name.unwrap_or_default();
+        if name.len() > MAX_PORT_NAME {
+            bad("name", &format_args!("it is longer than {MAX_PORT_NAME} bytes"));
+            continue;
+        }
+        if names.contains(&(name.clone(), protocol)) {
+            bad(
+                "name",
+                &format_args!("another {protocol} port is called `{name}`; give each a name of its own"),
+            );
+            continue;
+        }
+        if !numbers.insert((port, protocol)) {
+            bad("port", &format_args!("another port has the number {port}/{protocol} already"));
+            continue;
+        }
+        names.insert((name.clone(), protocol));
+        let node_port = match kind {
+            ServiceKind::ClusterIp => 0,
+            ServiceKind::NodePort | ServiceKind::LoadBalancer => {
+                optional_port(&format!("spec.ports[{index}].nodePort"), item.node_port, problems)
+            }
+        };
+        ports.push(ServicePort { name, protocol, port, node_port });
+    }
+    ports
+}
+
+fn optional_port(field: &str, number: Option<i32>, problems: &mut Problems) -> u16 {
+    let number = number.unwrap_or_default();
+    u16::try_from(number).unwrap_or_else(|_| {
+        problems.add(field, &format_args!("{number} is not a port; ports are 1 to 65535"));
+        0
+    })
+}
+
+fn policy(field: &str, text: Option<&str>, problems: &mut Problems) -> TrafficPolicy {
+    match text {
+        None | Some("" | "Cluster") => TrafficPolicy::Cluster,
+        Some("Local") => TrafficPolicy::Local,
+        Some(other) => {
+            problems.add(field, &format_args!("`{other}` is not a policy; served as Cluster"));
+            TrafficPolicy::Cluster
+        }
+    }
+}
+
+fn affinity(text: Option<&str>, config: Option<k8s::SessionAffinityConfig>, problems: &mut Problems) -> u32 {
+    match text {
+        None | Some("" | "None") => return 0,
+        Some("ClientIP") => {}
+        Some(other) => {
+            problems.add(
+                "spec.sessionAffinity",
+                &format_args!("`{other}` is not known; served without affinity"),
+            );
+            return 0;
+        }
+    }
+    let Some(given) = config.and_then(|c| c.client_ip).and_then(|c| c.timeout_seconds) else {
+        return DEFAULT_AFFINITY_SECS;
+    };
+    let valid = u32::try_from(given).ok().filter(|secs| (1..=MAX_AFFINITY_SECS).contains(secs));
+    valid.unwrap_or_else(|| {
+        let message = format_args!(
+            "{given} is not from 1 to {MAX_AFFINITY_SECS} seconds; {DEFAULT_AFFINITY_SECS} holds instead"
+        );
+        problems.add("spec.sessionAffinityConfig.clientIP.timeoutSeconds", &message);
+        DEFAULT_AFFINITY_SECS
+    })
+}

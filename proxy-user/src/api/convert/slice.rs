@@ -1,0 +1,94 @@
+//! discovery/v1 `EndpointSlice`.
+
+use std::collections::BTreeSet;
+
+use k8s_openapi::api::discovery::v1 as k8s;
+
+use crate::model::net::IpFamily;
+use crate::model::{Endpoint, EndpointPort, EndpointSlice, ServiceName};
+
+use super::{LABEL_HEADLESS, LABEL_SERVICE_NAME, Problems, address, label, protocol, slice_name};
+
+/// A slice, or `None` if it is of a headless Service, of no Service, or names hosts instead of addresses.
+pub fn slice(object: k8s::EndpointSlice) -> Option<EndpointSlice> {
+    let metadata = &object.metadata;
+    if label(metadata, LABEL_HEADLESS).is_some() {
+        return None;
+    }
+    let service = label(metadata, LABEL_SERVICE_NAME).filter(|name| !name.is_empty())?;
+    let family = match object.address_type.as_str() {
+        "IPv4" => IpFamily::V4,
+        "IPv6" => IpFamily::V6,
+        _ => return None,
+    };
+    let name = slice_name(metadata);
+    let service = ServiceName::new(name.namespace.clone(), service);
+    let mut problems = Problems::of(format!("EndpointSlice {name}"));
+    let ports = ports(object.ports.unwrap_or_default(), &mut problems);
+    let mut endpoints: Vec<_> = object
+        .endpoints
+        .into_iter()
+        .enumerate()
+        .filter_map(|(index, item)| endpoint(item, index, family, &mut problems))
+        .collect();
+    endpoints.sort_unstable();
+    Some(EndpointSlice { name, service, family, ports, endpoints, problems: problems.found })
+}
+
+/// A port without number, or of number 0, means "all ports" elsewhere and nothing to a Service.
+fn ports(items: Vec<k8s::EndpointPort>, problems: &mut Problems) -> Vec<EndpointPort> {
+    let mut ports = Vec::with_capacity(items.len());
+    for (index, item) in items.into_iter().enumerate() {
+        let number = item.port.unwrap_or_default();
+        let Ok(port) = u16::try_from(number) else {
+            problems.add(format!("ports[{index}].port"), &format_args!("{number} is not a port"));
+            continue;
+        };
+        let Some(protocol) = protocol(item.protocol.as_deref()) else {
+            let text = item.protocol.unwrap_or_default();
+            let message = format_args!("`{text}` is not a protocol: TCP, UDP and SCTP are");
+            problems.add(format!("ports[{index}].protocol"), &message);
+            continue;
+        };
+        if port != 0 {
+            ports.push(EndpointPort { name: item.name.unwrap_or_default(), protocol, port });
+        }
+    }
+    ports.sort_unstable();
+    ports.dedup();
+    ports
+}
+
+fn endpoint(
+    item: k8s::Endpoint,
+    index: usize,
+    family: IpFamily,
+    problems: &mut Problems,
+) -> Option<Endpoint> {
+    let field = || format!("endpoints[{index}].addresses[0]");
+    // All addresses of an endpoint are the same pod's, and consumers take the first, says the API.
+    let Some(text) = item.addresses.first() else {
+        problems.add(format!("endpoints[{index}].addresses"), &"there is none");
+        return None;
+    };
+    let address = address::routable(text).map_err(|error| problems.add(field(), &error)).ok()?;
+    if IpFamily::of(address) != family {
+        problems.add(field(), &format_args!("{address} is not an {family} address, as addressType says"));
+        return None;
+    }
+    let conditions = item.conditions.unwrap_or_default();
+    let hints = item.hints.unwrap_or_default();
+    Some(Endpoint {
+        address,
+        ready: conditions.ready.unwrap_or(true),
+        serving: conditions.serving.unwrap_or(true),
+        terminating: conditions.terminating.unwrap_or(false),
+        node: item.node_name,
+        zone_hints: names(hints.for_zones, |zone| zone.name),
+        node_hints: names(hints.for_nodes, |node| node.name),
+    })
+}
+
+fn names<T>(items: Option<Vec<T>>, name: impl Fn(T) -> String) -> BTreeSet<String> {
+    items.unwrap_or_default().into_iter().map(name).collect()
+}

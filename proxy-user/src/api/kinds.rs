@@ -1,0 +1,109 @@
+//! The kinds of objects that are watched.
+
+use std::fmt::Debug;
+
+use k8s_openapi::api::core::v1::{Node, Service};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use kube::runtime::watcher;
+use serde::de::DeserializeOwned;
+
+use crate::model::{self, Key, Listing, Object};
+
+use super::convert::{self, LABEL_HEADLESS, LABEL_PROXY_NAME};
+
+/// A kind of Kubernetes' and what becomes of it here.
+pub trait Watched:
+    kube::Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static
+{
+    /// What its objects become.
+    type Model: Send;
+    /// What permissions call it.
+    const RESOURCE: &'static str;
+    /// Which of its objects the API server should send.
+    fn selectors() -> watcher::Config;
+    /// The name of an object.
+    fn key(&self) -> Key;
+    /// The object, or `None` if it is no business of ours.
+    fn convert(self) -> Option<Self::Model>;
+    /// As one of several kinds.
+    fn object(model: Self::Model) -> Object;
+    /// As one of several kinds.
+    fn listing(all: Vec<Self::Model>) -> Listing;
+}
+
+impl Watched for Service {
+    type Model = model::Service;
+    const RESOURCE: &'static str = "services";
+
+    fn selectors() -> watcher::Config {
+        watcher::Config::default()
+            .labels(&format!("!{LABEL_PROXY_NAME},!{LABEL_HEADLESS}"))
+            .fields("spec.clusterIP!=None")
+    }
+
+    fn key(&self) -> Key {
+        Key::Service(convert::service_name(&self.metadata))
+    }
+
+    fn convert(self) -> Option<model::Service> {
+        convert::service(self)
+    }
+
+    fn object(model: model::Service) -> Object {
+        Object::Service(model)
+    }
+
+    fn listing(all: Vec<model::Service>) -> Listing {
+        Listing::Services(all)
+    }
+}
+
+impl Watched for EndpointSlice {
+    type Model = model::EndpointSlice;
+    const RESOURCE: &'static str = "endpointslices.discovery.k8s.io";
+
+    fn selectors() -> watcher::Config {
+        watcher::Config::default().labels(&format!("!{LABEL_PROXY_NAME},!{LABEL_HEADLESS}"))
+    }
+
+    fn key(&self) -> Key {
+        Key::Slice(convert::slice_name(&self.metadata))
+    }
+
+    fn convert(self) -> Option<model::EndpointSlice> {
+        convert::slice(self)
+    }
+
+    fn object(model: model::EndpointSlice) -> Object {
+        Object::Slice(model)
+    }
+
+    fn listing(all: Vec<model::EndpointSlice>) -> Listing {
+        Listing::Slices(all)
+    }
+}
+
+impl Watched for Node {
+    type Model = model::NodeView;
+    const RESOURCE: &'static str = "nodes";
+
+    fn selectors() -> watcher::Config {
+        watcher::Config::default()
+    }
+
+    fn key(&self) -> Key {
+        Key::Node(self.metadata.name.clone().unwrap_or_default())
+    }
+
+    fn convert(self) -> Option<model::NodeView> {
+        Some(convert::node(self))
+    }
+
+    fn object(model: model::NodeView) -> Object {
+        Object::Node(model)
+    }
+
+    fn listing(all: Vec<model::NodeView>) -> Listing {
+        Listing::Node(all.into_iter().next())
+    }
+}

@@ -1,0 +1,105 @@
+//! One warning for each outage, whatever the number of watches that notice it.
+
+use std::collections::BTreeSet;
+
+use kube::runtime::watcher::Error;
+use tracing::{debug, info, warn};
+
+/// What went wrong, as far as it matters what to do about it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trouble {
+    /// The server has forgotten how far we were: everything is listed again.
+    Expired,
+    /// We are not allowed to.
+    Forbidden,
+    /// The connection broke. It is made again at once; only if that fails is the server away.
+    Interrupted,
+    /// The server does not answer, or not with what we asked for.
+    Away,
+}
+
+impl Trouble {
+    /// What an error means.
+    pub fn of(error: &Error) -> Self {
+        let code = match error {
+            Error::WatchError(status)
+            | Error::InitialListFailed(kube::Error::Api(status))
+            | Error::WatchStartFailed(kube::Error::Api(status))
+            | Error::WatchFailed(kube::Error::Api(status)) => status.code,
+            _ => 0,
+        };
+        match (code, error) {
+            (410, _) => Self::Expired,
+            (401 | 403, _) => Self::Forbidden,
+            (_, Error::WatchError(_) | Error::WatchFailed(_)) => Self::Interrupted,
+            _ => Self::Away,
+        }
+    }
+}
+
+/// Whether the API server is away, and what has been said about it.
+#[derive(Debug, Default)]
+pub struct Outage {
+    away: bool,
+    forbidden: BTreeSet<&'static str>,
+}
+
+impl Outage {
+    /// A watch of `resource` failed. Returns whether that was worth a warning.
+    pub fn failed(&mut self, resource: &'static str, error: &Error) -> bool {
+        let trouble = Trouble::of(error);
+        let is_new = match trouble {
+            Trouble::Expired | Trouble::Interrupted => false,
+            Trouble::Forbidden => self.forbidden.insert(resource),
+            Trouble::Away => !std::mem::replace(&mut self.away, true),
+        };
+        let error = chain(error);
+        match trouble {
+            _ if !is_new => debug!(resource, error, "a watch failed; it begins again"),
+            Trouble::Forbidden => warn!(
+                resource,
+                error, "the API server refuses us; our account needs `list` and `watch` on this resource"
+            ),
+            _ => warn!(
+                resource,
+                error, "the API server does not answer; what is programmed stays, and we keep trying"
+            ),
+        }
+        is_new
+    }
+
+    /// Something arrived from a watch of `resource`, or nothing has failed for long.
+    pub fn is_over(&mut self, resource: Option<&'static str>) {
+        if std::mem::take(&mut self.away) {
+            info!("the API server answers again");
+        }
+        if let Some(resource) = resource
+            && self.forbidden.remove(resource)
+        {
+            info!(resource, "the API server lets us watch again");
+        }
+    }
+
+    /// Whether the server is thought to be away.
+    pub const fn is_away(&self) -> bool {
+        self.away
+    }
+}
+
+/// The error with its causes: the outer one alone says `client error (Connect)`.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let more = error.to_string();
+        if !text.contains(&more) {
+            text.push_str(": ");
+            text.push_str(&more);
+        }
+        cause = error.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,151 @@
+//! Watching the API server, for ever.
+//!
+//! Objects are converted as they arrive, so that the large types of Kubernetes live for a moment only. A list,
+//! the first one and each that becomes necessary later, is one [`Event::Reset`]: deletions that happened while
+//! we could not watch are seen that way.
+
+use std::time::Duration;
+
+use backon::ExponentialBuilder;
+use futures::stream::{BoxStream, SelectAll};
+use futures::{Stream, StreamExt, future, stream};
+use k8s_openapi::api::core::v1::{Node, Service};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use kube::runtime::utils::ResetTimerBackoff;
+use kube::runtime::watcher::{self, ExponentialBackoff};
+use kube::runtime::{WatchStreamExt, watcher as watch_kind};
+use kube::{Api, Client};
+use tokio::sync::mpsc::Sender;
+use tokio::time::{Instant, sleep_until, timeout};
+use tracing::warn;
+
+use crate::model::{Event, Listing};
+
+use super::kinds::Watched;
+use super::outage::{Outage, Trouble};
+
+/// The first pause after a failure.
+const MIN_DELAY: Duration = Duration::from_millis(200);
+/// The longest; with jitter on top, so that the agents of all nodes do not come back at once.
+const MAX_DELAY: Duration = Duration::from_secs(10);
+/// After this long without a failure, pauses begin short again, and an outage is over.
+const QUIET: Duration = Duration::from_secs(30);
+/// How long the first lists wait for the node's zone, which decides between endpoints.
+const NODE_WAIT: Duration = Duration::from_secs(2);
+
+/// Something from one of the watches.
+enum Report {
+    Event(&'static str, Event),
+    Failed(&'static str, watcher::Error),
+}
+
+/// Watches Services, `EndpointSlices` and the node called `node_name`, and sends what happens.
+///
+/// Runs for ever, whatever the API server does; returns when the receiver is gone.
+pub async fn run(client: Client, node_name: String, sender: Sender<Event>) {
+    let own_node = Node::selectors().fields(&format!("metadata.name={node_name}"));
+    let mut node = reports(Api::<Node>::all(client.clone()), own_node).boxed();
+    let first = tokio::select! {
+        () = sender.closed() => return,
+        first = timeout(NODE_WAIT, node.next()) => first.ok().flatten(),
+    };
+    let services = reports(Api::<Service>::all(client.clone()), Service::selectors());
+    let slices = reports(Api::<EndpointSlice>::all(client), EndpointSlice::selectors());
+    let known = stream::iter(first);
+    let all: SelectAll<BoxStream<'static, Report>> =
+        stream::select_all([known.chain(node).boxed(), services.boxed(), slices.boxed()]);
+    forward(all, &node_name, &sender).await;
+}
+
+async fn forward(mut reports: impl Stream<Item = Report> + Unpin, node_name: &str, sender: &Sender<Event>) {
+    let mut outage = Outage::default();
+    let mut last_failure = Instant::now();
+    loop {
+        let report = tokio::select! {
+            () = sender.closed() => return,
+            () = sleep_until(last_failure + QUIET), if outage.is_away() => {
+                outage.is_over(None);
+                continue;
+            }
+            report = reports.next() => report,
+        };
+        match report {
+            Some(Report::Event(resource, event)) => {
+                outage.is_over(Some(resource));
+                if event == Event::Reset(Listing::Node(None)) {
+                    warn!(
+                        node = node_name,
+                        "the API server knows no node of this name; give the right one by --hostname-override"
+                    );
+                }
+                if sender.send(event).await.is_err() {
+                    return;
+                }
+            }
+            Some(Report::Failed(resource, error)) => {
+                last_failure = Instant::now();
+                outage.failed(resource, &error);
+            }
+            None => return,
+        }
+    }
+}
+
+/// One kind, for ever. A watch that the server refuses to begin because it is too far behind would be tried
+/// from the same place again and again; a new one begins with a list.
+fn reports<K: Watched>(api: Api<K>, config: watcher::Config) -> impl Stream<Item = Report> + Send {
+    stream::repeat_with(move || {
+        let mut listed = Vec::new();
+        watch_kind(api.clone(), config.clone())
+            .backoff(backoff())
+            .scan(false, |expired, item| {
+                if *expired {
+                    return future::ready(None);
+                }
+                *expired = matches!(&item, Err(error @ watcher::Error::WatchStartFailed(_))
+                    if Trouble::of(error) == Trouble::Expired);
+                future::ready(Some(item))
+            })
+            .filter_map(move |item| future::ready(report(item, &mut listed)))
+    })
+    .flatten()
+}
+
+/// Collects a list in `listed`, and turns all else into reports.
+fn report<K: Watched>(
+    item: watcher::Result<watcher::Event<K>>,
+    listed: &mut Vec<K::Model>,
+) -> Option<Report> {
+    let event = match item {
+        Err(error) => return Some(Report::Failed(K::RESOURCE, error)),
+        Ok(watcher::Event::Init) => {
+            listed.clear();
+            return None;
+        }
+        Ok(watcher::Event::InitApply(object)) => {
+            listed.extend(object.convert());
+            return None;
+        }
+        Ok(watcher::Event::InitDone) => Event::Reset(K::listing(std::mem::take(listed))),
+        Ok(watcher::Event::Apply(object)) => {
+            let key = object.key();
+            object.convert().map_or(Event::Delete(key), |model| Event::Apply(K::object(model)))
+        }
+        Ok(watcher::Event::Delete(object)) => Event::Delete(object.key()),
+    };
+    Some(Report::Event(K::RESOURCE, event))
+}
+
+/// A list that begins is no success yet: pauses get short again only after a quiet time.
+fn backoff() -> ResetTimerBackoff<ExponentialBackoff> {
+    let delays = ExponentialBuilder::default()
+        .with_min_delay(MIN_DELAY)
+        .with_max_delay(MAX_DELAY)
+        .with_factor(2.0)
+        .with_jitter()
+        .without_max_times();
+    ResetTimerBackoff::new(delays.into(), QUIET)
+}
+
+#[cfg(test)]
+mod tests;

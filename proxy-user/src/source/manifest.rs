@@ -1,0 +1,220 @@
+//! One file of manifests.
+
+use k8s_openapi::api::{core::v1::Service, discovery::v1::EndpointSlice};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use thiserror::Error;
+use tracing::debug;
+
+use crate::api::convert;
+use crate::model;
+
+use super::documents::{Document, split};
+
+/// The longest name that the API server allows a Service or a namespace: a DNS label.
+const MAX_LABEL: usize = 63;
+/// The longest name of any object.
+const MAX_NAME: usize = 253;
+
+/// How a file is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Syntax {
+    /// Any number of YAML documents.
+    Yaml,
+    /// One JSON document.
+    Json,
+}
+
+/// What a file holds for us.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Objects {
+    /// Its Services, in order.
+    pub services: Vec<model::Service>,
+    /// Its `EndpointSlices`, in order.
+    pub slices: Vec<model::EndpointSlice>,
+}
+
+/// What is wrong with a file. It is not used in part: half of a file may be worse than the one before.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("document {document}, line {line}: {message}")]
+pub struct ManifestError {
+    /// The number of the document in the file, from 1.
+    pub document: usize,
+    /// The line of the file, from 1.
+    pub line: u64,
+    /// What is wrong there.
+    pub message: String,
+}
+
+/// Reads a file. Objects of other kinds, and those that another proxy serves, are passed over.
+pub fn parse(file: &str, syntax: Syntax) -> Result<Objects, ManifestError> {
+    let mut objects = Objects::default();
+    let documents = match syntax {
+        Syntax::Yaml => split(file),
+        Syntax::Json if file.trim().is_empty() => Vec::new(),
+        Syntax::Json => vec![Document { number: 1, line: 1, text: file }],
+    };
+    for document in documents {
+        Reader { document, syntax, objects: &mut objects }.read()?;
+    }
+    Ok(objects)
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Header {
+    #[serde(default)]
+    api_version: String,
+    #[serde(default)]
+    kind: String,
+}
+
+#[derive(Deserialize)]
+struct Items<T> {
+    #[serde(default = "Vec::new")]
+    items: Vec<T>,
+}
+
+struct Reader<'a> {
+    document: Document<'a>,
+    syntax: Syntax,
+    objects: &'a mut Objects,
+}
+
+impl Reader<'_> {
+    fn read(&mut self) -> Result<(), ManifestError> {
+        let header: Header = self.decode()?;
+        match (header.api_version.as_str(), header.kind.as_str()) {
+            ("v1", "Service") => {
+                let service = self.decode()?;
+                self.service(service, self.document.line)
+            }
+            ("discovery.k8s.io/v1", "EndpointSlice") => {
+                let slice = self.decode()?;
+                self.slice(slice, self.document.line)
+            }
+            ("v1", "List" | "ServiceList") | ("discovery.k8s.io/v1", "EndpointSliceList") => {
+                for (line, value) in self.items()? {
+                    self.item(value, line, &header)?;
+                }
+                Ok(())
+            }
+            _ => self.other(&header, self.document.line),
+        }
+    }
+
+    /// An object in a list. A list of one kind need not repeat the kind with each.
+    fn item(&mut self, value: Value, line: u64, list: &Header) -> Result<(), ManifestError> {
+        let text = |field: &str| value.get(field).and_then(Value::as_str).map(str::to_owned);
+        let header = Header {
+            api_version: text("apiVersion").unwrap_or_else(|| list.api_version.clone()),
+            kind: text("kind").unwrap_or_else(|| list.kind.trim_end_matches("List").to_owned()),
+        };
+        match (header.api_version.as_str(), header.kind.as_str()) {
+            ("v1", "Service") => {
+                let service = serde_json::from_value(value).map_err(|error| self.error(line, &error))?;
+                self.service(service, line)
+            }
+            ("discovery.k8s.io/v1", "EndpointSlice") => {
+                let slice = serde_json::from_value(value).map_err(|error| self.error(line, &error))?;
+                self.slice(slice, line)
+            }
+            _ => self.other(&header, line),
+        }
+    }
+
+    fn service(&mut self, object: Service, line: u64) -> Result<(), ManifestError> {
+        self.check_name(&object.metadata, MAX_LABEL, line)?;
+        self.objects.services.extend(convert::service(object));
+        Ok(())
+    }
+
+    fn slice(&mut self, object: EndpointSlice, line: u64) -> Result<(), ManifestError> {
+        self.check_name(&object.metadata, MAX_NAME, line)?;
+        self.objects.slices.extend(convert::slice(object));
+        Ok(())
+    }
+
+    /// No API server has looked at these names, and `/` separates them in what we print.
+    fn check_name(&self, metadata: &ObjectMeta, max: usize, line: u64) -> Result<(), ManifestError> {
+        let is_bad =
+            |text: &str, max| text.len() > max || text.contains(|c: char| c == '/' || c.is_control());
+        let name = metadata.name.as_deref().unwrap_or_default();
+        if name.is_empty() {
+            return Err(self.error(line, &"metadata.name is missing"));
+        }
+        if is_bad(name, max) {
+            return Err(self.error(line, &format_args!("metadata.name `{name}` is not a name")));
+        }
+        let namespace = metadata.namespace.as_deref().unwrap_or_default();
+        if is_bad(namespace, MAX_LABEL) {
+            return Err(self.error(line, &format_args!("metadata.namespace `{namespace}` is not a name")));
+        }
+        Ok(())
+    }
+
+    /// Anything else: a Deployment, say. What was certainly meant for us is an error.
+    fn other(&self, header: &Header, line: u64) -> Result<(), ManifestError> {
+        let Header { api_version, kind } = header;
+        match (api_version.as_str(), kind.as_str()) {
+            (_, "") => Err(self.error(line, &"kind is missing")),
+            ("", "Service") => Err(self.error(line, &"apiVersion is missing; a Service has `v1`")),
+            (version, "EndpointSlice") => Err(self.error(
+                line,
+                &format_args!(
+                    "apiVersion `{version}` of an EndpointSlice is not known; it has `discovery.k8s.io/v1`"
+                ),
+            )),
+            _ => {
+                debug!(api_version, kind, line, "passed over: only Services and EndpointSlices are served");
+                Ok(())
+            }
+        }
+    }
+
+    /// The objects of a list and the lines they begin at.
+    fn items(&self) -> Result<Vec<(u64, Value)>, ManifestError> {
+        match self.syntax {
+            Syntax::Json => Ok(self
+                .decode::<Items<Value>>()?
+                .items
+                .into_iter()
+                .map(|v| (self.document.line, v))
+                .collect()),
+            Syntax::Yaml => {
+                let items = self.decode::<Items<serde_saphyr::Spanned<Value>>>()?.items;
+                Ok(items.into_iter().map(|v| (self.line(v.referenced.line()), v.value)).collect())
+            }
+        }
+    }
+
+    fn decode<T: DeserializeOwned>(&self) -> Result<T, ManifestError> {
+        let text = self.document.text;
+        match self.syntax {
+            Syntax::Json => {
+                serde_json::from_str(text).map_err(|error| self.error(self.line(error.line() as u64), &error))
+            }
+            Syntax::Yaml => {
+                let options = serde_saphyr::options! { with_snippet: false };
+                serde_saphyr::from_str_with_options(text, options).map_err(|error| {
+                    let line = error.location().map_or(1, |location| location.line());
+                    self.error(self.line(line), &error)
+                })
+            }
+        }
+    }
+
+    /// The line of the file that is the given one of the document.
+    const fn line(&self, in_document: u64) -> u64 {
+        self.document.line + in_document.saturating_sub(1)
+    }
+
+    fn error(&self, line: u64, message: &dyn std::fmt::Display) -> ManifestError {
+        ManifestError { document: self.document.number, line, message: message.to_string() }
+    }
+}
+
+#[cfg(test)]
+mod tests;
