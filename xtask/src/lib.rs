@@ -2,12 +2,16 @@
 //!
 //! It depends on none of the other crates: it must build before they do.
 
+pub mod apiserver;
 pub mod apt;
 pub mod build;
 pub mod exec;
+pub mod go;
+pub mod kernel;
 pub mod linker;
 pub mod object;
 pub mod say;
 pub mod setup;
+pub mod test;
 pub mod toolchain;
 pub mod workspace;

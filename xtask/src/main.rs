@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use xtask::{build, say, setup};
+use xtask::{build, say, setup, test};
 
 /// Ballast's tasks. Each command first sets up what it needs itself.
 #[derive(Parser)]
@@ -17,12 +17,14 @@ struct Cli {
 enum Command {
     Setup(setup::Args),
     Build(build::Args),
+    Test(test::Args),
 }
 
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Setup(args) => setup::run(&args),
         Command::Build(args) => build::run(&args),
+        Command::Test(args) => test::run(&args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

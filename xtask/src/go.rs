@@ -1,0 +1,96 @@
+//! A Go that can build the API server: found, or brought by apt and Go's own module proxy.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, bail};
+use serde::Deserialize;
+
+use crate::exec::{self, Cmd};
+use crate::{apt, say};
+
+/// What `xtask/tools/*/go.mod` ask for, as a release that exists.
+const VERSION: &str = "1.26.0";
+/// From this one on, Go fetches the release that a go.mod asks for by itself.
+const FETCHES_ITSELF: (u32, u32) = (1, 21);
+
+/// A `go` that builds our tools; installed if there is none.
+pub fn find_or_install() -> Result<PathBuf> {
+    let go = match candidates().find(|go| version(go).is_some()) {
+        Some(go) => go,
+        None if apt::exists() => {
+            apt::install(&["golang-go"])?;
+            exec::which("go").context("golang-go brought no `go`")?
+        }
+        None => bail!(
+            "no `go` here: install Go {VERSION} or newer (https://go.dev/dl), or skip the apiserver tests"
+        ),
+    };
+    if version(&go).is_some_and(|version| version >= FETCHES_ITSELF) { Ok(go) } else { fetch_release(&go) }
+}
+
+fn candidates() -> impl Iterator<Item = PathBuf> {
+    exec::which("go").into_iter().chain([PathBuf::from("/usr/local/go/bin/go")])
+}
+
+fn version(go: &Path) -> Option<(u32, u32)> {
+    // Not the release that some go.mod above us would switch to.
+    parse(&Cmd::new(go).arg("version").env("GOTOOLCHAIN", "local").dir("/").try_read()?)
+}
+
+fn parse(text: &str) -> Option<(u32, u32)> {
+    let mut numbers = text.split_whitespace().nth(2)?.strip_prefix("go")?.split('.');
+    let mut number = || numbers.next()?.parse().ok();
+    Some((number()?, number()?))
+}
+
+/// Releases are modules, too: an old Go can fetch a new one from the proxy, with its checksum checked.
+fn fetch_release(old: &Path) -> Result<PathBuf> {
+    #[derive(Deserialize)]
+    struct Module {
+        #[serde(rename = "Dir")]
+        dir: PathBuf,
+    }
+    let arch = match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        other => other,
+    };
+    let module = format!("golang.org/toolchain@v0.0.1-go{VERSION}.linux-{arch}");
+    say::step(format_args!("{} is too old: fetch Go {VERSION} as a module", old.display()));
+    let told = Cmd::new(old).args(["mod", "download", "-json", &module]).dir("/").read()?;
+    let module: Module =
+        serde_json::from_str(&told).context("`go mod download` printed something unexpected")?;
+    // Modules carry no modes, so nothing in them can be run.
+    for folder in ["bin", "pkg/tool"] {
+        make_runnable(&module.dir.join(folder))?;
+    }
+    Ok(module.dir.join("bin/go"))
+}
+
+fn make_runnable(folder: &Path) -> Result<()> {
+    let shown = || format!("cannot change modes in {}", folder.display());
+    for entry in fs::read_dir(folder).with_context(shown)? {
+        let path = entry.with_context(shown)?.path();
+        if path.is_dir() {
+            make_runnable(&path)?;
+        } else {
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).with_context(shown)?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_compare_as_numbers() {
+        assert_eq!(parse("go version go1.26.8 linux/amd64"), Some((1, 26)));
+        assert_eq!(parse("go version go1.9 linux/amd64"), Some((1, 9)));
+        assert!(parse("go version go1.9 linux/amd64") < Some(FETCHES_ITSELF));
+        assert_eq!(parse("garbage"), None);
+    }
+}

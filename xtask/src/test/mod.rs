@@ -1,0 +1,137 @@
+//! `cargo xtask test`: the rungs of the test ladder, the cheapest first.
+
+mod rung;
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+
+use crate::setup::{self, Need};
+use crate::workspace::Workspace;
+use crate::{apiserver, build, exec, kernel, say};
+pub use rung::Rung;
+
+/// Run the tests: all rungs, or the ones named.
+///
+/// A rung that this machine cannot run is skipped and says why; with CI=true that is a failure.
+#[derive(clap::Args, Clone, Debug)]
+pub struct Args {
+    /// Which rungs to run; all when none is named
+    #[arg(value_enum)]
+    pub rungs: Vec<Rung>,
+    /// Boot Debian's kernel of this line (6.1, 6.12) in qemu, and see every program load and work there
+    #[arg(long, value_name = "VERSION", conflicts_with = "rungs")]
+    pub kernel: Option<String>,
+    /// Handed to the tests: a filter and the test runner's own flags
+    #[arg(last = true, value_name = "FILTER")]
+    pub filter: Vec<String>,
+}
+
+/// How a rung ended.
+#[derive(Debug)]
+enum Outcome {
+    Passed(Duration),
+    Failed(Duration, anyhow::Error),
+    Skipped(Skip),
+}
+
+/// Why a rung did not run, and what a person can do about it.
+#[derive(Debug)]
+struct Skip {
+    why: String,
+    what_to_do: String,
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> Result<()> {
+    let workspace = Workspace::find()?;
+    if let Some(version) = &args.kernel {
+        return kernel::run(&workspace, version);
+    }
+    let mut rungs = if args.rungs.is_empty() { Rung::ALL.to_vec() } else { args.rungs.clone() };
+    rungs.sort_unstable();
+    rungs.dedup();
+
+    // First of all: it takes minutes on a new machine, and everything else can go on beside it.
+    let wants_api_server = rungs.contains(&Rung::Apiserver) && exec::is_root();
+    let mut api_server = wants_api_server.then(|| apiserver::start(&workspace));
+    if exec::is_root() && rungs.iter().any(|rung| *rung > Rung::Unit) {
+        setup::tools(Need::Netns)?;
+    }
+    build::bpf(&workspace, &build::Args::default())?;
+    if rungs.iter().any(|rung| *rung > Rung::Unit) {
+        build::agent(&workspace, &build::Args::default())?;
+    }
+
+    let mut outcomes = Vec::new();
+    for rung in rungs {
+        say::step(format_args!("test {rung}: {}", rung.what()));
+        let start = Instant::now();
+        let outcome = match rung.environment(&workspace, api_server.take_if(|_| rung == Rung::Apiserver)) {
+            Err(skip) => Outcome::Skipped(skip),
+            Ok(environment) => match rung.run(&workspace, &environment, &args.filter) {
+                Ok(()) => Outcome::Passed(start.elapsed()),
+                Err(error) => Outcome::Failed(start.elapsed(), error),
+            },
+        };
+        outcomes.push((rung, outcome));
+    }
+    summarise(&outcomes, exec::in_ci())
+}
+
+/// One line a rung; a failure, and in CI a skip, fails the command.
+fn summarise(outcomes: &[(Rung, Outcome)], in_ci: bool) -> Result<()> {
+    say::line("");
+    for (rung, outcome) in outcomes {
+        say::line(format_args!("{:<10} {}", rung.to_string(), outcome.line()));
+    }
+    let bad = |outcome: &Outcome| match outcome {
+        Outcome::Passed(_) => false,
+        Outcome::Failed(..) => true,
+        Outcome::Skipped(_) => in_ci,
+    };
+    let bad: Vec<_> =
+        outcomes.iter().filter(|(_, outcome)| bad(outcome)).map(|(rung, _)| rung.to_string()).collect();
+    if !bad.is_empty() {
+        bail!("not passed: {}", bad.join(", "));
+    }
+    Ok(())
+}
+
+impl Outcome {
+    fn line(&self) -> String {
+        match self {
+            Self::Passed(time) => format!("ok ({})", say::seconds(*time)),
+            Self::Failed(time, error) => format!("FAILED ({}): {error:#}", say::seconds(*time)),
+            Self::Skipped(skip) => format!("skipped: {}; {}", skip.why, skip.what_to_do),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn skipped() -> Outcome {
+        Outcome::Skipped(Skip { why: "no root".into(), what_to_do: "be root".into() })
+    }
+
+    #[test]
+    fn a_skip_fails_only_in_ci() {
+        let outcomes = [(Rung::Unit, Outcome::Passed(Duration::ZERO)), (Rung::Netns, skipped())];
+        summarise(&outcomes, false).unwrap();
+        let error = summarise(&outcomes, true).unwrap_err().to_string();
+        assert!(error.contains("netns") && !error.contains("unit"), "{error}");
+    }
+
+    #[test]
+    fn a_failure_fails_everywhere() {
+        let outcomes = [(Rung::Bpf, Outcome::Failed(Duration::ZERO, anyhow::anyhow!("no")))];
+        assert!(summarise(&outcomes, false).is_err());
+    }
+
+    #[test]
+    fn a_skip_says_why_and_what_to_do() {
+        assert_eq!(skipped().line(), "skipped: no root; be root");
+    }
+}
