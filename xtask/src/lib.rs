@@ -9,6 +9,7 @@ pub mod exec;
 pub mod go;
 pub mod kernel;
 pub mod linker;
+pub mod lint;
 pub mod object;
 pub mod say;
 pub mod setup;

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use xtask::{build, say, setup, test};
+use xtask::{build, lint, say, setup, test};
 
 /// Ballast's tasks. Each command first sets up what it needs itself.
 #[derive(Parser)]
@@ -17,6 +17,7 @@ struct Cli {
 enum Command {
     Setup(setup::Args),
     Build(build::Args),
+    Lint(lint::Args),
     Test(test::Args),
 }
 
@@ -24,6 +25,7 @@ fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Setup(args) => setup::run(&args),
         Command::Build(args) => build::run(&args),
+        Command::Lint(args) => lint::run(&args),
         Command::Test(args) => test::run(&args),
     };
     match done {

@@ -39,6 +39,8 @@ pub fn write(archive: &Path, contents: &Contents) -> Result<()> {
     let mut files = vec![(busybox, PathBuf::from("/bin/busybox"))];
     files.extend(contents.programs.iter().map(|(name, path)| (path.clone(), Path::new(PROGRAMS).join(name))));
     files.extend(contents.tools.iter().map(|path| (path.clone(), Path::new("/usr/sbin").join(name(path)))));
+    // busybox's shell takes its own `ip` before the one in PATH; a plain shell does not.
+    files.push((exec::which("sh").context("no shell here")?, PathBuf::from("/bin/sh")));
     let mut libraries = BTreeSet::new();
     for (from, _) in &files {
         // A static program has none, and ldd then fails.
@@ -68,7 +70,7 @@ pub fn write(archive: &Path, contents: &Contents) -> Result<()> {
 fn script(modules: &[String]) -> String {
     let mut text = String::from(
         "#!/bin/busybox sh\n\
-         /bin/busybox --install -s /bin\n\
+         /bin/busybox --install -s /bin 2>/dev/null\n\
          export PATH=/usr/sbin:/usr/bin:/bin HOME=/tmp\n\
          mount -t proc proc /proc\n\
          mount -t sysfs sysfs /sys\n\

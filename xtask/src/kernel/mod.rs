@@ -29,7 +29,7 @@ pub fn run(workspace: &Workspace, version: &str) -> Result<()> {
     let image = workspace.target().join(format!("kernel-{version}.cpio"));
     let contents = initramfs::Contents {
         programs: vec![("ballast", agent), ("netns", tests)],
-        tools: ["ip", "bpftool"].into_iter().filter_map(exec::which).collect(),
+        tools: ["ip", "tc", "bpftool"].into_iter().filter_map(exec::which).collect(),
         modules: kernel.modules()?,
     };
     initramfs::write(&image, &contents)?;

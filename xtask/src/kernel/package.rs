@@ -9,18 +9,16 @@ use crate::exec::Cmd;
 use crate::{apt, say, workspace};
 
 /// What the tests need and Debian builds as modules; some are built in on other kernels.
-const MODULES: [&str; 8] =
-    ["veth", "sch_ingress", "cls_bpf", "dummy", "bridge", "inet_diag", "tcp_diag", "udp_diag"];
+const MODULES: [&str; 7] = ["veth", "sch_ingress", "cls_bpf", "bridge", "inet_diag", "tcp_diag", "udp_diag"];
 
 /// Parts of the package that we keep: 300 MB of drivers are no use to us.
-const WANTED: [&str; 7] = [
+const WANTED: [&str; 6] = [
     "*/boot/vmlinuz-*",
     "*/modules.*",
     "*/kernel/net/*",
     "*/kernel/lib/*",
     "*/kernel/crypto/*",
     "*/kernel/drivers/net/veth.ko*",
-    "*/kernel/drivers/net/dummy.ko*",
 ];
 
 /// An unpacked kernel.

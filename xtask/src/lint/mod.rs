@@ -1,0 +1,117 @@
+//! `cargo xtask lint`: format, clippy on the host and on the BPF target, and the project's own rules.
+
+mod layers;
+mod size;
+mod source;
+mod words;
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, bail};
+
+use crate::exec::{self, Cmd};
+use crate::setup::{self, Need};
+use crate::toolchain::{Compiler, Toolchain};
+use crate::workspace::Workspace;
+use crate::{apt, say};
+
+/// The clippy that belongs to the distribution's rustc, and its package.
+const DISTRIBUTION_CLIPPY: (&str, &str) = ("/usr/bin/clippy-driver", "rust-web-clippy");
+
+/// Check format, clippy (host and BPF target, warnings denied), layers, file sizes and words.
+#[derive(clap::Args, Clone, Debug, Default)]
+pub struct Args {
+    /// Only the project's own rules: no compiler, at once
+    #[arg(long)]
+    pub rules_only: bool,
+}
+
+/// A place that breaks a rule.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Finding {
+    file: PathBuf,
+    /// From 1; 0 for the file as a whole.
+    line: usize,
+    what: String,
+}
+
+/// Runs the command: every check runs, and the command fails if any of them did.
+pub fn run(args: &Args) -> Result<()> {
+    let workspace = Workspace::find()?;
+    let mut failed = Vec::new();
+    let mut check = |name: &'static str, done: Result<()>| {
+        if let Err(error) = done {
+            say::line(format_args!("    {error:#}"));
+            failed.push(name);
+        }
+    };
+    check("rules", say::timed("layers, size, words", || rules(&workspace)));
+    if !args.rules_only {
+        check("fmt", say::timed("cargo fmt --check", || fmt(&workspace)));
+        check("clippy", say::timed("cargo clippy", || clippy(&workspace)));
+        check("clippy on BPF", say::timed("clippy on the BPF target", || bpf(&workspace)));
+    }
+    if !failed.is_empty() {
+        bail!("lint: {}", failed.join(", "));
+    }
+    say::line("lint: clean");
+    Ok(())
+}
+
+fn fmt(workspace: &Workspace) -> Result<()> {
+    Cmd::cargo().args(["fmt", "--all", "--check"]).dir(workspace.root()).run()
+}
+
+fn clippy(workspace: &Workspace) -> Result<()> {
+    Cmd::cargo()
+        .args(["clippy", "--workspace", "--all-targets", "--", "-Dwarnings"])
+        .dir(workspace.root())
+        .run()
+}
+
+fn bpf(workspace: &Workspace) -> Result<()> {
+    let toolchain = setup::toolchain(Need::Bpf)?;
+    let target_dir = workspace.target().join("bpf-lint");
+    let packages = ["-p", "proxy-ebpf", "-p", "proxy-common", "--lib", "--bins"];
+    let cargo = |subcommand| toolchain.cargo(subcommand, &target_dir, &["-Dwarnings"]).dir(workspace.root());
+    if !has_clippy(&toolchain) {
+        say::line("    no clippy for this compiler: its own warnings instead");
+        return cargo("check").args(packages).run();
+    }
+    match toolchain.compiler() {
+        Compiler::Nightly(_) => cargo("clippy").args(packages).run(),
+        // What `cargo clippy` does, but with the driver that belongs to this rustc.
+        Compiler::Distribution(_) => {
+            cargo("check").args(packages).env("RUSTC_WORKSPACE_WRAPPER", DISTRIBUTION_CLIPPY.0).run()
+        }
+    }
+}
+
+/// Whether the compiler's clippy is there, after trying to install it.
+fn has_clippy(toolchain: &Toolchain) -> bool {
+    match toolchain.compiler() {
+        Compiler::Nightly(name) => {
+            Cmd::new("rustup").args(["component", "add", "--toolchain", name, "clippy"]).succeeds()
+        }
+        Compiler::Distribution(_) => {
+            let (driver, package) = DISTRIBUTION_CLIPPY;
+            Path::new(driver).exists()
+                || (apt::exists() && exec::is_root() && apt::install(&[package]).is_ok())
+        }
+    }
+}
+
+fn rules(workspace: &Workspace) -> Result<()> {
+    let files = source::files(workspace.root())?;
+    let mut findings = layers::crates(workspace)?;
+    for file in &files {
+        findings.extend(layers::modules(file));
+        findings.extend(size::check(file));
+        findings.extend(words::check(file));
+    }
+    findings.sort();
+    for Finding { file, line, what } in &findings {
+        say::line(format_args!("{}:{line}: {what}", file.display()));
+    }
+    if findings.is_empty() { Ok(()) } else { bail!("{} places break the project's rules", findings.len()) }
+}

@@ -1,0 +1,55 @@
+//! Words that must not be in the project: signs of unfinished work, and paths of one machine.
+
+use super::Finding;
+use super::source::SourceFile;
+
+/// In code, tests included; in two pieces, so that this file does not hold them.
+const IN_CODE: [&str; 2] = [concat!("todo", "!"), concat!("unimplemented", "!")];
+/// Anywhere.
+const ANYWHERE: [&str; 5] = [
+    concat!("FIX", "ME"),
+    concat!("TO", "DO:"),
+    concat!("/wo", "rk/"),
+    concat!("/ro", "ot/"),
+    concat!("/ho", "me/"),
+];
+
+pub(super) fn check(file: &SourceFile) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for (number, line) in file.text.lines().enumerate() {
+        let in_code = IN_CODE.iter().filter(|word| file.is_rust() && line.contains(**word));
+        let anywhere = ANYWHERE.iter().filter(|word| line.contains(**word));
+        for word in in_code.chain(anywhere) {
+            findings.push(Finding {
+                file: file.path.clone(),
+                line: number + 1,
+                what: format!("holds `{word}`: unfinished work, or one machine's path"),
+            });
+        }
+    }
+    findings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(path: &str, text: &str) -> Vec<usize> {
+        check(&SourceFile { path: path.into(), text: text.into() })
+            .into_iter()
+            .map(|finding| finding.line)
+            .collect()
+    }
+
+    #[test]
+    fn unfinished_code_is_found() {
+        assert_eq!(found("a.rs", &format!("fn a() {{\n    {}()\n}}", IN_CODE[0])), [2]);
+        assert!(found("a.md", IN_CODE[0]).is_empty());
+    }
+
+    #[test]
+    fn a_machines_path_is_found_in_any_file() {
+        assert_eq!(found("docs/a.md", &format!("see {}x", ANYWHERE[2])), [1]);
+        assert!(found("docs/a.md", "see /sys/fs/bpf/ballast/").is_empty());
+    }
+}
