@@ -1,10 +1,9 @@
 //! Debian's packages: look, install without starting services.
 
-use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Result, bail};
 
 use crate::exec::{self, Cmd};
 use crate::say;
@@ -35,11 +34,14 @@ fn candidate(policy: &str) -> Option<&str> {
 
 /// Brings apt's lists up to date, once in a run.
 pub fn update() -> Result<()> {
-    static DONE: std::sync::Mutex<bool> = std::sync::Mutex::new(false);
-    let mut done = DONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    static DONE: Mutex<bool> = Mutex::new(false);
+    let mut done = DONE.lock().unwrap_or_else(PoisonError::into_inner);
     if !*done {
         say::step("apt-get update");
-        admin("apt-get")?.args(["-qq", "update"]).run()?;
+        // One unreachable source must not hide what the others have; a package that is missing says so itself.
+        if let Err(error) = admin("apt-get")?.args(["-qq", "update"]).run() {
+            say::line(format_args!("    warning: {error:#}"));
+        }
         *done = true;
     }
     Ok(())
@@ -62,6 +64,7 @@ fn admin(program: &str) -> Result<Cmd> {
     if exec::is_root() {
         Ok(Cmd::new("env").args([frontend, program]))
     } else if exec::which("sudo").is_some() {
+        say::line(format_args!("    `{program}` needs root: asking sudo"));
         Ok(Cmd::new("sudo").args([frontend, program]))
     } else {
         bail!("`{program}` needs root, and there is no sudo: run this once as root")
@@ -75,19 +78,20 @@ struct NoServices {
 
 impl NoServices {
     fn new() -> Result<Self> {
-        // Somebody else's policy stays; without root we cannot write one.
-        if Path::new(POLICY).exists() || !exec::is_root() {
-            return Ok(Self { ours: false });
+        // Somebody else's policy stays.
+        let ours = !Path::new(POLICY).exists();
+        if ours {
+            let script = r#"printf '#!/bin/sh\nexit 101\n' >"$1" && chmod 755 "$1""#;
+            admin("sh")?.args(["-c", script, "sh", POLICY]).run()?;
         }
-        fs::write(POLICY, "#!/bin/sh\nexit 101\n").with_context(|| format!("cannot write {POLICY}"))?;
-        fs::set_permissions(POLICY, fs::Permissions::from_mode(0o755)).context("cannot set a file's mode")?;
-        Ok(Self { ours: true })
+        Ok(Self { ours })
     }
 }
 
 impl Drop for NoServices {
     fn drop(&mut self) {
-        if self.ours && fs::remove_file(POLICY).is_err() {
+        let is_gone = !self.ours || admin("rm").is_ok_and(|rm| rm.arg(POLICY).run().is_ok());
+        if !is_gone {
             say::line(format_args!("warning: {POLICY} is left behind; remove it"));
         }
     }

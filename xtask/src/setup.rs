@@ -3,7 +3,8 @@
 use anyhow::{Result, bail};
 
 use crate::toolchain::Toolchain;
-use crate::{apt, exec, say};
+use crate::workspace::Workspace;
+use crate::{apiserver, apt, exec, go, say};
 
 /// Find, and where missing install, what the other commands need.
 #[derive(clap::Args, Clone, Debug, Default)]
@@ -11,6 +12,9 @@ pub struct Args {
     /// Only what a build needs: a compiler and a linker for BPF
     #[arg(long)]
     pub build_only: bool,
+    /// Also build kube-apiserver and etcd for the apiserver tests (minutes, once)
+    #[arg(long, conflicts_with = "build_only")]
+    pub api_server: bool,
 }
 
 /// What a command is about to do.
@@ -55,6 +59,14 @@ pub fn run(args: &Args) -> Result<()> {
         tools(need)?;
     }
     say::line("tools of the tests and the demo: all there");
+    match go::find_or_install() {
+        Ok(go) => say::line(format_args!("Go, for the apiserver tests: {}", go.display())),
+        Err(error) => say::line(format_args!("no Go, the apiserver tests will be skipped: {error:#}")),
+    }
+    if args.api_server {
+        let made = apiserver::build(&Workspace::find()?)?;
+        say::line(format_args!("API server: {}, {}", made.kube_apiserver.display(), made.etcd.display()));
+    }
     Ok(())
 }
 

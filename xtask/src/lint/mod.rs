@@ -59,14 +59,24 @@ pub fn run(args: &Args) -> Result<()> {
 }
 
 fn fmt(workspace: &Workspace) -> Result<()> {
+    component("rustfmt", "fmt")?;
     Cmd::cargo().args(["fmt", "--all", "--check"]).dir(workspace.root()).run()
 }
 
 fn clippy(workspace: &Workspace) -> Result<()> {
+    component("clippy", "clippy")?;
     Cmd::cargo()
         .args(["clippy", "--workspace", "--all-targets", "--", "-Dwarnings"])
         .dir(workspace.root())
         .run()
+}
+
+/// A minimal toolchain lacks some of cargo's subcommands.
+fn component(name: &str, subcommand: &str) -> Result<()> {
+    if Cmd::cargo().args([subcommand, "--version"]).succeeds() {
+        return Ok(());
+    }
+    Cmd::new("rustup").args(["component", "add", name]).run()
 }
 
 fn bpf(workspace: &Workspace) -> Result<()> {
