@@ -33,6 +33,21 @@ macro_rules! plain {
     )+};
 }
 
+/// That a type means the same bytes with words as with octets, so that a pointer to one is a pointer to the other.
+macro_rules! same_bytes {
+    ($($name:ident)+) => {$(
+        const _: () = assert!(
+            size_of::<$name<[u8; 4]>>() == size_of::<$name<[u32; 1]>>()
+                && align_of::<$name<[u8; 4]>>() == align_of::<$name<[u32; 1]>>()
+                && size_of::<$name<[u8; 16]>>() == size_of::<$name<[u32; 4]>>()
+                && align_of::<$name<[u8; 16]>>() == align_of::<$name<[u32; 4]>>(),
+            "octets and words are laid out differently"
+        );
+    )+};
+}
+
+same_bytes! { ServiceKey BackendEntry FlowKey Flow SocketKey SocketEntry }
+
 plain! {
     ServiceKey<[u8; 4]>: 8 = 4 2 1 1;
     ServiceKey<[u8; 16]>: 20 = 16 2 1 1;

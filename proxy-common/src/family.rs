@@ -6,9 +6,12 @@ mod sealed {
     impl Sealed for super::V6 {}
     impl Sealed for [u8; 4] {}
     impl Sealed for [u8; 16] {}
+    impl Sealed for [u32; 1] {}
+    impl Sealed for [u32; 4] {}
 }
 
-/// An IP address as octets on the wire: `[u8; 4]` or `[u8; 16]`.
+/// An IP address as octets on the wire, `[u8; 4]` or `[u8; 16]`; or the same bytes as aligned words, with which
+/// programs compute: on BPF an octet array is loaded and kept byte by byte.
 pub trait Address: sealed::Sealed + Copy + Clone + Eq + Ord + core::fmt::Debug + 'static {
     /// Fills a [`SocketKey`](crate::socket::SocketKey) up to a multiple of eight bytes.
     type SocketKeyFill: Copy + Clone + Eq + Ord + Default + core::fmt::Debug + 'static;
@@ -28,26 +31,42 @@ impl Address for [u8; 4] {
     }
 }
 
+impl Address for [u32; 1] {
+    type SocketKeyFill = [u8; 0];
+    const ZERO: Self = [0; 1];
+
+    #[inline(always)]
+    fn words(&self) -> [u32; 4] {
+        [self[0], 0, 0, 0]
+    }
+}
+
+impl Address for [u32; 4] {
+    type SocketKeyFill = [u8; 4];
+    const ZERO: Self = [0; 4];
+
+    #[inline(always)]
+    fn words(&self) -> [u32; 4] {
+        *self
+    }
+}
+
 impl Address for [u8; 16] {
     type SocketKeyFill = [u8; 4];
     const ZERO: Self = [0; 16];
 
     #[inline(always)]
     fn words(&self) -> [u32; 4] {
-        let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p] = *self;
-        [
-            u32::from_ne_bytes([a, b, c, d]),
-            u32::from_ne_bytes([e, f, g, h]),
-            u32::from_ne_bytes([i, j, k, l]),
-            u32::from_ne_bytes([m, n, o, p]),
-        ]
+        [0, 4, 8, 12].map(|at| u32::from_ne_bytes([self[at], self[at + 1], self[at + 2], self[at + 3]]))
     }
 }
 
 /// IPv4 or IPv6.
 pub trait Family: sealed::Sealed + Copy + 'static {
-    /// The family's address.
+    /// The family's address, as maps hold it.
     type Addr: Address;
+    /// The same bytes as aligned words.
+    type Words: Address;
     /// How people write it.
     const NAME: &'static str;
     /// Index of the family in arrays that hold one element for each.
@@ -64,12 +83,14 @@ pub struct V6;
 
 impl Family for V4 {
     type Addr = [u8; 4];
+    type Words = [u32; 1];
     const NAME: &'static str = "IPv4";
     const INDEX: u32 = 0;
 }
 
 impl Family for V6 {
     type Addr = [u8; 16];
+    type Words = [u32; 4];
     const NAME: &'static str = "IPv6";
     const INDEX: u32 = 1;
 }

@@ -1,0 +1,51 @@
+//! From a frontend to the backend that a new connection takes.
+
+use aya_ebpf::helpers::generated::bpf_get_prandom_u32;
+use proxy_common::backend::BACKEND_ACTIVE;
+use proxy_common::reason::Reason;
+use proxy_common::select::random_slot;
+use proxy_common::service::{SERVICE_DROP_WHEN_EMPTY, ServiceEntry};
+
+use crate::maps::{self, Tables};
+
+/// Picks after which an extent is taken to hold no serving backend.
+const PICKS: u32 = 4;
+
+/// Where a connection goes.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Choice<A> {
+    /// Id of the Service port.
+    pub service: u32,
+    /// Id of the backend.
+    pub backend_id: u32,
+    /// Its address.
+    pub addr: A,
+    /// Its port.
+    pub port: u16,
+}
+
+/// Chooses a backend of the Service.
+///
+/// A backend that has just left may still stand in the extent that this reader began with; another pick then
+/// finds one that serves.
+#[inline(always)]
+pub fn choose<F: Tables>(service: &ServiceEntry) -> Result<Choice<F::Words>, Reason> {
+    let (base, count, id) = (service.slot_base, service.slot_count, service.id);
+    if count == 0 {
+        let drop = service.flags & SERVICE_DROP_WHEN_EMPTY != 0;
+        return Err(if drop { Reason::NoLocalEndpoint } else { Reason::NoEndpoint });
+    }
+    let mut pick = 0;
+    while pick < PICKS {
+        // SAFETY: the helper takes nothing and cannot fail.
+        let random = unsafe { bpf_get_prandom_u32() };
+        let backend_id = maps::slot(base + random_slot(random, count)).ok_or(Reason::MapInconsistent)?;
+        let backend = F::backend(backend_id).ok_or(Reason::MapInconsistent)?;
+        if backend.state == BACKEND_ACTIVE && backend.service == id {
+            return Ok(Choice { service: id, backend_id, addr: backend.addr, port: backend.port });
+        }
+        pick += 1;
+    }
+    Err(Reason::MapInconsistent)
+}

@@ -1,0 +1,394 @@
+//! Connection tracking of the packet path; `proxy_common::flow` tells how a flow is laid out.
+
+use core::ptr::{read_volatile, write_volatile};
+
+use aya_ebpf::bindings::{BPF_ANY, BPF_NOEXIST};
+use aya_ebpf::helpers::generated::bpf_get_prandom_u32;
+use proxy_common::backend::BACKEND_ACTIVE;
+use proxy_common::config::NodeConfig;
+use proxy_common::flow::{
+    DIRECTION_FORWARD, DIRECTION_REPLY, FLOW_CLAIMED, FLOW_FIN_BACKEND, FLOW_FIN_CLIENT, FLOW_REPLIED,
+    FLOW_RESET, FLOW_USED, Flow, FlowKey, FlowRef, is_expired, is_over,
+};
+use proxy_common::reason::Reason;
+use proxy_common::{Address, Family, PROTO_TCP};
+
+use crate::balance::Choice;
+use crate::maps::{self, Tables};
+use crate::nat::Tuple;
+use crate::net::tcp;
+use crate::{atomic, report};
+
+/// Entries that one step of the clock hand covers; eight IPv4 entries are eight cache lines in a row.
+const WINDOW: u64 = 8;
+/// Steps after which the table is called full.
+const WINDOWS: u32 = 8;
+/// Source ports that are tried when two flows would look the same to their backend.
+const PORT_TRIES: u32 = 8;
+/// The lowest source port that a collision is moved to.
+const FIRST_PORT: u32 = 1024;
+
+/// The clock, and what goes by it.
+#[derive(Clone, Copy)]
+pub struct Time {
+    /// Low 32 bits of jiffies.
+    pub now: u32,
+    /// Lifetimes and sizes.
+    pub config: &'static NodeConfig,
+}
+
+/// A flow in its place.
+pub struct Tracked<F: Family> {
+    /// Index of the entry.
+    index: u32,
+    /// Its generation when it was found.
+    generation: u32,
+    /// The entry. A new flow may take it while we read; see [`Tracked::is_current`].
+    place: *mut Flow<F::Words>,
+}
+
+/// Equality word by word: the compiler would call `memcmp` for arrays, which a program does not have.
+#[inline(always)]
+fn same<A: Address>(a: &A, b: &A) -> bool {
+    let (a, b) = (a.words(), b.words());
+    a[0] == b[0] && a[1] == b[1] && a[2] == b[2] && a[3] == b[3]
+}
+
+/// Whether the key is one of the flow's two.
+#[inline(always)]
+fn owns<A: Address>(flow: &Flow<A>, key: &FlowKey<A>) -> bool {
+    flow.proto == key.proto
+        && if key.direction == DIRECTION_FORWARD {
+            flow.client_port == key.src_port
+                && flow.frontend_port == key.dst_port
+                && same(&flow.client, &key.src)
+                && same(&flow.frontend, &key.dst)
+        } else {
+            flow.backend_port == key.src_port
+                && flow.source_port == key.dst_port
+                && same(&flow.backend, &key.src)
+                && same(&flow.source, &key.dst)
+        }
+}
+
+/// The flow that a packet belongs to.
+///
+/// A key that leads to an entry which is another flow's by now, or whose time is over, is taken away.
+#[inline(always)]
+pub fn find<F: Tables>(key: &FlowKey<F::Words>, time: Time) -> Option<Tracked<F>> {
+    let found = F::flow_ref(key)?;
+    let place = F::flow(found.flow)?;
+    // SAFETY: a map value, of plain integers.
+    let flow = unsafe { &*place };
+    if flow.state & FLOW_USED == 0 || flow.generation != found.generation || !owns(flow, key) {
+        F::remove_flow_ref(key);
+        return None;
+    }
+    let tracked = Tracked { index: found.flow, generation: found.generation, place };
+    if is_expired(flow, time.now, time.config) {
+        tracked.release();
+        return None;
+    }
+    Some(tracked)
+}
+
+/// Takes away both keys of the flow in an entry. Out of line: its keys have a stack frame of their own.
+#[inline(never)]
+fn remove_keys<F: Tables>(place: *const Flow<F::Words>) {
+    // SAFETY: callers pass a map value.
+    let flow = unsafe { &*place };
+    let mut key = flow.forward_key();
+    F::remove_flow_ref(&key);
+    key.src = flow.backend;
+    key.dst = flow.source;
+    key.src_port = flow.backend_port;
+    key.dst_port = flow.source_port;
+    key.direction = DIRECTION_REPLY;
+    F::remove_flow_ref(&key);
+}
+
+impl<F: Tables> Tracked<F> {
+    #[inline(always)]
+    fn flow(&self) -> &Flow<F::Words> {
+        // SAFETY: a map value, of plain integers; what is read counts only while `is_current`.
+        unsafe { &*self.place }
+    }
+
+    /// Whether the entry is still this flow's, so that what was read before belongs together: the generation is
+    /// the first thing that a new flow writes.
+    #[inline(always)]
+    fn is_current(&self) -> bool {
+        // SAFETY: a map value; volatile, so that it is read after what it vouches for.
+        unsafe { read_volatile(&raw const (*self.place).generation) == self.generation }
+    }
+
+    /// `FLOW_*` bits.
+    #[inline(always)]
+    pub fn state(&self) -> u8 {
+        self.flow().state
+    }
+
+    /// Id of the Service port.
+    #[inline(always)]
+    pub fn service(&self) -> u32 {
+        self.flow().service
+    }
+
+    /// What a client's packet becomes; `None` if the flow is gone since it was found.
+    #[inline(always)]
+    pub fn to_backend(&self) -> Option<Tuple<F::Words>> {
+        let flow = self.flow();
+        let to = Tuple {
+            src: flow.source,
+            dst: flow.backend,
+            src_port: flow.source_port,
+            dst_port: flow.backend_port,
+        };
+        self.is_current().then_some(to)
+    }
+
+    /// What a backend's packet becomes; `None` if the flow is gone since it was found.
+    #[inline(always)]
+    pub fn to_client(&self) -> Option<Tuple<F::Words>> {
+        let flow = self.flow();
+        let to = Tuple {
+            src: flow.frontend,
+            dst: flow.client,
+            src_port: flow.frontend_port,
+            dst_port: flow.client_port,
+        };
+        self.is_current().then_some(to)
+    }
+
+    /// Notes that a packet of the flow passed.
+    #[inline(always)]
+    pub fn touch(&self, direction: u8, tcp_flags: u16, time: Time) {
+        let (before, last_seen) = (self.flow().state, self.flow().last_seen);
+        let mut state = before;
+        if direction == DIRECTION_FORWARD {
+            if tcp_flags & tcp::FIN != 0 {
+                state |= FLOW_FIN_CLIENT;
+            }
+            // A pause is when a lost reply key is noticed; to look at each packet would cost a second lookup.
+            if time.now.wrapping_sub(last_seen) > time.config.hz {
+                self.mend();
+            }
+        } else {
+            state |= FLOW_REPLIED;
+            if tcp_flags & tcp::FIN != 0 {
+                state |= FLOW_FIN_BACKEND;
+            }
+        }
+        if tcp_flags & tcp::RST != 0 {
+            state |= FLOW_RESET;
+        }
+        // SAFETY: a map value. Two CPUs may write the state at once; the bit that is lost comes again with the
+        // next segment, or the flow ends by its lifetime.
+        unsafe {
+            if state != before {
+                write_volatile(&raw mut (*self.place).state, state);
+            }
+            // Most packets fall into the same jiffy: then the line stays shared between the CPUs.
+            if last_seen != time.now {
+                write_volatile(&raw mut (*self.place).last_seen, time.now);
+            }
+        }
+    }
+
+    /// Adds the reply key if it is gone.
+    #[inline(never)]
+    fn mend(&self) {
+        let value = FlowRef { flow: self.index, generation: self.generation };
+        // "Exists already" is the good case.
+        let _ = F::put_flow_ref(&self.flow().reply_key(), &value, u64::from(BPF_NOEXIST));
+    }
+
+    /// Ends the flow: both keys go, and the entry is free.
+    #[inline(always)]
+    pub fn release(&self) {
+        remove_keys::<F>(self.place);
+        free::<F>(self.place);
+    }
+
+    /// Whether a client's packet goes on to the backend that the flow has.
+    ///
+    /// TCP stays with a backend that left the Service, as with kube-proxy: the backend may still answer. UDP, and
+    /// TCP that never had an answer, chooses again. A SYN on a flow that both ends are done with begins a new one.
+    #[inline(always)]
+    pub fn continues(&self, tcp_flags: u16) -> bool {
+        let flow = self.flow();
+        let is_tcp = flow.proto == PROTO_TCP;
+        if is_tcp && tcp_flags & (tcp::SYN | tcp::ACK) == tcp::SYN && is_over(flow.state) {
+            return false;
+        }
+        if is_tcp && flow.state & FLOW_REPLIED != 0 {
+            return true;
+        }
+        F::backend(flow.backend_id).is_some_and(|b| {
+            b.state == BACKEND_ACTIVE
+                && b.service == flow.service
+                && b.port == flow.backend_port
+                && same(&b.addr, &flow.backend)
+        })
+    }
+}
+
+/// Marks an entry as free.
+#[inline(always)]
+fn free<F: Tables>(place: *mut Flow<F::Words>) {
+    // SAFETY: callers pass a map value.
+    unsafe { write_volatile(&raw mut (*place).state, 0) };
+}
+
+/// How willingly an entry is given to a new flow; from `KEEP` on not at all.
+#[inline(always)]
+fn rank<F: Tables>(flow: &Flow<F::Words>, time: Time) -> u32 {
+    if flow.state == 0 {
+        0
+    } else if flow.state & FLOW_CLAIMED != 0 {
+        KEEP
+    } else if is_expired(flow, time.now, time.config) {
+        1
+    } else if is_over(flow.state) {
+        2
+    } else if flow.state & FLOW_REPLIED == 0 {
+        3
+    } else {
+        KEEP
+    }
+}
+
+const KEEP: u32 = 4;
+
+/// No entry can be had.
+const NONE: u32 = u32::MAX;
+
+/// Takes an entry for a new flow: one that is free or expired, else one that is over, else one that nobody has
+/// answered yet. An established flow keeps its place whatever comes. Gives the index, or [`NONE`].
+#[inline(never)]
+fn claim<F: Tables>(now: u32) -> u32 {
+    let (Some(config), Some(hand)) = (maps::config(), maps::flow_hand(F::INDEX)) else { return NONE };
+    let time = Time { now, config };
+    let entries = u64::from(config.flow_entries);
+    if entries == 0 {
+        return NONE;
+    }
+    let mut window = 0;
+    while window < WINDOWS {
+        // SAFETY: a map value, aligned to eight bytes.
+        let start = unsafe { atomic::fetch_add(hand, WINDOW) };
+        let mut best = KEEP;
+        let mut taken = 0;
+        let mut step = 0;
+        while step < WINDOW && best > 1 {
+            let index = ((start + step) % entries) as u32;
+            let Some(place) = F::flow(index) else { return NONE };
+            // SAFETY: a map value; a stale look costs at worst a flow that was over anyway.
+            let rank = rank::<F>(unsafe { &*place }, time);
+            if rank < best {
+                best = rank;
+                taken = index;
+            }
+            step += 1;
+        }
+        if best < KEEP {
+            let Some(place) = F::flow(taken) else { return NONE };
+            if best > 0 {
+                remove_keys::<F>(place);
+            }
+            // SAFETY: a map value. The hand gives each entry to one CPU at a time.
+            unsafe { write_volatile(&raw mut (*place).state, FLOW_USED | FLOW_CLAIMED) };
+            return taken;
+        }
+        window += 1;
+    }
+    NONE
+}
+
+/// Begins a flow for a client's packet.
+#[inline(always)]
+pub fn open<F: Tables>(key: &FlowKey<F::Words>, choice: &Choice<F::Words>, time: Time) -> Result<(), Reason> {
+    let (service, now) = (choice.service, time.now);
+    let index = claim::<F>(now);
+    let Some(place) = F::flow(index) else { return Err(Reason::FlowTableFull) };
+    // SAFETY: a map value that is ours until `CLAIMED` goes. The generation goes first, so that keys of the
+    // entry's last flow lead nowhere.
+    unsafe {
+        let generation = (*place).generation.wrapping_add(1);
+        write_volatile(&raw mut (*place).generation, generation);
+        (*place).client = key.src;
+        (*place).frontend = key.dst;
+        (*place).backend = choice.addr;
+        (*place).source = key.src;
+        (*place).client_port = key.src_port;
+        (*place).frontend_port = key.dst_port;
+        (*place).backend_port = choice.port;
+        (*place).source_port = key.src_port;
+        (*place).proto = key.proto;
+        (*place).service = service;
+        (*place).backend_id = choice.backend_id;
+        (*place).created = now;
+        (*place).last_seen = now;
+    }
+    let value = put_reply_key::<F>(index, place);
+    if value.flow == NONE {
+        free::<F>(place);
+        return Err(Reason::FlowCollision);
+    }
+    if value.flow == index {
+        // SAFETY: as above; this takes `CLAIMED` away.
+        unsafe { write_volatile(&raw mut (*place).state, FLOW_USED) };
+        report::connection(service, choice.backend_id);
+    } else {
+        // Another CPU was faster with this flow, or its forward key was lost: there is one flow, and it stays.
+        free::<F>(place);
+    }
+    if F::put_flow_ref(key, &value, u64::from(BPF_ANY)).is_err() {
+        if value.flow == index {
+            remove_keys::<F>(place);
+            free::<F>(place);
+        }
+        return Err(Reason::FlowTableFull);
+    }
+    Ok(())
+}
+
+/// Adds the key of the replies to the flow in the entry `index`, and gives where it leads.
+///
+/// Where another flow has the key (the same client port to two frontends with one backend), the backend gets to
+/// see another source port. Where it is this very flow's already, it leads to that one. [`NONE`]: no port is free.
+#[inline(never)]
+fn put_reply_key<F: Tables>(index: u32, place: *mut Flow<F::Words>) -> FlowRef {
+    // SAFETY: the caller passes a map value, which is its own for now.
+    let flow = unsafe { &mut *place };
+    let none = FlowRef { flow: NONE, generation: 0 };
+    let Some(config) = maps::config() else { return none };
+    let time = Time { now: flow.created, config };
+    let value = FlowRef { flow: index, generation: flow.generation };
+    let mut key = flow.reply_key();
+    let mut tries = 0;
+    while tries < PORT_TRIES {
+        tries += 1;
+        if F::put_flow_ref(&key, &value, u64::from(BPF_NOEXIST)).is_ok() {
+            return value;
+        }
+        // A stale key is taken away by `find`, and the same port is tried again.
+        let Some(other) = find::<F>(&key, time) else { continue };
+        let theirs = other.flow();
+        if is_over(theirs.state) {
+            other.release();
+        } else if theirs.client_port == flow.client_port
+            && theirs.frontend_port == flow.frontend_port
+            && same(&theirs.client, &flow.client)
+            && same(&theirs.frontend, &flow.frontend)
+        {
+            return FlowRef { flow: other.index, generation: other.generation };
+        } else {
+            // SAFETY: the helper takes nothing and cannot fail.
+            let random = unsafe { bpf_get_prandom_u32() };
+            key.dst_port = (FIRST_PORT + random % (0x1_0000 - FIRST_PORT)) as u16;
+            flow.source_port = key.dst_port;
+        }
+    }
+    none
+}

@@ -1,0 +1,322 @@
+//! Packets: the destination is translated where they come in, the source of the replies where they go out, so
+//! that netfilter in between sees one plain flow between client and backend.
+
+use aya_ebpf::bindings::__sk_buff;
+use aya_ebpf::helpers::generated::{bpf_jiffies64, bpf_ktime_get_ns};
+use aya_ebpf::programs::TcContext;
+use proxy_common::filter::Role;
+use proxy_common::flow::{DIRECTION_FORWARD, DIRECTION_REPLY, is_over};
+use proxy_common::reason::{Reason, Verdict};
+use proxy_common::service::ServiceKey;
+use proxy_common::{V4, V6};
+
+use crate::flow::{self, Time};
+use crate::maps::{self, Tables};
+use crate::nat::{self, Rewrite, Tuple};
+use crate::net::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, tcp};
+use crate::packet::{Packet, Parse, Stop};
+use crate::reject::{self, Reject};
+use crate::skb::Skb;
+use crate::{balance, lookup, report};
+
+/// `TCX_NEXT`, which is also `TC_ACT_UNSPEC`: on to the next program.
+pub const NEXT: i32 = -1;
+/// `TCX_DROP`, `TC_ACT_SHOT`.
+pub const DROP: i32 = 2;
+
+/// Headers that have to be readable: Ethernet, the longest IPv4 header or IPv6 with a few extensions, TCP.
+const PULL: u32 = 128;
+
+/// The packet belongs to no flow yet.
+const UNKNOWN: i32 = 100;
+/// Its flow has just begun: the tables know it now.
+const BEGUN: i32 = 101;
+/// Its client is to be told that nobody serves it.
+const REFUSED: i32 = 102;
+
+/// A packet that comes in from a client.
+#[inline(always)]
+pub fn ingress(context: &TcContext) -> i32 {
+    let skb = Skb::new(context);
+    match skb.ethertype() {
+        ETHERTYPE_IPV4 => forward::<V4>(skb),
+        ETHERTYPE_IPV6 => forward::<V6>(skb),
+        _ => NEXT,
+    }
+}
+
+/// A packet that goes out towards a client.
+#[inline(always)]
+pub fn egress(context: &TcContext) -> i32 {
+    let skb = Skb::new(context);
+    match skb.ethertype() {
+        ETHERTYPE_IPV4 => V4::reply(skb),
+        ETHERTYPE_IPV6 => V6::reply(skb),
+        _ => NEXT,
+    }
+}
+
+/// The acts of a client's packet. Each parses for itself, in a stack frame of its own: together they would not
+/// fit into a program's 512 bytes, and most packets see only the first.
+#[inline(always)]
+fn forward<F: Acts>(skb: Skb) -> i32 {
+    let mut verdict = F::known(skb);
+    if verdict == UNKNOWN {
+        verdict = F::begin(skb);
+        if verdict == BEGUN {
+            verdict = F::known(skb);
+        } else if verdict == REFUSED {
+            verdict = F::reject(skb);
+        }
+    }
+    // After `begin` only a flow that another CPU has just taken is unknown.
+    if verdict >= UNKNOWN { drop_because(Reason::MapInconsistent) } else { verdict }
+}
+
+/// Writes jiffies and nanoseconds over the packet's first 16 bytes.
+#[inline(always)]
+pub fn clock(context: &TcContext) -> i32 {
+    // SAFETY: the helpers take nothing and cannot fail.
+    let clocks = unsafe { [bpf_jiffies64(), bpf_ktime_get_ns()] };
+    if Skb::new(context).store(0, &clocks).is_ok() { 0 } else { DROP }
+}
+
+#[inline(always)]
+fn time() -> Option<Time> {
+    // SAFETY: the helper takes nothing and cannot fail.
+    let now = unsafe { bpf_jiffies64() } as u32;
+    Some(Time { now, config: maps::config()? })
+}
+
+/// Parses, and makes more of the packet readable if that is what it takes.
+#[inline(always)]
+fn parse<F: Acts>(skb: Skb, packet: &mut Packet<F::Words>) -> Result<(), Stop> {
+    match F::parse(skb.bounds(), packet) {
+        Err(Stop::Short) => F::parse_pulled(skb, packet),
+        result => result,
+    }
+}
+
+/// The second half of [`parse`]: packets whose headers are not readable at once are few.
+#[inline(always)]
+fn parse_pulled<F: Parse>(skb: Skb, packet: &mut Packet<F::Words>) -> Result<(), Stop> {
+    let bounds = skb.bounds();
+    let readable = bounds.end - bounds.data;
+    if readable >= bounds.frame || skb.pull(if skb.len() < PULL { skb.len() } else { PULL }).is_err() {
+        return Err(Stop::Because(Reason::Malformed));
+    }
+    match F::parse(skb.bounds(), packet) {
+        Err(Stop::Short) => Err(Stop::Because(Reason::Malformed)),
+        result => result,
+    }
+}
+
+#[inline(always)]
+fn pass(stop: Stop) -> i32 {
+    if let Stop::Because(reason) = stop {
+        report::reason(reason);
+    }
+    NEXT
+}
+
+/// A packet of a flow that is known.
+#[inline(always)]
+fn known<F: Acts>(skb: Skb) -> i32 {
+    let mut packet = Packet::<F::Words>::EMPTY;
+    if let Err(stop) = parse::<F>(skb, &mut packet) {
+        return pass(stop);
+    }
+    let key = &packet.key;
+    if !maps::may_be(Role::Frontend, &key.dst, key.dst_port, key.proto) {
+        return NEXT;
+    }
+    let Some(time) = time() else { return NEXT };
+    let Some(known) = flow::find::<F>(key, time) else { return UNKNOWN };
+    if !known.continues(packet.tcp_flags) {
+        known.release();
+        return UNKNOWN;
+    }
+    known.touch(DIRECTION_FORWARD, packet.tcp_flags, time);
+    report::forwarded(known.service(), packet.length);
+    match known.to_backend() {
+        Some(to) => rewrite::<F>(skb, &packet, &to),
+        None => drop_because(Reason::MapInconsistent),
+    }
+}
+
+/// The first packet of a flow.
+#[inline(always)]
+fn begin<F: Acts>(skb: Skb) -> i32 {
+    let mut packet = Packet::<F::Words>::EMPTY;
+    if let Err(stop) = parse::<F>(skb, &mut packet) {
+        return pass(stop);
+    }
+    let key = &packet.key;
+    let service_key = ServiceKey::internal(key.dst, key.dst_port, key.proto);
+    let Some(service) = lookup::service::<F>(&service_key) else { return NEXT };
+    let Some(time) = time() else { return NEXT };
+    let opened = match balance::choose::<F>(&service) {
+        Ok(choice) => flow::open::<F>(key, &choice, time),
+        Err(reason) => Err(reason),
+    };
+    match opened {
+        Ok(()) => BEGUN,
+        Err(reason) => {
+            report::refusal(service.id, reason);
+            // An answer to a reset would begin a conversation of errors (RFC 9293, 3.10.7.1).
+            let told = reason.verdict() == Verdict::Reject && packet.tcp_flags & tcp::RST == 0;
+            if told { REFUSED } else { DROP }
+        }
+    }
+}
+
+/// Tells the client that nobody serves what it dialled.
+#[inline(always)]
+fn reject<F: Acts>(skb: Skb) -> i32 {
+    let mut packet = Packet::<F::Words>::EMPTY;
+    if parse::<F>(skb, &mut packet).is_err() {
+        return drop_because(Reason::RejectFailed);
+    }
+    match reject::port_unreachable::<F>(skb, &packet) {
+        Ok(verdict) => verdict,
+        Err(_) => drop_because(Reason::RejectFailed),
+    }
+}
+
+/// A packet on its way out, perhaps a backend's to a client.
+#[inline(always)]
+fn reply<F: Acts>(skb: Skb) -> i32 {
+    let mut packet = Packet::<F::Words>::EMPTY;
+    // What cannot be parsed was counted where it came in; what this node sends itself is nobody's fault.
+    if parse::<F>(skb, &mut packet).is_err() {
+        return NEXT;
+    }
+    packet.key.direction = DIRECTION_REPLY;
+    let key = &packet.key;
+    if !maps::may_be(Role::Backend, &key.src, key.src_port, key.proto) {
+        return NEXT;
+    }
+    let Some(time) = time() else { return NEXT };
+    let Some(known) = flow::find::<F>(key, time) else { return NEXT };
+    if packet.tcp_flags & tcp::SYN != 0 && is_over(known.state()) {
+        // Both ends were done: this answers a connection that the client made to the backend itself.
+        return NEXT;
+    }
+    known.touch(DIRECTION_REPLY, packet.tcp_flags, time);
+    report::replied(known.service(), packet.length);
+    match known.to_client() {
+        Some(to) => rewrite::<F>(skb, &packet, &to),
+        None => drop_because(Reason::MapInconsistent),
+    }
+}
+
+#[inline(always)]
+fn rewrite<F: Rewrite>(skb: Skb, packet: &Packet<F::Words>, to: &Tuple<F::Words>) -> i32 {
+    match nat::rewrite::<F>(skb, packet, to) {
+        Ok(()) => NEXT,
+        Err(_) => drop_because(Reason::RewriteFailed),
+    }
+}
+
+#[inline(always)]
+fn drop_because(reason: Reason) -> i32 {
+    report::reason(reason);
+    DROP
+}
+
+/// The acts, as functions that the verifier checks once each, on their own ("global"): walked through from
+/// every state that calls them, they cost half a million steps.
+trait Acts: Rewrite + Tables + Reject {
+    /// [`parse_pulled`].
+    fn parse_pulled(skb: Skb, packet: &mut Packet<Self::Words>) -> Result<(), Stop>;
+    /// [`known`].
+    fn known(skb: Skb) -> i32;
+    /// [`begin`].
+    fn begin(skb: Skb) -> i32;
+    /// [`reject`].
+    fn reject(skb: Skb) -> i32;
+    /// [`reply`].
+    fn reply(skb: Skb) -> i32;
+}
+
+/// Numbers for [`Stop`], and for "parsed".
+const PARSED: i32 = 0;
+const STOP_NOT_OURS: i32 = 1;
+const STOP_FRAGMENT: i32 = 2;
+const STOP_MALFORMED: i32 = 3;
+
+fn stop_number(result: Result<(), Stop>) -> i32 {
+    match result {
+        Ok(()) => PARSED,
+        Err(Stop::NotOurs) => STOP_NOT_OURS,
+        Err(Stop::Because(Reason::Fragment)) => STOP_FRAGMENT,
+        Err(_) => STOP_MALFORMED,
+    }
+}
+
+macro_rules! global {
+    ($name:ident = $act:ident::<$family:ty>) => {
+        #[unsafe(no_mangle)]
+        #[inline(never)]
+        extern "C" fn $name(skb: *mut __sk_buff) -> i32 {
+            $act::<$family>(Skb::from_raw(skb))
+        }
+    };
+}
+
+macro_rules! acts {
+    ($family:ty, $parse:ident, $known:ident, $begin:ident, $reject:ident, $reply:ident) => {
+        #[unsafe(no_mangle)]
+        #[inline(never)]
+        extern "C" fn $parse(
+            skb: *mut __sk_buff,
+            packet: *mut Packet<<$family as proxy_common::Family>::Words>,
+        ) -> i32 {
+            // SAFETY: the verifier lets callers pass memory of that size, or null.
+            match unsafe { packet.as_mut() } {
+                Some(packet) => stop_number(parse_pulled::<$family>(Skb::from_raw(skb), packet)),
+                None => STOP_MALFORMED,
+            }
+        }
+
+        global!($known = known::<$family>);
+        global!($begin = begin::<$family>);
+        global!($reject = reject::<$family>);
+        global!($reply = reply::<$family>);
+
+        impl Acts for $family {
+            #[inline(always)]
+            fn parse_pulled(skb: Skb, packet: &mut Packet<Self::Words>) -> Result<(), Stop> {
+                match $parse(skb.raw(), packet) {
+                    PARSED => Ok(()),
+                    STOP_NOT_OURS => Err(Stop::NotOurs),
+                    STOP_FRAGMENT => Err(Stop::Because(Reason::Fragment)),
+                    _ => Err(Stop::Because(Reason::Malformed)),
+                }
+            }
+
+            #[inline(always)]
+            fn known(skb: Skb) -> i32 {
+                $known(skb.raw())
+            }
+
+            #[inline(always)]
+            fn begin(skb: Skb) -> i32 {
+                $begin(skb.raw())
+            }
+
+            #[inline(always)]
+            fn reject(skb: Skb) -> i32 {
+                $reject(skb.raw())
+            }
+
+            #[inline(always)]
+            fn reply(skb: Skb) -> i32 {
+                $reply(skb.raw())
+            }
+        }
+    };
+}
+
+acts!(V4, parse_pulled4, known4, begin4, reject4, reply4);
+acts!(V6, parse_pulled6, known6, begin6, reject6, reply6);

@@ -1,0 +1,239 @@
+//! The maps, private to this file; everyone else asks by function. `docs/maps.md` tells each one's story.
+
+use aya_ebpf::bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC};
+use aya_ebpf::btf_maps::{Array, HashMap, LruHashMap, PerCpuArray};
+use aya_ebpf::macros::btf_map;
+use proxy_common::backend::BackendEntry;
+use proxy_common::config::NodeConfig;
+use proxy_common::filter::{self, FILTER_WORDS, Role};
+use proxy_common::flow::{Flow, FlowKey, FlowRef};
+use proxy_common::map_names as sizes;
+use proxy_common::name::PortName;
+use proxy_common::reason::Reason;
+use proxy_common::service::{ServiceEntry, ServiceKey};
+use proxy_common::socket::{SocketEntry, SocketKey};
+use proxy_common::stats::{RefusalKey, ServiceStats};
+use proxy_common::{Address, Family};
+
+const FRONTENDS: usize = sizes::DEFAULT_FRONTENDS as usize;
+const SERVICE_IDS: usize = sizes::DEFAULT_SERVICES as usize;
+const SLOT_COUNT: usize = sizes::DEFAULT_SLOTS as usize;
+const BACKEND_IDS: usize = sizes::DEFAULT_BACKENDS as usize;
+const FLOW_COUNT: usize = sizes::DEFAULT_FLOWS as usize;
+const FLOW_KEYS: usize = 2 * FLOW_COUNT;
+const SOCKET_COUNT: usize = sizes::DEFAULT_SOCKETS as usize;
+const MMAPABLE: usize = BPF_F_MMAPABLE as usize;
+const NO_PREALLOC: usize = BPF_F_NO_PREALLOC as usize;
+
+type A4 = [u8; 4];
+type A6 = [u8; 16];
+
+#[btf_map(name = "services")]
+static SERVICES: HashMap<ServiceKey<A4>, ServiceEntry, FRONTENDS> = HashMap::new();
+#[btf_map(name = "services6")]
+static SERVICES6: HashMap<ServiceKey<A6>, ServiceEntry, FRONTENDS> = HashMap::new();
+#[btf_map(name = "slots")]
+static SLOTS: Array<u32, SLOT_COUNT, MMAPABLE> = Array::new();
+#[btf_map(name = "backends")]
+static BACKENDS: Array<BackendEntry<A4>, BACKEND_IDS> = Array::new();
+#[btf_map(name = "backends6")]
+static BACKENDS6: Array<BackendEntry<A6>, BACKEND_IDS> = Array::new();
+#[btf_map(name = "flows")]
+static FLOWS: HashMap<FlowKey<A4>, FlowRef, FLOW_KEYS> = HashMap::new();
+#[btf_map(name = "flows6")]
+static FLOWS6: HashMap<FlowKey<A6>, FlowRef, FLOW_KEYS> = HashMap::new();
+#[btf_map(name = "flow_state")]
+static FLOW_STATE: Array<Flow<A4>, FLOW_COUNT, MMAPABLE> = Array::new();
+#[btf_map(name = "flow_state6")]
+static FLOW_STATE6: Array<Flow<A6>, FLOW_COUNT, MMAPABLE> = Array::new();
+#[btf_map(name = "flow_hand")]
+static FLOW_HAND: Array<u64, 2> = Array::new();
+#[btf_map(name = "sockets")]
+static SOCKETS: LruHashMap<SocketKey<A4>, SocketEntry<A4>, SOCKET_COUNT> = LruHashMap::new();
+#[btf_map(name = "sockets6")]
+static SOCKETS6: LruHashMap<SocketKey<A6>, SocketEntry<A6>, SOCKET_COUNT> = LruHashMap::new();
+#[btf_map(name = "filter")]
+static FILTER: Array<u64, { FILTER_WORDS as usize }, MMAPABLE> = Array::new();
+#[btf_map(name = "config")]
+static CONFIG: Array<NodeConfig, 1> = Array::new();
+#[btf_map(name = "service_stats")]
+static SERVICE_STATS: PerCpuArray<ServiceStats, SERVICE_IDS> = PerCpuArray::new();
+#[btf_map(name = "backend_stats")]
+static BACKEND_STATS: Array<u64, BACKEND_IDS> = Array::new();
+#[btf_map(name = "reasons")]
+static REASONS: PerCpuArray<u64, { Reason::COUNT as usize }> = PerCpuArray::new();
+#[btf_map(name = "refusals")]
+static REFUSALS: LruHashMap<RefusalKey, u64, { sizes::DEFAULT_REFUSALS as usize }> = LruHashMap::new();
+#[btf_map(name = "names")]
+static NAMES: HashMap<u32, PortName, SERVICE_IDS, NO_PREALLOC> = HashMap::new();
+
+/// A value that is the same bytes with addresses as octets and as words (`proxy_common::abi` proves it).
+///
+/// # Safety
+/// `Octets` has the size and alignment of `Self`, and all bit patterns are valid for both.
+unsafe trait Recast {
+    type Octets;
+}
+
+macro_rules! recast {
+    ($($name:ident)+) => {$(
+        // SAFETY: asserted in `proxy_common::abi`.
+        unsafe impl Recast for $name<[u32; 1]> { type Octets = $name<A4>; }
+        // SAFETY: asserted in `proxy_common::abi`.
+        unsafe impl Recast for $name<[u32; 4]> { type Octets = $name<A6>; }
+    )+};
+}
+
+recast! { ServiceKey BackendEntry FlowKey SocketKey SocketEntry }
+
+/// For the kernel's side of a call.
+#[inline(always)]
+fn octets<T: Recast>(words: &T) -> &T::Octets {
+    // SAFETY: `Recast` promises it.
+    unsafe { &*core::ptr::from_ref(words).cast() }
+}
+
+/// For ours.
+#[inline(always)]
+fn words<T: Recast>(octets: &T::Octets) -> &T {
+    // SAFETY: `Recast` promises it.
+    unsafe { &*core::ptr::from_ref(octets).cast() }
+}
+
+/// The tables of one address family.
+pub trait Tables: Family {
+    /// What stands behind a frontend.
+    fn service(key: &ServiceKey<Self::Words>) -> Option<&'static ServiceEntry>;
+    /// The backend of that id.
+    fn backend(id: u32) -> Option<&'static BackendEntry<Self::Words>>;
+    /// Which flow a packet belongs to.
+    fn flow_ref(key: &FlowKey<Self::Words>) -> Option<FlowRef>;
+    /// Adds a key to a flow; `flags` as of `bpf_map_update_elem`.
+    fn put_flow_ref(key: &FlowKey<Self::Words>, value: &FlowRef, flags: u64) -> Result<(), i32>;
+    /// Takes a key away.
+    fn remove_flow_ref(key: &FlowKey<Self::Words>);
+    /// The state of a flow.
+    fn flow(index: u32) -> Option<*mut Flow<Self::Words>>;
+    /// What a socket dialled, or where it went.
+    fn socket(key: &SocketKey<Self::Words>) -> Option<&'static SocketEntry<Self::Words>>;
+    /// Remembers it.
+    fn put_socket(key: &SocketKey<Self::Words>, value: &SocketEntry<Self::Words>) -> Result<(), i32>;
+    /// Forgets it.
+    fn remove_socket(key: &SocketKey<Self::Words>);
+}
+
+macro_rules! tables {
+    ($family:ty, $services:ident, $backends:ident, $flows:ident, $state:ident, $sockets:ident) => {
+        impl Tables for $family {
+            #[inline(always)]
+            fn service(key: &ServiceKey<Self::Words>) -> Option<&'static ServiceEntry> {
+                // SAFETY: the entry is only read, and the agent replaces it as a whole; a copy torn by a
+                // concurrent update of a preallocated hash element is at worst the next element of the same
+                // kind, which `balance` checks against the backend's Service.
+                unsafe { $services.get(octets(key)) }
+            }
+
+            #[inline(always)]
+            fn backend(id: u32) -> Option<&'static BackendEntry<Self::Words>> {
+                $backends.get(id).map(words)
+            }
+
+            #[inline(always)]
+            fn flow_ref(key: &FlowKey<Self::Words>) -> Option<FlowRef> {
+                // SAFETY: both words are checked against the flow they point to.
+                unsafe { $flows.get(octets(key)).copied() }
+            }
+
+            #[inline(always)]
+            fn put_flow_ref(key: &FlowKey<Self::Words>, value: &FlowRef, flags: u64) -> Result<(), i32> {
+                $flows.insert(octets(key), value, flags)
+            }
+
+            #[inline(always)]
+            fn remove_flow_ref(key: &FlowKey<Self::Words>) {
+                // Gone already is as good as removed.
+                let _ = $flows.remove(octets(key));
+            }
+
+            #[inline(always)]
+            fn flow(index: u32) -> Option<*mut Flow<Self::Words>> {
+                $state.get_ptr_mut(index).map(<*mut _>::cast)
+            }
+
+            #[inline(always)]
+            fn socket(key: &SocketKey<Self::Words>) -> Option<&'static SocketEntry<Self::Words>> {
+                // SAFETY: only the socket that owns the cookie writes its entries.
+                unsafe { $sockets.get(octets(key)).map(words) }
+            }
+
+            #[inline(always)]
+            fn put_socket(key: &SocketKey<Self::Words>, value: &SocketEntry<Self::Words>) -> Result<(), i32> {
+                $sockets.insert(octets(key), octets(value), 0)
+            }
+
+            #[inline(always)]
+            fn remove_socket(key: &SocketKey<Self::Words>) {
+                // Gone already is as good as removed.
+                let _ = $sockets.remove(octets(key));
+            }
+        }
+    };
+}
+
+tables!(proxy_common::V4, SERVICES, BACKENDS, FLOWS, FLOW_STATE, SOCKETS);
+tables!(proxy_common::V6, SERVICES6, BACKENDS6, FLOWS6, FLOW_STATE6, SOCKETS6);
+
+/// The one cheap check: whether the tables have to be asked about this tuple at all.
+#[inline(always)]
+pub fn may_be<A: Address>(role: Role, addr: &A, port: u16, proto: u8) -> bool {
+    let (word, mask) = filter::position(role, addr, port, proto);
+    FILTER.get(word).is_some_and(|bits| bits & mask != 0)
+}
+
+/// The backend id in a slot.
+#[inline(always)]
+pub fn slot(index: u32) -> Option<u32> {
+    SLOTS.get(index).copied()
+}
+
+/// What the agent says of this node.
+#[inline(always)]
+pub fn config() -> Option<&'static NodeConfig> {
+    CONFIG.get(0)
+}
+
+/// The clock hand over a family's flows.
+#[inline(always)]
+pub fn flow_hand(family: u32) -> Option<*mut u64> {
+    FLOW_HAND.get_ptr_mut(family)
+}
+
+/// This CPU's counters of a Service port.
+#[inline(always)]
+pub fn service_stats(id: u32) -> Option<*mut ServiceStats> {
+    SERVICE_STATS.get_ptr_mut(id)
+}
+
+/// The connection count of a backend.
+#[inline(always)]
+pub fn backend_connections(id: u32) -> Option<*mut u64> {
+    BACKEND_STATS.get_ptr_mut(id)
+}
+
+/// This CPU's count of a reason.
+#[inline(always)]
+pub fn reason(reason: Reason) -> Option<*mut u64> {
+    REASONS.get_ptr_mut(reason as u32)
+}
+
+/// The count of a Service's refusals for one reason.
+#[inline(always)]
+pub fn refusals(key: &RefusalKey) -> Option<*mut u64> {
+    REFUSALS.get_ptr_mut(key)
+}
+
+/// Begins that count.
+#[inline(always)]
+pub fn begin_refusals(key: &RefusalKey) -> Result<(), i32> {
+    REFUSALS.insert(key, 0u64, u64::from(aya_ebpf::bindings::BPF_NOEXIST))
+}

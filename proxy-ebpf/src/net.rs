@@ -1,0 +1,110 @@
+//! Headers as they stand in a packet, and where the two families differ.
+//!
+//! Fields wider than a byte are in network order. Addresses are words, so that they are loaded at once; behind
+//! an Ethernet header of 14 bytes they are aligned on machines that need it (`NET_IP_ALIGN`).
+
+/// Length of an Ethernet header without tags.
+pub const ETHERNET: usize = 14;
+/// `ETH_P_IP`, as `__sk_buff.protocol` holds it.
+pub const ETHERTYPE_IPV4: u32 = (0x0800u16).to_be() as u32;
+/// `ETH_P_IPV6`, likewise.
+pub const ETHERTYPE_IPV6: u32 = (0x86ddu16).to_be() as u32;
+
+/// RFC 791.
+#[repr(C)]
+pub struct Ipv4 {
+    /// Version, and header length in words of 32 bits.
+    pub version_length: u8,
+    /// Type of service.
+    pub tos: u8,
+    /// Length of header and payload.
+    pub total_length: u16,
+    /// Identification.
+    pub id: u16,
+    /// Three flags, and the fragment offset in words of 64 bits.
+    pub fragment: u16,
+    /// Time to live.
+    pub ttl: u8,
+    /// Protocol of the payload.
+    pub protocol: u8,
+    /// Checksum of the header.
+    pub check: u16,
+    /// Source.
+    pub src: u32,
+    /// Destination.
+    pub dst: u32,
+}
+
+/// RFC 8200.
+#[repr(C)]
+pub struct Ipv6 {
+    /// Version, traffic class, flow label.
+    pub version_class_label: u32,
+    /// Length of what follows this header.
+    pub payload_length: u16,
+    /// Protocol of what follows this header.
+    pub next_header: u8,
+    /// Time to live.
+    pub hop_limit: u8,
+    /// Source.
+    pub src: [u32; 4],
+    /// Destination.
+    pub dst: [u32; 4],
+}
+
+/// What TCP (RFC 9293) and UDP (RFC 768) begin with.
+#[repr(C)]
+pub struct Ports {
+    /// Source.
+    pub src: u16,
+    /// Destination.
+    pub dst: u16,
+}
+
+/// "More fragments" and the offset, in [`Ipv4::fragment`].
+pub const IPV4_OFFSET: u16 = 0x1fff;
+/// The offset in the third and fourth byte of an IPv6 fragment header.
+pub const IPV6_OFFSET: u16 = 0xfff8;
+
+/// TCP flag bits, in the 14th byte of the header.
+pub mod tcp {
+    /// No more data from the sender.
+    pub const FIN: u16 = 1 << 0;
+    /// Begins a connection.
+    pub const SYN: u16 = 1 << 1;
+    /// Ends it at once.
+    pub const RST: u16 = 1 << 2;
+    /// The acknowledgement number counts.
+    pub const ACK: u16 = 1 << 4;
+    /// Length of the header without options.
+    pub const HEADER: usize = 20;
+    /// Offset of the flags.
+    pub const FLAGS: usize = 13;
+    /// Offset of the checksum.
+    pub const CHECK: u32 = 16;
+}
+
+/// UDP.
+pub mod udp {
+    /// Length of the header.
+    pub const HEADER: usize = 8;
+    /// Offset of the checksum.
+    pub const CHECK: u32 = 6;
+}
+
+/// Most IPv6 extension headers that are walked over; RFC 8200 lets each stand once, destination options twice.
+pub const EXTENSION_HEADERS: usize = 6;
+
+/// IPv6 next-header numbers of the extensions.
+pub mod extension {
+    /// Hop-by-hop options.
+    pub const HOP_BY_HOP: u8 = 0;
+    /// Routing.
+    pub const ROUTING: u8 = 43;
+    /// Fragment.
+    pub const FRAGMENT: u8 = 44;
+    /// Authentication (RFC 4302).
+    pub const AUTHENTICATION: u8 = 51;
+    /// Destination options.
+    pub const DESTINATION: u8 = 60;
+}

@@ -1,0 +1,223 @@
+//! Parsing: from bytes to a tuple. Reads only; every read is inside the packet.
+
+use core::mem::size_of;
+
+use proxy_common::flow::{DIRECTION_FORWARD, FlowKey};
+use proxy_common::reason::Reason;
+use proxy_common::{Address, Family, PROTO_TCP, PROTO_UDP, V4, V6};
+
+use crate::net::{
+    ETHERNET, EXTENSION_HEADERS, IPV4_OFFSET, IPV6_OFFSET, Ipv4, Ipv6, Ports, extension, tcp, udp,
+};
+
+/// Where the readable part of a packet begins and ends, as addresses.
+#[derive(Clone, Copy)]
+pub struct Bounds {
+    /// First byte: the Ethernet header.
+    pub data: usize,
+    /// One past the last byte that can be read directly.
+    pub end: usize,
+    /// Bytes in the whole packet, with those that cannot be read directly.
+    pub frame: usize,
+}
+
+impl Bounds {
+    /// The header of type `T` at `offset`, if all of it is readable.
+    ///
+    /// The address is computed once, checked and used: the verifier ties the check to that register.
+    #[inline(always)]
+    fn at<T>(self, offset: usize) -> Option<*const T> {
+        let address = self.data + offset;
+        if address + size_of::<T>() > self.end { None } else { Some(address as *const T) }
+    }
+}
+
+/// A TCP or UDP packet. Laid out as in C, since pointers to it cross functions that the verifier checks alone.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Packet<A> {
+    /// Addresses, ports and protocol; the direction is the hook's to set.
+    pub key: FlowKey<A>,
+    /// Offset of the TCP or UDP header from the first byte of the packet.
+    pub l4: u32,
+    /// Length of the IP packet, as its header says.
+    pub length: u32,
+    /// IPv4's header checksum as it stands in the packet; 0 for IPv6.
+    pub ip_check: u16,
+    /// TCP's flags; 0 for UDP.
+    pub tcp_flags: u16,
+}
+
+impl<A: Address> Packet<A> {
+    /// A packet of which nothing is known.
+    pub const EMPTY: Self = Self {
+        key: FlowKey {
+            src: A::ZERO,
+            dst: A::ZERO,
+            src_port: 0,
+            dst_port: 0,
+            proto: 0,
+            direction: DIRECTION_FORWARD,
+            reserved: 0,
+        },
+        l4: 0,
+        length: 0,
+        ip_check: 0,
+        tcp_flags: 0,
+    };
+}
+
+/// Why there is no [`Packet`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stop {
+    /// Neither TCP nor UDP.
+    NotOurs,
+    /// The readable part ends too early.
+    Short,
+    /// It is none that can be understood.
+    Because(Reason),
+}
+
+/// A family whose packets can be parsed.
+pub trait Parse: Family {
+    /// Length of the IP header without options.
+    const HEADER: usize;
+    /// Parses the packet behind an Ethernet header into `packet`, which holds nothing of use after an error.
+    fn parse(bounds: Bounds, packet: &mut Packet<Self::Words>) -> Result<(), Stop>;
+}
+
+impl Parse for V4 {
+    const HEADER: usize = size_of::<Ipv4>();
+
+    #[inline(always)]
+    fn parse(bounds: Bounds, packet: &mut Packet<[u32; 1]>) -> Result<(), Stop> {
+        let ip: *const Ipv4 = bounds.at(ETHERNET).ok_or(Stop::Short)?;
+        // SAFETY: `at` found the whole header inside the packet.
+        let ip = unsafe { &*ip };
+        if ip.protocol != PROTO_TCP && ip.protocol != PROTO_UDP {
+            return Err(Stop::NotOurs);
+        }
+        let header = usize::from(ip.version_length & 0xf) * 4;
+        let length = ip_length(bounds, usize::from(u16::from_be(ip.total_length)));
+        if ip.version_length >> 4 != 4 || header < Self::HEADER || length < header || exceeds(bounds, length)
+        {
+            return Err(Stop::Because(Reason::Malformed));
+        }
+        if u16::from_be(ip.fragment) & IPV4_OFFSET != 0 {
+            return Err(Stop::Because(Reason::Fragment));
+        }
+        packet.key.src = [ip.src];
+        packet.key.dst = [ip.dst];
+        packet.key.proto = ip.protocol;
+        packet.ip_check = ip.check;
+        packet.l4 = (ETHERNET + header) as u32;
+        packet.length = length as u32;
+        transport(bounds, packet, ETHERNET + header, length - header)
+    }
+}
+
+impl Parse for V6 {
+    const HEADER: usize = size_of::<Ipv6>();
+
+    #[inline(always)]
+    fn parse(bounds: Bounds, packet: &mut Packet<[u32; 4]>) -> Result<(), Stop> {
+        let ip: *const Ipv6 = bounds.at(ETHERNET).ok_or(Stop::Short)?;
+        // SAFETY: `at` found the whole header inside the packet.
+        let ip = unsafe { &*ip };
+        let mut proto = ip.next_header;
+        let mut l4 = ETHERNET + Self::HEADER;
+        let length = match u16::from_be(ip.payload_length) {
+            0 => ip_length(bounds, 0),
+            payload => Self::HEADER + usize::from(payload),
+        };
+        if proto != PROTO_TCP && proto != PROTO_UDP {
+            (proto, l4) = skip_extensions(bounds, proto, l4)?;
+        }
+        let headers = l4 - ETHERNET;
+        if length < headers || exceeds(bounds, length) {
+            return Err(Stop::Because(Reason::Malformed));
+        }
+        packet.key.src = ip.src;
+        packet.key.dst = ip.dst;
+        packet.key.proto = proto;
+        packet.ip_check = 0;
+        packet.l4 = l4 as u32;
+        packet.length = length as u32;
+        transport(bounds, packet, l4, length - headers)
+    }
+}
+
+/// The length an IP header states; 0 means "as much as there is": a segment of more than 64 KiB that the kernel
+/// has not cut yet (BIG TCP).
+#[inline(always)]
+fn ip_length(bounds: Bounds, stated: usize) -> usize {
+    if stated == 0 { bounds.frame.saturating_sub(ETHERNET) } else { stated }
+}
+
+/// Whether a header promises more bytes than came.
+#[inline(always)]
+fn exceeds(bounds: Bounds, length: usize) -> bool {
+    ETHERNET + length > bounds.frame
+}
+
+/// Walks over IPv6 extension headers, to the protocol behind them and where it begins.
+#[inline(always)]
+fn skip_extensions(bounds: Bounds, mut proto: u8, mut offset: usize) -> Result<(u8, usize), Stop> {
+    let mut walked = 0;
+    while walked < EXTENSION_HEADERS {
+        let units = match proto {
+            PROTO_TCP | PROTO_UDP => return Ok((proto, offset)),
+            extension::HOP_BY_HOP | extension::ROUTING | extension::DESTINATION | extension::FRAGMENT => 8,
+            extension::AUTHENTICATION => 4,
+            _ => return Err(Stop::NotOurs),
+        };
+        let header: *const [u8; 4] = bounds.at(offset).ok_or(Stop::Short)?;
+        // SAFETY: `at` found all four bytes inside the packet.
+        let [next, length, high, low] = unsafe { *header };
+        if proto == extension::FRAGMENT {
+            if u16::from_be_bytes([high, low]) & IPV6_OFFSET != 0 {
+                return Err(Stop::Because(Reason::Fragment));
+            }
+            offset += 8;
+        } else if proto == extension::AUTHENTICATION {
+            offset += (usize::from(length) + 2) * units;
+        } else {
+            offset += (usize::from(length) + 1) * units;
+        }
+        proto = next;
+        walked += 1;
+    }
+    if proto == PROTO_TCP || proto == PROTO_UDP { Ok((proto, offset)) } else { Err(Stop::NotOurs) }
+}
+
+/// Reads ports and flags; `length` is what the IP header leaves for them and the payload.
+#[inline(always)]
+fn transport<A: Address>(
+    bounds: Bounds,
+    packet: &mut Packet<A>,
+    offset: usize,
+    length: usize,
+) -> Result<(), Stop> {
+    packet.tcp_flags = 0;
+    if packet.key.proto == PROTO_TCP {
+        if length < tcp::HEADER {
+            return Err(Stop::Because(Reason::Malformed));
+        }
+        let header: *const [u8; tcp::HEADER] = bounds.at(offset).ok_or(Stop::Short)?;
+        // SAFETY: `at` found the whole header inside the packet.
+        packet.tcp_flags = u16::from(unsafe { (*header)[tcp::FLAGS] });
+    } else if length < udp::HEADER {
+        return Err(Stop::Because(Reason::Malformed));
+    }
+    let ports: *const [u8; udp::HEADER] = bounds.at(offset).ok_or(Stop::Short)?;
+    let ports: *const Ports = ports.cast();
+    // SAFETY: `at` found eight bytes inside the packet; the ports are the first four.
+    let (src, dst) = unsafe { ((*ports).src, (*ports).dst) };
+    packet.key.src_port = u16::from_be(src);
+    packet.key.dst_port = u16::from_be(dst);
+    Ok(())
+}
+
+#[cfg(test)]
+#[path = "packet_tests.rs"]
+mod tests;

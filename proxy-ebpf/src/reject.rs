@@ -1,0 +1,195 @@
+//! The answer to a packet that nobody serves: ICMP or ICMPv6 "port unreachable", from the address that was
+//! dialled, out of the device that the packet came in by (kube-proxy contract: no-endpoint verdicts).
+//!
+//! Most packets are quoted whole. That matters beyond courtesy: a packet from a local virtual device may still
+//! lack its transport checksum (`CHECKSUM_PARTIAL`), and the kernel may fill it in after us, inside the quote.
+//! A segment with a right checksum adds up to a number that the pseudo header alone tells, so the ICMP checksum
+//! can be right without reading the payload, for a segment that has its checksum and for one that will get it.
+//! Packets too long to be quoted whole, and those without a UDP checksum, are cut, and the quote is read.
+
+use aya_ebpf::helpers::generated::{bpf_csum_diff, bpf_redirect};
+use proxy_common::csum::fold;
+use proxy_common::{Address, PROTO_ICMP, PROTO_ICMPV6, PROTO_UDP, V4, V6};
+
+use crate::net::{ETHERNET, udp};
+use crate::packet::{Packet, Parse};
+use crate::skb::{HelperFailed, Skb};
+
+/// Bytes of a packet that is quoted in part; a multiple of four, and enough for IP options and the ports.
+const QUOTE: usize = 128;
+/// Bytes of an ICMP header.
+const ICMP: usize = 8;
+/// Hop limit of the answer.
+const HOPS: u8 = 64;
+/// Destination unreachable, port unreachable (RFC 792).
+const ICMP_PORT_UNREACHABLE: [u8; 2] = [3, 3];
+/// The same (RFC 4443, 3.1).
+const ICMPV6_PORT_UNREACHABLE: [u8; 2] = [1, 4];
+/// Type of service of an ICMP error: "internetwork control" (RFC 1812, 4.3.2.5).
+const TOS: u8 = 0xc0;
+
+/// A family that can refuse packets.
+pub trait Reject: Parse {
+    /// The IP and ICMP headers of an answer, as bytes.
+    type Headers;
+    /// Their length.
+    const HEADERS: usize;
+    /// The longest packet that is quoted whole, so that the answer fits everywhere (RFC 1812, RFC 4443).
+    const WHOLE: u32;
+    /// The headers of an answer to `packet` that quotes `quoted` bytes which add up to `sum`.
+    fn headers(packet: &Packet<Self::Words>, quoted: u32, sum: u64) -> Self::Headers;
+    /// What the packet's own IP header adds to a sum over it; `None` if it would have to be read.
+    fn header_sum(skb: Skb, packet: &Packet<Self::Words>) -> Option<u64>;
+}
+
+/// Adds up `words` in memory order.
+#[inline(always)]
+fn sum_words<A: Address>(addr: &A) -> u64 {
+    let [a, b, c, d] = addr.words();
+    u64::from(a) + u64::from(b) + u64::from(c) + u64::from(d)
+}
+
+/// What a pseudo header (RFC 9293, 3.1; RFC 8200, 8.1) adds up to.
+#[inline(always)]
+fn pseudo_sum<A: Address>(src: &A, dst: &A, proto: u8, length: u32) -> u64 {
+    sum_words(src)
+        + sum_words(dst)
+        + u64::from(u16::from_ne_bytes([0, proto]))
+        + u64::from((length as u16).to_be())
+}
+
+impl Reject for V4 {
+    type Headers = [u32; 7];
+    const HEADERS: usize = 28;
+    const WHOLE: u32 = 576 - 28;
+
+    #[inline(always)]
+    fn headers(packet: &Packet<[u32; 1]>, quoted: u32, sum: u64) -> [u32; 7] {
+        let [l0, l1] = (Self::HEADERS as u16 + quoted as u16).to_be_bytes();
+        let ([src], [dst]) = (packet.key.dst, packet.key.src);
+        let [kind, code] = ICMP_PORT_UNREACHABLE;
+        // 0x40: "don't fragment"; such a packet needs no identification (RFC 6864).
+        let ip_sum = u64::from(u16::from_ne_bytes([0x45, TOS]))
+            + u64::from(u16::from_ne_bytes([l0, l1]))
+            + u64::from(u16::from_ne_bytes([0x40, 0]))
+            + u64::from(u16::from_ne_bytes([HOPS, PROTO_ICMP]))
+            + sum_words(&packet.key.src)
+            + sum_words(&packet.key.dst);
+        let [c0, c1] = (!fold(ip_sum)).to_ne_bytes();
+        let [i0, i1] = (!fold(u64::from(u16::from_ne_bytes(ICMP_PORT_UNREACHABLE)) + sum)).to_ne_bytes();
+        [
+            u32::from_ne_bytes([0x45, TOS, l0, l1]),
+            u32::from_ne_bytes([0, 0, 0x40, 0]),
+            u32::from_ne_bytes([HOPS, PROTO_ICMP, c0, c1]),
+            src,
+            dst,
+            u32::from_ne_bytes([kind, code, i0, i1]),
+            0,
+        ]
+    }
+
+    #[inline(always)]
+    fn header_sum(_skb: Skb, _packet: &Packet<[u32; 1]>) -> Option<u64> {
+        // A header with a right checksum, options and all, adds up to zero.
+        Some(0)
+    }
+}
+
+/// IPv6 and ICMPv6 headers of an answer.
+#[repr(C)]
+pub struct Headers6 {
+    start: [u32; 2],
+    src: [u32; 4],
+    dst: [u32; 4],
+    icmp: [u32; ICMP / 4],
+}
+
+impl Reject for V6 {
+    type Headers = Headers6;
+    const HEADERS: usize = 48;
+    const WHOLE: u32 = 1280 - 48;
+
+    #[inline(always)]
+    fn headers(packet: &Packet<[u32; 4]>, quoted: u32, sum: u64) -> Headers6 {
+        let length = ICMP as u32 + quoted;
+        let [l0, l1] = (length as u16).to_be_bytes();
+        let [kind, code] = ICMPV6_PORT_UNREACHABLE;
+        let sum = pseudo_sum(&packet.key.src, &packet.key.dst, PROTO_ICMPV6, length)
+            + u64::from(u16::from_ne_bytes(ICMPV6_PORT_UNREACHABLE))
+            + sum;
+        let [c0, c1] = (!fold(sum)).to_ne_bytes();
+        Headers6 {
+            start: [u32::from_ne_bytes([0x60, 0, 0, 0]), u32::from_ne_bytes([l0, l1, PROTO_ICMPV6, HOPS])],
+            src: packet.key.dst,
+            dst: packet.key.src,
+            icmp: [u32::from_ne_bytes([kind, code, c0, c1]), 0],
+        }
+    }
+
+    #[inline(always)]
+    fn header_sum(skb: Skb, packet: &Packet<[u32; 4]>) -> Option<u64> {
+        if packet.l4 as usize != ETHERNET + Self::HEADER {
+            return None;
+        }
+        let mut start = [0u32; 2];
+        skb.load(ETHERNET as u32, &mut start, size_of::<[u32; 2]>() as u32).ok()?;
+        let [first, second] = start;
+        Some(u64::from(first) + u64::from(second) + sum_words(&packet.key.src) + sum_words(&packet.key.dst))
+    }
+}
+
+/// What the packet adds up to as a whole, if that can be told without its payload.
+#[inline(always)]
+fn whole_sum<F: Reject>(skb: Skb, packet: &Packet<F::Words>) -> Option<u64> {
+    if packet.length > F::WHOLE {
+        return None;
+    }
+    if packet.key.proto == PROTO_UDP {
+        let mut check = 0u16;
+        skb.load(packet.l4 + udp::CHECK, &mut check, size_of::<u16>() as u32).ok()?;
+        if check == 0 {
+            return None;
+        }
+    }
+    let segment = packet.length - (packet.l4 - ETHERNET as u32);
+    let pseudo = pseudo_sum(&packet.key.src, &packet.key.dst, packet.key.proto, segment);
+    Some(F::header_sum(skb, packet)? + u64::from(!fold(pseudo)))
+}
+
+/// Turns the packet into its own refusal and sends it back. The verdict is the program's.
+#[inline(always)]
+pub fn port_unreachable<F: Reject>(skb: Skb, packet: &Packet<F::Words>) -> Result<i32, HelperFailed> {
+    let mut addresses = [0u16; 6];
+    skb.load(0, &mut addresses, size_of::<[u16; 6]>() as u32)?;
+    let [d0, d1, d2, s0, s1, s2] = addresses;
+    match whole_sum::<F>(skb, packet) {
+        Some(sum) => {
+            skb.make_room(F::HEADERS as u16)?;
+            let headers = F::headers(packet, packet.length, sum);
+            skb.store(ETHERNET as u32, &headers)?;
+        }
+        None => cut::<F>(skb, packet)?,
+    }
+    skb.store(0, &[s0, s1, s2, d0, d1, d2])?;
+    // SAFETY: the helper takes numbers only. 0: out of the device, not into it.
+    Ok(unsafe { bpf_redirect(skb.ifindex(), 0) } as i32)
+}
+
+/// The refusal of a packet that is quoted in part.
+#[inline(never)]
+fn cut<F: Reject>(skb: Skb, packet: &Packet<F::Words>) -> Result<(), HelperFailed> {
+    let mut quote = [0u32; QUOTE / 4];
+    let quoted = if packet.length > QUOTE as u32 { QUOTE as u32 } else { packet.length };
+    if quoted == 0 {
+        return Err(HelperFailed);
+    }
+    skb.load(ETHERNET as u32, &mut quote, quoted)?;
+    // SAFETY: the quote is readable for its size, a multiple of four; what was not loaded is zero and adds nothing.
+    let sum = unsafe { bpf_csum_diff(core::ptr::null_mut(), 0, quote.as_mut_ptr(), QUOTE as u32, 0) };
+    // The sum of 32 bits stands in the low half; a negative number would be an error, and there is none to make.
+    let sum = sum.cast_unsigned() & 0xffff_ffff;
+    skb.set_length((ETHERNET + F::HEADERS) as u32 + quoted)?;
+    let headers = F::headers(packet, quoted, sum);
+    skb.store(ETHERNET as u32, &headers)?;
+    skb.store_first((ETHERNET + F::HEADERS) as u32, &quote, quoted)
+}
