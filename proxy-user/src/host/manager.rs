@@ -1,6 +1,6 @@
 //! Keeps the packet programs on the devices that are chosen, while devices come, go and change.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::io;
 use std::sync::Arc;
@@ -33,8 +33,8 @@ pub trait DeviceHooks: Send + Sync + 'static {
     /// Takes them off a device that is not chosen any more, or forgets one that is gone.
     fn detach(&self, ifindex: u32) -> Result<(), Self::Error>;
 
-    /// Devices that have programs of ours, by this agent or an earlier one.
-    fn attached(&self) -> BTreeSet<u32>;
+    /// Devices that have something of ours, by this agent or an earlier one, and whether nothing is missing.
+    fn attached(&self) -> BTreeMap<u32, bool>;
 }
 
 /// One chosen device.
@@ -131,8 +131,9 @@ fn reconcile<H: DeviceHooks>(
     let mut states = BTreeMap::new();
     for device in devices.iter().filter(|device| selection.takes(device)) {
         let known = before.and_then(|states| states.get(&device.ifindex));
-        // A device that went to another network namespace and came back has lost its programs.
-        let works = known.is_some_and(|state| state.problem.is_none()) && attached.contains(&device.ifindex);
+        // Somebody may have removed them, or the device went to another network namespace and came back.
+        let complete = attached.get(&device.ifindex).copied().unwrap_or_default();
+        let works = complete && known.is_some_and(|state| state.problem.is_none());
         let problem = if works { None } else { hooks.attach(device).err().map(|error| error.to_string()) };
         match (&problem, known) {
             (None, None) => tracing::info!(device = device.name, "packet programs attached"),
@@ -146,7 +147,7 @@ fn reconcile<H: DeviceHooks>(
         }
         states.insert(device.ifindex, DeviceState { name: device.name.clone(), problem });
     }
-    for ifindex in attached {
+    for ifindex in attached.into_keys() {
         if !states.contains_key(&ifindex) {
             match hooks.detach(ifindex) {
                 Ok(()) => tracing::info!(ifindex, "packet programs removed"),
@@ -159,6 +160,7 @@ fn reconcile<H: DeviceHooks>(
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
     use std::sync::Mutex;
 
     use super::*;
@@ -190,8 +192,8 @@ mod tests {
             Ok(())
         }
 
-        fn attached(&self) -> BTreeSet<u32> {
-            self.attached.lock().unwrap().clone()
+        fn attached(&self) -> BTreeMap<u32, bool> {
+            self.attached.lock().unwrap().iter().map(|ifindex| (*ifindex, true)).collect()
         }
     }
 
@@ -215,6 +217,15 @@ mod tests {
         let second = pass(&hooks, Some(&first), &[2, 3]);
         assert_eq!(first, second);
         assert_eq!(*hooks.calls.lock().unwrap(), [("attach", 2), ("attach", 3)]);
+    }
+
+    #[test]
+    fn what_somebody_removed_comes_back() {
+        let hooks = Hooks::default();
+        let first = pass(&hooks, None, &[2, 3]);
+        hooks.attached.lock().unwrap().remove(&3);
+        pass(&hooks, Some(&first), &[2, 3]);
+        assert_eq!(*hooks.calls.lock().unwrap(), [("attach", 2), ("attach", 3), ("attach", 3)]);
     }
 
     #[test]

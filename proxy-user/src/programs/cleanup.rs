@@ -4,7 +4,6 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-use super::bpf::Link;
 use super::clsact;
 use super::error::Error;
 use super::hooks::Direction;
@@ -19,7 +18,7 @@ pub struct Cleanup {
     /// One line for each thing that is gone.
     pub removed: Vec<String>,
     /// One line for each thing that is still there, with the reason.
-    pub failed: Vec<String>,
+    pub left: Vec<String>,
 }
 
 impl Cleanup {
@@ -27,7 +26,7 @@ impl Cleanup {
         match result {
             Ok(true) => self.removed.push(what.into()),
             Ok(false) => {}
-            Err(error) => self.failed.push(format!("{}: {error}", what.into())),
+            Err(error) => self.left.push(format!("{}: {error}", what.into())),
         }
     }
 }
@@ -37,7 +36,7 @@ impl Cleanup {
 /// Links are found by their pins; with `cgroup`, and on the devices of this network namespace, also without.
 /// Fails when an agent runs on this bpffs.
 pub fn cleanup(bpffs: &Path, cgroup: Option<&Path>) -> Result<Cleanup, Error> {
-    super::require_capabilities()?;
+    super::privileges::require()?;
     let paths = Paths::new(bpffs);
     let mut report = Cleanup::default();
     let _lock = match pins::lock(paths.root()) {
@@ -50,38 +49,43 @@ pub fn cleanup(bpffs: &Path, cgroup: Option<&Path>) -> Result<Cleanup, Error> {
     for name in pins::entries(&paths.links()).map_err(Error::file("list", &paths.links()))? {
         report.note(format!("link {name}"), links::release(&paths.links().join(&name)));
     }
-    remove_strays(cgroup, &mut report)?;
-    for device in devices::list().map_err(Error::file("list the devices in", Path::new("/sys/class/net")))? {
-        match remove_filters(&paths, device.ifindex) {
-            Ok(removed) => {
-                report.removed.extend(removed.iter().map(|what| format!("{what} on {}", device.name)));
-            }
-            Err(error) => report.failed.push(error.to_string()),
-        }
-    }
+    remove_strays(&paths, cgroup, &mut report)?;
     remove_tree(&paths, &mut report);
     Ok(report)
 }
 
-/// Links of ours that no pin tells of: the bpffs they were pinned in is gone.
-fn remove_strays(cgroup: Option<&Path>, report: &mut Cleanup) -> Result<(), Error> {
-    let ours = links::our_programs();
-    if ours.is_empty() {
-        return Ok(());
-    }
-    let mut strays: Vec<(String, Link)> = Vec::new();
+/// Links and filters of ours that no pin tells of: the bpffs they were pinned in is gone. Where another agent
+/// is at work they are its own.
+fn remove_strays(paths: &Paths, cgroup: Option<&Path>, report: &mut Cleanup) -> Result<(), Error> {
     if let Some(path) = cgroup {
-        strays.extend(links::on_cgroup(&Cgroup::open(path)?, &ours));
-    }
-    for device in devices::list().unwrap_or_default() {
-        for direction in Direction::ALL {
-            let links = links::on_device(device.ifindex, direction.attach_type(), &ours);
-            let name = |link| (format!("{} on {}", direction.program(), device.name), link);
-            strays.extend(links.into_iter().map(name));
+        let cgroup = Cgroup::open(path)?;
+        match pins::lock(path).map_err(Error::file("lock", path))? {
+            Some(_lock) => {
+                for (name, link) in links::on_cgroup(&cgroup, &links::our_programs()) {
+                    report.note(format!("unpinned link {name}"), link.detach().map(|()| true));
+                }
+            }
+            None => report.left.push(format!("{}: another ballast uses it", path.display())),
         }
     }
-    for (name, link) in strays {
-        report.note(format!("unpinned link {name}"), link.detach().map(|()| true));
+    let namespace = Path::new(pins::NETWORK_NAMESPACE);
+    let Some(_lock) = pins::lock(namespace).map_err(Error::file("lock", namespace))? else {
+        report.left.push("devices: another ballast uses them".to_owned());
+        return Ok(());
+    };
+    for device in devices::list().map_err(Error::file("list the devices in", namespace))? {
+        for direction in Direction::ALL {
+            for link in links::on_device(device.ifindex, direction.attach_type(), None) {
+                let what = format!("unpinned link {} on {}", direction.program(), device.name);
+                report.note(what, link.detach().map(|()| true));
+            }
+        }
+        match remove_filters(paths, device.ifindex) {
+            Ok(removed) => {
+                report.removed.extend(removed.iter().map(|what| format!("{what} on {}", device.name)));
+            }
+            Err(error) => report.left.push(error.to_string()),
+        }
     }
     Ok(())
 }
@@ -89,7 +93,8 @@ fn remove_strays(cgroup: Option<&Path>, report: &mut Cleanup) -> Result<(), Erro
 /// Removes our filters from a device, and its clsact qdisc when we made it and nobody else uses it; says what
 /// was removed.
 pub(super) fn remove_filters(paths: &Paths, ifindex: u32) -> Result<Vec<String>, Error> {
-    let marker = paths.qdiscs().join(ifindex.to_string());
+    let number = ifindex.to_string();
+    let (given, made) = (paths.filters().join(&number), paths.qdiscs().join(&number));
     let mut removed = Vec::new();
     let failed = |source| Error::Attach {
         program: "clsact",
@@ -114,7 +119,7 @@ pub(super) fn remove_filters(paths: &Paths, ifindex: u32) -> Result<Vec<String>,
             }
         }
     }
-    if marker.is_dir() {
+    if made.is_dir() {
         if !others {
             match clsact::remove_qdisc(&mut netlink, ifindex) {
                 Ok(()) => removed.push("clsact qdisc".to_owned()),
@@ -124,7 +129,10 @@ pub(super) fn remove_filters(paths: &Paths, ifindex: u32) -> Result<Vec<String>,
                 Err(error) => return Err(failed(error)),
             }
         }
-        fs::remove_dir(&marker).map_err(Error::file("remove", &marker))?;
+        fs::remove_dir(&made).map_err(Error::file("remove", &made))?;
+    }
+    if given.is_dir() {
+        fs::remove_dir(&given).map_err(Error::file("remove", &given))?;
     }
     Ok(removed)
 }

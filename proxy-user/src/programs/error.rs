@@ -39,7 +39,7 @@ pub enum Error {
     },
     /// Another process holds the lock.
     #[error(
-        "{} is in use by another ballast: one agent for each {what}; stop the other one, or give this one its own with {flag}", path.display()
+        "{} is in use by another ballast, and each {what} can have one; stop the other one, or give this one its own with {flag}", path.display()
     )]
     InUse {
         /// The directory.
@@ -49,6 +49,11 @@ pub enum Error {
         /// The setting that names another one.
         flag: &'static str,
     },
+    /// Another agent looks after the devices of this network namespace.
+    #[error(
+        "another ballast attaches to the devices of this network namespace; stop it, or leave them to it with --devices '!*'"
+    )]
+    DevicesInUse,
     /// The path is no cgroup of the second version.
     #[error("{} is not a cgroup2 directory; name one with --cgroup-root", path.display())]
     NotCgroup2 {

@@ -99,10 +99,16 @@ pub(super) fn on_cgroup(cgroup: &Cgroup, ours: &BTreeMap<u32, String>) -> Vec<(S
         .collect()
 }
 
-/// Links of ours to a hook of a device of this network namespace.
-pub(super) fn on_device(ifindex: u32, attach_type: u32, ours: &BTreeMap<u32, String>) -> Vec<Link> {
-    let ids = bpf::tcx_links(ifindex, attach_type).unwrap_or_default();
-    find(ids.into_iter(), ours).map(|(_, link, _)| link).collect()
+/// Links of ours to a hook of a device of this network namespace, besides the one pinned at `except`.
+pub(super) fn on_device(ifindex: u32, attach_type: u32, except: Option<&Path>) -> Vec<Link> {
+    let pinned = except.and_then(|pin| Link::pinned(pin).ok()??.info().ok()).map(|info| info.id);
+    let mut ids = bpf::tcx_links(ifindex, attach_type).unwrap_or_default();
+    ids.retain(|id| Some(*id) != pinned);
+    if ids.is_empty() {
+        // Looking through all programs costs more than the rest, and a node has hundreds of devices.
+        return Vec::new();
+    }
+    find(ids.into_iter(), &our_programs()).map(|(_, link, _)| link).collect()
 }
 
 fn find(

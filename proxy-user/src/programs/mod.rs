@@ -12,23 +12,22 @@ mod clock;
 mod clsact;
 mod error;
 mod links;
+mod notice;
 mod object;
+mod privileges;
 mod status;
 
-use std::collections::BTreeSet;
-use std::fmt;
-use std::io;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use aya::Ebpf;
 use aya::programs::Program;
-use rustix::thread::CapabilitySet;
-
 pub use cleanup::{Cleanup, cleanup};
 pub use error::Error;
 pub use links::Outcome;
+pub use notice::Notice;
 pub use object::Capacities;
 pub use status::{Attachment, ProgramStatus, attachments};
 
@@ -69,70 +68,6 @@ pub struct Settings {
     pub packet_hook: PacketHook,
 }
 
-/// Something at the start that the operator should know, and what to do about it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Notice {
-    /// A map keeps the size that it has.
-    SizeKept {
-        /// The map.
-        map: &'static str,
-        /// The setting that asks for another size.
-        setting: &'static str,
-        /// Entries it has.
-        kept: u32,
-        /// Entries asked for.
-        max_entries: u32,
-    },
-    /// Something else was pinned in the place of a map.
-    PinRefused {
-        /// The map.
-        map: &'static str,
-        /// What is wrong with it.
-        reason: String,
-        /// Where it is now.
-        moved_to: PathBuf,
-    },
-    /// There was no bpffs.
-    Mounted {
-        /// Where one is now.
-        path: PathBuf,
-    },
-}
-
-impl fmt::Display for Notice {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::SizeKept { map, setting: "", kept, max_entries } => {
-                write!(
-                    f,
-                    "map {map} keeps its {kept} entries; this version makes {max_entries}. Drain the node and run `ballast cleanup` to change it"
-                )
-            }
-            Self::SizeKept { map, setting, kept, max_entries } => {
-                write!(
-                    f,
-                    "map {map} keeps its {kept} entries, though {setting} asks for {max_entries}. Drain the node and run `ballast cleanup` before the next start to change it"
-                )
-            }
-            Self::PinRefused { map, reason, moved_to } => {
-                write!(
-                    f,
-                    "what was pinned as map {map} is not ours: {reason}. It is now at {}, and a new map took its place",
-                    moved_to.display()
-                )
-            }
-            Self::Mounted { path } => {
-                write!(
-                    f,
-                    "mounted a bpffs at {}. It ends with this mount namespace: in a container, mount the host's instead, or a restart interrupts connections",
-                    path.display()
-                )
-            }
-        }
-    }
-}
-
 /// The loaded programs. Dropping this closes files and leaves everything attached.
 pub struct Programs {
     ebpf: Ebpf,
@@ -142,15 +77,15 @@ pub struct Programs {
     hz: u32,
     in_force: bool,
     tcx: bool,
-    /// Devices with our filters; clsact has no pins to tell.
-    filtered: Mutex<BTreeSet<u32>>,
+    /// Taken with the first device.
+    devices_lock: Mutex<Option<OwnedFd>>,
     notices: Vec<Notice>,
 }
 
 impl Programs {
     /// Makes or opens the pinned maps and loads the programs; attaches nothing.
     pub fn start(settings: &Settings) -> Result<Self, Error> {
-        require_capabilities()?;
+        privileges::require()?;
         let cgroup = Cgroup::open(&settings.cgroup)?;
         let pins = Pins::open(&settings.bpffs)?;
         let lock = pins::lock(&cgroup.path).map_err(Error::file("lock", &cgroup.path))?;
@@ -180,7 +115,7 @@ impl Programs {
             hz: loaded.hz,
             in_force: loaded.in_force,
             tcx,
-            filtered: Mutex::default(),
+            devices_lock: Mutex::default(),
             notices,
         })
     }
@@ -211,10 +146,11 @@ impl Programs {
         self.tcx
     }
 
-    /// Reads what the programs log.
+    /// What the programs log, as a function that passes on to `log` what has come since its last call.
     #[cfg(feature = "bpf-log")]
-    pub fn logger(&mut self) -> Result<aya_log::EbpfLogger<&'static dyn log::Log>, aya_log::Error> {
-        aya_log::EbpfLogger::init(&mut self.ebpf)
+    pub fn logger(&mut self) -> Result<impl FnMut() + Send + use<>, aya_log::Error> {
+        let mut logger = aya_log::EbpfLogger::init(&mut self.ebpf)?;
+        Ok(move || logger.flush())
     }
 
     fn program(&self, name: &'static str) -> Result<BorrowedFd<'_>, Error> {
@@ -233,7 +169,7 @@ impl Programs {
     pub fn attach_sockets(&self) -> Result<Vec<(&'static str, Outcome)>, Error> {
         let ours = links::our_programs();
         let strays = links::on_cgroup(&self.cgroup, &ours);
-        let mut strays_of = std::collections::BTreeMap::<String, Vec<bpf::Link>>::new();
+        let mut strays_of = BTreeMap::<String, Vec<bpf::Link>>::new();
         for (name, link) in strays {
             strays_of.entry(name).or_default().push(link);
         }
@@ -252,20 +188,30 @@ impl Programs {
     /// Attaches the packet programs to a device, or takes over what an earlier agent left there. What was
     /// attached in the other way, by TCX or by clsact, goes when the new one works.
     pub fn attach_device(&self, ifindex: u32) -> Result<(), Error> {
-        if self.tcx {
-            let ours = links::our_programs();
-            for direction in Direction::ALL {
-                let (name, attach_type) = (direction.program(), direction.attach_type());
-                let pin = self.pins.paths().links().join(direction.pin(ifindex));
-                let strays = links::on_device(ifindex, attach_type, &ours);
-                let place = Place::Device { ifindex, attach_type };
-                links::hold(&pin, name, place, self.program(name)?, &strays)?;
-            }
-            self.remove_filters(ifindex)
-        } else {
+        self.lock_devices()?;
+        if !self.tcx {
             self.set_filters(ifindex)?;
-            self.release_links(ifindex, true)
+            return self.release_links(ifindex, true);
         }
+        for direction in Direction::ALL {
+            let (name, attach_type) = (direction.program(), direction.attach_type());
+            let pin = self.pins.paths().links().join(direction.pin(ifindex));
+            let strays = links::on_device(ifindex, attach_type, Some(&pin));
+            let place = Place::Device { ifindex, attach_type };
+            links::hold(&pin, name, place, self.program(name)?, &strays)?;
+        }
+        self.remove_filters(ifindex)
+    }
+
+    /// Two agents in one network namespace would take each other's links for forgotten ones.
+    fn lock_devices(&self) -> Result<(), Error> {
+        let mut lock = self.devices_lock.lock().unwrap_or_else(PoisonError::into_inner);
+        if lock.is_none() {
+            let path = Path::new(pins::NETWORK_NAMESPACE);
+            let taken = pins::lock(path).map_err(Error::file("lock", path))?;
+            *lock = Some(taken.ok_or(Error::DevicesInUse)?);
+        }
+        Ok(())
     }
 
     /// Takes the packet programs off a device, which may be gone.
@@ -278,7 +224,7 @@ impl Programs {
         for direction in Direction::ALL {
             links::release(&self.pins.paths().links().join(direction.pin(ifindex)))?;
             if and_strays {
-                for link in links::on_device(ifindex, direction.attach_type(), &links::our_programs()) {
+                for link in links::on_device(ifindex, direction.attach_type(), None) {
                     // A link that is gone already cannot be detached, and need not be.
                     let _ = link.detach();
                 }
@@ -297,6 +243,7 @@ impl Programs {
         if clsact::add_qdisc(&mut netlink, ifindex).map_err(failed("clsact"))? {
             pins::make(&self.pins.paths().qdiscs().join(ifindex.to_string()))?;
         }
+        pins::make(&self.pins.paths().filters().join(ifindex.to_string()))?;
         for direction in Direction::ALL {
             let name = direction.program();
             let there = clsact::filters(&mut netlink, ifindex, direction).map_err(failed(name))?;
@@ -310,12 +257,10 @@ impl Programs {
             }
             clsact::set(&mut netlink, ifindex, direction, self.program(name)?).map_err(failed(name))?;
         }
-        self.filtered.lock().unwrap_or_else(PoisonError::into_inner).insert(ifindex);
         Ok(())
     }
 
     fn remove_filters(&self, ifindex: u32) -> Result<(), Error> {
-        self.filtered.lock().unwrap_or_else(PoisonError::into_inner).remove(&ifindex);
         cleanup::remove_filters(self.pins.paths(), ifindex).map(drop)
     }
 }
@@ -331,11 +276,14 @@ impl DeviceHooks for Programs {
         self.detach_device(ifindex)
     }
 
-    fn attached(&self) -> BTreeSet<u32> {
-        let pins = pins::entries(&self.pins.paths().links()).unwrap_or_default();
-        let by_pin = pins.iter().filter_map(|pin| hooks::pinned_device(pin));
-        let by_filter = self.filtered.lock().unwrap_or_else(PoisonError::into_inner);
-        by_pin.chain(by_filter.iter().copied()).collect()
+    fn attached(&self) -> BTreeMap<u32, bool> {
+        let links = status::linked_devices(self.pins.paths());
+        let filters = status::filtered_devices(self.pins.paths());
+        let places: BTreeSet<u32> = links.keys().chain(filters.keys()).copied().collect();
+        let in_force = if self.tcx { &links } else { &filters };
+        let complete =
+            |ifindex: &u32| in_force.get(ifindex).is_some_and(|count| *count == Direction::ALL.len());
+        places.into_iter().map(|ifindex| (ifindex, complete(&ifindex))).collect()
     }
 }
 
@@ -344,50 +292,4 @@ fn device_name(ifindex: u32) -> String {
     let name = rustix::net::socket(rustix::net::AddressFamily::UNIX, rustix::net::SocketType::DGRAM, None)
         .and_then(|socket| rustix::net::netdevice::index_to_name(&socket, ifindex));
     name.unwrap_or_else(|_| format!("#{ifindex}"))
-}
-
-/// What loading and attaching takes.
-fn require_capabilities() -> Result<(), Error> {
-    let sets = rustix::thread::capabilities(None)
-        .map_err(|errno| Error::file("read capabilities in", Path::new("/proc"))(io::Error::from(errno)))?;
-    match missing_capabilities(sets.effective).as_slice() {
-        [] => Ok(()),
-        missing => Err(Error::Capabilities(missing.join(", "))),
-    }
-}
-
-fn missing_capabilities(effective: CapabilitySet) -> Vec<&'static str> {
-    // CAP_SYS_ADMIN stands for the first two, as it did before they were split off.
-    let admin = effective.contains(CapabilitySet::SYS_ADMIN);
-    [
-        ("CAP_BPF", admin || effective.contains(CapabilitySet::BPF)),
-        ("CAP_PERFMON", admin || effective.contains(CapabilitySet::PERFMON)),
-        ("CAP_NET_ADMIN", effective.contains(CapabilitySet::NET_ADMIN)),
-    ]
-    .into_iter()
-    .filter_map(|(name, has)| (!has).then_some(name))
-    .collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_missing_capabilities_are_named() {
-        let all = CapabilitySet::BPF | CapabilitySet::PERFMON | CapabilitySet::NET_ADMIN;
-        assert!(missing_capabilities(all).is_empty());
-        assert!(missing_capabilities(CapabilitySet::SYS_ADMIN | CapabilitySet::NET_ADMIN).is_empty());
-        assert_eq!(missing_capabilities(CapabilitySet::BPF), ["CAP_PERFMON", "CAP_NET_ADMIN"]);
-    }
-
-    #[test]
-    fn a_kept_size_names_the_setting_and_the_way_out() {
-        let notice = Notice::SizeKept { map: "slots", setting: "--max-slots", kept: 5, max_entries: 9 };
-        let text = notice.to_string();
-        assert!(
-            text.contains("slots") && text.contains("--max-slots") && text.contains("ballast cleanup"),
-            "{text}"
-        );
-    }
 }

@@ -4,7 +4,8 @@
 //! <bpffs>/ballast/services -> v1/services   the maps in force, for people
 //!                 v1/<map>                  maps, by the version of their layout
 //!                 links/<hook>              links; they outlive versions, because they are updated in place
-//!                 qdiscs/<ifindex>          devices whose clsact qdisc we made (an empty directory)
+//!                 filters/<ifindex>         devices with clsact filters of ours (an empty directory)
+//!                 qdiscs/<ifindex>          devices whose clsact qdisc we made
 //!                 refused/<map>             pins that were not what they should be
 //! ```
 
@@ -25,13 +26,15 @@ pub const DIRECTORY: &str = "ballast";
 /// `BPF_FS_MAGIC` of `include/uapi/linux/magic.h`.
 const BPF_FS_MAGIC: rustix::fs::FsWord = 0xcafe_4a11;
 
-/// Takes the lock of a directory for as long as the descriptor lives; `None` when another process has it.
+/// The network namespace of this thread, as a file that can be locked.
+pub(super) const NETWORK_NAMESPACE: &str = "/proc/thread-self/ns/net";
+
+/// Takes the lock of a directory or file for as long as the descriptor lives; `None` when somebody else has it.
 ///
-/// The lock is on the directory itself, so it holds across network namespaces and containers that share it, and
+/// The lock is on the thing itself that must not be shared, so it holds across the containers that see it, and
 /// ends with the process, however that ends.
-pub(super) fn lock(directory: &Path) -> io::Result<Option<OwnedFd>> {
-    let fd =
-        rustix::fs::open(directory, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+pub(super) fn lock(path: &Path) -> io::Result<Option<OwnedFd>> {
+    let fd = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
     match rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(Some(fd)),
         Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
@@ -51,6 +54,10 @@ fn ensure_bpffs(path: &Path) -> Result<bool, Error> {
     }
     let failed = |source: io::Error| Error::Mount { path: path.to_owned(), source };
     fs::create_dir_all(path).map_err(failed)?;
+    // Mounting over files would hide them.
+    if fs::read_dir(path).map_err(failed)?.next().is_some() {
+        return Err(failed(io::ErrorKind::DirectoryNotEmpty.into()));
+    }
     rustix::mount::mount(c"bpf", path, c"bpf", rustix::mount::MountFlags::empty(), c"mode=0700")
         .map_err(|errno| failed(errno.into()))?;
     Ok(true)
@@ -81,6 +88,11 @@ impl Paths {
     /// Where links are pinned.
     pub fn links(&self) -> PathBuf {
         self.root.join("links")
+    }
+
+    /// Where it is remembered which devices have filters of ours.
+    pub fn filters(&self) -> PathBuf {
+        self.root.join("filters")
     }
 
     /// Where it is remembered which qdiscs are ours.
@@ -114,7 +126,7 @@ impl Pins {
         make(paths.root())?;
         let taken = lock(paths.root()).map_err(Error::file("lock", paths.root()))?;
         let lock = taken.ok_or_else(|| in_use(bpffs))?;
-        for directory in [paths.maps(), paths.links(), paths.qdiscs()] {
+        for directory in [paths.maps(), paths.links(), paths.filters(), paths.qdiscs()] {
             make(&directory)?;
         }
         Ok(Self { paths, mounted, _lock: lock })

@@ -1,14 +1,16 @@
 //! What is loaded and attached, for metrics and for people.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::SystemTime;
 
 use aya::programs::{Program, ProgramInfo};
 
+use super::Programs;
 use super::bpf::{Hook, Link};
+use super::clsact::{self, Filter};
 use super::hooks::{self, Direction};
 use super::pins::{self, Paths};
-use super::{Programs, clsact};
 use crate::host::netlink::Netlink;
 
 /// A loaded program.
@@ -97,17 +99,48 @@ impl Programs {
 
     /// Programs of our filters, and their devices.
     fn filter_places(&self) -> Vec<(u32, String)> {
-        let devices = self.filtered.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone();
-        let Ok(mut netlink) = Netlink::open() else { return Vec::new() };
-        let mut places = Vec::new();
-        for ifindex in devices {
-            for direction in Direction::ALL {
-                let filters = clsact::filters(&mut netlink, ifindex, direction).unwrap_or_default();
-                let ours = filters.into_iter().filter(|filter| filter.is_ours(direction));
-                let device = super::device_name(ifindex);
-                places.extend(ours.filter_map(|filter| filter.program).map(|id| (id, device.clone())));
-            }
-        }
-        places
+        let filters = our_filters(self.pins.paths()).into_iter();
+        filters.filter_map(|(ifindex, filter)| Some((filter.program?, super::device_name(ifindex)))).collect()
     }
+}
+
+/// Devices with pinned links of ours, and how many of the links are alive.
+pub(super) fn linked_devices(paths: &Paths) -> BTreeMap<u32, usize> {
+    let mut counts = BTreeMap::new();
+    for pin in pins::entries(&paths.links()).unwrap_or_default() {
+        let Some(ifindex) = hooks::pinned_device(&pin) else { continue };
+        let info = Link::pinned(&paths.links().join(&pin)).ok().flatten().and_then(|link| link.info().ok());
+        let alive =
+            info.is_some_and(|info| matches!(info.hook, Hook::Tcx { ifindex: at, .. } if at == ifindex));
+        *counts.entry(ifindex).or_default() += usize::from(alive);
+    }
+    counts
+}
+
+/// Devices that were given filters of ours, and how many they have.
+pub(super) fn filtered_devices(paths: &Paths) -> BTreeMap<u32, usize> {
+    let mut counts: BTreeMap<u32, usize> = marked(paths).map(|ifindex| (ifindex, 0)).collect();
+    for (ifindex, _) in our_filters(paths) {
+        *counts.entry(ifindex).or_default() += 1;
+    }
+    counts
+}
+
+fn marked(paths: &Paths) -> impl Iterator<Item = u32> {
+    let names = pins::entries(&paths.filters()).unwrap_or_default();
+    names.into_iter().filter_map(|name| name.parse().ok())
+}
+
+/// Filters of ours on the devices that were given them.
+fn our_filters(paths: &Paths) -> Vec<(u32, Filter)> {
+    let mut found = Vec::new();
+    let Ok(mut netlink) = Netlink::open() else { return found };
+    for ifindex in marked(paths) {
+        for direction in Direction::ALL {
+            let filters = clsact::filters(&mut netlink, ifindex, direction).unwrap_or_default();
+            let ours = filters.into_iter().filter(|filter| filter.is_ours(direction));
+            found.extend(ours.map(|filter| (ifindex, filter)));
+        }
+    }
+    found
 }

@@ -1,0 +1,83 @@
+//! What the operator should know about a start.
+
+use std::fmt;
+use std::path::PathBuf;
+
+/// Something at the start that the operator should know, and what to do about it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Notice {
+    /// A map keeps the size that it has.
+    SizeKept {
+        /// The map.
+        map: &'static str,
+        /// The setting that asks for another size.
+        setting: &'static str,
+        /// Entries it has.
+        kept: u32,
+        /// Entries asked for.
+        max_entries: u32,
+    },
+    /// Something else was pinned in the place of a map.
+    PinRefused {
+        /// The map.
+        map: &'static str,
+        /// What is wrong with it.
+        reason: String,
+        /// Where it is now.
+        moved_to: PathBuf,
+    },
+    /// There was no bpffs.
+    Mounted {
+        /// Where one is now.
+        path: PathBuf,
+    },
+}
+
+impl fmt::Display for Notice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::SizeKept { map, setting: "", kept, max_entries } => {
+                write!(
+                    f,
+                    "map {map} keeps its {kept} entries; this version makes {max_entries}. Drain the node and run `ballast cleanup` to change it"
+                )
+            }
+            Self::SizeKept { map, setting, kept, max_entries } => {
+                write!(
+                    f,
+                    "map {map} keeps its {kept} entries, though {setting} asks for {max_entries}. Drain the node and run `ballast cleanup` before the next start to change it"
+                )
+            }
+            Self::PinRefused { map, reason, moved_to } => {
+                write!(
+                    f,
+                    "what was pinned as map {map} is not ours: {reason}. It is now at {}, and a new map took its place",
+                    moved_to.display()
+                )
+            }
+            Self::Mounted { path } => {
+                write!(
+                    f,
+                    "mounted a bpffs at {}. It ends with this mount namespace: in a container, mount the host's instead, or a restart interrupts connections",
+                    path.display()
+                )
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kept_size_names_the_setting_and_the_way_out() {
+        let notice = Notice::SizeKept { map: "slots", setting: "--max-slots", kept: 5, max_entries: 9 };
+        let text = notice.to_string();
+        assert!(
+            text.contains("slots") && text.contains("--max-slots") && text.contains("ballast cleanup"),
+            "{text}"
+        );
+    }
+}

@@ -1,0 +1,44 @@
+//! What the process must be allowed to do.
+
+use std::io;
+use std::path::Path;
+
+use rustix::thread::CapabilitySet;
+
+use super::error::Error;
+
+/// What loading and attaching takes.
+pub(super) fn require() -> Result<(), Error> {
+    let sets = rustix::thread::capabilities(None)
+        .map_err(|errno| Error::file("read capabilities in", Path::new("/proc"))(io::Error::from(errno)))?;
+    match missing_capabilities(sets.effective).as_slice() {
+        [] => Ok(()),
+        missing => Err(Error::Capabilities(missing.join(", "))),
+    }
+}
+
+fn missing_capabilities(effective: CapabilitySet) -> Vec<&'static str> {
+    // CAP_SYS_ADMIN stands for the first two, as it did before they were split off.
+    let admin = effective.contains(CapabilitySet::SYS_ADMIN);
+    [
+        ("CAP_BPF", admin || effective.contains(CapabilitySet::BPF)),
+        ("CAP_PERFMON", admin || effective.contains(CapabilitySet::PERFMON)),
+        ("CAP_NET_ADMIN", effective.contains(CapabilitySet::NET_ADMIN)),
+    ]
+    .into_iter()
+    .filter_map(|(name, has)| (!has).then_some(name))
+    .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_missing_capabilities_are_named() {
+        let all = CapabilitySet::BPF | CapabilitySet::PERFMON | CapabilitySet::NET_ADMIN;
+        assert!(missing_capabilities(all).is_empty());
+        assert!(missing_capabilities(CapabilitySet::SYS_ADMIN | CapabilitySet::NET_ADMIN).is_empty());
+        assert_eq!(missing_capabilities(CapabilitySet::BPF), ["CAP_PERFMON", "CAP_NET_ADMIN"]);
+    }
+}

@@ -1,0 +1,327 @@
+//! Attaching, restarting, losing and removing, on this machine's kernel.
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+#![expect(clippy::cast_possible_wrap, reason = "a file descriptor is small")]
+
+#[path = "attach/devices.rs"]
+mod devices;
+#[path = "attach/node.rs"]
+mod node;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::fd::AsFd;
+
+use node::{Node, Privileges, foreign, links_on, links_on_device, on_node, run, veth};
+use proxy_user::programs::bpf::{Link, tcx_links};
+use proxy_user::programs::hooks::SOCKET_HOOKS;
+use proxy_user::programs::{Capacities, Error, Notice, Outcome, Programs, Settings, cleanup};
+use rustix::thread::CapabilitySet;
+
+/// `BPF_PROG_TYPE_CGROUP_SOCK_ADDR` at `BPF_CGROUP_INET4_CONNECT`.
+const CONNECT4: (u32, u32) = (18, 10);
+/// `BPF_PROG_TYPE_SCHED_CLS` at `BPF_TCX_INGRESS`.
+const INGRESS: (u32, u32) = (3, 46);
+
+/// Whether every socket hook came to its program in that way.
+fn all(outcomes: &[(&str, Outcome)], expected: Outcome) -> bool {
+    outcomes.len() == SOCKET_HOOKS.len() && outcomes.iter().all(|(_, outcome)| *outcome == expected)
+}
+
+fn socket_links(node: &Node) -> BTreeMap<&'static str, (u32, u32)> {
+    let read = |name| {
+        let info = node.link(name);
+        (info.id, info.program)
+    };
+    SOCKET_HOOKS.iter().map(|(name, _)| (*name, read(name))).collect()
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test bpf"]
+fn a_restart_replaces_programs_in_the_links_that_are_there() {
+    on_node(|node| {
+        let device = veth("v0");
+        let first = node.start();
+        assert!(!first.in_force(), "nothing was attached before");
+        assert!([100, 250, 300, 1000].contains(&first.hz()), "{} jiffies a second", first.hz());
+        assert!(all(&first.attach_sockets().unwrap(), Outcome::Attached));
+        first.attach_device(device).unwrap();
+        let before = socket_links(node);
+        let packets = links_on_device(device);
+        assert_eq!((links_on(&node.cgroup).len(), packets.len()), (8, 2));
+        drop(first);
+        assert_eq!(links_on(&node.cgroup).len(), 8, "the agent's end detaches nothing");
+
+        let second = node.start();
+        assert!(second.in_force());
+        assert_eq!(second.notices(), []);
+        assert!(all(&second.attach_sockets().unwrap(), Outcome::Replaced));
+        second.attach_device(device).unwrap();
+        let after = socket_links(node);
+        for (name, (link, program)) in before {
+            assert_eq!(after[name].0, link, "{name}: another link");
+            assert_ne!(after[name].1, program, "{name}: the old program");
+        }
+        assert_eq!(links_on_device(device), packets);
+        assert_eq!(node.links_on_cgroup().len(), 8);
+        let status = second.status();
+        assert_eq!(status.len(), 10);
+        assert!(status.iter().all(|program| program.attached.len() == 1), "{status:?}");
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test bpf"]
+fn after_a_lost_bpffs_each_hook_has_one_program() {
+    on_node(|node| {
+        let device = veth("v0");
+        let first = node.start();
+        first.attach_sockets().unwrap();
+        first.attach_device(device).unwrap();
+        let before = socket_links(node);
+        let packets = links_on_device(device);
+        drop(first);
+        // A mount over the old one hides the pins and keeps the links.
+        run(&format!("mount -t bpf bpf {}", node.bpffs.display()));
+
+        let second = node.start();
+        assert!(!second.in_force(), "the maps are new and empty");
+        assert!(all(&second.attach_sockets().unwrap(), Outcome::Adopted));
+        second.attach_device(device).unwrap();
+        assert_eq!(node.links_on_cgroup().len(), 8);
+        assert_eq!(links_on_device(device), packets);
+        let after = socket_links(node);
+        for (name, (link, program)) in before {
+            assert_eq!((after[name].0, after[name].1 != program), (link, true), "{name}");
+        }
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test bpf"]
+fn a_second_link_of_ours_on_a_hook_goes() {
+    on_node(|node| {
+        let device = veth("v0");
+        let first = node.start();
+        first.attach_sockets().unwrap();
+        first.attach_device(device).unwrap();
+        drop(first);
+        run(&format!("mount -t bpf bpf {}", node.bpffs.display()));
+        // An agent that may not look by id cannot find the old links, and attaches beside them.
+        let few = Privileges::reduce(CapabilitySet::BPF | CapabilitySet::NET_ADMIN | CapabilitySet::PERFMON);
+        let second = node.start();
+        assert!(all(&second.attach_sockets().unwrap(), Outcome::Attached));
+        second.attach_device(device).unwrap();
+        drop((second, few));
+        assert_eq!((node.links_on_cgroup().len(), links_on_device(device).len()), (16, 4));
+
+        let third = node.start();
+        assert!(all(&third.attach_sockets().unwrap(), Outcome::Replaced));
+        third.attach_device(device).unwrap();
+        assert_eq!((node.links_on_cgroup().len(), links_on_device(device).len()), (8, 2));
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test bpf"]
+fn programs_of_others_survive_everything() {
+    on_node(|node| {
+        let device = veth("v0");
+        let (socket, packet) = (foreign(CONNECT4.0, CONNECT4.1), foreign(INGRESS.0, 0));
+        let cgroup = fs::File::open(&node.cgroup).unwrap();
+        let on_socket = Link::to_cgroup(socket.as_fd(), cgroup.as_fd(), CONNECT4.1).unwrap();
+        let on_packet = Link::to_device(packet.as_fd(), device, INGRESS.1).unwrap();
+        let theirs = [on_socket.info().unwrap(), on_packet.info().unwrap()];
+
+        for _ in 0..2 {
+            let agent = node.start();
+            agent.attach_sockets().unwrap();
+            agent.attach_device(device).unwrap();
+            assert_eq!((node.links_on_cgroup().len(), links_on_device(device).len()), (9, 3));
+            let order = tcx_links(device, INGRESS.1).unwrap();
+            assert_eq!(order.last(), Some(&theirs[1].id), "ours come first");
+        }
+        let report = cleanup(&node.bpffs, Some(&node.cgroup)).unwrap();
+        assert_eq!(report.left, [""; 0]);
+        assert_eq!(node.links_on_cgroup(), theirs[..1]);
+        assert_eq!(links_on_device(device), [theirs[1].id]);
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test bpf"]
+fn cleanup_leaves_nothing_and_finds_nothing_the_second_time() {
+    on_node(|node| {
+        let device = veth("v0");
+        let agent = node.start();
+        agent.attach_sockets().unwrap();
+        agent.attach_device(device).unwrap();
+        let refused = cleanup(&node.bpffs, None);
+        assert!(matches!(refused, Err(Error::InUse { .. })), "an agent runs: {refused:?}");
+        drop(agent);
+        // Half of it is missing: the links of two hooks have lost their pins, and a map.
+        run(&format!("mount -t bpf bpf {}", node.bpffs.display()));
+        drop(node.start());
+
+        let report = cleanup(&node.bpffs, Some(&node.cgroup)).unwrap();
+        assert_eq!(report.left, [""; 0]);
+        assert!(report.removed.iter().any(|line| line.contains("sock_connect4")), "{report:?}");
+        assert_eq!(node.links_on_cgroup(), []);
+        assert_eq!(links_on_device(device), [0; 0]);
+        assert!(!node.ballast().exists());
+        let again = cleanup(&node.bpffs, Some(&node.cgroup)).unwrap();
+        assert_eq!((again.removed, again.left), (vec![], vec![]));
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test bpf"]
+fn cleanup_works_with_no_more_than_the_bpffs() {
+    on_node(|node| {
+        let device = veth("v0");
+        let agent = node.start();
+        agent.attach_sockets().unwrap();
+        agent.attach_device(device).unwrap();
+        drop(agent);
+        fs::remove_file(node.ballast().join("services")).unwrap();
+        fs::remove_dir_all(node.ballast().join("v1")).unwrap();
+        assert_eq!(cleanup(&node.bpffs, None).unwrap().left, [""; 0]);
+        assert_eq!((node.links_on_cgroup(), links_on_device(device)), (vec![], vec![]));
+        assert!(!node.ballast().exists());
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test bpf"]
+fn two_agents_never_share_a_bpffs_or_a_cgroup() {
+    on_node(|node| {
+        let _agent = node.start();
+        let same = Programs::start(&node.settings());
+        assert!(matches!(&same, Err(Error::InUse { flag: "--cgroup-root" | "--bpffs", .. })));
+        let elsewhere = node.bpffs.join("elsewhere");
+        fs::create_dir(&elsewhere).unwrap();
+        let other = Programs::start(&Settings { bpffs: elsewhere, ..node.settings() });
+        assert!(matches!(&other, Err(Error::InUse { flag: "--cgroup-root", .. })), "{:?}", other.err());
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test bpf"]
+fn another_cgroup_takes_the_programs_with_it() {
+    on_node(|node| {
+        let agent = node.start();
+        agent.attach_sockets().unwrap();
+        drop(agent);
+        let inner = node.cgroup.join("inner");
+        fs::create_dir(&inner).unwrap();
+        let agent = Programs::start(&Settings { cgroup: inner.clone(), ..node.settings() }).unwrap();
+        assert!(all(&agent.attach_sockets().unwrap(), Outcome::Attached));
+        assert_eq!((node.links_on_cgroup().len(), links_on(&inner).len()), (0, 8));
+        drop(agent);
+        // The cgroup goes, and its links with it: the next start makes new ones.
+        fs::remove_dir(&inner).unwrap();
+        let agent = node.start();
+        assert!(all(&agent.attach_sockets().unwrap(), Outcome::Attached));
+        assert_eq!(node.links_on_cgroup().len(), 8);
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test bpf"]
+fn a_pin_of_another_shape_is_never_used() {
+    on_node(|node| {
+        drop(node.start());
+        let pin = node.ballast().join("v1/services");
+        fs::remove_file(&pin).unwrap();
+        let wrong = aya::maps::HashMap::<_, u32, u32>::create(8, 0).unwrap();
+        wrong.pin(&pin).unwrap();
+        let agent = node.start();
+        let [Notice::PinRefused { map: "services", moved_to, .. }] = agent.notices() else {
+            panic!("{:?}", agent.notices())
+        };
+        assert!(moved_to.starts_with(node.ballast().join("refused")) && moved_to.exists());
+        assert_eq!(aya::maps::MapInfo::from_pin(&pin).unwrap().key_size(), 8);
+        agent.attach_sockets().unwrap();
+        drop(agent);
+
+        fs::remove_file(&pin).unwrap();
+        let agent = node.start();
+        assert!(!agent.in_force(), "the programs that run use the map that lost its pin");
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test bpf"]
+fn another_capacity_keeps_the_map_and_says_so() {
+    on_node(|node| {
+        let agent = node.start();
+        agent.attach_sockets().unwrap();
+        drop(agent);
+        let settings = node.settings();
+        let capacities = Capacities { slots: 512, ..settings.capacities };
+        let agent = Programs::start(&Settings { capacities, ..settings }).unwrap();
+        let kept = Notice::SizeKept { map: "slots", setting: "--max-slots", kept: 256, max_entries: 512 };
+        assert_eq!(agent.notices(), [kept]);
+        assert!(agent.in_force());
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test bpf"]
+fn maps_of_another_version_give_way_when_ours_are_attached() {
+    on_node(|node| {
+        drop(node.start());
+        let old = node.ballast().join("v0");
+        fs::create_dir(&old).unwrap();
+        fs::rename(node.ballast().join("v1/names"), old.join("names")).unwrap();
+        let agent = node.start();
+        assert!(old.exists(), "until the hooks run the new programs");
+        agent.attach_sockets().unwrap();
+        assert!(!old.exists());
+        let target = fs::read_link(node.ballast().join("services")).unwrap();
+        assert_eq!(target.to_str(), Some("v1/services"));
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test bpf"]
+fn three_capabilities_are_enough_once_a_bpffs_is_mounted() {
+    on_node(|node| {
+        let device = veth("v0");
+        run(&format!("mount -t bpf bpf {}", node.bpffs.display()));
+        let few = Privileges::reduce(CapabilitySet::BPF | CapabilitySet::NET_ADMIN | CapabilitySet::PERFMON);
+        for expected in [Outcome::Attached, Outcome::Replaced] {
+            let agent = node.start();
+            assert!(all(&agent.attach_sockets().unwrap(), expected));
+            agent.attach_device(device).unwrap();
+            assert_eq!(links_on_device(device).len(), 2);
+        }
+        assert_eq!(cleanup(&node.bpffs, Some(&node.cgroup)).unwrap().left, [""; 0]);
+        assert_eq!(links_on_device(device).len(), 0);
+        drop(few);
+        assert_eq!(node.links_on_cgroup(), []);
+
+        let fewer = Privileges::reduce(CapabilitySet::NET_ADMIN);
+        let error = Programs::start(&node.settings()).err().unwrap().to_string();
+        assert!(error.contains("missing CAP_BPF, CAP_PERFMON:"), "{error}");
+        drop(fewer);
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test bpf"]
+fn what_cannot_work_says_why() {
+    on_node(|node| {
+        fs::write(node.bpffs.join("file"), "").unwrap();
+        let error = Programs::start(&node.settings()).err().unwrap().to_string();
+        assert!(error.contains("not a bpffs") && error.contains("not empty"), "{error}");
+        fs::remove_file(node.bpffs.join("file")).unwrap();
+        let empty = Programs::start(&Settings { object: &[], ..node.settings() }).err().unwrap().to_string();
+        assert!(empty.contains("cargo xtask build"), "{empty}");
+        let no_cgroup = Settings { cgroup: "/proc".into(), ..node.settings() };
+        let error = Programs::start(&no_cgroup).err().unwrap().to_string();
+        assert!(error.contains("--cgroup-root"), "{error}");
+        run(&format!("mount -t bpf bpf {0} && mount -o remount,ro {0}", node.bpffs.display()));
+        let error = Programs::start(&node.settings()).err().unwrap().to_string();
+        assert!(error.contains("read-only") && error.contains("--bpffs"), "{error}");
+    });
+}

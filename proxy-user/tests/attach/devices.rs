@@ -1,0 +1,131 @@
+//! Packet programs: TCX and clsact, and devices that come and go.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use proxy_user::host::manager::DeviceManager;
+use proxy_user::host::selection::Selection;
+use proxy_user::programs::{Error, PacketHook, Programs, Settings, cleanup};
+
+use crate::node::{index, links_on, links_on_device, on_node, run, veth};
+
+#[test]
+#[ignore = "needs root: cargo xtask test bpf"]
+fn clsact_is_replaced_in_place_and_gives_way_to_tcx_and_back() {
+    on_node(|node| {
+        let device = veth("v0");
+        let shown = |direction: &str| run(&format!("tc filter show dev v0 {direction}"));
+        let filters = || ["ingress", "egress"].map(|d| shown(d).matches("handle 0xba11a57").count());
+        for _ in 0..2 {
+            let agent = node.start_with(PacketHook::Clsact);
+            agent.attach_device(device).unwrap();
+            assert_eq!((filters(), links_on_device(device).len()), ([1, 1], 0));
+            let attached = agent.status().iter().filter(|p| p.attached == ["v0"]).count();
+            assert_eq!(attached, 2, "{:?}", agent.status());
+        }
+        assert!(shown("ingress").contains("tc_ingress") && shown("egress").contains("tc_egress"));
+
+        let agent = node.start_with(PacketHook::Tcx);
+        agent.attach_device(device).unwrap();
+        assert_eq!((filters(), links_on_device(device).len()), ([0, 0], 2));
+        assert!(!run("tc qdisc show dev v0").contains("clsact"), "we made it, and nobody uses it");
+        drop(agent);
+
+        let agent = node.start_with(PacketHook::Clsact);
+        agent.attach_device(device).unwrap();
+        assert_eq!((filters(), links_on_device(device).len()), ([1, 1], 0));
+        drop(agent);
+        assert_eq!(cleanup(&node.bpffs, None).unwrap().left, [""; 0]);
+        assert!(!run("tc qdisc show dev v0").contains("clsact"));
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test bpf"]
+fn a_filter_of_somebody_else_keeps_its_qdisc() {
+    on_node(|node| {
+        let device = veth("v0");
+        let agent = node.start_with(PacketHook::Clsact);
+        agent.attach_device(device).unwrap();
+        run("tc filter add dev v0 ingress prio 9 bpf bytecode '1,6 0 0 0'");
+        drop(agent);
+        assert_eq!(cleanup(&node.bpffs, None).unwrap().left, [""; 0]);
+        let left = run("tc filter show dev v0 ingress");
+        assert!(left.contains("bytecode") && !left.contains("tc_ingress"), "{left}");
+
+        run("tc qdisc del dev v0 clsact");
+        run("tc qdisc add dev v0 clsact");
+        let agent = node.start_with(PacketHook::Clsact);
+        agent.attach_device(device).unwrap();
+        agent.detach_device(device).unwrap();
+        assert!(run("tc qdisc show dev v0").contains("clsact"), "it was there before us");
+        run("tc filter add dev v0 ingress prio 2 handle 0xba11a57 bpf bytecode '1,6 0 0 0'");
+        let taken = agent.attach_device(device);
+        assert!(matches!(taken, Err(Error::FilterTaken { .. })), "{taken:?}");
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test bpf"]
+fn devices_are_attached_within_a_second_and_forgotten_when_they_go() {
+    on_node(|node| {
+        let (there, _) = (veth("v0"), veth("skip0"));
+        run("ip link add br0 type bridge");
+        let agent = Arc::new(node.start());
+        let selection: Selection = "!skip*".parse().unwrap();
+        let (manager, mut states) = DeviceManager::new(selection, Arc::clone(&agent));
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async move {
+            let task = tokio::spawn(manager.run());
+            let names = |states: &Option<BTreeMap<u32, _>>| {
+                states.as_ref().map(|states| states.keys().copied().collect::<Vec<_>>())
+            };
+            tokio::time::timeout(Duration::from_secs(5), states.changed()).await.unwrap().unwrap();
+            assert_eq!(names(&states.borrow()), Some(vec![index("v0p").unwrap(), there]));
+            assert_eq!(links_on_device(there).len(), 2);
+
+            let began = Instant::now();
+            let fresh = tokio::task::spawn_blocking(|| veth("late0")).await.unwrap();
+            let pin = node.ballast().join(format!("links/tcx_ingress_{fresh}"));
+            while links_on_device(fresh).len() < 2 || pin.symlink_metadata().is_err() {
+                assert!(began.elapsed() < Duration::from_secs(1), "not attached in time");
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+
+            run("ip link del late0");
+            let began = Instant::now();
+            while pin.symlink_metadata().is_ok() {
+                assert!(began.elapsed() < Duration::from_secs(1), "not forgotten in time");
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            assert!(states.borrow().iter().flatten().all(|(_, state)| state.problem.is_none()));
+            task.abort();
+        });
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test bpf"]
+fn a_second_agent_leaves_the_devices_and_cleanup_leaves_both_alone() {
+    on_node(|node| {
+        let device = veth("v0");
+        let agent = node.start();
+        agent.attach_sockets().unwrap();
+        agent.attach_device(device).unwrap();
+        let (bpffs, cgroup) = (node.bpffs.join("other"), node.cgroup.join("other"));
+        fs::create_dir(&bpffs).unwrap();
+        fs::create_dir(&cgroup).unwrap();
+        let other = Settings { bpffs: bpffs.clone(), cgroup: cgroup.clone(), ..node.settings() };
+        let other = Programs::start(&other).unwrap();
+        other.attach_sockets().unwrap();
+        assert!(matches!(other.attach_device(device), Err(Error::DevicesInUse)));
+        drop(other);
+        let report = cleanup(&bpffs, Some(&node.cgroup)).unwrap();
+        assert_eq!(report.left.len(), 2, "{report:?}");
+        assert_eq!((node.links_on_cgroup().len(), links_on_device(device).len()), (8, 2));
+        assert_eq!(links_on(&cgroup), []);
+        fs::remove_dir(&cgroup).unwrap();
+    });
+}

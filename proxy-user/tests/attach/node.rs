@@ -1,0 +1,188 @@
+//! A node of its own for one test: a network namespace, a cgroup and a bpffs.
+
+use std::fs;
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
+
+use proxy_user::programs::bpf::{Hook, Link, LinkInfo, link_ids, tcx_links};
+use proxy_user::programs::{Capacities, EMBEDDED, PacketHook, Programs, Settings};
+
+/// `BPF_TCX_INGRESS` and `BPF_TCX_EGRESS`.
+pub const TCX: [u32; 2] = [46, 47];
+
+static NUMBER: AtomicU32 = AtomicU32::new(0);
+
+/// Everything that a test attaches to. Dropping it removes all, also in a panic.
+pub struct Node {
+    pub bpffs: PathBuf,
+    pub cgroup: PathBuf,
+}
+
+/// Runs a test on a thread of its own with a network namespace of its own.
+pub fn on_node(test: impl FnOnce(&Node) + Send) {
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            // SAFETY: only this thread changes its network namespace, and it shares no descriptors by number.
+            let result = unsafe { libc::unshare(libc::CLONE_NEWNET) };
+            assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
+            run("ip link set lo up");
+            test(&Node::new());
+        });
+        if let Err(panic) = thread.join() {
+            std::panic::resume_unwind(panic);
+        }
+    });
+}
+
+impl Node {
+    fn new() -> Self {
+        let name =
+            format!("ballast-attach-{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
+        let root = proxy_user::host::cgroup::find(None).unwrap();
+        assert!(root.whole, "the tests need the root of the cgroup2 hierarchy");
+        let node = Self { bpffs: std::env::temp_dir().join(&name), cgroup: root.path.join(&name) };
+        fs::create_dir(&node.cgroup).unwrap();
+        fs::create_dir(&node.bpffs).unwrap();
+        node
+    }
+
+    pub fn settings(&self) -> Settings {
+        let capacities = Capacities {
+            services: 64,
+            frontends: 64,
+            slots: 256,
+            backends: 128,
+            flows: 256,
+            sockets: 128,
+            refusals: 32,
+        };
+        Settings {
+            object: EMBEDDED,
+            bpffs: self.bpffs.clone(),
+            cgroup: self.cgroup.clone(),
+            capacities,
+            packet_hook: PacketHook::Auto,
+        }
+    }
+
+    pub fn start(&self) -> Programs {
+        Programs::start(&self.settings()).unwrap()
+    }
+
+    pub fn start_with(&self, packet_hook: PacketHook) -> Programs {
+        Programs::start(&Settings { packet_hook, ..self.settings() }).unwrap()
+    }
+
+    pub fn ballast(&self) -> PathBuf {
+        self.bpffs.join("ballast")
+    }
+
+    /// What a pinned link is.
+    pub fn link(&self, pin: &str) -> LinkInfo {
+        Link::pinned(&self.ballast().join("links").join(pin)).unwrap().unwrap().info().unwrap()
+    }
+
+    /// Every link on the cgroup, of whomever.
+    pub fn links_on_cgroup(&self) -> Vec<LinkInfo> {
+        links_on(&self.cgroup)
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        // A test may mount one file system over another.
+        while rustix::mount::unmount(&self.bpffs, rustix::mount::UnmountFlags::DETACH).is_ok() {}
+        let _ = fs::remove_dir(&self.bpffs);
+        let _ = fs::remove_dir(&self.cgroup);
+    }
+}
+
+/// Fewer capabilities for this thread, until it is dropped.
+pub struct Privileges(CapabilitySets);
+
+impl Privileges {
+    pub fn reduce(effective: CapabilitySet) -> Self {
+        let all = capabilities(None).unwrap();
+        set_capabilities(None, CapabilitySets { effective, ..all }).unwrap();
+        Self(all)
+    }
+}
+
+impl Drop for Privileges {
+    fn drop(&mut self) {
+        // A panic goes on to remove the node, which takes all of them.
+        let _ = set_capabilities(None, self.0);
+    }
+}
+
+/// Every link on a cgroup, of whomever.
+pub fn links_on(cgroup: &Path) -> Vec<LinkInfo> {
+    let wanted = cgroup.metadata().unwrap().ino();
+    link_ids()
+        .filter_map(|id| Link::by_id(id.unwrap()).ok()?.info().ok())
+        .filter(|info| matches!(info.hook, Hook::Cgroup { id, .. } if id == wanted))
+        .collect()
+}
+
+/// Links on both TCX hooks of a device.
+pub fn links_on_device(ifindex: u32) -> Vec<u32> {
+    TCX.iter().flat_map(|hook| tcx_links(ifindex, *hook).unwrap()).collect()
+}
+
+/// Runs a shell command in the network namespace of this thread; returns what it printed.
+pub fn run(line: &str) -> String {
+    let output = Command::new("sh").args(["-c", line]).output().unwrap();
+    assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Makes a pair of devices, and returns the index of the first.
+pub fn veth(name: &str) -> u32 {
+    run(&format!("ip link add {name} type veth peer name {name}p"));
+    index(name).unwrap()
+}
+
+/// The index of a device.
+pub fn index(name: &str) -> Option<u32> {
+    let devices = proxy_user::host::devices::list().unwrap();
+    devices.iter().find(|device| device.name == name).map(|device| device.ifindex)
+}
+
+/// A program of somebody else: it lets everything pass.
+pub fn foreign(program_type: u32, attach_type: u32) -> OwnedFd {
+    #[repr(C)]
+    #[derive(Default)]
+    struct Load {
+        program_type: u32,
+        count: u32,
+        instructions: u64,
+        license: u64,
+        log: [u32; 4],
+        kernel_version: u32,
+        flags: u32,
+        name: [u8; 16],
+        ifindex: u32,
+        attach_type: u32,
+    }
+    // mov64 r0, 1; exit. For a classifier, 1 is SHOT; it is attached where no packet comes.
+    let instructions: [u64; 2] = [0x1_0000_00b7, 0x95];
+    let mut attr = Load {
+        program_type,
+        count: 2,
+        instructions: instructions.as_ptr() as u64,
+        license: c"GPL".as_ptr() as u64,
+        name: *b"somebody_else\0\0\0",
+        attach_type,
+        ..Load::default()
+    };
+    // SAFETY: BPF_PROG_LOAD with the front part of its attributes; the pointers outlive the call.
+    let fd = unsafe { libc::syscall(libc::SYS_bpf, 5, &raw mut attr, size_of::<Load>()) };
+    assert!(fd >= 0, "{}", std::io::Error::last_os_error());
+    // SAFETY: the kernel has just given us this descriptor.
+    unsafe { OwnedFd::from_raw_fd(fd as i32) }
+}
