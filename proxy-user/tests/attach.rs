@@ -1,6 +1,5 @@
 //! Attaching, restarting, losing and removing, on this machine's kernel.
-#![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
-#![expect(clippy::cast_possible_wrap, reason = "a file descriptor is small")]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 #[path = "attach/devices.rs"]
 mod devices;
