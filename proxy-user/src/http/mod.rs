@@ -1,1 +1,167 @@
-//! To be filled.
+//! The two servers that kube-proxy has: health (10256, for load balancers) and metrics (10249, for people and
+//! Prometheus).
+//!
+//! | server | path | answer |
+//! |---|---|---|
+//! | health | `/healthz`, `/livez` | JSON, 200 or 503; see [`health`] |
+//! | metrics | `/metrics` | see [`crate::metrics`] |
+//! | | `/proxyMode` | `ebpf` |
+//! | | `/healthz`, `/livez` | `ok`, or 503 and the same JSON |
+//! | | `/configz` | the settings in force, as JSON |
+//!
+//! An address that is taken does not end the agent: it is tried again every five seconds, as kube-proxy does.
+
+pub mod health;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract;
+use axum::http::header::{CONTENT_TYPE, HeaderName, X_CONTENT_TYPE_OPTIONS};
+use axum::http::{HeaderValue, StatusCode};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+
+use crate::metrics::{self, Metrics};
+use health::{Check, Now, Report, Snapshot};
+
+/// What `/proxyMode` answers.
+pub const PROXY_MODE: &str = "ebpf";
+
+/// Between two attempts to listen.
+const RETRY: Duration = Duration::from_secs(5);
+
+/// Where the servers listen; `None`: not at all.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Addresses {
+    /// `/healthz` and `/livez`.
+    pub health: Option<SocketAddr>,
+    /// All else.
+    pub metrics: Option<SocketAddr>,
+}
+
+/// What the answers are made of.
+#[derive(Clone, Debug)]
+pub struct State {
+    /// What the agent knows of its syncs.
+    pub health: watch::Receiver<Snapshot>,
+    /// How long a change may wait before the agent is unwell: two sync periods.
+    pub patience: Duration,
+    /// All metrics.
+    pub metrics: Arc<Metrics>,
+    /// The settings in force.
+    pub config: Arc<serde_json::Value>,
+}
+
+/// Serves until it is dropped.
+pub async fn serve(addresses: Addresses, state: State) {
+    let health = listen("health", addresses.health, health_router(state.clone()));
+    let metrics = listen("metrics", addresses.metrics, metrics_router(state));
+    tokio::join!(health, metrics);
+}
+
+/// The paths of the health server.
+pub fn health_router(state: State) -> Router {
+    Router::new().route("/healthz", get(healthz)).route("/livez", get(livez)).with_state(state)
+}
+
+/// The paths of the metrics server.
+pub fn metrics_router(state: State) -> Router {
+    Router::new()
+        .route("/metrics", get(scrape))
+        .route("/proxyMode", get(|| async { text(StatusCode::OK, PROXY_MODE.to_owned()) }))
+        .route("/healthz", get(ping))
+        .route("/livez", get(ping))
+        .route("/configz", get(configz))
+        .with_state(state)
+}
+
+async fn listen(server: &'static str, address: Option<SocketAddr>, router: Router) {
+    let Some(address) = address else { return };
+    let mut told = false;
+    loop {
+        match TcpListener::bind(address).await {
+            Ok(listener) => {
+                // With port 0 the kernel chooses, and only the listener knows.
+                let address = listener.local_addr().unwrap_or(address);
+                tracing::info!(server, %address, "listening");
+                told = false;
+                if let Err(error) = axum::serve(listener, router.clone()).await {
+                    tracing::warn!(server, %address, %error, "the server stopped; it is started again");
+                }
+            }
+            Err(error) if !told => {
+                told = true;
+                tracing::warn!(server, %address, %error, "cannot listen; trying again every 5 s");
+            }
+            Err(_) => {}
+        }
+        tokio::time::sleep(RETRY).await;
+    }
+}
+
+fn report(state: &State, check: Check) -> Report {
+    Report::of(&state.health.borrow(), state.patience, check, Now::read())
+}
+
+async fn healthz(extract::State(state): extract::State<State>) -> Response {
+    let report = report(&state, Check::Healthz);
+    state.metrics.answered_healthz(report.code());
+    json(report.code(), &report)
+}
+
+async fn livez(extract::State(state): extract::State<State>) -> Response {
+    let report = report(&state, Check::Livez);
+    state.metrics.answered_livez(report.code());
+    json(report.code(), &report)
+}
+
+/// The metrics server's own health says whether the agent works; the node's fate is the health server's matter.
+async fn ping(extract::State(state): extract::State<State>) -> Response {
+    let report = report(&state, Check::Livez);
+    match report.code() {
+        200 => text(StatusCode::OK, "ok".to_owned()),
+        code => json(code, &report),
+    }
+}
+
+async fn configz(extract::State(state): extract::State<State>) -> Response {
+    json(200, &serde_json::json!({ "ballast": &*state.config }))
+}
+
+async fn scrape(extract::State(state): extract::State<State>) -> Response {
+    // Reading the maps blocks for some milliseconds: not on a thread that serves.
+    let metrics = Arc::clone(&state.metrics);
+    match tokio::task::spawn_blocking(move || metrics.encode()).await {
+        Ok(Ok(body)) => with_type(StatusCode::OK, metrics::CONTENT_TYPE, body),
+        Ok(Err(error)) => text(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
+        Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
+    }
+}
+
+fn text(status: StatusCode, body: String) -> Response {
+    with_type(status, "text/plain; charset=utf-8", body)
+}
+
+fn json(code: u16, value: &impl serde::Serialize) -> Response {
+    let status = StatusCode::from_u16(code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    match serde_json::to_string(value) {
+        Ok(body) => with_type(status, "application/json", body),
+        Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
+    }
+}
+
+fn with_type(status: StatusCode, kind: &'static str, body: String) -> Response {
+    let headers: [(HeaderName, HeaderValue); 2] = [
+        (CONTENT_TYPE, HeaderValue::from_static(kind)),
+        (X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff")),
+    ];
+    (status, headers, body).into_response()
+}
+
+#[cfg(test)]
+mod tests;

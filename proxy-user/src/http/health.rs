@@ -1,0 +1,251 @@
+//! Whether the agent is well, by kube-proxy's rules (`pkg/proxy/healthcheck/proxy_health.go`, 1.36).
+//!
+//! A family is unwell when a change of it has waited for longer than two sync periods. Nothing waiting is
+//! health, however long ago the last sync was, and so is the time before the first list. `/healthz` also fails
+//! when the node is about to go, so that load balancers turn away from it; `/livez` does not.
+
+use std::time::{Duration, Instant, SystemTime};
+
+use serde::Serialize;
+
+use crate::model::net::IpFamily;
+
+/// What is known of one family's syncs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FamilySync {
+    /// Since when the oldest change has waited, if any does.
+    pub pending_since: Option<Instant>,
+    /// When the maps were last made right.
+    pub last_updated: Option<SystemTime>,
+}
+
+/// What is known of the agent. The owner of the maps publishes it through a `watch` channel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Snapshot {
+    /// IPv4's syncs.
+    pub v4: FamilySync,
+    /// IPv6's syncs.
+    pub v6: FamilySync,
+    /// Load balancers may send traffic to this node: it is neither going nor about to.
+    pub node_eligible: bool,
+}
+
+impl Default for Snapshot {
+    /// Before the first list.
+    fn default() -> Self {
+        Self { v4: FamilySync::default(), v6: FamilySync::default(), node_eligible: true }
+    }
+}
+
+impl Snapshot {
+    /// A change of this family waits. The first one that does counts.
+    pub fn queued(&mut self, family: IpFamily, at: Instant) {
+        self.family(family).pending_since.get_or_insert(at);
+    }
+
+    /// Nothing of this family waits any more.
+    pub fn updated(&mut self, family: IpFamily, at: SystemTime) {
+        *self.family(family) = FamilySync { pending_since: None, last_updated: Some(at) };
+    }
+
+    fn family(&mut self, family: IpFamily) -> &mut FamilySync {
+        match family {
+            IpFamily::V4 => &mut self.v4,
+            IpFamily::V6 => &mut self.v6,
+        }
+    }
+}
+
+/// The time, on both clocks.
+#[derive(Clone, Copy, Debug)]
+pub struct Now {
+    /// For intervals.
+    pub instant: Instant,
+    /// For people.
+    pub system: SystemTime,
+}
+
+impl Now {
+    /// Reads both.
+    pub fn read() -> Self {
+        Self { instant: Instant::now(), system: SystemTime::now() }
+    }
+}
+
+/// Which of the two questions is answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Check {
+    /// Should traffic come to this node?
+    Healthz,
+    /// Should this process go on?
+    Livez,
+}
+
+/// The answer, with kube-proxy's fields.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Report {
+    last_updated: String,
+    current_time: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    node_eligible: Option<bool>,
+    healthy: bool,
+    status: Families,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+struct Families {
+    #[serde(rename = "IPv4")]
+    v4: FamilyReport,
+    #[serde(rename = "IPv6")]
+    v6: FamilyReport,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct FamilyReport {
+    last_updated: String,
+    healthy: bool,
+}
+
+impl Report {
+    /// The answer at `now`, when a change may wait for `patience`.
+    pub fn of(snapshot: &Snapshot, patience: Duration, check: Check, now: Now) -> Self {
+        let family = |sync: &FamilySync| FamilyReport {
+            last_updated: rfc3339(sync.last_updated),
+            healthy: sync
+                .pending_since
+                .is_none_or(|since| now.instant.saturating_duration_since(since) <= patience),
+        };
+        let status = Families { v4: family(&snapshot.v4), v6: family(&snapshot.v6) };
+        let healthy = status.v4.healthy && status.v6.healthy;
+        // While all is well this is the current time: older load balancers look at nothing else.
+        let last_updated =
+            if healthy { Some(now.system) } else { snapshot.v4.last_updated.max(snapshot.v6.last_updated) };
+        Self {
+            last_updated: rfc3339(last_updated),
+            current_time: rfc3339(Some(now.system)),
+            node_eligible: (check == Check::Healthz).then_some(snapshot.node_eligible),
+            healthy,
+            status,
+        }
+    }
+
+    /// The HTTP status.
+    pub fn code(&self) -> u16 {
+        if self.healthy && self.node_eligible.unwrap_or(true) { 200 } else { 503 }
+    }
+}
+
+/// As Go writes times in JSON; what never was is the year 1.
+fn rfc3339(time: Option<SystemTime>) -> String {
+    time.and_then(|time| jiff::Timestamp::try_from(time).ok())
+        .map_or_else(|| "0001-01-01T00:00:00Z".to_owned(), |time| time.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    const PATIENCE: Duration = Duration::from_mins(1);
+
+    /// A clock that goes only when told.
+    struct Clock(Now);
+
+    impl Clock {
+        fn new() -> Self {
+            Self(Now { instant: Instant::now(), system: SystemTime::UNIX_EPOCH + Duration::from_hours(1) })
+        }
+
+        fn pass(&mut self, seconds: u64) {
+            self.0.instant += Duration::from_secs(seconds);
+            self.0.system += Duration::from_secs(seconds);
+        }
+
+        fn check(&self, snapshot: &Snapshot) -> Report {
+            Report::of(snapshot, PATIENCE, Check::Healthz, self.0)
+        }
+
+        fn update(&self, snapshot: &mut Snapshot, family: IpFamily) {
+            snapshot.updated(family, self.0.system);
+        }
+    }
+
+    fn well(report: &Report) -> (u16, bool, bool) {
+        (report.code(), report.status.v4.healthy, report.status.v6.healthy)
+    }
+
+    #[test]
+    fn before_the_first_sync_and_ever_after_without_changes() {
+        let (mut clock, mut snapshot) = (Clock::new(), Snapshot::default());
+        assert_eq!(well(&clock.check(&snapshot)), (200, true, true));
+        clock.update(&mut snapshot, IpFamily::V4);
+        clock.update(&mut snapshot, IpFamily::V6);
+        clock.pass(1_000_000);
+        assert_eq!(well(&clock.check(&snapshot)), (200, true, true));
+    }
+
+    #[rstest]
+    #[case(IpFamily::V4, (503, false, true))]
+    #[case(IpFamily::V6, (503, true, false))]
+    fn a_change_that_waits_too_long(#[case] family: IpFamily, #[case] expected: (u16, bool, bool)) {
+        let (mut clock, mut snapshot) = (Clock::new(), Snapshot::default());
+        snapshot.queued(family, clock.0.instant);
+        clock.pass(60);
+        assert_eq!(clock.check(&snapshot).code(), 200, "exactly two periods are not too long");
+        clock.pass(1);
+        // A later change does not make the first one younger.
+        snapshot.queued(family, clock.0.instant);
+        assert_eq!(well(&clock.check(&snapshot)), expected);
+        let other = if family == IpFamily::V4 { IpFamily::V6 } else { IpFamily::V4 };
+        clock.update(&mut snapshot, other);
+        assert_eq!(well(&clock.check(&snapshot)), expected, "the other family's sync has no effect");
+        clock.update(&mut snapshot, family);
+        assert_eq!(well(&clock.check(&snapshot)), (200, true, true));
+    }
+
+    #[test]
+    fn both_late_need_both() {
+        let (mut clock, mut snapshot) = (Clock::new(), Snapshot::default());
+        snapshot.queued(IpFamily::V4, clock.0.instant);
+        snapshot.queued(IpFamily::V6, clock.0.instant);
+        clock.pass(61);
+        assert_eq!(well(&clock.check(&snapshot)), (503, false, false));
+        clock.update(&mut snapshot, IpFamily::V4);
+        assert_eq!(well(&clock.check(&snapshot)), (503, true, false));
+        clock.update(&mut snapshot, IpFamily::V6);
+        assert_eq!(well(&clock.check(&snapshot)), (200, true, true));
+    }
+
+    #[test]
+    fn a_node_that_goes_gets_no_traffic_but_lives() {
+        let clock = Clock::new();
+        let snapshot = Snapshot { node_eligible: false, ..Snapshot::default() };
+        let healthz = clock.check(&snapshot);
+        assert_eq!((healthz.code(), healthz.healthy), (503, true));
+        let livez = Report::of(&snapshot, PATIENCE, Check::Livez, clock.0);
+        assert_eq!((livez.code(), livez.node_eligible), (200, None));
+    }
+
+    #[test]
+    fn the_body_is_kube_proxys() {
+        let (mut clock, mut snapshot) = (Clock::new(), Snapshot::default());
+        clock.update(&mut snapshot, IpFamily::V4);
+        snapshot.queued(IpFamily::V6, clock.0.instant);
+        clock.pass(61);
+        let body = serde_json::to_string(&clock.check(&snapshot)).unwrap();
+        assert_eq!(
+            body,
+            r#"{"lastUpdated":"1970-01-01T01:00:00Z","currentTime":"1970-01-01T01:01:01Z","nodeEligible":true,"healthy":false,"status":{"IPv4":{"lastUpdated":"1970-01-01T01:00:00Z","healthy":true},"IPv6":{"lastUpdated":"0001-01-01T00:00:00Z","healthy":false}}}"#
+        );
+        clock.update(&mut snapshot, IpFamily::V6);
+        clock.pass(500);
+        let report = Report::of(&snapshot, PATIENCE, Check::Livez, clock.0);
+        assert_eq!(
+            report.last_updated, report.current_time,
+            "well: the current time, for old load balancers"
+        );
+        assert!(!serde_json::to_string(&report).unwrap().contains("nodeEligible"));
+    }
+}

@@ -1,0 +1,99 @@
+use super::*;
+use crate::model::net::IpFamily;
+use std::time::Instant;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+fn state(snapshot: Snapshot) -> State {
+    State {
+        health: watch::Sender::new(snapshot).subscribe(),
+        patience: Duration::from_mins(1),
+        metrics: Arc::new(Metrics::new(std::path::Path::new("/nonexistent"))),
+        config: Arc::new(serde_json::json!({"nodeName": "node-a"})),
+    }
+}
+
+/// An agent with a change that waited for too long.
+fn unwell() -> Snapshot {
+    let mut snapshot = Snapshot::default();
+    snapshot.queued(IpFamily::V4, Instant::now().checked_sub(Duration::from_mins(2)).unwrap());
+    snapshot
+}
+
+/// Status, headers in lower case, body.
+async fn fetch(address: SocketAddr, path: &str) -> (u16, String, String) {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    let request = format!("GET {path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut reply = String::new();
+    stream.read_to_string(&mut reply).await.unwrap();
+    let (head, body) = reply.split_once("\r\n\r\n").unwrap();
+    let code = head.split(' ').nth(1).unwrap().parse().unwrap();
+    (code, head.to_lowercase(), body.to_owned())
+}
+
+async fn start(router: Router) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async { axum::serve(listener, router).await });
+    address
+}
+
+#[tokio::test]
+async fn the_metrics_server() {
+    let address = start(metrics_router(state(Snapshot::default()))).await;
+    let (code, head, body) = fetch(address, "/proxyMode").await;
+    assert_eq!((code, &*body), (200, "ebpf"));
+    assert!(head.contains("content-type: text/plain; charset=utf-8"), "{head}");
+    assert_eq!(fetch(address, "/healthz").await.2, "ok");
+    assert_eq!(fetch(address, "/livez").await.2, "ok");
+    assert_eq!(fetch(address, "/configz").await.2, r#"{"ballast":{"nodeName":"node-a"}}"#);
+    assert_eq!(fetch(address, "/nothing").await.0, 404);
+    let (code, head, body) = fetch(address, "/metrics").await;
+    assert_eq!(code, 200);
+    assert!(head.contains("content-type: application/openmetrics-text; version=1.0.0"), "{head}");
+    assert!(body.contains("\nballast_maps_readable 0\n") && body.ends_with("# EOF\n"), "{body}");
+}
+
+#[tokio::test]
+async fn the_health_server_counts_its_answers() {
+    let state = state(Snapshot { node_eligible: false, ..Snapshot::default() });
+    let metrics = Arc::clone(&state.metrics);
+    let address = start(health_router(state)).await;
+    let (code, head, body) = fetch(address, "/healthz").await;
+    assert_eq!(code, 503);
+    assert!(head.contains("content-type: application/json"), "{head}");
+    assert!(head.contains("x-content-type-options: nosniff"), "{head}");
+    let body: serde_json::Value = serde_json::from_str(&body).unwrap();
+    assert_eq!((&body["nodeEligible"], &body["healthy"]), (&false.into(), &true.into()));
+    assert_eq!(fetch(address, "/livez").await.0, 200);
+    assert_eq!(fetch(address, "/metrics").await.0, 404);
+    let text = metrics.encode().unwrap();
+    assert!(text.contains("kubeproxy_proxy_healthz_total{code=\"503\"} 1\n"), "{text}");
+    assert!(text.contains("kubeproxy_proxy_livez_total{code=\"200\"} 1\n"), "{text}");
+}
+
+#[tokio::test]
+async fn both_servers_say_when_the_agent_is_unwell() {
+    let health = start(health_router(state(unwell()))).await;
+    assert_eq!(fetch(health, "/healthz").await.0, 503);
+    assert_eq!(fetch(health, "/livez").await.0, 503);
+    let metrics = start(metrics_router(state(unwell()))).await;
+    let (code, _, body) = fetch(metrics, "/healthz").await;
+    assert_eq!(code, 503);
+    assert!(body.contains(r#""IPv4":{"lastUpdated":"0001-01-01T00:00:00Z","healthy":false}"#), "{body}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_address_that_is_taken_is_tried_again() {
+    let taken = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = taken.local_addr().unwrap();
+    let addresses = Addresses { health: None, metrics: Some(address) };
+    let server = tokio::spawn(serve(addresses, state(Snapshot::default())));
+    tokio::time::sleep(RETRY * 2).await;
+    assert!(!server.is_finished(), "the agent goes on");
+    drop(taken);
+    tokio::time::sleep(RETRY + Duration::from_millis(1)).await;
+    assert_eq!(fetch(address, "/proxyMode").await.2, "ebpf");
+    server.abort();
+}

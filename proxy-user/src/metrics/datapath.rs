@@ -1,0 +1,232 @@
+//! What the programs count, read from the maps at each scrape.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeCounterValue, EncodeGaugeValue, NoLabelSet};
+use prometheus_client::metrics::MetricType;
+use proxy_common::reason::Reason;
+
+use crate::maps::view::{BackendState, FlowState, LinkRow, NameRow, Snapshot, UsageRow, View, ViewError};
+
+/// Labels of one sample.
+pub(super) type Labels = Vec<(&'static str, String)>;
+
+/// Reads the maps below one bpffs.
+#[derive(Debug)]
+pub struct DataPath {
+    bpffs: PathBuf,
+}
+
+/// All that one scrape tells.
+#[derive(Clone, Debug, Default)]
+pub struct Reading {
+    /// Services, endpoints, and what was counted for them.
+    pub snapshot: Snapshot,
+    /// Maps.
+    pub maps: Vec<UsageRow>,
+    /// Attached programs.
+    pub links: Vec<LinkRow>,
+    /// Flows, by state.
+    pub flows: BTreeMap<FlowState, u64>,
+    /// How often each reason was met.
+    pub reasons: BTreeMap<Reason, u64>,
+}
+
+impl DataPath {
+    /// Of the maps that are pinned below `bpffs`.
+    pub fn new(bpffs: &Path) -> Self {
+        Self { bpffs: bpffs.to_owned() }
+    }
+
+    fn read(&self) -> Result<Reading, ViewError> {
+        let view = View::open(&self.bpffs)?;
+        let mut flows = BTreeMap::new();
+        for row in view.flows()? {
+            *flows.entry(row.state).or_default() += 1;
+        }
+        Ok(Reading {
+            snapshot: view.snapshot()?,
+            maps: view.usage()?,
+            links: view.links()?,
+            reasons: view.reasons()?,
+            flows,
+        })
+    }
+}
+
+impl Collector for DataPath {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let reading = self.read();
+        let readable = u64::from(reading.is_ok());
+        gauge(
+            &mut encoder,
+            "ballast_maps_readable",
+            "Whether the maps could be read",
+            [(Vec::new(), readable)],
+        )?;
+        match reading {
+            Ok(reading) => reading.encode(&mut encoder),
+            Err(error) => {
+                tracing::debug!(%error, "the maps cannot be read for /metrics");
+                Ok(())
+            }
+        }
+    }
+}
+
+impl Reading {
+    /// Writes all of it.
+    pub fn encode(&self, e: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        self.encode_maps(e)?;
+        self.encode_programs(e)?;
+        self.encode_services(e)?;
+        self.encode_refusals(e)
+    }
+
+    fn encode_maps(&self, e: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let map = |row: &UsageRow| vec![("map", row.name.to_owned())];
+        let used = self.maps.iter().filter_map(|row| Some((map(row), row.used?)));
+        gauge(e, "ballast_map_entries", "Entries in use", used)?;
+        let capacity = self.maps.iter().map(|row| (map(row), row.capacity));
+        gauge(e, "ballast_map_capacity", "Entries that fit", capacity)?;
+        let memory = self.maps.iter().filter_map(|row| Some((map(row), row.memory?)));
+        gauge(e, "ballast_map_memory_bytes", "Kernel memory of the map", memory)?;
+        let states = [
+            FlowState::Opening,
+            FlowState::Established,
+            FlowState::Closing,
+            FlowState::Closed,
+            FlowState::Expired,
+        ];
+        let flows = states.into_iter().map(|state| {
+            (vec![("state", state.label().to_owned())], self.flows.get(&state).copied().unwrap_or_default())
+        });
+        gauge(e, "ballast_flows", "Connections that the packet path follows", flows)?;
+        let backends = [BackendState::Active, BackendState::Gone].into_iter().map(|state| {
+            let count = self.snapshot.backends.values().filter(|row| row.state == state).count() as u64;
+            (vec![("state", state.label().to_owned())], count)
+        });
+        gauge(e, "ballast_backends", "Endpoints of Service ports", backends)
+    }
+
+    fn encode_programs(&self, e: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let link = |row: &LinkRow| vec![("hook", row.hook.clone()), ("program", row.program.clone())];
+        let attached = self.links.iter().map(|row| (link(row), 1u32));
+        gauge(e, "ballast_program_attached", "A program that is attached by a pinned link", attached)?;
+        // The kernel counts by program, not by hook: one that hangs at two hooks must not count twice.
+        let programs: BTreeMap<u32, &LinkRow> = self.links.iter().map(|row| (row.program_id, row)).collect();
+        let mut total: BTreeMap<&str, (u64, f64)> = BTreeMap::new();
+        for row in programs.into_values() {
+            let (runs, seconds) = total.entry(&row.program).or_default();
+            *runs += row.runs;
+            *seconds += row.run_time.as_secs_f64();
+        }
+        let program = |name: &str| vec![("program", name.to_owned())];
+        let runs = total.iter().map(|(name, (runs, _))| (program(name), *runs));
+        let help = "How often the program ran; 0 unless kernel.bpf_stats_enabled is set";
+        counter(e, "ballast_program_runs", help, runs)?;
+        let seconds = total.iter().map(|(name, (_, seconds))| (program(name), *seconds));
+        counter(e, "ballast_program_run_seconds", "Time spent in these runs", seconds)
+    }
+
+    fn encode_services(&self, e: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let Snapshot { names, service_stats, .. } = &self.snapshot;
+        let rows: Vec<_> =
+            names.iter().filter_map(|(id, name)| Some((port(name), service_stats.get(id)?))).collect();
+        let connections = rows.iter().map(|(labels, stats)| (labels.clone(), stats.connections));
+        let help = "Connections begun: by sockets, and by new flows of packets";
+        counter(e, "ballast_service_connections", help, connections)?;
+        let packets = rows.iter().flat_map(|(labels, stats)| {
+            [
+                (with(labels, "direction", "forward"), stats.packets),
+                (with(labels, "direction", "reply"), stats.reply_packets),
+            ]
+        });
+        let help = "Packets translated; traffic of translated sockets passes no hook and is not here";
+        counter(e, "ballast_service_packets", help, packets)?;
+        let bytes = rows.iter().flat_map(|(labels, stats)| {
+            [
+                (with(labels, "direction", "forward"), stats.bytes),
+                (with(labels, "direction", "reply"), stats.reply_bytes),
+            ]
+        });
+        counter(e, "ballast_service_bytes", "Bytes of these packets, with IP headers", bytes)?;
+        let mut serving: BTreeMap<u32, u64> = names.keys().map(|id| (*id, 0)).collect();
+        for row in self.snapshot.backends.values().filter(|row| row.state == BackendState::Active) {
+            serving.entry(row.service).and_modify(|count| *count += 1);
+        }
+        let endpoints = serving.iter().filter_map(|(id, count)| Some((port(names.get(id)?), *count)));
+        gauge(e, "ballast_service_endpoints", "Endpoints that serve", endpoints)
+    }
+
+    fn encode_refusals(&self, e: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let reasons = self.reasons.iter().map(|(reason, count)| (because(Vec::new(), *reason), *count));
+        counter(e, "ballast_reasons", "Packets and calls that were not translated, by reason", reasons)?;
+        let refusals = self.snapshot.refusals.iter().filter_map(|((service, reason), count)| {
+            Some((because(port(self.snapshot.names.get(service)?), *reason), *count))
+        });
+        counter(e, "ballast_service_refusals", "The same, by Service port", refusals)
+    }
+}
+
+fn port(name: &NameRow) -> Labels {
+    vec![
+        ("namespace", name.namespace.clone()),
+        ("name", name.name.clone()),
+        ("port", name.port.clone()),
+        ("protocol", name.protocol.to_string()),
+        ("ip_family", name.family.to_string()),
+    ]
+}
+
+fn because(mut labels: Labels, reason: Reason) -> Labels {
+    labels.push(("reason", reason.label().to_owned()));
+    labels.push(("verdict", reason.verdict().label().to_owned()));
+    labels
+}
+
+fn with(labels: &Labels, key: &'static str, value: &str) -> Labels {
+    let mut labels = labels.clone();
+    labels.push((key, value.to_owned()));
+    labels
+}
+
+/// Writes a counter; `_total` is added to its name.
+pub(super) fn counter<V: EncodeCounterValue>(
+    encoder: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    samples: impl IntoIterator<Item = (Labels, V)>,
+) -> Result<(), fmt::Error> {
+    let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+    for (labels, value) in samples {
+        // A family of one sample without labels would get empty braces.
+        if labels.is_empty() {
+            metric.encode_counter::<NoLabelSet, _, u64>(&value, None)?;
+        } else {
+            metric.encode_family(&labels)?.encode_counter::<NoLabelSet, _, u64>(&value, None)?;
+        }
+    }
+    Ok(())
+}
+
+/// Writes a gauge.
+pub(super) fn gauge<V: EncodeGaugeValue>(
+    encoder: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    samples: impl IntoIterator<Item = (Labels, V)>,
+) -> Result<(), fmt::Error> {
+    let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+    for (labels, value) in samples {
+        if labels.is_empty() {
+            metric.encode_gauge(&value)?;
+        } else {
+            metric.encode_family(&labels)?.encode_gauge(&value)?;
+        }
+    }
+    Ok(())
+}

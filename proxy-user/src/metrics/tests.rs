@@ -1,0 +1,224 @@
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use proxy_common::reason::Reason;
+use proxy_common::stats::ServiceStats;
+
+use super::*;
+use crate::maps::view::{BackendRow, BackendState, FlowState, LinkRow, NameRow, Transport, UsageRow};
+use datapath::Reading;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::DescriptorEncoder;
+
+/// A parsed exposition: (sample name with labels, value), and (family, type).
+#[derive(Default, Debug)]
+struct Parsed {
+    samples: Vec<(String, f64)>,
+    families: Vec<(String, String)>,
+}
+
+impl Parsed {
+    fn value(&self, sample: &str) -> Option<f64> {
+        self.samples.iter().find(|(name, _)| name == sample).map(|(_, value)| *value)
+    }
+}
+
+/// Reads the text by the rules of `OpenMetrics` 1.0: each family is declared once and before its samples, these
+/// carry the suffixes of its type, no sample comes twice, and the end is marked.
+fn parse(text: &str) -> Parsed {
+    let body = text.strip_suffix("# EOF\n").expect("the end is marked");
+    let mut parsed = Parsed::default();
+    let mut seen = BTreeSet::new();
+    for line in body.lines() {
+        if let Some(rest) = line.strip_prefix("# TYPE ") {
+            let (name, kind) = rest.split_once(' ').unwrap();
+            assert!(parsed.families.iter().all(|(known, _)| known != name), "{name} is declared twice");
+            parsed.families.push((name.to_owned(), kind.to_owned()));
+        } else if !line.starts_with("# ") {
+            let (sample, value) = line.rsplit_once(' ').unwrap_or_else(|| panic!("no value: {line}"));
+            let (family, kind) = parsed.families.last().expect("a family comes first");
+            let name = sample.split('{').next().unwrap();
+            let suffix = name.strip_prefix(family.as_str()).unwrap_or_else(|| panic!("{name} in {family}"));
+            let legal: &[&str] = match kind.as_str() {
+                "counter" => &["_total"],
+                "gauge" => &[""],
+                "histogram" => &["_bucket", "_sum", "_count"],
+                "info" => &["_info"],
+                other => panic!("{family} is a {other}"),
+            };
+            assert!(legal.contains(&suffix), "{name} is a {kind}");
+            assert!(seen.insert(sample.to_owned()), "{sample} comes twice");
+            parsed.samples.push((sample.to_owned(), value.parse().unwrap()));
+        }
+    }
+    parsed
+}
+
+#[derive(Debug)]
+struct Fixed(Reading);
+
+impl Collector for Fixed {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        self.0.encode(&mut encoder)
+    }
+}
+
+fn reading() -> Reading {
+    let name = NameRow {
+        namespace: "default".into(),
+        name: "redis".into(),
+        port: "resp".into(),
+        protocol: Transport(6),
+        family: IpFamily::V4,
+    };
+    let backend = BackendRow {
+        socket: SocketAddr::from(([10, 0, 0, 1], 6379)),
+        protocol: Transport(6),
+        service: 3,
+        state: BackendState::Active,
+        local: true,
+        terminating: false,
+    };
+    let stats = ServiceStats { connections: 5, packets: 6, bytes: 7, reply_packets: 8, reply_bytes: 9 };
+    let link = |hook: &str| LinkRow {
+        hook: hook.into(),
+        program_id: 7,
+        program: "tc_ingress".into(),
+        runs: 10,
+        run_time: Duration::from_micros(3),
+    };
+    let map = UsageRow {
+        name: "services",
+        id: 1,
+        pin: PathBuf::new(),
+        kind: "hash".into(),
+        capacity: 100,
+        used: Some(2),
+        memory: Some(4096),
+        setting: "",
+    };
+    Reading {
+        snapshot: crate::maps::view::Snapshot {
+            names: [(3, name)].into(),
+            backends: [(1, backend.clone()), (2, BackendRow { state: BackendState::Gone, ..backend })].into(),
+            service_stats: [(3, stats)].into(),
+            refusals: [((3, Reason::NoEndpoint), 4), ((99, Reason::NoEndpoint), 1)].into(),
+            ..Default::default()
+        },
+        maps: vec![map.clone(), UsageRow { name: "config", used: None, memory: None, ..map }],
+        links: vec![link("tcx_ingress_2"), link("tcx_ingress_3")],
+        flows: [(FlowState::Established, 11)].into(),
+        reasons: Reason::ALL.iter().map(|reason| (*reason, *reason as u64)).collect(),
+    }
+}
+
+#[test]
+fn everything_is_valid_and_kube_proxys_names_are_there() {
+    let metrics = Metrics::new(Path::new("/nonexistent"));
+    let at = UNIX_EPOCH + Duration::from_millis(1_500);
+    metrics.queued(IpFamily::V4, at);
+    metrics.synced(IpFamily::V4, Extent::Full, at, Duration::from_millis(3));
+    metrics.synced(IpFamily::V4, Extent::Partial, at, Duration::from_millis(1));
+    metrics.programmed(IpFamily::V6, Duration::from_secs(70));
+    metrics.changed(2, 3);
+    metrics.pending(1, 4);
+    metrics.no_local_endpoints(Policy::External, IpFamily::V4, 2);
+    metrics.answered_healthz(200);
+    metrics.answered_livez(503);
+    metrics.map_operations("services", "write", 9, 1);
+    metrics.repaired(1);
+    metrics.problems(6);
+    let parsed = parse(&metrics.encode().unwrap());
+    for (sample, value) in [
+        ("kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds{ip_family=\"IPv4\"}", 1.5),
+        ("kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family=\"IPv4\"}", 1.5),
+        ("kubeproxy_sync_proxy_rules_duration_seconds_count{ip_family=\"IPv4\"}", 2.0),
+        ("kubeproxy_sync_full_proxy_rules_duration_seconds_count{ip_family=\"IPv4\"}", 1.0),
+        ("kubeproxy_sync_partial_proxy_rules_duration_seconds_bucket{le=\"0.001\",ip_family=\"IPv4\"}", 1.0),
+        ("kubeproxy_sync_proxy_rules_service_changes_total", 2.0),
+        ("kubeproxy_sync_proxy_rules_service_changes_pending", 1.0),
+        ("kubeproxy_sync_proxy_rules_endpoint_changes_total", 3.0),
+        ("kubeproxy_sync_proxy_rules_endpoint_changes_pending", 4.0),
+        ("kubeproxy_network_programming_duration_seconds_bucket{le=\"65.0\",ip_family=\"IPv6\"}", 0.0),
+        ("kubeproxy_network_programming_duration_seconds_bucket{le=\"70.0\",ip_family=\"IPv6\"}", 1.0),
+        ("kubeproxy_network_programming_duration_seconds_bucket{le=\"300.0\",ip_family=\"IPv6\"}", 1.0),
+        (
+            "kubeproxy_sync_proxy_rules_no_local_endpoints_total{traffic_policy=\"external\",ip_family=\"IPv4\"}",
+            2.0,
+        ),
+        ("kubeproxy_proxy_healthz_total{code=\"200\"}", 1.0),
+        ("kubeproxy_proxy_livez_total{code=\"503\"}", 1.0),
+        ("ballast_map_operations_total{map=\"services\",operation=\"write\"}", 9.0),
+        ("ballast_map_operation_failures_total{map=\"services\",operation=\"write\"}", 1.0),
+        ("ballast_drift_repairs_total", 1.0),
+        ("ballast_problems", 6.0),
+        ("ballast_maps_readable", 0.0),
+    ] {
+        assert_eq!(parsed.value(sample), Some(value), "{sample} in {parsed:#?}");
+    }
+    let build = format!("ballast_build_info{{version=\"{}\",abi=\"1\"}}", env!("CARGO_PKG_VERSION"));
+    assert_eq!(parsed.value(&build), Some(1.0), "{parsed:#?}");
+}
+
+#[test]
+fn the_process_is_measured() {
+    let parsed = parse(&Metrics::new(Path::new("/nonexistent")).encode().unwrap());
+    let value = |name| parsed.value(name).unwrap_or_else(|| panic!("{name} is missing"));
+    assert!(value("process_resident_memory_bytes") > 1_000_000.0);
+    assert!(value("process_open_fds") >= 3.0 && value("process_max_fds") >= value("process_open_fds"));
+    assert!(value("process_cpu_seconds_total") >= 0.0);
+    let now = unix(SystemTime::now());
+    assert!((now - 86_400.0..now + 2.0).contains(&value("process_start_time_seconds")));
+}
+
+#[test]
+fn what_the_programs_counted() {
+    let mut registry = Registry::default();
+    registry.register_collector(Box::new(Fixed(reading())));
+    let mut text = String::new();
+    text::encode(&mut text, &registry).unwrap();
+    let parsed = parse(&text);
+    let port = "namespace=\"default\",name=\"redis\",port=\"resp\",protocol=\"TCP\",ip_family=\"IPv4\"";
+    for (sample, value) in [
+        (format!("ballast_service_connections_total{{{port}}}"), 5.0),
+        (format!("ballast_service_packets_total{{{port},direction=\"forward\"}}"), 6.0),
+        (format!("ballast_service_bytes_total{{{port},direction=\"reply\"}}"), 9.0),
+        (format!("ballast_service_endpoints{{{port}}}"), 1.0),
+        (format!("ballast_service_refusals_total{{{port},reason=\"no_endpoint\",verdict=\"reject\"}}"), 4.0),
+        ("ballast_reasons_total{reason=\"flow_table_full\",verdict=\"drop\"}".into(), 2.0),
+        ("ballast_reasons_total{reason=\"no_endpoint\",verdict=\"reject\"}".into(), 0.0),
+        ("ballast_map_entries{map=\"services\"}".into(), 2.0),
+        ("ballast_map_capacity{map=\"config\"}".into(), 100.0),
+        ("ballast_map_memory_bytes{map=\"services\"}".into(), 4096.0),
+        ("ballast_flows{state=\"established\"}".into(), 11.0),
+        ("ballast_flows{state=\"opening\"}".into(), 0.0),
+        ("ballast_backends{state=\"gone\"}".into(), 1.0),
+        ("ballast_program_attached{hook=\"tcx_ingress_3\",program=\"tc_ingress\"}".into(), 1.0),
+        ("ballast_program_runs_total{program=\"tc_ingress\"}".into(), 10.0),
+    ] {
+        assert_eq!(parsed.value(&sample), Some(value), "{sample} in {parsed:#?}");
+    }
+    assert_eq!(parsed.value("ballast_map_entries{map=\"config\"}"), None, "nothing is known of it");
+}
+
+#[test]
+fn buckets_are_kube_proxys() {
+    let metrics = Metrics::new(Path::new("/nonexistent"));
+    metrics.synced(IpFamily::V4, Extent::Full, UNIX_EPOCH, Duration::ZERO);
+    metrics.programmed(IpFamily::V4, Duration::ZERO);
+    let parsed = parse(&metrics.encode().unwrap());
+    let bounds = |family: &str| -> Vec<String> {
+        let start = format!("{family}_bucket{{le=\"");
+        parsed
+            .samples
+            .iter()
+            .filter_map(|(name, _)| Some(name.strip_prefix(&start)?.split('"').next()?.to_owned()))
+            .collect()
+    };
+    let sync = bounds("kubeproxy_sync_proxy_rules_duration_seconds");
+    assert_eq!((sync.len(), &*sync[0], &*sync[14], &*sync[15]), (16, "0.001", "16.384", "+Inf"));
+    let programming = bounds("kubeproxy_network_programming_duration_seconds");
+    assert_eq!(programming.len(), 2 + 59 + 12 + 7 + 1);
+    assert_eq!((&*programming[0], &*programming[2], &*programming[79]), ("0.25", "1.0", "300.0"));
+}
