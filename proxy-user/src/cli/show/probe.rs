@@ -54,7 +54,9 @@ fn ask(address: SocketAddr) -> io::Result<u16> {
     let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
-    write!(stream, "GET /healthz HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n")?;
+    // In one piece: a server that is none of ours may close after it saw the first.
+    let request = format!("GET /healthz HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes())?;
     // `HTTP/1.1 200` is all that counts.
     let mut line = [0; 12];
     stream.read_exact(&mut line)?;
