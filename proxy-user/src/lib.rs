@@ -18,6 +18,7 @@
 //! * [`http`], [`metrics`], [`cli`], [`telemetry`]: what people and machines look at.
 
 pub mod api;
+pub mod app;
 pub mod cli;
 pub mod host;
 pub mod http;

@@ -1,1 +1,67 @@
-fn main() {}
+//! `ballast`: parse, run, report.
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::Parser;
+use proxy_user::cli::args::CleanupArgs;
+use proxy_user::cli::{Args, Command, RunConfig, show};
+use proxy_user::{app, host, programs, telemetry};
+
+fn main() -> ExitCode {
+    match run(Args::parse().command) {
+        Ok(code) => code,
+        Err(error) => {
+            // The chain once, on one line, for people and for log collectors.
+            let _ = writeln!(std::io::stderr(), "ballast: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: Command) -> anyhow::Result<ExitCode> {
+    if let Some(answer) = show::answer(&command) {
+        return print(&answer?);
+    }
+    match command {
+        Command::Run(args) => {
+            let config = RunConfig::new(*args)?;
+            let filter = std::env::var("BALLAST_LOG").ok();
+            telemetry::init(config.log_format, config.log_level, filter.as_deref())?;
+            app::run(config)?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Cleanup(args) => cleanup(&args),
+        // `show::answer` has answered all others.
+        _ => Ok(ExitCode::SUCCESS),
+    }
+}
+
+fn cleanup(args: &CleanupArgs) -> anyhow::Result<ExitCode> {
+    // Without a cgroup tree there can be no program of ours in it.
+    let cgroup = host::cgroup::find(None).ok();
+    let cleanup = programs::cleanup(&args.bpffs, cgroup.as_ref().map(|root| root.path.as_path()))?;
+    let mut text = String::new();
+    for line in &cleanup.removed {
+        text.push_str(&format!("removed {line}\n"));
+    }
+    if cleanup.removed.is_empty() && cleanup.failed.is_empty() {
+        text.push_str("nothing of ours is here\n");
+    }
+    print(&text)?;
+    for line in &cleanup.failed {
+        writeln!(std::io::stderr(), "not removed: {line}").context("cannot write to standard error")?;
+    }
+    Ok(if cleanup.failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Writes an answer; a reader that has seen enough (`| head`) is no failure.
+fn print(text: &str) -> anyhow::Result<ExitCode> {
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            Err(error).context("cannot write to standard output")
+        }
+        _ => Ok(ExitCode::SUCCESS),
+    }
+}

@@ -108,18 +108,18 @@ impl<S: Store> Driver<S> {
             return Instant::now() + self.settings.sync_period;
         }
         let next = match self.reconciler.wake() {
-            _ if !self.changed.is_empty() || self.last_sync.is_none() => self.earliest(),
-            Some(wake) => Instant::from_std(wake).max(self.earliest()),
+            _ if !self.changed.is_empty() || self.last_sync.is_none() => self.earliest(Instant::now()),
+            Some(wake) => Instant::from_std(wake).max(self.earliest(Instant::now())),
             None => self.next_audit,
         };
         next.min(self.next_audit)
     }
 
-    /// When the next sync may be.
-    fn earliest(&self) -> Instant {
+    /// When the next sync may be; the first one at `now`.
+    fn earliest(&self, now: Instant) -> Instant {
         // A millisecond at least: a clock that has not moved must not keep the task busy.
         let period = self.settings.min_sync_period.max(Duration::from_millis(1));
-        self.last_sync.map_or_else(Instant::now, |last| last + period)
+        self.last_sync.map_or(now, |last| last + period)
     }
 
     fn take(&mut self, event: Event) {
@@ -147,7 +147,7 @@ impl<S: Store> Driver<S> {
         let now = Instant::now();
         if now >= self.next_audit {
             self.audit(now);
-        } else if now < self.earliest() {
+        } else if now < self.earliest(now) {
             return;
         }
         let due = self.reconciler.wake().is_some_and(|wake| Instant::from_std(wake) <= now);

@@ -1,0 +1,195 @@
+//! The agent: puts the parts together, runs them, and ends without taking anything down.
+
+use std::sync::Arc;
+
+use anyhow::Context;
+use futures::future::BoxFuture;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::{mpsc, watch};
+use tokio::task::{JoinHandle, spawn_blocking};
+
+use crate::cli::RunConfig;
+use crate::cli::config::{Capacities, Source};
+use crate::host::cgroup;
+use crate::host::manager::DeviceManager;
+use crate::host::selection::Selection;
+use crate::maps::KernelStore;
+use crate::model::{Event, NodeView};
+use crate::programs::{EMBEDDED, PacketHook, Programs, Settings};
+use crate::sync::{Driver, DriverSettings, Status};
+use crate::{api, source};
+
+/// Events that may wait for the driver; more of them hold up the source, not the memory.
+const QUEUE: usize = 1024;
+
+/// Runs the agent until it is told to end (SIGTERM, SIGINT). What is programmed stays.
+pub fn run(config: RunConfig) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .context("cannot start the async runtime")?;
+    let result = runtime.block_on(serve(config));
+    // A read of the maps that hangs on must not hold up the end.
+    runtime.shutdown_background();
+    result
+}
+
+async fn serve(config: RunConfig) -> anyhow::Result<()> {
+    if let Some(mode) = config.legacy_proxy_mode {
+        tracing::info!(mode, "this mode of kube-proxy means `ebpf` here");
+    }
+    let config = Arc::new(config);
+    let programs = Arc::new(start_programs(&config).await?);
+    let store = KernelStore::open(&programs.pin_dir())?;
+    let settings = DriverSettings {
+        min_sync_period: config.min_sync_period,
+        sync_period: config.sync_period,
+        ..DriverSettings::default()
+    };
+    let driver = Driver::new(store, NodeView::new(config.node_name.clone()), settings)?;
+    let status = driver.status();
+    let (sender, events) = mpsc::channel(QUEUE);
+    let source = open_source(&config, sender).await?;
+
+    let mut tasks = Tasks::default();
+    tasks.add(tokio::spawn(source));
+    tasks.add(tokio::spawn(async move {
+        driver.run(events).await;
+    }));
+    tasks.add(tokio::spawn(attach(Arc::clone(&programs), Arc::clone(&config), status.clone())));
+    tasks.add(tokio::spawn(announce(status)));
+    wait_for_the_end().await
+}
+
+/// Tasks that end when this is dropped.
+#[derive(Default)]
+struct Tasks(Vec<JoinHandle<()>>);
+
+impl Tasks {
+    fn add(&mut self, task: JoinHandle<()>) {
+        self.0.push(task);
+    }
+}
+
+impl Drop for Tasks {
+    fn drop(&mut self) {
+        for task in &self.0 {
+            task.abort();
+        }
+    }
+}
+
+async fn start_programs(config: &RunConfig) -> anyhow::Result<Programs> {
+    let root = cgroup::find(config.cgroup_root.as_deref())?;
+    if !root.whole && config.cgroup_root.is_none() {
+        tracing::warn!(
+            cgroup = %root.path.display(),
+            "this is not the root of the cgroup tree: sockets outside it are not translated. In a container, mount \
+             the host's /sys/fs/cgroup and name it with --cgroup-root"
+        );
+    }
+    let Capacities { services, frontends, slots, backends, flows, sockets } = config.capacities;
+    let settings = Settings {
+        object: EMBEDDED,
+        bpffs: config.bpffs.clone(),
+        cgroup: root.path,
+        capacities: crate::programs::Capacities {
+            services,
+            frontends,
+            slots,
+            backends,
+            flows,
+            sockets,
+            ..crate::programs::Capacities::default()
+        },
+        packet_hook: PacketHook::Auto,
+    };
+    let cgroup = settings.cgroup.clone();
+    let programs =
+        spawn_blocking(move || Programs::start(&settings)).await.context("loading was interrupted")??;
+    for notice in programs.notices() {
+        tracing::warn!("{notice}");
+    }
+    tracing::info!(
+        version = env!("CARGO_PKG_VERSION"),
+        node = config.node_name,
+        cgroup = %cgroup.display(),
+        maps = %programs.pin_dir().display(),
+        tcx = programs.uses_tcx(),
+        takes_over = programs.in_force(),
+        "programs loaded"
+    );
+    Ok(programs)
+}
+
+async fn open_source(
+    config: &RunConfig,
+    sender: mpsc::Sender<Event>,
+) -> anyhow::Result<BoxFuture<'static, ()>> {
+    Ok(match &config.source {
+        Source::Manifests(folder) => Box::pin(source::folder::run(folder.clone(), sender)),
+        Source::Cluster { kubeconfig, master } => {
+            let options = api::client::Options { kubeconfig: kubeconfig.clone(), server: master.clone() };
+            let client = api::client::connect(&options).await?;
+            Box::pin(api::watch::run(client, config.node_name.clone(), sender))
+        }
+    })
+}
+
+/// Attaches the programs: at once where an earlier agent's maps are full, else when they are for the first time.
+/// A program that is attached before it knows anything would turn nobody away, but would help nobody either.
+async fn attach(programs: Arc<Programs>, config: Arc<RunConfig>, mut status: watch::Receiver<Status>) {
+    if !programs.in_force() && status.wait_for(|status| status.synced).await.is_err() {
+        return;
+    }
+    loop {
+        let attaching = Arc::clone(&programs);
+        match spawn_blocking(move || attaching.attach_sockets()).await {
+            Ok(Ok(outcomes)) => {
+                for (hook, outcome) in outcomes {
+                    tracing::debug!(hook, ?outcome, "socket program attached");
+                }
+                tracing::info!("socket programs attached");
+                break;
+            }
+            Ok(Err(error)) => {
+                tracing::error!(%error, "cannot attach the socket programs; trying again in 5 s")
+            }
+            Err(_) => return,
+        }
+        tokio::time::sleep(std::time::Duration::from_secs(5)).await;
+    }
+    let selection = match config.devices.join(",").parse::<Selection>() {
+        Ok(selection) => selection,
+        Err(error) => {
+            tracing::error!(%error, "the packet programs are attached to no device");
+            return;
+        }
+    };
+    let (manager, _states) = DeviceManager::new(selection, programs);
+    manager.run().await;
+}
+
+/// Says once when all is there.
+async fn announce(mut status: watch::Receiver<Status>) {
+    if let Ok(status) = status.wait_for(|status| status.synced).await {
+        tracing::info!(
+            services = status.services,
+            frontends = status.frontends,
+            endpoints = status.endpoints,
+            "first sync done"
+        );
+    }
+}
+
+async fn wait_for_the_end() -> anyhow::Result<()> {
+    let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    tracing::info!("ending; programs and maps stay in place, `ballast cleanup` removes them");
+    Ok(())
+}
