@@ -46,14 +46,14 @@ fn cleanup(args: &CleanupArgs) -> anyhow::Result<ExitCode> {
     for line in &cleanup.removed {
         text.push_str(&format!("removed {line}\n"));
     }
-    if cleanup.removed.is_empty() && cleanup.failed.is_empty() {
+    if cleanup.removed.is_empty() && cleanup.left.is_empty() {
         text.push_str("nothing of ours is here\n");
     }
     print(&text)?;
-    for line in &cleanup.failed {
-        writeln!(std::io::stderr(), "not removed: {line}").context("cannot write to standard error")?;
+    for line in &cleanup.left {
+        writeln!(std::io::stderr(), "left: {line}").context("cannot write to standard error")?;
     }
-    Ok(if cleanup.failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if cleanup.left.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// Writes an answer; a reader that has seen enough (`| head`) is no failure.
