@@ -41,8 +41,9 @@ pub struct SocketEntry<A> {
     pub addr: A,
     /// The port beside it, host byte order.
     pub port: u16,
-    /// Zero.
-    pub reserved: u16,
+    /// Direct connects that leave the entry in place. An IPv6 UDP socket that connects to an IPv4 address passes
+    /// the IPv6 hook, and then the IPv4 hook with the address that the first one wrote.
+    pub grace: u16,
     /// Id of the Service port.
     pub service: u32,
     /// Id of the backend.

@@ -20,6 +20,10 @@ pub trait Sockaddr {
     fn proto(&self) -> u8;
     /// A number that no other socket has while the machine runs.
     fn cookie(&self) -> u64;
+    /// Whether the kernel runs the hook of the other family next, with the address that this one leaves.
+    fn is_mapped(&self) -> bool {
+        false
+    }
     /// Replaces address and port.
     fn set(&self, addr: <Self::Family as proxy_common::Family>::Words, port: u16);
 }
@@ -171,6 +175,11 @@ pub struct Mapped(Raw);
 
 impl Sockaddr for Mapped {
     type Family = V4;
+
+    #[inline(always)]
+    fn is_mapped(&self) -> bool {
+        true
+    }
 
     #[inline(always)]
     fn addr(&self) -> [u32; 1] {

@@ -2,11 +2,11 @@
 //! application asks who its peer is.
 
 use aya_ebpf::helpers::generated::bpf_set_retval;
-use proxy_common::Family;
 use proxy_common::filter::Role;
 use proxy_common::reason::{Reason, Verdict};
 use proxy_common::service::{ServiceEntry, ServiceKey};
 use proxy_common::socket::{SocketEntry, SocketKey, TO_BACKEND, TO_FRONTEND};
+use proxy_common::{Family, PROTO_UDP};
 
 use crate::balance::{self, Choice};
 use crate::lookup;
@@ -61,7 +61,14 @@ pub fn send<S: Sockaddr>(call: &S) -> i32 {
         }
         None => match balance::choose::<S::Family>(&service) {
             Ok(choice) => {
-                remember::<S::Family>(&key, &service, choice.addr, choice.port, choice.backend_id);
+                let entry = SocketEntry {
+                    addr: choice.addr,
+                    port: choice.port,
+                    grace: 0,
+                    service: service.id,
+                    backend_id: choice.backend_id,
+                };
+                remember::<S::Family>(&key, &entry);
                 remember_frontend(call, &service, &choice, addr, port, proto);
                 report::connection(service.id, choice.backend_id);
                 choice
@@ -110,15 +117,8 @@ fn same_backend<F: Tables>(key: &SocketKey<F::Words>, service: &ServiceEntry) ->
 }
 
 #[inline(always)]
-fn remember<F: Tables>(
-    key: &SocketKey<F::Words>,
-    service: &ServiceEntry,
-    addr: F::Words,
-    port: u16,
-    backend_id: u32,
-) {
-    let entry = SocketEntry { addr, port, reserved: 0, service: service.id, backend_id };
-    if F::put_socket(key, &entry).is_err() {
+fn remember<F: Tables>(key: &SocketKey<F::Words>, entry: &SocketEntry<F::Words>) {
+    if F::put_socket(key, entry).is_err() {
         report::reason(Reason::SocketTableFull);
     }
 }
@@ -133,7 +133,9 @@ fn remember_frontend<S: Sockaddr>(
     proto: u8,
 ) {
     let key = SocketKey::new(call.cookie(), choice.addr, choice.port, proto, TO_FRONTEND);
-    remember::<S::Family>(&key, service, addr, port, choice.backend_id);
+    let grace = u16::from(call.is_mapped() && proto == PROTO_UDP);
+    let entry = SocketEntry { addr, port, grace, service: service.id, backend_id: choice.backend_id };
+    remember::<S::Family>(&key, &entry);
 }
 
 /// The socket goes to an endpoint by its own address: what it once dialled is not what it sees now.
@@ -141,8 +143,12 @@ fn remember_frontend<S: Sockaddr>(
 fn forget_peer<S: Sockaddr>(call: &S, addr: Addr<S>, port: u16, proto: u8) {
     if maps::may_be(Role::Backend, &addr, port, proto) {
         let key = SocketKey::new(call.cookie(), addr, port, proto, TO_FRONTEND);
-        if S::Family::socket(&key).is_some() {
-            S::Family::remove_socket(&key);
+        match S::Family::socket(&key) {
+            Some(entry) if entry.grace != 0 => {
+                remember::<S::Family>(&key, &SocketEntry { grace: 0, ..*entry })
+            }
+            Some(_) => S::Family::remove_socket(&key),
+            None => {}
         }
     }
 }
