@@ -133,6 +133,8 @@ fn one(workspace: &Workspace, tools: &Path, tool: &Tool) -> Result<PathBuf> {
         .arg(tool.package)
         .env("CGO_ENABLED", "0")
         .env("GOWORK", "off")
+        // It would send a fetched release to another one's library.
+        .without_env("GOROOT")
         .dir(&folder)
         .read()?;
     fs::rename(&unfinished, &binary).with_context(|| format!("cannot rename {}", unfinished.display()))?;
