@@ -32,8 +32,8 @@ const MODULES: [(&str, &[&str]); 14] = [
     ("sync", &["maps", "model", "plan"]),
     ("host", &[]),
     ("programs", &["host"]),
-    ("metrics", &["model"]),
-    ("http", &["metrics"]),
+    ("metrics", &["maps", "model"]),
+    ("http", &["metrics", "model"]),
     ("cli", &["maps", "model"]),
     ("telemetry", &["cli"]),
     (
@@ -53,7 +53,7 @@ const MODULES: [(&str, &[&str]); 14] = [
             "telemetry",
         ],
     ),
-    ("main", &["app", "cli", "telemetry"]),
+    ("main", &["app", "cli", "host", "programs", "telemetry"]),
 ];
 
 /// Crates that only some modules may see, so that the others stay testable without them.

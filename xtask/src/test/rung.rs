@@ -1,9 +1,10 @@
 //! One rung: what it shows, what it needs, how it is run.
 
 use std::ffi::OsString;
-use std::fmt;
+use std::path::Path;
+use std::{fmt, fs};
 
-use anyhow::Result;
+use anyhow::{Context as _, Result, bail};
 
 use super::Skip;
 use crate::apiserver;
@@ -64,23 +65,51 @@ impl Rung {
         Ok(environment)
     }
 
-    /// Runs its tests on our terminal.
+    /// Runs its tests on our terminal, one test program after the other: they share this kernel.
     pub(super) fn run(
         self,
         workspace: &Workspace,
         environment: &Environment,
         filter: &[String],
     ) -> Result<()> {
-        let mut cargo = Cmd::cargo().arg("test").dir(workspace.root());
-        cargo = match self {
-            Self::Unit => cargo.args(["--workspace", "--lib", "--bins"]),
-            _ => cargo.args(["-p", "proxy-user", "--test", &self.to_string()]),
-        };
-        for (name, value) in environment {
-            cargo = cargo.env(name, value);
+        let cargo = || Cmd::cargo().arg("test").dir(workspace.root());
+        if self == Self::Unit {
+            return cargo().args(["--workspace", "--lib", "--bins", "--"]).args(filter).run();
         }
-        cargo.arg("--").args(filter).run()
+        let programs = self.programs(&integration_tests(&workspace.root().join("proxy-user/tests"))?);
+        if programs.is_empty() {
+            bail!("there is no test program for it");
+        }
+        for program in programs {
+            let mut cargo = cargo().args(["-p", "proxy-user", "--test", &program, "--", "--include-ignored"]);
+            for (name, value) in environment {
+                cargo = cargo.env(name, value);
+            }
+            cargo.args(filter).run()?;
+        }
+        Ok(())
     }
+
+    /// Its share of the integration tests: the one of its name, and `bpf` whatever else needs this kernel.
+    fn programs(self, all: &[String]) -> Vec<String> {
+        let own = self.to_string();
+        let others = |name: &String| Self::ALL.iter().all(|rung| rung.to_string() != *name);
+        all.iter().filter(|name| **name == own || (self == Self::Bpf && others(name))).cloned().collect()
+    }
+}
+
+/// The names of a crate's integration tests, sorted: `x.rs` and `x/main.rs`.
+fn integration_tests(folder: &Path) -> Result<Vec<String>> {
+    let shown = || format!("cannot list {}", folder.display());
+    let mut names = Vec::new();
+    for entry in fs::read_dir(folder).with_context(shown)? {
+        let path = entry.with_context(shown)?.path();
+        if path.extension().is_some_and(|ext| ext == "rs") || path.join("main.rs").exists() {
+            names.extend(path.file_stem().and_then(|name| name.to_str()).map(str::to_owned));
+        }
+    }
+    names.sort();
+    Ok(names)
 }
 
 impl fmt::Display for Rung {
@@ -91,5 +120,29 @@ impl fmt::Display for Rung {
             Self::Netns => "netns",
             Self::Apiserver => "apiserver",
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_integration_test_is_forgotten_or_run_twice() {
+        let all = ["apiserver", "attach", "bpf", "netns"].map(str::to_owned);
+        assert_eq!(Rung::Bpf.programs(&all), ["attach", "bpf"]);
+        assert_eq!(Rung::Netns.programs(&all), ["netns"]);
+        assert_eq!(Rung::ALL.iter().flat_map(|rung| rung.programs(&all)).count(), all.len());
+    }
+
+    #[test]
+    fn both_forms_of_an_integration_test_are_found() {
+        let dir = tempfile::tempdir().unwrap();
+        for file in ["one.rs", "two/main.rs", "one/part.rs"] {
+            let path = dir.path().join(file);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, "").unwrap();
+        }
+        assert_eq!(integration_tests(dir.path()).unwrap(), ["one", "two"]);
     }
 }
