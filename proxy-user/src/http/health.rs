@@ -4,22 +4,23 @@
 //! health, however long ago the last sync was, and so is the time before the first list. `/healthz` also fails
 //! when the node is about to go, so that load balancers turn away from it; `/livez` does not.
 
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use serde::Serialize;
 
 use crate::model::net::IpFamily;
+use crate::sync::Status;
 
 /// What is known of one family's syncs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FamilySync {
     /// Since when the oldest change has waited, if any does.
-    pub pending_since: Option<Instant>,
+    pub pending_since: Option<SystemTime>,
     /// When the maps were last made right.
     pub last_updated: Option<SystemTime>,
 }
 
-/// What is known of the agent. The owner of the maps publishes it through a `watch` channel.
+/// What is known of the agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Snapshot {
     /// IPv4's syncs.
@@ -39,7 +40,7 @@ impl Default for Snapshot {
 
 impl Snapshot {
     /// A change of this family waits. The first one that does counts.
-    pub fn queued(&mut self, family: IpFamily, at: Instant) {
+    pub fn queued(&mut self, family: IpFamily, at: SystemTime) {
         self.family(family).pending_since.get_or_insert(at);
     }
 
@@ -56,19 +57,15 @@ impl Snapshot {
     }
 }
 
-/// The time, on both clocks.
-#[derive(Clone, Copy, Debug)]
-pub struct Now {
-    /// For intervals.
-    pub instant: Instant,
-    /// For people.
-    pub system: SystemTime,
-}
-
-impl Now {
-    /// Reads both.
-    pub fn read() -> Self {
-        Self { instant: Instant::now(), system: SystemTime::now() }
+impl From<&Status> for Snapshot {
+    /// One pass serves both families, so they are late together. That this node goes is not known here yet.
+    fn from(status: &Status) -> Self {
+        let pending = status.service_changes.pending + status.slice_changes.pending > 0;
+        let sync = FamilySync {
+            pending_since: status.last_queued.filter(|_| pending),
+            last_updated: status.last_sync,
+        };
+        Self { v4: sync, v6: sync, node_eligible: true }
     }
 }
 
@@ -110,21 +107,22 @@ struct FamilyReport {
 
 impl Report {
     /// The answer at `now`, when a change may wait for `patience`.
-    pub fn of(snapshot: &Snapshot, patience: Duration, check: Check, now: Now) -> Self {
+    pub fn of(snapshot: &Snapshot, patience: Duration, check: Check, now: SystemTime) -> Self {
         let family = |sync: &FamilySync| FamilyReport {
             last_updated: rfc3339(sync.last_updated),
+            // A clock that was set back makes a change young, never old.
             healthy: sync
                 .pending_since
-                .is_none_or(|since| now.instant.saturating_duration_since(since) <= patience),
+                .is_none_or(|since| now.duration_since(since).unwrap_or_default() <= patience),
         };
         let status = Families { v4: family(&snapshot.v4), v6: family(&snapshot.v6) };
         let healthy = status.v4.healthy && status.v6.healthy;
         // While all is well this is the current time: older load balancers look at nothing else.
         let last_updated =
-            if healthy { Some(now.system) } else { snapshot.v4.last_updated.max(snapshot.v6.last_updated) };
+            if healthy { Some(now) } else { snapshot.v4.last_updated.max(snapshot.v6.last_updated) };
         Self {
             last_updated: rfc3339(last_updated),
-            current_time: rfc3339(Some(now.system)),
+            current_time: rfc3339(Some(now)),
             node_eligible: (check == Check::Healthz).then_some(snapshot.node_eligible),
             healthy,
             status,
@@ -151,16 +149,15 @@ mod tests {
     const PATIENCE: Duration = Duration::from_mins(1);
 
     /// A clock that goes only when told.
-    struct Clock(Now);
+    struct Clock(SystemTime);
 
     impl Clock {
         fn new() -> Self {
-            Self(Now { instant: Instant::now(), system: SystemTime::UNIX_EPOCH + Duration::from_hours(1) })
+            Self(SystemTime::UNIX_EPOCH + Duration::from_hours(1))
         }
 
         fn pass(&mut self, seconds: u64) {
-            self.0.instant += Duration::from_secs(seconds);
-            self.0.system += Duration::from_secs(seconds);
+            self.0 += Duration::from_secs(seconds);
         }
 
         fn check(&self, snapshot: &Snapshot) -> Report {
@@ -168,7 +165,7 @@ mod tests {
         }
 
         fn update(&self, snapshot: &mut Snapshot, family: IpFamily) {
-            snapshot.updated(family, self.0.system);
+            snapshot.updated(family, self.0);
         }
     }
 
@@ -191,12 +188,12 @@ mod tests {
     #[case(IpFamily::V6, (503, true, false))]
     fn a_change_that_waits_too_long(#[case] family: IpFamily, #[case] expected: (u16, bool, bool)) {
         let (mut clock, mut snapshot) = (Clock::new(), Snapshot::default());
-        snapshot.queued(family, clock.0.instant);
+        snapshot.queued(family, clock.0);
         clock.pass(60);
         assert_eq!(clock.check(&snapshot).code(), 200, "exactly two periods are not too long");
         clock.pass(1);
         // A later change does not make the first one younger.
-        snapshot.queued(family, clock.0.instant);
+        snapshot.queued(family, clock.0);
         assert_eq!(well(&clock.check(&snapshot)), expected);
         let other = if family == IpFamily::V4 { IpFamily::V6 } else { IpFamily::V4 };
         clock.update(&mut snapshot, other);
@@ -208,8 +205,8 @@ mod tests {
     #[test]
     fn both_late_need_both() {
         let (mut clock, mut snapshot) = (Clock::new(), Snapshot::default());
-        snapshot.queued(IpFamily::V4, clock.0.instant);
-        snapshot.queued(IpFamily::V6, clock.0.instant);
+        snapshot.queued(IpFamily::V4, clock.0);
+        snapshot.queued(IpFamily::V6, clock.0);
         clock.pass(61);
         assert_eq!(well(&clock.check(&snapshot)), (503, false, false));
         clock.update(&mut snapshot, IpFamily::V4);
@@ -229,10 +226,29 @@ mod tests {
     }
 
     #[test]
+    fn the_drivers_status_is_understood() {
+        let mut clock = Clock::new();
+        let mut status = Status { last_queued: Some(clock.0), ..Status::default() };
+        status.slice_changes.pending = 1;
+        clock.pass(61);
+        assert_eq!(well(&clock.check(&Snapshot::from(&status))), (503, false, false));
+        status.slice_changes.pending = 0;
+        assert_eq!(well(&clock.check(&Snapshot::from(&status))), (200, true, true), "nothing waits any more");
+    }
+
+    #[test]
+    fn a_clock_that_is_set_back_makes_nothing_late() {
+        let clock = Clock::new();
+        let mut snapshot = Snapshot::default();
+        snapshot.queued(IpFamily::V4, clock.0 + Duration::from_hours(5));
+        assert_eq!(clock.check(&snapshot).code(), 200);
+    }
+
+    #[test]
     fn the_body_is_kube_proxys() {
         let (mut clock, mut snapshot) = (Clock::new(), Snapshot::default());
         clock.update(&mut snapshot, IpFamily::V4);
-        snapshot.queued(IpFamily::V6, clock.0.instant);
+        snapshot.queued(IpFamily::V6, clock.0);
         clock.pass(61);
         let body = serde_json::to_string(&clock.check(&snapshot)).unwrap();
         assert_eq!(

@@ -15,7 +15,7 @@ pub mod health;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use axum::Router;
 use axum::extract;
@@ -27,7 +27,8 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 
 use crate::metrics::{self, Metrics};
-use health::{Check, Now, Report, Snapshot};
+use crate::sync::Status;
+use health::{Check, Report, Snapshot};
 
 /// What `/proxyMode` answers.
 pub const PROXY_MODE: &str = "ebpf";
@@ -47,8 +48,8 @@ pub struct Addresses {
 /// What the answers are made of.
 #[derive(Clone, Debug)]
 pub struct State {
-    /// What the agent knows of its syncs.
-    pub health: watch::Receiver<Snapshot>,
+    /// What the owner of the maps publishes.
+    pub status: watch::Receiver<Status>,
     /// How long a change may wait before the agent is unwell: two sync periods.
     pub patience: Duration,
     /// All metrics.
@@ -105,7 +106,8 @@ async fn listen(server: &'static str, address: Option<SocketAddr>, router: Route
 }
 
 fn report(state: &State, check: Check) -> Report {
-    Report::of(&state.health.borrow(), state.patience, check, Now::read())
+    let snapshot = Snapshot::from(&*state.status.borrow());
+    Report::of(&snapshot, state.patience, check, SystemTime::now())
 }
 
 async fn healthz(extract::State(state): extract::State<State>) -> Response {

@@ -1,23 +1,22 @@
 use super::*;
-use crate::model::net::IpFamily;
-use std::time::Instant;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-fn state(snapshot: Snapshot) -> State {
+fn state(status: Status) -> State {
+    let status = watch::Sender::new(status).subscribe();
     State {
-        health: watch::Sender::new(snapshot).subscribe(),
+        metrics: Arc::new(Metrics::new(std::path::Path::new("/nonexistent"), status.clone())),
+        status,
         patience: Duration::from_mins(1),
-        metrics: Arc::new(Metrics::new(std::path::Path::new("/nonexistent"))),
         config: Arc::new(serde_json::json!({"nodeName": "node-a"})),
     }
 }
 
 /// An agent with a change that waited for too long.
-fn unwell() -> Snapshot {
-    let mut snapshot = Snapshot::default();
-    snapshot.queued(IpFamily::V4, Instant::now().checked_sub(Duration::from_mins(2)).unwrap());
-    snapshot
+fn unwell() -> Status {
+    let mut status = Status { last_queued: Some(SystemTime::UNIX_EPOCH), ..Status::default() };
+    status.service_changes.pending = 1;
+    status
 }
 
 /// Status, headers in lower case, body.
@@ -41,7 +40,7 @@ async fn start(router: Router) -> SocketAddr {
 
 #[tokio::test]
 async fn the_metrics_server() {
-    let address = start(metrics_router(state(Snapshot::default()))).await;
+    let address = start(metrics_router(state(Status::default()))).await;
     let (code, head, body) = fetch(address, "/proxyMode").await;
     assert_eq!((code, &*body), (200, "ebpf"));
     assert!(head.contains("content-type: text/plain; charset=utf-8"), "{head}");
@@ -57,7 +56,7 @@ async fn the_metrics_server() {
 
 #[tokio::test]
 async fn the_health_server_counts_its_answers() {
-    let state = state(Snapshot { node_eligible: false, ..Snapshot::default() });
+    let state = state(unwell());
     let metrics = Arc::clone(&state.metrics);
     let address = start(health_router(state)).await;
     let (code, head, body) = fetch(address, "/healthz").await;
@@ -65,12 +64,12 @@ async fn the_health_server_counts_its_answers() {
     assert!(head.contains("content-type: application/json"), "{head}");
     assert!(head.contains("x-content-type-options: nosniff"), "{head}");
     let body: serde_json::Value = serde_json::from_str(&body).unwrap();
-    assert_eq!((&body["nodeEligible"], &body["healthy"]), (&false.into(), &true.into()));
-    assert_eq!(fetch(address, "/livez").await.0, 200);
+    assert_eq!((&body["nodeEligible"], &body["healthy"]), (&true.into(), &false.into()));
+    assert_eq!(fetch(address, "/livez").await.0, 503);
     assert_eq!(fetch(address, "/metrics").await.0, 404);
     let text = metrics.encode().unwrap();
     assert!(text.contains("kubeproxy_proxy_healthz_total{code=\"503\"} 1\n"), "{text}");
-    assert!(text.contains("kubeproxy_proxy_livez_total{code=\"200\"} 1\n"), "{text}");
+    assert!(text.contains("kubeproxy_proxy_livez_total{code=\"503\"} 1\n"), "{text}");
 }
 
 #[tokio::test]
@@ -89,7 +88,7 @@ async fn an_address_that_is_taken_is_tried_again() {
     let taken = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = taken.local_addr().unwrap();
     let addresses = Addresses { health: None, metrics: Some(address) };
-    let server = tokio::spawn(serve(addresses, state(Snapshot::default())));
+    let server = tokio::spawn(serve(addresses, state(Status::default())));
     tokio::time::sleep(RETRY * 2).await;
     assert!(!server.is_finished(), "the agent goes on");
     drop(taken);

@@ -1,12 +1,16 @@
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use proxy_common::reason::Reason;
 use proxy_common::stats::ServiceStats;
 
 use super::*;
+use crate::maps::Table;
 use crate::maps::view::{BackendRow, BackendState, FlowState, LinkRow, NameRow, Transport, UsageRow};
+use crate::model::net::IpFamily;
+use crate::sync::{Changes, Count, Histogram, Operation, Operations};
 use datapath::Reading;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
@@ -113,62 +117,81 @@ fn reading() -> Reading {
     }
 }
 
+fn metrics(status: Status) -> Metrics {
+    Metrics::new(Path::new("/nonexistent"), watch::Sender::new(status).subscribe())
+}
+
 #[test]
 fn everything_is_valid_and_kube_proxys_names_are_there() {
-    let metrics = Metrics::new(Path::new("/nonexistent"));
-    let at = UNIX_EPOCH + Duration::from_millis(1_500);
-    metrics.queued(IpFamily::V4, at);
-    metrics.synced(IpFamily::V4, Extent::Full, at, Duration::from_millis(3));
-    metrics.synced(IpFamily::V4, Extent::Partial, at, Duration::from_millis(1));
-    metrics.programmed(IpFamily::V6, Duration::from_secs(70));
-    metrics.changed(2, 3);
-    metrics.pending(1, 4);
-    metrics.no_local_endpoints(Policy::External, IpFamily::V4, 2);
+    let at = Some(UNIX_EPOCH + Duration::from_millis(1_500));
+    let mut durations = Histogram { sum: Duration::from_millis(4), ..Histogram::default() };
+    // Up to 100 us, and above all bounds.
+    durations.buckets[0] = 2;
+    durations.buckets[16] = 1;
+    let count = Count { done: 9, failed: 1 };
+    let metrics = metrics(Status {
+        last_sync: at,
+        last_queued: at,
+        synced: true,
+        services_listed: true,
+        sync_duration: durations.clone(),
+        event_to_map: durations,
+        service_changes: Changes { total: 2, pending: 1 },
+        slice_changes: Changes { total: 3, pending: 4 },
+        operations: vec![Operations { table: Table::Services, operation: Operation::Write, count }],
+        failing: 5,
+        drift: 6,
+        ..Status::default()
+    });
     metrics.answered_healthz(200);
     metrics.answered_livez(503);
-    metrics.map_operations("services", "write", 9, 1);
-    metrics.repaired(1);
-    metrics.problems(6);
     let parsed = parse(&metrics.encode().unwrap());
     for (sample, value) in [
         ("kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds{ip_family=\"IPv4\"}", 1.5),
-        ("kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family=\"IPv4\"}", 1.5),
-        ("kubeproxy_sync_proxy_rules_duration_seconds_count{ip_family=\"IPv4\"}", 2.0),
-        ("kubeproxy_sync_full_proxy_rules_duration_seconds_count{ip_family=\"IPv4\"}", 1.0),
-        ("kubeproxy_sync_partial_proxy_rules_duration_seconds_bucket{le=\"0.001\",ip_family=\"IPv4\"}", 1.0),
+        ("kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family=\"IPv6\"}", 1.5),
+        ("kubeproxy_sync_proxy_rules_duration_seconds_count{ip_family=\"IPv4\"}", 3.0),
+        ("kubeproxy_sync_proxy_rules_duration_seconds_sum{ip_family=\"IPv6\"}", 0.004),
+        ("kubeproxy_sync_proxy_rules_duration_seconds_bucket{le=\"10.0\",ip_family=\"IPv4\"}", 2.0),
+        ("kubeproxy_sync_proxy_rules_duration_seconds_bucket{le=\"+Inf\",ip_family=\"IPv4\"}", 3.0),
         ("kubeproxy_sync_proxy_rules_service_changes_total", 2.0),
         ("kubeproxy_sync_proxy_rules_service_changes_pending", 1.0),
         ("kubeproxy_sync_proxy_rules_endpoint_changes_total", 3.0),
         ("kubeproxy_sync_proxy_rules_endpoint_changes_pending", 4.0),
-        ("kubeproxy_network_programming_duration_seconds_bucket{le=\"65.0\",ip_family=\"IPv6\"}", 0.0),
-        ("kubeproxy_network_programming_duration_seconds_bucket{le=\"70.0\",ip_family=\"IPv6\"}", 1.0),
-        ("kubeproxy_network_programming_duration_seconds_bucket{le=\"300.0\",ip_family=\"IPv6\"}", 1.0),
-        (
-            "kubeproxy_sync_proxy_rules_no_local_endpoints_total{traffic_policy=\"external\",ip_family=\"IPv4\"}",
-            2.0,
-        ),
         ("kubeproxy_proxy_healthz_total{code=\"200\"}", 1.0),
         ("kubeproxy_proxy_livez_total{code=\"503\"}", 1.0),
+        ("ballast_event_to_map_duration_seconds_bucket{le=\"0.0001\"}", 2.0),
         ("ballast_map_operations_total{map=\"services\",operation=\"write\"}", 9.0),
         ("ballast_map_operation_failures_total{map=\"services\",operation=\"write\"}", 1.0),
-        ("ballast_drift_repairs_total", 1.0),
-        ("ballast_problems", 6.0),
+        ("ballast_listed{kind=\"Service\"}", 1.0),
+        ("ballast_listed{kind=\"EndpointSlice\"}", 0.0),
+        ("ballast_synced", 1.0),
+        ("ballast_failing_ports", 5.0),
+        ("ballast_drift_repairs_total", 6.0),
+        ("ballast_problems", 0.0),
         ("ballast_maps_readable", 0.0),
     ] {
         assert_eq!(parsed.value(sample), Some(value), "{sample} in {parsed:#?}");
     }
-    let build = format!("ballast_build_info{{version=\"{}\",abi=\"1\"}}", env!("CARGO_PKG_VERSION"));
+    let abi = proxy_common::abi::ABI_VERSION;
+    let build = format!("ballast_build_info{{version=\"{}\",abi=\"{abi}\"}}", env!("CARGO_PKG_VERSION"));
     assert_eq!(parsed.value(&build), Some(1.0), "{parsed:#?}");
 }
 
 #[test]
+fn what_never_was_has_no_time() {
+    let parsed = parse(&metrics(Status::default()).encode().unwrap());
+    let name = "kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family=\"IPv4\"}";
+    assert_eq!(parsed.value(name), None);
+}
+
+#[test]
 fn the_process_is_measured() {
-    let parsed = parse(&Metrics::new(Path::new("/nonexistent")).encode().unwrap());
+    let parsed = parse(&metrics(Status::default()).encode().unwrap());
     let value = |name| parsed.value(name).unwrap_or_else(|| panic!("{name} is missing"));
     assert!(value("process_resident_memory_bytes") > 1_000_000.0);
     assert!(value("process_open_fds") >= 3.0 && value("process_max_fds") >= value("process_open_fds"));
     assert!(value("process_cpu_seconds_total") >= 0.0);
-    let now = unix(SystemTime::now());
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64();
     assert!((now - 86_400.0..now + 2.0).contains(&value("process_start_time_seconds")));
 }
 
@@ -200,25 +223,4 @@ fn what_the_programs_counted() {
         assert_eq!(parsed.value(&sample), Some(value), "{sample} in {parsed:#?}");
     }
     assert_eq!(parsed.value("ballast_map_entries{map=\"config\"}"), None, "nothing is known of it");
-}
-
-#[test]
-fn buckets_are_kube_proxys() {
-    let metrics = Metrics::new(Path::new("/nonexistent"));
-    metrics.synced(IpFamily::V4, Extent::Full, UNIX_EPOCH, Duration::ZERO);
-    metrics.programmed(IpFamily::V4, Duration::ZERO);
-    let parsed = parse(&metrics.encode().unwrap());
-    let bounds = |family: &str| -> Vec<String> {
-        let start = format!("{family}_bucket{{le=\"");
-        parsed
-            .samples
-            .iter()
-            .filter_map(|(name, _)| Some(name.strip_prefix(&start)?.split('"').next()?.to_owned()))
-            .collect()
-    };
-    let sync = bounds("kubeproxy_sync_proxy_rules_duration_seconds");
-    assert_eq!((sync.len(), &*sync[0], &*sync[14], &*sync[15]), (16, "0.001", "16.384", "+Inf"));
-    let programming = bounds("kubeproxy_network_programming_duration_seconds");
-    assert_eq!(programming.len(), 2 + 59 + 12 + 7 + 1);
-    assert_eq!((&*programming[0], &*programming[2], &*programming[79]), ("0.25", "1.0", "300.0"));
 }

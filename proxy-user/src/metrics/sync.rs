@@ -1,0 +1,139 @@
+//! What the owner of the maps tells of itself, read from its last snapshot at each scrape.
+//!
+//! One pass serves both address families, where kube-proxy has one proxier for each: its figures are written
+//! under both `ip_family` labels, so that dashboards that select one go on working.
+
+use std::fmt;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
+use prometheus_client::metrics::MetricType;
+use tokio::sync::watch;
+
+use super::datapath::{Labels, counter, gauge};
+use crate::sync::{Histogram, Status};
+
+/// Reads the snapshots that the driver publishes.
+#[derive(Debug)]
+pub(super) struct Sync(pub(super) watch::Receiver<Status>);
+
+impl Collector for Sync {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        // A copy, so that the driver does not wait for the writing.
+        let status = self.0.borrow().clone();
+        kube(&mut encoder, &status)?;
+        ours(&mut encoder, &status)
+    }
+}
+
+fn kube(e: &mut DescriptorEncoder<'_>, status: &Status) -> Result<(), fmt::Error> {
+    let both = || ["IPv4", "IPv6"].map(|family| vec![("ip_family", family.to_owned())]);
+    let times = |time: Option<SystemTime>| {
+        let time = time.map(unix);
+        both().into_iter().filter_map(move |labels| Some((labels, time?)))
+    };
+    histogram(
+        e,
+        "kubeproxy_sync_proxy_rules_duration_seconds",
+        "How long it took to make the maps say what they should",
+        both().map(|labels| (labels, &status.sync_duration)),
+    )?;
+    gauge(
+        e,
+        "kubeproxy_sync_proxy_rules_last_timestamp_seconds",
+        "When the maps were last made right",
+        times(status.last_sync),
+    )?;
+    gauge(
+        e,
+        "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds",
+        "When a change was last queued",
+        times(status.last_queued),
+    )?;
+    let none = Labels::new;
+    let (services, slices) = (status.service_changes, status.slice_changes);
+    gauge(
+        e,
+        "kubeproxy_sync_proxy_rules_service_changes_pending",
+        "Changes of Services that are not in the maps yet",
+        [(none(), services.pending)],
+    )?;
+    counter(
+        e,
+        "kubeproxy_sync_proxy_rules_service_changes",
+        "Changes of Services seen",
+        [(none(), services.total)],
+    )?;
+    gauge(
+        e,
+        "kubeproxy_sync_proxy_rules_endpoint_changes_pending",
+        "Changes of EndpointSlices that are not in the maps yet",
+        [(none(), slices.pending)],
+    )?;
+    counter(
+        e,
+        "kubeproxy_sync_proxy_rules_endpoint_changes",
+        "Changes of EndpointSlices seen",
+        [(none(), slices.total)],
+    )
+}
+
+fn ours(e: &mut DescriptorEncoder<'_>, status: &Status) -> Result<(), fmt::Error> {
+    let none = Labels::new;
+    let listed = [("Service", status.services_listed), ("EndpointSlice", status.slices_listed)]
+        .map(|(kind, listed)| (vec![("kind", kind.to_owned())], u32::from(listed)));
+    gauge(e, "ballast_listed", "Whether all objects of a kind were seen once", listed)?;
+    gauge(e, "ballast_synced", "Whether the first sync is done", [(none(), u32::from(status.synced))])?;
+    histogram(
+        e,
+        "ballast_event_to_map_duration_seconds",
+        "From the arrival of a change to the end of the sync that brought it into the maps",
+        [(none(), &status.event_to_map)],
+    )?;
+    let operations = |count: fn(&crate::sync::Count) -> u64| {
+        status.operations.iter().map(move |row| {
+            let operation = row.operation.label().to_owned();
+            (vec![("map", row.table.name().to_owned()), ("operation", operation)], count(&row.count))
+        })
+    };
+    let help = "Entries written or removed by the agent; a run of slots is one";
+    counter(e, "ballast_map_operations", help, operations(|count| count.done))?;
+    let help = "Entries that the kernel did not let be written or removed";
+    counter(e, "ballast_map_operation_failures", help, operations(|count| count.failed))?;
+    let help = "Entries that were changed by another hand, and set right";
+    counter(e, "ballast_drift_repairs", help, [(none(), status.drift)])?;
+    let help = "Comparisons of the maps with what was written to them";
+    counter(e, "ballast_audits", help, [(none(), status.audits)])?;
+    let help = "Comparisons that could not be made";
+    counter(e, "ballast_audit_failures", help, [(none(), status.audit_failures)])?;
+    let help = "Parts of Services and EndpointSlices that cannot be used";
+    gauge(e, "ballast_problems", help, [(none(), status.problems.len() as u64)])?;
+    let help = "Service ports that are not in the maps as they should be; they are tried again";
+    gauge(e, "ballast_failing_ports", help, [(none(), status.failing as u64)])?;
+    gauge(e, "ballast_services", "Services that are programmed", [(none(), status.services as u64)])
+}
+
+fn unix(at: SystemTime) -> f64 {
+    at.duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs_f64()
+}
+
+fn histogram<'a>(
+    encoder: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    samples: impl IntoIterator<Item = (Labels, &'a Histogram)>,
+) -> Result<(), fmt::Error> {
+    let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Histogram)?;
+    let bounds = Histogram::BOUNDS.into_iter().chain([f64::INFINITY]);
+    for (labels, histogram) in samples {
+        let buckets: Vec<_> = bounds.clone().zip(histogram.buckets).collect();
+        let (sum, count) = (histogram.sum.as_secs_f64(), histogram.count());
+        if labels.is_empty() {
+            metric.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)?;
+        } else {
+            metric.encode_family(&labels)?.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)?;
+        }
+    }
+    Ok(())
+}
