@@ -23,3 +23,6 @@ pub use counters::{Count, Operation};
 pub use driver::{Driver, DriverSettings};
 pub use reconcile::Reconciler;
 pub use status::{Changes, Histogram, Operations, Status, TableUse};
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,83 @@
+//! Tables that are too small: a clear error on the Service concerned, and the others go on.
+
+use std::time::Duration;
+
+use super::universe::{name, service};
+use super::{ROOMY, World};
+use crate::maps::{Capacity, FrontendKey};
+use crate::plan::Problem;
+
+fn problem(world: &World) -> Problem {
+    let problems = world.reconciler.problems();
+    assert_eq!(problems.len(), 1, "{problems:?}");
+    problems[0].clone()
+}
+
+fn serves(world: &World, address: u8) -> Option<u32> {
+    let addr = std::net::Ipv4Addr::new(10, 96, 0, address).into();
+    let key = FrontendKey { addr, port: 80, proto: 6, scope: 0 };
+    world.contents().services.get(&key).map(|entry| entry.slot_count)
+}
+
+/// Room for two Services: the third waits until there is room.
+#[track_caller]
+fn third_waits(capacity: Capacity, setting: &str) {
+    let mut world = World::new(capacity);
+    world.change([service("a", 1, [1]), service("b", 2, [2])]);
+    assert_eq!(world.reconciler.problems(), [], "exactly at the limit");
+    world.change([service("c", 3, [3])]);
+    let found = problem(&world);
+    assert_eq!(found.object, "Service default/c");
+    assert!(found.message.contains(setting), "{found}");
+    assert_eq!((serves(&world, 1), serves(&world, 2)), (Some(1), Some(1)));
+    world.change([service("a", 1, [])]);
+    assert_eq!(serves(&world, 1), Some(0), "the others go on");
+    world.change([(name("a"), None)]);
+    world.wait(Duration::from_secs(61));
+    world.again();
+    assert_eq!(world.reconciler.problems(), [], "room was made");
+    world.assert_right();
+}
+
+#[test]
+fn frontends_run_out() {
+    third_waits(Capacity { frontends: 2, ..ROOMY }, "--max-frontends");
+}
+
+#[test]
+fn service_ids_run_out() {
+    third_waits(Capacity { services: 3, ..ROOMY }, "--max-services");
+}
+
+#[test]
+fn slots_run_out() {
+    third_waits(Capacity { slots: 2, ..ROOMY }, "--max-slots");
+}
+
+#[test]
+fn without_endpoint_ids_those_that_have_one_are_served() {
+    let mut world = World::new(Capacity { backends: 4, ..ROOMY });
+    world.trust_nothing();
+    world.change([service("a", 1, 1..6)]);
+    assert_eq!(serves(&world, 1), Some(3));
+    assert!(problem(&world).message.contains("--max-backends"));
+    world.change([service("b", 2, [9])]);
+    assert_eq!(serves(&world, 2), Some(0));
+    world.change([service("a", 1, [1])]);
+    world.wait(Duration::from_secs(61));
+    world.again();
+    assert_eq!(world.reconciler.problems(), []);
+    world.assert_right();
+}
+
+#[test]
+fn a_service_that_outgrows_the_slots_keeps_its_old_set() {
+    let mut world = World::new(Capacity { slots: 8, ..ROOMY });
+    world.change([service("a", 1, 1..6)]);
+    world.change([service("a", 1, 1..7)]);
+    assert_eq!(serves(&world, 1), Some(5));
+    let found = problem(&world);
+    assert!(found.message.contains("no room for 6 slots: 3 are free, 3 of them in one piece"), "{found}");
+    world.change([service("a", 1, 1..3)]);
+    assert_eq!((serves(&world, 1), world.reconciler.failing()), (Some(2), 0));
+}

@@ -1,0 +1,118 @@
+//! The reconciler against a naive oracle, at every state that a reader of the maps could see.
+
+mod capacity;
+mod cases;
+mod oracle;
+mod properties;
+mod restart;
+mod universe;
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use super::{Holds, Reconciler};
+use crate::maps::{Capacity, Contents, Faults, FaultyStore, MemoryStore, Store};
+use crate::model::ServiceName;
+use crate::plan::ServicePlan;
+use oracle::{Guard, check, guard};
+use proptest::prelude::ProptestConfig;
+
+/// Small enough to be copied often, large enough for every plan of `universe`.
+pub const ROOMY: Capacity = Capacity { frontends: 64, slots: 512, backends: 256, services: 64 };
+
+/// A history has many states, and each is looked at: a quarter of the cases asked for will do.
+pub fn config() -> ProptestConfig {
+    let default = ProptestConfig::default();
+    ProptestConfig { cases: default.cases.div_ceil(4), ..default }
+}
+
+/// A reconciler on tables in memory, with a guard on every step and a clock of its own.
+pub struct World {
+    pub reconciler: Reconciler<FaultyStore<MemoryStore>>,
+    pub plans: BTreeMap<ServiceName, ServicePlan>,
+    pub now: Instant,
+    guard: Guard,
+}
+
+impl World {
+    pub fn new(capacity: Capacity) -> Self {
+        Self::over(MemoryStore::new(capacity))
+    }
+
+    pub fn over(mut store: MemoryStore) -> Self {
+        let guard = guard(&mut store);
+        let now = Instant::now();
+        let store = FaultyStore::new(store, Faults::default());
+        let reconciler = Reconciler::recover(store, Holds::default(), now).unwrap();
+        Self { reconciler, plans: BTreeMap::new(), now, guard }
+    }
+
+    /// Another agent on the same tables, which has not listed anything yet.
+    pub fn restarted(self) -> Self {
+        let store = self.reconciler.into_store().into_inner();
+        let (capacity, contents) = (store.capacity(), store.contents().clone());
+        Self { plans: self.plans, ..Self::over(MemoryStore::with_contents(capacity, contents)) }
+    }
+
+    pub fn contents(&self) -> &Contents {
+        self.reconciler.store().inner().contents()
+    }
+
+    pub fn contents_mut(&mut self) -> &mut Contents {
+        self.reconciler.store_mut().inner_mut().contents_mut()
+    }
+
+    /// The tables were damaged or are too small: only the end counts.
+    pub fn trust_nothing(&mut self) {
+        self.guard.lock().unwrap().off = true;
+    }
+
+    pub fn faults(&mut self, faults: Faults) {
+        self.reconciler.store_mut().set_faults(faults);
+    }
+
+    /// Steps that a reader could tell apart, so far.
+    pub fn steps(&self) -> u64 {
+        self.reconciler.store().inner().steps()
+    }
+
+    pub fn wait(&mut self, time: Duration) {
+        self.now += time;
+    }
+
+    /// One sync with these changes; returns how many steps it took.
+    pub fn change(&mut self, changes: impl IntoIterator<Item = (ServiceName, Option<ServicePlan>)>) -> u64 {
+        let changes: BTreeMap<_, _> = changes.into_iter().collect();
+        for (name, plan) in &changes {
+            match plan {
+                Some(plan) => self.plans.insert(name.clone(), plan.clone()),
+                None => self.plans.remove(name),
+            };
+        }
+        self.sync(changes)
+    }
+
+    /// One sync in which every Service is told again.
+    pub fn tell_all(&mut self) -> u64 {
+        self.sync(self.plans.iter().map(|(name, plan)| (name.clone(), Some(plan.clone()))).collect())
+    }
+
+    fn sync(&mut self, changes: BTreeMap<ServiceName, Option<ServicePlan>>) -> u64 {
+        let before = self.steps();
+        let contents = self.contents().clone();
+        self.guard.lock().unwrap().begin(&contents, &self.plans);
+        self.reconciler.sync(self.now, changes);
+        self.steps() - before
+    }
+
+    /// One sync with nothing new.
+    pub fn again(&mut self) -> u64 {
+        self.sync(BTreeMap::new())
+    }
+
+    /// The tables say exactly what the plans say.
+    #[track_caller]
+    pub fn assert_right(&self) {
+        check(self.contents(), &self.plans);
+    }
+}

@@ -1,0 +1,219 @@
+//! What the tables should say, worked out in the most naive way, and what they do say.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex};
+
+use proxy_common::backend::{BACKEND_ACTIVE, BACKEND_LOCAL, BACKEND_TERMINATING};
+use proxy_common::service::{SERVICE_DROP_WHEN_EMPTY, ServiceEntry};
+
+use crate::maps::{Contents, FrontendKey, MemoryStore, Write};
+use crate::model::ServiceName;
+use crate::plan::{FrontendKind, PortId, Scope, ServicePlan};
+use crate::sync::filter::{backend_bit, frontend_bit};
+
+/// What a client finds behind a frontend: a Service port, endpoints with their flags, and how they are used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Seen {
+    pub port: (String, u8, u8),
+    pub endpoints: BTreeMap<(IpAddr, u16), u32>,
+    pub affinity: u32,
+    pub drops: bool,
+    pub kind: u8,
+}
+
+/// What every frontend should lead to.
+pub fn desired(plans: &BTreeMap<ServiceName, ServicePlan>) -> BTreeMap<FrontendKey, Seen> {
+    let mut claims = BTreeMap::new();
+    for plan in plans.values() {
+        for (id, port) in &plan.ports {
+            for (frontend, what) in &port.frontends {
+                let rank = (what.kind != FrontendKind::ClusterIp, plan.created, id.clone());
+                let best = claims.entry(*frontend).or_insert_with(|| (rank.clone(), id, port, what));
+                if rank < best.0 {
+                    *best = (rank, id, port, what);
+                }
+            }
+        }
+    }
+    let seen = |(frontend, (_, id, port, what)): (
+        crate::plan::Frontend,
+        (_, &PortId, &crate::plan::PortPlan, &crate::plan::FrontendPlan),
+    )| {
+        let key = FrontendKey {
+            addr: frontend.address,
+            port: frontend.port,
+            proto: frontend.protocol.number(),
+            scope: u8::from(frontend.scope == Scope::External),
+        };
+        let flags = |facts: &crate::plan::BackendFacts| {
+            u32::from(facts.local) * BACKEND_LOCAL + u32::from(facts.terminating) * BACKEND_TERMINATING
+        };
+        let seen = Seen {
+            port: (id.text(), id.protocol.number(), id.family.number()),
+            endpoints: what
+                .slots
+                .iter()
+                .map(|at| ((at.address, at.port), flags(&port.backends[at])))
+                .collect(),
+            affinity: port.affinity_secs,
+            drops: what.drop_when_empty,
+            kind: match what.kind {
+                FrontendKind::ClusterIp => 1,
+                FrontendKind::NodePort => 2,
+                FrontendKind::LoadBalancer => 3,
+                FrontendKind::ExternalIp => 4,
+            },
+        };
+        (key, seen)
+    };
+    claims.into_iter().map(seen).collect()
+}
+
+/// What a reader finds behind an entry. Fails when it would stumble.
+#[track_caller]
+pub fn resolve(contents: &Contents, key: &FrontendKey, entry: &ServiceEntry) -> Seen {
+    assert_eq!(entry.tag, key.tag(), "{key} has the tag of another key");
+    let name =
+        contents.names.get(&entry.id).unwrap_or_else(|| panic!("{key} has id {} without name", entry.id));
+    let slots = contents
+        .slots
+        .get(entry.slot_base as usize..(entry.slot_base + entry.slot_count) as usize)
+        .unwrap_or_else(|| panic!("{key} has slots outside of the table: {entry:?}"));
+    let rows = if key.addr.is_ipv6() { &contents.backends6 } else { &contents.backends };
+    let endpoint = |id: &u32| {
+        let row = rows.get(id).unwrap_or_else(|| panic!("{key} leads to backend {id}, which is not there"));
+        assert_eq!(row.service, entry.id, "{key} leads to a backend of another Service: {row:?}");
+        assert_eq!(row.state, BACKEND_ACTIVE, "{key} leads to a backend that is gone: {row:?}");
+        assert_eq!(row.proto, key.proto, "{key} leads to {row:?}");
+        assert!(bit(contents, backend_bit(row)), "no filter bit for {row:?}");
+        ((row.addr, row.port), row.flags)
+    };
+    let endpoints: BTreeMap<_, _> = slots.iter().map(endpoint).collect();
+    assert_eq!(endpoints.len(), slots.len(), "{key} has an endpoint twice");
+    assert!(bit(contents, frontend_bit(key)), "no filter bit for {key}");
+    Seen {
+        port: (name.as_str().to_owned(), name.proto, name.family),
+        endpoints,
+        affinity: entry.affinity_secs,
+        drops: entry.flags & SERVICE_DROP_WHEN_EMPTY != 0,
+        kind: entry.kind,
+    }
+}
+
+fn bit(contents: &Contents, (word, mask): (u32, u64)) -> bool {
+    contents.filter[word as usize] & mask != 0
+}
+
+/// What every frontend leads to.
+#[track_caller]
+pub fn resolve_all(contents: &Contents) -> BTreeMap<FrontendKey, Seen> {
+    contents.services.iter().map(|(key, entry)| (*key, resolve(contents, key, entry))).collect()
+}
+
+/// Fails unless the tables say exactly what the plans say.
+#[track_caller]
+pub fn check(contents: &Contents, plans: &BTreeMap<ServiceName, ServicePlan>) {
+    let desired = desired(plans);
+    assert_eq!(resolve_all(contents), desired);
+    no_overlap(contents);
+    let owners: BTreeSet<_> = desired.values().map(|seen| seen.port.clone()).collect();
+    let ports = plans.values().flat_map(|plan| &plan.ports);
+    let programmed =
+        ports.filter(|(id, _)| owners.contains(&(id.text(), id.protocol.number(), id.family.number())));
+    let should: BTreeSet<_> = programmed
+        .flat_map(|(id, port)| {
+            port.backends.keys().map(|at| (id.text(), id.protocol.number(), at.address, at.port))
+        })
+        .collect();
+    let rows = contents
+        .backends
+        .values()
+        .chain(contents.backends6.values())
+        .filter(|row| row.state == BACKEND_ACTIVE);
+    let serving: Vec<_> = rows
+        .map(|row| (contents.names[&row.service].as_str().to_owned(), row.proto, row.addr, row.port))
+        .collect();
+    assert_eq!(serving.len(), should.len(), "an endpoint serves twice: {serving:?}");
+    assert_eq!(serving.into_iter().collect::<BTreeSet<_>>(), should);
+}
+
+#[track_caller]
+fn no_overlap(contents: &Contents) {
+    let extents: BTreeSet<(u32, u32)> = contents
+        .services
+        .values()
+        .filter(|e| e.slot_count > 0)
+        .map(|e| (e.slot_base, e.slot_count))
+        .collect();
+    let mut end = 0;
+    for (base, count) in extents {
+        assert!(base >= end, "an extent at {base} overlaps the one before, which ends at {end}");
+        end = base + count;
+    }
+    let shared: BTreeSet<(u32, u32)> =
+        contents.services.values().filter(|e| e.slot_count > 0).map(|e| (e.slot_base, e.id)).collect();
+    let bases: BTreeSet<u32> = shared.iter().map(|(base, _)| *base).collect();
+    assert_eq!(shared.len(), bases.len(), "two Service ports share an extent");
+}
+
+/// Looks at every state between two syncs.
+pub type Guard = Arc<Mutex<Transition>>;
+
+/// What each frontend may lead to while a sync runs: what it did before, or what it should after.
+#[derive(Default)]
+pub struct Transition {
+    before: BTreeMap<FrontendKey, Seen>,
+    after: BTreeMap<FrontendKey, Seen>,
+    /// With tables that another hand has changed, or that are too small, only the end is looked at.
+    pub off: bool,
+}
+
+impl Transition {
+    pub fn begin(&mut self, contents: &Contents, plans: &BTreeMap<ServiceName, ServicePlan>) {
+        if !self.off {
+            self.before = resolve_all(contents);
+            self.after = desired(plans);
+        }
+    }
+
+    fn step(&self, contents: &Contents, step: &Write) {
+        if self.off {
+            return;
+        }
+        for (key, entry) in &contents.services {
+            let seen = resolve(contents, key, entry);
+            // Flags of an endpoint may change before or after the set does; the set itself is old or new.
+            let same = |other: Option<&Seen>| {
+                other.is_some_and(|other| {
+                    other.endpoints.keys().eq(seen.endpoints.keys())
+                        && Seen { endpoints: BTreeMap::new(), ..other.clone() }
+                            == Seen { endpoints: BTreeMap::new(), ..seen.clone() }
+                })
+            };
+            let (before, after) = (self.before.get(key), self.after.get(key));
+            assert!(same(before) || same(after), "{key} leads to {seen:?}, from {before:?} to {after:?}");
+        }
+        no_overlap(contents);
+        match step {
+            Write::Service(key, _) => {
+                let (before, after) = (self.before.get(key), self.after.get(key));
+                assert!(before != after, "{key} was written although it was right");
+            }
+            Write::NoService(key) => {
+                let owner = |seen: Option<&Seen>| seen.map(|seen| seen.port.clone());
+                let (before, after) = (self.before.get(key), self.after.get(key));
+                assert!(owner(before) != owner(after), "{key} was removed from the port it belongs to");
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Sets a guard on every step of a store.
+pub fn guard(store: &mut MemoryStore) -> Guard {
+    let guard = Guard::default();
+    let inside = Arc::clone(&guard);
+    store.watch(Box::new(move |contents, step| inside.lock().unwrap().step(contents, step)));
+    guard
+}

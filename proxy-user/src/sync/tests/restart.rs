@@ -1,0 +1,155 @@
+//! Another agent on the same tables.
+
+use std::time::Duration;
+
+use proptest::prelude::*;
+use proxy_common::backend::BACKEND_GONE;
+
+use super::universe::{history, service};
+use super::{ROOMY, World};
+use crate::maps::Faults;
+
+#[test]
+fn a_restart_with_the_same_cluster_writes_nothing() {
+    let mut world = World::new(ROOMY);
+    world.change([service("a", 1, 1..9), service("b", 2, 3..5), service("c", 3, [])]);
+    let before = world.contents().clone();
+    let mut world = world.restarted();
+    assert_eq!(world.tell_all(), 0);
+    assert_eq!(*world.contents(), before);
+    world.assert_right();
+}
+
+#[test]
+fn nothing_is_written_before_the_first_sync() {
+    let mut world = World::new(ROOMY);
+    world.change([service("a", 1, 1..9)]);
+    let mut world = world.restarted();
+    world.plans.clear();
+    assert_eq!(world.steps(), 0);
+    world.change([service("b", 2, [1])]);
+    world.assert_right();
+}
+
+#[test]
+fn ids_that_rest_rest_on_after_a_restart() {
+    let mut world = World::new(ROOMY);
+    world.change([service("a", 1, 1..4)]);
+    world.change([service("a", 1, 2..4)]);
+    let mut world = world.restarted();
+    world.tell_all();
+    assert_eq!(world.contents().backends[&1].state, BACKEND_GONE);
+    world.change([service("a", 1, 2..7)]);
+    assert_eq!(world.contents().backends[&1].state, BACKEND_GONE);
+    world.wait(Duration::from_secs(60));
+    world.again();
+    assert!(!world.contents().backends.contains_key(&1));
+    world.assert_right();
+}
+
+proptest! {
+    #![proptest_config(super::config())]
+
+    /// The guard also fails a write to a frontend that was right.
+    #[test]
+    fn an_agent_that_dies_at_any_write_is_followed_by_one_that_gets_there(
+        history in history(6),
+        dies in 0u64..40,
+        during in any::<prop::sample::Index>(),
+    ) {
+        let mut world = World::new(ROOMY);
+        let during = during.index(history.len());
+        for (number, (changes, pause)) in history.into_iter().enumerate() {
+            world.wait(Duration::from_millis(pause));
+            if number == during {
+                world.faults(Faults { from: Some(dies), ..Faults::default() });
+                world.change(changes);
+                world = world.restarted();
+                world.tell_all();
+            } else {
+                world.change(changes);
+            }
+            world.assert_right();
+            prop_assert_eq!(world.again(), 0);
+        }
+    }
+
+    /// Bits and rows as if another tool had been at work, with and without a restart.
+    #[test]
+    fn whatever_another_hand_did_is_repaired(
+        history in history(5),
+        damage in prop::collection::vec((0u8..11, any::<prop::sample::Index>(), any::<u32>()), 1..8),
+        restart: bool,
+    ) {
+        let mut world = World::new(ROOMY);
+        for (changes, _) in history {
+            world.change(changes);
+        }
+        world.trust_nothing();
+        for (kind, which, noise) in damage {
+            spoil(&mut world, kind, which, noise, restart);
+        }
+        if restart {
+            world = world.restarted();
+            world.trust_nothing();
+            world.tell_all();
+        } else {
+            world.reconciler.audit(world.now).unwrap();
+            world.again();
+        }
+        world.assert_right();
+        prop_assert_eq!(world.again(), 0);
+        prop_assert_eq!(world.reconciler.audit(world.now).unwrap(), 0);
+    }
+}
+
+#[test]
+fn a_repair_keeps_the_ids() {
+    let mut world = World::new(ROOMY);
+    world.change([service("a", 1, 1..9), service("b", 2, 3..5)]);
+    let before = world.contents().clone();
+    world.trust_nothing();
+    let contents = world.contents_mut();
+    contents.services.clear();
+    contents.names.remove(&1);
+    contents.backends.remove(&2);
+    assert_eq!(world.reconciler.audit(world.now).unwrap(), 4);
+    world.again();
+    let after = world.contents();
+    assert_eq!((&after.names, &after.backends), (&before.names, &before.backends));
+    world.assert_right();
+}
+
+/// Changes one entry by another hand.
+fn spoil(world: &mut World, kind: u8, which: prop::sample::Index, noise: u32, restart: bool) {
+    fn pick<K: Copy, V>(map: &std::collections::BTreeMap<K, V>, which: prop::sample::Index) -> Option<K> {
+        (!map.is_empty()).then(|| *map.keys().nth(which.index(map.len())).unwrap())
+    }
+    // An id that was never used is looked at by the next agent only.
+    let ids = if restart { 256 } else { world.reconciler.applied().endpoints.high_water() };
+    let contents = world.contents_mut();
+    let service = pick(&contents.services, which);
+    let backend = pick(&contents.backends, which);
+    let name = pick(&contents.names, which);
+    let slot = which.index(contents.slots.len());
+    match (kind, service, backend, name) {
+        (0, Some(key), ..) => drop(contents.services.remove(&key)),
+        (1, Some(key), ..) => contents.services.get_mut(&key).unwrap().slot_base = noise,
+        (2, Some(key), ..) => contents.services.get_mut(&key).unwrap().slot_count = noise % 9,
+        (3, Some(key), ..) => contents.services.get_mut(&key).unwrap().id = noise % 70,
+        (4, _, Some(id), _) => drop(contents.backends.remove(&id)),
+        (5, _, Some(id), _) => contents.backends.get_mut(&id).unwrap().service = noise % 70,
+        (6, _, Some(id), _) => contents.backends.get_mut(&id).unwrap().port = noise as u16,
+        (7, .., Some(id)) => drop(contents.names.remove(&id)),
+        (8, .., Some(id)) => contents.names.get_mut(&id).unwrap().text[0] = noise as u8,
+        (9, Some(key), Some(id), Some(of)) => {
+            let (entry, row) = (contents.services[&key], contents.backends[&id]);
+            let key = crate::maps::FrontendKey { port: noise as u16, ..key };
+            contents.services.insert(key, entry);
+            contents.backends.insert(noise % ids, row);
+            let text = contents.names[&of];
+            contents.names.insert(noise % 62 + 1, text);
+        }
+        _ => contents.slots[slot] = noise % 300,
+    }
+}
