@@ -210,3 +210,7 @@ fn kind_of(event: &Event) -> Kind {
         Event::Reset(listing) => listing.kind(),
     }
 }
+
+#[cfg(test)]
+#[path = "driver_tests.rs"]
+mod tests;

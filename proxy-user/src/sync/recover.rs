@@ -18,7 +18,7 @@ use crate::plan::{BackendAddress, PortId};
 struct Known {
     ports: Vec<(PortId, u32)>,
     endpoints: Vec<(BackendKey, u32)>,
-    resting_extents: Vec<(u32, u32, Vec<u32>)>,
+    resting_extents: Vec<(u32, u32, u32)>,
     idle_bits: BTreeMap<Bit, Instant>,
 }
 
@@ -70,8 +70,11 @@ impl<S: Store> Reconciler<S> {
         }
         let ports = adopt_names(&mut applied, contents, &mut orphans);
         adopt_backends(&mut applied, contents, &ports, &mut orphans, now);
-        for (service, base, ids) in known.resting_extents {
-            applied.extents.restore(service, base, ids);
+        for (service, base, len) in known.resting_extents {
+            // As they are now: one that was changed must not be found for a set that it no longer holds.
+            if let Some(ids) = slots_of(contents, base, len) {
+                applied.extents.restore(service, base, ids);
+            }
         }
         for (key, entry) in &contents.services {
             if let Some(ids) = slots_of(contents, entry.slot_base, entry.slot_count) {

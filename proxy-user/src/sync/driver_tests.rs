@@ -1,0 +1,207 @@
+//! The driver under a clock that only moves when everything waits.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
+
+use super::{Driver, DriverSettings};
+use crate::maps::{BatchError, Capacity, Contents, MapError, MemoryStore, Store, Write};
+use crate::model::net::{IpFamily, Protocol};
+use crate::model::{
+    Endpoint, EndpointPort, EndpointSlice, Event, Key, Listing, NodeView, Object, Service, ServiceKind,
+    ServiceName, ServicePort, SliceName, TrafficPolicy,
+};
+use crate::sync::Status;
+use crate::sync::tests::universe;
+
+/// Tables that a test can look at while a driver has them.
+#[derive(Clone)]
+struct Shared(Arc<Mutex<MemoryStore>>);
+
+impl Store for Shared {
+    fn capacity(&self) -> Capacity {
+        self.0.lock().unwrap().capacity()
+    }
+
+    fn read(&mut self, backends_below: u32) -> Result<Contents, MapError> {
+        self.0.lock().unwrap().read(backends_below)
+    }
+
+    fn write(&mut self, writes: &[Write]) -> Result<(), BatchError> {
+        self.0.lock().unwrap().write(writes)
+    }
+}
+
+struct Running {
+    events: mpsc::Sender<Event>,
+    status: watch::Receiver<Status>,
+    tables: Shared,
+    task: JoinHandle<Shared>,
+}
+
+impl Running {
+    fn start(tables: Shared) -> Self {
+        let driver = Driver::new(tables.clone(), NodeView::new("node"), DriverSettings::default()).unwrap();
+        let (events, receiver) = mpsc::channel(1024);
+        let status = driver.status();
+        Self { events, status, tables, task: tokio::spawn(driver.run(receiver)) }
+    }
+
+    fn new() -> Self {
+        Self::start(Shared(Arc::new(Mutex::new(MemoryStore::new(Capacity::default())))))
+    }
+
+    async fn send(&self, event: Event) {
+        self.events.send(event).await.unwrap();
+    }
+
+    async fn list(&self, services: Vec<Service>, slices: Vec<EndpointSlice>) {
+        self.send(Event::Reset(Listing::Services(services))).await;
+        self.send(Event::Reset(Listing::Slices(slices))).await;
+    }
+
+    /// Addresses behind each frontend.
+    fn seen(&self) -> BTreeMap<IpAddr, usize> {
+        let store = self.tables.0.lock().unwrap();
+        store.contents().services.iter().map(|(key, entry)| (key.addr, entry.slot_count as usize)).collect()
+    }
+
+    fn steps(&self) -> u64 {
+        self.tables.0.lock().unwrap().steps()
+    }
+}
+
+async fn pass(time: Duration) {
+    tokio::time::sleep(time).await;
+}
+
+const MOMENT: Duration = Duration::from_millis(4);
+
+#[tokio::test(start_paused = true)]
+async fn nothing_is_written_before_everything_was_listed() {
+    let driver = Running::new();
+    driver.send(Event::Apply(Object::Service(service("a", 1)))).await;
+    driver.send(Event::Reset(Listing::Services(vec![service("a", 1)]))).await;
+    pass(Duration::from_mins(5)).await;
+    assert_eq!(driver.steps(), 0);
+    let status = driver.status.borrow().clone();
+    assert!(status.services_listed && !status.slices_listed && !status.synced);
+    driver.send(Event::Reset(Listing::Slices(vec![slice("a", 1..4)]))).await;
+    pass(MOMENT).await;
+    assert_eq!(driver.seen(), BTreeMap::from([(vip(1), 3)]));
+    assert!(driver.status.borrow().synced);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_change_that_comes_alone_is_in_the_maps_at_once_and_a_burst_is_one_sync() {
+    let driver = Running::new();
+    driver.list(vec![service("a", 1)], vec![slice("a", 1..4)]).await;
+    pass(Duration::from_secs(5)).await;
+    let before = driver.status.borrow().clone();
+    driver.send(Event::Apply(Object::Slice(slice("a", 1..6)))).await;
+    pass(MOMENT).await;
+    assert_eq!(driver.seen(), BTreeMap::from([(vip(1), 5)]));
+    let after = driver.status.borrow().clone();
+    assert_eq!((after.endpoints, after.frontends, after.services), (5, 1, 1));
+    assert_eq!(after.event_to_map.count(), before.event_to_map.count() + 1);
+    assert_eq!((after.slice_changes.total, after.slice_changes.pending), (2, 0));
+    pass(Duration::from_secs(5)).await;
+    let before = driver.status.borrow().sync_duration.count();
+    for last in 2..100 {
+        driver.send(Event::Apply(Object::Slice(slice("a", 1..last)))).await;
+    }
+    pass(Duration::from_millis(10)).await;
+    assert!(driver.status.borrow().sync_duration.count() <= before + 3);
+    assert_eq!(driver.seen(), BTreeMap::from([(vip(1), 98)]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_rests_is_freed_without_any_event() {
+    let driver = Running::new();
+    driver.list(vec![service("a", 1), service("b", 2)], vec![slice("a", 1..4)]).await;
+    driver.send(Event::Delete(Key::Service(ServiceName::new("default", "a")))).await;
+    pass(Duration::from_millis(100)).await;
+    assert_eq!(driver.seen(), BTreeMap::from([(vip(2), 0)]));
+    pass(Duration::from_secs(120)).await;
+    {
+        let store = driver.tables.0.lock().unwrap();
+        assert!(store.contents().backends.is_empty());
+        assert_eq!(store.contents().names.len(), 1);
+    }
+    let syncs = driver.status.borrow().sync_duration.count();
+    assert!(syncs < 12, "{syncs} syncs in two minutes");
+}
+
+#[tokio::test(start_paused = true)]
+async fn drift_is_repaired_within_a_sync_period_and_counted() {
+    let driver = Running::new();
+    driver.list(vec![service("a", 1)], vec![slice("a", 1..4)]).await;
+    pass(Duration::from_secs(5)).await;
+    driver.tables.0.lock().unwrap().contents_mut().services.clear();
+    pass(Duration::from_secs(30)).await;
+    assert_eq!(driver.seen(), BTreeMap::from([(vip(1), 3)]));
+    let status = driver.status.borrow().clone();
+    assert_eq!((status.drift, status.audits, status.audit_failures), (1, 1, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_driver_that_ends_leaves_everything_and_the_next_one_writes_nothing() {
+    let driver = Running::new();
+    driver.list(vec![service("a", 1)], vec![slice("a", 1..4)]).await;
+    drop(driver.events);
+    let tables = driver.task.await.unwrap();
+    let before = tables.0.lock().unwrap().contents().clone();
+    let next = Running::start(tables);
+    pass(Duration::from_mins(1)).await;
+    let steps = next.steps();
+    next.list(vec![service("a", 1)], vec![slice("a", 1..4)]).await;
+    pass(Duration::from_mins(1)).await;
+    assert_eq!(next.steps(), steps);
+    assert_eq!(*next.tables.0.lock().unwrap().contents(), before);
+}
+
+fn vip(last: u8) -> IpAddr {
+    universe::frontend(last).address
+}
+
+fn slice(of: &str, endpoints: std::ops::Range<u8>) -> EndpointSlice {
+    let endpoint = |last| Endpoint {
+        address: Ipv4Addr::new(10, 1, 0, last).into(),
+        ready: true,
+        serving: true,
+        terminating: false,
+        node: None,
+        zone_hints: [].into(),
+        node_hints: [].into(),
+    };
+    EndpointSlice {
+        name: SliceName::new("default", format!("{of}-1")),
+        service: ServiceName::new("default", of),
+        family: IpFamily::V4,
+        ports: vec![EndpointPort { name: "http".into(), protocol: Protocol::Tcp, port: 8080 }],
+        endpoints: endpoints.map(endpoint).collect(),
+        problems: Vec::new(),
+    }
+}
+
+fn service(name: &str, address: u8) -> Service {
+    Service {
+        name: ServiceName::new("default", name),
+        kind: ServiceKind::ClusterIp,
+        cluster_ips: vec![vip(address)],
+        external_ips: Vec::new(),
+        load_balancer_ips: Vec::new(),
+        source_ranges: None,
+        ports: vec![ServicePort { name: "http".into(), protocol: Protocol::Tcp, port: 80, node_port: 0 }],
+        internal_policy: TrafficPolicy::Cluster,
+        external_policy: TrafficPolicy::Cluster,
+        affinity_secs: 0,
+        health_check_node_port: 0,
+        created: 1,
+        problems: Vec::new(),
+    }
+}

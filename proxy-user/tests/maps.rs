@@ -1,0 +1,276 @@
+//! The kernel's maps against the memory's: the same writes leave the same contents.
+#![allow(clippy::print_stdout, reason = "figures for people")]
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::path::Path;
+use std::time::Instant;
+
+use aya::maps::{Array, HashMap, MapData};
+use proxy_common::backend::{BACKEND_ACTIVE, BACKEND_GONE, BackendEntry};
+use proxy_common::filter::FILTER_WORDS;
+use proxy_common::name::PortName;
+use proxy_common::select::Algorithm;
+use proxy_common::service::{ServiceEntry, ServiceKey};
+use proxy_user::maps::{
+    Backend, Capacity, Contents, FrontendKey, KernelStore, MapError, MemoryStore, Store, Table, Write,
+};
+use proxy_user::model::ServiceName;
+use proxy_user::model::net::{IpFamily, Protocol};
+use proxy_user::plan::{
+    BackendAddress, BackendFacts, Frontend, FrontendKind, FrontendPlan, PortId, PortPlan, Scope, ServicePlan,
+};
+use proxy_user::sync::{Holds, Reconciler};
+
+/// `BPF_F_NO_PREALLOC` and `BPF_F_MMAPABLE` (uapi/linux/bpf.h).
+const NO_PREALLOC: u32 = 1;
+const MMAPABLE: u32 = 1 << 10;
+
+/// Maps of these capacities, pinned in a bpffs of their own, which goes with the value.
+struct Pins {
+    dir: tempfile::TempDir,
+}
+
+impl Pins {
+    fn new(capacity: Capacity) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        rustix::mount::mount("bpf", dir.path(), "bpf", rustix::mount::MountFlags::empty(), None).unwrap();
+        let pins = Self { dir };
+        let Capacity { frontends, slots, backends, services } = capacity;
+        let at = |table: Table| pins.path().join(table.name());
+        let hash4: HashMap<MapData, ServiceKey<[u8; 4]>, ServiceEntry> =
+            HashMap::create(frontends, 0).unwrap();
+        hash4.pin(at(Table::Services)).unwrap();
+        let hash6: HashMap<MapData, ServiceKey<[u8; 16]>, ServiceEntry> =
+            HashMap::create(frontends, 0).unwrap();
+        hash6.pin(at(Table::Services6)).unwrap();
+        let names: HashMap<MapData, u32, PortName> = HashMap::create(services, NO_PREALLOC).unwrap();
+        names.pin(at(Table::Names)).unwrap();
+        Array::<MapData, u32>::create(slots, MMAPABLE).unwrap().pin(at(Table::Slots)).unwrap();
+        Array::<MapData, u64>::create(FILTER_WORDS, MMAPABLE).unwrap().pin(at(Table::Filter)).unwrap();
+        Array::<MapData, BackendEntry<[u8; 4]>>::create(backends, 0)
+            .unwrap()
+            .pin(at(Table::Backends))
+            .unwrap();
+        Array::<MapData, BackendEntry<[u8; 16]>>::create(backends, 0)
+            .unwrap()
+            .pin(at(Table::Backends6))
+            .unwrap();
+        pins
+    }
+
+    fn path(&self) -> &Path {
+        self.dir.path()
+    }
+}
+
+impl Drop for Pins {
+    fn drop(&mut self) {
+        rustix::mount::unmount(self.dir.path(), rustix::mount::UnmountFlags::DETACH).unwrap();
+    }
+}
+
+const SMALL: Capacity = Capacity { frontends: 4, slots: 64, backends: 16, services: 4 };
+
+fn key(addr: impl Into<IpAddr>) -> FrontendKey {
+    FrontendKey { addr: addr.into(), port: 80, proto: 6, scope: 0 }
+}
+
+fn row(addr: impl Into<IpAddr>, state: u8) -> Backend {
+    Backend { addr: addr.into(), port: 8080, proto: 6, state, service: 1, flags: 1 }
+}
+
+fn name(text: &str) -> Box<PortName> {
+    Box::new(PortName::new(text, 6, 4).unwrap())
+}
+
+fn v4(last: u8) -> Ipv4Addr {
+    Ipv4Addr::new(10, 96, 0, last)
+}
+
+fn v6(last: u16) -> Ipv6Addr {
+    Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, last)
+}
+
+fn entry(id: u32) -> ServiceEntry {
+    ServiceEntry {
+        tag: 7,
+        id,
+        slot_base: 3,
+        slot_count: 2,
+        affinity_secs: 5,
+        flags: 1,
+        algorithm: 0,
+        kind: 1,
+    }
+}
+
+/// Both stores after the same writes.
+fn compare(kernel: &mut KernelStore, memory: &mut MemoryStore, writes: &[Write]) -> Contents {
+    kernel.write(writes).unwrap();
+    memory.write(writes).unwrap();
+    let contents = kernel.read(u32::MAX).unwrap();
+    assert!(contents == memory.read(u32::MAX).unwrap(), "after {writes:?}");
+    contents
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test bpf"]
+fn every_write_does_in_the_kernel_what_it_does_in_memory() {
+    let pins = Pins::new(SMALL);
+    let mut kernel = KernelStore::open(pins.path()).unwrap();
+    let mut memory = MemoryStore::new(SMALL);
+    assert_eq!(kernel.capacity(), SMALL);
+    compare(&mut kernel, &mut memory, &[]);
+    let all = compare(
+        &mut kernel,
+        &mut memory,
+        &[
+            Write::Name(1, name("default/a:http")),
+            Write::Name(2, name("default/b")),
+            Write::Backend(1, row(v4(1), BACKEND_ACTIVE)),
+            Write::Backend(2, row(v6(1), BACKEND_ACTIVE)),
+            Write::Backend(15, row(v4(2), BACKEND_GONE)),
+            Write::FilterSet(0, 1 << 63),
+            Write::FilterSet(FILTER_WORDS - 1, 5),
+            Write::Slots(3, vec![1, 15]),
+            Write::Slots(62, vec![8, 9]),
+            Write::Service(key(v4(1)), entry(1)),
+            Write::Service(key(v6(1)), entry(2)),
+            Write::Service(FrontendKey { scope: 1, ..key(v4(1)) }, entry(3)),
+        ],
+    );
+    assert_eq!((all.services.len(), all.names.len(), all.backends.len(), all.backends6.len()), (3, 2, 2, 1));
+    // Another process sees the same.
+    assert!(KernelStore::open(pins.path()).unwrap().read(u32::MAX).unwrap() == all);
+    assert_eq!(kernel.read(2).unwrap().backends.len(), 1, "ids below 2 only");
+    let left = compare(
+        &mut kernel,
+        &mut memory,
+        &[
+            // Removing what is not there is no error, wherever in a batch it stands.
+            Write::NoService(key(v4(9))),
+            Write::NoService(key(v4(1))),
+            Write::NoService(key(v4(8))),
+            Write::NoService(key(v6(1))),
+            Write::NoName(3),
+            Write::NoName(2),
+            Write::NoBackend(1, Table::Backends),
+            Write::Backend(15, row(v4(3), BACKEND_ACTIVE)),
+            Write::NoBackend(2, Table::Backends6),
+            Write::FilterClear(FILTER_WORDS - 1, 4),
+            Write::Slots(3, vec![15]),
+        ],
+    );
+    assert_eq!(
+        (left.services.len(), left.names.len(), left.backends.len(), left.backends6.len()),
+        (1, 1, 1, 0)
+    );
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test bpf"]
+fn a_full_table_is_an_error_that_names_the_setting_and_what_was_done() {
+    let pins = Pins::new(SMALL);
+    let mut kernel = KernelStore::open(pins.path()).unwrap();
+    let writes: Vec<_> = (1..=6).map(|last| Write::Service(key(v4(last)), entry(1))).collect();
+    let failed = kernel.write(&writes).unwrap_err();
+    assert_eq!(failed.done, 4);
+    assert!(matches!(failed.error, MapError::Full { setting: "--max-frontends", .. }), "{}", failed.error);
+    assert_eq!(kernel.read(u32::MAX).unwrap().services.len(), 4);
+    let names: Vec<_> = (1..=5).map(|id| Write::Name(id, name("default/a"))).collect();
+    let failed = kernel.write(&names).unwrap_err();
+    assert!(failed.done == 4 && failed.error.to_string().contains("--max-services"), "{}", failed.error);
+    let failed =
+        kernel.write(&[Write::Backend(15, row(v4(1), 1)), Write::Backend(16, row(v4(2), 1))]).unwrap_err();
+    assert!(failed.done == 1 && failed.error.to_string().contains("--max-backends"), "{}", failed.error);
+    let failed = kernel.write(&[Write::Slots(0, vec![1]), Write::Slots(63, vec![1, 2])]).unwrap_err();
+    assert!(failed.done == 1 && failed.error.to_string().contains("--max-slots"), "{}", failed.error);
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test bpf"]
+fn a_pin_that_is_not_ours_is_refused() {
+    let pins = Pins::new(SMALL);
+    let path = pins.path().join(Table::Names.name());
+    std::fs::remove_file(&path).unwrap();
+    assert!(matches!(KernelStore::open(pins.path()), Err(MapError::Open { table: Table::Names, .. })));
+    HashMap::<MapData, u32, u64>::create(4, 0).unwrap().pin(&path).unwrap();
+    assert!(matches!(KernelStore::open(pins.path()), Err(MapError::Shape { table: Table::Names, .. })));
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test bpf"]
+fn a_thousand_services_go_in_and_come_back_after_a_restart() {
+    let pins = Pins::new(Capacity::default());
+    let plans: BTreeMap<_, _> = (0..1000).map(|number| plan(number, 10)).collect();
+    let now = Instant::now();
+    let store = KernelStore::open(pins.path()).unwrap();
+    let mut first = Reconciler::recover(store, Holds::default(), now).unwrap();
+    let opened = now.elapsed();
+    let begun = Instant::now();
+    first.sync(now, plans.clone());
+    println!(
+        "opened and read in {opened:?}; 1,000 Services of 10 endpoints written in {:?}",
+        begun.elapsed()
+    );
+    assert_eq!((first.failing(), first.problems()), (0, Vec::new()));
+    let begun = Instant::now();
+    first.sync(now, BTreeMap::from([plan(500, 11)]));
+    println!("one endpoint more in {:?}", begun.elapsed());
+    let begun = Instant::now();
+    assert_eq!(first.audit(now).unwrap(), 0);
+    println!("compared with the maps in {:?}", begun.elapsed());
+    let before = first.store_mut().read(u32::MAX).unwrap();
+    assert_eq!((before.services.len(), before.backends.len(), before.names.len()), (1000, 10_001, 1000));
+    for entry in before.services.values() {
+        let slots = &before.slots[entry.slot_base as usize..(entry.slot_base + entry.slot_count) as usize];
+        assert!(
+            slots
+                .iter()
+                .all(|id| before.backends[id].service == entry.id
+                    && before.backends[id].state == BACKEND_ACTIVE)
+        );
+    }
+    drop(first);
+
+    let store = KernelStore::open(pins.path()).unwrap();
+    let mut second = Reconciler::recover(store, Holds::default(), now).unwrap();
+    let begun = Instant::now();
+    second.sync(now, plans.into_iter().chain([plan(500, 11)]).collect());
+    println!("a restarted agent found all as it should be in {:?}", begun.elapsed());
+    assert_eq!(second.counters().total(), 0, "a restart writes nothing");
+    let half: BTreeMap<_, _> = (0..500).map(|number| (plan(number, 0).0, None)).collect();
+    let begun = Instant::now();
+    second.sync(now, half);
+    println!("half of them gone in {:?}", begun.elapsed());
+    assert_eq!(second.store_mut().read(u32::MAX).unwrap().services.len(), 500);
+}
+
+fn plan(number: u16, endpoints: u8) -> (ServiceName, Option<ServicePlan>) {
+    let [high, low] = number.to_be_bytes();
+    let name = ServiceName::new("default", format!("service-{number}"));
+    let port = PortId {
+        namespace: name.namespace.clone(),
+        name: name.name.clone(),
+        port: "http".into(),
+        protocol: Protocol::Tcp,
+        family: IpFamily::V4,
+    };
+    let at = |last| BackendAddress { address: Ipv4Addr::new(10, 128 + high, low, last).into(), port: 8080 };
+    let backends: BTreeMap<_, _> = (1..=endpoints).map(|last| (at(last), BackendFacts::default())).collect();
+    let what = FrontendPlan {
+        kind: FrontendKind::ClusterIp,
+        slots: backends.keys().copied().collect(),
+        drop_when_empty: false,
+    };
+    let frontend = Frontend {
+        address: Ipv4Addr::new(10, 96, high, low).into(),
+        port: 80,
+        protocol: Protocol::Tcp,
+        scope: Scope::Internal,
+    };
+    let frontends = BTreeMap::from([(frontend, what)]);
+    let plan = PortPlan { frontends, backends, affinity_secs: 0, algorithm: Algorithm::Random };
+    (name, Some(ServicePlan { ports: [(port, plan)].into(), created: 1, problems: Vec::new() }))
+}
