@@ -49,7 +49,7 @@ impl<S: Store> Reconciler<S> {
                 resting_extents: applied
                     .extents
                     .resting()
-                    .map(|(s, base, ids)| (s, base, ids.to_vec()))
+                    .map(|(s, base, ids)| (s, base, ids.len() as u32))
                     .collect(),
                 idle_bits: applied.filter.idle().clone(),
             };

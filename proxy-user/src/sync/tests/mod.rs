@@ -5,7 +5,7 @@ mod cases;
 mod oracle;
 mod properties;
 mod restart;
-mod universe;
+pub mod universe;
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
