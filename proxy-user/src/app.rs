@@ -14,10 +14,11 @@ use crate::host::cgroup;
 use crate::host::manager::DeviceManager;
 use crate::host::selection::Selection;
 use crate::maps::KernelStore;
+use crate::metrics::Metrics;
 use crate::model::{Event, NodeView};
 use crate::programs::{EMBEDDED, PacketHook, Programs, Settings};
 use crate::sync::{Driver, DriverSettings, Status};
-use crate::{api, source};
+use crate::{api, http, source};
 
 /// Events that may wait for the driver; more of them hold up the source, not the memory.
 const QUEUE: usize = 1024;
@@ -58,6 +59,7 @@ async fn serve(config: RunConfig) -> anyhow::Result<()> {
         driver.run(events).await;
     }));
     tasks.add(tokio::spawn(attach(Arc::clone(&programs), Arc::clone(&config), status.clone())));
+    tasks.add(tokio::spawn(answer(&config, status.clone())?));
     tasks.add(tokio::spawn(announce(status)));
     wait_for_the_end().await
 }
@@ -169,6 +171,22 @@ async fn attach(programs: Arc<Programs>, config: Arc<RunConfig>, mut status: wat
     };
     let (manager, _states) = DeviceManager::new(selection, programs);
     manager.run().await;
+}
+
+/// The HTTP servers.
+fn answer(
+    config: &RunConfig,
+    status: watch::Receiver<Status>,
+) -> anyhow::Result<impl Future<Output = ()> + use<>> {
+    let addresses =
+        http::Addresses { health: config.healthz_bind_address, metrics: config.metrics_bind_address };
+    let state = http::State {
+        metrics: Arc::new(Metrics::new(&config.bpffs, status.clone())),
+        status,
+        patience: 2 * config.sync_period,
+        config: Arc::new(serde_json::to_value(config).context("the settings cannot be shown on /configz")?),
+    };
+    Ok(http::serve(addresses, state))
 }
 
 /// Says once when all is there.
