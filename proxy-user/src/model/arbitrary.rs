@@ -1,1 +1,143 @@
-//! Legal clusters.
+//! Legal clusters for property tests. Names and addresses come from small pools, so that they collide.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use proptest::collection::{btree_set, vec};
+use proptest::option;
+use proptest::prelude::*;
+use proptest::sample::select;
+
+use super::net::{IpFamily, Protocol};
+use super::{
+    Endpoint, EndpointPort, EndpointSlice, Event, Key, NodeView, Object, Service, ServiceKind, ServiceName,
+    ServicePort, SliceName, TrafficPolicy,
+};
+
+/// The node that clusters are seen from.
+pub const NODE: &str = "n1";
+const NODES: &[&str] = &[NODE, "n2", "n3"];
+const ZONES: &[&str] = &["a", "b"];
+
+fn text(pool: &'static [&'static str]) -> impl Strategy<Value = String> + Clone {
+    select(pool).prop_map(str::to_owned)
+}
+
+fn protocol() -> impl Strategy<Value = Protocol> {
+    select(&[Protocol::Tcp, Protocol::Udp, Protocol::Sctp][..])
+}
+
+fn family() -> impl Strategy<Value = IpFamily> {
+    select(&[IpFamily::V4, IpFamily::V6][..])
+}
+
+fn policy() -> impl Strategy<Value = TrafficPolicy> {
+    select(&[TrafficPolicy::Cluster, TrafficPolicy::Local][..])
+}
+
+/// The address of the family with this last byte.
+pub fn address(family: IpFamily, low: u8) -> IpAddr {
+    match family {
+        IpFamily::V4 => Ipv4Addr::new(10, 0, 0, low).into(),
+        IpFamily::V6 => Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, low.into()).into(),
+    }
+}
+
+/// This node, in one of the zones or in none.
+pub fn node() -> impl Strategy<Value = NodeView> {
+    option::of(text(ZONES)).prop_map(|zone| NodeView { name: NODE.to_owned(), zone })
+}
+
+/// The name of a Service.
+pub fn service_name() -> impl Strategy<Value = ServiceName> {
+    (text(&["blue", "red"]), text(&["db", "web"]))
+        .prop_map(|(namespace, name)| ServiceName { namespace, name })
+}
+
+fn service_ports() -> impl Strategy<Value = Vec<ServicePort>> {
+    let port = (text(&["", "dns", "http"]), protocol(), 80..83u16, select(&[0, 30_000][..]))
+        .prop_map(|(name, protocol, port, node_port)| ServicePort { name, protocol, port, node_port });
+    vec(port, 0..4).prop_map(|mut ports| {
+        let (mut names, mut numbers) = (BTreeSet::new(), BTreeSet::new());
+        ports.retain(|p| names.insert((p.name.clone(), p.protocol)) && numbers.insert((p.port, p.protocol)));
+        ports
+    })
+}
+
+/// A Service.
+pub fn service() -> impl Strategy<Value = Service> {
+    let addresses = (option::of(1..4u8), option::of(1..4u8), btree_set(10..12u8, 0..2));
+    let rest = (policy(), policy(), select(&[0, 10_800][..]), 0..3i64);
+    (service_name(), addresses, service_ports(), rest).prop_map(|(name, addresses, ports, rest)| {
+        let (v4, v6, external) = addresses;
+        let (internal_policy, external_policy, affinity_secs, created) = rest;
+        let v4 = v4.map(|low| address(IpFamily::V4, low));
+        let v6 = v6.map(|low| address(IpFamily::V6, low));
+        Service {
+            name,
+            kind: ServiceKind::NodePort,
+            cluster_ips: v4.into_iter().chain(v6).collect(),
+            external_ips: external.into_iter().map(|low| address(IpFamily::V4, low)).collect(),
+            load_balancer_ips: Vec::new(),
+            source_ranges: None,
+            ports,
+            internal_policy,
+            external_policy,
+            affinity_secs,
+            health_check_node_port: 0,
+            created,
+            problems: Vec::new(),
+        }
+    })
+}
+
+/// An endpoint of the family.
+pub fn endpoint(family: IpFamily) -> impl Strategy<Value = Endpoint> {
+    let conditions = (any::<bool>(), any::<bool>(), any::<bool>());
+    let hints = (btree_set(text(ZONES), 0..3), btree_set(text(NODES), 0..3));
+    (100..104u8, conditions, option::of(text(NODES)), hints).prop_map(
+        move |(low, (ready, serving, terminating), node, (zone_hints, node_hints))| Endpoint {
+            address: address(family, low),
+            ready,
+            serving,
+            terminating,
+            node,
+            zone_hints,
+            node_hints,
+        },
+    )
+}
+
+/// A slice. Its name does not tell which Service it belongs to.
+pub fn slice() -> impl Strategy<Value = EndpointSlice> {
+    let port = (text(&["", "dns", "http"]), protocol(), 8080..8082u16)
+        .prop_map(|(name, protocol, port)| EndpointPort { name, protocol, port });
+    (family(), service_name(), text(&["s1", "s2", "s3"]), btree_set(port, 0..4)).prop_flat_map(
+        |(family, service, name, ports)| {
+            let ports: Vec<_> = ports.into_iter().collect();
+            vec(endpoint(family), 0..5).prop_map(move |mut endpoints| {
+                endpoints.sort_unstable();
+                EndpointSlice {
+                    name: SliceName::new(service.namespace.clone(), name.clone()),
+                    service: service.clone(),
+                    family,
+                    ports: ports.clone(),
+                    endpoints,
+                    problems: Vec::new(),
+                }
+            })
+        },
+    )
+}
+
+/// One event about one object.
+pub fn event() -> impl Strategy<Value = Event> {
+    prop_oneof![
+        4 => service().prop_map(|s| Event::Apply(Object::Service(s))),
+        8 => slice().prop_map(|s| Event::Apply(Object::Slice(s))),
+        1 => node().prop_map(|n| Event::Apply(Object::Node(n))),
+        1 => service_name().prop_map(|name| Event::Delete(Key::Service(name))),
+        2 => slice().prop_map(|s| Event::Delete(Key::Slice(s.name))),
+        1 => Just(Event::Delete(Key::Node(NODE.to_owned()))),
+    ]
+}

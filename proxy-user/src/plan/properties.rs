@@ -1,1 +1,163 @@
-//! Properties.
+//! What holds for the plan of any cluster, however it came about.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::sample::Index;
+
+use crate::model::net::IpFamily;
+use crate::model::{Cluster, Event, Key, Listing, NodeView, Object, ServiceName, TrafficPolicy, arbitrary};
+
+use super::{ServicePlan, plan_service};
+
+type Plans = BTreeMap<ServiceName, ServicePlan>;
+
+fn new() -> Cluster {
+    Cluster::new(NodeView::new(arbitrary::NODE))
+}
+
+fn build(events: impl IntoIterator<Item = Event>) -> Cluster {
+    let mut cluster = new();
+    for event in events {
+        cluster.apply(event);
+    }
+    cluster
+}
+
+fn plans(cluster: &Cluster) -> Plans {
+    let names = cluster.services().map(|service| service.name.clone());
+    names.filter_map(|name| plan_service(cluster, &name, cluster.node()).map(|plan| (name, plan))).collect()
+}
+
+/// Takes the event in and plans only what it says has changed.
+fn step(cluster: &mut Cluster, plans: &mut Plans, event: Event) {
+    for name in cluster.apply(event) {
+        match plan_service(cluster, &name, cluster.node()) {
+            Some(plan) => plans.insert(name, plan),
+            None => plans.remove(&name),
+        };
+    }
+}
+
+fn key(event: &Event) -> Key {
+    match event {
+        Event::Apply(object) => object.key(),
+        Event::Delete(key) => key.clone(),
+        Event::Reset(_) => unreachable!("the generator makes none"),
+    }
+}
+
+/// Another order, in which the events of each object keep theirs.
+fn shuffle(events: &[Event], choices: &[Index]) -> Vec<Event> {
+    let mut queues: BTreeMap<Key, VecDeque<Event>> = BTreeMap::new();
+    for event in events {
+        queues.entry(key(event)).or_default().push_back(event.clone());
+    }
+    let mut shuffled = Vec::new();
+    for choice in choices.iter().cycle() {
+        queues.retain(|_, queue| !queue.is_empty());
+        if queues.is_empty() {
+            break;
+        }
+        let at = choice.index(queues.len());
+        shuffled.extend(queues.values_mut().nth(at).and_then(VecDeque::pop_front));
+    }
+    shuffled
+}
+
+/// Everything that a cluster holds, as lists.
+fn listings(events: &[Event]) -> [Event; 3] {
+    let mut last: BTreeMap<Key, Option<Object>> = BTreeMap::new();
+    for event in events {
+        match event {
+            Event::Apply(object) => last.insert(object.key(), Some(object.clone())),
+            Event::Delete(key) => last.insert(key.clone(), None),
+            Event::Reset(_) => unreachable!("the generator makes none"),
+        };
+    }
+    let (mut services, mut slices, mut node) = (Vec::new(), Vec::new(), None);
+    for object in last.into_values().flatten() {
+        match object {
+            Object::Service(service) => services.push(service),
+            Object::Slice(slice) => slices.push(slice),
+            Object::Node(view) => node = Some(view),
+        }
+    }
+    [Listing::Services(services), Listing::Slices(slices), Listing::Node(node)].map(Event::Reset)
+}
+
+proptest! {
+    #[test]
+    fn the_order_of_events_does_not_matter(
+        events in vec(arbitrary::event(), 0..30),
+        choices in vec(any::<Index>(), 1..40),
+    ) {
+        prop_assert_eq!(plans(&build(shuffle(&events, &choices))), plans(&build(events)));
+    }
+
+    #[test]
+    fn planning_what_has_changed_is_enough(events in vec(arbitrary::event(), 0..30)) {
+        let (mut cluster, mut incremental) = (new(), Plans::new());
+        for event in events {
+            step(&mut cluster, &mut incremental, event);
+            prop_assert_eq!(&incremental, &plans(&cluster));
+        }
+    }
+
+    #[test]
+    fn a_list_equals_the_events_that_led_to_it(
+        before in vec(arbitrary::event(), 0..20),
+        after in vec(arbitrary::event(), 0..30),
+        order in Just([0, 1, 2]).prop_shuffle(),
+    ) {
+        let (mut cluster, mut incremental) = (new(), Plans::new());
+        for event in before {
+            step(&mut cluster, &mut incremental, event);
+        }
+        let lists = listings(&after);
+        for at in order {
+            step(&mut cluster, &mut incremental, lists[at].clone());
+        }
+        prop_assert!(cluster.has_listed_all());
+        prop_assert_eq!(&plans(&cluster), &plans(&build(after)));
+        prop_assert_eq!(&plans(&cluster), &incremental);
+    }
+
+    #[test]
+    fn what_is_known_changes_nothing(events in vec(arbitrary::event(), 0..30)) {
+        let mut cluster = build(events.clone());
+        for list in listings(&events) {
+            prop_assert!(cluster.apply(list).is_empty());
+        }
+    }
+
+    #[test]
+    fn a_plan_is_whole(events in vec(arbitrary::event(), 0..30)) {
+        let cluster = build(events);
+        for service in cluster.services() {
+            let plan = plan_service(&cluster, &service.name, cluster.node()).expect("the Service is there");
+            prop_assert_eq!(&plan, &plan_service(&cluster, &service.name, cluster.node()).expect("still"));
+            prop_assert_eq!(plan.ports.len(), service.ports.len() * service.cluster_ips.len());
+            for (id, port) in &plan.ports {
+                prop_assert_eq!(port.frontends.len(), 1, "one cluster address of each family");
+                for (frontend, target) in &port.frontends {
+                    prop_assert!(service.cluster_ips.contains(&frontend.address));
+                    prop_assert_eq!(IpFamily::of(frontend.address), id.family);
+                    prop_assert_eq!(frontend.protocol, id.protocol);
+                    prop_assert!(target.slots.is_sorted_by(|a, b| a < b), "sorted, each once");
+                    for slot in &target.slots {
+                        let facts = port.backends.get(slot);
+                        prop_assert!(facts.is_some(), "{} has a slot that is no backend", id);
+                        let is_local = facts.is_some_and(|f| f.local);
+                        prop_assert!(service.internal_policy == TrafficPolicy::Cluster || is_local);
+                    }
+                    prop_assert!(!target.drop_when_empty || target.slots.is_empty());
+                }
+                for backend in port.backends.keys() {
+                    prop_assert_eq!(IpFamily::of(backend.address), id.family);
+                }
+            }
+        }
+    }
+}

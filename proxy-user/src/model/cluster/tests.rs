@@ -1,1 +1,136 @@
-//! Tests.
+use crate::model::net::{IpFamily, Protocol};
+use crate::model::{Endpoint, EndpointPort, ServiceKind, ServicePort, TrafficPolicy};
+
+use super::*;
+
+fn service(name: &str) -> Service {
+    Service {
+        name: ServiceName::new("default", name),
+        kind: ServiceKind::ClusterIp,
+        cluster_ips: vec!["10.96.0.1".parse().unwrap()],
+        external_ips: Vec::new(),
+        load_balancer_ips: Vec::new(),
+        source_ranges: None,
+        ports: vec![ServicePort { name: String::new(), protocol: Protocol::Tcp, port: 80, node_port: 0 }],
+        internal_policy: TrafficPolicy::Cluster,
+        external_policy: TrafficPolicy::Cluster,
+        affinity_secs: 0,
+        health_check_node_port: 0,
+        created: 0,
+        problems: Vec::new(),
+    }
+}
+
+fn slice(name: &str, service: &str, zone: Option<&str>) -> EndpointSlice {
+    EndpointSlice {
+        name: SliceName::new("default", name),
+        service: ServiceName::new("default", service),
+        family: IpFamily::V4,
+        ports: vec![EndpointPort { name: String::new(), protocol: Protocol::Tcp, port: 8080 }],
+        endpoints: vec![Endpoint {
+            address: "10.0.0.1".parse().unwrap(),
+            ready: true,
+            serving: true,
+            terminating: false,
+            node: None,
+            zone_hints: zone.into_iter().map(str::to_owned).collect(),
+            node_hints: BTreeSet::new(),
+        }],
+        problems: Vec::new(),
+    }
+}
+
+fn apply_service(cluster: &mut Cluster, name: &str) -> Vec<String> {
+    names(cluster.apply(Event::Apply(Object::Service(service(name)))))
+}
+
+fn apply_slice(cluster: &mut Cluster, slice: EndpointSlice) -> Vec<String> {
+    names(cluster.apply(Event::Apply(Object::Slice(slice))))
+}
+
+fn names(changed: BTreeSet<ServiceName>) -> Vec<String> {
+    changed.into_iter().map(|name| name.name).collect()
+}
+
+#[test]
+fn a_slice_may_come_before_its_service() {
+    let mut cluster = Cluster::default();
+    assert!(apply_slice(&mut cluster, slice("s", "web", None)).is_empty(), "nothing to plan yet");
+    assert_eq!(apply_service(&mut cluster, "web"), ["web"]);
+    assert_eq!(cluster.slices(&ServiceName::new("default", "web")).count(), 1);
+}
+
+#[test]
+fn a_service_that_comes_back_finds_its_slices() {
+    let mut cluster = Cluster::default();
+    apply_service(&mut cluster, "web");
+    apply_slice(&mut cluster, slice("s", "web", None));
+    let name = ServiceName::new("default", "web");
+    assert_eq!(names(cluster.apply(Event::Delete(Key::Service(name.clone())))), ["web"]);
+    assert!(cluster.service(&name).is_none());
+    apply_service(&mut cluster, "web");
+    assert_eq!(cluster.slices(&name).count(), 1);
+}
+
+#[test]
+fn a_slice_whose_label_changes_moves() {
+    let mut cluster = Cluster::default();
+    apply_service(&mut cluster, "db");
+    apply_service(&mut cluster, "web");
+    apply_slice(&mut cluster, slice("s", "web", None));
+    assert_eq!(apply_slice(&mut cluster, slice("s", "db", None)), ["db", "web"]);
+    assert_eq!(cluster.slices(&ServiceName::new("default", "web")).count(), 0);
+    assert_eq!(cluster.slices(&ServiceName::new("default", "db")).count(), 1);
+    let gone = cluster.apply(Event::Delete(Key::Slice(SliceName::new("default", "s"))));
+    assert_eq!(names(gone), ["db"]);
+    assert!(cluster.slices.is_empty() && cluster.owners.is_empty(), "nothing is left behind");
+}
+
+#[test]
+fn what_is_the_same_or_unknown_changes_nothing() {
+    let mut cluster = Cluster::default();
+    apply_service(&mut cluster, "web");
+    apply_slice(&mut cluster, slice("s", "web", None));
+    assert!(apply_service(&mut cluster, "web").is_empty());
+    assert!(apply_slice(&mut cluster, slice("s", "web", None)).is_empty());
+    assert!(cluster.apply(Event::Delete(Key::Slice(SliceName::new("default", "other")))).is_empty());
+    assert!(cluster.apply(Event::Delete(Key::Service(ServiceName::new("other", "web")))).is_empty());
+}
+
+#[test]
+fn both_kinds_must_have_been_listed() {
+    let mut cluster = Cluster::default();
+    apply_service(&mut cluster, "web");
+    cluster.apply(Event::Reset(Listing::Node(None)));
+    cluster.apply(Event::Reset(Listing::Services(Vec::new())));
+    assert!(!cluster.has_listed_all(), "slices are missing");
+    cluster.apply(Event::Reset(Listing::Slices(Vec::new())));
+    assert!(cluster.has_listed_all());
+}
+
+#[test]
+fn a_list_names_only_what_differs() {
+    let mut cluster = Cluster::default();
+    for name in ["a", "b", "c"] {
+        apply_service(&mut cluster, name);
+    }
+    let mut b = service("b");
+    b.affinity_secs = 10;
+    let changed = cluster.apply(Event::Reset(Listing::Services(vec![service("a"), b, service("d")])));
+    assert_eq!(names(changed), ["b", "c", "d"]);
+}
+
+#[test]
+fn a_new_zone_concerns_services_with_hints() {
+    let mut cluster = Cluster::new(NodeView::new("n1"));
+    apply_service(&mut cluster, "db");
+    apply_service(&mut cluster, "web");
+    apply_slice(&mut cluster, slice("s1", "db", None));
+    apply_slice(&mut cluster, slice("s2", "web", Some("a")));
+    let node = |name: &str, zone: &str| NodeView { name: name.to_owned(), zone: Some(zone.to_owned()) };
+    assert!(cluster.apply(Event::Apply(Object::Node(node("n2", "a")))).is_empty(), "not our node");
+    assert_eq!(names(cluster.apply(Event::Apply(Object::Node(node("n1", "a"))))), ["web"]);
+    assert!(cluster.apply(Event::Apply(Object::Node(node("n1", "a")))).is_empty());
+    assert_eq!(cluster.node().zone.as_deref(), Some("a"));
+    assert_eq!(names(cluster.apply(Event::Delete(Key::Node("n1".to_owned())))), ["web"]);
+}
