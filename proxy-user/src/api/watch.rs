@@ -94,21 +94,25 @@ async fn forward(mut reports: impl Stream<Item = Report> + Unpin, node_name: &st
 /// One kind, for ever. A watch that the server refuses to begin because it is too far behind would be tried
 /// from the same place again and again; a new one begins with a list.
 fn reports<K: Watched>(api: Api<K>, config: watcher::Config) -> impl Stream<Item = Report> + Send {
-    stream::repeat_with(move || {
-        let mut listed = Vec::new();
-        watch_kind(api.clone(), config.clone())
-            .backoff(backoff())
-            .scan(false, |expired, item| {
-                if *expired {
-                    return future::ready(None);
-                }
-                *expired = matches!(&item, Err(error @ watcher::Error::WatchStartFailed(_))
-                    if Trouble::of(error) == Trouble::Expired);
-                future::ready(Some(item))
-            })
-            .filter_map(move |item| future::ready(report(item, &mut listed)))
-    })
-    .flatten()
+    let mut listed = Vec::new();
+    stream::repeat_with(move || until_stuck(watch_kind(api.clone(), config.clone())))
+        .flatten()
+        .backoff(backoff())
+        .filter_map(move |item| future::ready(report(item, &mut listed)))
+}
+
+/// The stream up to and including the refusal. What follows that is not even asked for.
+fn until_stuck<K>(
+    watch: impl Stream<Item = watcher::Result<watcher::Event<K>>>,
+) -> impl Stream<Item = watcher::Result<watcher::Event<K>>> {
+    watch
+        .flat_map(|item| {
+            let is_stuck = matches!(&item, Err(error @ watcher::Error::WatchStartFailed(_))
+                if Trouble::of(error) == Trouble::Expired);
+            stream::iter([Some(item)].into_iter().chain(is_stuck.then_some(None)))
+        })
+        .take_while(|item| future::ready(item.is_some()))
+        .filter_map(future::ready)
 }
 
 /// Collects a list in `listed`, and turns all else into reports.

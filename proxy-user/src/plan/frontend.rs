@@ -47,6 +47,3 @@ fn under_policy(kind: FrontendKind, policy: TrafficPolicy, eligible: &Eligible) 
         },
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -11,6 +11,16 @@ pub struct Document<'a> {
     pub text: &'a str,
 }
 
+impl Document<'_> {
+    /// The line of the file on which its content begins.
+    pub fn begins(&self) -> u64 {
+        (self.line..)
+            .zip(self.text.lines())
+            .find(|(_, text)| is_content(text))
+            .map_or(self.line, |(line, _)| line)
+    }
+}
+
 /// Splits a file at its document markers. A line that begins with `---` or `...` is one wherever it stands,
 /// even in the middle of a block of text (YAML 1.2, section 9.1.2). Empty documents count, but are left out.
 pub fn split(file: &str) -> Vec<Document<'_>> {
@@ -40,14 +50,16 @@ pub fn split(file: &str) -> Vec<Document<'_>> {
 }
 
 fn push<'a>(documents: &mut Vec<Document<'a>>, document: Document<'a>) -> bool {
-    let has_content = document.text.lines().any(|line| {
-        let line = line.trim();
-        !line.is_empty() && !line.starts_with('#') && !line.starts_with('%')
-    });
+    let has_content = document.text.lines().any(is_content);
     if has_content {
         documents.push(document);
     }
     has_content
+}
+
+fn is_content(line: &str) -> bool {
+    let line = line.trim();
+    !line.is_empty() && !line.starts_with('#') && !line.starts_with('%')
 }
 
 fn is_marker(line: &str, marker: &str) -> bool {

@@ -89,11 +89,11 @@ impl Reader<'_> {
         match (header.api_version.as_str(), header.kind.as_str()) {
             ("v1", "Service") => {
                 let service = self.decode()?;
-                self.service(service, self.document.line)
+                self.service(service, self.document.begins())
             }
             ("discovery.k8s.io/v1", "EndpointSlice") => {
                 let slice = self.decode()?;
-                self.slice(slice, self.document.line)
+                self.slice(slice, self.document.begins())
             }
             ("v1", "List" | "ServiceList") | ("discovery.k8s.io/v1", "EndpointSliceList") => {
                 for (line, value) in self.items()? {
@@ -101,7 +101,7 @@ impl Reader<'_> {
                 }
                 Ok(())
             }
-            _ => self.other(&header, self.document.line),
+            _ => self.other(&header, self.document.begins()),
         }
     }
 
@@ -197,7 +197,14 @@ impl Reader<'_> {
                 serde_json::from_str(text).map_err(|error| self.error(self.line(error.line() as u64), &error))
             }
             Syntax::Yaml => {
-                let options = serde_saphyr::options! { with_snippet: false };
+                // A cluster written to one file is a large document; how deep it may nest stays limited.
+                let budget = serde_saphyr::budget! {
+                    max_buffered_comment_events: usize::MAX,
+                    max_events: usize::MAX,
+                    max_nodes: usize::MAX,
+                    max_total_scalar_bytes: usize::MAX,
+                };
+                let options = serde_saphyr::options! { budget: budget, with_snippet: false };
                 serde_saphyr::from_str_with_options(text, options).map_err(|error| {
                     let line = error.location().map_or(1, |location| location.line());
                     self.error(self.line(line), &error)
@@ -212,7 +219,12 @@ impl Reader<'_> {
     }
 
     fn error(&self, line: u64, message: &dyn std::fmt::Display) -> ManifestError {
-        ManifestError { document: self.document.number, line, message: message.to_string() }
+        let mut message = message.to_string();
+        // Both readers add where it is in the document; the line of the file is what helps.
+        if let Some(at) = message.rfind(" at line ") {
+            message.truncate(at);
+        }
+        ManifestError { document: self.document.number, line, message }
     }
 }
 

@@ -1,1 +1,230 @@
-//! Tests.
+use k8s_openapi::api::core::v1 as core;
+use k8s_openapi::api::discovery::v1 as discovery;
+use rstest::rstest;
+use serde_json::{Value, json};
+
+use crate::model::net::IpFamily;
+use crate::model::{EndpointSlice, NodeView, Service, ServiceKind, TrafficPolicy};
+
+use super::*;
+
+fn service_of(metadata: Value, spec: Value, status: Value) -> Option<Service> {
+    let mut metadata = metadata;
+    metadata["name"] = json!("web");
+    metadata["namespace"] = json!("shop");
+    let object: core::Service =
+        serde_json::from_value(json!({"metadata": metadata, "spec": spec, "status": status})).unwrap();
+    service(object)
+}
+
+fn from_spec(spec: Value) -> Service {
+    service_of(json!({}), spec, json!({})).unwrap()
+}
+
+fn slice_of(labels: Value, rest: Value) -> Option<EndpointSlice> {
+    let mut object = rest;
+    object["metadata"] = json!({"name": "web-x1", "namespace": "shop", "labels": labels});
+    slice(serde_json::from_value::<discovery::EndpointSlice>(object).unwrap())
+}
+
+fn from_slice(rest: Value) -> EndpointSlice {
+    slice_of(json!({"kubernetes.io/service-name": "web"}), rest).unwrap()
+}
+
+fn fields(problems: &[Problem]) -> Vec<&str> {
+    problems.iter().map(|p| p.field.as_str()).collect()
+}
+
+#[rstest]
+#[case::headless(json!({}), json!({"clusterIP": "None"}))]
+#[case::headless_by_list(json!({}), json!({"clusterIPs": ["None"]}))]
+#[case::external_name(json!({}), json!({"type": "ExternalName", "clusterIP": "10.96.0.1", "externalName": "a.b"}))]
+#[case::another_proxy(json!({"labels": {"service.kubernetes.io/service-proxy-name": "x"}}), json!({"clusterIP": "10.96.0.1"}))]
+#[case::labelled_headless(json!({"labels": {"service.kubernetes.io/headless": ""}}), json!({"clusterIP": "10.96.0.1"}))]
+fn services_that_are_no_business_of_ours(#[case] metadata: Value, #[case] spec: Value) {
+    assert_eq!(service_of(metadata, spec, json!({})), None);
+}
+
+#[test]
+fn a_plain_service() {
+    let service = from_spec(json!({"clusterIP": "10.96.0.1", "ports": [{"port": 80, "targetPort": "http"}]}));
+    assert_eq!(service.name.to_string(), "shop/web");
+    assert_eq!(service.kind, ServiceKind::ClusterIp);
+    assert_eq!(service.cluster_ips, ["10.96.0.1".parse::<std::net::IpAddr>().unwrap()]);
+    let ports: Vec<_> =
+        service.ports.iter().map(|p| (p.name.as_str(), p.protocol, p.port, p.node_port)).collect();
+    assert_eq!(ports, [("", Protocol::Tcp, 80, 0)]);
+    assert_eq!((service.internal_policy, service.external_policy), Default::default());
+    assert_eq!((service.affinity_secs, service.created, service.source_ranges), (0, 0, None));
+    assert_eq!(service.problems, []);
+}
+
+#[test]
+fn a_load_balancer_with_everything() {
+    let service = service_of(
+        json!({"creationTimestamp": "1970-01-01T00:01:00Z"}),
+        json!({
+            "type": "LoadBalancer",
+            "clusterIP": "10.96.0.1",
+            "clusterIPs": ["10.96.0.1", "fd00::1"],
+            "externalIPs": ["203.0.113.07", "203.0.113.7"],
+            "loadBalancerSourceRanges": [" 10.0.0.1/8 "],
+            "internalTrafficPolicy": "Local",
+            "externalTrafficPolicy": "Local",
+            "healthCheckNodePort": 32000,
+            "sessionAffinity": "ClientIP",
+            "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": 90}},
+            "ports": [{"name": "dns", "port": 53, "nodePort": 30053},
+                      {"name": "dns", "port": 53, "protocol": "UDP"}],
+        }),
+        json!({"loadBalancer": {"ingress": [
+            {"ip": "198.51.100.1"}, {"ip": "198.51.100.2", "ipMode": "VIP"},
+            {"ip": "198.51.100.3", "ipMode": "Proxy"}, {"hostname": "lb.example.org"},
+        ]}}),
+    )
+    .unwrap();
+    assert_eq!(service.problems, []);
+    assert_eq!(service.kind, ServiceKind::LoadBalancer);
+    assert_eq!(service.cluster_ips.len(), 2);
+    assert_eq!(service.external_ips, ["203.0.113.7".parse::<std::net::IpAddr>().unwrap()]);
+    let ips: Vec<_> = service.load_balancer_ips.iter().map(ToString::to_string).collect();
+    assert_eq!(ips, ["198.51.100.1", "198.51.100.2"]);
+    assert_eq!(service.source_ranges, Some(vec!["10.0.0.0/8".parse().unwrap()]));
+    assert_eq!(service.internal_policy, TrafficPolicy::Local);
+    assert_eq!(service.external_policy, TrafficPolicy::Local);
+    assert_eq!((service.affinity_secs, service.health_check_node_port, service.created), (90, 32_000, 60));
+    let ports: Vec<_> = service.ports.iter().map(|p| (p.protocol, p.node_port)).collect();
+    assert_eq!(ports, [(Protocol::Tcp, 30_053), (Protocol::Udp, 0)]);
+}
+
+#[rstest]
+#[case::no_address(json!({}), "spec.clusterIP")]
+#[case::empty_address(json!({"clusterIP": ""}), "spec.clusterIP")]
+#[case::bad_address(json!({"clusterIP": "10.96.0"}), "spec.clusterIP")]
+#[case::loopback(json!({"clusterIP": "127.0.0.1"}), "spec.clusterIP")]
+#[case::every_address(json!({"clusterIP": "0.0.0.0"}), "spec.clusterIP")]
+#[case::second_of_a_family(json!({"clusterIPs": ["10.96.0.1", "10.96.0.2"]}), "spec.clusterIPs")]
+#[case::external(json!({"clusterIP": "10.96.0.1", "externalIPs": ["x"]}), "spec.externalIPs")]
+#[case::range(json!({"clusterIP": "10.96.0.1", "loadBalancerSourceRanges": ["10.0.0.0"]}), "spec.loadBalancerSourceRanges")]
+#[case::kind(json!({"clusterIP": "10.96.0.1", "type": "Other"}), "spec.type")]
+#[case::policy(json!({"clusterIP": "10.96.0.1", "internalTrafficPolicy": "local"}), "spec.internalTrafficPolicy")]
+#[case::affinity(json!({"clusterIP": "10.96.0.1", "sessionAffinity": "Cookie"}), "spec.sessionAffinity")]
+#[case::timeout(json!({"clusterIP": "10.96.0.1", "sessionAffinity": "ClientIP", "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": 86_401}}}), "spec.sessionAffinityConfig.clientIP.timeoutSeconds")]
+#[case::port_zero(json!({"clusterIP": "10.96.0.1", "ports": [{"port": 0}]}), "spec.ports[0].port")]
+#[case::port_too_large(json!({"clusterIP": "10.96.0.1", "ports": [{"port": 65_536}]}), "spec.ports[0].port")]
+#[case::protocol(json!({"clusterIP": "10.96.0.1", "ports": [{"port": 80, "protocol": "QUIC"}]}), "spec.ports[0].protocol")]
+#[case::node_port(json!({"clusterIP": "10.96.0.1", "type": "NodePort", "ports": [{"port": 80, "nodePort": -1}]}), "spec.ports[0].nodePort")]
+#[case::same_name(json!({"clusterIP": "10.96.0.1", "ports": [{"port": 80}, {"port": 81}]}), "spec.ports[1].name")]
+#[case::same_number(json!({"clusterIP": "10.96.0.1", "ports": [{"name": "a", "port": 80}, {"name": "b", "port": 80}]}), "spec.ports[1].port")]
+#[case::long_name(json!({"clusterIP": "10.96.0.1", "ports": [{"name": "a".repeat(64), "port": 80}]}), "spec.ports[0].name")]
+fn what_cannot_be_used_is_named(#[case] spec: Value, #[case] field: &str) {
+    let service = from_spec(spec);
+    assert_eq!(fields(&service.problems), [field]);
+    assert_eq!(service.problems[0].object, "Service shop/web");
+}
+
+#[test]
+fn one_bad_part_does_not_spoil_the_rest() {
+    let service = from_spec(json!({
+        "clusterIPs": ["10.96.0.300", "fd00::1"],
+        "loadBalancerSourceRanges": ["nonsense"],
+        "ports": [{"name": "a", "port": 70_000}, {"name": "b", "port": 81}],
+    }));
+    assert_eq!(service.cluster_ips, ["fd00::1".parse::<std::net::IpAddr>().unwrap()]);
+    assert_eq!(service.ports.iter().map(|p| p.port).collect::<Vec<_>>(), [81]);
+    assert_eq!(service.source_ranges, Some(vec![]), "nobody, rather than everybody");
+    assert_eq!(service.problems.len(), 3);
+}
+
+#[rstest]
+#[case::no_service(json!({}), "IPv4")]
+#[case::empty_service(json!({"kubernetes.io/service-name": ""}), "IPv4")]
+#[case::headless(json!({"kubernetes.io/service-name": "web", "service.kubernetes.io/headless": ""}), "IPv4")]
+#[case::names(json!({"kubernetes.io/service-name": "web"}), "FQDN")]
+fn slices_that_are_no_business_of_ours(#[case] labels: Value, #[case] family: &str) {
+    let rest = json!({"addressType": family, "endpoints": [{"addresses": ["10.0.0.1"]}]});
+    assert_eq!(slice_of(labels, rest), None);
+}
+
+#[test]
+fn conditions_that_are_not_given_have_their_defaults() {
+    let slice = from_slice(json!({"addressType": "IPv4", "endpoints": [
+        {"addresses": ["10.0.0.2", "10.9.9.9"], "conditions": {}},
+        {"addresses": ["10.0.0.01"]},
+        {"addresses": ["10.0.0.3"], "conditions": {"ready": false, "serving": false, "terminating": true}},
+    ]}));
+    let found: Vec<_> =
+        slice.endpoints.iter().map(|e| (e.address.to_string(), e.ready, e.serving, e.terminating)).collect();
+    let expected =
+        [("10.0.0.1", true, true, false), ("10.0.0.2", true, true, false), ("10.0.0.3", false, false, true)];
+    assert_eq!(
+        found,
+        expected.map(|(a, r, s, t)| (a.to_owned(), r, s, t)),
+        "sorted; the first address counts"
+    );
+    assert_eq!(slice.service.to_string(), "shop/web");
+    assert_eq!(slice.problems, []);
+}
+
+#[test]
+fn the_order_of_an_object_is_no_difference() {
+    let (a, b) = (json!({"addresses": ["10.0.0.1"]}), json!({"addresses": ["10.0.0.2"], "nodeName": "n1"}));
+    let (p, q) = (json!({"name": "p", "port": 1}), json!({"name": "q", "port": 2}));
+    let one = from_slice(json!({"addressType": "IPv4", "endpoints": [a, b], "ports": [p, q]}));
+    let other = from_slice(json!({"addressType": "IPv4", "endpoints": [b, a], "ports": [q, p]}));
+    assert_eq!(one, other);
+}
+
+#[test]
+fn hints_and_nodes_are_kept() {
+    let slice = from_slice(json!({"addressType": "IPv6", "endpoints": [{
+        "addresses": ["fd00::1"], "nodeName": "n1", "zone": "a",
+        "hints": {"forZones": [{"name": "a"}, {"name": "b"}], "forNodes": [{"name": "n1"}]},
+    }]}));
+    let endpoint = &slice.endpoints[0];
+    assert_eq!(slice.family, IpFamily::V6);
+    assert_eq!(endpoint.node.as_deref(), Some("n1"));
+    assert!(endpoint.zone_hints.iter().eq(["a", "b"]) && endpoint.node_hints.iter().eq(["n1"]));
+    assert!(slice.has_hints());
+}
+
+#[test]
+fn ports_without_number_are_ignored_in_silence() {
+    let slice = from_slice(json!({"addressType": "IPv4", "endpoints": [], "ports": [
+        {"name": "none"}, {"name": "zero", "port": 0}, {"name": "good", "port": 80, "protocol": "SCTP"},
+        {"name": "large", "port": 65_536}, {"name": "odd", "port": 80, "protocol": "ICMP"},
+    ]}));
+    let ports: Vec<_> = slice.ports.iter().map(|p| (p.name.as_str(), p.protocol, p.port)).collect();
+    assert_eq!(ports, [("good", Protocol::Sctp, 80)]);
+    assert_eq!(fields(&slice.problems), ["ports[3].port", "ports[4].protocol"]);
+    assert_eq!(slice.problems[0].object, "EndpointSlice shop/web-x1");
+}
+
+#[rstest]
+#[case("IPv4", "127.0.0.1")]
+#[case("IPv4", "169.254.169.254")]
+#[case("IPv4", "224.0.0.1")]
+#[case("IPv4", "fd00::1")]
+#[case("IPv4", "nonsense")]
+#[case("IPv6", "::1")]
+#[case("IPv6", "fe80::1")]
+#[case("IPv6", "::ffff:127.0.0.1")]
+#[case("IPv6", "10.0.0.1")]
+fn an_endpoint_that_cannot_be_one_is_left_out_alone(#[case] family: &str, #[case] address: &str) {
+    let good = if family == "IPv4" { "10.0.0.9" } else { "fd00::9" };
+    let slice = from_slice(json!({"addressType": family, "endpoints": [
+        {"addresses": [address]}, {"addresses": []}, {"addresses": [good]},
+    ]}));
+    assert_eq!(slice.endpoints.iter().map(|e| e.address.to_string()).collect::<Vec<_>>(), [good]);
+    assert_eq!(fields(&slice.problems), ["endpoints[0].addresses[0]", "endpoints[1].addresses"]);
+}
+
+#[rstest]
+#[case(json!({"topology.kubernetes.io/zone": "a"}), Some("a"))]
+#[case(json!({"topology.kubernetes.io/zone": ""}), None)]
+#[case(json!({}), None)]
+fn a_node_has_a_zone_or_none(#[case] labels: Value, #[case] zone: Option<&str>) {
+    let object = json!({"metadata": {"name": "n1", "labels": labels}});
+    let expected = NodeView { name: "n1".to_owned(), zone: zone.map(str::to_owned) };
+    assert_eq!(node(serde_json::from_value(object).unwrap()), expected);
+}

@@ -1,1 +1,227 @@
-//! Tests.
+//! Against a server that speaks just enough of the API: lists, and watches that last until they are told to end.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Write;
+use std::sync::{Arc, Mutex};
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+use tokio::sync::{broadcast, mpsc};
+
+use crate::api::client::{Options, connect};
+use crate::model::{Key, Object};
+
+use super::*;
+
+const SERVICES: &str = "/api/v1/services";
+const SLICES: &str = "/apis/discovery.k8s.io/v1/endpointslices";
+const NODES: &str = "/api/v1/nodes";
+
+#[derive(Default)]
+struct Inner {
+    items: BTreeMap<&'static str, Vec<Value>>,
+    /// Answers that come before the regular ones: (path, whether to a watch, status).
+    failures: Vec<(&'static str, bool, u16)>,
+    requests: BTreeSet<String>,
+    agents: BTreeSet<String>,
+}
+
+/// The server, from the side of the test.
+#[derive(Clone)]
+struct Server {
+    inner: Arc<Mutex<Inner>>,
+    /// (path, line) for the watches of that path.
+    lines: broadcast::Sender<(String, String)>,
+}
+
+async fn answer(State(server): State<Server>, request: Request) -> Response {
+    let path = request.uri().path().to_owned();
+    let is_watch = request.uri().query().unwrap_or_default().contains("watch=true");
+    let mut inner = server.inner.lock().unwrap();
+    inner.requests.insert(request.uri().to_string());
+    inner.agents.insert(request.headers()["user-agent"].to_str().unwrap().to_owned());
+    let failure = inner.failures.iter().position(|(p, watch, _)| *p == path && *watch == is_watch);
+    if let Some((_, _, code)) = failure.map(|at| inner.failures.remove(at)) {
+        let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code,
+            "reason": "Test", "message": "as the test asked"});
+        return (StatusCode::from_u16(code).unwrap(), status.to_string()).into_response();
+    }
+    if is_watch {
+        let lines = stream::unfold((server.lines.subscribe(), path), |(mut lines, path)| async {
+            loop {
+                let (to, line) = lines.recv().await.ok()?;
+                if to == path {
+                    return Some((Ok::<_, std::convert::Infallible>(line + "\n"), (lines, path)));
+                }
+            }
+        });
+        return Body::from_stream(lines).into_response();
+    }
+    let items = inner.items.get(path.as_str()).cloned().unwrap_or_default();
+    json!({"kind": "List", "apiVersion": "v1", "metadata": {"resourceVersion": "7"}, "items": items})
+        .to_string()
+        .into_response()
+}
+
+struct Test {
+    server: Server,
+    events: mpsc::Receiver<Event>,
+    agent: tokio::task::JoinHandle<()>,
+}
+
+impl Test {
+    /// A server with one Service and this node, `failures` to begin with, and an agent that watches it.
+    async fn start(failures: &[(&'static str, bool, u16)]) -> Self {
+        let (lines, _) = broadcast::channel(16);
+        let server = Server { inner: Arc::default(), lines };
+        {
+            let mut inner = server.inner.lock().unwrap();
+            inner.failures = failures.to_vec();
+            inner.items.insert(SERVICES, vec![service("a", "10.96.0.1")]);
+            inner.items.insert(
+                NODES,
+                vec![json!({"metadata": {"name": "n1", "resourceVersion": "1",
+                "labels": {"topology.kubernetes.io/zone": "z"}}})],
+            );
+        }
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let router = Router::new().fallback(answer).with_state(server.clone());
+        tokio::spawn(async move { axum::serve(listener, router).await });
+
+        let mut kubeconfig = tempfile::NamedTempFile::new().unwrap();
+        write!(
+            kubeconfig,
+            "{{apiVersion: v1, kind: Config, current-context: c, contexts: [{{name: c, context: {{cluster: k, user: u}}}}], \
+             clusters: [{{name: k, cluster: {{server: '{url}'}}}}], users: [{{name: u, user: {{}}}}]}}"
+        )
+        .unwrap();
+        let options = Options { kubeconfig: Some(kubeconfig.path().to_owned()), server: None };
+        let client = connect(&options).await.unwrap();
+        let (sender, events) = mpsc::channel(16);
+        let agent = tokio::spawn(run(client, "n1".to_owned(), sender));
+        Self { server, events, agent }
+    }
+
+    async fn next(&mut self) -> Event {
+        timeout(Duration::from_secs(30), self.events.recv())
+            .await
+            .expect("an event")
+            .expect("it runs for ever")
+    }
+
+    /// The next list of Services, as names.
+    async fn services(&mut self) -> Vec<String> {
+        loop {
+            if let Event::Reset(Listing::Services(services)) = self.next().await {
+                return services.into_iter().map(|s| s.name.name).collect();
+            }
+        }
+    }
+
+    /// Waits until all three kinds are watched.
+    async fn watches(&self) {
+        while self.server.lines.receiver_count() < 3 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    fn send(&self, path: &str, kind: &str, object: &Value) {
+        let line = json!({"type": kind, "object": object}).to_string();
+        self.server.lines.send((path.to_owned(), line)).unwrap();
+    }
+
+    fn set(&self, services: Vec<Value>) {
+        self.server.inner.lock().unwrap().items.insert(SERVICES, services);
+    }
+}
+
+fn service(name: &str, address: &str) -> Value {
+    json!({"apiVersion": "v1", "kind": "Service",
+        "metadata": {"name": name, "namespace": "default", "resourceVersion": "8"},
+        "spec": {"clusterIP": address, "ports": [{"port": 80}]}})
+}
+
+#[tokio::test]
+async fn lists_come_first_then_what_happens() {
+    let mut test = Test::start(&[]).await;
+    let first = test.next().await;
+    assert!(
+        matches!(&first, Event::Reset(Listing::Node(Some(n))) if n.zone.as_deref() == Some("z")),
+        "the zone comes before what depends on it: {first:?}"
+    );
+    let mut kinds = [test.next().await, test.next().await].map(|event| match event {
+        Event::Reset(listing) => listing.kind(),
+        other => panic!("{other:?}"),
+    });
+    kinds.sort_unstable();
+    assert_eq!(kinds, [crate::model::Kind::Service, crate::model::Kind::Slice]);
+    test.watches().await;
+
+    test.send(SERVICES, "ADDED", &service("b", "10.96.0.2"));
+    assert!(matches!(test.next().await, Event::Apply(Object::Service(s)) if s.name.name == "b"));
+    let key = Key::Service(crate::model::ServiceName::new("default", "b"));
+    test.send(SERVICES, "MODIFIED", &service("b", "None"));
+    assert_eq!(test.next().await, Event::Delete(key.clone()), "it is no business of ours any more");
+    test.send(SERVICES, "DELETED", &service("b", "10.96.0.2"));
+    assert_eq!(test.next().await, Event::Delete(key));
+    let slice = json!({"metadata": {"name": "s", "namespace": "default", "resourceVersion": "9",
+        "labels": {"kubernetes.io/service-name": "a"}}, "addressType": "IPv4", "endpoints": []});
+    test.send(SLICES, "ADDED", &slice);
+    assert!(matches!(test.next().await, Event::Apply(Object::Slice(s)) if s.service.name == "a"));
+
+    let inner = test.server.inner.lock().unwrap();
+    let has = |path: &str, selector: &str| {
+        inner.requests.iter().any(|r| r.starts_with(path) && r.contains(selector))
+    };
+    assert!(has(SERVICES, "fieldSelector=spec.clusterIP%21%3DNone"), "{:?}", inner.requests);
+    assert!(has(SERVICES, "service-proxy-name") && has(SLICES, "%21service.kubernetes.io%2Fheadless"));
+    assert!(has(NODES, "fieldSelector=metadata.name%3Dn1"));
+    assert!(
+        inner.agents.iter().all(|a| a == concat!("ballast/", env!("CARGO_PKG_VERSION"))),
+        "{:?}",
+        inner.agents
+    );
+}
+
+#[tokio::test]
+async fn a_watch_that_expires_ends_in_a_new_list() {
+    let mut test = Test::start(&[]).await;
+    assert_eq!(test.services().await, ["a"]);
+    test.watches().await;
+    test.set(vec![service("b", "10.96.0.2"), service("c", "10.96.0.3")]);
+    let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 410, "reason": "Expired",
+        "message": "too old resource version"});
+    test.send(SERVICES, "ERROR", &status);
+    assert_eq!(test.services().await, ["b", "c"]);
+}
+
+#[tokio::test]
+async fn a_watch_that_cannot_begin_ends_in_a_new_list() {
+    let mut test = Test::start(&[(SERVICES, true, 410)]).await;
+    assert_eq!(test.services().await, ["a"]);
+    assert_eq!(test.services().await, ["a"], "listed again, not watched from the same place for ever");
+    test.watches().await;
+}
+
+#[tokio::test]
+async fn failures_of_the_server_are_outlived() {
+    let refused =
+        [(NODES, false, 403), (SERVICES, false, 500), (SERVICES, false, 403), (SERVICES, true, 500)];
+    let mut test = Test::start(&refused).await;
+    assert_eq!(test.services().await, ["a"]);
+    test.watches().await;
+    test.send(SERVICES, "ADDED", &service("b", "10.96.0.2"));
+    while !matches!(test.next().await, Event::Apply(Object::Service(s)) if s.name.name == "b") {}
+}
+
+#[tokio::test]
+async fn it_stops_with_its_receiver() {
+    let Test { agent, events, .. } = Test::start(&[]).await;
+    drop(events);
+    timeout(Duration::from_secs(10), agent).await.expect("it stops").unwrap();
+}

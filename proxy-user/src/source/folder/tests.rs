@@ -1,1 +1,153 @@
-//! Tests.
+use std::os::unix::fs::symlink;
+
+use tempfile::TempDir;
+use tokio::time::timeout;
+
+use super::*;
+
+fn service(name: &str, address: &str) -> String {
+    format!("apiVersion: v1\nkind: Service\nmetadata: {{name: {name}}}\nspec: {{clusterIP: {address}}}\n")
+}
+
+/// A folder that is being watched.
+struct Watched {
+    dir: TempDir,
+    events: Receiver<Event>,
+}
+
+impl Watched {
+    fn start(files: &[(&str, &str)]) -> Self {
+        let dir = TempDir::new().unwrap();
+        for (name, content) in files {
+            fs::write(dir.path().join(name), content).unwrap();
+        }
+        Self::watch(dir)
+    }
+
+    fn watch(dir: TempDir) -> Self {
+        let (sender, events) = mpsc::channel(16);
+        tokio::spawn(run(dir.path().to_owned(), sender));
+        Self { dir, events }
+    }
+
+    /// The Services of the next report: `name=address`.
+    async fn next(&mut self) -> Vec<String> {
+        let event = timeout(Duration::from_secs(30), self.events.recv()).await.expect("an event").unwrap();
+        let Event::Reset(Listing::Services(services)) = event else { panic!("{event:?}") };
+        let slices = self.events.recv().await.unwrap();
+        assert!(matches!(slices, Event::Reset(Listing::Slices(_))), "{slices:?}");
+        services.iter().map(|s| format!("{}={}", s.name.name, s.cluster_ips[0])).collect()
+    }
+
+    /// The first report that says so; others may come before it.
+    async fn until(&mut self, expected: &[&str]) {
+        while self.next().await != expected {}
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+}
+
+#[tokio::test]
+async fn files_are_read_in_order_and_others_are_not() {
+    let (a, b) = (service("a", "10.96.0.1"), service("b", "10.96.0.2"));
+    let json =
+        r#"{"apiVersion":"v1","kind":"Service","metadata":{"name":"c"},"spec":{"clusterIP":"10.96.0.3"}}"#;
+    let first = service("a", "10.96.0.9");
+    let mut folder = Watched::start(&[
+        ("3.yaml", &a),
+        ("2.yml", &b),
+        ("4.json", json),
+        ("1.yaml", &first),
+        (".hidden.yaml", &service("h", "10.96.0.4")),
+        ("readme.txt", "no: [manifest"),
+    ]);
+    fs::create_dir(folder.path("folder.yaml")).unwrap();
+    assert_eq!(
+        folder.next().await,
+        ["a=10.96.0.9", "b=10.96.0.2", "c=10.96.0.3"],
+        "of two, the first counts"
+    );
+}
+
+#[tokio::test]
+async fn changes_are_seen() {
+    let mut folder = Watched::start(&[("a.yaml", &service("a", "10.96.0.1"))]);
+    assert_eq!(folder.next().await, ["a=10.96.0.1"]);
+    fs::write(folder.path("b.yaml"), service("b", "10.96.0.2")).unwrap();
+    folder.until(&["a=10.96.0.1", "b=10.96.0.2"]).await;
+    // As an editor saves.
+    fs::write(folder.path(".a.yaml.new"), service("a", "10.96.0.3")).unwrap();
+    fs::rename(folder.path(".a.yaml.new"), folder.path("a.yaml")).unwrap();
+    folder.until(&["a=10.96.0.3", "b=10.96.0.2"]).await;
+    fs::remove_file(folder.path("a.yaml")).unwrap();
+    folder.until(&["b=10.96.0.2"]).await;
+}
+
+#[tokio::test]
+async fn a_broken_file_keeps_what_it_held() {
+    let mut folder = Watched::start(&[("a.yaml", &service("a", "10.96.0.1"))]);
+    folder.next().await;
+    fs::write(folder.path("a.yaml"), "apiVersion: [v1\n").unwrap();
+    fs::write(folder.path("b.yaml"), service("b", "10.96.0.2")).unwrap();
+    folder.until(&["a=10.96.0.1", "b=10.96.0.2"]).await;
+    fs::write(folder.path("a.yaml"), service("a", "10.96.0.5")).unwrap();
+    folder.until(&["a=10.96.0.5", "b=10.96.0.2"]).await;
+}
+
+#[tokio::test]
+async fn a_mounted_config_map_is_followed() {
+    let dir = TempDir::new().unwrap();
+    for (version, address) in [("..1", "10.96.0.1"), ("..2", "10.96.0.2")] {
+        fs::create_dir(dir.path().join(version)).unwrap();
+        fs::write(dir.path().join(version).join("a.yaml"), service("a", address)).unwrap();
+    }
+    symlink("..1", dir.path().join("..data")).unwrap();
+    symlink("..data/a.yaml", dir.path().join("a.yaml")).unwrap();
+    let mut folder = Watched::watch(dir);
+    assert_eq!(folder.next().await, ["a=10.96.0.1"]);
+    symlink("..2", folder.path("..data_tmp")).unwrap();
+    fs::rename(folder.path("..data_tmp"), folder.path("..data")).unwrap();
+    folder.until(&["a=10.96.0.2"]).await;
+}
+
+#[tokio::test]
+async fn a_folder_may_come_later_and_go_again() {
+    let parent = TempDir::new().unwrap();
+    let path = parent.path().join("manifests");
+    let (sender, events) = mpsc::channel(16);
+    let task = tokio::spawn(run(path.clone(), sender));
+    let mut folder = Watched { dir: parent, events };
+    let nothing = timeout(Duration::from_millis(300), folder.events.recv()).await;
+    assert!(nothing.is_err(), "a folder that is not there is not an empty one");
+    fs::create_dir(&path).unwrap();
+    fs::write(path.join("a.yaml"), service("a", "10.96.0.1")).unwrap();
+    folder.until(&["a=10.96.0.1"]).await;
+    // Another folder of the same name.
+    fs::rename(&path, folder.path("old")).unwrap();
+    fs::create_dir(folder.path("new")).unwrap();
+    fs::write(folder.path("new").join("a.yaml"), service("a", "10.96.0.2")).unwrap();
+    fs::rename(folder.path("new"), &path).unwrap();
+    folder.until(&["a=10.96.0.2"]).await;
+    drop(folder);
+    timeout(Duration::from_secs(10), task).await.expect("it stops with its receiver").unwrap();
+}
+
+#[test]
+fn nothing_new_is_not_a_change() {
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("a.yaml");
+    fs::write(&path, service("a", "10.96.0.1")).unwrap();
+    let (folder, is_changed) = Folder::new(dir.path().to_owned()).read();
+    assert!(is_changed);
+    fs::write(&path, service("a", "10.96.0.1")).unwrap();
+    let (folder, is_changed) = folder.read();
+    assert!(!is_changed, "the same content");
+    fs::write(&path, "kind: [").unwrap();
+    let (folder, is_changed) = folder.read();
+    assert!(!is_changed && folder.files.values().all(|f| f.trouble.is_some()));
+    fs::remove_dir_all(dir.path()).unwrap();
+    let (folder, is_changed) = folder.read();
+    assert!(!is_changed && folder.objects().0.len() == 1, "what was read stays");
+}

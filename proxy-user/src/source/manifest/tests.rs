@@ -1,1 +1,119 @@
-//! Tests.
+use rstest::rstest;
+
+use super::*;
+
+fn yaml(text: &str) -> Result<Objects, ManifestError> {
+    parse(text, Syntax::Yaml)
+}
+
+fn names(objects: &Objects) -> Vec<String> {
+    let services = objects.services.iter().map(|s| s.name.to_string());
+    services.chain(objects.slices.iter().map(|s| s.name.to_string())).collect()
+}
+
+const SERVICE: &str = "apiVersion: v1
+kind: Service
+metadata:
+  name: redis
+  annotations: {note: \"--- not a marker\"}
+spec:
+  clusterIP: 10.96.0.10
+  selector: {app: redis}
+  ports:
+  - port: 6379
+    targetPort: 6379
+";
+
+const SLICE: &str = "apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata:
+  name: redis-x7k2p
+  namespace: shop
+  labels:
+    kubernetes.io/service-name: redis
+addressType: IPv4
+ports:
+- port: 6379
+endpoints:
+- addresses: [10.0.0.1]
+  conditions: {ready: true}
+";
+
+const DEPLOYMENT: &str = "apiVersion: apps/v1
+kind: Deployment
+metadata: {name: redis}
+spec: {replicas: 3}
+";
+
+#[test]
+fn services_and_slices_are_read_and_other_kinds_passed_over() {
+    let objects = yaml(&format!("# demo\n---\n{SERVICE}---\n{DEPLOYMENT}---\n---\n{SLICE}...\n")).unwrap();
+    assert_eq!(names(&objects), ["default/redis", "shop/redis-x7k2p"]);
+    assert_eq!(objects.slices[0].endpoints.len(), 1);
+    assert_eq!(objects.services[0].problems, []);
+}
+
+#[test]
+fn lists_are_taken_apart() {
+    let indent = |text: &str| format!("- {}\n", text.trim_end().replace('\n', "\n  "));
+    let items = [SERVICE, DEPLOYMENT, SLICE].map(indent).concat();
+    let objects = yaml(&format!("apiVersion: v1\nkind: List\nitems:\n{items}")).unwrap();
+    assert_eq!(names(&objects), ["default/redis", "shop/redis-x7k2p"]);
+    assert_eq!(objects, yaml(&format!("{SERVICE}---\n{SLICE}")).unwrap());
+
+    let bare = SERVICE.replace("apiVersion: v1\nkind: Service\n", "");
+    let objects = yaml(&format!("apiVersion: v1\nkind: ServiceList\nitems:\n{}", indent(&bare))).unwrap();
+    assert_eq!(names(&objects), ["default/redis"]);
+}
+
+#[test]
+fn json_is_read() {
+    let service =
+        r#"{"apiVersion":"v1","kind":"Service","metadata":{"name":"a"},"spec":{"clusterIP":"10.96.0.1"}}"#;
+    assert_eq!(names(&parse(service, Syntax::Json).unwrap()), ["default/a"]);
+    let list = format!("{{\n\"apiVersion\":\"v1\",\"kind\":\"List\",\"items\":[\n\t{service}]}}");
+    assert_eq!(names(&parse(&list, Syntax::Json).unwrap()), ["default/a"]);
+    assert_eq!(names(&parse("", Syntax::Json).unwrap()), Vec::<String>::new());
+    let error = parse("{\"kind\":\n\"Service\",\n}", Syntax::Json).unwrap_err();
+    assert_eq!((error.document, error.line), (1, 3));
+}
+
+#[rstest]
+#[case::not_yaml("a: [1\nb: 2\n", 2)]
+#[case::not_an_object("- 1\n- 2\n", 1)]
+#[case::wrong_type(
+    "apiVersion: v1\nkind: Service\nmetadata: {name: a}\nspec:\n  ports:\n  - port: eighty\n",
+    6
+)]
+#[case::no_kind("apiVersion: v1\nmetadata: {name: a}\n", 1)]
+#[case::no_version("kind: Service\nmetadata: {name: a}\n", 1)]
+#[case::old_version("apiVersion: discovery.k8s.io/v1beta1\nkind: EndpointSlice\n", 1)]
+#[case::no_name("apiVersion: v1\nkind: Service\nmetadata: {}\n", 1)]
+#[case::bad_name("apiVersion: v1\nkind: Service\nmetadata: {name: a/b}\n", 1)]
+#[case::bad_item(
+    "apiVersion: v1\nkind: List\nitems:\n- kind: Service\n  apiVersion: v1\n  metadata: {name: 3}\n",
+    4
+)]
+#[case::key_twice("apiVersion: v1\nkind: Service\nkind: Service\nmetadata: {name: a}\n", 3)]
+fn an_error_names_document_and_line(#[case] text: &str, #[case] line: u64) {
+    let error = yaml(text).unwrap_err();
+    assert_eq!((error.document, error.line), (1, line), "{error}");
+    // The same behind a document of 11 lines and its marker.
+    let error = yaml(&format!("{SERVICE}--- \n{text}")).unwrap_err();
+    assert_eq!((error.document, error.line), (2, 12 + line), "{error}");
+    assert!(!error.message.contains('\n') && !error.message.contains("line"), "{error}");
+}
+
+/// The reader has limits by default: a quarter of a million nodes, and 32 remarks in a row.
+#[test]
+fn a_large_document_is_no_problem() {
+    let items = "- {apiVersion: v1, kind: Secret}\n".repeat(60_000);
+    let objects =
+        yaml(&format!("apiVersion: v1\nkind: List\nitems:\n{items}- {}", SERVICE.replace('\n', "\n  ")));
+    assert_eq!(names(&objects.unwrap()), ["default/redis"]);
+    let remarks = "# remark\n".repeat(100);
+    let service = SERVICE
+        .replace("spec:", &format!("{remarks}spec:"))
+        .replace("  - port", &format!("{remarks}  - port"));
+    assert_eq!(names(&yaml(&format!("{remarks}{service}{remarks}")).unwrap()), ["default/redis"]);
+}
