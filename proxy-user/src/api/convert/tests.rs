@@ -8,8 +8,7 @@ use crate::model::{EndpointSlice, NodeView, Service, ServiceKind, TrafficPolicy}
 
 use super::*;
 
-fn service_of(metadata: Value, spec: Value, status: Value) -> Option<Service> {
-    let mut metadata = metadata;
+fn service_of(mut metadata: Value, spec: &Value, status: &Value) -> Option<Service> {
     metadata["name"] = json!("web");
     metadata["namespace"] = json!("shop");
     let object: core::Service =
@@ -17,18 +16,18 @@ fn service_of(metadata: Value, spec: Value, status: Value) -> Option<Service> {
     service(object)
 }
 
-fn from_spec(spec: Value) -> Service {
-    service_of(json!({}), spec, json!({})).unwrap()
+fn from_spec(spec: &Value) -> Service {
+    service_of(json!({}), spec, &json!({})).unwrap()
 }
 
-fn slice_of(labels: Value, rest: Value) -> Option<EndpointSlice> {
+fn slice_of(labels: &Value, rest: Value) -> Option<EndpointSlice> {
     let mut object = rest;
     object["metadata"] = json!({"name": "web-x1", "namespace": "shop", "labels": labels});
     slice(serde_json::from_value::<discovery::EndpointSlice>(object).unwrap())
 }
 
 fn from_slice(rest: Value) -> EndpointSlice {
-    slice_of(json!({"kubernetes.io/service-name": "web"}), rest).unwrap()
+    slice_of(&json!({"kubernetes.io/service-name": "web"}), rest).unwrap()
 }
 
 fn fields(problems: &[Problem]) -> Vec<&str> {
@@ -42,12 +41,13 @@ fn fields(problems: &[Problem]) -> Vec<&str> {
 #[case::another_proxy(json!({"labels": {"service.kubernetes.io/service-proxy-name": "x"}}), json!({"clusterIP": "10.96.0.1"}))]
 #[case::labelled_headless(json!({"labels": {"service.kubernetes.io/headless": ""}}), json!({"clusterIP": "10.96.0.1"}))]
 fn services_that_are_no_business_of_ours(#[case] metadata: Value, #[case] spec: Value) {
-    assert_eq!(service_of(metadata, spec, json!({})), None);
+    assert_eq!(service_of(metadata, &spec, &json!({})), None);
 }
 
 #[test]
 fn a_plain_service() {
-    let service = from_spec(json!({"clusterIP": "10.96.0.1", "ports": [{"port": 80, "targetPort": "http"}]}));
+    let service =
+        from_spec(&json!({"clusterIP": "10.96.0.1", "ports": [{"port": 80, "targetPort": "http"}]}));
     assert_eq!(service.name.to_string(), "shop/web");
     assert_eq!(service.kind, ServiceKind::ClusterIp);
     assert_eq!(service.cluster_ips, ["10.96.0.1".parse::<std::net::IpAddr>().unwrap()]);
@@ -63,7 +63,7 @@ fn a_plain_service() {
 fn a_load_balancer_with_everything() {
     let service = service_of(
         json!({"creationTimestamp": "1970-01-01T00:01:00Z"}),
-        json!({
+        &json!({
             "type": "LoadBalancer",
             "clusterIP": "10.96.0.1",
             "clusterIPs": ["10.96.0.1", "fd00::1"],
@@ -77,7 +77,7 @@ fn a_load_balancer_with_everything() {
             "ports": [{"name": "dns", "port": 53, "nodePort": 30053},
                       {"name": "dns", "port": 53, "protocol": "UDP"}],
         }),
-        json!({"loadBalancer": {"ingress": [
+        &json!({"loadBalancer": {"ingress": [
             {"ip": "198.51.100.1"}, {"ip": "198.51.100.2", "ipMode": "VIP"},
             {"ip": "198.51.100.3", "ipMode": "Proxy"}, {"hostname": "lb.example.org"},
         ]}}),
@@ -118,14 +118,14 @@ fn a_load_balancer_with_everything() {
 #[case::same_number(json!({"clusterIP": "10.96.0.1", "ports": [{"name": "a", "port": 80}, {"name": "b", "port": 80}]}), "spec.ports[1].port")]
 #[case::long_name(json!({"clusterIP": "10.96.0.1", "ports": [{"name": "a".repeat(64), "port": 80}]}), "spec.ports[0].name")]
 fn what_cannot_be_used_is_named(#[case] spec: Value, #[case] field: &str) {
-    let service = from_spec(spec);
+    let service = from_spec(&spec);
     assert_eq!(fields(&service.problems), [field]);
     assert_eq!(service.problems[0].object, "Service shop/web");
 }
 
 #[test]
 fn one_bad_part_does_not_spoil_the_rest() {
-    let service = from_spec(json!({
+    let service = from_spec(&json!({
         "clusterIPs": ["10.96.0.300", "fd00::1"],
         "loadBalancerSourceRanges": ["nonsense"],
         "ports": [{"name": "a", "port": 70_000}, {"name": "b", "port": 81}],
@@ -143,7 +143,7 @@ fn one_bad_part_does_not_spoil_the_rest() {
 #[case::names(json!({"kubernetes.io/service-name": "web"}), "FQDN")]
 fn slices_that_are_no_business_of_ours(#[case] labels: Value, #[case] family: &str) {
     let rest = json!({"addressType": family, "endpoints": [{"addresses": ["10.0.0.1"]}]});
-    assert_eq!(slice_of(labels, rest), None);
+    assert_eq!(slice_of(&labels, rest), None);
 }
 
 #[test]
