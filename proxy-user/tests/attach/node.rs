@@ -98,6 +98,10 @@ impl Drop for Node {
         // A test may mount one file system over another.
         while rustix::mount::unmount(&self.bpffs, rustix::mount::UnmountFlags::DETACH).is_ok() {}
         let _ = fs::remove_dir(&self.bpffs);
+        // A test that failed may leave a child, and a cgroup is removed from the leaves.
+        for entry in fs::read_dir(&self.cgroup).into_iter().flatten().flatten() {
+            let _ = fs::remove_dir(entry.path());
+        }
         let _ = fs::remove_dir(&self.cgroup);
     }
 }
