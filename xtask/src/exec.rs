@@ -106,6 +106,12 @@ impl Cmd {
         String::from_utf8(output.stdout).with_context(|| format!("`{}` printed no UTF-8", self.line()))
     }
 
+    /// Like [`Cmd::read`], but its standard error goes to the terminal: progress, and what went wrong.
+    pub fn read_aside(mut self) -> Result<String> {
+        self.command.stderr(Stdio::inherit());
+        self.read()
+    }
+
     /// What it printed, or nothing if it could not start or failed.
     pub fn try_read(self) -> Option<String> {
         self.read().ok()

@@ -34,7 +34,8 @@ pub fn run(kernel: &Path, initramfs: &Path) -> Result<()> {
         .spawn()
         .context("cannot start qemu-system-x86_64")?;
     let console = qemu.stdout.take().context("qemu has no console")?;
-    let verdict = watch(&lines(console), Instant::now() + LIMIT);
+    let verdict =
+        watch(&lines(console), Instant::now() + LIMIT, |line| say::line(format_args!("    | {line}")));
     // It powers off by itself; after a failure there is nothing to wait for.
     let _ = qemu.kill();
     qemu.wait().context("cannot wait for qemu")?;
@@ -55,12 +56,12 @@ fn lines(console: ChildStdout) -> mpsc::Receiver<String> {
     receiver
 }
 
-fn watch(lines: &mpsc::Receiver<String>, deadline: Instant) -> Result<()> {
+fn watch(lines: &mpsc::Receiver<String>, deadline: Instant, show: impl Fn(&str)) -> Result<()> {
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
         match lines.recv_timeout(left) {
             Ok(line) => {
-                say::line(format_args!("    | {line}"));
+                show(&line);
                 if let Some(status) = status(&line) {
                     return verdict(status);
                 }
@@ -101,15 +102,17 @@ mod tests {
     #[test]
     fn only_a_marker_with_status_0_passes() {
         let marker = |status: &str| format!("{MARKER} {status}");
-        watch(&console(&["booting", &marker("0")]), soon()).unwrap();
-        assert!(watch(&console(&["booting", &marker("101")]), soon()).is_err());
-        assert!(watch(&console(&["booting", &marker("")]), soon()).is_err());
+        watch(&console(&["booting", &marker("0")]), soon(), |_| ()).unwrap();
+        assert!(watch(&console(&["booting", &marker("101")]), soon(), |_| ()).is_err());
+        assert!(watch(&console(&["booting", &marker("")]), soon(), |_| ()).is_err());
     }
 
     #[test]
     fn a_kernel_that_dies_or_hangs_fails() {
-        assert!(watch(&console(&["Kernel panic"]), soon()).unwrap_err().to_string().contains("ended"));
+        assert!(
+            watch(&console(&["Kernel panic"]), soon(), |_| ()).unwrap_err().to_string().contains("ended")
+        );
         let (_sender, receiver) = mpsc::channel();
-        assert!(watch(&receiver, Instant::now()).unwrap_err().to_string().contains("no result"));
+        assert!(watch(&receiver, Instant::now(), |_| ()).unwrap_err().to_string().contains("no result"));
     }
 }

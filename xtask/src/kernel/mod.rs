@@ -11,8 +11,9 @@ use std::path::PathBuf;
 use anyhow::{Context as _, Result, bail};
 use serde::Deserialize;
 
-use crate::exec::{self, Cmd};
+use crate::exec;
 use crate::setup::{self, Need};
+use crate::test::cargo_test;
 use crate::workspace::Workspace;
 use crate::{build, say};
 
@@ -23,12 +24,11 @@ pub fn run(workspace: &Workspace, version: &str) -> Result<()> {
     }
     setup::tools(Need::Kernel)?;
     build::bpf(workspace, &build::Args::default())?;
-    let agent = build::agent(workspace, &build::Args::default())?;
     let tests = test_binary(workspace)?;
     let kernel = package::get(version)?;
     let image = workspace.target().join(format!("kernel-{version}.cpio"));
     let contents = initramfs::Contents {
-        programs: vec![("ballast", agent), ("netns", tests)],
+        programs: vec![("ballast", workspace.binary(false)), ("netns", tests)],
         tools: ["ip", "tc", "bpftool"].into_iter().filter_map(exec::which).collect(),
         modules: kernel.modules()?,
     };
@@ -37,21 +37,12 @@ pub fn run(workspace: &Workspace, version: &str) -> Result<()> {
     say::timed(&what, || boot::run(kernel.image(), &image))
 }
 
-/// Builds the namespace tests and returns their program.
+/// Builds the namespace tests, and the agent with them, and returns their program.
 fn test_binary(workspace: &Workspace) -> Result<PathBuf> {
-    say::step("build the namespace tests");
-    let messages = Cmd::cargo()
-        .args([
-            "test",
-            "-p",
-            "proxy-user",
-            "--test",
-            "netns",
-            "--no-run",
-            "--message-format=json-render-diagnostics",
-        ])
-        .dir(workspace.root())
-        .read()?;
+    say::step("build the agent and the namespace tests");
+    let messages = cargo_test(workspace)
+        .args(["--test", "netns", "--no-run", "--message-format=json-render-diagnostics"])
+        .read_aside()?;
     executable(&messages).context("cargo built no program for the namespace tests")
 }
 

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 
+use crate::exec::Cmd;
 use crate::setup::{self, Need};
 use crate::workspace::Workspace;
 use crate::{apiserver, build, exec, kernel, say};
@@ -59,9 +60,10 @@ pub fn run(args: &Args) -> Result<()> {
         setup::tools(Need::Netns)?;
     }
     build::bpf(&workspace, &build::Args::default())?;
-    if rungs.iter().any(|rung| *rung > Rung::Unit) {
-        build::agent(&workspace, &build::Args::default())?;
-    }
+    say::timed("build the agent and the tests", || {
+        let only = if rungs == [Rung::Unit] { &["--lib", "--bins"][..] } else { &[] };
+        cargo_test(&workspace).arg("--no-run").args(only).run()
+    })?;
 
     let mut outcomes = Vec::new();
     for rung in rungs {
@@ -76,15 +78,21 @@ pub fn run(args: &Args) -> Result<()> {
         };
         outcomes.push((rung, outcome));
     }
-    summarise(&outcomes, exec::in_ci())
-}
-
-/// One line a rung; a failure, and in CI a skip, fails the command.
-fn summarise(outcomes: &[(Rung, Outcome)], in_ci: bool) -> Result<()> {
     say::line("");
-    for (rung, outcome) in outcomes {
+    for (rung, outcome) in &outcomes {
         say::line(format_args!("{:<10} {}", rung.to_string(), outcome.line()));
     }
+    verdict(&outcomes, exec::in_ci())
+}
+
+/// Every call for tests selects the whole workspace: another selection unifies features differently, and would
+/// build half of the dependencies again. An integration test brings the binary with it.
+pub(crate) fn cargo_test(workspace: &Workspace) -> Cmd {
+    Cmd::cargo().args(["test", "--workspace"]).dir(workspace.root())
+}
+
+/// A failure, and in CI a skip, fails the command.
+fn verdict(outcomes: &[(Rung, Outcome)], in_ci: bool) -> Result<()> {
     let bad = |outcome: &Outcome| match outcome {
         Outcome::Passed(_) => false,
         Outcome::Failed(..) => true,
@@ -119,15 +127,15 @@ mod tests {
     #[test]
     fn a_skip_fails_only_in_ci() {
         let outcomes = [(Rung::Unit, Outcome::Passed(Duration::ZERO)), (Rung::Netns, skipped())];
-        summarise(&outcomes, false).unwrap();
-        let error = summarise(&outcomes, true).unwrap_err().to_string();
+        verdict(&outcomes, false).unwrap();
+        let error = verdict(&outcomes, true).unwrap_err().to_string();
         assert!(error.contains("netns") && !error.contains("unit"), "{error}");
     }
 
     #[test]
     fn a_failure_fails_everywhere() {
         let outcomes = [(Rung::Bpf, Outcome::Failed(Duration::ZERO, anyhow::anyhow!("no")))];
-        assert!(summarise(&outcomes, false).is_err());
+        assert!(verdict(&outcomes, false).is_err());
     }
 
     #[test]

@@ -6,9 +6,9 @@ use std::{fmt, fs};
 
 use anyhow::{Context as _, Result, bail};
 
-use super::Skip;
+use super::{Skip, cargo_test};
 use crate::apiserver;
-use crate::exec::{self, Cmd};
+use crate::exec;
 use crate::workspace::Workspace;
 
 /// The rungs, in the order they are run in.
@@ -72,16 +72,15 @@ impl Rung {
         environment: &Environment,
         filter: &[String],
     ) -> Result<()> {
-        let cargo = || Cmd::cargo().arg("test").dir(workspace.root());
         if self == Self::Unit {
-            return cargo().args(["--workspace", "--lib", "--bins", "--"]).args(filter).run();
+            return cargo_test(workspace).args(["--lib", "--bins", "--"]).args(filter).run();
         }
         let programs = self.programs(&integration_tests(&workspace.root().join("proxy-user/tests"))?);
         if programs.is_empty() {
             bail!("there is no test program for it");
         }
         for program in programs {
-            let mut cargo = cargo().args(["-p", "proxy-user", "--test", &program, "--", "--include-ignored"]);
+            let mut cargo = cargo_test(workspace).args(["--test", &program, "--", "--include-ignored"]);
             for (name, value) in environment {
                 cargo = cargo.env(name, value);
             }
