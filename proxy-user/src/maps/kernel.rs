@@ -44,7 +44,7 @@ impl KernelStore {
         let (filter, words) = open::<u32, u64>(dir, Table::Filter, MapType::Array)?;
         let (names, ports) = open::<u32, PortName>(dir, Table::Names, MapType::Hash)?;
         if words != FILTER_WORDS {
-            return Err(shape(Table::Filter, "a length of", words, FILTER_WORDS));
+            return Err(shape(Table::Filter, "a length of", &words, &FILTER_WORDS));
         }
         Ok(Self {
             slots: map_memory(dir, Table::Slots, &slots, size_of::<u32>(), slot_count)?,
@@ -236,7 +236,7 @@ fn backend_of<A: Address>(
     }
 }
 
-fn shape(table: Table, what: &'static str, found: impl ToString, expected: impl ToString) -> MapError {
+fn shape(table: Table, what: &'static str, found: &dyn ToString, expected: &dyn ToString) -> MapError {
     MapError::Shape { table, what, found: found.to_string(), expected: expected.to_string() }
 }
 
@@ -255,13 +255,13 @@ fn open<K: Plain, V: Plain>(dir: &Path, table: Table, kind: MapType) -> Result<(
     let info = map.info().map_err(failed)?;
     let found_kind = info.map_type().map_err(failed)?;
     if found_kind != kind {
-        return Err(shape(table, "the type", format!("{found_kind:?}"), format!("{kind:?}")));
+        return Err(shape(table, "the type", &format!("{found_kind:?}"), &format!("{kind:?}")));
     }
     if info.key_size() as usize != size_of::<K>() {
-        return Err(shape(table, "a key size of", info.key_size(), size_of::<K>()));
+        return Err(shape(table, "a key size of", &info.key_size(), &size_of::<K>()));
     }
     if info.value_size() as usize != size_of::<V>() {
-        return Err(shape(table, "a value size of", info.value_size(), size_of::<V>()));
+        return Err(shape(table, "a value size of", &info.value_size(), &size_of::<V>()));
     }
     Ok((map, info.max_entries()))
 }

@@ -247,9 +247,8 @@ impl Write {
     pub fn subject(&self) -> String {
         match self {
             Self::Name(id, name) => format!("{} (id {id})", name.as_str()),
-            Self::NoName(id) => format!("id {id}"),
             Self::Backend(id, row) => format!("{} port {} (id {id})", row.addr, row.port),
-            Self::NoBackend(id, _) => format!("id {id}"),
+            Self::NoName(id) | Self::NoBackend(id, _) => format!("id {id}"),
             Self::Slots(base, ids) => format!("{} slots from {base}", ids.len()),
             Self::Service(key, _) | Self::NoService(key) => key.to_string(),
             Self::FilterSet(word, mask) | Self::FilterClear(word, mask) => {

@@ -27,7 +27,7 @@ pub struct Holds {
 
 impl Default for Holds {
     fn default() -> Self {
-        Self { extent: Duration::from_secs(1), id: Duration::from_secs(60), filter: Duration::from_hours(24) }
+        Self { extent: Duration::from_secs(1), id: Duration::from_mins(1), filter: Duration::from_hours(24) }
     }
 }
 
@@ -124,12 +124,11 @@ impl Applied {
 
     fn put_service(&mut self, key: FrontendKey, entry: ServiceEntry, now: Instant, sync: u64) {
         self.extents.reference(entry.slot_base, entry.slot_count);
-        match self.services.insert(key, entry) {
-            Some(old) => self.unlink(&key, &old, now, sync),
-            None => {
-                self.filter.add(frontend_bit(&key));
-                self.services6 += usize::from(key.addr.is_ipv6());
-            }
+        if let Some(old) = self.services.insert(key, entry) {
+            self.unlink(&key, &old, now, sync);
+        } else {
+            self.filter.add(frontend_bit(&key));
+            self.services6 += usize::from(key.addr.is_ipv6());
         }
         self.frontends.entry(entry.id).or_default().insert(key);
     }

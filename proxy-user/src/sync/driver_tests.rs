@@ -126,7 +126,7 @@ async fn what_rests_is_freed_without_any_event() {
     driver.send(Event::Delete(Key::Service(ServiceName::new("default", "a")))).await;
     pass(Duration::from_millis(100)).await;
     assert_eq!(driver.seen(), BTreeMap::from([(vip(2), 0)]));
-    pass(Duration::from_secs(120)).await;
+    pass(Duration::from_mins(2)).await;
     {
         let store = driver.tables.0.lock().unwrap();
         assert!(store.contents().backends.is_empty());

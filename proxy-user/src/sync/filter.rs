@@ -137,7 +137,7 @@ impl Filter {
 mod tests {
     use super::*;
 
-    const HOLD: Duration = Duration::from_secs(86_400);
+    const HOLD: Duration = Duration::from_hours(24);
 
     #[test]
     fn a_bit_rests_after_its_last_owner() {
@@ -150,7 +150,7 @@ mod tests {
         filter.remove(bit, now);
         assert_eq!(filter.next_rested(), None);
         filter.remove(bit, now);
-        assert_eq!(filter.rested(now + HOLD - Duration::from_secs(1)), []);
+        assert_eq!(filter.rested(now + HOLD / 2), []);
         assert_eq!(filter.rested(now + HOLD), [bit]);
         filter.add(bit);
         assert_eq!(filter.rested(now + HOLD), []);

@@ -19,7 +19,7 @@ pub struct Exhausted {
 #[derive(Clone, Debug)]
 pub struct Ids<K> {
     capacity: u32,
-    ids: BTreeMap<K, u32>,
+    by_key: BTreeMap<K, u32>,
     resting: BTreeMap<K, Rest>,
     queue: VecDeque<(K, Rest)>,
     /// Ids that nobody asked for but that something in the maps uses.
@@ -37,7 +37,7 @@ impl<K: Ord + Clone> Ids<K> {
     pub fn new(capacity: u32, hold: Duration) -> Self {
         Self {
             capacity,
-            ids: BTreeMap::new(),
+            by_key: BTreeMap::new(),
             resting: BTreeMap::new(),
             queue: VecDeque::new(),
             reserved: BTreeSet::new(),
@@ -50,17 +50,17 @@ impl<K: Ord + Clone> Ids<K> {
 
     /// The id of `key`, resting or not.
     pub fn get(&self, key: &K) -> Option<u32> {
-        self.ids.get(key).copied()
+        self.by_key.get(key).copied()
     }
 
     /// Every key with its id, resting or not.
     pub fn iter(&self) -> impl Iterator<Item = (&K, u32)> {
-        self.ids.iter().map(|(key, id)| (key, *id))
+        self.by_key.iter().map(|(key, id)| (key, *id))
     }
 
     /// The keys of a range with their ids, resting or not.
     pub fn range<R: std::ops::RangeBounds<K>>(&self, range: R) -> impl Iterator<Item = (&K, u32)> {
-        self.ids.range(range).map(|(key, id)| (key, *id))
+        self.by_key.range(range).map(|(key, id)| (key, *id))
     }
 
     /// Whether the key was retired.
@@ -75,12 +75,12 @@ impl<K: Ord + Clone> Ids<K> {
 
     /// Ids that are in use or rest.
     pub fn used(&self) -> usize {
-        self.ids.len() + self.reserved.len()
+        self.by_key.len() + self.reserved.len()
     }
 
     /// The id of `key`: the one it has, or a new one.
     pub fn acquire(&mut self, key: &K) -> Result<u32, Exhausted> {
-        if let Some(id) = self.ids.get(key) {
+        if let Some(id) = self.by_key.get(key) {
             self.resting.remove(key);
             return Ok(*id);
         }
@@ -90,13 +90,13 @@ impl<K: Ord + Clone> Ids<K> {
         } else {
             self.free.pop_front().ok_or(Exhausted { limit: self.capacity.saturating_sub(1) })?
         };
-        self.ids.insert(key.clone(), id);
+        self.by_key.insert(key.clone(), id);
         Ok(id)
     }
 
     /// Gives back an id that never was in a map.
     pub fn undo(&mut self, key: &K) {
-        if let Some(id) = self.ids.remove(key) {
+        if let Some(id) = self.by_key.remove(key) {
             self.resting.remove(key);
             self.free.push_front(id);
         }
@@ -104,7 +104,7 @@ impl<K: Ord + Clone> Ids<K> {
 
     /// `key` is gone for now: its id begins to rest.
     pub fn retire(&mut self, key: &K, now: Instant, sync: u64) {
-        if self.ids.contains_key(key) && !self.resting.contains_key(key) {
+        if self.by_key.contains_key(key) && !self.resting.contains_key(key) {
             let rest = Rest { since: now, sync };
             self.resting.insert(key.clone(), rest);
             self.queue.push_back((key.clone(), rest));
@@ -133,7 +133,7 @@ impl<K: Ord + Clone> Ids<K> {
     /// Nothing refers to the id of a retired `key` any more.
     pub fn forget(&mut self, key: &K) {
         if self.resting.remove(key).is_some()
-            && let Some(id) = self.ids.remove(key)
+            && let Some(id) = self.by_key.remove(key)
         {
             self.free.push_back(id);
         }
@@ -141,9 +141,9 @@ impl<K: Ord + Clone> Ids<K> {
 
     /// Takes over an id found in the maps; `false` if either of the two is known already, or the id is none.
     pub fn restore(&mut self, key: K, id: u32) -> bool {
-        let takes = self.is_legal(id) && !self.ids.contains_key(&key) && self.found.insert(id);
+        let takes = self.is_legal(id) && !self.by_key.contains_key(&key) && self.found.insert(id);
         if takes {
-            self.ids.insert(key, id);
+            self.by_key.insert(key, id);
         }
         takes
     }
@@ -157,7 +157,7 @@ impl<K: Ord + Clone> Ids<K> {
 
     /// The unknown is gone.
     pub fn unreserve(&mut self, id: u32) {
-        if self.reserved.remove(&id) && !self.ids.values().any(|used| *used == id) {
+        if self.reserved.remove(&id) && !self.by_key.values().any(|used| *used == id) {
             self.free.push_back(id);
         }
     }
@@ -180,7 +180,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const HOLD: Duration = Duration::from_secs(60);
+    const HOLD: Duration = Duration::from_mins(1);
 
     fn ids(capacity: u32) -> Ids<u8> {
         Ids::new(capacity, HOLD)

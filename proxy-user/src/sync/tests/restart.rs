@@ -41,7 +41,7 @@ fn ids_that_rest_rest_on_after_a_restart() {
     assert_eq!(world.contents().backends[&1].state, BACKEND_GONE);
     world.change([service("a", 1, 2..7)]);
     assert_eq!(world.contents().backends[&1].state, BACKEND_GONE);
-    world.wait(Duration::from_secs(60));
+    world.wait(Duration::from_mins(1));
     world.again();
     assert!(!world.contents().backends.contains_key(&1));
     world.assert_right();

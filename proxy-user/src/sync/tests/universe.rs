@@ -129,8 +129,11 @@ pub fn change() -> impl Strategy<Value = (ServiceName, Option<ServicePlan>)> {
     })
 }
 
+/// A Service and its plan from now on.
+pub type Change = (ServiceName, Option<ServicePlan>);
+
 /// Changes that come together, and the milliseconds before them.
-pub fn history(length: usize) -> impl Strategy<Value = Vec<(Vec<(ServiceName, Option<ServicePlan>)>, u64)>> {
+pub fn history(length: usize) -> impl Strategy<Value = Vec<(Vec<Change>, u64)>> {
     let pause = prop_oneof![3 => 0u64..500, 2 => 900u64..3_000, 1 => 55_000u64..130_000];
     prop::collection::vec((prop::collection::vec(change(), 0..3), pause), 1..length)
 }
