@@ -263,12 +263,39 @@ const KEEP: u32 = 4;
 /// No entry can be had.
 const NONE: u32 = u32::MAX;
 
+/// The most willing of the [`WINDOW`] entries from `start` on: its rank in the upper half, its index in the lower.
+#[inline(always)]
+fn scan<F: Tables>(start: u32, now: u32) -> u64 {
+    let none = u64::from(KEEP) << 32;
+    let Some(config) = maps::config() else { return none };
+    let time = Time { now, config };
+    let mut best = none;
+    let mut step = 0;
+    while step < WINDOW as u32 {
+        let mut index = start + step;
+        if index >= config.flow_entries {
+            index -= config.flow_entries;
+        }
+        let Some(place) = F::flow(index) else { return best };
+        // SAFETY: a map value; a stale look costs at worst a flow that was over anyway.
+        let rank = rank::<F>(unsafe { &*place }, time);
+        let found = u64::from(rank) << 32 | u64::from(index);
+        if rank <= 1 {
+            return found;
+        }
+        if found >> 32 < best >> 32 {
+            best = found;
+        }
+        step += 1;
+    }
+    best
+}
+
 /// Takes an entry for a new flow: one that is free or expired, else one that is over, else one that nobody has
 /// answered yet. An established flow keeps its place whatever comes. Gives the index, or [`NONE`].
-#[inline(never)]
-fn claim<F: Tables>(now: u32) -> u32 {
+#[inline(always)]
+fn claim<F: Steps>(now: u32) -> u32 {
     let (Some(config), Some(hand)) = (maps::config(), maps::flow_hand(F::INDEX)) else { return NONE };
-    let time = Time { now, config };
     let entries = u64::from(config.flow_entries);
     if entries == 0 {
         return NONE;
@@ -276,29 +303,17 @@ fn claim<F: Tables>(now: u32) -> u32 {
     let mut window = 0;
     while window < WINDOWS {
         // SAFETY: a map value, aligned to eight bytes.
-        let start = unsafe { atomic::fetch_add(hand, WINDOW) };
-        let mut best = KEEP;
-        let mut taken = 0;
-        let mut step = 0;
-        while step < WINDOW && best > 1 {
-            let index = ((start + step) % entries) as u32;
+        let start = unsafe { atomic::fetch_add(hand, WINDOW) } % entries;
+        let found = F::scan(start as u32, now);
+        if found >> 32 < u64::from(KEEP) {
+            let index = found as u32;
             let Some(place) = F::flow(index) else { return NONE };
-            // SAFETY: a map value; a stale look costs at worst a flow that was over anyway.
-            let rank = rank::<F>(unsafe { &*place }, time);
-            if rank < best {
-                best = rank;
-                taken = index;
-            }
-            step += 1;
-        }
-        if best < KEEP {
-            let Some(place) = F::flow(taken) else { return NONE };
-            if best > 0 {
+            if found >> 32 > 0 {
                 remove_keys::<F>(place);
             }
             // SAFETY: a map value. The hand gives each entry to one CPU at a time.
             unsafe { write_volatile(&raw mut (*place).state, FLOW_USED | FLOW_CLAIMED) };
-            return taken;
+            return index;
         }
         window += 1;
     }
@@ -307,9 +322,9 @@ fn claim<F: Tables>(now: u32) -> u32 {
 
 /// Begins a flow for a client's packet.
 #[inline(always)]
-pub fn open<F: Tables>(key: &FlowKey<F::Words>, choice: &Choice<F::Words>, time: Time) -> Result<(), Reason> {
+pub fn open<F: Steps>(key: &FlowKey<F::Words>, choice: &Choice<F::Words>, time: Time) -> Result<(), Reason> {
     let (service, now) = (choice.service, time.now);
-    let index = claim::<F>(now);
+    let index = F::claim(now);
     let Some(place) = F::flow(index) else { return Err(Reason::FlowTableFull) };
     // SAFETY: a map value that is ours until `CLAIMED` goes. The generation goes first, so that keys of the
     // entry's last flow lead nowhere.
@@ -330,7 +345,7 @@ pub fn open<F: Tables>(key: &FlowKey<F::Words>, choice: &Choice<F::Words>, time:
         (*place).created = now;
         (*place).last_seen = now;
     }
-    let value = put_reply_key::<F>(index, place);
+    let value = F::put_reply_key(index);
     if value.flow == NONE {
         free::<F>(place);
         return Err(Reason::FlowCollision);
@@ -357,11 +372,12 @@ pub fn open<F: Tables>(key: &FlowKey<F::Words>, choice: &Choice<F::Words>, time:
 ///
 /// Where another flow has the key (the same client port to two frontends with one backend), the backend gets to
 /// see another source port. Where it is this very flow's already, it leads to that one. [`NONE`]: no port is free.
-#[inline(never)]
-fn put_reply_key<F: Tables>(index: u32, place: *mut Flow<F::Words>) -> FlowRef {
-    // SAFETY: the caller passes a map value, which is its own for now.
-    let flow = unsafe { &mut *place };
+#[inline(always)]
+fn put_reply_key<F: Tables>(index: u32) -> FlowRef {
     let none = FlowRef { flow: NONE, generation: 0 };
+    let Some(place) = F::flow(index) else { return none };
+    // SAFETY: a map value, which is the caller's own for now.
+    let flow = unsafe { &mut *place };
     let Some(config) = maps::config() else { return none };
     let time = Time { now: flow.created, config };
     let value = FlowRef { flow: index, generation: flow.generation };
@@ -392,3 +408,61 @@ fn put_reply_key<F: Tables>(index: u32, place: *mut Flow<F::Words>) -> FlowRef {
     }
     none
 }
+
+/// The loops of [`open`], as functions that the verifier checks once each, on their own ("global").
+pub trait Steps: Tables {
+    /// [`scan`].
+    fn scan(start: u32, now: u32) -> u64;
+    /// [`claim`].
+    fn claim(now: u32) -> u32;
+    /// [`put_reply_key`].
+    fn put_reply_key(index: u32) -> FlowRef;
+}
+
+macro_rules! steps {
+    ($family:ty, $scan:ident, $claim:ident, $put_reply_key:ident) => {
+        #[unsafe(no_mangle)]
+        #[inline(never)]
+        extern "C" fn $scan(start: u32, now: u32) -> u64 {
+            scan::<$family>(start, now)
+        }
+
+        #[unsafe(no_mangle)]
+        #[inline(never)]
+        extern "C" fn $claim(now: u32) -> u32 {
+            claim::<$family>(now)
+        }
+
+        #[unsafe(no_mangle)]
+        #[inline(never)]
+        extern "C" fn $put_reply_key(index: u32, found: *mut FlowRef) -> i32 {
+            // SAFETY: the verifier lets callers pass memory of that size, or null.
+            if let Some(found) = unsafe { found.as_mut() } {
+                *found = put_reply_key::<$family>(index);
+            }
+            0
+        }
+
+        impl Steps for $family {
+            #[inline(always)]
+            fn scan(start: u32, now: u32) -> u64 {
+                $scan(start, now)
+            }
+
+            #[inline(always)]
+            fn claim(now: u32) -> u32 {
+                $claim(now)
+            }
+
+            #[inline(always)]
+            fn put_reply_key(index: u32) -> FlowRef {
+                let mut found = FlowRef { flow: NONE, generation: 0 };
+                $put_reply_key(index, &raw mut found);
+                found
+            }
+        }
+    };
+}
+
+steps!(proxy_common::V4, scan4, claim4, put_reply_key4);
+steps!(proxy_common::V6, scan6, claim6, put_reply_key6);

@@ -107,4 +107,10 @@ pub mod extension {
     pub const AUTHENTICATION: u8 = 51;
     /// Destination options.
     pub const DESTINATION: u8 = 60;
+
+    /// Whether a next-header number is one of these.
+    #[inline(always)]
+    pub fn is(number: u8) -> bool {
+        matches!(number, HOP_BY_HOP | ROUTING | FRAGMENT | AUTHENTICATION | DESTINATION)
+    }
 }

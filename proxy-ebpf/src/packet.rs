@@ -72,7 +72,7 @@ impl<A: Address> Packet<A> {
 pub enum Stop {
     /// Neither TCP nor UDP.
     NotOurs,
-    /// The readable part ends too early.
+    /// The readable part ends too early, or there are extension headers to walk over.
     Short,
     /// It is none that can be understood.
     Because(Reason),
@@ -83,14 +83,16 @@ pub trait Parse: Family {
     /// Length of the IP header without options.
     const HEADER: usize;
     /// Parses the packet behind an Ethernet header into `packet`, which holds nothing of use after an error.
-    fn parse(bounds: Bounds, packet: &mut Packet<Self::Words>) -> Result<(), Stop>;
+    /// Without `walk`, extension headers are left to another try: hardly any packet has them, and each copy of
+    /// the loop costs the verifier thousands of steps.
+    fn parse(bounds: Bounds, packet: &mut Packet<Self::Words>, walk: bool) -> Result<(), Stop>;
 }
 
 impl Parse for V4 {
     const HEADER: usize = size_of::<Ipv4>();
 
     #[inline(always)]
-    fn parse(bounds: Bounds, packet: &mut Packet<[u32; 1]>) -> Result<(), Stop> {
+    fn parse(bounds: Bounds, packet: &mut Packet<[u32; 1]>, _walk: bool) -> Result<(), Stop> {
         let ip: *const Ipv4 = bounds.at(ETHERNET).ok_or(Stop::Short)?;
         // SAFETY: `at` found the whole header inside the packet.
         let ip = unsafe { &*ip };
@@ -120,7 +122,7 @@ impl Parse for V6 {
     const HEADER: usize = size_of::<Ipv6>();
 
     #[inline(always)]
-    fn parse(bounds: Bounds, packet: &mut Packet<[u32; 4]>) -> Result<(), Stop> {
+    fn parse(bounds: Bounds, packet: &mut Packet<[u32; 4]>, walk: bool) -> Result<(), Stop> {
         let ip: *const Ipv6 = bounds.at(ETHERNET).ok_or(Stop::Short)?;
         // SAFETY: `at` found the whole header inside the packet.
         let ip = unsafe { &*ip };
@@ -131,6 +133,9 @@ impl Parse for V6 {
             payload => Self::HEADER + usize::from(payload),
         };
         if proto != PROTO_TCP && proto != PROTO_UDP {
+            if !walk {
+                return Err(if extension::is(proto) { Stop::Short } else { Stop::NotOurs });
+            }
             (proto, l4) = skip_extensions(bounds, proto, l4)?;
         }
         let headers = l4 - ETHERNET;

@@ -33,13 +33,13 @@ impl Aligned {
 fn parse4(bytes: &[u8]) -> Result<Packet<[u32; 1]>, Stop> {
     let aligned = Aligned::new(bytes);
     let mut packet = Packet::EMPTY;
-    V4::parse(bounds(aligned.bytes()), &mut packet).map(|()| packet)
+    V4::parse(bounds(aligned.bytes()), &mut packet, true).map(|()| packet)
 }
 
 fn parse6(bytes: &[u8]) -> Result<Packet<[u32; 4]>, Stop> {
     let aligned = Aligned::new(bytes);
     let mut packet = Packet::EMPTY;
-    V6::parse(bounds(aligned.bytes()), &mut packet).map(|()| packet)
+    V6::parse(bounds(aligned.bytes()), &mut packet, true).map(|()| packet)
 }
 
 const TCP_SYN: [u8; 20] = [0x9c, 0x40, 0, 80, 0, 0, 0, 1, 0, 0, 0, 0, 0x50, 2, 0xff, 0xff, 0, 0, 0, 0];
@@ -122,7 +122,7 @@ fn the_end_of_the_readable_part_is_short() {
     let mut partly = bounds(aligned.bytes());
     partly.end -= 10;
     let mut packet = Packet::EMPTY;
-    assert_eq!(V4::parse(partly, &mut packet), Err(Stop::Short));
+    assert_eq!(V4::parse(partly, &mut packet, true), Err(Stop::Short));
 }
 
 #[test]
@@ -148,6 +148,16 @@ fn extension_headers_are_walked() {
     // The authentication header counts in words of four bytes, less two: (4 + 2) * 4 = 24 bytes.
     let expected = ETHERNET + 40 + 8 + 16 + 24;
     assert_eq!(packet.map(|p| (p.l4, p.key.dst_port)), Ok((expected as u32, 80)));
+}
+
+#[test]
+fn extension_headers_wait_for_the_second_try() {
+    let aligned = Aligned::new(&ipv6(extension::ROUTING, &[PROTO_UDP, 0, 0, 0, 0, 0, 0, 0], &UDP));
+    let mut packet = Packet::EMPTY;
+    assert_eq!(V6::parse(bounds(aligned.bytes()), &mut packet, false), Err(Stop::Short));
+    assert_eq!(V6::parse(bounds(aligned.bytes()), &mut packet, true), Ok(()));
+    let aligned = Aligned::new(&ipv6(58, &[], &UDP));
+    assert_eq!(V6::parse(bounds(aligned.bytes()), &mut packet, false), Err(Stop::NotOurs));
 }
 
 #[test]

@@ -145,7 +145,7 @@ fn forget_peer<S: Sockaddr>(call: &S, addr: Addr<S>, port: u16, proto: u8) {
         let key = SocketKey::new(call.cookie(), addr, port, proto, TO_FRONTEND);
         match S::Family::socket(&key) {
             Some(entry) if entry.grace != 0 => {
-                remember::<S::Family>(&key, &SocketEntry { grace: 0, ..*entry })
+                remember::<S::Family>(&key, &SocketEntry { grace: 0, ..*entry });
             }
             Some(_) => S::Family::remove_socket(&key),
             None => {}

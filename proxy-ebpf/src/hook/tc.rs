@@ -10,8 +10,8 @@ use proxy_common::reason::{Reason, Verdict};
 use proxy_common::service::ServiceKey;
 use proxy_common::{V4, V6};
 
-use crate::flow::{self, Time};
-use crate::maps::{self, Tables};
+use crate::flow::{self, Steps, Time};
+use crate::maps;
 use crate::nat::{self, Rewrite, Tuple};
 use crate::net::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, tcp};
 use crate::packet::{Packet, Parse, Stop};
@@ -91,7 +91,7 @@ fn time() -> Option<Time> {
 /// Parses, and makes more of the packet readable if that is what it takes.
 #[inline(always)]
 fn parse<F: Acts>(skb: Skb, packet: &mut Packet<F::Words>) -> Result<(), Stop> {
-    match F::parse(skb.bounds(), packet) {
+    match F::parse(skb.bounds(), packet, false) {
         Err(Stop::Short) => F::parse_pulled(skb, packet),
         result => result,
     }
@@ -101,11 +101,11 @@ fn parse<F: Acts>(skb: Skb, packet: &mut Packet<F::Words>) -> Result<(), Stop> {
 #[inline(always)]
 fn parse_pulled<F: Parse>(skb: Skb, packet: &mut Packet<F::Words>) -> Result<(), Stop> {
     let bounds = skb.bounds();
-    let readable = bounds.end - bounds.data;
-    if readable >= bounds.frame || skb.pull(if skb.len() < PULL { skb.len() } else { PULL }).is_err() {
+    let wanted = if skb.len() < PULL { skb.len() } else { PULL };
+    if bounds.end - bounds.data < wanted as usize && skb.pull(wanted).is_err() {
         return Err(Stop::Because(Reason::Malformed));
     }
-    match F::parse(skb.bounds(), packet) {
+    match F::parse(skb.bounds(), packet, true) {
         Err(Stop::Short) => Err(Stop::Because(Reason::Malformed)),
         result => result,
     }
@@ -226,7 +226,7 @@ fn drop_because(reason: Reason) -> i32 {
 
 /// The acts, as functions that the verifier checks once each, on their own ("global"): walked through from
 /// every state that calls them, they cost half a million steps.
-trait Acts: Rewrite + Tables + Reject {
+trait Acts: Rewrite + Steps + Reject {
     /// [`parse_pulled`].
     fn parse_pulled(skb: Skb, packet: &mut Packet<Self::Words>) -> Result<(), Stop>;
     /// [`known`].
