@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
 
-use super::boot::MARKER;
+use super::boot::{BOOTED, MARKER};
 use crate::exec::{self, Cmd};
 
 /// Where our programs are found inside.
@@ -85,7 +85,7 @@ fn script(modules: &[String]) -> String {
         // Writing to a String cannot fail.
         let _ = writeln!(text, "insmod /modules/{module}");
     }
-    let _ = writeln!(text, "echo booted: $(uname -r)");
+    let _ = writeln!(text, "echo {BOOTED} $(uname -r)");
     let _ = writeln!(text, "BALLAST_BIN={PROGRAMS}/ballast RUST_BACKTRACE=1 {PROGRAMS}/netns --kernel-smoke");
     let _ = writeln!(text, "echo {MARKER} $?");
     text.push_str("poweroff -f\n");
