@@ -1,32 +1,23 @@
-//! Connection tracking of the packet path; `proxy_common::flow` tells how a flow is laid out.
+//! Connection tracking of the packet path: finding flows. `proxy_common::flow` tells how one is laid out.
+
+mod open;
+
+pub use open::{Steps, open};
 
 use core::ptr::{read_volatile, write_volatile};
 
-use aya_ebpf::bindings::{BPF_ANY, BPF_NOEXIST};
-use aya_ebpf::helpers::generated::bpf_get_prandom_u32;
+use aya_ebpf::bindings::BPF_NOEXIST;
 use proxy_common::backend::BACKEND_ACTIVE;
 use proxy_common::config::NodeConfig;
 use proxy_common::flow::{
-    DIRECTION_FORWARD, DIRECTION_REPLY, FLOW_CLAIMED, FLOW_FIN_BACKEND, FLOW_FIN_CLIENT, FLOW_REPLIED,
-    FLOW_RESET, FLOW_USED, Flow, FlowKey, FlowRef, is_expired, is_over,
+    DIRECTION_FORWARD, DIRECTION_REPLY, FLOW_FIN_BACKEND, FLOW_FIN_CLIENT, FLOW_REPLIED, FLOW_RESET,
+    FLOW_USED, Flow, FlowKey, FlowRef, is_expired, is_over,
 };
-use proxy_common::reason::Reason;
 use proxy_common::{Address, Family, PROTO_TCP};
 
-use crate::balance::Choice;
-use crate::maps::{self, Tables};
+use crate::maps::Tables;
 use crate::nat::Tuple;
 use crate::net::tcp;
-use crate::{atomic, report};
-
-/// Entries that one step of the clock hand covers; eight IPv4 entries are eight cache lines in a row.
-const WINDOW: u64 = 8;
-/// Steps after which the table is called full.
-const WINDOWS: u32 = 8;
-/// Source ports that are tried when two flows would look the same to their backend.
-const PORT_TRIES: u32 = 8;
-/// The lowest source port that a collision is moved to.
-const FIRST_PORT: u32 = 1024;
 
 /// The clock, and what goes by it.
 #[derive(Clone, Copy)]
@@ -239,230 +230,3 @@ fn free<F: Tables>(place: *mut Flow<F::Words>) {
     // SAFETY: callers pass a map value.
     unsafe { write_volatile(&raw mut (*place).state, 0) };
 }
-
-/// How willingly an entry is given to a new flow; from `KEEP` on not at all.
-#[inline(always)]
-fn rank<F: Tables>(flow: &Flow<F::Words>, time: Time) -> u32 {
-    if flow.state == 0 {
-        0
-    } else if flow.state & FLOW_CLAIMED != 0 {
-        KEEP
-    } else if is_expired(flow, time.now, time.config) {
-        1
-    } else if is_over(flow.state) {
-        2
-    } else if flow.state & FLOW_REPLIED == 0 {
-        3
-    } else {
-        KEEP
-    }
-}
-
-const KEEP: u32 = 4;
-
-/// No entry can be had.
-const NONE: u32 = u32::MAX;
-
-/// The most willing of the [`WINDOW`] entries from `start` on: its rank in the upper half, its index in the lower.
-#[inline(always)]
-fn scan<F: Tables>(start: u32, now: u32) -> u64 {
-    let none = u64::from(KEEP) << 32;
-    let Some(config) = maps::config() else { return none };
-    let time = Time { now, config };
-    let mut best = none;
-    let mut step = 0;
-    while step < WINDOW as u32 {
-        let mut index = start + step;
-        if index >= config.flow_entries {
-            index -= config.flow_entries;
-        }
-        let Some(place) = F::flow(index) else { return best };
-        // SAFETY: a map value; a stale look costs at worst a flow that was over anyway.
-        let rank = rank::<F>(unsafe { &*place }, time);
-        let found = u64::from(rank) << 32 | u64::from(index);
-        if rank <= 1 {
-            return found;
-        }
-        if found >> 32 < best >> 32 {
-            best = found;
-        }
-        step += 1;
-    }
-    best
-}
-
-/// Takes an entry for a new flow: one that is free or expired, else one that is over, else one that nobody has
-/// answered yet. An established flow keeps its place whatever comes. Gives the index, or [`NONE`].
-#[inline(always)]
-fn claim<F: Steps>(now: u32) -> u32 {
-    let (Some(config), Some(hand)) = (maps::config(), maps::flow_hand(F::INDEX)) else { return NONE };
-    let entries = u64::from(config.flow_entries);
-    if entries == 0 {
-        return NONE;
-    }
-    let mut window = 0;
-    while window < WINDOWS {
-        // SAFETY: a map value, aligned to eight bytes.
-        let start = unsafe { atomic::fetch_add(hand, WINDOW) } % entries;
-        let found = F::scan(start as u32, now);
-        if found >> 32 < u64::from(KEEP) {
-            let index = found as u32;
-            let Some(place) = F::flow(index) else { return NONE };
-            if found >> 32 > 0 {
-                remove_keys::<F>(place);
-            }
-            // SAFETY: a map value. The hand gives each entry to one CPU at a time.
-            unsafe { write_volatile(&raw mut (*place).state, FLOW_USED | FLOW_CLAIMED) };
-            return index;
-        }
-        window += 1;
-    }
-    NONE
-}
-
-/// Begins a flow for a client's packet.
-#[inline(always)]
-pub fn open<F: Steps>(key: &FlowKey<F::Words>, choice: &Choice<F::Words>, time: Time) -> Result<(), Reason> {
-    let (service, now) = (choice.service, time.now);
-    let index = F::claim(now);
-    let Some(place) = F::flow(index) else { return Err(Reason::FlowTableFull) };
-    // SAFETY: a map value that is ours until `CLAIMED` goes. The generation goes first, so that keys of the
-    // entry's last flow lead nowhere.
-    unsafe {
-        let generation = (*place).generation.wrapping_add(1);
-        write_volatile(&raw mut (*place).generation, generation);
-        (*place).client = key.src;
-        (*place).frontend = key.dst;
-        (*place).backend = choice.addr;
-        (*place).source = key.src;
-        (*place).client_port = key.src_port;
-        (*place).frontend_port = key.dst_port;
-        (*place).backend_port = choice.port;
-        (*place).source_port = key.src_port;
-        (*place).proto = key.proto;
-        (*place).service = service;
-        (*place).backend_id = choice.backend_id;
-        (*place).created = now;
-        (*place).last_seen = now;
-    }
-    let value = F::put_reply_key(index);
-    if value.flow == NONE {
-        free::<F>(place);
-        return Err(Reason::FlowCollision);
-    }
-    if value.flow == index {
-        // SAFETY: as above; this takes `CLAIMED` away.
-        unsafe { write_volatile(&raw mut (*place).state, FLOW_USED) };
-        report::connection(service, choice.backend_id);
-    } else {
-        // Another CPU was faster with this flow, or its forward key was lost: there is one flow, and it stays.
-        free::<F>(place);
-    }
-    if F::put_flow_ref(key, &value, u64::from(BPF_ANY)).is_err() {
-        if value.flow == index {
-            remove_keys::<F>(place);
-            free::<F>(place);
-        }
-        return Err(Reason::FlowTableFull);
-    }
-    Ok(())
-}
-
-/// Adds the key of the replies to the flow in the entry `index`, and gives where it leads.
-///
-/// Where another flow has the key (the same client port to two frontends with one backend), the backend gets to
-/// see another source port. Where it is this very flow's already, it leads to that one. [`NONE`]: no port is free.
-#[inline(always)]
-fn put_reply_key<F: Tables>(index: u32) -> FlowRef {
-    let none = FlowRef { flow: NONE, generation: 0 };
-    let Some(place) = F::flow(index) else { return none };
-    // SAFETY: a map value, which is the caller's own for now.
-    let flow = unsafe { &mut *place };
-    let Some(config) = maps::config() else { return none };
-    let time = Time { now: flow.created, config };
-    let value = FlowRef { flow: index, generation: flow.generation };
-    let mut key = flow.reply_key();
-    let mut tries = 0;
-    while tries < PORT_TRIES {
-        tries += 1;
-        if F::put_flow_ref(&key, &value, u64::from(BPF_NOEXIST)).is_ok() {
-            return value;
-        }
-        // A stale key is taken away by `find`, and the same port is tried again.
-        let Some(other) = find::<F>(&key, time) else { continue };
-        let theirs = other.flow();
-        if is_over(theirs.state) {
-            other.release();
-        } else if theirs.client_port == flow.client_port
-            && theirs.frontend_port == flow.frontend_port
-            && same(&theirs.client, &flow.client)
-            && same(&theirs.frontend, &flow.frontend)
-        {
-            return FlowRef { flow: other.index, generation: other.generation };
-        } else {
-            // SAFETY: the helper takes nothing and cannot fail.
-            let random = unsafe { bpf_get_prandom_u32() };
-            key.dst_port = (FIRST_PORT + random % (0x1_0000 - FIRST_PORT)) as u16;
-            flow.source_port = key.dst_port;
-        }
-    }
-    none
-}
-
-/// The loops of [`open`], as functions that the verifier checks once each, on their own ("global").
-pub trait Steps: Tables {
-    /// [`scan`].
-    fn scan(start: u32, now: u32) -> u64;
-    /// [`claim`].
-    fn claim(now: u32) -> u32;
-    /// [`put_reply_key`].
-    fn put_reply_key(index: u32) -> FlowRef;
-}
-
-macro_rules! steps {
-    ($family:ty, $scan:ident, $claim:ident, $put_reply_key:ident) => {
-        #[unsafe(no_mangle)]
-        #[inline(never)]
-        extern "C" fn $scan(start: u32, now: u32) -> u64 {
-            scan::<$family>(start, now)
-        }
-
-        #[unsafe(no_mangle)]
-        #[inline(never)]
-        extern "C" fn $claim(now: u32) -> u32 {
-            claim::<$family>(now)
-        }
-
-        #[unsafe(no_mangle)]
-        #[inline(never)]
-        extern "C" fn $put_reply_key(index: u32, found: *mut FlowRef) -> i32 {
-            // SAFETY: the verifier lets callers pass memory of that size, or null.
-            if let Some(found) = unsafe { found.as_mut() } {
-                *found = put_reply_key::<$family>(index);
-            }
-            0
-        }
-
-        impl Steps for $family {
-            #[inline(always)]
-            fn scan(start: u32, now: u32) -> u64 {
-                $scan(start, now)
-            }
-
-            #[inline(always)]
-            fn claim(now: u32) -> u32 {
-                $claim(now)
-            }
-
-            #[inline(always)]
-            fn put_reply_key(index: u32) -> FlowRef {
-                let mut found = FlowRef { flow: NONE, generation: 0 };
-                $put_reply_key(index, &raw mut found);
-                found
-            }
-        }
-    };
-}
-
-steps!(proxy_common::V4, scan4, claim4, put_reply_key4);
-steps!(proxy_common::V6, scan6, claim6, put_reply_key6);
