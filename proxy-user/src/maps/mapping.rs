@@ -1,10 +1,12 @@
 //! An array map in this process's memory.
 
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use proxy_common::abi::Plain;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 /// The elements of a `BPF_F_MMAPABLE` array. Each starts at a multiple of eight bytes (`array_map_alloc` in
@@ -22,9 +24,17 @@ unsafe impl Send for Mapping {}
 impl Mapping {
     /// Maps all `len` elements of `value_size` bytes.
     pub(super) fn new(fd: BorrowedFd<'_>, value_size: usize, len: usize) -> io::Result<Self> {
+        Self::with(ProtFlags::READ | ProtFlags::WRITE, fd, value_size, len)
+    }
+
+    /// The same, only to be read: a store into it ends the process.
+    pub(super) fn read_only(fd: BorrowedFd<'_>, value_size: usize, len: usize) -> io::Result<Self> {
+        Self::with(ProtFlags::READ, fd, value_size, len)
+    }
+
+    fn with(protection: ProtFlags, fd: BorrowedFd<'_>, value_size: usize, len: usize) -> io::Result<Self> {
         let stride = value_size.next_multiple_of(8);
         let bytes = stride * len;
-        let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a fresh mapping at an address of the kernel's choice touches no memory of ours.
         let start = unsafe { mmap(std::ptr::null_mut(), bytes, protection, MapFlags::SHARED, fd, 0) }?;
         let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::AddrNotAvailable)?;
@@ -52,6 +62,29 @@ impl Mapping {
     pub(super) fn word64(&self, index: usize) -> Option<&AtomicU64> {
         // SAFETY: as in `word32`, with the alignment of a stride.
         self.at(index, 0).map(|p| unsafe { AtomicU64::from_ptr(p.cast()) })
+    }
+
+    /// The byte at `offset` of an element; `None` outside of the array.
+    pub(super) fn byte(&self, index: usize, offset: usize) -> Option<u8> {
+        let word = self.word32(index, offset / 4)?.load(Ordering::Relaxed);
+        word.to_ne_bytes().get(offset % 4).copied()
+    }
+
+    /// A copy of an element; `None` outside of the array. A copy made while the kernel writes may be torn between
+    /// words, as one by a system call may be.
+    pub(super) fn read<V: Plain>(&self, index: usize) -> Option<V> {
+        const { assert!(size_of::<V>().is_multiple_of(4), "elements are read by words") };
+        if size_of::<V>() > self.stride {
+            return None;
+        }
+        let mut value = MaybeUninit::<V>::uninit();
+        for word in 0..size_of::<V>() / 4 {
+            let bits = self.word32(index, word)?.load(Ordering::Relaxed);
+            // SAFETY: inside the value, whose size is a multiple of a word.
+            unsafe { value.as_mut_ptr().cast::<u32>().add(word).write_unaligned(bits) };
+        }
+        // SAFETY: every byte was written, and every bit pattern is a value of a `Plain` type.
+        Some(unsafe { value.assume_init() })
     }
 
     /// The first 32-bit word of every element.

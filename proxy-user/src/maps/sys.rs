@@ -92,19 +92,40 @@ const CHUNK: usize = 8192;
 /// go meanwhile may be there or not.
 pub(super) fn lookup<K: Plain, V: Plain>(fd: BorrowedFd<'_>, enough: usize) -> io::Result<Vec<(K, V)>> {
     let mut found = Vec::new();
+    batches(fd, enough, |keys: &[K], values: &[V]| {
+        found.extend(keys.iter().copied().zip(values.iter().copied()));
+    })?;
+    Ok(found)
+}
+
+/// Counts elements, by the same rules.
+pub(super) fn count<K: Plain, V: Plain>(fd: BorrowedFd<'_>) -> io::Result<usize> {
+    let mut count = 0;
+    batches(fd, usize::MAX, |keys: &[K], _: &[V]| count += keys.len())?;
+    Ok(count)
+}
+
+/// Passes on the elements of a map by batches, until `enough` of them are there or none is left.
+fn batches<K: Plain, V: Plain>(
+    fd: BorrowedFd<'_>,
+    enough: usize,
+    mut take: impl FnMut(&[K], &[V]),
+) -> io::Result<()> {
     let mut chunk = CHUNK.min(enough);
+    let (mut keys, mut values) = (Vec::<K>::with_capacity(chunk), Vec::<V>::with_capacity(chunk));
     // The kernel's place in the map: four bytes for arrays and hashes alike.
     let mut place = 0u32;
-    let mut first = true;
-    while found.len() < enough {
-        let mut keys = Vec::<K>::with_capacity(chunk);
-        let mut values = Vec::<V>::with_capacity(chunk);
+    let (mut first, mut found) = (true, 0);
+    while found < enough {
+        keys.clear();
+        values.clear();
+        keys.reserve_exact(chunk);
+        values.reserve_exact(chunk);
         let mut next = 0u32;
         let mut attr = attr(fd, keys.as_mut_ptr() as u64, values.as_mut_ptr() as u64, chunk);
         attr.in_batch = if first { 0 } else { (&raw const place) as u64 };
         attr.out_batch = (&raw mut next) as u64;
-        let result = bpf(LOOKUP_BATCH, &mut attr);
-        let end = match &result {
+        let end = match bpf(LOOKUP_BATCH, &mut attr) {
             Ok(()) => false,
             Err(e) if e.raw_os_error() == Some(libc::ENOENT) => true,
             Err(e) if e.raw_os_error() == Some(libc::ENOSPC) => {
@@ -112,7 +133,7 @@ pub(super) fn lookup<K: Plain, V: Plain>(fd: BorrowedFd<'_>, enough: usize) -> i
                 chunk *= 2;
                 continue;
             }
-            Err(_) => return result.map(|()| found),
+            Err(error) => return Err(error),
         };
         let count = (attr.count as usize).min(chunk);
         // SAFETY: the kernel filled `count` keys and values, within the capacity, and both types are `Plain`.
@@ -120,11 +141,12 @@ pub(super) fn lookup<K: Plain, V: Plain>(fd: BorrowedFd<'_>, enough: usize) -> i
             keys.set_len(count);
             values.set_len(count);
         }
-        found.extend(keys.into_iter().zip(values));
+        take(&keys, &values);
+        found += count;
         if end || (count == 0 && place == next) {
             break;
         }
         (place, first) = (next, false);
     }
-    Ok(found)
+    Ok(())
 }

@@ -9,7 +9,9 @@ use prometheus_client::encoding::{DescriptorEncoder, EncodeCounterValue, EncodeG
 use prometheus_client::metrics::MetricType;
 use proxy_common::reason::Reason;
 
-use crate::maps::view::{BackendState, FlowState, LinkRow, NameRow, Snapshot, UsageRow, View, ViewError};
+use crate::maps::view::{
+    BackendState, FlowState, LinkRow, NameRow, Overview, Snapshot, UsageRow, View, ViewError,
+};
 
 /// Labels of one sample.
 pub(super) type Labels = Vec<(&'static str, String)>;
@@ -23,16 +25,10 @@ pub struct DataPath {
 /// All that one scrape tells.
 #[derive(Clone, Debug, Default)]
 pub struct Reading {
-    /// Services, endpoints, and what was counted for them.
-    pub snapshot: Snapshot,
-    /// Maps.
-    pub maps: Vec<UsageRow>,
+    /// What the maps hold.
+    pub overview: Overview,
     /// Attached programs.
     pub links: Vec<LinkRow>,
-    /// Flows, by state.
-    pub flows: BTreeMap<FlowState, u64>,
-    /// How often each reason was met.
-    pub reasons: BTreeMap<Reason, u64>,
 }
 
 impl DataPath {
@@ -43,17 +39,7 @@ impl DataPath {
 
     fn read(&self) -> Result<Reading, ViewError> {
         let view = View::open(&self.bpffs)?;
-        let mut flows = BTreeMap::new();
-        for row in view.flows()? {
-            *flows.entry(row.state).or_default() += 1;
-        }
-        Ok(Reading {
-            snapshot: view.snapshot()?,
-            maps: view.usage()?,
-            links: view.links()?,
-            reasons: view.reasons()?,
-            flows,
-        })
+        Ok(Reading { overview: view.overview()?, links: view.links()? })
     }
 }
 
@@ -88,11 +74,11 @@ impl Reading {
 
     fn encode_maps(&self, e: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let map = |row: &UsageRow| vec![("map", row.name.to_owned())];
-        let used = self.maps.iter().filter_map(|row| Some((map(row), row.used?)));
+        let used = self.overview.maps.iter().filter_map(|row| Some((map(row), row.used?)));
         gauge(e, "ballast_map_entries", "Entries in use", used)?;
-        let capacity = self.maps.iter().map(|row| (map(row), row.capacity));
+        let capacity = self.overview.maps.iter().map(|row| (map(row), row.capacity));
         gauge(e, "ballast_map_capacity", "Entries that fit", capacity)?;
-        let memory = self.maps.iter().filter_map(|row| Some((map(row), row.memory?)));
+        let memory = self.overview.maps.iter().filter_map(|row| Some((map(row), row.memory?)));
         gauge(e, "ballast_map_memory_bytes", "Kernel memory of the map", memory)?;
         let states = [
             FlowState::Opening,
@@ -102,11 +88,15 @@ impl Reading {
             FlowState::Expired,
         ];
         let flows = states.into_iter().map(|state| {
-            (vec![("state", state.label().to_owned())], self.flows.get(&state).copied().unwrap_or_default())
+            (
+                vec![("state", state.label().to_owned())],
+                self.overview.flows.states.get(&state).copied().unwrap_or_default(),
+            )
         });
         gauge(e, "ballast_flows", "Connections that the packet path follows", flows)?;
         let backends = [BackendState::Active, BackendState::Gone].into_iter().map(|state| {
-            let count = self.snapshot.backends.values().filter(|row| row.state == state).count() as u64;
+            let count =
+                self.overview.snapshot.backends.values().filter(|row| row.state == state).count() as u64;
             (vec![("state", state.label().to_owned())], count)
         });
         gauge(e, "ballast_backends", "Endpoints of Service ports", backends)
@@ -133,7 +123,7 @@ impl Reading {
     }
 
     fn encode_services(&self, e: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let Snapshot { names, service_stats, .. } = &self.snapshot;
+        let Snapshot { names, service_stats, .. } = &self.overview.snapshot;
         let rows: Vec<_> =
             names.iter().filter_map(|(id, name)| Some((port(name), service_stats.get(id)?))).collect();
         let connections = rows.iter().map(|(labels, stats)| (labels.clone(), stats.connections));
@@ -155,7 +145,7 @@ impl Reading {
         });
         counter(e, "ballast_service_bytes", "Bytes of these packets, with IP headers", bytes)?;
         let mut serving: BTreeMap<u32, u64> = names.keys().map(|id| (*id, 0)).collect();
-        for row in self.snapshot.backends.values().filter(|row| row.state == BackendState::Active) {
+        for row in self.overview.snapshot.backends.values().filter(|row| row.state == BackendState::Active) {
             serving.entry(row.service).and_modify(|count| *count += 1);
         }
         let endpoints = serving.iter().filter_map(|(id, count)| Some((port(names.get(id)?), *count)));
@@ -163,10 +153,11 @@ impl Reading {
     }
 
     fn encode_refusals(&self, e: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let reasons = self.reasons.iter().map(|(reason, count)| (because(Vec::new(), *reason), *count));
+        let reasons =
+            self.overview.reasons.iter().map(|(reason, count)| (because(Vec::new(), *reason), *count));
         counter(e, "ballast_reasons", "Packets and calls that were not translated, by reason", reasons)?;
-        let refusals = self.snapshot.refusals.iter().filter_map(|((service, reason), count)| {
-            Some((because(port(self.snapshot.names.get(service)?), *reason), *count))
+        let refusals = self.overview.snapshot.refusals.iter().filter_map(|((service, reason), count)| {
+            Some((because(port(self.overview.snapshot.names.get(service)?), *reason), *count))
         });
         counter(e, "ballast_service_refusals", "The same, by Service port", refusals)
     }

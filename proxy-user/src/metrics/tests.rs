@@ -8,7 +8,9 @@ use proxy_common::stats::ServiceStats;
 
 use super::*;
 use crate::maps::Table;
-use crate::maps::view::{BackendRow, BackendState, FlowState, LinkRow, NameRow, Transport, UsageRow};
+use crate::maps::view::{
+    BackendRow, BackendState, FlowCounts, FlowState, LinkRow, NameRow, Overview, Transport, UsageRow,
+};
 use crate::model::net::IpFamily;
 use crate::sync::{Changes, Count, Histogram, Operation, Operations};
 use datapath::Reading;
@@ -102,7 +104,7 @@ fn reading() -> Reading {
         memory: Some(4096),
         setting: "",
     };
-    Reading {
+    let overview = Overview {
         snapshot: crate::maps::view::Snapshot {
             names: [(3, name)].into(),
             backends: [(1, backend.clone()), (2, BackendRow { state: BackendState::Gone, ..backend })].into(),
@@ -111,10 +113,10 @@ fn reading() -> Reading {
             ..Default::default()
         },
         maps: vec![map.clone(), UsageRow { name: "config", used: None, memory: None, ..map }],
-        links: vec![link("tcx_ingress_2"), link("tcx_ingress_3")],
-        flows: [(FlowState::Established, 11)].into(),
+        flows: FlowCounts { v4: 11, v6: 0, states: [(FlowState::Established, 11)].into() },
         reasons: Reason::ALL.iter().map(|reason| (*reason, *reason as u64)).collect(),
-    }
+    };
+    Reading { overview, links: vec![link("tcx_ingress_2"), link("tcx_ingress_3")] }
 }
 
 fn metrics(status: Status) -> Metrics {

@@ -13,7 +13,7 @@ use super::map::MapJson;
 use super::table::{Table, bytes};
 use super::{AgentState, ShowError, json};
 use crate::cli::args::Output;
-use crate::maps::view::{BackendState, FlowState, LinkRow, UsageRow, View, ViewError};
+use crate::maps::view::{BackendState, LinkRow, Overview, UsageRow, View, ViewError};
 
 /// A map this full, in percent, is a problem to come.
 const NEARLY_FULL: u64 = 90;
@@ -38,7 +38,7 @@ pub struct Facts {
     /// Endpoints that serve.
     pub backends: usize,
     /// Connections that are not expired.
-    pub flows: usize,
+    pub flows: u64,
     /// How often each reason was met.
     pub reasons: BTreeMap<Reason, u64>,
 }
@@ -46,18 +46,18 @@ pub struct Facts {
 impl Facts {
     /// Reads them.
     pub fn read(view: &View) -> Result<Self, ViewError> {
-        let frontends = view.services()?;
+        let Overview { snapshot, flows, maps, reasons } = view.overview()?;
         Ok(Self {
             folder: view.folder().to_owned(),
             abi: view.node_config()?.abi,
             links: view.links()?,
-            maps: view.usage()?,
-            ports: view.names()?.len(),
-            empty: frontends.iter().filter(|row| row.backends.is_empty()).count(),
-            frontends: frontends.len(),
-            backends: view.backends()?.values().filter(|row| row.state == BackendState::Active).count(),
-            flows: view.flows()?.iter().filter(|row| row.state != FlowState::Expired).count(),
-            reasons: view.reasons()?,
+            maps,
+            ports: snapshot.names.len(),
+            empty: snapshot.frontends.iter().filter(|row| row.backends.is_empty()).count(),
+            frontends: snapshot.frontends.len(),
+            backends: snapshot.backends.values().filter(|row| row.state == BackendState::Active).count(),
+            flows: flows.live(),
+            reasons,
         })
     }
 }
@@ -110,7 +110,7 @@ struct CountsJson {
     ports: usize,
     frontends: usize,
     backends: usize,
-    flows: usize,
+    flows: u64,
 }
 
 #[derive(Serialize)]

@@ -14,13 +14,14 @@ mod usage;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::mem::offset_of;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use aya::maps::{MapType, PerCpuArray};
 use proxy_common::Address;
 use proxy_common::abi::{ABI_VERSION, Plain};
-use proxy_common::backend::BackendEntry;
+use proxy_common::backend::{BACKEND_FREE, BackendEntry};
 use proxy_common::config::NodeConfig;
 use proxy_common::map_names as map;
 use proxy_common::name::PortName;
@@ -29,7 +30,7 @@ use proxy_common::service::{ServiceEntry, ServiceKey};
 use proxy_common::stats::{RefusalKey, ServiceStats};
 
 pub use error::ViewError;
-pub use flows::{FlowRow, FlowState};
+pub use flows::{FlowCounts, FlowRow, FlowState};
 pub use links::LinkRow;
 pub use rows::{BackendRow, BackendState, FrontendRow, Kind, NameRow, Scope, Transport};
 pub use usage::UsageRow;
@@ -42,6 +43,19 @@ pub const FOLDER: &str = "ballast";
 pub struct View {
     root: PathBuf,
     maps: PathBuf,
+}
+
+/// All that there is to tell, read once.
+#[derive(Clone, Debug, Default)]
+pub struct Overview {
+    /// Services, endpoints, and what was counted for them.
+    pub snapshot: Snapshot,
+    /// How many connections there are.
+    pub flows: FlowCounts,
+    /// Maps, in the order of [`map::ALL`].
+    pub maps: Vec<UsageRow>,
+    /// How often each reason was met.
+    pub reasons: BTreeMap<Reason, u64>,
 }
 
 /// Everything about Services, read at once.
@@ -82,14 +96,13 @@ impl View {
     pub fn services(&self) -> Result<Vec<FrontendRow>, ViewError> {
         let mut entries = self.frontends::<[u8; 4]>(map::SERVICES)?;
         entries.extend(self.frontends::<[u8; 16]>(map::SERVICES6)?);
-        let end = entries.iter().map(|(_, e)| e.slot_base.saturating_add(e.slot_count)).max().unwrap_or(0);
-        let slots = self.pin(map::SLOTS, MapType::Array)?.first::<u32, u32>(end)?;
+        let slots = self.pin(map::SLOTS, MapType::Array)?.mapped::<u32>()?;
         let mut rows: Vec<_> = entries
             .into_iter()
             .map(|(row, entry)| {
-                let first = entry.slot_base as usize;
-                let extent = slots.get(first..first + entry.slot_count as usize).unwrap_or_default();
-                FrontendRow { backends: extent.iter().map(|(_, id)| *id).collect(), ..row }
+                let first = (entry.slot_base as usize).min(slots.len());
+                let end = first.saturating_add(entry.slot_count as usize).min(slots.len());
+                FrontendRow { backends: (first..end).filter_map(|slot| slots.read(slot)).collect(), ..row }
             })
             .collect();
         rows.sort_by_key(|row| (row.service, row.kind, row.address, row.port, row.scope));
@@ -123,8 +136,11 @@ impl View {
         A: Address + Into<IpAddr>,
         BackendEntry<A>: Plain,
     {
-        let rows = self.pin(name, MapType::Array)?.all::<u32, BackendEntry<A>>()?;
-        Ok(rows.into_iter().filter_map(|(id, entry)| Some((id, BackendRow::of(entry)?))).collect())
+        let entries = self.pin(name, MapType::Array)?.mapped::<BackendEntry<A>>()?;
+        let state = offset_of!(BackendEntry<A>, state);
+        let used =
+            (0..entries.len()).filter(|id| entries.byte(*id, state).is_some_and(|s| s != BACKEND_FREE));
+        Ok(used.filter_map(|id| Some((id as u32, BackendRow::of(entries.read(id)?)?))).collect())
     }
 
     /// What was counted for these Service ports, over all CPUs.
@@ -190,6 +206,13 @@ impl View {
             frontends,
             backends,
         })
+    }
+
+    /// Everything, each map looked at once.
+    pub fn overview(&self) -> Result<Overview, ViewError> {
+        let (snapshot, flows) = (self.snapshot()?, self.flow_counts()?);
+        let maps = self.usage_of(&snapshot, &flows)?;
+        Ok(Overview { snapshot, flows, maps, reasons: self.reasons()? })
     }
 
     fn pin(&self, name: &'static str, kind: MapType) -> Result<pin::Pin, ViewError> {

@@ -5,9 +5,11 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 use aya::maps::{MapData, MapType};
+use aya_obj::generated::BPF_F_MMAPABLE;
 use proxy_common::abi::Plain;
 
 use super::ViewError;
+use crate::maps::mapping::Mapping;
 use crate::maps::sys;
 
 /// An opened map of the expected type.
@@ -17,6 +19,7 @@ pub(super) struct Pin {
     key_size: u32,
     value_size: u32,
     capacity: u32,
+    flags: u32,
 }
 
 impl Pin {
@@ -33,6 +36,7 @@ impl Pin {
             key_size: info.key_size(),
             value_size: info.value_size(),
             capacity: info.max_entries(),
+            flags: info.map_flags(),
             data,
             path,
         })
@@ -58,6 +62,23 @@ impl Pin {
     /// All entries, in the map's own order.
     pub(super) fn all<K: Plain, V: Plain>(&self) -> Result<Vec<(K, V)>, ViewError> {
         self.first(self.capacity)
+    }
+
+    /// How many entries there are.
+    pub(super) fn count<K: Plain, V: Plain>(&self) -> Result<u32, ViewError> {
+        self.check::<K, V>()?;
+        let count = sys::count::<K, V>(self.data.fd().as_fd());
+        count.map(|count| count as u32).map_err(|source| ViewError::Read { path: self.path.clone(), source })
+    }
+
+    /// The elements of an array in memory: to look at all of them without a copy.
+    pub(super) fn mapped<V: Plain>(&self) -> Result<Mapping, ViewError> {
+        self.check::<u32, V>()?;
+        if self.flags & BPF_F_MMAPABLE == 0 {
+            return Err(shape(self.path.clone(), "flags", self.flags, self.flags | BPF_F_MMAPABLE));
+        }
+        Mapping::read_only(self.data.fd().as_fd(), size_of::<V>(), self.capacity as usize)
+            .map_err(|source| ViewError::Read { path: self.path.clone(), source })
     }
 
     /// At least the first `count` entries, as far as there are so many.

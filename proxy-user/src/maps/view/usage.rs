@@ -4,15 +4,12 @@ use std::path::PathBuf;
 
 use aya::maps::{MapData, MapInfo, MapType};
 use proxy_common::abi::Plain;
-use proxy_common::backend::{BACKEND_FREE, BackendEntry};
-use proxy_common::flow::{FLOW_USED, Flow, FlowKey, FlowRef};
+use proxy_common::flow::{FlowKey, FlowRef};
 use proxy_common::map_names as map;
-use proxy_common::name::PortName;
-use proxy_common::service::{ServiceEntry, ServiceKey};
 use proxy_common::socket::{SocketEntry, SocketKey};
 use proxy_common::stats::RefusalKey;
 
-use super::{View, ViewError};
+use super::{FlowCounts, Snapshot, View, ViewError};
 
 /// One map.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,10 +35,24 @@ pub struct UsageRow {
 impl View {
     /// All maps, in the order of [`map::ALL`].
     pub fn usage(&self) -> Result<Vec<UsageRow>, ViewError> {
-        map::ALL.iter().map(|name| self.one_usage(name)).collect()
+        Ok(self.overview()?.maps)
     }
 
-    fn one_usage(&self, name: &'static str) -> Result<UsageRow, ViewError> {
+    /// The same, of what was read already.
+    pub(super) fn usage_of(
+        &self,
+        snapshot: &Snapshot,
+        flows: &FlowCounts,
+    ) -> Result<Vec<UsageRow>, ViewError> {
+        map::ALL.iter().map(|name| self.one_usage(name, snapshot, flows)).collect()
+    }
+
+    fn one_usage(
+        &self,
+        name: &'static str,
+        snapshot: &Snapshot,
+        flows: &FlowCounts,
+    ) -> Result<UsageRow, ViewError> {
         let pin = self.maps.join(name);
         let error = |source| ViewError::map(&pin, source);
         let data = MapData::from_pin(&pin).map_err(error)?;
@@ -51,7 +62,7 @@ impl View {
             id: info.id(),
             kind: kind(&info),
             capacity: info.max_entries(),
-            used: self.used(name)?,
+            used: self.used(name, snapshot, flows)?,
             memory: super::links::fdinfo(data.fd()).get("memlock").and_then(|bytes| bytes.parse().ok()),
             setting: setting(name),
             pin,
@@ -59,11 +70,19 @@ impl View {
     }
 
     /// Entries of that map in use.
-    fn used(&self, name: &'static str) -> Result<Option<u32>, ViewError> {
+    fn used(
+        &self,
+        name: &'static str,
+        snapshot: &Snapshot,
+        flows: &FlowCounts,
+    ) -> Result<Option<u32>, ViewError> {
+        let frontends =
+            |v6: bool| snapshot.frontends.iter().filter(|row| row.address.is_ipv6() == v6).count();
+        let backends = |v6: bool| snapshot.backends.values().filter(|row| row.socket.is_ipv6() == v6).count();
         let used = match name {
-            map::SERVICES => self.entries::<ServiceKey<[u8; 4]>, ServiceEntry>(name, MapType::Hash)?,
-            map::SERVICES6 => self.entries::<ServiceKey<[u8; 16]>, ServiceEntry>(name, MapType::Hash)?,
-            map::NAMES => self.entries::<u32, PortName>(name, MapType::Hash)?,
+            map::SERVICES => frontends(false) as u32,
+            map::SERVICES6 => frontends(true) as u32,
+            map::NAMES => snapshot.names.len() as u32,
             map::FLOWS => self.entries::<FlowKey<[u8; 4]>, FlowRef>(name, MapType::Hash)?,
             map::FLOWS6 => self.entries::<FlowKey<[u8; 16]>, FlowRef>(name, MapType::Hash)?,
             map::SOCKETS => {
@@ -73,24 +92,19 @@ impl View {
                 self.entries::<SocketKey<[u8; 16]>, SocketEntry<[u8; 16]>>(name, MapType::LruHash)?
             }
             map::REFUSALS => self.entries::<RefusalKey, u64>(name, MapType::LruHash)?,
-            map::BACKENDS => self.elements(name, |e: &BackendEntry<[u8; 4]>| e.state != BACKEND_FREE)?,
-            map::BACKENDS6 => self.elements(name, |e: &BackendEntry<[u8; 16]>| e.state != BACKEND_FREE)?,
-            map::FLOW_STATE => self.elements(name, |e: &Flow<[u8; 4]>| e.state & FLOW_USED != 0)?,
-            map::FLOW_STATE6 => self.elements(name, |e: &Flow<[u8; 16]>| e.state & FLOW_USED != 0)?,
+            map::BACKENDS => backends(false) as u32,
+            map::BACKENDS6 => backends(true) as u32,
+            map::FLOW_STATE => flows.v4,
+            map::FLOW_STATE6 => flows.v6,
             // A slot that no frontend reaches keeps its last content, so extents are summed instead.
-            map::SLOTS => self.services()?.iter().map(|row| row.backends.len() as u32).sum(),
+            map::SLOTS => snapshot.frontends.iter().map(|row| row.backends.len() as u32).sum(),
             _ => return Ok(None),
         };
         Ok(Some(used))
     }
 
     fn entries<K: Plain, V: Plain>(&self, name: &'static str, kind: MapType) -> Result<u32, ViewError> {
-        Ok(self.pin(name, kind)?.all::<K, V>()?.len() as u32)
-    }
-
-    fn elements<V: Plain>(&self, name: &'static str, used: impl Fn(&V) -> bool) -> Result<u32, ViewError> {
-        let rows = self.pin(name, MapType::Array)?.all::<u32, V>()?;
-        Ok(rows.iter().filter(|(_, value)| used(value)).count() as u32)
+        self.pin(name, kind)?.count::<K, V>()
     }
 }
 
