@@ -19,14 +19,14 @@ use std::time::{Duration, SystemTime};
 
 use axum::Router;
 use axum::extract;
-use axum::http::header::{CONTENT_TYPE, HeaderName, X_CONTENT_TYPE_OPTIONS};
-use axum::http::{HeaderValue, StatusCode};
+use axum::http::header::{ACCEPT, CONTENT_TYPE, HeaderName, X_CONTENT_TYPE_OPTIONS};
+use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
-use crate::metrics::{self, Metrics};
+use crate::metrics::{Format, Metrics};
 use crate::sync::Status;
 use health::{Check, Report, Snapshot};
 
@@ -135,11 +135,13 @@ async fn configz(extract::State(state): extract::State<State>) -> Response {
     json(200, &serde_json::json!({ "ballast": &*state.config }))
 }
 
-async fn scrape(extract::State(state): extract::State<State>) -> Response {
+async fn scrape(extract::State(state): extract::State<State>, headers: HeaderMap) -> Response {
+    let accept: Vec<_> = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok()).collect();
+    let format = Format::negotiate(&accept.join(","));
     // Reading the maps blocks for some milliseconds: not on a thread that serves.
     let metrics = Arc::clone(&state.metrics);
-    match tokio::task::spawn_blocking(move || metrics.encode()).await {
-        Ok(Ok(body)) => with_type(StatusCode::OK, metrics::CONTENT_TYPE, body),
+    match tokio::task::spawn_blocking(move || metrics.encode(format)).await {
+        Ok(Ok(body)) => with_type(StatusCode::OK, format.content_type(), body),
         Ok(Err(error)) => text(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
         Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
     }

@@ -21,8 +21,13 @@ fn unwell() -> Status {
 
 /// Status, headers in lower case, body.
 async fn fetch(address: SocketAddr, path: &str) -> (u16, String, String) {
+    fetch_with(address, path, "").await
+}
+
+/// The same with more headers, each with its line break.
+async fn fetch_with(address: SocketAddr, path: &str, headers: &str) -> (u16, String, String) {
     let mut stream = TcpStream::connect(address).await.unwrap();
-    let request = format!("GET {path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n");
+    let request = format!("GET {path} HTTP/1.1\r\nHost: test\r\n{headers}Connection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).await.unwrap();
     let mut reply = String::new();
     stream.read_to_string(&mut reply).await.unwrap();
@@ -50,6 +55,11 @@ async fn the_metrics_server() {
     assert_eq!(fetch(address, "/nothing").await.0, 404);
     let (code, head, body) = fetch(address, "/metrics").await;
     assert_eq!(code, 200);
+    assert!(head.contains("content-type: text/plain; version=0.0.4; charset=utf-8"), "{head}");
+    assert!(body.contains("\nballast_maps_readable 0\n") && !body.contains("# EOF"), "{body}");
+    let accept = "Accept: application/openmetrics-text;version=1.0.0;q=0.5\r\nAccept: text/plain;q=0.4\r\n";
+    let (code, head, body) = fetch_with(address, "/metrics", accept).await;
+    assert_eq!(code, 200);
     assert!(head.contains("content-type: application/openmetrics-text; version=1.0.0"), "{head}");
     assert!(body.contains("\nballast_maps_readable 0\n") && body.ends_with("# EOF\n"), "{body}");
 }
@@ -67,7 +77,7 @@ async fn the_health_server_counts_its_answers() {
     assert_eq!((&body["nodeEligible"], &body["healthy"]), (&true.into(), &false.into()));
     assert_eq!(fetch(address, "/livez").await.0, 503);
     assert_eq!(fetch(address, "/metrics").await.0, 404);
-    let text = metrics.encode().unwrap();
+    let text = metrics.encode(Format::OpenMetrics).unwrap();
     assert!(text.contains("kubeproxy_proxy_healthz_total{code=\"503\"} 1\n"), "{text}");
     assert!(text.contains("kubeproxy_proxy_livez_total{code=\"503\"} 1\n"), "{text}");
 }

@@ -7,6 +7,7 @@
 //! Source of the `kubeproxy_` names: pkg/proxy/metrics/metrics.go of Kubernetes 1.36.
 
 pub mod datapath;
+mod plain;
 mod process;
 mod sync;
 
@@ -22,8 +23,50 @@ use tokio::sync::watch;
 
 use crate::sync::Status;
 
-/// What [`Metrics::encode`] writes.
-pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+/// A format of the answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Format {
+    /// The text format of Prometheus, 0.0.4: what every reader understands.
+    #[default]
+    Plain,
+    /// `OpenMetrics` 1.0.0, for those who ask for it.
+    OpenMetrics,
+}
+
+impl Format {
+    /// What `Content-Type` says.
+    pub const fn content_type(self) -> &'static str {
+        match self {
+            Self::Plain => "text/plain; version=0.0.4; charset=utf-8",
+            Self::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
+        }
+    }
+
+    /// The format for what `Accept` says: `OpenMetrics` when it is named, and not liked less than plain text.
+    pub fn negotiate(accept: &str) -> Self {
+        let (mut open_metrics, mut plain) = (0.0, 0.0);
+        for range in accept.split(',') {
+            let mut parts = range.split(';').map(str::trim);
+            let kind = parts.next().unwrap_or_default();
+            let (mut quality, mut version) = (1.0, None);
+            for (name, value) in parts.filter_map(|part| part.split_once('=')) {
+                match name.trim().to_ascii_lowercase().as_str() {
+                    // What cannot be read is not wanted.
+                    "q" => quality = value.trim().parse::<f32>().unwrap_or_default(),
+                    "version" => version = Some(value.trim().trim_matches('"')),
+                    _ => {}
+                }
+            }
+            let is = |name: &str| kind.eq_ignore_ascii_case(name);
+            if is("application/openmetrics-text") && version.is_none_or(|version| version == "1.0.0") {
+                open_metrics = f32::max(open_metrics, quality);
+            } else if is("text/plain") {
+                plain = f32::max(plain, quality);
+            }
+        }
+        if open_metrics > 0.0 && open_metrics >= plain { Self::OpenMetrics } else { Self::Plain }
+    }
+}
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct CodeLabel {
@@ -61,11 +104,14 @@ impl Metrics {
         Self { registry, healthz, livez }
     }
 
-    /// Everything as text, of type [`CONTENT_TYPE`]. Reads the maps: this blocks for some milliseconds.
-    pub fn encode(&self) -> Result<String, fmt::Error> {
+    /// Everything as text. Reads the maps: this blocks for some milliseconds.
+    pub fn encode(&self, format: Format) -> Result<String, fmt::Error> {
         let mut output = String::new();
         text::encode(&mut output, &self.registry)?;
-        Ok(output)
+        Ok(match format {
+            Format::Plain => plain::from_open_metrics(&output),
+            Format::OpenMetrics => output,
+        })
     }
 
     /// `/healthz` answered with this HTTP status.

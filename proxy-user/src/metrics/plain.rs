@@ -1,0 +1,51 @@
+//! The text format of Prometheus, 0.0.4, made of the text format of `OpenMetrics`.
+//!
+//! The samples are the same; what is said about them is not: 0.0.4 names a counter as its sample is named, with
+//! `_total`, and knows neither info metrics, nor units, nor a mark at the end. A reader of 0.0.4 would take
+//! counters for untyped samples, and refuse the whole because of an unknown type.
+
+/// Rewrites the comments.
+pub(super) fn from_open_metrics(text: &str) -> String {
+    let mut plain = String::with_capacity(text.len());
+    // A family's help comes before its type, which decides how the family is called.
+    let mut help = None;
+    for line in text.lines() {
+        if let Some(rest) = line.strip_prefix("# HELP ") {
+            help = rest.split_once(' ');
+        } else if let Some((family, kind)) =
+            line.strip_prefix("# TYPE ").and_then(|rest| rest.split_once(' '))
+        {
+            let (suffix, kind) = match kind {
+                "counter" => ("_total", "counter"),
+                "info" => ("_info", "gauge"),
+                "unknown" => ("", "untyped"),
+                other => ("", other),
+            };
+            if let Some((_, text)) = help.take().filter(|(name, _)| *name == family) {
+                plain.extend(["# HELP ", family, suffix, " ", text, "\n"]);
+            }
+            plain.extend(["# TYPE ", family, suffix, " ", kind, "\n"]);
+        } else if !line.starts_with("# ") {
+            plain.extend([line, "\n"]);
+        }
+    }
+    plain
+}
+
+#[cfg(test)]
+mod tests {
+    use super::from_open_metrics;
+
+    #[test]
+    fn families_are_named_as_their_samples() {
+        let text = "# HELP a_b Things seen.\n# TYPE a_b counter\na_b_total{x=\"# 1\"} 5\n\
+                    # HELP build What runs.\n# TYPE build info\nbuild_info{v=\"1\"} 1\n\
+                    # HELP c_seconds Time.\n# TYPE c_seconds gauge\n# UNIT c_seconds seconds\nc_seconds 1.5\n\
+                    # HELP h Sizes.\n# TYPE h histogram\nh_sum 1.0\nh_count 1\nh_bucket{le=\"+Inf\"} 1\n# EOF\n";
+        let expected = "# HELP a_b_total Things seen.\n# TYPE a_b_total counter\na_b_total{x=\"# 1\"} 5\n\
+                        # HELP build_info What runs.\n# TYPE build_info gauge\nbuild_info{v=\"1\"} 1\n\
+                        # HELP c_seconds Time.\n# TYPE c_seconds gauge\nc_seconds 1.5\n\
+                        # HELP h Sizes.\n# TYPE h histogram\nh_sum 1.0\nh_count 1\nh_bucket{le=\"+Inf\"} 1\n";
+        assert_eq!(from_open_metrics(text), expected);
+    }
+}
