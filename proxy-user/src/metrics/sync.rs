@@ -12,7 +12,8 @@ use prometheus_client::metrics::MetricType;
 use tokio::sync::watch;
 
 use super::datapath::{Labels, counter, gauge};
-use crate::sync::{Histogram, Status};
+use crate::model::net::IpFamily;
+use crate::sync::{Histogram, Scale, Status};
 
 /// Reads the snapshots that the driver publishes.
 #[derive(Debug)]
@@ -23,8 +24,27 @@ impl Collector for Sync {
         // A copy, so that the driver does not wait for the writing.
         let status = self.0.borrow().clone();
         kube(&mut encoder, &status)?;
+        programming(&mut encoder, &status)?;
         ours(&mut encoder, &status)
     }
+}
+
+fn programming(e: &mut DescriptorEncoder<'_>, status: &Status) -> Result<(), fmt::Error> {
+    let by_family = |family: IpFamily| vec![("ip_family", family.to_string())];
+    let families = [IpFamily::V4, IpFamily::V6];
+    histogram(
+        e,
+        "kubeproxy_network_programming_duration_seconds",
+        "From what happened to an endpoint, as its slice tells, to the end of the sync that brought it in",
+        status.network_programming.iter().map(|(family, histogram)| (by_family(*family), histogram)),
+    )?;
+    let silent = families.map(|family| {
+        let mut labels = by_family(family);
+        labels.insert(0, ("traffic_policy", "internal".to_owned()));
+        (labels, status.no_local_internal.get(&family).copied().unwrap_or_default())
+    });
+    let help = "Service ports of policy Local that have endpoints, but none on this node";
+    gauge(e, "kubeproxy_sync_proxy_rules_no_local_endpoints_total", help, silent)
 }
 
 fn kube(e: &mut DescriptorEncoder<'_>, status: &Status) -> Result<(), fmt::Error> {
@@ -38,6 +58,18 @@ fn kube(e: &mut DescriptorEncoder<'_>, status: &Status) -> Result<(), fmt::Error
         "kubeproxy_sync_proxy_rules_duration_seconds",
         "How long it took to make the maps say what they should",
         both().map(|labels| (labels, &status.sync_duration)),
+    )?;
+    histogram(
+        e,
+        "kubeproxy_sync_full_proxy_rules_duration_seconds",
+        "The same, of passes that looked at everything",
+        both().map(|labels| (labels, &status.full_sync_duration)),
+    )?;
+    histogram(
+        e,
+        "kubeproxy_sync_partial_proxy_rules_duration_seconds",
+        "The same, of passes that looked at what had changed",
+        both().map(|labels| (labels, &status.partial_sync_duration)),
     )?;
     gauge(
         e,
@@ -118,16 +150,16 @@ fn unix(at: SystemTime) -> f64 {
     at.duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs_f64()
 }
 
-fn histogram<'a>(
+fn histogram<'a, S: Scale + 'a>(
     encoder: &mut DescriptorEncoder<'_>,
     name: &str,
     help: &str,
-    samples: impl IntoIterator<Item = (Labels, &'a Histogram)>,
+    samples: impl IntoIterator<Item = (Labels, &'a Histogram<S>)>,
 ) -> Result<(), fmt::Error> {
     let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Histogram)?;
-    let bounds = Histogram::BOUNDS.into_iter().chain([f64::INFINITY]);
+    let bounds = S::BOUNDS.iter().copied().chain([f64::INFINITY]);
     for (labels, histogram) in samples {
-        let buckets: Vec<_> = bounds.clone().zip(histogram.buckets).collect();
+        let buckets: Vec<_> = bounds.clone().zip(histogram.buckets.iter().copied()).collect();
         let (sum, count) = (histogram.sum.as_secs_f64(), histogram.count());
         if labels.is_empty() {
             metric.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)?;

@@ -5,6 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use proxy_common::reason::Reason;
 use proxy_common::stats::ServiceStats;
+use rstest::rstest;
 
 use super::*;
 use crate::maps::Table;
@@ -126,18 +127,25 @@ fn metrics(status: Status) -> Metrics {
 #[test]
 fn everything_is_valid_and_kube_proxys_names_are_there() {
     let at = Some(UNIX_EPOCH + Duration::from_millis(1_500));
-    let mut durations = Histogram { sum: Duration::from_millis(4), ..Histogram::default() };
-    // Up to 100 us, and above all bounds.
-    durations.buckets[0] = 2;
-    durations.buckets[16] = 1;
+    let mut sync_duration = Histogram::default();
+    let mut event_to_map = Histogram::default();
+    for microseconds in [100, 99, 20_000_000] {
+        sync_duration.observe(Duration::from_micros(microseconds));
+        event_to_map.observe(Duration::from_micros(microseconds));
+    }
+    let mut programming = Histogram::default();
+    programming.observe(Duration::from_millis(1_500));
     let count = Count { done: 9, failed: 1 };
     let metrics = metrics(Status {
         last_sync: at,
         last_queued: at,
         synced: true,
         services_listed: true,
-        sync_duration: durations.clone(),
-        event_to_map: durations,
+        partial_sync_duration: sync_duration.clone(),
+        sync_duration,
+        event_to_map,
+        network_programming: [(IpFamily::V6, programming)].into(),
+        no_local_internal: [(IpFamily::V4, 3)].into(),
         service_changes: Changes { total: 2, pending: 1 },
         slice_changes: Changes { total: 3, pending: 4 },
         operations: vec![Operations { table: Table::Services, operation: Operation::Write, count }],
@@ -147,13 +155,26 @@ fn everything_is_valid_and_kube_proxys_names_are_there() {
     });
     metrics.answered_healthz(200);
     metrics.answered_livez(503);
-    let parsed = parse(&metrics.encode().unwrap());
+    let parsed = parse(&metrics.encode(Format::OpenMetrics).unwrap());
     for (sample, value) in [
         ("kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds{ip_family=\"IPv4\"}", 1.5),
         ("kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family=\"IPv6\"}", 1.5),
         ("kubeproxy_sync_proxy_rules_duration_seconds_count{ip_family=\"IPv4\"}", 3.0),
-        ("kubeproxy_sync_proxy_rules_duration_seconds_sum{ip_family=\"IPv6\"}", 0.004),
-        ("kubeproxy_sync_proxy_rules_duration_seconds_bucket{le=\"10.0\",ip_family=\"IPv4\"}", 2.0),
+        ("kubeproxy_sync_proxy_rules_duration_seconds_sum{ip_family=\"IPv6\"}", 20.000_199),
+        ("kubeproxy_sync_proxy_rules_duration_seconds_bucket{le=\"0.001\",ip_family=\"IPv4\"}", 2.0),
+        ("kubeproxy_sync_proxy_rules_duration_seconds_bucket{le=\"16.384\",ip_family=\"IPv4\"}", 2.0),
+        ("kubeproxy_sync_full_proxy_rules_duration_seconds_count{ip_family=\"IPv4\"}", 0.0),
+        ("kubeproxy_sync_partial_proxy_rules_duration_seconds_count{ip_family=\"IPv6\"}", 3.0),
+        ("kubeproxy_network_programming_duration_seconds_bucket{le=\"1.0\",ip_family=\"IPv6\"}", 0.0),
+        ("kubeproxy_network_programming_duration_seconds_bucket{le=\"2.0\",ip_family=\"IPv6\"}", 1.0),
+        (
+            "kubeproxy_sync_proxy_rules_no_local_endpoints_total{traffic_policy=\"internal\",ip_family=\"IPv4\"}",
+            3.0,
+        ),
+        (
+            "kubeproxy_sync_proxy_rules_no_local_endpoints_total{traffic_policy=\"internal\",ip_family=\"IPv6\"}",
+            0.0,
+        ),
         ("kubeproxy_sync_proxy_rules_duration_seconds_bucket{le=\"+Inf\",ip_family=\"IPv4\"}", 3.0),
         ("kubeproxy_sync_proxy_rules_service_changes_total", 2.0),
         ("kubeproxy_sync_proxy_rules_service_changes_pending", 1.0),
@@ -181,14 +202,14 @@ fn everything_is_valid_and_kube_proxys_names_are_there() {
 
 #[test]
 fn what_never_was_has_no_time() {
-    let parsed = parse(&metrics(Status::default()).encode().unwrap());
+    let parsed = parse(&metrics(Status::default()).encode(Format::OpenMetrics).unwrap());
     let name = "kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family=\"IPv4\"}";
     assert_eq!(parsed.value(name), None);
 }
 
 #[test]
 fn the_process_is_measured() {
-    let parsed = parse(&metrics(Status::default()).encode().unwrap());
+    let parsed = parse(&metrics(Status::default()).encode(Format::OpenMetrics).unwrap());
     let value = |name| parsed.value(name).unwrap_or_else(|| panic!("{name} is missing"));
     assert!(value("process_resident_memory_bytes") > 1_000_000.0);
     assert!(value("process_open_fds") >= 3.0 && value("process_max_fds") >= value("process_open_fds"));
@@ -225,4 +246,59 @@ fn what_the_programs_counted() {
         assert_eq!(parsed.value(&sample), Some(value), "{sample} in {parsed:#?}");
     }
     assert_eq!(parsed.value("ballast_map_entries{map=\"config\"}"), None, "nothing is known of it");
+}
+
+#[rstest]
+#[case("", Format::Plain)]
+#[case("*/*", Format::Plain)]
+#[case("text/html,application/xhtml+xml", Format::Plain)]
+#[case("application/openmetrics-text", Format::OpenMetrics)]
+#[case("application/openmetrics-text; version=1.0.0; charset=utf-8, */*;q=0.1", Format::OpenMetrics)]
+#[case("Application/OpenMetrics-Text;q=0.6,text/plain;q=0.5", Format::OpenMetrics)]
+// What Prometheus 3 and 2 say.
+#[case(
+    "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,application/openmetrics-text;version=0.0.1;q=0.5,text/plain;version=1.0.0;escaping=allow-utf-8;q=0.4,text/plain;version=0.0.4;q=0.3,*/*;q=0.2",
+    Format::OpenMetrics
+)]
+#[case(
+    "application/openmetrics-text;version=0.0.1;q=0.75,text/plain;version=0.0.4;q=0.5,*/*;q=0.1",
+    Format::Plain
+)]
+#[case("text/plain,application/openmetrics-text;q=0.9", Format::Plain)]
+#[case("application/openmetrics-text;q=0", Format::Plain)]
+#[case("application/openmetrics-text;q=much", Format::Plain)]
+fn the_format_that_is_asked_for(#[case] accept: &str, #[case] expected: Format) {
+    assert_eq!(Format::negotiate(accept), expected);
+}
+
+/// Reads the text by the rules of 0.0.4: a family is named as its samples are, and has one of five types.
+#[test]
+fn plain_text_is_valid_and_says_the_same() {
+    let metrics = metrics(Status::default());
+    metrics.answered_healthz(200);
+    let mut families = BTreeSet::new();
+    let mut current = (String::new(), String::new());
+    let mut samples = BTreeSet::new();
+    let plain = metrics.encode(Format::Plain).unwrap();
+    for line in plain.lines() {
+        if let Some(rest) = line.strip_prefix("# TYPE ") {
+            let (name, kind) = rest.split_once(' ').unwrap();
+            assert!(["counter", "gauge", "histogram", "summary", "untyped"].contains(&kind), "{line}");
+            assert!(families.insert(name.to_owned()), "{name} is declared twice");
+            current = (name.to_owned(), kind.to_owned());
+        } else if let Some(rest) = line.strip_prefix("# HELP ") {
+            assert!(rest.split_once(' ').is_some_and(|(_, help)| !help.is_empty()), "{line}");
+        } else {
+            assert!(!line.starts_with('#') && !line.is_empty(), "{line}");
+            let sample = line.rsplit_once(' ').unwrap().0;
+            let suffix = sample.split('{').next().unwrap().strip_prefix(current.0.as_str());
+            let legal: &[&str] =
+                if current.1 == "histogram" { &["_bucket", "_sum", "_count"] } else { &[""] };
+            assert!(suffix.is_some_and(|suffix| legal.contains(&suffix)), "{line} in {current:?}");
+            samples.insert(sample.to_owned());
+        }
+    }
+    assert!(families.contains("kubeproxy_proxy_healthz_total") && families.contains("ballast_build_info"));
+    let open = parse(&metrics.encode(Format::OpenMetrics).unwrap());
+    assert_eq!(samples, open.samples.into_iter().map(|(sample, _)| sample).collect());
 }

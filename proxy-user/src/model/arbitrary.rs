@@ -123,6 +123,7 @@ pub fn slice() -> impl Strategy<Value = EndpointSlice> {
                     family,
                     ports: ports.clone(),
                     endpoints,
+                    triggered: None,
                     problems: Vec::new(),
                 }
             })

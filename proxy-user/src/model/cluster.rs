@@ -69,6 +69,11 @@ impl Cluster {
         self.slices.get(service).into_iter().flat_map(BTreeMap::values)
     }
 
+    /// A slice, whichever Service it belongs to.
+    pub fn slice(&self, name: &SliceName) -> Option<&EndpointSlice> {
+        self.slices.get(self.owners.get(name)?)?.get(name)
+    }
+
     fn put_service(&mut self, service: Service, changed: &mut BTreeSet<ServiceName>) {
         if self.services.get(&service.name) != Some(&service) {
             changed.insert(service.name.clone());
@@ -86,7 +91,7 @@ impl Cluster {
         match self.owners.get(&slice.name) {
             Some(owner) if *owner == slice.service => {
                 let known = self.slices.get(owner).and_then(|slices| slices.get(&slice.name));
-                if known == Some(&slice) {
+                if known.is_some_and(|known| known.says_the_same(&slice)) {
                     return;
                 }
             }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
+use std::time::SystemTime;
 
 use super::{
     Problem, ServiceName, SliceName,
@@ -21,11 +22,24 @@ pub struct EndpointSlice {
     pub ports: Vec<EndpointPort>,
     /// Its endpoints, sorted.
     pub endpoints: Vec<Endpoint>,
+    /// When what it tells of happened: the annotation `endpoints.kubernetes.io/last-change-trigger-time`.
+    pub triggered: Option<SystemTime>,
     /// What in it could not be used.
     pub problems: Vec<Problem>,
 }
 
 impl EndpointSlice {
+    /// Whether it says the same as another one; what triggered it does not count.
+    pub fn says_the_same(&self, other: &Self) -> bool {
+        let Self { name, service, family, ports, endpoints, triggered: _, problems } = self;
+        *name == other.name
+            && *service == other.service
+            && *family == other.family
+            && *ports == other.ports
+            && *endpoints == other.endpoints
+            && *problems == other.problems
+    }
+
     /// Whether any endpoint says which zones or nodes it is meant for.
     pub fn has_hints(&self) -> bool {
         self.endpoints.iter().any(|e| !e.zone_hints.is_empty() || !e.node_hints.is_empty())

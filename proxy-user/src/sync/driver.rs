@@ -8,7 +8,9 @@ use tokio::time::{Instant, sleep_until};
 
 use super::applied::Holds;
 use super::reconcile::Reconciler;
+use super::report;
 use super::status::Status;
+use super::triggers::Triggers;
 use crate::maps::{MapError, Store};
 use crate::model::{Cluster, Event, Key, Kind, NodeView, Object, ServiceName};
 use crate::plan::plan_service;
@@ -47,6 +49,7 @@ pub struct Driver<S> {
     waiting_since: Option<Instant>,
     last_sync: Option<Instant>,
     next_audit: Instant,
+    triggers: Triggers,
     status: watch::Sender<Status>,
 }
 
@@ -65,6 +68,7 @@ impl<S: Store> Driver<S> {
             waiting_since: None,
             last_sync: None,
             next_audit: now + settings.sync_period,
+            triggers: Triggers::new(SystemTime::now()),
             status: watch::Sender::new(status),
         })
     }
@@ -96,7 +100,7 @@ impl<S: Store> Driver<S> {
         }
         // What came in last may still wait for its period.
         if !self.changed.is_empty() && self.cluster.has_listed_all() {
-            self.sync();
+            self.sync(Instant::now(), false);
         }
         self.reconciler.into_store()
     }
@@ -125,6 +129,7 @@ impl<S: Store> Driver<S> {
     fn take(&mut self, event: Event) {
         let kind = kind_of(&event);
         let listed = matches!(event, Event::Reset(_));
+        self.triggers.note(&self.cluster, &event);
         self.changed.append(&mut self.cluster.apply(event));
         let first = self.waiting_since.is_none();
         self.waiting_since.get_or_insert_with(Instant::now);
@@ -145,14 +150,15 @@ impl<S: Store> Driver<S> {
     /// Does what is due.
     fn work(&mut self) {
         let now = Instant::now();
-        if now >= self.next_audit {
+        let audited = now >= self.next_audit;
+        if audited {
             self.audit(now);
         } else if now < self.earliest(now) {
             return;
         }
         let due = self.reconciler.wake().is_some_and(|wake| Instant::from_std(wake) <= now);
         if self.last_sync.is_none() || self.waiting_since.is_some() || due || self.reconciler.is_full_due() {
-            self.sync();
+            self.sync(now, audited);
         }
     }
 
@@ -172,8 +178,9 @@ impl<S: Store> Driver<S> {
         });
     }
 
-    fn sync(&mut self) {
-        let begun = Instant::now();
+    /// `begun` is before the comparison, where there was one.
+    fn sync(&mut self, begun: Instant, audited: bool) {
+        let full = audited || self.reconciler.is_full_due();
         let plans: BTreeMap<_, _> = std::mem::take(&mut self.changed)
             .into_iter()
             .map(|name| {
@@ -187,18 +194,30 @@ impl<S: Store> Driver<S> {
         self.last_sync = Some(ended);
         let waited = self.waiting_since.take().map(|since| ended - since);
         tracing::debug!(services, duration_us = (ended - begun).as_micros() as u64, "synced");
-        let reconciler = &self.reconciler;
+        let (reconciler, triggers) = (&self.reconciler, &mut self.triggers);
+        let mut before = Vec::new();
         self.status.send_modify(|status| {
+            let (now, duration) = (SystemTime::now(), ended - begun);
             status.synced = true;
-            status.last_sync = Some(SystemTime::now());
-            status.sync_duration.observe(ended - begun);
+            status.last_sync = Some(now);
+            status.sync_duration.observe(duration);
+            if full {
+                status.full_sync_duration.observe(duration);
+            } else {
+                status.partial_sync_duration.observe(duration);
+            }
+            for (family, duration) in triggers.done(now) {
+                status.network_programming.entry(family).or_default().observe(duration);
+            }
             if let Some(waited) = waited {
                 status.event_to_map.observe(waited);
             }
             status.service_changes.pending = 0;
             status.slice_changes.pending = 0;
+            before = std::mem::take(&mut status.problems);
             status.describe(reconciler);
         });
+        report::log(&before, &self.status.borrow().problems);
     }
 }
 

@@ -164,6 +164,52 @@ async fn a_driver_that_ends_leaves_everything_and_the_next_one_writes_nothing() 
     assert_eq!(*next.tables.0.lock().unwrap().contents(), before);
 }
 
+#[tokio::test(start_paused = true)]
+async fn full_and_partial_syncs_are_told_apart_and_programming_is_measured() {
+    let driver = Running::new();
+    driver.list(vec![service("a", 1)], vec![slice("a", 1..4)]).await;
+    pass(Duration::from_secs(5)).await;
+    let counts = |status: &Status| {
+        (
+            status.sync_duration.count(),
+            status.full_sync_duration.count(),
+            status.partial_sync_duration.count(),
+        )
+    };
+    assert_eq!(counts(&driver.status.borrow()), (1, 1, 0));
+    // The annotation is in the time of the wall, which is not paused.
+    let triggered = Some(std::time::SystemTime::now());
+    driver.send(Event::Apply(Object::Slice(EndpointSlice { triggered, ..slice("a", 1..5) }))).await;
+    pass(MOMENT).await;
+    let status = driver.status.borrow().clone();
+    assert_eq!((status.full_sync_duration.count(), status.partial_sync_duration.count()), (1, 1));
+    assert_eq!(status.network_programming[&IpFamily::V4].count(), 1);
+    assert!(!status.network_programming.contains_key(&IpFamily::V6));
+    driver.tables.0.lock().unwrap().contents_mut().services.clear();
+    pass(Duration::from_secs(30)).await;
+    assert_eq!(driver.status.borrow().full_sync_duration.count(), 2, "a repair looks at everything");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_local_policy_without_local_endpoints_is_counted() {
+    let driver = Running::new();
+    let local = |name, address| Service { internal_policy: TrafficPolicy::Local, ..service(name, address) };
+    let services = vec![local("a", 1), local("b", 2), service("c", 3), local("d", 4)];
+    let mut here = slice("b", 1..3);
+    here.endpoints[0].node = Some("node".into());
+    driver.list(services, vec![slice("a", 1..3), here, slice("c", 1..3)]).await;
+    pass(MOMENT).await;
+    let count = || driver.status.borrow().no_local_internal.get(&IpFamily::V4).copied().unwrap_or(0);
+    assert_eq!(count(), 1, "a; b has one here, c may use all, d has none at all");
+    driver.send(Event::Apply(Object::Slice(slice("b", 1..3)))).await;
+    pass(Duration::from_millis(100)).await;
+    assert_eq!(count(), 2);
+    driver.send(Event::Delete(Key::Service(ServiceName::new("default", "a")))).await;
+    driver.send(Event::Apply(Object::Service(service("b", 2)))).await;
+    pass(Duration::from_millis(100)).await;
+    assert_eq!(count(), 0);
+}
+
 fn vip(last: u8) -> IpAddr {
     universe::frontend(last).address
 }
@@ -184,6 +230,7 @@ fn slice(of: &str, endpoints: std::ops::Range<u8>) -> EndpointSlice {
         family: IpFamily::V4,
         ports: vec![EndpointPort { name: "http".into(), protocol: Protocol::Tcp, port: 8080 }],
         endpoints: endpoints.map(endpoint).collect(),
+        triggered: None,
         problems: Vec::new(),
     }
 }

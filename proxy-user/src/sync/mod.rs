@@ -9,20 +9,24 @@ mod counters;
 mod driver;
 mod extents;
 mod filter;
+mod histogram;
 mod ids;
 mod job;
 mod phases;
 mod reconcile;
 mod recover;
+mod report;
 mod rest;
 mod status;
+mod triggers;
 mod trouble;
 
 pub use applied::Holds;
 pub use counters::{Count, Operation};
 pub use driver::{Driver, DriverSettings};
+pub use histogram::{EventScale, Histogram, ProgrammingScale, Scale, SyncScale};
 pub use reconcile::Reconciler;
-pub use status::{Changes, Histogram, Operations, Status, TableUse};
+pub use status::{Changes, Operations, Status, TableUse};
 
 #[cfg(test)]
 mod tests;

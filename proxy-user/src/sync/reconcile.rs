@@ -21,7 +21,8 @@ use super::counters::Counters;
 use super::job::{Job, Steps, Touched, frontend_key};
 use crate::maps::{BatchError, Capacity, FrontendKey, Store, Table, Write};
 use crate::model::ServiceName;
-use crate::plan::{Frontend, PortId, PortPlan, Problem, Scope, ServicePlan};
+use crate::model::net::IpFamily;
+use crate::plan::{Frontend, FrontendPlan, PortId, PortPlan, Problem, Scope, ServicePlan};
 
 /// The first pause after a failure; each further one is twice as long.
 const RETRY_FIRST: Duration = Duration::from_millis(100);
@@ -51,6 +52,7 @@ pub struct Reconciler<S> {
     pub(super) desired: BTreeMap<ServiceName, ServicePlan>,
     plan_problems: BTreeMap<ServiceName, Vec<Problem>>,
     failures: BTreeMap<PortId, Failure>,
+    no_local_internal: BTreeMap<IpFamily, u64>,
     cleanup: Option<(u32, Instant)>,
 }
 
@@ -70,6 +72,7 @@ impl<S: Store> Reconciler<S> {
             desired: BTreeMap::new(),
             plan_problems: BTreeMap::new(),
             failures: BTreeMap::new(),
+            no_local_internal: BTreeMap::new(),
             cleanup: None,
         }
     }
@@ -108,6 +111,12 @@ impl<S: Store> Reconciler<S> {
             if port_of(old.as_ref(), port) != port_of(plan.as_ref(), port) {
                 dirty.insert(port.clone());
             }
+        }
+        for port in old.iter().flat_map(no_local_internal) {
+            self.no_local_internal.entry(port.family).and_modify(|count| *count -= 1);
+        }
+        for port in plan.iter().flat_map(no_local_internal) {
+            *self.no_local_internal.entry(port.family).or_default() += 1;
         }
         self.plan_problems.remove(&name);
         if let Some(plan) = plan {
@@ -190,9 +199,6 @@ impl<S: Store> Reconciler<S> {
             self.full |= job.is_cleanup();
             let problem = trouble.problem(&job.port);
             let attempts = self.failures.get(&job.port).map_or(0, |failure| failure.attempts);
-            if attempts == 0 {
-                tracing::warn!(service = %job.port, problem = %problem.message, "Service port is not programmed as it should be");
-            }
             let retry = now + pause(attempts);
             self.failures.insert(job.port, Failure { attempts: attempts + 1, retry, problem });
         }
@@ -309,6 +315,11 @@ impl<S: Store> Reconciler<S> {
         all
     }
 
+    /// Service ports that are silent to internal clients of this node, though another node could serve them.
+    pub fn no_local_internal(&self) -> &BTreeMap<IpFamily, u64> {
+        &self.no_local_internal
+    }
+
     /// Service ports that are not in the maps as they should be.
     pub fn failing(&self) -> usize {
         self.failures.len()
@@ -348,6 +359,14 @@ impl<S: Store> Reconciler<S> {
     pub fn into_store(self) -> S {
         self.store
     }
+}
+
+/// Ports of a plan whose policy leaves internal clients without an endpoint.
+fn no_local_internal(plan: &ServicePlan) -> impl Iterator<Item = &PortId> {
+    let silent = |(frontend, plan): (&Frontend, &FrontendPlan)| {
+        frontend.scope == Scope::Internal && plan.drop_when_empty && plan.slots.is_empty()
+    };
+    plan.ports.iter().filter(move |(_, port)| port.frontends.iter().any(silent)).map(|(port, _)| port)
 }
 
 fn port_of<'a>(plan: Option<&'a ServicePlan>, port: &PortId) -> Option<&'a PortPlan> {

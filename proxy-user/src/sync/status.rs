@@ -1,10 +1,13 @@
 //! What others may know of the driver: a snapshot, published after every sync.
 
-use std::time::{Duration, SystemTime};
+use std::collections::BTreeMap;
+use std::time::SystemTime;
 
 use super::counters::{Count, Operation};
+use super::histogram::{EventScale, Histogram, ProgrammingScale, SyncScale};
 use super::reconcile::Reconciler;
 use crate::maps::{Store, Table};
+use crate::model::net::IpFamily;
 use crate::plan::Problem;
 
 /// How full a table is.
@@ -16,40 +19,6 @@ pub struct TableUse {
     pub used: u64,
     /// Entries it takes.
     pub capacity: u64,
-}
-
-/// Durations sorted into buckets, as Prometheus wants them.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Histogram {
-    /// Observations up to the bound of the same position in [`Histogram::BOUNDS`], each counted once; the last
-    /// one counts those above all bounds.
-    pub buckets: [u64; Self::BOUNDS.len() + 1],
-    /// All durations together.
-    pub sum: Duration,
-}
-
-impl Histogram {
-    /// Upper bounds in seconds.
-    pub const BOUNDS: [f64; 16] = [
-        0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
-    ];
-
-    /// How many observations there are.
-    pub fn count(&self) -> u64 {
-        self.buckets.iter().sum()
-    }
-
-    pub(super) fn observe(&mut self, duration: Duration) {
-        let bucket = Self::BOUNDS.partition_point(|bound| *bound < duration.as_secs_f64());
-        self.buckets[bucket] += 1;
-        self.sum += duration;
-    }
-}
-
-impl Default for Histogram {
-    fn default() -> Self {
-        Self { buckets: [0; Self::BOUNDS.len() + 1], sum: Duration::ZERO }
-    }
 }
 
 /// Changes of objects of one kind.
@@ -93,9 +62,15 @@ pub struct Status {
     /// When the first change that is or was waiting for a sync came in.
     pub last_queued: Option<SystemTime>,
     /// How long syncs took.
-    pub sync_duration: Histogram,
+    pub sync_duration: Histogram<SyncScale>,
+    /// Those of them that looked at everything: the first one, and those that begin with a comparison.
+    pub full_sync_duration: Histogram<SyncScale>,
+    /// The others, which looked at what had changed.
+    pub partial_sync_duration: Histogram<SyncScale>,
     /// From the arrival of a change to the end of the sync that brought it into the maps.
-    pub event_to_map: Histogram,
+    pub event_to_map: Histogram<EventScale>,
+    /// From what happened to an endpoint (its slice tells when) to the end of that sync, by family.
+    pub network_programming: BTreeMap<IpFamily, Histogram<ProgrammingScale>>,
     /// Changes of Services.
     pub service_changes: Changes,
     /// Changes of EndpointSlices.
@@ -114,6 +89,9 @@ pub struct Status {
     pub tables: Vec<TableUse>,
     /// Operations on the tables since the start.
     pub operations: Vec<Operations>,
+    /// Service ports whose policy keeps internal clients on this node, where they have no endpoint though they
+    /// have some elsewhere, by family.
+    pub no_local_internal: BTreeMap<IpFamily, u64>,
     /// What is wrong with which object.
     pub problems: Vec<Problem>,
     /// Service ports that are not in the maps as they should be; they are tried again.
@@ -137,6 +115,7 @@ impl Status {
         self.slots = applied.extents.slots_used() as usize;
         self.failing = reconciler.failing();
         self.problems = reconciler.problems();
+        self.no_local_internal.clone_from(reconciler.no_local_internal());
         let each = |(table, operation, count)| Operations { table, operation, count };
         self.operations = reconciler.counters().iter().map(each).collect();
         let of = |table, used: usize, capacity: u32| TableUse {

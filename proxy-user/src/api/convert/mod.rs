@@ -27,6 +27,8 @@ pub const LABEL_PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
 pub const LABEL_HEADLESS: &str = "service.kubernetes.io/headless";
 /// The zone of a node.
 pub const LABEL_ZONE: &str = "topology.kubernetes.io/zone";
+/// When what a slice tells of happened, RFC 3339.
+pub const ANNOTATION_TRIGGERED: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 
 /// The name of a Service object.
 pub fn service_name(metadata: &ObjectMeta) -> ServiceName {
@@ -47,6 +49,10 @@ fn namespace(metadata: &ObjectMeta) -> &str {
 
 fn label<'a>(metadata: &'a ObjectMeta, key: &str) -> Option<&'a str> {
     metadata.labels.as_ref()?.get(key).map(String::as_str)
+}
+
+fn annotation<'a>(metadata: &'a ObjectMeta, key: &str) -> Option<&'a str> {
+    metadata.annotations.as_ref()?.get(key).map(String::as_str)
 }
 
 /// The problems of one object.

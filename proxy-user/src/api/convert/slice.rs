@@ -1,13 +1,17 @@
 //! discovery/v1 `EndpointSlice`.
 
 use std::collections::BTreeSet;
+use std::time::SystemTime;
 
 use k8s_openapi::api::discovery::v1 as k8s;
 
 use crate::model::net::IpFamily;
 use crate::model::{Endpoint, EndpointPort, EndpointSlice, ServiceName};
 
-use super::{LABEL_HEADLESS, LABEL_SERVICE_NAME, Problems, address, label, protocol, slice_name};
+use super::{
+    ANNOTATION_TRIGGERED, LABEL_HEADLESS, LABEL_SERVICE_NAME, Problems, address, annotation, label, protocol,
+    slice_name,
+};
 
 /// A slice, or `None` if it is of a headless Service, of no Service, or names hosts instead of addresses.
 pub fn slice(object: k8s::EndpointSlice) -> Option<EndpointSlice> {
@@ -21,6 +25,7 @@ pub fn slice(object: k8s::EndpointSlice) -> Option<EndpointSlice> {
         "IPv6" => IpFamily::V6,
         _ => return None,
     };
+    let triggered = annotation(metadata, ANNOTATION_TRIGGERED).and_then(time);
     let name = slice_name(metadata);
     let service = ServiceName::new(name.namespace.clone(), service);
     let mut problems = Problems::of(format!("EndpointSlice {name}"));
@@ -32,7 +37,12 @@ pub fn slice(object: k8s::EndpointSlice) -> Option<EndpointSlice> {
         .filter_map(|(index, item)| endpoint(item, index, family, &mut problems))
         .collect();
     endpoints.sort_unstable();
-    Some(EndpointSlice { name, service, family, ports, endpoints, problems: problems.found })
+    Some(EndpointSlice { name, service, family, ports, endpoints, triggered, problems: problems.found })
+}
+
+/// A time that cannot be read costs a measurement, not an endpoint.
+fn time(text: &str) -> Option<SystemTime> {
+    text.parse::<jiff::Timestamp>().ok().map(SystemTime::from)
 }
 
 /// A port without number, or of number 0, means "all ports" elsewhere and nothing to a Service.

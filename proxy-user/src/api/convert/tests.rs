@@ -228,3 +228,25 @@ fn a_node_has_a_zone_or_none(#[case] labels: Value, #[case] zone: Option<&str>) 
     let expected = NodeView { name: "n1".to_owned(), zone: zone.map(str::to_owned) };
     assert_eq!(node(serde_json::from_value(object).unwrap()), expected);
 }
+
+#[rstest]
+#[case("2026-01-02T03:04:05Z", Some(1_767_323_045_000))]
+#[case("2026-01-02T03:04:05.678901Z", Some(1_767_323_045_678))]
+#[case("2026-01-02T04:04:05+01:00", Some(1_767_323_045_000))]
+#[case("yesterday", None)]
+#[case("", None)]
+fn when_a_slice_was_triggered(#[case] text: &str, #[case] milliseconds: Option<u128>) {
+    let object = json!({
+        "metadata": {
+            "name": "web-x1",
+            "labels": {"kubernetes.io/service-name": "web"},
+            "annotations": {"endpoints.kubernetes.io/last-change-trigger-time": text},
+        },
+        "addressType": "IPv4",
+        "endpoints": [],
+    });
+    let slice = slice(serde_json::from_value::<discovery::EndpointSlice>(object).unwrap()).unwrap();
+    let since = |time: std::time::SystemTime| time.duration_since(std::time::UNIX_EPOCH).unwrap().as_millis();
+    assert_eq!(slice.triggered.map(since), milliseconds);
+    assert_eq!(slice.problems, [], "it costs a measurement, nothing else");
+}

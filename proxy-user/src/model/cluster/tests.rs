@@ -36,6 +36,7 @@ fn slice(name: &str, service: &str, zone: Option<&str>) -> EndpointSlice {
             zone_hints: zone.into_iter().map(str::to_owned).collect(),
             node_hints: BTreeSet::new(),
         }],
+        triggered: None,
         problems: Vec::new(),
     }
 }
@@ -133,4 +134,16 @@ fn a_new_zone_concerns_services_with_hints() {
     assert!(cluster.apply(Event::Apply(Object::Node(node("n1", "a")))).is_empty());
     assert_eq!(cluster.node().zone.as_deref(), Some("a"));
     assert_eq!(names(cluster.apply(Event::Delete(Key::Node("n1".to_owned())))), ["web"]);
+}
+
+#[test]
+fn a_slice_that_says_the_same_again_changes_nothing_whenever_it_was_triggered() {
+    let mut cluster = Cluster::default();
+    apply_service(&mut cluster, "web");
+    let first = slice("s", "web", None);
+    assert_eq!(apply_slice(&mut cluster, first.clone()), ["web"]);
+    let again = EndpointSlice { triggered: Some(std::time::SystemTime::UNIX_EPOCH), ..first };
+    assert!(apply_slice(&mut cluster, again.clone()).is_empty());
+    assert!(cluster.slice(&again.name).is_some_and(|known| known.says_the_same(&again)));
+    assert_eq!(cluster.slice(&SliceName::new("default", "other")), None);
 }

@@ -32,6 +32,7 @@ fn slice(ports: &[(&str, Protocol, u16)], endpoints: &[Endpoint]) -> EndpointSli
             })
             .collect(),
         endpoints: endpoints.to_vec(),
+        triggered: None,
         problems: Vec::new(),
     }
 }

@@ -1,0 +1,168 @@
+//! How long ago what changes the endpoints happened: kube-proxy's network programming latency.
+//!
+//! By the rules of kube-proxy (`pkg/proxy/endpointschangetracker.go`): only a slice that says something new
+//! counts; what happened before this agent started does not, because nobody waited for it; and a slice that goes
+//! takes along what waits for its Service, because its time is that of an earlier change.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, SystemTime};
+
+use crate::model::net::IpFamily;
+use crate::model::{Cluster, EndpointSlice, Event, Key, Listing, Object, ServiceName};
+
+/// Times of changes that are not in the maps yet.
+#[derive(Debug)]
+pub(super) struct Triggers {
+    since: SystemTime,
+    waiting: BTreeMap<ServiceName, Vec<(IpFamily, SystemTime)>>,
+}
+
+impl Triggers {
+    /// Of changes that are triggered after `since`.
+    pub(super) fn new(since: SystemTime) -> Self {
+        Self { since, waiting: BTreeMap::new() }
+    }
+
+    /// Looks at an event that `cluster` has not taken in yet.
+    pub(super) fn note(&mut self, cluster: &Cluster, event: &Event) {
+        match event {
+            Event::Apply(Object::Slice(slice)) => self.note_slice(cluster, slice),
+            Event::Reset(Listing::Slices(slices)) => {
+                for slice in slices {
+                    self.note_slice(cluster, slice);
+                }
+            }
+            Event::Delete(Key::Slice(name)) => {
+                if let Some(known) = cluster.slice(name) {
+                    self.waiting.remove(&known.service);
+                }
+            }
+            Event::Apply(_) | Event::Delete(_) | Event::Reset(_) => {}
+        }
+    }
+
+    fn note_slice(&mut self, cluster: &Cluster, slice: &EndpointSlice) {
+        let Some(triggered) = slice.triggered.filter(|time| *time > self.since) else { return };
+        if cluster.slice(&slice.name).is_some_and(|known| known.says_the_same(slice)) {
+            return;
+        }
+        self.waiting.entry(slice.service.clone()).or_default().push((slice.family, triggered));
+    }
+
+    /// Everything that waits is in the maps at `now`: how long each took. A clock that was set back makes it
+    /// nothing.
+    pub(super) fn done(&mut self, now: SystemTime) -> impl Iterator<Item = (IpFamily, Duration)> + use<> {
+        let waiting = std::mem::take(&mut self.waiting);
+        waiting
+            .into_values()
+            .flatten()
+            .map(move |(family, triggered)| (family, now.duration_since(triggered).unwrap_or_default()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{NodeView, SliceName};
+
+    const START: SystemTime = SystemTime::UNIX_EPOCH;
+
+    struct World {
+        triggers: Triggers,
+        cluster: Cluster,
+    }
+
+    impl World {
+        fn new() -> Self {
+            Self { triggers: Triggers::new(START), cluster: Cluster::new(NodeView::new("node")) }
+        }
+
+        fn take(&mut self, event: Event) {
+            self.triggers.note(&self.cluster, &event);
+            self.cluster.apply(event);
+        }
+
+        /// `contents` makes it a change.
+        fn apply(&mut self, service: &str, contents: u8, triggered: Option<i64>) {
+            self.take(Event::Apply(Object::Slice(slice(service, contents, triggered))));
+        }
+
+        fn delete(&mut self, service: &str) {
+            self.take(Event::Delete(Key::Slice(SliceName::new("default", format!("{service}-1")))));
+        }
+
+        /// Seconds that each change took when all is done a hundred seconds after the start.
+        fn seconds(&mut self) -> Vec<u64> {
+            let done = self.triggers.done(START + Duration::from_secs(100));
+            done.map(|(_, duration)| duration.as_secs()).collect()
+        }
+    }
+
+    fn slice(service: &str, contents: u8, triggered: Option<i64>) -> EndpointSlice {
+        let at = |seconds: i64| match u64::try_from(seconds) {
+            Ok(after) => START + Duration::from_secs(after),
+            Err(_) => START - Duration::from_secs(seconds.unsigned_abs()),
+        };
+        EndpointSlice {
+            name: SliceName::new("default", format!("{service}-1")),
+            service: ServiceName::new("default", service),
+            family: IpFamily::V4,
+            ports: vec![crate::model::EndpointPort {
+                name: String::new(),
+                protocol: crate::model::net::Protocol::Tcp,
+                port: contents.into(),
+            }],
+            endpoints: Vec::new(),
+            triggered: triggered.map(at),
+            problems: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn each_change_of_each_service_counts_once() {
+        let mut world = World::new();
+        world.apply("a", 1, Some(10));
+        world.apply("a", 2, Some(20));
+        world.apply("b", 1, Some(30));
+        assert_eq!(world.seconds(), [90, 80, 70]);
+        assert_eq!(world.seconds(), [0; 0], "they are done");
+    }
+
+    #[test]
+    fn what_does_not_say_when_or_says_nothing_new_does_not_count() {
+        let mut world = World::new();
+        world.apply("a", 1, None);
+        world.apply("a", 1, Some(20));
+        world.take(Event::Reset(Listing::Slices(vec![slice("a", 1, Some(30)), slice("b", 1, Some(40))])));
+        assert_eq!(world.seconds(), [60]);
+    }
+
+    #[test]
+    fn what_happened_before_the_start_does_not_count() {
+        let mut world = World::new();
+        world.apply("a", 1, Some(-5));
+        world.apply("b", 1, Some(0));
+        assert_eq!(world.seconds(), [0; 0]);
+    }
+
+    #[test]
+    fn a_slice_that_goes_takes_along_what_waits() {
+        let mut world = World::new();
+        world.apply("a", 1, Some(10));
+        world.delete("a");
+        assert_eq!(world.seconds(), [0; 0]);
+        world.apply("a", 1, Some(10));
+        world.delete("a");
+        world.apply("a", 1, Some(20));
+        assert_eq!(world.seconds(), [80], "only the last");
+        world.delete("a");
+        assert_eq!(world.seconds(), [0; 0]);
+    }
+
+    #[test]
+    fn a_clock_that_was_set_back_makes_it_nothing() {
+        let mut world = World::new();
+        world.apply("a", 1, Some(500));
+        assert_eq!(world.seconds(), [0]);
+    }
+}
