@@ -1,0 +1,136 @@
+//! One packet at one hook: what is in the maps, what comes in, what must come out and be counted.
+
+use std::path::Path;
+
+use libtest_mimic::Trial;
+use proxy_common::reason::Reason;
+
+use crate::packet::{ETHERNET, Packet};
+use crate::rig::{DROP, Hook, NEXT, REDIRECT, Rig, Service};
+
+/// What must be counted; whatever is not named must not be.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    pub reasons: Vec<(Reason, u64)>,
+    /// Service, reason, count.
+    pub refusals: Vec<(u32, Reason, u64)>,
+    /// Of the first Service: connections, packets, bytes, reply packets, reply bytes.
+    pub traffic: [u64; 5],
+}
+
+impl Counts {
+    pub fn reason(reason: Reason) -> Self {
+        Self { reasons: vec![(reason, 1)], ..Self::default() }
+    }
+
+    pub fn refusal(service: &Service, reason: Reason) -> Self {
+        Self { refusals: vec![(service.id, reason, 1)], ..Self::reason(reason) }
+    }
+}
+
+/// A row of a table.
+pub struct Fixture {
+    what: String,
+    services: Vec<Service>,
+    before: Vec<(Hook, Vec<u8>)>,
+    hook: Hook,
+    packet: Vec<u8>,
+    verdict: i32,
+    out: Vec<u8>,
+    counts: Counts,
+}
+
+impl Fixture {
+    /// The packet passes as it is, and nothing is counted.
+    pub fn new(what: impl Into<String>, services: &[&Service], hook: Hook, packet: Vec<u8>) -> Self {
+        Self {
+            what: what.into(),
+            services: services.iter().map(|service| (*service).clone()).collect(),
+            before: Vec::new(),
+            hook,
+            out: packet.clone(),
+            packet,
+            verdict: NEXT,
+            counts: Counts::default(),
+        }
+    }
+
+    /// Packets that went before.
+    pub fn after(self, before: &[(Hook, &Packet)]) -> Self {
+        Self { before: before.iter().map(|(hook, packet)| (*hook, packet.bytes())).collect(), ..self }
+    }
+
+    /// The packet becomes another one.
+    pub fn becomes(self, out: &Packet) -> Self {
+        Self { out: out.bytes(), ..self }
+    }
+
+    /// The packet is answered.
+    pub fn answered(self, out: Vec<u8>) -> Self {
+        Self { out, verdict: REDIRECT, ..self }
+    }
+
+    pub fn dropped(self) -> Self {
+        Self { verdict: DROP, ..self }
+    }
+
+    pub fn counted(self, counts: Counts) -> Self {
+        Self { counts, ..self }
+    }
+
+    /// A known flow of the first Service: the packets before this one, and this one, are counted as traffic.
+    pub fn with_traffic(mut self, connections: u64) -> Self {
+        self.counts.traffic[0] = connections;
+        let mut packets: Vec<_> = self.before.iter().map(|(hook, bytes)| (*hook, bytes.len())).collect();
+        packets.push((self.hook, self.packet.len()));
+        for (hook, length) in packets {
+            let at = if hook == Hook::Ingress { 1 } else { 3 };
+            self.counts.traffic[at] += 1;
+            self.counts.traffic[at + 1] += (length - ETHERNET) as u64;
+        }
+        self
+    }
+
+    /// As a test.
+    pub fn trial(self, bpffs: &Path) -> Trial {
+        let bpffs = bpffs.to_owned();
+        Trial::test(self.what.clone(), move || {
+            Rig::with(&bpffs, 64, |rig| self.check(rig));
+            Ok(())
+        })
+    }
+
+    fn check(&self, rig: &mut Rig) {
+        rig.serve(&self.services);
+        for (hook, packet) in &self.before {
+            rig.run(*hook, packet);
+        }
+        let seen = rig.run(self.hook, &self.packet);
+        assert_eq!(seen.verdict, self.verdict, "the verdict");
+        assert_eq!(Hex(&seen.packet), Hex(&self.out), "the packet");
+        let stats = self.services.first().map(|service| rig.stats(service.id)).unwrap_or_default();
+        let counts = Counts {
+            reasons: rig.reasons(),
+            refusals: rig.refusals(),
+            traffic: [stats.connections, stats.packets, stats.bytes, stats.reply_packets, stats.reply_bytes],
+        };
+        assert_eq!(counts, self.counts, "the counters");
+    }
+}
+
+/// Bytes, shown as people compare them.
+#[derive(PartialEq, Eq)]
+struct Hex<'a>(&'a [u8]);
+
+impl std::fmt::Debug for Hex<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        for line in self.0.chunks(16) {
+            let words: Vec<_> = line
+                .chunks(2)
+                .map(|pair| pair.iter().map(|b| format!("{b:02x}")).collect::<String>())
+                .collect();
+            write!(f, "\n    {}", words.join(" "))?;
+        }
+        Ok(())
+    }
+}

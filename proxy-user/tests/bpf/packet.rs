@@ -1,0 +1,249 @@
+//! Packets, built from what they should say, with every checksum added up over the whole packet; and the check
+//! of one that came out, which shares no code with the programs.
+
+use std::net::{IpAddr, SocketAddr};
+
+/// TCP flags.
+pub const FIN: u8 = 1;
+pub const SYN: u8 = 2;
+pub const RST: u8 = 4;
+pub const ACK: u8 = 16;
+
+pub const ETHERNET: usize = 14;
+pub const TCP: u8 = 6;
+pub const UDP: u8 = 17;
+const ICMP: u8 = 1;
+const ICMPV6: u8 = 58;
+
+/// The device's own address, and its peer's; the kernel wants the first to be zero for a packet to itself.
+const MACS: [[u8; 6]; 2] = [[2, 0, 0, 0, 0, 0xaa], [2, 0, 0, 0, 0, 0xbb]];
+
+/// A TCP or UDP packet between two sockets of one family.
+#[derive(Clone, Debug)]
+pub struct Packet {
+    pub src: SocketAddr,
+    pub dst: SocketAddr,
+    pub proto: u8,
+    pub flags: u8,
+    pub payload: Vec<u8>,
+    /// IPv4 options, a multiple of four bytes.
+    pub options: Vec<u8>,
+    /// IPv6 extension headers: number and bytes, of which the first is filled in.
+    pub extensions: Vec<(u8, Vec<u8>)>,
+    /// IPv4's flags and offset, in units of eight bytes.
+    pub fragment: u16,
+    /// UDP without a checksum.
+    pub is_unchecked: bool,
+}
+
+impl Packet {
+    pub fn new(proto: u8, src: SocketAddr, dst: SocketAddr) -> Self {
+        assert_eq!(src.is_ipv4(), dst.is_ipv4());
+        Self {
+            src,
+            dst,
+            proto,
+            flags: 0,
+            payload: b"what does the fox say".to_vec(),
+            options: Vec::new(),
+            extensions: Vec::new(),
+            fragment: 0,
+            is_unchecked: false,
+        }
+    }
+
+    pub fn tcp(flags: u8, src: SocketAddr, dst: SocketAddr) -> Self {
+        Self { flags, ..Self::new(TCP, src, dst) }
+    }
+
+    pub fn udp(src: SocketAddr, dst: SocketAddr) -> Self {
+        Self::new(UDP, src, dst)
+    }
+
+    pub fn payload(self, length: usize) -> Self {
+        Self { payload: (0..length).map(|i| i as u8).collect(), ..self }
+    }
+
+    pub fn options(self, options: &[u8]) -> Self {
+        Self { options: options.to_vec(), ..self }
+    }
+
+    pub fn extension(mut self, number: u8, bytes: &[u8]) -> Self {
+        self.extensions.push((number, bytes.to_vec()));
+        self
+    }
+
+    /// The same packet to another place.
+    pub fn to(&self, dst: SocketAddr) -> Self {
+        Self { dst, ..self.clone() }
+    }
+
+    /// The same packet from another place.
+    pub fn from(&self, src: SocketAddr) -> Self {
+        Self { src, ..self.clone() }
+    }
+
+    /// A packet the other way.
+    pub fn back(&self) -> Self {
+        Self { src: self.dst, dst: self.src, ..self.clone() }
+    }
+
+    /// On the wire.
+    pub fn bytes(&self) -> Vec<u8> {
+        let segment = self.segment();
+        let mut bytes = MACS.concat();
+        match (self.src.ip(), self.dst.ip()) {
+            (IpAddr::V4(src), IpAddr::V4(dst)) => {
+                bytes.extend([0x08, 0x00]);
+                let mut header = vec![0x45 + (self.options.len() / 4) as u8, 0];
+                header.extend(((20 + self.options.len() + segment.len()) as u16).to_be_bytes());
+                header.extend([0x12, 0x34]);
+                header.extend(self.fragment.to_be_bytes());
+                header.extend([64, self.proto, 0, 0]);
+                header.extend(src.octets());
+                header.extend(dst.octets());
+                header.extend(&self.options);
+                let check = checksum(&[&header]);
+                header[10..12].copy_from_slice(&check);
+                bytes.extend(header);
+            }
+            (IpAddr::V6(src), IpAddr::V6(dst)) => {
+                bytes.extend([0x86, 0xdd]);
+                let between: usize = self.extensions.iter().map(|(_, bytes)| bytes.len()).sum();
+                let first = self.extensions.first().map_or(self.proto, |(number, _)| *number);
+                bytes.extend([0x60, 0, 0, 0]);
+                bytes.extend(((between + segment.len()) as u16).to_be_bytes());
+                bytes.extend([first, 64]);
+                bytes.extend(src.octets());
+                bytes.extend(dst.octets());
+                for (at, (_, extension)) in self.extensions.iter().enumerate() {
+                    let next = self.extensions.get(at + 1).map_or(self.proto, |(number, _)| *number);
+                    bytes.push(next);
+                    bytes.extend(&extension[1..]);
+                }
+            }
+            _ => unreachable!("`new` takes one family"),
+        }
+        bytes.extend(segment);
+        bytes
+    }
+
+    fn segment(&self) -> Vec<u8> {
+        let mut segment = [self.src.port().to_be_bytes(), self.dst.port().to_be_bytes()].concat();
+        let check_at = if self.proto == TCP {
+            segment.extend([0, 0, 0, 7, 0, 0, 0, 9, 0x50, self.flags, 0x20, 0, 0, 0, 0, 0]);
+            16
+        } else {
+            segment.extend(((8 + self.payload.len()) as u16).to_be_bytes());
+            segment.extend([0, 0]);
+            6
+        };
+        segment.extend(&self.payload);
+        if !self.is_unchecked {
+            let pseudo = pseudo_header(self.src.ip(), self.dst.ip(), self.proto, segment.len());
+            let mut check = checksum(&[&pseudo, &segment]);
+            if self.proto == UDP && check == [0, 0] {
+                check = [0xff, 0xff];
+            }
+            segment[check_at..check_at + 2].copy_from_slice(&check);
+        }
+        segment
+    }
+
+    /// "Port unreachable" for this packet, quoting its first `quoted` bytes behind the Ethernet header.
+    pub fn unreachable(&self, quoted: usize) -> Vec<u8> {
+        let packet = &self.bytes()[ETHERNET..];
+        let quote = &packet[..quoted.min(packet.len())];
+        let mut bytes = [MACS[1], MACS[0]].concat();
+        match (self.src.ip(), self.dst.ip()) {
+            (IpAddr::V4(src), IpAddr::V4(dst)) => {
+                bytes.extend([0x08, 0x00]);
+                let [high, low] = ((28 + quote.len()) as u16).to_be_bytes();
+                let mut header = vec![0x45, 0xc0, high, low, 0, 0, 0x40, 0, 64, ICMP, 0, 0];
+                header.extend(dst.octets());
+                header.extend(src.octets());
+                let check = checksum(&[&header]);
+                header[10..12].copy_from_slice(&check);
+                bytes.extend(header);
+                let icmp = [3, 3, 0, 0, 0, 0, 0, 0];
+                let [c0, c1] = checksum(&[&icmp, quote]);
+                bytes.extend([3, 3, c0, c1, 0, 0, 0, 0]);
+            }
+            (src, dst) => {
+                bytes.extend([0x86, 0xdd, 0x60, 0, 0, 0]);
+                bytes.extend(((8 + quote.len()) as u16).to_be_bytes());
+                bytes.extend([ICMPV6, 64]);
+                bytes.extend(octets(dst));
+                bytes.extend(octets(src));
+                let icmp = [1, 4, 0, 0, 0, 0, 0, 0];
+                let pseudo = pseudo_header(dst, src, ICMPV6, 8 + quote.len());
+                let [c0, c1] = checksum(&[&pseudo, &icmp, quote]);
+                bytes.extend([1, 4, c0, c1, 0, 0, 0, 0]);
+            }
+        }
+        bytes.extend(quote);
+        bytes
+    }
+}
+
+fn octets(addr: IpAddr) -> Vec<u8> {
+    match addr {
+        IpAddr::V4(addr) => addr.octets().to_vec(),
+        IpAddr::V6(addr) => addr.octets().to_vec(),
+    }
+}
+
+fn pseudo_header(src: IpAddr, dst: IpAddr, proto: u8, length: usize) -> Vec<u8> {
+    let mut header = [octets(src), octets(dst)].concat();
+    header.extend((length as u32).to_be_bytes());
+    header.extend([0, 0, 0, proto]);
+    header
+}
+
+/// The ones' complement sum; parts must have an even length, but for the last.
+fn sum(parts: &[&[u8]]) -> u16 {
+    let mut sum = 0u32;
+    for part in parts {
+        for pair in part.chunks(2) {
+            sum += u32::from(pair[0]) << 8 | pair.get(1).map_or(0, |low| u32::from(*low));
+            sum = (sum & 0xffff) + (sum >> 16);
+        }
+    }
+    sum as u16
+}
+
+fn checksum(parts: &[&[u8]]) -> [u8; 2] {
+    (!sum(parts)).to_be_bytes()
+}
+
+/// Checks every checksum of a whole IPv4 or IPv6 packet without extension headers.
+pub fn verify(bytes: &[u8]) -> Result<(), String> {
+    let packet = &bytes[ETHERNET..];
+    let (src, dst, proto, segment): (IpAddr, IpAddr, u8, &[u8]) = if packet[0] >> 4 == 4 {
+        let header = usize::from(packet[0] & 15) * 4;
+        if sum(&[&packet[..header]]) != 0xffff {
+            return Err("IPv4 header checksum".into());
+        }
+        let length = usize::from(u16::from_be_bytes([packet[2], packet[3]]));
+        if length != packet.len() {
+            return Err(format!("{length} bytes stated, {} there", packet.len()));
+        }
+        let addr = |at: usize| IpAddr::from(<[u8; 4]>::try_from(&packet[at..at + 4]).unwrap());
+        (addr(12), addr(16), packet[9], &packet[header..])
+    } else {
+        let length = usize::from(u16::from_be_bytes([packet[4], packet[5]]));
+        if length + 40 != packet.len() {
+            return Err(format!("{length} bytes stated, {} there", packet.len() - 40));
+        }
+        let addr = |at: usize| IpAddr::from(<[u8; 16]>::try_from(&packet[at..at + 16]).unwrap());
+        (addr(8), addr(24), packet[6], &packet[40..])
+    };
+    let pseudo = match proto {
+        UDP if segment[6..8] == [0, 0] => return Ok(()),
+        TCP | UDP | ICMPV6 => pseudo_header(src, dst, proto, segment.len()),
+        ICMP => Vec::new(),
+        other => return Err(format!("protocol {other}")),
+    };
+    let total = sum(&[&pseudo, segment]);
+    if total == 0xffff { Ok(()) } else { Err(format!("protocol {proto}: checksum adds up to {total:#x}")) }
+}

@@ -1,0 +1,496 @@
+//! The programs in this kernel, attached to nothing, with maps of their own.
+
+use std::fs;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use aya::maps::{Array, HashMap, MapData, PerCpuArray, PerCpuValues};
+use aya::programs::SchedClassifier;
+use aya::{Ebpf, EbpfLoader, TestRun as _, TestRunOptions};
+use proxy_common::abi::ABI_VERSION;
+use proxy_common::backend::{BACKEND_ACTIVE, BACKEND_GONE};
+use proxy_common::config::NodeConfig;
+use proxy_common::filter::{Role, position};
+use proxy_common::flow::{Flow, FlowKey, FlowRef};
+use proxy_common::map_names as names;
+use proxy_common::reason::Reason;
+use proxy_common::service::{KIND_CLUSTER_IP, SCOPE_INTERNAL, ServiceEntry};
+use proxy_common::stats::{RefusalKey, ServiceStats};
+use proxy_user::maps::view::View;
+use proxy_user::maps::{Backend, FrontendKey, KernelStore, Store as _, Table, Write};
+use proxy_user::programs::{Capacities, EMBEDDED};
+
+/// The verdicts of a packet program: on to the next one, dropped, sent elsewhere.
+pub const NEXT: i32 = -1;
+pub const DROP: i32 = 2;
+pub const REDIRECT: i32 = 7;
+
+/// Jiffies in a second, as far as the programs know here.
+pub const HZ: u32 = 1000;
+
+static NUMBER: AtomicU32 = AtomicU32::new(0);
+/// Rigs that nobody uses: to load the programs and make their maps takes longer than most tests.
+static IDLE: Mutex<Vec<Rig>> = Mutex::new(Vec::new());
+
+/// Gives this process a network of its own, and a bpffs that is gone when it ends. Call it before any thread.
+pub fn isolate() -> PathBuf {
+    // SAFETY: no other thread is there yet that could mind.
+    let result = unsafe { libc::unshare(libc::CLONE_NEWNET | libc::CLONE_NEWNS) };
+    assert_eq!(result, 0, "needs root: {}", std::io::Error::last_os_error());
+    let private = rustix::mount::MountPropagationFlags::REC | rustix::mount::MountPropagationFlags::PRIVATE;
+    rustix::mount::mount_change("/", private).unwrap();
+    let dir = Path::new("/sys/fs/bpf");
+    rustix::mount::mount("bpf", dir, "bpf", rustix::mount::MountFlags::empty(), None).unwrap();
+    dir.to_owned()
+}
+
+/// IPv4 or IPv6.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Family {
+    V4,
+    V6,
+}
+
+impl Family {
+    pub const BOTH: [Self; 2] = [Self::V4, Self::V6];
+
+    fn addr(self, net: u8, host: u16) -> IpAddr {
+        let [high, low] = host.to_be_bytes();
+        match self {
+            Self::V4 => IpAddr::from([10, net, high, low]),
+            Self::V6 => Ipv6Addr::new(0xfd00, u16::from(net), 0x1234, 0, 0xabcd, 0, 0x77, host).into(),
+        }
+    }
+
+    /// A client's socket.
+    pub fn client(self, host: u16, port: u16) -> SocketAddr {
+        SocketAddr::new(self.addr(1, host), port)
+    }
+
+    /// An endpoint.
+    pub fn pod(self, host: u16, port: u16) -> SocketAddr {
+        SocketAddr::new(self.addr(2, host), port)
+    }
+
+    /// A Service's address.
+    pub fn frontend(self, host: u16, port: u16) -> SocketAddr {
+        SocketAddr::new(self.addr(96, host), port)
+    }
+
+    fn of(addr: SocketAddr) -> Self {
+        if addr.is_ipv4() { Self::V4 } else { Self::V6 }
+    }
+}
+
+/// Which program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hook {
+    Ingress,
+    Egress,
+}
+
+impl Hook {
+    pub const fn program(self) -> &'static str {
+        match self {
+            Self::Ingress => "tc_ingress",
+            Self::Egress => "tc_egress",
+        }
+    }
+}
+
+/// A Service port.
+#[derive(Clone, Debug)]
+pub struct Service {
+    pub id: u32,
+    pub frontend: SocketAddr,
+    pub proto: u8,
+    /// Ids and addresses of its endpoints.
+    pub backends: Vec<(u32, SocketAddr)>,
+    pub flags: u16,
+}
+
+impl Service {
+    /// Ids of the backends are derived from that of the Service, which also tells where its slots are.
+    pub fn new(id: u32, proto: u8, frontend: SocketAddr, backends: &[SocketAddr]) -> Self {
+        let backends = backends.iter().zip(id * 16..).map(|(addr, id)| (id, *addr)).collect();
+        Self { id, frontend, proto, backends, flags: 0 }
+    }
+
+    pub fn frontend_key(&self) -> FrontendKey {
+        FrontendKey {
+            addr: self.frontend.ip(),
+            port: self.frontend.port(),
+            proto: self.proto,
+            scope: SCOPE_INTERNAL,
+        }
+    }
+
+    pub fn entry(&self) -> ServiceEntry {
+        ServiceEntry {
+            tag: self.frontend_key().tag(),
+            id: self.id,
+            slot_base: self.id * 16,
+            slot_count: self.backends.len() as u32,
+            flags: self.flags,
+            kind: KIND_CLUSTER_IP,
+            ..ServiceEntry::default()
+        }
+    }
+
+    fn row(&self, addr: SocketAddr, state: u8) -> Backend {
+        Backend { addr: addr.ip(), port: addr.port(), proto: self.proto, state, service: self.id, flags: 0 }
+    }
+
+    /// All that has to be written, in the agent's order.
+    pub fn writes(&self) -> Vec<Write> {
+        let mut writes = Vec::new();
+        for (id, addr) in &self.backends {
+            writes.push(Write::Backend(*id, self.row(*addr, BACKEND_ACTIVE)));
+        }
+        writes.push(filter(Role::Frontend, self.frontend, self.proto));
+        writes.extend(self.backends.iter().map(|(_, addr)| filter(Role::Backend, *addr, self.proto)));
+        writes.push(Write::Slots(self.id * 16, self.backends.iter().map(|(id, _)| *id).collect()));
+        writes.push(Write::Service(self.frontend_key(), self.entry()));
+        writes
+    }
+}
+
+/// The write that lets packets of a tuple in.
+pub fn filter(role: Role, addr: SocketAddr, proto: u8) -> Write {
+    let (word, mask) = match addr.ip() {
+        IpAddr::V4(ip) => position(role, &ip.octets(), addr.port(), proto),
+        IpAddr::V6(ip) => position(role, &ip.octets(), addr.port(), proto),
+    };
+    Write::FilterSet(word, mask)
+}
+
+/// What a program did with a packet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Seen {
+    pub verdict: i32,
+    pub packet: Vec<u8>,
+}
+
+/// A tracked flow, of either family.
+#[derive(Clone, Copy, Debug)]
+pub struct Tracked {
+    pub index: u32,
+    pub client: SocketAddr,
+    pub frontend: SocketAddr,
+    pub backend: SocketAddr,
+    pub source: SocketAddr,
+    pub proto: u8,
+    pub state: u8,
+    pub last_seen: u32,
+    pub generation: u32,
+    forward: Key,
+    reply: Key,
+}
+
+/// One of its keys.
+#[derive(Clone, Copy, Debug)]
+enum Key {
+    V4(FlowKey<[u8; 4]>),
+    V6(FlowKey<[u8; 16]>),
+}
+
+/// Which key of a flow.
+#[derive(Clone, Copy, Debug)]
+pub enum Side {
+    Forward,
+    Reply,
+}
+
+/// The programs and their maps.
+pub struct Rig {
+    ebpf: Ebpf,
+    store: KernelStore,
+    view: View,
+    maps: PathBuf,
+    flows: u32,
+    buffer: Vec<u8>,
+}
+
+impl Rig {
+    /// Runs `test` with empty maps for so many flows. A rig whose test fails is not used again.
+    pub fn with(bpffs: &Path, flows: u32, test: impl FnOnce(&mut Self)) {
+        let idle = || IDLE.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut rigs = idle();
+        let found = rigs.iter().position(|rig| rig.flows == flows).map(|at| rigs.swap_remove(at));
+        drop(rigs);
+        let mut rig = found.unwrap_or_else(|| Self::new(bpffs, flows));
+        test(&mut rig);
+        rig.clear();
+        idle().push(rig);
+    }
+
+    /// Loads the programs, with maps for so many flows, and pins the maps below `bpffs`.
+    pub fn new(bpffs: &Path, flows: u32) -> Self {
+        let capacities = Capacities {
+            services: 1024,
+            frontends: 1024,
+            slots: 1024 * 16,
+            backends: 1024 * 16,
+            flows,
+            sockets: 16,
+            refusals: 64,
+        };
+        Self::with_capacities(bpffs, &capacities)
+    }
+
+    pub fn with_capacities(bpffs: &Path, capacities: &Capacities) -> Self {
+        let root = bpffs.join(format!("rig{}", NUMBER.fetch_add(1, Ordering::Relaxed)));
+        let maps = root.join("ballast").join(format!("v{ABI_VERSION}"));
+        fs::create_dir_all(&maps).unwrap();
+        let mut loader = EbpfLoader::new();
+        loader.btf(None);
+        for name in names::ALL {
+            loader.map_pin_path(name, maps.join(name));
+            if let Some((entries, _)) = capacities.of(name) {
+                loader.map_max_entries(name, entries);
+            }
+        }
+        let mut ebpf = loader.load(EMBEDDED).unwrap();
+        for name in ["tc_ingress", "tc_egress", "clock", "nop"] {
+            let program: &mut SchedClassifier = ebpf.program_mut(name).unwrap().try_into().unwrap();
+            program.load().unwrap();
+        }
+        let config = NodeConfig::new(HZ, capacities.flows);
+        let mut map: Array<_, NodeConfig> = ebpf.map_mut(names::CONFIG).unwrap().try_into().unwrap();
+        map.set(0, config, 0).unwrap();
+        let (store, view) = (KernelStore::open(&maps).unwrap(), View::open(&root).unwrap());
+        Self { ebpf, store, view, maps, flows: capacities.flows, buffer: vec![0; 8192] }
+    }
+
+    /// Puts Services into the maps.
+    pub fn serve(&mut self, services: &[Service]) {
+        let writes: Vec<_> = services.iter().flat_map(Service::writes).collect();
+        self.write(&writes);
+    }
+
+    pub fn write(&mut self, writes: &[Write]) {
+        self.store.write(writes).unwrap();
+    }
+
+    /// Empties every map.
+    fn clear(&mut self) {
+        let contents = self.store.read(u32::MAX).unwrap();
+        let mut writes: Vec<_> = contents.services.keys().map(|key| Write::NoService(*key)).collect();
+        writes.extend(contents.backends.keys().map(|id| Write::NoBackend(*id, Table::Backends)));
+        writes.extend(contents.backends6.keys().map(|id| Write::NoBackend(*id, Table::Backends6)));
+        let words = contents.filter.iter().zip(0..).filter(|(bits, _)| **bits != 0);
+        writes.extend(words.map(|(bits, word)| Write::FilterClear(word, *bits)));
+        self.write(&writes);
+        self.forget::<[u8; 4]>(names::FLOWS, names::FLOW_STATE);
+        self.forget::<[u8; 16]>(names::FLOWS6, names::FLOW_STATE6);
+        let mut hands = self.array::<u64>(names::FLOW_HAND);
+        (0..2).for_each(|family| hands.set(family, 0, 0).unwrap());
+        for id in contents.services.values().map(|entry| entry.id) {
+            self.zero(names::SERVICE_STATS, id, ServiceStats::default());
+        }
+        (0..Reason::COUNT).for_each(|reason| self.zero(names::REASONS, reason, 0u64));
+        let map = aya::maps::Map::LruHashMap(self.map(names::REFUSALS));
+        let mut refusals: HashMap<_, RefusalKey, u64> = map.try_into().unwrap();
+        let keys: Vec<_> = refusals.keys().map(Result::unwrap).collect();
+        for key in keys {
+            refusals.remove(&key).unwrap();
+        }
+    }
+
+    fn forget<A: proxy_common::Address>(&self, keys: &str, states: &str)
+    where
+        FlowKey<A>: aya::Pod,
+        Flow<A>: aya::Pod,
+    {
+        let mut map = self.keys::<A>(keys);
+        let all: Vec<_> = map.keys().map(Result::unwrap).collect();
+        for key in all {
+            map.remove(&key).unwrap();
+        }
+        let mut flows = self.array::<Flow<A>>(states);
+        for index in 0..flows.len() {
+            let flow = flows.get(&index, 0).unwrap();
+            if flow.state != 0 {
+                flows.set(index, Flow { state: 0, ..flow }, 0).unwrap();
+            }
+        }
+    }
+
+    fn zero<V: aya::Pod>(&self, name: &str, index: u32, zero: V) {
+        let map = aya::maps::Map::PerCpuArray(self.map(name));
+        let mut counters: PerCpuArray<_, V> = map.try_into().unwrap();
+        let cpus = aya::util::nr_cpus().unwrap();
+        counters.set(index, PerCpuValues::try_from(vec![zero; cpus]).unwrap(), 0).unwrap();
+    }
+
+    /// Takes endpoints away, all but `left`, as the agent does: new slots first, then the states.
+    pub fn shrink(&mut self, service: &mut Service, left: &[SocketAddr]) {
+        let is_left = |backend: &(u32, SocketAddr)| left.contains(&backend.1);
+        let (stay, gone): (Vec<_>, Vec<_>) = service.backends.drain(..).partition(is_left);
+        service.backends = stay;
+        let mut writes = vec![
+            Write::Slots(service.id * 16, service.backends.iter().map(|(id, _)| *id).collect()),
+            Write::Service(service.frontend_key(), service.entry()),
+        ];
+        writes.extend(gone.iter().map(|(id, addr)| Write::Backend(*id, service.row(*addr, BACKEND_GONE))));
+        self.write(&writes);
+    }
+
+    pub fn program(&self, name: &str) -> &SchedClassifier {
+        self.ebpf.program(name).unwrap().try_into().unwrap()
+    }
+
+    /// Runs a program on a packet once.
+    pub fn run(&mut self, hook: Hook, packet: &[u8]) -> Seen {
+        let mut buffer = std::mem::take(&mut self.buffer);
+        let options = TestRunOptions {
+            data_in: Some(packet),
+            data_out: Some(&mut buffer),
+            ..TestRunOptions::default()
+        };
+        let result = self.program(hook.program()).test_run(options).unwrap();
+        let seen = Seen {
+            verdict: result.return_value.cast_signed(),
+            packet: buffer[..result.data_size_out as usize].to_vec(),
+        };
+        self.buffer = buffer;
+        seen
+    }
+
+    /// The kernel's jiffies, as flows hold them.
+    pub fn now(&self) -> u32 {
+        let mut out = [0; 64];
+        let options =
+            TestRunOptions { data_in: Some(&[0; 64]), data_out: Some(&mut out), ..TestRunOptions::default() };
+        self.program("clock").test_run(options).unwrap();
+        u32::from_ne_bytes(*out.first_chunk().unwrap())
+    }
+
+    /// How often each reason was met, without those never met.
+    pub fn reasons(&self) -> Vec<(Reason, u64)> {
+        self.view.reasons().unwrap().into_iter().filter(|(_, count)| *count > 0).collect()
+    }
+
+    /// The same by Service.
+    pub fn refusals(&self) -> Vec<(u32, Reason, u64)> {
+        let rows = self.view.refusals().unwrap();
+        rows.into_iter().map(|((service, reason), count)| (service, reason, count)).collect()
+    }
+
+    pub fn stats(&self, service: u32) -> ServiceStats {
+        self.view.service_stats([service]).unwrap()[&service]
+    }
+
+    fn map(&self, name: &str) -> MapData {
+        MapData::from_pin(self.maps.join(name)).unwrap()
+    }
+
+    fn array<V: aya::Pod>(&self, name: &str) -> Array<MapData, V> {
+        aya::maps::Map::Array(self.map(name)).try_into().unwrap()
+    }
+
+    /// Every flow in use.
+    pub fn flows(&self, family: Family) -> Vec<Tracked> {
+        let mut flows: Vec<Tracked> = match family {
+            Family::V4 => {
+                let rows = self.array::<Flow<[u8; 4]>>(names::FLOW_STATE);
+                rows.iter().zip(0..).map(|(flow, index)| tracked(index, &flow.unwrap(), Key::V4)).collect()
+            }
+            Family::V6 => {
+                let rows = self.array::<Flow<[u8; 16]>>(names::FLOW_STATE6);
+                rows.iter().zip(0..).map(|(flow, index)| tracked(index, &flow.unwrap(), Key::V6)).collect()
+            }
+        };
+        flows.retain(|flow| flow.state != 0);
+        flows
+    }
+
+    /// The one flow in use.
+    pub fn flow(&self, family: Family) -> Tracked {
+        let flows = self.flows(family);
+        assert_eq!(flows.len(), 1, "{flows:?}");
+        flows[0]
+    }
+
+    /// Writes when a flow was last seen, and its generation.
+    pub fn change(&self, flow: &Tracked) {
+        match Family::of(flow.client) {
+            Family::V4 => {
+                change::<[u8; 4]>(&mut self.array(names::FLOW_STATE), flow);
+            }
+            Family::V6 => {
+                change::<[u8; 16]>(&mut self.array(names::FLOW_STATE6), flow);
+            }
+        }
+    }
+
+    /// Takes one key of a flow away.
+    pub fn lose(&self, flow: &Tracked, side: Side) {
+        match flow.key(side) {
+            Key::V4(key) => self.keys::<[u8; 4]>(names::FLOWS).remove(&key).unwrap(),
+            Key::V6(key) => self.keys::<[u8; 16]>(names::FLOWS6).remove(&key).unwrap(),
+        }
+    }
+
+    /// Where a key of a flow leads.
+    pub fn leads_to(&self, flow: &Tracked, side: Side) -> Option<FlowRef> {
+        match flow.key(side) {
+            Key::V4(key) => self.keys::<[u8; 4]>(names::FLOWS).get(&key, 0).ok(),
+            Key::V6(key) => self.keys::<[u8; 16]>(names::FLOWS6).get(&key, 0).ok(),
+        }
+    }
+
+    /// How many keys of flows there are.
+    pub fn key_count(&self, family: Family) -> usize {
+        match family {
+            Family::V4 => self.keys::<[u8; 4]>(names::FLOWS).keys().count(),
+            Family::V6 => self.keys::<[u8; 16]>(names::FLOWS6).keys().count(),
+        }
+    }
+
+    fn keys<A: proxy_common::Address>(&self, name: &str) -> HashMap<MapData, FlowKey<A>, FlowRef>
+    where
+        FlowKey<A>: aya::Pod,
+    {
+        aya::maps::Map::HashMap(self.map(name)).try_into().unwrap()
+    }
+}
+
+impl Tracked {
+    fn key(&self, side: Side) -> Key {
+        match side {
+            Side::Forward => self.forward,
+            Side::Reply => self.reply,
+        }
+    }
+}
+
+fn tracked<A: proxy_common::Address + Into<IpAddr>>(
+    index: u32,
+    flow: &Flow<A>,
+    key: fn(FlowKey<A>) -> Key,
+) -> Tracked {
+    Tracked {
+        index,
+        client: SocketAddr::new(flow.client.into(), flow.client_port),
+        frontend: SocketAddr::new(flow.frontend.into(), flow.frontend_port),
+        backend: SocketAddr::new(flow.backend.into(), flow.backend_port),
+        source: SocketAddr::new(flow.source.into(), flow.source_port),
+        proto: flow.proto,
+        state: flow.state,
+        last_seen: flow.last_seen,
+        generation: flow.generation,
+        forward: key(flow.forward_key()),
+        reply: key(flow.reply_key()),
+    }
+}
+
+fn change<A: proxy_common::Address>(map: &mut Array<MapData, Flow<A>>, flow: &Tracked)
+where
+    Flow<A>: aya::Pod,
+{
+    let old = map.get(&flow.index, 0).unwrap();
+    map.set(flow.index, Flow { last_seen: flow.last_seen, generation: flow.generation, ..old }, 0).unwrap();
+}

@@ -1,0 +1,144 @@
+//! A table of flows that is full: who stays, who goes, who is turned away.
+
+use proxy_common::reason::Reason;
+
+use crate::Scenario;
+use crate::packet::{ACK, Packet, RST, SYN, TCP, UDP};
+use crate::rig::{DROP, Family, HZ, Hook, NEXT, Rig, Service};
+
+pub const SCENARIOS: [Scenario; 6] = [
+    Scenario {
+        name: "full of established flows: they stay, new ones are refused",
+        flows: 256,
+        test: all_established,
+    },
+    Scenario {
+        name: "mostly established flows: they stay, new ones find a place",
+        flows: 256,
+        test: mostly_established,
+    },
+    Scenario { name: "half-open flows give way", flows: 256, test: half_open },
+    Scenario { name: "a flow that is over gives way before a half-open one", flows: 8, test: over_first },
+    Scenario { name: "expired flows give way", flows: 64, test: expired },
+    Scenario { name: "UDP that was answered stays", flows: 64, test: answered_udp },
+];
+
+const ID: u32 = 7;
+
+struct Scene {
+    family: Family,
+    proto: u8,
+}
+
+impl Scene {
+    fn new(family: Family, proto: u8, rig: &mut Rig) -> Self {
+        rig.serve(&[Service::new(ID, proto, family.frontend(1, 80), &[family.pod(1, 8080)])]);
+        Self { family, proto }
+    }
+
+    /// A packet of the n-th client.
+    fn packet(&self, n: u32, flags: u8) -> Packet {
+        let client = self.family.client((n / 1000) as u16 + 1, (n % 1000) as u16 + 20_000);
+        Packet { flags, ..Packet::new(self.proto, client, self.family.frontend(1, 80)) }
+    }
+
+    /// Whether the n-th client's packet is translated; otherwise it must be dropped as it is.
+    fn sends(&self, rig: &mut Rig, n: u32, flags: u8) -> bool {
+        let packet = self.packet(n, flags);
+        let seen = rig.run(Hook::Ingress, &packet.bytes());
+        let expected = match seen.verdict {
+            NEXT => packet.to(self.family.pod(1, 8080)),
+            other => {
+                assert_eq!(other, DROP);
+                packet
+            }
+        };
+        assert_eq!(seen.packet, expected.bytes());
+        seen.verdict == NEXT
+    }
+
+    /// Whether an answer to the n-th client is translated.
+    fn answers(&self, rig: &mut Rig, n: u32, flags: u8) -> bool {
+        let reply = Packet { flags, ..self.packet(n, 0).to(self.family.pod(1, 8080)).back() };
+        let seen = rig.run(Hook::Egress, &reply.bytes());
+        assert_eq!(seen.verdict, NEXT);
+        seen.packet == reply.from(self.family.frontend(1, 80)).bytes()
+    }
+
+    fn establish(&self, rig: &mut Rig, n: u32) {
+        assert!(self.sends(rig, n, SYN) && self.answers(rig, n, SYN | ACK), "{n}");
+    }
+}
+
+fn all_established(family: Family, rig: &mut Rig) {
+    let scene = Scene::new(family, TCP, rig);
+    (0..256).for_each(|n| scene.establish(rig, n));
+    for n in 1000..1000 + 2560 {
+        assert!(!scene.sends(rig, n, SYN), "{n}");
+    }
+    assert_eq!(rig.reasons(), [(Reason::FlowTableFull, 2560)]);
+    assert_eq!(rig.refusals(), [(ID, Reason::FlowTableFull, 2560)]);
+    for n in 0..256 {
+        assert!(scene.sends(rig, n, ACK) && scene.answers(rig, n, ACK), "{n} was pushed out");
+    }
+    assert_eq!(rig.stats(ID).connections, 256);
+    assert_eq!(rig.key_count(family), 512);
+}
+
+fn mostly_established(family: Family, rig: &mut Rig) {
+    let scene = Scene::new(family, TCP, rig);
+    // Every fourth place stays with a flow that nobody answers.
+    for n in 0..256 {
+        if n % 4 == 0 { assert!(scene.sends(rig, n, SYN)) } else { scene.establish(rig, n) }
+    }
+    for n in 1000..1000 + 2560 {
+        assert!(scene.sends(rig, n, SYN), "{n} found no place");
+    }
+    for n in (0..256).filter(|n| n % 4 != 0) {
+        assert!(scene.sends(rig, n, ACK) && scene.answers(rig, n, ACK), "{n} was pushed out");
+    }
+    assert_eq!(rig.stats(ID).connections, 256 + 2560, "no established flow began anew");
+    assert_eq!((rig.reasons(), rig.key_count(family)), (vec![], 512));
+}
+
+fn half_open(family: Family, rig: &mut Rig) {
+    let scene = Scene::new(family, TCP, rig);
+    for n in 0..2560 {
+        assert!(scene.sends(rig, n, SYN), "{n}");
+        let keys = rig.key_count(family);
+        assert_eq!(keys, 2 * (n as usize + 1).min(256), "the keys of those that gave way are gone");
+    }
+    assert!(scene.answers(rig, 2559, SYN | ACK), "the last one is there");
+    assert!(!scene.answers(rig, 0, SYN | ACK), "the first one is not");
+}
+
+fn over_first(family: Family, rig: &mut Rig) {
+    let scene = Scene::new(family, TCP, rig);
+    (0..8).for_each(|n| assert!(scene.sends(rig, n, SYN)));
+    assert!(scene.answers(rig, 5, RST | ACK));
+    assert!(scene.sends(rig, 100, SYN));
+    for n in 0..8 {
+        assert_eq!(scene.answers(rig, n, SYN | ACK), n != 5, "{n}");
+    }
+}
+
+fn expired(family: Family, rig: &mut Rig) {
+    let scene = Scene::new(family, TCP, rig);
+    (0..64).for_each(|n| scene.establish(rig, n));
+    assert!(!scene.sends(rig, 100, SYN));
+    let now = rig.now();
+    for mut flow in rig.flows(family) {
+        flow.last_seen = now.wrapping_sub(86_401 * HZ);
+        rig.change(&flow);
+    }
+    (200..264).for_each(|n| scene.establish(rig, n));
+    assert!(!scene.sends(rig, 300, SYN));
+    assert_eq!(rig.key_count(family), 128);
+}
+
+fn answered_udp(family: Family, rig: &mut Rig) {
+    let scene = Scene::new(family, UDP, rig);
+    (0..64).for_each(|n| scene.establish(rig, n));
+    (100..740).for_each(|n| assert!(!scene.sends(rig, n, 0)));
+    (0..64).for_each(|n| assert!(scene.sends(rig, n, 0) && scene.answers(rig, n, 0)));
+}
