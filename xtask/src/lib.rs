@@ -5,6 +5,7 @@
 pub mod apiserver;
 pub mod apt;
 pub mod build;
+pub mod demo;
 pub mod exec;
 pub mod go;
 pub mod kernel;

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use xtask::{build, lint, say, setup, test};
+use xtask::{build, demo, lint, say, setup, test};
 
 /// Ballast's tasks. Each command first sets up what it needs itself.
 #[derive(Parser)]
@@ -19,6 +19,7 @@ enum Command {
     Build(build::Args),
     Lint(lint::Args),
     Test(test::Args),
+    Demo(demo::Args),
 }
 
 fn main() -> ExitCode {
@@ -27,6 +28,7 @@ fn main() -> ExitCode {
         Command::Build(args) => build::run(&args),
         Command::Lint(args) => lint::run(&args),
         Command::Test(args) => test::run(&args),
+        Command::Demo(args) => demo::run(&args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,0 +1,126 @@
+//! `cargo xtask demo`: a small cluster on this machine, and what Ballast does in it. The demo checks what it shows, so
+//! it fails when something is not as it says.
+
+mod client;
+mod manifest;
+mod place;
+mod screen;
+mod signal;
+mod steps;
+mod traffic;
+mod world;
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::setup::Need;
+use crate::workspace::Workspace;
+use crate::{build, exec, say, setup};
+use manifest::Manifest;
+use place::Place;
+use screen::Screen;
+use steps::Demo;
+use world::World;
+
+/// Build all, make a small cluster of network namespaces with redis in it, and show what Ballast does (as root).
+#[derive(clap::Args, Clone, Debug, Default)]
+pub struct Args {
+    /// Leave the cluster running at the end, and say how to play with it
+    #[arg(long)]
+    pub keep: bool,
+    /// End clusters that were kept, and remove what interrupted demos left
+    #[arg(long, conflicts_with = "keep")]
+    pub down: bool,
+    /// Show this `ballast` instead of building one
+    #[arg(long, value_name = "FILE", conflicts_with = "down")]
+    pub ballast: Option<PathBuf>,
+    /// What the demo calls itself with: ask the redis at this address
+    #[arg(long, hide = true)]
+    pub ask: Option<SocketAddr>,
+    /// How often to ask; 0: without end
+    #[arg(long, hide = true, requires = "ask", default_value_t = 0)]
+    pub count: u32,
+    /// What the demo calls itself with: print what this URL answers
+    #[arg(long, hide = true, conflicts_with = "ask")]
+    pub fetch: Option<String>,
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> Result<()> {
+    if let Some(address) = args.ask {
+        return client::ask(address, args.count);
+    }
+    if let Some(url) = &args.fetch {
+        return client::fetch(url);
+    }
+    if !exec::is_root() {
+        bail!(
+            "the demo makes network namespaces and loads programs into the kernel, which takes root: `sudo -E env \"PATH=$PATH\" cargo xtask demo`"
+        );
+    }
+    if args.down {
+        return clear(true);
+    }
+    setup::tools(Need::Demo)?;
+    let workspace = Workspace::find()?;
+    let ballast = match &args.ballast {
+        Some(file) => file.canonicalize().with_context(|| format!("no file {}", file.display()))?,
+        None => made(&workspace)?,
+    };
+    clear(false)?;
+    signal::catch();
+    let start = Instant::now();
+    let mut world = World::new(Place::make()?, ballast);
+    let example = workspace.root().join("deploy/examples/redis.yaml");
+    let shown = show(&mut world, &example, args.keep);
+    if shown.is_ok() && args.keep {
+        return Ok(());
+    }
+    // After a failure, or Ctrl-C, there is something to take down; after the last step there is not.
+    let down = if world.place.remains().is_empty() { Ok(()) } else { world.take_down() };
+    shown.and(down)?;
+    say::line(format_args!("the demo took {}", say::seconds(start.elapsed())));
+    Ok(())
+}
+
+/// Builds the agent; in it the BPF programs.
+fn made(workspace: &Workspace) -> Result<PathBuf> {
+    let args = build::Args { release: true, ..build::Args::default() };
+    build::bpf(workspace, &args)?;
+    build::agent(workspace, &args)
+}
+
+/// Removes what demos left that nobody runs any more.
+fn clear(kept: bool) -> Result<()> {
+    let places = Place::left_over(kept)?;
+    for place in &places {
+        say::line(format_args!("removing the demo in {}", place.dir().display()));
+        place.take_down()?;
+    }
+    if kept && places.is_empty() {
+        say::line("no demo is here");
+    }
+    Ok(())
+}
+
+fn show(world: &mut World, example: &Path, keep: bool) -> Result<()> {
+    let screen = Screen::new();
+    say::step("make two nodes, pods, and a machine beside them");
+    world.build()?;
+    let manifest = Manifest::copy(example, &world.manifests())?;
+    say::step("start three redis, and an agent on each node");
+    world.start_pods()?;
+    for node in 0..world::NODES.len() {
+        world.start_agent(node)?;
+    }
+    for node in 0..world::NODES.len() {
+        world.await_agent(node)?;
+    }
+    let mut demo = Demo { screen, world, manifest };
+    demo.await_service()?;
+    demo.show()?;
+    if keep { demo.keep() } else { demo.clean() }
+}

@@ -1,0 +1,383 @@
+//! The steps. Each says what it shows, shows it, and fails if it was not so.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+
+use super::manifest::Manifest;
+use super::screen::Screen;
+use super::signal::{check, pause, wait_for};
+use super::traffic::{Tally, Traffic, stop, sum};
+use super::world::{self, NODES, PICTURE, PODS, World};
+
+const SERVICE: &str = "10.96.0.10";
+const SERVICE6: &str = "fd96::10";
+/// The endpoint that goes and comes back, and its pod.
+const GOING: [&str; 2] = ["10.2.0.12", "fd02::12"];
+const GOING_POD: &str = "redis-2";
+/// The Service's port, as bpftool prints it.
+const PORT: &str = "\"port\": 6379";
+/// New connections for a picture of the spread.
+const CONNECTIONS: u32 = 300;
+/// Each pod's fair share is a third; a fifth is six standard deviations away from it, so no accident.
+const LEAST_SHARE: u64 = 5;
+/// How long anything may take that the agent does.
+const PATIENCE: Duration = Duration::from_secs(15);
+/// How long traffic flows to show a state.
+const WHILE: Duration = Duration::from_millis(1500);
+
+/// What the steps work with.
+pub(super) struct Demo<'a> {
+    /// Where to write.
+    pub screen: Screen,
+    /// The cluster.
+    pub world: &'a mut World,
+    /// What its agents read.
+    pub manifest: Manifest,
+}
+
+/// One of them.
+type Step<'a> = fn(&mut Demo<'a>) -> Result<()>;
+
+impl<'a> Demo<'a> {
+    /// All of them but the last.
+    pub(super) fn show(&mut self) -> Result<()> {
+        let steps: [(&str, Step<'a>); 7] = [
+            ("1, the cluster", Self::cluster),
+            ("2, two paths", Self::two_paths),
+            ("3, spread", Self::spread),
+            ("4, an endpoint goes and comes", Self::endpoint_goes_and_comes),
+            ("5, maps", Self::maps),
+            ("6, the agent killed", Self::agent_killed),
+            ("7, counters", Self::counters),
+        ];
+        for (name, step) in steps {
+            check()?;
+            step(self).with_context(|| format!("step {name}"))?;
+        }
+        Ok(())
+    }
+
+    fn cluster(&mut self) -> Result<()> {
+        self.screen.step(
+            1,
+            "The cluster",
+            "Two nodes with an agent each, a redis Service, three pods behind it.",
+        );
+        self.screen.text(PICTURE);
+        let list = self.run("node1", &["ballast", "service", "list"])?;
+        for part in [SERVICE, SERVICE6, "10.1.0.10:6379", "10.2.0.11:6379", "10.2.0.12:6379"] {
+            ensure!(list.contains(part), "the list has no {part}");
+        }
+        self.screen.seen("both of the Service's addresses lead to all three pods");
+        Ok(())
+    }
+
+    fn two_paths(&mut self) -> Result<()> {
+        self.screen.step(
+            2,
+            "Two ways in",
+            "A pod's socket is translated at connect(); a machine without our hooks, packet by packet.",
+        );
+        for machine in ["app", "vm"] {
+            for address in [SERVICE, SERVICE6] {
+                let name = self.run(machine, &["redis-cli", "-h", address, "GET", "whoami"])?;
+                ensure!(PODS.contains(&name.trim()), "{name:?} is no pod of the Service");
+            }
+        }
+        let flows = self.run("node1", &["ballast", "flow", "list"])?;
+        ensure!(flows.contains("192.168.9.2") && flows.contains("fd09::2"), "no flow of the machine vm");
+        ensure!(!flows.contains("10.1.0.9"), "a flow of the pod app, whose sockets need none");
+        self.screen.seen("four answers; only the connections of vm need to be followed");
+        Ok(())
+    }
+
+    fn spread(&mut self) -> Result<()> {
+        self.screen.step(
+            3,
+            "Spread",
+            "Each new connection goes to a pod at random, whichever way it comes in.",
+        );
+        for machine in ["app", "vm"] {
+            let shown = self.world.command(machine, &["redis-cli", "-h", SERVICE, "GET", "whoami"]);
+            self.screen.command(&format!("{}   # {CONNECTIONS} times", world::line(&shown)));
+            let tally = Traffic::start(self.client(machine, CONNECTIONS)?)?.finish()?;
+            self.screen.bars(&tally, &PODS);
+            tally.unfailed()?;
+            ensure!(tally.connections() == u64::from(CONNECTIONS), "only {} answers", tally.connections());
+            even(&tally)?;
+        }
+        self.screen.seen(&format!("{} connections, each pod had its share, 0 failed", 2 * CONNECTIONS));
+        Ok(())
+    }
+
+    fn endpoint_goes_and_comes(&mut self) -> Result<()> {
+        self.screen.step(
+            4,
+            "An endpoint goes and comes back",
+            "While both clients connect without a pause, redis-2 is taken out of the manifest and put back.",
+        );
+        let traffic = [self.endless("app")?, self.endless("vm")?];
+        let tally = || sum(&traffic);
+        let before = self.watch("before", tally)?;
+        even(&before)?;
+
+        self.screen.command(&format!("vi {}   # without {GOING_POD}", self.manifest.file().display()));
+        self.manifest.take_out(&GOING)?;
+        let took = self.await_endpoints(false)?;
+        let without = self.watch(&format!("without {GOING_POD}, {} ms later", took.as_millis()), tally)?;
+        ensure!(without.of(GOING_POD) == 0, "{GOING_POD} got {} connections", without.of(GOING_POD));
+        ensure!(without.connections() > 0, "no connections at all");
+
+        self.screen.command(&format!("vi {}   # as it was", self.manifest.file().display()));
+        self.manifest.restore()?;
+        let took = self.await_endpoints(true)?;
+        let after = self.watch(&format!("with it, {} ms later", took.as_millis()), tally)?;
+        even(&after)?;
+
+        let all = stop(traffic);
+        all.unfailed()?;
+        self.screen.seen(&format!(
+            "{} new connections and {} requests on open ones meanwhile, 0 failed",
+            all.connections(),
+            all.held
+        ));
+        Ok(())
+    }
+
+    fn maps(&mut self) -> Result<()> {
+        self.screen.step(
+            5,
+            "The kernel's view",
+            "The agent's maps have types, so bpftool prints them with names (addresses as bytes).",
+        );
+        for map in ["services", "backends"] {
+            let path = format!("{}/ballast/{map}", self.world.place.bpffs("node1").display());
+            let words = ["bpftool", "map", "dump", "pinned", &path];
+            let command = self.world.command("node1", &words);
+            self.screen.command(&words.join(" "));
+            let dump = world::read(command)?;
+            // An array prints its empty elements, too.
+            let elements: Vec<_> =
+                dump.split_inclusive("\n    },").filter(|text| text.contains(PORT)).collect();
+            let first = elements.first().with_context(|| format!("no element of `{map}` has {PORT}"))?;
+            self.screen.head(first.trim_start_matches(['[', '\n', ',']), 24);
+            if elements.len() > 1 {
+                self.screen.text(&format!("... and {} more like it", elements.len() - 1));
+            }
+        }
+        self.screen.seen("the Service's port stands in the entries of `services` and `backends`");
+        Ok(())
+    }
+
+    fn agent_killed(&mut self) -> Result<()> {
+        self.screen.step(
+            6,
+            "The agent killed while traffic flows",
+            "Programs and maps are the kernel's: nothing waits for the agent, and a new one takes over.",
+        );
+        let traffic = [self.endless("app")?, self.endless("vm")?];
+        let tally = || sum(&traffic);
+        self.watch("before", tally)?;
+
+        let pid = self.world.agent_pid(0).context("node1 has no agent")?;
+        self.screen.command(&format!("kill -9 {pid}"));
+        self.world.end_agent(0, libc::SIGKILL)?;
+        let dead = self.watch("without an agent", tally)?;
+        even(&dead)?;
+        self.run("node1", &["ballast", "service", "list"])?;
+
+        self.screen.command(&self.world.agent_line(0));
+        let start = Instant::now();
+        self.world.start_agent(0)?;
+        self.world.await_agent(0)?;
+        let took = start.elapsed().as_millis();
+        let anew = self.watch(&format!("with the new agent, well after {took} ms"), tally)?;
+        even(&anew)?;
+
+        let all = stop(traffic);
+        all.unfailed()?;
+        ensure!(all.held > 0, "nothing was asked on the open connections");
+        self.screen.seen(&format!(
+            "{} new connections and {} requests on open ones, 0 failed",
+            all.connections(),
+            all.held
+        ));
+        Ok(())
+    }
+
+    fn counters(&mut self) -> Result<()> {
+        self.screen.step(
+            7,
+            "Counters",
+            "What was done, for people, for scripts (-o json), and for Prometheus.",
+        );
+        let shown = self.run("node1", &["ballast", "service", "show", "redis"])?;
+        let connections = shown.lines().find_map(|line| line.strip_prefix("Connections:"));
+        let connections: u64 =
+            connections.and_then(|n| n.trim().parse().ok()).context("no count of connections")?;
+        ensure!(connections > u64::from(2 * CONNECTIONS), "only {connections} connections were counted");
+        self.run("node1", &["ballast", "status"])?;
+        let metrics = self.fetch("metrics", "grep ^ballast_service")?;
+        let ours: Vec<_> = metrics.lines().filter(|line| line.starts_with("ballast_service")).collect();
+        self.screen.head(&ours.join("\n"), 6);
+        ensure!(!ours.is_empty(), "no metric begins with ballast_service");
+        let mode = self.fetch("proxyMode", "")?;
+        self.screen.text(&mode);
+        ensure!(mode.trim() == "ebpf", "/proxyMode is {mode:?}");
+        self.screen.seen(&format!("{connections} connections counted; /proxyMode says ebpf"));
+        Ok(())
+    }
+
+    /// The last step: ends the agents, then takes everything of theirs out of the kernel.
+    pub(super) fn clean(&mut self) -> Result<()> {
+        self.screen.step(
+            8,
+            "Nothing is left",
+            "`ballast cleanup` removes all that the agents put into the kernel; then the cluster goes.",
+        );
+        for (number, node) in NODES.into_iter().enumerate() {
+            self.world.end_agent(number, libc::SIGTERM)?;
+            let words = ["ballast", "cleanup"];
+            let command = self.world.command(node, &words);
+            self.screen.command(&world::line(&command));
+            let text = world::read(command)?;
+            self.screen.head(&text, 4);
+            ensure!(text.contains("removed"), "nothing was removed on {node}");
+            let pins = self.world.place.bpffs(node).join("ballast");
+            ensure!(!pins.exists(), "{} is still there", pins.display());
+            let again = world::read(self.world.command(node, &words))?;
+            ensure!(!again.contains("removed"), "a second cleanup still found:\n{again}");
+            let cgroup = self.world.place.cgroup(node).display().to_string();
+            let attached = world::read(self.world.command(node, &["bpftool", "cgroup", "show", &cgroup]))?;
+            ensure!(attached.trim().is_empty(), "programs are still attached to {cgroup}:\n{attached}");
+        }
+        self.world.take_down()?;
+        let remains = self.world.place.remains();
+        ensure!(remains.is_empty(), "still there: {}", remains.join(", "));
+        self.screen.seen("no pins, programs, namespaces, control groups or files of the demo are left");
+        Ok(())
+    }
+
+    /// Instead of the last step: leaves all as it is, and says how to use it.
+    pub(super) fn keep(&self) -> Result<()> {
+        self.world.place.keep()?;
+        let dir = self.world.place.dir().display();
+        self.screen.title("It stays. Each machine has a script that runs a command there:");
+        for line in [
+            format!("{dir}/app redis-cli -h {SERVICE} GET whoami"),
+            format!("{dir}/vm redis-cli -h {SERVICE6} GET whoami"),
+            format!("{dir}/node1 ballast service list -o wide"),
+            format!("{dir}/node1 ballast flow list"),
+            format!("{dir}/node1 ballast status"),
+            format!("vi {}", self.manifest.file().display()),
+            format!("tail -f {dir}/agent-node1.log"),
+            format!("nsenter --net=/run/netns/{} ip route", self.world.place.namespace("node1")),
+            "cargo xtask demo --down   # ends it".to_owned(),
+        ] {
+            self.screen.command(&line);
+        }
+        Ok(())
+    }
+
+    /// Shows a command, runs it, and shows what it wrote.
+    fn run(&self, machine: &str, words: &[&str]) -> Result<String> {
+        check()?;
+        let command = self.world.command(machine, words);
+        self.screen.command(&world::line(&command));
+        let text = world::read(command)?;
+        self.screen.head(&text, 24);
+        Ok(text)
+    }
+
+    /// Asks the agent of the first node, and shows how curl would.
+    fn fetch(&self, path: &str, filter: &str) -> Result<String> {
+        let url = format!("http://127.0.0.1:10249/{path}");
+        let shown = world::line(&self.world.command("node1", &["curl", "-s", &url]));
+        self.screen.command(&if filter.is_empty() { shown } else { format!("{shown} | {filter}") });
+        let mut command = self.world.command("node1", &[&this_program(), "demo", "--fetch", &url]);
+        command.env_remove("BALLAST_BPFFS");
+        world::read(command)
+    }
+
+    fn client(&self, machine: &str, count: u32) -> Result<Command> {
+        let address = world::redis(SERVICE)?.to_string();
+        let count = count.to_string();
+        let words = [&this_program(), "demo", "--ask", &address, "--count", &count];
+        Ok(self.world.command(machine, &words))
+    }
+
+    fn endless(&self, machine: &str) -> Result<Traffic> {
+        Traffic::start(self.client(machine, 0)?)
+    }
+
+    /// Shows the spread of the next moment's connections.
+    fn watch(&self, title: &str, tally: impl Fn() -> Tally) -> Result<Tally> {
+        let start = tally();
+        pause(WHILE)?;
+        let seen = tally().since(&start);
+        self.screen.text(&format!("{title}:"));
+        self.screen.bars(&seen, &PODS);
+        seen.unfailed()?;
+        Ok(seen)
+    }
+
+    /// Waits until both nodes list the endpoint that goes and comes, or do not.
+    fn await_endpoints(&self, there: bool) -> Result<Duration> {
+        let start = Instant::now();
+        wait_for("the agents to follow the manifest", PATIENCE, || {
+            for node in NODES {
+                let list = world::read(self.world.command(node, &["ballast", "service", "list"]))?;
+                if GOING.iter().any(|address| list.contains(address) != there) {
+                    return Ok(None);
+                }
+            }
+            Ok(Some(start.elapsed()))
+        })
+    }
+
+    /// Waits until both ways into the Service work, on a node that has just been started.
+    pub(super) fn await_service(&self) -> Result<()> {
+        for machine in ["app", "vm"] {
+            for address in [SERVICE, SERVICE6] {
+                wait_for(&format!("an answer to {machine} from {address}"), PATIENCE, || {
+                    let ask = ["timeout", "1", "redis-cli", "-h", address, "GET", "whoami"];
+                    let answer = world::read(self.world.command(machine, &ask)).unwrap_or_default();
+                    Ok(PODS.contains(&answer.trim()).then_some(()))
+                })?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// This task runner, also for a child and after a new one was built.
+fn this_program() -> String {
+    format!("/proc/{}/exe", std::process::id())
+}
+
+fn even(tally: &Tally) -> Result<()> {
+    let all = tally.connections();
+    for pod in PODS {
+        let share = tally.of(pod);
+        ensure!(share * LEAST_SHARE >= all && share > 0, "{pod} had only {share} of {all} connections");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tally(counts: [u64; 3]) -> Tally {
+        Tally { pods: PODS.map(str::to_owned).into_iter().zip(counts).collect(), ..Tally::default() }
+    }
+
+    #[test]
+    fn a_pod_without_a_fair_share_is_noticed() {
+        assert!(even(&tally([100, 90, 110])).is_ok());
+        assert!(even(&tally([100, 20, 180])).is_err());
+        assert!(even(&tally([0, 0, 0])).is_err());
+    }
+}
