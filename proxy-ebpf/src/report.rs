@@ -16,6 +16,8 @@ pub fn connection(service: u32, backend: u32) {
         // SAFETY: a map value.
         unsafe { atomic::add(count, 1) };
     }
+    #[cfg(feature = "log")]
+    aya_log_ebpf::debug!((), "connection of Service port {} to backend {}", service, backend);
 }
 
 /// A packet went to a backend.
@@ -64,4 +66,6 @@ pub fn refusal(service: u32, why: Reason) {
         // SAFETY: a map value; an LRU neighbour at worst counts one too many.
         unsafe { atomic::add(count, 1) };
     }
+    #[cfg(feature = "log")]
+    aya_log_ebpf::debug!((), "Service port {}: {}", service, why.label());
 }

@@ -108,8 +108,14 @@ async fn start_programs(config: &RunConfig) -> anyhow::Result<Programs> {
         packet_hook: PacketHook::Auto,
     };
     let cgroup = settings.cgroup.clone();
-    let programs =
-        spawn_blocking(move || Programs::start(&settings)).await.context("loading was interrupted")??;
+    let started = spawn_blocking(move || Programs::start(&settings)).await;
+    #[cfg_attr(
+        not(feature = "bpf-log"),
+        expect(unused_mut, reason = "reading the programs' log takes a map out")
+    )]
+    let mut programs = started.context("loading was interrupted")??;
+    #[cfg(feature = "bpf-log")]
+    follow_log(&mut programs);
     for notice in programs.notices() {
         tracing::warn!("{notice}");
     }
@@ -123,6 +129,20 @@ async fn start_programs(config: &RunConfig) -> anyhow::Result<Programs> {
         "programs loaded"
     );
     Ok(programs)
+}
+
+/// Passes on what the programs log, if they were built to.
+#[cfg(feature = "bpf-log")]
+fn follow_log(programs: &mut Programs) {
+    match programs.logger() {
+        Ok(mut pass_on) => drop(tokio::spawn(async move {
+            loop {
+                pass_on();
+                tokio::time::sleep(std::time::Duration::from_millis(200)).await;
+            }
+        })),
+        Err(error) => tracing::warn!(%error, "the programs were built without log lines"),
+    }
 }
 
 async fn open_source(

@@ -31,6 +31,8 @@ pub const VARIABLE: &str = "BALLAST_LOG";
 const PUBLIC_TARGET: &str = "ballast";
 /// The name that the compiler knows.
 const TARGET: &str = "proxy_user";
+/// Where lines of the BPF programs come from.
+const BPF_TARGET: &str = "proxy_ebpf";
 
 /// Why logging could not be set up.
 #[derive(Debug, thiserror::Error)]
@@ -62,7 +64,7 @@ fn directives(level: LogLevel, filter: Option<&str>) -> Result<EnvFilter, Teleme
         LogLevel::Trace => LogLevel::Debug,
     };
     let text = filter.filter(|text| !text.is_empty()).map_or_else(
-        || format!("{libraries},{TARGET}={level},{PUBLIC_TARGET}={level}"),
+        || format!("{libraries},{TARGET}={level},{PUBLIC_TARGET}={level},{BPF_TARGET}={level}"),
         |text| text.replace(&format!("{PUBLIC_TARGET}::"), &format!("{TARGET}::")),
     );
     EnvFilter::try_new(&text).map_err(|source| TelemetryError::Filter { value: text, source })
