@@ -8,8 +8,8 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinHandle, spawn_blocking};
 
-use crate::cli::RunConfig;
 use crate::cli::config::{Capacities, Source};
+use crate::cli::{RunConfig, args};
 use crate::host::cgroup;
 use crate::host::manager::DeviceManager;
 use crate::host::selection::Selection;
@@ -105,7 +105,11 @@ async fn start_programs(config: &RunConfig) -> anyhow::Result<Programs> {
             sockets,
             ..crate::programs::Capacities::default()
         },
-        packet_hook: PacketHook::Auto,
+        packet_hook: match config.packet_hook {
+            args::PacketHook::Auto => PacketHook::Auto,
+            args::PacketHook::Tcx => PacketHook::Tcx,
+            args::PacketHook::Clsact => PacketHook::Clsact,
+        },
     };
     let cgroup = settings.cgroup.clone();
     let started = spawn_blocking(move || Programs::start(&settings)).await;

@@ -148,6 +148,9 @@ pub struct RunArgs {
         help_heading = "This node"
     )]
     pub devices: Vec<String>,
+    /// How programs are put on devices. Nobody needs this but tests.
+    #[arg(long, env = "BALLAST_PACKET_HOOK", value_name = "HOOK", default_value = "auto", hide = true)]
+    pub packet_hook: PacketHook,
 
     /// Where load balancers ask whether this node works (/healthz, /livez). Empty: nowhere.
     /// Default: 0.0.0.0:10256, or `[::]:10256` with an IPv6 --bind-address.
@@ -229,6 +232,19 @@ pub struct RunArgs {
         help_heading = "Compatibility"
     )]
     pub proxy_mode: ProxyMode,
+}
+
+/// How programs are put on devices.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PacketHook {
+    /// TCX where the kernel has it (Linux 6.6), clsact elsewhere.
+    #[default]
+    Auto,
+    /// TCX or nothing.
+    Tcx,
+    /// The clsact qdisc.
+    Clsact,
 }
 
 /// How log lines are written.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde::{Serialize, Serializer};
 
-use super::args::{LogFormat, RunArgs};
+use super::args::{LogFormat, PacketHook, RunArgs};
 use super::value::{Listen, LogLevel, ProxyMode};
 use crate::model::net::IpFamily;
 
@@ -105,6 +105,8 @@ pub struct RunConfig {
     pub bind_address: IpAddr,
     /// Patterns of devices, `!` first for those left out; empty: choose.
     pub devices: Vec<String>,
+    /// How programs are put on devices.
+    pub packet_hook: PacketHook,
     /// Where the health server listens, if anywhere.
     pub healthz_bind_address: Option<SocketAddr>,
     /// Where the metrics server listens, if anywhere.
@@ -142,6 +144,7 @@ impl RunConfig {
             bpffs,
             bind_address,
             devices,
+            packet_hook,
             healthz_bind_address,
             metrics_bind_address,
             log_format,
@@ -193,6 +196,7 @@ impl RunConfig {
             bpffs,
             bind_address,
             devices,
+            packet_hook,
             healthz_bind_address: healthz,
             metrics_bind_address: metrics,
             capacities: Capacities {

@@ -1,0 +1,145 @@
+//! The agent: the real program, with `ballast run --manifests`.
+
+use std::fs::{self, File};
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Output, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use serde_json::Value;
+
+use crate::lab::eventually;
+use crate::space::Space;
+
+/// For a start or a stop. Emulated, an old kernel's verifier alone takes most of a minute.
+const PATIENCE: Duration = Duration::from_mins(2);
+
+/// The program under test.
+pub fn binary() -> PathBuf {
+    std::env::var_os("BALLAST_BIN").map_or_else(|| env!("CARGO_BIN_EXE_ballast").into(), PathBuf::from)
+}
+
+/// What an agent is started with.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    pub binary: PathBuf,
+    pub bpffs: PathBuf,
+    pub cgroup: PathBuf,
+    pub manifests: PathBuf,
+    pub log: PathBuf,
+    /// More flags.
+    pub flags: Vec<String>,
+}
+
+/// A running agent.
+pub struct Agent {
+    child: Child,
+    log: PathBuf,
+    /// Where this agent's lines begin: all agents of a lab share one file.
+    start: usize,
+}
+
+impl Agent {
+    pub fn start(space: &Space, setup: &Setup) -> Result<Self> {
+        let log =
+            File::options().create(true).append(true).open(&setup.log).context("cannot open the log")?;
+        let start = log.metadata()?.len() as usize;
+        let mut command = space.command(&setup.binary);
+        for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("BALLAST_")) {
+            command.env_remove(name);
+        }
+        command.arg("run").arg("--manifests").arg(&setup.manifests).arg("--bpffs").arg(&setup.bpffs);
+        command
+            .arg("--cgroup-root")
+            .arg(&setup.cgroup)
+            .args(["--hostname-override", "node"])
+            .args(&setup.flags);
+        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        let parent = std::process::id();
+        // SAFETY: the closure makes two system calls.
+        unsafe { command.pre_exec(move || die_with(parent)) };
+        let child = command.spawn().with_context(|| format!("cannot start {}", setup.binary.display()))?;
+        Ok(Self { child, log: setup.log.clone(), start })
+    }
+
+    /// What it has logged.
+    pub fn log(&self) -> Result<String> {
+        let all = fs::read(&self.log).context("cannot read the log")?;
+        Ok(String::from_utf8_lossy(all.get(self.start..).unwrap_or_default()).into_owned())
+    }
+
+    /// Waits until a line of its log holds all of `words`.
+    pub fn says(&mut self, words: &[&str]) -> Result<()> {
+        eventually(PATIENCE, || {
+            if let Some(status) = self.child.try_wait()? {
+                bail!("the agent has ended: {status}");
+            }
+            let log = self.log()?;
+            ensure!(
+                log.lines().any(|line| words.iter().all(|word| line.contains(word))),
+                "no line with {words:?}"
+            );
+            Ok(())
+        })
+    }
+
+    /// Waits until all is programmed and attached.
+    pub fn is_ready(&mut self, devices: &[String]) -> Result<()> {
+        self.says(&["first sync done"])?;
+        self.is_attached(devices)
+    }
+
+    /// Waits until the programs are attached, to these devices at least.
+    pub fn is_attached(&mut self, devices: &[String]) -> Result<()> {
+        self.says(&["socket programs attached"])?;
+        devices
+            .iter()
+            .try_for_each(|device| self.says(&["packet programs attached", &format!("\"{device}\"")]))
+    }
+
+    /// SIGKILL.
+    pub fn kill(mut self) -> Result<()> {
+        ensure!(self.child.try_wait()?.is_none(), "the agent has ended by itself");
+        self.child.kill()?;
+        let status = self.child.wait()?;
+        ensure!(status.signal() == Some(libc::SIGKILL), "killed, but {status}");
+        Ok(())
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        // It may have ended before.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The process ends with its parent, also if that is killed.
+fn die_with(parent: u32) -> std::io::Result<()> {
+    // SAFETY: two system calls without pointers.
+    unsafe {
+        libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+        if libc::getppid() as u32 != parent {
+            return Err(std::io::Error::from_raw_os_error(libc::ESRCH));
+        }
+    }
+    Ok(())
+}
+
+/// Runs another command of the program.
+pub fn command(space: &Space, arguments: &[&str], bpffs: &Path) -> Result<Output> {
+    let mut command = space.command(binary());
+    command.args(arguments).arg("--bpffs").arg(bpffs);
+    command.output().context("cannot run ballast")
+}
+
+/// What a command answers with `-o json`.
+pub fn ask(space: &Space, arguments: &[&str], bpffs: &Path) -> Result<Value> {
+    let arguments: Vec<_> = arguments.iter().copied().chain(["-o", "json"]).collect();
+    let output = command(space, &arguments, bpffs)?;
+    let error = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{arguments:?}: {error}");
+    serde_json::from_slice(&output.stdout).with_context(|| format!("{arguments:?} is no JSON"))
+}

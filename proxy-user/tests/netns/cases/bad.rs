@@ -1,0 +1,73 @@
+//! Input that cannot be served: only what is wrong suffers, and somebody is told.
+
+use anyhow::{Result, ensure};
+
+use super::{Case, WEB, packet::WIDE, tcp, vip};
+use crate::agent;
+use crate::lab::{Lab, SMALL, SOON, Wish, eventually};
+use crate::manifest::{Family, Service, text};
+use crate::peer::{Attempt, Kind};
+
+pub const CASES: &[Case] = &[
+    Case {
+        name: "bad::one_broken_service_among_good_ones",
+        wish: Wish { pods: 2, services: &[WEB], flags: SMALL },
+        run: broken,
+    },
+    Case {
+        name: "bad::a_full_map_stops_one_service_only",
+        // Two ports of one Service fill the map of each family.
+        wish: Wish { pods: 2, services: &[WIDE], flags: FULL },
+        run: full,
+    },
+];
+
+/// [`SMALL`], with room for two frontends in each family.
+#[rustfmt::skip]
+const FULL: &[&str] = &[
+    "--max-services", "64", "--max-frontends", "2", "--max-slots", "1024", "--max-backends", "256",
+    "--max-flows", "16384", "--max-sockets", "4096",
+];
+const LATE: Service = Service { name: "late", number: 50, ..WIDE };
+const NARROW: Service = Service { ports: &[tcp(80, 8080, &[1])], ..WIDE };
+
+fn works(lab: &Lab, service: Service) -> Result<()> {
+    for (_, client) in lab.clients() {
+        for family in Family::BOTH {
+            for kind in Kind::ALL {
+                client.reach(Attempt::new(kind, vip(family, service, kind)))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn broken(lab: &Lab) -> Result<()> {
+    let file = format!(
+        "{}---\n{{apiVersion: v1, kind: Service, metadata: {{name: crooked, namespace: default}}, \
+         spec: {{clusterIP: 10.96.0.300, clusterIPs: [10.96.0.300], ports: [{{port: 80}}]}}}}\n{}",
+        text(WIDE),
+        text(LATE)
+    );
+    lab.folder.put_text("mixed", &file)?;
+    eventually(SOON, || [WEB, WIDE, LATE].into_iter().try_for_each(|service| works(lab, service)))?;
+    lab.agent_mut()?.says(&["crooked", "10.96.0.300"])?;
+
+    // A file that is no YAML at all keeps what it last held.
+    lab.folder.put_text("mixed", "{{{ no: yaml\n")?;
+    lab.agent_mut()?.says(&["mixed.yaml"])?;
+    [WEB, WIDE, LATE].into_iter().try_for_each(|service| works(lab, service))
+}
+
+fn full(lab: &Lab) -> Result<()> {
+    lab.folder.put(LATE)?;
+    lab.agent_mut()?.says(&["default/late", "--max-frontends"])?;
+    works(lab, WIDE)?;
+    // The others go on, with changes too, and the one that waits gets its place when there is some.
+    lab.change(NARROW, &["1/8080"])?;
+    lab.folder.remove(WIDE.name)?;
+    eventually(SOON, || works(lab, LATE))?;
+    let list = agent::ask(&lab.node, &["service", "list"], &lab.bpffs())?.to_string();
+    ensure!(!list.contains("default/wide"), "{list}");
+    Ok(())
+}

@@ -1,0 +1,116 @@
+//! Endpoints come and go.
+
+use anyhow::{Result, ensure};
+
+use super::{Case, packet::WIDE, tcp, udp, vip};
+use crate::lab::{Lab, SMALL, SOON, Wish, eventually};
+use crate::manifest::{Family, Service};
+use crate::peer::{Attempt, Kind};
+
+const WISH: Wish = Wish { pods: 2, services: &[WIDE], flags: SMALL };
+const FIRST: Service = Service { ports: &[tcp(80, 8080, &[0]), udp(53, 5353, &[0])], ..WIDE };
+const SECOND: Service = Service { ports: &[tcp(80, 8080, &[1]), udp(53, 5353, &[1])], ..WIDE };
+const NOBODY: Service = Service { ports: &[tcp(80, 8080, &[]), udp(53, 5353, &[])], ..WIDE };
+
+pub const CASES: &[Case] = &[
+    Case { name: "change::new_connections_go_to_the_new_set_only", wish: WISH, run: new_set },
+    Case { name: "change::tcp_drains_and_udp_moves", wish: WISH, run: drains },
+    Case { name: "change::to_zero_and_back", wish: WISH, run: zero },
+    Case { name: "change::a_deleted_service_keeps_its_connections", wish: WISH, run: deleted },
+];
+
+/// A TCP connection and a UDP socket for each path and family; gives their numbers.
+fn open(lab: &Lab, service: Service) -> Result<Vec<(u32, Kind, &'static str, Family)>> {
+    let mut sockets = Vec::new();
+    for (path, client) in lab.clients() {
+        for family in Family::BOTH {
+            for kind in Kind::ALL {
+                let id = sockets.len() as u32;
+                client.open(id, Attempt::new(kind, vip(family, service, kind)))?;
+                client.hears(id, None)?;
+                sockets.push((id, kind, path, family));
+            }
+        }
+    }
+    Ok(sockets)
+}
+
+fn talk(lab: &Lab, path: &str, id: u32) -> Result<String> {
+    let client = if path == "socket" { &lab.local } else { &lab.client };
+    Ok(client.hears(id, None)?.server)
+}
+
+fn new_set(lab: &Lab) -> Result<()> {
+    for (service, servers) in [
+        (FIRST, &["0/8080"][..]),
+        (SECOND, &["1/8080"]),
+        (WIDE, &["0/8080", "1/8080"]),
+        (SECOND, &["1/8080"]),
+    ] {
+        lab.change(service, servers)?;
+    }
+    Ok(())
+}
+
+fn drains(lab: &Lab) -> Result<()> {
+    lab.change(FIRST, &["0/8080"])?;
+    let sockets = open(lab, WIDE)?;
+    lab.change(SECOND, &["1/8080"])?;
+    for (id, kind, path, family) in sockets {
+        let server = talk(lab, path, id)?;
+        let expected = match (kind, path) {
+            (Kind::Tcp, _) => "0/8080",
+            // Connected, so its address is fixed; the endpoint is there and answers. As with netfilter, which would
+            // have forgotten the flow, the application has to connect again once the pod is gone.
+            (Kind::Udp, "socket") => "0/5353",
+            _ => "1/5353",
+        };
+        ensure!(server == expected, "{kind:?} {path} {family:?}: {server}, not {expected}");
+    }
+    Ok(())
+}
+
+fn is_refused(lab: &Lab) -> Result<()> {
+    for (_, client) in lab.clients() {
+        for family in Family::BOTH {
+            for kind in [Kind::Tcp, Kind::Udp] {
+                client.fails(Attempt::new(kind, vip(family, WIDE, kind)), libc::ECONNREFUSED)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn zero(lab: &Lab) -> Result<()> {
+    let sockets = open(lab, WIDE)?;
+    lab.folder.put(NOBODY)?;
+    eventually(SOON, || is_refused(lab))?;
+    for (id, _, path, _) in sockets.iter().filter(|(_, kind, ..)| kind.is_tcp()) {
+        talk(lab, path, *id)?;
+    }
+    lab.change(WIDE, &["0/8080", "1/8080"])?;
+    for (id, _, path, _) in sockets {
+        talk(lab, path, id)?;
+    }
+    Ok(())
+}
+
+fn deleted(lab: &Lab) -> Result<()> {
+    let sockets = open(lab, WIDE)?;
+    let tcp: Vec<_> = sockets.iter().filter(|(_, kind, ..)| kind.is_tcp()).collect();
+    lab.folder.remove(WIDE.name)?;
+    eventually(SOON, || {
+        for (path, client) in lab.clients() {
+            for family in Family::BOTH {
+                let outcome = client.once(Attempt::new(Kind::Tcp, vip(family, WIDE, Kind::Tcp)))?;
+                // The node has no route to an address that is nobody's.
+                let is_gone = outcome.as_ref().is_err_and(|failure| {
+                    [Some(libc::ENETUNREACH), Some(libc::EHOSTUNREACH)].contains(&failure.errno)
+                });
+                ensure!(is_gone, "{path}: {outcome:?}");
+            }
+        }
+        Ok(())
+    })?;
+    (0..5).try_for_each(|_| tcp.iter().try_for_each(|(id, _, path, _)| talk(lab, path, *id).map(drop)))
+}

@@ -1,0 +1,112 @@
+//! The cases, and what they have in common.
+
+mod attach;
+mod bad;
+mod change;
+mod packet;
+mod restart;
+mod smoke;
+mod socket;
+mod swap;
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
+
+use anyhow::{Result, ensure};
+
+use crate::lab::{Lab, Wish};
+use crate::manifest::{Family, Port, Service, cluster_ip, pod_ip};
+use crate::peer::{Attempt, Kind, Peer, Seen, Tally};
+
+/// A test.
+#[derive(Clone, Copy)]
+pub struct Case {
+    pub name: &'static str,
+    pub wish: Wish,
+    pub run: fn(&Lab) -> Result<()>,
+}
+
+/// All, the slowest first: they run beside each other.
+pub fn all() -> Vec<Case> {
+    [
+        restart::CASES,
+        swap::CASES,
+        change::CASES,
+        packet::CASES,
+        attach::CASES,
+        bad::CASES,
+        socket::CASES,
+        smoke::CASES,
+    ]
+    .concat()
+}
+
+/// Those for a kernel that we have not seen yet.
+pub fn smoke() -> Vec<Case> {
+    smoke::CASES.to_vec()
+}
+
+/// `tcp` 80 to 8080, `udp` 53 to 5353, both at pod 0; `same-tcp` and `same-udp` on port 7, at pods 0 and 1.
+pub const WEB: Service = Service {
+    name: "web",
+    number: 10,
+    ports: &[
+        tcp(80, 8080, &[0]),
+        udp(53, 5353, &[0]),
+        Port { name: "same-tcp", is_tcp: true, port: 7, target: 9090, pods: &[0] },
+        Port { name: "same-udp", is_tcp: false, port: 7, target: 9090, pods: &[1] },
+    ],
+};
+/// Nobody serves it.
+pub const EMPTY: Service =
+    Service { name: "empty", number: 11, ports: &[tcp(80, 8080, &[]), udp(53, 5353, &[])] };
+
+pub const fn tcp(port: u16, target: u16, pods: &'static [u8]) -> Port {
+    Port { name: "tcp", is_tcp: true, port, target, pods }
+}
+
+pub const fn udp(port: u16, target: u16, pods: &'static [u8]) -> Port {
+    Port { name: "udp", is_tcp: false, port, target, pods }
+}
+
+/// A Service's address; port 80 or 53 by the kind of socket.
+pub fn vip(family: Family, service: Service, kind: Kind) -> SocketAddr {
+    (cluster_ip(family, service.number), if kind.is_tcp() { 80 } else { 53 }).into()
+}
+
+/// A pod's address; port 8080 or 5353 by the kind of socket.
+pub fn pod(family: Family, number: u8, kind: Kind) -> SocketAddr {
+    (pod_ip(family, number), if kind.is_tcp() { 8080 } else { 5353 }).into()
+}
+
+/// Address of the client of the packet path.
+pub fn client_ip(family: Family) -> IpAddr {
+    match family {
+        Family::V4 => [10, 98, 0, 2].into(),
+        Family::V6 => [0xfd98, 0, 0, 0, 0, 0, 0, 2].into(),
+    }
+}
+
+/// The servers that so many attempts reach; all have to work.
+pub fn spread(client: &Peer, attempt: Attempt, attempts: usize) -> Result<BTreeSet<String>> {
+    (0..attempts).map(|_| Ok(client.reach(attempt)?.server)).collect()
+}
+
+/// The client has to believe that it talks to `dialled`.
+pub fn shows(seen: &Seen, attempt: Attempt, dialled: SocketAddr) -> Result<()> {
+    let peer = (attempt.kind != Kind::Datagram).then_some(dialled);
+    ensure!(seen.peer == peer, "{attempt:?}: getpeername is {:?}", seen.peer);
+    let from = (!attempt.kind.is_tcp()).then_some(dialled);
+    ensure!(seen.from == from, "{attempt:?}: the answer is from {:?}", seen.from);
+    Ok(())
+}
+
+/// Whether a load never failed, did something, and reached nobody but `servers`.
+pub fn is_clean(tally: &Tally, what: &str, servers: &[&str]) -> Result<()> {
+    let answers: u64 = tally.servers.values().sum();
+    ensure!(tally.failed == 0, "{what}: {} of {answers} failed: {:?}", tally.failed, tally.failures);
+    ensure!(answers > 10, "{what}: only {answers} answers");
+    let known = tally.servers.keys().all(|server| servers.contains(&server.as_str()));
+    ensure!(known, "{what}: answers from {:?}, not only from {servers:?}", tally.servers);
+    Ok(())
+}

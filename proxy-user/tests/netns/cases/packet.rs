@@ -1,0 +1,128 @@
+//! The packet path: a client in a namespace, whose sockets nobody translates.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Result, ensure};
+
+use super::{Case, EMPTY, WEB, client_ip, pod, shows, spread, tcp, udp, vip};
+use crate::lab::{Lab, SMALL, Wish};
+use crate::manifest::{Family, Service};
+use crate::peer::{Attempt, Close, Kind};
+
+const WISH: Wish = Wish { pods: 2, services: &[WEB, EMPTY, WIDE, TWIN], flags: SMALL };
+/// [`SMALL`], without TCX.
+#[rustfmt::skip]
+const CLSACT: &[&str] = &[
+    "--packet-hook", "clsact",
+    "--max-services", "64", "--max-frontends", "64", "--max-slots", "1024", "--max-backends", "256",
+    "--max-flows", "16384", "--max-sockets", "4096",
+];
+/// Two pods.
+pub const WIDE: Service =
+    Service { name: "wide", number: 30, ports: &[tcp(80, 8080, &[0, 1]), udp(53, 5353, &[0, 1])] };
+/// The same pod as [`WEB`].
+const TWIN: Service =
+    Service { name: "twin", number: 31, ports: &[tcp(80, 8080, &[0]), udp(53, 5353, &[0])] };
+
+pub const CASES: &[Case] = &[
+    Case { name: "packet::reaches_pods_and_sees_the_service", wish: WISH, run: reaches },
+    Case { name: "packet::nobody_there_is_refused_at_once", wish: WISH, run: refuses },
+    Case { name: "packet::one_client_port_to_two_services_of_one_pod", wish: WISH, run: collides },
+    Case { name: "packet::a_client_port_is_used_again_and_again", wish: WISH, run: again },
+    Case { name: "packet::the_same_by_clsact", wish: Wish { flags: CLSACT, ..WISH }, run: by_clsact },
+];
+
+fn reaches(lab: &Lab) -> Result<()> {
+    for family in Family::BOTH {
+        for kind in Kind::ALL {
+            let to = vip(family, WEB, kind);
+            for size in [10, 1400] {
+                let attempt = Attempt::new(kind, to).size(size);
+                let seen = lab.client.reach(attempt)?;
+                shows(&seen, attempt, to)?;
+                ensure!(seen.client.ip() == client_ip(family), "the pod saw {}", seen.client);
+                ensure!(seen.client == (client_ip(family), seen.local.port()).into(), "{seen:?}");
+            }
+            let wide = spread(&lab.client, Attempt::new(kind, vip(family, WIDE, kind)), 32)?;
+            let port = if kind.is_tcp() { 8080 } else { 5353 };
+            ensure!(wide == BTreeSet::from([format!("0/{port}"), format!("1/{port}")]), "{kind:?}: {wide:?}");
+            let direct = Attempt::new(kind, pod(family, 1, kind));
+            shows(&lab.client.reach(direct)?, direct, direct.to)?;
+        }
+        // More than one segment can hold.
+        lab.client.reach(Attempt::new(Kind::Tcp, vip(family, WEB, Kind::Tcp)).size(1_000_000))?;
+    }
+    Ok(())
+}
+
+fn refuses(lab: &Lab) -> Result<()> {
+    refuses_all(lab)?;
+    // Without offloads the client's packets come with checksums that are complete.
+    let output = lab.client_space.command("ethtool").args(["-K", "eth0", "tx", "off"]).output();
+    let output = output.map_err(|error| anyhow::anyhow!("ethtool (apt-get install ethtool): {error}"))?;
+    ensure!(output.status.success(), "ethtool: {}", String::from_utf8_lossy(&output.stderr));
+    refuses_all(lab)?;
+    reaches(lab)
+}
+
+fn refuses_all(lab: &Lab) -> Result<()> {
+    for family in Family::BOTH {
+        for (kind, size, call) in
+            [(Kind::Tcp, 10, "connect"), (Kind::Udp, 10, "recvfrom"), (Kind::Udp, 1400, "recvfrom")]
+        {
+            let attempt = Attempt::new(kind, vip(family, EMPTY, kind)).size(size);
+            let failure = lab.client.fails(attempt, libc::ECONNREFUSED)?;
+            ensure!(failure.call == call, "{attempt:?}: refused at {}", failure.call);
+        }
+    }
+    Ok(())
+}
+
+/// Hazard: to the pod both connections have one and the same address and port.
+fn collides(lab: &Lab) -> Result<()> {
+    for (index, family) in (0..).zip(Family::BOTH) {
+        let (port, first) = (41_000 + index, 10 * u32::from(index));
+        for (id, service) in [(first, WEB), (first + 1, TWIN)] {
+            lab.client.open(id, Attempt::new(Kind::Tcp, vip(family, service, Kind::Tcp)).from_port(port))?;
+        }
+        // One socket, two Services.
+        let both = first + 2;
+        lab.client
+            .open(both, Attempt::new(Kind::Datagram, vip(family, WEB, Kind::Datagram)).from_port(port))?;
+        for _ in 0..20 {
+            let seen = [lab.client.hears(first, None)?, lab.client.hears(first + 1, None)?];
+            ensure!(seen[0].client != seen[1].client, "the pod sees one client: {seen:?}");
+            for (seen, service) in seen.iter().zip([WEB, TWIN]) {
+                ensure!(seen.client.ip() == client_ip(family), "{seen:?}");
+                ensure!(seen.peer == Some(vip(family, service, Kind::Tcp)), "{seen:?}");
+            }
+            for service in [WEB, TWIN] {
+                let to = vip(family, service, Kind::Datagram);
+                let from = lab.client.hears(both, Some(to))?.from;
+                ensure!(from == Some(to), "{to} answers from {from:?}");
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The pods may still know the last connection when the next one comes.
+fn again(lab: &Lab) -> Result<()> {
+    for (index, family) in (0..).zip(Family::BOTH) {
+        for (port, close) in [(42_000, Close::Reset), (42_010, Close::Server)] {
+            let to = vip(family, WIDE, Kind::Tcp);
+            let attempt = Attempt::new(Kind::Tcp, to).from_port(port + index).close(close);
+            (0..200).try_for_each(|_| shows(&lab.client.reach(attempt)?, attempt, to))?;
+        }
+    }
+    Ok(())
+}
+
+fn by_clsact(lab: &Lab) -> Result<()> {
+    let log = lab.log();
+    ensure!(log.contains("tcx=false"), "not by clsact");
+    reaches(lab)?;
+    refuses_all(lab)?;
+    lab.restart()?;
+    reaches(lab)
+}

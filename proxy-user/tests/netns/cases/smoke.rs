@@ -1,0 +1,47 @@
+//! What a kernel has to show before anything else is worth a look.
+
+use anyhow::{Result, ensure};
+use proxy_user::programs::attachments;
+
+use super::{Case, EMPTY, WEB, client_ip, shows, vip};
+use crate::lab::{Lab, Wish};
+use crate::manifest::Family;
+use crate::peer::{Attempt, Kind};
+
+const WISH: Wish = Wish { pods: 2, services: &[WEB, EMPTY], flags: &[] };
+
+pub const CASES: &[Case] = &[
+    Case { name: "smoke::all_programs_attached", wish: WISH, run: attached },
+    Case { name: "smoke::every_path_and_family_works", wish: WISH, run: works },
+];
+
+fn attached(lab: &Lab) -> Result<()> {
+    let links = attachments(&lab.bpffs());
+    let places = links.iter().filter(|link| link.place.is_some()).count();
+    let has_tcx = lab.log().contains("tcx=true");
+    let expected = 8 + if has_tcx { 2 * lab.devices().len() } else { 0 };
+    ensure!((links.len(), places) == (expected, expected), "TCX is {has_tcx}, links are {links:?}");
+    // By clsact there are no links; each device has its mark, and traffic shows the rest.
+    let marks = std::fs::read_dir(lab.bpffs().join("ballast/filters")).map_or(0, Iterator::count);
+    ensure!(has_tcx || marks == lab.devices().len(), "{marks} devices have filters");
+    Ok(())
+}
+
+fn works(lab: &Lab) -> Result<()> {
+    for family in Family::BOTH {
+        for kind in Kind::ALL {
+            for (path, client) in lab.clients() {
+                let attempt = Attempt::new(kind, vip(family, WEB, kind));
+                let seen = client.reach(attempt)?;
+                shows(&seen, attempt, attempt.to)?;
+                let is_client = path == "socket" || seen.client.ip() == client_ip(family);
+                ensure!(is_client, "{path}: the pod saw {}", seen.client);
+                // A packet's refusal reaches only sockets that are connected.
+                if path == "socket" || kind != Kind::Datagram {
+                    client.fails(Attempt::new(kind, vip(family, EMPTY, kind)), libc::ECONNREFUSED)?;
+                }
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,104 @@
+//! The socket path: a process on the node.
+
+use std::net::{IpAddr, SocketAddr};
+
+use anyhow::{Result, ensure};
+
+use super::{Case, EMPTY, WEB, pod, shows, udp, vip};
+use crate::lab::{Lab, SMALL, Wish};
+use crate::manifest::{Family, Service, cluster_ip};
+use crate::peer::{Attempt, Kind};
+
+const WISH: Wish = Wish { pods: 2, services: &[WEB, EMPTY], flags: SMALL };
+
+pub const CASES: &[Case] = &[
+    Case { name: "socket::reaches_a_pod_and_sees_the_service", wish: WISH, run: reaches },
+    Case { name: "socket::what_is_not_for_services_is_untouched", wish: WISH, run: untouched },
+    Case {
+        name: "socket::unconnected_udp_stays_while_its_backend_does",
+        wish: Wish { pods: 3, services: &[ONE], flags: SMALL },
+        run: stays,
+    },
+];
+
+/// The same address, as an IPv6 socket writes it.
+fn mapped(addr: SocketAddr) -> SocketAddr {
+    match addr.ip() {
+        IpAddr::V4(ip) => (ip.to_ipv6_mapped(), addr.port()).into(),
+        IpAddr::V6(_) => addr,
+    }
+}
+
+/// The addresses under which a Service can be dialled.
+fn dialled(service: Service, kind: Kind) -> [SocketAddr; 3] {
+    let [v4, v6] = Family::BOTH.map(|family| vip(family, service, kind));
+    [v4, v6, mapped(v4)]
+}
+
+fn reaches(lab: &Lab) -> Result<()> {
+    for kind in Kind::ALL {
+        for to in dialled(WEB, kind) {
+            let attempt = Attempt::new(kind, to);
+            let seen = lab.local.reach(attempt)?;
+            let server = if kind.is_tcp() { "0/8080" } else { "0/5353" };
+            ensure!(seen.server == server, "{attempt:?}: served by {}", seen.server);
+            shows(&seen, attempt, to)?;
+        }
+        for to in dialled(EMPTY, kind) {
+            let failure = lab.local.fails(Attempt::new(kind, to), libc::ECONNREFUSED)?;
+            let call = if kind == Kind::Datagram { "sendto" } else { "connect" };
+            ensure!(failure.call == call, "{kind:?} to {to}: refused at {}", failure.call);
+        }
+    }
+    for family in Family::BOTH {
+        let to = (cluster_ip(family, WEB.number), 7).into();
+        let servers = Kind::ALL.map(|kind| lab.local.reach(Attempt::new(kind, to)).map(|seen| seen.server));
+        let [by_tcp, by_udp, by_datagram] = servers;
+        let servers = [by_tcp?, by_udp?, by_datagram?];
+        ensure!(servers == ["0/9090", "1/9090", "1/9090"], "one port of two protocols: {servers:?}");
+    }
+    Ok(())
+}
+
+fn untouched(lab: &Lab) -> Result<()> {
+    for kind in Kind::ALL {
+        for family in Family::BOTH {
+            let to = pod(family, 1, kind);
+            for to in [to, mapped(to)] {
+                let attempt = Attempt::new(kind, to);
+                shows(&lab.local.reach(attempt)?, attempt, to)?;
+            }
+            // No route leads there from a socket that nobody translates.
+            lab.outside.fails(Attempt::new(kind, vip(family, WEB, kind)), libc::ENETUNREACH)?;
+            // A port that no Service has.
+            let other = (cluster_ip(family, WEB.number), 8080).into();
+            lab.local.fails(Attempt::new(kind, other), libc::ENETUNREACH)?;
+        }
+    }
+    Ok(())
+}
+
+const ONE: Service = Service { name: "names", number: 20, ports: &[udp(53, 5353, &[0])] };
+const TWO: Service = Service { ports: &[udp(53, 5353, &[0, 1])], ..ONE };
+const OTHERS: Service = Service { ports: &[udp(53, 5353, &[1, 2])], ..ONE };
+
+/// A resolver's socket must not change its server while that is there, whatever else changes.
+fn stays(lab: &Lab) -> Result<()> {
+    let sockets: Vec<_> = (1..).zip(dialled(ONE, Kind::Datagram)).collect();
+    for (id, to) in &sockets {
+        lab.local.open(*id, Attempt::new(Kind::Datagram, *to))?;
+    }
+    let all_hear = |servers: &[&str]| {
+        sockets.iter().try_for_each(|(id, to)| {
+            let seen = lab.local.hears(*id, None)?;
+            ensure!(servers.contains(&seen.server.as_str()), "{to} moved to {}", seen.server);
+            ensure!(seen.from == Some(*to), "{to}: the answer is from {:?}", seen.from);
+            Ok(())
+        })
+    };
+    all_hear(&["0/5353"])?;
+    lab.change(TWO, &["0/5353", "1/5353"])?;
+    (0..100).try_for_each(|_| all_hear(&["0/5353"]))?;
+    lab.change(OTHERS, &["1/5353", "2/5353"])?;
+    all_hear(&["1/5353", "2/5353"])
+}

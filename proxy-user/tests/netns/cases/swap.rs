@@ -1,0 +1,72 @@
+//! Changes under load: no client ever meets a Service that is half one thing and half another.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+
+use super::{Case, is_clean, tcp, udp, vip};
+use crate::lab::{Lab, SMALL, SOON, Wish, eventually};
+use crate::manifest::{Family, Service, text};
+use crate::peer::{Attempt, Kind, Load};
+
+const LEFT: Service =
+    Service { name: "left", number: 40, ports: &[tcp(80, 8080, &[0]), udp(53, 5353, &[0])] };
+const RIGHT: Service =
+    Service { name: "right", number: 41, ports: &[tcp(80, 9090, &[1]), udp(53, 9090, &[1])] };
+/// The endpoints change sides, so that ids which one Service gives up are the other's next.
+const LEFT_SWAPPED: Service = Service { ports: &[tcp(80, 8080, &[1]), udp(53, 5353, &[1])], ..LEFT };
+const RIGHT_SWAPPED: Service = Service { ports: &[tcp(80, 9090, &[0]), udp(53, 9090, &[0])], ..RIGHT };
+
+const CHANGES: usize = 200;
+/// On a machine that is busy with other things there are fewer.
+const LIMIT: Duration = Duration::from_secs(15);
+const AT_LEAST: usize = 20;
+
+pub const CASES: &[Case] = &[Case {
+    name: "swap::no_connection_fails_or_goes_astray_while_endpoints_are_swapped",
+    wish: Wish { pods: 2, services: &[LEFT, RIGHT], flags: SMALL },
+    run: swap,
+}];
+
+fn swap(lab: &Lab) -> Result<()> {
+    let mut loads = Vec::new();
+    let mut expected = Vec::new();
+    for (service, port) in [(LEFT, [8080, 5353]), (RIGHT, [9090, 9090])] {
+        for kind in [Kind::Tcp, Kind::Datagram] {
+            for family in Family::BOTH {
+                loads.push(Load {
+                    attempt: Attempt::new(kind, vip(family, service, kind)),
+                    is_one_socket: false,
+                });
+                let port = port[usize::from(!kind.is_tcp())];
+                expected.push([format!("0/{port}"), format!("1/{port}")]);
+            }
+        }
+    }
+    lab.folder.put_text("left", &format!("{}{}", text(LEFT), text(RIGHT)))?;
+    lab.folder.remove("right")?;
+    for (_, client) in lab.clients() {
+        client.load(&loads)?;
+    }
+    let passes = || lab.log().matches("manifests read").count();
+    let start = Instant::now();
+    let mut changes = 0;
+    while changes < CHANGES && start.elapsed() < LIMIT {
+        let before = passes();
+        let services = if changes % 2 == 0 { [LEFT_SWAPPED, RIGHT_SWAPPED] } else { [LEFT, RIGHT] };
+        // One file, so that both change in one pass; a number, so that each is a change whatever was read before.
+        let text: String = services.into_iter().map(text).collect();
+        lab.folder.put_text("left", &format!("# {changes}\n{text}"))?;
+        eventually(SOON, || Ok(ensure!(passes() > before, "the agent has not read the change")))?;
+        changes += 1;
+    }
+    for (path, client) in lab.clients() {
+        for ((tally, load), servers) in client.stop()?.iter().zip(&loads).zip(&expected) {
+            let what = format!("{path}, {:?} to {}", load.attempt.kind, load.attempt.to);
+            is_clean(tally, &what, &[&servers[0], &servers[1]])?;
+            ensure!(tally.servers.len() == 2, "{what}: one side only, {:?}", tally.servers);
+        }
+    }
+    ensure!(changes >= AT_LEAST, "only {changes} changes in {LIMIT:?}");
+    Ok(())
+}

@@ -1,0 +1,274 @@
+//! A node, a client and pods, in namespaces of their own, and the agent on the node.
+//!
+//! ```text
+//! client eth0 10.98.0.2 --- c0 10.98.0.1  node  p0 10.99.0.1 --- eth0 10.99.0.2 pod 0
+//!                                               p1 10.99.1.1 --- eth0 10.99.1.2 pod 1
+//! ```
+//!
+//! The same with fd98: and fd99:. The node has no route to any ClusterIP: who reaches one was translated.
+
+use std::cell::{Ref, RefCell, RefMut};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, anyhow};
+use proxy_user::host::cgroup;
+use rustix::mount::{UnmountFlags, unmount};
+
+use crate::agent::{self, Agent, Setup};
+use crate::manifest::{Family, Folder, Service, pod_ip};
+use crate::peer::{Attempt, Kind, Peer};
+use crate::space::Space;
+
+/// Names of all that outlives a process; the process's number follows.
+const PREFIX: &str = "ballast-netns-";
+/// Ports that every pod answers on; its servers are called `POD/PORT`.
+const TCP_PORTS: [u16; 2] = [8080, 9090];
+const UDP_PORTS: [u16; 2] = [5353, 9090];
+/// Maps for a few Services: memory for a whole cluster takes the kernel longer than the rest of a case.
+#[rustfmt::skip]
+pub const SMALL: &[&str] = &[
+    "--max-services", "64", "--max-frontends", "64", "--max-slots", "1024", "--max-backends", "256",
+    "--max-flows", "16384", "--max-sockets", "4096",
+];
+/// Until a change of the manifests is in force; it takes some 20 ms on an idle machine.
+pub const SOON: Duration = Duration::from_secs(10);
+
+static NUMBER: AtomicU32 = AtomicU32::new(0);
+
+/// Tries again until it works or time is up.
+pub fn eventually<T>(limit: Duration, mut action: impl FnMut() -> Result<T>) -> Result<T> {
+    let end = Instant::now() + limit;
+    loop {
+        match action() {
+            Err(_) if Instant::now() < end => std::thread::sleep(Duration::from_millis(5)),
+            result => return result.with_context(|| format!("still so after {limit:?}")),
+        }
+    }
+}
+
+/// What a case wants.
+#[derive(Clone, Copy, Debug)]
+pub struct Wish {
+    pub pods: u8,
+    pub services: &'static [Service],
+    /// Flags for the agent: [`SMALL`], or more.
+    pub flags: &'static [&'static str],
+}
+
+/// All of it. The order of the fields is the order in which it goes.
+pub struct Lab {
+    agent: RefCell<Option<Agent>>,
+    setup: RefCell<Setup>,
+    /// A process on the node, served by the socket programs.
+    pub local: Peer,
+    /// A process on the node outside the cgroup.
+    pub outside: Peer,
+    /// A client that is served packet by packet: it is in a namespace, and not in the cgroup.
+    pub client: Peer,
+    pods: RefCell<Vec<(Space, Peer)>>,
+    pub folder: Folder,
+    _dir: Dir,
+    cgroup: Cgroup,
+    pub node: Space,
+    pub client_space: Space,
+    devices: RefCell<Vec<String>>,
+}
+
+struct Dir(PathBuf);
+struct Cgroup(PathBuf);
+
+impl Lab {
+    /// Builds all but the agent.
+    pub fn new(wish: Wish) -> Result<Self> {
+        let name = format!("{PREFIX}{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
+        let dir = Dir(std::env::temp_dir().join(&name));
+        fs::create_dir(&dir.0).with_context(|| format!("cannot make {}", dir.0.display()))?;
+        let cgroup = Cgroup(cgroup::find(None)?.path.join(&name));
+        fs::create_dir(&cgroup.0).with_context(|| format!("cannot make {}", cgroup.0.display()))?;
+        let bpffs = dir.0.join("bpf");
+        fs::create_dir(&bpffs)?;
+        let folder = Folder::new(dir.0.join("manifests"))?;
+        wish.services.iter().try_for_each(|service| folder.put(*service))?;
+        let setup = Setup {
+            binary: agent::binary(),
+            bpffs,
+            cgroup: cgroup.0.clone(),
+            manifests: folder.dir().to_owned(),
+            log: dir.0.join("log"),
+            flags: wish.flags.iter().map(|&flag| flag.to_owned()).collect(),
+        };
+        let (node, client_space) = (Space::new("node")?, Space::new("client")?);
+        join(&node, &client_space, "c0", "10.98.0", "fd98:")?;
+        let lab = Self {
+            agent: RefCell::default(),
+            setup: RefCell::new(setup),
+            local: Peer::start(&node, Some(&cgroup.0))?,
+            outside: Peer::start(&node, None)?,
+            client: Peer::start(&client_space, None)?,
+            pods: RefCell::default(),
+            folder,
+            _dir: dir,
+            cgroup,
+            node,
+            client_space,
+            devices: RefCell::new(vec!["c0".to_owned()]),
+        };
+        (0..wish.pods).try_for_each(|_| lab.add_pod().map(drop))?;
+        Ok(lab)
+    }
+
+    /// One more pod, with its servers; returns its number.
+    pub fn add_pod(&self) -> Result<u8> {
+        let pod = self.pods.borrow().len() as u8;
+        let space = Space::new("pod")?;
+        join(&self.node, &space, &format!("p{pod}"), &format!("10.99.{pod}"), &format!("fd99:{pod}:"))?;
+        // As on a real node, the pod's sockets are served too.
+        let peer = Peer::start(&space, Some(&self.cgroup.0))?;
+        for family in Family::BOTH {
+            let ports =
+                TCP_PORTS.map(|port| (true, port)).into_iter().chain(UDP_PORTS.map(|port| (false, port)));
+            for (is_tcp, port) in ports {
+                peer.serve(is_tcp, (pod_ip(family, pod), port).into(), &format!("{pod}/{port}"))?;
+            }
+        }
+        self.pods.borrow_mut().push((space, peer));
+        self.devices.borrow_mut().push(format!("p{pod}"));
+        Ok(pod)
+    }
+
+    /// Another namespace behind the node, as a client of the packet path; the agent has never seen its device.
+    pub fn add_client(&self) -> Result<(Space, Peer)> {
+        let space = Space::new("late")?;
+        join(&self.node, &space, "c1", "10.97.0", "fd97:")?;
+        let peer = Peer::start(&space, None)?;
+        Ok((space, peer))
+    }
+
+    /// Both ways to a Service: by sockets and by packets.
+    pub fn clients(&self) -> [(&'static str, &Peer); 2] {
+        [("socket", &self.local), ("packet", &self.client)]
+    }
+
+    pub fn bpffs(&self) -> PathBuf {
+        self.setup.borrow().bpffs.clone()
+    }
+
+    pub fn cgroup(&self) -> &Path {
+        &self.cgroup.0
+    }
+
+    /// Names of the node's devices.
+    pub fn devices(&self) -> Ref<'_, Vec<String>> {
+        self.devices.borrow()
+    }
+
+    /// How the next agent will be started.
+    pub fn setup(&self) -> RefMut<'_, Setup> {
+        self.setup.borrow_mut()
+    }
+
+    /// The agent.
+    pub fn agent_mut(&self) -> Result<RefMut<'_, Agent>> {
+        RefMut::filter_map(self.agent.borrow_mut(), Option::as_mut).map_err(|_| anyhow!("no agent runs"))
+    }
+
+    /// Starts an agent, and waits until it is ready.
+    pub fn begin(&self) -> Result<()> {
+        self.start()?;
+        self.agent_mut()?.is_ready(&self.devices.borrow())
+    }
+
+    /// Starts an agent.
+    pub fn start(&self) -> Result<()> {
+        let agent = Agent::start(&self.node, &self.setup.borrow())?;
+        *self.agent.borrow_mut() = Some(agent);
+        Ok(())
+    }
+
+    /// Kills the agent.
+    pub fn kill(&self) -> Result<()> {
+        self.agent.borrow_mut().take().context("no agent runs")?.kill()
+    }
+
+    /// Kills the agent, starts another, waits until that is ready.
+    pub fn restart(&self) -> Result<()> {
+        self.kill()?;
+        self.begin()
+    }
+
+    /// Replaces a Service, and waits until both clients reach exactly `servers` by its first port.
+    pub fn change(&self, service: Service, servers: &[&str]) -> Result<()> {
+        self.folder.put(service)?;
+        let first = service.ports.first().context("a Service without ports")?;
+        let kind = if first.is_tcp { Kind::Tcp } else { Kind::Datagram };
+        for family in Family::BOTH {
+            let to = (crate::manifest::cluster_ip(family, service.number), first.port).into();
+            for (path, client) in self.clients() {
+                eventually(SOON, || {
+                    let seen = crate::cases::spread(client, Attempt::new(kind, to), servers.len() * 12)?;
+                    let expected = servers.iter().map(|&name| name.to_owned()).collect();
+                    anyhow::ensure!(seen == expected, "{path}: {to} leads to {seen:?}, not to {servers:?}");
+                    Ok(())
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// All that the agents have logged.
+    pub fn log(&self) -> String {
+        fs::read_to_string(&self.setup.borrow().log).unwrap_or_default()
+    }
+}
+
+/// A pair of devices between the node (.1) and another namespace (eth0, .2), which gets its default routes.
+fn join(node: &Space, other: &Space, device: &str, v4: &str, v6: &str) -> Result<()> {
+    node.ip(&format!(
+        "link add {device} type veth peer name eth0 netns {}\n\
+         addr add {v4}.1/24 dev {device}\n\
+         addr add {v6}:1/64 dev {device} nodad\n\
+         link set {device} up\n",
+        other.path()
+    ))?;
+    other.ip(&format!(
+        "addr add {v4}.2/24 dev eth0\n\
+         addr add {v6}:2/64 dev eth0 nodad\n\
+         link set eth0 up\n\
+         route add default via {v4}.1\n\
+         route add default via {v6}:1\n"
+    ))
+}
+
+impl Drop for Dir {
+    fn drop(&mut self) {
+        // What cannot be removed now, the next run removes.
+        while unmount(self.0.join("bpf"), UnmountFlags::DETACH).is_ok() {}
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        // A process that has just ended may still count.
+        let _ = eventually(Duration::from_secs(1), || Ok(fs::remove_dir(&self.0)?));
+    }
+}
+
+/// Removes what runs that were killed have left.
+pub fn remove_leftovers() {
+    let Ok(root) = cgroup::find(None) else { return };
+    for parent in [root.path, std::env::temp_dir()] {
+        for entry in fs::read_dir(parent).into_iter().flatten().filter_map(Result::ok) {
+            let name = entry.file_name();
+            let Some(rest) = name.to_str().and_then(|name| name.strip_prefix(PREFIX)) else { continue };
+            let pid = rest.split('-').next().unwrap_or_default();
+            if !Path::new("/proc").join(pid).exists() {
+                // A cgroup's files cannot be removed, only the cgroup; its own mounts went with the run.
+                let _ = fs::remove_dir(entry.path()).or_else(|_| fs::remove_dir_all(entry.path()));
+            }
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! Real sockets in network namespaces, served by the real agent: `cargo xtask test netns`.
+//!
+//! Each case has a lab of its own (`lab.rs`) and so runs beside the others. The traffic is this program's, started
+//! again inside the lab (`peer/`). `--kernel-smoke` runs the few cases that show that a kernel takes our programs.
+
+mod agent;
+mod cases;
+mod lab;
+mod manifest;
+mod peer;
+mod space;
+
+use std::io::{self, Write as _};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::ExitCode;
+
+use anyhow::{Context as _, Result, anyhow};
+use libtest_mimic::{Arguments, Failed, Trial};
+use rustix::mount::{MountPropagationFlags, mount_change};
+
+use cases::Case;
+use lab::Lab;
+
+/// The cases wait more than they work.
+const AT_ONCE: usize = 4;
+
+fn main() -> ExitCode {
+    let first = std::env::args().nth(1).unwrap_or_default();
+    if first == peer::ARGUMENT {
+        return peer::work::run();
+    }
+    let is_smoke = first == "--kernel-smoke";
+    let mut arguments =
+        if is_smoke { Arguments::from_iter(["netns", "--nocapture"]) } else { Arguments::from_args() };
+    let is_root = rustix::process::geteuid().is_root();
+    if is_root && !arguments.list {
+        if let Err(error) = own_mounts() {
+            let _ = writeln!(io::stderr(), "netns: {error:#}");
+            return ExitCode::FAILURE;
+        }
+        lab::remove_leftovers();
+    }
+    // An emulated machine is slow enough with one.
+    let at_once = if is_smoke { 1 } else { AT_ONCE };
+    arguments.test_threads = arguments.test_threads.or(Some(at_once));
+    let cases = if is_smoke { cases::smoke() } else { cases::all() };
+    // Without root they show as ignored, like the other tests that need it.
+    let trial = |case: Case| {
+        Trial::test(case.name, move || run(&case).map_err(|error| Failed::from(format!("{error:#}"))))
+            .with_ignored_flag(!is_root)
+    };
+    libtest_mimic::run(&arguments, cases.into_iter().map(trial).collect()).exit_code()
+}
+
+/// Gives this process mounts of its own: what a test mounts goes with it, however it ends.
+fn own_mounts() -> Result<()> {
+    // SAFETY: there is only this thread yet.
+    if unsafe { libc::unshare(libc::CLONE_NEWNS) } != 0 {
+        return Err(io::Error::last_os_error()).context("cannot unshare mounts");
+    }
+    mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
+        .context("cannot make the mounts private")
+}
+
+fn run(case: &Case) -> Result<()> {
+    let lab = Lab::new(case.wish)?;
+    let action = || lab.begin().and_then(|()| (case.run)(&lab));
+    let result =
+        catch_unwind(AssertUnwindSafe(action)).unwrap_or_else(|_| Err(anyhow!("a panic, see above")));
+    result.map_err(|error| anyhow!("{error:#}\n--- the agents' log ---\n{}", lab.log()))
+}

@@ -1,0 +1,145 @@
+//! Other programs' traffic: this test program, started again inside a namespace and perhaps a cgroup.
+//!
+//! One request and one answer a line, as JSON, over its standard input and output. It ends with its input.
+
+mod load;
+mod wire;
+pub mod work;
+
+use std::cell::RefCell;
+use std::fs::OpenOptions;
+use std::io::{self, BufRead as _, BufReader, Write as _};
+use std::net::SocketAddr;
+use std::os::fd::AsRawFd as _;
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Stdio};
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::space::Space;
+pub use wire::{Attempt, Close, Failure, Kind, Load, Reply, Request, Seen, Tally};
+
+/// The first argument of such a program.
+pub const ARGUMENT: &str = "__peer";
+
+/// A running one.
+pub struct Peer {
+    child: Child,
+    pipes: RefCell<(ChildStdin, BufReader<ChildStdout>)>,
+}
+
+/// What became of one exchange.
+pub type Outcome = Result<Seen, Failure>;
+
+impl Peer {
+    /// Starts one in `space`, and in `cgroup` if there is one.
+    pub fn start(space: &Space, cgroup: Option<&Path>) -> Result<Self> {
+        let mut command = space.command("/proc/self/exe");
+        command.arg(ARGUMENT).stdin(Stdio::piped()).stdout(Stdio::piped());
+        if let Some(cgroup) = cgroup {
+            let file = cgroup.join("cgroup.procs");
+            let procs = OpenOptions::new()
+                .write(true)
+                .open(&file)
+                .with_context(|| format!("cannot open {}", file.display()))?;
+            let join = move || {
+                // SAFETY: one system call on a descriptor that the closure owns.
+                let written = unsafe { libc::write(procs.as_raw_fd(), b"0".as_ptr().cast(), 1) };
+                if written == 1 { Ok(()) } else { Err(io::Error::last_os_error()) }
+            };
+            // SAFETY: the closure makes one system call.
+            unsafe { command.pre_exec(join) };
+        }
+        let mut child = command.spawn().context("cannot start a peer")?;
+        let input = child.stdin.take().context("no input")?;
+        let output = child.stdout.take().context("no output")?;
+        Ok(Self { child, pipes: RefCell::new((input, BufReader::new(output))) })
+    }
+
+    fn ask(&self, request: &Request) -> Result<Result<Reply, Failure>> {
+        let mut pipes = self.pipes.borrow_mut();
+        let mut line = serde_json::to_string(request)?;
+        line.push('\n');
+        pipes.0.write_all(line.as_bytes()).context("a peer died")?;
+        line.clear();
+        pipes.1.read_line(&mut line)?;
+        serde_json::from_str(&line).with_context(|| format!("a peer said {line:?} to {request:?}"))
+    }
+
+    fn seen(&self, request: &Request) -> Result<Outcome> {
+        match self.ask(request)? {
+            Ok(Reply::Seen(seen)) => Ok(Ok(seen)),
+            Ok(other) => bail!("unexpected answer {other:?}"),
+            Err(failure) => Ok(Err(failure)),
+        }
+    }
+
+    /// Answers what comes to `addr`, under a name.
+    pub fn serve(&self, is_tcp: bool, addr: SocketAddr, name: &str) -> Result<()> {
+        match self.ask(&Request::Serve { is_tcp, addr, name: name.to_owned() })? {
+            Ok(_) => Ok(()),
+            Err(failure) => bail!("cannot serve {addr}: {failure:?}"),
+        }
+    }
+
+    /// Opens a socket, exchanges one message, closes it.
+    pub fn once(&self, attempt: Attempt) -> Result<Outcome> {
+        self.seen(&Request::Once(attempt))
+    }
+
+    /// The same, and it has to work.
+    pub fn reach(&self, attempt: Attempt) -> Result<Seen> {
+        self.once(attempt)?.map_err(|failure| anyhow::anyhow!("{attempt:?}: {failure:?}"))
+    }
+
+    /// The same, and it has to fail with this error.
+    pub fn fails(&self, attempt: Attempt, errno: i32) -> Result<Failure> {
+        match self.once(attempt)? {
+            Err(failure) if failure.errno == Some(errno) => Ok(failure),
+            other => bail!("{attempt:?}: expected {}, had {other:?}", io::Error::from_raw_os_error(errno)),
+        }
+    }
+
+    /// Opens a socket that stays, under a number of the caller's.
+    pub fn open(&self, id: u32, attempt: Attempt) -> Result<()> {
+        match self.ask(&Request::Open { id, attempt })? {
+            Ok(_) => Ok(()),
+            Err(failure) => bail!("{attempt:?}: {failure:?}"),
+        }
+    }
+
+    /// Exchanges a message on a socket that is open; `to` is for sockets that are not connected.
+    pub fn talk(&self, id: u32, to: Option<SocketAddr>) -> Result<Outcome> {
+        self.seen(&Request::Talk { id, to })
+    }
+
+    /// The same, and it has to work.
+    pub fn hears(&self, id: u32, to: Option<SocketAddr>) -> Result<Seen> {
+        self.talk(id, to)?.map_err(|failure| anyhow::anyhow!("socket {id} to {to:?}: {failure:?}"))
+    }
+
+    /// Begins traffic that goes on until [`Peer::stop`].
+    pub fn load(&self, loads: &[Load]) -> Result<()> {
+        match self.ask(&Request::Load(loads.to_vec()))? {
+            Ok(_) => Ok(()),
+            Err(failure) => bail!("no traffic: {failure:?}"),
+        }
+    }
+
+    /// Ends the traffic, and tells of each load in turn.
+    pub fn stop(&self) -> Result<Vec<Tally>> {
+        match self.ask(&Request::Stop)? {
+            Ok(Reply::Tallies(tallies)) => Ok(tallies),
+            other => bail!("unexpected answer {other:?}"),
+        }
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        // It may have ended before.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,130 @@
+//! What a test and its peers say to each other.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::SocketAddr;
+
+use serde::{Deserialize, Serialize};
+
+/// A kind of socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Kind {
+    Tcp,
+    /// UDP after connect(2).
+    Udp,
+    /// UDP by sendto(2) and recvfrom(2).
+    Datagram,
+}
+
+impl Kind {
+    pub const ALL: [Self; 3] = [Self::Tcp, Self::Udp, Self::Datagram];
+
+    pub fn is_tcp(self) -> bool {
+        self == Self::Tcp
+    }
+}
+
+/// How a TCP connection ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Close {
+    /// The client closes first.
+    Client,
+    /// The server closes first.
+    Server,
+    /// The client resets it.
+    Reset,
+}
+
+/// One exchange. The socket has the family of `to`: an IPv4-mapped address makes an IPv6 socket.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Attempt {
+    pub kind: Kind,
+    pub to: SocketAddr,
+    /// 0: any.
+    pub source_port: u16,
+    /// Bytes of the message.
+    pub size: usize,
+    pub close: Close,
+}
+
+impl Attempt {
+    pub fn new(kind: Kind, to: SocketAddr) -> Self {
+        Self { kind, to, source_port: 0, size: 10, close: Close::Client }
+    }
+
+    pub fn from_port(self, source_port: u16) -> Self {
+        Self { source_port, ..self }
+    }
+
+    pub fn size(self, size: usize) -> Self {
+        Self { size, ..self }
+    }
+
+    pub fn close(self, close: Close) -> Self {
+        Self { close, ..self }
+    }
+}
+
+/// An answer, and what the client could see of who gave it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Seen {
+    /// The server's name.
+    pub server: String,
+    /// Whom the server saw.
+    pub client: SocketAddr,
+    /// The client's own address.
+    pub local: SocketAddr,
+    /// getpeername(2).
+    pub peer: Option<SocketAddr>,
+    /// Where recvfrom(2) says the answer is from; UDP only.
+    pub from: Option<SocketAddr>,
+}
+
+/// What failed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failure {
+    /// The call.
+    pub call: String,
+    pub errno: Option<i32>,
+    pub text: String,
+}
+
+impl Failure {
+    pub fn of(call: &str) -> impl Fn(io::Error) -> Self {
+        move |error| Self { call: call.to_owned(), errno: error.raw_os_error(), text: error.to_string() }
+    }
+}
+
+/// Traffic that goes on: the attempt again and again, each time or only once with a new socket.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Load {
+    pub attempt: Attempt,
+    pub is_one_socket: bool,
+}
+
+/// What became of a load.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Tally {
+    /// Answers by server.
+    pub servers: BTreeMap<String, u64>,
+    pub failed: u64,
+    /// The first few.
+    pub failures: Vec<Failure>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Request {
+    Serve { is_tcp: bool, addr: SocketAddr, name: String },
+    Once(Attempt),
+    Open { id: u32, attempt: Attempt },
+    Talk { id: u32, to: Option<SocketAddr> },
+    Load(Vec<Load>),
+    Stop,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Reply {
+    Done,
+    Seen(Seen),
+    Tallies(Vec<Tally>),
+}

@@ -1,0 +1,221 @@
+//! The peer's side: sockets.
+
+use std::collections::BTreeMap;
+use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use socket2::{Domain, Socket, Type};
+
+use super::load::Traffic;
+use super::wire::{Attempt, Close, Failure, Kind, Reply, Request, Seen};
+
+/// After this long a call counts as failed. Nothing here takes a tenth of it.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// Ends a message.
+const END: u8 = b'\n';
+/// Begins a message after which the server closes.
+const LAST: u8 = b'q';
+
+/// Runs until the input ends.
+pub fn run() -> ExitCode {
+    let mut sockets = BTreeMap::new();
+    let mut traffic = None;
+    for line in io::stdin().lines().map_while(Result::ok) {
+        let answer = match serde_json::from_str(&line) {
+            Ok(request) => answer(request, &mut sockets, &mut traffic),
+            Err(error) => Err(Failure::of("parse")(error.into())),
+        };
+        let Ok(text) = serde_json::to_string(&answer) else { return ExitCode::FAILURE };
+        if writeln!(io::stdout(), "{text}").is_err() {
+            break;
+        }
+    }
+    ExitCode::SUCCESS
+}
+
+fn answer(
+    request: Request,
+    sockets: &mut BTreeMap<u32, Conversation>,
+    traffic: &mut Option<Traffic>,
+) -> Result<Reply, Failure> {
+    match request {
+        Request::Serve { is_tcp, addr, name } => {
+            let result = if is_tcp { serve_tcp(addr, name) } else { serve_udp(addr, name) };
+            result.map_err(Failure::of("listen"))?;
+        }
+        Request::Once(attempt) => return once(attempt).map(Reply::Seen),
+        Request::Open { id, attempt } => {
+            sockets.insert(id, Conversation::open(attempt)?);
+        }
+        Request::Talk { id, to } => {
+            let gone = || Failure::of("find")(io::ErrorKind::NotFound.into());
+            return sockets.get_mut(&id).ok_or_else(gone)?.talk(to, false).map(Reply::Seen);
+        }
+        Request::Load(loads) => *traffic = Some(Traffic::start(loads)),
+        Request::Stop => {
+            return Ok(Reply::Tallies(traffic.take().map(Traffic::stop).unwrap_or_default()));
+        }
+    }
+    Ok(Reply::Done)
+}
+
+/// Opens, exchanges one message, closes.
+pub fn once(attempt: Attempt) -> Result<Seen, Failure> {
+    let mut conversation = Conversation::open(attempt)?;
+    let seen = conversation.talk(None, attempt.close == Close::Server)?;
+    conversation.close()?;
+    Ok(seen)
+}
+
+/// A client's socket.
+pub struct Conversation {
+    attempt: Attempt,
+    socket: Socket,
+}
+
+impl Conversation {
+    pub fn open(attempt: Attempt) -> Result<Self, Failure> {
+        let Attempt { kind, to, source_port, .. } = attempt;
+        let make = || {
+            let kind = if kind.is_tcp() { Type::STREAM } else { Type::DGRAM };
+            let socket = Socket::new(Domain::for_address(to), kind, None)?;
+            socket.set_read_timeout(Some(PATIENCE))?;
+            socket.set_write_timeout(Some(PATIENCE))?;
+            if source_port != 0 {
+                let any: IpAddr =
+                    if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+                socket.set_reuse_address(true)?;
+                socket.bind(&SocketAddr::new(any, source_port).into())?;
+            }
+            Ok(socket)
+        };
+        let socket = make().map_err(Failure::of("socket"))?;
+        match kind {
+            Kind::Tcp => socket.connect_timeout(&to.into(), PATIENCE).map_err(Failure::of("connect"))?,
+            Kind::Udp => socket.connect(&to.into()).map_err(Failure::of("connect"))?,
+            Kind::Datagram => {}
+        }
+        Ok(Self { attempt, socket })
+    }
+
+    /// Sends a message and awaits its answer. `is_last`: the server closes then.
+    pub fn talk(&mut self, to: Option<SocketAddr>, is_last: bool) -> Result<Seen, Failure> {
+        let mut message = vec![b'x'; self.attempt.size];
+        message.push(END);
+        if is_last && let Some(first) = message.first_mut() {
+            *first = LAST;
+        }
+        let (text, from) = match self.attempt.kind {
+            Kind::Tcp => (self.exchange(&message)?, None),
+            Kind::Udp => {
+                self.socket.send(&message).map_err(Failure::of("send"))?;
+                self.receive()?
+            }
+            Kind::Datagram => {
+                let to = to.unwrap_or(self.attempt.to);
+                self.socket.send_to(&message, &to.into()).map_err(Failure::of("sendto"))?;
+                self.receive()?
+            }
+        };
+        let peer = self.socket.peer_addr().ok().and_then(|addr| addr.as_socket());
+        let local = self.socket.local_addr().ok().and_then(|addr| addr.as_socket());
+        let mut parts = text.trim_end().split('|');
+        let mut seen = || {
+            let (server, client) = (parts.next()?.to_owned(), parts.next()?.parse().ok()?);
+            let is_whole = parts.next()?.parse() == Ok(message.len());
+            is_whole.then_some(Seen { server, client, local: local?, peer, from })
+        };
+        seen().ok_or_else(|| Failure::of("read")(io::Error::other(format!("answer {text:?}"))))
+    }
+
+    fn exchange(&mut self, message: &[u8]) -> Result<String, Failure> {
+        self.socket.write_all(message).map_err(Failure::of("write"))?;
+        let mut text = Vec::new();
+        while text.last() != Some(&END) {
+            let mut part = [0; 256];
+            let count = self.socket.read(&mut part).map_err(Failure::of("read"))?;
+            if count == 0 {
+                return Err(Failure::of("read")(io::ErrorKind::UnexpectedEof.into()));
+            }
+            text.extend_from_slice(&part[..count]);
+        }
+        Ok(String::from_utf8_lossy(&text).into_owned())
+    }
+
+    fn receive(&self) -> Result<(String, Option<SocketAddr>), Failure> {
+        let socket: UdpSocket = self.socket.try_clone().map_err(Failure::of("dup"))?.into();
+        let mut buffer = [0; 256];
+        let (count, from) = socket.recv_from(&mut buffer).map_err(Failure::of("recvfrom"))?;
+        Ok((String::from_utf8_lossy(&buffer[..count]).into_owned(), Some(from)))
+    }
+
+    fn close(mut self) -> Result<(), Failure> {
+        match self.attempt.close {
+            _ if !self.attempt.kind.is_tcp() => {}
+            Close::Client => {}
+            Close::Reset => {
+                self.socket.set_linger(Some(Duration::ZERO)).map_err(Failure::of("linger"))?;
+            }
+            Close::Server => {
+                // The server's FIN comes first, then ours.
+                let count = self.socket.read(&mut [0; 1]).map_err(Failure::of("read"))?;
+                if count != 0 {
+                    return Err(Failure::of("read")(io::Error::other("more than the answer")));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn listener(addr: SocketAddr, kind: Type) -> io::Result<Socket> {
+    let socket = Socket::new(Domain::for_address(addr), kind, None)?;
+    if addr.is_ipv6() {
+        socket.set_only_v6(true)?;
+    }
+    socket.set_reuse_address(true)?;
+    socket.bind(&addr.into())?;
+    Ok(socket)
+}
+
+fn serve_tcp(addr: SocketAddr, name: String) -> io::Result<()> {
+    let socket = listener(addr, Type::STREAM)?;
+    socket.listen(1024)?;
+    let listener: std::net::TcpListener = socket.into();
+    std::thread::spawn(move || {
+        while let Ok((stream, client)) = listener.accept() {
+            let name = name.clone();
+            // A client that goes away ends its conversation, nothing else.
+            std::thread::spawn(move || converse(stream, client, &name));
+        }
+    });
+    Ok(())
+}
+
+fn converse(mut stream: TcpStream, client: SocketAddr, name: &str) -> io::Result<()> {
+    let mut reader = BufReader::new(stream.try_clone()?);
+    let mut message = Vec::new();
+    while reader.read_until(END, &mut message)? > 0 {
+        writeln!(stream, "{name}|{client}|{}", message.len())?;
+        if message.first() == Some(&LAST) {
+            break;
+        }
+        message.clear();
+    }
+    Ok(())
+}
+
+fn serve_udp(addr: SocketAddr, name: String) -> io::Result<()> {
+    let socket: UdpSocket = listener(addr, Type::DGRAM)?.into();
+    std::thread::spawn(move || {
+        let mut message = vec![0; 65536];
+        loop {
+            // An ICMP error about an earlier answer is no reason to stop.
+            let Ok((count, client)) = socket.recv_from(&mut message) else { continue };
+            let _ = socket.send_to(format!("{name}|{client}|{count}").as_bytes(), client);
+        }
+    });
+    Ok(())
+}

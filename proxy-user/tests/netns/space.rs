@@ -1,0 +1,88 @@
+//! Network namespaces without names: they go when the last process and descriptor go, also after a kill.
+
+use std::fs::File;
+use std::io::{self, Write as _};
+use std::os::fd::{AsRawFd as _, RawFd};
+use std::os::unix::process::CommandExt as _;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context as _, Result, bail};
+
+/// A network namespace.
+pub struct Space {
+    name: &'static str,
+    file: File,
+}
+
+impl Space {
+    /// Makes one, with its loopback up and forwarding on.
+    pub fn new(name: &'static str) -> Result<Self> {
+        let make = || {
+            // SAFETY: only this short-lived thread changes its namespace.
+            if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
+                return Err(io::Error::last_os_error());
+            }
+            File::open("/proc/thread-self/ns/net")
+        };
+        let file = std::thread::scope(|scope| scope.spawn(make).join());
+        let file =
+            file.map_err(|_| anyhow::anyhow!("a thread died"))?.context("cannot make a network namespace")?;
+        let space = Self { name, file };
+        space.ip("link set lo up")?;
+        for family in ["ipv4", "ipv6"] {
+            space.sysctl(&format!("net/{family}/conf/all/forwarding"), "1")?;
+        }
+        Ok(space)
+    }
+
+    /// What `ip` calls it.
+    pub fn path(&self) -> String {
+        format!("/proc/{}/fd/{}", std::process::id(), self.file.as_raw_fd())
+    }
+
+    /// A program that will run inside.
+    pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
+        let mut command = Command::new(program);
+        let space = self.file.as_raw_fd();
+        // SAFETY: `enter` makes one system call, as it has to be between fork and exec.
+        unsafe { command.pre_exec(move || enter(space)) };
+        command
+    }
+
+    /// Lines of `ip`.
+    pub fn ip(&self, lines: &str) -> Result<()> {
+        let mut command = self.command("ip");
+        command.args(["-batch", "-"]).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut child = command.spawn().context("cannot run ip")?;
+        child.stdin.take().context("ip has no input")?.write_all(lines.as_bytes())?;
+        let output = child.wait_with_output()?;
+        if !output.status.success() {
+            bail!("ip in {}: {}\n{lines}", self.name, String::from_utf8_lossy(&output.stderr));
+        }
+        Ok(())
+    }
+
+    /// Sets one of the namespace's own switches below `/proc/sys`.
+    pub fn sysctl(&self, name: &str, value: &str) -> Result<()> {
+        self.inside(|| std::fs::write(format!("/proc/sys/{name}"), value).with_context(|| name.to_owned()))
+    }
+
+    /// Does something on a thread inside.
+    pub fn inside<T: Send>(&self, action: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+        let space = self.file.as_raw_fd();
+        let run = || {
+            enter(space).context("cannot enter a network namespace")?;
+            action()
+        };
+        std::thread::scope(|scope| scope.spawn(run).join()).map_err(|_| anyhow::anyhow!("a thread died"))?
+    }
+}
+
+fn enter(space: RawFd) -> io::Result<()> {
+    // SAFETY: the call changes nothing but the calling thread's namespace.
+    if unsafe { libc::setns(space, libc::CLONE_NEWNET) } == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
