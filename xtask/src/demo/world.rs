@@ -76,6 +76,10 @@ impl World {
     /// Makes namespaces, control groups and mounts, and a script for each machine.
     pub(super) fn build(&self) -> Result<()> {
         fs::create_dir(self.manifests()).context("cannot make the folder of the manifests")?;
+        // A copy: what is built meanwhile must not replace the program that made the maps.
+        fs::create_dir(self.programs())
+            .and_then(|()| fs::copy(&self.ballast, self.programs().join("ballast")))
+            .with_context(|| format!("cannot copy {}", self.ballast.display()))?;
         for node in NODES {
             self.machine(node, Some(node))?;
             let bpffs = self.place.bpffs(node);
@@ -121,13 +125,12 @@ impl World {
         if node == Some(name) {
             fs::create_dir(self.place.cgroup(name)).context("cannot make a control group")?;
         }
-        let folder = self.ballast.parent().unwrap_or_else(|| Path::new("."));
         self.place.write(
             name,
             &format!(
                 "#!/bin/sh\n# Runs a command as {name} would.\n{enter}PATH='{}':$PATH:/usr/sbin:/sbin\n\
                  BALLAST_BPFFS='{}'\nexport PATH BALLAST_BPFFS\nexec nsenter --net=/run/netns/{namespace} \"$@\"\n",
-                folder.display(),
+                self.programs().display(),
                 self.place.bpffs(node.unwrap_or("node1")).display()
             ),
         )?;
@@ -270,6 +273,11 @@ impl World {
 
     fn log(&self, name: &str) -> PathBuf {
         self.place.dir().join(format!("{name}.log"))
+    }
+
+    /// The folder of `ballast`.
+    fn programs(&self) -> PathBuf {
+        self.place.dir().join("bin")
     }
 
     /// The folder that the agents watch.
