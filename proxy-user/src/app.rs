@@ -180,7 +180,7 @@ async fn attach(programs: Arc<Programs>, config: Arc<RunConfig>, mut status: wat
                 break;
             }
             Ok(Err(error)) => {
-                tracing::error!(%error, "cannot attach the socket programs; trying again in 5 s")
+                tracing::error!(%error, "cannot attach the socket programs; trying again in 5 s");
             }
             Err(_) => return,
         }

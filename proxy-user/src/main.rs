@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::Parser;
 use proxy_user::cli::args::CleanupArgs;
+use proxy_user::cli::show::Answer;
 use proxy_user::cli::{Args, Command, RunConfig, show};
 use proxy_user::{app, host, programs, telemetry};
 
@@ -22,7 +23,9 @@ fn main() -> ExitCode {
 
 fn run(command: Command) -> anyhow::Result<ExitCode> {
     if let Some(answer) = show::answer(&command) {
-        return print(&answer?);
+        let Answer { text, well } = answer?;
+        print(&text)?;
+        return Ok(if well { ExitCode::SUCCESS } else { ExitCode::FAILURE });
     }
     match command {
         Command::Run(args) => {
@@ -41,11 +44,10 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
 fn cleanup(args: &CleanupArgs) -> anyhow::Result<ExitCode> {
     // Without a cgroup tree there can be no program of ours in it.
     let cgroup = host::cgroup::find(None).ok();
-    let cleanup = programs::cleanup(&args.bpffs, cgroup.as_ref().map(|root| root.path.as_path()))?;
-    let mut text = String::new();
-    for line in &cleanup.removed {
-        text.push_str(&format!("removed {line}\n"));
-    }
+    let (work, verb): (fn(_, _) -> _, _) =
+        if args.dry_run { (programs::dry_run, "would remove") } else { (programs::cleanup, "removed") };
+    let cleanup = work(args.bpffs.as_path(), cgroup.as_ref().map(|root| root.path.as_path()))?;
+    let mut text: String = cleanup.removed.iter().map(|line| [verb, " ", line, "\n"].concat()).collect();
     if cleanup.removed.is_empty() && cleanup.left.is_empty() {
         text.push_str("nothing of ours is here\n");
     }
@@ -57,11 +59,11 @@ fn cleanup(args: &CleanupArgs) -> anyhow::Result<ExitCode> {
 }
 
 /// Writes an answer; a reader that has seen enough (`| head`) is no failure.
-fn print(text: &str) -> anyhow::Result<ExitCode> {
+fn print(text: &str) -> anyhow::Result<()> {
     match std::io::stdout().write_all(text.as_bytes()) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
             Err(error).context("cannot write to standard output")
         }
-        _ => Ok(ExitCode::SUCCESS),
+        _ => Ok(()),
     }
 }

@@ -27,7 +27,8 @@ pub struct Args {
 pub enum Command {
     /// Run the agent: watch Services and EndpointSlices, and keep the kernel's maps as they say.
     Run(Box<RunArgs>),
-    /// Say whether all is well: agent, programs, maps, refused traffic.
+    /// Say whether all is well: agent, programs, maps, refused traffic. Exits with 0 when it is, and with 1 when
+    /// the agent does not answer or anything else is wrong.
     Status(StatusArgs),
     /// Services and where their traffic goes.
     #[command(visible_alias = "svc")]

@@ -9,9 +9,8 @@ use prometheus_client::encoding::{DescriptorEncoder, EncodeCounterValue, EncodeG
 use prometheus_client::metrics::MetricType;
 use proxy_common::reason::Reason;
 
-use crate::maps::view::{
-    BackendState, FlowState, LinkRow, NameRow, Overview, Snapshot, UsageRow, View, ViewError,
-};
+use crate::maps::view::{BackendState, FlowState, NameRow, Overview, Snapshot, UsageRow, View, ViewError};
+use crate::programs::{Attachment, attachments};
 
 /// Labels of one sample.
 pub(super) type Labels = Vec<(&'static str, String)>;
@@ -28,7 +27,7 @@ pub struct Reading {
     /// What the maps hold.
     pub overview: Overview,
     /// Attached programs.
-    pub links: Vec<LinkRow>,
+    pub attachments: Vec<Attachment>,
 }
 
 impl DataPath {
@@ -39,7 +38,7 @@ impl DataPath {
 
     fn read(&self) -> Result<Reading, ViewError> {
         let view = View::open(&self.bpffs)?;
-        Ok(Reading { overview: view.overview()?, links: view.links()? })
+        Ok(Reading { overview: view.overview()?, attachments: attachments(&self.bpffs) })
     }
 }
 
@@ -103,14 +102,20 @@ impl Reading {
     }
 
     fn encode_programs(&self, e: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let link = |row: &LinkRow| vec![("hook", row.hook.clone()), ("program", row.program.clone())];
-        let attached = self.links.iter().map(|row| (link(row), 1u32));
-        gauge(e, "ballast_program_attached", "A program that is attached by a pinned link", attached)?;
+        let attached = self.attachments.iter().map(|one| {
+            let device = one.ifindex.and(one.place.clone()).unwrap_or_default();
+            let labels =
+                vec![("hook", one.hook.clone()), ("program", one.program.to_owned()), ("device", device)];
+            (labels, u32::from(one.in_force()))
+        });
+        let help = "Whether a hook runs its program; 0 when its device or cgroup is gone, or the program";
+        gauge(e, "ballast_program_attached", help, attached)?;
         // The kernel counts by program, not by hook: one that hangs at two hooks must not count twice.
-        let programs: BTreeMap<u32, &LinkRow> = self.links.iter().map(|row| (row.program_id, row)).collect();
+        let programs: BTreeMap<u32, &Attachment> =
+            self.attachments.iter().map(|one| (one.program_id, one)).collect();
         let mut total: BTreeMap<&str, (u64, f64)> = BTreeMap::new();
         for row in programs.into_values() {
-            let (runs, seconds) = total.entry(&row.program).or_default();
+            let (runs, seconds) = total.entry(row.program).or_default();
             *runs += row.runs;
             *seconds += row.run_time.as_secs_f64();
         }

@@ -10,9 +10,10 @@ use rstest::rstest;
 use super::*;
 use crate::maps::Table;
 use crate::maps::view::{
-    BackendRow, BackendState, FlowCounts, FlowState, LinkRow, NameRow, Overview, Transport, UsageRow,
+    BackendRow, BackendState, FlowCounts, FlowState, NameRow, Overview, Transport, UsageRow,
 };
 use crate::model::net::IpFamily;
+use crate::programs::Attachment;
 use crate::sync::{Changes, Count, Histogram, Operation, Operations};
 use datapath::Reading;
 use prometheus_client::collector::Collector;
@@ -88,10 +89,12 @@ fn reading() -> Reading {
         terminating: false,
     };
     let stats = ServiceStats { connections: 5, packets: 6, bytes: 7, reply_packets: 8, reply_bytes: 9 };
-    let link = |hook: &str| LinkRow {
-        hook: hook.into(),
+    let link = |ifindex: u32, place: Option<&str>| Attachment {
+        hook: format!("tcx_ingress_{ifindex}"),
         program_id: 7,
-        program: "tc_ingress".into(),
+        program: "tc_ingress",
+        ifindex: Some(ifindex),
+        place: place.map(str::to_owned),
         runs: 10,
         run_time: Duration::from_micros(3),
     };
@@ -117,7 +120,7 @@ fn reading() -> Reading {
         flows: FlowCounts { v4: 11, v6: 0, states: [(FlowState::Established, 11)].into() },
         reasons: Reason::ALL.iter().map(|reason| (*reason, *reason as u64)).collect(),
     };
-    Reading { overview, links: vec![link("tcx_ingress_2"), link("tcx_ingress_3")] }
+    Reading { overview, attachments: vec![link(2, None), link(3, Some("eth0"))] }
 }
 
 fn metrics(status: Status) -> Metrics {
@@ -240,7 +243,11 @@ fn what_the_programs_counted() {
         ("ballast_flows{state=\"established\"}".into(), 11.0),
         ("ballast_flows{state=\"opening\"}".into(), 0.0),
         ("ballast_backends{state=\"gone\"}".into(), 1.0),
-        ("ballast_program_attached{hook=\"tcx_ingress_3\",program=\"tc_ingress\"}".into(), 1.0),
+        ("ballast_program_attached{hook=\"tcx_ingress_2\",program=\"tc_ingress\",device=\"\"}".into(), 0.0),
+        (
+            "ballast_program_attached{hook=\"tcx_ingress_3\",program=\"tc_ingress\",device=\"eth0\"}".into(),
+            1.0,
+        ),
         ("ballast_program_runs_total{program=\"tc_ingress\"}".into(), 10.0),
     ] {
         assert_eq!(parsed.value(&sample), Some(value), "{sample} in {parsed:#?}");

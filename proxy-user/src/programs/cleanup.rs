@@ -1,9 +1,11 @@
 //! `ballast cleanup`: removes everything that is ours, and nothing else.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::path::Path;
 
+use super::bpf::Link;
 use super::clsact;
 use super::error::Error;
 use super::hooks::Direction;
@@ -36,6 +38,29 @@ impl Cleanup {
 /// Links are found by their pins; with `cgroup`, and on the devices of this network namespace, also without.
 /// Fails when an agent runs on this bpffs.
 pub fn cleanup(bpffs: &Path, cgroup: Option<&Path>) -> Result<Cleanup, Error> {
+    work(bpffs, cgroup, Mode::Remove)
+}
+
+/// What [`cleanup`] would remove, in the same words; removes nothing.
+pub fn dry_run(bpffs: &Path, cgroup: Option<&Path>) -> Result<Cleanup, Error> {
+    work(bpffs, cgroup, Mode::Look)
+}
+
+/// Whether things are removed or only found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Mode {
+    Remove,
+    Look,
+}
+
+impl Mode {
+    /// Does it, if it is to be done; what was found is there.
+    fn run<E>(self, action: impl FnOnce() -> Result<(), E>) -> Result<bool, E> {
+        if self == Self::Remove { action().map(|()| true) } else { Ok(true) }
+    }
+}
+
+fn work(bpffs: &Path, cgroup: Option<&Path>, mode: Mode) -> Result<Cleanup, Error> {
     super::privileges::require()?;
     let paths = Paths::new(bpffs);
     let mut report = Cleanup::default();
@@ -46,23 +71,40 @@ pub fn cleanup(bpffs: &Path, cgroup: Option<&Path>) -> Result<Cleanup, Error> {
         Err(error) => return Err(Error::file("lock", paths.root())(error)),
     };
     // First what translates, then what it reads.
+    let mut pinned = BTreeSet::new();
     for name in pins::entries(&paths.links()).map_err(Error::file("list", &paths.links()))? {
-        report.note(format!("link {name}"), links::release(&paths.links().join(&name)));
+        let pin = paths.links().join(&name);
+        let link = Link::pinned(&pin).map_err(Error::file("open the link", &pin))?;
+        pinned.extend(link.as_ref().and_then(|link| link.info().ok()).map(|info| info.id));
+        let result = match mode {
+            Mode::Remove => links::release(&pin),
+            Mode::Look => Ok(link.is_some()),
+        };
+        report.note(format!("link {name}"), result);
     }
-    remove_strays(&paths, cgroup, &mut report)?;
-    remove_tree(&paths, &mut report);
+    remove_strays(&paths, cgroup, mode, &pinned, &mut report)?;
+    remove_tree(&paths, mode, &mut report);
     Ok(report)
 }
 
 /// Links and filters of ours that no pin tells of: the bpffs they were pinned in is gone. Where another agent
 /// is at work they are its own.
-fn remove_strays(paths: &Paths, cgroup: Option<&Path>, report: &mut Cleanup) -> Result<(), Error> {
+fn remove_strays(
+    paths: &Paths,
+    cgroup: Option<&Path>,
+    mode: Mode,
+    pinned: &BTreeSet<u32>,
+    report: &mut Cleanup,
+) -> Result<(), Error> {
+    // A link that was pinned is gone by now, unless we only look.
+    let is_stray = |link: &Link| link.info().is_ok_and(|info| !pinned.contains(&info.id));
     if let Some(path) = cgroup {
         let cgroup = Cgroup::open(path)?;
         match pins::lock(path).map_err(Error::file("lock", path))? {
             Some(_lock) => {
-                for (name, link) in links::on_cgroup(&cgroup, &links::our_programs()) {
-                    report.note(format!("unpinned link {name}"), link.detach().map(|()| true));
+                let strays = links::on_cgroup(&cgroup, &links::our_programs());
+                for (name, link) in strays.into_iter().filter(|(_, link)| is_stray(link)) {
+                    report.note(format!("unpinned link {name}"), mode.run(|| link.detach()));
                 }
             }
             None => report.left.push(format!("{}: another ballast uses it", path.display())),
@@ -75,12 +117,13 @@ fn remove_strays(paths: &Paths, cgroup: Option<&Path>, report: &mut Cleanup) -> 
     };
     for device in devices::list().map_err(Error::file("list the devices in", namespace))? {
         for direction in Direction::ALL {
-            for link in links::on_device(device.ifindex, direction.attach_type(), None) {
+            let strays = links::on_device(device.ifindex, direction.attach_type(), None);
+            for link in strays.into_iter().filter(is_stray) {
                 let what = format!("unpinned link {} on {}", direction.program(), device.name);
-                report.note(what, link.detach().map(|()| true));
+                report.note(what, mode.run(|| link.detach()));
             }
         }
-        match remove_filters(paths, device.ifindex) {
+        match filters_off(paths, device.ifindex, mode) {
             Ok(removed) => {
                 report.removed.extend(removed.iter().map(|what| format!("{what} on {}", device.name)));
             }
@@ -93,6 +136,10 @@ fn remove_strays(paths: &Paths, cgroup: Option<&Path>, report: &mut Cleanup) -> 
 /// Removes our filters from a device, and its clsact qdisc when we made it and nobody else uses it; says what
 /// was removed.
 pub(super) fn remove_filters(paths: &Paths, ifindex: u32) -> Result<Vec<String>, Error> {
+    filters_off(paths, ifindex, Mode::Remove)
+}
+
+fn filters_off(paths: &Paths, ifindex: u32, mode: Mode) -> Result<Vec<String>, Error> {
     let number = ifindex.to_string();
     let (given, made) = (paths.filters().join(&number), paths.qdiscs().join(&number));
     let mut removed = Vec::new();
@@ -112,7 +159,7 @@ pub(super) fn remove_filters(paths: &Paths, ifindex: u32) -> Result<Vec<String>,
         };
         for filter in filters {
             if filter.is_ours(direction) {
-                clsact::remove(&mut netlink, ifindex, direction).map_err(failed)?;
+                mode.run(|| clsact::remove(&mut netlink, ifindex, direction)).map_err(failed)?;
                 removed.push(format!("filter {}", direction.program()));
             } else {
                 others = true;
@@ -121,35 +168,34 @@ pub(super) fn remove_filters(paths: &Paths, ifindex: u32) -> Result<Vec<String>,
     }
     if made.is_dir() {
         if !others {
-            match clsact::remove_qdisc(&mut netlink, ifindex) {
-                Ok(()) => removed.push("clsact qdisc".to_owned()),
+            match mode.run(|| clsact::remove_qdisc(&mut netlink, ifindex)) {
+                Ok(_) => removed.push("clsact qdisc".to_owned()),
                 // Somebody else removed it, or the device is gone.
                 Err(error)
                     if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOENT | libc::ENODEV)) => {}
                 Err(error) => return Err(failed(error)),
             }
         }
-        fs::remove_dir(&made).map_err(Error::file("remove", &made))?;
+        mode.run(|| fs::remove_dir(&made)).map_err(Error::file("remove", &made))?;
     }
     if given.is_dir() {
-        fs::remove_dir(&given).map_err(Error::file("remove", &given))?;
+        mode.run(|| fs::remove_dir(&given)).map_err(Error::file("remove", &given))?;
     }
     Ok(removed)
 }
 
 /// Removes our directory. Symbolic links are removed, not followed.
-fn remove_tree(paths: &Paths, report: &mut Cleanup) {
+fn remove_tree(paths: &Paths, mode: Mode, report: &mut Cleanup) {
     let root = paths.root();
     for name in pins::entries(root).unwrap_or_default() {
         let path = root.join(&name);
-        let result = match path.symlink_metadata() {
+        let result = mode.run(|| match path.symlink_metadata() {
             Ok(metadata) if metadata.is_dir() => fs::remove_dir_all(&path),
             _ => fs::remove_file(&path),
-        };
-        report.note(path.display().to_string(), result.map(|()| true));
+        });
+        report.note(path.display().to_string(), result);
     }
-    match fs::remove_dir(root) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        result => report.note(root.display().to_string(), result.map(|()| true)),
+    if root.exists() {
+        report.note(root.display().to_string(), mode.run(|| fs::remove_dir(root)));
     }
 }

@@ -77,6 +77,14 @@ pub(super) fn pinned_device(pin: &str) -> Option<u32> {
     Direction::ALL.iter().any(|d| d.to_string() == direction).then(|| ifindex.parse().ok())?
 }
 
+/// The program whose link has a pin of that name.
+pub(super) fn pinned_program(pin: &str) -> Option<&'static str> {
+    let of_device =
+        |direction: &&Direction| pinned_device(pin).is_some_and(|ifindex| direction.pin(ifindex) == pin);
+    let on_cgroup = SOCKET_HOOKS.iter().map(|(name, _)| *name).find(|name| *name == pin);
+    on_cgroup.or_else(|| Direction::ALL.iter().find(of_device).map(|direction| direction.program()))
+}
+
 /// Every program that is attached somewhere.
 pub(super) fn names() -> impl Iterator<Item = &'static str> {
     SOCKET_HOOKS.iter().map(|(name, _)| *name).chain(Direction::ALL.iter().map(|d| d.program()))
@@ -90,10 +98,13 @@ mod tests {
     fn a_pin_names_its_device() {
         for direction in Direction::ALL {
             assert_eq!(pinned_device(&direction.pin(7)), Some(7));
+            assert_eq!(pinned_program(&direction.pin(7)), Some(direction.program()));
         }
         for name in ["sock_connect4", "tcx_ingress_", "tcx_sideways_7", "tcx_7", "tcx_egress_7_new"] {
             assert_eq!(pinned_device(name), None, "{name}");
         }
+        assert_eq!(pinned_program("sock_connect4"), Some("sock_connect4"));
+        assert_eq!(pinned_program("sock_connect4_new"), None);
     }
 
     #[test]

@@ -24,7 +24,7 @@ use std::sync::{Mutex, PoisonError};
 
 use aya::Ebpf;
 use aya::programs::Program;
-pub use cleanup::{Cleanup, cleanup};
+pub use cleanup::{Cleanup, cleanup, dry_run};
 pub use error::Error;
 pub use links::Outcome;
 pub use notice::Notice;
@@ -287,9 +287,14 @@ impl DeviceHooks for Programs {
     }
 }
 
-/// The name of a device, or its number when it is gone.
+/// The name of a device, or its number when it is not in this network namespace.
 fn device_name(ifindex: u32) -> String {
-    let name = rustix::net::socket(rustix::net::AddressFamily::UNIX, rustix::net::SocketType::DGRAM, None)
-        .and_then(|socket| rustix::net::netdevice::index_to_name(&socket, ifindex));
-    name.unwrap_or_else(|_| format!("#{ifindex}"))
+    known_device_name(ifindex).unwrap_or_else(|| format!("#{ifindex}"))
+}
+
+/// The name of a device of this network namespace; `None` when it is not there.
+fn known_device_name(ifindex: u32) -> Option<String> {
+    let socket =
+        rustix::net::socket(rustix::net::AddressFamily::UNIX, rustix::net::SocketType::DGRAM, None).ok()?;
+    rustix::net::netdevice::index_to_name(&socket, ifindex).ok()
 }

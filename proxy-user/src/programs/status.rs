@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
-use aya::programs::{Program, ProgramInfo};
+use aya::programs::{Program, ProgramInfo, loaded_programs};
 
 use super::Programs;
 use super::bpf::{Hook, Link};
@@ -32,50 +32,109 @@ pub struct ProgramStatus {
     pub attached: Vec<String>,
 }
 
-/// A pinned link.
+/// A program of ours at a hook: by a pinned link, or by a filter of the clsact qdisc.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attachment {
-    /// Name of its pin.
-    pub pin: String,
-    /// The kernel's id of its program.
-    pub program: u32,
+    /// The name of the link's pin, `sock_connect4` or `tcx_ingress_7`; `clsact_ingress_7` for a filter.
+    pub hook: String,
+    /// The kernel's id of the program; 0: somebody else removed the filter.
+    pub program_id: u32,
+    /// The program's name.
+    pub program: &'static str,
+    /// The device, of a packet program.
+    pub ifindex: Option<u32>,
     /// Where: `cgroup 1` by the cgroup's id, or the name of a device. `None`: its cgroup or device is gone.
     pub place: Option<String>,
+    /// How often the program ran, and for how long in all: zero unless `kernel.bpf_stats_enabled` is set.
+    pub runs: u64,
+    /// See [`Attachment::runs`].
+    pub run_time: Duration,
 }
 
-/// The links that are pinned on a bpffs; needs no agent.
+impl Attachment {
+    /// Whether it does anything: its place is there, and its program too.
+    pub fn in_force(&self) -> bool {
+        self.place.is_some() && self.program_id != 0
+    }
+}
+
+/// What is attached according to a bpffs, in order of hooks; needs no agent. Devices are those of this network
+/// namespace.
 pub fn attachments(bpffs: &Path) -> Vec<Attachment> {
-    pinned(&Paths::new(bpffs))
+    attached(&Paths::new(bpffs))
 }
 
-fn pinned(paths: &Paths) -> Vec<Attachment> {
+fn attached(paths: &Paths) -> Vec<Attachment> {
+    let mut all = by_link(paths);
+    all.extend(by_filter(paths));
+    let mut infos = BTreeMap::new();
+    for info in loaded_programs().flatten() {
+        infos.insert(info.id(), info);
+    }
+    for one in &mut all {
+        if let Some(info) = infos.get(&one.program_id) {
+            (one.runs, one.run_time) = (info.run_count(), info.run_time());
+        }
+    }
+    all.sort_by(|a, b| a.hook.cmp(&b.hook));
+    all
+}
+
+fn by_link(paths: &Paths) -> Vec<Attachment> {
     let names = pins::entries(&paths.links()).unwrap_or_default();
     names
         .into_iter()
-        .filter_map(|pin| {
-            let info = Link::pinned(&paths.links().join(&pin)).ok()??.info().ok()?;
+        .filter_map(|hook| {
+            // A link that was removed since the folder was listed, or that is none of ours, is not an error.
+            let program = hooks::pinned_program(&hook)?;
+            let info = Link::pinned(&paths.links().join(&hook)).ok()??.info().ok()?;
             let place = match info.hook {
                 Hook::Cgroup { id: 0, .. } | Hook::Tcx { ifindex: 0, .. } | Hook::Other => None,
                 Hook::Cgroup { id, .. } => Some(format!("cgroup {id}")),
                 Hook::Tcx { ifindex, .. } => Some(super::device_name(ifindex)),
             };
-            Some(Attachment { pin, program: info.program, place })
+            Some(Attachment {
+                program_id: info.program,
+                program,
+                ifindex: hooks::pinned_device(&hook),
+                hook,
+                place,
+                runs: 0,
+                run_time: Duration::ZERO,
+            })
         })
         .collect()
+}
+
+/// Both directions of every device that was given filters, also those that lost them.
+fn by_filter(paths: &Paths) -> Vec<Attachment> {
+    let filters = our_filters(paths);
+    let one = |ifindex: u32, direction: Direction| {
+        let filter = filters
+            .iter()
+            .find(|(at, filter)| *at == ifindex && filter.name.as_deref() == Some(direction.program()));
+        Attachment {
+            hook: format!("clsact_{direction}_{ifindex}"),
+            program_id: filter.and_then(|(_, filter)| filter.program).unwrap_or_default(),
+            program: direction.program(),
+            ifindex: Some(ifindex),
+            place: super::known_device_name(ifindex),
+            runs: 0,
+            run_time: Duration::ZERO,
+        }
+    };
+    marked(paths).flat_map(|ifindex| Direction::ALL.map(|direction| one(ifindex, direction))).collect()
 }
 
 impl Programs {
     /// Every program that has a hook. Programs whose information cannot be read are left out.
     pub fn status(&self) -> Vec<ProgramStatus> {
-        let links = pinned(self.pins.paths());
-        let filters = self.filter_places();
+        let attachments = attached(self.pins.paths());
         hooks::names()
             .filter_map(|name| {
                 let info = self.info(name)?;
-                let by_link = links.iter().filter(|link| link.program == info.id());
-                let mut attached: Vec<_> = by_link.filter_map(|link| link.place.clone()).collect();
-                let by_filter = filters.iter().filter(|(program, _)| *program == info.id());
-                attached.extend(by_filter.map(|(_, device)| device.clone()));
+                let here = attachments.iter().filter(|one| one.program_id == info.id());
+                let attached = here.filter_map(|one| one.place.clone()).collect();
                 Some(ProgramStatus {
                     name,
                     id: info.id(),
@@ -95,12 +154,6 @@ impl Programs {
             Program::SchedClassifier(program) => program.info().ok(),
             _ => None,
         }
-    }
-
-    /// Programs of our filters, and their devices.
-    fn filter_places(&self) -> Vec<(u32, String)> {
-        let filters = our_filters(self.pins.paths()).into_iter();
-        filters.filter_map(|(ifindex, filter)| Some((filter.program?, super::device_name(ifindex)))).collect()
     }
 }
 

@@ -32,9 +32,9 @@ const MODULES: [(&str, &[&str]); 14] = [
     ("sync", &["maps", "model", "plan"]),
     ("host", &[]),
     ("programs", &["host"]),
-    ("metrics", &["maps", "model", "sync"]),
+    ("metrics", &["maps", "model", "programs", "sync"]),
     ("http", &["metrics", "model", "sync"]),
-    ("cli", &["maps", "model"]),
+    ("cli", &["maps", "model", "programs"]),
     ("telemetry", &["cli"]),
     (
         "app",

@@ -42,11 +42,26 @@ pub enum ShowError {
     Json(#[from] serde_json::Error),
 }
 
+/// An answer, ready to be printed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// What is printed.
+    pub text: String,
+    /// Whether all is well: what the exit code says.
+    pub well: bool,
+}
+
 /// Answers a reading command; `None` for those that do something.
-pub fn answer(command: &Command) -> Option<Result<String, ShowError>> {
+pub fn answer(command: &Command) -> Option<Result<Answer, ShowError>> {
+    if let Command::Status(args) = command {
+        return Some(status(args));
+    }
+    Some(rows(command)?.map(|text| Answer { text, well: true }))
+}
+
+fn rows(command: &Command) -> Option<Result<String, ShowError>> {
     match command {
-        Command::Run(_) | Command::Cleanup(_) => None,
-        Command::Status(args) => Some(status(args)),
+        Command::Run(_) | Command::Cleanup(_) | Command::Status(_) => None,
         Command::Service { command: ServiceCommand::List(args) } => {
             Some(open(args).and_then(|view| service_list(&view.snapshot()?, args.output)))
         }
@@ -73,10 +88,10 @@ pub use map::list as map_list;
 pub use service::{list as service_list, show as service_show};
 
 /// `ballast status`: asks the agent, and reads the maps whether or not it answers.
-pub fn status(args: &super::args::StatusArgs) -> Result<String, ShowError> {
+pub fn status(args: &super::args::StatusArgs) -> Result<Answer, ShowError> {
     let agent = probe(args.metrics_bind_address);
-    let facts = View::open(&args.reader.bpffs).and_then(|view| Facts::read(&view));
-    Status::new(agent, facts).render(args.reader.output)
+    let status = Status::new(agent, Facts::read(&args.reader.bpffs));
+    Ok(Answer { text: status.render(args.reader.output)?, well: status.problems().is_empty() })
 }
 
 fn open(args: &ReaderArgs) -> Result<View, ShowError> {

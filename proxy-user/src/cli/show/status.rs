@@ -1,8 +1,8 @@
 //! `ballast status`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use proxy_common::abi::ABI_VERSION;
 use proxy_common::map_names as map;
@@ -13,7 +13,8 @@ use super::map::MapJson;
 use super::table::{Table, bytes};
 use super::{AgentState, ShowError, json};
 use crate::cli::args::Output;
-use crate::maps::view::{BackendState, LinkRow, Overview, UsageRow, View, ViewError};
+use crate::maps::view::{BackendState, Overview, UsageRow, View, ViewError};
+use crate::programs::{Attachment, attachments};
 
 /// A map this full, in percent, is a problem to come.
 const NEARLY_FULL: u64 = 90;
@@ -25,8 +26,8 @@ pub struct Facts {
     pub folder: PathBuf,
     /// The layout that the agent wrote; 0 before it did.
     pub abi: u32,
-    /// Links, and so programs in force.
-    pub links: Vec<LinkRow>,
+    /// Where the programs are.
+    pub attachments: Vec<Attachment>,
     /// Maps.
     pub maps: Vec<UsageRow>,
     /// Service ports.
@@ -45,12 +46,13 @@ pub struct Facts {
 
 impl Facts {
     /// Reads them.
-    pub fn read(view: &View) -> Result<Self, ViewError> {
+    pub fn read(bpffs: &Path) -> Result<Self, ViewError> {
+        let view = View::open(bpffs)?;
         let Overview { snapshot, flows, maps, reasons } = view.overview()?;
         Ok(Self {
             folder: view.folder().to_owned(),
             abi: view.node_config()?.abi,
-            links: view.links()?,
+            attachments: attachments(bpffs),
             maps,
             ports: snapshot.names.len(),
             empty: snapshot.frontends.iter().filter(|row| row.backends.is_empty()).count(),
@@ -79,7 +81,7 @@ struct StatusJson<'a> {
     abi: u32,
     /// Folder of the maps; `null` when there is none.
     folder: Option<&'a PathBuf>,
-    links: Vec<LinkJson<'a>>,
+    attachments: Vec<AttachmentJson<'a>>,
     maps: Vec<MapJson>,
     counts: Option<CountsJson>,
     /// By label; those that were never met are left out.
@@ -97,10 +99,17 @@ struct AgentJson {
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct LinkJson<'a> {
+struct AttachmentJson<'a> {
+    /// `sock_connect4`, `tcx_ingress_7`, `clsact_egress_7`.
     hook: &'a str,
     program: &'a str,
+    /// 0 when the hook has lost its program.
     program_id: u32,
+    /// `cgroup 1`, or the name of a device; `null` when it is gone.
+    place: Option<&'a str>,
+    /// `null` where it is no device.
+    ifindex: Option<u32>,
+    in_force: bool,
     runs: u64,
     run_seconds: f64,
 }
@@ -145,8 +154,22 @@ impl Status {
                 return problems;
             }
         };
-        if facts.links.is_empty() {
+        if !facts.attachments.iter().any(Attachment::in_force) {
             problems.push("no program is attached: nothing is translated; start `ballast run`".to_owned());
+        }
+        for one in &facts.attachments {
+            match (&one.place, one.ifindex) {
+                (None, None) => problems.push(format!(
+                    "the cgroup of {} is gone, so no socket is translated there; restart `ballast run`",
+                    one.hook
+                )),
+                (Some(device), Some(_)) if !one.in_force() => problems.push(format!(
+                    "the filter {} of {device} is gone: somebody removed it; restart `ballast run`",
+                    one.hook
+                )),
+                // A device that is gone takes its programs along, as it should.
+                _ => {}
+            }
         }
         if facts.abi == 0 {
             problems.push(
@@ -207,7 +230,9 @@ impl Status {
             },
             abi: ABI_VERSION,
             folder: facts.map(|facts| &facts.folder),
-            links: facts.map(|facts| facts.links.iter().map(link).collect()).unwrap_or_default(),
+            attachments: facts
+                .map(|facts| facts.attachments.iter().map(attachment).collect())
+                .unwrap_or_default(),
             maps: facts.map(|facts| facts.maps.iter().map(super::map::element).collect()).unwrap_or_default(),
             counts: facts.map(|facts| CountsJson {
                 ports: facts.ports,
@@ -256,7 +281,8 @@ impl Status {
 
 fn facts_text(text: &mut String, facts: &Facts, output: Output) {
     let memory: u64 = facts.maps.iter().filter_map(|row| row.memory).sum();
-    let programs: std::collections::BTreeSet<_> = facts.links.iter().map(|row| row.program_id).collect();
+    let in_force = || facts.attachments.iter().filter(|one| one.in_force());
+    let programs: BTreeSet<_> = in_force().map(|one| one.program_id).collect();
     let row = |name| facts.maps.iter().find(move |row: &&UsageRow| row.name == name);
     let used = |name| row(name).and_then(|row| row.used).unwrap_or_default();
     // An id is used in one of the two families, so they share the room.
@@ -264,7 +290,7 @@ fn facts_text(text: &mut String, facts: &Facts, output: Output) {
     let room = row(map::BACKENDS).map_or(0, |row| row.capacity);
     let empty =
         if facts.empty == 0 { String::new() } else { format!(", {} of them with no endpoint", facts.empty) };
-    let _ = writeln!(text, "Programs:   {} at {} hooks", programs.len(), facts.links.len());
+    let _ = writeln!(text, "Programs:   {} at {} hooks", programs.len(), in_force().count());
     let _ = writeln!(
         text,
         "Maps:       {} in {} (layout {ABI_VERSION}), {}",
@@ -289,14 +315,15 @@ fn facts_text(text: &mut String, facts: &Facts, output: Output) {
         let _ = writeln!(text, "{label:<10}  {counted}");
     }
     if output.is_wide() {
-        let mut table = Table::new(["HOOK", "PROGRAM", "ID", "RUNS"]).right(&[2, 3]);
-        for row in &facts.links {
-            table.row([
-                row.hook.clone(),
-                row.program.clone(),
-                row.program_id.to_string(),
-                row.runs.to_string(),
-            ]);
+        let mut table = Table::new(["HOOK", "PLACE", "PROGRAM", "ID", "RUNS"]).right(&[3, 4]);
+        for one in &facts.attachments {
+            let place = match (&one.place, one.ifindex) {
+                (Some(device), Some(ifindex)) => format!("{device} ({ifindex})"),
+                (Some(place), None) => place.clone(),
+                (None, _) => "gone".to_owned(),
+            };
+            let id = if one.program_id == 0 { "gone".to_owned() } else { one.program_id.to_string() };
+            table.row([one.hook.clone(), place, one.program.to_owned(), id, one.runs.to_string()]);
         }
         let _ = write!(text, "\n{}\n", table.render("No program is attached."));
     }
@@ -311,12 +338,15 @@ fn is_flows(name: &str) -> bool {
     [map::FLOWS, map::FLOWS6, map::FLOW_STATE, map::FLOW_STATE6].contains(&name)
 }
 
-fn link(row: &LinkRow) -> LinkJson<'_> {
-    LinkJson {
-        hook: &row.hook,
-        program: &row.program,
-        program_id: row.program_id,
-        runs: row.runs,
-        run_seconds: row.run_time.as_secs_f64(),
+fn attachment(one: &Attachment) -> AttachmentJson<'_> {
+    AttachmentJson {
+        hook: &one.hook,
+        program: one.program,
+        program_id: one.program_id,
+        place: one.place.as_deref(),
+        ifindex: one.ifindex,
+        in_force: one.in_force(),
+        runs: one.runs,
+        run_seconds: one.run_time.as_secs_f64(),
     }
 }

@@ -12,10 +12,10 @@ use rstest::rstest;
 use super::*;
 use crate::cli::value::Listen;
 use crate::maps::view::{
-    BackendRow, BackendState, FlowRow, FlowState, FrontendRow, Kind, LinkRow, NameRow, Scope, Transport,
-    UsageRow,
+    BackendRow, BackendState, FlowRow, FlowState, FrontendRow, Kind, NameRow, Scope, Transport, UsageRow,
 };
 use crate::model::net::IpFamily;
+use crate::programs::Attachment;
 
 fn name(namespace: &str, name: &str, port: &str, protocol: u8, family: IpFamily) -> NameRow {
     NameRow {
@@ -150,25 +150,35 @@ fn maps() -> Vec<UsageRow> {
     ]
 }
 
+fn packet_program(hook: &str, ifindex: u32, place: Option<&str>) -> Attachment {
+    Attachment {
+        hook: hook.into(),
+        program_id: 42,
+        program: "tc_ingress",
+        ifindex: Some(ifindex),
+        place: place.map(str::to_owned),
+        runs: 0,
+        run_time: Duration::ZERO,
+    }
+}
+
 fn facts() -> Facts {
     Facts {
         folder: "/sys/fs/bpf/ballast/v1".into(),
         abi: 1,
-        links: vec![
-            LinkRow {
+        attachments: vec![
+            Attachment {
                 hook: "sock_connect4".into(),
                 program_id: 41,
-                program: "sock_connect4".into(),
+                program: "sock_connect4",
+                ifindex: None,
+                place: Some("cgroup 1".into()),
                 runs: 9,
                 run_time: Duration::from_micros(4),
             },
-            LinkRow {
-                hook: "tcx_ingress_7".into(),
-                program_id: 42,
-                program: "tc_ingress".into(),
-                runs: 0,
-                run_time: Duration::ZERO,
-            },
+            packet_program("clsact_egress_9", 9, Some("eth1")),
+            packet_program("tcx_ingress_7", 7, Some("eth0")),
+            packet_program("tcx_ingress_8", 8, None),
         ],
         maps: maps(),
         ports: 4,
@@ -467,7 +477,7 @@ fn empty_answers_are_sentences() {
 fn a_status_with_a_map_that_fills_up() {
     assert_snapshot!(Status::new(well(), Ok(facts())).render(Output::Wide).unwrap(), @r#"
     Agent:      ok, at 127.0.0.1:10249
-    Programs:   2 at 2 hooks
+    Programs:   2 at 3 hooks
     Maps:       5 in /sys/fs/bpf/ballast/v1 (layout 1), 22.5 MiB
     Services:   4 ports, 6 addresses, 2 of them with no endpoint
     Endpoints:  6 in service, 6 of 262144 ids in use
@@ -476,9 +486,11 @@ fn a_status_with_a_map_that_fills_up() {
     Dropped:    none
     Passed by:  none
 
-    HOOK           PROGRAM        ID  RUNS
-    sock_connect4  sock_connect4  41     9
-    tcx_ingress_7  tc_ingress     42     0
+    HOOK             PLACE     PROGRAM        ID  RUNS
+    sock_connect4    cgroup 1  sock_connect4  41     9
+    clsact_egress_9  eth1 (9)  tc_ingress     42     0
+    tcx_ingress_7    eth0 (7)  tc_ingress     42     0
+    tcx_ingress_8    gone      tc_ingress     42     0
 
     Problems:   map slots is nearly full (500000 of 524288): raise --max-slots
     "#);
@@ -514,7 +526,7 @@ fn a_status_without_agent_and_maps() {
       },
       "abi": 1,
       "folder": null,
-      "links": [],
+      "attachments": [],
       "maps": [],
       "counts": null,
       "reasons": {},
@@ -527,9 +539,58 @@ fn a_status_without_agent_and_maps() {
 }
 
 #[test]
+fn a_status_tells_where_programs_are_and_where_they_should_be() {
+    let mut facts = facts();
+    facts.maps.remove(2);
+    let json = Status::new(well(), Ok(facts.clone())).render(Output::Json).unwrap();
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    let [cgroup, .., device, gone] = json["attachments"].as_array().unwrap().as_slice() else {
+        panic!("{json}")
+    };
+    assert_eq!((&cgroup["place"], &cgroup["ifindex"]), (&"cgroup 1".into(), &serde_json::Value::Null));
+    assert_eq!((&device["place"], &device["ifindex"]), (&"eth0".into(), &7.into()));
+    assert_eq!((&gone["place"], &gone["inForce"]), (&serde_json::Value::Null, &false.into()));
+    assert_eq!(json["ok"], true, "a device that is gone is no problem");
+    facts.attachments[0].place = None;
+    facts.attachments[1].program_id = 0;
+    let problems = Status::new(well(), Ok(facts)).problems();
+    assert_eq!(problems.len(), 2, "{problems:?}");
+    assert!(problems[0].contains("cgroup of sock_connect4") && problems[1].contains("eth1"), "{problems:?}");
+}
+
+#[test]
+fn the_exit_code_of_a_status_and_of_a_list_without_maps() {
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let reader = || ReaderArgs { bpffs: folder.path().to_owned(), output: Output::Text };
+    let args =
+        crate::cli::args::StatusArgs { reader: reader(), metrics_bind_address: Listen::Socket(silent) };
+    let status = answer(&Command::Status(args)).unwrap().unwrap();
+    assert!(!status.well && status.text.contains("no answer at"), "{status:?}");
+    let list = Command::Service { command: ServiceCommand::List(reader()) };
+    let error = answer(&list).unwrap().unwrap_err().to_string();
+    assert!(error.contains("no Ballast on the bpffs") && error.contains("ballast run"), "{error}");
+}
+
+#[test]
+fn empty_answers_are_empty_lists_in_json() {
+    let nothing = Snapshot::default();
+    let selection = FlowSelection::default();
+    for (name, text) in [
+        ("frontends", service_list(&nothing, Output::Json).unwrap()),
+        ("backends", backend_list(&nothing, None, Output::Json).unwrap()),
+        ("flows", flow_list(&[], &nothing, &selection, Output::Json).unwrap()),
+        ("maps", map_list(&[], Output::Json).unwrap()),
+    ] {
+        let json: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(json, serde_json::json!({ name: [] }));
+    }
+}
+
+#[test]
 fn a_status_names_what_nobody_should_see() {
     let mut facts = facts();
-    facts.links.clear();
+    facts.attachments.clear();
     facts.abi = 0;
     facts.reasons.insert(Reason::MapInconsistent, 1);
     let problems = Status::new(well(), Ok(facts)).problems().join("\n");

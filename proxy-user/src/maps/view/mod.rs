@@ -7,7 +7,6 @@
 
 mod error;
 mod flows;
-mod links;
 mod pin;
 mod rows;
 mod usage;
@@ -31,7 +30,6 @@ use proxy_common::stats::{RefusalKey, ServiceStats};
 
 pub use error::ViewError;
 pub use flows::{FlowCounts, FlowRow, FlowState};
-pub use links::LinkRow;
 pub use rows::{BackendRow, BackendState, FrontendRow, Kind, NameRow, Scope, Transport};
 pub use usage::UsageRow;
 
@@ -41,7 +39,6 @@ pub const FOLDER: &str = "ballast";
 /// The maps that are pinned on one bpffs.
 #[derive(Clone, Debug)]
 pub struct View {
-    root: PathBuf,
     maps: PathBuf,
 }
 
@@ -81,7 +78,7 @@ impl View {
         let root = bpffs.join(FOLDER);
         let maps = root.join(format!("v{ABI_VERSION}"));
         match maps.metadata() {
-            Ok(_) => Ok(Self { root, maps }),
+            Ok(_) => Ok(Self { maps }),
             Err(e) if e.kind() == io::ErrorKind::PermissionDenied => Err(ViewError::Denied { path: maps }),
             Err(_) => Err(other_version(bpffs, &root)),
         }

@@ -1,5 +1,7 @@
 //! How full and how large the maps are.
 
+use std::fs;
+use std::os::fd::{AsFd, AsRawFd};
 use std::path::PathBuf;
 
 use aya::maps::{MapData, MapInfo, MapType};
@@ -63,7 +65,7 @@ impl View {
             kind: kind(&info),
             capacity: info.max_entries(),
             used: self.used(name, snapshot, flows)?,
-            memory: super::links::fdinfo(data.fd()).get("memlock").and_then(|bytes| bytes.parse().ok()),
+            memory: memory(data.fd()),
             setting: setting(name),
             pin,
         })
@@ -106,6 +108,12 @@ impl View {
     fn entries<K: Plain, V: Plain>(&self, name: &'static str, kind: MapType) -> Result<u32, ViewError> {
         self.pin(name, kind)?.count::<K, V>()
     }
+}
+
+/// What `/proc` tells of the memory of an open map.
+fn memory(fd: &impl AsFd) -> Option<u64> {
+    let text = fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_fd().as_raw_fd())).ok()?;
+    text.lines().find_map(|line| line.strip_prefix("memlock:"))?.trim().parse().ok()
 }
 
 /// The type as `bpftool` writes it.

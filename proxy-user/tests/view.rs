@@ -1,0 +1,178 @@
+//! What the command line and the metrics read of real maps, at the sizes that users have.
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a test fails by panicking; figures are for people"
+)]
+
+#[path = "attach/node.rs"]
+#[expect(dead_code, reason = "the tests of attachment use the rest")]
+mod node;
+
+use std::time::Instant;
+
+use aya::maps::{Array, Map, MapData};
+use node::{Node, on_node, run, veth};
+use proxy_common::backend::{BACKEND_ACTIVE, BACKEND_GONE, BackendEntry};
+use proxy_common::flow::{FLOW_FIN_CLIENT, FLOW_REPLIED, FLOW_USED, Flow};
+use proxy_user::maps::view::{BackendState, FlowState, View};
+use proxy_user::metrics::{Format, Metrics};
+use proxy_user::programs::{Capacities, PacketHook, Programs, Settings, attachments, cleanup, dry_run};
+use proxy_user::sync::Status;
+
+fn array<V: aya::Pod>(node: &Node, name: &str) -> Array<MapData, V> {
+    Map::Array(MapData::from_pin(node.ballast().join(name)).unwrap()).try_into().unwrap()
+}
+
+fn start_at_full_size(node: &Node) -> Programs {
+    Programs::start(&Settings { capacities: Capacities::default(), ..node.settings() }).unwrap()
+}
+
+fn flow(state: u8, last_seen: u32) -> Flow<[u8; 4]> {
+    // SAFETY: all zeros is a flow.
+    let empty: Flow<[u8; 4]> = unsafe { std::mem::zeroed() };
+    Flow { client: [10, 0, 0, 9], proto: 6, state, last_seen, created: last_seen, ..empty }
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test bpf"]
+fn every_entry_is_found_wherever_it_is_and_a_scrape_is_cheap() {
+    on_node(|node| {
+        let agent = start_at_full_size(node);
+        agent.attach_sockets().unwrap();
+        let last = Capacities::default().backends - 1;
+        let mut backends = array::<BackendEntry<[u8; 4]>>(node, "backends");
+        let entry = BackendEntry {
+            addr: [10, 0, 0, 1],
+            port: 80,
+            proto: 6,
+            state: BACKEND_ACTIVE,
+            service: 3,
+            flags: 0,
+        };
+        backends.set(1, entry, 0).unwrap();
+        backends.set(last, BackendEntry { state: BACKEND_GONE, ..entry }, 0).unwrap();
+        let mut backends6 = array::<BackendEntry<[u8; 16]>>(node, "backends6");
+        let addr = std::net::Ipv6Addr::LOCALHOST.octets();
+        let entry6 = BackendEntry { addr, port: 81, proto: 17, state: BACKEND_ACTIVE, service: 4, flags: 1 };
+        backends6.set(2, entry6, 0).unwrap();
+        // The kernel's clock is not told: what was seen in half a cycle from now counts as just now.
+        let mut flows = array::<Flow<[u8; 4]>>(node, "flow_state");
+        let now = now(agent.hz());
+        flows.set(0, flow(FLOW_USED | FLOW_REPLIED, now), 0).unwrap();
+        flows.set(77, flow(FLOW_USED, now), 0).unwrap();
+        flows.set(78, flow(FLOW_REPLIED, now), 0).unwrap();
+        flows.set(Capacities::default().flows - 1, flow(FLOW_USED | FLOW_FIN_CLIENT, now), 0).unwrap();
+
+        let view = View::open(&node.bpffs).unwrap();
+        let rows = view.backends().unwrap();
+        assert_eq!(rows.keys().copied().collect::<Vec<_>>(), [1, 2, last]);
+        assert_eq!(
+            (rows[&1].socket.to_string(), rows[&1].state),
+            ("10.0.0.1:80".into(), BackendState::Active)
+        );
+        assert_eq!((rows[&2].socket.to_string(), rows[&2].local), ("[::1]:81".into(), true));
+        assert_eq!(rows[&last].state, BackendState::Gone);
+
+        let begun = Instant::now();
+        let overview = view.overview().unwrap();
+        println!("everything in {:?}", begun.elapsed());
+        assert_eq!((overview.flows.v4, overview.flows.v6, overview.flows.live()), (3, 0, 3));
+        assert_eq!(
+            overview.flows.states,
+            [(FlowState::Opening, 1), (FlowState::Established, 1), (FlowState::Closing, 1)].into()
+        );
+        let listed = view.flows().unwrap();
+        let counted = |state| listed.iter().filter(|row| row.state == state).count() as u64;
+        assert!(overview.flows.states.iter().all(|(state, count)| counted(*state) == *count));
+        assert_eq!(listed.len(), 3, "an entry that is not in use is none");
+        let used = |name: &str| overview.maps.iter().find(|row| row.name == name).unwrap().used;
+        assert_eq!((used("backends"), used("backends6"), used("flow_state")), (Some(2), Some(1), Some(3)));
+        assert_eq!((used("flows"), used("sockets"), used("config")), (Some(0), Some(0), None));
+        assert!(overview.maps.iter().all(|row| row.memory.is_some_and(|bytes| bytes > 0)));
+
+        let status = tokio::sync::watch::Sender::new(Status::default());
+        let metrics = Metrics::new(&node.bpffs, status.subscribe());
+        let begun = Instant::now();
+        let text = metrics.encode(Format::Plain).unwrap();
+        println!("a scrape in {:?}", begun.elapsed());
+        for line in [
+            "ballast_maps_readable 1",
+            "ballast_map_entries{map=\"flow_state\"} 3",
+            "ballast_flows{state=\"closing\"} 1",
+            "ballast_backends{state=\"gone\"} 1",
+            "ballast_program_attached{hook=\"sock_connect4\",program=\"sock_connect4\",device=\"\"} 1",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line} is missing in {text}");
+        }
+        drop(agent);
+        // The agent is not needed.
+        assert_eq!(View::open(&node.bpffs).unwrap().backends().unwrap(), rows);
+    });
+}
+
+/// The kernel's jiffies, as the view estimates them.
+fn now(hz: u32) -> u32 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    (now.tv_sec as u64 * u64::from(hz)) as u32 - 300 * hz
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test bpf"]
+fn programs_are_found_by_link_and_by_filter_and_missed_when_gone() {
+    on_node(|node| {
+        let (v0, v1) = (veth("v0"), veth("v1"));
+        let agent = node.start_with(PacketHook::Tcx);
+        agent.attach_sockets().unwrap();
+        agent.attach_device(v0).unwrap();
+        agent.attach_device(v1).unwrap();
+        let at = |hook: String| {
+            let found = attachments(&node.bpffs).into_iter().find(|one| one.hook == hook);
+            found.map(|one| (one.program, one.ifindex, one.place.clone(), one.in_force()))
+        };
+        assert_eq!(attachments(&node.bpffs).len(), 12);
+        let tcx = format!("tcx_ingress_{v0}");
+        assert_eq!(at(tcx.clone()), Some(("tc_ingress", Some(v0), Some("v0".into()), true)));
+        run("ip link del v0");
+        assert_eq!(at(tcx), Some(("tc_ingress", Some(v0), None, false)), "its device is gone");
+        agent.detach_device(v0).unwrap();
+        drop(agent);
+
+        let agent = node.start_with(PacketHook::Clsact);
+        agent.attach_device(v1).unwrap();
+        let (ingress, egress) = (format!("clsact_ingress_{v1}"), format!("clsact_egress_{v1}"));
+        assert_eq!(at(ingress.clone()), Some(("tc_ingress", Some(v1), Some("v1".into()), true)));
+        assert_eq!(at(format!("tcx_ingress_{v1}")), None);
+        run("tc filter del dev v1 ingress");
+        assert_eq!(at(ingress.clone()), Some(("tc_ingress", Some(v1), Some("v1".into()), false)));
+        assert_eq!(at(egress).map(|found| found.3), Some(true));
+        run("ip link del v1");
+        assert_eq!(at(ingress), Some(("tc_ingress", Some(v1), None, false)));
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test bpf"]
+fn a_dry_run_says_what_cleanup_does_and_does_nothing() {
+    for hook in [PacketHook::Tcx, PacketHook::Clsact] {
+        on_node(|node| {
+            let device = veth("v0");
+            let agent = node.start_with(hook);
+            agent.attach_sockets().unwrap();
+            agent.attach_device(device).unwrap();
+            assert!(dry_run(&node.bpffs, None).is_err(), "as cleanup: an agent runs");
+            drop(agent);
+            // A link without a pin.
+            std::fs::remove_file(node.ballast().join("links/sock_peer4")).unwrap();
+            let before = attachments(&node.bpffs);
+            let said = dry_run(&node.bpffs, Some(&node.cgroup)).unwrap();
+            assert_eq!(attachments(&node.bpffs), before);
+            assert!(node.ballast().join("services").exists());
+            assert_eq!(dry_run(&node.bpffs, Some(&node.cgroup)).unwrap(), said);
+            let done = cleanup(&node.bpffs, Some(&node.cgroup)).unwrap();
+            assert_eq!(said, done);
+            assert!(done.removed.len() > 10 && done.left.is_empty(), "{done:?}");
+            assert_eq!(dry_run(&node.bpffs, Some(&node.cgroup)).unwrap(), Default::default());
+        });
+    }
+}
