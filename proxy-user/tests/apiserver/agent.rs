@@ -1,0 +1,128 @@
+//! The agent: the real program, with `ballast run --kubeconfig`.
+
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use proxy_user::maps::view::View;
+use rustix::mount::{UnmountFlags, unmount};
+use tempfile::TempDir;
+
+use crate::process::Process;
+use crate::{PATIENCE, eventually};
+
+/// What the agents' node is called.
+pub const NODE: &str = "node-a";
+
+static NUMBER: AtomicU32 = AtomicU32::new(0);
+
+/// The place where agents run: a bpffs and a cgroup, which outlive each of them. Dropping it removes all.
+pub struct Node {
+    folder: TempDir,
+    cgroup: PathBuf,
+    kubeconfig: PathBuf,
+}
+
+impl Node {
+    /// Makes the place.
+    pub fn new(kubeconfig: &Path) -> Result<Self> {
+        let root = proxy_user::host::cgroup::find(None)?.path;
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let cgroup = root.join(format!("ballast-apiserver-{}-{number}", std::process::id()));
+        fs::create_dir(&cgroup).with_context(|| format!("cannot make {}", cgroup.display()))?;
+        let folder = tempfile::Builder::new().prefix("ballast-node-").tempdir();
+        // From here on dropping it cleans up.
+        let node = Self { folder: folder?, cgroup, kubeconfig: kubeconfig.to_owned() };
+        fs::create_dir(node.bpffs())?;
+        Ok(node)
+    }
+
+    fn bpffs(&self) -> PathBuf {
+        self.folder.path().join("bpf")
+    }
+
+    /// Where all agents of this node log.
+    pub fn log_file(&self) -> PathBuf {
+        self.folder.path().join("log")
+    }
+
+    /// Starts an agent.
+    pub fn start(&self) -> Result<Agent> {
+        let binary = std::env::var_os("BALLAST_BIN").unwrap_or_else(|| env!("CARGO_BIN_EXE_ballast").into());
+        let mut command = Command::new(binary);
+        for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("BALLAST_")) {
+            command.env_remove(name);
+        }
+        command.arg("run").arg("--kubeconfig").arg(&self.kubeconfig).arg("--bpffs").arg(self.bpffs());
+        command.arg("--cgroup-root").arg(&self.cgroup).args(["--hostname-override", NODE]);
+        // Debug, because what happens to a watch is not worth more in a log. Small maps of what is not used here.
+        command.args(["--log-level", "debug", "--max-flows", "1024", "--max-sockets", "1024"]);
+        let start = fs::metadata(self.log_file()).map_or(0, |file| file.len() as usize);
+        let process = Process::start(&mut command, &self.log_file())?;
+        Ok(Agent { process, log: self.log_file(), start })
+    }
+
+    /// The maps, whether or not an agent runs.
+    pub fn maps(&self) -> Result<View> {
+        Ok(View::open(&self.bpffs())?)
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        while unmount(self.bpffs(), UnmountFlags::DETACH).is_ok() {}
+        let _ = fs::remove_dir(&self.cgroup);
+    }
+}
+
+/// A running agent; it is killed when this is dropped.
+pub struct Agent {
+    process: Process,
+    log: PathBuf,
+    /// Where its lines begin: all agents of a node share one file.
+    start: usize,
+}
+
+impl Agent {
+    /// What it has logged.
+    pub fn log(&self) -> Result<String> {
+        let all = fs::read(&self.log).context("cannot read the log")?;
+        Ok(String::from_utf8_lossy(all.get(self.start..).unwrap_or_default()).into_owned())
+    }
+
+    /// How many lines of its log hold all of `words`.
+    pub fn count(&self, words: &[&str]) -> Result<usize> {
+        Ok(self.log()?.lines().filter(|line| words.iter().all(|word| line.contains(word))).count())
+    }
+
+    /// Waits until a line of its log holds all of `words`.
+    pub fn says(&mut self, words: &[&str]) -> Result<()> {
+        eventually(PATIENCE, || {
+            self.process.is_alive()?;
+            ensure!(self.count(words)? > 0, "the agent has not said {words:?}");
+            Ok(())
+        })
+    }
+
+    /// It runs, and says so when asked.
+    pub fn is_well(&mut self) -> Result<()> {
+        self.process.is_alive()?;
+        let mut stream = TcpStream::connect("127.0.0.1:10256").context("nobody answers /livez")?;
+        stream.set_read_timeout(Some(Duration::from_secs(10)))?;
+        stream.write_all(b"GET /livez HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        ensure!(answer.starts_with("HTTP/1.1 200 "), "/livez: {answer}");
+        Ok(())
+    }
+
+    /// SIGKILL.
+    pub fn kill(self) -> Result<()> {
+        self.process.kill()
+    }
+}

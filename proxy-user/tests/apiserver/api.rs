@@ -1,0 +1,177 @@
+//! What a case does to the objects in the cluster.
+
+use std::path::Path;
+
+use anyhow::{Context as _, Result};
+use futures::{StreamExt as _, TryStreamExt as _, stream};
+use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::api::core::v1::{Node, Service};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Client, Config, Resource};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use tokio::runtime::Runtime;
+
+/// Requests on their way at the same time.
+const AT_ONCE: usize = 16;
+
+/// A kind of objects that live in namespaces.
+pub trait Kind:
+    Resource<DynamicType = (), Scope = NamespaceResourceScope>
+    + Clone
+    + Serialize
+    + DeserializeOwned
+    + std::fmt::Debug
+{
+}
+
+impl Kind for Service {}
+impl Kind for EndpointSlice {}
+
+/// A connection with all rights.
+pub struct Api {
+    runtime: Runtime,
+    client: Client,
+}
+
+impl Api {
+    /// By a kubeconfig, to its server or to another one.
+    pub fn connect(kubeconfig: &Path, server: Option<&str>) -> Result<Self> {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+        let mut config = runtime.block_on(Config::from_custom_kubeconfig(
+            Kubeconfig::read_from(kubeconfig)?,
+            &KubeConfigOptions::default(),
+        ))?;
+        if let Some(server) = server {
+            config.cluster_url = server.parse()?;
+        }
+        let client = {
+            let _inside = runtime.enter();
+            Client::try_from(config)?
+        };
+        Ok(Self { runtime, client })
+    }
+
+    /// Asks for a path.
+    pub fn get_raw(&self, path: &str) -> Result<String> {
+        let request = http::Request::get(path).body(Vec::new())?;
+        Ok(self.runtime.block_on(self.client.request_text(request))?)
+    }
+
+    /// Makes an object of any kind.
+    pub fn create_raw(&self, path: &str, object: &Value) -> Result<()> {
+        let request = http::Request::post(path).header("content-type", "application/json");
+        let request = request.body(serde_json::to_vec(object)?)?;
+        self.runtime
+            .block_on(self.client.request_text(request))
+            .with_context(|| format!("cannot create {object}"))?;
+        Ok(())
+    }
+
+    fn of<K: Kind>(&self, object: &K) -> kube::Api<K> {
+        let namespace = object.meta().namespace.as_deref().unwrap_or("default");
+        kube::Api::namespaced(self.client.clone(), namespace)
+    }
+
+    /// Makes objects, many at once.
+    pub fn create_all<K: Kind>(&self, objects: &[K]) -> Result<()> {
+        let create = async |object: &K| {
+            let result = self.of(object).create(&PostParams::default(), object).await;
+            result.with_context(|| format!("cannot create {}", name(object)))
+        };
+        self.runtime.block_on(
+            stream::iter(objects).map(create).buffer_unordered(AT_ONCE).try_for_each(async |_| Ok(())),
+        )
+    }
+
+    /// Makes an object.
+    pub fn create<K: Kind>(&self, object: &K) -> Result<()> {
+        self.create_all(std::slice::from_ref(object))
+    }
+
+    /// Removes objects, many at once.
+    pub fn delete_all<K: Kind>(&self, objects: &[K]) -> Result<()> {
+        let delete = async |object: &K| {
+            let name = name(object);
+            let result = self.of(object).delete(name, &DeleteParams::default()).await;
+            result.with_context(|| format!("cannot delete {name}"))
+        };
+        self.runtime.block_on(
+            stream::iter(objects).map(delete).buffer_unordered(AT_ONCE).try_for_each(async |_| Ok(())),
+        )
+    }
+
+    /// Removes an object of the namespace `default`.
+    pub fn delete<K: Kind>(&self, name: &str) -> Result<()> {
+        let api = kube::Api::<K>::namespaced(self.client.clone(), "default");
+        self.runtime.block_on(api.delete(name, &DeleteParams::default()))?;
+        Ok(())
+    }
+
+    /// Changes an object of the namespace `default` by a merge patch.
+    pub fn patch<K: Kind>(&self, name: &str, patch: &Value) -> Result<()> {
+        let api = kube::Api::<K>::namespaced(self.client.clone(), "default");
+        let patching = async { api.patch(name, &PatchParams::default(), &Patch::Merge(patch)).await };
+        self.runtime.block_on(patching).with_context(|| format!("cannot patch {name} with {patch}"))?;
+        Ok(())
+    }
+
+    /// Makes a node, or changes its labels.
+    pub fn label_node(&self, name: &str, labels: &Value) -> Result<()> {
+        let api = kube::Api::<Node>::all(self.client.clone());
+        let patch = serde_json::json!({
+            "apiVersion": "v1",
+            "kind": "Node",
+            "metadata": { "name": name, "labels": labels },
+        });
+        let parameters = PatchParams::apply("test").force();
+        self.runtime.block_on(api.patch(name, &parameters, &Patch::Apply(&patch)))?;
+        Ok(())
+    }
+
+    /// Every Service there is.
+    pub fn services(&self) -> Result<Vec<Service>> {
+        self.list()
+    }
+
+    /// Every slice there is.
+    pub fn slices(&self) -> Result<Vec<EndpointSlice>> {
+        self.list()
+    }
+
+    /// A node.
+    pub fn node(&self, name: &str) -> Result<Option<Node>> {
+        let api = kube::Api::<Node>::all(self.client.clone());
+        Ok(self.runtime.block_on(api.get_opt(name))?)
+    }
+
+    fn list<K: Kind>(&self) -> Result<Vec<K>> {
+        let api = kube::Api::<K>::all(self.client.clone());
+        Ok(self.runtime.block_on(api.list(&ListParams::default()))?.items)
+    }
+
+    /// Removes what cases have made: all but the API server's own Service.
+    pub fn clear(&self) -> Result<()> {
+        let others = ListParams::default().fields("metadata.name!=kubernetes");
+        for namespace in ["default", "other"] {
+            self.clear_in::<Service>(namespace, &others)?;
+            self.clear_in::<EndpointSlice>(namespace, &others)?;
+        }
+        let nodes = kube::Api::<Node>::all(self.client.clone());
+        self.runtime.block_on(nodes.delete_collection(&DeleteParams::default(), &ListParams::default()))?;
+        Ok(())
+    }
+
+    fn clear_in<K: Kind>(&self, namespace: &str, which: &ListParams) -> Result<()> {
+        let api = kube::Api::<K>::namespaced(self.client.clone(), namespace);
+        self.runtime.block_on(api.delete_collection(&DeleteParams::default(), which))?;
+        Ok(())
+    }
+}
+
+fn name<K: Kind>(object: &K) -> &str {
+    object.meta().name.as_deref().unwrap_or_default()
+}

@@ -1,0 +1,68 @@
+//! The cases, and the objects they are made of.
+
+mod live;
+mod many;
+mod outage;
+
+use anyhow::Result;
+use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use serde_json::{Value, json};
+
+use crate::agent::Node;
+use crate::control::ControlPlane;
+
+/// One case.
+pub struct Case {
+    /// What it shows.
+    pub name: &'static str,
+    /// The whole of it.
+    pub run: fn(&mut ControlPlane, &Node) -> Result<()>,
+}
+
+/// All of them.
+pub const CASES: &[Case] = &[
+    Case { name: "objects_from_before_and_while_it_runs", run: live::objects_from_before_and_while_it_runs },
+    Case { name: "kinds_of_services", run: live::kinds_of_services },
+    Case { name: "objects_that_make_no_sense", run: live::objects_that_make_no_sense },
+    Case { name: "the_zone_of_the_node_changes", run: live::the_zone_of_the_node_changes },
+    Case { name: "the_api_server_goes_and_comes_back", run: outage::the_api_server_goes_and_comes_back },
+    Case { name: "a_watch_expires", run: outage::a_watch_expires },
+    Case { name: "the_agent_is_killed_and_starts_without_api_server", run: outage::the_agent_is_killed },
+    Case { name: "a_thousand_services", run: many::a_thousand_services },
+];
+
+/// A Service of the namespace `default` with an unnamed TCP port 80; `spec` adds to it.
+fn service(name: &str, spec: &Value) -> Result<Service> {
+    let mut object = json!({
+        "metadata": { "name": name },
+        "spec": { "ports": [{ "port": 80, "targetPort": 8080 }] },
+    });
+    merge(&mut object["spec"], spec);
+    Ok(serde_json::from_value(object)?)
+}
+
+/// A slice of IPv4 endpoints, all ready, of a Service like the one above.
+fn slice(name: &str, service: &str, addresses: &[&str]) -> Result<EndpointSlice> {
+    let endpoints: Vec<_> = addresses.iter().map(|address| json!({ "addresses": [address] })).collect();
+    slice_of(name, service, &json!({ "endpoints": endpoints }))
+}
+
+/// A slice; `fields` adds to it.
+fn slice_of(name: &str, service: &str, fields: &Value) -> Result<EndpointSlice> {
+    let mut object = json!({
+        "metadata": { "name": name, "labels": { "kubernetes.io/service-name": service } },
+        "addressType": "IPv4",
+        "ports": [{ "name": "", "port": 8080, "protocol": "TCP" }],
+        "endpoints": [],
+    });
+    merge(&mut object, fields);
+    Ok(serde_json::from_value(object)?)
+}
+
+/// Puts the fields of one object over those of another.
+fn merge(object: &mut Value, over: &Value) {
+    for (key, value) in over.as_object().into_iter().flatten() {
+        object[key] = value.clone();
+    }
+}

@@ -1,0 +1,147 @@
+//! The API server or the agent is away for a while.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use proxy_user::maps::view::BackendState;
+use serde_json::json;
+
+use super::{service, slice};
+use crate::agent::{Agent, NODE, Node};
+use crate::control::ControlPlane;
+use crate::oracle::{Table, agree, found, same};
+
+/// Longer than some of the pauses between two attempts to connect.
+const AWAY: Duration = Duration::from_secs(5);
+
+/// Nothing moves and the agent is well, for a while.
+fn stays(agent: &mut Agent, node: &Node, table: &Table, time: Duration) -> Result<()> {
+    let begun = Instant::now();
+    while begun.elapsed() < time {
+        same(table, &found(node)?)?;
+        agent.is_well()?;
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    Ok(())
+}
+
+/// Three Services with an endpoint each, and the node, so that there is nothing to warn of.
+fn three(control: &ControlPlane) -> Result<()> {
+    control.api.label_node(NODE, &json!({}))?;
+    for number in 1..=3 {
+        let name = format!("s{number}");
+        control.api.create(&service(&name, &json!({ "clusterIP": format!("10.96.5.{number}") }))?)?;
+        control.api.create(&slice(&format!("{name}-1"), &name, &[&format!("10.1.5.{number}")])?)?;
+    }
+    Ok(())
+}
+
+pub fn the_api_server_goes_and_comes_back(control: &mut ControlPlane, node: &Node) -> Result<()> {
+    three(control)?;
+    let mut agent = node.start()?;
+    agent.says(&["first sync done"])?;
+    let table = agree(&control.api, node)?;
+    ensure!(table.len() == 4, "{table:?}");
+    control.kill()?;
+    agent.says(&["the API server does not answer"])?;
+    stays(&mut agent, node, &table, AWAY)?;
+    control.restart()?;
+    control.api.create(&service("after", &json!({ "clusterIP": "10.96.5.9" }))?)?;
+    control.api.create(&slice("after-1", "after", &["10.1.5.9"])?)?;
+    control.api.delete::<EndpointSlice>("s1-1")?;
+    control.api.delete::<Service>("s2")?;
+    let table = agree(&control.api, node)?;
+    ensure!(table["10.96.5.9:80/TCP"].endpoints.len() == 1 && table.len() == 4);
+    agent.says(&["the API server answers again"])?;
+    agent.is_well()?;
+    // However often it was tried.
+    let warnings = agent.count(&[" WARN ", "API server"])?;
+    ensure!(warnings == 1, "{warnings} warnings for one outage");
+    Ok(())
+}
+
+/// Changes that no watch sees: they are made through an API server that the agent does not know. The one that it
+/// knows starts with a later state then, and refuses to go on from the earlier one.
+pub fn a_watch_expires(control: &mut ControlPlane, node: &Node) -> Result<()> {
+    three(control)?;
+    let mut agent = node.start()?;
+    agent.says(&["first sync done"])?;
+    let table = agree(&control.api, node)?;
+    control.kill()?;
+    control.restart_hidden()?;
+    let api = &control.api;
+    api.delete::<Service>("s1")?;
+    api.delete::<EndpointSlice>("s1-1")?;
+    api.delete::<EndpointSlice>("s2-1")?;
+    api.patch::<EndpointSlice>("s3-1", &json!({ "endpoints": [{ "addresses": ["10.1.5.33"] }] }))?;
+    api.create(&service("fresh", &json!({ "clusterIP": "10.96.5.8" }))?)?;
+    api.create(&slice("fresh-1", "fresh", &["10.1.5.8"])?)?;
+    // Its own Service has another port meanwhile; nothing of that comes here.
+    stays(&mut agent, node, &table, Duration::from_secs(1))?;
+    control.kill()?;
+    control.restart()?;
+    let table = agree(&control.api, node)?;
+    ensure!(!table.contains_key("10.96.5.1:80/TCP") && table["10.96.5.2:80/TCP"].endpoints.is_empty());
+    ensure!(table["10.96.5.3:80/TCP"].endpoints.contains(&"10.1.5.33:8080".parse()?));
+    ensure!(table["10.96.5.8:80/TCP"].endpoints.len() == 1);
+    let expired = agent.count(&["begins again", "too old resource version"])?;
+    ensure!(expired > 0, "no watch has expired: this has shown nothing");
+    // It watches on, too.
+    control.api.delete::<Service>("fresh")?;
+    let table = agree(&control.api, node)?;
+    ensure!(!table.contains_key("10.96.5.8:80/TCP"));
+    agent.is_well()
+}
+
+/// Ids by what they stand for: Service ports and their endpoints in use.
+fn ids(node: &Node) -> Result<BTreeMap<String, u32>> {
+    let maps = node.maps()?;
+    let names = maps.names()?;
+    let mut ids: BTreeMap<_, _> =
+        names.iter().map(|(id, name)| (format!("{name} {} {}", name.protocol, name.family), *id)).collect();
+    for (id, row) in maps.backends()?.iter().filter(|(_, row)| row.state == BackendState::Active) {
+        let owner = names.get(&row.service).map(ToString::to_string).unwrap_or_default();
+        ids.insert(format!("{owner} -> {}", row.socket), *id);
+    }
+    Ok(ids)
+}
+
+pub fn the_agent_is_killed(control: &mut ControlPlane, node: &Node) -> Result<()> {
+    three(control)?;
+    let mut agent = node.start()?;
+    agent.says(&["socket programs attached"])?;
+    let before = agree(&control.api, node)?;
+    let ids_before = ids(node)?;
+    agent.kill()?;
+    let api = &control.api;
+    api.delete::<Service>("s1")?;
+    api.create(&slice("s2-2", "s2", &["10.1.5.22"])?)?;
+    api.create(&service("fresh", &json!({ "clusterIP": "10.96.5.8" }))?)?;
+    api.create(&slice("fresh-1", "fresh", &["10.1.5.8"])?)?;
+    control.kill()?;
+
+    // It cannot know yet what has gone.
+    let mut agent = node.start()?;
+    agent.says(&["the API server does not answer"])?;
+    stays(&mut agent, node, &before, AWAY)?;
+    ensure!(ids(node)? == ids_before, "ids changed without an API server");
+    ensure!(agent.count(&["first sync done"])? == 0);
+
+    control.restart()?;
+    agent.says(&["first sync done"])?;
+    let after = agree(&control.api, node)?;
+    ensure!(!after.contains_key("10.96.5.1:80/TCP"));
+    let ids_after = ids(node)?;
+    for (what, id) in ids_before.iter().filter(|(what, _)| !what.starts_with("default/s1")) {
+        ensure!(ids_after.get(what) == Some(id), "{what} was {id} and is {:?}", ids_after.get(what));
+    }
+    for what in ["default/s2 -> 10.1.5.22:8080", "default/fresh -> 10.1.5.8:8080"] {
+        let id = ids_after.get(what);
+        let taken = ids_before.iter().find(|(before, used)| before.contains("->") && Some(*used) == id);
+        ensure!(id.is_some() && taken.is_none(), "{what}: {id:?}, which was {taken:?} before");
+    }
+    Ok(())
+}

@@ -1,0 +1,185 @@
+//! etcd and kube-apiserver.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::json;
+use tempfile::TempDir;
+
+use crate::api::Api;
+use crate::process::Process;
+use crate::{PATIENCE, eventually};
+
+/// Where the API server listens.
+pub const ADDRESS: &str = "192.0.2.1";
+/// The port that agents know.
+const PORT: u16 = 6443;
+/// One that they do not know.
+const HIDDEN_PORT: u16 = 6444;
+const ETCD: &str = "http://127.0.0.1:2379";
+/// May do everything.
+const ADMIN_TOKEN: &str = "test-admin";
+/// May do what an agent needs, and nothing more.
+const AGENT_TOKEN: &str = "test-agent";
+
+/// kube-apiserver and etcd, as `cargo xtask test` names them.
+pub fn binaries() -> Result<[PathBuf; 2]> {
+    let named =
+        |name| std::env::var_os(name).map(PathBuf::from).with_context(|| format!("{name} is not set"));
+    Ok([named("BALLAST_KUBE_APISERVER")?, named("BALLAST_ETCD")?])
+}
+
+/// An API server with its store; both end when this is dropped.
+pub struct ControlPlane {
+    server: Option<(u16, Process)>,
+    _etcd: Process,
+    /// What the case talks to it with.
+    pub api: Api,
+    folder: TempDir,
+}
+
+impl ControlPlane {
+    /// Starts both, and waits until they work.
+    pub fn start() -> Result<Self> {
+        let folder = tempfile::Builder::new().prefix("ballast-apiserver-").tempdir()?;
+        let path = folder.path();
+        let tokens = format!(
+            "{ADMIN_TOKEN},admin,1,\"system:masters\"\n{AGENT_TOKEN},ballast,2,\"system:authenticated\"\n"
+        );
+        fs::write(path.join("tokens"), tokens)?;
+        let mut etcd = Command::new(&binaries()?[1]);
+        etcd.arg("--data-dir").arg(path.join("etcd")).arg("--unsafe-no-fsync");
+        etcd.args(["--listen-client-urls", ETCD, "--advertise-client-urls", ETCD]);
+        etcd.args(["--listen-peer-urls", "http://127.0.0.1:2380", "--log-level", "warn"]);
+        let etcd = Process::start(&mut etcd, &path.join("etcd.log"))?;
+        let server = start_server(path, PORT)?;
+        // It makes its certificate itself, and only then there is something to trust.
+        let certificate = path.join("certs/apiserver.crt");
+        eventually(PATIENCE, || {
+            fs::metadata(&certificate).context("the API server has made no certificate")
+        })?;
+        write_kubeconfig(path, "agent", AGENT_TOKEN)?;
+        let admin = write_kubeconfig(path, "admin", ADMIN_TOKEN)?;
+        let api = eventually(PATIENCE, || Api::connect(&admin, None))?;
+        let mut control = Self { server: Some((PORT, server)), _etcd: etcd, api, folder };
+        control.is_ready()?;
+        control.api.create_raw("/api/v1/namespaces", &json!({ "metadata": { "name": "other" } }))?;
+        control.permit()?;
+        Ok(control)
+    }
+
+    /// The file that agents are given.
+    pub fn agent_kubeconfig(&self) -> PathBuf {
+        self.folder.path().join("agent.yaml")
+    }
+
+    /// SIGKILL: left to itself, it ends slowly.
+    pub fn kill(&mut self) -> Result<()> {
+        let (_, server) = self.server.take().context("the API server does not run")?;
+        server.kill()
+    }
+
+    /// Starts it again where it was.
+    pub fn restart(&mut self) -> Result<()> {
+        self.restart_at(PORT)
+    }
+
+    /// Starts it again where no agent finds it.
+    pub fn restart_hidden(&mut self) -> Result<()> {
+        self.restart_at(HIDDEN_PORT)
+    }
+
+    fn restart_at(&mut self, port: u16) -> Result<()> {
+        ensure!(self.server.is_none(), "the API server runs already");
+        self.server = Some((port, start_server(self.folder.path(), port)?));
+        let server = format!("https://{ADDRESS}:{port}");
+        self.api = Api::connect(&self.folder.path().join("admin.yaml"), Some(&server))?;
+        self.is_ready()
+    }
+
+    /// As it was in the beginning, whatever the case before has done.
+    pub fn reset(&mut self) -> Result<()> {
+        let serves = match &mut self.server {
+            Some((port, server)) => *port == PORT && server.is_alive().is_ok(),
+            None => false,
+        };
+        if !serves {
+            self.server = None;
+            self.restart()?;
+        }
+        self.api.clear()
+    }
+
+    /// Ready, and its own Service is in the list: it makes that a little later.
+    fn is_ready(&mut self) -> Result<()> {
+        let wait = || {
+            if let Some((_, server)) = &mut self.server {
+                server.is_alive()?;
+            }
+            self.api.get_raw("/readyz")?;
+            let kubernetes = self.api.slices()?;
+            ensure!(
+                kubernetes.iter().any(|slice| slice.metadata.name.as_deref() == Some("kubernetes")),
+                "no slice"
+            );
+            Ok(())
+        };
+        let log = self.folder.path().join("apiserver.log");
+        eventually(2 * PATIENCE, wait).with_context(|| format!("no API server\n{}", crate::tail(&log)))
+    }
+
+    /// Gives the agent's user the permissions of the deployment's role: to read three kinds.
+    fn permit(&self) -> Result<()> {
+        let group = "rbac.authorization.k8s.io";
+        let verbs = ["get", "list", "watch"];
+        let role = json!({
+            "metadata": { "name": "ballast" },
+            "rules": [
+                { "apiGroups": [""], "resources": ["services", "nodes"], "verbs": verbs },
+                { "apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": verbs },
+            ],
+        });
+        let binding = json!({
+            "metadata": { "name": "ballast" },
+            "roleRef": { "apiGroup": group, "kind": "ClusterRole", "name": "ballast" },
+            "subjects": [{ "apiGroup": group, "kind": "User", "name": "ballast" }],
+        });
+        self.api.create_raw(&format!("/apis/{group}/v1/clusterroles"), &role)?;
+        self.api.create_raw(&format!("/apis/{group}/v1/clusterrolebindings"), &binding)
+    }
+}
+
+fn start_server(folder: &Path, port: u16) -> Result<Process> {
+    let certificates = folder.join("certs");
+    // Its own TLS key signs the tokens of service accounts: nobody uses any, but it does not start without.
+    let key = certificates.join("apiserver.key");
+    let mut command = Command::new(&binaries()?[0]);
+    command.arg(format!("--etcd-servers={ETCD}"));
+    command.arg(format!("--bind-address={ADDRESS}")).arg(format!("--advertise-address={ADDRESS}"));
+    command.arg(format!("--secure-port={port}")).arg("--cert-dir").arg(&certificates);
+    command.arg("--service-account-key-file").arg(&key).arg("--service-account-signing-key-file").arg(&key);
+    command.arg("--service-account-issuer=https://kubernetes.default.svc");
+    command.arg("--service-cluster-ip-range=10.96.0.0/16,fd96::/108");
+    command.arg("--token-auth-file").arg(folder.join("tokens")).arg("--authorization-mode=RBAC");
+    command.args(["--enable-priority-and-fairness=false", "--max-requests-inflight=0"]);
+    Process::start(&mut command, &folder.join("apiserver.log"))
+}
+
+fn write_kubeconfig(folder: &Path, name: &str, token: &str) -> Result<PathBuf> {
+    let config = json!({
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{ "name": "test", "cluster": {
+            "server": format!("https://{ADDRESS}:{PORT}"),
+            "certificate-authority": folder.join("certs/apiserver.crt"),
+        } }],
+        "users": [{ "name": name, "user": { "token": token } }],
+        "contexts": [{ "name": "test", "context": { "cluster": "test", "user": name } }],
+        "current-context": "test",
+    });
+    let path = folder.join(format!("{name}.yaml"));
+    fs::write(&path, serde_json::to_vec(&config)?)?;
+    Ok(path)
+}

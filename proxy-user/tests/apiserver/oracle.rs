@@ -1,0 +1,259 @@
+//! What the maps should hold, by the rules of the API and not by the agent's code; and what they do hold.
+//!
+//! Cluster addresses only: they are what the cases make.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::discovery::v1::{Endpoint, EndpointSlice};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use proxy_user::maps::view::{BackendState, Kind};
+
+use crate::agent::{NODE, Node};
+use crate::api::Api;
+use crate::eventually;
+
+/// `10.96.0.1:443/TCP`.
+pub type Dialled = String;
+
+/// What happens to a client that dials it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Answer {
+    /// `namespace/name:port`.
+    pub name: String,
+    /// Where it may end.
+    pub endpoints: BTreeSet<SocketAddr>,
+    /// Seconds.
+    pub affinity: u32,
+    /// With no endpoint: silence.
+    pub drops: bool,
+    /// What is known of the Service port in this family, used or not.
+    pub backends: BTreeMap<SocketAddr, Facts>,
+}
+
+/// What is known of an endpoint.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Facts {
+    pub local: bool,
+    pub terminating: bool,
+}
+
+/// All that can be dialled.
+pub type Table = BTreeMap<Dialled, Answer>;
+
+/// Waits until the maps hold what the API server holds.
+pub fn agree(api: &Api, node: &Node) -> Result<Table> {
+    agree_within(crate::PATIENCE, api, node)
+}
+
+/// The same with another patience.
+pub fn agree_within(patience: Duration, api: &Api, node: &Node) -> Result<Table> {
+    eventually(patience, || {
+        let wanted = wanted(api)?;
+        same(&wanted, &found(node)?)?;
+        Ok(wanted)
+    })
+}
+
+/// Complains about differences, but not about too many.
+pub fn same(wanted: &Table, found: &Table) -> Result<()> {
+    let keys: BTreeSet<_> = wanted.keys().chain(found.keys()).collect();
+    let differences: Vec<_> = keys
+        .into_iter()
+        .filter(|key| wanted.get(*key) != found.get(*key))
+        .map(|key| format!("{key}\n  wanted {:?}\n  found  {:?}", wanted.get(key), found.get(key)))
+        .collect();
+    let first = differences.iter().take(5).cloned().collect::<Vec<_>>().join("\n");
+    ensure!(differences.is_empty(), "{} differences:\n{first}", differences.len());
+    Ok(())
+}
+
+/// What the maps hold.
+pub fn found(node: &Node) -> Result<Table> {
+    let maps = node.maps()?;
+    let (names, backends) = (maps.names()?, maps.backends()?);
+    let mut table = Table::new();
+    let mut of_port = BTreeMap::<u32, BTreeMap<SocketAddr, Facts>>::new();
+    for row in backends.values().filter(|row| row.state == BackendState::Active) {
+        let facts = Facts { local: row.local, terminating: row.terminating };
+        let before = of_port.entry(row.service).or_default().insert(row.socket, facts);
+        ensure!(before.is_none(), "{} is there twice", row.socket);
+    }
+    for row in maps.services()?.iter().filter(|row| row.kind == Kind::ClusterIp) {
+        let name = names.get(&row.service).with_context(|| format!("{row:?} has no name"))?;
+        let mut endpoints = BTreeSet::new();
+        for id in &row.backends {
+            let backend = backends.get(id).with_context(|| format!("{row:?}: there is no backend {id}"))?;
+            ensure!(backend.service == row.service, "{row:?}: backend {id} is another's: {backend:?}");
+            ensure!(backend.state == BackendState::Active, "{row:?}: backend {id} has gone");
+            ensure!(endpoints.insert(backend.socket), "{row:?}: {} is there twice", backend.socket);
+        }
+        let answer = Answer {
+            name: name.to_string(),
+            endpoints,
+            affinity: row.affinity_secs,
+            drops: row.drop_when_empty,
+            backends: of_port.get(&row.service).cloned().unwrap_or_default(),
+        };
+        table.insert(format!("{}/{}", row.socket(), row.protocol), answer);
+    }
+    // A name may outlive its Service for a while, an endpoint in use may not.
+    let dialled: BTreeSet<_> = maps.services()?.iter().map(|row| row.service).collect();
+    for (id, backends) in &of_port {
+        ensure!(dialled.contains(id), "{:?} cannot be dialled, but has {backends:?}", names.get(id));
+    }
+    Ok(table)
+}
+
+/// What the API server's objects ask for.
+pub fn wanted(api: &Api) -> Result<Table> {
+    let zone = api
+        .node(NODE)?
+        .and_then(|node| label(&node.metadata, "topology.kubernetes.io/zone").map(str::to_owned));
+    let (services, slices) = (api.services()?, api.slices()?);
+    let mut by_owner = BTreeMap::<_, Vec<&EndpointSlice>>::new();
+    for slice in slices.iter().filter(|slice| is_ours(&slice.metadata)) {
+        let owner = label(&slice.metadata, "kubernetes.io/service-name").unwrap_or_default();
+        by_owner.entry((slice.metadata.namespace.clone(), owner)).or_default().push(slice);
+    }
+    let mut table = Table::new();
+    for service in services.iter().filter(|service| is_ours(&service.metadata)) {
+        let name = service.metadata.name.as_deref().unwrap_or_default();
+        let slices = by_owner.get(&(service.metadata.namespace.clone(), name)).map_or(&[][..], Vec::as_slice);
+        add(service, slices, zone.as_deref(), &mut table);
+    }
+    Ok(table)
+}
+
+fn label<'a>(metadata: &'a ObjectMeta, key: &str) -> Option<&'a str> {
+    metadata.labels.as_ref()?.get(key).map(String::as_str)
+}
+
+fn is_ours(metadata: &ObjectMeta) -> bool {
+    let others = ["service.kubernetes.io/service-proxy-name", "service.kubernetes.io/headless"];
+    others.iter().all(|key| label(metadata, key).is_none())
+}
+
+fn add(service: &Service, slices: &[&EndpointSlice], zone: Option<&str>, table: &mut Table) {
+    let Some(spec) = service.spec.as_ref().filter(|spec| spec.type_.as_deref() != Some("ExternalName"))
+    else {
+        return;
+    };
+    let addresses = spec.cluster_ips.iter().flatten().filter_map(|text| text.parse::<IpAddr>().ok());
+    let stays = spec.internal_traffic_policy.as_deref() == Some("Local");
+    for address in addresses {
+        for port in spec.ports.iter().flatten() {
+            let protocol = port.protocol.as_deref().unwrap_or("TCP");
+            let name = port.name.as_deref().unwrap_or_default();
+            let known = endpoints(slices, address.is_ipv4(), name, protocol);
+            let (chosen, drops) = choose(&known, stays, zone);
+            let suffix = if name.is_empty() { String::new() } else { format!(":{name}") };
+            let meta = &service.metadata;
+            let [namespace, service] =
+                [&meta.namespace, &meta.name].map(|text| text.as_deref().unwrap_or_default());
+            let affinity = spec
+                .session_affinity_config
+                .as_ref()
+                .and_then(|config| config.client_ip.as_ref()?.timeout_seconds);
+            let answer = Answer {
+                name: format!("{namespace}/{service}{suffix}"),
+                endpoints: chosen,
+                affinity: affinity.unwrap_or_default() as u32,
+                drops,
+                backends: known
+                    .iter()
+                    .filter(|(_, endpoint)| is_ready(endpoint) || is_serving(endpoint))
+                    .map(|(socket, e)| {
+                        (*socket, Facts { local: is_local(e), terminating: is_terminating(e) })
+                    })
+                    .collect(),
+            };
+            table.insert(format!("{}/{protocol}", SocketAddr::new(address, port.port as u16)), answer);
+        }
+    }
+}
+
+/// The endpoints of one port by address. No case lists one address twice with different conditions.
+fn endpoints<'a>(
+    slices: &[&'a EndpointSlice],
+    is_ipv4: bool,
+    port: &str,
+    protocol: &str,
+) -> BTreeMap<SocketAddr, &'a Endpoint> {
+    let family = if is_ipv4 { "IPv4" } else { "IPv6" };
+    let mut found = BTreeMap::new();
+    for slice in slices.iter().filter(|slice| slice.address_type == family) {
+        let same = |p: &&k8s_openapi::api::discovery::v1::EndpointPort| {
+            p.name.as_deref().unwrap_or_default() == port
+                && p.protocol.as_deref().unwrap_or("TCP") == protocol
+        };
+        for number in slice.ports.iter().flatten().filter(same).filter_map(|port| port.port) {
+            for endpoint in &slice.endpoints {
+                let address = endpoint.addresses.first().and_then(|text| text.parse::<IpAddr>().ok());
+                if let Some(address) = address.filter(|address| !is_special(*address)) {
+                    found.insert(SocketAddr::new(address, number as u16), endpoint);
+                }
+            }
+        }
+    }
+    found
+}
+
+/// Nobody's address: the API server lets some of these in.
+fn is_special(address: IpAddr) -> bool {
+    address.is_multicast() || matches!(address, IpAddr::V4(v4) if v4.is_broadcast())
+}
+
+fn is_ready(endpoint: &Endpoint) -> bool {
+    endpoint.conditions.as_ref().and_then(|conditions| conditions.ready).unwrap_or(true)
+}
+
+fn is_serving(endpoint: &Endpoint) -> bool {
+    endpoint.conditions.as_ref().and_then(|conditions| conditions.serving).unwrap_or(true)
+}
+
+fn is_terminating(endpoint: &Endpoint) -> bool {
+    endpoint.conditions.as_ref().and_then(|conditions| conditions.terminating).unwrap_or(false)
+}
+
+fn is_local(endpoint: &Endpoint) -> bool {
+    endpoint.node_name.as_deref() == Some(NODE)
+}
+
+fn zones(endpoint: &Endpoint) -> BTreeSet<&str> {
+    let hints = endpoint.hints.as_ref().and_then(|hints| hints.for_zones.as_deref()).unwrap_or_default();
+    hints.iter().map(|zone| zone.name.as_str()).collect()
+}
+
+/// The ready ones, or those that drain; kept on this node, or in this zone if every ready one has a hint.
+fn choose(
+    known: &BTreeMap<SocketAddr, &Endpoint>,
+    stays: bool,
+    zone: Option<&str>,
+) -> (BTreeSet<SocketAddr>, bool) {
+    let usable = |on_node: bool| -> BTreeMap<SocketAddr, &Endpoint> {
+        let there = known.iter().filter(|(_, e)| !on_node || is_local(e));
+        let all: Vec<_> = there.map(|(socket, endpoint)| (*socket, *endpoint)).collect();
+        let pick = |test: fn(&Endpoint) -> bool| {
+            all.iter().copied().filter(|(_, e)| test(e)).collect::<BTreeMap<_, _>>()
+        };
+        let ready = pick(is_ready);
+        if ready.is_empty() { pick(|e| is_serving(e) && is_terminating(e)) } else { ready }
+    };
+    if stays {
+        let local: BTreeSet<_> = usable(true).into_keys().collect();
+        let drops = local.is_empty() && !usable(false).is_empty();
+        return (local, drops);
+    }
+    let all = usable(false);
+    let ready = || known.values().copied().filter(|e| is_ready(e));
+    let hinted = ready().all(|e| !zones(e).is_empty());
+    let near = |e: &Endpoint| zone.is_some_and(|zone| zones(e).contains(zone));
+    if hinted && ready().any(near) {
+        return (all.into_iter().filter(|(_, e)| near(e)).map(|(socket, _)| socket).collect(), false);
+    }
+    (all.into_keys().collect(), false)
+}

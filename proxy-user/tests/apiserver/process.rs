@@ -1,0 +1,61 @@
+//! Programs that run beside the test and end with it.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use anyhow::{Context as _, Result, bail};
+
+/// A running program; it is killed when this is dropped, and when this program dies.
+pub struct Process(Child);
+
+impl Process {
+    /// Starts it, with all it says appended to `log`.
+    pub fn start(command: &mut Command, log: &Path) -> Result<Self> {
+        let log = File::options().create(true).append(true).open(log).context("cannot open a log")?;
+        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        let parent = std::process::id();
+        // SAFETY: the closure makes two system calls.
+        unsafe { command.pre_exec(move || die_with(parent)) };
+        let child = command.spawn();
+        Ok(Self(child.with_context(|| format!("cannot start {}", command.get_program().display()))?))
+    }
+
+    /// Complains if it has ended.
+    pub fn is_alive(&mut self) -> Result<()> {
+        match self.0.try_wait()? {
+            Some(status) => bail!("process {} has ended: {status}", self.0.id()),
+            None => Ok(()),
+        }
+    }
+
+    /// SIGKILL; complains if it had ended before.
+    pub fn kill(mut self) -> Result<()> {
+        self.is_alive()?;
+        self.0.kill()?;
+        self.0.wait()?;
+        Ok(())
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // It may have ended before.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The process ends with its parent, also if that is killed.
+fn die_with(parent: u32) -> io::Result<()> {
+    // SAFETY: two system calls without pointers.
+    unsafe {
+        libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+        if libc::getppid() as u32 != parent {
+            return Err(io::Error::from_raw_os_error(libc::ESRCH));
+        }
+    }
+    Ok(())
+}
