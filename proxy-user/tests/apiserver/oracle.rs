@@ -161,7 +161,7 @@ fn add(service: &Service, slices: &[&EndpointSlice], zone: Option<&str>, table: 
             let answer = Answer {
                 name: format!("{namespace}/{service}{suffix}"),
                 endpoints: chosen,
-                affinity: affinity.unwrap_or_default() as u32,
+                affinity: affinity.unwrap_or_default().cast_unsigned(),
                 drops,
                 backends: known
                     .iter()
@@ -171,7 +171,10 @@ fn add(service: &Service, slices: &[&EndpointSlice], zone: Option<&str>, table: 
                     })
                     .collect(),
             };
-            table.insert(format!("{}/{protocol}", SocketAddr::new(address, port.port as u16)), answer);
+            table.insert(
+                format!("{}/{protocol}", SocketAddr::new(address, port.port.cast_unsigned() as u16)),
+                answer,
+            );
         }
     }
 }
@@ -194,7 +197,7 @@ fn endpoints<'a>(
             for endpoint in &slice.endpoints {
                 let address = endpoint.addresses.first().and_then(|text| text.parse::<IpAddr>().ok());
                 if let Some(address) = address.filter(|address| !is_special(*address)) {
-                    found.insert(SocketAddr::new(address, number as u16), endpoint);
+                    found.insert(SocketAddr::new(address, number.cast_unsigned() as u16), endpoint);
                 }
             }
         }

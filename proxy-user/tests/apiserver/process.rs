@@ -53,7 +53,7 @@ fn die_with(parent: u32) -> io::Result<()> {
     // SAFETY: two system calls without pointers.
     unsafe {
         libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
-        if libc::getppid() as u32 != parent {
+        if libc::getppid().cast_unsigned() != parent {
             return Err(io::Error::from_raw_os_error(libc::ESRCH));
         }
     }
