@@ -4,6 +4,7 @@
 
 pub mod apiserver;
 pub mod apt;
+pub mod bench;
 pub mod build;
 pub mod demo;
 pub mod exec;

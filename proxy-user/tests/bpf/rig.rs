@@ -264,6 +264,11 @@ impl Rig {
         Self { ebpf, store, view, maps, flows: capacities.flows, buffer: vec![0; 8192] }
     }
 
+    /// Where the maps are pinned.
+    pub fn pins(&self) -> &Path {
+        &self.maps
+    }
+
     /// Puts Services into the maps.
     pub fn serve(&mut self, services: &[Service]) {
         let writes: Vec<_> = services.iter().flat_map(Service::writes).collect();
@@ -384,7 +389,7 @@ impl Rig {
     }
 
     fn map(&self, name: &str) -> MapData {
-        MapData::from_pin(self.maps.join(name)).unwrap()
+        MapData::from_pin(self.pins().join(name)).unwrap()
     }
 
     fn array<V: aya::Pod>(&self, name: &str) -> Array<MapData, V> {

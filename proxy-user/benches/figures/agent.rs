@@ -1,0 +1,131 @@
+//! The agent: the driver in this process, on real maps in this kernel, with events as the API server's watch and
+//! the folder of manifests deliver them.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::Path;
+use std::time::{Duration, Instant, SystemTime};
+
+use proxy_user::maps::KernelStore;
+use proxy_user::model::net::{IpFamily, Protocol};
+use proxy_user::model::{
+    Endpoint, EndpointPort, EndpointSlice, Event, Listing, NodeView, Object, Service, ServiceKind,
+    ServiceName, ServicePort, SliceName, TrafficPolicy,
+};
+use proxy_user::programs::Capacities;
+use proxy_user::sync::{Driver, DriverSettings};
+use tokio::sync::mpsc;
+use tokio::time::{MissedTickBehavior, interval};
+
+use crate::report::{Row, median, percentile};
+use crate::rig::Rig;
+
+const SERVICES: u32 = 1000;
+const ENDPOINTS: u32 = 10;
+/// Cold starts, each with maps of its own.
+const STARTS: usize = 5;
+const CHANGES: u32 = 200;
+const BETWEEN_CHANGES: Duration = Duration::from_millis(50);
+
+fn name(n: u32) -> ServiceName {
+    ServiceName::new("default", format!("service-{n}"))
+}
+
+fn service(n: u32) -> Service {
+    Service {
+        name: name(n),
+        kind: ServiceKind::ClusterIp,
+        cluster_ips: vec![IpAddr::V4(Ipv4Addr::from(0x0a60_0000 + n))],
+        external_ips: Vec::new(),
+        load_balancer_ips: Vec::new(),
+        source_ranges: None,
+        ports: vec![ServicePort { name: "http".into(), protocol: Protocol::Tcp, port: 80, node_port: 0 }],
+        internal_policy: TrafficPolicy::Cluster,
+        external_policy: TrafficPolicy::Cluster,
+        affinity_secs: 0,
+        health_check_node_port: 0,
+        created: 0,
+        problems: Vec::new(),
+    }
+}
+
+fn slice(n: u32, endpoints: u32) -> EndpointSlice {
+    let endpoint = |at| Endpoint {
+        address: IpAddr::V4(Ipv4Addr::from(0x0a80_0000 + n * 16 + at)),
+        ready: true,
+        serving: true,
+        terminating: false,
+        node: None,
+        zone_hints: std::collections::BTreeSet::new(),
+        node_hints: std::collections::BTreeSet::new(),
+    };
+    EndpointSlice {
+        name: SliceName::new("default", format!("service-{n}-abcde")),
+        service: name(n),
+        family: IpFamily::V4,
+        ports: vec![EndpointPort { name: "http".into(), protocol: Protocol::Tcp, port: 8080 }],
+        endpoints: (0..endpoints).map(endpoint).collect(),
+        triggered: None,
+        problems: Vec::new(),
+    }
+}
+
+/// Measures all of it.
+pub fn measure(bpffs: &Path) -> Vec<Row> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let mut starts = Vec::new();
+    let mut latencies = Vec::new();
+    for start in 0..STARTS {
+        let rig = Rig::with_capacities(bpffs, &Capacities::default());
+        let changes = if start + 1 == STARTS { CHANGES } else { 0 };
+        let (synced, mut changed) = runtime.block_on(run(rig.pins(), changes));
+        starts.push(synced.as_secs_f64());
+        latencies.append(&mut changed);
+    }
+    let cold = format!("{SERVICES} Services x {ENDPOINTS} endpoints, from the lists to the maps");
+    let group = "Agent";
+    vec![
+        Row::new(group, cold, median(starts), "s", Some(0.3)),
+        Row::new(group, "EndpointSlice event to the map, p50", percentile(&mut latencies, 50), "ms", None),
+        Row::new(
+            group,
+            "EndpointSlice event to the map, p99",
+            percentile(&mut latencies, 99),
+            "ms",
+            Some(20.0),
+        ),
+    ]
+}
+
+/// A cold start, and then so many changes, 20 in a second; milliseconds of each.
+async fn run(maps: &Path, changes: u32) -> (Duration, Vec<f64>) {
+    let store = KernelStore::open(maps).unwrap();
+    let driver = Driver::new(store, NodeView::new("node"), DriverSettings::default()).unwrap();
+    let mut status = driver.status();
+    let (sender, events) = mpsc::channel(1024);
+    let driver = tokio::spawn(driver.run(events));
+    let services = Listing::Services((0..SERVICES).map(service).collect());
+    let slices = Listing::Slices((0..SERVICES).map(|n| slice(n, ENDPOINTS)).collect());
+
+    let begun = Instant::now();
+    sender.send(Event::Reset(services)).await.unwrap();
+    sender.send(Event::Reset(slices)).await.unwrap();
+    status.wait_for(|status| status.synced).await.unwrap();
+    let synced = begun.elapsed();
+    assert_eq!(status.borrow().endpoints, (SERVICES * ENDPOINTS) as usize);
+
+    let mut clock = interval(BETWEEN_CHANGES);
+    clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut latencies = Vec::new();
+    for change in 0..changes {
+        clock.tick().await;
+        // An endpoint less, and one more the next time round.
+        let changed = slice(change % (SERVICES / 10), ENDPOINTS - 1 + change / (SERVICES / 10) % 2);
+        let (sent, begun) = (SystemTime::now(), Instant::now());
+        sender.send(Event::Apply(Object::Slice(changed))).await.unwrap();
+        status.wait_for(|status| status.last_sync.is_some_and(|last| last >= sent)).await.unwrap();
+        latencies.push(begun.elapsed().as_secs_f64() * 1e3);
+    }
+    drop(sender);
+    driver.await.unwrap();
+    (synced, latencies)
+}

@@ -1,0 +1,149 @@
+//! The packet programs, by `BPF_PROG_TEST_RUN`: nanoseconds of one run, less those of the empty program.
+//!
+//! The kernel repeats a program on what the last run left of the packet, so a translated packet is another one
+//! in the next run. The Services here are made for that:
+//! * known flow: the one backend of frontend A is frontend B, whose one backend is A. A client's packet goes to
+//!   and fro between the two, in two flows that are both known after the first two runs. Replies likewise.
+//! * new flow: the one backend of each frontend is the next frontend, so that each run begins a flow, as many as
+//!   there are Services. The next round takes another client port.
+//!
+//! Every translation changes address and port. The figures are medians of rounds, each with its own floor; with
+//! 10 and with 10,000 Services in turn.
+
+use std::net::SocketAddr;
+use std::path::Path;
+
+use aya::{TestRun as _, TestRunOptions};
+use proxy_user::programs::Capacities;
+
+use crate::packet::{ACK, Packet, SYN, TCP};
+use crate::report::{Row, median};
+use crate::rig::{Family, Hook, Rig, Service};
+
+const FEW: u32 = 10;
+const MANY: u32 = 10_000;
+const ROUNDS: usize = 200;
+/// Runs in a round where the packet stays the same or goes to and fro.
+const RUNS: u32 = 3_000;
+/// Flows begun in a round where the table has to be large.
+const CHAIN: u32 = 1000;
+/// The Service of the chain that all rounds begin with; the two before it are the pair.
+const CHAIN_START: u32 = 3;
+
+/// One set of Services, and the next client port that is new to it.
+struct Bench {
+    rig: Rig,
+    family: Family,
+    services: u32,
+    clients: u32,
+}
+
+fn frontend(family: Family, id: u32) -> SocketAddr {
+    family.frontend(id as u16, if id.is_multiple_of(2) { 80 } else { 8080 })
+}
+
+impl Bench {
+    fn new(bpffs: &Path, family: Family, services: u32) -> Self {
+        let mut rig = Rig::with_capacities(bpffs, &Capacities::default());
+        let services_of = |id| {
+            let next = match id {
+                1 => 2,
+                2 => 1,
+                last if last == services => CHAIN_START,
+                other => other + 1,
+            };
+            Service::new(id, TCP, frontend(family, id), &[frontend(family, next)])
+        };
+        rig.serve(&(1..=services).map(services_of).collect::<Vec<_>>());
+        Self { rig, family, services, clients: 0 }
+    }
+
+    fn time(&self, program: &str, packet: &Packet, repeat: u32) -> f64 {
+        let bytes = packet.bytes();
+        let options = TestRunOptions { data_in: Some(&bytes), repeat, ..TestRunOptions::default() };
+        self.rig.program(program).test_run(options).unwrap().duration.as_nanos() as f64
+    }
+
+    /// A round of one program on one packet, without the floor.
+    fn round(&self, program: &str, packet: &Packet, repeat: u32) -> f64 {
+        let before = self.time("nop", packet, repeat);
+        let measured = self.time(program, packet, repeat);
+        measured - f64::min(before, self.time("nop", packet, repeat))
+    }
+
+    fn known(&self) -> Packet {
+        Packet::tcp(ACK, self.family.client(1, 40_000), frontend(self.family, 1))
+    }
+
+    /// Begins the two flows of the pair.
+    fn establish(&mut self) {
+        let first = self.known();
+        for dst in [first.dst, frontend(self.family, 2)] {
+            self.rig.run(Hook::Ingress, &Packet { flags: SYN, ..first.to(dst) }.bytes());
+        }
+    }
+
+    /// A round of so many new flows.
+    fn begin(&mut self, flows: u32) -> f64 {
+        self.clients += 1;
+        let client =
+            self.family.client((2 + self.clients / 50_000) as u16, (self.clients % 50_000) as u16 + 1024);
+        let packet = Packet::tcp(SYN, client, frontend(self.family, CHAIN_START));
+        self.round(Hook::Ingress.program(), &packet, flows.min(self.services + 1 - CHAIN_START))
+    }
+}
+
+/// What is measured in both sets of Services: name, target, measurement.
+type Case = (&'static str, f64, fn(&mut Bench) -> f64);
+
+const CASES: [Case; 5] = [
+    ("packet of a known flow", 80.0, |bench| bench.round("tc_ingress", &bench.known(), RUNS)),
+    ("reply of a known flow", 80.0, |bench| {
+        let second = frontend(bench.family, 2);
+        bench.round("tc_egress", &bench.known().to(second).back(), RUNS)
+    }),
+    ("foreign packet in", 20.0, |bench| {
+        bench.round("tc_ingress", &bench.known().to(bench.family.pod(9, 22)), RUNS)
+    }),
+    ("foreign packet out", 20.0, |bench| {
+        bench.round("tc_egress", &bench.known().to(bench.family.pod(9, 22)), RUNS)
+    }),
+    ("new flow, eight at a time", 500.0, |bench| bench.begin(FEW - 2)),
+];
+
+/// Measures all of it.
+pub fn measure(bpffs: &Path) -> Vec<Row> {
+    Family::BOTH.into_iter().flat_map(|family| measure_family(bpffs, family)).collect()
+}
+
+fn measure_family(bpffs: &Path, family: Family) -> Vec<Row> {
+    let group = if family == Family::V4 { "IPv4 packets" } else { "IPv6 packets" };
+    let mut benches = [FEW, MANY].map(|services| Bench::new(bpffs, family, services));
+    benches.iter_mut().for_each(Bench::establish);
+    let floor = |_| benches[0].time("nop", &benches[0].known(), RUNS);
+    let floor = median((0..ROUNDS).map(floor).collect());
+    let mut rows = vec![Row::new(group, "empty program, subtracted below", floor, "ns", None)];
+    for (what, target, measure) in CASES {
+        let mut times = [Vec::new(), Vec::new()];
+        for round in 0..ROUNDS {
+            // ABBA: whoever goes first finds colder caches.
+            let order = if round % 2 == 0 { [0, 1] } else { [1, 0] };
+            for at in order {
+                times[at].push(measure(&mut benches[at]));
+            }
+        }
+        let [few, many] = times.map(median);
+        rows.push(Row::new(group, format!("{what}, {FEW} Services"), few, "ns", Some(target)));
+        rows.push(Row::new(group, format!("{what}, {MANY} Services"), many, "ns", Some(target)));
+        rows.push(Row::new(group, format!("{what}, {MANY} to {FEW} Services"), many / few, "x", Some(1.1)));
+    }
+    let [_, mut bench] = benches;
+    let flows = Capacities::default().flows;
+    let mut rounds = |count: u32| median((0..count).map(|_| bench.begin(CHAIN)).collect());
+    let free = rounds(flows / CHAIN / 2);
+    rows.push(Row::new(group, format!("new flow, {CHAIN} at a time, free table"), free, "ns", Some(500.0)));
+    rounds(flows / CHAIN);
+    let evicting = rounds(2 * flows / CHAIN);
+    rows.push(Row::new(group, "new flow, table full of half-open ones", evicting, "ns", Some(900.0)));
+    rows
+}
