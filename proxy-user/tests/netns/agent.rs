@@ -121,7 +121,7 @@ fn die_with(parent: u32) -> std::io::Result<()> {
     // SAFETY: two system calls without pointers.
     unsafe {
         libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
-        if libc::getppid() as u32 != parent {
+        if libc::getppid().cast_unsigned() != parent {
             return Err(std::io::Error::from_raw_os_error(libc::ESRCH));
         }
     }

@@ -205,7 +205,7 @@ impl Lab {
         let first = service.ports.first().context("a Service without ports")?;
         let kind = if first.is_tcp { Kind::Tcp } else { Kind::Datagram };
         for family in Family::BOTH {
-            let to = (crate::manifest::cluster_ip(family, service.number), first.port).into();
+            let to = (crate::manifest::cluster_ip(family, service.number), first.number).into();
             for (path, client) in self.clients() {
                 eventually(SOON, || {
                     let seen = crate::cases::spread(client, Attempt::new(kind, to), servers.len() * 12)?;

@@ -22,7 +22,7 @@ pub struct Service {
 pub struct Port {
     pub name: &'static str,
     pub is_tcp: bool,
-    pub port: u16,
+    pub number: u16,
     pub target: u16,
     /// Numbers of pods.
     pub pods: &'static [u8],
@@ -102,7 +102,7 @@ pub fn text(service: Service) -> String {
     let ips = Family::BOTH.map(|family| cluster_ip(family, number));
     let spec_ports: Vec<_> = ports
         .iter()
-        .map(|port| json!({"name": port.name, "port": port.port, "protocol": protocol(port.is_tcp)}))
+        .map(|port| json!({"name": port.name, "port": port.number, "protocol": protocol(port.is_tcp)}))
         .collect();
     let mut objects = vec![json!({
         "apiVersion": "v1",

@@ -53,20 +53,20 @@ pub const WEB: Service = Service {
     ports: &[
         tcp(80, 8080, &[0]),
         udp(53, 5353, &[0]),
-        Port { name: "same-tcp", is_tcp: true, port: 7, target: 9090, pods: &[0] },
-        Port { name: "same-udp", is_tcp: false, port: 7, target: 9090, pods: &[1] },
+        Port { name: "same-tcp", is_tcp: true, number: 7, target: 9090, pods: &[0] },
+        Port { name: "same-udp", is_tcp: false, number: 7, target: 9090, pods: &[1] },
     ],
 };
 /// Nobody serves it.
 pub const EMPTY: Service =
     Service { name: "empty", number: 11, ports: &[tcp(80, 8080, &[]), udp(53, 5353, &[])] };
 
-pub const fn tcp(port: u16, target: u16, pods: &'static [u8]) -> Port {
-    Port { name: "tcp", is_tcp: true, port, target, pods }
+pub const fn tcp(number: u16, target: u16, pods: &'static [u8]) -> Port {
+    Port { name: "tcp", is_tcp: true, number, target, pods }
 }
 
-pub const fn udp(port: u16, target: u16, pods: &'static [u8]) -> Port {
-    Port { name: "udp", is_tcp: false, port, target, pods }
+pub const fn udp(number: u16, target: u16, pods: &'static [u8]) -> Port {
+    Port { name: "udp", is_tcp: false, number, target, pods }
 }
 
 /// A Service's address; port 80 or 53 by the kind of socket.

@@ -83,12 +83,12 @@ fn collides(lab: &Lab) -> Result<()> {
     for (index, family) in (0..).zip(Family::BOTH) {
         let (port, first) = (41_000 + index, 10 * u32::from(index));
         for (id, service) in [(first, WEB), (first + 1, TWIN)] {
-            lab.client.open(id, Attempt::new(Kind::Tcp, vip(family, service, Kind::Tcp)).from_port(port))?;
+            lab.client.open(id, Attempt::new(Kind::Tcp, vip(family, service, Kind::Tcp)).at_port(port))?;
         }
         // One socket, two Services.
         let both = first + 2;
         lab.client
-            .open(both, Attempt::new(Kind::Datagram, vip(family, WEB, Kind::Datagram)).from_port(port))?;
+            .open(both, Attempt::new(Kind::Datagram, vip(family, WEB, Kind::Datagram)).at_port(port))?;
         for _ in 0..20 {
             let seen = [lab.client.hears(first, None)?, lab.client.hears(first + 1, None)?];
             ensure!(seen[0].client != seen[1].client, "the pod sees one client: {seen:?}");
@@ -111,7 +111,7 @@ fn again(lab: &Lab) -> Result<()> {
     for (index, family) in (0..).zip(Family::BOTH) {
         for (port, close) in [(42_000, Close::Reset), (42_010, Close::Server)] {
             let to = vip(family, WIDE, Kind::Tcp);
-            let attempt = Attempt::new(Kind::Tcp, to).from_port(port + index).close(close);
+            let attempt = Attempt::new(Kind::Tcp, to).at_port(port + index).close(close);
             (0..200).try_for_each(|_| shows(&lab.client.reach(attempt)?, attempt, to))?;
         }
     }

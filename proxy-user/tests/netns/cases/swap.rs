@@ -57,7 +57,10 @@ fn swap(lab: &Lab) -> Result<()> {
         // One file, so that both change in one pass; a number, so that each is a change whatever was read before.
         let text: String = services.into_iter().map(text).collect();
         lab.folder.put_text("left", &format!("# {changes}\n{text}"))?;
-        eventually(SOON, || Ok(ensure!(passes() > before, "the agent has not read the change")))?;
+        eventually(SOON, || {
+            ensure!(passes() > before, "the agent has not read the change");
+            Ok(())
+        })?;
         changes += 1;
     }
     for (path, client) in lab.clients() {

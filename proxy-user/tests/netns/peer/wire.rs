@@ -52,7 +52,7 @@ impl Attempt {
         Self { kind, to, source_port: 0, size: 10, close: Close::Client }
     }
 
-    pub fn from_port(self, source_port: u16) -> Self {
+    pub fn at_port(self, source_port: u16) -> Self {
         Self { source_port, ..self }
     }
 
