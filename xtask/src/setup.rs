@@ -37,10 +37,11 @@ struct Tool {
     needs: &'static [Need],
 }
 
-const TOOLS: [Tool; 9] = [
+const TOOLS: [Tool; 10] = [
     Tool { program: "ip", package: "iproute2", needs: &[Need::Netns, Need::Kernel, Need::Demo] },
     Tool { program: "nft", package: "nftables", needs: &[Need::Netns] },
     Tool { program: "bpftool", package: "bpftool", needs: &[Need::Netns, Need::Demo] },
+    Tool { program: "ethtool", package: "ethtool", needs: &[Need::Netns] },
     Tool { program: "redis-server", package: "redis-server", needs: &[Need::Demo] },
     Tool { program: "redis-cli", package: "redis-tools", needs: &[Need::Demo] },
     Tool { program: "qemu-system-x86_64", package: "qemu-system-x86", needs: &[Need::Kernel] },
