@@ -5,6 +5,7 @@
 fn main() {}
 
 #[cfg(target_arch = "bpf")]
+#[expect(clippy::needless_pass_by_value, reason = "the macros hand contexts over by value")]
 mod programs {
     use aya_ebpf::macros::{cgroup_sock_addr, classifier};
     use aya_ebpf::programs::{SockAddrContext, TcContext};

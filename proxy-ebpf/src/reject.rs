@@ -7,6 +7,8 @@
 //! can be right without reading the payload, for a segment that has its checksum and for one that will get it.
 //! Packets too long to be quoted whole, and those without a UDP checksum, are cut, and the quote is read.
 
+use core::ptr::read_volatile;
+
 use aya_ebpf::helpers::generated::{bpf_csum_diff, bpf_redirect};
 use proxy_common::csum::fold;
 use proxy_common::{Address, PROTO_ICMP, PROTO_ICMPV6, PROTO_UDP, V4, V6};
@@ -15,7 +17,7 @@ use crate::net::{ETHERNET, udp};
 use crate::packet::{Packet, Parse};
 use crate::skb::{HelperFailed, Skb};
 
-/// Bytes of a packet that is quoted in part; a multiple of four, and enough for IP options and the ports.
+/// Bytes of a packet that is quoted in part; a power of two, and enough for IP options and the ports.
 const QUOTE: usize = 128;
 /// Bytes of an ICMP header.
 const ICMP: usize = 8;
@@ -179,10 +181,12 @@ pub fn port_unreachable<F: Reject>(skb: Skb, packet: &Packet<F::Words>) -> Resul
 #[inline(never)]
 fn cut<F: Reject>(skb: Skb, packet: &Packet<F::Words>) -> Result<(), HelperFailed> {
     let mut quote = [0u32; QUOTE / 4];
-    let quoted = if packet.length > QUOTE as u32 { QUOTE as u32 } else { packet.length };
-    if quoted == 0 {
-        return Err(HelperFailed);
-    }
+    let clamped = if packet.length > QUOTE as u32 { QUOTE as u32 } else { packet.length };
+    // The bound has to be part of the value: kernels before 6.4 lose what a test said of a number that the compiler
+    // keeps on the stack. Volatile, so that the compiler does not see that it knows the bound already.
+    // SAFETY: a local.
+    let clamped = unsafe { read_volatile(&raw const clamped) };
+    let quoted = (clamped.wrapping_sub(1) & (QUOTE as u32 - 1)) + 1;
     skb.load(ETHERNET as u32, &mut quote, quoted)?;
     // SAFETY: the quote is readable for its size, a multiple of four; what was not loaded is zero and adds nothing.
     let sum = unsafe { bpf_csum_diff(core::ptr::null_mut(), 0, quote.as_mut_ptr(), QUOTE as u32, 0) };
