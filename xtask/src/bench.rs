@@ -25,7 +25,7 @@ pub struct Args {
 /// A group of figures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Part {
-    /// The packet programs, by BPF_PROG_TEST_RUN
+    /// The packet programs, by `BPF_PROG_TEST_RUN`
     Packets,
     /// Connections through the socket hooks, between network namespaces
     Sockets,

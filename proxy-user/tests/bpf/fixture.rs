@@ -124,12 +124,12 @@ struct Hex<'a>(&'a [u8]);
 
 impl std::fmt::Debug for Hex<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        for line in self.0.chunks(16) {
-            let words: Vec<_> = line
-                .chunks(2)
-                .map(|pair| pair.iter().map(|b| format!("{b:02x}")).collect::<String>())
-                .collect();
-            write!(f, "\n    {}", words.join(" "))?;
+        for (position, byte) in self.0.iter().enumerate() {
+            match position % 16 {
+                0 => write!(f, "\n    {byte:02x}")?,
+                even if even % 2 == 0 => write!(f, " {byte:02x}")?,
+                _ => write!(f, "{byte:02x}")?,
+            }
         }
         Ok(())
     }

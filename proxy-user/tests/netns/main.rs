@@ -30,8 +30,9 @@ fn main() -> ExitCode {
         return peer::work::run();
     }
     let is_smoke = first == "--kernel-smoke";
-    let mut arguments =
-        if is_smoke { Arguments::from_iter(["netns", "--nocapture"]) } else { Arguments::from_args() };
+    // The emulated machine's console is a terminal, but what it shows ends in a log.
+    let smoke = ["netns", "--nocapture", "--color=never"];
+    let mut arguments = if is_smoke { Arguments::from_iter(smoke) } else { Arguments::from_args() };
     let is_root = rustix::process::geteuid().is_root();
     if is_root && !arguments.list {
         if let Err(error) = own_mounts() {
