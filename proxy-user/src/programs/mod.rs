@@ -18,7 +18,7 @@ mod privileges;
 mod status;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
@@ -73,12 +73,12 @@ pub struct Programs {
     ebpf: Ebpf,
     pins: Pins,
     cgroup: Cgroup,
-    _cgroup_lock: OwnedFd,
+    _cgroup_lock: pins::Lock,
     hz: u32,
     in_force: bool,
     tcx: bool,
     /// Taken with the first device.
-    devices_lock: Mutex<Option<OwnedFd>>,
+    devices_lock: Mutex<Option<pins::Lock>>,
     notices: Vec<Notice>,
 }
 

@@ -29,14 +29,26 @@ const BPF_FS_MAGIC: rustix::fs::FsWord = 0xcafe_4a11;
 /// The network namespace of this thread, as a file that can be locked.
 pub(super) const NETWORK_NAMESPACE: &str = "/proc/thread-self/ns/net";
 
-/// Takes the lock of a directory or file for as long as the descriptor lives; `None` when somebody else has it.
+/// The lock of a directory or file, held until this is dropped.
+#[derive(Debug)]
+pub(super) struct Lock(OwnedFd);
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // Closing is not enough: a child between fork and exec has the descriptor too. The close that follows
+        // does the same when this fails.
+        let _ = rustix::fs::flock(&self.0, FlockOperation::Unlock);
+    }
+}
+
+/// Takes the lock of a directory or file; `None` when somebody else has it.
 ///
 /// The lock is on the thing itself that must not be shared, so it holds across the containers that see it, and
 /// ends with the process, however that ends.
-pub(super) fn lock(path: &Path) -> io::Result<Option<OwnedFd>> {
+pub(super) fn lock(path: &Path) -> io::Result<Option<Lock>> {
     let fd = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
     match rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(Some(fd)),
+        Ok(()) => Ok(Some(Lock(fd))),
         Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
         Err(error) => Err(error.into()),
     }
@@ -115,7 +127,7 @@ pub struct Pins {
     paths: Paths,
     /// Whether the bpffs was mounted by us just now.
     pub mounted: bool,
-    _lock: OwnedFd,
+    _lock: Lock,
 }
 
 impl Pins {
@@ -231,4 +243,20 @@ pub(super) fn entries(directory: &Path) -> io::Result<Vec<String>> {
     }
     names.sort();
     Ok(names)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lock_ends_when_dropped_also_while_a_child_has_its_descriptor() {
+        let dir = tempfile::tempdir().unwrap();
+        let held = lock(dir.path()).unwrap().unwrap();
+        let of_a_child = held.0.try_clone().unwrap();
+        assert!(lock(dir.path()).unwrap().is_none());
+        drop(held);
+        assert!(lock(dir.path()).unwrap().is_some());
+        drop(of_a_child);
+    }
 }
