@@ -3,6 +3,8 @@
 //! Words are taken in memory order; the ones' complement sum does not mind which end comes first as long as
 //! all words agree.
 
+use crate::Address;
+
 /// What replacing `old` by `new` adds to an unfolded sum.
 #[inline(always)]
 pub fn replace32(old: u32, new: u32) -> u64 {
@@ -28,6 +30,22 @@ pub fn fold(sum: u64) -> u16 {
 #[inline(always)]
 pub fn update(check: u16, difference: u64) -> u16 {
     !fold(u64::from(!check) + difference)
+}
+
+/// What the pseudo header (RFC 9293, 3.1; RFC 8200, 8.1) of a transport segment of `length` bytes adds up to.
+#[inline(always)]
+pub fn pseudo_sum<A: Address>(src: &A, dst: &A, proto: u8, length: u32) -> u64 {
+    sum_words(src)
+        + sum_words(dst)
+        + u64::from(u16::from_ne_bytes([0, proto]))
+        + u64::from((length as u16).to_be())
+}
+
+/// The sum of an address.
+#[inline(always)]
+pub fn sum_words<A: Address>(addr: &A) -> u64 {
+    let [a, b, c, d] = addr.words();
+    u64::from(a) + u64::from(b) + u64::from(c) + u64::from(d)
 }
 
 #[cfg(test)]

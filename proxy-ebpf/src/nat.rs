@@ -1,9 +1,9 @@
 //! Rewriting a packet's addresses and ports, with its checksums.
 
-use proxy_common::csum::{replace32, update};
+use proxy_common::csum::{fold, pseudo_sum, replace32, update};
 use proxy_common::{Address, PROTO_UDP, V4, V6};
 
-use crate::net::{ETHERNET, tcp, udp};
+use crate::net::{ETHERNET, Ipv4, Ipv6, tcp, udp};
 use crate::packet::{Packet, Parse};
 use crate::skb::{HelperFailed, Skb};
 
@@ -27,10 +27,10 @@ pub trait Rewrite: Parse {
     /// the transport checksum with it. IPv4's does not, since its own header checksum has made up for the
     /// address already; the checksum helper assumes IPv4 (`inet_proto_csum_replace_by_diff`).
     const COMPLETE_STAYS: bool;
-    /// Writes both addresses and the word of both ports, and the header checksum where there is one.
-    ///
-    /// In most packets they stand side by side, and each call of a helper costs as much as a lookup in an array.
-    fn store_tuple(
+    /// Writes both addresses, and the header checksum where there is one.
+    fn set_addresses(header: &mut Self::Header, to: &Tuple<Self::Words>, difference: u64);
+    /// The same by helper.
+    fn store_addresses(
         skb: Skb,
         packet: &Packet<Self::Words>,
         to: &Tuple<Self::Words>,
@@ -42,57 +42,43 @@ impl Rewrite for V4 {
     const COMPLETE_STAYS: bool = false;
 
     #[inline(always)]
-    fn store_tuple(
+    fn set_addresses(header: &mut Ipv4, to: &Tuple<[u32; 1]>, difference: u64) {
+        [header.src] = to.src;
+        [header.dst] = to.dst;
+        header.check = update(header.check, difference);
+    }
+
+    #[inline(always)]
+    fn store_addresses(
         skb: Skb,
         packet: &Packet<[u32; 1]>,
         to: &Tuple<[u32; 1]>,
         difference: u64,
     ) -> Result<(), HelperFailed> {
         let ([src], [dst]) = (to.src, to.dst);
-        let (check, ports) = (update(packet.ip_check, difference), ports(to.src_port, to.dst_port));
-        if packet.l4 as usize == ETHERNET + Self::HEADER {
-            return skb.store(ETHERNET as u32 + 10, &SideBySide4 { check, src, dst, ports });
-        }
         skb.store(ETHERNET as u32 + 12, &[src, dst])?;
-        skb.store(ETHERNET as u32 + 10, &check)?;
-        skb.store(packet.l4, &ports)
+        skb.store(ETHERNET as u32 + 10, &update(packet.ip_check, difference))
     }
-}
-
-/// What is rewritten of an IPv4 packet without options.
-#[repr(C, packed(2))]
-struct SideBySide4 {
-    check: u16,
-    src: u32,
-    dst: u32,
-    ports: u32,
 }
 
 impl Rewrite for V6 {
     const COMPLETE_STAYS: bool = true;
 
     #[inline(always)]
-    fn store_tuple(
+    fn set_addresses(header: &mut Ipv6, to: &Tuple<[u32; 4]>, _difference: u64) {
+        header.src = to.src;
+        header.dst = to.dst;
+    }
+
+    #[inline(always)]
+    fn store_addresses(
         skb: Skb,
-        packet: &Packet<[u32; 4]>,
+        _packet: &Packet<[u32; 4]>,
         to: &Tuple<[u32; 4]>,
         _difference: u64,
     ) -> Result<(), HelperFailed> {
-        let ports = ports(to.src_port, to.dst_port);
-        if packet.l4 as usize == ETHERNET + Self::HEADER {
-            return skb.store(ETHERNET as u32 + 8, &SideBySide6 { src: to.src, dst: to.dst, ports });
-        }
-        skb.store(ETHERNET as u32 + 8, &[to.src, to.dst])?;
-        skb.store(packet.l4, &ports)
+        skb.store(ETHERNET as u32 + 8, &[to.src, to.dst])
     }
-}
-
-/// What is rewritten of an IPv6 packet without extension headers.
-#[repr(C)]
-struct SideBySide6 {
-    src: [u32; 4],
-    dst: [u32; 4],
-    ports: u32,
 }
 
 /// What the change of the addresses adds to a sum over them.
@@ -116,7 +102,28 @@ fn ports(src: u16, dst: u16) -> u32 {
     u32::from_ne_bytes([a, b, c, d])
 }
 
+/// Folds a difference to the 32 bits that helpers take; twice, since the first fold may carry.
+#[inline(always)]
+fn fold32(difference: u64) -> u32 {
+    let folded = (difference & 0xffff_ffff) + (difference >> 32);
+    ((folded & 0xffff_ffff) + (folded >> 32)) as u32
+}
+
+/// Whether `check` may be what a packet carries whose checksum is still to be made (`CHECKSUM_PARTIAL`): the sum
+/// of its pseudo header. One complete checksum in 65,536 looks the same, and is treated with the same care.
+#[inline(always)]
+fn may_be_partial<F: Parse>(packet: &Packet<F::Words>, check: u16) -> bool {
+    let key = &packet.key;
+    let pseudo = fold(pseudo_sum(&key.src, &key.dst, key.proto, packet.length - F::HEADER as u32));
+    check == pseudo || (check == 0 && pseudo == 0xffff)
+}
+
 /// Rewrites the packet to the tuple `to`.
+///
+/// Nearly every packet is rewritten in place. A program cannot ask whether a checksum is complete; but one that is
+/// not is the sum of the pseudo header, and segments that the kernel will cut are marked as such. These, and
+/// packets with options or extension headers, go through the kernel's helpers, which know: four calls, each as
+/// dear as half a lookup.
 #[inline(always)]
 pub fn rewrite<F: Rewrite>(
     skb: Skb,
@@ -124,9 +131,52 @@ pub fn rewrite<F: Rewrite>(
     to: &Tuple<F::Words>,
 ) -> Result<(), HelperFailed> {
     let difference = address_difference(packet, to);
-    // Folded to 32 bits: twice, since the first fold may carry.
-    let folded = (difference & 0xffff_ffff) + (difference >> 32);
-    let folded = ((folded & 0xffff_ffff) + (folded >> 32)) as u32;
+    if packet.l4 as usize == ETHERNET + F::HEADER && skb.gso_size() == 0 {
+        let written = if packet.key.proto == PROTO_UDP {
+            in_place::<F, UdpStart>(skb, packet, to, difference)
+        } else {
+            in_place::<F, TcpStart>(skb, packet, to, difference)
+        };
+        if written {
+            return Ok(());
+        }
+    }
+    by_helper::<F>(skb, packet, to, difference)
+}
+
+/// Rewrites through a pointer; `false` if that cannot be done, and then nothing was written.
+#[inline(always)]
+fn in_place<F: Rewrite, T: Transport>(
+    skb: Skb,
+    packet: &Packet<F::Words>,
+    to: &Tuple<F::Words>,
+    difference: u64,
+) -> bool {
+    let Some(segment) = skb.bounds().at::<Segment<F::Header, T>>(ETHERNET) else { return false };
+    // SAFETY: `at` found all of it inside the packet, and the kernel has made it writable for this program
+    // (`bpf_unclone_prologue`).
+    let segment = unsafe { &mut *segment.cast_mut() };
+    let old = segment.transport.check();
+    if may_be_partial::<F>(packet, old) {
+        return false;
+    }
+    let (old_ports, new_ports) = (segment.transport.ports(), ports(to.src_port, to.dst_port));
+    F::set_addresses(&mut segment.ip, to, difference);
+    segment.transport.set(new_ports, update(old, difference + replace32(old_ports, new_ports)));
+    if !F::COMPLETE_STAYS {
+        skb.add_to_complete(!fold32(difference));
+    }
+    true
+}
+
+/// Rewrites by the kernel's helpers, which know how far the checksum is.
+#[inline(always)]
+fn by_helper<F: Rewrite>(
+    skb: Skb,
+    packet: &Packet<F::Words>,
+    to: &Tuple<F::Words>,
+    difference: u64,
+) -> Result<(), HelperFailed> {
     let (check, flags) = if packet.key.proto == PROTO_UDP {
         // A UDP checksum of zero means "none" and stays; one that becomes zero is sent as its complement.
         (packet.l4 + udp::CHECK, u64::from(aya_ebpf::bindings::BPF_F_MARK_MANGLED_0))
@@ -135,21 +185,94 @@ pub fn rewrite<F: Rewrite>(
     };
     let (old_ports, new_ports) =
         (ports(packet.key.src_port, packet.key.dst_port), ports(to.src_port, to.dst_port));
-    F::store_tuple(skb, packet, to, difference)?;
-    skb.correct_pseudo(check, folded, flags)?;
+    F::store_addresses(skb, packet, to, difference)?;
+    skb.correct_pseudo(check, fold32(difference), flags)?;
     if F::COMPLETE_STAYS {
-        skb.add_to_complete(folded);
+        skb.add_to_complete(fold32(difference));
     }
     if old_ports != new_ports {
         skb.correct_word(check, old_ports, new_ports, flags)?;
+        skb.store(packet.l4, &new_ports)?;
     }
     Ok(())
+}
+
+/// An IP header without options and what follows it.
+#[repr(C)]
+struct Segment<H, T> {
+    ip: H,
+    transport: T,
+}
+
+/// What of a transport header is rewritten.
+trait Transport {
+    /// Both ports as they stand.
+    fn ports(&self) -> u32;
+    /// The checksum as it stands.
+    fn check(&self) -> u16;
+    /// Writes both; `check` is right for a packet that has one.
+    fn set(&mut self, ports: u32, check: u16);
+}
+
+/// TCP up to its checksum.
+#[repr(C)]
+struct TcpStart {
+    ports: u32,
+    middle: [u32; 3],
+    check: u16,
+    urgent: u16,
+}
+
+impl Transport for TcpStart {
+    #[inline(always)]
+    fn ports(&self) -> u32 {
+        self.ports
+    }
+
+    #[inline(always)]
+    fn check(&self) -> u16 {
+        self.check
+    }
+
+    #[inline(always)]
+    fn set(&mut self, ports: u32, check: u16) {
+        self.ports = ports;
+        self.check = check;
+    }
+}
+
+/// UDP.
+#[repr(C)]
+struct UdpStart {
+    ports: u32,
+    length: u16,
+    check: u16,
+}
+
+impl Transport for UdpStart {
+    #[inline(always)]
+    fn ports(&self) -> u32 {
+        self.ports
+    }
+
+    #[inline(always)]
+    fn check(&self) -> u16 {
+        self.check
+    }
+
+    #[inline(always)]
+    fn set(&mut self, ports: u32, check: u16) {
+        self.ports = ports;
+        // Zero means "none" and stays; one that becomes zero is sent as its complement.
+        if self.check != 0 {
+            self.check = if check == 0 { 0xffff } else { check };
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proxy_common::csum::fold;
 
     #[test]
     fn ports_stand_as_on_the_wire() {

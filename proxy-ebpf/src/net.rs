@@ -52,15 +52,6 @@ pub struct Ipv6 {
     pub dst: [u32; 4],
 }
 
-/// What TCP (RFC 9293) and UDP (RFC 768) begin with.
-#[repr(C)]
-pub struct Ports {
-    /// Source.
-    pub src: u16,
-    /// Destination.
-    pub dst: u16,
-}
-
 /// "More fragments" and the offset, in [`Ipv4::fragment`].
 pub const IPV4_OFFSET: u16 = 0x1fff;
 /// The offset in the third and fourth byte of an IPv6 fragment header.

@@ -6,9 +6,7 @@ use proxy_common::flow::{DIRECTION_FORWARD, FlowKey};
 use proxy_common::reason::Reason;
 use proxy_common::{Address, Family, PROTO_TCP, PROTO_UDP, V4, V6};
 
-use crate::net::{
-    ETHERNET, EXTENSION_HEADERS, IPV4_OFFSET, IPV6_OFFSET, Ipv4, Ipv6, Ports, extension, tcp, udp,
-};
+use crate::net::{ETHERNET, EXTENSION_HEADERS, IPV4_OFFSET, IPV6_OFFSET, Ipv4, Ipv6, extension, tcp, udp};
 
 /// Where the readable part of a packet begins and ends, as addresses.
 #[derive(Clone, Copy)]
@@ -26,7 +24,7 @@ impl Bounds {
     ///
     /// The address is computed once, checked and used: the verifier ties the check to that register.
     #[inline(always)]
-    fn at<T>(self, offset: usize) -> Option<*const T> {
+    pub fn at<T>(self, offset: usize) -> Option<*const T> {
         let address = self.data + offset;
         if address + size_of::<T>() > self.end { None } else { Some(address as *const T) }
     }
@@ -80,8 +78,10 @@ pub enum Stop {
 
 /// A family whose packets can be parsed.
 pub trait Parse: Family {
-    /// Length of the IP header without options.
-    const HEADER: usize;
+    /// The IP header without options.
+    type Header;
+    /// Its length.
+    const HEADER: usize = size_of::<Self::Header>();
     /// Parses the packet behind an Ethernet header into `packet`, which holds nothing of use after an error.
     /// Without `walk`, extension headers are left to another try: hardly any packet has them, and each copy of
     /// the loop costs the verifier thousands of steps.
@@ -89,7 +89,7 @@ pub trait Parse: Family {
 }
 
 impl Parse for V4 {
-    const HEADER: usize = size_of::<Ipv4>();
+    type Header = Ipv4;
 
     #[inline(always)]
     fn parse(bounds: Bounds, packet: &mut Packet<[u32; 1]>, _walk: bool) -> Result<(), Stop> {
@@ -119,7 +119,7 @@ impl Parse for V4 {
 }
 
 impl Parse for V6 {
-    const HEADER: usize = size_of::<Ipv6>();
+    type Header = Ipv6;
 
     #[inline(always)]
     fn parse(bounds: Bounds, packet: &mut Packet<[u32; 4]>, walk: bool) -> Result<(), Stop> {
@@ -214,12 +214,11 @@ fn transport<A: Address>(
     } else if length < udp::HEADER {
         return Err(Stop::Because(Reason::Malformed));
     }
-    let ports: *const [u8; udp::HEADER] = bounds.at(offset).ok_or(Stop::Short)?;
-    let ports: *const Ports = ports.cast();
+    let ports: *const [u32; udp::HEADER / 4] = bounds.at(offset).ok_or(Stop::Short)?;
     // SAFETY: `at` found eight bytes inside the packet; the ports are the first four.
-    let (src, dst) = unsafe { ((*ports).src, (*ports).dst) };
-    packet.key.src_port = u16::from_be(src);
-    packet.key.dst_port = u16::from_be(dst);
+    let [a, b, c, d] = unsafe { (*ports)[0] }.to_ne_bytes();
+    packet.key.src_port = u16::from_be_bytes([a, b]);
+    packet.key.dst_port = u16::from_be_bytes([c, d]);
     Ok(())
 }
 

@@ -10,8 +10,8 @@
 use core::ptr::read_volatile;
 
 use aya_ebpf::helpers::generated::{bpf_csum_diff, bpf_redirect};
-use proxy_common::csum::fold;
-use proxy_common::{Address, PROTO_ICMP, PROTO_ICMPV6, PROTO_UDP, V4, V6};
+use proxy_common::csum::{fold, pseudo_sum, sum_words};
+use proxy_common::{PROTO_ICMP, PROTO_ICMPV6, PROTO_UDP, V4, V6};
 
 use crate::net::{ETHERNET, udp};
 use crate::packet::{Packet, Parse};
@@ -42,22 +42,6 @@ pub trait Reject: Parse {
     fn headers(packet: &Packet<Self::Words>, quoted: u32, sum: u64) -> Self::Headers;
     /// What the packet's own IP header adds to a sum over it; `None` if it would have to be read.
     fn header_sum(skb: Skb, packet: &Packet<Self::Words>) -> Option<u64>;
-}
-
-/// Adds up `words` in memory order.
-#[inline(always)]
-fn sum_words<A: Address>(addr: &A) -> u64 {
-    let [a, b, c, d] = addr.words();
-    u64::from(a) + u64::from(b) + u64::from(c) + u64::from(d)
-}
-
-/// What a pseudo header (RFC 9293, 3.1; RFC 8200, 8.1) adds up to.
-#[inline(always)]
-fn pseudo_sum<A: Address>(src: &A, dst: &A, proto: u8, length: u32) -> u64 {
-    sum_words(src)
-        + sum_words(dst)
-        + u64::from(u16::from_ne_bytes([0, proto]))
-        + u64::from((length as u16).to_be())
 }
 
 impl Reject for V4 {

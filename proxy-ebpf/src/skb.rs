@@ -60,6 +60,13 @@ impl Skb {
         self.len() == 0
     }
 
+    /// Payload of each packet that the kernel will cut this one into; 0: it is one packet.
+    #[inline(always)]
+    pub fn gso_size(self) -> u32 {
+        // SAFETY: as in `ethertype`.
+        unsafe { (*self.raw).gso_size }
+    }
+
     /// Index of the device that the hook is on.
     #[inline(always)]
     pub fn ifindex(self) -> u32 {
@@ -88,9 +95,6 @@ impl Skb {
     }
 
     /// Writes `value` at `offset`. Bounds taken before are void.
-    ///
-    /// By helper and not through a pointer: a program that writes through pointers makes the kernel unshare
-    /// every cloned packet it sees, and all of TCP's are clones when they leave (`bpf_unclone_prologue`).
     #[inline(always)]
     pub fn store<T>(self, offset: u32, value: &T) -> Result<(), HelperFailed> {
         let from = core::ptr::from_ref(value).cast();

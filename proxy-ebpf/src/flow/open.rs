@@ -9,9 +9,10 @@ use proxy_common::flow::{
 };
 use proxy_common::reason::Reason;
 
-use super::{Time, find, free, remove_keys, same};
+use super::{Time, Tracked, find, free, remove_keys, same};
 use crate::balance::Choice;
 use crate::maps::{self, Tables};
+use crate::nat::Tuple;
 use crate::{atomic, report};
 
 /// Entries that one step of the clock hand covers; eight IPv4 entries are eight cache lines in a row.
@@ -103,9 +104,13 @@ fn claim<F: Steps>(now: u32) -> u32 {
     NONE
 }
 
-/// Begins a flow for a client's packet.
+/// Begins a flow for a client's packet, and tells what the packet becomes.
 #[inline(always)]
-pub fn open<F: Steps>(key: &FlowKey<F::Words>, choice: &Choice<F::Words>, time: Time) -> Result<(), Reason> {
+pub fn open<F: Steps>(
+    key: &FlowKey<F::Words>,
+    choice: &Choice<F::Words>,
+    time: Time,
+) -> Result<Tuple<F::Words>, Reason> {
     let (service, now) = (choice.service, time.now);
     let index = F::claim(now);
     let Some(place) = F::flow(index) else { return Err(Reason::FlowTableFull) };
@@ -148,7 +153,9 @@ pub fn open<F: Steps>(key: &FlowKey<F::Words>, choice: &Choice<F::Words>, time: 
         }
         return Err(Reason::FlowTableFull);
     }
-    Ok(())
+    let Some(place) = F::flow(value.flow) else { return Err(Reason::MapInconsistent) };
+    let tracked = Tracked::<F> { index: value.flow, generation: value.generation, place };
+    tracked.to_backend().ok_or(Reason::FlowCollision)
 }
 
 /// Adds the key of the replies to the flow in the entry `index`, and gives where it leads.

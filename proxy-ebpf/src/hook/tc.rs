@@ -29,10 +29,8 @@ const PULL: u32 = 128;
 
 /// The packet belongs to no flow yet.
 const UNKNOWN: i32 = 100;
-/// Its flow has just begun: the tables know it now.
-const BEGUN: i32 = 101;
 /// Its client is to be told that nobody serves it.
-const REFUSED: i32 = 102;
+const REFUSED: i32 = 101;
 
 /// A packet that comes in from a client.
 #[inline(always)]
@@ -63,14 +61,11 @@ fn forward<F: Acts>(skb: Skb) -> i32 {
     let mut verdict = F::known(skb);
     if verdict == UNKNOWN {
         verdict = F::begin(skb);
-        if verdict == BEGUN {
-            verdict = F::known(skb);
-        } else if verdict == REFUSED {
+        if verdict == REFUSED {
             verdict = F::reject(skb);
         }
     }
-    // After `begin` only a flow that another CPU has just taken is unknown.
-    if verdict >= UNKNOWN { drop_because(Reason::MapInconsistent) } else { verdict }
+    verdict
 }
 
 /// Writes jiffies and nanoseconds over the packet's first 16 bytes.
@@ -160,7 +155,10 @@ fn begin<F: Acts>(skb: Skb) -> i32 {
         Err(reason) => Err(reason),
     };
     match opened {
-        Ok(()) => BEGUN,
+        Ok(to) => {
+            report::forwarded(service.id, packet.length);
+            rewrite::<F>(skb, &packet, &to)
+        }
         Err(reason) => {
             report::refusal(service.id, reason);
             // An answer to a reset would begin a conversation of errors (RFC 9293, 3.10.7.1).
