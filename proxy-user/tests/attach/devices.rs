@@ -11,6 +11,10 @@ use proxy_user::programs::{Error, PacketHook, Programs, Settings, cleanup};
 
 use crate::node::{index, links_on, links_on_device, on_node, run, veth};
 
+/// Until a device is noticed: some 100 ms, more on a busy machine, and well before the manager looks through all
+/// devices again.
+const SOON: Duration = Duration::from_secs(5);
+
 #[test]
 #[ignore = "needs root: cargo xtask test bpf"]
 fn clsact_is_replaced_in_place_and_gives_way_to_tcx_and_back() {
@@ -69,7 +73,7 @@ fn a_filter_of_somebody_else_keeps_its_qdisc() {
 
 #[test]
 #[ignore = "needs root: cargo xtask test bpf"]
-fn devices_are_attached_within_a_second_and_forgotten_when_they_go() {
+fn devices_are_attached_when_they_come_and_forgotten_when_they_go() {
     on_node(|node| {
         let (there, _) = (veth("v0"), veth("skip0"));
         run("ip link add br0 type bridge");
@@ -82,7 +86,7 @@ fn devices_are_attached_within_a_second_and_forgotten_when_they_go() {
             let names = |states: &Option<BTreeMap<u32, _>>| {
                 states.as_ref().map(|states| states.keys().copied().collect::<Vec<_>>())
             };
-            tokio::time::timeout(Duration::from_secs(5), states.changed()).await.unwrap().unwrap();
+            tokio::time::timeout(SOON, states.changed()).await.unwrap().unwrap();
             assert_eq!(names(&states.borrow()), Some(vec![index("v0p").unwrap(), there]));
             assert_eq!(links_on_device(there).len(), 2);
 
@@ -90,14 +94,14 @@ fn devices_are_attached_within_a_second_and_forgotten_when_they_go() {
             let fresh = tokio::task::spawn_blocking(|| veth("late0")).await.unwrap();
             let pin = node.ballast().join(format!("links/tcx_ingress_{fresh}"));
             while links_on_device(fresh).len() < 2 || pin.symlink_metadata().is_err() {
-                assert!(began.elapsed() < Duration::from_secs(1), "not attached in time");
+                assert!(began.elapsed() < SOON, "not attached in time");
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
 
             run("ip link del late0");
             let began = Instant::now();
             while pin.symlink_metadata().is_ok() {
-                assert!(began.elapsed() < Duration::from_secs(1), "not forgotten in time");
+                assert!(began.elapsed() < SOON, "not forgotten in time");
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
             assert!(states.borrow().iter().flatten().all(|(_, state)| state.problem.is_none()));

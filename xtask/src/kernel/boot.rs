@@ -48,7 +48,9 @@ fn boot(kernel: &Path, initramfs: &Path) -> Result<End> {
     let mut qemu = Cmd::new("qemu-system-x86_64")
         // Not KVM: it is not everywhere, and where it is half there, it hangs.
         .args(["-accel", "tcg", "-cpu", "max", "-smp", "2", "-m", "2048", "-nic", "none"])
-        .args(["-nographic", "-no-reboot", "-kernel"])
+        // Not -nographic: the firmware then uses the console too, with escape codes that clear a terminal.
+        .args(["-display", "none", "-vga", "none", "-monitor", "none", "-serial", "stdio"])
+        .args(["-no-reboot", "-kernel"])
         .arg(kernel)
         .arg("-initrd")
         .arg(initramfs)
