@@ -33,6 +33,8 @@ const PUBLIC_TARGET: &str = "ballast";
 const TARGET: &str = "proxy_user";
 /// Where lines of the BPF programs come from.
 const BPF_TARGET: &str = "proxy_ebpf";
+/// Libraries that say at each attempt what [`crate::api::outage`] says once.
+const REPEATERS: [&str; 2] = ["kube_client::client", "kube_runtime::watcher"];
 
 /// Why logging could not be set up.
 #[derive(Debug, thiserror::Error)]
@@ -56,15 +58,18 @@ pub fn init(format: LogFormat, level: LogLevel, filter: Option<&str>) -> Result<
     subscriber(format, filter, io::stderr).try_init().map_err(TelemetryError::Twice)
 }
 
-/// What passes: our own lines from `level` on; of libraries only what they warn of, unless all is asked for.
+/// What passes: our own lines from `level` on; of libraries only what they warn of, and nothing that we say
+/// ourselves, unless all is asked for.
 fn directives(level: LogLevel, filter: Option<&str>) -> Result<EnvFilter, TelemetryError> {
     let libraries = match level {
         LogLevel::Error => LogLevel::Error,
         LogLevel::Warn | LogLevel::Info | LogLevel::Debug => LogLevel::Warn,
         LogLevel::Trace => LogLevel::Debug,
     };
+    let repeaters = if level == LogLevel::Trace { libraries.to_string() } else { "off".to_owned() };
+    let repeaters = REPEATERS.map(|target| format!("{target}={repeaters}")).join(",");
     let text = filter.filter(|text| !text.is_empty()).map_or_else(
-        || format!("{libraries},{TARGET}={level},{PUBLIC_TARGET}={level},{BPF_TARGET}={level}"),
+        || format!("{libraries},{repeaters},{TARGET}={level},{PUBLIC_TARGET}={level},{BPF_TARGET}={level}"),
         |text| text.replace(&format!("{PUBLIC_TARGET}::"), &format!("{TARGET}::")),
     );
     EnvFilter::try_new(&text).map_err(|source| TelemetryError::Filter { value: text, source })
@@ -129,6 +134,28 @@ mod tests {
         let text = written(LogFormat::Text, LogLevel::Info, None);
         assert!(text.contains("programmed service=\"default/redis\""), "{text}");
         assert_eq!(text.lines().count(), 1, "{text}");
+    }
+
+    #[test]
+    fn libraries_do_not_repeat_what_we_say_once() {
+        let repeated = |level| {
+            let sink = Sink::default();
+            let filter = directives(level, None).unwrap();
+            tracing::subscriber::with_default(subscriber(LogFormat::Text, filter, sink.clone()), || {
+                tracing::error!(target: "kube_client::client::builder", "failed with error client error (Connect)");
+                tracing::warn!(target: "kube_client::client", "eof in poll");
+                tracing::warn!(target: "kube_runtime::watcher", "watch list error with 403");
+                tracing::warn!(target: "kube_client::config", "overriding cluster URL");
+            });
+            let bytes = sink.0.lock().unwrap().clone();
+            String::from_utf8(bytes).unwrap()
+        };
+        for level in [LogLevel::Error, LogLevel::Warn, LogLevel::Info, LogLevel::Debug] {
+            let text = repeated(level);
+            assert!(!text.contains("kube_client::client") && !text.contains("kube_runtime"), "{text}");
+        }
+        assert!(repeated(LogLevel::Debug).contains("overriding cluster URL"), "the rest of it is not ours");
+        assert_eq!(repeated(LogLevel::Trace).lines().count(), 4);
     }
 
     #[test]

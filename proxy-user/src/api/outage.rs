@@ -1,9 +1,14 @@
 //! One warning for each outage, whatever the number of watches that notice it.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
 use kube::runtime::watcher::Error;
 use tracing::{debug, info, warn};
+
+/// How long a refusal must last to be worth a warning: an API server that has just started refuses all until it has
+/// read its roles. The pauses between two attempts grow, so what is refused for good is warned of after 5 to 20 s.
+const LASTING: Duration = Duration::from_secs(5);
 
 /// What went wrong, as far as it matters what to do about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,16 +46,34 @@ impl Trouble {
 #[derive(Debug, Default)]
 pub struct Outage {
     away: bool,
-    forbidden: BTreeSet<&'static str>,
+    refusals: BTreeMap<&'static str, Refusal>,
+}
+
+/// Every attempt at a resource since then was refused.
+#[derive(Debug)]
+struct Refusal {
+    since: Instant,
+    is_told: bool,
+}
+
+impl Refusal {
+    /// One more, at `now`. Returns whether that makes it one that lasts.
+    fn again(&mut self, now: Instant) -> bool {
+        let lasts = now.saturating_duration_since(self.since) >= LASTING;
+        lasts && !std::mem::replace(&mut self.is_told, true)
+    }
 }
 
 impl Outage {
-    /// A watch of `resource` failed. Returns whether that was worth a warning.
-    pub fn failed(&mut self, resource: &'static str, error: &Error) -> bool {
+    /// A watch of `resource` failed at `now`. Returns whether that was worth a warning.
+    pub fn failed(&mut self, resource: &'static str, error: &Error, now: Instant) -> bool {
         let trouble = Trouble::of(error);
         let is_new = match trouble {
             Trouble::Expired | Trouble::Interrupted => false,
-            Trouble::Forbidden => self.forbidden.insert(resource),
+            Trouble::Forbidden => {
+                let first = Refusal { since: now, is_told: false };
+                self.refusals.entry(resource).or_insert(first).again(now)
+            }
             Trouble::Away => !std::mem::replace(&mut self.away, true),
         };
         let error = chain(error);
@@ -74,7 +97,7 @@ impl Outage {
             info!("the API server answers again");
         }
         if let Some(resource) = resource
-            && self.forbidden.remove(resource)
+            && self.refusals.remove(resource).is_some_and(|refusal| refusal.is_told)
         {
             info!(resource, "the API server lets us watch again");
         }

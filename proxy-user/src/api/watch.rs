@@ -84,7 +84,7 @@ async fn forward(mut reports: impl Stream<Item = Report> + Unpin, node_name: &st
             }
             Some(Report::Failed(resource, error)) => {
                 last_failure = Instant::now();
-                outage.failed(resource, &error);
+                outage.failed(resource, &error, last_failure.into_std());
             }
             None => return,
         }

@@ -71,6 +71,15 @@ impl Api {
         Ok(())
     }
 
+    /// Removes an object of any kind.
+    pub fn delete_raw(&self, path: &str) -> Result<()> {
+        let request = http::Request::delete(path).body(Vec::new())?;
+        self.runtime
+            .block_on(self.client.request_text(request))
+            .with_context(|| format!("cannot delete {path}"))?;
+        Ok(())
+    }
+
     fn of<K: Kind>(&self, object: &K) -> kube::Api<K> {
         let namespace = object.meta().namespace.as_deref().unwrap_or("default");
         kube::Api::namespaced(self.client.clone(), namespace)

@@ -38,7 +38,11 @@ pub struct ControlPlane {
     /// What the case talks to it with.
     pub api: Api,
     folder: TempDir,
+    is_permitted: bool,
 }
+
+/// Where bindings of roles to users are.
+const BINDINGS: &str = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings";
 
 impl ControlPlane {
     /// Starts both, and waits until they work.
@@ -63,9 +67,11 @@ impl ControlPlane {
         write_kubeconfig(path, "agent", AGENT_TOKEN)?;
         let admin = write_kubeconfig(path, "admin", ADMIN_TOKEN)?;
         let api = eventually(PATIENCE, || Api::connect(&admin, None))?;
-        let mut control = Self { server: Some((PORT, server)), _etcd: etcd, api, folder };
+        let server = Some((PORT, server));
+        let mut control = Self { server, _etcd: etcd, api, folder, is_permitted: false };
         control.is_ready()?;
         control.api.create_raw("/api/v1/namespaces", &json!({ "metadata": { "name": "other" } }))?;
+        control.create_role()?;
         control.permit()?;
         Ok(control)
     }
@@ -109,6 +115,9 @@ impl ControlPlane {
             self.server = None;
             self.restart()?;
         }
+        if !self.is_permitted {
+            self.permit()?;
+        }
         self.api.clear()
     }
 
@@ -130,9 +139,8 @@ impl ControlPlane {
         eventually(2 * PATIENCE, wait).with_context(|| format!("no API server\n{}", crate::tail(&log)))
     }
 
-    /// Gives the agent's user the permissions of the deployment's role: to read three kinds.
-    fn permit(&self) -> Result<()> {
-        let group = "rbac.authorization.k8s.io";
+    /// The permissions of the deployment's role: to read three kinds.
+    fn create_role(&self) -> Result<()> {
         let verbs = ["get", "list", "watch"];
         let role = json!({
             "metadata": { "name": "ballast" },
@@ -141,13 +149,31 @@ impl ControlPlane {
                 { "apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": verbs },
             ],
         });
+        self.api.create_raw("/apis/rbac.authorization.k8s.io/v1/clusterroles", &role)
+    }
+
+    /// Gives the agent's user its role.
+    pub fn permit(&mut self) -> Result<()> {
+        let group = "rbac.authorization.k8s.io";
         let binding = json!({
             "metadata": { "name": "ballast" },
             "roleRef": { "apiGroup": group, "kind": "ClusterRole", "name": "ballast" },
             "subjects": [{ "apiGroup": group, "kind": "User", "name": "ballast" }],
         });
-        self.api.create_raw(&format!("/apis/{group}/v1/clusterroles"), &role)?;
-        self.api.create_raw(&format!("/apis/{group}/v1/clusterrolebindings"), &binding)
+        self.api.create_raw(BINDINGS, &binding)?;
+        self.is_permitted = true;
+        Ok(())
+    }
+
+    /// Takes it away, and waits until that is in force.
+    pub fn forbid(&mut self) -> Result<()> {
+        self.api.delete_raw(&format!("{BINDINGS}/ballast"))?;
+        self.is_permitted = false;
+        let agent = Api::connect(&self.agent_kubeconfig(), None)?;
+        eventually(PATIENCE, || {
+            ensure!(agent.services().is_err(), "the agent's user may still read Services");
+            Ok(())
+        })
     }
 }
 

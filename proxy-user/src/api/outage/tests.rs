@@ -25,30 +25,59 @@ fn errors_are_told_apart(#[case] error: Error, #[case] expected: Trouble) {
     assert_eq!(Trouble::of(&error), expected);
 }
 
-#[test]
-fn an_outage_is_warned_of_once() {
-    let mut outage = Outage::default();
-    assert!(!outage.failed("services", &Error::WatchError(status(500))), "an interruption is no outage");
-    assert!(!outage.is_away());
-    assert!(outage.failed("services", &away()));
-    assert!(!outage.failed("services", &away()));
-    assert!(!outage.failed("nodes", &away()), "it is the same server");
-    assert!(outage.is_away());
-    outage.is_over(Some("nodes"));
-    assert!(!outage.is_away());
-    assert!(outage.failed("services", &away()), "another outage");
+fn forbidden() -> Error {
+    Error::InitialListFailed(kube::Error::Api(status(403)))
 }
 
 #[test]
-fn a_refusal_is_warned_of_once_for_each_resource() {
-    let forbidden = || Error::InitialListFailed(kube::Error::Api(status(403)));
-    let mut outage = Outage::default();
-    assert!(outage.failed("services", &forbidden()));
-    assert!(!outage.failed("services", &forbidden()));
-    assert!(outage.failed("nodes", &forbidden()));
+fn an_outage_is_warned_of_once() {
+    let (mut outage, now) = (Outage::default(), Instant::now());
+    assert!(!outage.failed("services", &Error::WatchError(status(500)), now), "an interruption is no outage");
+    assert!(!outage.is_away());
+    assert!(outage.failed("services", &away(), now));
+    assert!(!outage.failed("services", &away(), now));
+    assert!(!outage.failed("nodes", &away(), now), "it is the same server");
+    assert!(outage.is_away());
+    outage.is_over(Some("nodes"));
+    assert!(!outage.is_away());
+    assert!(outage.failed("services", &away(), now), "another outage");
+}
+
+#[test]
+fn a_refusal_that_lasts_is_warned_of_once_for_each_resource() {
+    let (mut outage, begin) = (Outage::default(), Instant::now());
+    let mut refused =
+        |resource, seconds| outage.failed(resource, &forbidden(), begin + Duration::from_secs(seconds));
+    assert!(!refused("services", 0), "it may not last");
+    assert!(!refused("services", 4));
+    assert!(!refused("nodes", 4));
+    assert!(refused("services", 5));
+    assert!(!refused("services", 100), "that was said");
+    assert!(refused("nodes", 100));
+}
+
+#[test]
+fn a_success_begins_a_refusal_anew_for_its_resource_only() {
+    let (mut outage, begin) = (Outage::default(), Instant::now());
+    let at = |seconds| begin + Duration::from_secs(seconds);
+    assert!(!outage.failed("services", &forbidden(), at(0)));
+    assert!(!outage.failed("nodes", &forbidden(), at(0)));
     outage.is_over(Some("services"));
-    assert!(outage.failed("services", &forbidden()));
-    assert!(!outage.failed("nodes", &forbidden()));
+    assert!(!outage.failed("services", &forbidden(), at(30)), "the first since it worked");
+    assert!(outage.failed("nodes", &forbidden(), at(30)));
+    assert!(outage.failed("services", &forbidden(), at(35)));
+    outage.is_over(Some("services"));
+    assert!(!outage.failed("services", &forbidden(), at(36)));
+}
+
+#[test]
+fn an_outage_between_two_refusals_does_not_hide_that_they_last() {
+    let (mut outage, begin) = (Outage::default(), Instant::now());
+    let at = |seconds| begin + Duration::from_secs(seconds);
+    assert!(!outage.failed("services", &forbidden(), at(0)));
+    assert!(outage.failed("services", &away(), at(1)));
+    outage.is_over(None);
+    assert!(outage.failed("services", &forbidden(), at(30)));
 }
 
 #[test]

@@ -27,6 +27,7 @@ pub const CASES: &[Case] = &[
     Case { name: "objects_that_make_no_sense", run: live::objects_that_make_no_sense },
     Case { name: "the_zone_of_the_node_changes", run: live::the_zone_of_the_node_changes },
     Case { name: "the_api_server_goes_and_comes_back", run: outage::the_api_server_goes_and_comes_back },
+    Case { name: "a_missing_permission_is_told", run: outage::a_missing_permission },
     Case { name: "a_watch_expires", run: outage::a_watch_expires },
     Case { name: "the_agent_is_killed_and_starts_without_api_server", run: outage::the_agent_is_killed },
     Case { name: "a_thousand_services", run: many::a_thousand_services },

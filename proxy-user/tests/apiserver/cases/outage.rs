@@ -63,6 +63,28 @@ pub fn the_api_server_goes_and_comes_back(control: &mut ControlPlane, node: &Nod
     Ok(())
 }
 
+pub fn a_missing_permission(control: &mut ControlPlane, node: &Node) -> Result<()> {
+    three(control)?;
+    control.forbid()?;
+    let mut agent = node.start()?;
+    let resources = ["services", "endpointslices", "nodes"];
+    for resource in resources {
+        agent.says(&[" WARN ", "refuses us", &format!("resource=\"{resource}")])?;
+    }
+    agent.is_well()?;
+    ensure!(agent.count(&["first sync done"])? == 0, "nothing can be known yet");
+    control.permit()?;
+    for resource in resources {
+        agent.says(&["lets us watch again", &format!("resource=\"{resource}")])?;
+    }
+    let table = agree(&control.api, node)?;
+    ensure!(table.len() == 4, "{table:?}");
+    // However often it was tried.
+    let warnings = agent.count(&[" WARN "])?;
+    ensure!(warnings == resources.len(), "{warnings} warnings for {resources:?}");
+    Ok(())
+}
+
 /// Changes that no watch sees: they are made through an API server that the agent does not know. The one that it
 /// knows starts with a later state then, and refuses to go on from the earlier one.
 pub fn a_watch_expires(control: &mut ControlPlane, node: &Node) -> Result<()> {
