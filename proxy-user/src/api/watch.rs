@@ -11,7 +11,7 @@ use futures::stream::{BoxStream, SelectAll};
 use futures::{Stream, StreamExt, future, stream};
 use k8s_openapi::api::core::v1::{Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
-use kube::runtime::utils::ResetTimerBackoff;
+use kube::runtime::utils::{Backoff, ResetTimerBackoff};
 use kube::runtime::watcher::{self, ExponentialBackoff};
 use kube::runtime::{WatchStreamExt, watcher as watch_kind};
 use kube::{Api, Client};
@@ -140,15 +140,30 @@ fn report<K: Watched>(
     Some(Report::Event(K::RESOURCE, event))
 }
 
-/// A list that begins is no success yet: pauses get short again only after a quiet time.
-fn backoff() -> ResetTimerBackoff<ExponentialBackoff> {
+/// Pauses that only a quiet time makes short again: a watch says that it begins to list before the list has come,
+/// and that must not pass for a success.
+struct Pauses(ResetTimerBackoff<ExponentialBackoff>);
+
+impl Iterator for Pauses {
+    type Item = Duration;
+
+    fn next(&mut self) -> Option<Duration> {
+        self.0.next()
+    }
+}
+
+impl Backoff for Pauses {
+    fn reset(&mut self) {}
+}
+
+fn backoff() -> Pauses {
     let delays = ExponentialBuilder::default()
         .with_min_delay(MIN_DELAY)
         .with_max_delay(MAX_DELAY)
         .with_factor(2.0)
         .with_jitter()
         .without_max_times();
-    ResetTimerBackoff::new(delays.into(), QUIET)
+    Pauses(ResetTimerBackoff::new(delays.into(), QUIET))
 }
 
 #[cfg(test)]

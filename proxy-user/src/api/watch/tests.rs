@@ -225,3 +225,16 @@ async fn it_stops_with_its_receiver() {
     drop(events);
     timeout(Duration::from_secs(10), agent).await.expect("it stops").unwrap();
 }
+
+#[tokio::test(start_paused = true)]
+async fn pauses_grow_although_each_attempt_begins_well() {
+    let attempt = || {
+        let refused = watcher::Error::InitialListFailed(kube::Error::LinesCodecMaxLineLengthExceeded);
+        stream::iter([Ok(watcher::Event::<Node>::Init), Err(refused)])
+    };
+    let begun = Instant::now();
+    let attempts = stream::repeat_with(attempt).flatten().backoff(backoff());
+    let times: Vec<_> = attempts.filter(|item| future::ready(item.is_err())).take(12).map(|_| begun.elapsed()).collect().await;
+    assert!(times[3] < Duration::from_secs(3), "short at first: {times:?}");
+    assert!(times.windows(2).skip(6).all(|pair| pair[1] - pair[0] >= MAX_DELAY), "{times:?}");
+}

@@ -80,7 +80,7 @@ pub fn a_missing_permission(control: &mut ControlPlane, node: &Node) -> Result<(
     let table = agree(&control.api, node)?;
     ensure!(table.len() == 4, "{table:?}");
     // However often it was tried.
-    let warnings = agent.count(&[" WARN "])?;
+    let warnings = agent.count(&[" WARN ", "refuses us"])?;
     ensure!(warnings == resources.len(), "{warnings} warnings for {resources:?}");
     Ok(())
 }
