@@ -234,7 +234,12 @@ async fn pauses_grow_although_each_attempt_begins_well() {
     };
     let begun = Instant::now();
     let attempts = stream::repeat_with(attempt).flatten().backoff(backoff());
-    let times: Vec<_> = attempts.filter(|item| future::ready(item.is_err())).take(12).map(|_| begun.elapsed()).collect().await;
+    let times: Vec<_> = attempts
+        .filter(|item| future::ready(item.is_err()))
+        .take(12)
+        .map(|_| begun.elapsed())
+        .collect()
+        .await;
     assert!(times[3] < Duration::from_secs(3), "short at first: {times:?}");
     assert!(times.windows(2).skip(6).all(|pair| pair[1] - pair[0] >= MAX_DELAY), "{times:?}");
 }
