@@ -20,7 +20,7 @@ use proxy_user::model::net::{IpFamily, Protocol};
 use proxy_user::plan::{
     BackendAddress, BackendFacts, Frontend, FrontendKind, FrontendPlan, PortId, PortPlan, Scope, ServicePlan,
 };
-use proxy_user::sync::{Holds, Reconciler};
+use proxy_user::sync::{Holds, Reconciler, Step};
 
 /// `BPF_F_NO_PREALLOC` and `BPF_F_MMAPABLE` (uapi/linux/bpf.h).
 const NO_PREALLOC: u32 = 1;
@@ -190,6 +190,58 @@ fn a_full_table_is_an_error_that_names_the_setting_and_what_was_done() {
 
 #[test]
 #[ignore = "needs root: cargo xtask test bpf"]
+fn pieces_make_up_the_whole() {
+    let pins = Pins::new(Capacity::default());
+    let mut kernel = KernelStore::open(pins.path()).unwrap();
+    let writes: Vec<_> = (1..=200_u8)
+        .flat_map(|number| {
+            let id = u32::from(number);
+            [
+                Write::Name(id, name("default/a")),
+                Write::Backend(id, row(v4(number), BACKEND_ACTIVE)),
+                Write::Backend(id, row(v6(number.into()), BACKEND_ACTIVE)),
+                Write::Slots(id, vec![id]),
+                Write::FilterSet(id, 1),
+                Write::Service(key(v4(number)), entry(id)),
+                Write::Service(key(v6(number.into())), entry(id)),
+            ]
+        })
+        .collect();
+    kernel.write(&writes).unwrap();
+    let whole = kernel.read(201).unwrap();
+    assert_eq!((whole.services.len(), whole.names.len(), whole.backends6.len()), (400, 200, 200));
+    let mut walked = Contents::default();
+    for table in [Table::Services, Table::Services6, Table::Names] {
+        let (mut place, mut walks) = (None, 0);
+        loop {
+            let (found, next) = kernel.walk(table, place, 16).unwrap();
+            assert!(found.services.len() + found.names.len() <= 32, "{table}: a piece is small");
+            walked.services.extend(found.services);
+            walked.names.extend(found.names);
+            (place, walks) = (next, walks + 1);
+            if place.is_none() {
+                break;
+            }
+        }
+        assert!(walks > 5, "{table}: {walks} walks");
+    }
+    assert_eq!((walked.services, walked.names), (whole.services, whole.names));
+    for (from, to) in [(0, 1), (1, 2), (3, 77), (150, 201), (201, 201)] {
+        let (start, end) = (from as usize, to as usize);
+        let range = |table| kernel.read_range(table, from..to).unwrap();
+        let [slots, filter, backends, backends6] =
+            [Table::Slots, Table::Filter, Table::Backends, Table::Backends6].map(range);
+        assert_eq!(slots.slots, whole.slots[start..end]);
+        assert_eq!(filter.filter, whole.filter[start..end]);
+        assert!(backends.backends.iter().eq(whole.backends.range(from..to)));
+        assert!(backends6.backends6.iter().eq(whole.backends6.range(from..to)));
+    }
+    let last = Capacity::default().slots;
+    assert_eq!(kernel.read_range(Table::Slots, last - 1..last + 5).unwrap().slots.len(), 1);
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test bpf"]
 fn a_pin_that_is_not_ours_is_refused() {
     let pins = Pins::new(SMALL);
     let path = pins.path().join(Table::Names.name());
@@ -221,6 +273,21 @@ fn a_thousand_services_go_in_and_come_back_after_a_restart() {
     let begun = Instant::now();
     assert_eq!(first.audit(now).unwrap(), 0);
     println!("compared with the maps in {:?}", begun.elapsed());
+    let mut pieces = Vec::new();
+    let end = loop {
+        let begun = Instant::now();
+        let step = first.audit_step(1024).unwrap();
+        pieces.push(begun.elapsed());
+        if step != Step::More {
+            break step;
+        }
+    };
+    assert_eq!(end, Step::Clean);
+    println!(
+        "compared in {} pieces, of which the longest took {:?}",
+        pieces.len(),
+        pieces.iter().max().unwrap()
+    );
     let before = first.store_mut().read(u32::MAX).unwrap();
     assert_eq!((before.services.len(), before.backends.len(), before.names.len()), (1000, 10_001, 1000));
     for entry in before.services.values() {

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeSet;
 use std::io;
+use std::ops::Range;
 
-use super::{BatchError, Capacity, Contents, MapError, Store, Write};
+use super::{BatchError, Capacity, Contents, MapError, Store, Table, Write};
 
 /// Which steps fail. Steps are counted from 0, and a step that fails counts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -87,6 +88,19 @@ impl<S: Store> Store for FaultyStore<S> {
 
     fn read(&mut self, backends_below: u32) -> Result<Contents, MapError> {
         self.inner.read(backends_below)
+    }
+
+    fn read_range(&mut self, table: Table, range: Range<u32>) -> Result<Contents, MapError> {
+        self.inner.read_range(table, range)
+    }
+
+    fn walk(
+        &mut self,
+        table: Table,
+        from: Option<u32>,
+        count: u32,
+    ) -> Result<(Contents, Option<u32>), MapError> {
+        self.inner.walk(table, from, count)
     }
 
     fn write(&mut self, writes: &[Write]) -> Result<(), BatchError> {

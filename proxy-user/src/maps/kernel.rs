@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::ops::Range;
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::atomic::{Ordering, fence};
 
@@ -156,28 +157,50 @@ impl Store for KernelStore {
     }
 
     fn read(&mut self, backends_below: u32) -> Result<Contents, MapError> {
-        let mut services =
-            hash::<ServiceKey<[u8; 4]>, ServiceEntry, FrontendKey>(&self.services, Table::Services)?;
-        services.extend(hash::<ServiceKey<[u8; 16]>, ServiceEntry, FrontendKey>(
-            &self.services6,
-            Table::Services6,
-        )?);
+        let mut services = self.walk(Table::Services, None, u32::MAX)?.0.services;
+        services.extend(self.walk(Table::Services6, None, u32::MAX)?.0.services);
         Ok(Contents {
             services,
             slots: self.slots.all32(),
-            backends: endpoints::<[u8; 4]>(
-                &self.backends,
-                Table::Backends,
-                backends_below.min(self.capacity.backends),
-            )?,
-            backends6: endpoints::<[u8; 16]>(
-                &self.backends6,
-                Table::Backends6,
-                backends_below.min(self.capacity.backends),
-            )?,
+            backends: self.read_range(Table::Backends, 0..backends_below)?.backends,
+            backends6: self.read_range(Table::Backends6, 0..backends_below)?.backends6,
             filter: self.filter.all64(),
-            names: hash::<u32, PortName, u32>(&self.names, Table::Names)?,
+            names: self.walk(Table::Names, None, u32::MAX)?.0.names,
         })
+    }
+
+    fn read_range(&mut self, table: Table, range: Range<u32>) -> Result<Contents, MapError> {
+        let mut found = Contents::default();
+        let (start, end) = (range.start, range.end.min(self.capacity.backends));
+        let indexes = range.start as usize..range.end as usize;
+        match table {
+            Table::Slots => found.slots = self.slots.range32(indexes),
+            Table::Filter => found.filter = self.filter.range64(indexes),
+            Table::Backends => found.backends = endpoints::<[u8; 4]>(&self.backends, table, start..end)?,
+            Table::Backends6 => found.backends6 = endpoints::<[u8; 16]>(&self.backends6, table, start..end)?,
+            Table::Services | Table::Services6 | Table::Names => {}
+        }
+        Ok(found)
+    }
+
+    fn walk(
+        &mut self,
+        table: Table,
+        from: Option<u32>,
+        count: u32,
+    ) -> Result<(Contents, Option<u32>), MapError> {
+        let mut found = Contents::default();
+        let next = match table {
+            Table::Services => {
+                hash::<ServiceKey<[u8; 4]>, _, _>(&self.services, table, from, count, &mut found.services)?
+            }
+            Table::Services6 => {
+                hash::<ServiceKey<[u8; 16]>, _, _>(&self.services6, table, from, count, &mut found.services)?
+            }
+            Table::Names => hash::<u32, _, _>(&self.names, table, from, count, &mut found.names)?,
+            Table::Slots | Table::Backends | Table::Backends6 | Table::Filter => None,
+        };
+        Ok((found, next))
     }
 
     fn write(&mut self, writes: &[Write]) -> Result<(), BatchError> {
@@ -280,33 +303,30 @@ fn map_memory(
     })
 }
 
-fn lookup<K: Plain, V: Plain>(
-    fd: BorrowedFd<'_>,
-    table: Table,
-    enough: usize,
-) -> Result<Vec<(K, V)>, MapError> {
-    sys::lookup(fd, enough).map_err(|source| MapError::Read { table, source })
-}
-
+/// Reads about `count` entries of a hash; returns where to go on.
 fn hash<K: Plain, V: Plain, T: From<K> + Ord>(
     map: &MapData,
     table: Table,
-) -> Result<BTreeMap<T, V>, MapError> {
-    Ok(lookup::<K, V>(map.fd().as_fd(), table, usize::MAX)?
-        .into_iter()
-        .map(|(key, value)| (key.into(), value))
-        .collect())
+    from: Option<u32>,
+    count: u32,
+    into: &mut BTreeMap<T, V>,
+) -> Result<Option<u32>, MapError> {
+    let read = sys::lookup::<K, V>(map.fd().as_fd(), from, count as usize);
+    let (found, next) = read.map_err(|source| MapError::Read { table, source })?;
+    into.extend(found.into_iter().map(|(key, value)| (key.into(), value)));
+    Ok(next)
 }
 
 fn endpoints<A: Address + Into<IpAddr>>(
     map: &MapData,
     table: Table,
-    below: u32,
+    range: Range<u32>,
 ) -> Result<BTreeMap<u32, Backend>, MapError>
 where
     BackendEntry<A>: Plain,
 {
-    let rows = lookup::<u32, BackendEntry<A>>(map.fd().as_fd(), table, below as usize)?;
+    let read = sys::lookup::<u32, BackendEntry<A>>(map.fd().as_fd(), range.start.checked_sub(1), range.len());
+    let (rows, _) = read.map_err(|source| MapError::Read { table, source })?;
     let used = |(id, entry)| Backend::from_entry(entry).map(|row| (id, row));
-    Ok(rows.into_iter().filter_map(used).filter(|(id, _)| *id < below).collect())
+    Ok(rows.into_iter().filter_map(used).filter(|(id, _)| range.contains(id)).collect())
 }

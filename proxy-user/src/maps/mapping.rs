@@ -2,6 +2,7 @@
 
 use std::io;
 use std::mem::MaybeUninit;
+use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -89,12 +90,24 @@ impl Mapping {
 
     /// The first 32-bit word of every element.
     pub(super) fn all32(&self) -> Vec<u32> {
-        (0..self.len).filter_map(|i| self.word32(i, 0)).map(|w| w.load(Ordering::Relaxed)).collect()
+        self.range32(0..self.len)
+    }
+
+    /// The first 32-bit word of those elements of a range that there are.
+    pub(super) fn range32(&self, range: Range<usize>) -> Vec<u32> {
+        let there = range.start..range.end.min(self.len);
+        there.filter_map(|i| self.word32(i, 0)).map(|w| w.load(Ordering::Relaxed)).collect()
     }
 
     /// The first 64 bits of every element.
     pub(super) fn all64(&self) -> Vec<u64> {
-        (0..self.len).filter_map(|i| self.word64(i)).map(|w| w.load(Ordering::Relaxed)).collect()
+        self.range64(0..self.len)
+    }
+
+    /// The first 64 bits of those elements of a range that there are.
+    pub(super) fn range64(&self, range: Range<usize>) -> Vec<u64> {
+        let there = range.start..range.end.min(self.len);
+        there.filter_map(|i| self.word64(i)).map(|w| w.load(Ordering::Relaxed)).collect()
     }
 }
 

@@ -1,10 +1,15 @@
 //! The tables without a kernel.
 
+use std::collections::BTreeMap;
 use std::io;
+use std::ops::Range;
 
 use proxy_common::filter::FILTER_WORDS;
 
-use super::{BatchError, Capacity, Contents, FrontendKey, MapError, Store, Table, Write};
+use super::{Backend, BatchError, Capacity, Contents, FrontendKey, MapError, Store, Table, Write};
+
+/// Like the kernel's, a hash is walked by buckets: an entry stays in its own, whatever comes and goes.
+const BUCKETS: u32 = 64;
 
 /// Called after each step with what a reader of the maps would see then.
 pub type Watcher = Box<dyn FnMut(&Contents, &Write) + Send>;
@@ -119,7 +124,7 @@ impl MemoryStore {
         Ok(())
     }
 
-    fn backends(&mut self, table: Table) -> &mut std::collections::BTreeMap<u32, super::Backend> {
+    fn backends(&mut self, table: Table) -> &mut BTreeMap<u32, Backend> {
         if table == Table::Backends6 { &mut self.contents.backends6 } else { &mut self.contents.backends }
     }
 
@@ -138,6 +143,46 @@ impl Store for MemoryStore {
         contents.backends.retain(|id, _| *id < backends_below);
         contents.backends6.retain(|id, _| *id < backends_below);
         Ok(contents)
+    }
+
+    fn read_range(&mut self, table: Table, range: Range<u32>) -> Result<Contents, MapError> {
+        fn part<T: Copy>(of: &[T], range: &Range<u32>) -> Vec<T> {
+            let end = of.len().min(range.end as usize);
+            of.get(range.start as usize..end).unwrap_or_default().to_vec()
+        }
+        let rows =
+            |of: &BTreeMap<u32, Backend>| of.range(range.clone()).map(|(id, row)| (*id, *row)).collect();
+        let mut found = Contents::default();
+        match table {
+            Table::Slots => found.slots = part(&self.contents.slots, &range),
+            Table::Filter => found.filter = part(&self.contents.filter, &range),
+            Table::Backends => found.backends = rows(&self.contents.backends),
+            Table::Backends6 => found.backends6 = rows(&self.contents.backends6),
+            Table::Services | Table::Services6 | Table::Names => {}
+        }
+        Ok(found)
+    }
+
+    fn walk(
+        &mut self,
+        table: Table,
+        from: Option<u32>,
+        count: u32,
+    ) -> Result<(Contents, Option<u32>), MapError> {
+        let mut found = Contents::default();
+        for bucket in from.unwrap_or(0)..BUCKETS {
+            if table == Table::Names {
+                found.names.extend(self.contents.names.iter().filter(|(id, _)| **id % BUCKETS == bucket));
+            } else {
+                let inside =
+                    |key: &FrontendKey| Table::services(key.addr) == table && key.tag() % BUCKETS == bucket;
+                found.services.extend(self.contents.services.iter().filter(|(key, _)| inside(key)));
+            }
+            if found.names.len() + found.services.len() >= count as usize && bucket + 1 < BUCKETS {
+                return Ok((found, Some(bucket + 1)));
+            }
+        }
+        Ok((found, None))
     }
 
     fn write(&mut self, writes: &[Write]) -> Result<(), BatchError> {

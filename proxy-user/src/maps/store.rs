@@ -1,6 +1,8 @@
 //! What the layer above may do with the maps.
 
-use super::{BatchError, Capacity, Contents, MapError, Write};
+use std::ops::Range;
+
+use super::{BatchError, Capacity, Contents, MapError, Table, Write};
 
 /// The tables of Services, wherever they live.
 pub trait Store {
@@ -9,6 +11,20 @@ pub trait Store {
 
     /// Everything that is in the tables; of backends only the ids below `backends_below`.
     fn read(&mut self, backends_below: u32) -> Result<Contents, MapError>;
+
+    /// These elements of `slots`, `filter` or one of the `backends`; positions in the answer's lists count from the
+    /// start of the range. What lies outside of the table is left out.
+    fn read_range(&mut self, table: Table, range: Range<u32>) -> Result<Contents, MapError>;
+
+    /// About `count` entries of `names` or one of the `services`, in the table's own order, and where the next walk
+    /// goes on (`None`: nowhere, and to begin with). An entry that is there all the time is met once; one that
+    /// comes or goes between two walks may be.
+    fn walk(
+        &mut self,
+        table: Table,
+        from: Option<u32>,
+        count: u32,
+    ) -> Result<(Contents, Option<u32>), MapError>;
 
     /// Does all of `writes`, in their order as far as a reader of the maps can tell.
     ///
@@ -24,6 +40,19 @@ impl<S: Store + ?Sized> Store for Box<S> {
 
     fn read(&mut self, backends_below: u32) -> Result<Contents, MapError> {
         (**self).read(backends_below)
+    }
+
+    fn read_range(&mut self, table: Table, range: Range<u32>) -> Result<Contents, MapError> {
+        (**self).read_range(table, range)
+    }
+
+    fn walk(
+        &mut self,
+        table: Table,
+        from: Option<u32>,
+        count: u32,
+    ) -> Result<(Contents, Option<u32>), MapError> {
+        (**self).walk(table, from, count)
     }
 
     fn write(&mut self, writes: &[Write]) -> Result<(), BatchError> {

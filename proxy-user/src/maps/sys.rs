@@ -89,33 +89,40 @@ pub(super) fn delete<K: Plain>(fd: BorrowedFd<'_>, keys: &[K]) -> Result<(), Sto
 const CHUNK: usize = 8192;
 
 /// Reads elements in the map's own order until `enough` of them are there or none is left. Elements that come or
-/// go meanwhile may be there or not.
-pub(super) fn lookup<K: Plain, V: Plain>(fd: BorrowedFd<'_>, enough: usize) -> io::Result<Vec<(K, V)>> {
+/// go meanwhile may be there or not. Also says from where to go on (`None`: that was all; and the beginning). For an
+/// array that is the last index that was read, for a hash a bucket.
+pub(super) fn lookup<K: Plain, V: Plain>(
+    fd: BorrowedFd<'_>,
+    from: Option<u32>,
+    enough: usize,
+) -> io::Result<(Vec<(K, V)>, Option<u32>)> {
     let mut found = Vec::new();
-    batches(fd, enough, |keys: &[K], values: &[V]| {
+    let next = batches(fd, from, enough, |keys: &[K], values: &[V]| {
         found.extend(keys.iter().copied().zip(values.iter().copied()));
     })?;
-    Ok(found)
+    Ok((found, next))
 }
 
 /// Counts elements, by the same rules.
 pub(super) fn count<K: Plain, V: Plain>(fd: BorrowedFd<'_>) -> io::Result<usize> {
     let mut count = 0;
-    batches(fd, usize::MAX, |keys: &[K], _: &[V]| count += keys.len())?;
+    batches(fd, None, usize::MAX, |keys: &[K], _: &[V]| count += keys.len())?;
     Ok(count)
 }
 
-/// Passes on the elements of a map by batches, until `enough` of them are there or none is left.
+/// Passes on the elements of a map by batches, until `enough` of them are there or none is left; from and to as for
+/// [`lookup`].
 fn batches<K: Plain, V: Plain>(
     fd: BorrowedFd<'_>,
+    from: Option<u32>,
     enough: usize,
     mut take: impl FnMut(&[K], &[V]),
-) -> io::Result<()> {
+) -> io::Result<Option<u32>> {
     let mut chunk = CHUNK.min(enough);
     let (mut keys, mut values) = (Vec::<K>::with_capacity(chunk), Vec::<V>::with_capacity(chunk));
     // The kernel's place in the map: four bytes for arrays and hashes alike.
-    let mut place = 0u32;
-    let (mut first, mut found) = (true, 0);
+    let mut place = from;
+    let mut found = 0;
     while found < enough {
         keys.clear();
         values.clear();
@@ -123,7 +130,7 @@ fn batches<K: Plain, V: Plain>(
         values.reserve_exact(chunk);
         let mut next = 0u32;
         let mut attr = attr(fd, keys.as_mut_ptr() as u64, values.as_mut_ptr() as u64, chunk);
-        attr.in_batch = if first { 0 } else { (&raw const place) as u64 };
+        attr.in_batch = place.as_ref().map_or(0, |place| std::ptr::from_ref(place) as u64);
         attr.out_batch = (&raw mut next) as u64;
         let end = match bpf(LOOKUP_BATCH, &mut attr) {
             Ok(()) => false,
@@ -143,10 +150,10 @@ fn batches<K: Plain, V: Plain>(
         }
         take(&keys, &values);
         found += count;
-        if end || (count == 0 && place == next) {
-            break;
+        if end || (count == 0 && place == Some(next)) {
+            return Ok(None);
         }
-        (place, first) = (next, false);
+        place = Some(next);
     }
-    Ok(())
+    Ok(place)
 }

@@ -7,6 +7,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 
 use super::applied::Holds;
+use super::audit::Step;
 use super::reconcile::Reconciler;
 use super::report;
 use super::status::Status;
@@ -17,6 +18,11 @@ use crate::plan::plan_service;
 
 /// Events taken in before a sync, at most; so many that a list of everything is one sync.
 const AT_ONCE: usize = 65_536;
+
+/// Entries that a comparison looks at in one go: well below a millisecond, and an event waits for one at most.
+const PIECE: u32 = 1024;
+/// Between two goes, so that a comparison never keeps a CPU busy.
+const BETWEEN_PIECES: Duration = Duration::from_millis(1);
 
 /// How often the driver does what.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,6 +55,8 @@ pub struct Driver<S> {
     waiting_since: Option<Instant>,
     last_sync: Option<Instant>,
     next_audit: Instant,
+    /// When a comparison that is under way goes on.
+    next_piece: Option<Instant>,
     triggers: Triggers,
     status: watch::Sender<Status>,
 }
@@ -68,6 +76,7 @@ impl<S: Store> Driver<S> {
             waiting_since: None,
             last_sync: None,
             next_audit: now + settings.sync_period,
+            next_piece: None,
             triggers: Triggers::new(SystemTime::now()),
             status: watch::Sender::new(status),
         })
@@ -84,6 +93,7 @@ impl<S: Store> Driver<S> {
         loop {
             let wake = self.wake();
             tokio::select! {
+                biased;
                 event = events.recv() => match event {
                     Some(event) => self.take(event),
                     None => break,
@@ -111,12 +121,13 @@ impl<S: Store> Driver<S> {
         if !self.cluster.has_listed_all() {
             return Instant::now() + self.settings.sync_period;
         }
+        let audit = self.next_piece.unwrap_or(self.next_audit);
         let next = match self.reconciler.wake() {
             _ if !self.changed.is_empty() || self.last_sync.is_none() => self.earliest(Instant::now()),
             Some(wake) => Instant::from_std(wake).max(self.earliest(Instant::now())),
-            None => self.next_audit,
+            None => audit,
         };
-        next.min(self.next_audit)
+        next.min(audit)
     }
 
     /// When the next sync may be; the first one at `now`.
@@ -147,40 +158,53 @@ impl<S: Store> Driver<S> {
         });
     }
 
-    /// Does what is due.
+    /// Does what is due; changes come first.
     fn work(&mut self) {
         let now = Instant::now();
-        let audited = now >= self.next_audit;
-        if audited {
-            self.audit(now);
-        } else if now < self.earliest(now) {
-            return;
-        }
         let due = self.reconciler.wake().is_some_and(|wake| Instant::from_std(wake) <= now);
-        if self.last_sync.is_none() || self.waiting_since.is_some() || due || self.reconciler.is_full_due() {
-            self.sync(now, audited);
+        let is_needed = self.last_sync.is_none() || self.waiting_since.is_some() || due;
+        if now >= self.earliest(now) && (is_needed || self.reconciler.is_full_due()) {
+            self.sync(now, false);
+        }
+        if now >= self.next_piece.unwrap_or(self.next_audit) {
+            self.audit(now);
         }
     }
 
+    /// Goes on with the comparison, or begins one. What it finds is repaired at once.
     fn audit(&mut self, now: Instant) {
-        self.next_audit = now + self.settings.sync_period;
-        let result = self.reconciler.audit(now.into_std());
+        if self.next_piece.take().is_none() {
+            self.next_audit = now + self.settings.sync_period;
+        }
+        let result = match self.reconciler.audit_step(PIECE) {
+            Ok(Step::More) => {
+                self.next_piece = Some(Instant::now() + BETWEEN_PIECES);
+                return;
+            }
+            Ok(Step::Clean) => Ok(0),
+            Ok(Step::Differs) => self.reconciler.audit(now.into_std()),
+            Err(error) => Err(error),
+        };
         if let Err(error) = &result {
             tracing::warn!(%error, "the maps could not be compared with what was written to them");
         }
-        if let Ok(drift @ 1..) = result {
+        let drift = result.as_ref().copied().unwrap_or(0);
+        if drift > 0 {
             tracing::warn!(entries = drift, "the maps were changed by another hand; they are being repaired");
         }
         self.status.send_modify(|status| {
             status.audits += 1;
             status.audit_failures += u64::from(result.is_err());
-            status.drift += result.unwrap_or(0) as u64;
+            status.drift += drift as u64;
         });
+        if drift > 0 {
+            self.sync(now, true);
+        }
     }
 
-    /// `begun` is before the comparison, where there was one.
-    fn sync(&mut self, begun: Instant, audited: bool) {
-        let full = audited || self.reconciler.is_full_due();
+    /// `begun` is before the reading of the tables, where they are being repaired.
+    fn sync(&mut self, begun: Instant, repairs: bool) {
+        let full = repairs || self.reconciler.is_full_due();
         let plans: BTreeMap<_, _> = std::mem::take(&mut self.changed)
             .into_iter()
             .map(|name| {

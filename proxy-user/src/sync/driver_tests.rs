@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
 use super::{Driver, DriverSettings};
-use crate::maps::{BatchError, Capacity, Contents, MapError, MemoryStore, Store, Write};
+use crate::maps::{BatchError, Capacity, Contents, MapError, MemoryStore, Store, Table, Write};
 use crate::model::net::{IpFamily, Protocol};
 use crate::model::{
     Endpoint, EndpointPort, EndpointSlice, Event, Key, Listing, NodeView, Object, Service, ServiceKind,
@@ -18,9 +19,34 @@ use crate::model::{
 use crate::sync::Status;
 use crate::sync::tests::universe;
 
-/// Tables that a test can look at while a driver has them.
+/// Tables that a test can look at while a driver has them, and what the driver did with them.
 #[derive(Clone)]
-struct Shared(Arc<Mutex<MemoryStore>>);
+struct Shared(Arc<Mutex<MemoryStore>>, Arc<Mutex<Vec<Done>>>);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Done {
+    /// Everything was read.
+    All,
+    /// So many entries were read.
+    Piece(usize),
+    Write,
+}
+
+impl Shared {
+    fn new() -> Self {
+        Self(Arc::new(Mutex::new(MemoryStore::new(Capacity::default()))), Arc::default())
+    }
+
+    fn note(&self, done: Done) {
+        self.1.lock().unwrap().push(done);
+    }
+
+    fn note_piece(&self, found: &Contents) {
+        let Contents { services, slots, backends, backends6, filter, names } = found;
+        let lists = slots.len() + filter.len();
+        self.note(Done::Piece(lists + services.len() + backends.len() + backends6.len() + names.len()));
+    }
+}
 
 impl Store for Shared {
     fn capacity(&self) -> Capacity {
@@ -28,10 +54,29 @@ impl Store for Shared {
     }
 
     fn read(&mut self, backends_below: u32) -> Result<Contents, MapError> {
+        self.note(Done::All);
         self.0.lock().unwrap().read(backends_below)
     }
 
+    fn read_range(&mut self, table: Table, range: Range<u32>) -> Result<Contents, MapError> {
+        let found = self.0.lock().unwrap().read_range(table, range)?;
+        self.note_piece(&found);
+        Ok(found)
+    }
+
+    fn walk(
+        &mut self,
+        table: Table,
+        from: Option<u32>,
+        count: u32,
+    ) -> Result<(Contents, Option<u32>), MapError> {
+        let (found, next) = self.0.lock().unwrap().walk(table, from, count)?;
+        self.note_piece(&found);
+        Ok((found, next))
+    }
+
     fn write(&mut self, writes: &[Write]) -> Result<(), BatchError> {
+        self.note(Done::Write);
         self.0.lock().unwrap().write(writes)
     }
 }
@@ -52,7 +97,7 @@ impl Running {
     }
 
     fn new() -> Self {
-        Self::start(Shared(Arc::new(Mutex::new(MemoryStore::new(Capacity::default())))))
+        Self::start(Shared::new())
     }
 
     async fn send(&self, event: Event) {
@@ -149,6 +194,58 @@ async fn drift_is_repaired_within_a_sync_period_and_counted() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_change_waits_for_one_piece_of_a_comparison_at_most() {
+    let driver = Running::new();
+    let done = Arc::clone(&driver.tables.1);
+    let names: Vec<_> = (0..250).map(|number| format!("s{number}")).collect();
+    let services = names.iter().zip(0..).map(|(name, at)| service(name, at)).collect();
+    driver.list(services, names.iter().map(|name| slice(name, 0..20)).collect()).await;
+    pass(Duration::from_secs(5)).await;
+    done.lock().unwrap().clear();
+    for change in 0..8 {
+        // Somewhere in a comparison; each time a bit further.
+        let before = driver.status.borrow().audits;
+        while done.lock().unwrap().len() < 1 + 4 * change {
+            pass(Duration::from_millis(1)).await;
+        }
+        let begun = done.lock().unwrap().len();
+        driver.send(Event::Apply(Object::Slice(slice("s7", 0..21 + change as u8)))).await;
+        pass(MOMENT).await;
+        let after = done.lock().unwrap()[begun..].to_vec();
+        let pieces = after.iter().position(|done| *done == Done::Write).unwrap();
+        assert!(pieces <= 1, "{change}: {after:?}");
+        assert_eq!(driver.seen()[&vip(7)], 21 + change, "{change}");
+        assert_eq!(driver.status.borrow().audits, before, "{change}: the comparison was over");
+        pass(Duration::from_secs(31)).await;
+        assert!(driver.status.borrow().audits > before);
+        done.lock().unwrap().clear();
+    }
+    let status = driver.status.borrow().clone();
+    assert_eq!((status.drift, status.audit_failures), (0, 0), "our own changes are no drift");
+}
+
+#[tokio::test(start_paused = true)]
+async fn pieces_are_small_and_nothing_is_read_as_a_whole() {
+    let driver = Running::new();
+    let done = Arc::clone(&driver.tables.1);
+    let names: Vec<_> = (0..250).map(|number| format!("s{number}")).collect();
+    let services = names.iter().zip(0..).map(|(name, at)| service(name, at)).collect();
+    driver.list(services, names.iter().map(|name| slice(name, 0..20)).collect()).await;
+    pass(Duration::from_secs(5)).await;
+    done.lock().unwrap().clear();
+    pass(Duration::from_secs(30)).await;
+    assert_eq!(driver.status.borrow().audits, 1);
+    let pieces: Vec<_> = done.lock().unwrap().iter().filter(|done| **done != Done::Write).copied().collect();
+    let entries: usize =
+        pieces.iter().map(|done| if let Done::Piece(entries) = done { *entries } else { 0 }).sum();
+    assert!(entries >= 2 * 250 * 20, "backends and slots, and more: {entries}");
+    // A walk ends with a bucket, an extent with its last slot.
+    let is_small =
+        |done: &Done| matches!(done, Done::Piece(entries) if *entries <= 2 * super::PIECE as usize);
+    assert!(pieces.iter().all(is_small), "{pieces:?}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_driver_that_ends_leaves_everything_and_the_next_one_writes_nothing() {
     let driver = Running::new();
     driver.list(vec![service("a", 1)], vec![slice("a", 1..4)]).await;
@@ -214,7 +311,7 @@ fn vip(last: u8) -> IpAddr {
     universe::frontend(last).address
 }
 
-fn slice(of: &str, endpoints: std::ops::Range<u8>) -> EndpointSlice {
+fn slice(of: &str, endpoints: Range<u8>) -> EndpointSlice {
     let endpoint = |last| Endpoint {
         address: Ipv4Addr::new(10, 1, 0, last).into(),
         ready: true,

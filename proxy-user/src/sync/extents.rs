@@ -78,10 +78,13 @@ impl Extents {
 
     /// Every extent in use and what it should hold: (first slot, sorted ids).
     pub fn iter(&self) -> impl Iterator<Item = (u32, &[u32])> {
-        self.used
-            .iter()
-            .filter(|(_, extent)| !extent.ids.is_empty())
-            .map(|(base, extent)| (*base, extent.ids.as_slice()))
+        self.from(0)
+    }
+
+    /// The same, from this slot on.
+    pub fn from(&self, base: u32) -> impl Iterator<Item = (u32, &[u32])> {
+        let written = self.used.range(base..).filter(|(_, extent)| !extent.ids.is_empty());
+        written.map(|(base, extent)| (*base, extent.ids.as_slice()))
     }
 
     /// Extents that rest: (Service port, first slot, sorted ids).

@@ -4,6 +4,7 @@
 //! `desired` is what the plans ask for, `applied` is what the maps hold.
 
 mod applied;
+mod audit;
 mod claims;
 mod counters;
 mod driver;
@@ -22,6 +23,7 @@ mod triggers;
 mod trouble;
 
 pub use applied::Holds;
+pub use audit::Step;
 pub use counters::{Count, Operation};
 pub use driver::{Driver, DriverSettings};
 pub use histogram::{EventScale, Histogram, ProgrammingScale, Scale, SyncScale};

@@ -16,6 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use super::applied::{Applied, Holds};
+use super::audit::Audit;
 use super::claims::Claims;
 use super::counters::Counters;
 use super::job::{Job, Steps, Touched, frontend_key};
@@ -48,6 +49,8 @@ pub struct Reconciler<S> {
     pub(super) number: u64,
     /// The next sync looks at everything.
     pub(super) full: bool,
+    /// The comparison under way.
+    pub(super) audit: Option<Audit>,
     pub(super) claims: Claims,
     pub(super) desired: BTreeMap<ServiceName, ServicePlan>,
     plan_problems: BTreeMap<ServiceName, Vec<Problem>>,
@@ -68,6 +71,7 @@ impl<S: Store> Reconciler<S> {
             orphans: Vec::new(),
             number: 0,
             full: true,
+            audit: None,
             claims: Claims::default(),
             desired: BTreeMap::new(),
             plan_problems: BTreeMap::new(),
@@ -174,6 +178,9 @@ impl<S: Store> Reconciler<S> {
             for write in &run[..done] {
                 self.counters.done(write);
                 self.applied.advance(write, now, self.number);
+                if let Some(audit) = &mut self.audit {
+                    audit.note(write);
+                }
             }
             from += done;
             if let Some(error) = error {

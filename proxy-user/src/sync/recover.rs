@@ -32,7 +32,7 @@ impl<S: Store> Reconciler<S> {
         Ok(reconciler)
     }
 
-    /// Reads the tables again and compares. Returns in how many entries they differ from what we wrote; if there
+    /// Reads all of the tables again and compares. Returns in how many entries they differ from what we wrote; if there
     /// are any, the next sync repairs them.
     pub fn audit(&mut self, now: Instant) -> Result<usize, MapError> {
         let contents = self.store.read(self.applied.endpoints.high_water())?;
@@ -98,6 +98,7 @@ impl<S: Store> Reconciler<S> {
         }
         self.applied = applied;
         self.orphans = orphans;
+        self.audit = None;
         self.full = true;
     }
 }
@@ -162,9 +163,14 @@ fn fits(row: &Backend, ports: &BTreeMap<u32, PortId>) -> bool {
 /// The sorted ids in an extent; `None` when it is empty or lies outside of the table.
 fn slots_of(contents: &Contents, base: u32, count: u32) -> Option<Vec<u32>> {
     let base = base as usize;
-    let mut ids = contents.slots.get(base..base.checked_add(count as usize)?)?.to_vec();
+    let ids = contents.slots.get(base..base.checked_add(count as usize)?)?;
+    (count > 0).then(|| sorted(ids))
+}
+
+pub(super) fn sorted(ids: &[u32]) -> Vec<u32> {
+    let mut ids = ids.to_vec();
     ids.sort_unstable();
-    (count > 0).then_some(ids)
+    ids
 }
 
 /// The port that a name says.

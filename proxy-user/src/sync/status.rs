@@ -63,7 +63,7 @@ pub struct Status {
     pub last_queued: Option<SystemTime>,
     /// How long syncs took.
     pub sync_duration: Histogram<SyncScale>,
-    /// Those of them that looked at everything: the first one, and those that begin with a comparison.
+    /// Those of them that looked at everything: the first one, and those that repair what another hand changed.
     pub full_sync_duration: Histogram<SyncScale>,
     /// The others, which looked at what had changed.
     pub partial_sync_duration: Histogram<SyncScale>,

@@ -87,7 +87,8 @@ impl Pin {
         if count == 0 {
             return Ok(Vec::new());
         }
-        sys::lookup(self.data.fd().as_fd(), count.min(self.capacity) as usize)
+        sys::lookup(self.data.fd().as_fd(), None, count.min(self.capacity) as usize)
+            .map(|(found, _)| found)
             .map_err(|source| ViewError::Read { path: self.path.clone(), source })
     }
 

@@ -1,5 +1,6 @@
 //! The reconciler against a naive oracle, at every state that a reader of the maps could see.
 
+mod audit;
 mod capacity;
 mod cases;
 mod oracle;

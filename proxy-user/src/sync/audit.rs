@@ -1,0 +1,147 @@
+//! Comparing the tables with what was written to them, a piece at a time: a change waits for one piece at most.
+//!
+//! Between two pieces the tables change, but only by our own writes, and those are noted here. Arrays are compared
+//! by position. A hash gives its entries in an order of its own; so an entry is missing when a whole walk has not
+//! met it, and nobody has written it since the walk began.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+use super::applied::Applied;
+use super::reconcile::Reconciler;
+use super::recover::sorted;
+use crate::maps::{FrontendKey, MapError, Store, Table, Write};
+
+/// What a piece has shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Nothing wrong so far, and there is more.
+    More,
+    /// The last piece: everything is as it was written.
+    Clean,
+    /// Something is not.
+    Differs,
+}
+
+/// A comparison under way.
+#[derive(Debug, Default)]
+pub(super) struct Audit {
+    /// Tables that are done, in the order of [`Table::ALL`].
+    done: usize,
+    /// Where the next piece begins, as the table counts; `None` at its start.
+    place: Option<u32>,
+    /// Frontends that are certainly there.
+    frontends: BTreeSet<FrontendKey>,
+    /// Ids whose names are certainly there.
+    names: BTreeSet<u32>,
+}
+
+impl Audit {
+    /// Notes that `write` was done.
+    pub(super) fn note(&mut self, write: &Write) {
+        match write {
+            Write::Service(key, _) => {
+                self.frontends.insert(*key);
+            }
+            Write::NoService(key) => {
+                self.frontends.remove(key);
+            }
+            Write::Name(id, _) => {
+                self.names.insert(*id);
+            }
+            Write::NoName(id) => {
+                self.names.remove(id);
+            }
+            _ => {}
+        }
+    }
+
+    /// Compares about `piece` entries; returns whether they are right.
+    fn compare(&mut self, store: &mut impl Store, applied: &Applied, piece: u32) -> Result<bool, MapError> {
+        let Some(table) = Table::ALL.get(self.done).copied() else { return Ok(true) };
+        let start = self.place.unwrap_or(0);
+        let (is_right, next) = match table {
+            Table::Services | Table::Services6 | Table::Names => self.walk(table, store, applied, piece)?,
+            Table::Slots => {
+                let extents = || {
+                    let mut extents = applied.extents.from(start).peekable();
+                    let end = extents.peek().map_or(start, |(base, _)| base.saturating_add(piece));
+                    extents.take_while(move |(base, _)| *base < end)
+                };
+                let first = extents().next().map_or(start, |(base, _)| base);
+                let end = extents().last().map_or(start, |(base, ids)| base + ids.len() as u32);
+                let found = store.read_range(table, first..end)?.slots;
+                let holds = |base: u32, ids: &[u32]| {
+                    let at = (base - first) as usize;
+                    found.get(at..at + ids.len()).is_some_and(|slots| sorted(slots) == ids)
+                };
+                (extents().all(|(base, ids)| holds(base, ids)), (end > start).then_some(end))
+            }
+            Table::Backends | Table::Backends6 => {
+                let (range, next) = part(start, piece, applied.endpoints.high_water());
+                let found = store.read_range(table, range.clone())?;
+                let found = if table == Table::Backends { found.backends } else { found.backends6 };
+                let ours =
+                    applied.backends.range(range).filter(|(_, row)| Table::backends(row.addr) == table);
+                (ours.eq(&found), next)
+            }
+            Table::Filter => {
+                let words = applied.filter.words();
+                let (range, next) = part(start, piece, words.len() as u32);
+                let found = store.read_range(table, range.clone())?.filter;
+                (words.get(range.start as usize..range.end as usize) == Some(&found), next)
+            }
+        };
+        self.place = next;
+        self.done += usize::from(next.is_none());
+        Ok(is_right)
+    }
+
+    /// A piece of a hash.
+    fn walk(
+        &mut self,
+        table: Table,
+        store: &mut impl Store,
+        applied: &Applied,
+        piece: u32,
+    ) -> Result<(bool, Option<u32>), MapError> {
+        let (found, next) = store.walk(table, self.place, piece)?;
+        let are_ours = found.services.iter().all(|(key, entry)| applied.services.get(key) == Some(entry))
+            && found.names.iter().all(|(id, name)| applied.names.get(id) == Some(name));
+        self.frontends.extend(found.services.into_keys());
+        self.names.extend(found.names.into_keys());
+        let is_complete = match table {
+            _ if next.is_some() => true,
+            Table::Services6 => self.frontends.len() == applied.services.len(),
+            Table::Names => self.names.len() == applied.names.len(),
+            _ => true,
+        };
+        Ok((are_ours && is_complete, next))
+    }
+}
+
+/// A part of an array of which `len` elements count, and where the next part begins.
+fn part(start: u32, piece: u32, len: u32) -> (Range<u32>, Option<u32>) {
+    let end = start.saturating_add(piece).min(len);
+    (start.min(end)..end, (end < len).then_some(end))
+}
+
+impl<S: Store> Reconciler<S> {
+    /// Goes on with the comparison of the tables with what was written to them, or begins one, by about `piece`
+    /// entries. After [`Step::Differs`], [`Reconciler::audit`] says in how many entries, and has them repaired.
+    pub fn audit_step(&mut self, piece: u32) -> Result<Step, MapError> {
+        let mut audit = self.audit.take().unwrap_or_default();
+        // Entries that we know to make no sense and could not remove yet are no news.
+        if !self.orphans.is_empty() {
+            return Ok(Step::Clean);
+        }
+        if !audit.compare(&mut self.store, &self.applied, piece.max(1))? {
+            return Ok(Step::Differs);
+        }
+        if audit.done == Table::ALL.len() {
+            return Ok(Step::Clean);
+        }
+        self.audit = Some(audit);
+        Ok(Step::More)
+    }
+}

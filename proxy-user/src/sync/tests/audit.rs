@@ -1,0 +1,96 @@
+//! The comparison in pieces.
+
+use proptest::prelude::*;
+
+use super::universe::{history, service};
+use super::{ROOMY, World};
+use crate::maps::{Backend, Contents};
+use crate::sync::Step;
+
+/// Goes on to the end of a comparison; gives its result, and how many pieces it took.
+fn finish(world: &mut World, piece: u32) -> (Step, usize) {
+    let mut steps = (1..).map(|count| (world.reconciler.audit_step(piece).unwrap(), count));
+    steps.find(|(step, _)| *step != Step::More).unwrap()
+}
+
+fn world() -> World {
+    let mut world = World::new(ROOMY);
+    world.change([service("a", 1, 1..9), service("b", 2, 3..5), service("c", 3, [])]);
+    world
+}
+
+#[test]
+fn what_nobody_touched_is_clean_in_pieces_of_any_size() {
+    for piece in [0, 1, 3, 64, u32::MAX] {
+        assert_eq!(finish(&mut world(), piece).0, Step::Clean, "by {piece}");
+    }
+    let (_, pieces) = finish(&mut world(), 3);
+    assert!(pieces > 10, "{pieces}");
+}
+
+#[test]
+fn each_kind_of_damage_is_found_in_pieces_of_any_size() {
+    type Damage = fn(&mut Contents);
+    let damages: [(&str, Damage); 11] = [
+        ("a frontend is gone", |c| assert!(c.services.pop_first().is_some())),
+        ("a frontend is another", |c| c.services.values_mut().next().unwrap().slot_count -= 1),
+        ("a frontend of somebody", |c| {
+            let (mut key, entry) = c.services.pop_first().unwrap();
+            c.services.insert(key, entry);
+            key.port += 1;
+            c.services.insert(key, entry);
+        }),
+        ("a name is gone", |c| assert!(c.names.pop_last().is_some())),
+        ("a name of somebody", |c| {
+            let name = c.names[&1];
+            c.names.insert(60, name);
+        }),
+        ("a backend is gone", |c| assert!(c.backends.pop_last().is_some())),
+        ("a backend is another", |c| c.backends.values_mut().last().unwrap().port += 1),
+        ("a backend of somebody", |c| {
+            let addr = "fd00::1".parse().unwrap();
+            c.backends6.insert(2, Backend { addr, ..c.backends[&2] });
+        }),
+        ("a slot is another", |c| c.slots[9] ^= 1),
+        ("a bit is gone", |c| *c.filter.iter_mut().rfind(|word| **word != 0).unwrap() = 0),
+        ("a bit of somebody", |c| c.filter[77] |= 1 << 63),
+    ];
+    for (what, damage) in damages {
+        for piece in [1, 5, u32::MAX] {
+            let mut world = world();
+            world.trust_nothing();
+            damage(world.contents_mut());
+            assert_eq!(finish(&mut world, piece).0, Step::Differs, "{what}, by {piece}");
+            assert_eq!(world.reconciler.audit(world.now).unwrap(), 1, "{what}");
+            world.again();
+            world.assert_right();
+            assert_eq!(finish(&mut world, piece).0, Step::Clean, "{what}, repaired, by {piece}");
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(super::config())]
+
+    /// Our own writes between two pieces are no damage, wherever the comparison is; and damage is found for all that.
+    #[test]
+    fn changes_between_two_pieces_do_not_disturb(
+        history in history(12),
+        steps in prop::collection::vec(0usize..40, 12),
+        piece in 1u32..30,
+    ) {
+        let mut world = World::new(ROOMY);
+        for ((changes, pause), steps) in history.into_iter().zip(steps) {
+            world.wait(std::time::Duration::from_millis(pause));
+            world.change(changes);
+            for _ in 0..steps {
+                prop_assert_ne!(world.reconciler.audit_step(piece).unwrap(), Step::Differs);
+            }
+        }
+        prop_assert_eq!(finish(&mut world, piece).0, Step::Clean);
+        world.trust_nothing();
+        if world.contents_mut().services.pop_first().is_some() {
+            prop_assert_eq!(finish(&mut world, piece).0, Step::Differs);
+        }
+    }
+}
