@@ -88,14 +88,17 @@ pub(super) fn delete<K: Plain>(fd: BorrowedFd<'_>, keys: &[K]) -> Result<(), Sto
 /// Elements asked for at once.
 const CHUNK: usize = 8192;
 
+/// Elements, and from where to go on: `None` says that these were the last, and stands for the beginning too. For an
+/// array it is the last index that was read, for a hash a bucket.
+pub(super) type Part<K, V> = (Vec<(K, V)>, Option<u32>);
+
 /// Reads elements in the map's own order until `enough` of them are there or none is left. Elements that come or
-/// go meanwhile may be there or not. Also says from where to go on (`None`: that was all; and the beginning). For an
-/// array that is the last index that was read, for a hash a bucket.
+/// go meanwhile may be there or not.
 pub(super) fn lookup<K: Plain, V: Plain>(
     fd: BorrowedFd<'_>,
     from: Option<u32>,
     enough: usize,
-) -> io::Result<(Vec<(K, V)>, Option<u32>)> {
+) -> io::Result<Part<K, V>> {
     let mut found = Vec::new();
     let next = batches(fd, from, enough, |keys: &[K], values: &[V]| {
         found.extend(keys.iter().copied().zip(values.iter().copied()));
@@ -110,8 +113,8 @@ pub(super) fn count<K: Plain, V: Plain>(fd: BorrowedFd<'_>) -> io::Result<usize>
     Ok(count)
 }
 
-/// Passes on the elements of a map by batches, until `enough` of them are there or none is left; from and to as for
-/// [`lookup`].
+/// Passes on the elements of a map by batches, until `enough` of them are there or none is left; from and to as in
+/// [`Part`].
 fn batches<K: Plain, V: Plain>(
     fd: BorrowedFd<'_>,
     from: Option<u32>,
