@@ -8,7 +8,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinHandle, spawn_blocking};
 
-use crate::cli::config::{Capacities, Source};
+use crate::cli::config::Source;
 use crate::cli::{RunConfig, args};
 use crate::host::cgroup;
 use crate::host::manager::DeviceManager;
@@ -40,6 +40,7 @@ async fn serve(config: RunConfig) -> anyhow::Result<()> {
     if let Some(mode) = config.legacy_proxy_mode {
         tracing::info!(mode, "this mode of kube-proxy means `ebpf` here");
     }
+    tracing::info!(version = env!("CARGO_PKG_VERSION"), node = config.node_name, "starting");
     let config = Arc::new(config);
     let programs = Arc::new(start_programs(&config).await?);
     let store = KernelStore::open(&programs.pin_dir())?;
@@ -91,20 +92,11 @@ async fn start_programs(config: &RunConfig) -> anyhow::Result<Programs> {
              the host's /sys/fs/cgroup and name it with --cgroup-root"
         );
     }
-    let Capacities { services, frontends, slots, backends, flows, sockets } = config.capacities;
     let settings = Settings {
         object: EMBEDDED,
         bpffs: config.bpffs.clone(),
         cgroup: root.path,
-        capacities: crate::programs::Capacities {
-            services,
-            frontends,
-            slots,
-            backends,
-            flows,
-            sockets,
-            ..crate::programs::Capacities::default()
-        },
+        capacities: config.capacities,
         packet_hook: match config.packet_hook {
             args::PacketHook::Auto => PacketHook::Auto,
             args::PacketHook::Tcx => PacketHook::Tcx,
@@ -121,11 +113,13 @@ async fn start_programs(config: &RunConfig) -> anyhow::Result<Programs> {
     #[cfg(feature = "bpf-log")]
     follow_log(&mut programs);
     for notice in programs.notices() {
-        tracing::warn!("{notice}");
+        if notice.is_warning() {
+            tracing::warn!("{notice}");
+        } else {
+            tracing::info!("{notice}");
+        }
     }
     tracing::info!(
-        version = env!("CARGO_PKG_VERSION"),
-        node = config.node_name,
         cgroup = %cgroup.display(),
         maps = %programs.pin_dir().display(),
         tcx = programs.uses_tcx(),

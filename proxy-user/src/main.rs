@@ -42,8 +42,11 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
 }
 
 fn cleanup(args: &CleanupArgs) -> anyhow::Result<ExitCode> {
-    // Without a cgroup tree there can be no program of ours in it.
-    let cgroup = host::cgroup::find(None).ok();
+    let cgroup = match &args.cgroup_root {
+        Some(named) => Some(host::cgroup::find(Some(named))?),
+        // Without a cgroup tree there can be no program of ours in it.
+        None => host::cgroup::find(None).ok(),
+    };
     let (work, verb): (fn(_, _) -> _, _) =
         if args.dry_run { (programs::dry_run, "would remove") } else { (programs::cleanup, "removed") };
     let cleanup = work(args.bpffs.as_path(), cgroup.as_ref().map(|root| root.path.as_path()))?;

@@ -343,6 +343,9 @@ pub struct CleanupArgs {
     /// Where the BPF file system is mounted that the agent used.
     #[arg(long, env = "BALLAST_BPFFS", value_name = "DIR", default_value = "/sys/fs/bpf")]
     pub bpffs: PathBuf,
+    /// Root of the control groups whose sockets the agent served. Default: where cgroup2 is mounted.
+    #[arg(long, env = "BALLAST_CGROUP_ROOT", value_name = "DIR")]
+    pub cgroup_root: Option<PathBuf>,
     /// Only say what would be removed.
     #[arg(long, env = "BALLAST_DRY_RUN", value_parser = FalseyValueParser::new())]
     pub dry_run: bool,

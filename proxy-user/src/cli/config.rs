@@ -10,6 +10,7 @@ use serde::{Serialize, Serializer};
 use super::args::{LogFormat, PacketHook, RunArgs};
 use super::value::{Listen, LogLevel, ProxyMode};
 use crate::model::net::IpFamily;
+use crate::programs::Capacities;
 
 /// Port of the health server, as kube-proxy's.
 pub const HEALTHZ_PORT: u16 = 10_256;
@@ -69,24 +70,6 @@ pub enum Source {
         /// Address that overrides the file's.
         master: Option<String>,
     },
-}
-
-/// How large the maps are made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Capacities {
-    /// Service port ids.
-    pub services: u32,
-    /// Frontends of each family.
-    pub frontends: u32,
-    /// Elements of `slots`.
-    pub slots: u32,
-    /// Backend ids.
-    pub backends: u32,
-    /// Flows of each family.
-    pub flows: u32,
-    /// Remembered sockets of each family.
-    pub sockets: u32,
 }
 
 /// The checked settings of the agent. `/configz` shows them as they are serialized here.
@@ -206,6 +189,7 @@ impl RunConfig {
                 backends: max_backends,
                 flows: max_flows,
                 sockets: max_sockets,
+                ..Capacities::default()
             },
             min_sync_period,
             sync_period,

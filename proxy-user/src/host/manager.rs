@@ -54,13 +54,20 @@ pub struct DeviceManager<H> {
     selection: Selection,
     hooks: Arc<H>,
     states: watch::Sender<DeviceStates>,
+    period: Duration,
 }
 
 impl<H: DeviceHooks> DeviceManager<H> {
     /// A manager, and where to read how it is doing.
     pub fn new(selection: Selection, hooks: Arc<H>) -> (Self, watch::Receiver<DeviceStates>) {
         let (states, receiver) = watch::channel(None);
-        (Self { selection, hooks, states }, receiver)
+        (Self { selection, hooks, states, period: PERIOD }, receiver)
+    }
+
+    /// Looks through all devices so often, even when nothing has changed; every 10 s unless told otherwise.
+    #[must_use]
+    pub fn with_period(self, period: Duration) -> Self {
+        Self { period, ..self }
     }
 
     /// Runs for ever: a pass at the start, one after each change of a device, and one now and then. Cancel it by
@@ -80,7 +87,7 @@ impl<H: DeviceHooks> DeviceManager<H> {
         let _connection = Background(tokio::spawn(connection).abort_handle());
         loop {
             let failed = self.pass().await?;
-            let period = if failed { RETRY } else { PERIOD };
+            let period = if failed { RETRY } else { self.period };
             match timeout(period, events.next()).await {
                 Ok(None) => return Err(io::ErrorKind::ConnectionAborted.into()),
                 Ok(Some(_)) => {

@@ -34,6 +34,16 @@ pub enum Notice {
     },
 }
 
+impl Notice {
+    /// Whether something is worse than it should be; else it is only good to know.
+    pub const fn is_warning(&self) -> bool {
+        match self {
+            Self::SizeKept { .. } | Self::PinRefused { .. } => true,
+            Self::Mounted { .. } => false,
+        }
+    }
+}
+
 impl fmt::Display for Notice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -70,6 +80,13 @@ impl fmt::Display for Notice {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_bpffs_that_was_mounted_is_no_warning() {
+        assert!(!Notice::Mounted { path: "/sys/fs/bpf".into() }.is_warning());
+        let refused = Notice::PinRefused { map: "slots", reason: String::new(), moved_to: PathBuf::new() };
+        assert!(refused.is_warning());
+    }
 
     #[test]
     fn a_kept_size_names_the_setting_and_the_way_out() {

@@ -16,8 +16,9 @@ use super::hooks::{CLOCK, Direction, SOCKET_HOOKS};
 use super::pins::{Paths, Pins};
 use super::{Notice, clock};
 
-/// How many entries the maps hold. A pinned map keeps its size until it is removed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// How many entries the maps hold. `/configz` shows them as they are serialized here. A pinned map keeps its size until it is removed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Capacities {
     /// Service ports.
     pub services: u32,
@@ -60,7 +61,8 @@ impl Capacities {
             names::FLOW_STATE | names::FLOW_STATE6 => (self.flows, "--max-flows"),
             names::SOCKETS | names::SOCKETS6 => (self.sockets, "--max-sockets"),
             names::SERVICE_STATS | names::NAMES => (self.services, "--max-services"),
-            names::REFUSALS => (self.refusals, "--max-refusals"),
+            // No flag: a table that forgets what is oldest is never too small for the others.
+            names::REFUSALS => (self.refusals, ""),
             _ => return None,
         })
     }

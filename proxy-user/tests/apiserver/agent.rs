@@ -6,7 +6,6 @@ use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use proxy_user::maps::view::View;
@@ -113,7 +112,7 @@ impl Agent {
     pub fn is_well(&mut self) -> Result<()> {
         self.process.is_alive()?;
         let mut stream = TcpStream::connect("127.0.0.1:10256").context("nobody answers /livez")?;
-        stream.set_read_timeout(Some(Duration::from_secs(10)))?;
+        stream.set_read_timeout(Some(PATIENCE))?;
         stream.write_all(b"GET /livez HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer)?;

@@ -27,8 +27,9 @@ use agent::Node;
 use cases::{CASES, Case};
 use control::{ADDRESS, ControlPlane};
 
-/// For whatever happens soon on an idle machine. This one may be busy.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// For whatever happens soon on an idle machine, or after the longest pause between two attempts of the agent, which
+/// is 20 s. This machine may be busy.
+const PATIENCE: Duration = Duration::from_secs(90);
 
 fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();

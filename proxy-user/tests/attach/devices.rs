@@ -11,9 +11,10 @@ use proxy_user::programs::{Error, PacketHook, Programs, Settings, cleanup};
 
 use crate::node::{index, links_on, links_on_device, on_node, run, veth};
 
-/// Until a device is noticed: some 100 ms, more on a busy machine, and well before the manager looks through all
-/// devices again.
-const SOON: Duration = Duration::from_secs(5);
+/// Until a device is noticed: some 100 ms, much more on a busy machine.
+const SOON: Duration = Duration::from_mins(1);
+/// How often the manager looks through all devices without being told: not here.
+const NEVER: Duration = Duration::from_hours(1);
 
 #[test]
 #[ignore = "needs root: cargo xtask test bpf"]
@@ -80,6 +81,7 @@ fn devices_are_attached_when_they_come_and_forgotten_when_they_go() {
         let agent = Arc::new(node.start());
         let selection: Selection = "!skip*".parse().unwrap();
         let (manager, mut states) = DeviceManager::new(selection, Arc::clone(&agent));
+        let manager = manager.with_period(NEVER);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async move {
             let task = tokio::spawn(manager.run());

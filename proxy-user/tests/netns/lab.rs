@@ -33,8 +33,9 @@ pub const SMALL: &[&str] = &[
     "--max-services", "64", "--max-frontends", "64", "--max-slots", "1024", "--max-backends", "256",
     "--max-flows", "16384", "--max-sockets", "4096",
 ];
-/// Until a change of the manifests is in force; it takes some 20 ms on an idle machine.
-pub const SOON: Duration = Duration::from_secs(10);
+/// Until a change of the manifests is in force; it takes some 20 ms on an idle machine, and much longer where a CPU
+/// has a dozen other things to do.
+pub const SOON: Duration = Duration::from_mins(1);
 
 static NUMBER: AtomicU32 = AtomicU32::new(0);
 

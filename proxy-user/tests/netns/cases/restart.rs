@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use proxy_user::programs::attachments;
 use proxy_user::programs::bpf::tcx_links;
+use rustix::mount::{MountFlags, mount};
 use serde_json::Value;
 
 use super::{Case, WEB, is_clean, packet::WIDE, tcp, vip};
@@ -157,6 +158,16 @@ fn cleanup(lab: &Lab) -> Result<()> {
             lab.local.fails(Attempt::new(kind, vip(family, WEB, kind)), libc::ENETUNREACH)?;
         }
     }
+
+    // Links whose pins are lost, on a cgroup that is not the root: only who names it finds them.
+    lab.begin()?;
+    lab.kill()?;
+    mount("bpf", lab.bpffs(), "bpf", MountFlags::empty(), None).context("cannot mount over the bpffs")?;
+    ensure!(links_on(&cgroup.path)? == 8, "{} links on the cgroup", links_on(&cgroup.path)?);
+    let named = lab.cgroup().to_str().context("a cgroup whose name is no text")?;
+    let output = agent::command(&lab.node, &["cleanup", "--cgroup-root", named], &lab.bpffs())?;
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    ensure!(links_on(&cgroup.path)? == 0, "links without pins are left on the cgroup");
     Ok(())
 }
 

@@ -18,9 +18,9 @@ const LEFT_SWAPPED: Service = Service { ports: &[tcp(80, 8080, &[1]), udp(53, 53
 const RIGHT_SWAPPED: Service = Service { ports: &[tcp(80, 9090, &[0]), udp(53, 9090, &[0])], ..RIGHT };
 
 const CHANGES: usize = 200;
-/// On a machine that is busy with other things there are fewer.
+/// After this long there are enough; on a machine that is busy with other things, these.
 const LIMIT: Duration = Duration::from_secs(15);
-const AT_LEAST: usize = 20;
+const ENOUGH: usize = 20;
 
 pub const CASES: &[Case] = &[Case {
     name: "swap::no_connection_fails_or_goes_astray_while_endpoints_are_swapped",
@@ -51,7 +51,7 @@ fn swap(lab: &Lab) -> Result<()> {
     let passes = || lab.log().matches("manifests read").count();
     let start = Instant::now();
     let mut changes = 0;
-    while changes < CHANGES && start.elapsed() < LIMIT {
+    while changes < ENOUGH || (changes < CHANGES && start.elapsed() < LIMIT) {
         let before = passes();
         let services = if changes % 2 == 0 { [LEFT_SWAPPED, RIGHT_SWAPPED] } else { [LEFT, RIGHT] };
         // One file, so that both change in one pass; a number, so that each is a change whatever was read before.
@@ -70,6 +70,5 @@ fn swap(lab: &Lab) -> Result<()> {
             ensure!(tally.servers.len() == 2, "{what}: one side only, {:?}", tally.servers);
         }
     }
-    ensure!(changes >= AT_LEAST, "only {changes} changes in {LIMIT:?}");
     Ok(())
 }

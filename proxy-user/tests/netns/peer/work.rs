@@ -13,7 +13,7 @@ use super::wire::{Attempt, Close, Failure, Kind, Reply, Request, Seen};
 
 /// After this long a call counts as failed. On an idle machine nothing here takes a hundredth of it; a busy one may
 /// not run a process for seconds, and what is lost is not found later either.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(30);
 /// Ends a message.
 const END: u8 = b'\n';
 /// Begins a message after which the server closes.
