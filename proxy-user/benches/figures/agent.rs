@@ -8,8 +8,8 @@ use std::time::{Duration, Instant, SystemTime};
 use proxy_user::maps::KernelStore;
 use proxy_user::model::net::{IpFamily, Protocol};
 use proxy_user::model::{
-    Endpoint, EndpointPort, EndpointSlice, Event, Listing, NodeView, Object, Service, ServiceKind,
-    ServiceName, ServicePort, SliceName, TrafficPolicy,
+    Endpoint, EndpointPort, EndpointSlice, Event, Listing, NodeView, Object, Service, ServiceName,
+    ServicePort, SliceName,
 };
 use proxy_user::programs::Capacities;
 use proxy_user::sync::{Driver, DriverSettings};
@@ -33,41 +33,21 @@ fn name(n: u32) -> ServiceName {
 }
 
 fn service(n: u32) -> Service {
+    let port = ServicePort { name: "http".into(), protocol: Protocol::Tcp, port: 80, node_port: 0 };
     Service {
-        name: name(n),
-        kind: ServiceKind::ClusterIp,
         cluster_ips: vec![IpAddr::V4(Ipv4Addr::from(0x0a60_0000 + n))],
-        external_ips: Vec::new(),
-        load_balancer_ips: Vec::new(),
-        source_ranges: None,
-        ports: vec![ServicePort { name: "http".into(), protocol: Protocol::Tcp, port: 80, node_port: 0 }],
-        internal_policy: TrafficPolicy::Cluster,
-        external_policy: TrafficPolicy::Cluster,
-        affinity_secs: 0,
-        health_check_node_port: 0,
-        created: 0,
-        problems: Vec::new(),
+        ports: vec![port],
+        ..Service::new(name(n))
     }
 }
 
 fn slice(n: u32, endpoints: u32) -> EndpointSlice {
-    let endpoint = |at| Endpoint {
-        address: IpAddr::V4(Ipv4Addr::from(0x0a80_0000 + n * 16 + at)),
-        ready: true,
-        serving: true,
-        terminating: false,
-        node: None,
-        zone_hints: std::collections::BTreeSet::new(),
-        node_hints: std::collections::BTreeSet::new(),
-    };
+    let endpoint = |at| Endpoint::new(IpAddr::V4(Ipv4Addr::from(0x0a80_0000 + n * 16 + at)));
+    let slice_name = SliceName::new("default", format!("service-{n}-abcde"));
     EndpointSlice {
-        name: SliceName::new("default", format!("service-{n}-abcde")),
-        service: name(n),
-        family: IpFamily::V4,
         ports: vec![EndpointPort { name: "http".into(), protocol: Protocol::Tcp, port: 8080 }],
         endpoints: (0..endpoints).map(endpoint).collect(),
-        triggered: None,
-        problems: Vec::new(),
+        ..EndpointSlice::new(slice_name, name(n), IpFamily::V4)
     }
 }
 

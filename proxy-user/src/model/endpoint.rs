@@ -29,6 +29,19 @@ pub struct EndpointSlice {
 }
 
 impl EndpointSlice {
+    /// A slice without ports and endpoints.
+    pub fn new(name: SliceName, service: ServiceName, family: IpFamily) -> Self {
+        Self {
+            name,
+            service,
+            family,
+            ports: Vec::new(),
+            endpoints: Vec::new(),
+            triggered: None,
+            problems: Vec::new(),
+        }
+    }
+
     /// Whether it says the same as another one; what triggered it does not count.
     pub fn says_the_same(&self, other: &Self) -> bool {
         let Self { name, service, family, ports, endpoints, triggered: _, problems } = self;
@@ -77,6 +90,19 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
+    /// An endpoint that is ready, for everybody.
+    pub fn new(address: IpAddr) -> Self {
+        Self {
+            address,
+            ready: true,
+            serving: true,
+            terminating: false,
+            node: None,
+            zone_hints: BTreeSet::new(),
+            node_hints: BTreeSet::new(),
+        }
+    }
+
     /// Whether connections to it may go on: it is ready, or serves on while it terminates.
     pub fn is_serving(&self) -> bool {
         self.ready || self.serving

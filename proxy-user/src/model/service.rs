@@ -38,6 +38,25 @@ pub struct Service {
 }
 
 impl Service {
+    /// A Service inside the cluster, with the API's defaults, and without addresses and ports.
+    pub fn new(name: ServiceName) -> Self {
+        Self {
+            name,
+            kind: ServiceKind::ClusterIp,
+            cluster_ips: Vec::new(),
+            external_ips: Vec::new(),
+            load_balancer_ips: Vec::new(),
+            source_ranges: None,
+            ports: Vec::new(),
+            internal_policy: TrafficPolicy::Cluster,
+            external_policy: TrafficPolicy::Cluster,
+            affinity_secs: 0,
+            health_check_node_port: 0,
+            created: 0,
+            problems: Vec::new(),
+        }
+    }
+
     /// Whether clients outside the cluster can reach this port of it by any address.
     pub fn is_external(&self, port: &ServicePort) -> bool {
         port.node_port != 0 || !self.external_ips.is_empty() || !self.load_balancer_ips.is_empty()

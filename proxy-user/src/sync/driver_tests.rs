@@ -13,8 +13,8 @@ use super::{Driver, DriverSettings};
 use crate::maps::{BatchError, Capacity, Contents, MapError, MemoryStore, Store, Table, Write};
 use crate::model::net::{IpFamily, Protocol};
 use crate::model::{
-    Endpoint, EndpointPort, EndpointSlice, Event, Key, Listing, NodeView, Object, Service, ServiceKind,
-    ServiceName, ServicePort, SliceName, TrafficPolicy,
+    Endpoint, EndpointPort, EndpointSlice, Event, Key, Listing, NodeView, Object, Service, ServiceName,
+    ServicePort, SliceName, TrafficPolicy,
 };
 use crate::sync::Status;
 use crate::sync::tests::universe;
@@ -312,40 +312,19 @@ fn vip(last: u8) -> IpAddr {
 }
 
 fn slice(of: &str, endpoints: Range<u8>) -> EndpointSlice {
-    let endpoint = |last| Endpoint {
-        address: Ipv4Addr::new(10, 1, 0, last).into(),
-        ready: true,
-        serving: true,
-        terminating: false,
-        node: None,
-        zone_hints: [].into(),
-        node_hints: [].into(),
-    };
+    let endpoint = |last| Endpoint::new(Ipv4Addr::new(10, 1, 0, last).into());
+    let name = SliceName::new("default", format!("{of}-1"));
     EndpointSlice {
-        name: SliceName::new("default", format!("{of}-1")),
-        service: ServiceName::new("default", of),
-        family: IpFamily::V4,
         ports: vec![EndpointPort { name: "http".into(), protocol: Protocol::Tcp, port: 8080 }],
         endpoints: endpoints.map(endpoint).collect(),
-        triggered: None,
-        problems: Vec::new(),
+        ..EndpointSlice::new(name, ServiceName::new("default", of), IpFamily::V4)
     }
 }
 
 fn service(name: &str, address: u8) -> Service {
     Service {
-        name: ServiceName::new("default", name),
-        kind: ServiceKind::ClusterIp,
         cluster_ips: vec![vip(address)],
-        external_ips: Vec::new(),
-        load_balancer_ips: Vec::new(),
-        source_ranges: None,
         ports: vec![ServicePort { name: "http".into(), protocol: Protocol::Tcp, port: 80, node_port: 0 }],
-        internal_policy: TrafficPolicy::Cluster,
-        external_policy: TrafficPolicy::Cluster,
-        affinity_secs: 0,
-        health_check_node_port: 0,
-        created: 1,
-        problems: Vec::new(),
+        ..Service::new(ServiceName::new("default", name))
     }
 }

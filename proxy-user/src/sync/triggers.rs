@@ -103,18 +103,12 @@ mod tests {
             Ok(after) => START + Duration::from_secs(after),
             Err(_) => START - Duration::from_secs(seconds.unsigned_abs()),
         };
+        let name = SliceName::new("default", format!("{service}-1"));
+        let protocol = crate::model::net::Protocol::Tcp;
         EndpointSlice {
-            name: SliceName::new("default", format!("{service}-1")),
-            service: ServiceName::new("default", service),
-            family: IpFamily::V4,
-            ports: vec![crate::model::EndpointPort {
-                name: String::new(),
-                protocol: crate::model::net::Protocol::Tcp,
-                port: contents.into(),
-            }],
-            endpoints: Vec::new(),
+            ports: vec![crate::model::EndpointPort { name: String::new(), protocol, port: contents.into() }],
             triggered: triggered.map(at),
-            problems: Vec::new(),
+            ..EndpointSlice::new(name, ServiceName::new("default", service), IpFamily::V4)
         }
     }
 

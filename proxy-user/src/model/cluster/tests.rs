@@ -1,43 +1,23 @@
 use crate::model::net::{IpFamily, Protocol};
-use crate::model::{Endpoint, EndpointPort, ServiceKind, ServicePort, TrafficPolicy};
+use crate::model::{Endpoint, EndpointPort, ServicePort};
 
 use super::*;
 
 fn service(name: &str) -> Service {
     Service {
-        name: ServiceName::new("default", name),
-        kind: ServiceKind::ClusterIp,
         cluster_ips: vec!["10.96.0.1".parse().unwrap()],
-        external_ips: Vec::new(),
-        load_balancer_ips: Vec::new(),
-        source_ranges: None,
         ports: vec![ServicePort { name: String::new(), protocol: Protocol::Tcp, port: 80, node_port: 0 }],
-        internal_policy: TrafficPolicy::Cluster,
-        external_policy: TrafficPolicy::Cluster,
-        affinity_secs: 0,
-        health_check_node_port: 0,
-        created: 0,
-        problems: Vec::new(),
+        ..Service::new(ServiceName::new("default", name))
     }
 }
 
 fn slice(name: &str, service: &str, zone: Option<&str>) -> EndpointSlice {
+    let zone_hints = zone.into_iter().map(str::to_owned).collect();
+    let service = ServiceName::new("default", service);
     EndpointSlice {
-        name: SliceName::new("default", name),
-        service: ServiceName::new("default", service),
-        family: IpFamily::V4,
         ports: vec![EndpointPort { name: String::new(), protocol: Protocol::Tcp, port: 8080 }],
-        endpoints: vec![Endpoint {
-            address: "10.0.0.1".parse().unwrap(),
-            ready: true,
-            serving: true,
-            terminating: false,
-            node: None,
-            zone_hints: zone.into_iter().map(str::to_owned).collect(),
-            node_hints: BTreeSet::new(),
-        }],
-        triggered: None,
-        problems: Vec::new(),
+        endpoints: vec![Endpoint { zone_hints, ..Endpoint::new("10.0.0.1".parse().unwrap()) }],
+        ..EndpointSlice::new(SliceName::new("default", name), service, IpFamily::V4)
     }
 }
 

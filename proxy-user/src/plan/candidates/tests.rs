@@ -1,5 +1,3 @@
-use std::collections::BTreeSet;
-
 use rstest::rstest;
 
 use crate::model::{EndpointPort, ServiceName, SliceName};
@@ -7,33 +5,20 @@ use crate::model::{EndpointPort, ServiceName, SliceName};
 use super::*;
 
 fn endpoint(address: &str) -> Endpoint {
-    Endpoint {
-        address: address.parse().unwrap(),
-        ready: true,
-        serving: true,
-        terminating: false,
-        node: None,
-        zone_hints: BTreeSet::new(),
-        node_hints: BTreeSet::new(),
-    }
+    Endpoint::new(address.parse().unwrap())
 }
 
 fn slice(ports: &[(&str, Protocol, u16)], endpoints: &[Endpoint]) -> EndpointSlice {
+    let port = |(name, protocol, port): &(&str, _, _)| EndpointPort {
+        name: (*name).to_owned(),
+        protocol: *protocol,
+        port: *port,
+    };
+    let (name, service) = (SliceName::new("default", "s"), ServiceName::new("default", "web"));
     EndpointSlice {
-        name: SliceName::new("default", "s"),
-        service: ServiceName::new("default", "web"),
-        family: IpFamily::of(endpoints[0].address),
-        ports: ports
-            .iter()
-            .map(|(name, protocol, port)| EndpointPort {
-                name: (*name).to_owned(),
-                protocol: *protocol,
-                port: *port,
-            })
-            .collect(),
+        ports: ports.iter().map(port).collect(),
         endpoints: endpoints.to_vec(),
-        triggered: None,
-        problems: Vec::new(),
+        ..EndpointSlice::new(name, service, IpFamily::of(endpoints[0].address))
     }
 }
 

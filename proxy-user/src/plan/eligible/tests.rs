@@ -12,15 +12,7 @@ fn endpoint(text: &str) -> (BackendAddress, Endpoint) {
     let mut words = text.split(' ');
     let (letter, node) = words.next().unwrap().split_once('@').unwrap();
     let address = Ipv4Addr::new(10, 0, 0, letter.as_bytes()[0]).into();
-    let mut endpoint = Endpoint {
-        address,
-        ready: true,
-        serving: true,
-        terminating: false,
-        node: Some(node.to_owned()),
-        zone_hints: [].into(),
-        node_hints: [].into(),
-    };
+    let mut endpoint = Endpoint { node: Some(node.to_owned()), ..Endpoint::new(address) };
     let list = |text: &str| text.split(',').map(str::to_owned).collect();
     for word in words {
         match word.split_once('=').unwrap_or((word, "")) {
