@@ -6,12 +6,14 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::Path;
 use std::time::Instant;
 
-use aya::maps::{Array, HashMap, MapData};
+use aya::maps::{Array, HashMap, Map, MapData, PerCpuArray, PerCpuValues};
 use proxy_common::backend::{BACKEND_ACTIVE, BACKEND_GONE, BackendEntry};
 use proxy_common::filter::FILTER_WORDS;
+use proxy_common::map_names::{BACKEND_STATS, SERVICE_STATS};
 use proxy_common::name::PortName;
 use proxy_common::select::Algorithm;
 use proxy_common::service::{ServiceEntry, ServiceKey};
+use proxy_common::stats::ServiceStats;
 use proxy_user::maps::{
     Backend, Capacity, Contents, FrontendKey, KernelStore, MapError, MemoryStore, Store, Table, Write,
 };
@@ -56,7 +58,21 @@ impl Pins {
             .unwrap()
             .pin(at(Table::Backends6))
             .unwrap();
+        PerCpuArray::<MapData, ServiceStats>::create(services, 0)
+            .unwrap()
+            .pin(pins.path().join(SERVICE_STATS))
+            .unwrap();
+        Array::<MapData, u64>::create(backends, 0).unwrap().pin(pins.path().join(BACKEND_STATS)).unwrap();
         pins
+    }
+
+    /// What the programs count for Services and for backends.
+    fn stats(&self) -> (PerCpuArray<MapData, ServiceStats>, Array<MapData, u64>) {
+        let map = |name| MapData::from_pin(self.path().join(name)).unwrap();
+        (
+            Map::PerCpuArray(map(SERVICE_STATS)).try_into().unwrap(),
+            Map::Array(map(BACKEND_STATS)).try_into().unwrap(),
+        )
     }
 
     fn path(&self) -> &Path {
@@ -186,6 +202,41 @@ fn a_full_table_is_an_error_that_names_the_setting_and_what_was_done() {
     assert!(failed.done == 1 && failed.error.to_string().contains("--max-backends"), "{}", failed.error);
     let failed = kernel.write(&[Write::Slots(0, vec![1]), Write::Slots(63, vec![1, 2])]).unwrap_err();
     assert!(failed.done == 1 && failed.error.to_string().contains("--max-slots"), "{}", failed.error);
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test bpf"]
+fn who_is_given_a_free_id_counts_from_nothing() {
+    let pins = Pins::new(SMALL);
+    let (mut services, mut backends) = pins.stats();
+    let counted = ServiceStats { connections: 7, packets: 8, ..ServiceStats::default() };
+    let cpus = aya::util::nr_cpus().unwrap();
+    for id in 1..4 {
+        services.set(id, PerCpuValues::try_from(vec![counted; cpus]).unwrap(), 0).unwrap();
+        backends.set(id, 9, 0).unwrap();
+    }
+    let mut kernel = KernelStore::open(pins.path()).unwrap();
+    let writes = [
+        Write::Name(1, name("default/a")),
+        Write::Name(2, name("default/b")),
+        Write::Backend(1, row(v4(1), BACKEND_ACTIVE)),
+        Write::Backend(2, row(v4(2), BACKEND_ACTIVE)),
+        Write::Backend(3, row(v6(3), BACKEND_ACTIVE)),
+    ];
+    kernel.write(&writes).unwrap();
+    assert!(services.get(&2, 0).unwrap().iter().all(|stats| *stats == counted), "it may be a repair");
+    let free = [
+        Write::NoName(2),
+        Write::NoName(1),
+        Write::Backend(1, row(v4(9), BACKEND_GONE)),
+        Write::NoBackend(2, Table::Backends),
+        Write::NoBackend(3, Table::Backends6),
+    ];
+    kernel.write(&free).unwrap();
+    for (id, expected) in [(1, ServiceStats::default()), (2, ServiceStats::default()), (3, counted)] {
+        assert!(services.get(&id, 0).unwrap().iter().all(|stats| *stats == expected), "Service port {id}");
+    }
+    assert_eq!([1, 2, 3].map(|id| backends.get(&id, 0).unwrap()), [9, 0, 0]);
 }
 
 #[test]

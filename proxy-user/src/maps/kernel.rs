@@ -8,13 +8,16 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::atomic::{Ordering, fence};
 
-use aya::maps::{MapData, MapType};
+use aya::maps::{Map, MapData, MapType, PerCpuArray, PerCpuValues};
+use aya::util::nr_cpus;
 use proxy_common::Address;
 use proxy_common::abi::Plain;
 use proxy_common::backend::BackendEntry;
 use proxy_common::filter::FILTER_WORDS;
+use proxy_common::map_names;
 use proxy_common::name::PortName;
 use proxy_common::service::{ServiceEntry, ServiceKey};
+use proxy_common::stats::ServiceStats;
 
 use super::mapping::Mapping;
 use super::sys::{self, Stopped};
@@ -29,6 +32,8 @@ pub struct KernelStore {
     backends6: MapData,
     filter: Mapping,
     names: MapData,
+    service_stats: PerCpuArray<MapData, ServiceStats>,
+    backend_stats: MapData,
     capacity: Capacity,
 }
 
@@ -44,6 +49,8 @@ impl KernelStore {
         let (backends6, ids6) = open::<u32, BackendEntry<[u8; 16]>>(dir, Table::Backends6, MapType::Array)?;
         let (filter, words) = open::<u32, u64>(dir, Table::Filter, MapType::Array)?;
         let (names, ports) = open::<u32, PortName>(dir, Table::Names, MapType::Hash)?;
+        let (backend_stats, _) =
+            open_as::<u32, u64>(dir, Table::Backends, map_names::BACKEND_STATS, MapType::Array)?;
         if words != FILTER_WORDS {
             return Err(shape(Table::Filter, "a length of", &words, &FILTER_WORDS));
         }
@@ -61,6 +68,8 @@ impl KernelStore {
             backends,
             backends6,
             names,
+            service_stats: open_stats(dir)?,
+            backend_stats,
         })
     }
 
@@ -77,7 +86,8 @@ impl KernelStore {
                     .iter()
                     .filter_map(|w| if let Write::NoName(id) = w { Some(*id) } else { None })
                     .collect();
-                sys::delete(self.names.fd().as_fd(), &keys)
+                sys::delete(self.names.fd().as_fd(), &keys)?;
+                self.forget_services(&keys)
             }
             [Write::Backend(..) | Write::NoBackend(..), ..] => self.backends(run),
             [Write::Service(..), ..] => {
@@ -96,14 +106,35 @@ impl KernelStore {
         }
     }
 
+    /// Whoever is given these ids next begins to count from nothing.
+    fn forget_services(&mut self, ids: &[u32]) -> Result<(), Stopped> {
+        let stopped = |done| move |source| Stopped { done, source };
+        let cpus = nr_cpus().map_err(|(_, source)| source).map_err(stopped(0))?;
+        // A pin may have kept fewer entries.
+        let len = self.service_stats.len();
+        for (done, id) in ids.iter().enumerate().filter(|(_, id)| **id < len) {
+            let nothing = vec![ServiceStats::default(); cpus];
+            let nothing = PerCpuValues::try_from(nothing).map_err(stopped(done))?;
+            self.service_stats
+                .set(*id, nothing, 0)
+                .map_err(|error| Stopped { done, source: io_error(error) })?;
+        }
+        Ok(())
+    }
+
     fn backends(&self, run: &[Write]) -> Result<(), Stopped> {
         if run.first().map(Write::table) == Some(Table::Backends6) {
             let (keys, values): (Vec<_>, Vec<_>) = run.iter().filter_map(|w| backend_of(w, v6_entry)).unzip();
-            sys::update(self.backends6.fd().as_fd(), &keys, &values)
+            sys::update(self.backends6.fd().as_fd(), &keys, &values)?;
         } else {
             let (keys, values): (Vec<_>, Vec<_>) = run.iter().filter_map(|w| backend_of(w, v4_entry)).unzip();
-            sys::update(self.backends.fd().as_fd(), &keys, &values)
+            sys::update(self.backends.fd().as_fd(), &keys, &values)?;
         }
+        // As for Services: the next owner of a free id begins with nothing.
+        let free = |write: &Write| if let Write::NoBackend(id, _) = write { Some(*id) } else { None };
+        let free: Vec<u32> = run.iter().filter_map(free).collect();
+        let forgotten = sys::update(self.backend_stats.fd().as_fd(), &free, &vec![0_u64; free.len()]);
+        forgotten.map_err(|Stopped { source, .. }| Stopped { done: 0, source })
     }
 
     /// Writes through memory; nothing can fail but a position outside of the map.
@@ -270,9 +301,19 @@ fn io_error(error: aya::maps::MapError) -> io::Error {
     }
 }
 
-/// Opens one map; its number of entries comes with it.
+/// Opens the map of a table; its number of entries comes with it.
 fn open<K: Plain, V: Plain>(dir: &Path, table: Table, kind: MapType) -> Result<(MapData, u32), MapError> {
-    let path = dir.join(table.name());
+    open_as::<K, V>(dir, table, table.name(), kind)
+}
+
+/// Opens a map that belongs to a table.
+fn open_as<K: Plain, V: Plain>(
+    dir: &Path,
+    table: Table,
+    name: &str,
+    kind: MapType,
+) -> Result<(MapData, u32), MapError> {
+    let path = dir.join(name);
     let failed = |error| MapError::Open { table, path: path.clone(), source: io_error(error) };
     let map = MapData::from_pin(&path).map_err(failed)?;
     let info = map.info().map_err(failed)?;
@@ -287,6 +328,13 @@ fn open<K: Plain, V: Plain>(dir: &Path, table: Table, kind: MapType) -> Result<(
         return Err(shape(table, "a value size of", &info.value_size(), &size_of::<V>()));
     }
     Ok((map, info.max_entries()))
+}
+
+fn open_stats(dir: &Path) -> Result<PerCpuArray<MapData, ServiceStats>, MapError> {
+    let (table, name) = (Table::Names, map_names::SERVICE_STATS);
+    let (map, _) = open_as::<u32, ServiceStats>(dir, table, name, MapType::PerCpuArray)?;
+    let failed = |error| MapError::Open { table, path: dir.join(name), source: io_error(error) };
+    Map::PerCpuArray(map).try_into().map_err(failed)
 }
 
 fn map_memory(
