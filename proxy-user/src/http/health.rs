@@ -58,14 +58,14 @@ impl Snapshot {
 }
 
 impl From<&Status> for Snapshot {
-    /// One pass serves both families, so they are late together. That this node goes is not known here yet.
+    /// One pass serves both families, so they are late together.
     fn from(status: &Status) -> Self {
         let pending = status.service_changes.pending + status.slice_changes.pending > 0;
         let sync = FamilySync {
             pending_since: status.last_queued.filter(|_| pending),
             last_updated: status.last_sync,
         };
-        Self { v4: sync, v6: sync, node_eligible: true }
+        Self { v4: sync, v6: sync, node_eligible: !status.node_leaves }
     }
 }
 
@@ -234,6 +234,8 @@ mod tests {
         assert_eq!(well(&clock.check(&Snapshot::from(&status))), (503, false, false));
         status.slice_changes.pending = 0;
         assert_eq!(well(&clock.check(&Snapshot::from(&status))), (200, true, true), "nothing waits any more");
+        status.node_leaves = true;
+        assert_eq!(well(&clock.check(&Snapshot::from(&status))), (503, true, true));
     }
 
     #[test]

@@ -45,7 +45,7 @@ pub fn address(family: IpFamily, low: u8) -> IpAddr {
 
 /// This node, in one of the zones or in none.
 pub fn node() -> impl Strategy<Value = NodeView> {
-    option::of(text(ZONES)).prop_map(|zone| NodeView { name: NODE.to_owned(), zone })
+    option::of(text(ZONES)).prop_map(|zone| NodeView { zone, ..NodeView::new(NODE) })
 }
 
 /// The name of a Service.

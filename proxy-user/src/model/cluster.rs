@@ -10,6 +10,8 @@ use super::{EndpointSlice, Event, Key, Kind, Listing, NodeView, Object, Service,
 #[derive(Clone, Debug, Default)]
 pub struct Cluster {
     node: NodeView,
+    /// The cluster has said that it does not know this node.
+    node_is_unknown: bool,
     services: BTreeMap<ServiceName, Service>,
     /// By the Service they belong to, which need not exist (yet).
     slices: BTreeMap<ServiceName, BTreeMap<SliceName, EndpointSlice>>,
@@ -52,6 +54,12 @@ impl Cluster {
     /// This node.
     pub const fn node(&self) -> &NodeView {
         &self.node
+    }
+
+    /// Whether traffic may be sent to this node: it neither leaves nor is gone. So it is as long as nobody has said
+    /// anything about it.
+    pub const fn is_node_eligible(&self) -> bool {
+        !self.node_is_unknown && !self.node.leaves
     }
 
     /// A Service.
@@ -122,13 +130,20 @@ impl Cluster {
         }
     }
 
-    /// Only the zone can change: which node we are was decided at start.
+    /// The name cannot change: which node we are was decided at start.
     fn set_node(&mut self, node: Option<NodeView>, changed: &mut BTreeSet<ServiceName>) {
-        let zone = match node {
-            Some(node) if node.name == self.node.name => node.zone,
+        let (zone, leaves) = match node {
+            Some(NodeView { name, zone, leaves }) if name == self.node.name => {
+                self.node_is_unknown = false;
+                (zone, leaves)
+            }
             Some(_) => return,
-            None => None,
+            None => {
+                self.node_is_unknown = true;
+                (None, false)
+            }
         };
+        self.node.leaves = leaves;
         if self.node.zone == zone {
             return;
         }

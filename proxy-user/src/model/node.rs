@@ -7,11 +7,13 @@ pub struct NodeView {
     pub name: String,
     /// Its zone, the label `topology.kubernetes.io/zone`; never empty.
     pub zone: Option<String>,
+    /// It is being deleted, or about to be: new traffic should go elsewhere.
+    pub leaves: bool,
 }
 
 impl NodeView {
-    /// A node whose zone is not known.
+    /// A node that stays, whose zone is not known.
     pub fn new(name: impl Into<String>) -> Self {
-        Self { name: name.into(), zone: None }
+        Self { name: name.into(), zone: None, leaves: false }
     }
 }

@@ -142,6 +142,7 @@ impl<S: Store> Driver<S> {
         let listed = matches!(event, Event::Reset(_));
         self.triggers.note(&self.cluster, &event);
         self.changed.append(&mut self.cluster.apply(event));
+        let node_leaves = !self.cluster.is_node_eligible();
         let first = self.waiting_since.is_none();
         self.waiting_since.get_or_insert_with(Instant::now);
         self.status.send_modify(|status| {
@@ -150,6 +151,7 @@ impl<S: Store> Driver<S> {
                 Kind::Slice => status.slice_changes.add(),
                 Kind::Node => {}
             }
+            status.node_leaves = node_leaves;
             status.services_listed |= listed && kind == Kind::Service;
             status.slices_listed |= listed && kind == Kind::Slice;
             if first {

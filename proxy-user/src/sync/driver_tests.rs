@@ -246,6 +246,21 @@ async fn pieces_are_small_and_nothing_is_read_as_a_whole() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn that_the_node_leaves_is_known_before_anything_was_listed() {
+    let driver = Running::new();
+    assert!(!driver.status.borrow().node_leaves);
+    let node = |leaves| Event::Apply(Object::Node(NodeView { leaves, ..NodeView::new("node") }));
+    for leaves in [true, false] {
+        driver.send(node(leaves)).await;
+        pass(MOMENT).await;
+        assert_eq!(driver.status.borrow().node_leaves, leaves);
+    }
+    driver.send(Event::Delete(Key::Node("node".to_owned()))).await;
+    pass(MOMENT).await;
+    assert!(driver.status.borrow().node_leaves);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_driver_that_ends_leaves_everything_and_the_next_one_writes_nothing() {
     let driver = Running::new();
     driver.list(vec![service("a", 1)], vec![slice("a", 1..4)]).await;

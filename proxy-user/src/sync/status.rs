@@ -57,6 +57,8 @@ pub struct Status {
     pub slices_listed: bool,
     /// The maps say what the cluster says: the first sync is done. Problems of single objects do not count.
     pub synced: bool,
+    /// This node leaves the cluster, or has left it: traffic should not be sent to it any more.
+    pub node_leaves: bool,
     /// When the last sync ended.
     pub last_sync: Option<SystemTime>,
     /// When the first change that is or was waiting for a sync came in.

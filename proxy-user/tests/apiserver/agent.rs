@@ -110,13 +110,18 @@ impl Agent {
 
     /// It runs, and says so when asked.
     pub fn is_well(&mut self) -> Result<()> {
+        self.answers("/livez", "200")
+    }
+
+    /// Its health server answers with this status.
+    pub fn answers(&mut self, path: &str, status: &str) -> Result<()> {
         self.process.is_alive()?;
-        let mut stream = TcpStream::connect("127.0.0.1:10256").context("nobody answers /livez")?;
+        let mut stream = TcpStream::connect("127.0.0.1:10256").context("nobody listens on port 10256")?;
         stream.set_read_timeout(Some(PATIENCE))?;
-        stream.write_all(b"GET /livez HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer)?;
-        ensure!(answer.starts_with("HTTP/1.1 200 "), "/livez: {answer}");
+        ensure!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{path}: {answer}");
         Ok(())
     }
 

@@ -141,6 +141,20 @@ impl Api {
         Ok(())
     }
 
+    /// Changes a node by a merge patch.
+    pub fn patch_node(&self, name: &str, patch: &Value) -> Result<()> {
+        let api = kube::Api::<Node>::all(self.client.clone());
+        self.runtime.block_on(api.patch(name, &PatchParams::default(), &Patch::Merge(patch)))?;
+        Ok(())
+    }
+
+    /// Removes a node, as soon as nothing holds it.
+    pub fn delete_node(&self, name: &str) -> Result<()> {
+        let api = kube::Api::<Node>::all(self.client.clone());
+        self.runtime.block_on(api.delete(name, &DeleteParams::default()))?;
+        Ok(())
+    }
+
     /// Every Service there is.
     pub fn services(&self) -> Result<Vec<Service>> {
         self.list()

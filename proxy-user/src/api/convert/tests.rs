@@ -225,8 +225,24 @@ fn an_endpoint_that_cannot_be_one_is_left_out_alone(#[case] family: &str, #[case
 #[case(json!({}), None)]
 fn a_node_has_a_zone_or_none(#[case] labels: Value, #[case] zone: Option<&str>) {
     let object = json!({"metadata": {"name": "n1", "labels": labels}});
-    let expected = NodeView { name: "n1".to_owned(), zone: zone.map(str::to_owned) };
+    let expected = NodeView { zone: zone.map(str::to_owned), ..NodeView::new("n1") };
     assert_eq!(node(serde_json::from_value(object).unwrap()), expected);
+}
+
+#[rstest]
+#[case(json!({"metadata": {"name": "n1"}}), false)]
+#[case(json!({"metadata": {"name": "n1"}, "spec": {"unschedulable": true}}), false)]
+#[case(json!({"metadata": {"name": "n1", "deletionTimestamp": "2026-01-02T03:04:05Z"}}), true)]
+#[case(taints(&["node.kubernetes.io/unschedulable", "DeletionCandidateOfClusterAutoscaler"]), false)]
+#[case(taints(&["node.kubernetes.io/unschedulable", "ToBeDeletedByClusterAutoscaler"]), true)]
+fn a_node_stays_or_leaves(#[case] object: Value, #[case] leaves: bool) {
+    let expected = NodeView { leaves, ..NodeView::new("n1") };
+    assert_eq!(node(serde_json::from_value(object).unwrap()), expected);
+}
+
+fn taints(keys: &[&str]) -> Value {
+    let taints: Vec<_> = keys.iter().map(|key| json!({"key": key, "effect": "NoSchedule"})).collect();
+    json!({"metadata": {"name": "n1"}, "spec": {"taints": taints}})
 }
 
 #[rstest]

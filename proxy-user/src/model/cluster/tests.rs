@@ -108,7 +108,7 @@ fn a_new_zone_concerns_services_with_hints() {
     apply_service(&mut cluster, "web");
     apply_slice(&mut cluster, slice("s1", "db", None));
     apply_slice(&mut cluster, slice("s2", "web", Some("a")));
-    let node = |name: &str, zone: &str| NodeView { name: name.to_owned(), zone: Some(zone.to_owned()) };
+    let node = |name: &str, zone: &str| NodeView { zone: Some(zone.to_owned()), ..NodeView::new(name) };
     assert!(cluster.apply(Event::Apply(Object::Node(node("n2", "a")))).is_empty(), "not our node");
     assert_eq!(names(cluster.apply(Event::Apply(Object::Node(node("n1", "a"))))), ["web"]);
     assert!(cluster.apply(Event::Apply(Object::Node(node("n1", "a")))).is_empty());
@@ -126,4 +126,24 @@ fn a_slice_that_says_the_same_again_changes_nothing_whenever_it_was_triggered() 
     assert!(apply_slice(&mut cluster, again.clone()).is_empty());
     assert!(cluster.slice(&again.name).is_some_and(|known| known.says_the_same(&again)));
     assert_eq!(cluster.slice(&SliceName::new("default", "other")), None);
+}
+
+#[test]
+fn a_node_is_eligible_until_it_leaves_or_is_gone() {
+    let mut cluster = Cluster::new(NodeView::new("n1"));
+    assert!(cluster.is_node_eligible(), "nobody has said anything");
+    let mut after = |event| {
+        cluster.apply(event);
+        cluster.is_node_eligible()
+    };
+    let node = |name: &str, leaves| Event::Apply(Object::Node(NodeView { leaves, ..NodeView::new(name) }));
+    assert!(after(node("n2", true)), "not our node");
+    assert!(!after(node("n1", true)));
+    assert!(!after(node("n2", false)));
+    assert!(after(node("n1", false)), "the autoscaler has changed its mind");
+    assert!(after(Event::Delete(Key::Node("n2".to_owned()))));
+    assert!(!after(Event::Delete(Key::Node("n1".to_owned()))));
+    assert!(after(node("n1", false)));
+    assert!(!after(Event::Reset(Listing::Node(None))));
+    assert!(after(Event::Reset(Listing::Node(Some(NodeView::new("n1"))))));
 }

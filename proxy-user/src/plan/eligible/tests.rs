@@ -96,7 +96,7 @@ fn categories(
     let candidates = endpoints.iter().map(|(address, endpoint)| (*address, endpoint)).collect();
     // What conversion does with an empty label.
     let zone = Some(zone.to_owned()).filter(|zone| !zone.is_empty() && zone != "-");
-    let found = eligible(&candidates, wanted, &NodeView { name: "n1".to_owned(), zone });
+    let found = eligible(&candidates, wanted, &NodeView { zone, ..NodeView::new("n1") });
     assert_eq!(
         (&*letters(&found.cluster), &*letters(&found.local), found.has_any),
         (cluster, local, has_any)

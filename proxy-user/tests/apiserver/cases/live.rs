@@ -9,6 +9,7 @@ use super::{service, slice, slice_of};
 use crate::agent::{NODE, Node};
 use crate::control::ControlPlane;
 use crate::oracle::{Table, agree};
+use crate::{PATIENCE, eventually};
 
 /// Where a client that dials `dialled` may end.
 fn endpoints(table: &Table, dialled: &str) -> Option<Vec<String>> {
@@ -257,4 +258,34 @@ pub fn the_zone_of_the_node_changes(control: &mut ControlPlane, node: &Node) -> 
     is(&["10.1.4.1:8080"])?;
     api.create(&slice("near-2", "near", &["10.1.4.3"])?)?;
     is(&["10.1.4.1:8080", "10.1.4.2:8080", "10.1.4.3:8080"])
+}
+
+pub fn a_node_leaves(control: &mut ControlPlane, node: &Node) -> Result<()> {
+    let api = &control.api;
+    api.label_node(NODE, &json!({}))?;
+    let mut agent = node.start()?;
+    agent.says(&["first sync done"])?;
+    let mut becomes = |status: &str| eventually(PATIENCE, || agent.answers("/healthz", status));
+    becomes("200")?;
+    let taints = json!([{ "key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule" }]);
+    api.patch_node(NODE, &json!({ "spec": { "taints": taints } }))?;
+    becomes("503")?;
+    api.patch_node(NODE, &json!({ "spec": { "taints": null } }))?;
+    becomes("200")?;
+    // It is being deleted for as long as something holds it.
+    api.patch_node(NODE, &json!({ "metadata": { "finalizers": ["example.org/held"] } }))?;
+    api.delete_node(NODE)?;
+    becomes("503")?;
+    api.patch_node(NODE, &json!({ "metadata": { "finalizers": null } }))?;
+    eventually(PATIENCE, || {
+        ensure!(api.node(NODE)?.is_none(), "the node is still there");
+        Ok(())
+    })?;
+    becomes("503")?;
+    api.label_node(NODE, &json!({}))?;
+    becomes("200")?;
+    api.delete_node(NODE)?;
+    becomes("503")?;
+    // All the time it serves on.
+    agent.is_well()
 }
