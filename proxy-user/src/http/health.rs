@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 use serde::Serialize;
 
 use crate::model::net::IpFamily;
-use crate::sync::Status;
+use crate::sync::{NodeFate, Status};
 
 /// What is known of one family's syncs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -65,7 +65,7 @@ impl From<&Status> for Snapshot {
             pending_since: status.last_queued.filter(|_| pending),
             last_updated: status.last_sync,
         };
-        Self { v4: sync, v6: sync, node_eligible: !status.node_leaves }
+        Self { v4: sync, v6: sync, node_eligible: status.node == NodeFate::Stays }
     }
 }
 
@@ -234,7 +234,7 @@ mod tests {
         assert_eq!(well(&clock.check(&Snapshot::from(&status))), (503, false, false));
         status.slice_changes.pending = 0;
         assert_eq!(well(&clock.check(&Snapshot::from(&status))), (200, true, true), "nothing waits any more");
-        status.node_leaves = true;
+        status.node = NodeFate::Leaves;
         assert_eq!(well(&clock.check(&Snapshot::from(&status))), (503, true, true));
     }
 

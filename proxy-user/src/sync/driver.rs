@@ -10,7 +10,7 @@ use super::applied::Holds;
 use super::audit::Step;
 use super::reconcile::Reconciler;
 use super::report;
-use super::status::Status;
+use super::status::{NodeFate, Status};
 use super::triggers::Triggers;
 use crate::maps::{MapError, Store};
 use crate::model::{Cluster, Event, Key, Kind, NodeView, Object, ServiceName};
@@ -142,7 +142,7 @@ impl<S: Store> Driver<S> {
         let listed = matches!(event, Event::Reset(_));
         self.triggers.note(&self.cluster, &event);
         self.changed.append(&mut self.cluster.apply(event));
-        let node_leaves = !self.cluster.is_node_eligible();
+        let node = if self.cluster.is_node_eligible() { NodeFate::Stays } else { NodeFate::Leaves };
         let first = self.waiting_since.is_none();
         self.waiting_since.get_or_insert_with(Instant::now);
         self.status.send_modify(|status| {
@@ -151,7 +151,7 @@ impl<S: Store> Driver<S> {
                 Kind::Slice => status.slice_changes.add(),
                 Kind::Node => {}
             }
-            status.node_leaves = node_leaves;
+            status.node = node;
             status.services_listed |= listed && kind == Kind::Service;
             status.slices_listed |= listed && kind == Kind::Slice;
             if first {

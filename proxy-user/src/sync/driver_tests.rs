@@ -16,8 +16,8 @@ use crate::model::{
     Endpoint, EndpointPort, EndpointSlice, Event, Key, Listing, NodeView, Object, Service, ServiceName,
     ServicePort, SliceName, TrafficPolicy,
 };
-use crate::sync::Status;
 use crate::sync::tests::universe;
+use crate::sync::{NodeFate, Status};
 
 /// Tables that a test can look at while a driver has them, and what the driver did with them.
 #[derive(Clone)]
@@ -248,16 +248,16 @@ async fn pieces_are_small_and_nothing_is_read_as_a_whole() {
 #[tokio::test(start_paused = true)]
 async fn that_the_node_leaves_is_known_before_anything_was_listed() {
     let driver = Running::new();
-    assert!(!driver.status.borrow().node_leaves);
+    assert_eq!(driver.status.borrow().node, NodeFate::Stays);
     let node = |leaves| Event::Apply(Object::Node(NodeView { leaves, ..NodeView::new("node") }));
-    for leaves in [true, false] {
+    for (leaves, fate) in [(true, NodeFate::Leaves), (false, NodeFate::Stays)] {
         driver.send(node(leaves)).await;
         pass(MOMENT).await;
-        assert_eq!(driver.status.borrow().node_leaves, leaves);
+        assert_eq!(driver.status.borrow().node, fate);
     }
     driver.send(Event::Delete(Key::Node("node".to_owned()))).await;
     pass(MOMENT).await;
-    assert!(driver.status.borrow().node_leaves);
+    assert_eq!(driver.status.borrow().node, NodeFate::Leaves);
 }
 
 #[tokio::test(start_paused = true)]

@@ -28,7 +28,7 @@ pub use counters::{Count, Operation};
 pub use driver::{Driver, DriverSettings};
 pub use histogram::{EventScale, Histogram, ProgrammingScale, Scale, SyncScale};
 pub use reconcile::Reconciler;
-pub use status::{Changes, Operations, Status, TableUse};
+pub use status::{Changes, NodeFate, Operations, Status, TableUse};
 
 #[cfg(test)]
 mod tests;

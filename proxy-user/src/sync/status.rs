@@ -48,6 +48,16 @@ pub struct Operations {
     pub count: Count,
 }
 
+/// What becomes of this node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum NodeFate {
+    /// It stays, as far as we know.
+    #[default]
+    Stays,
+    /// It leaves the cluster, or has left it: traffic should not be sent to it any more.
+    Leaves,
+}
+
 /// A snapshot of the driver.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Status {
@@ -57,8 +67,8 @@ pub struct Status {
     pub slices_listed: bool,
     /// The maps say what the cluster says: the first sync is done. Problems of single objects do not count.
     pub synced: bool,
-    /// This node leaves the cluster, or has left it: traffic should not be sent to it any more.
-    pub node_leaves: bool,
+    /// What becomes of this node.
+    pub node: NodeFate,
     /// When the last sync ended.
     pub last_sync: Option<SystemTime>,
     /// When the first change that is or was waiting for a sync came in.
