@@ -3,12 +3,15 @@
 use core::mem::{align_of, size_of};
 
 use crate::{
+    affinity::{AffinityEntry, AffinityKey, NetnsAffinityKey},
     backend::BackendEntry,
     config::NodeConfig,
-    flow::{Flow, FlowKey, FlowRef},
+    flow::{Bucket, Flow},
     name::PortName,
+    node::{Cidr, NodeEntry},
     service::{ServiceEntry, ServiceKey},
     socket::{SocketEntry, SocketKey},
+    source_range::SourceRangeKey,
     stats::{RefusalKey, ServiceStats},
 };
 
@@ -46,7 +49,9 @@ macro_rules! same_bytes {
     )+};
 }
 
-same_bytes! { ServiceKey BackendEntry FlowKey Flow SocketKey SocketEntry }
+same_bytes! {
+    ServiceKey BackendEntry Flow SocketKey SocketEntry Cidr NodeEntry AffinityKey SourceRangeKey
+}
 
 plain! {
     ServiceKey<[u8; 4]>: 8 = 4 2 1 1;
@@ -54,12 +59,20 @@ plain! {
     ServiceEntry: 24 = 4 4 4 4 4 2 1 1;
     BackendEntry<[u8; 4]>: 16 = 4 2 1 1 4 4;
     BackendEntry<[u8; 16]>: 28 = 16 2 1 1 4 4;
-    FlowKey<[u8; 4]>: 16 = 4 4 2 2 1 1 2;
-    FlowKey<[u8; 16]>: 40 = 16 16 2 2 1 1 2;
-    FlowRef: 8 = 4 4;
-    Flow<[u8; 4]>: 64 = 4 4 4 4 2 2 2 2 1 1 2 4 4 4 4 4 16;
-    Flow<[u8; 16]>: 112 = 16 16 16 16 2 2 2 2 1 1 2 4 4 4 4 4 16;
-    NodeConfig: 40 = 4 4 4 4 4 4 4 4 4 4;
+    Bucket: 64 = 64;
+    Flow<[u8; 4]>: 64 = 4 4 4 4 2 2 2 2 1 1 2 4 4 4 4 4 8 8;
+    Flow<[u8; 16]>: 112 = 16 16 16 16 2 2 2 2 1 1 2 4 4 4 4 4 8 8;
+    NodeConfig: 64 = 4 4 4 4 4 4 4 4 4 4 4 4 2 2 4 8;
+    Cidr<[u8; 4]>: 8 = 4 4;
+    Cidr<[u8; 16]>: 32 = 16 16;
+    NodeEntry<[u8; 4]>: 80 = 4 8 64 4;
+    NodeEntry<[u8; 16]>: 308 = 16 32 256 4;
+    AffinityKey<[u8; 4]>: 8 = 4 4;
+    AffinityKey<[u8; 16]>: 20 = 16 4;
+    NetnsAffinityKey: 16 = 8 4 4;
+    AffinityEntry: 8 = 4 4;
+    SourceRangeKey<[u8; 4]>: 8 = 4 4;
+    SourceRangeKey<[u8; 16]>: 20 = 4 16;
     SocketKey<[u8; 4]>: 16 = 8 4 2 1 1;
     SocketKey<[u8; 16]>: 32 = 8 16 2 1 1 4;
     SocketEntry<[u8; 4]>: 16 = 4 2 2 4 4;

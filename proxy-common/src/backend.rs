@@ -35,6 +35,10 @@ pub const BACKEND_GONE: u8 = 2;
 pub const BACKEND_LOCAL: u32 = 1 << 0;
 /// The endpoint is terminating.
 pub const BACKEND_TERMINATING: u32 = 1 << 1;
+/// The endpoint stands in the extents of policy Cluster: a client that has affinity to it may stay there.
+pub const BACKEND_IN_CLUSTER: u32 = 1 << 2;
+/// The endpoint stands in the extents of policy Local.
+pub const BACKEND_IN_LOCAL: u32 = 1 << 3;
 
 impl<A: Address> BackendEntry<A> {
     /// A free id.

@@ -9,7 +9,7 @@ pub struct NodeConfig {
     pub abi: u32,
     /// Jiffies in a second.
     pub hz: u32,
-    /// Entries of `flow_state` and of `flow_state6`.
+    /// Entries of `flows` and of `flows6`.
     pub flow_entries: u32,
     /// A TCP flow whose backend has not answered.
     pub tcp_opening: u32,
@@ -23,9 +23,33 @@ pub struct NodeConfig {
     pub udp_unreplied: u32,
     /// A UDP flow with packets both ways.
     pub udp_replied: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// Buckets of `flow_index` and of `flow_index6`; a power of two.
+    pub flow_buckets: u32,
+    /// Goes into the hash of a flow's key, so that nobody outside can fill one bucket. Never 0; it stays the same
+    /// while flows live.
+    pub flow_seed: u32,
+    /// `CONFIG_*` bits.
+    pub flags: u32,
+    /// First source port of packets that are sent on under the node's own address (SNAT).
+    pub snat_first: u16,
+    /// Last of these ports.
+    pub snat_last: u16,
+    /// One of so many new flows becomes an event; 0: none. Refusals and drops always do, while somebody listens.
+    pub sample: u32,
+    /// Cookie of the network namespace that the agent serves: sockets in it are the node's own.
+    pub host_netns: u64,
 }
+
+/// Every packet to a cluster address is sent on under the node's own address (`masqueradeAll`).
+pub const CONFIG_MASQUERADE_ALL: u32 = 1 << 0;
+/// The agent was told how to know local pods (`detectLocalMode`); without it they are known by their devices.
+pub const CONFIG_DETECT_LOCAL: u32 = 1 << 1;
+/// Somebody listens to `events`.
+pub const CONFIG_MONITORED: u32 = 1 << 2;
+
+/// Source ports for SNAT unless a setting says otherwise: above the ports that kernels hand to sockets
+/// (`net.ipv4.ip_local_port_range`, 32768 to 60999) and above the node ports (30000 to 32767).
+pub const SNAT_PORTS: (u16, u16) = (61_000, 65_535);
 
 /// Lifetimes in seconds, as the kernel's own conntrack and kube-proxy have them
 /// (`net/netfilter/nf_conntrack_proto_tcp.c`, `nf_conntrack_proto_udp.c`; kube-proxy: 24 h, 1 h).
@@ -46,7 +70,7 @@ pub mod seconds {
 
 impl NodeConfig {
     /// The defaults for a kernel of `hz` jiffies a second.
-    pub fn new(hz: u32, flow_entries: u32) -> Self {
+    pub fn new(hz: u32, flow_entries: u32, flow_buckets: u32, flow_seed: u32) -> Self {
         Self {
             abi: crate::abi::ABI_VERSION,
             hz,
@@ -57,7 +81,13 @@ impl NodeConfig {
             tcp_closed: hz * seconds::TCP_CLOSED,
             udp_unreplied: hz * seconds::UDP_UNREPLIED,
             udp_replied: hz * seconds::UDP_REPLIED,
-            reserved: 0,
+            flow_buckets,
+            flow_seed,
+            flags: 0,
+            snat_first: SNAT_PORTS.0,
+            snat_last: SNAT_PORTS.1,
+            sample: 0,
+            host_netns: 0,
         }
     }
 }

@@ -17,6 +17,8 @@ pub trait Address: sealed::Sealed + Copy + Clone + Eq + Ord + core::fmt::Debug +
     type SocketKeyFill: Copy + Clone + Eq + Ord + Default + core::fmt::Debug + 'static;
     /// The all-zero address.
     const ZERO: Self;
+    /// The address of all bits set.
+    const ONES: Self;
     /// The address as 32-bit words in memory order, the unused ones zero.
     fn words(&self) -> [u32; 4];
 }
@@ -24,6 +26,7 @@ pub trait Address: sealed::Sealed + Copy + Clone + Eq + Ord + core::fmt::Debug +
 impl Address for [u8; 4] {
     type SocketKeyFill = [u8; 0];
     const ZERO: Self = [0; 4];
+    const ONES: Self = [!0; 4];
 
     #[inline(always)]
     fn words(&self) -> [u32; 4] {
@@ -34,6 +37,7 @@ impl Address for [u8; 4] {
 impl Address for [u32; 1] {
     type SocketKeyFill = [u8; 0];
     const ZERO: Self = [0; 1];
+    const ONES: Self = [!0; 1];
 
     #[inline(always)]
     fn words(&self) -> [u32; 4] {
@@ -44,6 +48,7 @@ impl Address for [u32; 1] {
 impl Address for [u32; 4] {
     type SocketKeyFill = [u8; 4];
     const ZERO: Self = [0; 4];
+    const ONES: Self = [!0; 4];
 
     #[inline(always)]
     fn words(&self) -> [u32; 4] {
@@ -54,6 +59,7 @@ impl Address for [u32; 4] {
 impl Address for [u8; 16] {
     type SocketKeyFill = [u8; 4];
     const ZERO: Self = [0; 16];
+    const ONES: Self = [!0; 16];
 
     #[inline(always)]
     fn words(&self) -> [u32; 4] {

@@ -1,13 +1,15 @@
-//! `flows`, `flows6`, `flow_state`, `flow_state6`, `flow_hand`: connection tracking of the packet path.
+//! `flows`, `flows6`, `flow_index`, `flow_index6`, `flow_hand`: connection tracking of the packet path.
 //!
-//! One flow is one entry of `flow_state`, which both directions share, and two keys in `flows` that point to
-//! it: the packet a client sends to the frontend, and the reply of the backend. Entries are handed out by a
-//! clock hand: a new flow looks at the next few entries and takes one that is free, over or expired; an
-//! established flow is passed over, so that a flood of new flows cannot push it out.
+//! One flow is one entry of `flows`, which both directions share. `flow_index` leads to it from the packet that a
+//! client sends to the frontend and from the reply of the backend: it is a hash table of our own in an array,
+//! since a lookup in an array is no call of the kernel, and an insertion into the kernel's hash costs more than
+//! all else that a new flow needs. Entries are handed out by a clock hand: a new flow looks at the next few
+//! entries and takes one that is free, over or expired; an established flow is passed over, so that a flood of
+//! new flows cannot push it out.
 
 use crate::Address;
 
-/// Key of `flows`: a packet's addresses and ports as it arrives.
+/// A packet's addresses and ports as it arrives: what a flow is found by.
 #[repr(C, align(4))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct FlowKey<A> {
@@ -32,17 +34,73 @@ pub const DIRECTION_FORWARD: u8 = 0;
 /// Backend to client.
 pub const DIRECTION_REPLY: u8 = 1;
 
-/// Value of `flows`: where the flow is.
-#[repr(C)]
+/// Ways of a [`Bucket`]; one cache line.
+pub const WAYS: u32 = 8;
+
+/// Value of `flow_index` and `flow_index6` (arrays; as many as [`NodeConfig::flow_buckets`] says).
+///
+/// A way is 0, free, or: 32 bits of the key's [`hash`](FlowKey::hash), [`WAY_PENDING`], [`WAY_USED`], and 30 bits
+/// of the flow's number. Each key has two buckets where it may stand. Whoever adds a key writes it as pending,
+/// looks for the same key in all sixteen ways, and then makes it valid; see `proxy-ebpf/src/flow/index.rs`.
+///
+/// [`NodeConfig::flow_buckets`]: crate::config::NodeConfig::flow_buckets
+#[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FlowRef {
-    /// Index into `flow_state`.
-    pub flow: u32,
-    /// The entry's generation when this key was written; another one means that the entry was reused.
-    pub generation: u32,
+pub struct Bucket {
+    /// The ways.
+    pub ways: [u64; WAYS as usize],
 }
 
-/// Value of `flow_state`: one tracked flow.
+/// The way holds a key.
+pub const WAY_USED: u64 = 1 << 30;
+/// Another way may turn out to hold the same key: this one does not count yet.
+pub const WAY_PENDING: u64 = 1 << 31;
+/// The number of the flow.
+pub const WAY_FLOW: u64 = WAY_USED - 1;
+/// The part of the hash.
+pub const WAY_TAG: u64 = !0 << 32;
+
+/// No place in the index.
+pub const NO_PLACE: u32 = u32::MAX;
+
+/// The two buckets of a hash among `buckets`, a power of two.
+#[inline(always)]
+pub fn buckets_of(hash: u64, buckets: u32) -> [u32; 2] {
+    let first = hash as u32;
+    // The tag takes part, so that keys which share the first bucket part in the second; the odd number makes the
+    // two differ.
+    let second = first ^ (((hash >> 32) as u32).wrapping_mul(0x5bd1_e995) | 1);
+    [first & (buckets - 1), second & (buckets - 1)]
+}
+
+impl<A: Address> FlowKey<A> {
+    /// A hash that nobody can predict without `seed`. The upper half is the tag of a way.
+    #[inline(always)]
+    pub fn hash(&self, seed: u32) -> u64 {
+        let (src, dst) = (self.src.words(), self.dst.words());
+        let ports = u64::from(self.src_port) << 16 | u64::from(self.dst_port);
+        let rest = u64::from(self.proto) << 8 | u64::from(self.direction);
+        let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+        let mut hash = mix(pair(seed, !seed), pair(src[0], dst[0]));
+        if size_of::<A>() > size_of::<u32>() {
+            hash = mix(hash, pair(src[1], dst[1]));
+            hash = mix(hash, pair(src[2], dst[2]));
+            hash = mix(hash, pair(src[3], dst[3]));
+        }
+        hash = mix(hash, ports | rest << 32);
+        // The low bits of a product know only the low bits of its factors.
+        hash ^ hash >> 29
+    }
+}
+
+/// Folds another word in.
+#[inline(always)]
+fn mix(hash: u64, word: u64) -> u64 {
+    let product = (hash ^ word).wrapping_mul(0x9fb2_1c65_1e98_df25);
+    product ^ product >> 32
+}
+
+/// Value of `flows` and `flows6`: one tracked flow.
 #[repr(C, align(4))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flow<A> {
@@ -78,8 +136,10 @@ pub struct Flow<A> {
     pub last_seen: u32,
     /// Raised by one with each new flow in this entry.
     pub generation: u32,
-    /// Zero; fills the IPv4 entry to 64 bytes, one cache line.
-    pub reserved2: [u32; 4],
+    /// Where its keys stand in the index, by direction: eight times the bucket, and the way; [`NO_PLACE`]: nowhere.
+    pub places: [u32; 2],
+    /// Their tags.
+    pub tags: [u32; 2],
 }
 
 /// The entry is in use.
@@ -94,8 +154,16 @@ pub const FLOW_FIN_BACKEND: u8 = 1 << 3;
 pub const FLOW_RESET: u8 = 1 << 4;
 /// The entry is being filled: its keys are not all there yet.
 pub const FLOW_CLAIMED: u8 = 1 << 5;
+/// The backend sees an address of this node (SNAT): packets of both directions are sent on from where they come in.
+pub const FLOW_SNAT: u8 = 1 << 6;
 
 impl<A: Address> Flow<A> {
+    /// The key of a direction.
+    #[inline(always)]
+    pub fn key(&self, direction: u8) -> FlowKey<A> {
+        if direction == DIRECTION_FORWARD { self.forward_key() } else { self.reply_key() }
+    }
+
     /// The key under which the client's packets find the flow.
     #[inline(always)]
     pub fn forward_key(&self) -> FlowKey<A> {
@@ -157,4 +225,96 @@ pub fn is_over(state: u8) -> bool {
 #[inline(always)]
 pub fn is_expired<A: Address>(flow: &Flow<A>, now: u32, config: &crate::config::NodeConfig) -> bool {
     now.wrapping_sub(flow.last_seen) > lifetime(flow.proto, flow.state, config)
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+    use std::vec;
+
+    use super::*;
+
+    fn key(client: u32, port: u16) -> FlowKey<[u8; 4]> {
+        FlowKey {
+            src: client.to_be_bytes(),
+            dst: [10, 96, 0, 1],
+            src_port: port,
+            dst_port: 80,
+            proto: crate::PROTO_TCP,
+            direction: DIRECTION_FORWARD,
+            reserved: 0,
+        }
+    }
+
+    /// How many keys found no free way, when as many flows as there are buckets add two keys each.
+    fn overflows(keys: impl Iterator<Item = u64>, buckets: u32) -> u32 {
+        let mut filled = vec![0u8; buckets as usize];
+        let mut without = 0;
+        for hash in keys {
+            let [first, second] = buckets_of(hash, buckets);
+            assert_ne!(first, second);
+            let free = [first, second].into_iter().find(|at| u32::from(filled[*at as usize]) < WAYS);
+            match free {
+                Some(at) => filled[at as usize] += 1,
+                None => without += 1,
+            }
+        }
+        without
+    }
+
+    #[test]
+    fn a_full_table_has_room_in_its_index() {
+        let buckets = 1u32 << 15;
+        // The worst that clients do: one address, ports in a row; or addresses in a row, one port.
+        let by_port = (0..2 * buckets).map(|i| key(0x0a00_0000 + (i >> 15), i as u16).hash(7));
+        assert_eq!(overflows(by_port, buckets), 0);
+        let by_address = (0..2 * buckets).map(|i| key(0x0a00_0000 + i, 40_000).hash(7));
+        assert_eq!(overflows(by_address, buckets), 0);
+    }
+
+    #[test]
+    fn every_part_of_a_key_and_the_seed_count() {
+        let one = key(0x0a00_0001, 1000);
+        let others = [
+            key(0x0a00_0002, 1000),
+            key(0x0a00_0001, 1001),
+            FlowKey { dst: [10, 96, 0, 2], ..one },
+            FlowKey { dst_port: 81, ..one },
+            FlowKey { proto: crate::PROTO_UDP, ..one },
+            FlowKey { direction: DIRECTION_REPLY, ..one },
+        ];
+        for other in others {
+            assert_ne!(one.hash(7), other.hash(7), "{other:?}");
+        }
+        assert_ne!(one.hash(7), one.hash(8));
+        let wide = FlowKey { src: [1; 16], dst: [2; 16], ..key6() };
+        for byte in 0..16 {
+            let mut other = wide;
+            other.src[byte] ^= 1;
+            assert_ne!(wide.hash(7), other.hash(7), "byte {byte} of the source");
+            let mut other = wide;
+            other.dst[byte] ^= 1;
+            assert_ne!(wide.hash(7), other.hash(7), "byte {byte} of the destination");
+        }
+    }
+
+    fn key6() -> FlowKey<[u8; 16]> {
+        let FlowKey { src_port, dst_port, proto, direction, reserved, .. } = key(0, 1000);
+        FlowKey { src: [0; 16], dst: [0; 16], src_port, dst_port, proto, direction, reserved }
+    }
+
+    #[test]
+    fn words_hash_as_octets_do() {
+        let octets = key(0x0a01_0203, 9);
+        let words = FlowKey {
+            src: [u32::from_ne_bytes(octets.src)],
+            dst: [u32::from_ne_bytes(octets.dst)],
+            src_port: octets.src_port,
+            dst_port: octets.dst_port,
+            proto: octets.proto,
+            direction: octets.direction,
+            reserved: 0,
+        };
+        assert_eq!(octets.hash(3), words.hash(3));
+    }
 }

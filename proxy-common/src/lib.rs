@@ -14,6 +14,7 @@
 #![no_std]
 
 pub mod abi;
+pub mod affinity;
 pub mod backend;
 pub mod config;
 pub mod csum;
@@ -22,10 +23,12 @@ pub mod filter;
 pub mod flow;
 pub mod map_names;
 pub mod name;
+pub mod node;
 pub mod reason;
 pub mod select;
 pub mod service;
 pub mod socket;
+pub mod source_range;
 pub mod stats;
 
 pub use family::{Address, Family, V4, V6};

@@ -12,14 +12,14 @@ pub const SLOTS: &str = "slots";
 pub const BACKENDS: &str = "backends";
 /// The same for IPv6; ids are shared, so an id is used in one of the two.
 pub const BACKENDS6: &str = "backends6";
-/// [`FlowKey`](crate::flow::FlowKey) to [`FlowRef`](crate::flow::FlowRef); hash, two keys for each flow.
+/// Flow number to [`Flow`](crate::flow::Flow); array, memory-mapped by readers.
 pub const FLOWS: &str = "flows";
 /// The same for IPv6.
 pub const FLOWS6: &str = "flows6";
-/// Flow number to [`Flow`](crate::flow::Flow); array, memory-mapped by readers.
-pub const FLOW_STATE: &str = "flow_state";
+/// Bucket number to [`Bucket`](crate::flow::Bucket): where a packet's flow is; array.
+pub const FLOW_INDEX: &str = "flow_index";
 /// The same for IPv6.
-pub const FLOW_STATE6: &str = "flow_state6";
+pub const FLOW_INDEX6: &str = "flow_index6";
 /// Family index to the clock hand (`u64`) over its flow state; array of two.
 pub const FLOW_HAND: &str = "flow_hand";
 /// [`SocketKey`](crate::socket::SocketKey) to [`SocketEntry`](crate::socket::SocketEntry); LRU hash.
@@ -41,6 +41,27 @@ pub const REFUSALS: &str = "refusals";
 /// Service port id to [`PortName`](crate::name::PortName); hash, not preallocated. No program reads it.
 pub const NAMES: &str = "names";
 
+/// 0 to [`NodeEntry`](crate::node::NodeEntry); array of one.
+pub const NODE: &str = "node";
+/// The same for IPv6.
+pub const NODE6: &str = "node6";
+/// Address of this node to [`NodeAddr`](crate::node::NodeAddr); hash.
+pub const NODE_ADDRS: &str = "node_addrs";
+/// The same for IPv6.
+pub const NODE_ADDRS6: &str = "node_addrs6";
+/// Interface index to [`Device`](crate::node::Device); hash.
+pub const DEVICES: &str = "devices";
+/// [`AffinityKey`](crate::affinity::AffinityKey) to [`AffinityEntry`](crate::affinity::AffinityEntry); LRU hash.
+pub const AFFINITY: &str = "affinity";
+/// The same for IPv6.
+pub const AFFINITY6: &str = "affinity6";
+/// [`NetnsAffinityKey`](crate::affinity::NetnsAffinityKey) to the same; LRU hash.
+pub const AFFINITY_NETNS: &str = "affinity_netns";
+/// [`SourceRangeKey`](crate::source_range::SourceRangeKey) to `u32`, 1; longest prefix match.
+pub const SRC_RANGES: &str = "src_ranges";
+/// The same for IPv6.
+pub const SRC_RANGES6: &str = "src_ranges6";
+
 /// Every map that is pinned.
 pub const ALL: &[&str] = &[
     SERVICES,
@@ -50,8 +71,8 @@ pub const ALL: &[&str] = &[
     BACKENDS6,
     FLOWS,
     FLOWS6,
-    FLOW_STATE,
-    FLOW_STATE6,
+    FLOW_INDEX,
+    FLOW_INDEX6,
     FLOW_HAND,
     SOCKETS,
     SOCKETS6,
@@ -62,6 +83,16 @@ pub const ALL: &[&str] = &[
     REASONS,
     REFUSALS,
     NAMES,
+    NODE,
+    NODE6,
+    NODE_ADDRS,
+    NODE_ADDRS6,
+    DEVICES,
+    AFFINITY,
+    AFFINITY6,
+    AFFINITY_NETNS,
+    SRC_RANGES,
+    SRC_RANGES6,
 ];
 
 /// Frontends in each of `services` and `services6`.
@@ -72,12 +103,21 @@ pub const DEFAULT_SERVICES: u32 = 32_768;
 pub const DEFAULT_SLOTS: u32 = 524_288;
 /// Backend ids: `backends`, `backends6` and `backend_stats`.
 pub const DEFAULT_BACKENDS: u32 = 262_144;
-/// Flows in each of `flow_state` and `flow_state6`; `flows` and `flows6` hold twice as many keys.
+/// Flows in each of `flows` and `flows6`; `flow_index` and `flow_index6` have as many buckets, rounded up to a
+/// power of two.
 pub const DEFAULT_FLOWS: u32 = 131_072;
 /// Entries in each of `sockets` and `sockets6`.
 pub const DEFAULT_SOCKETS: u32 = 131_072;
 /// Entries in `refusals`.
 pub const DEFAULT_REFUSALS: u32 = 16_384;
+/// Clients in each of `affinity`, `affinity6` and `affinity_netns`.
+pub const DEFAULT_AFFINITY: u32 = 65_536;
+/// Ranges in each of `src_ranges` and `src_ranges6`.
+pub const DEFAULT_SRC_RANGES: u32 = 16_384;
+/// Addresses in each of `node_addrs` and `node_addrs6`.
+pub const NODE_ADDR_COUNT: u32 = 4_096;
+/// Devices in `devices`.
+pub const DEVICE_COUNT: u32 = 16_384;
 
 #[cfg(test)]
 mod tests {

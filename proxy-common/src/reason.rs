@@ -65,6 +65,24 @@ reasons! {
     RewriteFailed = 8, "rewrite_failed", Drop;
     /// What the socket dialled could not be remembered; it works, but may see its backend's address.
     SocketTableFull = 9, "socket_table_full", Pass;
+    /// The client's address is in none of the Service's loadBalancerSourceRanges.
+    SourceNotAllowed = 10, "source_not_allowed", Drop;
+    /// The address is in the range of Service addresses, and no Service has it.
+    UnallocatedAddress = 11, "unallocated_address", Drop;
+    /// The address is a Service's, and the Service has no such port.
+    UndefinedPort = 12, "undefined_port", Reject;
+    /// Every source port for packets to this backend is in use (SNAT); raise --snat-ports.
+    SnatPortsExhausted = 13, "snat_ports_exhausted", Drop;
+    /// The node has no address, or no route, to send the packet on to its backend or client.
+    NoRoute = 14, "no_route", Drop;
+    /// The packet's time to live is over.
+    TtlExceeded = 15, "ttl_exceeded", Drop;
+    /// The packet is larger than the next link takes; its client is told how large it may be.
+    PacketTooBig = 16, "packet_too_big", Reject;
+    /// A process of the node wanted to listen on a port that is a Service's NodePort.
+    NodePortTaken = 17, "node_port_taken", Reject;
+    /// Which backend the client stays with could not be remembered.
+    AffinityTableFull = 18, "affinity_table_full", Pass;
 }
 
 impl Reason {

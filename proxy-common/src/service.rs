@@ -63,6 +63,17 @@ pub struct ServiceEntry {
 /// With no slot, drop instead of refuse: the policy is Local and only other nodes have endpoints
 /// (kube-proxy contract: no-endpoint verdicts).
 pub const SERVICE_DROP_WHEN_EMPTY: u16 = 1 << 0;
+/// Clients outside the cluster have an entry of their own: the same key in [`SCOPE_EXTERNAL`]. It stands at the
+/// internal entry.
+pub const SERVICE_SCOPED: u16 = 1 << 1;
+/// The extent holds the endpoints of policy Local, not those of policy Cluster.
+pub const SERVICE_LOCAL: u16 = 1 << 2;
+/// Only clients whose address stands in `src_ranges` under the Service's id get through
+/// (`spec.loadBalancerSourceRanges`). A socket's address is not known when it connects: pods are left to the
+/// packet hooks, where it is.
+pub const SERVICE_SOURCE_RANGES: u16 = 1 << 3;
+/// With [`SERVICE_SOURCE_RANGES`]: this node itself gets through.
+pub const SERVICE_NODE_ALLOWED: u16 = 1 << 4;
 
 /// The frontend is a cluster address.
 pub const KIND_CLUSTER_IP: u8 = 1;
@@ -72,3 +83,7 @@ pub const KIND_NODE_PORT: u8 = 2;
 pub const KIND_LOAD_BALANCER: u8 = 3;
 /// The frontend is an external address.
 pub const KIND_EXTERNAL_IP: u8 = 4;
+/// No frontend: port and protocol of the key are zero, and the entry says that the address is a live cluster
+/// address. Its ports that no Service has are refused, while addresses that nobody has are dropped
+/// (kube-proxy's nftables mode). Its `id` is 0.
+pub const KIND_ADDRESS: u8 = 5;

@@ -1,0 +1,91 @@
+//! `node`, `node6`, `node_addrs`, `node_addrs6`, `devices`: what the programs know of the node they run on.
+
+use crate::Address;
+
+/// A range of addresses.
+#[repr(C, align(4))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cidr<A> {
+    /// The lowest address in it.
+    pub addr: A,
+    /// The bits that count.
+    pub mask: A,
+}
+
+impl<A: Address> Cidr<A> {
+    /// Holds nothing that anybody asks about.
+    pub const NONE: Self = Self { addr: A::ZERO, mask: A::ONES };
+
+    /// Whether `addr` is in the range.
+    #[inline(always)]
+    pub fn contains(&self, addr: &A) -> bool {
+        let ([a, b, c, d], mask, from) = (addr.words(), self.mask.words(), self.addr.words());
+        a & mask[0] == from[0] && b & mask[1] == from[1] && c & mask[2] == from[2] && d & mask[3] == from[3]
+    }
+}
+
+/// Ranges of Service addresses that are looked at.
+pub const SERVICE_CIDRS: usize = 8;
+
+/// The one value of `node` and of `node6`.
+#[repr(C, align(4))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NodeEntry<A> {
+    /// The address under which packets of clients outside are sent on to other nodes (SNAT); zero: there is none,
+    /// and such packets are dropped.
+    pub source: A,
+    /// Addresses of pods, by which local clients are known with the modes `ClusterCIDR` and `NodeCIDR`.
+    pub pods: Cidr<A>,
+    /// Ranges of Service addresses (`ServiceCIDR` objects); inside them, what no Service has is not let through.
+    pub service_cidrs: [Cidr<A>; SERVICE_CIDRS],
+    /// How many of these count.
+    pub service_cidr_count: u32,
+}
+
+impl<A: Address> NodeEntry<A> {
+    /// A node of which nothing is known.
+    pub const UNKNOWN: Self = Self {
+        source: A::ZERO,
+        pods: Cidr::NONE,
+        service_cidrs: [Cidr::NONE; SERVICE_CIDRS],
+        service_cidr_count: 0,
+    };
+}
+
+/// Value of `node_addrs` and `node_addrs6` (hash by address, as octets): `NODE_ADDR_*` bits.
+pub type NodeAddr = u32;
+
+/// Node ports answer on this address.
+pub const NODE_ADDR_PORTS: NodeAddr = 1 << 0;
+/// It is a loopback address: node ports answer on it for sockets of the node itself only.
+pub const NODE_ADDR_LOOPBACK: NodeAddr = 1 << 1;
+
+/// Value of `devices` (hash by interface index): `DEVICE_*` bits.
+pub type Device = u32;
+
+/// Pods of this node are behind it; without it, clients that come in by it are outside.
+pub const DEVICE_LOCAL: Device = 1 << 0;
+/// Its packets have no link-layer header (tun, `WireGuard`, IP-in-IP).
+pub const DEVICE_NO_HEADER: Device = 1 << 1;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_holds_its_addresses_only() {
+        let range = Cidr { addr: [10u8, 96, 0, 0], mask: [255, 240, 0, 0] };
+        assert!(range.contains(&[10, 96, 0, 0]) && range.contains(&[10, 111, 255, 255]));
+        assert!(!range.contains(&[10, 112, 0, 0]) && !range.contains(&[10, 95, 255, 255]));
+        let mut addr = [0u8; 16];
+        addr[0] = 0xfd;
+        let mut mask = [0u8; 16];
+        mask[..2].copy_from_slice(&[0xff, 0xff]);
+        let range = Cidr { addr, mask };
+        addr[15] = 9;
+        assert!(range.contains(&addr));
+        addr[1] = 1;
+        assert!(!range.contains(&addr));
+        assert!(!Cidr::NONE.contains(&[10u8, 0, 0, 1]));
+    }
+}
