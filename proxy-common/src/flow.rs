@@ -34,14 +34,17 @@ pub const DIRECTION_FORWARD: u8 = 0;
 /// Backend to client.
 pub const DIRECTION_REPLY: u8 = 1;
 
-/// Ways of a [`Bucket`]; one cache line.
-pub const WAYS: u32 = 8;
+/// Ways of a [`Bucket`].
+pub const WAYS: u32 = 7;
+/// Words of a [`Bucket`]: the number of a place is so many times the bucket, and the way.
+pub const PLACES: u32 = 8;
 
 /// Value of `flow_index` and `flow_index6` (arrays; as many as [`NodeConfig::flow_buckets`] says).
 ///
 /// A way is 0, free, or: 32 bits of the key's [`hash`](FlowKey::hash), [`WAY_PENDING`], [`WAY_USED`], and 30 bits
-/// of the flow's number. Each key has two buckets where it may stand. Whoever adds a key writes it as pending,
-/// looks for the same key in all sixteen ways, and then makes it valid; see `proxy-ebpf/src/flow/index.rs`.
+/// of the flow's number. Each key has two buckets where it may stand: the second counts only once the first was
+/// full. Whoever adds a key writes it as pending, looks for the same key in all ways where it may stand, and then
+/// makes it valid; see `proxy-ebpf/src/flow/index.rs`.
 ///
 /// [`NodeConfig::flow_buckets`]: crate::config::NodeConfig::flow_buckets
 #[repr(C, align(8))]
@@ -49,6 +52,8 @@ pub const WAYS: u32 = 8;
 pub struct Bucket {
     /// The ways.
     pub ways: [u64; WAYS as usize],
+    /// Not 0: keys that have this bucket first may stand in their second one.
+    pub overflow: u64,
 }
 
 /// The way holds a key.
@@ -136,7 +141,8 @@ pub struct Flow<A> {
     pub last_seen: u32,
     /// Raised by one with each new flow in this entry.
     pub generation: u32,
-    /// Where its keys stand in the index, by direction: eight times the bucket, and the way; [`NO_PLACE`]: nowhere.
+    /// Where its keys stand in the index, by direction: [`PLACES`] times the bucket, and the way; [`NO_PLACE`]:
+    /// nowhere.
     pub places: [u32; 2],
     /// Their tags.
     pub tags: [u32; 2],
@@ -221,10 +227,12 @@ pub fn is_over(state: u8) -> bool {
     state & FLOW_RESET != 0 || state & fins == fins
 }
 
-/// Whether the flow was silent for longer than its state allows, at jiffies `now`.
+/// Whether the flow was silent for longer than its state allows, at jiffies `now`. Another CPU may have seen it a
+/// moment after `now` was read: that is no silence of 49 days.
 #[inline(always)]
 pub fn is_expired<A: Address>(flow: &Flow<A>, now: u32, config: &crate::config::NodeConfig) -> bool {
-    now.wrapping_sub(flow.last_seen) > lifetime(flow.proto, flow.state, config)
+    let silent = now.wrapping_sub(flow.last_seen);
+    silent > lifetime(flow.proto, flow.state, config) && silent.wrapping_neg() > config.hz
 }
 
 #[cfg(test)]
@@ -295,6 +303,36 @@ mod tests {
             let mut other = wide;
             other.dst[byte] ^= 1;
             assert_ne!(wide.hash(7), other.hash(7), "byte {byte} of the destination");
+        }
+    }
+
+    #[test]
+    fn a_flow_that_another_cpu_has_just_seen_is_not_expired() {
+        let config = crate::config::NodeConfig::new(1000, 16, 16, 1);
+        let flow = |last_seen| Flow {
+            client: [0u8; 4],
+            frontend: [0; 4],
+            backend: [0; 4],
+            source: [0; 4],
+            client_port: 0,
+            frontend_port: 0,
+            backend_port: 0,
+            source_port: 0,
+            proto: crate::PROTO_UDP,
+            state: FLOW_USED,
+            reserved: 0,
+            service: 0,
+            backend_id: 0,
+            created: 0,
+            last_seen,
+            generation: 0,
+            places: [0; 2],
+            tags: [0; 2],
+        };
+        for now in [0, 5, 40_000, u32::MAX] {
+            assert!(!is_expired(&flow(now.wrapping_add(1)), now, &config), "seen after {now}");
+            assert!(!is_expired(&flow(now.wrapping_sub(30_000)), now, &config));
+            assert!(is_expired(&flow(now.wrapping_sub(30_001)), now, &config));
         }
     }
 

@@ -95,6 +95,14 @@ pub const ALL: &[&str] = &[
     SRC_RANGES6,
 ];
 
+/// Where a program leaves a parsed packet to its next step; one for each CPU.
+pub const SCRATCH: &str = "scratch";
+/// The same for IPv6.
+pub const SCRATCH6: &str = "scratch6";
+
+/// Maps that are not pinned: they hold nothing from one packet to the next.
+pub const PRIVATE: &[&str] = &[SCRATCH, SCRATCH6];
+
 /// Frontends in each of `services` and `services6`.
 pub const DEFAULT_FRONTENDS: u32 = 65_536;
 /// Service port ids: `service_stats` and `names`.
@@ -121,11 +129,11 @@ pub const DEVICE_COUNT: u32 = 16_384;
 
 #[cfg(test)]
 mod tests {
-    use super::ALL;
+    use super::{ALL, PRIVATE};
 
     #[test]
     fn names_fit_the_kernel() {
-        for name in ALL {
+        for name in ALL.iter().chain(PRIVATE) {
             assert!(name.len() <= 15, "{name} is cut by the kernel");
             assert!(
                 name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_'),

@@ -1,6 +1,5 @@
 //! From a frontend to the backend that a new connection takes.
 
-use aya_ebpf::helpers::generated::bpf_get_prandom_u32;
 use proxy_common::backend::BACKEND_ACTIVE;
 use proxy_common::reason::Reason;
 use proxy_common::select::random_slot;
@@ -27,10 +26,10 @@ pub struct Choice<A> {
 
 /// Chooses a backend of the Service.
 ///
-/// A backend that has just left may still stand in the extent that this reader began with; another pick then
-/// finds one that serves.
+/// `random` is a number that no two connections share but by chance. A backend that has just left may still stand
+/// in the extent that this reader began with; another pick then finds one that serves.
 #[inline(always)]
-pub fn choose<F: Tables>(service: &ServiceEntry) -> Result<Choice<F::Words>, Reason> {
+pub fn choose<F: Tables>(service: &ServiceEntry, mut random: u32) -> Result<Choice<F::Words>, Reason> {
     let (base, count, id) = (service.slot_base, service.slot_count, service.id);
     if count == 0 {
         let drop = service.flags & SERVICE_DROP_WHEN_EMPTY != 0;
@@ -38,13 +37,13 @@ pub fn choose<F: Tables>(service: &ServiceEntry) -> Result<Choice<F::Words>, Rea
     }
     let mut pick = 0;
     while pick < PICKS {
-        // SAFETY: the helper takes nothing and cannot fail.
-        let random = unsafe { bpf_get_prandom_u32() };
         let backend_id = maps::slot(base + random_slot(random, count)).ok_or(Reason::MapInconsistent)?;
         let backend = F::backend(backend_id).ok_or(Reason::MapInconsistent)?;
         if backend.state == BACKEND_ACTIVE && backend.service == id {
             return Ok(Choice { service: id, backend_id, addr: backend.addr, port: backend.port });
         }
+        // The step of a linear congruential generator (Numerical Recipes): every 32-bit number comes up.
+        random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         pick += 1;
     }
     Err(Reason::MapInconsistent)

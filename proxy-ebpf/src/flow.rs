@@ -1,17 +1,18 @@
 //! Connection tracking of the packet path: finding flows. `proxy_common::flow` tells how one is laid out.
 
+mod index;
 mod open;
 
+pub use index::Index;
 pub use open::{Steps, open};
 
 use core::ptr::{read_volatile, write_volatile};
 
-use aya_ebpf::bindings::BPF_NOEXIST;
 use proxy_common::backend::BACKEND_ACTIVE;
 use proxy_common::config::NodeConfig;
 use proxy_common::flow::{
-    DIRECTION_FORWARD, DIRECTION_REPLY, FLOW_FIN_BACKEND, FLOW_FIN_CLIENT, FLOW_REPLIED, FLOW_RESET,
-    FLOW_USED, Flow, FlowKey, FlowRef, is_expired, is_over,
+    DIRECTION_FORWARD, DIRECTION_REPLY, FLOW_FIN_BACKEND, FLOW_FIN_CLIENT, FLOW_REPLIED, FLOW_RESET, Flow,
+    FlowKey, is_expired, is_over,
 };
 use proxy_common::{Address, Family, PROTO_TCP};
 
@@ -62,20 +63,14 @@ fn owns<A: Address>(flow: &Flow<A>, key: &FlowKey<A>) -> bool {
         }
 }
 
-/// The flow that a packet belongs to.
-///
-/// A key that leads to an entry which is another flow's by now, or whose time is over, is taken away.
+/// The flow that a packet belongs to. One whose time is over is none, and leaves.
 #[inline(always)]
-pub fn find<F: Tables>(key: &FlowKey<F::Words>, time: Time) -> Option<Tracked<F>> {
-    let found = F::flow_ref(key)?;
-    let place = F::flow(found.flow)?;
+pub fn find<F: Index>(key: &FlowKey<F::Words>, time: Time) -> Option<Tracked<F>> {
+    let index = index::find::<F>(key, time.config)?;
+    let place = F::flow(index)?;
     // SAFETY: a map value, of plain integers.
     let flow = unsafe { &*place };
-    if flow.state & FLOW_USED == 0 || flow.generation != found.generation || !owns(flow, key) {
-        F::remove_flow_ref(key);
-        return None;
-    }
-    let tracked = Tracked { index: found.flow, generation: found.generation, place };
+    let tracked = Tracked { generation: flow.generation, index, place };
     if is_expired(flow, time.now, time.config) {
         tracked.release();
         return None;
@@ -83,22 +78,7 @@ pub fn find<F: Tables>(key: &FlowKey<F::Words>, time: Time) -> Option<Tracked<F>
     Some(tracked)
 }
 
-/// Takes away both keys of the flow in an entry. Out of line: its keys have a stack frame of their own.
-#[inline(never)]
-fn remove_keys<F: Tables>(place: *const Flow<F::Words>) {
-    // SAFETY: callers pass a map value.
-    let flow = unsafe { &*place };
-    let mut key = flow.forward_key();
-    F::remove_flow_ref(&key);
-    key.src = flow.backend;
-    key.dst = flow.source;
-    key.src_port = flow.backend_port;
-    key.dst_port = flow.source_port;
-    key.direction = DIRECTION_REPLY;
-    F::remove_flow_ref(&key);
-}
-
-impl<F: Tables> Tracked<F> {
+impl<F: Index> Tracked<F> {
     #[inline(always)]
     fn flow(&self) -> &Flow<F::Words> {
         // SAFETY: a map value, of plain integers; what is read counts only while `is_current`.
@@ -187,18 +167,21 @@ impl<F: Tables> Tracked<F> {
     }
 
     /// Adds the reply key if it is gone.
-    #[inline(never)]
+    #[inline(always)]
     fn mend(&self) {
-        let value = FlowRef { flow: self.index, generation: self.generation };
-        // "Exists already" is the good case.
-        let _ = F::put_flow_ref(&self.flow().reply_key(), &value, u64::from(BPF_NOEXIST));
+        if !index::stands::<F>(self.index, self.flow(), DIRECTION_REPLY) {
+            // Another flow may have the key by now: then that one has the replies.
+            F::add_key(self.index, u32::from(DIRECTION_REPLY));
+        }
     }
 
     /// Ends the flow: both keys go, and the entry is free.
     #[inline(always)]
     pub fn release(&self) {
-        remove_keys::<F>(self.place);
-        free::<F>(self.place);
+        index::remove::<F>(self.index, self.flow());
+        if self.is_current() {
+            free::<F>(self.place);
+        }
     }
 
     /// Whether a client's packet goes on to the backend that the flow has.

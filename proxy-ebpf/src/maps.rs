@@ -1,27 +1,36 @@
 //! The maps, private to this file; everyone else asks by function. `docs/maps.md` tells each one's story.
 
 use aya_ebpf::bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC};
-use aya_ebpf::btf_maps::{Array, HashMap, LruHashMap, PerCpuArray};
+use aya_ebpf::btf_maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray};
 use aya_ebpf::macros::btf_map;
+use proxy_common::affinity::{AffinityEntry, AffinityKey, NetnsAffinityKey};
 use proxy_common::backend::BackendEntry;
 use proxy_common::config::NodeConfig;
 use proxy_common::filter::{self, FILTER_WORDS, Role};
-use proxy_common::flow::{Flow, FlowKey, FlowRef};
+use proxy_common::flow::{Bucket, Flow};
 use proxy_common::map_names as sizes;
 use proxy_common::name::PortName;
+use proxy_common::node::{Device, NodeAddr, NodeEntry};
 use proxy_common::reason::Reason;
 use proxy_common::service::{ServiceEntry, ServiceKey};
 use proxy_common::socket::{SocketEntry, SocketKey};
+use proxy_common::source_range::SourceRangeKey;
 use proxy_common::stats::{RefusalKey, ServiceStats};
 use proxy_common::{Address, Family};
+
+use crate::packet::Packet;
 
 const FRONTENDS: usize = sizes::DEFAULT_FRONTENDS as usize;
 const SERVICE_IDS: usize = sizes::DEFAULT_SERVICES as usize;
 const SLOT_COUNT: usize = sizes::DEFAULT_SLOTS as usize;
 const BACKEND_IDS: usize = sizes::DEFAULT_BACKENDS as usize;
 const FLOW_COUNT: usize = sizes::DEFAULT_FLOWS as usize;
-const FLOW_KEYS: usize = 2 * FLOW_COUNT;
+const FLOW_BUCKETS: usize = FLOW_COUNT.next_power_of_two();
 const SOCKET_COUNT: usize = sizes::DEFAULT_SOCKETS as usize;
+const NODE_ADDR_IDS: usize = sizes::NODE_ADDR_COUNT as usize;
+const DEVICE_IDS: usize = sizes::DEVICE_COUNT as usize;
+const AFFINITY_COUNT: usize = sizes::DEFAULT_AFFINITY as usize;
+const SRC_RANGE_COUNT: usize = sizes::DEFAULT_SRC_RANGES as usize;
 const MMAPABLE: usize = BPF_F_MMAPABLE as usize;
 const NO_PREALLOC: usize = BPF_F_NO_PREALLOC as usize;
 
@@ -39,13 +48,13 @@ static BACKENDS: Array<BackendEntry<A4>, BACKEND_IDS, MMAPABLE> = Array::new();
 #[btf_map(name = "backends6")]
 static BACKENDS6: Array<BackendEntry<A6>, BACKEND_IDS, MMAPABLE> = Array::new();
 #[btf_map(name = "flows")]
-static FLOWS: HashMap<FlowKey<A4>, FlowRef, FLOW_KEYS> = HashMap::new();
+static FLOWS: Array<Flow<A4>, FLOW_COUNT, MMAPABLE> = Array::new();
 #[btf_map(name = "flows6")]
-static FLOWS6: HashMap<FlowKey<A6>, FlowRef, FLOW_KEYS> = HashMap::new();
-#[btf_map(name = "flow_state")]
-static FLOW_STATE: Array<Flow<A4>, FLOW_COUNT, MMAPABLE> = Array::new();
-#[btf_map(name = "flow_state6")]
-static FLOW_STATE6: Array<Flow<A6>, FLOW_COUNT, MMAPABLE> = Array::new();
+static FLOWS6: Array<Flow<A6>, FLOW_COUNT, MMAPABLE> = Array::new();
+#[btf_map(name = "flow_index")]
+static FLOW_INDEX: Array<Bucket, FLOW_BUCKETS> = Array::new();
+#[btf_map(name = "flow_index6")]
+static FLOW_INDEX6: Array<Bucket, FLOW_BUCKETS> = Array::new();
 #[btf_map(name = "flow_hand")]
 static FLOW_HAND: Array<u64, 2> = Array::new();
 #[btf_map(name = "sockets")]
@@ -66,6 +75,30 @@ static REASONS: PerCpuArray<u64, { Reason::COUNT as usize }> = PerCpuArray::new(
 static REFUSALS: LruHashMap<RefusalKey, u64, { sizes::DEFAULT_REFUSALS as usize }> = LruHashMap::new();
 #[btf_map(name = "names")]
 static NAMES: HashMap<u32, PortName, SERVICE_IDS, NO_PREALLOC> = HashMap::new();
+#[btf_map(name = "scratch")]
+static SCRATCH: PerCpuArray<Packet<[u32; 1]>, 1> = PerCpuArray::new();
+#[btf_map(name = "scratch6")]
+static SCRATCH6: PerCpuArray<Packet<[u32; 4]>, 1> = PerCpuArray::new();
+#[btf_map(name = "node")]
+static NODE: Array<NodeEntry<A4>, 1> = Array::new();
+#[btf_map(name = "node6")]
+static NODE6: Array<NodeEntry<A6>, 1> = Array::new();
+#[btf_map(name = "node_addrs")]
+static NODE_ADDRS: HashMap<A4, NodeAddr, NODE_ADDR_IDS, NO_PREALLOC> = HashMap::new();
+#[btf_map(name = "node_addrs6")]
+static NODE_ADDRS6: HashMap<A6, NodeAddr, NODE_ADDR_IDS, NO_PREALLOC> = HashMap::new();
+#[btf_map(name = "devices")]
+static DEVICES: HashMap<u32, Device, DEVICE_IDS, NO_PREALLOC> = HashMap::new();
+#[btf_map(name = "affinity")]
+static AFFINITY: LruHashMap<AffinityKey<A4>, AffinityEntry, AFFINITY_COUNT> = LruHashMap::new();
+#[btf_map(name = "affinity6")]
+static AFFINITY6: LruHashMap<AffinityKey<A6>, AffinityEntry, AFFINITY_COUNT> = LruHashMap::new();
+#[btf_map(name = "affinity_netns")]
+static AFFINITY_NETNS: LruHashMap<NetnsAffinityKey, AffinityEntry, AFFINITY_COUNT> = LruHashMap::new();
+#[btf_map(name = "src_ranges")]
+static SRC_RANGES: LpmTrie<SourceRangeKey<A4>, u32, SRC_RANGE_COUNT> = LpmTrie::new();
+#[btf_map(name = "src_ranges6")]
+static SRC_RANGES6: LpmTrie<SourceRangeKey<A6>, u32, SRC_RANGE_COUNT> = LpmTrie::new();
 
 /// A value that is the same bytes with addresses as octets and as words (`proxy_common::abi` proves it).
 ///
@@ -84,7 +117,7 @@ macro_rules! recast {
     )+};
 }
 
-recast! { ServiceKey BackendEntry FlowKey SocketKey SocketEntry }
+recast! { ServiceKey BackendEntry SocketKey SocketEntry }
 
 /// For the kernel's side of a call.
 #[inline(always)]
@@ -106,14 +139,13 @@ pub trait Tables: Family {
     fn service(key: &ServiceKey<Self::Words>) -> Option<&'static ServiceEntry>;
     /// The backend of that id.
     fn backend(id: u32) -> Option<&'static BackendEntry<Self::Words>>;
-    /// Which flow a packet belongs to.
-    fn flow_ref(key: &FlowKey<Self::Words>) -> Option<FlowRef>;
-    /// Adds a key to a flow; `flags` as of `bpf_map_update_elem`.
-    fn put_flow_ref(key: &FlowKey<Self::Words>, value: &FlowRef, flags: u64) -> Result<(), i32>;
-    /// Takes a key away.
-    fn remove_flow_ref(key: &FlowKey<Self::Words>);
+    /// A bucket of the flows' index.
+    fn bucket(number: u32) -> Option<*mut Bucket>;
     /// The state of a flow.
     fn flow(index: u32) -> Option<*mut Flow<Self::Words>>;
+    /// Where one act leaves the packet that it parsed to the next one. A packet is done before another begins on the
+    /// same CPU.
+    fn scratch() -> Option<*mut Packet<Self::Words>>;
     /// What a socket dialled, or where it went.
     fn socket(key: &SocketKey<Self::Words>) -> Option<&'static SocketEntry<Self::Words>>;
     /// Remembers it.
@@ -123,7 +155,7 @@ pub trait Tables: Family {
 }
 
 macro_rules! tables {
-    ($family:ty, $services:ident, $backends:ident, $flows:ident, $state:ident, $sockets:ident) => {
+    ($family:ty, $services:ident, $backends:ident, $flows:ident, $index:ident, $scratch:ident, $sockets:ident) => {
         impl Tables for $family {
             #[inline(always)]
             fn service(key: &ServiceKey<Self::Words>) -> Option<&'static ServiceEntry> {
@@ -139,25 +171,18 @@ macro_rules! tables {
             }
 
             #[inline(always)]
-            fn flow_ref(key: &FlowKey<Self::Words>) -> Option<FlowRef> {
-                // SAFETY: both words are checked against the flow they point to.
-                unsafe { $flows.get(octets(key)).copied() }
-            }
-
-            #[inline(always)]
-            fn put_flow_ref(key: &FlowKey<Self::Words>, value: &FlowRef, flags: u64) -> Result<(), i32> {
-                $flows.insert(octets(key), value, flags)
-            }
-
-            #[inline(always)]
-            fn remove_flow_ref(key: &FlowKey<Self::Words>) {
-                // Gone already is as good as removed.
-                let _ = $flows.remove(octets(key));
+            fn bucket(number: u32) -> Option<*mut Bucket> {
+                $index.get_ptr_mut(number)
             }
 
             #[inline(always)]
             fn flow(index: u32) -> Option<*mut Flow<Self::Words>> {
-                $state.get_ptr_mut(index).map(<*mut _>::cast)
+                $flows.get_ptr_mut(index).map(<*mut _>::cast)
+            }
+
+            #[inline(always)]
+            fn scratch() -> Option<*mut Packet<Self::Words>> {
+                $scratch.get_ptr_mut(0)
             }
 
             #[inline(always)]
@@ -180,8 +205,8 @@ macro_rules! tables {
     };
 }
 
-tables!(proxy_common::V4, SERVICES, BACKENDS, FLOWS, FLOW_STATE, SOCKETS);
-tables!(proxy_common::V6, SERVICES6, BACKENDS6, FLOWS6, FLOW_STATE6, SOCKETS6);
+tables!(proxy_common::V4, SERVICES, BACKENDS, FLOWS, FLOW_INDEX, SCRATCH, SOCKETS);
+tables!(proxy_common::V6, SERVICES6, BACKENDS6, FLOWS6, FLOW_INDEX6, SCRATCH6, SOCKETS6);
 
 /// The one cheap check: whether the tables have to be asked about this tuple at all.
 #[inline(always)]

@@ -2,14 +2,15 @@
 
 use core::ptr::write_volatile;
 
-use aya_ebpf::bindings::{BPF_ANY, BPF_NOEXIST};
 use aya_ebpf::helpers::generated::bpf_get_prandom_u32;
 use proxy_common::flow::{
-    FLOW_CLAIMED, FLOW_REPLIED, FLOW_USED, Flow, FlowKey, FlowRef, is_expired, is_over,
+    DIRECTION_FORWARD, DIRECTION_REPLY, FLOW_CLAIMED, FLOW_REPLIED, FLOW_USED, Flow, FlowKey, NO_PLACE,
+    is_expired, is_over,
 };
 use proxy_common::reason::Reason;
 
-use super::{Time, Tracked, find, free, remove_keys, same};
+use super::index::{self, Index, NONE};
+use super::{Time, Tracked, free, same};
 use crate::balance::Choice;
 use crate::maps::{self, Tables};
 use crate::nat::Tuple;
@@ -43,9 +44,6 @@ fn rank<F: Tables>(flow: &Flow<F::Words>, time: Time) -> u32 {
 }
 
 const KEEP: u32 = 4;
-
-/// No entry can be had.
-const NONE: u32 = u32::MAX;
 
 /// The most willing of the [`WINDOW`] entries from `start` on: its rank in the upper half, its index in the lower.
 #[inline(always)]
@@ -93,7 +91,8 @@ fn claim<F: Steps>(now: u32) -> u32 {
             let index = found as u32;
             let Some(place) = F::flow(index) else { return NONE };
             if found >> 32 > 0 {
-                remove_keys::<F>(place);
+                // SAFETY: a map value.
+                index::remove::<F>(index, unsafe { &*place });
             }
             // SAFETY: a map value. The hand gives each entry to one CPU at a time.
             unsafe { write_volatile(&raw mut (*place).state, FLOW_USED | FLOW_CLAIMED) };
@@ -132,85 +131,92 @@ pub fn open<F: Steps>(
         (*place).backend_id = choice.backend_id;
         (*place).created = now;
         (*place).last_seen = now;
+        (*place).places = [NO_PLACE; 2];
     }
-    let value = F::put_reply_key(index);
-    if value.flow == NONE {
-        free::<F>(place);
-        return Err(Reason::FlowCollision);
+    let mut leads_to = F::add_reply_key(index);
+    if leads_to == index {
+        leads_to = F::add_key(index, u32::from(DIRECTION_FORWARD));
     }
-    if value.flow == index {
+    if leads_to == index {
         // SAFETY: as above; this takes `CLAIMED` away.
         unsafe { write_volatile(&raw mut (*place).state, FLOW_USED) };
         report::connection(service, choice.backend_id);
     } else {
-        // Another CPU was faster with this flow, or its forward key was lost: there is one flow, and it stays.
+        // Another CPU was faster with this flow, or there is no room. There is one flow, and it stays.
+        // SAFETY: as above.
+        index::remove::<F>(index, unsafe { &*place });
         free::<F>(place);
     }
-    if F::put_flow_ref(key, &value, u64::from(BPF_ANY)).is_err() {
-        if value.flow == index {
-            remove_keys::<F>(place);
-            free::<F>(place);
-        }
-        return Err(Reason::FlowTableFull);
-    }
-    let Some(place) = F::flow(value.flow) else { return Err(Reason::MapInconsistent) };
-    let tracked = Tracked::<F> { index: value.flow, generation: value.generation, place };
+    let Some(place) = F::flow(leads_to) else { return Err(Reason::FlowCollision) };
+    // SAFETY: a map value, of plain integers.
+    let generation = unsafe { (*place).generation };
+    let tracked = Tracked::<F> { index: leads_to, generation, place };
     tracked.to_backend().ok_or(Reason::FlowCollision)
 }
 
-/// Adds the key of the replies to the flow in the entry `index`, and gives where it leads.
+/// Adds the key of the replies to the flow in the entry `index`, and gives the flow to use.
 ///
 /// Where another flow has the key (the same client port to two frontends with one backend), the backend gets to
-/// see another source port. Where it is this very flow's already, it leads to that one. [`NONE`]: no port is free.
+/// see another source port. Where it is this very flow's already, that one is used. [`NONE`]: no port is free.
 #[inline(always)]
-fn put_reply_key<F: Tables>(index: u32) -> FlowRef {
-    let none = FlowRef { flow: NONE, generation: 0 };
-    let Some(place) = F::flow(index) else { return none };
+fn add_reply_key<F: Steps>(index: u32) -> u32 {
+    let Some(place) = F::flow(index) else { return NONE };
     // SAFETY: a map value, which is the caller's own for now.
     let flow = unsafe { &mut *place };
-    let Some(config) = maps::config() else { return none };
+    let Some(config) = maps::config() else { return NONE };
     let time = Time { now: flow.created, config };
-    let value = FlowRef { flow: index, generation: flow.generation };
-    let mut key = flow.reply_key();
     let mut tries = 0;
     while tries < PORT_TRIES {
         tries += 1;
-        if F::put_flow_ref(&key, &value, u64::from(BPF_NOEXIST)).is_ok() {
-            return value;
+        let leads_to = F::add_key(index, u32::from(DIRECTION_REPLY));
+        if leads_to == index {
+            return index;
         }
-        // A stale key is taken away by `find`, and the same port is tried again.
-        let Some(other) = find::<F>(&key, time) else { continue };
-        let theirs = other.flow();
-        if is_over(theirs.state) {
-            other.release();
+        let Some(other) = F::flow(leads_to) else { return NONE };
+        // SAFETY: a map value, of plain integers.
+        let theirs = unsafe { &*other };
+        if is_over(theirs.state) || is_expired(theirs, time.now, config) {
+            let tracked = Tracked::<F> { index: leads_to, generation: theirs.generation, place: other };
+            tracked.release();
         } else if theirs.client_port == flow.client_port
             && theirs.frontend_port == flow.frontend_port
             && same(&theirs.client, &flow.client)
             && same(&theirs.frontend, &flow.frontend)
         {
-            return FlowRef { flow: other.index, generation: other.generation };
+            return readopt::<F>(leads_to);
         } else {
             // SAFETY: the helper takes nothing and cannot fail.
             let random = unsafe { bpf_get_prandom_u32() };
-            key.dst_port = (FIRST_PORT + random % (0x1_0000 - FIRST_PORT)) as u16;
-            flow.source_port = key.dst_port;
+            flow.source_port = (FIRST_PORT + random % (0x1_0000 - FIRST_PORT)) as u16;
         }
     }
-    none
+    NONE
+}
+
+/// The flow that this packet's flow is already, whose forward key was lost: it gets it again.
+#[inline(always)]
+fn readopt<F: Steps>(index: u32) -> u32 {
+    let Some(place) = F::flow(index) else { return NONE };
+    // SAFETY: a map value, of plain integers.
+    let flow = unsafe { &*place };
+    if flow.state & FLOW_CLAIMED == 0 && !index::stands::<F>(index, flow, DIRECTION_FORWARD) {
+        F::add_key(index, u32::from(DIRECTION_FORWARD));
+    }
+    index
 }
 
 /// The loops of [`open`], as functions that the verifier checks once each, on their own ("global").
-pub trait Steps: Tables {
+pub trait Steps: Index {
     /// [`scan`].
     fn scan(start: u32, now: u32) -> u64;
     /// [`claim`].
     fn claim(now: u32) -> u32;
-    /// [`put_reply_key`].
-    fn put_reply_key(index: u32) -> FlowRef;
+    /// [`add_reply_key`].
+    fn add_reply_key(index: u32) -> u32;
 }
 
 macro_rules! steps {
-    ($family:ty, $scan:ident, $claim:ident, $put_reply_key:ident) => {
+    ($family:ty, $scan:ident, $claim:ident, $add_reply_key:ident) => {
         #[unsafe(no_mangle)]
         #[inline(never)]
         extern "C" fn $scan(start: u32, now: u32) -> u64 {
@@ -225,12 +231,8 @@ macro_rules! steps {
 
         #[unsafe(no_mangle)]
         #[inline(never)]
-        extern "C" fn $put_reply_key(index: u32, found: *mut FlowRef) -> i32 {
-            // SAFETY: the verifier lets callers pass memory of that size, or null.
-            if let Some(found) = unsafe { found.as_mut() } {
-                *found = put_reply_key::<$family>(index);
-            }
-            0
+        extern "C" fn $add_reply_key(index: u32) -> u32 {
+            add_reply_key::<$family>(index)
         }
 
         impl Steps for $family {
@@ -245,14 +247,12 @@ macro_rules! steps {
             }
 
             #[inline(always)]
-            fn put_reply_key(index: u32) -> FlowRef {
-                let mut found = FlowRef { flow: NONE, generation: 0 };
-                $put_reply_key(index, &raw mut found);
-                found
+            fn add_reply_key(index: u32) -> u32 {
+                $add_reply_key(index)
             }
         }
     };
 }
 
-steps!(proxy_common::V4, scan4, claim4, put_reply_key4);
-steps!(proxy_common::V6, scan6, claim6, put_reply_key6);
+steps!(proxy_common::V4, scan4, claim4, add_reply_key4);
+steps!(proxy_common::V6, scan6, claim6, add_reply_key6);

@@ -1,7 +1,7 @@
 //! Socket calls: the address is translated once, at connect or at each message, and translated back when the
 //! application asks who its peer is.
 
-use aya_ebpf::helpers::generated::bpf_set_retval;
+use aya_ebpf::helpers::generated::{bpf_get_prandom_u32, bpf_set_retval};
 use proxy_common::filter::Role;
 use proxy_common::reason::{Reason, Verdict};
 use proxy_common::service::{ServiceEntry, ServiceKey};
@@ -31,7 +31,7 @@ pub fn connect<S: Sockaddr>(call: &S) -> i32 {
         forget_peer(call, addr, port, proto);
         return ALLOW;
     };
-    let choice = match balance::choose::<S::Family>(&service) {
+    let choice = match balance::choose::<S::Family>(&service, random()) {
         Ok(choice) => choice,
         Err(reason) => return refuse(&service, reason),
     };
@@ -59,7 +59,7 @@ pub fn send<S: Sockaddr>(call: &S) -> i32 {
             }
             choice
         }
-        None => match balance::choose::<S::Family>(&service) {
+        None => match balance::choose::<S::Family>(&service, random()) {
             Ok(choice) => {
                 let entry = SocketEntry {
                     addr: choice.addr,
@@ -91,6 +91,12 @@ pub fn restore<S: Sockaddr>(call: &S) -> i32 {
         }
     }
     ALLOW
+}
+
+#[inline(always)]
+fn random() -> u32 {
+    // SAFETY: the helper takes nothing and cannot fail.
+    unsafe { bpf_get_prandom_u32() }
 }
 
 #[inline(always)]

@@ -76,8 +76,10 @@ impl Place<'_> {
 /// Ids of loaded programs that are ours, by whatever agent: the name is that of a hook, and all maps are named
 /// like ours. Empty when the kernel does not let us look (that takes `CAP_SYS_ADMIN`).
 pub(super) fn our_programs() -> BTreeMap<u32, String> {
-    let is_ours =
-        |name: &str| map_names::ALL.contains(&name) || name.starts_with('.') || name.starts_with("AYA_LOG");
+    let is_ours = |name: &str| {
+        let known = map_names::ALL.contains(&name) || map_names::PRIVATE.contains(&name);
+        known || name.starts_with('.') || name.starts_with("AYA_LOG")
+    };
     loaded_programs()
         .filter_map(Result::ok)
         .filter_map(|program| {

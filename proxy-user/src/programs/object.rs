@@ -1,6 +1,6 @@
 //! From the BPF object to maps that are pinned and programs that are loaded.
 
-use std::collections::BTreeMap;
+use std::hash::{BuildHasher as _, RandomState};
 use std::io;
 use std::path::Path;
 
@@ -57,8 +57,8 @@ impl Capacities {
             names::SERVICES | names::SERVICES6 => (self.frontends, "--max-frontends"),
             names::SLOTS => (self.slots, "--max-slots"),
             names::BACKENDS | names::BACKENDS6 | names::BACKEND_STATS => (self.backends, "--max-backends"),
-            names::FLOWS | names::FLOWS6 => (self.flows.saturating_mul(2), "--max-flows"),
-            names::FLOW_STATE | names::FLOW_STATE6 => (self.flows, "--max-flows"),
+            names::FLOWS | names::FLOWS6 => (self.flows, "--max-flows"),
+            names::FLOW_INDEX | names::FLOW_INDEX6 => (self.flows.next_power_of_two(), "--max-flows"),
             names::SOCKETS | names::SOCKETS6 => (self.sockets, "--max-sockets"),
             names::SERVICE_STATS | names::NAMES => (self.services, "--max-services"),
             // No flag: a table that forgets what is oldest is never too small for the others.
@@ -205,16 +205,25 @@ where
 /// Writes `config`; returns the jiffies in a second.
 fn configure(ebpf: &mut Ebpf, paths: &Paths, in_force: bool) -> Result<u32, Error> {
     let failed = |source| Error::Map { name: names::CONFIG, source };
-    let flows = flow_entries(paths)?;
+    let flows = smallest(paths, &[names::FLOWS, names::FLOWS6])?;
+    // A pin of another size may be any number of buckets; the programs mask with a power of two.
+    let index = smallest(paths, &[names::FLOW_INDEX, names::FLOW_INDEX6])?;
+    let buckets = 1 << index.max(1).ilog2();
     let clock: &mut SchedClassifier = program_mut(ebpf, CLOCK)?;
     // A kernel does not change its tick, and no pin outlives a boot: measure once.
-    let hz = match stored(paths) {
+    let stored = stored(paths);
+    let hz = match stored {
         Some(config) if in_force && config.hz > 0 => config.hz,
         _ => clock::measure_hz(clock)?,
     };
+    // With another seed, or another number of buckets, no flow would be found again.
+    let seed = match stored {
+        Some(config) if config.flow_seed != 0 => config.flow_seed,
+        _ => random_seed(),
+    };
     let map = ebpf.map_mut(names::CONFIG).ok_or(Error::Incomplete { kind: "map", name: names::CONFIG })?;
     let mut map: Array<_, NodeConfig> = map.try_into().map_err(failed)?;
-    let config = NodeConfig::new(hz, flows);
+    let config = NodeConfig::new(hz, flows, buckets, seed);
     if map.get(&0, 0).map_err(failed)? != config {
         map.set(0, config, 0).map_err(failed)?;
     }
@@ -227,18 +236,20 @@ fn stored(paths: &Paths) -> Option<NodeConfig> {
     map.get(&0, 0).ok()
 }
 
-/// Flows that every map of flows has room for: pins may have kept different sizes.
-fn flow_entries(paths: &Paths) -> Result<u32, Error> {
-    let sizes: BTreeMap<&str, u32> =
-        [(names::FLOWS, 2), (names::FLOWS6, 2), (names::FLOW_STATE, 1), (names::FLOW_STATE6, 1)]
-            .into_iter()
-            .map(|(name, keys)| {
-                let info = MapInfo::from_pin(paths.maps().join(name));
-                info.map(|info| (name, info.max_entries() / keys))
-                    .map_err(|source| Error::Map { name, source })
-            })
-            .collect::<Result<_, _>>()?;
-    Ok(sizes.into_values().min().unwrap_or_default())
+/// A number that is not zero and that nobody can guess.
+fn random_seed() -> u32 {
+    // The standard library draws the keys of each hasher from the system's random numbers.
+    let random = RandomState::new().hash_one(names::FLOW_INDEX);
+    (random as u32).max(1)
+}
+
+/// Entries that each of these maps has: pins may have kept different sizes.
+fn smallest(paths: &Paths, names: &[&'static str]) -> Result<u32, Error> {
+    let entries = names.iter().map(|name| {
+        let info = MapInfo::from_pin(paths.maps().join(name));
+        info.map(|info| info.max_entries()).map_err(|source| Error::Map { name, source })
+    });
+    entries.collect::<Result<Vec<_>, _>>().map(|entries| entries.into_iter().min().unwrap_or_default())
 }
 
 #[cfg(test)]
@@ -271,7 +282,11 @@ mod tests {
         let capacities = Capacities::default();
         let fixed: Vec<_> = names::ALL.iter().filter(|name| capacities.of(name).is_none()).collect();
         assert_eq!(fixed, [&names::FLOW_HAND, &names::FILTER, &names::CONFIG, &names::REASONS]);
-        assert_eq!(capacities.of(names::FLOWS), Some((2 * capacities.flows, "--max-flows")));
+        assert_eq!(capacities.of(names::FLOWS), Some((capacities.flows, "--max-flows")));
+        assert_eq!(
+            capacities.of(names::FLOW_INDEX6),
+            Some((capacities.flows.next_power_of_two(), "--max-flows"))
+        );
     }
 
     #[test]

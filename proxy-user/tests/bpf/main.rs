@@ -7,6 +7,7 @@ mod cost;
 mod fixture;
 mod flows;
 mod packet;
+mod race;
 mod random;
 mod rig;
 mod table_full;
@@ -44,7 +45,12 @@ fn main() -> ExitCode {
     let bpffs = if wanted && !arguments.list { rig::isolate() } else { PathBuf::new() };
     let mut trials: Vec<Trial> =
         tables::fixtures().into_iter().map(|fixture| fixture.trial(&bpffs)).collect();
-    for scenario in flows::SCENARIOS.into_iter().chain(table_full::SCENARIOS).chain(random::SCENARIOS) {
+    for scenario in flows::SCENARIOS
+        .into_iter()
+        .chain(table_full::SCENARIOS)
+        .chain(random::SCENARIOS)
+        .chain(race::SCENARIOS)
+    {
         trials.extend(scenario.trials(&bpffs));
     }
     trials.push(cost::trial(&bpffs));

@@ -13,7 +13,7 @@ use proxy_common::abi::ABI_VERSION;
 use proxy_common::backend::{BACKEND_ACTIVE, BACKEND_GONE};
 use proxy_common::config::NodeConfig;
 use proxy_common::filter::{Role, position};
-use proxy_common::flow::{Flow, FlowKey, FlowRef};
+use proxy_common::flow::{Bucket, Flow, FlowKey, WAY_FLOW, WAY_PENDING, WAY_TAG, buckets_of};
 use proxy_common::map_names as names;
 use proxy_common::reason::Reason;
 use proxy_common::service::{KIND_CLUSTER_IP, SCOPE_INTERNAL, ServiceEntry};
@@ -29,6 +29,8 @@ pub const REDIRECT: i32 = 7;
 
 /// Jiffies in a second, as far as the programs know here.
 pub const HZ: u32 = 1000;
+
+const EMPTY: Bucket = Bucket { ways: [0; 7], overflow: 0 };
 
 static NUMBER: AtomicU32 = AtomicU32::new(0);
 /// Rigs that nobody uses: to load the programs and make their maps takes longer than most tests.
@@ -257,7 +259,7 @@ impl Rig {
             let program: &mut SchedClassifier = ebpf.program_mut(name).unwrap().try_into().unwrap();
             program.load().unwrap();
         }
-        let config = NodeConfig::new(HZ, capacities.flows);
+        let config = NodeConfig::new(HZ, capacities.flows, capacities.flows.next_power_of_two(), 0x5eed);
         let mut map: Array<_, NodeConfig> = ebpf.map_mut(names::CONFIG).unwrap().try_into().unwrap();
         map.set(0, config, 0).unwrap();
         let (store, view) = (KernelStore::open(&maps).unwrap(), View::open(&root).unwrap());
@@ -288,8 +290,8 @@ impl Rig {
         let words = contents.filter.iter().zip(0..).filter(|(bits, _)| **bits != 0);
         writes.extend(words.map(|(bits, word)| Write::FilterClear(word, *bits)));
         self.write(&writes);
-        self.forget::<[u8; 4]>(names::FLOWS, names::FLOW_STATE);
-        self.forget::<[u8; 16]>(names::FLOWS6, names::FLOW_STATE6);
+        self.forget::<[u8; 4]>(names::FLOW_INDEX, names::FLOWS);
+        self.forget::<[u8; 16]>(names::FLOW_INDEX6, names::FLOWS6);
         let mut hands = self.array::<u64>(names::FLOW_HAND);
         (0..2).for_each(|family| hands.set(family, 0, 0).unwrap());
         for id in contents.services.values().map(|entry| entry.id) {
@@ -304,15 +306,13 @@ impl Rig {
         }
     }
 
-    fn forget<A: proxy_common::Address>(&self, keys: &str, states: &str)
+    fn forget<A: proxy_common::Address>(&self, index: &str, states: &str)
     where
-        FlowKey<A>: aya::Pod,
         Flow<A>: aya::Pod,
     {
-        let mut map = self.keys::<A>(keys);
-        let all: Vec<_> = map.keys().map(Result::unwrap).collect();
-        for key in all {
-            map.remove(&key).unwrap();
+        let mut buckets = self.array::<Bucket>(index);
+        for number in 0..buckets.len() {
+            buckets.set(number, EMPTY, 0).unwrap();
         }
         let mut flows = self.array::<Flow<A>>(states);
         for index in 0..flows.len() {
@@ -400,11 +400,11 @@ impl Rig {
     pub fn flows(&self, family: Family) -> Vec<Tracked> {
         let mut flows: Vec<Tracked> = match family {
             Family::V4 => {
-                let rows = self.array::<Flow<[u8; 4]>>(names::FLOW_STATE);
+                let rows = self.array::<Flow<[u8; 4]>>(names::FLOWS);
                 rows.iter().zip(0..).map(|(flow, index)| tracked(index, &flow.unwrap(), Key::V4)).collect()
             }
             Family::V6 => {
-                let rows = self.array::<Flow<[u8; 16]>>(names::FLOW_STATE6);
+                let rows = self.array::<Flow<[u8; 16]>>(names::FLOWS6);
                 rows.iter().zip(0..).map(|(flow, index)| tracked(index, &flow.unwrap(), Key::V6)).collect()
             }
         };
@@ -419,47 +419,58 @@ impl Rig {
         flows[0]
     }
 
-    /// Writes when a flow was last seen, and its generation.
+    /// Writes when a flow was last seen, its generation, and the ports of its client.
     pub fn change(&self, flow: &Tracked) {
         match Family::of(flow.client) {
             Family::V4 => {
-                change::<[u8; 4]>(&mut self.array(names::FLOW_STATE), flow);
+                change::<[u8; 4]>(&mut self.array(names::FLOWS), flow);
             }
             Family::V6 => {
-                change::<[u8; 16]>(&mut self.array(names::FLOW_STATE6), flow);
+                change::<[u8; 16]>(&mut self.array(names::FLOWS6), flow);
             }
         }
     }
 
     /// Takes one key of a flow away.
     pub fn lose(&self, flow: &Tracked, side: Side) {
-        match flow.key(side) {
-            Key::V4(key) => self.keys::<[u8; 4]>(names::FLOWS).remove(&key).unwrap(),
-            Key::V6(key) => self.keys::<[u8; 16]>(names::FLOWS6).remove(&key).unwrap(),
-        }
+        let (mut index, number, way) = self.way(flow, side).unwrap();
+        let mut bucket = index.get(&number, 0).unwrap();
+        bucket.ways[way] = 0;
+        index.set(number, bucket, 0).unwrap();
     }
 
-    /// Where a key of a flow leads.
-    pub fn leads_to(&self, flow: &Tracked, side: Side) -> Option<FlowRef> {
-        match flow.key(side) {
-            Key::V4(key) => self.keys::<[u8; 4]>(names::FLOWS).get(&key, 0).ok(),
-            Key::V6(key) => self.keys::<[u8; 16]>(names::FLOWS6).get(&key, 0).ok(),
-        }
+    /// The number of the flow that a key of a flow leads to.
+    pub fn leads_to(&self, flow: &Tracked, side: Side) -> Option<u32> {
+        let (index, number, way) = self.way(flow, side)?;
+        Some((index.get(&number, 0).unwrap().ways[way] & WAY_FLOW) as u32)
+    }
+
+    /// Where a key of a flow stands: the index, the bucket and the way.
+    fn way(&self, flow: &Tracked, side: Side) -> Option<(Array<MapData, Bucket>, u32, usize)> {
+        let config: Array<_, NodeConfig> = self.array(names::CONFIG);
+        let NodeConfig { flow_seed, flow_buckets, .. } = config.get(&0, 0).unwrap();
+        let (name, hash) = match flow.key(side) {
+            Key::V4(key) => (names::FLOW_INDEX, key.hash(flow_seed)),
+            Key::V6(key) => (names::FLOW_INDEX6, key.hash(flow_seed)),
+        };
+        let index = self.array::<Bucket>(name);
+        let found = buckets_of(hash, flow_buckets).into_iter().find_map(|number| {
+            let ways = index.get(&number, 0).unwrap().ways;
+            let way = ways.iter().position(|way| *way != 0 && (way ^ hash) & WAY_TAG == 0)?;
+            assert_eq!(ways[way] & WAY_PENDING, 0, "no key stays pending");
+            Some((number, way))
+        });
+        found.map(|(number, way)| (index, number, way))
     }
 
     /// How many keys of flows there are.
     pub fn key_count(&self, family: Family) -> usize {
-        match family {
-            Family::V4 => self.keys::<[u8; 4]>(names::FLOWS).keys().count(),
-            Family::V6 => self.keys::<[u8; 16]>(names::FLOWS6).keys().count(),
-        }
-    }
-
-    fn keys<A: proxy_common::Address>(&self, name: &str) -> HashMap<MapData, FlowKey<A>, FlowRef>
-    where
-        FlowKey<A>: aya::Pod,
-    {
-        aya::maps::Map::HashMap(self.map(name)).try_into().unwrap()
+        let name = match family {
+            Family::V4 => names::FLOW_INDEX,
+            Family::V6 => names::FLOW_INDEX6,
+        };
+        let buckets = self.array::<Bucket>(name);
+        buckets.iter().flat_map(|bucket| bucket.unwrap().ways).filter(|way| *way != 0).count()
     }
 }
 
@@ -497,5 +508,8 @@ where
     Flow<A>: aya::Pod,
 {
     let old = map.get(&flow.index, 0).unwrap();
-    map.set(flow.index, Flow { last_seen: flow.last_seen, generation: flow.generation, ..old }, 0).unwrap();
+    let (client_port, source_port) = (flow.client.port(), flow.source.port());
+    let Tracked { last_seen, generation, .. } = *flow;
+    let new = Flow { last_seen, generation, client_port, source_port, ..old };
+    map.set(flow.index, new, 0).unwrap();
 }

@@ -335,7 +335,7 @@ fn met(facts: &Facts) -> impl Iterator<Item = (Reason, u64)> {
 }
 
 fn is_flows(name: &str) -> bool {
-    [map::FLOWS, map::FLOWS6, map::FLOW_STATE, map::FLOW_STATE6].contains(&name)
+    [map::FLOWS, map::FLOWS6].contains(&name)
 }
 
 fn attachment(one: &Attachment) -> AttachmentJson<'_> {

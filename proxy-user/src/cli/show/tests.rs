@@ -145,7 +145,7 @@ fn maps() -> Vec<UsageRow> {
         row("services", "hash", Some(6), 65_536, "--max-frontends"),
         row("backends", "array", Some(6), 262_144, "--max-backends"),
         row("slots", "array", Some(500_000), 524_288, "--max-slots"),
-        row("flow_state", "array", Some(131_072), 131_072, "--max-flows"),
+        row("flows", "array", Some(131_072), 131_072, "--max-flows"),
         UsageRow { memory: None, ..row("config", "array", None, 1, "") },
     ]
 }
@@ -439,7 +439,7 @@ fn maps_as_a_table() {
     services    hash        6     65536   1.5 MiB  /sys/fs/bpf/ballast/v1/services
     backends    array       6    262144   6.0 MiB  /sys/fs/bpf/ballast/v1/backends
     slots       array  500000    524288  12.0 MiB  /sys/fs/bpf/ballast/v1/slots
-    flow_state  array  131072    131072   3.0 MiB  /sys/fs/bpf/ballast/v1/flow_state
+    flows  array  131072    131072   3.0 MiB  /sys/fs/bpf/ballast/v1/flows
     config      array       -         1         -  /sys/fs/bpf/ballast/v1/config
     "#);
 }
@@ -603,7 +603,7 @@ fn a_status_names_what_nobody_should_see() {
     ] {
         assert!(problems.contains(words), "{words} is missing in: {problems}");
     }
-    assert!(!problems.contains("flow_state"), "a full flow table is as it should be: {problems}");
+    assert!(!problems.contains("flows"), "a full flow table is as it should be: {problems}");
 }
 
 #[rstest]

@@ -73,9 +73,9 @@ pub struct FlowRow {
 /// How many connections there are.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FlowCounts {
-    /// Entries of `flow_state` in use, expired ones too.
+    /// Entries of `flows` in use, expired ones too.
     pub v4: u32,
-    /// Those of `flow_state6`.
+    /// Those of `flows6`.
     pub v6: u32,
     /// Of both, by state; those that do not occur are left out.
     pub states: BTreeMap<FlowState, u64>,
@@ -94,8 +94,8 @@ impl View {
         let config = self.node_config()?;
         let now = jiffies(monotonic(), config.hz);
         let mut counts = FlowCounts::default();
-        counts.v4 = self.count::<[u8; 4]>(map::FLOW_STATE, &config, now, &mut counts.states)?;
-        counts.v6 = self.count::<[u8; 16]>(map::FLOW_STATE6, &config, now, &mut counts.states)?;
+        counts.v4 = self.count::<[u8; 4]>(map::FLOWS, &config, now, &mut counts.states)?;
+        counts.v6 = self.count::<[u8; 16]>(map::FLOWS6, &config, now, &mut counts.states)?;
         Ok(counts)
     }
 
@@ -122,8 +122,8 @@ impl View {
     pub fn flows(&self) -> Result<Vec<FlowRow>, ViewError> {
         let config = self.node_config()?;
         let now = jiffies(monotonic(), config.hz);
-        let mut rows = self.family::<[u8; 4]>(map::FLOW_STATE, &config, now)?;
-        rows.extend(self.family::<[u8; 16]>(map::FLOW_STATE6, &config, now)?);
+        let mut rows = self.family::<[u8; 4]>(map::FLOWS, &config, now)?;
+        rows.extend(self.family::<[u8; 16]>(map::FLOWS6, &config, now)?);
         rows.sort_by_key(|row| (row.client, row.frontend, row.protocol));
         Ok(rows)
     }
@@ -237,7 +237,8 @@ mod tests {
             created: 1_000,
             last_seen,
             generation: 1,
-            reserved2: [0; 4],
+            places: [0; 2],
+            tags: [0; 2],
         }
     }
 
@@ -253,7 +254,7 @@ mod tests {
     #[case(17, FLOW_USED | FLOW_REPLIED, 100, FlowState::Established)]
     #[case(17, FLOW_USED | FLOW_REPLIED, 121, FlowState::Expired)]
     fn states(#[case] proto: u8, #[case] bits: u8, #[case] silent: u32, #[case] expected: FlowState) {
-        let config = NodeConfig::new(HZ, 16);
+        let config = NodeConfig::new(HZ, 16, 16, 1);
         let row = row(&flow(proto, bits, 2_000), &config, 2_000 + silent * HZ).unwrap();
         assert_eq!(row.state, expected);
         assert_eq!(row.idle, Duration::from_secs(silent.into()));
@@ -262,12 +263,12 @@ mod tests {
 
     #[test]
     fn a_free_entry_is_no_row() {
-        assert_eq!(row(&flow(6, 0, 0), &NodeConfig::new(HZ, 16), 10), None);
+        assert_eq!(row(&flow(6, 0, 0), &NodeConfig::new(HZ, 16, 16, 1), 10), None);
     }
 
     #[test]
     fn a_packet_after_the_clock_was_read_is_not_years_ago() {
-        let row = row(&flow(6, FLOW_USED, 5_000), &NodeConfig::new(HZ, 16), 4_990).unwrap();
+        let row = row(&flow(6, FLOW_USED, 5_000), &NodeConfig::new(HZ, 16, 16, 1), 4_990).unwrap();
         assert_eq!((row.state, row.idle), (FlowState::Opening, Duration::ZERO));
     }
 

@@ -6,7 +6,6 @@ use std::path::PathBuf;
 
 use aya::maps::{MapData, MapInfo, MapType};
 use proxy_common::abi::Plain;
-use proxy_common::flow::{FlowKey, FlowRef};
 use proxy_common::map_names as map;
 use proxy_common::socket::{SocketEntry, SocketKey};
 use proxy_common::stats::RefusalKey;
@@ -85,8 +84,6 @@ impl View {
             map::SERVICES => frontends(false) as u32,
             map::SERVICES6 => frontends(true) as u32,
             map::NAMES => snapshot.names.len() as u32,
-            map::FLOWS => self.entries::<FlowKey<[u8; 4]>, FlowRef>(name, MapType::Hash)?,
-            map::FLOWS6 => self.entries::<FlowKey<[u8; 16]>, FlowRef>(name, MapType::Hash)?,
             map::SOCKETS => {
                 self.entries::<SocketKey<[u8; 4]>, SocketEntry<[u8; 4]>>(name, MapType::LruHash)?
             }
@@ -96,8 +93,8 @@ impl View {
             map::REFUSALS => self.entries::<RefusalKey, u64>(name, MapType::LruHash)?,
             map::BACKENDS => backends(false) as u32,
             map::BACKENDS6 => backends(true) as u32,
-            map::FLOW_STATE => flows.v4,
-            map::FLOW_STATE6 => flows.v6,
+            map::FLOWS => flows.v4,
+            map::FLOWS6 => flows.v6,
             // A slot that no frontend reaches keeps its last content, so extents are summed instead.
             map::SLOTS => snapshot.frontends.iter().map(|row| row.backends.len() as u32).sum(),
             _ => return Ok(None),
@@ -122,6 +119,7 @@ fn kind(info: &MapInfo) -> String {
         Ok(MapType::Hash) => "hash".to_owned(),
         Ok(MapType::LruHash) => "lru_hash".to_owned(),
         Ok(MapType::Array) => "array".to_owned(),
+        Ok(MapType::LpmTrie) => "lpm_trie".to_owned(),
         Ok(MapType::PerCpuArray) => "percpu_array".to_owned(),
         Ok(other) => format!("{other:?}").to_lowercase(),
         Err(_) => "unknown".to_owned(),
@@ -134,7 +132,7 @@ fn setting(name: &str) -> &'static str {
         map::SERVICES | map::SERVICES6 => "--max-frontends",
         map::SLOTS => "--max-slots",
         map::BACKENDS | map::BACKENDS6 | map::BACKEND_STATS => "--max-backends",
-        map::FLOWS | map::FLOWS6 | map::FLOW_STATE | map::FLOW_STATE6 => "--max-flows",
+        map::FLOWS | map::FLOWS6 | map::FLOW_INDEX | map::FLOW_INDEX6 => "--max-flows",
         map::SOCKETS | map::SOCKETS6 => "--max-sockets",
         map::SERVICE_STATS | map::NAMES => "--max-services",
         _ => "",

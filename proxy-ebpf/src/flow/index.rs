@@ -1,0 +1,327 @@
+//! The index of the flows: a set-associative hash table in an array.
+//!
+//! Two CPUs may begin the same flow at once, and both must end up with one. So a key is added in three steps. It
+//! is written as *pending* into a free way; then all ways where it may stand are looked at for the same key; then
+//! it is made valid. Of two pending ways with one key the one in the lower place stands, and takes the other
+//! away; a valid one always stands. Each step is an exchange that fails if another CPU was there before, and each
+//! CPU writes before it looks, so at least one of the two sees the other. The same holds for the second bucket:
+//! that it counts is written before anything stands in it.
+
+use core::ptr::{read_volatile, write_volatile};
+
+use proxy_common::config::NodeConfig;
+use proxy_common::flow::{
+    Bucket, DIRECTION_FORWARD, DIRECTION_REPLY, FLOW_USED, Flow, FlowKey, NO_PLACE, PLACES, WAY_FLOW,
+    WAY_PENDING, WAY_TAG, WAY_USED, WAYS, buckets_of,
+};
+use proxy_common::{Address, V4, V6};
+
+use super::{owns, same};
+use crate::atomic;
+use crate::maps::{self, Tables};
+
+/// No flow.
+pub const NONE: u32 = u32::MAX;
+
+/// A family whose keys can be added.
+pub trait Index: Tables {
+    /// Adds a key of a flow to the index: its number, and the direction. The flow's entry must be filled. Gives
+    /// the flow that the key leads to: this one, or the other that has the key already; [`NONE`] if all ways are
+    /// taken.
+    fn add_key(flow: u32, direction: u32) -> u32;
+    /// Writes a pending way into one of two buckets, and gives its place; [`NO_PLACE`] if there is no room. What
+    /// nobody misses is room too if `stale` is not 0.
+    fn take(first: u32, second: u32, pending: u64, stale: u32) -> u32;
+    /// The other flow that is to have the key of this one, which stands pending at `mine`, in one of two buckets;
+    /// [`NONE`] if there is none (any more).
+    fn rival(flow: u32, direction: u32, mine: u32, first: u32, second: u32) -> u32;
+}
+
+/// A place's way in its bucket.
+#[inline(always)]
+fn way_at(bucket: *mut Bucket, way: u32) -> *mut u64 {
+    // SAFETY: the mask keeps it inside the bucket.
+    unsafe { bucket.cast::<u64>().add((way & (PLACES - 1)) as usize) }
+}
+
+/// The way at a place.
+#[inline(always)]
+fn at<F: Tables>(place: u32) -> Option<*mut u64> {
+    F::bucket(place / PLACES).map(|bucket| way_at(bucket, place))
+}
+
+/// Whether keys that have this bucket first may stand in their second one.
+#[inline(always)]
+fn overflows<F: Tables>(bucket: u32) -> bool {
+    // SAFETY: a map value; volatile, because other CPUs write it.
+    F::bucket(bucket).is_some_and(|bucket| unsafe { read_volatile(&raw const (*bucket).overflow) } != 0)
+}
+
+/// The flow that holds a key, if the way leads to one.
+#[inline(always)]
+fn holder<F: Tables>(way: u64, key: &FlowKey<F::Words>) -> Option<u32> {
+    let index = (way & WAY_FLOW) as u32;
+    // SAFETY: a map value, of plain integers; what is read is checked.
+    let flow = unsafe { &*F::flow(index)? };
+    (flow.state & FLOW_USED != 0 && owns(flow, key)).then_some(index)
+}
+
+/// Looks into one bucket.
+#[inline(always)]
+fn find_in<F: Tables>(bucket: u32, tag: u64, key: &FlowKey<F::Words>) -> Option<u32> {
+    let bucket = F::bucket(bucket)?;
+    let mut number = 0;
+    while number < WAYS {
+        // SAFETY: a map value; volatile, because other CPUs write it.
+        let way = unsafe { read_volatile(way_at(bucket, number)) };
+        if way & (WAY_TAG | WAY_PENDING | WAY_USED) == tag | WAY_USED
+            && let Some(index) = holder::<F>(way, key)
+        {
+            return Some(index);
+        }
+        number += 1;
+    }
+    None
+}
+
+/// The flow that a packet's key leads to.
+#[inline(always)]
+pub fn find<F: Tables>(key: &FlowKey<F::Words>, config: &NodeConfig) -> Option<u32> {
+    let hash = key.hash(config.flow_seed);
+    let [first, second] = buckets_of(hash, config.flow_buckets);
+    let tag = hash & WAY_TAG;
+    match find_in::<F>(first, tag, key) {
+        None if overflows::<F>(first) => find_in::<F>(second, tag, key),
+        found => found,
+    }
+}
+
+/// What a flow's way holds, but for its state.
+#[inline(always)]
+fn way_of<A>(index: u32, flow: &Flow<A>, direction: u8) -> u64 {
+    u64::from(flow.tags[usize::from(direction & 1)]) << 32 | WAY_USED | u64::from(index)
+}
+
+/// Whether the flow's key of that direction stands where the flow says.
+#[inline(always)]
+pub fn stands<F: Tables>(index: u32, flow: &Flow<F::Words>, direction: u8) -> bool {
+    let place = flow.places[usize::from(direction & 1)];
+    let Some(way) = at::<F>(place) else { return false };
+    // SAFETY: a map value; volatile, because other CPUs write it.
+    unsafe { read_volatile(way) == way_of(index, flow, direction) }
+}
+
+/// Takes both keys of a flow away.
+#[inline(always)]
+pub fn remove<F: Tables>(index: u32, flow: &Flow<F::Words>) {
+    let mut direction = 0;
+    while direction <= DIRECTION_REPLY {
+        if let Some(way) = at::<F>(flow.places[usize::from(direction)]) {
+            // SAFETY: a map value. Another flow's way is not equal, and stays.
+            unsafe { atomic::compare_exchange(way, way_of(index, flow, direction), 0) };
+        }
+        direction += 1;
+    }
+}
+
+/// Whether nobody will miss what stands at a place: the flow it leads to knows nothing of it.
+#[inline(always)]
+fn is_stale<F: Tables>(way: u64, place: u32) -> bool {
+    if way & WAY_PENDING != 0 {
+        return false;
+    }
+    let Some(flow) = F::flow((way & WAY_FLOW) as u32) else { return true };
+    // SAFETY: a map value, of plain integers.
+    let flow = unsafe { &*flow };
+    flow.state & FLOW_USED == 0 || (flow.places[0] != place && flow.places[1] != place)
+}
+
+/// Writes a pending way into a bucket that has room, and gives its place. Without `stale` only what is free is
+/// room; with it, what nobody misses too, which costs a look at a flow for each way.
+#[inline(always)]
+fn take_in<F: Tables>(number: u32, pending: u64, stale: bool) -> u32 {
+    let Some(bucket) = F::bucket(number) else { return NO_PLACE };
+    let mut way = 0;
+    while way < WAYS {
+        let (pointer, place) = (way_at(bucket, way), number * PLACES + way);
+        // SAFETY: a map value; volatile, because other CPUs write it.
+        let found = unsafe { read_volatile(pointer) };
+        let is_room = if stale { is_stale::<F>(found, place) } else { found == 0 };
+        // SAFETY: as above; if the exchange fails, another CPU was faster.
+        if is_room && unsafe { atomic::compare_exchange(pointer, found, pending) } == found {
+            return place;
+        }
+        way += 1;
+    }
+    NO_PLACE
+}
+
+/// [`Index::take`].
+#[inline(always)]
+fn take<F: Tables>(first: u32, second: u32, pending: u64, stale: bool) -> u32 {
+    let place = take_in::<F>(first, pending, stale);
+    let Some(bucket) = F::bucket(first) else { return NO_PLACE };
+    if place != NO_PLACE {
+        return place;
+    }
+    // SAFETY: a map value. An exchange, so that it is seen before what follows.
+    unsafe { atomic::compare_exchange(&raw mut (*bucket).overflow, 0, 1) };
+    take_in::<F>(second, pending, stale)
+}
+
+/// How many ways of a bucket have the tag of `way`. Without a branch: each would double what the verifier has to
+/// walk through.
+#[inline(always)]
+fn like<F: Tables>(number: u32, way: u64) -> u64 {
+    let Some(bucket) = F::bucket(number) else { return 0 };
+    let mut count = 0;
+    let mut at = 0;
+    while at < WAYS {
+        // SAFETY: a map value; volatile, because other CPUs write it.
+        let difference = atomic::opaque((unsafe { read_volatile(way_at(bucket, at)) } ^ way) >> 32);
+        count += difference.wrapping_sub(1) >> 63;
+        at += 1;
+    }
+    count
+}
+
+/// Whether two flows have the same key in that direction.
+#[inline(always)]
+fn same_key<A: Address>(a: &Flow<A>, b: &Flow<A>, direction: u32) -> bool {
+    a.proto == b.proto
+        && if direction == u32::from(DIRECTION_FORWARD) {
+            a.client_port == b.client_port
+                && a.frontend_port == b.frontend_port
+                && same(&a.client, &b.client)
+                && same(&a.frontend, &b.frontend)
+        } else {
+            a.backend_port == b.backend_port
+                && a.source_port == b.source_port
+                && same(&a.backend, &b.backend)
+                && same(&a.source, &b.source)
+        }
+}
+
+/// Looks into a bucket for another way that holds the key of `flow` which stands, pending, at `mine`. Gives its flow
+/// if that one is to have the key; takes it away if not: of two that are pending the one in the lower place stands.
+#[inline(always)]
+fn rival_in<F: Tables>(number: u32, mine: u32, flow: &Flow<F::Words>, direction: u32) -> u32 {
+    let Some(bucket) = F::bucket(number) else { return NONE };
+    let tag = if direction == u32::from(DIRECTION_FORWARD) { flow.tags[0] } else { flow.tags[1] };
+    let mut way = 0;
+    while way < WAYS {
+        let (pointer, place) = (way_at(bucket, way), number * PLACES + way);
+        // SAFETY: a map value; volatile, because other CPUs write it.
+        let found = unsafe { read_volatile(pointer) };
+        if (found >> 32) as u32 == tag && found & WAY_USED != 0 && place != mine {
+            let index = (found & WAY_FLOW) as u32;
+            let Some(other) = F::flow(index) else { return NONE };
+            // SAFETY: a map value, of plain integers; what is read is checked.
+            let other = unsafe { &*other };
+            if other.state & FLOW_USED != 0 && same_key(other, flow, direction) {
+                let goes = found & WAY_PENDING != 0 && mine < place;
+                // SAFETY: as above.
+                if !goes || unsafe { atomic::compare_exchange(pointer, found, 0) } == found & !WAY_PENDING {
+                    return index;
+                }
+                // It is gone: taken away here, or by its own CPU, which has seen ours.
+            }
+        }
+        way += 1;
+    }
+    NONE
+}
+
+/// [`Index::rival`].
+#[inline(always)]
+fn rival<F: Tables>(index: u32, direction: u32, mine: u32, first: u32, second: u32) -> u32 {
+    let Some(flow) = F::flow(index) else { return NONE };
+    // SAFETY: a map value, and the caller's own.
+    let flow = unsafe { &*flow };
+    let found = rival_in::<F>(first, mine, flow, direction);
+    if found == NONE && overflows::<F>(first) {
+        return rival_in::<F>(second, mine, flow, direction);
+    }
+    found
+}
+
+/// [`Index::add_key`].
+#[inline(always)]
+fn add<F: Index>(index: u32, direction: u32) -> u32 {
+    let (Some(place), Some(config)) = (F::flow(index), maps::config()) else { return NONE };
+    // SAFETY: a map value.
+    let hash = unsafe { (*place).key(direction as u8) }.hash(config.flow_seed);
+    let [first, second] = buckets_of(hash, config.flow_buckets);
+    let valid = hash & WAY_TAG | WAY_USED | u64::from(index);
+    let pending = valid | WAY_PENDING;
+    let mut mine = F::take(first, second, pending, 0);
+    if mine == NO_PLACE {
+        mine = F::take(first, second, pending, 1);
+    }
+    let (Some(way), Some(place)) = (at::<F>(mine), F::flow(index)) else { return NONE };
+    // SAFETY: a map value, and the caller's own.
+    unsafe {
+        let slot = (direction & 1) as usize;
+        write_volatile((&raw mut (*place).places).cast::<u32>().add(slot), mine);
+        write_volatile((&raw mut (*place).tags).cast::<u32>().add(slot), (hash >> 32) as u32);
+    }
+    let mut other = NONE;
+    // Its own way is one.
+    if like::<F>(first, pending) != 1 || overflows::<F>(first) {
+        other = F::rival(index, direction, mine, first, second);
+    }
+    let wanted = if other == NONE { valid } else { 0 };
+    // SAFETY: a map value. A pending way that another CPU took away does not become valid.
+    let stood = unsafe { atomic::compare_exchange(way, pending, wanted) };
+    if other != NONE {
+        other
+    } else if stood == pending {
+        index
+    } else {
+        // Whoever took ours away has the key.
+        F::rival(index, direction, NO_PLACE, first, second)
+    }
+}
+
+/// As functions that the verifier checks once each, on their own ("global").
+macro_rules! index {
+    ($family:ty, $add_key:ident, $take:ident, $rival:ident) => {
+        #[unsafe(no_mangle)]
+        #[inline(never)]
+        extern "C" fn $add_key(flow: u32, direction: u32) -> u32 {
+            add::<$family>(flow, direction)
+        }
+
+        #[unsafe(no_mangle)]
+        #[inline(never)]
+        extern "C" fn $take(first: u32, second: u32, pending: u64, stale: u32) -> u32 {
+            take::<$family>(first, second, pending, stale != 0)
+        }
+
+        #[unsafe(no_mangle)]
+        #[inline(never)]
+        extern "C" fn $rival(flow: u32, direction: u32, mine: u32, first: u32, second: u32) -> u32 {
+            rival::<$family>(flow, direction, mine, first, second)
+        }
+
+        impl Index for $family {
+            #[inline(always)]
+            fn add_key(flow: u32, direction: u32) -> u32 {
+                $add_key(flow, direction)
+            }
+
+            #[inline(always)]
+            fn take(first: u32, second: u32, pending: u64, stale: u32) -> u32 {
+                $take(first, second, pending, stale)
+            }
+
+            #[inline(always)]
+            fn rival(flow: u32, direction: u32, mine: u32, first: u32, second: u32) -> u32 {
+                $rival(flow, direction, mine, first, second)
+            }
+        }
+    };
+}
+
+index!(V4, add_key4, take4, rival4);
+index!(V6, add_key6, take6, rival6);
