@@ -65,6 +65,15 @@ pub const WAY_FLOW: u64 = WAY_USED - 1;
 /// The part of the hash.
 pub const WAY_TAG: u64 = !0 << 32;
 
+/// Buckets for so many flows. A key has two chances of seven ways; with one key to a bucket in the mean, both are
+/// taken once in a hundred million times.
+pub const fn buckets_for(flows: u32) -> u32 {
+    match flows.saturating_mul(2).checked_next_power_of_two() {
+        Some(buckets) => buckets,
+        None => 1 << 31,
+    }
+}
+
 /// No place in the index.
 pub const NO_PLACE: u32 = u32::MAX;
 
@@ -254,7 +263,7 @@ mod tests {
         }
     }
 
-    /// How many keys found no free way, when as many flows as there are buckets add two keys each.
+    /// How many keys found no free way, when there is one for each bucket.
     fn overflows(keys: impl Iterator<Item = u64>, buckets: u32) -> u32 {
         let mut filled = vec![0u8; buckets as usize];
         let mut without = 0;
@@ -274,9 +283,9 @@ mod tests {
     fn a_full_table_has_room_in_its_index() {
         let buckets = 1u32 << 15;
         // The worst that clients do: one address, ports in a row; or addresses in a row, one port.
-        let by_port = (0..2 * buckets).map(|i| key(0x0a00_0000 + (i >> 15), i as u16).hash(7));
+        let by_port = (0..buckets).map(|i| key(0x0a00_0000 + (i >> 15), i as u16).hash(7));
         assert_eq!(overflows(by_port, buckets), 0);
-        let by_address = (0..2 * buckets).map(|i| key(0x0a00_0000 + i, 40_000).hash(7));
+        let by_address = (0..buckets).map(|i| key(0x0a00_0000 + i, 40_000).hash(7));
         assert_eq!(overflows(by_address, buckets), 0);
     }
 

@@ -9,6 +9,7 @@ use aya::programs::{CgroupSockAddr, Program, ProgramError, SchedClassifier};
 use aya::{Ebpf, EbpfLoader};
 use aya_obj::Object;
 use proxy_common::config::NodeConfig;
+use proxy_common::flow::buckets_for;
 use proxy_common::map_names as names;
 
 use super::error::Error;
@@ -58,7 +59,7 @@ impl Capacities {
             names::SLOTS => (self.slots, "--max-slots"),
             names::BACKENDS | names::BACKENDS6 | names::BACKEND_STATS => (self.backends, "--max-backends"),
             names::FLOWS | names::FLOWS6 => (self.flows, "--max-flows"),
-            names::FLOW_INDEX | names::FLOW_INDEX6 => (self.flows.next_power_of_two(), "--max-flows"),
+            names::FLOW_INDEX | names::FLOW_INDEX6 => (buckets_for(self.flows), "--max-flows"),
             names::SOCKETS | names::SOCKETS6 => (self.sockets, "--max-sockets"),
             names::SERVICE_STATS | names::NAMES => (self.services, "--max-services"),
             // No flag: a table that forgets what is oldest is never too small for the others.
@@ -283,10 +284,7 @@ mod tests {
         let fixed: Vec<_> = names::ALL.iter().filter(|name| capacities.of(name).is_none()).collect();
         assert_eq!(fixed, [&names::FLOW_HAND, &names::FILTER, &names::CONFIG, &names::REASONS]);
         assert_eq!(capacities.of(names::FLOWS), Some((capacities.flows, "--max-flows")));
-        assert_eq!(
-            capacities.of(names::FLOW_INDEX6),
-            Some((capacities.flows.next_power_of_two(), "--max-flows"))
-        );
+        assert_eq!(capacities.of(names::FLOW_INDEX6), Some((buckets_for(capacities.flows), "--max-flows")));
     }
 
     #[test]

@@ -53,7 +53,10 @@ fn uniform(family: Family, rig: &mut Rig) {
         let packet = packet.from(family.client(n as u16, 20_000));
         let seen = rig.run(Hook::Ingress, &packet.bytes());
         let pod = outs.values().find(|pod| packet.to(***pod).bytes() == seen.packet);
-        *counts.entry(**pod.expect("it went to none of the Service's endpoints")).or_insert(0) += 1;
+        let Some(pod) = pod else {
+            panic!("client {n} went to none of the endpoints: {seen:?}, {:?}", rig.reasons());
+        };
+        *counts.entry(**pod).or_insert(0) += 1;
     }
     let expected = f64::from(PICKS) / 7.0;
     let chi_square: f64 = counts.values().map(|n| (f64::from(*n) - expected).powi(2) / expected).sum();

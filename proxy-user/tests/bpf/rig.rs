@@ -13,7 +13,7 @@ use proxy_common::abi::ABI_VERSION;
 use proxy_common::backend::{BACKEND_ACTIVE, BACKEND_GONE};
 use proxy_common::config::NodeConfig;
 use proxy_common::filter::{Role, position};
-use proxy_common::flow::{Bucket, Flow, FlowKey, WAY_FLOW, WAY_PENDING, WAY_TAG, buckets_of};
+use proxy_common::flow::{Bucket, Flow, FlowKey, WAY_FLOW, WAY_PENDING, WAY_TAG, buckets_for, buckets_of};
 use proxy_common::map_names as names;
 use proxy_common::reason::Reason;
 use proxy_common::service::{KIND_CLUSTER_IP, SCOPE_INTERNAL, ServiceEntry};
@@ -259,7 +259,7 @@ impl Rig {
             let program: &mut SchedClassifier = ebpf.program_mut(name).unwrap().try_into().unwrap();
             program.load().unwrap();
         }
-        let config = NodeConfig::new(HZ, capacities.flows, capacities.flows.next_power_of_two(), 0x5eed);
+        let config = NodeConfig::new(HZ, capacities.flows, buckets_for(capacities.flows), 0x5eed);
         let mut map: Array<_, NodeConfig> = ebpf.map_mut(names::CONFIG).unwrap().try_into().unwrap();
         map.set(0, config, 0).unwrap();
         let (store, view) = (KernelStore::open(&maps).unwrap(), View::open(&root).unwrap());
