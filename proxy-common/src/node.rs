@@ -63,8 +63,9 @@ pub const NODE_ADDR_LOOPBACK: NodeAddr = 1 << 1;
 /// Value of `devices` (hash by interface index): `DEVICE_*` bits.
 pub type Device = u32;
 
-/// Pods of this node are behind it; without it, clients that come in by it are outside.
-pub const DEVICE_LOCAL: Device = 1 << 0;
+/// Clients that come in by it are outside: other nodes, and what is beyond. Behind every other device, and behind
+/// those that stand nowhere yet, are pods of this node: they come and go, uplinks hardly ever.
+pub const DEVICE_UPLINK: Device = 1 << 0;
 /// Its packets have no link-layer header (tun, `WireGuard`, IP-in-IP).
 pub const DEVICE_NO_HEADER: Device = 1 << 1;
 

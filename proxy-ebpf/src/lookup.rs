@@ -1,8 +1,11 @@
-//! From what a client dialled to the Service behind it.
+//! From what a client dialled to the Service behind it. Both paths ask here.
 
 use core::ptr::{from_ref, read_volatile};
 
-use proxy_common::service::{ServiceEntry, ServiceKey};
+use proxy_common::Address;
+use proxy_common::node::NodeAddr;
+use proxy_common::reason::Reason;
+use proxy_common::service::{SCOPE_EXTERNAL, SERVICE_SCOPED, ServiceEntry, ServiceKey};
 
 use crate::maps::Tables;
 
@@ -28,4 +31,54 @@ pub fn service<F: Tables>(key: &ServiceKey<F::Words>) -> Option<ServiceEntry> {
         look += 1;
     }
     None
+}
+
+/// What a client dialled: an address of a Service itself, or a node port on an address of this node that has one of
+/// the bits `on`. Clients outside have an entry of their own where a policy tells them apart.
+#[inline(always)]
+pub fn frontend<F: Tables>(
+    addr: F::Words,
+    port: u16,
+    proto: u8,
+    outside: bool,
+    on: NodeAddr,
+) -> Option<ServiceEntry> {
+    let mut key = ServiceKey::internal(addr, port, proto);
+    let mut entry = service::<F>(&key);
+    if entry.is_none() && F::node_addr(&addr) & on != 0 {
+        key.addr = F::Words::ZERO;
+        entry = service::<F>(&key);
+    }
+    if outside && entry.is_some_and(|entry| entry.flags & SERVICE_SCOPED != 0) {
+        key.scope = SCOPE_EXTERNAL;
+        entry = service::<F>(&key);
+    }
+    entry
+}
+
+/// Whether the address is in the range of Service addresses.
+#[inline(always)]
+pub fn is_service_address<F: Tables>(addr: &F::Words) -> bool {
+    let Some(node) = F::node() else { return false };
+    let mut number = 0;
+    while number < node.service_cidrs.len() {
+        if number as u32 >= node.service_cidr_count {
+            return false;
+        }
+        if node.service_cidrs[number].contains(addr) {
+            return true;
+        }
+        number += 1;
+    }
+    false
+}
+
+/// Why nothing is behind an address in the range of Service addresses: the address has no Service, or its Service
+/// no such port (kube-proxy's nftables mode).
+#[inline(always)]
+pub fn why_nothing<F: Tables>(addr: F::Words) -> Reason {
+    match F::service(&ServiceKey::internal(addr, 0, 0)) {
+        Some(_) => Reason::UndefinedPort,
+        None => Reason::UnallocatedAddress,
+    }
 }

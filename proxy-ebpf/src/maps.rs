@@ -1,6 +1,7 @@
 //! The maps, private to this file; everyone else asks by function. `docs/maps.md` tells each one's story.
 
 use aya_ebpf::bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC};
+use aya_ebpf::btf_maps::lpm_trie::Key;
 use aya_ebpf::btf_maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray};
 use aya_ebpf::macros::btf_map;
 use proxy_common::affinity::{AffinityEntry, AffinityKey, NetnsAffinityKey};
@@ -14,7 +15,7 @@ use proxy_common::node::{Device, NodeAddr, NodeEntry};
 use proxy_common::reason::Reason;
 use proxy_common::service::{ServiceEntry, ServiceKey};
 use proxy_common::socket::{SocketEntry, SocketKey};
-use proxy_common::source_range::SourceRangeKey;
+use proxy_common::source_range::{SERVICE_BITS, SourceRangeKey};
 use proxy_common::stats::{RefusalKey, ServiceStats};
 use proxy_common::{Address, Family};
 
@@ -117,7 +118,7 @@ macro_rules! recast {
     )+};
 }
 
-recast! { ServiceKey BackendEntry SocketKey SocketEntry }
+recast! { ServiceKey BackendEntry SocketKey SocketEntry NodeEntry AffinityKey SourceRangeKey }
 
 /// For the kernel's side of a call.
 #[inline(always)]
@@ -146,6 +147,16 @@ pub trait Tables: Family {
     /// Where one act leaves the packet that it parsed to the next one. A packet is done before another begins on the
     /// same CPU.
     fn scratch() -> Option<*mut Packet<Self::Words>>;
+    /// What the agent says of this node.
+    fn node() -> Option<&'static NodeEntry<Self::Words>>;
+    /// What an address is to this node; 0: none of its own.
+    fn node_addr(addr: &Self::Words) -> NodeAddr;
+    /// The backend that a client of the packet path stays with.
+    fn affinity(key: &AffinityKey<Self::Words>) -> Option<*mut AffinityEntry>;
+    /// Remembers it.
+    fn put_affinity(key: &AffinityKey<Self::Words>, value: &AffinityEntry) -> Result<(), i32>;
+    /// Whether a Service lets a client through.
+    fn lets_in(service: u32, client: &Self::Words) -> bool;
     /// What a socket dialled, or where it went.
     fn socket(key: &SocketKey<Self::Words>) -> Option<&'static SocketEntry<Self::Words>>;
     /// Remembers it.
@@ -155,7 +166,10 @@ pub trait Tables: Family {
 }
 
 macro_rules! tables {
-    ($family:ty, $services:ident, $backends:ident, $flows:ident, $index:ident, $scratch:ident, $sockets:ident) => {
+    (
+        $family:ty, $services:ident, $backends:ident, $flows:ident, $index:ident, $scratch:ident, $sockets:ident,
+        $node:ident, $node_addrs:ident, $affinity:ident, $src_ranges:ident
+    ) => {
         impl Tables for $family {
             #[inline(always)]
             fn service(key: &ServiceKey<Self::Words>) -> Option<&'static ServiceEntry> {
@@ -186,6 +200,34 @@ macro_rules! tables {
             }
 
             #[inline(always)]
+            fn node() -> Option<&'static NodeEntry<Self::Words>> {
+                $node.get(0).map(words)
+            }
+
+            #[inline(always)]
+            fn node_addr(addr: &Self::Words) -> NodeAddr {
+                // SAFETY: an integer, which is read at once.
+                unsafe { $node_addrs.get(&*core::ptr::from_ref(addr).cast()).copied() }.unwrap_or(0)
+            }
+
+            #[inline(always)]
+            fn affinity(key: &AffinityKey<Self::Words>) -> Option<*mut AffinityEntry> {
+                $affinity.get_ptr_mut(octets(key))
+            }
+
+            #[inline(always)]
+            fn put_affinity(key: &AffinityKey<Self::Words>, value: &AffinityEntry) -> Result<(), i32> {
+                $affinity.insert(octets(key), value, 0)
+            }
+
+            #[inline(always)]
+            fn lets_in(service: u32, client: &Self::Words) -> bool {
+                let data = SourceRangeKey { service, addr: *client };
+                let bits = SERVICE_BITS + 8 * size_of::<Self::Addr>() as u32;
+                $src_ranges.get(&Key::new(bits, *octets(&data))).is_some()
+            }
+
+            #[inline(always)]
             fn socket(key: &SocketKey<Self::Words>) -> Option<&'static SocketEntry<Self::Words>> {
                 // SAFETY: only the socket that owns the cookie writes its entries.
                 unsafe { $sockets.get(octets(key)).map(words) }
@@ -205,8 +247,32 @@ macro_rules! tables {
     };
 }
 
-tables!(proxy_common::V4, SERVICES, BACKENDS, FLOWS, FLOW_INDEX, SCRATCH, SOCKETS);
-tables!(proxy_common::V6, SERVICES6, BACKENDS6, FLOWS6, FLOW_INDEX6, SCRATCH6, SOCKETS6);
+tables!(
+    proxy_common::V4,
+    SERVICES,
+    BACKENDS,
+    FLOWS,
+    FLOW_INDEX,
+    SCRATCH,
+    SOCKETS,
+    NODE,
+    NODE_ADDRS,
+    AFFINITY,
+    SRC_RANGES
+);
+tables!(
+    proxy_common::V6,
+    SERVICES6,
+    BACKENDS6,
+    FLOWS6,
+    FLOW_INDEX6,
+    SCRATCH6,
+    SOCKETS6,
+    NODE6,
+    NODE_ADDRS6,
+    AFFINITY6,
+    SRC_RANGES6
+);
 
 /// The one cheap check: whether the tables have to be asked about this tuple at all.
 #[inline(always)]
@@ -225,6 +291,25 @@ pub fn slot(index: u32) -> Option<u32> {
 #[inline(always)]
 pub fn config() -> Option<&'static NodeConfig> {
     CONFIG.get(0)
+}
+
+/// `DEVICE_*` bits of a device.
+#[inline(always)]
+pub fn device(ifindex: u32) -> Device {
+    // SAFETY: an integer, which is read at once.
+    unsafe { DEVICES.get(ifindex).copied() }.unwrap_or(0)
+}
+
+/// The backend that a network namespace stays with.
+#[inline(always)]
+pub fn netns_affinity(key: &NetnsAffinityKey) -> Option<*mut AffinityEntry> {
+    AFFINITY_NETNS.get_ptr_mut(key)
+}
+
+/// Remembers it.
+#[inline(always)]
+pub fn put_netns_affinity(key: &NetnsAffinityKey, value: &AffinityEntry) -> Result<(), i32> {
+    AFFINITY_NETNS.insert(key, value, 0)
 }
 
 /// The clock hand over a family's flows.
