@@ -1,6 +1,7 @@
 //! The one list of reasons: why a packet or a connect was refused, dropped, or passed by untouched.
 //!
-//! Programs count them, `/metrics` and the command line name them, `docs/reasons.md` explains them.
+//! Programs count them, `/metrics` and the command line name them, and `docs/reasons.md` is made from this file
+//! (`cargo xtask docs`).
 
 /// What happens to the packet or the call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -14,7 +15,8 @@ pub enum Verdict {
 }
 
 macro_rules! reasons {
-    ($($(#[doc = $doc:literal])+ $name:ident = $number:literal, $label:literal, $verdict:ident;)+) => {
+    ($($(#[doc = $doc:literal])+
+    $name:ident = $number:literal, $label:literal, $verdict:ident, $advice:literal;)+) => {
         /// A reason, by a number that stays the same.
         #[repr(u32)]
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -40,49 +42,73 @@ macro_rules! reasons {
             pub const fn explanation(self) -> &'static str {
                 match self { $(Self::$name => concat!($($doc),+),)+ }
             }
+
+            /// What to look at, or to do about it.
+            pub const fn advice(self) -> &'static str {
+                match self { $(Self::$name => $advice,)+ }
+            }
         }
     };
 }
 
 reasons! {
     /// The Service has no usable endpoint anywhere.
-    NoEndpoint = 0, "no_endpoint", Reject;
+    NoEndpoint = 0, "no_endpoint", Reject,
+        "Look at its pods' readiness.";
     /// The Service's policy is Local, and only other nodes have endpoints.
-    NoLocalEndpoint = 1, "no_local_endpoint", Drop;
-    /// Every flow entry that was looked at holds an established flow; raise --max-flows.
-    FlowTableFull = 2, "flow_table_full", Drop;
+    NoLocalEndpoint = 1, "no_local_endpoint", Drop,
+        "Let load balancers ask the Service's healthCheckNodePort, or give this node a pod.";
+    /// Every flow entry that was looked at holds an established flow.
+    FlowTableFull = 2, "flow_table_full", Drop,
+        "Raise --max-flows.";
     /// No source port was found that tells this flow from another one of the same client and backend.
-    FlowCollision = 3, "flow_collision", Drop;
+    FlowCollision = 3, "flow_collision", Drop,
+        "Many clients behind one address use one source port: let whatever translates them use more ports.";
     /// The packet's headers are shorter than they say, or than the protocol needs.
-    Malformed = 4, "malformed", Pass;
+    Malformed = 4, "malformed", Pass,
+        "Nothing, unless it grows: then look at what sends it.";
     /// A later fragment carries no ports.
-    Fragment = 5, "fragment", Pass;
+    Fragment = 5, "fragment", Pass,
+        "Nothing, unless it grows: then look for a link with a smaller MTU than the rest.";
     /// A slot or backend that the service entry refers to is not there: the maps were changed by another hand.
-    MapInconsistent = 6, "map_inconsistent", Drop;
+    MapInconsistent = 6, "map_inconsistent", Drop,
+        "The next comparison repairs it. If it grows, look for another tool that writes to the maps.";
     /// The answer for a refused packet could not be built; the packet was dropped in silence.
-    RejectFailed = 7, "reject_failed", Drop;
+    RejectFailed = 7, "reject_failed", Drop,
+        "The verdict is right, the answer is missing; memory may be short.";
     /// The packet could not be rewritten and was dropped.
-    RewriteFailed = 8, "rewrite_failed", Drop;
+    RewriteFailed = 8, "rewrite_failed", Drop,
+        "Memory may be short.";
     /// What the socket dialled could not be remembered; it works, but may see its backend's address.
-    SocketTableFull = 9, "socket_table_full", Pass;
+    SocketTableFull = 9, "socket_table_full", Pass,
+        "Raise --max-sockets.";
     /// The client's address is in none of the Service's loadBalancerSourceRanges.
-    SourceNotAllowed = 10, "source_not_allowed", Drop;
+    SourceNotAllowed = 10, "source_not_allowed", Drop,
+        "Compare the client's address, as this node sees it, with the list.";
     /// The address is in the range of Service addresses, and no Service has it.
-    UnallocatedAddress = 11, "unallocated_address", Drop;
+    UnallocatedAddress = 11, "unallocated_address", Drop,
+        "Look for who still uses the address of a Service that is gone.";
     /// The address is a Service's, and the Service has no such port.
-    UndefinedPort = 12, "undefined_port", Reject;
-    /// Every source port for packets to this backend is in use (SNAT); raise --snat-ports.
-    SnatPortsExhausted = 13, "snat_ports_exhausted", Drop;
+    UndefinedPort = 12, "undefined_port", Reject,
+        "Compare the port and the protocol with the Service's.";
+    /// Every source port for packets to this backend is in use (SNAT).
+    SnatPortsExhausted = 13, "snat_ports_exhausted", Drop,
+        "Widen --snat-ports, or give this node a pod of the Service.";
     /// The node has no address, or no route, to send the packet on to its backend or client.
-    NoRoute = 14, "no_route", Drop;
+    NoRoute = 14, "no_route", Drop,
+        "Look at the node's InternalIP, and at its route to the endpoint.";
     /// The packet's time to live is over.
-    TtlExceeded = 15, "ttl_exceeded", Drop;
+    TtlExceeded = 15, "ttl_exceeded", Drop,
+        "Look for a routing loop, unless somebody runs traceroute.";
     /// The packet is larger than the next link takes; its client is told how large it may be.
-    PacketTooBig = 16, "packet_too_big", Reject;
+    PacketTooBig = 16, "packet_too_big", Reject,
+        "Nothing, if the client learns from it; otherwise something on its way drops ICMP.";
     /// A process of the node wanted to listen on a port that is a Service's NodePort.
-    NodePortTaken = 17, "node_port_taken", Reject;
+    NodePortTaken = 17, "node_port_taken", Reject,
+        "Give the process another port, or the Service another nodePort.";
     /// Which backend the client stays with could not be remembered.
-    AffinityTableFull = 18, "affinity_table_full", Pass;
+    AffinityTableFull = 18, "affinity_table_full", Pass,
+        "It may reach another endpoint with its next connection. Memory may be short.";
 }
 
 impl Reason {
@@ -115,6 +141,7 @@ mod tests {
         for (position, reason) in Reason::ALL.iter().enumerate() {
             assert_eq!(*reason as usize, position, "{}", reason.label());
             assert_eq!(Reason::from_number(position as u32), Some(*reason));
+            assert!(reason.explanation().ends_with('.') && reason.advice().ends_with('.'), "{reason:?}");
         }
         assert_eq!(Reason::from_number(Reason::COUNT), None);
     }

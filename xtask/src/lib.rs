@@ -1,12 +1,14 @@
 //! Ballast's task runner: what `cargo xtask` can do, one module per command.
 //!
-//! It depends on none of the other crates: it must build before they do.
+//! It depends on none of the other crates but `proxy-common`, which needs nothing but the compiler: it must build
+//! before they do.
 
 pub mod apiserver;
 pub mod apt;
 pub mod bench;
 pub mod build;
 pub mod demo;
+pub mod docs;
 pub mod exec;
 pub mod go;
 pub mod kernel;

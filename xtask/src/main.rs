@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use xtask::{bench, build, demo, lint, say, setup, test};
+use xtask::{bench, build, demo, docs, lint, say, setup, test};
 
 /// Ballast's tasks. Each command first sets up what it needs itself.
 #[derive(Parser)]
@@ -21,6 +21,7 @@ enum Command {
     Test(test::Args),
     Demo(demo::Args),
     Bench(bench::Args),
+    Docs(docs::Args),
 }
 
 fn main() -> ExitCode {
@@ -31,6 +32,7 @@ fn main() -> ExitCode {
         Command::Test(args) => test::run(&args),
         Command::Demo(args) => demo::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Docs(args) => docs::run(&args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

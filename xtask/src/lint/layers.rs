@@ -19,7 +19,7 @@ const CRATES: [(&str, &[&str]); 4] = [
     ("proxy-common", &[]),
     ("proxy-ebpf", &["proxy-common"]),
     ("proxy-user", &["proxy-common"]),
-    ("xtask", &[]),
+    ("xtask", &["proxy-common"]),
 ];
 
 /// The modules of `proxy-user`, and those of ours that each may use.

@@ -13,12 +13,13 @@ use crate::exec::{self, Cmd};
 use crate::setup::{self, Need};
 use crate::toolchain::{Compiler, Toolchain};
 use crate::workspace::Workspace;
-use crate::{apt, say};
+use crate::{apt, docs, say};
 
 /// The clippy that belongs to the distribution's rustc, and its package.
 const DISTRIBUTION_CLIPPY: (&str, &str) = ("/usr/bin/clippy-driver", "rust-web-clippy");
 
-/// Check format, clippy (host and BPF target, warnings denied), layers, file sizes and words.
+/// Check format, clippy (host and BPF target, warnings denied), layers, file sizes, words, and documents that are
+/// made from code.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct Args {
     /// Only the project's own rules: no compiler, at once
@@ -46,6 +47,7 @@ pub fn run(args: &Args) -> Result<()> {
         }
     };
     check("rules", say::timed("layers, size, words", || rules(&workspace)));
+    check("docs", docs::check(&workspace));
     if !args.rules_only {
         check("fmt", say::timed("cargo fmt --check", || fmt(&workspace)));
         check("clippy", say::timed("cargo clippy", || clippy(&workspace)));

@@ -196,7 +196,8 @@ fn port_text(id: u32, snapshot: &Snapshot, output: Output) -> String {
     for (position, ((_, reason), count)) in refusals.enumerate() {
         let label = if position == 0 { "Refused:" } else { "" };
         let (name, verdict) = (reason.label(), reason.verdict().label());
-        let _ = writeln!(text, "{label:<12}  {count} {name} ({verdict}):{}", reason.explanation());
+        let (explanation, advice) = (reason.explanation(), reason.advice());
+        let _ = writeln!(text, "{label:<12}  {count} {name} ({verdict}):{explanation} {advice}");
     }
     text.push('\n');
     let mut table = Table::new(["TYPE", "ADDRESS", "ENDPOINTS"]);

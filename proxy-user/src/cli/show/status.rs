@@ -198,7 +198,12 @@ impl Status {
                     | Reason::RejectFailed
             );
             if ours && *count > 0 {
-                problems.push(format!("{count} x {}:{}", reason.label(), reason.explanation()));
+                problems.push(format!(
+                    "{count} x {}:{} {}",
+                    reason.label(),
+                    reason.explanation(),
+                    reason.advice()
+                ));
             }
         }
         problems

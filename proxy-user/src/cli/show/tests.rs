@@ -242,7 +242,7 @@ fn one_service() {
     Algorithm:    random
     Connections:  12
     Packets:      340 to backends (20.0 KiB), 338 back (1.5 MiB)
-    Refused:      2 flow_table_full (drop): Every flow entry that was looked at holds an established flow; raise --max-flows.
+    Refused:      2 flow_table_full (drop): Every flow entry that was looked at holds an established flow. Raise --max-flows.
 
     TYPE       ADDRESS              ENDPOINTS
     ClusterIP  10.96.0.10:6379/TCP  10.244.1.7:6379,10.244.2.7:6379,10.244.3.7:6379 +2 more
