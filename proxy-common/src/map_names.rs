@@ -100,8 +100,11 @@ pub const SCRATCH: &str = "scratch";
 /// The same for IPv6.
 pub const SCRATCH6: &str = "scratch6";
 
+/// Where a packet goes on from here, between two steps; one for each CPU.
+pub const ROUTE: &str = "route";
+
 /// Maps that are not pinned: they hold nothing from one packet to the next.
-pub const PRIVATE: &[&str] = &[SCRATCH, SCRATCH6];
+pub const PRIVATE: &[&str] = &[SCRATCH, SCRATCH6, ROUTE];
 
 /// Frontends in each of `services` and `services6`.
 pub const DEFAULT_FRONTENDS: u32 = 65_536;

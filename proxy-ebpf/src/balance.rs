@@ -22,6 +22,8 @@ pub struct Choice<A> {
     pub addr: A,
     /// Its port.
     pub port: u16,
+    /// Its `BACKEND_*` flag bits.
+    pub flags: u32,
 }
 
 /// Chooses a backend of the Service.
@@ -40,7 +42,13 @@ pub fn choose<F: Tables>(service: &ServiceEntry, mut random: u32) -> Result<Choi
         let backend_id = maps::slot(base + random_slot(random, count)).ok_or(Reason::MapInconsistent)?;
         let backend = F::backend(backend_id).ok_or(Reason::MapInconsistent)?;
         if backend.state == BACKEND_ACTIVE && backend.service == id {
-            return Ok(Choice { service: id, backend_id, addr: backend.addr, port: backend.port });
+            return Ok(Choice {
+                service: id,
+                backend_id,
+                addr: backend.addr,
+                port: backend.port,
+                flags: backend.flags,
+            });
         }
         // The step of a linear congruential generator (Numerical Recipes): every 32-bit number comes up.
         random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);

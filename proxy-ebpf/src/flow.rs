@@ -41,7 +41,7 @@ pub struct Tracked<F: Family> {
 
 /// Equality word by word: the compiler would call `memcmp` for arrays, which a program does not have.
 #[inline(always)]
-fn same<A: Address>(a: &A, b: &A) -> bool {
+pub fn same<A: Address>(a: &A, b: &A) -> bool {
     let (a, b) = (a.words(), b.words());
     a[0] == b[0] && a[1] == b[1] && a[2] == b[2] && a[3] == b[3]
 }

@@ -3,9 +3,9 @@
 //! A packet or a call goes through small stages, each in a file of its own:
 //!
 //! ```text
-//! hook::tc      packet -> (maps: filter) -> flow -> balance -> nat -> report
-//!                                              \-> reject
-//! hook::socket  sockaddr -> (maps: filter) -> balance -> (maps: sockets) -> report
+//! hook::tc      packet -> (maps: filter) -> flow -> lookup -> affinity, balance -> nat -> route -> report
+//!                                                        \-> reject
+//! hook::socket  sockaddr -> (maps: filter) -> lookup -> balance -> (maps: sockets) -> report
 //! ```
 //!
 //! Stages return `Result<_, Reason>`; the hook turns the [`Reason`](proxy_common::reason::Reason) into the
@@ -14,11 +14,13 @@
 #![cfg_attr(target_arch = "bpf", feature(asm_experimental_arch))]
 #![cfg_attr(target_arch = "bpf", expect(unstable_features, reason = "inline assembly for BPF is unstable"))]
 
+pub mod affinity;
 pub mod atomic;
 pub mod balance;
 pub mod flow;
 pub mod hook {
     //! The order of the stages at each kind of hook.
+    mod begin;
     pub mod socket;
     pub mod tc;
 }
@@ -29,5 +31,6 @@ pub mod net;
 pub mod packet;
 pub mod reject;
 pub mod report;
+pub mod route;
 pub mod skb;
 pub mod sockaddr;

@@ -20,6 +20,7 @@ use proxy_common::stats::{RefusalKey, ServiceStats};
 use proxy_common::{Address, Family};
 
 use crate::packet::Packet;
+use crate::route::Route;
 
 const FRONTENDS: usize = sizes::DEFAULT_FRONTENDS as usize;
 const SERVICE_IDS: usize = sizes::DEFAULT_SERVICES as usize;
@@ -80,6 +81,8 @@ static NAMES: HashMap<u32, PortName, SERVICE_IDS, NO_PREALLOC> = HashMap::new();
 static SCRATCH: PerCpuArray<Packet<[u32; 1]>, 1> = PerCpuArray::new();
 #[btf_map(name = "scratch6")]
 static SCRATCH6: PerCpuArray<Packet<[u32; 4]>, 1> = PerCpuArray::new();
+#[btf_map(name = "route")]
+static ROUTE: PerCpuArray<Route, 1> = PerCpuArray::new();
 #[btf_map(name = "node")]
 static NODE: Array<NodeEntry<A4>, 1> = Array::new();
 #[btf_map(name = "node6")]
@@ -291,6 +294,12 @@ pub fn slot(index: u32) -> Option<u32> {
 #[inline(always)]
 pub fn config() -> Option<&'static NodeConfig> {
     CONFIG.get(0)
+}
+
+/// Where the packet goes on.
+#[inline(always)]
+pub fn route() -> Option<*mut Route> {
+    ROUTE.get_ptr_mut(0)
 }
 
 /// `DEVICE_*` bits of a device.

@@ -1,5 +1,6 @@
-//! The answer to a packet that nobody serves: ICMP or ICMPv6 "port unreachable", from the address that was
-//! dialled, out of the device that the packet came in by (kube-proxy contract: no-endpoint verdicts).
+//! The answer to a packet that cannot go on: ICMP or ICMPv6 "port unreachable" if nobody serves it (kube-proxy
+//! contract: no-endpoint verdicts), or "too big", from the address that was dialled, out of the device that the
+//! packet came in by.
 //!
 //! Most packets are quoted whole. That matters beyond courtesy: a packet from a local virtual device may still
 //! lack its transport checksum (`CHECKSUM_PARTIAL`), and the kernel may fill it in after us, inside the quote.
@@ -23,15 +24,24 @@ const QUOTE: usize = 128;
 const ICMP: usize = 8;
 /// Hop limit of the answer.
 const HOPS: u8 = 64;
-/// Destination unreachable, port unreachable (RFC 792).
-const ICMP_PORT_UNREACHABLE: [u8; 2] = [3, 3];
-/// The same (RFC 4443, 3.1).
-const ICMPV6_PORT_UNREACHABLE: [u8; 2] = [1, 4];
 /// Type of service of an ICMP error: "internetwork control" (RFC 1812, 4.3.2.5).
 const TOS: u8 = 0xc0;
 
+/// What the client is told.
+#[derive(Clone, Copy)]
+pub struct Message {
+    /// Type and code.
+    kind: [u8; 2],
+    /// The second half of the header, as it stands in the packet.
+    rest: u32,
+}
+
 /// A family that can refuse packets.
 pub trait Reject: Parse {
+    /// Nobody serves what was dialled.
+    const PORT_UNREACHABLE: Message;
+    /// The packet is larger than the `mtu` of the next link.
+    fn too_big(mtu: u32) -> Message;
     /// The IP and ICMP headers of an answer, as bytes.
     type Headers;
     /// Their length.
@@ -39,7 +49,7 @@ pub trait Reject: Parse {
     /// The longest packet that is quoted whole, so that the answer fits everywhere (RFC 1812, RFC 4443).
     const WHOLE: u32;
     /// The headers of an answer to `packet` that quotes `quoted` bytes which add up to `sum`.
-    fn headers(packet: &Packet<Self::Words>, quoted: u32, sum: u64) -> Self::Headers;
+    fn headers(packet: &Packet<Self::Words>, quoted: u32, sum: u64, message: Message) -> Self::Headers;
     /// What the packet's own IP header adds to a sum over it; `None` if it would have to be read.
     fn header_sum(skb: Skb, packet: &Packet<Self::Words>) -> Option<u64>;
 }
@@ -49,11 +59,20 @@ impl Reject for V4 {
     const HEADERS: usize = 28;
     const WHOLE: u32 = 576 - 28;
 
+    // RFC 792.
+    const PORT_UNREACHABLE: Message = Message { kind: [3, 3], rest: 0 };
+
+    // RFC 1191, 4: the MTU stands in the lower half.
     #[inline(always)]
-    fn headers(packet: &Packet<[u32; 1]>, quoted: u32, sum: u64) -> [u32; 7] {
+    fn too_big(mtu: u32) -> Message {
+        Message { kind: [3, 4], rest: (mtu & 0xffff).to_be() }
+    }
+
+    #[inline(always)]
+    fn headers(packet: &Packet<[u32; 1]>, quoted: u32, sum: u64, message: Message) -> [u32; 7] {
         let [l0, l1] = (Self::HEADERS as u16 + quoted as u16).to_be_bytes();
         let ([src], [dst]) = (packet.key.dst, packet.key.src);
-        let [kind, code] = ICMP_PORT_UNREACHABLE;
+        let [kind, code] = message.kind;
         // 0x40: "don't fragment"; such a packet needs no identification (RFC 6864).
         let ip_sum = u64::from(u16::from_ne_bytes([0x45, TOS]))
             + u64::from(u16::from_ne_bytes([l0, l1]))
@@ -62,7 +81,8 @@ impl Reject for V4 {
             + sum_words(&packet.key.src)
             + sum_words(&packet.key.dst);
         let [c0, c1] = (!fold(ip_sum)).to_ne_bytes();
-        let [i0, i1] = (!fold(u64::from(u16::from_ne_bytes(ICMP_PORT_UNREACHABLE)) + sum)).to_ne_bytes();
+        let icmp_sum = u64::from(u16::from_ne_bytes(message.kind)) + u64::from(message.rest) + sum;
+        let [i0, i1] = (!fold(icmp_sum)).to_ne_bytes();
         [
             u32::from_ne_bytes([0x45, TOS, l0, l1]),
             u32::from_ne_bytes([0, 0, 0x40, 0]),
@@ -70,7 +90,7 @@ impl Reject for V4 {
             src,
             dst,
             u32::from_ne_bytes([kind, code, i0, i1]),
-            0,
+            message.rest,
         ]
     }
 
@@ -95,20 +115,30 @@ impl Reject for V6 {
     const HEADERS: usize = 48;
     const WHOLE: u32 = 1280 - 48;
 
+    // RFC 4443, 3.1.
+    const PORT_UNREACHABLE: Message = Message { kind: [1, 4], rest: 0 };
+
+    // RFC 4443, 3.2.
     #[inline(always)]
-    fn headers(packet: &Packet<[u32; 4]>, quoted: u32, sum: u64) -> Headers6 {
+    fn too_big(mtu: u32) -> Message {
+        Message { kind: [2, 0], rest: mtu.to_be() }
+    }
+
+    #[inline(always)]
+    fn headers(packet: &Packet<[u32; 4]>, quoted: u32, sum: u64, message: Message) -> Headers6 {
         let length = ICMP as u32 + quoted;
         let [l0, l1] = (length as u16).to_be_bytes();
-        let [kind, code] = ICMPV6_PORT_UNREACHABLE;
+        let [kind, code] = message.kind;
         let sum = pseudo_sum(&packet.key.src, &packet.key.dst, PROTO_ICMPV6, length)
-            + u64::from(u16::from_ne_bytes(ICMPV6_PORT_UNREACHABLE))
+            + u64::from(u16::from_ne_bytes(message.kind))
+            + u64::from(message.rest)
             + sum;
         let [c0, c1] = (!fold(sum)).to_ne_bytes();
         Headers6 {
             start: [u32::from_ne_bytes([0x60, 0, 0, 0]), u32::from_ne_bytes([l0, l1, PROTO_ICMPV6, HOPS])],
             src: packet.key.dst,
             dst: packet.key.src,
-            icmp: [u32::from_ne_bytes([kind, code, c0, c1]), 0],
+            icmp: [u32::from_ne_bytes([kind, code, c0, c1]), message.rest],
         }
     }
 
@@ -142,19 +172,19 @@ fn whole_sum<F: Reject>(skb: Skb, packet: &Packet<F::Words>) -> Option<u64> {
     Some(F::header_sum(skb, packet)? + u64::from(!fold(pseudo)))
 }
 
-/// Turns the packet into its own refusal and sends it back. The verdict is the program's.
+/// Turns the packet into the answer to itself and sends it back. The verdict is the program's.
 #[inline(always)]
-pub fn port_unreachable<F: Reject>(skb: Skb, packet: &Packet<F::Words>) -> Result<i32, HelperFailed> {
+pub fn answer<F: Reject>(skb: Skb, packet: &Packet<F::Words>, message: Message) -> Result<i32, HelperFailed> {
     let mut addresses = [0u16; 6];
     skb.load(0, &mut addresses, size_of::<[u16; 6]>() as u32)?;
     let [d0, d1, d2, s0, s1, s2] = addresses;
     match whole_sum::<F>(skb, packet) {
         Some(sum) => {
             skb.make_room(F::HEADERS as u16)?;
-            let headers = F::headers(packet, packet.length, sum);
+            let headers = F::headers(packet, packet.length, sum, message);
             skb.store(ETHERNET as u32, &headers)?;
         }
-        None => cut::<F>(skb, packet)?,
+        None => cut::<F>(skb, packet, message)?,
     }
     skb.store(0, &[s0, s1, s2, d0, d1, d2])?;
     // SAFETY: the helper takes numbers only. 0: out of the device, not into it.
@@ -163,7 +193,7 @@ pub fn port_unreachable<F: Reject>(skb: Skb, packet: &Packet<F::Words>) -> Resul
 
 /// The refusal of a packet that is quoted in part.
 #[inline(never)]
-fn cut<F: Reject>(skb: Skb, packet: &Packet<F::Words>) -> Result<(), HelperFailed> {
+fn cut<F: Reject>(skb: Skb, packet: &Packet<F::Words>, message: Message) -> Result<(), HelperFailed> {
     let mut quote = [0u32; QUOTE / 4];
     let clamped = if packet.length > QUOTE as u32 { QUOTE as u32 } else { packet.length };
     // The bound has to be part of the value: kernels before 6.4 lose what a test said of a number that the compiler
@@ -177,7 +207,7 @@ fn cut<F: Reject>(skb: Skb, packet: &Packet<F::Words>) -> Result<(), HelperFaile
     // The sum of 32 bits stands in the low half; a negative number would be an error, and there is none to make.
     let sum = sum.cast_unsigned() & 0xffff_ffff;
     skb.set_length((ETHERNET + F::HEADERS) as u32 + quoted)?;
-    let headers = F::headers(packet, quoted, sum);
+    let headers = F::headers(packet, quoted, sum, message);
     skb.store(ETHERNET as u32, &headers)?;
     skb.store_first((ETHERNET + F::HEADERS) as u32, &quote, quoted)
 }

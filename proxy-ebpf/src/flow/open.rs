@@ -3,11 +3,13 @@
 use core::ptr::write_volatile;
 
 use aya_ebpf::helpers::generated::bpf_get_prandom_u32;
+use proxy_common::config::NodeConfig;
 use proxy_common::flow::{
-    DIRECTION_FORWARD, DIRECTION_REPLY, FLOW_CLAIMED, FLOW_REPLIED, FLOW_USED, Flow, FlowKey, NO_PLACE,
-    is_expired, is_over,
+    DIRECTION_FORWARD, DIRECTION_REPLY, FLOW_CLAIMED, FLOW_REPLIED, FLOW_SNAT, FLOW_USED, Flow, FlowKey,
+    NO_PLACE, is_expired, is_over,
 };
 use proxy_common::reason::Reason;
+use proxy_common::select::random_slot;
 
 use super::index::{self, Index, NONE};
 use super::{Time, Tracked, free, same};
@@ -21,7 +23,7 @@ const WINDOW: u64 = 8;
 /// Steps after which the table is called full.
 const WINDOWS: u32 = 8;
 /// Source ports that are tried when two flows would look the same to their backend.
-const PORT_TRIES: u32 = 8;
+const PORT_TRIES: u32 = 32;
 /// The lowest source port that a collision is moved to.
 const FIRST_PORT: u32 = 1024;
 
@@ -103,14 +105,28 @@ fn claim<F: Steps>(now: u32) -> u32 {
     NONE
 }
 
-/// Begins a flow for a client's packet, and tells what the packet becomes.
+/// The source ports among which a flow may choose: the first, and how many.
+#[inline(always)]
+fn ports(config: &NodeConfig, snat: bool) -> (u32, u32) {
+    if snat {
+        let first = u32::from(config.snat_first);
+        (first, u32::from(config.snat_last).wrapping_sub(first).wrapping_add(1))
+    } else {
+        (FIRST_PORT, 0x1_0000 - FIRST_PORT)
+    }
+}
+
+/// Begins a flow for a client's packet, and tells what the packet becomes. With `snat` the backend sees that address
+/// of this node.
 #[inline(always)]
 pub fn open<F: Steps>(
     key: &FlowKey<F::Words>,
     choice: &Choice<F::Words>,
     time: Time,
+    snat: Option<&F::Words>,
 ) -> Result<Tuple<F::Words>, Reason> {
     let (service, now) = (choice.service, time.now);
+    let state = if snat.is_some() { FLOW_USED | FLOW_SNAT } else { FLOW_USED };
     let index = F::claim(now);
     let Some(place) = F::flow(index) else { return Err(Reason::FlowTableFull) };
     // SAFETY: a map value that is ours until `CLAIMED` goes. The generation goes first, so that keys of the
@@ -121,11 +137,18 @@ pub fn open<F: Steps>(
         (*place).client = key.src;
         (*place).frontend = key.dst;
         (*place).backend = choice.addr;
-        (*place).source = key.src;
+        (*place).source = *snat.unwrap_or(&key.src);
         (*place).client_port = key.src_port;
         (*place).frontend_port = key.dst_port;
         (*place).backend_port = choice.port;
         (*place).source_port = key.src_port;
+        if snat.is_some() {
+            let (first, count) = ports(time.config, true);
+            // The client's port spreads well enough, and needs no random number.
+            let spread = (u32::from(key.src_port)).wrapping_mul(0x9e37_79b1);
+            (*place).source_port = (first + random_slot(spread, count)) as u16;
+        }
+        write_volatile(&raw mut (*place).state, state | FLOW_CLAIMED);
         (*place).proto = key.proto;
         (*place).service = service;
         (*place).backend_id = choice.backend_id;
@@ -139,7 +162,7 @@ pub fn open<F: Steps>(
     }
     if leads_to == index {
         // SAFETY: as above; this takes `CLAIMED` away.
-        unsafe { write_volatile(&raw mut (*place).state, FLOW_USED) };
+        unsafe { write_volatile(&raw mut (*place).state, state) };
         report::connection(service, choice.backend_id);
     } else {
         // Another CPU was faster with this flow, or there is no room. There is one flow, and it stays.
@@ -147,7 +170,9 @@ pub fn open<F: Steps>(
         index::remove::<F>(index, unsafe { &*place });
         free::<F>(place);
     }
-    let Some(place) = F::flow(leads_to) else { return Err(Reason::FlowCollision) };
+    let Some(place) = F::flow(leads_to) else {
+        return Err(if snat.is_some() { Reason::SnatPortsExhausted } else { Reason::FlowCollision });
+    };
     // SAFETY: a map value, of plain integers.
     let generation = unsafe { (*place).generation };
     let tracked = Tracked::<F> { index: leads_to, generation, place };
@@ -187,7 +212,8 @@ fn add_reply_key<F: Steps>(index: u32) -> u32 {
         } else {
             // SAFETY: the helper takes nothing and cannot fail.
             let random = unsafe { bpf_get_prandom_u32() };
-            flow.source_port = (FIRST_PORT + random % (0x1_0000 - FIRST_PORT)) as u16;
+            let (first, count) = ports(config, flow.state & FLOW_SNAT != 0);
+            flow.source_port = (first + random_slot(random, count)) as u16;
         }
     }
     NONE

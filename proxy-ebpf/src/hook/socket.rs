@@ -119,6 +119,7 @@ fn same_backend<F: Tables>(key: &SocketKey<F::Words>, service: &ServiceEntry) ->
         backend_id: entry.backend_id,
         addr: entry.addr,
         port: entry.port,
+        flags: backend.flags,
     })
 }
 

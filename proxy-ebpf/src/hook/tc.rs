@@ -5,19 +5,20 @@ use aya_ebpf::bindings::__sk_buff;
 use aya_ebpf::helpers::generated::{bpf_jiffies64, bpf_ktime_get_ns};
 use aya_ebpf::programs::TcContext;
 use proxy_common::filter::Role;
-use proxy_common::flow::{DIRECTION_FORWARD, DIRECTION_REPLY, is_over};
-use proxy_common::reason::{Reason, Verdict};
-use proxy_common::service::ServiceKey;
+use proxy_common::flow::{DIRECTION_FORWARD, DIRECTION_REPLY, FLOW_SNAT, FlowKey, is_over};
+use proxy_common::reason::Reason;
 use proxy_common::{V4, V6};
 
+use super::begin::begin as first;
 use crate::flow::{self, Steps, Time};
 use crate::maps::{self, Tables};
 use crate::nat::{self, Rewrite, Tuple};
 use crate::net::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, tcp};
 use crate::packet::{Packet, Parse, Stop};
 use crate::reject::{self, Reject};
+use crate::route::{self, Routes};
 use crate::skb::Skb;
-use crate::{balance, lookup, report};
+use crate::{lookup, report};
 
 /// `TCX_NEXT`, which is also `TC_ACT_UNSPEC`: on to the next program.
 pub const NEXT: i32 = -1;
@@ -27,10 +28,20 @@ pub const DROP: i32 = 2;
 /// Headers that have to be readable: Ethernet, the longest IPv4 header or IPv6 with a few extensions, TCP.
 const PULL: u32 = 128;
 
+/// What an act says that is no verdict yet; all are above the verdicts.
+const UNDECIDED: i32 = 100;
 /// The packet belongs to no flow yet.
 const UNKNOWN: i32 = 100;
 /// Its client is to be told that nobody serves it.
-const REFUSED: i32 = 101;
+pub(super) const REFUSED: i32 = 101;
+/// Its flow has begun, and now it is a packet of a known flow.
+pub(super) const BEGUN: i32 = 102;
+/// It is rewritten, and goes on from here.
+const SEND: i32 = 103;
+/// Its client is to be told that it is too big.
+const TOO_BIG: i32 = 104;
+/// It may be the reply to a packet that was sent on under an address of this node.
+const RETURNS: i32 = 105;
 
 /// A packet that comes in from a client.
 #[inline(always)]
@@ -59,13 +70,29 @@ pub fn egress(context: &TcContext) -> i32 {
 #[inline(always)]
 fn forward<F: Acts>(skb: Skb) -> i32 {
     let mut verdict = F::known(skb);
+    if verdict < UNDECIDED {
+        return verdict;
+    }
     if verdict == UNKNOWN {
         verdict = F::begin(skb);
-        if verdict == REFUSED {
-            verdict = F::reject(skb);
+        if verdict == BEGUN {
+            verdict = F::known(skb);
         }
+    } else if verdict == RETURNS {
+        verdict = F::back(skb);
     }
-    verdict
+    if verdict == SEND {
+        verdict = F::send(skb);
+        return match verdict {
+            route::EXPIRED => drop_because(Reason::TtlExceeded),
+            route::FAILED => drop_because(Reason::RewriteFailed),
+            verdict => verdict,
+        };
+    }
+    if verdict == REFUSED || verdict == TOO_BIG {
+        return F::reject(skb, verdict);
+    }
+    if verdict < UNDECIDED { verdict } else { DROP }
 }
 
 /// Writes jiffies and nanoseconds over the packet's first 16 bytes.
@@ -77,7 +104,7 @@ pub fn clock(context: &TcContext) -> i32 {
 }
 
 #[inline(always)]
-fn time() -> Option<Time> {
+pub(super) fn time() -> Option<Time> {
     // SAFETY: the helper takes nothing and cannot fail.
     let now = unsafe { bpf_jiffies64() } as u32;
     Some(Time { now, config: maps::config()? })
@@ -123,7 +150,12 @@ fn known<F: Acts>(skb: Skb) -> i32 {
     }
     let key = &packet.key;
     if !maps::may_be(Role::Frontend, &key.dst, key.dst_port, key.proto) {
-        return NEXT;
+        let Some(config) = maps::config() else { return NEXT };
+        if key.dst_port >= config.snat_first && key.dst_port <= config.snat_last {
+            leave::<F>(&packet);
+            return RETURNS;
+        }
+        return if lookup::is_service_address::<F>(&key.dst) { leave::<F>(&packet) } else { NEXT };
     }
     let Some(time) = time() else { return NEXT };
     let Some(known) = flow::find::<F>(key, time) else { return leave::<F>(&packet) };
@@ -134,8 +166,26 @@ fn known<F: Acts>(skb: Skb) -> i32 {
     known.touch(DIRECTION_FORWARD, packet.tcp_flags, time);
     report::forwarded(known.service(), packet.length);
     match known.to_backend() {
+        Some(to) if known.state() & FLOW_SNAT != 0 => send_on::<F>(skb, &packet, &to),
         Some(to) => rewrite::<F>(skb, &packet, &to),
         None => drop_because(Reason::MapInconsistent),
+    }
+}
+
+/// Rewrites a packet that goes on from here. Its way is asked for first: of one that is too big, the client gets to
+/// see what it sent.
+#[inline(always)]
+fn send_on<F: Acts>(skb: Skb, packet: &Packet<F::Words>, to: &Tuple<F::Words>) -> i32 {
+    match F::route(skb, to) {
+        route::FOUND => match rewrite::<F>(skb, packet, to) {
+            NEXT => SEND,
+            verdict => verdict,
+        },
+        route::TOO_BIG => {
+            leave::<F>(packet);
+            TOO_BIG
+        }
+        _ => drop_because(Reason::NoRoute),
     }
 }
 
@@ -150,46 +200,41 @@ fn leave<F: Tables>(packet: &Packet<F::Words>) -> i32 {
 
 /// The packet that the first act left.
 #[inline(always)]
-fn left<F: Tables>() -> Option<&'static Packet<F::Words>> {
+pub(super) fn left<F: Tables>() -> Option<&'static Packet<F::Words>> {
     // SAFETY: a map value that is this CPU's own, and plain integers.
     F::scratch().map(|packet| unsafe { &*packet })
 }
 
-/// The first packet of a flow.
+/// Tells the client that nobody serves what it dialled, or that its packet is too big.
 #[inline(always)]
-fn begin<F: Acts>(skb: Skb) -> i32 {
-    let Some(packet) = left::<F>() else { return NEXT };
-    let key = &packet.key;
-    let service_key = ServiceKey::internal(key.dst, key.dst_port, key.proto);
-    let Some(service) = lookup::service::<F>(&service_key) else { return NEXT };
-    let Some(time) = time() else { return NEXT };
-    // As good as the helper's number, at a fifth of its price: the seed is secret, and the time moves on.
-    let random = (key.hash(time.config.flow_seed ^ time.now) >> 32) as u32;
-    let opened = match balance::choose::<F>(&service, random) {
-        Ok(choice) => flow::open::<F>(key, &choice, time),
-        Err(reason) => Err(reason),
-    };
-    match opened {
-        Ok(to) => {
-            report::forwarded(service.id, packet.length);
-            rewrite::<F>(skb, packet, &to)
-        }
-        Err(reason) => {
-            report::refusal(service.id, reason);
-            // An answer to a reset would begin a conversation of errors (RFC 9293, 3.10.7.1).
-            let told = reason.verdict() == Verdict::Reject && packet.tcp_flags & tcp::RST == 0;
-            if told { REFUSED } else { DROP }
-        }
+fn reject<F: Acts>(skb: Skb, what: i32) -> i32 {
+    let Some(packet) = left::<F>() else { return drop_because(Reason::RejectFailed) };
+    let mut message = F::PORT_UNREACHABLE;
+    if what == TOO_BIG {
+        report::reason(Reason::PacketTooBig);
+        // SAFETY: a map value that is this CPU's own.
+        message = F::too_big(maps::route().map_or(0, |route| unsafe { (*route).mtu }));
+    }
+    match reject::answer::<F>(skb, packet, message) {
+        Ok(verdict) => verdict,
+        Err(_) => drop_because(Reason::RejectFailed),
     }
 }
 
-/// Tells the client that nobody serves what it dialled.
+/// A packet to a port of this node, perhaps the reply to one that was sent on under its address.
 #[inline(always)]
-fn reject<F: Acts>(skb: Skb) -> i32 {
-    let Some(packet) = left::<F>() else { return drop_because(Reason::RejectFailed) };
-    match reject::port_unreachable::<F>(skb, packet) {
-        Ok(verdict) => verdict,
-        Err(_) => drop_because(Reason::RejectFailed),
+fn back<F: Acts>(skb: Skb) -> i32 {
+    let (Some(packet), Some(time)) = (left::<F>(), time()) else { return NEXT };
+    let key = FlowKey { direction: DIRECTION_REPLY, ..packet.key };
+    let Some(known) = flow::find::<F>(&key, time) else { return NEXT };
+    if known.state() & FLOW_SNAT == 0 {
+        return NEXT;
+    }
+    known.touch(DIRECTION_REPLY, packet.tcp_flags, time);
+    report::replied(known.service(), packet.length);
+    match known.to_client() {
+        Some(to) => send_on::<F>(skb, packet, &to),
+        None => drop_because(Reason::MapInconsistent),
     }
 }
 
@@ -221,7 +266,7 @@ fn reply<F: Acts>(skb: Skb) -> i32 {
 }
 
 #[inline(always)]
-fn rewrite<F: Rewrite>(skb: Skb, packet: &Packet<F::Words>, to: &Tuple<F::Words>) -> i32 {
+pub(super) fn rewrite<F: Rewrite>(skb: Skb, packet: &Packet<F::Words>, to: &Tuple<F::Words>) -> i32 {
     match nat::rewrite::<F>(skb, packet, to) {
         Ok(()) => NEXT,
         Err(_) => drop_because(Reason::RewriteFailed),
@@ -236,7 +281,7 @@ fn drop_because(reason: Reason) -> i32 {
 
 /// The acts, as functions that the verifier checks once each, on their own ("global"): walked through from
 /// every state that calls them, they cost half a million steps.
-trait Acts: Rewrite + Steps + Reject {
+pub(super) trait Acts: Rewrite + Steps + Reject + Routes {
     /// [`parse_pulled`].
     fn parse_pulled(skb: Skb, packet: &mut Packet<Self::Words>) -> Result<(), Stop>;
     /// [`known`].
@@ -244,7 +289,9 @@ trait Acts: Rewrite + Steps + Reject {
     /// [`begin`].
     fn begin(skb: Skb) -> i32;
     /// [`reject`].
-    fn reject(skb: Skb) -> i32;
+    fn reject(skb: Skb, what: i32) -> i32;
+    /// [`back`].
+    fn back(skb: Skb) -> i32;
     /// [`reply`].
     fn reply(skb: Skb) -> i32;
 }
@@ -275,7 +322,7 @@ macro_rules! global {
 }
 
 macro_rules! acts {
-    ($family:ty, $parse:ident, $known:ident, $begin:ident, $reject:ident, $reply:ident) => {
+    ($family:ty, $parse:ident, $known:ident, $begin:ident, $back:ident, $reject:ident, $reply:ident) => {
         #[unsafe(no_mangle)]
         #[inline(never)]
         extern "C" fn $parse(
@@ -290,8 +337,15 @@ macro_rules! acts {
         }
 
         global!($known = known::<$family>);
-        global!($begin = begin::<$family>);
-        global!($reject = reject::<$family>);
+        global!($begin = first::<$family>);
+        global!($back = back::<$family>);
+
+        #[unsafe(no_mangle)]
+        #[inline(never)]
+        extern "C" fn $reject(skb: *mut __sk_buff, what: i32) -> i32 {
+            reject::<$family>(Skb::from_raw(skb), what)
+        }
+
         global!($reply = reply::<$family>);
 
         impl Acts for $family {
@@ -316,8 +370,13 @@ macro_rules! acts {
             }
 
             #[inline(always)]
-            fn reject(skb: Skb) -> i32 {
-                $reject(skb.raw())
+            fn reject(skb: Skb, what: i32) -> i32 {
+                $reject(skb.raw(), what)
+            }
+
+            #[inline(always)]
+            fn back(skb: Skb) -> i32 {
+                $back(skb.raw())
             }
 
             #[inline(always)]
@@ -328,5 +387,5 @@ macro_rules! acts {
     };
 }
 
-acts!(V4, parse_pulled4, known4, begin4, reject4, reply4);
-acts!(V6, parse_pulled6, known6, begin6, reject6, reply6);
+acts!(V4, parse_pulled4, known4, begin4, back4, reject4, reply4);
+acts!(V6, parse_pulled6, known6, begin6, back6, reject6, reply6);

@@ -1,0 +1,66 @@
+//! Session affinity: a client stays with its backend while that one may be chosen, and it comes back in time.
+
+use proxy_common::Family;
+use proxy_common::affinity::{AffinityEntry, AffinityKey};
+use proxy_common::backend::{BACKEND_ACTIVE, BACKEND_IN_CLUSTER, BACKEND_IN_LOCAL};
+use proxy_common::reason::Reason;
+use proxy_common::service::{SERVICE_LOCAL, ServiceEntry};
+
+use crate::balance::Choice;
+use crate::flow::Time;
+use crate::maps::Tables;
+use crate::report;
+
+/// The backend of an entry, if it holds still.
+#[inline(always)]
+pub fn holds<F: Tables>(
+    entry: &AffinityEntry,
+    service: &ServiceEntry,
+    time: Time,
+) -> Option<Choice<F::Words>> {
+    let silent = time.now.wrapping_sub(entry.last_used);
+    // Another CPU may have used it a moment after the clock was read.
+    if silent > service.affinity_secs.wrapping_mul(time.config.hz) && silent.wrapping_neg() > time.config.hz {
+        return None;
+    }
+    let wanted = if service.flags & SERVICE_LOCAL != 0 { BACKEND_IN_LOCAL } else { BACKEND_IN_CLUSTER };
+    let backend = F::backend(entry.backend_id)?;
+    let may = backend.state == BACKEND_ACTIVE && backend.service == service.id && backend.flags & wanted != 0;
+    may.then_some(Choice {
+        service: service.id,
+        backend_id: entry.backend_id,
+        addr: backend.addr,
+        port: backend.port,
+        flags: backend.flags,
+    })
+}
+
+/// The backend that a client of the packet path stays with.
+#[inline(always)]
+pub fn stay<F: Tables>(
+    client: &F::Words,
+    service: &ServiceEntry,
+    time: Time,
+) -> Option<Choice<<F as Family>::Words>> {
+    let key = AffinityKey { client: *client, service: service.id };
+    // SAFETY: a map value, of plain integers; what is read is checked.
+    let choice = holds::<F>(unsafe { &*F::affinity(&key)? }, service, time)?;
+    note::<F>(client, service, choice.backend_id, time);
+    Some(choice)
+}
+
+/// Notes that a connection of the client began.
+#[inline(always)]
+pub fn note<F: Tables>(client: &F::Words, service: &ServiceEntry, backend_id: u32, time: Time) {
+    let key = AffinityKey { client: *client, service: service.id };
+    let entry = AffinityEntry { backend_id, last_used: time.now };
+    match F::affinity(&key) {
+        // SAFETY: a map value. In place: to replace an element of an LRU map costs more than to add one.
+        Some(place) => unsafe { *place = entry },
+        None => {
+            if F::put_affinity(&key, &entry).is_err() {
+                report::reason(Reason::AffinityTableFull);
+            }
+        }
+    }
+}

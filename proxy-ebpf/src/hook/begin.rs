@@ -1,0 +1,88 @@
+//! The first packet of a flow: what the client dialled, whether it may, where it goes, and under which address.
+
+use proxy_common::Address;
+use proxy_common::backend::BACKEND_LOCAL;
+use proxy_common::config::CONFIG_MASQUERADE_ALL;
+use proxy_common::node::{DEVICE_UPLINK, NODE_ADDR_PORTS, NodeEntry};
+use proxy_common::reason::{Reason, Verdict};
+use proxy_common::service::{KIND_CLUSTER_IP, SERVICE_SOURCE_RANGES, ServiceEntry};
+
+use super::tc::{Acts, BEGUN, DROP, NEXT, REFUSED, left, rewrite, time};
+use crate::flow::{self, Time, same};
+use crate::maps;
+use crate::nat::Tuple;
+use crate::net::tcp;
+use crate::packet::Packet;
+use crate::skb::Skb;
+use crate::{affinity, balance, lookup, report};
+
+/// The first packet of a flow.
+#[inline(always)]
+pub(super) fn begin<F: Acts>(skb: Skb) -> i32 {
+    let Some(packet) = left::<F>() else { return NEXT };
+    let key = &packet.key;
+    let (Some(time), Some(node)) = (time(), F::node()) else { return NEXT };
+    let outside = maps::device(skb.ifindex()) & DEVICE_UPLINK != 0 && !node.pods.contains(&key.src);
+    let Some(service) = lookup::frontend::<F>(key.dst, key.dst_port, key.proto, outside, NODE_ADDR_PORTS)
+    else {
+        if !lookup::is_service_address::<F>(&key.dst) {
+            return NEXT;
+        }
+        let why = lookup::why_nothing::<F>(key.dst);
+        report::reason(why);
+        return refuse(why, packet.tcp_flags);
+    };
+    match open::<F>(packet, &service, node, outside, time) {
+        Ok((_, true)) => BEGUN,
+        Ok((to, false)) => {
+            report::forwarded(service.id, packet.length);
+            rewrite::<F>(skb, packet, &to)
+        }
+        Err(reason) => {
+            report::refusal(service.id, reason);
+            refuse(reason, packet.tcp_flags)
+        }
+    }
+}
+
+/// An answer to a reset would begin a conversation of errors (RFC 9293, 3.10.7.1).
+#[inline(always)]
+fn refuse(reason: Reason, tcp_flags: u16) -> i32 {
+    if reason.verdict() == Verdict::Reject && tcp_flags & tcp::RST == 0 { REFUSED } else { DROP }
+}
+
+/// Chooses a backend, and begins a flow to it. Gives what the packet becomes, and whether it goes on from here.
+#[inline(always)]
+fn open<F: Acts>(
+    packet: &Packet<F::Words>,
+    service: &ServiceEntry,
+    node: &NodeEntry<F::Words>,
+    outside: bool,
+    time: Time,
+) -> Result<(Tuple<F::Words>, bool), Reason> {
+    let key = &packet.key;
+    if service.flags & SERVICE_SOURCE_RANGES != 0 && !F::lets_in(service.id, &key.src) {
+        return Err(Reason::SourceNotAllowed);
+    }
+    let sticks = service.affinity_secs != 0 && service.slot_count != 0;
+    let stays = if sticks { affinity::stay::<F>(&key.src, service, time) } else { None };
+    let choice = if let Some(choice) = stays {
+        choice
+    } else {
+        // As good as the helper's number, at a fifth of its price: the seed is secret, and the time moves on.
+        let random = (key.hash(time.config.flow_seed ^ time.now) >> 32) as u32;
+        let choice = balance::choose::<F>(service, random)?;
+        if sticks {
+            affinity::note::<F>(&key.src, service, choice.backend_id, time);
+        }
+        choice
+    };
+    let hairpin = same(&choice.addr, &key.src);
+    let masquerade = time.config.flags & CONFIG_MASQUERADE_ALL != 0 && service.kind == KIND_CLUSTER_IP;
+    let snat = hairpin || masquerade || (outside && choice.flags & BACKEND_LOCAL == 0);
+    if snat && same(&node.source, &F::Words::ZERO) {
+        return Err(Reason::NoRoute);
+    }
+    let to = flow::open::<F>(key, &choice, time, if snat { Some(&node.source) } else { None })?;
+    Ok((to, snat))
+}
