@@ -86,3 +86,7 @@ plain! {
 unsafe impl Plain for u32 {}
 // SAFETY: an integer.
 unsafe impl Plain for u64 {}
+// SAFETY: octets.
+unsafe impl Plain for [u8; 4] {}
+// SAFETY: octets.
+unsafe impl Plain for [u8; 16] {}

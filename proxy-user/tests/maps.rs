@@ -1,7 +1,7 @@
 //! The kernel's maps against the memory's: the same writes leave the same contents.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::Path;
 use std::time::Instant;
@@ -377,11 +377,7 @@ fn plan(number: u16, endpoints: u8) -> (ServiceName, Option<ServicePlan>) {
     };
     let at = |last| BackendAddress { address: Ipv4Addr::new(10, 128 + high, low, last).into(), port: 8080 };
     let backends: BTreeMap<_, _> = (1..=endpoints).map(|last| (at(last), BackendFacts::default())).collect();
-    let what = FrontendPlan {
-        kind: FrontendKind::ClusterIp,
-        slots: backends.keys().copied().collect(),
-        drop_when_empty: false,
-    };
+    let what = FrontendPlan::new(FrontendKind::ClusterIp, backends.keys().copied().collect());
     let frontend = Frontend {
         address: Ipv4Addr::new(10, 96, high, low).into(),
         port: 80,
@@ -389,6 +385,12 @@ fn plan(number: u16, endpoints: u8) -> (ServiceName, Option<ServicePlan>) {
         scope: Scope::Internal,
     };
     let frontends = BTreeMap::from([(frontend, what)]);
-    let plan = PortPlan { frontends, backends, affinity_secs: 0, algorithm: Algorithm::Random };
-    (name, Some(ServicePlan { ports: [(port, plan)].into(), created: 1, problems: Vec::new() }))
+    let plan = PortPlan {
+        frontends,
+        backends,
+        affinity_secs: 0,
+        algorithm: Algorithm::Random,
+        source_ranges: BTreeSet::new(),
+    };
+    (name, Some(ServicePlan { ports: [(port, plan)].into(), created: 1, ..ServicePlan::default() }))
 }

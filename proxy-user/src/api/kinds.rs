@@ -4,6 +4,7 @@ use std::fmt::Debug;
 
 use k8s_openapi::api::core::v1::{Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::api::networking::v1::ServiceCIDR;
 use kube::runtime::watcher;
 use serde::de::DeserializeOwned;
 
@@ -105,5 +106,30 @@ impl Watched for Node {
 
     fn listing(all: Vec<model::NodeView>) -> Listing {
         Listing::Node(all.into_iter().next())
+    }
+}
+
+impl Watched for ServiceCIDR {
+    type Model = model::ServiceCidr;
+    const RESOURCE: &'static str = "servicecidrs.networking.k8s.io";
+
+    fn selectors() -> watcher::Config {
+        watcher::Config::default()
+    }
+
+    fn key(&self) -> Key {
+        Key::ServiceCidr(self.metadata.name.clone().unwrap_or_default())
+    }
+
+    fn convert(self) -> Option<model::ServiceCidr> {
+        Some(convert::service_cidr(self))
+    }
+
+    fn object(model: model::ServiceCidr) -> Object {
+        Object::ServiceCidr(model)
+    }
+
+    fn listing(all: Vec<model::ServiceCidr>) -> Listing {
+        Listing::ServiceCidrs(all)
     }
 }

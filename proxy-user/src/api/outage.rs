@@ -17,6 +17,8 @@ pub enum Trouble {
     Expired,
     /// We are not allowed to.
     Forbidden,
+    /// The server does not know such objects.
+    Missing,
     /// The connection broke. It is made again at once; only if that fails is the server away.
     Interrupted,
     /// The server does not answer, or not with what we asked for.
@@ -36,6 +38,7 @@ impl Trouble {
         match (code, error) {
             (410, _) => Self::Expired,
             (401 | 403, _) => Self::Forbidden,
+            (404, _) => Self::Missing,
             (_, Error::WatchError(_) | Error::WatchFailed(_)) => Self::Interrupted,
             _ => Self::Away,
         }
@@ -70,7 +73,7 @@ impl Outage {
         let trouble = Trouble::of(error);
         let is_new = match trouble {
             Trouble::Expired | Trouble::Interrupted => false,
-            Trouble::Forbidden => {
+            Trouble::Forbidden | Trouble::Missing => {
                 let first = Refusal { since: now, is_told: false };
                 self.refusals.entry(resource).or_insert(first).again(now)
             }
@@ -83,6 +86,9 @@ impl Outage {
                 resource,
                 error, "the API server refuses us; our account needs `list` and `watch` on this resource"
             ),
+            Trouble::Missing => {
+                warn!(resource, error, "the API server has no such objects; we go on without them");
+            }
             _ => warn!(
                 resource,
                 error, "the API server does not answer; what is programmed stays, and we keep trying"

@@ -11,6 +11,7 @@ use futures::stream::{BoxStream, SelectAll};
 use futures::{Stream, StreamExt, future, stream};
 use k8s_openapi::api::core::v1::{Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::api::networking::v1::ServiceCIDR;
 use kube::runtime::utils::{Backoff, ResetTimerBackoff};
 use kube::runtime::watcher::{self, ExponentialBackoff};
 use kube::runtime::{WatchStreamExt, watcher as watch_kind};
@@ -39,7 +40,7 @@ enum Report {
     Failed(&'static str, watcher::Error),
 }
 
-/// Watches Services, `EndpointSlices` and the node called `node_name`, and sends what happens.
+/// Watches Services, `EndpointSlices`, `ServiceCIDR`s and the node called `node_name`, and sends what happens.
 ///
 /// Runs for ever, whatever the API server does; returns when the receiver is gone.
 pub async fn run(client: Client, node_name: String, sender: Sender<Event>) {
@@ -50,10 +51,11 @@ pub async fn run(client: Client, node_name: String, sender: Sender<Event>) {
         first = timeout(NODE_WAIT, node.next()) => first.ok().flatten(),
     };
     let services = reports(Api::<Service>::all(client.clone()), Service::selectors());
-    let slices = reports(Api::<EndpointSlice>::all(client), EndpointSlice::selectors());
+    let slices = reports(Api::<EndpointSlice>::all(client.clone()), EndpointSlice::selectors());
+    let cidrs = reports(Api::<ServiceCIDR>::all(client), ServiceCIDR::selectors());
     let known = stream::iter(first);
     let all: SelectAll<BoxStream<'static, Report>> =
-        stream::select_all([known.chain(node).boxed(), services.boxed(), slices.boxed()]);
+        stream::select_all([known.chain(node).boxed(), services.boxed(), slices.boxed(), cidrs.boxed()]);
     forward(all, &node_name, &sender).await;
 }
 

@@ -1,5 +1,7 @@
 //! The pinned maps of this kernel.
 
+mod node;
+
 use std::collections::BTreeMap;
 use std::io;
 use std::net::IpAddr;
@@ -19,6 +21,7 @@ use proxy_common::name::PortName;
 use proxy_common::service::{ServiceEntry, ServiceKey};
 use proxy_common::stats::ServiceStats;
 
+use self::node::NodeMaps;
 use super::mapping::Mapping;
 use super::sys::{self, Stopped};
 use super::{Backend, BatchError, Capacity, Contents, FrontendKey, MapError, Store, Table, Write};
@@ -34,6 +37,7 @@ pub struct KernelStore {
     names: MapData,
     service_stats: PerCpuArray<MapData, ServiceStats>,
     backend_stats: MapData,
+    node: NodeMaps,
     capacity: Capacity,
 }
 
@@ -70,6 +74,7 @@ impl KernelStore {
             names,
             service_stats: open_stats(dir)?,
             backend_stats,
+            node: NodeMaps::open(dir)?,
         })
     }
 
@@ -103,6 +108,17 @@ impl KernelStore {
                 sys::delete(self.services6.fd().as_fd(), &v6)
             }
             [Write::Slots(..) | Write::FilterSet(..) | Write::FilterClear(..), ..] => self.memory(run),
+            [
+                Write::SourceRange(..)
+                | Write::NoSourceRange(..)
+                | Write::Node(_)
+                | Write::NodeAddr(..)
+                | Write::NoNodeAddr(_)
+                | Write::Device(..)
+                | Write::NoDevice(_)
+                | Write::Config(_),
+                ..,
+            ] => self.node.write(run),
         }
     }
 
@@ -197,6 +213,8 @@ impl Store for KernelStore {
             backends6: self.read_range(Table::Backends6, 0..backends_below)?.backends6,
             filter: self.filter.all64(),
             names: self.walk(Table::Names, None, u32::MAX)?.0.names,
+            source_ranges: &self.node.source_ranges(Table::SrcRanges)? | &self.node.source_ranges(Table::SrcRanges6)?,
+            node: self.node.all()?,
         })
     }
 
@@ -209,7 +227,7 @@ impl Store for KernelStore {
             Table::Filter => found.filter = self.filter.range64(indexes),
             Table::Backends => found.backends = endpoints::<[u8; 4]>(&self.backends, table, start..end)?,
             Table::Backends6 => found.backends6 = endpoints::<[u8; 16]>(&self.backends6, table, start..end)?,
-            Table::Services | Table::Services6 | Table::Names => {}
+            _ => {}
         }
         Ok(found)
     }
@@ -229,7 +247,15 @@ impl Store for KernelStore {
                 hash::<ServiceKey<[u8; 16]>, _, _>(&self.services6, table, from, count, &mut found.services)?
             }
             Table::Names => hash::<u32, _, _>(&self.names, table, from, count, &mut found.names)?,
-            Table::Slots | Table::Backends | Table::Backends6 | Table::Filter => None,
+            Table::SrcRanges | Table::SrcRanges6 => {
+                found.source_ranges = self.node.source_ranges(table)?;
+                None
+            }
+            _ if table.is_array() => None,
+            _ => {
+                found.node = self.node.read(table)?;
+                None
+            }
         };
         Ok((found, next))
     }

@@ -119,6 +119,14 @@ impl MemoryStore {
             }
             Write::FilterSet(word, mask) => *self.word(*word)? |= mask,
             Write::FilterClear(word, mask) => *self.word(*word)? &= !mask,
+            Write::SourceRange(id, range) => drop(self.contents.source_ranges.insert((*id, *range))),
+            Write::NoSourceRange(id, range) => drop(self.contents.source_ranges.remove(&(*id, *range))),
+            Write::Node(row) => drop(self.contents.node.rows.insert(row.table(), (**row).clone())),
+            Write::NodeAddr(address, bits) => drop(self.contents.node.addresses.insert(*address, *bits)),
+            Write::NoNodeAddr(address) => drop(self.contents.node.addresses.remove(address)),
+            Write::Device(index, bits) => drop(self.contents.node.devices.insert(*index, *bits)),
+            Write::NoDevice(index) => drop(self.contents.node.devices.remove(index)),
+            Write::Config(row) => self.contents.node.config = *row,
         }
         self.seen(write);
         Ok(())
@@ -158,7 +166,7 @@ impl Store for MemoryStore {
             Table::Filter => found.filter = part(&self.contents.filter, &range),
             Table::Backends => found.backends = rows(&self.contents.backends),
             Table::Backends6 => found.backends6 = rows(&self.contents.backends6),
-            Table::Services | Table::Services6 | Table::Names => {}
+            _ => {}
         }
         Ok(found)
     }
@@ -170,6 +178,13 @@ impl Store for MemoryStore {
         count: u32,
     ) -> Result<(Contents, Option<u32>), MapError> {
         let mut found = Contents::default();
+        if !matches!(table, Table::Services | Table::Services6 | Table::Names) {
+            let Contents { source_ranges, node, .. } = &self.contents;
+            let inside = |(_, range): &&(u32, _)| Table::source_ranges(*range) == table;
+            found.source_ranges = source_ranges.iter().filter(inside).copied().collect();
+            found.node = node.of(table);
+            return Ok((found, None));
+        }
         for bucket in from.unwrap_or(0)..BUCKETS {
             if table == Table::Names {
                 found.names.extend(self.contents.names.iter().filter(|(id, _)| **id % BUCKETS == bucket));

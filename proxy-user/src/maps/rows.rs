@@ -1,13 +1,17 @@
 //! Rows of the tables, for both address families.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use ipnet::IpNet;
 use proxy_common::backend::{BACKEND_FREE, BackendEntry};
 use proxy_common::map_names as map;
 use proxy_common::name::PortName;
+use proxy_common::node::{Device, NodeAddr};
 use proxy_common::service::{SCOPE_EXTERNAL, ServiceEntry, ServiceKey};
+
+use super::node::{ConfigRow, NodeRow};
 
 /// A map that this module writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -26,11 +30,27 @@ pub enum Table {
     Filter,
     /// Names of Service ports.
     Names,
+    /// Who may use a load balancer's IPv4 address.
+    SrcRanges,
+    /// The same for IPv6.
+    SrcRanges6,
+    /// This node, as far as IPv4 goes.
+    Node,
+    /// The same for IPv6.
+    Node6,
+    /// IPv4 addresses of this node.
+    NodeAddrs,
+    /// IPv6 addresses of this node.
+    NodeAddrs6,
+    /// Network devices.
+    Devices,
+    /// Settings of the programs.
+    Config,
 }
 
 impl Table {
     /// All of them.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 15] = [
         Self::Services,
         Self::Services6,
         Self::Slots,
@@ -38,6 +58,14 @@ impl Table {
         Self::Backends6,
         Self::Filter,
         Self::Names,
+        Self::SrcRanges,
+        Self::SrcRanges6,
+        Self::Node,
+        Self::Node6,
+        Self::NodeAddrs,
+        Self::NodeAddrs6,
+        Self::Devices,
+        Self::Config,
     ];
 
     /// The table of frontends at such an address.
@@ -56,6 +84,27 @@ impl Table {
         }
     }
 
+    /// The table of addresses of this node.
+    pub const fn node_addrs(address: IpAddr) -> Self {
+        match address {
+            IpAddr::V4(_) => Self::NodeAddrs,
+            IpAddr::V6(_) => Self::NodeAddrs6,
+        }
+    }
+
+    /// The table of a source range.
+    pub const fn source_ranges(range: IpNet) -> Self {
+        match range {
+            IpNet::V4(_) => Self::SrcRanges,
+            IpNet::V6(_) => Self::SrcRanges6,
+        }
+    }
+
+    /// Whether it is an array, of which parts can be read.
+    pub const fn is_array(self) -> bool {
+        matches!(self, Self::Slots | Self::Backends | Self::Backends6 | Self::Filter)
+    }
+
     /// The name of the map.
     pub const fn name(self) -> &'static str {
         match self {
@@ -66,6 +115,14 @@ impl Table {
             Self::Backends6 => map::BACKENDS6,
             Self::Filter => map::FILTER,
             Self::Names => map::NAMES,
+            Self::SrcRanges => map::SRC_RANGES,
+            Self::SrcRanges6 => map::SRC_RANGES6,
+            Self::Node => map::NODE,
+            Self::Node6 => map::NODE6,
+            Self::NodeAddrs => map::NODE_ADDRS,
+            Self::NodeAddrs6 => map::NODE_ADDRS6,
+            Self::Devices => map::DEVICES,
+            Self::Config => map::CONFIG,
         }
     }
 
@@ -76,7 +133,15 @@ impl Table {
             Self::Slots => "--max-slots",
             Self::Backends | Self::Backends6 => "--max-backends",
             Self::Names => "--max-services",
-            Self::Filter => "",
+            Self::Filter
+            | Self::SrcRanges
+            | Self::SrcRanges6
+            | Self::Node
+            | Self::Node6
+            | Self::NodeAddrs
+            | Self::NodeAddrs6
+            | Self::Devices
+            | Self::Config => "",
         }
     }
 }
@@ -223,6 +288,22 @@ pub enum Write {
     FilterSet(u32, u64),
     /// Clears them.
     FilterClear(u32, u64),
+    /// Lets a range of clients use the addresses of the Service port of this id.
+    SourceRange(u32, IpNet),
+    /// Takes it away.
+    NoSourceRange(u32, IpNet),
+    /// Says what this node is like, in the family of the row.
+    Node(Box<NodeRow>),
+    /// Says that an address is this node's, with `NODE_ADDR_*` bits.
+    NodeAddr(IpAddr, NodeAddr),
+    /// It is not any more.
+    NoNodeAddr(IpAddr),
+    /// Says what a device is like, by its index, with `DEVICE_*` bits.
+    Device(u32, Device),
+    /// Forgets it.
+    NoDevice(u32),
+    /// Changes the settings that are ours; the others stay.
+    Config(ConfigRow),
 }
 
 impl Write {
@@ -235,12 +316,26 @@ impl Write {
             Self::Slots(..) => Table::Slots,
             Self::Service(key, _) | Self::NoService(key) => Table::services(key.addr),
             Self::FilterSet(..) | Self::FilterClear(..) => Table::Filter,
+            Self::SourceRange(_, range) | Self::NoSourceRange(_, range) => Table::source_ranges(*range),
+            Self::Node(row) => row.table(),
+            Self::NodeAddr(address, _) | Self::NoNodeAddr(address) => Table::node_addrs(*address),
+            Self::Device(..) | Self::NoDevice(_) => Table::Devices,
+            Self::Config(_) => Table::Config,
         }
     }
 
     /// Whether it takes something away.
     pub const fn removes(&self) -> bool {
-        matches!(self, Self::NoName(_) | Self::NoBackend(..) | Self::NoService(_) | Self::FilterClear(..))
+        matches!(
+            self,
+            Self::NoName(_)
+                | Self::NoBackend(..)
+                | Self::NoService(_)
+                | Self::FilterClear(..)
+                | Self::NoSourceRange(..)
+                | Self::NoNodeAddr(_)
+                | Self::NoDevice(_)
+        )
     }
 
     /// The entry in words of people, for errors.
@@ -254,6 +349,10 @@ impl Write {
             Self::FilterSet(word, mask) | Self::FilterClear(word, mask) => {
                 format!("bit {mask:#x} of word {word}")
             }
+            Self::SourceRange(id, range) | Self::NoSourceRange(id, range) => format!("{range} of id {id}"),
+            Self::Node(_) | Self::Config(_) => "its one entry".to_owned(),
+            Self::NodeAddr(address, _) | Self::NoNodeAddr(address) => address.to_string(),
+            Self::Device(index, _) | Self::NoDevice(index) => format!("device {index}"),
         }
     }
 }
@@ -273,4 +372,39 @@ pub struct Contents {
     pub filter: Vec<u64>,
     /// Names of Service ports.
     pub names: BTreeMap<u32, PortName>,
+    /// Ranges of clients, by the id of the Service port; both families.
+    pub source_ranges: BTreeSet<(u32, IpNet)>,
+    /// What the node is like.
+    pub node: NodeContents,
+}
+
+/// What the tables say of the node; of one table only, the other parts are empty.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeContents {
+    /// `node` and `node6`.
+    pub rows: BTreeMap<Table, NodeRow>,
+    /// Both tables of addresses.
+    pub addresses: BTreeMap<IpAddr, NodeAddr>,
+    /// Devices, by index.
+    pub devices: BTreeMap<u32, Device>,
+    /// Our part of `config`.
+    pub config: ConfigRow,
+}
+
+impl NodeContents {
+    /// The tables that it is about.
+    pub const TABLES: [Table; 6] =
+        [Table::Node, Table::Node6, Table::NodeAddrs, Table::NodeAddrs6, Table::Devices, Table::Config];
+
+    /// What one table says.
+    pub fn of(&self, table: Table) -> Self {
+        let Self { rows, addresses, devices, config } = self;
+        let in_table = |(address, _): &(&IpAddr, _)| Table::node_addrs(**address) == table;
+        Self {
+            rows: rows.iter().filter(|(key, _)| **key == table).map(|(key, row)| (*key, row.clone())).collect(),
+            addresses: addresses.iter().filter(in_table).map(|(address, bits)| (*address, *bits)).collect(),
+            devices: if table == Table::Devices { devices.clone() } else { BTreeMap::new() },
+            config: if table == Table::Config { *config } else { ConfigRow::default() },
+        }
+    }
 }

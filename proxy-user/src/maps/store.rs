@@ -16,7 +16,7 @@ pub trait Store {
     /// start of the range. What lies outside of the table is left out.
     fn read_range(&mut self, table: Table, range: Range<u32>) -> Result<Contents, MapError>;
 
-    /// About `count` entries of `names` or one of the `services`, in the table's own order, and where the next walk
+    /// About `count` entries of any other table, or all of it where that is small, in the table's own order, and where the next walk
     /// goes on (`None`: nowhere, and to begin with). An entry that is there all the time is met once; one that
     /// comes or goes between two walks may be.
     fn walk(

@@ -13,7 +13,7 @@ use tokio::sync::watch;
 
 use super::datapath::{Labels, counter, gauge};
 use crate::model::net::IpFamily;
-use crate::sync::{Histogram, Scale, Status};
+use crate::sync::{Histogram, Scale, Scope, Status};
 
 /// Reads the snapshots that the driver publishes.
 #[derive(Debug)]
@@ -38,10 +38,13 @@ fn programming(e: &mut DescriptorEncoder<'_>, status: &Status) -> Result<(), fmt
         "From what happened to an endpoint, as its slice tells, to the end of the sync that brought it in",
         status.network_programming.iter().map(|(family, histogram)| (by_family(*family), histogram)),
     )?;
-    let silent = families.map(|family| {
-        let mut labels = by_family(family);
-        labels.insert(0, ("traffic_policy", "internal".to_owned()));
-        (labels, status.no_local_internal.get(&family).copied().unwrap_or_default())
+    let scopes = [(Scope::Internal, "internal"), (Scope::External, "external")];
+    let silent = scopes.into_iter().flat_map(|(scope, policy)| {
+        families.map(|family| {
+            let mut labels = by_family(family);
+            labels.insert(0, ("traffic_policy", policy.to_owned()));
+            (labels, status.no_local.get(&(scope, family)).copied().unwrap_or_default())
+        })
     });
     let help = "Service ports of policy Local that have endpoints, but none on this node";
     gauge(e, "kubeproxy_sync_proxy_rules_no_local_endpoints_total", help, silent)

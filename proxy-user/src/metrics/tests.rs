@@ -14,7 +14,7 @@ use crate::maps::view::{
 };
 use crate::model::net::IpFamily;
 use crate::programs::Attachment;
-use crate::sync::{Changes, Count, Histogram, Operation, Operations};
+use crate::sync::{Changes, Count, Histogram, Operation, Operations, Scope};
 use datapath::Reading;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
@@ -148,7 +148,7 @@ fn everything_is_valid_and_kube_proxys_names_are_there() {
         sync_duration,
         event_to_map,
         network_programming: [(IpFamily::V6, programming)].into(),
-        no_local_internal: [(IpFamily::V4, 3)].into(),
+        no_local: [((Scope::Internal, IpFamily::V4), 3), ((Scope::External, IpFamily::V6), 2)].into(),
         service_changes: Changes { total: 2, pending: 1 },
         slice_changes: Changes { total: 3, pending: 4 },
         operations: vec![Operations { table: Table::Services, operation: Operation::Write, count }],
@@ -177,6 +177,10 @@ fn everything_is_valid_and_kube_proxys_names_are_there() {
         (
             "kubeproxy_sync_proxy_rules_no_local_endpoints_total{traffic_policy=\"internal\",ip_family=\"IPv6\"}",
             0.0,
+        ),
+        (
+            "kubeproxy_sync_proxy_rules_no_local_endpoints_total{traffic_policy=\"external\",ip_family=\"IPv6\"}",
+            2.0,
         ),
         ("kubeproxy_sync_proxy_rules_duration_seconds_bucket{le=\"+Inf\",ip_family=\"IPv4\"}", 3.0),
         ("kubeproxy_sync_proxy_rules_service_changes_total", 2.0),

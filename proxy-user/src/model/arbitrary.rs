@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use ipnet::IpNet;
 use proptest::collection::{btree_set, vec};
 use proptest::option;
 use proptest::prelude::*;
@@ -64,27 +65,37 @@ fn service_ports() -> impl Strategy<Value = Vec<ServicePort>> {
     })
 }
 
+fn source_range() -> impl Strategy<Value = IpNet> {
+    let range = |family, low, len| IpNet::new(address(family, low), len).unwrap().trunc();
+    (family(), 1..4u8, select(&[0, 8, 32][..])).prop_map(move |(family, low, len)| range(family, low, len))
+}
+
 /// A Service.
 pub fn service() -> impl Strategy<Value = Service> {
-    let addresses = (option::of(1..4u8), option::of(1..4u8), btree_set(10..12u8, 0..2));
-    let rest = (policy(), policy(), select(&[0, 10_800][..]), 0..3i64);
+    let external = || btree_set(10..13u8, 0..2);
+    let addresses = (option::of(1..4u8), option::of(1..4u8), external(), external());
+    let ranges = option::of(vec(source_range(), 0..3));
+    let rest = (policy(), policy(), select(&[0, 10_800][..]), 0..3i64, ranges);
     (service_name(), addresses, service_ports(), rest).prop_map(|(name, addresses, ports, rest)| {
-        let (v4, v6, external) = addresses;
-        let (internal_policy, external_policy, affinity_secs, created) = rest;
+        let (v4, v6, external, balanced) = addresses;
+        let (internal_policy, external_policy, affinity_secs, created, source_ranges) = rest;
         let v4 = v4.map(|low| address(IpFamily::V4, low));
         let v6 = v6.map(|low| address(IpFamily::V6, low));
         Service {
             name,
-            kind: ServiceKind::NodePort,
+            kind: ServiceKind::LoadBalancer,
             cluster_ips: v4.into_iter().chain(v6).collect(),
             external_ips: external.into_iter().map(|low| address(IpFamily::V4, low)).collect(),
-            load_balancer_ips: Vec::new(),
-            source_ranges: None,
+            load_balancer_ips: balanced
+                .into_iter()
+                .flat_map(|low| [IpFamily::V4, IpFamily::V6].map(|family| address(family, low)))
+                .collect(),
+            source_ranges,
             ports,
             internal_policy,
             external_policy,
             affinity_secs,
-            health_check_node_port: 0,
+            health_check_node_port: 32_000,
             created,
             problems: Vec::new(),
         }

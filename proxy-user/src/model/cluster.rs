@@ -1,8 +1,13 @@
 //! What all events so far add up to.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 
-use super::{EndpointSlice, Event, Key, Kind, Listing, NodeView, Object, Service, ServiceName, SliceName};
+use ipnet::IpNet;
+
+use super::{
+    EndpointSlice, Event, HostView, Key, Kind, Listing, NodeView, Object, Service, ServiceName, SliceName,
+};
 
 /// The Services and the EndpointSlices of the cluster, and this node.
 ///
@@ -18,6 +23,9 @@ pub struct Cluster {
     /// The Service that each slice is filed under.
     owners: BTreeMap<SliceName, ServiceName>,
     listed: BTreeSet<Kind>,
+    service_cidrs: BTreeMap<String, Vec<IpNet>>,
+    /// `None` until the host has been looked at.
+    host: Option<HostView>,
 }
 
 impl Cluster {
@@ -33,6 +41,12 @@ impl Cluster {
             Event::Apply(Object::Service(service)) => self.put_service(service, &mut changed),
             Event::Apply(Object::Slice(slice)) => self.put_slice(slice, &mut changed),
             Event::Apply(Object::Node(node)) => self.set_node(Some(node), &mut changed),
+            Event::Apply(Object::ServiceCidr(cidr)) => {
+                self.service_cidrs.insert(cidr.name, cidr.ranges);
+            }
+            Event::Delete(Key::ServiceCidr(name)) => {
+                self.service_cidrs.remove(&name);
+            }
             Event::Delete(Key::Service(name)) => self.remove_service(&name, &mut changed),
             Event::Delete(Key::Slice(name)) => self.remove_slice(&name, &mut changed),
             Event::Delete(Key::Node(name)) => {
@@ -41,6 +55,7 @@ impl Cluster {
                 }
             }
             Event::Reset(listing) => self.reset(listing, &mut changed),
+            Event::Host(host) => self.set_host(host, &mut changed),
         }
         changed
     }
@@ -60,6 +75,21 @@ impl Cluster {
     /// anything about it.
     pub const fn is_node_eligible(&self) -> bool {
         !self.node_is_unknown && !self.node.leaves
+    }
+
+    /// The ranges of all `ServiceCIDR`s.
+    pub fn service_cidrs(&self) -> BTreeSet<IpNet> {
+        self.service_cidrs.values().flatten().copied().collect()
+    }
+
+    /// The machine, when it has been looked at.
+    pub const fn host(&self) -> Option<&HostView> {
+        self.host.as_ref()
+    }
+
+    /// The machine's addresses that others may know; none before it has been looked at.
+    pub fn host_addresses(&self) -> impl Iterator<Item = &IpAddr> {
+        self.host.iter().flat_map(HostView::addresses)
     }
 
     /// A Service.
@@ -130,28 +160,39 @@ impl Cluster {
         }
     }
 
-    /// The name cannot change: which node we are was decided at start.
+    /// Anything but the name can change: which node we are was decided at start.
     fn set_node(&mut self, node: Option<NodeView>, changed: &mut BTreeSet<ServiceName>) {
-        let (zone, leaves) = match node {
-            Some(NodeView { name, zone, leaves }) if name == self.node.name => {
-                self.node_is_unknown = false;
-                (zone, leaves)
-            }
-            Some(_) => return,
-            None => {
-                self.node_is_unknown = true;
-                (None, false)
-            }
-        };
-        self.node.leaves = leaves;
-        if self.node.zone == zone {
+        if node.as_ref().is_some_and(|node| node.name != self.node.name) {
             return;
         }
-        self.node.zone = zone;
+        self.node_is_unknown = node.is_none();
+        let node = node.unwrap_or_else(|| NodeView::new(self.node.name.clone()));
+        let old = std::mem::replace(&mut self.node, node);
+        if old.pod_cidrs != self.node.pod_cidrs {
+            changed.extend(self.services.keys().cloned());
+        }
+        if old.zone == self.node.zone {
+            return;
+        }
         for (service, slices) in &self.slices {
             if slices.values().any(EndpointSlice::has_hints) {
                 self.touch(service, changed);
             }
+        }
+    }
+
+    /// Services with source ranges care whether this node is in one of them, and others whether their address is
+    /// the node's.
+    fn set_host(&mut self, host: HostView, changed: &mut BTreeSet<ServiceName>) {
+        let known: BTreeSet<IpAddr> = self.host_addresses().copied().collect();
+        self.host = Some(host);
+        let now: BTreeSet<IpAddr> = self.host_addresses().copied().collect();
+        if now != known {
+            let cares = |service: &&Service| {
+                let differs = |address: &IpAddr| known.contains(address) != now.contains(address);
+                service.source_ranges.is_some() || service.cluster_ips.iter().any(differs)
+            };
+            changed.extend(self.services.values().filter(cares).map(|service| service.name.clone()));
         }
     }
 
@@ -180,6 +221,9 @@ impl Cluster {
                 }
             }
             Listing::Node(node) => self.set_node(node, changed),
+            Listing::ServiceCidrs(cidrs) => {
+                self.service_cidrs = cidrs.into_iter().map(|cidr| (cidr.name, cidr.ranges)).collect();
+            }
         }
     }
 }

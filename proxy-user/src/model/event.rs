@@ -1,6 +1,6 @@
 //! What a source of objects reports.
 
-use super::{EndpointSlice, NodeView, Service, ServiceName, SliceName};
+use super::{EndpointSlice, HostView, NodeView, Service, ServiceCidr, ServiceName, SliceName};
 
 /// One report. Reports about one object come in the order in which they happened; reports about different
 /// objects come in any order.
@@ -12,6 +12,8 @@ pub enum Event {
     Delete(Key),
     /// Everything of one kind that there is: after a list, and after a list that was needed again.
     Reset(Listing),
+    /// The machine has been looked at.
+    Host(HostView),
 }
 
 /// An object of one of the kinds that are watched.
@@ -23,6 +25,8 @@ pub enum Object {
     Slice(EndpointSlice),
     /// This node.
     Node(NodeView),
+    /// A `ServiceCIDR`.
+    ServiceCidr(ServiceCidr),
 }
 
 /// The name of an object and its kind.
@@ -34,6 +38,8 @@ pub enum Key {
     Slice(SliceName),
     /// A node, by name.
     Node(String),
+    /// A `ServiceCIDR`, by name.
+    ServiceCidr(String),
 }
 
 /// All objects of one kind.
@@ -45,6 +51,8 @@ pub enum Listing {
     Slices(Vec<EndpointSlice>),
     /// This node, if it has an object.
     Node(Option<NodeView>),
+    /// All `ServiceCIDR`s.
+    ServiceCidrs(Vec<ServiceCidr>),
 }
 
 /// A kind of objects.
@@ -56,6 +64,8 @@ pub enum Kind {
     Slice,
     /// Nodes.
     Node,
+    /// `ServiceCIDR`s.
+    ServiceCidr,
 }
 
 impl Object {
@@ -65,6 +75,7 @@ impl Object {
             Self::Service(service) => Key::Service(service.name.clone()),
             Self::Slice(slice) => Key::Slice(slice.name.clone()),
             Self::Node(node) => Key::Node(node.name.clone()),
+            Self::ServiceCidr(cidr) => Key::ServiceCidr(cidr.name.clone()),
         }
     }
 }
@@ -76,6 +87,7 @@ impl Listing {
             Self::Services(_) => Kind::Service,
             Self::Slices(_) => Kind::Slice,
             Self::Node(_) => Kind::Node,
+            Self::ServiceCidrs(_) => Kind::ServiceCidr,
         }
     }
 }

@@ -7,19 +7,24 @@
 pub mod cluster;
 pub mod endpoint;
 pub mod event;
+pub mod host;
 pub mod name;
 pub mod net;
 pub mod node;
 pub mod problem;
 pub mod service;
+pub mod service_cidr;
+pub mod settings;
 
 pub use cluster::Cluster;
 pub use endpoint::{Endpoint, EndpointPort, EndpointSlice};
 pub use event::{Event, Key, Kind, Listing, Object};
+pub use host::{DefaultRoute, HostDevice, HostView};
 pub use name::{ServiceName, SliceName};
 pub use node::NodeView;
 pub use problem::Problem;
 pub use service::{Service, ServiceKind, ServicePort, TrafficPolicy};
+pub use service_cidr::ServiceCidr;
 
 #[cfg(test)]
 pub(crate) mod arbitrary;

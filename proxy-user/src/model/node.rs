@@ -1,6 +1,10 @@
 //! The node that the agent runs on.
 
-/// What is known of this node.
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+/// What the cluster says of this node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeView {
     /// Its name, as endpoints name it in `nodeName`.
@@ -9,11 +13,15 @@ pub struct NodeView {
     pub zone: Option<String>,
     /// It is being deleted, or about to be: new traffic should go elsewhere.
     pub leaves: bool,
+    /// `status.addresses` of type `InternalIP`.
+    pub internal_ips: Vec<IpAddr>,
+    /// `spec.podCIDRs`.
+    pub pod_cidrs: Vec<IpNet>,
 }
 
 impl NodeView {
-    /// A node that stays, whose zone is not known.
+    /// A node that stays, of which nothing but the name is known.
     pub fn new(name: impl Into<String>) -> Self {
-        Self { name: name.into(), zone: None, leaves: false }
+        Self { name: name.into(), ..Self::default() }
     }
 }

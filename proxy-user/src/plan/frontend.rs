@@ -1,49 +1,79 @@
 //! What clients dial, and where each of these addresses leads.
 
 use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::model::net::IpFamily;
 use crate::model::{Service, ServicePort, TrafficPolicy};
 
 use super::eligible::Eligible;
-use super::{Frontend, FrontendKind, FrontendPlan, Scope};
+use super::{Access, Frontend, FrontendKind, FrontendPlan, Scope};
 
 /// The frontends of one Service port in one family. A family without endpoints has its frontends all the same:
-/// they refuse.
+/// they refuse. `access` says which clients may use those of a load balancer.
+///
+/// An address that the Service has twice is what comes first: cluster address, load balancer, external address.
+/// So an external address does not open what a load balancer's source ranges close.
 pub fn frontends(
     service: &Service,
     port: &ServicePort,
     family: IpFamily,
     eligible: &Eligible,
+    access: Access,
 ) -> BTreeMap<Frontend, FrontendPlan> {
-    cluster_ips(service, port, family, eligible).collect()
+    let mut all = BTreeMap::new();
+    for (kind, address, number) in dialled(service, port, family) {
+        let frontend = Frontend { address, port: number, protocol: port.protocol, scope: Scope::Internal };
+        if all.contains_key(&frontend) {
+            continue;
+        }
+        let access = if kind == FrontendKind::LoadBalancer { access } else { Access::Everybody };
+        let scoped = kind != FrontendKind::ClusterIp && service.external_policy == TrafficPolicy::Local;
+        // A cluster address is dialled inside the cluster, whoever dials it: the internal policy decides. The
+        // external one binds clients outside only; those inside may be sent anywhere.
+        let policy =
+            if kind == FrontendKind::ClusterIp { service.internal_policy } else { TrafficPolicy::Cluster };
+        all.insert(frontend, FrontendPlan { scoped, access, ..under_policy(kind, policy, eligible) });
+        if scoped {
+            let outside = under_policy(kind, TrafficPolicy::Local, eligible);
+            all.insert(Frontend { scope: Scope::External, ..frontend }, FrontendPlan { access, ..outside });
+        }
+    }
+    all
 }
 
-/// A cluster address is dialled inside the cluster, whoever dials it: the internal policy decides.
-fn cluster_ips(
+/// Address and port of everything that clients may dial, with its kind.
+fn dialled(
     service: &Service,
     port: &ServicePort,
     family: IpFamily,
-    eligible: &Eligible,
-) -> impl Iterator<Item = (Frontend, FrontendPlan)> {
-    service.cluster_ips.iter().filter(move |address| IpFamily::of(**address) == family).map(move |address| {
-        let frontend =
-            Frontend { address: *address, port: port.port, protocol: port.protocol, scope: Scope::Internal };
-        (frontend, under_policy(FrontendKind::ClusterIp, service.internal_policy, eligible))
-    })
+) -> impl Iterator<Item = (FrontendKind, IpAddr, u16)> {
+    let any: IpAddr = match family {
+        IpFamily::V4 => Ipv4Addr::UNSPECIFIED.into(),
+        IpFamily::V6 => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let (number, node_port) = (port.port, port.node_port);
+    let of = move |kind, addresses: &[IpAddr]| {
+        let of_family = |address: &&IpAddr| IpFamily::of(**address) == family;
+        addresses.iter().filter(of_family).map(|address| (kind, *address, number)).collect::<Vec<_>>()
+    };
+    let node_ports = (node_port != 0).then_some((FrontendKind::NodePort, any, node_port));
+    of(FrontendKind::ClusterIp, &service.cluster_ips)
+        .into_iter()
+        .chain(of(FrontendKind::LoadBalancer, &service.load_balancer_ips))
+        .chain(of(FrontendKind::ExternalIp, &service.external_ips))
+        .chain(node_ports)
 }
 
 /// The set that the policy allows. Where it is Local and only other nodes could serve, packets are dropped: a
 /// refusal would tell the client that nobody serves (`pkg/proxy/iptables/proxier.go`).
 fn under_policy(kind: FrontendKind, policy: TrafficPolicy, eligible: &Eligible) -> FrontendPlan {
     match policy {
-        TrafficPolicy::Cluster => {
-            FrontendPlan { kind, slots: eligible.cluster.clone(), drop_when_empty: false }
-        }
+        TrafficPolicy::Cluster => FrontendPlan::new(kind, eligible.cluster.clone()),
         TrafficPolicy::Local => FrontendPlan {
-            kind,
-            slots: eligible.local.clone(),
+            policy,
             drop_when_empty: eligible.local.is_empty() && eligible.has_any,
+            ..FrontendPlan::new(kind, eligible.local.clone())
         },
     }
 }

@@ -5,17 +5,21 @@
 //! 1. [`candidates`] merges its slices: the endpoints of one port in one family, each address and port once.
 //! 2. [`eligible`] says which of them may serve clients anywhere, and which clients of this node.
 //! 3. [`frontend`] says what clients dial, and which of the two sets each of these addresses spreads over.
+//! 4. [`access`] says which clients may use the addresses of a load balancer.
 
+pub mod access;
 pub mod candidates;
 pub mod eligible;
 pub mod frontend;
+pub mod node;
 pub mod service;
 pub mod types;
 
-pub use service::plan_service;
+pub use node::{AddressFacts, DeviceFacts, NodePlan, plan_node};
+pub use service::{PlanSettings, plan_service};
 pub use types::{
-    BackendAddress, BackendFacts, Frontend, FrontendKind, FrontendPlan, PortId, PortPlan, Problem, Scope,
-    ServicePlan,
+    Access, BackendAddress, BackendFacts, Frontend, FrontendKind, FrontendPlan, HealthCheck, PortId,
+    PortPlan, Problem, Scope, ServicePlan,
 };
 
 #[cfg(test)]

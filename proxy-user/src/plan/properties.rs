@@ -9,7 +9,7 @@ use proptest::sample::Index;
 use crate::model::net::IpFamily;
 use crate::model::{Cluster, Event, Key, Listing, NodeView, Object, ServiceName, TrafficPolicy, arbitrary};
 
-use super::{ServicePlan, plan_service};
+use super::{Access, FrontendKind, PlanSettings, Scope, ServicePlan, plan_service};
 
 type Plans = BTreeMap<ServiceName, ServicePlan>;
 
@@ -27,13 +27,15 @@ fn build(events: impl IntoIterator<Item = Event>) -> Cluster {
 
 fn plans(cluster: &Cluster) -> Plans {
     let names = cluster.services().map(|service| service.name.clone());
-    names.filter_map(|name| plan_service(cluster, &name, cluster.node()).map(|plan| (name, plan))).collect()
+    names
+        .filter_map(|name| plan_service(cluster, &name, PlanSettings::default()).map(|plan| (name, plan)))
+        .collect()
 }
 
 /// Takes the event in and plans only what it says has changed.
 fn step(cluster: &mut Cluster, plans: &mut Plans, event: Event) {
     for name in cluster.apply(event) {
-        match plan_service(cluster, &name, cluster.node()) {
+        match plan_service(cluster, &name, PlanSettings::default()) {
             Some(plan) => plans.insert(name, plan),
             None => plans.remove(&name),
         };
@@ -44,7 +46,7 @@ fn key(event: &Event) -> Key {
     match event {
         Event::Apply(object) => object.key(),
         Event::Delete(key) => key.clone(),
-        Event::Reset(_) => unreachable!("the generator makes none"),
+        Event::Reset(_) | Event::Host(_) => unreachable!("the generator makes none"),
     }
 }
 
@@ -73,7 +75,7 @@ fn listings(events: &[Event]) -> [Event; 3] {
         match event {
             Event::Apply(object) => last.insert(object.key(), Some(object.clone())),
             Event::Delete(key) => last.insert(key.clone(), None),
-            Event::Reset(_) => unreachable!("the generator makes none"),
+            Event::Reset(_) | Event::Host(_) => unreachable!("the generator makes none"),
         };
     }
     let (mut services, mut slices, mut node) = (Vec::new(), Vec::new(), None);
@@ -82,6 +84,7 @@ fn listings(events: &[Event]) -> [Event; 3] {
             Object::Service(service) => services.push(service),
             Object::Slice(slice) => slices.push(slice),
             Object::Node(view) => node = Some(view),
+            Object::ServiceCidr(_) => unreachable!("the generator makes none"),
         }
     }
     [Listing::Services(services), Listing::Slices(slices), Listing::Node(node)].map(Event::Reset)
@@ -136,21 +139,41 @@ proptest! {
     fn a_plan_is_whole(events in vec(arbitrary::event(), 0..30)) {
         let cluster = build(events);
         for service in cluster.services() {
-            let plan = plan_service(&cluster, &service.name, cluster.node()).expect("the Service is there");
-            prop_assert_eq!(&plan, &plan_service(&cluster, &service.name, cluster.node()).expect("still"));
+            let plan = plan_service(&cluster, &service.name, PlanSettings::default()).expect("the Service is there");
+            prop_assert_eq!(&plan, &plan_service(&cluster, &service.name, PlanSettings::default()).expect("still"));
             prop_assert_eq!(plan.ports.len(), service.ports.len() * service.cluster_ips.len());
             for (id, port) in &plan.ports {
-                prop_assert_eq!(port.frontends.len(), 1, "one cluster address of each family");
                 for (frontend, target) in &port.frontends {
-                    prop_assert!(service.cluster_ips.contains(&frontend.address));
+                    let has = match target.kind {
+                        FrontendKind::ClusterIp => &service.cluster_ips,
+                        FrontendKind::LoadBalancer => &service.load_balancer_ips,
+                        FrontendKind::ExternalIp => &service.external_ips,
+                        FrontendKind::NodePort => &Vec::new(),
+                    };
+                    prop_assert!(has.contains(&frontend.address) != frontend.address.is_unspecified());
+                    // Clients outside have an entry of their own exactly where the policy makes a difference.
+                    let other = crate::plan::Frontend { scope: Scope::External, ..*frontend };
+                    let is_bound = target.kind != FrontendKind::ClusterIp
+                        && service.external_policy == TrafficPolicy::Local;
+                    prop_assert_eq!(port.frontends.contains_key(&other), is_bound);
+                    prop_assert_eq!(target.scoped, is_bound && frontend.scope == Scope::Internal);
+                    let policy = match (target.kind, frontend.scope) {
+                        (FrontendKind::ClusterIp, _) => service.internal_policy,
+                        (_, Scope::Internal) => TrafficPolicy::Cluster,
+                        (_, Scope::External) => service.external_policy,
+                    };
+                    prop_assert_eq!(target.policy, policy);
+                    prop_assert!(target.access == Access::Everybody || target.kind == FrontendKind::LoadBalancer);
                     prop_assert_eq!(IpFamily::of(frontend.address), id.family);
                     prop_assert_eq!(frontend.protocol, id.protocol);
                     prop_assert!(target.slots.is_sorted_by(|a, b| a < b), "sorted, each once");
                     for slot in &target.slots {
                         let facts = port.backends.get(slot);
                         prop_assert!(facts.is_some(), "{} has a slot that is no backend", id);
-                        let is_local = facts.is_some_and(|f| f.local);
-                        prop_assert!(service.internal_policy == TrafficPolicy::Cluster || is_local);
+                        let (local, cluster) =
+                            facts.map_or((false, false), |f| (f.local && f.in_local, f.in_cluster));
+                        let allowed = if policy == TrafficPolicy::Local { local } else { cluster };
+                        prop_assert!(allowed);
                     }
                     prop_assert!(!target.drop_when_empty || target.slots.is_empty());
                 }

@@ -1,41 +1,66 @@
 //! The plan of one Service.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 
 use proxy_common::select::Algorithm;
 
 use crate::model::net::IpFamily;
-use crate::model::{Cluster, NodeView, Service, ServiceName, ServicePort, TrafficPolicy};
+use crate::model::{Cluster, Service, ServiceKind, ServiceName, ServicePort, TrafficPolicy};
 
-use super::candidates::{is_local, merge};
+use super::access::{Allowed, allowed};
+use super::candidates::{Candidates, is_local, merge};
 use super::eligible::{Wanted, eligible};
 use super::frontend::frontends;
-use super::{BackendFacts, PortId, PortPlan, ServicePlan};
+use super::{BackendFacts, HealthCheck, PortId, PortPlan, ServicePlan};
 
-/// Plans one Service as `node` should serve it; `None` if there is no such Service.
+/// How Services are planned, as far as that is a matter of taste.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PlanSettings {
+    /// A family that `loadBalancerSourceRanges` says nothing about is closed (`--source-ranges-strict`).
+    pub strict_source_ranges: bool,
+}
+
+/// Plans one Service as this node should serve it; `None` if there is no such Service.
 ///
 /// The work is linear in the ports and endpoints of this Service, whatever else the cluster holds.
-pub fn plan_service(cluster: &Cluster, name: &ServiceName, node: &NodeView) -> Option<ServicePlan> {
+pub fn plan_service(cluster: &Cluster, name: &ServiceName, settings: PlanSettings) -> Option<ServicePlan> {
     let service = cluster.service(name)?;
     let mut plan = ServicePlan {
         created: service.created,
         problems: service.problems.clone(),
+        addresses: service.cluster_ips.iter().copied().collect(),
         ..ServicePlan::default()
     };
     plan.problems.extend(cluster.slices(name).flat_map(|slice| slice.problems.iter().cloned()));
     let families: BTreeSet<IpFamily> = service.cluster_ips.iter().copied().map(IpFamily::of).collect();
-    for port in &service.ports {
-        for family in &families {
+    let mut ready = BTreeMap::new();
+    for family in families {
+        let allowed = allowed(service, family, settings.strict_source_ranges, cluster.host_addresses());
+        plan.problems.extend(allowed.problem.clone());
+        let ready: &mut BTreeSet<IpAddr> = ready.entry(family).or_default();
+        for port in &service.ports {
             let id = PortId {
                 namespace: name.namespace.clone(),
                 name: name.name.clone(),
                 port: port.name.clone(),
                 protocol: port.protocol,
-                family: *family,
+                family,
             };
-            plan.ports.insert(id, plan_port(cluster, service, port, *family, node));
+            let node = &cluster.node().name;
+            let candidates = merge(cluster.slices(name), &port.name, port.protocol, family, node);
+            let here = candidates.iter().filter(|(_, endpoint)| endpoint.ready && is_local(endpoint, node));
+            ready.extend(here.map(|(at, _)| at.address));
+            plan.ports.insert(id, plan_port(cluster, service, port, family, &candidates, &allowed));
         }
     }
+    let is_asked = service.kind == ServiceKind::LoadBalancer
+        && service.external_policy == TrafficPolicy::Local
+        && service.health_check_node_port != 0;
+    plan.health_check = is_asked.then(|| HealthCheck {
+        port: service.health_check_node_port,
+        local: ready.into_iter().map(|(family, ready)| (family, ready.len())).collect(),
+    });
     Some(plan)
 }
 
@@ -44,28 +69,34 @@ fn plan_port(
     service: &Service,
     port: &ServicePort,
     family: IpFamily,
-    node: &NodeView,
+    candidates: &Candidates<'_>,
+    allowed: &Allowed,
 ) -> PortPlan {
-    let candidates = merge(cluster.slices(&service.name), &port.name, port.protocol, family, &node.name);
+    let node = cluster.node();
     let wanted = Wanted::new(
         service.internal_policy == TrafficPolicy::Local,
         service.external_policy == TrafficPolicy::Local,
         service.is_external(port),
     );
-    let eligible = eligible(&candidates, wanted, node);
+    let eligible = eligible(candidates, wanted, node);
     PortPlan {
-        frontends: frontends(service, port, family, &eligible),
+        frontends: frontends(service, port, family, &eligible, allowed.access),
         backends: candidates
             .iter()
             .filter(|(_, endpoint)| endpoint.is_serving())
             .map(|(address, endpoint)| {
-                let facts =
-                    BackendFacts { local: is_local(endpoint, &node.name), terminating: endpoint.terminating };
+                let facts = BackendFacts {
+                    local: is_local(endpoint, &node.name),
+                    terminating: endpoint.terminating,
+                    in_cluster: eligible.cluster.binary_search(address).is_ok(),
+                    in_local: eligible.local.binary_search(address).is_ok(),
+                };
                 (*address, facts)
             })
             .collect(),
         affinity_secs: service.affinity_secs,
         algorithm: Algorithm::Random,
+        source_ranges: allowed.ranges.clone(),
     }
 }
 

@@ -1,12 +1,14 @@
 //! The plan: what a Service should look like in the maps, in domain terms, without ids, slots or positions.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::IpAddr;
 
+use ipnet::IpNet;
 use proxy_common::select::Algorithm;
 
 pub use crate::model::Problem;
+use crate::model::TrafficPolicy;
 use crate::model::net::{IpFamily, Protocol};
 
 /// One port of one Service in one address family: what gets an id of its own.
@@ -83,12 +85,17 @@ pub struct BackendAddress {
 }
 
 /// What is known of an endpoint beyond its address.
+#[expect(clippy::struct_excessive_bools, reason = "four facts, each of them a bit of the map")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BackendFacts {
     /// It runs on this node.
     pub local: bool,
     /// It is terminating.
     pub terminating: bool,
+    /// Clients that may be sent anywhere may be sent to it.
+    pub in_cluster: bool,
+    /// Clients that a policy keeps on this node may be sent to it.
+    pub in_local: bool,
 }
 
 /// What one frontend does.
@@ -98,8 +105,35 @@ pub struct FrontendPlan {
     pub kind: FrontendKind,
     /// The endpoints it spreads over, sorted, without duplicates; each is a key of [`PortPlan::backends`].
     pub slots: Vec<BackendAddress>,
+    /// The policy that chose them.
+    pub policy: TrafficPolicy,
     /// With no slot: drop instead of refuse (the policy is Local and only other nodes have endpoints).
     pub drop_when_empty: bool,
+    /// Clients outside have a frontend of their own, of [`Scope::External`].
+    pub scoped: bool,
+    /// Which clients may use it.
+    pub access: Access,
+}
+
+impl FrontendPlan {
+    /// One that everybody may use, of policy Cluster.
+    pub const fn new(kind: FrontendKind, slots: Vec<BackendAddress>) -> Self {
+        let policy = TrafficPolicy::Cluster;
+        Self { kind, slots, policy, drop_when_empty: false, scoped: false, access: Access::Everybody }
+    }
+}
+
+/// Which clients may use a frontend.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Access {
+    /// All.
+    #[default]
+    Everybody,
+    /// Those in [`PortPlan::source_ranges`].
+    Ranges {
+        /// This node is among them.
+        node: bool,
+    },
 }
 
 /// What one Service port does.
@@ -113,6 +147,8 @@ pub struct PortPlan {
     pub affinity_secs: u32,
     /// How connections are spread.
     pub algorithm: Algorithm,
+    /// Clients that may use the frontends with [`Access::Ranges`].
+    pub source_ranges: BTreeSet<IpNet>,
 }
 
 /// Everything about one Service.
@@ -120,9 +156,22 @@ pub struct PortPlan {
 pub struct ServicePlan {
     /// Its ports, by identity.
     pub ports: BTreeMap<PortId, PortPlan>,
+    /// Its cluster addresses: at a port that no Service has, clients are refused there.
+    pub addresses: BTreeSet<IpAddr>,
+    /// Its health check, if load balancers make one.
+    pub health_check: Option<HealthCheck>,
     /// When the Service was created, in seconds since 1970: of two Services that claim one frontend the older
     /// one has it, then the one whose name sorts first.
     pub created: i64,
     /// What in the objects could not be used.
     pub problems: Vec<Problem>,
+}
+
+/// What load balancers ask this node about a Service (`spec.healthCheckNodePort`).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HealthCheck {
+    /// The port that answers.
+    pub port: u16,
+    /// Ready endpoints of this node, by family: an address counts once, whatever its ports.
+    pub local: BTreeMap<IpFamily, usize>,
 }

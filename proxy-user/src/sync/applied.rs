@@ -4,14 +4,18 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
 
+use ipnet::IpNet;
 use proxy_common::backend::BACKEND_ACTIVE;
 use proxy_common::name::PortName;
+use proxy_common::node::{NODE_ADDR_PORTS, NodeAddr};
 use proxy_common::service::ServiceEntry;
 
+use super::addresses::is_address;
 use super::extents::Extents;
-use super::filter::{Filter, backend_bit, frontend_bit};
+use super::filter::{Bit, Filter, backend_bit, frontend_bit};
 use super::ids::Ids;
-use crate::maps::{Backend, Capacity, FrontendKey, Table, Write};
+use crate::maps::{Backend, Capacity, FrontendKey, NodeContents, Table, Write};
+use crate::model::net::IpFamily;
 use crate::plan::{BackendAddress, PortId};
 
 /// How long things rest before they are freed.
@@ -51,6 +55,14 @@ pub struct Applied {
     pub active: usize,
     /// IPv6 frontends.
     pub services6: usize,
+    /// Frontends that only say that an address is a cluster address.
+    pub addresses: usize,
+    /// Clients let in, by id of the Service port.
+    pub ranges: BTreeMap<u32, BTreeSet<IpNet>>,
+    /// What is said of the node.
+    pub node: NodeContents,
+    /// Frontends at any address of the node.
+    pub node_ports: BTreeSet<FrontendKey>,
 }
 
 impl Applied {
@@ -66,6 +78,10 @@ impl Applied {
             endpoints: Ids::new(capacity.backends, holds.id),
             active: 0,
             services6: 0,
+            addresses: 0,
+            ranges: BTreeMap::new(),
+            node: NodeContents::default(),
+            node_ports: BTreeSet::new(),
         }
     }
 
@@ -78,6 +94,29 @@ impl Applied {
     /// The frontends whose entries carry this id.
     pub fn frontends_of(&self, service: u32) -> impl Iterator<Item = &FrontendKey> {
         self.frontends.get(&service).into_iter().flatten()
+    }
+
+    /// The bits of a frontend: a node port has one for each address of the node that it answers on.
+    pub fn frontend_bits(&self, key: &FrontendKey) -> Vec<Bit> {
+        if key.port == 0 {
+            return Vec::new();
+        }
+        if !key.addr.is_unspecified() {
+            return vec![frontend_bit(key)];
+        }
+        let family = IpFamily::of(key.addr);
+        let answers = |(address, bits): &(&IpAddr, &NodeAddr)| {
+            *bits & NODE_ADDR_PORTS != 0 && IpFamily::of(**address) == family
+        };
+        let addresses = self.node.addresses.iter().filter(answers);
+        addresses.map(|(address, _)| frontend_bit(&FrontendKey { addr: *address, ..*key })).collect()
+    }
+
+    /// The bits of all node ports at an address of the node.
+    pub fn address_bits(&self, address: IpAddr) -> impl Iterator<Item = Bit> {
+        let family = IpFamily::of(address);
+        let here = self.node_ports.iter().filter(move |key| IpFamily::of(key.addr) == family);
+        here.map(move |key| frontend_bit(&FrontendKey { addr: address, ..*key }))
     }
 
     /// Notes that `write` is done.
@@ -105,11 +144,58 @@ impl Applied {
             Write::NoService(key) => {
                 if let Some(old) = self.services.remove(key) {
                     self.services6 -= usize::from(key.addr.is_ipv6());
+                    self.addresses -= usize::from(is_address(key));
+                    self.node_ports.remove(key);
                     self.unlink(key, &old, now, sync);
-                    self.filter.remove(frontend_bit(key), now);
+                    for bit in self.frontend_bits(key) {
+                        self.filter.remove(bit, now);
+                    }
                 }
             }
             Write::FilterSet(..) | Write::FilterClear(..) => self.filter.written(write),
+            Write::SourceRange(id, range) => {
+                self.ranges.entry(*id).or_default().insert(*range);
+            }
+            Write::NoSourceRange(id, range) => self.close(*id, range),
+            Write::Node(row) => {
+                self.node.rows.insert(row.table(), (**row).clone());
+            }
+            Write::NodeAddr(address, bits) => self.put_address(*address, Some(*bits), now),
+            Write::NoNodeAddr(address) => self.put_address(*address, None, now),
+            Write::Device(index, bits) => {
+                self.node.devices.insert(*index, *bits);
+            }
+            Write::NoDevice(index) => {
+                self.node.devices.remove(index);
+            }
+            Write::Config(row) => self.node.config = *row,
+        }
+    }
+
+    fn close(&mut self, id: u32, range: &IpNet) {
+        if let Some(ranges) = self.ranges.get_mut(&id) {
+            ranges.remove(range);
+            if ranges.is_empty() {
+                self.ranges.remove(&id);
+            }
+        }
+    }
+
+    fn put_address(&mut self, address: IpAddr, bits: Option<NodeAddr>, now: Instant) {
+        let old = match bits {
+            Some(bits) => self.node.addresses.insert(address, bits),
+            None => self.node.addresses.remove(&address),
+        };
+        let answers = |bits: Option<NodeAddr>| bits.is_some_and(|bits| bits & NODE_ADDR_PORTS != 0);
+        if answers(old) == answers(bits) {
+            return;
+        }
+        for bit in self.address_bits(address).collect::<Vec<_>>() {
+            if answers(bits) {
+                self.filter.add(bit);
+            } else {
+                self.filter.remove(bit, now);
+            }
         }
     }
 
@@ -127,7 +213,13 @@ impl Applied {
         if let Some(old) = self.services.insert(key, entry) {
             self.unlink(&key, &old, now, sync);
         } else {
-            self.filter.add(frontend_bit(&key));
+            for bit in self.frontend_bits(&key) {
+                self.filter.add(bit);
+            }
+            if key.addr.is_unspecified() && key.port != 0 {
+                self.node_ports.insert(key);
+            }
+            self.addresses += usize::from(is_address(&key));
             self.services6 += usize::from(key.addr.is_ipv6());
         }
         self.frontends.entry(entry.id).or_default().insert(key);

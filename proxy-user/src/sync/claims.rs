@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::plan::{Frontend, FrontendKind, PortId, Problem, ServicePlan};
+use crate::plan::{Frontend, FrontendKind, PortId, Problem, Scope, ServicePlan};
 
 /// A port that asks for a frontend. The least of all claims has it: a cluster address beats every other kind,
 /// then the older Service, then the name that sorts first. So nobody takes over an address by asking for it
@@ -14,7 +14,7 @@ struct Claim {
     port: PortId,
 }
 
-/// All claims of all Services.
+/// All claims of all Services. Who has an address and port has it for all clients: the scopes are not told apart.
 #[derive(Clone, Debug, Default)]
 pub struct Claims {
     claims: BTreeMap<Frontend, BTreeSet<Claim>>,
@@ -24,7 +24,7 @@ pub struct Claims {
 impl Claims {
     /// The port that has the frontend.
     pub fn owner(&self, frontend: &Frontend) -> Option<&PortId> {
-        self.claims.get(frontend)?.first().map(|claim| &claim.port)
+        self.claims.get(&any_scope(frontend))?.first().map(|claim| &claim.port)
     }
 
     /// Replaces the claims of one Service; the ports for which a frontend came or went are added to `touched`.
@@ -84,12 +84,16 @@ impl Claims {
     }
 }
 
+const fn any_scope(frontend: &Frontend) -> Frontend {
+    Frontend { scope: Scope::Internal, ..*frontend }
+}
+
 fn claims(plan: Option<&ServicePlan>) -> BTreeSet<(Frontend, Claim)> {
     let Some(plan) = plan else { return BTreeSet::new() };
     let of_port = |(port, port_plan): (&PortId, &crate::plan::PortPlan)| {
         let claim = |(frontend, what): (&Frontend, &crate::plan::FrontendPlan)| {
             let not_cluster_ip = what.kind != FrontendKind::ClusterIp;
-            (*frontend, Claim { not_cluster_ip, created: plan.created, port: port.clone() })
+            (any_scope(frontend), Claim { not_cluster_ip, created: plan.created, port: port.clone() })
         };
         port_plan.frontends.iter().map(claim).collect::<Vec<_>>()
     };

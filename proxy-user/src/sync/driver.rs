@@ -13,8 +13,9 @@ use super::report;
 use super::status::{NodeFate, Status};
 use super::triggers::Triggers;
 use crate::maps::{MapError, Store};
+use crate::model::settings::NodeSettings;
 use crate::model::{Cluster, Event, Key, Kind, NodeView, Object, ServiceName};
-use crate::plan::plan_service;
+use crate::plan::{NodePlan, PlanSettings, plan_node, plan_service};
 
 /// Events taken in before a sync, at most; so many that a list of everything is one sync.
 const AT_ONCE: usize = 65_536;
@@ -25,7 +26,7 @@ const PIECE: u32 = 1024;
 const BETWEEN_PIECES: Duration = Duration::from_millis(1);
 
 /// How often the driver does what.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DriverSettings {
     /// The least time between two syncs. A change that comes alone does not wait.
     pub min_sync_period: Duration,
@@ -33,6 +34,10 @@ pub struct DriverSettings {
     pub sync_period: Duration,
     /// How long things rest before they are freed.
     pub holds: Holds,
+    /// How Services are planned.
+    pub plan: PlanSettings,
+    /// How the node is seen.
+    pub node: NodeSettings,
 }
 
 impl Default for DriverSettings {
@@ -41,6 +46,8 @@ impl Default for DriverSettings {
             min_sync_period: Duration::from_millis(5),
             sync_period: Duration::from_secs(30),
             holds: Holds::default(),
+            plan: PlanSettings::default(),
+            node: NodeSettings::default(),
         }
     }
 }
@@ -51,6 +58,8 @@ pub struct Driver<S> {
     cluster: Cluster,
     settings: DriverSettings,
     changed: BTreeSet<ServiceName>,
+    /// What the node is like may have changed.
+    is_node_new: bool,
     /// When the oldest change that waits came in.
     waiting_since: Option<Instant>,
     last_sync: Option<Instant>,
@@ -71,12 +80,13 @@ impl<S: Store> Driver<S> {
         Ok(Self {
             reconciler,
             cluster: Cluster::new(node),
-            settings,
             changed: BTreeSet::new(),
+            is_node_new: true,
             waiting_since: None,
             last_sync: None,
             next_audit: now + settings.sync_period,
             next_piece: None,
+            settings,
             triggers: Triggers::new(SystemTime::now()),
             status: watch::Sender::new(status),
         })
@@ -138,7 +148,13 @@ impl<S: Store> Driver<S> {
     }
 
     fn take(&mut self, event: Event) {
-        let kind = kind_of(&event);
+        let kind = match kind_of(&event) {
+            Some(kind @ (Kind::Service | Kind::Slice)) => kind,
+            other => {
+                self.is_node_new = true;
+                other.unwrap_or(Kind::Node)
+            }
+        };
         let listed = matches!(event, Event::Reset(_));
         self.triggers.note(&self.cluster, &event);
         self.changed.append(&mut self.cluster.apply(event));
@@ -149,7 +165,7 @@ impl<S: Store> Driver<S> {
             match kind {
                 Kind::Service => status.service_changes.add(),
                 Kind::Slice => status.slice_changes.add(),
-                Kind::Node => {}
+                Kind::Node | Kind::ServiceCidr => {}
             }
             status.node = node;
             status.services_listed |= listed && kind == Kind::Service;
@@ -171,6 +187,16 @@ impl<S: Store> Driver<S> {
         if now >= self.next_piece.unwrap_or(self.next_audit) {
             self.audit(now);
         }
+    }
+
+    /// The new plan of the node, if there may be one.
+    fn plan_node(&mut self) -> Option<NodePlan> {
+        let host = self.cluster.host().filter(|_| self.is_node_new)?;
+        let ranges = self.cluster.service_cidrs();
+        let plan = plan_node(self.cluster.node(), host, &ranges, &self.settings.node);
+        self.is_node_new = false;
+        self.reconciler.set_node(&plan);
+        Some(plan)
     }
 
     /// Goes on with the comparison, or begins one. What it finds is repaired at once.
@@ -210,11 +236,12 @@ impl<S: Store> Driver<S> {
         let plans: BTreeMap<_, _> = std::mem::take(&mut self.changed)
             .into_iter()
             .map(|name| {
-                let plan = plan_service(&self.cluster, &name, self.cluster.node());
+                let plan = plan_service(&self.cluster, &name, self.settings.plan);
                 (name, plan)
             })
             .collect();
         let services = plans.len();
+        let node = self.plan_node();
         self.reconciler.sync(begun.into_std(), plans);
         let ended = Instant::now();
         self.last_sync = Some(ended);
@@ -241,19 +268,25 @@ impl<S: Store> Driver<S> {
             status.service_changes.pending = 0;
             status.slice_changes.pending = 0;
             before = std::mem::take(&mut status.problems);
+            if let Some(node) = node {
+                status.listen = node.listen;
+            }
             status.describe(reconciler);
         });
         report::log(&before, &self.status.borrow().problems);
     }
 }
 
-fn kind_of(event: &Event) -> Kind {
-    match event {
+/// The kind of object that an event is about; `None`: the machine.
+fn kind_of(event: &Event) -> Option<Kind> {
+    Some(match event {
         Event::Apply(Object::Service(_)) | Event::Delete(Key::Service(_)) => Kind::Service,
         Event::Apply(Object::Slice(_)) | Event::Delete(Key::Slice(_)) => Kind::Slice,
         Event::Apply(Object::Node(_)) | Event::Delete(Key::Node(_)) => Kind::Node,
+        Event::Apply(Object::ServiceCidr(_)) | Event::Delete(Key::ServiceCidr(_)) => Kind::ServiceCidr,
         Event::Reset(listing) => listing.kind(),
-    }
+        Event::Host(_) => return None,
+    })
 }
 
 #[cfg(test)]

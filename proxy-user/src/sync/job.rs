@@ -2,16 +2,21 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use proxy_common::backend::{BACKEND_ACTIVE, BACKEND_LOCAL, BACKEND_TERMINATING};
+use ipnet::IpNet;
+use proxy_common::backend::{
+    BACKEND_ACTIVE, BACKEND_IN_CLUSTER, BACKEND_IN_LOCAL, BACKEND_LOCAL, BACKEND_TERMINATING,
+};
 use proxy_common::service::{
     KIND_CLUSTER_IP, KIND_EXTERNAL_IP, KIND_LOAD_BALANCER, KIND_NODE_PORT, SCOPE_EXTERNAL, SCOPE_INTERNAL,
-    SERVICE_DROP_WHEN_EMPTY, ServiceEntry,
+    SERVICE_DROP_WHEN_EMPTY, SERVICE_LOCAL, SERVICE_NODE_ALLOWED, SERVICE_SCOPED, SERVICE_SOURCE_RANGES,
+    ServiceEntry,
 };
 
 use super::trouble::Trouble;
 use crate::maps::{Backend, FrontendKey, Write};
+use crate::model::TrafficPolicy;
 use crate::plan::{
-    BackendAddress, BackendFacts, Frontend, FrontendKind, FrontendPlan, PortId, PortPlan, Scope,
+    Access, BackendAddress, BackendFacts, Frontend, FrontendKind, FrontendPlan, PortId, PortPlan, Scope,
 };
 
 /// A Service port, what it should be, and how far it got in this sync.
@@ -26,6 +31,8 @@ pub(super) struct Job {
     pub(super) trouble: Option<Trouble>,
     /// It goes no further.
     pub(super) stopped: bool,
+    /// It got as far as the commit, where an entry that fails does not stop the others.
+    pub(super) committing: bool,
 }
 
 /// What a Service port should be, with its ids.
@@ -34,11 +41,21 @@ pub(super) struct Wanted {
     pub(super) rows: BTreeMap<u32, Backend>,
     /// With the sorted ids of each frontend's slots.
     pub(super) frontends: Vec<(FrontendKey, ServiceEntry, Vec<u32>)>,
+    /// Clients that its load balancer addresses let in.
+    pub(super) ranges: BTreeSet<IpNet>,
 }
 
 impl Job {
     pub(super) fn new(port: PortId) -> Self {
-        Self { port, id: None, wanted: None, extents: Vec::new(), trouble: None, stopped: false }
+        Self {
+            port,
+            id: None,
+            wanted: None,
+            extents: Vec::new(),
+            trouble: None,
+            stopped: false,
+            committing: false,
+        }
     }
 
     /// It cannot go on.
@@ -75,15 +92,19 @@ pub(super) fn frontend_key(frontend: &Frontend) -> FrontendKey {
     }
 }
 
+/// The bits that are set.
+pub(super) fn bits<T: Default + std::ops::BitOr<Output = T>>(all: impl IntoIterator<Item = (bool, T)>) -> T {
+    all.into_iter().filter(|(is_set, _)| *is_set).fold(T::default(), |bits, (_, bit)| bits | bit)
+}
+
 /// The row of an endpoint that serves.
 pub(super) fn backend_row(service: u32, port: &PortId, at: &BackendAddress, facts: BackendFacts) -> Backend {
-    let mut flags = 0;
-    if facts.local {
-        flags |= BACKEND_LOCAL;
-    }
-    if facts.terminating {
-        flags |= BACKEND_TERMINATING;
-    }
+    let flags = bits([
+        (facts.local, BACKEND_LOCAL),
+        (facts.terminating, BACKEND_TERMINATING),
+        (facts.in_cluster, BACKEND_IN_CLUSTER),
+        (facts.in_local, BACKEND_IN_LOCAL),
+    ]);
     let proto = port.protocol.number();
     Backend { addr: at.address, port: at.port, proto, state: BACKEND_ACTIVE, service, flags }
 }
@@ -101,7 +122,13 @@ pub(super) fn service_entry(
         slot_base: 0,
         slot_count: 0,
         affinity_secs: port.affinity_secs,
-        flags: if frontend.drop_when_empty { SERVICE_DROP_WHEN_EMPTY } else { 0 },
+        flags: bits([
+            (frontend.drop_when_empty, SERVICE_DROP_WHEN_EMPTY),
+            (frontend.scoped, SERVICE_SCOPED),
+            (frontend.policy == TrafficPolicy::Local, SERVICE_LOCAL),
+            (frontend.access != Access::Everybody, SERVICE_SOURCE_RANGES),
+            (frontend.access == Access::Ranges { node: true }, SERVICE_NODE_ALLOWED),
+        ]),
         algorithm: port.algorithm as u8,
         kind: match frontend.kind {
             FrontendKind::ClusterIp => KIND_CLUSTER_IP,

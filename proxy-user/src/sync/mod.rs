@@ -3,6 +3,7 @@
 //! [`Driver`] is the task that owns it all; [`Reconciler`] is what it does, without a clock or a channel.
 //! `desired` is what the plans ask for, `applied` is what the maps hold.
 
+mod addresses;
 mod applied;
 mod audit;
 mod claims;
@@ -13,6 +14,8 @@ mod filter;
 mod histogram;
 mod ids;
 mod job;
+mod node;
+mod outlook;
 mod phases;
 mod reconcile;
 mod recover;
@@ -22,6 +25,7 @@ mod status;
 mod triggers;
 mod trouble;
 
+pub use crate::plan::Scope;
 pub use applied::Holds;
 pub use audit::Step;
 pub use counters::{Count, Operation};

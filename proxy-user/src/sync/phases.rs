@@ -1,18 +1,28 @@
 //! The phases of a sync, one function each.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use proxy_common::backend::BACKEND_GONE;
 use proxy_common::name::PortName;
+use proxy_common::service::{SCOPE_EXTERNAL, SCOPE_INTERNAL, SERVICE_SCOPED, ServiceEntry};
 
-use super::filter::{backend_bit, frontend_bit};
+use super::applied::Applied;
+use super::filter::{Bit, backend_bit};
 use super::job::{Job, Steps, Wanted, backend_row, frontend_key, service_entry};
 use super::reconcile::Reconciler;
 use super::trouble::Trouble;
 use crate::maps::{Backend, FrontendKey, Store, Write};
 use crate::model::ServiceName;
-use crate::plan::PortId;
+use crate::plan::{Access, PortId};
+
+impl Applied {
+    /// The filter bits that a Service port needs.
+    fn bits_of(&self, wanted: &Wanted) -> impl Iterator<Item = Bit> {
+        let frontends = wanted.frontends.iter().flat_map(|(key, ..)| self.frontend_bits(key));
+        wanted.rows.values().map(backend_bit).chain(frontends)
+    }
+}
 
 impl Job {
     /// For writes that belong to no port.
@@ -52,9 +62,10 @@ impl<S: Store> Reconciler<S> {
         self.execute(&steps, jobs, true, now);
     }
 
-    /// Ids, names, endpoints and filter bits.
+    /// Ids, names, endpoints, filter bits and source ranges.
     pub(super) fn prepare(&mut self, jobs: &mut [Job], now: Instant) {
         let (mut names, mut rows, mut bits) = (Steps::default(), Steps::default(), Steps::default());
+        let mut ranges = Steps::default();
         for (number, job) in jobs.iter_mut().enumerate() {
             if let Err(trouble) = self.plan_job(job) {
                 job.stop(trouble);
@@ -74,18 +85,20 @@ impl<S: Store> Reconciler<S> {
                     rows.push(number, Write::Backend(*id, *row));
                 }
             }
-            let all = wanted
-                .rows
-                .values()
-                .map(backend_bit)
-                .chain(wanted.frontends.iter().map(|(key, ..)| frontend_bit(key)));
-            for (word, mask) in all.filter(|bit| !self.applied.filter.is_set(*bit)) {
+            let needed: BTreeSet<_> = self.applied.bits_of(wanted).collect();
+            for (word, mask) in needed.into_iter().filter(|bit| !self.applied.filter.is_set(*bit)) {
                 bits.push(number, Write::FilterSet(word, mask));
+            }
+            let known = self.applied.ranges.get(&id);
+            for range in wanted.ranges.iter().filter(|range| known.is_none_or(|known| !known.contains(range)))
+            {
+                ranges.push(number, Write::SourceRange(id, *range));
             }
         }
         self.execute(&names, jobs, false, now);
         self.execute(&rows, jobs, false, now);
         self.execute(&bits, jobs, false, now);
+        self.execute(&ranges, jobs, false, now);
     }
 
     /// Finds out what the port should be, and gives ids to it and to its endpoints.
@@ -121,6 +134,9 @@ impl<S: Store> Reconciler<S> {
             let mut ids: Vec<u32> = what.slots.iter().filter_map(known).collect();
             ids.sort_unstable();
             wanted.frontends.push((key, service_entry(id, &key, plan, what), ids));
+            if what.access != Access::Everybody {
+                wanted.ranges.clone_from(&plan.source_ranges);
+            }
         }
         Ok(())
     }
@@ -164,14 +180,45 @@ impl<S: Store> Reconciler<S> {
         }
     }
 
-    /// The entries of `services`.
+    /// The entries of `services`: first those for clients outside, then those that send them there.
     pub(super) fn commit(&mut self, jobs: &mut [Job], now: Instant) {
+        for scope in [SCOPE_EXTERNAL, SCOPE_INTERNAL] {
+            let mut steps = Steps::default();
+            for (number, job) in jobs.iter().enumerate() {
+                // What failed in an earlier phase has no new set to commit.
+                if job.stopped && !job.committing {
+                    continue;
+                }
+                for (key, entry, _) in job.wanted.iter().flat_map(|wanted| &wanted.frontends) {
+                    let differs = self.applied.services.get(key) != Some(entry);
+                    if key.scope == scope && differs && self.leads_on(key, entry) {
+                        steps.push(number, Write::Service(*key, *entry));
+                    }
+                }
+            }
+            for job in jobs.iter_mut().filter(|job| !job.stopped) {
+                job.committing = true;
+            }
+            self.execute(&steps, jobs, true, now);
+        }
+    }
+
+    /// Whether an entry that sends clients outside to another one finds it there.
+    fn leads_on(&self, key: &FrontendKey, entry: &ServiceEntry) -> bool {
+        let outside = FrontendKey { scope: SCOPE_EXTERNAL, ..*key };
+        let found = self.applied.services.get(&outside).is_some_and(|found| found.id == entry.id);
+        entry.flags & SERVICE_SCOPED == 0 || found
+    }
+
+    /// Clients that are not let in any more. What failed keeps what it had.
+    pub(super) fn retire_ranges(&mut self, jobs: &mut [Job], now: Instant) {
         let mut steps = Steps::default();
         for (number, job) in jobs.iter().enumerate().filter(|(_, job)| !job.stopped) {
-            for (key, entry, _) in job.wanted.iter().flat_map(|wanted| &wanted.frontends) {
-                if self.applied.services.get(key) != Some(entry) {
-                    steps.push(number, Write::Service(*key, *entry));
-                }
+            let Some(id) = job.id else { continue };
+            let wanted =
+                |range: &&_| job.wanted.as_ref().is_some_and(|wanted| wanted.ranges.contains(*range));
+            for range in self.applied.ranges.get(&id).into_iter().flatten().filter(|range| !wanted(range)) {
+                steps.push(number, Write::NoSourceRange(id, *range));
             }
         }
         self.execute(&steps, jobs, true, now);
@@ -205,7 +252,10 @@ impl<S: Store> Reconciler<S> {
         for job in jobs.iter().filter(|job| job.wanted.is_none()) {
             let Some(id) = job.id else { continue };
             let rests = |(key, _): (&_, _)| self.applied.endpoints.is_resting(key);
-            if self.applied.frontends_of(id).next().is_none() && self.applied.endpoints_of(id).all(rests) {
+            if self.applied.frontends_of(id).next().is_none()
+                && self.applied.endpoints_of(id).all(rests)
+                && !self.applied.ranges.contains_key(&id)
+            {
                 self.applied.ports.retire(&job.port, now, self.number);
             }
         }
@@ -214,12 +264,7 @@ impl<S: Store> Reconciler<S> {
     /// Bits that were set for entries that then were not written.
     pub(super) fn note_unused_bits(&mut self, wanted: Option<&Wanted>, now: Instant) {
         if let Some(wanted) = wanted {
-            let bits = wanted
-                .rows
-                .values()
-                .map(backend_bit)
-                .chain(wanted.frontends.iter().map(|(key, ..)| frontend_bit(key)));
-            for bit in bits {
+            for bit in self.applied.bits_of(wanted).collect::<Vec<_>>() {
                 self.applied.filter.unused(bit, now);
             }
         }

@@ -5,9 +5,13 @@
 //!
 //! 1. free what has rested: extents, ids, bits;
 //! 2. remove frontends that nobody has any more;
-//! 3. names, endpoints, filter bits, slots in *new* extents: nothing refers to them yet;
-//! 4. the entries of `services`, the commit: each moves readers from one complete set to the next;
-//! 5. endpoints that left are gone at once; their ids, and the old extents, begin to rest.
+//! 3. names, endpoints, filter bits, source ranges, slots in *new* extents: nothing refers to them yet;
+//! 4. the entries of `services`, the commit: each moves readers from one complete set to the next. An entry for
+//!    clients outside comes before the one that sends them to it, and goes after it;
+//! 5. source ranges that left are closed; endpoints that left are gone at once; their ids, and the old extents,
+//!    begin to rest.
+//!
+//! What the node is like ([`super::node`]) and which cluster addresses live ([`super::addresses`]) comes before.
 //!
 //! A port that fails stops where it is, keeps what it had, and is tried again: after a while, longer each time,
 //! and whenever something was freed.
@@ -15,15 +19,19 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
+use proxy_common::service::{SCOPE_INTERNAL, SERVICE_SCOPED};
+
+use super::addresses::{Addresses, is_address};
 use super::applied::{Applied, Holds};
 use super::audit::Audit;
 use super::claims::Claims;
 use super::counters::Counters;
 use super::job::{Job, Steps, Touched, frontend_key};
-use crate::maps::{BatchError, Capacity, FrontendKey, Store, Table, Write};
+use super::node::NodeState;
+use crate::maps::{BatchError, FrontendKey, Store, Table, Write};
 use crate::model::ServiceName;
 use crate::model::net::IpFamily;
-use crate::plan::{Frontend, FrontendPlan, PortId, PortPlan, Problem, Scope, ServicePlan};
+use crate::plan::{Frontend, FrontendPlan, HealthCheck, PortId, PortPlan, Problem, Scope, ServicePlan};
 
 /// The first pause after a failure; each further one is twice as long.
 const RETRY_FIRST: Duration = Duration::from_millis(100);
@@ -32,10 +40,10 @@ const RETRY_LONGEST: Duration = Duration::from_secs(30);
 
 /// A port that is not in the maps as it should be.
 #[derive(Debug)]
-struct Failure {
-    attempts: u32,
-    retry: Instant,
-    problem: Problem,
+pub(super) struct Failure {
+    pub(super) attempts: u32,
+    pub(super) retry: Instant,
+    pub(super) problem: Problem,
 }
 
 /// Makes the maps say what the plans say.
@@ -53,10 +61,14 @@ pub struct Reconciler<S> {
     pub(super) audit: Option<Audit>,
     pub(super) claims: Claims,
     pub(super) desired: BTreeMap<ServiceName, ServicePlan>,
-    plan_problems: BTreeMap<ServiceName, Vec<Problem>>,
-    failures: BTreeMap<PortId, Failure>,
-    no_local_internal: BTreeMap<IpFamily, u64>,
-    cleanup: Option<(u32, Instant)>,
+    pub(super) plan_problems: BTreeMap<ServiceName, Vec<Problem>>,
+    pub(super) failures: BTreeMap<PortId, Failure>,
+    /// Ports whose policy keeps clients of a scope on this node, which has no endpoint for them.
+    pub(super) no_local: BTreeMap<(Scope, IpFamily), u64>,
+    pub(super) cleanup: Option<(u32, Instant)>,
+    pub(super) health_checks: BTreeMap<ServiceName, HealthCheck>,
+    pub(super) addresses: Addresses,
+    pub(super) node: NodeState,
 }
 
 impl<S: Store> Reconciler<S> {
@@ -76,8 +88,11 @@ impl<S: Store> Reconciler<S> {
             desired: BTreeMap::new(),
             plan_problems: BTreeMap::new(),
             failures: BTreeMap::new(),
-            no_local_internal: BTreeMap::new(),
+            no_local: BTreeMap::new(),
             cleanup: None,
+            health_checks: BTreeMap::new(),
+            addresses: Addresses::default(),
+            node: NodeState::default(),
         }
     }
 
@@ -95,6 +110,8 @@ impl<S: Store> Reconciler<S> {
             self.failures.iter().filter(|(_, f)| freed || f.retry <= now).map(|(port, _)| port.clone()),
         );
         let mut touched = Touched::new();
+        self.bring_node(now, freed);
+        self.bring_addresses(now, freed);
         if self.full {
             dirty.extend(self.desired.values().flat_map(|plan| plan.ports.keys().cloned()));
             dirty.extend(self.applied.ports.iter().map(|(port, _)| port.clone()));
@@ -116,14 +133,19 @@ impl<S: Store> Reconciler<S> {
                 dirty.insert(port.clone());
             }
         }
-        for port in old.iter().flat_map(no_local_internal) {
-            self.no_local_internal.entry(port.family).and_modify(|count| *count -= 1);
+        for key in old.iter().flat_map(no_local) {
+            self.no_local.entry(key).and_modify(|count| *count -= 1);
         }
-        for port in plan.iter().flat_map(no_local_internal) {
-            *self.no_local_internal.entry(port.family).or_default() += 1;
+        for key in plan.iter().flat_map(no_local) {
+            *self.no_local.entry(key).or_default() += 1;
         }
+        self.addresses.replace(&name, old.as_ref(), plan.as_ref());
         self.plan_problems.remove(&name);
+        self.health_checks.remove(&name);
         if let Some(plan) = plan {
+            if let Some(check) = &plan.health_check {
+                self.health_checks.insert(name.clone(), check.clone());
+            }
             if !plan.problems.is_empty() {
                 self.plan_problems.insert(name.clone(), plan.problems.clone());
             }
@@ -138,10 +160,11 @@ impl<S: Store> Reconciler<S> {
             job.id = self.applied.ports.get(&job.port);
             touched.extend(job.id.into_iter().flat_map(|id| self.applied.frontends_of(id)));
         }
-        for key in touched {
+        for key in touched.into_iter().filter(|key| !is_address(key)) {
             owners.insert(key, self.owner(&key));
         }
-        let deserted = owners.iter().filter(|(_, owner)| owner.is_none()).map(|(key, _)| *key).collect();
+        // One that its port gives up for clients outside only goes after those inside were told.
+        let deserted = owners.keys().filter(|key| self.holder(key).is_none()).copied().collect();
         self.remove_services(deserted, &mut jobs, now);
         self.prepare(&mut jobs, now);
         self.write_slots(&mut jobs, now);
@@ -150,10 +173,11 @@ impl<S: Store> Reconciler<S> {
         let wrong = |(key, owner): (&FrontendKey, &Option<PortId>)| {
             let has = self.applied.services.get(key)?.id;
             let should = owner.as_ref().and_then(|port| self.applied.ports.get(port));
-            (Some(has) != should).then_some(*key)
+            (Some(has) != should && !self.is_referred_to(key)).then_some(*key)
         };
         let lost = owners.iter().filter_map(wrong).collect();
         self.remove_services(lost, &mut jobs, now);
+        self.retire_ranges(&mut jobs, now);
         self.retire_endpoints(&mut jobs, now);
         self.settle(jobs, now);
     }
@@ -284,103 +308,42 @@ impl<S: Store> Reconciler<S> {
         });
     }
 
+    /// The port that has the address and port of a key, whatever the scope.
+    fn holder(&self, key: &FrontendKey) -> Option<&PortId> {
+        frontend_of(key).and_then(|frontend| self.claims.owner(&frontend))
+    }
+
     /// The port that a key in the maps should belong to.
     fn owner(&self, key: &FrontendKey) -> Option<PortId> {
-        frontend_of(key).and_then(|frontend| self.claims.owner(&frontend)).cloned()
+        let (frontend, port) = (frontend_of(key)?, self.holder(key)?);
+        let name = ServiceName { namespace: port.namespace.clone(), name: port.name.clone() };
+        let plan = port_of(self.desired.get(&name), port)?;
+        plan.frontends.contains_key(&frontend).then(|| port.clone())
     }
 
-    /// When [`Reconciler::sync`] should be called even if nothing changes.
-    pub fn wake(&mut self) -> Option<Instant> {
-        let retries = self.failures.values().map(|failure| failure.retry).min();
-        let mut rests = [
-            self.applied.extents.next_rested(),
-            self.applied.endpoints.next_rested(),
-            self.applied.ports.next_rested(),
-            self.applied.filter.next_rested(),
-        ];
-        if let Some((_, retry)) = self.cleanup {
-            for rest in &mut rests {
-                *rest = rest.map(|rest| rest.max(retry));
-            }
-            rests[0] = Some(rests[0].map_or(retry, |rest| rest.min(retry)));
-        }
-        rests.into_iter().chain([retries]).flatten().min()
-    }
-
-    /// Whether the next sync looks at everything.
-    pub fn is_full_due(&self) -> bool {
-        self.full
-    }
-
-    /// What is wrong with which object, in their order.
-    pub fn problems(&self) -> Vec<Problem> {
-        let mut all: Vec<Problem> = self.plan_problems.values().flatten().cloned().collect();
-        all.extend(self.failures.values().map(|failure| failure.problem.clone()));
-        all.extend(self.claims.problems());
-        all.sort();
-        all.dedup();
-        all
-    }
-
-    /// Service ports that are silent to internal clients of this node, though another node could serve them.
-    pub fn no_local_internal(&self) -> &BTreeMap<IpFamily, u64> {
-        &self.no_local_internal
-    }
-
-    /// Service ports that are not in the maps as they should be.
-    pub fn failing(&self) -> usize {
-        self.failures.len()
-    }
-
-    /// Services that have a plan.
-    pub fn services(&self) -> usize {
-        self.desired.len()
-    }
-
-    /// What the tables hold as far as we know.
-    pub fn applied(&self) -> &Applied {
-        &self.applied
-    }
-
-    /// Operations done and failed so far.
-    pub fn counters(&self) -> &Counters {
-        &self.counters
-    }
-
-    /// How much the tables take.
-    pub fn capacity(&self) -> Capacity {
-        self.store.capacity()
-    }
-
-    /// The tables themselves.
-    pub fn store(&self) -> &S {
-        &self.store
-    }
-
-    /// The same, to be changed.
-    pub fn store_mut(&mut self) -> &mut S {
-        &mut self.store
-    }
-
-    /// The tables alone.
-    pub fn into_store(self) -> S {
-        self.store
+    /// Whether the entry for clients inside sends those outside to this one.
+    fn is_referred_to(&self, key: &FrontendKey) -> bool {
+        let inside = FrontendKey { scope: SCOPE_INTERNAL, ..*key };
+        let entry = self.applied.services.get(&inside).filter(|_| inside != *key);
+        entry.is_some_and(|entry| entry.flags & SERVICE_SCOPED != 0)
     }
 }
 
-/// Ports of a plan whose policy leaves internal clients without an endpoint.
-fn no_local_internal(plan: &ServicePlan) -> impl Iterator<Item = &PortId> {
-    let silent = |(frontend, plan): (&Frontend, &FrontendPlan)| {
-        frontend.scope == Scope::Internal && plan.drop_when_empty && plan.slots.is_empty()
-    };
-    plan.ports.iter().filter(move |(_, port)| port.frontends.iter().any(silent)).map(|(port, _)| port)
+/// Ports of a plan whose policy leaves clients without an endpoint: the scope of these clients, and the family.
+fn no_local(plan: &ServicePlan) -> impl Iterator<Item = (Scope, IpFamily)> {
+    let silent =
+        |(frontend, plan): (&Frontend, &FrontendPlan)| plan.drop_when_empty.then_some(frontend.scope);
+    plan.ports.iter().flat_map(move |(port, plan)| {
+        let scopes: BTreeSet<Scope> = plan.frontends.iter().filter_map(silent).collect();
+        scopes.into_iter().map(|scope| (scope, port.family))
+    })
 }
 
 fn port_of<'a>(plan: Option<&'a ServicePlan>, port: &PortId) -> Option<&'a PortPlan> {
     plan.and_then(|plan| plan.ports.get(port))
 }
 
-fn pause(attempts: u32) -> Duration {
+pub(super) fn pause(attempts: u32) -> Duration {
     RETRY_FIRST.saturating_mul(1 << attempts.min(16)).min(RETRY_LONGEST)
 }
 

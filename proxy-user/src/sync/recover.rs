@@ -68,6 +68,10 @@ impl<S: Store> Reconciler<S> {
         for (key, id) in known.endpoints {
             applied.endpoints.restore(key, id);
         }
+        for (address, bits) in &contents.node.addresses {
+            applied.advance(&Write::NodeAddr(*address, *bits), now, self.number);
+        }
+        applied.node = contents.node.clone();
         let ports = adopt_names(&mut applied, contents, &mut orphans);
         adopt_backends(&mut applied, contents, &ports, &mut orphans, now);
         for (service, base, len) in known.resting_extents {
@@ -80,11 +84,19 @@ impl<S: Store> Reconciler<S> {
             if let Some(ids) = slots_of(contents, entry.slot_base, entry.slot_count) {
                 applied.extents.restore(entry.id, entry.slot_base, ids);
             }
-            if !ports.contains_key(&entry.id) {
+            // 0 belongs to no port: it stands in entries of cluster addresses.
+            if entry.id != 0 && !ports.contains_key(&entry.id) {
                 applied.ports.reserve(entry.id);
                 orphans.push(Write::NoName(entry.id));
             }
             applied.advance(&Write::Service(*key, *entry), now, self.number);
+        }
+        for (id, range) in &contents.source_ranges {
+            if !ports.contains_key(id) {
+                applied.ports.reserve(*id);
+                orphans.extend([Write::NoSourceRange(*id, *range), Write::NoName(*id)]);
+            }
+            applied.advance(&Write::SourceRange(*id, *range), now, self.number);
         }
         applied.extents.retire_unreferenced(now, self.number);
         applied.filter.restore(&contents.filter);
@@ -204,7 +216,15 @@ fn differences(applied: &Applied, contents: &Contents) -> usize {
         .filter(|(base, ids)| slots_of(contents, *base, ids.len() as u32).is_none_or(|found| found != *ids));
     let missing_bits =
         applied.filter.words().iter().zip(&contents.filter).map(|(ours, found)| (ours ^ found).count_ones());
-    unequal(&applied.services, &contents.services)
+    let ranges: BTreeSet<_> =
+        applied.ranges.iter().flat_map(|(id, ranges)| ranges.iter().map(|range| (*id, *range))).collect();
+    let (ours, found) = (&applied.node, &contents.node);
+    let node = unequal(&ours.rows, &found.rows)
+        + unequal(&ours.addresses, &found.addresses)
+        + unequal(&ours.devices, &found.devices)
+        + usize::from(ours.config != found.config);
+    node + ranges.symmetric_difference(&contents.source_ranges).count()
+        + unequal(&applied.services, &contents.services)
         + unequal(&applied.names, &contents.names)
         + unequal(&backends(false), &contents.backends)
         + unequal(&backends(true), &contents.backends6)

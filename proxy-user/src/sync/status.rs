@@ -1,14 +1,16 @@
 //! What others may know of the driver: a snapshot, published after every sync.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::time::SystemTime;
 
 use super::counters::{Count, Operation};
 use super::histogram::{EventScale, Histogram, ProgrammingScale, SyncScale};
 use super::reconcile::Reconciler;
 use crate::maps::{Store, Table};
+use crate::model::ServiceName;
 use crate::model::net::IpFamily;
-use crate::plan::Problem;
+use crate::plan::{HealthCheck, Problem, Scope};
 
 /// How full a table is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,7 +93,7 @@ pub struct Status {
     pub services: usize,
     /// Service ports that have an id, resting ones included.
     pub ports: usize,
-    /// Entries of both tables of frontends.
+    /// Frontends in both tables; the entries of cluster addresses as such are not counted.
     pub frontends: usize,
     /// Endpoints that serve, counted once for each Service port.
     pub endpoints: usize,
@@ -101,9 +103,13 @@ pub struct Status {
     pub tables: Vec<TableUse>,
     /// Operations on the tables since the start.
     pub operations: Vec<Operations>,
-    /// Service ports whose policy keeps internal clients on this node, where they have no endpoint though they
-    /// have some elsewhere, by family.
-    pub no_local_internal: BTreeMap<IpFamily, u64>,
+    /// Service ports whose policy keeps clients of a scope on this node, where they have no endpoint though they
+    /// have some elsewhere, by scope and family.
+    pub no_local: BTreeMap<(Scope, IpFamily), u64>,
+    /// What load balancers ask this node about Services.
+    pub health_checks: BTreeMap<ServiceName, HealthCheck>,
+    /// Where that is answered; unspecified stands for all addresses of its family.
+    pub listen: BTreeSet<IpAddr>,
     /// What is wrong with which object.
     pub problems: Vec<Problem>,
     /// Service ports that are not in the maps as they should be; they are tried again.
@@ -122,12 +128,13 @@ impl Status {
         let (applied, capacity) = (reconciler.applied(), reconciler.capacity());
         self.services = reconciler.services();
         self.ports = applied.ports.used();
-        self.frontends = applied.services.len();
+        self.frontends = applied.services.len() - applied.addresses;
         self.endpoints = applied.active;
         self.slots = applied.extents.slots_used() as usize;
         self.failing = reconciler.failing();
         self.problems = reconciler.problems();
-        self.no_local_internal.clone_from(reconciler.no_local_internal());
+        self.no_local.clone_from(reconciler.no_local());
+        self.health_checks.clone_from(reconciler.health_checks());
         let each = |(table, operation, count)| Operations { table, operation, count };
         self.operations = reconciler.counters().iter().map(each).collect();
         let of = |table, used: usize, capacity: u32| TableUse {

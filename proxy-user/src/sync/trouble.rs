@@ -28,14 +28,20 @@ pub enum Trouble {
 }
 
 impl Trouble {
-    /// The same as a report about the Service.
-    pub fn problem(&self, port: &PortId) -> Problem {
+    /// What went wrong, with its causes.
+    pub fn text(&self) -> String {
         let mut message = self.to_string();
         let mut cause = std::error::Error::source(self);
         while let Some(error) = cause {
             message = format!("{message}: {error}");
             cause = error.source();
         }
+        message
+    }
+
+    /// The same as a report about the Service.
+    pub fn problem(&self, port: &PortId) -> Problem {
+        let message = self.text();
         Problem {
             object: format!("Service {}/{}", port.namespace, port.name),
             field: if port.port.is_empty() {

@@ -6,6 +6,7 @@
 pub mod address;
 mod node;
 mod service;
+mod service_cidr;
 mod slice;
 
 use std::fmt::Display;
@@ -17,6 +18,7 @@ use crate::model::{Problem, ServiceName, SliceName};
 
 pub use node::node;
 pub use service::service;
+pub use service_cidr::service_cidr;
 pub use slice::slice;
 
 /// The Service that an EndpointSlice belongs to.

@@ -4,16 +4,29 @@ use k8s_openapi::api::core::v1::Node;
 
 use crate::model::NodeView;
 
-use super::{LABEL_ZONE, label};
+use super::{LABEL_ZONE, address, label};
 
 /// What the cluster autoscaler puts on a node before it takes the machine away.
 const TAINT_LEAVES: &str = "ToBeDeletedByClusterAutoscaler";
 
 /// What of a node matters here; when it leaves by kube-proxy's rule (`pkg/proxy/healthcheck/proxy_health.go`).
+/// Addresses and ranges that cannot be read are left out: what they are for then has its own fallback.
 pub fn node(object: Node) -> NodeView {
-    let taints = object.spec.into_iter().flat_map(|spec| spec.taints.unwrap_or_default());
+    let spec = object.spec.unwrap_or_default();
     let leaves = object.metadata.deletion_timestamp.is_some()
-        || taints.into_iter().any(|taint| taint.key == TAINT_LEAVES);
+        || spec.taints.iter().flatten().any(|taint| taint.key == TAINT_LEAVES);
     let zone = label(&object.metadata, LABEL_ZONE).filter(|zone| !zone.is_empty()).map(str::to_owned);
-    NodeView { name: object.metadata.name.unwrap_or_default(), zone, leaves }
+    let addresses = object.status.and_then(|status| status.addresses).unwrap_or_default();
+    let internal = addresses.into_iter().filter(|address| address.type_ == "InternalIP");
+    let pod_cidrs = match spec.pod_cidrs {
+        Some(many) if !many.is_empty() => many,
+        _ => spec.pod_cidr.into_iter().collect(),
+    };
+    NodeView {
+        name: object.metadata.name.unwrap_or_default(),
+        zone,
+        internal_ips: internal.filter_map(|internal| address::parse(&internal.address).ok()).collect(),
+        pod_cidrs: pod_cidrs.iter().filter_map(|range| address::range(range).ok()).collect(),
+        leaves,
+    }
 }

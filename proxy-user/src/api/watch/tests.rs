@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use tokio::sync::{broadcast, mpsc};
 
 use crate::api::client::{Options, connect};
-use crate::model::{Key, Object};
+use crate::model::{Key, Kind, Object};
 
 use super::*;
 
@@ -123,9 +123,9 @@ impl Test {
         }
     }
 
-    /// Waits until all three kinds are watched.
+    /// Waits until all four kinds are watched.
     async fn watches(&self) {
-        while self.server.lines.receiver_count() < 3 {
+        while self.server.lines.receiver_count() < 4 {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
@@ -154,12 +154,12 @@ async fn lists_come_first_then_what_happens() {
         matches!(&first, Event::Reset(Listing::Node(Some(n))) if n.zone.as_deref() == Some("z")),
         "the zone comes before what depends on it: {first:?}"
     );
-    let mut kinds = [test.next().await, test.next().await].map(|event| match event {
+    let mut kinds = [test.next().await, test.next().await, test.next().await].map(|event| match event {
         Event::Reset(listing) => listing.kind(),
         other => panic!("{other:?}"),
     });
     kinds.sort_unstable();
-    assert_eq!(kinds, [crate::model::Kind::Service, crate::model::Kind::Slice]);
+    assert_eq!(kinds, [Kind::Service, Kind::Slice, Kind::ServiceCidr]);
     test.watches().await;
 
     test.send(SERVICES, "ADDED", &service("b", "10.96.0.2"));

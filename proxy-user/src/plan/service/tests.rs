@@ -1,5 +1,5 @@
-use crate::model::{Event, Object};
-use crate::plan::{BackendAddress, FrontendKind, Scope};
+use crate::model::{Event, NodeView, Object};
+use crate::plan::{Access, BackendAddress, FrontendKind, Scope};
 use crate::source::manifest::{Syntax, parse};
 
 use super::*;
@@ -19,7 +19,7 @@ fn cluster(manifests: &str) -> Cluster {
 
 fn plan(manifests: &str) -> ServicePlan {
     let cluster = cluster(manifests);
-    plan_service(&cluster, &ServiceName::new("default", "web"), cluster.node()).unwrap()
+    plan_service(&cluster, &ServiceName::new("default", "web"), PlanSettings::default()).unwrap()
 }
 
 /// `port/protocol family -> address: slots [drop] | backends`.
@@ -138,7 +138,126 @@ fn the_problems_of_service_and_slices_are_the_plans() {
 #[test]
 fn what_is_not_there_has_no_plan() {
     let cluster = cluster(DUAL);
-    assert_eq!(plan_service(&cluster, &ServiceName::new("other", "web"), cluster.node()), None);
+    assert_eq!(plan_service(&cluster, &ServiceName::new("other", "web"), PlanSettings::default()), None);
+}
+
+/// `kind address scope: slots [flags]`, in the order of kinds.
+fn entries(plan: &ServicePlan) -> Vec<String> {
+    let mut lines = Vec::new();
+    for (frontend, target) in plan.ports.values().flat_map(|port| &port.frontends) {
+        let slots: Vec<_> = target.slots.iter().map(|slot| slot.address.to_string()).collect();
+        let mut line = format!("{:?} {}:{}", target.kind, frontend.address, frontend.port);
+        for (is_so, word) in [
+            (frontend.scope == Scope::External, " external"),
+            (target.scoped, " scoped"),
+            (target.policy == TrafficPolicy::Local, " local"),
+            (target.drop_when_empty, " drops"),
+            (target.access != Access::Everybody, " ranges"),
+        ] {
+            line.push_str(if is_so { word } else { "" });
+        }
+        lines.push(format!("{line}: {}", slots.join(" ")));
+    }
+    lines.sort();
+    lines
+}
+
+const EVERYTHING: &str = "
+apiVersion: v1
+kind: Service
+metadata: {name: web}
+spec:
+  type: LoadBalancer
+  clusterIP: 10.96.0.1
+  externalIPs: [203.0.113.7, 198.51.100.1]
+  externalTrafficPolicy: POLICY
+  loadBalancerSourceRanges: [192.0.2.0/24]
+  healthCheckNodePort: 32000
+  ports: [{port: 80, nodePort: 30080}]
+status: {loadBalancer: {ingress: [{ip: 198.51.100.1}, {ip: 198.51.100.2, ipMode: Proxy}]}}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: web-1, labels: {kubernetes.io/service-name: web}}
+addressType: IPv4
+ports: [{port: 8080}]
+endpoints:
+- {addresses: [10.0.0.1], nodeName: HERE}
+- {addresses: [10.0.0.2], nodeName: n2}
+- {addresses: [10.0.0.3], nodeName: n1, conditions: {ready: false, serving: true, terminating: true}}
+";
+
+#[test]
+fn under_the_policy_cluster_everybody_may_go_anywhere() {
+    let plan = plan(&EVERYTHING.replace("POLICY", "Cluster").replace("HERE", "n1"));
+    assert_eq!(
+        entries(&plan),
+        [
+            "ClusterIp 10.96.0.1:80: 10.0.0.1 10.0.0.2",
+            "ExternalIp 203.0.113.7:80: 10.0.0.1 10.0.0.2",
+            // Also an external address; the ranges hold.
+            "LoadBalancer 198.51.100.1:80 ranges: 10.0.0.1 10.0.0.2",
+            "NodePort 0.0.0.0:30080: 10.0.0.1 10.0.0.2",
+        ]
+    );
+    assert_eq!(plan.health_check, None);
+    assert!(plan.addresses.iter().eq(&["10.96.0.1".parse::<IpAddr>().unwrap()]));
+}
+
+#[test]
+fn under_the_policy_local_clients_outside_have_entries_of_their_own() {
+    let plan = plan(&EVERYTHING.replace("POLICY", "Local").replace("HERE", "n1"));
+    assert_eq!(
+        entries(&plan),
+        [
+            "ClusterIp 10.96.0.1:80: 10.0.0.1 10.0.0.2",
+            "ExternalIp 203.0.113.7:80 external local: 10.0.0.1",
+            "ExternalIp 203.0.113.7:80 scoped: 10.0.0.1 10.0.0.2",
+            "LoadBalancer 198.51.100.1:80 external local ranges: 10.0.0.1",
+            "LoadBalancer 198.51.100.1:80 scoped ranges: 10.0.0.1 10.0.0.2",
+            "NodePort 0.0.0.0:30080 external local: 10.0.0.1",
+            "NodePort 0.0.0.0:30080 scoped: 10.0.0.1 10.0.0.2",
+        ]
+    );
+    let check = plan.health_check.unwrap();
+    assert_eq!((check.port, check.local), (32_000, BTreeMap::from([(IpFamily::V4, 1)])));
+    let port = plan.ports.values().next().unwrap();
+    let facts: Vec<_> =
+        port.backends.values().map(|f| [f.local, f.terminating, f.in_cluster, f.in_local]).collect();
+    assert_eq!(
+        facts,
+        [[true, false, true, true], [false, false, true, false], [true, true, false, false]],
+        "the draining one is for flows that it has"
+    );
+}
+
+#[test]
+fn a_draining_endpoint_serves_where_no_other_is_left_on_the_node() {
+    let plan = plan(&EVERYTHING.replace("POLICY", "Local").replace("HERE", "n3"));
+    let outside: Vec<_> =
+        entries(&plan).into_iter().filter(|line| line.contains("external local:")).collect();
+    assert_eq!(
+        outside,
+        [
+            "ExternalIp 203.0.113.7:80 external local: 10.0.0.3",
+            "NodePort 0.0.0.0:30080 external local: 10.0.0.3"
+        ]
+    );
+    assert_eq!(
+        plan.health_check.unwrap().local,
+        BTreeMap::from([(IpFamily::V4, 0)]),
+        "but it is not counted"
+    );
+}
+
+#[test]
+fn clients_outside_are_dropped_where_only_others_serve_and_refused_where_nobody_does() {
+    let local = EVERYTHING.replace("POLICY", "Local").replace("HERE", "n3");
+    let remote = entries(&plan(&local.replace("serving: true", "serving: false")));
+    assert!(remote.contains(&"NodePort 0.0.0.0:30080 external local drops: ".to_owned()), "{remote:?}");
+    assert!(remote.contains(&"NodePort 0.0.0.0:30080 scoped: 10.0.0.1 10.0.0.2".to_owned()));
+    let nobody = entries(&plan(local.split_once("---").unwrap().0));
+    assert!(nobody.contains(&"NodePort 0.0.0.0:30080 external local: ".to_owned()), "{nobody:?}");
 }
 
 /// The limit is for a loaded machine without optimisation; a release build takes a fiftieth of it.
@@ -161,7 +280,7 @@ fn a_thousand_services_are_planned_in_linear_time() {
     let changed = cluster.apply(Event::Reset(crate::model::Listing::Services(services)));
     let ports: usize = changed
         .iter()
-        .filter_map(|name| plan_service(&cluster, name, cluster.node()))
+        .filter_map(|name| plan_service(&cluster, name, PlanSettings::default()))
         .map(|p| p.ports.len())
         .sum();
     assert_eq!(ports, 6_000);

@@ -3,6 +3,7 @@
 mod audit;
 mod capacity;
 mod cases;
+mod node;
 mod oracle;
 mod properties;
 mod restart;
@@ -14,9 +15,11 @@ use std::time::{Duration, Instant};
 use super::{Holds, Reconciler};
 use crate::maps::{Capacity, Contents, Faults, FaultyStore, MemoryStore, Store};
 use crate::model::ServiceName;
-use crate::plan::ServicePlan;
+use crate::plan::{NodePlan, ServicePlan};
+use node::check_node;
 use oracle::{Guard, check, guard};
 use proptest::prelude::ProptestConfig;
+use universe::Moment;
 
 /// Small enough to be copied often, large enough for every plan of `universe`.
 pub const ROOMY: Capacity = Capacity { frontends: 64, slots: 512, backends: 256, services: 64 };
@@ -31,6 +34,8 @@ pub fn config() -> ProptestConfig {
 pub struct World {
     pub reconciler: Reconciler<FaultyStore<MemoryStore>>,
     pub plans: BTreeMap<ServiceName, ServicePlan>,
+    /// What the node is like, if that was told.
+    pub node: Option<NodePlan>,
     pub now: Instant,
     guard: Guard,
 }
@@ -45,14 +50,22 @@ impl World {
         let now = Instant::now();
         let store = FaultyStore::new(store, Faults::default());
         let reconciler = Reconciler::recover(store, Holds::default(), now).unwrap();
-        Self { reconciler, plans: BTreeMap::new(), now, guard }
+        Self { reconciler, plans: BTreeMap::new(), node: None, now, guard }
     }
 
     /// Another agent on the same tables, which has not listed anything yet.
     pub fn restarted(self) -> Self {
         let store = self.reconciler.into_store().into_inner();
         let (capacity, contents) = (store.capacity(), store.contents().clone());
-        Self { plans: self.plans, ..Self::over(MemoryStore::with_contents(capacity, contents)) }
+        let mut world = Self {
+            plans: self.plans,
+            node: self.node,
+            ..Self::over(MemoryStore::with_contents(capacity, contents))
+        };
+        if let Some(node) = &world.node {
+            world.reconciler.set_node(node);
+        }
+        world
     }
 
     pub fn contents(&self) -> &Contents {
@@ -93,6 +106,16 @@ impl World {
         self.sync(changes)
     }
 
+    /// What comes together in a history, in one sync.
+    pub fn moment(&mut self, (changes, node, pause): Moment) {
+        self.wait(Duration::from_millis(pause));
+        if let Some(node) = node {
+            self.reconciler.set_node(&node);
+            self.node = Some(node);
+        }
+        self.change(changes);
+    }
+
     /// One sync in which every Service is told again.
     pub fn tell_all(&mut self) -> u64 {
         self.sync(self.plans.iter().map(|(name, plan)| (name.clone(), Some(plan.clone()))).collect())
@@ -115,5 +138,6 @@ impl World {
     #[track_caller]
     pub fn assert_right(&self) {
         check(self.contents(), &self.plans);
+        check_node(self.contents(), self.node.as_ref());
     }
 }

@@ -4,76 +4,113 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 
-use proxy_common::backend::{BACKEND_ACTIVE, BACKEND_LOCAL, BACKEND_TERMINATING};
-use proxy_common::service::{SERVICE_DROP_WHEN_EMPTY, ServiceEntry};
+use ipnet::IpNet;
+use proxy_common::backend::BACKEND_ACTIVE;
+use proxy_common::service::ServiceEntry;
 
 use crate::maps::{Contents, FrontendKey, MemoryStore, Write};
-use crate::model::ServiceName;
-use crate::plan::{FrontendKind, PortId, Scope, ServicePlan};
+use crate::model::{ServiceName, TrafficPolicy};
+use crate::plan::{
+    Access, BackendFacts, Frontend, FrontendKind, FrontendPlan, PortId, PortPlan, Scope, ServicePlan,
+};
 use crate::sync::filter::{backend_bit, frontend_bit};
 
 /// What a client finds behind a frontend: a Service port, endpoints with their flags, and how they are used.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
     pub port: (String, u8, u8),
     pub endpoints: BTreeMap<(IpAddr, u16), u32>,
     pub affinity: u32,
-    pub drops: bool,
+    pub flags: u16,
     pub kind: u8,
+    /// Clients let in, where not all are.
+    pub ranges: BTreeSet<IpNet>,
 }
+
+/// The entry that says that an address is a cluster address.
+const ADDRESS: u8 = 5;
 
 /// What every frontend should lead to.
 pub fn desired(plans: &BTreeMap<ServiceName, ServicePlan>) -> BTreeMap<FrontendKey, Seen> {
-    let mut claims = BTreeMap::new();
-    for plan in plans.values() {
-        for (id, port) in &plan.ports {
-            for (frontend, what) in &port.frontends {
-                let rank = (what.kind != FrontendKind::ClusterIp, plan.created, id.clone());
-                let best = claims.entry(*frontend).or_insert_with(|| (rank.clone(), id, port, what));
-                if rank < best.0 {
-                    *best = (rank, id, port, what);
-                }
-            }
+    let all = || {
+        plans.values().flat_map(|plan| {
+            plan.ports.iter().flat_map(move |(id, port)| {
+                port.frontends.iter().map(move |(frontend, what)| (plan.created, id, port, frontend, what))
+            })
+        })
+    };
+    // Whoever has an address and port has it for all clients.
+    let mut owners = BTreeMap::new();
+    for (created, id, _, frontend, what) in all() {
+        let rank = (what.kind != FrontendKind::ClusterIp, created, id.clone());
+        let best = owners.entry((frontend.address, frontend.port, frontend.protocol)).or_insert(rank.clone());
+        *best = rank.min(best.clone());
+    }
+    let mut desired = BTreeMap::new();
+    for (_, id, port, frontend, what) in all() {
+        if owners[&(frontend.address, frontend.port, frontend.protocol)].2 == *id {
+            desired.insert(key(frontend), seen(id, port, what));
         }
     }
-    let seen = |(frontend, (_, id, port, what)): (
-        crate::plan::Frontend,
-        (_, &PortId, &crate::plan::PortPlan, &crate::plan::FrontendPlan),
-    )| {
-        let key = FrontendKey {
-            addr: frontend.address,
-            port: frontend.port,
-            proto: frontend.protocol.number(),
-            scope: u8::from(frontend.scope == Scope::External),
-        };
-        let flags = |facts: &crate::plan::BackendFacts| {
-            u32::from(facts.local) * BACKEND_LOCAL + u32::from(facts.terminating) * BACKEND_TERMINATING
-        };
-        let seen = Seen {
-            port: (id.text(), id.protocol.number(), id.family.number()),
-            endpoints: what
-                .slots
-                .iter()
-                .map(|at| ((at.address, at.port), flags(&port.backends[at])))
-                .collect(),
-            affinity: port.affinity_secs,
-            drops: what.drop_when_empty,
-            kind: match what.kind {
-                FrontendKind::ClusterIp => 1,
-                FrontendKind::NodePort => 2,
-                FrontendKind::LoadBalancer => 3,
-                FrontendKind::ExternalIp => 4,
-            },
-        };
-        (key, seen)
+    for address in plans.values().flat_map(|plan| &plan.addresses) {
+        let key = FrontendKey { addr: *address, port: 0, proto: 0, scope: 0 };
+        desired.insert(key, Seen { kind: ADDRESS, ..Seen::default() });
+    }
+    desired
+}
+
+fn key(frontend: &Frontend) -> FrontendKey {
+    FrontendKey {
+        addr: frontend.address,
+        port: frontend.port,
+        proto: frontend.protocol.number(),
+        scope: u8::from(frontend.scope == Scope::External),
+    }
+}
+
+fn seen(id: &PortId, port: &PortPlan, what: &FrontendPlan) -> Seen {
+    let flags = |facts: &BackendFacts| {
+        u32::from(facts.local)
+            + 2 * u32::from(facts.terminating)
+            + 4 * u32::from(facts.in_cluster)
+            + 8 * u32::from(facts.in_local)
     };
-    claims.into_iter().map(seen).collect()
+    let (ranges, access) = match what.access {
+        Access::Everybody => (BTreeSet::new(), 0),
+        Access::Ranges { node } => (port.source_ranges.clone(), 8 + 16 * u16::from(node)),
+    };
+    Seen {
+        port: (id.text(), id.protocol.number(), id.family.number()),
+        endpoints: what.slots.iter().map(|at| ((at.address, at.port), flags(&port.backends[at]))).collect(),
+        affinity: port.affinity_secs,
+        flags: u16::from(what.drop_when_empty)
+            + 2 * u16::from(what.scoped)
+            + 4 * u16::from(what.policy == TrafficPolicy::Local)
+            + access,
+        kind: match what.kind {
+            FrontendKind::ClusterIp => 1,
+            FrontendKind::NodePort => 2,
+            FrontendKind::LoadBalancer => 3,
+            FrontendKind::ExternalIp => 4,
+        },
+        ranges,
+    }
 }
 
 /// What a reader finds behind an entry. Fails when it would stumble.
 #[track_caller]
 pub fn resolve(contents: &Contents, key: &FrontendKey, entry: &ServiceEntry) -> Seen {
     assert_eq!(entry.tag, key.tag(), "{key} has the tag of another key");
+    if entry.kind == ADDRESS {
+        let plain = ServiceEntry { tag: entry.tag, kind: ADDRESS, ..ServiceEntry::default() };
+        assert_eq!(*entry, plain, "{key}");
+        return Seen { kind: ADDRESS, ..Seen::default() };
+    }
+    let outside = FrontendKey { scope: 1, ..*key };
+    assert!(
+        entry.flags & 2 == 0 || contents.services.contains_key(&outside),
+        "{key} sends clients outside to an entry that is not there"
+    );
     let name =
         contents.names.get(&entry.id).unwrap_or_else(|| panic!("{key} has id {} without name", entry.id));
     let slots = contents
@@ -91,14 +128,28 @@ pub fn resolve(contents: &Contents, key: &FrontendKey, entry: &ServiceEntry) -> 
     };
     let endpoints: BTreeMap<_, _> = slots.iter().map(endpoint).collect();
     assert_eq!(endpoints.len(), slots.len(), "{key} has an endpoint twice");
-    assert!(bit(contents, frontend_bit(key)), "no filter bit for {key}");
+    for at in dialled(contents, key) {
+        assert!(bit(contents, frontend_bit(&at)), "no filter bit for {key} at {at}");
+    }
+    let ranges = contents.source_ranges.iter().filter(|(id, _)| *id == entry.id && entry.flags & 8 != 0);
     Seen {
         port: (name.as_str().to_owned(), name.proto, name.family),
         endpoints,
         affinity: entry.affinity_secs,
-        drops: entry.flags & SERVICE_DROP_WHEN_EMPTY != 0,
+        flags: entry.flags,
         kind: entry.kind,
+        ranges: ranges.map(|(_, range)| *range).collect(),
     }
+}
+
+/// What packets to a frontend carry as destination: for a node port, every address that answers.
+fn dialled(contents: &Contents, key: &FrontendKey) -> Vec<FrontendKey> {
+    if !key.addr.is_unspecified() {
+        return vec![*key];
+    }
+    let answers = |(addr, bits): &(&IpAddr, &u32)| **bits & 1 != 0 && addr.is_ipv6() == key.addr.is_ipv6();
+    let addresses = contents.node.addresses.iter().filter(answers);
+    addresses.map(|(addr, _)| FrontendKey { addr: *addr, ..*key }).collect()
 }
 
 fn bit(contents: &Contents, (word, mask): (u32, u64)) -> bool {
@@ -136,6 +187,17 @@ pub fn check(contents: &Contents, plans: &BTreeMap<ServiceName, ServicePlan>) {
         .collect();
     assert_eq!(serving.len(), should.len(), "an endpoint serves twice: {serving:?}");
     assert_eq!(serving.into_iter().collect::<BTreeSet<_>>(), should);
+    let let_in: BTreeSet<_> = contents
+        .source_ranges
+        .iter()
+        .map(|(id, range)| {
+            let name = contents.names[id];
+            ((name.as_str().to_owned(), name.proto, name.family), *range)
+        })
+        .collect();
+    let should =
+        desired.values().flat_map(|seen| seen.ranges.iter().map(|range| (seen.port.clone(), *range)));
+    assert_eq!(let_in, should.collect::<BTreeSet<_>>());
 }
 
 #[track_caller]
@@ -183,12 +245,15 @@ impl Transition {
         }
         for (key, entry) in &contents.services {
             let seen = resolve(contents, key, entry);
-            // Flags of an endpoint may change before or after the set does; the set itself is old or new.
+            // Flags of an endpoint may change before or after the set does; the set itself is old or new. More
+            // clients may be let in than should be, but none that should be is kept out.
+            let plain =
+                |seen: &Seen| Seen { endpoints: BTreeMap::new(), ranges: BTreeSet::new(), ..seen.clone() };
             let same = |other: Option<&Seen>| {
                 other.is_some_and(|other| {
                     other.endpoints.keys().eq(seen.endpoints.keys())
-                        && Seen { endpoints: BTreeMap::new(), ..other.clone() }
-                            == Seen { endpoints: BTreeMap::new(), ..seen.clone() }
+                        && other.ranges.is_subset(&seen.ranges)
+                        && plain(other) == plain(&seen)
                 })
             };
             let (before, after) = (self.before.get(key), self.after.get(key));
@@ -198,12 +263,17 @@ impl Transition {
         match step {
             Write::Service(key, _) => {
                 let (before, after) = (self.before.get(key), self.after.get(key));
-                assert!(before != after, "{key} was written although it was right");
+                let plain =
+                    |seen: Option<&Seen>| seen.map(|seen| Seen { ranges: BTreeSet::new(), ..seen.clone() });
+                assert!(plain(before) != plain(after), "{key} was written although it was right");
             }
             Write::NoService(key) => {
                 let owner = |seen: Option<&Seen>| seen.map(|seen| seen.port.clone());
                 let (before, after) = (self.before.get(key), self.after.get(key));
-                assert!(owner(before) != owner(after), "{key} was removed from the port it belongs to");
+                assert!(
+                    owner(before) != owner(after) || after.is_none(),
+                    "{key} was removed from the port it belongs to"
+                );
             }
             _ => {}
         }

@@ -59,15 +59,14 @@ proptest! {
     ) {
         let mut world = World::new(ROOMY);
         let during = during.index(history.len());
-        for (number, (changes, pause)) in history.into_iter().enumerate() {
-            world.wait(Duration::from_millis(pause));
+        for (number, moment) in history.into_iter().enumerate() {
             if number == during {
                 world.faults(Faults { from: Some(dies), ..Faults::default() });
-                world.change(changes);
+                world.moment(moment);
                 world = world.restarted();
                 world.tell_all();
             } else {
-                world.change(changes);
+                world.moment(moment);
             }
             world.assert_right();
             prop_assert_eq!(world.again(), 0);
@@ -78,12 +77,12 @@ proptest! {
     #[test]
     fn whatever_another_hand_did_is_repaired(
         history in history(5),
-        damage in prop::collection::vec((0u8..11, any::<prop::sample::Index>(), any::<u32>()), 1..8),
+        damage in prop::collection::vec((0u8..17, any::<prop::sample::Index>(), any::<u32>()), 1..8),
         restart: bool,
     ) {
         let mut world = World::new(ROOMY);
-        for (changes, _) in history {
-            world.change(changes);
+        for moment in history {
+            world.moment(moment);
         }
         world.trust_nothing();
         for (kind, which, noise) in damage {
@@ -150,6 +149,15 @@ fn spoil(world: &mut World, kind: u8, which: prop::sample::Index, noise: u32, re
             let text = contents.names[&of];
             contents.names.insert(noise % 62 + 1, text);
         }
+        (10, ..) => drop(contents.source_ranges.pop_first()),
+        (11, ..) => {
+            let range = if noise % 2 == 0 { "10.7.0.0/16" } else { "fd07::/32" };
+            contents.source_ranges.insert((noise % 70, range.parse().unwrap()));
+        }
+        (12, ..) => drop(contents.node.addresses.pop_first()),
+        (13, ..) => drop(contents.node.addresses.insert([10, 9, 0, noise as u8 % 6].into(), noise % 4)),
+        (14, ..) => drop(contents.node.devices.insert(noise % 6, noise % 4)),
+        (15, ..) => contents.node.config.host_netns ^= u64::from(noise),
         _ => contents.slots[slot] = noise % 300,
     }
 }

@@ -1,15 +1,18 @@
 //! Plans from a world so small that everything collides with everything.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use ipnet::IpNet;
+use proptest::option;
 use proptest::prelude::*;
 use proxy_common::select::Algorithm;
 
-use crate::model::ServiceName;
 use crate::model::net::{IpFamily, Protocol};
+use crate::model::{ServiceName, TrafficPolicy};
 use crate::plan::{
-    BackendAddress, BackendFacts, Frontend, FrontendKind, FrontendPlan, PortId, PortPlan, Scope, ServicePlan,
+    Access, AddressFacts, BackendAddress, BackendFacts, DeviceFacts, Frontend, FrontendKind, FrontendPlan,
+    NodePlan, PortId, PortPlan, Scope, ServicePlan,
 };
 
 const KINDS: [FrontendKind; 4] =
@@ -55,15 +58,16 @@ pub fn service(
     let backends: BTreeMap<_, _> =
         endpoints.into_iter().map(|last| (backend(last), BackendFacts::default())).collect();
     let slots = backends.keys().copied().collect();
-    let what = FrontendPlan { kind: FrontendKind::ClusterIp, slots, drop_when_empty: false };
+    let what = FrontendPlan::new(FrontendKind::ClusterIp, slots);
     let port = PortPlan {
         frontends: BTreeMap::from([(frontend(address), what)]),
         backends,
         affinity_secs: 0,
         algorithm: Algorithm::Random,
+        source_ranges: BTreeSet::new(),
     };
     let ports = BTreeMap::from([(port_id(service, "http"), port)]);
-    (name(service), Some(ServicePlan { ports, created: 1, problems: Vec::new() }))
+    (name(service), Some(ServicePlan { ports, created: 1, ..ServicePlan::default() }))
 }
 
 fn address(family: IpFamily, net: u8, last: u8) -> IpAddr {
@@ -74,40 +78,83 @@ fn address(family: IpFamily, net: u8, last: u8) -> IpAddr {
 }
 
 fn facts() -> impl Strategy<Value = BackendFacts> {
-    (any::<bool>(), any::<bool>()).prop_map(|(local, terminating)| BackendFacts { local, terminating })
+    any::<[bool; 4]>().prop_map(|[local, terminating, in_cluster, in_local]| BackendFacts {
+        local,
+        terminating,
+        in_cluster,
+        in_local,
+    })
+}
+
+/// What a frontend is like, beside its endpoints; whether it uses all of them.
+fn look() -> impl Strategy<Value = (FrontendPlan, bool)> {
+    let access = prop_oneof![
+        2 => Just(Access::Everybody),
+        1 => any::<bool>().prop_map(|node| Access::Ranges { node }),
+    ];
+    (prop::sample::select(&KINDS[..]), any::<[bool; 3]>(), access).prop_map(|(kind, flags, access)| {
+        let [drop_when_empty, is_local, all] = flags;
+        let policy = if is_local { TrafficPolicy::Local } else { TrafficPolicy::Cluster };
+        let plan = FrontendPlan { policy, drop_when_empty, access, ..FrontendPlan::new(kind, Vec::new()) };
+        (plan, all)
+    })
 }
 
 fn frontend_plan(
     family: IpFamily,
     protocol: Protocol,
-) -> impl Strategy<Value = (Frontend, (FrontendKind, bool, bool))> {
-    let scope = prop_oneof![4 => Just(Scope::Internal), 1 => Just(Scope::External)];
-    (1u8..5, scope, prop::sample::select(&KINDS[..]), any::<bool>(), any::<bool>()).prop_map(
-        move |(last, scope, kind, drops, all)| {
-            (Frontend { address: address(family, 96, last), port: 80, protocol, scope }, (kind, drops, all))
-        },
-    )
+) -> impl Strategy<Value = (Frontend, (FrontendPlan, bool))> {
+    let scope = prop_oneof![3 => Just(Scope::Internal), 2 => Just(Scope::External)];
+    // 0: any address of the node.
+    (0u8..5, scope, look()).prop_map(move |(last, scope, look)| {
+        let (address, port) = match (last, family) {
+            (0, IpFamily::V4) => (Ipv4Addr::UNSPECIFIED.into(), 30_080),
+            (0, IpFamily::V6) => (Ipv6Addr::UNSPECIFIED.into(), 30_080),
+            _ => (address(family, 96, last), 80),
+        };
+        (Frontend { address, port, protocol, scope }, look)
+    })
+}
+
+fn range(family: IpFamily) -> impl Strategy<Value = IpNet> {
+    let lengths = match family {
+        IpFamily::V4 => [8, 24, 32],
+        IpFamily::V6 => [16, 64, 128],
+    };
+    (1u8..4, prop::sample::select(lengths.to_vec()))
+        .prop_map(move |(net, length)| IpNet::new(address(family, net, 1), length).unwrap().trunc())
 }
 
 fn port_plan(family: IpFamily, protocol: Protocol) -> impl Strategy<Value = PortPlan> {
     let backend = (1u8..8, 80u16..82, facts());
     let backends = prop::collection::vec(backend, 0..7);
-    let frontends = prop::collection::btree_map(1u8..3, frontend_plan(family, protocol), 0..4);
-    (backends, frontends, 0u32..2).prop_map(move |(backends, frontends, affinity_secs)| {
-        let backends: BTreeMap<_, _> = backends
-            .into_iter()
-            .map(|(last, port, facts)| (BackendAddress { address: address(family, 1, last), port }, facts))
-            .collect();
-        // Some frontends may use the local endpoints only, as with a traffic policy.
-        let slots = |all: bool| backends.iter().filter(|(_, f)| all || f.local).map(|(at, _)| *at).collect();
-        let frontends = frontends
-            .into_values()
-            .map(|(frontend, (kind, drop_when_empty, all))| {
-                (frontend, FrontendPlan { kind, slots: slots(all), drop_when_empty })
-            })
-            .collect();
-        PortPlan { frontends, backends, affinity_secs, algorithm: Algorithm::Random }
-    })
+    let frontends = prop::collection::btree_map(1u8..5, frontend_plan(family, protocol), 0..5);
+    let ranges = prop::collection::btree_set(range(family), 0..4);
+    (backends, frontends, 0u32..2, ranges).prop_map(
+        move |(backends, frontends, affinity_secs, source_ranges)| {
+            let backends: BTreeMap<_, _> = backends
+                .into_iter()
+                .map(|(last, port, facts)| {
+                    (BackendAddress { address: address(family, 1, last), port }, facts)
+                })
+                .collect();
+            // Some frontends may use the local endpoints only, as with a traffic policy.
+            let slots =
+                |all: bool| backends.iter().filter(|(_, f)| all || f.local).map(|(at, _)| *at).collect();
+            let frontends = frontends
+                .into_values()
+                .map(|(frontend, (look, all))| (frontend, FrontendPlan { slots: slots(all), ..look }))
+                .collect();
+            let mut frontends: BTreeMap<Frontend, FrontendPlan> = frontends;
+            let outside: BTreeSet<Frontend> =
+                frontends.keys().copied().filter(|f| f.scope == Scope::External).collect();
+            for (frontend, plan) in &mut frontends {
+                plan.scoped = frontend.scope == Scope::Internal
+                    && outside.contains(&Frontend { scope: Scope::External, ..*frontend });
+            }
+            PortPlan { frontends, backends, affinity_secs, algorithm: Algorithm::Random, source_ranges }
+        },
+    )
 }
 
 fn port(service: &'static str) -> impl Strategy<Value = (PortId, PortPlan)> {
@@ -122,18 +169,61 @@ fn port(service: &'static str) -> impl Strategy<Value = (PortId, PortPlan)> {
 /// A change of one Service: another plan, or none.
 pub fn change() -> impl Strategy<Value = (ServiceName, Option<ServicePlan>)> {
     prop::sample::select(&["a", "b", "c", "d"][..]).prop_flat_map(|service| {
-        let plan = (prop::collection::vec(port(service), 0..3), 1i64..3).prop_map(|(ports, created)| {
-            ServicePlan { ports: ports.into_iter().collect(), created, problems: Vec::new() }
-        });
-        prop::option::weighted(0.8, plan).prop_map(move |plan| (name(service), plan))
+        let addresses = prop::collection::btree_set((any::<bool>(), 1u8..5), 0..3);
+        let plan = (prop::collection::vec(port(service), 0..3), 1i64..3, addresses).prop_map(
+            |(ports, created, addresses)| ServicePlan {
+                ports: ports.into_iter().collect(),
+                addresses: addresses
+                    .into_iter()
+                    .map(|(v6, last)| address(if v6 { IpFamily::V6 } else { IpFamily::V4 }, 96, last))
+                    .collect(),
+                created,
+                ..ServicePlan::default()
+            },
+        );
+        option::weighted(0.8, plan).prop_map(move |plan| (name(service), plan))
     })
 }
 
 /// A Service and its plan from now on.
 pub type Change = (ServiceName, Option<ServicePlan>);
 
-/// Changes that come together, and the milliseconds before them.
-pub fn history(length: usize) -> impl Strategy<Value = Vec<(Vec<Change>, u64)>> {
+/// What the node is like.
+pub fn node() -> impl Strategy<Value = NodePlan> {
+    let facts = any::<(bool, bool)>();
+    let addresses = prop::collection::btree_map((any::<bool>(), 1u8..4), facts, 0..4);
+    let devices = prop::collection::btree_map(1u32..4, facts, 0..3);
+    (addresses, devices, any::<[bool; 2]>(), option::of(range(IpFamily::V4)), 0u64..3).prop_map(
+        |(addresses, devices, [detect_local, masquerade_all], pods, host_netns)| NodePlan {
+            sources: BTreeMap::from([(IpFamily::V4, address(IpFamily::V4, 9, 1))]),
+            pods: pods.into_iter().map(|pods| (IpFamily::V4, pods)).collect(),
+            addresses: addresses
+                .into_iter()
+                .map(|((v6, last), (node_ports, loopback))| {
+                    let family = if v6 { IpFamily::V6 } else { IpFamily::V4 };
+                    (address(family, 9, last), AddressFacts { node_ports, loopback })
+                })
+                .collect(),
+            devices: devices
+                .into_iter()
+                .map(|(index, (local, no_header))| (index, DeviceFacts { local, no_header }))
+                .collect(),
+            detect_local,
+            masquerade_all,
+            snat_ports: (61_000, 65_535),
+            host_netns,
+            ..NodePlan::default()
+        },
+    )
+}
+
+/// What comes together: changes of Services, what the node is like from now on if that is told, and the
+/// milliseconds before it.
+pub type Moment = (Vec<Change>, Option<NodePlan>, u64);
+
+/// One thing after the other.
+pub fn history(length: usize) -> impl Strategy<Value = Vec<Moment>> {
     let pause = prop_oneof![3 => 0u64..500, 2 => 900u64..3_000, 1 => 55_000u64..130_000];
-    prop::collection::vec((prop::collection::vec(change(), 0..3), pause), 1..length)
+    let node = option::weighted(0.3, node());
+    prop::collection::vec((prop::collection::vec(change(), 0..3), node, pause), 1..length)
 }

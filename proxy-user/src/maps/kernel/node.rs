@@ -1,0 +1,230 @@
+//! The maps that tell of the node and of source ranges: small ones, written one entry at a time.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::AsFd;
+use std::path::Path;
+
+use aya::Pod;
+use aya::maps::lpm_trie::{Key, LpmTrie};
+use aya::maps::{Map, MapData, MapType};
+use ipnet::IpNet;
+use proxy_common::Address;
+use proxy_common::abi::Plain;
+use proxy_common::config::NodeConfig;
+use proxy_common::node::{Device, NodeAddr, NodeEntry};
+use proxy_common::source_range::{SERVICE_BITS, SourceRangeKey};
+
+use super::super::node::{ConfigRow, NodeFamily, NodeRow, range_parts};
+use super::super::rows::NodeContents;
+use super::super::sys::{self, Stopped};
+use super::super::{MapError, Table, Write};
+use super::{hash, io_error, open};
+
+type Ranges<A> = LpmTrie<MapData, SourceRangeKey<A>, u32>;
+
+/// The maps, opened by their pins.
+pub(super) struct NodeMaps {
+    node: MapData,
+    node6: MapData,
+    addresses: MapData,
+    addresses6: MapData,
+    devices: MapData,
+    config: MapData,
+    ranges: Ranges<[u8; 4]>,
+    ranges6: Ranges<[u8; 16]>,
+}
+
+impl NodeMaps {
+    pub(super) fn open(dir: &Path) -> Result<Self, MapError> {
+        Ok(Self {
+            node: open::<u32, NodeEntry<[u8; 4]>>(dir, Table::Node, MapType::Array)?.0,
+            node6: open::<u32, NodeEntry<[u8; 16]>>(dir, Table::Node6, MapType::Array)?.0,
+            addresses: open::<[u8; 4], NodeAddr>(dir, Table::NodeAddrs, MapType::Hash)?.0,
+            addresses6: open::<[u8; 16], NodeAddr>(dir, Table::NodeAddrs6, MapType::Hash)?.0,
+            devices: open::<u32, Device>(dir, Table::Devices, MapType::Hash)?.0,
+            config: open::<u32, NodeConfig>(dir, Table::Config, MapType::Array)?.0,
+            ranges: trie(dir, Table::SrcRanges)?,
+            ranges6: trie(dir, Table::SrcRanges6)?,
+        })
+    }
+
+    /// Does the writes; on failure says how many it did.
+    pub(super) fn write(&mut self, writes: &[Write]) -> Result<(), Stopped> {
+        for (done, write) in writes.iter().enumerate() {
+            self.one(write).map_err(|source| Stopped { done, source })?;
+        }
+        Ok(())
+    }
+
+    fn one(&mut self, write: &Write) -> io::Result<()> {
+        match write {
+            Write::SourceRange(id, range) => match range_parts(*range) {
+                (IpAddr::V4(addr), len) => put(&mut self.ranges, *id, addr.octets(), len),
+                (IpAddr::V6(addr), len) => put(&mut self.ranges6, *id, addr.octets(), len),
+            },
+            Write::NoSourceRange(id, range) => match range_parts(*range) {
+                (IpAddr::V4(addr), len) => take(&mut self.ranges, *id, addr.octets(), len),
+                (IpAddr::V6(addr), len) => take(&mut self.ranges6, *id, addr.octets(), len),
+            },
+            Write::Node(row) => match &**row {
+                NodeRow::V4(row) => set(&self.node, 0u32, row.entry::<[u8; 4]>()),
+                NodeRow::V6(row) => set(&self.node6, 0u32, row.entry::<[u8; 16]>()),
+            },
+            Write::NodeAddr(IpAddr::V4(addr), bits) => set(&self.addresses, addr.octets(), *bits),
+            Write::NodeAddr(IpAddr::V6(addr), bits) => set(&self.addresses6, addr.octets(), *bits),
+            Write::NoNodeAddr(IpAddr::V4(addr)) => remove(&self.addresses, addr.octets()),
+            Write::NoNodeAddr(IpAddr::V6(addr)) => remove(&self.addresses6, addr.octets()),
+            Write::Device(index, bits) => set(&self.devices, *index, *bits),
+            Write::NoDevice(index) => remove(&self.devices, *index),
+            // Others have settings of their own in the entry.
+            Write::Config(row) => {
+                let (found, _) = sys::lookup::<u32, NodeConfig>(self.config.fd().as_fd(), None, 1)?;
+                let (_, mut entry) = found.first().copied().ok_or(io::ErrorKind::NotFound)?;
+                row.apply(&mut entry);
+                set(&self.config, 0u32, entry)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Every range that is let in, of one family.
+    pub(super) fn source_ranges(&self, table: Table) -> Result<BTreeSet<(u32, IpNet)>, MapError> {
+        match table {
+            Table::SrcRanges6 => ranges(&self.ranges6, table),
+            _ => ranges(&self.ranges, Table::SrcRanges),
+        }
+    }
+
+    /// What is said of the node.
+    pub(super) fn all(&self) -> Result<NodeContents, MapError> {
+        let mut all = NodeContents::default();
+        for table in NodeContents::TABLES {
+            let NodeContents { rows, addresses, devices, config } = self.read(table)?;
+            all.rows.extend(rows);
+            all.addresses.extend(addresses);
+            all.devices.extend(devices);
+            if table == Table::Config {
+                all.config = config;
+            }
+        }
+        Ok(all)
+    }
+
+    /// The same, of one table.
+    pub(super) fn read(&self, table: Table) -> Result<NodeContents, MapError> {
+        let mut found = NodeContents::default();
+        match table {
+            Table::Node => {
+                let entry = first::<NodeEntry<[u8; 4]>>(&self.node, table)?;
+                found.rows.insert(table, NodeRow::V4(NodeFamily::from_entry(&entry)));
+            }
+            Table::Node6 => {
+                let entry = first::<NodeEntry<[u8; 16]>>(&self.node6, table)?;
+                found.rows.insert(table, NodeRow::V6(NodeFamily::from_entry(&entry)));
+            }
+            Table::NodeAddrs => found.addresses = addresses::<[u8; 4]>(&self.addresses, table)?,
+            Table::NodeAddrs6 => found.addresses = addresses::<[u8; 16]>(&self.addresses6, table)?,
+            Table::Devices => found.devices = entries(&self.devices, table, u32::MAX)?,
+            Table::Config => found.config = ConfigRow::of(&first(&self.config, table)?),
+            _ => {}
+        }
+        Ok(found)
+    }
+}
+
+fn trie<A: Address>(dir: &Path, table: Table) -> Result<Ranges<A>, MapError>
+where
+    SourceRangeKey<A>: Pod,
+{
+    let path = dir.join(table.name());
+    let map = MapData::from_pin(&path).map_err(aya::maps::MapError::from);
+    map.and_then(|map| Map::LpmTrie(map).try_into()).map_err(|error| MapError::Open {
+        table,
+        path,
+        source: io_error(error),
+    })
+}
+
+fn key<A>(service: u32, addr: A, len: u32) -> Key<SourceRangeKey<A>>
+where
+    SourceRangeKey<A>: Pod,
+{
+    Key::new(SERVICE_BITS + len, SourceRangeKey { service, addr })
+}
+
+fn put<A: Address>(map: &mut Ranges<A>, service: u32, addr: A, len: u32) -> io::Result<()>
+where
+    SourceRangeKey<A>: Pod,
+{
+    match map.insert(&key(service, addr, len), 1, 0).map_err(io_error) {
+        // This kind of map says so when it is full.
+        Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => {
+            Err(io::Error::from_raw_os_error(libc::E2BIG))
+        }
+        other => other,
+    }
+}
+
+fn take<A: Address>(map: &mut Ranges<A>, service: u32, addr: A, len: u32) -> io::Result<()>
+where
+    SourceRangeKey<A>: Pod,
+{
+    match map.remove(&key(service, addr, len)).map_err(io_error) {
+        Err(error) if error.raw_os_error() != Some(libc::ENOENT) => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// What is no range of ours is left out: no program finds it either.
+fn ranges<A: Address + Into<IpAddr>>(
+    map: &Ranges<A>,
+    table: Table,
+) -> Result<BTreeSet<(u32, IpNet)>, MapError>
+where
+    SourceRangeKey<A>: Pod,
+{
+    let mut found = BTreeSet::new();
+    for key in map.keys() {
+        let key = key.map_err(|error| MapError::Read { table, source: io_error(error) })?;
+        let SourceRangeKey { service, addr } = key.data();
+        let len = key.prefix_len().checked_sub(SERVICE_BITS).and_then(|len| u8::try_from(len).ok());
+        if let Some(range) = len.and_then(|len| IpNet::new(addr.into(), len).ok()) {
+            found.insert((service, range));
+        }
+    }
+    Ok(found)
+}
+
+fn set<K: Plain, V: Plain>(map: &MapData, key: K, value: V) -> io::Result<()> {
+    sys::update(map.fd().as_fd(), &[key], &[value]).map_err(|stopped| stopped.source)
+}
+
+fn remove<K: Plain>(map: &MapData, key: K) -> io::Result<()> {
+    sys::delete(map.fd().as_fd(), &[key]).map_err(|stopped| stopped.source)
+}
+
+fn first<V: Plain>(map: &MapData, table: Table) -> Result<V, MapError> {
+    let missing = || MapError::Read { table, source: io::ErrorKind::NotFound.into() };
+    let entries: BTreeMap<u32, V> = entries(map, table, 1)?;
+    entries.into_values().next().ok_or_else(missing)
+}
+
+fn entries<K: Plain + Ord, V: Plain>(
+    map: &MapData,
+    table: Table,
+    count: u32,
+) -> Result<BTreeMap<K, V>, MapError> {
+    let mut found = BTreeMap::new();
+    hash(map, table, None, count, &mut found)?;
+    Ok(found)
+}
+
+fn addresses<A: Address + Plain + Into<IpAddr>>(
+    map: &MapData,
+    table: Table,
+) -> Result<BTreeMap<IpAddr, NodeAddr>, MapError> {
+    let found = entries::<A, NodeAddr>(map, table, u32::MAX)?;
+    Ok(found.into_iter().map(|(address, bits)| (address.into(), bits)).collect())
+}

@@ -1,0 +1,203 @@
+//! What the programs are told of the node.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use proxy_common::Address;
+use proxy_common::config::{CONFIG_DETECT_LOCAL, CONFIG_MASQUERADE_ALL, NodeConfig, SNAT_PORTS};
+use proxy_common::node::{Cidr, NodeEntry, SERVICE_CIDRS};
+
+use super::Table;
+
+/// Value of `node` or `node6`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NodeRow {
+    /// Of `node`.
+    V4(NodeFamily<Ipv4Addr, Ipv4Net>),
+    /// Of `node6`.
+    V6(NodeFamily<Ipv6Addr, Ipv6Net>),
+}
+
+/// The node in one family.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeFamily<A, N> {
+    /// The address under which packets are sent on to other nodes.
+    pub source: Option<A>,
+    /// Addresses of pods, where local clients are known by them.
+    pub pods: Option<N>,
+    /// Ranges of Service addresses, at most [`SERVICE_CIDRS`].
+    pub service_cidrs: Vec<N>,
+}
+
+impl NodeRow {
+    /// The table that it stands in.
+    pub const fn table(&self) -> Table {
+        match self {
+            Self::V4(_) => Table::Node,
+            Self::V6(_) => Table::Node6,
+        }
+    }
+}
+
+/// An address or a range of one family, as maps hold it.
+trait InMaps<T> {
+    fn to_map(&self) -> T;
+    fn from_map(value: &T) -> Option<Self>
+    where
+        Self: Sized;
+}
+
+macro_rules! in_maps {
+    ($address:ty, $net:ty, $octets:ty) => {
+        impl InMaps<$octets> for $address {
+            fn to_map(&self) -> $octets {
+                self.octets()
+            }
+
+            fn from_map(value: &$octets) -> Option<Self> {
+                (*value != <$octets>::ZERO).then(|| (*value).into())
+            }
+        }
+
+        impl InMaps<Cidr<$octets>> for $net {
+            fn to_map(&self) -> Cidr<$octets> {
+                Cidr { addr: self.network().octets(), mask: self.netmask().octets() }
+            }
+
+            fn from_map(value: &Cidr<$octets>) -> Option<Self> {
+                let net = <$net>::with_netmask(value.addr.into(), value.mask.into()).ok()?;
+                (*value != Cidr::NONE && net.to_map() == *value).then_some(net)
+            }
+        }
+    };
+}
+
+in_maps!(Ipv4Addr, Ipv4Net, [u8; 4]);
+in_maps!(Ipv6Addr, Ipv6Net, [u8; 16]);
+
+#[expect(private_bounds, reason = "how maps hold an address is this module's matter")]
+impl<A, N> NodeFamily<A, N> {
+    /// The entry of the map.
+    pub(super) fn entry<O: Address>(&self) -> NodeEntry<O>
+    where
+        A: InMaps<O>,
+        N: InMaps<Cidr<O>>,
+    {
+        let mut entry = NodeEntry::UNKNOWN;
+        if let Some(source) = &self.source {
+            entry.source = source.to_map();
+        }
+        if let Some(pods) = &self.pods {
+            entry.pods = pods.to_map();
+        }
+        for (slot, cidr) in entry.service_cidrs.iter_mut().zip(&self.service_cidrs) {
+            *slot = cidr.to_map();
+        }
+        entry.service_cidr_count = self.service_cidrs.len().min(SERVICE_CIDRS) as u32;
+        entry
+    }
+
+    /// What an entry says; anything that we would not write is left out, so that it is written anew.
+    pub(super) fn from_entry<O: Address>(entry: &NodeEntry<O>) -> Self
+    where
+        A: InMaps<O>,
+        N: InMaps<Cidr<O>>,
+    {
+        let count = (entry.service_cidr_count as usize).min(SERVICE_CIDRS);
+        Self {
+            source: A::from_map(&entry.source),
+            pods: N::from_map(&entry.pods),
+            service_cidrs: entry.service_cidrs.iter().take(count).filter_map(N::from_map).collect(),
+        }
+    }
+}
+
+/// Our part of `config`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConfigRow {
+    /// [`CONFIG_MASQUERADE_ALL`].
+    pub masquerade_all: bool,
+    /// [`CONFIG_DETECT_LOCAL`].
+    pub detect_local: bool,
+    /// First and last source port for SNAT.
+    pub snat_ports: (u16, u16),
+    /// Cookie of the network namespace that the agent serves.
+    pub host_netns: u64,
+}
+
+impl Default for ConfigRow {
+    fn default() -> Self {
+        Self { masquerade_all: false, detect_local: false, snat_ports: SNAT_PORTS, host_netns: 0 }
+    }
+}
+
+impl ConfigRow {
+    const FLAGS: u32 = CONFIG_MASQUERADE_ALL | CONFIG_DETECT_LOCAL;
+
+    /// What an entry says.
+    pub(super) const fn of(entry: &NodeConfig) -> Self {
+        Self {
+            masquerade_all: entry.flags & CONFIG_MASQUERADE_ALL != 0,
+            detect_local: entry.flags & CONFIG_DETECT_LOCAL != 0,
+            snat_ports: (entry.snat_first, entry.snat_last),
+            host_netns: entry.host_netns,
+        }
+    }
+
+    /// Changes an entry to say this; what else it says stays.
+    pub(super) const fn apply(self, entry: &mut NodeConfig) {
+        entry.flags &= !Self::FLAGS;
+        if self.masquerade_all {
+            entry.flags |= CONFIG_MASQUERADE_ALL;
+        }
+        if self.detect_local {
+            entry.flags |= CONFIG_DETECT_LOCAL;
+        }
+        (entry.snat_first, entry.snat_last) = self.snat_ports;
+        entry.host_netns = self.host_netns;
+    }
+}
+
+/// The address of a source range and the bits that count, as `src_ranges` holds them.
+pub(super) fn range_parts(range: IpNet) -> (IpAddr, u32) {
+    match range {
+        IpNet::V4(range) => (IpAddr::V4(range.network()), range.prefix_len() as u32),
+        IpNet::V6(range) => (IpAddr::V6(range.network()), range.prefix_len() as u32),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn a_row_is_read_as_it_was_written(
+            source: Option<u32>,
+            pods in prop::option::of((any::<u32>(), 0u8..=32)),
+            cidrs in prop::collection::vec((any::<u32>(), 1u8..=32), 0..SERVICE_CIDRS),
+        ) {
+            let net = |(address, len): (u32, u8)| Ipv4Net::new(address.into(), len).unwrap().trunc();
+            let row = NodeFamily {
+                source: source.filter(|bits| *bits != 0).map(Ipv4Addr::from),
+                pods: pods.map(net).filter(|net| net.network().to_bits() != 0 || net.prefix_len() != 32),
+                service_cidrs: cidrs.into_iter().map(net).filter(|n| !n.network().is_unspecified()).collect(),
+            };
+            let entry: NodeEntry<[u8; 4]> = row.entry();
+            prop_assert_eq!(NodeFamily::from_entry(&entry), row);
+        }
+
+        #[test]
+        fn only_our_part_of_the_settings_changes(flags: u32, masquerade_all: bool, detect_local: bool, host_netns: u64) {
+            let before = NodeConfig { flags, sample: 7, ..NodeConfig::new(250, 10, 16, 3) };
+            let row = ConfigRow { masquerade_all, detect_local, snat_ports: (1, 2), host_netns };
+            let mut after = before;
+            row.apply(&mut after);
+            prop_assert_eq!(ConfigRow::of(&after), row);
+            prop_assert_eq!(after.flags & !ConfigRow::FLAGS, flags & !ConfigRow::FLAGS);
+            ConfigRow::of(&before).apply(&mut after);
+            prop_assert_eq!(after, before);
+        }
+    }
+}

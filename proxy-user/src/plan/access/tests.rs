@@ -1,0 +1,84 @@
+use rstest::rstest;
+
+use crate::api::convert::address::range;
+use crate::model::{ServiceKind, ServiceName};
+
+use super::*;
+
+/// A load balancer with an address of each family, and these source ranges.
+fn service(ranges: Option<&[&str]>) -> Service {
+    Service {
+        name: ServiceName::new("default", "web"),
+        kind: ServiceKind::LoadBalancer,
+        cluster_ips: Vec::new(),
+        external_ips: Vec::new(),
+        load_balancer_ips: vec!["198.51.100.9".parse().unwrap(), "2001:db8::9".parse().unwrap()],
+        source_ranges: ranges.map(|ranges| ranges.iter().map(|text| range(text).unwrap()).collect()),
+        ports: Vec::new(),
+        internal_policy: Default::default(),
+        external_policy: Default::default(),
+        affinity_secs: 0,
+        health_check_node_port: 0,
+        created: 0,
+        problems: Vec::new(),
+    }
+}
+
+fn ask(ranges: Option<&[&str]>, family: IpFamily, strict: bool) -> Allowed {
+    let node: [IpAddr; 2] = ["192.0.2.1".parse().unwrap(), "2001:db8:1::1".parse().unwrap()];
+    allowed(&service(ranges), family, strict, node.iter())
+}
+
+#[rstest]
+#[case::no_list(None)]
+#[case::everybody(Some(&["10.0.0.0/8", "0.0.0.0/0"][..]))]
+#[case::everybody_of_the_other_family(Some(&["::/0"][..]))]
+fn everybody_may(#[case] ranges: Option<&[&str]>, #[values(true, false)] strict: bool) {
+    assert_eq!(ask(ranges, IpFamily::V4, strict), Allowed::default());
+}
+
+#[test]
+fn only_ranges_of_the_family_count() {
+    let found = ask(Some(&["10.0.0.0/8", "2001:db8:9::/48"]), IpFamily::V6, false);
+    assert_eq!(found.access, Access::Ranges { node: false });
+    assert_eq!(found.ranges, BTreeSet::from([range("2001:db8:9::/48").unwrap()]));
+    assert_eq!(found.problem, None);
+}
+
+#[test]
+fn a_node_in_a_range_lets_the_addresses_themselves_in() {
+    let found = ask(Some(&["192.0.2.0/24"]), IpFamily::V4, false);
+    assert_eq!(found.access, Access::Ranges { node: true });
+    let expected = ["192.0.2.0/24", "198.51.100.9/32"].map(|text| range(text).unwrap());
+    assert_eq!(found.ranges, BTreeSet::from(expected));
+}
+
+#[test]
+fn a_family_that_is_not_named_is_open_with_a_warning_or_closed() {
+    let open = ask(Some(&["10.0.0.0/8"]), IpFamily::V6, false);
+    assert_eq!((open.access, open.ranges.len()), (Access::Everybody, 0));
+    let problem = open.problem.unwrap();
+    assert_eq!(problem.object, "Service default/web");
+    assert!(
+        problem.message.contains("IPv6") && problem.message.contains("--source-ranges-strict"),
+        "{problem}"
+    );
+    let closed = ask(Some(&["10.0.0.0/8"]), IpFamily::V6, true);
+    assert_eq!(closed, Allowed { access: Access::Ranges { node: false }, ..Allowed::default() });
+}
+
+#[rstest]
+fn a_list_of_nothing_usable_lets_nobody_in(
+    #[values(IpFamily::V4, IpFamily::V6)] family: IpFamily,
+    #[values(true, false)] strict: bool,
+) {
+    let closed = Allowed { access: Access::Ranges { node: false }, ..Allowed::default() };
+    assert_eq!(ask(Some(&[]), family, strict), closed);
+}
+
+#[test]
+fn a_family_without_address_has_nothing_to_close() {
+    let mut service = service(Some(&["10.0.0.0/8"]));
+    service.load_balancer_ips.pop();
+    assert_eq!(allowed(&service, IpFamily::V6, true, [].iter()), Allowed::default());
+}

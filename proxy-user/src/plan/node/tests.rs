@@ -1,0 +1,186 @@
+use rstest::rstest;
+
+use crate::model::DefaultRoute;
+use crate::model::settings::NodePortAddresses;
+
+use super::*;
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+fn nets(texts: &[&str]) -> Vec<IpNet> {
+    texts.iter().map(|text| text.parse().unwrap()).collect()
+}
+
+/// A device of that name with these addresses; the programs are on all but lo.
+fn device(name: &str, addresses: &[&str]) -> HostDevice {
+    HostDevice {
+        name: name.to_owned(),
+        attached: name != "lo",
+        is_virtual: name.starts_with("veth"),
+        addresses: addresses.iter().map(|address| ip(address)).collect(),
+        ..HostDevice::default()
+    }
+}
+
+/// lo, an uplink with two addresses, the veth of a pod, a tunnel.
+fn host() -> HostView {
+    let tunnel = HostDevice { no_header: true, attached: false, ..device("tun0", &[]) };
+    HostView {
+        devices: BTreeMap::from([
+            (1, device("lo", &["127.0.0.1", "::1"])),
+            (2, device("eth0", &["192.0.2.1", "192.0.2.7", "2001:db8::1"])),
+            (3, device("veth1", &[])),
+            (4, tunnel),
+        ]),
+        defaults: vec![
+            DefaultRoute { device: 2, source: Some(ip("192.0.2.7")) },
+            DefaultRoute { device: 2, source: Some(ip("2001:db8::1")) },
+        ],
+        netns_cookie: 77,
+    }
+}
+
+fn node(internal: &[&str]) -> NodeView {
+    NodeView { internal_ips: internal.iter().map(|address| ip(address)).collect(), ..NodeView::new("n1") }
+}
+
+fn settings(addresses: NodePortAddresses) -> NodeSettings {
+    NodeSettings { node_port_addresses: addresses, ..NodeSettings::default() }
+}
+
+fn plan(node: &NodeView, host: &HostView, settings: &NodeSettings) -> NodePlan {
+    plan_node(node, host, &BTreeSet::new(), settings)
+}
+
+fn all() -> NodePortAddresses {
+    NodePortAddresses { all: true, ..NodePortAddresses::default() }
+}
+
+#[rstest]
+#[case::internal(&["192.0.2.1"], "192.0.2.1")]
+#[case::an_internal_address_that_is_elsewhere(&["203.0.113.1"], "192.0.2.7")]
+#[case::not_known(&[], "192.0.2.7")]
+fn packets_leave_under_the_internal_address(#[case] internal: &[&str], #[case] expected: &str) {
+    let plan = plan(&node(internal), &host(), &NodeSettings::default());
+    assert_eq!(plan.sources.get(&IpFamily::V4), Some(&ip(expected)));
+    assert_eq!(plan.sources.get(&IpFamily::V6), Some(&ip("2001:db8::1")));
+    assert_eq!((plan.host_netns, plan.snat_ports), (77, (61_000, 65_535)));
+}
+
+/// Addresses that answer at node ports, loopback ones in brackets.
+fn answering(node: &NodeView, addresses: NodePortAddresses) -> Vec<String> {
+    let plan = plan(node, &host(), &settings(addresses));
+    let answering = plan.addresses.iter().filter(|(_, facts)| facts.node_ports);
+    let text =
+        |address: &IpAddr, loopback| if loopback { format!("[{address}]") } else { address.to_string() };
+    answering.map(|(address, facts)| text(address, facts.loopback)).collect()
+}
+
+#[test]
+fn node_ports_answer_where_the_setting_says() {
+    let n = node(&["192.0.2.1", "2001:db8::1"]);
+    assert_eq!(answering(&n, all()), ["192.0.2.1", "192.0.2.7", "2001:db8::1"]);
+    let primary = NodePortAddresses { primary: true, ..NodePortAddresses::default() };
+    assert_eq!(answering(&n, primary.clone()), ["192.0.2.1", "2001:db8::1"]);
+    assert_eq!(answering(&node(&[]), primary.clone()), ["192.0.2.7", "2001:db8::1"], "until it is known");
+    let localhost = NodePortAddresses { localhost: true, ..primary };
+    assert_eq!(answering(&n, localhost), ["[127.0.0.1]", "192.0.2.1", "[::1]", "2001:db8::1"]);
+    let ranges = nets(&["192.0.2.4/30", "10.0.0.0/8"]);
+    let ranges = NodePortAddresses { ranges, ..NodePortAddresses::default() };
+    assert_eq!(answering(&n, ranges), ["192.0.2.7"]);
+}
+
+#[test]
+fn health_checks_answer_where_node_ports_do() {
+    let n = node(&["192.0.2.1"]);
+    let everywhere = plan(&n, &host(), &settings(all())).listen;
+    assert_eq!(everywhere, BTreeSet::from([ip("0.0.0.0"), ip("::")]));
+    let ranges = NodePortAddresses { ranges: nets(&["127.0.0.0/8"]), ..NodePortAddresses::default() };
+    assert_eq!(plan(&n, &host(), &settings(ranges)).listen, BTreeSet::from([ip("127.0.0.1")]));
+}
+
+/// The local devices and those without header.
+fn local(host: &HostView, detect_local: DetectLocal) -> (Vec<u32>, Vec<u32>) {
+    let settings = NodeSettings { detect_local, ..NodeSettings::default() };
+    let devices = plan(&node(&["192.0.2.1"]), host, &settings).devices;
+    let with = |has: fn(&DeviceFacts) -> bool| {
+        devices.iter().filter(|(_, facts)| has(facts)).map(|(index, _)| *index).collect()
+    };
+    (with(|facts| facts.local), with(|facts| facts.no_header))
+}
+
+#[test]
+fn pods_are_behind_the_devices_that_do_not_lead_outside() {
+    assert_eq!(local(&host(), DetectLocal::Devices), (vec![3], vec![4]));
+    let mut host = host();
+    host.devices.get_mut(&3).unwrap().uplink = true;
+    assert_eq!(local(&host, DetectLocal::Devices).0, [0; 0], "as the operator says");
+}
+
+#[test]
+fn what_carries_an_uplink_leads_outside_too() {
+    let mut host = host();
+    // eth0 is a VLAN of eth1, and the bridge br0 has an internal address and two ports: eth2 and a pod.
+    host.devices.get_mut(&2).unwrap().parent = Some(5);
+    host.devices.insert(5, device("eth1", &[]));
+    host.devices.insert(6, device("br0", &["192.0.2.1"]));
+    host.devices.insert(7, HostDevice { master: Some(6), ..device("eth2", &[]) });
+    host.devices.insert(8, HostDevice { master: Some(6), ..device("veth2", &[]) });
+    assert_eq!(local(&host, DetectLocal::Devices).0, [3, 8]);
+}
+
+#[test]
+fn the_operator_may_say_how_pods_are_known() {
+    let mut host = host();
+    host.devices.insert(6, device("cni0", &[]));
+    host.devices.insert(8, HostDevice { master: Some(6), ..device("veth2", &[]) });
+    assert_eq!(local(&host, DetectLocal::Bridge("cni0".into())).0, [6, 8]);
+    assert_eq!(local(&host, DetectLocal::InterfaceNamePrefix("veth".into())).0, [3, 8]);
+    let cluster = DetectLocal::ClusterCidr(nets(&["10.244.0.0/16", "10.0.0.0/8", "fd00::/56"]));
+    assert_eq!(local(&host, cluster.clone()).0, [0; 0], "by address");
+    let n = NodeView { pod_cidrs: nets(&["10.244.1.0/24"]), ..node(&[]) };
+    let with = |detect_local| plan(&n, &host, &NodeSettings { detect_local, ..NodeSettings::default() });
+    assert_eq!(with(cluster).pods.into_values().collect::<Vec<_>>(), nets(&["10.244.0.0/16", "fd00::/56"]));
+    let own = with(DetectLocal::NodeCidr);
+    assert_eq!(own.pods.into_values().collect::<Vec<_>>(), nets(&["10.244.1.0/24"]));
+    assert!(own.detect_local && own.problems.is_empty());
+    assert!(!with(DetectLocal::Devices).detect_local);
+    let unknown = plan(
+        &node(&[]),
+        &host,
+        &NodeSettings { detect_local: DetectLocal::NodeCidr, ..NodeSettings::default() },
+    );
+    assert_eq!(unknown.problems[0].field, "spec.podCIDRs");
+}
+
+#[test]
+fn ranges_of_services_are_those_of_cluster_and_operator() {
+    let told: BTreeSet<IpNet> =
+        nets(&["10.96.0.0/16", "10.96.3.0/24", "fd00:96::/112"]).into_iter().collect();
+    let settings = NodeSettings { service_cidrs: nets(&["172.30.0.0/16"]), ..NodeSettings::default() };
+    let plan = plan_node(&node(&[]), &host(), &told, &settings);
+    assert_eq!(plan.service_cidrs[&IpFamily::V4], nets(&["10.96.0.0/16", "172.30.0.0/16"]));
+    assert_eq!(plan.service_cidrs[&IpFamily::V6], nets(&["fd00:96::/112"]));
+    assert!(plan.problems.is_empty());
+}
+
+#[test]
+fn more_ranges_than_are_looked_at_are_reported() {
+    let told = (0..10).map(|i| IpNet::new(Ipv4Addr::new(10, i, 0, 0).into(), 24).unwrap()).collect();
+    let plan = plan_node(&node(&[]), &host(), &told, &NodeSettings::default());
+    assert_eq!(plan.service_cidrs[&IpFamily::V4].len(), SERVICE_CIDRS);
+    assert_eq!(plan.problems.len(), 1);
+}
+
+#[rstest]
+#[case::an_address_of_the_node("192.0.2.0/28", 2)]
+#[case::pods_of_the_node("10.244.0.0/12", 1)]
+#[case::a_part_of_them("10.244.1.128/25", 1)]
+#[case::nothing("10.96.0.0/12", 0)]
+fn a_range_that_holds_what_is_somebody_elses_is_reported(#[case] range: &str, #[case] problems: usize) {
+    let n = NodeView { pod_cidrs: nets(&["10.244.1.0/24"]), ..node(&[]) };
+    let plan = plan_node(&n, &host(), &nets(&[range]).into_iter().collect(), &NodeSettings::default());
+    assert_eq!(plan.problems.len(), problems, "{:?}", plan.problems);
+}

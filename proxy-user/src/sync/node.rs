@@ -1,0 +1,163 @@
+//! What the programs are told of the node, and the order in which it changes.
+//!
+//! Facts come before the Services that need them. An address gets its filter bits, one for each node port, before
+//! it is told; the bits of one that left go on resting after it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::time::Instant;
+
+use ipnet::IpNet;
+use proxy_common::node::{
+    DEVICE_LOCAL, DEVICE_NO_HEADER, Device, NODE_ADDR_LOOPBACK, NODE_ADDR_PORTS, NodeAddr,
+};
+
+use super::job::{Job, Steps, bits};
+use super::reconcile::{Failure, Reconciler, pause};
+use crate::maps::{ConfigRow, NodeContents, NodeFamily, NodeRow, Store, Write};
+use crate::model::net::IpFamily;
+use crate::plan::{NodePlan, Problem};
+
+/// What the node should look like, and how far that got.
+#[derive(Debug, Default)]
+pub(super) struct NodeState {
+    /// `None` until the node was looked at: what an earlier agent has told stays.
+    desired: Option<NodeContents>,
+    due: bool,
+    plan_problems: Vec<Problem>,
+    failure: Option<Failure>,
+}
+
+impl NodeState {
+    /// What is wrong with the node, and what could not be told.
+    pub(super) fn problems(&self) -> impl Iterator<Item = Problem> {
+        self.plan_problems.iter().chain(self.failure.as_ref().map(|failure| &failure.problem)).cloned()
+    }
+
+    /// When to try again what failed.
+    pub(super) fn retry(&self) -> Option<Instant> {
+        self.failure.as_ref().map(|failure| failure.retry)
+    }
+}
+
+impl<S: Store> Reconciler<S> {
+    /// The node should look like this from the next sync on.
+    pub fn set_node(&mut self, plan: &NodePlan) {
+        let desired = Some(contents(plan));
+        self.node.due |= self.node.desired != desired;
+        self.node.desired = desired;
+        self.node.plan_problems.clone_from(&plan.problems);
+    }
+
+    /// Whether something of the node waits for a sync.
+    pub fn is_node_due(&self) -> bool {
+        self.node.due
+    }
+
+    /// Tells what differs.
+    pub(super) fn bring_node(&mut self, now: Instant, freed: bool) {
+        let retries = self.node.failure.as_ref().is_some_and(|failure| freed || failure.retry <= now);
+        if !(self.node.due || retries || self.full) {
+            return;
+        }
+        self.node.due = false;
+        let Some(desired) = self.node.desired.clone() else { return };
+        let mut jobs = [Job::cleanup()];
+        self.execute(&self.node_facts(&desired), &mut jobs, true, now);
+        // A bit that is missing keeps its address out, so the first failure ends this.
+        let mut all_right = [Job::cleanup()];
+        self.execute(&self.node_addresses(&desired), &mut all_right, false, now);
+        let attempts = self.node.failure.take().map_or(0, |failure| failure.attempts);
+        let trouble = jobs.into_iter().chain(all_right).find_map(|job| job.trouble);
+        self.node.failure = trouble.map(|trouble| Failure {
+            attempts: attempts + 1,
+            retry: now + pause(attempts),
+            problem: Problem {
+                object: "Node".to_owned(),
+                field: "status".to_owned(),
+                message: format!("the programs do not know all of this node: {}", trouble.text()),
+            },
+        });
+    }
+
+    fn node_facts(&self, desired: &NodeContents) -> Steps {
+        let known = &self.applied.node;
+        let mut steps = Steps::default();
+        for (index, facts) in differing(&desired.devices, &known.devices) {
+            steps.push(0, Write::Device(*index, *facts));
+        }
+        for index in known.devices.keys().filter(|index| !desired.devices.contains_key(index)) {
+            steps.push(0, Write::NoDevice(*index));
+        }
+        for (_, row) in differing(&desired.rows, &known.rows) {
+            steps.push(0, Write::Node(Box::new(row.clone())));
+        }
+        if desired.config != known.config {
+            steps.push(0, Write::Config(desired.config));
+        }
+        steps
+    }
+
+    fn node_addresses(&self, desired: &NodeContents) -> Steps {
+        let known = &self.applied.node.addresses;
+        let mut steps = Steps::default();
+        for (address, facts) in differing(&desired.addresses, known) {
+            if *facts & NODE_ADDR_PORTS != 0 {
+                let needed: BTreeSet<_> = self.applied.address_bits(*address).collect();
+                for (word, mask) in needed.into_iter().filter(|bit| !self.applied.filter.is_set(*bit)) {
+                    steps.push(0, Write::FilterSet(word, mask));
+                }
+            }
+            steps.push(0, Write::NodeAddr(*address, *facts));
+        }
+        for address in known.keys().filter(|address| !desired.addresses.contains_key(address)) {
+            steps.push(0, Write::NoNodeAddr(*address));
+        }
+        steps
+    }
+}
+
+fn differing<'a, K: Ord, V: PartialEq>(
+    desired: &'a BTreeMap<K, V>,
+    known: &'a BTreeMap<K, V>,
+) -> impl Iterator<Item = (&'a K, &'a V)> {
+    desired.iter().filter(|(key, value)| known.get(key) != Some(value))
+}
+
+/// The plan as the maps hold it.
+fn contents(plan: &NodePlan) -> NodeContents {
+    let source = |family| plan.sources.get(&family);
+    let pods = |family| plan.pods.get(&family);
+    let ranges = |family| plan.service_cidrs.get(&family).into_iter().flatten();
+    let v4 = NodeRow::V4(NodeFamily {
+        source: source(IpFamily::V4).and_then(|ip| if let IpAddr::V4(ip) = ip { Some(*ip) } else { None }),
+        pods: pods(IpFamily::V4).and_then(|net| if let IpNet::V4(net) = net { Some(*net) } else { None }),
+        service_cidrs: ranges(IpFamily::V4)
+            .filter_map(|net| if let IpNet::V4(net) = net { Some(*net) } else { None })
+            .collect(),
+    });
+    let v6 = NodeRow::V6(NodeFamily {
+        source: source(IpFamily::V6).and_then(|ip| if let IpAddr::V6(ip) = ip { Some(*ip) } else { None }),
+        pods: pods(IpFamily::V6).and_then(|net| if let IpNet::V6(net) = net { Some(*net) } else { None }),
+        service_cidrs: ranges(IpFamily::V6)
+            .filter_map(|net| if let IpNet::V6(net) = net { Some(*net) } else { None })
+            .collect(),
+    });
+    let address = |facts: &crate::plan::AddressFacts| -> NodeAddr {
+        bits([(facts.node_ports, NODE_ADDR_PORTS), (facts.loopback, NODE_ADDR_LOOPBACK)])
+    };
+    let device = |facts: &crate::plan::DeviceFacts| -> Device {
+        bits([(facts.local, DEVICE_LOCAL), (facts.no_header, DEVICE_NO_HEADER)])
+    };
+    NodeContents {
+        rows: [v4, v6].into_iter().map(|row| (row.table(), row)).collect(),
+        addresses: plan.addresses.iter().map(|(at, facts)| (*at, address(facts))).collect(),
+        devices: plan.devices.iter().map(|(index, facts)| (*index, device(facts))).collect(),
+        config: ConfigRow {
+            masquerade_all: plan.masquerade_all,
+            detect_local: plan.detect_local,
+            snat_ports: plan.snat_ports,
+            host_netns: plan.host_netns,
+        },
+    }
+}

@@ -1,0 +1,100 @@
+//! What others may ask a reconciler.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use super::applied::Applied;
+use super::counters::Counters;
+use super::reconcile::Reconciler;
+use crate::maps::{Capacity, Store};
+use crate::model::ServiceName;
+use crate::model::net::IpFamily;
+use crate::plan::{HealthCheck, Problem, Scope};
+
+impl<S: Store> Reconciler<S> {
+    /// When [`Reconciler::sync`] should be called even if nothing changes.
+    pub fn wake(&mut self) -> Option<Instant> {
+        let retries = self.failures.values().map(|failure| failure.retry).min();
+        let mut rests = [
+            self.applied.extents.next_rested(),
+            self.applied.endpoints.next_rested(),
+            self.applied.ports.next_rested(),
+            self.applied.filter.next_rested(),
+        ];
+        if let Some((_, retry)) = self.cleanup {
+            for rest in &mut rests {
+                *rest = rest.map(|rest| rest.max(retry));
+            }
+            rests[0] = Some(rests[0].map_or(retry, |rest| rest.min(retry)));
+        }
+        let others = [retries, self.addresses.retry(), self.node.retry()];
+        rests.into_iter().chain(others).flatten().min()
+    }
+
+    /// Whether the next sync looks at everything.
+    pub fn is_full_due(&self) -> bool {
+        self.full
+    }
+
+    /// What is wrong with which object, in their order.
+    pub fn problems(&self) -> Vec<Problem> {
+        let mut all: Vec<Problem> = self.plan_problems.values().flatten().cloned().collect();
+        all.extend(self.failures.values().map(|failure| failure.problem.clone()));
+        all.extend(self.claims.problems());
+        all.extend(self.addresses.problem());
+        all.extend(self.node.problems());
+        all.sort();
+        all.dedup();
+        all
+    }
+
+    /// Service ports that are silent to clients of a scope, though another node could serve them.
+    pub fn no_local(&self) -> &BTreeMap<(Scope, IpFamily), u64> {
+        &self.no_local
+    }
+
+    /// What load balancers ask this node.
+    pub fn health_checks(&self) -> &BTreeMap<ServiceName, HealthCheck> {
+        &self.health_checks
+    }
+
+    /// Service ports that are not in the maps as they should be.
+    pub fn failing(&self) -> usize {
+        self.failures.len()
+    }
+
+    /// Services that have a plan.
+    pub fn services(&self) -> usize {
+        self.desired.len()
+    }
+
+    /// What the tables hold as far as we know.
+    pub fn applied(&self) -> &Applied {
+        &self.applied
+    }
+
+    /// Operations done and failed so far.
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// How much the tables take.
+    pub fn capacity(&self) -> Capacity {
+        self.store.capacity()
+    }
+
+    /// The tables themselves.
+    pub fn store(&self) -> &S {
+        &self.store
+    }
+
+    /// The same, to be changed.
+    pub fn store_mut(&mut self) -> &mut S {
+        &mut self.store
+    }
+
+    /// The tables alone.
+    pub fn into_store(self) -> S {
+        self.store
+    }
+}
