@@ -11,11 +11,13 @@ use tokio::task::{JoinHandle, spawn_blocking};
 use crate::cli::config::Source;
 use crate::cli::{RunConfig, args};
 use crate::host::cgroup;
+use crate::host::facts::Facts;
 use crate::host::manager::DeviceManager;
 use crate::host::selection::Selection;
 use crate::maps::KernelStore;
 use crate::metrics::Metrics;
 use crate::model::{Event, NodeView};
+use crate::plan::PlanSettings;
 use crate::programs::{EMBEDDED, PacketHook, Programs, Settings};
 use crate::sync::{Driver, DriverSettings, Status};
 use crate::{api, http, source};
@@ -47,14 +49,18 @@ async fn serve(config: RunConfig) -> anyhow::Result<()> {
     let settings = DriverSettings {
         min_sync_period: config.min_sync_period,
         sync_period: config.sync_period,
+        plan: PlanSettings { strict_source_ranges: config.network.source_ranges_strict },
+        node: config.node.clone(),
         ..DriverSettings::default()
     };
     let driver = Driver::new(store, NodeView::new(config.node_name.clone()), settings)?;
     let status = driver.status();
     let (sender, events) = mpsc::channel(QUEUE);
+    let host = look_at_host(&config, &sender).await?;
     let source = open_source(&config, sender).await?;
 
     let mut tasks = Tasks::default();
+    tasks.add(tokio::spawn(host));
     tasks.add(tokio::spawn(source));
     tasks.add(tokio::spawn(async move {
         driver.run(events).await;
@@ -141,6 +147,20 @@ fn follow_log(programs: &mut Programs) {
         })),
         Err(error) => tracing::warn!(%error, "the programs were built without log lines"),
     }
+}
+
+/// Tells the driver what this machine is like before any object does, and what follows tells it what changes.
+async fn look_at_host(
+    config: &RunConfig,
+    sender: &mpsc::Sender<Event>,
+) -> anyhow::Result<impl Future<Output = ()> + use<>> {
+    let selection = config.devices.join(",").parse().context("--devices cannot be understood")?;
+    let facts = Facts { selection, uplinks: config.network.uplinks.clone() };
+    let first = facts.clone();
+    let looked = spawn_blocking(move || first.look()).await.context("looking at this machine was interrupted")?;
+    let known = looked.context("cannot read this machine's devices, addresses and routes")?;
+    sender.send(Event::Host(known.clone())).await.context("the driver has ended")?;
+    Ok(facts.follow(known, sender.clone()))
 }
 
 async fn open_source(

@@ -1,5 +1,7 @@
 //! What can be typed. Parsing has no effects; the comments here are the help texts.
 
+pub mod network;
+
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -152,6 +154,10 @@ pub struct RunArgs {
     /// How programs are put on devices. Nobody needs this but tests.
     #[arg(long, env = "BALLAST_PACKET_HOOK", value_name = "HOOK", default_value = "auto", hide = true)]
     pub packet_hook: PacketHook,
+
+    /// The network.
+    #[command(flatten)]
+    pub network: network::NetworkArgs,
 
     /// Where load balancers ask whether this node works (/healthz, /livez). Empty: nowhere.
     /// Default: 0.0.0.0:10256, or `[::]:10256` with an IPv6 --bind-address.

@@ -7,10 +7,13 @@ use std::time::Duration;
 
 use serde::{Serialize, Serializer};
 
+use super::args::network::NetworkArgs;
 use super::args::{LogFormat, PacketHook, RunArgs};
+use super::network::node_settings;
 use super::value::{Listen, LogLevel, ProxyMode};
 use crate::model::net::IpFamily;
 use crate::programs::Capacities;
+use crate::model::settings::NodeSettings;
 
 /// Port of the health server, as kube-proxy's.
 pub const HEALTHZ_PORT: u16 = 10_256;
@@ -42,6 +45,14 @@ pub enum ConfigError {
     /// Only patterns that leave devices out.
     #[error("--devices {0} only leaves devices out: put a * in front, like *,{0}")]
     OnlyExcludes(String),
+    /// A way to know pods that lacks what it goes by.
+    #[error("--detect-local-mode {mode} needs {flag}")]
+    DetectLocal {
+        /// The mode.
+        mode: &'static str,
+        /// The flag that is missing.
+        flag: &'static str,
+    },
     /// Not a usable node name.
     #[error(
         "--hostname-override {0:?} is not a node name: give lower-case letters, digits, - and ., at most 253"
@@ -90,6 +101,11 @@ pub struct RunConfig {
     pub devices: Vec<String>,
     /// How programs are put on devices.
     pub packet_hook: PacketHook,
+    /// What the network around the node is like.
+    pub network: NetworkArgs,
+    /// The same, checked.
+    #[serde(skip)]
+    pub node: NodeSettings,
     /// Where the health server listens, if anywhere.
     pub healthz_bind_address: Option<SocketAddr>,
     /// Where the metrics server listens, if anywhere.
@@ -128,6 +144,7 @@ impl RunConfig {
             bind_address,
             devices,
             packet_hook,
+            network,
             healthz_bind_address,
             metrics_bind_address,
             log_format,
@@ -180,6 +197,8 @@ impl RunConfig {
             bind_address,
             devices,
             packet_hook,
+            node: node_settings(&network)?,
+            network,
             healthz_bind_address: healthz,
             metrics_bind_address: metrics,
             capacities: Capacities {

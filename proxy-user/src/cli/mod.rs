@@ -5,6 +5,7 @@
 
 pub mod args;
 pub mod config;
+mod network;
 pub mod show;
 pub mod value;
 

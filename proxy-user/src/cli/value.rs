@@ -7,6 +7,8 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::str::FromStr;
 use std::time::Duration;
 
+use ipnet::IpNet;
+use proxy_common::config::SNAT_PORTS;
 use serde::{Serialize, Serializer};
 
 /// Why a value was not taken, and what would be.
@@ -32,6 +34,18 @@ pub enum ValueError {
     /// Not a capacity.
     #[error("expected a number from 1 to {0}")]
     Capacity(u32),
+    /// Not a pattern for uplinks.
+    #[error("an uplink is an interface name of at most 15 characters, in which * and ? stand for others, like eth*")]
+    Uplinks,
+    /// Not a range of addresses.
+    #[error("a range of addresses has a prefix length, like 192.0.2.0/24 or 2001:db8::/32")]
+    Range,
+    /// Not an address for node ports.
+    #[error("expected a range like 192.0.2.0/24, or primary, all or localhost")]
+    NodePortAddress,
+    /// Not a range of ports.
+    #[error("expected FIRST-LAST with ports from 1024 to 65535, like 61000-65535")]
+    PortRange,
     /// Not a proxy mode.
     #[error("this is Ballast: the mode is ebpf (iptables, ipvs and nftables are accepted and mean ebpf)")]
     ProxyMode,
@@ -171,6 +185,88 @@ pub fn device_pattern(text: &str) -> Result<String, ValueError> {
         && name.len() <= 15
         && name.chars().all(|c| c.is_ascii_graphic() && !matches!(c, '/' | ':' | '!' | ','));
     if legal { Ok(text.to_owned()) } else { Err(ValueError::Devices) }
+}
+
+/// Parses one pattern of `--uplinks`.
+pub fn uplink_pattern(text: &str) -> Result<String, ValueError> {
+    device_pattern(text).ok().filter(|pattern| !pattern.starts_with('!')).ok_or(ValueError::Uplinks)
+}
+
+/// Parses a range of addresses; bits after the prefix do not matter.
+pub fn range(text: &str) -> Result<IpNet, ValueError> {
+    text.trim().parse().map(|range: IpNet| range.trunc()).map_err(|_| ValueError::Range)
+}
+
+/// Part of `--nodeport-addresses`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NodePortAddress {
+    /// Every address but loopback ones.
+    All,
+    /// The node's internal addresses.
+    Primary,
+    /// Loopback addresses.
+    Localhost,
+    /// Addresses in this range.
+    Range(IpNet),
+}
+
+impl FromStr for NodePortAddress {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "all" => Ok(Self::All),
+            "primary" => Ok(Self::Primary),
+            "localhost" => Ok(Self::Localhost),
+            _ => range(text).map(Self::Range).map_err(|_| ValueError::NodePortAddress),
+        }
+    }
+}
+
+impl fmt::Display for NodePortAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::All => f.write_str("all"),
+            Self::Primary => f.write_str("primary"),
+            Self::Localhost => f.write_str("localhost"),
+            Self::Range(range) => range.fmt(f),
+        }
+    }
+}
+
+/// Ports, as `--snat-ports` says them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PortRange {
+    /// The first.
+    pub first: u16,
+    /// The last; not below the first.
+    pub last: u16,
+}
+
+impl Default for PortRange {
+    fn default() -> Self {
+        let (first, last) = SNAT_PORTS;
+        Self { first, last }
+    }
+}
+
+impl FromStr for PortRange {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (first, last) = text.split_once('-').ok_or(ValueError::PortRange)?;
+        let port = |text: &str| text.trim().parse::<u16>().ok().filter(|port| *port >= 1024);
+        match (port(first), port(last)) {
+            (Some(first), Some(last)) if first <= last => Ok(Self { first, last }),
+            _ => Err(ValueError::PortRange),
+        }
+    }
+}
+
+impl fmt::Display for PortRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{}", self.first, self.last)
+    }
 }
 
 /// Largest capacity that a flag takes: a map of that many 112-byte flows is 1.9 GB.

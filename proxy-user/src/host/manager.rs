@@ -9,7 +9,7 @@ use std::time::Duration;
 use futures::StreamExt;
 use rtnetlink::{MulticastGroup, new_multicast_connection};
 use tokio::sync::watch;
-use tokio::task::{AbortHandle, spawn_blocking};
+use tokio::task::{AbortHandle, JoinHandle, spawn_blocking};
 use tokio::time::{sleep, timeout};
 
 use super::devices::{self, Device};
@@ -84,7 +84,7 @@ impl<H: DeviceHooks> DeviceManager<H> {
     /// Runs until the kernel stops telling.
     async fn follow(&self) -> io::Result<()> {
         let (connection, _handle, mut events) = new_multicast_connection(&[MulticastGroup::Link])?;
-        let _connection = Background(tokio::spawn(connection).abort_handle());
+        let _connection = Background::new(tokio::spawn(connection));
         loop {
             let failed = self.pass().await?;
             let period = if failed { RETRY } else { self.period };
@@ -119,7 +119,14 @@ impl<H: DeviceHooks> DeviceManager<H> {
     }
 }
 
-struct Background(AbortHandle);
+/// A task that ends when this is dropped.
+pub(super) struct Background(AbortHandle);
+
+impl Background {
+    pub(super) fn new<T>(task: JoinHandle<T>) -> Self {
+        Self(task.abort_handle())
+    }
+}
 
 impl Drop for Background {
     fn drop(&mut self) {
@@ -171,7 +178,6 @@ mod tests {
     use std::sync::Mutex;
 
     use super::*;
-    use crate::host::devices::Kind;
 
     /// Remembers what it was asked, and fails on one device until told otherwise.
     #[derive(Default)]
@@ -205,7 +211,7 @@ mod tests {
     }
 
     fn device(ifindex: u32) -> Device {
-        Device { ifindex, name: format!("veth{ifindex}"), ethernet: true, kind: Kind::Other, bonded: false }
+        Device { ifindex, name: format!("veth{ifindex}"), ethernet: true, ..Device::default() }
     }
 
     fn pass(

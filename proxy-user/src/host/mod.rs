@@ -2,6 +2,7 @@
 
 pub mod cgroup;
 pub mod devices;
+pub mod facts;
 pub mod manager;
 pub mod netlink;
 pub mod selection;

@@ -60,7 +60,7 @@ fn automatic(device: &Device) -> bool {
 }
 
 /// Whether `name` is what `pattern` describes; `*` is any text, `?` one character.
-fn matches(pattern: &str, name: &str) -> bool {
+pub(super) fn matches(pattern: &str, name: &str) -> bool {
     let mut pattern_chars = pattern.chars();
     match pattern_chars.next() {
         None => name.is_empty(),
@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     fn device(name: &str, kind: Kind) -> Device {
-        Device { ifindex: 2, name: name.to_owned(), ethernet: true, kind, bonded: false }
+        Device { ifindex: 2, name: name.to_owned(), ethernet: true, kind, ..Device::default() }
     }
 
     #[rstest]

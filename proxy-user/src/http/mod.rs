@@ -1,5 +1,5 @@
-//! The two servers that kube-proxy has: health (10256, for load balancers) and metrics (10249, for people and
-//! Prometheus).
+//! The servers that kube-proxy has: health (10256, for load balancers) and metrics (10249, for people and
+//! Prometheus), and one for each Service that load balancers ask about.
 //!
 //! | server | path | answer |
 //! |---|---|---|
@@ -8,10 +8,12 @@
 //! | | `/proxyMode` | `ebpf` |
 //! | | `/healthz`, `/livez` | `ok`, or 503 and the same JSON |
 //! | | `/configz` | the settings in force, as JSON |
+//! | `healthCheckNodePort` | any | see [`service_check`] |
 //!
 //! An address that is taken does not end the agent: it is tried again every five seconds, as kube-proxy does.
 
 pub mod health;
+pub mod service_check;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -61,8 +63,9 @@ pub struct State {
 /// Serves until it is dropped.
 pub async fn serve(addresses: Addresses, state: State) {
     let health = listen("health", addresses.health, health_router(state.clone()));
+    let checks = service_check::serve(state.status.clone(), state.patience);
     let metrics = listen("metrics", addresses.metrics, metrics_router(state));
-    tokio::join!(health, metrics);
+    tokio::join!(health, metrics, checks);
 }
 
 /// The paths of the health server.

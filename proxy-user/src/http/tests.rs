@@ -20,7 +20,7 @@ fn unwell() -> Status {
 }
 
 /// Status, headers in lower case, body.
-async fn fetch(address: SocketAddr, path: &str) -> (u16, String, String) {
+pub(super) async fn fetch(address: SocketAddr, path: &str) -> (u16, String, String) {
     fetch_with(address, path, "").await
 }
 

@@ -116,6 +116,9 @@ impl<S: Store> Driver<S> {
             }
             if self.cluster.has_listed_all() {
                 self.work();
+            } else if self.plan_node().is_some() {
+                self.is_node_new = true;
+                self.reconciler.tell_devices(Instant::now().into_std());
             }
         }
         // What came in last may still wait for its period.

@@ -25,7 +25,7 @@ mod status;
 mod triggers;
 mod trouble;
 
-pub use crate::plan::Scope;
+pub use crate::plan::{HealthCheck, Scope};
 pub use applied::Holds;
 pub use audit::Step;
 pub use counters::{Count, Operation};

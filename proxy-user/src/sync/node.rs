@@ -54,6 +54,18 @@ impl<S: Store> Reconciler<S> {
         self.node.due
     }
 
+    /// Tells of devices only, and forgets none: what an agent may do before it knows the cluster. A pod that comes
+    /// meanwhile is a local client at once.
+    pub fn tell_devices(&mut self, now: Instant) {
+        let Some(desired) = &self.node.desired else { return };
+        let mut steps = Steps::default();
+        for (index, facts) in differing(&desired.devices, &self.applied.node.devices) {
+            steps.push(0, Write::Device(*index, *facts));
+        }
+        // What fails is told again with all else.
+        self.execute(&steps, &mut [Job::cleanup()], true, now);
+    }
+
     /// Tells what differs.
     pub(super) fn bring_node(&mut self, now: Instant, freed: bool) {
         let retries = self.node.failure.as_ref().is_some_and(|failure| freed || failure.retry <= now);

@@ -30,7 +30,7 @@ const MODULES: [(&str, &[&str]); 14] = [
     ("plan", &["model"]),
     ("maps", &["model"]),
     ("sync", &["maps", "model", "plan"]),
-    ("host", &[]),
+    ("host", &["model"]),
     ("programs", &["host"]),
     ("metrics", &["maps", "model", "programs", "sync"]),
     ("http", &["metrics", "model", "sync"]),

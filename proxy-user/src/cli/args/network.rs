@@ -1,0 +1,90 @@
+//! The flags that say what the network around this node is like.
+
+use std::fmt::Display;
+
+use clap::ValueEnum;
+use clap::builder::FalseyValueParser;
+use ipnet::IpNet;
+use serde::{Serialize, Serializer};
+
+use crate::cli::value::{self, NodePortAddress, PortRange};
+
+/// Flags about addresses, devices and who counts as a pod of this node.
+#[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args, Serialize)]
+#[command(next_help_heading = "The network")]
+#[serde(rename_all = "camelCase")]
+pub struct NetworkArgs {
+    /// Which addresses of this node answer at node ports: ranges like 192.0.2.0/24, `primary` (the node's
+    /// internal addresses), `all` (without loopback), `localhost` (for sockets of the node itself). Default: all.
+    #[arg(long, env = "BALLAST_NODEPORT_ADDRESSES", value_name = "LIST", value_delimiter = ',')]
+    #[serde(serialize_with = "texts")]
+    pub nodeport_addresses: Vec<NodePortAddress>,
+    /// How pods of this node are known. Default: by their devices, which are all that carry packets and do not
+    /// lead outside; by --cluster-cidr where that is given.
+    #[arg(long, env = "BALLAST_DETECT_LOCAL_MODE", value_name = "MODE", ignore_case = true)]
+    pub detect_local_mode: Option<DetectLocalMode>,
+    /// The ranges of all pods of the cluster, at most one of each address family.
+    #[arg(long, env = "BALLAST_CLUSTER_CIDR", value_name = "CIDR", value_delimiter = ',', value_parser = value::range)]
+    #[serde(rename = "clusterCIDR", serialize_with = "texts")]
+    pub cluster_cidr: Vec<IpNet>,
+    /// The bridge that pods of this node are behind, for --detect-local-mode `BridgeInterface`.
+    #[arg(long, env = "BALLAST_POD_BRIDGE_INTERFACE", value_name = "NAME")]
+    pub pod_bridge_interface: Option<String>,
+    /// How the names of the devices of pods begin, for --detect-local-mode `InterfaceNamePrefix`.
+    #[arg(long, env = "BALLAST_POD_INTERFACE_NAME_PREFIX", value_name = "PREFIX")]
+    pub pod_interface_name_prefix: Option<String>,
+    /// Devices that lead outside, as names with * and ?, beside those with a default route or an internal address
+    /// of the node.
+    #[arg(
+        long,
+        env = "BALLAST_UPLINKS",
+        value_name = "GLOB",
+        value_delimiter = ',',
+        value_parser = value::uplink_pattern
+    )]
+    pub uplinks: Vec<String>,
+    /// Ranges of Service addresses, beside those that the cluster tells (`ServiceCIDR`). Inside them, packets to
+    /// addresses that no Service has are dropped.
+    #[arg(long, env = "BALLAST_SERVICE_CIDRS", value_name = "CIDR", value_delimiter = ',', value_parser = value::range)]
+    #[serde(rename = "serviceCIDRs", serialize_with = "texts")]
+    pub service_cidrs: Vec<IpNet>,
+    /// Send every packet to a cluster address on under the node's own address.
+    #[arg(long, env = "BALLAST_MASQUERADE_ALL", value_parser = FalseyValueParser::new())]
+    pub masquerade_all: bool,
+    /// Source ports of packets that are sent on under the node's own address. Nothing else on the node may use
+    /// them.
+    #[arg(long, env = "BALLAST_SNAT_PORTS", value_name = "FIRST-LAST", default_value_t)]
+    #[serde(serialize_with = "text")]
+    pub snat_ports: PortRange,
+    /// Close a load balancer's address of a family that loadBalancerSourceRanges says nothing about. Without
+    /// this it is open to everybody, as with kube-proxy.
+    #[arg(long, env = "BALLAST_SOURCE_RANGES_STRICT", value_parser = FalseyValueParser::new())]
+    pub source_ranges_strict: bool,
+}
+
+/// How pods of this node are known, in kube-proxy's words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+pub enum DetectLocalMode {
+    /// By their addresses: --cluster-cidr.
+    #[value(name = "ClusterCIDR")]
+    #[serde(rename = "ClusterCIDR")]
+    ClusterCidr,
+    /// By their addresses: the Node's podCIDRs.
+    #[value(name = "NodeCIDR")]
+    #[serde(rename = "NodeCIDR")]
+    NodeCidr,
+    /// By their bridge: --pod-bridge-interface.
+    #[value(name = "BridgeInterface")]
+    BridgeInterface,
+    /// By their devices' names: --pod-interface-name-prefix.
+    #[value(name = "InterfaceNamePrefix")]
+    InterfaceNamePrefix,
+}
+
+fn text<S: Serializer>(value: &impl Display, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(value)
+}
+
+fn texts<T: Display, S: Serializer>(values: &[T], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(values.iter().map(ToString::to_string))
+}

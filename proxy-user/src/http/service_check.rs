@@ -1,0 +1,156 @@
+//! What load balancers ask this node about a Service of `externalTrafficPolicy: Local`: one server for each
+//! `spec.healthCheckNodePort`, opened and closed as Services come and go.
+//!
+//! Port, answer and header are kube-proxy's (`pkg/proxy/healthcheck/service_health.go`, 1.36): 200 when the node has
+//! a ready endpoint and the agent is well, else 503, whatever the path.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, SystemTime};
+
+use axum::Router;
+use axum::extract;
+use axum::http::HeaderValue;
+use axum::response::Response;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, ipproto, listen, socket_with, sockopt};
+use serde::Serialize;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use super::health::{Check, Report, Snapshot};
+use super::{RETRY, json};
+use crate::model::ServiceName;
+use crate::model::net::IpFamily;
+use crate::sync::Status;
+
+/// Between the first attempt to listen and the second: a port that has just changed hands is free by then.
+const SOON: Duration = Duration::from_millis(200);
+/// How many load balancers may wait to be answered.
+const BACKLOG: i32 = 128;
+
+/// A server: for a Service, at an address.
+type Key = (ServiceName, SocketAddr);
+
+/// What an answer is made of.
+#[derive(Clone, Debug)]
+struct Asked {
+    service: ServiceName,
+    family: IpFamily,
+    status: watch::Receiver<Status>,
+    patience: Duration,
+}
+
+/// Keeps the servers that `status` asks for until it is dropped. A change may wait for `patience` before the agent
+/// is unwell.
+pub async fn serve(mut status: watch::Receiver<Status>, patience: Duration) {
+    let mut servers: BTreeMap<Key, Server> = BTreeMap::new();
+    loop {
+        let wanted = wanted(&status.borrow_and_update());
+        servers.retain(|key, _| wanted.contains(key));
+        for key in wanted {
+            let (service, address) = key.clone();
+            let family = IpFamily::of(address.ip());
+            let asked = Asked { service, family, status: status.clone(), patience };
+            servers.entry(key).or_insert_with(|| Server(tokio::spawn(run(address, asked))));
+        }
+        if status.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Every address at which a Service is asked for, in the families that it has.
+fn wanted(status: &Status) -> BTreeSet<Key> {
+    let mut wanted = BTreeSet::new();
+    for (service, check) in &status.health_checks {
+        let addresses = status.listen.iter().filter(|ip| check.local.contains_key(&IpFamily::of(**ip)));
+        wanted.extend(addresses.map(|ip| (service.clone(), SocketAddr::new(*ip, check.port))));
+    }
+    wanted
+}
+
+/// A server that ends, and frees its port, when this is dropped.
+struct Server(JoinHandle<()>);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+async fn run(address: SocketAddr, asked: Asked) {
+    let router = Router::new().fallback(answer).with_state(asked.clone());
+    let mut failures = 0u32;
+    loop {
+        match open(address) {
+            Ok(listener) => {
+                tracing::debug!(service = %asked.service, %address, "health checks are answered");
+                failures = 0;
+                if let Err(error) = axum::serve(listener, router.clone()).await {
+                    tracing::warn!(service = %asked.service, %address, %error, "health checks stopped; starting again");
+                }
+            }
+            Err(error) => {
+                failures = failures.saturating_add(1);
+                if failures == 2 {
+                    tracing::warn!(
+                        service = %asked.service, %address, %error,
+                        "cannot listen at the healthCheckNodePort; trying again every 5 s"
+                    );
+                }
+            }
+        }
+        tokio::time::sleep(if failures == 1 { SOON } else { RETRY }).await;
+    }
+}
+
+/// Listens in one family only, so that the wildcard addresses of both can have the same port.
+fn open(address: SocketAddr) -> io::Result<TcpListener> {
+    let family = if address.is_ipv6() { AddressFamily::INET6 } else { AddressFamily::INET };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(family, SocketType::STREAM, flags, Some(ipproto::TCP))?;
+    sockopt::set_socket_reuseaddr(&socket, true)?;
+    if let IpAddr::V6(_) = address.ip() {
+        sockopt::set_ipv6_v6only(&socket, true)?;
+    }
+    bind(&socket, &address)?;
+    listen(&socket, BACKLOG)?;
+    TcpListener::from_std(socket.into())
+}
+
+/// The answer, with kube-proxy's fields.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Answer<'a> {
+    service: Named<'a>,
+    local_endpoints: usize,
+    service_proxy_healthy: bool,
+}
+
+#[derive(Serialize)]
+struct Named<'a> {
+    namespace: &'a str,
+    name: &'a str,
+}
+
+async fn answer(extract::State(asked): extract::State<Asked>) -> Response {
+    let Asked { service, family, status, patience } = asked;
+    let status = status.borrow();
+    let check = status.health_checks.get(&service);
+    let local_endpoints = check.and_then(|check| check.local.get(&family)).copied().unwrap_or_default();
+    let report = Report::of(&Snapshot::from(&*status), patience, Check::Livez, SystemTime::now());
+    drop(status);
+    let service_proxy_healthy = report.code() == 200;
+    let code = if local_endpoints > 0 && service_proxy_healthy { 200 } else { 503 };
+    let service = Named { namespace: &service.namespace, name: &service.name };
+    let mut response = json(code, &Answer { service, local_endpoints, service_proxy_healthy });
+    response
+        .headers_mut()
+        .insert("X-Load-Balancing-Endpoint-Weight", HeaderValue::from(local_endpoints as u64));
+    response
+}
+
+#[cfg(test)]
+mod tests;

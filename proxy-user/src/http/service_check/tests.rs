@@ -1,0 +1,138 @@
+use std::net::Ipv4Addr;
+
+use super::*;
+use crate::http::tests::fetch;
+use crate::sync::HealthCheck;
+
+const PATIENCE: Duration = Duration::from_mins(1);
+
+/// A port that was free a moment ago.
+fn free_port() -> u16 {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+struct Node {
+    status: watch::Sender<Status>,
+    server: JoinHandle<()>,
+}
+
+impl Node {
+    fn start() -> Self {
+        let listen = BTreeSet::from([IpAddr::V4(Ipv4Addr::LOCALHOST)]);
+        let status = watch::Sender::new(Status { listen, ..Status::default() });
+        let server = tokio::spawn(serve(status.subscribe(), PATIENCE));
+        Self { status, server }
+    }
+
+    /// The Service has this port and so many ready endpoints here.
+    fn service(&self, name: &str, port: u16, local: usize) {
+        let check = HealthCheck { port, local: BTreeMap::from([(IpFamily::V4, local)]) };
+        self.status.send_modify(|status| {
+            status.health_checks.insert(ServiceName::new("shop", name), check);
+        });
+    }
+
+    /// Code and body, when somebody listens.
+    async fn ask(&self, port: u16) -> Option<(u16, String, String)> {
+        let address = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port);
+        for _ in 0..200 {
+            if tokio::net::TcpStream::connect(address).await.is_ok() {
+                return Some(fetch(address, "/any/path").await);
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        None
+    }
+
+    /// Waits until nobody listens.
+    async fn closed(&self, port: u16) {
+        while tokio::net::TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await.is_ok() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.server.abort();
+    }
+}
+
+#[tokio::test]
+async fn the_answer_is_kube_proxys() {
+    let (node, port) = (Node::start(), free_port());
+    node.service("web", port, 2);
+    let (code, head, body) = node.ask(port).await.unwrap();
+    assert_eq!(code, 200);
+    assert_eq!(
+        body,
+        r#"{"service":{"namespace":"shop","name":"web"},"localEndpoints":2,"serviceProxyHealthy":true}"#
+    );
+    for header in [
+        "content-type: application/json",
+        "x-content-type-options: nosniff",
+        "x-load-balancing-endpoint-weight: 2",
+    ] {
+        assert!(head.contains(header), "{head}");
+    }
+}
+
+#[tokio::test]
+async fn a_node_without_ready_endpoint_or_an_agent_that_is_unwell_turns_away() {
+    let (node, port) = (Node::start(), free_port());
+    node.service("web", port, 0);
+    assert_eq!(node.ask(port).await.unwrap().0, 503);
+    node.service("web", port, 1);
+    assert_eq!(node.ask(port).await.unwrap().0, 200);
+    node.status.send_modify(|status| {
+        status.last_queued = Some(SystemTime::UNIX_EPOCH);
+        status.service_changes.pending = 1;
+    });
+    let (code, _, body) = node.ask(port).await.unwrap();
+    assert_eq!(code, 503);
+    assert!(body.ends_with(r#""localEndpoints":1,"serviceProxyHealthy":false}"#), "{body}");
+}
+
+#[tokio::test]
+async fn ports_open_and_close_with_their_services() {
+    let (node, first, second) = (Node::start(), free_port(), free_port());
+    node.service("web", first, 1);
+    node.service("dns", second, 3);
+    assert!(node.ask(first).await.unwrap().2.contains("\"localEndpoints\":1"));
+    assert!(node.ask(second).await.unwrap().2.contains("\"localEndpoints\":3"));
+    let third = free_port();
+    node.service("web", third, 1);
+    assert!(node.ask(third).await.is_some());
+    node.closed(first).await;
+    node.status.send_modify(|status| status.health_checks.clear());
+    node.closed(second).await;
+    node.closed(third).await;
+}
+
+#[tokio::test]
+async fn a_taken_port_is_tried_again() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port();
+    let node = Node::start();
+    node.service("web", port, 1);
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    drop(taken);
+    assert_eq!(node.ask(port).await.unwrap().0, 200);
+}
+
+#[tokio::test]
+async fn both_families_share_a_port() {
+    let port = free_port();
+    let v4 = open(SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), port)).unwrap();
+    let v6 = open(SocketAddr::new(std::net::Ipv6Addr::UNSPECIFIED.into(), port)).unwrap();
+    drop((v4, v6));
+}
+
+#[test]
+fn a_service_is_asked_for_in_its_families_only() {
+    let listen = BTreeSet::from([IpAddr::V4(Ipv4Addr::UNSPECIFIED), std::net::Ipv6Addr::UNSPECIFIED.into()]);
+    let check = HealthCheck { port: 9, local: BTreeMap::from([(IpFamily::V6, 0)]) };
+    let health_checks = BTreeMap::from([(ServiceName::new("shop", "web"), check)]);
+    let wanted = wanted(&Status { listen, health_checks, ..Status::default() });
+    assert!(wanted.iter().map(|(_, address)| address.to_string()).eq(["[::]:9"]));
+}
