@@ -42,9 +42,11 @@ impl Shared {
     }
 
     fn note_piece(&self, found: &Contents) {
-        let Contents { services, slots, backends, backends6, filter, names } = found;
+        let Contents { services, slots, backends, backends6, filter, names, source_ranges, node } = found;
+        let node = node.rows.len() + node.addresses.len() + node.devices.len();
         let lists = slots.len() + filter.len();
-        self.note(Done::Piece(lists + services.len() + backends.len() + backends6.len() + names.len()));
+        let rows = services.len() + backends.len() + backends6.len() + names.len() + source_ranges.len();
+        self.note(Done::Piece(lists + rows + node));
     }
 }
 

@@ -80,9 +80,8 @@ proptest! {
         piece in 1u32..30,
     ) {
         let mut world = World::new(ROOMY);
-        for ((changes, pause), steps) in history.into_iter().zip(steps) {
-            world.wait(std::time::Duration::from_millis(pause));
-            world.change(changes);
+        for (moment, steps) in history.into_iter().zip(steps) {
+            world.moment(moment);
             for _ in 0..steps {
                 prop_assert_ne!(world.reconciler.audit_step(piece).unwrap(), Step::Differs);
             }
