@@ -12,7 +12,7 @@ use super::access::{Allowed, allowed};
 use super::candidates::{Candidates, is_local, merge};
 use super::eligible::{Wanted, eligible};
 use super::frontend::frontends;
-use super::{BackendFacts, HealthCheck, PortId, PortPlan, ServicePlan};
+use super::{BackendFacts, HealthCheck, PortId, PortPlan, Problem, ServicePlan};
 
 /// How Services are planned, as far as that is a matter of taste.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -33,6 +33,7 @@ pub fn plan_service(cluster: &Cluster, name: &ServiceName, settings: PlanSetting
         ..ServicePlan::default()
     };
     plan.problems.extend(cluster.slices(name).flat_map(|slice| slice.problems.iter().cloned()));
+    plan.problems.extend(overlaps(cluster, service));
     let families: BTreeSet<IpFamily> = service.cluster_ips.iter().copied().map(IpFamily::of).collect();
     let mut ready = BTreeMap::new();
     for family in families {
@@ -62,6 +63,25 @@ pub fn plan_service(cluster: &Cluster, name: &ServiceName, settings: PlanSetting
         local: ready.into_iter().map(|(family, ready)| (family, ready.len())).collect(),
     });
     Some(plan)
+}
+
+/// Cluster addresses that are somebody else's as well: whoever dials these gets the Service instead.
+fn overlaps(cluster: &Cluster, service: &Service) -> Vec<Problem> {
+    let what = |address: &IpAddr| {
+        if cluster.host_addresses().any(|own| own == address) {
+            return Some("an address of this node");
+        }
+        let is_pods = cluster.node().pod_cidrs.iter().any(|range| range.contains(address));
+        is_pods.then_some("in the range of this node's pods")
+    };
+    let report = |address: &IpAddr| {
+        Some(Problem {
+            object: format!("Service {}", service.name),
+            field: "spec.clusterIPs".to_owned(),
+            message: format!("{address} is also {}; ranges of Services, pods and nodes must not overlap", what(address)?),
+        })
+    };
+    service.cluster_ips.iter().filter_map(report).collect()
 }
 
 fn plan_port(

@@ -37,6 +37,10 @@ struct FrontendJson {
     protocol: String,
     /// `forward`, `reject`, `drop`: what a client meets.
     verdict: &'static str,
+    /// `Cluster` or `Local`: the traffic policy that chose the backends.
+    policy: &'static str,
+    /// Only clients in `spec.loadBalancerSourceRanges` get through.
+    source_ranges: bool,
     /// Seconds of affinity by client address; 0: none.
     affinity_seconds: u32,
     /// `random`.
@@ -57,8 +61,8 @@ pub fn list(snapshot: &Snapshot, output: Output) -> Result<String, ShowError> {
         return json(&ListJson { frontends: rows.into_iter().map(|row| frontend(row, snapshot)).collect() });
     }
     let mut table = if output.is_wide() {
-        Table::new(["SERVICE", "TYPE", "ADDRESS", "FOR", "AFFINITY", "ALGORITHM", "ID", "ENDPOINTS"])
-            .right(&[6])
+        Table::new(["SERVICE", "TYPE", "ADDRESS", "FOR", "POLICY", "AFFINITY", "ALGORITHM", "ID", "ENDPOINTS"])
+            .right(&[7])
     } else {
         Table::new(["SERVICE", "TYPE", "ADDRESS", "ENDPOINTS"])
     };
@@ -68,6 +72,7 @@ pub fn list(snapshot: &Snapshot, output: Output) -> Result<String, ShowError> {
         if output.is_wide() {
             let more = [
                 row.scope.label().to_owned(),
+                policy(row).to_owned(),
                 affinity(row.affinity_secs),
                 row.algorithm.to_owned(),
                 row.service.to_string(),
@@ -235,6 +240,10 @@ fn affinity(seconds: u32) -> String {
     if seconds == 0 { "none".to_owned() } else { format!("client address, {seconds}s") }
 }
 
+fn policy(row: &FrontendRow) -> &'static str {
+    if row.local { "Local" } else { "Cluster" }
+}
+
 fn verdict(row: &FrontendRow) -> &'static str {
     match (row.backends.is_empty(), row.drop_when_empty) {
         (false, _) => "forward",
@@ -276,6 +285,8 @@ fn frontend(row: &FrontendRow, snapshot: &Snapshot) -> FrontendJson {
         address: row.socket().to_string(),
         protocol: row.protocol.to_string(),
         verdict: verdict(row),
+        policy: policy(row),
+        source_ranges: row.restricted,
         affinity_seconds: row.affinity_secs,
         algorithm: row.algorithm,
         backends: ids,

@@ -40,6 +40,8 @@ fn frontend(service: u32, address: &str, protocol: u8, kind: Kind, backends: &[u
         affinity_secs: 0,
         algorithm: "random",
         drop_when_empty: false,
+        local: false,
+        restricted: false,
     }
 }
 
@@ -81,6 +83,8 @@ fn cluster() -> Snapshot {
             FrontendRow {
                 scope: Scope::External,
                 drop_when_empty: true,
+                local: true,
+                restricted: true,
                 ..frontend(3, "203.0.113.5:443", 6, Kind::LoadBalancer, &[])
             },
             frontend(9, "10.96.0.99:80", 6, Kind::ExternalIp, &[3]),

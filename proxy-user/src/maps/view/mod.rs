@@ -25,7 +25,7 @@ use proxy_common::config::NodeConfig;
 use proxy_common::map_names as map;
 use proxy_common::name::PortName;
 use proxy_common::reason::Reason;
-use proxy_common::service::{ServiceEntry, ServiceKey};
+use proxy_common::service::{KIND_ADDRESS, ServiceEntry, ServiceKey};
 use proxy_common::stats::{RefusalKey, ServiceStats};
 
 pub use error::ViewError;
@@ -89,13 +89,15 @@ impl View {
         &self.maps
     }
 
-    /// What clients dial, in order of id and address, with the ids of the backends behind each.
+    /// What clients dial, in order of id and address, with the ids of the backends behind each. The entries that
+    /// only say that an address is a cluster address are left out.
     pub fn services(&self) -> Result<Vec<FrontendRow>, ViewError> {
         let mut entries = self.frontends::<[u8; 4]>(map::SERVICES)?;
         entries.extend(self.frontends::<[u8; 16]>(map::SERVICES6)?);
         let slots = self.pin(map::SLOTS, MapType::Array)?.mapped::<u32>()?;
         let mut rows: Vec<_> = entries
             .into_iter()
+            .filter(|(_, entry)| entry.kind != KIND_ADDRESS)
             .map(|(row, entry)| {
                 let first = (entry.slot_base as usize).min(slots.len());
                 let end = first.saturating_add(entry.slot_count as usize).min(slots.len());

@@ -9,7 +9,7 @@ use proxy_common::name::PortName;
 use proxy_common::select::Algorithm;
 use proxy_common::service::{
     KIND_CLUSTER_IP, KIND_EXTERNAL_IP, KIND_LOAD_BALANCER, KIND_NODE_PORT, SCOPE_EXTERNAL,
-    SERVICE_DROP_WHEN_EMPTY, ServiceEntry, ServiceKey,
+    SERVICE_DROP_WHEN_EMPTY, SERVICE_LOCAL, SERVICE_SOURCE_RANGES, ServiceEntry, ServiceKey,
 };
 
 use crate::model::net::{IpFamily, Protocol};
@@ -109,6 +109,10 @@ pub struct FrontendRow {
     pub algorithm: &'static str,
     /// With no backend: silence instead of a refusal.
     pub drop_when_empty: bool,
+    /// The backends are those that a traffic policy leaves: the ones of this node.
+    pub local: bool,
+    /// Only clients in the Service's source ranges get through.
+    pub restricted: bool,
 }
 
 impl FrontendRow {
@@ -124,6 +128,8 @@ impl FrontendRow {
             affinity_secs: entry.affinity_secs,
             algorithm: if entry.algorithm == Algorithm::Random as u8 { "random" } else { "unknown" },
             drop_when_empty: entry.flags & SERVICE_DROP_WHEN_EMPTY != 0,
+            local: entry.flags & SERVICE_LOCAL != 0,
+            restricted: entry.flags & SERVICE_SOURCE_RANGES != 0,
         }
     }
 

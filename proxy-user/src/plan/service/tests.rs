@@ -1,4 +1,4 @@
-use crate::model::{Event, NodeView, Object};
+use crate::model::{Event, HostDevice, HostView, NodeView, Object};
 use crate::plan::{Access, BackendAddress, FrontendKind, Scope};
 use crate::source::manifest::{Syntax, parse};
 
@@ -139,6 +139,26 @@ fn the_problems_of_service_and_slices_are_the_plans() {
 fn what_is_not_there_has_no_plan() {
     let cluster = cluster(DUAL);
     assert_eq!(plan_service(&cluster, &ServiceName::new("other", "web"), PlanSettings::default()), None);
+}
+
+#[test]
+fn an_address_that_is_the_nodes_or_a_pods_is_reported() {
+    let web = ServiceName::new("default", "web");
+    let mut cluster = cluster(EVERYTHING);
+    let problems = |cluster: &Cluster| {
+        let plan = plan_service(cluster, &web, PlanSettings::default()).unwrap();
+        plan.problems.into_iter().map(|problem| problem.message).collect::<Vec<_>>()
+    };
+    assert_eq!(problems(&cluster), [""; 0]);
+    let pod_cidrs = vec!["10.96.0.0/24".parse().unwrap()];
+    let changed = cluster.apply(Event::Apply(Object::Node(NodeView { pod_cidrs, ..NodeView::new("n1") })));
+    assert!(changed.contains(&web), "it is planned again");
+    assert!(problems(&cluster)[0].contains("pods"));
+    let addresses = ["10.96.0.1".parse().unwrap()].into();
+    let devices = [(2, HostDevice { addresses, ..HostDevice::default() })].into();
+    let changed = cluster.apply(Event::Host(HostView { devices, ..HostView::default() }));
+    assert!(changed.contains(&web), "it is planned again");
+    assert!(problems(&cluster)[0].contains("an address of this node"));
 }
 
 /// `kind address scope: slots [flags]`, in the order of kinds.
