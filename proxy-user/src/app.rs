@@ -157,7 +157,8 @@ async fn look_at_host(
     let selection = config.devices.join(",").parse().context("--devices cannot be understood")?;
     let facts = Facts { selection, uplinks: config.network.uplinks.clone() };
     let first = facts.clone();
-    let looked = spawn_blocking(move || first.look()).await.context("looking at this machine was interrupted")?;
+    let looked =
+        spawn_blocking(move || first.look()).await.context("looking at this machine was interrupted")?;
     let known = looked.context("cannot read this machine's devices, addresses and routes")?;
     sender.send(Event::Host(known.clone())).await.context("the driver has ended")?;
     Ok(facts.follow(known, sender.clone()))

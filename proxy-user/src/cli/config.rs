@@ -12,8 +12,8 @@ use super::args::{LogFormat, PacketHook, RunArgs};
 use super::network::node_settings;
 use super::value::{Listen, LogLevel, ProxyMode};
 use crate::model::net::IpFamily;
-use crate::programs::Capacities;
 use crate::model::settings::NodeSettings;
+use crate::programs::Capacities;
 
 /// Port of the health server, as kube-proxy's.
 pub const HEALTHZ_PORT: u16 = 10_256;

@@ -84,7 +84,8 @@ mod tests {
 
     #[test]
     fn addresses_of_node_ports_add_up() {
-        let wanted = settings("--nodeport-addresses primary,10.1.2.3/8,localhost").unwrap().node_port_addresses;
+        let wanted =
+            settings("--nodeport-addresses primary,10.1.2.3/8,localhost").unwrap().node_port_addresses;
         let ranges = vec!["10.0.0.0/8".parse().unwrap()];
         assert_eq!(wanted, NodePortAddresses { all: false, primary: true, localhost: true, ranges });
         assert!(settings("--nodeport-addresses all,localhost").unwrap().node_port_addresses.all);

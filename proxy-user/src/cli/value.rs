@@ -35,7 +35,9 @@ pub enum ValueError {
     #[error("expected a number from 1 to {0}")]
     Capacity(u32),
     /// Not a pattern for uplinks.
-    #[error("an uplink is an interface name of at most 15 characters, in which * and ? stand for others, like eth*")]
+    #[error(
+        "an uplink is an interface name of at most 15 characters, in which * and ? stand for others, like eth*"
+    )]
     Uplinks,
     /// Not a range of addresses.
     #[error("a range of addresses has a prefix length, like 192.0.2.0/24 or 2001:db8::/32")]

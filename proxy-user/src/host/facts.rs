@@ -261,9 +261,10 @@ mod tests {
         message.header.address_family = AddressFamily::Inet;
         message.attributes = attributes;
         let own = |address, secondary| Own { address: ip(address), secondary };
-        let addresses = BTreeMap::from([
-            (2, vec![own("2001:db8::1", false), own("192.0.2.9", true), own("192.0.2.1", false)]),
-        ]);
+        let addresses = BTreeMap::from([(
+            2,
+            vec![own("2001:db8::1", false), own("192.0.2.9", true), own("192.0.2.1", false)],
+        )]);
         read_route(&message, &addresses)
     }
 

@@ -213,7 +213,8 @@ impl Store for KernelStore {
             backends6: self.read_range(Table::Backends6, 0..backends_below)?.backends6,
             filter: self.filter.all64(),
             names: self.walk(Table::Names, None, u32::MAX)?.0.names,
-            source_ranges: &self.node.source_ranges(Table::SrcRanges)? | &self.node.source_ranges(Table::SrcRanges6)?,
+            source_ranges: &self.node.source_ranges(Table::SrcRanges)?
+                | &self.node.source_ranges(Table::SrcRanges6)?,
             node: self.node.all()?,
         })
     }

@@ -401,7 +401,11 @@ impl NodeContents {
         let Self { rows, addresses, devices, config } = self;
         let in_table = |(address, _): &(&IpAddr, _)| Table::node_addrs(**address) == table;
         Self {
-            rows: rows.iter().filter(|(key, _)| **key == table).map(|(key, row)| (*key, row.clone())).collect(),
+            rows: rows
+                .iter()
+                .filter(|(key, _)| **key == table)
+                .map(|(key, row)| (*key, row.clone()))
+                .collect(),
             addresses: addresses.iter().filter(in_table).map(|(address, bits)| (*address, *bits)).collect(),
             devices: if table == Table::Devices { devices.clone() } else { BTreeMap::new() },
             config: if table == Table::Config { *config } else { ConfigRow::default() },

@@ -78,7 +78,10 @@ fn overlaps(cluster: &Cluster, service: &Service) -> Vec<Problem> {
         Some(Problem {
             object: format!("Service {}", service.name),
             field: "spec.clusterIPs".to_owned(),
-            message: format!("{address} is also {}; ranges of Services, pods and nodes must not overlap", what(address)?),
+            message: format!(
+                "{address} is also {}; ranges of Services, pods and nodes must not overlap",
+                what(address)?
+            ),
         })
     };
     service.cluster_ips.iter().filter_map(report).collect()

@@ -64,12 +64,16 @@ impl Audit {
             Table::Services | Table::Services6 | Table::Names => self.walk(table, store, applied, piece)?,
             Table::SrcRanges | Table::SrcRanges6 => {
                 let found = store.walk(table, None, u32::MAX)?.0.source_ranges;
-                let ours = applied.ranges.iter().flat_map(|(id, ranges)| ranges.iter().map(|range| (*id, *range)));
+                let ours =
+                    applied.ranges.iter().flat_map(|(id, ranges)| ranges.iter().map(|range| (*id, *range)));
                 (ours.filter(|(_, range)| Table::source_ranges(*range) == table).eq(found), None)
             }
-            Table::Node | Table::Node6 | Table::NodeAddrs | Table::NodeAddrs6 | Table::Devices | Table::Config => {
-                (store.walk(table, None, u32::MAX)?.0.node == applied.node.of(table), None)
-            }
+            Table::Node
+            | Table::Node6
+            | Table::NodeAddrs
+            | Table::NodeAddrs6
+            | Table::Devices
+            | Table::Config => (store.walk(table, None, u32::MAX)?.0.node == applied.node.of(table), None),
             Table::Slots => {
                 let extents = || {
                     let mut extents = applied.extents.from(start).peekable();

@@ -19,7 +19,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use proxy_common::service::{SCOPE_INTERNAL, SERVICE_SCOPED};
+use proxy_common::service::{SCOPE_EXTERNAL, SCOPE_INTERNAL, SERVICE_SCOPED};
 
 use super::addresses::{Addresses, is_address};
 use super::applied::{Applied, Holds};
@@ -170,13 +170,15 @@ impl<S: Store> Reconciler<S> {
         self.write_slots(&mut jobs, now);
         self.commit(&mut jobs, now);
         // A frontend that changed hands, to a port that failed, must not stay with the port that lost it.
-        let wrong = |(key, owner): (&FrontendKey, &Option<PortId>)| {
-            let has = self.applied.services.get(key)?.id;
-            let should = owner.as_ref().and_then(|port| self.applied.ports.get(port));
-            (Some(has) != should && !self.is_referred_to(key)).then_some(*key)
-        };
-        let lost = owners.iter().filter_map(wrong).collect();
-        self.remove_services(lost, &mut jobs, now);
+        for scope in [SCOPE_INTERNAL, SCOPE_EXTERNAL] {
+            let wrong = |(key, owner): (&FrontendKey, &Option<PortId>)| {
+                let has = self.applied.services.get(key).filter(|_| key.scope == scope)?.id;
+                let should = owner.as_ref().and_then(|port| self.applied.ports.get(port));
+                (Some(has) != should && !self.is_referred_to(key)).then_some(*key)
+            };
+            let lost = owners.iter().filter_map(wrong).collect();
+            self.remove_services(lost, &mut jobs, now);
+        }
         self.retire_ranges(&mut jobs, now);
         self.retire_endpoints(&mut jobs, now);
         self.settle(jobs, now);

@@ -61,8 +61,18 @@ pub fn list(snapshot: &Snapshot, output: Output) -> Result<String, ShowError> {
         return json(&ListJson { frontends: rows.into_iter().map(|row| frontend(row, snapshot)).collect() });
     }
     let mut table = if output.is_wide() {
-        Table::new(["SERVICE", "TYPE", "ADDRESS", "FOR", "POLICY", "AFFINITY", "ALGORITHM", "ID", "ENDPOINTS"])
-            .right(&[7])
+        Table::new([
+            "SERVICE",
+            "TYPE",
+            "ADDRESS",
+            "FOR",
+            "POLICY",
+            "AFFINITY",
+            "ALGORITHM",
+            "ID",
+            "ENDPOINTS",
+        ])
+        .right(&[7])
     } else {
         Table::new(["SERVICE", "TYPE", "ADDRESS", "ENDPOINTS"])
     };

@@ -214,13 +214,13 @@ fn services_as_a_table() {
 #[test]
 fn services_as_a_wide_table() {
     assert_snapshot!(service_list(&cluster(), Output::Wide).unwrap(), @r#"
-    SERVICE                   TYPE          ADDRESS                FOR       AFFINITY                ALGORITHM  ID  ENDPOINTS
-    id 9                      ExternalIP    10.96.0.99:80/TCP      internal  none                    random      9
-    default/redis:resp        ClusterIP     10.96.0.10:6379/TCP    internal  client address, 10800s  random      1  10.244.1.7:6379,10.244.2.7:6379,10.244.3.7:6379,10.244.4.7:6379,10.244.5.7:6379
-    default/redis:resp        NodePort      0.0.0.0:30079/TCP      internal  none                    random      1  10.244.1.7:6379,10.244.2.7:6379
-    default/redis:resp        ClusterIP     [fd00:96::a]:6379/TCP  internal  none                    random      4  [fd00:1::7]:6379
-    kube-system/kube-dns:dns  ClusterIP     10.96.0.10:53/UDP      internal  none                    random      2  <none> (rejects)
-    web/shop                  LoadBalancer  203.0.113.5:443/TCP    external  none                    random      3  <none> (drops)
+    SERVICE                   TYPE          ADDRESS                FOR       POLICY   AFFINITY                ALGORITHM  ID  ENDPOINTS
+    id 9                      ExternalIP    10.96.0.99:80/TCP      internal  Cluster  none                    random      9
+    default/redis:resp        ClusterIP     10.96.0.10:6379/TCP    internal  Cluster  client address, 10800s  random      1  10.244.1.7:6379,10.244.2.7:6379,10.244.3.7:6379,10.244.4.7:6379,10.244.5.7:6379
+    default/redis:resp        NodePort      0.0.0.0:30079/TCP      internal  Cluster  none                    random      1  10.244.1.7:6379,10.244.2.7:6379
+    default/redis:resp        ClusterIP     [fd00:96::a]:6379/TCP  internal  Cluster  none                    random      4  [fd00:1::7]:6379
+    kube-system/kube-dns:dns  ClusterIP     10.96.0.10:53/UDP      internal  Cluster  none                    random      2  <none> (rejects)
+    web/shop                  LoadBalancer  203.0.113.5:443/TCP    external  Local    none                    random      3  <none> (drops)
     "#);
 }
 
@@ -229,7 +229,7 @@ fn services_as_json() {
     let json: serde_json::Value =
         serde_json::from_str(&service_list(&cluster(), Output::Json).unwrap()).unwrap();
     assert_snapshot!(json["frontends"][1], @r#"
-    {"address":"10.96.0.10:6379","affinitySeconds":10800,"algorithm":"random","backends":[1,2,3,4,5],"endpoints":["10.244.1.7:6379","10.244.2.7:6379","10.244.3.7:6379","10.244.4.7:6379","10.244.5.7:6379"],"id":1,"protocol":"TCP","scope":"internal","service":"default/redis:resp","type":"ClusterIP","verdict":"forward"}
+    {"address":"10.96.0.10:6379","affinitySeconds":10800,"algorithm":"random","backends":[1,2,3,4,5],"endpoints":["10.244.1.7:6379","10.244.2.7:6379","10.244.3.7:6379","10.244.4.7:6379","10.244.5.7:6379"],"id":1,"policy":"Cluster","protocol":"TCP","scope":"internal","service":"default/redis:resp","sourceRanges":false,"type":"ClusterIP","verdict":"forward"}
     "#);
     // An id that belongs to another Service by now is not shown as an endpoint of this one.
     assert_eq!(json["frontends"][0]["service"], "id 9");
@@ -303,6 +303,8 @@ fn one_service_as_json() {
               "address": "10.96.0.10:53",
               "protocol": "UDP",
               "verdict": "reject",
+              "policy": "Cluster",
+              "sourceRanges": false,
               "affinitySeconds": 0,
               "algorithm": "random",
               "backends": [],
@@ -439,12 +441,12 @@ fn a_flow_as_json() {
 #[test]
 fn maps_as_a_table() {
     assert_snapshot!(map_list(&maps(), Output::Text).unwrap(), @r#"
-    NAME        TYPE     USED  CAPACITY    MEMORY  PIN
-    services    hash        6     65536   1.5 MiB  /sys/fs/bpf/ballast/v1/services
-    backends    array       6    262144   6.0 MiB  /sys/fs/bpf/ballast/v1/backends
-    slots       array  500000    524288  12.0 MiB  /sys/fs/bpf/ballast/v1/slots
-    flows  array  131072    131072   3.0 MiB  /sys/fs/bpf/ballast/v1/flows
-    config      array       -         1         -  /sys/fs/bpf/ballast/v1/config
+    NAME      TYPE     USED  CAPACITY    MEMORY  PIN
+    services  hash        6     65536   1.5 MiB  /sys/fs/bpf/ballast/v1/services
+    backends  array       6    262144   6.0 MiB  /sys/fs/bpf/ballast/v1/backends
+    slots     array  500000    524288  12.0 MiB  /sys/fs/bpf/ballast/v1/slots
+    flows     array  131072    131072   3.0 MiB  /sys/fs/bpf/ballast/v1/flows
+    config    array       -         1         -  /sys/fs/bpf/ballast/v1/config
     "#);
 }
 

@@ -144,7 +144,7 @@ fn what_is_not_there_has_no_plan() {
 #[test]
 fn an_address_that_is_the_nodes_or_a_pods_is_reported() {
     let web = ServiceName::new("default", "web");
-    let mut cluster = cluster(EVERYTHING);
+    let mut cluster = cluster(&EVERYTHING.replace("POLICY", "Local"));
     let problems = |cluster: &Cluster| {
         let plan = plan_service(cluster, &web, PlanSettings::default()).unwrap();
         plan.problems.into_iter().map(|problem| problem.message).collect::<Vec<_>>()
