@@ -154,8 +154,7 @@ async fn look_at_host(
     config: &RunConfig,
     sender: &mpsc::Sender<Event>,
 ) -> anyhow::Result<impl Future<Output = ()> + use<>> {
-    let selection = config.devices.join(",").parse().context("--devices cannot be understood")?;
-    let facts = Facts { selection, uplinks: config.network.uplinks.clone() };
+    let facts = Facts { uplinks: config.network.uplinks.clone() };
     let first = facts.clone();
     let looked =
         spawn_blocking(move || first.look()).await.context("looking at this machine was interrupted")?;

@@ -6,16 +6,22 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::Path;
 use std::time::Instant;
 
+use aya::maps::lpm_trie::{Key, LpmTrie};
 use aya::maps::{Array, HashMap, Map, MapData, PerCpuArray, PerCpuValues};
+use ipnet::IpNet;
 use proxy_common::backend::{BACKEND_ACTIVE, BACKEND_GONE, BackendEntry};
+use proxy_common::config::NodeConfig;
 use proxy_common::filter::FILTER_WORDS;
-use proxy_common::map_names::{BACKEND_STATS, SERVICE_STATS};
+use proxy_common::map_names::{BACKEND_STATS, CONFIG, SERVICE_STATS};
 use proxy_common::name::PortName;
+use proxy_common::node::NodeEntry;
 use proxy_common::select::Algorithm;
 use proxy_common::service::{ServiceEntry, ServiceKey};
+use proxy_common::source_range::SourceRangeKey;
 use proxy_common::stats::ServiceStats;
 use proxy_user::maps::{
-    Backend, Capacity, Contents, FrontendKey, KernelStore, MapError, MemoryStore, Store, Table, Write,
+    Backend, Capacity, ConfigRow, Contents, FrontendKey, KernelStore, MapError, MemoryStore, NodeContents,
+    NodeFamily, NodeRow, Store, Table, Write,
 };
 use proxy_user::model::ServiceName;
 use proxy_user::model::net::{IpFamily, Protocol};
@@ -63,7 +69,27 @@ impl Pins {
             .pin(pins.path().join(SERVICE_STATS))
             .unwrap();
         Array::<MapData, u64>::create(backends, 0).unwrap().pin(pins.path().join(BACKEND_STATS)).unwrap();
+        pins.make_node();
         pins
+    }
+
+    fn make_node(&self) {
+        let at = |table: Table| self.path().join(table.name());
+        Array::<MapData, NodeEntry<[u8; 4]>>::create(1, 0).unwrap().pin(at(Table::Node)).unwrap();
+        Array::<MapData, NodeEntry<[u8; 16]>>::create(1, 0).unwrap().pin(at(Table::Node6)).unwrap();
+        let mut config = Array::<MapData, NodeConfig>::create(1, 0).unwrap();
+        config.set(0, NodeConfig { sample: 9, ..NodeConfig::new(250, 8, 16, 77) }, 0).unwrap();
+        config.pin(at(Table::Config)).unwrap();
+        HashMap::<MapData, [u8; 4], u32>::create(8, NO_PREALLOC).unwrap().pin(at(Table::NodeAddrs)).unwrap();
+        HashMap::<MapData, [u8; 16], u32>::create(8, NO_PREALLOC)
+            .unwrap()
+            .pin(at(Table::NodeAddrs6))
+            .unwrap();
+        HashMap::<MapData, u32, u32>::create(8, NO_PREALLOC).unwrap().pin(at(Table::Devices)).unwrap();
+        let ranges = LpmTrie::<MapData, SourceRangeKey<[u8; 4]>, u32>::create(2, NO_PREALLOC).unwrap();
+        ranges.pin(at(Table::SrcRanges)).unwrap();
+        let ranges = LpmTrie::<MapData, SourceRangeKey<[u8; 16]>, u32>::create(2, NO_PREALLOC).unwrap();
+        ranges.pin(at(Table::SrcRanges6)).unwrap();
     }
 
     /// What the programs count for Services and for backends.
@@ -363,6 +389,88 @@ fn a_thousand_services_go_in_and_come_back_after_a_restart() {
     second.sync(now, half);
     println!("half of them gone in {:?}", begun.elapsed());
     assert_eq!(second.store_mut().read(u32::MAX).unwrap().services.len(), 500);
+}
+
+/// The node in IPv4, as a row of the map.
+fn node(source: [u8; 4]) -> Write {
+    Write::Node(Box::new(NodeRow::V4(NodeFamily {
+        source: Some(source.into()),
+        pods: Some("10.244.0.0/16".parse().unwrap()),
+        service_cidrs: vec!["10.96.0.0/12".parse().unwrap()],
+    })))
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test bpf"]
+fn what_is_said_of_the_node_is_read_back() {
+    let pins = Pins::new(SMALL);
+    let mut store = KernelStore::open(pins.path()).unwrap();
+    let empty = store.read(16).unwrap().node;
+    let config =
+        ConfigRow { masquerade_all: true, detect_local: true, snat_ports: (5000, 6000), host_netns: 3 };
+    let addresses: [IpAddr; 2] = [v4(1).into(), v6(1).into()];
+    let writes = [
+        node([192, 0, 2, 1]),
+        Write::NodeAddr(addresses[0], 1),
+        Write::NodeAddr(addresses[1], 3),
+        Write::Device(7, 2),
+        Write::Config(config),
+    ];
+    store.write(&writes).unwrap();
+    let found = store.read(16).unwrap().node;
+    assert_eq!(found.config, config);
+    assert_eq!(found.addresses, BTreeMap::from([(addresses[0], 1), (addresses[1], 3)]));
+    assert_eq!(found.devices, BTreeMap::from([(7, 2)]));
+    let NodeRow::V4(row) = &found.rows[&Table::Node] else { panic!("{found:?}") };
+    assert_eq!((row.source, row.service_cidrs.len()), (Some([192, 0, 2, 1].into()), 1));
+    for table in NodeContents::TABLES {
+        assert_eq!(store.walk(table, None, 1).unwrap().0.node, found.of(table), "{table}");
+    }
+
+    let others: Array<MapData, NodeConfig> =
+        Map::Array(MapData::from_pin(pins.path().join(CONFIG)).unwrap()).try_into().unwrap();
+    let entry = others.get(&0, 0).unwrap();
+    assert_eq!((entry.sample, entry.flow_seed, entry.hz), (9, 77, 250), "these are not ours");
+
+    let gone = [
+        Write::NoNodeAddr(addresses[0]),
+        Write::NoNodeAddr(addresses[1]),
+        Write::NoDevice(7),
+        Write::NoDevice(8),
+    ];
+    store.write(&gone).unwrap();
+    let left = store.read(16).unwrap().node;
+    assert_eq!((left.addresses, left.devices), (empty.addresses, empty.devices));
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test bpf"]
+fn source_ranges_are_kept_apart_by_service_and_a_full_table_says_so() {
+    let pins = Pins::new(SMALL);
+    let mut store = KernelStore::open(pins.path()).unwrap();
+    let range = |text: &str| text.parse::<IpNet>().unwrap();
+    let all = [(1, range("10.0.0.0/8")), (2, range("10.0.0.0/8")), (2, range("2001:db8::/32"))];
+    store.write(&all.map(|(id, range)| Write::SourceRange(id, range))).unwrap();
+    assert_eq!(store.read(16).unwrap().source_ranges, all.into_iter().collect());
+    let error = store.write(&[Write::SourceRange(3, range("192.0.2.0/24"))]).unwrap_err().error;
+    assert!(matches!(error, MapError::Full { table: Table::SrcRanges, .. }), "{error}");
+
+    let lookup = |service: u32, addr: [u8; 4]| {
+        let map: LpmTrie<MapData, SourceRangeKey<[u8; 4]>, u32> =
+            Map::LpmTrie(MapData::from_pin(pins.path().join(Table::SrcRanges.name())).unwrap())
+                .try_into()
+                .unwrap();
+        map.get(&Key::new(64, SourceRangeKey { service, addr }), 0).ok()
+    };
+    assert_eq!(
+        (lookup(1, [10, 9, 9, 9]), lookup(3, [10, 9, 9, 9]), lookup(1, [11, 0, 0, 1])),
+        (Some(1), None, None)
+    );
+    store
+        .write(&[Write::NoSourceRange(1, range("10.0.0.0/8")), Write::NoSourceRange(9, range("10.0.0.0/8"))])
+        .unwrap();
+    assert_eq!(lookup(1, [10, 9, 9, 9]), None);
+    assert_eq!(store.read(16).unwrap().source_ranges, all.into_iter().skip(1).collect());
 }
 
 fn plan(number: u16, endpoints: u8) -> (ServiceName, Option<ServicePlan>) {

@@ -36,11 +36,10 @@ fn detect_local(args: &NetworkArgs) -> Result<DetectLocal, ConfigError> {
     let needs = |mode, flag| ConfigError::DetectLocal { mode, flag };
     Ok(match args.detect_local_mode {
         None if args.cluster_cidr.is_empty() => DetectLocal::Devices,
-        None => DetectLocal::ClusterCidr(args.cluster_cidr.clone()),
         Some(DetectLocalMode::ClusterCidr) if args.cluster_cidr.is_empty() => {
             return Err(needs("ClusterCIDR", "--cluster-cidr"));
         }
-        Some(DetectLocalMode::ClusterCidr) => DetectLocal::ClusterCidr(args.cluster_cidr.clone()),
+        None | Some(DetectLocalMode::ClusterCidr) => DetectLocal::ClusterCidr(args.cluster_cidr.clone()),
         Some(DetectLocalMode::NodeCidr) => DetectLocal::NodeCidr,
         Some(DetectLocalMode::BridgeInterface) => {
             let named = args.pod_bridge_interface.clone().filter(|name| !name.is_empty());

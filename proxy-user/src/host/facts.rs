@@ -18,7 +18,7 @@ use tokio::time::{sleep, timeout};
 use super::devices::{self, Device, Kind};
 use super::manager::Background;
 use super::netlink::Netlink;
-use super::selection::{Selection, matches};
+use super::selection::matches;
 use crate::model::{DefaultRoute, Event, HostDevice, HostView};
 
 /// A burst of changes makes one look.
@@ -35,8 +35,6 @@ const SO_NETNS_COOKIE: libc::c_int = 71;
 /// How to look at the machine.
 #[derive(Clone, Debug, Default)]
 pub struct Facts {
-    /// Which devices the packet programs go to.
-    pub selection: Selection,
     /// Patterns of devices that lead outside, beside those that are found.
     pub uplinks: Vec<String>,
 }
@@ -71,7 +69,7 @@ impl Facts {
             MulticastGroup::Ipv6Route,
         ];
         let (connection, _handle, mut changes) = new_multicast_connection(&groups)?;
-        let _connection = Background::new(tokio::spawn(connection));
+        let _connection = Background::new(&tokio::spawn(connection));
         loop {
             let facts = self.clone();
             let now = spawn_blocking(move || facts.look()).await.map_err(io::Error::other)??;
@@ -95,11 +93,9 @@ impl Facts {
     }
 
     fn device(&self, device: Device, addresses: &Addresses) -> (u32, HostDevice) {
-        let attached = self.selection.takes(&device);
         let Device { ifindex, name, kind, no_header, master, below, .. } = device;
         let own = addresses.get(&ifindex).into_iter().flatten().map(|own| own.address);
         let host = HostDevice {
-            attached,
             uplink: self.uplinks.iter().any(|pattern| matches(pattern, &name)),
             no_header,
             is_virtual: kind == Kind::Virtual,
@@ -284,7 +280,7 @@ mod tests {
     fn this_machine_can_be_looked_at() {
         let view = Facts::default().look().unwrap();
         let lo = view.devices.values().find(|device| device.name == "lo").expect("every namespace has it");
-        assert!(!lo.attached && !lo.no_header);
+        assert!(!lo.no_header && !lo.is_virtual);
         // Linux 5.14 has it, and we need more.
         assert_ne!(view.netns_cookie, 0);
         assert_eq!(view.netns_cookie, Facts::default().look().unwrap().netns_cookie);

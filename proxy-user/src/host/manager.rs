@@ -84,7 +84,7 @@ impl<H: DeviceHooks> DeviceManager<H> {
     /// Runs until the kernel stops telling.
     async fn follow(&self) -> io::Result<()> {
         let (connection, _handle, mut events) = new_multicast_connection(&[MulticastGroup::Link])?;
-        let _connection = Background::new(tokio::spawn(connection));
+        let _connection = Background::new(&tokio::spawn(connection));
         loop {
             let failed = self.pass().await?;
             let period = if failed { RETRY } else { self.period };
@@ -123,7 +123,7 @@ impl<H: DeviceHooks> DeviceManager<H> {
 pub(super) struct Background(AbortHandle);
 
 impl Background {
-    pub(super) fn new<T>(task: JoinHandle<T>) -> Self {
+    pub(super) fn new<T>(task: &JoinHandle<T>) -> Self {
         Self(task.abort_handle())
     }
 }

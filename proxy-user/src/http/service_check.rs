@@ -112,7 +112,7 @@ fn open(address: SocketAddr) -> io::Result<TcpListener> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(family, SocketType::STREAM, flags, Some(ipproto::TCP))?;
     sockopt::set_socket_reuseaddr(&socket, true)?;
-    if let IpAddr::V6(_) = address.ip() {
+    if address.is_ipv6() {
         sockopt::set_ipv6_v6only(&socket, true)?;
     }
     bind(&socket, &address)?;

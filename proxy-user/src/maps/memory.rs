@@ -6,7 +6,9 @@ use std::ops::Range;
 
 use proxy_common::filter::FILTER_WORDS;
 
-use super::{Backend, BatchError, Capacity, Contents, FrontendKey, MapError, Store, Table, Write};
+use super::{
+    Backend, BatchError, Capacity, Contents, FrontendKey, MapError, NodeContents, Store, Table, Write,
+};
 
 /// Like the kernel's, a hash is walked by buckets: an entry stays in its own, whatever comes and goes.
 const BUCKETS: u32 = 64;
@@ -28,6 +30,7 @@ impl MemoryStore {
         let contents = Contents {
             slots: vec![0; capacity.slots as usize],
             filter: vec![0; FILTER_WORDS as usize],
+            node: NodeContents::unknown(),
             ..Contents::default()
         };
         Self::with_contents(capacity, contents)

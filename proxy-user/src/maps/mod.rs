@@ -21,6 +21,6 @@ pub use error::{BatchError, MapError};
 pub use faulty::{Faults, FaultyStore};
 pub use kernel::KernelStore;
 pub use memory::MemoryStore;
-pub use node::{ConfigRow, NodeFamily, NodeRow};
-pub use rows::{Backend, Capacity, Contents, FrontendKey, NodeContents, Table, Write};
+pub use node::{ConfigRow, NodeContents, NodeFamily, NodeRow};
+pub use rows::{Backend, Capacity, Contents, FrontendKey, Table, Write};
 pub use store::Store;

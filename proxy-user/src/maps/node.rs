@@ -1,11 +1,12 @@
 //! What the programs are told of the node.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use proxy_common::Address;
 use proxy_common::config::{CONFIG_DETECT_LOCAL, CONFIG_MASQUERADE_ALL, NodeConfig, SNAT_PORTS};
-use proxy_common::node::{Cidr, NodeEntry, SERVICE_CIDRS};
+use proxy_common::node::{Cidr, Device, NodeAddr, NodeEntry, SERVICE_CIDRS};
 
 use super::Table;
 
@@ -155,6 +156,48 @@ impl ConfigRow {
         }
         (entry.snat_first, entry.snat_last) = self.snat_ports;
         entry.host_netns = self.host_netns;
+    }
+}
+
+/// What the tables say of the node; of one table only, the other parts are empty.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeContents {
+    /// `node` and `node6`.
+    pub rows: BTreeMap<Table, NodeRow>,
+    /// Both tables of addresses.
+    pub addresses: BTreeMap<IpAddr, NodeAddr>,
+    /// Devices, by index.
+    pub devices: BTreeMap<u32, Device>,
+    /// Our part of `config`.
+    pub config: ConfigRow,
+}
+
+impl NodeContents {
+    /// The tables that it is about.
+    pub const TABLES: [Table; 6] =
+        [Table::Node, Table::Node6, Table::NodeAddrs, Table::NodeAddrs6, Table::Devices, Table::Config];
+
+    /// What one table says.
+    #[must_use]
+    pub fn of(&self, table: Table) -> Self {
+        let Self { rows, addresses, devices, config } = self;
+        let in_table = |(address, _): &(&IpAddr, _)| Table::node_addrs(**address) == table;
+        Self {
+            rows: rows
+                .iter()
+                .filter(|(key, _)| **key == table)
+                .map(|(key, row)| (*key, row.clone()))
+                .collect(),
+            addresses: addresses.iter().filter(in_table).map(|(address, bits)| (*address, *bits)).collect(),
+            devices: if table == Table::Devices { devices.clone() } else { BTreeMap::new() },
+            config: if table == Table::Config { *config } else { ConfigRow::default() },
+        }
+    }
+
+    /// What new tables say.
+    pub(super) fn unknown() -> Self {
+        let rows = [NodeRow::V4(NodeFamily::default()), NodeRow::V6(NodeFamily::default())];
+        Self { rows: rows.into_iter().map(|row| (row.table(), row)).collect(), ..Self::default() }
     }
 }
 

@@ -11,7 +11,7 @@ use proxy_common::name::PortName;
 use proxy_common::node::{Device, NodeAddr};
 use proxy_common::service::{SCOPE_EXTERNAL, ServiceEntry, ServiceKey};
 
-use super::node::{ConfigRow, NodeRow};
+use super::node::{ConfigRow, NodeContents, NodeRow};
 
 /// A map that this module writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -376,39 +376,4 @@ pub struct Contents {
     pub source_ranges: BTreeSet<(u32, IpNet)>,
     /// What the node is like.
     pub node: NodeContents,
-}
-
-/// What the tables say of the node; of one table only, the other parts are empty.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct NodeContents {
-    /// `node` and `node6`.
-    pub rows: BTreeMap<Table, NodeRow>,
-    /// Both tables of addresses.
-    pub addresses: BTreeMap<IpAddr, NodeAddr>,
-    /// Devices, by index.
-    pub devices: BTreeMap<u32, Device>,
-    /// Our part of `config`.
-    pub config: ConfigRow,
-}
-
-impl NodeContents {
-    /// The tables that it is about.
-    pub const TABLES: [Table; 6] =
-        [Table::Node, Table::Node6, Table::NodeAddrs, Table::NodeAddrs6, Table::Devices, Table::Config];
-
-    /// What one table says.
-    pub fn of(&self, table: Table) -> Self {
-        let Self { rows, addresses, devices, config } = self;
-        let in_table = |(address, _): &(&IpAddr, _)| Table::node_addrs(**address) == table;
-        Self {
-            rows: rows
-                .iter()
-                .filter(|(key, _)| **key == table)
-                .map(|(key, row)| (*key, row.clone()))
-                .collect(),
-            addresses: addresses.iter().filter(in_table).map(|(address, bits)| (*address, *bits)).collect(),
-            devices: if table == Table::Devices { devices.clone() } else { BTreeMap::new() },
-            config: if table == Table::Config { *config } else { ConfigRow::default() },
-        }
-    }
 }

@@ -22,13 +22,10 @@ impl HostView {
 }
 
 /// A network device.
-#[expect(clippy::struct_excessive_bools, reason = "facts of which any may go with any")]
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HostDevice {
     /// Its name.
     pub name: String,
-    /// The packet programs go to it.
-    pub attached: bool,
     /// The operator says that the outside is behind it.
     pub uplink: bool,
     /// Its packets have no link-layer header.

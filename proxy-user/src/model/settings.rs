@@ -46,7 +46,7 @@ pub struct NodePortAddresses {
 /// How local pods are known.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum DetectLocal {
-    /// By their devices: all that the programs are on, and that do not lead outside.
+    /// By their devices: all that do not lead outside.
     #[default]
     Devices,
     /// By their addresses: the ranges of all pods of the cluster, the first of each family.

@@ -53,8 +53,8 @@ pub struct AddressFacts {
 /// What matters of a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceFacts {
-    /// Local pods are behind it.
-    pub local: bool,
+    /// Clients that come in by it are outside.
+    pub uplink: bool,
     /// Its packets have no link-layer header.
     pub no_header: bool,
 }
@@ -81,7 +81,7 @@ pub fn plan_node(
     NodePlan {
         sources,
         pods,
-        service_cidrs: by_family(ranges, &mut problems),
+        service_cidrs: by_family(&ranges, &mut problems),
         addresses,
         devices: devices(node, host, &settings.detect_local),
         detect_local: settings.detect_local != DetectLocal::Devices,
@@ -123,21 +123,21 @@ fn addresses(
     .collect()
 }
 
+/// Devices by which clients outside come in, and those without header. Behind all others are pods.
 fn devices(node: &NodeView, host: &HostView, detect: &DetectLocal) -> BTreeMap<u32, DeviceFacts> {
-    let uplinks = uplinks(node, host);
+    let lead_out = uplinks(node, host);
     let is_called = |index: Option<u32>, name: &str| {
         index.and_then(|index| host.devices.get(&index)).is_some_and(|device| device.name == name)
     };
-    let is_local = |index: u32, device: &HostDevice| match detect {
-        DetectLocal::Devices => !uplinks.contains(&index),
-        // They are known by their addresses.
-        DetectLocal::ClusterCidr(_) | DetectLocal::NodeCidr => false,
-        DetectLocal::Bridge(name) => device.name == *name || is_called(device.master, name),
-        DetectLocal::InterfaceNamePrefix(prefix) => device.name.starts_with(prefix.as_str()),
+    let is_uplink = |index: u32, device: &HostDevice| match detect {
+        DetectLocal::Devices => lead_out.contains(&index),
+        // Pods are known by their addresses, and by nothing else.
+        DetectLocal::ClusterCidr(_) | DetectLocal::NodeCidr => true,
+        DetectLocal::Bridge(name) => device.name != *name && !is_called(device.master, name),
+        DetectLocal::InterfaceNamePrefix(prefix) => !device.name.starts_with(prefix.as_str()),
     };
     let facts = |(index, device): (&u32, &HostDevice)| {
-        let local = device.attached && is_local(*index, device);
-        let facts = DeviceFacts { local, no_header: device.no_header };
+        let facts = DeviceFacts { uplink: is_uplink(*index, device), no_header: device.no_header };
         (facts != DeviceFacts::default()).then_some((*index, facts))
     };
     host.devices.iter().filter_map(facts).collect()
@@ -188,7 +188,7 @@ fn pods(node: &NodeView, detect: &DetectLocal, problems: &mut Vec<Problem>) -> B
     first
 }
 
-fn by_family(ranges: BTreeSet<IpNet>, problems: &mut Vec<Problem>) -> BTreeMap<IpFamily, Vec<IpNet>> {
+fn by_family(ranges: &BTreeSet<IpNet>, problems: &mut Vec<Problem>) -> BTreeMap<IpFamily, Vec<IpNet>> {
     // One that lies in another says nothing new.
     let outer = |range: &&IpNet| !ranges.iter().any(|other| other != *range && other.contains(*range));
     let mut by_family: BTreeMap<IpFamily, Vec<IpNet>> = BTreeMap::new();

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use ipnet::IpNet;
 use proxy_common::node::{
-    DEVICE_LOCAL, DEVICE_NO_HEADER, Device, NODE_ADDR_LOOPBACK, NODE_ADDR_PORTS, NodeAddr,
+    DEVICE_NO_HEADER, DEVICE_UPLINK, Device, NODE_ADDR_LOOPBACK, NODE_ADDR_PORTS, NodeAddr,
 };
 
 use super::job::{Job, Steps, bits};
@@ -54,8 +54,8 @@ impl<S: Store> Reconciler<S> {
         self.node.due
     }
 
-    /// Tells of devices only, and forgets none: what an agent may do before it knows the cluster. A pod that comes
-    /// meanwhile is a local client at once.
+    /// Tells of devices only, and forgets none: what an agent may do before it knows the cluster. Clients behind an
+    /// uplink that comes meanwhile must not pass for pods.
     pub fn tell_devices(&mut self, now: Instant) {
         let Some(desired) = &self.node.desired else { return };
         let mut steps = Steps::default();
@@ -159,7 +159,7 @@ fn contents(plan: &NodePlan) -> NodeContents {
         bits([(facts.node_ports, NODE_ADDR_PORTS), (facts.loopback, NODE_ADDR_LOOPBACK)])
     };
     let device = |facts: &crate::plan::DeviceFacts| -> Device {
-        bits([(facts.local, DEVICE_LOCAL), (facts.no_header, DEVICE_NO_HEADER)])
+        bits([(facts.uplink, DEVICE_UPLINK), (facts.no_header, DEVICE_NO_HEADER)])
     };
     NodeContents {
         rows: [v4, v6].into_iter().map(|row| (row.table(), row)).collect(),

@@ -19,8 +19,7 @@ pub struct NetworkArgs {
     #[arg(long, env = "BALLAST_NODEPORT_ADDRESSES", value_name = "LIST", value_delimiter = ',')]
     #[serde(serialize_with = "texts")]
     pub nodeport_addresses: Vec<NodePortAddress>,
-    /// How pods of this node are known. Default: by their devices, which are all that carry packets and do not
-    /// lead outside; by --cluster-cidr where that is given.
+    /// How pods of this node are known. Default: by their devices, which are all that do not lead outside; by --cluster-cidr where that is given.
     #[arg(long, env = "BALLAST_DETECT_LOCAL_MODE", value_name = "MODE", ignore_case = true)]
     pub detect_local_mode: Option<DetectLocalMode>,
     /// The ranges of all pods of the cluster, at most one of each address family.

@@ -133,6 +133,6 @@ fn a_service_is_asked_for_in_its_families_only() {
     let listen = BTreeSet::from([IpAddr::V4(Ipv4Addr::UNSPECIFIED), std::net::Ipv6Addr::UNSPECIFIED.into()]);
     let check = HealthCheck { port: 9, local: BTreeMap::from([(IpFamily::V6, 0)]) };
     let health_checks = BTreeMap::from([(ServiceName::new("shop", "web"), check)]);
-    let wanted = wanted(&Status { listen, health_checks, ..Status::default() });
+    let wanted = wanted(&Status { health_checks, listen, ..Status::default() });
     assert!(wanted.iter().map(|(_, address)| address.to_string()).eq(["[::]:9"]));
 }

@@ -16,8 +16,7 @@ use proxy_common::config::NodeConfig;
 use proxy_common::node::{Device, NodeAddr, NodeEntry};
 use proxy_common::source_range::{SERVICE_BITS, SourceRangeKey};
 
-use super::super::node::{ConfigRow, NodeFamily, NodeRow, range_parts};
-use super::super::rows::NodeContents;
+use super::super::node::{ConfigRow, NodeContents, NodeFamily, NodeRow, range_parts};
 use super::super::sys::{self, Stopped};
 use super::super::{MapError, Table, Write};
 use super::{hash, io_error, open};
@@ -139,8 +138,7 @@ where
     SourceRangeKey<A>: Pod,
 {
     let path = dir.join(table.name());
-    let map = MapData::from_pin(&path).map_err(aya::maps::MapError::from);
-    map.and_then(|map| Map::LpmTrie(map).try_into()).map_err(|error| MapError::Open {
+    MapData::from_pin(&path).and_then(|map| Map::LpmTrie(map).try_into()).map_err(|error| MapError::Open {
         table,
         path,
         source: io_error(error),

@@ -1,7 +1,7 @@
 use rstest::rstest;
 
 use crate::api::convert::address::range;
-use crate::model::{ServiceKind, ServiceName};
+use crate::model::{ServiceKind, ServiceName, TrafficPolicy};
 
 use super::*;
 
@@ -15,8 +15,8 @@ fn service(ranges: Option<&[&str]>) -> Service {
         load_balancer_ips: vec!["198.51.100.9".parse().unwrap(), "2001:db8::9".parse().unwrap()],
         source_ranges: ranges.map(|ranges| ranges.iter().map(|text| range(text).unwrap()).collect()),
         ports: Vec::new(),
-        internal_policy: Default::default(),
-        external_policy: Default::default(),
+        internal_policy: TrafficPolicy::Cluster,
+        external_policy: TrafficPolicy::Cluster,
         affinity_secs: 0,
         health_check_node_port: 0,
         created: 0,

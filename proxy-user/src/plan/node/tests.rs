@@ -13,11 +13,10 @@ fn nets(texts: &[&str]) -> Vec<IpNet> {
     texts.iter().map(|text| text.parse().unwrap()).collect()
 }
 
-/// A device of that name with these addresses; the programs are on all but lo.
+/// A device of that name with these addresses.
 fn device(name: &str, addresses: &[&str]) -> HostDevice {
     HostDevice {
         name: name.to_owned(),
-        attached: name != "lo",
         is_virtual: name.starts_with("veth"),
         addresses: addresses.iter().map(|address| ip(address)).collect(),
         ..HostDevice::default()
@@ -26,7 +25,7 @@ fn device(name: &str, addresses: &[&str]) -> HostDevice {
 
 /// lo, an uplink with two addresses, the veth of a pod, a tunnel.
 fn host() -> HostView {
-    let tunnel = HostDevice { no_header: true, attached: false, ..device("tun0", &[]) };
+    let tunnel = HostDevice { no_header: true, ..device("tun0", &[]) };
     HostView {
         devices: BTreeMap::from([
             (1, device("lo", &["127.0.0.1", "::1"])),
@@ -101,22 +100,25 @@ fn health_checks_answer_where_node_ports_do() {
     assert_eq!(plan(&n, &host(), &settings(ranges)).listen, BTreeSet::from([ip("127.0.0.1")]));
 }
 
-/// The local devices and those without header.
-fn local(host: &HostView, detect_local: DetectLocal) -> (Vec<u32>, Vec<u32>) {
+/// Devices by which clients outside come in, and those without header.
+fn outside(host: &HostView, detect_local: DetectLocal) -> (Vec<u32>, Vec<u32>) {
     let settings = NodeSettings { detect_local, ..NodeSettings::default() };
     let devices = plan(&node(&["192.0.2.1"]), host, &settings).devices;
     let with = |has: fn(&DeviceFacts) -> bool| {
         devices.iter().filter(|(_, facts)| has(facts)).map(|(index, _)| *index).collect()
     };
-    (with(|facts| facts.local), with(|facts| facts.no_header))
+    (with(|facts| facts.uplink), with(|facts| facts.no_header))
 }
 
 #[test]
-fn pods_are_behind_the_devices_that_do_not_lead_outside() {
-    assert_eq!(local(&host(), DetectLocal::Devices), (vec![3], vec![4]));
+fn clients_outside_come_by_the_devices_that_lead_there() {
+    assert_eq!(outside(&host(), DetectLocal::Devices), (vec![2], vec![4]));
     let mut host = host();
     host.devices.get_mut(&3).unwrap().uplink = true;
-    assert_eq!(local(&host, DetectLocal::Devices).0, [0; 0], "as the operator says");
+    assert_eq!(outside(&host, DetectLocal::Devices).0, [2, 3], "as the operator says");
+    host.devices.get_mut(&3).unwrap().uplink = false;
+    host.defaults.clear();
+    assert_eq!(outside(&host, DetectLocal::Devices).0, [2], "it has an internal address");
 }
 
 #[test]
@@ -128,7 +130,7 @@ fn what_carries_an_uplink_leads_outside_too() {
     host.devices.insert(6, device("br0", &["192.0.2.1"]));
     host.devices.insert(7, HostDevice { master: Some(6), ..device("eth2", &[]) });
     host.devices.insert(8, HostDevice { master: Some(6), ..device("veth2", &[]) });
-    assert_eq!(local(&host, DetectLocal::Devices).0, [3, 8]);
+    assert_eq!(outside(&host, DetectLocal::Devices).0, [2, 5, 6, 7]);
 }
 
 #[test]
@@ -136,10 +138,10 @@ fn the_operator_may_say_how_pods_are_known() {
     let mut host = host();
     host.devices.insert(6, device("cni0", &[]));
     host.devices.insert(8, HostDevice { master: Some(6), ..device("veth2", &[]) });
-    assert_eq!(local(&host, DetectLocal::Bridge("cni0".into())).0, [6, 8]);
-    assert_eq!(local(&host, DetectLocal::InterfaceNamePrefix("veth".into())).0, [3, 8]);
+    assert_eq!(outside(&host, DetectLocal::Bridge("cni0".into())).0, [1, 2, 3, 4]);
+    assert_eq!(outside(&host, DetectLocal::InterfaceNamePrefix("veth".into())).0, [1, 2, 4, 6]);
     let cluster = DetectLocal::ClusterCidr(nets(&["10.244.0.0/16", "10.0.0.0/8", "fd00::/56"]));
-    assert_eq!(local(&host, cluster.clone()).0, [0; 0], "by address");
+    assert_eq!(outside(&host, cluster.clone()).0, [1, 2, 3, 4, 6, 8], "by address alone");
     let n = NodeView { pod_cidrs: nets(&["10.244.1.0/24"]), ..node(&[]) };
     let with = |detect_local| plan(&n, &host, &NodeSettings { detect_local, ..NodeSettings::default() });
     assert_eq!(with(cluster).pods.into_values().collect::<Vec<_>>(), nets(&["10.244.0.0/16", "fd00::/56"]));
@@ -147,12 +149,8 @@ fn the_operator_may_say_how_pods_are_known() {
     assert_eq!(own.pods.into_values().collect::<Vec<_>>(), nets(&["10.244.1.0/24"]));
     assert!(own.detect_local && own.problems.is_empty());
     assert!(!with(DetectLocal::Devices).detect_local);
-    let unknown = plan(
-        &node(&[]),
-        &host,
-        &NodeSettings { detect_local: DetectLocal::NodeCidr, ..NodeSettings::default() },
-    );
-    assert_eq!(unknown.problems[0].field, "spec.podCIDRs");
+    let settings = NodeSettings { detect_local: DetectLocal::NodeCidr, ..NodeSettings::default() };
+    assert_eq!(plan(&node(&[]), &host, &settings).problems[0].field, "spec.podCIDRs");
 }
 
 #[test]

@@ -30,7 +30,7 @@ pub fn check_node(contents: &Contents, plan: Option<&NodePlan>) {
     let devices: BTreeMap<_, _> = plan
         .devices
         .iter()
-        .map(|(index, facts)| (*index, u32::from(facts.local) + 2 * u32::from(facts.no_header)))
+        .map(|(index, facts)| (*index, u32::from(facts.uplink) + 2 * u32::from(facts.no_header)))
         .collect();
     assert_eq!(found.devices, devices);
     let NodePlan { masquerade_all, detect_local, snat_ports, host_netns, .. } = *plan;

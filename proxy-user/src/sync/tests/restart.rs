@@ -151,7 +151,7 @@ fn spoil(world: &mut World, kind: u8, which: prop::sample::Index, noise: u32, re
         }
         (10, ..) => drop(contents.source_ranges.pop_first()),
         (11, ..) => {
-            let range = if noise % 2 == 0 { "10.7.0.0/16" } else { "fd07::/32" };
+            let range = if noise.is_multiple_of(2) { "10.7.0.0/16" } else { "fd07::/32" };
             contents.source_ranges.insert((noise % 70, range.parse().unwrap()));
         }
         (12, ..) => drop(contents.node.addresses.pop_first()),

@@ -206,7 +206,7 @@ pub fn node() -> impl Strategy<Value = NodePlan> {
                 .collect(),
             devices: devices
                 .into_iter()
-                .map(|(index, (local, no_header))| (index, DeviceFacts { local, no_header }))
+                .map(|(index, (uplink, no_header))| (index, DeviceFacts { uplink, no_header }))
                 .collect(),
             detect_local,
             masquerade_all,
