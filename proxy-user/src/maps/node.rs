@@ -20,7 +20,7 @@ pub enum NodeRow {
 }
 
 /// The node in one family.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeFamily<A, N> {
     /// The address under which packets are sent on to other nodes.
     pub source: Option<A>,
@@ -28,6 +28,12 @@ pub struct NodeFamily<A, N> {
     pub pods: Option<N>,
     /// Ranges of Service addresses, at most [`SERVICE_CIDRS`].
     pub service_cidrs: Vec<N>,
+}
+
+impl<A, N> Default for NodeFamily<A, N> {
+    fn default() -> Self {
+        Self { source: None, pods: None, service_cidrs: Vec::new() }
+    }
 }
 
 impl NodeRow {
