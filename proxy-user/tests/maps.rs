@@ -75,8 +75,12 @@ impl Pins {
 
     fn make_node(&self) {
         let at = |table: Table| self.path().join(table.name());
-        Array::<MapData, NodeEntry<[u8; 4]>>::create(1, 0).unwrap().pin(at(Table::Node)).unwrap();
-        Array::<MapData, NodeEntry<[u8; 16]>>::create(1, 0).unwrap().pin(at(Table::Node6)).unwrap();
+        let mut node = Array::<MapData, NodeEntry<[u8; 4]>>::create(1, 0).unwrap();
+        node.set(0, NodeEntry::UNKNOWN, 0).unwrap();
+        node.pin(at(Table::Node)).unwrap();
+        let mut node = Array::<MapData, NodeEntry<[u8; 16]>>::create(1, 0).unwrap();
+        node.set(0, NodeEntry::UNKNOWN, 0).unwrap();
+        node.pin(at(Table::Node6)).unwrap();
         let mut config = Array::<MapData, NodeConfig>::create(1, 0).unwrap();
         config.set(0, NodeConfig { sample: 9, ..NodeConfig::new(250, 8, 16, 77) }, 0).unwrap();
         config.pin(at(Table::Config)).unwrap();
