@@ -18,6 +18,7 @@ pub mod affinity;
 pub mod backend;
 pub mod config;
 pub mod csum;
+pub mod decide;
 pub mod family;
 pub mod filter;
 pub mod flow;

@@ -50,6 +50,22 @@ impl<A: Address> NodeEntry<A> {
         service_cidrs: [Cidr::NONE; SERVICE_CIDRS],
         service_cidr_count: 0,
     };
+
+    /// Whether the address is in a range of Service addresses.
+    #[inline(always)]
+    pub fn is_service_address(&self, addr: &A) -> bool {
+        let mut number = 0;
+        while number < SERVICE_CIDRS {
+            if number as u32 >= self.service_cidr_count {
+                return false;
+            }
+            if self.service_cidrs[number].contains(addr) {
+                return true;
+            }
+            number += 1;
+        }
+        false
+    }
 }
 
 /// Value of `node_addrs` and `node_addrs6` (hash by address, as octets): `NODE_ADDR_*` bits.

@@ -2,10 +2,10 @@
 
 use core::ptr::{from_ref, read_volatile};
 
-use proxy_common::Address;
+use proxy_common::decide;
 use proxy_common::node::NodeAddr;
 use proxy_common::reason::Reason;
-use proxy_common::service::{SCOPE_EXTERNAL, SERVICE_SCOPED, ServiceEntry, ServiceKey};
+use proxy_common::service::{ServiceEntry, ServiceKey};
 
 use crate::maps::Tables;
 
@@ -43,42 +43,19 @@ pub fn frontend<F: Tables>(
     outside: bool,
     on: NodeAddr,
 ) -> Option<ServiceEntry> {
-    let mut key = ServiceKey::internal(addr, port, proto);
-    let mut entry = service::<F>(&key);
-    if entry.is_none() && F::node_addr(&addr) & on != 0 {
-        key.addr = F::Words::ZERO;
-        entry = service::<F>(&key);
-    }
-    if outside && entry.is_some_and(|entry| entry.flags & SERVICE_SCOPED != 0) {
-        key.scope = SCOPE_EXTERNAL;
-        entry = service::<F>(&key);
-    }
-    entry
+    let dialled = ServiceKey::internal(addr, port, proto);
+    decide::frontend(dialled, outside, on, |key| service::<F>(key), |addr| F::node_addr(addr))
 }
 
 /// Whether the address is in the range of Service addresses.
 #[inline(always)]
 pub fn is_service_address<F: Tables>(addr: &F::Words) -> bool {
-    let Some(node) = F::node() else { return false };
-    let mut number = 0;
-    while number < node.service_cidrs.len() {
-        if number as u32 >= node.service_cidr_count {
-            return false;
-        }
-        if node.service_cidrs[number].contains(addr) {
-            return true;
-        }
-        number += 1;
-    }
-    false
+    F::node().is_some_and(|node| node.is_service_address(addr))
 }
 
 /// Why nothing is behind an address in the range of Service addresses: the address has no Service, or its Service
 /// no such port (kube-proxy's nftables mode).
 #[inline(always)]
 pub fn why_nothing<F: Tables>(addr: F::Words) -> Reason {
-    match F::service(&ServiceKey::internal(addr, 0, 0)) {
-        Some(_) => Reason::UndefinedPort,
-        None => Reason::UnallocatedAddress,
-    }
+    decide::why_nothing(F::service(&ServiceKey::internal(addr, 0, 0)).is_some())
 }
