@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 #![expect(clippy::print_stdout, reason = "some tests also tell figures")]
 
+mod beyond;
 mod cost;
 mod fixture;
 mod flows;
@@ -50,6 +51,7 @@ fn main() -> ExitCode {
         .chain(table_full::SCENARIOS)
         .chain(random::SCENARIOS)
         .chain(race::SCENARIOS)
+        .chain(beyond::SCENARIOS)
     {
         trials.extend(scenario.trials(&bpffs));
     }

@@ -216,6 +216,17 @@ fn checksum(parts: &[&[u8]]) -> [u8; 2] {
     (!sum(parts)).to_be_bytes()
 }
 
+/// Makes an IPv4 header's checksum right; an IPv6 one has none.
+pub fn correct(bytes: &mut [u8]) {
+    let packet = &mut bytes[ETHERNET..];
+    if packet[0] >> 4 == 4 {
+        let header = usize::from(packet[0] & 15) * 4;
+        packet[10..12].copy_from_slice(&[0, 0]);
+        let check = checksum(&[&packet[..header]]);
+        packet[10..12].copy_from_slice(&check);
+    }
+}
+
 /// Checks every checksum of a whole IPv4 or IPv6 packet without extension headers.
 pub fn verify(bytes: &[u8]) -> Result<(), String> {
     let packet = &bytes[ETHERNET..];

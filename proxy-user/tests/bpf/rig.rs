@@ -349,10 +349,21 @@ impl Rig {
 
     /// Runs a program on a packet once.
     pub fn run(&mut self, hook: Hook, packet: &[u8]) -> Seen {
+        self.run_on(hook, packet, None)
+    }
+
+    /// The same, as if the packet came by the device of that index.
+    pub fn run_on(&mut self, hook: Hook, packet: &[u8], device: Option<u32>) -> Seen {
         let mut buffer = std::mem::take(&mut self.buffer);
+        // `struct __sk_buff`, of which only `ifindex` is not zero.
+        let mut context = [0; 192];
+        if let Some(index) = device {
+            context[40..44].copy_from_slice(&index.to_ne_bytes());
+        }
         let options = TestRunOptions {
             data_in: Some(packet),
             data_out: Some(&mut buffer),
+            ctx_in: device.is_some().then_some(&context),
             ..TestRunOptions::default()
         };
         let result = self.program(hook.program()).test_run(options).unwrap();
@@ -388,11 +399,11 @@ impl Rig {
         self.view.service_stats([service]).unwrap()[&service]
     }
 
-    fn map(&self, name: &str) -> MapData {
+    pub fn map(&self, name: &str) -> MapData {
         MapData::from_pin(self.pins().join(name)).unwrap()
     }
 
-    fn array<V: aya::Pod>(&self, name: &str) -> Array<MapData, V> {
+    pub fn array<V: aya::Pod>(&self, name: &str) -> Array<MapData, V> {
         aya::maps::Map::Array(self.map(name)).try_into().unwrap()
     }
 

@@ -1,0 +1,429 @@
+//! Clients outside, node ports, policies, and packets that go on from here under an address of the node (SNAT).
+
+use std::net::{IpAddr, SocketAddr};
+use std::process::Command;
+use std::sync::OnceLock;
+
+use aya::maps::lpm_trie::Key;
+use aya::maps::{Array, HashMap, LpmTrie, MapData};
+use proxy_common::Address;
+use proxy_common::affinity::{AffinityEntry, AffinityKey};
+use proxy_common::backend::{BACKEND_IN_CLUSTER, BACKEND_LOCAL};
+use proxy_common::config::NodeConfig;
+use proxy_common::flow::{FLOW_REPLIED, FLOW_SNAT, FLOW_USED};
+use proxy_common::map_names as names;
+use proxy_common::node::{Cidr, DEVICE_UPLINK, NODE_ADDR_PORTS, NodeEntry};
+use proxy_common::reason::Reason;
+use proxy_common::service::{
+    KIND_ADDRESS, KIND_NODE_PORT, SCOPE_EXTERNAL, SCOPE_INTERNAL, SERVICE_DROP_WHEN_EMPTY, SERVICE_SCOPED,
+    SERVICE_SOURCE_RANGES, ServiceEntry,
+};
+use proxy_common::source_range::{SERVICE_BITS, SourceRangeKey};
+use proxy_user::maps::{FrontendKey, Table, Write};
+
+use crate::Scenario;
+use crate::packet::{ACK, ETHERNET, Packet, SYN, TCP, UDP, correct, verify};
+use crate::rig::{DROP, Family, HZ, Hook, NEXT, REDIRECT, Rig, Seen, Service};
+
+pub const SCENARIOS: [Scenario; 9] = [
+    Scenario {
+        name: "a client outside reaches a backend elsewhere and back",
+        flows: 256,
+        test: there_and_back,
+    },
+    Scenario { name: "the client's address is kept where it can be", flows: 256, test: kept },
+    Scenario { name: "a client that is its own backend", flows: 256, test: hairpin },
+    Scenario { name: "clients outside have an entry of their own", flows: 256, test: scopes },
+    Scenario { name: "source ranges", flows: 256, test: source_ranges },
+    Scenario { name: "addresses and ports that no Service has", flows: 256, test: nothing_there },
+    Scenario { name: "a client stays with its backend", flows: 256, test: affinity },
+    Scenario { name: "source ports run out, and are shared between backends", flows: 256, test: exhausted },
+    Scenario { name: "time to live, size, and no route", flows: 256, test: limits },
+];
+
+const ID: u32 = 7;
+const PORT: u16 = 30_080;
+const GATEWAY: [u8; 6] = [2, 0, 0, 0, 0, 0x99];
+const OWN: [u8; 6] = [2, 0, 0, 0, 0, 0x11];
+
+/// The device that leads outside: a default route over it, and a neighbour that is known.
+fn uplink() -> u32 {
+    static INDEX: OnceLock<u32> = OnceLock::new();
+    *INDEX.get_or_init(|| {
+        let script = "set -e
+            ip link add up0 address 02:00:00:00:00:11 mtu 1400 type veth peer name up1
+            ip link set up1 up
+            echo 1 > /proc/sys/net/ipv4/ip_forward
+            echo 1 > /proc/sys/net/ipv6/conf/all/forwarding
+            ip link set up0 up
+            ip addr add 192.168.77.1/24 dev up0
+            ip addr add fd77::1/64 dev up0 nodad
+            ip neigh add 192.168.77.2 lladdr 02:00:00:00:00:99 dev up0
+            ip neigh add fd77::2 lladdr 02:00:00:00:00:99 dev up0
+            ip route add default via 192.168.77.2
+            ip -6 route add default via fd77::2
+            ip route add blackhole 10.3.0.0/16
+            ip -6 route add blackhole fd00:3::/32
+            ";
+        let output = Command::new("sh").args(["-c", script]).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let shown = Command::new("ip").args(["-o", "link", "show", "up0"]).output().unwrap();
+        String::from_utf8(shown.stdout).unwrap().split(':').next().unwrap().trim().parse().unwrap()
+    })
+}
+
+fn node_addr(family: Family) -> IpAddr {
+    match family {
+        Family::V4 => "192.168.77.1".parse().unwrap(),
+        Family::V6 => "fd77::1".parse().unwrap(),
+    }
+}
+
+fn hash<K: aya::Pod, V: aya::Pod>(rig: &Rig, name: &str) -> HashMap<MapData, K, V> {
+    aya::maps::Map::HashMap(rig.map(name)).try_into().unwrap()
+}
+
+fn trie<K: aya::Pod>(rig: &Rig, name: &str) -> LpmTrie<MapData, K, u32> {
+    aya::maps::Map::LpmTrie(rig.map(name)).try_into().unwrap()
+}
+
+/// What the programs know of the node: its address, ranges of Service addresses, its devices.
+fn know(family: Family, rig: &Rig) {
+    fn entry<A: Address>(source: A, addr: A, mask: A) -> NodeEntry<A> {
+        let mut entry = NodeEntry { source, service_cidr_count: 1, ..NodeEntry::UNKNOWN };
+        entry.service_cidrs[0] = Cidr { addr, mask };
+        entry
+    }
+    match (node_addr(family), family.frontend(0, 0).ip()) {
+        (IpAddr::V4(own), _) => {
+            let mut node: Array<_, NodeEntry<[u8; 4]>> = rig.array(names::NODE);
+            node.set(0, entry(own.octets(), [10, 96, 0, 0], [255, 255, 0, 0]), 0).unwrap();
+            hash::<[u8; 4], u32>(rig, names::NODE_ADDRS).insert(own.octets(), NODE_ADDR_PORTS, 0).unwrap();
+        }
+        (IpAddr::V6(own), IpAddr::V6(first)) => {
+            let mut mask = [0; 16];
+            mask[..4].fill(0xff);
+            let mut addr = first.octets();
+            addr[4..].fill(0);
+            let mut node: Array<_, NodeEntry<[u8; 16]>> = rig.array(names::NODE6);
+            node.set(0, entry(own.octets(), addr, mask), 0).unwrap();
+            hash::<[u8; 16], u32>(rig, names::NODE_ADDRS6).insert(own.octets(), NODE_ADDR_PORTS, 0).unwrap();
+        }
+        _ => unreachable!("one family"),
+    }
+    hash::<u32, u32>(rig, names::DEVICES).insert(uplink(), DEVICE_UPLINK, 0).unwrap();
+}
+
+/// Forgets it again, for the next test on this rig.
+fn forget(rig: &Rig) {
+    rig.array::<NodeEntry<[u8; 4]>>(names::NODE).set(0, NodeEntry::UNKNOWN, 0).unwrap();
+    rig.array::<NodeEntry<[u8; 16]>>(names::NODE6).set(0, NodeEntry::UNKNOWN, 0).unwrap();
+    ports(rig, proxy_common::config::SNAT_PORTS);
+}
+
+fn ports(rig: &Rig, (first, last): (u16, u16)) {
+    let mut config: Array<_, NodeConfig> = rig.array(names::CONFIG);
+    let old = config.get(&0, 0).unwrap();
+    config.set(0, NodeConfig { snat_first: first, snat_last: last, ..old }, 0).unwrap();
+}
+
+/// A node port that leads to these endpoints, with flag bits.
+fn node_port(family: Family, rig: &mut Rig, proto: u8, pods: &[(SocketAddr, u32)]) -> SocketAddr {
+    let dialled = SocketAddr::new(node_addr(family), PORT);
+    let addrs: Vec<_> = pods.iter().map(|(pod, _)| *pod).collect();
+    let service = Service::new(ID, proto, dialled, &addrs);
+    let mut writes = service.writes();
+    for write in &mut writes {
+        if let Write::Backend(id, row) = write {
+            let at = service.backends.iter().position(|(other, _)| other == id).unwrap();
+            row.flags = pods[at].1;
+        }
+    }
+    writes.pop();
+    let any: IpAddr = if dialled.is_ipv4() { [0; 4].into() } else { [0; 16].into() };
+    let key = FrontendKey { addr: any, port: PORT, proto, scope: SCOPE_INTERNAL };
+    writes
+        .push(Write::Service(key, ServiceEntry { tag: key.tag(), kind: KIND_NODE_PORT, ..service.entry() }));
+    rig.write(&writes);
+    dialled
+}
+
+/// The sockets between which a packet without options goes.
+fn ends(bytes: &[u8]) -> (SocketAddr, SocketAddr) {
+    let packet = &bytes[ETHERNET..];
+    let port = |at: usize| u16::from_be_bytes([packet[at], packet[at + 1]]);
+    if packet[0] >> 4 == 4 {
+        let addr = |at: usize| IpAddr::from(<[u8; 4]>::try_from(&packet[at..at + 4]).unwrap());
+        (SocketAddr::new(addr(12), port(20)), SocketAddr::new(addr(16), port(22)))
+    } else {
+        let addr = |at: usize| IpAddr::from(<[u8; 16]>::try_from(&packet[at..at + 16]).unwrap());
+        (SocketAddr::new(addr(8), port(40)), SocketAddr::new(addr(24), port(42)))
+    }
+}
+
+/// What a packet looks like that goes on by the gateway.
+fn sent_on(packet: &Packet) -> Vec<u8> {
+    let mut bytes = packet.bytes();
+    bytes[..6].copy_from_slice(&GATEWAY);
+    bytes[6..12].copy_from_slice(&OWN);
+    let ttl = ETHERNET + if packet.src.is_ipv4() { 8 } else { 7 };
+    bytes[ttl] -= 1;
+    correct(&mut bytes);
+    bytes
+}
+
+fn comes_in(rig: &mut Rig, packet: &Packet) -> Seen {
+    rig.run_on(Hook::Ingress, &packet.bytes(), Some(uplink()))
+}
+
+/// Runs a packet that must go on, and gives the source under which it does.
+fn goes_on(rig: &mut Rig, packet: &Packet, to: SocketAddr) -> SocketAddr {
+    let seen = comes_in(rig, packet);
+    assert_eq!(seen.verdict, REDIRECT, "{packet:?}: {:?}", rig.reasons());
+    verify(&seen.packet).unwrap();
+    let (source, _) = ends(&seen.packet);
+    assert_eq!(seen.packet, sent_on(&packet.from(source).to(to)));
+    source
+}
+
+fn there_and_back(family: Family, rig: &mut Rig) {
+    know(family, rig);
+    for proto in [TCP, UDP] {
+        let pod = family.pod(1, 8080);
+        let dialled = node_port(family, rig, proto, &[(pod, 0)]);
+        let client = family.client(1, 40_000);
+        let first = Packet { flags: SYN, ..Packet::new(proto, client, dialled) };
+        let source = goes_on(rig, &first, pod);
+        assert_eq!(source.ip(), node_addr(family));
+        assert!((61_000..=65_535).contains(&source.port()), "{source}");
+        let reply = Packet { flags: SYN | ACK, ..Packet::new(proto, pod, source) };
+        let seen = comes_in(rig, &reply);
+        assert_eq!(seen.verdict, REDIRECT);
+        assert_eq!(seen.packet, sent_on(&reply.from(dialled).to(client)));
+        let more = Packet { flags: ACK, ..first };
+        assert_eq!(goes_on(rig, &more, pod), source, "one source for one flow");
+        let flow = rig.flows(family).into_iter().find(|flow| flow.proto == proto).unwrap();
+        assert_eq!(flow.state, FLOW_USED | FLOW_SNAT | FLOW_REPLIED);
+        // Somebody else who talks to that port is not the backend.
+        let stranger = Packet::new(proto, family.pod(2, 8080), source);
+        assert_eq!(comes_in(rig, &stranger).packet, stranger.bytes());
+    }
+    assert_eq!((rig.reasons(), rig.flows(family).len()), (vec![], 2));
+    let stats = rig.stats(ID);
+    assert_eq!((stats.connections, stats.packets, stats.reply_packets), (2, 4, 2));
+    forget(rig);
+}
+
+fn kept(family: Family, rig: &mut Rig) {
+    know(family, rig);
+    let (here, elsewhere) = (family.pod(1, 8080), family.pod(2, 8080));
+    let dialled = node_port(family, rig, TCP, &[(here, BACKEND_LOCAL)]);
+    let packet = Packet::tcp(SYN, family.client(1, 40_000), dialled);
+    // The endpoint is here: the reply comes by.
+    let seen = comes_in(rig, &packet);
+    assert_eq!((seen.verdict, seen.packet), (NEXT, packet.to(here).bytes()));
+    // The client is a pod of this node: the reply comes to it.
+    node_port(family, rig, TCP, &[(elsewhere, 0)]);
+    let packet = packet.from(family.client(2, 40_000));
+    let seen = rig.run(Hook::Ingress, &packet.bytes());
+    assert_eq!((seen.verdict, seen.packet), (NEXT, packet.to(elsewhere).bytes()));
+    forget(rig);
+}
+
+fn hairpin(family: Family, rig: &mut Rig) {
+    know(family, rig);
+    let pod = family.pod(1, 8080);
+    let dialled = node_port(family, rig, TCP, &[(pod, BACKEND_LOCAL)]);
+    let client = SocketAddr::new(pod.ip(), 40_000);
+    let packet = Packet::tcp(SYN, client, dialled);
+    let seen = rig.run_on(Hook::Ingress, &packet.bytes(), Some(uplink()));
+    assert_eq!(seen.verdict, REDIRECT);
+    let (source, _) = ends(&seen.packet);
+    assert_eq!(source.ip(), node_addr(family), "it would drop a packet from itself");
+    let reply = Packet::tcp(SYN | ACK, pod, source);
+    let seen = comes_in(rig, &reply);
+    assert_eq!(seen.packet, sent_on(&reply.from(dialled).to(client)));
+    forget(rig);
+}
+
+fn scopes(family: Family, rig: &mut Rig) {
+    know(family, rig);
+    let dialled = node_port(family, rig, TCP, &[(family.pod(1, 8080), 0)]);
+    let any: IpAddr = if dialled.is_ipv4() { [0; 4].into() } else { [0; 16].into() };
+    let inside = FrontendKey { addr: any, port: PORT, proto: TCP, scope: SCOPE_INTERNAL };
+    let outside = FrontendKey { scope: SCOPE_EXTERNAL, ..inside };
+    let base = ServiceEntry { id: ID, slot_base: ID * 16, kind: KIND_NODE_PORT, ..ServiceEntry::default() };
+    rig.write(&[
+        Write::Service(outside, ServiceEntry { tag: outside.tag(), flags: SERVICE_DROP_WHEN_EMPTY, ..base }),
+        Write::Service(
+            inside,
+            ServiceEntry { tag: inside.tag(), slot_count: 1, flags: SERVICE_SCOPED, ..base },
+        ),
+    ]);
+    let packet = Packet::tcp(SYN, family.client(1, 40_000), dialled);
+    assert_eq!(comes_in(rig, &packet).verdict, DROP);
+    assert_eq!(rig.refusals(), [(ID, Reason::NoLocalEndpoint, 1)]);
+    let seen = rig.run(Hook::Ingress, &packet.bytes());
+    assert_eq!((seen.verdict, seen.packet), (NEXT, packet.to(family.pod(1, 8080)).bytes()));
+    forget(rig);
+}
+
+fn source_ranges(family: Family, rig: &mut Rig) {
+    know(family, rig);
+    let (frontend, pod) = (family.frontend(1, 80), family.pod(1, 8080));
+    let mut service = Service::new(ID, TCP, frontend, &[pod]);
+    service.flags = SERVICE_SOURCE_RANGES;
+    rig.serve(&[service]);
+    let allowed = family.client(1, 40_000);
+    let other = ID + 1;
+    match allowed.ip() {
+        IpAddr::V4(ip) => {
+            let key = |service, addr| Key::new(SERVICE_BITS + 32, SourceRangeKey { service, addr });
+            let mut map = trie(rig, names::SRC_RANGES);
+            map.insert(&key(ID, ip.octets()), 1, 0).unwrap();
+            map.insert(&Key::new(SERVICE_BITS, SourceRangeKey { service: other, addr: [0; 4] }), 1, 0)
+                .unwrap();
+        }
+        IpAddr::V6(ip) => {
+            let key = |service, addr| Key::new(SERVICE_BITS + 128, SourceRangeKey { service, addr });
+            let mut map = trie(rig, names::SRC_RANGES6);
+            map.insert(&key(ID, ip.octets()), 1, 0).unwrap();
+            map.insert(&Key::new(SERVICE_BITS, SourceRangeKey { service: other, addr: [0; 16] }), 1, 0)
+                .unwrap();
+        }
+    }
+    let packet = Packet::tcp(SYN, allowed, frontend);
+    assert_eq!(rig.run(Hook::Ingress, &packet.bytes()).packet, packet.to(pod).bytes());
+    let refused = packet.from(family.client(2, 40_000));
+    assert_eq!(
+        rig.run(Hook::Ingress, &refused.bytes()).verdict,
+        DROP,
+        "the range of another Service is not ours"
+    );
+    assert_eq!(rig.refusals(), [(ID, Reason::SourceNotAllowed, 1)]);
+    forget(rig);
+}
+
+fn nothing_there(family: Family, rig: &mut Rig) {
+    know(family, rig);
+    let frontend = family.frontend(1, 80);
+    rig.serve(&[Service::new(ID, TCP, frontend, &[family.pod(1, 8080)])]);
+    let key = FrontendKey { addr: frontend.ip(), port: 0, proto: 0, scope: SCOPE_INTERNAL };
+    let entry = ServiceEntry { tag: key.tag(), kind: KIND_ADDRESS, ..ServiceEntry::default() };
+    rig.write(&[Write::Service(key, entry)]);
+    let packet = Packet::tcp(SYN, family.client(1, 40_000), family.frontend(1, 81));
+    let seen = rig.run(Hook::Ingress, &packet.bytes());
+    assert_eq!((seen.verdict, seen.packet), (REDIRECT, packet.unreachable(usize::MAX)));
+    assert_eq!(rig.run(Hook::Ingress, &packet.to(family.frontend(2, 80)).bytes()).verdict, DROP);
+    assert_eq!(rig.reasons(), [(Reason::UnallocatedAddress, 1), (Reason::UndefinedPort, 1)]);
+    rig.write(&[Write::NoService(key)]);
+    forget(rig);
+}
+
+fn affinity(family: Family, rig: &mut Rig) {
+    know(family, rig);
+    let pods: Vec<_> = (1..=8).map(|n| (family.pod(n, 8080), BACKEND_IN_CLUSTER | BACKEND_LOCAL)).collect();
+    let dialled = node_port(family, rig, TCP, &pods);
+    let any: IpAddr = if dialled.is_ipv4() { [0; 4].into() } else { [0; 16].into() };
+    let key = FrontendKey { addr: any, port: PORT, proto: TCP, scope: SCOPE_INTERNAL };
+    let entry = ServiceEntry {
+        tag: key.tag(),
+        id: ID,
+        slot_base: ID * 16,
+        slot_count: 8,
+        affinity_secs: 10,
+        kind: KIND_NODE_PORT,
+        ..ServiceEntry::default()
+    };
+    rig.write(&[Write::Service(key, entry)]);
+    let mut port = 2000;
+    let mut connect = |rig: &mut Rig| {
+        port += 1;
+        let seen = comes_in(rig, &Packet::tcp(SYN, family.client(1, port), dialled));
+        assert_eq!(seen.verdict, NEXT);
+        ends(&seen.packet).1
+    };
+    let first = connect(rig);
+    assert!((0..30).all(|_| connect(rig) == first), "seven of eight would go elsewhere");
+    // The endpoint leaves: another one is chosen, and kept.
+    let at = pods.iter().position(|(pod, _)| *pod == first).unwrap();
+    let id = ID * 16 + at as u32;
+    let table = if dialled.is_ipv4() { Table::Backends } else { Table::Backends6 };
+    rig.write(&[Write::NoBackend(id, table)]);
+    let second = connect(rig);
+    assert_ne!(second, first);
+    assert!((0..30).all(|_| connect(rig) == second));
+    // It comes back after its time: it may go anywhere.
+    let late = rig.now().wrapping_sub(10 * HZ + HZ / 10);
+    let stayed = (0..40).filter(|_| {
+        match family.client(1, 0).ip() {
+            IpAddr::V4(ip) => last_used(rig, names::AFFINITY, ip.octets(), late),
+            IpAddr::V6(ip) => last_used(rig, names::AFFINITY6, ip.octets(), late),
+        }
+        connect(rig) == second
+    });
+    assert!(stayed.count() < 30, "an affinity that is over holds on");
+    forget(rig);
+}
+
+/// As if the client had been away since then.
+fn last_used<A: Address>(rig: &Rig, name: &str, client: A, when: u32)
+where
+    AffinityKey<A>: aya::Pod,
+{
+    let map = aya::maps::Map::LruHashMap(rig.map(name));
+    let mut map: HashMap<_, AffinityKey<A>, AffinityEntry> = map.try_into().unwrap();
+    let key = AffinityKey { client, service: ID };
+    let entry = map.get(&key, 0).unwrap();
+    map.insert(key, AffinityEntry { last_used: when, ..entry }, 0).unwrap();
+}
+
+fn exhausted(family: Family, rig: &mut Rig) {
+    know(family, rig);
+    let (pod, other) = (family.pod(1, 8080), family.pod(2, 8080));
+    let dialled = node_port(family, rig, UDP, &[(pod, 0)]);
+    ports(rig, (61_000, 61_001));
+    let packet = |n| Packet::udp(family.client(n, 40_000), dialled);
+    let sources = [goes_on(rig, &packet(1), pod), goes_on(rig, &packet(2), pod)];
+    assert_ne!(sources[0], sources[1]);
+    assert_eq!(comes_in(rig, &packet(3)).verdict, DROP);
+    assert_eq!(rig.refusals(), [(ID, Reason::SnatPortsExhausted, 1)]);
+    // Another backend has ports of its own.
+    node_port(family, rig, UDP, &[(other, 0)]);
+    assert!(sources.contains(&goes_on(rig, &packet(4), other)));
+    forget(rig);
+}
+
+fn limits(family: Family, rig: &mut Rig) {
+    know(family, rig);
+    let pod = family.pod(1, 8080);
+    let dialled = node_port(family, rig, UDP, &[(pod, 0)]);
+    let packet = Packet::udp(family.client(1, 40_000), dialled);
+    goes_on(rig, &packet, pod);
+    let mut old = packet.bytes();
+    old[ETHERNET + if dialled.is_ipv4() { 8 } else { 7 }] = 1;
+    correct(&mut old);
+    assert_eq!(rig.run_on(Hook::Ingress, &old, Some(uplink())).verdict, DROP);
+    let big = packet.payload(1500);
+    let seen = comes_in(rig, &big);
+    assert_eq!(seen.verdict, REDIRECT);
+    verify(&seen.packet).unwrap();
+    let (icmp, told) = if dialled.is_ipv4() {
+        let icmp = &seen.packet[ETHERNET + 20..];
+        (&icmp[..2], u32::from(u16::from_be_bytes([icmp[6], icmp[7]])))
+    } else {
+        let icmp = &seen.packet[ETHERNET + 40..];
+        (&icmp[..2], u32::from_be_bytes([icmp[4], icmp[5], icmp[6], icmp[7]]))
+    };
+    let kind = if dialled.is_ipv4() { [3, 4] } else { [2, 0] };
+    assert_eq!((icmp, told), (&kind[..], 1400));
+    let nowhere = match family {
+        Family::V4 => "10.3.0.1:8080".parse().unwrap(),
+        Family::V6 => "[fd00:3::1]:8080".parse().unwrap(),
+    };
+    node_port(family, rig, TCP, &[(nowhere, 0)]);
+    assert_eq!(comes_in(rig, &Packet::tcp(SYN, family.client(1, 40_001), dialled)).verdict, DROP);
+    let counted = [(Reason::NoRoute, 1), (Reason::TtlExceeded, 1), (Reason::PacketTooBig, 1)];
+    assert_eq!(rig.reasons(), counted);
+    forget(rig);
+}
