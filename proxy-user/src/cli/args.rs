@@ -130,8 +130,8 @@ pub struct RunArgs {
         help_heading = "This node"
     )]
     pub bpffs: PathBuf,
-    /// An address of the node, or of all (0.0.0.0, ::). Its family is the node's first one, and the default
-    /// of the two addresses below.
+    /// The node's address, if it is not its internal one, or all (0.0.0.0, ::). Its family is the node's first
+    /// one, and the default of the two addresses below.
     #[arg(
         long,
         env = "BALLAST_BIND_ADDRESS",

@@ -197,7 +197,7 @@ impl RunConfig {
             bind_address,
             devices,
             packet_hook,
-            node: node_settings(&network)?,
+            node: node_settings(&network, bind_address)?,
             network,
             healthz_bind_address: healthz,
             metrics_bind_address: metrics,

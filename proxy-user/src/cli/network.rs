@@ -1,14 +1,17 @@
 //! What the flags about the network add up to.
 
+use std::net::IpAddr;
+
 use crate::model::settings::{DetectLocal, NodePortAddresses, NodeSettings};
 
 use super::args::network::{DetectLocalMode, NetworkArgs};
 use super::config::ConfigError;
 use super::value::NodePortAddress;
 
-/// The settings of the node, from the flags.
-pub fn node_settings(args: &NetworkArgs) -> Result<NodeSettings, ConfigError> {
+/// The settings of the node, from the flags; `address` is what --bind-address says.
+pub fn node_settings(args: &NetworkArgs, address: IpAddr) -> Result<NodeSettings, ConfigError> {
     Ok(NodeSettings {
+        address: Some(address).filter(|address| !address.is_unspecified()),
         node_port_addresses: node_port_addresses(&args.nodeport_addresses),
         detect_local: detect_local(args)?,
         masquerade_all: args.masquerade_all,
@@ -69,7 +72,7 @@ mod tests {
     fn settings(flags: &str) -> Result<NodeSettings, String> {
         let cli = Cli::try_parse_from([""].into_iter().chain(flags.split_whitespace()));
         let args = cli.map_err(|error| error.to_string())?.network;
-        node_settings(&args).map_err(|error| error.to_string())
+        node_settings(&args, std::net::Ipv4Addr::UNSPECIFIED.into()).map_err(|error| error.to_string())
     }
 
     #[test]

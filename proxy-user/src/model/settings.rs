@@ -1,11 +1,15 @@
 //! How the operator wants this node to be seen.
 
+use std::net::IpAddr;
+
 use ipnet::IpNet;
 use proxy_common::config::SNAT_PORTS;
 
 /// Settings that decide what the programs are told of the node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeSettings {
+    /// The node's address in its family, where the operator says so.
+    pub address: Option<IpAddr>,
     /// Which addresses of the node answer at node ports.
     pub node_port_addresses: NodePortAddresses,
     /// How pods of this node are known.
@@ -21,6 +25,7 @@ pub struct NodeSettings {
 impl Default for NodeSettings {
     fn default() -> Self {
         Self {
+            address: None,
             node_port_addresses: NodePortAddresses::default(),
             detect_local: DetectLocal::default(),
             masquerade_all: false,

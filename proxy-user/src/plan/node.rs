@@ -67,8 +67,10 @@ pub fn plan_node(
     settings: &NodeSettings,
 ) -> NodePlan {
     let mut problems = Vec::new();
-    let sources: BTreeMap<_, _> =
-        FAMILIES.into_iter().filter_map(|family| Some((family, source(node, host, family)?))).collect();
+    let sources: BTreeMap<_, _> = FAMILIES
+        .into_iter()
+        .filter_map(|family| Some((family, source(node, host, settings, family)?)))
+        .collect();
     let addresses = addresses(node, host, settings, &sources);
     let listen = if settings.node_port_addresses.all {
         BTreeSet::from([Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()])
@@ -93,12 +95,14 @@ pub fn plan_node(
     }
 }
 
-/// The internal address that this machine really has; else what the default route would use.
-fn source(node: &NodeView, host: &HostView, family: IpFamily) -> Option<IpAddr> {
+/// The address that the operator names, or the internal one, if this machine really has it; else what the default
+/// route would use.
+fn source(node: &NodeView, host: &HostView, settings: &NodeSettings, family: IpFamily) -> Option<IpAddr> {
     let of_family = |address: &IpAddr| IpFamily::of(*address) == family;
     let has = |address: &IpAddr| host.addresses().any(|own| own == address);
-    let internal = node.internal_ips.iter().copied().find(|address| of_family(address) && has(address));
-    internal.or_else(|| host.defaults.iter().filter_map(|route| route.source).find(of_family))
+    let named = settings.address.iter().chain(&node.internal_ips).copied();
+    let mut ours = named.filter(|address| of_family(address) && has(address));
+    ours.next().or_else(|| host.defaults.iter().filter_map(|route| route.source).find(of_family))
 }
 
 fn addresses(

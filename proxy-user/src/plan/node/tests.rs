@@ -68,6 +68,16 @@ fn packets_leave_under_the_internal_address(#[case] internal: &[&str], #[case] e
     assert_eq!((plan.host_netns, plan.snat_ports), (77, (61_000, 65_535)));
 }
 
+#[test]
+fn the_operator_may_name_the_address() {
+    let with = |address| {
+        let settings = NodeSettings { address: Some(ip(address)), ..NodeSettings::default() };
+        plan(&node(&["192.0.2.1"]), &host(), &settings).sources[&IpFamily::V4]
+    };
+    assert_eq!(with("192.0.2.7"), ip("192.0.2.7"));
+    assert_eq!(with("203.0.113.9"), ip("192.0.2.1"), "which this machine does not have");
+}
+
 /// Addresses that answer at node ports, loopback ones in brackets.
 fn answering(node: &NodeView, addresses: NodePortAddresses) -> Vec<String> {
     let plan = plan(node, &host(), &settings(addresses));
