@@ -1,6 +1,7 @@
 //! The pinned maps of this kernel.
 
 mod node;
+mod open;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -10,7 +11,7 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::atomic::{Ordering, fence};
 
-use aya::maps::{Map, MapData, MapType, PerCpuArray, PerCpuValues};
+use aya::maps::{MapData, MapType, PerCpuArray, PerCpuValues};
 use aya::util::nr_cpus;
 use proxy_common::Address;
 use proxy_common::abi::Plain;
@@ -22,6 +23,7 @@ use proxy_common::service::{ServiceEntry, ServiceKey};
 use proxy_common::stats::ServiceStats;
 
 use self::node::NodeMaps;
+use self::open::{io_error, map_memory, open, open_as, open_stats, shape};
 use super::mapping::Mapping;
 use super::sys::{self, Stopped};
 use super::{Backend, BatchError, Capacity, Contents, FrontendKey, MapError, Store, Table, Write};
@@ -315,67 +317,6 @@ fn backend_of<A: Address>(
         Write::NoBackend(id, _) => Some((*id, BackendEntry::FREE)),
         _ => None,
     }
-}
-
-fn shape(table: Table, what: &'static str, found: &dyn ToString, expected: &dyn ToString) -> MapError {
-    MapError::Shape { table, what, found: found.to_string(), expected: expected.to_string() }
-}
-
-fn io_error(error: aya::maps::MapError) -> io::Error {
-    match error {
-        aya::maps::MapError::SyscallError(e) => e.io_error,
-        other => io::Error::other(other),
-    }
-}
-
-/// Opens the map of a table; its number of entries comes with it.
-fn open<K: Plain, V: Plain>(dir: &Path, table: Table, kind: MapType) -> Result<(MapData, u32), MapError> {
-    open_as::<K, V>(dir, table, table.name(), kind)
-}
-
-/// Opens a map that belongs to a table.
-fn open_as<K: Plain, V: Plain>(
-    dir: &Path,
-    table: Table,
-    name: &str,
-    kind: MapType,
-) -> Result<(MapData, u32), MapError> {
-    let path = dir.join(name);
-    let failed = |error| MapError::Open { table, path: path.clone(), source: io_error(error) };
-    let map = MapData::from_pin(&path).map_err(failed)?;
-    let info = map.info().map_err(failed)?;
-    let found_kind = info.map_type().map_err(failed)?;
-    if found_kind != kind {
-        return Err(shape(table, "the type", &format!("{found_kind:?}"), &format!("{kind:?}")));
-    }
-    if info.key_size() as usize != size_of::<K>() {
-        return Err(shape(table, "a key size of", &info.key_size(), &size_of::<K>()));
-    }
-    if info.value_size() as usize != size_of::<V>() {
-        return Err(shape(table, "a value size of", &info.value_size(), &size_of::<V>()));
-    }
-    Ok((map, info.max_entries()))
-}
-
-fn open_stats(dir: &Path) -> Result<PerCpuArray<MapData, ServiceStats>, MapError> {
-    let (table, name) = (Table::Names, map_names::SERVICE_STATS);
-    let (map, _) = open_as::<u32, ServiceStats>(dir, table, name, MapType::PerCpuArray)?;
-    let failed = |error| MapError::Open { table, path: dir.join(name), source: io_error(error) };
-    Map::PerCpuArray(map).try_into().map_err(failed)
-}
-
-fn map_memory(
-    dir: &Path,
-    table: Table,
-    map: &MapData,
-    value_size: usize,
-    len: u32,
-) -> Result<Mapping, MapError> {
-    Mapping::new(map.fd().as_fd(), value_size, len as usize).map_err(|source| MapError::Open {
-        table,
-        path: dir.join(table.name()),
-        source,
-    })
 }
 
 /// Reads about `count` entries of a hash; returns where to go on.

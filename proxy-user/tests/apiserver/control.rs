@@ -139,7 +139,7 @@ impl ControlPlane {
         eventually(2 * PATIENCE, wait).with_context(|| format!("no API server\n{}", crate::tail(&log)))
     }
 
-    /// The permissions of the deployment's role: to read three kinds.
+    /// The permissions of the deployment's role: to read four kinds.
     fn create_role(&self) -> Result<()> {
         let verbs = ["get", "list", "watch"];
         let role = json!({
@@ -147,6 +147,7 @@ impl ControlPlane {
             "rules": [
                 { "apiGroups": [""], "resources": ["services", "nodes"], "verbs": verbs },
                 { "apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": verbs },
+                { "apiGroups": ["networking.k8s.io"], "resources": ["servicecidrs"], "verbs": verbs },
             ],
         });
         self.api.create_raw("/apis/rbac.authorization.k8s.io/v1/clusterroles", &role)

@@ -70,7 +70,7 @@ pub fn a_missing_permission(control: &mut ControlPlane, node: &Node) -> Result<(
     three(control)?;
     control.forbid()?;
     let mut agent = node.start()?;
-    let resources = ["services", "endpointslices", "nodes"];
+    let resources = ["services", "endpointslices", "nodes", "servicecidrs"];
     for resource in resources {
         agent.says(&[" WARN ", "refuses us", &format!("resource=\"{resource}")])?;
     }
