@@ -118,8 +118,6 @@ pub enum Source {
     Remote,
     /// This node's: every packet to a cluster address has it (`masqueradeAll`).
     All,
-    /// This node's: a client outside dialled a cluster address.
-    ClusterAddress,
 }
 
 impl Source {
@@ -148,8 +146,6 @@ pub fn source<A: Address>(
         Source::Remote
     } else if service.kind == KIND_CLUSTER_IP && config & CONFIG_MASQUERADE_ALL != 0 {
         Source::All
-    } else if service.kind == KIND_CLUSTER_IP && outside {
-        Source::ClusterAddress
     } else {
         Source::Kept
     }
@@ -247,7 +243,7 @@ mod tests {
         assert_eq!(of(&port, POD, false, BACKEND_LOCAL, 0), Source::Hairpin);
         assert_eq!(of(&cluster, CLIENT, false, 0, 0), Source::Kept);
         assert_eq!(of(&cluster, CLIENT, false, BACKEND_LOCAL, all), Source::All);
-        assert_eq!(of(&cluster, CLIENT, true, BACKEND_LOCAL, 0), Source::ClusterAddress);
+        assert_eq!(of(&cluster, CLIENT, true, BACKEND_LOCAL, 0), Source::Kept);
         assert!(Source::Remote.is_nodes() && !Source::Kept.is_nodes());
     }
 

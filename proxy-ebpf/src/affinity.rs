@@ -1,10 +1,9 @@
 //! Session affinity: a client stays with its backend while that one may be chosen, and it comes back in time.
 
-use proxy_common::Family;
 use proxy_common::affinity::{AffinityEntry, AffinityKey};
-use proxy_common::backend::{BACKEND_ACTIVE, BACKEND_IN_CLUSTER, BACKEND_IN_LOCAL};
 use proxy_common::reason::Reason;
-use proxy_common::service::{SERVICE_LOCAL, ServiceEntry};
+use proxy_common::service::ServiceEntry;
+use proxy_common::{Family, decide};
 
 use crate::balance::Choice;
 use crate::flow::Time;
@@ -18,15 +17,11 @@ pub fn holds<F: Tables>(
     service: &ServiceEntry,
     time: Time,
 ) -> Option<Choice<F::Words>> {
-    let silent = time.now.wrapping_sub(entry.last_used);
-    // Another CPU may have used it a moment after the clock was read.
-    if silent > service.affinity_secs.wrapping_mul(time.config.hz) && silent.wrapping_neg() > time.config.hz {
+    if !decide::is_in_time(entry, service, time.now, time.config.hz) {
         return None;
     }
-    let wanted = if service.flags & SERVICE_LOCAL != 0 { BACKEND_IN_LOCAL } else { BACKEND_IN_CLUSTER };
     let backend = F::backend(entry.backend_id)?;
-    let may = backend.state == BACKEND_ACTIVE && backend.service == service.id && backend.flags & wanted != 0;
-    may.then_some(Choice {
+    decide::may_stay(backend, service).then_some(Choice {
         service: service.id,
         backend_id: entry.backend_id,
         addr: backend.addr,

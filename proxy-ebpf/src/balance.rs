@@ -1,9 +1,9 @@
 //! From a frontend to the backend that a new connection takes.
 
-use proxy_common::backend::BACKEND_ACTIVE;
+use proxy_common::decide;
 use proxy_common::reason::Reason;
 use proxy_common::select::random_slot;
-use proxy_common::service::{SERVICE_DROP_WHEN_EMPTY, ServiceEntry};
+use proxy_common::service::ServiceEntry;
 
 use crate::maps::{self, Tables};
 
@@ -34,14 +34,13 @@ pub struct Choice<A> {
 pub fn choose<F: Tables>(service: &ServiceEntry, mut random: u32) -> Result<Choice<F::Words>, Reason> {
     let (base, count, id) = (service.slot_base, service.slot_count, service.id);
     if count == 0 {
-        let drop = service.flags & SERVICE_DROP_WHEN_EMPTY != 0;
-        return Err(if drop { Reason::NoLocalEndpoint } else { Reason::NoEndpoint });
+        return Err(decide::nobody(service));
     }
     let mut pick = 0;
     while pick < PICKS {
         let backend_id = maps::slot(base + random_slot(random, count)).ok_or(Reason::MapInconsistent)?;
         let backend = F::backend(backend_id).ok_or(Reason::MapInconsistent)?;
-        if backend.state == BACKEND_ACTIVE && backend.service == id {
+        if decide::serves(backend, service) {
             return Ok(Choice {
                 service: id,
                 backend_id,

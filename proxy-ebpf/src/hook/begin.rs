@@ -1,11 +1,9 @@
 //! The first packet of a flow: what the client dialled, whether it may, where it goes, and under which address.
 
-use proxy_common::Address;
-use proxy_common::backend::BACKEND_LOCAL;
-use proxy_common::config::CONFIG_MASQUERADE_ALL;
-use proxy_common::node::{DEVICE_UPLINK, NODE_ADDR_PORTS, NodeEntry};
+use proxy_common::node::{NODE_ADDR_PORTS, NodeEntry};
 use proxy_common::reason::{Reason, Verdict};
-use proxy_common::service::{KIND_CLUSTER_IP, SERVICE_SOURCE_RANGES, ServiceEntry};
+use proxy_common::service::ServiceEntry;
+use proxy_common::{Address, decide};
 
 use super::tc::{Acts, BEGUN, DROP, NEXT, REFUSED, left, rewrite, time};
 use crate::flow::{self, Time, same};
@@ -22,7 +20,7 @@ pub(super) fn begin<F: Acts>(skb: Skb) -> i32 {
     let Some(packet) = left::<F>() else { return NEXT };
     let key = &packet.key;
     let (Some(time), Some(node)) = (time(), F::node()) else { return NEXT };
-    let outside = maps::device(skb.ifindex()) & DEVICE_UPLINK != 0 && !node.pods.contains(&key.src);
+    let outside = decide::is_outside(maps::device(skb.ifindex()), node, &key.src);
     let Some(service) = lookup::frontend::<F>(key.dst, key.dst_port, key.proto, outside, NODE_ADDR_PORTS)
     else {
         if !lookup::is_service_address::<F>(&key.dst) {
@@ -61,7 +59,7 @@ fn open<F: Acts>(
     time: Time,
 ) -> Result<(Tuple<F::Words>, bool), Reason> {
     let key = &packet.key;
-    if service.flags & SERVICE_SOURCE_RANGES != 0 && !F::lets_in(service.id, &key.src) {
+    if decide::asks_source(service) && !F::lets_in(service.id, &key.src) {
         return Err(Reason::SourceNotAllowed);
     }
     let sticks = service.affinity_secs != 0 && service.slot_count != 0;
@@ -77,9 +75,8 @@ fn open<F: Acts>(
         }
         choice
     };
-    let hairpin = same(&choice.addr, &key.src);
-    let masquerade = time.config.flags & CONFIG_MASQUERADE_ALL != 0 && service.kind == KIND_CLUSTER_IP;
-    let snat = hairpin || masquerade || (outside && choice.flags & BACKEND_LOCAL == 0);
+    let source = decide::source(service, &key.src, outside, &choice.addr, choice.flags, time.config.flags);
+    let snat = source.is_nodes();
     if snat && same(&node.source, &F::Words::ZERO) {
         return Err(Reason::NoRoute);
     }
