@@ -8,6 +8,7 @@ pub use open::{Steps, open};
 
 use core::ptr::{read_volatile, write_volatile};
 
+use aya_ebpf::helpers::generated::bpf_jiffies64;
 use proxy_common::backend::BACKEND_ACTIVE;
 use proxy_common::config::NodeConfig;
 use proxy_common::flow::{
@@ -16,7 +17,8 @@ use proxy_common::flow::{
 };
 use proxy_common::{Address, Family, PROTO_TCP};
 
-use crate::maps::Tables;
+use crate::header::same;
+use crate::maps::{self, Tables};
 use crate::nat::Tuple;
 use crate::net::tcp;
 
@@ -29,6 +31,16 @@ pub struct Time {
     pub config: &'static NodeConfig,
 }
 
+impl Time {
+    /// This moment; `None` before the agent has told anything.
+    #[inline(always)]
+    pub fn now() -> Option<Self> {
+        // SAFETY: the helper takes nothing and cannot fail.
+        let now = unsafe { bpf_jiffies64() } as u32;
+        Some(Self { now, config: maps::config()? })
+    }
+}
+
 /// A flow in its place.
 pub struct Tracked<F: Family> {
     /// Index of the entry.
@@ -37,13 +49,6 @@ pub struct Tracked<F: Family> {
     generation: u32,
     /// The entry. A new flow may take it while we read; see [`Tracked::is_current`].
     place: *mut Flow<F::Words>,
-}
-
-/// Equality word by word: the compiler would call `memcmp` for arrays, which a program does not have.
-#[inline(always)]
-pub fn same<A: Address>(a: &A, b: &A) -> bool {
-    let (a, b) = (a.words(), b.words());
-    a[0] == b[0] && a[1] == b[1] && a[2] == b[2] && a[3] == b[3]
 }
 
 /// Whether the key is one of the flow's two.

@@ -4,7 +4,7 @@
 //!
 //! ```text
 //! hook::tc      packet -> (maps: filter) -> flow -> lookup -> affinity, balance -> nat -> route -> report
-//!                                                        \-> reject
+//!                  \-> icmp                            \-> reject
 //! hook::socket  sockaddr -> (maps: filter) -> lookup -> balance -> (maps: sockets) -> report
 //! ```
 //!
@@ -24,6 +24,8 @@ pub mod hook {
     pub mod socket;
     pub mod tc;
 }
+pub mod header;
+pub mod icmp;
 pub mod lookup;
 pub mod maps;
 pub mod nat;

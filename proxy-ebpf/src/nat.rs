@@ -1,6 +1,6 @@
 //! Rewriting a packet's addresses and ports, with its checksums.
 
-use proxy_common::csum::{fold, pseudo_sum, replace32, update};
+use proxy_common::csum::{fold, pseudo_sum, replace16, replace32, update};
 use proxy_common::{Address, PROTO_UDP, V4, V6};
 
 use crate::net::{ETHERNET, Ipv4, Ipv6, tcp, udp};
@@ -29,13 +29,15 @@ pub trait Rewrite: Parse {
     const COMPLETE_STAYS: bool;
     /// Writes both addresses, and the header checksum where there is one.
     fn set_addresses(header: &mut Self::Header, to: &Tuple<Self::Words>, difference: u64);
-    /// The same by helper.
+    /// The same by helper, for the header at `at` whose checksum is `check`. Gives what it adds to a sum over the
+    /// header.
     fn store_addresses(
         skb: Skb,
-        packet: &Packet<Self::Words>,
-        to: &Tuple<Self::Words>,
+        at: u32,
+        check: u16,
+        to: [&Self::Words; 2],
         difference: u64,
-    ) -> Result<(), HelperFailed>;
+    ) -> Result<u64, HelperFailed>;
 }
 
 impl Rewrite for V4 {
@@ -51,13 +53,16 @@ impl Rewrite for V4 {
     #[inline(always)]
     fn store_addresses(
         skb: Skb,
-        packet: &Packet<[u32; 1]>,
-        to: &Tuple<[u32; 1]>,
+        at: u32,
+        check: u16,
+        to: [&[u32; 1]; 2],
         difference: u64,
-    ) -> Result<(), HelperFailed> {
-        let ([src], [dst]) = (to.src, to.dst);
-        skb.store(ETHERNET as u32 + 12, &[src, dst])?;
-        skb.store(ETHERNET as u32 + 10, &update(packet.ip_check, difference))
+    ) -> Result<u64, HelperFailed> {
+        let [[src], [dst]] = to;
+        skb.store(at + 12, &[*src, *dst])?;
+        let new = update(check, difference);
+        skb.store(at + 10, &new)?;
+        Ok(difference + replace16(check, new))
     }
 }
 
@@ -73,23 +78,25 @@ impl Rewrite for V6 {
     #[inline(always)]
     fn store_addresses(
         skb: Skb,
-        _packet: &Packet<[u32; 4]>,
-        to: &Tuple<[u32; 4]>,
-        _difference: u64,
-    ) -> Result<(), HelperFailed> {
-        skb.store(ETHERNET as u32 + 8, &[to.src, to.dst])
+        at: u32,
+        _check: u16,
+        to: [&[u32; 4]; 2],
+        difference: u64,
+    ) -> Result<u64, HelperFailed> {
+        let [src, dst] = to;
+        skb.store(at + 8, &[*src, *dst])?;
+        Ok(difference)
     }
 }
 
-/// What the change of the addresses adds to a sum over them.
+/// What the change of an address adds to a sum over it.
 #[inline(always)]
-fn address_difference<A: Address>(packet: &Packet<A>, to: &Tuple<A>) -> u64 {
-    let (old_src, new_src) = (packet.key.src.words(), to.src.words());
-    let (old_dst, new_dst) = (packet.key.dst.words(), to.dst.words());
+pub fn address_difference<A: Address>(old: &A, new: &A) -> u64 {
+    let (old, new) = (old.words(), new.words());
     let mut difference = 0;
     let mut word = 0;
     while word < size_of::<A>() / size_of::<u32>() {
-        difference += replace32(old_src[word], new_src[word]) + replace32(old_dst[word], new_dst[word]);
+        difference += replace32(old[word], new[word]);
         word += 1;
     }
     difference
@@ -97,7 +104,7 @@ fn address_difference<A: Address>(packet: &Packet<A>, to: &Tuple<A>) -> u64 {
 
 /// Both ports as the word that stands in the packet.
 #[inline(always)]
-fn ports(src: u16, dst: u16) -> u32 {
+pub fn ports(src: u16, dst: u16) -> u32 {
     let ([a, b], [c, d]) = (src.to_be_bytes(), dst.to_be_bytes());
     u32::from_ne_bytes([a, b, c, d])
 }
@@ -130,12 +137,13 @@ pub fn rewrite<F: Rewrite>(
     packet: &Packet<F::Words>,
     to: &Tuple<F::Words>,
 ) -> Result<(), HelperFailed> {
-    let difference = address_difference(packet, to);
+    let key = &packet.key;
+    let difference = address_difference(&key.src, &to.src) + address_difference(&key.dst, &to.dst);
     if packet.l4 as usize == ETHERNET + F::HEADER && skb.gso_size() == 0 {
         let written = if packet.key.proto == PROTO_UDP {
-            in_place::<F, UdpStart>(skb, packet, to, difference)
+            in_place::<F, BEFORE_UDP_CHECK>(skb, packet, to, difference)
         } else {
-            in_place::<F, TcpStart>(skb, packet, to, difference)
+            in_place::<F, BEFORE_TCP_CHECK>(skb, packet, to, difference)
         };
         if written {
             return Ok(());
@@ -146,27 +154,44 @@ pub fn rewrite<F: Rewrite>(
 
 /// Rewrites through a pointer; `false` if that cannot be done, and then nothing was written.
 #[inline(always)]
-fn in_place<F: Rewrite, T: Transport>(
+fn in_place<F: Rewrite, const BETWEEN: usize>(
     skb: Skb,
     packet: &Packet<F::Words>,
     to: &Tuple<F::Words>,
     difference: u64,
 ) -> bool {
-    let Some(segment) = skb.bounds().at::<Segment<F::Header, T>>(ETHERNET) else { return false };
+    let Some(segment) = skb.bounds().at::<Segment<F::Header, BETWEEN>>(ETHERNET) else { return false };
     // SAFETY: `at` found all of it inside the packet, and the kernel has made it writable for this program
     // (`bpf_unclone_prologue`).
     let segment = unsafe { &mut *segment.cast_mut() };
-    let old = segment.transport.check();
+    let old = segment.check;
     if may_be_partial::<F>(packet, old) {
         return false;
     }
-    let (old_ports, new_ports) = (segment.transport.ports(), ports(to.src_port, to.dst_port));
+    let (old_ports, new_ports) = (segment.ports, ports(to.src_port, to.dst_port));
     F::set_addresses(&mut segment.ip, to, difference);
-    segment.transport.set(new_ports, update(old, difference + replace32(old_ports, new_ports)));
+    segment.ports = new_ports;
+    let check = update(old, difference + replace32(old_ports, new_ports));
+    if BETWEEN == BEFORE_UDP_CHECK {
+        segment.check = udp_check(old, check);
+    } else {
+        segment.check = check;
+    }
     if !F::COMPLETE_STAYS {
         skb.add_to_complete(!fold32(difference));
     }
     true
+}
+
+/// What a UDP packet with the checksum `old` carries when it should be `new`: zero means "none" and stays; one that
+/// becomes zero is sent as its complement.
+#[inline(always)]
+pub fn udp_check(old: u16, new: u16) -> u16 {
+    match (old, new) {
+        (0, _) => 0,
+        (_, 0) => 0xffff,
+        _ => new,
+    }
 }
 
 /// Rewrites by the kernel's helpers, which know how far the checksum is.
@@ -185,7 +210,7 @@ fn by_helper<F: Rewrite>(
     };
     let (old_ports, new_ports) =
         (ports(packet.key.src_port, packet.key.dst_port), ports(to.src_port, to.dst_port));
-    F::store_addresses(skb, packet, to, difference)?;
+    F::store_addresses(skb, ETHERNET as u32, packet.ip_check, [&to.src, &to.dst], difference)?;
     skb.correct_pseudo(check, fold32(difference), flags)?;
     if F::COMPLETE_STAYS {
         skb.add_to_complete(fold32(difference));
@@ -197,77 +222,18 @@ fn by_helper<F: Rewrite>(
     Ok(())
 }
 
-/// An IP header without options and what follows it.
+/// Words of 16 bits between the ports and the checksum.
+const BEFORE_TCP_CHECK: usize = 6;
+/// The same for UDP.
+const BEFORE_UDP_CHECK: usize = 1;
+
+/// An IP header without options, and a transport header up to its checksum.
 #[repr(C)]
-struct Segment<H, T> {
+struct Segment<H, const BETWEEN: usize> {
     ip: H,
-    transport: T,
-}
-
-/// What of a transport header is rewritten.
-trait Transport {
-    /// Both ports as they stand.
-    fn ports(&self) -> u32;
-    /// The checksum as it stands.
-    fn check(&self) -> u16;
-    /// Writes both; `check` is right for a packet that has one.
-    fn set(&mut self, ports: u32, check: u16);
-}
-
-/// TCP up to its checksum.
-#[repr(C)]
-struct TcpStart {
     ports: u32,
-    middle: [u32; 3],
+    between: [u16; BETWEEN],
     check: u16,
-    urgent: u16,
-}
-
-impl Transport for TcpStart {
-    #[inline(always)]
-    fn ports(&self) -> u32 {
-        self.ports
-    }
-
-    #[inline(always)]
-    fn check(&self) -> u16 {
-        self.check
-    }
-
-    #[inline(always)]
-    fn set(&mut self, ports: u32, check: u16) {
-        self.ports = ports;
-        self.check = check;
-    }
-}
-
-/// UDP.
-#[repr(C)]
-struct UdpStart {
-    ports: u32,
-    length: u16,
-    check: u16,
-}
-
-impl Transport for UdpStart {
-    #[inline(always)]
-    fn ports(&self) -> u32 {
-        self.ports
-    }
-
-    #[inline(always)]
-    fn check(&self) -> u16 {
-        self.check
-    }
-
-    #[inline(always)]
-    fn set(&mut self, ports: u32, check: u16) {
-        self.ports = ports;
-        // Zero means "none" and stays; one that becomes zero is sent as its complement.
-        if self.check != 0 {
-            self.check = if check == 0 { 0xffff } else { check };
-        }
-    }
 }
 
 #[cfg(test)]
@@ -280,12 +246,8 @@ mod tests {
     }
 
     #[test]
-    fn the_difference_of_an_unchanged_tuple_is_nothing() {
-        let mut packet = Packet::<[u32; 1]>::EMPTY;
-        packet.key.src = [0x0a00_0001];
-        packet.key.dst = [0x0a60_0001];
-        let same = Tuple { src: packet.key.src, dst: packet.key.dst, src_port: 1, dst_port: 2 };
+    fn the_difference_of_an_unchanged_address_is_nothing() {
         // In ones' complement all bits set is zero.
-        assert_eq!(fold(address_difference(&packet, &same)), 0xffff);
+        assert_eq!(fold(address_difference(&[0x0a00_0001], &[0x0a00_0001])), 0xffff);
     }
 }

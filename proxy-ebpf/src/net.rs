@@ -35,6 +35,22 @@ pub struct Ipv4 {
     pub dst: u32,
 }
 
+impl Ipv4 {
+    /// A header to be read into.
+    pub const ZERO: Self = Self {
+        version_length: 0,
+        tos: 0,
+        total_length: 0,
+        id: 0,
+        fragment: 0,
+        ttl: 0,
+        protocol: 0,
+        check: 0,
+        src: 0,
+        dst: 0,
+    };
+}
+
 /// RFC 8200.
 #[repr(C)]
 pub struct Ipv6 {
@@ -50,6 +66,18 @@ pub struct Ipv6 {
     pub src: [u32; 4],
     /// Destination.
     pub dst: [u32; 4],
+}
+
+impl Ipv6 {
+    /// A header to be read into.
+    pub const ZERO: Self = Self {
+        version_class_label: 0,
+        payload_length: 0,
+        next_header: 0,
+        hop_limit: 0,
+        src: [0; 4],
+        dst: [0; 4],
+    };
 }
 
 /// "More fragments" and the offset, in [`Ipv4::fragment`].
@@ -98,6 +126,16 @@ pub mod extension {
     pub const AUTHENTICATION: u8 = 51;
     /// Destination options.
     pub const DESTINATION: u8 = 60;
+
+    /// Length in bytes of the header of type `number` whose second byte is `length` (RFC 8200, 4; RFC 4302, 2.2).
+    #[inline(always)]
+    pub fn length(number: u8, length: u8) -> u32 {
+        match number {
+            FRAGMENT => 8,
+            AUTHENTICATION => (u32::from(length) + 2) * 4,
+            _ => (u32::from(length) + 1) * 8,
+        }
+    }
 
     /// Whether a next-header number is one of these.
     #[inline(always)]

@@ -4,7 +4,7 @@ use core::mem::size_of;
 
 use proxy_common::flow::{DIRECTION_FORWARD, FlowKey};
 use proxy_common::reason::Reason;
-use proxy_common::{Address, Family, PROTO_TCP, PROTO_UDP, V4, V6};
+use proxy_common::{Address, Family, PROTO_ICMP, PROTO_ICMPV6, PROTO_TCP, PROTO_UDP, V4, V6};
 
 use crate::net::{ETHERNET, EXTENSION_HEADERS, IPV4_OFFSET, IPV6_OFFSET, Ipv4, Ipv6, extension, tcp, udp};
 
@@ -70,6 +70,8 @@ impl<A: Address> Packet<A> {
 pub enum Stop {
     /// Neither TCP nor UDP.
     NotOurs,
+    /// ICMP or ICMPv6: perhaps an error about a packet of ours.
+    Control,
     /// The readable part ends too early, or there are extension headers to walk over.
     Short,
     /// It is none that can be understood.
@@ -97,7 +99,7 @@ impl Parse for V4 {
         // SAFETY: `at` found the whole header inside the packet.
         let ip = unsafe { &*ip };
         if ip.protocol != PROTO_TCP && ip.protocol != PROTO_UDP {
-            return Err(Stop::NotOurs);
+            return Err(if ip.protocol == PROTO_ICMP { Stop::Control } else { Stop::NotOurs });
         }
         let header = usize::from(ip.version_length & 0xf) * 4;
         let length = ip_length(bounds, usize::from(u16::from_be(ip.total_length)));
@@ -134,7 +136,11 @@ impl Parse for V6 {
         };
         if proto != PROTO_TCP && proto != PROTO_UDP {
             if !walk {
-                return Err(if extension::is(proto) { Stop::Short } else { Stop::NotOurs });
+                return Err(match proto {
+                    PROTO_ICMPV6 => Stop::Control,
+                    proto if extension::is(proto) => Stop::Short,
+                    _ => Stop::NotOurs,
+                });
             }
             (proto, l4) = skip_extensions(bounds, proto, l4)?;
         }
@@ -169,30 +175,22 @@ fn exceeds(bounds: Bounds, length: usize) -> bool {
 #[inline(always)]
 fn skip_extensions(bounds: Bounds, mut proto: u8, mut offset: usize) -> Result<(u8, usize), Stop> {
     let mut walked = 0;
-    while walked < EXTENSION_HEADERS {
-        let units = match proto {
-            PROTO_TCP | PROTO_UDP => return Ok((proto, offset)),
-            extension::HOP_BY_HOP | extension::ROUTING | extension::DESTINATION | extension::FRAGMENT => 8,
-            extension::AUTHENTICATION => 4,
-            _ => return Err(Stop::NotOurs),
-        };
+    while walked < EXTENSION_HEADERS && extension::is(proto) {
         let header: *const [u8; 4] = bounds.at(offset).ok_or(Stop::Short)?;
         // SAFETY: `at` found all four bytes inside the packet.
         let [next, length, high, low] = unsafe { *header };
-        if proto == extension::FRAGMENT {
-            if u16::from_be_bytes([high, low]) & IPV6_OFFSET != 0 {
-                return Err(Stop::Because(Reason::Fragment));
-            }
-            offset += 8;
-        } else if proto == extension::AUTHENTICATION {
-            offset += (usize::from(length) + 2) * units;
-        } else {
-            offset += (usize::from(length) + 1) * units;
+        if proto == extension::FRAGMENT && u16::from_be_bytes([high, low]) & IPV6_OFFSET != 0 {
+            return Err(Stop::Because(Reason::Fragment));
         }
+        offset += extension::length(proto, length) as usize;
         proto = next;
         walked += 1;
     }
-    if proto == PROTO_TCP || proto == PROTO_UDP { Ok((proto, offset)) } else { Err(Stop::NotOurs) }
+    match proto {
+        PROTO_TCP | PROTO_UDP => Ok((proto, offset)),
+        PROTO_ICMPV6 => Err(Stop::Control),
+        _ => Err(Stop::NotOurs),
+    }
 }
 
 /// Reads ports and flags; `length` is what the IP header leaves for them and the payload.

@@ -49,15 +49,9 @@ impl Skb {
 
     /// The whole length, with the part that cannot be read directly.
     #[inline(always)]
-    pub fn len(self) -> u32 {
+    pub fn length(self) -> u32 {
         // SAFETY: as in `ethertype`.
         unsafe { (*self.raw).len }
-    }
-
-    /// Whether there is no byte at all.
-    #[inline(always)]
-    pub fn is_empty(self) -> bool {
-        self.len() == 0
     }
 
     /// Payload of each packet that the kernel will cut this one into; 0: it is one packet.

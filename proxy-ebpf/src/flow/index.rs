@@ -16,8 +16,9 @@ use proxy_common::flow::{
 };
 use proxy_common::{Address, V4, V6};
 
-use super::{owns, same};
+use super::owns;
 use crate::atomic;
+use crate::header::same;
 use crate::maps::{self, Tables};
 
 /// No flow.

@@ -12,8 +12,9 @@ use proxy_common::reason::Reason;
 use proxy_common::select::random_slot;
 
 use super::index::{self, Index, NONE};
-use super::{Time, Tracked, free, same};
+use super::{Time, Tracked, free};
 use crate::balance::Choice;
+use crate::header::same;
 use crate::maps::{self, Tables};
 use crate::nat::Tuple;
 use crate::{atomic, report};

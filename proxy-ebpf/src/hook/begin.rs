@@ -5,8 +5,9 @@ use proxy_common::reason::{Reason, Verdict};
 use proxy_common::service::ServiceEntry;
 use proxy_common::{Address, decide};
 
-use super::tc::{Acts, BEGUN, DROP, NEXT, REFUSED, left, rewrite, time};
-use crate::flow::{self, Time, same};
+use super::tc::{Acts, BEGUN, DROP, NEXT, REFUSED, left, rewrite};
+use crate::flow::{self, Time};
+use crate::header::same;
 use crate::maps;
 use crate::nat::Tuple;
 use crate::net::tcp;
@@ -19,7 +20,7 @@ use crate::{affinity, balance, lookup, report};
 pub(super) fn begin<F: Acts>(skb: Skb) -> i32 {
     let Some(packet) = left::<F>() else { return NEXT };
     let key = &packet.key;
-    let (Some(time), Some(node)) = (time(), F::node()) else { return NEXT };
+    let (Some(time), Some(node)) = (Time::now(), F::node()) else { return NEXT };
     let outside = decide::is_outside(maps::device(skb.ifindex()), node, &key.src);
     let Some(service) = lookup::frontend::<F>(key.dst, key.dst_port, key.proto, outside, NODE_ADDR_PORTS)
     else {

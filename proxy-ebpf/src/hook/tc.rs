@@ -11,12 +11,13 @@ use proxy_common::{V4, V6};
 
 use super::begin::begin as first;
 use crate::flow::{self, Steps, Time};
+use crate::icmp::{self, Control};
 use crate::maps::{self, Tables};
 use crate::nat::{self, Rewrite, Tuple};
 use crate::net::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, tcp};
 use crate::packet::{Packet, Parse, Stop};
 use crate::reject::{self, Reject};
-use crate::route::{self, Routes};
+use crate::route;
 use crate::skb::Skb;
 use crate::{lookup, report};
 
@@ -37,11 +38,13 @@ pub(super) const REFUSED: i32 = 101;
 /// Its flow has begun, and now it is a packet of a known flow.
 pub(super) const BEGUN: i32 = 102;
 /// It is rewritten, and goes on from here.
-const SEND: i32 = 103;
+pub(crate) const SEND: i32 = 103;
 /// Its client is to be told that it is too big.
 const TOO_BIG: i32 = 104;
 /// It may be the reply to a packet that was sent on under an address of this node.
 const RETURNS: i32 = 105;
+/// It is an ICMP packet.
+const CONTROL: i32 = 106;
 
 /// A packet that comes in from a client.
 #[inline(always)]
@@ -59,8 +62,8 @@ pub fn ingress(context: &TcContext) -> i32 {
 pub fn egress(context: &TcContext) -> i32 {
     let skb = Skb::new(context);
     match skb.ethertype() {
-        ETHERTYPE_IPV4 => V4::reply(skb),
-        ETHERTYPE_IPV6 => V6::reply(skb),
+        ETHERTYPE_IPV4 => backward::<V4>(skb),
+        ETHERTYPE_IPV6 => backward::<V6>(skb),
         _ => NEXT,
     }
 }
@@ -80,6 +83,8 @@ fn forward<F: Acts>(skb: Skb) -> i32 {
         }
     } else if verdict == RETURNS {
         verdict = F::back(skb);
+    } else if verdict == CONTROL {
+        verdict = icmp::incoming::<F>(skb);
     }
     if verdict == SEND {
         verdict = F::send(skb);
@@ -95,19 +100,21 @@ fn forward<F: Acts>(skb: Skb) -> i32 {
     if verdict < UNDECIDED { verdict } else { DROP }
 }
 
+/// The same for a packet towards a client.
+#[inline(always)]
+fn backward<F: Acts>(skb: Skb) -> i32 {
+    match F::reply(skb) {
+        CONTROL => icmp::outgoing::<F>(skb),
+        verdict => verdict,
+    }
+}
+
 /// Writes jiffies and nanoseconds over the packet's first 16 bytes.
 #[inline(always)]
 pub fn clock(context: &TcContext) -> i32 {
     // SAFETY: the helpers take nothing and cannot fail.
     let clocks = unsafe { [bpf_jiffies64(), bpf_ktime_get_ns()] };
     if Skb::new(context).store(0, &clocks).is_ok() { 0 } else { DROP }
-}
-
-#[inline(always)]
-pub(super) fn time() -> Option<Time> {
-    // SAFETY: the helper takes nothing and cannot fail.
-    let now = unsafe { bpf_jiffies64() } as u32;
-    Some(Time { now, config: maps::config()? })
 }
 
 /// Parses, and makes more of the packet readable if that is what it takes.
@@ -123,7 +130,7 @@ fn parse<F: Acts>(skb: Skb, packet: &mut Packet<F::Words>) -> Result<(), Stop> {
 #[inline(always)]
 fn parse_pulled<F: Parse>(skb: Skb, packet: &mut Packet<F::Words>) -> Result<(), Stop> {
     let bounds = skb.bounds();
-    let wanted = if skb.len() < PULL { skb.len() } else { PULL };
+    let wanted = if skb.length() < PULL { skb.length() } else { PULL };
     if bounds.end - bounds.data < wanted as usize && skb.pull(wanted).is_err() {
         return Err(Stop::Because(Reason::Malformed));
     }
@@ -135,8 +142,10 @@ fn parse_pulled<F: Parse>(skb: Skb, packet: &mut Packet<F::Words>) -> Result<(),
 
 #[inline(always)]
 fn pass(stop: Stop) -> i32 {
-    if let Stop::Because(reason) = stop {
-        report::reason(reason);
+    match stop {
+        Stop::Because(reason) => report::reason(reason),
+        Stop::Control => return CONTROL,
+        Stop::NotOurs | Stop::Short => {}
     }
     NEXT
 }
@@ -157,7 +166,7 @@ fn known<F: Acts>(skb: Skb) -> i32 {
         }
         return if lookup::is_service_address::<F>(&key.dst) { leave::<F>(&packet) } else { NEXT };
     }
-    let Some(time) = time() else { return NEXT };
+    let Some(time) = Time::now() else { return NEXT };
     let Some(known) = flow::find::<F>(key, time) else { return leave::<F>(&packet) };
     if !known.continues(packet.tcp_flags) {
         known.release();
@@ -224,7 +233,7 @@ fn reject<F: Acts>(skb: Skb, what: i32) -> i32 {
 /// A packet to a port of this node, perhaps the reply to one that was sent on under its address.
 #[inline(always)]
 fn back<F: Acts>(skb: Skb) -> i32 {
-    let (Some(packet), Some(time)) = (left::<F>(), time()) else { return NEXT };
+    let (Some(packet), Some(time)) = (left::<F>(), Time::now()) else { return NEXT };
     let key = FlowKey { direction: DIRECTION_REPLY, ..packet.key };
     let Some(known) = flow::find::<F>(&key, time) else { return NEXT };
     if known.state() & FLOW_SNAT == 0 {
@@ -243,15 +252,15 @@ fn back<F: Acts>(skb: Skb) -> i32 {
 fn reply<F: Acts>(skb: Skb) -> i32 {
     let mut packet = Packet::<F::Words>::EMPTY;
     // What cannot be parsed was counted where it came in; what this node sends itself is nobody's fault.
-    if parse::<F>(skb, &mut packet).is_err() {
-        return NEXT;
+    if let Err(stop) = parse::<F>(skb, &mut packet) {
+        return if stop == Stop::Control { CONTROL } else { NEXT };
     }
     packet.key.direction = DIRECTION_REPLY;
     let key = &packet.key;
     if !maps::may_be(Role::Backend, &key.src, key.src_port, key.proto) {
         return NEXT;
     }
-    let Some(time) = time() else { return NEXT };
+    let Some(time) = Time::now() else { return NEXT };
     let Some(known) = flow::find::<F>(key, time) else { return NEXT };
     if packet.tcp_flags & tcp::SYN != 0 && is_over(known.state()) {
         // Both ends were done: this answers a connection that the client made to the backend itself.
@@ -274,14 +283,14 @@ pub(super) fn rewrite<F: Rewrite>(skb: Skb, packet: &Packet<F::Words>, to: &Tupl
 }
 
 #[inline(always)]
-fn drop_because(reason: Reason) -> i32 {
+pub(crate) fn drop_because(reason: Reason) -> i32 {
     report::reason(reason);
     DROP
 }
 
 /// The acts, as functions that the verifier checks once each, on their own ("global"): walked through from
 /// every state that calls them, they cost half a million steps.
-pub(super) trait Acts: Rewrite + Steps + Reject + Routes {
+pub(super) trait Acts: Rewrite + Steps + Reject + Control {
     /// [`parse_pulled`].
     fn parse_pulled(skb: Skb, packet: &mut Packet<Self::Words>) -> Result<(), Stop>;
     /// [`known`].
@@ -301,11 +310,13 @@ const PARSED: i32 = 0;
 const STOP_NOT_OURS: i32 = 1;
 const STOP_FRAGMENT: i32 = 2;
 const STOP_MALFORMED: i32 = 3;
+const STOP_CONTROL: i32 = 4;
 
 fn stop_number(result: Result<(), Stop>) -> i32 {
     match result {
         Ok(()) => PARSED,
         Err(Stop::NotOurs) => STOP_NOT_OURS,
+        Err(Stop::Control) => STOP_CONTROL,
         Err(Stop::Because(Reason::Fragment)) => STOP_FRAGMENT,
         Err(_) => STOP_MALFORMED,
     }
@@ -354,6 +365,7 @@ macro_rules! acts {
                 match $parse(skb.raw(), packet) {
                     PARSED => Ok(()),
                     STOP_NOT_OURS => Err(Stop::NotOurs),
+                    STOP_CONTROL => Err(Stop::Control),
                     STOP_FRAGMENT => Err(Stop::Because(Reason::Fragment)),
                     _ => Err(Stop::Because(Reason::Malformed)),
                 }

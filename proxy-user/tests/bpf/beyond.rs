@@ -25,12 +25,13 @@ use crate::Scenario;
 use crate::packet::{ACK, ETHERNET, Packet, SYN, TCP, UDP, correct, verify};
 use crate::rig::{DROP, Family, HZ, Hook, NEXT, REDIRECT, Rig, Seen, Service};
 
-pub const SCENARIOS: [Scenario; 9] = [
+pub const SCENARIOS: [Scenario; 10] = [
     Scenario {
         name: "a client outside reaches a backend elsewhere and back",
         flows: 256,
         test: there_and_back,
     },
+    Scenario { name: "errors about packets that went on from here", flows: 256, test: errors },
     Scenario { name: "the client's address is kept where it can be", flows: 256, test: kept },
     Scenario { name: "a client that is its own backend", flows: 256, test: hairpin },
     Scenario { name: "clients outside have an entry of their own", flows: 256, test: scopes },
@@ -163,10 +164,13 @@ fn ends(bytes: &[u8]) -> (SocketAddr, SocketAddr) {
 
 /// What a packet looks like that goes on by the gateway.
 fn sent_on(packet: &Packet) -> Vec<u8> {
-    let mut bytes = packet.bytes();
+    by_gateway(packet.bytes())
+}
+
+fn by_gateway(mut bytes: Vec<u8>) -> Vec<u8> {
     bytes[..6].copy_from_slice(&GATEWAY);
     bytes[6..12].copy_from_slice(&OWN);
-    let ttl = ETHERNET + if packet.src.is_ipv4() { 8 } else { 7 };
+    let ttl = ETHERNET + if bytes[ETHERNET] >> 4 == 4 { 8 } else { 7 };
     bytes[ttl] -= 1;
     correct(&mut bytes);
     bytes
@@ -211,6 +215,35 @@ fn there_and_back(family: Family, rig: &mut Rig) {
     assert_eq!((rig.reasons(), rig.flows(family).len()), (vec![], 2));
     let stats = rig.stats(ID);
     assert_eq!((stats.connections, stats.packets, stats.reply_packets), (2, 4, 2));
+    forget(rig);
+}
+
+/// Both ends, and routers on both sides, tell of trouble.
+fn errors(family: Family, rig: &mut Rig) {
+    know(family, rig);
+    let kind = if family == Family::V4 { [3, 4] } else { [2, 0] };
+    let mtu = [0, 0, 5, 0x14];
+    for proto in [TCP, UDP] {
+        let pod = family.pod(1, 8080);
+        let dialled = node_port(family, rig, proto, &[(pod, 0)]);
+        let (client, router) = (family.client(1, 40_000), family.client(200, 0).ip());
+        let first = Packet { flags: SYN, ..Packet::new(proto, client, dialled) };
+        let source = goes_on(rig, &first, pod);
+        let (seen, answer) = (first.from(source).to(pod), first.back());
+        for (from, becomes) in [(pod.ip(), dialled.ip()), (router, router)] {
+            let error = |packet: &Packet, from| packet.error(from, kind, mtu, 1000);
+            let told = rig.run_on(Hook::Ingress, &error(&seen, from), Some(uplink()));
+            assert_eq!(told.verdict, REDIRECT);
+            assert_eq!(told.packet, by_gateway(error(&first, becomes)), "about what went to the pod");
+        }
+        for (from, becomes) in [(client.ip(), source.ip()), (router, router)] {
+            let error = |packet: &Packet, from| packet.error(from, kind, mtu, 1000);
+            let told = rig.run_on(Hook::Ingress, &error(&answer, from), Some(uplink()));
+            assert_eq!(told.verdict, REDIRECT);
+            assert_eq!(told.packet, by_gateway(error(&seen.back(), becomes)), "about what the pod sent");
+        }
+    }
+    assert_eq!(rig.reasons(), []);
     forget(rig);
 }
 

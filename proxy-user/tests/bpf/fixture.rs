@@ -29,6 +29,7 @@ impl Counts {
 }
 
 /// A row of a table.
+#[derive(Clone)]
 pub struct Fixture {
     what: String,
     services: Vec<Service>,
@@ -37,6 +38,8 @@ pub struct Fixture {
     packet: Vec<u8>,
     verdict: i32,
     out: Vec<u8>,
+    /// Packets before this one in the same maps, what each becomes, and what it is about.
+    row: Vec<(String, Vec<u8>, Vec<u8>)>,
     counts: Counts,
 }
 
@@ -51,6 +54,7 @@ impl Fixture {
             out: packet.clone(),
             packet,
             verdict: NEXT,
+            row: Vec::new(),
             counts: Counts::default(),
         }
     }
@@ -78,17 +82,35 @@ impl Fixture {
         Self { counts, ..self }
     }
 
+    /// The packet becomes what these bytes say.
+    pub fn becomes_bytes(self, out: Vec<u8>) -> Self {
+        Self { out, ..self }
+    }
+
+    /// Other packets, before this one, that pass and become what stands beside them, and change nothing else.
+    pub fn with_row(self, row: Vec<(String, Vec<u8>, Vec<u8>)>) -> Self {
+        Self { row, ..self }
+    }
+
     /// A known flow of the first Service: the packets before this one, and this one, are counted as traffic.
     pub fn with_traffic(mut self, connections: u64) -> Self {
-        self.counts.traffic[0] = connections;
-        let mut packets: Vec<_> = self.before.iter().map(|(hook, bytes)| (*hook, bytes.len())).collect();
-        packets.push((self.hook, self.packet.len()));
-        for (hook, length) in packets {
-            let at = if hook == Hook::Ingress { 1 } else { 3 };
-            self.counts.traffic[at] += 1;
-            self.counts.traffic[at + 1] += (length - ETHERNET) as u64;
-        }
+        self = self.with_traffic_before(connections);
+        self.count(self.hook, self.packet.len());
         self
+    }
+
+    /// The same, but this packet is not counted.
+    pub fn with_traffic_before(mut self, connections: u64) -> Self {
+        self.counts.traffic[0] = connections;
+        let packets: Vec<_> = self.before.iter().map(|(hook, bytes)| (*hook, bytes.len())).collect();
+        packets.into_iter().for_each(|(hook, length)| self.count(hook, length));
+        self
+    }
+
+    fn count(&mut self, hook: Hook, length: usize) {
+        let at = if hook == Hook::Ingress { 1 } else { 3 };
+        self.counts.traffic[at] += 1;
+        self.counts.traffic[at + 1] += (length - ETHERNET) as u64;
     }
 
     /// As a test.
@@ -104,6 +126,11 @@ impl Fixture {
         rig.serve(&self.services);
         for (hook, packet) in &self.before {
             rig.run(*hook, packet);
+        }
+        for (what, packet, out) in &self.row {
+            let seen = rig.run(self.hook, packet);
+            assert_eq!(seen.verdict, NEXT, "the verdict: {what}");
+            assert_eq!(Hex(&seen.packet), Hex(out), "the packet: {what}");
         }
         let seen = rig.run(self.hook, &self.packet);
         assert_eq!(seen.verdict, self.verdict, "the verdict");

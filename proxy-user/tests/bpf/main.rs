@@ -7,6 +7,7 @@ mod beyond;
 mod cost;
 mod fixture;
 mod flows;
+mod icmp;
 mod packet;
 mod race;
 mod random;
@@ -44,8 +45,11 @@ fn main() -> ExitCode {
     let arguments = Arguments::from_args();
     let wanted = arguments.include_ignored || arguments.ignored;
     let bpffs = if wanted && !arguments.list { rig::isolate() } else { PathBuf::new() };
-    let mut trials: Vec<Trial> =
-        tables::fixtures().into_iter().map(|fixture| fixture.trial(&bpffs)).collect();
+    let mut trials: Vec<Trial> = [tables::fixtures(), icmp::fixtures()]
+        .concat()
+        .into_iter()
+        .map(|fixture| fixture.trial(&bpffs))
+        .collect();
     for scenario in flows::SCENARIOS
         .into_iter()
         .chain(table_full::SCENARIOS)

@@ -150,37 +150,45 @@ impl Packet {
         segment
     }
 
-    /// "Port unreachable" for this packet, quoting its first `quoted` bytes behind the Ethernet header.
+    /// "Port unreachable" for this packet, as its destination answers it on the device it came in by, quoting its
+    /// first `quoted` bytes behind the Ethernet header.
     pub fn unreachable(&self, quoted: usize) -> Vec<u8> {
+        let kind = if self.src.is_ipv4() { [3, 3] } else { [1, 4] };
+        let mut bytes = self.error(self.dst.ip(), kind, [0; 4], quoted);
+        bytes[..12].rotate_left(6);
+        bytes
+    }
+
+    /// An ICMP error of this type and code about this packet, by `from`. `rest` is the second half of its header.
+    pub fn error(&self, from: IpAddr, kind: [u8; 2], rest: [u8; 4], quoted: usize) -> Vec<u8> {
         let packet = &self.bytes()[ETHERNET..];
         let quote = &packet[..quoted.min(packet.len())];
-        let mut bytes = [MACS[1], MACS[0]].concat();
-        match (self.src.ip(), self.dst.ip()) {
+        let mut bytes = MACS.concat();
+        let mut icmp = [kind[0], kind[1], 0, 0, rest[0], rest[1], rest[2], rest[3]];
+        let check = match (from, self.src.ip()) {
             (IpAddr::V4(src), IpAddr::V4(dst)) => {
                 bytes.extend([0x08, 0x00]);
                 let [high, low] = ((28 + quote.len()) as u16).to_be_bytes();
                 let mut header = vec![0x45, 0xc0, high, low, 0, 0, 0x40, 0, 64, ICMP, 0, 0];
-                header.extend(dst.octets());
                 header.extend(src.octets());
+                header.extend(dst.octets());
                 let check = checksum(&[&header]);
                 header[10..12].copy_from_slice(&check);
                 bytes.extend(header);
-                let icmp = [3, 3, 0, 0, 0, 0, 0, 0];
-                let [c0, c1] = checksum(&[&icmp, quote]);
-                bytes.extend([3, 3, c0, c1, 0, 0, 0, 0]);
+                checksum(&[&icmp, quote])
             }
             (src, dst) => {
                 bytes.extend([0x86, 0xdd, 0x60, 0, 0, 0]);
                 bytes.extend(((8 + quote.len()) as u16).to_be_bytes());
                 bytes.extend([ICMPV6, 64]);
-                bytes.extend(octets(dst));
                 bytes.extend(octets(src));
-                let icmp = [1, 4, 0, 0, 0, 0, 0, 0];
-                let pseudo = pseudo_header(dst, src, ICMPV6, 8 + quote.len());
-                let [c0, c1] = checksum(&[&pseudo, &icmp, quote]);
-                bytes.extend([1, 4, c0, c1, 0, 0, 0, 0]);
+                bytes.extend(octets(dst));
+                let pseudo = pseudo_header(src, dst, ICMPV6, 8 + quote.len());
+                checksum(&[&pseudo, &icmp, quote])
             }
-        }
+        };
+        icmp[2..4].copy_from_slice(&check);
+        bytes.extend(icmp);
         bytes.extend(quote);
         bytes
     }

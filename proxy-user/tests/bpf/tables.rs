@@ -11,9 +11,9 @@ use crate::rig::{Family, Hook, Service};
 const OPTIONS: [u8; 4] = [1, 1, 1, 0];
 const HOP_BY_HOP: (u8, [u8; 8]) = (0, [0, 0, 1, 4, 0, 0, 0, 0]);
 const DESTINATION: (u8, [u8; 16]) = (60, [0, 1, 1, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
-const FRAGMENT: u8 = 44;
+pub const FRAGMENT: u8 = 44;
 /// "More fragments" of IPv4.
-const MORE: u16 = 0x2000;
+pub const MORE: u16 = 0x2000;
 
 pub fn fixtures() -> Vec<Fixture> {
     let mut all = Vec::new();
@@ -27,12 +27,12 @@ pub fn fixtures() -> Vec<Fixture> {
     all
 }
 
-fn proto_name(proto: u8) -> &'static str {
+pub fn proto_name(proto: u8) -> &'static str {
     if proto == TCP { "TCP" } else { "UDP" }
 }
 
 /// The packet with what lies between its IP header and its segment, in turn nothing, options or extensions.
-fn shapes(packet: &Packet) -> Vec<(&'static str, Packet)> {
+pub fn shapes(packet: &Packet) -> Vec<(&'static str, Packet)> {
     let plain = packet.clone();
     let more = if packet.src.is_ipv4() {
         vec![
