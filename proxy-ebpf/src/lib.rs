@@ -5,7 +5,8 @@
 //! ```text
 //! hook::tc      packet -> (maps: filter) -> flow -> lookup -> affinity, balance -> nat -> route -> report
 //!                  \-> icmp                            \-> reject
-//! hook::socket  sockaddr -> (maps: filter) -> lookup -> balance -> (maps: sockets) -> report
+//! hook::socket  sockaddr -> (maps: filter) -> lookup -> affinity, balance -> (maps: sockets) -> report
+//! hook::bind    sockaddr -> lookup -> report
 //! ```
 //!
 //! Stages return `Result<_, Reason>`; the hook turns the [`Reason`](proxy_common::reason::Reason) into the
@@ -21,6 +22,7 @@ pub mod flow;
 pub mod hook {
     //! The order of the stages at each kind of hook.
     mod begin;
+    pub mod bind;
     pub mod socket;
     pub mod tc;
 }

@@ -2,6 +2,7 @@
 
 use core::ptr::{from_ref, read_volatile};
 
+use proxy_common::Address;
 use proxy_common::decide;
 use proxy_common::node::NodeAddr;
 use proxy_common::reason::Reason;
@@ -45,6 +46,12 @@ pub fn frontend<F: Tables>(
 ) -> Option<ServiceEntry> {
     let dialled = ServiceKey::internal(addr, port, proto);
     decide::frontend(dialled, outside, on, |key| service::<F>(key), |addr| F::node_addr(addr))
+}
+
+/// The Service whose node port this is.
+#[inline(always)]
+pub fn node_port<F: Tables>(port: u16, proto: u8) -> Option<ServiceEntry> {
+    service::<F>(&ServiceKey::internal(F::Words::ZERO, port, proto))
 }
 
 /// Whether the address is in the range of Service addresses.

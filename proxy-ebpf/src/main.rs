@@ -7,10 +7,10 @@ fn main() {}
 #[cfg(target_arch = "bpf")]
 #[expect(clippy::needless_pass_by_value, reason = "the macros hand contexts over by value")]
 mod programs {
-    use aya_ebpf::macros::{cgroup_sock_addr, classifier};
-    use aya_ebpf::programs::{SockAddrContext, TcContext};
-    use proxy_ebpf::hook::{socket, tc};
-    use proxy_ebpf::sockaddr::{Sockaddr4, Sockaddr6};
+    use aya_ebpf::macros::{cgroup_sock, cgroup_sock_addr, classifier};
+    use aya_ebpf::programs::{SockAddrContext, SockContext, TcContext};
+    use proxy_ebpf::hook::{bind, socket, tc};
+    use proxy_ebpf::sockaddr::{Bound, Sockaddr4, Sockaddr6};
 
     #[cgroup_sock_addr(connect4)]
     pub fn sock_connect4(ctx: SockAddrContext) -> i32 {
@@ -66,6 +66,16 @@ mod programs {
             Some(mapped) => socket::restore(&mapped),
             None => socket::restore(&sockaddr),
         }
+    }
+
+    #[cgroup_sock(post_bind4)]
+    pub fn sock_bind4(ctx: SockContext) -> i32 {
+        bind::bound4(&Bound::new(&ctx))
+    }
+
+    #[cgroup_sock(post_bind6)]
+    pub fn sock_bind6(ctx: SockContext) -> i32 {
+        bind::bound6(&Bound::new(&ctx))
     }
 
     #[classifier]

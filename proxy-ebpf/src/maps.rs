@@ -302,6 +302,12 @@ pub fn route() -> Option<*mut Route> {
     ROUTE.get_ptr_mut(0)
 }
 
+/// Whether a network namespace is the node's own.
+#[inline(always)]
+pub fn is_host(netns: u64) -> bool {
+    config().is_some_and(|config| config.host_netns == netns)
+}
+
 /// `DEVICE_*` bits of a device.
 #[inline(always)]
 pub fn device(ifindex: u32) -> Device {

@@ -46,9 +46,9 @@ fn a_restart_replaces_programs_in_the_links_that_are_there() {
         first.attach_device(device).unwrap();
         let before = socket_links(node);
         let packets = links_on_device(device);
-        assert_eq!((links_on(&node.cgroup).len(), packets.len()), (8, 2));
+        assert_eq!((links_on(&node.cgroup).len(), packets.len()), (SOCKET_HOOKS.len(), 2));
         drop(first);
-        assert_eq!(links_on(&node.cgroup).len(), 8, "the agent's end detaches nothing");
+        assert_eq!(links_on(&node.cgroup).len(), SOCKET_HOOKS.len(), "the agent's end detaches nothing");
 
         let second = node.start();
         assert!(second.in_force());
@@ -61,9 +61,9 @@ fn a_restart_replaces_programs_in_the_links_that_are_there() {
             assert_ne!(after[name].1, program, "{name}: the old program");
         }
         assert_eq!(links_on_device(device), packets);
-        assert_eq!(node.links_on_cgroup().len(), 8);
+        assert_eq!(node.links_on_cgroup().len(), SOCKET_HOOKS.len());
         let status = second.status();
-        assert_eq!(status.len(), 10);
+        assert_eq!(status.len(), SOCKET_HOOKS.len() + 2);
         assert!(status.iter().all(|program| program.attached.len() == 1), "{status:?}");
     });
 }
@@ -86,7 +86,7 @@ fn after_a_lost_bpffs_each_hook_has_one_program() {
         assert!(!second.in_force(), "the maps are new and empty");
         assert!(all(&second.attach_sockets().unwrap(), Outcome::Adopted));
         second.attach_device(device).unwrap();
-        assert_eq!(node.links_on_cgroup().len(), 8);
+        assert_eq!(node.links_on_cgroup().len(), SOCKET_HOOKS.len());
         assert_eq!(links_on_device(device), packets);
         let after = socket_links(node);
         for (name, (link, program)) in before {
@@ -116,7 +116,7 @@ fn a_second_link_of_ours_on_a_hook_goes() {
         let third = node.start();
         assert!(all(&third.attach_sockets().unwrap(), Outcome::Replaced));
         third.attach_device(device).unwrap();
-        assert_eq!((node.links_on_cgroup().len(), links_on_device(device).len()), (8, 2));
+        assert_eq!((node.links_on_cgroup().len(), links_on_device(device).len()), (SOCKET_HOOKS.len(), 2));
     });
 }
 
@@ -214,13 +214,13 @@ fn another_cgroup_takes_the_programs_with_it() {
         fs::create_dir(&inner).unwrap();
         let agent = Programs::start(&Settings { cgroup: inner.clone(), ..node.settings() }).unwrap();
         assert!(all(&agent.attach_sockets().unwrap(), Outcome::Attached));
-        assert_eq!((node.links_on_cgroup().len(), links_on(&inner).len()), (0, 8));
+        assert_eq!((node.links_on_cgroup().len(), links_on(&inner).len()), (0, SOCKET_HOOKS.len()));
         drop(agent);
         // The cgroup goes, and its links with it: the next start makes new ones.
         fs::remove_dir(&inner).unwrap();
         let agent = node.start();
         assert!(all(&agent.attach_sockets().unwrap(), Outcome::Attached));
-        assert_eq!(node.links_on_cgroup().len(), 8);
+        assert_eq!(node.links_on_cgroup().len(), SOCKET_HOOKS.len());
     });
 }
 

@@ -3,16 +3,17 @@
 use std::fmt;
 
 use aya_obj::generated::bpf_attach_type::{
-    self, BPF_CGROUP_INET4_CONNECT, BPF_CGROUP_INET4_GETPEERNAME, BPF_CGROUP_INET6_CONNECT,
-    BPF_CGROUP_INET6_GETPEERNAME, BPF_CGROUP_UDP4_RECVMSG, BPF_CGROUP_UDP4_SENDMSG, BPF_CGROUP_UDP6_RECVMSG,
-    BPF_CGROUP_UDP6_SENDMSG, BPF_TCX_EGRESS, BPF_TCX_INGRESS,
+    self, BPF_CGROUP_INET4_CONNECT, BPF_CGROUP_INET4_GETPEERNAME, BPF_CGROUP_INET4_POST_BIND,
+    BPF_CGROUP_INET6_CONNECT, BPF_CGROUP_INET6_GETPEERNAME, BPF_CGROUP_INET6_POST_BIND,
+    BPF_CGROUP_UDP4_RECVMSG, BPF_CGROUP_UDP4_SENDMSG, BPF_CGROUP_UDP6_RECVMSG, BPF_CGROUP_UDP6_SENDMSG,
+    BPF_TCX_EGRESS, BPF_TCX_INGRESS,
 };
 
 /// Programs on the cgroup, and the hook each belongs to; the name is the pin of its link, too.
 ///
 /// The order is the order of attachment: what translates addresses back comes before what translates them, so
 /// that nobody sees an answer from an address it did not ask.
-pub const SOCKET_HOOKS: [(&str, bpf_attach_type); 8] = [
+pub const SOCKET_HOOKS: [(&str, bpf_attach_type); 10] = [
     ("sock_recvmsg4", BPF_CGROUP_UDP4_RECVMSG),
     ("sock_recvmsg6", BPF_CGROUP_UDP6_RECVMSG),
     ("sock_peer4", BPF_CGROUP_INET4_GETPEERNAME),
@@ -21,6 +22,8 @@ pub const SOCKET_HOOKS: [(&str, bpf_attach_type); 8] = [
     ("sock_sendmsg6", BPF_CGROUP_UDP6_SENDMSG),
     ("sock_connect4", BPF_CGROUP_INET4_CONNECT),
     ("sock_connect6", BPF_CGROUP_INET6_CONNECT),
+    ("sock_bind4", BPF_CGROUP_INET4_POST_BIND),
+    ("sock_bind6", BPF_CGROUP_INET6_POST_BIND),
 ];
 
 /// Never attached: run once at start to read the kernel's clocks.
@@ -110,6 +113,6 @@ mod tests {
     #[test]
     fn names_fit_the_kernel() {
         assert!(names().all(|name| name.len() <= 15));
-        assert_eq!(names().collect::<std::collections::BTreeSet<_>>().len(), 10);
+        assert_eq!(names().collect::<std::collections::BTreeSet<_>>().len(), SOCKET_HOOKS.len() + 2);
     }
 }

@@ -157,6 +157,7 @@ impl Programs {
         let missing = || Error::Incomplete { kind: "program", name };
         let program = self.ebpf.program(name).ok_or_else(missing)?;
         let fd = match program {
+            Program::CgroupSock(program) => program.fd(),
             Program::CgroupSockAddr(program) => program.fd(),
             Program::SchedClassifier(program) => program.fd(),
             _ => return Err(missing()),

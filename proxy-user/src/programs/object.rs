@@ -5,7 +5,7 @@ use std::io;
 use std::path::Path;
 
 use aya::maps::{Array, MapInfo};
-use aya::programs::{CgroupSockAddr, Program, ProgramError, SchedClassifier};
+use aya::programs::{Program, ProgramError, SchedClassifier};
 use aya::{Ebpf, EbpfLoader};
 use aya_obj::Object;
 use proxy_common::config::NodeConfig;
@@ -180,8 +180,12 @@ pub(super) fn load(bytes: &[u8], pins: &Pins, capacities: &Capacities) -> Result
     let in_force = pins.in_force();
     let mut ebpf = loader.load(bytes).map_err(Box::new)?;
     for (name, _) in SOCKET_HOOKS {
-        let program: &mut CgroupSockAddr = program_mut(&mut ebpf, name)?;
-        program.load().map_err(refused(name))?;
+        match ebpf.program_mut(name) {
+            Some(Program::CgroupSock(program)) => program.load(),
+            Some(Program::CgroupSockAddr(program)) => program.load(),
+            _ => return Err(Error::Incomplete { kind: "program", name }),
+        }
+        .map_err(refused(name))?;
     }
     for name in Direction::ALL.map(Direction::program).into_iter().chain([CLOCK]) {
         let program: &mut SchedClassifier = program_mut(&mut ebpf, name)?;

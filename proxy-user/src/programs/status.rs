@@ -150,6 +150,7 @@ impl Programs {
 
     fn info(&self, name: &str) -> Option<ProgramInfo> {
         match self.ebpf.program(name)? {
+            Program::CgroupSock(program) => program.info().ok(),
             Program::CgroupSockAddr(program) => program.info().ok(),
             Program::SchedClassifier(program) => program.info().ok(),
             _ => None,

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use proxy_user::host::manager::DeviceManager;
 use proxy_user::host::selection::Selection;
+use proxy_user::programs::hooks::SOCKET_HOOKS;
 use proxy_user::programs::{Error, PacketHook, Programs, Settings, cleanup};
 
 use crate::node::{index, links_on, links_on_device, on_node, run, veth};
@@ -130,7 +131,7 @@ fn a_second_agent_leaves_the_devices_and_cleanup_leaves_both_alone() {
         drop(other);
         let report = cleanup(&bpffs, Some(&node.cgroup)).unwrap();
         assert_eq!(report.left.len(), 2, "{report:?}");
-        assert_eq!((node.links_on_cgroup().len(), links_on_device(device).len()), (8, 2));
+        assert_eq!((node.links_on_cgroup().len(), links_on_device(device).len()), (SOCKET_HOOKS.len(), 2));
         assert_eq!(links_on(&cgroup), []);
         fs::remove_dir(&cgroup).unwrap();
     });

@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use proxy_user::programs::attachments;
 use proxy_user::programs::bpf::tcx_links;
+use proxy_user::programs::hooks::SOCKET_HOOKS;
 use rustix::mount::{MountFlags, mount};
 use serde_json::Value;
 
@@ -138,7 +139,11 @@ fn cleanup(lab: &Lab) -> Result<()> {
         })
     };
     ensure!(packet_links()? == 2 * lab.devices().len(), "{} links on devices", packet_links()?);
-    ensure!(attachments(&lab.bpffs()).len() == 8 + packet_links()?, "{:?}", attachments(&lab.bpffs()));
+    ensure!(
+        attachments(&lab.bpffs()).len() == SOCKET_HOOKS.len() + packet_links()?,
+        "{:?}",
+        attachments(&lab.bpffs())
+    );
 
     let busy = agent::command(&lab.node, &["cleanup"], &lab.bpffs())?;
     ensure!(!busy.status.success(), "cleanup under a running agent");
@@ -163,7 +168,7 @@ fn cleanup(lab: &Lab) -> Result<()> {
     lab.begin()?;
     lab.kill()?;
     mount("bpf", lab.bpffs(), "bpf", MountFlags::empty(), None).context("cannot mount over the bpffs")?;
-    ensure!(links_on(&cgroup.path)? == 8, "{} links on the cgroup", links_on(&cgroup.path)?);
+    ensure!(links_on(&cgroup.path)? == SOCKET_HOOKS.len(), "{} links on the cgroup", links_on(&cgroup.path)?);
     let named = lab.cgroup().to_str().context("a cgroup whose name is no text")?;
     let output = agent::command(&lab.node, &["cleanup", "--cgroup-root", named], &lab.bpffs())?;
     ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

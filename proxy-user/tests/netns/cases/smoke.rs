@@ -2,6 +2,7 @@
 
 use anyhow::{Result, ensure};
 use proxy_user::programs::attachments;
+use proxy_user::programs::hooks::SOCKET_HOOKS;
 
 use super::{Case, EMPTY, WEB, client_ip, shows, vip};
 use crate::lab::{Lab, Wish};
@@ -17,7 +18,7 @@ pub const CASES: &[Case] = &[
 
 fn attached(lab: &Lab) -> Result<()> {
     let found = attachments(&lab.bpffs());
-    let expected = 8 + 2 * lab.devices().len();
+    let expected = SOCKET_HOOKS.len() + 2 * lab.devices().len();
     ensure!(found.len() == expected, "{expected} hooks, and there are {found:?}");
     // Filters show themselves only inside the node's namespace; traffic shows the rest of them.
     let lost = found.iter().find(|one| one.place.is_none() && !one.hook.starts_with("clsact"));
