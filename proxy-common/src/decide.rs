@@ -5,7 +5,7 @@ use crate::Address;
 use crate::affinity::AffinityEntry;
 use crate::backend::{BACKEND_ACTIVE, BACKEND_IN_CLUSTER, BACKEND_IN_LOCAL, BACKEND_LOCAL, BackendEntry};
 use crate::config::CONFIG_MASQUERADE_ALL;
-use crate::node::{DEVICE_UPLINK, Device, NodeAddr, NodeEntry};
+use crate::node::{DEVICE_UPLINK, Device, NODE_ADDR_PORTS, NodeAddr, NodeEntry};
 use crate::reason::Reason;
 use crate::service::{
     KIND_CLUSTER_IP, SCOPE_EXTERNAL, SERVICE_DROP_WHEN_EMPTY, SERVICE_LOCAL, SERVICE_NODE_ALLOWED,
@@ -18,8 +18,8 @@ pub fn is_outside<A: Address>(device: Device, node: &NodeEntry<A>, client: &A) -
     device & DEVICE_UPLINK != 0 && !node.pods.contains(client)
 }
 
-/// What a client dialled: an address of a Service itself, or a node port on an address of this node that has one of
-/// the bits `on`. Clients outside have an entry of their own where a policy tells them apart.
+/// What a client dialled: an address of a Service itself, or a node port on an address of this node on which node
+/// ports answer, and which has no other bits than those of `on`. Clients outside have an entry of their own where a policy tells them apart.
 #[inline(always)]
 pub fn frontend<A: Address>(
     dialled: ServiceKey<A>,
@@ -30,9 +30,12 @@ pub fn frontend<A: Address>(
 ) -> Option<ServiceEntry> {
     let mut key = dialled;
     let mut entry = service(&key);
-    if entry.is_none() && node_addr(&key.addr) & on != 0 {
-        key.addr = A::ZERO;
-        entry = service(&key);
+    if entry.is_none() {
+        let bits = node_addr(&key.addr);
+        if bits & NODE_ADDR_PORTS != 0 && bits & !on == 0 {
+            key.addr = A::ZERO;
+            entry = service(&key);
+        }
     }
     if outside && entry.is_some_and(|entry| entry.flags & SERVICE_SCOPED != 0) {
         key.scope = SCOPE_EXTERNAL;
@@ -197,6 +200,9 @@ mod tests {
         assert_eq!(find(30080, true, NODE_ADDR_PORTS, NODE_ADDR_PORTS), Some(2));
         assert_eq!(find(30080, true, NODE_ADDR_LOOPBACK, NODE_ADDR_PORTS), None);
         assert_eq!(find(30080, false, 0, NODE_ADDR_PORTS), None);
+        let loopback = NODE_ADDR_PORTS | NODE_ADDR_LOOPBACK;
+        assert_eq!(find(30080, false, loopback, NODE_ADDR_PORTS), None);
+        assert_eq!(find(30080, false, loopback, loopback), Some(1));
         assert_eq!(find(30081, true, NODE_ADDR_PORTS, NODE_ADDR_PORTS), Some(3));
         assert_eq!(find(30082, true, NODE_ADDR_PORTS, NODE_ADDR_PORTS), None);
     }

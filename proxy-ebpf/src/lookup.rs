@@ -34,8 +34,8 @@ pub fn service<F: Tables>(key: &ServiceKey<F::Words>) -> Option<ServiceEntry> {
     None
 }
 
-/// What a client dialled: an address of a Service itself, or a node port on an address of this node that has one of
-/// the bits `on`. Clients outside have an entry of their own where a policy tells them apart.
+/// What a client dialled: an address of a Service itself, or a node port on an address of this node; see
+/// [`decide::frontend`].
 #[inline(always)]
 pub fn frontend<F: Tables>(
     addr: F::Words,

@@ -20,7 +20,7 @@ use crate::model::{Event, NodeView};
 use crate::plan::PlanSettings;
 use crate::programs::{EMBEDDED, PacketHook, Programs, Settings};
 use crate::sync::{Driver, DriverSettings, Status};
-use crate::{api, http, source};
+use crate::{api, http, sockets, source};
 
 /// Events that may wait for the driver; more of them hold up the source, not the memory.
 const QUEUE: usize = 1024;
@@ -66,7 +66,11 @@ async fn serve(config: RunConfig) -> anyhow::Result<()> {
         driver.run(events).await;
     }));
     tasks.add(tokio::spawn(attach(Arc::clone(&programs), Arc::clone(&config), status.clone())));
-    tasks.add(tokio::spawn(answer(&config, status.clone())?));
+    let metrics = Arc::new(Metrics::new(&config.bpffs, status.clone()));
+    tasks.add(tokio::spawn(answer(&config, status.clone(), Arc::clone(&metrics))?));
+    tasks.add(tokio::spawn(sockets::run(config.bpffs.clone(), status.clone(), move |swept| {
+        swept.ended.iter().for_each(|(family, count)| metrics.ended_sockets(*family, *count));
+    })));
     tasks.add(tokio::spawn(announce(status)));
     wait_for_the_end().await
 }
@@ -215,11 +219,12 @@ async fn attach(programs: Arc<Programs>, config: Arc<RunConfig>, mut status: wat
 fn answer(
     config: &RunConfig,
     status: watch::Receiver<Status>,
+    metrics: Arc<Metrics>,
 ) -> anyhow::Result<impl Future<Output = ()> + use<>> {
     let addresses =
         http::Addresses { health: config.healthz_bind_address, metrics: config.metrics_bind_address };
     let state = http::State {
-        metrics: Arc::new(Metrics::new(&config.bpffs, status.clone())),
+        metrics,
         status,
         patience: 2 * config.sync_period,
         config: Arc::new(serde_json::to_value(config).context("the settings cannot be shown on /configz")?),

@@ -4,7 +4,7 @@
 //!
 //! ```text
 //! api, source -> model -> plan -> sync -> maps
-//!                                 programs, host, http, metrics, cli beside them
+//!                                 programs, host, sockets, http, metrics, cli beside them
 //! app puts them together; main parses and runs.
 //! ```
 //!
@@ -15,6 +15,7 @@
 //! * [`maps`]: the BPF maps; the only place that knows how they are written and read.
 //! * [`programs`]: load, attach, pin, replace and remove the BPF programs.
 //! * [`host`]: devices and the cgroup tree.
+//! * [`sockets`]: connected UDP sockets whose endpoint left.
 //! * [`http`], [`metrics`], [`cli`], [`telemetry`]: what people and machines look at.
 
 pub mod api;
@@ -27,6 +28,7 @@ pub mod metrics;
 pub mod model;
 pub mod plan;
 pub mod programs;
+pub mod sockets;
 pub mod source;
 pub mod sync;
 pub mod telemetry;

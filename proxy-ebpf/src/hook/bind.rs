@@ -1,5 +1,6 @@
 //! bind(2): a process of the node does not get a port that is a Service's.
 
+use proxy_common::node::NODE_ADDR_PORTS;
 use proxy_common::reason::Reason;
 use proxy_common::{Address, V4, V6};
 
@@ -46,7 +47,7 @@ fn is_host(socket: &Bound) -> bool {
 #[inline(always)]
 fn owner<F: Tables>(socket: &Bound, addr: F::Words) -> Option<u32> {
     let service = lookup::node_port::<F>(socket.port(), socket.proto())?;
-    (same(&addr, &Address::ZERO) || F::node_addr(&addr) != 0).then_some(service.id)
+    (same(&addr, &Address::ZERO) || F::node_addr(&addr) & NODE_ADDR_PORTS != 0).then_some(service.id)
 }
 
 #[inline(always)]

@@ -1,8 +1,10 @@
-//! What is on this machine: the cgroup tree and the network devices.
+//! What is on this machine: the cgroup tree, network devices and namespaces, sockets.
 
 pub mod cgroup;
 pub mod devices;
+pub mod diag;
 pub mod facts;
 pub mod manager;
 pub mod netlink;
+pub mod netns;
 pub mod selection;

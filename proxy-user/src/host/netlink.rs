@@ -1,9 +1,10 @@
-//! Route netlink requests that block; each is answered by the kernel at once.
+//! Netlink requests that block; each is answered by the kernel at once.
 
 use std::io;
 
 use rtnetlink::packet_core::{
-    NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage, NetlinkPayload,
+    NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NetlinkDeserializable, NetlinkHeader, NetlinkMessage,
+    NetlinkPayload, NetlinkSerializable,
 };
 use rtnetlink::packet_route::RouteNetlinkMessage;
 use rtnetlink::sys::protocols::NETLINK_ROUTE;
@@ -16,9 +17,14 @@ pub struct Netlink {
 }
 
 impl Netlink {
-    /// Opens the socket.
+    /// Opens a socket for route netlink.
     pub fn open() -> io::Result<Self> {
-        let mut socket = Socket::new(NETLINK_ROUTE)?;
+        Self::to(NETLINK_ROUTE)
+    }
+
+    /// Opens a socket for the protocol of that number.
+    pub fn to(protocol: isize) -> io::Result<Self> {
+        let mut socket = Socket::new(protocol)?;
         socket.bind_auto()?;
         socket.connect(&SocketAddr::new(0, 0))?;
         Ok(Self { socket, sequence: 0 })
@@ -31,10 +37,15 @@ impl Netlink {
 
     /// Asks for a change; `flags` are `NLM_F_*` bits.
     pub fn change(&mut self, message: RouteNetlinkMessage, flags: u16) -> io::Result<()> {
-        self.exchange(message, NLM_F_ACK | flags).map(drop)
+        self.exchange::<_, RouteNetlinkMessage>(message, NLM_F_ACK | flags).map(drop)
     }
 
-    fn exchange(&mut self, message: RouteNetlinkMessage, flags: u16) -> io::Result<Vec<RouteNetlinkMessage>> {
+    /// Sends a request, with these `NLM_F_*` bits, and gives what is answered.
+    pub fn exchange<Q: NetlinkSerializable, A: NetlinkDeserializable>(
+        &mut self,
+        message: Q,
+        flags: u16,
+    ) -> io::Result<Vec<A>> {
         self.sequence += 1;
         let mut header = NetlinkHeader::default();
         header.flags = NLM_F_REQUEST | flags;
@@ -53,7 +64,7 @@ impl Netlink {
                 // Messages begin at multiples of four bytes.
                 rest = following.get(length.next_multiple_of(4) - length..).unwrap_or_default();
                 // A kernel newer than the decoder may say what it cannot read; the rest still counts.
-                let Ok(message) = NetlinkMessage::<RouteNetlinkMessage>::deserialize(one) else { continue };
+                let Ok(message) = NetlinkMessage::<A>::deserialize(one) else { continue };
                 if message.header.sequence_number != self.sequence {
                     continue;
                 }

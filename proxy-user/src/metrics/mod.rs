@@ -21,6 +21,7 @@ use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 
+use crate::model::net::IpFamily;
 use crate::sync::Status;
 
 /// A format of the answer.
@@ -74,6 +75,11 @@ struct CodeLabel {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct FamilyLabel {
+    ip_family: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct BuildLabels {
     version: &'static str,
     abi: u32,
@@ -85,6 +91,7 @@ pub struct Metrics {
     registry: Registry,
     healthz: Family<CodeLabel, Counter>,
     livez: Family<CodeLabel, Counter>,
+    ended_sockets: Family<FamilyLabel, Counter>,
 }
 
 impl Metrics {
@@ -98,10 +105,13 @@ impl Metrics {
         kube.register("proxy_livez", "Answers of /livez, by HTTP status", Family::clone(&livez));
         let build = BuildLabels { version: env!("CARGO_PKG_VERSION"), abi: proxy_common::abi::ABI_VERSION };
         registry.register("ballast_build", "What runs here", Info::new(build));
+        let ended_sockets = Family::default();
+        let help = "Connected UDP sockets that were ended because their endpoint left the Service";
+        registry.register("ballast_udp_sockets_ended", help, Family::clone(&ended_sockets));
         registry.register_collector(Box::new(sync::Sync(status)));
         registry.register_collector(Box::new(datapath::DataPath::new(bpffs)));
         registry.register_collector(Box::new(process::Process));
-        Self { registry, healthz, livez }
+        Self { registry, healthz, livez, ended_sockets }
     }
 
     /// Everything as text. Reads the maps: this blocks for some milliseconds.
@@ -117,6 +127,11 @@ impl Metrics {
     /// `/healthz` answered with this HTTP status.
     pub fn answered_healthz(&self, code: u16) {
         self.healthz.get_or_create(&CodeLabel { code }).inc();
+    }
+
+    /// So many connected UDP sockets of the family were ended.
+    pub fn ended_sockets(&self, family: IpFamily, count: u64) {
+        self.ended_sockets.get_or_create(&FamilyLabel { ip_family: family.to_string() }).inc_by(count);
     }
 
     /// `/livez` did.

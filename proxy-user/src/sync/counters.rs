@@ -2,6 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use proxy_common::PROTO_UDP;
+use proxy_common::backend::BACKEND_GONE;
+
 use crate::maps::{Table, Write};
 
 /// What kind of operation it was.
@@ -36,12 +39,20 @@ pub struct Count {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     counts: BTreeMap<(Table, Operation), Count>,
+    udp_left: u64,
 }
 
 impl Counters {
     /// One that went well. A run of slots is one.
     pub fn done(&mut self, write: &Write) {
         self.of(write).done += 1;
+        let left = |state, proto| state == BACKEND_GONE && proto == PROTO_UDP;
+        self.udp_left += u64::from(matches!(write, Write::Backend(_, row) if left(row.state, row.proto)));
+    }
+
+    /// UDP endpoints that left their Service.
+    pub fn udp_left(&self) -> u64 {
+        self.udp_left
     }
 
     /// One that did not.

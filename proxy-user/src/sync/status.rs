@@ -97,6 +97,8 @@ pub struct Status {
     pub frontends: usize,
     /// Endpoints that serve, counted once for each Service port.
     pub endpoints: usize,
+    /// UDP endpoints that left their Service since the start.
+    pub udp_left: u64,
     /// Slots in use, those of old extents included.
     pub slots: usize,
     /// How full the tables are.
@@ -130,6 +132,7 @@ impl Status {
         self.ports = applied.ports.used();
         self.frontends = applied.services.len() - applied.addresses;
         self.endpoints = applied.active;
+        self.udp_left = reconciler.counters().udp_left();
         self.slots = applied.extents.slots_used() as usize;
         self.failing = reconciler.failing();
         self.problems = reconciler.problems();

@@ -148,6 +148,13 @@ impl Lab {
         Ok((space, peer))
     }
 
+    /// A process in a pod, served by the socket programs.
+    pub fn pod(&self, number: u8) -> Result<Ref<'_, Peer>> {
+        let pods = self.pods.borrow();
+        Ref::filter_map(pods, |pods| pods.get(usize::from(number)).map(|(_, peer)| peer))
+            .map_err(|_| anyhow!("no pod {number}"))
+    }
+
     /// Both ways to a Service: by sockets and by packets.
     pub fn clients(&self) -> [(&'static str, &Peer); 2] {
         [("socket", &self.local), ("packet", &self.client)]

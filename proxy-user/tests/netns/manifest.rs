@@ -95,6 +95,24 @@ impl Folder {
     }
 }
 
+/// The same with more in its `spec`, and in those of its ports in turn.
+pub fn text_with(service: Service, spec: &serde_json::Value, ports: &[serde_json::Value]) -> Result<String> {
+    let all = text(service);
+    let (first, rest) = all.trim_start_matches("---\n").split_once('\n').context("a text without lines")?;
+    let mut object: serde_json::Value = serde_json::from_str(first)?;
+    merge(&mut object["spec"], spec);
+    for (number, more) in ports.iter().enumerate() {
+        merge(&mut object["spec"]["ports"][number], more);
+    }
+    Ok(format!("---\n{object}\n{rest}"))
+}
+
+fn merge(into: &mut serde_json::Value, more: &serde_json::Value) {
+    if let (Some(into), Some(more)) = (into.as_object_mut(), more.as_object()) {
+        into.extend(more.clone());
+    }
+}
+
 /// The Service and its EndpointSlices, one for each port and family. (YAML takes JSON.)
 pub fn text(service: Service) -> String {
     let Service { name, number, ports } = service;

@@ -23,7 +23,7 @@ const CRATES: [(&str, &[&str]); 4] = [
 ];
 
 /// The modules of `proxy-user`, and those of ours that each may use.
-const MODULES: [(&str, &[&str]); 14] = [
+const MODULES: [(&str, &[&str]); 15] = [
     ("model", &[]),
     ("api", &["model"]),
     ("source", &["api", "model"]),
@@ -32,6 +32,7 @@ const MODULES: [(&str, &[&str]); 14] = [
     ("sync", &["maps", "model", "plan"]),
     ("host", &["model"]),
     ("programs", &["host"]),
+    ("sockets", &["host", "maps", "model", "sync"]),
     ("metrics", &["maps", "model", "programs", "sync"]),
     ("http", &["metrics", "model", "sync"]),
     ("cli", &["maps", "model", "programs"]),
@@ -48,6 +49,7 @@ const MODULES: [(&str, &[&str]); 14] = [
             "model",
             "plan",
             "programs",
+            "sockets",
             "source",
             "sync",
             "telemetry",
@@ -57,7 +59,7 @@ const MODULES: [(&str, &[&str]); 14] = [
 ];
 
 /// Crates that only some modules may see, so that the others stay testable without them.
-const RESTRICTED: [(&str, &[&str]); 11] = [
+const RESTRICTED: [(&str, &[&str]); 12] = [
     ("anyhow", &["app", "main"]),
     ("aya", &["maps", "programs"]),
     ("aya_log", &["programs"]),
@@ -67,8 +69,9 @@ const RESTRICTED: [(&str, &[&str]); 11] = [
     ("k8s_openapi", &["api", "source"]),
     ("kube", &["api", "app", "source"]),
     ("notify", &["source"]),
+    ("netlink_packet_sock_diag", &["host"]),
     ("rtnetlink", &["host", "programs"]),
-    ("tokio", &["api", "app", "host", "http", "main", "metrics", "programs", "source", "sync"]),
+    ("tokio", &["api", "app", "host", "http", "main", "metrics", "programs", "sockets", "source", "sync"]),
 ];
 
 /// Looks at what each of our crates declares; what only its tests need does not count.

@@ -9,6 +9,7 @@ mod error;
 mod flows;
 mod pin;
 mod rows;
+mod sockets;
 mod usage;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -31,6 +32,7 @@ use proxy_common::stats::{RefusalKey, ServiceStats};
 pub use error::ViewError;
 pub use flows::{FlowCounts, FlowRow, FlowState};
 pub use rows::{BackendRow, BackendState, FrontendRow, Kind, NameRow, Scope, Transport};
+pub use sockets::Stranded;
 pub use usage::UsageRow;
 
 /// The folder below the bpffs that is ours.

@@ -1,13 +1,17 @@
 //! The cases, and what they have in common.
 
+mod affinity;
 mod attach;
 mod bad;
 mod change;
+mod node_port;
 mod packet;
 mod restart;
 mod smoke;
 mod socket;
+mod stranded;
 mod swap;
+mod unknown;
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -36,6 +40,10 @@ pub fn all() -> Vec<Case> {
         attach::CASES,
         bad::CASES,
         socket::CASES,
+        affinity::CASES,
+        node_port::CASES,
+        stranded::CASES,
+        unknown::CASES,
         smoke::CASES,
     ]
     .concat()

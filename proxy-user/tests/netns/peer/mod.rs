@@ -77,10 +77,13 @@ impl Peer {
 
     /// Answers what comes to `addr`, under a name.
     pub fn serve(&self, is_tcp: bool, addr: SocketAddr, name: &str) -> Result<()> {
-        match self.ask(&Request::Serve { is_tcp, addr, name: name.to_owned() })? {
-            Ok(_) => Ok(()),
-            Err(failure) => bail!("cannot serve {addr}: {failure:?}"),
-        }
+        self.listen(is_tcp, addr, name)?
+            .map_err(|failure| anyhow::anyhow!("cannot serve {addr}: {failure:?}"))
+    }
+
+    /// The same, if the kernel lets it.
+    pub fn listen(&self, is_tcp: bool, addr: SocketAddr, name: &str) -> Result<Result<(), Failure>> {
+        Ok(self.ask(&Request::Serve { is_tcp, addr, name: name.to_owned() })?.map(drop))
     }
 
     /// Opens a socket, exchanges one message, closes it.

@@ -1,0 +1,121 @@
+//! UDP sockets of the calling thread's network namespace: who is connected to whom, and how to end it
+//! (`sock_diag(7)`; `ss -K` does the same).
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+
+use netlink_packet_sock_diag::inet::{ExtensionFlags, InetRequest, SocketId, StateFlags};
+use netlink_packet_sock_diag::{AF_INET, AF_INET6, SockDiagDestroy, SockDiagMessage};
+use rtnetlink::packet_core::{NLM_F_ACK, NLM_F_DUMP};
+use rtnetlink::sys::protocols::NETLINK_SOCK_DIAG;
+
+use super::netlink::Netlink;
+
+/// The kernel, asked about sockets.
+pub struct Diag(Netlink);
+
+/// A connected UDP socket.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Connected {
+    /// The kernel's cookie of it: no other socket has it while the machine runs.
+    pub cookie: u64,
+    /// Whom it is connected to. An IPv4 address that an IPv6 socket uses is an IPv4 address here.
+    pub peer: SocketAddr,
+    id: SocketId,
+}
+
+impl Diag {
+    /// Opens it in the network namespace of the calling thread.
+    pub fn open() -> io::Result<Self> {
+        Netlink::to(NETLINK_SOCK_DIAG).map(Self)
+    }
+
+    /// Every UDP socket that is connected.
+    ///
+    /// `NotFound`: the kernel has no `CONFIG_INET_UDP_DIAG`.
+    pub fn connected(&mut self) -> io::Result<Vec<Connected>> {
+        let mut all = Vec::new();
+        for none in [SocketId::new_v4(), SocketId::new_v6()] {
+            for answer in self.0.exchange(request(none), NLM_F_DUMP)? {
+                if let SockDiagMessage::InetResponse(response) = answer {
+                    all.push(Connected::of(response.header.socket_id));
+                }
+            }
+        }
+        Ok(all)
+    }
+
+    /// Ends a socket: its next call fails with ECONNABORTED, and it is connected to nobody.
+    ///
+    /// `NotFound`: it is gone. `Unsupported`: the kernel has no `CONFIG_INET_DIAG_DESTROY`.
+    pub fn destroy(&mut self, socket: &Connected) -> io::Result<()> {
+        let message = SockDiagDestroy::new(request(socket.id.clone()));
+        self.0.exchange::<_, SockDiagMessage>(message, NLM_F_ACK).map(drop)
+    }
+}
+
+/// The kernel compares everything in `id`, where it is asked about one socket.
+fn request(id: SocketId) -> SockDiagMessage {
+    SockDiagMessage::InetRequest(InetRequest {
+        family: if id.source_address.is_ipv4() { AF_INET } else { AF_INET6 },
+        protocol: proxy_common::PROTO_UDP,
+        extensions: ExtensionFlags::empty(),
+        states: StateFlags::ESTABLISHED,
+        socket_id: id,
+    })
+}
+
+impl Connected {
+    fn of(id: SocketId) -> Self {
+        let peer = match id.destination_address {
+            IpAddr::V6(ip) => ip.to_ipv4_mapped().map_or(IpAddr::V6(ip), IpAddr::V4),
+            ip @ IpAddr::V4(_) => ip,
+        };
+        Self { cookie: cookie(id.cookie), peer: SocketAddr::new(peer, id.destination_port), id }
+    }
+}
+
+/// Two words, the lower one first (`sock_diag_save_cookie`).
+fn cookie(bytes: [u8; 8]) -> u64 {
+    let [a, b, c, d, e, f, g, h] = bytes;
+    u64::from(u32::from_ne_bytes([a, b, c, d])) | u64::from(u32::from_ne_bytes([e, f, g, h])) << 32
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::UdpSocket;
+
+    use super::*;
+
+    #[test]
+    fn a_connected_socket_is_found_by_its_cookie_and_the_others_are_not() {
+        let server = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let to = server.local_addr().unwrap();
+        let client = UdpSocket::bind("127.0.0.1:0").unwrap();
+        client.connect(to).unwrap();
+        let cookie = rustix::net::sockopt::socket_cookie(&client).unwrap();
+        let all = Diag::open().unwrap().connected().unwrap();
+        let ours: Vec<_> = all.iter().filter(|socket| socket.cookie == cookie).collect();
+        assert_eq!(ours.iter().map(|socket| socket.peer).collect::<Vec<_>>(), [to]);
+        let server = rustix::net::sockopt::socket_cookie(&server).unwrap();
+        assert!(all.iter().all(|socket| socket.cookie != server));
+    }
+
+    #[test]
+    #[ignore = "needs root: cargo xtask test netns"]
+    fn a_destroyed_socket_is_connected_to_nobody() {
+        for [to, from] in [["127.0.0.1:9", "127.0.0.1:0"], ["[::ffff:127.0.0.1]:9", "[::]:0"]] {
+            let client = UdpSocket::bind(from).unwrap();
+            client.connect(to).unwrap();
+            let cookie = rustix::net::sockopt::socket_cookie(&client).unwrap();
+            let mut diag = Diag::open().unwrap();
+            let all = diag.connected().unwrap();
+            let found = all.into_iter().find(|socket| socket.cookie == cookie).unwrap();
+            assert_eq!(found.peer, "127.0.0.1:9".parse().unwrap());
+            diag.destroy(&found).unwrap();
+            let failed = client.send(b"x").unwrap_err();
+            assert_eq!(failed.raw_os_error(), Some(libc::ECONNABORTED));
+            assert_eq!(diag.destroy(&found).unwrap_err().kind(), io::ErrorKind::NotFound);
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! Session affinity of sockets: all of a network namespace stay with one endpoint.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use serde_json::json;
+
+use super::{Case, tcp, udp, vip};
+use crate::lab::{Lab, SMALL, SOON, Wish, eventually};
+use crate::manifest::{Family, Service, text_with};
+use crate::peer::{Attempt, Kind, Peer};
+
+const WISH: Wish = Wish { pods: 4, services: &[], flags: SMALL };
+const SET: Service =
+    Service { name: "sticky", number: 51, ports: &[tcp(80, 8080, &[0, 1, 2]), udp(53, 5353, &[0, 1, 2])] };
+const LARGER: Service =
+    Service { ports: &[tcp(80, 8080, &[0, 1, 2, 3]), udp(53, 5353, &[0, 1, 2, 3])], ..SET };
+const SETS_OF_TWO: [Service; 3] = [
+    Service { ports: &[tcp(80, 8080, &[1, 2]), udp(53, 5353, &[1, 2])], ..SET },
+    Service { ports: &[tcp(80, 8080, &[0, 2]), udp(53, 5353, &[0, 2])], ..SET },
+    Service { ports: &[tcp(80, 8080, &[0, 1]), udp(53, 5353, &[0, 1])], ..SET },
+];
+/// Connections that all go to one of three endpoints by chance once in 10^9 times.
+const MANY: usize = 20;
+
+pub const CASES: &[Case] = &[
+    Case { name: "affinity::stays_while_the_endpoint_does", wish: WISH, run: stays },
+    Case { name: "affinity::ends_when_the_client_is_silent", wish: WISH, run: ends },
+];
+
+fn put(lab: &Lab, service: Service, seconds: u32) -> Result<()> {
+    let spec = json!({
+        "sessionAffinity": "ClientIP",
+        "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": seconds}},
+    });
+    lab.folder.put_text(service.name, &text_with(service, &spec, &[])?)
+}
+
+/// The one server that so many connections reach.
+fn only(client: &Peer, kind: Kind, family: Family) -> Result<String> {
+    let attempt = Attempt::new(kind, vip(family, SET, kind));
+    let servers = super::spread(client, attempt, MANY)?;
+    ensure!(servers.len() == 1, "{kind:?}: {servers:?}");
+    Ok(servers.into_iter().collect())
+}
+
+fn begin(lab: &Lab, seconds: u32) -> Result<()> {
+    put(lab, SET, seconds)?;
+    for family in Family::BOTH {
+        for kind in Kind::ALL {
+            eventually(SOON, || lab.local.reach(Attempt::new(kind, vip(family, SET, kind))))?;
+        }
+    }
+    Ok(())
+}
+
+fn stays(lab: &Lab) -> Result<()> {
+    begin(lab, 10_800)?;
+    let pod = lab.pod(3)?;
+    for client in [&lab.local, &*pod] {
+        for family in Family::BOTH {
+            put(lab, SET, 10_800)?;
+            let tcp = only(client, Kind::Tcp, family)?;
+            // Sockets that connect and sockets that do not are one client.
+            let udp = only(client, Kind::Udp, family)?;
+            ensure!(udp == only(client, Kind::Datagram, family)?, "one port, two endpoints");
+            let before = lab.log().matches("manifests read").count();
+            put(lab, LARGER, 10_800)?;
+            eventually(SOON, || {
+                ensure!(lab.log().matches("manifests read").count() > before, "not read");
+                Ok(())
+            })?;
+            for _ in 0..3 {
+                ensure!(only(client, Kind::Tcp, family)? == tcp, "moved for no reason");
+            }
+            let number: usize = tcp.split('/').next().unwrap_or_default().parse()?;
+            put(lab, SETS_OF_TWO[number], 10_800)?;
+            let moved = eventually(SOON, || {
+                let now = only(client, Kind::Tcp, family)?;
+                ensure!(now != tcp, "still at the endpoint that left");
+                Ok(now)
+            })?;
+            ensure!(only(client, Kind::Tcp, family)? == moved, "moves all the time");
+        }
+    }
+    Ok(())
+}
+
+fn ends(lab: &Lab) -> Result<()> {
+    begin(lab, 1)?;
+    let attempt = Attempt::new(Kind::Tcp, vip(Family::V4, SET, Kind::Tcp));
+    let first = lab.local.reach(attempt)?.server;
+    // Each time the endpoint is another one with two chances in three.
+    for _ in 0..MANY {
+        std::thread::sleep(Duration::from_millis(1_300));
+        if lab.local.reach(attempt)?.server != first {
+            return Ok(());
+        }
+    }
+    anyhow::bail!("{MANY} times at {first}, after more than a second each")
+}

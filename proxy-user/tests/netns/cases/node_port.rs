@@ -1,0 +1,165 @@
+//! Node ports, for sockets of the node and of pods, and for who wants to listen on one.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use proxy_common::reason::Reason;
+use proxy_user::maps::view::View;
+use serde_json::json;
+
+use super::{Case, shows, tcp, udp};
+use crate::lab::{Lab, SMALL, SOON, Wish, eventually};
+use crate::manifest::{Family, Service, text_with};
+use crate::peer::{Attempt, Kind, Peer};
+
+const PORTS: Service =
+    Service { name: "ports", number: 50, ports: &[tcp(80, 8080, &[0]), udp(53, 5353, &[0])] };
+const TCP_PORT: u16 = 30080;
+const UDP_PORT: u16 = 30053;
+const WISH: Wish = Wish { pods: 2, services: &[], flags: SMALL };
+/// [`SMALL`], and node ports on loopback addresses.
+#[rustfmt::skip]
+const LOCALHOST: &[&str] = &[
+    "--nodeport-addresses", "all,localhost",
+    "--max-services", "64", "--max-frontends", "512", "--max-slots", "1024", "--max-backends", "256",
+    "--max-flows", "16384", "--max-sockets", "4096",
+];
+
+pub const CASES: &[Case] = &[
+    Case { name: "node_port::sockets_of_node_and_pods_reach_it", wish: WISH, run: reaches },
+    Case {
+        name: "node_port::on_localhost_where_a_flag_says_so",
+        wish: Wish { flags: LOCALHOST, ..WISH },
+        run: localhost,
+    },
+    Case { name: "node_port::no_process_of_the_node_listens_on_one", wish: WISH, run: binds },
+];
+
+fn port(kind: Kind) -> u16 {
+    if kind.is_tcp() { TCP_PORT } else { UDP_PORT }
+}
+
+/// Addresses of the node, towards the client and towards the pods.
+fn node_ips() -> [IpAddr; 6] {
+    [
+        [10, 98, 0, 1].into(),
+        [10, 99, 1, 1].into(),
+        [0xfd98, 0, 0, 0, 0, 0, 0, 1].into(),
+        [0xfd99, 1, 0, 0, 0, 0, 0, 1].into(),
+        Ipv4Addr::new(10, 98, 0, 1).to_ipv6_mapped().into(),
+        Ipv4Addr::new(10, 99, 0, 1).to_ipv6_mapped().into(),
+    ]
+}
+
+fn localhosts() -> [IpAddr; 3] {
+    [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into(), Ipv4Addr::LOCALHOST.to_ipv6_mapped().into()]
+}
+
+/// Makes the Service, and waits until a socket of the node reaches it.
+fn begin(lab: &Lab) -> Result<()> {
+    let ports = [json!({"nodePort": TCP_PORT}), json!({"nodePort": UDP_PORT})];
+    lab.folder.put_text("ports", &text_with(PORTS, &json!({"type": "NodePort"}), &ports)?)?;
+    for ip in node_ips() {
+        eventually(SOON, || lab.local.reach(Attempt::new(Kind::Udp, (ip, UDP_PORT).into())))?;
+    }
+    Ok(())
+}
+
+fn reach_all(client: &Peer, ips: &[IpAddr]) -> Result<()> {
+    for ip in ips {
+        for kind in Kind::ALL {
+            let attempt = Attempt::new(kind, (*ip, port(kind)).into());
+            let seen = client.reach(attempt)?;
+            let server = if kind.is_tcp() { "0/8080" } else { "0/5353" };
+            ensure!(seen.server == server, "{attempt:?}: served by {}", seen.server);
+            shows(&seen, attempt, attempt.to)?;
+        }
+    }
+    Ok(())
+}
+
+/// Nobody listens there, and nobody translates.
+fn refused(client: &Peer, ips: &[IpAddr]) -> Result<()> {
+    for ip in ips {
+        for kind in [Kind::Tcp, Kind::Udp] {
+            client.fails(Attempt::new(kind, (*ip, port(kind)).into()), libc::ECONNREFUSED)?;
+        }
+    }
+    Ok(())
+}
+
+fn reaches(lab: &Lab) -> Result<()> {
+    begin(lab)?;
+    reach_all(&lab.local, &node_ips())?;
+    // The endpoint itself, and another pod.
+    for pod in [0, 1] {
+        reach_all(&*lab.pod(pod)?, &node_ips())?;
+        refused(&*lab.pod(pod)?, &localhosts())?;
+    }
+    refused(&lab.local, &localhosts())?;
+    // A port that is nobody's, and an address that is not the node's.
+    lab.local.fails(Attempt::new(Kind::Tcp, (node_ips()[0], 30081).into()), libc::ECONNREFUSED)?;
+    let pod: SocketAddr = (crate::manifest::pod_ip(Family::V4, 1), TCP_PORT).into();
+    lab.local.fails(Attempt::new(Kind::Tcp, pod), libc::ECONNREFUSED)?;
+    Ok(())
+}
+
+fn localhost(lab: &Lab) -> Result<()> {
+    begin(lab)?;
+    reach_all(&lab.local, &localhosts())?;
+    reach_all(&lab.local, &node_ips())?;
+    // A pod's localhost is its own.
+    refused(&*lab.pod(1)?, &localhosts())
+}
+
+/// Whether a process gets the port; the only way in which it may not is the one that programs know.
+fn gets(peer: &Peer, is_tcp: bool, addr: SocketAddr) -> Result<bool> {
+    match peer.listen(is_tcp, addr, "mine")? {
+        Ok(()) => Ok(true),
+        Err(failure) if failure.errno == Some(libc::EADDRINUSE) => Ok(false),
+        Err(failure) => bail!("{addr}: {failure:?}"),
+    }
+}
+
+fn taken(lab: &Lab) -> Result<u64> {
+    let reasons = View::open(&lab.bpffs())?.reasons()?;
+    reasons.get(&Reason::NodePortTaken).copied().context("no such reason")
+}
+
+fn binds(lab: &Lab) -> Result<()> {
+    begin(lab)?;
+    let any: [IpAddr; 2] = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
+    let mut refusals = 0;
+    for ip in any.into_iter().chain(node_ips().into_iter().take(4)) {
+        for (is_tcp, number) in [(true, TCP_PORT), (false, UDP_PORT)] {
+            ensure!(!gets(&lab.local, is_tcp, (ip, number).into())?, "{ip} port {number}: a process got it");
+            refusals += 1;
+            ensure!(taken(lab)? == refusals, "{} counted, not {refusals}", taken(lab)?);
+        }
+    }
+    let services = View::open(&lab.bpffs())?.refusals()?;
+    let counted: u64 = services
+        .iter()
+        .filter(|((_, reason), _)| *reason == Reason::NodePortTaken)
+        .map(|(_, count)| count)
+        .sum();
+    ensure!(counted == refusals, "{counted} counted by Service, not {refusals}");
+    // Another protocol, another port, an address where node ports do not answer; and a pod may do all of it.
+    let free = [
+        (false, any[0], TCP_PORT),
+        (true, any[0], UDP_PORT),
+        (true, any[1], TCP_PORT + 1),
+        (true, localhosts()[0], TCP_PORT),
+    ];
+    for (is_tcp, ip, number) in free {
+        ensure!(gets(&lab.local, is_tcp, (ip, number).into())?, "{ip} port {number} is nobody's");
+    }
+    ensure!(gets(&*lab.pod(1)?, true, (any[0], TCP_PORT).into())?, "a pod has its own ports");
+    ensure!(taken(lab)? == refusals, "counted what was allowed");
+    // Free again with its Service.
+    lab.folder.remove("ports")?;
+    eventually(SOON, || {
+        ensure!(gets(&lab.local, false, (any[0], UDP_PORT).into())?, "still taken");
+        Ok(())
+    })
+}

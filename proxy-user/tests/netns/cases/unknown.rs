@@ -1,0 +1,66 @@
+//! Addresses in the range of Services, and ports of Services, that nobody has.
+
+use std::net::{IpAddr, SocketAddr};
+
+use anyhow::Result;
+
+use super::{Case, WEB, tcp, udp, vip};
+use crate::lab::{Lab, SOON, Wish, eventually};
+use crate::manifest::{Family, Service, cluster_ip};
+use crate::peer::{Attempt, Kind};
+
+#[rustfmt::skip]
+const FLAGS: &[&str] = &[
+    "--service-cidrs", "10.96.0.0/16,fd96::/64",
+    "--max-services", "64", "--max-frontends", "64", "--max-slots", "1024", "--max-backends", "256",
+    "--max-flows", "16384", "--max-sockets", "4096",
+];
+const LATE: Service =
+    Service { name: "late", number: 60, ports: &[tcp(80, 8080, &[0]), udp(53, 5353, &[0])] };
+
+pub const CASES: &[Case] = &[Case {
+    name: "unknown::no_service_is_silence_and_no_such_port_is_refused",
+    wish: Wish { pods: 1, services: &[WEB], flags: FLAGS },
+    run: unknown,
+}];
+
+/// As IPv4, as IPv6, and IPv4 as IPv6 sockets write it.
+fn forms(number: u8, port: u16) -> [SocketAddr; 3] {
+    let [v4, v6] = Family::BOTH.map(|family| cluster_ip(family, number));
+    let mapped = match v4 {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped().into(),
+        ip @ IpAddr::V6(_) => ip,
+    };
+    [v4, v6, mapped].map(|ip| (ip, port).into())
+}
+
+fn unknown(lab: &Lab) -> Result<()> {
+    let pod = lab.pod(0)?;
+    for client in [&lab.local, &*pod] {
+        for kind in Kind::ALL {
+            for to in forms(LATE.number, 80) {
+                client.fails(Attempt::new(kind, to), libc::ETIMEDOUT)?;
+            }
+            for to in forms(WEB.number, 8080) {
+                client.fails(Attempt::new(kind, to), libc::ECONNREFUSED)?;
+            }
+            for family in Family::BOTH {
+                client.reach(Attempt::new(kind, vip(family, WEB, kind)))?;
+            }
+        }
+    }
+    lab.folder.put(LATE)?;
+    for to in forms(LATE.number, 80) {
+        eventually(SOON, || client_reaches(lab, to))?;
+        lab.local.fails(Attempt::new(Kind::Udp, to), libc::ECONNREFUSED)?;
+    }
+    lab.folder.remove(LATE.name)?;
+    for to in forms(LATE.number, 80) {
+        eventually(SOON, || lab.local.fails(Attempt::new(Kind::Tcp, to), libc::ETIMEDOUT))?;
+    }
+    Ok(())
+}
+
+fn client_reaches(lab: &Lab, to: SocketAddr) -> Result<()> {
+    lab.local.reach(Attempt::new(Kind::Tcp, to)).map(drop)
+}
