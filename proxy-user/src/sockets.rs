@@ -1,8 +1,8 @@
 //! Connected UDP sockets whose endpoint left.
 //!
 //! The address that such a socket is connected to is fixed: what it sends goes to the endpoint for ever, and no hook
-//! sees it. (A packet's flow just chooses again.) So the socket is ended: its next call fails with ECONNABORTED, and
-//! the application connects anew. `sockets` remembers which ones a Service led there; sockets that went to the same
+//! sees it. (A packet's flow just chooses again.) So the socket is ended: its next call fails (ECONNABORTED where
+//! it waits, EDESTADDRREQ where it sends), and the application connects anew. `sockets` remembers which ones a Service led there; sockets that went to the same
 //! endpoint by its own address are left alone.
 
 use std::collections::{BTreeMap, BTreeSet};

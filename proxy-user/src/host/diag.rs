@@ -45,7 +45,8 @@ impl Diag {
         Ok(all)
     }
 
-    /// Ends a socket: its next call fails with ECONNABORTED, and it is connected to nobody.
+    /// Ends a socket: who waits for a message gets ECONNABORTED, and who sends one EDESTADDRREQ, because the socket
+    /// is connected to nobody any more.
     ///
     /// `NotFound`: it is gone. `Unsupported`: the kernel has no `CONFIG_INET_DIAG_DESTROY`.
     pub fn destroy(&mut self, socket: &Connected) -> io::Result<()> {
@@ -113,8 +114,8 @@ mod tests {
             let found = all.into_iter().find(|socket| socket.cookie == cookie).unwrap();
             assert_eq!(found.peer, "127.0.0.1:9".parse().unwrap());
             diag.destroy(&found).unwrap();
-            let failed = client.send(b"x").unwrap_err();
-            assert_eq!(failed.raw_os_error(), Some(libc::ECONNABORTED));
+            assert_eq!(client.recv(&mut [0]).unwrap_err().raw_os_error(), Some(libc::ECONNABORTED));
+            assert_eq!(client.send(b"x").unwrap_err().raw_os_error(), Some(libc::EDESTADDRREQ));
             assert_eq!(diag.destroy(&found).unwrap_err().kind(), io::ErrorKind::NotFound);
         }
     }

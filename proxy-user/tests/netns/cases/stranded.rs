@@ -7,7 +7,7 @@ use anyhow::{Result, ensure};
 use super::{Case, pod, udp, vip};
 use crate::lab::{Lab, SMALL, SOON, Wish, eventually};
 use crate::manifest::{Family, Service};
-use crate::peer::{Attempt, Kind, Peer};
+use crate::peer::{Attempt, Failure, Kind, Peer};
 
 const WISH: Wish = Wish { pods: 3, services: &[NAMES, OTHER], flags: SMALL };
 const NAMES: Service = Service { name: "names", number: 61, ports: &[udp(53, 5353, &[0])] };
@@ -57,10 +57,7 @@ impl<'a> Sockets<'a> {
     /// Waits until they are ended; then only they are.
     fn are_ended(&self) -> Result<()> {
         for (id, to) in &self.led {
-            eventually(SOON, || match self.client.talk(*id, None)? {
-                Err(failure) if failure.errno == Some(libc::ECONNABORTED) => Ok(()),
-                other => anyhow::bail!("{to}: {other:?}"),
-            })?;
+            eventually(SOON, || is_ended(self.client, *id, *to))?;
         }
         for id in &self.others {
             let server = self.client.hears(*id, None)?.server;
@@ -76,6 +73,14 @@ impl<'a> Sockets<'a> {
             ensure!(seen.server == server && seen.peer == Some(*to), "{to}: {seen:?}");
         }
         Ok(())
+    }
+}
+
+/// Who waits for an answer is told that the connection is aborted, who sends that there is none.
+fn is_ended(client: &Peer, id: u32, to: SocketAddr) -> Result<()> {
+    match client.talk(id, None)? {
+        Err(Failure { errno: Some(libc::ECONNABORTED | libc::EDESTADDRREQ), .. }) => Ok(()),
+        other => anyhow::bail!("{to}: {other:?}"),
     }
 }
 
@@ -102,11 +107,8 @@ fn moves(lab: &Lab) -> Result<()> {
     let pod = lab.pod(2)?;
     lab.folder.put(NAMES)?;
     for client in [&lab.local, &*pod] {
-        for at in [0, 1, 2] {
-            eventually(SOON, || match client.talk(at, None)? {
-                Err(failure) if failure.errno == Some(libc::ECONNABORTED) => Ok(()),
-                other => anyhow::bail!("{other:?}"),
-            })?;
+        for (at, to) in (0..).zip(forms(NAMES)) {
+            eventually(SOON, || is_ended(client, at, to))?;
         }
     }
     Ok(())
