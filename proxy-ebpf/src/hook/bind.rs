@@ -5,7 +5,7 @@ use proxy_common::reason::Reason;
 use proxy_common::{Address, V4, V6};
 
 use super::socket::{ALLOW, deny};
-use crate::flow::same;
+use crate::header::same;
 use crate::maps::{self, Tables};
 use crate::sockaddr::{self, Bound};
 use crate::{lookup, report};

@@ -13,8 +13,8 @@ use proxy_common::service::ServiceEntry;
 use proxy_common::socket::{SocketEntry, SocketKey, TO_BACKEND, TO_FRONTEND};
 use proxy_common::{Family, PROTO_SCTP, PROTO_TCP, PROTO_UDP};
 
-use super::tc::time;
 use crate::balance::{self, Choice};
+use crate::flow::Time;
 use crate::maps::{self, Tables};
 use crate::sockaddr::Sockaddr;
 use crate::{affinity, lookup, report};
@@ -162,7 +162,7 @@ fn choose<S: Sockaddr>(call: &S, service: &ServiceEntry) -> Result<Choice<Addr<S
     if service.affinity_secs == 0 || service.slot_count == 0 {
         return balance::choose::<S::Family>(service, random());
     }
-    let (netns, time) = (call.raw().netns(), time().ok_or(Reason::MapInconsistent)?);
+    let (netns, time) = (call.raw().netns(), Time::now().ok_or(Reason::MapInconsistent)?);
     if let Some(choice) = affinity::stay_netns::<S::Family>(netns, service, time) {
         return Ok(choice);
     }
