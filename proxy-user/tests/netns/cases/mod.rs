@@ -5,6 +5,7 @@ mod attach;
 mod bad;
 mod change;
 mod node_port;
+mod outside;
 mod packet;
 mod restart;
 mod smoke;
@@ -36,6 +37,7 @@ pub fn all() -> Vec<Case> {
         restart::CASES,
         swap::CASES,
         change::CASES,
+        outside::CASES,
         packet::CASES,
         attach::CASES,
         bad::CASES,

@@ -45,11 +45,19 @@ pub struct Attempt {
     /// Bytes of the message.
     pub size: usize,
     pub close: Close,
+    /// Seconds that each call may take.
+    pub patience: u64,
 }
 
 impl Attempt {
+    /// A busy machine may not run a process for many seconds.
     pub fn new(kind: Kind, to: SocketAddr) -> Self {
-        Self { kind, to, source_port: 0, size: 10, close: Close::Client }
+        Self { kind, to, source_port: 0, size: 10, close: Close::Client, patience: 30 }
+    }
+
+    /// Where no answer is expected.
+    pub fn in_vain(self) -> Self {
+        Self { patience: 1, ..self }
     }
 
     pub fn at_port(self, source_port: u16) -> Self {

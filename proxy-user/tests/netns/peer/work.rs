@@ -11,9 +11,6 @@ use socket2::{Domain, Socket, Type};
 use super::load::Traffic;
 use super::wire::{Attempt, Close, Failure, Kind, Reply, Request, Seen};
 
-/// After this long a call counts as failed. On an idle machine nothing here takes a hundredth of it; a busy one may
-/// not run a process for seconds, and what is lost is not found later either.
-const PATIENCE: Duration = Duration::from_secs(30);
 /// Ends a message.
 const END: u8 = b'\n';
 /// Begins a message after which the server closes.
@@ -78,12 +75,13 @@ pub struct Conversation {
 
 impl Conversation {
     pub fn open(attempt: Attempt) -> Result<Self, Failure> {
-        let Attempt { kind, to, source_port, .. } = attempt;
+        let Attempt { kind, to, source_port, patience, .. } = attempt;
+        let patience = Duration::from_secs(patience);
         let make = || {
             let kind = if kind.is_tcp() { Type::STREAM } else { Type::DGRAM };
             let socket = Socket::new(Domain::for_address(to), kind, None)?;
-            socket.set_read_timeout(Some(PATIENCE))?;
-            socket.set_write_timeout(Some(PATIENCE))?;
+            socket.set_read_timeout(Some(patience))?;
+            socket.set_write_timeout(Some(patience))?;
             if source_port != 0 {
                 let any: IpAddr =
                     if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
@@ -94,7 +92,7 @@ impl Conversation {
         };
         let socket = make().map_err(Failure::of("socket"))?;
         match kind {
-            Kind::Tcp => socket.connect_timeout(&to.into(), PATIENCE).map_err(Failure::of("connect"))?,
+            Kind::Tcp => socket.connect_timeout(&to.into(), patience).map_err(Failure::of("connect"))?,
             Kind::Udp => socket.connect(&to.into()).map_err(Failure::of("connect"))?,
             Kind::Datagram => {}
         }

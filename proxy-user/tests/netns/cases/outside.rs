@@ -1,0 +1,289 @@
+//! Clients outside: node ports, load balancers and external addresses, endpoints here and on other nodes.
+
+use std::fmt::Write as _;
+use std::net::{IpAddr, SocketAddr};
+
+use anyhow::{Result, ensure};
+use serde_json::{Value, json};
+
+use super::{Case, client_ip, shows, spread};
+use crate::lab::{Lab, SMALL, SOON, Wish, eventually};
+use crate::manifest::{Family, cluster_ip, pod_ip};
+use crate::peer::{Attempt, Kind, Seen};
+
+const WISH: Wish = Wish { pods: 2, services: &[], flags: SMALL };
+/// [`SMALL`], and the range of Service addresses.
+#[rustfmt::skip]
+const RANGES: &[&str] = &[
+    "--service-cidrs", "10.96.0.0/16,fd96::/112",
+    "--max-services", "64", "--max-frontends", "64", "--max-slots", "1024", "--max-backends", "256",
+    "--max-flows", "16384", "--max-sockets", "4096",
+];
+
+pub const CASES: &[Case] = &[
+    Case { name: "outside::a_node_port_leads_to_another_node", wish: WISH, run: remote },
+    Case { name: "outside::an_endpoint_here_sees_the_client", wish: WISH, run: local },
+    Case { name: "outside::policy_local", wish: WISH, run: policy_local },
+    Case { name: "outside::load_balancer_and_external_addresses", wish: WISH, run: addresses },
+    Case { name: "outside::a_client_stays_with_its_endpoint", wish: WISH, run: affinity },
+    Case { name: "outside::what_no_service_has", wish: Wish { flags: RANGES, ..WISH }, run: nothing_there },
+];
+
+const NODE_PORTS: [u16; 2] = [30_080, 30_053];
+const NUMBER: u8 = 40;
+
+/// A Service of type LoadBalancer in both families, TCP and UDP, with these endpoints: number of the pod, and whether
+/// it is said to be on this node. `spec` and `status` are merged in.
+fn put(lab: &Lab, pods: &[(u8, bool)], spec: &Value, ingress: &[IpAddr]) -> Result<()> {
+    let ips = Family::BOTH.map(|family| cluster_ip(family, NUMBER));
+    let mut service = json!({
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": "open", "namespace": "default"},
+        "spec": {
+            "type": "LoadBalancer",
+            "clusterIP": ips[0],
+            "clusterIPs": ips,
+            "ipFamilies": ["IPv4", "IPv6"],
+            "ports": [
+                {"name": "tcp", "port": 80, "nodePort": NODE_PORTS[0], "protocol": "TCP"},
+                {"name": "udp", "port": 53, "nodePort": NODE_PORTS[1], "protocol": "UDP"},
+            ],
+        },
+        "status": {"loadBalancer": {
+            "ingress": ingress.iter().map(|ip| json!({"ip": ip})).collect::<Vec<_>>(),
+        }},
+    });
+    for (key, value) in spec.as_object().into_iter().flatten() {
+        service["spec"][key] = value.clone();
+    }
+    let mut text = format!("---\n{service}\n");
+    for family in Family::BOTH {
+        let endpoints: Vec<_> = pods
+            .iter()
+            .map(|(pod, here)| {
+                json!({
+                    "addresses": [pod_ip(family, *pod)],
+                    "conditions": {"ready": true},
+                    "nodeName": if *here { "node" } else { "another" },
+                })
+            })
+            .collect();
+        let kind = if family == Family::V4 { "IPv4" } else { "IPv6" };
+        let slice = json!({
+            "apiVersion": "discovery.k8s.io/v1",
+            "kind": "EndpointSlice",
+            "metadata": {
+                "name": format!("open-{}", kind.to_lowercase()),
+                "namespace": "default",
+                "labels": {"kubernetes.io/service-name": "open"},
+            },
+            "addressType": kind,
+            "endpoints": endpoints,
+            "ports": [
+                {"name": "tcp", "port": 8080, "protocol": "TCP"},
+                {"name": "udp", "port": 5353, "protocol": "UDP"},
+            ],
+        });
+        // Writing to a String cannot fail.
+        let _ = writeln!(text, "---\n{slice}");
+    }
+    lab.folder.put_text("open", &text)
+}
+
+/// The device towards the client is the one that leads outside.
+fn open_up(lab: &Lab) -> Result<()> {
+    lab.node.ip("route add default via 10.98.0.2\nroute add default via fd98::2\n")
+}
+
+fn node_ip(family: Family) -> IpAddr {
+    match family {
+        Family::V4 => [10, 98, 0, 1].into(),
+        Family::V6 => [0xfd98, 0, 0, 0, 0, 0, 0, 1].into(),
+    }
+}
+
+fn node_port(family: Family, kind: Kind) -> SocketAddr {
+    (node_ip(family), NODE_PORTS[usize::from(!kind.is_tcp())]).into()
+}
+
+/// A packet of the client, and what it looked like to both ends.
+fn reach(lab: &Lab, attempt: Attempt) -> Result<Seen> {
+    let seen = lab.client.reach(attempt)?;
+    shows(&seen, attempt, attempt.to)?;
+    Ok(seen)
+}
+
+fn remote(lab: &Lab) -> Result<()> {
+    open_up(lab)?;
+    put(lab, &[(0, false)], &json!({}), &[])?;
+    for family in Family::BOTH {
+        for kind in Kind::ALL {
+            let to = node_port(family, kind);
+            eventually(SOON, || {
+                let seen = reach(lab, Attempt::new(kind, to))?;
+                ensure!(seen.client.ip() == node_ip(family), "the pod saw {}", seen.client);
+                Ok(())
+            })?;
+            for size in [10, 1400] {
+                let seen = reach(lab, Attempt::new(kind, to).size(size))?;
+                ensure!(seen.client.ip() == node_ip(family), "the pod saw {}", seen.client);
+                ensure!(seen.client.port() >= 61_000, "the pod saw {}", seen.client);
+            }
+        }
+        // Segments that the kernel cuts only where they leave.
+        reach(lab, Attempt::new(Kind::Tcp, node_port(family, Kind::Tcp)).size(1_000_000))?;
+        // A cluster address, dialled from outside.
+        let attempt = Attempt::new(Kind::Tcp, (cluster_ip(family, NUMBER), 80).into());
+        let seen = reach(lab, attempt)?;
+        ensure!(seen.client.ip() == node_ip(family), "the pod saw {}", seen.client);
+    }
+    // Without offloads the packets come with checksums that are complete.
+    let output = lab.client_space.command("ethtool").args(["-K", "eth0", "tx", "off"]).output()?;
+    ensure!(output.status.success(), "ethtool: {}", String::from_utf8_lossy(&output.stderr));
+    for family in Family::BOTH {
+        for kind in Kind::ALL {
+            reach(lab, Attempt::new(kind, node_port(family, kind)).size(1400))?;
+        }
+    }
+    Ok(())
+}
+
+fn local(lab: &Lab) -> Result<()> {
+    open_up(lab)?;
+    put(lab, &[(0, true)], &json!({}), &[])?;
+    for family in Family::BOTH {
+        for kind in Kind::ALL {
+            let attempt = Attempt::new(kind, node_port(family, kind));
+            eventually(SOON, || {
+                let seen = reach(lab, attempt)?;
+                ensure!(seen.client.ip() == client_ip(family), "the pod saw {}", seen.client);
+                Ok(())
+            })?;
+        }
+    }
+    // The pod dials the node port that leads to itself, and the node dials it too.
+    for family in Family::BOTH {
+        for kind in Kind::ALL {
+            let attempt = Attempt::new(kind, node_port(family, kind));
+            let seen = lab.pod(0, |pod| pod.reach(attempt))?;
+            shows(&seen, attempt, attempt.to)?;
+            shows(&lab.local.reach(attempt)?, attempt, attempt.to)?;
+        }
+    }
+    Ok(())
+}
+
+fn policy_local(lab: &Lab) -> Result<()> {
+    open_up(lab)?;
+    let policy = json!({"externalTrafficPolicy": "Local"});
+    put(lab, &[(0, true), (1, false)], &policy, &[])?;
+    for family in Family::BOTH {
+        for kind in Kind::ALL {
+            let attempt = Attempt::new(kind, node_port(family, kind));
+            eventually(SOON, || {
+                let servers = spread(&lab.client, attempt, 24)?;
+                ensure!(
+                    servers.len() == 1 && servers.iter().all(|name| name.starts_with("0/")),
+                    "{servers:?}"
+                );
+                Ok(())
+            })?;
+            let seen = reach(lab, attempt)?;
+            ensure!(seen.client.ip() == client_ip(family), "the pod saw {}", seen.client);
+            // The node itself has all endpoints.
+            let servers = spread(&lab.local, attempt, 32)?;
+            ensure!(servers.len() == 2, "{kind:?}: the node reaches {servers:?}");
+        }
+    }
+    // Only other nodes have endpoints: silence for clients outside, and nothing changes for the node.
+    put(lab, &[(1, false)], &policy, &[])?;
+    for family in Family::BOTH {
+        let attempt = Attempt::new(Kind::Udp, node_port(family, Kind::Udp));
+        eventually(SOON, || {
+            ensure!(lab.local.reach(attempt)?.server.starts_with("1/"));
+            Ok(())
+        })?;
+        let outcome = lab.client.once(attempt.in_vain())?;
+        let errno = outcome.err().and_then(|failure| failure.errno);
+        ensure!(errno == Some(libc::EAGAIN), "not silence, but {errno:?}");
+    }
+    Ok(())
+}
+
+fn addresses(lab: &Lab) -> Result<()> {
+    open_up(lab)?;
+    let ingress: [IpAddr; 2] = ["203.0.113.7".parse()?, "fd77::7".parse()?];
+    let external: [IpAddr; 2] = ["203.0.113.8".parse()?, "fd77::8".parse()?];
+    let spec = json!({
+        "externalIPs": external,
+        "loadBalancerSourceRanges": ["10.98.0.2/32", "fd98::2/128"],
+    });
+    put(lab, &[(0, false), (1, true)], &spec, &ingress)?;
+    for ip in ingress.into_iter().chain(external) {
+        for (kind, port) in [(Kind::Tcp, 80), (Kind::Udp, 53)] {
+            let attempt = Attempt::new(kind, (ip, port).into());
+            eventually(SOON, || reach(lab, attempt))?;
+            let servers = spread(&lab.client, attempt, 32)?;
+            ensure!(servers.len() == 2, "{ip}: {servers:?}");
+        }
+    }
+    // Others may use the external address and the node port, but not the load balancer's.
+    let spec = json!({
+        "externalIPs": external,
+        "loadBalancerSourceRanges": ["192.0.2.0/24", "fd66::/64"],
+    });
+    put(lab, &[(0, false), (1, true)], &spec, &ingress)?;
+    for (ip, other) in ingress.into_iter().zip(external) {
+        let attempt = Attempt::new(Kind::Udp, (ip, 53).into());
+        eventually(SOON, || {
+            let errno = lab.client.once(attempt.in_vain())?.err().and_then(|failure| failure.errno);
+            ensure!(errno == Some(libc::EAGAIN), "{ip}: not silence, but {errno:?}");
+            Ok(())
+        })?;
+        reach(lab, Attempt::new(Kind::Udp, (other, 53).into()))?;
+        let family = if ip.is_ipv4() { Family::V4 } else { Family::V6 };
+        reach(lab, Attempt::new(Kind::Udp, node_port(family, Kind::Udp)))?;
+    }
+    Ok(())
+}
+
+fn affinity(lab: &Lab) -> Result<()> {
+    open_up(lab)?;
+    let spec = json!({
+        "sessionAffinity": "ClientIP",
+        "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": 3600}},
+    });
+    put(lab, &[(0, true), (1, false)], &spec, &[])?;
+    for family in Family::BOTH {
+        for kind in Kind::ALL {
+            let attempt = Attempt::new(kind, node_port(family, kind));
+            eventually(SOON, || reach(lab, attempt))?;
+            let servers = spread(&lab.client, attempt, 24)?;
+            ensure!(servers.len() == 1, "{kind:?}: one client, and {servers:?}");
+            // By the cluster address it is the same client of the same Service.
+            let cluster = (cluster_ip(family, NUMBER), if kind.is_tcp() { 80 } else { 53 }).into();
+            let again = spread(&lab.client, Attempt::new(kind, cluster), 12)?;
+            ensure!(
+                again == servers,
+                "{kind:?}: {servers:?} by the node port, {again:?} by the cluster address"
+            );
+        }
+    }
+    Ok(())
+}
+
+fn nothing_there(lab: &Lab) -> Result<()> {
+    put(lab, &[(0, true)], &json!({}), &[])?;
+    for family in Family::BOTH {
+        let there = Attempt::new(Kind::Tcp, (cluster_ip(family, NUMBER), 80).into());
+        eventually(SOON, || reach(lab, there))?;
+        // A live address refuses what it has not, and an address that nobody has is silent.
+        lab.client
+            .fails(Attempt::new(Kind::Tcp, (cluster_ip(family, NUMBER), 81).into()), libc::ECONNREFUSED)?;
+        let nobody = Attempt::new(Kind::Udp, (cluster_ip(family, NUMBER + 1), 53).into());
+        let errno = lab.client.once(nobody.in_vain())?.err().and_then(|failure| failure.errno);
+        ensure!(errno == Some(libc::EAGAIN), "not silence, but {errno:?}");
+    }
+    Ok(())
+}
