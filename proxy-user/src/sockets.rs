@@ -81,7 +81,9 @@ impl Sweeper {
         match netns::all() {
             Ok(namespaces) => {
                 let visits = netns::in_each(&namespaces, |entered| end(entered, &fresh));
-                visits.into_iter().for_each(|visit| swept.add(visit));
+                for visit in visits {
+                    swept.add(visit);
+                }
             }
             Err(error) => swept.trouble = Some(Trouble::Processes(error)),
         }

@@ -7,6 +7,8 @@
 #![expect(clippy::cast_precision_loss, reason = "no count here comes near 2^52")]
 
 mod agent;
+#[path = "../../tests/bpf/node.rs"]
+mod node;
 #[path = "../../tests/bpf/packet.rs"]
 #[expect(dead_code, reason = "the tests use the rest")]
 mod packet;

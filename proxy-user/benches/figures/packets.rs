@@ -7,6 +7,9 @@
 //! * new flow: the one backend of each frontend is the next frontend, so that each run begins a flow, as many as
 //!   there are Services. The next round takes another client port.
 //!
+//! * sent on to another node (SNAT): the pair again, for a client outside. Each run takes one from the time to live,
+//!   and the source port of a flow follows from that of the one before, so a chain of flows soon runs in a circle.
+//!
 //! Every translation changes address and port. The figures are medians of rounds, each with its own floor; with
 //! 10 and with 10,000 Services in turn.
 
@@ -16,17 +19,22 @@ use std::path::Path;
 use aya::{TestRun as _, TestRunOptions};
 use proxy_user::programs::Capacities;
 
-use crate::packet::{ACK, Packet, SYN, TCP};
+use crate::node::{know, uplink};
+use crate::packet::{ACK, Packet, SYN, TCP, ends};
 use crate::report::{Row, median};
-use crate::rig::{Family, Hook, Rig, Service};
+use crate::rig::{Family, Hook, Rig, Service, context_of};
 
 const FEW: u32 = 10;
 const MANY: u32 = 10_000;
 const ROUNDS: usize = 200;
 /// Runs in a round where the packet stays the same or goes to and fro.
 const RUNS: u32 = 3_000;
-/// Flows begun in a round where the table has to be large.
+/// Flows begun in a round, each to another Service: so many that their entries are not in the nearest cache.
 const CHAIN: u32 = 1000;
+/// Flows begun in a round whose Services are hot, and enough to outweigh what the first one finds cold.
+const HOT_CHAIN: u32 = 64;
+/// Runs after which a packet's time to live is not over yet.
+const HOPS: u32 = 50;
 /// The Service of the chain that all rounds begin with; the two before it are the pair.
 const CHAIN_START: u32 = 3;
 
@@ -59,9 +67,32 @@ impl Bench {
     }
 
     fn time(&self, program: &str, packet: &Packet, repeat: u32) -> f64 {
-        let bytes = packet.bytes();
-        let options = TestRunOptions { data_in: Some(&bytes), repeat, ..TestRunOptions::default() };
-        self.rig.program(program).test_run(options).unwrap().duration.as_nanos() as f64
+        self.time_by(program, &packet.bytes(), repeat, None).0
+    }
+
+    /// The time of a packet that comes by a device, and what became of it in the end.
+    fn time_by(&self, program: &str, packet: &[u8], repeat: u32, device: Option<u32>) -> (f64, Vec<u8>) {
+        let mut out = vec![0; 256];
+        let context = context_of(device.unwrap_or_default());
+        let options = TestRunOptions {
+            data_in: Some(packet),
+            data_out: Some(&mut out),
+            ctx_in: device.is_some().then_some(&context),
+            repeat,
+            ..TestRunOptions::default()
+        };
+        let result = self.rig.program(program).test_run(options).unwrap();
+        out.truncate(result.data_size_out as usize);
+        (result.duration.as_nanos() as f64, out)
+    }
+
+    /// A round of packets that are sent on to another node, and what the last one became.
+    fn sent_on(&self, packet: &Packet, repeat: u32) -> (f64, Vec<u8>) {
+        let (bytes, device) = (packet.bytes(), Some(uplink()));
+        let floor = || self.time_by("nop", &bytes, repeat, device).0;
+        let before = floor();
+        let (measured, out) = self.time_by("tc_ingress", &bytes, repeat, device);
+        (measured - f64::min(before, floor()), out)
     }
 
     /// A round of one program on one packet, without the floor.
@@ -138,12 +169,51 @@ fn measure_family(bpffs: &Path, family: Family) -> Vec<Row> {
         rows.push(Row::new(group, format!("{what}, {MANY} to {FEW} Services"), many / few, "x", Some(1.1)));
     }
     let [_, mut bench] = benches;
+    rows.extend(measure_beyond(group, &mut bench));
     let flows = Capacities::default().flows;
-    let mut rounds = |count: u32| median((0..count).map(|_| bench.begin(CHAIN)).collect());
-    let free = rounds(flows / CHAIN / 2);
-    rows.push(Row::new(group, format!("new flow, {CHAIN} at a time, free table"), free, "ns", Some(500.0)));
-    rounds(flows / CHAIN);
-    let evicting = rounds(2 * flows / CHAIN);
-    rows.push(Row::new(group, "new flow, table full of half-open ones", evicting, "ns", Some(900.0)));
+    let mut rounds =
+        |count: u32, chain: u32| median((0..count / chain).map(|_| bench.begin(chain)).collect());
+    for (what, target) in [("free table", 500.0), ("table full of half-open ones", 900.0)] {
+        let (hot, cold) = (rounds(flows / 4, HOT_CHAIN), rounds(flows / 8, CHAIN));
+        rows.push(Row::new(
+            group,
+            format!("new flow, {HOT_CHAIN} at a time, {what}"),
+            hot,
+            "ns",
+            Some(target),
+        ));
+        rows.push(Row::new(group, format!("new flow, {CHAIN} Services at a time, {what}"), cold, "ns", None));
+        rounds(flows, CHAIN);
+    }
     rows
+}
+
+/// Packets to an endpoint on another node, and their replies.
+fn measure_beyond(group: &'static str, bench: &mut Bench) -> Vec<Row> {
+    know(bench.family, &bench.rig);
+    let first = bench.known().from(bench.family.client(3, 40_000));
+    // The chain of flows is in its circle long before.
+    let mut last = bench.sent_on(&first, HOPS).1;
+    for _ in 0..20 {
+        last = bench.sent_on(&first, HOPS).1;
+    }
+    let known = median((0..ROUNDS).map(|_| bench.sent_on(&first, HOPS).0).collect());
+    // The answer to the last of them goes back the whole chain.
+    let (source, backend) = ends(&last);
+    let reply = Packet::tcp(ACK, backend, source);
+    let replies = median((0..ROUNDS).map(|_| bench.sent_on(&reply, HOPS).0).collect());
+    let begun = median(
+        (0..(bench.services - CHAIN_START) / HOPS)
+            .map(|round| {
+                let client = bench.family.client(4, 1024 + round as u16);
+                let syn = Packet::tcp(SYN, client, frontend(bench.family, CHAIN_START + round * HOPS));
+                bench.sent_on(&syn, HOPS).0
+            })
+            .collect(),
+    );
+    vec![
+        Row::new(group, "to another node (SNAT), known flow", known, "ns", Some(250.0)),
+        Row::new(group, "to another node (SNAT), reply", replies, "ns", Some(250.0)),
+        Row::new(group, "to another node (SNAT), new flow", begun, "ns", Some(900.0)),
+    ]
 }

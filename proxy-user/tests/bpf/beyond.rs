@@ -1,8 +1,6 @@
 //! Clients outside, node ports, policies, and packets that go on from here under an address of the node (SNAT).
 
 use std::net::{IpAddr, SocketAddr};
-use std::process::Command;
-use std::sync::OnceLock;
 
 use aya::maps::lpm_trie::Key;
 use aya::maps::{Array, HashMap, LpmTrie, MapData};
@@ -12,7 +10,7 @@ use proxy_common::backend::{BACKEND_IN_CLUSTER, BACKEND_LOCAL};
 use proxy_common::config::NodeConfig;
 use proxy_common::flow::{FLOW_REPLIED, FLOW_SNAT, FLOW_USED};
 use proxy_common::map_names as names;
-use proxy_common::node::{Cidr, DEVICE_UPLINK, NODE_ADDR_PORTS, NodeEntry};
+use proxy_common::node::NodeEntry;
 use proxy_common::reason::Reason;
 use proxy_common::service::{
     KIND_ADDRESS, KIND_NODE_PORT, SCOPE_EXTERNAL, SCOPE_INTERNAL, SERVICE_DROP_WHEN_EMPTY, SERVICE_SCOPED,
@@ -22,7 +20,8 @@ use proxy_common::source_range::{SERVICE_BITS, SourceRangeKey};
 use proxy_user::maps::{FrontendKey, Table, Write};
 
 use crate::Scenario;
-use crate::packet::{ACK, ETHERNET, Packet, SYN, TCP, UDP, correct, verify};
+use crate::node::{know, node_addr, uplink};
+use crate::packet::{ACK, ETHERNET, Packet, SYN, TCP, UDP, correct, ends, verify};
 use crate::rig::{DROP, Family, HZ, Hook, NEXT, REDIRECT, Rig, Seen, Service};
 
 pub const SCENARIOS: [Scenario; 10] = [
@@ -47,72 +46,8 @@ const PORT: u16 = 30_080;
 const GATEWAY: [u8; 6] = [2, 0, 0, 0, 0, 0x99];
 const OWN: [u8; 6] = [2, 0, 0, 0, 0, 0x11];
 
-/// The device that leads outside: a default route over it, and a neighbour that is known.
-fn uplink() -> u32 {
-    static INDEX: OnceLock<u32> = OnceLock::new();
-    *INDEX.get_or_init(|| {
-        let script = "set -e
-            ip link add up0 address 02:00:00:00:00:11 mtu 1400 type veth peer name up1
-            ip link set up1 up
-            echo 1 > /proc/sys/net/ipv4/ip_forward
-            echo 1 > /proc/sys/net/ipv6/conf/all/forwarding
-            ip link set up0 up
-            ip addr add 192.168.77.1/24 dev up0
-            ip addr add fd77::1/64 dev up0 nodad
-            ip neigh add 192.168.77.2 lladdr 02:00:00:00:00:99 dev up0
-            ip neigh add fd77::2 lladdr 02:00:00:00:00:99 dev up0
-            ip route add default via 192.168.77.2
-            ip -6 route add default via fd77::2
-            ip route add blackhole 10.3.0.0/16
-            ip -6 route add blackhole fd00:3::/32
-            ";
-        let output = Command::new("sh").args(["-c", script]).output().unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        let shown = Command::new("ip").args(["-o", "link", "show", "up0"]).output().unwrap();
-        String::from_utf8(shown.stdout).unwrap().split(':').next().unwrap().trim().parse().unwrap()
-    })
-}
-
-fn node_addr(family: Family) -> IpAddr {
-    match family {
-        Family::V4 => "192.168.77.1".parse().unwrap(),
-        Family::V6 => "fd77::1".parse().unwrap(),
-    }
-}
-
-fn hash<K: aya::Pod, V: aya::Pod>(rig: &Rig, name: &str) -> HashMap<MapData, K, V> {
-    aya::maps::Map::HashMap(rig.map(name)).try_into().unwrap()
-}
-
 fn trie<K: aya::Pod>(rig: &Rig, name: &str) -> LpmTrie<MapData, K, u32> {
     aya::maps::Map::LpmTrie(rig.map(name)).try_into().unwrap()
-}
-
-/// What the programs know of the node: its address, ranges of Service addresses, its devices.
-fn know(family: Family, rig: &Rig) {
-    fn entry<A: Address>(source: A, addr: A, mask: A) -> NodeEntry<A> {
-        let mut entry = NodeEntry { source, service_cidr_count: 1, ..NodeEntry::UNKNOWN };
-        entry.service_cidrs[0] = Cidr { addr, mask };
-        entry
-    }
-    match (node_addr(family), family.frontend(0, 0).ip()) {
-        (IpAddr::V4(own), _) => {
-            let mut node: Array<_, NodeEntry<[u8; 4]>> = rig.array(names::NODE);
-            node.set(0, entry(own.octets(), [10, 96, 0, 0], [255, 255, 0, 0]), 0).unwrap();
-            hash::<[u8; 4], u32>(rig, names::NODE_ADDRS).insert(own.octets(), NODE_ADDR_PORTS, 0).unwrap();
-        }
-        (IpAddr::V6(own), IpAddr::V6(first)) => {
-            let mut mask = [0; 16];
-            mask[..4].fill(0xff);
-            let mut addr = first.octets();
-            addr[4..].fill(0);
-            let mut node: Array<_, NodeEntry<[u8; 16]>> = rig.array(names::NODE6);
-            node.set(0, entry(own.octets(), addr, mask), 0).unwrap();
-            hash::<[u8; 16], u32>(rig, names::NODE_ADDRS6).insert(own.octets(), NODE_ADDR_PORTS, 0).unwrap();
-        }
-        _ => unreachable!("one family"),
-    }
-    hash::<u32, u32>(rig, names::DEVICES).insert(uplink(), DEVICE_UPLINK, 0).unwrap();
 }
 
 /// Forgets it again, for the next test on this rig.
@@ -147,19 +82,6 @@ fn node_port(family: Family, rig: &mut Rig, proto: u8, pods: &[(SocketAddr, u32)
         .push(Write::Service(key, ServiceEntry { tag: key.tag(), kind: KIND_NODE_PORT, ..service.entry() }));
     rig.write(&writes);
     dialled
-}
-
-/// The sockets between which a packet without options goes.
-fn ends(bytes: &[u8]) -> (SocketAddr, SocketAddr) {
-    let packet = &bytes[ETHERNET..];
-    let port = |at: usize| u16::from_be_bytes([packet[at], packet[at + 1]]);
-    if packet[0] >> 4 == 4 {
-        let addr = |at: usize| IpAddr::from(<[u8; 4]>::try_from(&packet[at..at + 4]).unwrap());
-        (SocketAddr::new(addr(12), port(20)), SocketAddr::new(addr(16), port(22)))
-    } else {
-        let addr = |at: usize| IpAddr::from(<[u8; 16]>::try_from(&packet[at..at + 16]).unwrap());
-        (SocketAddr::new(addr(8), port(40)), SocketAddr::new(addr(24), port(42)))
-    }
 }
 
 /// What a packet looks like that goes on by the gateway.

@@ -8,6 +8,7 @@ mod cost;
 mod fixture;
 mod flows;
 mod icmp;
+mod node;
 mod packet;
 mod race;
 mod random;

@@ -224,6 +224,19 @@ fn checksum(parts: &[&[u8]]) -> [u8; 2] {
     (!sum(parts)).to_be_bytes()
 }
 
+/// The sockets between which a packet without options goes.
+pub fn ends(bytes: &[u8]) -> (SocketAddr, SocketAddr) {
+    let packet = &bytes[ETHERNET..];
+    let port = |at: usize| u16::from_be_bytes([packet[at], packet[at + 1]]);
+    if packet[0] >> 4 == 4 {
+        let addr = |at: usize| IpAddr::from(<[u8; 4]>::try_from(&packet[at..at + 4]).unwrap());
+        (SocketAddr::new(addr(12), port(20)), SocketAddr::new(addr(16), port(22)))
+    } else {
+        let addr = |at: usize| IpAddr::from(<[u8; 16]>::try_from(&packet[at..at + 16]).unwrap());
+        (SocketAddr::new(addr(8), port(40)), SocketAddr::new(addr(24), port(42)))
+    }
+}
+
 /// Makes an IPv4 header's checksum right; an IPv6 one has none.
 pub fn correct(bytes: &mut [u8]) {
     let packet = &mut bytes[ETHERNET..];

@@ -168,6 +168,13 @@ pub fn filter(role: Role, addr: SocketAddr, proto: u8) -> Write {
     Write::FilterSet(word, mask)
 }
 
+/// A `struct __sk_buff` of which only `ifindex` is not zero: the context of a packet that comes by a device.
+pub fn context_of(device: u32) -> [u8; 192] {
+    let mut context = [0; 192];
+    context[40..44].copy_from_slice(&device.to_ne_bytes());
+    context
+}
+
 /// What a program did with a packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seen {
@@ -355,11 +362,7 @@ impl Rig {
     /// The same, as if the packet came by the device of that index.
     pub fn run_on(&mut self, hook: Hook, packet: &[u8], device: Option<u32>) -> Seen {
         let mut buffer = std::mem::take(&mut self.buffer);
-        // `struct __sk_buff`, of which only `ifindex` is not zero.
-        let mut context = [0; 192];
-        if let Some(index) = device {
-            context[40..44].copy_from_slice(&index.to_ne_bytes());
-        }
+        let context = context_of(device.unwrap_or_default());
         let options = TestRunOptions {
             data_in: Some(packet),
             data_out: Some(&mut buffer),

@@ -140,12 +140,6 @@ impl Lab {
         Ok(pod)
     }
 
-    /// Lets a pod do something.
-    pub fn pod<T>(&self, number: usize, act: impl FnOnce(&Peer) -> Result<T>) -> Result<T> {
-        let pods = self.pods.borrow();
-        act(&pods.get(number).with_context(|| format!("no pod {number}"))?.1)
-    }
-
     /// Another namespace behind the node, as a client of the packet path; the agent has never seen its device.
     pub fn add_client(&self) -> Result<(Space, Peer)> {
         let space = Space::new("late")?;

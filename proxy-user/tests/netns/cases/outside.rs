@@ -166,7 +166,7 @@ fn local(lab: &Lab) -> Result<()> {
     for family in Family::BOTH {
         for kind in Kind::ALL {
             let attempt = Attempt::new(kind, node_port(family, kind));
-            let seen = lab.pod(0, |pod| pod.reach(attempt))?;
+            let seen = lab.pod(0)?.reach(attempt)?;
             shows(&seen, attempt, attempt.to)?;
             shows(&lab.local.reach(attempt)?, attempt, attempt.to)?;
         }

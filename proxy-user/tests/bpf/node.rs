@@ -1,0 +1,76 @@
+//! A node with a way outside: devices and routes of the kernel, and what the programs know of it.
+
+use std::net::IpAddr;
+use std::process::Command;
+use std::sync::OnceLock;
+
+use aya::maps::{Array, HashMap, MapData};
+use proxy_common::Address;
+use proxy_common::map_names as names;
+use proxy_common::node::{Cidr, DEVICE_UPLINK, NODE_ADDR_PORTS, NodeEntry};
+
+use crate::rig::{Family, Rig};
+
+/// The device that leads outside: a default route over it, and a neighbour that is known.
+pub fn uplink() -> u32 {
+    static INDEX: OnceLock<u32> = OnceLock::new();
+    *INDEX.get_or_init(|| {
+        let script = "set -e
+            ip link add up0 address 02:00:00:00:00:11 mtu 1400 type veth peer name up1
+            ip link set up1 up
+            echo 1 > /proc/sys/net/ipv4/ip_forward
+            echo 1 > /proc/sys/net/ipv6/conf/all/forwarding
+            ip link set up0 up
+            ip addr add 192.168.77.1/24 dev up0
+            ip addr add fd77::1/64 dev up0 nodad
+            ip neigh add 192.168.77.2 lladdr 02:00:00:00:00:99 dev up0
+            ip neigh add fd77::2 lladdr 02:00:00:00:00:99 dev up0
+            ip route add default via 192.168.77.2
+            ip -6 route add default via fd77::2
+            ip route add blackhole 10.3.0.0/16
+            ip -6 route add blackhole fd00:3::/32
+            ";
+        let output = Command::new("sh").args(["-c", script]).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let shown = Command::new("ip").args(["-o", "link", "show", "up0"]).output().unwrap();
+        String::from_utf8(shown.stdout).unwrap().split(':').next().unwrap().trim().parse().unwrap()
+    })
+}
+
+pub fn node_addr(family: Family) -> IpAddr {
+    match family {
+        Family::V4 => "192.168.77.1".parse().unwrap(),
+        Family::V6 => "fd77::1".parse().unwrap(),
+    }
+}
+
+fn hash<K: aya::Pod, V: aya::Pod>(rig: &Rig, name: &str) -> HashMap<MapData, K, V> {
+    aya::maps::Map::HashMap(rig.map(name)).try_into().unwrap()
+}
+
+/// What the programs know of the node: its address, ranges of Service addresses, its devices.
+pub fn know(family: Family, rig: &Rig) {
+    fn entry<A: Address>(source: A, addr: A, mask: A) -> NodeEntry<A> {
+        let mut entry = NodeEntry { source, service_cidr_count: 1, ..NodeEntry::UNKNOWN };
+        entry.service_cidrs[0] = Cidr { addr, mask };
+        entry
+    }
+    match (node_addr(family), family.frontend(0, 0).ip()) {
+        (IpAddr::V4(own), _) => {
+            let mut node: Array<_, NodeEntry<[u8; 4]>> = rig.array(names::NODE);
+            node.set(0, entry(own.octets(), [10, 96, 0, 0], [255, 255, 0, 0]), 0).unwrap();
+            hash::<[u8; 4], u32>(rig, names::NODE_ADDRS).insert(own.octets(), NODE_ADDR_PORTS, 0).unwrap();
+        }
+        (IpAddr::V6(own), IpAddr::V6(first)) => {
+            let mut mask = [0; 16];
+            mask[..4].fill(0xff);
+            let mut addr = first.octets();
+            addr[4..].fill(0);
+            let mut node: Array<_, NodeEntry<[u8; 16]>> = rig.array(names::NODE6);
+            node.set(0, entry(own.octets(), addr, mask), 0).unwrap();
+            hash::<[u8; 16], u32>(rig, names::NODE_ADDRS6).insert(own.octets(), NODE_ADDR_PORTS, 0).unwrap();
+        }
+        _ => unreachable!("one family"),
+    }
+    hash::<u32, u32>(rig, names::DEVICES).insert(uplink(), DEVICE_UPLINK, 0).unwrap();
+}
