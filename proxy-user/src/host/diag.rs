@@ -78,8 +78,9 @@ impl Connected {
 
 /// Two words, the lower one first (`sock_diag_save_cookie`).
 fn cookie(bytes: [u8; 8]) -> u64 {
-    let [a, b, c, d, e, f, g, h] = bytes;
-    u64::from(u32::from_ne_bytes([a, b, c, d])) | u64::from(u32::from_ne_bytes([e, f, g, h])) << 32
+    let [low, high] =
+        [0, 4].map(|at| u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]));
+    u64::from(low) | u64::from(high) << 32
 }
 
 #[cfg(test)]

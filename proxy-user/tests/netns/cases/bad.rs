@@ -16,16 +16,16 @@ pub const CASES: &[Case] = &[
     },
     Case {
         name: "bad::a_full_map_stops_one_service_only",
-        // Two ports of one Service fill the map of each family.
+        // Two ports of one Service, and its address, fill the map of each family.
         wish: Wish { pods: 2, services: &[WIDE], flags: FULL },
         run: full,
     },
 ];
 
-/// [`SMALL`], with room for two frontends in each family.
+/// [`SMALL`], with room for two frontends and their address in each family.
 #[rustfmt::skip]
 const FULL: &[&str] = &[
-    "--max-services", "64", "--max-frontends", "2", "--max-slots", "1024", "--max-backends", "256",
+    "--max-services", "64", "--max-frontends", "3", "--max-slots", "1024", "--max-backends", "256",
     "--max-flows", "16384", "--max-sockets", "4096",
 ];
 const LATE: Service = Service { name: "late", number: 50, ..WIDE };
