@@ -7,6 +7,7 @@ use crate::{
     backend::BackendEntry,
     config::NodeConfig,
     flow::{Bucket, Flow},
+    fragment::{FragmentEntry, FragmentKey},
     name::PortName,
     node::{Cidr, NodeEntry},
     service::{ServiceEntry, ServiceKey},
@@ -73,6 +74,9 @@ plain! {
     AffinityEntry: 8 = 4 4;
     SourceRangeKey<[u8; 4]>: 8 = 4 4;
     SourceRangeKey<[u8; 16]>: 20 = 4 16;
+    FragmentKey<[u32; 1]>: 16 = 4 4 4 4;
+    FragmentKey<[u32; 4]>: 40 = 16 16 4 4;
+    FragmentEntry: 12 = 2 2 4 4;
     SocketKey<[u8; 4]>: 16 = 8 4 2 1 1;
     SocketKey<[u8; 16]>: 32 = 8 16 2 1 1 4;
     SocketEntry<[u8; 4]>: 16 = 4 2 2 4 4;

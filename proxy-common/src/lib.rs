@@ -22,6 +22,7 @@ pub mod decide;
 pub mod family;
 pub mod filter;
 pub mod flow;
+pub mod fragment;
 pub mod map_names;
 pub mod name;
 pub mod node;

@@ -103,8 +103,16 @@ pub const SCRATCH6: &str = "scratch6";
 /// Where a packet goes on from here, between two steps; one for each CPU.
 pub const ROUTE: &str = "route";
 
-/// Maps that are not pinned: they hold nothing from one packet to the next.
-pub const PRIVATE: &[&str] = &[SCRATCH, SCRATCH6, ROUTE];
+/// [`FragmentKey`](crate::fragment::FragmentKey) to [`FragmentEntry`](crate::fragment::FragmentEntry); LRU hash.
+pub const FRAGMENTS: &str = "fragments";
+/// The same for IPv6.
+pub const FRAGMENTS6: &str = "fragments6";
+
+/// 0 to how many ICMP answers a CPU may send; array per CPU.
+pub const ANSWERS: &str = "answers";
+
+/// Maps that are not pinned: what they hold is over with the packet.
+pub const PRIVATE: &[&str] = &[SCRATCH, SCRATCH6, ROUTE, ANSWERS, FRAGMENTS, FRAGMENTS6];
 
 /// Frontends in each of `services` and `services6`.
 pub const DEFAULT_FRONTENDS: u32 = 65_536;
@@ -123,6 +131,8 @@ pub const DEFAULT_SOCKETS: u32 = 131_072;
 pub const DEFAULT_REFUSALS: u32 = 16_384;
 /// Clients in each of `affinity`, `affinity6` and `affinity_netns`.
 pub const DEFAULT_AFFINITY: u32 = 65_536;
+/// Packets whose fragments are under way, in each of `fragments` and `fragments6`.
+pub const FRAGMENT_COUNT: u32 = 16_384;
 /// Ranges in each of `src_ranges` and `src_ranges6`.
 pub const DEFAULT_SRC_RANGES: u32 = 16_384;
 /// Addresses in each of `node_addrs` and `node_addrs6`.

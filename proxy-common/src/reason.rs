@@ -67,7 +67,7 @@ reasons! {
     /// The packet's headers are shorter than they say, or than the protocol needs.
     Malformed = 4, "malformed", Pass,
         "Nothing, unless it grows: then look at what sends it.";
-    /// A later fragment carries no ports.
+    /// A later fragment carries no ports, and the first one of its packet was none of ours.
     Fragment = 5, "fragment", Pass,
         "Nothing, unless it grows: then look for a link with a smaller MTU than the rest.";
     /// A slot or backend that the service entry refers to is not there: the maps were changed by another hand.
@@ -109,6 +109,12 @@ reasons! {
     /// Which backend the client stays with could not be remembered.
     AffinityTableFull = 18, "affinity_table_full", Pass,
         "It may reach another endpoint with its next connection. Memory may be short.";
+    /// A later fragment to a Service address, and the first one of its packet has not passed.
+    FragmentWithoutFirst = 19, "fragment_without_first", Drop,
+        "Look for a path that loses or reorders packets; fragments of one packet must come by one node, in order.";
+    /// A packet was to be answered by ICMP, and this CPU has sent as many answers as it may for now.
+    RejectLimited = 20, "reject_limited", Drop,
+        "Look for who keeps sending to a Service that has no endpoint.";
 }
 
 impl Reason {

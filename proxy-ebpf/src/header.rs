@@ -22,6 +22,8 @@ pub struct Header<A> {
     pub check: u16,
     /// Protocol of what follows.
     pub proto: u8,
+    /// Identification of the packet that it is a fragment of, as it stands there; 0 for an IPv6 packet in one piece.
+    pub id: u32,
     /// It is a fragment, and not the first: what follows is no transport header.
     pub is_later: bool,
 }
@@ -48,6 +50,7 @@ impl Read for V4 {
             end: at + u32::from(u16::from_be(ip.total_length)),
             check: ip.check,
             proto: ip.protocol,
+            id: u32::from(ip.id),
             is_later: u16::from_be(ip.fragment) & IPV4_OFFSET != 0,
         })
     }
@@ -62,20 +65,25 @@ impl Read for V6 {
             return None;
         }
         let behind = at + size_of::<Ipv6>() as u32;
-        let mut found = u64::from(behind) << 32 | u64::from(ip.next_header);
+        let mut found = u64::from(behind) << L4_AT | u64::from(ip.next_header);
         if extension::is(ip.next_header) {
             found = walk_extensions(skb.raw(), u32::from(ip.next_header), behind);
         }
         if found == BROKEN {
             return None;
         }
+        let mut id = 0u32;
+        if found >> FRAGMENT_AT != 0 {
+            skb.load((found >> FRAGMENT_AT) as u32 + 4, &mut id, size_of::<u32>() as u32).ok()?;
+        }
         Some(Header {
             src: ip.src,
             dst: ip.dst,
-            l4: (found >> 32) as u32,
+            l4: (found >> L4_AT & OFFSET) as u32,
             end: behind + u32::from(u16::from_be(ip.payload_length)),
             check: 0,
             proto: found as u8,
+            id,
             is_later: found & LATER != 0,
         })
     }
@@ -85,13 +93,20 @@ impl Read for V6 {
 const BROKEN: u64 = u64::MAX;
 /// Beside the protocol: a later fragment.
 const LATER: u64 = 1 << 8;
+/// Above it: the offset of what is behind the headers.
+const L4_AT: u32 = 16;
+/// Above that: the offset of the fragment header, or 0.
+const FRAGMENT_AT: u32 = 40;
+/// The bits of an offset; six headers are far shorter.
+const OFFSET: u64 = (1 << (FRAGMENT_AT - L4_AT)) - 1;
 
-/// Walks over IPv6 extension headers. Gives the offset behind them in the upper half, and below it the protocol of
-/// what is there; a function that the verifier checks once, on its own ("global").
+/// Walks over IPv6 extension headers. Gives the protocol behind them, and the numbers above it; a function that the
+/// verifier checks once, on its own ("global").
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn walk_extensions(skb: *mut __sk_buff, proto: u32, offset: u32) -> u64 {
     let (skb, mut proto, mut offset) = (Skb::from_raw(skb), proto as u8, offset);
+    let mut fragment = 0;
     let mut walked = 0;
     while walked < EXTENSION_HEADERS {
         let mut header = [0u8; 4];
@@ -99,11 +114,17 @@ extern "C" fn walk_extensions(skb: *mut __sk_buff, proto: u32, offset: u32) -> u
             return BROKEN;
         }
         let [next, length, high, low] = header;
+        if proto == extension::FRAGMENT {
+            fragment = offset;
+        }
         let is_later = proto == extension::FRAGMENT && u16::from_be_bytes([high, low]) & IPV6_OFFSET != 0;
         offset = offset.wrapping_add(extension::length(proto, length));
         proto = next;
         if is_later || !extension::is(proto) {
-            return u64::from(offset) << 32 | u64::from(proto) | if is_later { LATER } else { 0 };
+            return u64::from(fragment) << FRAGMENT_AT
+                | (u64::from(offset) & OFFSET) << L4_AT
+                | if is_later { LATER } else { 0 }
+                | u64::from(proto);
         }
         walked += 1;
     }

@@ -26,6 +26,7 @@ pub mod hook {
     pub mod socket;
     pub mod tc;
 }
+pub mod fragment;
 pub mod header;
 pub mod icmp;
 pub mod lookup;

@@ -9,6 +9,7 @@ use proxy_common::backend::BackendEntry;
 use proxy_common::config::NodeConfig;
 use proxy_common::filter::{self, FILTER_WORDS, Role};
 use proxy_common::flow::{Bucket, Flow, buckets_for};
+use proxy_common::fragment::{FragmentEntry, FragmentKey};
 use proxy_common::map_names as sizes;
 use proxy_common::name::PortName;
 use proxy_common::node::{Device, NodeAddr, NodeEntry};
@@ -20,6 +21,7 @@ use proxy_common::stats::{RefusalKey, ServiceStats};
 use proxy_common::{Address, Family};
 
 use crate::packet::Packet;
+use crate::reject::Allowance;
 use crate::route::Route;
 
 const FRONTENDS: usize = sizes::DEFAULT_FRONTENDS as usize;
@@ -32,6 +34,7 @@ const SOCKET_COUNT: usize = sizes::DEFAULT_SOCKETS as usize;
 const NODE_ADDR_IDS: usize = sizes::NODE_ADDR_COUNT as usize;
 const DEVICE_IDS: usize = sizes::DEVICE_COUNT as usize;
 const AFFINITY_COUNT: usize = sizes::DEFAULT_AFFINITY as usize;
+const FRAGMENT_COUNT: usize = sizes::FRAGMENT_COUNT as usize;
 const SRC_RANGE_COUNT: usize = sizes::DEFAULT_SRC_RANGES as usize;
 const MMAPABLE: usize = BPF_F_MMAPABLE as usize;
 const NO_PREALLOC: usize = BPF_F_NO_PREALLOC as usize;
@@ -83,6 +86,12 @@ static SCRATCH: PerCpuArray<Packet<[u32; 1]>, 1> = PerCpuArray::new();
 static SCRATCH6: PerCpuArray<Packet<[u32; 4]>, 1> = PerCpuArray::new();
 #[btf_map(name = "route")]
 static ROUTE: PerCpuArray<Route, 1> = PerCpuArray::new();
+#[btf_map(name = "answers")]
+static ANSWERS: PerCpuArray<Allowance, 1> = PerCpuArray::new();
+#[btf_map(name = "fragments")]
+static FRAGMENTS: LruHashMap<FragmentKey<[u32; 1]>, FragmentEntry, FRAGMENT_COUNT> = LruHashMap::new();
+#[btf_map(name = "fragments6")]
+static FRAGMENTS6: LruHashMap<FragmentKey<[u32; 4]>, FragmentEntry, FRAGMENT_COUNT> = LruHashMap::new();
 #[btf_map(name = "node")]
 static NODE: Array<NodeEntry<A4>, 1> = Array::new();
 #[btf_map(name = "node6")]
@@ -164,6 +173,10 @@ pub trait Tables: Family {
     fn socket(key: &SocketKey<Self::Words>) -> Option<&'static SocketEntry<Self::Words>>;
     /// Remembers it.
     fn put_socket(key: &SocketKey<Self::Words>, value: &SocketEntry<Self::Words>) -> Result<(), i32>;
+    /// What the first fragment of a packet said.
+    fn fragment(key: &FragmentKey<Self::Words>) -> Option<&'static FragmentEntry>;
+    /// Keeps it.
+    fn put_fragment(key: &FragmentKey<Self::Words>, value: &FragmentEntry) -> Result<(), i32>;
     /// Forgets it.
     fn remove_socket(key: &SocketKey<Self::Words>);
 }
@@ -171,7 +184,7 @@ pub trait Tables: Family {
 macro_rules! tables {
     (
         $family:ty, $services:ident, $backends:ident, $flows:ident, $index:ident, $scratch:ident, $sockets:ident,
-        $node:ident, $node_addrs:ident, $affinity:ident, $src_ranges:ident
+        $node:ident, $node_addrs:ident, $affinity:ident, $src_ranges:ident, $fragments:ident
     ) => {
         impl Tables for $family {
             #[inline(always)]
@@ -242,6 +255,18 @@ macro_rules! tables {
             }
 
             #[inline(always)]
+            fn fragment(key: &FragmentKey<Self::Words>) -> Option<&'static FragmentEntry> {
+                // SAFETY: read at once; an entry that is reused meanwhile is a fragment that goes astray, as any
+                // may whose identification comes again.
+                unsafe { $fragments.get(key) }
+            }
+
+            #[inline(always)]
+            fn put_fragment(key: &FragmentKey<Self::Words>, value: &FragmentEntry) -> Result<(), i32> {
+                $fragments.insert(key, value, 0)
+            }
+
+            #[inline(always)]
             fn remove_socket(key: &SocketKey<Self::Words>) {
                 // Gone already is as good as removed.
                 let _ = $sockets.remove(octets(key));
@@ -261,7 +286,8 @@ tables!(
     NODE,
     NODE_ADDRS,
     AFFINITY,
-    SRC_RANGES
+    SRC_RANGES,
+    FRAGMENTS
 );
 tables!(
     proxy_common::V6,
@@ -274,7 +300,8 @@ tables!(
     NODE6,
     NODE_ADDRS6,
     AFFINITY6,
-    SRC_RANGES6
+    SRC_RANGES6,
+    FRAGMENTS6
 );
 
 /// The one cheap check: whether the tables have to be asked about this tuple at all.
@@ -306,6 +333,12 @@ pub fn route() -> Option<*mut Route> {
 #[inline(always)]
 pub fn is_host(netns: u64) -> bool {
     config().is_some_and(|config| config.host_netns == netns)
+}
+
+/// How many refusals this CPU may answer.
+#[inline(always)]
+pub fn allowance() -> Option<*mut Allowance> {
+    ANSWERS.get_ptr_mut(0)
 }
 
 /// `DEVICE_*` bits of a device.

@@ -202,6 +202,14 @@ fn by_helper<F: Rewrite>(
     to: &Tuple<F::Words>,
     difference: u64,
 ) -> Result<(), HelperFailed> {
+    if packet.is_later() {
+        F::store_addresses(skb, ETHERNET as u32, packet.ip_check, [&to.src, &to.dst], difference)?;
+        if F::COMPLETE_STAYS {
+            // Here no transport checksum makes up for the addresses.
+            skb.add_to_complete(fold32(difference));
+        }
+        return Ok(());
+    }
     let (check, flags) = if packet.key.proto == PROTO_UDP {
         // A UDP checksum of zero means "none" and stays; one that becomes zero is sent as its complement.
         (packet.l4 + udp::CHECK, u64::from(aya_ebpf::bindings::BPF_F_MARK_MANGLED_0))

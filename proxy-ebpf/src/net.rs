@@ -80,9 +80,13 @@ impl Ipv6 {
     };
 }
 
-/// "More fragments" and the offset, in [`Ipv4::fragment`].
+/// "More fragments" in [`Ipv4::fragment`].
+pub const IPV4_MORE: u16 = 0x2000;
+/// The offset in it.
 pub const IPV4_OFFSET: u16 = 0x1fff;
-/// The offset in the third and fourth byte of an IPv6 fragment header.
+/// "More fragments" in the third and fourth byte of an IPv6 fragment header.
+pub const IPV6_MORE: u16 = 1;
+/// The offset in them.
 pub const IPV6_OFFSET: u16 = 0xfff8;
 
 /// TCP flag bits, in the 14th byte of the header.

@@ -6,7 +6,10 @@ use proxy_common::flow::{DIRECTION_FORWARD, FlowKey};
 use proxy_common::reason::Reason;
 use proxy_common::{Address, Family, PROTO_ICMP, PROTO_ICMPV6, PROTO_TCP, PROTO_UDP, V4, V6};
 
-use crate::net::{ETHERNET, EXTENSION_HEADERS, IPV4_OFFSET, IPV6_OFFSET, Ipv4, Ipv6, extension, tcp, udp};
+use crate::net::{
+    ETHERNET, EXTENSION_HEADERS, IPV4_MORE, IPV4_OFFSET, IPV6_MORE, IPV6_OFFSET, Ipv4, Ipv6, extension, tcp,
+    udp,
+};
 
 /// Where the readable part of a packet begins and ends, as addresses.
 #[derive(Clone, Copy)]
@@ -36,7 +39,7 @@ impl Bounds {
 pub struct Packet<A> {
     /// Addresses, ports and protocol; the direction is the hook's to set.
     pub key: FlowKey<A>,
-    /// Offset of the TCP or UDP header from the first byte of the packet.
+    /// Offset of the TCP or UDP header from the first byte of the packet; 0: it is a later fragment, and has none.
     pub l4: u32,
     /// Length of the IP packet, as its header says.
     pub length: u32,
@@ -63,6 +66,12 @@ impl<A: Address> Packet<A> {
         ip_check: 0,
         tcp_flags: 0,
     };
+
+    /// Whether it is a fragment, and not the first.
+    #[inline(always)]
+    pub fn is_later(&self) -> bool {
+        self.l4 == 0
+    }
 }
 
 /// Why there is no [`Packet`].
@@ -72,8 +81,10 @@ pub enum Stop {
     NotOurs,
     /// ICMP or ICMPv6: perhaps an error about a packet of ours.
     Control,
-    /// The readable part ends too early, or there are extension headers to walk over.
+    /// The readable part ends too early, or there are extension headers to walk over, or it is a fragment.
     Short,
+    /// It is parsed, and it is the first fragment of several.
+    First,
     /// It is none that can be understood.
     Because(Reason),
 }
@@ -84,8 +95,8 @@ pub trait Parse: Family {
     type Header;
     /// Its length.
     const HEADER: usize = size_of::<Self::Header>();
-    /// Parses the packet behind an Ethernet header into `packet`, which holds nothing of use after an error.
-    /// Without `walk`, extension headers are left to another try: hardly any packet has them, and each copy of
+    /// Parses the packet behind an Ethernet header into `packet`, which holds nothing of use after an error other
+    /// than [`Stop::First`]. Without `walk`, extension headers are left to another try: hardly any packet has them, and each copy of
     /// the loop costs the verifier thousands of steps.
     fn parse(bounds: Bounds, packet: &mut Packet<Self::Words>, walk: bool) -> Result<(), Stop>;
 }
@@ -94,7 +105,7 @@ impl Parse for V4 {
     type Header = Ipv4;
 
     #[inline(always)]
-    fn parse(bounds: Bounds, packet: &mut Packet<[u32; 1]>, _walk: bool) -> Result<(), Stop> {
+    fn parse(bounds: Bounds, packet: &mut Packet<[u32; 1]>, walk: bool) -> Result<(), Stop> {
         let ip: *const Ipv4 = bounds.at(ETHERNET).ok_or(Stop::Short)?;
         // SAFETY: `at` found the whole header inside the packet.
         let ip = unsafe { &*ip };
@@ -107,7 +118,11 @@ impl Parse for V4 {
         {
             return Err(Stop::Because(Reason::Malformed));
         }
-        if u16::from_be(ip.fragment) & IPV4_OFFSET != 0 {
+        let fragment = u16::from_be(ip.fragment) & (IPV4_MORE | IPV4_OFFSET);
+        if fragment != 0 && !walk {
+            return Err(Stop::Short);
+        }
+        if fragment & IPV4_OFFSET != 0 {
             return Err(Stop::Because(Reason::Fragment));
         }
         packet.key.src = [ip.src];
@@ -116,7 +131,8 @@ impl Parse for V4 {
         packet.ip_check = ip.check;
         packet.l4 = (ETHERNET + header) as u32;
         packet.length = length as u32;
-        transport(bounds, packet, ETHERNET + header, length - header)
+        transport(bounds, packet, ETHERNET + header, length - header)?;
+        if fragment == 0 { Ok(()) } else { Err(Stop::First) }
     }
 }
 
@@ -130,6 +146,7 @@ impl Parse for V6 {
         let ip = unsafe { &*ip };
         let mut proto = ip.next_header;
         let mut l4 = ETHERNET + Self::HEADER;
+        let mut is_first = false;
         let length = match u16::from_be(ip.payload_length) {
             0 => ip_length(bounds, 0),
             payload => Self::HEADER + usize::from(payload),
@@ -142,7 +159,7 @@ impl Parse for V6 {
                     _ => Stop::NotOurs,
                 });
             }
-            (proto, l4) = skip_extensions(bounds, proto, l4)?;
+            (proto, l4, is_first) = skip_extensions(bounds, proto, l4)?;
         }
         let headers = l4 - ETHERNET;
         if length < headers || exceeds(bounds, length) {
@@ -154,7 +171,8 @@ impl Parse for V6 {
         packet.ip_check = 0;
         packet.l4 = l4 as u32;
         packet.length = length as u32;
-        transport(bounds, packet, l4, length - headers)
+        transport(bounds, packet, l4, length - headers)?;
+        if is_first { Err(Stop::First) } else { Ok(()) }
     }
 }
 
@@ -171,23 +189,29 @@ fn exceeds(bounds: Bounds, length: usize) -> bool {
     ETHERNET + length > bounds.frame
 }
 
-/// Walks over IPv6 extension headers, to the protocol behind them and where it begins.
+/// Walks over IPv6 extension headers, to the protocol behind them and where it begins. Tells whether one of them
+/// says that it is the first fragment of several.
 #[inline(always)]
-fn skip_extensions(bounds: Bounds, mut proto: u8, mut offset: usize) -> Result<(u8, usize), Stop> {
-    let mut walked = 0;
+fn skip_extensions(bounds: Bounds, mut proto: u8, mut offset: usize) -> Result<(u8, usize, bool), Stop> {
+    let (mut walked, mut is_first) = (0, false);
     while walked < EXTENSION_HEADERS && extension::is(proto) {
         let header: *const [u8; 4] = bounds.at(offset).ok_or(Stop::Short)?;
         // SAFETY: `at` found all four bytes inside the packet.
         let [next, length, high, low] = unsafe { *header };
-        if proto == extension::FRAGMENT && u16::from_be_bytes([high, low]) & IPV6_OFFSET != 0 {
-            return Err(Stop::Because(Reason::Fragment));
+        if proto == extension::FRAGMENT {
+            let fragment = u16::from_be_bytes([high, low]);
+            if fragment & IPV6_OFFSET != 0 {
+                return Err(Stop::Because(Reason::Fragment));
+            }
+            // Without more to come it is a packet in one piece (RFC 6946).
+            is_first = fragment & IPV6_MORE != 0;
         }
         offset += extension::length(proto, length) as usize;
         proto = next;
         walked += 1;
     }
     match proto {
-        PROTO_TCP | PROTO_UDP => Ok((proto, offset)),
+        PROTO_TCP | PROTO_UDP => Ok((proto, offset, is_first)),
         PROTO_ICMPV6 => Err(Stop::Control),
         _ => Err(Stop::NotOurs),
     }

@@ -87,7 +87,9 @@ fn options_move_the_ports() {
 
 #[test]
 fn other_protocols_are_not_ours() {
-    for proto in [PROTO_SCTP, 1, 2, 47, 50] {
+    assert_eq!(parse4(&ipv4(PROTO_ICMP, &[], &TCP_SYN)), Err(Stop::Control));
+    assert_eq!(parse6(&ipv6(PROTO_ICMPV6, &[], &TCP_SYN)), Err(Stop::Control));
+    for proto in [PROTO_SCTP, 2, 47, 50] {
         assert_eq!(parse4(&ipv4(proto, &[], &TCP_SYN)), Err(Stop::NotOurs), "{proto}");
         if proto != 50 {
             assert_eq!(parse6(&ipv6(proto, &[], &TCP_SYN)), Err(Stop::NotOurs), "{proto}");
@@ -129,11 +131,20 @@ fn the_end_of_the_readable_part_is_short() {
 fn a_first_fragment_has_ports_and_a_later_one_has_not() {
     let mut bytes = ipv4(PROTO_UDP, &[], &UDP);
     bytes[ETHERNET + 6] = 0x20;
-    assert!(parse4(&bytes).is_ok());
+    let parse = |bytes: &[u8], walk| {
+        let aligned = Aligned::new(bytes);
+        let mut packet = Packet::EMPTY;
+        let result = V4::parse(bounds(aligned.bytes()), &mut packet, walk);
+        (result, packet.key.dst_port)
+    };
+    assert_eq!(parse(&bytes, false).0, Err(Stop::Short), "the first try leaves fragments alone");
+    assert_eq!(parse(&bytes, true), (Err(Stop::First), 53));
     bytes[ETHERNET + 7] = 1;
     assert_eq!(parse4(&bytes), Err(Stop::Because(Reason::Fragment)));
     let fragment = |offset: u8| [PROTO_UDP, 0, 0, offset | 1, 0, 0, 0, 7];
-    assert!(parse6(&ipv6(extension::FRAGMENT, &fragment(0), &UDP)).is_ok());
+    assert_eq!(parse6(&ipv6(extension::FRAGMENT, &fragment(0), &UDP)), Err(Stop::First));
+    let whole = [PROTO_UDP, 0, 0, 0, 0, 0, 0, 7];
+    assert!(parse6(&ipv6(extension::FRAGMENT, &whole, &UDP)).is_ok(), "one piece (RFC 6946)");
     assert_eq!(parse6(&ipv6(extension::FRAGMENT, &fragment(8), &UDP)), Err(Stop::Because(Reason::Fragment)));
 }
 
@@ -156,7 +167,7 @@ fn extension_headers_wait_for_the_second_try() {
     let mut packet = Packet::EMPTY;
     assert_eq!(V6::parse(bounds(aligned.bytes()), &mut packet, false), Err(Stop::Short));
     assert_eq!(V6::parse(bounds(aligned.bytes()), &mut packet, true), Ok(()));
-    let aligned = Aligned::new(&ipv6(58, &[], &UDP));
+    let aligned = Aligned::new(&ipv6(59, &[], &UDP));
     assert_eq!(V6::parse(bounds(aligned.bytes()), &mut packet, false), Err(Stop::NotOurs));
 }
 

@@ -14,7 +14,9 @@ use aya_ebpf::helpers::generated::{bpf_csum_diff, bpf_redirect};
 use proxy_common::csum::{fold, pseudo_sum, sum_words};
 use proxy_common::{PROTO_ICMP, PROTO_ICMPV6, PROTO_UDP, V4, V6};
 
-use crate::net::{ETHERNET, udp};
+use crate::flow::Time;
+use crate::maps;
+use crate::net::{ETHERNET, IPV4_MORE, udp};
 use crate::packet::{Packet, Parse};
 use crate::skb::{HelperFailed, Skb};
 
@@ -34,6 +36,44 @@ pub struct Message {
     kind: [u8; 2],
     /// The second half of the header, as it stands in the packet.
     rest: u32,
+}
+
+/// Answers that a CPU may send in a second, and at once: what the kernel allows itself
+/// (`net.ipv4.icmp_msgs_per_sec`, `net.ipv4.icmp_msgs_burst`).
+const RATE: u32 = 1000;
+/// See [`RATE`].
+const BURST: u32 = 50;
+
+/// How many answers a CPU may send; one for each.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Allowance {
+    /// Answers left.
+    left: u32,
+    /// Low 32 bits of jiffies when some were last added.
+    since: u32,
+}
+
+/// Takes one from what this CPU may send; `false`: there is none left. News of a packet's size is not counted, as
+/// the kernel does not count it: without it nothing gets through.
+#[inline(always)]
+pub fn may_answer(time: Time) -> bool {
+    let Some(allowance) = maps::allowance() else { return false };
+    // SAFETY: a map value that is this CPU's own.
+    let allowance = unsafe { &mut *allowance };
+    let passed = time.now.wrapping_sub(allowance.since);
+    let hz = time.config.hz;
+    let gained = if passed < hz { (passed * RATE).checked_div(hz).unwrap_or(BURST) } else { BURST };
+    if gained != 0 {
+        let left = allowance.left + gained;
+        allowance.left = if left > BURST { BURST } else { left };
+        allowance.since = time.now;
+    }
+    if allowance.left == 0 {
+        return false;
+    }
+    allowance.left -= 1;
+    true
 }
 
 /// A family that can refuse packets.
@@ -95,9 +135,12 @@ impl Reject for V4 {
     }
 
     #[inline(always)]
-    fn header_sum(_skb: Skb, _packet: &Packet<[u32; 1]>) -> Option<u64> {
-        // A header with a right checksum, options and all, adds up to zero.
-        Some(0)
+    fn header_sum(skb: Skb, _packet: &Packet<[u32; 1]>) -> Option<u64> {
+        let mut fragment = 0u16;
+        skb.load(ETHERNET as u32 + 6, &mut fragment, size_of::<u16>() as u32).ok()?;
+        // A header with a right checksum, options and all, adds up to zero. The transport checksum is that of the
+        // whole packet, which a fragment is not.
+        if u16::from_be(fragment) & IPV4_MORE == 0 { Some(0) } else { None }
     }
 }
 

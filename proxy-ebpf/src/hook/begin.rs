@@ -5,7 +5,7 @@ use proxy_common::reason::{Reason, Verdict};
 use proxy_common::service::ServiceEntry;
 use proxy_common::{Address, decide};
 
-use super::tc::{Acts, BEGUN, DROP, NEXT, REFUSED, left, rewrite};
+use super::tc::{Acts, BEGUN, DROP, NEXT, REFUSED, drop_because, left, rewrite};
 use crate::flow::{self, Time};
 use crate::header::same;
 use crate::maps;
@@ -19,6 +19,10 @@ use crate::{affinity, balance, lookup, report};
 #[inline(always)]
 pub(super) fn begin<F: Acts>(skb: Skb) -> i32 {
     let Some(packet) = left::<F>() else { return NEXT };
+    if packet.is_later() {
+        // What became of the first fragment becomes of all.
+        return drop_because(Reason::FragmentWithoutFirst);
+    }
     let key = &packet.key;
     let (Some(time), Some(node)) = (Time::now(), F::node()) else { return NEXT };
     let outside = decide::is_outside(maps::device(skb.ifindex()), node, &key.src);

@@ -6,16 +6,17 @@ use aya_ebpf::helpers::generated::{bpf_jiffies64, bpf_ktime_get_ns};
 use aya_ebpf::programs::TcContext;
 use proxy_common::filter::Role;
 use proxy_common::flow::{DIRECTION_FORWARD, DIRECTION_REPLY, FLOW_SNAT, FlowKey, is_over};
-use proxy_common::reason::Reason;
+use proxy_common::reason::{Reason, Verdict};
 use proxy_common::{V4, V6};
 
 use super::begin::begin as first;
 use crate::flow::{self, Steps, Time};
+use crate::fragment::Fragments;
 use crate::icmp::{self, Control};
 use crate::maps::{self, Tables};
 use crate::nat::{self, Rewrite, Tuple};
 use crate::net::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, tcp};
-use crate::packet::{Packet, Parse, Stop};
+use crate::packet::{Packet, Stop};
 use crate::reject::{self, Reject};
 use crate::route;
 use crate::skb::Skb;
@@ -128,7 +129,7 @@ fn parse<F: Acts>(skb: Skb, packet: &mut Packet<F::Words>) -> Result<(), Stop> {
 
 /// The second half of [`parse`]: packets whose headers are not readable at once are few.
 #[inline(always)]
-fn parse_pulled<F: Parse>(skb: Skb, packet: &mut Packet<F::Words>) -> Result<(), Stop> {
+fn parse_pulled<F: Acts>(skb: Skb, packet: &mut Packet<F::Words>) -> Result<(), Stop> {
     let bounds = skb.bounds();
     let wanted = if skb.length() < PULL { skb.length() } else { PULL };
     if bounds.end - bounds.data < wanted as usize && skb.pull(wanted).is_err() {
@@ -136,6 +137,8 @@ fn parse_pulled<F: Parse>(skb: Skb, packet: &mut Packet<F::Words>) -> Result<(),
     }
     match F::parse(skb.bounds(), packet, true) {
         Err(Stop::Short) => Err(Stop::Because(Reason::Malformed)),
+        Err(Stop::First) => F::first(skb, packet),
+        Err(Stop::Because(Reason::Fragment)) => F::later(skb, packet),
         result => result,
     }
 }
@@ -143,11 +146,14 @@ fn parse_pulled<F: Parse>(skb: Skb, packet: &mut Packet<F::Words>) -> Result<(),
 #[inline(always)]
 fn pass(stop: Stop) -> i32 {
     match stop {
-        Stop::Because(reason) => report::reason(reason),
-        Stop::Control => return CONTROL,
-        Stop::NotOurs | Stop::Short => {}
+        Stop::Because(reason) if reason.verdict() == Verdict::Drop => drop_because(reason),
+        Stop::Because(reason) => {
+            report::reason(reason);
+            NEXT
+        }
+        Stop::Control => CONTROL,
+        Stop::NotOurs | Stop::Short | Stop::First => NEXT,
     }
-    NEXT
 }
 
 /// A packet of a flow that is known.
@@ -218,11 +224,18 @@ pub(super) fn left<F: Tables>() -> Option<&'static Packet<F::Words>> {
 #[inline(always)]
 fn reject<F: Acts>(skb: Skb, what: i32) -> i32 {
     let Some(packet) = left::<F>() else { return drop_because(Reason::RejectFailed) };
+    let Some(time) = Time::now() else { return drop_because(Reason::RejectFailed) };
     let mut message = F::PORT_UNREACHABLE;
     if what == TOO_BIG {
         report::reason(Reason::PacketTooBig);
+        if packet.is_later() {
+            // Its sender hears of the first fragment (RFC 1122, 3.2.2).
+            return DROP;
+        }
         // SAFETY: a map value that is this CPU's own.
         message = F::too_big(maps::route().map_or(0, |route| unsafe { (*route).mtu }));
+    } else if !reject::may_answer(time) {
+        return drop_because(Reason::RejectLimited);
     }
     match reject::answer::<F>(skb, packet, message) {
         Ok(verdict) => verdict,
@@ -290,7 +303,7 @@ pub(crate) fn drop_because(reason: Reason) -> i32 {
 
 /// The acts, as functions that the verifier checks once each, on their own ("global"): walked through from
 /// every state that calls them, they cost half a million steps.
-pub(super) trait Acts: Rewrite + Steps + Reject + Control {
+pub(super) trait Acts: Rewrite + Steps + Reject + Control + Fragments {
     /// [`parse_pulled`].
     fn parse_pulled(skb: Skb, packet: &mut Packet<Self::Words>) -> Result<(), Stop>;
     /// [`known`].
@@ -311,6 +324,7 @@ const STOP_NOT_OURS: i32 = 1;
 const STOP_FRAGMENT: i32 = 2;
 const STOP_MALFORMED: i32 = 3;
 const STOP_CONTROL: i32 = 4;
+const STOP_ALONE: i32 = 5;
 
 fn stop_number(result: Result<(), Stop>) -> i32 {
     match result {
@@ -318,6 +332,7 @@ fn stop_number(result: Result<(), Stop>) -> i32 {
         Err(Stop::NotOurs) => STOP_NOT_OURS,
         Err(Stop::Control) => STOP_CONTROL,
         Err(Stop::Because(Reason::Fragment)) => STOP_FRAGMENT,
+        Err(Stop::Because(Reason::FragmentWithoutFirst)) => STOP_ALONE,
         Err(_) => STOP_MALFORMED,
     }
 }
@@ -367,6 +382,7 @@ macro_rules! acts {
                     STOP_NOT_OURS => Err(Stop::NotOurs),
                     STOP_CONTROL => Err(Stop::Control),
                     STOP_FRAGMENT => Err(Stop::Because(Reason::Fragment)),
+                    STOP_ALONE => Err(Stop::Because(Reason::FragmentWithoutFirst)),
                     _ => Err(Stop::Because(Reason::Malformed)),
                 }
             }

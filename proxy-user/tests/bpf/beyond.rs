@@ -51,7 +51,7 @@ fn trie<K: aya::Pod>(rig: &Rig, name: &str) -> LpmTrie<MapData, K, u32> {
 }
 
 /// Forgets it again, for the next test on this rig.
-fn forget(rig: &Rig) {
+pub fn forget(rig: &Rig) {
     rig.array::<NodeEntry<[u8; 4]>>(names::NODE).set(0, NodeEntry::UNKNOWN, 0).unwrap();
     rig.array::<NodeEntry<[u8; 16]>>(names::NODE6).set(0, NodeEntry::UNKNOWN, 0).unwrap();
     ports(rig, proxy_common::config::SNAT_PORTS);

@@ -1,9 +1,15 @@
 //! ICMP and ICMPv6 errors about translated packets, byte by byte.
 
+use proxy_common::reason::Reason;
+
+use crate::Scenario;
 use crate::fixture::Fixture;
 use crate::packet::{ACK, ETHERNET, Packet, SYN, TCP, UDP};
-use crate::rig::{Family, Hook, Service};
+use crate::rig::{DROP, Family, Hook, REDIRECT, Rig, Service};
 use crate::tables::{FRAGMENT, MORE, proto_name, shapes};
+
+pub const SCENARIOS: [Scenario; 1] =
+    [Scenario { name: "refusals are not answered without end", flows: 64, test: limited }];
 
 /// Type, code, and the second half of the header.
 type Kind = (&'static str, [u8; 2], [u8; 4]);
@@ -179,4 +185,30 @@ fn passed(family: Family, all: &mut Vec<Fixture>) {
             );
         }
     }
+}
+
+fn limited(family: Family, rig: &mut Rig) {
+    const FLOOD: u64 = 3000;
+    let frontend = family.frontend(1, 80);
+    rig.serve(&[Service::new(7, UDP, frontend, &[])]);
+    let packet = Packet::udp(family.client(1, 40_001), frontend).bytes();
+    let started = std::time::Instant::now();
+    let mut answered = 0;
+    for _ in 0..FLOOD {
+        match rig.run(Hook::Ingress, &packet).verdict {
+            REDIRECT => answered += 1,
+            verdict => assert_eq!(verdict, DROP),
+        }
+    }
+    // Each CPU that the test ran on may answer fifty at once, and a thousand in a second.
+    let cpus = std::thread::available_parallelism().unwrap().get() as u128;
+    let most = cpus * (50 + started.elapsed().as_millis() + 1);
+    assert!(answered >= 50, "{answered}");
+    assert!(u128::from(answered) <= most, "{answered} of at most {most}");
+    let limited = FLOOD - answered;
+    let mut expected = vec![(Reason::NoEndpoint, FLOOD)];
+    if limited > 0 {
+        expected.push((Reason::RejectLimited, limited));
+    }
+    assert_eq!(rig.reasons(), expected);
 }

@@ -7,6 +7,7 @@ mod beyond;
 mod cost;
 mod fixture;
 mod flows;
+mod fragments;
 mod icmp;
 mod node;
 mod packet;
@@ -57,6 +58,8 @@ fn main() -> ExitCode {
         .chain(random::SCENARIOS)
         .chain(race::SCENARIOS)
         .chain(beyond::SCENARIOS)
+        .chain(fragments::SCENARIOS)
+        .chain(icmp::SCENARIOS)
     {
         trials.extend(scenario.trials(&bpffs));
     }

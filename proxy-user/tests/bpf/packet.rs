@@ -150,18 +150,76 @@ impl Packet {
         segment
     }
 
+    /// The packet in pieces of `size` bytes, a multiple of eight; without options or extensions.
+    pub fn fragments(&self, size: usize, id: u32) -> Vec<Vec<u8>> {
+        let whole = self.bytes();
+        let header = ETHERNET + if self.src.is_ipv4() { 20 } else { 40 };
+        let pieces: Vec<_> = whole[header..].chunks(size).collect();
+        let fragment = |(at, piece): (usize, &&[u8])| {
+            let (offset, more) = ((at * size / 8) as u16, at + 1 < pieces.len());
+            let mut bytes = whole[..header].to_vec();
+            if self.src.is_ipv4() {
+                let length = (20 + piece.len()) as u16;
+                bytes[ETHERNET + 2..ETHERNET + 4].copy_from_slice(&length.to_be_bytes());
+                bytes[ETHERNET + 4..ETHERNET + 6].copy_from_slice(&(id as u16).to_be_bytes());
+                let word = offset | if more { 0x2000 } else { 0 };
+                bytes[ETHERNET + 6..ETHERNET + 8].copy_from_slice(&word.to_be_bytes());
+                correct(&mut bytes);
+            } else {
+                let length = (8 + piece.len()) as u16;
+                bytes[ETHERNET + 4..ETHERNET + 6].copy_from_slice(&length.to_be_bytes());
+                bytes[ETHERNET + 6] = 44;
+                bytes.extend([self.proto, 0]);
+                bytes.extend((offset << 3 | u16::from(more)).to_be_bytes());
+                bytes.extend(id.to_be_bytes());
+            }
+            bytes.extend(*piece);
+            bytes
+        };
+        pieces.iter().enumerate().map(fragment).collect()
+    }
+
+    /// A fragment at another offset, in units of eight bytes.
+    pub fn moved(fragment: &[u8], offset: u16) -> Vec<u8> {
+        let mut bytes = fragment.to_vec();
+        if bytes[ETHERNET] >> 4 == 4 {
+            bytes[ETHERNET + 6..ETHERNET + 8].copy_from_slice(&offset.to_be_bytes());
+            correct(&mut bytes);
+        } else {
+            let at = ETHERNET + 40 + 2;
+            bytes[at..at + 2].copy_from_slice(&(offset << 3).to_be_bytes());
+        }
+        bytes
+    }
+
     /// "Port unreachable" for this packet, as its destination answers it on the device it came in by, quoting its
     /// first `quoted` bytes behind the Ethernet header.
     pub fn unreachable(&self, quoted: usize) -> Vec<u8> {
+        self.unreachable_for(&self.bytes(), quoted)
+    }
+
+    /// The same for a fragment of this packet.
+    pub fn unreachable_for(&self, fragment: &[u8], quoted: usize) -> Vec<u8> {
         let kind = if self.src.is_ipv4() { [3, 3] } else { [1, 4] };
-        let mut bytes = self.error(self.dst.ip(), kind, [0; 4], quoted);
+        let mut bytes = self.error_about(fragment, self.dst.ip(), kind, [0; 4], quoted);
         bytes[..12].rotate_left(6);
         bytes
     }
 
     /// An ICMP error of this type and code about this packet, by `from`. `rest` is the second half of its header.
     pub fn error(&self, from: IpAddr, kind: [u8; 2], rest: [u8; 4], quoted: usize) -> Vec<u8> {
-        let packet = &self.bytes()[ETHERNET..];
+        self.error_about(&self.bytes(), from, kind, rest, quoted)
+    }
+
+    fn error_about(
+        &self,
+        bytes: &[u8],
+        from: IpAddr,
+        kind: [u8; 2],
+        rest: [u8; 4],
+        quoted: usize,
+    ) -> Vec<u8> {
+        let packet = &bytes[ETHERNET..];
         let quote = &packet[..quoted.min(packet.len())];
         let mut bytes = MACS.concat();
         let mut icmp = [kind[0], kind[1], 0, 0, rest[0], rest[1], rest[2], rest[3]];

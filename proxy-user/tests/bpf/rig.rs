@@ -14,6 +14,7 @@ use proxy_common::backend::{BACKEND_ACTIVE, BACKEND_GONE};
 use proxy_common::config::NodeConfig;
 use proxy_common::filter::{Role, position};
 use proxy_common::flow::{Bucket, Flow, FlowKey, WAY_FLOW, WAY_PENDING, WAY_TAG, buckets_for, buckets_of};
+use proxy_common::fragment::{FragmentEntry, FragmentKey};
 use proxy_common::map_names as names;
 use proxy_common::reason::Reason;
 use proxy_common::service::{KIND_CLUSTER_IP, SCOPE_INTERNAL, ServiceEntry};
@@ -311,6 +312,8 @@ impl Rig {
         for key in keys {
             refusals.remove(&key).unwrap();
         }
+        self.forget_fragments::<[u32; 1]>(names::FRAGMENTS);
+        self.forget_fragments::<[u32; 4]>(names::FRAGMENTS6);
     }
 
     fn forget<A: proxy_common::Address>(&self, index: &str, states: &str)
@@ -327,6 +330,18 @@ impl Rig {
             if flow.state != 0 {
                 flows.set(index, Flow { state: 0, ..flow }, 0).unwrap();
             }
+        }
+    }
+
+    fn forget_fragments<A>(&mut self, name: &str)
+    where
+        FragmentKey<A>: aya::Pod,
+    {
+        let map = self.ebpf.map_mut(name).unwrap();
+        let mut map: HashMap<_, FragmentKey<A>, FragmentEntry> = map.try_into().unwrap();
+        let keys: Vec<_> = map.keys().map(Result::unwrap).collect();
+        for key in keys {
+            map.remove(&key).unwrap();
         }
     }
 

@@ -1,0 +1,32 @@
+//! `fragments`, `fragments6`: the ports of packets that come in pieces.
+
+/// Key of `fragments` and `fragments6` (LRU): the packet that a fragment is of, as it arrives.
+#[repr(C, align(4))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct FragmentKey<A> {
+    /// Source address.
+    pub src: A,
+    /// Destination address.
+    pub dst: A,
+    /// The packet's identification, as it stands in the header.
+    pub id: u32,
+    /// IPv4: the protocol, which is part of the identification (RFC 791); IPv6: 0 (RFC 8200, 4.5).
+    pub proto: u32,
+}
+
+/// Value of both: what the first fragment said.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FragmentEntry {
+    /// Source port, host byte order.
+    pub src_port: u16,
+    /// Destination port, host byte order.
+    pub dst_port: u16,
+    /// IP protocol number.
+    pub proto: u32,
+    /// Low 32 bits of jiffies when it passed.
+    pub seen: u32,
+}
+
+/// Seconds for which later fragments may follow: as long as a receiver waits (`net.ipv4.ipfrag_time`).
+pub const FRAGMENT_SECS: u32 = 30;

@@ -1,0 +1,163 @@
+//! Packets that come in pieces.
+
+use proxy_common::reason::Reason;
+
+use crate::Scenario;
+use crate::beyond::forget;
+use crate::node::know;
+use crate::packet::{ACK, ETHERNET, Packet, SYN, TCP, UDP};
+use crate::rig::{DROP, Family, Hook, NEXT, REDIRECT, Rig, Seen, Service};
+use crate::tables::proto_name;
+
+pub const SCENARIOS: [Scenario; 6] = [
+    Scenario { name: "all fragments go where the first one goes", flows: 256, test: together },
+    Scenario { name: "fragments of two packets are told apart", flows: 256, test: apart },
+    Scenario { name: "fragments out of order", flows: 256, test: out_of_order },
+    Scenario { name: "fragments that overlap, and tiny ones", flows: 256, test: overlapping },
+    Scenario { name: "fragments to a Service without endpoints", flows: 256, test: refused },
+    Scenario { name: "fragments of others pass", flows: 256, test: foreign },
+];
+
+const SIZE: usize = 256;
+
+fn packet(family: Family, proto: u8) -> (Service, Packet) {
+    let (client, frontend, pod) = (family.client(1, 40_001), family.frontend(1, 53), family.pod(1, 5353));
+    let packet = Packet { flags: SYN, ..Packet::new(proto, client, frontend) }.payload(SIZE * 3 + 5);
+    (Service::new(7, proto, frontend, &[pod]), packet)
+}
+
+fn passes(rig: &mut Rig, hook: Hook, fragment: &[u8], becomes: &[u8], what: &str) {
+    let seen = rig.run(hook, fragment);
+    assert_eq!(seen.verdict, NEXT, "{what}: {:?}", rig.reasons());
+    assert_eq!(seen.packet, becomes, "{what}");
+}
+
+fn together(family: Family, rig: &mut Rig) {
+    for proto in [TCP, UDP] {
+        let (service, packet) = packet(family, proto);
+        rig.serve(std::slice::from_ref(&service));
+        let pod = service.backends[0].1;
+        let answer = Packet { flags: ACK, ..packet.to(pod).back() };
+        for (hook, sent, becomes) in
+            [(Hook::Ingress, &packet, packet.to(pod)), (Hook::Egress, &answer, answer.from(service.frontend))]
+        {
+            let pieces: Vec<_> =
+                sent.fragments(SIZE, 9).into_iter().zip(becomes.fragments(SIZE, 9)).collect();
+            assert_eq!(pieces.len(), 4);
+            for (at, (sent, becomes)) in pieces.iter().enumerate() {
+                let what = format!("{}, {hook:?}, fragment {at}", proto_name(proto));
+                passes(rig, hook, sent, becomes, &what);
+            }
+        }
+    }
+    assert_eq!(rig.reasons(), []);
+    let stats = rig.stats(7);
+    assert_eq!((stats.connections, stats.packets, stats.reply_packets), (2, 8, 8));
+}
+
+fn apart(family: Family, rig: &mut Rig) {
+    let (service, one) = packet(family, UDP);
+    let frontend = family.frontend(2, 53);
+    let other = Service::new(8, UDP, frontend, &[family.pod(2, 5353)]);
+    rig.serve(&[service.clone(), other.clone()]);
+    let two = one.to(family.frontend(1, 53)).from(family.client(2, 40_001));
+    let three = one.to(frontend);
+    let pods = [service.backends[0].1, service.backends[0].1, other.backends[0].1, service.backends[0].1];
+    // The last one differs from the first by its identification alone.
+    let packets = [(&one, 9), (&two, 9), (&three, 9), (&one.from(family.client(1, 40_002)), 10)];
+    let sent = packets.map(|(packet, id)| packet.fragments(SIZE, id));
+    let mut becomes = Vec::new();
+    for ((packet, id), pod) in packets.into_iter().zip(pods) {
+        becomes.push(packet.to(pod).fragments(SIZE, id));
+    }
+    for piece in 0..4 {
+        for (which, becomes) in becomes.iter().enumerate() {
+            passes(
+                rig,
+                Hook::Ingress,
+                &sent[which][piece],
+                &becomes[piece],
+                &format!("{which}, fragment {piece}"),
+            );
+        }
+    }
+    assert_eq!((rig.reasons(), rig.flows(family).len()), (vec![], 4));
+}
+
+fn out_of_order(family: Family, rig: &mut Rig) {
+    let (service, packet) = packet(family, UDP);
+    rig.serve(std::slice::from_ref(&service));
+    let (sent, becomes) = (packet.fragments(SIZE, 9), packet.to(service.backends[0].1).fragments(SIZE, 9));
+    // Nobody says yet that the address is a Service's.
+    passes(rig, Hook::Ingress, &sent[2], &sent[2], "a later fragment to an address");
+    assert_eq!(rig.reasons(), [(Reason::Fragment, 1)]);
+    know(family, rig);
+    assert_eq!(rig.run(Hook::Ingress, &sent[2]), Seen { verdict: DROP, packet: sent[2].clone() });
+    assert_eq!(rig.reasons(), [(Reason::Fragment, 1), (Reason::FragmentWithoutFirst, 1)]);
+    for at in [0, 3, 1, 2, 2] {
+        passes(rig, Hook::Ingress, &sent[at], &becomes[at], &format!("fragment {at}"));
+    }
+    assert_eq!(rig.flows(family).len(), 1);
+    forget(rig);
+}
+
+/// What RFC 1858 and RFC 3128 warn of: later fragments that would write over the ports or the flags. They go where
+/// the first one went, whatever they hold; its receiver judges them.
+fn overlapping(family: Family, rig: &mut Rig) {
+    let (service, packet) = packet(family, TCP);
+    rig.serve(std::slice::from_ref(&service));
+    let pod = service.backends[0].1;
+    let (sent, becomes) = (packet.fragments(SIZE, 9), packet.to(pod).fragments(SIZE, 9));
+    passes(rig, Hook::Ingress, &sent[0], &becomes[0], "the first");
+    let at = |fragments: &[Vec<u8>], offset: u16| Packet::moved(&fragments[1], offset);
+    for offset in [1, 2, 8, 0x1ffe] {
+        let what = format!("a fragment at {}", offset * 8);
+        passes(rig, Hook::Ingress, &at(&sent, offset), &at(&becomes, offset), &what);
+    }
+    assert_eq!((rig.reasons(), rig.flow(family).backend), (vec![], pod));
+    // A first fragment that holds no whole TCP header is not looked into, and nothing follows it.
+    let tiny = packet.fragments(8, 10);
+    passes(rig, Hook::Ingress, &tiny[0], &tiny[0], "a tiny one");
+    passes(rig, Hook::Ingress, &tiny[1], &tiny[1], "what follows it");
+    assert_eq!(rig.reasons(), [(Reason::Malformed, 1), (Reason::Fragment, 1)]);
+    let udp = Service::new(8, UDP, family.frontend(1, 53), &[pod]);
+    rig.serve(&[udp]);
+    let packet = Packet::udp(packet.src, packet.dst).payload(64);
+    let (sent, becomes) = (packet.fragments(8, 11), packet.to(pod).fragments(8, 11));
+    for (sent, becomes) in sent.iter().zip(&becomes) {
+        passes(rig, Hook::Ingress, sent, becomes, "eight bytes hold a UDP header");
+    }
+}
+
+fn refused(family: Family, rig: &mut Rig) {
+    let (mut service, packet) = packet(family, UDP);
+    service.backends.clear();
+    rig.serve(&[service]);
+    let sent = packet.fragments(SIZE, 9);
+    let seen = rig.run(Hook::Ingress, &sent[0]);
+    assert_eq!((seen.verdict, seen.packet), (REDIRECT, packet.unreachable_for(&sent[0], 128)));
+    for later in &sent[1..] {
+        assert_eq!(rig.run(Hook::Ingress, later).verdict, DROP, "one answer is enough");
+    }
+    // What is short enough to be quoted whole is no packet to tell a checksum from.
+    let short = packet.fragments(64, 10);
+    let seen = rig.run(Hook::Ingress, &short[0]);
+    assert_eq!((seen.verdict, seen.packet), (REDIRECT, packet.unreachable_for(&short[0], 128)));
+    assert_eq!(rig.reasons(), [(Reason::NoEndpoint, 2), (Reason::FragmentWithoutFirst, 3)]);
+    assert_eq!(rig.flows(family).len(), 0);
+}
+
+fn foreign(family: Family, rig: &mut Rig) {
+    let (service, packet) = packet(family, UDP);
+    rig.serve(&[service]);
+    for (which, packet) in
+        [packet.to(family.client(9, 53)), packet.to(family.frontend(1, 54)), packet.back()].iter().enumerate()
+    {
+        for hook in [Hook::Ingress, Hook::Egress] {
+            for (at, fragment) in packet.fragments(SIZE, 9).iter().enumerate() {
+                passes(rig, hook, fragment, fragment, &format!("{which}, {hook:?}, fragment {at}"));
+            }
+        }
+    }
+    assert_eq!(rig.reasons(), [(Reason::Fragment, 9)]);
+}
