@@ -23,6 +23,7 @@ pub mod hook {
     //! The order of the stages at each kind of hook.
     mod begin;
     pub mod bind;
+    pub mod clock;
     pub mod socket;
     pub mod tc;
 }

@@ -9,7 +9,7 @@ fn main() {}
 mod programs {
     use aya_ebpf::macros::{cgroup_sock, cgroup_sock_addr, classifier};
     use aya_ebpf::programs::{SockAddrContext, SockContext, TcContext};
-    use proxy_ebpf::hook::{bind, socket, tc};
+    use proxy_ebpf::hook::{bind, clock, socket, tc};
     use proxy_ebpf::sockaddr::{Bound, Sockaddr4, Sockaddr6};
 
     #[cgroup_sock_addr(connect4)]
@@ -92,7 +92,7 @@ mod programs {
     /// jiffies a second has. Writes `bpf_jiffies64()` and `bpf_ktime_get_ns()` over the first 16 bytes.
     #[classifier]
     pub fn clock(ctx: TcContext) -> i32 {
-        tc::clock(&ctx)
+        clock::clock(&ctx)
     }
 
     /// Never attached: the floor of a measurement by `BPF_PROG_TEST_RUN`.

@@ -2,7 +2,6 @@
 //! that netfilter in between sees one plain flow between client and backend.
 
 use aya_ebpf::bindings::__sk_buff;
-use aya_ebpf::helpers::generated::{bpf_jiffies64, bpf_ktime_get_ns};
 use aya_ebpf::programs::TcContext;
 use proxy_common::filter::Role;
 use proxy_common::flow::{DIRECTION_FORWARD, DIRECTION_REPLY, FLOW_SNAT, FlowKey, is_over};
@@ -108,14 +107,6 @@ fn backward<F: Acts>(skb: Skb) -> i32 {
         CONTROL => icmp::outgoing::<F>(skb),
         verdict => verdict,
     }
-}
-
-/// Writes jiffies and nanoseconds over the packet's first 16 bytes.
-#[inline(always)]
-pub fn clock(context: &TcContext) -> i32 {
-    // SAFETY: the helpers take nothing and cannot fail.
-    let clocks = unsafe { [bpf_jiffies64(), bpf_ktime_get_ns()] };
-    if Skb::new(context).store(0, &clocks).is_ok() { 0 } else { DROP }
 }
 
 /// Parses, and makes more of the packet readable if that is what it takes.

@@ -103,7 +103,9 @@ impl Fixture {
     pub fn with_traffic_before(mut self, connections: u64) -> Self {
         self.counts.traffic[0] = connections;
         let packets: Vec<_> = self.before.iter().map(|(hook, bytes)| (*hook, bytes.len())).collect();
-        packets.into_iter().for_each(|(hook, length)| self.count(hook, length));
+        for (hook, length) in packets {
+            self.count(hook, length);
+        }
         self
     }
 
