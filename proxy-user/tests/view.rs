@@ -12,6 +12,7 @@ use aya::maps::{Array, Map, MapData};
 use node::{Node, on_node, run, veth};
 use proxy_common::backend::{BACKEND_ACTIVE, BACKEND_GONE, BackendEntry};
 use proxy_common::flow::{FLOW_FIN_CLIENT, FLOW_REPLIED, FLOW_USED, Flow};
+use proxy_common::socket::{SocketEntry, SocketKey, TO_BACKEND, TO_FRONTEND};
 use proxy_user::maps::view::{BackendState, FlowState, View};
 use proxy_user::metrics::{Format, Metrics};
 use proxy_user::programs::{
@@ -31,6 +32,47 @@ fn flow(state: u8, last_seen: u32) -> Flow<[u8; 4]> {
     // SAFETY: all zeros is a flow.
     let empty: Flow<[u8; 4]> = unsafe { std::mem::zeroed() };
     Flow { client: [10, 0, 0, 9], proto: 6, state, last_seen, created: last_seen, ..empty }
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test bpf"]
+fn a_socket_is_stranded_when_its_endpoint_left_the_service_that_led_it_there() {
+    on_node(|node| {
+        let _agent = node.start();
+        let entry = BackendEntry {
+            addr: [10, 0, 0, 1],
+            port: 53,
+            proto: 17,
+            state: BACKEND_ACTIVE,
+            service: 3,
+            flags: 0,
+        };
+        let gone = BackendEntry { state: BACKEND_GONE, ..entry };
+        let mut backends = array::<BackendEntry<[u8; 4]>>(node, "backends");
+        // The third id was used again, by another endpoint; the fourth by the same one, for another Service.
+        let reused = BackendEntry { port: 54, ..entry };
+        let others = BackendEntry { service: 4, ..entry };
+        for (id, row) in [(1, entry), (2, gone), (3, reused), (4, others)] {
+            backends.set(id, row, 0).unwrap();
+        }
+        let map = Map::LruHashMap(MapData::from_pin(node.ballast().join("sockets")).unwrap());
+        let mut sockets: aya::maps::HashMap<_, SocketKey<[u8; 4]>, SocketEntry<[u8; 4]>> =
+            map.try_into().unwrap();
+        let mut put = |cookie, proto, direction, backend_id| {
+            let key = SocketKey::new(cookie, [10, 0, 0, 1], 53, proto, direction);
+            let value = SocketEntry { addr: [10, 96, 0, 1], port: 53, grace: 0, service: 3, backend_id };
+            sockets.insert(key, value, 0).unwrap();
+        };
+        for id in 1..=4 {
+            put(100 + u64::from(id), 17, TO_FRONTEND, id);
+        }
+        put(200, 6, TO_FRONTEND, 2);
+        put(201, 17, TO_BACKEND, 2);
+        let stranded = View::open(&node.bpffs).unwrap().stranded().unwrap();
+        let found: Vec<_> = stranded.iter().map(|one| (one.cookie, one.backend_id)).collect();
+        assert_eq!(found, [(102, 2), (103, 3), (104, 4)]);
+        assert!(stranded.iter().all(|one| one.endpoint == "10.0.0.1:53".parse().unwrap()));
+    });
 }
 
 #[test]

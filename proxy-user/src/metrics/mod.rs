@@ -105,7 +105,11 @@ impl Metrics {
         kube.register("proxy_livez", "Answers of /livez, by HTTP status", Family::clone(&livez));
         let build = BuildLabels { version: env!("CARGO_PKG_VERSION"), abi: proxy_common::abi::ABI_VERSION };
         registry.register("ballast_build", "What runs here", Info::new(build));
-        let ended_sockets = Family::default();
+        let ended_sockets: Family<FamilyLabel, Counter> = Family::default();
+        for family in [IpFamily::V4, IpFamily::V6] {
+            // At zero from the start, so that the first one is a change.
+            drop(ended_sockets.get_or_create(&FamilyLabel { ip_family: family.to_string() }));
+        }
         let help = "Connected UDP sockets that were ended because their endpoint left the Service";
         registry.register("ballast_udp_sockets_ended", help, Family::clone(&ended_sockets));
         registry.register_collector(Box::new(sync::Sync(status)));

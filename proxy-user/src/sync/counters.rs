@@ -75,3 +75,25 @@ impl Counters {
         self.counts.entry((write.table(), operation)).or_default()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proxy_common::PROTO_TCP;
+    use proxy_common::backend::BACKEND_ACTIVE;
+
+    use super::*;
+    use crate::maps::Backend;
+
+    #[test]
+    fn only_udp_endpoints_that_left_count_as_such() {
+        let mut counters = Counters::default();
+        let mut row = |proto, state| {
+            let addr = std::net::IpAddr::from([10, 0, 0, 1]);
+            counters.done(&Write::Backend(1, Backend { addr, port: 53, proto, state, service: 1, flags: 0 }));
+            counters.udp_left()
+        };
+        let seen = [(PROTO_UDP, BACKEND_ACTIVE), (PROTO_TCP, BACKEND_GONE), (PROTO_UDP, BACKEND_GONE)]
+            .map(|(proto, state)| row(proto, state));
+        assert_eq!(seen, [0, 0, 1]);
+    }
+}

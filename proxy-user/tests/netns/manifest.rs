@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
-use serde_json::json;
+use serde_json::{Value, json};
 
 /// A Service of both families.
 #[derive(Clone, Copy, Debug)]
@@ -95,21 +95,26 @@ impl Folder {
     }
 }
 
-/// The same with more in its `spec`, and in those of its ports in turn.
-pub fn text_with(service: Service, spec: &serde_json::Value, ports: &[serde_json::Value]) -> Result<String> {
+/// The same with more in the Service: fields are added, and those of elements of lists by their place.
+pub fn text_with(service: Service, more: &Value) -> Result<String> {
     let all = text(service);
     let (first, rest) = all.trim_start_matches("---\n").split_once('\n').context("a text without lines")?;
-    let mut object: serde_json::Value = serde_json::from_str(first)?;
-    merge(&mut object["spec"], spec);
-    for (number, more) in ports.iter().enumerate() {
-        merge(&mut object["spec"]["ports"][number], more);
-    }
+    let mut object = serde_json::from_str(first)?;
+    merge(&mut object, more);
     Ok(format!("---\n{object}\n{rest}"))
 }
 
-fn merge(into: &mut serde_json::Value, more: &serde_json::Value) {
-    if let (Some(into), Some(more)) = (into.as_object_mut(), more.as_object()) {
-        into.extend(more.clone());
+fn merge(into: &mut Value, more: &Value) {
+    match (into, more) {
+        (Value::Object(into), Value::Object(more)) => {
+            for (name, value) in more {
+                merge(into.entry(name.as_str()).or_insert(Value::Null), value);
+            }
+        }
+        (Value::Array(into), Value::Array(more)) => {
+            into.iter_mut().zip(more).for_each(|(into, more)| merge(into, more));
+        }
+        (into, more) => *into = more.clone(),
     }
 }
 

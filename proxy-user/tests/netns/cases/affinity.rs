@@ -33,7 +33,7 @@ fn put(lab: &Lab, service: Service, seconds: u32) -> Result<()> {
         "sessionAffinity": "ClientIP",
         "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": seconds}},
     });
-    lab.folder.put_text(service.name, &text_with(service, &spec, &[])?)
+    lab.folder.put_text(service.name, &text_with(service, &json!({ "spec": spec }))?)
 }
 
 /// The one server that so many connections reach.

@@ -10,6 +10,7 @@ mod packet;
 mod restart;
 mod smoke;
 mod socket;
+mod source_ranges;
 mod stranded;
 mod swap;
 mod unknown;
@@ -44,6 +45,7 @@ pub fn all() -> Vec<Case> {
         socket::CASES,
         affinity::CASES,
         node_port::CASES,
+        source_ranges::CASES,
         stranded::CASES,
         unknown::CASES,
         smoke::CASES,

@@ -57,8 +57,9 @@ fn localhosts() -> [IpAddr; 3] {
 
 /// Makes the Service, and waits until a socket of the node reaches it.
 fn begin(lab: &Lab) -> Result<()> {
-    let ports = [json!({"nodePort": TCP_PORT}), json!({"nodePort": UDP_PORT})];
-    lab.folder.put_text("ports", &text_with(PORTS, &json!({"type": "NodePort"}), &ports)?)?;
+    let ports = json!([{"nodePort": TCP_PORT}, {"nodePort": UDP_PORT}]);
+    let more = json!({"spec": {"type": "NodePort", "ports": ports}});
+    lab.folder.put_text("ports", &text_with(PORTS, &more)?)?;
     for ip in node_ips() {
         eventually(SOON, || lab.local.reach(Attempt::new(Kind::Udp, (ip, UDP_PORT).into())))?;
     }

@@ -1,0 +1,68 @@
+//! `loadBalancerSourceRanges` for sockets: of the node, and of pods.
+
+use std::net::{IpAddr, SocketAddr};
+
+use anyhow::Result;
+use serde_json::json;
+
+use super::{Case, pod, tcp, udp};
+use crate::lab::{Lab, SMALL, SOON, Wish, eventually};
+use crate::manifest::{Family, Service, text_with};
+use crate::peer::{Attempt, Kind, Peer};
+
+const WISH: Wish = Wish { pods: 2, services: &[], flags: SMALL };
+const GUARDED: Service =
+    Service { name: "guarded", number: 52, ports: &[tcp(80, 8080, &[0]), udp(53, 5353, &[0])] };
+
+pub const CASES: &[Case] =
+    &[Case { name: "source_ranges::sockets_of_the_node_and_of_pods", wish: WISH, run: ranges }];
+
+fn address(family: Family) -> IpAddr {
+    match family {
+        Family::V4 => [192, 0, 2, 52].into(),
+        Family::V6 => [0xfdaa, 0, 0, 0, 0, 0, 0, 52].into(),
+    }
+}
+
+fn vip(family: Family, kind: Kind) -> SocketAddr {
+    (address(family), if kind.is_tcp() { 80 } else { 53 }).into()
+}
+
+fn put(lab: &Lab, ranges: &[&str]) -> Result<()> {
+    let ingress = Family::BOTH.map(|family| json!({"ip": address(family)}));
+    let more = json!({
+        "spec": {"type": "LoadBalancer", "loadBalancerSourceRanges": ranges},
+        "status": {"loadBalancer": {"ingress": ingress}},
+    });
+    lab.folder.put_text(GUARDED.name, &text_with(GUARDED, &more)?)
+}
+
+/// Both families, both kinds of call; each works, or fails in the way of `errno`.
+fn expect(client: &Peer, errno: Option<i32>) -> Result<()> {
+    for family in Family::BOTH {
+        for kind in [Kind::Tcp, Kind::Udp] {
+            let attempt = Attempt::new(kind, vip(family, kind));
+            match errno {
+                Some(errno) => drop(client.fails(attempt, errno)?),
+                None => super::shows(&client.reach(attempt)?, attempt, attempt.to)?,
+            }
+        }
+    }
+    Ok(())
+}
+
+fn ranges(lab: &Lab) -> Result<()> {
+    let stranger = lab.pod(1)?;
+    put(lab, &["198.51.100.0/24", "fdbb::/64"])?;
+    // The endpoint itself is reached all the time: only the load balancer's address is guarded.
+    lab.local.reach(Attempt::new(Kind::Tcp, pod(Family::V4, 0, Kind::Tcp)))?;
+    eventually(SOON, || expect(&lab.local, Some(libc::ETIMEDOUT)))?;
+    // The address of the node towards the clients, and that of one pod.
+    put(lab, &["10.98.0.1/32", "fd98::1/128", "10.99.1.2/32", "fd99:1::2/128"])?;
+    eventually(SOON, || expect(&lab.local, None))?;
+    expect(&stranger, None)?;
+    put(lab, &["0.0.0.0/0", "::/0"])?;
+    eventually(SOON, || expect(&lab.local, None))?;
+    expect(&stranger, None)?;
+    Ok(())
+}
