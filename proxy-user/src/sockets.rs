@@ -15,7 +15,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 
 use crate::host::diag::Diag;
-use crate::host::netns;
+use crate::host::netns::{self, Namespaces};
 use crate::maps::view::{Stranded, View, ViewError};
 use crate::model::net::IpFamily;
 use crate::sync::Status;
@@ -42,6 +42,9 @@ pub enum Trouble {
     /// The network namespaces of others are closed to us.
     #[error("cannot enter the network namespaces of pods: {0}; grant CAP_SYS_ADMIN (setns(2))")]
     Enter(#[source] io::Error),
+    /// Some processes do not show which namespace they are in.
+    #[error("cannot see the network namespaces of {0} processes; grant CAP_SYS_PTRACE")]
+    Hidden(usize),
     /// The processes of this machine cannot be listed.
     #[error("cannot look for network namespaces in /proc: {0}")]
     Processes(#[source] io::Error),
@@ -79,10 +82,12 @@ impl Sweeper {
         }
         let mut swept = Swept::default();
         match netns::all() {
-            Ok(namespaces) => {
-                let visits = netns::in_each(&namespaces, |entered| end(entered, &fresh));
-                for visit in visits {
+            Ok(Namespaces { paths, hidden }) => {
+                for visit in netns::in_each(&paths, |entered| end(entered, &fresh)) {
                     swept.add(visit);
+                }
+                if hidden > 0 {
+                    swept.trouble = swept.trouble.or(Some(Trouble::Hidden(hidden)));
                 }
             }
             Err(error) => swept.trouble = Some(Trouble::Processes(error)),

@@ -15,6 +15,7 @@ use proxy_common::flow::{FLOW_FIN_CLIENT, FLOW_REPLIED, FLOW_USED, Flow};
 use proxy_common::socket::{SocketEntry, SocketKey, TO_BACKEND, TO_FRONTEND};
 use proxy_user::maps::view::{BackendState, FlowState, View};
 use proxy_user::metrics::{Format, Metrics};
+use proxy_user::programs::hooks::SOCKET_HOOKS;
 use proxy_user::programs::{
     Capacities, Cleanup, PacketHook, Programs, Settings, attachments, cleanup, dry_run,
 };
@@ -180,7 +181,7 @@ fn programs_are_found_by_link_and_by_filter_and_missed_when_gone() {
             let found = attachments(&node.bpffs).into_iter().find(|one| one.hook == hook);
             found.map(|one| (one.program, one.ifindex, one.place.clone(), one.in_force()))
         };
-        assert_eq!(attachments(&node.bpffs).len(), 12);
+        assert_eq!(attachments(&node.bpffs).len(), SOCKET_HOOKS.len() + 4);
         let tcx = format!("tcx_ingress_{v0}");
         assert_eq!(at(tcx.clone()), Some(("tc_ingress", Some(v0), Some("v0".into()), true)));
         run("ip link del v0");

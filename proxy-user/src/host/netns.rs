@@ -12,26 +12,37 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 /// The one of the calling thread.
 const OWN: &str = "/proc/thread-self/ns/net";
 
-/// Every network namespace that a process is in, once, by a path that leads to it; the caller's own comes first.
+/// Network namespaces, as far as they can be seen.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Namespaces {
+    /// Each once, by a path that leads to it; the caller's own comes first.
+    pub paths: Vec<PathBuf>,
+    /// Processes that this one may not look at (`ptrace(2)`, "access mode checking"): they may be in others.
+    pub hidden: usize,
+}
+
+/// Every network namespace that a process is in.
 ///
-/// What belongs to processes that this one does not see (in a container without the host's processes) is missing, and
-/// so is a namespace in which no process is.
-pub fn all() -> io::Result<Vec<PathBuf>> {
+/// What belongs to processes that are not in this `/proc` (in a container without the host's processes) is missing,
+/// and so is a namespace in which no process is.
+pub fn all() -> io::Result<Namespaces> {
     let own = Path::new(OWN).metadata()?.ino();
-    let mut others = BTreeMap::new();
+    let (mut others, mut hidden) = (BTreeMap::new(), 0);
     for entry in fs::read_dir("/proc")? {
         let entry = entry?;
         if entry.file_name().to_string_lossy().bytes().all(|byte| byte.is_ascii_digit()) {
             let path = entry.path().join("ns/net");
-            // A process that has ended meanwhile has none, and a kernel thread's may not be looked at.
-            if let Ok(metadata) = path.metadata()
-                && metadata.ino() != own
-            {
-                others.entry(metadata.ino()).or_insert(path);
+            match path.metadata() {
+                Ok(metadata) if metadata.ino() == own => {}
+                Ok(metadata) => drop(others.entry(metadata.ino()).or_insert(path)),
+                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => hidden += 1,
+                // It has ended meanwhile.
+                Err(_) => {}
             }
         }
     }
-    Ok([PathBuf::from(OWN)].into_iter().chain(others.into_values()).collect())
+    let paths = [PathBuf::from(OWN)].into_iter().chain(others.into_values()).collect();
+    Ok(Namespaces { paths, hidden })
 }
 
 /// Runs `work` in each of these namespaces, on a thread of its own, which ends with it. `work` is told how it got in:
@@ -56,7 +67,7 @@ mod tests {
 
     #[test]
     fn our_own_namespace_comes_first_and_once() {
-        let all = all().unwrap();
+        let Namespaces { paths: all, .. } = all().unwrap();
         let inodes: Vec<_> = all.iter().filter_map(|path| Some(path.metadata().ok()?.ino())).collect();
         let own = Path::new("/proc/self/ns/net").metadata().unwrap().ino();
         assert_eq!(inodes.first(), Some(&own));
