@@ -78,6 +78,37 @@ pub unsafe fn compare_exchange(place: *mut u64, old: u64, new: u64) -> u64 {
     }
 }
 
+/// The same for 32 bits.
+///
+/// # Safety
+/// As for [`add`].
+#[inline(always)]
+pub unsafe fn compare_exchange32(place: *mut u32, old: u32, new: u32) -> u32 {
+    #[cfg(target_arch = "bpf")]
+    {
+        let mut found = u64::from(old);
+        // SAFETY: the caller vouches for the pointer; the instruction touches nothing else.
+        unsafe {
+            core::arch::asm!(
+                "w0 = cmpxchg32_32({p} + 0, w0, w2)",
+                p = in(reg) place,
+                in("r2") u64::from(new),
+                inout("r0") found,
+            );
+        }
+        found as u32
+    }
+    #[cfg(not(target_arch = "bpf"))]
+    // SAFETY: the caller vouches for the pointer.
+    unsafe {
+        use core::sync::atomic::{AtomicU32, Ordering};
+        let place = AtomicU32::from_ptr(place);
+        match place.compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst) {
+            Ok(found) | Err(found) => found,
+        }
+    }
+}
+
 /// The same number, of which the compiler knows nothing any more: it makes branches of sums that compare.
 #[inline(always)]
 pub fn opaque(number: u64) -> u64 {
@@ -109,5 +140,12 @@ mod tests {
             assert_eq!(super::compare_exchange(&raw mut counter, 10, 1), 10);
         }
         assert_eq!(counter, 1);
+        let mut small = 7u32;
+        // SAFETY: as above.
+        unsafe {
+            assert_eq!(super::compare_exchange32(&raw mut small, 7, 8), 7);
+            assert_eq!(super::compare_exchange32(&raw mut small, 7, 9), 8);
+        }
+        assert_eq!(small, 8);
     }
 }

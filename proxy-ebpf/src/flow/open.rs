@@ -1,6 +1,6 @@
 //! Beginning a flow: an entry for it, and its two keys.
 
-use core::ptr::write_volatile;
+use core::ptr::{read_volatile, write_volatile};
 
 use aya_ebpf::helpers::generated::bpf_get_prandom_u32;
 use proxy_common::config::NodeConfig;
@@ -85,25 +85,50 @@ fn claim<F: Steps>(now: u32) -> u32 {
     if entries == 0 {
         return NONE;
     }
-    let mut window = 0;
+    // One entry at a time while entries are free: neighbours come from memory together.
+    let (mut window, mut step) = (0, 1);
     while window < WINDOWS {
         // SAFETY: a map value, aligned to eight bytes.
-        let start = unsafe { atomic::fetch_add(hand, WINDOW) } % entries;
-        let found = F::scan(start as u32, now);
-        if found >> 32 < u64::from(KEEP) {
-            let index = found as u32;
-            let Some(place) = F::flow(index) else { return NONE };
-            if found >> 32 > 0 {
-                // SAFETY: a map value.
-                index::remove::<F>(index, unsafe { &*place });
-            }
-            // SAFETY: a map value. The hand gives each entry to one CPU at a time.
-            unsafe { write_volatile(&raw mut (*place).state, FLOW_USED | FLOW_CLAIMED) };
-            return index;
+        let start = (unsafe { atomic::fetch_add(hand, step) } % entries) as u32;
+        let Some(place) = F::flow(start) else { return NONE };
+        // SAFETY: a map value; a stale look is noticed when the entry is taken.
+        let mut found =
+            u64::from(rank::<F>(unsafe { &*place }, Time { now, config })) << 32 | u64::from(start);
+        if found >> 32 > 1 {
+            found = F::scan(start, now);
+        }
+        if found >> 32 < u64::from(KEEP)
+            && take::<F>(found as u32, (found >> 32) as u32, Time { now, config })
+        {
+            return found as u32;
         }
         window += 1;
+        step = WINDOW;
     }
     NONE
+}
+
+/// Takes an entry that had this rank, unless it has changed, or another CPU is faster.
+#[inline(always)]
+fn take<F: Tables>(index: u32, was: u32, time: Time) -> bool {
+    let Some(place) = F::flow(index) else { return false };
+    // SAFETY: a map value: protocol, state and two bytes of zero, aligned to four.
+    unsafe {
+        let word = (&raw mut (*place).proto).cast::<u32>();
+        let old = read_volatile(word);
+        if rank::<F>(&*place, time) != was {
+            return false;
+        }
+        let [proto, ..] = old.to_ne_bytes();
+        let new = u32::from_ne_bytes([proto, FLOW_USED | FLOW_CLAIMED, 0, 0]);
+        if atomic::compare_exchange32(word, old, new) != old {
+            return false;
+        }
+        if was > 0 {
+            index::remove::<F>(index, &*place);
+        }
+    }
+    true
 }
 
 /// The source ports among which a flow may choose: the first, and how many.
