@@ -1,5 +1,6 @@
 //! Beginning a flow: an entry for it, and its two keys.
 
+use core::mem::offset_of;
 use core::ptr::{read_volatile, write_volatile};
 
 use aya_ebpf::helpers::generated::bpf_get_prandom_u32;
@@ -114,7 +115,7 @@ fn take<F: Tables>(index: u32, was: u32, time: Time) -> bool {
     let Some(place) = F::flow(index) else { return false };
     // SAFETY: a map value: protocol, state and two bytes of zero, aligned to four.
     unsafe {
-        let word = (&raw mut (*place).proto).cast::<u32>();
+        let word = place.cast::<u32>().add(offset_of!(Flow<F::Words>, proto) / size_of::<u32>());
         let old = read_volatile(word);
         if rank::<F>(&*place, time) != was {
             return false;
