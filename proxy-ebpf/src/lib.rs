@@ -22,6 +22,7 @@ pub mod flow;
 pub mod hook {
     //! The order of the stages at each kind of hook.
     mod begin;
+    mod beyond;
     pub mod bind;
     pub mod clock;
     pub mod socket;

@@ -4,11 +4,12 @@
 use aya_ebpf::bindings::__sk_buff;
 use aya_ebpf::programs::TcContext;
 use proxy_common::filter::Role;
-use proxy_common::flow::{DIRECTION_FORWARD, DIRECTION_REPLY, FLOW_SNAT, FlowKey, is_over};
+use proxy_common::flow::{DIRECTION_FORWARD, DIRECTION_REPLY, FLOW_SNAT, is_over};
 use proxy_common::reason::{Reason, Verdict};
 use proxy_common::{V4, V6};
 
 use super::begin::begin as first;
+use super::beyond::{back, send_on};
 use crate::flow::{self, Steps, Time};
 use crate::fragment::Fragments;
 use crate::icmp::{self, Control};
@@ -40,7 +41,7 @@ pub(super) const BEGUN: i32 = 102;
 /// It is rewritten, and goes on from here.
 pub(crate) const SEND: i32 = 103;
 /// Its client is to be told that it is too big.
-const TOO_BIG: i32 = 104;
+pub(super) const TOO_BIG: i32 = 104;
 /// It may be the reply to a packet that was sent on under an address of this node.
 const RETURNS: i32 = 105;
 /// It is an ICMP packet.
@@ -76,13 +77,17 @@ fn forward<F: Acts>(skb: Skb) -> i32 {
     if verdict < UNDECIDED {
         return verdict;
     }
+    if verdict == RETURNS {
+        verdict = F::back(skb);
+        if verdict == NEXT {
+            verdict = UNKNOWN;
+        }
+    }
     if verdict == UNKNOWN {
         verdict = F::begin(skb);
         if verdict == BEGUN {
             verdict = F::known(skb);
         }
-    } else if verdict == RETURNS {
-        verdict = F::back(skb);
     } else if verdict == CONTROL {
         verdict = icmp::incoming::<F>(skb);
     }
@@ -156,12 +161,8 @@ fn known<F: Acts>(skb: Skb) -> i32 {
     }
     let key = &packet.key;
     if !maps::may_be(Role::Frontend, &key.dst, key.dst_port, key.proto) {
-        let Some(config) = maps::config() else { return NEXT };
-        if key.dst_port >= config.snat_first && key.dst_port <= config.snat_last {
-            leave::<F>(&packet);
-            return RETURNS;
-        }
-        return if lookup::is_service_address::<F>(&key.dst) { leave::<F>(&packet) } else { NEXT };
+        let ours = is_snat_port(key.dst_port) || lookup::is_service_address::<F>(&key.dst);
+        return if ours { leave::<F>(&packet) } else { NEXT };
     }
     let Some(time) = Time::now() else { return NEXT };
     let Some(known) = flow::find::<F>(key, time) else { return leave::<F>(&packet) };
@@ -178,30 +179,20 @@ fn known<F: Acts>(skb: Skb) -> i32 {
     }
 }
 
-/// Rewrites a packet that goes on from here. Its way is asked for first: of one that is too big, the client gets to
-/// see what it sent.
-#[inline(always)]
-fn send_on<F: Acts>(skb: Skb, packet: &Packet<F::Words>, to: &Tuple<F::Words>) -> i32 {
-    match F::route(skb, to) {
-        route::FOUND => match rewrite::<F>(skb, packet, to) {
-            NEXT => SEND,
-            verdict => verdict,
-        },
-        route::TOO_BIG => {
-            leave::<F>(packet);
-            TOO_BIG
-        }
-        _ => drop_because(Reason::NoRoute),
-    }
-}
-
 /// Leaves the packet to the next act.
 #[inline(always)]
-fn leave<F: Tables>(packet: &Packet<F::Words>) -> i32 {
+pub(super) fn leave<F: Tables>(packet: &Packet<F::Words>) -> i32 {
     let Some(scratch) = F::scratch() else { return NEXT };
     // SAFETY: a map value that is this CPU's own.
     unsafe { *scratch = *packet };
-    UNKNOWN
+    // A set bit of the filter may be another tuple's: it says nothing against a reply.
+    if is_snat_port(packet.key.dst_port) { RETURNS } else { UNKNOWN }
+}
+
+/// Whether packets that went on from here under an address of this node come back to such a port.
+#[inline(always)]
+fn is_snat_port(port: u16) -> bool {
+    maps::config().is_some_and(|config| port >= config.snat_first && port <= config.snat_last)
 }
 
 /// The packet that the first act left.
@@ -231,23 +222,6 @@ fn reject<F: Acts>(skb: Skb, what: i32) -> i32 {
     match reject::answer::<F>(skb, packet, message) {
         Ok(verdict) => verdict,
         Err(_) => drop_because(Reason::RejectFailed),
-    }
-}
-
-/// A packet to a port of this node, perhaps the reply to one that was sent on under its address.
-#[inline(always)]
-fn back<F: Acts>(skb: Skb) -> i32 {
-    let (Some(packet), Some(time)) = (left::<F>(), Time::now()) else { return NEXT };
-    let key = FlowKey { direction: DIRECTION_REPLY, ..packet.key };
-    let Some(known) = flow::find::<F>(&key, time) else { return NEXT };
-    if known.state() & FLOW_SNAT == 0 {
-        return NEXT;
-    }
-    known.touch(DIRECTION_REPLY, packet.tcp_flags, time);
-    report::replied(known.service(), packet.length);
-    match known.to_client() {
-        Some(to) => send_on::<F>(skb, packet, &to),
-        None => drop_because(Reason::MapInconsistent),
     }
 }
 
