@@ -6,6 +6,7 @@ use crate::{
     affinity::{AffinityEntry, AffinityKey, NetnsAffinityKey},
     backend::BackendEntry,
     config::NodeConfig,
+    event::{Event, Lease, Monitor},
     flow::{Bucket, Flow},
     fragment::{FragmentEntry, FragmentKey},
     name::PortName,
@@ -84,6 +85,9 @@ plain! {
     ServiceStats: 40 = 8 8 8 8 8;
     RefusalKey: 8 = 4 4;
     PortName: 196 = 2 1 1 192;
+    Event: 96 = 8 8 16 16 16 4 4 4 4 4 2 2 2 1 1 1 1 2;
+    Lease: 16 = 8 8;
+    Monitor: 280 = 8 8 8 256;
 }
 
 // SAFETY: an integer.

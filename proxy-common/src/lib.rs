@@ -19,6 +19,7 @@ pub mod backend;
 pub mod config;
 pub mod csum;
 pub mod decide;
+pub mod event;
 pub mod family;
 pub mod filter;
 pub mod flow;

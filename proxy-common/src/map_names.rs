@@ -62,6 +62,11 @@ pub const SRC_RANGES: &str = "src_ranges";
 /// The same for IPv6.
 pub const SRC_RANGES6: &str = "src_ranges6";
 
+/// [`Event`](crate::event::Event)s on their way to listeners; ring buffer.
+pub const EVENTS: &str = "events";
+/// 0 to [`Monitor`](crate::event::Monitor): whether anybody listens; array of one, memory-mapped by listeners.
+pub const MONITOR: &str = "monitor";
+
 /// Every map that is pinned.
 pub const ALL: &[&str] = &[
     SERVICES,
@@ -93,6 +98,8 @@ pub const ALL: &[&str] = &[
     AFFINITY_NETNS,
     SRC_RANGES,
     SRC_RANGES6,
+    EVENTS,
+    MONITOR,
 ];
 
 /// Where a program leaves a parsed packet to its next step; one for each CPU.
@@ -135,6 +142,8 @@ pub const DEFAULT_AFFINITY: u32 = 65_536;
 pub const FRAGMENT_COUNT: u32 = 16_384;
 /// Ranges in each of `src_ranges` and `src_ranges6`.
 pub const DEFAULT_SRC_RANGES: u32 = 16_384;
+/// Bytes of `events`, a power of two: some 5,000 of them.
+pub const EVENTS_BYTES: u32 = 1 << 19;
 /// Addresses in each of `node_addrs` and `node_addrs6`.
 pub const NODE_ADDR_COUNT: u32 = 4_096;
 /// Devices in `devices`.

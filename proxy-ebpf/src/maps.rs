@@ -2,11 +2,13 @@
 
 use aya_ebpf::bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC};
 use aya_ebpf::btf_maps::lpm_trie::Key;
-use aya_ebpf::btf_maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray};
+use aya_ebpf::btf_maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, RingBuf};
 use aya_ebpf::macros::btf_map;
+use aya_ebpf::maps::ring_buf::RingBufEntry;
 use proxy_common::affinity::{AffinityEntry, AffinityKey, NetnsAffinityKey};
 use proxy_common::backend::BackendEntry;
 use proxy_common::config::NodeConfig;
+use proxy_common::event::{Event, Monitor};
 use proxy_common::filter::{self, FILTER_WORDS, Role};
 use proxy_common::flow::{Bucket, Flow, buckets_for};
 use proxy_common::fragment::{FragmentEntry, FragmentKey};
@@ -112,6 +114,11 @@ static AFFINITY_NETNS: LruHashMap<NetnsAffinityKey, AffinityEntry, AFFINITY_COUN
 static SRC_RANGES: LpmTrie<SourceRangeKey<A4>, u32, SRC_RANGE_COUNT> = LpmTrie::new();
 #[btf_map(name = "src_ranges6")]
 static SRC_RANGES6: LpmTrie<SourceRangeKey<A6>, u32, SRC_RANGE_COUNT> = LpmTrie::new();
+
+#[btf_map(name = "events")]
+static EVENTS: RingBuf<Event, { sizes::EVENTS_BYTES as usize }> = RingBuf::new();
+#[btf_map(name = "monitor")]
+static MONITOR: Array<Monitor, 1, MMAPABLE> = Array::new();
 
 /// A value that is the same bytes with addresses as octets and as words (`proxy_common::abi` proves it).
 ///
@@ -321,6 +328,18 @@ pub fn slot(index: u32) -> Option<u32> {
 #[inline(always)]
 pub fn config() -> Option<&'static NodeConfig> {
     CONFIG.get(0)
+}
+
+/// Who listens to events.
+#[inline(always)]
+pub fn monitor() -> Option<*mut Monitor> {
+    MONITOR.get_ptr_mut(0)
+}
+
+/// Room for an event; `None` when listeners are too slow.
+#[inline(always)]
+pub fn event() -> Option<RingBufEntry<Event>> {
+    EVENTS.reserve(0)
 }
 
 /// Where the packet goes on.

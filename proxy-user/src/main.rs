@@ -1,11 +1,13 @@
 //! `ballast`: parse, run, report.
 
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::Parser;
 use proxy_user::cli::args::CleanupArgs;
+use proxy_user::cli::args::eyes::MonitorArgs;
+use proxy_user::cli::monitor::{self, MonitorError};
 use proxy_user::cli::show::Answer;
 use proxy_user::cli::{Args, Command, RunConfig, show};
 use proxy_user::{app, host, programs, telemetry};
@@ -36,8 +38,17 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         Command::Cleanup(args) => cleanup(&args),
+        Command::Monitor(args) => monitor(&args),
         // `show::answer` has answered all others.
         _ => Ok(ExitCode::SUCCESS),
+    }
+}
+
+fn monitor(args: &MonitorArgs) -> anyhow::Result<ExitCode> {
+    match monitor::run(args, &mut std::io::stdout().lock()) {
+        // A reader that has seen enough (`| head`) is no failure.
+        Err(MonitorError::Write(error)) if error.kind() == ErrorKind::BrokenPipe => Ok(ExitCode::SUCCESS),
+        result => Ok(result.map(|()| ExitCode::SUCCESS)?),
     }
 }
 
@@ -64,7 +75,7 @@ fn cleanup(args: &CleanupArgs) -> anyhow::Result<ExitCode> {
 /// Writes an answer; a reader that has seen enough (`| head`) is no failure.
 fn print(text: &str) -> anyhow::Result<()> {
     match std::io::stdout().write_all(text.as_bytes()) {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
             Err(error).context("cannot write to standard output")
         }
         _ => Ok(()),

@@ -32,17 +32,17 @@ pub(super) fn begin<F: Acts>(skb: Skb) -> i32 {
             return NEXT;
         }
         let why = lookup::why_nothing::<F>(key.dst);
-        report::reason(why);
+        report::refused::<F>(skb, 0, why);
         return refuse(why, packet.tcp_flags);
     };
-    match open::<F>(packet, &service, node, outside, time) {
+    match open::<F>(skb, packet, &service, node, outside, time) {
         Ok((_, true)) => BEGUN,
         Ok((to, false)) => {
             report::forwarded(service.id, packet.length);
             rewrite::<F>(skb, packet, &to)
         }
         Err(reason) => {
-            report::refusal(service.id, reason);
+            report::refused::<F>(skb, service.id, reason);
             refuse(reason, packet.tcp_flags)
         }
     }
@@ -57,6 +57,7 @@ fn refuse(reason: Reason, tcp_flags: u16) -> i32 {
 /// Chooses a backend, and begins a flow to it. Gives what the packet becomes, and whether it goes on from here.
 #[inline(always)]
 fn open<F: Acts>(
+    skb: Skb,
     packet: &Packet<F::Words>,
     service: &ServiceEntry,
     node: &NodeEntry<F::Words>,
@@ -86,5 +87,6 @@ fn open<F: Acts>(
         return Err(Reason::NoRoute);
     }
     let to = flow::open::<F>(key, &choice, time, if snat { Some(&node.source) } else { None })?;
+    report::opened::<F>(skb, service.id, choice.backend_id);
     Ok((to, snat))
 }

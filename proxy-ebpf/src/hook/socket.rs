@@ -52,14 +52,14 @@ pub fn connect<S: Sockaddr>(call: &S) -> i32 {
             forget_peer(call, &dialled);
             return ALLOW;
         }
-        Err(refusal) => return refuse(&refusal),
+        Err(refusal) => return refuse(call, &refusal),
     };
     let choice = match choose(call, &service) {
         Ok(choice) => choice,
-        Err(reason) => return refuse(&Refusal { service: service.id, reason }),
+        Err(reason) => return refuse(call, &Refusal { service: service.id, reason }),
     };
     remember_frontend(call, &choice, &dialled);
-    report::connection(service.id, choice.backend_id);
+    report::connected(call, service.id, choice.backend_id);
     call.set(choice.addr, choice.port);
     ALLOW
 }
@@ -74,7 +74,7 @@ pub fn send<S: Sockaddr>(call: &S) -> i32 {
             forget_peer(call, &dialled);
             return ALLOW;
         }
-        Err(refusal) => return refuse(&refusal),
+        Err(refusal) => return refuse(call, &refusal),
     };
     let Dialled { addr, port, proto } = dialled;
     let cookie = call.raw().cookie();
@@ -98,10 +98,10 @@ pub fn send<S: Sockaddr>(call: &S) -> i32 {
                 };
                 remember::<S::Family>(&key, &entry);
                 remember_frontend(call, &choice, &dialled);
-                report::connection(service.id, choice.backend_id);
+                report::connected(call, service.id, choice.backend_id);
                 choice
             }
-            Err(reason) => return refuse(&Refusal { service: service.id, reason }),
+            Err(reason) => return refuse(call, &Refusal { service: service.id, reason }),
         },
     };
     call.set(choice.addr, choice.port);
@@ -221,13 +221,9 @@ fn forget_peer<S: Sockaddr>(call: &S, dialled: &Dialled<Addr<S>>) {
 
 /// Lets the call fail as it does where netfilter rejects, or drops, the packet: at once instead of after it.
 #[inline(always)]
-fn refuse(refusal: &Refusal) -> i32 {
+fn refuse<S: Sockaddr>(call: &S, refusal: &Refusal) -> i32 {
     let Refusal { service, reason } = *refusal;
-    if service == 0 {
-        report::reason(reason);
-    } else {
-        report::refusal(service, reason);
-    }
+    report::failed(call, service, reason);
     deny(if reason.verdict() == Verdict::Reject { ECONNREFUSED } else { ETIMEDOUT })
 }
 

@@ -209,7 +209,7 @@ fn reject<F: Acts>(skb: Skb, what: i32) -> i32 {
     let Some(time) = Time::now() else { return drop_because(Reason::RejectFailed) };
     let mut message = F::PORT_UNREACHABLE;
     if what == TOO_BIG {
-        report::reason(Reason::PacketTooBig);
+        report::refused::<F>(skb, 0, Reason::PacketTooBig);
         if packet.is_later() {
             // Its sender hears of the first fragment (RFC 1122, 3.2.2).
             return DROP;

@@ -1,5 +1,6 @@
 //! What can be typed. Parsing has no effects; the comments here are the help texts.
 
+pub mod eyes;
 pub mod network;
 
 use std::net::IpAddr;
@@ -57,6 +58,10 @@ pub enum Command {
         #[command(subcommand)]
         command: MapCommand,
     },
+    /// Say what would happen to a connection, rule by rule, and why. Nothing is sent.
+    Explain(eyes::ExplainArgs),
+    /// Show refusals, drops and new connections while they happen.
+    Monitor(eyes::MonitorArgs),
     /// Remove everything that Ballast has put into the kernel, and nothing else. Stop the agent first.
     Cleanup(CleanupArgs),
 }

@@ -5,7 +5,10 @@
 
 pub mod args;
 pub mod config;
+pub mod explain;
+pub mod monitor;
 mod network;
+pub mod question;
 pub mod show;
 pub mod value;
 

@@ -65,6 +65,13 @@ impl Mapping {
         self.at(index, 0).map(|p| unsafe { AtomicU64::from_ptr(p.cast()) })
     }
 
+    /// The 64 bits at `offset`, a multiple of eight, of an element; `None` outside of the array.
+    pub(super) fn word64_at(&self, index: usize, offset: usize) -> Option<&AtomicU64> {
+        let place = self.at(index, offset)?.cast::<u64>();
+        // SAFETY: as in `word64`.
+        place.is_aligned().then(|| unsafe { AtomicU64::from_ptr(place) })
+    }
+
     /// The byte at `offset` of an element; `None` outside of the array.
     pub(super) fn byte(&self, index: usize, offset: usize) -> Option<u8> {
         let word = self.word32(index, offset / 4)?.load(Ordering::Relaxed);

@@ -301,7 +301,8 @@ mod tests {
         let small = ["flow_hand", "filter", "config", "reasons"];
         let node = ["node", "node6", "node_addrs", "node_addrs6", "devices"];
         // What they forget, or how many there are, nobody needs to choose.
-        let others = ["affinity", "affinity6", "affinity_netns", "src_ranges", "src_ranges6"];
+        let others =
+            ["affinity", "affinity6", "affinity_netns", "src_ranges", "src_ranges6", "events", "monitor"];
         assert!(fixed.into_iter().eq(small.iter().chain(&node).chain(&others)));
         assert_eq!(capacities.of(names::FLOWS), Some((capacities.flows, "--max-flows")));
         assert_eq!(capacities.of(names::FLOW_INDEX6), Some((buckets_for(capacities.flows), "--max-flows")));

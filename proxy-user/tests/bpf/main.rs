@@ -5,6 +5,7 @@
 
 mod beyond;
 mod cost;
+mod events;
 mod fixture;
 mod flows;
 mod fragments;
@@ -60,6 +61,7 @@ fn main() -> ExitCode {
         .chain(beyond::SCENARIOS)
         .chain(fragments::SCENARIOS)
         .chain(icmp::SCENARIOS)
+        .chain(events::SCENARIOS)
     {
         trials.extend(scenario.trials(&bpffs));
     }

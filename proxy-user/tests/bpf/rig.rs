@@ -425,6 +425,20 @@ impl Rig {
         aya::maps::Map::Array(self.map(name)).try_into().unwrap()
     }
 
+    /// The maps, as the command line sees them.
+    pub fn view(&self) -> &View {
+        &self.view
+    }
+
+    /// Who listens.
+    pub fn monitor(&self) -> proxy_common::event::Monitor {
+        self.array(names::MONITOR).get(&0, 0).unwrap()
+    }
+
+    pub fn set_monitor(&self, monitor: proxy_common::event::Monitor) {
+        self.array(names::MONITOR).set(0, monitor, 0).unwrap();
+    }
+
     /// Every flow in use.
     pub fn flows(&self, family: Family) -> Vec<Tracked> {
         let mut flows: Vec<Tracked> = match family {

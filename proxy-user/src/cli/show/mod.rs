@@ -22,6 +22,7 @@ use crate::maps::view::{Snapshot, View, ViewError};
 pub use filter::{FilterError, ServiceFilter};
 pub use probe::{AgentState, probe};
 pub use status::{Facts, Status};
+pub(super) use table::Table;
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
@@ -37,6 +38,9 @@ pub enum ShowError {
         "no Service port {0} is programmed: `ballast service list` shows all; headless ones, and those without ready ports of a known protocol, are left alone"
     )]
     NoService(String),
+    /// Nobody reaches an address of the other family.
+    #[error("client and address are of different families")]
+    Families,
     /// The answer cannot be written as JSON.
     #[error("the answer cannot be written as JSON: {0}")]
     Json(#[from] serde_json::Error),
@@ -61,7 +65,8 @@ pub fn answer(command: &Command) -> Option<Result<Answer, ShowError>> {
 
 fn rows(command: &Command) -> Option<Result<String, ShowError>> {
     match command {
-        Command::Run(_) | Command::Cleanup(_) | Command::Status(_) => None,
+        Command::Run(_) | Command::Cleanup(_) | Command::Status(_) | Command::Monitor(_) => None,
+        Command::Explain(args) => Some(crate::cli::explain::answer(args)),
         Command::Service { command: ServiceCommand::List(args) } => {
             Some(open(args).and_then(|view| service_list(&view.snapshot()?, args.output)))
         }
@@ -109,7 +114,7 @@ fn flows(args: &FlowListArgs) -> Result<String, ShowError> {
 pub use flow::Selection as FlowSelection;
 
 /// JSON with line breaks and a final one.
-fn json(value: &impl Serialize) -> Result<String, ShowError> {
+pub(super) fn json(value: &impl Serialize) -> Result<String, ShowError> {
     let mut text = serde_json::to_string_pretty(value)?;
     text.push('\n');
     Ok(text)

@@ -5,13 +5,13 @@ use std::time::Duration;
 use comfy_table::{CellAlignment, ColumnConstraint, ContentArrangement, Table as Grid, Width};
 
 /// Rows under headings.
-pub(super) struct Table {
+pub(in crate::cli) struct Table {
     grid: Grid,
     rows: usize,
 }
 
 impl Table {
-    pub(super) fn new<I: IntoIterator<Item = &'static str>>(headings: I) -> Self {
+    pub(in crate::cli) fn new<I: IntoIterator<Item = &'static str>>(headings: I) -> Self {
         let mut grid = Grid::new();
         grid.load_style(comfy_table::presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
         grid.set_header(headings);
@@ -19,7 +19,7 @@ impl Table {
     }
 
     /// Puts numbers under each other.
-    pub(super) fn right(mut self, columns: &[usize]) -> Self {
+    pub(in crate::cli) fn right(mut self, columns: &[usize]) -> Self {
         for column in columns {
             if let Some(column) = self.grid.column_mut(*column) {
                 column.set_cell_alignment(CellAlignment::Right);
@@ -28,13 +28,13 @@ impl Table {
         self
     }
 
-    pub(super) fn row<I: IntoIterator<Item = String>>(&mut self, cells: I) {
+    pub(in crate::cli) fn row<I: IntoIterator<Item = String>>(&mut self, cells: I) {
         self.grid.add_row(cells);
         self.rows += 1;
     }
 
     /// The table, or `otherwise` when it has no row.
-    pub(super) fn render(mut self, otherwise: &str) -> String {
+    pub(in crate::cli) fn render(mut self, otherwise: &str) -> String {
         if self.rows == 0 {
             return format!("{otherwise}\n");
         }

@@ -4,6 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use aya::maps::MapError;
+use proxy_common::event::LEASES;
 
 /// An error of [`View`](super::View).
 #[derive(Debug, thiserror::Error)]
@@ -57,6 +58,9 @@ pub enum ViewError {
         /// How it should be.
         expected: String,
     },
+    /// Nobody more can listen.
+    #[error("{LEASES} monitors listen already: end one of them")]
+    TooMany,
     /// The map cannot be read.
     #[error("{} cannot be read: {source}", path.display())]
     Read {

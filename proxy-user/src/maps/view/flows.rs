@@ -201,6 +201,11 @@ fn monotonic() -> Duration {
     Duration::try_from(now).unwrap_or_default()
 }
 
+/// The kernel's jiffies now.
+pub(super) fn now(hz: u32) -> u32 {
+    jiffies(monotonic(), hz)
+}
+
 /// The low 32 bits of the kernel's jiffies, to within a second: nothing tells them to user space, but they
 /// advance with the monotonic clock from five minutes before zero (`INITIAL_JIFFIES`, include/linux/jiffies.h).
 fn jiffies(since_start: Duration, hz: u32) -> u32 {

@@ -7,8 +7,11 @@
 
 mod error;
 mod flows;
+mod listen;
 mod pin;
+mod ring;
 mod rows;
+mod rules;
 mod sockets;
 mod usage;
 
@@ -31,7 +34,9 @@ use proxy_common::stats::{RefusalKey, ServiceStats};
 
 pub use error::ViewError;
 pub use flows::{FlowCounts, FlowRow, FlowState};
+pub use listen::Listener;
 pub use rows::{BackendRow, BackendState, FrontendRow, Kind, NameRow, Scope, Transport};
+pub use rules::{Common, Rules};
 pub use sockets::Stranded;
 pub use usage::UsageRow;
 

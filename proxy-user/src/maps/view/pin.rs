@@ -9,6 +9,7 @@ use aya_obj::generated::BPF_F_MMAPABLE;
 use proxy_common::abi::Plain;
 
 use super::ViewError;
+use super::ring::Ring;
 use crate::maps::mapping::Mapping;
 use crate::maps::sys;
 
@@ -89,6 +90,19 @@ impl Pin {
         }
         sys::lookup(self.data.fd().as_fd(), None, count.min(self.capacity) as usize)
             .map(|(found, _)| found)
+            .map_err(|source| ViewError::Read { path: self.path.clone(), source })
+    }
+
+    /// The ring in memory.
+    pub(super) fn ring(&self) -> Result<Ring, ViewError> {
+        Ring::new(self.data.fd().as_fd(), self.capacity as usize)
+            .map_err(|source| ViewError::Read { path: self.path.clone(), source })
+    }
+
+    /// The elements of an array in memory, also to be written.
+    pub(super) fn shared<V: Plain>(&self) -> Result<Mapping, ViewError> {
+        self.check::<u32, V>()?;
+        Mapping::new(self.data.fd().as_fd(), size_of::<V>(), self.capacity as usize)
             .map_err(|source| ViewError::Read { path: self.path.clone(), source })
     }
 

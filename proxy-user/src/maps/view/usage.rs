@@ -121,6 +121,7 @@ fn kind(info: &MapInfo) -> String {
         Ok(MapType::Array) => "array".to_owned(),
         Ok(MapType::LpmTrie) => "lpm_trie".to_owned(),
         Ok(MapType::PerCpuArray) => "percpu_array".to_owned(),
+        Ok(MapType::RingBuf) => "ringbuf".to_owned(),
         Ok(other) => format!("{other:?}").to_lowercase(),
         Err(_) => "unknown".to_owned(),
     }

@@ -1,0 +1,317 @@
+//! `ballast monitor`: what begins and what is refused, line by line, while it happens.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::{Duration, Instant, SystemTime};
+
+use jiff::Timestamp;
+use proxy_common::event::{
+    EVENT_DROP, EVENT_NEW_FLOW, EVENT_PASS, EVENT_REJECT, Event, HOOK_PACKET, HOOK_SOCKET,
+};
+use proxy_common::reason::Reason;
+use rustix::time::{ClockId, clock_gettime};
+use serde::Serialize;
+
+use super::args::Output;
+use super::args::eyes::{EventKind, MonitorArgs};
+use super::show::{ServiceFilter, ShowError};
+use crate::maps::view::{Listener, Snapshot, Transport, View, ViewError};
+
+/// How often the ring is looked at: nobody is woken by an event, so that one costs the programs little.
+const LOOK: Duration = Duration::from_millis(20);
+/// Names are read anew at most so often, when an event comes of a Service without one.
+const NAMES: Duration = Duration::from_secs(1);
+
+/// Why it ended early.
+#[derive(Debug, thiserror::Error)]
+pub enum MonitorError {
+    /// The maps cannot be read, or a Service was not named properly.
+    #[error(transparent)]
+    Show(#[from] ShowError),
+    /// Nobody takes the lines.
+    #[error("cannot write to standard output: {0}")]
+    Write(#[from] io::Error),
+}
+
+impl From<ViewError> for MonitorError {
+    fn from(error: ViewError) -> Self {
+        Self::Show(error.into())
+    }
+}
+
+/// Which events are shown.
+#[derive(Clone, Debug, Default)]
+pub struct Selection {
+    /// Only those of this Service.
+    pub service: Option<ServiceFilter>,
+    /// Only packets of this client.
+    pub client: Option<IpAddr>,
+    /// Only calls of this process.
+    pub pid: Option<u32>,
+    /// Only these reasons, if there are any.
+    pub reasons: Vec<Reason>,
+    /// Only these kinds, if there are any.
+    pub kinds: Vec<EventKind>,
+}
+
+impl Selection {
+    /// Whether the event is one of them.
+    pub fn takes(&self, event: &Event, names: &Snapshot) -> bool {
+        let kind = kind(event);
+        let of_service = |filter: &ServiceFilter| {
+            let name = names.names.get(&event.service);
+            name.is_some_and(|name| filter.matches(event.service, name, names))
+        };
+        self.service.as_ref().is_none_or(of_service)
+            && self.client.is_none_or(|client| {
+                event.hook == HOOK_PACKET && self::client(event).is_some_and(|found| found.ip() == client)
+            })
+            && self.pid.is_none_or(|pid| event.hook == HOOK_SOCKET && event.pid == pid)
+            && (self.reasons.is_empty() || reason(event).is_some_and(|reason| self.reasons.contains(&reason)))
+            && (self.kinds.is_empty() || kind.is_some_and(|kind| self.kinds.contains(&kind)))
+    }
+}
+
+/// Shows events until there were enough, or time is up.
+pub fn run(args: &MonitorArgs, out: &mut impl Write) -> Result<(), MonitorError> {
+    let selection = Selection {
+        service: args.service.as_deref().map(str::parse).transpose().map_err(ShowError::from)?,
+        client: args.client,
+        pid: args.pid,
+        reasons: args.reason.clone(),
+        kinds: args.kind.clone(),
+    };
+    let view = View::open(&args.reader.bpffs)?;
+    let mut names = Names::read(&view)?;
+    let mut listener = view.listen(args.sample)?;
+    let begun = Instant::now();
+    let (mut renewed, mut shown, mut lost) = (begun, 0, 0);
+    let world = World::now();
+    while args.count.is_none_or(|count| shown < count)
+        && args.timeout.is_none_or(|time| begun.elapsed() < time)
+    {
+        if renewed.elapsed() >= Listener::RENEWAL {
+            listener.renew()?;
+            renewed = Instant::now();
+        }
+        let Some(event) = listener.next_event() else {
+            if lost != listener.lost() {
+                lost = listener.lost();
+                writeln!(io::stderr(), "{lost} events could not be shown so far: --sample takes fewer")?;
+            }
+            out.flush()?;
+            std::thread::sleep(LOOK);
+            continue;
+        };
+        names.learn(&view, event.service)?;
+        if selection.takes(&event, &names.snapshot) {
+            let line = Line::new(&event, &names.snapshot, &world);
+            writeln!(out, "{}", line.render(args.reader.output)?)?;
+            shown += 1;
+        }
+    }
+    Ok(out.flush()?)
+}
+
+/// Names of Services, as they are learnt.
+struct Names {
+    snapshot: Snapshot,
+    read: Instant,
+}
+
+impl Names {
+    fn read(view: &View) -> Result<Self, ViewError> {
+        let snapshot = Snapshot { names: view.names()?, frontends: view.services()?, ..Snapshot::default() };
+        Ok(Self { snapshot, read: Instant::now() })
+    }
+
+    fn learn(&mut self, view: &View, service: u32) -> Result<(), ViewError> {
+        let known = service == 0 || self.snapshot.names.contains_key(&service);
+        if !known && self.read.elapsed() >= NAMES {
+            *self = Self::read(view)?;
+        }
+        Ok(())
+    }
+}
+
+/// What an event does not tell by itself.
+#[derive(Clone, Debug, Default)]
+pub struct World {
+    /// When the monotonic clock was zero.
+    zero: Option<SystemTime>,
+    /// Names of devices and of processes, instead of those of this machine.
+    devices: Option<BTreeMap<u32, String>>,
+    processes: Option<BTreeMap<u32, String>>,
+}
+
+impl World {
+    fn now() -> Self {
+        let up = Duration::try_from(clock_gettime(ClockId::Monotonic)).unwrap_or_default();
+        Self { zero: SystemTime::now().checked_sub(up), ..Self::default() }
+    }
+
+    fn time(&self, event: &Event) -> Option<Timestamp> {
+        let time = self.zero?.checked_add(Duration::from_nanos(event.time))?;
+        Timestamp::try_from(time).ok()
+    }
+
+    fn device(&self, index: u32) -> Option<String> {
+        if let Some(devices) = &self.devices {
+            return devices.get(&index).cloned();
+        }
+        use rustix::net::{AddressFamily, SocketType, netdevice, socket};
+        let socket = socket(AddressFamily::INET, SocketType::DGRAM, None).ok()?;
+        netdevice::index_to_name(&socket, index).ok()
+    }
+
+    fn process(&self, pid: u32) -> Option<String> {
+        if let Some(processes) = &self.processes {
+            return processes.get(&pid).cloned();
+        }
+        let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
+        Some(name.trim_end().to_owned())
+    }
+}
+
+fn kind(event: &Event) -> Option<EventKind> {
+    match event.kind {
+        EVENT_NEW_FLOW => Some(EventKind::New),
+        EVENT_REJECT => Some(EventKind::Reject),
+        EVENT_DROP => Some(EventKind::Drop),
+        EVENT_PASS => Some(EventKind::Pass),
+        _ => None,
+    }
+}
+
+fn reason(event: &Event) -> Option<Reason> {
+    if event.kind == EVENT_NEW_FLOW { None } else { Reason::from_number(event.reason) }
+}
+
+fn socket(event: &Event, words: [u32; 4], port: u16) -> Option<SocketAddr> {
+    let mut octets = [0; 16];
+    for (place, word) in octets.chunks_exact_mut(4).zip(words) {
+        place.copy_from_slice(&word.to_ne_bytes());
+    }
+    let ip: IpAddr = match event.family {
+        4 => Ipv4Addr::from(words[0].to_ne_bytes()).into(),
+        6 => Ipv6Addr::from(octets).into(),
+        _ => return None,
+    };
+    Some(SocketAddr::new(ip, port))
+}
+
+fn client(event: &Event) -> Option<SocketAddr> {
+    let found = socket(event, event.client, event.client_port)?;
+    (event.hook == HOOK_PACKET).then_some(found)
+}
+
+/// An event in words. In JSON the names of fields stay, and what is not known is `null`.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Line {
+    /// RFC 3339.
+    time: Option<String>,
+    /// `new`, `reject`, `drop`, `pass`.
+    kind: &'static str,
+    /// `socket`, `packet`.
+    hook: Option<&'static str>,
+    /// Of a packet: address and port.
+    client: Option<SocketAddr>,
+    /// Of a packet: the device it came in by, and its index.
+    device: Option<String>,
+    device_index: Option<u32>,
+    /// Of a call: the process.
+    pid: Option<u32>,
+    process: Option<String>,
+    /// Of a call: cookie of the network namespace.
+    netns: Option<u64>,
+    /// `TCP`, `UDP`, `SCTP`.
+    protocol: Option<String>,
+    /// What was dialled.
+    frontend: Option<SocketAddr>,
+    /// Where it went.
+    backend: Option<SocketAddr>,
+    backend_id: Option<u32>,
+    /// `namespace/name:port`.
+    service: Option<String>,
+    service_id: Option<u32>,
+    /// A label of `docs/reasons.md`.
+    reason: Option<&'static str>,
+    #[serde(skip)]
+    why: Option<Reason>,
+}
+
+impl Line {
+    /// Words for `event`.
+    pub fn new(event: &Event, names: &Snapshot, world: &World) -> Self {
+        let is_call = event.hook == HOOK_SOCKET;
+        let is_packet = event.hook == HOOK_PACKET;
+        let some = |number: u32| (number != 0).then_some(number);
+        let why = reason(event);
+        Self {
+            time: world.time(event).map(|time| format!("{time:.3}")),
+            kind: match kind(event) {
+                Some(EventKind::New) => "new",
+                Some(EventKind::Reject) => "reject",
+                Some(EventKind::Drop) => "drop",
+                Some(EventKind::Pass) => "pass",
+                None => "unknown",
+            },
+            hook: if is_call { Some("socket") } else { is_packet.then_some("packet") },
+            client: client(event),
+            device: some(event.device).and_then(|index| world.device(index)),
+            device_index: some(event.device),
+            pid: some(event.pid),
+            process: some(event.pid).and_then(|pid| world.process(pid)),
+            netns: is_call.then_some(event.netns),
+            protocol: (event.proto != 0).then(|| Transport(event.proto).to_string()),
+            frontend: socket(event, event.frontend, event.frontend_port),
+            backend: some(event.backend_id).and(socket(event, event.backend, event.backend_port)),
+            backend_id: some(event.backend_id),
+            service: names.names.get(&event.service).map(ToString::to_string),
+            service_id: some(event.service),
+            reason: why.map(Reason::label),
+            why,
+        }
+    }
+
+    /// One line, without its end.
+    pub fn render(&self, output: Output) -> Result<String, ShowError> {
+        Ok(if output == Output::Json { serde_json::to_string(self)? } else { self.text() })
+    }
+
+    fn text(&self) -> String {
+        // The time of day is enough for whoever looks on.
+        let time = self.time.as_deref().and_then(|time| time.get(11..)).unwrap_or("-");
+        let mut words = vec![format!("{time} {:<6}", self.kind)];
+        words.push(match (self.client, &self.process, self.pid, self.hook) {
+            (Some(client), ..) => {
+                let device = self.device.clone().or(self.device_index.map(|index| index.to_string()));
+                device.map_or_else(|| client.to_string(), |device| format!("{client} ({device})"))
+            }
+            (None, Some(process), Some(pid), _) => format!("{process}[{pid}]"),
+            (None, None, Some(pid), _) => format!("[{pid}]"),
+            (None, _, None, hook) => hook.unwrap_or("packet").to_owned(),
+        });
+        if let Some(frontend) = self.frontend {
+            let protocol = self.protocol.as_deref().unwrap_or("?");
+            words.push(format!("-> {frontend}/{protocol}"));
+        }
+        if let Some(service) = &self.service {
+            words.push(service.clone());
+        } else if let Some(id) = self.service_id {
+            words.push(format!("id {id}"));
+        }
+        if let Some(backend) = self.backend {
+            words.push(format!("-> {backend}"));
+        }
+        if let Some(why) = self.why {
+            words.push(format!("{}:{}", why.label(), why.explanation()));
+        }
+        words.join(" ")
+    }
+}
+
+#[cfg(test)]
+mod tests;

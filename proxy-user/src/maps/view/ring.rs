@@ -1,0 +1,132 @@
+//! A `BPF_MAP_TYPE_RINGBUF` with any number of readers.
+//!
+//! The kernel knows one reader: it overwrites nothing behind the place that this one has published. Here each reader
+//! keeps a place of its own, and publishes it only forward, so the fastest one decides what may be overwritten. A
+//! slower one notices what it has missed: it copies a record, and then looks how far the kernel has come.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering, fence};
+
+use aya_obj::generated::{BPF_RINGBUF_BUSY_BIT, BPF_RINGBUF_DISCARD_BIT, BPF_RINGBUF_HDR_SZ};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::param::page_size;
+
+/// Bytes in front of each record: its length and flags, and where its page is.
+const HEADER: usize = BPF_RINGBUF_HDR_SZ as usize;
+/// The kernel writes the header of the next record before it says so.
+const MARGIN: usize = 128;
+
+/// Memory that is unmapped when it goes.
+struct Pages {
+    start: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: the memory belongs to the kernel's map, not to a thread, and is only touched through atomics.
+unsafe impl Send for Pages {}
+
+impl Pages {
+    fn new(fd: BorrowedFd<'_>, offset: usize, bytes: usize, protection: ProtFlags) -> io::Result<Self> {
+        // SAFETY: a fresh mapping at an address of the kernel's choice touches no memory of ours.
+        let start =
+            unsafe { mmap(std::ptr::null_mut(), bytes, protection, MapFlags::SHARED, fd, offset as u64) }?;
+        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::AddrNotAvailable)?;
+        Ok(Self { start, bytes })
+    }
+
+    /// The position at the start of the first page.
+    fn position(&self) -> &AtomicUsize {
+        // SAFETY: a page is mapped there, and both sides use it atomically (`unsigned long` in kernel/bpf/ringbuf.c).
+        unsafe { AtomicUsize::from_ptr(self.start.as_ptr().cast()) }
+    }
+
+    /// The 32 bits at `offset`, a multiple of four; `None` outside.
+    fn word(&self, offset: usize) -> Option<&AtomicU32> {
+        let fits = offset.is_multiple_of(4) && offset.checked_add(4)? <= self.bytes;
+        // SAFETY: inside the mapping, aligned, and only used through atomics.
+        fits.then(|| unsafe { AtomicU32::from_ptr(self.start.as_ptr().add(offset).cast()) })
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: the whole of the mapping that `new` made. Nothing can be done about a failure.
+        let _ = unsafe { munmap(self.start.as_ptr().cast(), self.bytes) };
+    }
+}
+
+/// A reader of a ring whose records are all of one size.
+pub(super) struct Ring {
+    consumer: Pages,
+    producer: Pages,
+    page: usize,
+    size: usize,
+    position: usize,
+    missed: u64,
+}
+
+impl Ring {
+    /// Maps a ring of `size` bytes. Reading begins with what nobody has read yet.
+    pub(super) fn new(fd: BorrowedFd<'_>, size: usize) -> io::Result<Self> {
+        let page = page_size();
+        let consumer = Pages::new(fd, 0, page, ProtFlags::READ | ProtFlags::WRITE)?;
+        // The data is there twice in a row, so that no record is in two pieces.
+        let producer = Pages::new(fd, page, page + 2 * size, ProtFlags::READ)?;
+        let position = consumer.position().load(Ordering::Acquire);
+        Ok(Self { consumer, producer, page, size, position, missed: 0 })
+    }
+
+    /// The next record, as words; `None` when there is none yet. Records of another length are left out.
+    pub(super) fn next<const WORDS: usize>(&mut self) -> Option<[u32; WORDS]> {
+        loop {
+            if self.position == self.producer.position().load(Ordering::Acquire) {
+                return None;
+            }
+            if self.is_overwritten() {
+                self.skip(WORDS);
+                continue;
+            }
+            let start = self.page + self.position % self.size;
+            let header = self.producer.word(start)?.load(Ordering::Acquire);
+            if header & BPF_RINGBUF_BUSY_BIT != 0 && !self.is_overwritten() {
+                return None;
+            }
+            let mut record = [0; WORDS];
+            for (number, word) in record.iter_mut().enumerate() {
+                *word = self.producer.word(start + HEADER + 4 * number)?.load(Ordering::Relaxed);
+            }
+            fence(Ordering::SeqCst);
+            if self.is_overwritten() {
+                self.skip(WORDS);
+                continue;
+            }
+            let length = (header & !(BPF_RINGBUF_BUSY_BIT | BPF_RINGBUF_DISCARD_BIT)) as usize;
+            self.position += (HEADER + length).next_multiple_of(8);
+            self.consumer.position().fetch_max(self.position, Ordering::AcqRel);
+            if header & BPF_RINGBUF_DISCARD_BIT == 0 && length == 4 * WORDS {
+                return Some(record);
+            }
+        }
+    }
+
+    /// Records that were overwritten before this reader came to them.
+    pub(super) fn missed(&self) -> u64 {
+        self.missed
+    }
+
+    /// Whether the kernel may have written over the record at our place.
+    fn is_overwritten(&self) -> bool {
+        let ahead = self.producer.position().load(Ordering::Acquire).wrapping_sub(self.position);
+        ahead > self.size - MARGIN && self.consumer.position().load(Ordering::Acquire) > self.position
+    }
+
+    /// On to where the fastest reader is.
+    fn skip(&mut self, words: usize) {
+        let next = self.consumer.position().load(Ordering::Acquire);
+        let record = (HEADER + 4 * words).next_multiple_of(8);
+        self.missed += (next.saturating_sub(self.position) / record) as u64;
+        self.position = next;
+    }
+}

@@ -1,0 +1,183 @@
+//! What listeners are told, and what it costs when nobody listens.
+
+use std::net::{IpAddr, SocketAddr};
+
+use proxy_common::event::{
+    EVENT_DROP, EVENT_NEW_FLOW, EVENT_PASS, EVENT_REJECT, Event, HOOK_PACKET, LEASE_NANOSECONDS, LEASES,
+};
+use proxy_common::reason::Reason;
+use proxy_common::service::SERVICE_DROP_WHEN_EMPTY;
+use proxy_user::maps::view::ViewError;
+
+use crate::Scenario;
+use crate::packet::{Packet, SYN, TCP};
+use crate::rig::{Family, Hook, NEXT, Rig, Service};
+
+#[rustfmt::skip]
+pub const SCENARIOS: [Scenario; 4] = [
+    Scenario { name: "an event tells all that is known", flows: 64, test: tells },
+    Scenario { name: "every listener hears everything, and a sample of what begins", flows: 64, test: several },
+    Scenario { name: "a full ring loses events, and says so", flows: 64, test: full },
+    Scenario { name: "who was killed is forgotten", flows: 64, test: killed },
+];
+
+fn words(ip: IpAddr) -> [u32; 4] {
+    let mut octets = [0; 16];
+    match ip {
+        IpAddr::V4(ip) => octets[..4].copy_from_slice(&ip.octets()),
+        IpAddr::V6(ip) => octets = ip.octets(),
+    }
+    [0, 4, 8, 12].map(|at| u32::from_ne_bytes(*octets[at..].first_chunk().unwrap()))
+}
+
+fn event(family: Family, client: SocketAddr, service: &Service) -> Event {
+    Event {
+        client: words(client.ip()),
+        client_port: client.port(),
+        frontend: words(service.frontend.ip()),
+        frontend_port: service.frontend.port(),
+        service: service.id,
+        // The loopback device: that is where test runs come from.
+        device: 1,
+        hook: HOOK_PACKET,
+        family: if family == Family::V4 { 4 } else { 6 },
+        proto: TCP,
+        ..Event::default()
+    }
+}
+
+fn syn(family: Family, port: u16, service: &Service) -> Vec<u8> {
+    Packet::tcp(SYN, family.client(9, port), service.frontend).bytes()
+}
+
+fn services(family: Family) -> [Service; 3] {
+    let pod = family.pod(1, 8080);
+    let local = Service::new(3, TCP, family.frontend(3, 80), &[]);
+    [
+        Service::new(1, TCP, family.frontend(1, 80), &[pod]),
+        Service::new(2, TCP, family.frontend(2, 80), &[]),
+        Service { flags: SERVICE_DROP_WHEN_EMPTY, ..local },
+    ]
+}
+
+fn tells(family: Family, rig: &mut Rig) {
+    let [web, empty, local] = services(family);
+    rig.serve(&[web.clone(), empty.clone(), local.clone()]);
+    // Nobody listens: what happens now is nobody's.
+    rig.run(Hook::Ingress, &syn(family, 999, &empty));
+    let mut listener = rig.view().listen(1).unwrap();
+    assert_eq!(listener.next_event(), None);
+    let client = family.client(9, 1000);
+    for service in [&web, &empty, &local] {
+        rig.run(Hook::Ingress, &syn(family, 1000, service));
+    }
+    // A packet of a known flow is no event.
+    rig.run(Hook::Ingress, &syn(family, 1000, &web));
+    let cut = &syn(family, 1000, &web)[..50];
+    assert_eq!(rig.run(Hook::Ingress, cut).verdict, NEXT);
+    let pod = family.pod(1, 8080);
+    let expected = [
+        Event {
+            kind: EVENT_NEW_FLOW,
+            backend: words(pod.ip()),
+            backend_port: pod.port(),
+            backend_id: 16,
+            ..event(family, client, &web)
+        },
+        Event { kind: EVENT_REJECT, reason: Reason::NoEndpoint as u32, ..event(family, client, &empty) },
+        Event { kind: EVENT_DROP, reason: Reason::NoLocalEndpoint as u32, ..event(family, client, &local) },
+        Event { kind: EVENT_PASS, reason: Reason::Malformed as u32, ..Event::default() },
+    ];
+    let mut last = 0;
+    for expected in expected {
+        let found = listener.next_event().unwrap();
+        assert!(found.time > last, "in order: {found:?}");
+        last = found.time;
+        assert_eq!(Event { time: 0, ..found }, expected);
+    }
+    assert_eq!(listener.next_event(), None);
+    assert_eq!(listener.lost(), 0);
+}
+
+fn several(family: Family, rig: &mut Rig) {
+    let [web, empty, _] = services(family);
+    rig.serve(&[web.clone(), empty.clone()]);
+    let count = |listener: &mut proxy_user::maps::view::Listener| {
+        let mut kinds = [0; 5];
+        while let Some(event) = listener.next_event() {
+            kinds[usize::from(event.kind)] += 1;
+        }
+        kinds
+    };
+    let mut none = rig.view().listen(0).unwrap();
+    rig.run(Hook::Ingress, &syn(family, 1, &web));
+    rig.run(Hook::Ingress, &syn(family, 1, &empty));
+    assert_eq!(count(&mut none), [0, 0, 1, 0, 0], "no new flow is wanted");
+    let mut few = rig.view().listen(1 << 30).unwrap();
+    let mut all = rig.view().listen(1).unwrap();
+    for port in 2..12 {
+        rig.run(Hook::Ingress, &syn(family, port, &web));
+        rig.run(Hook::Ingress, &syn(family, port, &empty));
+    }
+    for listener in [&mut all, &mut none, &mut few] {
+        assert_eq!(count(listener), [0, 10, 10, 0, 0], "the closest sample counts for all");
+    }
+    drop(all);
+    for port in 12..22 {
+        rig.run(Hook::Ingress, &syn(family, port, &web));
+    }
+    assert_eq!(count(&mut few), [0; 5], "one in a thousand million");
+    drop((few, none));
+    assert_eq!(rig.monitor().until, 0, "nobody listens");
+    let listeners: Vec<_> = (0..LEASES).map(|_| rig.view().listen(0).unwrap()).collect();
+    assert!(matches!(rig.view().listen(0), Err(ViewError::TooMany)));
+    drop(listeners);
+    drop(rig.view().listen(0).unwrap());
+}
+
+fn full(family: Family, rig: &mut Rig) {
+    let [_, empty, _] = services(family);
+    rig.serve(std::slice::from_ref(&empty));
+    let mut fast = rig.view().listen(1).unwrap();
+    let mut slow = rig.view().listen(1).unwrap();
+    let packet = syn(family, 1, &empty);
+    let (ring, more) = ((1 << 19) / 104, 1000);
+    for _ in 0..ring + more {
+        rig.run(Hook::Ingress, &packet);
+    }
+    fast.renew().unwrap();
+    let lost = rig.monitor().lost;
+    assert!(fast.lost() == lost && (more..more + 10).contains(&lost), "{lost} lost");
+    let drain = |listener: &mut proxy_user::maps::view::Listener| {
+        std::iter::from_fn(|| listener.next_event()).count() as u64
+    };
+    assert_eq!(drain(&mut fast) + lost, ring + more);
+    for _ in 0..more {
+        rig.run(Hook::Ingress, &packet);
+    }
+    assert_eq!(drain(&mut fast), more);
+    // The kernel has written over what the slow one had not seen.
+    let seen = drain(&mut slow);
+    assert!(seen < ring, "{seen} seen");
+    assert_eq!(seen + slow.lost(), ring + more + more, "each event is seen or counted");
+}
+
+fn killed(family: Family, rig: &mut Rig) {
+    let [web, empty, _] = services(family);
+    rig.serve(&[web, empty.clone()]);
+    let listener = rig.view().listen(1).unwrap();
+    let mut monitor = rig.monitor();
+    assert!(monitor.until != 0 && monitor.leases[0].until == monitor.until);
+    std::mem::forget(listener);
+    // As after a while.
+    monitor.until -= LEASE_NANOSECONDS;
+    monitor.leases[0].until -= LEASE_NANOSECONDS;
+    rig.set_monitor(monitor);
+    rig.run(Hook::Ingress, &syn(family, 1, &empty));
+    assert_eq!(rig.monitor().until, 0, "the first that comes later switches it off");
+    let mut next = rig.view().listen(1).unwrap();
+    assert_eq!(next.next_event(), None);
+    assert_eq!(rig.monitor().leases[1].until, 0, "its lease is taken over");
+    rig.run(Hook::Ingress, &syn(family, 2, &empty));
+    assert_eq!(next.next_event().map(|event| event.kind), Some(EVENT_REJECT));
+}
