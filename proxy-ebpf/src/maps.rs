@@ -116,7 +116,7 @@ static SRC_RANGES: LpmTrie<SourceRangeKey<A4>, u32, SRC_RANGE_COUNT> = LpmTrie::
 static SRC_RANGES6: LpmTrie<SourceRangeKey<A6>, u32, SRC_RANGE_COUNT> = LpmTrie::new();
 
 #[btf_map(name = "events")]
-static EVENTS: RingBuf<Event, { sizes::EVENTS_BYTES as usize }> = RingBuf::new();
+static EVENTS: RingBuf<(), { sizes::EVENTS_BYTES as usize }> = RingBuf::new();
 #[btf_map(name = "monitor")]
 static MONITOR: Array<Monitor, 1, MMAPABLE> = Array::new();
 
@@ -339,7 +339,7 @@ pub fn monitor() -> Option<*mut Monitor> {
 /// Room for an event; `None` when listeners are too slow.
 #[inline(always)]
 pub fn event() -> Option<RingBufEntry<Event>> {
-    EVENTS.reserve(0)
+    EVENTS.reserve_untyped(0)
 }
 
 /// Where the packet goes on.

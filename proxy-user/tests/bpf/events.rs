@@ -73,8 +73,8 @@ fn tells(family: Family, rig: &mut Rig) {
     }
     // A packet of a known flow is no event.
     rig.run(Hook::Ingress, &syn(family, 1000, &web));
-    let cut = &syn(family, 1000, &web)[..50];
-    assert_eq!(rig.run(Hook::Ingress, cut).verdict, NEXT);
+    let whole = syn(family, 1000, &web);
+    assert_eq!(rig.run(Hook::Ingress, &whole[..whole.len() - 4]).verdict, NEXT);
     let pod = family.pod(1, 8080);
     let expected = [
         Event {
@@ -146,8 +146,8 @@ fn full(family: Family, rig: &mut Rig) {
         rig.run(Hook::Ingress, &packet);
     }
     fast.renew().unwrap();
-    let lost = rig.monitor().lost;
-    assert!(fast.lost() == lost && (more..more + 10).contains(&lost), "{lost} lost");
+    let lost = fast.lost();
+    assert!((more..more + 10).contains(&lost), "{lost} lost");
     let drain = |listener: &mut proxy_user::maps::view::Listener| {
         std::iter::from_fn(|| listener.next_event()).count() as u64
     };

@@ -140,11 +140,13 @@ impl<'a, A: Address + Into<IpAddr>> Walk<'a, A> {
         if let Err(reason) = self.endpoints(&service, source) {
             return self.end(Outcome::Refused(reason));
         }
-        let nodes = self.path.candidates.iter().filter(|one| one.source != Some(word(Source::Kept))).count();
+        let serving: Vec<_> = self.path.candidates.iter().filter(|one| one.serves).collect();
+        let count = serving.len();
+        let nodes = serving.into_iter().filter(|one| one.source != Some(word(Source::Kept))).count();
         let dialled = self.dialled();
         if nodes > 0 && self.rules.node.source == A::ZERO {
             self.step("source address", "has to be this node's, which has none of this family");
-            if nodes == self.path.candidates.len() {
+            if nodes == count {
                 return self.end(Outcome::Refused(Reason::NoRoute));
             }
         } else if nodes > 0 {
@@ -154,14 +156,12 @@ impl<'a, A: Address + Into<IpAddr>> Walk<'a, A> {
                 "source address",
                 format!(
                     "{own} for {nodes} of {} endpoints (see SOURCE), from a port of {} to {}",
-                    self.path.candidates.len(),
-                    ports.snat_first,
-                    ports.snat_last
+                    count, ports.snat_first, ports.snat_last
                 ),
             );
             self.step("reply", format!("comes back to {own}; where it comes in, its source becomes {dialled}, and it is sent on to the client"));
         }
-        if nodes < self.path.candidates.len() {
+        if nodes < count {
             self.step("source address", "the client's own is kept");
             self.step(
                 "reply",

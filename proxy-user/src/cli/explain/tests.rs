@@ -1,1 +1,222 @@
+use std::collections::BTreeMap;
 
+use insta::assert_snapshot;
+use proxy_common::affinity::{AffinityEntry, AffinityKey, NetnsAffinityKey};
+use proxy_common::backend::{BACKEND_ACTIVE, BACKEND_GONE, BACKEND_IN_CLUSTER, BackendEntry};
+use proxy_common::config::NodeConfig;
+use proxy_common::filter::{FILTER_WORDS, Role, position};
+use proxy_common::node::{Cidr, NODE_ADDR_PORTS, NodeEntry};
+use proxy_common::service::{
+    KIND_ADDRESS, KIND_CLUSTER_IP, KIND_LOAD_BALANCER, KIND_NODE_PORT, SCOPE_EXTERNAL,
+    SERVICE_DROP_WHEN_EMPTY, SERVICE_LOCAL, SERVICE_SCOPED, SERVICE_SOURCE_RANGES, ServiceEntry,
+};
+use proxy_common::source_range::SourceRangeKey;
+use rstest::rstest;
+
+use super::*;
+use crate::cli::args::Output;
+use crate::maps::view::{Common, NameRow, Transport};
+use crate::model::net::IpFamily;
+
+type A4 = [u8; 4];
+const HZ: u32 = 100;
+const NOW: u32 = 1_000_000;
+
+/// A cluster address with affinity and two endpoints, one of them here; a node port with policy Local without an
+/// endpoint here; a load balancer for some.
+fn rules() -> Rules<A4> {
+    let mut filter = vec![0; FILTER_WORDS as usize];
+    let mut services = BTreeMap::new();
+    let mut serve = |addr: A4, port, scope, entry: ServiceEntry| {
+        let (word, mask) = position(Role::Frontend, &addr, port, 6);
+        filter[word as usize] |= mask;
+        services.insert(ServiceKey { addr, port, proto: 6, scope }, entry);
+    };
+    let entry = |id, kind, flags, slot_base, slot_count| ServiceEntry {
+        id,
+        kind,
+        flags,
+        slot_base,
+        slot_count,
+        ..ServiceEntry::default()
+    };
+    let cluster = ServiceEntry { affinity_secs: 60, ..entry(1, KIND_CLUSTER_IP, 0, 0, 2) };
+    serve([10, 96, 0, 10], 80, 0, cluster);
+    serve([0; 4], 30080, 0, entry(2, KIND_NODE_PORT, SERVICE_SCOPED, 2, 1));
+    let local = SERVICE_LOCAL | SERVICE_DROP_WHEN_EMPTY;
+    serve([0; 4], 30080, SCOPE_EXTERNAL, entry(2, KIND_NODE_PORT, local, 0, 0));
+    serve([203, 0, 113, 1], 443, 0, entry(3, KIND_LOAD_BALANCER, SERVICE_SOURCE_RANGES, 2, 1));
+    serve([10, 96, 0, 11], 80, 0, entry(4, KIND_CLUSTER_IP, 0, 0, 0));
+    // The node port's bit is that of the node's address.
+    let (word, mask) = position(Role::Frontend, &[192u8, 0, 2, 1], 30080, 6);
+    filter[word as usize] |= mask;
+    let address = ServiceKey { addr: [10, 96, 0, 10], port: 0, proto: 0, scope: 0 };
+    services.insert(address, entry(0, KIND_ADDRESS, 0, 0, 0));
+    let backend =
+        |addr, service, state, flags| BackendEntry { addr, port: 8080, proto: 6, state, service, flags };
+    let both = BACKEND_IN_CLUSTER | BACKEND_LOCAL;
+    let mut service_cidrs = [Cidr::NONE; 8];
+    service_cidrs[0] = Cidr { addr: [10, 96, 0, 0], mask: [255, 240, 0, 0] };
+    let name = |name: &str| NameRow {
+        namespace: "default".into(),
+        name: name.into(),
+        port: String::new(),
+        protocol: Transport(6),
+        family: IpFamily::V4,
+    };
+    let netns = NetnsAffinityKey { netns: 1, service: 1, reserved: 0 };
+    Rules {
+        common: Common {
+            config: NodeConfig { host_netns: 1, ..NodeConfig::new(HZ, 16, 16, 1) },
+            now: NOW,
+            slots: vec![5, 6, 7],
+            filter,
+            names: [(1, name("web")), (2, name("port")), (3, name("lb")), (4, name("empty"))].into(),
+            netns_affinity: [(netns, AffinityEntry { backend_id: 5, last_used: NOW - 61 * HZ })].into(),
+        },
+        services,
+        backends: [
+            (5, backend([10, 244, 0, 5], 1, BACKEND_ACTIVE, both)),
+            (6, backend([10, 244, 1, 6], 1, BACKEND_GONE, BACKEND_IN_CLUSTER)),
+            (7, backend([10, 244, 1, 7], 2, BACKEND_ACTIVE, BACKEND_IN_CLUSTER | BACKEND_TERMINATING)),
+        ]
+        .into(),
+        node: NodeEntry {
+            source: [192, 0, 2, 1],
+            service_cidrs,
+            service_cidr_count: 1,
+            ..NodeEntry::UNKNOWN
+        },
+        node_addrs: [([192, 0, 2, 1], NODE_ADDR_PORTS)].into(),
+        affinity: [(
+            AffinityKey { client: [10, 244, 0, 5], service: 1 },
+            AffinityEntry { backend_id: 5, last_used: NOW - 59 * HZ },
+        )]
+        .into(),
+        ranges: vec![
+            (8, SourceRangeKey { service: 4, addr: [198, 0, 0, 0] }),
+            (16, SourceRangeKey { service: 3, addr: [198, 51, 0, 0] }),
+            (24, SourceRangeKey { service: 3, addr: [198, 51, 100, 0] }),
+        ],
+    }
+}
+
+fn ask(rules: &Rules<A4>, client: &str, dialled: &str) -> Explanation {
+    let (client, dialled): (Client, Dialled) = (client.parse().unwrap(), dialled.parse().unwrap());
+    let octets = |ip| if let IpAddr::V4(ip) = ip { ip.octets() } else { panic!("IPv4 only") };
+    let from = if let Client::Address(ip) = client { Some(octets(ip)) } else { None };
+    explain(rules, client, from, octets(dialled.to.ip()), dialled)
+}
+
+#[rstest]
+#[case("host", "10.96.0.10:80", "forward", "untouched")]
+#[case("pod", "10.96.0.10:80", "forward", "forward")]
+#[case("198.51.100.9", "10.96.0.10:80", "forward", "forward")]
+#[case("pod", "10.96.0.11:80", "reject no_endpoint", "reject no_endpoint")]
+#[case("pod", "10.96.0.10:81", "reject undefined_port", "reject undefined_port")]
+#[case("pod", "10.96.0.12:80", "drop unallocated_address", "drop unallocated_address")]
+#[case("pod", "192.0.2.77:80", "untouched", "untouched")]
+#[case("pod", "192.0.2.1:30080", "forward", "forward")]
+#[case("198.51.100.9", "192.0.2.1:30080", "forward", "drop no_local_endpoint")]
+#[case("host", "203.0.113.1:443", "drop source_not_allowed", "untouched")]
+#[case("pod", "203.0.113.1:443", "untouched", "drop map_inconsistent")]
+#[case("198.52.0.1", "203.0.113.1:443", "untouched", "drop source_not_allowed")]
+fn verdicts(#[case] client: &str, #[case] dialled: &str, #[case] socket: &str, #[case] packet: &str) {
+    let said = ask(&rules(), client, dialled);
+    let text = |path: &Path| match path.outcome {
+        Outcome::Refused(reason) => format!("{} {}", path.outcome.label(), reason.label()),
+        other => other.label().to_owned(),
+    };
+    assert_eq!([text(&said.socket), text(&said.packet)], [socket, packet], "{said:?}");
+}
+
+#[test]
+fn a_pod_that_is_its_own_endpoint() {
+    assert_snapshot!(ask(&rules(), "10.244.0.5", "10.96.0.10:80").render(Output::Text).unwrap(), @r"
+    10.244.0.5 -> 10.96.0.10:80/TCP
+
+    Socket hooks (connect, sendmsg of a process on this node)
+      filter          the bit is set: the tables are asked
+      frontend        10.96.0.10:80/TCP, internal: default/web (id 1), ClusterIP
+      source ranges   the Service has none
+      affinity        by the pod's network namespace, which is not named here
+      endpoints       one of 1, at random
+      reply           nothing is translated: packets go straight to the endpoint; getpeername(2), and the source of UDP answers, show 10.96.0.10:80/TCP
+      =>              to an endpoint
+        ENDPOINT         ID  ON            STATE   SOURCE
+        10.244.0.5:8080   5  this node     serves  -
+        10.244.1.6:8080   6  another node  gone    -
+
+    Packet hooks (where packets come in)
+      filter          the bit is set: the tables are asked
+      client          inside: an endpoint on this node has the address
+      frontend        10.96.0.10:80/TCP, internal: default/web (id 1), ClusterIP
+      source ranges   the Service has none
+      affinity        the client stays with endpoint 5
+      endpoints       one of 1, at random
+      source address  192.0.2.1 for 1 of 1 endpoints (see SOURCE), from a port of 61000 to 65535
+      reply           comes back to 192.0.2.1; where it comes in, its source becomes 10.96.0.10:80/TCP, and it is sent on to the client
+      =>              to an endpoint
+        ENDPOINT         ID  ON            STATE   SOURCE
+        10.244.0.5:8080   5  this node     serves  hairpin
+        10.244.1.6:8080   6  another node  gone    kept
+    ");
+}
+
+#[test]
+fn a_node_port_from_outside_and_from_the_host() {
+    let mut rules = rules();
+    let external = ServiceKey { addr: [0; 4], port: 30080, proto: 6, scope: SCOPE_EXTERNAL };
+    rules.services.remove(&external);
+    for entry in rules.services.values_mut().filter(|entry| entry.id == 2) {
+        entry.flags = 0;
+    }
+    assert_snapshot!(ask(&rules, "198.51.100.9", "192.0.2.1:30080").render(Output::Text).unwrap(), @r"
+    198.51.100.9 -> 192.0.2.1:30080/TCP
+
+    Socket hooks (connect, sendmsg of a process on this node)
+      hook            the address is none of this node's, and of no endpoint here: if no pod of this node has it, no socket hook sees the call
+      filter          the bit is set: the tables are asked
+      frontend        192.0.2.1:30080/TCP, internal: nothing
+      frontend        node port 30080/TCP, internal: default/port (id 2), NodePort
+      source ranges   the Service has none
+      endpoints       one of 1, at random
+      reply           nothing is translated: packets go straight to the endpoint; getpeername(2), and the source of UDP answers, show 192.0.2.1:30080/TCP
+      =>              to an endpoint
+        ENDPOINT         ID  ON            STATE        SOURCE
+        10.244.1.7:8080   7  another node  terminating  -
+
+    Packet hooks (where packets come in)
+      filter          the bit is set: the tables are asked
+      client          outside, if it comes in by an uplink; inside by any other device
+      frontend        192.0.2.1:30080/TCP, internal: nothing
+      frontend        node port 30080/TCP, internal: default/port (id 2), NodePort
+      source ranges   the Service has none
+      endpoints       one of 1, at random
+      source address  192.0.2.1 for 1 of 1 endpoints (see SOURCE), from a port of 61000 to 65535
+      reply           comes back to 192.0.2.1; where it comes in, its source becomes 192.0.2.1:30080/TCP, and it is sent on to the client
+      =>              to an endpoint
+        ENDPOINT         ID  ON            STATE        SOURCE
+        10.244.1.7:8080   7  another node  terminating  remote
+    ");
+    rules.node.source = [0; 4];
+    let said = ask(&rules, "198.51.100.9", "192.0.2.1:30080");
+    assert_eq!(said.packet.outcome, Outcome::Refused(Reason::NoRoute));
+}
+
+#[test]
+fn the_longest_range_and_json() {
+    let mut rules = rules();
+    rules.backends.get_mut(&7).unwrap().service = 3;
+    let json = ask(&rules, "198.51.100.9", "203.0.113.1:443").render(Output::Json).unwrap();
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    let packet = &json["packet"];
+    assert_eq!(
+        (packet["verdict"].as_str(), packet["service"].as_str()),
+        (Some("forward"), Some("default/lb"))
+    );
+    assert_eq!(packet["endpoints"][0]["source"], "remote");
+    let ranges =
+        packet["steps"].as_array().unwrap().iter().find(|step| step["rule"] == "source ranges").unwrap();
+    assert_eq!(ranges["found"], "198.51.100.9 is in 198.51.100.0/24");
+}

@@ -4,6 +4,7 @@ mod affinity;
 mod attach;
 mod bad;
 mod change;
+mod eyes;
 mod node_port;
 mod outside;
 mod packet;
@@ -43,6 +44,7 @@ pub fn all() -> Vec<Case> {
         attach::CASES,
         bad::CASES,
         socket::CASES,
+        eyes::CASES,
         affinity::CASES,
         node_port::CASES,
         source_ranges::CASES,

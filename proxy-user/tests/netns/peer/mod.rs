@@ -57,6 +57,11 @@ impl Peer {
         Ok(Self { child, pipes: RefCell::new((input, BufReader::new(output))) })
     }
 
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     fn ask(&self, request: &Request) -> Result<Result<Reply, Failure>> {
         let mut pipes = self.pipes.borrow_mut();
         let mut line = serde_json::to_string(request)?;

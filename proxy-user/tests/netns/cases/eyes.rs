@@ -1,0 +1,83 @@
+//! What a person sees of it: `ballast monitor` and `ballast explain` on a real node.
+
+use std::process::{Child, Stdio};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use serde_json::Value;
+
+use super::{Case, EMPTY, WEB, client_ip, vip};
+use crate::agent::{ask, binary};
+use crate::lab::{Lab, SOON, Wish, eventually};
+use crate::manifest::Family;
+use crate::peer::{Attempt, Kind, Peer};
+
+const WISH: Wish = Wish { pods: 1, services: &[WEB, EMPTY], flags: crate::lab::SMALL };
+
+pub const CASES: &[Case] = &[
+    Case { name: "eyes::monitor_shows_new_flows_and_refusals", wish: WISH, run: monitors },
+    Case { name: "eyes::explain_says_what_happens", wish: WISH, run: explains },
+];
+
+/// A monitor that ends with the first event it takes.
+fn monitor(lab: &Lab, flags: &[&str]) -> Result<Child> {
+    let mut command = lab.node.command(binary());
+    command.args(["monitor", "-o", "json", "--count", "1", "--bpffs"]).arg(lab.bpffs()).args(flags);
+    command.stdout(Stdio::piped()).spawn().context("cannot run ballast")
+}
+
+/// Does something again and again until the monitor has seen it.
+fn sees(mut monitor: Child, mut action: impl FnMut() -> Result<()>) -> Result<Value> {
+    eventually(SOON, || {
+        action()?;
+        if monitor.try_wait()?.is_none() { bail!("the monitor has seen nothing") } else { Ok(()) }
+    })?;
+    let output = monitor.wait_with_output()?;
+    serde_json::from_slice(&output.stdout).context("no JSON")
+}
+
+fn refused(client: &Peer, family: Family) -> Result<()> {
+    client.fails(Attempt::new(Kind::Tcp, vip(family, EMPTY, Kind::Tcp)), libc::ECONNREFUSED).map(drop)
+}
+
+fn monitors(lab: &Lab) -> Result<()> {
+    for family in Family::BOTH {
+        let (web, empty) = (vip(family, WEB, Kind::Tcp), vip(family, EMPTY, Kind::Tcp));
+        let client = client_ip(family).to_string();
+        let seen =
+            sees(monitor(lab, &["--kind", "reject", "--client", &client])?, || refused(&lab.client, family))?;
+        ensure!(seen["reason"] == "no_endpoint" && seen["frontend"] == empty.to_string(), "{seen}");
+        ensure!(seen["hook"] == "packet" && seen["device"] == "c0", "{seen}");
+        let seen = sees(monitor(lab, &["--kind", "reject", "--pid", &lab.local.pid().to_string()])?, || {
+            refused(&lab.local, family)
+        })?;
+        ensure!(seen["hook"] == "socket" && seen["frontend"] == empty.to_string(), "{seen}");
+        let seen = sees(
+            monitor(lab, &["--kind", "new", "--service", "default/web:80", "--client", &client])?,
+            || lab.client.reach(Attempt::new(Kind::Tcp, web)).map(drop),
+        )?;
+        let pod = super::pod(family, 0, Kind::Tcp).to_string();
+        ensure!(seen["backend"] == pod && seen["frontend"] == web.to_string(), "{seen}");
+    }
+    Ok(())
+}
+
+fn explains(lab: &Lab) -> Result<()> {
+    for family in Family::BOTH {
+        let client = client_ip(family).to_string();
+        let explain = |client: &str, to: std::net::SocketAddr| {
+            ask(&lab.node, &["explain", client, &to.to_string()], &lab.bpffs())
+        };
+        let web = explain(&client, vip(family, WEB, Kind::Tcp))?;
+        let pod = super::pod(family, 0, Kind::Tcp).to_string();
+        ensure!(web["packet"]["verdict"] == "forward", "{web}");
+        ensure!(web["packet"]["endpoints"][0]["address"] == pod, "{web}");
+        let empty = explain("host", vip(family, EMPTY, Kind::Tcp))?;
+        ensure!(
+            empty["socket"]["verdict"] == "reject" && empty["socket"]["reason"] == "no_endpoint",
+            "{empty}"
+        );
+        let other = explain("pod", (client_ip(family), 80).into())?;
+        ensure!(other["socket"]["verdict"] == "untouched", "{other}");
+    }
+    Ok(())
+}
