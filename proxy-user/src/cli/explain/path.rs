@@ -198,11 +198,14 @@ impl<'a, A: Address + Into<IpAddr>> Walk<'a, A> {
             self.step("client", "inside: an endpoint on this node has the address");
             return false;
         }
-        let outside = decide::is_outside(DEVICE_UPLINK, &self.rules.node, &from);
+        let device = if self.rules.common.has_uplink { DEVICE_UPLINK } else { 0 };
+        let outside = decide::is_outside(device, &self.rules.node, &from);
         self.step(
             "client",
             if outside {
                 "outside, if it comes in by an uplink; inside by any other device"
+            } else if device == 0 {
+                "inside: no device of this node is known to lead outside"
             } else {
                 "inside: the address is in the pods' range"
             },

@@ -68,6 +68,7 @@ fn rules() -> Rules<A4> {
     Rules {
         common: Common {
             config: NodeConfig { host_netns: 1, ..NodeConfig::new(HZ, 16, 16, 1) },
+            has_uplink: true,
             now: NOW,
             slots: vec![5, 6, 7],
             filter,

@@ -11,7 +11,7 @@ use proxy_common::affinity::{AffinityEntry, AffinityKey, NetnsAffinityKey};
 use proxy_common::backend::{BACKEND_FREE, BackendEntry};
 use proxy_common::config::NodeConfig;
 use proxy_common::map_names as map;
-use proxy_common::node::{NodeAddr, NodeEntry};
+use proxy_common::node::{DEVICE_UPLINK, Device, NodeAddr, NodeEntry};
 use proxy_common::service::{ServiceEntry, ServiceKey};
 use proxy_common::source_range::{SERVICE_BITS, SourceRangeKey};
 use proxy_common::{Address, Family, V4, V6};
@@ -26,6 +26,8 @@ pub struct Common {
     pub config: NodeConfig,
     /// The kernel's jiffies, low half.
     pub now: u32,
+    /// Clients outside come in by a device of this node.
+    pub has_uplink: bool,
     /// Backend ids by slot.
     pub slots: Vec<u32>,
     /// Words of the filter.
@@ -85,9 +87,11 @@ impl View {
         let [services, backends, node, node_addrs, affinity, ranges] = F::MAPS;
         let config = self.node_config()?;
         let netns_affinity = self.pin(map::AFFINITY_NETNS, MapType::LruHash)?.all()?;
+        let devices = self.pin(map::DEVICES, MapType::Hash)?.all::<u32, Device>()?;
         let slots = self.pin(map::SLOTS, MapType::Array)?.mapped::<u32>()?.all32();
         let filter = self.pin(map::FILTER, MapType::Array)?.mapped::<u64>()?.all64();
         let common = Common {
+            has_uplink: devices.iter().any(|(_, device)| device & DEVICE_UPLINK != 0),
             now: now(config.hz),
             config,
             slots,
