@@ -5,7 +5,7 @@ use proxy_common::reason::Reason;
 use crate::Scenario;
 use crate::beyond::forget;
 use crate::node::know;
-use crate::packet::{ACK, ETHERNET, Packet, SYN, TCP, UDP};
+use crate::packet::{ACK, Packet, SYN, TCP, UDP};
 use crate::rig::{DROP, Family, Hook, NEXT, REDIRECT, Rig, Seen, Service};
 use crate::tables::proto_name;
 
