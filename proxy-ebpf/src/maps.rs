@@ -1,5 +1,7 @@
 //! The maps, private to this file; everyone else asks by function. `docs/maps.md` tells each one's story.
 
+mod recast;
+
 use aya_ebpf::bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC};
 use aya_ebpf::btf_maps::lpm_trie::Key;
 use aya_ebpf::btf_maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, RingBuf};
@@ -21,6 +23,8 @@ use proxy_common::socket::{SocketEntry, SocketKey};
 use proxy_common::source_range::{SERVICE_BITS, SourceRangeKey};
 use proxy_common::stats::{RefusalKey, ServiceStats};
 use proxy_common::{Address, Family};
+
+use recast::{octets, words};
 
 use crate::packet::Packet;
 use crate::reject::Allowance;
@@ -119,39 +123,6 @@ static SRC_RANGES6: LpmTrie<SourceRangeKey<A6>, u32, SRC_RANGE_COUNT> = LpmTrie:
 static EVENTS: RingBuf<(), { sizes::EVENTS_BYTES as usize }> = RingBuf::new();
 #[btf_map(name = "monitor")]
 static MONITOR: Array<Monitor, 1, MMAPABLE> = Array::new();
-
-/// A value that is the same bytes with addresses as octets and as words (`proxy_common::abi` proves it).
-///
-/// # Safety
-/// `Octets` has the size and alignment of `Self`, and all bit patterns are valid for both.
-unsafe trait Recast {
-    type Octets;
-}
-
-macro_rules! recast {
-    ($($name:ident)+) => {$(
-        // SAFETY: asserted in `proxy_common::abi`.
-        unsafe impl Recast for $name<[u32; 1]> { type Octets = $name<A4>; }
-        // SAFETY: asserted in `proxy_common::abi`.
-        unsafe impl Recast for $name<[u32; 4]> { type Octets = $name<A6>; }
-    )+};
-}
-
-recast! { ServiceKey BackendEntry SocketKey SocketEntry NodeEntry AffinityKey SourceRangeKey }
-
-/// For the kernel's side of a call.
-#[inline(always)]
-fn octets<T: Recast>(words: &T) -> &T::Octets {
-    // SAFETY: `Recast` promises it.
-    unsafe { &*core::ptr::from_ref(words).cast() }
-}
-
-/// For ours.
-#[inline(always)]
-fn words<T: Recast>(octets: &T::Octets) -> &T {
-    // SAFETY: `Recast` promises it.
-    unsafe { &*core::ptr::from_ref(octets).cast() }
-}
 
 /// The tables of one address family.
 pub trait Tables: Family {

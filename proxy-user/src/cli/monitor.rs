@@ -10,6 +10,7 @@ use proxy_common::event::{
     EVENT_DROP, EVENT_NEW_FLOW, EVENT_PASS, EVENT_REJECT, Event, HOOK_PACKET, HOOK_SOCKET,
 };
 use proxy_common::reason::Reason;
+use rustix::net::{self, AddressFamily, SocketType};
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
@@ -160,9 +161,8 @@ impl World {
         if let Some(devices) = &self.devices {
             return devices.get(&index).cloned();
         }
-        use rustix::net::{AddressFamily, SocketType, netdevice, socket};
-        let socket = socket(AddressFamily::INET, SocketType::DGRAM, None).ok()?;
-        netdevice::index_to_name(&socket, index).ok()
+        let socket = net::socket(AddressFamily::INET, SocketType::DGRAM, None).ok()?;
+        net::netdevice::index_to_name(&socket, index).ok()
     }
 
     fn process(&self, pid: u32) -> Option<String> {

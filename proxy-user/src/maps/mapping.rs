@@ -67,9 +67,9 @@ impl Mapping {
 
     /// The 64 bits at `offset`, a multiple of eight, of an element; `None` outside of the array.
     pub(super) fn word64_at(&self, index: usize, offset: usize) -> Option<&AtomicU64> {
-        let place = self.at(index, offset)?.cast::<u64>();
-        // SAFETY: as in `word64`.
-        place.is_aligned().then(|| unsafe { AtomicU64::from_ptr(place) })
+        let at = self.at(index, offset).filter(|_| offset.is_multiple_of(8));
+        // SAFETY: as in `word64`; an offset of another kind was refused.
+        at.map(|p| unsafe { AtomicU64::from_ptr(p.cast()) })
     }
 
     /// The byte at `offset` of an element; `None` outside of the array.

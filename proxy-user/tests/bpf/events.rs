@@ -176,7 +176,7 @@ fn killed(family: Family, rig: &mut Rig) {
     // As after a while.
     monitor.until -= LEASE_NANOSECONDS;
     monitor.leases[0].until -= LEASE_NANOSECONDS;
-    rig.set_monitor(monitor);
+    rig.set_monitor(&monitor);
     rig.run(Hook::Ingress, &syn(family, 1, &empty));
     assert_eq!(rig.monitor().until, 0, "the first that comes later switches it off");
     let mut next = rig.view().listen(1).unwrap();

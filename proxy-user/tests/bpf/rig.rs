@@ -435,8 +435,8 @@ impl Rig {
         self.array(names::MONITOR).get(&0, 0).unwrap()
     }
 
-    pub fn set_monitor(&self, monitor: proxy_common::event::Monitor) {
-        self.array(names::MONITOR).set(0, monitor, 0).unwrap();
+    pub fn set_monitor(&self, monitor: &proxy_common::event::Monitor) {
+        self.array(names::MONITOR).set(0, *monitor, 0).unwrap();
     }
 
     /// Every flow in use.

@@ -63,7 +63,7 @@ pub struct ExplainArgs {
     /// Who connects: an address, `host` (a process on the node), or `pod` (one in a pod of this node).
     #[arg(value_name = "CLIENT")]
     pub client: Client,
-    /// What it dials, like 10.96.0.10:80 or [fd00::1]:53/udp.
+    /// What it dials, like `10.96.0.10:80` or `[fd00::1]:53/udp`.
     #[arg(value_name = "ADDRESS:PORT[/PROTOCOL]")]
     pub dialled: Dialled,
 }

@@ -73,6 +73,9 @@ impl Names for V6 {
         [map::SERVICES6, map::BACKENDS6, map::NODE6, map::NODE_ADDRS6, map::AFFINITY6, map::SRC_RANGES6];
 }
 
+/// A range with the bits of its prefix.
+type Range<F> = (u32, SourceRangeKey<<F as Family>::Addr>);
+
 impl View {
     /// Reads the tables of a family.
     pub fn rules<F: Names>(&self) -> Result<Rules<F::Addr>, ViewError>
@@ -125,7 +128,7 @@ impl View {
         map.iter().collect::<Result<_, _>>().map_err(failed)
     }
 
-    fn ranges<F: Names>(&self, name: &'static str) -> Result<Vec<(u32, SourceRangeKey<F::Addr>)>, ViewError>
+    fn ranges<F: Names>(&self, name: &'static str) -> Result<Vec<Range<F>>, ViewError>
     where
         SourceRangeKey<F::Addr>: Pod,
     {

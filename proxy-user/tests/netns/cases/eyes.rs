@@ -2,7 +2,7 @@
 
 use std::process::{Child, Stdio};
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 
 use super::{Case, EMPTY, WEB, client_ip, vip};
@@ -29,7 +29,8 @@ fn monitor(lab: &Lab, flags: &[&str]) -> Result<Child> {
 fn sees(mut monitor: Child, mut action: impl FnMut() -> Result<()>) -> Result<Value> {
     eventually(SOON, || {
         action()?;
-        if monitor.try_wait()?.is_none() { bail!("the monitor has seen nothing") } else { Ok(()) }
+        ensure!(monitor.try_wait()?.is_some(), "the monitor has seen nothing");
+        Ok(())
     })?;
     let output = monitor.wait_with_output()?;
     serde_json::from_slice(&output.stdout).context("no JSON")
