@@ -306,6 +306,11 @@ impl Rig {
             self.zero(names::SERVICE_STATS, id, ServiceStats::default());
         }
         (0..Reason::COUNT).for_each(|reason| self.zero(names::REASONS, reason, 0u64));
+        // The test before may have used up what a CPU may answer.
+        let map = self.ebpf.map_mut(names::ANSWERS).unwrap();
+        let mut answers: PerCpuArray<_, u64> = map.try_into().unwrap();
+        let cpus = aya::util::nr_cpus().unwrap();
+        answers.set(0, PerCpuValues::try_from(vec![0; cpus]).unwrap(), 0).unwrap();
         let map = aya::maps::Map::LruHashMap(self.map(names::REFUSALS));
         let mut refusals: HashMap<_, RefusalKey, u64> = map.try_into().unwrap();
         let keys: Vec<_> = refusals.keys().map(Result::unwrap).collect();
