@@ -14,6 +14,25 @@ pub enum Verdict {
     Pass,
 }
 
+const fn bit_if(is: bool, number: u32) -> u64 {
+    assert!(number < u64::BITS, "a bit for each reason");
+    if is { 1 << number } else { 0 }
+}
+
+/// The verdict of the reason with that number; of a number that is none, anything. By bits and not by a table:
+/// kernels before 6.4 forget the bounds of an index that the compiler keeps on the stack.
+#[inline(always)]
+pub const fn verdict_of(number: u32) -> Verdict {
+    let bit = 1u64 << (number & 63);
+    if REJECTS & bit != 0 {
+        Verdict::Reject
+    } else if DROPS & bit != 0 {
+        Verdict::Drop
+    } else {
+        Verdict::Pass
+    }
+}
+
 macro_rules! reasons {
     ($($(#[doc = $doc:literal])+
     $name:ident = $number:literal, $label:literal, $verdict:ident, $advice:literal;)+) => {
@@ -23,6 +42,9 @@ macro_rules! reasons {
         pub enum Reason {
             $($(#[doc = $doc])+ $name = $number,)+
         }
+
+        const REJECTS: u64 = $(bit_if(matches!(Verdict::$verdict, Verdict::Reject), $number))|+;
+        const DROPS: u64 = $(bit_if(matches!(Verdict::$verdict, Verdict::Drop), $number))|+;
 
         impl Reason {
             /// All of them, in the order of their numbers.

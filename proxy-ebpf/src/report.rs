@@ -12,7 +12,7 @@ use proxy_common::Address as _;
 use proxy_common::event::{
     EVENT_DROP, EVENT_NEW_FLOW, EVENT_PASS, EVENT_REJECT, Event, HOOK_PACKET, HOOK_SOCKET,
 };
-use proxy_common::reason::{Reason, Verdict};
+use proxy_common::reason::{Reason, Verdict, verdict_of};
 use proxy_common::select::random_slot;
 use proxy_common::stats::RefusalKey;
 
@@ -165,7 +165,9 @@ fn bare(service: u32, what: u32) {
 /// Tells about the packet in `scratch`.
 #[inline(never)]
 fn packet<F: Tables>(skb: Skb, service: u32, backend: u32, what: u32) {
-    let (Some(packet), Some(mut entry)) = (F::scratch(), begin(what)) else { return };
+    // In this order: room that is taken has to be given back on every way out.
+    let Some(packet) = F::scratch() else { return };
+    let Some(mut entry) = begin(what) else { return };
     let event = entry.as_mut_ptr();
     // SAFETY: `begin` has written all fields; the packet is a map value that is this CPU's own.
     unsafe {
@@ -247,7 +249,7 @@ fn begin(what: u32) -> Option<RingBufEntry<Event>> {
         }
         (EVENT_NEW_FLOW, 0)
     } else {
-        let kind = match Reason::from_number(what)?.verdict() {
+        let kind = match verdict_of(what) {
             Verdict::Reject => EVENT_REJECT,
             Verdict::Drop => EVENT_DROP,
             Verdict::Pass => EVENT_PASS,
