@@ -34,7 +34,7 @@ pub struct NodeConfig {
     pub snat_first: u16,
     /// Last of these ports.
     pub snat_last: u16,
-    /// One of so many new flows becomes an event; 0: none. Refusals and drops always do, while somebody listens.
+    /// Zero: who wants events says so in `monitor`.
     pub sample: u32,
     /// Cookie of the network namespace that the agent serves: sockets in it are the node's own.
     pub host_netns: u64,
@@ -44,8 +44,6 @@ pub struct NodeConfig {
 pub const CONFIG_MASQUERADE_ALL: u32 = 1 << 0;
 /// The agent was told how to know local pods (`detectLocalMode`); without it they are known by their devices.
 pub const CONFIG_DETECT_LOCAL: u32 = 1 << 1;
-/// Somebody listens to `events`.
-pub const CONFIG_MONITORED: u32 = 1 << 2;
 
 /// Source ports for SNAT unless a setting says otherwise: above the ports that kernels hand to sockets
 /// (`net.ipv4.ip_local_port_range`, 32768 to 60999) and above the node ports (30000 to 32767).
