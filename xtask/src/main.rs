@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use xtask::{bench, build, demo, docs, lint, say, setup, test};
+use xtask::{bench, build, cluster, demo, docs, e2e, lint, say, setup, test};
 
 /// Ballast's tasks. Each command first sets up what it needs itself.
 #[derive(Parser)]
@@ -22,6 +22,8 @@ enum Command {
     Demo(demo::Args),
     Bench(bench::Args),
     Docs(docs::Args),
+    Cluster(cluster::Args),
+    E2e(e2e::Args),
 }
 
 fn main() -> ExitCode {
@@ -33,6 +35,8 @@ fn main() -> ExitCode {
         Command::Demo(args) => demo::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Docs(args) => docs::run(&args),
+        Command::Cluster(args) => cluster::run(&args),
+        Command::E2e(args) => e2e::run(&args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -28,6 +28,8 @@ pub enum Need {
     Kernel,
     /// Show the demo.
     Demo,
+    /// Run a Kubernetes cluster.
+    Cluster,
 }
 
 /// A program and the Debian package that brings it.
@@ -37,9 +39,13 @@ struct Tool {
     needs: &'static [Need],
 }
 
-const TOOLS: [Tool; 10] = [
-    Tool { program: "ip", package: "iproute2", needs: &[Need::Netns, Need::Kernel, Need::Demo] },
-    Tool { program: "nft", package: "nftables", needs: &[Need::Netns] },
+const TOOLS: [Tool; 19] = [
+    Tool {
+        program: "ip",
+        package: "iproute2",
+        needs: &[Need::Netns, Need::Kernel, Need::Demo, Need::Cluster],
+    },
+    Tool { program: "nft", package: "nftables", needs: &[Need::Netns, Need::Cluster] },
     Tool { program: "bpftool", package: "bpftool", needs: &[Need::Netns, Need::Demo] },
     Tool { program: "ethtool", package: "ethtool", needs: &[Need::Netns] },
     Tool { program: "redis-server", package: "redis-server", needs: &[Need::Demo] },
@@ -47,7 +53,17 @@ const TOOLS: [Tool; 10] = [
     Tool { program: "qemu-system-x86_64", package: "qemu-system-x86", needs: &[Need::Kernel] },
     Tool { program: "cpio", package: "cpio", needs: &[Need::Kernel] },
     Tool { program: "modprobe", package: "kmod", needs: &[Need::Kernel] },
-    Tool { program: "busybox", package: "busybox-static", needs: &[Need::Kernel] },
+    Tool { program: "busybox", package: "busybox-static", needs: &[Need::Kernel, Need::Cluster] },
+    Tool { program: "runc", package: "runc", needs: &[Need::Cluster] },
+    Tool { program: "openssl", package: "openssl", needs: &[Need::Cluster] },
+    Tool { program: "iptables", package: "iptables", needs: &[Need::Cluster] },
+    Tool { program: "conntrack", package: "conntrack", needs: &[Need::Cluster] },
+    Tool { program: "ipset", package: "ipset", needs: &[Need::Cluster] },
+    // These four are copied into the images of its pods.
+    Tool { program: "curl", package: "curl", needs: &[Need::Cluster] },
+    Tool { program: "wget", package: "wget", needs: &[Need::Cluster] },
+    Tool { program: "dig", package: "bind9-dnsutils", needs: &[Need::Cluster] },
+    Tool { program: "nc.openbsd", package: "netcat-openbsd", needs: &[Need::Cluster] },
 ];
 
 /// Runs the command.

@@ -5,7 +5,6 @@ mod client;
 mod manifest;
 mod place;
 mod screen;
-mod signal;
 mod steps;
 mod traffic;
 mod world;
@@ -18,7 +17,7 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::setup::Need;
 use crate::workspace::Workspace;
-use crate::{build, exec, say, setup};
+use crate::{build, exec, say, setup, signal};
 use manifest::Manifest;
 use place::Place;
 use screen::Screen;

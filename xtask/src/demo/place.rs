@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 
 use crate::exec::Cmd;
+use crate::host::{cgroup2, kill, names_in, remove_cgroup, start_of};
 
 const FOLDER: &str = "ballast-demo-";
 /// In a demo's folder, when it is meant to stay.
@@ -184,60 +185,5 @@ impl Place {
             }
         }
         bail!("processes of {} do not end: {:?}", self.dir.display(), inhabitants())
-    }
-}
-
-/// Sends a signal; a process that has just ended by itself is fine, too.
-pub(super) fn kill(process: libc::pid_t, signal: libc::c_int) {
-    // SAFETY: kill takes numbers only.
-    unsafe { libc::kill(process, signal) };
-}
-
-/// A control group is busy for a moment after its last process has gone.
-fn remove_cgroup(dir: &Path) -> Result<()> {
-    let start = Instant::now();
-    loop {
-        match fs::remove_dir(dir) {
-            Err(_) if start.elapsed() < GRACE => sleep(Duration::from_millis(20)),
-            done => return done.with_context(|| format!("cannot remove {}", dir.display())),
-        }
-    }
-}
-
-fn names_in(dir: &Path) -> Vec<String> {
-    let entries = fs::read_dir(dir).into_iter().flatten().filter_map(Result::ok);
-    let mut names: Vec<_> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
-    names.sort();
-    names
-}
-
-/// When a process started; `None` if there is none of this number, or only its remains.
-fn start_of(process: u32) -> Option<String> {
-    let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-    // The name of the program may hold anything, also brackets; the fields after it do not.
-    let fields: Vec<_> = stat.rsplit_once(')')?.1.split_whitespace().collect();
-    (*fields.first()? != "Z").then(|| fields.get(19).map(ToString::to_string))?
-}
-
-fn cgroup2() -> Result<PathBuf> {
-    let mounts = fs::read_to_string("/proc/self/mounts").context("cannot read the list of mounts")?;
-    let found = mounts.lines().find_map(|line| {
-        let mut fields = line.split(' ').skip(1);
-        let (point, kind) = (fields.next()?, fields.next()?);
-        (kind == "cgroup2").then(|| PathBuf::from(point))
-    });
-    found.context("no cgroup2 is mounted: `mount -t cgroup2 cgroup2 /sys/fs/cgroup`")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_process_is_known_by_its_number_and_its_start() {
-        let us = start_of(std::process::id()).unwrap();
-        assert!(us.parse::<u64>().is_ok(), "{us}");
-        assert_eq!(start_of(std::process::id()), Some(us));
-        assert_eq!(start_of(u32::MAX), None);
     }
 }

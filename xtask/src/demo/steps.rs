@@ -7,9 +7,9 @@ use anyhow::{Context as _, Result, ensure};
 
 use super::manifest::Manifest;
 use super::screen::Screen;
-use super::signal::{check, pause, wait_for};
 use super::traffic::{Tally, Traffic, stop, sum};
 use super::world::{self, NODES, PICTURE, PODS, World};
+use crate::signal::{check, pause, wait_for};
 
 const SERVICE: &str = "10.96.0.10";
 const SERVICE6: &str = "fd96::10";

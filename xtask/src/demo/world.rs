@@ -11,8 +11,9 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 
-use super::place::{Place, kill};
-use super::signal::wait_for;
+use super::place::Place;
+use crate::host::kill;
+use crate::signal::wait_for;
 
 /// What is drawn of it.
 pub(super) const PICTURE: &str = "

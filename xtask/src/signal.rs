@@ -1,4 +1,4 @@
-//! Ctrl-C and its like: noted, so that the demo can tidy up before it ends.
+//! Ctrl-C and its like: noted, so that a command can tidy up before it ends.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::sleep;
@@ -13,7 +13,7 @@ extern "C" fn note(_signal: libc::c_int) {
 }
 
 /// From now on SIGINT, SIGTERM and SIGHUP are noted instead of ending us.
-pub(super) fn catch() {
+pub fn catch() {
     let handler: extern "C" fn(libc::c_int) = note;
     for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
         // SAFETY: the handler only stores to an atomic, which a signal handler may do.
@@ -22,7 +22,7 @@ pub(super) fn catch() {
 }
 
 /// An error once somebody wants us to end.
-pub(super) fn check() -> Result<()> {
+pub fn check() -> Result<()> {
     if STOPPED.load(Ordering::Relaxed) {
         bail!("interrupted");
     }
@@ -30,7 +30,7 @@ pub(super) fn check() -> Result<()> {
 }
 
 /// Sleeps, unless somebody wants us to end.
-pub(super) fn pause(time: Duration) -> Result<()> {
+pub fn pause(time: Duration) -> Result<()> {
     wait_for("a pause", time + Duration::from_secs(1), {
         let start = Instant::now();
         move || Ok((start.elapsed() >= time).then_some(()))
@@ -38,11 +38,7 @@ pub(super) fn pause(time: Duration) -> Result<()> {
 }
 
 /// Asks again and again, for at most `limit`, until there is an answer.
-pub(super) fn wait_for<T>(
-    what: &str,
-    limit: Duration,
-    mut ask: impl FnMut() -> Result<Option<T>>,
-) -> Result<T> {
+pub fn wait_for<T>(what: &str, limit: Duration, mut ask: impl FnMut() -> Result<Option<T>>) -> Result<T> {
     let start = Instant::now();
     loop {
         check()?;

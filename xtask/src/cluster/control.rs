@@ -1,0 +1,112 @@
+//! The control plane, on the machine `control`.
+
+use std::time::Duration;
+
+use anyhow::Result;
+
+use super::place::Place;
+use super::plan::{CONTROL_V4, POD_RANGES, SERVICE_RANGES};
+use crate::exec::Cmd;
+use crate::signal::wait_for;
+
+/// How long the API server may take, also on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(90);
+
+/// The programs, in the order of their start.
+pub const PROGRAMS: [&str; 4] = ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler"];
+
+/// Starts all of it, and waits until the API server serves.
+pub fn start(place: &Place) -> Result<()> {
+    for program in &PROGRAMS[..2] {
+        start_one(place, program)?;
+    }
+    await_api(place)?;
+    for program in &PROGRAMS[2..] {
+        start_one(place, program)?;
+    }
+    Ok(())
+}
+
+/// Starts one of the programs.
+pub fn start_one(place: &Place, program: &str) -> Result<()> {
+    let mut words = vec![program.to_owned()];
+    words.extend(flags(place, program));
+    let words: Vec<_> = words.iter().map(String::as_str).collect();
+    place.control().run(program, &words)
+}
+
+/// Waits until the API server serves.
+pub fn await_api(place: &Place) -> Result<()> {
+    let log = place.control().log("kube-apiserver");
+    wait_for(&format!("the API server; its log is {}", log.display()), PATIENCE, || {
+        Ok(kubectl(place, &["get", "--raw", "/readyz", "--request-timeout=2s"]).try_read())
+    })?;
+    Ok(())
+}
+
+/// kubectl, as the cluster's administrator.
+pub fn kubectl(place: &Place, words: &[&str]) -> Cmd {
+    place.control().command(&[&["kubectl"], words].concat())
+}
+
+fn flags(place: &Place, program: &str) -> Vec<String> {
+    let key = |name: &str| place.key(name).display().to_string();
+    let config = |user: &str| {
+        let file = place.kubeconfig(user).display().to_string();
+        ["kubeconfig", "authentication-kubeconfig", "authorization-kubeconfig"]
+            .map(|flag| format!("--{flag}={file}"))
+    };
+    match program {
+        "etcd" => [
+            "--data-dir=/var/lib/etcd",
+            "--listen-client-urls=http://127.0.0.1:2379",
+            "--advertise-client-urls=http://127.0.0.1:2379",
+            "--listen-peer-urls=http://127.0.0.1:2380",
+            // The cluster does not outlive this machine's power.
+            "--unsafe-no-fsync",
+            "--log-level=warn",
+        ]
+        .map(str::to_owned)
+        .to_vec(),
+        "kube-apiserver" => vec![
+            "--etcd-servers=http://127.0.0.1:2379".into(),
+            format!("--advertise-address={CONTROL_V4}"),
+            format!("--service-cluster-ip-range={SERVICE_RANGES}"),
+            format!("--client-ca-file={}", key("ca.crt")),
+            format!("--tls-cert-file={}", key("server.crt")),
+            format!("--tls-private-key-file={}", key("server.key")),
+            format!("--token-auth-file={}", key("tokens.csv")),
+            format!("--service-account-key-file={}", key("accounts.key")),
+            format!("--service-account-signing-key-file={}", key("accounts.key")),
+            "--service-account-issuer=https://kubernetes.default.svc".into(),
+            "--authorization-mode=Node,RBAC".into(),
+            "--allow-privileged=true".into(),
+            "--kubelet-preferred-address-types=InternalIP".into(),
+            // Tests ask for much in a short time.
+            "--max-requests-inflight=0".into(),
+            "--enable-priority-and-fairness=false".into(),
+        ],
+        "kube-controller-manager" => {
+            let mut flags = config("controller-manager").to_vec();
+            flags.extend([
+                format!("--service-account-private-key-file={}", key("accounts.key")),
+                format!("--root-ca-file={}", key("ca.crt")),
+                "--use-service-account-credentials".into(),
+                "--leader-elect=false".into(),
+                // Nodes are made with their ranges, so that those do not depend on who registers first.
+                "--allocate-node-cidrs=false".into(),
+                format!("--cluster-cidr={POD_RANGES}"),
+                format!("--service-cluster-ip-range={SERVICE_RANGES}"),
+                "--kube-api-qps=500".into(),
+                "--kube-api-burst=1000".into(),
+                "--concurrent-service-endpoint-syncs=10".into(),
+            ]);
+            flags
+        }
+        _ => {
+            let mut flags = config("scheduler").to_vec();
+            flags.push("--leader-elect=false".into());
+            flags
+        }
+    }
+}

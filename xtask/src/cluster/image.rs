@@ -1,0 +1,131 @@
+//! The cluster's images, made from scratch: one layer with agnhost, CoreDNS and the tools that the end-to-end tests
+//! call in pods, under every name that somebody asks for.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result};
+use serde_json::json;
+
+use super::place::Place;
+use crate::exec::{self, Cmd};
+
+/// What a pod's sandbox runs.
+pub const PAUSE: &str = "registry.k8s.io/pause:3.10.2";
+/// The cluster's DNS.
+pub const COREDNS: &str = "registry.k8s.io/coredns/coredns:v1.12.4";
+/// The server and client of the end-to-end tests: `test/utils/image/manifest.go` of the pinned Kubernetes.
+pub const AGNHOST: &str = "registry.k8s.io/e2e-test-images/agnhost:2.63.0";
+const BUSYBOX: &str = "registry.k8s.io/e2e-test-images/busybox:1.37.0-1";
+
+/// Programs of this machine that go into the layer with their libraries, and what they are called there.
+/// GNU's wget: the static one of busybox cannot resolve names.
+const PROGRAMS: [(&str, &str); 6] = [
+    ("curl", "curl"),
+    ("nc.openbsd", "nc"),
+    ("dig", "dig"),
+    ("bash", "bash"),
+    ("dash", "sh"),
+    ("wget", "wget"),
+];
+/// Its own shell would prefer its applets to the programs beside it.
+const NO_APPLETS: [&str; 3] = ["ash", "hush", "busybox"];
+
+/// Makes the images, and returns the archive with all of them.
+pub fn make(place: &Place) -> Result<PathBuf> {
+    let dir = place.dir().join("images");
+    let root = dir.join("root");
+    for folder in ["bin", "tmp", "etc"] {
+        fs::create_dir_all(root.join(folder)).context("cannot make the layer")?;
+    }
+    for name in ["agnhost", "coredns"] {
+        copy(&place.programs().join(name), &root.join(name))?;
+    }
+    let busybox = exec::which("busybox").context("no busybox")?;
+    copy(&busybox, &root.join("bin/busybox"))?;
+    for applet in applets(&Cmd::new(&busybox).arg("--list").read()?) {
+        symlink("busybox", root.join("bin").join(applet)).context("cannot link an applet")?;
+    }
+    for (program, name) in PROGRAMS {
+        let file = exec::which(program).with_context(|| format!("no {program}"))?;
+        copy(&file, &root.join("bin").join(name))?;
+        for library in libraries(&Cmd::new("ldd").arg(&file).read()?) {
+            copy(Path::new(library), &root.join(library.trim_start_matches('/')))?;
+        }
+    }
+    let layer = dir.join("layer.tar");
+    let tar = Cmd::new("tar").args(["--sort=name", "--owner=0", "--group=0", "--numeric-owner", "-C"]);
+    tar.arg(&root).arg("-cf").arg(&layer).arg(".").read()?;
+    let digest = Cmd::new("sha256sum").arg(&layer).read()?;
+    let digest = digest.split_whitespace().next().context("sha256sum printed nothing")?;
+
+    let mut parts = vec!["manifest.json".to_owned(), "layer.tar".to_owned()];
+    let mut manifest = Vec::new();
+    for (number, (name, entry, args)) in NAMES.into_iter().enumerate() {
+        let file = format!("config-{number}.json");
+        let config = config(entry, args, digest);
+        fs::write(dir.join(&file), config.to_string()).context("cannot write an image's config")?;
+        manifest.push(json!({ "Config": file, "RepoTags": [name], "Layers": ["layer.tar"] }));
+        parts.push(file);
+    }
+    fs::write(dir.join("manifest.json"), json!(manifest).to_string()).context("cannot write a manifest")?;
+    let archive = dir.join("images.tar");
+    Cmd::new("tar").arg("-C").arg(&dir).arg("-cf").arg(&archive).args(&parts).read()?;
+    fs::remove_dir_all(&root)
+        .and_then(|()| fs::remove_file(&layer))
+        .context("cannot remove a layer's parts")?;
+    Ok(archive)
+}
+
+/// Name, entry point and default arguments of each image.
+const NAMES: [(&str, &[&str], &[&str]); 4] = [
+    (AGNHOST, &["/agnhost"], &["pause"]),
+    (PAUSE, &["/agnhost", "pause"], &[]),
+    (COREDNS, &["/coredns"], &[]),
+    (BUSYBOX, &[], &["sh"]),
+];
+
+fn config(entry: &[&str], args: &[&str], layer: &str) -> serde_json::Value {
+    let architecture = if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" };
+    json!({
+        "architecture": architecture,
+        "os": "linux",
+        "config": { "Env": ["PATH=/bin:/usr/bin:/sbin:/"], "Entrypoint": entry, "Cmd": args },
+        "rootfs": { "type": "layers", "diff_ids": [format!("sha256:{layer}")] },
+    })
+}
+
+fn applets(list: &str) -> impl Iterator<Item = &str> {
+    let ours = |name: &str| PROGRAMS.iter().any(|(_, there)| *there == name) || NO_APPLETS.contains(&name);
+    list.lines().map(str::trim).filter(move |name| !name.is_empty() && !ours(name))
+}
+
+/// The files in what ldd(1) prints: the vDSO has none.
+fn libraries(printed: &str) -> impl Iterator<Item = &str> {
+    printed.lines().filter_map(|line| line.split_whitespace().find(|word| word.starts_with('/')))
+}
+
+fn copy(from: &Path, to: &Path) -> Result<()> {
+    let parent = to.parent().unwrap_or(to);
+    fs::create_dir_all(parent)
+        .and_then(|()| fs::copy(from, to))
+        .with_context(|| format!("cannot copy {} to {}", from.display(), to.display()))
+        .map(|_| ())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn libraries_are_files() {
+        let text = "\tlinux-vdso.so.1 (0x7)\n\tlibc.so.6 => /lib/libc.so.6 (0x7)\n\t/lib64/ld.so.2 (0x7)\n";
+        assert_eq!(libraries(text).collect::<Vec<_>>(), ["/lib/libc.so.6", "/lib64/ld.so.2"]);
+    }
+
+    #[test]
+    fn real_programs_win_over_applets() {
+        assert_eq!(applets("ash\ncat\nnc\nsh\nwget\n").collect::<Vec<_>>(), ["cat"]);
+    }
+}

@@ -1,0 +1,94 @@
+//! Who is who in the cluster: one authority, the API server's certificate, and a token for everybody else.
+
+use std::fmt::Write as _;
+use std::fs;
+
+use anyhow::{Context as _, Result};
+
+use super::place::Place;
+use super::plan::{API_SERVICE, CONTROL_V4, Node};
+use crate::exec::Cmd;
+
+/// A user, and the group that gives it its rights.
+struct User {
+    file: String,
+    name: String,
+    group: &'static str,
+}
+
+fn users(nodes: u8) -> Vec<User> {
+    let fixed = [
+        ("admin", "admin", "system:masters"),
+        ("controller-manager", "system:kube-controller-manager", ""),
+        ("scheduler", "system:kube-scheduler", ""),
+        // What both kube-proxy and Ballast are allowed, by a role that every cluster has.
+        ("proxy", "system:kube-proxy", ""),
+    ];
+    let fixed = fixed.map(|(file, name, group)| User { file: file.into(), name: name.into(), group });
+    let kubelets = Node::first(nodes).map(|node| User {
+        file: node.to_string(),
+        name: format!("system:node:{node}"),
+        group: "system:nodes",
+    });
+    fixed.into_iter().chain(kubelets).collect()
+}
+
+/// Makes the keys, the tokens and the kubeconfig files.
+pub fn make(place: &Place, nodes: u8) -> Result<()> {
+    let path = |name: &str| place.key(name).display().to_string();
+    let curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "30"];
+    let openssl = |words: &[&str]| Cmd::new("openssl").arg("req").args(curve).args(words).read();
+    openssl(&["-x509", "-subj", "/CN=ballast-cluster", "-keyout", &path("ca.key"), "-out", &path("ca.crt")])?;
+    let names = format!(
+        "subjectAltName=DNS:kubernetes,DNS:kubernetes.default,DNS:kubernetes.default.svc,\
+         DNS:kubernetes.default.svc.cluster.local,DNS:localhost,IP:127.0.0.1,IP:{CONTROL_V4},IP:{API_SERVICE}"
+    );
+    let authority = ["-CA", &path("ca.crt"), "-CAkey", &path("ca.key")];
+    let server = ["-subj", "/CN=kube-apiserver", "-keyout", &path("server.key"), "-out", &path("server.crt")];
+    let leaf = ["-x509", "-addext", &names, "-addext", "basicConstraints=critical,CA:FALSE"];
+    openssl(&[&authority[..], &server, &leaf].concat())?;
+    let sa =
+        ["genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256", "-out", &path("accounts.key")];
+    Cmd::new("openssl").args(sa).read()?;
+
+    let mut tokens = String::new();
+    for user in users(nodes) {
+        let token = Cmd::new("openssl").args(["rand", "-hex", "24"]).read()?;
+        // The last field holds groups; an empty one must not be there at all.
+        let groups = if user.group.is_empty() { String::new() } else { format!(",\"{}\"", user.group) };
+        let _ = writeln!(tokens, "{},{},{}{groups}", token.trim(), user.name, user.file);
+        let text = kubeconfig(&path("ca.crt"), token.trim());
+        place.write(&format!("{}.conf", user.file), &text)?;
+    }
+    fs::write(place.key("tokens.csv"), tokens).context("cannot write the tokens")
+}
+
+fn kubeconfig(authority: &str, token: &str) -> String {
+    format!(
+        "apiVersion: v1
+kind: Config
+clusters:
+  - name: ballast
+    cluster: {{ server: \"https://{CONTROL_V4}:6443\", certificate-authority: \"{authority}\" }}
+users:
+  - name: user
+    user: {{ token: \"{token}\" }}
+contexts:
+  - name: ballast
+    context: {{ cluster: ballast, user: user }}
+current-context: ballast
+"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_kubelet_is_its_own_user() {
+        let names: Vec<_> = users(2).into_iter().map(|user| user.name).collect();
+        assert!(names.contains(&"system:node:node2".to_owned()), "{names:?}");
+        assert!(!names.contains(&"system:node:node3".to_owned()), "{names:?}");
+    }
+}

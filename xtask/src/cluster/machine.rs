@@ -1,0 +1,299 @@
+//! A machine of a cluster: one process in namespaces of its own (processes, mounts, name, network), and all that it
+//! runs. When that process ends, the kernel ends everything else of the machine, its mounts and its network with it.
+
+use std::fs::{self, File};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+
+use super::place::Place;
+use crate::exec::Cmd;
+use crate::host::{self, children_of, kill, start_of};
+use crate::signal::wait_for;
+
+/// How long a machine may take to be there, or a program to end when asked.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A machine.
+#[derive(Clone, Debug)]
+pub struct Machine {
+    place: Place,
+    name: String,
+}
+
+impl Machine {
+    /// The machine of this name, whether or not it runs.
+    pub fn of(place: &Place, name: impl ToString) -> Self {
+        Self { place: place.clone(), name: name.to_string() }
+    }
+
+    /// Switches it on.
+    pub fn start(&self) -> Result<()> {
+        let own = self.dir();
+        fs::create_dir_all(&own).with_context(|| format!("cannot make {}", own.display()))?;
+        let us = std::env::current_exe().context("cannot find our own program")?;
+        let mut command = Command::new("setsid");
+        command
+            .args([
+                "unshare",
+                "--fork",
+                "--pid",
+                "--mount",
+                "--uts",
+                "--ipc",
+                "--net",
+                "--propagation",
+                "slave",
+            ])
+            .arg(us)
+            .args(["cluster", "init", &self.name, "--name", self.place.name()]);
+        self.spawn(command, "init")?;
+        wait_for(
+            &format!("the machine {}; see {}", self.name, self.log("init").display()),
+            PATIENCE,
+            || Ok(self.pid()),
+        )?;
+        self.write_script()
+    }
+
+    /// The number of its first process, as this machine counts; `None` if it does not run.
+    #[must_use]
+    pub fn pid(&self) -> Option<u32> {
+        Process::read(&self.record("init"))
+    }
+
+    /// Switches it off: everything in it ends at once.
+    pub fn kill(&self) {
+        if let Some(pid) = self.pid() {
+            kill(pid.cast_signed(), libc::SIGKILL);
+        }
+    }
+
+    /// Its folder: what it writes to `/var/lib` and `/var/log` is here.
+    #[must_use]
+    pub fn dir(&self) -> PathBuf {
+        self.place.dir().join("machines").join(&self.name)
+    }
+
+    /// Its control group.
+    pub fn cgroup(&self) -> Result<PathBuf> {
+        self.place.cgroup(&self.name)
+    }
+
+    /// The script that runs a command there.
+    #[must_use]
+    pub fn script(&self) -> PathBuf {
+        self.place.dir().join(&self.name)
+    }
+
+    /// What one of its programs says.
+    #[must_use]
+    pub fn log(&self, program: &str) -> PathBuf {
+        self.place.logs().join(format!("{}-{program}.log", self.name))
+    }
+
+    /// A command there.
+    #[must_use]
+    pub fn command(&self, words: &[&str]) -> Cmd {
+        Cmd::new(self.script()).args(words)
+    }
+
+    /// Runs lines of ip(8) there.
+
+    /// Starts a program that goes on when we end; what it says goes to its log.
+    pub fn run(&self, program: &str, words: &[&str]) -> Result<()> {
+        let mut command = Command::new("setsid");
+        command.arg(self.script()).args(words);
+        let pid = self.spawn(command, program)?;
+        Process::of(pid)?.write(&self.record(program))
+    }
+
+    /// Whether a program that [`Machine::run`] started is still there.
+    #[must_use]
+    pub fn is_running(&self, program: &str) -> bool {
+        self.process(program).is_some()
+    }
+
+    /// The number of such a program, as this machine counts.
+    #[must_use]
+    pub fn process(&self, program: &str) -> Option<u32> {
+        // What was started is nsenter; it waits for the program, its only child.
+        children_of(Process::read(&self.record(program))?).into_iter().next()
+    }
+
+    /// Ends a program with a signal, and the hard way if that does not help.
+    pub fn stop(&self, program: &str, signal: libc::c_int) -> Result<()> {
+        for signal in [signal, libc::SIGKILL] {
+            let Some(pid) = self.process(program) else { break };
+            kill(pid.cast_signed(), signal);
+            let ended = || Ok((start_of(pid).is_none()).then_some(()));
+            if wait_for(&format!("{program} to end"), PATIENCE, ended).is_ok() {
+                break;
+            }
+        }
+        if self.is_running(program) {
+            bail!("{program} on {} does not end", self.name);
+        }
+        let _ = fs::remove_file(self.record(program));
+        Ok(())
+    }
+
+    fn record(&self, program: &str) -> PathBuf {
+        self.dir().join(format!("{program}.pid"))
+    }
+
+    fn spawn(&self, mut command: Command, program: &str) -> Result<u32> {
+        let file = self.log(program);
+        let log = File::options().create(true).append(true).open(&file);
+        let log = log.with_context(|| format!("cannot open {}", file.display()))?;
+        let both = log.try_clone().context("cannot open a log")?;
+        let child = command.stdin(Stdio::null()).stdout(log).stderr(both).spawn();
+        let mut child = child.with_context(|| format!("cannot start {program} on {}", self.name))?;
+        let pid = child.id();
+        // Reaped as long as we are here, so that nobody takes its remains for a running program.
+        std::thread::spawn(move || child.wait());
+        Ok(pid)
+    }
+
+    fn write_script(&self) -> Result<()> {
+        let pid = self.pid().with_context(|| format!("{} does not run", self.name))?;
+        let text = format!(
+            "#!/bin/sh\n# Runs a command on {name}.\necho $$ > '{cgroup}/cgroup.procs' || exit\n\
+             PATH='{bin}':/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:$PATH\n\
+             KUBECONFIG='{config}'\nexport PATH KUBECONFIG\n\
+             exec nsenter --target {pid} --pid --mount --uts --ipc --net -- \"$@\"\n",
+            name = self.name,
+            cgroup = inner_cgroup(&self.cgroup()?).display(),
+            bin = self.place.programs().display(),
+            config = self.place.kubeconfig("admin").display(),
+        );
+        let script = self.script();
+        fs::write(&script, text)
+            .and_then(|()| fs::set_permissions(&script, fs::Permissions::from_mode(0o755)))
+            .with_context(|| format!("cannot write {}", script.display()))
+    }
+}
+
+/// A process of this machine: numbers come again, so its start belongs to it.
+struct Process {
+    number: u32,
+    start: String,
+}
+
+impl Process {
+    fn of(number: u32) -> Result<Self> {
+        let start = start_of(number).with_context(|| format!("process {number} has ended already"))?;
+        Ok(Self { number, start })
+    }
+
+    fn write(&self, file: &Path) -> Result<()> {
+        let unfinished = file.with_extension("unfinished");
+        fs::write(&unfinished, format!("{} {}", self.number, self.start))
+            .and_then(|()| fs::rename(&unfinished, file))
+            .with_context(|| format!("cannot write {}", file.display()))
+    }
+
+    /// The number, if that process still runs.
+    fn read(file: &Path) -> Option<u32> {
+        let text = fs::read_to_string(file).ok()?;
+        let (number, start) = text.split_once(' ')?;
+        let number = number.parse().ok()?;
+        (start_of(number)? == start).then_some(number)
+    }
+}
+
+/// Where the processes of a machine are: with cgroup v2 alone, a group with children has no processes itself.
+fn inner_cgroup(cgroup: &Path) -> PathBuf {
+    cgroup.join("machine")
+}
+
+/// What the first process of a machine does: it makes the machine's own view of the file system, and then only waits
+/// for those that lost their parents. It runs until it is killed.
+pub fn init(place: &Place, name: &str) -> Result<()> {
+    let machine = Machine::of(place, name);
+    // The file system of processes is still the one outside, so this is our number there.
+    let us = fs::read_link("/proc/self").context("cannot read /proc/self")?;
+    let us = Process::of(us.to_string_lossy().parse().context("/proc/self is no process")?)?;
+    let groups = own_groups(&machine)?;
+    Cmd::new("hostname").arg(name).run()?;
+    mount(&["--make-rshared", "/"])?;
+    mount(&["-t", "proc", "proc", "/proc"])?;
+    for (group, root) in groups {
+        mount(&["--bind", &group.to_string_lossy(), &root.to_string_lossy()])?;
+    }
+    mount(&["-t", "tmpfs", "tmpfs", "/run"])?;
+    for folder in ["lib", "log"] {
+        let own = machine.dir().join(folder);
+        fs::create_dir_all(&own).with_context(|| format!("cannot make {}", own.display()))?;
+        mount(&["--bind", &own.to_string_lossy(), &format!("/var/{folder}")])?;
+    }
+    mount(&["-t", "bpf", "bpf", "/sys/fs/bpf"])?;
+    for (file, value) in SYSCTLS {
+        let path = Path::new("/proc/sys/net").join(file);
+        fs::write(&path, value).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    // The last step: whoever started us waits for it.
+    us.write(&machine.record("init"))?;
+    loop {
+        // SAFETY: waitpid may be given no place for a status.
+        let reaped = unsafe { libc::waitpid(-1, std::ptr::null_mut(), 0) };
+        if reaped < 0 {
+            // No child at all; orphans may come later.
+            std::thread::sleep(Duration::from_millis(200));
+        }
+    }
+}
+
+/// Makes a group for the machine in each hierarchy, joins that of cgroup2, and returns each with what it will hide.
+fn own_groups(machine: &Machine) -> Result<Vec<(PathBuf, PathBuf)>> {
+    let mut groups = Vec::new();
+    for hierarchy in host::hierarchies()? {
+        let group = machine.place.group_in(&hierarchy.root, &machine.name);
+        let inner = if hierarchy.is_v2 { inner_cgroup(&group) } else { group.clone() };
+        fs::create_dir_all(&inner).with_context(|| format!("cannot make {}", inner.display()))?;
+        if hierarchy.is_v2 {
+            fs::write(inner.join("cgroup.procs"), "0")
+                .with_context(|| format!("cannot join {}", inner.display()))?;
+        }
+        // A new group of the controller cpuset may use nothing, and its children with it.
+        for file in ["cpuset.cpus", "cpuset.mems"] {
+            if !hierarchy.is_v2 && group.join(file).exists() {
+                fs::copy(hierarchy.root.join(file), group.join(file)).context("cannot set up cpuset")?;
+            }
+        }
+        groups.push((group, hierarchy.root));
+    }
+    Ok(groups)
+}
+
+/// A machine forwards, and uses its addresses at once.
+const SYSCTLS: [(&str, &str); 4] = [
+    ("ipv4/ip_forward", "1"),
+    ("ipv6/conf/all/forwarding", "1"),
+    ("ipv6/conf/all/accept_dad", "0"),
+    ("ipv6/conf/default/accept_dad", "0"),
+];
+
+fn mount(words: &[&str]) -> Result<()> {
+    Cmd::new("mount").args(words).run()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_of_another_process_of_the_same_number_does_not_count() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("x.pid");
+        assert_eq!(Process::read(&file), None);
+        let us = Process::of(std::process::id()).unwrap();
+        us.write(&file).unwrap();
+        assert_eq!(Process::read(&file), Some(std::process::id()));
+        Process { start: "1".into(), ..us }.write(&file).unwrap();
+        assert_eq!(Process::read(&file), None);
+    }
+}

@@ -1,0 +1,359 @@
+//! `cargo xtask cluster`: a real Kubernetes cluster on this machine, without Docker.
+//!
+//! Each machine of it is a set of namespaces (`machine`). All that it needs is built from pinned sources, once.
+
+mod control;
+mod dns;
+mod image;
+mod keys;
+mod machine;
+mod node;
+mod place;
+pub mod plan;
+mod proxy;
+
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::exec::{self, Cmd};
+use crate::setup::{self, Need};
+use crate::workspace::Workspace;
+use crate::{apiserver, build, gotools, say, signal};
+pub use control::kubectl;
+pub use place::Place;
+use plan::Node;
+pub use proxy::Proxy;
+
+/// How long nodes and DNS may take to be ready, also on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(180);
+/// Where Debian has the CNI plugins.
+const PLUGINS: &str = "/usr/lib/cni/host-local";
+/// In a cluster's folder: which proxy serves it.
+const PROXY: &str = "proxy";
+
+/// Make, look at, and end real Kubernetes clusters on this machine (as root).
+#[derive(clap::Args, Clone, Debug)]
+pub struct Args {
+    #[command(subcommand)]
+    command: Action,
+}
+
+#[derive(clap::Subcommand, Clone, Debug)]
+enum Action {
+    /// Make a cluster: control plane, nodes, DNS, and what serves its Services
+    Up(Up),
+    /// End a cluster and remove all of it
+    Down(Which),
+    /// Say what runs, and how to reach it
+    Status(Which),
+    /// Take another proxy
+    Proxy {
+        /// The one to take
+        #[arg(value_enum)]
+        proxy: Proxy,
+        #[command(flatten)]
+        which: Which,
+    },
+    /// Give all nodes the images of an archive
+    Load {
+        /// An archive in Docker's or OCI's layout
+        archive: PathBuf,
+        #[command(flatten)]
+        which: Which,
+    },
+    /// Run a command on a machine of the cluster
+    Exec {
+        /// `control` (kubectl works there), or a node: node1
+        #[arg(long, default_value = plan::CONTROL)]
+        on: String,
+        #[command(flatten)]
+        which: Which,
+        /// The command
+        #[arg(last = true, required = true)]
+        command: Vec<String>,
+    },
+    /// What a machine's first process runs
+    #[command(hide = true)]
+    Init {
+        machine: String,
+        #[command(flatten)]
+        which: Which,
+    },
+}
+
+/// Which cluster.
+#[derive(clap::Args, Clone, Debug)]
+pub struct Which {
+    /// The cluster's name: several may run side by side
+    #[arg(long, default_value = "main")]
+    pub name: String,
+}
+
+/// A cluster that is wanted.
+#[derive(clap::Args, Clone, Debug)]
+pub struct Up {
+    /// How many nodes, 1 to 9; zones alternate between three
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=i64::from(plan::MOST_NODES)))]
+    pub nodes: u8,
+    /// What serves the Services
+    #[arg(long, value_enum, default_value_t = Proxy::BallastHost)]
+    pub proxy: Proxy,
+    /// Take this `ballast` instead of building one
+    #[arg(long, value_name = "FILE")]
+    pub ballast: Option<PathBuf>,
+    /// Which cluster.
+    #[command(flatten)]
+    pub which: Which,
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> Result<()> {
+    if !exec::is_root() {
+        bail!(
+            "a cluster's nodes are namespaces, which takes root: `sudo -E env \"PATH=$PATH\" cargo xtask cluster ...`"
+        );
+    }
+    match &args.command {
+        Action::Up(wanted) => {
+            signal::catch();
+            let made = up(wanted)?;
+            status(&made)
+        }
+        Action::Down(which) => down(&Place::of(&which.name)?),
+        Action::Status(which) => status(&there(which)?),
+        Action::Proxy { proxy, which } => change_proxy(&there(which)?, *proxy),
+        Action::Load { archive, which } => {
+            let (place, archive) = (there(which)?, archive.canonicalize().context("no such archive")?);
+            place.nodes().into_iter().try_for_each(|node| node::load(&place, node, &archive))
+        }
+        Action::Exec { on, which, command } => {
+            let words: Vec<_> = command.iter().map(String::as_str).collect();
+            machine::Machine::of(&there(which)?, on).command(&words).run()
+        }
+        Action::Init { machine, which } => machine::init(&Place::of(&which.name)?, machine),
+    }
+}
+
+fn there(which: &Which) -> Result<Place> {
+    let place = Place::of(&which.name)?;
+    if !place.exists() {
+        bail!("no cluster `{}` is here: `cargo xtask cluster up`", which.name);
+    }
+    Ok(place)
+}
+
+/// Makes a cluster; takes it down again if that fails.
+pub fn up(wanted: &Up) -> Result<Place> {
+    let workspace = Workspace::find()?;
+    let place = Place::of(&wanted.which.name)?;
+    prepare(&workspace)?;
+    let ballast = match &wanted.ballast {
+        Some(file) => file.canonicalize().with_context(|| format!("no file {}", file.display()))?,
+        None => {
+            let args = build::Args::default();
+            build::bpf(&workspace, &args)?;
+            build::agent(&workspace, &args)?
+        }
+    };
+    let start = Instant::now();
+    place.make()?;
+    let made = assemble(&workspace, &place, wanted, &ballast);
+    if let Err(error) = made {
+        // The logs are what is looked for then; only Ctrl-C wants all of it gone.
+        if signal::check().is_err() {
+            down(&place)?;
+        } else {
+            say::line(format_args!(
+                "the cluster is left as it is, with its logs in {}; `cargo xtask cluster down --name {}` removes it",
+                place.logs().display(),
+                place.name()
+            ));
+        }
+        return Err(error);
+    }
+    say::line(format_args!("    the cluster took {}", say::seconds(start.elapsed())));
+    Ok(place)
+}
+
+/// Packages and programs, built once.
+fn prepare(workspace: &Workspace) -> Result<()> {
+    setup::tools(Need::Cluster)?;
+    if !Path::new(PLUGINS).exists() {
+        crate::apt::install(&["containernetworking-plugins"])?;
+    }
+    apiserver::build(workspace)?;
+    gotools::build(workspace, &gotools::CLUSTER)?;
+    Ok(())
+}
+
+fn assemble(workspace: &Workspace, place: &Place, wanted: &Up, ballast: &Path) -> Result<()> {
+    say::step(format_args!("make {} nodes, in {}", wanted.nodes, place.dir().display()));
+    link_programs(workspace, place, ballast)?;
+    keys::make(place, wanted.nodes)?;
+    let archive = image::make(place)?;
+    let control = place.control();
+    control.start()?;
+    let nodes: Vec<_> = Node::first(wanted.nodes).collect();
+    let mut started = Vec::new();
+    for &node in &nodes {
+        let machine = place.node(node);
+        machine.start()?;
+        started.push((node, machine.pid().context("a node ended at once")?));
+    }
+    // Devices of another namespace are named by its process as this machine counts, so not from inside.
+    let inside = control.pid().context("the machine `control` ended at once")?;
+    batch(inside, &plan::control_lines(&started))?;
+    for &(node, pid) in &started {
+        batch(pid, &plan::node_lines(node, &started))?;
+    }
+    say::step("start the control plane");
+    control::start(place)?;
+    apply(
+        place,
+        &serde_json::json!({
+            "apiVersion": "v1",
+            "kind": "List",
+            "items": nodes.iter().map(|node| node::object(*node)).collect::<Vec<_>>(),
+        }),
+    )?;
+    say::step("start the nodes");
+    each(&nodes, |node| node::start(place, node, &archive))?;
+    say::step(format_args!("proxy: {}", wanted.proxy));
+    wanted.proxy.prepare(workspace, place)?;
+    each(&nodes, |node| wanted.proxy.start(place, node))?;
+    place.write(PROXY, &wanted.proxy.to_string())?;
+    apply(place, &dns::objects())?;
+    await_ready(place, wanted)
+}
+
+fn await_ready(place: &Place, wanted: &Up) -> Result<()> {
+    say::step("wait until all is ready");
+    let is_ready = r#"{range .items[*]}{.status.conditions[?(@.type=="Ready")].status}{"\n"}{end}"#;
+    let get = ["get", "nodes", "-o", &format!("jsonpath={is_ready}")];
+    signal::wait_for("the nodes to be ready", PATIENCE, || {
+        let told = kubectl(place, &get).try_read().unwrap_or_default();
+        Ok((told.lines().filter(|line| *line == "True").count() == usize::from(wanted.nodes)).then_some(()))
+    })?;
+    if wanted.proxy == Proxy::None {
+        return Ok(());
+    }
+    let get = ["get", "deployment", "-n", "kube-system", "coredns", "-o", "jsonpath={.status.readyReplicas}"];
+    signal::wait_for("the cluster's DNS", PATIENCE, || {
+        let told = kubectl(place, &get).try_read().unwrap_or_default();
+        Ok((told.trim() == "2").then_some(()))
+    })
+}
+
+/// Does something for all nodes at once.
+fn each(nodes: &[Node], work: impl Fn(Node) -> Result<()> + Sync) -> Result<()> {
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = nodes
+            .iter()
+            .map(|&node| {
+                scope.spawn({
+                    let work = &work;
+                    move || work(node)
+                })
+            })
+            .collect();
+        let ended: Vec<_> = threads.into_iter().map(|thread| thread.join()).collect();
+        ended.into_iter().try_for_each(|result| match result {
+            Ok(done) => done,
+            Err(_) => bail!("a thread died"),
+        })
+    })
+}
+
+/// Runs lines of ip(8) in the network of a process.
+fn batch(process: u32, lines: &str) -> Result<()> {
+    let mut child = Command::new("nsenter")
+        .args([&format!("--net=/proc/{process}/ns/net"), "ip", "-batch", "-"])
+        .stdin(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .context("cannot start nsenter")?;
+    if let Some(mut input) = child.stdin.take() {
+        input.write_all(lines.as_bytes()).context("ip does not listen")?;
+    }
+    let output = child.wait_with_output().context("cannot wait for ip")?;
+    if !output.status.success() {
+        bail!("ip: {}\n{lines}", String::from_utf8_lossy(&output.stderr).trim());
+    }
+    Ok(())
+}
+
+/// Creates or changes objects.
+pub fn apply(place: &Place, objects: &serde_json::Value) -> Result<()> {
+    let file = place.write("apply.json", &objects.to_string())?;
+    kubectl(place, &["apply", "-f", &file.display().to_string()]).read().map(|_| ())
+}
+
+fn link_programs(workspace: &Workspace, place: &Place, ballast: &Path) -> Result<()> {
+    let link = |name: &str, file: &Path| {
+        std::os::unix::fs::symlink(file, place.programs().join(name))
+            .with_context(|| format!("cannot link {name}"))
+    };
+    // A copy: what is built meanwhile must not replace the program that made the maps.
+    std::fs::copy(ballast, place.programs().join("ballast"))
+        .with_context(|| format!("cannot copy {}", ballast.display()))?;
+    let server = apiserver::build(workspace)?;
+    link("etcd", &server.etcd)?;
+    link("kube-apiserver", &server.kube_apiserver)?;
+    let files = gotools::build(workspace, &gotools::CLUSTER)?;
+    gotools::CLUSTER.iter().zip(files).try_for_each(|(tool, file)| link(tool.name, &file))
+}
+
+/// Ends a cluster and removes all of it.
+pub fn down(place: &Place) -> Result<()> {
+    if place.remains()?.is_empty() {
+        say::line(format_args!("no cluster `{}` is here", place.name()));
+        return Ok(());
+    }
+    place.take_down()?;
+    say::line(format_args!("the cluster `{}` is gone", place.name()));
+    Ok(())
+}
+
+fn current_proxy(place: &Place) -> Result<Proxy> {
+    let told = std::fs::read_to_string(place.dir().join(PROXY)).context("the cluster was not finished")?;
+    let all = <Proxy as clap::ValueEnum>::value_variants();
+    all.iter().copied().find(|proxy| proxy.to_string() == told).context("an unknown proxy serves the cluster")
+}
+
+/// Ends one proxy and starts another.
+pub fn change_proxy(place: &Place, proxy: Proxy) -> Result<()> {
+    let old = current_proxy(place)?;
+    let nodes = place.nodes();
+    proxy.prepare(&Workspace::find()?, place)?;
+    each(&nodes, |node| old.stop(place, node))?;
+    each(&nodes, |node| proxy.start(place, node))?;
+    place.write(PROXY, &proxy.to_string())?;
+    say::line(format_args!("proxy: {proxy}, before: {old}"));
+    Ok(())
+}
+
+fn status(place: &Place) -> Result<()> {
+    let proxy = current_proxy(place)?;
+    let running = |machine: &machine::Machine, programs: &[&'static str]| {
+        let shown = |program: &&str| {
+            format!("{program}{}", if machine.is_running(program) { "" } else { " (ended)" })
+        };
+        programs.iter().map(shown).collect::<Vec<_>>().join(", ")
+    };
+    say::line(format_args!("cluster:    {}", place.name()));
+    say::line(format_args!("proxy:      {proxy}"));
+    say::line(format_args!("control:    {}", running(&place.control(), &control::PROGRAMS)));
+    for node in place.nodes() {
+        let programs: Vec<_> = node::PROGRAMS.into_iter().chain(proxy.program()).collect();
+        say::line(format_args!("{node}:      {}", running(&place.node(node), &programs)));
+    }
+    say::line(format_args!("kubeconfig: {}", place.kubeconfig("admin").display()));
+    say::line(format_args!("logs:       {}", place.logs().display()));
+    let dir = place.dir().display();
+    say::line(format_args!("on it:      {dir}/control kubectl get pods -A; {dir}/node1 ballast status"));
+    Cmd::new(place.control().script()).args(["kubectl", "get", "nodes", "-o", "wide"]).run()
+}

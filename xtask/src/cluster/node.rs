@@ -1,0 +1,149 @@
+//! What a node runs: containerd with Debian's runc and CNI plugins, and a kubelet.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use serde_json::json;
+
+use super::image::PAUSE;
+use super::place::Place;
+use super::plan::{DNS_SERVICE, Node};
+use crate::signal::wait_for;
+
+/// How long containerd may take to listen.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// On the node.
+const SOCKET: &str = "/run/containerd/containerd.sock";
+
+/// The programs, in the order of their start.
+pub const PROGRAMS: [&str; 2] = ["containerd", "kubelet"];
+
+/// Starts both, with the images there before the first pod.
+pub fn start(place: &Place, node: Node, images: &Path) -> Result<()> {
+    let machine = place.node(node);
+    let network = machine.dir().join("lib/cni/net.d");
+    std::fs::create_dir_all(&network).with_context(|| format!("cannot make {}", network.display()))?;
+    let write = |name: &str, text: &str| place.write(&format!("machines/{node}/{name}"), text);
+    write("lib/cni/net.d/10-bridge.conflist", &network_config(node))?;
+    let containerd = write("containerd.toml", &CONTAINERD.replace("PAUSE", PAUSE))?.display().to_string();
+    machine.run("containerd", &["containerd", "--config", &containerd])?;
+    wait_for(&format!("containerd; its log is {}", machine.log("containerd").display()), PATIENCE, || {
+        Ok(machine.command(&["ctr", "-a", SOCKET, "version"]).try_read())
+    })?;
+    load(place, node, images)?;
+    let resolv = write("resolv.conf", "nameserver 127.0.0.1\n")?.display().to_string();
+    let kubelet = write("kubelet.json", &kubelet_config(node, &resolv))?.display().to_string();
+    let user = place.kubeconfig(&node.to_string()).display().to_string();
+    machine.run(
+        "kubelet",
+        &[
+            "kubelet",
+            &format!("--config={kubelet}"),
+            &format!("--kubeconfig={user}"),
+            &format!("--hostname-override={node}"),
+            &format!("--node-ip={},{}", node.v4(), node.v6()),
+        ],
+    )
+}
+
+/// Gives a node the images of an archive (Docker's or OCI's layout).
+pub fn load(place: &Place, node: Node, archive: &Path) -> Result<()> {
+    let archive = archive.display().to_string();
+    let import = ["ctr", "-a", SOCKET, "-n", "k8s.io", "image", "import", &archive];
+    place.node(node).command(&import).read().map(|_| ())
+}
+
+/// The node as the API server is told of it before its kubelet starts: ranges and zone do not depend on who comes first.
+#[must_use]
+pub fn object(node: Node) -> serde_json::Value {
+    let name = node.to_string();
+    json!({
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {
+            "name": name,
+            "labels": { "topology.kubernetes.io/zone": node.zone(), "kubernetes.io/hostname": name },
+        },
+        "spec": { "podCIDR": node.pods_v4(), "podCIDRs": [node.pods_v4(), node.pods_v6()] },
+    })
+}
+
+fn network_config(node: Node) -> String {
+    json!({
+        "cniVersion": "1.0.0",
+        "name": "pods",
+        "plugins": [
+            {
+                "type": "bridge",
+                "bridge": "cni0",
+                "isGateway": true,
+                "hairpinMode": true,
+                "ipMasq": false,
+                "ipam": {
+                    "type": "host-local",
+                    "ranges": [[{ "subnet": node.pods_v4() }], [{ "subnet": node.pods_v6() }]],
+                    "routes": [{ "dst": "0.0.0.0/0" }, { "dst": "::/0" }],
+                },
+            },
+            { "type": "portmap", "capabilities": { "portMappings": true } },
+        ],
+    })
+    .to_string()
+}
+
+/// Debian's folder of plugins; no AppArmor, and no right to lower a score for the out-of-memory killer, is needed.
+const CONTAINERD: &str = r#"version = 3
+root = "/var/lib/containerd"
+state = "/run/containerd"
+[grpc]
+  address = "/run/containerd/containerd.sock"
+[plugins.'io.containerd.cri.v1.runtime']
+  disable_apparmor = true
+  restrict_oom_score_adj = true
+  [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]
+    runtime_type = 'io.containerd.runc.v2'
+    [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]
+      SystemdCgroup = false
+  [plugins.'io.containerd.cri.v1.runtime'.cni]
+    bin_dirs = ['/usr/lib/cni']
+    conf_dir = '/var/lib/cni/net.d'
+[plugins.'io.containerd.cri.v1.images'.pinned_images]
+  sandbox = 'PAUSE'
+"#;
+
+fn kubelet_config(node: Node, resolv: &str) -> String {
+    json!({
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "kind": "KubeletConfiguration",
+        "authentication": { "anonymous": { "enabled": true }, "webhook": { "enabled": false } },
+        "authorization": { "mode": "AlwaysAllow" },
+        "address": node.v4(),
+        // Several machines share one hierarchy of cgroup v1, or the memory of one machine.
+        "failCgroupV1": false,
+        "cgroupDriver": "cgroupfs",
+        "cgroupsPerQOS": false,
+        "enforceNodeAllocatable": [],
+        "failSwapOn": false,
+        "makeIPTablesUtilChains": false,
+        "evictionHard": {
+            "memory.available": "100Mi",
+            "nodefs.available": "1%",
+            "nodefs.inodesFree": "1%",
+            "imagefs.available": "1%",
+        },
+        // Nobody could pull them again.
+        "imageMaximumGCAge": "0s",
+        "imageGCHighThresholdPercent": 100,
+        "imageGCLowThresholdPercent": 99,
+        "containerRuntimeEndpoint": format!("unix://{SOCKET}"),
+        "clusterDomain": "cluster.local",
+        "clusterDNS": [DNS_SERVICE],
+        "resolvConf": resolv,
+        "healthzPort": 0,
+        "maxPods": 200,
+        "syncFrequency": "10s",
+        "nodeStatusUpdateFrequency": "10s",
+    })
+    .to_string()
+}

@@ -1,0 +1,205 @@
+//! One cluster's place on this machine: a folder and control groups of its name, and nothing else that would outlive
+//! its processes.
+
+use std::fs;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+
+use super::machine::Machine;
+use super::plan::{CONTROL, Node};
+use crate::host::{self, names_in, remove_cgroup, start_of};
+
+const FOLDER: &str = "ballast-cluster-";
+/// How long the kernel may take to end a machine.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Where a cluster is.
+#[derive(Clone, Debug)]
+pub struct Place {
+    name: String,
+    dir: PathBuf,
+}
+
+impl Place {
+    /// The place of a cluster of this name, whether or not it is there.
+    pub fn of(name: &str) -> Result<Self> {
+        if name.is_empty() || !name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit()) {
+            bail!("a cluster's name is made of small letters and digits, not `{name}`");
+        }
+        Ok(Self { name: name.to_owned(), dir: std::env::temp_dir().join(format!("{FOLDER}{name}")) })
+    }
+
+    /// Makes its folders.
+    pub fn make(&self) -> Result<()> {
+        let shown = || {
+            let name = &self.name;
+            format!("cannot make {}: `cargo xtask cluster down --name {name}` first?", self.dir.display())
+        };
+        // Keys are in it.
+        fs::DirBuilder::new().mode(0o700).create(&self.dir).with_context(shown)?;
+        for folder in [self.logs(), self.programs(), self.dir.join("machines"), self.dir.join("keys")] {
+            fs::create_dir(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        }
+        Ok(())
+    }
+
+    /// The cluster's name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its folder.
+    #[must_use]
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// What its programs say.
+    #[must_use]
+    pub fn logs(&self) -> PathBuf {
+        self.dir.join("logs")
+    }
+
+    /// Its programs, under their plain names.
+    #[must_use]
+    pub fn programs(&self) -> PathBuf {
+        self.dir.join("bin")
+    }
+
+    /// The file by which somebody reaches the API server.
+    #[must_use]
+    pub fn kubeconfig(&self, user: &str) -> PathBuf {
+        self.dir.join(format!("{user}.conf"))
+    }
+
+    /// A file of the keys.
+    #[must_use]
+    pub fn key(&self, name: &str) -> PathBuf {
+        self.dir.join("keys").join(name)
+    }
+
+    /// Writes a file of the folder, and returns where it is.
+    pub fn write(&self, name: &str, text: &str) -> Result<PathBuf> {
+        let file = self.dir.join(name);
+        fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))?;
+        Ok(file)
+    }
+
+    /// The control group of a machine.
+    pub fn cgroup(&self, machine: &str) -> Result<PathBuf> {
+        Ok(self.group_in(&host::cgroup2()?, machine))
+    }
+
+    /// The same in any hierarchy.
+    #[must_use]
+    pub fn group_in(&self, root: &Path, machine: &str) -> PathBuf {
+        root.join(format!("{FOLDER}{}-{machine}", self.name))
+    }
+
+    /// The machine beside the nodes.
+    #[must_use]
+    pub fn control(&self) -> Machine {
+        Machine::of(self, CONTROL)
+    }
+
+    /// A node's machine.
+    #[must_use]
+    pub fn node(&self, node: Node) -> Machine {
+        Machine::of(self, node)
+    }
+
+    /// The nodes that were made.
+    #[must_use]
+    pub fn nodes(&self) -> Vec<Node> {
+        let names = names_in(&self.dir.join("machines"));
+        names.iter().filter_map(|name| name.strip_prefix("node")?.parse().ok().map(Node)).collect()
+    }
+
+    /// Whether there is anything of it.
+    #[must_use]
+    pub fn exists(&self) -> bool {
+        self.dir.exists()
+    }
+
+    /// Ends its machines and removes all that is its own. Goes on after a failure, and tells the first.
+    pub fn take_down(&self) -> Result<()> {
+        let machines: Vec<_> = names_in(&self.dir.join("machines"));
+        let running: Vec<_> = machines
+            .iter()
+            .filter_map(|name| Some((Machine::of(self, name), Machine::of(self, name).pid()?)))
+            .collect();
+        for (machine, _) in &running {
+            machine.kill();
+        }
+        let all_ended = || Ok(running.iter().all(|(_, pid)| start_of(*pid).is_none()).then_some(()));
+        let ended = wait_ended(all_ended);
+        let mut failures: Vec<_> = ended.err().into_iter().collect();
+        for cgroup in self.cgroups()? {
+            failures.extend(remove_tree(&cgroup).err());
+        }
+        if failures.is_empty() && self.exists() {
+            let shown = || format!("cannot remove {}", self.dir.display());
+            failures.extend(fs::remove_dir_all(&self.dir).with_context(shown).err());
+        }
+        failures.into_iter().next().map_or(Ok(()), Err)
+    }
+
+    /// What is still there, in words.
+    pub fn remains(&self) -> Result<Vec<String>> {
+        let mut remains: Vec<_> = self.cgroups()?.iter().map(|path| path.display().to_string()).collect();
+        if self.exists() {
+            remains.push(self.dir.display().to_string());
+        }
+        Ok(remains)
+    }
+
+    fn cgroups(&self) -> Result<Vec<PathBuf>> {
+        let prefix = format!("{FOLDER}{}-", self.name);
+        let mut groups = Vec::new();
+        for hierarchy in host::hierarchies()? {
+            let names = names_in(&hierarchy.root).into_iter().filter(|name| name.starts_with(&prefix));
+            groups.extend(names.map(|name| hierarchy.root.join(name)));
+        }
+        Ok(groups)
+    }
+}
+
+/// Also after Ctrl-C: taking down must not be interrupted by what asked for it.
+fn wait_ended(mut ended: impl FnMut() -> Result<Option<()>>) -> Result<()> {
+    let start = std::time::Instant::now();
+    while ended()?.is_none() {
+        if start.elapsed() > PATIENCE {
+            bail!("the cluster's machines do not end");
+        }
+        std::thread::sleep(Duration::from_millis(30));
+    }
+    Ok(())
+}
+
+/// Groups of pods are in groups of machines.
+fn remove_tree(group: &Path) -> Result<()> {
+    for name in names_in(group) {
+        let inner = group.join(name);
+        if inner.is_dir() {
+            remove_tree(&inner)?;
+        }
+    }
+    remove_cgroup(group)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_cannot_lead_elsewhere() {
+        for name in ["", "../etc", "a/b", "A", "a-b"] {
+            assert!(Place::of(name).is_err(), "{name}");
+        }
+        assert_eq!(Place::of("e2e1").unwrap().name(), "e2e1");
+    }
+}

@@ -1,0 +1,138 @@
+//! Names and addresses of a cluster: the same in every cluster, because each has its own network.
+
+use std::fmt;
+
+/// How many nodes a cluster may have: their number is the last digit of their address.
+pub const MOST_NODES: u8 = 9;
+/// Where API server and everything beside it runs; to the nodes it is the world outside.
+pub const CONTROL: &str = "control";
+/// The address of the machine `control`, in the nodes' network.
+pub const CONTROL_V4: &str = "172.30.0.1";
+/// The same in IPv6.
+pub const CONTROL_V6: &str = "fd30::1";
+/// All pods' addresses.
+pub const POD_RANGES: &str = "10.244.0.0/16,fd44::/48";
+/// All Services' addresses.
+pub const SERVICE_RANGES: &str = "10.96.0.0/16,fd96::/108";
+/// The address of the Service `kubernetes`: the first of the range.
+pub const API_SERVICE: &str = "10.96.0.1";
+/// The address of the cluster's DNS.
+pub const DNS_SERVICE: &str = "10.96.0.10";
+/// How many zones the nodes are spread over.
+const ZONES: u8 = 3;
+
+/// A node of a cluster, by its number from 1 on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Node(pub u8);
+
+impl Node {
+    /// The first `count` nodes.
+    pub fn first(count: u8) -> impl Iterator<Item = Self> + Clone {
+        (1..=count.min(MOST_NODES)).map(Self)
+    }
+
+    /// Its address in the nodes' network.
+    #[must_use]
+    pub fn v4(self) -> String {
+        format!("172.30.0.1{}", self.0)
+    }
+
+    /// The same in IPv6.
+    #[must_use]
+    pub fn v6(self) -> String {
+        format!("fd30::1{}", self.0)
+    }
+
+    /// What its pods have addresses of.
+    #[must_use]
+    pub fn pods_v4(self) -> String {
+        format!("10.244.{}.0/24", self.0)
+    }
+
+    /// The same in IPv6.
+    #[must_use]
+    pub fn pods_v6(self) -> String {
+        format!("fd44:0:0:{}::/64", self.0)
+    }
+
+    /// Where it says it stands.
+    #[must_use]
+    pub fn zone(self) -> String {
+        format!("zone{}", (self.0 - 1) % ZONES + 1)
+    }
+}
+
+impl fmt::Display for Node {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "node{}", self.0)
+    }
+}
+
+/// Lines of ip(8) for the machine `control`: a bridge that all nodes are plugged into, and the ways to the pods.
+/// A node is known by the process whose network namespace it is.
+#[must_use]
+pub fn control_lines(nodes: &[(Node, u32)]) -> String {
+    let mut lines = format!(
+        "link set lo up\nlink add nodes type bridge\naddress add {CONTROL_V4}/24 dev nodes\n\
+         address add {CONTROL_V6}/64 dev nodes nodad\nlink set nodes up\n"
+    );
+    for (node, process) in nodes {
+        lines += &format!(
+            "link add {node} type veth peer name eth0 netns {process}\nlink set {node} master nodes up\n\
+             route add {} via {}\nroute add {} via {}\n",
+            node.pods_v4(),
+            node.v4(),
+            node.pods_v6(),
+            node.v6()
+        );
+    }
+    lines
+}
+
+/// Lines of ip(8) for a node; its `eth0` is there already.
+#[must_use]
+pub fn node_lines(node: Node, nodes: &[(Node, u32)]) -> String {
+    let mut lines = format!(
+        "link set lo up\naddress add {}/24 dev eth0\naddress add {}/64 dev eth0 nodad\nlink set eth0 up\n\
+         route add default via {CONTROL_V4}\nroute add default via {CONTROL_V6}\n",
+        node.v4(),
+        node.v6()
+    );
+    for (other, _) in nodes.iter().filter(|(other, _)| *other != node) {
+        lines += &format!(
+            "route add {} via {}\nroute add {} via {}\n",
+            other.pods_v4(),
+            other.v4(),
+            other.pods_v6(),
+            other.v6()
+        );
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_two_nodes_share_an_address_and_zones_are_even() {
+        let nodes: Vec<_> = Node::first(MOST_NODES).collect();
+        for of in [Node::v4, Node::v6, Node::pods_v4, Node::pods_v6] {
+            let all: std::collections::BTreeSet<_> = nodes.iter().map(|node| of(*node)).collect();
+            assert_eq!(all.len(), nodes.len(), "{all:?}");
+        }
+        let zones: Vec<_> = Node::first(6).map(Node::zone).collect();
+        assert_eq!(zones, ["zone1", "zone2", "zone3", "zone1", "zone2", "zone3"]);
+    }
+
+    #[test]
+    fn a_node_knows_the_way_to_the_others_pods_and_not_to_its_own() {
+        let nodes: Vec<_> = Node::first(3).map(|node| (node, 100 + u32::from(node.0))).collect();
+        let lines = node_lines(Node(2), &nodes);
+        assert!(lines.contains("route add 10.244.1.0/24 via 172.30.0.11"), "{lines}");
+        assert!(lines.contains("route add fd44:0:0:3::/64 via fd30::13"), "{lines}");
+        assert!(!lines.contains("10.244.2.0"), "{lines}");
+        let control = control_lines(&nodes);
+        assert!(control.contains("link add node3 type veth peer name eth0 netns 103"), "{control}");
+    }
+}

@@ -1,0 +1,119 @@
+//! What serves the cluster's Services.
+
+use std::fmt;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+
+use super::place::Place;
+use super::plan::{Node, POD_RANGES};
+use crate::gotools;
+use crate::signal::wait_for;
+use crate::workspace::Workspace;
+
+/// How long a proxy may take to have all Services of an idle cluster.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A proxy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
+pub enum Proxy {
+    /// Ballast as a process of each node
+    BallastHost,
+    /// The official kube-proxy, in mode nftables
+    KubeProxyNftables,
+    /// The official kube-proxy, in mode iptables
+    KubeProxyIptables,
+    /// Nothing: no Service works, DNS neither
+    None,
+}
+
+impl fmt::Display for Proxy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::BallastHost => "ballast-host",
+            Self::KubeProxyNftables => "kube-proxy-nftables",
+            Self::KubeProxyIptables => "kube-proxy-iptables",
+            Self::None => "none",
+        })
+    }
+}
+
+impl Proxy {
+    /// The program on each node.
+    #[must_use]
+    pub fn program(self) -> Option<&'static str> {
+        match self {
+            Self::BallastHost => Some("ballast"),
+            Self::KubeProxyNftables | Self::KubeProxyIptables => Some("kube-proxy"),
+            Self::None => None,
+        }
+    }
+
+    /// Builds it for the cluster; Ballast is there already.
+    pub fn prepare(self, workspace: &Workspace, place: &Place) -> Result<()> {
+        let link = place.programs().join("kube-proxy");
+        if self.program() == Some("kube-proxy") && !link.exists() {
+            let built = gotools::build(workspace, &[gotools::KUBE_PROXY])?;
+            let file = built.first().context("kube-proxy was not built")?;
+            std::os::unix::fs::symlink(file, link).context("cannot link kube-proxy")?;
+        }
+        Ok(())
+    }
+
+    /// Starts it on a node.
+    pub fn start(self, place: &Place, node: Node) -> Result<()> {
+        let machine = place.node(node);
+        let user = place.kubeconfig("proxy").display().to_string();
+        match self {
+            Self::BallastHost => {
+                let name = node.to_string();
+                machine.run(
+                    "ballast",
+                    &["ballast", "run", "--kubeconfig", &user, "--hostname-override", &name],
+                )?;
+                let log = machine.log("ballast");
+                wait_for(&format!("the agent on {node}; its log is {}", log.display()), PATIENCE, || {
+                    Ok(machine.command(&["ballast", "status"]).try_read())
+                })?;
+                Ok(())
+            }
+            Self::KubeProxyNftables => kube_proxy(place, node, "nftables", &user),
+            Self::KubeProxyIptables => kube_proxy(place, node, "iptables", &user),
+            Self::None => Ok(()),
+        }
+    }
+
+    /// Ends it on a node, and what it left in the kernel.
+    pub fn stop(self, place: &Place, node: Node) -> Result<()> {
+        let Some(program) = self.program() else { return Ok(()) };
+        let machine = place.node(node);
+        machine.stop(program, libc::SIGTERM)?;
+        let clean: &[&str] = match self {
+            Self::BallastHost => &["ballast", "cleanup"],
+            _ => &["kube-proxy", "--cleanup"],
+        };
+        machine.command(clean).read().map(|_| ())
+    }
+}
+
+fn kube_proxy(place: &Place, node: Node, mode: &str, user: &str) -> Result<()> {
+    let config = serde_json::json!({
+        "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
+        "kind": "KubeProxyConfiguration",
+        "mode": mode,
+        "clusterCIDR": POD_RANGES,
+        "detectLocalMode": "ClusterCIDR",
+        "hostnameOverride": node.to_string(),
+        "clientConnection": { "kubeconfig": user },
+        // These limits are the whole machine's.
+        "conntrack": { "maxPerCore": 0, "min": 0 },
+    });
+    let file = place.write(&format!("machines/{node}/kube-proxy.json"), &config.to_string())?;
+    let machine = place.node(node);
+    machine.run("kube-proxy", &["kube-proxy", &format!("--config={}", file.display()), "--v=2"])?;
+    let log = machine.log("kube-proxy");
+    wait_for(&format!("kube-proxy on {node}; its log is {}", log.display()), PATIENCE, || {
+        Ok(machine.command(&["curl", "-sf", "http://127.0.0.1:10256/healthz"]).try_read())
+    })?;
+    Ok(())
+}

@@ -1,0 +1,204 @@
+//! `cargo xtask e2e`: Kubernetes' own end-to-end tests of Services, on clusters made for them.
+
+mod report;
+
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::cluster::{self, Place, Proxy, Up, Which};
+use crate::workspace::Workspace;
+use crate::{exec, gotools, host, say, signal};
+use report::Results;
+
+/// What is about Services, of all that the suite has.
+const FOCUS: &str =
+    r"\[sig-network\] (Services|EndpointSlice|EndpointSliceMirroring|Conntrack|Traffic Distribution) ";
+/// What needs a cloud, takes very long, or breaks the cluster for the others.
+const SKIP: &str = r"\[Slow\]|\[Disruptive\]|\[Feature:|\[Flaky\]|\[Alpha\]";
+/// One spec of each kind, for a run of minutes.
+const SMOKE: [&str; 14] = [
+    "should serve a basic endpoint from pods",
+    "should serve multiport endpoints from pods",
+    "should allow pods to hairpin back to themselves",
+    "should preserve source pod IP for traffic thru service cluster IP",
+    "should be able to create a functioning NodePort service",
+    "via ExternalIP when the external IP is not assigned to a node",
+    "should have session affinity work for service with type clusterIP",
+    "should implement service.kubernetes.io/headless",
+    "should be rejected when no endpoints exist",
+    "should respect internalTrafficPolicy=Local Pod to Pod",
+    "should support externalTrafficPolicy=Local for type=NodePort",
+    "should serve endpoints on same port and different protocols",
+    "should support a Service with multiple endpoint IPs specified in multiple EndpointSlices",
+    "should be able to preserve UDP traffic when server pod cycles for a ClusterIP service$",
+];
+/// How long a run may take.
+const LIMIT: Duration = Duration::from_secs(60 * 60);
+/// How often a long run says that it is still alive.
+const HEARTBEAT: Duration = Duration::from_secs(60);
+
+/// Run Kubernetes' own tests of Services against Ballast, and against kube-proxy to compare (as root).
+#[derive(clap::Args, Clone, Debug)]
+pub struct Args {
+    /// What serves the Services; given several times, each has a run, and they are shown side by side
+    #[arg(long = "proxy", value_enum, default_values_t = [Proxy::BallastHost])]
+    pub proxies: Vec<Proxy>,
+    /// A few specs that take minutes, on three nodes
+    #[arg(long)]
+    pub smoke: bool,
+    /// Other specs: a regular expression of their names
+    #[arg(long, value_name = "RE", conflicts_with = "smoke")]
+    pub focus: Option<String>,
+    /// How many specs at a time
+    #[arg(long, default_value_t = 8)]
+    pub procs: u8,
+    /// How many nodes; the specs about zones want six
+    #[arg(long)]
+    pub nodes: Option<u8>,
+    /// Take this `ballast` instead of building one
+    #[arg(long, value_name = "FILE")]
+    pub ballast: Option<PathBuf>,
+    /// Take the running cluster of this name, and change its proxy where needed
+    #[arg(long, value_name = "NAME")]
+    pub on: Option<String>,
+    /// Leave the last cluster running at the end
+    #[arg(long, conflicts_with = "on")]
+    pub keep: bool,
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> Result<()> {
+    if !exec::is_root() {
+        bail!(
+            "a cluster's nodes are namespaces, which takes root: `sudo -E env \"PATH=$PATH\" cargo xtask e2e`"
+        );
+    }
+    signal::catch();
+    let workspace = Workspace::find()?;
+    let programs = gotools::build(&workspace, &gotools::SUITE)?;
+    let mut runs = Vec::new();
+    for (number, &proxy) in args.proxies.iter().enumerate() {
+        let is_last = number + 1 == args.proxies.len();
+        runs.push((proxy.to_string(), one(args, &workspace, &programs, proxy, is_last)?));
+    }
+    let mut out = std::io::stdout().lock();
+    let mut put = |text: &str| writeln!(out, "{text}").context("cannot write the results");
+    put(&report::table(&runs))?;
+    let mut all = (0, 0);
+    for (proxy, results) in &runs {
+        let (passed, failed) = report::count(results);
+        if runs.len() > 1 {
+            put(&format!("{proxy}: {passed} passed, {failed} failed"))?;
+        }
+        all = (all.0 + passed, all.1 + failed);
+    }
+    put(&format!("{} passed, {} failed", all.0, all.1))?;
+    match all {
+        (0, 0) => bail!("no spec was chosen"),
+        (_, 0) => Ok(()),
+        (_, failed) => bail!("{failed} specs failed"),
+    }
+}
+
+/// One proxy's run, on a cluster of its own unless one was named.
+fn one(
+    args: &Args,
+    workspace: &Workspace,
+    programs: &[PathBuf],
+    proxy: Proxy,
+    is_last: bool,
+) -> Result<Results> {
+    let logs = workspace.target().join("e2e").join(proxy.to_string());
+    if let Some(name) = &args.on {
+        let place = Place::of(name)?;
+        cluster::change_proxy(&place, proxy)?;
+        return suite(args, &place, programs, &logs);
+    }
+    let name = format!("e2e{}", std::process::id());
+    let nodes = args.nodes.unwrap_or(if args.smoke { 3 } else { 6 });
+    let place = cluster::up(&Up { nodes, proxy, ballast: args.ballast.clone(), which: Which { name } })?;
+    let results = suite(args, &place, programs, &logs);
+    keep_logs(&place, &logs);
+    if args.keep && is_last && results.is_ok() {
+        say::line(format_args!("the cluster `{}` stays", place.name()));
+    } else {
+        cluster::down(&place)?;
+    }
+    results
+}
+
+/// Runs the suite on a cluster.
+fn suite(args: &Args, place: &Place, programs: &[PathBuf], logs: &Path) -> Result<Results> {
+    let [tests, ginkgo] = programs else { bail!("the suite was not built") };
+    fs::create_dir_all(logs).with_context(|| format!("cannot make {}", logs.display()))?;
+    let file = logs.join("suite.log");
+    let log = File::create(&file).with_context(|| format!("cannot make {}", file.display()))?;
+    let both = log.try_clone().context("cannot open a log")?;
+    // ginkgo knows a suite by its name.
+    let named = place.programs().join("e2e.test");
+    if !named.exists() {
+        std::os::unix::fs::symlink(tests, &named).context("cannot link the suite")?;
+    }
+    let focus = match &args.focus {
+        Some(focus) => focus.clone(),
+        None if args.smoke => SMOKE.join("|"),
+        None => FOCUS.to_owned(),
+    };
+    let mut command = Command::new(place.control().script());
+    command.arg(ginkgo).args(["--no-color", "--json-report=report.json"]);
+    command.arg(format!("--procs={}", args.procs)).arg(format!("--output-dir={}", logs.display()));
+    command.arg(format!("--focus={focus}")).arg(format!("--skip={SKIP}")).arg(named).arg("--");
+    command.args(["--provider=skeleton", "--allowed-not-ready-nodes=0"]);
+    command.arg(format!("--num-nodes={}", place.nodes().len()));
+    command.arg(format!("--kubeconfig={}", place.kubeconfig("admin").display()));
+    say::step(format_args!("run the suite, {} specs at a time; its log is {}", args.procs, file.display()));
+    let start = Instant::now();
+    let child = command.stdin(Stdio::null()).stdout(log).stderr(both).process_group(0).spawn();
+    let mut child = child.context("cannot start the suite")?;
+    watch(&mut child, start)?;
+    say::line(format_args!("    the suite took {}", say::seconds(start.elapsed())));
+    let report = logs.join("report.json");
+    let text = fs::read_to_string(&report)
+        .with_context(|| format!("the suite made no report; its log is {}", file.display()))?;
+    report::read(&text)
+}
+
+/// Waits for the suite's end; its status says no more than the report does.
+fn watch(child: &mut Child, start: Instant) -> Result<()> {
+    let mut told = start;
+    loop {
+        if child.try_wait().context("cannot wait for the suite")?.is_some() {
+            return Ok(());
+        }
+        let stop = signal::check().err().or_else(|| {
+            (start.elapsed() > LIMIT)
+                .then(|| anyhow::anyhow!("the suite took longer than {}", say::seconds(LIMIT)))
+        });
+        if let Some(why) = stop {
+            host::kill(-child.id().cast_signed(), libc::SIGKILL);
+            child.wait().context("cannot wait for the suite")?;
+            return Err(why);
+        }
+        if told.elapsed() > HEARTBEAT {
+            say::line(format_args!("    the suite still runs, {} so far", say::seconds(start.elapsed())));
+            told = Instant::now();
+        }
+        sleep(Duration::from_millis(200));
+    }
+}
+
+/// What the cluster's programs said, for those who look for a cause later.
+fn keep_logs(place: &Place, logs: &Path) {
+    for name in host::names_in(&place.logs()) {
+        if let Err(error) = fs::copy(place.logs().join(&name), logs.join(&name)) {
+            say::line(format_args!("warning: cannot keep {name}: {error}"));
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! Programs of other projects that are built once from pinned Go modules: the API server, and the parts of a cluster.
+//!
+//! The pins are `xtask/tools/*/go.mod`; what is built goes to `<cache>/tools/<name>-<version>`.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use anyhow::{Context as _, Result};
+
+use crate::exec::Cmd;
+use crate::workspace::{self, Workspace};
+use crate::{go, say};
+
+/// A program of a Go module, and the folder under `xtask/tools` that pins it.
+#[derive(Clone, Copy, Debug)]
+pub struct Tool {
+    /// What the program is called.
+    pub name: &'static str,
+    module: &'static str,
+    package: &'static str,
+    folder: &'static str,
+    is_test: bool,
+}
+
+impl Tool {
+    const fn new(
+        name: &'static str,
+        module: &'static str,
+        package: &'static str,
+        folder: &'static str,
+    ) -> Self {
+        Self { name, module, package, folder, is_test: false }
+    }
+
+    const fn kubernetes(name: &'static str, package: &'static str) -> Self {
+        Self::new(name, "k8s.io/kubernetes", package, "kubernetes")
+    }
+
+    const fn containerd(name: &'static str, package: &'static str) -> Self {
+        Self::new(name, "github.com/containerd/containerd/v2", package, "containerd")
+    }
+}
+
+/// The store under the API server.
+pub const ETCD: Tool = Tool::new("etcd", "go.etcd.io/etcd/server/v3", "go.etcd.io/etcd/server/v3", "etcd");
+/// The API server.
+pub const API_SERVER: Tool = Tool::kubernetes("kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver");
+/// kube-proxy, to compare with.
+pub const KUBE_PROXY: Tool = Tool::kubernetes("kube-proxy", "k8s.io/kubernetes/cmd/kube-proxy");
+
+/// What a cluster is made of, beside etcd and the API server.
+pub const CLUSTER: [Tool; 9] = [
+    Tool::kubernetes("kube-controller-manager", "k8s.io/kubernetes/cmd/kube-controller-manager"),
+    Tool::kubernetes("kube-scheduler", "k8s.io/kubernetes/cmd/kube-scheduler"),
+    Tool::kubernetes("kubelet", "k8s.io/kubernetes/cmd/kubelet"),
+    Tool::kubernetes("kubectl", "k8s.io/kubernetes/cmd/kubectl"),
+    Tool::kubernetes("agnhost", "k8s.io/kubernetes/test/images/agnhost"),
+    Tool::containerd("containerd", "github.com/containerd/containerd/v2/cmd/containerd"),
+    Tool::containerd(
+        "containerd-shim-runc-v2",
+        "github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2",
+    ),
+    Tool::containerd("ctr", "github.com/containerd/containerd/v2/cmd/ctr"),
+    Tool::new("coredns", "github.com/coredns/coredns", ".", "coredns"),
+];
+
+/// Kubernetes' own end-to-end tests, and what runs several of them at once.
+pub const SUITE: [Tool; 2] = [
+    Tool { is_test: true, ..Tool::kubernetes("e2e.test", "k8s.io/kubernetes/test/e2e") },
+    Tool::new("ginkgo", "github.com/onsi/ginkgo/v2", "github.com/onsi/ginkgo/v2/ginkgo", "kubernetes"),
+];
+
+/// Finds or builds programs, one after the other; a second caller waits for the first.
+pub fn build(workspace: &Workspace, wanted: &[Tool]) -> Result<Vec<PathBuf>> {
+    let tools = workspace::cache()?.join("tools");
+    fs::create_dir_all(&tools).with_context(|| format!("cannot make {}", tools.display()))?;
+    let lock = File::create(tools.join("lock")).context("cannot make the lock file of the tools")?;
+    lock.lock().context("cannot take the lock of the tools")?;
+    wanted.iter().map(|tool| one(workspace, &tools, tool)).collect()
+}
+
+/// The version of a tool's module that the project pins.
+pub fn version(workspace: &Workspace, tool: &Tool) -> Result<String> {
+    let pins = fs::read_to_string(folder(workspace, tool).join("go.mod"))
+        .with_context(|| format!("no go.mod for {}", tool.name))?;
+    let version = pinned(&pins, tool.module);
+    version.map(str::to_owned).with_context(|| format!("go.mod does not pin {}", tool.module))
+}
+
+fn folder(workspace: &Workspace, tool: &Tool) -> PathBuf {
+    workspace.root().join("xtask/tools").join(tool.folder)
+}
+
+fn one(workspace: &Workspace, tools: &Path, tool: &Tool) -> Result<PathBuf> {
+    let version = version(workspace, tool)?;
+    let binary = tools.join(format!("{}-{version}", tool.name));
+    if binary.exists() {
+        return Ok(binary);
+    }
+    let go = go::find_or_install()?;
+    let start = Instant::now();
+    say::step(format_args!("build {} {version} from its Go modules, once (minutes)", tool.name));
+    let unfinished = tools.join(format!("{}-{version}.unfinished", tool.name));
+    // Nice: whatever runs beside it is what somebody waits for.
+    let build = Cmd::new("nice").args(["-n", "10"]).arg(&go);
+    let build = if tool.is_test { build.args(["test", "-c"]) } else { build.arg("build") };
+    build
+        .args(["-mod=readonly", "-trimpath"])
+        .args(["-ldflags", "-s -w", "-o"])
+        .arg(&unfinished)
+        .arg(tool.package)
+        .env("CGO_ENABLED", "0")
+        .env("GOWORK", "off")
+        // It would send a fetched release to another one's library.
+        .without_env("GOROOT")
+        .dir(folder(workspace, tool))
+        .read()?;
+    fs::rename(&unfinished, &binary).with_context(|| format!("cannot rename {}", unfinished.display()))?;
+    say::line(format_args!("    {} {version}: {}", tool.name, say::seconds(start.elapsed())));
+    Ok(binary)
+}
+
+/// The version that a go.mod requires of a module.
+fn pinned<'a>(go_mod: &'a str, module: &str) -> Option<&'a str> {
+    go_mod.lines().filter(|line| !line.contains("=>")).find_map(|line| {
+        let mut words = line.trim().trim_start_matches("require ").split_whitespace();
+        (words.next()? == module).then(|| words.next()).flatten()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_version_comes_from_the_requirement() {
+        let text = "module x\nrequire (\n\ta/b v1.2.3 // indirect\n)\nrequire c/d v2.0.0\nreplace e/f => e/f v3.0.0\n";
+        assert_eq!(pinned(text, "a/b"), Some("v1.2.3"));
+        assert_eq!(pinned(text, "c/d"), Some("v2.0.0"));
+        assert_eq!(pinned(text, "e/f"), None);
+    }
+
+    #[test]
+    fn every_tool_is_pinned_in_the_project() {
+        for tool in [ETCD, API_SERVER, KUBE_PROXY].into_iter().chain(CLUSTER).chain(SUITE) {
+            let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tools").join(tool.folder).join("go.mod");
+            let text = fs::read_to_string(file).unwrap();
+            assert!(
+                pinned(&text, tool.module).is_some_and(|version| version.starts_with('v')),
+                "{}",
+                tool.name
+            );
+            let is_named = text.lines().any(|line| line.trim().trim_start_matches("tool ") == tool.package);
+            assert!(tool.package == "." || is_named, "{}", tool.name);
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! This machine's processes and control groups, as the demo and the cluster need them.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+
+/// How long a control group may stay busy after its last process has gone.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// Sends a signal; a process that has just ended by itself is fine, too.
+pub fn kill(process: libc::pid_t, signal: libc::c_int) {
+    // SAFETY: kill takes numbers only.
+    unsafe { libc::kill(process, signal) };
+}
+
+/// A control group is busy for a moment after its last process has gone.
+pub fn remove_cgroup(dir: &Path) -> Result<()> {
+    let start = Instant::now();
+    loop {
+        match fs::remove_dir(dir) {
+            Err(_) if start.elapsed() < GRACE => sleep(Duration::from_millis(20)),
+            done => return done.with_context(|| format!("cannot remove {}", dir.display())),
+        }
+    }
+}
+
+/// What is in a folder, sorted; nothing if there is none.
+pub fn names_in(dir: &Path) -> Vec<String> {
+    let entries = fs::read_dir(dir).into_iter().flatten().filter_map(Result::ok);
+    let mut names: Vec<_> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    names.sort();
+    names
+}
+
+/// When a process started; `None` if there is none of this number, or only its remains.
+#[must_use]
+pub fn start_of(process: u32) -> Option<String> {
+    let fields = stat(process)?;
+    (fields.first()? != "Z").then(|| fields.get(19).cloned())?
+}
+
+/// The fields of `/proc/PID/stat` after the program's name.
+fn stat(process: u32) -> Option<Vec<String>> {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    // The name may hold anything, also brackets; the fields after it do not.
+    Some(stat.rsplit_once(')')?.1.split_whitespace().map(str::to_owned).collect())
+}
+
+/// The children of a process.
+#[must_use]
+pub fn children_of(process: u32) -> BTreeSet<u32> {
+    let all = names_in(Path::new("/proc")).into_iter().filter_map(|name| name.parse::<u32>().ok());
+    all.filter(|&child| parent_of(child) == Some(process)).collect()
+}
+
+fn parent_of(process: u32) -> Option<u32> {
+    stat(process)?.get(1)?.parse().ok()
+}
+
+/// A mounted hierarchy of control groups.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hierarchy {
+    /// Where it is mounted.
+    pub root: PathBuf,
+    /// Whether it is cgroup2.
+    pub is_v2: bool,
+}
+
+/// Where cgroup2 is mounted, also beside the hierarchies of cgroup v1.
+pub fn cgroup2() -> Result<PathBuf> {
+    let found = hierarchies()?.into_iter().find(|hierarchy| hierarchy.is_v2).map(|hierarchy| hierarchy.root);
+    found.context("no cgroup2 is mounted: `mount -t cgroup2 cgroup2 /sys/fs/cgroup`")
+}
+
+/// All mounted hierarchies: with systemd's hybrid layout, those of cgroup v1 and cgroup2.
+pub fn hierarchies() -> Result<Vec<Hierarchy>> {
+    let mounts = fs::read_to_string("/proc/self/mounts").context("cannot read the list of mounts")?;
+    Ok(hierarchies_in(&mounts))
+}
+
+fn hierarchies_in(mounts: &str) -> Vec<Hierarchy> {
+    let of = |line: &str| {
+        let mut fields = line.split(' ').skip(1);
+        let (root, kind) = (PathBuf::from(fields.next()?), fields.next()?);
+        ["cgroup", "cgroup2"].contains(&kind).then_some(Hierarchy { root, is_v2: kind == "cgroup2" })
+    };
+    mounts.lines().filter_map(of).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_known_by_its_number_and_its_start() {
+        let us = start_of(std::process::id()).unwrap();
+        assert!(us.parse::<u64>().is_ok(), "{us}");
+        assert_eq!(start_of(std::process::id()), Some(us));
+        assert_eq!(start_of(u32::MAX), None);
+    }
+
+    #[test]
+    fn hierarchies_of_both_versions_are_found() {
+        let mounts = "tmpfs /sys/fs/cgroup tmpfs rw 0 0\ncgroup /sys/fs/cgroup/cpu cgroup rw,cpu 0 0\n\
+                      cgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n";
+        let found: Vec<_> = hierarchies_in(mounts).into_iter().map(|one| (one.root, one.is_v2)).collect();
+        let unified = PathBuf::from("/sys/fs/cgroup/unified");
+        assert_eq!(found, [(PathBuf::from("/sys/fs/cgroup/cpu"), false), (unified, true)]);
+    }
+
+    #[test]
+    fn a_process_is_found_among_its_parents_children() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let ours = children_of(std::process::id());
+        child.kill().and_then(|()| child.wait()).unwrap();
+        assert!(ours.contains(&child.id()), "{ours:?}");
+        assert!(!children_of(std::process::id()).contains(&child.id()));
+    }
+}
