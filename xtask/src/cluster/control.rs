@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 
 use super::place::Place;
 use super::plan::{CONTROL_V4, POD_RANGES, SERVICE_RANGES};
@@ -37,8 +37,12 @@ pub fn start_one(place: &Place, program: &str) -> Result<()> {
 
 /// Waits until the API server serves.
 pub fn await_api(place: &Place) -> Result<()> {
-    let log = place.control().log("kube-apiserver");
+    let control = place.control();
+    let log = control.log("kube-apiserver");
     wait_for(&format!("the API server; its log is {}", log.display()), PATIENCE, || {
+        if !control.is_running("kube-apiserver") {
+            bail!("the API server ended; its log is {}", log.display());
+        }
         Ok(kubectl(place, &["get", "--raw", "/readyz", "--request-timeout=2s"]).try_read())
     })?;
     Ok(())
@@ -76,7 +80,7 @@ fn flags(place: &Place, program: &str) -> Vec<String> {
             format!("--tls-cert-file={}", key("server.crt")),
             format!("--tls-private-key-file={}", key("server.key")),
             format!("--token-auth-file={}", key("tokens.csv")),
-            format!("--service-account-key-file={}", key("accounts.key")),
+            format!("--service-account-key-file={}", key("accounts.pub")),
             format!("--service-account-signing-key-file={}", key("accounts.key")),
             "--service-account-issuer=https://kubernetes.default.svc".into(),
             "--authorization-mode=Node,RBAC".into(),

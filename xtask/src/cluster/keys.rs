@@ -50,6 +50,8 @@ pub fn make(place: &Place, nodes: u8) -> Result<()> {
     let sa =
         ["genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256", "-out", &path("accounts.key")];
     Cmd::new("openssl").args(sa).read()?;
+    let public = ["pkey", "-in", &path("accounts.key"), "-pubout", "-out", &path("accounts.pub")];
+    Cmd::new("openssl").args(public).read()?;
 
     let mut tokens = String::new();
     for user in users(nodes) {

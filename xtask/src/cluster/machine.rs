@@ -114,7 +114,7 @@ impl Machine {
     /// Whether a program that [`Machine::run`] started is still there.
     #[must_use]
     pub fn is_running(&self, program: &str) -> bool {
-        self.process(program).is_some()
+        Process::read(&self.record(program)).is_some()
     }
 
     /// The number of such a program, as this machine counts.
@@ -219,11 +219,19 @@ pub fn init(place: &Place, name: &str) -> Result<()> {
     let us = Process::of(us.to_string_lossy().parse().context("/proc/self is no process")?)?;
     let groups = own_groups(&machine)?;
     Cmd::new("hostname").arg(name).run()?;
+    let between = machine.dir().join("between");
+    fs::create_dir_all(&between).with_context(|| format!("cannot make {}", between.display()))?;
+    for (group, root) in groups {
+        // The hierarchy's own mount must go: runc takes the first that it finds.
+        let (group, root, between) =
+            (group.to_string_lossy(), root.to_string_lossy(), between.to_string_lossy());
+        mount(&["--bind", &group, &between])?;
+        Cmd::new("umount").args(["--lazy", &root]).run()?;
+        mount(&["--bind", &between, &root])?;
+        Cmd::new("umount").arg(&*between).run()?;
+    }
     mount(&["--make-rshared", "/"])?;
     mount(&["-t", "proc", "proc", "/proc"])?;
-    for (group, root) in groups {
-        mount(&["--bind", &group.to_string_lossy(), &root.to_string_lossy()])?;
-    }
     mount(&["-t", "tmpfs", "tmpfs", "/run"])?;
     for folder in ["lib", "log"] {
         let own = machine.dir().join(folder);
