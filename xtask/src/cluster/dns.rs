@@ -8,7 +8,7 @@ use super::plan::DNS_SERVICE;
 const NAME: &str = "coredns";
 const SPACE: &str = "kube-system";
 
-/// A list of all that CoreDNS needs. It reaches the API server by its Service, as pods do.
+/// A list of all that the cluster's DNS needs. It reaches the API server by its Service, as pods do.
 #[must_use]
 pub fn objects() -> Value {
     let labels = json!({ "k8s-app": "kube-dns" });

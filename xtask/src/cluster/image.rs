@@ -1,4 +1,4 @@
-//! The cluster's images, made from scratch: one layer with agnhost, CoreDNS and the tools that the end-to-end tests
+//! The cluster's images, made from scratch: one layer with agnhost, the DNS server and the tools that the end-to-end tests
 //! call in pods, under every name that somebody asks for.
 
 use std::fs;

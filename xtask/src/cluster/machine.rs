@@ -26,8 +26,8 @@ pub struct Machine {
 
 impl Machine {
     /// The machine of this name, whether or not it runs.
-    pub fn of(place: &Place, name: impl ToString) -> Self {
-        Self { place: place.clone(), name: name.to_string() }
+    pub fn of(place: &Place, name: impl Into<String>) -> Self {
+        Self { place: place.clone(), name: name.into() }
     }
 
     /// Switches it on.
@@ -100,8 +100,6 @@ impl Machine {
     pub fn command(&self, words: &[&str]) -> Cmd {
         Cmd::new(self.script()).args(words)
     }
-
-    /// Runs lines of ip(8) there.
 
     /// Starts a program that goes on when we end; what it says goes to its log.
     pub fn run(&self, program: &str, words: &[&str]) -> Result<()> {

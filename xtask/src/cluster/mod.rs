@@ -29,7 +29,7 @@ use plan::Node;
 pub use proxy::Proxy;
 
 /// How long nodes and DNS may take to be ready, also on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(180);
+const PATIENCE: Duration = Duration::from_mins(3);
 /// Where Debian has the CNI plugins.
 const PLUGINS: &str = "/usr/lib/cni/host-local";
 /// In a cluster's folder: which proxy serves it.
@@ -151,13 +151,12 @@ pub fn up(wanted: &Up) -> Result<Place> {
     let workspace = Workspace::find()?;
     let place = Place::of(&wanted.which.name)?;
     prepare(&workspace)?;
-    let ballast = match &wanted.ballast {
-        Some(file) => file.canonicalize().with_context(|| format!("no file {}", file.display()))?,
-        None => {
-            let args = build::Args::default();
-            build::bpf(&workspace, &args)?;
-            build::agent(&workspace, &args)?
-        }
+    let ballast = if let Some(file) = &wanted.ballast {
+        file.canonicalize().with_context(|| format!("no file {}", file.display()))?
+    } else {
+        let args = build::Args::default();
+        build::bpf(&workspace, &args)?;
+        build::agent(&workspace, &args)?
     };
     let start = Instant::now();
     place.make()?;
@@ -260,7 +259,7 @@ fn each(nodes: &[Node], work: impl Fn(Node) -> Result<()> + Sync) -> Result<()> 
                 })
             })
             .collect();
-        let ended: Vec<_> = threads.into_iter().map(|thread| thread.join()).collect();
+        let ended: Vec<_> = threads.into_iter().map(std::thread::ScopedJoinHandle::join).collect();
         ended.into_iter().try_for_each(|result| match result {
             Ok(done) => done,
             Err(_) => bail!("a thread died"),

@@ -92,7 +92,7 @@ fn network_config(node: Node) -> String {
     .to_string()
 }
 
-/// Debian's folder of plugins; no AppArmor, and no right to lower a score for the out-of-memory killer, is needed.
+/// Debian's folder of plugins; neither `AppArmor` nor the right to lower an `oom_score_adj` is needed.
 const CONTAINERD: &str = r#"version = 3
 root = "/var/lib/containerd"
 state = "/run/containerd"

@@ -109,7 +109,7 @@ impl Place {
     /// A node's machine.
     #[must_use]
     pub fn node(&self, node: Node) -> Machine {
-        Machine::of(self, node)
+        Machine::of(self, node.to_string())
     }
 
     /// The nodes that were made.

@@ -1,6 +1,6 @@
 //! Names and addresses of a cluster: the same in every cluster, because each has its own network.
 
-use std::fmt;
+use std::fmt::{self, Write as _};
 
 /// How many nodes a cluster may have: their number is the last digit of their address.
 pub const MOST_NODES: u8 = 9;
@@ -77,7 +77,8 @@ pub fn control_lines(nodes: &[(Node, u32)]) -> String {
          address add {CONTROL_V6}/64 dev nodes nodad\nlink set nodes up\n"
     );
     for (node, process) in nodes {
-        lines += &format!(
+        let _ = write!(
+            lines,
             "link add {node} type veth peer name eth0 netns {process}\nlink set {node} master nodes up\n\
              route add {} via {}\nroute add {} via {}\n",
             node.pods_v4(),
@@ -99,7 +100,8 @@ pub fn node_lines(node: Node, nodes: &[(Node, u32)]) -> String {
         node.v6()
     );
     for (other, _) in nodes.iter().filter(|(other, _)| *other != node) {
-        lines += &format!(
+        let _ = write!(
+            lines,
             "route add {} via {}\nroute add {} via {}\n",
             other.pods_v4(),
             other.v4(),
