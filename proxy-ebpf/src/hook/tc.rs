@@ -46,6 +46,8 @@ pub(super) const TOO_BIG: i32 = 104;
 const RETURNS: i32 = 105;
 /// It is an ICMP packet.
 const CONTROL: i32 = 106;
+/// Not all of its headers are readable yet.
+const UNREAD: i32 = 107;
 
 /// A packet that comes in from a client.
 #[inline(always)]
@@ -73,7 +75,13 @@ pub fn egress(context: &TcContext) -> i32 {
 /// 512 bytes, and most packets see only the first. It parses, and leaves the packet to the others in `scratch`.
 #[inline(always)]
 fn forward<F: Acts>(skb: Skb) -> i32 {
-    let mut verdict = F::known(skb);
+    let mut verdict = F::known(skb, FRESH);
+    if verdict == UNREAD {
+        verdict = match F::parse_pulled(skb) {
+            Ok(()) => F::known(skb, LEFT),
+            Err(stop) => pass(stop),
+        };
+    }
     if verdict < UNDECIDED {
         return verdict;
     }
@@ -86,7 +94,7 @@ fn forward<F: Acts>(skb: Skb) -> i32 {
     if verdict == UNKNOWN {
         verdict = F::begin(skb);
         if verdict == BEGUN {
-            verdict = F::known(skb);
+            verdict = F::known(skb, LEFT);
         }
     } else if verdict == CONTROL {
         verdict = icmp::incoming::<F>(skb);
@@ -108,24 +116,38 @@ fn forward<F: Acts>(skb: Skb) -> i32 {
 /// The same for a packet towards a client.
 #[inline(always)]
 fn backward<F: Acts>(skb: Skb) -> i32 {
-    match F::reply(skb) {
-        CONTROL => icmp::outgoing::<F>(skb),
-        verdict => verdict,
+    let mut verdict = F::reply(skb, FRESH);
+    if verdict == UNREAD {
+        verdict = match F::parse_pulled(skb) {
+            Ok(()) => F::reply(skb, LEFT),
+            Err(Stop::Control) => CONTROL,
+            Err(_) => NEXT,
+        };
     }
+    if verdict == CONTROL { icmp::outgoing::<F>(skb) } else { verdict }
 }
 
-/// Parses, and makes more of the packet readable if that is what it takes.
+/// The packet is yet to be parsed.
+const FRESH: i32 = 0;
+/// It lies parsed in `scratch`.
+const LEFT: i32 = 1;
+
 #[inline(always)]
-fn parse<F: Acts>(skb: Skb, packet: &mut Packet<F::Words>) -> Result<(), Stop> {
-    match F::parse(skb.bounds(), packet, false) {
-        Err(Stop::Short) => F::parse_pulled(skb, packet),
-        result => result,
+fn parse<F: Acts>(skb: Skb, from: i32, packet: &mut Packet<F::Words>) -> Result<(), Stop> {
+    if from == FRESH {
+        return F::parse(skb.bounds(), packet, false);
     }
+    *packet = *left::<F>().ok_or(Stop::NotOurs)?;
+    Ok(())
 }
 
-/// The second half of [`parse`]: packets whose headers are not readable at once are few.
+/// Makes more of the packet readable, and leaves it parsed in `scratch`: packets whose headers are not readable at
+/// once are few, and need more room on the stack.
 #[inline(always)]
-fn parse_pulled<F: Acts>(skb: Skb, packet: &mut Packet<F::Words>) -> Result<(), Stop> {
+fn parse_pulled<F: Acts>(skb: Skb) -> Result<(), Stop> {
+    let Some(packet) = F::scratch() else { return Err(Stop::NotOurs) };
+    // SAFETY: a map value that is this CPU's own.
+    let packet = unsafe { &mut *packet };
     let bounds = skb.bounds();
     let wanted = if skb.length() < PULL { skb.length() } else { PULL };
     if bounds.end - bounds.data < wanted as usize && skb.pull(wanted).is_err() {
@@ -154,10 +176,12 @@ fn pass(stop: Stop) -> i32 {
 
 /// A packet of a flow that is known.
 #[inline(always)]
-fn known<F: Acts>(skb: Skb) -> i32 {
+fn known<F: Acts>(skb: Skb, from: i32) -> i32 {
     let mut packet = Packet::<F::Words>::EMPTY;
-    if let Err(stop) = parse::<F>(skb, &mut packet) {
-        return pass(stop);
+    match parse::<F>(skb, from, &mut packet) {
+        Ok(()) => {}
+        Err(Stop::Short) => return UNREAD,
+        Err(stop) => return pass(stop),
     }
     let key = &packet.key;
     if !maps::may_be(Role::Frontend, &key.dst, key.dst_port, key.proto) {
@@ -227,11 +251,14 @@ fn reject<F: Acts>(skb: Skb, what: i32) -> i32 {
 
 /// A packet on its way out, perhaps a backend's to a client.
 #[inline(always)]
-fn reply<F: Acts>(skb: Skb) -> i32 {
+fn reply<F: Acts>(skb: Skb, from: i32) -> i32 {
     let mut packet = Packet::<F::Words>::EMPTY;
     // What cannot be parsed was counted where it came in; what this node sends itself is nobody's fault.
-    if let Err(stop) = parse::<F>(skb, &mut packet) {
-        return if stop == Stop::Control { CONTROL } else { NEXT };
+    match parse::<F>(skb, from, &mut packet) {
+        Ok(()) => {}
+        Err(Stop::Short) => return UNREAD,
+        Err(Stop::Control) => return CONTROL,
+        Err(_) => return NEXT,
     }
     packet.key.direction = DIRECTION_REPLY;
     let key = &packet.key;
@@ -270,9 +297,9 @@ pub(crate) fn drop_because(reason: Reason) -> i32 {
 /// every state that calls them, they cost half a million steps.
 pub(super) trait Acts: Rewrite + Steps + Reject + Control + Fragments {
     /// [`parse_pulled`].
-    fn parse_pulled(skb: Skb, packet: &mut Packet<Self::Words>) -> Result<(), Stop>;
+    fn parse_pulled(skb: Skb) -> Result<(), Stop>;
     /// [`known`].
-    fn known(skb: Skb) -> i32;
+    fn known(skb: Skb, from: i32) -> i32;
     /// [`begin`].
     fn begin(skb: Skb) -> i32;
     /// [`reject`].
@@ -280,7 +307,7 @@ pub(super) trait Acts: Rewrite + Steps + Reject + Control + Fragments {
     /// [`back`].
     fn back(skb: Skb) -> i32;
     /// [`reply`].
-    fn reply(skb: Skb) -> i32;
+    fn reply(skb: Skb, from: i32) -> i32;
 }
 
 /// Numbers for [`Stop`], and for "parsed".
@@ -303,46 +330,34 @@ fn stop_number(result: Result<(), Stop>) -> i32 {
 }
 
 macro_rules! global {
-    ($name:ident = $act:ident::<$family:ty>) => {
+    ($name:ident = $act:ident::<$family:ty>($($argument:ident)?)) => {
         #[unsafe(no_mangle)]
         #[inline(never)]
-        extern "C" fn $name(skb: *mut __sk_buff) -> i32 {
-            $act::<$family>(Skb::from_raw(skb))
+        extern "C" fn $name(skb: *mut __sk_buff $(, $argument: i32)?) -> i32 {
+            $act::<$family>(Skb::from_raw(skb) $(, $argument)?)
         }
     };
 }
 
+/// [`parse_pulled`], with a number for its result.
+#[inline(always)]
+fn parse_number<F: Acts>(skb: Skb) -> i32 {
+    stop_number(parse_pulled::<F>(skb))
+}
+
 macro_rules! acts {
     ($family:ty, $parse:ident, $known:ident, $begin:ident, $back:ident, $reject:ident, $reply:ident) => {
-        #[unsafe(no_mangle)]
-        #[inline(never)]
-        extern "C" fn $parse(
-            skb: *mut __sk_buff,
-            packet: *mut Packet<<$family as proxy_common::Family>::Words>,
-        ) -> i32 {
-            // SAFETY: the verifier lets callers pass memory of that size, or null.
-            match unsafe { packet.as_mut() } {
-                Some(packet) => stop_number(parse_pulled::<$family>(Skb::from_raw(skb), packet)),
-                None => STOP_MALFORMED,
-            }
-        }
-
-        global!($known = known::<$family>);
-        global!($begin = first::<$family>);
-        global!($back = back::<$family>);
-
-        #[unsafe(no_mangle)]
-        #[inline(never)]
-        extern "C" fn $reject(skb: *mut __sk_buff, what: i32) -> i32 {
-            reject::<$family>(Skb::from_raw(skb), what)
-        }
-
-        global!($reply = reply::<$family>);
+        global!($parse = parse_number::<$family>());
+        global!($known = known::<$family>(from));
+        global!($begin = first::<$family>());
+        global!($back = back::<$family>());
+        global!($reject = reject::<$family>(what));
+        global!($reply = reply::<$family>(from));
 
         impl Acts for $family {
             #[inline(always)]
-            fn parse_pulled(skb: Skb, packet: &mut Packet<Self::Words>) -> Result<(), Stop> {
-                match $parse(skb.raw(), packet) {
+            fn parse_pulled(skb: Skb) -> Result<(), Stop> {
+                match $parse(skb.raw()) {
                     PARSED => Ok(()),
                     STOP_NOT_OURS => Err(Stop::NotOurs),
                     STOP_CONTROL => Err(Stop::Control),
@@ -353,8 +368,8 @@ macro_rules! acts {
             }
 
             #[inline(always)]
-            fn known(skb: Skb) -> i32 {
-                $known(skb.raw())
+            fn known(skb: Skb, from: i32) -> i32 {
+                $known(skb.raw(), from)
             }
 
             #[inline(always)]
@@ -373,8 +388,8 @@ macro_rules! acts {
             }
 
             #[inline(always)]
-            fn reply(skb: Skb) -> i32 {
-                $reply(skb.raw())
+            fn reply(skb: Skb, from: i32) -> i32 {
+                $reply(skb.raw(), from)
             }
         }
     };
