@@ -127,7 +127,7 @@ impl Machine {
         for signal in [signal, libc::SIGKILL] {
             let Some(pid) = self.process(program) else { break };
             kill(pid.cast_signed(), signal);
-            let ended = || Ok((start_of(pid).is_none()).then_some(()));
+            let ended = || Ok((!self.is_running(program)).then_some(()));
             if wait_for(&format!("{program} to end"), PATIENCE, ended).is_ok() {
                 break;
             }

@@ -326,6 +326,9 @@ fn current_proxy(place: &Place) -> Result<Proxy> {
 /// Ends one proxy and starts another.
 pub fn change_proxy(place: &Place, proxy: Proxy) -> Result<()> {
     let old = current_proxy(place)?;
+    if old == proxy {
+        return Ok(());
+    }
     let nodes = place.nodes();
     proxy.prepare(&Workspace::find()?, place)?;
     each(&nodes, |node| old.stop(place, node))?;
