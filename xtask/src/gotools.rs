@@ -50,12 +50,13 @@ pub const API_SERVER: Tool = Tool::kubernetes("kube-apiserver", "k8s.io/kubernet
 pub const KUBE_PROXY: Tool = Tool::kubernetes("kube-proxy", "k8s.io/kubernetes/cmd/kube-proxy");
 
 /// What a cluster is made of, beside etcd and the API server.
-pub const CLUSTER: [Tool; 9] = [
+pub const CLUSTER: [Tool; 10] = [
     Tool::kubernetes("kube-controller-manager", "k8s.io/kubernetes/cmd/kube-controller-manager"),
     Tool::kubernetes("kube-scheduler", "k8s.io/kubernetes/cmd/kube-scheduler"),
     Tool::kubernetes("kubelet", "k8s.io/kubernetes/cmd/kubelet"),
     Tool::kubernetes("kubectl", "k8s.io/kubernetes/cmd/kubectl"),
     Tool::kubernetes("agnhost", "k8s.io/kubernetes/test/images/agnhost"),
+    Tool::kubernetes("regression-issue-74839", "k8s.io/kubernetes/test/images/regression-issue-74839"),
     Tool::containerd("containerd", "github.com/containerd/containerd/v2/cmd/containerd"),
     Tool::containerd(
         "containerd-shim-runc-v2",

@@ -17,6 +17,8 @@ pub const PAUSE: &str = "registry.k8s.io/pause:3.10.2";
 pub const COREDNS: &str = "registry.k8s.io/coredns/coredns:v1.12.4";
 /// The server and client of the end-to-end tests: `test/utils/image/manifest.go` of the pinned Kubernetes.
 pub const AGNHOST: &str = "registry.k8s.io/e2e-test-images/agnhost:2.63.0";
+/// A server that sends segments which conntrack finds invalid.
+const ISSUE_74839: &str = "registry.k8s.io/e2e-test-images/regression-issue-74839:1.4";
 const BUSYBOX: &str = "registry.k8s.io/e2e-test-images/busybox:1.37.0-1";
 
 /// Programs of this machine that go into the layer with their libraries, and what they are called there.
@@ -39,7 +41,7 @@ pub fn make(place: &Place) -> Result<PathBuf> {
     for folder in ["bin", "tmp", "etc"] {
         fs::create_dir_all(root.join(folder)).context("cannot make the layer")?;
     }
-    for name in ["agnhost", "coredns"] {
+    for name in ["agnhost", "coredns", "regression-issue-74839"] {
         copy(&place.programs().join(name), &root.join(name))?;
     }
     let busybox = exec::which("busybox").context("no busybox")?;
@@ -79,11 +81,12 @@ pub fn make(place: &Place) -> Result<PathBuf> {
 }
 
 /// Name, entry point and default arguments of each image.
-const NAMES: [(&str, &[&str], &[&str]); 4] = [
+const NAMES: [(&str, &[&str], &[&str]); 5] = [
     (AGNHOST, &["/agnhost"], &["pause"]),
     (PAUSE, &["/agnhost", "pause"], &[]),
     (COREDNS, &["/coredns"], &[]),
     (BUSYBOX, &[], &["sh"]),
+    (ISSUE_74839, &["/regression-issue-74839"], &[]),
 ];
 
 fn config(entry: &[&str], args: &[&str], layer: &str) -> serde_json::Value {

@@ -4,6 +4,7 @@
 
 mod control;
 mod dns;
+mod faults;
 mod image;
 mod keys;
 mod machine;
@@ -76,6 +77,16 @@ enum Action {
         #[arg(last = true, required = true)]
         command: Vec<String>,
     },
+    /// Bring faults upon a cluster while clients make connections, and show what they saw
+    Faults {
+        /// Only those with these words in their line
+        only: Option<String>,
+        #[command(flatten)]
+        which: Which,
+    },
+    /// What clients of `faults` run
+    #[command(hide = true)]
+    Knock { address: std::net::SocketAddr },
     /// What a machine's first process runs
     #[command(hide = true)]
     Init {
@@ -134,6 +145,11 @@ pub fn run(args: &Args) -> Result<()> {
             let words: Vec<_> = command.iter().map(String::as_str).collect();
             machine::Machine::of(&there(which)?, on).command(&words).run()
         }
+        Action::Faults { only, which } => {
+            signal::catch();
+            faults::run(&there(which)?, only.as_deref())
+        }
+        Action::Knock { address } => faults::knock(*address),
         Action::Init { machine, which } => machine::init(&Place::of(&which.name)?, machine),
     }
 }

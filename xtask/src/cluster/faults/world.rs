@@ -1,0 +1,216 @@
+//! What the faults happen to: pods that answer, a Service in front of them, and clients on every path.
+
+use anyhow::{Context as _, Result};
+use serde_json::{Value, json};
+
+use super::knock::{Knocker, Tally};
+use crate::cluster::image::AGNHOST;
+use crate::cluster::plan::Node;
+use crate::cluster::{Place, apply, kubectl};
+use crate::exec::Cmd;
+use crate::signal;
+
+const NAME: &str = "echo";
+/// The Service's cluster address and port.
+pub(super) const ADDRESS: &str = "10.96.0.80:80";
+/// Its port on every node.
+pub(super) const NODE_PORT: u16 = 30080;
+/// How many pods there are at first.
+pub(super) const PODS: u8 = 4;
+
+/// The pods, the Service and where they are.
+#[derive(Debug)]
+pub(super) struct World<'a> {
+    pub place: &'a Place,
+}
+
+impl<'a> World<'a> {
+    /// Makes them, and waits until every client gets an answer.
+    pub(super) fn make(place: &'a Place) -> Result<Self> {
+        let world = Self { place };
+        apply(place, &objects())?;
+        world.scale(PODS)?;
+        for (command, address) in world.clients()? {
+            let url = format!("http://{address}/hostname");
+            // A command can only be run once.
+            drop(command);
+            signal::wait_for(&format!("{url} to answer"), super::SOON, || {
+                Ok(place.node(Node(1)).command(&["curl", "-sf", "-m", "1", &url]).try_read())
+            })?;
+        }
+        Ok(world)
+    }
+
+    /// Removes them.
+    pub(super) fn clear(&self) -> Result<()> {
+        kubectl(self.place, &["delete", "deployment,service", NAME, "--wait=false"]).read().map(|_| ())
+    }
+
+    /// The nodes.
+    pub(super) fn nodes(&self) -> Vec<Node> {
+        self.place.nodes()
+    }
+
+    /// Runs clients on every path beside the work.
+    pub(super) fn under_traffic<T>(&self, work: impl FnOnce() -> T) -> Result<(Tally, T)> {
+        let clients = self.clients()?.into_iter();
+        let clients = clients
+            .map(|(command, address)| Knocker::start(command, &address))
+            .collect::<Result<Vec<_>>>()?;
+        let done = work();
+        let mut all = Tally::default();
+        for client in clients {
+            all = all.and(client.stop()?);
+        }
+        Ok((all, done))
+    }
+
+    /// Where clients are, and what they call: a process of a node, a pod, and a machine outside by a node port.
+    fn clients(&self) -> Result<Vec<(Cmd, String)>> {
+        let outside = |node: Node| format!("{}:{NODE_PORT}", node.v4());
+        let last = *self.nodes().last().context("a cluster without nodes")?;
+        Ok(vec![
+            (self.place.node(Node(1)).command(&[]), ADDRESS.to_owned()),
+            (
+                self.place.node(last).command(&["nsenter", &format!("--net={}", self.pod_network(last)?)]),
+                ADDRESS.to_owned(),
+            ),
+            (self.place.control().command(&[]), outside(Node(1))),
+            (self.place.control().command(&[]), outside(last)),
+        ])
+    }
+
+    /// The network namespace of one of the pods of a node, as a file there.
+    fn pod_network(&self, node: Node) -> Result<String> {
+        let path =
+            format!("{{range .items[?(@.spec.nodeName==\"{node}\")]}}{{.status.podIP}}{{\"\\n\"}}{{end}}");
+        let get = ["get", "pods", "-l", &format!("app={NAME}"), "-o", &format!("jsonpath={path}")];
+        let told = kubectl(self.place, &get).read()?;
+        let address = told.lines().next().with_context(|| format!("no pod is on {node}"))?;
+        let script = format!(
+            "for file in /run/netns/*; do nsenter --net=$file ip -o -4 address | grep -q ' {address}/' && echo $file; done"
+        );
+        let told = self.place.node(node).command(&["sh", "-c", &format!("{script}; true")]).read()?;
+        told.lines().next().map(str::to_owned).with_context(|| format!("no namespace of the pod {address}"))
+    }
+
+    /// Wants so many pods, and waits until they are ready and those too many are gone.
+    pub(super) fn scale(&self, pods: u8) -> Result<()> {
+        let name = format!("deployment/{NAME}");
+        kubectl(self.place, &["scale", &name, &format!("--replicas={pods}")]).read()?;
+        kubectl(self.place, &["rollout", "status", &name, "--timeout=120s"]).read()?;
+        let get = ["get", "pods", "-l", &format!("app={NAME}"), "-o", "name"];
+        signal::wait_for("the pods that are too many to end", super::ENDING, || {
+            Ok((kubectl(self.place, &get).read()?.lines().count() <= usize::from(pods)).then_some(()))
+        })
+    }
+
+    /// Waits until each agent has the endpoints that the API server has.
+    pub(super) fn await_endpoints(&self) -> Result<()> {
+        let path =
+            r#"jsonpath={range .items[*].endpoints[?(@.conditions.ready==true)]}{.addresses[0]}{"\n"}{end}"#;
+        let label = format!("kubernetes.io/service-name={NAME}");
+        for node in self.nodes() {
+            signal::wait_for(&format!("the endpoints on {node}"), super::SOON, || {
+                let told =
+                    kubectl(self.place, &["get", "endpointslices", "-l", &label, "-o", path]).read()?;
+                let shown = self.place.node(node).command(&[
+                    "ballast",
+                    "service",
+                    "show",
+                    &format!("default/{NAME}"),
+                ]);
+                let shown = shown.try_read().unwrap_or_default();
+                Ok(told.lines().all(|address| shown.contains(&format!("{address}:8080"))).then_some(()))
+            })?;
+        }
+        Ok(())
+    }
+}
+
+fn objects() -> Value {
+    let labels = json!({ "app": NAME });
+    let container = json!({
+        "name": NAME,
+        "image": AGNHOST,
+        "args": ["netexec", "--http-port=8080", "--delay-shutdown=10"],
+        "readinessProbe": { "httpGet": { "path": "/healthz", "port": 8080 }, "periodSeconds": 1 },
+    });
+    // Two on each node that has room, so that the last node has a pod for sure.
+    let spread = json!([{
+        "maxSkew": 1,
+        "topologyKey": "kubernetes.io/hostname",
+        "whenUnsatisfiable": "DoNotSchedule",
+        "labelSelector": { "matchLabels": labels },
+    }]);
+    json!({
+        "apiVersion": "v1",
+        "kind": "List",
+        "items": [
+            {
+                "apiVersion": "apps/v1",
+                "kind": "Deployment",
+                "metadata": { "name": NAME, "namespace": "default" },
+                "spec": {
+                    "replicas": PODS,
+                    "selector": { "matchLabels": labels },
+                    "template": {
+                        "metadata": { "labels": labels },
+                        "spec": { "containers": [container], "topologySpreadConstraints": spread },
+                    },
+                },
+            },
+            {
+                "apiVersion": "v1",
+                "kind": "Service",
+                "metadata": { "name": NAME, "namespace": "default" },
+                "spec": {
+                    "type": "NodePort",
+                    "clusterIP": ADDRESS.trim_end_matches(":80"),
+                    "selector": labels,
+                    "ports": [{ "port": 80, "targetPort": 8080, "nodePort": NODE_PORT }],
+                },
+            },
+        ],
+    })
+}
+
+/// The keys in what bpftool printed of a map, as it takes them.
+pub(super) fn keys(dump: &str) -> Result<Vec<Vec<String>>> {
+    let entries: Vec<Value> = serde_json::from_str(dump).context("bpftool printed something unexpected")?;
+    entries
+        .iter()
+        .map(|entry| {
+            let bytes = entry.get("key").and_then(Value::as_array).context("an entry without a key")?;
+            bytes
+                .iter()
+                .map(|byte| byte.as_str().map(str::to_owned).context("a key that is no bytes"))
+                .collect()
+        })
+        .collect()
+}
+
+/// How many entries an agent says that it has put right.
+pub(super) fn repairs(metrics: &str) -> f64 {
+    let values = metrics.lines().filter(|line| line.starts_with("ballast_drift_repairs_total"));
+    values.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_bytes() {
+        let dump = r#"[{"key":["0x0a","0x60"],"value":["0x00"],"formatted":{}}]"#;
+        assert_eq!(keys(dump).unwrap(), [["0x0a", "0x60"]]);
+        assert!(keys("{}").is_err());
+    }
+
+    #[test]
+    fn repairs_of_all_maps_count() {
+        let text = "# TYPE ballast_drift_repairs_total counter\nballast_drift_repairs_total{map=\"a\"} 2\n\
+                    ballast_drift_repairs_total{map=\"b\"} 1\nballast_problems 7\n";
+        assert!((repairs(text) - 3.0).abs() < f64::EPSILON);
+    }
+}
