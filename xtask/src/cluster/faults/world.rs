@@ -11,6 +11,8 @@ use crate::exec::Cmd;
 use crate::signal;
 
 const NAME: &str = "echo";
+/// The pod whose network clients use; it stays while the others come and go.
+const CLIENT: &str = "client";
 /// The Service's cluster address and port.
 pub(super) const ADDRESS: &str = "10.96.0.80:80";
 /// Its port on every node.
@@ -28,8 +30,10 @@ impl<'a> World<'a> {
     /// Makes them, and waits until every client gets an answer.
     pub(super) fn make(place: &'a Place) -> Result<Self> {
         let world = Self { place };
-        apply(place, &objects())?;
+        let last = *place.nodes().last().context("a cluster without nodes")?;
+        apply(place, &objects(last))?;
         world.scale(PODS)?;
+        kubectl(place, &["wait", "--for=condition=Ready", "pod", CLIENT, "--timeout=60s"]).read()?;
         for (command, address) in world.clients()? {
             let url = format!("http://{address}/hostname");
             // A command can only be run once.
@@ -43,7 +47,8 @@ impl<'a> World<'a> {
 
     /// Removes them.
     pub(super) fn clear(&self) -> Result<()> {
-        kubectl(self.place, &["delete", "deployment,service", NAME, "--wait=false"]).read().map(|_| ())
+        kubectl(self.place, &["delete", "pod", CLIENT, "--grace-period=1"]).read()?;
+        kubectl(self.place, &["delete", "deployment,service", NAME]).read().map(|_| ())
     }
 
     /// The nodes.
@@ -80,13 +85,10 @@ impl<'a> World<'a> {
         ])
     }
 
-    /// The network namespace of one of the pods of a node, as a file there.
+    /// The network namespace of the pod that clients run in, as a file on its node.
     fn pod_network(&self, node: Node) -> Result<String> {
-        let path =
-            format!("{{range .items[?(@.spec.nodeName==\"{node}\")]}}{{.status.podIP}}{{\"\\n\"}}{{end}}");
-        let get = ["get", "pods", "-l", &format!("app={NAME}"), "-o", &format!("jsonpath={path}")];
-        let told = kubectl(self.place, &get).read()?;
-        let address = told.lines().next().with_context(|| format!("no pod is on {node}"))?;
+        let path = ["get", "pod", CLIENT, "-o", "jsonpath={.status.podIP}"];
+        let address = kubectl(self.place, &path).read()?;
         let script = format!(
             "for file in /run/netns/*; do nsenter --net=$file ip -o -4 address | grep -q ' {address}/' && echo $file; done"
         );
@@ -128,7 +130,7 @@ impl<'a> World<'a> {
     }
 }
 
-fn objects() -> Value {
+fn objects(client_node: Node) -> Value {
     let labels = json!({ "app": NAME });
     let container = json!({
         "name": NAME,
@@ -136,17 +138,19 @@ fn objects() -> Value {
         "args": ["netexec", "--http-port=8080", "--delay-shutdown=10"],
         "readinessProbe": { "httpGet": { "path": "/healthz", "port": 8080 }, "periodSeconds": 1 },
     });
-    // Two on each node that has room, so that the last node has a pod for sure.
-    let spread = json!([{
-        "maxSkew": 1,
-        "topologyKey": "kubernetes.io/hostname",
-        "whenUnsatisfiable": "DoNotSchedule",
-        "labelSelector": { "matchLabels": labels },
-    }]);
     json!({
         "apiVersion": "v1",
         "kind": "List",
         "items": [
+            {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "metadata": { "name": CLIENT, "namespace": "default" },
+                "spec": {
+                    "nodeName": client_node.to_string(),
+                    "containers": [{ "name": CLIENT, "image": AGNHOST, "args": ["pause"] }],
+                },
+            },
             {
                 "apiVersion": "apps/v1",
                 "kind": "Deployment",
@@ -156,7 +160,7 @@ fn objects() -> Value {
                     "selector": { "matchLabels": labels },
                     "template": {
                         "metadata": { "labels": labels },
-                        "spec": { "containers": [container], "topologySpreadConstraints": spread },
+                        "spec": { "containers": [container] },
                     },
                 },
             },
