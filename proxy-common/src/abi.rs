@@ -61,7 +61,7 @@ plain! {
     ServiceEntry: 24 = 4 4 4 4 4 2 1 1;
     BackendEntry<[u8; 4]>: 16 = 4 2 1 1 4 4;
     BackendEntry<[u8; 16]>: 28 = 16 2 1 1 4 4;
-    Bucket: 64 = 56 8;
+    Bucket: 64 = 60 4;
     Flow<[u8; 4]>: 64 = 4 4 4 4 2 2 2 2 1 1 2 4 4 4 4 4 8 8;
     Flow<[u8; 16]>: 112 = 16 16 16 16 2 2 2 2 1 1 2 4 4 4 4 4 8 8;
     NodeConfig: 64 = 4 4 4 4 4 4 4 4 4 4 4 4 2 2 4 8;

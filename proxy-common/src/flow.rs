@@ -35,43 +35,61 @@ pub const DIRECTION_FORWARD: u8 = 0;
 pub const DIRECTION_REPLY: u8 = 1;
 
 /// Ways of a [`Bucket`].
-pub const WAYS: u32 = 7;
+pub const WAYS: u32 = 15;
 /// Words of a [`Bucket`]: the number of a place is so many times the bucket, and the way.
-pub const PLACES: u32 = 8;
+pub const PLACES: u32 = 16;
 
-/// Value of `flow_index` and `flow_index6` (arrays; as many as [`NodeConfig::flow_buckets`] says).
+/// Value of `flow_index` and `flow_index6` (arrays that can be mapped, and so begin at a page: a bucket is one cache line; as many as
+/// [`NodeConfig::flow_buckets`] says).
 ///
-/// A way is 0, free, or: 32 bits of the key's [`hash`](FlowKey::hash), [`WAY_PENDING`], [`WAY_USED`], and 30 bits
-/// of the flow's number. Each key has two buckets where it may stand: the second counts only once the first was
-/// full. Whoever adds a key writes it as pending, looks for the same key in all ways where it may stand, and then
-/// makes it valid; see `proxy-ebpf/src/flow/index.rs`.
+/// A way is 0, free, or: [`WAY_PENDING`], the [`tag`] of the key in [`WAY_TAG`], and the flow's number plus one in
+/// [`WAY_FLOW`]. Each key has two buckets where it may stand: the second counts only once the first was full.
+/// Whoever adds a key writes it as pending, looks for the same key in all ways where it may stand, and then makes
+/// it valid; see `proxy-ebpf/src/flow/index.rs`.
 ///
 /// [`NodeConfig::flow_buckets`]: crate::config::NodeConfig::flow_buckets
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bucket {
     /// The ways.
-    pub ways: [u64; WAYS as usize],
+    pub ways: [u32; WAYS as usize],
     /// Not 0: keys that have this bucket first may stand in their second one.
-    pub overflow: u64,
+    pub overflow: u32,
 }
 
-/// The way holds a key.
-pub const WAY_USED: u64 = 1 << 30;
 /// Another way may turn out to hold the same key: this one does not count yet.
-pub const WAY_PENDING: u64 = 1 << 31;
-/// The number of the flow.
-pub const WAY_FLOW: u64 = WAY_USED - 1;
+pub const WAY_PENDING: u32 = 1 << 31;
 /// The part of the hash.
-pub const WAY_TAG: u64 = !0 << 32;
+pub const WAY_TAG: u32 = 0x7f << 24;
+/// The number of the flow, plus one.
+pub const WAY_FLOW: u32 = (1 << 24) - 1;
 
-/// Buckets for so many flows. A key has two chances of seven ways; with one key to a bucket in the mean, both are
-/// taken once in a hundred million times.
+/// The most flows that ways can tell apart.
+pub const MAX_FLOWS: u32 = WAY_FLOW;
+
+/// The way of a key that leads to a flow.
+#[inline(always)]
+pub const fn way_of(tag: u32, flow: u32) -> u32 {
+    tag | (flow + 1) & WAY_FLOW
+}
+
+/// The flow that a way leads to; no flow's number if the way is free.
+#[inline(always)]
+pub const fn flow_of(way: u32) -> u32 {
+    (way & WAY_FLOW).wrapping_sub(1)
+}
+
+/// The part of a hash that stands in a way, in its place. Never 0, so that a free way is like no key's.
+#[inline(always)]
+pub const fn tag(hash: u64) -> u32 {
+    let [.., tags] = WAY_TAG.to_le_bytes();
+    ((((hash >> 32) * tags as u64) >> 32) as u32 + 1) << WAY_TAG.trailing_zeros()
+}
+
+/// Buckets for so many flows. With four keys to a bucket in the mean, one bucket of 200,000 is ever full, and a key
+/// has two chances.
 pub const fn buckets_for(flows: u32) -> u32 {
-    match flows.saturating_mul(2).checked_next_power_of_two() {
-        Some(buckets) => buckets,
-        None => 1 << 31,
-    }
+    if flows <= 4 { 2 } else { flows.div_ceil(2).next_power_of_two() }
 }
 
 /// No place in the index.
@@ -88,7 +106,8 @@ pub fn buckets_of(hash: u64, buckets: u32) -> [u32; 2] {
 }
 
 impl<A: Address> FlowKey<A> {
-    /// A hash that nobody can predict without `seed`. The upper half is the tag of a way.
+    /// A hash that nobody can predict without `seed`. The lower half chooses the bucket, the upper half is for the
+    /// [`tag`].
     #[inline(always)]
     pub fn hash(&self, seed: u32) -> u64 {
         let (src, dst) = (self.src.words(), self.dst.words());
@@ -153,7 +172,7 @@ pub struct Flow<A> {
     /// Where its keys stand in the index, by direction: [`PLACES`] times the bucket, and the way; [`NO_PLACE`]:
     /// nowhere.
     pub places: [u32; 2],
-    /// Their tags.
+    /// Their tags, as in a way.
     pub tags: [u32; 2],
 }
 
@@ -282,11 +301,27 @@ mod tests {
     #[test]
     fn a_full_table_has_room_in_its_index() {
         let buckets = 1u32 << 15;
+        let flows = 1u32 << 16;
+        assert_eq!(buckets_for(flows), buckets);
         // The worst that clients do: one address, ports in a row; or addresses in a row, one port.
-        let by_port = (0..buckets).map(|i| key(0x0a00_0000 + (i >> 15), i as u16).hash(7));
+        let by_port = (0..2 * flows).map(|i| key(0x0a00_0000 + (i >> 15), i as u16).hash(7));
         assert_eq!(overflows(by_port, buckets), 0);
-        let by_address = (0..buckets).map(|i| key(0x0a00_0000 + i, 40_000).hash(7));
+        let by_address = (0..2 * flows).map(|i| key(0x0a00_0000 + i, 40_000).hash(7));
         assert_eq!(overflows(by_address, buckets), 0);
+    }
+
+    #[test]
+    fn a_way_tells_its_flow_and_is_never_free() {
+        for hash in [0, 1, u64::from(u32::MAX), 1 << 32, 1 << 57, u64::MAX, 0x8000_0000_0000_0000] {
+            let tag = tag(hash);
+            assert!(tag != 0 && tag & !WAY_TAG == 0, "{hash:#x}: {tag:#x}");
+            for flow in [0, 1, 77, MAX_FLOWS - 1] {
+                let way = way_of(tag, flow);
+                assert_eq!((way & WAY_TAG, flow_of(way), way & WAY_PENDING), (tag, flow, 0));
+            }
+        }
+        assert!(flow_of(0) >= MAX_FLOWS);
+        assert!([1, 2, 4, 5, MAX_FLOWS].map(buckets_for).iter().all(|n| *n > 1 && n.is_power_of_two()));
     }
 
     #[test]

@@ -22,7 +22,6 @@ pub fn holds<F: Tables>(
     }
     let backend = F::backend(entry.backend_id)?;
     decide::may_stay(backend, service).then_some(Choice {
-        service: service.id,
         backend_id: entry.backend_id,
         addr: backend.addr,
         port: backend.port,

@@ -14,8 +14,6 @@ const PICKS: u32 = 4;
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Choice<A> {
-    /// Id of the Service port.
-    pub service: u32,
     /// Id of the backend.
     pub backend_id: u32,
     /// Its address.
@@ -32,7 +30,7 @@ pub struct Choice<A> {
 /// in the extent that this reader began with; another pick then finds one that serves.
 #[inline(always)]
 pub fn choose<F: Tables>(service: &ServiceEntry, mut random: u32) -> Result<Choice<F::Words>, Reason> {
-    let (base, count, id) = (service.slot_base, service.slot_count, service.id);
+    let (base, count) = (service.slot_base, service.slot_count);
     if count == 0 {
         return Err(decide::nobody(service));
     }
@@ -41,13 +39,7 @@ pub fn choose<F: Tables>(service: &ServiceEntry, mut random: u32) -> Result<Choi
         let backend_id = maps::slot(base + random_slot(random, count)).ok_or(Reason::MapInconsistent)?;
         let backend = F::backend(backend_id).ok_or(Reason::MapInconsistent)?;
         if decide::serves(backend, service) {
-            return Ok(Choice {
-                service: id,
-                backend_id,
-                addr: backend.addr,
-                port: backend.port,
-                flags: backend.flags,
-            });
+            return Ok(Choice { backend_id, addr: backend.addr, port: backend.port, flags: backend.flags });
         }
         // The step of a linear congruential generator (Numerical Recipes): every 32-bit number comes up.
         random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);

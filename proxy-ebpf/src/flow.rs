@@ -145,10 +145,6 @@ impl<F: Index> Tracked<F> {
             if tcp_flags & tcp::FIN != 0 {
                 state |= FLOW_FIN_CLIENT;
             }
-            // A pause is when a lost reply key is noticed; to look at each packet would cost a second lookup.
-            if time.now.wrapping_sub(last_seen) > time.config.hz {
-                self.mend();
-            }
         } else {
             state |= FLOW_REPLIED;
             if tcp_flags & tcp::FIN != 0 {
@@ -171,20 +167,28 @@ impl<F: Index> Tracked<F> {
         }
     }
 
-    /// Adds the reply key if it is gone.
+    /// Whether the key of the replies is gone. It is noticed after a pause: to look at each packet would cost a
+    /// second lookup.
     #[inline(always)]
-    fn mend(&self) {
-        if !index::stands::<F>(self.index, self.flow(), DIRECTION_REPLY) {
-            // Another flow may have the key by now: then that one has the replies.
-            F::add_key(self.index, u32::from(DIRECTION_REPLY));
-        }
+    pub fn has_lost_reply_key(&self, time: Time) -> bool {
+        let flow = self.flow();
+        time.now.wrapping_sub(flow.last_seen) > time.config.hz
+            && !index::stands::<F>(self.index, flow, DIRECTION_REPLY)
     }
 
-    /// Ends the flow: both keys go, and the entry is free.
+    /// Adds the key of the replies again. Another flow may have it by now: then that one has the replies.
+    #[inline(always)]
+    pub fn mend(&self, time: Time) {
+        let hash = self.flow().reply_key().hash(time.config.flow_seed);
+        F::add_key(self.index, u32::from(DIRECTION_REPLY), hash);
+    }
+
+    /// Ends the flow: both keys go, and the entry is free. Nothing happens if it is another flow's by now.
     #[inline(always)]
     pub fn release(&self) {
-        index::remove::<F>(self.index, self.flow());
+        let keys = index::Keys::of(self.flow());
         if self.is_current() {
+            keys.remove::<F>(self.index);
             free::<F>(self.place);
         }
     }

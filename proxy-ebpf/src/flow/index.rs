@@ -11,8 +11,8 @@ use core::ptr::{read_volatile, write_volatile};
 
 use proxy_common::config::NodeConfig;
 use proxy_common::flow::{
-    Bucket, DIRECTION_FORWARD, DIRECTION_REPLY, FLOW_USED, Flow, FlowKey, NO_PLACE, PLACES, WAY_FLOW,
-    WAY_PENDING, WAY_TAG, WAY_USED, WAYS, buckets_of,
+    Bucket, DIRECTION_FORWARD, FLOW_USED, Flow, FlowKey, NO_PLACE, PLACES, WAY_PENDING, WAY_TAG, WAYS,
+    buckets_of, flow_of, tag, way_of,
 };
 use proxy_common::{Address, V4, V6};
 
@@ -26,28 +26,28 @@ pub const NONE: u32 = u32::MAX;
 
 /// A family whose keys can be added.
 pub trait Index: Tables {
-    /// Adds a key of a flow to the index: its number, and the direction. The flow's entry must be filled. Gives
-    /// the flow that the key leads to: this one, or the other that has the key already; [`NONE`] if all ways are
-    /// taken.
-    fn add_key(flow: u32, direction: u32) -> u32;
+    /// Adds a key of a flow to the index: its number, the direction, and the key's hash. The flow's entry must be
+    /// filled. Gives the flow that the key leads to: this one, or the other that has the key already; [`NONE`] if
+    /// all ways are taken.
+    fn add_key(flow: u32, direction: u32, hash: u64) -> u32;
     /// Writes a pending way into one of two buckets, and gives its place; [`NO_PLACE`] if there is no room. What
     /// nobody misses is room too if `stale` is not 0.
-    fn take(first: u32, second: u32, pending: u64, stale: u32) -> u32;
-    /// The other flow that is to have the key of this one, which stands pending at `mine`, in one of two buckets;
-    /// [`NONE`] if there is none (any more).
-    fn rival(flow: u32, direction: u32, mine: u32, first: u32, second: u32) -> u32;
+    fn take(first: u32, second: u32, pending: u32, stale: u32) -> u32;
+    /// The other flow that is to have the key of this one, which stands pending at `mine`, in a bucket; [`NONE`] if
+    /// there is none (any more).
+    fn rival(flow: u32, direction: u32, mine: u32, bucket: u32) -> u32;
 }
 
 /// A place's way in its bucket.
 #[inline(always)]
-fn way_at(bucket: *mut Bucket, way: u32) -> *mut u64 {
+fn way_at(bucket: *mut Bucket, way: u32) -> *mut u32 {
     // SAFETY: the mask keeps it inside the bucket.
-    unsafe { bucket.cast::<u64>().add((way & (PLACES - 1)) as usize) }
+    unsafe { bucket.cast::<u32>().add((way & (PLACES - 1)) as usize) }
 }
 
 /// The way at a place.
 #[inline(always)]
-fn at<F: Tables>(place: u32) -> Option<*mut u64> {
+fn at<F: Tables>(place: u32) -> Option<*mut u32> {
     F::bucket(place / PLACES).map(|bucket| way_at(bucket, place))
 }
 
@@ -60,8 +60,8 @@ fn overflows<F: Tables>(bucket: u32) -> bool {
 
 /// The flow that holds a key, if the way leads to one.
 #[inline(always)]
-fn holder<F: Tables>(way: u64, key: &FlowKey<F::Words>) -> Option<u32> {
-    let index = (way & WAY_FLOW) as u32;
+fn holder<F: Tables>(way: u32, key: &FlowKey<F::Words>) -> Option<u32> {
+    let index = flow_of(way);
     // SAFETY: a map value, of plain integers; what is read is checked.
     let flow = unsafe { &*F::flow(index)? };
     (flow.state & FLOW_USED != 0 && owns(flow, key)).then_some(index)
@@ -69,13 +69,13 @@ fn holder<F: Tables>(way: u64, key: &FlowKey<F::Words>) -> Option<u32> {
 
 /// Looks into one bucket.
 #[inline(always)]
-fn find_in<F: Tables>(bucket: u32, tag: u64, key: &FlowKey<F::Words>) -> Option<u32> {
+fn find_in<F: Tables>(bucket: u32, tag: u32, key: &FlowKey<F::Words>) -> Option<u32> {
     let bucket = F::bucket(bucket)?;
     let mut number = 0;
     while number < WAYS {
         // SAFETY: a map value; volatile, because other CPUs write it.
         let way = unsafe { read_volatile(way_at(bucket, number)) };
-        if way & (WAY_TAG | WAY_PENDING | WAY_USED) == tag | WAY_USED
+        if way & (WAY_TAG | WAY_PENDING) == tag
             && let Some(index) = holder::<F>(way, key)
         {
             return Some(index);
@@ -90,17 +90,11 @@ fn find_in<F: Tables>(bucket: u32, tag: u64, key: &FlowKey<F::Words>) -> Option<
 pub fn find<F: Tables>(key: &FlowKey<F::Words>, config: &NodeConfig) -> Option<u32> {
     let hash = key.hash(config.flow_seed);
     let [first, second] = buckets_of(hash, config.flow_buckets);
-    let tag = hash & WAY_TAG;
+    let tag = tag(hash);
     match find_in::<F>(first, tag, key) {
         None if overflows::<F>(first) => find_in::<F>(second, tag, key),
         found => found,
     }
-}
-
-/// What a flow's way holds, but for its state.
-#[inline(always)]
-fn way_of<A>(index: u32, flow: &Flow<A>, direction: u8) -> u64 {
-    u64::from(flow.tags[usize::from(direction & 1)]) << 32 | WAY_USED | u64::from(index)
 }
 
 /// Whether the flow's key of that direction stands where the flow says.
@@ -109,29 +103,46 @@ pub fn stands<F: Tables>(index: u32, flow: &Flow<F::Words>, direction: u8) -> bo
     let place = flow.places[usize::from(direction & 1)];
     let Some(way) = at::<F>(place) else { return false };
     // SAFETY: a map value; volatile, because other CPUs write it.
-    unsafe { read_volatile(way) == way_of(index, flow, direction) }
+    unsafe { read_volatile(way) == way_of(flow.tags[usize::from(direction & 1)], index) }
 }
 
-/// Takes both keys of a flow away.
-#[inline(always)]
-pub fn remove<F: Tables>(index: u32, flow: &Flow<F::Words>) {
-    let mut direction = 0;
-    while direction <= DIRECTION_REPLY {
-        if let Some(way) = at::<F>(flow.places[usize::from(direction)]) {
-            // SAFETY: a map value. Another flow's way is not equal, and stays.
-            unsafe { atomic::compare_exchange(way, way_of(index, flow, direction), 0) };
+/// Where the keys of a flow stand: read before it is certain that the entry is still the flow's.
+pub struct Keys {
+    places: [u32; 2],
+    tags: [u32; 2],
+}
+
+impl Keys {
+    /// Those of a flow.
+    #[inline(always)]
+    pub fn of<A>(flow: &Flow<A>) -> Self {
+        // SAFETY: plain integers of a map value; volatile, so that they are read before what vouches for them.
+        unsafe {
+            Self { places: read_volatile(&raw const flow.places), tags: read_volatile(&raw const flow.tags) }
         }
-        direction += 1;
+    }
+
+    /// Takes both away from the flow with that number.
+    #[inline(always)]
+    pub fn remove<F: Tables>(&self, index: u32) {
+        let mut direction = 0;
+        while direction < self.places.len() {
+            if let Some(way) = at::<F>(self.places[direction]) {
+                // SAFETY: a map value. Another flow's way is not equal, and stays.
+                unsafe { atomic::compare_exchange32(way, way_of(self.tags[direction], index), 0) };
+            }
+            direction += 1;
+        }
     }
 }
 
 /// Whether nobody will miss what stands at a place: the flow it leads to knows nothing of it.
 #[inline(always)]
-fn is_stale<F: Tables>(way: u64, place: u32) -> bool {
+fn is_stale<F: Tables>(way: u32, place: u32) -> bool {
     if way & WAY_PENDING != 0 {
         return false;
     }
-    let Some(flow) = F::flow((way & WAY_FLOW) as u32) else { return true };
+    let Some(flow) = F::flow(flow_of(way)) else { return true };
     // SAFETY: a map value, of plain integers.
     let flow = unsafe { &*flow };
     flow.state & FLOW_USED == 0 || (flow.places[0] != place && flow.places[1] != place)
@@ -140,7 +151,7 @@ fn is_stale<F: Tables>(way: u64, place: u32) -> bool {
 /// Writes a pending way into a bucket that has room, and gives its place. Without `stale` only what is free is
 /// room; with it, what nobody misses too, which costs a look at a flow for each way.
 #[inline(always)]
-fn take_in<F: Tables>(number: u32, pending: u64, stale: bool) -> u32 {
+fn take_in<F: Tables>(number: u32, pending: u32, stale: bool) -> u32 {
     let Some(bucket) = F::bucket(number) else { return NO_PLACE };
     let mut way = 0;
     while way < WAYS {
@@ -149,7 +160,7 @@ fn take_in<F: Tables>(number: u32, pending: u64, stale: bool) -> u32 {
         let found = unsafe { read_volatile(pointer) };
         let is_room = if stale { is_stale::<F>(found, place) } else { found == 0 };
         // SAFETY: as above; if the exchange fails, another CPU was faster.
-        if is_room && unsafe { atomic::compare_exchange(pointer, found, pending) } == found {
+        if is_room && unsafe { atomic::compare_exchange32(pointer, found, pending) } == found {
             return place;
         }
         way += 1;
@@ -159,28 +170,28 @@ fn take_in<F: Tables>(number: u32, pending: u64, stale: bool) -> u32 {
 
 /// [`Index::take`].
 #[inline(always)]
-fn take<F: Tables>(first: u32, second: u32, pending: u64, stale: bool) -> u32 {
+fn take<F: Tables>(first: u32, second: u32, pending: u32, stale: bool) -> u32 {
     let place = take_in::<F>(first, pending, stale);
     let Some(bucket) = F::bucket(first) else { return NO_PLACE };
     if place != NO_PLACE {
         return place;
     }
     // SAFETY: a map value. An exchange, so that it is seen before what follows.
-    unsafe { atomic::compare_exchange(&raw mut (*bucket).overflow, 0, 1) };
+    unsafe { atomic::compare_exchange32(&raw mut (*bucket).overflow, 0, 1) };
     take_in::<F>(second, pending, stale)
 }
 
-/// How many ways of a bucket have the tag of `way`. Without a branch: each would double what the verifier has to
+/// How many ways of a bucket have that tag. Without a branch: each would double what the verifier has to
 /// walk through.
 #[inline(always)]
-fn like<F: Tables>(number: u32, way: u64) -> u64 {
+fn like<F: Tables>(number: u32, tag: u32) -> u64 {
     let Some(bucket) = F::bucket(number) else { return 0 };
     let mut count = 0;
     let mut at = 0;
     while at < WAYS {
         // SAFETY: a map value; volatile, because other CPUs write it.
-        let difference = atomic::opaque((unsafe { read_volatile(way_at(bucket, at)) } ^ way) >> 32);
-        count += difference.wrapping_sub(1) >> 63;
+        let way = unsafe { read_volatile(way_at(bucket, at)) };
+        count += atomic::opaque(u64::from(way & WAY_TAG ^ tag)).wrapping_sub(1) >> 63;
         at += 1;
     }
     count
@@ -203,26 +214,28 @@ fn same_key<A: Address>(a: &Flow<A>, b: &Flow<A>, direction: u32) -> bool {
         }
 }
 
-/// Looks into a bucket for another way that holds the key of `flow` which stands, pending, at `mine`. Gives its flow
+/// [`Index::rival`]. Looks into a bucket for another way that holds the key of `flow` which stands, pending, at `mine`. Gives its flow
 /// if that one is to have the key; takes it away if not: of two that are pending the one in the lower place stands.
 #[inline(always)]
-fn rival_in<F: Tables>(number: u32, mine: u32, flow: &Flow<F::Words>, direction: u32) -> u32 {
-    let Some(bucket) = F::bucket(number) else { return NONE };
+fn rival<F: Tables>(index: u32, direction: u32, mine: u32, number: u32) -> u32 {
+    let (Some(flow), Some(bucket)) = (F::flow(index), F::bucket(number)) else { return NONE };
+    // SAFETY: a map value, and the caller's own.
+    let flow = unsafe { &*flow };
     let tag = if direction == u32::from(DIRECTION_FORWARD) { flow.tags[0] } else { flow.tags[1] };
     let mut way = 0;
     while way < WAYS {
         let (pointer, place) = (way_at(bucket, way), number * PLACES + way);
         // SAFETY: a map value; volatile, because other CPUs write it.
         let found = unsafe { read_volatile(pointer) };
-        if (found >> 32) as u32 == tag && found & WAY_USED != 0 && place != mine {
-            let index = (found & WAY_FLOW) as u32;
+        if found & WAY_TAG == tag && place != mine {
+            let index = flow_of(found);
             let Some(other) = F::flow(index) else { return NONE };
             // SAFETY: a map value, of plain integers; what is read is checked.
             let other = unsafe { &*other };
             if other.state & FLOW_USED != 0 && same_key(other, flow, direction) {
                 let goes = found & WAY_PENDING != 0 && mine < place;
                 // SAFETY: as above.
-                if !goes || unsafe { atomic::compare_exchange(pointer, found, 0) } == found & !WAY_PENDING {
+                if !goes || unsafe { atomic::compare_exchange32(pointer, found, 0) } == found & !WAY_PENDING {
                     return index;
                 }
                 // It is gone: taken away here, or by its own CPU, which has seen ours.
@@ -233,28 +246,20 @@ fn rival_in<F: Tables>(number: u32, mine: u32, flow: &Flow<F::Words>, direction:
     NONE
 }
 
-/// [`Index::rival`].
+/// The same in both buckets where the key may stand.
 #[inline(always)]
-fn rival<F: Tables>(index: u32, direction: u32, mine: u32, first: u32, second: u32) -> u32 {
-    let Some(flow) = F::flow(index) else { return NONE };
-    // SAFETY: a map value, and the caller's own.
-    let flow = unsafe { &*flow };
-    let found = rival_in::<F>(first, mine, flow, direction);
-    if found == NONE && overflows::<F>(first) {
-        return rival_in::<F>(second, mine, flow, direction);
-    }
-    found
+fn rival_of<F: Index>(index: u32, direction: u32, mine: u32, first: u32, second: u32) -> u32 {
+    let found = F::rival(index, direction, mine, first);
+    if found == NONE && overflows::<F>(first) { F::rival(index, direction, mine, second) } else { found }
 }
 
 /// [`Index::add_key`].
 #[inline(always)]
-fn add<F: Index>(index: u32, direction: u32) -> u32 {
-    let (Some(place), Some(config)) = (F::flow(index), maps::config()) else { return NONE };
-    // SAFETY: a map value.
-    let hash = unsafe { (*place).key(direction as u8) }.hash(config.flow_seed);
+fn add<F: Index>(index: u32, direction: u32, hash: u64) -> u32 {
+    let Some(config) = maps::config() else { return NONE };
     let [first, second] = buckets_of(hash, config.flow_buckets);
-    let valid = hash & WAY_TAG | WAY_USED | u64::from(index);
-    let pending = valid | WAY_PENDING;
+    // Opaque: what can be made of it again needs no room on the stack.
+    let pending = atomic::opaque(u64::from(way_of(tag(hash), index) | WAY_PENDING)) as u32;
     let mut mine = F::take(first, second, pending, 0);
     if mine == NO_PLACE {
         mine = F::take(first, second, pending, 1);
@@ -264,23 +269,23 @@ fn add<F: Index>(index: u32, direction: u32) -> u32 {
     unsafe {
         let slot = (direction & 1) as usize;
         write_volatile((&raw mut (*place).places).cast::<u32>().add(slot), mine);
-        write_volatile((&raw mut (*place).tags).cast::<u32>().add(slot), (hash >> 32) as u32);
+        write_volatile((&raw mut (*place).tags).cast::<u32>().add(slot), pending & WAY_TAG);
     }
     let mut other = NONE;
     // Its own way is one.
-    if like::<F>(first, pending) != 1 || overflows::<F>(first) {
-        other = F::rival(index, direction, mine, first, second);
+    if like::<F>(first, pending & WAY_TAG) != 1 || overflows::<F>(first) {
+        other = rival_of::<F>(index, direction, mine, first, second);
     }
-    let wanted = if other == NONE { valid } else { 0 };
+    let wanted = if other == NONE { pending & !WAY_PENDING } else { 0 };
     // SAFETY: a map value. A pending way that another CPU took away does not become valid.
-    let stood = unsafe { atomic::compare_exchange(way, pending, wanted) };
+    let stood = unsafe { atomic::compare_exchange32(way, pending, wanted) };
     if other != NONE {
         other
     } else if stood == pending {
         index
     } else {
         // Whoever took ours away has the key.
-        F::rival(index, direction, NO_PLACE, first, second)
+        rival_of::<F>(index, direction, NO_PLACE, first, second)
     }
 }
 
@@ -289,36 +294,36 @@ macro_rules! index {
     ($family:ty, $add_key:ident, $take:ident, $rival:ident) => {
         #[unsafe(no_mangle)]
         #[inline(never)]
-        extern "C" fn $add_key(flow: u32, direction: u32) -> u32 {
-            add::<$family>(flow, direction)
+        extern "C" fn $add_key(flow: u32, direction: u32, hash: u64) -> u32 {
+            add::<$family>(flow, direction, hash)
         }
 
         #[unsafe(no_mangle)]
         #[inline(never)]
-        extern "C" fn $take(first: u32, second: u32, pending: u64, stale: u32) -> u32 {
+        extern "C" fn $take(first: u32, second: u32, pending: u32, stale: u32) -> u32 {
             take::<$family>(first, second, pending, stale != 0)
         }
 
         #[unsafe(no_mangle)]
         #[inline(never)]
-        extern "C" fn $rival(flow: u32, direction: u32, mine: u32, first: u32, second: u32) -> u32 {
-            rival::<$family>(flow, direction, mine, first, second)
+        extern "C" fn $rival(flow: u32, direction: u32, mine: u32, bucket: u32) -> u32 {
+            rival::<$family>(flow, direction, mine, bucket)
         }
 
         impl Index for $family {
             #[inline(always)]
-            fn add_key(flow: u32, direction: u32) -> u32 {
-                $add_key(flow, direction)
+            fn add_key(flow: u32, direction: u32, hash: u64) -> u32 {
+                $add_key(flow, direction, hash)
             }
 
             #[inline(always)]
-            fn take(first: u32, second: u32, pending: u64, stale: u32) -> u32 {
+            fn take(first: u32, second: u32, pending: u32, stale: u32) -> u32 {
                 $take(first, second, pending, stale)
             }
 
             #[inline(always)]
-            fn rival(flow: u32, direction: u32, mine: u32, first: u32, second: u32) -> u32 {
-                $rival(flow, direction, mine, first, second)
+            fn rival(flow: u32, direction: u32, mine: u32, bucket: u32) -> u32 {
+                $rival(flow, direction, mine, bucket)
             }
         }
     };

@@ -12,7 +12,7 @@ use proxy_common::flow::{
 use proxy_common::reason::Reason;
 use proxy_common::select::random_slot;
 
-use super::index::{self, Index, NONE};
+use super::index::{self, Index, Keys, NONE};
 use super::{Time, Tracked, free};
 use crate::balance::Choice;
 use crate::header::same;
@@ -126,7 +126,7 @@ fn take<F: Tables>(index: u32, was: u32, time: Time) -> bool {
             return false;
         }
         if was > 0 {
-            index::remove::<F>(index, &*place);
+            Keys::of(&*place).remove::<F>(index);
         }
     }
     true
@@ -148,11 +148,12 @@ fn ports(config: &NodeConfig, snat: bool) -> (u32, u32) {
 #[inline(always)]
 pub fn open<F: Steps>(
     key: &FlowKey<F::Words>,
+    service: u32,
     choice: &Choice<F::Words>,
     time: Time,
     snat: Option<&F::Words>,
 ) -> Result<Tuple<F::Words>, Reason> {
-    let (service, now) = (choice.service, time.now);
+    let now = time.now;
     let state = if snat.is_some() { FLOW_USED | FLOW_SNAT } else { FLOW_USED };
     let index = F::claim(now);
     let Some(place) = F::flow(index) else { return Err(Reason::FlowTableFull) };
@@ -185,7 +186,7 @@ pub fn open<F: Steps>(
     }
     let mut leads_to = F::add_reply_key(index);
     if leads_to == index {
-        leads_to = F::add_key(index, u32::from(DIRECTION_FORWARD));
+        leads_to = F::add_key(index, u32::from(DIRECTION_FORWARD), key.hash(time.config.flow_seed));
     }
     if leads_to == index {
         // SAFETY: as above; this takes `CLAIMED` away.
@@ -194,7 +195,7 @@ pub fn open<F: Steps>(
     } else {
         // Another CPU was faster with this flow, or there is no room. There is one flow, and it stays.
         // SAFETY: as above.
-        index::remove::<F>(index, unsafe { &*place });
+        Keys::of(unsafe { &*place }).remove::<F>(index);
         free::<F>(place);
     }
     let Some(place) = F::flow(leads_to) else {
@@ -220,7 +221,8 @@ fn add_reply_key<F: Steps>(index: u32) -> u32 {
     let mut tries = 0;
     while tries < PORT_TRIES {
         tries += 1;
-        let leads_to = F::add_key(index, u32::from(DIRECTION_REPLY));
+        let hash = flow.reply_key().hash(config.flow_seed);
+        let leads_to = F::add_key(index, u32::from(DIRECTION_REPLY), hash);
         if leads_to == index {
             return index;
         }
@@ -235,7 +237,7 @@ fn add_reply_key<F: Steps>(index: u32) -> u32 {
             && same(&theirs.client, &flow.client)
             && same(&theirs.frontend, &flow.frontend)
         {
-            return readopt::<F>(leads_to);
+            return readopt::<F>(leads_to, config);
         } else {
             // SAFETY: the helper takes nothing and cannot fail.
             let random = unsafe { bpf_get_prandom_u32() };
@@ -248,12 +250,12 @@ fn add_reply_key<F: Steps>(index: u32) -> u32 {
 
 /// The flow that this packet's flow is already, whose forward key was lost: it gets it again.
 #[inline(always)]
-fn readopt<F: Steps>(index: u32) -> u32 {
+fn readopt<F: Steps>(index: u32, config: &NodeConfig) -> u32 {
     let Some(place) = F::flow(index) else { return NONE };
     // SAFETY: a map value, of plain integers.
     let flow = unsafe { &*place };
     if flow.state & FLOW_CLAIMED == 0 && !index::stands::<F>(index, flow, DIRECTION_FORWARD) {
-        F::add_key(index, u32::from(DIRECTION_FORWARD));
+        F::add_key(index, u32::from(DIRECTION_FORWARD), flow.forward_key().hash(config.flow_seed));
     }
     index
 }

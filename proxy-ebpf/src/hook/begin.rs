@@ -25,7 +25,7 @@ pub(super) fn begin<F: Acts>(skb: Skb) -> i32 {
     }
     let key = &packet.key;
     let (Some(time), Some(node)) = (Time::now(), F::node()) else { return NEXT };
-    let outside = decide::is_outside(maps::device(skb.ifindex()), node, &key.src);
+    let outside = decide::is_outside(|| maps::device(skb.ifindex()), node, &key.src);
     let Some(service) = lookup::frontend::<F>(key.dst, key.dst_port, key.proto, outside, NODE_ADDR_PORTS)
     else {
         if !lookup::is_service_address::<F>(&key.dst) {
@@ -86,7 +86,7 @@ fn open<F: Acts>(
     if snat && same(&node.source, &F::Words::ZERO) {
         return Err(Reason::NoRoute);
     }
-    let to = flow::open::<F>(key, &choice, time, if snat { Some(&node.source) } else { None })?;
+    let to = flow::open::<F>(key, service.id, &choice, time, if snat { Some(&node.source) } else { None })?;
     report::opened::<F>(skb, service.id, choice.backend_id);
     Ok((to, snat))
 }

@@ -58,7 +58,7 @@ pub fn connect<S: Sockaddr>(call: &S) -> i32 {
         Ok(choice) => choice,
         Err(reason) => return refuse(call, &Refusal { service: service.id, reason }),
     };
-    remember_frontend(call, &choice, &dialled);
+    remember_frontend(call, service.id, &choice, &dialled);
     report::connected(call, service.id, choice.backend_id);
     call.set(choice.addr, choice.port);
     ALLOW
@@ -83,7 +83,7 @@ pub fn send<S: Sockaddr>(call: &S) -> i32 {
         Some(choice) => {
             let back = SocketKey::new(cookie, choice.addr, choice.port, proto, TO_FRONTEND);
             if S::Family::socket(&back).is_none() {
-                remember_frontend(call, &choice, &dialled);
+                remember_frontend(call, service.id, &choice, &dialled);
             }
             choice
         }
@@ -97,7 +97,7 @@ pub fn send<S: Sockaddr>(call: &S) -> i32 {
                     backend_id: choice.backend_id,
                 };
                 remember::<S::Family>(&key, &entry);
-                remember_frontend(call, &choice, &dialled);
+                remember_frontend(call, service.id, &choice, &dialled);
                 report::connected(call, service.id, choice.backend_id);
                 choice
             }
@@ -179,7 +179,6 @@ fn same_backend<F: Tables>(key: &SocketKey<F::Words>, service: &ServiceEntry) ->
     let stays =
         backend.service == service.id && backend.serves(entry.addr, entry.port) && service.slot_count != 0;
     stays.then_some(Choice {
-        service: service.id,
         backend_id: entry.backend_id,
         addr: entry.addr,
         port: entry.port,
@@ -195,11 +194,16 @@ fn remember<F: Tables>(key: &SocketKey<F::Words>, entry: &SocketEntry<F::Words>)
 }
 
 #[inline(always)]
-fn remember_frontend<S: Sockaddr>(call: &S, choice: &Choice<Addr<S>>, dialled: &Dialled<Addr<S>>) {
+fn remember_frontend<S: Sockaddr>(
+    call: &S,
+    service: u32,
+    choice: &Choice<Addr<S>>,
+    dialled: &Dialled<Addr<S>>,
+) {
     let Dialled { addr, port, proto } = *dialled;
     let key = SocketKey::new(call.raw().cookie(), choice.addr, choice.port, proto, TO_FRONTEND);
     let grace = u16::from(call.is_mapped() && proto == PROTO_UDP);
-    let entry = SocketEntry { addr, port, grace, service: choice.service, backend_id: choice.backend_id };
+    let entry = SocketEntry { addr, port, grace, service, backend_id: choice.backend_id };
     remember::<S::Family>(&key, &entry);
 }
 

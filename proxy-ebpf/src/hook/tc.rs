@@ -48,6 +48,8 @@ const RETURNS: i32 = 105;
 const CONTROL: i32 = 106;
 /// Not all of its headers are readable yet.
 const UNREAD: i32 = 107;
+/// Its flow has lost the key of its replies.
+const LOST: i32 = 108;
 
 /// A packet that comes in from a client.
 #[inline(always)]
@@ -84,6 +86,10 @@ fn forward<F: Acts>(skb: Skb) -> i32 {
     }
     if verdict < UNDECIDED {
         return verdict;
+    }
+    if verdict == LOST {
+        F::mend();
+        verdict = F::known(skb, MENDED);
     }
     if verdict == RETURNS {
         verdict = F::back(skb);
@@ -131,6 +137,8 @@ fn backward<F: Acts>(skb: Skb) -> i32 {
 const FRESH: i32 = 0;
 /// It lies parsed in `scratch`.
 const LEFT: i32 = 1;
+/// It does, and its flow has its keys, or cannot have them.
+const MENDED: i32 = 2;
 
 #[inline(always)]
 fn parse<F: Acts>(skb: Skb, from: i32, packet: &mut Packet<F::Words>) -> Result<(), Stop> {
@@ -194,6 +202,9 @@ fn known<F: Acts>(skb: Skb, from: i32) -> i32 {
         known.release();
         return leave::<F>(&packet);
     }
+    if from != MENDED && known.has_lost_reply_key(time) {
+        return if leave::<F>(&packet) == NEXT { NEXT } else { LOST };
+    }
     known.touch(DIRECTION_FORWARD, packet.tcp_flags, time);
     report::forwarded(known.service(), packet.length);
     match known.to_backend() {
@@ -201,6 +212,17 @@ fn known<F: Acts>(skb: Skb, from: i32) -> i32 {
         Some(to) => rewrite::<F>(skb, &packet, &to),
         None => drop_because(Reason::MapInconsistent),
     }
+}
+
+/// Gives the flow of the packet in `scratch` the key of its replies again. It is an act of its own for its depth.
+#[inline(always)]
+fn mend<F: Acts>() -> i32 {
+    if let (Some(packet), Some(time)) = (left::<F>(), Time::now())
+        && let Some(known) = flow::find::<F>(&packet.key, time)
+    {
+        known.mend(time);
+    }
+    NEXT
 }
 
 /// Leaves the packet to the next act.
@@ -300,6 +322,8 @@ pub(super) trait Acts: Rewrite + Steps + Reject + Control + Fragments {
     fn parse_pulled(skb: Skb) -> Result<(), Stop>;
     /// [`known`].
     fn known(skb: Skb, from: i32) -> i32;
+    /// [`mend`].
+    fn mend() -> i32;
     /// [`begin`].
     fn begin(skb: Skb) -> i32;
     /// [`reject`].
@@ -346,9 +370,15 @@ fn parse_number<F: Acts>(skb: Skb) -> i32 {
 }
 
 macro_rules! acts {
-    ($family:ty, $parse:ident, $known:ident, $begin:ident, $back:ident, $reject:ident, $reply:ident) => {
+    ($family:ty, $parse:ident, $known:ident, $mend:ident, $begin:ident, $back:ident, $reject:ident, $reply:ident) => {
         global!($parse = parse_number::<$family>());
         global!($known = known::<$family>(from));
+        #[unsafe(no_mangle)]
+        #[inline(never)]
+        extern "C" fn $mend() -> i32 {
+            mend::<$family>()
+        }
+
         global!($begin = first::<$family>());
         global!($back = back::<$family>());
         global!($reject = reject::<$family>(what));
@@ -370,6 +400,11 @@ macro_rules! acts {
             #[inline(always)]
             fn known(skb: Skb, from: i32) -> i32 {
                 $known(skb.raw(), from)
+            }
+
+            #[inline(always)]
+            fn mend() -> i32 {
+                $mend()
             }
 
             #[inline(always)]
@@ -395,5 +430,5 @@ macro_rules! acts {
     };
 }
 
-acts!(V4, parse_pulled4, known4, begin4, back4, reject4, reply4);
-acts!(V6, parse_pulled6, known6, begin6, back6, reject6, reply6);
+acts!(V4, parse_pulled4, known4, mend4, begin4, back4, reject4, reply4);
+acts!(V6, parse_pulled6, known6, mend6, begin6, back6, reject6, reply6);

@@ -13,7 +13,9 @@ use proxy_common::abi::ABI_VERSION;
 use proxy_common::backend::{BACKEND_ACTIVE, BACKEND_GONE};
 use proxy_common::config::NodeConfig;
 use proxy_common::filter::{Role, position};
-use proxy_common::flow::{Bucket, Flow, FlowKey, WAY_FLOW, WAY_PENDING, WAY_TAG, buckets_for, buckets_of};
+use proxy_common::flow::{
+    Bucket, Flow, FlowKey, WAY_PENDING, WAY_TAG, buckets_for, buckets_of, flow_of, tag,
+};
 use proxy_common::fragment::{FragmentEntry, FragmentKey};
 use proxy_common::map_names as names;
 use proxy_common::reason::Reason;
@@ -490,7 +492,7 @@ impl Rig {
     /// The number of the flow that a key of a flow leads to.
     pub fn leads_to(&self, flow: &Tracked, side: Side) -> Option<u32> {
         let (index, number, way) = self.way(flow, side)?;
-        Some((index.get(&number, 0).unwrap().ways[way] & WAY_FLOW) as u32)
+        Some(flow_of(index.get(&number, 0).unwrap().ways[way]))
     }
 
     /// Where a key of a flow stands: the index, the bucket and the way.
@@ -504,7 +506,7 @@ impl Rig {
         let index = self.array::<Bucket>(name);
         let found = buckets_of(hash, flow_buckets).into_iter().find_map(|number| {
             let ways = index.get(&number, 0).unwrap().ways;
-            let way = ways.iter().position(|way| *way != 0 && (way ^ hash) & WAY_TAG == 0)?;
+            let way = ways.iter().position(|way| way & WAY_TAG == tag(hash))?;
             assert_eq!(ways[way] & WAY_PENDING, 0, "no key stays pending");
             Some((number, way))
         });

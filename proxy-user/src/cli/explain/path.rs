@@ -199,7 +199,7 @@ impl<'a, A: Address + Into<IpAddr>> Walk<'a, A> {
             return false;
         }
         let device = if self.rules.common.has_uplink { DEVICE_UPLINK } else { 0 };
-        let outside = decide::is_outside(device, &self.rules.node, &from);
+        let outside = decide::is_outside(|| device, &self.rules.node, &from);
         self.step(
             "client",
             if outside {
