@@ -14,7 +14,7 @@ use proxy_common::backend::{BACKEND_ACTIVE, BACKEND_GONE};
 use proxy_common::config::NodeConfig;
 use proxy_common::filter::{Role, position};
 use proxy_common::flow::{
-    Bucket, Flow, FlowKey, WAY_PENDING, WAY_TAG, buckets_for, buckets_of, flow_of, tag,
+    Bucket, Flow, FlowKey, WAY_PENDING, WAY_TAG, WAYS, buckets_for, buckets_of, flow_of, tag,
 };
 use proxy_common::fragment::{FragmentEntry, FragmentKey};
 use proxy_common::map_names as names;
@@ -33,7 +33,7 @@ pub const REDIRECT: i32 = 7;
 /// Jiffies in a second, as far as the programs know here.
 pub const HZ: u32 = 1000;
 
-const EMPTY: Bucket = Bucket { ways: [0; 7], overflow: 0 };
+const EMPTY: Bucket = Bucket { ways: [0; WAYS as usize], overflow: 0 };
 
 static NUMBER: AtomicU32 = AtomicU32::new(0);
 /// Rigs that nobody uses: to load the programs and make their maps takes longer than most tests.
