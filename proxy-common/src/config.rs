@@ -67,12 +67,14 @@ pub mod seconds {
 }
 
 impl NodeConfig {
-    /// The defaults for a kernel of `hz` jiffies a second.
+    /// The defaults for a kernel of `hz` jiffies a second. Of `flow_entries`, no more than [`MAX_FLOWS`] are used.
+    ///
+    /// [`MAX_FLOWS`]: crate::flow::MAX_FLOWS
     pub fn new(hz: u32, flow_entries: u32, flow_buckets: u32, flow_seed: u32) -> Self {
         Self {
             abi: crate::abi::ABI_VERSION,
             hz,
-            flow_entries,
+            flow_entries: flow_entries.min(crate::flow::MAX_FLOWS),
             tcp_opening: hz * seconds::TCP_OPENING,
             tcp_established: hz * seconds::TCP_ESTABLISHED,
             tcp_closing: hz * seconds::TCP_CLOSING,

@@ -21,19 +21,24 @@ use crate::maps::{self, Tables};
 use crate::skb::Skb;
 use crate::sockaddr::Sockaddr;
 
-/// A connection to a backend has begun.
+/// A packet has begun a connection to a backend.
 #[inline(always)]
 pub fn connection(service: u32, backend: u32) {
     if let Some(stats) = maps::service_stats(service) {
-        // SAFETY: a map value of this CPU; atomic because a packet may interrupt a system call that counts.
-        unsafe { atomic::add(&raw mut (*stats).connections, 1) };
+        // SAFETY: a map value of this CPU; system calls, which count there too, do not interrupt a packet.
+        unsafe { (*stats).connections += 1 };
     }
+    connection_of(backend);
+}
+
+#[inline(always)]
+fn connection_of(backend: u32) {
     if let Some(count) = maps::backend_connections(backend) {
         // SAFETY: a map value.
         unsafe { atomic::add(count, 1) };
     }
     #[cfg(feature = "log")]
-    aya_log_ebpf::debug!((), "connection of Service port {} to backend {}", service, backend);
+    aya_log_ebpf::debug!((), "connection to backend {}", backend);
 }
 
 /// A packet went to a backend.
@@ -98,7 +103,11 @@ pub fn refused<F: Tables>(skb: Skb, service: u32, why: Reason) {
 /// A socket has begun a connection to a backend; its call still has the address that was dialled.
 #[inline(always)]
 pub fn connected<S: Sockaddr>(call: &S, service: u32, backend: u32) {
-    connection(service, backend);
+    if let Some(stats) = maps::service_stats(service) {
+        // SAFETY: a map value of this CPU; atomic because a packet may interrupt a system call that counts.
+        unsafe { atomic::add(&raw mut (*stats).connections, 1) };
+    }
+    connection_of(backend);
     if is_heard() {
         socket(call, service, backend, NEW_FLOW);
     }

@@ -82,15 +82,14 @@ fn scan<F: Tables>(start: u32, now: u32) -> u64 {
 #[inline(always)]
 fn claim<F: Steps>(now: u32) -> u32 {
     let (Some(config), Some(hand)) = (maps::config(), maps::flow_hand(F::INDEX)) else { return NONE };
-    let entries = u64::from(config.flow_entries);
-    if entries == 0 {
+    if config.flow_entries == 0 {
         return NONE;
     }
     // One entry at a time while entries are free: neighbours come from memory together.
     let (mut window, mut step) = (0, 1);
     while window < WINDOWS {
         // SAFETY: a map value, aligned to eight bytes.
-        let start = (unsafe { atomic::fetch_add(hand, step) } % entries) as u32;
+        let start = unsafe { atomic::fetch_add(hand, step) } as u32 % config.flow_entries;
         let Some(place) = F::flow(start) else { return NONE };
         // SAFETY: a map value; a stale look is noticed when the entry is taken.
         let mut found =
