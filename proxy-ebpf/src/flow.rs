@@ -39,6 +39,12 @@ impl Time {
         let now = unsafe { bpf_jiffies64() } as u32;
         Some(Self { now, config: maps::config()? })
     }
+
+    /// The hash of a key.
+    #[inline(always)]
+    pub fn hash<A: Address>(self, key: &FlowKey<A>) -> u64 {
+        key.hash(self.config.flow_seed)
+    }
 }
 
 /// A flow in its place.
@@ -68,10 +74,10 @@ fn owns<A: Address>(flow: &Flow<A>, key: &FlowKey<A>) -> bool {
         }
 }
 
-/// The flow that a packet belongs to. One whose time is over is none, and leaves.
+/// The flow that a packet belongs to, whose key has this hash. One whose time is over is none, and leaves.
 #[inline(always)]
-pub fn find<F: Index>(key: &FlowKey<F::Words>, time: Time) -> Option<Tracked<F>> {
-    let index = index::find::<F>(key, time.config)?;
+pub fn find<F: Index>(key: &FlowKey<F::Words>, hash: u64, time: Time) -> Option<Tracked<F>> {
+    let index = index::find::<F>(key, hash, time.config)?;
     let place = F::flow(index)?;
     // SAFETY: a map value, of plain integers.
     let flow = unsafe { &*place };
@@ -179,7 +185,7 @@ impl<F: Index> Tracked<F> {
     /// Adds the key of the replies again. Another flow may have it by now: then that one has the replies.
     #[inline(always)]
     pub fn mend(&self, time: Time) {
-        let hash = self.flow().reply_key().hash(time.config.flow_seed);
+        let hash = time.hash(&self.flow().reply_key());
         F::add_key(self.index, u32::from(DIRECTION_REPLY), hash);
     }
 

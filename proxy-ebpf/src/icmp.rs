@@ -121,7 +121,7 @@ fn error<F: Control>(skb: Skb, at: u8) -> i32 {
     if !may_be {
         return NEXT;
     }
-    let Some(known) = flow::find::<F>(&key, time) else { return NEXT };
+    let Some(known) = flow::find::<F>(&key, time.hash(&key), time) else { return NEXT };
     let to = if key.direction == DIRECTION_FORWARD { known.to_backend() } else { known.to_client() };
     let Some(to) = to else { return drop_because(Reason::MapInconsistent) };
     let is_sent_on = at == DIRECTION_FORWARD && known.state() & FLOW_SNAT != 0;
@@ -134,8 +134,8 @@ fn error<F: Control>(skb: Skb, at: u8) -> i32 {
     let Some(scratch) = F::scratch() else { return DROP };
     // SAFETY: a map value that is this CPU's own.
     unsafe {
-        (*scratch).key.src = sender(&quote, &to);
-        (*scratch).key.dst = to.dst;
+        (*scratch).packet.key.src = sender(&quote, &to);
+        (*scratch).packet.key.dst = to.dst;
     }
     ONWARD
 }
@@ -145,7 +145,7 @@ fn error<F: Control>(skb: Skb, at: u8) -> i32 {
 fn onward<F: Control>(skb: Skb) -> i32 {
     let Some(left) = F::scratch() else { return DROP };
     // SAFETY: a map value that is this CPU's own.
-    let key = unsafe { &(*left).key };
+    let key = unsafe { &(*left).packet.key };
     let to = Tuple { src: key.src, dst: key.dst, src_port: 0, dst_port: 0 };
     if F::route(skb, &to) == route::FOUND { SEND } else { drop_because(Reason::NoRoute) }
 }

@@ -26,7 +26,7 @@ use proxy_common::{Address, Family};
 
 use recast::{octets, words};
 
-use crate::packet::Packet;
+use crate::packet::Scratch;
 use crate::reject::Allowance;
 use crate::route::Route;
 
@@ -87,9 +87,9 @@ static REFUSALS: LruHashMap<RefusalKey, u64, { sizes::DEFAULT_REFUSALS as usize 
 #[btf_map(name = "names")]
 static NAMES: HashMap<u32, PortName, SERVICE_IDS, NO_PREALLOC> = HashMap::new();
 #[btf_map(name = "scratch")]
-static SCRATCH: PerCpuArray<Packet<[u32; 1]>, 1> = PerCpuArray::new();
+static SCRATCH: PerCpuArray<Scratch<[u32; 1]>, 1> = PerCpuArray::new();
 #[btf_map(name = "scratch6")]
-static SCRATCH6: PerCpuArray<Packet<[u32; 4]>, 1> = PerCpuArray::new();
+static SCRATCH6: PerCpuArray<Scratch<[u32; 4]>, 1> = PerCpuArray::new();
 #[btf_map(name = "route")]
 static ROUTE: PerCpuArray<Route, 1> = PerCpuArray::new();
 #[btf_map(name = "answers")]
@@ -136,7 +136,7 @@ pub trait Tables: Family {
     fn flow(index: u32) -> Option<*mut Flow<Self::Words>>;
     /// Where one act leaves the packet that it parsed to the next one. A packet is done before another begins on the
     /// same CPU.
-    fn scratch() -> Option<*mut Packet<Self::Words>>;
+    fn scratch() -> Option<*mut Scratch<Self::Words>>;
     /// What the agent says of this node.
     fn node() -> Option<&'static NodeEntry<Self::Words>>;
     /// What an address is to this node; 0: none of its own.
@@ -189,7 +189,7 @@ macro_rules! tables {
             }
 
             #[inline(always)]
-            fn scratch() -> Option<*mut Packet<Self::Words>> {
+            fn scratch() -> Option<*mut Scratch<Self::Words>> {
                 $scratch.get_ptr_mut(0)
             }
 

@@ -49,6 +49,16 @@ pub struct Packet<A> {
     pub tcp_flags: u16,
 }
 
+/// What the act that parses a packet leaves to the others.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Scratch<A> {
+    /// The packet.
+    pub packet: Packet<A>,
+    /// The hash of its key; see [`FlowKey::hash`].
+    pub hash: u64,
+}
+
 impl<A: Address> Packet<A> {
     /// A packet of which nothing is known.
     pub const EMPTY: Self = Self {

@@ -175,12 +175,12 @@ fn bare(service: u32, what: u32) {
 #[inline(never)]
 fn packet<F: Tables>(skb: Skb, service: u32, backend: u32, what: u32) {
     // In this order: room that is taken has to be given back on every way out.
-    let Some(packet) = F::scratch() else { return };
+    let Some(scratch) = F::scratch() else { return };
     let Some(mut entry) = begin(what) else { return };
     let event = entry.as_mut_ptr();
     // SAFETY: `begin` has written all fields; the packet is a map value that is this CPU's own.
     unsafe {
-        let key = &(*packet).key;
+        let key = &(*scratch).packet.key;
         (*event).hook = HOOK_PACKET;
         (*event).device = skb.ifindex();
         (*event).client = key.src.words();

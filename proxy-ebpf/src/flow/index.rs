@@ -87,8 +87,7 @@ fn find_in<F: Tables>(bucket: u32, tag: u32, key: &FlowKey<F::Words>) -> Option<
 
 /// The flow that a packet's key leads to.
 #[inline(always)]
-pub fn find<F: Tables>(key: &FlowKey<F::Words>, config: &NodeConfig) -> Option<u32> {
-    let hash = key.hash(config.flow_seed);
+pub fn find<F: Tables>(key: &FlowKey<F::Words>, hash: u64, config: &NodeConfig) -> Option<u32> {
     let [first, second] = buckets_of(hash, config.flow_buckets);
     let tag = tag(hash);
     match find_in::<F>(first, tag, key) {

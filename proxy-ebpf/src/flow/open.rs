@@ -142,11 +142,12 @@ fn ports(config: &NodeConfig, snat: bool) -> (u32, u32) {
     }
 }
 
-/// Begins a flow for a client's packet, and tells what the packet becomes. With `snat` the backend sees that address
+/// Begins a flow for a client's packet, whose key has this hash, and tells what the packet becomes. With `snat` the backend sees that address
 /// of this node.
 #[inline(always)]
 pub fn open<F: Steps>(
     key: &FlowKey<F::Words>,
+    hash: u64,
     service: u32,
     choice: &Choice<F::Words>,
     time: Time,
@@ -185,7 +186,7 @@ pub fn open<F: Steps>(
     }
     let mut leads_to = F::add_reply_key(index);
     if leads_to == index {
-        leads_to = F::add_key(index, u32::from(DIRECTION_FORWARD), key.hash(time.config.flow_seed));
+        leads_to = F::add_key(index, u32::from(DIRECTION_FORWARD), hash);
     }
     if leads_to == index {
         // SAFETY: as above; this takes `CLAIMED` away.

@@ -11,14 +11,18 @@ use crate::header::same;
 use crate::maps;
 use crate::nat::Tuple;
 use crate::net::tcp;
-use crate::packet::Packet;
+use crate::packet::Scratch;
 use crate::skb::Skb;
 use crate::{affinity, balance, lookup, report};
+
+/// 2^64 by the golden ratio, odd: the upper half of a product with it depends on all bits below.
+const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// The first packet of a flow.
 #[inline(always)]
 pub(super) fn begin<F: Acts>(skb: Skb) -> i32 {
-    let Some(packet) = left::<F>() else { return NEXT };
+    let Some(left) = left::<F>() else { return NEXT };
+    let packet = &left.packet;
     if packet.is_later() {
         // What became of the first fragment becomes of all.
         return drop_because(Reason::FragmentWithoutFirst);
@@ -35,7 +39,7 @@ pub(super) fn begin<F: Acts>(skb: Skb) -> i32 {
         report::refused::<F>(skb, 0, why);
         return refuse(why, packet.tcp_flags);
     };
-    match open::<F>(skb, packet, &service, node, outside, time) {
+    match open::<F>(skb, left, &service, node, outside, time) {
         Ok((_, true)) => BEGUN,
         Ok((to, false)) => {
             report::forwarded(service.id, packet.length);
@@ -58,13 +62,13 @@ fn refuse(reason: Reason, tcp_flags: u16) -> i32 {
 #[inline(always)]
 fn open<F: Acts>(
     skb: Skb,
-    packet: &Packet<F::Words>,
+    left: &Scratch<F::Words>,
     service: &ServiceEntry,
     node: &NodeEntry<F::Words>,
     outside: bool,
     time: Time,
 ) -> Result<(Tuple<F::Words>, bool), Reason> {
-    let key = &packet.key;
+    let key = &left.packet.key;
     if decide::asks_source(service) && !F::lets_in(service.id, &key.src) {
         return Err(Reason::SourceNotAllowed);
     }
@@ -74,7 +78,7 @@ fn open<F: Acts>(
         choice
     } else {
         // As good as the helper's number, at a fifth of its price: the seed is secret, and the time moves on.
-        let random = (key.hash(time.config.flow_seed ^ time.now) >> 32) as u32;
+        let random = ((left.hash ^ u64::from(time.now)).wrapping_mul(SPREAD) >> 32) as u32;
         let choice = balance::choose::<F>(service, random)?;
         if sticks {
             affinity::note::<F>(&key.src, service, choice.backend_id, time);
@@ -86,7 +90,14 @@ fn open<F: Acts>(
     if snat && same(&node.source, &F::Words::ZERO) {
         return Err(Reason::NoRoute);
     }
-    let to = flow::open::<F>(key, service.id, &choice, time, if snat { Some(&node.source) } else { None })?;
+    let to = flow::open::<F>(
+        key,
+        left.hash,
+        service.id,
+        &choice,
+        time,
+        if snat { Some(&node.source) } else { None },
+    )?;
     report::opened::<F>(skb, service.id, choice.backend_id);
     Ok((to, snat))
 }

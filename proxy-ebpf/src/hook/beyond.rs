@@ -20,7 +20,8 @@ pub(super) fn send_on<F: Acts>(skb: Skb, packet: &Packet<F::Words>, to: &Tuple<F
             verdict => verdict,
         },
         route::TOO_BIG => {
-            leave::<F>(packet);
+            // Its client is told, and no flow is looked for.
+            leave::<F>(packet, 0);
             TOO_BIG
         }
         _ => drop_because(Reason::NoRoute),
@@ -31,8 +32,9 @@ pub(super) fn send_on<F: Acts>(skb: Skb, packet: &Packet<F::Words>, to: &Tuple<F
 #[inline(always)]
 pub(super) fn back<F: Acts>(skb: Skb) -> i32 {
     let (Some(packet), Some(time)) = (left::<F>(), Time::now()) else { return NEXT };
+    let packet = &packet.packet;
     let key = FlowKey { direction: DIRECTION_REPLY, ..packet.key };
-    let Some(known) = flow::find::<F>(&key, time) else { return NEXT };
+    let Some(known) = flow::find::<F>(&key, time.hash(&key), time) else { return NEXT };
     if known.state() & FLOW_SNAT == 0 {
         return NEXT;
     }

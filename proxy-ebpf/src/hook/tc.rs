@@ -16,7 +16,7 @@ use crate::icmp::{self, Control};
 use crate::maps::{self, Tables};
 use crate::nat::{self, Rewrite, Tuple};
 use crate::net::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, tcp};
-use crate::packet::{Packet, Stop};
+use crate::packet::{Packet, Scratch, Stop};
 use crate::reject::{self, Reject};
 use crate::route;
 use crate::skb::Skb;
@@ -145,7 +145,7 @@ fn parse<F: Acts>(skb: Skb, from: i32, packet: &mut Packet<F::Words>) -> Result<
     if from == FRESH {
         return F::parse(skb.bounds(), packet, false);
     }
-    *packet = *left::<F>().ok_or(Stop::NotOurs)?;
+    *packet = left::<F>().ok_or(Stop::NotOurs)?.packet;
     Ok(())
 }
 
@@ -153,9 +153,9 @@ fn parse<F: Acts>(skb: Skb, from: i32, packet: &mut Packet<F::Words>) -> Result<
 /// once are few, and need more room on the stack.
 #[inline(always)]
 fn parse_pulled<F: Acts>(skb: Skb) -> Result<(), Stop> {
-    let Some(packet) = F::scratch() else { return Err(Stop::NotOurs) };
+    let Some(scratch) = F::scratch() else { return Err(Stop::NotOurs) };
     // SAFETY: a map value that is this CPU's own.
-    let packet = unsafe { &mut *packet };
+    let packet = unsafe { &mut (*scratch).packet };
     let bounds = skb.bounds();
     let wanted = if skb.length() < PULL { skb.length() } else { PULL };
     if bounds.end - bounds.data < wanted as usize && skb.pull(wanted).is_err() {
@@ -194,16 +194,18 @@ fn known<F: Acts>(skb: Skb, from: i32) -> i32 {
     let key = &packet.key;
     if !maps::may_be(Role::Frontend, &key.dst, key.dst_port, key.proto) {
         let ours = is_snat_port(key.dst_port) || lookup::is_service_address::<F>(&key.dst);
-        return if ours { leave::<F>(&packet) } else { NEXT };
+        let (true, Some(time)) = (ours, Time::now()) else { return NEXT };
+        return leave::<F>(&packet, time.hash(key));
     }
     let Some(time) = Time::now() else { return NEXT };
-    let Some(known) = flow::find::<F>(key, time) else { return leave::<F>(&packet) };
+    let hash = time.hash(key);
+    let Some(known) = flow::find::<F>(key, hash, time) else { return leave::<F>(&packet, hash) };
     if !known.continues(packet.tcp_flags) {
         known.release();
-        return leave::<F>(&packet);
+        return leave::<F>(&packet, hash);
     }
     if from != MENDED && known.has_lost_reply_key(time) {
-        return if leave::<F>(&packet) == NEXT { NEXT } else { LOST };
+        return if leave::<F>(&packet, hash) == NEXT { NEXT } else { LOST };
     }
     known.touch(DIRECTION_FORWARD, packet.tcp_flags, time);
     report::forwarded(known.service(), packet.length);
@@ -217,20 +219,20 @@ fn known<F: Acts>(skb: Skb, from: i32) -> i32 {
 /// Gives the flow of the packet in `scratch` the key of its replies again. It is an act of its own for its depth.
 #[inline(always)]
 fn mend<F: Acts>() -> i32 {
-    if let (Some(packet), Some(time)) = (left::<F>(), Time::now())
-        && let Some(known) = flow::find::<F>(&packet.key, time)
+    if let (Some(left), Some(time)) = (left::<F>(), Time::now())
+        && let Some(known) = flow::find::<F>(&left.packet.key, left.hash, time)
     {
         known.mend(time);
     }
     NEXT
 }
 
-/// Leaves the packet to the next act.
+/// Leaves the packet and the hash of its key to the next act.
 #[inline(always)]
-pub(super) fn leave<F: Tables>(packet: &Packet<F::Words>) -> i32 {
+pub(super) fn leave<F: Tables>(packet: &Packet<F::Words>, hash: u64) -> i32 {
     let Some(scratch) = F::scratch() else { return NEXT };
     // SAFETY: a map value that is this CPU's own.
-    unsafe { *scratch = *packet };
+    unsafe { *scratch = Scratch { packet: *packet, hash } };
     // A set bit of the filter may be another tuple's: it says nothing against a reply.
     if is_snat_port(packet.key.dst_port) { RETURNS } else { UNKNOWN }
 }
@@ -243,15 +245,15 @@ fn is_snat_port(port: u16) -> bool {
 
 /// The packet that the first act left.
 #[inline(always)]
-pub(super) fn left<F: Tables>() -> Option<&'static Packet<F::Words>> {
+pub(super) fn left<F: Tables>() -> Option<&'static Scratch<F::Words>> {
     // SAFETY: a map value that is this CPU's own, and plain integers.
-    F::scratch().map(|packet| unsafe { &*packet })
+    F::scratch().map(|scratch| unsafe { &*scratch })
 }
 
 /// Tells the client that nobody serves what it dialled, or that its packet is too big.
 #[inline(always)]
 fn reject<F: Acts>(skb: Skb, what: i32) -> i32 {
-    let Some(packet) = left::<F>() else { return drop_because(Reason::RejectFailed) };
+    let Some(Scratch { packet, .. }) = left::<F>() else { return drop_because(Reason::RejectFailed) };
     let Some(time) = Time::now() else { return drop_because(Reason::RejectFailed) };
     let mut message = F::PORT_UNREACHABLE;
     if what == TOO_BIG {
@@ -288,7 +290,7 @@ fn reply<F: Acts>(skb: Skb, from: i32) -> i32 {
         return NEXT;
     }
     let Some(time) = Time::now() else { return NEXT };
-    let Some(known) = flow::find::<F>(key, time) else { return NEXT };
+    let Some(known) = flow::find::<F>(key, time.hash(key), time) else { return NEXT };
     if packet.tcp_flags & tcp::SYN != 0 && is_over(known.state()) {
         // Both ends were done: this answers a connection that the client made to the backend itself.
         return NEXT;
