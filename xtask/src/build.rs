@@ -54,9 +54,11 @@ fn build_bpf(workspace: &Workspace, toolchain: &Toolchain, args: &Args) -> Resul
     let elf = fs::read(&built).with_context(|| format!("cannot read {}", built.display()))?;
     let report = object::check(&elf).with_context(|| built.display().to_string())?;
     say::line(format_args!(
-        "    {} programs, {} instructions, {} KiB",
+        "    {} programs, {} instructions, {} of {} bytes of stack, {} KiB",
         report.programs.len(),
         report.instructions,
+        report.deepest.bytes,
+        object::stack::LIMIT,
         elf.len() / 1024
     ));
     for call in report.slow_calls {

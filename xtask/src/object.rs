@@ -1,5 +1,7 @@
 //! A look at the BPF object before anybody tries to load it: the kernel's own messages say less.
 
+pub mod stack;
+
 use anyhow::{Context as _, Result, bail};
 use object::{Object as _, ObjectSection as _, ObjectSymbol as _, RelocationTarget, SectionKind};
 
@@ -12,6 +14,8 @@ pub struct Report {
     pub instructions: u64,
     /// Programs' calls of byte-loop helpers such as `memset`: correct, but slow.
     pub slow_calls: Vec<String>,
+    /// The chain of calls that needs most of the stack.
+    pub deepest: stack::Depth,
 }
 
 /// Reads the object; a panic path, a missing function or the lack of any program is an error.
@@ -53,6 +57,17 @@ pub fn check(elf: &[u8]) -> Result<Report> {
     report.slow_calls.dedup();
     if report.programs.is_empty() {
         bail!("the object holds no program");
+    }
+    report.deepest = stack::deepest(&file)?;
+    if report.deepest.bytes > stack::LIMIT {
+        let chain: Vec<_> =
+            report.deepest.chain.iter().map(|(name, frame)| format!("{name} ({frame})")).collect();
+        bail!(
+            "{} bytes of stack are more than the {} that Linux 6.1 has: {}",
+            report.deepest.bytes,
+            stack::LIMIT,
+            chain.join(" > ")
+        );
     }
     Ok(report)
 }

@@ -1,0 +1,247 @@
+//! How deep the programs' stack gets, as kernels before 6.8 count it: each frame rounded up to 32 bytes. The kernel
+//! that builds may round to 16, and then lets in what others refuse.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context as _, Result};
+use object::{Object as _, ObjectSection as _, ObjectSymbol as _, RelocationTarget, SymbolKind};
+
+/// `MAX_BPF_STACK` (include/linux/filter.h).
+pub const LIMIT: u32 = 512;
+/// To what a frame is rounded up (`check_max_stack_depth` in kernel/bpf/verifier.c, up to 6.7).
+const ROUND: u32 = 32;
+
+/// Bytes of an instruction.
+const SIZE: u64 = 8;
+/// `BPF_LD | BPF_IMM | BPF_DW`, which is two instructions long.
+const LOAD_IMMEDIATE: u8 = 0x18;
+/// `BPF_ALU64 | BPF_MOV | BPF_X`.
+const MOVE: u8 = 0xbf;
+/// `BPF_ALU64 | BPF_ADD | BPF_K`.
+const ADD: u8 = 0x07;
+/// `BPF_JMP | BPF_CALL`; with [`PSEUDO_CALL`] of a function of the program, else of the kernel.
+const CALL: u8 = 0x85;
+/// `BPF_PSEUDO_CALL`, in the source register.
+const PSEUDO_CALL: u8 = 1;
+/// The frame pointer.
+const FRAME: u8 = 10;
+
+/// Where a function begins: the number of its section, and the offset in it.
+type Place = (usize, u64);
+
+struct Function {
+    name: String,
+    /// Bytes of its frame.
+    frame: u32,
+    calls: Vec<Place>,
+}
+
+/// A chain of calls, and the bytes of stack that it needs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Depth {
+    /// All frames, rounded.
+    pub bytes: u32,
+    /// Functions and their frames, from the program on.
+    pub chain: Vec<(String, u32)>,
+}
+
+/// The deepest chain of calls in the object.
+pub fn deepest(file: &object::File<'_>) -> Result<Depth> {
+    let functions = read(file)?;
+    let mut known = BTreeMap::new();
+    let all = functions.keys().map(|place| depth(*place, &functions, &mut known));
+    Ok(all.max_by_key(|depth| depth.bytes).unwrap_or_default())
+}
+
+/// The verifier refuses recursion before anything else, so there is none that could go on for ever here.
+fn depth(place: Place, functions: &BTreeMap<Place, Function>, known: &mut BTreeMap<Place, Depth>) -> Depth {
+    if let Some(depth) = known.get(&place) {
+        return depth.clone();
+    }
+    let Some(function) = functions.get(&place) else { return Depth::default() };
+    // Stands for the function itself while it is being looked at.
+    known.insert(place, Depth::default());
+    let below = function.calls.iter().map(|callee| depth(*callee, functions, known));
+    let below = below.max_by_key(|depth| depth.bytes).unwrap_or_default();
+    let mut chain = vec![(function.name.clone(), function.frame)];
+    chain.extend(below.chain);
+    let depth = Depth { bytes: below.bytes + function.frame.max(1).next_multiple_of(ROUND), chain };
+    known.insert(place, depth.clone());
+    depth
+}
+
+fn read(file: &object::File<'_>) -> Result<BTreeMap<Place, Function>> {
+    let mut functions = BTreeMap::new();
+    for symbol in file.symbols().filter(|symbol| symbol.kind() == SymbolKind::Text && symbol.size() > 0) {
+        let Some(index) = symbol.section_index() else { continue };
+        let section = file.section_by_index(index)?;
+        let name = symbol.name().unwrap_or("?").to_owned();
+        let code = section
+            .data_range(symbol.address(), symbol.size())?
+            .with_context(|| format!("`{name}` is not inside its section"))?;
+        let mut function =
+            Function { name, frame: frame(code), calls: calls(code, index.0, symbol.address()) };
+        let end = symbol.address() + symbol.size();
+        for (at, relocation) in section.relocations() {
+            if at < symbol.address() || at >= end {
+                continue;
+            }
+            let RelocationTarget::Symbol(target) = relocation.target() else { continue };
+            let target = file.symbol_by_index(target)?;
+            let Some(instruction) = code.get((at - symbol.address()) as usize..).and_then(Instruction::read)
+            else {
+                continue;
+            };
+            if let (true, Some(section)) = (instruction.is_call(), target.section_index()) {
+                // A call by the section's own symbol has the place in the instruction.
+                let inside = u64::try_from(i64::from(instruction.immediate) + 1).unwrap_or(0) * SIZE;
+                let of_section = target.kind() == SymbolKind::Section;
+                function.calls.push((section.0, if of_section { inside } else { target.address() }));
+            }
+        }
+        functions.insert((index.0, symbol.address()), function);
+    }
+    Ok(functions)
+}
+
+struct Instruction {
+    code: u8,
+    target: u8,
+    source: u8,
+    offset: i32,
+    immediate: i32,
+}
+
+impl Instruction {
+    fn read(bytes: &[u8]) -> Option<Self> {
+        let [code, registers, o0, o1, i0, i1, i2, i3, ..] = *bytes else { return None };
+        Some(Self {
+            code,
+            target: registers & 0xf,
+            source: registers >> 4,
+            offset: i32::from(i16::from_le_bytes([o0, o1])),
+            immediate: i32::from_le_bytes([i0, i1, i2, i3]),
+        })
+    }
+
+    fn is_call(&self) -> bool {
+        self.code == CALL && self.source == PSEUDO_CALL
+    }
+
+    /// The register that holds the address, of what reads or writes memory.
+    fn base(&self) -> Option<u8> {
+        match self.code & 0x07 {
+            1 => Some(self.source),
+            2 | 3 => Some(self.target),
+            _ => None,
+        }
+    }
+}
+
+fn instructions(code: &[u8]) -> impl Iterator<Item = (u64, Instruction)> + '_ {
+    let mut at = 0;
+    std::iter::from_fn(move || {
+        let instruction = Instruction::read(code.get(at..)?)?;
+        let here = at as u64;
+        at += if instruction.code == LOAD_IMMEDIATE { 2 * SIZE as usize } else { SIZE as usize };
+        Some((here, instruction))
+    })
+}
+
+/// How far below the frame pointer a function reads and writes, or hands out addresses.
+fn frame(code: &[u8]) -> u32 {
+    let mut lowest = 0;
+    let mut addresses = BTreeMap::from([(FRAME, 0)]);
+    for (_, instruction) in instructions(code) {
+        if let Some(base) = instruction.base().and_then(|base| addresses.get(&base)) {
+            lowest = lowest.min(base + instruction.offset);
+        }
+        match instruction.code {
+            MOVE if let Some(from) = addresses.get(&instruction.source).copied() => {
+                addresses.insert(instruction.target, from);
+            }
+            ADD if let Some(from) = addresses.get_mut(&instruction.target) => {
+                *from += instruction.immediate;
+                lowest = lowest.min(*from);
+            }
+            // What is called writes the first six.
+            CALL => addresses.retain(|register, _| *register > 5),
+            code if matches!(code & 0x07, 0 | 1 | 4 | 7) => {
+                addresses.remove(&instruction.target);
+            }
+            _ => {}
+        }
+    }
+    lowest.unsigned_abs()
+}
+
+/// Functions of the same section that are called without a relocation.
+fn calls(code: &[u8], section: usize, start: u64) -> Vec<Place> {
+    let relative = instructions(code).filter(|(_, instruction)| instruction.is_call());
+    // -1 waits for a relocation.
+    let relative = relative.filter(|(_, instruction)| instruction.immediate != -1);
+    relative
+        .filter_map(|(at, instruction)| {
+            let next = start + at + SIZE;
+            let distance = i64::from(instruction.immediate) * SIZE as i64;
+            Some((section, next.checked_add_signed(distance)?))
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn instruction(code: u8, target: u8, source: u8, offset: i16, immediate: i32) -> Vec<u8> {
+        let mut bytes = vec![code, target | source << 4];
+        bytes.extend(offset.to_le_bytes());
+        bytes.extend(immediate.to_le_bytes());
+        bytes
+    }
+
+    #[test]
+    fn a_frame_is_as_deep_as_what_it_touches() {
+        // *(u32 *)(r10 - 24) = r1
+        let store = instruction(0x63, FRAME, 1, -24, 0);
+        assert_eq!(frame(&store), 24);
+        // r2 = r10; r2 += -40
+        let address = [instruction(MOVE, 2, FRAME, 0, 0), instruction(ADD, 2, 0, 0, -40)].concat();
+        assert_eq!(frame(&address), 40);
+        assert_eq!(frame(&[store, address].concat()), 40);
+        // r3 = r1; r3 += -99
+        assert_eq!(frame(&[instruction(MOVE, 3, 1, 0, 0), instruction(ADD, 3, 0, 0, -99)].concat()), 0);
+        // r2 = r10; call; r2 += -99
+        let called = [instruction(MOVE, 2, FRAME, 0, 0), instruction(CALL, 0, 0, 0, 7)].concat();
+        assert_eq!(frame(&[called, instruction(ADD, 2, 0, 0, -99)].concat()), 0);
+        // r2 = r10; r2 = r1; r2 += -99
+        let lost = [(2, FRAME), (2, 1)].map(|(to, from)| instruction(MOVE, to, from, 0, 0)).concat();
+        assert_eq!(frame(&[lost, instruction(ADD, 2, 0, 0, -99)].concat()), 0);
+    }
+
+    #[test]
+    fn a_chain_adds_up_rounded_frames() {
+        let place = |at| (1, at);
+        let function = |name: &str, frame, calls: &[u64]| Function {
+            name: name.to_owned(),
+            frame,
+            calls: calls.iter().map(|at| place(*at)).collect(),
+        };
+        let functions = BTreeMap::from([
+            (place(0), function("program", 0, &[8, 16])),
+            (place(8), function("shallow", 33, &[])),
+            (place(16), function("deep", 200, &[8, 16])),
+        ]);
+        let found = depth(place(0), &functions, &mut BTreeMap::new());
+        assert_eq!(found.bytes, 32 + 224 + 64);
+        let names: Vec<_> = found.chain.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names, ["program", "deep", "shallow"]);
+    }
+
+    #[test]
+    fn a_call_without_relocation_is_found() {
+        let code =
+            [instruction(CALL, 0, PSEUDO_CALL, 0, 2), instruction(CALL, 0, PSEUDO_CALL, 0, -1)].concat();
+        assert_eq!(calls(&code, 3, 16), [(3, 16 + 8 + 16)]);
+    }
+}
