@@ -21,6 +21,7 @@ pub mod balance;
 pub mod flow;
 pub mod hook {
     //! The order of the stages at each kind of hook.
+    mod acts;
     mod begin;
     mod beyond;
     pub mod bind;

@@ -5,7 +5,8 @@ use proxy_common::reason::{Reason, Verdict};
 use proxy_common::service::ServiceEntry;
 use proxy_common::{Address, decide};
 
-use super::tc::{Acts, BEGUN, DROP, NEXT, REFUSED, drop_because, left, rewrite};
+use super::acts::Acts;
+use super::tc::{BEGUN, DROP, NEXT, REFUSED, drop_because, left, rewrite};
 use crate::flow::{self, Time};
 use crate::header::same;
 use crate::maps;

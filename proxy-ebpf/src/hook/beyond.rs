@@ -3,7 +3,8 @@
 use proxy_common::flow::{DIRECTION_REPLY, FLOW_SNAT, FlowKey};
 use proxy_common::reason::Reason;
 
-use super::tc::{Acts, NEXT, SEND, TOO_BIG, drop_because, leave, left, rewrite};
+use super::acts::Acts;
+use super::tc::{NEXT, SEND, TOO_BIG, drop_because, leave, left, rewrite};
 use crate::flow::{self, Time};
 use crate::nat::Tuple;
 use crate::packet::Packet;

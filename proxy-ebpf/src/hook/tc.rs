@@ -1,23 +1,21 @@
 //! Packets: the destination is translated where they come in, the source of the replies where they go out, so
 //! that netfilter in between sees one plain flow between client and backend.
 
-use aya_ebpf::bindings::__sk_buff;
 use aya_ebpf::programs::TcContext;
 use proxy_common::filter::Role;
 use proxy_common::flow::{DIRECTION_FORWARD, DIRECTION_REPLY, FLOW_SNAT, is_over};
 use proxy_common::reason::{Reason, Verdict};
 use proxy_common::{V4, V6};
 
-use super::begin::begin as first;
-use super::beyond::{back, send_on};
-use crate::flow::{self, Steps, Time};
-use crate::fragment::Fragments;
-use crate::icmp::{self, Control};
+use super::acts::Acts;
+use super::beyond::send_on;
+use crate::flow::{self, Time};
+use crate::icmp;
 use crate::maps::{self, Tables};
 use crate::nat::{self, Rewrite, Tuple};
 use crate::net::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, tcp};
 use crate::packet::{Packet, Scratch, Stop};
-use crate::reject::{self, Reject};
+use crate::reject;
 use crate::route;
 use crate::skb::Skb;
 use crate::{lookup, report};
@@ -152,7 +150,7 @@ fn parse<F: Acts>(skb: Skb, from: i32, packet: &mut Packet<F::Words>) -> Result<
 /// Makes more of the packet readable, and leaves it parsed in `scratch`: packets whose headers are not readable at
 /// once are few, and need more room on the stack.
 #[inline(always)]
-fn parse_pulled<F: Acts>(skb: Skb) -> Result<(), Stop> {
+pub(super) fn parse_pulled<F: Acts>(skb: Skb) -> Result<(), Stop> {
     let Some(scratch) = F::scratch() else { return Err(Stop::NotOurs) };
     // SAFETY: a map value that is this CPU's own.
     let packet = unsafe { &mut (*scratch).packet };
@@ -184,7 +182,7 @@ fn pass(stop: Stop) -> i32 {
 
 /// A packet of a flow that is known.
 #[inline(always)]
-fn known<F: Acts>(skb: Skb, from: i32) -> i32 {
+pub(super) fn known<F: Acts>(skb: Skb, from: i32) -> i32 {
     let mut packet = Packet::<F::Words>::EMPTY;
     match parse::<F>(skb, from, &mut packet) {
         Ok(()) => {}
@@ -218,7 +216,7 @@ fn known<F: Acts>(skb: Skb, from: i32) -> i32 {
 
 /// Gives the flow of the packet in `scratch` the key of its replies again. It is an act of its own for its depth.
 #[inline(always)]
-fn mend<F: Acts>() -> i32 {
+pub(super) fn mend<F: Acts>() -> i32 {
     if let (Some(left), Some(time)) = (left::<F>(), Time::now())
         && let Some(known) = flow::find::<F>(&left.packet.key, left.hash, time)
     {
@@ -252,7 +250,7 @@ pub(super) fn left<F: Tables>() -> Option<&'static Scratch<F::Words>> {
 
 /// Tells the client that nobody serves what it dialled, or that its packet is too big.
 #[inline(always)]
-fn reject<F: Acts>(skb: Skb, what: i32) -> i32 {
+pub(super) fn reject<F: Acts>(skb: Skb, what: i32) -> i32 {
     let Some(Scratch { packet, .. }) = left::<F>() else { return drop_because(Reason::RejectFailed) };
     let Some(time) = Time::now() else { return drop_because(Reason::RejectFailed) };
     let mut message = F::PORT_UNREACHABLE;
@@ -275,7 +273,7 @@ fn reject<F: Acts>(skb: Skb, what: i32) -> i32 {
 
 /// A packet on its way out, perhaps a backend's to a client.
 #[inline(always)]
-fn reply<F: Acts>(skb: Skb, from: i32) -> i32 {
+pub(super) fn reply<F: Acts>(skb: Skb, from: i32) -> i32 {
     let mut packet = Packet::<F::Words>::EMPTY;
     // What cannot be parsed was counted where it came in; what this node sends itself is nobody's fault.
     match parse::<F>(skb, from, &mut packet) {
@@ -316,121 +314,3 @@ pub(crate) fn drop_because(reason: Reason) -> i32 {
     report::reason(reason);
     DROP
 }
-
-/// The acts, as functions that the verifier checks once each, on their own ("global"): walked through from
-/// every state that calls them, they cost half a million steps.
-pub(super) trait Acts: Rewrite + Steps + Reject + Control + Fragments {
-    /// [`parse_pulled`].
-    fn parse_pulled(skb: Skb) -> Result<(), Stop>;
-    /// [`known`].
-    fn known(skb: Skb, from: i32) -> i32;
-    /// [`mend`].
-    fn mend() -> i32;
-    /// [`begin`].
-    fn begin(skb: Skb) -> i32;
-    /// [`reject`].
-    fn reject(skb: Skb, what: i32) -> i32;
-    /// [`back`].
-    fn back(skb: Skb) -> i32;
-    /// [`reply`].
-    fn reply(skb: Skb, from: i32) -> i32;
-}
-
-/// Numbers for [`Stop`], and for "parsed".
-const PARSED: i32 = 0;
-const STOP_NOT_OURS: i32 = 1;
-const STOP_FRAGMENT: i32 = 2;
-const STOP_MALFORMED: i32 = 3;
-const STOP_CONTROL: i32 = 4;
-const STOP_ALONE: i32 = 5;
-
-fn stop_number(result: Result<(), Stop>) -> i32 {
-    match result {
-        Ok(()) => PARSED,
-        Err(Stop::NotOurs) => STOP_NOT_OURS,
-        Err(Stop::Control) => STOP_CONTROL,
-        Err(Stop::Because(Reason::Fragment)) => STOP_FRAGMENT,
-        Err(Stop::Because(Reason::FragmentWithoutFirst)) => STOP_ALONE,
-        Err(_) => STOP_MALFORMED,
-    }
-}
-
-macro_rules! global {
-    ($name:ident = $act:ident::<$family:ty>($($argument:ident)?)) => {
-        #[unsafe(no_mangle)]
-        #[inline(never)]
-        extern "C" fn $name(skb: *mut __sk_buff $(, $argument: i32)?) -> i32 {
-            $act::<$family>(Skb::from_raw(skb) $(, $argument)?)
-        }
-    };
-}
-
-/// [`parse_pulled`], with a number for its result.
-#[inline(always)]
-fn parse_number<F: Acts>(skb: Skb) -> i32 {
-    stop_number(parse_pulled::<F>(skb))
-}
-
-macro_rules! acts {
-    ($family:ty, $parse:ident, $known:ident, $mend:ident, $begin:ident, $back:ident, $reject:ident, $reply:ident) => {
-        global!($parse = parse_number::<$family>());
-        global!($known = known::<$family>(from));
-        #[unsafe(no_mangle)]
-        #[inline(never)]
-        extern "C" fn $mend() -> i32 {
-            mend::<$family>()
-        }
-
-        global!($begin = first::<$family>());
-        global!($back = back::<$family>());
-        global!($reject = reject::<$family>(what));
-        global!($reply = reply::<$family>(from));
-
-        impl Acts for $family {
-            #[inline(always)]
-            fn parse_pulled(skb: Skb) -> Result<(), Stop> {
-                match $parse(skb.raw()) {
-                    PARSED => Ok(()),
-                    STOP_NOT_OURS => Err(Stop::NotOurs),
-                    STOP_CONTROL => Err(Stop::Control),
-                    STOP_FRAGMENT => Err(Stop::Because(Reason::Fragment)),
-                    STOP_ALONE => Err(Stop::Because(Reason::FragmentWithoutFirst)),
-                    _ => Err(Stop::Because(Reason::Malformed)),
-                }
-            }
-
-            #[inline(always)]
-            fn known(skb: Skb, from: i32) -> i32 {
-                $known(skb.raw(), from)
-            }
-
-            #[inline(always)]
-            fn mend() -> i32 {
-                $mend()
-            }
-
-            #[inline(always)]
-            fn begin(skb: Skb) -> i32 {
-                $begin(skb.raw())
-            }
-
-            #[inline(always)]
-            fn reject(skb: Skb, what: i32) -> i32 {
-                $reject(skb.raw(), what)
-            }
-
-            #[inline(always)]
-            fn back(skb: Skb) -> i32 {
-                $back(skb.raw())
-            }
-
-            #[inline(always)]
-            fn reply(skb: Skb, from: i32) -> i32 {
-                $reply(skb.raw(), from)
-            }
-        }
-    };
-}
-
-acts!(V4, parse_pulled4, known4, mend4, begin4, back4, reject4, reply4);
-acts!(V6, parse_pulled6, known6, mend6, begin6, back6, reject6, reply6);

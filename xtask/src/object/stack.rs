@@ -12,7 +12,7 @@ pub const LIMIT: u32 = 512;
 const ROUND: u32 = 32;
 
 /// Bytes of an instruction.
-const SIZE: u64 = 8;
+const SIZE: u8 = 8;
 /// `BPF_LD | BPF_IMM | BPF_DW`, which is two instructions long.
 const LOAD_IMMEDIATE: u8 = 0x18;
 /// `BPF_ALU64 | BPF_MOV | BPF_X`.
@@ -94,7 +94,8 @@ fn read(file: &object::File<'_>) -> Result<BTreeMap<Place, Function>> {
             };
             if let (true, Some(section)) = (instruction.is_call(), target.section_index()) {
                 // A call by the section's own symbol has the place in the instruction.
-                let inside = u64::try_from(i64::from(instruction.immediate) + 1).unwrap_or(0) * SIZE;
+                let inside =
+                    u64::try_from(i64::from(instruction.immediate) + 1).unwrap_or(0) * u64::from(SIZE);
                 let of_section = target.kind() == SymbolKind::Section;
                 function.calls.push((section.0, if of_section { inside } else { target.address() }));
             }
@@ -143,7 +144,7 @@ fn instructions(code: &[u8]) -> impl Iterator<Item = (u64, Instruction)> + '_ {
     std::iter::from_fn(move || {
         let instruction = Instruction::read(code.get(at..)?)?;
         let here = at as u64;
-        at += if instruction.code == LOAD_IMMEDIATE { 2 * SIZE as usize } else { SIZE as usize };
+        at += if instruction.code == LOAD_IMMEDIATE { 2 * usize::from(SIZE) } else { usize::from(SIZE) };
         Some((here, instruction))
     })
 }
@@ -182,8 +183,8 @@ fn calls(code: &[u8], section: usize, start: u64) -> Vec<Place> {
     let relative = relative.filter(|(_, instruction)| instruction.immediate != -1);
     relative
         .filter_map(|(at, instruction)| {
-            let next = start + at + SIZE;
-            let distance = i64::from(instruction.immediate) * SIZE as i64;
+            let next = start + at + u64::from(SIZE);
+            let distance = i64::from(instruction.immediate) * i64::from(SIZE);
             Some((section, next.checked_add_signed(distance)?))
         })
         .collect()
