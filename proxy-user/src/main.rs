@@ -11,6 +11,7 @@ use proxy_user::cli::monitor::{self, MonitorError};
 use proxy_user::cli::show::Answer;
 use proxy_user::cli::{Args, Command, RunConfig, show};
 use proxy_user::{app, host, programs, telemetry};
+use tokio::signal::unix::{SignalKind, signal};
 
 fn main() -> ExitCode {
     match run(Args::parse().command) {
@@ -69,7 +70,13 @@ fn cleanup(args: &CleanupArgs) -> anyhow::Result<ExitCode> {
     for line in &cleanup.left {
         writeln!(std::io::stderr(), "left: {line}").context("cannot write to standard error")?;
     }
-    Ok(if cleanup.left.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    if !cleanup.left.is_empty() {
+        return Ok(ExitCode::FAILURE);
+    }
+    if args.stay {
+        stay()?;
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Writes an answer; a reader that has seen enough (`| head`) is no failure.
@@ -80,4 +87,18 @@ fn print(text: &str) -> anyhow::Result<()> {
         }
         _ => Ok(()),
     }
+}
+
+/// Waits until this process is told to end (SIGTERM, SIGINT).
+fn stay() -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.context("cannot start the async runtime")?.block_on(async {
+        let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
+        let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        Ok(())
+    })
 }

@@ -360,4 +360,7 @@ pub struct CleanupArgs {
     /// Only say what would be removed.
     #[arg(long, env = "BALLAST_DRY_RUN", value_parser = FalseyValueParser::new())]
     pub dry_run: bool,
+    /// When all is removed, wait for SIGTERM: for a container, which would be started again otherwise.
+    #[arg(long, env = "BALLAST_STAY", value_parser = FalseyValueParser::new(), conflicts_with = "dry_run")]
+    pub stay: bool,
 }

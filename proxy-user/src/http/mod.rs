@@ -4,6 +4,7 @@
 //! | server | path | answer |
 //! |---|---|---|
 //! | health | `/healthz`, `/livez` | JSON, 200 or 503; see [`health`] |
+//! | | `/readyz` | `ok`, or 503 before the first sync is done; kube-proxy has none |
 //! | metrics | `/metrics` | see [`crate::metrics`] |
 //! | | `/proxyMode` | `ebpf` |
 //! | | `/healthz`, `/livez` | `ok`, or 503 and the same JSON |
@@ -70,7 +71,11 @@ pub async fn serve(addresses: Addresses, state: State) {
 
 /// The paths of the health server.
 pub fn health_router(state: State) -> Router {
-    Router::new().route("/healthz", get(healthz)).route("/livez", get(livez)).with_state(state)
+    Router::new()
+        .route("/healthz", get(healthz))
+        .route("/livez", get(livez))
+        .route("/readyz", get(readyz))
+        .with_state(state)
 }
 
 /// The paths of the metrics server.
@@ -123,6 +128,15 @@ async fn livez(extract::State(state): extract::State<State>) -> Response {
     let report = report(&state, Check::Livez);
     state.metrics.answered_livez(report.code());
     json(report.code(), &report)
+}
+
+/// Whether a rollout may go on to the next node: all that was listed is in the maps.
+async fn readyz(extract::State(state): extract::State<State>) -> Response {
+    if state.status.borrow().synced {
+        text(StatusCode::OK, "ok".to_owned())
+    } else {
+        text(StatusCode::SERVICE_UNAVAILABLE, "the first sync is not done".to_owned())
+    }
 }
 
 /// The metrics server's own health says whether the agent works; the node's fate is the health server's matter.

@@ -83,6 +83,15 @@ async fn the_health_server_counts_its_answers() {
 }
 
 #[tokio::test]
+async fn an_agent_is_ready_after_its_first_sync() {
+    let fresh = start(health_router(state(Status::default()))).await;
+    assert_eq!(fetch(fresh, "/readyz").await.0, 503);
+    assert_eq!(fetch(fresh, "/livez").await.0, 200, "it is not restarted for it");
+    let synced = start(health_router(state(Status { synced: true, ..unwell() }))).await;
+    assert_eq!(fetch(synced, "/readyz").await.0, 200, "a change that waits is not a matter of rollouts");
+}
+
+#[tokio::test]
 async fn both_servers_say_when_the_agent_is_unwell() {
     let health = start(health_router(state(unwell()))).await;
     assert_eq!(fetch(health, "/healthz").await.0, 503);
