@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use xtask::{bench, build, cluster, demo, docs, e2e, lint, say, setup, test};
+use xtask::{bench, build, chart, cluster, demo, docs, e2e, image, lint, say, setup, test};
 
 /// Ballast's tasks. Each command first sets up what it needs itself.
 #[derive(Parser)]
@@ -24,6 +24,8 @@ enum Command {
     Docs(docs::Args),
     Cluster(cluster::Args),
     E2e(e2e::Args),
+    Image(image::Args),
+    Chart(chart::Args),
 }
 
 fn main() -> ExitCode {
@@ -37,6 +39,8 @@ fn main() -> ExitCode {
         Command::Docs(args) => docs::run(&args),
         Command::Cluster(args) => cluster::run(&args),
         Command::E2e(args) => e2e::run(&args),
+        Command::Image(args) => image::run(&args),
+        Command::Chart(args) => chart::run(&args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

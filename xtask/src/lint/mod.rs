@@ -7,19 +7,19 @@ mod words;
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 
 use crate::exec::{self, Cmd};
 use crate::setup::{self, Need};
 use crate::toolchain::{Compiler, Toolchain};
 use crate::workspace::Workspace;
-use crate::{apt, docs, say};
+use crate::{apt, chart, docs, go, gotools, say};
 
 /// The clippy that belongs to the distribution's rustc, and its package.
 const DISTRIBUTION_CLIPPY: (&str, &str) = ("/usr/bin/clippy-driver", "rust-web-clippy");
 
-/// Check format, clippy (host and BPF target, warnings denied), layers, file sizes, words, and documents that are
-/// made from code.
+/// Check format, clippy (host and BPF target, warnings denied), layers, file sizes, words, documents that are made
+/// from code, the chart with its manifests, and workflows.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct Args {
     /// Only the project's own rules: no compiler, at once
@@ -52,6 +52,7 @@ pub fn run(args: &Args) -> Result<()> {
         check("fmt", say::timed("cargo fmt --check", || fmt(&workspace)));
         check("clippy", say::timed("cargo clippy", || clippy(&workspace)));
         check("clippy on BPF", say::timed("clippy on the BPF target", || bpf(&workspace)));
+        check("deployment", deployment(&workspace));
     }
     if !failed.is_empty() {
         bail!("lint: {}", failed.join(", "));
@@ -111,6 +112,24 @@ fn has_clippy(toolchain: &Toolchain) -> bool {
                 || (apt::exists() && exec::is_root() && apt::install(&[package]).is_ok())
         }
     }
+}
+
+/// The chart and the workflows, by tools that are built from Go modules, once.
+fn deployment(workspace: &Workspace) -> Result<()> {
+    if let Err(error) = go::find_or_install()
+        && !exec::in_ci()
+    {
+        say::line(format_args!("    the chart and the workflows are not checked: {error:#}"));
+        return Ok(());
+    }
+    // Built outside the time that is shown.
+    let tools = gotools::build(workspace, &[gotools::ACTIONLINT, gotools::HELM])?;
+    say::timed("chart and manifests", || chart::check(workspace))?;
+    let actionlint = tools.first().context("actionlint was not built")?;
+    say::timed("workflows", || {
+        // Named: by itself it looks for a checkout, which a source archive is not.
+        Cmd::new(actionlint).arg(".github/workflows/ci.yaml").dir(workspace.root()).run()
+    })
 }
 
 fn rules(workspace: &Workspace) -> Result<()> {

@@ -1,0 +1,110 @@
+{{- define "ballast.selector" -}}
+app.kubernetes.io/name: ballast
+{{- end }}
+
+{{- define "ballast.labels" -}}
+{{ include "ballast.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+{{- end }}
+
+{{- define "ballast.image" -}}
+{{- with .Values.image -}}
+{{- if .digest -}}
+{{ .repository }}@{{ .digest }}
+{{- else -}}
+{{ .repository }}:{{ .tag | default $.Chart.AppVersion }}
+{{- end -}}
+{{- end -}}
+{{- end }}
+
+{{- /* The agent's configuration file. */ -}}
+{{- define "ballast.config" -}}
+{{- $own := dict "apiVersion" "kubeproxy.config.k8s.io/v1alpha1" "kind" "KubeProxyConfiguration" -}}
+{{- merge $own (omit .Values.config "apiVersion" "kind" "hostnameOverride") | toYaml -}}
+{{- end }}
+
+{{- /* The port of an address that may be missing: (list address port-if-missing). */ -}}
+{{- define "ballast.port" -}}
+{{- regexFind "[0-9]+$" (first . | default (printf ":%d" (last .))) -}}
+{{- end }}
+
+{{- define "ballast.apiServerConfigMap" -}}
+{{- .Values.apiServer.configMap | default "ballast-api-server" -}}
+{{- end }}
+
+{{- define "ballast.configMount" -}}
+- name: config
+  mountPath: /etc/ballast/config.yaml
+  # A copy that does not change: a new configuration comes with a rollout, which stops at the first node that does not take it.
+  subPath: config.yaml
+  readOnly: true
+{{- end }}
+
+{{- /* Folders of the node; only a privileged one may pass its own mounts on to the node. */ -}}
+{{- define "ballast.mounts" -}}
+{{- $root := first . }}{{ $propagation := last . -}}
+- name: bpffs
+  mountPath: {{ $root.Values.paths.bpffs }}
+  mountPropagation: {{ $propagation }}
+- name: cgroup
+  mountPath: {{ $root.Values.paths.cgroup }}
+  {{- /* There it is mounted already, except with cgroup v1 alone. */}}
+  mountPropagation: {{ eq $root.Values.paths.cgroup "/sys/fs/cgroup" | ternary "HostToContainer" $propagation }}
+  {{- if ne $propagation "Bidirectional" }}
+  readOnly: true
+  {{- end }}
+{{- end }}
+
+{{- define "ballast.env" -}}
+- name: BALLAST_HOSTNAME_OVERRIDE
+  valueFrom:
+    fieldRef:
+      fieldPath: spec.nodeName
+- name: BALLAST_BPFFS
+  value: {{ .Values.paths.bpffs }}
+{{- with .Values.paths.cgroupRoot }}
+- name: BALLAST_CGROUP_ROOT
+  value: {{ . }}
+{{- end }}
+{{- range $name, $value := .Values.settings }}
+- name: {{ $name }}
+  value: {{ $value | quote }}
+{{- end }}
+{{- end }}
+
+{{- /* What pods of the agent and of the cleanup have in common. */ -}}
+{{- define "ballast.pod" -}}
+hostNetwork: true
+dnsPolicy: Default
+{{- with .Values.imagePullSecrets }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with .Values.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.affinity }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+terminationGracePeriodSeconds: 10
+{{- end }}
+
+{{- define "ballast.volumes" -}}
+- name: bpffs
+  hostPath:
+    path: {{ .Values.paths.bpffs }}
+    type: DirectoryOrCreate
+- name: cgroup
+  hostPath:
+    path: {{ .Values.paths.cgroup }}
+    type: DirectoryOrCreate
+{{- end }}

@@ -1,0 +1,129 @@
+//! What the chart makes of values: things that must be there, must not be there, or must be refused.
+
+use anyhow::{Result, bail};
+
+use super::Helm;
+
+const HOST: &str = "apiServer.host=192.0.2.1";
+
+/// Values, and what their result holds and does not hold.
+struct Case {
+    values: &'static [&'static str],
+    holds: &'static [&'static str],
+    lacks: &'static [&'static str],
+}
+
+const CASES: [Case; 8] = [
+    Case {
+        values: &[HOST],
+        holds: &[
+            "KUBERNETES_SERVICE_HOST: \"192.0.2.1\"",
+            "KUBERNETES_SERVICE_PORT: \"6443\"",
+            "image: localhost/ballast:",
+            "- NET_ADMIN",
+            "- SYS_ADMIN",
+            "- SYS_PTRACE",
+            "hostPID: true",
+            "kind: KubeProxyConfiguration",
+        ],
+        lacks: &[
+            "- BPF",
+            "- PERFMON",
+            "PodMonitor",
+            "PrometheusRule",
+            "ballast-cleanup",
+            "BALLAST_CGROUP_ROOT",
+            "<no value>",
+        ],
+    },
+    Case {
+        values: &[HOST, "endUdpSockets=false"],
+        holds: &["hostPID: false", "- BPF", "- NET_ADMIN", "- PERFMON"],
+        lacks: &["- SYS_ADMIN", "- SYS_PTRACE"],
+    },
+    Case {
+        values: &[
+            "apiServer.host=api.example",
+            "apiServer.port=443",
+            "config.clusterCIDR=10.0.0.0/8",
+            "config.hostnameOverride=x",
+            "config.healthzBindAddress=0.0.0.0:20256",
+        ],
+        holds: &["KUBERNETES_SERVICE_PORT: \"443\"", "clusterCIDR: 10.0.0.0/8", "containerPort: 20256"],
+        // One ConfigMap serves all nodes.
+        lacks: &["hostnameOverride", "containerPort: 10256"],
+    },
+    Case {
+        values: &["apiServer.configMap=elsewhere"],
+        holds: &["name: elsewhere"],
+        lacks: &["KUBERNETES_SERVICE_HOST"],
+    },
+    Case {
+        values: &[HOST, "settings.BALLAST_MAX_FLOWS=5000", "paths.cgroupRoot=/sys/fs/cgroup/unified"],
+        holds: &["name: BALLAST_MAX_FLOWS\n              value: \"5000\"", "name: BALLAST_CGROUP_ROOT"],
+        lacks: &[],
+    },
+    Case {
+        values: &[HOST, DIGEST],
+        holds: &["image: localhost/ballast@sha256:0123456789abcdef"],
+        lacks: &["image: localhost/ballast:"],
+    },
+    Case {
+        values: &[
+            HOST,
+            "monitoring.podMonitor=true",
+            "monitoring.alerts=true",
+            "monitoring.dashboard=true",
+            "monitoring.labels.release=prometheus",
+            "config.metricsBindAddress=0.0.0.0:10249",
+        ],
+        holds: &[
+            "kind: PodMonitor",
+            "kind: PrometheusRule",
+            "alert: BallastAbsent",
+            "ballast.json:",
+            "release: prometheus",
+        ],
+        lacks: &[],
+    },
+    Case {
+        values: &["cleanup=true"],
+        holds: &["name: ballast-cleanup", "args: [cleanup, --stay]"],
+        lacks: &["--init-only", "kind: ClusterRole", "kind: ConfigMap"],
+    },
+];
+
+const DIGEST: &str = "image.digest=sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
+
+/// Values that must be refused, and a word of the reason.
+const REFUSED: [(&[&str], &str); 8] = [
+    (&[], "apiServer.host is needed"),
+    (&["apiServer.host=https://192.0.2.1:6443"], "apiServer"),
+    (&[HOST, "apiServer.port=70000"], "port"),
+    (&[HOST, "nonsense=1"], "nonsense"),
+    (&[HOST, "image.digest=sha256:short"], "digest"),
+    (&[HOST, "settings.MAX_FLOWS=1"], "MAX_FLOWS"),
+    (&[HOST, "maxUnavailable=0"], "maxUnavailable"),
+    (&[HOST, "monitoring.podMonitor=true"], "config.metricsBindAddress"),
+];
+
+/// Renders every case.
+pub(super) fn check(helm: &Helm) -> Result<()> {
+    for case in &CASES {
+        let text = helm.render(case.values)?;
+        if let Some(part) = case.holds.iter().find(|part| !text.contains(**part)) {
+            bail!("the chart with {:?} lacks `{part}`", case.values);
+        }
+        if let Some(part) = case.lacks.iter().find(|part| text.contains(**part)) {
+            bail!("the chart with {:?} holds `{part}`", case.values);
+        }
+    }
+    for (values, reason) in REFUSED {
+        match helm.render(values) {
+            Ok(_) => bail!("the chart takes {values:?}"),
+            Err(error) if error.to_string().contains(reason) => {}
+            Err(error) => bail!("the chart refuses {values:?}, but not because of {reason}: {error:#}"),
+        }
+    }
+    Ok(())
+}

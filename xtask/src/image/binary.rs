@@ -1,0 +1,82 @@
+//! The agent as one static file: an image without a C library runs it, and so does any node.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, bail};
+use object::elf::PT_INTERP;
+use object::read::elf::{ElfFile64, ProgramHeader as _};
+use object::{Endianness, Object as _};
+
+use crate::exec::Cmd;
+use crate::say;
+use crate::workspace::Workspace;
+
+/// Builds the agent and returns its path.
+pub(super) fn build(workspace: &Workspace, dev: bool) -> Result<PathBuf> {
+    let target = host_target()?;
+    // Named, although it is the host's own: without it the flags would also reach build scripts and proc macros,
+    // which cannot be static.
+    let args = ["build", "--locked", "-p", "proxy-user", "--bin", "ballast", "--target", &target];
+    let mut cargo = Cmd::cargo()
+        .args(args)
+        .dir(workspace.root())
+        .env("CARGO_ENCODED_RUSTFLAGS", flags(workspace).join("\x1f"))
+        // Symbols stay: a backtrace has names.
+        .env("CARGO_PROFILE_RELEASE_STRIP", "debuginfo");
+    if !dev {
+        cargo = cargo.arg("--release");
+    }
+    say::timed("build the static agent", || cargo.run())?;
+    let folder = if dev { "debug" } else { "release" };
+    let path = workspace.target().join(&target).join(folder).join("ballast");
+    let elf = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    require_static(&elf).with_context(|| path.display().to_string())?;
+    Ok(path)
+}
+
+/// Static, and without the paths of this machine.
+fn flags(workspace: &Workspace) -> Vec<String> {
+    let cargo_home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
+    let cargo_home = cargo_home.or_else(|| Some(Path::new(&std::env::var_os("HOME")?).join(".cargo")));
+    let mut flags = vec!["-Ctarget-feature=+crt-static".to_owned()];
+    let shown = [(Some(workspace.root().to_owned()), "/ballast"), (cargo_home, "/cargo")];
+    for (path, name) in shown {
+        flags.extend(path.map(|path| format!("--remap-path-prefix={}={name}", path.display())));
+    }
+    flags
+}
+
+fn host_target() -> Result<String> {
+    let told = Cmd::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into())).arg("-vV").read()?;
+    let host = told.lines().find_map(|line| line.strip_prefix("host: "));
+    host.map(str::to_owned).context("rustc does not tell its host")
+}
+
+/// Nobody but the kernel is needed to run it: no interpreter, no shared library.
+fn require_static(elf: &[u8]) -> Result<()> {
+    let file = ElfFile64::<Endianness>::parse(elf).context("not an ELF file of 64 bits")?;
+    let endian = file.endian();
+    if file.elf_program_headers().iter().any(|header| header.p_type(endian) == PT_INTERP) {
+        bail!(
+            "it asks for a loader: the toolchain did not link it statically (a C library's .a file is missing?)"
+        );
+    }
+    let libraries = file.imports().context("cannot read what it imports")?;
+    if let Some(import) = libraries.first() {
+        bail!("it imports `{}`", String::from_utf8_lossy(import.name()));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_that_needs_a_loader_is_not_static() {
+        // Test programs are linked the usual way, with a loader.
+        let elf = fs::read(std::env::current_exe().unwrap()).unwrap();
+        assert!(require_static(&elf).unwrap_err().to_string().contains("loader"));
+    }
+}
