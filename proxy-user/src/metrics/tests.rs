@@ -19,6 +19,8 @@ use datapath::Reading;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 
+mod monitoring;
+
 /// A parsed exposition: (sample name with labels, value), and (family, type).
 #[derive(Default, Debug)]
 struct Parsed {
@@ -127,8 +129,8 @@ fn metrics(status: Status) -> Metrics {
     Metrics::new(Path::new("/nonexistent"), watch::Sender::new(status).subscribe())
 }
 
-#[test]
-fn everything_is_valid_and_kube_proxys_names_are_there() {
+/// A status in which everything has happened.
+fn eventful() -> Status {
     let at = Some(UNIX_EPOCH + Duration::from_millis(1_500));
     let mut sync_duration = Histogram::default();
     let mut event_to_map = Histogram::default();
@@ -139,7 +141,7 @@ fn everything_is_valid_and_kube_proxys_names_are_there() {
     let mut programming = Histogram::default();
     programming.observe(Duration::from_millis(1_500));
     let count = Count { done: 9, failed: 1 };
-    let metrics = metrics(Status {
+    Status {
         last_sync: at,
         last_queued: at,
         synced: true,
@@ -155,7 +157,12 @@ fn everything_is_valid_and_kube_proxys_names_are_there() {
         failing: 5,
         drift: 6,
         ..Status::default()
-    });
+    }
+}
+
+#[test]
+fn everything_is_valid_and_kube_proxys_names_are_there() {
+    let metrics = metrics(eventful());
     metrics.answered_healthz(200);
     metrics.answered_livez(503);
     let parsed = parse(&metrics.encode(Format::OpenMetrics).unwrap());
