@@ -9,6 +9,7 @@ use serde_json::json;
 use tempfile::TempDir;
 
 use crate::api::Api;
+use crate::cases::deployment;
 use crate::process::Process;
 use crate::{PATIENCE, eventually};
 
@@ -139,18 +140,9 @@ impl ControlPlane {
         eventually(2 * PATIENCE, wait).with_context(|| format!("no API server\n{}", crate::tail(&log)))
     }
 
-    /// The permissions of the deployment's role: to read four kinds.
+    /// The permissions that the manifests give the agent.
     fn create_role(&self) -> Result<()> {
-        let verbs = ["get", "list", "watch"];
-        let role = json!({
-            "metadata": { "name": "ballast" },
-            "rules": [
-                { "apiGroups": [""], "resources": ["services", "nodes"], "verbs": verbs },
-                { "apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": verbs },
-                { "apiGroups": ["networking.k8s.io"], "resources": ["servicecidrs"], "verbs": verbs },
-            ],
-        });
-        self.api.create_raw("/apis/rbac.authorization.k8s.io/v1/clusterroles", &role)
+        self.api.create_raw("/apis/rbac.authorization.k8s.io/v1/clusterroles", &deployment::role()?)
     }
 
     /// Gives the agent's user its role.
@@ -190,7 +182,11 @@ fn start_server(folder: &Path, port: u16) -> Result<Process> {
     command.arg("--service-account-issuer=https://kubernetes.default.svc");
     command.arg("--service-cluster-ip-range=10.96.0.0/16,fd96::/108");
     command.arg("--token-auth-file").arg(folder.join("tokens")).arg("--authorization-mode=RBAC");
-    command.args(["--enable-priority-and-fairness=false", "--max-requests-inflight=0"]);
+    command.args([
+        "--allow-privileged=true",
+        "--enable-priority-and-fairness=false",
+        "--max-requests-inflight=0",
+    ]);
     Process::start(&mut command, &folder.join("apiserver.log"))
 }
 

@@ -30,6 +30,8 @@ pub struct Setup {
     pub log: PathBuf,
     /// More flags.
     pub flags: Vec<String>,
+    /// The only capabilities it may have, by their numbers; `None`: all that this program has.
+    pub capabilities: Option<Vec<u32>>,
 }
 
 /// A running agent.
@@ -57,8 +59,14 @@ impl Agent {
             .args(&setup.flags);
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         let parent = std::process::id();
-        // SAFETY: the closure makes two system calls.
-        unsafe { command.pre_exec(move || die_with(parent)) };
+        let capabilities = setup.capabilities.clone();
+        // SAFETY: the closure makes system calls, and reads a list that was made before.
+        unsafe {
+            command.pre_exec(move || {
+                die_with(parent)?;
+                capabilities.as_deref().map_or(Ok(()), keep_only)
+            })
+        };
         let child = command.spawn().with_context(|| format!("cannot start {}", setup.binary.display()))?;
         Ok(Self { child, log: setup.log.clone(), start })
     }
@@ -98,6 +106,16 @@ impl Agent {
             .try_for_each(|device| self.says(&["packet programs attached", &format!("\"{device}\"")]))
     }
 
+    /// Waits until it ends by itself, as it must with an error, and returns what it has logged.
+    pub fn fails(mut self) -> Result<String> {
+        eventually(PATIENCE, || {
+            let status = self.child.try_wait()?.context("the agent still runs")?;
+            ensure!(!status.success(), "the agent ended without an error");
+            Ok(())
+        })?;
+        self.log()
+    }
+
     /// SIGKILL.
     pub fn kill(mut self) -> Result<()> {
         ensure!(self.child.try_wait()?.is_none(), "the agent has ended by itself");
@@ -123,6 +141,19 @@ fn die_with(parent: u32) -> std::io::Result<()> {
         libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
         if libc::getppid().cast_unsigned() != parent {
             return Err(std::io::Error::from_raw_os_error(libc::ESRCH));
+        }
+    }
+    Ok(())
+}
+
+/// Takes all other capabilities out of the set that a program of root gets when it begins.
+fn keep_only(capabilities: &[u32]) -> std::io::Result<()> {
+    // The kernel knows at most 64, and refuses numbers that it does not know.
+    for number in (0..64).filter(|number| !capabilities.contains(number)) {
+        // SAFETY: a system call without pointers.
+        if unsafe { libc::prctl(libc::PR_CAPBSET_DROP, libc::c_ulong::from(number), 0, 0, 0) } != 0 {
+            let error = std::io::Error::last_os_error();
+            return if error.raw_os_error() == Some(libc::EINVAL) { Ok(()) } else { Err(error) };
         }
     }
     Ok(())

@@ -100,6 +100,7 @@ impl Lab {
             manifests: folder.dir().to_owned(),
             log: dir.0.join("log"),
             flags: wish.flags.iter().map(|&flag| flag.to_owned()).collect(),
+            capabilities: None,
         };
         let (node, client_space) = (Space::new("node")?, Space::new("client")?);
         join(&node, &client_space, "c0", "10.98.0", "fd98:")?;
@@ -194,6 +195,11 @@ impl Lab {
         let agent = Agent::start(&self.node, &self.setup.borrow())?;
         *self.agent.borrow_mut() = Some(agent);
         Ok(())
+    }
+
+    /// The agent, for a case that sees it end.
+    pub fn take_agent(&self) -> Result<Agent> {
+        self.agent.borrow_mut().take().context("no agent runs")
     }
 
     /// Kills the agent.

@@ -1,5 +1,6 @@
 //! The cases, and the objects they are made of.
 
+pub mod deployment;
 mod live;
 mod many;
 mod outage;
@@ -22,6 +23,11 @@ pub struct Case {
 
 /// All of them.
 pub const CASES: &[Case] = &[
+    Case { name: "the_manifests_are_accepted", run: deployment::the_manifests_are_accepted },
+    Case {
+        name: "the_role_is_no_wider_than_kube_proxys",
+        run: deployment::the_role_is_no_wider_than_kube_proxys,
+    },
     Case { name: "objects_from_before_and_while_it_runs", run: live::objects_from_before_and_while_it_runs },
     Case { name: "kinds_of_services", run: live::kinds_of_services },
     Case { name: "objects_that_make_no_sense", run: live::objects_that_make_no_sense },

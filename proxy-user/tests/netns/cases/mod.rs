@@ -3,6 +3,7 @@
 mod affinity;
 mod attach;
 mod bad;
+mod capabilities;
 mod change;
 mod eyes;
 mod node_port;
@@ -42,6 +43,7 @@ pub fn all() -> Vec<Case> {
         outside::CASES,
         packet::CASES,
         attach::CASES,
+        capabilities::CASES,
         bad::CASES,
         socket::CASES,
         eyes::CASES,

@@ -9,8 +9,8 @@ use crate::lab::{Lab, SMALL, SOON, Wish, eventually};
 use crate::manifest::{Family, Service};
 use crate::peer::{Attempt, Failure, Kind, Peer};
 
-const WISH: Wish = Wish { pods: 3, services: &[NAMES, OTHER], flags: SMALL };
-const NAMES: Service = Service { name: "names", number: 61, ports: &[udp(53, 5353, &[0])] };
+pub const WISH: Wish = Wish { pods: 3, services: &[NAMES, OTHER], flags: SMALL };
+pub const NAMES: Service = Service { name: "names", number: 61, ports: &[udp(53, 5353, &[0])] };
 const MOVED: Service = Service { ports: &[udp(53, 5353, &[1])], ..NAMES };
 const NOBODY: Service = Service { ports: &[udp(53, 5353, &[])], ..NAMES };
 /// The same endpoint, which does not leave it.
@@ -101,7 +101,7 @@ fn after(lab: &Lab, action: impl FnOnce() -> Result<()>, then: Option<&str>) -> 
     Ok(())
 }
 
-fn moves(lab: &Lab) -> Result<()> {
+pub fn moves(lab: &Lab) -> Result<()> {
     after(lab, || lab.folder.put(MOVED), Some("1/5353"))?;
     // And back: an id that is used again, sockets that were ended before.
     let pod = lab.pod(2)?;
@@ -110,6 +110,20 @@ fn moves(lab: &Lab) -> Result<()> {
         for (at, to) in (0..).zip(forms(NAMES)) {
             eventually(SOON, || is_ended(client, at, to))?;
         }
+    }
+    Ok(())
+}
+
+/// Sockets of a pod whose endpoint leaves, under an agent that does not reach them.
+pub fn stay(lab: &Lab) -> Result<()> {
+    lab.change(NAMES, &["0/5353"])?;
+    let pod = lab.pod(2)?;
+    let sockets = Sockets::open(&pod)?;
+    lab.change(MOVED, &["1/5353"])?;
+    // Much longer than it takes where it can be done.
+    std::thread::sleep(std::time::Duration::from_secs(2));
+    for (id, to) in sockets.led {
+        ensure!(is_ended(&pod, id, to).is_err(), "{to}: its socket was ended");
     }
     Ok(())
 }

@@ -1,0 +1,92 @@
+//! What `deploy/` holds is what an API server takes, and asks for no more rights than kube-proxy has.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::{Value, json};
+
+use crate::agent::Node;
+use crate::control::ControlPlane;
+
+/// Where objects of a kind are made.
+fn path(object: &Value) -> Result<String> {
+    let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str);
+    let (version, kind) = (text("/apiVersion").context("no version")?, text("/kind").context("no kind")?);
+    let root = if version == "v1" { "/api/v1".to_owned() } else { format!("/apis/{version}") };
+    let kinds = format!("{}s", kind.to_lowercase());
+    Ok(match text("/metadata/namespace") {
+        Some(namespace) => format!("{root}/namespaces/{namespace}/{kinds}"),
+        None => format!("{root}/{kinds}"),
+    })
+}
+
+/// The objects of a file of manifests.
+fn objects(file: &str) -> Result<Vec<Value>> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/manifests").join(file);
+    let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    let documents = text.split("\n---\n");
+    documents.map(|document| serde_saphyr::from_str(document).with_context(|| document.to_owned())).collect()
+}
+
+/// The role that the manifests give the agent.
+pub fn role() -> Result<Value> {
+    let all = objects("ballast.yaml")?;
+    all.into_iter().find(|object| object["kind"] == "ClusterRole").context("no role in the manifests")
+}
+
+/// Asks the server to take an object, without keeping it; a field that it does not know is an error.
+fn try_out(control: &ControlPlane, object: &Value) -> Result<()> {
+    control.api.create_raw(&format!("{}?dryRun=All&fieldValidation=Strict", path(object)?), object)
+}
+
+pub fn the_manifests_are_accepted(control: &mut ControlPlane, _node: &Node) -> Result<()> {
+    // The role is there already: it is what the agents of all cases have.
+    let all: Vec<_> = objects("ballast.yaml")?.into_iter().chain(objects("cleanup/cleanup.yaml")?).collect();
+    for object in
+        all.iter().filter(|object| !object["kind"].as_str().unwrap_or("").starts_with("ClusterRole"))
+    {
+        try_out(control, object)?;
+    }
+    let kinds: Vec<_> = all.iter().filter_map(|object| object["kind"].as_str()).collect();
+    ensure!(
+        kinds
+            == ["ServiceAccount", "ConfigMap", "ClusterRole", "ClusterRoleBinding", "DaemonSet", "DaemonSet"],
+        "{kinds:?}"
+    );
+    // The server does look.
+    for (pointer, value) in [("hostNetwrk", json!(true)), ("priorityClassName", json!("Not/A/Name"))] {
+        let mut wrong = all[4].clone();
+        wrong["spec"]["template"]["spec"][pointer] = value;
+        ensure!(try_out(control, &wrong).is_err(), "a wrong {pointer} is accepted");
+    }
+    Ok(())
+}
+
+/// Every single thing that rules allow: group, resource, verb.
+fn allowed(role: &Value) -> Result<BTreeSet<[String; 3]>> {
+    let mut all = BTreeSet::new();
+    for rule in role["rules"].as_array().context("no rules")? {
+        let list = |key: &str| -> Vec<String> {
+            let words = rule[key].as_array().into_iter().flatten();
+            words.filter_map(Value::as_str).map(str::to_owned).collect()
+        };
+        for group in list("apiGroups") {
+            for resource in list("resources") {
+                all.extend(list("verbs").into_iter().map(|verb| [group.clone(), resource.clone(), verb]));
+            }
+        }
+    }
+    Ok(all)
+}
+
+pub fn the_role_is_no_wider_than_kube_proxys(control: &mut ControlPlane, _node: &Node) -> Result<()> {
+    let of_kube_proxy =
+        control.api.get_raw("/apis/rbac.authorization.k8s.io/v1/clusterroles/system:node-proxier")?;
+    let of_kube_proxy = allowed(&serde_json::from_str(&of_kube_proxy)?)?;
+    let ours = allowed(&role()?)?;
+    ensure!(ours.len() >= 8, "{ours:?}");
+    let wider: Vec<_> = ours.difference(&of_kube_proxy).collect();
+    ensure!(wider.is_empty(), "kube-proxy may not: {wider:?}");
+    Ok(())
+}
