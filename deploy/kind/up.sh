@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# Makes a kind cluster whose only proxy is Ballast, and waits until it works.
+#
+#   up.sh [--name NAME] [--archive FILE] [--node-image IMAGE]
+#   up.sh --down [--name NAME]
+#
+# --archive     the image as `cargo xtask image` makes it; built if not given
+# --node-image  which Kubernetes, like kindest/node:v1.34.0
+set -euo pipefail
+
+name=ballast archive='' node_image='' down=''
+while (($#)); do
+    case $1 in
+        --name) name=$2; shift ;;
+        --archive) archive=$2; shift ;;
+        --node-image) node_image=$2; shift ;;
+        --down) down=yes ;;
+        *) sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0"; exit 2 ;;
+    esac
+    shift
+done
+
+here=$(cd "$(dirname "$0")" && pwd)
+root=$(cd "$here/../.." && pwd)
+for program in docker kind kubectl helm; do
+    command -v "$program" >/dev/null || { echo "up.sh: $program is needed" >&2; exit 1; }
+done
+if [[ $down ]]; then
+    exec kind delete cluster --name "$name"
+fi
+
+if [[ ! $archive ]]; then
+    (cd "$root" && cargo xtask image)
+    # One version, one architecture: the newest file is what was just made.
+    archive=$(find "$root/target/image" -name 'ballast-*.tar' -printf '%T@ %p\n' | sort -n | tail -1 | cut -d' ' -f2-)
+fi
+
+# No --wait: nodes are ready with their network, which kind's CNI plugin sets up without Services.
+kind create cluster --name "$name" --config "$here/cluster.yaml" ${node_image:+--image "$node_image"}
+kind load image-archive --name "$name" "$archive"
+
+# Nodes know the control plane by its container's name, and its certificate is valid for it.
+helm --kube-context "kind-$name" install ballast "$root/deploy/chart" --namespace kube-system \
+    --values "$here/values.yaml" --set "apiServer.host=$name-control-plane" --wait --timeout 3m
+
+kubectl --context "kind-$name" wait --for=condition=Ready nodes --all --timeout=3m
+kubectl --context "kind-$name" -n kube-system rollout status deployment/coredns --timeout=3m
+kubectl --context "kind-$name" -n kube-system exec daemonset/ballast -- ballast status

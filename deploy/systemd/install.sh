@@ -1,0 +1,90 @@
+#!/bin/sh
+# Installs Ballast as a service of this machine, or removes it.
+#
+#   install.sh BINARY --kubeconfig FILE [--server URL] [--no-start]
+#   install.sh --uninstall [--keep-running]
+#
+# BINARY      the static binary of `cargo xtask image`, or any other build of `ballast`
+# --server    the API server's address, if not the one in the kubeconfig; no Service's address
+# --no-start  only put the files in place
+# --keep-running  leave programs and maps in the kernel: Services work on, and follow no change
+# DESTDIR     a folder to install into instead of /, for packages; nothing is started then
+set -eu
+
+say() { echo "install.sh: $*" >&2; }
+fail() { say "$*"; exit 1; }
+
+here=$(cd "$(dirname "$0")" && pwd)
+dest=${DESTDIR:-}
+program=$dest/usr/local/bin/ballast
+unit=$dest/etc/systemd/system/ballast.service
+config=$dest/etc/ballast/config.yaml
+environment=$dest/etc/ballast/environment
+
+has_systemd() { [ -z "$dest" ] && [ -d /run/systemd/system ]; }
+
+uninstall() {
+    if has_systemd && systemctl cat ballast.service >/dev/null 2>&1; then
+        systemctl disable --now ballast.service
+    fi
+    if [ "$1" = clean ] && [ -z "$dest" ] && [ -x "$program" ]; then
+        # The same folders as the agent's.
+        if [ -f "$environment" ]; then set -a; . "$environment"; set +a; fi
+        "$program" cleanup
+    fi
+    rm -f "$unit" "$program"
+    if has_systemd; then systemctl daemon-reload; fi
+    say "removed; /etc/ballast stays"
+}
+
+binary= kubeconfig= server= start=yes action=install clean=clean
+while [ $# -gt 0 ]; do
+    case $1 in
+        --kubeconfig) kubeconfig=${2:?--kubeconfig needs a file}; shift ;;
+        --server) server=${2:?--server needs a URL}; shift ;;
+        --no-start) start=no ;;
+        --uninstall) action=uninstall ;;
+        --keep-running) clean=keep ;;
+        -h | --help) sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0"; exit ;;
+        -*) fail "unknown option $1 (--help)" ;;
+        *) [ -z "$binary" ] || fail "one binary is enough: $1"; binary=$1 ;;
+    esac
+    shift
+done
+
+[ -n "$dest" ] || [ "$(id -u)" = 0 ] || fail "this takes root"
+if [ "$action" = uninstall ]; then
+    uninstall "$clean"
+    exit
+fi
+
+[ -n "$binary" ] || fail "which binary? (--help)"
+[ -x "$binary" ] || fail "$binary is no program"
+[ -n "$kubeconfig" ] || fail "--kubeconfig is needed: who is the agent to the API server? (--help)"
+[ -n "$dest" ] || [ -r "$kubeconfig" ] || fail "cannot read $kubeconfig"
+"$binary" --version >/dev/null || fail "$binary does not run here"
+
+install -D -m 0755 "$binary" "$program"
+install -D -m 0644 "$here/ballast.service" "$unit"
+if [ -e "$config" ]; then
+    say "/etc/ballast/config.yaml is there already, and stays as it is"
+else
+    mkdir -p "$(dirname "$config")"
+    cat >"$config" <<EOF
+apiVersion: kubeproxy.config.k8s.io/v1alpha1
+kind: KubeProxyConfiguration
+clientConnection:
+  kubeconfig: $kubeconfig
+EOF
+fi
+if [ -n "$server" ]; then
+    { if [ -e "$environment" ]; then grep -v '^BALLAST_MASTER=' "$environment" || true; fi; echo "BALLAST_MASTER=$server"; } >"$environment.new"
+    mv "$environment.new" "$environment"
+fi
+say "installed $("$binary" --version)"
+if [ "$start" = yes ] && has_systemd; then
+    systemctl daemon-reload
+    systemctl enable ballast.service
+    systemctl restart ballast.service
+    say "started: journalctl -u ballast, ballast status"
+fi
