@@ -17,6 +17,7 @@ pub mod abi;
 pub mod affinity;
 pub mod backend;
 pub mod config;
+pub mod crc32c;
 pub mod csum;
 pub mod decide;
 pub mod event;

@@ -15,7 +15,7 @@ use proxy_common::flow::{
     DIRECTION_FORWARD, DIRECTION_REPLY, FLOW_FIN_BACKEND, FLOW_FIN_CLIENT, FLOW_REPLIED, FLOW_RESET, Flow,
     FlowKey, is_expired, is_over,
 };
-use proxy_common::{Address, Family, PROTO_TCP};
+use proxy_common::{Address, Family, PROTO_UDP};
 
 use crate::header::same;
 use crate::maps::{self, Tables};
@@ -201,12 +201,12 @@ impl<F: Index> Tracked<F> {
 
     /// Whether a client's packet goes on to the backend that the flow has.
     ///
-    /// TCP stays with a backend that left the Service, as with kube-proxy: the backend may still answer. UDP, and
+    /// TCP, and SCTP like it, stays with a backend that left the Service, as with kube-proxy: the backend may still answer. UDP, and
     /// TCP that never had an answer, chooses again. A SYN on a flow that both ends are done with begins a new one.
     #[inline(always)]
     pub fn continues(&self, tcp_flags: u16) -> bool {
         let flow = self.flow();
-        let is_tcp = flow.proto == PROTO_TCP;
+        let is_tcp = flow.proto != PROTO_UDP;
         if is_tcp && tcp_flags & (tcp::SYN | tcp::ACK) == tcp::SYN && is_over(flow.state) {
             return false;
         }

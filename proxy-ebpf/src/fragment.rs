@@ -5,7 +5,7 @@ use aya_ebpf::bindings::__sk_buff;
 use proxy_common::filter::Role;
 use proxy_common::fragment::{FRAGMENT_SECS, FragmentEntry, FragmentKey};
 use proxy_common::reason::Reason;
-use proxy_common::{Family, V4, V6};
+use proxy_common::{Family, PROTO_SCTP, V4, V6};
 
 use crate::flow::Time;
 use crate::header::{Header, Read};
@@ -40,6 +40,10 @@ fn first<F: Fragments>(skb: Skb, packet: &Packet<F::Words>) -> Result<(), Stop> 
         && !maps::may_be(Role::Backend, &key.src, key.src_port, key.proto)
     {
         return Ok(());
+    }
+    if key.proto == PROTO_SCTP {
+        // Its checksum can be changed only by who knows how long the whole packet is.
+        return Err(Stop::Because(Reason::Fragment));
     }
     let Some(header) = F::read(skb, ETHERNET as u32) else { return Err(Stop::Because(Reason::Malformed)) };
     let Some(time) = Time::now() else { return Ok(()) };

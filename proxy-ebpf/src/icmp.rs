@@ -10,7 +10,7 @@ use proxy_common::csum::{replace16, replace32, update};
 use proxy_common::filter::Role;
 use proxy_common::flow::{DIRECTION_FORWARD, DIRECTION_REPLY, FLOW_SNAT, FlowKey};
 use proxy_common::reason::Reason;
-use proxy_common::{Address, PROTO_ICMP, PROTO_ICMPV6, PROTO_TCP, PROTO_UDP, V4, V6};
+use proxy_common::{Address, PROTO_ICMP, PROTO_ICMPV6, PROTO_SCTP, PROTO_TCP, PROTO_UDP, V4, V6};
 
 use crate::flow::{self, Index, Time};
 use crate::header::{Header, Read, same};
@@ -19,6 +19,7 @@ use crate::maps;
 use crate::nat::{self, Rewrite, Tuple, address_difference, ports};
 use crate::net::{ETHERNET, tcp, udp};
 use crate::route::{self, Routes};
+use crate::sctp;
 use crate::skb::{HelperFailed, Skb};
 
 /// Bytes of an ICMP header.
@@ -86,7 +87,7 @@ fn read<F: Control>(skb: Skb) -> Option<Quote<F::Words>> {
         return None;
     }
     let inner = F::read(skb, outer.l4 + ICMP)?;
-    let is_ours = inner.proto == PROTO_TCP || inner.proto == PROTO_UDP;
+    let is_ours = matches!(inner.proto, PROTO_TCP | PROTO_UDP | PROTO_SCTP);
     // An error goes to whom the packet came from.
     if inner.is_later || !is_ours || inner.l4 + QUOTED > outer.end || !same(&inner.src, &outer.dst) {
         return None;
@@ -189,7 +190,12 @@ fn translate<F: Control>(
     let new_ports = ports(to.dst_port, to.src_port);
     skb.store(inner.l4, &new_ports)?;
     let difference = replace32(quote.ports, new_ports);
-    sum += difference + transport_check(skb, outer, inner, addresses + difference)?;
+    sum += difference;
+    sum += if inner.proto == PROTO_SCTP {
+        sctp::correct(skb, inner.l4, inner.end, outer.end, quote.ports ^ new_ports)?
+    } else {
+        transport_check(skb, outer, inner, addresses + difference)?
+    };
     // A sum over the whole packet that a driver made stays: each checksum makes up for what it covers.
     skb.store(outer.l4 + CHECK, &update(quote.check, sum))
 }

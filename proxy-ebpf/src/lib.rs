@@ -40,5 +40,6 @@ pub mod packet;
 pub mod reject;
 pub mod report;
 pub mod route;
+pub mod sctp;
 pub mod skb;
 pub mod sockaddr;

@@ -1,10 +1,11 @@
 //! Rewriting a packet's addresses and ports, with its checksums.
 
 use proxy_common::csum::{fold, pseudo_sum, replace16, replace32, update};
-use proxy_common::{Address, PROTO_UDP, V4, V6};
+use proxy_common::{Address, PROTO_SCTP, PROTO_UDP, V4, V6};
 
 use crate::net::{ETHERNET, Ipv4, Ipv6, tcp, udp};
 use crate::packet::{Packet, Parse};
+use crate::sctp::Sctp;
 use crate::skb::{HelperFailed, Skb};
 
 /// What a packet's tuple becomes.
@@ -22,7 +23,7 @@ pub struct Tuple<A> {
 }
 
 /// A family whose addresses can be rewritten.
-pub trait Rewrite: Parse {
+pub trait Rewrite: Parse + Sctp {
     /// Whether the sum over the whole packet (`CHECKSUM_COMPLETE`) stays as it is when an address changes and
     /// the transport checksum with it. IPv4's does not, since its own header checksum has made up for the
     /// address already; the checksum helper assumes IPv4 (`inet_proto_csum_replace_by_diff`).
@@ -111,7 +112,7 @@ pub fn ports(src: u16, dst: u16) -> u32 {
 
 /// Folds a difference to the 32 bits that helpers take; twice, since the first fold may carry.
 #[inline(always)]
-fn fold32(difference: u64) -> u32 {
+pub fn fold32(difference: u64) -> u32 {
     let folded = (difference & 0xffff_ffff) + (difference >> 32);
     ((folded & 0xffff_ffff) + (folded >> 32)) as u32
 }
@@ -142,6 +143,8 @@ pub fn rewrite<F: Rewrite>(
     if packet.l4 as usize == ETHERNET + F::HEADER && skb.gso_size() == 0 {
         let written = if packet.key.proto == PROTO_UDP {
             in_place::<F, BEFORE_UDP_CHECK>(skb, packet, to, difference)
+        } else if packet.key.proto == PROTO_SCTP {
+            false
         } else {
             in_place::<F, BEFORE_TCP_CHECK>(skb, packet, to, difference)
         };
@@ -209,6 +212,9 @@ fn by_helper<F: Rewrite>(
             skb.add_to_complete(fold32(difference));
         }
         return Ok(());
+    }
+    if packet.key.proto == PROTO_SCTP {
+        return F::rewrite_sctp(skb, packet, to);
     }
     let (check, flags) = if packet.key.proto == PROTO_UDP {
         // A UDP checksum of zero means "none" and stays; one that becomes zero is sent as its complement.

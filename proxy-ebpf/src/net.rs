@@ -115,6 +115,33 @@ pub mod udp {
     pub const CHECK: u32 = 6;
 }
 
+/// SCTP (RFC 9260).
+pub mod sctp {
+    use super::tcp;
+
+    /// Length of the common header and the header of a first chunk.
+    pub const HEADER: usize = 16;
+    /// Offset of the checksum, a CRC-32C.
+    pub const CHECK: u32 = 8;
+    /// Offset of the type of the first chunk.
+    pub const CHUNK: usize = 12;
+
+    /// The TCP flags that mean for a connection what a chunk means for an association.
+    #[inline(always)]
+    pub fn flags(chunk: u8) -> u16 {
+        match chunk {
+            // INIT, and INIT ACK.
+            1 => tcp::SYN,
+            2 => tcp::SYN | tcp::ACK,
+            // ABORT.
+            6 => tcp::RST,
+            // SHUTDOWN, SHUTDOWN ACK, SHUTDOWN COMPLETE: each end sends one of them.
+            7 | 8 | 14 => tcp::FIN,
+            _ => tcp::ACK,
+        }
+    }
+}
+
 /// Most IPv6 extension headers that are walked over; RFC 8200 lets each stand once, destination options twice.
 pub const EXTENSION_HEADERS: usize = 6;
 

@@ -4,11 +4,11 @@ use core::mem::size_of;
 
 use proxy_common::flow::{DIRECTION_FORWARD, FlowKey};
 use proxy_common::reason::Reason;
-use proxy_common::{Address, Family, PROTO_ICMP, PROTO_ICMPV6, PROTO_TCP, PROTO_UDP, V4, V6};
+use proxy_common::{Address, Family, PROTO_ICMP, PROTO_ICMPV6, PROTO_SCTP, PROTO_TCP, PROTO_UDP, V4, V6};
 
 use crate::net::{
-    ETHERNET, EXTENSION_HEADERS, IPV4_MORE, IPV4_OFFSET, IPV6_MORE, IPV6_OFFSET, Ipv4, Ipv6, extension, tcp,
-    udp,
+    ETHERNET, EXTENSION_HEADERS, IPV4_MORE, IPV4_OFFSET, IPV6_MORE, IPV6_OFFSET, Ipv4, Ipv6, extension, sctp,
+    tcp, udp,
 };
 
 /// Where the readable part of a packet begins and ends, as addresses.
@@ -33,19 +33,19 @@ impl Bounds {
     }
 }
 
-/// A TCP or UDP packet. Laid out as in C, since pointers to it cross functions that the verifier checks alone.
+/// A TCP, UDP or SCTP packet. Laid out as in C, since pointers to it cross functions that the verifier checks alone.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packet<A> {
     /// Addresses, ports and protocol; the direction is the hook's to set.
     pub key: FlowKey<A>,
-    /// Offset of the TCP or UDP header from the first byte of the packet; 0: it is a later fragment, and has none.
+    /// Offset of the transport header from the first byte of the packet; 0: it is a later fragment, and has none.
     pub l4: u32,
     /// Length of the IP packet, as its header says.
     pub length: u32,
     /// IPv4's header checksum as it stands in the packet; 0 for IPv6.
     pub ip_check: u16,
-    /// TCP's flags; 0 for UDP.
+    /// TCP's flags; what comes closest for SCTP ([`sctp::flags`]), 0 for UDP.
     pub tcp_flags: u16,
 }
 
@@ -87,11 +87,11 @@ impl<A: Address> Packet<A> {
 /// Why there is no [`Packet`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stop {
-    /// Neither TCP nor UDP.
+    /// Neither TCP, UDP nor SCTP.
     NotOurs,
     /// ICMP or ICMPv6: perhaps an error about a packet of ours.
     Control,
-    /// The readable part ends too early, or there are extension headers to walk over, or it is a fragment.
+    /// The readable part ends too early, or there are extension headers to walk over, or it is a fragment, or SCTP.
     Short,
     /// It is parsed, and it is the first fragment of several.
     First,
@@ -119,8 +119,12 @@ impl Parse for V4 {
         let ip: *const Ipv4 = bounds.at(ETHERNET).ok_or(Stop::Short)?;
         // SAFETY: `at` found the whole header inside the packet.
         let ip = unsafe { &*ip };
-        if ip.protocol != PROTO_TCP && ip.protocol != PROTO_UDP {
-            return Err(if ip.protocol == PROTO_ICMP { Stop::Control } else { Stop::NotOurs });
+        if ip.protocol != PROTO_TCP && ip.protocol != PROTO_UDP && !(walk && ip.protocol == PROTO_SCTP) {
+            return Err(match ip.protocol {
+                PROTO_ICMP => Stop::Control,
+                PROTO_SCTP => Stop::Short,
+                _ => Stop::NotOurs,
+            });
         }
         let header = usize::from(ip.version_length & 0xf) * 4;
         let length = ip_length(bounds, usize::from(u16::from_be(ip.total_length)));
@@ -141,7 +145,7 @@ impl Parse for V4 {
         packet.ip_check = ip.check;
         packet.l4 = (ETHERNET + header) as u32;
         packet.length = length as u32;
-        transport(bounds, packet, ETHERNET + header, length - header)?;
+        transport(bounds, packet, ETHERNET + header, length - header, walk)?;
         if fragment == 0 { Ok(()) } else { Err(Stop::First) }
     }
 }
@@ -165,6 +169,7 @@ impl Parse for V6 {
             if !walk {
                 return Err(match proto {
                     PROTO_ICMPV6 => Stop::Control,
+                    PROTO_SCTP => Stop::Short,
                     proto if extension::is(proto) => Stop::Short,
                     _ => Stop::NotOurs,
                 });
@@ -181,7 +186,7 @@ impl Parse for V6 {
         packet.ip_check = 0;
         packet.l4 = l4 as u32;
         packet.length = length as u32;
-        transport(bounds, packet, l4, length - headers)?;
+        transport(bounds, packet, l4, length - headers, walk)?;
         if is_first { Err(Stop::First) } else { Ok(()) }
     }
 }
@@ -221,7 +226,7 @@ fn skip_extensions(bounds: Bounds, mut proto: u8, mut offset: usize) -> Result<(
         walked += 1;
     }
     match proto {
-        PROTO_TCP | PROTO_UDP => Ok((proto, offset, is_first)),
+        PROTO_TCP | PROTO_UDP | PROTO_SCTP => Ok((proto, offset, is_first)),
         PROTO_ICMPV6 => Err(Stop::Control),
         _ => Err(Stop::NotOurs),
     }
@@ -234,6 +239,7 @@ fn transport<A: Address>(
     packet: &mut Packet<A>,
     offset: usize,
     length: usize,
+    walk: bool,
 ) -> Result<(), Stop> {
     packet.tcp_flags = 0;
     if packet.key.proto == PROTO_TCP {
@@ -243,6 +249,13 @@ fn transport<A: Address>(
         let header: *const [u8; tcp::HEADER] = bounds.at(offset).ok_or(Stop::Short)?;
         // SAFETY: `at` found the whole header inside the packet.
         packet.tcp_flags = u16::from(unsafe { (*header)[tcp::FLAGS] });
+    } else if walk && packet.key.proto == PROTO_SCTP {
+        if length < sctp::HEADER {
+            return Err(Stop::Because(Reason::Malformed));
+        }
+        let header: *const [u8; sctp::HEADER] = bounds.at(offset).ok_or(Stop::Short)?;
+        // SAFETY: `at` found the whole header inside the packet.
+        packet.tcp_flags = sctp::flags(unsafe { (*header)[sctp::CHUNK] });
     } else if length < udp::HEADER {
         return Err(Stop::Because(Reason::Malformed));
     }

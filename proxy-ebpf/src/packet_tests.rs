@@ -89,12 +89,30 @@ fn options_move_the_ports() {
 fn other_protocols_are_not_ours() {
     assert_eq!(parse4(&ipv4(PROTO_ICMP, &[], &TCP_SYN)), Err(Stop::Control));
     assert_eq!(parse6(&ipv6(PROTO_ICMPV6, &[], &TCP_SYN)), Err(Stop::Control));
-    for proto in [PROTO_SCTP, 2, 47, 50] {
+    for proto in [2, 47, 50] {
         assert_eq!(parse4(&ipv4(proto, &[], &TCP_SYN)), Err(Stop::NotOurs), "{proto}");
         if proto != 50 {
             assert_eq!(parse6(&ipv6(proto, &[], &TCP_SYN)), Err(Stop::NotOurs), "{proto}");
         }
     }
+}
+
+#[test]
+fn sctp_waits_for_the_second_try() {
+    let mut chunk = [0u8; 16];
+    chunk[..4].copy_from_slice(&[0x9c, 0x40, 0, 80]);
+    for (kind, flags) in
+        [(1, tcp::SYN), (2, tcp::SYN | tcp::ACK), (6, tcp::RST), (7, tcp::FIN), (0, tcp::ACK)]
+    {
+        chunk[12] = kind;
+        let packet = parse4(&ipv4(PROTO_SCTP, &[], &chunk)).unwrap();
+        assert_eq!((packet.key.src_port, packet.key.dst_port, packet.tcp_flags), (40_000, 80, flags));
+        assert_eq!(parse6(&ipv6(PROTO_SCTP, &[], &chunk)).unwrap().tcp_flags, flags);
+    }
+    assert_eq!(parse4(&ipv4(PROTO_SCTP, &[], &chunk[..15])), Err(Stop::Because(Reason::Malformed)));
+    let aligned = Aligned::new(&ipv4(PROTO_SCTP, &[], &chunk));
+    let mut packet = Packet::EMPTY;
+    assert_eq!(V4::parse(bounds(aligned.bytes()), &mut packet, false), Err(Stop::Short));
 }
 
 #[test]

@@ -6,13 +6,13 @@
 //! lack its transport checksum (`CHECKSUM_PARTIAL`), and the kernel may fill it in after us, inside the quote.
 //! A segment with a right checksum adds up to a number that the pseudo header alone tells, so the ICMP checksum
 //! can be right without reading the payload, for a segment that has its checksum and for one that will get it.
-//! Packets too long to be quoted whole, and those without a UDP checksum, are cut, and the quote is read.
+//! Packets too long to be quoted whole, SCTP, and UDP without a checksum, are cut, and the quote is read.
 
 use core::ptr::read_volatile;
 
 use aya_ebpf::helpers::generated::{bpf_csum_diff, bpf_redirect};
 use proxy_common::csum::{fold, pseudo_sum, sum_words};
-use proxy_common::{PROTO_ICMP, PROTO_ICMPV6, PROTO_UDP, V4, V6};
+use proxy_common::{PROTO_ICMP, PROTO_ICMPV6, PROTO_SCTP, PROTO_UDP, V4, V6};
 
 use crate::flow::Time;
 use crate::maps;
@@ -201,6 +201,9 @@ impl Reject for V6 {
 #[inline(always)]
 fn whole_sum<F: Reject>(skb: Skb, packet: &Packet<F::Words>) -> Option<u64> {
     if packet.length > F::WHOLE {
+        return None;
+    }
+    if packet.key.proto == PROTO_SCTP {
         return None;
     }
     if packet.key.proto == PROTO_UDP {

@@ -22,7 +22,7 @@ use proxy_user::maps::{FrontendKey, Table, Write};
 
 use crate::Scenario;
 use crate::node::{know, node_addr, uplink};
-use crate::packet::{ACK, ETHERNET, Packet, SYN, TCP, UDP, correct, ends, verify};
+use crate::packet::{ACK, ETHERNET, Packet, SCTP, SYN, TCP, UDP, correct, ends, verify};
 use crate::rig::{DROP, Family, HZ, Hook, NEXT, REDIRECT, Rig, Seen, Service, filter};
 
 pub const SCENARIOS: [Scenario; 10] = [
@@ -115,7 +115,7 @@ fn goes_on(rig: &mut Rig, packet: &Packet, to: SocketAddr) -> SocketAddr {
 
 fn there_and_back(family: Family, rig: &mut Rig) {
     know(family, rig);
-    for proto in [TCP, UDP] {
+    for proto in [TCP, UDP, SCTP] {
         let pod = family.pod(1, 8080);
         let dialled = node_port(family, rig, proto, &[(pod, 0)]);
         let client = family.client(1, 40_000);
@@ -137,9 +137,9 @@ fn there_and_back(family: Family, rig: &mut Rig) {
         let stranger = Packet::new(proto, family.pod(2, 8080), source);
         assert_eq!(comes_in(rig, &stranger).packet, stranger.bytes());
     }
-    assert_eq!((rig.reasons(), rig.flows(family).len()), (vec![], 2));
+    assert_eq!((rig.reasons(), rig.flows(family).len()), (vec![], 3));
     let stats = rig.stats(ID);
-    assert_eq!((stats.connections, stats.packets, stats.reply_packets), (2, 4, 2));
+    assert_eq!((stats.connections, stats.packets, stats.reply_packets), (3, 6, 3));
     forget(rig);
 }
 
@@ -148,7 +148,7 @@ fn errors(family: Family, rig: &mut Rig) {
     know(family, rig);
     let kind = if family == Family::V4 { [3, 4] } else { [2, 0] };
     let mtu = [0, 0, 5, 0x14];
-    for proto in [TCP, UDP] {
+    for proto in [TCP, UDP, SCTP] {
         let pod = family.pod(1, 8080);
         let dialled = node_port(family, rig, proto, &[(pod, 0)]);
         let (client, router) = (family.client(1, 40_000), family.client(200, 0).ip());

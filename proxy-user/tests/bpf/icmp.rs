@@ -4,7 +4,7 @@ use proxy_common::reason::Reason;
 
 use crate::Scenario;
 use crate::fixture::Fixture;
-use crate::packet::{ACK, ETHERNET, Packet, SYN, TCP, UDP};
+use crate::packet::{ACK, ETHERNET, Packet, SCTP, SYN, TCP, UDP};
 use crate::rig::{DROP, Family, Hook, REDIRECT, Rig, Service};
 use crate::tables::{FRAGMENT, MORE, proto_name, shapes};
 
@@ -37,7 +37,7 @@ fn kinds(family: Family) -> Vec<Kind> {
 pub fn fixtures() -> Vec<Fixture> {
     let mut all = Vec::new();
     for family in Family::BOTH {
-        for proto in [TCP, UDP] {
+        for proto in [TCP, UDP, SCTP] {
             for (ports, port) in [("another port", 8080), ("the same port", 80)] {
                 translated(family, proto, ports, port, &mut all);
             }
@@ -87,10 +87,13 @@ fn translated(family: Family, proto: u8, ports: &str, port: u16, all: &mut Vec<F
     for (about, hook, [seen, sent], end, end_becomes) in table {
         let mut row = Vec::new();
         for ((shape, seen), (_, sent)) in shapes(seen).into_iter().zip(shapes(sent)) {
-            let headers =
-                seen.bytes().len() - ETHERNET - seen.payload.len() - if proto == TCP { 20 } else { 8 };
-            // Eight bytes, up to TCP's checksum, just behind it, and more.
-            let quotes: &[usize] = if proto == TCP { &[8, 16, 18, 20, 1000] } else { &[8, 9, 1000] };
+            let headers = seen.segment_at() - ETHERNET;
+            // Eight bytes, up to the checksum, just behind it, and more.
+            let quotes: &[usize] = match proto {
+                TCP => &[8, 16, 18, 20, 1000],
+                UDP => &[8, 9, 1000],
+                _ => &[8, 12, 13, 1000],
+            };
             for (kind, code, rest) in kinds(family) {
                 for quoted in quotes {
                     for (by, from, becomes) in

@@ -15,6 +15,7 @@ mod packet;
 mod race;
 mod random;
 mod rig;
+mod sctp;
 mod table_full;
 mod tables;
 
@@ -62,6 +63,7 @@ fn main() -> ExitCode {
         .chain(fragments::SCENARIOS)
         .chain(icmp::SCENARIOS)
         .chain(events::SCENARIOS)
+        .chain(sctp::SCENARIOS)
     {
         trials.extend(scenario.trials(&bpffs));
     }

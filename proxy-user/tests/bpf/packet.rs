@@ -12,6 +12,7 @@ pub const ACK: u8 = 16;
 pub const ETHERNET: usize = 14;
 pub const TCP: u8 = 6;
 pub const UDP: u8 = 17;
+pub const SCTP: u8 = 132;
 const ICMP: u8 = 1;
 const ICMPV6: u8 = 58;
 
@@ -128,11 +129,38 @@ impl Packet {
         bytes
     }
 
+    /// The chunk that means for SCTP what the flags mean for TCP.
+    fn chunk(&self) -> u8 {
+        match self.flags {
+            SYN => 1,
+            flags if flags == SYN | ACK => 2,
+            flags if flags & RST != 0 => 6,
+            flags if flags == FIN | ACK => 8,
+            FIN => 7,
+            _ => 0,
+        }
+    }
+
+    /// Where the segment begins.
+    pub fn segment_at(&self) -> usize {
+        self.bytes().len() - self.segment().len()
+    }
+
     fn segment(&self) -> Vec<u8> {
         let mut segment = [self.src.port().to_be_bytes(), self.dst.port().to_be_bytes()].concat();
         let check_at = if self.proto == TCP {
             segment.extend([0, 0, 0, 7, 0, 0, 0, 9, 0x50, self.flags, 0x20, 0, 0, 0, 0, 0]);
             16
+        } else if self.proto == SCTP {
+            segment.extend([0xde, 0xad, 0xbe, 0xef, 0, 0, 0, 0, self.chunk(), 0]);
+            segment.extend(((4 + self.payload.len()) as u16).to_be_bytes());
+            segment.extend(&self.payload);
+            segment.resize(segment.len().next_multiple_of(4), 0);
+            if !self.is_unchecked {
+                let check = crc32c(&segment);
+                segment[8..12].copy_from_slice(&check.to_le_bytes());
+            }
+            return segment;
         } else {
             segment.extend(((8 + self.payload.len()) as u16).to_be_bytes());
             segment.extend([0, 0]);
@@ -252,6 +280,18 @@ impl Packet {
     }
 }
 
+/// As RFC 9260 has it, bit by bit.
+fn crc32c(bytes: &[u8]) -> u32 {
+    let mut crc = !0u32;
+    for byte in bytes {
+        crc ^= u32::from(*byte);
+        for _ in 0..8 {
+            crc = if crc & 1 == 1 { crc >> 1 ^ 0x82f6_3b78 } else { crc >> 1 };
+        }
+    }
+    !crc
+}
+
 fn octets(addr: IpAddr) -> Vec<u8> {
     match addr {
         IpAddr::V4(addr) => addr.octets().to_vec(),
@@ -330,6 +370,12 @@ pub fn verify(bytes: &[u8]) -> Result<(), String> {
     };
     let pseudo = match proto {
         UDP if segment[6..8] == [0, 0] => return Ok(()),
+        SCTP => {
+            let mut plain = segment.to_vec();
+            plain[8..12].fill(0);
+            let right = crc32c(&plain).to_le_bytes();
+            return if segment[8..12] == right { Ok(()) } else { Err("SCTP: checksum".into()) };
+        }
         TCP | UDP | ICMPV6 => pseudo_header(src, dst, proto, segment.len()),
         ICMP => Vec::new(),
         other => return Err(format!("protocol {other}")),

@@ -4,7 +4,7 @@ use proxy_common::reason::Reason;
 use proxy_common::service::SERVICE_DROP_WHEN_EMPTY;
 
 use crate::fixture::{Counts, Fixture};
-use crate::packet::{ACK, ETHERNET, FIN, Packet, RST, SYN, TCP, UDP};
+use crate::packet::{ACK, ETHERNET, FIN, Packet, RST, SCTP, SYN, TCP, UDP};
 use crate::rig::{Family, Hook, Service};
 
 /// Three IPv4 "no operation" options and the end of the list.
@@ -28,7 +28,11 @@ pub fn fixtures() -> Vec<Fixture> {
 }
 
 pub fn proto_name(proto: u8) -> &'static str {
-    if proto == TCP { "TCP" } else { "UDP" }
+    match proto {
+        TCP => "TCP",
+        UDP => "UDP",
+        _ => "SCTP",
+    }
 }
 
 /// The packet with what lies between its IP header and its segment, in turn nothing, options or extensions.
@@ -51,7 +55,7 @@ pub fn shapes(packet: &Packet) -> Vec<(&'static str, Packet)> {
 
 fn translated(family: Family, all: &mut Vec<Fixture>) {
     let client = family.client(1, 40_001);
-    for proto in [TCP, UDP] {
+    for proto in [TCP, UDP, SCTP] {
         for (ports, port) in [("another port", 8080), ("the same port", 80)] {
             let (frontend, pod) = (family.frontend(1, 80), family.pod(1, port));
             let service = Service::new(7, proto, frontend, &[pod]);

@@ -3,7 +3,6 @@
 use std::cell::RefCell;
 use std::net::{IpAddr, SocketAddr};
 
-use proxy_common::Address;
 use proxy_common::affinity::{AffinityEntry, AffinityKey, NetnsAffinityKey};
 use proxy_common::decide::{self, SocketSource, Source};
 use proxy_common::filter::{Role, position};
@@ -11,6 +10,7 @@ use proxy_common::node::{DEVICE_UPLINK, NODE_ADDR_LOOPBACK, NODE_ADDR_PORTS, Nod
 use proxy_common::reason::Reason;
 use proxy_common::service::{SCOPE_INTERNAL, SERVICE_LOCAL, ServiceEntry, ServiceKey};
 use proxy_common::source_range::SourceRangeKey;
+use proxy_common::{Address, PROTO_SCTP};
 
 use super::{Candidate, Outcome, Path, Step, flags};
 use crate::cli::question::Client;
@@ -50,6 +50,10 @@ impl<'a, A: Address + Into<IpAddr>> Walk<'a, A> {
 
     /// What connect(2) and sendmsg(2) do.
     pub(super) fn socket(mut self, client: Client, from: Option<A>) -> Path {
+        if self.key.proto == PROTO_SCTP {
+            self.step("hook", "the kernel asks no hook about SCTP sockets");
+            return self.end(Outcome::Untouched);
+        }
         if let Some(from) = from
             && !self.rules.node_addrs.contains_key(&from)
             && !self.is_local_pod(from)
@@ -102,10 +106,12 @@ impl<'a, A: Address + Into<IpAddr>> Walk<'a, A> {
     /// What the packet hooks do.
     pub(super) fn packet(mut self, client: Client, from: Option<A>) -> Path {
         if client == Client::Host {
-            self.step(
-                "hook",
-                "packets of the node's own sockets come in by no device: the socket hooks serve them",
-            );
+            let who = if self.key.proto == PROTO_SCTP {
+                "nobody translates SCTP of the node itself"
+            } else {
+                "the socket hooks serve them"
+            };
+            self.step("hook", format!("packets of the node's own sockets come in by no device: {who}"));
             return self.end(Outcome::Untouched);
         }
         if !self.filter() {

@@ -1,6 +1,7 @@
 use std::collections::BTreeMap;
 
 use insta::assert_snapshot;
+use proxy_common::PROTO_SCTP;
 use proxy_common::affinity::{AffinityEntry, AffinityKey, NetnsAffinityKey};
 use proxy_common::backend::{BACKEND_ACTIVE, BACKEND_GONE, BACKEND_IN_CLUSTER, BackendEntry};
 use proxy_common::config::NodeConfig;
@@ -47,6 +48,10 @@ fn rules() -> Rules<A4> {
     serve([0; 4], 30080, SCOPE_EXTERNAL, entry(2, KIND_NODE_PORT, local, 0, 0));
     serve([203, 0, 113, 1], 443, 0, entry(3, KIND_LOAD_BALANCER, SERVICE_SOURCE_RANGES, 2, 1));
     serve([10, 96, 0, 11], 80, 0, entry(4, KIND_CLUSTER_IP, 0, 0, 0));
+    let sctp = ServiceKey { addr: [10, 96, 0, 10], port: 9, proto: PROTO_SCTP, scope: 0 };
+    let (word, mask) = position(Role::Frontend, &sctp.addr, sctp.port, sctp.proto);
+    filter[word as usize] |= mask;
+    services.insert(sctp, entry(2, KIND_CLUSTER_IP, 0, 2, 1));
     // The node port's bit is that of the node's address.
     let (word, mask) = position(Role::Frontend, &[192u8, 0, 2, 1], 30080, 6);
     filter[word as usize] |= mask;
@@ -120,6 +125,9 @@ fn ask(rules: &Rules<A4>, client: &str, dialled: &str) -> Explanation {
 #[case("pod", "192.0.2.1:30080", "forward", "forward")]
 #[case("198.51.100.9", "192.0.2.1:30080", "forward", "drop no_local_endpoint")]
 #[case("host", "203.0.113.1:443", "drop source_not_allowed", "untouched")]
+#[case("pod", "10.96.0.10:9/SCTP", "untouched", "forward")]
+#[case("host", "10.96.0.10:9/SCTP", "untouched", "untouched")]
+#[case("198.51.100.9", "10.96.0.10:8/SCTP", "untouched", "reject undefined_port")]
 #[case("pod", "203.0.113.1:443", "untouched", "drop map_inconsistent")]
 #[case("198.52.0.1", "203.0.113.1:443", "untouched", "drop source_not_allowed")]
 fn verdicts(#[case] client: &str, #[case] dialled: &str, #[case] socket: &str, #[case] packet: &str) {
