@@ -11,7 +11,7 @@ use crate::flow::Time;
 use crate::header::{Header, Read};
 use crate::lookup;
 use crate::maps::{self, Tables};
-use crate::net::ETHERNET;
+use crate::net::link_header;
 use crate::packet::{Packet, Stop};
 use crate::skb::Skb;
 
@@ -45,7 +45,9 @@ fn first<F: Fragments>(skb: Skb, packet: &Packet<F::Words>) -> Result<(), Stop> 
         // Its checksum can be changed only by who knows how long the whole packet is.
         return Err(Stop::Because(Reason::Fragment));
     }
-    let Some(header) = F::read(skb, ETHERNET as u32) else { return Err(Stop::Because(Reason::Malformed)) };
+    let Some(header) = F::read(skb, link_header() as u32) else {
+        return Err(Stop::Because(Reason::Malformed));
+    };
     let Some(time) = Time::now() else { return Ok(()) };
     let entry = FragmentEntry {
         src_port: key.src_port,
@@ -61,7 +63,9 @@ fn first<F: Fragments>(skb: Skb, packet: &Packet<F::Words>) -> Result<(), Stop> 
 /// [`Fragments::later`].
 #[inline(always)]
 fn later<F: Fragments>(skb: Skb, packet: &mut Packet<F::Words>) -> Result<(), Stop> {
-    let Some(header) = F::read(skb, ETHERNET as u32) else { return Err(Stop::Because(Reason::Malformed)) };
+    let Some(header) = F::read(skb, link_header() as u32) else {
+        return Err(Stop::Because(Reason::Malformed));
+    };
     let Some(time) = Time::now() else { return Err(Stop::Because(Reason::Fragment)) };
     let alone = if lookup::is_service_address::<F>(&header.dst) {
         Reason::FragmentWithoutFirst
@@ -78,7 +82,7 @@ fn later<F: Fragments>(skb: Skb, packet: &mut Packet<F::Words>) -> Result<(), St
     packet.key.dst_port = entry.dst_port;
     packet.key.proto = entry.proto as u8;
     packet.l4 = 0;
-    packet.length = header.end - ETHERNET as u32;
+    packet.length = header.end - link_header() as u32;
     packet.ip_check = header.check;
     packet.tcp_flags = 0;
     Ok(())

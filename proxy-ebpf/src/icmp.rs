@@ -17,7 +17,7 @@ use crate::header::{Header, Read, same};
 use crate::hook::tc::{DROP, NEXT, SEND, drop_because};
 use crate::maps;
 use crate::nat::{self, Rewrite, Tuple, address_difference, ports};
-use crate::net::{ETHERNET, tcp, udp};
+use crate::net::{link_header, tcp, udp};
 use crate::route::{self, Routes};
 use crate::sctp;
 use crate::skb::{HelperFailed, Skb};
@@ -76,7 +76,7 @@ impl<A: Address> Quote<A> {
 /// Reads an error; `None` if the packet is none, or quotes too little.
 #[inline(always)]
 fn read<F: Control>(skb: Skb) -> Option<Quote<F::Words>> {
-    let outer = F::read(skb, ETHERNET as u32)?;
+    let outer = F::read(skb, link_header() as u32)?;
     if outer.proto != F::PROTO || outer.is_later {
         return None;
     }
@@ -182,7 +182,7 @@ fn translate<F: Control>(
     let (outer, inner) = (&quote.outer, &quote.inner);
     let src = sender(quote, to);
     let addresses = address_difference(&outer.src, &src) + address_difference(&outer.dst, &to.dst);
-    F::store_addresses(skb, ETHERNET as u32, outer.check, [&src, &to.dst], addresses)?;
+    F::store_addresses(skb, link_header() as u32, outer.check, [&src, &to.dst], addresses)?;
     let mut sum = if F::COVERS_ADDRESSES { addresses } else { 0 };
     // The quoted packet went the other way.
     let addresses = address_difference(&inner.src, &to.dst) + address_difference(&inner.dst, &to.src);

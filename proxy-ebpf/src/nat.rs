@@ -3,7 +3,7 @@
 use proxy_common::csum::{fold, pseudo_sum, replace16, replace32, update};
 use proxy_common::{Address, PROTO_SCTP, PROTO_UDP, V4, V6};
 
-use crate::net::{ETHERNET, Ipv4, Ipv6, tcp, udp};
+use crate::net::{Ipv4, Ipv6, link_header, tcp, udp};
 use crate::packet::{Packet, Parse};
 use crate::sctp::Sctp;
 use crate::skb::{HelperFailed, Skb};
@@ -140,13 +140,14 @@ pub fn rewrite<F: Rewrite>(
 ) -> Result<(), HelperFailed> {
     let key = &packet.key;
     let difference = address_difference(&key.src, &to.src) + address_difference(&key.dst, &to.dst);
-    if packet.l4 as usize == ETHERNET + F::HEADER && skb.gso_size() == 0 {
+    let link = link_header();
+    if packet.l4 as usize == link + F::HEADER && skb.gso_size() == 0 {
         let written = if packet.key.proto == PROTO_UDP {
-            in_place::<F, BEFORE_UDP_CHECK>(skb, packet, to, difference)
+            in_place::<F, BEFORE_UDP_CHECK>(skb, link, packet, to, difference)
         } else if packet.key.proto == PROTO_SCTP {
             false
         } else {
-            in_place::<F, BEFORE_TCP_CHECK>(skb, packet, to, difference)
+            in_place::<F, BEFORE_TCP_CHECK>(skb, link, packet, to, difference)
         };
         if written {
             return Ok(());
@@ -159,11 +160,12 @@ pub fn rewrite<F: Rewrite>(
 #[inline(always)]
 fn in_place<F: Rewrite, const BETWEEN: usize>(
     skb: Skb,
+    link: usize,
     packet: &Packet<F::Words>,
     to: &Tuple<F::Words>,
     difference: u64,
 ) -> bool {
-    let Some(segment) = skb.bounds().at::<Segment<F::Header, BETWEEN>>(ETHERNET) else { return false };
+    let Some(segment) = skb.bounds().at::<Segment<F::Header, BETWEEN>>(link) else { return false };
     // SAFETY: `at` found all of it inside the packet, and the kernel has made it writable for this program
     // (`bpf_unclone_prologue`).
     let segment = unsafe { &mut *segment.cast_mut() };
@@ -206,7 +208,7 @@ fn by_helper<F: Rewrite>(
     difference: u64,
 ) -> Result<(), HelperFailed> {
     if packet.is_later() {
-        F::store_addresses(skb, ETHERNET as u32, packet.ip_check, [&to.src, &to.dst], difference)?;
+        F::store_addresses(skb, link_header() as u32, packet.ip_check, [&to.src, &to.dst], difference)?;
         if F::COMPLETE_STAYS {
             // Here no transport checksum makes up for the addresses.
             skb.add_to_complete(fold32(difference));
@@ -224,7 +226,7 @@ fn by_helper<F: Rewrite>(
     };
     let (old_ports, new_ports) =
         (ports(packet.key.src_port, packet.key.dst_port), ports(to.src_port, to.dst_port));
-    F::store_addresses(skb, ETHERNET as u32, packet.ip_check, [&to.src, &to.dst], difference)?;
+    F::store_addresses(skb, link_header() as u32, packet.ip_check, [&to.src, &to.dst], difference)?;
     skb.correct_pseudo(check, fold32(difference), flags)?;
     if F::COMPLETE_STAYS {
         skb.add_to_complete(fold32(difference));

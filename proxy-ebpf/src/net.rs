@@ -5,6 +5,26 @@
 
 /// Length of an Ethernet header without tags.
 pub const ETHERNET: usize = 14;
+
+/// What [`link_header`] tells: the agent loads the packet programs once more with 0 here. In 64 bits, since a number
+/// of that size is one that every verifier still knows when it comes back from the stack.
+#[cfg(target_arch = "bpf")]
+#[unsafe(no_mangle)]
+static LINK_HEADER: aya_ebpf::Global<u64> = aya_ebpf::Global::new(ETHERNET as u64);
+
+/// Bytes before the IP header: an Ethernet header, or nothing on devices whose packets begin with the IP header
+/// (tun, `WireGuard`, IP-in-IP). To the verifier, and so to the branches that go by it, it is a constant.
+#[inline(always)]
+pub fn link_header() -> usize {
+    #[cfg(target_arch = "bpf")]
+    {
+        LINK_HEADER.load() as usize
+    }
+    #[cfg(not(target_arch = "bpf"))]
+    {
+        ETHERNET
+    }
+}
 /// `ETH_P_IP`, as `__sk_buff.protocol` holds it.
 pub const ETHERTYPE_IPV4: u32 = (0x0800u16).to_be() as u32;
 /// `ETH_P_IPV6`, likewise.

@@ -7,14 +7,14 @@ use proxy_common::reason::Reason;
 use proxy_common::{Address, Family, PROTO_ICMP, PROTO_ICMPV6, PROTO_SCTP, PROTO_TCP, PROTO_UDP, V4, V6};
 
 use crate::net::{
-    ETHERNET, EXTENSION_HEADERS, IPV4_MORE, IPV4_OFFSET, IPV6_MORE, IPV6_OFFSET, Ipv4, Ipv6, extension, sctp,
-    tcp, udp,
+    EXTENSION_HEADERS, IPV4_MORE, IPV4_OFFSET, IPV6_MORE, IPV6_OFFSET, Ipv4, Ipv6, extension, link_header,
+    sctp, tcp, udp,
 };
 
 /// Where the readable part of a packet begins and ends, as addresses.
 #[derive(Clone, Copy)]
 pub struct Bounds {
-    /// First byte: the Ethernet header.
+    /// First byte: the Ethernet header, or the IP header where there is none.
     pub data: usize,
     /// One past the last byte that can be read directly.
     pub end: usize,
@@ -105,7 +105,7 @@ pub trait Parse: Family {
     type Header;
     /// Its length.
     const HEADER: usize = size_of::<Self::Header>();
-    /// Parses the packet behind an Ethernet header into `packet`, which holds nothing of use after an error other
+    /// Parses the packet behind the link-layer header into `packet`, which holds nothing of use after an error other
     /// than [`Stop::First`]. Without `walk`, extension headers are left to another try: hardly any packet has them, and each copy of
     /// the loop costs the verifier thousands of steps.
     fn parse(bounds: Bounds, packet: &mut Packet<Self::Words>, walk: bool) -> Result<(), Stop>;
@@ -116,7 +116,8 @@ impl Parse for V4 {
 
     #[inline(always)]
     fn parse(bounds: Bounds, packet: &mut Packet<[u32; 1]>, walk: bool) -> Result<(), Stop> {
-        let ip: *const Ipv4 = bounds.at(ETHERNET).ok_or(Stop::Short)?;
+        let link = link_header();
+        let ip: *const Ipv4 = bounds.at(link).ok_or(Stop::Short)?;
         // SAFETY: `at` found the whole header inside the packet.
         let ip = unsafe { &*ip };
         if ip.protocol != PROTO_TCP && ip.protocol != PROTO_UDP && !(walk && ip.protocol == PROTO_SCTP) {
@@ -127,8 +128,11 @@ impl Parse for V4 {
             });
         }
         let header = usize::from(ip.version_length & 0xf) * 4;
-        let length = ip_length(bounds, usize::from(u16::from_be(ip.total_length)));
-        if ip.version_length >> 4 != 4 || header < Self::HEADER || length < header || exceeds(bounds, length)
+        let length = ip_length(bounds, link, usize::from(u16::from_be(ip.total_length)));
+        if ip.version_length >> 4 != 4
+            || header < Self::HEADER
+            || length < header
+            || exceeds(bounds, link, length)
         {
             return Err(Stop::Because(Reason::Malformed));
         }
@@ -143,9 +147,9 @@ impl Parse for V4 {
         packet.key.dst = [ip.dst];
         packet.key.proto = ip.protocol;
         packet.ip_check = ip.check;
-        packet.l4 = (ETHERNET + header) as u32;
+        packet.l4 = (link + header) as u32;
         packet.length = length as u32;
-        transport(bounds, packet, ETHERNET + header, length - header, walk)?;
+        transport(bounds, packet, link + header, length - header, walk)?;
         if fragment == 0 { Ok(()) } else { Err(Stop::First) }
     }
 }
@@ -155,14 +159,15 @@ impl Parse for V6 {
 
     #[inline(always)]
     fn parse(bounds: Bounds, packet: &mut Packet<[u32; 4]>, walk: bool) -> Result<(), Stop> {
-        let ip: *const Ipv6 = bounds.at(ETHERNET).ok_or(Stop::Short)?;
+        let link = link_header();
+        let ip: *const Ipv6 = bounds.at(link).ok_or(Stop::Short)?;
         // SAFETY: `at` found the whole header inside the packet.
         let ip = unsafe { &*ip };
         let mut proto = ip.next_header;
-        let mut l4 = ETHERNET + Self::HEADER;
+        let mut l4 = link + Self::HEADER;
         let mut is_first = false;
         let length = match u16::from_be(ip.payload_length) {
-            0 => ip_length(bounds, 0),
+            0 => ip_length(bounds, link, 0),
             payload => Self::HEADER + usize::from(payload),
         };
         if proto != PROTO_TCP && proto != PROTO_UDP {
@@ -176,8 +181,8 @@ impl Parse for V6 {
             }
             (proto, l4, is_first) = skip_extensions(bounds, proto, l4)?;
         }
-        let headers = l4 - ETHERNET;
-        if length < headers || exceeds(bounds, length) {
+        let headers = l4 - link;
+        if length < headers || exceeds(bounds, link, length) {
             return Err(Stop::Because(Reason::Malformed));
         }
         packet.key.src = ip.src;
@@ -194,14 +199,14 @@ impl Parse for V6 {
 /// The length an IP header states; 0 means "as much as there is": a segment of more than 64 KiB that the kernel
 /// has not cut yet (BIG TCP).
 #[inline(always)]
-fn ip_length(bounds: Bounds, stated: usize) -> usize {
-    if stated == 0 { bounds.frame.saturating_sub(ETHERNET) } else { stated }
+fn ip_length(bounds: Bounds, link: usize, stated: usize) -> usize {
+    if stated == 0 { bounds.frame.saturating_sub(link) } else { stated }
 }
 
 /// Whether a header promises more bytes than came.
 #[inline(always)]
-fn exceeds(bounds: Bounds, length: usize) -> bool {
-    ETHERNET + length > bounds.frame
+fn exceeds(bounds: Bounds, link: usize, length: usize) -> bool {
+    link + length > bounds.frame
 }
 
 /// Walks over IPv6 extension headers, to the protocol behind them and where it begins. Tells whether one of them

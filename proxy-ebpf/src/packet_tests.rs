@@ -1,4 +1,5 @@
 use super::*;
+use crate::net::ETHERNET;
 
 extern crate std;
 use std::vec::Vec;

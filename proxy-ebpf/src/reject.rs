@@ -16,7 +16,7 @@ use proxy_common::{PROTO_ICMP, PROTO_ICMPV6, PROTO_SCTP, PROTO_UDP, V4, V6};
 
 use crate::flow::Time;
 use crate::maps;
-use crate::net::{ETHERNET, IPV4_MORE, udp};
+use crate::net::{IPV4_MORE, link_header, udp};
 use crate::packet::{Packet, Parse};
 use crate::skb::{HelperFailed, Skb};
 
@@ -137,7 +137,7 @@ impl Reject for V4 {
     #[inline(always)]
     fn header_sum(skb: Skb, _packet: &Packet<[u32; 1]>) -> Option<u64> {
         let mut fragment = 0u16;
-        skb.load(ETHERNET as u32 + 6, &mut fragment, size_of::<u16>() as u32).ok()?;
+        skb.load(link_header() as u32 + 6, &mut fragment, size_of::<u16>() as u32).ok()?;
         // A header with a right checksum, options and all, adds up to zero. The transport checksum is that of the
         // whole packet, which a fragment is not.
         if u16::from_be(fragment) & IPV4_MORE == 0 { Some(0) } else { None }
@@ -187,11 +187,12 @@ impl Reject for V6 {
 
     #[inline(always)]
     fn header_sum(skb: Skb, packet: &Packet<[u32; 4]>) -> Option<u64> {
-        if packet.l4 as usize != ETHERNET + Self::HEADER {
+        let link = link_header();
+        if packet.l4 as usize != link + Self::HEADER {
             return None;
         }
         let mut start = [0u32; 2];
-        skb.load(ETHERNET as u32, &mut start, size_of::<[u32; 2]>() as u32).ok()?;
+        skb.load(link as u32, &mut start, size_of::<[u32; 2]>() as u32).ok()?;
         let [first, second] = start;
         Some(u64::from(first) + u64::from(second) + sum_words(&packet.key.src) + sum_words(&packet.key.dst))
     }
@@ -213,7 +214,7 @@ fn whole_sum<F: Reject>(skb: Skb, packet: &Packet<F::Words>) -> Option<u64> {
             return None;
         }
     }
-    let segment = packet.length - (packet.l4 - ETHERNET as u32);
+    let segment = packet.length - (packet.l4 - link_header() as u32);
     let pseudo = pseudo_sum(&packet.key.src, &packet.key.dst, packet.key.proto, segment);
     Some(F::header_sum(skb, packet)? + u64::from(!fold(pseudo)))
 }
@@ -221,18 +222,23 @@ fn whole_sum<F: Reject>(skb: Skb, packet: &Packet<F::Words>) -> Option<u64> {
 /// Turns the packet into the answer to itself and sends it back. The verdict is the program's.
 #[inline(always)]
 pub fn answer<F: Reject>(skb: Skb, packet: &Packet<F::Words>, message: Message) -> Result<i32, HelperFailed> {
+    let link = link_header() as u32;
     let mut addresses = [0u16; 6];
-    skb.load(0, &mut addresses, size_of::<[u16; 6]>() as u32)?;
+    if link != 0 {
+        skb.load(0, &mut addresses, size_of::<[u16; 6]>() as u32)?;
+    }
     let [d0, d1, d2, s0, s1, s2] = addresses;
     match whole_sum::<F>(skb, packet) {
         Some(sum) => {
             skb.make_room(F::HEADERS as u16)?;
             let headers = F::headers(packet, packet.length, sum, message);
-            skb.store(ETHERNET as u32, &headers)?;
+            skb.store(link, &headers)?;
         }
         None => cut::<F>(skb, packet, message)?,
     }
-    skb.store(0, &[s0, s1, s2, d0, d1, d2])?;
+    if link != 0 {
+        skb.store(0, &[s0, s1, s2, d0, d1, d2])?;
+    }
     // SAFETY: the helper takes numbers only. 0: out of the device, not into it.
     Ok(unsafe { bpf_redirect(skb.ifindex(), 0) } as i32)
 }
@@ -247,13 +253,15 @@ fn cut<F: Reject>(skb: Skb, packet: &Packet<F::Words>, message: Message) -> Resu
     // SAFETY: a local.
     let clamped = unsafe { read_volatile(&raw const clamped) };
     let quoted = (clamped.wrapping_sub(1) & (QUOTE as u32 - 1)) + 1;
-    skb.load(ETHERNET as u32, &mut quote, quoted)?;
+    let link = link_header() as u32;
+    skb.load(link, &mut quote, quoted)?;
     // SAFETY: the quote is readable for its size, a multiple of four; what was not loaded is zero and adds nothing.
     let sum = unsafe { bpf_csum_diff(core::ptr::null_mut(), 0, quote.as_mut_ptr(), QUOTE as u32, 0) };
     // The sum of 32 bits stands in the low half; a negative number would be an error, and there is none to make.
     let sum = sum.cast_unsigned() & 0xffff_ffff;
-    skb.set_length((ETHERNET + F::HEADERS) as u32 + quoted)?;
+    let headers_end = link + F::HEADERS as u32;
+    skb.set_length(headers_end + quoted)?;
     let headers = F::headers(packet, quoted, sum, message);
-    skb.store(ETHERNET as u32, &headers)?;
-    skb.store_first((ETHERNET + F::HEADERS) as u32, &quote, quoted)
+    skb.store(link, &headers)?;
+    skb.store_first(headers_end, &quote, quoted)
 }

@@ -15,7 +15,7 @@ use proxy_common::{V4, V6};
 
 use crate::maps;
 use crate::nat::Tuple;
-use crate::net::{ETHERNET, Ipv4, Ipv6};
+use crate::net::{ETHERNET, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Ipv4, Ipv6, link_header};
 use crate::packet::Parse;
 use crate::skb::Skb;
 
@@ -51,6 +51,8 @@ const INET6: u8 = 10;
 pub trait Routes: Parse {
     /// Number of the address family.
     const FAMILY: u8;
+    /// Its Ethernet type, as it stands in a packet.
+    const ETHERTYPE: u16;
     /// Writes both addresses.
     fn fill(params: &mut bpf_fib_lookup, tuple: &Tuple<Self::Words>);
     /// Takes one from the time to live; `false`: it is over.
@@ -103,6 +105,14 @@ fn route<F: Routes>(skb: Skb, tuple: &Tuple<F::Words>) -> i32 {
     }
 }
 
+/// An Ethernet header without tags. Packed: it is 14 bytes long.
+#[repr(C, packed(2))]
+struct Ethernet {
+    /// Destination and source.
+    macs: [u32; 3],
+    ethertype: u16,
+}
+
 /// The time to live of the packet is over.
 pub const EXPIRED: i32 = -2;
 /// The packet could not be sent.
@@ -115,10 +125,15 @@ fn send<F: Routes>(skb: Skb) -> i32 {
     // SAFETY: a map value that is this CPU's own.
     let route = unsafe { &mut *route };
     let bounds = skb.bounds();
-    let Some(header) = bounds.at::<F::Header>(ETHERNET) else { return FAILED };
+    let link = link_header();
+    let Some(header) = bounds.at::<F::Header>(link) else { return FAILED };
     // SAFETY: `at` found all of it inside the packet, and the kernel has made it writable for this program.
     if !F::hop(unsafe { &mut *header.cast_mut() }) {
         return EXPIRED;
+    }
+    if link == 0 && skb.push_link_header(ETHERNET as u32).is_err() {
+        // The kernel's helpers want one, and take it off again where the next device has none.
+        return FAILED;
     }
     if route.family != 0 {
         let mut params: bpf_redir_neigh = {
@@ -132,16 +147,20 @@ fn send<F: Routes>(skb: Skb) -> i32 {
             helper::bpf_redirect_neigh(route.ifindex, &raw mut params, size::<bpf_redir_neigh>(), 0)
         } as i32;
     }
-    let Some(macs) = bounds.at::<[u32; 3]>(0) else { return FAILED };
+    let Some(ethernet) = skb.bounds().at::<Ethernet>(0) else { return FAILED };
     // SAFETY: as above. A device without link-layer header takes the packet without these.
     unsafe {
-        *macs.cast_mut() = route.macs;
+        let ethernet = &mut *ethernet.cast_mut();
+        ethernet.macs = route.macs;
+        if link == 0 {
+            ethernet.ethertype = F::ETHERTYPE;
+        }
         helper::bpf_redirect(route.ifindex, 0) as i32
     }
 }
 
 macro_rules! routes {
-    ($family:ty, $route:ident, $send:ident, $number:expr, $fill:expr, $hop:expr) => {
+    ($family:ty, $route:ident, $send:ident, $number:expr, $ethertype:expr, $fill:expr, $hop:expr) => {
         #[unsafe(no_mangle)]
         #[inline(never)]
         extern "C" fn $route(
@@ -163,6 +182,7 @@ macro_rules! routes {
 
         impl Routes for $family {
             const FAMILY: u8 = $number;
+            const ETHERTYPE: u16 = $ethertype as u16;
 
             #[inline(always)]
             fn fill(params: &mut bpf_fib_lookup, tuple: &Tuple<Self::Words>) {
@@ -192,6 +212,7 @@ routes!(
     route4,
     send4,
     INET,
+    ETHERTYPE_IPV4,
     |params: &mut bpf_fib_lookup, tuple: &Tuple<[u32; 1]>| {
         params.__bindgen_anon_3.ipv4_src = tuple.src[0];
         params.__bindgen_anon_4.ipv4_dst = tuple.dst[0];
@@ -212,6 +233,7 @@ routes!(
     route6,
     send6,
     INET6,
+    ETHERTYPE_IPV6,
     |params: &mut bpf_fib_lookup, tuple: &Tuple<[u32; 4]>| {
         params.__bindgen_anon_3.ipv6_src = tuple.src;
         params.__bindgen_anon_4.ipv6_dst = tuple.dst;

@@ -7,7 +7,7 @@ use proxy_common::csum::replace32;
 use proxy_common::{Family, V4, V6};
 
 use crate::nat::{Rewrite, Tuple, address_difference, fold32, ports};
-use crate::net::{ETHERNET, sctp};
+use crate::net::{link_header, sctp};
 use crate::packet::{Packet, Parse};
 use crate::skb::{HelperFailed, Skb};
 
@@ -30,13 +30,14 @@ fn rewrite<F: Rewrite>(
 ) -> Result<(), HelperFailed> {
     let key = &packet.key;
     let difference = address_difference(&key.src, &to.src) + address_difference(&key.dst, &to.dst);
-    F::store_addresses(skb, ETHERNET as u32, packet.ip_check, [&to.src, &to.dst], difference)?;
+    let link = link_header() as u32;
+    F::store_addresses(skb, link, packet.ip_check, [&to.src, &to.dst], difference)?;
     // What a sum over the whole packet changes by: IPv4's header makes up for its addresses itself.
     let mut sum = if F::COMPLETE_STAYS { difference } else { 0 };
     let (old, new) = (ports(key.src_port, key.dst_port), ports(to.src_port, to.dst_port));
     if old != new {
         skb.store(packet.l4, &new)?;
-        let end = ETHERNET as u32 + packet.length;
+        let end = link + packet.length;
         sum += replace32(old, new) + correct(skb, packet.l4, end, end, old ^ new)?;
     }
     skb.add_to_complete(fold32(sum));

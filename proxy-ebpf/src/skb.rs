@@ -6,6 +6,9 @@ use aya_ebpf::programs::TcContext;
 
 use crate::packet::Bounds;
 
+/// The bits of a VLAN tag that name the VLAN; the others are a priority.
+const VLAN_ID: u32 = 0xfff;
+
 /// A packet at a tc hook.
 #[derive(Clone, Copy)]
 pub struct Skb {
@@ -135,7 +138,22 @@ impl Skb {
         unsafe { helper::bpf_csum_update(self.raw, difference) };
     }
 
-    /// Makes room of `bytes` behind the Ethernet header.
+    /// Whether the packet belongs to a VLAN: its tag is beside it, as the kernel has put it. A tag that only tells a
+    /// priority (its VLAN is 0) is none.
+    #[inline(always)]
+    pub fn is_tagged(self) -> bool {
+        // SAFETY: as in `ethertype`. What stands in `vlan_tci` without a tag is old.
+        unsafe { (*self.raw).vlan_present != 0 && (*self.raw).vlan_tci & VLAN_ID != 0 }
+    }
+
+    /// Puts room for a link-layer header of `bytes` in front of a packet that has none. Bounds taken before are void.
+    #[inline(always)]
+    pub fn push_link_header(self, bytes: u32) -> Result<(), HelperFailed> {
+        // SAFETY: a valid context; the helper checks the rest.
+        done(unsafe { helper::bpf_skb_change_head(self.raw, bytes, 0) })
+    }
+
+    /// Makes room of `bytes` behind the link-layer header.
     #[inline(always)]
     pub fn make_room(self, bytes: u16) -> Result<(), HelperFailed> {
         let mode = aya_ebpf::bindings::bpf_adj_room_mode::BPF_ADJ_ROOM_MAC;

@@ -43,7 +43,7 @@ fn a_restart_replaces_programs_in_the_links_that_are_there() {
         assert!(!first.in_force(), "nothing was attached before");
         assert!([100, 250, 300, 1000].contains(&first.hz()), "{} jiffies a second", first.hz());
         assert!(all(&first.attach_sockets().unwrap(), Outcome::Attached));
-        first.attach_device(device).unwrap();
+        first.attach_device(device, false).unwrap();
         let before = socket_links(node);
         let packets = links_on_device(device);
         assert_eq!((links_on(&node.cgroup).len(), packets.len()), (SOCKET_HOOKS.len(), 2));
@@ -54,7 +54,7 @@ fn a_restart_replaces_programs_in_the_links_that_are_there() {
         assert!(second.in_force());
         assert_eq!(second.notices(), []);
         assert!(all(&second.attach_sockets().unwrap(), Outcome::Replaced));
-        second.attach_device(device).unwrap();
+        second.attach_device(device, false).unwrap();
         let after = socket_links(node);
         for (name, (link, program)) in before {
             assert_eq!(after[name].0, link, "{name}: another link");
@@ -75,7 +75,7 @@ fn after_a_lost_bpffs_each_hook_has_one_program() {
         let device = veth("v0");
         let first = node.start();
         first.attach_sockets().unwrap();
-        first.attach_device(device).unwrap();
+        first.attach_device(device, false).unwrap();
         let before = socket_links(node);
         let packets = links_on_device(device);
         drop(first);
@@ -85,7 +85,7 @@ fn after_a_lost_bpffs_each_hook_has_one_program() {
         let second = node.start();
         assert!(!second.in_force(), "the maps are new and empty");
         assert!(all(&second.attach_sockets().unwrap(), Outcome::Adopted));
-        second.attach_device(device).unwrap();
+        second.attach_device(device, false).unwrap();
         assert_eq!(node.links_on_cgroup().len(), SOCKET_HOOKS.len());
         assert_eq!(links_on_device(device), packets);
         let after = socket_links(node);
@@ -102,14 +102,14 @@ fn a_second_link_of_ours_on_a_hook_goes() {
         let device = veth("v0");
         let first = node.start();
         first.attach_sockets().unwrap();
-        first.attach_device(device).unwrap();
+        first.attach_device(device, false).unwrap();
         drop(first);
         run(&format!("mount -t bpf bpf {}", node.bpffs.display()));
         // An agent that may not look by id cannot find the old links, and attaches beside them.
         let few = Privileges::reduce(CapabilitySet::BPF | CapabilitySet::NET_ADMIN | CapabilitySet::PERFMON);
         let second = node.start();
         assert!(all(&second.attach_sockets().unwrap(), Outcome::Attached));
-        second.attach_device(device).unwrap();
+        second.attach_device(device, false).unwrap();
         drop((second, few));
         assert_eq!(
             (node.links_on_cgroup().len(), links_on_device(device).len()),
@@ -118,7 +118,7 @@ fn a_second_link_of_ours_on_a_hook_goes() {
 
         let third = node.start();
         assert!(all(&third.attach_sockets().unwrap(), Outcome::Replaced));
-        third.attach_device(device).unwrap();
+        third.attach_device(device, false).unwrap();
         assert_eq!((node.links_on_cgroup().len(), links_on_device(device).len()), (SOCKET_HOOKS.len(), 2));
     });
 }
@@ -137,7 +137,7 @@ fn programs_of_others_survive_everything() {
         for _ in 0..2 {
             let agent = node.start();
             agent.attach_sockets().unwrap();
-            agent.attach_device(device).unwrap();
+            agent.attach_device(device, false).unwrap();
             assert_eq!(
                 (node.links_on_cgroup().len(), links_on_device(device).len()),
                 (SOCKET_HOOKS.len() + 1, 3)
@@ -159,7 +159,7 @@ fn cleanup_leaves_nothing_and_finds_nothing_the_second_time() {
         let device = veth("v0");
         let agent = node.start();
         agent.attach_sockets().unwrap();
-        agent.attach_device(device).unwrap();
+        agent.attach_device(device, false).unwrap();
         let refused = cleanup(&node.bpffs, None);
         assert!(matches!(refused, Err(Error::InUse { .. })), "an agent runs: {refused:?}");
         drop(agent);
@@ -185,7 +185,7 @@ fn cleanup_works_with_no_more_than_the_bpffs() {
         let device = veth("v0");
         let agent = node.start();
         agent.attach_sockets().unwrap();
-        agent.attach_device(device).unwrap();
+        agent.attach_device(device, false).unwrap();
         drop(agent);
         fs::remove_file(node.ballast().join("services")).unwrap();
         fs::remove_dir_all(node.ballast().join("v1")).unwrap();
@@ -297,7 +297,7 @@ fn three_capabilities_are_enough_once_a_bpffs_is_mounted() {
         for expected in [Outcome::Attached, Outcome::Replaced] {
             let agent = node.start();
             assert!(all(&agent.attach_sockets().unwrap(), expected));
-            agent.attach_device(device).unwrap();
+            agent.attach_device(device, false).unwrap();
             assert_eq!(links_on_device(device).len(), 2);
         }
         assert_eq!(cleanup(&node.bpffs, Some(&node.cgroup)).unwrap().left, [""; 0]);

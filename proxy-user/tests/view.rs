@@ -175,8 +175,8 @@ fn programs_are_found_by_link_and_by_filter_and_missed_when_gone() {
         let (v0, v1) = (veth("v0"), veth("v1"));
         let agent = node.start_with(PacketHook::Tcx);
         agent.attach_sockets().unwrap();
-        agent.attach_device(v0).unwrap();
-        agent.attach_device(v1).unwrap();
+        agent.attach_device(v0, false).unwrap();
+        agent.attach_device(v1, false).unwrap();
         let at = |hook: String| {
             let found = attachments(&node.bpffs).into_iter().find(|one| one.hook == hook);
             found.map(|one| (one.program, one.ifindex, one.place.clone(), one.in_force()))
@@ -190,7 +190,7 @@ fn programs_are_found_by_link_and_by_filter_and_missed_when_gone() {
         drop(agent);
 
         let agent = node.start_with(PacketHook::Clsact);
-        agent.attach_device(v1).unwrap();
+        agent.attach_device(v1, false).unwrap();
         let (ingress, egress) = (format!("clsact_ingress_{v1}"), format!("clsact_egress_{v1}"));
         assert_eq!(at(ingress.clone()), Some(("tc_ingress", Some(v1), Some("v1".into()), true)));
         assert_eq!(at(format!("tcx_ingress_{v1}")), None);
@@ -210,7 +210,7 @@ fn a_dry_run_says_what_cleanup_does_and_does_nothing() {
             let device = veth("v0");
             let agent = node.start_with(hook);
             agent.attach_sockets().unwrap();
-            agent.attach_device(device).unwrap();
+            agent.attach_device(device, false).unwrap();
             assert!(dry_run(&node.bpffs, None).is_err(), "as cleanup: an agent runs");
             drop(agent);
             // A link without a pin.

@@ -51,12 +51,12 @@ impl Selection {
     }
 }
 
-/// Ethernet devices over which a packet comes from, or goes to, somebody else.
+/// Devices over which a packet comes from, or goes to, somebody else: Ethernet, and those without link-layer header.
 ///
 /// Ports of a bond or team carry what the bond carries, so each packet would pass twice. A bridge is left out and
 /// its ports are taken: replies between two pods of one bridge never pass the bridge itself.
 fn automatic(device: &Device) -> bool {
-    device.ethernet && !matches!(device.kind, Kind::Bridge) && !device.bonded
+    (device.ethernet || device.no_header) && !matches!(device.kind, Kind::Bridge) && !device.bonded
 }
 
 /// Whether `name` is what `pattern` describes; `*` is any text, `?` one character.
@@ -124,6 +124,8 @@ mod tests {
         assert!(selection.takes(&device("veth1", Kind::Other)));
         assert!(!selection.takes(&Device { bonded: true, ..device("eth1", Kind::Other) }));
         assert!(!selection.takes(&Device { ethernet: false, ..device("lo", Kind::Other) }));
+        let tunnel = Device { ethernet: false, no_header: true, ..device("wg0", Kind::Other) };
+        assert!(selection.takes(&tunnel));
     }
 
     #[test]

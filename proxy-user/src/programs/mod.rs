@@ -20,7 +20,7 @@ mod status;
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use aya::Ebpf;
 use aya::programs::Program;
@@ -79,6 +79,9 @@ pub struct Programs {
     tcx: bool,
     /// Taken with the first device.
     devices_lock: Mutex<Option<pins::Lock>>,
+    object: &'static [u8],
+    /// The packet programs for devices without link-layer header, loaded with the first of these.
+    headerless: OnceLock<Ebpf>,
     notices: Vec<Notice>,
 }
 
@@ -116,6 +119,8 @@ impl Programs {
             in_force: loaded.in_force,
             tcx,
             devices_lock: Mutex::default(),
+            object: settings.object,
+            headerless: OnceLock::new(),
             notices,
         })
     }
@@ -153,16 +158,17 @@ impl Programs {
         Ok(move || logger.flush())
     }
 
-    fn program(&self, name: &'static str) -> Result<BorrowedFd<'_>, Error> {
-        let missing = || Error::Incomplete { kind: "program", name };
-        let program = self.ebpf.program(name).ok_or_else(missing)?;
-        let fd = match program {
-            Program::CgroupSock(program) => program.fd(),
-            Program::CgroupSockAddr(program) => program.fd(),
-            Program::SchedClassifier(program) => program.fd(),
-            _ => return Err(missing()),
-        };
-        Ok(fd.map_err(|source| Error::Program { name, source: Box::new(source) })?.as_fd())
+    /// The program for one side of a device.
+    fn packet_program(&self, direction: Direction, no_header: bool) -> Result<BorrowedFd<'_>, Error> {
+        if !no_header {
+            return program(&self.ebpf, direction.program());
+        }
+        if self.headerless.get().is_none() {
+            // Who else has loaded it meanwhile has loaded the same.
+            let _ = self.headerless.set(object::load_headerless(self.object, &self.pins)?);
+        }
+        let missing = Error::Incomplete { kind: "program", name: direction.program() };
+        program(self.headerless.get().ok_or(missing)?, direction.program())
     }
 
     /// Attaches the socket programs, or takes over the links of an earlier agent; then puts the maps of this
@@ -179,7 +185,7 @@ impl Programs {
             let place = Place::Cgroup { cgroup: &self.cgroup, attach_type: attach_type as u32 };
             let pin = self.pins.paths().links().join(name);
             let strays = strays_of.remove(name).unwrap_or_default();
-            outcomes.push((name, links::hold(&pin, name, place, self.program(name)?, &strays)?));
+            outcomes.push((name, links::hold(&pin, name, place, program(&self.ebpf, name)?, &strays)?));
         }
         self.pins.enact()?;
         self.pins.retire_other_versions()?;
@@ -187,11 +193,12 @@ impl Programs {
     }
 
     /// Attaches the packet programs to a device, or takes over what an earlier agent left there. What was
-    /// attached in the other way, by TCX or by clsact, goes when the new one works.
-    pub fn attach_device(&self, ifindex: u32) -> Result<(), Error> {
+    /// attached in the other way, by TCX or by clsact, goes when the new one works. `no_header`: its packets begin
+    /// with their IP header.
+    pub fn attach_device(&self, ifindex: u32, no_header: bool) -> Result<(), Error> {
         self.lock_devices()?;
         if !self.tcx {
-            self.set_filters(ifindex)?;
+            self.set_filters(ifindex, no_header)?;
             return self.release_links(ifindex, true);
         }
         for direction in Direction::ALL {
@@ -199,7 +206,7 @@ impl Programs {
             let pin = self.pins.paths().links().join(direction.pin(ifindex));
             let strays = links::on_device(ifindex, attach_type, Some(&pin));
             let place = Place::Device { ifindex, attach_type };
-            links::hold(&pin, name, place, self.program(name)?, &strays)?;
+            links::hold(&pin, name, place, self.packet_program(direction, no_header)?, &strays)?;
         }
         self.remove_filters(ifindex)
     }
@@ -234,7 +241,7 @@ impl Programs {
         Ok(())
     }
 
-    fn set_filters(&self, ifindex: u32) -> Result<(), Error> {
+    fn set_filters(&self, ifindex: u32, no_header: bool) -> Result<(), Error> {
         let device = device_name(ifindex);
         let failed = |program| {
             let place = format!("device {device}");
@@ -256,7 +263,8 @@ impl Programs {
                     handle: other.handle,
                 });
             }
-            clsact::set(&mut netlink, ifindex, direction, self.program(name)?).map_err(failed(name))?;
+            let program = self.packet_program(direction, no_header)?;
+            clsact::set(&mut netlink, ifindex, direction, program).map_err(failed(name))?;
         }
         Ok(())
     }
@@ -270,7 +278,7 @@ impl DeviceHooks for Programs {
     type Error = Error;
 
     fn attach(&self, device: &Device) -> Result<(), Error> {
-        self.attach_device(device.ifindex)
+        self.attach_device(device.ifindex, device.no_header)
     }
 
     fn detach(&self, ifindex: u32) -> Result<(), Error> {
@@ -286,6 +294,19 @@ impl DeviceHooks for Programs {
             |ifindex: &u32| in_force.get(ifindex).is_some_and(|count| *count == Direction::ALL.len());
         places.into_iter().map(|ifindex| (ifindex, complete(&ifindex))).collect()
     }
+}
+
+/// A loaded program.
+fn program<'a>(ebpf: &'a Ebpf, name: &'static str) -> Result<BorrowedFd<'a>, Error> {
+    let missing = || Error::Incomplete { kind: "program", name };
+    let program = ebpf.program(name).ok_or_else(missing)?;
+    let fd = match program {
+        Program::CgroupSock(program) => program.fd(),
+        Program::CgroupSockAddr(program) => program.fd(),
+        Program::SchedClassifier(program) => program.fd(),
+        _ => return Err(missing()),
+    };
+    Ok(fd.map_err(|source| Error::Program { name, source: Box::new(source) })?.as_fd())
 }
 
 /// The name of a device, or its number when it is not in this network namespace.

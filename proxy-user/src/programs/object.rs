@@ -187,12 +187,30 @@ pub(super) fn load(bytes: &[u8], pins: &Pins, capacities: &Capacities) -> Result
         }
         .map_err(refused(name))?;
     }
-    for name in Direction::ALL.map(Direction::program).into_iter().chain([CLOCK]) {
-        let program: &mut SchedClassifier = program_mut(&mut ebpf, name)?;
-        program.load().map_err(refused(name))?;
-    }
+    load_classifiers(&mut ebpf, Direction::ALL.map(Direction::program).into_iter().chain([CLOCK]))?;
     let hz = configure(&mut ebpf, paths, in_force)?;
     Ok(Loaded { ebpf, notices, in_force, hz })
+}
+
+/// Loads the packet programs once more, on the same maps, for devices whose packets begin with their IP header.
+pub(super) fn load_headerless(bytes: &[u8], pins: &Pins) -> Result<Ebpf, Error> {
+    let mut loader = EbpfLoader::new();
+    // `proxy_ebpf::net::link_header`.
+    loader.btf(None).override_global("LINK_HEADER", &0u64, true);
+    for name in names::ALL {
+        loader.map_pin_path(name, pins.paths().maps().join(name));
+    }
+    let mut ebpf = loader.load(bytes).map_err(Box::new)?;
+    load_classifiers(&mut ebpf, Direction::ALL.map(Direction::program).into_iter())?;
+    Ok(ebpf)
+}
+
+fn load_classifiers(ebpf: &mut Ebpf, names: impl Iterator<Item = &'static str>) -> Result<(), Error> {
+    for name in names {
+        let program: &mut SchedClassifier = program_mut(ebpf, name)?;
+        program.load().map_err(refused(name))?;
+    }
+    Ok(())
 }
 
 fn refused(name: &'static str) -> impl FnOnce(ProgramError) -> Error {

@@ -26,7 +26,7 @@ fn clsact_is_replaced_in_place_and_gives_way_to_tcx_and_back() {
         let filters = || ["ingress", "egress"].map(|d| shown(d).matches("handle 0xba11a57").count());
         for _ in 0..2 {
             let agent = node.start_with(PacketHook::Clsact);
-            agent.attach_device(device).unwrap();
+            agent.attach_device(device, false).unwrap();
             assert_eq!((filters(), links_on_device(device).len()), ([1, 1], 0));
             let attached = agent.status().iter().filter(|p| p.attached == ["v0"]).count();
             assert_eq!(attached, 2, "{:?}", agent.status());
@@ -34,13 +34,13 @@ fn clsact_is_replaced_in_place_and_gives_way_to_tcx_and_back() {
         assert!(shown("ingress").contains("tc_ingress") && shown("egress").contains("tc_egress"));
 
         let agent = node.start_with(PacketHook::Tcx);
-        agent.attach_device(device).unwrap();
+        agent.attach_device(device, false).unwrap();
         assert_eq!((filters(), links_on_device(device).len()), ([0, 0], 2));
         assert!(!run("tc qdisc show dev v0").contains("clsact"), "we made it, and nobody uses it");
         drop(agent);
 
         let agent = node.start_with(PacketHook::Clsact);
-        agent.attach_device(device).unwrap();
+        agent.attach_device(device, false).unwrap();
         assert_eq!((filters(), links_on_device(device).len()), ([1, 1], 0));
         drop(agent);
         assert_eq!(cleanup(&node.bpffs, None).unwrap().left, [""; 0]);
@@ -54,7 +54,7 @@ fn a_filter_of_somebody_else_keeps_its_qdisc() {
     on_node(|node| {
         let device = veth("v0");
         let agent = node.start_with(PacketHook::Clsact);
-        agent.attach_device(device).unwrap();
+        agent.attach_device(device, false).unwrap();
         run("tc filter add dev v0 ingress prio 9 bpf bytecode '1,6 0 0 0'");
         drop(agent);
         assert_eq!(cleanup(&node.bpffs, None).unwrap().left, [""; 0]);
@@ -64,11 +64,11 @@ fn a_filter_of_somebody_else_keeps_its_qdisc() {
         run("tc qdisc del dev v0 clsact");
         run("tc qdisc add dev v0 clsact");
         let agent = node.start_with(PacketHook::Clsact);
-        agent.attach_device(device).unwrap();
+        agent.attach_device(device, false).unwrap();
         agent.detach_device(device).unwrap();
         assert!(run("tc qdisc show dev v0").contains("clsact"), "it was there before us");
         run("tc filter add dev v0 ingress prio 2 handle 0xba11a57 bpf bytecode '1,6 0 0 0'");
-        let taken = agent.attach_device(device);
+        let taken = agent.attach_device(device, false);
         assert!(matches!(taken, Err(Error::FilterTaken { .. })), "{taken:?}");
     });
 }
@@ -120,14 +120,14 @@ fn a_second_agent_leaves_the_devices_and_cleanup_leaves_both_alone() {
         let device = veth("v0");
         let agent = node.start();
         agent.attach_sockets().unwrap();
-        agent.attach_device(device).unwrap();
+        agent.attach_device(device, false).unwrap();
         let (bpffs, cgroup) = (node.bpffs.join("other"), node.cgroup.join("other"));
         fs::create_dir(&bpffs).unwrap();
         fs::create_dir(&cgroup).unwrap();
         let other = Settings { bpffs: bpffs.clone(), cgroup: cgroup.clone(), ..node.settings() };
         let other = Programs::start(&other).unwrap();
         other.attach_sockets().unwrap();
-        assert!(matches!(other.attach_device(device), Err(Error::DevicesInUse)));
+        assert!(matches!(other.attach_device(device, false), Err(Error::DevicesInUse)));
         drop(other);
         let report = cleanup(&bpffs, Some(&node.cgroup)).unwrap();
         assert_eq!(report.left.len(), 2, "{report:?}");

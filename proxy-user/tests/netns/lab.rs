@@ -156,6 +156,12 @@ impl Lab {
             .map_err(|_| anyhow!("no pod {number}"))
     }
 
+    /// Does something on a thread in a pod's namespace.
+    pub fn in_pod<T: Send>(&self, number: u8, action: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+        let pods = self.pods.borrow();
+        pods.get(usize::from(number)).with_context(|| format!("no pod {number}"))?.0.inside(action)
+    }
+
     /// Both ways to a Service: by sockets and by packets.
     pub fn clients(&self) -> [(&'static str, &Peer); 2] {
         [("socket", &self.local), ("packet", &self.client)]
@@ -239,7 +245,7 @@ impl Lab {
 }
 
 /// A pair of devices between the node (.1) and another namespace (eth0, .2), which gets its default routes.
-fn join(node: &Space, other: &Space, device: &str, v4: &str, v6: &str) -> Result<()> {
+pub fn join(node: &Space, other: &Space, device: &str, v4: &str, v6: &str) -> Result<()> {
     node.ip(&format!(
         "link add {device} type veth peer name eth0 netns {}\n\
          addr add {v4}.1/24 dev {device}\n\

@@ -5,16 +5,22 @@ mod attach;
 mod bad;
 mod capabilities;
 mod change;
+mod exposed;
 mod eyes;
+mod flood;
+mod live;
 mod node_port;
 mod outside;
 mod packet;
+mod path_mtu;
 mod restart;
 mod smoke;
 mod socket;
 mod source_ranges;
 mod stranded;
 mod swap;
+mod tagged;
+mod tunnel;
 mod unknown;
 
 use std::collections::BTreeSet;
@@ -47,6 +53,11 @@ pub fn all() -> Vec<Case> {
         bad::CASES,
         socket::CASES,
         eyes::CASES,
+        flood::CASES,
+        live::CASES,
+        path_mtu::CASES,
+        tagged::CASES,
+        tunnel::CASES,
         affinity::CASES,
         node_port::CASES,
         source_ranges::CASES,

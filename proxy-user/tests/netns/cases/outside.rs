@@ -1,15 +1,15 @@
 //! Clients outside: node ports, load balancers and external addresses, endpoints here and on other nodes.
 
-use std::fmt::Write as _;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 
 use anyhow::{Result, ensure};
-use serde_json::{Value, json};
+use serde_json::json;
 
+use super::exposed::{NUMBER, node_ip, node_port, open_up, put, reach};
 use super::{Case, client_ip, shows, spread};
 use crate::lab::{Lab, SMALL, SOON, Wish, eventually};
-use crate::manifest::{Family, cluster_ip, pod_ip};
-use crate::peer::{Attempt, Kind, Seen};
+use crate::manifest::{Family, cluster_ip};
+use crate::peer::{Attempt, Kind};
 
 const WISH: Wish = Wish { pods: 2, services: &[], flags: SMALL };
 /// [`SMALL`], and the range of Service addresses.
@@ -28,91 +28,6 @@ pub const CASES: &[Case] = &[
     Case { name: "outside::a_client_stays_with_its_endpoint", wish: WISH, run: affinity },
     Case { name: "outside::what_no_service_has", wish: Wish { flags: RANGES, ..WISH }, run: nothing_there },
 ];
-
-const NODE_PORTS: [u16; 2] = [30_080, 30_053];
-const NUMBER: u8 = 40;
-
-/// A Service of type LoadBalancer in both families, TCP and UDP, with these endpoints: number of the pod, and whether
-/// it is said to be on this node. `spec` and `status` are merged in.
-fn put(lab: &Lab, pods: &[(u8, bool)], spec: &Value, ingress: &[IpAddr]) -> Result<()> {
-    let ips = Family::BOTH.map(|family| cluster_ip(family, NUMBER));
-    let mut service = json!({
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {"name": "open", "namespace": "default"},
-        "spec": {
-            "type": "LoadBalancer",
-            "clusterIP": ips[0],
-            "clusterIPs": ips,
-            "ipFamilies": ["IPv4", "IPv6"],
-            "ports": [
-                {"name": "tcp", "port": 80, "nodePort": NODE_PORTS[0], "protocol": "TCP"},
-                {"name": "udp", "port": 53, "nodePort": NODE_PORTS[1], "protocol": "UDP"},
-            ],
-        },
-        "status": {"loadBalancer": {
-            "ingress": ingress.iter().map(|ip| json!({"ip": ip})).collect::<Vec<_>>(),
-        }},
-    });
-    for (key, value) in spec.as_object().into_iter().flatten() {
-        service["spec"][key] = value.clone();
-    }
-    let mut text = format!("---\n{service}\n");
-    for family in Family::BOTH {
-        let endpoints: Vec<_> = pods
-            .iter()
-            .map(|(pod, here)| {
-                json!({
-                    "addresses": [pod_ip(family, *pod)],
-                    "conditions": {"ready": true},
-                    "nodeName": if *here { "node" } else { "another" },
-                })
-            })
-            .collect();
-        let kind = if family == Family::V4 { "IPv4" } else { "IPv6" };
-        let slice = json!({
-            "apiVersion": "discovery.k8s.io/v1",
-            "kind": "EndpointSlice",
-            "metadata": {
-                "name": format!("open-{}", kind.to_lowercase()),
-                "namespace": "default",
-                "labels": {"kubernetes.io/service-name": "open"},
-            },
-            "addressType": kind,
-            "endpoints": endpoints,
-            "ports": [
-                {"name": "tcp", "port": 8080, "protocol": "TCP"},
-                {"name": "udp", "port": 5353, "protocol": "UDP"},
-            ],
-        });
-        // Writing to a String cannot fail.
-        let _ = writeln!(text, "---\n{slice}");
-    }
-    lab.folder.put_text("open", &text)
-}
-
-/// The device towards the client is the one that leads outside.
-fn open_up(lab: &Lab) -> Result<()> {
-    lab.node.ip("route add default via 10.98.0.2\nroute add default via fd98::2\n")
-}
-
-fn node_ip(family: Family) -> IpAddr {
-    match family {
-        Family::V4 => [10, 98, 0, 1].into(),
-        Family::V6 => [0xfd98, 0, 0, 0, 0, 0, 0, 1].into(),
-    }
-}
-
-fn node_port(family: Family, kind: Kind) -> SocketAddr {
-    (node_ip(family), NODE_PORTS[usize::from(!kind.is_tcp())]).into()
-}
-
-/// A packet of the client, and what it looked like to both ends.
-fn reach(lab: &Lab, attempt: Attempt) -> Result<Seen> {
-    let seen = lab.client.reach(attempt)?;
-    shows(&seen, attempt, attempt.to)?;
-    Ok(seen)
-}
 
 fn remote(lab: &Lab) -> Result<()> {
     open_up(lab)?;

@@ -1,0 +1,150 @@
+//! Many packets while endpoints change.
+
+use std::io::Write as _;
+use std::net::{SocketAddr, UdpSocket};
+use std::os::fd::AsRawFd as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+
+use super::{Case, udp};
+use crate::lab::{Lab, SMALL, SOON, Wish, eventually};
+use crate::manifest::{Family, Service, cluster_ip, pod_ip};
+
+/// A port that no server of the lab has.
+const PORT: u16 = 7777;
+const SET: Service = Service { name: "flood", number: 60, ports: &[udp(53, PORT, &[0, 1])] };
+const WITHOUT: Service = Service { ports: &[udp(53, PORT, &[0])], ..SET };
+const OTHER: Service = Service { name: "other", number: 61, ports: &[udp(53, PORT, &[2])] };
+const WISH: Wish = Wish { pods: 3, services: &[SET, OTHER], flags: SMALL };
+
+pub const CASES: &[Case] =
+    &[Case { name: "flood::no_datagram_is_lost_while_an_endpoint_leaves", wish: WISH, run: flood }];
+
+/// Datagrams, in each family.
+const COUNT: u64 = 100_000;
+/// Sockets they are sent from, so flows.
+const SOCKETS: u64 = 32;
+/// Most on the way at once: what is lost then is lost by a program, and by no queue that is full.
+const WINDOW: u64 = 128;
+/// When the endpoint leaves.
+const LEAVES: u64 = COUNT / 2;
+
+/// What came to one endpoint.
+#[derive(Default)]
+struct Sink {
+    count: AtomicU64,
+    /// The highest number that came.
+    last: AtomicU64,
+}
+
+fn receive(socket: &UdpSocket, sink: &Sink, all: &AtomicU64, is_over: &AtomicBool) {
+    let mut datagram = [0; 64];
+    while !is_over.load(Ordering::Relaxed) {
+        let Ok(length) = socket.recv(&mut datagram) else { continue };
+        if let Some(number) = datagram[..length].first_chunk() {
+            sink.last.fetch_max(u64::from_be_bytes(*number), Ordering::Relaxed);
+        }
+        sink.count.fetch_add(1, Ordering::Relaxed);
+        all.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+fn sink(lab: &Lab, pod: u8, addr: SocketAddr) -> Result<UdpSocket> {
+    let socket = lab.in_pod(pod, || Ok(UdpSocket::bind(addr)?))?;
+    socket.set_read_timeout(Some(Duration::from_millis(100)))?;
+    let size: libc::c_int = 8 << 20;
+    // SAFETY: the kernel reads the value, which lives.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_RCVBUFFORCE,
+            (&raw const size).cast(),
+            size_of::<libc::c_int>() as libc::socklen_t,
+        )
+    };
+    ensure!(result == 0, "SO_RCVBUFFORCE: {}", std::io::Error::last_os_error());
+    Ok(socket)
+}
+
+fn flood(lab: &Lab) -> Result<()> {
+    for family in Family::BOTH {
+        let to: SocketAddr = (cluster_ip(family, SET.number), 53).into();
+        lab.folder.put(SET)?;
+        let (all, is_over) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+        let sinks: Vec<Arc<Sink>> = (0..3).map(|_| Arc::default()).collect();
+        let mut threads = Vec::new();
+        for (pod, sink_of) in (0u8..).zip(&sinks) {
+            let socket = sink(lab, pod, (pod_ip(family, pod), PORT).into())?;
+            let (sink, all, is_over) = (Arc::clone(sink_of), Arc::clone(&all), Arc::clone(&is_over));
+            threads.push(std::thread::spawn(move || receive(&socket, &sink, &all, &is_over)));
+        }
+        let open = || {
+            (0..SOCKETS)
+                .map(|_| {
+                    let any = if family == Family::V4 { "0.0.0.0:0" } else { "[::]:0" };
+                    let socket = UdpSocket::bind(any)?;
+                    socket.connect(to)?;
+                    Ok(socket)
+                })
+                .collect::<Result<Vec<_>>>()
+        };
+        let sockets = lab.client_space.inside(open)?;
+        // Both endpoints serve.
+        eventually(SOON, || {
+            let probe = lab.client_space.inside(|| {
+                let socket = UdpSocket::bind(if family == Family::V4 { "0.0.0.0:0" } else { "[::]:0" })?;
+                Ok(socket.send_to(&u64::MIN.to_be_bytes(), to)?)
+            })?;
+            ensure!(
+                probe == 8 && sinks[..2].iter().all(|sink| sink.count.load(Ordering::Relaxed) > 0),
+                "not yet"
+            );
+            Ok(())
+        })?;
+        std::thread::sleep(Duration::from_millis(200));
+        let before: Vec<u64> = sinks.iter().map(|sink| sink.count.swap(0, Ordering::Relaxed)).collect();
+        all.store(0, Ordering::Relaxed);
+        let mut lost = 0;
+        for number in 0..COUNT {
+            if number == LEAVES {
+                lab.folder.put(WITHOUT)?;
+            }
+            let stuck = Instant::now();
+            while number.saturating_sub(all.load(Ordering::Relaxed) + lost) >= WINDOW {
+                if stuck.elapsed() > Duration::from_secs(10) {
+                    // What does not come any more is lost.
+                    lost = number.saturating_sub(all.load(Ordering::Relaxed));
+                }
+                std::thread::yield_now();
+            }
+            let socket = &sockets[(number % SOCKETS) as usize];
+            socket.send(&(number + 1).to_be_bytes())?;
+            // The change takes some 20 ms: there have to be packets left for what comes after it.
+            if number > LEAVES && number % 64 == 0 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        let end = Instant::now() + Duration::from_secs(5);
+        while all.load(Ordering::Relaxed) < COUNT && Instant::now() < end {
+            std::thread::yield_now();
+        }
+        is_over.store(true, Ordering::Relaxed);
+        threads.into_iter().for_each(|thread| drop(thread.join()));
+        let seen: Vec<u64> = sinks.iter().map(|sink| sink.count.load(Ordering::Relaxed)).collect();
+        let last = sinks[1].last.load(Ordering::Relaxed);
+        let told = format!(
+            "{family:?}: {COUNT} sent by {SOCKETS} sockets; came to the endpoints {seen:?}; lost {}; the second \
+             one left at {LEAVES}, and had its last packet with {last}; before: {before:?}",
+            COUNT.saturating_sub(seen.iter().sum())
+        );
+        let _ = writeln!(std::io::stdout(), "{told}");
+        ensure!(seen.iter().sum::<u64>() == COUNT, "some are lost: {told}");
+        ensure!(seen[2] == 0, "some came to a pod of another Service: {told}");
+        ensure!(last >= LEAVES && last < COUNT - 1000, "it did not leave in time: {told}");
+    }
+    Ok(())
+}

@@ -1,0 +1,209 @@
+//! What a Service's owner changes while clients use it: type, affinity, policies, and endpoints that terminate.
+
+use std::collections::BTreeSet;
+use std::io::{Read as _, Write as _};
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::{Value, json};
+
+use super::exposed::{NODE_PORTS, NUMBER, State, node_ip, node_port, open_up, put, put_in, reach};
+use super::{Case, spread};
+use crate::lab::{Lab, SMALL, SOON, Wish, eventually};
+use crate::manifest::{Family, cluster_ip};
+use crate::peer::{Attempt, Kind, Peer};
+
+const WISH: Wish = Wish { pods: 3, services: &[], flags: SMALL };
+
+pub const CASES: &[Case] = &[
+    Case { name: "live::the_type_of_a_service_changes", wish: WISH, run: types },
+    Case { name: "live::affinity_is_switched_on_and_off", wish: WISH, run: affinity },
+    Case { name: "live::endpoints_that_terminate_serve_where_no_other_does", wish: WISH, run: terminating },
+    Case { name: "live::health_checks_follow_the_service", wish: WISH, run: health },
+];
+
+/// Connections that all go to one of two endpoints by chance once in 10^6 times.
+const MANY: usize = 20;
+
+fn cluster(family: Family, kind: Kind) -> SocketAddr {
+    (cluster_ip(family, NUMBER), if kind.is_tcp() { 80 } else { 53 }).into()
+}
+
+/// Whether a client gets nowhere: nobody listens, or nobody answers.
+fn is_closed(client: &Peer, to: SocketAddr) -> Result<()> {
+    let outcome = client.once(Attempt::new(Kind::Tcp, to).in_vain())?;
+    ensure!(outcome.is_err(), "{to} still answers: {outcome:?}");
+    Ok(())
+}
+
+fn types(lab: &Lab) -> Result<()> {
+    open_up(lab)?;
+    let virtual_ips: [IpAddr; 2] = ["203.0.113.7".parse()?, "fd77::7".parse()?];
+    // A connection through all of it.
+    put(lab, &[(0, true)], &json!({}), &[])?;
+    eventually(SOON, || reach(lab, Attempt::new(Kind::Tcp, cluster(Family::V4, Kind::Tcp))))?;
+    lab.client.open(1, Attempt::new(Kind::Tcp, cluster(Family::V4, Kind::Tcp)))?;
+    let types = ["ClusterIP", "NodePort", "LoadBalancer", "NodePort", "LoadBalancer", "ClusterIP"];
+    for (round, kind) in types.into_iter().enumerate() {
+        let port = |number: usize| if kind == "ClusterIP" { Value::Null } else { json!(NODE_PORTS[number]) };
+        let ingress: &[IpAddr] = if kind == "LoadBalancer" { &virtual_ips } else { &[] };
+        let ports = json!([
+            {"name": "tcp", "port": 80, "nodePort": port(0), "protocol": "TCP"},
+            {"name": "udp", "port": 53, "nodePort": port(1), "protocol": "UDP"},
+        ]);
+        put(lab, &[(0, true)], &json!({"type": kind, "ports": ports}), ingress)?;
+        for (family, virtual_ip) in Family::BOTH.into_iter().zip(virtual_ips) {
+            let told = |error| format!("round {round}, {kind}, {family:?}: {error}");
+            eventually(SOON, || match kind {
+                "ClusterIP" => is_closed(&lab.client, node_port(family, Kind::Tcp)),
+                _ => reach(lab, Attempt::new(Kind::Tcp, node_port(family, Kind::Tcp))).map(drop),
+            })
+            .with_context(|| told("node port"))?;
+            eventually(SOON, || match kind {
+                "LoadBalancer" => reach(lab, Attempt::new(Kind::Udp, (virtual_ip, 53).into())).map(drop),
+                _ => is_closed(&lab.client, (virtual_ip, 80).into()),
+            })
+            .with_context(|| told("load balancer"))?;
+            for kind in Kind::ALL {
+                reach(lab, Attempt::new(kind, cluster(family, kind)))?;
+                lab.local.reach(Attempt::new(kind, cluster(family, kind)))?;
+            }
+        }
+        lab.client.hears(1, None)?;
+    }
+    Ok(())
+}
+
+fn affinity(lab: &Lab) -> Result<()> {
+    let on = json!({
+        "sessionAffinity": "ClientIP",
+        "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": 10_800}},
+    });
+    for (round, spec) in [json!({}), on.clone(), json!({"sessionAffinity": "None"}), on].iter().enumerate() {
+        put(lab, &[(0, true), (1, true)], spec, &[])?;
+        let servers = if round % 2 == 0 { 2 } else { 1 };
+        for (path, client) in lab.clients() {
+            for family in Family::BOTH {
+                for kind in Kind::ALL {
+                    eventually(SOON, || {
+                        let seen = spread(client, Attempt::new(kind, cluster(family, kind)), MANY)?;
+                        ensure!(seen.len() == servers, "round {round}, {path} {kind:?}: {seen:?}");
+                        Ok(())
+                    })?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The policy, endpoints, and the pods that serve: everybody inside, and a client outside at the node port.
+type Row<'a> = (&'a Value, &'a [(u8, bool, State)], &'a [&'a str], &'a [&'a str]);
+
+fn terminating(lab: &Lab) -> Result<()> {
+    use State::{Done, Draining, Ready};
+    open_up(lab)?;
+    let local = json!({"externalTrafficPolicy": "Local"});
+    let any = json!({});
+    let table: [Row<'_>; 6] = [
+        (&any, &[(0, true, Ready), (1, true, Draining)], &["0"], &["0"]),
+        (&any, &[(0, true, Draining), (1, true, Draining), (2, true, Done)], &["0", "1"], &["0", "1"]),
+        (&any, &[(0, true, Done), (1, true, Draining)], &["1"], &["1"]),
+        (&local, &[(0, true, Draining), (1, false, Ready)], &["1"], &["0"]),
+        (&local, &[(0, true, Ready), (1, true, Draining), (2, false, Ready)], &["0", "2"], &["0"]),
+        (&local, &[(0, true, Draining), (1, true, Done), (2, false, Draining)], &["0", "2"], &["0"]),
+    ];
+    for (row, (spec, pods, inside, outside)) in table.into_iter().enumerate() {
+        put_in(lab, pods, spec, &[])?;
+        for family in Family::BOTH {
+            for kind in Kind::ALL {
+                for (who, client, to, expected) in [
+                    ("the node", &lab.local, cluster(family, kind), inside),
+                    ("a client outside", &lab.client, node_port(family, kind), outside),
+                ] {
+                    let expected: BTreeSet<_> = expected.iter().map(|&pod| pod.to_owned()).collect();
+                    eventually(SOON, || {
+                        let seen = spread(client, Attempt::new(kind, to), MANY)?;
+                        let pods: BTreeSet<_> =
+                            seen.iter().filter_map(|name| Some(name.split_once('/')?.0.to_owned())).collect();
+                        ensure!(pods == expected, "row {row}, {who}, {kind:?} to {to}: {seen:?}");
+                        Ok(())
+                    })?;
+                }
+            }
+        }
+    }
+    // And nobody at all: refused.
+    put_in(lab, &[(0, true, Done)], &any, &[])?;
+    for family in Family::BOTH {
+        eventually(SOON, || {
+            lab.local.fails(Attempt::new(Kind::Tcp, cluster(family, Kind::Tcp)), libc::ECONNREFUSED)?;
+            lab.client.fails(Attempt::new(Kind::Udp, node_port(family, Kind::Udp)), libc::ECONNREFUSED)
+        })?;
+    }
+    Ok(())
+}
+
+/// What a load balancer outside is told: status, weight, body.
+fn ask(lab: &Lab, to: SocketAddr) -> Result<(u16, u64, Value)> {
+    let text = lab.client_space.inside(|| {
+        let mut stream = TcpStream::connect_timeout(&to, Duration::from_secs(5))?;
+        stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+        write!(stream, "GET /anything HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n")?;
+        let mut text = String::new();
+        stream.read_to_string(&mut text)?;
+        Ok(text)
+    })?;
+    let (head, body) = text.split_once("\r\n\r\n").context("no answer")?;
+    let status = head.split(' ').nth(1).context("no status")?.parse()?;
+    let weight = head.lines().find_map(|line| {
+        let (name, value) = line.split_once(": ")?;
+        name.eq_ignore_ascii_case("X-Load-Balancing-Endpoint-Weight").then(|| value.parse().ok())?
+    });
+    Ok((status, weight.with_context(|| format!("no weight in {head}"))?, serde_json::from_str(body)?))
+}
+
+fn health(lab: &Lab) -> Result<()> {
+    const PORT: u16 = 32_123;
+    open_up(lab)?;
+    let spec = json!({"externalTrafficPolicy": "Local", "healthCheckNodePort": PORT});
+    let rounds: [(&[(u8, bool, State)], u16, u64); 5] = [
+        (&[(0, true, State::Ready)], 200, 1),
+        (&[(0, true, State::Ready), (1, true, State::Ready), (2, false, State::Ready)], 200, 2),
+        (&[(2, false, State::Ready)], 503, 0),
+        (&[(0, true, State::Draining)], 503, 0),
+        (&[(0, true, State::Ready)], 200, 1),
+    ];
+    for (pods, status, weight) in rounds {
+        put_in(lab, pods, &spec, &[])?;
+        for family in Family::BOTH {
+            let body = json!({
+                "service": {"namespace": "default", "name": "open"},
+                "localEndpoints": weight,
+                "serviceProxyHealthy": true,
+            });
+            eventually(SOON, || {
+                let seen = ask(lab, (node_ip(family), PORT).into())?;
+                ensure!(seen == (status, weight, body.clone()), "{pods:?}: {seen:?}");
+                Ok(())
+            })?;
+        }
+    }
+    // The port goes with the policy, and with the Service, and comes back with them.
+    let is_open = |open: bool| {
+        eventually(SOON, || {
+            for family in Family::BOTH {
+                let answer = ask(lab, (node_ip(family), PORT).into());
+                ensure!(answer.is_ok() == open, "{family:?}: {answer:?}");
+            }
+            Ok(())
+        })
+    };
+    put(lab, &[(0, true)], &json!({}), &[])?;
+    is_open(false)?;
+    put(lab, &[(0, true)], &spec, &[])?;
+    is_open(true)?;
+    lab.folder.remove("open")?;
+    is_open(false)
+}

@@ -1,0 +1,152 @@
+//! Path MTU discovery across the node: a link behind it is smaller than those of client and endpoint.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::{SocketAddr, TcpStream, UdpSocket};
+use std::os::fd::AsRawFd;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use serde_json::json;
+
+use super::exposed::{NUMBER, node_port, open_up, put};
+use super::{Case, pod};
+use crate::lab::{Lab, SMALL, SOON, Wish, eventually, join};
+use crate::manifest::{Family, cluster_ip, pod_ip};
+use crate::peer::{Attempt, Kind, Peer};
+use crate::space::Space;
+
+const WISH: Wish = Wish { pods: 1, services: &[], flags: SMALL };
+
+pub const CASES: &[Case] = &[
+    Case { name: "path_mtu::the_link_to_the_endpoint_is_small", wish: WISH, run: next_link },
+    Case { name: "path_mtu::a_link_behind_a_router_is_small", wish: WISH, run: beyond_a_router },
+];
+
+const MTU: i32 = 1300;
+/// Too long for that link, and short enough for the others.
+const LONG: usize = 1440;
+
+/// Sends are never cut (`IP_PMTUDISC_DO`).
+fn never_cut(socket: &impl AsRawFd, family: Family) -> Result<()> {
+    let (level, option) = match family {
+        Family::V4 => (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER),
+        Family::V6 => (libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER),
+    };
+    let value: libc::c_int = libc::IP_PMTUDISC_DO;
+    let size = size_of::<libc::c_int>() as libc::socklen_t;
+    // SAFETY: the kernel reads the value, which lives.
+    let result =
+        unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, (&raw const value).cast(), size) };
+    ensure!(result == 0, "IP_MTU_DISCOVER: {}", std::io::Error::last_os_error());
+    Ok(())
+}
+
+/// The largest packet that the kernel believes the socket's path takes.
+fn path_mtu(socket: &impl AsRawFd, family: Family) -> Result<i32> {
+    let (level, option) = match family {
+        Family::V4 => (libc::IPPROTO_IP, libc::IP_MTU),
+        Family::V6 => (libc::IPPROTO_IPV6, libc::IPV6_MTU),
+    };
+    let mut value: libc::c_int = 0;
+    let mut size = size_of::<libc::c_int>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `size` bytes to the value, which has as many.
+    let result = unsafe {
+        libc::getsockopt(socket.as_raw_fd(), level, option, (&raw mut value).cast(), &raw mut size)
+    };
+    ensure!(result == 0, "IP_MTU: {}", std::io::Error::last_os_error());
+    Ok(value)
+}
+
+/// A client of the packet path learns how small the way is, by UDP and by TCP, and gets through.
+fn learns(lab: &Lab, family: Family, udp: SocketAddr, tcp: SocketAddr) -> Result<()> {
+    let patience = Some(Duration::from_secs(30));
+    lab.client_space.inside(|| {
+        let any = if family == Family::V4 { "0.0.0.0:0" } else { "[::]:0" };
+        let socket = UdpSocket::bind(any)?;
+        socket.connect(udp)?;
+        socket.set_read_timeout(patience)?;
+        never_cut(&socket, family)?;
+        ensure!(path_mtu(&socket, family)? == 1500, "knows already");
+        let long = [b'x'; LONG];
+        socket.send(&long)?;
+        eventually(SOON, || {
+            let known = path_mtu(&socket, family)?;
+            ensure!(known == MTU, "{udp}: believes in {known}");
+            Ok(())
+        })?;
+        let errno = socket.send(&long).err().and_then(|error| error.raw_os_error());
+        ensure!(errno == Some(libc::EMSGSIZE), "{udp}: a long message gave {errno:?}");
+        let longest = MTU as usize - if family == Family::V4 { 28 } else { 48 };
+        socket.send(&long[..longest])?;
+        let mut answer = [0; 256];
+        let length = socket.recv(&mut answer)?;
+        ensure!(answer[..length].ends_with(format!("|{longest}").as_bytes()), "not the whole message");
+        Ok(())
+    })?;
+    // What one socket learns, the kernel tells the next: TCP has to learn by itself.
+    lab.client_space.ip("route flush cache\n-6 route flush cache\n")?;
+    lab.client_space.inside(|| {
+        let mut stream = TcpStream::connect_timeout(&tcp, Duration::from_secs(30))?;
+        stream.set_read_timeout(patience)?;
+        let mut message = vec![b'x'; 300_000];
+        message.push(b'\n');
+        stream.write_all(&message)?;
+        let mut line = String::new();
+        BufReader::new(stream.try_clone()?).read_line(&mut line)?;
+        ensure!(line.trim_end().ends_with("|300001"), "answer {line:?}");
+        ensure!(path_mtu(&stream, family)? == MTU, "{tcp}: got through without learning");
+        Ok(())
+    })?;
+    lab.client_space.ip("route flush cache\n-6 route flush cache\n")
+}
+
+fn cluster(family: Family, kind: Kind) -> SocketAddr {
+    (cluster_ip(family, NUMBER), if kind.is_tcp() { 80 } else { 53 }).into()
+}
+
+/// Whatever the node does to reach the endpoint.
+fn both_ways(lab: &Lab, number: u8) -> Result<()> {
+    // The client's address is kept: the error comes from the stack, and is translated on its way.
+    put(lab, &[(number, true)], &json!({}), &[])?;
+    for family in Family::BOTH {
+        eventually(SOON, || lab.client.reach(Attempt::new(Kind::Udp, cluster(family, Kind::Udp))))?;
+        learns(lab, family, cluster(family, Kind::Udp), cluster(family, Kind::Tcp))?;
+    }
+    // The endpoint is on another node: it goes on under our address.
+    open_up(lab)?;
+    put(lab, &[(number, false)], &json!({}), &[])?;
+    for family in Family::BOTH {
+        let (udp, tcp) = (node_port(family, Kind::Udp), node_port(family, Kind::Tcp));
+        eventually(SOON, || {
+            let seen = lab.client.reach(Attempt::new(Kind::Udp, udp))?;
+            ensure!(seen.client.port() >= 61_000, "the pod saw {}", seen.client);
+            Ok(())
+        })?;
+        learns(lab, family, udp, tcp)?;
+    }
+    Ok(())
+}
+
+fn next_link(lab: &Lab) -> Result<()> {
+    lab.node.ip(&format!("link set p0 mtu {MTU}\n"))?;
+    both_ways(lab, 0)?;
+    // To be sure that it was the link.
+    lab.client.reach(Attempt::new(Kind::Tcp, pod(Family::V4, 0, Kind::Tcp)))?;
+    Ok(())
+}
+
+fn beyond_a_router(lab: &Lab) -> Result<()> {
+    let (router, endpoint) = (Space::new("router")?, Space::new("endpoint")?);
+    join(&lab.node, &router, "r0", "10.99.9", "fd99:9:")?;
+    join(&router, &endpoint, "e0", "10.99.8", "fd99:8:")?;
+    router.ip(&format!("link set e0 mtu {MTU}\n"))?;
+    lab.node.ip("route add 10.99.8.0/24 via 10.99.9.2\nroute add fd99:8::/64 via fd99:9::2\n")?;
+    let peer = Peer::start(&endpoint, None)?;
+    for family in Family::BOTH {
+        for (is_tcp, port) in [(true, 8080), (false, 5353)] {
+            peer.serve(is_tcp, (pod_ip(family, 8), port).into(), "8")?;
+        }
+    }
+    lab.agent_mut()?.is_attached(&["r0".to_owned()])?;
+    both_ways(lab, 8)
+}

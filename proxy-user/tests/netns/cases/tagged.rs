@@ -1,0 +1,125 @@
+//! VLAN tags. The kernel takes them off before any program sees the packet, and notes them beside it.
+
+use std::io;
+use std::net::{SocketAddrV4, UdpSocket};
+use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use proxy_user::maps::view::View;
+
+use super::{Case, WEB, client_ip, vip};
+use crate::lab::{Lab, SMALL, Wish};
+use crate::manifest::Family;
+use crate::peer::{Attempt, Kind};
+
+const WISH: Wish = Wish { pods: 1, services: &[WEB], flags: SMALL };
+
+pub const CASES: &[Case] =
+    &[Case { name: "tagged::a_vlan_is_left_to_its_device_and_a_priority_is_not_one", wish: WISH, run: tags }];
+
+/// The address of a device of this thread's namespace.
+fn mac(device: &str) -> Result<[u8; 6]> {
+    let text = std::fs::read_to_string("/proc/thread-self/net/arp")?;
+    let line = text.lines().find(|line| line.ends_with(device)).context("nobody has talked yet")?;
+    let mac = line.split_whitespace().nth(3).context("no address")?;
+    let octets: Vec<u8> =
+        mac.split(':').map(|octet| u8::from_str_radix(octet, 16)).collect::<Result<_, _>>()?;
+    octets.try_into().map_err(|octets| anyhow::anyhow!("{octets:?}"))
+}
+
+/// A UDP datagram over IPv4 with these tags before it. Without a checksum: it is optional there.
+fn datagram(to: [u8; 6], tags: &[u16], from: SocketAddrV4, dialled: SocketAddrV4, text: &[u8]) -> Vec<u8> {
+    let mut frame = [&to[..], &[2, 0, 0, 0, 0, 1]].concat();
+    for tag in tags {
+        frame.extend([0x81, 0x00]);
+        frame.extend(tag.to_be_bytes());
+    }
+    frame.extend([0x08, 0x00]);
+    let mut ip =
+        [&[0x45, 0][..], &(28 + text.len() as u16).to_be_bytes(), &[0, 0, 0x40, 0, 64, 17, 0, 0]].concat();
+    ip.extend(from.ip().octets());
+    ip.extend(dialled.ip().octets());
+    let sum: u32 = ip.chunks(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
+    let check = !((sum & 0xffff) + (sum >> 16)) as u16;
+    ip[10..12].copy_from_slice(&check.to_be_bytes());
+    frame.extend(ip);
+    frame.extend(from.port().to_be_bytes());
+    frame.extend(dialled.port().to_be_bytes());
+    frame.extend((8 + text.len() as u16).to_be_bytes());
+    frame.extend([0, 0]);
+    frame.extend(text);
+    frame
+}
+
+/// Sends a frame out of a device of this thread's namespace, as it is.
+fn send(device: &str, frame: &[u8]) -> Result<()> {
+    // SAFETY: no pointers.
+    let socket = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW, 0) };
+    ensure!(socket >= 0, "AF_PACKET: {}", io::Error::last_os_error());
+    // SAFETY: just opened, and nobody else's.
+    let socket = unsafe { OwnedFd::from_raw_fd(socket) };
+    let index: i32 = std::fs::read_to_string(format!("/proc/thread-self/net/dev_snmp6/{device}"))
+        .ok()
+        .and_then(|text| text.lines().find_map(|line| line.strip_prefix("ifIndex")?.trim().parse().ok()))
+        .context("no such device")?;
+    // SAFETY: plain integers.
+    let mut to: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+    to.sll_family = libc::AF_PACKET as u16;
+    to.sll_ifindex = index;
+    to.sll_halen = 6;
+    // SAFETY: both pointers are to memory of the size that is told.
+    let sent = unsafe {
+        libc::sendto(
+            socket.as_raw_fd(),
+            frame.as_ptr().cast(),
+            frame.len(),
+            0,
+            (&raw const to).cast(),
+            size_of::<libc::sockaddr_ll>() as libc::socklen_t,
+        )
+    };
+    ensure!(sent == frame.len() as isize, "sendto: {}", io::Error::last_os_error());
+    Ok(())
+}
+
+/// New flows so far.
+fn begun(lab: &Lab) -> Result<usize> {
+    Ok(View::open(&lab.bpffs())?.flows()?.len())
+}
+
+fn tags(lab: &Lab) -> Result<()> {
+    let (vip, client) = (vip(Family::V4, WEB, Kind::Udp), client_ip(Family::V4));
+    let (std::net::SocketAddr::V4(dialled), std::net::IpAddr::V4(own)) = (vip, client) else {
+        anyhow::bail!("IPv4 only");
+    };
+    // The neighbour becomes known.
+    lab.client.reach(Attempt::new(Kind::Udp, vip))?;
+    let before = begun(lab)?;
+    // Tag, and whether the Service answers. The upper bits are a priority.
+    let table = [
+        (&[][..], true),
+        (&[0], true),
+        (&[0xe000], true),
+        (&[7], false),
+        (&[0x6fff], false),
+        (&[0, 7], false),
+    ];
+    let mut answered = 0;
+    for (row, (tags, answers)) in table.into_iter().enumerate() {
+        let text = format!("row {row}");
+        let heard = lab.client_space.inside(|| {
+            let socket = UdpSocket::bind((own, 0))?;
+            socket.set_read_timeout(Some(Duration::from_secs(if answers { 30 } else { 1 })))?;
+            let from = SocketAddrV4::new(own, socket.local_addr()?.port());
+            send("eth0", &datagram(mac("eth0")?, tags, from, dialled, text.as_bytes()))?;
+            let mut answer = [0; 256];
+            Ok(socket.recv_from(&mut answer).ok().map(|(_, from)| from))
+        })?;
+        ensure!(heard == answers.then_some(vip), "{tags:x?}: an answer from {heard:?}");
+        answered += usize::from(answers);
+        let flows = begun(lab)? - before;
+        ensure!(flows == answered, "{tags:x?}: {flows} flows, not {answered}");
+    }
+    Ok(())
+}

@@ -1,0 +1,205 @@
+//! Devices whose packets begin with their IP header: clients and endpoints behind a tun.
+
+use std::fs::File;
+use std::io::{Read as _, Write as _};
+use std::os::fd::AsRawFd as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::json;
+
+use super::exposed::{NUMBER, node_ip, node_port, open_up, put};
+use super::{Case, EMPTY, shows};
+use crate::lab::{Lab, SMALL, SOON, Wish, eventually};
+use crate::manifest::{Family, cluster_ip, pod_ip};
+use crate::peer::{Attempt, Kind, Peer};
+use crate::space::Space;
+
+const WISH: Wish = Wish { pods: 1, services: &[EMPTY], flags: SMALL };
+
+pub const CASES: &[Case] = &[
+    Case { name: "tunnel::a_client_behind_one_reaches_services", wish: WISH, run: client },
+    Case { name: "tunnel::an_endpoint_behind_one_is_reached", wish: WISH, run: endpoint },
+    Case { name: "tunnel::from_one_to_another", wish: WISH, run: both },
+];
+
+/// A namespace behind a device of the node that has no link-layer header, and a process in it.
+struct Tunnel {
+    peer: Peer,
+    _space: Space,
+    is_over: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// One end of a tun device; this thread's namespace is the device's.
+fn open(name: &str) -> Result<File> {
+    // SAFETY: plain integers.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
+        *to = libc::c_char::from_ne_bytes([from]);
+    }
+    request.ifr_ifru.ifru_flags = (libc::IFF_TUN | libc::IFF_NO_PI) as libc::c_short;
+    let file = File::options().read(true).write(true).open("/dev/net/tun").context("cannot open a tun")?;
+    // SAFETY: the kernel reads and writes the request, which lives.
+    let result = unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF, &raw mut request) };
+    ensure!(result == 0, "TUNSETIFF: {}", std::io::Error::last_os_error());
+    Ok(file)
+}
+
+/// Carries packets until it is over.
+fn carry(mut from: File, mut to: File, is_over: &AtomicBool) {
+    let mut packet = vec![0; 65_536];
+    while !is_over.load(Ordering::Relaxed) {
+        let mut ready = libc::pollfd { fd: from.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: one element, which lives.
+        if unsafe { libc::poll(&raw mut ready, 1, 100) } != 1 {
+            continue;
+        }
+        let Ok(length) = from.read(&mut packet) else { return };
+        // A packet that the other end does not take is lost, as on a wire.
+        let _ = to.write(&packet[..length]);
+    }
+}
+
+impl Tunnel {
+    /// `number` is that of a pod: the addresses are what its would be.
+    fn new(lab: &Lab, number: u8) -> Result<Self> {
+        let device = format!("t{number}");
+        let space = Space::new("tunnel")?;
+        let (near, far) = (lab.node.inside(|| open(&device))?, space.inside(|| open("tun0"))?);
+        let own = |end| [format!("10.99.{number}.{end}/24"), format!("fd99:{number}::{end}/64")];
+        for (space, device, [v4, v6]) in [(&lab.node, device.as_str(), own(1)), (&space, "tun0", own(2))] {
+            space.ip(&format!(
+                "addr add {v4} dev {device}\naddr add {v6} dev {device} nodad\nlink set {device} up\n"
+            ))?;
+        }
+        space.ip("route add default dev tun0\nroute add ::/0 dev tun0\n")?;
+        let is_over = Arc::new(AtomicBool::new(false));
+        let mut threads = Vec::new();
+        let ends = [(near.try_clone()?, far.try_clone()?), (far, near)];
+        for (from, to) in ends {
+            let is_over = Arc::clone(&is_over);
+            threads.push(std::thread::spawn(move || carry(from, to, &is_over)));
+        }
+        let peer = Peer::start(&space, None)?;
+        for family in Family::BOTH {
+            for (is_tcp, port) in [(true, 8080), (false, 5353)] {
+                peer.serve(is_tcp, (pod_ip(family, number), port).into(), "tunnel")?;
+            }
+        }
+        lab.agent_mut()?.is_attached(&[device])?;
+        Ok(Self { peer, _space: space, is_over, threads })
+    }
+}
+
+impl Drop for Tunnel {
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::Relaxed);
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+const SIZES: [usize; 3] = [10, 500, 1400];
+
+fn client(lab: &Lab) -> Result<()> {
+    let tunnel = Tunnel::new(lab, 9)?;
+    // Inside, like a pod: its address is kept wherever the endpoint is.
+    put(lab, &[(0, false)], &json!({}), &[])?;
+    for family in Family::BOTH {
+        for kind in Kind::ALL {
+            let port = if kind.is_tcp() { 80 } else { 53 };
+            for to in [(cluster_ip(family, NUMBER), port).into(), node_port(family, kind)] {
+                eventually(SOON, || tunnel.peer.reach(Attempt::new(kind, to)))?;
+                for size in SIZES {
+                    let attempt = Attempt::new(kind, to).size(size);
+                    let seen = tunnel.peer.reach(attempt)?;
+                    shows(&seen, attempt, to)?;
+                    ensure!(seen.client.ip() == pod_ip(family, 9), "the pod saw {}", seen.client);
+                }
+            }
+        }
+        let large = Attempt::new(Kind::Tcp, node_port(family, Kind::Tcp)).size(300_000);
+        tunnel.peer.reach(large)?;
+        for kind in [Kind::Tcp, Kind::Udp] {
+            for size in [10, 1400] {
+                let empty = super::vip(family, EMPTY, kind);
+                tunnel.peer.fails(Attempt::new(kind, empty).size(size), libc::ECONNREFUSED)?;
+            }
+        }
+    }
+    // Outside: under the node's address to an endpoint on another node, and back.
+    lab.node.ip("route add default dev t9\nroute add ::/0 dev t9\n")?;
+    for family in Family::BOTH {
+        for kind in Kind::ALL {
+            let to = node_port(family, kind);
+            eventually(SOON, || {
+                let seen = tunnel.peer.reach(Attempt::new(kind, to))?;
+                ensure!(seen.client.port() >= 61_000, "the pod saw {}", seen.client);
+                Ok(())
+            })?;
+            for size in SIZES {
+                let attempt = Attempt::new(kind, to).size(size);
+                let seen = tunnel.peer.reach(attempt)?;
+                shows(&seen, attempt, to)?;
+                ensure!(seen.client.ip() != pod_ip(family, 9), "the pod saw {}", seen.client);
+            }
+        }
+        tunnel.peer.reach(Attempt::new(Kind::Tcp, node_port(family, Kind::Tcp)).size(300_000))?;
+    }
+    Ok(())
+}
+
+fn endpoint(lab: &Lab) -> Result<()> {
+    open_up(lab)?;
+    let _tunnel = Tunnel::new(lab, 9)?;
+    for here in [true, false] {
+        put(lab, &[(9, here)], &json!({}), &[])?;
+        for family in Family::BOTH {
+            let client = super::client_ip(family);
+            let expected = if here { client } else { node_ip(family) };
+            for kind in Kind::ALL {
+                let to = node_port(family, kind);
+                eventually(SOON, || {
+                    let seen = lab.client.reach(Attempt::new(kind, to))?;
+                    ensure!(seen.client.ip() == expected, "the endpoint saw {}", seen.client);
+                    Ok(())
+                })?;
+                for size in SIZES {
+                    let attempt = Attempt::new(kind, to).size(size);
+                    let seen = lab.client.reach(attempt)?;
+                    shows(&seen, attempt, to)?;
+                    ensure!(seen.server == "tunnel", "{seen:?}");
+                }
+                let port = if kind.is_tcp() { 80 } else { 53 };
+                lab.local.reach(Attempt::new(kind, (cluster_ip(family, NUMBER), port).into()))?;
+            }
+            lab.client.reach(Attempt::new(Kind::Tcp, node_port(family, Kind::Tcp)).size(300_000))?;
+        }
+    }
+    Ok(())
+}
+
+fn both(lab: &Lab) -> Result<()> {
+    let (from, _to) = (Tunnel::new(lab, 9)?, Tunnel::new(lab, 8)?);
+    lab.node.ip("route add default dev t9\nroute add ::/0 dev t9\n")?;
+    put(lab, &[(8, false)], &json!({}), &[])?;
+    for family in Family::BOTH {
+        for kind in Kind::ALL {
+            let to = node_port(family, kind);
+            eventually(SOON, || {
+                let seen = from.peer.reach(Attempt::new(kind, to))?;
+                ensure!(seen.client.port() >= 61_000, "the endpoint saw {}", seen.client);
+                Ok(())
+            })?;
+            for size in SIZES {
+                let attempt = Attempt::new(kind, to).size(size);
+                shows(&from.peer.reach(attempt)?, attempt, to)?;
+            }
+        }
+    }
+    Ok(())
+}
