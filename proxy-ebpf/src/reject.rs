@@ -222,21 +222,18 @@ fn whole_sum<F: Reject>(skb: Skb, packet: &Packet<F::Words>) -> Option<u64> {
 /// Turns the packet into the answer to itself and sends it back. The verdict is the program's.
 #[inline(always)]
 pub fn answer<F: Reject>(skb: Skb, packet: &Packet<F::Words>, message: Message) -> Result<i32, HelperFailed> {
-    let link = link_header() as u32;
-    let mut addresses = [0u16; 6];
-    if link != 0 {
-        skb.load(0, &mut addresses, size_of::<[u16; 6]>() as u32)?;
-    }
-    let [d0, d1, d2, s0, s1, s2] = addresses;
     match whole_sum::<F>(skb, packet) {
         Some(sum) => {
             skb.make_room(F::HEADERS as u16)?;
             let headers = F::headers(packet, packet.length, sum, message);
-            skb.store(link, &headers)?;
+            skb.store(link_header() as u32, &headers)?;
         }
         None => cut::<F>(skb, packet, message)?,
     }
-    if link != 0 {
+    if link_header() != 0 {
+        let mut addresses = [0u16; 6];
+        skb.load(0, &mut addresses, size_of::<[u16; 6]>() as u32)?;
+        let [d0, d1, d2, s0, s1, s2] = addresses;
         skb.store(0, &[s0, s1, s2, d0, d1, d2])?;
     }
     // SAFETY: the helper takes numbers only. 0: out of the device, not into it.
@@ -253,15 +250,14 @@ fn cut<F: Reject>(skb: Skb, packet: &Packet<F::Words>, message: Message) -> Resu
     // SAFETY: a local.
     let clamped = unsafe { read_volatile(&raw const clamped) };
     let quoted = (clamped.wrapping_sub(1) & (QUOTE as u32 - 1)) + 1;
-    let link = link_header() as u32;
-    skb.load(link, &mut quote, quoted)?;
+    // Asked for anew each time: what is kept needs room on the stack.
+    skb.load(link_header() as u32, &mut quote, quoted)?;
     // SAFETY: the quote is readable for its size, a multiple of four; what was not loaded is zero and adds nothing.
     let sum = unsafe { bpf_csum_diff(core::ptr::null_mut(), 0, quote.as_mut_ptr(), QUOTE as u32, 0) };
     // The sum of 32 bits stands in the low half; a negative number would be an error, and there is none to make.
     let sum = sum.cast_unsigned() & 0xffff_ffff;
-    let headers_end = link + F::HEADERS as u32;
-    skb.set_length(headers_end + quoted)?;
+    skb.set_length((link_header() + F::HEADERS) as u32 + quoted)?;
     let headers = F::headers(packet, quoted, sum, message);
-    skb.store(link, &headers)?;
-    skb.store_first(headers_end, &quote, quoted)
+    skb.store(link_header() as u32, &headers)?;
+    skb.store_first((link_header() + F::HEADERS) as u32, &quote, quoted)
 }
