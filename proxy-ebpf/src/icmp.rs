@@ -148,7 +148,8 @@ fn onward<F: Control>(skb: Skb) -> i32 {
     // SAFETY: a map value that is this CPU's own.
     let key = unsafe { &(*left).packet.key };
     let to = Tuple { src: key.src, dst: key.dst, src_port: 0, dst_port: 0 };
-    if F::route(skb, &to) == route::FOUND { SEND } else { drop_because(Reason::NoRoute) }
+    let length = skb.length() - link_header() as u32;
+    if F::route(skb, &to, length) == route::FOUND { SEND } else { drop_because(Reason::NoRoute) }
 }
 
 /// Translates an ICMP packet that comes in, if it is an error about a packet of ours.

@@ -5,7 +5,7 @@ use proxy_common::{Address, PROTO_SCTP, PROTO_UDP, V4, V6};
 
 use crate::net::{Ipv4, Ipv6, link_header, tcp, udp};
 use crate::packet::{Packet, Parse};
-use crate::sctp::Sctp;
+use crate::sctp;
 use crate::skb::{HelperFailed, Skb};
 
 /// What a packet's tuple becomes.
@@ -23,7 +23,7 @@ pub struct Tuple<A> {
 }
 
 /// A family whose addresses can be rewritten.
-pub trait Rewrite: Parse + Sctp {
+pub trait Rewrite: Parse {
     /// Whether the sum over the whole packet (`CHECKSUM_COMPLETE`) stays as it is when an address changes and
     /// the transport checksum with it. IPv4's does not, since its own header checksum has made up for the
     /// address already; the checksum helper assumes IPv4 (`inet_proto_csum_replace_by_diff`).
@@ -112,7 +112,7 @@ pub fn ports(src: u16, dst: u16) -> u32 {
 
 /// Folds a difference to the 32 bits that helpers take; twice, since the first fold may carry.
 #[inline(always)]
-pub fn fold32(difference: u64) -> u32 {
+pub(crate) fn fold32(difference: u64) -> u32 {
     let folded = (difference & 0xffff_ffff) + (difference >> 32);
     ((folded & 0xffff_ffff) + (folded >> 32)) as u32
 }
@@ -207,16 +207,20 @@ fn by_helper<F: Rewrite>(
     to: &Tuple<F::Words>,
     difference: u64,
 ) -> Result<(), HelperFailed> {
+    F::store_addresses(skb, link_header() as u32, packet.ip_check, [&to.src, &to.dst], difference)?;
+    let is_sctp = packet.key.proto == PROTO_SCTP;
+    if F::COMPLETE_STAYS && (packet.is_later() || is_sctp) {
+        // No transport checksum makes up for the addresses.
+        skb.add_to_complete(fold32(difference));
+    }
     if packet.is_later() {
-        F::store_addresses(skb, link_header() as u32, packet.ip_check, [&to.src, &to.dst], difference)?;
-        if F::COMPLETE_STAYS {
-            // Here no transport checksum makes up for the addresses.
-            skb.add_to_complete(fold32(difference));
-        }
         return Ok(());
     }
-    if packet.key.proto == PROTO_SCTP {
-        return F::rewrite_sctp(skb, packet, to);
+    let (old_ports, new_ports) =
+        (ports(packet.key.src_port, packet.key.dst_port), ports(to.src_port, to.dst_port));
+    if is_sctp {
+        let end = link_header() as u32 + packet.length;
+        return sctp::change_ports(skb, packet.l4, end, old_ports, new_ports);
     }
     let (check, flags) = if packet.key.proto == PROTO_UDP {
         // A UDP checksum of zero means "none" and stays; one that becomes zero is sent as its complement.
@@ -224,9 +228,6 @@ fn by_helper<F: Rewrite>(
     } else {
         (packet.l4 + tcp::CHECK, 0)
     };
-    let (old_ports, new_ports) =
-        (ports(packet.key.src_port, packet.key.dst_port), ports(to.src_port, to.dst_port));
-    F::store_addresses(skb, link_header() as u32, packet.ip_check, [&to.src, &to.dst], difference)?;
     skb.correct_pseudo(check, fold32(difference), flags)?;
     if F::COMPLETE_STAYS {
         skb.add_to_complete(fold32(difference));

@@ -121,6 +121,8 @@ pub mod tcp {
     pub const ACK: u16 = 1 << 4;
     /// Length of the header without options.
     pub const HEADER: usize = 20;
+    /// Offset of the byte whose upper half is the header's length in words of 32 bits.
+    pub const OFFSET: u32 = 12;
     /// Offset of the flags.
     pub const FLAGS: usize = 13;
     /// Offset of the checksum.

@@ -58,7 +58,7 @@ pub trait Routes: Parse {
     /// Takes one from the time to live; `false`: it is over.
     fn hop(header: &mut Self::Header) -> bool;
     /// [`route`].
-    fn route(skb: Skb, tuple: &Tuple<Self::Words>) -> i32;
+    fn route(skb: Skb, tuple: &Tuple<Self::Words>, length: u32) -> i32;
     /// [`send`].
     fn send(skb: Skb) -> i32;
 }
@@ -69,17 +69,18 @@ const fn size<T>() -> i32 {
     (size_of::<T>() as u32).cast_signed()
 }
 
-/// Asks for the way of a packet with these addresses, and notes it for [`Routes::send`].
+/// Asks for the way of a packet with these addresses and of this length, and notes it for [`Routes::send`].
 #[inline(always)]
-fn route<F: Routes>(skb: Skb, tuple: &Tuple<F::Words>) -> i32 {
+fn route<F: Routes>(skb: Skb, tuple: &Tuple<F::Words>, length: u32) -> i32 {
     let Some(route) = maps::route() else { return NO_ROUTE };
     // SAFETY: plain integers.
     let mut params: bpf_fib_lookup = unsafe { MaybeUninit::zeroed().assume_init() };
     params.family = F::FAMILY;
     params.ifindex = skb.ifindex();
+    // Left to itself, the kernel would not look at segments that are yet to be cut, nor at anything without a neighbour.
+    params.__bindgen_anon_1.tot_len = length as u16;
     F::fill(&mut params, tuple);
-    // SAFETY: a valid context, and parameters of the size that is told. A length of 0 lets the kernel judge the
-    // packet itself, segments that it will cut included.
+    // SAFETY: a valid context, and parameters of the size that is told.
     let found =
         unsafe { helper::bpf_fib_lookup(skb.raw().cast(), &raw mut params, size::<bpf_fib_lookup>(), 0) };
     // Negative: the parameters are not as the kernel wants them.
@@ -166,10 +167,11 @@ macro_rules! routes {
         extern "C" fn $route(
             skb: *mut aya_ebpf::bindings::__sk_buff,
             tuple: *const Tuple<<$family as proxy_common::Family>::Words>,
+            length: u32,
         ) -> i32 {
             // SAFETY: the verifier lets callers pass memory of that size, or null.
             match unsafe { tuple.as_ref() } {
-                Some(tuple) => route::<$family>(Skb::from_raw(skb), tuple),
+                Some(tuple) => route::<$family>(Skb::from_raw(skb), tuple, length),
                 None => NO_ROUTE,
             }
         }
@@ -195,8 +197,8 @@ macro_rules! routes {
             }
 
             #[inline(always)]
-            fn route(skb: Skb, tuple: &Tuple<Self::Words>) -> i32 {
-                $route(skb.raw(), tuple)
+            fn route(skb: Skb, tuple: &Tuple<Self::Words>, length: u32) -> i32 {
+                $route(skb.raw(), tuple, length)
             }
 
             #[inline(always)]

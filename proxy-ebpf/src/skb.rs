@@ -50,6 +50,15 @@ impl Skb {
         unsafe { (*self.raw).protocol }
     }
 
+    /// The same; 0 for a packet of a VLAN, whose tag stands beside it: it comes again by the VLAN's own device, which
+    /// knows where it belongs. A tag that only tells a priority (its VLAN is 0) is none.
+    #[inline(always)]
+    pub fn ethertype_untagged(self) -> u32 {
+        // SAFETY: as in `ethertype`. What stands in `vlan_tci` without a tag is old.
+        let is_tagged = unsafe { (*self.raw).vlan_present != 0 && (*self.raw).vlan_tci & VLAN_ID != 0 };
+        if is_tagged { 0 } else { self.ethertype() }
+    }
+
     /// The whole length, with the part that cannot be read directly.
     #[inline(always)]
     pub fn length(self) -> u32 {
@@ -136,14 +145,6 @@ impl Skb {
     pub fn add_to_complete(self, difference: u32) {
         // SAFETY: a valid context. The helper refuses packets without such a sum, which is what we want.
         unsafe { helper::bpf_csum_update(self.raw, difference) };
-    }
-
-    /// Whether the packet belongs to a VLAN: its tag is beside it, as the kernel has put it. A tag that only tells a
-    /// priority (its VLAN is 0) is none.
-    #[inline(always)]
-    pub fn is_tagged(self) -> bool {
-        // SAFETY: as in `ethertype`. What stands in `vlan_tci` without a tag is old.
-        unsafe { (*self.raw).vlan_present != 0 && (*self.raw).vlan_tci & VLAN_ID != 0 }
     }
 
     /// Puts room for a link-layer header of `bytes` in front of a packet that has none. Bounds taken before are void.

@@ -2,11 +2,13 @@
 
 use proxy_common::flow::{DIRECTION_REPLY, FLOW_SNAT, FlowKey};
 use proxy_common::reason::Reason;
+use proxy_common::{PROTO_SCTP, PROTO_TCP};
 
 use super::acts::Acts;
 use super::tc::{NEXT, SEND, TOO_BIG, drop_because, leave, left, rewrite};
 use crate::flow::{self, Time};
 use crate::nat::Tuple;
+use crate::net::{link_header, tcp, udp};
 use crate::packet::Packet;
 use crate::skb::Skb;
 use crate::{report, route};
@@ -15,7 +17,7 @@ use crate::{report, route};
 /// see what it sent.
 #[inline(always)]
 pub(super) fn send_on<F: Acts>(skb: Skb, packet: &Packet<F::Words>, to: &Tuple<F::Words>) -> i32 {
-    match F::route(skb, to) {
+    match F::route(skb, to, longest::<F>(skb, packet)) {
         route::FOUND => match rewrite::<F>(skb, packet, to) {
             NEXT => SEND,
             verdict => verdict,
@@ -27,6 +29,23 @@ pub(super) fn send_on<F: Acts>(skb: Skb, packet: &Packet<F::Words>, to: &Tuple<F
         }
         _ => drop_because(Reason::NoRoute),
     }
+}
+
+/// The length of the longest IP packet that it leaves as: the kernel cuts it into segments only behind us.
+#[inline(always)]
+fn longest<F: Acts>(skb: Skb, packet: &Packet<F::Words>) -> u32 {
+    let segment = skb.gso_size();
+    if segment == 0 || packet.key.proto == PROTO_SCTP {
+        return packet.length;
+    }
+    let mut header = udp::HEADER as u32;
+    if packet.key.proto == PROTO_TCP {
+        let mut offset = 0u8;
+        // If it is not all there, it is not cut either.
+        let _ = skb.load(packet.l4 + tcp::OFFSET, &mut offset, 1);
+        header = u32::from(offset >> 4) * 4;
+    }
+    packet.l4 - link_header() as u32 + header + segment
 }
 
 /// A packet to a port of this node, perhaps the reply to one that was sent on under its address.

@@ -53,11 +53,7 @@ const LOST: i32 = 108;
 #[inline(always)]
 pub fn ingress(context: &TcContext) -> i32 {
     let skb = Skb::new(context);
-    if skb.is_tagged() {
-        // It comes again by the VLAN's own device, which knows where it belongs.
-        return NEXT;
-    }
-    match skb.ethertype() {
+    match skb.ethertype_untagged() {
         ETHERTYPE_IPV4 => forward::<V4>(skb),
         ETHERTYPE_IPV6 => forward::<V6>(skb),
         _ => NEXT,

@@ -164,11 +164,14 @@ fn ask(lab: &Lab, to: SocketAddr) -> Result<(u16, u64, Value)> {
     Ok((status, weight.with_context(|| format!("no weight in {head}"))?, serde_json::from_str(body)?))
 }
 
+/// Endpoints, and what a load balancer is told: status and weight.
+type Round<'a> = (&'a [(u8, bool, State)], u16, u64);
+
 fn health(lab: &Lab) -> Result<()> {
     const PORT: u16 = 32_123;
     open_up(lab)?;
     let spec = json!({"externalTrafficPolicy": "Local", "healthCheckNodePort": PORT});
-    let rounds: [(&[(u8, bool, State)], u16, u64); 5] = [
+    let rounds: [Round<'_>; 5] = [
         (&[(0, true, State::Ready)], 200, 1),
         (&[(0, true, State::Ready), (1, true, State::Ready), (2, false, State::Ready)], 200, 2),
         (&[(2, false, State::Ready)], 503, 0),

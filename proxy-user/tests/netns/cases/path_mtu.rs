@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpStream, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use serde_json::json;
 
 use super::exposed::{NUMBER, node_port, open_up, put};
@@ -57,6 +57,15 @@ fn path_mtu(socket: &impl AsRawFd, family: Family) -> Result<i32> {
     Ok(value)
 }
 
+/// Makes the kernel forget what it has learned of paths.
+fn forget(space: &Space) -> Result<()> {
+    for family in ["-4", "-6"] {
+        let output = space.command("ip").args([family, "route", "flush", "cache"]).output()?;
+        ensure!(output.status.success(), "ip: {}", String::from_utf8_lossy(&output.stderr));
+    }
+    Ok(())
+}
+
 /// A client of the packet path learns how small the way is, by UDP and by TCP, and gets through.
 fn learns(lab: &Lab, family: Family, udp: SocketAddr, tcp: SocketAddr) -> Result<()> {
     let patience = Some(Duration::from_secs(30));
@@ -68,7 +77,7 @@ fn learns(lab: &Lab, family: Family, udp: SocketAddr, tcp: SocketAddr) -> Result
         never_cut(&socket, family)?;
         ensure!(path_mtu(&socket, family)? == 1500, "knows already");
         let long = [b'x'; LONG];
-        socket.send(&long)?;
+        socket.send(&long).context("the first long message")?;
         eventually(SOON, || {
             let known = path_mtu(&socket, family)?;
             ensure!(known == MTU, "{udp}: believes in {known}");
@@ -76,15 +85,17 @@ fn learns(lab: &Lab, family: Family, udp: SocketAddr, tcp: SocketAddr) -> Result
         })?;
         let errno = socket.send(&long).err().and_then(|error| error.raw_os_error());
         ensure!(errno == Some(libc::EMSGSIZE), "{udp}: a long message gave {errno:?}");
+        // The error that the kernel has noted for the socket, besides.
+        socket.take_error()?;
         let longest = MTU as usize - if family == Family::V4 { 28 } else { 48 };
-        socket.send(&long[..longest])?;
+        socket.send(&long[..longest]).context("a message that fits")?;
         let mut answer = [0; 256];
-        let length = socket.recv(&mut answer)?;
+        let length = socket.recv(&mut answer).context("its answer")?;
         ensure!(answer[..length].ends_with(format!("|{longest}").as_bytes()), "not the whole message");
         Ok(())
     })?;
     // What one socket learns, the kernel tells the next: TCP has to learn by itself.
-    lab.client_space.ip("route flush cache\n-6 route flush cache\n")?;
+    forget(&lab.client_space)?;
     lab.client_space.inside(|| {
         let mut stream = TcpStream::connect_timeout(&tcp, Duration::from_secs(30))?;
         stream.set_read_timeout(patience)?;
@@ -97,7 +108,7 @@ fn learns(lab: &Lab, family: Family, udp: SocketAddr, tcp: SocketAddr) -> Result
         ensure!(path_mtu(&stream, family)? == MTU, "{tcp}: got through without learning");
         Ok(())
     })?;
-    lab.client_space.ip("route flush cache\n-6 route flush cache\n")
+    forget(&lab.client_space)
 }
 
 fn cluster(family: Family, kind: Kind) -> SocketAddr {

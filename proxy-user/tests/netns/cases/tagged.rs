@@ -79,7 +79,7 @@ fn send(device: &str, frame: &[u8]) -> Result<()> {
             size_of::<libc::sockaddr_ll>() as libc::socklen_t,
         )
     };
-    ensure!(sent == frame.len() as isize, "sendto: {}", io::Error::last_os_error());
+    ensure!(sent == frame.len().cast_signed(), "sendto: {}", io::Error::last_os_error());
     Ok(())
 }
 
