@@ -44,6 +44,9 @@ pub struct NodeConfig {
 pub const CONFIG_MASQUERADE_ALL: u32 = 1 << 0;
 /// The agent was told how to know local pods (`detectLocalMode`); without it they are known by their devices.
 pub const CONFIG_DETECT_LOCAL: u32 = 1 << 1;
+/// Another proxy's rules are or were on this node: a TCP packet that begins no connection and belongs to no flow is
+/// left to netfilter, which may have translated its connection from the start.
+pub const CONFIG_LEAVE_OLD: u32 = 1 << 2;
 
 /// Source ports for SNAT unless a setting says otherwise: above the ports that kernels hand to sockets
 /// (`net.ipv4.ip_local_port_range`, 32768 to 60999) and above the node ports (30000 to 32767).

@@ -1,6 +1,7 @@
 //! The agent: puts the parts together, runs them, and ends without taking anything down.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context;
 use futures::future::BoxFuture;
@@ -9,21 +10,33 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinHandle, spawn_blocking};
 
 use crate::cli::config::Source;
+use crate::cli::kube_proxy::document;
 use crate::cli::{RunConfig, args};
 use crate::host::cgroup;
 use crate::host::facts::Facts;
-use crate::host::manager::DeviceManager;
-use crate::host::selection::Selection;
 use crate::maps::KernelStore;
 use crate::metrics::Metrics;
+use crate::model::notice::Notice;
 use crate::model::{Event, NodeView};
 use crate::plan::PlanSettings;
 use crate::programs::{EMBEDDED, PacketHook, Programs, Settings};
 use crate::sync::{Driver, DriverSettings, Status};
 use crate::{api, http, sockets, source};
 
+mod attach;
+mod config_file;
+mod init;
+mod notices;
+
+pub use init::{init, write_config};
+
 /// Events that may wait for the driver; more of them hold up the source, not the memory.
 const QUEUE: usize = 1024;
+
+/// Events for the cluster that may wait to be sent; beyond that they are lost.
+const NOTICES: usize = 256;
+/// How long the last notices have to be sent, when the agent ends by itself.
+const LAST_WORDS: Duration = Duration::from_millis(500);
 
 /// Runs the agent until it is told to end (SIGTERM, SIGINT). What is programmed stays.
 pub fn run(config: RunConfig) -> anyhow::Result<()> {
@@ -39,17 +52,21 @@ pub fn run(config: RunConfig) -> anyhow::Result<()> {
 }
 
 async fn serve(config: RunConfig) -> anyhow::Result<()> {
-    if let Some(mode) = config.legacy_proxy_mode {
-        tracing::info!(mode, "this mode of kube-proxy means `ebpf` here");
-    }
     tracing::info!(version = env!("CARGO_PKG_VERSION"), node = config.node_name, "starting");
+    init::describe(&config);
+    init::describe_old_proxy().await;
+    init::set_up_process(&config);
+    init::set_up_netfilter(&config);
     let config = Arc::new(config);
     let programs = Arc::new(start_programs(&config).await?);
     let store = KernelStore::open(&programs.pin_dir())?;
     let settings = DriverSettings {
         min_sync_period: config.min_sync_period,
         sync_period: config.sync_period,
-        plan: PlanSettings { strict_source_ranges: config.network.source_ranges_strict },
+        plan: PlanSettings {
+            strict_source_ranges: config.network.source_ranges_strict,
+            no_external_ips: config.kube_proxy.no_external_ips,
+        },
         node: config.node.clone(),
         ..DriverSettings::default()
     };
@@ -57,7 +74,9 @@ async fn serve(config: RunConfig) -> anyhow::Result<()> {
     let status = driver.status();
     let (sender, events) = mpsc::channel(QUEUE);
     let host = look_at_host(&config, &sender).await?;
-    let source = open_source(&config, sender).await?;
+    let (notices, to_tell) = mpsc::channel(NOTICES);
+    let source = open_source(&config, sender, to_tell).await?;
+    notices.try_send(Notice::starting()).context("nobody takes notices")?;
 
     let mut tasks = Tasks::default();
     tasks.add(tokio::spawn(host));
@@ -65,14 +84,28 @@ async fn serve(config: RunConfig) -> anyhow::Result<()> {
     tasks.add(tokio::spawn(async move {
         driver.run(events).await;
     }));
-    tasks.add(tokio::spawn(attach(Arc::clone(&programs), Arc::clone(&config), status.clone())));
-    let metrics = Arc::new(Metrics::new(&config.bpffs, status.clone()));
-    tasks.add(tokio::spawn(answer(&config, status.clone(), Arc::clone(&metrics))?));
+    tasks.add(tokio::spawn(attach::attach(Arc::clone(&programs), Arc::clone(&config), status.clone())));
+    let metrics = Metrics::new(&config.bpffs, status.clone()).with_repairs(programs.repairs());
+    let metrics = Arc::new(metrics);
+    let (fatal, ends) = mpsc::channel(1);
+    let answers = answer(&config, status.clone(), Arc::clone(&metrics), notices.clone())?;
+    tasks.add(tokio::spawn(notices::tell_problems(status.clone(), notices)));
+    tasks.add(tokio::spawn(ending(fatal.clone(), async move { Ok(answers.await?) })));
+    tasks.add(tokio::spawn(ending(fatal, config_file::until_changed(config.kube_proxy.clone()))));
     tasks.add(tokio::spawn(sockets::run(config.bpffs.clone(), status.clone(), move |swept| {
         swept.ended.iter().for_each(|(family, count)| metrics.ended_sockets(*family, *count));
     })));
     tasks.add(tokio::spawn(announce(status)));
-    wait_for_the_end().await
+    wait_for_the_end(ends).await
+}
+
+/// Runs a task whose error is the end of the agent.
+async fn ending(fatal: mpsc::Sender<anyhow::Error>, task: impl Future<Output = anyhow::Result<()>>) {
+    if let Err(error) = task.await {
+        tokio::time::sleep(LAST_WORDS).await;
+        // Nobody listens any more when the agent is ending already.
+        let _ = fatal.send(error).await;
+    }
 }
 
 /// Tasks that end when this is dropped.
@@ -146,7 +179,7 @@ fn follow_log(programs: &mut Programs) {
         Ok(mut pass_on) => drop(tokio::spawn(async move {
             loop {
                 pass_on();
-                tokio::time::sleep(std::time::Duration::from_millis(200)).await;
+                tokio::time::sleep(Duration::from_millis(200)).await;
             }
         })),
         Err(error) => tracing::warn!(%error, "the programs were built without log lines"),
@@ -170,49 +203,23 @@ async fn look_at_host(
 async fn open_source(
     config: &RunConfig,
     sender: mpsc::Sender<Event>,
+    mut notices: mpsc::Receiver<Notice>,
 ) -> anyhow::Result<BoxFuture<'static, ()>> {
     Ok(match &config.source {
-        Source::Manifests(folder) => Box::pin(source::folder::run(folder.clone(), sender)),
+        Source::Manifests(folder) => {
+            let source = source::folder::run(folder.clone(), sender);
+            // There is no cluster to be told.
+            let silence = async move { while notices.recv().await.is_some() {} };
+            Box::pin(async move { drop(tokio::join!(source, silence)) })
+        }
         Source::Cluster { kubeconfig, master } => {
             let options = api::client::Options { kubeconfig: kubeconfig.clone(), server: master.clone() };
             let client = api::client::connect(&options).await?;
-            Box::pin(api::watch::run(client, config.node_name.clone(), sender))
+            let events = api::notices::send(client.clone(), config.node_name.clone(), notices);
+            let watches = api::watch::run(client, config.node_name.clone(), sender);
+            Box::pin(async move { drop(tokio::join!(watches, events)) })
         }
     })
-}
-
-/// Attaches the programs: at once where an earlier agent's maps are full, else when they are for the first time.
-/// A program that is attached before it knows anything would turn nobody away, but would help nobody either.
-async fn attach(programs: Arc<Programs>, config: Arc<RunConfig>, mut status: watch::Receiver<Status>) {
-    if !programs.in_force() && status.wait_for(|status| status.synced).await.is_err() {
-        return;
-    }
-    loop {
-        let attaching = Arc::clone(&programs);
-        match spawn_blocking(move || attaching.attach_sockets()).await {
-            Ok(Ok(outcomes)) => {
-                for (hook, outcome) in outcomes {
-                    tracing::debug!(hook, ?outcome, "socket program attached");
-                }
-                tracing::info!("socket programs attached");
-                break;
-            }
-            Ok(Err(error)) => {
-                tracing::error!(%error, "cannot attach the socket programs; trying again in 5 s");
-            }
-            Err(_) => return,
-        }
-        tokio::time::sleep(std::time::Duration::from_secs(5)).await;
-    }
-    let selection = match config.devices.join(",").parse::<Selection>() {
-        Ok(selection) => selection,
-        Err(error) => {
-            tracing::error!(%error, "the packet programs are attached to no device");
-            return;
-        }
-    };
-    let (manager, _states) = DeviceManager::new(selection, programs);
-    manager.run().await;
 }
 
 /// The HTTP servers.
@@ -220,14 +227,22 @@ fn answer(
     config: &RunConfig,
     status: watch::Receiver<Status>,
     metrics: Arc<Metrics>,
-) -> anyhow::Result<impl Future<Output = ()> + use<>> {
-    let addresses =
-        http::Addresses { health: config.healthz_bind_address, metrics: config.metrics_bind_address };
+    notices: mpsc::Sender<Notice>,
+) -> anyhow::Result<impl Future<Output = Result<(), http::ListenError>> + use<>> {
+    let addresses = http::Addresses {
+        health: config.healthz_bind_address,
+        metrics: config.metrics_bind_address,
+        hard_fail: config.kube_proxy.bind_address_hard_fail,
+    };
+    let ours = serde_json::to_value(config).context("the settings cannot be shown on /configz")?;
+    let settings = serde_json::json!({ "ballast": ours, "kubeproxy.config.k8s.io": document::of(config) });
     let state = http::State {
         metrics,
         status,
         patience: 2 * config.sync_period,
-        config: Arc::new(serde_json::to_value(config).context("the settings cannot be shown on /configz")?),
+        notices,
+        node_name: config.node_name.clone(),
+        config: Arc::new(settings),
     };
     Ok(http::serve(addresses, state))
 }
@@ -244,12 +259,16 @@ async fn announce(mut status: watch::Receiver<Status>) {
     }
 }
 
-async fn wait_for_the_end() -> anyhow::Result<()> {
+async fn wait_for_the_end(mut ends: mpsc::Receiver<anyhow::Error>) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
     tokio::select! {
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
+        Some(error) = ends.recv() => {
+            tracing::error!("{error:#}; ending, programs and maps stay in place");
+            return Err(error);
+        }
     }
     tracing::info!("ending; programs and maps stay in place, `ballast cleanup` removes them");
     Ok(())

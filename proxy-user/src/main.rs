@@ -5,11 +5,11 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::Parser;
-use proxy_user::cli::args::CleanupArgs;
 use proxy_user::cli::args::eyes::MonitorArgs;
+use proxy_user::cli::args::{CleanupArgs, RunArgs};
 use proxy_user::cli::monitor::{self, MonitorError};
 use proxy_user::cli::show::Answer;
-use proxy_user::cli::{Args, Command, RunConfig, show};
+use proxy_user::cli::{Args, Command, RunConfig, show, takeover};
 use proxy_user::{app, host, programs, telemetry};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -31,18 +31,37 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         return Ok(if well { ExitCode::SUCCESS } else { ExitCode::FAILURE });
     }
     match command {
-        Command::Run(args) => {
-            let config = RunConfig::new(*args)?;
-            let filter = std::env::var("BALLAST_LOG").ok();
-            telemetry::init(config.log_format, config.log_level, filter.as_deref())?;
-            app::run(config)?;
-            Ok(ExitCode::SUCCESS)
-        }
+        Command::Run(args) => start(*args),
         Command::Cleanup(args) => cleanup(&args),
         Command::Monitor(args) => monitor(&args),
+        Command::Takeover(args) => {
+            print(&takeover::run(&args)?)?;
+            Ok(ExitCode::SUCCESS)
+        }
         // `show::answer` has answered all others.
         _ => Ok(ExitCode::SUCCESS),
     }
+}
+
+/// The agent, or what is asked for in its place. The order is kube-proxy's.
+fn start(args: RunArgs) -> anyhow::Result<ExitCode> {
+    let (write_to, cleans_up) = (args.write_config_to.clone(), args.cleanup == Some(true));
+    let inits = args.init_only == Some(true);
+    let removal =
+        CleanupArgs { bpffs: args.bpffs.clone(), cgroup_root: args.cgroup_root.clone(), dry_run: false };
+    let config = RunConfig::new(args)?;
+    let filter = std::env::var("BALLAST_LOG").ok();
+    telemetry::init(config.log_format, config.log_level, filter.as_deref())?;
+    if let Some(path) = write_to {
+        app::write_config(&config, &path)?;
+    } else if cleans_up {
+        return cleanup(&removal);
+    } else if inits {
+        app::init(&config)?;
+    } else {
+        app::run(config)?;
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 fn monitor(args: &MonitorArgs) -> anyhow::Result<ExitCode> {

@@ -12,13 +12,13 @@ use ipnet::IpNet;
 use proxy_common::backend::{BACKEND_ACTIVE, BACKEND_GONE, BackendEntry};
 use proxy_common::config::NodeConfig;
 use proxy_common::filter::FILTER_WORDS;
-use proxy_common::map_names::{BACKEND_STATS, CONFIG, SERVICE_STATS};
+use proxy_common::map_names::{BACKEND_STATS, CONFIG, REFUSALS, SERVICE_STATS};
 use proxy_common::name::PortName;
 use proxy_common::node::NodeEntry;
 use proxy_common::select::Algorithm;
 use proxy_common::service::{ServiceEntry, ServiceKey};
 use proxy_common::source_range::SourceRangeKey;
-use proxy_common::stats::ServiceStats;
+use proxy_common::stats::{RefusalKey, ServiceStats};
 use proxy_user::maps::{
     Backend, Capacity, ConfigRow, Contents, FrontendKey, KernelStore, MapError, MemoryStore, NodeContents,
     NodeFamily, NodeRow, Store, Table, Write,
@@ -69,6 +69,10 @@ impl Pins {
             .pin(pins.path().join(SERVICE_STATS))
             .unwrap();
         Array::<MapData, u64>::create(backends, 0).unwrap().pin(pins.path().join(BACKEND_STATS)).unwrap();
+        // aya makes every other kind of map by itself.
+        let kind = aya_obj::generated::bpf_map_type::BPF_MAP_TYPE_LRU_HASH as u32;
+        let lru = aya_obj::Map::new_from_params(kind, size_of::<RefusalKey>() as u32, 8, 64, 0);
+        MapData::create(lru, "refusals", None).unwrap().pin(pins.path().join(REFUSALS)).unwrap();
         pins.make_node();
         pins
     }
@@ -103,6 +107,11 @@ impl Pins {
             Map::PerCpuArray(map(SERVICE_STATS)).try_into().unwrap(),
             Map::Array(map(BACKEND_STATS)).try_into().unwrap(),
         )
+    }
+
+    /// Refusals by Service and reason.
+    fn refusals(&self) -> HashMap<MapData, RefusalKey, u64> {
+        Map::LruHashMap(MapData::from_pin(self.path().join(REFUSALS)).unwrap()).try_into().unwrap()
     }
 
     fn path(&self) -> &Path {
@@ -245,6 +254,10 @@ fn who_is_given_a_free_id_counts_from_nothing() {
         services.set(id, PerCpuValues::try_from(vec![counted; cpus]).unwrap(), 0).unwrap();
         backends.set(id, 9, 0).unwrap();
     }
+    let mut refusals = pins.refusals();
+    for (service, reason) in [(1, 5), (1, 6), (2, 5), (3, 5)] {
+        refusals.insert(RefusalKey { service, reason }, 4, 0).unwrap();
+    }
     let mut kernel = KernelStore::open(pins.path()).unwrap();
     let writes = [
         Write::Name(1, name("default/a")),
@@ -267,6 +280,8 @@ fn who_is_given_a_free_id_counts_from_nothing() {
         assert!(services.get(&id, 0).unwrap().iter().all(|stats| *stats == expected), "Service port {id}");
     }
     assert_eq!([1, 2, 3].map(|id| backends.get(&id, 0).unwrap()), [9, 0, 0]);
+    let left: Vec<_> = refusals.keys().map(|key| key.unwrap().service).collect();
+    assert_eq!(left, [3], "refusals of a Service whose id is given away");
 }
 
 #[test]
@@ -410,8 +425,13 @@ fn what_is_said_of_the_node_is_read_back() {
     let pins = Pins::new(SMALL);
     let mut store = KernelStore::open(pins.path()).unwrap();
     let empty = store.read(16).unwrap().node;
-    let config =
-        ConfigRow { masquerade_all: true, detect_local: true, snat_ports: (5000, 6000), host_netns: 3 };
+    let config = ConfigRow {
+        masquerade_all: true,
+        detect_local: true,
+        leave_old: true,
+        snat_ports: (5000, 6000),
+        host_netns: 3,
+    };
     let addresses: [IpAddr; 2] = [v4(1).into(), v6(1).into()];
     let writes = [
         node([192, 0, 2, 1]),

@@ -1,9 +1,10 @@
 //! The first packet of a flow: what the client dialled, whether it may, where it goes, and under which address.
 
+use proxy_common::config::CONFIG_LEAVE_OLD;
 use proxy_common::node::{NODE_ADDR_PORTS, NodeEntry};
 use proxy_common::reason::{Reason, Verdict};
 use proxy_common::service::ServiceEntry;
-use proxy_common::{Address, decide};
+use proxy_common::{Address, PROTO_TCP, decide};
 
 use super::acts::Acts;
 use super::tc::{BEGUN, DROP, NEXT, REFUSED, drop_because, left, rewrite};
@@ -30,6 +31,9 @@ pub(super) fn begin<F: Acts>(skb: Skb) -> i32 {
     }
     let key = &packet.key;
     let (Some(time), Some(node)) = (Time::now(), F::node()) else { return NEXT };
+    if is_old(key.proto, packet.tcp_flags, time.config.flags) {
+        return NEXT;
+    }
     let outside = decide::is_outside(|| maps::device(skb.ifindex()), node, &key.src);
     let Some(service) = lookup::frontend::<F>(key.dst, key.dst_port, key.proto, outside, NODE_ADDR_PORTS)
     else {
@@ -51,6 +55,12 @@ pub(super) fn begin<F: Acts>(skb: Skb) -> i32 {
             refuse(reason, packet.tcp_flags)
         }
     }
+}
+
+/// Whether the packet may be of a connection that another proxy translates, by netfilter's memory of it.
+#[inline(always)]
+fn is_old(proto: u8, tcp_flags: u16, flags: u32) -> bool {
+    flags & CONFIG_LEAVE_OLD != 0 && proto == PROTO_TCP && tcp_flags & tcp::SYN == 0
 }
 
 /// An answer to a reset would begin a conversation of errors (RFC 9293, 3.10.7.1).

@@ -3,5 +3,6 @@
 pub mod client;
 pub mod convert;
 mod kinds;
+pub mod notices;
 mod outage;
 pub mod watch;

@@ -2,6 +2,7 @@
 
 pub mod eyes;
 pub mod network;
+pub mod takeover;
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -11,6 +12,7 @@ use clap::builder::FalseyValueParser;
 use clap::{Parser, Subcommand, ValueEnum};
 use proxy_common::map_names;
 
+use super::kube_proxy::KubeProxyFlags;
 use super::value::{self, Listen, LogLevel, ProxyMode};
 
 /// Sends traffic for Kubernetes Services to their endpoints, by eBPF instead of kube-proxy.
@@ -18,7 +20,13 @@ use super::value::{self, Listen, LogLevel, ProxyMode};
 /// `ballast run` is the agent, one on each node. The other commands read what it has put into the kernel, and
 /// work while it is stopped.
 #[derive(Clone, Debug, Parser)]
-#[command(name = "ballast", version, arg_required_else_help = true, infer_subcommands = true)]
+#[command(
+    name = "ballast",
+    version,
+    propagate_version = true,
+    arg_required_else_help = true,
+    infer_subcommands = true
+)]
 pub struct Args {
     /// What to do.
     #[command(subcommand)]
@@ -62,6 +70,8 @@ pub enum Command {
     Explain(eyes::ExplainArgs),
     /// Show refusals, drops and new connections while they happen.
     Monitor(eyes::MonitorArgs),
+    /// Take a live node over from kube-proxy: remove its rules, and let its connections end by themselves.
+    Takeover(takeover::TakeoverArgs),
     /// Remove everything that Ballast has put into the kernel, and nothing else. Stop the agent first.
     Cleanup(CleanupArgs),
 }
@@ -103,6 +113,40 @@ pub enum MapCommand {
 /// The settings of the agent.
 #[derive(Clone, Debug, clap::Args)]
 pub struct RunArgs {
+    /// A `KubeProxyConfiguration`, as kube-proxy reads it. Flags that kube-proxy has are ignored then, but those
+    /// for the log, --hostname-override and --master. When the file changes, the agent ends with an error, to be
+    /// started again.
+    #[arg(long, env = "BALLAST_CONFIG", value_name = "FILE", help_heading = "As kube-proxy")]
+    pub config: Option<PathBuf>,
+    /// Write the settings in force as a `KubeProxyConfiguration` to this file, and end.
+    #[arg(long, env = "BALLAST_WRITE_CONFIG_TO", value_name = "FILE", help_heading = "As kube-proxy")]
+    pub write_config_to: Option<PathBuf>,
+    /// Do what takes full privileges, and end: mount bpffs and cgroup2, set what the settings ask of netfilter.
+    #[arg(
+        long,
+        env = "BALLAST_INIT_ONLY",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        value_parser = FalseyValueParser::new(),
+        help_heading = "As kube-proxy"
+    )]
+    pub init_only: Option<bool>,
+    /// Do what `ballast cleanup` does, and end.
+    #[arg(
+        long,
+        env = "BALLAST_CLEANUP",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        value_parser = FalseyValueParser::new(),
+        help_heading = "As kube-proxy"
+    )]
+    pub cleanup: Option<bool>,
+    /// Flags of kube-proxy that Ballast does not have.
+    #[command(flatten)]
+    pub kube_proxy: KubeProxyFlags,
+
     /// File with the API server's address and credentials. Default: $KUBECONFIG, then the pod's service
     /// account, then ~/.kube/config.
     #[arg(long, env = "BALLAST_KUBECONFIG", value_name = "FILE", help_heading = "Where objects come from")]
@@ -136,15 +180,9 @@ pub struct RunArgs {
     )]
     pub bpffs: PathBuf,
     /// The node's address, if it is not its internal one, or all (0.0.0.0, ::). Its family is the node's first
-    /// one, and the default of the two addresses below.
-    #[arg(
-        long,
-        env = "BALLAST_BIND_ADDRESS",
-        value_name = "IP",
-        default_value = "0.0.0.0",
-        help_heading = "This node"
-    )]
-    pub bind_address: IpAddr,
+    /// one, and the default of the two addresses below. Default: 0.0.0.0.
+    #[arg(long, env = "BALLAST_BIND_ADDRESS", value_name = "IP", help_heading = "This node")]
+    pub bind_address: Option<IpAddr>,
     /// Devices whose packets are translated, as names with * and ?, separated by commas; !NAME leaves one out.
     /// Default: all that carry traffic of pods or of the outside.
     #[arg(
@@ -172,21 +210,20 @@ pub struct RunArgs {
     /// Default: 127.0.0.1:10249, or `[::1]:10249` with an IPv6 --bind-address.
     #[arg(long, env = "BALLAST_METRICS_BIND_ADDRESS", value_name = "ADDRESS", help_heading = "Being asked")]
     pub metrics_bind_address: Option<Listen>,
-    /// How log lines are written.
-    #[arg(long, env = "BALLAST_LOG_FORMAT", default_value = "text", help_heading = "Being asked")]
-    pub log_format: LogFormat,
+    /// How log lines are written. Default: text.
+    #[arg(long, env = "BALLAST_LOG_FORMAT", value_name = "FORMAT", help_heading = "Being asked")]
+    pub log_format: Option<LogFormat>,
     /// How much is logged: error, warn, info, debug, trace, or a klog number. `BALLAST_LOG` sets it for each
-    /// module, like `info,ballast::sync=trace`.
+    /// module, like `info,ballast::sync=trace`. Default: info.
     #[arg(
         short = 'v',
         long,
         alias = "v",
         env = "BALLAST_LOG_LEVEL",
         value_name = "LEVEL",
-        default_value = "info",
         help_heading = "Being asked"
     )]
-    pub log_level: LogLevel,
+    pub log_level: Option<LogLevel>,
 
     /// How many Service ports there may be (each address family counts).
     #[arg(long, env = "BALLAST_MAX_SERVICES", value_name = "N", default_value_t = map_names::DEFAULT_SERVICES,
@@ -213,37 +250,29 @@ pub struct RunArgs {
         value_parser = value::capacity, help_heading = "Sizes")]
     pub max_sockets: u32,
 
-    /// Least time between two passes over the maps; changes in between are made together. 0: at once.
+    /// Least time between two passes over the maps; changes in between are made together. Default: 0, at once.
     #[arg(
         long,
         env = "BALLAST_MIN_SYNC_PERIOD",
         value_name = "DURATION",
-        default_value = "0",
         value_parser = value::duration,
         help_heading = "Timing"
     )]
-    pub min_sync_period: Duration,
+    pub min_sync_period: Option<Duration>,
     /// How often the maps are compared in full with what they should be. /healthz fails when a change has
-    /// waited for two such periods.
+    /// waited for two such periods. Default: 30s.
     #[arg(
         long,
         env = "BALLAST_SYNC_PERIOD",
         value_name = "DURATION",
-        default_value = "30s",
         value_parser = value::duration,
         help_heading = "Timing"
     )]
-    pub sync_period: Duration,
+    pub sync_period: Option<Duration>,
 
     /// For kube-proxy's sake: ebpf. Its own modes are taken too, with a line in the log, and mean ebpf.
-    #[arg(
-        long,
-        env = "BALLAST_PROXY_MODE",
-        value_name = "MODE",
-        default_value = "ebpf",
-        help_heading = "Compatibility"
-    )]
-    pub proxy_mode: ProxyMode,
+    #[arg(long, env = "BALLAST_PROXY_MODE", value_name = "MODE", help_heading = "As kube-proxy")]
+    pub proxy_mode: Option<ProxyMode>,
 }
 
 /// How programs are put on devices.

@@ -9,6 +9,7 @@ use serde::{Serialize, Serializer};
 
 use super::args::network::NetworkArgs;
 use super::args::{LogFormat, PacketHook, RunArgs};
+use super::kube_proxy::{FileError, Overlay, overlay};
 use super::network::node_settings;
 use super::value::{Listen, LogLevel, ProxyMode};
 use crate::model::net::IpFamily;
@@ -20,9 +21,15 @@ pub const HEALTHZ_PORT: u16 = 10_256;
 /// Port of the metrics server, as kube-proxy's.
 pub const METRICS_PORT: u16 = 10_249;
 
+/// Time between two full comparisons, unless something else is said.
+pub const SYNC_PERIOD: Duration = Duration::from_secs(30);
+
 /// Settings that contradict each other or this machine.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
+    /// The file cannot be used.
+    #[error(transparent)]
+    File(#[from] FileError),
     /// Zero or shorter than its lower bound.
     #[error("--sync-period {0:?} is too short: give at least 1s (the default is 30s)")]
     SyncPeriod(Duration),
@@ -38,7 +45,7 @@ pub enum ConfigError {
     },
     /// The two servers cannot share one address.
     #[error(
-        "--healthz-bind-address and --metrics-bind-address are both {0}: give them different ports, or switch \
+        "healthzBindAddress and metricsBindAddress (--healthz-bind-address, --metrics-bind-address) are both {0}: give them different ports, or switch \
          one off with an empty value"
     )]
     SameAddress(SocketAddr),
@@ -84,7 +91,7 @@ pub enum Source {
 }
 
 /// The checked settings of the agent. `/configz` shows them as they are serialized here.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RunConfig {
     /// Where objects come from.
@@ -122,6 +129,9 @@ pub struct RunConfig {
     pub log_format: LogFormat,
     /// How much is logged.
     pub log_level: LogLevel,
+    /// What only kube-proxy's file and flags tell.
+    #[serde(flatten)]
+    pub kube_proxy: Overlay,
     /// A mode of kube-proxy that was asked for and means `ebpf` here; to be said once in the log.
     pub legacy_proxy_mode: Option<&'static str>,
 }
@@ -133,8 +143,15 @@ fn seconds<S: Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S
 
 impl RunConfig {
     /// Checks `args`. Asks the host for its name unless it is given; that is the only look outside.
-    pub fn new(args: RunArgs) -> Result<Self, ConfigError> {
+    pub fn new(mut args: RunArgs) -> Result<Self, ConfigError> {
+        let kube_proxy = overlay::apply(&mut args)?;
         let RunArgs {
+            // The three ways to end at once are the caller's, the file has been read.
+            config: _,
+            write_config_to: _,
+            init_only: _,
+            cleanup: _,
+            kube_proxy: _,
             kubeconfig,
             master,
             manifests,
@@ -160,6 +177,9 @@ impl RunConfig {
             proxy_mode,
         } = args;
 
+        let bind_address = bind_address.unwrap_or(Ipv4Addr::UNSPECIFIED.into());
+        let sync_period = sync_period.unwrap_or(SYNC_PERIOD);
+        let min_sync_period = min_sync_period.unwrap_or_default();
         if sync_period < Duration::from_secs(1) {
             return Err(ConfigError::SyncPeriod(sync_period));
         }
@@ -212,11 +232,12 @@ impl RunConfig {
             },
             min_sync_period,
             sync_period,
-            log_format,
-            log_level,
+            log_format: log_format.unwrap_or_default(),
+            log_level: log_level.unwrap_or_default(),
+            kube_proxy,
             legacy_proxy_mode: match proxy_mode {
-                ProxyMode::Ebpf => None,
-                ProxyMode::Legacy(mode) => Some(mode),
+                None | Some(ProxyMode::Ebpf) => None,
+                Some(ProxyMode::Legacy(mode)) => Some(mode),
             },
         })
     }

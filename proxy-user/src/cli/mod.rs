@@ -6,10 +6,12 @@
 pub mod args;
 pub mod config;
 pub mod explain;
+pub mod kube_proxy;
 pub mod monitor;
 mod network;
 pub mod question;
 pub mod show;
+pub mod takeover;
 pub mod value;
 
 pub use args::{Args, Command};

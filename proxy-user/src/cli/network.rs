@@ -14,7 +14,7 @@ pub fn node_settings(args: &NetworkArgs, address: IpAddr) -> Result<NodeSettings
         address: Some(address).filter(|address| !address.is_unspecified()),
         node_port_addresses: node_port_addresses(&args.nodeport_addresses),
         detect_local: detect_local(args)?,
-        masquerade_all: args.masquerade_all,
+        masquerade_all: args.masquerade_all.unwrap_or_default(),
         snat_ports: (args.snat_ports.first, args.snat_ports.last),
         service_cidrs: args.service_cidrs.clone(),
     })

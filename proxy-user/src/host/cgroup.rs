@@ -20,6 +20,14 @@ pub enum CgroupError {
         "no cgroup2 is mounted; run `mount -t cgroup2 cgroup2 /sys/fs/cgroup` (or mount the host's into the container) and name it with --cgroup-root"
     )]
     NotMounted,
+    /// It could not be mounted.
+    #[error("cannot mount cgroup2 at {}: {source}; name another place with --cgroup-root", path.display())]
+    Mount {
+        /// The directory.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
     /// The directory cannot be read.
     #[error("cannot use {}: {source}; name the cgroup2 directory with --cgroup-root", path.display())]
     Unreadable {
@@ -56,6 +64,38 @@ pub fn find(named: Option<&Path>) -> Result<CgroupRoot, CgroupError> {
         }
     }
     first.unwrap_or(Err(CgroupError::NotMounted))
+}
+
+/// As [`find`], and mounts one at the place named, or at the usual one, where there is none; whether it did.
+pub fn find_or_mount(named: Option<&Path>) -> Result<(CgroupRoot, bool), CgroupError> {
+    let place = match (find(named), named) {
+        (Ok(root), Some(path)) if !is_cgroup2(path) => {
+            drop(root);
+            path
+        }
+        (Err(CgroupError::NotMounted), None) => Path::new("/sys/fs/cgroup"),
+        (Err(CgroupError::Unreadable { source, .. }), Some(path))
+            if source.kind() == io::ErrorKind::NotFound =>
+        {
+            path
+        }
+        (found, _) => return found.map(|root| (root, false)),
+    };
+    let failed = |source| CgroupError::Mount { path: place.to_owned(), source };
+    fs::create_dir_all(place).map_err(failed)?;
+    // Mounting over files would hide them.
+    if fs::read_dir(place).map_err(failed)?.next().is_some() {
+        return Err(failed(io::ErrorKind::DirectoryNotEmpty.into()));
+    }
+    rustix::mount::mount(c"cgroup2", place, c"cgroup2", rustix::mount::MountFlags::empty(), None)
+        .map_err(|errno| failed(errno.into()))?;
+    look(place).map(|root| (root, true))
+}
+
+fn is_cgroup2(path: &Path) -> bool {
+    /// `CGROUP2_SUPER_MAGIC` of `include/uapi/linux/magic.h`.
+    const MAGIC: rustix::fs::FsWord = 0x6367_7270;
+    rustix::fs::statfs(path).is_ok_and(|stat| stat.f_type == MAGIC)
 }
 
 fn look(path: &Path) -> Result<CgroupRoot, CgroupError> {

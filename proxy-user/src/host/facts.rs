@@ -17,6 +17,7 @@ use tokio::time::{sleep, timeout};
 
 use super::devices::{self, Device, Kind};
 use super::manager::Background;
+use super::netfilter::old_proxy::OldProxy;
 use super::netlink::Netlink;
 use super::selection::matches;
 use crate::model::{DefaultRoute, Event, HostDevice, HostView};
@@ -46,7 +47,9 @@ impl Facts {
         let addresses = addresses(&mut netlink)?;
         let defaults = default_routes(&mut netlink, &addresses)?;
         let devices = devices::list()?.into_iter().map(|device| self.device(device, &addresses)).collect();
-        Ok(HostView { devices, defaults, netns_cookie: netns_cookie() })
+        // Without the right to ask there is no way to attach programs either, and that is told elsewhere.
+        let has_old_proxy = OldProxy::look().is_ok_and(|found| found.may_have_connections());
+        Ok(HostView { devices, defaults, netns_cookie: netns_cookie(), has_old_proxy })
     }
 
     /// Sends what has changed since `known`, for ever; returns when the receiver is gone.

@@ -18,7 +18,7 @@ use super::selection::Selection;
 /// A burst of link events makes one pass.
 const SETTLE: Duration = Duration::from_millis(50);
 /// The pass that needs no event; it also retries what failed.
-const PERIOD: Duration = Duration::from_secs(10);
+pub const PERIOD: Duration = Duration::from_secs(10);
 /// The first retry of what failed.
 const RETRY: Duration = Duration::from_secs(1);
 
@@ -32,6 +32,9 @@ pub trait DeviceHooks: Send + Sync + 'static {
 
     /// Takes them off a device that is not chosen any more, or forgets one that is gone.
     fn detach(&self, ifindex: u32) -> Result<(), Self::Error>;
+
+    /// Programs that were on a device had gone, and are there again.
+    fn attached_again(&self) {}
 
     /// Devices that have something of ours, by this agent or an earlier one, and whether nothing is missing.
     fn attached(&self) -> BTreeMap<u32, bool>;
@@ -152,6 +155,7 @@ fn reconcile<H: DeviceHooks>(
         match (&problem, known) {
             (None, None) => tracing::info!(device = device.name, "packet programs attached"),
             (None, Some(_)) if !works => {
+                hooks.attached_again();
                 tracing::info!(device = device.name, "packet programs attached again");
             }
             (Some(problem), known) if known.and_then(|k| k.problem.as_ref()) != Some(problem) => {

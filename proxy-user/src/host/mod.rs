@@ -5,6 +5,7 @@ pub mod devices;
 pub mod diag;
 pub mod facts;
 pub mod manager;
+pub mod netfilter;
 pub mod netlink;
 pub mod netns;
 pub mod selection;

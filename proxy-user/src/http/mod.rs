@@ -8,10 +8,11 @@
 //! | metrics | `/metrics` | see [`crate::metrics`] |
 //! | | `/proxyMode` | `ebpf` |
 //! | | `/healthz`, `/livez` | `ok`, or 503 and the same JSON |
-//! | | `/configz` | the settings in force, as JSON |
+//! | | `/configz` | the settings in force, as JSON: ours, and as kube-proxy would write them |
 //! | `healthCheckNodePort` | any | see [`service_check`] |
 //!
 //! An address that is taken does not end the agent: it is tried again every five seconds, as kube-proxy does.
+//! Where `bindAddressHardFail` is asked for, it does.
 
 pub mod health;
 pub mod service_check;
@@ -27,17 +28,37 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use tokio::net::TcpListener;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 
 use crate::metrics::{Format, Metrics};
+use crate::model::notice::Notice;
 use crate::sync::Status;
 use health::{Check, Report, Snapshot};
 
 /// What `/proxyMode` answers.
 pub const PROXY_MODE: &str = "ebpf";
 
+/// The servers, and kube-proxy's reason for the event that tells that one cannot listen.
+const HEALTH: (&str, &str) = ("health", "FailedToStartProxierHealthcheck");
+const METRICS: (&str, &str) = ("metrics", "FailedToStartMetricServer");
+
 /// Between two attempts to listen.
 const RETRY: Duration = Duration::from_secs(5);
+
+/// A server that cannot listen, where that is asked to be the end.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "the {server} server cannot listen on {address}: {source}; free the address, give another one, or leave \
+     bindAddressHardFail out"
+)]
+pub struct ListenError {
+    /// `health` or `metrics`.
+    pub server: &'static str,
+    /// The address.
+    pub address: SocketAddr,
+    /// Why not.
+    pub source: std::io::Error,
+}
 
 /// Where the servers listen; `None`: not at all.
 #[derive(Clone, Copy, Debug, Default)]
@@ -46,6 +67,8 @@ pub struct Addresses {
     pub health: Option<SocketAddr>,
     /// All else.
     pub metrics: Option<SocketAddr>,
+    /// An address that is taken is the end, instead of being tried again.
+    pub hard_fail: bool,
 }
 
 /// What the answers are made of.
@@ -55,18 +78,28 @@ pub struct State {
     pub status: watch::Receiver<Status>,
     /// How long a change may wait before the agent is unwell: two sync periods.
     pub patience: Duration,
+    /// What the cluster is told.
+    pub notices: mpsc::Sender<Notice>,
+    /// This node's name.
+    pub node_name: String,
     /// All metrics.
     pub metrics: Arc<Metrics>,
-    /// The settings in force.
+    /// The settings in force, by component.
     pub config: Arc<serde_json::Value>,
 }
 
-/// Serves until it is dropped.
-pub async fn serve(addresses: Addresses, state: State) {
-    let health = listen("health", addresses.health, health_router(state.clone()));
-    let checks = service_check::serve(state.status.clone(), state.patience);
-    let metrics = listen("metrics", addresses.metrics, metrics_router(state));
-    tokio::join!(health, metrics, checks);
+/// Serves until it is dropped; returns only with [`Addresses::hard_fail`].
+pub async fn serve(addresses: Addresses, state: State) -> Result<(), ListenError> {
+    let Addresses { health, metrics, hard_fail } = addresses;
+    let checks = service_check::serve(state.clone());
+    let notices = &state.notices;
+    let health = listen(HEALTH, health, hard_fail, notices, health_router(state.clone()));
+    let metrics = listen(METRICS, metrics, hard_fail, notices, metrics_router(state.clone()));
+    let checks = async {
+        checks.await;
+        Ok(())
+    };
+    tokio::try_join!(health, metrics, checks).map(|_| ())
 }
 
 /// The paths of the health server.
@@ -89,8 +122,14 @@ pub fn metrics_router(state: State) -> Router {
         .with_state(state)
 }
 
-async fn listen(server: &'static str, address: Option<SocketAddr>, router: Router) {
-    let Some(address) = address else { return };
+async fn listen(
+    (server, reason): (&'static str, &'static str),
+    address: Option<SocketAddr>,
+    hard_fail: bool,
+    notices: &mpsc::Sender<Notice>,
+    router: Router,
+) -> Result<(), ListenError> {
+    let Some(address) = address else { return Ok(()) };
     let mut told = false;
     loop {
         match TcpListener::bind(address).await {
@@ -103,8 +142,16 @@ async fn listen(server: &'static str, address: Option<SocketAddr>, router: Route
                     tracing::warn!(server, %address, %error, "the server stopped; it is started again");
                 }
             }
+            Err(source) if hard_fail => {
+                let error = ListenError { server, address, source };
+                let _ = notices.try_send(Notice::no_server(reason, error.to_string()));
+                return Err(error);
+            }
             Err(error) if !told => {
                 told = true;
+                // A queue that is full loses it; the log has it.
+                let note = format!("cannot listen on {address}: {error}");
+                let _ = notices.try_send(Notice::no_server(reason, note));
                 tracing::warn!(server, %address, %error, "cannot listen; trying again every 5 s");
             }
             Err(_) => {}
@@ -149,7 +196,7 @@ async fn ping(extract::State(state): extract::State<State>) -> Response {
 }
 
 async fn configz(extract::State(state): extract::State<State>) -> Response {
-    json(200, &serde_json::json!({ "ballast": &*state.config }))
+    json(200, &*state.config)
 }
 
 async fn scrape(extract::State(state): extract::State<State>, headers: HeaderMap) -> Response {

@@ -16,13 +16,14 @@ use axum::response::Response;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, ipproto, listen, socket_with, sockopt};
 use serde::Serialize;
 use tokio::net::TcpListener;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
 use super::health::{Check, Report, Snapshot};
-use super::{RETRY, json};
+use super::{RETRY, State, json};
 use crate::model::ServiceName;
 use crate::model::net::IpFamily;
+use crate::model::notice::Notice;
 use crate::sync::Status;
 
 /// Between the first attempt to listen and the second: a port that has just changed hands is free by then.
@@ -40,11 +41,13 @@ struct Asked {
     family: IpFamily,
     status: watch::Receiver<Status>,
     patience: Duration,
+    notices: mpsc::Sender<Notice>,
+    node_name: String,
 }
 
-/// Keeps the servers that `status` asks for until it is dropped. A change may wait for `patience` before the agent
-/// is unwell.
-pub async fn serve(mut status: watch::Receiver<Status>, patience: Duration) {
+/// Keeps the servers that the status asks for until it is dropped.
+pub async fn serve(state: State) {
+    let State { mut status, patience, notices, node_name, .. } = state;
     let mut servers: BTreeMap<Key, Server> = BTreeMap::new();
     loop {
         let wanted = wanted(&status.borrow_and_update());
@@ -52,7 +55,8 @@ pub async fn serve(mut status: watch::Receiver<Status>, patience: Duration) {
         for key in wanted {
             let (service, address) = key.clone();
             let family = IpFamily::of(address.ip());
-            let asked = Asked { service, family, status: status.clone(), patience };
+            let (notices, node_name) = (notices.clone(), node_name.clone());
+            let asked = Asked { service, family, status: status.clone(), patience, notices, node_name };
             servers.entry(key).or_insert_with(|| Server(tokio::spawn(run(address, asked))));
         }
         if status.changed().await.is_err() {
@@ -99,6 +103,14 @@ async fn run(address: SocketAddr, asked: Asked) {
                         service = %asked.service, %address, %error,
                         "cannot listen at the healthCheckNodePort; trying again every 5 s"
                     );
+                    // In kube-proxy's words. A queue that is full loses it; the log has it.
+                    let note = format!(
+                        "node {} failed to start healthcheck {:?} on port {}: {error}",
+                        asked.node_name,
+                        asked.service.to_string(),
+                        address.port()
+                    );
+                    let _ = asked.notices.try_send(Notice::no_health_check(asked.service.clone(), note));
                 }
             }
         }
@@ -136,7 +148,7 @@ struct Named<'a> {
 }
 
 async fn answer(extract::State(asked): extract::State<Asked>) -> Response {
-    let Asked { service, family, status, patience } = asked;
+    let Asked { service, family, status, patience, .. } = asked;
     let status = status.borrow();
     let check = status.health_checks.get(&service);
     let local_endpoints = check.and_then(|check| check.local.get(&family)).copied().unwrap_or_default();

@@ -2,13 +2,15 @@ use super::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-fn state(status: Status) -> State {
+pub(super) fn state(status: Status) -> State {
     let status = watch::Sender::new(status).subscribe();
     State {
         metrics: Arc::new(Metrics::new(std::path::Path::new("/nonexistent"), status.clone())),
         status,
         patience: Duration::from_mins(1),
-        config: Arc::new(serde_json::json!({"nodeName": "node-a"})),
+        config: Arc::new(serde_json::json!({"ballast": {"nodeName": "node-a"}})),
+        notices: mpsc::channel(1).0,
+        node_name: "node-a".to_owned(),
     }
 }
 
@@ -106,12 +108,29 @@ async fn both_servers_say_when_the_agent_is_unwell() {
 async fn an_address_that_is_taken_is_tried_again() {
     let taken = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = taken.local_addr().unwrap();
-    let addresses = Addresses { health: None, metrics: Some(address) };
-    let server = tokio::spawn(serve(addresses, state(Status::default())));
+    let addresses = Addresses { metrics: Some(address), ..Addresses::default() };
+    let (notices, mut told) = mpsc::channel(1);
+    let server = tokio::spawn(serve(addresses, State { notices, ..state(Status::default()) }));
     tokio::time::sleep(RETRY * 2).await;
     assert!(!server.is_finished(), "the agent goes on");
+    let notice = told.recv().await.unwrap();
+    assert_eq!((notice.reason, notice.warning), ("FailedToStartMetricServer", true));
     drop(taken);
     tokio::time::sleep(RETRY + Duration::from_millis(1)).await;
     assert_eq!(fetch(address, "/proxyMode").await.2, "ebpf");
     server.abort();
+}
+
+#[tokio::test]
+async fn an_address_that_is_taken_is_the_end_where_that_is_asked_for() {
+    let taken = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = taken.local_addr().unwrap();
+    let addresses = Addresses { health: Some(address), metrics: None, hard_fail: true };
+    let (notices, mut told) = mpsc::channel(1);
+    let error = serve(addresses, State { notices, ..state(Status::default()) }).await.unwrap_err();
+    assert!(
+        error.to_string().starts_with(&format!("the health server cannot listen on {address}: ")),
+        "{error}"
+    );
+    assert_eq!(told.recv().await.unwrap().reason, "FailedToStartProxierHealthcheck");
 }

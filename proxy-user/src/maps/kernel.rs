@@ -20,7 +20,7 @@ use proxy_common::filter::FILTER_WORDS;
 use proxy_common::map_names;
 use proxy_common::name::PortName;
 use proxy_common::service::{ServiceEntry, ServiceKey};
-use proxy_common::stats::ServiceStats;
+use proxy_common::stats::{RefusalKey, ServiceStats};
 
 use self::node::NodeMaps;
 use self::open::{io_error, map_memory, open, open_as, open_stats, shape};
@@ -38,6 +38,7 @@ pub struct KernelStore {
     filter: Mapping,
     names: MapData,
     service_stats: PerCpuArray<MapData, ServiceStats>,
+    refusals: MapData,
     backend_stats: MapData,
     node: NodeMaps,
     capacity: Capacity,
@@ -57,6 +58,8 @@ impl KernelStore {
         let (names, ports) = open::<u32, PortName>(dir, Table::Names, MapType::Hash)?;
         let (backend_stats, _) =
             open_as::<u32, u64>(dir, Table::Backends, map_names::BACKEND_STATS, MapType::Array)?;
+        let (refusals, _) =
+            open_as::<RefusalKey, u64>(dir, Table::Names, map_names::REFUSALS, MapType::LruHash)?;
         if words != FILTER_WORDS {
             return Err(shape(Table::Filter, "a length of", &words, &FILTER_WORDS));
         }
@@ -75,6 +78,7 @@ impl KernelStore {
             backends6,
             names,
             service_stats: open_stats(dir)?,
+            refusals,
             backend_stats,
             node: NodeMaps::open(dir)?,
         })
@@ -137,7 +141,16 @@ impl KernelStore {
                 .set(*id, nothing, 0)
                 .map_err(|error| Stopped { done, source: io_error(error) })?;
         }
-        Ok(())
+        self.forget_refusals(ids).map_err(stopped(0))
+    }
+
+    /// The rows are few, and a Service has at most one for each reason.
+    fn forget_refusals(&self, ids: &[u32]) -> io::Result<()> {
+        let map = self.refusals.fd().as_fd();
+        let (rows, _) = sys::lookup::<RefusalKey, u64>(map, None, u32::MAX as usize)?;
+        let theirs: Vec<_> =
+            rows.into_iter().map(|(key, _)| key).filter(|key| ids.contains(&key.service)).collect();
+        sys::delete(map, &theirs).map_err(|Stopped { source, .. }| source)
     }
 
     fn backends(&self, run: &[Write]) -> Result<(), Stopped> {

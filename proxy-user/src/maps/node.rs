@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use proxy_common::Address;
-use proxy_common::config::{CONFIG_DETECT_LOCAL, CONFIG_MASQUERADE_ALL, NodeConfig, SNAT_PORTS};
+use proxy_common::config::{CONFIG_DETECT_LOCAL, CONFIG_LEAVE_OLD, CONFIG_MASQUERADE_ALL, NodeConfig, SNAT_PORTS};
 use proxy_common::node::{Cidr, Device, NodeAddr, NodeEntry, SERVICE_CIDRS};
 
 use super::Table;
@@ -126,6 +126,8 @@ pub struct ConfigRow {
     pub masquerade_all: bool,
     /// [`CONFIG_DETECT_LOCAL`].
     pub detect_local: bool,
+    /// [`CONFIG_LEAVE_OLD`].
+    pub leave_old: bool,
     /// First and last source port for SNAT.
     pub snat_ports: (u16, u16),
     /// Cookie of the network namespace that the agent serves.
@@ -134,18 +136,25 @@ pub struct ConfigRow {
 
 impl Default for ConfigRow {
     fn default() -> Self {
-        Self { masquerade_all: false, detect_local: false, snat_ports: SNAT_PORTS, host_netns: 0 }
+        Self {
+            masquerade_all: false,
+            detect_local: false,
+            leave_old: false,
+            snat_ports: SNAT_PORTS,
+            host_netns: 0,
+        }
     }
 }
 
 impl ConfigRow {
-    const FLAGS: u32 = CONFIG_MASQUERADE_ALL | CONFIG_DETECT_LOCAL;
+    const FLAGS: u32 = CONFIG_MASQUERADE_ALL | CONFIG_DETECT_LOCAL | CONFIG_LEAVE_OLD;
 
     /// What an entry says.
     pub(super) const fn of(entry: &NodeConfig) -> Self {
         Self {
             masquerade_all: entry.flags & CONFIG_MASQUERADE_ALL != 0,
             detect_local: entry.flags & CONFIG_DETECT_LOCAL != 0,
+            leave_old: entry.flags & CONFIG_LEAVE_OLD != 0,
             snat_ports: (entry.snat_first, entry.snat_last),
             host_netns: entry.host_netns,
         }
@@ -159,6 +168,9 @@ impl ConfigRow {
         }
         if self.detect_local {
             entry.flags |= CONFIG_DETECT_LOCAL;
+        }
+        if self.leave_old {
+            entry.flags |= CONFIG_LEAVE_OLD;
         }
         (entry.snat_first, entry.snat_last) = self.snat_ports;
         entry.host_netns = self.host_netns;
@@ -238,9 +250,10 @@ mod tests {
         }
 
         #[test]
-        fn only_our_part_of_the_settings_changes(flags: u32, masquerade_all: bool, detect_local: bool, host_netns: u64) {
+        fn only_our_part_of_the_settings_changes(flags: u32, switches: [bool; 3], host_netns: u64) {
             let before = NodeConfig { flags, sample: 7, ..NodeConfig::new(250, 10, 16, 3) };
-            let row = ConfigRow { masquerade_all, detect_local, snat_ports: (1, 2), host_netns };
+            let [masquerade_all, detect_local, leave_old] = switches;
+            let row = ConfigRow { masquerade_all, detect_local, leave_old, snat_ports: (1, 2), host_netns };
             let mut after = before;
             row.apply(&mut after);
             prop_assert_eq!(ConfigRow::of(&after), row);

@@ -9,10 +9,12 @@
 pub mod datapath;
 mod plain;
 mod process;
+mod repairs;
 mod sync;
 
 use std::fmt;
 use std::path::Path;
+use std::sync::Arc;
 
 use prometheus_client::encoding::{EncodeLabelSet, text};
 use prometheus_client::metrics::counter::Counter;
@@ -22,6 +24,7 @@ use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 
 use crate::model::net::IpFamily;
+use crate::programs::Repairs;
 use crate::sync::Status;
 
 /// A format of the answer.
@@ -116,6 +119,13 @@ impl Metrics {
         registry.register_collector(Box::new(datapath::DataPath::new(bpffs)));
         registry.register_collector(Box::new(process::Process));
         Self { registry, healthz, livez, ended_sockets }
+    }
+
+    /// Tells of repairs, too.
+    #[must_use]
+    pub fn with_repairs(mut self, repairs: Arc<Repairs>) -> Self {
+        self.registry.register_collector(Box::new(repairs::Put(repairs)));
+        self
     }
 
     /// Everything as text. Reads the maps: this blocks for some milliseconds.

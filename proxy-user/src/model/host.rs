@@ -12,6 +12,8 @@ pub struct HostView {
     pub defaults: Vec<DefaultRoute>,
     /// The cookie of the namespace; 0 where the kernel has none (before Linux 5.14).
     pub netns_cookie: u64,
+    /// Another proxy's rules are in netfilter, or were lately: connections may be there that it translates.
+    pub has_old_proxy: bool,
 }
 
 impl HostView {

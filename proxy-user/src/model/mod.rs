@@ -11,6 +11,7 @@ pub mod host;
 pub mod name;
 pub mod net;
 pub mod node;
+pub mod notice;
 pub mod problem;
 pub mod service;
 pub mod service_cidr;

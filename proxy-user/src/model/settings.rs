@@ -1,9 +1,11 @@
 //! How the operator wants this node to be seen.
 
 use std::net::IpAddr;
+use std::time::Duration;
 
 use ipnet::IpNet;
 use proxy_common::config::SNAT_PORTS;
+use serde::Serialize;
 
 /// Settings that decide what the programs are told of the node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,4 +64,24 @@ pub enum DetectLocal {
     Bridge(String),
     /// By how the names of their devices begin.
     InterfaceNamePrefix(String),
+}
+
+/// What the operator asks of the node's own netfilter; nothing: left as it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Conntrack {
+    /// Connections for each core.
+    pub max_per_core: Option<u32>,
+    /// Connections at least.
+    pub min: Option<u32>,
+    /// How long a TCP connection may be silent.
+    pub tcp_established: Option<Duration>,
+    /// How long one that the other side has closed may be.
+    pub tcp_close_wait: Option<Duration>,
+    /// Packets out of the window are not invalid.
+    pub tcp_be_liberal: bool,
+    /// How long a UDP flow without answer is kept.
+    pub udp: Option<Duration>,
+    /// How long one with answers is.
+    pub udp_stream: Option<Duration>,
 }

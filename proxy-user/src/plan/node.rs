@@ -31,6 +31,8 @@ pub struct NodePlan {
     pub detect_local: bool,
     /// Packets to cluster addresses are sent on under the node's own address.
     pub masquerade_all: bool,
+    /// Connections that another proxy began are left to netfilter.
+    pub leave_old: bool,
     /// First and last source port of packets that are sent on under the node's own address.
     pub snat_ports: (u16, u16),
     /// Cookie of the node's network namespace; 0: not known.
@@ -88,6 +90,7 @@ pub fn plan_node(
         devices: devices(node, host, &settings.detect_local),
         detect_local: settings.detect_local != DetectLocal::Devices,
         masquerade_all: settings.masquerade_all,
+        leave_old: host.has_old_proxy,
         snat_ports: settings.snat_ports,
         host_netns: host.netns_cookie,
         listen,

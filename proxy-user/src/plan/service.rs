@@ -1,5 +1,6 @@
 //! The plan of one Service.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
@@ -19,13 +20,16 @@ use super::{BackendFacts, HealthCheck, PortId, PortPlan, Problem, ServicePlan};
 pub struct PlanSettings {
     /// A family that `loadBalancerSourceRanges` says nothing about is closed (`--source-ranges-strict`).
     pub strict_source_ranges: bool,
+    /// External addresses of Services are passed over (kube-proxy's feature `AllowServiceExternalIPs`, off).
+    pub no_external_ips: bool,
 }
 
 /// Plans one Service as this node should serve it; `None` if there is no such Service.
 ///
 /// The work is linear in the ports and endpoints of this Service, whatever else the cluster holds.
 pub fn plan_service(cluster: &Cluster, name: &ServiceName, settings: PlanSettings) -> Option<ServicePlan> {
-    let service = cluster.service(name)?;
+    let service = known(cluster.service(name)?, settings);
+    let service = &*service;
     let mut plan = ServicePlan {
         created: service.created,
         problems: service.problems.clone(),
@@ -63,6 +67,15 @@ pub fn plan_service(cluster: &Cluster, name: &ServiceName, settings: PlanSetting
         local: ready.into_iter().map(|(family, ready)| (family, ready.len())).collect(),
     });
     Some(plan)
+}
+
+/// The Service without what the settings shut out.
+fn known(service: &Service, settings: PlanSettings) -> Cow<'_, Service> {
+    if settings.no_external_ips && !service.external_ips.is_empty() {
+        Cow::Owned(Service { external_ips: Vec::new(), ..service.clone() })
+    } else {
+        Cow::Borrowed(service)
+    }
 }
 
 /// Cluster addresses that are somebody else's as well: whoever dials these gets the Service instead.

@@ -56,7 +56,7 @@ impl Place<'_> {
 
     /// Whether the link is attached here. A device is asked for its links: an index alone may be that of another
     /// device in another network namespace.
-    fn holds(self, link: &LinkInfo) -> bool {
+    pub(super) fn holds(self, link: &LinkInfo) -> bool {
         match self {
             Self::Cgroup { cgroup, attach_type } => link.hook == Hook::Cgroup { id: cgroup.id, attach_type },
             Self::Device { ifindex, attach_type } => {

@@ -15,12 +15,13 @@ mod links;
 mod notice;
 mod object;
 mod privileges;
+mod repair;
 mod status;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use aya::Ebpf;
 use aya::programs::Program;
@@ -29,6 +30,8 @@ pub use error::Error;
 pub use links::Outcome;
 pub use notice::Notice;
 pub use object::Capacities;
+pub use pins::ensure_bpffs as mount_bpffs;
+pub use repair::{Repair, Repairs};
 pub use status::{Attachment, ProgramStatus, attachments};
 
 use crate::host::devices::Device;
@@ -83,6 +86,9 @@ pub struct Programs {
     /// The packet programs for devices without link-layer header, loaded with the first of these.
     headerless: OnceLock<Ebpf>,
     notices: Vec<Notice>,
+    /// Ids of the maps, to know them again.
+    map_ids: BTreeMap<&'static str, u32>,
+    repairs: Arc<Repairs>,
 }
 
 impl Programs {
@@ -110,7 +116,7 @@ impl Programs {
             PacketHook::Tcx => true,
             PacketHook::Clsact => false,
         };
-        Ok(Self {
+        let mut programs = Self {
             ebpf: loaded.ebpf,
             pins,
             cgroup,
@@ -122,7 +128,11 @@ impl Programs {
             object: settings.object,
             headerless: OnceLock::new(),
             notices,
-        })
+            map_ids: BTreeMap::new(),
+            repairs: Arc::default(),
+        };
+        programs.map_ids = repair::map_ids(&programs)?;
+        Ok(programs)
     }
 
     /// Whether an earlier agent's programs are attached and use these very maps. If so, attach at once; if not,
@@ -283,6 +293,10 @@ impl DeviceHooks for Programs {
 
     fn detach(&self, ifindex: u32) -> Result<(), Error> {
         self.detach_device(ifindex)
+    }
+
+    fn attached_again(&self) {
+        self.repairs.add_device();
     }
 
     fn attached(&self) -> BTreeMap<u32, bool> {

@@ -60,7 +60,7 @@ pub fn is_bpffs(path: &Path) -> bool {
 }
 
 /// Mounts a bpffs at `path` unless one is there; whether it did.
-fn ensure_bpffs(path: &Path) -> Result<bool, Error> {
+pub fn ensure_bpffs(path: &Path) -> Result<bool, Error> {
     if is_bpffs(path) {
         return Ok(false);
     }
@@ -155,7 +155,8 @@ impl Pins {
         attached && map_names::ALL.iter().all(|name| self.points_here(name))
     }
 
-    fn points_here(&self, name: &str) -> bool {
+    /// Whether the short path of a map leads to the one of this version.
+    pub(super) fn points_here(&self, name: &str) -> bool {
         fs::read_link(self.paths.root.join(name)).is_ok_and(|to| to == Path::new(&version()).join(name))
     }
 

@@ -148,7 +148,7 @@ impl Programs {
             .collect()
     }
 
-    fn info(&self, name: &str) -> Option<ProgramInfo> {
+    pub(super) fn info(&self, name: &str) -> Option<ProgramInfo> {
         match self.ebpf.program(name)? {
             Program::CgroupSock(program) => program.info().ok(),
             Program::CgroupSockAddr(program) => program.info().ok(),

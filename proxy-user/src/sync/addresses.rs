@@ -112,6 +112,35 @@ impl<S: Store> Reconciler<S> {
         }
     }
 
+    /// Takes entries of addresses away where the frontends of these jobs would find no room: an address that is
+    /// dropped at unknown ports, where it should be refused, is better than a Service that nobody reaches.
+    pub(super) fn make_room(&mut self, jobs: &[Job], now: Instant) {
+        for v6 in [false, true] {
+            let wanted = jobs.iter().filter(|job| !job.stopped).flat_map(|job| job.wanted.iter());
+            let keys = wanted.flat_map(|wanted| wanted.frontends.iter().map(|(key, ..)| key));
+            let is_new =
+                |key: &&FrontendKey| key.addr.is_ipv6() == v6 && !self.applied.services.contains_key(*key);
+            let new = keys.filter(is_new).collect::<BTreeSet<_>>().len();
+            let six = self.applied.services6;
+            let used = if v6 { six } else { self.applied.services.len() - six };
+            let excess = (used + new).saturating_sub(self.store.capacity().frontends as usize);
+            let has = self.applied.services.keys().rev();
+            let victims = has.filter(|key| is_address(key) && key.addr.is_ipv6() == v6).take(excess);
+            let victims: Vec<_> = victims.copied().collect();
+            if victims.is_empty() {
+                continue;
+            }
+            let mut steps = Steps::default();
+            victims.iter().for_each(|key| steps.push(0, Write::NoService(*key)));
+            self.execute(&steps, &mut [Job::cleanup()], true, now);
+            let problem = self.address_problem(victims[0].addr, &Trouble::Addresses);
+            let attempts = self.addresses.failure.take().map_or(0, |failure| failure.attempts);
+            self.addresses.dirty.extend(victims.iter().map(|key| key.addr));
+            let retry = now + pause(attempts);
+            self.addresses.failure = Some(Failure { attempts: attempts + 1, retry, problem });
+        }
+    }
+
     fn address_problem(&self, address: IpAddr, trouble: &Trouble) -> Problem {
         let owner = self.addresses.live.get(&address).and_then(BTreeSet::first);
         Problem {

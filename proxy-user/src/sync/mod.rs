@@ -32,6 +32,7 @@ pub use counters::{Count, Operation};
 pub use driver::{Driver, DriverSettings};
 pub use histogram::{EventScale, Histogram, ProgrammingScale, Scale, SyncScale};
 pub use reconcile::Reconciler;
+pub use report::problems_begun;
 pub use status::{Changes, NodeFate, Operations, Status, TableUse};
 
 #[cfg(test)]

@@ -167,6 +167,7 @@ fn contents(plan: &NodePlan) -> NodeContents {
         devices: plan.devices.iter().map(|(index, facts)| (*index, device(facts))).collect(),
         config: ConfigRow {
             masquerade_all: plan.masquerade_all,
+            leave_old: plan.leave_old,
             detect_local: plan.detect_local,
             snat_ports: plan.snat_ports,
             host_netns: plan.host_netns,

@@ -168,6 +168,7 @@ impl<S: Store> Reconciler<S> {
         self.remove_services(deserted, &mut jobs, now);
         self.prepare(&mut jobs, now);
         self.write_slots(&mut jobs, now);
+        self.make_room(&jobs, now);
         self.commit(&mut jobs, now);
         // A frontend that changed hands, to a port that failed, must not stay with the port that lost it.
         for scope in [SCOPE_INTERNAL, SCOPE_EXTERNAL] {

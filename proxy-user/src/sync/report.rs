@@ -18,6 +18,11 @@ fn changes<'a>(before: &'a [Problem], after: &'a [Problem]) -> (Vec<&'a Problem>
     (begun, ended)
 }
 
+/// Problems that began, from one list to the next.
+pub fn problems_begun<'a>(before: &'a [Problem], after: &'a [Problem]) -> Vec<&'a Problem> {
+    changes(before, after).0
+}
+
 /// Logs what changed.
 pub(super) fn log(before: &[Problem], after: &[Problem]) {
     if before == after {

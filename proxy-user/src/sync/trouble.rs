@@ -22,6 +22,9 @@ pub enum Trouble {
     /// No part of `slots` is long enough.
     #[error("no room for {} slots: {} are free, {} of them in one piece; raise --max-slots", .0.wanted, .0.free, .0.longest)]
     Slots(NoRoom),
+    /// Frontends took the room of addresses.
+    #[error("the room is needed for frontends; raise --max-frontends")]
+    Addresses,
     /// The names are longer than the API server allows.
     #[error("the name does not fit the names map")]
     Name,

@@ -7,7 +7,7 @@ use aya::maps::{Array, HashMap, LpmTrie, MapData};
 use proxy_common::Address;
 use proxy_common::affinity::{AffinityEntry, AffinityKey};
 use proxy_common::backend::{BACKEND_IN_CLUSTER, BACKEND_LOCAL};
-use proxy_common::config::NodeConfig;
+use proxy_common::config::{CONFIG_LEAVE_OLD, NodeConfig};
 use proxy_common::filter::Role;
 use proxy_common::flow::{FLOW_REPLIED, FLOW_SNAT, FLOW_USED};
 use proxy_common::map_names as names;
@@ -25,7 +25,7 @@ use crate::node::{know, node_addr, uplink};
 use crate::packet::{ACK, ETHERNET, Packet, SCTP, SYN, TCP, UDP, correct, ends, verify};
 use crate::rig::{DROP, Family, HZ, Hook, NEXT, REDIRECT, Rig, Seen, Service, filter};
 
-pub const SCENARIOS: [Scenario; 10] = [
+pub const SCENARIOS: [Scenario; 11] = [
     Scenario {
         name: "a client outside reaches a backend elsewhere and back",
         flows: 256,
@@ -37,6 +37,7 @@ pub const SCENARIOS: [Scenario; 10] = [
     Scenario { name: "clients outside have an entry of their own", flows: 256, test: scopes },
     Scenario { name: "source ranges", flows: 256, test: source_ranges },
     Scenario { name: "addresses and ports that no Service has", flows: 256, test: nothing_there },
+    Scenario { name: "connections that another proxy began", flows: 256, test: old },
     Scenario { name: "a client stays with its backend", flows: 256, test: affinity },
     Scenario { name: "source ports run out, and are shared between backends", flows: 256, test: exhausted },
     Scenario { name: "time to live, size, and no route", flows: 256, test: limits },
@@ -275,6 +276,40 @@ fn nothing_there(family: Family, rig: &mut Rig) {
     assert_eq!(rig.run(Hook::Ingress, &packet.to(family.frontend(2, 80)).bytes()).verdict, DROP);
     assert_eq!(rig.reasons(), [(Reason::UnallocatedAddress, 1), (Reason::UndefinedPort, 1)]);
     rig.write(&[Write::NoService(key)]);
+    forget(rig);
+}
+
+/// Without the setting a packet in the middle of a connection begins a flow, as after a restart of the machine's
+/// tables; with it the packet is left to netfilter, unless a flow is known.
+fn old(family: Family, rig: &mut Rig) {
+    know(family, rig);
+    let (frontend, pod) = (family.frontend(1, 80), family.pod(1, 8080));
+    rig.serve(&[Service::new(ID, TCP, frontend, &[pod])]);
+    let leave = |rig: &Rig, on: bool| {
+        let mut config: Array<_, NodeConfig> = rig.array(names::CONFIG);
+        let old = config.get(&0, 0).unwrap();
+        let flags = if on { old.flags | CONFIG_LEAVE_OLD } else { old.flags & !CONFIG_LEAVE_OLD };
+        config.set(0, NodeConfig { flags, ..old }, 0).unwrap();
+    };
+    let middle = Packet::tcp(ACK, family.client(1, 40_000), frontend);
+    let seen = rig.run(Hook::Ingress, &middle.bytes());
+    assert_eq!((seen.verdict, ends(&seen.packet).1), (NEXT, pod));
+
+    leave(rig, true);
+    let unknown = Packet::tcp(ACK, family.client(1, 40_001), frontend);
+    let seen = rig.run(Hook::Ingress, &unknown.bytes());
+    assert_eq!((seen.verdict, ends(&seen.packet).1), (NEXT, frontend), "it is translated");
+    let nowhere = unknown.to(family.frontend(1, 81));
+    assert_eq!(rig.run(Hook::Ingress, &nowhere.bytes()).verdict, NEXT, "it is refused");
+    let seen = rig.run(Hook::Ingress, &middle.bytes());
+    assert_eq!(ends(&seen.packet).1, pod, "a known flow is left");
+    let begins = Packet::tcp(SYN, family.client(1, 40_002), frontend);
+    let seen = rig.run(Hook::Ingress, &begins.bytes());
+    assert_eq!(ends(&seen.packet).1, pod, "a new connection is left");
+    let message = Packet::udp(family.client(1, 40_003), frontend);
+    rig.serve(&[Service::new(ID + 1, UDP, frontend, &[pod])]);
+    assert_eq!(ends(&rig.run(Hook::Ingress, &message.bytes()).packet).1, pod, "UDP begins nothing");
+    leave(rig, false);
     forget(rig);
 }
 

@@ -35,7 +35,7 @@ const MODULES: [(&str, &[&str]); 15] = [
     ("sockets", &["host", "maps", "model", "sync"]),
     ("metrics", &["maps", "model", "programs", "sync"]),
     ("http", &["metrics", "model", "sync"]),
-    ("cli", &["maps", "model", "programs"]),
+    ("cli", &["host", "maps", "model", "programs"]),
     ("telemetry", &["cli"]),
     (
         "app",

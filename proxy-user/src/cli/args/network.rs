@@ -48,8 +48,15 @@ pub struct NetworkArgs {
     #[serde(rename = "serviceCIDRs", serialize_with = "texts")]
     pub service_cidrs: Vec<IpNet>,
     /// Send every packet to a cluster address on under the node's own address.
-    #[arg(long, env = "BALLAST_MASQUERADE_ALL", value_parser = FalseyValueParser::new())]
-    pub masquerade_all: bool,
+    #[arg(
+        long,
+        env = "BALLAST_MASQUERADE_ALL",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        value_parser = FalseyValueParser::new()
+    )]
+    pub masquerade_all: Option<bool>,
     /// Source ports of packets that are sent on under the node's own address. Nothing else on the node may use
     /// them.
     #[arg(long, env = "BALLAST_SNAT_PORTS", value_name = "FIRST-LAST", default_value_t)]
@@ -78,6 +85,13 @@ pub enum DetectLocalMode {
     /// By their devices' names: --pod-interface-name-prefix.
     #[value(name = "InterfaceNamePrefix")]
     InterfaceNamePrefix,
+}
+
+impl DetectLocalMode {
+    /// The mode of this name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::from_str(name, false).ok()
+    }
 }
 
 fn text<S: Serializer>(value: &impl Display, serializer: S) -> Result<S::Ok, S::Error> {

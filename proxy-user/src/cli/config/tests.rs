@@ -1,4 +1,6 @@
 use super::*;
+use crate::cli::kube_proxy::fields::SETTINGS;
+use crate::cli::kube_proxy::flags::OWN;
 use crate::cli::{Args, Command};
 use clap::{CommandFactory, Parser};
 use rstest::rstest;
@@ -20,6 +22,9 @@ fn every_flag_has_its_variable() {
     fn check(command: &clap::Command, path: &str) {
         for arg in command.get_arguments().filter(|a| !a.is_positional()) {
             let Some(long) = arg.get_long().filter(|l| !matches!(*l, "help" | "version")) else { continue };
+            if SETTINGS.iter().any(|setting| setting.flag == long) && !OWN.contains(&long) {
+                continue;
+            }
             let expected = format!("BALLAST_{}", long.to_uppercase().replace('-', "_"));
             let found = arg.get_env().map(|e| e.to_string_lossy().into_owned());
             assert_eq!(found, Some(expected), "{path} --{long}");

@@ -17,6 +17,7 @@ use serde::Serialize;
 use super::args::{
     BackendCommand, Command, FlowCommand, FlowListArgs, MapCommand, Output, ReaderArgs, ServiceCommand,
 };
+use crate::host::netfilter::old_proxy::OldProxy;
 use crate::maps::view::{Snapshot, View, ViewError};
 
 pub use filter::{FilterError, ServiceFilter};
@@ -65,7 +66,11 @@ pub fn answer(command: &Command) -> Option<Result<Answer, ShowError>> {
 
 fn rows(command: &Command) -> Option<Result<String, ShowError>> {
     match command {
-        Command::Run(_) | Command::Cleanup(_) | Command::Status(_) | Command::Monitor(_) => None,
+        Command::Run(_)
+        | Command::Cleanup(_)
+        | Command::Status(_)
+        | Command::Takeover(_)
+        | Command::Monitor(_) => None,
         Command::Explain(args) => Some(crate::cli::explain::answer(args)),
         Command::Service { command: ServiceCommand::List(args) } => {
             Some(open(args).and_then(|view| service_list(&view.snapshot()?, args.output)))
@@ -96,6 +101,8 @@ pub use service::{list as service_list, show as service_show};
 pub fn status(args: &super::args::StatusArgs) -> Result<Answer, ShowError> {
     let agent = probe(args.metrics_bind_address);
     let status = Status::new(agent, Facts::read(&args.reader.bpffs));
+    // Whoever may not ask netfilter sees the rest.
+    let status = status.with_old_proxy(OldProxy::look().unwrap_or_default());
     Ok(Answer { text: status.render(args.reader.output)?, well: status.problems().is_empty() })
 }
 

@@ -13,6 +13,7 @@ use super::map::MapJson;
 use super::table::{Table, bytes};
 use super::{AgentState, ShowError, json};
 use crate::cli::args::Output;
+use crate::host::netfilter::old_proxy::OldProxy;
 use crate::maps::view::{BackendState, Overview, UsageRow, View, ViewError};
 use crate::programs::{Attachment, attachments};
 
@@ -69,6 +70,7 @@ impl Facts {
 pub struct Status {
     agent: AgentState,
     facts: Result<Facts, ViewError>,
+    old_proxy: OldProxy,
 }
 
 #[derive(Serialize)]
@@ -86,6 +88,9 @@ struct StatusJson<'a> {
     counts: Option<CountsJson>,
     /// By label; those that were never met are left out.
     reasons: BTreeMap<&'static str, ReasonJson>,
+    /// What kube-proxy has left; not there when it is nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    old_proxy: Option<String>,
     /// What is wrong, in sentences.
     problems: Vec<String>,
 }
@@ -131,7 +136,13 @@ struct ReasonJson {
 impl Status {
     /// Of what was heard and read.
     pub fn new(agent: AgentState, facts: Result<Facts, ViewError>) -> Self {
-        Self { agent, facts }
+        Self { agent, facts, old_proxy: OldProxy::default() }
+    }
+
+    /// With what another proxy has left on the node.
+    #[must_use]
+    pub fn with_old_proxy(self, old_proxy: OldProxy) -> Self {
+        Self { old_proxy, ..self }
     }
 
     /// What is wrong, in sentences that say what to do.
@@ -146,6 +157,12 @@ impl Status {
                 "the agent at {address} is not well (HTTP {status}): see its log, and http://{address}/healthz"
             )),
             AgentState::Answered { .. } | AgentState::NotAsked => {}
+        }
+        if self.old_proxy.has_rules() {
+            problems.push(format!(
+                "kube-proxy's rules are still here ({}): stop it, and run `ballast takeover`",
+                self.old_proxy
+            ));
         }
         let facts = match &self.facts {
             Ok(facts) => facts,
@@ -254,6 +271,10 @@ impl Status {
                         .collect()
                 })
                 .unwrap_or_default(),
+            old_proxy: match (self.old_proxy.has_rules(), self.old_proxy.draining) {
+                (true, _) => Some(self.old_proxy.to_string()),
+                (false, draining) => draining.then(|| "connections".to_owned()),
+            },
             problems,
         }
     }

@@ -1,7 +1,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 
 use super::*;
-use crate::http::tests::fetch;
+use crate::http::tests::{fetch, state};
 use crate::sync::HealthCheck;
 
 const PATIENCE: Duration = Duration::from_mins(1);
@@ -14,14 +14,17 @@ fn free_port() -> u16 {
 struct Node {
     status: watch::Sender<Status>,
     server: JoinHandle<()>,
+    told: mpsc::Receiver<Notice>,
 }
 
 impl Node {
     fn start() -> Self {
         let listen = BTreeSet::from([IpAddr::V4(Ipv4Addr::LOCALHOST)]);
         let status = watch::Sender::new(Status { listen, ..Status::default() });
-        let server = tokio::spawn(serve(status.subscribe(), PATIENCE));
-        Self { status, server }
+        let (notices, told) = mpsc::channel(8);
+        let state = State { status: status.subscribe(), notices, ..state(Status::default()) };
+        let server = tokio::spawn(serve(state));
+        Self { status, server, told }
     }
 
     /// The Service has this port and so many ready endpoints here.
@@ -135,4 +138,16 @@ fn a_service_is_asked_for_in_its_families_only() {
     let health_checks = BTreeMap::from([(ServiceName::new("shop", "web"), check)]);
     let wanted = wanted(&Status { health_checks, listen, ..Status::default() });
     assert!(wanted.iter().map(|(_, address)| address.to_string()).eq(["[::]:9"]));
+}
+
+#[tokio::test]
+async fn a_port_that_is_taken_is_told_to_the_cluster() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port();
+    let mut node = Node::start();
+    node.service("a", port, 1);
+    let notice = node.told.recv().await.unwrap();
+    assert_eq!(notice.reason, "FailedToStartServiceHealthcheck");
+    let begin = format!("node node-a failed to start healthcheck \"shop/a\" on port {port}: ");
+    assert!(notice.note.starts_with(&begin), "{}", notice.note);
 }

@@ -38,6 +38,7 @@ fn host() -> HostView {
             DefaultRoute { device: 2, source: Some(ip("2001:db8::1")) },
         ],
         netns_cookie: 77,
+        has_old_proxy: true,
     }
 }
 
@@ -66,6 +67,7 @@ fn packets_leave_under_the_internal_address(#[case] internal: &[&str], #[case] e
     assert_eq!(plan.sources.get(&IpFamily::V4), Some(&ip(expected)));
     assert_eq!(plan.sources.get(&IpFamily::V6), Some(&ip("2001:db8::1")));
     assert_eq!((plan.host_netns, plan.snat_ports), (77, (61_000, 65_535)));
+    assert!(plan.leave_old, "another proxy's connections");
 }
 
 #[test]

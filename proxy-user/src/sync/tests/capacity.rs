@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use super::universe::{name, service};
+use super::universe::{Change, name, service};
 use super::{ROOMY, World};
 use crate::maps::{Capacity, FrontendKey};
-use crate::plan::Problem;
+use crate::plan::{Problem, ServicePlan};
 
 fn problem(world: &World) -> Problem {
     let problems = world.reconciler.problems();
@@ -80,4 +80,41 @@ fn a_service_that_outgrows_the_slots_keeps_its_old_set() {
     assert!(found.message.contains("no room for 6 slots: 3 are free, 3 of them in one piece"), "{found}");
     world.change([service("a", 1, 1..3)]);
     assert_eq!((serves(&world, 1), world.reconciler.failing()), (Some(2), 0));
+}
+
+/// A Service that also has its address as such.
+fn with_address(of: &str, number: u8) -> Change {
+    let (name, plan) = service(of, number, [number]);
+    let plan = plan.map(|plan| ServicePlan {
+        addresses: [std::net::Ipv4Addr::new(10, 96, 0, number).into()].into(),
+        ..plan
+    });
+    (name, plan)
+}
+
+#[test]
+fn frontends_take_the_room_of_addresses() {
+    let mut world = World::new(Capacity { frontends: 4, ..ROOMY });
+    // An address less than the oracle wants: only the end counts.
+    world.trust_nothing();
+    world.change([with_address("a", 1), with_address("b", 2)]);
+    assert_eq!(world.reconciler.problems(), [], "two frontends and two addresses");
+    world.change([with_address("c", 3), with_address("d", 4)]);
+    for number in 1..=4 {
+        assert_eq!(serves(&world, number), Some(1), "{number}");
+    }
+    assert_eq!(world.contents().services.len(), 4, "no address");
+    assert_eq!(world.reconciler.failing(), 0);
+    assert!(problem(&world).message.contains("raise --max-frontends"));
+    // Trying to put them back does not cost a frontend.
+    world.wait(Duration::from_secs(61));
+    world.again();
+    assert_eq!((1..=4).filter(|number| serves(&world, *number).is_some()).count(), 4);
+    world.change([(name("c"), None), (name("d"), None)]);
+    world.wait(Duration::from_secs(61));
+    world.again();
+    world.wait(Duration::from_secs(61));
+    world.again();
+    assert_eq!(world.reconciler.problems(), []);
+    world.assert_right();
 }

@@ -33,8 +33,8 @@ pub fn check_node(contents: &Contents, plan: Option<&NodePlan>) {
         .map(|(index, facts)| (*index, u32::from(facts.uplink) + 2 * u32::from(facts.no_header)))
         .collect();
     assert_eq!(found.devices, devices);
-    let NodePlan { masquerade_all, detect_local, snat_ports, host_netns, .. } = *plan;
-    assert_eq!(found.config, ConfigRow { masquerade_all, detect_local, snat_ports, host_netns });
+    let NodePlan { masquerade_all, detect_local, leave_old, snat_ports, host_netns, .. } = *plan;
+    assert_eq!(found.config, ConfigRow { masquerade_all, detect_local, leave_old, snat_ports, host_netns });
     let NodeRow::V4(row) = &found.rows[&Table::Node] else { panic!("{:?}", found.rows) };
     assert_eq!(row.source.map(IpAddr::V4), plan.sources.get(&crate::model::net::IpFamily::V4).copied());
     assert_eq!(row.pods.map(Into::into), plan.pods.get(&crate::model::net::IpFamily::V4).copied());

@@ -289,3 +289,32 @@ pub fn a_node_leaves(control: &mut ControlPlane, node: &Node) -> Result<()> {
     // All the time it serves on.
     agent.is_well()
 }
+
+pub fn events(control: &mut ControlPlane, node: &Node) -> Result<()> {
+    const PORT: u16 = 30_999;
+    let api = &control.api;
+    let taken = std::net::TcpListener::bind(("0.0.0.0", PORT))?;
+    let mut agent = node.start()?;
+    agent.says(&["first sync done"])?;
+    api.create(&service(
+        "checked",
+        &json!({ "type": "LoadBalancer", "externalTrafficPolicy": "Local", "healthCheckNodePort": PORT }),
+    )?)?;
+    let find = |reason: &str| -> Result<Value> {
+        let all: Value = serde_json::from_str(&api.get_raw("/apis/events.k8s.io/v1/events")?)?;
+        let mut events = all["items"].as_array().into_iter().flatten();
+        let found =
+            events.find(|event| event["reason"] == reason && event["reportingController"] == "kube-proxy");
+        found.cloned().ok_or_else(|| anyhow::anyhow!("no event {reason} in {all}"))
+    };
+    let cry = eventually(PATIENCE, || find("Starting"))?;
+    ensure!(cry["regarding"]["kind"] == "Node" && cry["regarding"]["name"] == NODE, "{cry}");
+    ensure!(cry["type"] == "Normal" && cry["action"] == "StartKubeProxy", "{cry}");
+    let failed = eventually(PATIENCE, || find("FailedToStartServiceHealthcheck"))?;
+    ensure!(failed["regarding"]["kind"] == "Service" && failed["regarding"]["name"] == "checked", "{failed}");
+    let note = failed["note"].as_str().unwrap_or_default();
+    let begin = format!("node {NODE} failed to start healthcheck \"default/checked\" on port {PORT}: ");
+    ensure!(failed["type"] == "Warning" && note.starts_with(&begin), "{failed}");
+    drop(taken);
+    agent.is_well()
+}

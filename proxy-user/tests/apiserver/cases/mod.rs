@@ -33,6 +33,7 @@ pub const CASES: &[Case] = &[
     Case { name: "objects_that_make_no_sense", run: live::objects_that_make_no_sense },
     Case { name: "the_zone_of_the_node_changes", run: live::the_zone_of_the_node_changes },
     Case { name: "load_balancers_leave_a_node_that_leaves", run: live::a_node_leaves },
+    Case { name: "events_are_kube_proxys", run: live::events },
     Case { name: "the_api_server_goes_and_comes_back", run: outage::the_api_server_goes_and_comes_back },
     Case { name: "a_missing_permission_is_told", run: outage::a_missing_permission },
     Case { name: "a_watch_expires", run: outage::a_watch_expires },

@@ -13,6 +13,7 @@ mod node_port;
 mod outside;
 mod packet;
 mod path_mtu;
+mod repair;
 mod restart;
 mod smoke;
 mod socket;
@@ -20,6 +21,7 @@ mod source_ranges;
 mod stranded;
 mod swap;
 mod tagged;
+mod takeover;
 mod tunnel;
 mod unknown;
 
@@ -43,8 +45,10 @@ pub struct Case {
 /// All, the slowest first: they run beside each other.
 pub fn all() -> Vec<Case> {
     [
+        repair::CASES,
         restart::CASES,
         swap::CASES,
+        takeover::CASES,
         change::CASES,
         outside::CASES,
         packet::CASES,

@@ -1,0 +1,164 @@
+//! Events for the cluster, as kube-proxy sends them: `events.k8s.io/v1`, reported by `kube-proxy`.
+//!
+//! Every node sends its own, so few must be sent: the same one not more than once in five minutes, and a burst of
+//! 25 with one more every ten seconds. What cannot be sent is lost; the log has it all.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::ObjectReference;
+use kube::Client;
+use kube::runtime::events::{Event, EventType, Recorder, Reporter};
+use tokio::sync::mpsc::Receiver;
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::model::notice::{Notice, Subject};
+
+/// Who reports: those who look for kube-proxy's events find ours.
+const REPORTER: &str = "kube-proxy";
+/// The same notice is not sent again within this time.
+const AGAIN: Duration = Duration::from_mins(5);
+/// How many may be sent at once.
+const BURST: u32 = 25;
+/// How long it takes until one more may be.
+const REFILL: Duration = Duration::from_secs(10);
+/// How long the API server may take; it may be away for hours.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// The longest note that the API takes, in bytes.
+const MAX_NOTE: usize = 1024;
+/// Between two attempts at a notice.
+const RETRY: Duration = Duration::from_secs(5);
+/// How often a notice is tried.
+const ATTEMPTS: u32 = 3;
+
+/// Sends what comes; returns when all senders are gone.
+pub async fn send(client: Client, node_name: String, mut notices: Receiver<Notice>) {
+    let reporter =
+        Reporter { controller: REPORTER.to_owned(), instance: Some(format!("{REPORTER}-{node_name}")) };
+    let recorder = Recorder::new(client, reporter);
+    let mut limit = Limit::new(Instant::now());
+    let mut is_forbidden = false;
+    while let Some(notice) = notices.recv().await {
+        if !limit.allows(&notice, Instant::now()) {
+            continue;
+        }
+        for attempt in 1..=ATTEMPTS {
+            match timeout(PATIENCE, recorder.publish(&event(&notice), &reference(&notice.about, &node_name)))
+                .await
+            {
+                Ok(Ok(())) => break,
+                Ok(Err(kube::Error::Api(status))) if status.code == 403 => {
+                    if !std::mem::replace(&mut is_forbidden, true) {
+                        tracing::warn!(
+                            error = status.message,
+                            "events cannot be sent; allow `create` and `patch` on events.events.k8s.io"
+                        );
+                    }
+                    break;
+                }
+                Ok(Err(error)) => {
+                    tracing::debug!(%error, reason = notice.reason, attempt, "an event was not taken")
+                }
+                Err(_) => tracing::debug!(reason = notice.reason, attempt, "an event was not answered"),
+            }
+            sleep(RETRY).await;
+        }
+    }
+}
+
+fn event(notice: &Notice) -> Event {
+    let mut note = notice.note.clone();
+    note.truncate(note.floor_char_boundary(MAX_NOTE));
+    Event {
+        type_: if notice.warning { EventType::Warning } else { EventType::Normal },
+        reason: notice.reason.to_owned(),
+        note: (!note.is_empty()).then_some(note),
+        action: notice.action.to_owned(),
+        secondary: None,
+    }
+}
+
+fn reference(subject: &Subject, node_name: &str) -> ObjectReference {
+    let (kind, name, namespace) = match subject {
+        // A node's events lie in the namespace `default`, as nodes have none.
+        Subject::Node => ("Node", node_name.to_owned(), None),
+        Subject::Service(service) => ("Service", service.name.clone(), Some(service.namespace.clone())),
+    };
+    ObjectReference {
+        api_version: Some("v1".to_owned()),
+        kind: Some(kind.to_owned()),
+        name: Some(name),
+        namespace,
+        ..ObjectReference::default()
+    }
+}
+
+/// How much may be sent.
+#[derive(Debug)]
+struct Limit {
+    left: u32,
+    filled: Instant,
+    last: BTreeMap<(Subject, &'static str), Instant>,
+}
+
+impl Limit {
+    const fn new(now: Instant) -> Self {
+        Self { left: BURST, filled: now, last: BTreeMap::new() }
+    }
+
+    fn allows(&mut self, notice: &Notice, now: Instant) -> bool {
+        self.last.retain(|_, at| now - *at < AGAIN);
+        let more = (now - self.filled).as_secs() / REFILL.as_secs();
+        if more > 0 {
+            self.left = BURST.min(self.left.saturating_add(u32::try_from(more).unwrap_or(BURST)));
+            self.filled = now;
+        }
+        let key = (notice.about.clone(), notice.reason);
+        if self.left == 0 || self.last.contains_key(&key) {
+            return false;
+        }
+        self.left -= 1;
+        self.last.insert(key, now);
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::ServiceName;
+
+    fn about(name: &str) -> Notice {
+        Notice::not_in_force(ServiceName::new("shop", name), "spec.ports: no room".to_owned())
+    }
+
+    #[test]
+    fn the_same_is_sent_once_in_five_minutes_and_few_at_once() {
+        let start = Instant::now();
+        let mut limit = Limit::new(start);
+        assert!(limit.allows(&about("a"), start));
+        assert!(!limit.allows(&about("a"), start + AGAIN - Duration::from_secs(1)));
+        let mut limit = Limit::new(start);
+        let sent = (0..100).filter(|n| limit.allows(&about(&n.to_string()), start)).count();
+        assert_eq!(sent, 25);
+        assert!(!limit.allows(&about("late"), start + REFILL / 2));
+        assert!(limit.allows(&about("late"), start + REFILL));
+        assert!(!limit.allows(&about("later"), start + REFILL));
+        assert!(limit.allows(&about("1"), start + AGAIN + REFILL), "five minutes later");
+    }
+
+    #[test]
+    fn events_look_like_kube_proxys() {
+        let cry = Notice::starting();
+        let (sent, to) = (event(&cry), reference(&cry.about, "node-a"));
+        assert_eq!((&*sent.reason, &*sent.action, sent.note), ("Starting", "StartKubeProxy", None));
+        assert_eq!(sent.type_, EventType::Normal);
+        assert_eq!(
+            (to.kind.as_deref(), to.name.as_deref(), to.namespace),
+            (Some("Node"), Some("node-a"), None)
+        );
+        let long = Notice::no_health_check(ServiceName::new("shop", "a"), "ö".repeat(2000));
+        assert_eq!(event(&long).note.unwrap().len(), MAX_NOTE);
+        assert_eq!(reference(&long.about, "node-a").namespace.as_deref(), Some("shop"));
+    }
+}

@@ -1,0 +1,76 @@
+//! The configuration file, watched: a change ends the agent, so that whoever started it starts it anew.
+//!
+//! Nothing is interrupted by that. A new text that cannot be used is told of, and the agent goes on as it is.
+
+use std::time::Duration;
+
+use anyhow::bail;
+use tokio::time::{sleep, timeout};
+
+use crate::cli::kube_proxy::{Overlay, file};
+use crate::source::beside::Beside;
+
+/// How often the file is read though nothing was heard of it.
+const POLL: Duration = Duration::from_secs(5);
+/// Whoever writes a file does so in several steps.
+const REST: Duration = Duration::from_millis(200);
+
+/// Returns an error when the file has a new text that can be used; never without a file.
+pub async fn until_changed(overlay: Overlay) -> anyhow::Result<()> {
+    let Some(path) = overlay.config_file else { return std::future::pending().await };
+    let mut watched = Beside::watch(&path);
+    let mut known = overlay.text;
+    loop {
+        // Both outcomes mean: look at it.
+        if timeout(POLL, watched.touched()).await.is_ok() {
+            sleep(REST).await;
+        }
+        let Ok(text) = tokio::fs::read_to_string(&path).await else { continue };
+        if text == known {
+            continue;
+        }
+        match file::parse(&path.display().to_string(), &text) {
+            Ok(_) => bail!("the configuration file {} was changed", path.display()),
+            Err(error) => tracing::error!(%error, "the configuration file was changed, and cannot be used"),
+        }
+        known = text;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
+
+    #[tokio::test]
+    async fn a_new_text_is_the_end_and_a_wrong_one_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        // As kubelet lays a ConfigMap out.
+        for (version, text) in [("a", TEXT), ("b", "mode: [\n"), ("c", &*format!("{TEXT}mode: ipvs\n"))] {
+            std::fs::create_dir(dir.path().join(version)).unwrap();
+            std::fs::write(dir.path().join(version).join("config.conf"), text).unwrap();
+        }
+        let put = |version: &str| {
+            std::os::unix::fs::symlink(version, dir.path().join("next")).unwrap();
+            std::fs::rename(dir.path().join("next"), dir.path().join("data")).unwrap();
+        };
+        put("a");
+        let path = dir.path().join("config.conf");
+        std::os::unix::fs::symlink("data/config.conf", &path).unwrap();
+        let overlay = Overlay { config_file: Some(path), text: TEXT.to_owned(), ..Overlay::default() };
+        let mut watched = tokio::spawn(until_changed(overlay));
+        sleep(Duration::from_millis(100)).await;
+        put("b");
+        assert!(timeout(Duration::from_secs(1), &mut watched).await.is_err(), "a text that cannot be used");
+        put("c");
+        let error = timeout(POLL, watched).await.expect("heard of at once").unwrap().unwrap_err();
+        assert!(error.to_string().contains("config.conf was changed"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn without_a_file_nothing_is_watched() {
+        let never = until_changed(Overlay::default());
+        assert!(timeout(Duration::from_millis(50), never).await.is_err());
+    }
+}

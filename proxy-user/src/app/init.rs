@@ -1,0 +1,77 @@
+//! What is done before anything is loaded, and what `--init-only` does alone.
+
+use std::path::Path;
+
+use anyhow::Context;
+
+use crate::cli::RunConfig;
+use crate::cli::kube_proxy::document;
+use crate::host::cgroup;
+use crate::host::netfilter::old_proxy::OldProxy;
+use crate::host::netfilter::sysctl;
+use crate::programs;
+
+/// Does what takes full privileges, for a main container that has few: `bpffs`, `cgroup2`, netfilter's settings.
+pub fn init(config: &RunConfig) -> anyhow::Result<()> {
+    describe(config);
+    let mounted = programs::mount_bpffs(&config.bpffs)?;
+    let did = |done: bool| if done { "mounted" } else { "was there" };
+    tracing::info!(path = %config.bpffs.display(), bpffs = did(mounted), "ready");
+    let (root, mounted) = cgroup::find_or_mount(config.cgroup_root.as_deref())?;
+    tracing::info!(path = %root.path.display(), cgroup2 = did(mounted), "ready");
+    set_up_netfilter(config);
+    Ok(())
+}
+
+/// Says once what was asked for and means nothing, or something else, here.
+pub fn describe(config: &RunConfig) {
+    if let Some(mode) = config.legacy_proxy_mode {
+        tracing::info!(mode, "this mode of kube-proxy means `ebpf` here");
+    }
+    if let Some(file) = &config.kube_proxy.config_file {
+        tracing::info!(file = %file.display(), "configuration read");
+    }
+    for note in &config.kube_proxy.notes {
+        tracing::info!("{note}");
+    }
+}
+
+/// Says once what another proxy has left on this node.
+pub async fn describe_old_proxy() {
+    // Who may not ask may not attach either, and that is told elsewhere.
+    let Ok(Ok(found)) = tokio::task::spawn_blocking(OldProxy::look).await else { return };
+    if found.has_rules() {
+        tracing::warn!(
+            %found,
+            "kube-proxy's rules are here: new connections are Ballast's, those of kube-proxy are left to it; stop \
+             kube-proxy, and run `ballast takeover`"
+        );
+    } else if found.draining {
+        tracing::info!(
+            "connections that kube-proxy began may be here; `ballast takeover` says, and ends this"
+        );
+    }
+}
+
+/// Asks the kernel to spare this process, where the operator says so.
+pub fn set_up_process(config: &RunConfig) {
+    let Some(score) = config.kube_proxy.oom_score_adj else { return };
+    if let Err(error) = std::fs::write("/proc/self/oom_score_adj", score.to_string()) {
+        tracing::info!(score, %error, "oomScoreAdj could not be set");
+    }
+}
+
+/// Sets what the operator asks of netfilter. kube-proxy ends where it cannot; a read-only `/proc/sys` is usual
+/// for the container that Ballast runs in, so `--init-only` is where this should work.
+pub fn set_up_netfilter(config: &RunConfig) {
+    let wanted = &config.kube_proxy.conntrack;
+    for error in sysctl::apply(wanted, Path::new("/proc/sys"), Path::new("/sys/module")) {
+        tracing::warn!(%error, "a setting of conntrack could not be made; `ballast run --init-only` as root makes it");
+    }
+}
+
+/// Writes the settings in force in kube-proxy's format.
+pub fn write_config(config: &RunConfig, path: &Path) -> anyhow::Result<()> {
+    let text = document::yaml(&document::of(config));
+    std::fs::write(path, text).with_context(|| format!("cannot write --write-config-to {}", path.display()))
+}

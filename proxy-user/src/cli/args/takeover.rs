@@ -1,0 +1,36 @@
+//! `ballast takeover`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::builder::FalseyValueParser;
+
+use crate::cli::value::{self, Listen};
+
+/// `ballast takeover`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct TakeoverArgs {
+    /// Where the BPF file system is mounted that the agent uses.
+    #[arg(long, env = "BALLAST_BPFFS", value_name = "DIR", default_value = "/sys/fs/bpf")]
+    pub bpffs: PathBuf,
+    /// Where the agent answers /healthz.
+    #[arg(
+        long,
+        env = "BALLAST_METRICS_BIND_ADDRESS",
+        value_name = "ADDRESS",
+        default_value = "127.0.0.1:10249"
+    )]
+    pub metrics_bind_address: Listen,
+    /// Only say what would be removed.
+    #[arg(long, env = "BALLAST_DRY_RUN", value_parser = FalseyValueParser::new())]
+    pub dry_run: bool,
+    /// Do not ask whether the agent serves and kube-proxy is stopped.
+    #[arg(long, env = "BALLAST_FORCE", value_parser = FalseyValueParser::new())]
+    pub force: bool,
+    /// Wait for so long until the connections that kube-proxy began have ended, and finish then.
+    #[arg(long, env = "BALLAST_WAIT", value_name = "DURATION", default_value = "0", value_parser = value::duration)]
+    pub wait: Duration,
+    /// Finish now: what is left of these connections breaks.
+    #[arg(long, env = "BALLAST_NOW", value_parser = FalseyValueParser::new())]
+    pub now: bool,
+}

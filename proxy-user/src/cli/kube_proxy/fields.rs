@@ -1,0 +1,255 @@
+//! Every field of `KubeProxyConfiguration` (kubeproxy.config.k8s.io/v1alpha1) and every flag of kube-proxy 1.36,
+//! and what each means here. The file reader, the command line and the table in `docs/compatibility.md` are made
+//! of this one list.
+
+use super::kind::Kind::{self, *};
+
+/// What becomes of a setting.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// It does what it does with kube-proxy, or what the text says.
+    Used(&'static str),
+    /// It is checked and accepted, means nothing, and that is said once, for this reason.
+    Idle(&'static str),
+}
+
+use Effect::{Idle, Used};
+
+/// A field, a flag, or both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Setting {
+    /// Path in the file; empty where only a flag says it.
+    pub field: &'static str,
+    /// The flag without its dashes; empty where there is none.
+    pub flag: &'static str,
+    /// What values it takes.
+    pub kind: Kind,
+    /// kube-proxy's default.
+    pub default: &'static str,
+    /// What it means here.
+    pub effect: Effect,
+}
+
+const fn both(
+    field: &'static str,
+    flag: &'static str,
+    kind: Kind,
+    default: &'static str,
+    effect: Effect,
+) -> Setting {
+    Setting { field, flag, kind, default, effect }
+}
+
+const fn field(field: &'static str, kind: Kind, default: &'static str, effect: Effect) -> Setting {
+    Setting { field, flag: "", kind, default, effect }
+}
+
+const fn flag(flag: &'static str, kind: Kind, default: &'static str, effect: Effect) -> Setting {
+    Setting { field: "", flag, kind, default, effect }
+}
+
+const I32: i64 = i32::MAX as i64;
+const COUNT: Kind = Int(0, I32);
+const BIT: Kind = Int(0, 31);
+const NO_RULES: Effect = Idle("there are no rules that packets are marked for");
+const NO_IPVS: Effect = Idle("there is no IPVS");
+const WINDOWS: Effect = Idle("it is for Windows");
+const BUFFERS: Effect = Idle("log lines are written one by one to standard error");
+const PERIOD: Effect = Used("how often the maps are compared in full; at least 1s");
+const MIN_PERIOD: Effect = Used("least time between two syncs; without it there is none");
+const NETFILTER: &str = "set for the node's own netfilter, where it is given";
+
+/// All of them, in the order of the documentation.
+pub const SETTINGS: &[Setting] = &[
+    flag("config", Text, "", Used("the file; a change of it ends the agent, to be started again")),
+    flag("write-config-to", Text, "", Used("writes the settings in kube-proxy's format and ends")),
+    flag("cleanup", Bool, "false", Used("as `ballast cleanup`")),
+    flag("init-only", Bool, "false", Used("mounts bpffs and cgroup2, sets what needs root, and ends")),
+    flag("version", Bool, "false", Used("")),
+    flag("master", Text, "", Used("also beside --config")),
+    both("featureGates", "feature-gates", Gates, "", Used("`AllowServiceExternalIPs`; others mean nothing")),
+    both("clientConnection.kubeconfig", "kubeconfig", Text, "", Used("")),
+    field("clientConnection.acceptContentTypes", Text, "", Idle("the agent speaks JSON")),
+    both(
+        "clientConnection.contentType",
+        "kube-api-content-type",
+        Text,
+        "application/vnd.kubernetes.protobuf",
+        Idle("the agent speaks JSON"),
+    ),
+    both(
+        "clientConnection.qps",
+        "kube-api-qps",
+        Number,
+        "5",
+        Idle("the agent holds four watches open, and asks nothing else"),
+    ),
+    both(
+        "clientConnection.burst",
+        "kube-api-burst",
+        COUNT,
+        "10",
+        Idle("the agent holds four watches open, and asks nothing else"),
+    ),
+    both("logging.format", "logging-format", LogFormat, "text", Used("flags come first")),
+    both(
+        "logging.verbosity",
+        "v",
+        Int(0, I32),
+        "0",
+        Used("0 to 3: info, 4 and 5: debug, more: trace; flags come first"),
+    ),
+    both("logging.flushFrequency", "log-flush-frequency", Any, "5s", BUFFERS),
+    both("logging.vmodule", "vmodule", Any, "", Idle("BALLAST_LOG sets the level of single modules")),
+    both("logging.options.text.splitStream", "log-text-split-stream", Bool, "false", BUFFERS),
+    both("logging.options.text.infoBufferSize", "log-text-info-buffer-size", Any, "0", BUFFERS),
+    both("logging.options.json.splitStream", "log-json-split-stream", Bool, "false", BUFFERS),
+    both("logging.options.json.infoBufferSize", "log-json-info-buffer-size", Any, "0", BUFFERS),
+    both("hostnameOverride", "hostname-override", Text, "", Used("the flag comes first")),
+    both("bindAddress", "bind-address", Ip, "0.0.0.0", Used("")),
+    both("healthzBindAddress", "healthz-bind-address", Listen, "0.0.0.0:10256", Used("")),
+    both("metricsBindAddress", "metrics-bind-address", Listen, "127.0.0.1:10249", Used("")),
+    flag("healthz-port", Int(0, 65_535), "10256", Used("deprecated; 0: no server")),
+    flag("metrics-port", Int(0, 65_535), "10249", Used("deprecated; 0: no server")),
+    both("bindAddressHardFail", "bind-address-hard-fail", Bool, "false", Used("")),
+    both("enableProfiling", "profiling", Bool, "false", Idle("there is no Go runtime to look at")),
+    both(
+        "showHiddenMetricsForVersion",
+        "show-hidden-metrics-for-version",
+        Text,
+        "",
+        Idle("no metric is hidden"),
+    ),
+    both("mode", "proxy-mode", Mode, "", Used("all mean `ebpf`; that is said once")),
+    both("iptables.masqueradeBit", "iptables-masquerade-bit", BIT, "14", NO_RULES),
+    both("iptables.masqueradeAll", "masquerade-all", Bool, "false", Used("in every mode but nftables")),
+    both(
+        "iptables.localhostNodePorts",
+        "iptables-localhost-nodeports",
+        Bool,
+        "true",
+        Used(
+            "`true` in mode iptables adds `localhost` to the node port addresses; without it they are not there",
+        ),
+    ),
+    both("iptables.syncPeriod", "iptables-sync-period", Duration, "30s", PERIOD),
+    both("iptables.minSyncPeriod", "iptables-min-sync-period", Duration, "1s", MIN_PERIOD),
+    both("ipvs.syncPeriod", "ipvs-sync-period", Duration, "30s", PERIOD),
+    both("ipvs.minSyncPeriod", "ipvs-min-sync-period", Duration, "0s", MIN_PERIOD),
+    both("ipvs.scheduler", "ipvs-scheduler", Text, "", Idle("endpoints are chosen at random, as yet")),
+    both("ipvs.excludeCIDRs", "ipvs-exclude-cidrs", Cidrs, "", NO_IPVS),
+    both("ipvs.strictARP", "ipvs-strict-arp", Bool, "false", Idle("no device has the addresses of Services")),
+    both("ipvs.tcpTimeout", "ipvs-tcp-timeout", Duration, "0s", NO_IPVS),
+    both("ipvs.tcpFinTimeout", "ipvs-tcpfin-timeout", Duration, "0s", NO_IPVS),
+    both("ipvs.udpTimeout", "ipvs-udp-timeout", Duration, "0s", NO_IPVS),
+    field("nftables.masqueradeBit", BIT, "14", NO_RULES),
+    field("nftables.masqueradeAll", Bool, "false", Used("in mode nftables")),
+    field("nftables.syncPeriod", Duration, "30s", PERIOD),
+    field("nftables.minSyncPeriod", Duration, "1s", MIN_PERIOD),
+    field("winkernel.networkName", Text, "", WINDOWS),
+    field("winkernel.sourceVip", Text, "", WINDOWS),
+    field("winkernel.enableDSR", Bool, "false", WINDOWS),
+    field("winkernel.rootHnsEndpointName", Text, "", WINDOWS),
+    field("winkernel.forwardHealthCheckVip", Bool, "false", WINDOWS),
+    both(
+        "detectLocalMode",
+        "detect-local-mode",
+        LocalMode,
+        "ClusterCIDR",
+        Used("without mode and range, pods are known by their devices"),
+    ),
+    both("detectLocal.bridgeInterface", "pod-bridge-interface", Text, "", Used("")),
+    both("detectLocal.interfaceNamePrefix", "pod-interface-name-prefix", Text, "", Used("")),
+    both("clusterCIDR", "cluster-cidr", ClusterCidr, "", Used("")),
+    both(
+        "nodePortAddresses",
+        "nodeport-addresses",
+        NodePortAddresses,
+        "",
+        Used("`localhost` and `all` too, as later versions of kube-proxy; empty: all but loopback"),
+    ),
+    both(
+        "oomScoreAdj",
+        "oom-score-adj",
+        Int(-1000, 1000),
+        "-999",
+        Used("where it is given; lower than before takes CAP_SYS_RESOURCE"),
+    ),
+    both(
+        "conntrack.maxPerCore",
+        "conntrack-max-per-core",
+        COUNT,
+        "32768",
+        Used("with `min`, set for the node's own netfilter, where it is given"),
+    ),
+    both("conntrack.min", "conntrack-min", COUNT, "131072", Used("with `maxPerCore`")),
+    both(
+        "conntrack.tcpEstablishedTimeout",
+        "conntrack-tcp-timeout-established",
+        Duration,
+        "24h0m0s",
+        Used(NETFILTER),
+    ),
+    both(
+        "conntrack.tcpCloseWaitTimeout",
+        "conntrack-tcp-timeout-close-wait",
+        Duration,
+        "1h0m0s",
+        Used(NETFILTER),
+    ),
+    both("conntrack.tcpBeLiberal", "conntrack-tcp-be-liberal", Bool, "false", Used(NETFILTER)),
+    both("conntrack.udpTimeout", "conntrack-udp-timeout", Duration, "0s", Used(NETFILTER)),
+    both("conntrack.udpStreamTimeout", "conntrack-udp-timeout-stream", Duration, "0s", Used(NETFILTER)),
+    both(
+        "configSyncPeriod",
+        "config-sync-period",
+        Duration,
+        "15m0s",
+        Idle("watches resume where they stopped; nothing is listed again and again"),
+    ),
+    field("portRange", Text, "", Idle("kube-proxy does not use it either")),
+    field("windowsRunAsService", Bool, "false", WINDOWS),
+    flag("boot-id-file", Text, "", Idle("the machine is not identified")),
+    flag("machine-id-file", Text, "", Idle("the machine is not identified")),
+];
+
+impl Setting {
+    /// The setting of a field.
+    pub fn of_field(path: &str) -> Option<&'static Self> {
+        SETTINGS.iter().find(|setting| setting.field == path)
+    }
+
+    /// Whether some field lies below this path.
+    pub fn has_below(path: &str) -> bool {
+        SETTINGS
+            .iter()
+            .any(|setting| setting.field.strip_prefix(path).is_some_and(|rest| rest.starts_with('.')))
+    }
+
+    /// The name under which its value is kept: the field, or the flag where there is none.
+    pub const fn key(&self) -> &'static str {
+        if self.field.is_empty() { self.flag } else { self.field }
+    }
+}
+
+/// The table of `docs/compatibility.md`.
+pub fn table() -> String {
+    let mut text = String::from("| field | flag | kube-proxy's default | here |\n|---|---|---|---|\n");
+    for setting in SETTINGS {
+        let code = |word: &str, dashes: &str| match word {
+            "" => String::new(),
+            "v" => "`-v`".to_owned(),
+            word => format!("`{dashes}{word}`"),
+        };
+        let what = match setting.effect {
+            Used("") => "the same".to_owned(),
+            Used(what) => what.to_owned(),
+            Idle(why) => format!("nothing: {why}"),
+        };
+        let default = code(setting.default, "");
+        let line =
+            format!("| {} | {} | {default} | {what} |\n", code(setting.field, ""), code(setting.flag, "--"));
+        text.push_str(&line);
+    }
+    text
+}

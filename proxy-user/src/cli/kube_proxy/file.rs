@@ -1,0 +1,146 @@
+//! Reading a `KubeProxyConfiguration`: every part that is wrong is named with its place, not only the first.
+
+use std::fmt;
+use std::path::Path;
+
+use serde_saphyr::{Location, Spanned};
+
+use super::fields::{SETTINGS, Setting};
+use super::tree::Node;
+use super::values::{Given, Values};
+
+/// The API version of the files that we read.
+pub const API_VERSION: &str = "kubeproxy.config.k8s.io/v1alpha1";
+/// Their kind.
+pub const KIND: &str = "KubeProxyConfiguration";
+
+/// What is wrong with a file: one line for each part, `FILE:LINE:COLUMN: ...`.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub struct FileError(pub Vec<String>);
+
+impl fmt::Display for FileError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.join("; "))
+    }
+}
+
+/// Reads a file; returns its text, too.
+pub fn read(path: &Path) -> Result<(String, Values), FileError> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| FileError(vec![format!("cannot read --config {}: {error}", path.display())]))?;
+    let values = parse(&path.display().to_string(), &text)?;
+    Ok((text, values))
+}
+
+/// Reads the text of a file; `name` is what errors call it.
+pub fn parse(name: &str, text: &str) -> Result<Values, FileError> {
+    let options = serde_saphyr::options! { with_snippet: false };
+    let document: Spanned<Node> = serde_saphyr::from_str_with_options(text, options).map_err(|error| {
+        let place = error.location().map_or_else(|| name.to_owned(), |location| place(name, location));
+        let message = error.to_string();
+        // The reader adds where it is; that stands in front here.
+        let message = message.rfind(" at line ").map_or(&*message, |at| &message[..at]);
+        FileError(vec![format!("{place}: {message}")])
+    })?;
+    let mut reader = Reader { name, values: Values::default(), errors: Vec::new() };
+    reader.document(&document);
+    if reader.errors.is_empty() { Ok(reader.values) } else { Err(FileError(reader.errors)) }
+}
+
+fn place(name: &str, location: Location) -> String {
+    format!("{name}:{}:{}", location.line(), location.column())
+}
+
+struct Reader<'a> {
+    name: &'a str,
+    values: Values,
+    errors: Vec<String>,
+}
+
+impl Reader<'_> {
+    fn error(&mut self, at: Location, message: &dyn fmt::Display) {
+        self.errors.push(format!("{}: {message}", place(self.name, at)));
+    }
+
+    fn document(&mut self, document: &Spanned<Node>) {
+        let Node::Map(entries) = &document.value else {
+            self.error(
+                document.referenced,
+                &format!("this is no {KIND}: expected a mapping, found {}", document.value),
+            );
+            return;
+        };
+        for (field, expected) in [("apiVersion", API_VERSION), ("kind", KIND)] {
+            match entries.iter().find(|(key, _)| key.value == field) {
+                Some((_, value)) if value.value == Node::Text(expected.to_owned()) => {}
+                Some((_, value)) => {
+                    self.error(
+                        value.referenced,
+                        &format!("{field}: {} cannot be read; give {expected}", value.value),
+                    );
+                }
+                None => self.error(document.referenced, &format!("{field} is missing; give {expected}")),
+            }
+        }
+        self.mapping("", entries);
+    }
+
+    fn mapping(&mut self, above: &str, entries: &[(Spanned<String>, Spanned<Node>)]) {
+        for (key, value) in entries {
+            if above.is_empty() && matches!(&*key.value, "apiVersion" | "kind") {
+                continue;
+            }
+            let path = if above.is_empty() { key.value.clone() } else { format!("{above}.{}", key.value) };
+            if let Some(setting) = Setting::of_field(&path) {
+                self.setting(setting, value);
+                continue;
+            }
+            if !Setting::has_below(&path) {
+                let hint = meant(&path).map(|field| format!("; did you mean {field}?")).unwrap_or_default();
+                self.error(key.referenced, &format!("unknown field {path}{hint}"));
+                continue;
+            }
+            match &value.value {
+                Node::Map(entries) => self.mapping(&path, entries),
+                Node::Null => {}
+                other => {
+                    self.error(
+                        value.referenced,
+                        &format!("{path}: {other} is no mapping; give fields below it"),
+                    );
+                }
+            }
+        }
+    }
+
+    fn setting(&mut self, setting: &'static Setting, node: &Spanned<Node>) {
+        let at = node.referenced;
+        match setting.kind.of_node(&node.value) {
+            Ok(Some(value)) => {
+                let place = format!("{}: {}", place(self.name, at), setting.field);
+                self.values.insert(setting, Given { value, place });
+            }
+            Ok(None) => {}
+            Err(expected) => {
+                let shown = match &node.value {
+                    Node::List(items) => {
+                        let items: Vec<_> = items.iter().map(|item| item.value.to_string()).collect();
+                        format!("[{}]", items.join(", "))
+                    }
+                    other => other.to_string(),
+                };
+                self.error(at, &format!("{}: {shown} is not right; {expected}", setting.field));
+            }
+        }
+    }
+}
+
+/// The field that somebody may have meant who wrote this one: the same letters, or the same name elsewhere.
+fn meant(path: &str) -> Option<&'static str> {
+    let last = |path: &'static str| path.rsplit('.').next().unwrap_or(path);
+    let name = path.rsplit('.').next().unwrap_or(path);
+    let fields = || SETTINGS.iter().map(|setting| setting.field).filter(|field| !field.is_empty());
+    fields()
+        .find(|field| field.eq_ignore_ascii_case(path))
+        .or_else(|| fields().find(|field| last(field).eq_ignore_ascii_case(name)))
+}

@@ -1,0 +1,172 @@
+//! `ballast takeover`: from kube-proxy to Ballast on a live node.
+//!
+//! New connections are Ballast's as soon as its agent runs. Those that kube-proxy began are left to netfilter's
+//! conntrack, which needs no rule for them; so the rules go at once, and the last trace when these connections
+//! have ended.
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use proxy_common::PROTO_TCP;
+
+use super::args::takeover::TakeoverArgs;
+use super::show::{AgentState, probe};
+use crate::host::netfilter::old_proxy::OldProxy;
+use crate::host::netfilter::{connections, rules};
+use crate::maps::view::{Transport, View, ViewError};
+use crate::programs::attachments;
+use crate::programs::hooks::SOCKET_HOOKS;
+
+/// Between two looks at the connections.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// Why nothing was taken over, and the way out.
+#[derive(Debug, thiserror::Error)]
+pub enum TakeoverError {
+    /// netfilter does not answer, or does not change.
+    #[error(
+        "cannot {what}: {source}; run as root in the node's network namespace, on a kernel with nftables"
+    )]
+    Netfilter {
+        /// What was tried.
+        what: &'static str,
+        /// Why not.
+        source: io::Error,
+    },
+    /// Rules that would come back.
+    #[error(
+        "kube-proxy still runs here (process {0}) and would write its rules again; stop it first, for example with \
+         `kubectl -n kube-system delete daemonset kube-proxy`"
+    )]
+    StillRuns(u32),
+    /// Nobody would serve.
+    #[error(
+        "Ballast does not serve on this node yet ({0}): start `ballast run`, and look at `ballast status`"
+    )]
+    NotServing(String),
+    /// IPVS translates by itself.
+    #[error(
+        "kube-proxy's ipvs mode was used here: connections through IPVS end with it; with that said, run \
+         `kube-proxy --cleanup` instead"
+    )]
+    Ipvs,
+    /// The maps cannot be read.
+    #[error(transparent)]
+    View(#[from] ViewError),
+}
+
+fn netfilter(what: &'static str) -> impl FnOnce(io::Error) -> TakeoverError {
+    move |source| TakeoverError::Netfilter { what, source }
+}
+
+/// Takes over as far as that goes now; returns what was done, in words.
+pub fn run(args: &TakeoverArgs) -> Result<String, TakeoverError> {
+    let found = OldProxy::look().map_err(netfilter("read the rules of netfilter"))?;
+    if !found.may_have_connections() {
+        return Ok("no rules of kube-proxy are here\n".to_owned());
+    }
+    let mut text = String::new();
+    if found.has_rules() {
+        if found.ipvs {
+            return Err(TakeoverError::Ipvs);
+        }
+        if !args.force && !args.dry_run {
+            is_serving(args)?;
+            if let Some(pid) = running() {
+                return Err(TakeoverError::StillRuns(pid));
+            }
+        }
+        let removal = rules::remove(args.dry_run).map_err(netfilter("remove the rules"))?;
+        let verb = if args.dry_run { "would remove" } else { "removed" };
+        for line in removal.removed {
+            let _ = writeln!(text, "{verb} {line}");
+        }
+        for line in removal.left {
+            let _ = writeln!(text, "left {line}: rules of others lead there");
+        }
+    }
+    if args.dry_run {
+        let _ =
+            writeln!(text, "{} connections go on by netfilter's conntrack", old_connections(&args.bpffs)?);
+        return Ok(text);
+    }
+    let end = Instant::now() + args.wait;
+    let mut left = old_connections(&args.bpffs)?;
+    while left > 0 && !args.now && Instant::now() < end {
+        std::thread::sleep(PAUSE);
+        left = old_connections(&args.bpffs)?;
+    }
+    if left == 0 || args.now {
+        rules::finish().map_err(netfilter("remove the last table"))?;
+        text.push_str("done: nothing of kube-proxy is left\n");
+    } else {
+        let _ = writeln!(
+            text,
+            "{left} connections that kube-proxy began go on by netfilter's conntrack; run `ballast takeover` again \
+             when they have ended"
+        );
+    }
+    Ok(text)
+}
+
+/// Whether the agent is well and all its socket programs are attached.
+fn is_serving(args: &TakeoverArgs) -> Result<(), TakeoverError> {
+    match probe(args.metrics_bind_address) {
+        AgentState::Answered { status: 200, .. } | AgentState::NotAsked => {}
+        AgentState::Answered { address, status } => {
+            return Err(TakeoverError::NotServing(format!("{address} answers with {status}")));
+        }
+        AgentState::Silent { address, reason } => {
+            return Err(TakeoverError::NotServing(format!("{address}: {reason}")));
+        }
+    }
+    let all = attachments(&args.bpffs);
+    let is_attached = |name: &str| all.iter().any(|one| one.hook == name && one.in_force());
+    match SOCKET_HOOKS.iter().find(|(name, _)| !is_attached(name)) {
+        Some((name, _)) => Err(TakeoverError::NotServing(format!("{name} is not attached"))),
+        None => Ok(()),
+    }
+}
+
+/// A kube-proxy in this network namespace.
+fn running() -> Option<u32> {
+    let here = std::fs::read_link("/proc/self/ns/net").ok()?;
+    let processes = std::fs::read_dir("/proc").ok()?.flatten();
+    processes.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok()).find(|pid| {
+        let of = Path::new("/proc").join(pid.to_string());
+        let is_named = std::fs::read_to_string(of.join("comm")).is_ok_and(|name| name.trim() == "kube-proxy");
+        is_named && std::fs::read_link(of.join("ns/net")).is_ok_and(|namespace| namespace == here)
+    })
+}
+
+/// How many living connections to addresses of Services netfilter translates.
+fn old_connections(bpffs: &Path) -> Result<usize, TakeoverError> {
+    let frontends = View::open(bpffs)?.services()?;
+    let tcp = frontends.iter().filter(|row| row.protocol == Transport(PROTO_TCP));
+    let dialled: BTreeSet<(IpAddr, u16)> = tcp.map(|row| (row.address, row.port)).collect();
+    let translated = connections::translated().map_err(netfilter("read netfilter's connections"))?;
+    Ok(translated.iter().filter(|to| is_services(to, &dialled)).count())
+}
+
+/// Whether somebody dialled a Service, by its own address or by a port of the node.
+fn is_services(to: &SocketAddr, dialled: &BTreeSet<(IpAddr, u16)>) -> bool {
+    let any: IpAddr = if to.is_ipv4() { [0; 4].into() } else { [0u16; 8].into() };
+    dialled.contains(&(to.ip(), to.port())) || dialled.contains(&(any, to.port()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn services_are_known_by_address_or_node_port() {
+        let dialled = BTreeSet::from([([10, 96, 0, 1].into(), 443), ([0, 0, 0, 0].into(), 30_080)]);
+        let is = |text: &str| is_services(&text.parse().unwrap(), &dialled);
+        assert!(is("10.96.0.1:443") && is("192.0.2.1:30080"));
+        assert!(!is("10.96.0.1:80") && !is("[2001:db8::1]:30080"));
+    }
+}

@@ -1,0 +1,253 @@
+//! Takes kube-proxy's rules away in one transaction, and keeps its connections alive.
+//!
+//! A connection that was translated goes on by its entry in conntrack, without any rule. But the kernel applies
+//! these entries only while some chain of type `nat` exists; so empty ones are put in place, in a table of ours.
+
+use std::collections::BTreeSet;
+use std::io;
+
+use super::message::{
+    ANY_FAMILY, IPV4, IPV6, Message, NFTABLES, attributes, find, find_below, put, text, transact,
+};
+use super::old_proxy::{Chain, TABLE, chains, is_kube_proxys, list};
+
+/// The table with the empty chains.
+pub const TAKEOVER_TABLE: &str = "ballast-takeover";
+
+const NEW_TABLE: u16 = 0;
+const DEL_TABLE: u16 = 2;
+const NEW_CHAIN: u16 = 3;
+const DEL_CHAIN: u16 = 5;
+const GET_RULE: u16 = 7;
+const DEL_RULE: u16 = 8;
+/// `NLM_F_CREATE`.
+const CREATE: u16 = 0x400;
+
+/// `NFTA_TABLE_NAME`.
+const TABLE_NAME: u16 = 1;
+/// `NFTA_CHAIN_TABLE`, `_NAME`, `_HOOK` (with number and priority), `_POLICY`, `_TYPE`.
+const CHAIN_TABLE: u16 = 1;
+const CHAIN_NAME: u16 = 3;
+const CHAIN_HOOK: u16 = 4;
+const CHAIN_TYPE: u16 = 7;
+const HOOK_NUMBER: u16 = 1;
+const HOOK_PRIORITY: u16 = 2;
+/// `NFTA_RULE_TABLE`, `_CHAIN`, `_HANDLE`, `_EXPRESSIONS`.
+const RULE_TABLE: u16 = 1;
+const RULE_CHAIN: u16 = 2;
+const RULE_HANDLE: u16 = 3;
+const RULE_EXPRESSIONS: u16 = 4;
+/// `NFTA_EXPR_NAME`, and from there to the chain of an `immediate` verdict: `NFTA_EXPR_DATA`,
+/// `NFTA_IMMEDIATE_DATA`, `NFTA_DATA_VERDICT`, `NFTA_VERDICT_CHAIN`.
+const EXPRESSION_NAME: u16 = 1;
+const TARGET: [u16; 4] = [2, 2, 2, 2];
+
+/// Hooks of type `nat`, with their usual priorities.
+const NAT_HOOKS: [(&str, u32, i32); 4] =
+    [("prerouting", 0, -100), ("input", 1, 100), ("output", 3, -100), ("postrouting", 4, 100)];
+
+/// A rule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Rule {
+    chain: Chain,
+    handle: Vec<u8>,
+    /// The chains that it leads to.
+    targets: BTreeSet<String>,
+}
+
+/// What a removal does.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Removal {
+    /// In words, one for each table.
+    pub removed: Vec<String>,
+    /// Chains that somebody else's rules lead to; they stay.
+    pub left: Vec<String>,
+}
+
+/// Removes every rule, chain and table of kube-proxy in nftables, also those made by iptables, and puts the empty
+/// chains in place. All of it happens at once, or nothing. With `only_say` nothing does.
+pub fn remove(only_say: bool) -> io::Result<Removal> {
+    let (changes, removal) = plan(&chains()?, &rules()?);
+    if !only_say && !changes.is_empty() {
+        transact(&changes)?;
+    }
+    Ok(removal)
+}
+
+/// Removes the empty chains; whether they were there.
+pub fn finish() -> io::Result<bool> {
+    let tables: BTreeSet<_> = chains()?
+        .into_iter()
+        .filter(|chain| chain.table == TAKEOVER_TABLE)
+        .map(|chain| chain.family)
+        .collect();
+    let changes: Vec<_> = tables.iter().map(|family| (delete_table(*family, TAKEOVER_TABLE), 0)).collect();
+    if changes.is_empty() {
+        return Ok(false);
+    }
+    transact(&changes).map(|()| true)
+}
+
+fn plan(chains: &[Chain], rules: &[Rule]) -> (Vec<(Message, u16)>, Removal) {
+    let (mut changes, mut removal) = (Vec::new(), Removal::default());
+    let own: BTreeSet<&Chain> =
+        chains.iter().filter(|chain| chain.is_kube_proxys() && chain.table != TABLE).collect();
+    let is_own = |chain: &Chain| own.contains(chain);
+    let leads_to_own = |rule: &&Rule| rule.targets.iter().any(|target| is_kube_proxys(target));
+    // The chains that the kernel enters are kube-proxy's to leave; others are somebody's who uses its chains.
+    let (entries, others): (Vec<_>, Vec<_>) = rules
+        .iter()
+        .filter(|rule| rule.chain.table != TABLE && !is_own(&rule.chain))
+        .filter(leads_to_own)
+        .partition(|rule| is_entry(&rule.chain.name));
+    let mut kept: BTreeSet<Chain> = BTreeSet::new();
+    let mut leading: Vec<&Rule> = others;
+    while let Some(rule) = leading.pop() {
+        for target in rule.targets.iter().filter(|target| is_kube_proxys(target)) {
+            let chain = Chain { name: target.clone(), ..rule.chain.clone() };
+            if own.contains(&chain) && kept.insert(chain.clone()) {
+                leading.extend(rules.iter().filter(|rule| rule.chain == chain));
+            }
+        }
+    }
+    for rule in entries {
+        let message = Message::new(NFTABLES, DEL_RULE, rule.chain.family)
+            .with_text(RULE_TABLE, &rule.chain.table)
+            .with_text(RULE_CHAIN, &rule.chain.name)
+            .with(RULE_HANDLE, &rule.handle);
+        changes.push((message, 0));
+    }
+    let gone: Vec<&Chain> = own.into_iter().filter(|chain| !kept.contains(*chain)).collect();
+    // First the rules of all, as chains lead to one another.
+    for chain in &gone {
+        let all = Message::new(NFTABLES, DEL_RULE, chain.family)
+            .with_text(RULE_TABLE, &chain.table)
+            .with_text(RULE_CHAIN, &chain.name);
+        changes.push((all, 0));
+    }
+    for chain in &gone {
+        let message = Message::new(NFTABLES, DEL_CHAIN, chain.family)
+            .with_text(CHAIN_TABLE, &chain.table)
+            .with_text(CHAIN_NAME, &chain.name);
+        changes.push((message, 0));
+    }
+    let tables: BTreeSet<_> =
+        chains.iter().filter(|chain| chain.table == TABLE).map(|chain| chain.family).collect();
+    changes.extend(tables.iter().map(|family| (delete_table(*family, TABLE), 0)));
+    removal.removed = tables.iter().map(|family| format!("table {} {TABLE}", name_of(*family))).collect();
+    let mut shared = std::collections::BTreeMap::<(u8, &str), usize>::new();
+    for chain in &gone {
+        *shared.entry((chain.family, &chain.table)).or_default() += 1;
+    }
+    let say = |((family, table), count): ((u8, &str), usize)| {
+        format!("{count} chains in {} {table}", name_of(family))
+    };
+    removal.removed.extend(shared.into_iter().map(say));
+    removal.left = kept
+        .iter()
+        .map(|chain| format!("{} {} {}", name_of(chain.family), chain.table, chain.name))
+        .collect();
+    if !changes.is_empty() {
+        // Before the others, so that there is a chain of type nat at every moment.
+        changes.splice(0..0, keep_alive());
+    }
+    (changes, removal)
+}
+
+/// Whether the kernel enters the chain by itself, in the tables of iptables.
+fn is_entry(chain: &str) -> bool {
+    ["PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"].contains(&chain)
+}
+
+fn name_of(family: u8) -> &'static str {
+    if family == IPV6 { "ip6" } else { "ip" }
+}
+
+fn delete_table(family: u8, table: &str) -> Message {
+    Message::new(NFTABLES, DEL_TABLE, family).with_text(TABLE_NAME, table)
+}
+
+/// The empty chains, for both families.
+fn keep_alive() -> Vec<(Message, u16)> {
+    let mut changes = Vec::new();
+    for family in [IPV4, IPV6] {
+        changes
+            .push((Message::new(NFTABLES, NEW_TABLE, family).with_text(TABLE_NAME, TAKEOVER_TABLE), CREATE));
+        for (name, number, priority) in NAT_HOOKS {
+            let mut hook = Vec::new();
+            put(&mut hook, HOOK_NUMBER, &number.to_be_bytes());
+            put(&mut hook, HOOK_PRIORITY, &priority.to_be_bytes());
+            let chain = Message::new(NFTABLES, NEW_CHAIN, family)
+                .with_text(CHAIN_TABLE, TAKEOVER_TABLE)
+                .with_text(CHAIN_NAME, name)
+                .with(CHAIN_HOOK | 0x8000, &hook)
+                .with_text(CHAIN_TYPE, "nat");
+            changes.push((chain, CREATE));
+        }
+    }
+    changes
+}
+
+fn rules() -> io::Result<Vec<Rule>> {
+    let answers = list(Message::new(NFTABLES, GET_RULE, ANY_FAMILY))?;
+    Ok(answers.iter().filter_map(rule).collect())
+}
+
+fn rule(message: &Message) -> Option<Rule> {
+    let name = |kind| find(&message.body, kind).map(text);
+    let expressions = find(&message.body, RULE_EXPRESSIONS).unwrap_or_default();
+    let target = |expression: &[u8]| {
+        let is_verdict = find(expression, EXPRESSION_NAME).map(text).as_deref() == Some("immediate");
+        is_verdict.then(|| find_below(expression, &TARGET).map(text)).flatten()
+    };
+    Some(Rule {
+        chain: Chain { family: message.family, table: name(RULE_TABLE)?, name: name(RULE_CHAIN)? },
+        handle: find(&message.body, RULE_HANDLE)?.to_vec(),
+        targets: attributes(expressions).filter_map(|(_, expression)| target(expression)).collect(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chain(table: &str, name: &str) -> Chain {
+        Chain { family: IPV4, table: table.to_owned(), name: name.to_owned() }
+    }
+
+    fn leads(from: Chain, to: &str) -> Rule {
+        Rule { chain: from, handle: vec![0, 0, 0, 0, 0, 0, 0, 1], targets: BTreeSet::from([to.to_owned()]) }
+    }
+
+    #[test]
+    fn what_others_use_stays_and_all_else_goes() {
+        let chains =
+            ["PREROUTING", "KUBE-SERVICES", "KUBE-SVC-A", "KUBE-MARK-MASQ", "HOSTPORTS", "KUBE-FIREWALL"]
+                .map(|name| chain("nat", name));
+        let [entry, services, svc, mark, theirs, _] = chains.clone();
+        let rules = [
+            leads(entry.clone(), "KUBE-SERVICES"),
+            leads(entry, "HOSTPORTS"),
+            leads(services, "KUBE-SVC-A"),
+            leads(svc, "KUBE-MARK-MASQ"),
+            leads(theirs, "KUBE-MARK-MASQ"),
+        ];
+        let (changes, removal) = plan(&chains, &rules);
+        assert_eq!(removal.removed, ["2 chains in ip nat"]);
+        assert_eq!(removal.left, ["ip nat KUBE-MARK-MASQ"]);
+        assert_eq!(mark.name, "KUBE-MARK-MASQ");
+        let count = |command| changes.iter().filter(|(message, _)| message.command() == command).count();
+        // One rule that leads there, and all rules of two chains.
+        assert_eq!((count(DEL_RULE), count(DEL_CHAIN), count(DEL_TABLE)), (3, 2, 0));
+        assert_eq!((count(NEW_TABLE), count(NEW_CHAIN)), (2, 8));
+    }
+
+    #[test]
+    fn a_table_of_its_own_goes_as_a_whole_and_nothing_is_nothing() {
+        let (changes, removal) = plan(&[chain(TABLE, "services")], &[]);
+        assert_eq!(removal.removed, ["table ip kube-proxy"]);
+        assert_eq!(changes.last().map(|(message, _)| message.command()), Some(DEL_TABLE));
+        let (changes, removal) = plan(&[chain("nat", "PREROUTING")], &[]);
+        assert!(changes.is_empty() && removal == Removal::default());
+    }
+}

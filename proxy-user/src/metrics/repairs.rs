@@ -1,0 +1,22 @@
+//! What was found missing of programs and pins, and put back.
+
+use std::fmt;
+use std::sync::Arc;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::DescriptorEncoder;
+
+use super::datapath::counter;
+use crate::programs::Repairs;
+
+/// Reads the counts at each scrape.
+#[derive(Debug)]
+pub(super) struct Put(pub Arc<Repairs>);
+
+impl Collector for Put {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let samples = self.0.counts().map(|(what, count)| (vec![("what", what.to_owned())], count));
+        let help = "Programs and pins that another hand took away, and that were put back; packet programs by device";
+        counter(&mut encoder, "ballast_repairs", help, samples)
+    }
+}

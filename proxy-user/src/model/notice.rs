@@ -1,0 +1,67 @@
+//! Something that the cluster should be told: an event, in Kubernetes' word.
+
+use super::ServiceName;
+
+/// What a notice is about.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Subject {
+    /// This node.
+    Node,
+    /// A Service.
+    Service(ServiceName),
+}
+
+/// What to tell about it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Notice {
+    /// What it is about.
+    pub about: Subject,
+    /// Somebody should look at it.
+    pub warning: bool,
+    /// One word for machines.
+    pub reason: &'static str,
+    /// What was being done.
+    pub action: &'static str,
+    /// What happened, for people.
+    pub note: String,
+}
+
+impl Notice {
+    /// The agent begins: what kube-proxy calls its birth cry.
+    pub const fn starting() -> Self {
+        Self {
+            about: Subject::Node,
+            warning: false,
+            reason: "Starting",
+            action: "StartKubeProxy",
+            note: String::new(),
+        }
+    }
+
+    /// A server of the agent cannot listen.
+    pub const fn no_server(reason: &'static str, note: String) -> Self {
+        Self { about: Subject::Node, warning: true, reason, action: "StartKubeProxy", note }
+    }
+
+    /// The `healthCheckNodePort` of a Service cannot be listened at.
+    pub const fn no_health_check(service: ServiceName, note: String) -> Self {
+        Self {
+            about: Subject::Service(service),
+            warning: true,
+            reason: "FailedToStartServiceHealthcheck",
+            action: "Listen",
+            note,
+        }
+    }
+
+    /// A part of a Service is not in force. kube-proxy has no event for that.
+    pub const fn not_in_force(service: ServiceName, note: String) -> Self {
+        Self {
+            about: Subject::Service(service),
+            warning: true,
+            reason: "PartNotInForce",
+            action: "Program",
+            note,
+        }
+    }
+}

@@ -1,0 +1,266 @@
+//! From kube-proxy to Ballast on a live node, and back: rules shaped as kube-proxy's, made by its own tools.
+//!
+//! kube-proxy's rules lead to pod 1, and Ballast's Service to pod 0: who serves a connection shows who translates it.
+
+use std::io::Write as _;
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use proxy_common::config::CONFIG_LEAVE_OLD;
+use proxy_user::maps::view::View;
+
+use super::{Case, WEB, vip};
+use crate::agent;
+use crate::lab::{Lab, SMALL, SOON, Wish, eventually};
+use crate::manifest::Family;
+use crate::peer::{Attempt, Kind, Load, Tally};
+
+const WISH: Wish = Wish { pods: 2, services: &[WEB], flags: SMALL };
+
+pub const CASES: &[Case] = &[
+    Case { name: "takeover::from_nftables_and_back", wish: WISH, run: from_nftables },
+    Case { name: "takeover::from_iptables", wish: WISH, run: from_iptables },
+    Case { name: "takeover::what_stands_in_its_way", wish: WISH, run: in_its_way },
+];
+
+/// The nftables mode, for both families: `pkg/proxy/nftables/proxier_test.go`, without counters and comments.
+const NFTABLES: &str = "
+table FAMILY kube-proxy {
+  chain service-ULMVA6XW-default/web/tcp/tcp { dnat to POD }
+  map service-ips {
+    type ADDRESS . inet_proto . inet_service : verdict
+    elements = { VIP . tcp . 80 : goto service-ULMVA6XW-default/web/tcp/tcp }
+  }
+  chain services { FAMILY daddr . meta l4proto . th dport vmap @service-ips }
+  chain nat-prerouting { type nat hook prerouting priority dstnat; jump services; }
+  chain nat-output { type nat hook output priority -100; jump services; }
+  chain masquerading { meta mark & 0x4000 != 0 masquerade fully-random; }
+  chain nat-postrouting { type nat hook postrouting priority srcnat; jump masquerading; }
+  chain filter-forward { type filter hook forward priority -110; ct state new jump services; }
+}
+";
+
+/// The iptables mode, as `iptables-restore` reads it, with a chain and a rule of somebody else.
+const IPTABLES: &str = "*filter
+:KUBE-FORWARD - [0:0]
+:KUBE-PROXY-FIREWALL - [0:0]
+:KUBE-FIREWALL - [0:0]
+-A FORWARD -m conntrack --ctstate NEW -j KUBE-PROXY-FIREWALL
+-A FORWARD -m comment --comment \"kubernetes forwarding rules\" -j KUBE-FORWARD
+-A KUBE-FORWARD -m conntrack --ctstate INVALID -j DROP
+-A INPUT -j KUBE-FIREWALL
+COMMIT
+*nat
+:KUBE-SERVICES - [0:0]
+:KUBE-POSTROUTING - [0:0]
+:KUBE-MARK-MASQ - [0:0]
+:KUBE-SVC-ULMVA6XWBM2CHRJL - [0:0]
+:KUBE-SEP-6E5UQQA4PW2LJTVI - [0:0]
+:CNI-HOSTPORT - [0:0]
+-A PREROUTING -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES
+-A OUTPUT -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES
+-A POSTROUTING -m comment --comment \"kubernetes postrouting rules\" -j KUBE-POSTROUTING
+-A PREROUTING -j CNI-HOSTPORT
+-A CNI-HOSTPORT -s 192.0.2.0/24 -j KUBE-MARK-MASQ
+-A KUBE-POSTROUTING -m mark ! --mark 0x4000/0x4000 -j RETURN
+-A KUBE-POSTROUTING -j MASQUERADE
+-A KUBE-MARK-MASQ -j MARK --or-mark 0x4000
+-A KUBE-SERVICES -d VIP -p tcp -m tcp --dport 80 -j KUBE-SVC-ULMVA6XWBM2CHRJL
+-A KUBE-SVC-ULMVA6XWBM2CHRJL -j KUBE-SEP-6E5UQQA4PW2LJTVI
+-A KUBE-SEP-6E5UQQA4PW2LJTVI -p tcp -m tcp -j DNAT --to-destination POD
+COMMIT
+";
+
+/// Feeds a tool, in the node's namespace.
+fn feed(lab: &Lab, tool: &[&str], text: &str) -> Result<()> {
+    let (program, arguments) = tool.split_first().context("no tool")?;
+    let mut child = lab.node.command(program).args(arguments).stdin(Stdio::piped()).spawn()?;
+    child.stdin.take().context("no input")?.write_all(text.as_bytes())?;
+    let status = child.wait()?;
+    ensure!(status.success(), "{tool:?}: {status}");
+    Ok(())
+}
+
+/// What `nft` lists on the node.
+fn ruleset(lab: &Lab) -> Result<String> {
+    let output = lab.node.command("nft").args(["list", "ruleset"]).output()?;
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+fn nftables(lab: &Lab) -> Result<()> {
+    for family in Family::BOTH {
+        let (name, address, pod) = match family {
+            Family::V4 => ("ip", "ipv4_addr", super::pod(family, 1, Kind::Tcp).to_string()),
+            Family::V6 => ("ip6", "ipv6_addr", super::pod(family, 1, Kind::Tcp).to_string()),
+        };
+        let text = NFTABLES.replace("FAMILY", name).replace("ADDRESS", address).replace("POD", &pod);
+        feed(lab, &["nft", "-f", "-"], &text.replace("VIP", &vip(family, WEB, Kind::Tcp).ip().to_string()))?;
+    }
+    Ok(())
+}
+
+fn iptables(lab: &Lab) -> Result<()> {
+    for family in Family::BOTH {
+        let tool = if family == Family::V4 { "iptables-nft-restore" } else { "ip6tables-nft-restore" };
+        let text = IPTABLES.replace("POD", &super::pod(family, 1, Kind::Tcp).to_string());
+        let text = text.replace("VIP", &vip(family, WEB, Kind::Tcp).ip().to_string());
+        let text = if family == Family::V6 { text.replace("192.0.2.0/24", "2001:db8::/32") } else { text };
+        feed(lab, &[tool, "--noflush"], &text)?;
+    }
+    Ok(())
+}
+
+/// Takes Ballast off the node.
+fn remove_ballast(lab: &Lab) -> Result<()> {
+    lab.kill()?;
+    let cgroup = lab.cgroup().display().to_string();
+    let output = agent::command(&lab.node, &["cleanup", "--cgroup-root", &cgroup], &lab.bpffs())?;
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    Ok(())
+}
+
+fn attempts() -> [Attempt; 2] {
+    Family::BOTH.map(|family| Attempt::new(Kind::Tcp, vip(family, WEB, Kind::Tcp)))
+}
+
+/// One connection that stays and one after the other, in each family.
+fn loads() -> Vec<Load> {
+    attempts()
+        .into_iter()
+        .flat_map(|attempt| [true, false].map(|is_one_socket| Load { attempt, is_one_socket }))
+        .collect()
+}
+
+/// Everybody who dials the Service now reaches this pod.
+fn all_reach(lab: &Lab, server: &str) -> Result<()> {
+    for attempt in attempts() {
+        for client in [&lab.client, &*lab.pod(0)?] {
+            let seen = client.reach(attempt)?;
+            ensure!(seen.server == server, "{attempt:?} reaches {}", seen.server);
+        }
+    }
+    Ok(())
+}
+
+/// Connections that stay have stayed where they were, and no new one failed.
+fn nobody_noticed(tallies: &[Tally], stays: &str, who: &str) -> Result<()> {
+    for (tally, load) in tallies.iter().zip(loads()) {
+        let what = format!("{who}, {load:?}: {tally:?}");
+        ensure!(tally.failed == 0, "failures: {what}");
+        ensure!(tally.servers.values().sum::<u64>() > 10, "few answers: {what}");
+        let stayed = tally.servers.keys().eq([stays]);
+        ensure!(!load.is_one_socket || stayed, "a connection moved: {what}");
+    }
+    Ok(())
+}
+
+/// `ballast takeover`; what it says, and whether it succeeded.
+fn takeover(lab: &Lab, flags: &[&str]) -> Result<(String, bool)> {
+    let arguments: Vec<_> = ["takeover"].iter().chain(flags).copied().collect();
+    let output = agent::command(&lab.node, &arguments, &lab.bpffs())?;
+    let said = [output.stdout, output.stderr].concat();
+    Ok((String::from_utf8_lossy(&said).into_owned(), output.status.success()))
+}
+
+fn leaves_old(lab: &Lab) -> Result<bool> {
+    Ok(View::open(&lab.bpffs())?.node_config()?.flags & CONFIG_LEAVE_OLD != 0)
+}
+
+/// From rules in netfilter, under load, to nothing of them.
+fn through(lab: &Lab, install: fn(&Lab) -> Result<()>) -> Result<()> {
+    remove_ballast(lab)?;
+    install(lab)?;
+    all_reach(lab, "1/8080").context("kube-proxy's rules do not work")?;
+    lab.client.load(&loads())?;
+    lab.pod(0)?.load(&loads())?;
+    std::thread::sleep(Duration::from_millis(300));
+
+    lab.begin()?;
+    lab.agent_mut()?.says(&["WARN", "kube-proxy's rules are here"])?;
+    ensure!(leaves_old(lab)?, "the programs do not know of old connections");
+    all_reach(lab, "0/8080").context("new connections are not Ballast's")?;
+    let status = agent::command(&lab.node, &["status"], &lab.bpffs())?;
+    let status = String::from_utf8_lossy(&status.stdout).into_owned();
+    ensure!(status.contains("kube-proxy's rules are still here"), "{status}");
+
+    let before = ruleset(lab)?;
+    let (said, _) = takeover(lab, &["--dry-run"])?;
+    ensure!(said.contains("would remove") && ruleset(lab)? == before, "{said}");
+    let (said, well) = takeover(lab, &[])?;
+    ensure!(
+        well && said.contains("removed") && said.contains("4 connections that kube-proxy began"),
+        "{said}"
+    );
+    let after = ruleset(lab)?;
+    ensure!(!after.contains("table ip kube-proxy") && !after.contains("KUBE-SVC"), "{after}");
+    std::thread::sleep(Duration::from_millis(500));
+    nobody_noticed(&lab.client.stop()?, "1/8080", "client")?;
+    nobody_noticed(&lab.pod(0)?.stop()?, "1/8080", "pod")?;
+
+    let (said, well) = takeover(lab, &["--wait", "60s"])?;
+    ensure!(well && said.contains("done"), "{said}");
+    ensure!(!ruleset(lab)?.contains("ballast-takeover"), "{}", ruleset(lab)?);
+    eventually(
+        SOON,
+        || if leaves_old(lab)? { bail!("old connections are still left alone") } else { Ok(()) },
+    )?;
+    all_reach(lab, "0/8080")?;
+    let (said, well) = takeover(lab, &[])?;
+    ensure!(well && said.contains("no rules of kube-proxy"), "{said}");
+    Ok(())
+}
+
+fn from_nftables(lab: &Lab) -> Result<()> {
+    through(lab, nftables)?;
+    ensure!(!ruleset(lab)?.contains("kube-proxy"), "{}", ruleset(lab)?);
+
+    // And back. What a socket began by Ballast goes straight to its pod, and does not notice either.
+    let pod = lab.pod(1)?;
+    pod.load(&loads())?;
+    std::thread::sleep(Duration::from_millis(300));
+    nftables(lab)?;
+    remove_ballast(lab)?;
+    std::thread::sleep(Duration::from_millis(300));
+    nobody_noticed(&pod.stop()?, "0/8080", "pod")?;
+    all_reach(lab, "1/8080")
+}
+
+fn from_iptables(lab: &Lab) -> Result<()> {
+    through(lab, iptables)?;
+    let left = ruleset(lab)?;
+    for theirs in ["CNI-HOSTPORT", "KUBE-FIREWALL", "KUBE-MARK-MASQ"] {
+        ensure!(left.contains(theirs), "{theirs} is gone: {left}");
+    }
+    for ours in ["KUBE-SERVICES", "KUBE-SEP", "KUBE-POSTROUTING", "KUBE-FORWARD", "KUBE-PROXY-FIREWALL"] {
+        ensure!(!left.contains(ours), "{ours} is still there: {left}");
+    }
+    Ok(())
+}
+
+fn in_its_way(lab: &Lab) -> Result<()> {
+    nftables(lab)?;
+    lab.kill()?;
+    let (said, well) = takeover(lab, &[])?;
+    ensure!(!well && said.contains("does not serve on this node yet"), "{said}");
+    lab.begin()?;
+    // A process of that name is enough: nobody looks into it.
+    let sleeper = lab.bpffs().with_file_name("kube-proxy");
+    std::fs::copy("/bin/sleep", &sleeper)?;
+    let mut running = lab.node.command(&sleeper).arg("60").spawn()?;
+    let refused = eventually(SOON, || {
+        let (said, well) = takeover(lab, &["--dry-run"])?;
+        ensure!(well, "{said}");
+        let comm = std::fs::read_to_string(format!("/proc/{}/comm", running.id()))?;
+        ensure!(comm.trim() == "kube-proxy", "not started yet");
+        takeover(lab, &[])
+    });
+    running.kill()?;
+    running.wait()?;
+    let (said, well) = refused?;
+    ensure!(!well && said.contains("kube-proxy still runs here"), "{said}");
+    ensure!(ruleset(lab)?.contains("table ip kube-proxy"), "removed all the same");
+    let (said, well) = takeover(lab, &[])?;
+    ensure!(well && said.contains("done"), "{said}");
+    Ok(())
+}
