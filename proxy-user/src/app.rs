@@ -210,14 +210,18 @@ async fn open_source(
             let source = source::folder::run(folder.clone(), sender);
             // There is no cluster to be told.
             let silence = async move { while notices.recv().await.is_some() {} };
-            Box::pin(async move { drop(tokio::join!(source, silence)) })
+            Box::pin(async move {
+                tokio::join!(source, silence);
+            })
         }
         Source::Cluster { kubeconfig, master } => {
             let options = api::client::Options { kubeconfig: kubeconfig.clone(), server: master.clone() };
             let client = api::client::connect(&options).await?;
             let events = api::notices::send(client.clone(), config.node_name.clone(), notices);
             let watches = api::watch::run(client, config.node_name.clone(), sender);
-            Box::pin(async move { drop(tokio::join!(watches, events)) })
+            Box::pin(async move {
+                tokio::join!(watches, events);
+            })
         }
     })
 }

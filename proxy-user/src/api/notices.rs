@@ -57,7 +57,7 @@ pub async fn send(client: Client, node_name: String, mut notices: Receiver<Notic
                     break;
                 }
                 Ok(Err(error)) => {
-                    tracing::debug!(%error, reason = notice.reason, attempt, "an event was not taken")
+                    tracing::debug!(%error, reason = notice.reason, attempt, "an event was not taken");
                 }
                 Err(_) => tracing::debug!(reason = notice.reason, attempt, "an event was not answered"),
             }

@@ -5,7 +5,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use proxy_common::Address;
-use proxy_common::config::{CONFIG_DETECT_LOCAL, CONFIG_LEAVE_OLD, CONFIG_MASQUERADE_ALL, NodeConfig, SNAT_PORTS};
+use proxy_common::config::{
+    CONFIG_DETECT_LOCAL, CONFIG_LEAVE_OLD, CONFIG_MASQUERADE_ALL, NodeConfig, SNAT_PORTS,
+};
 use proxy_common::node::{Cidr, Device, NodeAddr, NodeEntry, SERVICE_CIDRS};
 
 use super::Table;

@@ -131,7 +131,9 @@ impl<S: Store> Reconciler<S> {
                 continue;
             }
             let mut steps = Steps::default();
-            victims.iter().for_each(|key| steps.push(0, Write::NoService(*key)));
+            for key in &victims {
+                steps.push(0, Write::NoService(*key));
+            }
             self.execute(&steps, &mut [Job::cleanup()], true, now);
             let problem = self.address_problem(victims[0].addr, &Trouble::Addresses);
             let attempts = self.addresses.failure.take().map_or(0, |failure| failure.attempts);

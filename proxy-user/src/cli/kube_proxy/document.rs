@@ -132,7 +132,7 @@ fn block(value: &Json, depth: usize, text: &mut String) {
                 text.push_str(":\n");
                 block(value, depth + 1, text);
             }
-            value => text.push_str(&format!(": {value}\n")),
+            value => text.push_str(&[": ", &value.to_string(), "\n"].concat()),
         }
     }
 }

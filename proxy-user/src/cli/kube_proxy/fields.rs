@@ -2,7 +2,10 @@
 //! and what each means here. The file reader, the command line and the table in `docs/compatibility.md` are made
 //! of this one list.
 
-use super::kind::Kind::{self, *};
+use super::kind::Kind::{
+    self, Any, Bool, Cidrs, ClusterCidr, Duration, Gates, Int, Ip, Listen, LocalMode, LogFormat, Mode,
+    NodePortAddresses, Number, Text,
+};
 
 /// What becomes of a setting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

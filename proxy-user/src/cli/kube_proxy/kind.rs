@@ -127,7 +127,9 @@ impl Kind {
             (Self::Any, node) => Value::Any(plain(node)),
             (Self::Bool, Node::Bool(value)) => Value::Bool(*value),
             (Self::Int(..), Node::Int(value)) => Value::Int(*value),
-            (Self::Number, Node::Int(value)) => Value::Number(*value as f64),
+            (Self::Number, Node::Int(value)) => {
+                Value::Number(i32::try_from(*value).map_err(|_| self.expected())?.into())
+            }
             (Self::Number, Node::Float(value)) => Value::Number(*value),
             (Self::Duration, Node::Text(text)) => return self.of_text(text).map(Some),
             (Self::Cidrs | Self::NodePortAddresses, Node::List(items)) => {
@@ -198,10 +200,10 @@ impl Kind {
             (Self::LogFormat, Value::Text(text)) => matches!(&**text, "text" | "json"),
             (Self::ClusterCidr, Value::Text(text)) => {
                 let ranges: Result<Vec<IpNet>, _> = text.split(',').map(str::parse).collect();
-                ranges.is_ok_and(|ranges| match ranges[..] {
-                    [_] => true,
-                    [IpNet::V4(_), IpNet::V6(_)] | [IpNet::V6(_), IpNet::V4(_)] => true,
-                    _ => false,
+                let is_pair = |one: &IpNet, other: &IpNet| one.addr().is_ipv4() != other.addr().is_ipv4();
+                ranges.is_ok_and(|ranges| match &ranges[..] {
+                    [one, other] => is_pair(one, other),
+                    ranges => ranges.len() == 1,
                 })
             }
             (Self::Cidrs, Value::List(list)) => list.iter().all(|text| is_range(text)),

@@ -153,7 +153,7 @@ fn old_ports(args: &mut RunArgs, values: &Values) {
     let take = |address: &mut Option<Listen>, flag| match (values.number(flag), *address) {
         (Some(0), _) => *address = Some(Listen::Off),
         (Some(port), Some(listen @ Listen::Address(_))) => {
-            *address = listen.resolve(port as u16).map(Listen::Socket);
+            *address = listen.resolve(u16::try_from(port).unwrap_or_default()).map(Listen::Socket);
         }
         _ => {}
     };
@@ -162,7 +162,7 @@ fn old_ports(args: &mut RunArgs, values: &Values) {
 }
 
 fn conntrack(values: &Values) -> Conntrack {
-    let count = |key| values.number(key).map(|number| number as u32);
+    let count = |key| values.number(key).and_then(|number| u32::try_from(number).ok());
     let (max_per_core, min) = (count("conntrack.maxPerCore"), count("conntrack.min"));
     let default = min.filter(|min| *min > 0).map(|_| MAX_PER_CORE);
     Conntrack {

@@ -56,7 +56,9 @@ mod tests {
 
     fn nested(parts: &[(u16, &[u8])]) -> Vec<u8> {
         let mut bytes = Vec::new();
-        parts.iter().for_each(|(kind, payload)| put(&mut bytes, *kind, payload));
+        for (kind, payload) in parts {
+            put(&mut bytes, *kind, payload);
+        }
         bytes
     }
 

@@ -20,6 +20,8 @@ pub(super) const NFTABLES: u16 = 10;
 /// `NFNL_SUBSYS_CTNETLINK`.
 pub(super) const CONNTRACK: u16 = 1;
 
+/// `NLMSG_ERROR`, which is the answer, also when all went well.
+const ERROR: u16 = 2;
 const BATCH_BEGIN: u16 = 16;
 const BATCH_END: u16 = 17;
 /// `NLA_F_NESTED` and `NLA_F_NET_BYTEORDER`, which say nothing that we do not know.
@@ -44,6 +46,7 @@ impl Message {
     }
 
     /// The command within the subsystem.
+    #[cfg(test)]
     pub(super) const fn command(&self) -> u16 {
         self.kind & 0xff
     }
@@ -159,7 +162,6 @@ pub(super) fn transact(changes: &[(Message, u16)]) -> io::Result<()> {
         else {
             continue;
         };
-        const ERROR: u16 = 2;
         if kind != ERROR {
             continue;
         }

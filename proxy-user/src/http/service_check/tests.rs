@@ -4,8 +4,6 @@ use super::*;
 use crate::http::tests::{fetch, state};
 use crate::sync::HealthCheck;
 
-const PATIENCE: Duration = Duration::from_mins(1);
-
 /// A port that was free a moment ago.
 fn free_port() -> u16 {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()

@@ -64,7 +64,7 @@ fn metric(lab: &Lab, name: &str) -> Result<u64> {
         text.lines().filter(|line| line.starts_with(name)).filter_map(|line| line.rsplit(' ').next());
     let values: Vec<f64> = values.filter_map(|value| value.parse().ok()).collect();
     ensure!(!values.is_empty(), "no metric {name}");
-    Ok(values.iter().sum::<f64>() as u64)
+    Ok(format!("{:.0}", values.iter().sum::<f64>()).parse()?)
 }
 
 /// Deletes and changes entries of every table that Services are made of.
@@ -76,7 +76,9 @@ fn spoil(lab: &Lab) -> Result<u64> {
     for (id, row) in found.backends.iter().chain(&found.backends6).take(2) {
         writes.push(Write::Backend(*id, proxy_user::maps::Backend { port: row.port ^ 1, ..*row }));
     }
-    writes.push(Write::Slots(0, vec![77]));
+    let with_slots =
+        found.services.values().find(|entry| entry.slot_count > 0).context("nobody is served")?;
+    writes.push(Write::Slots(with_slots.slot_base, vec![77]));
     let bits = found.filter.iter().enumerate().filter(|(_, word)| **word != 0);
     writes.extend(bits.take(4).map(|(word, mask)| Write::FilterClear(word as u32, *mask)));
     writes.extend(found.node.addresses.keys().take(1).map(|address| Write::NoNodeAddr(*address)));

@@ -27,17 +27,17 @@ pub const CASES: &[Case] = &[
 /// The nftables mode, for both families: `pkg/proxy/nftables/proxier_test.go`, without counters and comments.
 const NFTABLES: &str = "
 table FAMILY kube-proxy {
-  chain service-ULMVA6XW-default/web/tcp/tcp { dnat to POD }
+  chain service-ULMVA6XW-default/web/tcp/tcp { meta l4proto tcp dnat to POD; }
   map service-ips {
     type ADDRESS . inet_proto . inet_service : verdict
     elements = { VIP . tcp . 80 : goto service-ULMVA6XW-default/web/tcp/tcp }
   }
-  chain services { FAMILY daddr . meta l4proto . th dport vmap @service-ips }
+  chain services { FAMILY daddr . meta l4proto . th dport vmap @service-ips; }
   chain nat-prerouting { type nat hook prerouting priority dstnat; jump services; }
   chain nat-output { type nat hook output priority -100; jump services; }
   chain masquerading { meta mark & 0x4000 != 0 masquerade fully-random; }
   chain nat-postrouting { type nat hook postrouting priority srcnat; jump masquerading; }
-  chain filter-forward { type filter hook forward priority -110; ct state new jump services; }
+  chain filter-forward { type filter hook forward priority -110; ct state new accept; }
 }
 ";
 
