@@ -85,14 +85,14 @@ pub const SETTINGS: &[Setting] = &[
         "kube-api-qps",
         Number,
         "5",
-        Idle("the agent holds four watches open, and asks nothing else"),
+        Idle("the agent holds four watches open, and sends few events"),
     ),
     both(
         "clientConnection.burst",
         "kube-api-burst",
         COUNT,
         "10",
-        Idle("the agent holds four watches open, and asks nothing else"),
+        Idle("the agent holds four watches open, and sends few events"),
     ),
     both("logging.format", "logging-format", LogFormat, "text", Used("flags come first")),
     both(

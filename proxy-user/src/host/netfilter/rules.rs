@@ -1,7 +1,9 @@
 //! Takes kube-proxy's rules away in one transaction, and keeps its connections alive.
 //!
 //! A connection that was translated goes on by its entry in conntrack, without any rule. But the kernel applies
-//! these entries only while some chain of type `nat` exists; so empty ones are put in place, in a table of ours.
+//! these entries only while some chain of type `nat` exists, and follows connections only while some rule asks it
+//! about them; so chains of that type are put in place, in a table of ours, with one rule that asks and decides
+//! nothing.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -18,10 +20,12 @@ const NEW_TABLE: u16 = 0;
 const DEL_TABLE: u16 = 2;
 const NEW_CHAIN: u16 = 3;
 const DEL_CHAIN: u16 = 5;
+const NEW_RULE: u16 = 6;
 const GET_RULE: u16 = 7;
 const DEL_RULE: u16 = 8;
-/// `NLM_F_CREATE`.
+/// `NLM_F_CREATE`, and with `NLM_F_APPEND`.
 const CREATE: u16 = 0x400;
+const APPEND: u16 = 0xc00;
 
 /// `NFTA_TABLE_NAME`.
 const TABLE_NAME: u16 = 1;
@@ -41,6 +45,16 @@ const RULE_EXPRESSIONS: u16 = 4;
 /// `NFTA_IMMEDIATE_DATA`, `NFTA_DATA_VERDICT`, `NFTA_VERDICT_CHAIN`.
 const EXPRESSION_NAME: u16 = 1;
 const TARGET: [u16; 4] = [2, 2, 2, 2];
+/// `NFTA_LIST_ELEM`, `NFTA_EXPR_DATA`; of a `ct` expression `NFTA_CT_DREG` and `NFTA_CT_KEY`.
+const ELEMENT: u16 = 1;
+const EXPRESSION_DATA: u16 = 2;
+const CT_REGISTER: u16 = 1;
+const CT_KEY: u16 = 2;
+/// `NFT_REG_1`, `NFT_CT_STATE`.
+const REGISTER: u32 = 1;
+const CT_STATE: u32 = 0;
+/// Bit of attributes that hold others.
+const NESTED: u16 = 0x8000;
 
 /// Hooks of type `nat`, with their usual priorities.
 const NAT_HOOKS: [(&str, u32, i32); 4] =
@@ -167,7 +181,7 @@ fn delete_table(family: u8, table: &str) -> Message {
     Message::new(NFTABLES, DEL_TABLE, family).with_text(TABLE_NAME, table)
 }
 
-/// The empty chains, for both families.
+/// The chains that decide nothing, for both families.
 fn keep_alive() -> Vec<(Message, u16)> {
     let mut changes = Vec::new();
     for family in [IPV4, IPV6] {
@@ -180,12 +194,28 @@ fn keep_alive() -> Vec<(Message, u16)> {
             let chain = Message::new(NFTABLES, NEW_CHAIN, family)
                 .with_text(CHAIN_TABLE, TAKEOVER_TABLE)
                 .with_text(CHAIN_NAME, name)
-                .with(CHAIN_HOOK | 0x8000, &hook)
+                .with(CHAIN_HOOK | NESTED, &hook)
                 .with_text(CHAIN_TYPE, "nat");
             changes.push((chain, CREATE));
         }
+        let rule = Message::new(NFTABLES, NEW_RULE, family)
+            .with_text(RULE_TABLE, TAKEOVER_TABLE)
+            .with_text(RULE_CHAIN, NAT_HOOKS[0].0)
+            .with(RULE_EXPRESSIONS | NESTED, &asks_for_state());
+        changes.push((rule, APPEND));
     }
     changes
+}
+
+/// The expression `ct state`, whose answer nobody looks at.
+fn asks_for_state() -> Vec<u8> {
+    let (mut what, mut expression, mut list) = (Vec::new(), Vec::new(), Vec::new());
+    put(&mut what, CT_REGISTER, &REGISTER.to_be_bytes());
+    put(&mut what, CT_KEY, &CT_STATE.to_be_bytes());
+    put(&mut expression, EXPRESSION_NAME, b"ct\0");
+    put(&mut expression, EXPRESSION_DATA | NESTED, &what);
+    put(&mut list, ELEMENT | NESTED, &expression);
+    list
 }
 
 fn rules() -> io::Result<Vec<Rule>> {
@@ -239,7 +269,7 @@ mod tests {
         let count = |command| changes.iter().filter(|(message, _)| message.command() == command).count();
         // One rule that leads there, and all rules of two chains.
         assert_eq!((count(DEL_RULE), count(DEL_CHAIN), count(DEL_TABLE)), (3, 2, 0));
-        assert_eq!((count(NEW_TABLE), count(NEW_CHAIN)), (2, 8));
+        assert_eq!((count(NEW_TABLE), count(NEW_CHAIN), count(NEW_RULE)), (2, 8, 2));
     }
 
     #[test]
