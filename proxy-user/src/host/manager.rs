@@ -155,7 +155,10 @@ fn reconcile<H: DeviceHooks>(
         match (&problem, known) {
             (None, None) => tracing::info!(device = device.name, "packet programs attached"),
             (None, Some(_)) if !works => {
-                hooks.attached_again();
+                // One that had a problem was never taken away.
+                if known.is_some_and(|state| state.problem.is_none()) {
+                    hooks.attached_again();
+                }
                 tracing::info!(device = device.name, "packet programs attached again");
             }
             (Some(problem), known) if known.and_then(|k| k.problem.as_ref()) != Some(problem) => {

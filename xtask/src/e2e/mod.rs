@@ -21,7 +21,7 @@ use report::Results;
 const FOCUS: &str =
     r"\[sig-network\] (Services|EndpointSlice|EndpointSliceMirroring|Conntrack|Traffic Distribution) ";
 /// What needs a cloud, takes very long, or breaks the cluster for the others.
-const SKIP: &str = r"\[Slow\]|\[Disruptive\]|\[Feature:|\[Flaky\]|\[Alpha\]";
+const SKIP: &str = r"\[sig-windows\]|\[Slow\]|\[Disruptive\]|\[Feature:|\[Flaky\]|\[Alpha\]";
 /// One spec of each kind, for a run of minutes.
 const SMOKE: [&str; 14] = [
     "should serve a basic endpoint from pods",

@@ -64,11 +64,13 @@ pub fn run(place: &Place, only: Option<&str>) -> Result<()> {
         signal::check()?;
         lines.push(Line { what, tally, outcome });
     }
-    let what = "deleted map entries come back";
-    if is_wanted(what) {
-        // Nothing works meanwhile, so nobody counts.
+    // Connections fail meanwhile, so nobody counts.
+    let damages: [(&'static str, Fault); 2] =
+        [("deleted map entries come back", entries_deleted), ("lost programs come back", programs_lost)];
+    for (what, damage) in damages.into_iter().filter(|(what, _)| is_wanted(what)) {
         say::step(what);
-        lines.push(Line { what, tally: Tally::default(), outcome: entry_deleted(&world) });
+        lines.push(Line { what, tally: Tally::default(), outcome: damage(&world) });
+        signal::check()?;
     }
     world.clear()?;
     show(&lines)
@@ -160,12 +162,9 @@ fn address_added(world: &World<'_>) -> Result<()> {
 }
 
 /// Deletes all Services of one node from their map.
-fn entry_deleted(world: &World<'_>) -> Result<()> {
+fn entries_deleted(world: &World<'_>) -> Result<()> {
     const MAP: &str = "/sys/fs/bpf/ballast/services";
     let node = world.place.node(Node(1));
-    let client = |limit: &str| {
-        node.command(&["curl", "-sf", "-m", limit, &format!("http://{}/hostname", world::ADDRESS)])
-    };
     let dump = node.command(&["bpftool", "-j", "map", "dump", "pinned", MAP]).read()?;
     let keys = world::keys(&dump)?;
     ensure!(!keys.is_empty(), "the map of Services is empty");
@@ -174,9 +173,33 @@ fn entry_deleted(world: &World<'_>) -> Result<()> {
         words.extend(key.iter().map(String::as_str));
         node.command(&words).read()?;
     }
-    ensure!(client("2").try_read().is_none(), "the Service works without its entries");
-    signal::wait_for("the entries to come back", PERIOD, || Ok(client("2").try_read()))?;
-    let metrics = node.command(&["curl", "-sf", "http://127.0.0.1:10249/metrics"]).read()?;
-    ensure!(world::repairs(&metrics) >= 1.0, "the repair was not counted");
-    Ok(())
+    await_repair(world, "ballast_drift_repairs_total")
+}
+
+/// Detaches one program of a node's sockets, and unpins the other; for both, and for those of its device.
+fn programs_lost(world: &World<'_>) -> Result<()> {
+    const LINKS: &str = "/sys/fs/bpf/ballast/links";
+    let node = world.place.node(Node(1));
+    node.command(&["bpftool", "link", "detach", "pinned", &format!("{LINKS}/sock_connect4")]).read()?;
+    let devices = format!("rm {LINKS}/sock_connect6 {LINKS}/tcx_ingress_*");
+    node.command(&["sh", "-c", &devices]).read()?;
+    await_repair(world, "ballast_repairs_total")
+}
+
+/// Sees that the Service does not work on the first node, that it comes back, and that the agent counts it.
+fn await_repair(world: &World<'_>, metric: &str) -> Result<()> {
+    let node = world.place.node(Node(1));
+    let call = || {
+        let url = format!("http://{}/hostname", world::ADDRESS);
+        node.command(&["curl", "-sf", "-m", "2", &url]).try_read()
+    };
+    let value = || {
+        let metrics = node.command(&["curl", "-sf", "http://127.0.0.1:10249/metrics"]).read()?;
+        Ok::<_, anyhow::Error>(world::total(&metrics, metric))
+    };
+    let before = value()?;
+    ensure!(call().is_none(), "the Service works without it");
+    signal::wait_for("the agent to repair it", PERIOD, || Ok(call()))?;
+    let count = || Ok((value()? > before).then_some(()));
+    signal::wait_for(&format!("{metric} to count it"), SOON, count)
 }

@@ -194,9 +194,10 @@ pub(super) fn keys(dump: &str) -> Result<Vec<Vec<String>>> {
         .collect()
 }
 
-/// How many entries an agent says that it has put right.
-pub(super) fn repairs(metrics: &str) -> f64 {
-    let values = metrics.lines().filter(|line| line.starts_with("ballast_drift_repairs_total"));
+/// A metric's value, summed over its labels; 0 if it is not there.
+pub(super) fn total(metrics: &str, name: &str) -> f64 {
+    let is_it = |line: &&str| line.strip_prefix(name).is_some_and(|rest| rest.starts_with([' ', '{']));
+    let values = metrics.lines().filter(is_it);
     values.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
 }
 
@@ -212,9 +213,10 @@ mod tests {
     }
 
     #[test]
-    fn repairs_of_all_maps_count() {
-        let text = "# TYPE ballast_drift_repairs_total counter\nballast_drift_repairs_total{map=\"a\"} 2\n\
-                    ballast_drift_repairs_total{map=\"b\"} 1\nballast_problems 7\n";
-        assert!((repairs(text) - 3.0).abs() < f64::EPSILON);
+    fn a_metric_is_summed_over_its_labels() {
+        let text = "# TYPE repairs_total counter\nrepairs_total{map=\"a\"} 2\nrepairs_total{map=\"b\"} 1\n\
+                    repairs_total_bytes 7\nplain 4\n";
+        let is = |name: &str, value: f64| (total(text, name) - value).abs() < f64::EPSILON;
+        assert!(is("repairs_total", 3.0) && is("plain", 4.0) && is("none", 0.0));
     }
 }
