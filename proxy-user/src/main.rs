@@ -47,8 +47,12 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
 fn start(args: RunArgs) -> anyhow::Result<ExitCode> {
     let (write_to, cleans_up) = (args.write_config_to.clone(), args.cleanup == Some(true));
     let inits = args.init_only == Some(true);
-    let removal =
-        CleanupArgs { bpffs: args.bpffs.clone(), cgroup_root: args.cgroup_root.clone(), dry_run: false };
+    let removal = CleanupArgs {
+        bpffs: args.bpffs.clone(),
+        cgroup_root: args.cgroup_root.clone(),
+        dry_run: false,
+        stay: false,
+    };
     let config = RunConfig::new(args)?;
     let filter = std::env::var("BALLAST_LOG").ok();
     telemetry::init(config.log_format, config.log_level, filter.as_deref())?;

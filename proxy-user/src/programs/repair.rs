@@ -100,7 +100,7 @@ impl Programs {
             let strays = links::on_cgroup(&self.cgroup, &links::our_programs());
             let strays: Vec<_> =
                 strays.into_iter().filter(|(of, _)| of == name).map(|(_, link)| link).collect();
-            links::hold(&pin, name, place, self.program(name)?, &strays)?;
+            links::hold(&pin, name, place, super::program(&self.ebpf, name)?, &strays)?;
             self.repairs.socket_programs.fetch_add(1, Ordering::Relaxed);
             done.push(Repair::SocketProgram(name));
         }
