@@ -30,6 +30,8 @@ const CHAINS: [&str; 13] = [
     "KUBE-IPVS-FILTER",
     "KUBE-IPVS-OUT-FILTER",
 ];
+/// Rules of others may lead to this one, so that it stays when all else is gone; it alone serves nobody.
+const MARK_CHAIN: &str = "KUBE-MARK-MASQ";
 /// How the names of its chains for single Services and endpoints begin.
 const CHAIN_PREFIXES: [&str; 6] =
     ["KUBE-SVC-", "KUBE-SVL-", "KUBE-EXT-", "KUBE-SEP-", "KUBE-FW-", "KUBE-XLB-"];
@@ -89,7 +91,7 @@ impl OldProxy {
                 found.tables.insert(table);
             } else if chain.table == TAKEOVER_TABLE {
                 found.draining = true;
-            } else if chain.is_kube_proxys() {
+            } else if chain.is_kube_proxys() && chain.name != MARK_CHAIN {
                 *counts.entry(table).or_default() += 1;
             }
         }
