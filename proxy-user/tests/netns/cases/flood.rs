@@ -133,7 +133,9 @@ fn flood(lab: &Lab) -> Result<()> {
             std::thread::yield_now();
         }
         is_over.store(true, Ordering::Relaxed);
-        threads.into_iter().for_each(|thread| drop(thread.join()));
+        for thread in threads {
+            drop(thread.join());
+        }
         let seen: Vec<u64> = sinks.iter().map(|sink| sink.count.load(Ordering::Relaxed)).collect();
         let last = sinks[1].last.load(Ordering::Relaxed);
         let told = format!(
@@ -144,7 +146,7 @@ fn flood(lab: &Lab) -> Result<()> {
         let _ = writeln!(std::io::stdout(), "{told}");
         ensure!(seen.iter().sum::<u64>() == COUNT, "some are lost: {told}");
         ensure!(seen[2] == 0, "some came to a pod of another Service: {told}");
-        ensure!(last >= LEAVES && last < COUNT - 1000, "it did not leave in time: {told}");
+        ensure!((LEAVES..COUNT - 1000).contains(&last), "it did not leave in time: {told}");
     }
     Ok(())
 }
