@@ -263,5 +263,20 @@ pub fn is_expired<A: Address>(flow: &Flow<A>, now: u32, config: &crate::config::
     silent > lifetime(flow.proto, flow.state, config) && silent.wrapping_neg() > config.hz
 }
 
+/// How long the end that closed first keeps a connection's ports, in seconds (`TCP_TIMEWAIT_LEN` of
+/// `include/net/tcp.h`), and one more for clocks that tick apart.
+const TIME_WAIT: u32 = 61;
+
+/// Whether the backend may still keep the ports of this flow, which both ends have closed: a SYN from the same source
+/// port would then be answered with an ACK, unless it is known to be newer.
+#[inline(always)]
+pub fn lingers<A: Address>(flow: &Flow<A>, now: u32, hz: u32) -> bool {
+    let fins = FLOW_FIN_CLIENT | FLOW_FIN_BACKEND;
+    let silent = now.wrapping_sub(flow.last_seen);
+    flow.proto == crate::PROTO_TCP
+        && flow.state & (fins | FLOW_RESET) == fins
+        && (silent <= hz * TIME_WAIT || silent.wrapping_neg() <= hz)
+}
+
 #[cfg(test)]
 mod tests;

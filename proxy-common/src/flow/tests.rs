@@ -83,11 +83,9 @@ fn every_part_of_a_key_and_the_seed_count() {
     }
 }
 
-#[test]
-fn a_flow_that_another_cpu_has_just_seen_is_not_expired() {
-    let config = crate::config::NodeConfig::new(1000, 16, 16, 1);
-    let flow = |last_seen| Flow {
-        client: [0u8; 4],
+fn flow(last_seen: u32) -> Flow<[u8; 4]> {
+    Flow {
+        client: [0; 4],
         frontend: [0; 4],
         backend: [0; 4],
         source: [0; 4],
@@ -105,7 +103,25 @@ fn a_flow_that_another_cpu_has_just_seen_is_not_expired() {
         generation: 0,
         places: [0; 2],
         tags: [0; 2],
-    };
+    }
+}
+
+#[test]
+fn ports_rest_for_a_minute_after_both_ends_have_closed() {
+    let fins = FLOW_FIN_CLIENT | FLOW_FIN_BACKEND;
+    let closed = Flow { proto: crate::PROTO_TCP, state: FLOW_USED | FLOW_SNAT | fins, ..flow(u32::MAX - 5) };
+    let at = |now: u32| lingers(&closed, now, 1000);
+    assert!(at(closed.last_seen) && at(59_000) && at(closed.last_seen - 1));
+    assert!(!at(61_000));
+    for state in [fins | FLOW_RESET, FLOW_FIN_CLIENT, FLOW_FIN_BACKEND, FLOW_REPLIED] {
+        assert!(!lingers(&Flow { state, ..closed }, closed.last_seen, 1000), "{state:#x}");
+    }
+    assert!(!lingers(&Flow { proto: crate::PROTO_UDP, ..closed }, closed.last_seen, 1000));
+}
+
+#[test]
+fn a_flow_that_another_cpu_has_just_seen_is_not_expired() {
+    let config = crate::config::NodeConfig::new(1000, 16, 16, 1);
     for now in [0, 5, 40_000, u32::MAX] {
         assert!(!is_expired(&flow(now.wrapping_add(1)), now, &config), "seen after {now}");
         assert!(!is_expired(&flow(now.wrapping_sub(30_000)), now, &config));

@@ -7,7 +7,7 @@ use aya_ebpf::helpers::generated::bpf_get_prandom_u32;
 use proxy_common::config::NodeConfig;
 use proxy_common::flow::{
     DIRECTION_FORWARD, DIRECTION_REPLY, FLOW_CLAIMED, FLOW_REPLIED, FLOW_SNAT, FLOW_USED, Flow, FlowKey,
-    NO_PLACE, is_expired, is_over,
+    NO_PLACE, is_expired, is_over, lingers,
 };
 use proxy_common::reason::Reason;
 use proxy_common::select::random_slot;
@@ -26,6 +26,8 @@ const WINDOW: u64 = 8;
 const WINDOWS: u32 = 8;
 /// Source ports that are tried when two flows would look the same to their backend.
 const PORT_TRIES: u32 = 32;
+/// Of these, tries for a source port that the backend cannot remember; then one of a closed connection must do.
+const RESTED_TRIES: u64 = 16;
 /// The lowest source port that a collision is moved to.
 const FIRST_PORT: u32 = 1024;
 
@@ -211,6 +213,8 @@ pub fn open<F: Steps>(
 ///
 /// Where another flow has the key (the same client port to two frontends with one backend), the backend gets to
 /// see another source port. Where it is this very flow's already, that one is used. [`NONE`]: no port is free.
+/// The ports of connections that were closed a moment ago are the last choice: their backend may be in TIME_WAIT, and
+/// the kernel makes sequence numbers and timestamps from ports that the backend does not see.
 #[inline(always)]
 fn add_reply_key<F: Steps>(index: u32) -> u32 {
     let Some(place) = F::flow(index) else { return NONE };
@@ -229,14 +233,19 @@ fn add_reply_key<F: Steps>(index: u32) -> u32 {
         let Some(other) = F::flow(leads_to) else { return NONE };
         // SAFETY: a map value, of plain integers.
         let theirs = unsafe { &*other };
-        if is_over(theirs.state) || is_expired(theirs, time.now, config) {
-            let tracked = Tracked::<F> { index: leads_to, generation: theirs.generation, place: other };
-            tracked.release();
-        } else if theirs.client_port == flow.client_port
+        let is_same = theirs.client_port == flow.client_port
             && theirs.frontend_port == flow.frontend_port
             && same(&theirs.client, &flow.client)
-            && same(&theirs.frontend, &flow.frontend)
-        {
+            && same(&theirs.frontend, &flow.frontend);
+        let is_done = is_over(theirs.state) || is_expired(theirs, time.now, config);
+        let rests = flow.state & FLOW_SNAT != 0
+            && !is_same
+            && atomic::opaque(u64::from(tries)) <= RESTED_TRIES
+            && lingers(theirs, time.now, config.hz);
+        if is_done && !rests {
+            let tracked = Tracked::<F> { index: leads_to, generation: theirs.generation, place: other };
+            tracked.release();
+        } else if is_same {
             return readopt::<F>(leads_to, config);
         } else {
             // SAFETY: the helper takes nothing and cannot fail.

@@ -22,10 +22,10 @@ use proxy_user::maps::{FrontendKey, Table, Write};
 
 use crate::Scenario;
 use crate::node::{know, node_addr, uplink};
-use crate::packet::{ACK, ETHERNET, Packet, SCTP, SYN, TCP, UDP, correct, ends, verify};
+use crate::packet::{ACK, ETHERNET, FIN, Packet, RST, SCTP, SYN, TCP, UDP, correct, ends, verify};
 use crate::rig::{DROP, Family, HZ, Hook, NEXT, REDIRECT, Rig, Seen, Service, filter};
 
-pub const SCENARIOS: [Scenario; 11] = [
+pub const SCENARIOS: [Scenario; 12] = [
     Scenario {
         name: "a client outside reaches a backend elsewhere and back",
         flows: 256,
@@ -40,6 +40,7 @@ pub const SCENARIOS: [Scenario; 11] = [
     Scenario { name: "connections that another proxy began", flows: 256, test: old },
     Scenario { name: "a client stays with its backend", flows: 256, test: affinity },
     Scenario { name: "source ports run out, and are shared between backends", flows: 256, test: exhausted },
+    Scenario { name: "source ports rest after both ends have closed", flows: 256, test: rested },
     Scenario { name: "time to live, size, and no route", flows: 256, test: limits },
 ];
 
@@ -384,6 +385,30 @@ fn exhausted(family: Family, rig: &mut Rig) {
     // Another backend has ports of its own.
     node_port(family, rig, UDP, &[(other, 0)]);
     assert!(sources.contains(&goes_on(rig, &packet(4), other)));
+    forget(rig);
+}
+
+/// A backend that closed first is in TIME_WAIT: another client's SYN from the same port would not be taken for one.
+fn rested(family: Family, rig: &mut Rig) {
+    know(family, rig);
+    let pod = family.pod(1, 8080);
+    let dialled = node_port(family, rig, TCP, &[(pod, 0)]);
+    ports(rig, (61_000, 61_001));
+    // One source port of theirs: one first choice of ours.
+    let packet = |n, flags| Packet::tcp(flags, family.client(n, 40_000), dialled);
+    let reply = |source, flags| Packet::tcp(flags, pod, source);
+    let first = goes_on(rig, &packet(1, SYN), pod);
+    comes_in(rig, &reply(first, SYN | ACK));
+    comes_in(rig, &reply(first, FIN | ACK));
+    assert_eq!(goes_on(rig, &packet(1, FIN | ACK), pod), first);
+    let second = goes_on(rig, &packet(2, SYN), pod);
+    assert_ne!(second, first, "the port rests");
+    // With no other left, it is better than none.
+    assert_eq!(goes_on(rig, &packet(3, SYN), pod), first);
+    // Nobody remembers a connection that was reset.
+    comes_in(rig, &reply(first, RST | ACK));
+    assert_eq!(goes_on(rig, &packet(4, SYN), pod), first);
+    assert_eq!(rig.refusals(), []);
     forget(rig);
 }
 
