@@ -213,7 +213,7 @@ pub fn open<F: Steps>(
 ///
 /// Where another flow has the key (the same client port to two frontends with one backend), the backend gets to
 /// see another source port. Where it is this very flow's already, that one is used. [`NONE`]: no port is free.
-/// The ports of connections that were closed a moment ago are the last choice: their backend may be in TIME_WAIT, and
+/// The ports of connections that were closed a moment ago are the last choice: their backend may be in `TIME_WAIT`, and
 /// the kernel makes sequence numbers and timestamps from ports that the backend does not see.
 #[inline(always)]
 fn add_reply_key<F: Steps>(index: u32) -> u32 {
