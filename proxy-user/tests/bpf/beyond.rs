@@ -388,7 +388,7 @@ fn exhausted(family: Family, rig: &mut Rig) {
     forget(rig);
 }
 
-/// A backend that closed first is in TIME_WAIT: another client's SYN from the same port would not be taken for one.
+/// A backend that closed first is in `TIME_WAIT`: another client's SYN from the same port would not be taken for one.
 fn rested(family: Family, rig: &mut Rig) {
     know(family, rig);
     let pod = family.pod(1, 8080);
