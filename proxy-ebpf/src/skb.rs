@@ -50,13 +50,12 @@ impl Skb {
         unsafe { (*self.raw).protocol }
     }
 
-    /// The same; 0 for a packet of a VLAN, whose tag stands beside it: it comes again by the VLAN's own device, which
+    /// Whether the packet is one of a VLAN, whose tag stands beside it: it comes again by the VLAN's own device, which
     /// knows where it belongs. A tag that only tells a priority (its VLAN is 0) is none.
     #[inline(always)]
-    pub fn ethertype_untagged(self) -> u32 {
+    pub fn is_of_vlan(self) -> bool {
         // SAFETY: as in `ethertype`. What stands in `vlan_tci` without a tag is old.
-        let is_tagged = unsafe { (*self.raw).vlan_present != 0 && (*self.raw).vlan_tci & VLAN_ID != 0 };
-        if is_tagged { 0 } else { self.ethertype() }
+        unsafe { (*self.raw).vlan_present != 0 && (*self.raw).vlan_tci & VLAN_ID != 0 }
     }
 
     /// The whole length, with the part that cannot be read directly.

@@ -233,26 +233,26 @@ fn add_reply_key<F: Steps>(index: u32) -> u32 {
         let Some(other) = F::flow(leads_to) else { return NONE };
         // SAFETY: a map value, of plain integers.
         let theirs = unsafe { &*other };
-        let is_same = theirs.client_port == flow.client_port
+        if is_over(theirs.state) || is_expired(theirs, time.now, config) {
+            let rests = flow.state & FLOW_SNAT != 0
+                && atomic::opaque(u64::from(tries)) <= RESTED_TRIES
+                && lingers(theirs, time.now, config.hz);
+            if !rests {
+                let tracked = Tracked::<F> { index: leads_to, generation: theirs.generation, place: other };
+                tracked.release();
+                continue;
+            }
+        } else if theirs.client_port == flow.client_port
             && theirs.frontend_port == flow.frontend_port
             && same(&theirs.client, &flow.client)
-            && same(&theirs.frontend, &flow.frontend);
-        let is_done = is_over(theirs.state) || is_expired(theirs, time.now, config);
-        let rests = flow.state & FLOW_SNAT != 0
-            && !is_same
-            && atomic::opaque(u64::from(tries)) <= RESTED_TRIES
-            && lingers(theirs, time.now, config.hz);
-        if is_done && !rests {
-            let tracked = Tracked::<F> { index: leads_to, generation: theirs.generation, place: other };
-            tracked.release();
-        } else if is_same {
+            && same(&theirs.frontend, &flow.frontend)
+        {
             return readopt::<F>(leads_to, config);
-        } else {
-            // SAFETY: the helper takes nothing and cannot fail.
-            let random = unsafe { bpf_get_prandom_u32() };
-            let (first, count) = ports(config, flow.state & FLOW_SNAT != 0);
-            flow.source_port = (first + random_slot(random, count)) as u16;
         }
+        // SAFETY: the helper takes nothing and cannot fail.
+        let random = unsafe { bpf_get_prandom_u32() };
+        let (first, count) = ports(config, flow.state & FLOW_SNAT != 0);
+        flow.source_port = (first + random_slot(random, count)) as u16;
     }
     NONE
 }

@@ -53,7 +53,7 @@ const LOST: i32 = 108;
 #[inline(always)]
 pub fn ingress(context: &TcContext) -> i32 {
     let skb = Skb::new(context);
-    match skb.ethertype_untagged() {
+    match skb.ethertype() {
         ETHERTYPE_IPV4 => forward::<V4>(skb),
         ETHERTYPE_IPV6 => forward::<V6>(skb),
         _ => NEXT,
@@ -101,7 +101,7 @@ fn forward<F: Acts>(skb: Skb) -> i32 {
             verdict = F::known(skb, LEFT);
         }
     } else if verdict == CONTROL {
-        verdict = icmp::incoming::<F>(skb);
+        verdict = if skb.is_of_vlan() { NEXT } else { icmp::incoming::<F>(skb) };
     }
     if verdict == SEND {
         verdict = F::send(skb);
@@ -192,8 +192,12 @@ pub(super) fn known<F: Acts>(skb: Skb, from: i32) -> i32 {
     let key = &packet.key;
     if !maps::may_be(Role::Frontend, &key.dst, key.dst_port, key.proto) {
         let ours = is_snat_port(key.dst_port) || lookup::is_service_address::<F>(&key.dst);
-        let (true, Some(time)) = (ours, Time::now()) else { return NEXT };
+        let (true, false, Some(time)) = (ours, skb.is_of_vlan(), Time::now()) else { return NEXT };
         return leave::<F>(&packet, time.hash(key));
+    }
+    // Not before: packets of others do not pay for it.
+    if skb.is_of_vlan() {
+        return NEXT;
     }
     let Some(time) = Time::now() else { return NEXT };
     let hash = time.hash(key);

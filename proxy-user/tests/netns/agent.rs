@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -18,6 +18,14 @@ const PATIENCE: Duration = Duration::from_mins(2);
 /// The program under test.
 pub fn binary() -> PathBuf {
     std::env::var_os("BALLAST_BIN").map_or_else(|| env!("CARGO_BIN_EXE_ballast").into(), PathBuf::from)
+}
+
+/// Copies a program, by another process: what this one has open for writing, a child that another thread begins in
+/// that moment has open too, and then the copy cannot be started (`ETXTBSY`).
+pub fn copy_program(from: &Path, to: &Path) -> Result<()> {
+    let status = Command::new("cp").args([from, to]).status().context("cannot start cp")?;
+    ensure!(status.success(), "cannot copy {} to {}", from.display(), to.display());
+    Ok(())
 }
 
 /// What an agent is started with.

@@ -88,7 +88,7 @@ fn replaced(lab: &Lab) -> Result<()> {
     under_load(lab, || {
         lab.kill()?;
         let copy = lab.bpffs().with_file_name("another");
-        fs::copy(agent::binary(), &copy)?;
+        agent::copy_program(&agent::binary(), &copy)?;
         lab.setup().binary = copy;
         lab.begin()?;
         ensure!(programmed(lab)? == before, "other ids");

@@ -252,7 +252,7 @@ fn in_its_way(lab: &Lab) -> Result<()> {
     lab.begin()?;
     // A process of that name is enough: nobody looks into it.
     let sleeper = lab.bpffs().with_file_name("kube-proxy");
-    std::fs::copy("/bin/sleep", &sleeper)?;
+    agent::copy_program("/bin/sleep".as_ref(), &sleeper)?;
     let mut running = lab.node.command(&sleeper).arg("60").spawn()?;
     let refused = eventually(SOON, || {
         let (said, well) = takeover(lab, &["--dry-run"])?;
