@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use object::elf::PT_INTERP;
 use object::read::elf::{ElfFile64, ProgramHeader as _};
 use object::{Endianness, Object as _};
@@ -14,6 +14,8 @@ use crate::workspace::Workspace;
 
 /// Builds the agent and returns its path.
 pub(super) fn build(workspace: &Workspace, dev: bool) -> Result<PathBuf> {
+    let object = workspace.bpf_object();
+    ensure!(object.exists(), "there is no BPF object at {}", object.display());
     let target = host_target()?;
     // Named, although it is the host's own: without it the flags would also reach build scripts and proc macros,
     // which cannot be static.
@@ -21,6 +23,8 @@ pub(super) fn build(workspace: &Workspace, dev: bool) -> Result<PathBuf> {
     let mut cargo = Cmd::cargo()
         .args(args)
         .dir(workspace.root())
+        // Below the target's own folder, the build script would look for the object in vain.
+        .env("BALLAST_BPF_OBJECT", &object)
         .env("CARGO_ENCODED_RUSTFLAGS", flags(workspace).join("\x1f"))
         // Symbols stay: a backtrace has names.
         .env("CARGO_PROFILE_RELEASE_STRIP", "debuginfo");
