@@ -201,16 +201,16 @@ impl<F: Index> Tracked<F> {
 
     /// Whether a client's packet goes on to the backend that the flow has.
     ///
-    /// TCP, and SCTP like it, stays with a backend that left the Service, as with kube-proxy: the backend may still answer. UDP, and
-    /// TCP that never had an answer, chooses again. A SYN on a flow that both ends are done with begins a new one.
+    /// TCP, and SCTP like it, stays with a backend that left the Service, as with kube-proxy: the backend may still
+    /// answer. UDP, and TCP that never had an answer, chooses again. A SYN on a flow that both ends are done with begins a new one.
     #[inline(always)]
     pub fn continues(&self, tcp_flags: u16) -> bool {
         let flow = self.flow();
-        let is_tcp = flow.proto != PROTO_UDP;
-        if is_tcp && tcp_flags & (tcp::SYN | tcp::ACK) == tcp::SYN && is_over(flow.state) {
+        let has_connections = flow.proto != PROTO_UDP;
+        if has_connections && tcp_flags & (tcp::SYN | tcp::ACK) == tcp::SYN && is_over(flow.state) {
             return false;
         }
-        if is_tcp && flow.state & FLOW_REPLIED != 0 {
+        if has_connections && flow.state & FLOW_REPLIED != 0 {
             return true;
         }
         F::backend(flow.backend_id).is_some_and(|b| {

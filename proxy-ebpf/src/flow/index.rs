@@ -213,8 +213,9 @@ fn same_key<A: Address>(a: &Flow<A>, b: &Flow<A>, direction: u32) -> bool {
         }
 }
 
-/// [`Index::rival`]. Looks into a bucket for another way that holds the key of `flow` which stands, pending, at `mine`. Gives its flow
-/// if that one is to have the key; takes it away if not: of two that are pending the one in the lower place stands.
+/// [`Index::rival`]. Looks for another way that holds the key of the flow `index` which stands, pending, at `mine`.
+/// Gives its flow if that one is to have the key; takes it away if not: of two that are pending the one in the lower
+/// place stands.
 #[inline(always)]
 fn rival<F: Tables>(index: u32, direction: u32, mine: u32, number: u32) -> u32 {
     let (Some(flow), Some(bucket)) = (F::flow(index), F::bucket(number)) else { return NONE };
