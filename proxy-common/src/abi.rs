@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// Raised with every change of a layout or of its meaning. It is part of the pin path.
-pub const ABI_VERSION: u32 = 1;
+pub const ABI_VERSION: u32 = 2;
 
 /// A value without padding that is valid for every bit pattern: it may be read from and written to a map.
 ///
@@ -61,10 +61,10 @@ plain! {
     ServiceEntry: 24 = 4 4 4 4 4 2 1 1;
     BackendEntry<[u8; 4]>: 16 = 4 2 1 1 4 4;
     BackendEntry<[u8; 16]>: 28 = 16 2 1 1 4 4;
-    Bucket: 64 = 60 4;
+    Bucket: 64 = 60 2 2;
     Flow<[u8; 4]>: 64 = 4 4 4 4 2 2 2 2 1 1 2 4 4 4 4 4 8 8;
     Flow<[u8; 16]>: 112 = 16 16 16 16 2 2 2 2 1 1 2 4 4 4 4 4 8 8;
-    NodeConfig: 64 = 4 4 4 4 4 4 4 4 4 4 4 4 2 2 4 8;
+    NodeConfig: 72 = 4 4 4 4 4 4 4 4 4 4 4 4 2 2 12 8;
     Cidr<[u8; 4]>: 8 = 4 4;
     Cidr<[u8; 16]>: 32 = 16 16;
     NodeEntry<[u8; 4]>: 80 = 4 8 64 4;

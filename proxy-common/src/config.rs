@@ -1,5 +1,7 @@
 //! `config`: what the agent tells the programs about this node.
 
+use crate::node::{DEVICE_UPLINK, Device};
+
 /// The one value of `config`. Durations are in jiffies: reading that clock costs a program nothing, while
 /// nanoseconds cost more than the rest of the packet. The agent measures [`NodeConfig::hz`] at start.
 #[repr(C)]
@@ -34,11 +36,15 @@ pub struct NodeConfig {
     pub snat_first: u16,
     /// Last of these ports.
     pub snat_last: u16,
-    /// Zero: who wants events says so in `monitor`.
-    pub sample: u32,
+    /// The uplinks with the lowest indexes among `devices`, then 0: looking here is no call of the kernel. If all places
+    /// are taken, there may be more.
+    pub uplinks: [u32; UPLINKS],
     /// Cookie of the network namespace that the agent serves: sockets in it are the node's own.
     pub host_netns: u64,
 }
+
+/// Uplinks that stand in `config`; hardly a node has more.
+pub const UPLINKS: usize = 3;
 
 /// Every packet to a cluster address is sent on under the node's own address (`masqueradeAll`).
 pub const CONFIG_MASQUERADE_ALL: u32 = 1 << 0;
@@ -70,6 +76,16 @@ pub mod seconds {
 }
 
 impl NodeConfig {
+    /// Whether a device is an uplink. `device` tells what `devices` says of it.
+    #[inline(always)]
+    pub fn is_uplink(&self, index: u32, device: impl FnOnce(u32) -> Device) -> bool {
+        let [first, second, third] = self.uplinks;
+        index == first
+            || index == second
+            || index == third
+            || third != 0 && device(index) & DEVICE_UPLINK != 0
+    }
+
     /// The defaults for a kernel of `hz` jiffies a second. Of `flow_entries`, no more than [`MAX_FLOWS`] are used.
     ///
     /// [`MAX_FLOWS`]: crate::flow::MAX_FLOWS
@@ -89,8 +105,23 @@ impl NodeConfig {
             flags: 0,
             snat_first: SNAT_PORTS.0,
             snat_last: SNAT_PORTS.1,
-            sample: 0,
+            uplinks: [0; UPLINKS],
             host_netns: 0,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn uplinks_beyond_those_in_the_entry_are_asked_for() {
+        let none = |_| panic!("asked without need");
+        let mut config = NodeConfig { uplinks: [2, 5, 0], ..NodeConfig::default() };
+        assert!(config.is_uplink(2, none) && config.is_uplink(5, none) && !config.is_uplink(7, none));
+        config.uplinks = [2, 5, 6];
+        assert!(config.is_uplink(6, none));
+        assert!(config.is_uplink(7, |_| DEVICE_UPLINK) && !config.is_uplink(7, |_| 0));
     }
 }

@@ -54,7 +54,9 @@ pub struct Bucket {
     /// The ways.
     pub ways: [u32; WAYS as usize],
     /// Not 0: keys that have this bucket first may stand in their second one.
-    pub overflow: u32,
+    pub overflow: u16,
+    /// Zero.
+    pub reserved: u16,
 }
 
 /// Another way may turn out to hold the same key: this one does not count yet.
@@ -135,7 +137,7 @@ fn mix(hash: u64, word: u64) -> u64 {
 
 /// Value of `flows` and `flows6`: one tracked flow.
 #[repr(C, align(4))]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Flow<A> {
     /// Address of the client.
     pub client: A,
@@ -263,9 +265,10 @@ pub fn is_expired<A: Address>(flow: &Flow<A>, now: u32, config: &crate::config::
     silent > lifetime(flow.proto, flow.state, config) && silent.wrapping_neg() > config.hz
 }
 
-/// How long the end that closed first keeps a connection's ports, in seconds (`TCP_TIMEWAIT_LEN` of
-/// `include/net/tcp.h`), and one more for clocks that tick apart.
-const TIME_WAIT: u32 = 61;
+/// How long the end that closed first keeps a connection's ports, in seconds: `TCP_TIMEWAIT_LEN` (60 s) of
+/// `include/net/tcp.h`; the kernel's timers of that length may be late by 512 jiffies at 100 Hz, by 4096 at 1000 Hz
+/// (`kernel/time/timer.c`); and clocks tick apart.
+const TIME_WAIT: u32 = 60 + 6;
 
 /// Whether the backend may still keep the ports of this flow, which both ends have closed: a SYN from the same source
 /// port would then be answered with an ACK, unless it is known to be newer.

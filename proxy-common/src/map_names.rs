@@ -110,6 +110,11 @@ pub const SCRATCH6: &str = "scratch6";
 /// Where a packet goes on from here, between two steps; one for each CPU.
 pub const ROUTE: &str = "route";
 
+/// Number to a way that the CPU remembers for one tick of the clock; array per CPU.
+pub const WAYS: &str = "ways";
+/// The same for IPv6.
+pub const WAYS6: &str = "ways6";
+
 /// [`FragmentKey`](crate::fragment::FragmentKey) to [`FragmentEntry`](crate::fragment::FragmentEntry); LRU hash.
 pub const FRAGMENTS: &str = "fragments";
 /// The same for IPv6.
@@ -118,8 +123,12 @@ pub const FRAGMENTS6: &str = "fragments6";
 /// 0 to how many ICMP answers a CPU may send; array per CPU.
 pub const ANSWERS: &str = "answers";
 
-/// Maps that are not pinned: what they hold is over with the packet.
-pub const PRIVATE: &[&str] = &[SCRATCH, SCRATCH6, ROUTE, ANSWERS, FRAGMENTS, FRAGMENTS6];
+/// Family index to the entries of its flow state that the CPU looks at next; array per CPU, of two.
+pub const FLOW_BLOCK: &str = "flow_block";
+
+/// Maps that are not pinned: what they hold is over with the packet, or nobody misses it.
+pub const PRIVATE: &[&str] =
+    &[SCRATCH, SCRATCH6, ROUTE, WAYS, WAYS6, ANSWERS, FLOW_BLOCK, FRAGMENTS, FRAGMENTS6];
 
 /// Frontends in each of `services` and `services6`.
 pub const DEFAULT_FRONTENDS: u32 = 65_536;

@@ -60,6 +60,20 @@ pub struct ServiceEntry {
     pub kind: u8,
 }
 
+impl ServiceEntry {
+    /// No entry: its kind is none of the `KIND_*` numbers.
+    pub const NONE: Self = Self {
+        tag: 0,
+        id: 0,
+        slot_base: 0,
+        slot_count: 0,
+        affinity_secs: 0,
+        flags: 0,
+        algorithm: 0,
+        kind: 0,
+    };
+}
+
 /// With no slot, drop instead of refuse: the policy is Local and only other nodes have endpoints
 /// (kube-proxy contract: no-endpoint verdicts).
 pub const SERVICE_DROP_WHEN_EMPTY: u16 = 1 << 0;

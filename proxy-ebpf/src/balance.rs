@@ -29,21 +29,27 @@ pub struct Choice<A> {
 /// `random` is a number that no two connections share but by chance. A backend that has just left may still stand
 /// in the extent that this reader began with; another pick then finds one that serves.
 #[inline(always)]
-pub fn choose<F: Tables>(service: &ServiceEntry, mut random: u32) -> Result<Choice<F::Words>, Reason> {
+pub fn choose<F: Tables>(service: &ServiceEntry, mut random: u32) -> Option<Choice<F::Words>> {
     let (base, count) = (service.slot_base, service.slot_count);
     if count == 0 {
-        return Err(decide::nobody(service));
+        return None;
     }
     let mut pick = 0;
     while pick < PICKS {
-        let backend_id = maps::slot(base + random_slot(random, count)).ok_or(Reason::MapInconsistent)?;
-        let backend = F::backend(backend_id).ok_or(Reason::MapInconsistent)?;
+        let backend_id = maps::slot(base + random_slot(random, count))?;
+        let backend = F::backend(backend_id)?;
         if decide::serves(backend, service) {
-            return Ok(Choice { backend_id, addr: backend.addr, port: backend.port, flags: backend.flags });
+            return Some(Choice { backend_id, addr: backend.addr, port: backend.port, flags: backend.flags });
         }
         // The step of a linear congruential generator (Numerical Recipes): every 32-bit number comes up.
         random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         pick += 1;
     }
-    Err(Reason::MapInconsistent)
+    None
+}
+
+/// Why [`choose`] found nothing.
+#[inline(always)]
+pub fn why_nobody(service: &ServiceEntry) -> Reason {
+    if service.slot_count == 0 { decide::nobody(service) } else { Reason::MapInconsistent }
 }

@@ -1,10 +1,12 @@
 //! Connection tracking of the packet path: finding flows. `proxy_common::flow` tells how one is laid out.
 
+mod claim;
 mod index;
 mod open;
 
-pub use index::Index;
-pub use open::{Steps, open};
+pub use claim::{Block, expect as expect_entry};
+pub use index::{Index, expect as expect_key};
+pub use open::{Steps, open, reply_key};
 
 use core::ptr::{read_volatile, write_volatile};
 
@@ -12,8 +14,8 @@ use aya_ebpf::helpers::generated::bpf_jiffies64;
 use proxy_common::backend::BACKEND_ACTIVE;
 use proxy_common::config::NodeConfig;
 use proxy_common::flow::{
-    DIRECTION_FORWARD, DIRECTION_REPLY, FLOW_FIN_BACKEND, FLOW_FIN_CLIENT, FLOW_REPLIED, FLOW_RESET, Flow,
-    FlowKey, is_expired, is_over,
+    DIRECTION_FORWARD, DIRECTION_REPLY, FLOW_FIN_BACKEND, FLOW_FIN_CLIENT, FLOW_REPLIED, FLOW_RESET,
+    FLOW_SNAT, Flow, FlowKey, is_expired, is_over, lingers,
 };
 use proxy_common::{Address, Family, PROTO_UDP};
 
@@ -83,7 +85,7 @@ pub fn find<F: Index>(key: &FlowKey<F::Words>, hash: u64, time: Time) -> Option<
     let flow = unsafe { &*place };
     let tracked = Tracked { generation: flow.generation, index, place };
     if is_expired(flow, time.now, time.config) {
-        tracked.release();
+        tracked.retire(time);
         return None;
     }
     Some(tracked)
@@ -196,6 +198,20 @@ impl<F: Index> Tracked<F> {
         if self.is_current() {
             keys.remove::<F>(self.index);
             free::<F>(self.place);
+        }
+    }
+
+    /// Ends the flow for its client, who may begin a new one. While the backend may be in `TIME_WAIT`, the key of the
+    /// replies stays, and the entry until it is needed: other clients are not to get the source port.
+    #[inline(always)]
+    pub fn retire(&self, time: Time) {
+        let flow = self.flow();
+        if flow.state & FLOW_SNAT == 0 || !lingers(flow, time.now, time.config.hz) {
+            return self.release();
+        }
+        let keys = index::Keys::of(flow);
+        if self.is_current() {
+            keys.remove_forward::<F>(self.index);
         }
     }
 

@@ -135,8 +135,8 @@ fn error<F: Control>(skb: Skb, at: u8) -> i32 {
     let Some(scratch) = F::scratch() else { return DROP };
     // SAFETY: a map value that is this CPU's own.
     unsafe {
-        (*scratch).packet.key.src = sender(&quote, &to);
-        (*scratch).packet.key.dst = to.dst;
+        (*scratch).left.packet.key.src = sender(&quote, &to);
+        (*scratch).left.packet.key.dst = to.dst;
     }
     ONWARD
 }
@@ -146,7 +146,7 @@ fn error<F: Control>(skb: Skb, at: u8) -> i32 {
 fn onward<F: Control>(skb: Skb) -> i32 {
     let Some(left) = F::scratch() else { return DROP };
     // SAFETY: a map value that is this CPU's own.
-    let key = unsafe { &(*left).packet.key };
+    let key = unsafe { &(*left).left.packet.key };
     let to = Tuple { src: key.src, dst: key.dst, src_port: 0, dst_port: 0 };
     let length = skb.length() - link_header() as u32;
     if F::route(skb, &to, length) == route::FOUND { SEND } else { drop_because(Reason::NoRoute) }

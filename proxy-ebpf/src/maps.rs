@@ -1,12 +1,15 @@
 //! The maps, private to this file; everyone else asks by function. `docs/maps.md` tells each one's story.
 
 mod recast;
+mod tables;
+
+pub use tables::Tables;
 
 use aya_ebpf::bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC};
-use aya_ebpf::btf_maps::lpm_trie::Key;
 use aya_ebpf::btf_maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, RingBuf};
 use aya_ebpf::macros::btf_map;
 use aya_ebpf::maps::ring_buf::RingBufEntry;
+use proxy_common::Address;
 use proxy_common::affinity::{AffinityEntry, AffinityKey, NetnsAffinityKey};
 use proxy_common::backend::BackendEntry;
 use proxy_common::config::NodeConfig;
@@ -20,15 +23,13 @@ use proxy_common::node::{Device, NodeAddr, NodeEntry};
 use proxy_common::reason::Reason;
 use proxy_common::service::{ServiceEntry, ServiceKey};
 use proxy_common::socket::{SocketEntry, SocketKey};
-use proxy_common::source_range::{SERVICE_BITS, SourceRangeKey};
+use proxy_common::source_range::SourceRangeKey;
 use proxy_common::stats::{RefusalKey, ServiceStats};
-use proxy_common::{Address, Family};
 
-use recast::{octets, words};
-
+use crate::flow::Block;
 use crate::packet::Scratch;
 use crate::reject::Allowance;
-use crate::route::Route;
+use crate::route::{HOPS, Hop, Route};
 
 const FRONTENDS: usize = sizes::DEFAULT_FRONTENDS as usize;
 const SERVICE_IDS: usize = sizes::DEFAULT_SERVICES as usize;
@@ -68,6 +69,8 @@ static FLOW_INDEX: Array<Bucket, FLOW_BUCKETS, MMAPABLE> = Array::new();
 static FLOW_INDEX6: Array<Bucket, FLOW_BUCKETS, MMAPABLE> = Array::new();
 #[btf_map(name = "flow_hand")]
 static FLOW_HAND: Array<u64, 2> = Array::new();
+#[btf_map(name = "flow_block")]
+static FLOW_BLOCK: PerCpuArray<Block, 2> = PerCpuArray::new();
 #[btf_map(name = "sockets")]
 static SOCKETS: LruHashMap<SocketKey<A4>, SocketEntry<A4>, SOCKET_COUNT> = LruHashMap::new();
 #[btf_map(name = "sockets6")]
@@ -92,6 +95,10 @@ static SCRATCH: PerCpuArray<Scratch<[u32; 1]>, 1> = PerCpuArray::new();
 static SCRATCH6: PerCpuArray<Scratch<[u32; 4]>, 1> = PerCpuArray::new();
 #[btf_map(name = "route")]
 static ROUTE: PerCpuArray<Route, 1> = PerCpuArray::new();
+#[btf_map(name = "ways")]
+static WAYS: PerCpuArray<Hop<[u32; 1]>, HOPS> = PerCpuArray::new();
+#[btf_map(name = "ways6")]
+static WAYS6: PerCpuArray<Hop<[u32; 4]>, HOPS> = PerCpuArray::new();
 #[btf_map(name = "answers")]
 static ANSWERS: PerCpuArray<Allowance, 1> = PerCpuArray::new();
 #[btf_map(name = "fragments")]
@@ -123,164 +130,6 @@ static SRC_RANGES6: LpmTrie<SourceRangeKey<A6>, u32, SRC_RANGE_COUNT> = LpmTrie:
 static EVENTS: RingBuf<(), { sizes::EVENTS_BYTES as usize }> = RingBuf::new();
 #[btf_map(name = "monitor")]
 static MONITOR: Array<Monitor, 1, MMAPABLE> = Array::new();
-
-/// The tables of one address family.
-pub trait Tables: Family {
-    /// What stands behind a frontend.
-    fn service(key: &ServiceKey<Self::Words>) -> Option<&'static ServiceEntry>;
-    /// The backend of that id.
-    fn backend(id: u32) -> Option<&'static BackendEntry<Self::Words>>;
-    /// A bucket of the flows' index.
-    fn bucket(number: u32) -> Option<*mut Bucket>;
-    /// The state of a flow.
-    fn flow(index: u32) -> Option<*mut Flow<Self::Words>>;
-    /// Where one act leaves the packet that it parsed to the next one. A packet is done before another begins on the
-    /// same CPU.
-    fn scratch() -> Option<*mut Scratch<Self::Words>>;
-    /// What the agent says of this node.
-    fn node() -> Option<&'static NodeEntry<Self::Words>>;
-    /// What an address is to this node; 0: none of its own.
-    fn node_addr(addr: &Self::Words) -> NodeAddr;
-    /// The backend that a client of the packet path stays with.
-    fn affinity(key: &AffinityKey<Self::Words>) -> Option<*mut AffinityEntry>;
-    /// Remembers it.
-    fn put_affinity(key: &AffinityKey<Self::Words>, value: &AffinityEntry) -> Result<(), i32>;
-    /// Whether a Service lets a client through.
-    fn lets_in(service: u32, client: &Self::Words) -> bool;
-    /// What a socket dialled, or where it went.
-    fn socket(key: &SocketKey<Self::Words>) -> Option<&'static SocketEntry<Self::Words>>;
-    /// Remembers it.
-    fn put_socket(key: &SocketKey<Self::Words>, value: &SocketEntry<Self::Words>) -> Result<(), i32>;
-    /// What the first fragment of a packet said.
-    fn fragment(key: &FragmentKey<Self::Words>) -> Option<&'static FragmentEntry>;
-    /// Keeps it.
-    fn put_fragment(key: &FragmentKey<Self::Words>, value: &FragmentEntry) -> Result<(), i32>;
-    /// Forgets it.
-    fn remove_socket(key: &SocketKey<Self::Words>);
-}
-
-macro_rules! tables {
-    (
-        $family:ty, $services:ident, $backends:ident, $flows:ident, $index:ident, $scratch:ident, $sockets:ident,
-        $node:ident, $node_addrs:ident, $affinity:ident, $src_ranges:ident, $fragments:ident
-    ) => {
-        impl Tables for $family {
-            #[inline(always)]
-            fn service(key: &ServiceKey<Self::Words>) -> Option<&'static ServiceEntry> {
-                // SAFETY: the entry is only read, and the agent replaces it as a whole; a copy torn by a
-                // concurrent update of a preallocated hash element is at worst the next element of the same
-                // kind, which `balance` checks against the backend's Service.
-                unsafe { $services.get(octets(key)) }
-            }
-
-            #[inline(always)]
-            fn backend(id: u32) -> Option<&'static BackendEntry<Self::Words>> {
-                $backends.get(id).map(words)
-            }
-
-            #[inline(always)]
-            fn bucket(number: u32) -> Option<*mut Bucket> {
-                $index.get_ptr_mut(number)
-            }
-
-            #[inline(always)]
-            fn flow(index: u32) -> Option<*mut Flow<Self::Words>> {
-                $flows.get_ptr_mut(index).map(<*mut _>::cast)
-            }
-
-            #[inline(always)]
-            fn scratch() -> Option<*mut Scratch<Self::Words>> {
-                $scratch.get_ptr_mut(0)
-            }
-
-            #[inline(always)]
-            fn node() -> Option<&'static NodeEntry<Self::Words>> {
-                $node.get(0).map(words)
-            }
-
-            #[inline(always)]
-            fn node_addr(addr: &Self::Words) -> NodeAddr {
-                // SAFETY: an integer, which is read at once.
-                unsafe { $node_addrs.get(&*core::ptr::from_ref(addr).cast()).copied() }.unwrap_or(0)
-            }
-
-            #[inline(always)]
-            fn affinity(key: &AffinityKey<Self::Words>) -> Option<*mut AffinityEntry> {
-                $affinity.get_ptr_mut(octets(key))
-            }
-
-            #[inline(always)]
-            fn put_affinity(key: &AffinityKey<Self::Words>, value: &AffinityEntry) -> Result<(), i32> {
-                $affinity.insert(octets(key), value, 0)
-            }
-
-            #[inline(always)]
-            fn lets_in(service: u32, client: &Self::Words) -> bool {
-                let data = SourceRangeKey { service, addr: *client };
-                let bits = SERVICE_BITS + 8 * size_of::<Self::Addr>() as u32;
-                $src_ranges.get(&Key::new(bits, *octets(&data))).is_some()
-            }
-
-            #[inline(always)]
-            fn socket(key: &SocketKey<Self::Words>) -> Option<&'static SocketEntry<Self::Words>> {
-                // SAFETY: only the socket that owns the cookie writes its entries.
-                unsafe { $sockets.get(octets(key)).map(words) }
-            }
-
-            #[inline(always)]
-            fn put_socket(key: &SocketKey<Self::Words>, value: &SocketEntry<Self::Words>) -> Result<(), i32> {
-                $sockets.insert(octets(key), octets(value), 0)
-            }
-
-            #[inline(always)]
-            fn fragment(key: &FragmentKey<Self::Words>) -> Option<&'static FragmentEntry> {
-                // SAFETY: read at once; an entry that is reused meanwhile is a fragment that goes astray, as any
-                // may whose identification comes again.
-                unsafe { $fragments.get(key) }
-            }
-
-            #[inline(always)]
-            fn put_fragment(key: &FragmentKey<Self::Words>, value: &FragmentEntry) -> Result<(), i32> {
-                $fragments.insert(key, value, 0)
-            }
-
-            #[inline(always)]
-            fn remove_socket(key: &SocketKey<Self::Words>) {
-                // Gone already is as good as removed.
-                let _ = $sockets.remove(octets(key));
-            }
-        }
-    };
-}
-
-tables!(
-    proxy_common::V4,
-    SERVICES,
-    BACKENDS,
-    FLOWS,
-    FLOW_INDEX,
-    SCRATCH,
-    SOCKETS,
-    NODE,
-    NODE_ADDRS,
-    AFFINITY,
-    SRC_RANGES,
-    FRAGMENTS
-);
-tables!(
-    proxy_common::V6,
-    SERVICES6,
-    BACKENDS6,
-    FLOWS6,
-    FLOW_INDEX6,
-    SCRATCH6,
-    SOCKETS6,
-    NODE6,
-    NODE_ADDRS6,
-    AFFINITY6,
-    SRC_RANGES6,
-    FRAGMENTS6
-);
 
 /// The one cheap check: whether the tables have to be asked about this tuple at all.
 #[inline(always)]
@@ -348,6 +197,12 @@ pub fn netns_affinity(key: &NetnsAffinityKey) -> Option<*mut AffinityEntry> {
 #[inline(always)]
 pub fn put_netns_affinity(key: &NetnsAffinityKey, value: &AffinityEntry) -> Result<(), i32> {
     AFFINITY_NETNS.insert(key, value, 0)
+}
+
+/// The entries that this CPU looks at next.
+#[inline(always)]
+pub fn flow_block(family: u32) -> Option<*mut Block> {
+    FLOW_BLOCK.get_ptr_mut(family)
 }
 
 /// The clock hand over a family's flows.

@@ -52,12 +52,41 @@ pub struct Packet<A> {
 /// What the act that parses a packet leaves to the others.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct Scratch<A> {
+pub struct Left<A> {
     /// The packet.
     pub packet: Packet<A>,
     /// The hash of its key; see [`FlowKey::hash`].
     pub hash: u64,
 }
+
+/// The flow that a packet would begin.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Aim<A> {
+    /// The key of its replies.
+    pub reply: FlowKey<A>,
+    /// Id of its backend; 0: there is none.
+    pub backend_id: u32,
+    /// Not 0: the backend sees an address of this node.
+    pub snat: u32,
+    /// The hash of `reply`.
+    pub reply_hash: u64,
+}
+
+/// What the acts of one packet share.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Scratch<A> {
+    /// What the first one leaves.
+    pub left: Left<A>,
+    /// What a new flow would be.
+    pub aim: Aim<A>,
+    /// The part of it that a refusal quotes.
+    pub quote: [u32; QUOTE / size_of::<u32>()],
+}
+
+/// Bytes of a packet that a refusal quotes in part; a power of two, and enough for IP options and the ports.
+pub const QUOTE: usize = 128;
 
 impl<A: Address> Packet<A> {
     /// A packet of which nothing is known.

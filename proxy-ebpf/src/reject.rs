@@ -15,13 +15,11 @@ use proxy_common::csum::{fold, pseudo_sum, sum_words};
 use proxy_common::{PROTO_ICMP, PROTO_ICMPV6, PROTO_SCTP, PROTO_UDP, V4, V6};
 
 use crate::flow::Time;
-use crate::maps;
+use crate::maps::{self, Tables};
 use crate::net::{IPV4_MORE, link_header, udp};
-use crate::packet::{Packet, Parse};
+use crate::packet::{Packet, Parse, QUOTE};
 use crate::skb::{HelperFailed, Skb};
 
-/// Bytes of a packet that is quoted in part; a power of two, and enough for IP options and the ports.
-const QUOTE: usize = 128;
 /// Bytes of an ICMP header.
 const ICMP: usize = 8;
 /// Hop limit of the answer.
@@ -221,7 +219,11 @@ fn whole_sum<F: Reject>(skb: Skb, packet: &Packet<F::Words>) -> Option<u64> {
 
 /// Turns the packet into the answer to itself and sends it back. The verdict is the program's.
 #[inline(always)]
-pub fn answer<F: Reject>(skb: Skb, packet: &Packet<F::Words>, message: Message) -> Result<i32, HelperFailed> {
+pub fn answer<F: Reject + Tables>(
+    skb: Skb,
+    packet: &Packet<F::Words>,
+    message: Message,
+) -> Result<i32, HelperFailed> {
     match whole_sum::<F>(skb, packet) {
         Some(sum) => {
             skb.make_room(F::HEADERS as u16)?;
@@ -242,8 +244,16 @@ pub fn answer<F: Reject>(skb: Skb, packet: &Packet<F::Words>, message: Message) 
 
 /// The refusal of a packet that is quoted in part.
 #[inline(never)]
-fn cut<F: Reject>(skb: Skb, packet: &Packet<F::Words>, message: Message) -> Result<(), HelperFailed> {
-    let mut quote = [0u32; QUOTE / 4];
+fn cut<F: Reject + Tables>(
+    skb: Skb,
+    packet: &Packet<F::Words>,
+    message: Message,
+) -> Result<(), HelperFailed> {
+    // Not on the stack: it is full.
+    let scratch = F::scratch().ok_or(HelperFailed)?;
+    // SAFETY: a map value that is this CPU's own.
+    let quote = unsafe { &mut (*scratch).quote };
+    *quote = [0; QUOTE / size_of::<u32>()];
     let clamped = if packet.length > QUOTE as u32 { QUOTE as u32 } else { packet.length };
     // The bound has to be part of the value: kernels before 6.4 lose what a test said of a number that the compiler
     // keeps on the stack. Volatile, so that the compiler does not see that it knows the bound already.
@@ -251,7 +261,7 @@ fn cut<F: Reject>(skb: Skb, packet: &Packet<F::Words>, message: Message) -> Resu
     let clamped = unsafe { read_volatile(&raw const clamped) };
     let quoted = (clamped.wrapping_sub(1) & (QUOTE as u32 - 1)) + 1;
     // Asked for anew each time: what is kept needs room on the stack.
-    skb.load(link_header() as u32, &mut quote, quoted)?;
+    skb.load(link_header() as u32, quote, quoted)?;
     // SAFETY: the quote is readable for its size, a multiple of four; what was not loaded is zero and adds nothing.
     let sum = unsafe { bpf_csum_diff(core::ptr::null_mut(), 0, quote.as_mut_ptr(), QUOTE as u32, 0) };
     // The sum of 32 bits stands in the low half; a negative number would be an error, and there is none to make.
@@ -259,5 +269,5 @@ fn cut<F: Reject>(skb: Skb, packet: &Packet<F::Words>, message: Message) -> Resu
     skb.set_length((link_header() + F::HEADERS) as u32 + quoted)?;
     let headers = F::headers(packet, quoted, sum, message);
     skb.store(link_header() as u32, &headers)?;
-    skb.store_first((link_header() + F::HEADERS) as u32, &quote, quoted)
+    skb.store_first((link_header() + F::HEADERS) as u32, quote, quoted)
 }

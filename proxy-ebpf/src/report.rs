@@ -180,7 +180,7 @@ fn packet<F: Tables>(skb: Skb, service: u32, backend: u32, what: u32) {
     let event = entry.as_mut_ptr();
     // SAFETY: `begin` has written all fields; the packet is a map value that is this CPU's own.
     unsafe {
-        let key = &(*scratch).packet.key;
+        let key = &(*scratch).left.packet.key;
         (*event).hook = HOOK_PACKET;
         (*event).device = skb.ifindex();
         (*event).client = key.src.words();

@@ -11,9 +11,10 @@ use aya_ebpf::bindings::{
 };
 use aya_ebpf::helpers::generated as helper;
 use proxy_common::csum::{replace32, update};
-use proxy_common::{V4, V6};
+use proxy_common::{Address, V4, V6};
 
-use crate::maps;
+use crate::header::same;
+use crate::maps::{self, Tables};
 use crate::nat::Tuple;
 use crate::net::{ETHERNET, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Ipv4, Ipv6, link_header};
 use crate::packet::Parse;
@@ -35,6 +36,34 @@ pub struct Route {
     pub mtu: u32,
 }
 
+/// The way that a packet took, for those that follow in the same tick of the clock: to ask the kernel costs more than all
+/// else, and a way that is four milliseconds old at most is as true as that of a packet which waits in a queue.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Hop<A> {
+    /// Source address; routes may depend on it.
+    src: A,
+    /// Destination address.
+    dst: A,
+    /// The device by which the packet came.
+    from: u32,
+    /// Low 32 bits of jiffies.
+    at: u32,
+    /// The way; its device is 0 if nothing stands here.
+    route: Route,
+}
+
+/// Ways that each CPU remembers, a power of two.
+pub const HOPS: usize = 256;
+
+/// Where the way between two addresses is remembered.
+#[inline(always)]
+fn hop_number<A: Address>(tuple: &Tuple<A>) -> u32 {
+    let folded = |[a, b, c, d]: [u32; 4]| a ^ b ^ c ^ d;
+    let mixed = (folded(tuple.dst.words()) ^ folded(tuple.src.words())).wrapping_mul(0x9e37_79b1);
+    mixed >> (u32::BITS - HOPS.trailing_zeros())
+}
+
 /// The packet may go on.
 pub const FOUND: i32 = 0;
 /// It is larger than the device takes.
@@ -48,7 +77,7 @@ const INET: u8 = 2;
 const INET6: u8 = 10;
 
 /// A family that can be routed.
-pub trait Routes: Parse {
+pub trait Routes: Parse + Tables {
     /// Number of the address family.
     const FAMILY: u8;
     /// Its Ethernet type, as it stands in a packet.
@@ -72,7 +101,20 @@ const fn size<T>() -> i32 {
 /// Asks for the way of a packet with these addresses and of this length, and notes it for [`Routes::send`].
 #[inline(always)]
 fn route<F: Routes>(skb: Skb, tuple: &Tuple<F::Words>, length: u32) -> i32 {
-    let Some(route) = maps::route() else { return NO_ROUTE };
+    let (Some(route), Some(hop)) = (maps::route(), F::way(hop_number(tuple))) else { return NO_ROUTE };
+    // SAFETY: map values that are this CPU's own.
+    let (route, hop) = unsafe { (&mut *route, &mut *hop) };
+    // SAFETY: the helper takes nothing and cannot fail.
+    let now = unsafe { helper::bpf_jiffies64() } as u32;
+    let is_same = hop.at == now
+        && hop.from == skb.ifindex()
+        && hop.route.ifindex != 0
+        && same(&hop.dst, &tuple.dst)
+        && same(&hop.src, &tuple.src);
+    if is_same && length <= hop.route.mtu {
+        *route = hop.route;
+        return FOUND;
+    }
     // SAFETY: plain integers.
     let mut params: bpf_fib_lookup = unsafe { MaybeUninit::zeroed().assume_init() };
     params.family = F::FAMILY;
@@ -85,22 +127,25 @@ fn route<F: Routes>(skb: Skb, tuple: &Tuple<F::Words>, length: u32) -> i32 {
         unsafe { helper::bpf_fib_lookup(skb.raw().cast(), &raw mut params, size::<bpf_fib_lookup>(), 0) };
     // Negative: the parameters are not as the kernel wants them.
     let found = u32::try_from(found).unwrap_or(u32::MAX);
-    // SAFETY: a map value that is this CPU's own; all readings of the unions are integers.
+    route.ifindex = params.ifindex;
+    // A next hop may be of the other family (RFC 5549); the kernel writes which.
+    route.family = if found == BPF_FIB_LKUP_RET_NO_NEIGH { u32::from(params.family) } else { 0 };
+    // SAFETY: all readings of the unions are integers.
     unsafe {
-        (*route).ifindex = params.ifindex;
-        (*route).mtu = u32::from(params.__bindgen_anon_1.mtu_result);
-        // A next hop may be of the other family (RFC 5549); the kernel writes which.
-        (*route).family = if found == BPF_FIB_LKUP_RET_NO_NEIGH { u32::from(params.family) } else { 0 };
-        (*route).next_hop = params.__bindgen_anon_4.ipv6_dst;
-        let ([d0, d1, d2, d3, d4, d5], [s0, s1, s2, s3, s4, s5]) = (params.dmac, params.smac);
-        (*route).macs = [
-            u32::from_ne_bytes([d0, d1, d2, d3]),
-            u32::from_ne_bytes([d4, d5, s0, s1]),
-            u32::from_ne_bytes([s2, s3, s4, s5]),
-        ];
+        route.mtu = u32::from(params.__bindgen_anon_1.mtu_result);
+        route.next_hop = params.__bindgen_anon_4.ipv6_dst;
     }
+    let ([d0, d1, d2, d3, d4, d5], [s0, s1, s2, s3, s4, s5]) = (params.dmac, params.smac);
+    route.macs = [
+        u32::from_ne_bytes([d0, d1, d2, d3]),
+        u32::from_ne_bytes([d4, d5, s0, s1]),
+        u32::from_ne_bytes([s2, s3, s4, s5]),
+    ];
     match found {
-        BPF_FIB_LKUP_RET_SUCCESS | BPF_FIB_LKUP_RET_NO_NEIGH => FOUND,
+        BPF_FIB_LKUP_RET_SUCCESS | BPF_FIB_LKUP_RET_NO_NEIGH => {
+            *hop = Hop { src: tuple.src, dst: tuple.dst, from: skb.ifindex(), at: now, route: *route };
+            FOUND
+        }
         BPF_FIB_LKUP_RET_FRAG_NEEDED => TOO_BIG,
         _ => NO_ROUTE,
     }

@@ -66,6 +66,7 @@ async fn serve(config: RunConfig) -> anyhow::Result<()> {
         plan: PlanSettings {
             strict_source_ranges: config.network.source_ranges_strict,
             no_external_ips: config.kube_proxy.no_external_ips,
+            source_affinity: config.kube_proxy.source_affinity,
         },
         node: config.node.clone(),
         ..DriverSettings::default()

@@ -7,6 +7,7 @@ use anyhow::Context;
 use clap::Parser;
 use proxy_user::cli::args::eyes::MonitorArgs;
 use proxy_user::cli::args::{CleanupArgs, RunArgs};
+use proxy_user::cli::handover::Handover;
 use proxy_user::cli::monitor::{self, MonitorError};
 use proxy_user::cli::show::Answer;
 use proxy_user::cli::{Args, Command, RunConfig, show, takeover};
@@ -82,10 +83,15 @@ fn cleanup(args: &CleanupArgs) -> anyhow::Result<ExitCode> {
         // Without a cgroup tree there can be no program of ours in it.
         None => host::cgroup::find(None).ok(),
     };
-    let (work, verb): (fn(_, _) -> _, _) =
-        if args.dry_run { (programs::dry_run, "would remove") } else { (programs::cleanup, "removed") };
-    let cleanup = work(args.bpffs.as_path(), cgroup.as_ref().map(|root| root.path.as_path()))?;
+    let cgroup = cgroup.as_ref().map(|root| root.path.as_path());
+    let mut handover = Handover::new(args.bpffs.clone());
+    let (cleanup, verb) = if args.dry_run {
+        (programs::dry_run(&args.bpffs, cgroup)?, "would remove")
+    } else {
+        (programs::cleanup_before(&mut handover, &args.bpffs, cgroup)?, "removed")
+    };
     let mut text: String = cleanup.removed.iter().map(|line| [verb, " ", line, "\n"].concat()).collect();
+    text.push_str(&handover.report());
     if cleanup.removed.is_empty() && cleanup.left.is_empty() {
         text.push_str("nothing of ours is here\n");
     }

@@ -34,6 +34,11 @@ fn socket_links(node: &Node) -> BTreeMap<&'static str, (u32, u32)> {
     SOCKET_HOOKS.iter().map(|(name, _)| (*name, read(name))).collect()
 }
 
+/// The folder of this version's maps.
+fn version() -> String {
+    format!("v{}", proxy_common::abi::ABI_VERSION)
+}
+
 #[test]
 #[ignore = "needs root: cargo xtask test bpf"]
 fn a_restart_replaces_programs_in_the_links_that_are_there() {
@@ -188,7 +193,7 @@ fn cleanup_works_with_no_more_than_the_bpffs() {
         agent.attach_device(device, false).unwrap();
         drop(agent);
         fs::remove_file(node.ballast().join("services")).unwrap();
-        fs::remove_dir_all(node.ballast().join("v1")).unwrap();
+        fs::remove_dir_all(node.ballast().join(version())).unwrap();
         assert_eq!(cleanup(&node.bpffs, None).unwrap().left, [""; 0]);
         assert_eq!((node.links_on_cgroup(), links_on_device(device)), (vec![], vec![]));
         assert!(!node.ballast().exists());
@@ -235,7 +240,7 @@ fn another_cgroup_takes_the_programs_with_it() {
 fn a_pin_of_another_shape_is_never_used() {
     on_node(|node| {
         drop(node.start());
-        let pin = node.ballast().join("v1/services");
+        let pin = node.ballast().join(version()).join("services");
         fs::remove_file(&pin).unwrap();
         let wrong = aya::maps::HashMap::<_, u32, u32>::create(8, 0).unwrap();
         wrong.pin(&pin).unwrap();
@@ -277,13 +282,13 @@ fn maps_of_another_version_give_way_when_ours_are_attached() {
         drop(node.start());
         let old = node.ballast().join("v0");
         fs::create_dir(&old).unwrap();
-        fs::rename(node.ballast().join("v1/names"), old.join("names")).unwrap();
+        fs::rename(node.ballast().join(version()).join("names"), old.join("names")).unwrap();
         let agent = node.start();
         assert!(old.exists(), "until the hooks run the new programs");
         agent.attach_sockets().unwrap();
         assert!(!old.exists());
         let target = fs::read_link(node.ballast().join("services")).unwrap();
-        assert_eq!(target.to_str(), Some("v1/services"));
+        assert_eq!(target.to_str(), Some(&*format!("{}/services", version())));
     });
 }
 

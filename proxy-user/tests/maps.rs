@@ -86,7 +86,7 @@ impl Pins {
         node.set(0, NodeEntry::UNKNOWN, 0).unwrap();
         node.pin(at(Table::Node6)).unwrap();
         let mut config = Array::<MapData, NodeConfig>::create(1, 0).unwrap();
-        config.set(0, NodeConfig { sample: 9, ..NodeConfig::new(250, 8, 16, 77) }, 0).unwrap();
+        config.set(0, NodeConfig { tcp_closed: 9, ..NodeConfig::new(250, 8, 16, 77) }, 0).unwrap();
         config.pin(at(Table::Config)).unwrap();
         HashMap::<MapData, [u8; 4], u32>::create(8, NO_PREALLOC).unwrap().pin(at(Table::NodeAddrs)).unwrap();
         HashMap::<MapData, [u8; 16], u32>::create(8, NO_PREALLOC)
@@ -431,6 +431,7 @@ fn what_is_said_of_the_node_is_read_back() {
         leave_old: true,
         snat_ports: (5000, 6000),
         host_netns: 3,
+        uplinks: [7, 8, 0],
     };
     let addresses: [IpAddr; 2] = [v4(1).into(), v6(1).into()];
     let writes = [
@@ -454,7 +455,7 @@ fn what_is_said_of_the_node_is_read_back() {
     let others: Array<MapData, NodeConfig> =
         Map::Array(MapData::from_pin(pins.path().join(CONFIG)).unwrap()).try_into().unwrap();
     let entry = others.get(&0, 0).unwrap();
-    assert_eq!((entry.sample, entry.flow_seed, entry.hz), (9, 77, 250), "these are not ours");
+    assert_eq!((entry.tcp_closed, entry.flow_seed, entry.hz), (9, 77, 250), "these are not ours");
 
     let gone = [
         Write::NoNodeAddr(addresses[0]),

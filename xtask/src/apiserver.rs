@@ -1,4 +1,4 @@
-//! kube-apiserver and etcd for the `apiserver` tests, found or built in the background.
+//! kube-apiserver, etcd and kube-proxy for tests and figures, found or built in the background.
 
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
@@ -10,24 +10,27 @@ use crate::workspace::Workspace;
 use crate::{gotools, say};
 
 /// Environment variables that name ready binaries; also how the tests are told.
-pub const VARIABLES: [&str; 2] = ["BALLAST_KUBE_APISERVER", "BALLAST_ETCD"];
+pub const VARIABLES: [&str; 3] = ["BALLAST_KUBE_APISERVER", "BALLAST_ETCD", "BALLAST_KUBE_PROXY"];
 
 /// How often a long build says that it is still alive.
 const HEARTBEAT: Duration = Duration::from_secs(30);
 
-/// The two programs.
+/// The three programs.
 #[derive(Clone, Debug)]
 pub struct Binaries {
     /// kube-apiserver.
     pub kube_apiserver: PathBuf,
     /// etcd.
     pub etcd: PathBuf,
+    /// kube-proxy, to compare with and to take over from.
+    pub kube_proxy: PathBuf,
 }
 
 impl Binaries {
     /// The environment that tells the tests where they are.
-    pub fn environment(&self) -> [(&'static str, &Path); 2] {
-        [(VARIABLES[0], &self.kube_apiserver), (VARIABLES[1], &self.etcd)]
+    pub fn environment(&self) -> [(&'static str, &Path); 3] {
+        let files: [&Path; 3] = [&self.kube_apiserver, &self.etcd, &self.kube_proxy];
+        std::array::from_fn(|at| (VARIABLES[at], files[at]))
     }
 }
 
@@ -67,15 +70,16 @@ impl Pending {
     }
 }
 
-/// Finds or builds both programs; a second caller waits for the first.
+/// Finds or builds all three programs; a second caller waits for the first.
 pub fn build(workspace: &Workspace) -> Result<Binaries> {
     let given =
         VARIABLES.map(|name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from));
-    if let [Some(kube_apiserver), Some(etcd)] = given {
-        return Ok(Binaries { kube_apiserver, etcd });
+    if let [Some(kube_apiserver), Some(etcd), Some(kube_proxy)] = given {
+        return Ok(Binaries { kube_apiserver, etcd, kube_proxy });
     }
     // etcd first: it is small, and a Go that does not work shows soon.
-    let mut made = gotools::build(workspace, &[gotools::ETCD, gotools::API_SERVER])?.into_iter();
+    let wanted = [gotools::ETCD, gotools::API_SERVER, gotools::KUBE_PROXY];
+    let mut made = gotools::build(workspace, &wanted)?.into_iter();
     let mut next = || made.next().context("a tool was not built");
-    Ok(Binaries { etcd: next()?, kube_apiserver: next()? })
+    Ok(Binaries { etcd: next()?, kube_apiserver: next()?, kube_proxy: next()? })
 }

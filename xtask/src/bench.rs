@@ -4,10 +4,11 @@ use std::path::PathBuf;
 
 use anyhow::{Result, bail};
 
+use crate::apiserver::Binaries;
 use crate::exec::{self, Cmd};
 use crate::setup::{self, Need};
 use crate::workspace::Workspace;
-use crate::{build, say};
+use crate::{apiserver, build, say};
 
 /// Measure the figures and print them beside their targets (needs root).
 ///
@@ -29,6 +30,8 @@ pub enum Part {
     Packets,
     /// Connections through the socket hooks, between network namespaces
     Sockets,
+    /// Connections from outside through node ports, beside the official kube-proxy in nftables mode (needs Go)
+    NodePorts,
     /// The agent, from events to maps
     Agent,
 }
@@ -38,6 +41,7 @@ impl Part {
         match self {
             Self::Packets => "packets",
             Self::Sockets => "sockets",
+            Self::NodePorts => "node-ports",
             Self::Agent => "agent",
         }
     }
@@ -51,14 +55,32 @@ pub fn run(args: &Args) -> Result<()> {
     }
     setup::tools(Need::Netns)?;
     build::bpf(&workspace, &build::Args::default())?;
+    let programs = apiserver_for(&workspace, &args.parts)?;
     say::step("bench");
     let mut cargo = Cmd::cargo()
         .args(["bench", "-p", "proxy-user", "--bench", "figures", "--"])
         .args(args.parts.iter().map(|part| part.name()))
         .dir(workspace.root());
+    for (name, path) in programs.iter().flat_map(Binaries::environment) {
+        cargo = cargo.env(name, path);
+    }
     if let Some(json) = &args.json {
         // The benchmark runs in a folder of its own.
         cargo = cargo.arg("--json").arg(std::path::absolute(json)?);
     }
     cargo.run()
+}
+
+/// What the comparison with kube-proxy needs. Without Go everything else is measured, unless it was asked for.
+fn apiserver_for(workspace: &Workspace, parts: &[Part]) -> Result<Option<Binaries>> {
+    if !parts.is_empty() && !parts.contains(&Part::NodePorts) {
+        return Ok(None);
+    }
+    match apiserver::build(workspace) {
+        Err(error) if parts.is_empty() => {
+            say::line(format_args!("node ports are not measured: {error:#}"));
+            Ok(None)
+        }
+        result => result.map(Some),
+    }
 }

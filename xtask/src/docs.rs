@@ -73,6 +73,8 @@ fn code(sentence: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
 
     #[test]
@@ -82,5 +84,39 @@ mod tests {
         for reason in Reason::ALL {
             assert!(text.contains(&format!("| `{}` | {} |", reason.label(), reason.verdict().label())));
         }
+    }
+    /// All that is written in Rust below a folder.
+    fn read(folder: &Path, into: &mut String) {
+        for path in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+            if path.is_dir() {
+                read(&path, into);
+            } else if path.extension().is_some_and(|ext| ext == "rs") {
+                into.push_str(&fs::read_to_string(&path).unwrap());
+            }
+        }
+    }
+
+    #[test]
+    fn the_table_of_cases_names_tests_that_exist() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let text = fs::read_to_string(root.join("docs/compatibility.md")).unwrap();
+        let (_, table) = text.split_once("## Case by case").unwrap();
+        let mut sources = String::new();
+        for folder in ["proxy-common/src", "proxy-ebpf/src", "proxy-user/src", "proxy-user/tests"] {
+            read(&root.join(folder), &mut sources);
+        }
+        let cells: Vec<_> = table.lines().filter_map(|line| line.split('|').nth(2)).collect();
+        let named = cells.iter().flat_map(|cell| cell.split('`').skip(1).step_by(2));
+        let is_name = |name: &&str| {
+            name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || "_:".contains(c))
+        };
+        let exists = |name: &&str| {
+            let last = name.rsplit("::").next().unwrap();
+            let forms = [format!("\"{name}\""), format!("fn {last}("), format!("mod {last}")];
+            forms.iter().any(|form| sources.contains(form))
+        };
+        let (there, lost): (Vec<_>, Vec<_>) = named.filter(is_name).partition(exists);
+        assert!(lost.is_empty(), "no such tests: {lost:?}");
+        assert!(there.len() > 50, "only {}", there.len());
     }
 }

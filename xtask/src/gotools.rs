@@ -2,6 +2,7 @@
 //!
 //! The pins are `xtask/tools/*/go.mod`; what is built goes to `<cache>/tools/<name>-<version>`.
 
+use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -11,6 +12,10 @@ use anyhow::{Context as _, Result};
 use crate::exec::Cmd;
 use crate::workspace::{self, Workspace};
 use crate::{go, say};
+
+const KUBERNETES: &str = "k8s.io/kubernetes";
+/// In the names of files whose programs know their version, so that older ones are not taken for them.
+const STAMPED: &str = "-stamped";
 
 /// A program of a Go module, and the folder under `xtask/tools` that pins it.
 #[derive(Clone, Copy, Debug)]
@@ -34,11 +39,34 @@ impl Tool {
     }
 
     const fn kubernetes(name: &'static str, package: &'static str) -> Self {
-        Self::new(name, "k8s.io/kubernetes", package, "kubernetes")
+        Self::new(name, KUBERNETES, package, "kubernetes")
     }
 
     const fn containerd(name: &'static str, package: &'static str) -> Self {
         Self::new(name, "github.com/containerd/containerd/v2", package, "containerd")
+    }
+
+    fn is_kubernetes(&self) -> bool {
+        self.module == KUBERNETES
+    }
+
+    /// A program of Kubernetes does not know its version unless the linker writes it in; Helm and others ask for it.
+    fn link_flags(&self, version: &str) -> String {
+        let mut flags = "-s -w".to_owned();
+        if self.is_kubernetes() {
+            let mut numbers = version.trim_start_matches('v').split('.');
+            let values = [
+                ("gitVersion", version),
+                ("gitMajor", numbers.next().unwrap_or_default()),
+                ("gitMinor", numbers.next().unwrap_or_default()),
+            ];
+            for package in ["k8s.io/component-base/version", "k8s.io/client-go/pkg/version"] {
+                for (name, value) in values {
+                    let _ = write!(flags, " -X {package}.{name}={value}");
+                }
+            }
+        }
+        flags
     }
 }
 
@@ -105,20 +133,21 @@ fn folder(workspace: &Workspace, tool: &Tool) -> PathBuf {
 
 fn one(workspace: &Workspace, tools: &Path, tool: &Tool) -> Result<PathBuf> {
     let version = version(workspace, tool)?;
-    let binary = tools.join(format!("{}-{version}", tool.name));
+    let file = format!("{}-{version}{}", tool.name, if tool.is_kubernetes() { STAMPED } else { "" });
+    let binary = tools.join(&file);
     if binary.exists() {
         return Ok(binary);
     }
     let go = go::find_or_install()?;
     let start = Instant::now();
     say::step(format_args!("build {} {version} from its Go modules, once (minutes)", tool.name));
-    let unfinished = tools.join(format!("{}-{version}.unfinished", tool.name));
+    let unfinished = tools.join(format!("{file}.unfinished"));
     // Nice: whatever runs beside it is what somebody waits for.
     let build = Cmd::new("nice").args(["-n", "10"]).arg(&go);
     let build = if tool.is_test { build.args(["test", "-c", "-vet=off"]) } else { build.arg("build") };
     build
         .args(["-mod=readonly", "-trimpath"])
-        .args(["-ldflags", "-s -w", "-o"])
+        .args(["-ldflags", &tool.link_flags(&version), "-o"])
         .arg(&unfinished)
         .arg(tool.package)
         .env("CGO_ENABLED", "0")
@@ -150,6 +179,16 @@ mod tests {
         assert_eq!(pinned(text, "a/b"), Some("v1.2.3"));
         assert_eq!(pinned(text, "c/d"), Some("v2.0.0"));
         assert_eq!(pinned(text, "e/f"), None);
+    }
+
+    #[test]
+    fn only_kubernetes_is_told_its_version() {
+        let flags = KUBE_PROXY.link_flags("v1.36.3");
+        for part in ["component-base/version.gitVersion=v1.36.3 ", "pkg/version.gitMajor=1 ", ".gitMinor=36"]
+        {
+            assert!(flags.contains(part), "{flags}");
+        }
+        assert_eq!(ETCD.link_flags("v3.6.8"), "-s -w");
     }
 
     #[test]

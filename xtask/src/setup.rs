@@ -12,7 +12,7 @@ pub struct Args {
     /// Only what a build needs: a compiler and a linker for BPF
     #[arg(long)]
     pub build_only: bool,
-    /// Also build kube-apiserver and etcd for the apiserver tests (minutes, once)
+    /// Also build kube-apiserver, etcd and kube-proxy for the apiserver tests (minutes, once)
     #[arg(long, conflicts_with = "build_only")]
     pub api_server: bool,
 }
@@ -56,7 +56,7 @@ const TOOLS: [Tool; 19] = [
     Tool { program: "busybox", package: "busybox-static", needs: &[Need::Kernel, Need::Cluster] },
     Tool { program: "runc", package: "runc", needs: &[Need::Cluster] },
     Tool { program: "openssl", package: "openssl", needs: &[Need::Cluster] },
-    Tool { program: "iptables", package: "iptables", needs: &[Need::Cluster] },
+    Tool { program: "iptables", package: "iptables", needs: &[Need::Netns, Need::Cluster] },
     Tool { program: "conntrack", package: "conntrack", needs: &[Need::Cluster] },
     Tool { program: "ipset", package: "ipset", needs: &[Need::Cluster] },
     // These four are copied into the images of its pods.
@@ -82,7 +82,9 @@ pub fn run(args: &Args) -> Result<()> {
     }
     if args.api_server {
         let made = apiserver::build(&Workspace::find()?)?;
-        say::line(format_args!("API server: {}, {}", made.kube_apiserver.display(), made.etcd.display()));
+        for (_, path) in made.environment() {
+            say::line(format_args!("built: {}", path.display()));
+        }
     }
     Ok(())
 }

@@ -84,26 +84,7 @@ fn every_part_of_a_key_and_the_seed_count() {
 }
 
 fn flow(last_seen: u32) -> Flow<[u8; 4]> {
-    Flow {
-        client: [0; 4],
-        frontend: [0; 4],
-        backend: [0; 4],
-        source: [0; 4],
-        client_port: 0,
-        frontend_port: 0,
-        backend_port: 0,
-        source_port: 0,
-        proto: crate::PROTO_UDP,
-        state: FLOW_USED,
-        reserved: 0,
-        service: 0,
-        backend_id: 0,
-        created: 0,
-        last_seen,
-        generation: 0,
-        places: [0; 2],
-        tags: [0; 2],
-    }
+    Flow { proto: crate::PROTO_UDP, state: FLOW_USED, last_seen, ..Flow::default() }
 }
 
 #[test]
@@ -111,8 +92,9 @@ fn ports_rest_for_a_minute_after_both_ends_have_closed() {
     let fins = FLOW_FIN_CLIENT | FLOW_FIN_BACKEND;
     let closed = Flow { proto: crate::PROTO_TCP, state: FLOW_USED | FLOW_SNAT | fins, ..flow(u32::MAX - 5) };
     let at = |now: u32| lingers(&closed, now, 1000);
-    assert!(at(closed.last_seen) && at(59_000) && at(closed.last_seen - 1));
-    assert!(!at(61_000));
+    // A timer of 60 s that is late by 5.12 s, as it may be at 100 Hz.
+    assert!(at(closed.last_seen) && at(65_120) && at(closed.last_seen - 1));
+    assert!(!at(67_000));
     for state in [fins | FLOW_RESET, FLOW_FIN_CLIENT, FLOW_FIN_BACKEND, FLOW_REPLIED] {
         assert!(!lingers(&Flow { state, ..closed }, closed.last_seen, 1000), "{state:#x}");
     }

@@ -21,6 +21,12 @@ use crate::atomic;
 use crate::header::same;
 use crate::maps::{self, Tables};
 
+/// A bucket's last word, if keys stand in their second buckets.
+const OVERFLOWS: u32 = {
+    let [a, b] = 1u16.to_ne_bytes();
+    u32::from_ne_bytes([a, b, 0, 0])
+};
+
 /// No flow.
 pub const NONE: u32 = u32::MAX;
 
@@ -96,6 +102,17 @@ pub fn find<F: Tables>(key: &FlowKey<F::Words>, hash: u64, config: &NodeConfig) 
     }
 }
 
+/// Asks for the bucket where a key with this hash stands first, so that it is there when it is looked at: it seldom is in
+/// a cache. Programs have no instruction for that; but a store does not wait, and these bytes are always zero.
+#[inline(always)]
+pub fn expect<F: Tables>(hash: u64, config: &NodeConfig) {
+    let [first, _] = buckets_of(hash, config.flow_buckets);
+    if let Some(bucket) = F::bucket(first) {
+        // SAFETY: a map value.
+        unsafe { write_volatile(&raw mut (*bucket).reserved, 0) };
+    }
+}
+
 /// Whether the flow's key of that direction stands where the flow says.
 #[inline(always)]
 pub fn stands<F: Tables>(index: u32, flow: &Flow<F::Words>, direction: u8) -> bool {
@@ -126,11 +143,22 @@ impl Keys {
     pub fn remove<F: Tables>(&self, index: u32) {
         let mut direction = 0;
         while direction < self.places.len() {
-            if let Some(way) = at::<F>(self.places[direction]) {
-                // SAFETY: a map value. Another flow's way is not equal, and stays.
-                unsafe { atomic::compare_exchange32(way, way_of(self.tags[direction], index), 0) };
-            }
+            self.remove_one::<F>(direction, index);
             direction += 1;
+        }
+    }
+
+    /// Takes away the one that a client's packets find.
+    #[inline(always)]
+    pub fn remove_forward<F: Tables>(&self, index: u32) {
+        self.remove_one::<F>(usize::from(DIRECTION_FORWARD), index);
+    }
+
+    #[inline(always)]
+    fn remove_one<F: Tables>(&self, direction: usize, index: u32) {
+        if let Some(way) = at::<F>(self.places[direction]) {
+            // SAFETY: a map value. Another flow's way is not equal, and stays.
+            unsafe { atomic::compare_exchange32(way, way_of(self.tags[direction], index), 0) };
         }
     }
 }
@@ -175,8 +203,8 @@ fn take<F: Tables>(first: u32, second: u32, pending: u32, stale: bool) -> u32 {
     if place != NO_PLACE {
         return place;
     }
-    // SAFETY: a map value. An exchange, so that it is seen before what follows.
-    unsafe { atomic::compare_exchange32(&raw mut (*bucket).overflow, 0, 1) };
+    // SAFETY: a map value: the two and the two zero bytes behind them. An exchange, so that it is seen before what follows.
+    unsafe { atomic::compare_exchange32((&raw mut (*bucket).overflow).cast(), 0, OVERFLOWS) };
     take_in::<F>(second, pending, stale)
 }
 
@@ -260,7 +288,10 @@ fn add<F: Index>(index: u32, direction: u32, hash: u64) -> u32 {
     let [first, second] = buckets_of(hash, config.flow_buckets);
     // Opaque: what can be made of it again needs no room on the stack.
     let pending = atomic::opaque(u64::from(way_of(tag(hash), index) | WAY_PENDING)) as u32;
-    let mut mine = F::take(first, second, pending, 0);
+    let mut mine = take_in::<F>(first, pending, false);
+    if mine == NO_PLACE {
+        mine = F::take(first, second, pending, 0);
+    }
     if mine == NO_PLACE {
         mine = F::take(first, second, pending, 1);
     }

@@ -1,29 +1,26 @@
 //! Beginning a flow: an entry for it, and its two keys.
 
-use core::mem::offset_of;
-use core::ptr::{read_volatile, write_volatile};
+use core::ptr::write_volatile;
 
 use aya_ebpf::helpers::generated::bpf_get_prandom_u32;
+use proxy_common::Address;
 use proxy_common::config::NodeConfig;
 use proxy_common::flow::{
-    DIRECTION_FORWARD, DIRECTION_REPLY, FLOW_CLAIMED, FLOW_REPLIED, FLOW_SNAT, FLOW_USED, Flow, FlowKey,
-    NO_PLACE, is_expired, is_over, lingers,
+    DIRECTION_FORWARD, DIRECTION_REPLY, FLOW_CLAIMED, FLOW_SNAT, FLOW_USED, FlowKey, NO_PLACE, is_expired,
+    is_over, lingers,
 };
 use proxy_common::reason::Reason;
 use proxy_common::select::random_slot;
 
-use super::index::{self, Index, Keys, NONE};
+use super::claim::{Claim, claim_free};
+use super::index::{self, Keys, NONE};
 use super::{Time, Tracked, free};
 use crate::balance::Choice;
 use crate::header::same;
-use crate::maps::{self, Tables};
-use crate::nat::Tuple;
+use crate::maps;
+use crate::packet::Aim;
 use crate::{atomic, report};
 
-/// Entries that one step of the clock hand covers; eight IPv4 entries are eight cache lines in a row.
-const WINDOW: u64 = 8;
-/// Steps after which the table is called full.
-const WINDOWS: u32 = 8;
 /// Source ports that are tried when two flows would look the same to their backend.
 const PORT_TRIES: u32 = 32;
 /// Of these, tries for a source port that the backend cannot remember; then one of a closed connection must do.
@@ -31,107 +28,8 @@ const RESTED_TRIES: u64 = 16;
 /// The lowest source port that a collision is moved to.
 const FIRST_PORT: u32 = 1024;
 
-/// How willingly an entry is given to a new flow; from `KEEP` on not at all.
-#[inline(always)]
-fn rank<F: Tables>(flow: &Flow<F::Words>, time: Time) -> u32 {
-    if flow.state == 0 {
-        0
-    } else if flow.state & FLOW_CLAIMED != 0 {
-        KEEP
-    } else if is_expired(flow, time.now, time.config) {
-        1
-    } else if is_over(flow.state) {
-        2
-    } else if flow.state & FLOW_REPLIED == 0 {
-        3
-    } else {
-        KEEP
-    }
-}
-
-const KEEP: u32 = 4;
-
-/// The most willing of the [`WINDOW`] entries from `start` on: its rank in the upper half, its index in the lower.
-#[inline(always)]
-fn scan<F: Tables>(start: u32, now: u32) -> u64 {
-    let none = u64::from(KEEP) << 32;
-    let Some(config) = maps::config() else { return none };
-    let time = Time { now, config };
-    let mut best = none;
-    let mut step = 0;
-    while step < WINDOW as u32 {
-        let mut index = start + step;
-        if index >= config.flow_entries {
-            index -= config.flow_entries;
-        }
-        let Some(place) = F::flow(index) else { return best };
-        // SAFETY: a map value; a stale look costs at worst a flow that was over anyway.
-        let rank = rank::<F>(unsafe { &*place }, time);
-        let found = u64::from(rank) << 32 | u64::from(index);
-        if rank <= 1 {
-            return found;
-        }
-        if found >> 32 < best >> 32 {
-            best = found;
-        }
-        step += 1;
-    }
-    best
-}
-
-/// Takes an entry for a new flow: one that is free or expired, else one that is over, else one that nobody has
-/// answered yet. An established flow keeps its place whatever comes. Gives the index, or [`NONE`].
-#[inline(always)]
-fn claim<F: Steps>(now: u32) -> u32 {
-    let (Some(config), Some(hand)) = (maps::config(), maps::flow_hand(F::INDEX)) else { return NONE };
-    if config.flow_entries == 0 {
-        return NONE;
-    }
-    // One entry at a time while entries are free: neighbours come from memory together.
-    let (mut window, mut step) = (0, 1);
-    while window < WINDOWS {
-        // SAFETY: a map value, aligned to eight bytes.
-        let start = unsafe { atomic::fetch_add(hand, step) } as u32 % config.flow_entries;
-        let Some(place) = F::flow(start) else { return NONE };
-        // SAFETY: a map value; a stale look is noticed when the entry is taken.
-        let mut found =
-            u64::from(rank::<F>(unsafe { &*place }, Time { now, config })) << 32 | u64::from(start);
-        if found >> 32 > 1 {
-            found = F::scan(start, now);
-        }
-        if found >> 32 < u64::from(KEEP)
-            && take::<F>(found as u32, (found >> 32) as u32, Time { now, config })
-        {
-            return found as u32;
-        }
-        window += 1;
-        step = WINDOW;
-    }
-    NONE
-}
-
-/// Takes an entry that had this rank, unless it has changed, or another CPU is faster.
-#[inline(always)]
-fn take<F: Tables>(index: u32, was: u32, time: Time) -> bool {
-    let Some(place) = F::flow(index) else { return false };
-    // SAFETY: a map value: protocol, state and two bytes of zero, aligned to four.
-    unsafe {
-        let word = place.cast::<u32>().add(offset_of!(Flow<F::Words>, proto) / size_of::<u32>());
-        let old = read_volatile(word);
-        if rank::<F>(&*place, time) != was {
-            return false;
-        }
-        let [proto, ..] = old.to_ne_bytes();
-        let new = u32::from_ne_bytes([proto, FLOW_USED | FLOW_CLAIMED, 0, 0]);
-        if atomic::compare_exchange32(word, old, new) != old {
-            return false;
-        }
-        if was > 0 {
-            Keys::of(&*place).remove::<F>(index);
-        }
-    }
-    true
-}
+/// The odd number next to 2^32 by the golden ratio: the upper bits of a product with it depend on all bits below.
+const SPREAD: u32 = 0x9e37_79b1;
 
 /// The source ports among which a flow may choose: the first, and how many.
 #[inline(always)]
@@ -144,20 +42,49 @@ fn ports(config: &NodeConfig, snat: bool) -> (u32, u32) {
     }
 }
 
-/// Begins a flow for a client's packet, whose key has this hash, and tells what the packet becomes. With `snat` the backend sees that address
-/// of this node.
+/// The key of the replies to a flow that begins. With `snat` the backend sees that address of this node.
+#[inline(always)]
+pub fn reply_key<A: Address>(
+    key: &FlowKey<A>,
+    choice: &Choice<A>,
+    config: &NodeConfig,
+    snat: Option<&A>,
+) -> FlowKey<A> {
+    let mut dst_port = key.src_port;
+    if snat.is_some() {
+        let (first, count) = ports(config, true);
+        // The client's port spreads well enough, and needs no random number.
+        dst_port = (first + random_slot(u32::from(key.src_port).wrapping_mul(SPREAD), count)) as u16;
+    }
+    FlowKey {
+        src: choice.addr,
+        dst: *snat.unwrap_or(&key.src),
+        src_port: choice.port,
+        dst_port,
+        proto: key.proto,
+        direction: DIRECTION_REPLY,
+        reserved: 0,
+    }
+}
+
+/// Begins a flow for a client's packet, whose key has this hash; not, if it has one already. The aim is then what
+/// became of it.
 #[inline(always)]
 pub fn open<F: Steps>(
     key: &FlowKey<F::Words>,
     hash: u64,
     service: u32,
-    choice: &Choice<F::Words>,
+    aim: &mut Aim<F::Words>,
     time: Time,
-    snat: Option<&F::Words>,
-) -> Result<Tuple<F::Words>, Reason> {
+) -> Result<bool, Reason> {
+    let (reply, backend_id) = (&aim.reply, aim.backend_id);
     let now = time.now;
-    let state = if snat.is_some() { FLOW_USED | FLOW_SNAT } else { FLOW_USED };
-    let index = F::claim(now);
+    let state = if aim.snat != 0 { FLOW_USED | FLOW_SNAT } else { FLOW_USED };
+    // Calls are dear, since returns are not predicted on many a CPU: most find a free entry at once.
+    let index = match claim_free::<F>(time) {
+        NONE => F::claim(now),
+        index => index,
+    };
     let Some(place) = F::flow(index) else { return Err(Reason::FlowTableFull) };
     // SAFETY: a map value that is ours until `CLAIMED` goes. The generation goes first, so that keys of the
     // entry's last flow lead nowhere.
@@ -166,34 +93,31 @@ pub fn open<F: Steps>(
         write_volatile(&raw mut (*place).generation, generation);
         (*place).client = key.src;
         (*place).frontend = key.dst;
-        (*place).backend = choice.addr;
-        (*place).source = *snat.unwrap_or(&key.src);
+        (*place).backend = reply.src;
+        (*place).source = reply.dst;
         (*place).client_port = key.src_port;
         (*place).frontend_port = key.dst_port;
-        (*place).backend_port = choice.port;
-        (*place).source_port = key.src_port;
-        if snat.is_some() {
-            let (first, count) = ports(time.config, true);
-            // The client's port spreads well enough, and needs no random number.
-            let spread = (u32::from(key.src_port)).wrapping_mul(0x9e37_79b1);
-            (*place).source_port = (first + random_slot(spread, count)) as u16;
-        }
+        (*place).backend_port = reply.src_port;
+        (*place).source_port = reply.dst_port;
         write_volatile(&raw mut (*place).state, state | FLOW_CLAIMED);
         (*place).proto = key.proto;
         (*place).service = service;
-        (*place).backend_id = choice.backend_id;
+        (*place).backend_id = backend_id;
         (*place).created = now;
         (*place).last_seen = now;
         (*place).places = [NO_PLACE; 2];
     }
-    let mut leads_to = F::add_reply_key(index);
+    let mut leads_to = F::add_key(index, u32::from(DIRECTION_REPLY), aim.reply_hash);
+    if leads_to != index {
+        leads_to = F::add_reply_key(index);
+    }
     if leads_to == index {
         leads_to = F::add_key(index, u32::from(DIRECTION_FORWARD), hash);
     }
     if leads_to == index {
         // SAFETY: as above; this takes `CLAIMED` away.
         unsafe { write_volatile(&raw mut (*place).state, state) };
-        report::connection(service, choice.backend_id);
+        report::connection(service, backend_id);
     } else {
         // Another CPU was faster with this flow, or there is no room. There is one flow, and it stays.
         // SAFETY: as above.
@@ -201,12 +125,18 @@ pub fn open<F: Steps>(
         free::<F>(place);
     }
     let Some(place) = F::flow(leads_to) else {
-        return Err(if snat.is_some() { Reason::SnatPortsExhausted } else { Reason::FlowCollision });
+        return Err(if aim.snat != 0 { Reason::SnatPortsExhausted } else { Reason::FlowCollision });
     };
     // SAFETY: a map value, of plain integers.
-    let generation = unsafe { (*place).generation };
-    let tracked = Tracked::<F> { index: leads_to, generation, place };
-    tracked.to_backend().ok_or(Reason::FlowCollision)
+    let flow = unsafe { &*place };
+    if leads_to == index {
+        aim.reply.dst_port = flow.source_port;
+    } else if flow.state & FLOW_CLAIMED == 0 {
+        return Ok(false);
+    } else {
+        aim.reply = flow.reply_key();
+    }
+    Ok(true)
 }
 
 /// Adds the key of the replies to the flow in the entry `index`, and gives the flow to use.
@@ -269,30 +199,14 @@ fn readopt<F: Steps>(index: u32, config: &NodeConfig) -> u32 {
     index
 }
 
-/// The loops of [`open`], as functions that the verifier checks once each, on their own ("global").
-pub trait Steps: Index {
-    /// [`scan`].
-    fn scan(start: u32, now: u32) -> u64;
-    /// [`claim`].
-    fn claim(now: u32) -> u32;
+/// The loop of [`open`], as a function that the verifier checks once, on its own ("global").
+pub trait Steps: Claim {
     /// [`add_reply_key`].
     fn add_reply_key(index: u32) -> u32;
 }
 
 macro_rules! steps {
-    ($family:ty, $scan:ident, $claim:ident, $add_reply_key:ident) => {
-        #[unsafe(no_mangle)]
-        #[inline(never)]
-        extern "C" fn $scan(start: u32, now: u32) -> u64 {
-            scan::<$family>(start, now)
-        }
-
-        #[unsafe(no_mangle)]
-        #[inline(never)]
-        extern "C" fn $claim(now: u32) -> u32 {
-            claim::<$family>(now)
-        }
-
+    ($family:ty, $add_reply_key:ident) => {
         #[unsafe(no_mangle)]
         #[inline(never)]
         extern "C" fn $add_reply_key(index: u32) -> u32 {
@@ -301,16 +215,6 @@ macro_rules! steps {
 
         impl Steps for $family {
             #[inline(always)]
-            fn scan(start: u32, now: u32) -> u64 {
-                $scan(start, now)
-            }
-
-            #[inline(always)]
-            fn claim(now: u32) -> u32 {
-                $claim(now)
-            }
-
-            #[inline(always)]
             fn add_reply_key(index: u32) -> u32 {
                 $add_reply_key(index)
             }
@@ -318,5 +222,5 @@ macro_rules! steps {
     };
 }
 
-steps!(proxy_common::V4, scan4, claim4, add_reply_key4);
-steps!(proxy_common::V6, scan6, claim6, add_reply_key6);
+steps!(proxy_common::V4, add_reply_key4);
+steps!(proxy_common::V6, add_reply_key6);

@@ -1,17 +1,15 @@
 //! The acts of the packet hooks, as functions of their own.
 
 use aya_ebpf::bindings::__sk_buff;
-use proxy_common::reason::Reason;
 use proxy_common::{V4, V6};
 
-use super::begin::begin as first;
+use super::begin::{begin as first, goes_on};
 use super::beyond::back;
 use super::tc::{known, mend, parse_pulled, reject, reply};
 use crate::flow::Steps;
 use crate::fragment::Fragments;
 use crate::icmp::Control;
 use crate::nat::Rewrite;
-use crate::packet::Stop;
 use crate::reject::Reject;
 use crate::skb::Skb;
 
@@ -19,11 +17,13 @@ use crate::skb::Skb;
 /// every state that calls them, they cost half a million steps.
 pub(super) trait Acts: Rewrite + Steps + Reject + Control + Fragments {
     /// [`parse_pulled`].
-    fn parse_pulled(skb: Skb) -> Result<(), Stop>;
+    fn parse_pulled(skb: Skb, direction: i32) -> i32;
     /// [`known`].
     fn known(skb: Skb, from: i32) -> i32;
     /// [`mend`].
     fn mend() -> i32;
+    /// [`goes_on`].
+    fn goes_on() -> u32;
     /// [`begin`].
     fn begin(skb: Skb) -> i32;
     /// [`reject`].
@@ -31,26 +31,7 @@ pub(super) trait Acts: Rewrite + Steps + Reject + Control + Fragments {
     /// [`back`].
     fn back(skb: Skb) -> i32;
     /// [`reply`].
-    fn reply(skb: Skb, from: i32) -> i32;
-}
-
-/// Numbers for [`Stop`], and for "parsed".
-const PARSED: i32 = 0;
-const STOP_NOT_OURS: i32 = 1;
-const STOP_FRAGMENT: i32 = 2;
-const STOP_MALFORMED: i32 = 3;
-const STOP_CONTROL: i32 = 4;
-const STOP_ALONE: i32 = 5;
-
-fn stop_number(result: Result<(), Stop>) -> i32 {
-    match result {
-        Ok(()) => PARSED,
-        Err(Stop::NotOurs) => STOP_NOT_OURS,
-        Err(Stop::Control) => STOP_CONTROL,
-        Err(Stop::Because(Reason::Fragment)) => STOP_FRAGMENT,
-        Err(Stop::Because(Reason::FragmentWithoutFirst)) => STOP_ALONE,
-        Err(_) => STOP_MALFORMED,
-    }
+    fn reply(skb: Skb) -> i32;
 }
 
 macro_rules! global {
@@ -63,15 +44,9 @@ macro_rules! global {
     };
 }
 
-/// [`parse_pulled`], with a number for its result.
-#[inline(always)]
-fn parse_number<F: Acts>(skb: Skb) -> i32 {
-    stop_number(parse_pulled::<F>(skb))
-}
-
 macro_rules! acts {
-    ($family:ty, $parse:ident, $known:ident, $mend:ident, $begin:ident, $back:ident, $reject:ident, $reply:ident) => {
-        global!($parse = parse_number::<$family>());
+    ($family:ty, $parse:ident, $known:ident, $mend:ident, $goes_on:ident, $begin:ident, $back:ident, $reject:ident, $reply:ident) => {
+        global!($parse = parse_pulled::<$family>(direction));
         global!($known = known::<$family>(from));
         #[unsafe(no_mangle)]
         #[inline(never)]
@@ -79,22 +54,21 @@ macro_rules! acts {
             mend::<$family>()
         }
 
+        #[unsafe(no_mangle)]
+        #[inline(never)]
+        extern "C" fn $goes_on() -> u32 {
+            goes_on::<$family>()
+        }
+
         global!($begin = first::<$family>());
         global!($back = back::<$family>());
         global!($reject = reject::<$family>(what));
-        global!($reply = reply::<$family>(from));
+        global!($reply = reply::<$family>());
 
         impl Acts for $family {
             #[inline(always)]
-            fn parse_pulled(skb: Skb) -> Result<(), Stop> {
-                match $parse(skb.raw()) {
-                    PARSED => Ok(()),
-                    STOP_NOT_OURS => Err(Stop::NotOurs),
-                    STOP_CONTROL => Err(Stop::Control),
-                    STOP_FRAGMENT => Err(Stop::Because(Reason::Fragment)),
-                    STOP_ALONE => Err(Stop::Because(Reason::FragmentWithoutFirst)),
-                    _ => Err(Stop::Because(Reason::Malformed)),
-                }
+            fn parse_pulled(skb: Skb, direction: i32) -> i32 {
+                $parse(skb.raw(), direction)
             }
 
             #[inline(always)]
@@ -105,6 +79,11 @@ macro_rules! acts {
             #[inline(always)]
             fn mend() -> i32 {
                 $mend()
+            }
+
+            #[inline(always)]
+            fn goes_on() -> u32 {
+                $goes_on()
             }
 
             #[inline(always)]
@@ -123,12 +102,12 @@ macro_rules! acts {
             }
 
             #[inline(always)]
-            fn reply(skb: Skb, from: i32) -> i32 {
-                $reply(skb.raw(), from)
+            fn reply(skb: Skb) -> i32 {
+                $reply(skb.raw())
             }
         }
     };
 }
 
-acts!(V4, parse_pulled4, known4, mend4, begin4, back4, reject4, reply4);
-acts!(V6, parse_pulled6, known6, mend6, begin6, back6, reject6, reply6);
+acts!(V4, parse_pulled4, known4, mend4, goes_on4, begin4, back4, reject4, reply4);
+acts!(V6, parse_pulled6, known6, mend6, goes_on6, begin6, back6, reject6, reply6);

@@ -5,7 +5,7 @@ use proxy_common::reason::Reason;
 use proxy_common::{PROTO_SCTP, PROTO_TCP};
 
 use super::acts::Acts;
-use super::tc::{NEXT, SEND, TOO_BIG, drop_because, leave, left, rewrite};
+use super::tc::{NEXT, SEND, TOO_BIG, drop_because, left, rewrite};
 use crate::flow::{self, Time};
 use crate::nat::Tuple;
 use crate::net::{link_header, tcp, udp};
@@ -22,11 +22,7 @@ pub(super) fn send_on<F: Acts>(skb: Skb, packet: &Packet<F::Words>, to: &Tuple<F
             NEXT => SEND,
             verdict => verdict,
         },
-        route::TOO_BIG => {
-            // Its client is told, and no flow is looked for.
-            leave::<F>(packet, 0);
-            TOO_BIG
-        }
+        route::TOO_BIG => TOO_BIG,
         _ => drop_because(Reason::NoRoute),
     }
 }

@@ -128,6 +128,11 @@ fn dialled<S: Sockaddr>(call: &S) -> Dialled<Addr<S>> {
 }
 
 #[inline(always)]
+fn anew<S: Sockaddr>(service: &ServiceEntry) -> Result<Choice<Addr<S>>, Reason> {
+    balance::choose::<S::Family>(service, random()).ok_or_else(|| balance::why_nobody(service))
+}
+
+#[inline(always)]
 fn random() -> u32 {
     // SAFETY: the helper takes nothing and cannot fail.
     unsafe { bpf_get_prandom_u32() }
@@ -160,13 +165,13 @@ fn find<S: Sockaddr>(call: &S, dialled: &Dialled<Addr<S>>) -> Result<Option<Serv
 #[inline(always)]
 fn choose<S: Sockaddr>(call: &S, service: &ServiceEntry) -> Result<Choice<Addr<S>>, Reason> {
     if service.affinity_secs == 0 || service.slot_count == 0 {
-        return balance::choose::<S::Family>(service, random());
+        return anew::<S>(service);
     }
     let (netns, time) = (call.raw().netns(), Time::now().ok_or(Reason::MapInconsistent)?);
     if let Some(choice) = affinity::stay_netns::<S::Family>(netns, service, time) {
         return Ok(choice);
     }
-    let choice = balance::choose::<S::Family>(service, random())?;
+    let choice = anew::<S>(service)?;
     affinity::note_netns(netns, service, choice.backend_id, time);
     Ok(choice)
 }

@@ -3,18 +3,19 @@
 
 use aya_ebpf::programs::TcContext;
 use proxy_common::filter::Role;
-use proxy_common::flow::{DIRECTION_FORWARD, DIRECTION_REPLY, FLOW_SNAT, is_over};
+use proxy_common::flow::{DIRECTION_FORWARD, DIRECTION_REPLY, FLOW_SNAT, FlowKey, is_over};
 use proxy_common::reason::{Reason, Verdict};
 use proxy_common::{V4, V6};
 
 use super::acts::Acts;
+use super::begin::opens;
 use super::beyond::send_on;
 use crate::flow::{self, Time};
 use crate::icmp;
 use crate::maps::{self, Tables};
 use crate::nat::{self, Rewrite, Tuple};
 use crate::net::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, tcp};
-use crate::packet::{Packet, Scratch, Stop};
+use crate::packet::{Left, Packet, Stop};
 use crate::reject;
 use crate::route;
 use crate::skb::Skb;
@@ -44,10 +45,12 @@ pub(super) const TOO_BIG: i32 = 104;
 const RETURNS: i32 = 105;
 /// It is an ICMP packet.
 const CONTROL: i32 = 106;
-/// Not all of its headers are readable yet.
-const UNREAD: i32 = 107;
 /// Its flow has lost the key of its replies.
-const LOST: i32 = 108;
+const LOST: i32 = 107;
+/// It lies parsed in `scratch`.
+const PARSED: i32 = 108;
+/// Its flow was over, and has ended: now another may begin.
+pub(super) const TAKEN: i32 = 109;
 
 /// A packet that comes in from a client.
 #[inline(always)]
@@ -72,16 +75,15 @@ pub fn egress(context: &TcContext) -> i32 {
 }
 
 /// The acts of a client's packet, each in a stack frame of its own: together they would not fit into a program's
-/// 512 bytes, and most packets see only the first. It parses, and leaves the packet to the others in `scratch`.
+/// 512 bytes. They find the packet in `scratch`. What is not ours leaves before the first of them, since a call costs as
+/// much as all that is asked here.
 #[inline(always)]
 fn forward<F: Acts>(skb: Skb) -> i32 {
-    let mut verdict = F::known(skb, FRESH);
-    if verdict == UNREAD {
-        verdict = match F::parse_pulled(skb) {
-            Ok(()) => F::known(skb, LEFT),
-            Err(stop) => pass(stop),
-        };
-    }
+    let mut verdict = match arrive::<F>(skb, DIRECTION_FORWARD) {
+        Ok(key) if maps::may_be(Role::Frontend, &key.dst, key.dst_port, key.proto) => F::known(skb, FIRST),
+        Ok(key) => stray::<F>(skb, key),
+        Err(verdict) => verdict,
+    };
     if verdict < UNDECIDED {
         return verdict;
     }
@@ -97,8 +99,11 @@ fn forward<F: Acts>(skb: Skb) -> i32 {
     }
     if verdict == UNKNOWN {
         verdict = F::begin(skb);
+        if verdict == TAKEN {
+            verdict = F::begin(skb);
+        }
         if verdict == BEGUN {
-            verdict = F::known(skb, LEFT);
+            verdict = F::known(skb, MENDED);
         }
     } else if verdict == CONTROL {
         verdict = if skb.is_of_vlan() { NEXT } else { icmp::incoming::<F>(skb) };
@@ -114,46 +119,78 @@ fn forward<F: Acts>(skb: Skb) -> i32 {
     if verdict == REFUSED || verdict == TOO_BIG {
         return F::reject(skb, verdict);
     }
-    if verdict < UNDECIDED { verdict } else { DROP }
+    // Others were faster each time.
+    if verdict < UNDECIDED { verdict } else { drop_because(Reason::FlowCollision) }
 }
 
 /// The same for a packet towards a client.
 #[inline(always)]
 fn backward<F: Acts>(skb: Skb) -> i32 {
-    let mut verdict = F::reply(skb, FRESH);
-    if verdict == UNREAD {
-        verdict = match F::parse_pulled(skb) {
-            Ok(()) => F::reply(skb, LEFT),
-            Err(Stop::Control) => CONTROL,
-            Err(_) => NEXT,
-        };
+    match arrive::<F>(skb, DIRECTION_REPLY) {
+        Ok(key) if maps::may_be(Role::Backend, &key.src, key.src_port, key.proto) => F::reply(skb),
+        Err(CONTROL) => icmp::outgoing::<F>(skb),
+        _ => NEXT,
     }
-    if verdict == CONTROL { icmp::outgoing::<F>(skb) } else { verdict }
 }
 
-/// The packet is yet to be parsed.
-const FRESH: i32 = 0;
-/// It lies parsed in `scratch`.
-const LEFT: i32 = 1;
-/// It does, and its flow has its keys, or cannot have them.
-const MENDED: i32 = 2;
+/// `F::known` is asked about a packet for the first time.
+const FIRST: i32 = 0;
+/// It has been asked; the flow has begun since, or been mended: it has its keys, or cannot have them.
+const MENDED: i32 = 1;
 
-#[inline(always)]
-fn parse<F: Acts>(skb: Skb, from: i32, packet: &mut Packet<F::Words>) -> Result<(), Stop> {
-    if from == FRESH {
-        return F::parse(skb.bounds(), packet, false);
-    }
-    *packet = left::<F>().ok_or(Stop::NotOurs)?.packet;
-    Ok(())
-}
+/// The hash of the packet's key is yet to be made.
+pub(super) const NO_HASH: u64 = 0;
 
-/// Makes more of the packet readable, and leaves it parsed in `scratch`: packets whose headers are not readable at
-/// once are few, and need more room on the stack.
+/// Parses a packet into `scratch`. If that cannot be done, gives the verdict, or [`CONTROL`].
 #[inline(always)]
-pub(super) fn parse_pulled<F: Acts>(skb: Skb) -> Result<(), Stop> {
-    let Some(scratch) = F::scratch() else { return Err(Stop::NotOurs) };
+fn arrive<F: Acts>(skb: Skb, direction: u8) -> Result<&'static FlowKey<F::Words>, i32> {
+    let scratch = F::scratch().ok_or(NEXT)?;
     // SAFETY: a map value that is this CPU's own.
-    let packet = unsafe { &mut (*scratch).packet };
+    let packet = unsafe { &mut (*scratch).left.packet };
+    packet.key.direction = direction;
+    packet.key.reserved = 0;
+    match F::parse(skb.bounds(), packet, false) {
+        Ok(()) => Ok(&packet.key),
+        Err(Stop::NotOurs) => Err(NEXT),
+        Err(Stop::Control) => Err(CONTROL),
+        Err(_) => match F::parse_pulled(skb, i32::from(direction)) {
+            PARSED => Ok(&packet.key),
+            verdict => Err(verdict),
+        },
+    }
+}
+
+/// A packet to what is no frontend: the reply to one that was sent on under an address of this node, or one to an address
+/// in a range of Services that nobody serves. All others are not ours.
+#[inline(always)]
+fn stray<F: Acts>(skb: Skb, key: &FlowKey<F::Words>) -> i32 {
+    if !is_snat_port(key.dst_port) && !lookup::is_service_address::<F>(&key.dst) {
+        return NEXT;
+    }
+    if skb.is_of_vlan() { NEXT } else { leave::<F>(key.dst_port, NO_HASH) }
+}
+
+/// Makes more of the packet readable, and parses it into `scratch`: packets whose headers are not readable at once are
+/// few, and need more room on the stack. Gives [`PARSED`], [`CONTROL`] or a verdict.
+#[inline(always)]
+pub(super) fn parse_pulled<F: Acts>(skb: Skb, direction: i32) -> i32 {
+    match pull::<F>(skb) {
+        Ok(()) => PARSED,
+        Err(Stop::Control) => CONTROL,
+        // What cannot be parsed was counted where it came in; what this node sends itself is nobody's fault.
+        Err(Stop::Because(reason)) if direction == i32::from(DIRECTION_FORWARD) => {
+            report::reason(reason);
+            if reason.verdict() == Verdict::Drop { DROP } else { NEXT }
+        }
+        Err(_) => NEXT,
+    }
+}
+
+#[inline(always)]
+fn pull<F: Acts>(skb: Skb) -> Result<(), Stop> {
+    let scratch = F::scratch().ok_or(Stop::NotOurs)?;
+    // SAFETY: a map value that is this CPU's own.
+    let packet = unsafe { &mut (*scratch).left.packet };
     let bounds = skb.bounds();
     let wanted = if skb.length() < PULL { skb.length() } else { PULL };
     if bounds.end - bounds.data < wanted as usize && skb.pull(wanted).is_err() {
@@ -167,53 +204,31 @@ pub(super) fn parse_pulled<F: Acts>(skb: Skb) -> Result<(), Stop> {
     }
 }
 
-#[inline(always)]
-fn pass(stop: Stop) -> i32 {
-    match stop {
-        Stop::Because(reason) if reason.verdict() == Verdict::Drop => drop_because(reason),
-        Stop::Because(reason) => {
-            report::reason(reason);
-            NEXT
-        }
-        Stop::Control => CONTROL,
-        Stop::NotOurs | Stop::Short | Stop::First => NEXT,
-    }
-}
-
 /// A packet of a flow that is known.
 #[inline(always)]
 pub(super) fn known<F: Acts>(skb: Skb, from: i32) -> i32 {
-    let mut packet = Packet::<F::Words>::EMPTY;
-    match parse::<F>(skb, from, &mut packet) {
-        Ok(()) => {}
-        Err(Stop::Short) => return UNREAD,
-        Err(stop) => return pass(stop),
-    }
-    let key = &packet.key;
-    if !maps::may_be(Role::Frontend, &key.dst, key.dst_port, key.proto) {
-        let ours = is_snat_port(key.dst_port) || lookup::is_service_address::<F>(&key.dst);
-        let (true, false, Some(time)) = (ours, skb.is_of_vlan(), Time::now()) else { return NEXT };
-        return leave::<F>(&packet, time.hash(key));
-    }
-    // Not before: packets of others do not pay for it.
-    if skb.is_of_vlan() {
-        return NEXT;
-    }
-    let Some(time) = Time::now() else { return NEXT };
+    // Packets of others do not pay for the VLAN.
+    let (Some(left), Some(time), false) = (left::<F>(), Time::now(), skb.is_of_vlan()) else { return NEXT };
+    let (packet, key) = (&left.packet, &left.packet.key);
     let hash = time.hash(key);
-    let Some(known) = flow::find::<F>(key, hash, time) else { return leave::<F>(&packet, hash) };
+    let unknown = || leave::<F>(key.dst_port, hash);
+    if from == FIRST && opens(packet.tcp_flags) {
+        return unknown();
+    }
+    let Some(known) = flow::find::<F>(key, hash, time) else { return unknown() };
     if !known.continues(packet.tcp_flags) {
-        known.release();
-        return leave::<F>(&packet, hash);
+        known.retire(time);
+        return unknown();
     }
     if from != MENDED && known.has_lost_reply_key(time) {
-        return if leave::<F>(&packet, hash) == NEXT { NEXT } else { LOST };
+        unknown();
+        return LOST;
     }
     known.touch(DIRECTION_FORWARD, packet.tcp_flags, time);
     report::forwarded(known.service(), packet.length);
     match known.to_backend() {
-        Some(to) if known.state() & FLOW_SNAT != 0 => send_on::<F>(skb, &packet, &to),
-        Some(to) => rewrite::<F>(skb, &packet, &to),
+        Some(to) if known.state() & FLOW_SNAT != 0 => send_on::<F>(skb, packet, &to),
+        Some(to) => rewrite::<F>(skb, packet, &to),
         None => drop_because(Reason::MapInconsistent),
     }
 }
@@ -229,14 +244,14 @@ pub(super) fn mend<F: Acts>() -> i32 {
     NEXT
 }
 
-/// Leaves the packet and the hash of its key to the next act.
+/// Leaves the hash of the packet's key to the next act.
 #[inline(always)]
-pub(super) fn leave<F: Tables>(packet: &Packet<F::Words>, hash: u64) -> i32 {
+fn leave<F: Tables>(dst_port: u16, hash: u64) -> i32 {
     let Some(scratch) = F::scratch() else { return NEXT };
     // SAFETY: a map value that is this CPU's own.
-    unsafe { *scratch = Scratch { packet: *packet, hash } };
+    unsafe { (*scratch).left.hash = hash };
     // A set bit of the filter may be another tuple's: it says nothing against a reply.
-    if is_snat_port(packet.key.dst_port) { RETURNS } else { UNKNOWN }
+    if is_snat_port(dst_port) { RETURNS } else { UNKNOWN }
 }
 
 /// Whether packets that went on from here under an address of this node come back to such a port.
@@ -245,17 +260,17 @@ fn is_snat_port(port: u16) -> bool {
     maps::config().is_some_and(|config| port >= config.snat_first && port <= config.snat_last)
 }
 
-/// The packet that the first act left.
+/// The packet in `scratch`.
 #[inline(always)]
-pub(super) fn left<F: Tables>() -> Option<&'static Scratch<F::Words>> {
+pub(super) fn left<F: Tables>() -> Option<&'static Left<F::Words>> {
     // SAFETY: a map value that is this CPU's own, and plain integers.
-    F::scratch().map(|scratch| unsafe { &*scratch })
+    F::scratch().map(|scratch| unsafe { &(*scratch).left })
 }
 
 /// Tells the client that nobody serves what it dialled, or that its packet is too big.
 #[inline(always)]
 pub(super) fn reject<F: Acts>(skb: Skb, what: i32) -> i32 {
-    let Some(Scratch { packet, .. }) = left::<F>() else { return drop_because(Reason::RejectFailed) };
+    let Some(Left { packet, .. }) = left::<F>() else { return drop_because(Reason::RejectFailed) };
     let Some(time) = Time::now() else { return drop_because(Reason::RejectFailed) };
     let mut message = F::PORT_UNREACHABLE;
     if what == TOO_BIG {
@@ -277,21 +292,9 @@ pub(super) fn reject<F: Acts>(skb: Skb, what: i32) -> i32 {
 
 /// A packet on its way out, perhaps a backend's to a client.
 #[inline(always)]
-pub(super) fn reply<F: Acts>(skb: Skb, from: i32) -> i32 {
-    let mut packet = Packet::<F::Words>::EMPTY;
-    // What cannot be parsed was counted where it came in; what this node sends itself is nobody's fault.
-    match parse::<F>(skb, from, &mut packet) {
-        Ok(()) => {}
-        Err(Stop::Short) => return UNREAD,
-        Err(Stop::Control) => return CONTROL,
-        Err(_) => return NEXT,
-    }
-    packet.key.direction = DIRECTION_REPLY;
-    let key = &packet.key;
-    if !maps::may_be(Role::Backend, &key.src, key.src_port, key.proto) {
-        return NEXT;
-    }
-    let Some(time) = Time::now() else { return NEXT };
+pub(super) fn reply<F: Acts>(skb: Skb) -> i32 {
+    let (Some(left), Some(time)) = (left::<F>(), Time::now()) else { return NEXT };
+    let (packet, key) = (&left.packet, &left.packet.key);
     let Some(known) = flow::find::<F>(key, time.hash(key), time) else { return NEXT };
     if packet.tcp_flags & tcp::SYN != 0 && is_over(known.state()) {
         // Both ends were done: this answers a connection that the client made to the backend itself.
@@ -300,7 +303,7 @@ pub(super) fn reply<F: Acts>(skb: Skb, from: i32) -> i32 {
     known.touch(DIRECTION_REPLY, packet.tcp_flags, time);
     report::replied(known.service(), packet.length);
     match known.to_client() {
-        Some(to) => rewrite::<F>(skb, &packet, &to),
+        Some(to) => rewrite::<F>(skb, packet, &to),
         None => drop_because(Reason::MapInconsistent),
     }
 }

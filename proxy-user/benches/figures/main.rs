@@ -7,8 +7,13 @@
 #![expect(clippy::cast_precision_loss, reason = "no count here comes near 2^52")]
 
 mod agent;
+#[path = "../../tests/kube/mod.rs"]
+#[expect(dead_code, reason = "the tests use the rest")]
+mod kube;
 #[path = "../../tests/bpf/node.rs"]
+#[expect(dead_code, reason = "the tests use the rest")]
 mod node;
+mod node_ports;
 #[path = "../../tests/bpf/packet.rs"]
 #[expect(dead_code, reason = "the tests use the rest")]
 mod packet;
@@ -18,6 +23,8 @@ mod report;
 #[expect(dead_code, reason = "the tests use the rest")]
 mod rig;
 mod sockets;
+#[path = "../../tests/netns/space.rs"]
+mod space;
 
 use std::path::PathBuf;
 
@@ -43,6 +50,10 @@ fn main() {
     }
     if wants("sockets") {
         rows.extend(sockets::measure(&bpffs));
+    }
+    // Who names no parts wants what can be measured.
+    if parts.iter().any(|part| part == "node-ports") || (parts.is_empty() && kube::is_there()) {
+        rows.extend(node_ports::measure());
     }
     if wants("agent") {
         rows.extend(agent::measure(&bpffs));

@@ -7,8 +7,8 @@
 //! * new flow: the one backend of each frontend is the next frontend, so that each run begins a flow, as many as
 //!   there are Services. The next round takes another client port.
 //!
-//! * sent on to another node (SNAT): the pair again, for a client outside. Each run takes one from the time to live,
-//!   and the source port of a flow follows from that of the one before, so a chain of flows soon runs in a circle.
+//! * sent on to another node (SNAT): the pair again, for two clients outside. Each of the two flows goes on under the
+//!   other one's client, so that packets and replies go to and fro too. Each run takes one from the time to live.
 //!
 //! Every translation changes address and port. The figures are medians of rounds, each with its own floor; with
 //! 10 and with 10,000 Services in turn.
@@ -17,9 +17,11 @@ use std::net::SocketAddr;
 use std::path::Path;
 
 use aya::{TestRun as _, TestRunOptions};
+use proxy_common::config::SNAT_PORTS;
+use proxy_common::select::random_slot;
 use proxy_user::programs::Capacities;
 
-use crate::node::{know, uplink};
+use crate::node::{know, node_addr, send_on_as, uplink};
 use crate::packet::{ACK, Packet, SYN, TCP, ends};
 use crate::report::{Row, median};
 use crate::rig::{Family, Hook, Rig, Service, context_of};
@@ -37,6 +39,9 @@ const HOT_CHAIN: u32 = 64;
 const HOPS: u32 = 50;
 /// The Service of the chain that all rounds begin with; the two before it are the pair.
 const CHAIN_START: u32 = 3;
+
+/// What the programs multiply a client's port by to choose a source port.
+const SPREAD: u32 = 0x9e37_79b1;
 
 /// One set of Services, and the next client port that is new to it.
 struct Bench {
@@ -188,29 +193,44 @@ fn measure_family(bpffs: &Path, family: Family) -> Vec<Row> {
     rows
 }
 
+/// A port that is its own source port: flows choose theirs by the client's.
+fn fixed_port() -> u16 {
+    let (first, last) = SNAT_PORTS;
+    let count = u32::from(last - first) + 1;
+    let chosen = |port: u16| first + random_slot(u32::from(port).wrapping_mul(SPREAD), count) as u16;
+    (first..=last).find(|port| chosen(*port) == *port).unwrap()
+}
+
 /// Packets to an endpoint on another node, and their replies.
 fn measure_beyond(group: &'static str, bench: &mut Bench) -> Vec<Row> {
-    know(bench.family, &bench.rig);
-    let first = bench.known().from(bench.family.client(3, 40_000));
-    // The chain of flows is in its circle long before.
-    let mut last = bench.sent_on(&first, HOPS).1;
-    for _ in 0..20 {
-        last = bench.sent_on(&first, HOPS).1;
+    let family = bench.family;
+    know(family, &bench.rig);
+    let clients = [3, 5].map(|host| family.client(host, fixed_port()));
+    let syn = Packet::tcp(SYN, clients[0], frontend(family, 1));
+    for (number, other) in [(0, clients[1]), (1, clients[0])] {
+        send_on_as(other.ip(), &bench.rig);
+        let packet = syn.from(clients[number]).to(frontend(family, number as u32 + 1));
+        let sent = bench.sent_on(&packet, 1).1;
+        assert_eq!(ends(&sent), (other, frontend(family, 2 - number as u32)), "it goes to and fro");
     }
-    let known = median((0..ROUNDS).map(|_| bench.sent_on(&first, HOPS).0).collect());
-    // The answer to the last of them goes back the whole chain.
-    let (source, backend) = ends(&last);
-    let reply = Packet::tcp(ACK, backend, source);
-    let replies = median((0..ROUNDS).map(|_| bench.sent_on(&reply, HOPS).0).collect());
+    let packet = Packet { flags: ACK, ..syn };
+    let known = median((0..ROUNDS).map(|_| bench.sent_on(&packet, HOPS).0).collect());
+    let answer = packet.back();
+    let replies = median((0..ROUNDS).map(|_| bench.sent_on(&answer, HOPS).0).collect());
+    send_on_as(node_addr(family), &bench.rig);
     let begun = median(
         (0..(bench.services - CHAIN_START) / HOPS)
             .map(|round| {
-                let client = bench.family.client(4, 1024 + round as u16);
-                let syn = Packet::tcp(SYN, client, frontend(bench.family, CHAIN_START + round * HOPS));
-                bench.sent_on(&syn, HOPS).0
+                let first = CHAIN_START + round * HOPS;
+                // The first chain is for the caches: Services are hot, flows are not.
+                [4, 6].map(|host| {
+                    let client = family.client(host, 1024 + round as u16);
+                    bench.sent_on(&Packet::tcp(SYN, client, frontend(family, first)), HOPS).0
+                })[1]
             })
             .collect(),
     );
+    assert_eq!(bench.rig.reasons(), [], "nothing was refused");
     vec![
         Row::new(group, "to another node (SNAT), known flow", known, "ns", Some(250.0)),
         Row::new(group, "to another node (SNAT), reply", replies, "ns", Some(250.0)),

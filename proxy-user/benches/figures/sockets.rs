@@ -86,6 +86,17 @@ fn ip(arguments: &str) {
     assert!(status.success(), "ip {arguments}");
 }
 
+/// Accepts connections and closes them, for ever; [`connects`] counts on it.
+pub fn accept_all(listener: TcpListener) {
+    rustix::net::listen(&listener, 4096).unwrap();
+    thread::spawn(move || {
+        while let Ok((stream, _)) = listener.accept() {
+            drop(stream);
+            ACCEPTED.fetch_add(1, Ordering::Relaxed);
+        }
+    });
+}
+
 /// Starts the server in a network namespace of its own, and connects it.
 fn serve() {
     let (ready, is_ready) = mpsc::channel();
@@ -99,15 +110,9 @@ fn serve() {
         ip(&format!("addr add {SERVER}/24 dev bench1"));
         ip("link set bench1 up");
         let accept = TcpListener::bind((SERVER, ACCEPT)).unwrap();
-        rustix::net::listen(&accept, 4096).unwrap();
         let echo = TcpListener::bind((SERVER, ECHO)).unwrap();
         let udp = UdpSocket::bind((SERVER, ECHO)).unwrap();
-        thread::spawn(move || {
-            while let Ok((stream, _)) = accept.accept() {
-                drop(stream);
-                ACCEPTED.fetch_add(1, Ordering::Relaxed);
-            }
-        });
+        accept_all(accept);
         thread::spawn(move || {
             let mut buffer = [0; 64];
             while let Ok((length, from)) = udp.recv_from(&mut buffer) {
@@ -143,7 +148,8 @@ fn connect(to: SocketAddrV4) -> f64 {
     begun.elapsed().as_nanos() as f64 / 1e3
 }
 
-fn connects(to: SocketAddrV4) -> Vec<f64> {
+/// Microseconds of each connection of a block, to where [`accept_all`] waits.
+pub fn connects(to: SocketAddrV4) -> Vec<f64> {
     let before = ACCEPTED.load(Ordering::Relaxed);
     let times = (0..BLOCK).map(|_| connect(to)).collect();
     // The next block must not find a queue that is full; a reset may take a connection out of it.
@@ -171,7 +177,7 @@ fn ask_udp(socket: &UdpSocket, to: SocketAddrV4) -> f64 {
 }
 
 /// The medians of the sides, which `block` measures in the order ABBA.
-fn alternate<const SIDES: usize>(mut block: impl FnMut(usize) -> Vec<f64>) -> [f64; SIDES] {
+pub fn alternate<const SIDES: usize>(mut block: impl FnMut(usize) -> Vec<f64>) -> [f64; SIDES] {
     let mut times = [const { Vec::new() }; SIDES];
     for round in 0..BLOCKS {
         for at in 0..SIDES {

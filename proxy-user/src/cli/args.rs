@@ -2,6 +2,7 @@
 
 pub mod eyes;
 pub mod network;
+pub mod sizes;
 pub mod takeover;
 
 use std::net::IpAddr;
@@ -10,7 +11,6 @@ use std::time::Duration;
 
 use clap::builder::FalseyValueParser;
 use clap::{Parser, Subcommand, ValueEnum};
-use proxy_common::map_names;
 
 use super::kube_proxy::KubeProxyFlags;
 use super::value::{self, Listen, LogLevel, ProxyMode};
@@ -225,30 +225,9 @@ pub struct RunArgs {
     )]
     pub log_level: Option<LogLevel>,
 
-    /// How many Service ports there may be (each address family counts).
-    #[arg(long, env = "BALLAST_MAX_SERVICES", value_name = "N", default_value_t = map_names::DEFAULT_SERVICES,
-        value_parser = value::capacity, help_heading = "Sizes")]
-    pub max_services: u32,
-    /// How many addresses of Services there may be, in each address family.
-    #[arg(long, env = "BALLAST_MAX_FRONTENDS", value_name = "N", default_value_t = map_names::DEFAULT_FRONTENDS,
-        value_parser = value::capacity, help_heading = "Sizes")]
-    pub max_frontends: u32,
-    /// How many endpoints all addresses together may list. A change needs room for the old and the new list.
-    #[arg(long, env = "BALLAST_MAX_SLOTS", value_name = "N", default_value_t = map_names::DEFAULT_SLOTS,
-        value_parser = value::capacity, help_heading = "Sizes")]
-    pub max_slots: u32,
-    /// How many endpoints there may be; one that stands behind two Service ports counts twice.
-    #[arg(long, env = "BALLAST_MAX_BACKENDS", value_name = "N", default_value_t = map_names::DEFAULT_BACKENDS,
-        value_parser = value::capacity, help_heading = "Sizes")]
-    pub max_backends: u32,
-    /// How many connections the packet path follows, in each address family.
-    #[arg(long, env = "BALLAST_MAX_FLOWS", value_name = "N", default_value_t = map_names::DEFAULT_FLOWS,
-        value_parser = value::capacity, help_heading = "Sizes")]
-    pub max_flows: u32,
-    /// How many sockets are remembered, in each address family.
-    #[arg(long, env = "BALLAST_MAX_SOCKETS", value_name = "N", default_value_t = map_names::DEFAULT_SOCKETS,
-        value_parser = value::capacity, help_heading = "Sizes")]
-    pub max_sockets: u32,
+    /// Sizes of the maps.
+    #[command(flatten)]
+    pub sizes: sizes::SizeArgs,
 
     /// Least time between two passes over the maps; changes in between are made together. Default: 0, at once.
     #[arg(
@@ -328,6 +307,14 @@ pub struct StatusArgs {
     /// Common flags.
     #[command(flatten)]
     pub reader: ReaderArgs,
+    /// The agent.
+    #[command(flatten)]
+    pub agent: AgentArgs,
+}
+
+/// What every command takes that asks the agent whether it is well.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub struct AgentArgs {
     /// Where the agent answers /healthz.
     #[arg(
         long,

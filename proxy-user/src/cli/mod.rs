@@ -6,6 +6,7 @@
 pub mod args;
 pub mod config;
 pub mod explain;
+pub mod handover;
 pub mod kube_proxy;
 pub mod monitor;
 mod network;

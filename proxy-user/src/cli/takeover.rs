@@ -15,6 +15,7 @@ use proxy_common::PROTO_TCP;
 
 use super::args::takeover::TakeoverArgs;
 use super::show::{AgentState, probe};
+use super::value::Listen;
 use crate::host::netfilter::old_proxy::OldProxy;
 use crate::host::netfilter::{connections, rules};
 use crate::maps::view::{Transport, View, ViewError};
@@ -23,6 +24,9 @@ use crate::programs::hooks::SOCKET_HOOKS;
 
 /// Between two looks at the connections.
 const PAUSE: Duration = Duration::from_secs(1);
+
+/// Longer than the agent waits before it tries again to listen.
+const UNTIL_IT_LISTENS: Duration = Duration::from_secs(7);
 
 /// Why nothing was taken over, and the way out.
 #[derive(Debug, thiserror::Error)]
@@ -54,6 +58,13 @@ pub enum TakeoverError {
          `kube-proxy --cleanup` instead"
     )]
     Ipvs,
+    /// nftables does not show them, and only `iptables-legacy` can take them away.
+    #[error(
+        "kube-proxy's rules were made by iptables-legacy ({0}): new connections are Ballast's already; run `kube-proxy \
+         --cleanup` where iptables is iptables-legacy, in kube-proxy's own container, instead: connections that \
+         kube-proxy began may end with them"
+    )]
+    Legacy(OldProxy),
     /// The maps cannot be read.
     #[error(transparent)]
     View(#[from] ViewError),
@@ -74,11 +85,15 @@ pub fn run(args: &TakeoverArgs) -> Result<String, TakeoverError> {
         if found.ipvs {
             return Err(TakeoverError::Ipvs);
         }
+        if !found.legacy.is_empty() {
+            return Err(TakeoverError::Legacy(found));
+        }
         if !args.force && !args.dry_run {
-            is_serving(args)?;
+            // First, as it may be kube-proxy that answers at our address.
             if let Some(pid) = running() {
                 return Err(TakeoverError::StillRuns(pid));
             }
+            is_serving(args)?;
         }
         let removal = rules::remove(args.dry_run).map_err(netfilter("remove the rules"))?;
         let verb = if args.dry_run { "would remove" } else { "removed" };
@@ -113,9 +128,20 @@ pub fn run(args: &TakeoverArgs) -> Result<String, TakeoverError> {
     Ok(text)
 }
 
+/// The agent's answer. Where kube-proxy had the address a moment ago, the agent takes it when it tries again.
+fn answer(at: Listen) -> AgentState {
+    let end = Instant::now() + UNTIL_IT_LISTENS;
+    loop {
+        match probe(at) {
+            AgentState::Silent { .. } if Instant::now() < end => std::thread::sleep(PAUSE),
+            state => return state,
+        }
+    }
+}
+
 /// Whether the agent is well and all its socket programs are attached.
 fn is_serving(args: &TakeoverArgs) -> Result<(), TakeoverError> {
-    match probe(args.metrics_bind_address) {
+    match answer(args.agent.metrics_bind_address) {
         AgentState::Answered { status: 200, .. } | AgentState::NotAsked => {}
         AgentState::Answered { address, status } => {
             return Err(TakeoverError::NotServing(format!("{address} answers with {status}")));

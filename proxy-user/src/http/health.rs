@@ -60,7 +60,8 @@ impl Snapshot {
 impl From<&Status> for Snapshot {
     /// One pass serves both families, so they are late together.
     fn from(status: &Status) -> Self {
-        let pending = status.service_changes.pending + status.slice_changes.pending > 0;
+        // Before all is listed nothing can be done about a change, and kube-proxy does not call it late.
+        let pending = status.synced && status.service_changes.pending + status.slice_changes.pending > 0;
         let sync = FamilySync {
             pending_since: status.last_queued.filter(|_| pending),
             last_updated: status.last_sync,
@@ -231,6 +232,8 @@ mod tests {
         let mut status = Status { last_queued: Some(clock.0), ..Status::default() };
         status.slice_changes.pending = 1;
         clock.pass(61);
+        assert_eq!(clock.check(&Snapshot::from(&status)).code(), 200, "not all was listed yet");
+        status.synced = true;
         assert_eq!(well(&clock.check(&Snapshot::from(&status))), (503, false, false));
         status.slice_changes.pending = 0;
         assert_eq!(well(&clock.check(&Snapshot::from(&status))), (200, true, true), "nothing waits any more");

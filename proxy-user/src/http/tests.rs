@@ -16,7 +16,7 @@ pub(super) fn state(status: Status) -> State {
 
 /// An agent with a change that waited for too long.
 fn unwell() -> Status {
-    let mut status = Status { last_queued: Some(SystemTime::UNIX_EPOCH), ..Status::default() };
+    let mut status = Status { synced: true, last_queued: Some(SystemTime::UNIX_EPOCH), ..Status::default() };
     status.service_changes.pending = 1;
     status
 }
@@ -89,7 +89,7 @@ async fn an_agent_is_ready_after_its_first_sync() {
     let fresh = start(health_router(state(Status::default()))).await;
     assert_eq!(fetch(fresh, "/readyz").await.0, 503);
     assert_eq!(fetch(fresh, "/livez").await.0, 200, "it is not restarted for it");
-    let synced = start(health_router(state(Status { synced: true, ..unwell() }))).await;
+    let synced = start(health_router(state(unwell()))).await;
     assert_eq!(fetch(synced, "/readyz").await.0, 200, "a change that waits is not a matter of rollouts");
 }
 

@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use proxy_common::Address;
 use proxy_common::config::{
-    CONFIG_DETECT_LOCAL, CONFIG_LEAVE_OLD, CONFIG_MASQUERADE_ALL, NodeConfig, SNAT_PORTS,
+    CONFIG_DETECT_LOCAL, CONFIG_LEAVE_OLD, CONFIG_MASQUERADE_ALL, NodeConfig, SNAT_PORTS, UPLINKS,
 };
 use proxy_common::node::{Cidr, Device, NodeAddr, NodeEntry, SERVICE_CIDRS};
 
@@ -134,6 +134,8 @@ pub struct ConfigRow {
     pub snat_ports: (u16, u16),
     /// Cookie of the network namespace that the agent serves.
     pub host_netns: u64,
+    /// See [`NodeConfig::uplinks`].
+    pub uplinks: [u32; UPLINKS],
 }
 
 impl Default for ConfigRow {
@@ -144,6 +146,7 @@ impl Default for ConfigRow {
             leave_old: false,
             snat_ports: SNAT_PORTS,
             host_netns: 0,
+            uplinks: [0; UPLINKS],
         }
     }
 }
@@ -159,6 +162,7 @@ impl ConfigRow {
             leave_old: entry.flags & CONFIG_LEAVE_OLD != 0,
             snat_ports: (entry.snat_first, entry.snat_last),
             host_netns: entry.host_netns,
+            uplinks: entry.uplinks,
         }
     }
 
@@ -176,6 +180,7 @@ impl ConfigRow {
         }
         (entry.snat_first, entry.snat_last) = self.snat_ports;
         entry.host_netns = self.host_netns;
+        entry.uplinks = self.uplinks;
     }
 }
 
@@ -252,10 +257,10 @@ mod tests {
         }
 
         #[test]
-        fn only_our_part_of_the_settings_changes(flags: u32, switches: [bool; 3], host_netns: u64) {
-            let before = NodeConfig { flags, sample: 7, ..NodeConfig::new(250, 10, 16, 3) };
+        fn only_our_part_of_the_settings_changes(flags: u32, switches: [bool; 3], host_netns: u64, uplinks: [u32; UPLINKS]) {
+            let before = NodeConfig { flags, tcp_closed: 7, ..NodeConfig::new(250, 10, 16, 3) };
             let [masquerade_all, detect_local, leave_old] = switches;
-            let row = ConfigRow { masquerade_all, detect_local, leave_old, snat_ports: (1, 2), host_netns };
+            let row = ConfigRow { masquerade_all, detect_local, leave_old, snat_ports: (1, 2), host_netns, uplinks };
             let mut after = before;
             row.apply(&mut after);
             prop_assert_eq!(ConfigRow::of(&after), row);

@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use proxy_common::node::SERVICE_CIDRS;
 
 use crate::model::net::IpFamily;
-use crate::model::settings::{DetectLocal, NodeSettings};
+use crate::model::settings::{DetectLocal, NodePortAddresses, NodeSettings};
 use crate::model::{HostDevice, HostView, NodeView};
 
 use super::Problem;
@@ -74,11 +74,12 @@ pub fn plan_node(
         .filter_map(|family| Some((family, source(node, host, settings, family)?)))
         .collect();
     let addresses = addresses(node, host, settings, &sources);
-    let listen = if settings.node_port_addresses.all {
-        BTreeSet::from([Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()])
-    } else {
-        addresses.iter().filter(|(_, facts)| facts.node_ports).map(|(address, _)| *address).collect()
-    };
+    let wanted = &settings.node_port_addresses;
+    let is_single = |address: &IpAddr| !matches_all(wanted, IpFamily::of(*address));
+    let single = addresses.iter().filter(|(address, facts)| facts.node_ports && is_single(address));
+    let any: [IpAddr; 2] = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
+    let listen =
+        single.map(|(address, _)| *address).chain(any.into_iter().filter(|any| !is_single(any))).collect();
     let pods = pods(node, &settings.detect_local, &mut problems);
     let ranges: BTreeSet<IpNet> = service_cidrs.iter().chain(&settings.service_cidrs).copied().collect();
     overlaps(node, host, &pods, &ranges, &mut problems);
@@ -108,6 +109,14 @@ fn source(node: &NodeView, host: &HostView, settings: &NodeSettings, family: IpF
     ours.next().or_else(|| host.defaults.iter().filter_map(|route| route.source).find(of_family))
 }
 
+/// Whether all addresses of a family answer at node ports, but for loopback ones: that is said, or a range holds them
+/// all, or the ranges are of the other family alone (`pkg/proxy/util/nodeport_addresses.go`).
+fn matches_all(wanted: &NodePortAddresses, family: IpFamily) -> bool {
+    let mut own = wanted.ranges.iter().filter(|range| IpFamily::of(range.addr()) == family).peekable();
+    let is_left_out = own.peek().is_none() && !wanted.ranges.is_empty() && !wanted.primary;
+    wanted.all || is_left_out || own.any(|range| range.prefix_len() == 0)
+}
+
 fn addresses(
     node: &NodeView,
     host: &HostView,
@@ -123,8 +132,14 @@ fn addresses(
     let all = host.devices.values().flat_map(|device| &device.addresses);
     all.filter_map(|address| {
         let loopback = address.is_loopback();
-        let node_ports = wanted.ranges.iter().any(|range| range.contains(address))
-            || if loopback { wanted.localhost } else { wanted.all || wanted.primary && is_primary(address) };
+        // A range that happens to hold loopback addresses does not ask for them.
+        let is_meant = |range: &IpNet| !loopback || range.addr().is_loopback();
+        let node_ports = wanted.ranges.iter().any(|range| range.contains(address) && is_meant(range))
+            || if loopback {
+                wanted.localhost
+            } else {
+                matches_all(wanted, IpFamily::of(*address)) || wanted.primary && is_primary(address)
+            };
         (node_ports || !loopback).then_some((*address, AddressFacts { node_ports, loopback }))
     })
     .collect()

@@ -22,7 +22,13 @@ pub struct PlanSettings {
     pub strict_source_ranges: bool,
     /// External addresses of Services are passed over (kube-proxy's feature `AllowServiceExternalIPs`, off).
     pub no_external_ips: bool,
+    /// Clients have affinity to endpoints also where a Service asks for none (schedulers `sh` and `mh` of kube-proxy's
+    /// ipvs mode).
+    pub source_affinity: bool,
 }
+
+/// Seconds of affinity where only the settings ask for it: the API's default.
+const SOURCE_AFFINITY: u32 = 10_800;
 
 /// Plans one Service as this node should serve it; `None` if there is no such Service.
 ///
@@ -69,13 +75,16 @@ pub fn plan_service(cluster: &Cluster, name: &ServiceName, settings: PlanSetting
     Some(plan)
 }
 
-/// The Service without what the settings shut out.
+/// The Service without what the settings shut out, and with what they add.
 fn known(service: &Service, settings: PlanSettings) -> Cow<'_, Service> {
+    let mut known = Cow::Borrowed(service);
     if settings.no_external_ips && !service.external_ips.is_empty() {
-        Cow::Owned(Service { external_ips: Vec::new(), ..service.clone() })
-    } else {
-        Cow::Borrowed(service)
+        known.to_mut().external_ips.clear();
     }
+    if settings.source_affinity && service.affinity_secs == 0 {
+        known.to_mut().affinity_secs = SOURCE_AFFINITY;
+    }
+    known
 }
 
 /// Cluster addresses that are somebody else's as well: whoever dials these gets the Service instead.

@@ -33,17 +33,37 @@ impl Cleanup {
     }
 }
 
+/// Somebody who has something to do when the programs go.
+pub trait Witness {
+    /// They are about to go; everything is still there, and no agent runs.
+    fn before(&mut self) {}
+    /// They are gone, and their maps are still there.
+    fn after(&mut self) {}
+}
+
+/// Nobody.
+impl Witness for () {}
+
 /// Removes links, filters, pins and directories, also when half of them is missing; a second call finds nothing.
 ///
 /// Links are found by their pins; with `cgroup`, and on the devices of this network namespace, also without.
 /// Fails when an agent runs on this bpffs.
 pub fn cleanup(bpffs: &Path, cgroup: Option<&Path>) -> Result<Cleanup, Error> {
-    work(bpffs, cgroup, Mode::Remove)
+    cleanup_before(&mut (), bpffs, cgroup)
+}
+
+/// [`cleanup`], with a witness.
+pub fn cleanup_before(
+    witness: &mut dyn Witness,
+    bpffs: &Path,
+    cgroup: Option<&Path>,
+) -> Result<Cleanup, Error> {
+    work(bpffs, cgroup, Mode::Remove, witness)
 }
 
 /// What [`cleanup`] would remove, in the same words; removes nothing.
 pub fn dry_run(bpffs: &Path, cgroup: Option<&Path>) -> Result<Cleanup, Error> {
-    work(bpffs, cgroup, Mode::Look)
+    work(bpffs, cgroup, Mode::Look, &mut ())
 }
 
 /// Whether things are removed or only found.
@@ -60,7 +80,12 @@ impl Mode {
     }
 }
 
-fn work(bpffs: &Path, cgroup: Option<&Path>, mode: Mode) -> Result<Cleanup, Error> {
+fn work(
+    bpffs: &Path,
+    cgroup: Option<&Path>,
+    mode: Mode,
+    witness: &mut dyn Witness,
+) -> Result<Cleanup, Error> {
     super::privileges::require()?;
     let paths = Paths::new(bpffs);
     let mut report = Cleanup::default();
@@ -71,6 +96,7 @@ fn work(bpffs: &Path, cgroup: Option<&Path>, mode: Mode) -> Result<Cleanup, Erro
         Err(error) => return Err(Error::file("lock", paths.root())(error)),
     };
     // First what translates, then what it reads.
+    witness.before();
     let mut pinned = BTreeSet::new();
     for name in pins::entries(&paths.links()).map_err(Error::file("list", &paths.links()))? {
         let pin = paths.links().join(&name);
@@ -83,6 +109,7 @@ fn work(bpffs: &Path, cgroup: Option<&Path>, mode: Mode) -> Result<Cleanup, Erro
         report.note(format!("link {name}"), result);
     }
     remove_strays(&paths, cgroup, mode, &pinned, &mut report)?;
+    witness.after();
     remove_tree(&paths, mode, &mut report);
     Ok(report)
 }

@@ -25,7 +25,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use aya::Ebpf;
 use aya::programs::Program;
-pub use cleanup::{Cleanup, cleanup, dry_run};
+pub use cleanup::{Cleanup, Witness, cleanup, cleanup_before, dry_run};
 pub use error::Error;
 pub use links::Outcome;
 pub use notice::Notice;

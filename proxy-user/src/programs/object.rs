@@ -253,7 +253,7 @@ fn configure(ebpf: &mut Ebpf, paths: &Paths, in_force: bool) -> Result<u32, Erro
             flags: stored.flags,
             snat_first: stored.snat_first,
             snat_last: stored.snat_last,
-            sample: stored.sample,
+            uplinks: stored.uplinks,
             host_netns: stored.host_netns,
             ..fresh
         },

@@ -102,6 +102,18 @@ impl Running {
         Self::start(Shared::new())
     }
 
+    /// One with 250 Services of 20 endpoints each, and what it does from now on.
+    async fn with_many() -> (Self, Arc<Mutex<Vec<Done>>>) {
+        let driver = Self::new();
+        let names: Vec<_> = (0..250).map(|number| format!("s{number}")).collect();
+        let services = names.iter().zip(0..).map(|(name, at)| service(name, at)).collect();
+        driver.list(services, names.iter().map(|name| slice(name, 0..20)).collect()).await;
+        pass(Duration::from_secs(5)).await;
+        let done = Arc::clone(&driver.tables.1);
+        done.lock().unwrap().clear();
+        (driver, done)
+    }
+
     async fn send(&self, event: Event) {
         self.events.send(event).await.unwrap();
     }
@@ -198,13 +210,7 @@ async fn drift_is_repaired_within_a_sync_period_and_counted() {
 
 #[tokio::test(start_paused = true)]
 async fn a_change_waits_for_one_piece_of_a_comparison_at_most() {
-    let driver = Running::new();
-    let done = Arc::clone(&driver.tables.1);
-    let names: Vec<_> = (0..250).map(|number| format!("s{number}")).collect();
-    let services = names.iter().zip(0..).map(|(name, at)| service(name, at)).collect();
-    driver.list(services, names.iter().map(|name| slice(name, 0..20)).collect()).await;
-    pass(Duration::from_secs(5)).await;
-    done.lock().unwrap().clear();
+    let (driver, done) = Running::with_many().await;
     for change in 0..8 {
         // Somewhere in a comparison; each time a bit further.
         let before = driver.status.borrow().audits;
@@ -229,13 +235,7 @@ async fn a_change_waits_for_one_piece_of_a_comparison_at_most() {
 
 #[tokio::test(start_paused = true)]
 async fn pieces_are_small_and_nothing_is_read_as_a_whole() {
-    let driver = Running::new();
-    let done = Arc::clone(&driver.tables.1);
-    let names: Vec<_> = (0..250).map(|number| format!("s{number}")).collect();
-    let services = names.iter().zip(0..).map(|(name, at)| service(name, at)).collect();
-    driver.list(services, names.iter().map(|name| slice(name, 0..20)).collect()).await;
-    pass(Duration::from_secs(5)).await;
-    done.lock().unwrap().clear();
+    let (driver, done) = Running::with_many().await;
     pass(Duration::from_secs(30)).await;
     assert_eq!(driver.status.borrow().audits, 1);
     let pieces: Vec<_> = done.lock().unwrap().iter().filter(|done| **done != Done::Write).copied().collect();

@@ -8,6 +8,7 @@ use std::net::IpAddr;
 use std::time::Instant;
 
 use ipnet::IpNet;
+use proxy_common::config::UPLINKS;
 use proxy_common::node::{
     DEVICE_NO_HEADER, DEVICE_UPLINK, Device, NODE_ADDR_LOOPBACK, NODE_ADDR_PORTS, NodeAddr,
 };
@@ -61,6 +62,10 @@ impl<S: Store> Reconciler<S> {
         let mut steps = Steps::default();
         for (index, facts) in differing(&desired.devices, &self.applied.node.devices) {
             steps.push(0, Write::Device(*index, *facts));
+        }
+        let (known, uplinks) = (self.applied.node.config, desired.config.uplinks);
+        if uplinks != known.uplinks {
+            steps.push(0, Write::Config(ConfigRow { uplinks, ..known }));
         }
         // What fails is told again with all else.
         self.execute(&steps, &mut [Job::cleanup()], true, now);
@@ -136,6 +141,16 @@ fn differing<'a, K: Ord, V: PartialEq>(
     desired.iter().filter(|(key, value)| known.get(key) != Some(value))
 }
 
+/// Those that stand in `config`.
+fn uplinks(devices: &BTreeMap<u32, Device>) -> [u32; UPLINKS] {
+    let mut places = [0; UPLINKS];
+    let uplinks = devices.iter().filter(|(_, bits)| **bits & DEVICE_UPLINK != 0);
+    for (place, (index, _)) in places.iter_mut().zip(uplinks) {
+        *place = *index;
+    }
+    places
+}
+
 /// The plan as the maps hold it.
 fn contents(plan: &NodePlan) -> NodeContents {
     let source = |family| plan.sources.get(&family);
@@ -161,16 +176,18 @@ fn contents(plan: &NodePlan) -> NodeContents {
     let device = |facts: &crate::plan::DeviceFacts| -> Device {
         bits([(facts.uplink, DEVICE_UPLINK), (facts.no_header, DEVICE_NO_HEADER)])
     };
+    let devices: BTreeMap<_, _> = plan.devices.iter().map(|(index, facts)| (*index, device(facts))).collect();
     NodeContents {
         rows: [v4, v6].into_iter().map(|row| (row.table(), row)).collect(),
         addresses: plan.addresses.iter().map(|(at, facts)| (*at, address(facts))).collect(),
-        devices: plan.devices.iter().map(|(index, facts)| (*index, device(facts))).collect(),
         config: ConfigRow {
             masquerade_all: plan.masquerade_all,
             leave_old: plan.leave_old,
             detect_local: plan.detect_local,
             snat_ports: plan.snat_ports,
             host_netns: plan.host_netns,
+            uplinks: uplinks(&devices),
         },
+        devices,
     }
 }

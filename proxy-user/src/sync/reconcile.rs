@@ -163,9 +163,15 @@ impl<S: Store> Reconciler<S> {
         for key in touched.into_iter().filter(|key| !is_address(key)) {
             owners.insert(key, self.owner(&key));
         }
-        // One that its port gives up for clients outside only goes after those inside were told.
-        let deserted = owners.keys().filter(|key| self.holder(key).is_none()).copied().collect();
-        self.remove_services(deserted, &mut jobs, now);
+        // One that its port gives up for clients outside only goes after those inside were told; and one for clients
+        // outside after the entry that sends them there, also if that could not be removed.
+        for scope in [SCOPE_INTERNAL, SCOPE_EXTERNAL] {
+            let goes = |key: &&FrontendKey| {
+                key.scope == scope && self.holder(key).is_none() && !self.is_referred_to(key)
+            };
+            let deserted = owners.keys().filter(goes).copied().collect();
+            self.remove_services(deserted, &mut jobs, now);
+        }
         self.prepare(&mut jobs, now);
         self.write_slots(&mut jobs, now);
         self.make_room(&jobs, now);

@@ -12,8 +12,8 @@ use proxy_user::maps::view::View;
 use rustix::mount::{UnmountFlags, unmount};
 use tempfile::TempDir;
 
-use crate::process::Process;
-use crate::{PATIENCE, eventually};
+use crate::kube::process::Process;
+use crate::kube::{PATIENCE, eventually};
 
 /// What the agents' node is called.
 pub const NODE: &str = "node-a";

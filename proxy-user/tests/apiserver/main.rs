@@ -6,30 +6,24 @@
 //! compared with what the API server holds (`oracle.rs`).
 
 mod agent;
-mod api;
 mod cases;
-mod control;
+#[path = "../kube/mod.rs"]
+#[expect(dead_code, reason = "others use the rest")]
+mod kube;
 mod oracle;
-mod process;
 
 use std::io::{self, Write as _};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, anyhow, ensure};
+use anyhow::{Context as _, Result, anyhow};
 use libtest_mimic::{Arguments, Failed, Trial};
-use rustix::mount::{MountPropagationFlags, mount_change};
 
 use agent::Node;
 use cases::{CASES, Case};
-use control::{ADDRESS, ControlPlane};
-
-/// For whatever happens soon on an idle machine, or after the longest pause between two attempts of the agent, which
-/// is 20 s. This machine may be busy.
-const PATIENCE: Duration = Duration::from_secs(90);
+use kube::control::{self, ControlPlane};
+use kube::tail;
 
 fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
@@ -38,7 +32,7 @@ fn main() -> ExitCode {
     let can_run = rustix::process::geteuid().is_root() && control::binaries().is_ok();
     let control = Arc::new(Mutex::new(None));
     if can_run && !arguments.list {
-        match begin() {
+        match kube::begin() {
             Ok(started) => *lock(&control) = Some(started),
             Err(error) => {
                 let _ = writeln!(io::stderr(), "apiserver: {error:#}");
@@ -62,26 +56,6 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// Leaves the machine's network and mounts, and starts the API server.
-fn begin() -> Result<ControlPlane> {
-    // SAFETY: there is only this thread yet.
-    if unsafe { libc::unshare(libc::CLONE_NEWNET | libc::CLONE_NEWNS) } != 0 {
-        return Err(io::Error::last_os_error()).context("cannot unshare the network and the mounts");
-    }
-    mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
-        .context("cannot make the mounts private")?;
-    ip("link set lo up")?;
-    // The API server announces its address as an endpoint, and refuses 127.0.0.1 as such.
-    ip(&format!("addr add {ADDRESS}/32 dev lo"))?;
-    ControlPlane::start()
-}
-
-fn ip(arguments: &str) -> Result<()> {
-    let status = Command::new("ip").args(arguments.split(' ')).status().context("cannot run ip")?;
-    ensure!(status.success(), "ip {arguments}: {status}");
-    Ok(())
-}
-
 fn run(case: &Case, control: &Mutex<Option<ControlPlane>>) -> Result<()> {
     let mut guard = lock(control);
     let control = guard.as_mut().context("there is no API server")?;
@@ -91,27 +65,4 @@ fn run(case: &Case, control: &Mutex<Option<ControlPlane>>) -> Result<()> {
     let result =
         catch_unwind(AssertUnwindSafe(action)).unwrap_or_else(|_| Err(anyhow!("a panic, see above")));
     result.map_err(|error| anyhow!("{error:#}\n--- the agents' log, its end ---\n{}", tail(&node.log_file())))
-}
-
-/// The last lines of a file.
-fn tail(path: &Path) -> String {
-    const LINES: usize = 60;
-    let text = std::fs::read(path).unwrap_or_default();
-    let text = String::from_utf8_lossy(&text);
-    let lines: Vec<_> = text.lines().collect();
-    lines[lines.len().saturating_sub(LINES)..].join("\n")
-}
-
-/// Waits until `check` is content; its last complaint becomes the error.
-fn eventually<T>(patience: Duration, mut check: impl FnMut() -> Result<T>) -> Result<T> {
-    let begun = Instant::now();
-    loop {
-        match check() {
-            Ok(value) => return Ok(value),
-            Err(error) if begun.elapsed() > patience => {
-                return Err(error.context(format!("still so after {} s", patience.as_secs())));
-            }
-            Err(_) => std::thread::sleep(Duration::from_millis(50)),
-        }
-    }
 }

@@ -13,8 +13,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use proxy_user::maps::view::{BackendState, Kind};
 
 use crate::agent::{NODE, Node};
-use crate::api::Api;
-use crate::eventually;
+use crate::kube::api::Api;
+use crate::kube::eventually;
 
 /// `10.96.0.1:443/TCP`.
 pub type Dialled = String;
@@ -46,7 +46,7 @@ pub type Table = BTreeMap<Dialled, Answer>;
 
 /// Waits until the maps hold what the API server holds.
 pub fn agree(api: &Api, node: &Node) -> Result<Table> {
-    agree_within(crate::PATIENCE, api, node)
+    agree_within(crate::kube::PATIENCE, api, node)
 }
 
 /// The same with another patience.

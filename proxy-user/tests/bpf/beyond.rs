@@ -21,11 +21,11 @@ use proxy_common::source_range::{SERVICE_BITS, SourceRangeKey};
 use proxy_user::maps::{FrontendKey, Table, Write};
 
 use crate::Scenario;
-use crate::node::{know, node_addr, uplink};
+use crate::node::{OtherWay, know, node_addr, uplink};
 use crate::packet::{ACK, ETHERNET, FIN, Packet, RST, SCTP, SYN, TCP, UDP, correct, ends, verify};
 use crate::rig::{DROP, Family, HZ, Hook, NEXT, REDIRECT, Rig, Seen, Service, filter};
 
-pub const SCENARIOS: [Scenario; 12] = [
+pub const SCENARIOS: [Scenario; 14] = [
     Scenario {
         name: "a client outside reaches a backend elsewhere and back",
         flows: 256,
@@ -41,7 +41,9 @@ pub const SCENARIOS: [Scenario; 12] = [
     Scenario { name: "a client stays with its backend", flows: 256, test: affinity },
     Scenario { name: "source ports run out, and are shared between backends", flows: 256, test: exhausted },
     Scenario { name: "source ports rest after both ends have closed", flows: 256, test: rested },
+    Scenario { name: "source ports rest while their client begins anew", flows: 256, test: rested_meanwhile },
     Scenario { name: "time to live, size, and no route", flows: 256, test: limits },
+    Scenario { name: "a way that changes is followed", flows: 256, test: changed },
 ];
 
 const ID: u32 = 7;
@@ -412,6 +414,36 @@ fn rested(family: Family, rig: &mut Rig) {
     forget(rig);
 }
 
+/// The client whose connection it was may use its own port again, before its flow is expired and after that. The source
+/// port towards the backend rests all the same.
+fn rested_meanwhile(family: Family, rig: &mut Rig) {
+    know(family, rig);
+    let mut config: Array<_, NodeConfig> = rig.array(names::CONFIG);
+    let old = config.get(&0, 0).unwrap();
+    for (closed, pod) in [(old.tcp_closed, family.pod(1, 8080)), (0, family.pod(1, 8081))] {
+        let dialled = node_port(family, rig, TCP, &[(pod, 0)]);
+        config
+            .set(0, NodeConfig { snat_first: 61_000, snat_last: 61_001, tcp_closed: closed, ..old }, 0)
+            .unwrap();
+        let packet = |n, flags| Packet::tcp(flags, family.client(n, 40_000), dialled);
+        let reply = |source, flags| Packet::tcp(flags, pod, source);
+        let first = goes_on(rig, &packet(1, SYN), pod);
+        comes_in(rig, &reply(first, SYN | ACK));
+        comes_in(rig, &reply(first, FIN | ACK));
+        assert_eq!(goes_on(rig, &packet(1, FIN | ACK), pod), first);
+        // Some jiffies, for the lifetime of none.
+        std::thread::sleep(std::time::Duration::from_millis(30));
+        let second = goes_on(rig, &packet(1, SYN), pod);
+        assert_ne!(second, first, "the port rests");
+        comes_in(rig, &reply(second, RST | ACK));
+        assert_eq!(goes_on(rig, &packet(2, SYN), pod), second, "the other port still rests");
+        comes_in(rig, &reply(second, RST | ACK));
+        assert_eq!(rig.refusals(), []);
+    }
+    config.set(0, old, 0).unwrap();
+    forget(rig);
+}
+
 fn limits(family: Family, rig: &mut Rig) {
     know(family, rig);
     let pod = family.pod(1, 8080);
@@ -443,5 +475,26 @@ fn limits(family: Family, rig: &mut Rig) {
     assert_eq!(comes_in(rig, &Packet::tcp(SYN, family.client(1, 40_001), dialled)).verdict, DROP);
     let counted = [(Reason::NoRoute, 1), (Reason::TtlExceeded, 1), (Reason::PacketTooBig, 1)];
     assert_eq!(rig.reasons(), counted);
+    forget(rig);
+}
+
+/// A way is remembered for a tick of the clock, and no longer.
+fn changed(family: Family, rig: &mut Rig) {
+    know(family, rig);
+    let pod = family.pod(9, 8080);
+    let dialled = node_port(family, rig, UDP, &[(pod, 0)]);
+    let packet = Packet::new(UDP, family.client(1, 40_000), dialled);
+    for _ in 0..3 {
+        assert_eq!(goes_on(rig, &packet, pod).ip(), node_addr(family));
+    }
+    let elsewhere = OtherWay::of(pod.ip());
+    // Two ticks, of the slowest clock that kernels have.
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    let seen = comes_in(rig, &packet);
+    assert_eq!((seen.verdict, &seen.packet[..6]), (REDIRECT, &OtherWay::MAC[..]));
+    drop(elsewhere);
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    goes_on(rig, &packet, pod);
+    assert_eq!(rig.reasons(), []);
     forget(rig);
 }

@@ -320,7 +320,17 @@ fn lost_reply_key(family: Family, rig: &mut Rig) {
     age(family, rig, HZ + HZ / 10);
     expect(rig, Hook::Ingress, &packet, &packet.to(reply.src));
     expect(rig, Hook::Egress, &reply, &reply.from(packet.dst));
+    // A segment that opens a connection comes again.
+    for side in [Side::Reply, Side::Forward] {
+        rig.lose(&rig.flow(family), side);
+        age(family, rig, HZ + HZ / 10);
+        let syn = Packet { flags: SYN, ..packet.clone() };
+        expect(rig, Hook::Ingress, &syn, &syn.to(reply.src));
+        expect(rig, Hook::Egress, &reply, &reply.from(packet.dst));
+        assert_eq!((rig.flows(family).len(), rig.key_count(family)), (1, 2));
+    }
     assert_eq!(rig.stats(7).connections, 1);
+    assert_eq!(rig.reasons(), []);
 }
 
 fn reused_entry(family: Family, rig: &mut Rig) {

@@ -10,6 +10,7 @@ mod fixture;
 mod flows;
 mod fragments;
 mod icmp;
+#[expect(dead_code, reason = "the benchmark uses the rest")]
 mod node;
 mod packet;
 mod race;

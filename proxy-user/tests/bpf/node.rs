@@ -6,6 +6,7 @@ use std::sync::OnceLock;
 
 use aya::maps::{Array, HashMap, MapData};
 use proxy_common::Address;
+use proxy_common::config::NodeConfig;
 use proxy_common::map_names as names;
 use proxy_common::node::{Cidr, DEVICE_UPLINK, NODE_ADDR_PORTS, NodeEntry};
 
@@ -48,6 +49,21 @@ fn hash<K: aya::Pod, V: aya::Pod>(rig: &Rig, name: &str) -> HashMap<MapData, K, 
     aya::maps::Map::HashMap(rig.map(name)).try_into().unwrap()
 }
 
+/// The address under which packets go on from here is this one from now on.
+pub fn send_on_as(addr: IpAddr, rig: &Rig) {
+    fn set<A: Address>(source: A, mut node: Array<MapData, NodeEntry<A>>)
+    where
+        NodeEntry<A>: aya::Pod,
+    {
+        let known = node.get(&0, 0).unwrap();
+        node.set(0, NodeEntry { source, ..known }, 0).unwrap();
+    }
+    match addr {
+        IpAddr::V4(addr) => set(addr.octets(), rig.array(names::NODE)),
+        IpAddr::V6(addr) => set(addr.octets(), rig.array(names::NODE6)),
+    }
+}
+
 /// What the programs know of the node: its address, ranges of Service addresses, its devices.
 pub fn know(family: Family, rig: &Rig) {
     fn entry<A: Address>(source: A, addr: A, mask: A) -> NodeEntry<A> {
@@ -73,4 +89,35 @@ pub fn know(family: Family, rig: &Rig) {
         _ => unreachable!("one family"),
     }
     hash::<u32, u32>(rig, names::DEVICES).insert(uplink(), DEVICE_UPLINK, 0).unwrap();
+    let mut config: Array<_, NodeConfig> = rig.array(names::CONFIG);
+    let old = config.get(&0, 0).unwrap();
+    config.set(0, NodeConfig { uplinks: [uplink(), 0, 0], ..old }, 0).unwrap();
+}
+
+/// Another way to an address than by the gateway, until it is dropped.
+pub struct OtherWay(IpAddr);
+
+impl OtherWay {
+    /// Its link-layer address.
+    pub const MAC: [u8; 6] = [2, 0, 0, 0, 0, 0x98];
+
+    pub fn of(to: IpAddr) -> Self {
+        let way = Self(to);
+        let via = if to.is_ipv4() { "192.168.77.3" } else { "fd77::3" };
+        way.ip(&["neigh", "replace", via, "lladdr", "02:00:00:00:00:98", "dev", "up0"]);
+        way.ip(&["route", "replace", &to.to_string(), "via", via]);
+        way
+    }
+
+    fn ip(&self, arguments: &[&str]) {
+        let family = if self.0.is_ipv4() { "-4" } else { "-6" };
+        let status = Command::new("ip").arg(family).args(arguments).status().unwrap();
+        assert!(status.success(), "{arguments:?}");
+    }
+}
+
+impl Drop for OtherWay {
+    fn drop(&mut self) {
+        self.ip(&["route", "del", &self.0.to_string()]);
+    }
 }

@@ -33,7 +33,7 @@ pub const REDIRECT: i32 = 7;
 /// Jiffies in a second, as far as the programs know here.
 pub const HZ: u32 = 1000;
 
-const EMPTY: Bucket = Bucket { ways: [0; WAYS as usize], overflow: 0 };
+const EMPTY: Bucket = Bucket { ways: [0; WAYS as usize], overflow: 0, reserved: 0 };
 
 static NUMBER: AtomicU32 = AtomicU32::new(0);
 /// Rigs that nobody uses: to load the programs and make their maps takes longer than most tests.
@@ -313,6 +313,11 @@ impl Rig {
         let mut answers: PerCpuArray<_, u64> = map.try_into().unwrap();
         let cpus = aya::util::nr_cpus().unwrap();
         answers.set(0, PerCpuValues::try_from(vec![0; cpus]).unwrap(), 0).unwrap();
+        let map = self.ebpf.map_mut(names::FLOW_BLOCK).unwrap();
+        let mut blocks: PerCpuArray<_, u64> = map.try_into().unwrap();
+        (0..2).for_each(|family| {
+            blocks.set(family, PerCpuValues::try_from(vec![0; cpus]).unwrap(), 0).unwrap();
+        });
         let map = aya::maps::Map::LruHashMap(self.map(names::REFUSALS));
         let mut refusals: HashMap<_, RefusalKey, u64> = map.try_into().unwrap();
         let keys: Vec<_> = refusals.keys().map(Result::unwrap).collect();

@@ -103,7 +103,7 @@ impl Lab {
             capabilities: None,
         };
         let (node, client_space) = (Space::new("node")?, Space::new("client")?);
-        join(&node, &client_space, "c0", "10.98.0", "fd98:")?;
+        node.join(&client_space, "c0", "10.98.0", "fd98:")?;
         let lab = Self {
             agent: RefCell::default(),
             setup: RefCell::new(setup),
@@ -126,7 +126,7 @@ impl Lab {
     pub fn add_pod(&self) -> Result<u8> {
         let pod = self.pods.borrow().len() as u8;
         let space = Space::new("pod")?;
-        join(&self.node, &space, &format!("p{pod}"), &format!("10.99.{pod}"), &format!("fd99:{pod}:"))?;
+        self.node.join(&space, &format!("p{pod}"), &format!("10.99.{pod}"), &format!("fd99:{pod}:"))?;
         // As on a real node, the pod's sockets are served too.
         let peer = Peer::start(&space, Some(&self.cgroup.0))?;
         for family in Family::BOTH {
@@ -144,7 +144,7 @@ impl Lab {
     /// Another namespace behind the node, as a client of the packet path; the agent has never seen its device.
     pub fn add_client(&self) -> Result<(Space, Peer)> {
         let space = Space::new("late")?;
-        join(&self.node, &space, "c1", "10.97.0", "fd97:")?;
+        self.node.join(&space, "c1", "10.97.0", "fd97:")?;
         let peer = Peer::start(&space, None)?;
         Ok((space, peer))
     }
@@ -242,24 +242,6 @@ impl Lab {
     pub fn log(&self) -> String {
         fs::read_to_string(&self.setup.borrow().log).unwrap_or_default()
     }
-}
-
-/// A pair of devices between the node (.1) and another namespace (eth0, .2), which gets its default routes.
-pub fn join(node: &Space, other: &Space, device: &str, v4: &str, v6: &str) -> Result<()> {
-    node.ip(&format!(
-        "link add {device} type veth peer name eth0 netns {}\n\
-         addr add {v4}.1/24 dev {device}\n\
-         addr add {v6}:1/64 dev {device} nodad\n\
-         link set {device} up\n",
-        other.path()
-    ))?;
-    other.ip(&format!(
-        "addr add {v4}.2/24 dev eth0\n\
-         addr add {v6}:2/64 dev eth0 nodad\n\
-         link set eth0 up\n\
-         route add default via {v4}.1\n\
-         route add default via {v6}:1\n"
-    ))
 }
 
 impl Drop for Dir {

@@ -1,10 +1,14 @@
 //! Real sockets in network namespaces, served by the real agent: `cargo xtask test netns`.
 //!
 //! Each case has a lab of its own (`lab.rs`) and so runs beside the others. The traffic is this program's, started
-//! again inside the lab (`peer/`). `--kernel-smoke` runs the few cases that show that a kernel takes our programs.
+//! again inside the lab (`peer/`). `--kernel-smoke` runs the few cases that show that a kernel takes our programs,
+//! and `--official` those beside the official kube-proxy, with an API server (`cargo xtask test apiserver`).
 
 mod agent;
 mod cases;
+#[path = "../kube/mod.rs"]
+#[expect(dead_code, reason = "others use the rest")]
+mod kube;
 mod lab;
 mod manifest;
 mod peer;
@@ -32,7 +36,12 @@ fn main() -> ExitCode {
     let is_smoke = first == "--kernel-smoke";
     // The emulated machine's console is a terminal, but what it shows ends in a log.
     let smoke = ["netns", "--nocapture", "--color=never"];
-    let mut arguments = if is_smoke { Arguments::from_iter(smoke) } else { Arguments::from_args() };
+    let is_official = first == "--official";
+    let mut arguments = match (is_smoke, is_official) {
+        (true, _) => Arguments::from_iter(smoke),
+        (_, true) => Arguments::from_iter(std::env::args().filter(|argument| *argument != first)),
+        _ => Arguments::from_args(),
+    };
     let is_root = rustix::process::geteuid().is_root();
     if is_root && !arguments.list {
         if let Err(error) = own_mounts() {
@@ -41,14 +50,19 @@ fn main() -> ExitCode {
         }
         lab::remove_leftovers();
     }
-    // An emulated machine is slow enough with one.
-    let at_once = if is_smoke { 1 } else { AT_ONCE };
+    // An emulated machine is slow enough with one, and one API server is enough.
+    let at_once = if is_smoke || is_official { 1 } else { AT_ONCE };
     arguments.test_threads = arguments.test_threads.or(Some(at_once));
-    let cases = if is_smoke { cases::smoke() } else { cases::all() };
-    // Without root they show as ignored, like the other tests that need it.
+    let cases = match (is_smoke, is_official) {
+        (true, _) => cases::smoke(),
+        (_, true) => cases::official(),
+        _ => cases::all(),
+    };
+    let can_run = is_root && (!is_official || kube::is_there());
+    // Without root they show as ignored, like the other tests that need more.
     let trial = |case: Case| {
         Trial::test(case.name, move || run(&case).map_err(|error| Failed::from(format!("{error:#}"))))
-            .with_ignored_flag(!is_root)
+            .with_ignored_flag(!can_run)
     };
     libtest_mimic::run(&arguments, cases.into_iter().map(trial).collect()).exit_code()
 }

@@ -104,7 +104,8 @@ pub fn text_with(service: Service, more: &Value) -> Result<String> {
     Ok(format!("---\n{object}\n{rest}"))
 }
 
-fn merge(into: &mut Value, more: &Value) {
+/// Puts fields of one object into another, and elements of lists by their place.
+pub fn merge(into: &mut Value, more: &Value) {
     match (into, more) {
         (Value::Object(into), Value::Object(more)) => {
             for (name, value) in more {

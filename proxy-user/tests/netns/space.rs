@@ -62,6 +62,24 @@ impl Space {
         Ok(())
     }
 
+    /// A pair of devices between this (.1) and another namespace (eth0, .2), which gets its default routes.
+    pub fn join(&self, other: &Self, device: &str, v4: &str, v6: &str) -> Result<()> {
+        self.ip(&format!(
+            "link add {device} type veth peer name eth0 netns {}\n\
+             addr add {v4}.1/24 dev {device}\n\
+             addr add {v6}:1/64 dev {device} nodad\n\
+             link set {device} up\n",
+            other.path()
+        ))?;
+        other.ip(&format!(
+            "addr add {v4}.2/24 dev eth0\n\
+             addr add {v6}:2/64 dev eth0 nodad\n\
+             link set eth0 up\n\
+             route add default via {v4}.1\n\
+             route add default via {v6}:1\n"
+        ))
+    }
+
     /// Sets one of the namespace's own switches below `/proc/sys`.
     pub fn sysctl(&self, name: &str, value: &str) -> Result<()> {
         self.inside(|| std::fs::write(format!("/proc/sys/{name}"), value).with_context(|| name.to_owned()))

@@ -79,25 +79,34 @@ fn check_with(workspace: &Workspace, helm: &Helm) -> Result<()> {
 }
 
 /// Helm, and the chart.
-struct Helm {
+#[derive(Debug)]
+pub struct Helm {
     program: PathBuf,
     chart: PathBuf,
 }
 
 impl Helm {
     /// Found, or built once.
-    fn find(workspace: &Workspace) -> Result<Self> {
+    pub fn find(workspace: &Workspace) -> Result<Self> {
         let built = gotools::build(workspace, &[gotools::HELM])?;
         let program = built.into_iter().next().context("helm was not built")?;
         Ok(Self { program, chart: workspace.root().join("deploy/chart") })
     }
 
+    /// Where the chart is.
+    #[must_use]
+    pub fn chart(&self) -> &Path {
+        &self.chart
+    }
+
+    /// A call of Helm on a cluster: `place` is a command that runs what follows where the cluster is reached.
+    #[must_use]
+    pub fn on_cluster(&self, place: Cmd, words: &[&str]) -> Cmd {
+        alone(place.arg(&self.program).args(words))
+    }
+
     fn command(&self, words: &[&str]) -> Cmd {
-        // Settings and plugins of the person who runs us must not count.
-        let nowhere = Path::new("/nonexistent");
-        let home = ["HELM_CONFIG_HOME", "HELM_DATA_HOME", "HELM_CACHE_HOME"];
-        let command = Cmd::new(&self.program).args(words).arg(&self.chart);
-        home.into_iter().fold(command, |command, name| command.env(name, nowhere)).without_env("KUBECONFIG")
+        alone(Cmd::new(&self.program).args(words).arg(&self.chart)).without_env("KUBECONFIG")
     }
 
     fn lint(&self) -> Result<()> {
@@ -116,6 +125,12 @@ impl Helm {
     fn manifest(&self, manifest: &Manifest) -> Result<String> {
         Ok(format!("{HEAD}{}", self.render(manifest.values)?.trim_start_matches("---\n")))
     }
+}
+
+/// Settings and plugins of the person who runs us must not count.
+fn alone(helm: Cmd) -> Cmd {
+    let home = ["HELM_CONFIG_HOME", "HELM_DATA_HOME", "HELM_CACHE_HOME"];
+    home.into_iter().fold(helm, |helm, name| helm.env(name, "/nonexistent"))
 }
 
 #[cfg(test)]

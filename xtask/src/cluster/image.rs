@@ -23,13 +23,14 @@ const BUSYBOX: &str = "registry.k8s.io/e2e-test-images/busybox:1.37.0-1";
 
 /// Programs of this machine that go into the layer with their libraries, and what they are called there.
 /// GNU's wget: the static one of busybox cannot resolve names.
-const PROGRAMS: [(&str, &str); 6] = [
+const PROGRAMS: [(&str, &str); 7] = [
     ("curl", "curl"),
     ("nc.openbsd", "nc"),
     ("dig", "dig"),
     ("bash", "bash"),
     ("dash", "sh"),
     ("wget", "wget"),
+    ("unshare", "unshare"),
 ];
 /// Its own shell would prefer its applets to the programs beside it.
 const NO_APPLETS: [&str; 3] = ["ash", "hush", "busybox"];

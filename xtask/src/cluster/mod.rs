@@ -2,7 +2,9 @@
 //!
 //! Each machine of it is a set of namespaces (`machine`). All that it needs is built from pinned sources, once.
 
+mod ballast;
 mod control;
+mod deployed;
 mod dns;
 mod faults;
 mod image;
@@ -23,8 +25,11 @@ use anyhow::{Context as _, Result, bail};
 use crate::exec::{self, Cmd};
 use crate::setup::{self, Need};
 use crate::workspace::Workspace;
-use crate::{apiserver, build, gotools, say, signal};
+use crate::{apiserver, gotools, say, signal};
+use ballast::Ballast;
+pub use ballast::Given;
 pub use control::kubectl;
+pub use deployed::logs as agent_logs;
 pub use place::Place;
 use plan::Node;
 pub use proxy::Proxy;
@@ -57,6 +62,8 @@ enum Action {
         #[arg(value_enum)]
         proxy: Proxy,
         #[command(flatten)]
+        given: Given,
+        #[command(flatten)]
         which: Which,
     },
     /// Give all nodes the images of an archive
@@ -86,7 +93,11 @@ enum Action {
     },
     /// What clients of `faults` run
     #[command(hide = true)]
-    Knock { address: std::net::SocketAddr },
+    Knock {
+        /// Whom to ask, in turn
+        #[arg(required = true)]
+        targets: Vec<faults::Target>,
+    },
     /// What a machine's first process runs
     #[command(hide = true)]
     Init {
@@ -113,9 +124,9 @@ pub struct Up {
     /// What serves the Services
     #[arg(long, value_enum, default_value_t = Proxy::BallastHost)]
     pub proxy: Proxy,
-    /// Take this `ballast` instead of building one
-    #[arg(long, value_name = "FILE")]
-    pub ballast: Option<PathBuf>,
+    /// Which Ballast.
+    #[command(flatten)]
+    pub given: Given,
     /// Which cluster.
     #[command(flatten)]
     pub which: Which,
@@ -136,7 +147,7 @@ pub fn run(args: &Args) -> Result<()> {
         }
         Action::Down(which) => down(&Place::of(&which.name)?),
         Action::Status(which) => status(&there(which)?),
-        Action::Proxy { proxy, which } => change_proxy(&there(which)?, *proxy),
+        Action::Proxy { proxy, given, which } => change_proxy(&there(which)?, *proxy, given),
         Action::Load { archive, which } => {
             let (place, archive) = (there(which)?, archive.canonicalize().context("no such archive")?);
             place.nodes().into_iter().try_for_each(|node| node::load(&place, node, &archive))
@@ -149,7 +160,7 @@ pub fn run(args: &Args) -> Result<()> {
             signal::catch();
             faults::run(&there(which)?, only.as_deref())
         }
-        Action::Knock { address } => faults::knock(*address),
+        Action::Knock { targets } => faults::knock(targets),
         Action::Init { machine, which } => machine::init(&Place::of(&which.name)?, machine),
     }
 }
@@ -167,13 +178,7 @@ pub fn up(wanted: &Up) -> Result<Place> {
     let workspace = Workspace::find()?;
     let place = Place::of(&wanted.which.name)?;
     prepare(&workspace)?;
-    let ballast = if let Some(file) = &wanted.ballast {
-        file.canonicalize().with_context(|| format!("no file {}", file.display()))?
-    } else {
-        let args = build::Args::default();
-        build::bpf(&workspace, &args)?;
-        build::agent(&workspace, &args)?
-    };
+    let ballast = wanted.given.complete(&workspace, wanted.proxy)?;
     let start = Instant::now();
     place.make()?;
     let made = assemble(&workspace, &place, wanted, &ballast);
@@ -205,9 +210,9 @@ fn prepare(workspace: &Workspace) -> Result<()> {
     Ok(())
 }
 
-fn assemble(workspace: &Workspace, place: &Place, wanted: &Up, ballast: &Path) -> Result<()> {
+fn assemble(workspace: &Workspace, place: &Place, wanted: &Up, ballast: &Ballast) -> Result<()> {
     say::step(format_args!("make {} nodes, in {}", wanted.nodes, place.dir().display()));
-    link_programs(workspace, place, ballast)?;
+    link_programs(workspace, place, &ballast.program)?;
     keys::make(place, wanted.nodes)?;
     let archive = image::make(place)?;
     let control = place.control();
@@ -238,8 +243,7 @@ fn assemble(workspace: &Workspace, place: &Place, wanted: &Up, ballast: &Path) -
     say::step("start the nodes");
     each(&nodes, |node| node::start(place, node, &archive))?;
     say::step(format_args!("proxy: {}", wanted.proxy));
-    wanted.proxy.prepare(workspace, place)?;
-    each(&nodes, |node| wanted.proxy.start(place, node))?;
+    wanted.proxy.start(workspace, place, ballast.image.as_deref())?;
     place.write(PROXY, &wanted.proxy.to_string())?;
     apply(place, &dns::objects())?;
     await_ready(place, wanted)
@@ -340,15 +344,15 @@ fn current_proxy(place: &Place) -> Result<Proxy> {
 }
 
 /// Ends one proxy and starts another.
-pub fn change_proxy(place: &Place, proxy: Proxy) -> Result<()> {
+pub fn change_proxy(place: &Place, proxy: Proxy, given: &Given) -> Result<()> {
     let old = current_proxy(place)?;
     if old == proxy {
         return Ok(());
     }
-    let nodes = place.nodes();
-    proxy.prepare(&Workspace::find()?, place)?;
-    each(&nodes, |node| old.stop(place, node))?;
-    each(&nodes, |node| proxy.start(place, node))?;
+    let workspace = Workspace::find()?;
+    let image = given.archive(&workspace, proxy)?;
+    old.stop(&workspace, place)?;
+    proxy.start(&workspace, place, image.as_deref())?;
     place.write(PROXY, &proxy.to_string())?;
     say::line(format_args!("proxy: {proxy}, before: {old}"));
     Ok(())
@@ -363,7 +367,9 @@ fn status(place: &Place) -> Result<()> {
         programs.iter().map(shown).collect::<Vec<_>>().join(", ")
     };
     say::line(format_args!("cluster:    {}", place.name()));
-    say::line(format_args!("proxy:      {proxy}"));
+    let pods =
+        if proxy == Proxy::Ballast { format!(" ({})", deployed::summary(place)?) } else { String::new() };
+    say::line(format_args!("proxy:      {proxy}{pods}"));
     say::line(format_args!("control:    {}", running(&place.control(), &control::PROGRAMS)));
     for node in place.nodes() {
         let programs: Vec<_> = node::PROGRAMS.into_iter().chain(proxy.program()).collect();

@@ -1,12 +1,14 @@
 //! What serves the cluster's Services.
 
 use std::fmt;
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 
 use super::place::Place;
 use super::plan::{Node, POD_RANGES};
+use super::{deployed, each};
 use crate::gotools;
 use crate::signal::wait_for;
 use crate::workspace::Workspace;
@@ -17,6 +19,8 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// A proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
 pub enum Proxy {
+    /// Ballast as users have it: its image and its chart
+    Ballast,
     /// Ballast as a process of each node
     BallastHost,
     /// The official kube-proxy, in mode nftables
@@ -30,6 +34,7 @@ pub enum Proxy {
 impl fmt::Display for Proxy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
+            Self::Ballast => "ballast",
             Self::BallastHost => "ballast-host",
             Self::KubeProxyNftables => "kube-proxy-nftables",
             Self::KubeProxyIptables => "kube-proxy-iptables",
@@ -45,12 +50,30 @@ impl Proxy {
         match self {
             Self::BallastHost => Some("ballast"),
             Self::KubeProxyNftables | Self::KubeProxyIptables => Some("kube-proxy"),
-            Self::None => None,
+            // An agent in a pod is the kubelet's.
+            Self::Ballast | Self::None => None,
         }
     }
 
+    /// Starts it on all nodes, and waits until it works; `image` is for the proxy that has one.
+    pub fn start(self, workspace: &Workspace, place: &Place, image: Option<&Path>) -> Result<()> {
+        if self == Self::Ballast {
+            return deployed::install(workspace, place, image);
+        }
+        self.prepare(workspace, place)?;
+        each(&place.nodes(), |node| self.start_on(place, node))
+    }
+
+    /// Ends it on all nodes, and what it left in the kernel.
+    pub fn stop(self, workspace: &Workspace, place: &Place) -> Result<()> {
+        if self == Self::Ballast {
+            return deployed::uninstall(workspace, place);
+        }
+        each(&place.nodes(), |node| self.stop_on(place, node))
+    }
+
     /// Builds it for the cluster; Ballast is there already.
-    pub fn prepare(self, workspace: &Workspace, place: &Place) -> Result<()> {
+    fn prepare(self, workspace: &Workspace, place: &Place) -> Result<()> {
         let link = place.programs().join("kube-proxy");
         if self.program() == Some("kube-proxy") && !link.exists() {
             let built = gotools::build(workspace, &[gotools::KUBE_PROXY])?;
@@ -60,8 +83,8 @@ impl Proxy {
         Ok(())
     }
 
-    /// Starts it on a node.
-    pub fn start(self, place: &Place, node: Node) -> Result<()> {
+    /// Starts it on a node, if it is a program there.
+    pub fn start_on(self, place: &Place, node: Node) -> Result<()> {
         let machine = place.node(node);
         let user = place.kubeconfig("proxy").display().to_string();
         match self {
@@ -79,12 +102,11 @@ impl Proxy {
             }
             Self::KubeProxyNftables => kube_proxy(place, node, "nftables", &user),
             Self::KubeProxyIptables => kube_proxy(place, node, "iptables", &user),
-            Self::None => Ok(()),
+            Self::Ballast | Self::None => Ok(()),
         }
     }
 
-    /// Ends it on a node, and what it left in the kernel.
-    pub fn stop(self, place: &Place, node: Node) -> Result<()> {
+    fn stop_on(self, place: &Place, node: Node) -> Result<()> {
         let Some(program) = self.program() else { return Ok(()) };
         let machine = place.node(node);
         machine.stop(program, libc::SIGTERM)?;

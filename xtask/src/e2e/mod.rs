@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::cluster::{self, Place, Proxy, Up, Which};
+use crate::cluster::{self, Given, Place, Proxy, Up, Which};
 use crate::workspace::Workspace;
 use crate::{exec, gotools, host, say, signal};
 use report::Results;
@@ -62,9 +62,9 @@ pub struct Args {
     /// How many nodes; the specs about zones want six
     #[arg(long)]
     pub nodes: Option<u8>,
-    /// Take this `ballast` instead of building one
-    #[arg(long, value_name = "FILE")]
-    pub ballast: Option<PathBuf>,
+    /// Which Ballast.
+    #[command(flatten)]
+    pub given: Given,
     /// Take the running cluster of this name, and change its proxy where needed
     #[arg(long, value_name = "NAME")]
     pub on: Option<String>,
@@ -118,12 +118,12 @@ fn one(
     let logs = workspace.target().join("e2e").join(proxy.to_string());
     if let Some(name) = &args.on {
         let place = Place::of(name)?;
-        cluster::change_proxy(&place, proxy)?;
+        cluster::change_proxy(&place, proxy, &args.given)?;
         return suite(args, &place, programs, &logs);
     }
     let name = format!("e2e{}", std::process::id());
     let nodes = args.nodes.unwrap_or(if args.smoke { 3 } else { 6 });
-    let place = cluster::up(&Up { nodes, proxy, ballast: args.ballast.clone(), which: Which { name } })?;
+    let place = cluster::up(&Up { nodes, proxy, given: args.given.clone(), which: Which { name } })?;
     let results = suite(args, &place, programs, &logs);
     keep_logs(&place, &logs);
     if args.keep && is_last && results.is_ok() {
@@ -194,10 +194,11 @@ fn watch(child: &mut Child, start: Instant) -> Result<()> {
     }
 }
 
-/// What the cluster's programs said, for those who look for a cause later.
+/// What the cluster's programs and the agents in pods said, for those who look for a cause later.
 fn keep_logs(place: &Place, logs: &Path) {
-    for name in host::names_in(&place.logs()) {
-        if let Err(error) = fs::copy(place.logs().join(&name), logs.join(&name)) {
+    let programs = host::names_in(&place.logs()).into_iter().map(|name| (place.logs().join(&name), name));
+    for (file, name) in programs.chain(cluster::agent_logs(place)) {
+        if let Err(error) = fs::copy(file, logs.join(&name)) {
             say::line(format_args!("warning: cannot keep {name}: {error}"));
         }
     }

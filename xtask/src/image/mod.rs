@@ -21,7 +21,7 @@ use crate::{build, say};
 #[derive(clap::Args, Clone, Debug)]
 pub struct Args {
     /// Name of the image; the tag is the version unless the name has one. No registry is asked
-    #[arg(long, default_value = "localhost/ballast")]
+    #[arg(long, default_value = NAME)]
     pub name: String,
     /// Folder for the archive and the bill of materials [default: target/image]
     #[arg(long, value_name = "DIR")]
@@ -36,6 +36,8 @@ pub struct Args {
 pub struct Image {
     /// The OCI archive.
     pub archive: PathBuf,
+    /// The agent that is in it: static, so it runs on any node outside of a container, too.
+    pub binary: PathBuf,
     /// The bill of materials; the image holds the same file.
     pub sbom: PathBuf,
     /// Name and tag, as in a pod.
@@ -44,11 +46,21 @@ pub struct Image {
     pub digest: String,
 }
 
+/// What the chart asks for unless told otherwise.
+const NAME: &str = "localhost/ballast";
 /// Where the image keeps its files.
 const BINARY: &str = "usr/bin/ballast";
 const DOCUMENTS: &str = "usr/share/doc/ballast";
 /// Texts that must go with the binary.
 const LICENCES: [&str; 3] = ["LICENSE", "proxy-ebpf/LICENSE-GPL2", "proxy-ebpf/LICENSE-MIT"];
+
+impl Args {
+    /// The image that the chart asks for, in a folder of its own.
+    #[must_use]
+    pub fn into_folder(output: PathBuf, dev: bool) -> Self {
+        Self { name: NAME.to_owned(), output: Some(output), dev }
+    }
+}
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
@@ -97,6 +109,7 @@ fn pack(workspace: &Workspace, args: &Args, binary: &Path) -> Result<Image> {
         Ok(path)
     };
     Ok(Image {
+        binary: binary.to_owned(),
         archive: write(format!("{stem}.tar"), &made.bytes)?,
         sbom: write(format!("{stem}.cdx.json"), &bill)?,
         reference,

@@ -20,7 +20,7 @@ pub enum Rung {
     Bpf,
     /// Real sockets in network namespaces (needs root)
     Netns,
-    /// The agent against a real kube-apiserver (needs root and Go)
+    /// The agent against a real kube-apiserver, and beside the official kube-proxy (needs root and Go)
     Apiserver,
 }
 
@@ -35,7 +35,7 @@ impl Rung {
             Self::Unit => "unit and property tests",
             Self::Bpf => "the programs in the kernel, packet by packet",
             Self::Netns => "real sockets in network namespaces",
-            Self::Apiserver => "the agent against a real kube-apiserver",
+            Self::Apiserver => "the agent against a real kube-apiserver, and beside the official kube-proxy",
         }
     }
 
@@ -79,8 +79,9 @@ impl Rung {
         if programs.is_empty() {
             bail!("there is no test program for it");
         }
-        for program in programs {
-            let mut cargo = cargo_test(workspace).args(["--test", &program, "--", "--include-ignored"]);
+        for (program, first) in programs {
+            let mut cargo = cargo_test(workspace).args(["--test", &program, "--"]).args(first);
+            cargo = cargo.arg("--include-ignored");
             for (name, value) in environment {
                 cargo = cargo.env(name, value);
             }
@@ -89,11 +90,15 @@ impl Rung {
         Ok(())
     }
 
-    /// Its share of the integration tests: the one of its name, and `bpf` whatever else needs this kernel.
-    fn programs(self, all: &[String]) -> Vec<String> {
+    /// Its share of the integration tests, with the first argument of each: the one of its name, `bpf` whatever else
+    /// needs this kernel, and `apiserver` what of the others needs an API server.
+    fn programs(self, all: &[String]) -> Vec<(String, Option<&'static str>)> {
         let own = self.to_string();
         let others = |name: &String| Self::ALL.iter().all(|rung| rung.to_string() != *name);
-        all.iter().filter(|name| **name == own || (self == Self::Bpf && others(name))).cloned().collect()
+        let mine = all.iter().filter(|name| **name == own || (self == Self::Bpf && others(name)));
+        let beside_kube_proxy =
+            (self == Self::Apiserver).then(|| (Self::Netns.to_string(), Some("--official")));
+        mine.map(|name| (name.clone(), None)).chain(beside_kube_proxy).collect()
     }
 }
 
@@ -129,9 +134,12 @@ mod tests {
     #[test]
     fn no_integration_test_is_forgotten_or_run_twice() {
         let all = ["apiserver", "attach", "bpf", "netns"].map(str::to_owned);
-        assert_eq!(Rung::Bpf.programs(&all), ["attach", "bpf"]);
-        assert_eq!(Rung::Netns.programs(&all), ["netns"]);
-        assert_eq!(Rung::ALL.iter().flat_map(|rung| rung.programs(&all)).count(), all.len());
+        let whole = |name: &str| (name.to_owned(), None);
+        assert_eq!(Rung::Bpf.programs(&all), [whole("attach"), whole("bpf")]);
+        assert_eq!(Rung::Netns.programs(&all), [whole("netns")]);
+        let beside = ("netns".to_owned(), Some("--official"));
+        assert_eq!(Rung::Apiserver.programs(&all), [whole("apiserver"), beside]);
+        assert!(Rung::Unit.programs(&all).is_empty());
     }
 
     #[test]

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use clap::builder::FalseyValueParser;
 
-use crate::cli::value::{self, Listen};
+use super::AgentArgs;
+use crate::cli::value;
 
 /// `ballast takeover`.
 #[derive(Clone, Debug, clap::Args)]
@@ -13,14 +14,9 @@ pub struct TakeoverArgs {
     /// Where the BPF file system is mounted that the agent uses.
     #[arg(long, env = "BALLAST_BPFFS", value_name = "DIR", default_value = "/sys/fs/bpf")]
     pub bpffs: PathBuf,
-    /// Where the agent answers /healthz.
-    #[arg(
-        long,
-        env = "BALLAST_METRICS_BIND_ADDRESS",
-        value_name = "ADDRESS",
-        default_value = "127.0.0.1:10249"
-    )]
-    pub metrics_bind_address: Listen,
+    /// The agent.
+    #[command(flatten)]
+    pub agent: AgentArgs,
     /// Only say what would be removed.
     #[arg(long, env = "BALLAST_DRY_RUN", value_parser = FalseyValueParser::new())]
     pub dry_run: bool,

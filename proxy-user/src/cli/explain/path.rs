@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use proxy_common::affinity::{AffinityEntry, AffinityKey, NetnsAffinityKey};
 use proxy_common::decide::{self, SocketSource, Source};
 use proxy_common::filter::{Role, position};
-use proxy_common::node::{DEVICE_UPLINK, NODE_ADDR_LOOPBACK, NODE_ADDR_PORTS, NodeAddr};
+use proxy_common::node::{NODE_ADDR_LOOPBACK, NODE_ADDR_PORTS, NodeAddr};
 use proxy_common::reason::Reason;
 use proxy_common::service::{SCOPE_INTERNAL, SERVICE_LOCAL, ServiceEntry, ServiceKey};
 use proxy_common::source_range::SourceRangeKey;
@@ -204,13 +204,12 @@ impl<'a, A: Address + Into<IpAddr>> Walk<'a, A> {
             self.step("client", "inside: an endpoint on this node has the address");
             return false;
         }
-        let device = if self.rules.common.has_uplink { DEVICE_UPLINK } else { 0 };
-        let outside = decide::is_outside(|| device, &self.rules.node, &from);
+        let outside = decide::is_outside(|| self.rules.common.has_uplink, &self.rules.node, &from);
         self.step(
             "client",
             if outside {
                 "outside, if it comes in by an uplink; inside by any other device"
-            } else if device == 0 {
+            } else if !self.rules.common.has_uplink {
                 "inside: no device of this node is known to lead outside"
             } else {
                 "inside: the address is in the pods' range"

@@ -139,7 +139,16 @@ pub const SETTINGS: &[Setting] = &[
     both("iptables.minSyncPeriod", "iptables-min-sync-period", Duration, "1s", MIN_PERIOD),
     both("ipvs.syncPeriod", "ipvs-sync-period", Duration, "30s", PERIOD),
     both("ipvs.minSyncPeriod", "ipvs-min-sync-period", Duration, "0s", MIN_PERIOD),
-    both("ipvs.scheduler", "ipvs-scheduler", Text, "", Idle("endpoints are chosen at random, as yet")),
+    both(
+        "ipvs.scheduler",
+        "ipvs-scheduler",
+        Text,
+        "",
+        Used(
+            "in mode ipvs; `sh`, `mh`: a client stays with its endpoint, as by `sessionAffinity: ClientIP`; `rr`, `wrr`: \
+             uniform, which is what there is; others are told and mean the same",
+        ),
+    ),
     both("ipvs.excludeCIDRs", "ipvs-exclude-cidrs", Cidrs, "", NO_IPVS),
     both("ipvs.strictARP", "ipvs-strict-arp", Bool, "false", Idle("no device has the addresses of Services")),
     both("ipvs.tcpTimeout", "ipvs-tcp-timeout", Duration, "0s", NO_IPVS),

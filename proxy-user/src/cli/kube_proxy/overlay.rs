@@ -37,6 +37,8 @@ pub struct Overlay {
     pub conntrack: Conntrack,
     /// External addresses of Services are passed over.
     pub no_external_ips: bool,
+    /// Every client stays with its endpoint.
+    pub source_affinity: bool,
     /// Lines for the log: what was given and means nothing here.
     #[serde(skip)]
     pub notes: Vec<String>,
@@ -79,6 +81,7 @@ pub fn apply(args: &mut RunArgs) -> Result<Overlay, FileError> {
     overlay.bind_address_hard_fail = values.switch("bindAddressHardFail").unwrap_or_default();
     overlay.oom_score_adj = values.number("oomScoreAdj").map(|number| number as i32);
     overlay.conntrack = conntrack(&values);
+    overlay.source_affinity = scheduler(args, &values, &mut overlay.notes);
     localhost(args, &values);
     periods(args, &values, &mut overlay.notes)?;
     detect_local(args, &values, &mut overlay.notes)?;
@@ -174,6 +177,22 @@ fn conntrack(values: &Values) -> Conntrack {
         udp: values.duration("conntrack.udpTimeout"),
         udp_stream: values.duration("conntrack.udpStreamTimeout"),
     }
+}
+
+/// How IPVS would choose endpoints: whether by the client's address. Endpoints have no weights in kube-proxy, so `rr`
+/// and `wrr` give each the same share, as a uniform choice does.
+fn scheduler(args: &RunArgs, values: &Values, notes: &mut Vec<String>) -> bool {
+    let Some(name) = values.text("ipvs.scheduler") else { return false };
+    let place = values.place("ipvs.scheduler");
+    if args.proxy_mode != Some(ProxyMode::Legacy("ipvs")) {
+        notes.push(format!("{place} means nothing here: it is for mode ipvs"));
+        return false;
+    }
+    let is_by_source = ["sh", "mh"].contains(&name);
+    if !is_by_source && !["rr", "wrr"].contains(&name) {
+        notes.push(format!("{place}: there is no {name} here: endpoints are chosen at random, uniformly"));
+    }
+    is_by_source
 }
 
 /// kube-proxy's iptables mode answers at localhost too, if it is told to and loopback is among the addresses.

@@ -190,6 +190,35 @@ fn the_mode_chooses_its_period(#[case] mode: &str, #[case] expected: Duration) {
 }
 
 #[rstest]
+#[case("ipvs", "sh", true, "")]
+#[case("ipvs", "mh", true, "")]
+#[case("ipvs", "rr", false, "")]
+#[case("ipvs", "wrr", false, "")]
+#[case("ipvs", "", false, "")]
+#[case("ipvs", "lc", false, "there is no lc here: endpoints are chosen at random, uniformly")]
+#[case("iptables", "sh", false, " means nothing here: it is for mode ipvs")]
+fn a_scheduler_means_what_is_like_it(
+    #[case] mode: &str,
+    #[case] name: &str,
+    #[case] by_source: bool,
+    #[case] note: &str,
+) {
+    let file = with_file(&body(&format!("mode: {mode}\nipvs: {{scheduler: \"{name}\"}}\n")), &[]).unwrap();
+    let flags = with_flags(&[
+        "--hostname-override=node-a",
+        &format!("--proxy-mode={mode}"),
+        &format!("--ipvs-scheduler={name}"),
+    ])
+    .unwrap();
+    for (config, place) in [(file, ":4:19: ipvs.scheduler"), (flags, "--ipvs-scheduler")] {
+        assert_eq!(config.kube_proxy.source_affinity, by_source);
+        let notes = &config.kube_proxy.notes;
+        assert_eq!(notes.len(), usize::from(!note.is_empty()), "{notes:?}");
+        assert!(notes.iter().all(|line| line.ends_with(note) && line.contains(place)), "{notes:?}");
+    }
+}
+
+#[rstest]
 #[case("mood: ipvs\n", "F:3:1: unknown field mood")]
 #[case("Mode: ipvs\n", "F:3:1: unknown field Mode; did you mean mode?")]
 #[case("iptables:\n  mode: x\n", "F:4:3: unknown field iptables.mode; did you mean mode?")]
@@ -265,9 +294,9 @@ fn what_means_nothing_is_said_once_each() {
         "--proxy-mode is ignored: --config",
         "--kube-api-qps is ignored: --config",
         ":3:18: enableProfiling means nothing here: ",
-        ":4:19: ipvs.scheduler means nothing here: ",
         ":4:34: ipvs.strictARP means nothing here: ",
         ":5:26: winkernel.networkName means nothing here: ",
+        ":4:19: ipvs.scheduler means nothing here: ",
     ];
     let notes = &config.kube_proxy.notes;
     assert_eq!(notes.len(), expected.len(), "{notes:?}");
@@ -336,9 +365,7 @@ fn the_command_line_of_kube_proxy_is_taken() {
     assert_eq!(config.node.detect_local, DetectLocal::Devices);
     assert_eq!(config.log_format, LogFormat::Json);
     let notes = notes(&config);
-    for said in
-        ["--ipvs-scheduler means nothing", "--vmodule means nothing", "ClusterCIDR, and there is no range"]
-    {
+    for said in ["--vmodule means nothing", "ClusterCIDR, and there is no range"] {
         assert!(notes.contains(said), "{notes}");
     }
     assert!(!notes.contains("conntrack"), "{notes}");

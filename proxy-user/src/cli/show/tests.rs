@@ -10,6 +10,7 @@ use proxy_common::stats::ServiceStats;
 use rstest::rstest;
 
 use super::*;
+use crate::cli::args::{AgentArgs, StatusArgs};
 use crate::cli::value::Listen;
 use crate::maps::view::{
     BackendRow, BackendState, FlowRow, FlowState, FrontendRow, Kind, NameRow, Scope, Transport, UsageRow,
@@ -138,7 +139,7 @@ fn maps() -> Vec<UsageRow> {
     let row = |name, kind: &str, used, capacity, setting| UsageRow {
         name,
         id: 11,
-        pin: PathBuf::from("/sys/fs/bpf/ballast/v1").join(name),
+        pin: PathBuf::from("/sys/fs/bpf/ballast/v2").join(name),
         kind: kind.into(),
         capacity,
         used,
@@ -168,8 +169,8 @@ fn packet_program(hook: &str, ifindex: u32, place: Option<&str>) -> Attachment {
 
 fn facts() -> Facts {
     Facts {
-        folder: "/sys/fs/bpf/ballast/v1".into(),
-        abi: 1,
+        folder: "/sys/fs/bpf/ballast/v2".into(),
+        abi: proxy_common::abi::ABI_VERSION,
         attachments: vec![
             Attachment {
                 hook: "sock_connect4".into(),
@@ -442,11 +443,11 @@ fn a_flow_as_json() {
 fn maps_as_a_table() {
     assert_snapshot!(map_list(&maps(), Output::Text).unwrap(), @r#"
     NAME      TYPE     USED  CAPACITY    MEMORY  PIN
-    services  hash        6     65536   1.5 MiB  /sys/fs/bpf/ballast/v1/services
-    backends  array       6    262144   6.0 MiB  /sys/fs/bpf/ballast/v1/backends
-    slots     array  500000    524288  12.0 MiB  /sys/fs/bpf/ballast/v1/slots
-    flows     array  131072    131072   3.0 MiB  /sys/fs/bpf/ballast/v1/flows
-    config    array       -         1         -  /sys/fs/bpf/ballast/v1/config
+    services  hash        6     65536   1.5 MiB  /sys/fs/bpf/ballast/v2/services
+    backends  array       6    262144   6.0 MiB  /sys/fs/bpf/ballast/v2/backends
+    slots     array  500000    524288  12.0 MiB  /sys/fs/bpf/ballast/v2/slots
+    flows     array  131072    131072   3.0 MiB  /sys/fs/bpf/ballast/v2/flows
+    config    array       -         1         -  /sys/fs/bpf/ballast/v2/config
     "#);
 }
 
@@ -458,7 +459,7 @@ fn maps_as_json() {
         {
           "name": "config",
           "id": 11,
-          "pin": "/sys/fs/bpf/ballast/v1/config",
+          "pin": "/sys/fs/bpf/ballast/v2/config",
           "type": "array",
           "used": null,
           "capacity": 1,
@@ -484,7 +485,7 @@ fn a_status_with_a_map_that_fills_up() {
     assert_snapshot!(Status::new(well(), Ok(facts())).render(Output::Wide).unwrap(), @r#"
     Agent:      ok, at 127.0.0.1:10249
     Programs:   2 at 3 hooks
-    Maps:       5 in /sys/fs/bpf/ballast/v1 (layout 1), 22.5 MiB
+    Maps:       5 in /sys/fs/bpf/ballast/v2 (layout 2), 22.5 MiB
     Services:   4 ports, 6 addresses, 2 of them with no endpoint
     Endpoints:  6 in service, 6 of 262144 ids in use
     Flows:      2
@@ -530,7 +531,7 @@ fn a_status_without_agent_and_maps() {
         "state": "down",
         "address": "127.0.0.1:10249"
       },
-      "abi": 1,
+      "abi": 2,
       "folder": null,
       "attachments": [],
       "maps": [],
@@ -570,7 +571,7 @@ fn the_exit_code_of_a_status_and_of_a_list_without_maps() {
     let folder = tempfile::tempdir().unwrap();
     let reader = || ReaderArgs { bpffs: folder.path().to_owned(), output: Output::Text };
     let args =
-        crate::cli::args::StatusArgs { reader: reader(), metrics_bind_address: Listen::Socket(silent) };
+        StatusArgs { reader: reader(), agent: AgentArgs { metrics_bind_address: Listen::Socket(silent) } };
     let status = answer(&Command::Status(args)).unwrap().unwrap();
     assert!(!status.well && status.text.contains("no answer at"), "{status:?}");
     let list = Command::Service { command: ServiceCommand::List(reader()) };

@@ -9,22 +9,25 @@ use super::old_proxy::list;
 /// `IPCTNL_MSG_CT_GET`.
 const GET: u16 = 1;
 /// `CTA_TUPLE_ORIG`, with the addresses (`CTA_TUPLE_IP`) and ports (`CTA_TUPLE_PROTO`) in it.
-const ORIGINAL: u16 = 1;
-const ADDRESSES: u16 = 1;
-const PROTOCOL: u16 = 2;
+pub(super) const ORIGINAL: u16 = 1;
+pub(super) const ADDRESSES: u16 = 1;
+pub(super) const PROTOCOL: u16 = 2;
 /// `CTA_IP_V4_DST`, `CTA_IP_V6_DST`, `CTA_PROTO_NUM`, `CTA_PROTO_DST_PORT`.
-const V4_TO: u16 = 2;
-const V6_TO: u16 = 4;
-const NUMBER: u16 = 1;
-const PORT_TO: u16 = 3;
-/// `CTA_STATUS`, and its bit `IPS_DST_NAT`.
-const STATUS: u16 = 3;
+pub(super) const V4_TO: u16 = 2;
+pub(super) const V6_TO: u16 = 4;
+pub(super) const NUMBER: u16 = 1;
+pub(super) const PORT_TO: u16 = 3;
+/// `CTA_STATUS`, and its bits `IPS_SEEN_REPLY`, `IPS_ASSURED`, `IPS_CONFIRMED`, `IPS_DST_NAT`.
+pub(super) const STATUS: u16 = 3;
+pub(super) const SEEN_REPLY: u32 = 1 << 1;
+pub(super) const IS_ASSURED: u32 = 1 << 2;
+pub(super) const IS_CONFIRMED: u32 = 1 << 3;
 const IS_DNAT: u32 = 1 << 5;
 /// `CTA_PROTOINFO`, `CTA_PROTOINFO_TCP`, `CTA_PROTOINFO_TCP_STATE`.
-const STATE: [u16; 3] = [4, 1, 1];
+pub(super) const STATE: [u16; 3] = [4, 1, 1];
 /// From `TCP_CONNTRACK_SYN_SENT` to `TCP_CONNTRACK_CLOSE_WAIT`: not yet over.
 const ALIVE: std::ops::RangeInclusive<u8> = 1..=5;
-const TCP: u8 = 6;
+pub(super) const TCP: u8 = 6;
 
 /// What was dialled by each TCP connection that is alive and whose destination netfilter translates.
 pub fn translated() -> io::Result<Vec<SocketAddr>> {

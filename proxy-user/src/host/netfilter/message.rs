@@ -26,6 +26,8 @@ const BATCH_BEGIN: u16 = 16;
 const BATCH_END: u16 = 17;
 /// `NLA_F_NESTED` and `NLA_F_NET_BYTEORDER`, which say nothing that we do not know.
 const KIND: u16 = 0x3fff;
+/// Bit of attributes that hold others.
+pub(super) const NESTED: u16 = 0x8000;
 /// The header of nfnetlink: family, version, resource.
 const HEADER: usize = 4;
 
@@ -124,8 +126,21 @@ impl NetlinkDeserializable for Message {
     }
 }
 
+/// A socket to netfilter, in the network namespace of the calling thread.
+pub(super) fn open() -> io::Result<Socket> {
+    let mut socket = Socket::new(PROTOCOL)?;
+    socket.bind_auto()?;
+    socket.connect(&SocketAddr::new(0, 0))?;
+    Ok(socket)
+}
+
 /// Does all of `changes`, with these `NLM_F_*` bits each, or none of them.
 pub(super) fn transact(changes: &[(Message, u16)]) -> io::Result<()> {
+    transact_by(&open()?, changes)
+}
+
+/// The same by a socket that stays.
+pub(super) fn transact_by(socket: &Socket, changes: &[(Message, u16)]) -> io::Result<()> {
     const REQUEST: u16 = 1;
     const ACK: u16 = 4;
     let mut bytes = Vec::new();
@@ -149,10 +164,7 @@ pub(super) fn transact(changes: &[(Message, u16)]) -> io::Result<()> {
     }
     append(BATCH_END, 0, 0, ANY_FAMILY, NFTABLES, &[]);
 
-    let mut socket = Socket::new(PROTOCOL)?;
-    socket.bind_auto()?;
-    socket.connect(&SocketAddr::new(0, 0))?;
-    room_for(&socket, bytes.len())?;
+    room_for(socket, bytes.len())?;
     socket.send(&bytes, 0)?;
     loop {
         let (datagram, _) = socket.recv_from_full()?;

@@ -3,6 +3,9 @@
 //! nfnetlink is spoken directly: a container image of ours has neither `nft` nor `iptables`.
 
 pub mod connections;
+mod expressions;
+pub mod handover;
+mod legacy;
 mod message;
 pub mod old_proxy;
 pub mod rules;

@@ -7,6 +7,7 @@ use std::io;
 
 use rtnetlink::packet_core::NLM_F_DUMP;
 
+use super::legacy;
 use super::message::{ANY_FAMILY, IPV4, IPV6, Message, NFTABLES, PROTOCOL, find, text};
 use super::rules::TAKEOVER_TABLE;
 use crate::host::devices;
@@ -71,6 +72,8 @@ pub struct OldProxy {
     pub tables: BTreeSet<String>,
     /// Tables in which the iptables or the ipvs mode has chains, and how many: `ip nat`.
     pub chains: BTreeSet<(String, usize)>,
+    /// The same of `iptables-legacy`, which nobody but itself can change.
+    pub legacy: BTreeSet<(String, usize)>,
     /// The device of the ipvs mode.
     pub ipvs: bool,
     /// Its rules are gone, and what keeps its connections alive is there: `ballast takeover` is under way.
@@ -96,12 +99,29 @@ impl OldProxy {
             }
         }
         found.chains = counts.into_iter().collect();
+        let mut counts = std::collections::BTreeMap::<String, usize>::new();
+        // Hardly anybody has any: not to know must not hide the others.
+        let legacy = legacy::chains().unwrap_or_else(|error| {
+            tracing::debug!(%error, "the chains of iptables-legacy cannot be read");
+            Vec::new()
+        });
+        for (family, table, chain) in legacy {
+            if is_kube_proxys(&chain) && chain != MARK_CHAIN {
+                *counts.entry(format!("{family} {table}")).or_default() += 1;
+            }
+        }
+        found.legacy = counts.into_iter().collect();
         Ok(found)
     }
 
     /// Whether it still translates.
     pub fn has_rules(&self) -> bool {
-        self.ipvs || !self.tables.is_empty() || !self.chains.is_empty()
+        self.ipvs || self.translates_by_conntrack()
+    }
+
+    /// Whether it translates by rules for netfilter's conntrack, and not by IPVS.
+    pub fn translates_by_conntrack(&self) -> bool {
+        !self.tables.is_empty() || !self.chains.is_empty() || !self.legacy.is_empty()
     }
 
     /// Whether connections may be there that it began.
@@ -114,8 +134,10 @@ impl fmt::Display for OldProxy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let tables = self.tables.iter().map(|table| format!("table {table}"));
         let chains = self.chains.iter().map(|(table, count)| format!("{count} chains in {table}"));
+        let legacy =
+            self.legacy.iter().map(|(table, count)| format!("{count} chains in {table} of iptables-legacy"));
         let device = self.ipvs.then(|| format!("device {IPVS_DEVICE}")).into_iter();
-        f.write_str(&tables.chain(chains).chain(device).collect::<Vec<_>>().join(", "))
+        f.write_str(&tables.chain(chains).chain(legacy).chain(device).collect::<Vec<_>>().join(", "))
     }
 }
 
@@ -172,10 +194,14 @@ mod tests {
         let found = OldProxy {
             tables: BTreeSet::from(["ip kube-proxy".to_owned()]),
             chains: BTreeSet::from([("ip nat".to_owned(), 12)]),
+            legacy: BTreeSet::from([("ip6 nat".to_owned(), 3)]),
             ipvs: true,
             draining: false,
         };
-        assert_eq!(found.to_string(), "table ip kube-proxy, 12 chains in ip nat, device kube-ipvs0");
+        assert_eq!(
+            found.to_string(),
+            "table ip kube-proxy, 12 chains in ip nat, 3 chains in ip6 nat of iptables-legacy, device kube-ipvs0"
+        );
         assert!(found.has_rules() && !OldProxy::default().has_rules());
         assert!(OldProxy { draining: true, ..OldProxy::default() }.may_have_connections());
     }

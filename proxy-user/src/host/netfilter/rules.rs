@@ -8,27 +8,28 @@
 use std::collections::BTreeSet;
 use std::io;
 
+use super::expressions::{self, EXPRESSION_NAME};
 use super::message::{
-    ANY_FAMILY, IPV4, IPV6, Message, NFTABLES, attributes, find, find_below, put, text, transact,
+    ANY_FAMILY, IPV4, IPV6, Message, NESTED, NFTABLES, attributes, find, find_below, put, text, transact,
 };
 use super::old_proxy::{Chain, TABLE, chains, is_kube_proxys, list};
 
 /// The table with the empty chains.
 pub const TAKEOVER_TABLE: &str = "ballast-takeover";
 
-const NEW_TABLE: u16 = 0;
+pub(super) const NEW_TABLE: u16 = 0;
 const DEL_TABLE: u16 = 2;
-const NEW_CHAIN: u16 = 3;
+pub(super) const NEW_CHAIN: u16 = 3;
 const DEL_CHAIN: u16 = 5;
-const NEW_RULE: u16 = 6;
+pub(super) const NEW_RULE: u16 = 6;
 const GET_RULE: u16 = 7;
 const DEL_RULE: u16 = 8;
 /// `NLM_F_CREATE`, and with `NLM_F_APPEND`.
-const CREATE: u16 = 0x400;
-const APPEND: u16 = 0xc00;
+pub(super) const CREATE: u16 = 0x400;
+pub(super) const APPEND: u16 = 0xc00;
 
 /// `NFTA_TABLE_NAME`.
-const TABLE_NAME: u16 = 1;
+pub(super) const TABLE_NAME: u16 = 1;
 /// `NFTA_CHAIN_TABLE`, `_NAME`, `_HOOK` (with number and priority), `_POLICY`, `_TYPE`.
 const CHAIN_TABLE: u16 = 1;
 const CHAIN_NAME: u16 = 3;
@@ -43,18 +44,7 @@ const RULE_HANDLE: u16 = 3;
 const RULE_EXPRESSIONS: u16 = 4;
 /// `NFTA_EXPR_NAME`, and from there to the chain of an `immediate` verdict: `NFTA_EXPR_DATA`,
 /// `NFTA_IMMEDIATE_DATA`, `NFTA_DATA_VERDICT`, `NFTA_VERDICT_CHAIN`.
-const EXPRESSION_NAME: u16 = 1;
 const TARGET: [u16; 4] = [2, 2, 2, 2];
-/// `NFTA_LIST_ELEM`, `NFTA_EXPR_DATA`; of a `ct` expression `NFTA_CT_DREG` and `NFTA_CT_KEY`.
-const ELEMENT: u16 = 1;
-const EXPRESSION_DATA: u16 = 2;
-const CT_REGISTER: u16 = 1;
-const CT_KEY: u16 = 2;
-/// `NFT_REG_1`, `NFT_CT_STATE`.
-const REGISTER: u32 = 1;
-const CT_STATE: u32 = 0;
-/// Bit of attributes that hold others.
-const NESTED: u16 = 0x8000;
 
 /// Hooks of type `nat`, with their usual priorities.
 const NAT_HOOKS: [(&str, u32, i32); 4] =
@@ -187,35 +177,38 @@ fn keep_alive() -> Vec<(Message, u16)> {
     for family in [IPV4, IPV6] {
         changes
             .push((Message::new(NFTABLES, NEW_TABLE, family).with_text(TABLE_NAME, TAKEOVER_TABLE), CREATE));
-        for (name, number, priority) in NAT_HOOKS {
-            let mut hook = Vec::new();
-            put(&mut hook, HOOK_NUMBER, &number.to_be_bytes());
-            put(&mut hook, HOOK_PRIORITY, &priority.to_be_bytes());
-            let chain = Message::new(NFTABLES, NEW_CHAIN, family)
-                .with_text(CHAIN_TABLE, TAKEOVER_TABLE)
-                .with_text(CHAIN_NAME, name)
-                .with(CHAIN_HOOK | NESTED, &hook)
-                .with_text(CHAIN_TYPE, "nat");
-            changes.push((chain, CREATE));
+        for hook in NAT_HOOKS {
+            changes.push((base_chain(family, TAKEOVER_TABLE, hook, "nat"), CREATE));
         }
-        let rule = Message::new(NFTABLES, NEW_RULE, family)
-            .with_text(RULE_TABLE, TAKEOVER_TABLE)
-            .with_text(RULE_CHAIN, NAT_HOOKS[0].0)
-            .with(RULE_EXPRESSIONS | NESTED, &asks_for_state());
-        changes.push((rule, APPEND));
+        // An answer that nobody looks at.
+        changes.push((rule_of(family, TAKEOVER_TABLE, NAT_HOOKS[0].0, &expressions::ct_state()), APPEND));
     }
     changes
 }
 
-/// The expression `ct state`, whose answer nobody looks at.
-fn asks_for_state() -> Vec<u8> {
-    let (mut what, mut expression, mut list) = (Vec::new(), Vec::new(), Vec::new());
-    put(&mut what, CT_REGISTER, &REGISTER.to_be_bytes());
-    put(&mut what, CT_KEY, &CT_STATE.to_be_bytes());
-    put(&mut expression, EXPRESSION_NAME, b"ct\0");
-    put(&mut expression, EXPRESSION_DATA | NESTED, &what);
-    put(&mut list, ELEMENT | NESTED, &expression);
-    list
+/// A chain that packets come to: name, number and priority of its hook, and its type.
+pub(super) fn base_chain(
+    family: u8,
+    table: &str,
+    (name, number, priority): (&str, u32, i32),
+    kind: &str,
+) -> Message {
+    let mut hook = Vec::new();
+    put(&mut hook, HOOK_NUMBER, &number.to_be_bytes());
+    put(&mut hook, HOOK_PRIORITY, &priority.to_be_bytes());
+    Message::new(NFTABLES, NEW_CHAIN, family)
+        .with_text(CHAIN_TABLE, table)
+        .with_text(CHAIN_NAME, name)
+        .with(CHAIN_HOOK | NESTED, &hook)
+        .with_text(CHAIN_TYPE, kind)
+}
+
+/// A rule of these expressions.
+pub(super) fn rule_of(family: u8, table: &str, chain: &str, expressions: &[u8]) -> Message {
+    Message::new(NFTABLES, NEW_RULE, family)
+        .with_text(RULE_TABLE, table)
+        .with_text(RULE_CHAIN, chain)
+        .with(RULE_EXPRESSIONS | NESTED, expressions)
 }
 
 fn rules() -> io::Result<Vec<Rule>> {

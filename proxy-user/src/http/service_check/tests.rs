@@ -86,6 +86,7 @@ async fn a_node_without_ready_endpoint_or_an_agent_that_is_unwell_turns_away() {
     node.service("web", port, 1);
     assert_eq!(node.ask(port).await.unwrap().0, 200);
     node.status.send_modify(|status| {
+        status.synced = true;
         status.last_queued = Some(SystemTime::UNIX_EPOCH);
         status.service_changes.pending = 1;
     });

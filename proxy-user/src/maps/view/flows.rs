@@ -225,26 +225,7 @@ mod tests {
     const HZ: u32 = 250;
 
     fn flow(proto: u8, state: u8, last_seen: u32) -> Flow<[u8; 4]> {
-        Flow {
-            client: [10, 0, 0, 9],
-            frontend: [10, 96, 0, 1],
-            backend: [10, 0, 1, 2],
-            source: [10, 0, 0, 9],
-            client_port: 40_000,
-            frontend_port: 80,
-            backend_port: 8080,
-            source_port: 40_000,
-            proto,
-            state,
-            reserved: 0,
-            service: 3,
-            backend_id: 4,
-            created: 1_000,
-            last_seen,
-            generation: 1,
-            places: [0; 2],
-            tags: [0; 2],
-        }
+        Flow { proto, state, created: 1_000, last_seen, ..Flow::default() }
     }
 
     #[rstest]

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::sync::Arc;
 
 use serde_json::Value;
 
@@ -29,7 +30,7 @@ fn exported() -> BTreeMap<String, BTreeSet<String>> {
     registry.register_collector(Box::new(Fixed(reading())));
     let mut of_maps = String::new();
     text::encode(&mut of_maps, &registry).unwrap();
-    let metrics = metrics(eventful());
+    let metrics = metrics(eventful()).with_repairs(Arc::default());
     metrics.answered_healthz(200);
     metrics.answered_livez(200);
     metrics.ended_sockets(IpFamily::V4, 1);

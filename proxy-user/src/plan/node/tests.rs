@@ -1,7 +1,6 @@
 use rstest::rstest;
 
 use crate::model::DefaultRoute;
-use crate::model::settings::NodePortAddresses;
 
 use super::*;
 
@@ -98,9 +97,16 @@ fn node_ports_answer_where_the_setting_says() {
     assert_eq!(answering(&node(&[]), primary.clone()), ["192.0.2.7", "2001:db8::1"], "until it is known");
     let localhost = NodePortAddresses { localhost: true, ..primary };
     assert_eq!(answering(&n, localhost), ["[127.0.0.1]", "192.0.2.1", "[::1]", "2001:db8::1"]);
-    let ranges = nets(&["192.0.2.4/30", "10.0.0.0/8"]);
-    let ranges = NodePortAddresses { ranges, ..NodePortAddresses::default() };
-    assert_eq!(answering(&n, ranges), ["192.0.2.7"]);
+    let ranges = |texts: &[&str]| NodePortAddresses { ranges: nets(texts), ..NodePortAddresses::default() };
+    let v4 = ["192.0.2.4/30", "10.0.0.0/8"];
+    assert_eq!(answering(&n, ranges(&[&v4[..], &["fd00::/8"]].concat())), ["192.0.2.7"]);
+    // Ranges of one family say nothing about the other.
+    assert_eq!(answering(&n, ranges(&v4)), ["192.0.2.7", "2001:db8::1"]);
+    assert_eq!(answering(&n, ranges(&["2001:db8::/64"])), ["192.0.2.1", "192.0.2.7", "2001:db8::1"]);
+    assert_eq!(answering(&n, NodePortAddresses { primary: true, ..ranges(&v4) }).len(), 3);
+    let zero = ranges(&["0.0.0.0/0", "192.0.2.4/30", "::/0"]);
+    assert_eq!(answering(&n, zero), answering(&n, all()), "loopback is not meant");
+    assert_eq!(answering(&n, ranges(&["127.0.0.0/8", "fd00::/8"])), ["[127.0.0.1]"]);
 }
 
 #[test]
@@ -108,8 +114,14 @@ fn health_checks_answer_where_node_ports_do() {
     let n = node(&["192.0.2.1"]);
     let everywhere = plan(&n, &host(), &settings(all())).listen;
     assert_eq!(everywhere, BTreeSet::from([ip("0.0.0.0"), ip("::")]));
-    let ranges = NodePortAddresses { ranges: nets(&["127.0.0.0/8"]), ..NodePortAddresses::default() };
-    assert_eq!(plan(&n, &host(), &settings(ranges)).listen, BTreeSet::from([ip("127.0.0.1")]));
+    let ranges = |texts: &[&str]| NodePortAddresses { ranges: nets(texts), ..NodePortAddresses::default() };
+    let listen = |texts: &[&str]| plan(&n, &host(), &settings(ranges(texts))).listen;
+    assert_eq!(
+        listen(&["127.0.0.0/8", "2001:db8::/32"]),
+        BTreeSet::from(["127.0.0.1", "2001:db8::1"].map(ip))
+    );
+    assert_eq!(listen(&["127.0.0.0/8"]), BTreeSet::from(["127.0.0.1", "::"].map(ip)));
+    assert_eq!(listen(&["0.0.0.0/0", "::/0"]), everywhere);
 }
 
 /// Devices by which clients outside come in, and those without header.

@@ -306,3 +306,16 @@ fn a_thousand_services_are_planned_in_linear_time() {
     assert_eq!(ports, 6_000);
     assert!(start.elapsed().as_secs() < 5, "{:?}", start.elapsed());
 }
+
+#[test]
+fn affinity_that_a_setting_asks_for_does_not_shorten_what_a_service_asks_for() {
+    let asks = DUAL.replace("spec:\n  clusterIPs", "spec:\n  sessionAffinity: ClientIP\n  sessionAffinityConfig: {clientIP: {timeoutSeconds: 60}}\n  clusterIPs");
+    for (manifests, set, expected) in
+        [(DUAL, false, 0), (DUAL, true, 10_800), (&*asks, true, 60), (&*asks, false, 60)]
+    {
+        let settings = PlanSettings { source_affinity: set, ..PlanSettings::default() };
+        let plan = plan_service(&cluster(manifests), &ServiceName::new("default", "web"), settings).unwrap();
+        assert!(!plan.ports.is_empty());
+        assert!(plan.ports.values().all(|port| port.affinity_secs == expected), "{set}: {plan:?}");
+    }
+}

@@ -8,7 +8,7 @@ use super::universe::{backend, frontend, name, port_id, service};
 use super::{ROOMY, World};
 use crate::maps::Faults;
 use crate::model::ServiceName;
-use crate::plan::{FrontendKind, ServicePlan};
+use crate::plan::{Frontend, FrontendKind, FrontendPlan, Scope, ServicePlan};
 use crate::sync::job::frontend_key;
 
 /// The id of an endpoint of a Service.
@@ -179,4 +179,26 @@ fn a_frontend_that_moves_to_a_port_that_fails_does_not_stay_with_the_old_one() {
     world.wait(Duration::from_secs(1));
     world.again();
     world.assert_right();
+}
+
+#[test]
+fn clients_outside_are_never_sent_to_an_entry_that_is_gone_whichever_write_fails() {
+    for fails in 0..8 {
+        let mut world = World::new(ROOMY);
+        let (name, plan) = service("a", 1, [1]);
+        let mut plan = plan.unwrap();
+        for port in plan.ports.values_mut() {
+            let (inside, what) = port.frontends.pop_first().unwrap();
+            port.frontends.insert(Frontend { scope: Scope::External, ..inside }, what.clone());
+            port.frontends.insert(inside, FrontendPlan { scoped: true, ..what });
+        }
+        world.change([(name.clone(), Some(plan))]);
+        // The guard of `World` looks at every state in between.
+        world.faults(Faults { at: [fails].into(), ..Faults::default() });
+        world.change([(name, None)]);
+        world.wait(Duration::from_secs(31));
+        world.again();
+        world.assert_right();
+        assert_eq!(world.reconciler.problems(), []);
+    }
 }

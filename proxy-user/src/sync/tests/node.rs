@@ -34,7 +34,12 @@ pub fn check_node(contents: &Contents, plan: Option<&NodePlan>) {
         .collect();
     assert_eq!(found.devices, devices);
     let NodePlan { masquerade_all, detect_local, leave_old, snat_ports, host_netns, .. } = *plan;
-    assert_eq!(found.config, ConfigRow { masquerade_all, detect_local, leave_old, snat_ports, host_netns });
+    let mut uplinks: Vec<_> =
+        plan.devices.iter().filter(|(_, facts)| facts.uplink).map(|(at, _)| *at).collect();
+    uplinks.resize(3, 0);
+    let uplinks = uplinks.try_into().unwrap();
+    let expected = ConfigRow { masquerade_all, detect_local, leave_old, snat_ports, host_netns, uplinks };
+    assert_eq!(found.config, expected);
     let NodeRow::V4(row) = &found.rows[&Table::Node] else { panic!("{:?}", found.rows) };
     assert_eq!(row.source.map(IpAddr::V4), plan.sources.get(&crate::model::net::IpFamily::V4).copied());
     assert_eq!(row.pods.map(Into::into), plan.pods.get(&crate::model::net::IpFamily::V4).copied());

@@ -1,13 +1,13 @@
 //! What `deploy/` holds is what an API server takes, and asks for no more rights than kube-proxy has.
 
 use std::collections::BTreeSet;
-use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
 
 use crate::agent::Node;
-use crate::control::ControlPlane;
+use crate::kube::control::ControlPlane;
+use crate::kube::manifests::{objects, role};
 
 /// Where objects of a kind are made.
 fn path(object: &Value) -> Result<String> {
@@ -19,20 +19,6 @@ fn path(object: &Value) -> Result<String> {
         Some(namespace) => format!("{root}/namespaces/{namespace}/{kinds}"),
         None => format!("{root}/{kinds}"),
     })
-}
-
-/// The objects of a file of manifests.
-fn objects(file: &str) -> Result<Vec<Value>> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/manifests").join(file);
-    let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-    let documents = text.split("\n---\n");
-    documents.map(|document| serde_saphyr::from_str(document).with_context(|| document.to_owned())).collect()
-}
-
-/// The role that the manifests give the agent.
-pub fn role() -> Result<Value> {
-    let all = objects("ballast.yaml")?;
-    all.into_iter().find(|object| object["kind"] == "ClusterRole").context("no role in the manifests")
 }
 
 /// Asks the server to take an object, without keeping it; a field that it does not know is an error.

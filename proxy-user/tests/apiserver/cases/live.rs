@@ -7,9 +7,9 @@ use serde_json::{Value, json};
 
 use super::{service, slice, slice_of};
 use crate::agent::{NODE, Node};
-use crate::control::ControlPlane;
+use crate::kube::control::ControlPlane;
+use crate::kube::{PATIENCE, eventually};
 use crate::oracle::{Table, agree};
-use crate::{PATIENCE, eventually};
 
 /// Where a client that dials `dialled` may end.
 fn endpoints(table: &Table, dialled: &str) -> Option<Vec<String>> {

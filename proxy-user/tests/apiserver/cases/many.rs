@@ -10,7 +10,7 @@ use serde_json::json;
 
 use super::{service, slice};
 use crate::agent::Node;
-use crate::control::ControlPlane;
+use crate::kube::control::ControlPlane;
 use crate::oracle::{agree, agree_within};
 
 const SERVICES: usize = 1000;

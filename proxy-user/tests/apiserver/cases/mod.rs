@@ -11,7 +11,7 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use serde_json::{Value, json};
 
 use crate::agent::Node;
-use crate::control::ControlPlane;
+use crate::kube::control::ControlPlane;
 
 /// One case.
 pub struct Case {

@@ -11,7 +11,7 @@ use serde_json::json;
 
 use super::{service, slice};
 use crate::agent::{Agent, NODE, Node};
-use crate::control::ControlPlane;
+use crate::kube::control::ControlPlane;
 use crate::oracle::{Table, agree, found, same};
 
 /// Longer than some of the pauses between two attempts to connect.

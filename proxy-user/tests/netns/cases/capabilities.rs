@@ -47,11 +47,11 @@ fn granted() -> Result<Vec<String>> {
 }
 
 /// What the chart gives an agent that ends no sockets (`endUdpSockets: false`).
-const LEAN: [&str; 3] = ["BPF", "NET_ADMIN", "PERFMON"];
+pub const LEAN: [&str; 3] = ["BPF", "NET_ADMIN", "PERFMON"];
 
 /// The next agent has these alone. What takes more, the mount of the bpffs, an agent before has done, as the init
 /// container does.
-fn restrict<'a>(lab: &Lab, names: impl Iterator<Item = &'a str>) -> Result<()> {
+pub fn restrict<'a>(lab: &Lab, names: impl Iterator<Item = &'a str>) -> Result<()> {
     let numbers = names.map(number).collect::<Result<_>>()?;
     lab.setup().capabilities = Some(numbers);
     Ok(())

@@ -10,11 +10,22 @@ use crate::peer::{Attempt, Kind};
 const WISH: Wish = Wish { pods: 2, services: &[WIDE], flags: SMALL };
 const FIRST: Service = Service { ports: &[tcp(80, 8080, &[0]), udp(53, 5353, &[0])], ..WIDE };
 const SECOND: Service = Service { ports: &[tcp(80, 8080, &[1]), udp(53, 5353, &[1])], ..WIDE };
+/// The same pod as [`FIRST`], by other ports.
+const RENUMBERED: Service = Service { ports: &[tcp(80, 9090, &[0]), udp(53, 9090, &[0])], ..WIDE };
 const NOBODY: Service = Service { ports: &[tcp(80, 8080, &[]), udp(53, 5353, &[])], ..WIDE };
 
 pub const CASES: &[Case] = &[
     Case { name: "change::new_connections_go_to_the_new_set_only", wish: WISH, run: new_set },
-    Case { name: "change::tcp_drains_and_udp_moves", wish: WISH, run: drains },
+    Case {
+        name: "change::tcp_drains_and_udp_moves",
+        wish: WISH,
+        run: |lab| drains(lab, SECOND, "1/8080", "1/5353"),
+    },
+    Case {
+        name: "change::another_target_port_of_the_same_pod_is_another_endpoint",
+        wish: WISH,
+        run: |lab| drains(lab, RENUMBERED, "0/9090", "0/9090"),
+    },
     Case { name: "change::to_zero_and_back", wish: WISH, run: zero },
     Case { name: "change::a_deleted_service_keeps_its_connections", wish: WISH, run: deleted },
 ];
@@ -57,13 +68,14 @@ fn new_set(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-fn drains(lab: &Lab) -> Result<()> {
+/// To a Service whose only endpoints are these.
+fn drains(lab: &Lab, to: Service, by_tcp: &str, by_udp: &str) -> Result<()> {
     lab.change(FIRST, &["0/8080"])?;
     let sockets = open(lab, WIDE)?;
-    lab.change(SECOND, &["1/8080"])?;
+    lab.change(to, &[by_tcp])?;
     for (id, kind, path, family) in sockets.into_iter().filter(|socket| !is_ended(socket)) {
         let server = talk(lab, path, id)?;
-        let expected = if kind.is_tcp() { "0/8080" } else { "1/5353" };
+        let expected = if kind.is_tcp() { "0/8080" } else { by_udp };
         ensure!(server == expected, "{kind:?} {path} {family:?}: {server}, not {expected}");
     }
     Ok(())

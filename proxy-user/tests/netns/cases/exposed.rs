@@ -95,7 +95,7 @@ pub fn put_in(lab: &Lab, pods: &[(u8, bool, State)], spec: &Value, ingress: &[Ip
 
 /// The device towards the client is the one that leads outside.
 pub fn open_up(lab: &Lab) -> Result<()> {
-    lab.node.ip("route add default via 10.98.0.2\nroute add default via fd98::2\n")
+    lab.node.ip("route replace default via 10.98.0.2\nroute replace default via fd98::2\n")
 }
 
 pub fn node_ip(family: Family) -> IpAddr {

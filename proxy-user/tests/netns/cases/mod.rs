@@ -5,11 +5,15 @@ mod attach;
 mod bad;
 mod capabilities;
 mod change;
+mod detect;
 mod exposed;
 mod eyes;
 mod flood;
+mod init;
 mod live;
+mod matrix;
 mod node_port;
+mod official;
 mod outside;
 mod packet;
 mod path_mtu;
@@ -50,6 +54,7 @@ pub fn all() -> Vec<Case> {
         swap::CASES,
         takeover::CASES,
         change::CASES,
+        detect::CASES,
         outside::CASES,
         packet::CASES,
         attach::CASES,
@@ -58,7 +63,9 @@ pub fn all() -> Vec<Case> {
         socket::CASES,
         eyes::CASES,
         flood::CASES,
+        init::CASES,
         live::CASES,
+        matrix::CASES,
         path_mtu::CASES,
         tagged::CASES,
         tunnel::CASES,
@@ -70,6 +77,11 @@ pub fn all() -> Vec<Case> {
         smoke::CASES,
     ]
     .concat()
+}
+
+/// Those beside the official kube-proxy.
+pub fn official() -> Vec<Case> {
+    official::CASES.to_vec()
 }
 
 /// Those for a kernel that we have not seen yet.

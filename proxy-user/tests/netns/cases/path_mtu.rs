@@ -10,7 +10,7 @@ use serde_json::json;
 
 use super::exposed::{NUMBER, node_port, open_up, put};
 use super::{Case, pod};
-use crate::lab::{Lab, SMALL, SOON, Wish, eventually, join};
+use crate::lab::{Lab, SMALL, SOON, Wish, eventually};
 use crate::manifest::{Family, cluster_ip, pod_ip};
 use crate::peer::{Attempt, Kind, Peer};
 use crate::space::Space;
@@ -148,8 +148,8 @@ fn next_link(lab: &Lab) -> Result<()> {
 
 fn beyond_a_router(lab: &Lab) -> Result<()> {
     let (router, endpoint) = (Space::new("router")?, Space::new("endpoint")?);
-    join(&lab.node, &router, "r0", "10.99.9", "fd99:9:")?;
-    join(&router, &endpoint, "e0", "10.99.8", "fd99:8:")?;
+    lab.node.join(&router, "r0", "10.99.9", "fd99:9:")?;
+    router.join(&endpoint, "e0", "10.99.8", "fd99:8:")?;
     router.ip(&format!("link set e0 mtu {MTU}\n"))?;
     lab.node.ip("route add 10.99.8.0/24 via 10.99.9.2\nroute add fd99:8::/64 via fd99:9::2\n")?;
     let peer = Peer::start(&endpoint, None)?;

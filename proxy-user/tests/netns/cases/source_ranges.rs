@@ -51,16 +51,30 @@ fn expect(client: &Peer, errno: Option<i32>) -> Result<()> {
     Ok(())
 }
 
+/// Its packets are dropped.
+fn unheard(client: &Peer) -> Result<()> {
+    for family in Family::BOTH {
+        client.fails(Attempt::new(Kind::Udp, vip(family, Kind::Udp)).in_vain(), libc::EAGAIN)?;
+    }
+    Ok(())
+}
+
 fn ranges(lab: &Lab) -> Result<()> {
     let stranger = lab.pod(1)?;
     put(lab, &["198.51.100.0/24", "fdbb::/64"])?;
     // The endpoint itself is reached all the time: only the load balancer's address is guarded.
     lab.local.reach(Attempt::new(Kind::Tcp, pod(Family::V4, 0, Kind::Tcp)))?;
     eventually(SOON, || expect(&lab.local, Some(libc::ETIMEDOUT)))?;
+    // A pod's address is known from its packets only.
+    unheard(&stranger)?;
+    for family in Family::BOTH {
+        stranger.reach(Attempt::new(Kind::Tcp, super::vip(family, GUARDED, Kind::Tcp)))?;
+    }
     // The address of the node towards the clients, and that of one pod.
     put(lab, &["10.98.0.1/32", "fd98::1/128", "10.99.1.2/32", "fd99:1::2/128"])?;
     eventually(SOON, || expect(&lab.local, None))?;
     expect(&stranger, None)?;
+    unheard(&*lab.pod(0)?)?;
     put(lab, &["0.0.0.0/0", "::/0"])?;
     eventually(SOON, || expect(&lab.local, None))?;
     expect(&stranger, None)?;

@@ -9,7 +9,9 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail, ensure};
 use proxy_common::config::CONFIG_LEAVE_OLD;
 use proxy_user::maps::view::View;
+use serde_json::json;
 
+use super::exposed::{node_port, open_up, put};
 use super::{Case, WEB, vip};
 use crate::agent;
 use crate::lab::{Lab, SMALL, SOON, Wish, eventually};
@@ -20,7 +22,8 @@ const WISH: Wish = Wish { pods: 2, services: &[WEB], flags: SMALL };
 
 pub const CASES: &[Case] = &[
     Case { name: "takeover::from_nftables_and_back", wish: WISH, run: from_nftables },
-    Case { name: "takeover::from_iptables", wish: WISH, run: from_iptables },
+    Case { name: "takeover::from_iptables_and_back", wish: WISH, run: from_iptables },
+    Case { name: "takeover::legacy_iptables_is_told", wish: WISH, run: legacy },
     Case { name: "takeover::what_stands_in_its_way", wish: WISH, run: in_its_way },
 ];
 
@@ -83,7 +86,7 @@ fn feed(lab: &Lab, tool: &[&str], text: &str) -> Result<()> {
 }
 
 /// What `nft` lists on the node.
-fn ruleset(lab: &Lab) -> Result<String> {
+pub fn ruleset(lab: &Lab) -> Result<String> {
     let output = lab.node.command("nft").args(["list", "ruleset"]).output()?;
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
@@ -101,8 +104,11 @@ fn nftables(lab: &Lab) -> Result<()> {
 }
 
 fn iptables(lab: &Lab) -> Result<()> {
-    for family in Family::BOTH {
-        let tool = if family == Family::V4 { "iptables-nft-restore" } else { "ip6tables-nft-restore" };
+    iptables_by(lab, ["iptables-nft-restore", "ip6tables-nft-restore"])
+}
+
+fn iptables_by(lab: &Lab, tools: [&str; 2]) -> Result<()> {
+    for (family, tool) in Family::BOTH.into_iter().zip(tools) {
         let text = IPTABLES.replace("POD", &super::pod(family, 1, Kind::Tcp).to_string());
         let text = text.replace("VIP", &vip(family, WEB, Kind::Tcp).ip().to_string());
         let text = if family == Family::V6 { text.replace("192.0.2.0/24", "2001:db8::/32") } else { text };
@@ -111,25 +117,24 @@ fn iptables(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Takes Ballast off the node.
-fn remove_ballast(lab: &Lab) -> Result<()> {
+/// Takes Ballast off the node; returns what that says.
+fn remove_ballast(lab: &Lab) -> Result<String> {
     lab.kill()?;
     let cgroup = lab.cgroup().display().to_string();
     let output = agent::command(&lab.node, &["cleanup", "--cgroup-root", &cgroup], &lab.bpffs())?;
     ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    Ok(())
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 fn attempts() -> [Attempt; 2] {
     Family::BOTH.map(|family| Attempt::new(Kind::Tcp, vip(family, WEB, Kind::Tcp)))
 }
 
-/// One connection that stays and one after the other, in each family.
-fn loads() -> Vec<Load> {
-    attempts()
-        .into_iter()
-        .flat_map(|attempt| [true, false].map(|is_one_socket| Load { attempt, is_one_socket }))
-        .collect()
+/// One connection that stays and one after the other, each way.
+fn loads(attempts: &[Attempt]) -> Vec<Load> {
+    let both =
+        |attempt: &Attempt| [true, false].map(|is_one_socket| Load { attempt: *attempt, is_one_socket });
+    attempts.iter().flat_map(both).collect()
 }
 
 /// Everybody who dials the Service now reaches this pod.
@@ -144,8 +149,8 @@ fn all_reach(lab: &Lab, server: &str) -> Result<()> {
 }
 
 /// Connections that stay have stayed where they were, and no new one failed.
-fn nobody_noticed(tallies: &[Tally], stays: &str, who: &str) -> Result<()> {
-    for (tally, load) in tallies.iter().zip(loads()) {
+fn nobody_noticed(tallies: &[Tally], loads: &[Load], stays: &str, who: &str) -> Result<()> {
+    for (tally, load) in tallies.iter().zip(loads) {
         let what = format!("{who}, {load:?}: {tally:?}");
         ensure!(tally.failed == 0, "failures: {what}");
         ensure!(tally.servers.values().sum::<u64>() > 10, "few answers: {what}");
@@ -156,7 +161,7 @@ fn nobody_noticed(tallies: &[Tally], stays: &str, who: &str) -> Result<()> {
 }
 
 /// `ballast takeover`; what it says, and whether it succeeded.
-fn takeover(lab: &Lab, flags: &[&str]) -> Result<(String, bool)> {
+pub fn takeover(lab: &Lab, flags: &[&str]) -> Result<(String, bool)> {
     let arguments: Vec<_> = ["takeover"].iter().chain(flags).copied().collect();
     let output = agent::command(&lab.node, &arguments, &lab.bpffs())?;
     let said = [output.stdout, output.stderr].concat();
@@ -167,13 +172,21 @@ fn leaves_old(lab: &Lab) -> Result<bool> {
     Ok(View::open(&lab.bpffs())?.node_config()?.flags & CONFIG_LEAVE_OLD != 0)
 }
 
-/// From rules in netfilter, under load, to nothing of them.
-fn through(lab: &Lab, install: fn(&Lab) -> Result<()>) -> Result<()> {
+/// From kube-proxy's rules, under load, to nothing of them. `stop` is called when Ballast serves, and `more` are what
+/// the client dials beside the Service's addresses.
+pub fn through(
+    lab: &Lab,
+    install: impl Fn(&Lab) -> Result<()>,
+    stop: impl FnOnce() -> Result<()>,
+    more: &[Attempt],
+) -> Result<()> {
     remove_ballast(lab)?;
     install(lab)?;
     all_reach(lab, "1/8080").context("kube-proxy's rules do not work")?;
-    lab.client.load(&loads())?;
-    lab.pod(0)?.load(&loads())?;
+    let of_pod = loads(&attempts());
+    let of_client = [of_pod.clone(), loads(more)].concat();
+    lab.client.load(&of_client)?;
+    lab.pod(0)?.load(&of_pod)?;
     std::thread::sleep(Duration::from_millis(300));
 
     lab.begin()?;
@@ -184,21 +197,21 @@ fn through(lab: &Lab, install: fn(&Lab) -> Result<()>) -> Result<()> {
     let status = String::from_utf8_lossy(&status.stdout).into_owned();
     ensure!(status.contains("kube-proxy's rules are still here"), "{status}");
 
+    stop()?;
     // Counters change while it runs.
     let lines = |lab: &Lab| Ok::<_, anyhow::Error>(ruleset(lab)?.lines().count());
     let before = lines(lab)?;
     let (said, _) = takeover(lab, &["--dry-run"])?;
     ensure!(said.contains("would remove") && lines(lab)? == before, "{said}");
     let (said, well) = takeover(lab, &[])?;
-    ensure!(
-        well && said.contains("removed") && said.contains("4 connections that kube-proxy began"),
-        "{said}"
-    );
+    let stay = of_client.iter().chain(&of_pod).filter(|load| load.is_one_socket).count();
+    let began = format!("\n{stay} connections that kube-proxy began");
+    ensure!(well && said.contains("removed") && said.contains(&began), "{said}");
     let after = ruleset(lab)?;
     ensure!(!after.contains("table ip kube-proxy") && !after.contains("KUBE-SVC"), "{after}");
     std::thread::sleep(Duration::from_millis(500));
-    nobody_noticed(&lab.client.stop()?, "1/8080", "client")?;
-    nobody_noticed(&lab.pod(0)?.stop()?, "1/8080", "pod")?;
+    nobody_noticed(&lab.client.stop()?, &of_client, "1/8080", "client")?;
+    nobody_noticed(&lab.pod(0)?.stop()?, &of_pod, "1/8080", "pod")?;
 
     let (said, well) = takeover(lab, &["--wait", "60s"])?;
     ensure!(well && said.contains("done"), "{said}");
@@ -214,26 +227,43 @@ fn through(lab: &Lab, install: fn(&Lab) -> Result<()>) -> Result<()> {
 }
 
 fn from_nftables(lab: &Lab) -> Result<()> {
-    through(lab, nftables)?;
+    through(lab, nftables, || Ok(()), &[])?;
     ensure!(!ruleset(lab)?.contains("kube-proxy"), "{}", ruleset(lab)?);
+    back(lab, nftables)
+}
 
-    // And back. What a socket began by Ballast goes straight to its pod, and does not notice either.
-    // (A connection that begins in the very moment of the change may be lost.)
-    let stay: Vec<_> = loads().into_iter().filter(|load| load.is_one_socket).collect();
+/// From Ballast to rules in netfilter, under load. What Ballast began stays where it is, whichever way it goes: from a
+/// socket, packet by packet, and under the node's address to another node. Nothing that begins meanwhile is lost.
+pub fn back(lab: &Lab, install: impl Fn(&Lab) -> Result<()>) -> Result<()> {
+    open_up(lab)?;
+    put(lab, &[(0, false)], &json!({}), &[])?;
+    let far = Family::BOTH.map(|family| Attempt::new(Kind::Tcp, node_port(family, Kind::Tcp)));
+    for attempt in far {
+        eventually(SOON, || lab.client.reach(attempt))?;
+    }
+    let stays = |attempt| Load { attempt, is_one_socket: true };
+    let of_client = loads(&attempts());
+    lab.client.load(&[of_client.clone(), far.map(stays).to_vec()].concat())?;
     let pod = lab.pod(1)?;
-    pod.load(&stay)?;
-    std::thread::sleep(Duration::from_millis(300));
-    nftables(lab)?;
-    remove_ballast(lab)?;
-    std::thread::sleep(Duration::from_millis(300));
-    for tally in pod.stop()? {
+    pod.load(&attempts().map(stays))?;
+    std::thread::sleep(Duration::from_millis(500));
+    install(lab)?;
+    std::thread::sleep(Duration::from_millis(200));
+    let said = remove_ballast(lab)?;
+    std::thread::sleep(Duration::from_millis(2500));
+    let tallies = lab.client.stop()?;
+    let (near, far) = tallies.split_at(of_client.len());
+    nobody_noticed(near, &of_client, "0/8080", "client")?;
+    for tally in pod.stop()?.iter().chain(far) {
         ensure!(tally.failed == 0 && tally.servers.keys().eq(["0/8080"]), "a connection moved: {tally:?}");
     }
+    ensure!(said.contains("connections of the packet path go on"), "{said}");
+    ensure!(!ruleset(lab)?.contains("ballast"), "{}", ruleset(lab)?);
     all_reach(lab, "1/8080")
 }
 
 fn from_iptables(lab: &Lab) -> Result<()> {
-    through(lab, iptables)?;
+    through(lab, iptables, || Ok(()), &[])?;
     let left = ruleset(lab)?;
     for theirs in ["CNI-HOSTPORT", "KUBE-FIREWALL", "KUBE-MARK-MASQ"] {
         ensure!(left.contains(theirs), "{theirs} is gone: {left}");
@@ -241,7 +271,23 @@ fn from_iptables(lab: &Lab) -> Result<()> {
     for ours in ["KUBE-SERVICES", "KUBE-SEP", "KUBE-POSTROUTING", "KUBE-FORWARD", "KUBE-PROXY-FIREWALL"] {
         ensure!(!left.contains(ours), "{ours} is still there: {left}");
     }
-    Ok(())
+    back(lab, iptables)
+}
+
+/// nftables does not show what this makes; it is told, and left to who made it.
+fn legacy(lab: &Lab) -> Result<()> {
+    remove_ballast(lab)?;
+    iptables_by(lab, ["iptables-legacy-restore", "ip6tables-legacy-restore"])?;
+    ensure!(!ruleset(lab)?.contains("KUBE-"), "they are not legacy");
+    all_reach(lab, "1/8080").context("kube-proxy's rules do not work")?;
+    lab.begin()?;
+    lab.agent_mut()?.says(&["WARN", "kube-proxy's rules are here", "chains in ip nat of iptables-legacy"])?;
+    ensure!(leaves_old(lab)?, "the programs do not know of old connections");
+    all_reach(lab, "0/8080").context("new connections are not Ballast's")?;
+    let (said, well) = takeover(lab, &[])?;
+    ensure!(!well && said.contains("iptables-legacy") && said.contains("kube-proxy --cleanup"), "{said}");
+    // The way back is the same as from the others.
+    back(lab, |_| Ok(()))
 }
 
 fn in_its_way(lab: &Lab) -> Result<()> {

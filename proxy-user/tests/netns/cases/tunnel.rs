@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
+use std::net::SocketAddr;
 use std::os::fd::AsRawFd as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,7 +15,7 @@ use super::exposed::{NUMBER, node_ip, node_port, open_up, put};
 use super::{Case, EMPTY, shows};
 use crate::lab::{Lab, SMALL, SOON, Wish, eventually};
 use crate::manifest::{Family, cluster_ip, pod_ip};
-use crate::peer::{Attempt, Kind, Peer};
+use crate::peer::{Attempt, Kind, Peer, Seen};
 use crate::space::Space;
 
 const WISH: Wish = Wish { pods: 1, services: &[EMPTY], flags: SMALL };
@@ -105,25 +106,39 @@ impl Drop for Tunnel {
 
 const SIZES: [usize; 3] = [10, 500, 1400];
 
+/// Dials by every kind of socket until the endpoint sees what it should of the client, and then by messages of each
+/// size; and by one connection that is cut into many segments.
+fn all_sizes(client: &Peer, to: impl Fn(Kind) -> SocketAddr, is_right: impl Fn(&Seen) -> bool) -> Result<()> {
+    for kind in Kind::ALL {
+        let to = to(kind);
+        eventually(SOON, || {
+            let seen = client.reach(Attempt::new(kind, to))?;
+            ensure!(is_right(&seen), "{to}: {seen:?}");
+            Ok(())
+        })?;
+        for size in SIZES {
+            let attempt = Attempt::new(kind, to).size(size);
+            let seen = client.reach(attempt)?;
+            shows(&seen, attempt, to)?;
+            ensure!(is_right(&seen), "{attempt:?}: {seen:?}");
+        }
+    }
+    client.reach(Attempt::new(Kind::Tcp, to(Kind::Tcp)).size(300_000))?;
+    Ok(())
+}
+
+fn cluster(family: Family) -> impl Fn(Kind) -> SocketAddr {
+    move |kind| (cluster_ip(family, NUMBER), if kind.is_tcp() { 80 } else { 53 }).into()
+}
+
 fn client(lab: &Lab) -> Result<()> {
     let tunnel = Tunnel::new(lab, 9)?;
     // Inside, like a pod: its address is kept wherever the endpoint is.
     put(lab, &[(0, false)], &json!({}), &[])?;
     for family in Family::BOTH {
-        for kind in Kind::ALL {
-            let port = if kind.is_tcp() { 80 } else { 53 };
-            for to in [(cluster_ip(family, NUMBER), port).into(), node_port(family, kind)] {
-                eventually(SOON, || tunnel.peer.reach(Attempt::new(kind, to)))?;
-                for size in SIZES {
-                    let attempt = Attempt::new(kind, to).size(size);
-                    let seen = tunnel.peer.reach(attempt)?;
-                    shows(&seen, attempt, to)?;
-                    ensure!(seen.client.ip() == pod_ip(family, 9), "the pod saw {}", seen.client);
-                }
-            }
-        }
-        let large = Attempt::new(Kind::Tcp, node_port(family, Kind::Tcp)).size(300_000);
-        tunnel.peer.reach(large)?;
+        let is_kept = |seen: &Seen| seen.client.ip() == pod_ip(family, 9);
+        all_sizes(&tunnel.peer, cluster(family), is_kept)?;
+        all_sizes(&tunnel.peer, |kind| node_port(family, kind), is_kept)?;
         for kind in [Kind::Tcp, Kind::Udp] {
             for size in [10, 1400] {
                 let empty = super::vip(family, EMPTY, kind);
@@ -134,21 +149,8 @@ fn client(lab: &Lab) -> Result<()> {
     // Outside: under the node's address to an endpoint on another node, and back.
     lab.node.ip("route add default dev t9\nroute add ::/0 dev t9\n")?;
     for family in Family::BOTH {
-        for kind in Kind::ALL {
-            let to = node_port(family, kind);
-            eventually(SOON, || {
-                let seen = tunnel.peer.reach(Attempt::new(kind, to))?;
-                ensure!(seen.client.port() >= 61_000, "the pod saw {}", seen.client);
-                Ok(())
-            })?;
-            for size in SIZES {
-                let attempt = Attempt::new(kind, to).size(size);
-                let seen = tunnel.peer.reach(attempt)?;
-                shows(&seen, attempt, to)?;
-                ensure!(seen.client.ip() != pod_ip(family, 9), "the pod saw {}", seen.client);
-            }
-        }
-        tunnel.peer.reach(Attempt::new(Kind::Tcp, node_port(family, Kind::Tcp)).size(300_000))?;
+        let is_nodes = |seen: &Seen| seen.client.port() >= 61_000 && seen.client.ip() != pod_ip(family, 9);
+        all_sizes(&tunnel.peer, |kind| node_port(family, kind), is_nodes)?;
     }
     Ok(())
 }
@@ -159,25 +161,12 @@ fn endpoint(lab: &Lab) -> Result<()> {
     for here in [true, false] {
         put(lab, &[(9, here)], &json!({}), &[])?;
         for family in Family::BOTH {
-            let client = super::client_ip(family);
-            let expected = if here { client } else { node_ip(family) };
+            let expected = if here { super::client_ip(family) } else { node_ip(family) };
+            let is_right = |seen: &Seen| seen.server == "tunnel" && seen.client.ip() == expected;
+            all_sizes(&lab.client, |kind| node_port(family, kind), is_right)?;
             for kind in Kind::ALL {
-                let to = node_port(family, kind);
-                eventually(SOON, || {
-                    let seen = lab.client.reach(Attempt::new(kind, to))?;
-                    ensure!(seen.client.ip() == expected, "the endpoint saw {}", seen.client);
-                    Ok(())
-                })?;
-                for size in SIZES {
-                    let attempt = Attempt::new(kind, to).size(size);
-                    let seen = lab.client.reach(attempt)?;
-                    shows(&seen, attempt, to)?;
-                    ensure!(seen.server == "tunnel", "{seen:?}");
-                }
-                let port = if kind.is_tcp() { 80 } else { 53 };
-                lab.local.reach(Attempt::new(kind, (cluster_ip(family, NUMBER), port).into()))?;
+                lab.local.reach(Attempt::new(kind, cluster(family)(kind)))?;
             }
-            lab.client.reach(Attempt::new(Kind::Tcp, node_port(family, Kind::Tcp)).size(300_000))?;
         }
     }
     Ok(())
@@ -188,18 +177,7 @@ fn both(lab: &Lab) -> Result<()> {
     lab.node.ip("route add default dev t9\nroute add ::/0 dev t9\n")?;
     put(lab, &[(8, false)], &json!({}), &[])?;
     for family in Family::BOTH {
-        for kind in Kind::ALL {
-            let to = node_port(family, kind);
-            eventually(SOON, || {
-                let seen = from.peer.reach(Attempt::new(kind, to))?;
-                ensure!(seen.client.port() >= 61_000, "the endpoint saw {}", seen.client);
-                Ok(())
-            })?;
-            for size in SIZES {
-                let attempt = Attempt::new(kind, to).size(size);
-                shows(&from.peer.reach(attempt)?, attempt, to)?;
-            }
-        }
+        all_sizes(&from.peer, |kind| node_port(family, kind), |seen| seen.client.port() >= 61_000)?;
     }
     Ok(())
 }

@@ -3,7 +3,8 @@
 use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 
-use super::knock::{Knocker, Tally};
+use super::agents::Agents;
+use super::knock::{Knocker, Tally, Target};
 use crate::cluster::image::AGNHOST;
 use crate::cluster::plan::Node;
 use crate::cluster::{Place, apply, kubectl};
@@ -24,20 +25,19 @@ pub(super) const PODS: u8 = 4;
 #[derive(Debug)]
 pub(super) struct World<'a> {
     pub place: &'a Place,
+    pub agents: Agents,
 }
 
 impl<'a> World<'a> {
     /// Makes them, and waits until every client gets an answer.
     pub(super) fn make(place: &'a Place) -> Result<Self> {
-        let world = Self { place };
+        let world = Self { place, agents: Agents::of(place)? };
         let last = *place.nodes().last().context("a cluster without nodes")?;
         apply(place, &objects(last))?;
         world.scale(PODS)?;
         kubectl(place, &["wait", "--for=condition=Ready", "pod", CLIENT, "--timeout=60s"]).read()?;
-        for (command, address) in world.clients()? {
+        for address in [ADDRESS.to_owned(), outside(Node(1)), outside(last)] {
             let url = format!("http://{address}/hostname");
-            // A command can only be run once.
-            drop(command);
             signal::wait_for(&format!("{url} to answer"), super::SOON, || {
                 Ok(place.node(Node(1)).command(&["curl", "-sf", "-m", "1", &url]).try_read())
             })?;
@@ -58,9 +58,25 @@ impl<'a> World<'a> {
 
     /// Runs clients on every path beside the work.
     pub(super) fn under_traffic<T>(&self, work: impl FnOnce() -> T) -> Result<(Tally, T)> {
-        let clients = self.clients()?.into_iter();
+        let last = *self.nodes().last().context("a cluster without nodes")?;
+        let echo = |address: &str| Ok::<_, anyhow::Error>(vec![Target::new(address, "echo-")?]);
+        let clients = vec![
+            (self.place.node(Node(1)).command(&[]), echo(ADDRESS)?),
+            (self.in_pod()?, echo(ADDRESS)?),
+            (self.place.control().command(&[]), echo(&outside(Node(1)))?),
+            (self.place.control().command(&[]), echo(&outside(last))?),
+        ];
+        Self::knocking(clients, work)
+    }
+
+    /// Runs clients beside the work: where they are, and whom they ask.
+    pub(super) fn knocking<T>(
+        clients: Vec<(Cmd, Vec<Target>)>,
+        work: impl FnOnce() -> T,
+    ) -> Result<(Tally, T)> {
         let clients = clients
-            .map(|(command, address)| Knocker::start(command, &address))
+            .into_iter()
+            .map(|(place, targets)| Knocker::start(place, &targets))
             .collect::<Result<Vec<_>>>()?;
         let done = work();
         let mut all = Tally::default();
@@ -70,19 +86,16 @@ impl<'a> World<'a> {
         Ok((all, done))
     }
 
-    /// Where clients are, and what they call: a process of a node, a pod, and a machine outside by a node port.
-    fn clients(&self) -> Result<Vec<(Cmd, String)>> {
-        let outside = |node: Node| format!("{}:{NODE_PORT}", node.v4());
+    /// Runs a command in the network of a pod on the last node.
+    pub(super) fn in_pod(&self) -> Result<Cmd> {
         let last = *self.nodes().last().context("a cluster without nodes")?;
-        Ok(vec![
-            (self.place.node(Node(1)).command(&[]), ADDRESS.to_owned()),
-            (
-                self.place.node(last).command(&["nsenter", &format!("--net={}", self.pod_network(last)?)]),
-                ADDRESS.to_owned(),
-            ),
-            (self.place.control().command(&[]), outside(Node(1))),
-            (self.place.control().command(&[]), outside(last)),
-        ])
+        Ok(self.place.node(last).command(&["nsenter", &format!("--net={}", self.pod_network(last)?)]))
+    }
+
+    /// Whether the Service answers a process of this node, now.
+    pub(super) fn answers_on(&self, node: Node) -> bool {
+        let url = format!("http://{ADDRESS}/hostname");
+        self.place.node(node).command(&["curl", "-sf", "-m", "2", &url]).succeeds()
     }
 
     /// The network namespace of the pod that clients run in, as a file on its node.
@@ -106,77 +119,64 @@ impl<'a> World<'a> {
             Ok((kubectl(self.place, &get).read()?.lines().count() <= usize::from(pods)).then_some(()))
         })
     }
+}
 
-    /// Waits until each agent has the endpoints that the API server has.
-    pub(super) fn await_endpoints(&self) -> Result<()> {
-        let path =
-            r#"jsonpath={range .items[*].endpoints[?(@.conditions.ready==true)]}{.addresses[0]}{"\n"}{end}"#;
-        let label = format!("kubernetes.io/service-name={NAME}");
-        for node in self.nodes() {
-            signal::wait_for(&format!("the endpoints on {node}"), super::SOON, || {
-                let told =
-                    kubectl(self.place, &["get", "endpointslices", "-l", &label, "-o", path]).read()?;
-                let shown = self.place.node(node).command(&[
-                    "ballast",
-                    "service",
-                    "show",
-                    &format!("default/{NAME}"),
-                ]);
-                let shown = shown.try_read().unwrap_or_default();
-                Ok(told.lines().all(|address| shown.contains(&format!("{address}:8080"))).then_some(()))
-            })?;
-        }
-        Ok(())
-    }
+/// The Service's port on a node.
+fn outside(node: Node) -> String {
+    format!("{}:{NODE_PORT}", node.v4())
 }
 
 fn objects(client_node: Node) -> Value {
-    let labels = json!({ "app": NAME });
+    let mut items = served(NAME, PODS, None);
+    if let Some(service) = items.get_mut(1) {
+        service["spec"]["type"] = json!("NodePort");
+        service["spec"]["clusterIP"] = json!(ADDRESS.trim_end_matches(":80"));
+        service["spec"]["ports"][0]["nodePort"] = json!(NODE_PORT);
+    }
+    items.push(json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": { "name": CLIENT, "namespace": "default" },
+        "spec": {
+            "nodeName": client_node.to_string(),
+            "containers": [{ "name": CLIENT, "image": AGNHOST, "args": ["pause"] }],
+        },
+    }));
+    json!({ "apiVersion": "v1", "kind": "List", "items": items })
+}
+
+/// A deployment whose pods tell their names, on one node if one is given, and a Service in front of it. They go on for a
+/// while when they are asked to end, as servers do that know what that means.
+pub(super) fn served(name: &str, pods: u8, node: Option<Node>) -> Vec<Value> {
+    let labels = json!({ "app": name });
     let container = json!({
-        "name": NAME,
+        "name": "server",
         "image": AGNHOST,
         "args": ["netexec", "--http-port=8080", "--delay-shutdown=10"],
         "readinessProbe": { "httpGet": { "path": "/healthz", "port": 8080 }, "periodSeconds": 1 },
     });
-    json!({
+    let selector = node.map_or(json!({}), |node| json!({ "kubernetes.io/hostname": node.to_string() }));
+    let deployment = json!({
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": { "name": name, "namespace": "default" },
+        "spec": {
+            "replicas": pods,
+            "selector": { "matchLabels": labels },
+            "strategy": { "rollingUpdate": { "maxSurge": 1, "maxUnavailable": 0 } },
+            "template": {
+                "metadata": { "labels": labels },
+                "spec": { "containers": [container], "nodeSelector": selector },
+            },
+        },
+    });
+    let service = json!({
         "apiVersion": "v1",
-        "kind": "List",
-        "items": [
-            {
-                "apiVersion": "v1",
-                "kind": "Pod",
-                "metadata": { "name": CLIENT, "namespace": "default" },
-                "spec": {
-                    "nodeName": client_node.to_string(),
-                    "containers": [{ "name": CLIENT, "image": AGNHOST, "args": ["pause"] }],
-                },
-            },
-            {
-                "apiVersion": "apps/v1",
-                "kind": "Deployment",
-                "metadata": { "name": NAME, "namespace": "default" },
-                "spec": {
-                    "replicas": PODS,
-                    "selector": { "matchLabels": labels },
-                    "template": {
-                        "metadata": { "labels": labels },
-                        "spec": { "containers": [container] },
-                    },
-                },
-            },
-            {
-                "apiVersion": "v1",
-                "kind": "Service",
-                "metadata": { "name": NAME, "namespace": "default" },
-                "spec": {
-                    "type": "NodePort",
-                    "clusterIP": ADDRESS.trim_end_matches(":80"),
-                    "selector": labels,
-                    "ports": [{ "port": 80, "targetPort": 8080, "nodePort": NODE_PORT }],
-                },
-            },
-        ],
-    })
+        "kind": "Service",
+        "metadata": { "name": name, "namespace": "default" },
+        "spec": { "selector": labels, "ports": [{ "port": 80, "targetPort": 8080 }] },
+    });
+    vec![deployment, service]
 }
 
 /// The keys in what bpftool printed of a map, as it takes them.

@@ -8,10 +8,9 @@ use anyhow::{Context as _, Result, ensure};
 use serde_json::json;
 use tempfile::TempDir;
 
-use crate::api::Api;
-use crate::cases::deployment;
-use crate::process::Process;
-use crate::{PATIENCE, eventually};
+use super::api::Api;
+use super::process::Process;
+use super::{PATIENCE, eventually, manifests, tail};
 
 /// Where the API server listens.
 pub const ADDRESS: &str = "192.0.2.1";
@@ -82,6 +81,16 @@ impl ControlPlane {
         self.folder.path().join("agent.yaml")
     }
 
+    /// The file of somebody who may do everything.
+    pub fn admin_kubeconfig(&self) -> PathBuf {
+        self.folder.path().join("admin.yaml")
+    }
+
+    /// A place for files that go with it.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
     /// SIGKILL: left to itself, it ends slowly.
     pub fn kill(&mut self) -> Result<()> {
         let (_, server) = self.server.take().context("the API server does not run")?;
@@ -102,7 +111,7 @@ impl ControlPlane {
         ensure!(self.server.is_none(), "the API server runs already");
         self.server = Some((port, start_server(self.folder.path(), port)?));
         let server = format!("https://{ADDRESS}:{port}");
-        self.api = Api::connect(&self.folder.path().join("admin.yaml"), Some(&server))?;
+        self.api = Api::connect(&self.admin_kubeconfig(), Some(&server))?;
         self.is_ready()
     }
 
@@ -137,12 +146,12 @@ impl ControlPlane {
             Ok(())
         };
         let log = self.folder.path().join("apiserver.log");
-        eventually(2 * PATIENCE, wait).with_context(|| format!("no API server\n{}", crate::tail(&log)))
+        eventually(2 * PATIENCE, wait).with_context(|| format!("no API server\n{}", tail(&log)))
     }
 
     /// The permissions that the manifests give the agent.
     fn create_role(&self) -> Result<()> {
-        self.api.create_raw("/apis/rbac.authorization.k8s.io/v1/clusterroles", &deployment::role()?)
+        self.api.create_raw("/apis/rbac.authorization.k8s.io/v1/clusterroles", &manifests::role()?)
     }
 
     /// Gives the agent's user its role.

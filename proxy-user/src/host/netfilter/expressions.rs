@@ -1,0 +1,89 @@
+//! Expressions of nftables, of which rules are made (`include/uapi/linux/netfilter/nf_tables.h`).
+
+use super::message::{NESTED, put};
+
+/// `NFTA_LIST_ELEM`.
+const ELEMENT: u16 = 1;
+/// `NFTA_EXPR_NAME`, `NFTA_EXPR_DATA`.
+pub(super) const EXPRESSION_NAME: u16 = 1;
+const EXPRESSION_DATA: u16 = 2;
+/// `NFT_REG_1`, `NFT_REG_VERDICT`.
+const REGISTER: u32 = 1;
+const VERDICT: u32 = 0;
+/// `NFT_CT_STATE`, and `NF_CT_STATE_BIT(IP_CT_NEW)` of what it gives.
+const CT_STATE: u32 = 0;
+const STATE_NEW: u32 = 1 << 3;
+/// `NFT_META_L4PROTO`.
+const META_PROTOCOL: u32 = 16;
+/// `NFTA_DATA_VALUE`, `NFTA_DATA_VERDICT` with `NFTA_VERDICT_CODE`.
+const VALUE: u16 = 1;
+const DATA_VERDICT: u16 = 2;
+const VERDICT_CODE: u16 = 1;
+/// `NFT_CMP_EQ`, `NFT_CMP_NEQ`.
+const EQUAL: u32 = 0;
+const NOT_EQUAL: u32 = 1;
+/// `NF_DROP`.
+const DROP: u32 = 0;
+
+/// An expression; its attributes count from 1 in the order given.
+fn expression(name: &str, attributes: &[(u16, &[u8])]) -> Vec<u8> {
+    let (mut data, mut expression, mut list) = (Vec::new(), Vec::new(), Vec::new());
+    for (kind, payload) in attributes {
+        put(&mut data, *kind, payload);
+    }
+    put(&mut expression, EXPRESSION_NAME, &[name.as_bytes(), &[0]].concat());
+    put(&mut expression, EXPRESSION_DATA | NESTED, &data);
+    put(&mut list, ELEMENT | NESTED, &expression);
+    list
+}
+
+/// Bytes to compare or to mask with.
+fn value(bytes: &[u8]) -> Vec<u8> {
+    let mut list = Vec::new();
+    put(&mut list, VALUE, bytes);
+    list
+}
+
+/// Asks conntrack about the packet's connection.
+pub(super) fn ct_state() -> Vec<u8> {
+    // NFTA_CT_DREG, NFTA_CT_KEY.
+    expression("ct", &[(1, &REGISTER.to_be_bytes()), (2, &CT_STATE.to_be_bytes())])
+}
+
+/// Goes on if the register is, or is not, this.
+fn compare(operation: u32, with: &[u8]) -> Vec<u8> {
+    // NFTA_CMP_SREG, NFTA_CMP_OP, NFTA_CMP_DATA.
+    let to = value(with);
+    expression("cmp", &[(1, &REGISTER.to_be_bytes()), (2, &operation.to_be_bytes()), (3 | NESTED, &to)])
+}
+
+/// Drops packets of this protocol that conntrack takes for the first of their connection.
+pub(super) fn drop_what_begins(protocol: u8) -> Vec<u8> {
+    let register = REGISTER.to_be_bytes();
+    // The state is a number of the machine, and the kernel compares bytes.
+    let (mask, zero) = (value(&STATE_NEW.to_ne_bytes()), value(&[0; 4]));
+    let (mut code, mut verdict) = (Vec::new(), Vec::new());
+    put(&mut code, VERDICT_CODE, &DROP.to_be_bytes());
+    put(&mut verdict, DATA_VERDICT | NESTED, &code);
+    [
+        // NFTA_META_DREG, NFTA_META_KEY.
+        expression("meta", &[(1, &register), (2, &META_PROTOCOL.to_be_bytes())]),
+        compare(EQUAL, &[protocol]),
+        ct_state(),
+        // NFTA_BITWISE_SREG, _DREG, _LEN, _MASK, _XOR.
+        expression(
+            "bitwise",
+            &[
+                (1, &register),
+                (2, &register),
+                (3, &4u32.to_be_bytes()),
+                (4 | NESTED, &mask),
+                (5 | NESTED, &zero),
+            ],
+        ),
+        compare(NOT_EQUAL, &[0; 4]),
+        // NFTA_IMMEDIATE_DREG, NFTA_IMMEDIATE_DATA.
+        expression("immediate", &[(1, &VERDICT.to_be_bytes()), (2 | NESTED, &verdict)]),
+    ]
+    .concat()
+}

@@ -1,0 +1,162 @@
+//! Chains of iptables' older kernel interface (`iptables-legacy`), which nftables does not show: read as `iptables`
+//! does it, by `getsockopt` (`include/uapi/linux/netfilter_ipv4/ip_tables.h`, `.../ip6_tables.h`).
+
+use std::fs;
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, UdpSocket};
+use std::os::fd::{AsRawFd as _, OwnedFd};
+
+/// How the tables of one family are asked for, and how their entries begin.
+#[derive(Clone, Copy, Debug)]
+struct Family {
+    name: &'static str,
+    /// Where the kernel lists the tables that exist in this network namespace. To ask for another would make it.
+    tables: &'static str,
+    level: libc::c_int,
+    /// Offset of `target_offset` and `next_offset` in `ipt_entry`, `ip6t_entry`.
+    offsets: usize,
+}
+
+const FAMILIES: [Family; 2] = [
+    Family { name: "ip", tables: "/proc/thread-self/net/ip_tables_names", level: libc::SOL_IP, offsets: 88 },
+    Family {
+        name: "ip6",
+        tables: "/proc/thread-self/net/ip6_tables_names",
+        level: libc::SOL_IPV6,
+        offsets: 140,
+    },
+];
+
+/// `IPT_SO_GET_INFO`, `IPT_SO_GET_ENTRIES`; the same numbers for IPv6.
+const GET_INFO: libc::c_int = 64;
+const GET_ENTRIES: libc::c_int = 65;
+/// Of a table's name, in both requests.
+const NAME: usize = 32;
+/// `struct ipt_getinfo`, and where the size of all entries is in it.
+const INFO: usize = 84;
+const INFO_SIZE: usize = 80;
+/// `struct ipt_get_entries`: name, size, and from a multiple of eight on the entries.
+const ENTRIES: usize = 40;
+/// `struct xt_entry_target`: size, name, revision; behind it, of a target `ERROR`, the name of a chain.
+const TARGET_NAME: usize = 2;
+const TARGET: usize = 32;
+
+/// The chains that users made: family, table, name.
+pub(super) fn chains() -> io::Result<Vec<(&'static str, String, String)>> {
+    let mut all = Vec::new();
+    for family in FAMILIES {
+        // No file: the kernel has no such tables.
+        let names = fs::read_to_string(family.tables).unwrap_or_default();
+        for table in names.lines() {
+            let entries = read(family, table)?;
+            all.extend(
+                chains_in(&entries, family.offsets).map(|chain| (family.name, table.to_owned(), chain)),
+            );
+        }
+    }
+    Ok(all)
+}
+
+/// The entries of a table.
+fn read(family: Family, table: &str) -> io::Result<Vec<u8>> {
+    let any = if family.level == libc::SOL_IP {
+        UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?
+    } else {
+        UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0))?
+    };
+    let socket = OwnedFd::from(any);
+    let mut info = vec![0; INFO];
+    name(&mut info, table);
+    ask(&socket, family.level, GET_INFO, &mut info)?;
+    let size = word(&info, INFO_SIZE).unwrap_or_default() as usize;
+    // Where the table changes in between, the kernel says EAGAIN; the next look will do.
+    let mut entries = vec![0; ENTRIES + size];
+    name(&mut entries, table);
+    entries[NAME..NAME + 4].copy_from_slice(&(size as u32).to_ne_bytes());
+    ask(&socket, family.level, GET_ENTRIES, &mut entries)?;
+    Ok(entries.split_off(ENTRIES))
+}
+
+fn name(request: &mut [u8], table: &str) {
+    let bytes = table.as_bytes();
+    let length = bytes.len().min(NAME - 1);
+    request[..length].copy_from_slice(&bytes[..length]);
+}
+
+fn ask(socket: &OwnedFd, level: libc::c_int, what: libc::c_int, buffer: &mut [u8]) -> io::Result<()> {
+    let mut length = buffer.len() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `length` bytes, which is what the buffer has.
+    let result = unsafe {
+        libc::getsockopt(socket.as_raw_fd(), level, what, buffer.as_mut_ptr().cast(), &raw mut length)
+    };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+fn word(bytes: &[u8], at: usize) -> Option<u32> {
+    bytes.get(at..)?.first_chunk().map(|word| u32::from_ne_bytes(*word))
+}
+
+fn short(bytes: &[u8], at: usize) -> Option<usize> {
+    bytes.get(at..)?.first_chunk().map(|word| u16::from_ne_bytes(*word) as usize)
+}
+
+/// A user's chain begins with an entry whose target `ERROR` has the chain's name; so does, as `ERROR`, the table's end.
+fn chains_in(mut entries: &[u8], offsets: usize) -> impl Iterator<Item = String> {
+    std::iter::from_fn(move || {
+        loop {
+            let (target, next) = (short(entries, offsets)?, short(entries, offsets + 2)?);
+            let of_target = entries.get(target..)?;
+            let rest = entries.get(next..).filter(|_| next > 0)?;
+            let name = text(of_target, TARGET_NAME);
+            entries = rest;
+            if name.as_deref() == Some("ERROR")
+                && let Some(chain) = text(of_target, TARGET).filter(|chain| chain != "ERROR")
+            {
+                return Some(chain);
+            }
+        }
+    })
+}
+
+/// A text that ends with zero.
+fn text(bytes: &[u8], at: usize) -> Option<String> {
+    let bytes = bytes.get(at..)?;
+    let end = bytes.iter().position(|byte| *byte == 0)?;
+    Some(String::from_utf8_lossy(&bytes[..end]).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OFFSETS: usize = 88;
+    const ENTRY: usize = 112;
+
+    fn entry(target: &str, data: &str) -> Vec<u8> {
+        let length = ENTRY + TARGET + 32;
+        let mut bytes = vec![0; length];
+        bytes[OFFSETS..OFFSETS + 2].copy_from_slice(&(ENTRY as u16).to_ne_bytes());
+        bytes[OFFSETS + 2..OFFSETS + 4].copy_from_slice(&(length as u16).to_ne_bytes());
+        for (at, text) in [(ENTRY + TARGET_NAME, target), (ENTRY + TARGET, data)] {
+            bytes[at..at + text.len()].copy_from_slice(text.as_bytes());
+        }
+        bytes
+    }
+
+    #[test]
+    fn chains_are_where_a_target_is_an_error() {
+        let table = [
+            entry("", ""),
+            entry("ERROR", "KUBE-SERVICES"),
+            entry("DNAT", "KUBE-SVC-A"),
+            entry("ERROR", "KUBE-SEP-B"),
+            entry("ERROR", "ERROR"),
+        ]
+        .concat();
+        let chains: Vec<_> = chains_in(&table, OFFSETS).collect();
+        assert_eq!(chains, ["KUBE-SERVICES", "KUBE-SEP-B"]);
+        for length in 0..table.len() {
+            assert!(chains_in(&table[..length], OFFSETS).count() <= 2);
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! How clients inside are told from those outside, where the operator says how; and `masqueradeAll`.
+//!
+//! The Service has the external policy Local, an endpoint here and one on another node: who is inside reaches both.
+
+use anyhow::{Result, ensure};
+use serde_json::json;
+
+use super::exposed::{NUMBER, node_ip, node_port, open_up, put};
+use super::{Case, spread};
+use crate::lab::{Lab, SOON, Wish, eventually};
+use crate::manifest::{Family, cluster_ip, pod_ip};
+use crate::peer::{Attempt, Kind, Peer};
+
+/// [`crate::lab::SMALL`], and more.
+macro_rules! with {
+    ($($flag:literal),+) => {
+        Wish {
+            pods: 3,
+            services: &[],
+            #[rustfmt::skip]
+            flags: &[
+                $($flag,)+
+                "--max-services", "64", "--max-frontends", "64", "--max-slots", "1024", "--max-backends", "256",
+                "--max-flows", "16384", "--max-sockets", "4096",
+            ],
+        }
+    };
+}
+
+pub const CASES: &[Case] = &[
+    Case {
+        name: "detect::by_the_addresses_of_the_clusters_pods",
+        wish: with!("--detect-local-mode", "ClusterCIDR", "--cluster-cidr", "10.97.0.0/24,fd97::/64"),
+        run: inside,
+    },
+    Case {
+        name: "detect::by_the_names_of_devices",
+        wish: with!("--detect-local-mode", "InterfaceNamePrefix", "--pod-interface-name-prefix", "c1"),
+        run: inside,
+    },
+    Case { name: "detect::masquerade_all", wish: with!("--masquerade-all"), run: masquerade },
+];
+
+/// The second client is inside, and the first one, and pod 2, are not.
+fn inside(lab: &Lab) -> Result<()> {
+    let (_space, late) = lab.add_client()?;
+    lab.agent_mut()?.is_attached(&["c1".to_owned()])?;
+    // Packets that go on under the node's address need one.
+    open_up(lab)?;
+    put(lab, &[(0, true), (1, false)], &json!({"externalTrafficPolicy": "Local"}), &[])?;
+    let reaches = |client: &Peer, family, servers: usize| {
+        let attempt = Attempt::new(Kind::Tcp, node_port(family, Kind::Tcp));
+        let seen = spread(client, attempt, 24)?;
+        let here = seen.contains("0/8080");
+        ensure!(here && seen.len() == servers, "{family:?}: {seen:?}, not {servers}");
+        Ok(())
+    };
+    for family in Family::BOTH {
+        eventually(SOON, || reaches(&late, family, 2))?;
+        for _ in 0..3 {
+            reaches(&lab.client, family, 1)?;
+            reaches(&late, family, 2)?;
+        }
+        // A process of the node is inside whatever is said.
+        reaches(&lab.local, family, 2)?;
+    }
+    Ok(())
+}
+
+/// Packets to cluster addresses go on under the node's address; a socket's own never were packets to one.
+fn masquerade(lab: &Lab) -> Result<()> {
+    let (_space, late) = lab.add_client()?;
+    lab.agent_mut()?.is_attached(&["c1".to_owned()])?;
+    open_up(lab)?;
+    put(lab, &[(0, true)], &json!({}), &[])?;
+    for family in Family::BOTH {
+        for kind in Kind::ALL {
+            let to = (cluster_ip(family, NUMBER), if kind.is_tcp() { 80 } else { 53 }).into();
+            let expected = node_ip(family);
+            eventually(SOON, || {
+                let seen = late.reach(Attempt::new(kind, to))?;
+                ensure!(seen.client.ip() == expected, "{kind:?}: the pod saw {}", seen.client);
+                Ok(())
+            })?;
+            let seen = lab.pod(2)?.reach(Attempt::new(kind, to))?;
+            ensure!(seen.client.ip() == pod_ip(family, 2), "{kind:?}: the pod saw {}", seen.client);
+            // Node ports are no cluster addresses.
+            let seen = late.reach(Attempt::new(kind, node_port(family, kind)))?;
+            ensure!(seen.client.ip() != expected, "{kind:?}: the pod saw {}", seen.client);
+        }
+    }
+    Ok(())
+}

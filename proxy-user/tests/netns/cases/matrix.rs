@@ -1,0 +1,250 @@
+//! Who dials what, under which policy, with which endpoints: every combination, by TCP and UDP, in both families.
+//!
+//! The yardstick is kube-proxy's own table (`pkg/proxy/nftables/proxier_test.go`: `TestNoEndpointsReject`,
+//! `TestExternalTrafficPolicyLocal`, `TestInternalTrafficPolicy`, `TestInternalExternalMasquerade`), but for the source
+//! address, which stays the client's own wherever the reply comes back.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use proxy_user::maps::view::View;
+use serde_json::json;
+
+use super::exposed::{NODE_PORTS, NUMBER, node_ip, open_up, put};
+use super::{Case, client_ip};
+use crate::lab::{Lab, SMALL, SOON, Wish, eventually};
+use crate::manifest::{Family, cluster_ip, pod_ip};
+use crate::peer::{Attempt, Failure, Kind, Peer, Seen};
+
+pub const CASES: &[Case] = &[Case {
+    name: "matrix::who_dials_what_under_which_policy",
+    wish: Wish { pods: 3, services: &[], flags: SMALL },
+    run,
+}];
+
+/// The endpoints: pod 0 is said to be here, and pod 1 on another node.
+const HERE: (u8, bool) = (0, true);
+const THERE: (u8, bool) = (1, false);
+/// A pod that is none.
+const POD: u8 = 2;
+
+/// From the first entry of a change to the last; it takes a few milliseconds.
+const UNTIL_PROGRAMMED: Duration = Duration::from_millis(500);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Who {
+    /// A process of the node, by its socket.
+    Node,
+    /// A process in a pod, by its socket.
+    PodSocket,
+    /// Somebody inside whose sockets nobody hooks, by packets.
+    PodPackets,
+    /// A client outside, by packets.
+    Outside,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum What {
+    ClusterIp,
+    NodePort,
+    LoadBalancer,
+    ExternalIp,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    All,
+    Here,
+    There,
+    Dropped,
+    Refused,
+}
+
+use End::{All, Dropped, Here, Refused, There};
+use What::ClusterIp;
+use Who::Outside;
+
+const EVERYBODY: [Who; 4] = [Who::Node, Who::PodSocket, Who::PodPackets, Outside];
+const EVERYTHING: [What; 4] = [ClusterIp, What::NodePort, What::LoadBalancer, What::ExternalIp];
+
+/// Policies, endpoints, and what comes of them.
+struct Setup {
+    internal: &'static str,
+    external: &'static str,
+    endpoints: &'static [(u8, bool)],
+    expected: fn(Who, What) -> End,
+}
+
+const SETUPS: &[Setup] = &[
+    Setup { internal: "Cluster", external: "Cluster", endpoints: &[HERE, THERE], expected: |_, _| All },
+    Setup {
+        internal: "Cluster",
+        external: "Local",
+        endpoints: &[HERE, THERE],
+        expected: |who, what| if who == Outside && what != ClusterIp { Here } else { All },
+    },
+    Setup {
+        internal: "Local",
+        external: "Cluster",
+        endpoints: &[HERE, THERE],
+        expected: |_, what| if what == ClusterIp { Here } else { All },
+    },
+    Setup {
+        internal: "Local",
+        external: "Local",
+        endpoints: &[HERE, THERE],
+        expected: |who, what| if who == Outside || what == ClusterIp { Here } else { All },
+    },
+    Setup {
+        internal: "Cluster",
+        external: "Local",
+        endpoints: &[THERE],
+        expected: |who, what| if who == Outside && what != ClusterIp { Dropped } else { There },
+    },
+    Setup {
+        internal: "Local",
+        external: "Cluster",
+        endpoints: &[THERE],
+        expected: |_, what| if what == ClusterIp { Dropped } else { There },
+    },
+    Setup {
+        internal: "Local",
+        external: "Local",
+        endpoints: &[THERE],
+        expected: |who, what| if who == Outside || what == ClusterIp { Dropped } else { There },
+    },
+    Setup { internal: "Cluster", external: "Cluster", endpoints: &[], expected: |_, _| Refused },
+    Setup { internal: "Local", external: "Local", endpoints: &[], expected: |_, _| Refused },
+];
+
+fn addresses(family: Family) -> [IpAddr; 2] {
+    match family {
+        Family::V4 => [[203, 0, 113, 7].into(), [203, 0, 113, 8].into()],
+        Family::V6 => [[0xfd77, 0, 0, 0, 0, 0, 0, 7].into(), [0xfd77, 0, 0, 0, 0, 0, 0, 8].into()],
+    }
+}
+
+fn address(family: Family, what: What, kind: Kind) -> SocketAddr {
+    let port = if kind.is_tcp() { 80 } else { 53 };
+    let [ingress, external] = addresses(family);
+    match what {
+        ClusterIp => (cluster_ip(family, NUMBER), port).into(),
+        What::NodePort => (node_ip(family), NODE_PORTS[usize::from(!kind.is_tcp())]).into(),
+        What::LoadBalancer => (ingress, port).into(),
+        What::ExternalIp => (external, port).into(),
+    }
+}
+
+/// Whom an endpoint has to see.
+fn is_right_source(family: Family, who: Who, seen: &Seen) -> bool {
+    let is_there = seen.server.starts_with('1');
+    let expected = match who {
+        // The kernel chooses, when it knows where the packet goes.
+        Who::Node => return true,
+        Who::PodSocket => pod_ip(family, POD),
+        Who::PodPackets => late_ip(family),
+        Outside if is_there => node_ip(family),
+        Outside => client_ip(family),
+    };
+    seen.client.ip() == expected
+}
+
+/// Address of [`Lab::add_client`].
+fn late_ip(family: Family) -> IpAddr {
+    match family {
+        Family::V4 => [10, 97, 0, 2].into(),
+        Family::V6 => [0xfd97, 0, 0, 0, 0, 0, 0, 2].into(),
+    }
+}
+
+fn run(lab: &Lab) -> Result<()> {
+    open_up(lab)?;
+    let (_space, late) = lab.add_client()?;
+    lab.agent_mut()?.is_attached(&["c1".to_owned()])?;
+    let pod = lab.pod(POD)?;
+    let [v4, v6] = Family::BOTH.map(addresses);
+    for setup in SETUPS {
+        let spec = json!({
+            "internalTrafficPolicy": setup.internal,
+            "externalTrafficPolicy": setup.external,
+            "externalIPs": [v4[1], v6[1]],
+        });
+        // Each of them has other entries than the one before.
+        let rows = || Ok::<_, anyhow::Error>(format!("{:?}", View::open(&lab.bpffs())?.services()?));
+        let before = rows()?;
+        put(lab, setup.endpoints, &spec, &[v4[0], v6[0]])?;
+        eventually(SOON, || {
+            ensure!(rows()? != before, "not programmed");
+            Ok(())
+        })?;
+        std::thread::sleep(UNTIL_PROGRAMMED);
+        for (family, who) in Family::BOTH.into_iter().flat_map(|family| EVERYBODY.map(|who| (family, who))) {
+            let client = match who {
+                Who::Node => &lab.local,
+                Who::PodSocket => &*pod,
+                Who::PodPackets => &late,
+                Outside => &lab.client,
+            };
+            for what in EVERYTHING {
+                try_out(client, family, who, what, setup).with_context(|| {
+                    let Setup { internal, external, endpoints, .. } = setup;
+                    format!("{who:?} to {what:?}, internal {internal}, external {external}, {endpoints:?}")
+                })?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// At once, each time: to try again would hide what is right by chance.
+fn try_out(client: &Peer, family: Family, who: Who, what: What, setup: &Setup) -> Result<()> {
+    let end = (setup.expected)(who, what);
+    let by_packets = matches!(who, Who::PodPackets | Outside);
+    for kind in [Kind::Tcp, Kind::Udp] {
+        // A SYN that is dropped is silence for longer than anybody waits.
+        if end == Dropped && by_packets && kind.is_tcp() {
+            continue;
+        }
+        let attempt = Attempt::new(kind, address(family, what, kind));
+        meets(client, attempt, end, by_packets, |seen| is_right_source(family, who, seen))
+            .with_context(|| format!("{attempt:?}"))?;
+    }
+    Ok(())
+}
+
+/// Whether an attempt ends as it should, each time.
+fn meets(
+    client: &Peer,
+    attempt: Attempt,
+    end: End,
+    by_packets: bool,
+    is_right: impl Fn(&Seen) -> bool,
+) -> Result<()> {
+    let servers: &[char] = match end {
+        All => &['0', '1'],
+        Here => &['0'],
+        There => &['1'],
+        Dropped => {
+            return fails(client, attempt.in_vain(), if by_packets { libc::EAGAIN } else { libc::ETIMEDOUT });
+        }
+        Refused => return fails(client, attempt, libc::ECONNREFUSED),
+    };
+    let mut met = BTreeSet::new();
+    // By chance, one of two endpoints is not met in a million times.
+    for _ in 0..if servers.len() == 1 { 8 } else { 20 } {
+        let seen = client.reach(attempt)?;
+        ensure!(is_right(&seen), "the endpoint saw {}", seen.client);
+        met.extend(seen.server.chars().next());
+    }
+    ensure!(met.iter().eq(servers), "reaches {met:?} and not {servers:?}");
+    Ok(())
+}
+
+fn fails(client: &Peer, attempt: Attempt, errno: i32) -> Result<()> {
+    let failure = client.once(attempt)?.err();
+    let found = failure.as_ref().and_then(|Failure { errno, .. }| *errno);
+    ensure!(found == Some(errno), "ends with {failure:?}");
+    Ok(())
+}

@@ -1,0 +1,140 @@
+//! Beside the official kube-proxy, which an API server tells of the same Services: from it to Ballast, and back.
+//!
+//! There its endpoints are in pod 1, and in Ballast's folder in pod 0: who serves shows who translates.
+
+use std::cell::RefCell;
+use std::io;
+
+use anyhow::{Context as _, Result, ensure};
+use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use serde_json::{Value, json};
+
+use super::exposed::{NODE_PORTS, NUMBER, node_ip, node_port, open_up, put};
+use super::takeover::{back, ruleset, takeover, through};
+use super::{Case, WEB};
+use crate::kube::control::ControlPlane;
+use crate::kube::kube_proxy::{self, Mode};
+use crate::kube::process::Process;
+use crate::kube::{self, tail};
+use crate::lab::{Lab, SMALL, SOON, Wish, eventually};
+use crate::manifest::{Family, cluster_ip, pod_ip};
+use crate::peer::{Attempt, Kind};
+
+const WISH: Wish = Wish { pods: 2, services: &[WEB], flags: SMALL };
+
+pub const CASES: &[Case] = &[
+    Case { name: "official::from_nftables_mode_and_back", wish: WISH, run: |lab| run(lab, Mode::Nftables) },
+    Case { name: "official::from_iptables_mode_and_back", wish: WISH, run: |lab| run(lab, Mode::Iptables) },
+];
+
+/// What the lab's Services are in a cluster: the same addresses and ports, other endpoints.
+fn objects() -> Result<(Vec<Service>, Vec<EndpointSlice>)> {
+    let (mut services, mut slices) = (Vec::new(), Vec::new());
+    for (name, number, spec) in [
+        ("web", WEB.number, json!({})),
+        ("open", NUMBER, json!({ "type": "NodePort", "ports": [{ "nodePort": NODE_PORTS[0] }] })),
+    ] {
+        let ips = Family::BOTH.map(|family| cluster_ip(family, number));
+        let mut service = json!({
+            "metadata": { "name": name },
+            "spec": {
+                "clusterIP": ips[0],
+                "clusterIPs": ips,
+                "ipFamilies": ["IPv4", "IPv6"],
+                "ipFamilyPolicy": "RequireDualStack",
+                "ports": [{ "name": "tcp", "port": 80, "protocol": "TCP" }],
+            },
+        });
+        crate::manifest::merge(&mut service["spec"], &spec);
+        services.push(serde_json::from_value(service)?);
+        for (family, kind) in Family::BOTH.into_iter().zip(["IPv4", "IPv6"]) {
+            slices.push(serde_json::from_value(json!({
+                "metadata": {
+                    "name": format!("{name}-{}", kind.to_lowercase()),
+                    "labels": { "kubernetes.io/service-name": name },
+                },
+                "addressType": kind,
+                "endpoints": [{ "addresses": [pod_ip(family, 1)], "nodeName": "node" }],
+                "ports": [{ "name": "tcp", "port": 8080, "protocol": "TCP" }],
+            }))?);
+        }
+    }
+    Ok((services, slices))
+}
+
+fn node() -> Value {
+    let addresses = Family::BOTH.map(|family| json!({ "type": "InternalIP", "address": node_ip(family) }));
+    json!({ "metadata": { "name": "node" }, "status": { "addresses": addresses } })
+}
+
+/// Starts kube-proxy on the lab's node, and waits until it serves all.
+fn start(lab: &Lab, mode: Mode, control: &ControlPlane) -> Result<Process> {
+    let command = lab.node.command(kube_proxy::program(control)?);
+    let process = kube_proxy::start(command, mode, "node", control)?;
+    eventually(SOON, || {
+        let rules = ruleset(lab)?;
+        let dialled = [WEB.number, NUMBER].into_iter().flat_map(|n| Family::BOTH.map(|f| cluster_ip(f, n)));
+        for address in dialled {
+            ensure!(rules.contains(&address.to_string()), "no rule for {address}");
+        }
+        let ports = rules.matches(&NODE_PORTS[0].to_string()).count();
+        ensure!(ports >= 2, "{ports} rules for the node port");
+        Ok(())
+    })
+    .with_context(|| format!("kube-proxy does not serve\n{}", tail(&kube_proxy::log(control, "node"))))?;
+    Ok(process)
+}
+
+/// Who dials the node port.
+fn far() -> [Attempt; 2] {
+    Family::BOTH.map(|family| Attempt::new(Kind::Tcp, node_port(family, Kind::Tcp)))
+}
+
+fn run(lab: &Lab, mode: Mode) -> Result<()> {
+    // SAFETY: it moves this thread alone; everything else of a case happens in namespaces that are named.
+    if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
+        return Err(io::Error::last_os_error()).context("cannot unshare the network");
+    }
+    let control = kube::start()?;
+    lab.node.ip(&kube::way_from(1, &lab.node.path())?)?;
+    let (services, slices) = objects()?;
+    control.api.create_raw("/api/v1/nodes", &node())?;
+    control.api.create_all(&services)?;
+    control.api.create_all(&slices)?;
+    open_up(lab)?;
+    put(lab, &[(0, false)], &json!({}), &[])?;
+
+    let running = RefCell::new(None);
+    let install = |lab: &Lab| {
+        *running.borrow_mut() = Some(start(lab, mode, &control)?);
+        for attempt in far() {
+            let seen = lab.client.reach(attempt)?;
+            ensure!(seen.server == "1/8080", "the node port leads to {}", seen.server);
+        }
+        Ok(())
+    };
+    let stop = || {
+        let (said, well) = takeover(lab, &[])?;
+        ensure!(!well && said.contains("kube-proxy still runs here"), "{said}");
+        for attempt in far() {
+            let seen = lab.client.reach(attempt)?;
+            ensure!(seen.server == "0/8080", "the node port leads to {}", seen.server);
+        }
+        running.borrow_mut().take().context("kube-proxy does not run")?.kill()
+    };
+    through(lab, install, stop, &far())?;
+    // What kubelet makes, too, stays: a rule against packets to 127.0.0.0/8 from elsewhere.
+    let rules = ruleset(lab)?.replace("KUBE-FIREWALL", "");
+    ensure!(!rules.contains("kube-proxy") && !rules.contains("KUBE-"), "{rules}");
+    let again = |lab: &Lab| {
+        *running.borrow_mut() = Some(start(lab, mode, &control)?);
+        Ok(())
+    };
+    back(lab, again)?;
+    for attempt in far() {
+        let seen = lab.client.reach(attempt)?;
+        ensure!(seen.server == "1/8080", "the node port leads to {}", seen.server);
+    }
+    Ok(())
+}

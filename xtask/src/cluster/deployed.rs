@@ -1,0 +1,98 @@
+//! Ballast on a cluster as its users have it: the image on every node, and the chart, by Helm.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, ensure};
+
+use super::place::Place;
+use super::plan::{CONTROL_V4, Node};
+use super::{each, kubectl, node};
+use crate::chart::Helm;
+use crate::host::names_in;
+use crate::workspace::Workspace;
+
+/// The release, the `DaemonSet`, and the container in it.
+pub const NAME: &str = "ballast";
+/// Where it is.
+pub const SPACE: &str = "kube-system";
+/// How long a rollout may take on a busy machine, as kubectl and Helm write it.
+const PATIENCE: &str = "180s";
+
+/// Gives every node the image, installs the chart, and waits until each agent says that all is well. Without an image:
+/// the nodes have it.
+pub fn install(workspace: &Workspace, place: &Place, image: Option<&Path>) -> Result<()> {
+    let nodes = place.nodes();
+    if let Some(image) = image {
+        each(&nodes, |node| node::load(place, node, image))?;
+    }
+    let helm = Helm::find(workspace)?;
+    let chart = helm.chart().display().to_string();
+    // The control plane's own address: the Service `kubernetes` works only once the agent does.
+    let address = format!("apiServer.host={CONTROL_V4}");
+    run(place, &helm, &["upgrade", "--install", NAME, &chart, "--set", &address])?;
+    rolled_out(place, NAME)?;
+    for node in nodes {
+        status(place, node)?;
+    }
+    Ok(())
+}
+
+/// Removes it from the cluster, and all that it left on the nodes.
+pub fn uninstall(workspace: &Workspace, place: &Place) -> Result<()> {
+    let helm = Helm::find(workspace)?;
+    let chart = helm.chart().display().to_string();
+    run(place, &helm, &["upgrade", NAME, &chart, "--reuse-values", "--set", "cleanup=true"])?;
+    rolled_out(place, "ballast-cleanup")?;
+    run(place, &helm, &["uninstall", NAME, "--wait", "--timeout", PATIENCE])
+}
+
+fn run(place: &Place, helm: &Helm, words: &[&str]) -> Result<()> {
+    let on_control = place.control().command(&[]);
+    helm.on_cluster(on_control, &[words, &["--namespace", SPACE]].concat()).read().map(|_| ())
+}
+
+/// Waits until every node has the newest pod of a `DaemonSet`, and it is ready.
+pub fn rolled_out(place: &Place, name: &str) -> Result<()> {
+    let words = ["rollout", "status", &format!("daemonset/{name}"), "-n", SPACE, "--timeout", PATIENCE];
+    kubectl(place, &words).read().map(|_| ())
+}
+
+/// What `ballast status` says in the agent's pod of a node; an error if it is not well.
+pub fn status(place: &Place, node: Node) -> Result<String> {
+    let pod = pod(place, node)?;
+    kubectl(place, &["exec", "-n", SPACE, &pod, "-c", NAME, "--", "ballast", "status"]).read()
+}
+
+/// The agent's pod of a node, by name.
+pub fn pod(place: &Place, node: Node) -> Result<String> {
+    let on_node = format!("--field-selector=spec.nodeName={node}");
+    let label = "app.kubernetes.io/name=ballast,app.kubernetes.io/component=agent";
+    let path = "jsonpath={range .items[*]}{.metadata.name} {.metadata.deletionTimestamp}{\"\\n\"}{end}";
+    let told = kubectl(place, &["get", "pods", "-n", SPACE, "-l", label, &on_node, "-o", path]).read()?;
+    let mut staying = told.lines().filter_map(|line| line.strip_suffix(' '));
+    let pod = staying.next().with_context(|| format!("no pod of the agent on {node}"))?;
+    ensure!(staying.next().is_none(), "two agents on {node}");
+    Ok(pod.to_owned())
+}
+
+/// How many nodes have their agent, in words.
+pub fn summary(place: &Place) -> Result<String> {
+    let path = "jsonpath={.status.numberReady} of {.status.desiredNumberScheduled} pods ready";
+    kubectl(place, &["get", "daemonset", NAME, "-n", SPACE, "-o", path]).read()
+}
+
+/// Files with what agents in pods say, each with a name that is its own.
+pub fn logs(place: &Place) -> Vec<(PathBuf, String)> {
+    let mut logs = Vec::new();
+    for node in place.nodes() {
+        let pods = place.node(node).dir().join("log/pods");
+        let agents = names_in(&pods).into_iter().filter(|name| name.starts_with(&format!("{SPACE}_{NAME}-")));
+        for pod in agents {
+            let folder = pods.join(pod).join(NAME);
+            for file in names_in(&folder) {
+                logs.push((folder.join(&file), format!("{node}-{NAME}-pod-{}-{file}", logs.len())));
+            }
+        }
+    }
+    logs
+}

@@ -1,0 +1,67 @@
+//! A pod's device as a CNI plugin makes it, on the node's side of which the packet programs have to be.
+
+use std::path::PathBuf;
+
+use anyhow::{Context as _, Result, ensure};
+
+use super::world::{self, World};
+use crate::cluster::plan::Node;
+use crate::exec::Cmd;
+use crate::signal;
+
+/// How often it comes and goes.
+const ROUNDS: usize = 10;
+/// One of the first node's pods' addresses that no pod has had.
+const ADDRESS: &str = "10.244.1.250";
+
+/// Makes it, calls the Service through it by the packet path, and takes it away; nothing of it may stay.
+pub(super) fn comes_and_goes(world: &World<'_>) -> Result<()> {
+    let at_first = attached(world)?;
+    for round in 0..ROUNDS {
+        signal::check()?;
+        on_node(
+            world,
+            &format!(
+                "ip netns add fault && ip link add fault0 type veth peer name eth0 netns fault \
+             && echo 1 > /proc/sys/net/ipv4/conf/fault0/proxy_arp && ip link set fault0 up \
+             && ip route add {ADDRESS}/32 dev fault0 \
+             && ip -n fault address add {ADDRESS}/32 dev eth0 && ip -n fault link set eth0 up \
+             && ip -n fault route add 169.254.1.1 dev eth0 && ip -n fault route add default via 169.254.1.1"
+            ),
+        )?;
+        let served = signal::wait_for("an answer through the new device", super::SOON, || {
+            Ok(call(world)?.succeeds().then_some(()))
+        });
+        let meanwhile = attached(world);
+        // Both ends go with the namespace, as when a pod ends.
+        on_node(world, "ip netns delete fault; ip link delete fault0 2>/dev/null; true")?;
+        served.with_context(|| format!("round {round}"))?;
+        let (meanwhile, more) = (meanwhile?, "no program is attached to the new device");
+        ensure!(meanwhile.lines().count() > at_first.lines().count(), "{more}: {meanwhile}");
+        signal::wait_for("the device's pins and entries to go", super::SOON, || {
+            Ok((attached(world)? == at_first).then_some(()))
+        })?;
+    }
+    Ok(())
+}
+
+/// A call from that network, by a process that is in no control group of the node: so no socket program translates it.
+fn call(world: &World<'_>) -> Result<Cmd> {
+    let pid = world.place.node(Node(1)).pid().context("the node does not run")?;
+    // Names of namespaces are in the node's own /run.
+    let own: PathBuf = ["/proc", &pid.to_string(), "root", "run/netns/fault"].iter().collect();
+    let network = format!("--net={}", own.display());
+    let url = format!("http://{}/hostname", world::ADDRESS);
+    Ok(Cmd::new("nsenter").args([&network, "curl", "-sf", "-m", "1", &url]))
+}
+
+/// Pins of links and of qdiscs, and the devices that the programs know.
+fn attached(world: &World<'_>) -> Result<String> {
+    let entries = "bpftool map dump pinned /sys/fs/bpf/ballast/devices | grep -c -w key; true";
+    let folders = "/sys/fs/bpf/ballast/links /sys/fs/bpf/ballast/filters /sys/fs/bpf/ballast/qdiscs";
+    on_node(world, &format!("ls {folders}; {entries}"))
+}
+
+fn on_node(world: &World<'_>, script: &str) -> Result<String> {
+    world.place.node(Node(1)).command(&["sh", "-c", script]).read()
+}

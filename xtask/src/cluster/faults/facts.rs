@@ -1,0 +1,146 @@
+//! What has to be so because nodes share this machine's kernel, and because pods come in many shapes.
+
+use anyhow::{Result, ensure};
+use serde_json::{Value, json};
+
+use super::world::World;
+use crate::cluster::image::AGNHOST;
+use crate::cluster::plan::Node;
+use crate::cluster::{apply, kubectl};
+use crate::signal;
+use crate::workspace::Workspace;
+
+const LABEL: &str = "faults=facts";
+/// A Service with one pod, for the node that the pod is on alone.
+const LOCAL: &str = "local";
+
+/// Two nodes: file systems of pins, control groups, programs and maps are each one's own.
+pub(super) fn nothing_is_shared(world: &World<'_>) -> Result<()> {
+    let (one, other) = (Node(1), Node(2));
+    let read = |node: Node, script: &str| world.place.node(node).command(&["sh", "-c", script]).read();
+    // What both could see if they shared it: identities, which the kernel gives out once.
+    let identities = [
+        (
+            "maps",
+            "for map in /sys/fs/bpf/ballast/v*/*; do bpftool -j map show pinned $map; done | grep -o '\"id\":[0-9]*'",
+        ),
+        (
+            "links",
+            "for link in /sys/fs/bpf/ballast/links/*; do bpftool -j link show pinned $link; done | grep -o '\"id\":[0-9]*'",
+        ),
+        ("file systems of pins", "stat -f -c %i /sys/fs/bpf; stat -c %d /sys/fs/bpf"),
+        ("control groups", "find /sys/fs/cgroup -path '*machine*' -name cgroup.procs -printf '%i\\n'"),
+        ("networks", "readlink /proc/self/ns/net"),
+    ];
+    for (what, script) in identities {
+        let (here, there) = (read(one, script)?, read(other, script)?);
+        ensure!(!here.trim().is_empty(), "{one} shows no {what}");
+        let shared =
+            here.lines().filter(|line| *line != "0").find(|line| there.lines().any(|other| other == *line));
+        ensure!(shared.is_none(), "{one} and {other} share {what}: {}", shared.unwrap_or_default());
+    }
+    read(one, "mkdir /sys/fs/bpf/only-here && test -d /sys/fs/bpf/only-here")?;
+    let leaked = read(other, "test -e /sys/fs/bpf/only-here").is_ok();
+    read(one, "rmdir /sys/fs/bpf/only-here")?;
+    ensure!(!leaked, "{other} sees the file system of pins of {one}");
+    local_is_local(world, one, other)
+}
+
+/// The same address leads to a pod on one node and nowhere on the other: each socket asks its own node's maps.
+fn local_is_local(world: &World<'_>, one: Node, other: Node) -> Result<()> {
+    let mut objects = super::world::served(LOCAL, 1, Some(one));
+    if let Some(service) = objects.get_mut(1) {
+        service["spec"]["internalTrafficPolicy"] = json!("Local");
+    }
+    apply(world.place, &json!({ "apiVersion": "v1", "kind": "List", "items": objects }))?;
+    let done = (|| {
+        kubectl(world.place, &["rollout", "status", &format!("deployment/{LOCAL}"), "--timeout=60s"])
+            .read()?;
+        let address =
+            kubectl(world.place, &["get", "service", LOCAL, "-o", "jsonpath={.spec.clusterIP}"]).read()?;
+        let url = format!("http://{address}/hostname");
+        let call = |node: Node| world.place.node(node).command(&["curl", "-sS", "-m", "2", &url]).read();
+        signal::wait_for("the Service on its node", super::SOON, || Ok(call(one).ok()))?;
+        ensure!(call(other).is_err(), "{other} serves what is for {one} alone");
+        Ok(())
+    })();
+    kubectl(
+        world.place,
+        &["delete", &format!("deployment/{LOCAL}"), &format!("service/{LOCAL}"), "--wait=false"],
+    )
+    .read()?;
+    done
+}
+
+/// Pods of before the agent and of after it, in the node's network and in their own, also in a cgroup namespace of
+/// their own: each calls a Service by its name, which takes DNS (UDP) and the Service (TCP).
+pub(super) fn all_pods_are_served(world: &World<'_>) -> Result<()> {
+    let (place, proxy) = (world.place, world.agents.proxy());
+    let workspace = Workspace::find()?;
+    proxy.stop(&workspace, place)?;
+    let made = || {
+        make(world, "before")?;
+        // They run, and wait for an answer.
+        running(world, "before")
+    };
+    let done = made();
+    proxy.start(&workspace, place, None)?;
+    done?;
+    make(world, "after")?;
+    let all = ["wait", "--for=jsonpath={.status.phase}=Succeeded", "pods", "-l", LABEL, "--timeout=90s"];
+    let served = kubectl(place, &all).read().map(|_| ());
+    kubectl(place, &["delete", "pods", "-l", LABEL, "--grace-period=1"]).read()?;
+    served
+}
+
+fn make(world: &World<'_>, when: &str) -> Result<()> {
+    let mut items = Vec::new();
+    for node in world.nodes() {
+        for in_host_network in [false, true] {
+            for in_own_cgroups in [false, true] {
+                items.push(pod(when, node, in_host_network, in_own_cgroups));
+            }
+        }
+    }
+    apply(world.place, &json!({ "apiVersion": "v1", "kind": "List", "items": items }))
+}
+
+fn running(world: &World<'_>, when: &str) -> Result<()> {
+    let label = format!("{LABEL},when={when}");
+    kubectl(world.place, &["wait", "--for=condition=Ready", "pods", "-l", &label, "--timeout=90s"])
+        .read()
+        .map(|_| ())
+}
+
+fn pod(when: &str, node: Node, in_host_network: bool, in_own_cgroups: bool) -> Value {
+    let ask = "until curl -sf -m 2 http://echo.default.svc.cluster.local/hostname; do sleep 0.5; done";
+    let own = format!(
+        "export was=$(readlink /proc/self/ns/cgroup); \
+         exec unshare --cgroup sh -c 'test $was != $(readlink /proc/self/ns/cgroup) && {ask}'"
+    );
+    let network = if in_host_network { "host" } else { "own" };
+    let cgroups = if in_own_cgroups { "-cgroups" } else { "" };
+    json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": format!("{when}-{network}{cgroups}-{node}"),
+            "namespace": "default",
+            "labels": { "faults": "facts", "when": when },
+        },
+        "spec": {
+            "nodeName": node.to_string(),
+            "hostNetwork": in_host_network,
+            "dnsPolicy": "ClusterFirstWithHostNet",
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": 1,
+            "tolerations": [{ "operator": "Exists" }],
+            "containers": [{
+                "name": "client",
+                "image": AGNHOST,
+                "command": ["sh", "-c", if in_own_cgroups { &own } else { ask }],
+                "securityContext": { "privileged": in_own_cgroups },
+            }],
+        },
+    })
+}

@@ -1,0 +1,207 @@
+//! Many deployments roll at once, and every connection is to reach a pod of the right one; afterwards each node's maps
+//! are to hold what the EndpointSlices say.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::{Value, json};
+
+use super::knock::Target;
+use super::world::{self, World};
+use crate::cluster::plan::Node;
+use crate::cluster::{Place, apply, kubectl};
+use crate::{say, signal};
+
+/// How many deployments, each with its Service.
+const DEPLOYMENTS: usize = 50;
+/// How many pods each has: one, and the next one beside it meanwhile. A small machine has no room for more.
+const REPLICAS: u8 = 1;
+const LABEL: &str = "faults=rolling";
+/// How long so many pods may take on a small machine.
+const PATIENCE: Duration = Duration::from_mins(8);
+
+/// Service port, as `ballast service list` names it, to its endpoints.
+type Endpoints = BTreeMap<String, BTreeSet<String>>;
+
+/// Rolls them all while clients call each of them.
+pub(super) fn all_at_once(world: &World<'_>) -> Result<()> {
+    let place = world.place;
+    let items: Vec<_> = (0..DEPLOYMENTS)
+        .flat_map(|number| world::served(&name(number), REPLICAS, None))
+        .map(labelled)
+        .collect();
+    apply(place, &json!({ "apiVersion": "v1", "kind": "List", "items": items }))?;
+    let done = rolled(world);
+    kubectl(place, &["delete", "deployments,services", "-l", LABEL, "--wait=false"]).read()?;
+    kubectl(place, &["delete", "pods", "-l", LABEL, "--grace-period=1", "--wait=false"]).read()?;
+    signal::wait_for("the deployments' pods to end", PATIENCE, || {
+        let left = kubectl(place, &["get", "pods", "-l", LABEL, "-o", "name"]).read()?;
+        Ok(left.trim().is_empty().then_some(()))
+    })?;
+    done?;
+    await_equal(world)
+}
+
+fn rolled(world: &World<'_>) -> Result<()> {
+    let place = world.place;
+    available(place)?;
+    await_equal(world)?;
+    let targets = targets(place)?;
+    ensure!(targets.len() == DEPLOYMENTS, "{} of {DEPLOYMENTS} Services have an address", targets.len());
+    let last = *world.nodes().last().context("a cluster without nodes")?;
+    let on = |node: Node| place.node(node).command(&[]);
+    let clients =
+        vec![(on(Node(1)), targets.clone()), (on(last), targets.clone()), (world.in_pod()?, targets)];
+    let (tally, done) = World::knocking(clients, || {
+        kubectl(place, &["rollout", "restart", "deployments", "-l", LABEL]).read()?;
+        available(place)
+    })?;
+    done?;
+    say::line(format_args!(
+        "    {} connections to {DEPLOYMENTS} Services, {} failed",
+        tally.answered + tally.failed,
+        tally.failed
+    ));
+    let mut failures = String::new();
+    for failure in &tally.failures {
+        let _ = write!(failures, "\n    {failure}");
+    }
+    ensure!(tally.failed == 0, "{} connections failed:{failures}", tally.failed);
+    await_equal(world)
+}
+
+/// Waits until all of them are, with every pod that is wanted and no other.
+fn available(place: &Place) -> Result<()> {
+    let path = "jsonpath={range .items[*]}{.metadata.generation} {.status.observedGeneration} {.status.replicas} \
+                {.status.updatedReplicas} {.status.availableReplicas}{\"\\n\"}{end}";
+    signal::wait_for("all deployments to be rolled out", PATIENCE, || {
+        std::thread::sleep(Duration::from_millis(500));
+        let told = kubectl(place, &["get", "deployments", "-l", LABEL, "-o", path]).read()?;
+        Ok(told.lines().all(is_rolled_out).then_some(()))
+    })
+}
+
+fn is_rolled_out(line: &str) -> bool {
+    let words: Vec<_> = line.split_whitespace().collect();
+    let wanted = REPLICAS.to_string();
+    matches!(words[..], [generation, observed, replicas, updated, available]
+        if generation == observed && [replicas, updated, available] == [wanted.as_str(); 3])
+}
+
+/// The Services' addresses.
+fn targets(place: &Place) -> Result<Vec<Target>> {
+    let path = "jsonpath={range .items[*]}{.spec.clusterIP}:80={.metadata.name}-{\"\\n\"}{end}";
+    let told = kubectl(place, &["get", "services", "-l", LABEL, "-o", path]).read()?;
+    told.lines().map(str::parse).collect()
+}
+
+fn name(number: usize) -> String {
+    format!("roll-{number:02}")
+}
+
+fn labelled(mut object: Value) -> Value {
+    let (key, value) = LABEL.split_once('=').unwrap_or((LABEL, ""));
+    object["metadata"]["labels"][key] = json!(value);
+    if object["kind"] == "Deployment" {
+        object["spec"]["template"]["metadata"]["labels"][key] = json!(value);
+    }
+    object
+}
+
+/// Waits until the maps of each node hold what the EndpointSlices say, of all Services: no endpoint less, none more.
+pub(super) fn await_equal(world: &World<'_>) -> Result<()> {
+    for node in world.nodes() {
+        let mut difference = String::new();
+        let equal = signal::wait_for("the maps to be what the EndpointSlices say", super::SOON, || {
+            let slices = kubectl(world.place, &["get", "endpointslices", "-A", "-o", "json"]).read()?;
+            let list =
+                world.place.node(node).command(&["ballast", "service", "list", "-o", "json"]).read()?;
+            let (wanted, programmed) = (wanted(&slices)?, programmed(&list)?);
+            difference = format!("wanted {wanted:?}, programmed {programmed:?}");
+            Ok((wanted == programmed).then_some(()))
+        });
+        equal.with_context(|| format!("{node}: {difference}"))?;
+    }
+    Ok(())
+}
+
+fn wanted(slices: &str) -> Result<Endpoints> {
+    let slices: Value = serde_json::from_str(slices).context("kubectl printed no JSON")?;
+    let mut all = Endpoints::new();
+    for slice in array(&slices, "items") {
+        let (space, service) =
+            (&slice["metadata"]["namespace"], &slice["metadata"]["labels"]["kubernetes.io/service-name"]);
+        let (Some(space), Some(service)) = (space.as_str(), service.as_str()) else { continue };
+        for port in array(slice, "ports") {
+            let name = port["name"].as_str().filter(|name| !name.is_empty());
+            let key =
+                name.map_or_else(|| format!("{space}/{service}"), |name| format!("{space}/{service}:{name}"));
+            let there = all.entry(key).or_default();
+            for endpoint in array(slice, "endpoints").filter(|one| one["conditions"]["ready"] != json!(false))
+            {
+                let address = endpoint["addresses"][0].as_str().context("an endpoint without an address")?;
+                let port = port["port"].as_u64().context("a port without a number")?;
+                there.insert(if address.contains(':') {
+                    format!("[{address}]:{port}")
+                } else {
+                    format!("{address}:{port}")
+                });
+            }
+        }
+    }
+    Ok(all)
+}
+
+fn programmed(list: &str) -> Result<Endpoints> {
+    let list: Value = serde_json::from_str(list).context("ballast printed no JSON")?;
+    let mut all = Endpoints::new();
+    for frontend in array(&list, "frontends") {
+        let service = frontend["service"].as_str().context("a frontend without a Service")?;
+        let endpoints = array(frontend, "endpoints").filter_map(Value::as_str).map(str::to_owned);
+        all.entry(service.to_owned()).or_default().extend(endpoints);
+    }
+    Ok(all)
+}
+
+fn array<'a>(value: &'a Value, field: &str) -> impl Iterator<Item = &'a Value> {
+    value.get(field).and_then(Value::as_array).into_iter().flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_finished_rollout_counts() {
+        assert!(is_rolled_out("2 2 1 1 1"));
+        for line in ["2 1 1 1 1", "2 2 2 1 1", "2 2 1 0 1", "2 2 1 1", "1 1 1 1 0"] {
+            assert!(!is_rolled_out(line), "{line}");
+        }
+    }
+
+    #[test]
+    fn both_sides_are_read_alike() {
+        let slice = |name: &str, ready: &str| {
+            format!(
+                r#"{{"metadata":{{"namespace":"a","labels":{{"kubernetes.io/service-name":"b"}}}},
+                "ports":[{{"name":"{name}","port":80}}],
+                "endpoints":[{{"addresses":["10.0.0.1"],"conditions":{{"ready":{ready}}}}}]}}"#
+            )
+        };
+        let slices = |name, ready| format!(r#"{{"items":[{}]}}"#, slice(name, ready));
+        let list = |service, endpoints| {
+            format!(r#"{{"frontends":[{{"service":"{service}","endpoints":[{endpoints}]}}]}}"#)
+        };
+        assert_eq!(
+            wanted(&slices("", "true")).unwrap(),
+            programmed(&list("a/b", r#""10.0.0.1:80""#)).unwrap()
+        );
+        assert_eq!(wanted(&slices("http", "false")).unwrap(), programmed(&list("a/b:http", "")).unwrap());
+        assert_ne!(
+            wanted(&slices("", "false")).unwrap(),
+            programmed(&list("a/b", r#""10.0.0.1:80""#)).unwrap()
+        );
+    }
+}
