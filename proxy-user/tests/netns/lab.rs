@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow};
 use proxy_user::host::cgroup;
+use proxy_user::maps::view::View;
 use rustix::mount::{UnmountFlags, unmount};
 
 use crate::agent::{self, Agent, Setup};
@@ -236,6 +237,15 @@ impl Lab {
             }
         }
         Ok(())
+    }
+
+    /// What the packet programs refused or passed by so far, and why.
+    pub fn reasons(&self) -> String {
+        let met = View::open(&self.bpffs()).and_then(|view| view.overview());
+        match met {
+            Ok(overview) => format!("{:?}", overview.reasons),
+            Err(error) => error.to_string(),
+        }
     }
 
     /// All that the agents have logged.

@@ -82,5 +82,8 @@ fn run(case: &Case) -> Result<()> {
     let action = || lab.begin().and_then(|()| (case.run)(&lab));
     let result =
         catch_unwind(AssertUnwindSafe(action)).unwrap_or_else(|_| Err(anyhow!("a panic, see above")));
-    result.map_err(|error| anyhow!("{error:#}\n--- the agents' log ---\n{}", lab.log()))
+    result.map_err(|error| {
+        let (reasons, log) = (lab.reasons(), lab.log());
+        anyhow!("{error:#}\n--- reasons ---\n{reasons}\n--- the agents' log ---\n{log}")
+    })
 }

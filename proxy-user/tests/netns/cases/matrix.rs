@@ -6,6 +6,7 @@
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
+use std::ops::RangeFrom;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
@@ -29,6 +30,9 @@ const HERE: (u8, bool) = (0, true);
 const THERE: (u8, bool) = (1, false);
 /// A pod that is none.
 const POD: u8 = 2;
+
+/// Of the clients' own; below those that the kernel hands out.
+const FIRST_PORT: u16 = 20_000;
 
 /// From the first entry of a change to the last; it takes a few milliseconds.
 const UNTIL_PROGRAMMED: Duration = Duration::from_millis(500);
@@ -165,6 +169,8 @@ fn run(lab: &Lab) -> Result<()> {
     lab.agent_mut()?.is_attached(&["c1".to_owned()])?;
     let pod = lab.pod(POD)?;
     let [v4, v6] = Family::BOTH.map(addresses);
+    // UDP from a port that was used before goes on with the flow of then.
+    let mut ports = FIRST_PORT..;
     for setup in SETUPS {
         let spec = json!({
             "internalTrafficPolicy": setup.internal,
@@ -188,7 +194,7 @@ fn run(lab: &Lab) -> Result<()> {
                 Outside => &lab.client,
             };
             for what in EVERYTHING {
-                try_out(client, family, who, what, setup).with_context(|| {
+                try_out(client, family, who, what, setup, &mut ports).with_context(|| {
                     let Setup { internal, external, endpoints, .. } = setup;
                     format!("{who:?} to {what:?}, internal {internal}, external {external}, {endpoints:?}")
                 })?;
@@ -199,7 +205,14 @@ fn run(lab: &Lab) -> Result<()> {
 }
 
 /// At once, each time: to try again would hide what is right by chance.
-fn try_out(client: &Peer, family: Family, who: Who, what: What, setup: &Setup) -> Result<()> {
+fn try_out(
+    client: &Peer,
+    family: Family,
+    who: Who,
+    what: What,
+    setup: &Setup,
+    ports: &mut RangeFrom<u16>,
+) -> Result<()> {
     let end = (setup.expected)(who, what);
     let by_packets = matches!(who, Who::PodPackets | Outside);
     for kind in [Kind::Tcp, Kind::Udp] {
@@ -208,7 +221,9 @@ fn try_out(client: &Peer, family: Family, who: Who, what: What, setup: &Setup) -
             continue;
         }
         let attempt = Attempt::new(kind, address(family, what, kind));
-        meets(client, attempt, end, by_packets, |seen| is_right_source(family, who, seen))
+        let mut next =
+            || if kind.is_tcp() { attempt } else { attempt.at_port(ports.next().unwrap_or_default()) };
+        meets(client, &mut next, end, by_packets, |seen| is_right_source(family, who, seen))
             .with_context(|| format!("{attempt:?}"))?;
     }
     Ok(())
@@ -217,7 +232,7 @@ fn try_out(client: &Peer, family: Family, who: Who, what: What, setup: &Setup) -
 /// Whether an attempt ends as it should, each time.
 fn meets(
     client: &Peer,
-    attempt: Attempt,
+    mut next: impl FnMut() -> Attempt,
     end: End,
     by_packets: bool,
     is_right: impl Fn(&Seen) -> bool,
@@ -227,14 +242,14 @@ fn meets(
         Here => &['0'],
         There => &['1'],
         Dropped => {
-            return fails(client, attempt.in_vain(), if by_packets { libc::EAGAIN } else { libc::ETIMEDOUT });
+            return fails(client, next().in_vain(), if by_packets { libc::EAGAIN } else { libc::ETIMEDOUT });
         }
-        Refused => return fails(client, attempt, libc::ECONNREFUSED),
+        Refused => return fails(client, next(), libc::ECONNREFUSED),
     };
     let mut met = BTreeSet::new();
     // By chance, one of two endpoints is not met in a million times.
     for _ in 0..if servers.len() == 1 { 8 } else { 20 } {
-        let seen = client.reach(attempt)?;
+        let seen = client.reach(next())?;
         ensure!(is_right(&seen), "the endpoint saw {}", seen.client);
         met.extend(seen.server.chars().next());
     }

@@ -1,6 +1,7 @@
 //! The packet path: a client in a namespace, whose sockets nobody translates.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU16, Ordering};
 
 use anyhow::{Result, ensure};
 
@@ -8,6 +9,9 @@ use super::{Case, EMPTY, WEB, client_ip, pod, shows, spread, tcp, udp, vip};
 use crate::lab::{Lab, SMALL, Wish};
 use crate::manifest::{Family, Service};
 use crate::peer::{Attempt, Close, Kind};
+
+/// The next of the ports that only [`reaches`] uses.
+static PORT: AtomicU16 = AtomicU16::new(21_000);
 
 const WISH: Wish = Wish { pods: 2, services: &[WEB, EMPTY, WIDE, TWIN], flags: SMALL };
 /// [`SMALL`], without TCX.
@@ -37,7 +41,9 @@ fn reaches(lab: &Lab) -> Result<()> {
         for kind in Kind::ALL {
             let to = vip(family, WEB, kind);
             for size in [10, 1400] {
-                let attempt = Attempt::new(kind, to).size(size);
+                // A port that a flow to another Service has would not be kept.
+                let port = PORT.fetch_add(1, Ordering::Relaxed);
+                let attempt = Attempt::new(kind, to).size(size).at_port(port);
                 let seen = lab.client.reach(attempt)?;
                 shows(&seen, attempt, to)?;
                 ensure!(seen.client.ip() == client_ip(family), "the pod saw {}", seen.client);

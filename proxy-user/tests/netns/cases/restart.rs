@@ -12,11 +12,17 @@ use serde_json::Value;
 
 use super::{Case, WEB, is_clean, packet::WIDE, tcp, vip};
 use crate::agent;
-use crate::lab::{Lab, SMALL, SOON, Wish, eventually};
+use crate::lab::{Lab, SOON, Wish, eventually};
 use crate::manifest::{Family, Service};
 use crate::peer::{Attempt, Kind, Load};
 
-const WISH: Wish = Wish { pods: 2, services: &[WEB, WIDE], flags: SMALL };
+/// Fewer flows than the traffic makes: who has had his answer gives way to others.
+#[rustfmt::skip]
+const FEW_FLOWS: &[&str] = &[
+    "--max-services", "64", "--max-frontends", "64", "--max-slots", "1024", "--max-backends", "256",
+    "--max-flows", "2048", "--max-sockets", "4096",
+];
+const WISH: Wish = Wish { pods: 2, services: &[WEB, WIDE], flags: FEW_FLOWS };
 const NARROW: Service = Service { ports: &[tcp(80, 9090, &[1])], ..WIDE };
 
 pub const CASES: &[Case] = &[
