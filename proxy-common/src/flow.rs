@@ -4,8 +4,8 @@
 //! client sends to the frontend and from the reply of the backend: it is a hash table of our own in an array,
 //! since a lookup in an array is no call of the kernel, and an insertion into the kernel's hash costs more than
 //! all else that a new flow needs. Entries are handed out by a clock hand: a new flow looks at the next few
-//! entries and takes one that is free, over or expired; an established flow is passed over, so that a flood of
-//! new flows cannot push it out.
+//! entries and takes one that is free, over or expired, or that has had no more than one exchange; an established flow
+//! is passed over, so that a flood of new flows cannot push it out.
 
 use crate::Address;
 

@@ -19,8 +19,9 @@ use proxy_common::flow::{
 };
 use proxy_common::{Address, Family, PROTO_UDP};
 
+use crate::atomic;
 use crate::header::same;
-use crate::maps::{self, Tables};
+use crate::maps;
 use crate::nat::Tuple;
 use crate::net::tcp;
 
@@ -79,11 +80,12 @@ fn owns<A: Address>(flow: &Flow<A>, key: &FlowKey<A>) -> bool {
 /// The flow that a packet belongs to, whose key has this hash. One whose time is over is none, and leaves.
 #[inline(always)]
 pub fn find<F: Index>(key: &FlowKey<F::Words>, hash: u64, time: Time) -> Option<Tracked<F>> {
-    let index = index::find::<F>(key, hash, time.config)?;
+    let found = index::find::<F>(key, hash, time.config);
+    let (index, generation) = (found as u32, (found >> 32) as u32);
     let place = F::flow(index)?;
     // SAFETY: a map value, of plain integers.
     let flow = unsafe { &*place };
-    let tracked = Tracked { generation: flow.generation, index, place };
+    let tracked = Tracked { index, generation, place };
     if is_expired(flow, time.now, time.config) {
         tracked.retire(time);
         return None;
@@ -194,10 +196,14 @@ impl<F: Index> Tracked<F> {
     /// Ends the flow: both keys go, and the entry is free. Nothing happens if it is another flow's by now.
     #[inline(always)]
     pub fn release(&self) {
+        let word = claim::word_of(self.place);
+        // SAFETY: inside the entry.
+        let old = unsafe { read_volatile(word) };
         let keys = index::Keys::of(self.flow());
         if self.is_current() {
             keys.remove::<F>(self.index);
-            free::<F>(self.place);
+            // SAFETY: as above. If the exchange fails, a new flow has taken the entry.
+            unsafe { atomic::compare_exchange32(word, old, claim::freed(old)) };
         }
     }
 
@@ -236,11 +242,4 @@ impl<F: Index> Tracked<F> {
                 && same(&b.addr, &flow.backend)
         })
     }
-}
-
-/// Marks an entry as free.
-#[inline(always)]
-fn free<F: Tables>(place: *mut Flow<F::Words>) {
-    // SAFETY: callers pass a map value.
-    unsafe { write_volatile(&raw mut (*place).state, 0) };
 }

@@ -64,40 +64,50 @@ fn overflows<F: Tables>(bucket: u32) -> bool {
     F::bucket(bucket).is_some_and(|bucket| unsafe { read_volatile(&raw const (*bucket).overflow) } != 0)
 }
 
-/// The flow that holds a key, if the way leads to one.
+/// Index and generation (upper half) of the flow that holds a key, if the way leads to one; else [`NOTHING`]. The generation
+/// is read first: while it is the same, so is the flow.
 #[inline(always)]
-fn holder<F: Tables>(way: u32, key: &FlowKey<F::Words>) -> Option<u32> {
+fn holder<F: Tables>(way: u32, key: &FlowKey<F::Words>) -> u64 {
     let index = flow_of(way);
+    let Some(place) = F::flow(index) else { return NOTHING };
     // SAFETY: a map value, of plain integers; what is read is checked.
-    let flow = unsafe { &*F::flow(index)? };
-    (flow.state & FLOW_USED != 0 && owns(flow, key)).then_some(index)
+    let (generation, flow) = unsafe { (read_volatile(&raw const (*place).generation), &*place) };
+    if flow.state & FLOW_USED != 0 && owns(flow, key) {
+        u64::from(generation) << 32 | u64::from(index)
+    } else {
+        NOTHING
+    }
 }
+
+/// No flow; an index is never that high.
+pub const NOTHING: u64 = u64::MAX;
 
 /// Looks into one bucket.
 #[inline(always)]
-fn find_in<F: Tables>(bucket: u32, tag: u32, key: &FlowKey<F::Words>) -> Option<u32> {
-    let bucket = F::bucket(bucket)?;
+fn find_in<F: Tables>(bucket: u32, tag: u32, key: &FlowKey<F::Words>) -> u64 {
+    let Some(bucket) = F::bucket(bucket) else { return NOTHING };
     let mut number = 0;
     while number < WAYS {
         // SAFETY: a map value; volatile, because other CPUs write it.
         let way = unsafe { read_volatile(way_at(bucket, number)) };
-        if way & (WAY_TAG | WAY_PENDING) == tag
-            && let Some(index) = holder::<F>(way, key)
-        {
-            return Some(index);
+        if way & (WAY_TAG | WAY_PENDING) == tag {
+            let found = holder::<F>(way, key);
+            if found != NOTHING {
+                return found;
+            }
         }
         number += 1;
     }
-    None
+    NOTHING
 }
 
-/// The flow that a packet's key leads to.
+/// The flow that a packet's key leads to: its index, and its generation in the upper half; or [`NOTHING`].
 #[inline(always)]
-pub fn find<F: Tables>(key: &FlowKey<F::Words>, hash: u64, config: &NodeConfig) -> Option<u32> {
+pub fn find<F: Tables>(key: &FlowKey<F::Words>, hash: u64, config: &NodeConfig) -> u64 {
     let [first, second] = buckets_of(hash, config.flow_buckets);
     let tag = tag(hash);
     match find_in::<F>(first, tag, key) {
-        None if overflows::<F>(first) => find_in::<F>(second, tag, key),
+        NOTHING if overflows::<F>(first) => find_in::<F>(second, tag, key),
         found => found,
     }
 }

@@ -14,7 +14,7 @@ use proxy_common::select::random_slot;
 
 use super::claim::{Claim, claim_free};
 use super::index::{self, Keys, NONE};
-use super::{Time, Tracked, free};
+use super::{Time, Tracked};
 use crate::balance::Choice;
 use crate::header::same;
 use crate::maps;
@@ -122,7 +122,8 @@ pub fn open<F: Steps>(
         // Another CPU was faster with this flow, or there is no room. There is one flow, and it stays.
         // SAFETY: as above.
         Keys::of(unsafe { &*place }).remove::<F>(index);
-        free::<F>(place);
+        // SAFETY: as above.
+        unsafe { write_volatile(&raw mut (*place).state, 0) };
     }
     let Some(place) = F::flow(leads_to) else {
         return Err(if aim.snat != 0 { Reason::SnatPortsExhausted } else { Reason::FlowCollision });

@@ -195,6 +195,7 @@ pub struct Tracked {
     pub source: SocketAddr,
     pub proto: u8,
     pub state: u8,
+    pub created: u32,
     pub last_seen: u32,
     pub generation: u32,
     forward: Key,
@@ -474,7 +475,7 @@ impl Rig {
         flows[0]
     }
 
-    /// Writes when a flow was last seen, its generation, and the ports of its client.
+    /// Writes when a flow began and was last seen, its generation, and the ports of its client.
     pub fn change(&self, flow: &Tracked) {
         match Family::of(flow.client) {
             Family::V4 => {
@@ -551,6 +552,7 @@ fn tracked<A: proxy_common::Address + Into<IpAddr>>(
         source: SocketAddr::new(flow.source.into(), flow.source_port),
         proto: flow.proto,
         state: flow.state,
+        created: flow.created,
         last_seen: flow.last_seen,
         generation: flow.generation,
         forward: key(flow.forward_key()),
@@ -564,7 +566,7 @@ where
 {
     let old = map.get(&flow.index, 0).unwrap();
     let (client_port, source_port) = (flow.client.port(), flow.source.port());
-    let Tracked { last_seen, generation, .. } = *flow;
-    let new = Flow { last_seen, generation, client_port, source_port, ..old };
+    let Tracked { created, last_seen, generation, .. } = *flow;
+    let new = Flow { created, last_seen, generation, client_port, source_port, ..old };
     map.set(flow.index, new, 0).unwrap();
 }

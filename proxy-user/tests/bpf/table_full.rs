@@ -1,14 +1,16 @@
 //! A table of flows that is full: who stays, who goes, who is turned away.
 
+use std::net::SocketAddr;
+
 use proxy_common::reason::Reason;
 
-use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
 
 use crate::Scenario;
 use crate::packet::{ACK, Packet, RST, SYN, TCP, UDP};
 use crate::rig::{DROP, Family, HZ, Hook, NEXT, Rig, Service};
 
-pub const SCENARIOS: [Scenario; 6] = [
+pub const SCENARIOS: [Scenario; 10] = [
     Scenario {
         name: "full of established flows: they stay, new ones are refused",
         flows: 256,
@@ -22,7 +24,23 @@ pub const SCENARIOS: [Scenario; 6] = [
     Scenario { name: "half-open flows give way", flows: 256, test: half_open },
     Scenario { name: "a flow that is over gives way before a half-open one", flows: 8, test: over_first },
     Scenario { name: "expired flows give way", flows: 64, test: expired },
-    Scenario { name: "UDP that was answered stays", flows: 64, test: answered_udp },
+    Scenario { name: "UDP that was answered a moment ago stays", flows: 64, test: answered_udp },
+    Scenario {
+        name: "one exchange of UDP gives way after a second, a stream does not",
+        flows: 64,
+        test: exchanges,
+    },
+    Scenario {
+        name: "who waits for an answer stays while others have waited longer",
+        flows: 64,
+        test: waiting,
+    },
+    Scenario { name: "who waits stays among streams", flows: 64, test: among_streams },
+    Scenario {
+        name: "who waits stays, though another CPU finds nothing else close by",
+        flows: 64,
+        test: two_cpus,
+    },
 ];
 
 const ID: u32 = 7;
@@ -34,8 +52,12 @@ struct Scene {
 
 /// Keeps this thread on its CPU: what is left of the entries that a CPU looks at next is no other CPU's.
 fn stay() {
+    stay_on(sched_getcpu());
+}
+
+fn stay_on(cpu: usize) {
     let mut cpus = CpuSet::new();
-    cpus.set(sched_getcpu());
+    cpus.set(cpu);
     sched_setaffinity(None, &cpus).unwrap();
 }
 
@@ -151,4 +173,79 @@ fn answered_udp(family: Family, rig: &mut Rig) {
     (0..64).for_each(|n| scene.establish(rig, n));
     (100..740).for_each(|n| assert!(!scene.sends(rig, n, 0)));
     (0..64).for_each(|n| assert!(scene.sends(rig, n, 0) && scene.answers(rig, n, 0)));
+}
+
+/// Lets flows have begun and been seen that many tenths of a second ago.
+fn age(rig: &mut Rig, family: Family, ages: impl Fn(usize) -> Option<[u32; 2]>) {
+    let now = rig.now();
+    for (number, mut flow) in rig.flows(family).into_iter().enumerate() {
+        if let Some([created, last_seen]) = ages(number) {
+            flow.created = now.wrapping_sub(created * HZ / 10);
+            flow.last_seen = now.wrapping_sub(last_seen * HZ / 10);
+            rig.change(&flow);
+        }
+    }
+}
+
+/// Who has which entry.
+fn clients(rig: &Rig, family: Family) -> Vec<SocketAddr> {
+    rig.flows(family).iter().map(|flow| flow.client).collect()
+}
+
+fn exchanges(family: Family, rig: &mut Rig) {
+    let scene = Scene::new(family, UDP, rig);
+    (0..64).for_each(|n| scene.establish(rig, n));
+    // Half of them had one exchange twenty seconds ago, the others were in use for ten seconds before.
+    age(rig, family, |number| Some([if number % 2 == 0 { 201 } else { 300 }, 200]));
+    let before = clients(rig, family);
+    (100..132).for_each(|n| scene.establish(rig, n));
+    assert!(!scene.sends(rig, 200, 0), "a stream gave way");
+    assert_eq!(rig.reasons(), [(Reason::FlowTableFull, 1)]);
+    for (number, (before, after)) in before.into_iter().zip(clients(rig, family)).enumerate() {
+        assert_eq!(before == after, number % 2 == 1, "{number}: {before}, then {after}");
+    }
+}
+
+fn waiting(family: Family, rig: &mut Rig) {
+    let scene = Scene::new(family, UDP, rig);
+    (0..64).for_each(|n| assert!(scene.sends(rig, n, 0)));
+    // Every other one has waited for two seconds.
+    age(rig, family, |number| (number % 2 == 1).then_some([20, 20]));
+    let before = clients(rig, family);
+    (100..132).for_each(|n| assert!(scene.sends(rig, n, 0)));
+    for (number, (before, after)) in before.into_iter().zip(clients(rig, family)).enumerate() {
+        assert_eq!(before == after, number % 2 == 0, "{number}: {before}, then {after}");
+    }
+}
+
+fn among_streams(family: Family, rig: &mut Rig) {
+    let scene = Scene::new(family, UDP, rig);
+    (0..64).for_each(|n| scene.establish(rig, n));
+    // Three of four go on.
+    age(rig, family, |number| Some([if number % 4 == 0 { 201 } else { 300 }, 200]));
+    (100..116).for_each(|n| assert!(scene.sends(rig, n, 0)));
+    (100..116).for_each(|n| assert!(scene.answers(rig, n, 0), "{n} gave way"));
+}
+
+/// CPUs take entries from the clock hand in blocks of 16, and one that comes to the end of its block meets those that
+/// another has taken since.
+fn two_cpus(family: Family, rig: &mut Rig) {
+    let mut all = CpuSet::new();
+    (0..CpuSet::MAX_CPU).for_each(|cpu| all.set(cpu));
+    sched_setaffinity(None, &all).unwrap();
+    let allowed = sched_getaffinity(None).unwrap();
+    let cpus: Vec<_> = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)).collect();
+    let &[first, second, ..] = &cpus[..] else { panic!("this needs two CPUs") };
+    let scene = Scene::new(family, UDP, rig);
+    stay_on(first);
+    (0..64).for_each(|n| scene.establish(rig, n));
+    // All had one exchange; but the last one of the first block goes on.
+    age(rig, family, |number| Some([if number == 15 { 300 } else { 201 }, 200]));
+    (100..115).for_each(|n| scene.establish(rig, n));
+    stay_on(second);
+    (200..208).for_each(|n| assert!(scene.sends(rig, n, 0)));
+    stay_on(first);
+    assert!(scene.sends(rig, 300, 0));
+    (200..208).for_each(|n| assert!(scene.answers(rig, n, 0), "{n} gave way"));
+    sched_setaffinity(None, &allowed).unwrap();
 }
