@@ -42,14 +42,15 @@ fn rank<F: Tables>(flow: &Flow<F::Words>, time: Time) -> u32 {
 fn rank_of_live<A: Address>(flow: &Flow<A>, time: Time) -> u32 {
     let exceeds = |ticks: u32, seconds: u32| {
         // The sign of a difference.
-        let left = u64::from(time.config.hz * seconds).wrapping_sub(ticks.cast_signed() as u64);
+        let left =
+            u64::from(time.config.hz * seconds).wrapping_sub(i64::from(ticks.cast_signed()).cast_unsigned());
         (atomic::opaque(left) >> 63) as u32
     };
     let replied = u32::from(flow.state & FLOW_REPLIED) >> FLOW_REPLIED.trailing_zeros();
     let is_connection = (atomic::opaque(u64::from(flow.proto ^ PROTO_UDP)).wrapping_neg() >> 63) as u32;
     let is_stream = is_connection | exceeds(flow.last_seen.wrapping_sub(flow.created), UDP_EXCHANGE);
     let is_silent = exceeds(time.now.wrapping_sub(flow.last_seen), 1);
-    let stays = replied & (is_stream | 1 - is_silent);
+    let stays = replied & (is_stream | (1 - is_silent));
     // 3 for an exchange, 4 or 5 for who waits.
     stays * KEEP + (1 - stays) * (5 - replied - is_silent)
 }
