@@ -6,6 +6,7 @@
 //! the last one went, so that flows that drain are still translated.
 
 use crate::Address;
+use crate::select::SPREAD;
 
 /// Bits for each half: 10,000 frontends set 1 % of them.
 pub const FILTER_BITS: u32 = 1 << 20;
@@ -27,8 +28,7 @@ pub fn hash<A: Address>(addr: &A, port: u16, proto: u8) -> u32 {
     let [a, b, c, d] = addr.words();
     // Odd multipliers keep neighbouring addresses and ports apart; quality beyond that buys nothing here.
     let mut hash = a ^ b.rotate_left(7) ^ c.rotate_left(14) ^ d.rotate_left(21);
-    hash =
-        hash.wrapping_mul(0x9e37_79b1) ^ (u32::from(port) << 8 | u32::from(proto)).wrapping_mul(0x85eb_ca6b);
+    hash = hash.wrapping_mul(SPREAD) ^ (u32::from(port) << 8 | u32::from(proto)).wrapping_mul(0x85eb_ca6b);
     hash ^= hash >> 15;
     hash.wrapping_mul(0xc2b2_ae35)
 }

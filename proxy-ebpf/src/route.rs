@@ -11,6 +11,7 @@ use aya_ebpf::bindings::{
 };
 use aya_ebpf::helpers::generated as helper;
 use proxy_common::csum::{replace32, update};
+use proxy_common::select::SPREAD;
 use proxy_common::{Address, V4, V6};
 
 use crate::header::same;
@@ -60,7 +61,7 @@ pub const HOPS: usize = 256;
 #[inline(always)]
 fn hop_number<A: Address>(tuple: &Tuple<A>) -> u32 {
     let folded = |[a, b, c, d]: [u32; 4]| a ^ b ^ c ^ d;
-    let mixed = (folded(tuple.dst.words()) ^ folded(tuple.src.words())).wrapping_mul(0x9e37_79b1);
+    let mixed = (folded(tuple.dst.words()) ^ folded(tuple.src.words())).wrapping_mul(SPREAD);
     mixed >> (u32::BITS - HOPS.trailing_zeros())
 }
 

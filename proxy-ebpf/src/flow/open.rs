@@ -10,7 +10,7 @@ use proxy_common::flow::{
     is_over, lingers,
 };
 use proxy_common::reason::Reason;
-use proxy_common::select::random_slot;
+use proxy_common::select::{random_slot, source_port};
 
 use super::claim::{Claim, claim_free};
 use super::index::{self, Keys, NONE};
@@ -27,9 +27,6 @@ const PORT_TRIES: u32 = 32;
 const RESTED_TRIES: u64 = 16;
 /// The lowest source port that a collision is moved to.
 const FIRST_PORT: u32 = 1024;
-
-/// The odd number next to 2^32 by the golden ratio: the upper bits of a product with it depend on all bits below.
-const SPREAD: u32 = 0x9e37_79b1;
 
 /// The source ports among which a flow may choose: the first, and how many.
 #[inline(always)]
@@ -53,8 +50,7 @@ pub fn reply_key<A: Address>(
     let mut dst_port = key.src_port;
     if snat.is_some() {
         let (first, count) = ports(config, true);
-        // The client's port spreads well enough, and needs no random number.
-        dst_port = (first + random_slot(u32::from(key.src_port).wrapping_mul(SPREAD), count)) as u16;
+        dst_port = source_port(key.src_port, first, count);
     }
     FlowKey {
         src: choice.addr,

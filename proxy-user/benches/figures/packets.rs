@@ -18,7 +18,7 @@ use std::path::Path;
 
 use aya::{TestRun as _, TestRunOptions};
 use proxy_common::config::SNAT_PORTS;
-use proxy_common::select::random_slot;
+use proxy_common::select::source_port;
 use proxy_user::programs::Capacities;
 
 use crate::node::{know, node_addr, send_on_as, uplink};
@@ -39,9 +39,6 @@ const HOT_CHAIN: u32 = 64;
 const HOPS: u32 = 50;
 /// The Service of the chain that all rounds begin with; the two before it are the pair.
 const CHAIN_START: u32 = 3;
-
-/// What the programs multiply a client's port by to choose a source port.
-const SPREAD: u32 = 0x9e37_79b1;
 
 /// One set of Services, and the next client port that is new to it.
 struct Bench {
@@ -197,8 +194,7 @@ fn measure_family(bpffs: &Path, family: Family) -> Vec<Row> {
 fn fixed_port() -> u16 {
     let (first, last) = SNAT_PORTS;
     let count = u32::from(last - first) + 1;
-    let chosen = |port: u16| first + random_slot(u32::from(port).wrapping_mul(SPREAD), count) as u16;
-    (first..=last).find(|port| chosen(*port) == *port).unwrap()
+    (first..=last).find(|port| source_port(*port, first.into(), count) == *port).unwrap()
 }
 
 /// Packets to an endpoint on another node, and their replies.
