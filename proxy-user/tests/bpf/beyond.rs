@@ -3,11 +3,11 @@
 use std::net::{IpAddr, SocketAddr};
 
 use aya::maps::lpm_trie::Key;
-use aya::maps::{Array, HashMap, LpmTrie, MapData};
+use aya::maps::{HashMap, LpmTrie, MapData};
 use proxy_common::Address;
 use proxy_common::affinity::{AffinityEntry, AffinityKey};
 use proxy_common::backend::{BACKEND_IN_CLUSTER, BACKEND_LOCAL};
-use proxy_common::config::{CONFIG_LEAVE_OLD, NodeConfig};
+use proxy_common::config::CONFIG_LEAVE_OLD;
 use proxy_common::filter::Role;
 use proxy_common::flow::{FLOW_REPLIED, FLOW_SNAT, FLOW_USED};
 use proxy_common::map_names as names;
@@ -62,10 +62,8 @@ pub fn forget(rig: &Rig) {
     ports(rig, proxy_common::config::SNAT_PORTS);
 }
 
-fn ports(rig: &Rig, (first, last): (u16, u16)) {
-    let mut config: Array<_, NodeConfig> = rig.array(names::CONFIG);
-    let old = config.get(&0, 0).unwrap();
-    config.set(0, NodeConfig { snat_first: first, snat_last: last, ..old }, 0).unwrap();
+fn ports(rig: &Rig, range: (u16, u16)) {
+    rig.configure(|config| (config.snat_first, config.snat_last) = range);
 }
 
 /// A node port that leads to these endpoints, with flag bits.
@@ -288,17 +286,11 @@ fn old(family: Family, rig: &mut Rig) {
     know(family, rig);
     let (frontend, pod) = (family.frontend(1, 80), family.pod(1, 8080));
     rig.serve(&[Service::new(ID, TCP, frontend, &[pod])]);
-    let leave = |rig: &Rig, on: bool| {
-        let mut config: Array<_, NodeConfig> = rig.array(names::CONFIG);
-        let old = config.get(&0, 0).unwrap();
-        let flags = if on { old.flags | CONFIG_LEAVE_OLD } else { old.flags & !CONFIG_LEAVE_OLD };
-        config.set(0, NodeConfig { flags, ..old }, 0).unwrap();
-    };
     let middle = Packet::tcp(ACK, family.client(1, 40_000), frontend);
     let seen = rig.run(Hook::Ingress, &middle.bytes());
     assert_eq!((seen.verdict, ends(&seen.packet).1), (NEXT, pod));
 
-    leave(rig, true);
+    let flags = rig.configure(|config| config.flags |= CONFIG_LEAVE_OLD).flags;
     let unknown = Packet::tcp(ACK, family.client(1, 40_001), frontend);
     let seen = rig.run(Hook::Ingress, &unknown.bytes());
     assert_eq!((seen.verdict, ends(&seen.packet).1), (NEXT, frontend), "it is translated");
@@ -312,7 +304,7 @@ fn old(family: Family, rig: &mut Rig) {
     let message = Packet::udp(family.client(1, 40_003), frontend);
     rig.serve(&[Service::new(ID + 1, UDP, frontend, &[pod])]);
     assert_eq!(ends(&rig.run(Hook::Ingress, &message.bytes()).packet).1, pod, "UDP begins nothing");
-    leave(rig, false);
+    rig.configure(|config| config.flags = flags);
     forget(rig);
 }
 
@@ -390,57 +382,58 @@ fn exhausted(family: Family, rig: &mut Rig) {
     forget(rig);
 }
 
+/// A connection that its backend closes first, and that the client closes then: its source port, which is to rest.
+fn closed(rig: &mut Rig, first: Packet, pod: SocketAddr) -> SocketAddr {
+    let source = goes_on(rig, &first, pod);
+    for flags in [SYN | ACK, FIN | ACK] {
+        comes_in(rig, &Packet::tcp(flags, pod, source));
+    }
+    let last = Packet { flags: FIN | ACK, ..first };
+    assert_eq!(goes_on(rig, &last, pod), source);
+    source
+}
+
 /// A backend that closed first is in `TIME_WAIT`: another client's SYN from the same port would not be taken for one.
 fn rested(family: Family, rig: &mut Rig) {
     know(family, rig);
     let pod = family.pod(1, 8080);
     let dialled = node_port(family, rig, TCP, &[(pod, 0)]);
     ports(rig, (61_000, 61_001));
-    // One source port of theirs: one first choice of ours.
-    let packet = |n, flags| Packet::tcp(flags, family.client(n, 40_000), dialled);
-    let reply = |source, flags| Packet::tcp(flags, pod, source);
-    let first = goes_on(rig, &packet(1, SYN), pod);
-    comes_in(rig, &reply(first, SYN | ACK));
-    comes_in(rig, &reply(first, FIN | ACK));
-    assert_eq!(goes_on(rig, &packet(1, FIN | ACK), pod), first);
-    let second = goes_on(rig, &packet(2, SYN), pod);
+    // One port of theirs: one first choice of ours.
+    let syn = |n| Packet::tcp(SYN, family.client(n, 40_000), dialled);
+    let first = closed(rig, syn(1), pod);
+    let second = goes_on(rig, &syn(2), pod);
     assert_ne!(second, first, "the port rests");
     // With no other left, it is better than none.
-    assert_eq!(goes_on(rig, &packet(3, SYN), pod), first);
+    assert_eq!(goes_on(rig, &syn(3), pod), first);
     // Nobody remembers a connection that was reset.
-    comes_in(rig, &reply(first, RST | ACK));
-    assert_eq!(goes_on(rig, &packet(4, SYN), pod), first);
+    comes_in(rig, &Packet::tcp(RST | ACK, pod, first));
+    assert_eq!(goes_on(rig, &syn(4), pod), first);
     assert_eq!(rig.refusals(), []);
     forget(rig);
 }
 
 /// The client whose connection it was may use its own port again, before its flow is expired and after that. The source
-/// port towards the backend rests all the same.
+/// port towards the backend rests all the same: for that client, and for the next one.
 fn rested_meanwhile(family: Family, rig: &mut Rig) {
     know(family, rig);
-    let mut config: Array<_, NodeConfig> = rig.array(names::CONFIG);
-    let old = config.get(&0, 0).unwrap();
-    for (closed, pod) in [(old.tcp_closed, family.pod(1, 8080)), (0, family.pod(1, 8081))] {
+    ports(rig, (61_000, 61_001));
+    for (is_expired, pod) in [(false, family.pod(1, 8080)), (true, family.pod(1, 8081))] {
         let dialled = node_port(family, rig, TCP, &[(pod, 0)]);
-        config
-            .set(0, NodeConfig { snat_first: 61_000, snat_last: 61_001, tcp_closed: closed, ..old }, 0)
-            .unwrap();
-        let packet = |n, flags| Packet::tcp(flags, family.client(n, 40_000), dialled);
-        let reply = |source, flags| Packet::tcp(flags, pod, source);
-        let first = goes_on(rig, &packet(1, SYN), pod);
-        comes_in(rig, &reply(first, SYN | ACK));
-        comes_in(rig, &reply(first, FIN | ACK));
-        assert_eq!(goes_on(rig, &packet(1, FIN | ACK), pod), first);
+        let syn = |n| Packet::tcp(SYN, family.client(n, 40_000), dialled);
+        let first = closed(rig, syn(1), pod);
+        let lifetime = rig.configure(|config| config.tcp_closed *= u32::from(!is_expired)).tcp_closed;
         // Some jiffies, for the lifetime of none.
         std::thread::sleep(std::time::Duration::from_millis(30));
-        let second = goes_on(rig, &packet(1, SYN), pod);
-        assert_ne!(second, first, "the port rests");
-        comes_in(rig, &reply(second, RST | ACK));
-        assert_eq!(goes_on(rig, &packet(2, SYN), pod), second, "the other port still rests");
-        comes_in(rig, &reply(second, RST | ACK));
-        assert_eq!(rig.refusals(), []);
+        for client in [1, 2] {
+            let second = goes_on(rig, &syn(client), pod);
+            assert_ne!(second, first, "the port rests, client {client}, expired: {is_expired}");
+            // Nobody remembers this one, whose port is free for the next client.
+            comes_in(rig, &Packet::tcp(RST | ACK, pod, second));
+        }
+        rig.configure(|config| config.tcp_closed = lifetime);
     }
-    config.set(0, old, 0).unwrap();
+    assert_eq!(rig.refusals(), []);
     forget(rig);
 }
 

@@ -6,7 +6,6 @@ use std::sync::OnceLock;
 
 use aya::maps::{Array, HashMap, MapData};
 use proxy_common::Address;
-use proxy_common::config::NodeConfig;
 use proxy_common::map_names as names;
 use proxy_common::node::{Cidr, DEVICE_UPLINK, NODE_ADDR_PORTS, NodeEntry};
 
@@ -89,9 +88,7 @@ pub fn know(family: Family, rig: &Rig) {
         _ => unreachable!("one family"),
     }
     hash::<u32, u32>(rig, names::DEVICES).insert(uplink(), DEVICE_UPLINK, 0).unwrap();
-    let mut config: Array<_, NodeConfig> = rig.array(names::CONFIG);
-    let old = config.get(&0, 0).unwrap();
-    config.set(0, NodeConfig { uplinks: [uplink(), 0, 0], ..old }, 0).unwrap();
+    rig.configure(|config| config.uplinks = [uplink(), 0, 0]);
 }
 
 /// Another way to an address than by the gateway, until it is dropped.

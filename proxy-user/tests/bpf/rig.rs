@@ -438,6 +438,16 @@ impl Rig {
         aya::maps::Map::Array(self.map(name)).try_into().unwrap()
     }
 
+    /// Changes the settings of the node, and gives those before.
+    pub fn configure(&self, change: impl FnOnce(&mut NodeConfig)) -> NodeConfig {
+        let mut map: Array<_, NodeConfig> = self.array(names::CONFIG);
+        let old = map.get(&0, 0).unwrap();
+        let mut new = old;
+        change(&mut new);
+        map.set(0, new, 0).unwrap();
+        old
+    }
+
     /// The maps, as the command line sees them.
     pub fn view(&self) -> &View {
         &self.view
