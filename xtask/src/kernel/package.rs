@@ -9,17 +9,22 @@ use crate::exec::Cmd;
 use crate::{apt, say, workspace};
 
 /// What the tests need and Debian builds as modules; some are built in on other kernels.
-const MODULES: [&str; 7] = ["veth", "sch_ingress", "cls_bpf", "bridge", "inet_diag", "tcp_diag", "udp_diag"];
+const MODULES: [&str; 8] =
+    ["veth", "tun", "sch_ingress", "cls_bpf", "bridge", "inet_diag", "tcp_diag", "udp_diag"];
 
 /// Parts of the package that we keep: 300 MB of drivers are no use to us.
-const WANTED: [&str; 6] = [
+const WANTED: [&str; 7] = [
     "*/boot/vmlinuz-*",
     "*/modules.*",
     "*/kernel/net/*",
     "*/kernel/lib/*",
     "*/kernel/crypto/*",
+    "*/kernel/drivers/net/tun.ko*",
     "*/kernel/drivers/net/veth.ko*",
 ];
+
+/// Says beside them which parts were kept: a cache that another version of this tool filled may lack some.
+const KEPT: &str = "parts";
 
 /// An unpacked kernel.
 #[derive(Debug)]
@@ -49,6 +54,9 @@ impl Kernel {
     }
 
     fn open(dir: &Path) -> Option<Self> {
+        if fs::read_to_string(dir.join(KEPT)).ok()? != WANTED.join("\n") {
+            return None;
+        }
         let image = entries(&dir.join("boot")).find(|path| stem(path).starts_with("vmlinuz-"))?;
         let release = stem(&image).strip_prefix("vmlinuz-")?.to_owned();
         let roots = ["lib/modules", "usr/lib/modules"].map(|root| dir.join(root).join(&release));
@@ -128,6 +136,10 @@ fn unpack(package: &str, dir: &Path) -> Result<()> {
             Cmd::new("/sbin/depmod").arg("-b").arg(base).arg(stem(&modules)).read()?;
         }
     }
+    fs::write(unfinished.join(KEPT), WANTED.join("\n")).with_context(shown)?;
+    if dir.exists() {
+        fs::remove_dir_all(dir).with_context(|| format!("cannot remove {}", dir.display()))?;
+    }
     fs::rename(&unfinished, dir).with_context(shown)
 }
 
@@ -190,6 +202,23 @@ mod tests {
         assert_eq!(newest(names, "6.1").as_deref(), Some("linux-image-6.1.0-56-amd64"));
         assert_eq!(newest(names, "6.12").as_deref(), Some("linux-image-6.12.117+deb12-amd64"));
         assert_eq!(newest(names, "5.10"), None);
+    }
+
+    #[test]
+    fn a_cache_that_was_filled_with_other_parts_is_not_used() {
+        let dir = tempfile::tempdir().unwrap();
+        let write = |path: &str, text: &str| {
+            let path = dir.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        write("boot/vmlinuz-6.1.0-9-amd64", "");
+        write("lib/modules/6.1.0-9-amd64/modules.dep", "");
+        assert!(Kernel::open(dir.path()).is_none());
+        write(KEPT, "*/boot/vmlinuz-*");
+        assert!(Kernel::open(dir.path()).is_none());
+        write(KEPT, &WANTED.join("\n"));
+        assert_eq!(Kernel::open(dir.path()).unwrap().release(), "6.1.0-9-amd64");
     }
 
     #[test]

@@ -1,12 +1,13 @@
 //! What a kernel has to show before anything else is worth a look.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use proxy_user::programs::attachments;
 use proxy_user::programs::hooks::SOCKET_HOOKS;
 
+use super::tunnel::Tunnel;
 use super::{Case, EMPTY, WEB, client_ip, shows, vip};
 use crate::lab::{Lab, Wish};
-use crate::manifest::Family;
+use crate::manifest::{Family, pod_ip};
 use crate::peer::{Attempt, Kind};
 
 const WISH: Wish = Wish { pods: 2, services: &[WEB, EMPTY], flags: &[] };
@@ -27,13 +28,20 @@ fn attached(lab: &Lab) -> Result<()> {
 }
 
 fn works(lab: &Lab) -> Result<()> {
+    // Without link-layer header: it has programs of its own, which are loaded for it.
+    let tunnel = Tunnel::new(lab, 9)?;
     for family in Family::BOTH {
         for kind in Kind::ALL {
-            for (path, client) in lab.clients() {
+            let paths = [
+                ("socket", &lab.local, None),
+                ("packet", &lab.client, Some(client_ip(family))),
+                ("tunnel", &tunnel.peer, Some(pod_ip(family, 9))),
+            ];
+            for (path, client, address) in paths {
                 let attempt = Attempt::new(kind, vip(family, WEB, kind));
-                let seen = client.reach(attempt)?;
+                let seen = client.reach(attempt).with_context(|| format!("{path}, {attempt:?}"))?;
                 shows(&seen, attempt, attempt.to)?;
-                let is_client = path == "socket" || seen.client.ip() == client_ip(family);
+                let is_client = address.is_none_or(|address| seen.client.ip() == address);
                 ensure!(is_client, "{path}: the pod saw {}", seen.client);
                 // A packet's refusal reaches only sockets that are connected.
                 if path == "socket" || kind != Kind::Datagram {

@@ -27,8 +27,8 @@ pub const CASES: &[Case] = &[
 ];
 
 /// A namespace behind a device of the node that has no link-layer header, and a process in it.
-struct Tunnel {
-    peer: Peer,
+pub struct Tunnel {
+    pub peer: Peer,
     _space: Space,
     is_over: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
@@ -66,7 +66,7 @@ fn carry(mut from: File, mut to: File, is_over: &AtomicBool) {
 
 impl Tunnel {
     /// `number` is that of a pod: the addresses are what its would be.
-    fn new(lab: &Lab, number: u8) -> Result<Self> {
+    pub fn new(lab: &Lab, number: u8) -> Result<Self> {
         let device = format!("t{number}");
         let space = Space::new("tunnel")?;
         let (near, far) = (lab.node.inside(|| open(&device))?, space.inside(|| open("tun0"))?);
