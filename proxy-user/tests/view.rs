@@ -12,6 +12,7 @@ use aya::maps::{Array, Map, MapData};
 use node::{Node, on_node, run, veth};
 use proxy_common::backend::{BACKEND_ACTIVE, BACKEND_GONE, BackendEntry};
 use proxy_common::flow::{FLOW_FIN_CLIENT, FLOW_REPLIED, FLOW_USED, Flow};
+use proxy_common::service::{KIND_ADDRESS, KIND_CLUSTER_IP, KIND_NODE_PORT, ServiceEntry, ServiceKey};
 use proxy_common::socket::{SocketEntry, SocketKey, TO_BACKEND, TO_FRONTEND};
 use proxy_user::maps::view::{BackendState, FlowState, View};
 use proxy_user::metrics::{Format, Metrics};
@@ -98,6 +99,19 @@ fn every_entry_is_found_wherever_it_is_and_a_scrape_is_cheap() {
         let addr = std::net::Ipv6Addr::LOCALHOST.octets();
         let entry6 = BackendEntry { addr, port: 81, proto: 17, state: BACKEND_ACTIVE, service: 4, flags: 1 };
         backends6.set(2, entry6, 0).unwrap();
+        let map = Map::HashMap(MapData::from_pin(node.ballast().join("services")).unwrap());
+        let mut services: aya::maps::HashMap<_, ServiceKey<[u8; 4]>, ServiceEntry> = map.try_into().unwrap();
+        // A node port, and a cluster address with its own port and without.
+        for (addr, port, kind) in [
+            ([0; 4], 30_080, KIND_NODE_PORT),
+            ([10, 96, 0, 1], 80, KIND_CLUSTER_IP),
+            ([10, 96, 0, 1], 0, KIND_ADDRESS),
+        ] {
+            let key = ServiceKey::internal(addr, port, 6);
+            services
+                .insert(key, ServiceEntry { tag: key.tag(), kind, ..ServiceEntry::default() }, 0)
+                .unwrap();
+        }
         // The kernel's clock is not told: what was seen in half a cycle from now counts as just now.
         let mut flows = array::<Flow<[u8; 4]>>(node, "flows");
         let now = now(agent.hz());
@@ -131,6 +145,8 @@ fn every_entry_is_found_wherever_it_is_and_a_scrape_is_cheap() {
         let used = |name: &str| overview.maps.iter().find(|row| row.name == name).unwrap().used;
         assert_eq!((used("backends"), used("backends6"), used("flows")), (Some(2), Some(1), Some(3)));
         assert_eq!((used("sockets"), used("config")), (Some(0), None));
+        assert_eq!((used("services"), used("services6")), (Some(3), Some(0)));
+        assert_eq!(view.services().unwrap().len(), 2, "an address alone is nothing to dial");
         // An empty trie takes none.
         let takes_none = |name| ["src_ranges", "src_ranges6"].contains(&name);
         assert!(

@@ -8,6 +8,7 @@
 //! | metrics | `/metrics` | see [`crate::metrics`] |
 //! | | `/proxyMode` | `ebpf` |
 //! | | `/healthz`, `/livez` | `ok`, or 503 and the same JSON |
+//! | | `/problems` | what is wrong with which object, as a list of sentences in JSON; kube-proxy has none |
 //! | | `/configz` | the settings in force, as JSON: ours, and as kube-proxy would write them |
 //! | `healthCheckNodePort` | any | see [`service_check`] |
 //!
@@ -119,6 +120,7 @@ pub fn metrics_router(state: State) -> Router {
         .route("/healthz", get(ping))
         .route("/livez", get(ping))
         .route("/configz", get(configz))
+        .route("/problems", get(problems))
         .with_state(state)
 }
 
@@ -197,6 +199,12 @@ async fn ping(extract::State(state): extract::State<State>) -> Response {
 
 async fn configz(extract::State(state): extract::State<State>) -> Response {
     json(200, &*state.config)
+}
+
+/// For `ballast status`: the maps do not tell what is not in them.
+async fn problems(extract::State(state): extract::State<State>) -> Response {
+    let sentences: Vec<_> = state.status.borrow().problems.iter().map(ToString::to_string).collect();
+    json(200, &sentences)
 }
 
 async fn scrape(extract::State(state): extract::State<State>, headers: HeaderMap) -> Response {

@@ -1,4 +1,5 @@
 use super::*;
+use crate::model::Problem;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -64,6 +65,21 @@ async fn the_metrics_server() {
     assert_eq!(code, 200);
     assert!(head.contains("content-type: application/openmetrics-text; version=1.0.0"), "{head}");
     assert!(body.contains("\nballast_maps_readable 0\n") && body.ends_with("# EOF\n"), "{body}");
+}
+
+#[tokio::test]
+async fn what_is_wrong_with_which_object_can_be_asked() {
+    let problem = Problem {
+        object: "Service default/web".to_owned(),
+        field: "spec.clusterIPs[0]".to_owned(),
+        message: "\"10.96.0.300\" is no address".to_owned(),
+    };
+    let status = Status { problems: vec![problem], ..Status::default() };
+    let address = start(metrics_router(state(status))).await;
+    let (code, head, body) = fetch(address, "/problems").await;
+    assert_eq!(code, 200);
+    assert!(head.contains("content-type: application/json"), "{head}");
+    assert_eq!(body, r#"["Service default/web: spec.clusterIPs[0]: \"10.96.0.300\" is no address"]"#);
 }
 
 #[tokio::test]

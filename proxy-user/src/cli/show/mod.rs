@@ -100,7 +100,8 @@ pub use service::{list as service_list, show as service_show};
 /// `ballast status`: asks the agent, and reads the maps whether or not it answers.
 pub fn status(args: &super::args::StatusArgs) -> Result<Answer, ShowError> {
     let agent = probe(args.agent.metrics_bind_address);
-    let status = Status::new(agent, Facts::read(&args.reader.bpffs));
+    let told = probe::problems(&agent);
+    let status = Status::new(agent, Facts::read(&args.reader.bpffs)).with_problems(told);
     // Whoever may not ask netfilter sees the rest.
     let status = status.with_old_proxy(OldProxy::look().unwrap_or_default());
     Ok(Answer { text: status.render(args.reader.output)?, well: status.problems().is_empty() })

@@ -10,6 +10,9 @@ use crate::cli::value::Listen;
 /// How long the agent may take to answer.
 const PATIENCE: Duration = Duration::from_secs(1);
 
+/// Bytes of an answer that are read: somebody else may listen there, and never come to an end.
+const MOST: u64 = 16 << 20;
+
 /// What was heard of the agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AgentState {
@@ -34,9 +37,18 @@ pub enum AgentState {
 /// Asks the agent's metrics server for `/healthz`.
 pub fn probe(listen: Listen) -> AgentState {
     let Some(address) = listen.resolve(METRICS_PORT).map(reachable) else { return AgentState::NotAsked };
-    match ask(address) {
-        Ok(status) => AgentState::Answered { address, status },
+    match ask(address, "/healthz") {
+        Ok((status, _)) => AgentState::Answered { address, status },
         Err(error) => AgentState::Silent { address, reason: error.to_string() },
+    }
+}
+
+/// What an agent that answers says is wrong with which object. An agent of before it said so says nothing.
+pub fn problems(agent: &AgentState) -> Vec<String> {
+    let AgentState::Answered { address, .. } = agent else { return Vec::new() };
+    match ask(*address, "/problems") {
+        Ok((200, body)) => serde_json::from_slice(&body).unwrap_or_default(),
+        _ => Vec::new(),
     }
 }
 
@@ -50,19 +62,21 @@ fn reachable(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(ip, address.port())
 }
 
-fn ask(address: SocketAddr) -> io::Result<u16> {
+/// Status and body of what an HTTP server answers.
+fn ask(address: SocketAddr, path: &str) -> io::Result<(u16, Vec<u8>)> {
     let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
     // In one piece: a server that is none of ours may close after it saw the first.
-    let request = format!("GET /healthz HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+    let request = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
     stream.write_all(request.as_bytes())?;
-    // `HTTP/1.1 200` is all that counts.
-    let mut line = [0; 12];
-    stream.read_exact(&mut line)?;
-    let status =
-        line.strip_prefix(b"HTTP/1.").and_then(|rest| rest.get(2..)).and_then(|s| str::from_utf8(s).ok());
-    status
-        .and_then(|text| text.parse().ok())
-        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "something else than HTTP answered"))
+    let mut answer = Vec::new();
+    stream.take(MOST).read_to_end(&mut answer)?;
+    // `HTTP/1.1 200` is all that counts of the head.
+    let status = answer.strip_prefix(b"HTTP/1.").and_then(|rest| rest.get(2..5));
+    let status = status.and_then(|text| str::from_utf8(text).ok()).and_then(|text| text.parse().ok());
+    let status = status
+        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "something else than HTTP answered"))?;
+    let body = answer.windows(4).position(|end| end == b"\r\n\r\n").map_or(answer.len(), |end| end + 4);
+    Ok((status, answer.split_off(body)))
 }

@@ -70,6 +70,8 @@ impl Facts {
 pub struct Status {
     agent: AgentState,
     facts: Result<Facts, ViewError>,
+    /// What the agent says is wrong with which object.
+    told: Vec<String>,
     old_proxy: OldProxy,
 }
 
@@ -136,7 +138,13 @@ struct ReasonJson {
 impl Status {
     /// Of what was heard and read.
     pub fn new(agent: AgentState, facts: Result<Facts, ViewError>) -> Self {
-        Self { agent, facts, old_proxy: OldProxy::default() }
+        Self { agent, facts, told: Vec::new(), old_proxy: OldProxy::default() }
+    }
+
+    /// With what the agent says is wrong with which object.
+    #[must_use]
+    pub fn with_problems(self, told: Vec<String>) -> Self {
+        Self { told, ..self }
     }
 
     /// With what another proxy has left on the node.
@@ -158,6 +166,7 @@ impl Status {
             )),
             AgentState::Answered { .. } | AgentState::NotAsked => {}
         }
+        problems.extend(self.told.iter().cloned());
         if self.old_proxy.has_rules() {
             problems.push(format!(
                 "kube-proxy's rules are still here ({}): stop it, and run `ballast takeover`",

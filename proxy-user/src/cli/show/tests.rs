@@ -1,7 +1,8 @@
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use insta::assert_snapshot;
@@ -90,6 +91,7 @@ fn cluster() -> Snapshot {
             },
             frontend(9, "10.96.0.99:80", 6, Kind::ExternalIp, &[3]),
         ],
+        addresses: [2, 1],
         backends,
         service_stats: BTreeMap::from([(
             1,
@@ -645,6 +647,18 @@ fn what_names_no_service(#[case] text: &str) {
 #[case("SSH-2.0-OpenSSH_9.2\r\n", None)]
 #[case("", None)]
 fn the_agent_is_asked(#[case] reply: &'static str, #[case] expected: Option<u16>) {
+    let (address, thread) = answers_once(reply);
+    let state = probe(Listen::Socket(address));
+    assert!(thread.join().unwrap().starts_with("GET /healthz HTTP/1.1\r\n"));
+    match (state, expected) {
+        (AgentState::Answered { status, .. }, Some(expected)) => assert_eq!(status, expected),
+        (AgentState::Silent { .. }, None) => {}
+        (state, _) => panic!("{state:?}"),
+    }
+}
+
+/// A server that gives one answer, and then tells what it was asked.
+fn answers_once(reply: &'static str) -> (SocketAddr, JoinHandle<String>) {
     let server = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = server.local_addr().unwrap();
     let thread = std::thread::spawn(move || {
@@ -654,13 +668,22 @@ fn the_agent_is_asked(#[case] reply: &'static str, #[case] expected: Option<u16>
         stream.write_all(reply.as_bytes()).unwrap();
         String::from_utf8_lossy(&request[..length]).into_owned()
     });
-    let state = probe(Listen::Socket(address));
-    assert!(thread.join().unwrap().starts_with("GET /healthz HTTP/1.1\r\n"));
-    match (state, expected) {
-        (AgentState::Answered { status, .. }, Some(expected)) => assert_eq!(status, expected),
-        (AgentState::Silent { .. }, None) => {}
-        (state, _) => panic!("{state:?}"),
-    }
+    (address, thread)
+}
+
+#[rstest]
+#[case::something_is_wrong("HTTP/1.1 200 OK\r\nx: y\r\n\r\n[\"Service a/b: c\"]", &["Service a/b: c"])]
+#[case::all_is_well("HTTP/1.1 200 OK\r\n\r\n[]", &[])]
+#[case::an_older_agent("HTTP/1.1 404 Not Found\r\n\r\n", &[])]
+#[case::no_agent("HTTP/1.1 200 OK\r\n\r\n<html>", &[])]
+fn what_is_wrong_with_objects_is_asked(#[case] reply: &'static str, #[case] expected: &[&str]) {
+    let (address, thread) = answers_once(reply);
+    let told = probe::problems(&AgentState::Answered { address, status: 200 });
+    assert!(thread.join().unwrap().starts_with("GET /problems HTTP/1.1\r\n"));
+    assert_eq!(told, expected);
+    let status = Status::new(well(), Ok(facts()));
+    let before = status.problems().len();
+    assert_eq!(status.with_problems(told).problems().len(), before + expected.len());
 }
 
 #[test]

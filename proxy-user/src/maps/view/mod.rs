@@ -69,6 +69,8 @@ pub struct Snapshot {
     pub names: BTreeMap<u32, NameRow>,
     /// What clients dial, in order of id and address.
     pub frontends: Vec<FrontendRow>,
+    /// Entries beside these that only say that an address is a cluster address, of IPv4 and of IPv6.
+    pub addresses: [usize; 2],
     /// Endpoints, by id.
     pub backends: BTreeMap<u32, BackendRow>,
     /// What was counted for a Service port, by its id, over all CPUs.
@@ -99,12 +101,22 @@ impl View {
     /// What clients dial, in order of id and address, with the ids of the backends behind each. The entries that
     /// only say that an address is a cluster address are left out.
     pub fn services(&self) -> Result<Vec<FrontendRow>, ViewError> {
+        self.services_and_addresses().map(|(rows, _)| rows)
+    }
+
+    /// The same, and how many were left out, of IPv4 and of IPv6.
+    fn services_and_addresses(&self) -> Result<(Vec<FrontendRow>, [usize; 2]), ViewError> {
         let mut entries = self.frontends::<[u8; 4]>(map::SERVICES)?;
-        entries.extend(self.frontends::<[u8; 16]>(map::SERVICES6)?);
+        let mut entries6 = self.frontends::<[u8; 16]>(map::SERVICES6)?;
+        let addresses = [&mut entries, &mut entries6].map(|entries| {
+            let before = entries.len();
+            entries.retain(|(_, entry)| entry.kind != KIND_ADDRESS);
+            before - entries.len()
+        });
+        entries.extend(entries6);
         let slots = self.pin(map::SLOTS, MapType::Array)?.mapped::<u32>()?;
         let mut rows: Vec<_> = entries
             .into_iter()
-            .filter(|(_, entry)| entry.kind != KIND_ADDRESS)
             .map(|(row, entry)| {
                 let first = (entry.slot_base as usize).min(slots.len());
                 let end = first.saturating_add(entry.slot_count as usize).min(slots.len());
@@ -112,7 +124,7 @@ impl View {
             })
             .collect();
         rows.sort_by_key(|row| (row.service, row.kind, row.address, row.port, row.scope));
-        Ok(rows)
+        Ok((rows, addresses))
     }
 
     fn frontends<A>(&self, name: &'static str) -> Result<Vec<(FrontendRow, ServiceEntry)>, ViewError>
@@ -209,7 +221,7 @@ impl View {
     /// Everything about Services.
     pub fn snapshot(&self) -> Result<Snapshot, ViewError> {
         let names = self.names()?;
-        let frontends = self.services()?;
+        let (frontends, addresses) = self.services_and_addresses()?;
         let backends = self.backends()?;
         let ids: BTreeSet<u32> =
             names.keys().copied().chain(frontends.iter().map(|row| row.service)).collect();
@@ -219,6 +231,7 @@ impl View {
             refusals: self.refusals()?,
             names,
             frontends,
+            addresses,
             backends,
         })
     }

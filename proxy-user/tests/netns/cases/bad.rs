@@ -52,6 +52,9 @@ fn broken(lab: &Lab) -> Result<()> {
     lab.folder.put_text("mixed", &file)?;
     eventually(SOON, || [WEB, WIDE, LATE].into_iter().try_for_each(|service| works(lab, service)))?;
     lab.agent_mut()?.says(&["crooked", "10.96.0.300"])?;
+    let status = agent::command(&lab.node, &["status"], &lab.bpffs())?;
+    let said = String::from_utf8_lossy(&status.stdout).into_owned();
+    ensure!(!status.status.success() && said.contains("10.96.0.300"), "{said}");
 
     // A file that is no YAML at all keeps what it last held.
     lab.folder.put_text("mixed", "{{{ no: yaml\n")?;
