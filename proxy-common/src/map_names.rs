@@ -138,8 +138,8 @@ pub const DEFAULT_SERVICES: u32 = 32_768;
 pub const DEFAULT_SLOTS: u32 = 524_288;
 /// Backend ids: `backends`, `backends6` and `backend_stats`.
 pub const DEFAULT_BACKENDS: u32 = 262_144;
-/// Flows in each of `flows` and `flows6`; `flow_index` and `flow_index6` have twice as many buckets, rounded up
-/// to a power of two.
+/// Flows in each of `flows` and `flows6`; `flow_index` and `flow_index6` have half as many buckets, rounded up to a
+/// power of two.
 pub const DEFAULT_FLOWS: u32 = 131_072;
 /// Entries in each of `sockets` and `sockets6`.
 pub const DEFAULT_SOCKETS: u32 = 131_072;

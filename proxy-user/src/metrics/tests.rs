@@ -19,6 +19,7 @@ use datapath::Reading;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 
+mod documented;
 mod monitoring;
 
 /// A parsed exposition: (sample name with labels, value), and (family, type).

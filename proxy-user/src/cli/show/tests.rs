@@ -30,7 +30,7 @@ fn name(namespace: &str, name: &str, port: &str, protocol: u8, family: IpFamily)
 }
 
 fn frontend(service: u32, address: &str, protocol: u8, kind: Kind, backends: &[u32]) -> FrontendRow {
-    let socket: std::net::SocketAddr = address.parse().unwrap();
+    let socket: SocketAddr = address.parse().unwrap();
     FrontendRow {
         service,
         address: socket.ip(),

@@ -25,7 +25,7 @@ struct Asked {
 }
 
 /// Every metric of an agent in full swing, with the labels of its samples.
-fn exported() -> BTreeMap<String, BTreeSet<String>> {
+pub(super) fn exported() -> BTreeMap<String, BTreeSet<String>> {
     let mut registry = Registry::default();
     registry.register_collector(Box::new(Fixed(reading())));
     let mut of_maps = String::new();
