@@ -36,9 +36,9 @@ pub trait Index: Tables {
     /// filled. Gives the flow that the key leads to: this one, or the other that has the key already; [`NONE`] if
     /// all ways are taken.
     fn add_key(flow: u32, direction: u32, hash: u64) -> u32;
-    /// Writes a pending way into one of two buckets, and gives its place; [`NO_PLACE`] if there is no room. What
-    /// nobody misses is room too if `stale` is not 0.
-    fn take(first: u32, second: u32, pending: u32, stale: u32) -> u32;
+    /// Writes a pending way into the second bucket, or into either in the place of one that nobody misses, and gives its
+    /// place; [`NO_PLACE`] if there is no room. Asked once the first bucket was full.
+    fn take(first: u32, second: u32, pending: u32) -> u32;
     /// The other flow that is to have the key of this one, which stands pending at `mine`, in a bucket; [`NONE`] if
     /// there is none (any more).
     fn rival(flow: u32, direction: u32, mine: u32, bucket: u32) -> u32;
@@ -207,15 +207,18 @@ fn take_in<F: Tables>(number: u32, pending: u32, stale: bool) -> u32 {
 
 /// [`Index::take`].
 #[inline(always)]
-fn take<F: Tables>(first: u32, second: u32, pending: u32, stale: bool) -> u32 {
-    let place = take_in::<F>(first, pending, stale);
+fn take<F: Tables>(first: u32, second: u32, pending: u32) -> u32 {
     let Some(bucket) = F::bucket(first) else { return NO_PLACE };
-    if place != NO_PLACE {
-        return place;
-    }
     // SAFETY: a map value: the two and the two zero bytes behind them. An exchange, so that it is seen before what follows.
     unsafe { atomic::compare_exchange32((&raw mut (*bucket).overflow).cast(), 0, OVERFLOWS) };
-    take_in::<F>(second, pending, stale)
+    let mut place = take_in::<F>(second, pending, false);
+    if place == NO_PLACE {
+        place = take_in::<F>(first, pending, true);
+    }
+    if place == NO_PLACE {
+        place = take_in::<F>(second, pending, true);
+    }
+    place
 }
 
 /// How many ways of a bucket have that tag. Without a branch: each would double what the verifier has to
@@ -300,10 +303,7 @@ fn add<F: Index>(index: u32, direction: u32, hash: u64) -> u32 {
     let pending = atomic::opaque(u64::from(way_of(tag(hash), index) | WAY_PENDING)) as u32;
     let mut mine = take_in::<F>(first, pending, false);
     if mine == NO_PLACE {
-        mine = F::take(first, second, pending, 0);
-    }
-    if mine == NO_PLACE {
-        mine = F::take(first, second, pending, 1);
+        mine = F::take(first, second, pending);
     }
     let (Some(way), Some(place)) = (at::<F>(mine), F::flow(index)) else { return NONE };
     // SAFETY: a map value, and the caller's own.
@@ -341,8 +341,8 @@ macro_rules! index {
 
         #[unsafe(no_mangle)]
         #[inline(never)]
-        extern "C" fn $take(first: u32, second: u32, pending: u32, stale: u32) -> u32 {
-            take::<$family>(first, second, pending, stale != 0)
+        extern "C" fn $take(first: u32, second: u32, pending: u32) -> u32 {
+            take::<$family>(first, second, pending)
         }
 
         #[unsafe(no_mangle)]
@@ -358,8 +358,8 @@ macro_rules! index {
             }
 
             #[inline(always)]
-            fn take(first: u32, second: u32, pending: u32, stale: u32) -> u32 {
-                $take(first, second, pending, stale)
+            fn take(first: u32, second: u32, pending: u32) -> u32 {
+                $take(first, second, pending)
             }
 
             #[inline(always)]

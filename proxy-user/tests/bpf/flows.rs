@@ -10,7 +10,7 @@ use crate::Scenario;
 use crate::packet::{ACK, FIN, Packet, RST, SYN, TCP, UDP, verify};
 use crate::rig::{DROP, Family, HZ, Hook, NEXT, Rig, Service, Side};
 
-pub const SCENARIOS: [Scenario; 20] = [
+pub const SCENARIOS: [Scenario; 22] = [
     scenario("TCP stays with a backend that left, UDP moves", leaving_backend),
     scenario("TCP that nobody answered moves", unanswered_tcp_moves),
     scenario("a SYN after both FINs begins anew", syn_after_fins),
@@ -25,6 +25,8 @@ pub const SCENARIOS: [Scenario; 20] = [
     scenario("one client port to one frontend, by TCP and by UDP", protocols_apart),
     scenario("a lost forward key heals", lost_forward_key),
     scenario("a lost reply key heals after a pause", lost_reply_key),
+    scenario("a key whose first bucket is full stands in its second", first_full),
+    scenario("a key whose buckets are full takes a place that nobody misses", both_full),
     scenario("an entry that was reused is not believed", reused_entry),
     scenario("a backend id that was reused for another address is not followed", reused_id),
     scenario("a backend id that was reused for another Service is not followed", reused_id_of_another),
@@ -331,6 +333,36 @@ fn lost_reply_key(family: Family, rig: &mut Rig) {
     }
     assert_eq!(rig.stats(7).connections, 1);
     assert_eq!(rig.reasons(), []);
+}
+
+fn first_full(family: Family, rig: &mut Rig) {
+    crowded(family, rig, &[0], 1);
+}
+
+fn both_full(family: Family, rig: &mut Rig) {
+    crowded(family, rig, &[0, 1], 0);
+}
+
+/// A flow begins, and is found, with these of its keys' buckets full; its keys stand in the one that is expected.
+fn crowded(family: Family, rig: &mut Rig, full: &[usize], expected: usize) {
+    let scene = scene(family, TCP, rig);
+    let (pod, _) = scene.establish(rig);
+    let flow = rig.flow(family);
+    rig.forget_flows();
+    let mut service = scene.service.clone();
+    rig.shrink(&mut service, &[pod]);
+    for side in [Side::Forward, Side::Reply] {
+        full.iter().for_each(|which| rig.crowd(&flow, side, *which));
+    }
+    scene.establish(rig);
+    let next = scene.with(ACK);
+    expect(rig, Hook::Ingress, &next, &next.to(pod));
+    let begun = rig.flow(family);
+    for side in [Side::Forward, Side::Reply] {
+        assert_eq!(rig.stands_in(&begun, side), Some(expected), "{side:?}");
+        assert_eq!(rig.leads_to(&begun, side), Some(begun.index));
+    }
+    assert_eq!(rig.stats(scene.service.id).connections, 2);
 }
 
 fn reused_entry(family: Family, rig: &mut Rig) {

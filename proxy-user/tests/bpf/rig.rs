@@ -14,7 +14,7 @@ use proxy_common::backend::{BACKEND_ACTIVE, BACKEND_GONE};
 use proxy_common::config::NodeConfig;
 use proxy_common::filter::{Role, position};
 use proxy_common::flow::{
-    Bucket, Flow, FlowKey, WAY_PENDING, WAY_TAG, WAYS, buckets_for, buckets_of, flow_of, tag,
+    Bucket, Flow, FlowKey, WAY_PENDING, WAY_TAG, WAYS, buckets_for, buckets_of, flow_of, tag, way_of,
 };
 use proxy_common::fragment::{FragmentEntry, FragmentKey};
 use proxy_common::map_names as names;
@@ -301,8 +301,7 @@ impl Rig {
         let words = contents.filter.iter().zip(0..).filter(|(bits, _)| **bits != 0);
         writes.extend(words.map(|(bits, word)| Write::FilterClear(word, *bits)));
         self.write(&writes);
-        self.forget::<[u8; 4]>(names::FLOW_INDEX, names::FLOWS);
-        self.forget::<[u8; 16]>(names::FLOW_INDEX6, names::FLOWS6);
+        self.forget_flows();
         let mut hands = self.array::<u64>(names::FLOW_HAND);
         (0..2).for_each(|family| hands.set(family, 0, 0).unwrap());
         for id in contents.services.values().map(|entry| entry.id) {
@@ -327,6 +326,12 @@ impl Rig {
         }
         self.forget_fragments::<[u32; 1]>(names::FRAGMENTS);
         self.forget_fragments::<[u32; 4]>(names::FRAGMENTS6);
+    }
+
+    /// Forgets every flow.
+    pub fn forget_flows(&self) {
+        self.forget::<[u8; 4]>(names::FLOW_INDEX, names::FLOWS);
+        self.forget::<[u8; 16]>(names::FLOW_INDEX6, names::FLOWS6);
     }
 
     fn forget<A: proxy_common::Address>(&self, index: &str, states: &str)
@@ -511,16 +516,36 @@ impl Rig {
         Some(flow_of(index.get(&number, 0).unwrap().ways[way]))
     }
 
-    /// Where a key of a flow stands: the index, the bucket and the way.
-    fn way(&self, flow: &Tracked, side: Side) -> Option<(Array<MapData, Bucket>, u32, usize)> {
+    /// Fills one of the two buckets where a key of a flow may stand with what nobody will miss.
+    pub fn crowd(&self, flow: &Tracked, side: Side, which: usize) {
+        let (mut index, hash, numbers) = self.buckets(flow, side);
+        // Of another tag, so that the key's own way is told from these; they lead to the last entry, which is not in use.
+        assert_ne!(tag(!hash), tag(hash));
+        let stale = way_of(tag(!hash), (index.len() * 2) - 1);
+        index.set(numbers[which], Bucket { ways: [stale; WAYS as usize], ..EMPTY }, 0).unwrap();
+    }
+
+    /// In which of its two buckets a key of a flow stands.
+    pub fn stands_in(&self, flow: &Tracked, side: Side) -> Option<usize> {
+        let (_, number, _) = self.way(flow, side)?;
+        self.buckets(flow, side).2.iter().position(|one| *one == number)
+    }
+
+    /// The index, the hash of a key of a flow, and its two buckets.
+    fn buckets(&self, flow: &Tracked, side: Side) -> (Array<MapData, Bucket>, u64, [u32; 2]) {
         let config: Array<_, NodeConfig> = self.array(names::CONFIG);
         let NodeConfig { flow_seed, flow_buckets, .. } = config.get(&0, 0).unwrap();
         let (name, hash) = match flow.key(side) {
             Key::V4(key) => (names::FLOW_INDEX, key.hash(flow_seed)),
             Key::V6(key) => (names::FLOW_INDEX6, key.hash(flow_seed)),
         };
-        let index = self.array::<Bucket>(name);
-        let found = buckets_of(hash, flow_buckets).into_iter().find_map(|number| {
+        (self.array(name), hash, buckets_of(hash, flow_buckets))
+    }
+
+    /// Where a key of a flow stands: the index, the bucket and the way.
+    fn way(&self, flow: &Tracked, side: Side) -> Option<(Array<MapData, Bucket>, u32, usize)> {
+        let (index, hash, numbers) = self.buckets(flow, side);
+        let found = numbers.into_iter().find_map(|number| {
             let ways = index.get(&number, 0).unwrap().ways;
             let way = ways.iter().position(|way| way & WAY_TAG == tag(hash))?;
             assert_eq!(ways[way] & WAY_PENDING, 0, "no key stays pending");
