@@ -14,11 +14,10 @@ use proxy_common::flow::{
     Bucket, DIRECTION_FORWARD, FLOW_USED, Flow, FlowKey, NO_PLACE, PLACES, WAY_PENDING, WAY_TAG, WAYS,
     buckets_of, flow_of, tag, way_of,
 };
-use proxy_common::{Address, V4, V6};
+use proxy_common::{V4, V6};
 
 use super::owns;
 use crate::atomic;
-use crate::header::same;
 use crate::maps::{self, Tables};
 
 /// A bucket's last word, if keys stand in their second buckets.
@@ -237,23 +236,6 @@ fn like<F: Tables>(number: u32, tag: u32) -> u64 {
     count
 }
 
-/// Whether two flows have the same key in that direction.
-#[inline(always)]
-fn same_key<A: Address>(a: &Flow<A>, b: &Flow<A>, direction: u32) -> bool {
-    a.proto == b.proto
-        && if direction == u32::from(DIRECTION_FORWARD) {
-            a.client_port == b.client_port
-                && a.frontend_port == b.frontend_port
-                && same(&a.client, &b.client)
-                && same(&a.frontend, &b.frontend)
-        } else {
-            a.backend_port == b.backend_port
-                && a.source_port == b.source_port
-                && same(&a.backend, &b.backend)
-                && same(&a.source, &b.source)
-        }
-}
-
 /// [`Index::rival`]. Looks for another way that holds the key of the flow `index` which stands, pending, at `mine`.
 /// Gives its flow if that one is to have the key; takes it away if not: of two that are pending the one in the lower
 /// place stands.
@@ -273,7 +255,7 @@ fn rival<F: Tables>(index: u32, direction: u32, mine: u32, number: u32) -> u32 {
             let Some(other) = F::flow(index) else { return NONE };
             // SAFETY: a map value, of plain integers; what is read is checked.
             let other = unsafe { &*other };
-            if other.state & FLOW_USED != 0 && same_key(other, flow, direction) {
+            if other.state & FLOW_USED != 0 && owns(other, &flow.key(direction as u8)) {
                 let goes = found & WAY_PENDING != 0 && mine < place;
                 // SAFETY: as above.
                 if !goes || unsafe { atomic::compare_exchange32(pointer, found, 0) } == found & !WAY_PENDING {

@@ -14,9 +14,8 @@ use proxy_common::select::{random_slot, source_port};
 
 use super::claim::{Claim, claim_free};
 use super::index::{self, Keys, NONE};
-use super::{Time, Tracked};
+use super::{Time, Tracked, owns};
 use crate::balance::Choice;
-use crate::header::same;
 use crate::maps;
 use crate::packet::Aim;
 use crate::{atomic, report};
@@ -169,11 +168,7 @@ fn add_reply_key<F: Steps>(index: u32) -> u32 {
                 tracked.release();
                 continue;
             }
-        } else if theirs.client_port == flow.client_port
-            && theirs.frontend_port == flow.frontend_port
-            && same(&theirs.client, &flow.client)
-            && same(&theirs.frontend, &flow.frontend)
-        {
+        } else if owns(theirs, &flow.forward_key()) {
             return readopt::<F>(leads_to, config);
         }
         // SAFETY: the helper takes nothing and cannot fail.
