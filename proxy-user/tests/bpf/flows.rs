@@ -352,7 +352,9 @@ fn crowded(family: Family, rig: &mut Rig, full: &[usize], expected: usize) {
     let mut service = scene.service.clone();
     rig.shrink(&mut service, &[pod]);
     for side in [Side::Forward, Side::Reply] {
-        full.iter().for_each(|which| rig.crowd(&flow, side, *which));
+        for which in full {
+            rig.crowd(&flow, side, *which);
+        }
     }
     scene.establish(rig);
     let next = scene.with(ACK);
