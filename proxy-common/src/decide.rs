@@ -124,6 +124,8 @@ pub enum Source {
     Remote,
     /// This node's: every packet to a cluster address has it (`masqueradeAll`).
     All,
+    /// This node's: the client is a process of the node, and only by its port is a reply known to be ours.
+    Own,
 }
 
 impl Source {

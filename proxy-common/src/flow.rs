@@ -192,6 +192,8 @@ pub const FLOW_RESET: u8 = 1 << 4;
 pub const FLOW_CLAIMED: u8 = 1 << 5;
 /// The backend sees an address of this node (SNAT): packets of both directions are sent on from where they come in.
 pub const FLOW_SNAT: u8 = 1 << 6;
+/// With [`FLOW_SNAT`]: the client is a process of this node, and replies go up the stack instead of on.
+pub const FLOW_OWN: u8 = 1 << 7;
 
 impl<A: Address> Flow<A> {
     /// The key of a direction.

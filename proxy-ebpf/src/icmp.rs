@@ -8,7 +8,7 @@
 use aya_ebpf::bindings::__sk_buff;
 use proxy_common::csum::{replace16, replace32, update};
 use proxy_common::filter::Role;
-use proxy_common::flow::{DIRECTION_FORWARD, DIRECTION_REPLY, FLOW_SNAT, FlowKey};
+use proxy_common::flow::{DIRECTION_FORWARD, DIRECTION_REPLY, FLOW_OWN, FLOW_SNAT, FlowKey};
 use proxy_common::reason::Reason;
 use proxy_common::{Address, PROTO_ICMP, PROTO_ICMPV6, PROTO_SCTP, PROTO_TCP, PROTO_UDP, V4, V6};
 
@@ -125,7 +125,7 @@ fn error<F: Control>(skb: Skb, at: u8) -> i32 {
     let Some(known) = flow::find::<F>(&key, time.hash(&key), time) else { return NEXT };
     let to = if key.direction == DIRECTION_FORWARD { known.to_backend() } else { known.to_client() };
     let Some(to) = to else { return drop_because(Reason::MapInconsistent) };
-    let is_sent_on = at == DIRECTION_FORWARD && known.state() & FLOW_SNAT != 0;
+    let is_sent_on = at == DIRECTION_FORWARD && known.state() & (FLOW_SNAT | FLOW_OWN) == FLOW_SNAT;
     if translate::<F>(skb, &quote, &to).is_err() {
         return drop_because(Reason::RewriteFailed);
     }

@@ -146,7 +146,7 @@ pub mod sctp {
     /// Offset of the checksum, a CRC-32C.
     pub const CHECK: u32 = 8;
     /// Offset of the type of the first chunk.
-    pub const CHUNK: usize = 12;
+    pub const CHUNK: u32 = 12;
 
     /// The TCP flags that mean for a connection what a chunk means for an association.
     #[inline(always)]

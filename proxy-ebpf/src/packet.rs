@@ -45,7 +45,7 @@ pub struct Packet<A> {
     pub length: u32,
     /// IPv4's header checksum as it stands in the packet; 0 for IPv6.
     pub ip_check: u16,
-    /// TCP's flags; what comes closest for SCTP ([`sctp::flags`]), 0 for UDP.
+    /// TCP's flags; what comes closest for SCTP ([`sctp::flags`], not yet there when it is parsed), 0 for UDP.
     pub tcp_flags: u16,
 }
 
@@ -67,8 +67,8 @@ pub struct Aim<A> {
     pub reply: FlowKey<A>,
     /// Id of its backend; 0: there is none.
     pub backend_id: u32,
-    /// Not 0: the backend sees an address of this node.
-    pub snat: u32,
+    /// `FLOW_*` bits of a new flow: [`FLOW_SNAT`](proxy_common::flow::FLOW_SNAT), and whose packet it is.
+    pub state: u32,
     /// The hash of `reply`.
     pub reply_hash: u64,
 }
@@ -287,9 +287,6 @@ fn transport<A: Address>(
         if length < sctp::HEADER {
             return Err(Stop::Because(Reason::Malformed));
         }
-        let header: *const [u8; sctp::HEADER] = bounds.at(offset).ok_or(Stop::Short)?;
-        // SAFETY: `at` found the whole header inside the packet.
-        packet.tcp_flags = sctp::flags(unsafe { (*header)[sctp::CHUNK] });
     } else if length < udp::HEADER {
         return Err(Stop::Because(Reason::Malformed));
     }

@@ -10,6 +10,7 @@
 
 use core::ptr::read_volatile;
 
+use aya_ebpf::bindings::BPF_F_INGRESS;
 use aya_ebpf::helpers::generated::{bpf_csum_diff, bpf_redirect};
 use proxy_common::csum::{fold, pseudo_sum, sum_words};
 use proxy_common::{PROTO_ICMP, PROTO_ICMPV6, PROTO_SCTP, PROTO_UDP, V4, V6};
@@ -238,8 +239,10 @@ pub fn answer<F: Reject + Tables>(
         let [d0, d1, d2, s0, s1, s2] = addresses;
         skb.store(0, &[s0, s1, s2, d0, d1, d2])?;
     }
-    // SAFETY: the helper takes numbers only. 0: out of the device, not into it.
-    Ok(unsafe { bpf_redirect(skb.ifindex(), 0) } as i32)
+    // The node's own client gets it as if it had come in by the device.
+    let flags = if skb.is_own() { u64::from(BPF_F_INGRESS) } else { 0 };
+    // SAFETY: the helper takes numbers only.
+    Ok(unsafe { bpf_redirect(skb.ifindex(), flags) } as i32)
 }
 
 /// The refusal of a packet that is quoted in part.

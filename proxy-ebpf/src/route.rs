@@ -3,11 +3,11 @@
 //! A packet whose source is an address of this node must not go up the stack, which drops it as a martian. It is
 //! sent on from where it came in, as a router does: next hop, time to live, and the size of the next link.
 
-use core::mem::{MaybeUninit, size_of};
+use core::mem::{MaybeUninit, replace, size_of};
 
 use aya_ebpf::bindings::{
-    BPF_FIB_LKUP_RET_FRAG_NEEDED, BPF_FIB_LKUP_RET_NO_NEIGH, BPF_FIB_LKUP_RET_SUCCESS, bpf_fib_lookup,
-    bpf_redir_neigh,
+    BPF_F_INGRESS, BPF_FIB_LKUP_RET_FRAG_NEEDED, BPF_FIB_LKUP_RET_NO_NEIGH, BPF_FIB_LKUP_RET_SUCCESS,
+    bpf_fib_lookup, bpf_redir_neigh,
 };
 use aya_ebpf::helpers::generated as helper;
 use proxy_common::csum::{replace32, update};
@@ -35,6 +35,8 @@ pub struct Route {
     pub macs: [u32; 3],
     /// How large a packet the device takes.
     pub mtu: u32,
+    /// 0: out of the device. `BPF_F_INGRESS`: as if it had come in by it; for one packet.
+    pub inward: u32,
 }
 
 /// The way that a packet took, for those that follow in the same tick of the clock: to ask the kernel costs more than all
@@ -152,6 +154,24 @@ fn route<F: Routes>(skb: Skb, tuple: &Tuple<F::Words>, length: u32) -> i32 {
     }
 }
 
+/// Makes of the way that was noted the way up the stack by its device; `false` if that is this one, or if its
+/// link-layer address is not known.
+#[inline(always)]
+pub fn turn_inward(device: u32) -> bool {
+    let Some(route) = maps::route() else { return false };
+    // SAFETY: a map value that is this CPU's own.
+    let route = unsafe { &mut *route };
+    if route.ifindex == device || route.family != 0 {
+        return false;
+    }
+    let [_, between, end] = route.macs.map(u32::to_ne_bytes);
+    let ([_, _, a, b], [c, d, e, f]) = (between, end);
+    route.macs[0] = u32::from_ne_bytes([a, b, c, d]);
+    route.macs[1] = u32::from_ne_bytes([e, f, a, b]);
+    route.inward = BPF_F_INGRESS as u32;
+    true
+}
+
 /// An Ethernet header without tags. Packed: it is 14 bytes long.
 #[repr(C, packed(2))]
 struct Ethernet {
@@ -171,11 +191,12 @@ fn send<F: Routes>(skb: Skb) -> i32 {
     let Some(route) = maps::route() else { return FAILED };
     // SAFETY: a map value that is this CPU's own.
     let route = unsafe { &mut *route };
+    let inward = replace(&mut route.inward, 0);
     let bounds = skb.bounds();
     let link = link_header();
     let Some(header) = bounds.at::<F::Header>(link) else { return FAILED };
     // SAFETY: `at` found all of it inside the packet, and the kernel has made it writable for this program.
-    if !F::hop(unsafe { &mut *header.cast_mut() }) {
+    if inward == 0 && !F::hop(unsafe { &mut *header.cast_mut() }) {
         return EXPIRED;
     }
     if link == 0 && skb.push_link_header(ETHERNET as u32).is_err() {
@@ -202,7 +223,7 @@ fn send<F: Routes>(skb: Skb) -> i32 {
         if link == 0 {
             ethernet.ethertype = F::ETHERTYPE;
         }
-        helper::bpf_redirect(route.ifindex, 0) as i32
+        helper::bpf_redirect(route.ifindex, u64::from(inward)) as i32
     }
 }
 

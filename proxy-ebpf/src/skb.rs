@@ -72,11 +72,25 @@ impl Skb {
         unsafe { (*self.raw).gso_size }
     }
 
+    /// Whether it is a list of SCTP packets behind one header (`GSO_BY_FRAGS`): what is pulled out of the first of them is
+    /// missing where the kernel takes them apart.
+    #[inline(always)]
+    pub fn is_list(self) -> bool {
+        self.gso_size() == u32::from(u16::MAX)
+    }
+
     /// Index of the device that the hook is on.
     #[inline(always)]
     pub fn ifindex(self) -> u32 {
         // SAFETY: as in `ethertype`.
         unsafe { (*self.raw).ifindex }
+    }
+
+    /// Whether this node itself has made the packet: it never came in by a device. Where packets come in, none is so.
+    #[inline(always)]
+    pub fn is_own(self) -> bool {
+        // SAFETY: as in `ethertype`.
+        unsafe { (*self.raw).ingress_ifindex == 0 }
     }
 
     /// The part that can be read directly.

@@ -74,7 +74,7 @@ pub fn open<F: Steps>(
 ) -> Result<bool, Reason> {
     let (reply, backend_id) = (&aim.reply, aim.backend_id);
     let now = time.now;
-    let state = if aim.snat != 0 { FLOW_USED | FLOW_SNAT } else { FLOW_USED };
+    let state = FLOW_USED | aim.state as u8;
     // Calls are dear, since returns are not predicted on many a CPU: most find a free entry at once.
     let index = match claim_free::<F>(time) {
         NONE => F::claim(now),
@@ -121,7 +121,7 @@ pub fn open<F: Steps>(
         unsafe { write_volatile(&raw mut (*place).state, 0) };
     }
     let Some(place) = F::flow(leads_to) else {
-        return Err(if aim.snat != 0 { Reason::SnatPortsExhausted } else { Reason::FlowCollision });
+        return Err(if aim.state != 0 { Reason::SnatPortsExhausted } else { Reason::FlowCollision });
     };
     // SAFETY: a map value, of plain integers.
     let flow = unsafe { &*place };

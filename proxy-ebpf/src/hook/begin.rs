@@ -1,7 +1,7 @@
 //! The first packet of a flow: what the client dialled, whether it may, where it goes, and under which address.
 
 use proxy_common::config::CONFIG_LEAVE_OLD;
-use proxy_common::flow::FlowKey;
+use proxy_common::flow::{FLOW_OWN, FLOW_SNAT, FlowKey};
 use proxy_common::node::{NODE_ADDR_PORTS, NodeEntry};
 use proxy_common::reason::{Reason, Verdict};
 use proxy_common::service::ServiceEntry;
@@ -39,7 +39,9 @@ pub(super) fn begin<F: Acts>(skb: Skb) -> i32 {
     }
     let key = &packet.key;
     let (Some(time), Some(node)) = (Time::now(), F::node()) else { return NEXT };
-    let outside = decide::is_outside(|| time.config.is_uplink(skb.ifindex(), maps::device), node, &key.src);
+    aim.state = if skb.is_own() { u32::from(FLOW_OWN) } else { 0 };
+    let outside = aim.state == 0
+        && decide::is_outside(|| time.config.is_uplink(skb.ifindex(), maps::device), node, &key.src);
     let service = lookup::frontend::<F>(key.dst, key.dst_port, key.proto, outside, NODE_ADDR_PORTS);
     if left.hash == NO_HASH {
         left.hash = time.hash(key);
@@ -77,7 +79,7 @@ pub(super) fn begin<F: Acts>(skb: Skb) -> i32 {
                 TAKEN
             }
         }
-        Ok(true) if aim.snat != 0 => BEGUN,
+        Ok(true) if aim.state != 0 => BEGUN,
         Ok(true) => {
             let reply = &aim.reply;
             let to =
@@ -142,12 +144,14 @@ fn take_aim<A: Address>(
     outside: bool,
     time: Time,
 ) {
-    let source = decide::source(service, &key.src, outside, &choice.addr, choice.flags, time.config.flags);
-    let snat = source.is_nodes();
+    let own = aim.state & u32::from(FLOW_OWN);
+    let snat = own != 0
+        || decide::source(service, &key.src, outside, &choice.addr, choice.flags, time.config.flags)
+            .is_nodes();
     aim.reply = flow::reply_key(key, choice, time.config, if snat { Some(&node.source) } else { None });
     aim.reply_hash = time.hash(&aim.reply);
     aim.backend_id = choice.backend_id;
-    aim.snat = u32::from(snat);
+    aim.state = own | if snat { u32::from(FLOW_SNAT) } else { 0 };
 }
 
 /// Begins a flow to the backend that was chosen, or to the one that the client stays with; not, if the packet has a flow
@@ -180,7 +184,7 @@ fn open<F: Acts>(
     if aim.backend_id == 0 {
         return Err(balance::why_nobody(service));
     }
-    if aim.snat != 0 && same(&node.source, &F::Words::ZERO) {
+    if aim.state != 0 && same(&node.source, &F::Words::ZERO) {
         return Err(Reason::NoRoute);
     }
     let begins = flow::open::<F>(key, left.hash, service.id, aim, time)?;

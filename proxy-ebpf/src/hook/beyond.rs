@@ -1,6 +1,8 @@
 //! Packets that go on from here under an address of this node, and the replies to them.
 
-use proxy_common::flow::{DIRECTION_REPLY, FLOW_SNAT, FlowKey};
+use core::mem::swap;
+
+use proxy_common::flow::{DIRECTION_REPLY, FLOW_OWN, FLOW_SNAT, FlowKey};
 use proxy_common::reason::Reason;
 use proxy_common::{PROTO_SCTP, PROTO_TCP};
 
@@ -31,8 +33,12 @@ pub(super) fn send_on<F: Acts>(skb: Skb, packet: &Packet<F::Words>, to: &Tuple<F
 #[inline(always)]
 fn longest<F: Acts>(skb: Skb, packet: &Packet<F::Words>) -> u32 {
     let segment = skb.gso_size();
-    if segment == 0 || packet.key.proto == PROTO_SCTP {
+    if segment == 0 {
         return packet.length;
+    }
+    if packet.key.proto == PROTO_SCTP {
+        // Nobody tells how long each is. They were made to fit the way to the Service's address.
+        return packet.l4;
     }
     let mut header = udp::HEADER as u32;
     if packet.key.proto == PROTO_TCP {
@@ -56,8 +62,24 @@ pub(super) fn back<F: Acts>(skb: Skb) -> i32 {
     }
     known.touch(DIRECTION_REPLY, packet.tcp_flags, time);
     report::replied(known.service(), packet.length);
-    match known.to_client() {
-        Some(to) => send_on::<F>(skb, packet, &to),
-        None => drop_because(Reason::MapInconsistent),
+    let Some(mut to) = known.to_client() else { return drop_because(Reason::MapInconsistent) };
+    if known.state() & FLOW_OWN == 0 {
+        send_on::<F>(skb, packet, &to)
+    } else {
+        bring_home::<F>(skb, packet, &mut to)
+    }
+}
+
+/// Rewrites the answer to a process of this node, which goes up the stack: by the device that leads to its new source,
+/// since at another one the kernel may take it for a martian (`rp_filter`).
+#[inline(always)]
+fn bring_home<F: Acts>(skb: Skb, packet: &Packet<F::Words>, to: &mut Tuple<F::Words>) -> i32 {
+    // The way back, in the same place: a tuple more would be too much for the stack.
+    swap(&mut to.src, &mut to.dst);
+    let found = F::route(skb, to, packet.l4);
+    swap(&mut to.src, &mut to.dst);
+    match rewrite::<F>(skb, packet, to) {
+        NEXT if found == route::FOUND && route::turn_inward(skb.ifindex()) => SEND,
+        verdict => verdict,
     }
 }

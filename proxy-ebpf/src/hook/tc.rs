@@ -5,7 +5,7 @@ use aya_ebpf::programs::TcContext;
 use proxy_common::filter::Role;
 use proxy_common::flow::{DIRECTION_FORWARD, DIRECTION_REPLY, FLOW_SNAT, FlowKey, is_over};
 use proxy_common::reason::{Reason, Verdict};
-use proxy_common::{V4, V6};
+use proxy_common::{PROTO_SCTP, V4, V6};
 
 use super::acts::Acts;
 use super::begin::opens;
@@ -14,7 +14,7 @@ use crate::flow::{self, Time};
 use crate::icmp;
 use crate::maps::{self, Tables};
 use crate::nat::{self, Rewrite, Tuple};
-use crate::net::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, tcp};
+use crate::net::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, sctp, tcp};
 use crate::packet::{Left, Packet, Stop};
 use crate::reject;
 use crate::route;
@@ -79,11 +79,26 @@ pub fn egress(context: &TcContext) -> i32 {
 /// much as all that is asked here.
 #[inline(always)]
 fn forward<F: Acts>(skb: Skb) -> i32 {
-    let mut verdict = match arrive::<F>(skb, DIRECTION_FORWARD) {
-        Ok(key) if maps::may_be(Role::Frontend, &key.dst, key.dst_port, key.proto) => F::known(skb, FIRST),
-        Ok(key) => stray::<F>(skb, key),
+    let verdict = match arrive::<F>(skb, DIRECTION_FORWARD) {
+        Ok(key) => meet::<F>(skb, key),
         Err(verdict) => verdict,
     };
+    act::<F>(skb, verdict)
+}
+
+/// The first act of a client's packet.
+#[inline(always)]
+fn meet<F: Acts>(skb: Skb, key: &FlowKey<F::Words>) -> i32 {
+    if maps::may_be(Role::Frontend, &key.dst, key.dst_port, key.proto) {
+        F::known(skb, FIRST)
+    } else {
+        stray::<F>(skb, key)
+    }
+}
+
+/// The acts that follow.
+#[inline(always)]
+fn act<F: Acts>(skb: Skb, mut verdict: i32) -> i32 {
     if verdict < UNDECIDED {
         return verdict;
     }
@@ -123,14 +138,38 @@ fn forward<F: Acts>(skb: Skb) -> i32 {
     if verdict < UNDECIDED { verdict } else { drop_because(Reason::FlowCollision) }
 }
 
-/// The same for a packet towards a client.
+/// The same for a packet that goes out: towards a client, or from one that is a process of this node.
 #[inline(always)]
 fn backward<F: Acts>(skb: Skb) -> i32 {
-    match arrive::<F>(skb, DIRECTION_REPLY) {
-        Ok(key) if maps::may_be(Role::Backend, &key.src, key.src_port, key.proto) => F::reply(skb),
-        Err(CONTROL) => icmp::outgoing::<F>(skb),
-        _ => NEXT,
+    let key = match arrive::<F>(skb, DIRECTION_REPLY) {
+        Ok(key) => key,
+        Err(CONTROL) => return icmp::outgoing::<F>(skb),
+        Err(_) => return NEXT,
+    };
+    let mut verdict = UNKNOWN;
+    if maps::may_be(Role::Backend, &key.src, key.src_port, key.proto) {
+        verdict = F::reply(skb);
     }
+    if verdict != UNKNOWN {
+        return verdict;
+    }
+    if key.proto == PROTO_SCTP { own::<F>(skb) } else { NEXT }
+}
+
+/// A packet of SCTP that is no reply. No socket hook sees those of the node's own processes: they are met where they
+/// leave for a Service's address, and go where its endpoint is. Other packets were met where they came in.
+#[inline(always)]
+fn own<F: Acts>(skb: Skb) -> i32 {
+    let Some(scratch) = F::scratch() else { return NEXT };
+    // SAFETY: a map value that is this CPU's own.
+    let key = unsafe { &mut (*scratch).left.packet.key };
+    // What went on from here passes another device's hook, and is not to be translated once more.
+    if !skb.is_own() || is_snat_port(key.src_port) {
+        return NEXT;
+    }
+    key.direction = DIRECTION_FORWARD;
+    let verdict = meet::<F>(skb, key);
+    act::<F>(skb, verdict)
 }
 
 /// `F::known` is asked about a packet for the first time.
@@ -193,10 +232,19 @@ fn pull<F: Acts>(skb: Skb) -> Result<(), Stop> {
     let packet = unsafe { &mut (*scratch).left.packet };
     let bounds = skb.bounds();
     let wanted = if skb.length() < PULL { skb.length() } else { PULL };
-    if bounds.end - bounds.data < wanted as usize && skb.pull(wanted).is_err() {
-        return Err(Stop::Because(Reason::Malformed));
+    if bounds.end - bounds.data < wanted as usize {
+        // Nothing out of a list: its headers are readable.
+        let pulled = skb.pull(if skb.is_list() { 0 } else { wanted });
+        pulled.map_err(|_| Stop::Because(Reason::Malformed))?;
     }
-    match F::parse(skb.bounds(), packet, true) {
+    let parsed = F::parse(skb.bounds(), packet, true);
+    if parsed.is_ok() && packet.key.proto == PROTO_SCTP {
+        let mut chunk = 0u8;
+        // Not by a pointer: in a list of packets, chunks lie elsewhere.
+        skb.load(packet.l4 + sctp::CHUNK, &mut chunk, 1).map_err(|_| Stop::Because(Reason::Malformed))?;
+        packet.tcp_flags = sctp::flags(chunk);
+    }
+    match parsed {
         Err(Stop::Short) => Err(Stop::Because(Reason::Malformed)),
         Err(Stop::First) => F::first(skb, packet),
         Err(Stop::Because(Reason::Fragment)) => F::later(skb, packet),
@@ -295,7 +343,7 @@ pub(super) fn reject<F: Acts>(skb: Skb, what: i32) -> i32 {
 pub(super) fn reply<F: Acts>(skb: Skb) -> i32 {
     let (Some(left), Some(time)) = (left::<F>(), Time::now()) else { return NEXT };
     let (packet, key) = (&left.packet, &left.packet.key);
-    let Some(known) = flow::find::<F>(key, time.hash(key), time) else { return NEXT };
+    let Some(known) = flow::find::<F>(key, time.hash(key), time) else { return UNKNOWN };
     if packet.tcp_flags & tcp::SYN != 0 && is_over(known.state()) {
         // Both ends were done: this answers a connection that the client made to the backend itself.
         return NEXT;

@@ -75,11 +75,12 @@ impl Bench {
     /// The time of a packet that comes by a device, and what became of it in the end.
     fn time_by(&self, program: &str, packet: &[u8], repeat: u32, device: Option<u32>) -> (f64, Vec<u8>) {
         let mut out = vec![0; 256];
-        let context = context_of(device.unwrap_or_default());
+        let hook = if program == Hook::Egress.program() { Hook::Egress } else { Hook::Ingress };
+        let context = context_of(hook, device.unwrap_or_default());
         let options = TestRunOptions {
             data_in: Some(packet),
             data_out: Some(&mut out),
-            ctx_in: device.is_some().then_some(&context),
+            ctx_in: Some(&context),
             repeat,
             ..TestRunOptions::default()
         };

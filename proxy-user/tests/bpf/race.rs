@@ -7,7 +7,7 @@ use aya::{TestRun as _, TestRunOptions};
 
 use crate::Scenario;
 use crate::packet::{Packet, UDP};
-use crate::rig::{Family, Hook, Rig, Service};
+use crate::rig::{Family, Hook, Rig, Service, context_of};
 
 const ROUNDS: u32 = 2000;
 const CPUS: u32 = 2;
@@ -25,6 +25,7 @@ pub const SCENARIOS: [Scenario; 2] = [
 fn together(rig: &Rig, packets: impl Fn(u32, u32) -> Vec<u8> + Sync) -> Vec<Vec<Vec<u8>>> {
     let turn = AtomicU32::new(0);
     let program = rig.program(Hook::Ingress.program());
+    let context = context_of(Hook::Ingress, 0);
     let run = |cpu: u32| {
         let mut out = [0; 256];
         (0..ROUNDS)
@@ -37,6 +38,7 @@ fn together(rig: &Rig, packets: impl Fn(u32, u32) -> Vec<u8> + Sync) -> Vec<Vec<
                 let options = TestRunOptions {
                     data_in: Some(&packet),
                     data_out: Some(&mut out),
+                    ctx_in: Some(&context),
                     ..TestRunOptions::default()
                 };
                 let result = program.test_run(options).unwrap();

@@ -171,9 +171,12 @@ pub fn filter(role: Role, addr: SocketAddr, proto: u8) -> Write {
     Write::FilterSet(word, mask)
 }
 
-/// A `struct __sk_buff` of which only `ifindex` is not zero: the context of a packet that comes by a device.
-pub fn context_of(device: u32) -> [u8; 192] {
+/// A `struct __sk_buff` with the device of the hook (0: loopback), and the one by which the packet came in.
+pub fn context_of(hook: Hook, device: u32) -> [u8; 192] {
     let mut context = [0; 192];
+    if hook == Hook::Ingress {
+        context[36..40].copy_from_slice(&device.max(1).to_ne_bytes());
+    }
     context[40..44].copy_from_slice(&device.to_ne_bytes());
     context
 }
@@ -395,11 +398,11 @@ impl Rig {
     /// The same, as if the packet came by the device of that index.
     pub fn run_on(&mut self, hook: Hook, packet: &[u8], device: Option<u32>) -> Seen {
         let mut buffer = std::mem::take(&mut self.buffer);
-        let context = context_of(device.unwrap_or_default());
+        let context = context_of(hook, device.unwrap_or_default());
         let options = TestRunOptions {
             data_in: Some(packet),
             data_out: Some(&mut buffer),
-            ctx_in: device.is_some().then_some(&context),
+            ctx_in: Some(&context),
             ..TestRunOptions::default()
         };
         let result = self.program(hook.program()).test_run(options).unwrap();

@@ -48,6 +48,10 @@ impl<'a, A: Address + Into<IpAddr>> Walk<'a, A> {
         self.rules.backends.values().any(|backend| backend.addr == client && flags(backend.flags).0)
     }
 
+    fn is_of_node(&self, client: Client, from: Option<A>) -> bool {
+        client == Client::Host || from.is_some_and(|from| self.rules.node_addrs.contains_key(&from))
+    }
+
     /// What connect(2) and sendmsg(2) do.
     pub(super) fn socket(mut self, client: Client, from: Option<A>) -> Path {
         if self.key.proto == PROTO_SCTP {
@@ -64,8 +68,7 @@ impl<'a, A: Address + Into<IpAddr>> Walk<'a, A> {
                  socket hook sees the call",
             );
         }
-        let of_node =
-            client == Client::Host || from.is_some_and(|from| self.rules.node_addrs.contains_key(&from));
+        let of_node = self.is_of_node(client, from);
         if !self.filter() {
             return self.end(Outcome::Untouched);
         }
@@ -105,19 +108,32 @@ impl<'a, A: Address + Into<IpAddr>> Walk<'a, A> {
 
     /// What the packet hooks do.
     pub(super) fn packet(mut self, client: Client, from: Option<A>) -> Path {
-        if client == Client::Host {
-            let who = if self.key.proto == PROTO_SCTP {
-                "nobody translates SCTP of the node itself"
-            } else {
-                "the socket hooks serve them"
-            };
-            self.step("hook", format!("packets of the node's own sockets come in by no device: {who}"));
+        let own = self.key.proto == PROTO_SCTP && self.is_of_node(client, from);
+        if own && self.rules.node_addrs.contains_key(&self.key.addr) {
+            self.step("hook", "the address is this node's own: what it sends there leaves by no device");
+            return self.end(Outcome::Untouched);
+        } else if own {
+            self.step(
+                "hook",
+                "no socket hook sees SCTP of the node itself: its packets are met where they leave",
+            );
+        } else if client == Client::Host {
+            self.step(
+                "hook",
+                "packets of the node's own sockets come in by no device: the socket hooks serve them",
+            );
             return self.end(Outcome::Untouched);
         }
+        let whose = if own { "the node's" } else { "the pod's" };
         if !self.filter() {
             return self.end(Outcome::Untouched);
         }
-        let outside = self.outside(from);
+        let outside = if own {
+            self.step("client", "inside: a process of this node");
+            false
+        } else {
+            self.outside(from)
+        };
         let Some(service) = self.frontend(outside, NODE_ADDR_PORTS) else { return self.nothing() };
         if !decide::asks_source(&service) {
             self.step("source ranges", "the Service has none");
@@ -128,7 +144,7 @@ impl<'a, A: Address + Into<IpAddr>> Walk<'a, A> {
             };
             self.step("source ranges", format!("{} is in {}/{bits}", from.into(), range.addr.into()));
         } else {
-            self.step("source ranges", "the pod's address decides: ask again with it");
+            self.step("source ranges", format!("{whose} address decides: ask again with it"));
         }
         if service.affinity_secs != 0 {
             if let Some(from) = from {
@@ -136,13 +152,19 @@ impl<'a, A: Address + Into<IpAddr>> Walk<'a, A> {
                 let entry = self.rules.affinity.get(&key).copied();
                 self.affinity(&service, entry);
             } else {
-                self.step("affinity", "by the pod's address: ask again with it");
+                self.step("affinity", format!("by {whose} address: ask again with it"));
             }
         }
         let config = self.rules.common.config.flags;
         // Without an address there is no endpoint that is the client itself.
         let client = from.unwrap_or(A::ZERO);
-        let source = |addr: &A, flags| Some(decide::source(&service, &client, outside, addr, flags, config));
+        let source = |addr: &A, flags| {
+            Some(if own {
+                Source::Own
+            } else {
+                decide::source(&service, &client, outside, addr, flags, config)
+            })
+        };
         if let Err(reason) = self.endpoints(&service, source) {
             return self.end(Outcome::Refused(reason));
         }
@@ -156,16 +178,22 @@ impl<'a, A: Address + Into<IpAddr>> Walk<'a, A> {
                 return self.end(Outcome::Refused(Reason::NoRoute));
             }
         } else if nodes > 0 {
-            let own: IpAddr = self.rules.node.source.into();
+            let addr: IpAddr = self.rules.node.source.into();
             let ports = self.rules.common.config;
             self.step(
                 "source address",
                 format!(
-                    "{own} for {nodes} of {} endpoints (see SOURCE), from a port of {} to {}",
+                    "{addr} for {nodes} of {} endpoints (see SOURCE), from a port of {} to {}",
                     count, ports.snat_first, ports.snat_last
                 ),
             );
-            self.step("reply", format!("comes back to {own}; where it comes in, its source becomes {dialled}, and it is sent on to the client"));
+            let then = if own { "goes up to the process" } else { "is sent on to the client" };
+            self.step(
+                "reply",
+                format!(
+                    "comes back to {addr}; where it comes in, its source becomes {dialled}, and it {then}"
+                ),
+            );
         }
         if nodes < count {
             self.step("source address", "the client's own is kept");
@@ -342,6 +370,7 @@ const fn word(source: Source) -> &'static str {
         Source::Hairpin => "hairpin",
         Source::Remote => "remote",
         Source::All => "masquerade-all",
+        Source::Own => "node",
     }
 }
 

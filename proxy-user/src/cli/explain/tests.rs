@@ -126,7 +126,10 @@ fn ask(rules: &Rules<A4>, client: &str, dialled: &str) -> Explanation {
 #[case("198.51.100.9", "192.0.2.1:30080", "forward", "drop no_local_endpoint")]
 #[case("host", "203.0.113.1:443", "drop source_not_allowed", "untouched")]
 #[case("pod", "10.96.0.10:9/SCTP", "untouched", "forward")]
-#[case("host", "10.96.0.10:9/SCTP", "untouched", "untouched")]
+#[case("host", "10.96.0.10:9/SCTP", "untouched", "forward")]
+#[case("host", "10.96.0.10:8/SCTP", "untouched", "reject undefined_port")]
+#[case("192.0.2.1", "10.96.0.10:9/SCTP", "untouched", "forward")]
+#[case("host", "192.0.2.1:30080/SCTP", "untouched", "untouched")]
 #[case("198.51.100.9", "10.96.0.10:8/SCTP", "untouched", "reject undefined_port")]
 #[case("pod", "203.0.113.1:443", "untouched", "drop map_inconsistent")]
 #[case("198.52.0.1", "203.0.113.1:443", "untouched", "drop source_not_allowed")]
@@ -211,6 +214,30 @@ fn a_node_port_from_outside_and_from_the_host() {
     rules.node.source = [0; 4];
     let said = ask(&rules, "198.51.100.9", "192.0.2.1:30080");
     assert_eq!(said.packet.outcome, Outcome::Refused(Reason::NoRoute));
+}
+
+#[test]
+fn sctp_of_the_node_itself() {
+    assert_snapshot!(ask(&rules(), "host", "10.96.0.10:9/SCTP").render(Output::Text).unwrap(), @r"
+    host -> 10.96.0.10:9/SCTP
+
+    Socket hooks (connect, sendmsg of a process on this node)
+      hook            the kernel asks no hook about SCTP sockets
+      =>              goes on untouched by this path
+
+    Packet hooks (where packets come in)
+      hook            no socket hook sees SCTP of the node itself: its packets are met where they leave
+      filter          the bit is set: the tables are asked
+      client          inside: a process of this node
+      frontend        10.96.0.10:9/SCTP, internal: default/port (id 2), ClusterIP
+      source ranges   the Service has none
+      endpoints       one of 1, at random
+      source address  192.0.2.1 for 1 of 1 endpoints (see SOURCE), from a port of 61000 to 65535
+      reply           comes back to 192.0.2.1; where it comes in, its source becomes 10.96.0.10:9/SCTP, and it goes up to the process
+      =>              to an endpoint
+        ENDPOINT         ID  ON            STATE        SOURCE
+        10.244.1.7:8080   7  another node  terminating  node
+    ");
 }
 
 #[test]
