@@ -49,7 +49,7 @@ pub const SCENARIOS: [Scenario; 14] = [
 const ID: u32 = 7;
 const PORT: u16 = 30_080;
 const GATEWAY: [u8; 6] = [2, 0, 0, 0, 0, 0x99];
-const OWN: [u8; 6] = [2, 0, 0, 0, 0, 0x11];
+pub const OWN: [u8; 6] = [2, 0, 0, 0, 0, 0x11];
 
 fn trie<K: aya::Pod>(rig: &Rig, name: &str) -> LpmTrie<MapData, K, u32> {
     aya::maps::Map::LpmTrie(rig.map(name)).try_into().unwrap()
@@ -92,7 +92,7 @@ fn sent_on(packet: &Packet) -> Vec<u8> {
     by_gateway(packet.bytes())
 }
 
-fn by_gateway(mut bytes: Vec<u8>) -> Vec<u8> {
+pub fn by_gateway(mut bytes: Vec<u8>) -> Vec<u8> {
     bytes[..6].copy_from_slice(&GATEWAY);
     bytes[6..12].copy_from_slice(&OWN);
     let ttl = ETHERNET + if bytes[ETHERNET] >> 4 == 4 { 8 } else { 7 };

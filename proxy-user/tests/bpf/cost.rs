@@ -7,7 +7,7 @@ use libtest_mimic::Trial;
 use crate::rig::{Hook, Rig};
 
 /// Instructions that the verifier may walk through; the kernel's own limit is a million.
-const LIMIT: u32 = 300_000;
+const LIMIT: u32 = 350_000;
 
 pub fn trial(bpffs: &Path) -> Trial {
     let bpffs = bpffs.to_owned();

@@ -10,7 +10,6 @@ mod fixture;
 mod flows;
 mod fragments;
 mod icmp;
-#[expect(dead_code, reason = "the benchmark uses the rest")]
 mod node;
 mod packet;
 mod race;

@@ -397,12 +397,16 @@ impl Rig {
 
     /// The same, as if the packet came by the device of that index.
     pub fn run_on(&mut self, hook: Hook, packet: &[u8], device: Option<u32>) -> Seen {
+        self.run_with(hook, packet, &context_of(hook, device.unwrap_or_default()))
+    }
+
+    /// The same with a context.
+    pub fn run_with(&mut self, hook: Hook, packet: &[u8], context: &[u8; 192]) -> Seen {
         let mut buffer = std::mem::take(&mut self.buffer);
-        let context = context_of(hook, device.unwrap_or_default());
         let options = TestRunOptions {
             data_in: Some(packet),
             data_out: Some(&mut buffer),
-            ctx_in: Some(&context),
+            ctx_in: Some(context),
             ..TestRunOptions::default()
         };
         let result = self.program(hook.program()).test_run(options).unwrap();

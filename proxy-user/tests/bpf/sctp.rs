@@ -1,17 +1,35 @@
 //! SCTP, by packets made by hand: few kernels have its sockets.
 
-use proxy_common::flow::{FLOW_FIN_BACKEND, FLOW_FIN_CLIENT, FLOW_REPLIED, FLOW_RESET, FLOW_USED};
+use std::net::SocketAddr;
+
+use proxy_common::backend::BACKEND_IN_CLUSTER;
+use proxy_common::filter::Role;
+use proxy_common::flow::{
+    FLOW_FIN_BACKEND, FLOW_FIN_CLIENT, FLOW_OWN, FLOW_REPLIED, FLOW_RESET, FLOW_SNAT, FLOW_USED,
+};
 use proxy_common::reason::Reason;
+use proxy_common::service::{
+    SCOPE_EXTERNAL, SERVICE_DROP_WHEN_EMPTY, SERVICE_SCOPED, SERVICE_SOURCE_RANGES, ServiceEntry,
+};
+use proxy_user::maps::{FrontendKey, Write};
 
 use crate::Scenario;
-use crate::packet::{ACK, FIN, Packet, RST, SCTP, SYN};
-use crate::rig::{DROP, Family, Hook, NEXT, REDIRECT, Rig, Service};
+use crate::beyond::{OWN, by_gateway, forget};
+use crate::node::{know, node_addr, send_on_as, uplink};
+use crate::packet::{ACK, FIN, Packet, RST, SCTP, SYN, TCP, ends, verify};
+use crate::rig::{DROP, Family, Hook, NEXT, REDIRECT, Rig, Service, context_of, filter};
 
-pub const SCENARIOS: [Scenario; 4] = [
+pub const SCENARIOS: [Scenario; 10] = [
     Scenario { name: "SCTP checksums are right for every length", flows: 64, test: lengths },
     Scenario { name: "an SCTP association from beginning to end", flows: 64, test: association },
     Scenario { name: "SCTP to a Service without endpoints", flows: 64, test: refused },
     Scenario { name: "SCTP in pieces", flows: 64, test: pieces },
+    Scenario { name: "SCTP of the node itself, there and back", flows: 64, test: own },
+    Scenario { name: "SCTP of the node itself, which is not ours", flows: 64, test: own_left_alone },
+    Scenario { name: "SCTP of the node itself comes from inside", flows: 64, test: own_inside },
+    Scenario { name: "SCTP of the node itself is refused", flows: 64, test: own_refused },
+    Scenario { name: "errors about SCTP of the node itself", flows: 64, test: own_errors },
+    Scenario { name: "SCTP of the node itself in lists", flows: 64, test: own_lists },
 ];
 
 fn service(family: Family) -> (Service, Packet) {
@@ -103,4 +121,211 @@ fn pieces(family: Family, rig: &mut Rig) {
         assert_eq!((seen.verdict, seen.packet), (NEXT, fragment));
     }
     assert_eq!((rig.reasons(), rig.flows(family).len()), (vec![(Reason::Fragment, 4)], 0));
+}
+
+/// A Service, and the first packet of a process of the node to it.
+fn own_service(family: Family, rig: &mut Rig) -> (Service, Packet) {
+    know(family, rig);
+    let (service, first) = service(family);
+    rig.serve(std::slice::from_ref(&service));
+    (service, first.from(SocketAddr::new(node_addr(family), 40_001)))
+}
+
+fn leaves(rig: &mut Rig, packet: &Packet) -> crate::rig::Seen {
+    rig.run_on(Hook::Egress, &packet.bytes(), Some(uplink()))
+}
+
+/// Runs a packet that must go on to a backend, and gives the packet that does.
+fn goes_on(rig: &mut Rig, packet: &Packet, to: SocketAddr) -> Packet {
+    let seen = leaves(rig, packet);
+    assert_eq!(seen.verdict, REDIRECT, "{packet:?}: {:?}", rig.reasons());
+    if !packet.is_unchecked {
+        verify(&seen.packet).unwrap();
+    }
+    let sent = packet.from(ends(&seen.packet).0).to(to);
+    assert_eq!(seen.packet, by_gateway(sent.bytes()));
+    sent
+}
+
+/// The packet as its device has it that it is said to have come in by.
+fn to_own_device(packet: &Packet) -> Vec<u8> {
+    let mut bytes = packet.bytes();
+    bytes[..6].copy_from_slice(&OWN);
+    bytes[6..12].copy_from_slice(&OWN);
+    bytes
+}
+
+fn own(family: Family, rig: &mut Rig) {
+    let (service, init) = own_service(family, rig);
+    let pod = service.backends[0].1;
+    let sent = goes_on(rig, &init, pod);
+    assert_eq!(sent.src.ip(), node_addr(family));
+    assert!((61_000..=65_535).contains(&sent.src.port()), "{}", sent.src);
+    assert_eq!(rig.flow(family).state, FLOW_USED | FLOW_SNAT | FLOW_OWN);
+    // It passes the hook of the device by which it goes on, also where that endpoint is itself a frontend.
+    let other = Service::new(8, SCTP, pod, &[family.pod(2, 8080)]);
+    rig.serve(&[other]);
+    let seen = leaves(rig, &sent);
+    assert_eq!((seen.verdict, seen.packet), (NEXT, sent.bytes()));
+    // The answer goes up where the way to the Service's address leads, as its address asks for.
+    let answer = Packet { flags: SYN | ACK, ..sent.back() };
+    let becomes = Packet { flags: SYN | ACK, ..init.back() };
+    let seen = rig.run_on(Hook::Ingress, &answer.bytes(), Some(uplink()));
+    assert_eq!((seen.verdict, seen.packet), (NEXT, becomes.bytes()));
+    assert_eq!(rig.flow(family).state, FLOW_USED | FLOW_SNAT | FLOW_OWN | FLOW_REPLIED);
+    let seen = rig.run(Hook::Ingress, &answer.bytes());
+    assert_eq!((seen.verdict, seen.packet), (REDIRECT, to_own_device(&becomes)));
+    // The way is the next packet's again, and outwards.
+    for length in [0, 21, 1000] {
+        let data = Packet { flags: ACK, ..init.clone() }.payload(length);
+        let sent = goes_on(rig, &data, pod);
+        // A frontend may share the bit of the port by chance.
+        rig.write(&[filter(Role::Frontend, sent.src, SCTP)]);
+        let seen = rig.run_on(Hook::Ingress, &sent.back().bytes(), Some(uplink()));
+        assert_eq!((seen.verdict, seen.packet), (NEXT, data.back().bytes()));
+    }
+    // The device will compute the checksum.
+    goes_on(rig, &Packet { is_unchecked: true, flags: ACK, ..init }, pod);
+    assert_eq!((rig.reasons(), rig.flows(family).len()), (vec![], 1));
+    let stats = rig.stats(7);
+    assert_eq!((stats.connections, stats.packets, stats.reply_packets), (1, 5, 5));
+    forget(rig);
+}
+
+fn own_left_alone(family: Family, rig: &mut Rig) {
+    let (service, init) = own_service(family, rig);
+    let pod = service.backends[0].1;
+    rig.serve(&[Service::new(8, TCP, service.frontend, &[pod])]);
+    let own = node_addr(family);
+    // It came in by a device, and was met there.
+    let mut context = context_of(Hook::Egress, uplink());
+    context[36..40].copy_from_slice(&uplink().to_ne_bytes());
+    let seen = rig.run_with(Hook::Egress, &init.bytes(), &context);
+    assert_eq!((seen.verdict, seen.packet), (NEXT, init.bytes()));
+    for packet in [
+        // The socket hooks serve it.
+        Packet::tcp(SYN, init.src, init.dst),
+        init.to(pod),
+        init.to(family.client(1, 80)),
+        // The bit is there, and nothing behind it.
+        init.to(family.client(2, 80)),
+        // Ports for what goes on from here.
+        init.from(SocketAddr::new(own, 61_007)),
+    ] {
+        rig.write(&[filter(Role::Frontend, family.client(2, 80), SCTP)]);
+        let seen = leaves(rig, &packet);
+        assert_eq!((seen.verdict, seen.packet), (NEXT, packet.bytes()), "{packet:?}");
+    }
+    // A server of the node answers; its own address is a backend's.
+    let server = SocketAddr::new(own, 8080);
+    rig.serve(&[Service::new(9, SCTP, family.frontend(2, 80), &[server])]);
+    let asked = Packet { flags: SYN, ..Packet::new(SCTP, family.client(1, 9), family.frontend(2, 80)) };
+    assert_eq!(rig.run(Hook::Ingress, &asked.bytes()).packet, asked.to(server).bytes());
+    let answer = Packet { flags: SYN | ACK, ..asked.to(server).back() };
+    let seen = leaves(rig, &answer);
+    assert_eq!((seen.verdict, seen.packet), (NEXT, answer.from(asked.dst).bytes()));
+    // And is a client by that port.
+    goes_on(rig, &init.from(server), pod);
+    assert_eq!(rig.reasons(), []);
+    forget(rig);
+}
+
+fn own_inside(family: Family, rig: &mut Rig) {
+    let (service, init) = own_service(family, rig);
+    let pod = service.backends[0].1;
+    let key = service.frontend_key();
+    let outside = FrontendKey { scope: SCOPE_EXTERNAL, ..key };
+    let empty = ServiceEntry { slot_count: 0, flags: SERVICE_DROP_WHEN_EMPTY, ..service.entry() };
+    rig.write(&[
+        Write::Service(outside, ServiceEntry { tag: outside.tag(), ..empty }),
+        Write::Service(key, ServiceEntry { flags: SERVICE_SCOPED, affinity_secs: 10, ..service.entry() }),
+    ]);
+    // The device leads outside, and the node is not what lies there.
+    let client = init.from(family.client(1, 40_001));
+    assert_eq!(rig.run_on(Hook::Ingress, &client.bytes(), Some(uplink())).verdict, DROP);
+    goes_on(rig, &init, pod);
+    // It stays with its endpoint.
+    let pods: Vec<_> = (1..=8).map(|host| family.pod(host, 8080)).collect();
+    let more = Service::new(7, SCTP, service.frontend, &pods);
+    let mut writes = more.writes();
+    for write in &mut writes {
+        if let Write::Backend(_, row) = write {
+            row.flags = BACKEND_IN_CLUSTER;
+        }
+    }
+    writes.push(Write::Service(key, ServiceEntry { affinity_secs: 10, ..more.entry() }));
+    rig.write(&writes);
+    let first = ends(&leaves(rig, &init.from(SocketAddr::new(node_addr(family), 2000))).packet).1;
+    for port in 2001..2020 {
+        goes_on(rig, &init.from(SocketAddr::new(node_addr(family), port)), first);
+    }
+    // Its own address is asked for in source ranges.
+    let entry = ServiceEntry { flags: SERVICE_SOURCE_RANGES, ..more.entry() };
+    rig.write(&[Write::Service(key, entry)]);
+    assert_eq!(leaves(rig, &init.from(SocketAddr::new(node_addr(family), 3000))).verdict, DROP);
+    assert_eq!(rig.refusals(), [(7, Reason::NoLocalEndpoint, 1), (7, Reason::SourceNotAllowed, 1)]);
+    forget(rig);
+}
+
+fn own_refused(family: Family, rig: &mut Rig) {
+    let (mut service, init) = own_service(family, rig);
+    let elsewhere = init.to(family.frontend(3, 80));
+    let nowhere = init.from(SocketAddr::new(node_addr(family), 2000));
+    // No address to go on under.
+    let nothing = if init.src.is_ipv4() { [0; 4].into() } else { [0; 16].into() };
+    send_on_as(nothing, rig);
+    assert_eq!(leaves(rig, &nowhere).verdict, DROP);
+    know(family, rig);
+    service.backends.clear();
+    rig.serve(std::slice::from_ref(&service));
+    for length in [0, 21, 1000] {
+        let packet = init.clone().payload(length);
+        let seen = leaves(rig, &packet);
+        assert_eq!((seen.verdict, seen.packet), (REDIRECT, packet.unreachable(128)), "{length} bytes");
+    }
+    let abort = Packet { flags: RST, ..init };
+    assert_eq!(leaves(rig, &abort).verdict, DROP, "nobody answers an ABORT");
+    assert_eq!(leaves(rig, &elsewhere).verdict, DROP, "an address that nobody has");
+    let counted = [(Reason::NoRoute, 1), (Reason::NoEndpoint, 4), (Reason::UnallocatedAddress, 1)];
+    let mut seen = rig.reasons();
+    seen.sort_by_key(|(reason, _)| counted.iter().position(|(other, _)| other == reason));
+    assert_eq!(seen, counted);
+    forget(rig);
+}
+
+fn own_errors(family: Family, rig: &mut Rig) {
+    let (service, init) = own_service(family, rig);
+    let pod = service.backends[0].1;
+    let router = family.client(200, 0).ip();
+    let sent = goes_on(rig, &init, pod);
+    let kind = if family == Family::V4 { [3, 4] } else { [2, 0] };
+    for (from, becomes) in [(pod.ip(), service.frontend.ip()), (router, router)] {
+        let error = |packet: &Packet, from| packet.error(from, kind, [0, 0, 5, 0x14], 1000);
+        let seen = rig.run_on(Hook::Ingress, &error(&sent, from), Some(uplink()));
+        assert_eq!((seen.verdict, seen.packet), (NEXT, error(&init, becomes)));
+    }
+    // Larger than the next device takes.
+    let big = Packet { flags: ACK, ..init }.payload(1500);
+    let seen = leaves(rig, &big);
+    let mtu = [0, 0, 5, 0x78];
+    let mut told = big.error(big.dst.ip(), kind, mtu, 128);
+    told[..12].rotate_left(6);
+    assert_eq!((seen.verdict, seen.packet), (REDIRECT, told));
+    assert_eq!(rig.reasons(), [(Reason::PacketTooBig, 1)]);
+    forget(rig);
+}
+
+/// The kernel hands many packets over behind one header, which it takes apart only where they leave.
+fn own_lists(family: Family, rig: &mut Rig) {
+    let (service, init) = own_service(family, rig);
+    let pod = service.backends[0].1;
+    goes_on(rig, &init, pod);
+    let list = Packet { flags: ACK, is_unchecked: true, ..init }.payload(2500);
+    let mut context = context_of(Hook::Egress, uplink());
+    context[176..180].copy_from_slice(&u32::from(u16::MAX).to_ne_bytes());
+    let seen = rig.run_with(Hook::Egress, &list.bytes(), &context);
+    let source = ends(&seen.packet).0;
+    assert_eq!((seen.verdict, seen.packet), (REDIRECT, by_gateway(list.from(source).to(pod).bytes())));
+    assert_eq!(rig.reasons(), []);
+    forget(rig);
 }
