@@ -163,6 +163,12 @@ impl Lab {
         pods.get(usize::from(number)).with_context(|| format!("no pod {number}"))?.0.inside(action)
     }
 
+    /// Does something with a pod's namespace.
+    pub fn in_pod_space<T>(&self, number: u8, action: impl FnOnce(&Space) -> Result<T>) -> Result<T> {
+        let pods = self.pods.borrow();
+        action(&pods.get(usize::from(number)).with_context(|| format!("no pod {number}"))?.0)
+    }
+
     /// Both ways to a Service: by sockets and by packets.
     pub fn clients(&self) -> [(&'static str, &Peer); 2] {
         [("socket", &self.local), ("packet", &self.client)]

@@ -9,8 +9,18 @@ use crate::exec::Cmd;
 use crate::{apt, say, workspace};
 
 /// What the tests need and Debian builds as modules; some are built in on other kernels.
-const MODULES: [&str; 8] =
-    ["veth", "tun", "sch_ingress", "cls_bpf", "bridge", "inet_diag", "tcp_diag", "udp_diag"];
+const MODULES: [&str; 10] = [
+    "veth",
+    "tun",
+    "sch_ingress",
+    "cls_bpf",
+    "bridge",
+    "inet_diag",
+    "tcp_diag",
+    "udp_diag",
+    "crc32c_generic",
+    "sctp",
+];
 
 /// Parts of the package that we keep: 300 MB of drivers are no use to us.
 const WANTED: [&str; 7] = [

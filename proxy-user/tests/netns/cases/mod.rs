@@ -19,6 +19,7 @@ mod packet;
 mod path_mtu;
 mod repair;
 mod restart;
+mod sctp;
 mod smoke;
 mod socket;
 mod source_ranges;
@@ -67,6 +68,7 @@ pub fn all() -> Vec<Case> {
         live::CASES,
         matrix::CASES,
         path_mtu::CASES,
+        sctp::CASES,
         tagged::CASES,
         tunnel::CASES,
         affinity::CASES,
