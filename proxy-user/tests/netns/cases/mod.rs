@@ -88,7 +88,7 @@ pub fn official() -> Vec<Case> {
 
 /// Those for a kernel that we have not seen yet.
 pub fn smoke() -> Vec<Case> {
-    smoke::CASES.to_vec()
+    [smoke::CASES, sctp::BY_SOCKETS].concat()
 }
 
 /// `tcp` 80 to 8080, `udp` 53 to 5353, both at pod 0; `same-tcp` and `same-udp` on port 7, at pods 0 and 1.

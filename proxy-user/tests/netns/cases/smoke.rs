@@ -15,7 +15,6 @@ const WISH: Wish = Wish { pods: 2, services: &[WEB, EMPTY], flags: &[] };
 pub const CASES: &[Case] = &[
     Case { name: "smoke::all_programs_attached", wish: WISH, run: attached },
     Case { name: "smoke::every_path_and_family_works", wish: WISH, run: works },
-    Case { name: "smoke::sctp_of_the_node", wish: WISH, run: super::sctp::by_sockets },
 ];
 
 fn attached(lab: &Lab) -> Result<()> {
