@@ -165,10 +165,10 @@ pub fn turn_inward(device: u32) -> bool {
         return false;
     }
     let [_, between, end] = route.macs.map(u32::to_ne_bytes);
-    let ([_, _, a, b], [c, d, e, f]) = (between, end);
-    route.macs[0] = u32::from_ne_bytes([a, b, c, d]);
-    route.macs[1] = u32::from_ne_bytes([e, f, a, b]);
-    route.inward = BPF_F_INGRESS as u32;
+    let ([_, _, s0, s1], [s2, s3, s4, s5]) = (between, end);
+    route.macs[0] = u32::from_ne_bytes([s0, s1, s2, s3]);
+    route.macs[1] = u32::from_ne_bytes([s4, s5, s0, s1]);
+    route.inward = BPF_F_INGRESS;
     true
 }
 
