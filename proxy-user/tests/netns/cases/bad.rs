@@ -70,7 +70,10 @@ fn full(lab: &Lab) -> Result<()> {
     lab.change(NARROW, &["1/8080"])?;
     lab.folder.remove(WIDE.name)?;
     eventually(SOON, || works(lab, LATE))?;
-    let list = agent::ask(&lab.node, &["service", "list"], &lab.bpffs())?.to_string();
-    ensure!(!list.contains("default/wide"), "{list}");
-    Ok(())
+    // The last parts of the old one go after that.
+    eventually(SOON, || {
+        let list = agent::ask(&lab.node, &["service", "list"], &lab.bpffs())?.to_string();
+        ensure!(!list.contains("default/wide"), "{list}");
+        Ok(())
+    })
 }
