@@ -10,7 +10,8 @@
 //! * sent on to another node (SNAT): the pair again, for two clients outside. Each of the two flows goes on under the
 //!   other one's client, so that packets and replies go to and fro too. Each run takes one from the time to live.
 //!
-//! Every translation changes address and port. The figures are medians of rounds, each with its own floor; with
+//! Every translation changes address and port. The figures are medians of rounds, each with its own floor (means of the
+//! middle half where the kernel's whole nanoseconds are too coarse); with
 //! 10 and with 10,000 Services in turn.
 
 use std::net::SocketAddr;
@@ -23,7 +24,7 @@ use proxy_user::programs::Capacities;
 
 use crate::node::{know, node_addr, send_on_as, uplink};
 use crate::packet::{ACK, Packet, SYN, TCP, ends};
-use crate::report::{Row, median};
+use crate::report::{Row, median, middle};
 use crate::rig::{Family, Hook, Rig, Service, context_of};
 
 const FEW: u32 = 10;
@@ -155,7 +156,7 @@ fn measure_family(bpffs: &Path, family: Family) -> Vec<Row> {
     let mut benches = [FEW, MANY].map(|services| Bench::new(bpffs, family, services));
     benches.iter_mut().for_each(Bench::establish);
     let floor = |_| benches[0].time("nop", &benches[0].known(), RUNS);
-    let floor = median((0..ROUNDS).map(floor).collect());
+    let floor = middle((0..ROUNDS).map(floor).collect());
     let mut rows = vec![Row::new(group, "empty program, subtracted below", floor, "ns", None)];
     for (what, target, measure) in CASES {
         let mut times = [Vec::new(), Vec::new()];
@@ -166,7 +167,7 @@ fn measure_family(bpffs: &Path, family: Family) -> Vec<Row> {
                 times[at].push(measure(&mut benches[at]));
             }
         }
-        let [few, many] = times.map(median);
+        let [few, many] = times.map(middle);
         rows.push(Row::new(group, format!("{what}, {FEW} Services"), few, "ns", Some(target)));
         rows.push(Row::new(group, format!("{what}, {MANY} Services"), many, "ns", Some(target)));
         rows.push(Row::new(group, format!("{what}, {MANY} to {FEW} Services"), many / few, "x", Some(1.1)));

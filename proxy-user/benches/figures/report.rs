@@ -73,6 +73,14 @@ pub fn median(mut numbers: Vec<f64>) -> f64 {
     percentile(&mut numbers, 50)
 }
 
+/// The mean of the middle half: finer than the median where the numbers are few whole ones.
+pub fn middle(mut numbers: Vec<f64>) -> f64 {
+    numbers.sort_by(f64::total_cmp);
+    let quarter = numbers.len() / 4;
+    let half = &numbers[quarter..numbers.len() - quarter];
+    half.iter().sum::<f64>() / half.len() as f64
+}
+
 /// The number that so many percent are not above.
 pub fn percentile(numbers: &mut [f64], percent: usize) -> f64 {
     numbers.sort_by(f64::total_cmp);
