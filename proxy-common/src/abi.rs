@@ -5,20 +5,20 @@ use core::mem::{align_of, size_of};
 use crate::{
     affinity::{AffinityEntry, AffinityKey, NetnsAffinityKey},
     backend::BackendEntry,
-    config::NodeConfig,
+    config::{NodeConfig, PortRange},
     event::{Event, Lease, Monitor},
-    flow::{Bucket, Flow},
+    flow::{Bucket, FlowEntry},
     fragment::{FragmentEntry, FragmentKey},
     name::PortName,
-    node::{Cidr, NodeEntry},
+    node::{Cidr, NodeEntry, Tunnel},
     service::{ServiceEntry, ServiceKey},
-    socket::{SocketEntry, SocketKey},
+    socket::{LedSocket, SocketEntry, SocketKey, SocketStorage},
     source_range::SourceRangeKey,
     stats::{RefusalKey, ServiceStats},
 };
 
 /// Raised with every change of a layout or of its meaning. It is part of the pin path.
-pub const ABI_VERSION: u32 = 2;
+pub const ABI_VERSION: u32 = 3;
 
 /// A value without padding that is valid for every bit pattern: it may be read from and written to a map.
 ///
@@ -52,7 +52,7 @@ macro_rules! same_bytes {
 }
 
 same_bytes! {
-    ServiceKey BackendEntry Flow SocketKey SocketEntry Cidr NodeEntry AffinityKey SourceRangeKey
+    ServiceKey BackendEntry FlowEntry SocketKey SocketEntry Cidr NodeEntry AffinityKey SourceRangeKey
 }
 
 plain! {
@@ -62,13 +62,15 @@ plain! {
     BackendEntry<[u8; 4]>: 16 = 4 2 1 1 4 4;
     BackendEntry<[u8; 16]>: 28 = 16 2 1 1 4 4;
     Bucket: 64 = 60 2 2;
-    Flow<[u8; 4]>: 64 = 4 4 4 4 2 2 2 2 1 1 2 4 4 4 4 4 8 8;
-    Flow<[u8; 16]>: 112 = 16 16 16 16 2 2 2 2 1 1 2 4 4 4 4 4 8 8;
-    NodeConfig: 72 = 4 4 4 4 4 4 4 4 4 4 4 4 2 2 12 8;
+    FlowEntry<[u8; 4]>: 64 = 8 4 4 4 4 2 2 2 2 1 1 2 4 4 4 4 8 4;
+    FlowEntry<[u8; 16]>: 112 = 8 16 16 16 16 2 2 2 2 1 1 2 4 4 4 4 8 4;
+    PortRange: 4 = 2 2;
+    NodeConfig: 88 = 4 4 4 4 4 4 4 4 4 4 4 4 4 4 8 12 4 8;
     Cidr<[u8; 4]>: 8 = 4 4;
     Cidr<[u8; 16]>: 32 = 16 16;
     NodeEntry<[u8; 4]>: 80 = 4 8 64 4;
     NodeEntry<[u8; 16]>: 308 = 16 32 256 4;
+    Tunnel: 36 = 16 16 4;
     AffinityKey<[u8; 4]>: 8 = 4 4;
     AffinityKey<[u8; 16]>: 20 = 16 4;
     NetnsAffinityKey: 16 = 8 4 4;
@@ -82,6 +84,8 @@ plain! {
     SocketKey<[u8; 16]>: 32 = 8 16 2 1 1 4;
     SocketEntry<[u8; 4]>: 16 = 4 2 2 4 4;
     SocketEntry<[u8; 16]>: 28 = 16 2 2 4 4;
+    SocketStorage: 48 = 16 16 2 2 4 4 1 1 1 1;
+    LedSocket: 56 = 8 48;
     ServiceStats: 40 = 8 8 8 8 8;
     RefusalKey: 8 = 4 4;
     PortName: 196 = 2 1 1 192;

@@ -5,6 +5,7 @@
 //! address, so a reused id is noticed and never followed.
 
 use crate::Address;
+use crate::map_names::TUNNEL_COUNT;
 
 /// Value of `backends` (an array; the index is the backend id, and id 0 is never used).
 #[repr(C, align(4))]
@@ -20,7 +21,7 @@ pub struct BackendEntry<A> {
     pub state: u8,
     /// Id of the Service port it belongs to.
     pub service: u32,
-    /// `BACKEND_*` flag bits.
+    /// `BACKEND_*` flag bits, the number of its node ([`tunnel_of`]), and the weight in the upper half ([`weight_of`]).
     pub flags: u32,
 }
 
@@ -39,6 +40,25 @@ pub const BACKEND_TERMINATING: u32 = 1 << 1;
 pub const BACKEND_IN_CLUSTER: u32 = 1 << 2;
 /// The endpoint stands in the extents of policy Local.
 pub const BACKEND_IN_LOCAL: u32 = 1 << 3;
+
+/// Where the number of the endpoint's node in `tunnels` begins in [`BackendEntry::flags`].
+pub const BACKEND_TUNNEL_SHIFT: u32 = 4;
+
+/// The number of an endpoint's node in `tunnels`; 0: the endpoint is on this node, or its node has no number.
+#[inline(always)]
+pub const fn tunnel_of(flags: u32) -> u32 {
+    flags >> BACKEND_TUNNEL_SHIFT & (TUNNEL_COUNT - 1)
+}
+
+/// Where the weight begins in [`BackendEntry::flags`]; it has the bits above.
+pub const BACKEND_WEIGHT_SHIFT: u32 = 16;
+
+/// The weight in the flags of a backend; 0 stands for 1, which layout 2 wrote.
+#[inline(always)]
+pub const fn weight_of(flags: u32) -> u32 {
+    let weight = flags >> BACKEND_WEIGHT_SHIFT;
+    if weight == 0 { 1 } else { weight }
+}
 
 impl<A: Address> BackendEntry<A> {
     /// A free id.

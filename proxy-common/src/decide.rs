@@ -2,21 +2,26 @@
 //! same ones. `docs/datapath.md` tells them in order.
 
 use crate::Address;
+use crate::PROTO_SCTP;
 use crate::affinity::AffinityEntry;
-use crate::backend::{BACKEND_ACTIVE, BACKEND_IN_CLUSTER, BACKEND_IN_LOCAL, BACKEND_LOCAL, BackendEntry};
-use crate::config::CONFIG_MASQUERADE_ALL;
-use crate::node::{NODE_ADDR_PORTS, NodeAddr, NodeEntry};
+use crate::backend::{BACKEND_ACTIVE, BACKEND_IN_CLUSTER, BACKEND_IN_LOCAL, BackendEntry, tunnel_of};
+use crate::config::{CONFIG_DETECT_LOCAL, CONFIG_MASQUERADE_ALL};
+use crate::flow::FlowKey;
+use crate::node::{NODE_ADDR_INTERNAL, NODE_ADDR_OWN, NODE_ADDR_PORTS, NodeAddr, NodeEntry};
 use crate::reason::Reason;
+use crate::select::Algorithm;
 use crate::service::{
-    KIND_CLUSTER_IP, SCOPE_EXTERNAL, SERVICE_DROP_WHEN_EMPTY, SERVICE_LOCAL, SERVICE_NODE_ALLOWED,
-    SERVICE_SCOPED, SERVICE_SOURCE_RANGES, ServiceEntry, ServiceKey,
+    KIND_CLUSTER_IP, KIND_NODE_PORT, KIND_UNMANAGED, SCOPE_EXTERNAL, SERVICE_DROP_WHEN_EMPTY, SERVICE_DSR,
+    SERVICE_LOCAL, SERVICE_MAGLEV_OUTSIDE, SERVICE_NODE_ALLOWED, SERVICE_SCOPED, SERVICE_SOURCE_RANGES,
+    ServiceEntry, ServiceKey,
 };
 
-/// Whether a client is outside of the cluster: it comes in by an uplink, and its address is none of a pod.
+/// Whether a client is outside of the cluster, for the policies of a Service: its address is none of a pod, and it comes in
+/// by an uplink; where the operator tells pods by their addresses (`CONFIG_DETECT_LOCAL` in `flags`), the device does not
+/// count. Whether replies to it return through this node is another question: see [`source`].
 #[inline(always)]
-pub fn is_outside<A: Address>(by_uplink: impl FnOnce() -> bool, node: &NodeEntry<A>, client: &A) -> bool {
-    // In this order: to ask for the device costs more.
-    !node.pods.contains(client) && by_uplink()
+pub fn is_outside<A: Address>(by_uplink: bool, flags: u32, node: &NodeEntry<A>, client: &A) -> bool {
+    (by_uplink || flags & CONFIG_DETECT_LOCAL != 0) && !node.pods.contains(client)
 }
 
 /// What a client dialled: an address of a Service itself, or a node port on an address of this node on which node
@@ -35,7 +40,7 @@ pub fn frontend<A: Address>(
     let mut entry = service(&key);
     if entry.kind == ServiceEntry::NONE.kind {
         let bits = node_addr(&key.addr);
-        if bits & NODE_ADDR_PORTS != 0 && bits & !on == 0 {
+        if bits & NODE_ADDR_PORTS != 0 && bits & !(on | NODE_ADDR_OWN | NODE_ADDR_INTERNAL) == 0 {
             key.addr = A::ZERO;
             entry = service(&key);
         }
@@ -47,17 +52,33 @@ pub fn frontend<A: Address>(
     (entry.kind != ServiceEntry::NONE.kind).then_some(entry)
 }
 
-/// Why nothing is behind an address in the range of Service addresses: no Service has the address, or its Service
-/// has no such port (kube-proxy's nftables mode).
+/// What happens to a packet or a call to an address in the range of Service addresses that has no frontend there. `kind`: of
+/// the entry of the address itself (port 0, protocol 0), if there is one. An address that no Service has is dropped, a port
+/// that its Service has not is refused (kube-proxy's nftables mode), and what Ballast leaves alone passes.
 #[inline(always)]
-pub fn why_nothing(address_is_a_services: bool) -> Reason {
-    if address_is_a_services { Reason::UndefinedPort } else { Reason::UnallocatedAddress }
+pub fn why_nothing(kind: Option<u8>) -> Reason {
+    match kind {
+        Some(KIND_UNMANAGED) => Reason::UnmanagedAddress,
+        Some(_) => Reason::UndefinedPort,
+        None => Reason::UnallocatedAddress,
+    }
 }
 
 /// What a Service without a slot does (kube-proxy contract: no-endpoint verdicts).
 #[inline(always)]
 pub fn nobody(service: &ServiceEntry) -> Reason {
     if service.flags & SERVICE_DROP_WHEN_EMPTY != 0 { Reason::NoLocalEndpoint } else { Reason::NoEndpoint }
+}
+
+/// How the connections of a client are spread: those from outside of the cluster may be spread by Maglev instead of the entry's
+/// algorithm.
+#[inline(always)]
+pub fn algorithm(service: &ServiceEntry, outside: bool) -> u8 {
+    if outside && service.flags & SERVICE_MAGLEV_OUTSIDE != 0 {
+        Algorithm::Maglev as u8
+    } else {
+        service.algorithm
+    }
 }
 
 /// Whether `src_ranges` has to be asked about the client of a packet.
@@ -116,16 +137,17 @@ pub fn may_stay<A: Address>(backend: &BackendEntry<A>, service: &ServiceEntry) -
 /// Which address the backend of a packet sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// The client's own: replies come back through here.
+    /// The client's own: replies return through this node.
     Kept,
     /// This node's: the backend is the client itself, and would answer itself.
     Hairpin,
-    /// This node's: the backend is on another node, which would answer a client outside directly.
+    /// This node's: neither the backend nor the client is behind a device of this node, so the backend would answer the
+    /// client directly.
     Remote,
     /// This node's: every packet to a cluster address has it (`masqueradeAll`).
     All,
     /// This node's: the client is a process of the node, and only by its port is a reply known to be ours.
-    Own,
+    Local,
 }
 
 impl Source {
@@ -136,133 +158,92 @@ impl Source {
     }
 }
 
-/// See [`Source`]. `config`: the `CONFIG_*` bits.
+/// What [`source`] goes by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Path {
+    /// The client is a process of this node.
+    pub from_node: bool,
+    /// The packet came in by a device that leads to other machines.
+    pub by_uplink: bool,
+    /// The backend is on this node.
+    pub backend_is_local: bool,
+}
+
+/// See [`Source`]. `config`: the `CONFIG_*` bits; `is_own`: whether an address is one of this node's own.
+///
+/// A reply surely returns through this node if its backend is here, or if its client is behind a device of this node; in
+/// all other cases the backend sees an address of this node, as with kube-proxy's masquerading. A backend that has the
+/// node's own address never sees it as a client's: a packet to itself would not leave the node (`masqueradeAll` with a
+/// backend in the node's network).
 #[inline(always)]
 pub fn source<A: Address>(
     service: &ServiceEntry,
     client: &A,
-    outside: bool,
     backend: &A,
-    backend_flags: u32,
+    path: Path,
     config: u32,
+    is_own: impl FnOnce(&A) -> bool,
 ) -> Source {
     let (b, c) = (backend.words(), client.words());
     // Word by word: a program has no `memcmp`.
-    if b[0] == c[0] && b[1] == c[1] && b[2] == c[2] && b[3] == c[3] {
+    if path.from_node {
+        Source::Local
+    } else if b[0] == c[0] && b[1] == c[1] && b[2] == c[2] && b[3] == c[3] {
         Source::Hairpin
-    } else if outside && backend_flags & BACKEND_LOCAL == 0 {
+    } else if path.by_uplink && !path.backend_is_local {
         Source::Remote
-    } else if service.kind == KIND_CLUSTER_IP && config & CONFIG_MASQUERADE_ALL != 0 {
+    } else if service.kind == KIND_CLUSTER_IP && config & CONFIG_MASQUERADE_ALL != 0 && !is_own(backend) {
         Source::All
     } else {
         Source::Kept
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::node::{Cidr, NODE_ADDR_LOOPBACK, NODE_ADDR_PORTS};
-    use crate::service::{KIND_NODE_PORT, SCOPE_INTERNAL};
-
-    type A4 = [u8; 4];
-    const CLIENT: A4 = [192, 0, 2, 9];
-    const POD: A4 = [10, 244, 0, 7];
-    const NODE: A4 = [192, 0, 2, 1];
-
-    fn entry(id: u32, kind: u8, flags: u16) -> ServiceEntry {
-        ServiceEntry { id, flags, kind, ..ServiceEntry::default() }
+/// The number in `tunnels` of the node that a client's packet is encapsulated to, so that it answers the client directly (DSR);
+/// 0: the packet is not, and takes the way of [`Source`].
+///
+/// `backend`: the flags of the backend. `proto`: TCP or UDP; checksums of SCTP cover more than segments that are yet to be cut
+/// have. `outside`: what [`is_outside`] says. `node_addr` tells what an address is: a client that is a node itself would get
+/// its own packet back, and only a node port at an `InternalIP` is known as one by the node that gets the packet.
+#[inline(always)]
+pub fn tunnel<A: Address>(
+    service: &ServiceEntry,
+    source: Source,
+    backend: u32,
+    key: &FlowKey<A>,
+    outside: bool,
+    node_addr: impl Fn(&A) -> NodeAddr,
+) -> u32 {
+    let number = tunnel_of(backend);
+    let is_wanted = service.flags & SERVICE_DSR != 0
+        && matches!(source, Source::Remote)
+        && outside
+        && number != 0
+        && key.proto != PROTO_SCTP;
+    if !is_wanted || node_addr(&key.src) & (NODE_ADDR_INTERNAL | NODE_ADDR_OWN) != 0 {
+        return 0;
     }
-
-    fn backend(state: u8, service: u32, flags: u32) -> BackendEntry<A4> {
-        BackendEntry { addr: POD, port: 80, proto: 6, state, service, flags }
+    if service.kind == KIND_NODE_PORT && node_addr(&key.dst) & NODE_ADDR_INTERNAL == 0 {
+        return 0;
     }
+    number
+}
 
-    #[test]
-    fn outside_is_who_comes_by_an_uplink_and_has_no_pods_address() {
-        let pods = Cidr { addr: [10, 244, 0, 0], mask: [255, 255, 0, 0] };
-        let node = NodeEntry { pods, ..NodeEntry::UNKNOWN };
-        assert!(is_outside(|| true, &node, &CLIENT));
-        assert!(!is_outside(|| true, &node, &POD));
-        assert!(!is_outside(|| false, &node, &CLIENT));
-        assert!(is_outside(|| true, &NodeEntry::UNKNOWN, &POD));
-    }
-
-    #[test]
-    fn an_address_comes_before_a_node_port_and_a_scope_of_its_own_before_the_common_one() {
-        let on = |node: NodeAddr| move |addr: &A4| if *addr == NODE { node } else { 0 };
-        let services = |key: &ServiceKey<A4>| match (key.addr, key.port, key.scope) {
-            ([0, 0, 0, 0], 30080 | 30081, SCOPE_INTERNAL) => Some(entry(1, KIND_NODE_PORT, SERVICE_SCOPED)),
-            ([0, 0, 0, 0], 30080, SCOPE_EXTERNAL) => Some(entry(2, KIND_NODE_PORT, SERVICE_LOCAL)),
-            (NODE, 30081, SCOPE_INTERNAL) => Some(entry(3, KIND_CLUSTER_IP, 0)),
-            _ => None,
-        };
-        let find = |port, outside, node: NodeAddr, asked| {
-            let key = ServiceKey::internal(NODE, port, 6);
-            frontend(key, outside, asked, services, on(node)).map(|entry| entry.id)
-        };
-        assert_eq!(find(30080, false, NODE_ADDR_PORTS, NODE_ADDR_PORTS), Some(1));
-        assert_eq!(find(30080, true, NODE_ADDR_PORTS, NODE_ADDR_PORTS), Some(2));
-        assert_eq!(find(30080, true, NODE_ADDR_LOOPBACK, NODE_ADDR_PORTS), None);
-        assert_eq!(find(30080, false, 0, NODE_ADDR_PORTS), None);
-        let loopback = NODE_ADDR_PORTS | NODE_ADDR_LOOPBACK;
-        assert_eq!(find(30080, false, loopback, NODE_ADDR_PORTS), None);
-        assert_eq!(find(30080, false, loopback, loopback), Some(1));
-        assert_eq!(find(30081, true, NODE_ADDR_PORTS, NODE_ADDR_PORTS), Some(3));
-        assert_eq!(find(30082, true, NODE_ADDR_PORTS, NODE_ADDR_PORTS), None);
-    }
-
-    #[test]
-    fn source_ranges_mean_something_else_to_each_kind_of_socket() {
-        let open = entry(1, KIND_NODE_PORT, 0);
-        let closed = entry(1, KIND_NODE_PORT, SERVICE_SOURCE_RANGES);
-        let node = entry(1, KIND_NODE_PORT, SERVICE_SOURCE_RANGES | SERVICE_NODE_ALLOWED);
-        assert!(!asks_source(&open) && asks_source(&closed) && asks_source(&node));
-        for of_node in [false, true] {
-            assert_eq!(socket_source(&open, of_node), SocketSource::Allowed);
-        }
-        assert_eq!(socket_source(&closed, true), SocketSource::Refused);
-        assert_eq!(socket_source(&node, true), SocketSource::Allowed);
-        assert_eq!(socket_source(&closed, false), SocketSource::LeftToPackets);
-        assert_eq!(socket_source(&node, false), SocketSource::LeftToPackets);
-    }
-
-    #[test]
-    fn a_client_stays_for_so_many_seconds_with_a_backend_of_the_policy() {
-        let service = ServiceEntry { affinity_secs: 10, ..entry(1, KIND_CLUSTER_IP, 0) };
-        let used = AffinityEntry { backend_id: 5, last_used: u32::MAX - 100 };
-        let at = |later: u32| is_in_time(&used, &service, used.last_used.wrapping_add(later), 100);
-        assert!(at(0) && at(1000) && !at(1001) && at(0u32.wrapping_sub(1)) && !at(0u32.wrapping_sub(101)));
-        let local = entry(1, KIND_CLUSTER_IP, SERVICE_LOCAL);
-        assert!(may_stay(&backend(BACKEND_ACTIVE, 1, BACKEND_IN_CLUSTER), &service));
-        assert!(!may_stay(&backend(BACKEND_ACTIVE, 1, BACKEND_IN_CLUSTER), &local));
-        assert!(may_stay(&backend(BACKEND_ACTIVE, 1, BACKEND_IN_LOCAL), &local));
-        assert!(!may_stay(&backend(BACKEND_ACTIVE, 2, BACKEND_IN_CLUSTER), &service));
-        assert!(!may_stay(&backend(crate::backend::BACKEND_GONE, 1, BACKEND_IN_CLUSTER), &service));
-    }
-
-    #[test]
-    fn the_clients_address_is_kept_wherever_the_reply_comes_back() {
-        let (cluster, port) = (entry(1, KIND_CLUSTER_IP, 0), entry(1, KIND_NODE_PORT, 0));
-        let all = CONFIG_MASQUERADE_ALL;
-        let of = |service: &ServiceEntry, client, outside, flags, config| {
-            source(service, &client, outside, &POD, flags, config)
-        };
-        assert_eq!(of(&port, CLIENT, true, BACKEND_LOCAL, all), Source::Kept);
-        assert_eq!(of(&port, CLIENT, true, 0, 0), Source::Remote);
-        assert_eq!(of(&port, CLIENT, false, 0, 0), Source::Kept);
-        assert_eq!(of(&port, POD, false, BACKEND_LOCAL, 0), Source::Hairpin);
-        assert_eq!(of(&cluster, CLIENT, false, 0, 0), Source::Kept);
-        assert_eq!(of(&cluster, CLIENT, false, BACKEND_LOCAL, all), Source::All);
-        assert_eq!(of(&cluster, CLIENT, true, BACKEND_LOCAL, 0), Source::Kept);
-        assert!(Source::Remote.is_nodes() && !Source::Kept.is_nodes());
-    }
-
-    #[test]
-    fn nobody_and_nothing_have_reasons() {
-        assert_eq!(nobody(&entry(1, KIND_CLUSTER_IP, 0)), Reason::NoEndpoint);
-        assert_eq!(nobody(&entry(1, KIND_CLUSTER_IP, SERVICE_DROP_WHEN_EMPTY)), Reason::NoLocalEndpoint);
-        assert_eq!(why_nothing(true), Reason::UndefinedPort);
-        assert_eq!(why_nothing(false), Reason::UnallocatedAddress);
+/// Whether no client can have this address: a packet with it as its source is a martian
+/// (`net/ipv4/route.c`, `ip_route_input_slow`; `net/ipv6/ip6_input.c`, `ip6_rcv_core`).
+#[inline(always)]
+pub fn is_martian<A: Address>(source: &A) -> bool {
+    let [a, b, c, d] = source.words().map(u32::from_be);
+    if size_of::<A>() == size_of::<u32>() {
+        let first = a >> 24;
+        // "This network", loopback, multicast, reserved and broadcast.
+        first == 0 || first == 127 || first >= 224
+    } else {
+        let is_low = a == 0 && b == 0;
+        // Multicast; unspecified, loopback and what else begins with 96 zeros; IPv4 addresses.
+        a >> 24 == 0xff || is_low && (c == 0 || c == 0xffff) && (c != 0 || d <= 1)
     }
 }
+
+#[cfg(test)]
+mod tests;

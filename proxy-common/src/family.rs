@@ -21,6 +21,8 @@ pub trait Address: sealed::Sealed + Copy + Clone + Eq + Ord + core::fmt::Debug +
     const ONES: Self;
     /// The address as 32-bit words in memory order, the unused ones zero.
     fn words(&self) -> [u32; 4];
+    /// The address of these words; the unused ones do not count.
+    fn from_words(words: [u32; 4]) -> Self;
 }
 
 impl Address for [u8; 4] {
@@ -31,6 +33,11 @@ impl Address for [u8; 4] {
     #[inline(always)]
     fn words(&self) -> [u32; 4] {
         [u32::from_ne_bytes(*self), 0, 0, 0]
+    }
+
+    #[inline(always)]
+    fn from_words([word, ..]: [u32; 4]) -> Self {
+        word.to_ne_bytes()
     }
 }
 
@@ -43,6 +50,11 @@ impl Address for [u32; 1] {
     fn words(&self) -> [u32; 4] {
         [self[0], 0, 0, 0]
     }
+
+    #[inline(always)]
+    fn from_words([word, ..]: [u32; 4]) -> Self {
+        [word]
+    }
 }
 
 impl Address for [u32; 4] {
@@ -54,6 +66,11 @@ impl Address for [u32; 4] {
     fn words(&self) -> [u32; 4] {
         *self
     }
+
+    #[inline(always)]
+    fn from_words(words: [u32; 4]) -> Self {
+        words
+    }
 }
 
 impl Address for [u8; 16] {
@@ -64,6 +81,11 @@ impl Address for [u8; 16] {
     #[inline(always)]
     fn words(&self) -> [u32; 4] {
         [0, 4, 8, 12].map(|at| u32::from_ne_bytes([self[at], self[at + 1], self[at + 2], self[at + 3]]))
+    }
+
+    #[inline(always)]
+    fn from_words(words: [u32; 4]) -> Self {
+        core::array::from_fn(|at| words[at / 4].to_ne_bytes()[at % 4])
     }
 }
 

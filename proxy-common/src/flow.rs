@@ -1,11 +1,9 @@
-//! `flows`, `flows6`, `flow_index`, `flow_index6`, `flow_hand`: connection tracking of the packet path.
+//! `flows`, `flows6`, `flow_index`, `flow_index6`: connection tracking of the packet path, as it lies in the maps.
 //!
 //! One flow is one entry of `flows`, which both directions share. `flow_index` leads to it from the packet that a
 //! client sends to the frontend and from the reply of the backend: it is a hash table of our own in an array,
 //! since a lookup in an array is no call of the kernel, and an insertion into the kernel's hash costs more than
-//! all else that a new flow needs. Entries are handed out by a clock hand: a new flow looks at the next few
-//! entries and takes one that is free, over or expired, or that has had no more than one exchange; an established flow
-//! is passed over, so that a flood of new flows cannot push it out.
+//! all else that a new flow needs. [`conntrack`](crate::conntrack) says how the state of a flow changes.
 
 use crate::Address;
 
@@ -34,58 +32,65 @@ pub const DIRECTION_FORWARD: u8 = 0;
 /// Backend to client.
 pub const DIRECTION_REPLY: u8 = 1;
 
-/// Ways of a [`Bucket`].
-pub const WAYS: u32 = 15;
-/// Words of a [`Bucket`]: the number of a place is so many times the bucket, and the way.
-pub const PLACES: u32 = 16;
+/// Slots of a [`Bucket`].
+pub const BUCKET_SLOTS: u32 = 15;
+/// Words of a [`Bucket`]. A position in the index is so many times the number of the bucket, plus the number of the slot.
+pub const BUCKET_WORDS: u32 = 16;
 
-/// Value of `flow_index` and `flow_index6` (arrays that can be mapped, and so begin at a page: a bucket is one cache line; as many as
-/// [`NodeConfig::flow_buckets`] says).
+/// Value of `flow_index` and `flow_index6`: a bucket of a set-associative hash table, one cache line. (The map is an
+/// array that can be mapped, so its values begin at a page. It has as many buckets as [`NodeConfig::flow_buckets`] says.)
 ///
-/// A way is 0, free, or: [`WAY_PENDING`], the [`tag`] of the key in [`WAY_TAG`], and the flow's number plus one in
-/// [`WAY_FLOW`]. Each key has two buckets where it may stand: the second counts only once the first was full.
-/// Whoever adds a key writes it as pending, looks for the same key in all ways where it may stand, and then makes
-/// it valid; see `proxy-ebpf/src/flow/index.rs`.
+/// A slot is 0 (free) or holds [`SLOT_PENDING`], the [`tag`] of a key in [`SLOT_TAG`], and the number of a flow plus one in
+/// [`SLOT_FLOW`]. Each key has two buckets where it may stand; the second counts only once the first was full.
+/// Whoever adds a key writes it as pending, looks for the same key in all slots where it may stand, and then makes it
+/// valid; see `proxy-ebpf/src/flow/index.rs`.
 ///
 /// [`NodeConfig::flow_buckets`]: crate::config::NodeConfig::flow_buckets
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bucket {
-    /// The ways.
-    pub ways: [u32; WAYS as usize],
+    /// The slots.
+    pub slots: [u32; BUCKET_SLOTS as usize],
     /// Not 0: keys that have this bucket first may stand in their second one.
     pub overflow: u16,
     /// Zero.
     pub reserved: u16,
 }
 
-/// Another way may turn out to hold the same key: this one does not count yet.
-pub const WAY_PENDING: u32 = 1 << 31;
+impl Bucket {
+    /// A bucket without keys.
+    pub const EMPTY: Self = Self { slots: [0; BUCKET_SLOTS as usize], overflow: 0, reserved: 0 };
+}
+
+/// Another slot may turn out to hold the same key: this one does not count yet.
+pub const SLOT_PENDING: u32 = 1 << 31;
 /// The part of the hash.
-pub const WAY_TAG: u32 = 0x7f << 24;
+pub const SLOT_TAG: u32 = 0x7f << TAG_SHIFT;
 /// The number of the flow, plus one.
-pub const WAY_FLOW: u32 = (1 << 24) - 1;
+pub const SLOT_FLOW: u32 = (1 << TAG_SHIFT) - 1;
+/// Where the tag begins in a slot.
+pub const TAG_SHIFT: u32 = 24;
 
-/// The most flows that ways can tell apart.
-pub const MAX_FLOWS: u32 = WAY_FLOW;
+/// The most flows that slots can tell apart.
+pub const MAX_FLOWS: u32 = SLOT_FLOW;
 
-/// The way of a key that leads to a flow.
+/// The slot of a key that leads to a flow; `tag` as [`tag`] gives it.
 #[inline(always)]
-pub const fn way_of(tag: u32, flow: u32) -> u32 {
-    tag | (flow + 1) & WAY_FLOW
+pub const fn slot_of(tag: u32, flow: u32) -> u32 {
+    tag | (flow + 1) & SLOT_FLOW
 }
 
-/// The flow that a way leads to; no flow's number if the way is free.
+/// The flow that a slot leads to; no flow's number if the slot is free.
 #[inline(always)]
-pub const fn flow_of(way: u32) -> u32 {
-    (way & WAY_FLOW).wrapping_sub(1)
+pub const fn flow_of(slot: u32) -> u32 {
+    (slot & SLOT_FLOW).wrapping_sub(1)
 }
 
-/// The part of a hash that stands in a way, in its place. Never 0, so that a free way is like no key's.
+/// The part of a hash that stands in a slot, in its place. Never 0, so that a free slot is like no key's.
 #[inline(always)]
 pub const fn tag(hash: u64) -> u32 {
-    let [.., tags] = WAY_TAG.to_le_bytes();
-    ((((hash >> 32) * tags as u64) >> 32) as u32 + 1) << WAY_TAG.trailing_zeros()
+    const TAGS: u64 = (SLOT_TAG >> TAG_SHIFT) as u64;
+    ((((hash >> 32) * TAGS) >> 32) as u32 + 1) << TAG_SHIFT
 }
 
 /// Buckets for so many flows. With four keys to a bucket in the mean, one bucket of 200,000 is ever full, and a key
@@ -94,8 +99,8 @@ pub const fn buckets_for(flows: u32) -> u32 {
     if flows <= 4 { 2 } else { flows.div_ceil(2).next_power_of_two() }
 }
 
-/// No place in the index.
-pub const NO_PLACE: u32 = u32::MAX;
+/// No position in the index.
+pub const NO_POSITION: u32 = u32::MAX;
 
 /// The two buckets of a hash among `buckets`, a power of two.
 #[inline(always)]
@@ -130,37 +135,44 @@ impl<A: Address> FlowKey<A> {
 
 /// Folds another word in.
 #[inline(always)]
-fn mix(hash: u64, word: u64) -> u64 {
+pub(crate) fn mix(hash: u64, word: u64) -> u64 {
     let product = (hash ^ word).wrapping_mul(0x9fb2_1c65_1e98_df25);
     product ^ product >> 32
 }
 
-/// Value of `flows` and `flows6`: one tracked flow.
-#[repr(C, align(4))]
+/// Value of `flows` and `flows6`: one tracked flow (64 bytes for IPv4, one cache line; 112 for IPv6).
+///
+/// Several CPUs read and write an entry at once. [`FlowEntry::state`] is changed by compare-and-exchange only, and says
+/// who owns the rest: whoever sets [`STATE_CLAIMED`] is the only one to write the tuple, the positions and the tags, until
+/// it takes the bit away again. `last_seen` and `seq` are written by whoever sees a packet; the last one wins.
+#[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Flow<A> {
+pub struct FlowEntry<A> {
+    /// The generation in the upper half, which is raised by one with each new flow in this entry; `STATE_*` and
+    /// connection bits of [`conntrack`](crate::conntrack) in the lower one. A lower half of 0: the entry is free.
+    pub state: u64,
     /// Address of the client.
     pub client: A,
-    /// Address the client dialled.
+    /// Address that the client dialled.
     pub frontend: A,
     /// Address of the backend.
     pub backend: A,
     /// Source address that the backend sees; the client's own where it is kept.
     pub source: A,
-    /// Port of the client.
+    /// Port of the client, host byte order; so are the others.
     pub client_port: u16,
-    /// Port the client dialled.
+    /// Port that the client dialled.
     pub frontend_port: u16,
     /// Port of the backend.
     pub backend_port: u16,
-    /// Source port that the backend sees; differs from the client's after a collision.
+    /// Source port that the backend sees; it differs from the client's with SNAT and after a collision.
     pub source_port: u16,
     /// IP protocol number.
     pub proto: u8,
-    /// `FLOW_*` bits; 0: the entry is free.
-    pub state: u8,
     /// Zero.
-    pub reserved: u16,
+    pub reserved: u8,
+    /// The tags of its two keys, by direction, without [`TAG_SHIFT`].
+    pub tags: [u8; 2],
     /// Id of the Service port.
     pub service: u32,
     /// Id of the backend.
@@ -169,33 +181,75 @@ pub struct Flow<A> {
     pub created: u32,
     /// The same when its last packet passed.
     pub last_seen: u32,
-    /// Raised by one with each new flow in this entry.
-    pub generation: u32,
-    /// Where its keys stand in the index, by direction: [`PLACES`] times the bucket, and the way; [`NO_PLACE`]:
-    /// nowhere.
-    pub places: [u32; 2],
-    /// Their tags, as in a way.
-    pub tags: [u32; 2],
+    /// Where its keys stand in the index, by direction: [`BUCKET_WORDS`] times the bucket, plus the slot;
+    /// [`NO_POSITION`]: nowhere.
+    pub positions: [u32; 2],
+    /// Upper halves of TCP sequence numbers, by direction, as of the last packet that moved them.
+    pub seq: [u16; 2],
 }
 
 /// The entry is in use.
-pub const FLOW_USED: u8 = 1 << 0;
-/// The backend has answered.
-pub const FLOW_REPLIED: u8 = 1 << 1;
-/// The client has sent FIN.
-pub const FLOW_FIN_CLIENT: u8 = 1 << 2;
-/// The backend has sent FIN.
-pub const FLOW_FIN_BACKEND: u8 = 1 << 3;
-/// Either has sent RST.
-pub const FLOW_RESET: u8 = 1 << 4;
-/// The entry is being filled: its keys are not all there yet.
-pub const FLOW_CLAIMED: u8 = 1 << 5;
-/// The backend sees an address of this node (SNAT): packets of both directions are sent on from where they come in.
-pub const FLOW_SNAT: u8 = 1 << 6;
-/// With [`FLOW_SNAT`]: the client is a process of this node, and replies go up the stack instead of on.
-pub const FLOW_OWN: u8 = 1 << 7;
+pub const STATE_USED: u32 = 1 << 0;
+/// One CPU owns the entry: it is being filled, or its keys are being removed.
+pub const STATE_CLAIMED: u32 = 1 << 1;
+/// The backend sees an address of this node (SNAT): packets of both directions are forwarded from where they come in.
+pub const STATE_SNAT: u32 = 1 << 2;
+/// With [`STATE_SNAT`]: the client is a process of this node, and replies go up the stack.
+pub const STATE_LOCAL: u32 = 1 << 3;
+/// A flow straight to an endpoint, whose replies would have been another flow's: only its source port is translated.
+pub const STATE_DIRECT: u32 = 1 << 4;
+/// The flow began with a SYN: its first answer is a SYN or a reset.
+pub const STATE_SYN: u32 = 1 << 5;
+/// The first answer to the flow tells of its backend's health ([`SERVICE_EJECTS`](crate::service::SERVICE_EJECTS)).
+pub const STATE_WATCHED: u32 = 1 << 17;
+/// It began by the frontend's entry for clients outside.
+pub const STATE_OUTSIDE: u32 = 1 << 18;
+/// The flow is of a Service that spreads by load: it is one of the open connections of its backend until it is closed
+/// ([`conntrack::is_counted`](crate::conntrack::is_counted)).
+pub const STATE_COUNTS: u32 = 1 << 6;
 
-impl<A: Address> Flow<A> {
+/// Its packets come encapsulated from another node, or go so to one (DSR); in the latter case [`tunnel_of`] names the node.
+pub const STATE_DSR: u32 = 1 << 19;
+/// Where the number of the node in `tunnels` begins in the bits of a flow whose packets are encapsulated.
+pub const STATE_TUNNEL_SHIFT: u32 = 20;
+
+/// The number in `tunnels` of the node to which packets of a flow with these bits are encapsulated; 0: they are not.
+#[inline(always)]
+pub const fn tunnel_of(bits: u32) -> u32 {
+    bits >> STATE_TUNNEL_SHIFT
+}
+
+/// The `STATE_*` and connection bits of a state word.
+#[inline(always)]
+pub const fn bits_of(state: u64) -> u32 {
+    state as u32
+}
+
+/// The generation of a state word.
+#[inline(always)]
+pub const fn generation_of(state: u64) -> u32 {
+    (state >> 32) as u32
+}
+
+/// A state word of the same generation with other bits.
+#[inline(always)]
+pub const fn with_bits(state: u64, bits: u32) -> u64 {
+    state >> 32 << 32 | bits as u64
+}
+
+/// The word by which a CPU takes an entry for a new flow: the next generation, claimed.
+#[inline(always)]
+pub const fn claimed(state: u64) -> u64 {
+    with_bits(state.wrapping_add(1 << 32), STATE_USED | STATE_CLAIMED)
+}
+
+impl<A: Address> FlowEntry<A> {
+    /// The `STATE_*` and connection bits.
+    #[inline(always)]
+    pub fn bits(&self) -> u32 {
+        bits_of(self.state)
+    }
+
     /// The key of a direction.
     #[inline(always)]
     pub fn key(&self, direction: u8) -> FlowKey<A> {
@@ -229,58 +283,6 @@ impl<A: Address> Flow<A> {
             reserved: 0,
         }
     }
-}
-
-/// How long a flow in this state may stay silent, in jiffies.
-#[inline(always)]
-pub fn lifetime(proto: u8, state: u8, config: &crate::config::NodeConfig) -> u32 {
-    if proto == crate::PROTO_TCP || proto == crate::PROTO_SCTP {
-        let fins = state & (FLOW_FIN_CLIENT | FLOW_FIN_BACKEND);
-        if state & FLOW_RESET != 0 || fins == FLOW_FIN_CLIENT | FLOW_FIN_BACKEND {
-            config.tcp_closed
-        } else if fins != 0 {
-            config.tcp_closing
-        } else if state & FLOW_REPLIED != 0 {
-            config.tcp_established
-        } else {
-            config.tcp_opening
-        }
-    } else if state & FLOW_REPLIED != 0 {
-        config.udp_replied
-    } else {
-        config.udp_unreplied
-    }
-}
-
-/// Whether both ends are done with the flow: a new SYN may begin another one on the same ports.
-#[inline(always)]
-pub fn is_over(state: u8) -> bool {
-    let fins = FLOW_FIN_CLIENT | FLOW_FIN_BACKEND;
-    state & FLOW_RESET != 0 || state & fins == fins
-}
-
-/// Whether the flow was silent for longer than its state allows, at jiffies `now`. Another CPU may have seen it a
-/// moment after `now` was read: that is no silence of 49 days.
-#[inline(always)]
-pub fn is_expired<A: Address>(flow: &Flow<A>, now: u32, config: &crate::config::NodeConfig) -> bool {
-    let silent = now.wrapping_sub(flow.last_seen);
-    silent > lifetime(flow.proto, flow.state, config) && silent.wrapping_neg() > config.hz
-}
-
-/// How long the end that closed first keeps a connection's ports, in seconds: `TCP_TIMEWAIT_LEN` (60 s) of
-/// `include/net/tcp.h`; the kernel's timers of that length may be late by 512 jiffies at 100 Hz, by 4096 at 1000 Hz
-/// (`kernel/time/timer.c`); and clocks tick apart.
-const TIME_WAIT: u32 = 60 + 6;
-
-/// Whether the backend may still keep the ports of this flow, which both ends have closed: a SYN from the same source
-/// port would then be answered with an ACK, unless it is known to be newer.
-#[inline(always)]
-pub fn lingers<A: Address>(flow: &Flow<A>, now: u32, hz: u32) -> bool {
-    let fins = FLOW_FIN_CLIENT | FLOW_FIN_BACKEND;
-    let silent = now.wrapping_sub(flow.last_seen);
-    flow.proto == crate::PROTO_TCP
-        && flow.state & (fins | FLOW_RESET) == fins
-        && (silent <= hz * TIME_WAIT || silent.wrapping_neg() <= hz)
 }
 
 #[cfg(test)]

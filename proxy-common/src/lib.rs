@@ -1,6 +1,6 @@
 //! What Ballast's BPF programs and its agent agree on: the layout of every map, the names of the maps, the
 //! list of [reasons](reason::Reason), and the pure rules that both sides apply (checksums, selection, the
-//! frontend filter).
+//! prefilter, connection tracking).
 //!
 //! # The contract
 //! * Types are `repr(C)`, hold no padding (`abi` proves it at compile time) and are valid for any bit pattern.
@@ -17,17 +17,20 @@ pub mod abi;
 pub mod affinity;
 pub mod backend;
 pub mod config;
+pub mod conntrack;
 pub mod crc32c;
 pub mod csum;
 pub mod decide;
 pub mod event;
 pub mod family;
-pub mod filter;
 pub mod flow;
 pub mod fragment;
+pub mod health;
+pub mod maglev;
 pub mod map_names;
 pub mod name;
 pub mod node;
+pub mod prefilter;
 pub mod reason;
 pub mod select;
 pub mod service;
@@ -39,10 +42,14 @@ pub use family::{Address, Family, V4, V6};
 
 /// IP protocol number of ICMP.
 pub const PROTO_ICMP: u8 = 1;
+/// IP protocol number of IPv4 in IP (RFC 2003).
+pub const PROTO_IPIP: u8 = 4;
 /// IP protocol number of TCP.
 pub const PROTO_TCP: u8 = 6;
 /// IP protocol number of UDP.
 pub const PROTO_UDP: u8 = 17;
+/// IP protocol number of IPv6 in IP (RFC 2473).
+pub const PROTO_IPV6: u8 = 41;
 /// IP protocol number of ICMPv6.
 pub const PROTO_ICMPV6: u8 = 58;
 /// IP protocol number of SCTP.

@@ -8,11 +8,20 @@ pub const SERVICES: &str = "services";
 pub const SERVICES6: &str = "services6";
 /// Slot number to backend id (`u32`); array, memory-mapped by the agent.
 pub const SLOTS: &str = "slots";
+/// Twice the id of a Service port, plus one for policy Local, to the first word of its table in `maglev` (`u64`); 0: it
+/// has none. Array, memory-mapped by the agent.
+pub const MAGLEV_INDEX: &str = "maglev_index";
+/// Words (`u64`) of the tables; see [`maglev`](crate::maglev); array, memory-mapped by the agent.
+pub const MAGLEV: &str = "maglev";
+/// Service port id to connections begun by turns (`u64`): whose turn it is; array.
+pub const TURNS: &str = "turns";
 /// Backend id to [`BackendEntry`](crate::backend::BackendEntry); array.
 pub const BACKENDS: &str = "backends";
 /// The same for IPv6; ids are shared, so an id is used in one of the two.
 pub const BACKENDS6: &str = "backends6";
-/// Flow number to [`Flow`](crate::flow::Flow); array, memory-mapped by readers.
+/// Backend id to what connections have told of it (`u64`); see [`health`](crate::health); array, memory-mapped by the agent.
+pub const HEALTH: &str = "health";
+/// Flow number to [`FlowEntry`](crate::flow::FlowEntry); array, memory-mapped by readers.
 pub const FLOWS: &str = "flows";
 /// The same for IPv6.
 pub const FLOWS6: &str = "flows6";
@@ -21,19 +30,25 @@ pub const FLOW_INDEX: &str = "flow_index";
 /// The same for IPv6.
 pub const FLOW_INDEX6: &str = "flow_index6";
 /// Family index to the clock hand (`u64`) over its flow state; array of two.
-pub const FLOW_HAND: &str = "flow_hand";
+pub const CLOCK_HAND: &str = "clock_hand";
 /// [`SocketKey`](crate::socket::SocketKey) to [`SocketEntry`](crate::socket::SocketEntry); LRU hash.
 pub const SOCKETS: &str = "sockets";
 /// The same for IPv6.
 pub const SOCKETS6: &str = "sockets6";
-/// [`filter`](crate::filter) words (`u64`); array, memory-mapped by the agent.
-pub const FILTER: &str = "filter";
+/// Socket to [`SocketStorage`](crate::socket::SocketStorage): where a connected socket was led; socket-local storage.
+pub const SOCKET_STORAGE: &str = "socket_storage";
+/// Family index to jiffies when a [`STATE_DIRECT`](crate::flow::STATE_DIRECT) flow of TCP was last seen; array of two.
+pub const DIRECT_SEEN: &str = "direct_seen";
+/// [`prefilter`](crate::prefilter) words (`u64`); array, memory-mapped by the agent.
+pub const PREFILTER: &str = "prefilter";
 /// 0 to [`NodeConfig`](crate::config::NodeConfig); array of one.
 pub const CONFIG: &str = "config";
 /// Service port id to [`ServiceStats`](crate::stats::ServiceStats); array per CPU.
 pub const SERVICE_STATS: &str = "service_stats";
 /// Backend id to connections (`u64`); array.
 pub const BACKEND_STATS: &str = "backend_stats";
+/// Backend id to its open connections (`u64`), of Services that spread by load; array, memory-mapped by the agent.
+pub const CONNECTIONS: &str = "connections";
 /// Reason number to count (`u64`); array per CPU.
 pub const REASONS: &str = "reasons";
 /// [`RefusalKey`](crate::stats::RefusalKey) to count (`u64`); LRU hash.
@@ -49,6 +64,8 @@ pub const NODE6: &str = "node6";
 pub const NODE_ADDRS: &str = "node_addrs";
 /// The same for IPv6.
 pub const NODE_ADDRS6: &str = "node_addrs6";
+/// Number to [`Tunnel`](crate::node::Tunnel), a node that packets are encapsulated to; array.
+pub const TUNNELS: &str = "tunnels";
 /// Interface index to [`Device`](crate::node::Device); hash.
 pub const DEVICES: &str = "devices";
 /// [`AffinityKey`](crate::affinity::AffinityKey) to [`AffinityEntry`](crate::affinity::AffinityEntry); LRU hash.
@@ -67,24 +84,34 @@ pub const EVENTS: &str = "events";
 /// 0 to [`Monitor`](crate::event::Monitor): whether anybody listens; array of one, memory-mapped by listeners.
 pub const MONITOR: &str = "monitor";
 
+/// Maps with an element for each backend id.
+pub const OF_BACKENDS: &[&str] = &[BACKENDS, BACKENDS6, BACKEND_STATS, CONNECTIONS, HEALTH];
+
 /// Every map that is pinned.
 pub const ALL: &[&str] = &[
     SERVICES,
     SERVICES6,
     SLOTS,
+    MAGLEV_INDEX,
+    MAGLEV,
+    TURNS,
     BACKENDS,
     BACKENDS6,
+    HEALTH,
     FLOWS,
     FLOWS6,
     FLOW_INDEX,
     FLOW_INDEX6,
-    FLOW_HAND,
+    CLOCK_HAND,
     SOCKETS,
     SOCKETS6,
-    FILTER,
+    SOCKET_STORAGE,
+    DIRECT_SEEN,
+    PREFILTER,
     CONFIG,
     SERVICE_STATS,
     BACKEND_STATS,
+    CONNECTIONS,
     REASONS,
     REFUSALS,
     NAMES,
@@ -92,6 +119,7 @@ pub const ALL: &[&str] = &[
     NODE6,
     NODE_ADDRS,
     NODE_ADDRS6,
+    TUNNELS,
     DEVICES,
     AFFINITY,
     AFFINITY6,
@@ -102,41 +130,59 @@ pub const ALL: &[&str] = &[
     MONITOR,
 ];
 
-/// Where a program leaves a parsed packet to its next step; one for each CPU.
+/// The packet that a CPU works on; one for each CPU.
 pub const SCRATCH: &str = "scratch";
 /// The same for IPv6.
 pub const SCRATCH6: &str = "scratch6";
 
-/// Where a packet goes on from here, between two steps; one for each CPU.
-pub const ROUTE: &str = "route";
-
-/// Number to a way that the CPU remembers for one tick of the clock; array per CPU.
-pub const WAYS: &str = "ways";
+/// Number to a route that the CPU remembers for one tick of the clock; array per CPU.
+pub const FIB_CACHE: &str = "fib_cache";
 /// The same for IPv6.
-pub const WAYS6: &str = "ways6";
+pub const FIB_CACHE6: &str = "fib_cache6";
 
 /// [`FragmentKey`](crate::fragment::FragmentKey) to [`FragmentEntry`](crate::fragment::FragmentEntry); LRU hash.
 pub const FRAGMENTS: &str = "fragments";
 /// The same for IPv6.
 pub const FRAGMENTS6: &str = "fragments6";
 
-/// 0 to how many ICMP answers a CPU may send; array per CPU.
-pub const ANSWERS: &str = "answers";
+/// 0 to the token bucket of a CPU's ICMP answers; array per CPU.
+pub const ICMP_RATELIMIT: &str = "icmp_ratelimit";
 
-/// Family index to the entries of its flow state that the CPU looks at next; array per CPU, of two.
-pub const FLOW_BLOCK: &str = "flow_block";
+/// Family index to the entries of its flow table that the CPU looks at next; array per CPU, of two.
+pub const CLOCK_WINDOW: &str = "clock_window";
 
-/// Maps that are not pinned: what they hold is over with the packet, or nobody misses it.
-pub const PRIVATE: &[&str] =
-    &[SCRATCH, SCRATCH6, ROUTE, WAYS, WAYS6, ANSWERS, FLOW_BLOCK, FRAGMENTS, FRAGMENTS6];
+/// Index of a device to anything: XDP may send packets of other devices by it; hash.
+pub const XDP_DEVICES: &str = "xdp_devices";
+
+/// Number to a program of [`CALLED`]; array of programs. Each load of the programs has its own, pinned under the ids of the programs that use it.
+pub const CALLS: &str = "calls";
+
+/// The programs that packet programs go on with, by their number in [`CALLS`].
+pub const CALLED: [&str; 6] = ["known4", "known6", "stages4", "stages6", "tunnel4", "tunnel6"];
+
+/// Maps that are not pinned by name: what they hold is over with the packet, or nobody misses it.
+pub const PRIVATE: &[&str] = &[
+    SCRATCH,
+    SCRATCH6,
+    FIB_CACHE,
+    FIB_CACHE6,
+    ICMP_RATELIMIT,
+    CLOCK_WINDOW,
+    FRAGMENTS,
+    FRAGMENTS6,
+    XDP_DEVICES,
+    CALLS,
+];
 
 /// Frontends in each of `services` and `services6`.
 pub const DEFAULT_FRONTENDS: u32 = 65_536;
-/// Service port ids: `service_stats` and `names`.
+/// Service port ids: `service_stats`, `turns`, `names`, and half the elements of `maglev_index`.
 pub const DEFAULT_SERVICES: u32 = 32_768;
 /// Elements of `slots`; a change of a Service needs its old and its new extent for a moment.
 pub const DEFAULT_SLOTS: u32 = 524_288;
-/// Backend ids: `backends`, `backends6` and `backend_stats`.
+/// Words of `maglev`, of eight bytes: a table of five endpoints has 135, one of a hundred 4,150. 6 MiB.
+pub const DEFAULT_MAGLEV_WORDS: u32 = 786_432;
+/// Backend ids: `backends`, `backends6`, `health`, `backend_stats` and `connections`.
 pub const DEFAULT_BACKENDS: u32 = 262_144;
 /// Flows in each of `flows` and `flows6`; `flow_index` and `flow_index6` have half as many buckets, rounded up to a
 /// power of two.
@@ -154,7 +200,11 @@ pub const DEFAULT_SRC_RANGES: u32 = 16_384;
 /// Bytes of `events`, a power of two: some 5,000 of them.
 pub const EVENTS_BYTES: u32 = 1 << 19;
 /// Addresses in each of `node_addrs` and `node_addrs6`.
-pub const NODE_ADDR_COUNT: u32 = 4_096;
+pub const NODE_ADDR_COUNT: u32 = 16_384;
+/// Of these, how many this node's own may be; the others are other nodes'.
+pub const OWN_ADDR_COUNT: u32 = 4_096;
+/// Numbers of other nodes in `tunnels`, a power of two; 0 is none's.
+pub const TUNNEL_COUNT: u32 = 1 << 12;
 /// Devices in `devices`.
 pub const DEVICE_COUNT: u32 = 16_384;
 

@@ -31,10 +31,9 @@ pub const SERVICE_CIDRS: usize = 8;
 #[repr(C, align(4))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NodeEntry<A> {
-    /// The address under which packets of clients outside are sent on to other nodes (SNAT); zero: there is none,
-    /// and such packets are dropped.
+    /// The source address of packets that are forwarded with SNAT; zero: there is none, and such packets are dropped.
     pub source: A,
-    /// Addresses of pods, by which local clients are known with the modes `ClusterCIDR` and `NodeCIDR`.
+    /// The range of pods, by which clients are inside with the modes `ClusterCIDR` and `NodeCIDR`.
     pub pods: Cidr<A>,
     /// Ranges of Service addresses (`ServiceCIDR` objects); inside them, what no Service has is not let through.
     pub service_cidrs: [Cidr<A>; SERVICE_CIDRS],
@@ -68,6 +67,23 @@ impl<A: Address> NodeEntry<A> {
     }
 }
 
+/// Value of `tunnels` (array): another node of the cluster, to which packets are encapsulated (DSR).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tunnel {
+    /// Its `InternalIP`, as words ([`Address::words`]).
+    pub addr: [u32; 4],
+    /// The address of this node that the outer header has as its source, likewise.
+    pub source: [u32; 4],
+    /// The family of both: [`TUNNEL_V4`] or [`TUNNEL_V6`]; 0: the number is free.
+    pub family: u32,
+}
+
+/// The outer header is an IPv4 header.
+pub const TUNNEL_V4: u32 = 4;
+/// The outer header is an IPv6 header.
+pub const TUNNEL_V6: u32 = 6;
+
 /// Value of `node_addrs` and `node_addrs6` (hash by address, as octets): `NODE_ADDR_*` bits.
 pub type NodeAddr = u32;
 
@@ -75,12 +91,19 @@ pub type NodeAddr = u32;
 pub const NODE_ADDR_PORTS: NodeAddr = 1 << 0;
 /// It is a loopback address: node ports answer on it for sockets of the node itself only.
 pub const NODE_ADDR_LOOPBACK: NodeAddr = 1 << 1;
+/// It is an address of this node, on any device.
+pub const NODE_ADDR_OWN: NodeAddr = 1 << 2;
+
+/// It is an `InternalIP` of a node of the cluster, of this one if [`NODE_ADDR_OWN`] is set too. Nodes send each other
+/// encapsulated packets (DSR) from and to such addresses only.
+pub const NODE_ADDR_INTERNAL: NodeAddr = 1 << 3;
 
 /// Value of `devices` (hash by interface index): `DEVICE_*` bits.
 pub type Device = u32;
 
-/// Clients that come in by it are outside: other nodes, and what is beyond. Behind every other device, and behind
-/// those that stand nowhere yet, are pods of this node: they come and go, uplinks hardly ever.
+/// Packets of other machines come in by it: a NIC, a bond, a tunnel, a VLAN. Behind every other device, and behind those that
+/// are not in the map yet, are only pods, containers and virtual machines of this node: a reply to them surely returns
+/// through this node.
 pub const DEVICE_UPLINK: Device = 1 << 0;
 /// Its packets have no link-layer header (tun, `WireGuard`, IP-in-IP).
 pub const DEVICE_NO_HEADER: Device = 1 << 1;

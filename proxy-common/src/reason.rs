@@ -92,16 +92,16 @@ reasons! {
     /// A later fragment carries no ports, and the first one of its packet was none of ours.
     Fragment = 5, "fragment", Pass,
         "Nothing, unless it grows: then look for a link with a smaller MTU than the rest.";
-    /// A slot or backend that the service entry refers to is not there: the maps were changed by another hand.
+    /// A slot or backend that the service entry refers to is missing, or a tail call of a packet program fails.
     MapInconsistent = 6, "map_inconsistent", Drop,
-        "The next comparison repairs it. If it grows, look for another tool that writes to the maps.";
-    /// The answer for a refused packet could not be built; the packet was dropped in silence.
+        "Nothing, if it stays small. If it grows, look for another tool that writes to the maps; the next comparison repairs them.";
+    /// The ICMP answer to a refused packet could not be built; the packet was dropped without one.
     RejectFailed = 7, "reject_failed", Drop,
         "The verdict is right, the answer is missing; memory may be short.";
-    /// The packet could not be rewritten and was dropped.
+    /// A helper of the kernel failed to rewrite the packet.
     RewriteFailed = 8, "rewrite_failed", Drop,
         "Memory may be short.";
-    /// What the socket dialled could not be remembered; it works, but may see its backend's address.
+    /// The frontend that a socket dialled could not be stored; the socket works, but may see its backend's address.
     SocketTableFull = 9, "socket_table_full", Pass,
         "Raise --max-sockets.";
     /// The client's address is in none of the Service's loadBalancerSourceRanges.
@@ -119,7 +119,7 @@ reasons! {
     /// The node has no address, or no route, to send the packet on to its backend or client.
     NoRoute = 14, "no_route", Drop,
         "Look at the node's InternalIP, and at its route to the endpoint.";
-    /// The packet's time to live is over.
+    /// The packet's time to live, or hop limit, has ended.
     TtlExceeded = 15, "ttl_exceeded", Drop,
         "Look for a routing loop, unless somebody runs traceroute.";
     /// The packet is larger than the next link takes; its client is told how large it may be.
@@ -128,7 +128,7 @@ reasons! {
     /// A process of the node wanted to listen on a port that is a Service's NodePort.
     NodePortTaken = 17, "node_port_taken", Reject,
         "Give the process another port, or the Service another nodePort.";
-    /// Which backend the client stays with could not be remembered.
+    /// The backend that a client is to keep (session affinity) could not be stored.
     AffinityTableFull = 18, "affinity_table_full", Pass,
         "It may reach another endpoint with its next connection. Memory may be short.";
     /// A later fragment to a Service address, and the first one of its packet has not passed.
@@ -137,6 +137,31 @@ reasons! {
     /// A packet was to be answered by ICMP, and this CPU has sent as many answers as it may for now.
     RejectLimited = 20, "reject_limited", Drop,
         "Look for who keeps sending to a Service that has no endpoint.";
+    /// The address is in the range of Service addresses, and Ballast leaves it alone: another proxy serves the Service, or the node owns the address.
+    UnmanagedAddress = 21, "unmanaged_address", Pass,
+        "Nothing, if the Service's label service.kubernetes.io/service-proxy-name, or a device like NodeLocal DNSCache's, is meant.";
+    /// The packet's source cannot be a client: loopback, multicast, broadcast, unspecified, an address of this node, or one whose route leads elsewhere.
+    MartianSource = 22, "martian_source", Drop,
+        "Look for who spoofs addresses behind the device.";
+    /// A TCP reset or FIN is out of the connection's window: it is forwarded, and does not change the flow's state.
+    OutOfWindow = 23, "out_of_window", Pass,
+        "Nothing, unless it grows: then look for who forges resets.";
+    /// A TCP segment that belongs to no connection, and can begin none: a reset, a FIN, or an answer to a SYN.
+    InvalidState = 24, "invalid_state", Drop,
+        "Nothing, unless it grows: then look for clients that keep connections for longer than their timeouts, or for port scans.";
+
+    /// An encapsulated packet to a Service comes from no node of the cluster.
+    ForeignTunnel = 25, "foreign_tunnel", Drop,
+        "Look for who forges IP-in-IP packets. If the source is a node, look at its InternalIP: it has to send from there.";
+    /// Another node encapsulated a packet to an endpoint that this node does not have, or has no longer.
+    TunnelNoEndpoint = 26, "tunnel_no_endpoint", Drop,
+        "Nothing, if it stays small: the client sends again. If it grows, compare what the agents of both nodes know.";
+    /// An endpoint refused a connection, and another one can take it: the client sends its SYN again, and that one goes to the other.
+    RefusalDropped = 27, "refusal_dropped", Drop,
+        "Find out why the endpoint refuses: does it listen before it is ready? Give the pods a readiness probe.";
+    /// An endpoint refused, or did not answer, connections of two clients in a row: new connections skip it for a while. Counted once for each ejection.
+    EndpointEjected = 28, "endpoint_ejected", Pass,
+        "Look at the endpoint (`ballast backend list` names it), at its readiness probe, and at the network to its node.";
 }
 
 impl Reason {

@@ -1,11 +1,212 @@
 //! Which slot of a Service a new connection takes, and which source port.
 
-/// How a Service spreads its connections. The number stands in `services`.
-#[repr(u8)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Algorithm {
-    /// Uniform, for each connection anew, as kube-proxy's iptables and nftables modes do.
-    Random = 0,
+use crate::Address;
+use crate::flow::{FlowKey, mix};
+
+macro_rules! algorithms {
+    ($($(#[doc = $doc:literal])+ $name:ident = $number:literal, $label:literal;)+) => {
+        /// How a Service spreads its connections: IPVS' schedulers, and random. The number stands in `services`.
+        #[repr(u8)]
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+        pub enum Algorithm {
+            #[default]
+            $($(#[doc = $doc])+ $name = $number,)+
+        }
+
+        impl Algorithm {
+            /// All of them, in the order of their numbers.
+            pub const ALL: &[Self] = &[$(Self::$name),+];
+
+            /// The name in settings, annotations, tables and JSON: IPVS', where IPVS has it.
+            pub const fn label(self) -> &'static str {
+                match self { $(Self::$name => $label,)+ }
+            }
+
+            /// One sentence for people.
+            pub const fn explanation(self) -> &'static str {
+                match self { $(Self::$name => concat!($($doc),+),)+ }
+            }
+        }
+    };
+}
+
+algorithms! {
+    /// Each connection goes to any endpoint, by weight, as in kube-proxy's iptables and nftables modes.
+    Random = 0, "random";
+    /// Round robin: endpoints take turns; weights do not count.
+    RoundRobin = 1, "rr";
+    /// Weighted round robin: endpoints take turns, as many as their weights say.
+    WeightedRoundRobin = 2, "wrr";
+    /// Source hash: a client's address has one endpoint, by a Maglev table.
+    SourceHash = 3, "sh";
+    /// Destination hash: the address that is dialled has one endpoint, by a Maglev table.
+    DestinationHash = 4, "dh";
+    /// Maglev: client, address and ports have one endpoint, the same on all nodes.
+    Maglev = 5, "mh";
+    /// Least connections: of two endpoints taken at random, the one with fewer open connections; weights do not count.
+    LeastConnections = 6, "lc";
+    /// Weighted least connections: of two endpoints taken at random, the one with fewer open connections for its weight.
+    WeightedLeastConnections = 7, "wlc";
+    /// Shortest expected delay: as `wlc`, with the new connection counted among the open ones.
+    ShortestExpectedDelay = 8, "sed";
+    /// Never queue: of two endpoints taken at random, one without open connections; if there is none, as `sed`.
+    NeverQueue = 9, "nq";
+}
+
+impl Algorithm {
+    /// The algorithm of that number.
+    pub fn from_number(number: u8) -> Option<Self> {
+        Self::ALL.get(usize::from(number)).copied()
+    }
+
+    /// Whether it needs a Maglev table.
+    pub const fn is_hash(self) -> bool {
+        matches!(self, Self::SourceHash | Self::DestinationHash | Self::Maglev)
+    }
+
+    /// Whether an endpoint has as many slots as its weight says.
+    pub const fn repeats_slots(self) -> bool {
+        matches!(
+            self,
+            Self::Random
+                | Self::WeightedRoundRobin
+                | Self::WeightedLeastConnections
+                | Self::ShortestExpectedDelay
+                | Self::NeverQueue
+        )
+    }
+
+    /// Whether it goes by open connections.
+    pub const fn is_by_load(self) -> bool {
+        is_by_load(self as u8)
+    }
+
+    /// The algorithm by which weights count, where this one does not go by them.
+    #[must_use]
+    pub const fn weighted(self) -> Self {
+        match self {
+            Self::RoundRobin => Self::WeightedRoundRobin,
+            Self::LeastConnections => Self::WeightedLeastConnections,
+            other => other,
+        }
+    }
+}
+
+/// Whether the number is that of an algorithm by turns.
+#[inline(always)]
+pub const fn is_by_turns(number: u8) -> bool {
+    number == Algorithm::RoundRobin as u8 || number == Algorithm::WeightedRoundRobin as u8
+}
+
+/// Whether it is that of an algorithm by a Maglev table.
+#[inline(always)]
+pub const fn is_by_table(number: u8) -> bool {
+    number >= Algorithm::SourceHash as u8 && number <= Algorithm::Maglev as u8
+}
+
+/// Whether it is that of an algorithm by open connections, whose Services count them.
+#[inline(always)]
+pub const fn is_by_load(number: u8) -> bool {
+    number >= Algorithm::LeastConnections as u8 && number <= Algorithm::NeverQueue as u8
+}
+
+/// How much a backend has to do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Load {
+    /// Its open connections.
+    pub open: u32,
+    /// Its weight, from 1 on.
+    pub weight: u32,
+}
+
+impl Load {
+    /// `counted`: what stands in `connections`, which is below zero for a moment if an end is counted before its beginning.
+    #[inline(always)]
+    pub const fn new(counted: u64, weight: u32) -> Self {
+        let open = if counted >> 63 != 0 {
+            0
+        } else if counted > u32::MAX as u64 {
+            u32::MAX
+        } else {
+            counted as u32
+        };
+        Self { open, weight }
+    }
+}
+
+/// Whether `one` gets a new connection rather than `other`, by the algorithm of that number (`ip_vs_lc.c`, `ip_vs_wlc.c`,
+/// `ip_vs_sed.c`, `ip_vs_nq.c`). Weights are multiplied crosswise, as IPVS does, so that nothing is divided.
+#[inline(always)]
+pub const fn is_less_loaded(algorithm: u8, one: Load, other: Load) -> bool {
+    let (mut one_open, mut other_open) = (one.open as u64, other.open as u64);
+    if algorithm == Algorithm::LeastConnections as u8 {
+        return one_open < other_open;
+    }
+    if algorithm == Algorithm::NeverQueue as u8 && (one_open == 0) != (other_open == 0) {
+        return one_open == 0;
+    }
+    if algorithm != Algorithm::WeightedLeastConnections as u8 {
+        one_open += 1;
+        other_open += 1;
+    }
+    one_open * (other.weight as u64) < other_open * (one.weight as u64)
+}
+
+/// The number after `number` of a linear congruential generator (Numerical Recipes): every 32-bit number comes up.
+#[inline(always)]
+pub const fn next_random(number: u32) -> u32 {
+    number.wrapping_mul(1_664_525).wrapping_add(1_013_904_223)
+}
+
+/// The seed of hashes by which endpoints are selected: the same on all nodes, so that they select the same.
+const COMMON_SEED: u64 = 0x6d61_676c_6576_2121;
+
+/// The number by which a client's packet selects its backend: a hash of what the algorithm goes by, else `random`.
+#[inline(always)]
+pub fn selector<A: Address>(algorithm: u8, key: &FlowKey<A>, random: u32) -> u32 {
+    if algorithm == Algorithm::Maglev as u8 {
+        upper(key.hash(COMMON_SEED as u32))
+    } else if algorithm == Algorithm::SourceHash as u8 {
+        address_hash(&key.src)
+    } else if algorithm == Algorithm::DestinationHash as u8 {
+        address_hash(&key.dst)
+    } else {
+        random
+    }
+}
+
+/// The same for the call of a socket, which has no address and port yet: its client is a network namespace.
+#[inline(always)]
+pub fn socket_selector<A: Address>(algorithm: u8, netns: u64, dialled: &A, random: u32) -> u32 {
+    if algorithm == Algorithm::SourceHash as u8 {
+        upper(mix(COMMON_SEED, netns))
+    } else if algorithm == Algorithm::DestinationHash as u8 {
+        address_hash(dialled)
+    } else {
+        random
+    }
+}
+
+/// The number by which another node knows an endpoint of its own in an encapsulated packet (DSR): it stands in the outer
+/// header of each one, so it has 16 bits. The same on all nodes.
+#[inline(always)]
+pub fn tunnel_tag<A: Address>(addr: &A, port: u16) -> u16 {
+    let [a, b, c, d] = addr.words();
+    let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+    (upper(mix(mix(mix(COMMON_SEED, pair(a, b)), pair(c, d)), u64::from(port))) >> 16) as u16
+}
+
+#[inline(always)]
+fn address_hash<A: Address>(address: &A) -> u32 {
+    let [a, b, c, d] = address.words();
+    let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+    upper(mix(mix(COMMON_SEED, pair(a, b)), pair(c, d)))
+}
+
+/// The upper bits of a product know all bits of its factors.
+#[inline(always)]
+const fn upper(hash: u64) -> u32 {
+    (hash.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as u32
 }
 
 /// The slot, from 0 to `count` - 1, for a uniformly random `random`.
@@ -19,20 +220,20 @@ pub fn random_slot(random: u32, count: u32) -> u32 {
 /// The odd number next to 2^32 by the golden ratio: the upper bits of a product with it depend on all bits below.
 pub const SPREAD: u32 = 0x9e37_79b1;
 
-/// The source port under which a client's flow goes on (SNAT) unless another flow has it: one of the `count` ports from
-/// `first` on, which must end at 65535 at the latest.
+/// The number of the source port under which a client's flow is forwarded (SNAT) unless another flow has it: one of
+/// `count`, which must not be 0.
 ///
 /// The client's port spreads well enough, and needs no random number.
 #[inline(always)]
-pub fn source_port(client_port: u16, first: u32, count: u32) -> u16 {
-    (first + random_slot(u32::from(client_port).wrapping_mul(SPREAD), count)) as u16
+pub fn source_port(client_port: u16, count: u32) -> u32 {
+    random_slot(u32::from(client_port).wrapping_mul(SPREAD), count)
 }
 
 #[cfg(test)]
 mod tests {
     extern crate std;
     use super::*;
-    use crate::config::SNAT_PORTS;
+    use crate::config::{NodeConfig, PortRange, SNAT_PORTS};
     use proptest::prelude::*;
 
     proptest! {
@@ -42,21 +243,76 @@ mod tests {
         }
 
         #[test]
-        fn a_source_port_is_always_inside_its_range(client: u16, one: u16, other: u16) {
-            let (first, last) = (one.min(other), one.max(other));
-            let chosen = source_port(client, first.into(), u32::from(last - first) + 1);
-            prop_assert!((first..=last).contains(&chosen));
+        fn a_source_port_is_always_inside_its_ranges(client: u16, ranges: [(u16, u16); 2]) {
+            let snat = ranges.map(|(one, other)| PortRange::new(one.min(other).max(1), one.max(other).max(1)));
+            let config = NodeConfig { snat, ..NodeConfig::default() };
+            let chosen = config.snat_port(source_port(client, config.snat_count()));
+            prop_assert!(config.is_snat_port(chosen));
         }
     }
 
     #[test]
+    fn every_port_of_both_ranges_has_a_number() {
+        let config = NodeConfig {
+            snat: [PortRange::new(10, 12), PortRange::new(65_534, 65_535)],
+            ..NodeConfig::default()
+        };
+        let ports: std::vec::Vec<_> =
+            (0..config.snat_count()).map(|number| config.snat_port(number)).collect();
+        assert_eq!(ports, [10, 11, 12, 65_534, 65_535]);
+        assert!(![9, 13, 65_533, 0].iter().any(|port| config.is_snat_port(*port)));
+        let none = NodeConfig { snat: [PortRange::new(5, 4), PortRange::new(0, 0)], ..NodeConfig::default() };
+        assert_eq!(none.snat_count(), 0);
+        assert!(!none.is_snat_port(0) && !none.is_snat_port(5));
+    }
+
+    #[test]
     fn clients_ports_in_a_row_get_source_ports_of_their_own() {
-        let (first, last) = SNAT_PORTS;
-        let count = u32::from(last - first) + 1;
+        let count = NodeConfig { snat: SNAT_PORTS, ..NodeConfig::default() }.snat_count();
         // What the kernel gives to one client's connections: every other port.
         let chosen: std::collections::BTreeSet<_> =
-            (0..1000).map(|n| source_port(32_768 + 2 * n, first.into(), count)).collect();
+            (0..1000).map(|n| source_port(32_768 + 2 * n, count)).collect();
         assert_eq!(chosen.len(), 1000);
+    }
+
+    /// What the algorithms mean, by exact fractions.
+    fn cost(algorithm: Algorithm, load: Load) -> f64 {
+        let (open, weight) = (f64::from(load.open), f64::from(load.weight));
+        match algorithm {
+            Algorithm::LeastConnections => open,
+            Algorithm::WeightedLeastConnections => open / weight,
+            Algorithm::NeverQueue if load.open == 0 => -1.0,
+            _ => (open + 1.0) / weight,
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn the_endpoint_with_less_to_do_is_less_loaded(
+            algorithm in prop::sample::select(&Algorithm::ALL[6..]),
+            loads in prop::array::uniform2((0..50_u32, 1..=1000_u32)),
+        ) {
+            let [one, other] = loads.map(|(open, weight)| Load { open, weight });
+            let (first, second) = (cost(algorithm, one), cost(algorithm, other));
+            // Of two idle endpoints, `nq` takes the heavier one, as `sed` does.
+            let expected = if algorithm == Algorithm::NeverQueue && one.open == 0 && other.open == 0 {
+                one.weight > other.weight
+            } else {
+                first < second
+            };
+            prop_assert_eq!(is_less_loaded(algorithm as u8, one, other), expected);
+            prop_assert!(!(is_less_loaded(algorithm as u8, one, other) && is_less_loaded(algorithm as u8, other, one)));
+        }
+    }
+
+    #[test]
+    fn a_count_below_zero_is_none_and_large_ones_do_not_overflow() {
+        assert_eq!(Load::new(u64::MAX, 3), Load { open: 0, weight: 3 });
+        assert_eq!(Load::new(1 << 40, 1).open, u32::MAX);
+        let (most, idle) = (Load { open: u32::MAX, weight: 1 }, Load { open: 0, weight: 0xffff });
+        for algorithm in Algorithm::ALL.iter().filter(|algorithm| algorithm.is_by_load()) {
+            assert!(is_less_loaded(*algorithm as u8, idle, most), "{algorithm:?}");
+        }
     }
 
     #[test]

@@ -25,7 +25,7 @@ impl<A: Address> ServiceKey<A> {
     /// A number that two keys hardly ever share; see [`ServiceEntry::tag`].
     #[inline(always)]
     pub fn tag(&self) -> u32 {
-        crate::filter::hash(&self.addr, self.port, self.proto) ^ u32::from(self.scope)
+        crate::prefilter::hash(&self.addr, self.port, self.proto) ^ u32::from(self.scope)
     }
 
     /// The key of an internal frontend.
@@ -88,6 +88,13 @@ pub const SERVICE_LOCAL: u16 = 1 << 2;
 pub const SERVICE_SOURCE_RANGES: u16 = 1 << 3;
 /// With [`SERVICE_SOURCE_RANGES`]: this node itself gets through.
 pub const SERVICE_NODE_ALLOWED: u16 = 1 << 4;
+/// Clients outside of the cluster are spread by Maglev, whatever the entry's algorithm says of those inside.
+pub const SERVICE_MAGLEV_OUTSIDE: u16 = 1 << 5;
+/// New connections skip endpoints that fail ([`health`](crate::health)): it is TCP, and there is more than one endpoint.
+pub const SERVICE_EJECTS: u16 = 1 << 6;
+
+/// Packets of clients outside to endpoints on other nodes are encapsulated, and answered by these nodes directly (DSR).
+pub const SERVICE_DSR: u16 = 1 << 7;
 
 /// The frontend is a cluster address.
 pub const KIND_CLUSTER_IP: u8 = 1;
@@ -101,3 +108,7 @@ pub const KIND_EXTERNAL_IP: u8 = 4;
 /// address. Its ports that no Service has are refused, while addresses that nobody has are dropped
 /// (kube-proxy's nftables mode). Its `id` is 0.
 pub const KIND_ADDRESS: u8 = 5;
+/// No frontend: port and protocol of the key are zero, and the entry says that Ballast leaves the address alone, although
+/// it is in a range of Service addresses: another proxy serves it (`service.kubernetes.io/service-proxy-name`), or the
+/// node itself owns it (`NodeLocal` `DNSCache`). Its `id` is 0.
+pub const KIND_UNMANAGED: u8 = 6;

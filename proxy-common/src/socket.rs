@@ -1,8 +1,47 @@
-//! `sockets` and `sockets6`: what a socket dialled and where it went, for the socket hooks.
+//! `socket_storage`, `sockets` and `sockets6`: what a socket dialled and where it went, for the socket hooks.
 
 use crate::Address;
 
-/// Key of `sockets` (LRU).
+/// Value of `socket_storage` (socket-local storage): what a connected socket dialled, and where it was led. It goes with the
+/// socket. Addresses are words in memory order; an IPv4 address is in the first, and the others are zero.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SocketStorage {
+    /// The address that the application dialled.
+    pub frontend: [u32; 4],
+    /// The address that the socket is connected to.
+    pub backend: [u32; 4],
+    /// The port that was dialled, host byte order.
+    pub frontend_port: u16,
+    /// The port that the socket is connected to, host byte order.
+    pub backend_port: u16,
+    /// Id of the Service port.
+    pub service: u32,
+    /// Id of the backend.
+    pub backend_id: u32,
+    /// 4 or 6: the family of both addresses; 0: the socket is connected to no Service.
+    pub family: u8,
+    /// Direct connects that leave the value in place. An IPv6 socket that connects to an IPv4 address passes the IPv6
+    /// hook, and then the IPv4 hook with the address that the first one wrote.
+    pub grace: u8,
+    /// 1: the socket is one of the open connections of the backend.
+    pub counted: u8,
+    /// 1: what becomes of the connection tells of the backend's health ([`health`](crate::health)).
+    pub watched: u8,
+}
+
+/// What the iterator over UDP sockets writes for each one that is connected to a Service.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LedSocket {
+    /// The kernel's socket cookie.
+    pub cookie: u64,
+    /// The socket's storage.
+    pub storage: SocketStorage,
+}
+
+/// Key of `sockets` (LRU): for unconnected UDP sockets, which may have many peers, and for sockets whose storage the
+/// kernel could not allocate.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SocketKey<A: Address> {

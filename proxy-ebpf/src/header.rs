@@ -1,11 +1,10 @@
 //! IP headers read by helper, wherever they stand: those that errors quote, and those of fragments. Slower than
-//! [`packet`](crate::packet), which is for every packet, and free of pointers that the verifier has to follow.
+//! [`parse`](crate::parse), which is for every packet, and free of pointers that the verifier has to follow.
 
-use aya_ebpf::bindings::__sk_buff;
 use proxy_common::{Address, Family, V4, V6};
 
-use crate::net::{EXTENSION_HEADERS, IPV4_OFFSET, IPV6_OFFSET, Ipv4, Ipv6, extension};
-use crate::skb::Skb;
+use crate::frame::Frame;
+use crate::net::{EXTENSION_HEADERS, IPV4_OFFSET, IPV6_MORE, IPV6_OFFSET, Ipv4, Ipv6, extension};
 
 /// What an IP header says, with the extension headers behind it.
 #[derive(Clone, Copy)]
@@ -31,14 +30,14 @@ pub struct Header<A> {
 /// A family whose headers can be read so.
 pub trait Read: Family {
     /// The header at `at`; `None` if it is none, or not all there.
-    fn read(skb: Skb, at: u32) -> Option<Header<Self::Words>>;
+    fn read<F: Frame>(frame: F, at: u32) -> Option<Header<Self::Words>>;
 }
 
 impl Read for V4 {
     #[inline(always)]
-    fn read(skb: Skb, at: u32) -> Option<Header<[u32; 1]>> {
+    fn read<F: Frame>(frame: F, at: u32) -> Option<Header<[u32; 1]>> {
         let mut ip = Ipv4::ZERO;
-        skb.load(at, &mut ip, size_of::<Ipv4>() as u32).ok()?;
+        frame.load(at, &mut ip, size_of::<Ipv4>() as u32).ok()?;
         let length = u32::from(ip.version_length & 0xf) * 4;
         if ip.version_length >> 4 != 4 || length < size_of::<Ipv4>() as u32 {
             return None;
@@ -58,23 +57,23 @@ impl Read for V4 {
 
 impl Read for V6 {
     #[inline(always)]
-    fn read(skb: Skb, at: u32) -> Option<Header<[u32; 4]>> {
+    fn read<F: Frame>(frame: F, at: u32) -> Option<Header<[u32; 4]>> {
         let mut ip = Ipv6::ZERO;
-        skb.load(at, &mut ip, size_of::<Ipv6>() as u32).ok()?;
+        frame.load(at, &mut ip, size_of::<Ipv6>() as u32).ok()?;
         if ip.version_class_label.to_ne_bytes()[0] >> 4 != 6 {
             return None;
         }
         let behind = at + size_of::<Ipv6>() as u32;
         let mut found = u64::from(behind) << L4_AT | u64::from(ip.next_header);
         if extension::is(ip.next_header) {
-            found = walk_extensions(skb.raw(), u32::from(ip.next_header), behind);
+            found = frame.walk_extensions(ip.next_header, behind);
         }
         if found == BROKEN {
             return None;
         }
         let mut id = 0u32;
         if found >> FRAGMENT_AT != 0 {
-            skb.load((found >> FRAGMENT_AT) as u32 + 4, &mut id, size_of::<u32>() as u32).ok()?;
+            frame.load((found >> FRAGMENT_AT) as u32 + 4, &mut id, size_of::<u32>() as u32).ok()?;
         }
         Some(Header {
             src: ip.src,
@@ -89,46 +88,52 @@ impl Read for V6 {
     }
 }
 
-/// Extension headers that are not all there, or too many.
-const BROKEN: u64 = u64::MAX;
+/// Extension headers that are not all there.
+pub const BROKEN: u64 = u64::MAX;
 /// Beside the protocol: a later fragment.
-const LATER: u64 = 1 << 8;
+pub const LATER: u64 = 1 << 8;
+/// The first fragment of several.
+pub const FIRST: u64 = 1 << 9;
 /// Above it: the offset of what is behind the headers.
-const L4_AT: u32 = 16;
+pub const L4_AT: u32 = 16;
 /// Above that: the offset of the fragment header, or 0.
 const FRAGMENT_AT: u32 = 40;
 /// The bits of an offset; six headers are far shorter.
 const OFFSET: u64 = (1 << (FRAGMENT_AT - L4_AT)) - 1;
 
-/// Walks over IPv6 extension headers. Gives the protocol behind them, and the numbers above it; a function that the
-/// verifier checks once, on its own ("global").
-#[unsafe(no_mangle)]
-#[inline(never)]
-extern "C" fn walk_extensions(skb: *mut __sk_buff, proto: u32, offset: u32) -> u64 {
-    let (skb, mut proto, mut offset) = (Skb::from_raw(skb), proto as u8, offset);
-    let mut fragment = 0;
+/// Walks over IPv6 extension headers that begin at `offset` with one of number `proto`. Gives the protocol behind them, and
+/// above it the numbers that [`Read::read`] takes apart; the protocol is that of an extension header if there are too many.
+#[inline(always)]
+pub fn walk_extensions<F: Frame>(frame: F, proto: u8, offset: u32) -> u64 {
+    walk(proto, offset, |at| {
+        let mut header = [0u8; 4];
+        frame.load(at, &mut header, size_of::<[u8; 4]>() as u32).ok()?;
+        Some(header)
+    })
+}
+
+/// [`walk_extensions`], over what `load` gives: four bytes at an offset, if they are there.
+#[inline(always)]
+pub fn walk(mut proto: u8, mut offset: u32, load: impl Fn(u32) -> Option<[u8; 4]>) -> u64 {
+    let mut found = 0;
     let mut walked = 0;
     while walked < EXTENSION_HEADERS {
-        let mut header = [0u8; 4];
-        if skb.load(offset, &mut header, size_of::<[u8; 4]>() as u32).is_err() {
-            return BROKEN;
-        }
-        let [next, length, high, low] = header;
+        let Some([next, length, high, low]) = load(offset) else { return BROKEN };
         if proto == extension::FRAGMENT {
-            fragment = offset;
+            let fragment = u16::from_be_bytes([high, low]);
+            let is_later = if fragment & IPV6_OFFSET != 0 { LATER } else { 0 };
+            // Without more to come it is a packet in one piece (RFC 6946).
+            let is_first = if is_later == 0 && fragment & IPV6_MORE != 0 { FIRST } else { 0 };
+            found = u64::from(offset) << FRAGMENT_AT | is_later | is_first;
         }
-        let is_later = proto == extension::FRAGMENT && u16::from_be_bytes([high, low]) & IPV6_OFFSET != 0;
         offset = offset.wrapping_add(extension::length(proto, length));
         proto = next;
-        if is_later || !extension::is(proto) {
-            return u64::from(fragment) << FRAGMENT_AT
-                | (u64::from(offset) & OFFSET) << L4_AT
-                | if is_later { LATER } else { 0 }
-                | u64::from(proto);
-        }
         walked += 1;
+        if found & LATER != 0 || !extension::is(proto) {
+            break;
+        }
     }
-    BROKEN
+    found | (u64::from(offset) & OFFSET) << L4_AT | u64::from(proto)
 }
 
 /// Equality word by word: the compiler would call `memcmp` for arrays, which a program does not have.

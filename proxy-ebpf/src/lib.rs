@@ -1,45 +1,37 @@
-//! Ballast's data path, as a library that also builds for the host, so that lints and unit tests reach it.
+//! Ballast's data path, as a library that also builds for the host, so that lints, unit tests and fuzzing reach it.
 //!
-//! A packet or a call goes through small stages, each in a file of its own:
+//! A packet goes through small stages, each in a file of its own ([`pipeline`] has the picture); a call on a socket through
+//! [`socket`]. Dependencies go one way, from the top of this list to its bottom:
 //!
-//! ```text
-//! hook::tc      packet -> (maps: filter) -> flow -> lookup -> affinity, balance -> nat -> route -> report
-//!                  \-> icmp                            \-> reject
-//! hook::socket  sockaddr -> (maps: filter) -> lookup -> affinity, balance -> (maps: sockets) -> report
-//! hook::bind    sockaddr -> lookup -> report
-//! ```
-//!
-//! Stages return `Result<_, Reason>`; the hook turns the [`Reason`](proxy_common::reason::Reason) into the
-//! verdict of its kind, and `report` counts it. "Not ours" is never an error and always passes.
+//! * `host`: the packet programs over maps and packets in memory, for tests and fuzzing (feature `host`)
+//! * [`kernel`]: programs' side of the kernel: maps, socket buffers, BPF-to-BPF calls
+//! * [`pipeline`], [`early`]: the dispatchers, of tc and of XDP
+//! * [`stage`]: what is done to a packet
+//! * [`select`], [`flow`], [`report`]: what stages share: backends, connection tracking, counting
+//! * [`env`], [`frame`]: what they ask of maps and packets, as traits
+//! * [`parse`], [`header`], [`net`], [`context`], [`step`], [`shared`]: formats, values, memory
 #![no_std]
 #![cfg_attr(target_arch = "bpf", feature(asm_experimental_arch))]
 #![cfg_attr(target_arch = "bpf", expect(unstable_features, reason = "inline assembly for BPF is unstable"))]
 
-pub mod affinity;
-pub mod atomic;
-pub mod balance;
+#[cfg(all(not(target_arch = "bpf"), any(test, feature = "host")))]
+extern crate std;
+
+pub mod context;
+pub mod early;
+pub mod env;
 pub mod flow;
-pub mod hook {
-    //! The order of the stages at each kind of hook.
-    mod acts;
-    mod begin;
-    mod beyond;
-    pub mod bind;
-    pub mod clock;
-    pub mod socket;
-    pub mod tc;
-}
-pub mod fragment;
+pub mod frame;
 pub mod header;
-pub mod icmp;
-pub mod lookup;
-pub mod maps;
-pub mod nat;
+#[cfg(all(not(target_arch = "bpf"), any(test, feature = "host")))]
+pub mod host;
+pub mod kernel;
 pub mod net;
-pub mod packet;
-pub mod reject;
+pub mod parse;
+pub mod pipeline;
 pub mod report;
-pub mod route;
-pub mod sctp;
-pub mod skb;
-pub mod sockaddr;
+pub mod select;
+pub mod shared;
+pub mod socket;
+pub mod stage;
+pub mod step;

@@ -7,64 +7,71 @@ fn main() {}
 #[cfg(target_arch = "bpf")]
 #[expect(clippy::needless_pass_by_value, reason = "the macros hand contexts over by value")]
 mod programs {
-    use aya_ebpf::macros::{cgroup_sock, cgroup_sock_addr, classifier};
-    use aya_ebpf::programs::{SockAddrContext, SockContext, TcContext};
-    use proxy_ebpf::hook::{bind, clock, socket, tc};
-    use proxy_ebpf::sockaddr::{Bound, Sockaddr4, Sockaddr6};
+    use aya_ebpf::macros::{cgroup_sock, cgroup_sock_addr, classifier, sock_ops, xdp};
+    use aya_ebpf::programs::{SockAddrContext, SockContext, SockOpsContext, TcContext, XdpContext};
+    use proxy_common::{V4, V6};
+    use proxy_ebpf::kernel::handle::Kernel;
+    use proxy_ebpf::kernel::{clock, hook, iter};
+    use proxy_ebpf::socket::sockaddr::{Bound, Sockaddr4, Sockaddr6};
+    use proxy_ebpf::socket::{bind, call, outcome, release};
+    use proxy_ebpf::step::{NEXT, XDP_PASS};
+
+    const MAPS4: Kernel<V4> = Kernel::new();
+    const MAPS6: Kernel<V6> = Kernel::new();
 
     #[cgroup_sock_addr(connect4)]
     pub fn sock_connect4(ctx: SockAddrContext) -> i32 {
-        socket::connect(&Sockaddr4::new(&ctx))
+        call::connect(MAPS4, &Sockaddr4::new(&ctx))
     }
 
     #[cgroup_sock_addr(connect6)]
     pub fn sock_connect6(ctx: SockAddrContext) -> i32 {
         let sockaddr = Sockaddr6::new(&ctx);
         match sockaddr.mapped() {
-            Some(mapped) => socket::connect(&mapped),
-            None => socket::connect(&sockaddr),
+            Some(mapped) => call::connect(MAPS4, &mapped),
+            None => call::connect(MAPS6, &sockaddr),
         }
     }
 
     #[cgroup_sock_addr(sendmsg4)]
     pub fn sock_sendmsg4(ctx: SockAddrContext) -> i32 {
-        socket::send(&Sockaddr4::new(&ctx))
+        call::send(MAPS4, &Sockaddr4::new(&ctx))
     }
 
     #[cgroup_sock_addr(sendmsg6)]
     pub fn sock_sendmsg6(ctx: SockAddrContext) -> i32 {
         let sockaddr = Sockaddr6::new(&ctx);
         match sockaddr.mapped() {
-            Some(mapped) => socket::send(&mapped),
-            None => socket::send(&sockaddr),
+            Some(mapped) => call::send(MAPS4, &mapped),
+            None => call::send(MAPS6, &sockaddr),
         }
     }
 
     #[cgroup_sock_addr(recvmsg4)]
     pub fn sock_recvmsg4(ctx: SockAddrContext) -> i32 {
-        socket::restore(&Sockaddr4::new(&ctx))
+        call::restore(MAPS4, &Sockaddr4::new(&ctx))
     }
 
     #[cgroup_sock_addr(recvmsg6)]
     pub fn sock_recvmsg6(ctx: SockAddrContext) -> i32 {
         let sockaddr = Sockaddr6::new(&ctx);
         match sockaddr.mapped() {
-            Some(mapped) => socket::restore(&mapped),
-            None => socket::restore(&sockaddr),
+            Some(mapped) => call::restore(MAPS4, &mapped),
+            None => call::restore(MAPS6, &sockaddr),
         }
     }
 
     #[cgroup_sock_addr(getpeername4)]
     pub fn sock_peer4(ctx: SockAddrContext) -> i32 {
-        socket::restore(&Sockaddr4::new(&ctx))
+        call::restore(MAPS4, &Sockaddr4::new(&ctx))
     }
 
     #[cgroup_sock_addr(getpeername6)]
     pub fn sock_peer6(ctx: SockAddrContext) -> i32 {
         let sockaddr = Sockaddr6::new(&ctx);
         match sockaddr.mapped() {
-            Some(mapped) => socket::restore(&mapped),
-            None => socket::restore(&sockaddr),
+            Some(mapped) => call::restore(MAPS4, &mapped),
+            None => call::restore(MAPS6, &sockaddr),
         }
     }
 
@@ -78,14 +85,91 @@ mod programs {
         bind::bound6(&Bound::new(&ctx))
     }
 
+    #[sock_ops]
+    pub fn sock_outcome(ctx: SockOpsContext) -> u32 {
+        outcome::happened(&ctx)
+    }
+
+    #[cgroup_sock(sock_release)]
+    pub fn sock_release(ctx: SockContext) -> i32 {
+        release::released(&Bound::new(&ctx))
+    }
+
     #[classifier]
     pub fn tc_ingress(ctx: TcContext) -> i32 {
-        tc::ingress(&ctx)
+        hook::ingress(&ctx)
     }
 
     #[classifier]
     pub fn tc_egress(ctx: TcContext) -> i32 {
-        tc::egress(&ctx)
+        hook::egress(&ctx)
+    }
+
+    /// Not attached: the packet programs go on with it, as with the next five. Only these write to packets.
+    #[classifier]
+    #[inline(always)]
+    pub fn known4(ctx: TcContext) -> i32 {
+        hook::known::<V4>(&ctx)
+    }
+
+    #[classifier]
+    #[inline(always)]
+    pub fn known6(ctx: TcContext) -> i32 {
+        hook::known::<V6>(&ctx)
+    }
+
+    #[classifier]
+    #[inline(always)]
+    pub fn stages4(ctx: TcContext) -> i32 {
+        hook::stages::<V4>(&ctx)
+    }
+
+    #[classifier]
+    #[inline(always)]
+    pub fn stages6(ctx: TcContext) -> i32 {
+        hook::stages::<V6>(&ctx)
+    }
+
+    #[classifier]
+    #[inline(always)]
+    pub fn tunnel4(ctx: TcContext) -> i32 {
+        hook::tunnel::<V4>(&ctx)
+    }
+
+    #[classifier]
+    #[inline(always)]
+    pub fn tunnel6(ctx: TcContext) -> i32 {
+        hook::tunnel::<V6>(&ctx)
+    }
+
+    /// Frags: a device with large packets takes no other program. Packets in several buffers pass.
+    #[xdp(frags)]
+    pub fn xdp_ingress(ctx: XdpContext) -> u32 {
+        hook::early(&ctx)
+    }
+
+    /// The same for generic mode, without frags. With frags, programs at tc ingress saw packets begin with the IP header
+    /// (Linux 6.18).
+    #[xdp]
+    pub fn xdp_generic(ctx: XdpContext) -> u32 {
+        hook::early(&ctx)
+    }
+
+    /// Lists the UDP sockets that a Service led somewhere; the agent reads what it writes, in each network namespace.
+    #[unsafe(no_mangle)]
+    #[unsafe(link_section = "iter/udp")]
+    pub extern "C" fn iter_udp(ctx: *mut iter::UdpIterator) -> i32 {
+        // SAFETY: the kernel hands every program a valid context.
+        unsafe { iter::udp(ctx) }
+    }
+
+    /// Lists the backends of sockets that count among their open connections, of all network namespaces; the agent compares it
+    /// with `connections`.
+    #[unsafe(no_mangle)]
+    #[unsafe(link_section = "iter/bpf_sk_storage_map")]
+    pub extern "C" fn iter_counted(ctx: *mut iter::StorageIterator) -> i32 {
+        // SAFETY: the kernel hands every program a valid context.
+        unsafe { iter::counted(ctx) }
     }
 
     /// Never attached: run by `BPF_PROG_TEST_RUN`, it tells the two clocks, from which the agent learns how many
@@ -98,7 +182,13 @@ mod programs {
     /// Never attached: the floor of a measurement by `BPF_PROG_TEST_RUN`.
     #[classifier]
     pub fn nop(_ctx: TcContext) -> i32 {
-        tc::NEXT
+        NEXT
+    }
+
+    /// The same of XDP; a device that sends to another one by XDP may need a program on that one.
+    #[xdp(frags)]
+    pub fn xdp_nop(_ctx: XdpContext) -> u32 {
+        XDP_PASS
     }
 
     #[panic_handler]

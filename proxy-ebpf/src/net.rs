@@ -6,25 +6,6 @@
 /// Length of an Ethernet header without tags.
 pub const ETHERNET: usize = 14;
 
-/// What [`link_header`] tells: the agent loads the packet programs once more with 0 here. In 64 bits, since a number
-/// of that size is one that every verifier still knows when it comes back from the stack.
-#[cfg(target_arch = "bpf")]
-#[unsafe(no_mangle)]
-static LINK_HEADER: aya_ebpf::Global<u64> = aya_ebpf::Global::new(ETHERNET as u64);
-
-/// Bytes before the IP header: an Ethernet header, or nothing on devices whose packets begin with the IP header
-/// (tun, `WireGuard`, IP-in-IP). To the verifier, and so to the branches that go by it, it is a constant.
-#[inline(always)]
-pub fn link_header() -> usize {
-    #[cfg(target_arch = "bpf")]
-    {
-        LINK_HEADER.load() as usize
-    }
-    #[cfg(not(target_arch = "bpf"))]
-    {
-        ETHERNET
-    }
-}
 /// `ETH_P_IP`, as `__sk_buff.protocol` holds it.
 pub const ETHERTYPE_IPV4: u32 = (0x0800u16).to_be() as u32;
 /// `ETH_P_IPV6`, likewise.
@@ -109,22 +90,25 @@ pub const IPV6_MORE: u16 = 1;
 /// The offset in them.
 pub const IPV6_OFFSET: u16 = 0xfff8;
 
-/// TCP flag bits, in the 14th byte of the header.
+/// A TCP header without options (RFC 9293).
+#[repr(C)]
+pub struct TcpHeader {
+    /// Source and destination port.
+    pub ports: u32,
+    /// Sequence number.
+    pub seq: u32,
+    /// Acknowledgement number.
+    pub ack: u32,
+    /// Length of the header, flags, window.
+    pub offset_flags_window: u32,
+    /// Checksum, and the urgent pointer.
+    pub check_urgent: u32,
+}
+
+/// TCP.
 pub mod tcp {
-    /// No more data from the sender.
-    pub const FIN: u16 = 1 << 0;
-    /// Begins a connection.
-    pub const SYN: u16 = 1 << 1;
-    /// Ends it at once.
-    pub const RST: u16 = 1 << 2;
-    /// The acknowledgement number counts.
-    pub const ACK: u16 = 1 << 4;
-    /// Length of the header without options.
-    pub const HEADER: usize = 20;
     /// Offset of the byte whose upper half is the header's length in words of 32 bits.
     pub const OFFSET: u32 = 12;
-    /// Offset of the flags.
-    pub const FLAGS: usize = 13;
     /// Offset of the checksum.
     pub const CHECK: u32 = 16;
 }
@@ -139,7 +123,7 @@ pub mod udp {
 
 /// SCTP (RFC 9260).
 pub mod sctp {
-    use super::tcp;
+    use proxy_common::conntrack::tcp;
 
     /// Length of the common header and the header of a first chunk.
     pub const HEADER: usize = 16;

@@ -6,26 +6,29 @@ use std::time::Duration;
 use anyhow::Context;
 use futures::future::BoxFuture;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{JoinHandle, spawn_blocking};
 
+use crate::cli::args::paths::Ejection;
 use crate::cli::config::Source;
 use crate::cli::kube_proxy::document;
 use crate::cli::{RunConfig, args};
 use crate::host::cgroup;
 use crate::host::facts::Facts;
 use crate::maps::KernelStore;
+use crate::maps::view::View;
 use crate::metrics::Metrics;
 use crate::model::notice::Notice;
 use crate::model::{Event, NodeView};
 use crate::plan::PlanSettings;
 use crate::programs::{EMBEDDED, PacketHook, Programs, Settings};
 use crate::sync::{Driver, DriverSettings, Status};
-use crate::{api, http, sockets, source};
+use crate::{api, connections, http, sockets, source};
 
 mod attach;
 mod config_file;
 mod init;
+mod memory;
 mod notices;
 
 pub use init::{init, write_config};
@@ -40,6 +43,7 @@ const LAST_WORDS: Duration = Duration::from_millis(500);
 
 /// Runs the agent until it is told to end (SIGTERM, SIGINT). What is programmed stays.
 pub fn run(config: RunConfig) -> anyhow::Result<()> {
+    memory::set_up();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
@@ -58,6 +62,13 @@ async fn serve(config: RunConfig) -> anyhow::Result<()> {
     init::set_up_process(&config);
     init::set_up_netfilter(&config);
     let config = Arc::new(config);
+    let (sender, events) = mpsc::channel(QUEUE);
+    let host = look_at_host(&config, &sender).await?;
+    let (notices, to_tell) = mpsc::channel(NOTICES);
+    let mut tasks = Tasks::default();
+    // Lists come while programs are loaded; what is heard of waits for the driver.
+    let (ask_for_nodes, needs_nodes) = oneshot::channel();
+    tasks.add(tokio::spawn(open_source(&config, sender, to_tell, needs_nodes).await?));
     let programs = Arc::new(start_programs(&config).await?);
     let store = KernelStore::open(&programs.pin_dir())?;
     let settings = DriverSettings {
@@ -66,36 +77,53 @@ async fn serve(config: RunConfig) -> anyhow::Result<()> {
         plan: PlanSettings {
             strict_source_ranges: config.network.source_ranges_strict,
             no_external_ips: config.kube_proxy.no_external_ips,
-            source_affinity: config.kube_proxy.source_affinity,
+            no_ejection: config.paths.ejection == Ejection::Off,
+            algorithm: config.paths.algorithm.map(|name| name.0),
+            forwarding: config.paths.forwarding_mode.into(),
+            address: config.node.address,
         },
         node: config.node.clone(),
+        slow_start: config.paths.slow_start,
         ..DriverSettings::default()
     };
-    let driver = Driver::new(store, NodeView::new(config.node_name.clone()), settings)?;
+    let flows = Box::new(View::open(&config.bpffs)?);
+    let driver = Driver::new(store, NodeView::new(config.node_name.clone()), settings)?.with_flows(flows);
     let status = driver.status();
-    let (sender, events) = mpsc::channel(QUEUE);
-    let host = look_at_host(&config, &sender).await?;
-    let (notices, to_tell) = mpsc::channel(NOTICES);
-    let source = open_source(&config, sender, to_tell).await?;
+    let mut needs = status.clone();
+    tasks.add(tokio::spawn(async move {
+        if needs.wait_for(|status| status.needs_nodes).await.is_ok() {
+            // A source that is gone needs nothing.
+            let _ = ask_for_nodes.send(());
+        }
+    }));
     notices.try_send(Notice::starting()).context("nobody takes notices")?;
 
-    let mut tasks = Tasks::default();
     tasks.add(tokio::spawn(host));
-    tasks.add(tokio::spawn(source));
     tasks.add(tokio::spawn(async move {
         driver.run(events).await;
     }));
     tasks.add(tokio::spawn(attach::attach(Arc::clone(&programs), Arc::clone(&config), status.clone())));
     let metrics = Metrics::new(&config.bpffs, status.clone()).with_repairs(programs.repairs());
+    let metrics = metrics.with_xdp(programs.xdp_devices());
     let metrics = Arc::new(metrics);
     let (fatal, ends) = mpsc::channel(1);
     let answers = answer(&config, status.clone(), Arc::clone(&metrics), notices.clone())?;
+    let uplinks = programs.xdp_devices().follow();
+    tasks.add(tokio::spawn(notices::tell_xdp(uplinks, config.paths.xdp.into(), notices.clone())));
     tasks.add(tokio::spawn(notices::tell_problems(status.clone(), notices)));
     tasks.add(tokio::spawn(ending(fatal.clone(), async move { Ok(answers.await?) })));
     tasks.add(tokio::spawn(ending(fatal, config_file::until_changed(config.kube_proxy.clone()))));
-    tasks.add(tokio::spawn(sockets::run(config.bpffs.clone(), status.clone(), move |swept| {
+    let tell = move |swept: &sockets::Swept| {
         swept.ended.iter().for_each(|(family, count)| metrics.ended_sockets(*family, *count));
-    })));
+        if swept.trouble.is_some() {
+            metrics.failed_socket_sweep();
+        }
+    };
+    let sweep = sockets::run(Arc::clone(&programs), config.bpffs.clone(), status.clone(), tell);
+    tasks.add(tokio::spawn(sweep));
+    let recount = connections::run(Arc::clone(&programs), config.bpffs.clone(), status.clone());
+    tasks.add(tokio::spawn(recount));
+    tasks.add(tokio::spawn(memory::give_back(status.clone())));
     tasks.add(tokio::spawn(announce(status)));
     wait_for_the_end(ends).await
 }
@@ -146,6 +174,8 @@ async fn start_programs(config: &RunConfig) -> anyhow::Result<Programs> {
             args::PacketHook::Tcx => PacketHook::Tcx,
             args::PacketHook::Clsact => PacketHook::Clsact,
         },
+        tcx_order: config.paths.tcx_order.into(),
+        xdp: config.paths.xdp.into(),
     };
     let cgroup = settings.cgroup.clone();
     let started = spawn_blocking(move || Programs::start(&settings)).await;
@@ -192,7 +222,10 @@ async fn look_at_host(
     config: &RunConfig,
     sender: &mpsc::Sender<Event>,
 ) -> anyhow::Result<impl Future<Output = ()> + use<>> {
-    let facts = Facts { uplinks: config.network.uplinks.clone() };
+    let facts = Facts {
+        uplinks: config.network.uplinks.clone(),
+        local_devices: config.network.local_devices.clone(),
+    };
     let first = facts.clone();
     let looked =
         spawn_blocking(move || first.look()).await.context("looking at this machine was interrupted")?;
@@ -205,6 +238,7 @@ async fn open_source(
     config: &RunConfig,
     sender: mpsc::Sender<Event>,
     mut notices: mpsc::Receiver<Notice>,
+    needs_nodes: oneshot::Receiver<()>,
 ) -> anyhow::Result<BoxFuture<'static, ()>> {
     Ok(match &config.source {
         Source::Manifests(folder) => {
@@ -219,7 +253,12 @@ async fn open_source(
             let options = api::client::Options { kubeconfig: kubeconfig.clone(), server: master.clone() };
             let client = api::client::connect(&options).await?;
             let events = api::notices::send(client.clone(), config.node_name.clone(), notices);
-            let watches = api::watch::run(client, config.node_name.clone(), sender);
+            let needs_nodes = async move {
+                if needs_nodes.await.is_err() {
+                    std::future::pending::<()>().await;
+                }
+            };
+            let watches = api::watch::run(client, config.node_name.clone(), sender, needs_nodes);
             Box::pin(async move {
                 tokio::join!(watches, events);
             })

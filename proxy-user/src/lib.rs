@@ -15,12 +15,14 @@
 //! * [`maps`]: the BPF maps; the only place that knows how they are written and read.
 //! * [`programs`]: load, attach, pin, replace and remove the BPF programs.
 //! * [`host`]: devices and the cgroup tree.
+//! * [`connections`]: the count of open connections.
 //! * [`sockets`]: connected UDP sockets whose endpoint left.
 //! * [`http`], [`metrics`], [`cli`], [`telemetry`]: what people and machines look at.
 
 pub mod api;
 pub mod app;
 pub mod cli;
+pub mod connections;
 pub mod host;
 pub mod http;
 pub mod maps;

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::Parser;
+use proxy_user::cli::args::downgrade::DowngradeArgs;
 use proxy_user::cli::args::eyes::MonitorArgs;
 use proxy_user::cli::args::{CleanupArgs, RunArgs};
 use proxy_user::cli::handover::Handover;
@@ -34,6 +35,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Run(args) => start(*args),
         Command::Cleanup(args) => cleanup(&args),
+        Command::Downgrade(args) => downgrade(&args),
         Command::Monitor(args) => monitor(&args),
         Command::Takeover(args) => {
             print(&takeover::run(&args)?)?;
@@ -106,6 +108,23 @@ fn cleanup(args: &CleanupArgs) -> anyhow::Result<ExitCode> {
         stay()?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Makes the maps of the previous version, and copies flows until its programs have replaced ours.
+fn downgrade(args: &DowngradeArgs) -> anyhow::Result<ExitCode> {
+    let downgrade = programs::downgrade(&args.bpffs)?;
+    let (flows, lost) = (downgrade.flows, downgrade.lost);
+    print(&format!(
+        "{flows} connections of the packet path are copied, {lost} cannot be. Stop the agent and start the previous version \
+         now; new connections are copied until it has taken over\n"
+    ))?;
+    if downgrade.follow(args.wait)? {
+        print("the previous version has taken over\n")?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    anyhow::bail!(
+        "the previous version has not taken over; run `ballast downgrade` again when it is about to be started"
+    )
 }
 
 /// Writes an answer; a reader that has seen enough (`| head`) is no failure.

@@ -2,43 +2,54 @@
 //!
 //! The address that such a socket is connected to is fixed: what it sends goes to the endpoint for ever, and no hook
 //! sees it. (A packet's flow just chooses again.) So the socket is ended: its next call fails (ECONNABORTED where
-//! it waits, EDESTADDRREQ where it sends), and the application connects anew. `sockets` remembers which ones a Service led there; sockets that went to the same
-//! endpoint by its own address are left alone.
+//! it waits, EDESTADDRREQ where it sends), and the application connects anew. A socket's storage says where a Service led
+//! it, and an iterator lists the storages of a network namespace; `sockets` knows those whose storage could not be
+//! allocated. Sockets that went to the same endpoint by its own address are left alone.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::task::spawn_blocking;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::host::diag::Diag;
 use crate::host::netns::{self, Namespaces};
-use crate::maps::view::{Stranded, View, ViewError};
+use crate::maps::view::{ServingEndpoints, Stranded, View, ViewError};
 use crate::model::net::IpFamily;
+use crate::programs::{Programs, SocketIterator};
 use crate::sync::Status;
 
 /// A connect(2) that chose the endpoint just before it left has ended by then, and the socket is found connected.
 const SETTLE: Duration = Duration::from_millis(50);
-/// Between two looks, each of which may go through hundreds of network namespaces.
+/// Between two sweeps, each of which may go through hundreds of network namespaces.
 const PAUSE: Duration = Duration::from_millis(500);
+/// From a sweep that failed to the next one; it doubles with each that fails.
+const FIRST_RETRY: Duration = Duration::from_secs(1);
+/// The longest such pause: what is missing may be a permission, which nobody grants a running process.
+const LAST_RETRY: Duration = Duration::from_mins(1);
 
-/// What a look came to.
+/// What a sweep came to.
 #[derive(Debug, Default)]
 pub struct Swept {
     /// Sockets ended.
     pub ended: BTreeMap<IpFamily, u64>,
     /// Network namespaces looked at.
     pub namespaces: u64,
-    /// Why some sockets may have been left, the first reason.
+    /// Why some sockets may have been left, the first reason: the sweep failed, and is made again.
     pub trouble: Option<Trouble>,
 }
 
 /// Why sockets stay with an endpoint that left.
 #[derive(Debug, thiserror::Error)]
 pub enum Trouble {
+    /// The maps cannot be read.
+    #[error("cannot read where sockets were led to: {0}")]
+    Maps(#[from] ViewError),
     /// The network namespaces of others are closed to us.
     #[error("cannot enter the network namespaces of pods: {0}; grant CAP_SYS_ADMIN (setns(2))")]
     Enter(#[source] io::Error),
@@ -48,6 +59,9 @@ pub enum Trouble {
     /// The processes of this machine cannot be listed.
     #[error("cannot look for network namespaces in /proc: {0}")]
     Processes(#[source] io::Error),
+    /// The iterator does not run.
+    #[error("cannot list where sockets were led to: {0}")]
+    Iterate(#[source] io::Error),
     /// The kernel does not list sockets.
     #[error("cannot list sockets: {0}; the kernel needs CONFIG_INET_UDP_DIAG")]
     List(#[source] io::Error),
@@ -60,43 +74,52 @@ pub enum Trouble {
 #[derive(Debug)]
 pub struct Sweeper {
     view: View,
-    /// Stranded sockets that were looked for: most of them are closed, and are never looked for again.
+    /// Lists the storages; `None` where the kernel cannot.
+    iterator: Option<SocketIterator>,
+    /// Stranded sockets of the LRU maps that were looked for: most of them are closed, and are never looked for again.
     known: BTreeSet<Stranded>,
 }
 
 impl Sweeper {
     /// One that reads the maps of `view`.
-    pub fn new(view: View) -> Self {
-        Self { view, known: BTreeSet::new() }
+    pub fn new(view: View, iterator: Option<SocketIterator>) -> Self {
+        Self { view, iterator, known: BTreeSet::new() }
     }
 
-    /// Looks once. Where no socket was led to an endpoint that left, that is all; else every network namespace is
-    /// visited. Blocks for some milliseconds.
-    pub fn sweep(&mut self) -> Result<Swept, ViewError> {
+    /// Sweeps once, through every network namespace; none is visited where there is nothing to look for. Blocks for some
+    /// milliseconds.
+    pub fn sweep(&mut self) -> Swept {
+        self.try_sweep().unwrap_or_else(Swept::failed)
+    }
+
+    fn try_sweep(&mut self) -> Result<Swept, Trouble> {
         let stranded = self.view.stranded()?;
-        let fresh: BTreeSet<_> =
-            stranded.difference(&self.known).map(|one| (one.cookie, one.endpoint)).collect();
-        self.known = stranded;
-        if fresh.is_empty() {
+        let fresh = stranded.difference(&self.known).map(|one| (one.cookie, one.endpoint)).collect();
+        let look = Look { fresh, iterator: self.iterator.as_ref(), serving: self.view.serving_endpoints()? };
+        if look.fresh.is_empty() && look.iterator.is_none() {
+            self.known = stranded;
             return Ok(Swept::default());
         }
+        let Namespaces { paths, hidden } = netns::all().map_err(Trouble::Processes)?;
         let mut swept = Swept::default();
-        match netns::all() {
-            Ok(Namespaces { paths, hidden }) => {
-                for visit in netns::in_each(&paths, |entered| end(entered, &fresh)) {
-                    swept.add(visit);
-                }
-                if hidden > 0 {
-                    swept.trouble = swept.trouble.or(Some(Trouble::Hidden(hidden)));
-                }
-            }
-            Err(error) => swept.trouble = Some(Trouble::Processes(error)),
+        for visit in netns::in_each(&paths, |entered| look.visit(entered)) {
+            swept.add(visit);
+        }
+        if hidden > 0 {
+            swept.trouble = swept.trouble.or(Some(Trouble::Hidden(hidden)));
+        }
+        if swept.trouble.is_none() {
+            self.known = stranded;
         }
         Ok(swept)
     }
 }
 
 impl Swept {
+    fn failed(trouble: Trouble) -> Self {
+        Self { trouble: Some(trouble), ..Self::default() }
+    }
+
     fn add(&mut self, visit: Self) {
         for (family, count) in visit.ended {
             *self.ended.entry(family).or_default() += count;
@@ -106,74 +129,120 @@ impl Swept {
     }
 }
 
-/// Ends those of the sockets that are in this thread's network namespace.
-fn end(entered: io::Result<()>, stranded: &BTreeSet<(u64, std::net::SocketAddr)>) -> Swept {
-    let failed = |trouble| Swept { trouble: Some(trouble), ..Swept::default() };
-    match entered {
-        Ok(()) => {}
-        // Its last process has ended.
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Swept::default(),
-        Err(error) => return failed(Trouble::Enter(error)),
-    }
-    let connected = |mut diag: Diag| Ok((diag.connected()?, diag));
-    let (sockets, mut diag) = match Diag::open().and_then(connected) {
-        Ok(both) => both,
-        Err(error) => return failed(Trouble::List(error)),
-    };
-    let mut swept = Swept { namespaces: 1, ..Swept::default() };
-    for socket in sockets.iter().filter(|socket| stranded.contains(&(socket.cookie, socket.peer))) {
-        match diag.destroy(socket) {
-            Ok(()) => *swept.ended.entry(IpFamily::of(socket.peer.ip())).or_default() += 1,
-            // Its process was faster.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => swept.trouble = swept.trouble.or(Some(Trouble::End(error))),
-        }
-    }
-    swept
+/// What a sweep looks for in each network namespace.
+struct Look<'a> {
+    /// Cookies and peers that the LRU maps know.
+    fresh: BTreeSet<(u64, SocketAddr)>,
+    iterator: Option<&'a SocketIterator>,
+    serving: ServingEndpoints,
 }
 
-/// Runs until the driver ends: looks after the first sync, for what left while no agent ran, and after each sync that
-/// took UDP endpoints away. `tell` hears of every look.
-pub async fn run(bpffs: PathBuf, mut status: watch::Receiver<Status>, tell: impl Fn(&Swept)) {
+impl Look<'_> {
+    /// Ends the stranded sockets of this thread's network namespace.
+    fn visit(&self, entered: io::Result<()>) -> Swept {
+        match entered {
+            Ok(()) => self.end().unwrap_or_else(Swept::failed),
+            // Its last process has ended.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Swept::default(),
+            Err(error) => Swept::failed(Trouble::Enter(error)),
+        }
+    }
+
+    fn end(&self) -> Result<Swept, Trouble> {
+        let mut swept = Swept { namespaces: 1, ..Swept::default() };
+        let led = self.iterator.map_or_else(|| Ok(Vec::new()), SocketIterator::list);
+        let led = led.map_err(Trouble::Iterate)?;
+        let stranded = led.iter().filter_map(|socket| self.serving.stranded(socket));
+        let stored: BTreeSet<_> = stranded.map(|one| (one.cookie, one.endpoint)).collect();
+        if stored.is_empty() && self.fresh.is_empty() {
+            return Ok(swept);
+        }
+        let mut diag = Diag::open().map_err(Trouble::List)?;
+        let sockets = diag.connected().map_err(Trouble::List)?;
+        for socket in sockets {
+            let found = (socket.cookie, socket.peer);
+            if !stored.contains(&found) && !self.fresh.contains(&found) {
+                continue;
+            }
+            match diag.destroy(&socket) {
+                Ok(()) => *swept.ended.entry(IpFamily::of(socket.peer.ip())).or_default() += 1,
+                // Its process was faster.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => swept.trouble = swept.trouble.or(Some(Trouble::End(error))),
+            }
+        }
+        Ok(swept)
+    }
+}
+
+/// Runs until the driver ends: sweeps after the first sync, for what left while no agent ran, and after each sync that
+/// took UDP endpoints away. `tell` hears of every sweep.
+pub async fn run(
+    programs: Arc<Programs>,
+    bpffs: PathBuf,
+    mut status: watch::Receiver<Status>,
+    tell: impl Fn(&Swept),
+) {
     if status.wait_for(|status| status.synced).await.is_err() {
         return;
     }
+    let Ok(iterator) = spawn_blocking(move || programs.socket_iterator()).await else { return };
+    let iterator = iterator.inspect_err(|error| {
+        tracing::warn!(%error, "connected UDP sockets are not ended when their endpoint leaves");
+    });
     let mut sweeper = match View::open(&bpffs) {
-        Ok(view) => Sweeper::new(view),
+        Ok(view) => Sweeper::new(view, iterator.ok()),
         Err(error) => {
             tracing::error!(%error, "connected UDP sockets stay with endpoints that leave");
             return;
         }
     };
-    let (mut done, mut told) = (None, false);
+    let sweep = move || sweeper.sweep();
+    keep_sweeping(sweep, status, tell).await;
+}
+
+/// Sweeps at once, after each sync that took UDP endpoints away, and after a sweep that failed.
+async fn keep_sweeping(
+    mut sweep: impl FnMut() -> Swept + Send + 'static,
+    mut status: watch::Receiver<Status>,
+    tell: impl Fn(&Swept),
+) {
+    let (mut done, mut retry, mut failures) = (None, None::<Instant>, 0);
     loop {
         sleep(SETTLE).await;
         let left = status.borrow_and_update().udp_left;
-        if done != Some(left) {
+        if done != Some(left) || retry.is_some_and(|at| at <= Instant::now()) {
             let look = move || {
-                let result = sweeper.sweep();
-                (sweeper, result)
+                let swept = sweep();
+                (sweep, swept)
             };
-            let Ok((back, result)) = spawn_blocking(look).await else { return };
-            sweeper = back;
-            match result {
-                Ok(swept) => {
-                    note(&swept, &mut told);
-                    tell(&swept);
-                }
-                Err(error) => tracing::warn!(%error, "cannot read where sockets were led to"),
-            }
+            let Ok((back, swept)) = spawn_blocking(look).await else { return };
+            sweep = back;
+            note(&swept, failures);
+            tell(&swept);
             done = Some(left);
+            failures = if swept.trouble.is_some() { failures + 1 } else { 0 };
+            retry = (failures > 0).then(|| Instant::now() + pause(failures));
             sleep(PAUSE).await;
         }
-        if status.changed().await.is_err() {
+        let changed = match retry {
+            None => status.changed().await,
+            // The time has come, or there is something new.
+            Some(at) => timeout_at(at, status.changed()).await.unwrap_or(Ok(())),
+        };
+        if changed.is_err() {
             return;
         }
     }
 }
 
-/// Says what was done; trouble is told once, since it does not go away by itself.
-fn note(swept: &Swept, told: &mut bool) {
+/// After so many failures in a row.
+fn pause(failures: u32) -> Duration {
+    FIRST_RETRY.saturating_mul(1 << (failures - 1).min(10)).min(LAST_RETRY)
+}
+
+/// Says what was done. The first of several failures is told, and the success that follows them.
+fn note(swept: &Swept, failures: u32) {
     let ended: u64 = swept.ended.values().sum();
     if ended > 0 {
         tracing::info!(
@@ -182,9 +251,47 @@ fn note(swept: &Swept, told: &mut bool) {
             "ended connected UDP sockets whose endpoint left their Service"
         );
     }
-    if let Some(trouble) = &swept.trouble
-        && !std::mem::replace(told, true)
-    {
-        tracing::warn!(%trouble, "some connected UDP sockets stay with endpoints that left");
+    match &swept.trouble {
+        Some(trouble) if failures == 0 => {
+            tracing::warn!(%trouble, "some connected UDP sockets stay with endpoints that left; trying again");
+        }
+        None if failures > 0 => tracing::info!(failures, "all network namespaces were swept again"),
+        _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::mpsc;
+
+    use super::*;
+
+    #[test]
+    fn the_pause_doubles_up_to_its_bound() {
+        let pauses: Vec<_> = [1, 2, 3, 7, 40].map(|failures| pause(failures).as_secs()).into();
+        assert_eq!(pauses, [1, 2, 4, 60, 60]);
+    }
+
+    #[tokio::test]
+    async fn a_sweep_that_failed_is_made_again_until_one_succeeds() {
+        let (status, follows) = watch::channel(Status::default());
+        let (sender, mut told) = mpsc::unbounded_channel();
+        let mut count = 0;
+        let sweep = move || {
+            count += 1;
+            let trouble = (count == 1).then_some(Trouble::Hidden(1));
+            Swept { namespaces: count, trouble, ..Swept::default() }
+        };
+        let began = Instant::now();
+        let task = tokio::spawn(keep_sweeping(sweep, follows, move |swept| {
+            let _ = sender.send((swept.namespaces, swept.trouble.is_some()));
+        }));
+        assert_eq!(told.recv().await, Some((1, true)));
+        assert_eq!(told.recv().await, Some((2, false)), "nothing has changed, and it is made again");
+        assert!(began.elapsed() >= FIRST_RETRY);
+        status.send_modify(|status| status.udp_left += 1);
+        assert_eq!(told.recv().await, Some((3, false)));
+        drop(status);
+        task.await.unwrap();
     }
 }

@@ -5,15 +5,17 @@
 mod devices;
 #[path = "attach/node.rs"]
 mod node;
+#[path = "attach/xdp.rs"]
+mod xdp;
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::fd::AsFd;
 
-use node::{Node, Privileges, foreign, links_on, links_on_device, on_node, run, veth};
-use proxy_user::programs::bpf::{Link, tcx_links};
+use node::{Node, Privileges, TCX, foreign, links_on, links_on_device, on_node, run, veth};
+use proxy_user::programs::bpf::{Link, Rank, tcx_links};
 use proxy_user::programs::hooks::SOCKET_HOOKS;
-use proxy_user::programs::{Capacities, Error, Notice, Outcome, Programs, Settings, cleanup};
+use proxy_user::programs::{Capacities, Error, Notice, Outcome, Programs, Settings, TcxOrder, cleanup};
 use rustix::thread::CapabilitySet;
 
 /// `BPF_PROG_TYPE_CGROUP_SOCK_ADDR` at `BPF_CGROUP_INET4_CONNECT`.
@@ -136,7 +138,7 @@ fn programs_of_others_survive_everything() {
         let (socket, packet) = (foreign(CONNECT4.0, CONNECT4.1), foreign(INGRESS.0, 0));
         let cgroup = fs::File::open(&node.cgroup).unwrap();
         let on_socket = Link::to_cgroup(socket.as_fd(), cgroup.as_fd(), CONNECT4.1).unwrap();
-        let on_packet = Link::to_device(packet.as_fd(), device, INGRESS.1).unwrap();
+        let on_packet = Link::to_device(packet.as_fd(), device, INGRESS.1, Rank::First).unwrap();
         let theirs = [on_socket.info().unwrap(), on_packet.info().unwrap()];
 
         for _ in 0..2 {
@@ -155,6 +157,64 @@ fn programs_of_others_survive_everything() {
         assert_eq!(node.links_on_cgroup(), theirs[..1]);
         assert_eq!(links_on_device(device), [theirs[1].id]);
     });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test bpf"]
+fn the_order_among_the_programs_of_others_is_as_set() {
+    on_node(|node| {
+        let device = veth("v0");
+        // Two of somebody else on each hook, in front and behind.
+        let foreign: Vec<_> = TCX
+            .iter()
+            .flat_map(|hook| [Rank::First, Rank::Last].map(|rank| (*hook, rank)))
+            .map(|(hook, rank)| {
+                let program = foreign(INGRESS.0, 0);
+                Link::to_device(program.as_fd(), device, hook, rank).unwrap()
+            })
+            .collect();
+        let theirs: Vec<_> = foreign.iter().map(|link| link.info().unwrap().id).collect();
+        let places = |hook: u32| {
+            let links = tcx_links(device, hook).unwrap();
+            let place = links.iter().position(|id| !theirs.contains(id)).unwrap();
+            assert_eq!(links.len(), 3, "one of ours, whose place is {place}: {links:?}");
+            place
+        };
+        let start = |tcx_order| {
+            let agent = Programs::start(&Settings { tcx_order, ..node.settings() }).unwrap();
+            agent.attach_sockets().unwrap();
+            agent.attach_device(device, false).unwrap();
+            for direction in ["ingress", "egress"] {
+                let link = node.link(&format!("tcx_{direction}_{device}"));
+                let program = agent.status().into_iter().find(|one| one.name == format!("tc_{direction}"));
+                assert_eq!(program.map(|program| program.id), Some(link.program), "{tcx_order:?}");
+            }
+            TCX.map(places)
+        };
+        assert_eq!(start(TcxOrder::Nest), [0, 2], "at ingress the others come after ours, at egress before");
+        let kept = links_on_device(device);
+        assert_eq!(start(TcxOrder::Nest), [0, 2]);
+        assert_eq!(links_on_device(device), kept, "a restart keeps the links");
+        // The links of an agent with another setting, or of an older one.
+        assert_eq!(start(TcxOrder::First), [0, 0]);
+        assert_eq!(start(TcxOrder::Last), [2, 2]);
+        assert_eq!(start(TcxOrder::Nest), [0, 2]);
+        // Somebody comes in front meanwhile.
+        let late = foreign_link(device);
+        assert_eq!(tcx_links(device, INGRESS.1).unwrap()[0], late.info().unwrap().id);
+        let agent = node.start();
+        agent.attach_device(device, false).unwrap();
+        assert_eq!(tcx_links(device, INGRESS.1).unwrap()[1], late.info().unwrap().id);
+        drop(agent);
+        let report = cleanup(&node.bpffs, Some(&node.cgroup)).unwrap();
+        assert_eq!(report.left, [""; 0]);
+        assert_eq!(links_on_device(device).len(), foreign.len() + 1);
+    });
+}
+
+/// Somebody else's program in front of all others at ingress.
+fn foreign_link(device: u32) -> Link {
+    Link::to_device(foreign(INGRESS.0, 0).as_fd(), device, INGRESS.1, Rank::First).unwrap()
 }
 
 #[test]
@@ -269,7 +329,13 @@ fn another_capacity_keeps_the_map_and_says_so() {
         let settings = node.settings();
         let capacities = Capacities { slots: 512, ..settings.capacities };
         let agent = Programs::start(&Settings { capacities, ..settings }).unwrap();
-        let kept = Notice::SizeKept { map: "slots", setting: "--max-slots", kept: 256, max_entries: 512 };
+        let kept = Notice::SizeKept {
+            map: "slots",
+            setting: "--max-slots",
+            kept: 256,
+            max_entries: 512,
+            by_memory: false,
+        };
         assert_eq!(agent.notices(), [kept]);
         assert!(agent.in_force());
     });

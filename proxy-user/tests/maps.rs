@@ -10,21 +10,24 @@ use aya::maps::lpm_trie::{Key, LpmTrie};
 use aya::maps::{Array, HashMap, Map, MapData, PerCpuArray, PerCpuValues};
 use ipnet::IpNet;
 use proxy_common::backend::{BACKEND_ACTIVE, BACKEND_GONE, BackendEntry};
-use proxy_common::config::NodeConfig;
-use proxy_common::filter::FILTER_WORDS;
-use proxy_common::map_names::{BACKEND_STATS, CONFIG, REFUSALS, SERVICE_STATS};
+use proxy_common::config::{NodeConfig, PortRange};
+use proxy_common::map_names::{
+    BACKEND_STATS, CONFIG, CONNECTIONS, HEALTH, MAGLEV_INDEX, REFUSALS, SERVICE_STATS, TUNNEL_COUNT,
+};
 use proxy_common::name::PortName;
-use proxy_common::node::NodeEntry;
+use proxy_common::node::{NodeEntry, Tunnel};
+use proxy_common::prefilter::PREFILTER_WORDS;
 use proxy_common::select::Algorithm;
 use proxy_common::service::{ServiceEntry, ServiceKey};
 use proxy_common::source_range::SourceRangeKey;
 use proxy_common::stats::{RefusalKey, ServiceStats};
 use proxy_user::maps::{
     Backend, Capacity, ConfigRow, Contents, FrontendKey, KernelStore, MapError, MemoryStore, NodeContents,
-    NodeFamily, NodeRow, Store, Table, Write,
+    NodeFamily, NodeRow, Store, Table, TunnelRow, Write,
 };
-use proxy_user::model::ServiceName;
 use proxy_user::model::net::{IpFamily, Protocol};
+use proxy_user::model::settings::{FlowTimeouts, SocketDrop, SocketLb};
+use proxy_user::model::{ServiceName, SortedMap};
 use proxy_user::plan::{
     BackendAddress, BackendFacts, Frontend, FrontendKind, FrontendPlan, PortId, PortPlan, Scope, ServicePlan,
 };
@@ -44,7 +47,7 @@ impl Pins {
         let dir = tempfile::tempdir().unwrap();
         rustix::mount::mount("bpf", dir.path(), "bpf", rustix::mount::MountFlags::empty(), None).unwrap();
         let pins = Self { dir };
-        let Capacity { frontends, slots, backends, services } = capacity;
+        let Capacity { frontends, slots, maglev, backends, services } = capacity;
         let at = |table: Table| pins.path().join(table.name());
         let hash4: HashMap<MapData, ServiceKey<[u8; 4]>, ServiceEntry> =
             HashMap::create(frontends, 0).unwrap();
@@ -55,7 +58,10 @@ impl Pins {
         let names: HashMap<MapData, u32, PortName> = HashMap::create(services, NO_PREALLOC).unwrap();
         names.pin(at(Table::Names)).unwrap();
         Array::<MapData, u32>::create(slots, MMAPABLE).unwrap().pin(at(Table::Slots)).unwrap();
-        Array::<MapData, u64>::create(FILTER_WORDS, MMAPABLE).unwrap().pin(at(Table::Filter)).unwrap();
+        Array::<MapData, u64>::create(maglev, MMAPABLE).unwrap().pin(at(Table::Maglev)).unwrap();
+        let index = Array::<MapData, u64>::create(2 * services, MMAPABLE).unwrap();
+        index.pin(pins.path().join(MAGLEV_INDEX)).unwrap();
+        Array::<MapData, u64>::create(PREFILTER_WORDS, MMAPABLE).unwrap().pin(at(Table::Filter)).unwrap();
         Array::<MapData, BackendEntry<[u8; 4]>>::create(backends, 0)
             .unwrap()
             .pin(at(Table::Backends))
@@ -68,7 +74,11 @@ impl Pins {
             .unwrap()
             .pin(pins.path().join(SERVICE_STATS))
             .unwrap();
-        Array::<MapData, u64>::create(backends, 0).unwrap().pin(pins.path().join(BACKEND_STATS)).unwrap();
+        for name in [BACKEND_STATS, CONNECTIONS] {
+            Array::<MapData, u64>::create(backends, 0).unwrap().pin(pins.path().join(name)).unwrap();
+        }
+        let health = Array::<MapData, u64>::create(backends, MMAPABLE).unwrap();
+        health.pin(pins.path().join(HEALTH)).unwrap();
         // aya makes every other kind of map by itself.
         let kind = aya_obj::generated::bpf_map_type::BPF_MAP_TYPE_LRU_HASH as u32;
         let lru = aya_obj::Map::new_from_params(kind, size_of::<RefusalKey>() as u32, 8, 64, 0);
@@ -85,8 +95,10 @@ impl Pins {
         let mut node = Array::<MapData, NodeEntry<[u8; 16]>>::create(1, 0).unwrap();
         node.set(0, NodeEntry::UNKNOWN, 0).unwrap();
         node.pin(at(Table::Node6)).unwrap();
+        let nodes = Array::<MapData, Tunnel>::create(TUNNEL_COUNT, 0).unwrap();
+        nodes.pin(at(Table::Tunnels)).unwrap();
         let mut config = Array::<MapData, NodeConfig>::create(1, 0).unwrap();
-        config.set(0, NodeConfig { tcp_closed: 9, ..NodeConfig::new(250, 8, 16, 77) }, 0).unwrap();
+        config.set(0, NodeConfig { flow_entries: 9, ..NodeConfig::new(250, 8, 16, 77) }, 0).unwrap();
         config.pin(at(Table::Config)).unwrap();
         HashMap::<MapData, [u8; 4], u32>::create(8, NO_PREALLOC).unwrap().pin(at(Table::NodeAddrs)).unwrap();
         HashMap::<MapData, [u8; 16], u32>::create(8, NO_PREALLOC)
@@ -125,7 +137,7 @@ impl Drop for Pins {
     }
 }
 
-const SMALL: Capacity = Capacity { frontends: 4, slots: 64, backends: 16, services: 4 };
+const SMALL: Capacity = Capacity { frontends: 4, slots: 64, maglev: 4096, backends: 16, services: 4 };
 
 fn key(addr: impl Into<IpAddr>) -> FrontendKey {
     FrontendKey { addr: addr.into(), port: 80, proto: 6, scope: 0 }
@@ -187,7 +199,7 @@ fn every_write_does_in_the_kernel_what_it_does_in_memory() {
             Write::Backend(2, row(v6(1), BACKEND_ACTIVE)),
             Write::Backend(15, row(v4(2), BACKEND_GONE)),
             Write::FilterSet(0, 1 << 63),
-            Write::FilterSet(FILTER_WORDS - 1, 5),
+            Write::FilterSet(PREFILTER_WORDS - 1, 5),
             Write::Slots(3, vec![1, 15]),
             Write::Slots(62, vec![8, 9]),
             Write::Service(key(v4(1)), entry(1)),
@@ -213,7 +225,7 @@ fn every_write_does_in_the_kernel_what_it_does_in_memory() {
             Write::NoBackend(1, Table::Backends),
             Write::Backend(15, row(v4(3), BACKEND_ACTIVE)),
             Write::NoBackend(2, Table::Backends6),
-            Write::FilterClear(FILTER_WORDS - 1, 4),
+            Write::FilterClear(PREFILTER_WORDS - 1, 4),
             Write::Slots(3, vec![15]),
         ],
     );
@@ -429,15 +441,22 @@ fn what_is_said_of_the_node_is_read_back() {
         masquerade_all: true,
         detect_local: true,
         leave_old: true,
-        snat_ports: (5000, 6000),
+        socket_lb: SocketLb::HostOnly,
+        socket_drop: SocketDrop::Fail,
+        timeouts: FlowTimeouts { udp: 7, ..FlowTimeouts::default() },
+        snat_moved: true,
+        snat_ports: [PortRange::new(5_000, 6_000), PortRange::new(61_000, 62_000)],
         host_netns: 3,
         uplinks: [7, 8, 0],
+        dsr: true,
     };
     let addresses: [IpAddr; 2] = [v4(1).into(), v6(1).into()];
     let writes = [
         node([192, 0, 2, 1]),
         Write::NodeAddr(addresses[0], 1),
         Write::NodeAddr(addresses[1], 3),
+        Write::Tunnel(5, Some(TunnelRow { addr: v4(2).into(), source: v4(1).into() })),
+        Write::Tunnel(9, Some(TunnelRow { addr: v6(2).into(), source: v6(1).into() })),
         Write::Device(7, 2),
         Write::Config(config),
     ];
@@ -446,6 +465,8 @@ fn what_is_said_of_the_node_is_read_back() {
     assert_eq!(found.config, config);
     assert_eq!(found.addresses, BTreeMap::from([(addresses[0], 1), (addresses[1], 3)]));
     assert_eq!(found.devices, BTreeMap::from([(7, 2)]));
+    let nodes: Vec<_> = found.tunnels.iter().map(|(number, row)| (*number, row.addr, row.source)).collect();
+    assert_eq!(nodes, [(5, v4(2).into(), v4(1).into()), (9, v6(2).into(), v6(1).into())]);
     let NodeRow::V4(row) = &found.rows[&Table::Node] else { panic!("{found:?}") };
     assert_eq!((row.source, row.service_cidrs.len()), (Some([192, 0, 2, 1].into()), 1));
     for table in NodeContents::TABLES {
@@ -455,17 +476,20 @@ fn what_is_said_of_the_node_is_read_back() {
     let others: Array<MapData, NodeConfig> =
         Map::Array(MapData::from_pin(pins.path().join(CONFIG)).unwrap()).try_into().unwrap();
     let entry = others.get(&0, 0).unwrap();
-    assert_eq!((entry.tcp_closed, entry.flow_seed, entry.hz), (9, 77, 250), "these are not ours");
+    assert_eq!((entry.flow_entries, entry.flow_seed, entry.hz), (9, 77, 250), "these are not ours");
 
     let gone = [
         Write::NoNodeAddr(addresses[0]),
         Write::NoNodeAddr(addresses[1]),
         Write::NoDevice(7),
         Write::NoDevice(8),
+        Write::Tunnel(5, None),
+        Write::Tunnel(9, None),
     ];
     store.write(&gone).unwrap();
     let left = store.read(16).unwrap().node;
     assert_eq!((left.addresses, left.devices), (empty.addresses, empty.devices));
+    assert_eq!(left.tunnels, empty.tunnels);
 }
 
 #[test]
@@ -509,20 +533,22 @@ fn plan(number: u16, endpoints: u8) -> (ServiceName, Option<ServicePlan>) {
         family: IpFamily::V4,
     };
     let at = |last| BackendAddress { address: Ipv4Addr::new(10, 128 + high, low, last).into(), port: 8080 };
-    let backends: BTreeMap<_, _> = (1..=endpoints).map(|last| (at(last), BackendFacts::default())).collect();
-    let what = FrontendPlan::new(FrontendKind::ClusterIp, backends.keys().copied().collect());
+    let backends: SortedMap<_, _> = (1..=endpoints).map(|last| (at(last), BackendFacts::default())).collect();
+    let what = FrontendPlan::new(FrontendKind::ClusterIp, backends.keys().copied().collect::<Vec<_>>());
     let frontend = Frontend {
         address: Ipv4Addr::new(10, 96, high, low).into(),
         port: 80,
         protocol: Protocol::Tcp,
         scope: Scope::Internal,
     };
-    let frontends = BTreeMap::from([(frontend, what)]);
+    let frontends = SortedMap::from([(frontend, what)]);
     let plan = PortPlan {
         frontends,
         backends,
         affinity_secs: 0,
         algorithm: Algorithm::Random,
+        maglev_outside: false,
+        ejects: false,
         source_ranges: BTreeSet::new(),
     };
     (name, Some(ServicePlan { ports: [(port, plan)].into(), created: 1, ..ServicePlan::default() }))

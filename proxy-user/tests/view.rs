@@ -6,14 +6,16 @@
 #[expect(dead_code, reason = "the tests of attachment use the rest")]
 mod node;
 
+use std::net::{SocketAddr, UdpSocket};
 use std::time::Duration;
 
-use aya::maps::{Array, Map, MapData};
+use aya::maps::{Array, Map, MapData, SkStorage};
 use node::{Node, on_node, run, veth};
 use proxy_common::backend::{BACKEND_ACTIVE, BACKEND_GONE, BackendEntry};
-use proxy_common::flow::{FLOW_FIN_CLIENT, FLOW_REPLIED, FLOW_USED, Flow};
+use proxy_common::conntrack::{ASSURED, FIN_CLIENT, SEEN_REPLY};
+use proxy_common::flow::{FlowEntry, STATE_USED};
 use proxy_common::service::{KIND_ADDRESS, KIND_CLUSTER_IP, KIND_NODE_PORT, ServiceEntry, ServiceKey};
-use proxy_common::socket::{SocketEntry, SocketKey, TO_BACKEND, TO_FRONTEND};
+use proxy_common::socket::{SocketEntry, SocketKey, SocketStorage, TO_BACKEND, TO_FRONTEND};
 use proxy_user::maps::view::{BackendState, FlowState, View};
 use proxy_user::metrics::{Format, Metrics};
 use proxy_user::programs::hooks::SOCKET_HOOKS;
@@ -30,10 +32,17 @@ fn start_at_full_size(node: &Node) -> Programs {
     Programs::start(&Settings { capacities: Capacities::default(), ..node.settings() }).unwrap()
 }
 
-fn flow(state: u8, last_seen: u32) -> Flow<[u8; 4]> {
+fn flow(bits: u32, last_seen: u32) -> FlowEntry<[u8; 4]> {
     // SAFETY: all zeros is a flow.
-    let empty: Flow<[u8; 4]> = unsafe { std::mem::zeroed() };
-    Flow { client: [10, 0, 0, 9], proto: 6, state, last_seen, created: last_seen, ..empty }
+    let empty: FlowEntry<[u8; 4]> = unsafe { std::mem::zeroed() };
+    FlowEntry {
+        client: [10, 0, 0, 9],
+        proto: 6,
+        state: u64::from(bits),
+        last_seen,
+        created: last_seen,
+        ..empty
+    }
 }
 
 #[test]
@@ -77,6 +86,91 @@ fn a_socket_is_stranded_when_its_endpoint_left_the_service_that_led_it_there() {
     });
 }
 
+/// A socket that is connected to `to`, and whose storage says that a Service led it there.
+fn led(node: &Node, to: &str, storage: SocketStorage) -> (UdpSocket, u64) {
+    let to: SocketAddr = to.parse().unwrap();
+    let socket = UdpSocket::bind(if to.is_ipv4() { "127.0.0.1:0" } else { "[::1]:0" }).unwrap();
+    socket.connect(to).unwrap();
+    let map = Map::SkStorage(MapData::from_pin(node.ballast().join("socket_storage")).unwrap());
+    let mut map: SkStorage<_, SocketStorage> = map.try_into().unwrap();
+    map.insert(&socket, storage, 0).unwrap();
+    let cookie = rustix::net::sockopt::socket_cookie(&socket).unwrap();
+    (socket, cookie)
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test bpf"]
+fn the_iterator_lists_the_sockets_of_its_network_namespace_that_services_led() {
+    on_node(|node| {
+        let agent = node.start();
+        let iterator = agent.socket_iterator().unwrap();
+        assert_eq!(iterator.list().unwrap(), []);
+        let v4 = SocketStorage {
+            backend: [u32::from_ne_bytes([127, 0, 0, 1]), 0, 0, 0],
+            backend_port: 53,
+            service: 3,
+            backend_id: 1,
+            family: 4,
+            ..SocketStorage::default()
+        };
+        let v6 = SocketStorage { backend: [0, 0, 0, 1u32.to_be()], backend_id: 2, family: 6, ..v4 };
+        let sockets = [
+            led(node, "127.0.0.1:53", v4),
+            led(node, "[::1]:53", v6),
+            // It was connected to something else meanwhile.
+            led(node, "127.0.0.1:53", SocketStorage { family: 0, ..v4 }),
+        ];
+        let _direct = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let list = || {
+            let mut found = iterator.list().unwrap();
+            found.sort_by_key(|socket| socket.storage.backend_id);
+            found
+        };
+        let found = list();
+        let expected = [(sockets[0].1, v4), (sockets[1].1, v6)];
+        assert_eq!(found.iter().map(|one| (one.cookie, one.storage)).collect::<Vec<_>>(), expected);
+        // Those of another network namespace are listed by a thread that is there.
+        let elsewhere = std::thread::scope(|scope| {
+            let look = || {
+                // SAFETY: only this thread changes its network namespace.
+                assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNET) }, 0);
+                iterator.list().unwrap().len()
+            };
+            scope.spawn(look).join().unwrap()
+        });
+        assert_eq!(elsewhere, 0);
+
+        let view = View::open(&node.bpffs).unwrap();
+        let stranded = || {
+            let serving = view.serving_endpoints().unwrap();
+            list().iter().filter_map(|led| serving.stranded(led)).map(|one| one.endpoint).collect::<Vec<_>>()
+        };
+        let both: [SocketAddr; 2] = ["127.0.0.1:53".parse().unwrap(), "[::1]:53".parse().unwrap()];
+        assert_eq!(stranded(), both, "no endpoint serves");
+        let (state, service) = (BACKEND_ACTIVE, 3);
+        let row = BackendEntry { addr: [127, 0, 0, 1], port: 53, proto: 17, state, service, flags: 0 };
+        let row6 = BackendEntry {
+            addr: std::net::Ipv6Addr::LOCALHOST.octets(),
+            port: 53,
+            proto: 17,
+            state,
+            service,
+            flags: 0,
+        };
+        array(node, "backends").set(1, row, 0).unwrap();
+        array(node, "backends6").set(2, row6, 0).unwrap();
+        assert_eq!(stranded(), []);
+        array(node, "backends").set(1, BackendEntry { service: 4, ..row }, 0).unwrap();
+        assert_eq!(stranded(), both[..1], "the endpoint is another Service's");
+        drop(sockets);
+        assert_eq!(list(), [], "a storage goes with its socket");
+
+        let usage = view.usage().unwrap();
+        let row = usage.iter().find(|row| row.name == "socket_storage").unwrap();
+        assert_eq!((&*row.kind, row.capacity, row.used), ("sk_storage", 0, None));
+    });
+}
+
 #[test]
 #[ignore = "needs root: cargo xtask test bpf"]
 fn every_entry_is_found_wherever_it_is_and_a_scrape_is_cheap() {
@@ -113,12 +207,18 @@ fn every_entry_is_found_wherever_it_is_and_a_scrape_is_cheap() {
                 .unwrap();
         }
         // The kernel's clock is not told: what was seen in half a cycle from now counts as just now.
-        let mut flows = array::<Flow<[u8; 4]>>(node, "flows");
+        let mut flows = array::<FlowEntry<[u8; 4]>>(node, "flows");
         let now = now(agent.hz());
-        flows.set(0, flow(FLOW_USED | FLOW_REPLIED, now), 0).unwrap();
-        flows.set(77, flow(FLOW_USED, now), 0).unwrap();
-        flows.set(78, flow(FLOW_REPLIED, now), 0).unwrap();
-        flows.set(Capacities::default().flows - 1, flow(FLOW_USED | FLOW_FIN_CLIENT, now), 0).unwrap();
+        flows.set(0, flow(STATE_USED | SEEN_REPLY | ASSURED, now), 0).unwrap();
+        flows.set(77, flow(STATE_USED, now), 0).unwrap();
+        flows.set(78, flow(SEEN_REPLY, now), 0).unwrap();
+        flows
+            .set(
+                Capacities::default().flows - 1,
+                flow(STATE_USED | SEEN_REPLY | ASSURED | FIN_CLIENT, now),
+                0,
+            )
+            .unwrap();
 
         let view = View::open(&node.bpffs).unwrap();
         let rows = view.backends().unwrap();
@@ -136,7 +236,7 @@ fn every_entry_is_found_wherever_it_is_and_a_scrape_is_cheap() {
         assert_eq!((overview.flows.v4, overview.flows.v6, overview.flows.live()), (3, 0, 3));
         assert_eq!(
             overview.flows.states,
-            [(FlowState::Opening, 1), (FlowState::Established, 1), (FlowState::Closing, 1)].into()
+            [(FlowState::Unreplied, 1), (FlowState::Established, 1), (FlowState::Closing, 1)].into()
         );
         let listed = view.flows().unwrap();
         let counted = |state| listed.iter().filter(|row| row.state == state).count() as u64;

@@ -3,9 +3,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 
-use crate::exec::Cmd;
+use crate::exec::{self, Cmd};
 use crate::setup::{self, Need};
 use crate::toolchain::{TARGET, Toolchain};
 use crate::workspace::Workspace;
@@ -38,6 +38,15 @@ pub fn run(args: &Args) -> Result<()> {
 pub fn bpf(workspace: &Workspace, args: &Args) -> Result<PathBuf> {
     let toolchain = setup::toolchain(Need::Bpf)?;
     say::timed("build the BPF programs", || build_bpf(workspace, &toolchain, args))
+}
+
+/// What a command needs that loads the programs: root, tools for network namespaces, and the BPF object.
+pub fn to_load(workspace: &Workspace, command: &str) -> Result<()> {
+    if !exec::is_root() {
+        bail!("needs root, to load programs: sudo -E env \"PATH=$PATH\" cargo xtask {command}");
+    }
+    setup::tools(Need::Netns)?;
+    bpf(workspace, &Args::default()).map(drop)
 }
 
 fn build_bpf(workspace: &Workspace, toolchain: &Toolchain, args: &Args) -> Result<PathBuf> {

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use xtask::{bench, build, chart, cluster, demo, docs, e2e, image, lint, say, setup, test};
+use xtask::{bench, build, chart, cluster, demo, docs, e2e, fuzz, image, lint, say, scale, setup, test};
 
 /// Ballast's tasks. Each command first sets up what it needs itself.
 #[derive(Parser)]
@@ -21,6 +21,8 @@ enum Command {
     Test(test::Args),
     Demo(demo::Args),
     Bench(bench::Args),
+    Scale(scale::Args),
+    Fuzz(fuzz::Args),
     Docs(docs::Args),
     Cluster(cluster::Args),
     E2e(e2e::Args),
@@ -36,6 +38,8 @@ fn main() -> ExitCode {
         Command::Test(args) => test::run(&args),
         Command::Demo(args) => demo::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Scale(args) => scale::run(&args),
+        Command::Fuzz(args) => fuzz::run(&args),
         Command::Docs(args) => docs::run(&args),
         Command::Cluster(args) => cluster::run(&args),
         Command::E2e(args) => e2e::run(&args),

@@ -15,14 +15,14 @@ fn key(client: u32, port: u16) -> FlowKey<[u8; 4]> {
     }
 }
 
-/// How many keys found no free way, when there is one for each bucket.
+/// How many keys found no free slot, when there is one for each bucket.
 fn overflows(keys: impl Iterator<Item = u64>, buckets: u32) -> u32 {
     let mut filled = vec![0u8; buckets as usize];
     let mut without = 0;
     for hash in keys {
         let [first, second] = buckets_of(hash, buckets);
         assert_ne!(first, second);
-        let free = [first, second].into_iter().find(|at| u32::from(filled[*at as usize]) < WAYS);
+        let free = [first, second].into_iter().find(|at| u32::from(filled[*at as usize]) < BUCKET_SLOTS);
         match free {
             Some(at) => filled[at as usize] += 1,
             None => without += 1,
@@ -44,13 +44,13 @@ fn a_full_table_has_room_in_its_index() {
 }
 
 #[test]
-fn a_way_tells_its_flow_and_is_never_free() {
+fn a_slot_tells_its_flow_and_is_never_free() {
     for hash in [0, 1, u64::from(u32::MAX), 1 << 32, 1 << 57, u64::MAX, 0x8000_0000_0000_0000] {
         let tag = tag(hash);
-        assert!(tag != 0 && tag & !WAY_TAG == 0, "{hash:#x}: {tag:#x}");
+        assert!(tag != 0 && tag & !SLOT_TAG == 0, "{hash:#x}: {tag:#x}");
         for flow in [0, 1, 77, MAX_FLOWS - 1] {
-            let way = way_of(tag, flow);
-            assert_eq!((way & WAY_TAG, flow_of(way), way & WAY_PENDING), (tag, flow, 0));
+            let slot = slot_of(tag, flow);
+            assert_eq!((slot & SLOT_TAG, flow_of(slot), slot & SLOT_PENDING), (tag, flow, 0));
         }
     }
     assert!(flow_of(0) >= MAX_FLOWS);
@@ -83,34 +83,6 @@ fn every_part_of_a_key_and_the_seed_count() {
     }
 }
 
-fn flow(last_seen: u32) -> Flow<[u8; 4]> {
-    Flow { proto: crate::PROTO_UDP, state: FLOW_USED, last_seen, ..Flow::default() }
-}
-
-#[test]
-fn ports_rest_for_a_minute_after_both_ends_have_closed() {
-    let fins = FLOW_FIN_CLIENT | FLOW_FIN_BACKEND;
-    let closed = Flow { proto: crate::PROTO_TCP, state: FLOW_USED | FLOW_SNAT | fins, ..flow(u32::MAX - 5) };
-    let at = |now: u32| lingers(&closed, now, 1000);
-    // A timer of 60 s that is late by 5.12 s, as it may be at 100 Hz.
-    assert!(at(closed.last_seen) && at(65_120) && at(closed.last_seen - 1));
-    assert!(!at(67_000));
-    for state in [fins | FLOW_RESET, FLOW_FIN_CLIENT, FLOW_FIN_BACKEND, FLOW_REPLIED] {
-        assert!(!lingers(&Flow { state, ..closed }, closed.last_seen, 1000), "{state:#x}");
-    }
-    assert!(!lingers(&Flow { proto: crate::PROTO_UDP, ..closed }, closed.last_seen, 1000));
-}
-
-#[test]
-fn a_flow_that_another_cpu_has_just_seen_is_not_expired() {
-    let config = crate::config::NodeConfig::new(1000, 16, 16, 1);
-    for now in [0, 5, 40_000, u32::MAX] {
-        assert!(!is_expired(&flow(now.wrapping_add(1)), now, &config), "seen after {now}");
-        assert!(!is_expired(&flow(now.wrapping_sub(30_000)), now, &config));
-        assert!(is_expired(&flow(now.wrapping_sub(30_001)), now, &config));
-    }
-}
-
 fn key6() -> FlowKey<[u8; 16]> {
     let FlowKey { src_port, dst_port, proto, direction, reserved, .. } = key(0, 1000);
     FlowKey { src: [0; 16], dst: [0; 16], src_port, dst_port, proto, direction, reserved }
@@ -129,4 +101,13 @@ fn words_hash_as_octets_do() {
         reserved: 0,
     };
     assert_eq!(octets.hash(3), words.hash(3));
+}
+
+#[test]
+fn a_claim_raises_the_generation_and_nothing_else_survives() {
+    let state = with_bits(7 << 32, STATE_USED | STATE_SNAT);
+    assert_eq!((generation_of(state), bits_of(state)), (7, STATE_USED | STATE_SNAT));
+    let next = claimed(state);
+    assert_eq!((generation_of(next), bits_of(next)), (8, STATE_USED | STATE_CLAIMED));
+    assert_eq!(generation_of(claimed(u64::MAX)), 0);
 }

@@ -1,60 +1,57 @@
 //! Beginning a flow: an entry for it, and its two keys.
 
-use core::ptr::write_volatile;
-
-use aya_ebpf::helpers::generated::bpf_get_prandom_u32;
-use proxy_common::Address;
-use proxy_common::config::NodeConfig;
+use proxy_common::conntrack::{ASSURED, SEQ_CLIENT, in_time_wait, is_closed, is_expired};
 use proxy_common::flow::{
-    DIRECTION_FORWARD, DIRECTION_REPLY, FLOW_CLAIMED, FLOW_SNAT, FLOW_USED, FlowKey, NO_PLACE, is_expired,
-    is_over, lingers,
+    DIRECTION_FORWARD, DIRECTION_REPLY, FlowKey, STATE_CLAIMED, STATE_SNAT, STATE_SYN, STATE_USED, bits_of,
+    with_bits,
 };
 use proxy_common::reason::Reason;
 use proxy_common::select::{random_slot, source_port};
+use proxy_common::{Address, PROTO_TCP};
 
-use super::claim::{Claim, claim_free};
-use super::index::{self, Keys, NONE};
-use super::{Time, Tracked, owns};
-use crate::balance::Choice;
-use crate::maps;
-use crate::packet::Aim;
-use crate::{atomic, report};
+use super::evict::claim_free;
+use super::index::{self, NONE};
+use super::memory::{EntryRef as _, NewFlow};
+use super::track::{Tracked, is_syn};
+use crate::context::PacketCtx;
+use crate::env::{FlowTable, Time, Words};
+use crate::select::backend::SelectedBackend;
+use crate::select::load;
+use crate::shared::{Exchange as _, Shared as _, opaque};
 
 /// Source ports that are tried when two flows would look the same to their backend.
-const PORT_TRIES: u32 = 32;
-/// Of these, tries for a source port that the backend cannot remember; then one of a closed connection must do.
-const RESTED_TRIES: u64 = 16;
+const TRIES: u32 = 512;
+/// See [`try_ports`].
+const TRIES_AT_ONCE: u32 = 32;
+/// Of these, how many are random; then come those that follow the last one.
+const RANDOM_TRIES: u32 = 16;
+/// Tries after which a flow that is not assured, and was silent for a second, gives its port to a new one. A flood of SYNs with
+/// forged sources would otherwise keep all ports for a minute, and each new flow would cost [`TRIES`].
+const SILENT_YIELD: u32 = 32;
+/// Tries after which every flow does that is not assured: ports in quarantine are taken first.
+const ALL_YIELD: u32 = 160;
+/// Of these, tries that leave a port alone whose last connection the backend may still have in `TIME_WAIT`: the kernel makes
+/// sequence numbers and timestamps from ports that the backend does not see.
+const QUIET_TRIES: u64 = 128;
 /// The lowest source port that a collision is moved to.
 const FIRST_PORT: u32 = 1024;
-
-/// The source ports among which a flow may choose: the first, and how many.
-#[inline(always)]
-fn ports(config: &NodeConfig, snat: bool) -> (u32, u32) {
-    if snat {
-        let first = u32::from(config.snat_first);
-        (first, u32::from(config.snat_last).wrapping_sub(first).wrapping_add(1))
-    } else {
-        (FIRST_PORT, 0x1_0000 - FIRST_PORT)
-    }
-}
 
 /// The key of the replies to a flow that begins. With `snat` the backend sees that address of this node.
 #[inline(always)]
 pub fn reply_key<A: Address>(
     key: &FlowKey<A>,
-    choice: &Choice<A>,
-    config: &NodeConfig,
+    backend: &SelectedBackend<A>,
+    time: Time,
     snat: Option<&A>,
 ) -> FlowKey<A> {
     let mut dst_port = key.src_port;
     if snat.is_some() {
-        let (first, count) = ports(config, true);
-        dst_port = source_port(key.src_port, first, count);
+        dst_port = time.config.snat_port(source_port(key.src_port, time.config.snat_count()));
     }
     FlowKey {
-        src: choice.addr,
+        src: backend.addr,
         dst: *snat.unwrap_or(&key.src),
-        src_port: choice.port,
+        src_port: backend.port,
         dst_port,
         proto: key.proto,
         direction: DIRECTION_REPLY,
@@ -62,157 +59,162 @@ pub fn reply_key<A: Address>(
     }
 }
 
-/// Begins a flow for a client's packet, whose key has this hash; not, if it has one already. The aim is then what
-/// became of it.
-#[inline(always)]
-pub fn open<F: Steps>(
-    key: &FlowKey<F::Words>,
-    hash: u64,
-    service: u32,
-    aim: &mut Aim<F::Words>,
-    time: Time,
-) -> Result<bool, Reason> {
-    let (reply, backend_id) = (&aim.reply, aim.backend_id);
-    let now = time.now;
-    let state = FLOW_USED | aim.state as u8;
-    // Calls are dear, since returns are not predicted on many a CPU: most find a free entry at once.
-    let index = match claim_free::<F>(time) {
-        NONE => F::claim(now),
-        index => index,
-    };
-    let Some(place) = F::flow(index) else { return Err(Reason::FlowTableFull) };
-    // SAFETY: a map value that is ours until `CLAIMED` goes. The generation goes first, so that keys of the
-    // entry's last flow lead nowhere.
-    unsafe {
-        let generation = (*place).generation.wrapping_add(1);
-        write_volatile(&raw mut (*place).generation, generation);
-        (*place).client = key.src;
-        (*place).frontend = key.dst;
-        (*place).backend = reply.src;
-        (*place).source = reply.dst;
-        (*place).client_port = key.src_port;
-        (*place).frontend_port = key.dst_port;
-        (*place).backend_port = reply.src_port;
-        (*place).source_port = reply.dst_port;
-        write_volatile(&raw mut (*place).state, state | FLOW_CLAIMED);
-        (*place).proto = key.proto;
-        (*place).service = service;
-        (*place).backend_id = backend_id;
-        (*place).created = now;
-        (*place).last_seen = now;
-        (*place).places = [NO_PLACE; 2];
-    }
-    let mut leads_to = F::add_key(index, u32::from(DIRECTION_REPLY), aim.reply_hash);
-    if leads_to != index {
-        leads_to = F::add_reply_key(index);
-    }
-    if leads_to == index {
-        leads_to = F::add_key(index, u32::from(DIRECTION_FORWARD), hash);
-    }
-    if leads_to == index {
-        // SAFETY: as above; this takes `CLAIMED` away.
-        unsafe { write_volatile(&raw mut (*place).state, state) };
-        report::connection(service, backend_id);
-    } else {
-        // Another CPU was faster with this flow, or there is no room. There is one flow, and it stays.
-        // SAFETY: as above.
-        Keys::of(unsafe { &*place }).remove::<F>(index);
-        // SAFETY: as above.
-        unsafe { write_volatile(&raw mut (*place).state, 0) };
-    }
-    let Some(place) = F::flow(leads_to) else {
-        return Err(if aim.state != 0 { Reason::SnatPortsExhausted } else { Reason::FlowCollision });
-    };
-    // SAFETY: a map value, of plain integers.
-    let flow = unsafe { &*place };
-    if leads_to == index {
-        aim.reply.dst_port = flow.source_port;
-    } else if flow.state & FLOW_CLAIMED == 0 {
-        return Ok(false);
-    } else {
-        aim.reply = flow.reply_key();
-    }
-    Ok(true)
+/// What came of [`open`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Opened {
+    /// The flow has begun, or another CPU has just begun it: the plan says what the packet becomes.
+    Begun,
+    /// It has begun long ago.
+    Exists,
 }
 
-/// Adds the key of the replies to the flow in the entry `index`, and gives the flow to use.
-///
-/// Where another flow has the key (the same client port to two frontends with one backend), the backend gets to
-/// see another source port. Where it is this very flow's already, that one is used. [`NONE`]: no port is free.
-/// The ports of connections that were closed a moment ago are the last choice: their backend may be in `TIME_WAIT`, and
-/// the kernel makes sequence numbers and timestamps from ports that the backend does not see.
+/// Begins a flow by the plan in `ctx`; not, if the packet has one already.
 #[inline(always)]
-fn add_reply_key<F: Steps>(index: u32) -> u32 {
-    let Some(place) = F::flow(index) else { return NONE };
-    // SAFETY: a map value, which is the caller's own for now.
-    let flow = unsafe { &mut *place };
-    let Some(config) = maps::config() else { return NONE };
-    let time = Time { now: flow.created, config };
+pub fn open<M: FlowTable>(
+    maps: M,
+    ctx: &mut PacketCtx<Words<M>>,
+    service: u32,
+    time: Time,
+) -> Result<Opened, Reason> {
+    let now = time.now;
+    // Calls are dear, since returns are not predicted on many a CPU: most find a free entry at once.
+    let index = match claim_free(maps, time) {
+        NONE => maps.claim(now),
+        index => index,
+    };
+    let Some(entry) = maps.entry(index) else { return Err(Reason::FlowTableFull) };
+    entry.fill(&NewFlow { packet: &ctx.packet, plan: &ctx.plan, service, now });
+    let mut leads_to = maps.add_key(index, u32::from(DIRECTION_REPLY), ctx.plan.reply_hash);
+    if leads_to != index {
+        leads_to = add_reply_key(maps, index, ctx.plan.bits & STATE_SNAT);
+    }
+    if leads_to == index {
+        leads_to = maps.add_key(index, u32::from(DIRECTION_FORWARD), ctx.hash);
+    }
+    let claimed = entry.state().load();
+    let is_ours = leads_to == index;
+    let mut bits = 0;
+    if is_ours {
+        let is_tcp = ctx.packet.key.proto == PROTO_TCP;
+        let seq = if is_tcp { SEQ_CLIENT } else { 0 };
+        let syn = if is_tcp && is_syn(ctx.packet.tcp_flags) { STATE_SYN } else { 0 };
+        bits = STATE_USED | ctx.plan.bits | seq | syn;
+    } else {
+        // Another CPU was faster with this flow, or there is no room. There is one flow, and it stays.
+        index::remove_key(maps, index, entry, DIRECTION_REPLY);
+        index::remove_key(maps, index, entry, DIRECTION_FORWARD);
+    }
+    load::changed(maps, ctx.plan.backend_id, 0, bits);
+    // It cannot fail: nobody else changes the state of a claimed entry.
+    entry.state().compare_exchange(claimed, with_bits(claimed, bits));
+    if is_ours {
+        ctx.plan.reply.dst_port = entry.source_port();
+        return Ok(Opened::Begun);
+    }
+    let Some(other) = maps.entry(leads_to) else {
+        let is_snat = ctx.plan.bits & STATE_SNAT != 0;
+        return Err(if is_snat { Reason::SnatPortsExhausted } else { Reason::FlowCollision });
+    };
+    if bits_of(other.state().load()) & STATE_CLAIMED == 0 {
+        return Ok(Opened::Exists);
+    }
+    ctx.plan.reply = other.key(DIRECTION_REPLY);
+    Ok(Opened::Begun)
+}
+
+/// Adds the key of the replies to the flow in the claimed entry `index`, and gives the flow to use; [`NONE`]: no source port
+/// is free.
+///
+/// Where another flow has the key (the same client port to two frontends with one backend), the backend gets to see another
+/// source port. Where it is this very flow's already, that one is used.
+#[inline(always)]
+fn add_reply_key<M: FlowTable>(maps: M, index: u32, snat: u32) -> u32 {
     let mut tries = 0;
-    while tries < PORT_TRIES {
-        tries += 1;
-        let hash = flow.reply_key().hash(config.flow_seed);
-        let leads_to = F::add_key(index, u32::from(DIRECTION_REPLY), hash);
-        if leads_to == index {
-            return index;
+    while tries < TRIES {
+        let leads_to = maps.try_ports(index, tries, snat);
+        if leads_to != NONE {
+            return leads_to;
         }
-        let Some(other) = F::flow(leads_to) else { return NONE };
-        // SAFETY: a map value, of plain integers.
-        let theirs = unsafe { &*other };
-        if is_over(theirs.state) || is_expired(theirs, time.now, config) {
-            let rests = flow.state & FLOW_SNAT != 0
-                && atomic::opaque(u64::from(tries)) <= RESTED_TRIES
-                && lingers(theirs, time.now, config.hz);
-            if !rests {
-                let tracked = Tracked::<F> { index: leads_to, generation: theirs.generation, place: other };
-                tracked.release();
-                continue;
-            }
-        } else if owns(theirs, &flow.forward_key()) {
-            return readopt::<F>(leads_to, config);
-        }
-        // SAFETY: the helper takes nothing and cannot fail.
-        let random = unsafe { bpf_get_prandom_u32() };
-        let (first, count) = ports(config, flow.state & FLOW_SNAT != 0);
-        flow.source_port = (first + random_slot(random, count)) as u16;
+        tries += TRIES_AT_ONCE;
     }
     NONE
 }
 
-/// The flow that this packet's flow is already, whose forward key was lost: it gets it again.
+/// The tries of [`add_reply_key`] from that number on, [`TRIES_AT_ONCE`] of them: the verifier walks through both loops once,
+/// and not through one of [`TRIES`].
 #[inline(always)]
-fn readopt<F: Steps>(index: u32, config: &NodeConfig) -> u32 {
-    let Some(place) = F::flow(index) else { return NONE };
-    // SAFETY: a map value, of plain integers.
-    let flow = unsafe { &*place };
-    if flow.state & FLOW_CLAIMED == 0 && !index::stands::<F>(index, flow, DIRECTION_FORWARD) {
-        F::add_key(index, u32::from(DIRECTION_FORWARD), flow.forward_key().hash(config.flow_seed));
+pub fn try_ports<M: FlowTable>(maps: M, index: u32, tries: u32, snat: u32) -> u32 {
+    let mut more = 0;
+    while more < TRIES_AT_ONCE {
+        let leads_to = maps.try_port(index, tries.wrapping_add(more), snat);
+        if leads_to != NONE {
+            return leads_to;
+        }
+        more += 1;
     }
-    index
+    NONE
 }
 
-/// The loop of [`open`], as a function that the verifier checks once, on its own ("global").
-pub trait Steps: Claim {
-    /// [`add_reply_key`].
-    fn add_reply_key(index: u32) -> u32;
+/// The next source port to try after `port`: a random one at first, later the next one.
+#[inline(always)]
+fn next_port<M: FlowTable>(maps: M, port: u16, snat: bool, tries: u32, time: Time) -> u16 {
+    let config = time.config;
+    if tries < RANDOM_TRIES {
+        let random = maps.random();
+        return if snat {
+            config.snat_port(random_slot(random, config.snat_count()))
+        } else {
+            (FIRST_PORT + random_slot(random, 0x1_0000 - FIRST_PORT)) as u16
+        };
+    }
+    let next = port.wrapping_add(1);
+    if !snat {
+        return if u32::from(next) < FIRST_PORT { FIRST_PORT as u16 } else { next };
+    }
+    let [low, high] = config.snat;
+    if config.is_snat_port(next) {
+        next
+    } else if low.contains(port) && high.count != 0 {
+        high.first
+    } else {
+        config.snat_port(0)
+    }
 }
 
-macro_rules! steps {
-    ($family:ty, $add_reply_key:ident) => {
-        #[unsafe(no_mangle)]
-        #[inline(never)]
-        extern "C" fn $add_reply_key(index: u32) -> u32 {
-            add_reply_key::<$family>(index)
+/// Whether a flow gives its source port to a new one after so many tries.
+#[inline(always)]
+fn yields(bits: u32, last_seen: u32, tries: u32, time: Time) -> bool {
+    let (silent, hz) = (time.now.wrapping_sub(last_seen), time.config.hz);
+    let is_silent = silent > hz && silent.wrapping_neg() > hz;
+    bits & ASSURED == 0 && (tries >= ALL_YIELD || (tries >= SILENT_YIELD && is_silent))
+}
+
+/// One try of [`add_reply_key`]. [`NONE`]: the source port was not free, and the entry has the next one. `snat`: not 0 if the
+/// ports are the node's.
+#[inline(always)]
+pub fn try_port<M: FlowTable>(maps: M, index: u32, tries: u32, snat: u32) -> u32 {
+    let (Some(entry), Some(time)) = (maps.entry(index), maps.time()) else { return NONE };
+    let is_snat = snat != 0;
+    let hash = time.hash(&entry.key(DIRECTION_REPLY));
+    let leads_to = maps.add_key(index, u32::from(DIRECTION_REPLY), hash);
+    if leads_to == index {
+        return index;
+    }
+    let Some(other) = Tracked::at(maps, leads_to) else { return NONE };
+    let (bits, last_seen, proto) = (other.bits(), other.entry.last_seen().load(), other.entry.proto());
+    if is_closed(bits) || is_expired(proto, bits, last_seen, time.now, time.config) {
+        let waits = is_snat
+            && opaque(u64::from(tries)) < QUIET_TRIES
+            && in_time_wait(proto, bits, last_seen, time.now, time.config.hz);
+        if !waits && other.remove() {
+            return NONE;
         }
-
-        impl Steps for $family {
-            #[inline(always)]
-            fn add_reply_key(index: u32) -> u32 {
-                $add_reply_key(index)
-            }
-        }
-    };
+    } else if other.entry.differs_from(&entry.key(DIRECTION_FORWARD)) == 0 {
+        other.repair_forward_key(time);
+        return leads_to;
+    } else if yields(bits, last_seen, opaque(u64::from(tries)) as u32, time) && other.remove() {
+        return NONE;
+    }
+    entry.set_source_port(next_port(maps, entry.source_port(), is_snat, tries, time));
+    NONE
 }
-
-steps!(proxy_common::V4, add_reply_key4);
-steps!(proxy_common::V6, add_reply_key6);

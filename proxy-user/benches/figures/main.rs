@@ -7,9 +7,13 @@
 #![expect(clippy::cast_precision_loss, reason = "no count here comes near 2^52")]
 
 mod agent;
+mod foreign;
+#[path = "../../tests/isolate/mod.rs"]
+mod isolate;
 #[path = "../../tests/kube/mod.rs"]
 #[expect(dead_code, reason = "the tests use the rest")]
 mod kube;
+mod million;
 #[path = "../../tests/bpf/node.rs"]
 #[expect(dead_code, reason = "the tests use the rest")]
 mod node;
@@ -25,6 +29,8 @@ mod rig;
 mod sockets;
 #[path = "../../tests/netns/space.rs"]
 mod space;
+mod tables;
+mod wire;
 
 use std::path::PathBuf;
 
@@ -43,10 +49,19 @@ fn main() {
         return;
     }
     let wants = |part: &str| parts.is_empty() || parts.iter().any(|wanted| wanted == part);
-    let bpffs = rig::isolate();
+    let bpffs = isolate::isolate();
     let mut rows = Vec::new();
     if wants("packets") {
         rows.extend(packets::measure(&bpffs));
+    }
+    if wants("wire") {
+        rows.extend(wire::measure(&bpffs));
+    }
+    if wants("flows") {
+        rows.extend(million::measure(&bpffs));
+    }
+    if wants("foreign") {
+        rows.extend(foreign::measure(&bpffs));
     }
     if wants("sockets") {
         rows.extend(sockets::measure(&bpffs));
@@ -54,6 +69,9 @@ fn main() {
     // Who names no parts wants what can be measured.
     if parts.iter().any(|part| part == "node-ports") || (parts.is_empty() && kube::is_there()) {
         rows.extend(node_ports::measure());
+    }
+    if wants("tables") {
+        rows.extend(tables::measure());
     }
     if wants("agent") {
         rows.extend(agent::measure(&bpffs));

@@ -2,15 +2,13 @@
 
 use std::fmt::Debug;
 
-use k8s_openapi::api::core::v1::{Node, Service};
-use k8s_openapi::api::discovery::v1::EndpointSlice;
-use k8s_openapi::api::networking::v1::ServiceCIDR;
 use kube::runtime::watcher;
 use serde::de::DeserializeOwned;
 
 use crate::model::{self, Key, Listing, Object};
 
-use super::convert::{self, LABEL_HEADLESS, LABEL_PROXY_NAME};
+use super::convert::{self, LABEL_HEADLESS};
+use super::objects::{EndpointSlice, Node, OtherNode, Service, ServiceCidr};
 
 /// A kind of Kubernetes' and what becomes of it here.
 pub trait Watched:
@@ -38,7 +36,7 @@ impl Watched for Service {
 
     fn selectors() -> watcher::Config {
         watcher::Config::default()
-            .labels(&format!("!{LABEL_PROXY_NAME},!{LABEL_HEADLESS}"))
+            // Another proxy's too: their addresses must not be shut.
             .fields("spec.clusterIP!=None")
     }
 
@@ -64,7 +62,7 @@ impl Watched for EndpointSlice {
     const RESOURCE: &'static str = "endpointslices.discovery.k8s.io";
 
     fn selectors() -> watcher::Config {
-        watcher::Config::default().labels(&format!("!{LABEL_PROXY_NAME},!{LABEL_HEADLESS}"))
+        watcher::Config::default().labels(&format!("!{LABEL_HEADLESS}"))
     }
 
     fn key(&self) -> Key {
@@ -109,7 +107,33 @@ impl Watched for Node {
     }
 }
 
-impl Watched for ServiceCIDR {
+impl Watched for OtherNode {
+    type Model = model::NodeView;
+    const RESOURCE: &'static str = "nodes";
+
+    fn selectors() -> watcher::Config {
+        watcher::Config::default()
+    }
+
+    fn key(&self) -> Key {
+        Key::Node(self.metadata.name.clone().unwrap_or_default())
+    }
+
+    fn convert(self) -> Option<model::NodeView> {
+        let Self { metadata, status } = self;
+        Some(convert::node(Node { metadata, spec: None, status }))
+    }
+
+    fn object(model: model::NodeView) -> Object {
+        Object::Node(model)
+    }
+
+    fn listing(all: Vec<model::NodeView>) -> Listing {
+        Listing::Others(all)
+    }
+}
+
+impl Watched for ServiceCidr {
     type Model = model::ServiceCidr;
     const RESOURCE: &'static str = "servicecidrs.networking.k8s.io";
 

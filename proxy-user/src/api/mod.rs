@@ -3,6 +3,8 @@
 pub mod client;
 pub mod convert;
 mod kinds;
+mod lists;
 pub mod notices;
+pub mod objects;
 mod outage;
 pub mod watch;

@@ -82,7 +82,9 @@ fn reference(subject: &Subject, node_name: &str) -> ObjectReference {
     let (kind, name, namespace) = match subject {
         // A node's events lie in the namespace `default`, as nodes have none.
         Subject::Node => ("Node", node_name.to_owned(), None),
-        Subject::Service(service) => ("Service", service.name.clone(), Some(service.namespace.clone())),
+        Subject::Service(service) => {
+            ("Service", service.name.to_string(), Some(service.namespace.to_string()))
+        }
     };
     ObjectReference {
         api_version: Some("v1".to_owned()),

@@ -9,9 +9,6 @@ use std::time::Duration;
 use backon::ExponentialBuilder;
 use futures::stream::{BoxStream, SelectAll};
 use futures::{Stream, StreamExt, future, stream};
-use k8s_openapi::api::core::v1::{Node, Service};
-use k8s_openapi::api::discovery::v1::EndpointSlice;
-use k8s_openapi::api::networking::v1::ServiceCIDR;
 use kube::runtime::utils::{Backoff, ResetTimerBackoff};
 use kube::runtime::watcher::{self, ExponentialBackoff};
 use kube::runtime::{WatchStreamExt, watcher as watch_kind};
@@ -23,7 +20,9 @@ use tracing::warn;
 use crate::model::{Event, Listing};
 
 use super::kinds::Watched;
-use super::outage::{Outage, Trouble};
+use super::lists;
+use super::objects::{EndpointSlice, Node, OtherNode, Service, ServiceCidr};
+use super::outage::Outage;
 
 /// The first pause after a failure.
 const MIN_DELAY: Duration = Duration::from_millis(200);
@@ -42,8 +41,14 @@ enum Report {
 
 /// Watches Services, `EndpointSlices`, `ServiceCIDR`s and the node called `node_name`, and sends what happens.
 ///
+/// Once `needs_nodes` is done, it watches the other nodes too: 5,000 nodes are many, and most clusters have no need of it.
 /// Runs for ever, whatever the API server does; returns when the receiver is gone.
-pub async fn run(client: Client, node_name: String, sender: Sender<Event>) {
+pub async fn run(
+    client: Client,
+    node_name: String,
+    sender: Sender<Event>,
+    needs_nodes: impl Future<Output = ()> + Send + 'static,
+) {
     let own_node = Node::selectors().fields(&format!("metadata.name={node_name}"));
     let mut node = reports(Api::<Node>::all(client.clone()), own_node).boxed();
     let first = tokio::select! {
@@ -52,10 +57,18 @@ pub async fn run(client: Client, node_name: String, sender: Sender<Event>) {
     };
     let services = reports(Api::<Service>::all(client.clone()), Service::selectors());
     let slices = reports(Api::<EndpointSlice>::all(client.clone()), EndpointSlice::selectors());
-    let cidrs = reports(Api::<ServiceCIDR>::all(client), ServiceCIDR::selectors());
+    let cidrs = reports(Api::<ServiceCidr>::all(client.clone()), ServiceCidr::selectors());
+    let all_but_own = OtherNode::selectors().fields(&format!("metadata.name!={node_name}"));
+    let others = stream::once(needs_nodes)
+        .flat_map(move |()| reports(Api::<OtherNode>::all(client.clone()), all_but_own.clone()));
     let known = stream::iter(first);
-    let all: SelectAll<BoxStream<'static, Report>> =
-        stream::select_all([known.chain(node).boxed(), services.boxed(), slices.boxed(), cidrs.boxed()]);
+    let all: SelectAll<BoxStream<'static, Report>> = stream::select_all([
+        known.chain(node).boxed(),
+        services.boxed(),
+        slices.boxed(),
+        cidrs.boxed(),
+        others.boxed(),
+    ]);
     forward(all, &node_name, &sender).await;
 }
 
@@ -93,28 +106,47 @@ async fn forward(mut reports: impl Stream<Item = Report> + Unpin, node_name: &st
     }
 }
 
-/// One kind, for ever. A watch that the server refuses to begin because it is too far behind would be tried
-/// from the same place again and again; a new one begins with a list.
+/// One kind, for ever.
 fn reports<K: Watched>(api: Api<K>, config: watcher::Config) -> impl Stream<Item = Report> + Send {
     let mut listed = Vec::new();
-    stream::repeat_with(move || until_stuck(watch_kind(api.clone(), config.clone())))
-        .flatten()
-        .backoff(backoff())
-        .filter_map(move |item| future::ready(report(item, &mut listed)))
+    watches(api, config).backoff(backoff()).filter_map(move |item| future::ready(report(item, &mut listed)))
 }
 
-/// The stream up to and including the refusal. What follows that is not even asked for.
-fn until_stuck<K>(
-    watch: impl Stream<Item = watcher::Result<watcher::Event<K>>>,
-) -> impl Stream<Item = watcher::Result<watcher::Event<K>>> {
-    watch
-        .flat_map(|item| {
-            let is_stuck = matches!(&item, Err(error @ watcher::Error::WatchStartFailed(_))
-                if Trouble::of(error) == Trouble::Expired);
-            stream::iter([Some(item)].into_iter().chain(is_stuck.then_some(None)))
-        })
-        .take_while(|item| future::ready(item.is_some()))
-        .filter_map(future::ready)
+/// One watch after the other; each begins with a list.
+fn watches<K: Watched>(
+    api: Api<K>,
+    config: watcher::Config,
+) -> impl Stream<Item = watcher::Result<watcher::Event<K>>> + Send {
+    let state = (lists::Lists::default(), None);
+    stream::unfold(state, move |(mut lists, mut watch): (lists::Lists, Option<BoxStream<'static, _>>)| {
+        let (api, config) = (api.clone(), config.clone());
+        async move {
+            loop {
+                let current = watch
+                    .get_or_insert_with(|| watch_kind(api.clone(), lists.configure(config.clone())).boxed());
+                let next = match lists.patience() {
+                    Some(patience) => timeout(patience, current.next()).await.unwrap_or_else(|_| {
+                        lists.was_silent(K::RESOURCE);
+                        None
+                    }),
+                    None => current.next().await,
+                };
+                let Some(item) = next else {
+                    watch = None;
+                    continue;
+                };
+                match lists.saw(K::RESOURCE, &item) {
+                    lists::Next::GoesOn => {}
+                    lists::Next::BeginsAnew => watch = None,
+                    lists::Next::AsksOtherwise => {
+                        watch = None;
+                        continue;
+                    }
+                }
+                return Some((item, (lists, watch)));
+            }
+        }
+    })
 }
 
 /// Collects a list in `listed`, and turns all else into reports.

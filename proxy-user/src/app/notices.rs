@@ -1,17 +1,21 @@
 //! What the cluster is told of single objects.
 
+use std::collections::BTreeMap;
+
 use tokio::sync::{mpsc, watch};
 
 use crate::model::ServiceName;
 use crate::model::notice::Notice;
 use crate::plan::Problem;
+use crate::programs::{Taken, Xdp, XdpDevice};
 use crate::sync::{Status, problems_begun};
 
-/// Tells of problems of Services when they begin. A queue that is full loses some; the log has them all.
+/// Tells of problems of Services when they begin, as far as they are this node's: of what is wrong with an object every
+/// node would tell, and thousands of events would say the same. A queue that is full loses some; the log has them all.
 pub async fn tell_problems(mut status: watch::Receiver<Status>, sender: mpsc::Sender<Notice>) {
     let mut before: Vec<Problem> = Vec::new();
     loop {
-        let after = status.borrow_and_update().problems.clone();
+        let after = status.borrow_and_update().failed.clone();
         if after != before {
             for problem in problems_begun(&before, &after) {
                 if let Some(notice) = notice(problem) {
@@ -24,6 +28,37 @@ pub async fn tell_problems(mut status: watch::Receiver<Status>, sender: mpsc::Se
             return;
         }
     }
+}
+
+/// Tells which uplinks run the XDP program each time that this changes. A warning is one that `--xdp` names a mode for, and
+/// that has none.
+pub async fn tell_xdp(
+    mut devices: watch::Receiver<BTreeMap<u32, XdpDevice>>,
+    wanted: Xdp,
+    sender: mpsc::Sender<Notice>,
+) {
+    loop {
+        let told = uplinks(&devices.borrow_and_update(), wanted);
+        if let Some(notice) = told {
+            let _ = sender.try_send(notice);
+        }
+        if devices.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+fn uplinks(devices: &BTreeMap<u32, XdpDevice>, wanted: Xdp) -> Option<Notice> {
+    if wanted == Xdp::Off || devices.is_empty() {
+        return None;
+    }
+    let one = |XdpDevice { device, mode, reason }: &XdpDevice| match mode {
+        Taken::None => format!("{device}: none ({reason})"),
+        Taken::Native | Taken::Generic => format!("{device}: {}", mode.label()),
+    };
+    let is_short = wanted != Xdp::Auto && devices.values().any(|device| device.mode == Taken::None);
+    let note = devices.values().map(one).collect::<Vec<_>>().join("; ");
+    Some(Notice::xdp(is_short, format!("XDP on uplinks: {note}")))
 }
 
 /// Problems of slices are told to nobody: few look at events of what a controller makes.
@@ -42,18 +77,45 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn uplinks_are_told_when_they_change() {
+        let of = |name: &str, mode, reason: &str| XdpDevice {
+            device: name.to_owned(),
+            mode,
+            reason: reason.to_owned(),
+        };
+        let (devices, (sender, mut told)) = (watch::Sender::new(BTreeMap::new()), mpsc::channel(8));
+        let task = tokio::spawn(tell_xdp(devices.subscribe(), Xdp::Native, sender));
+        let mut all = BTreeMap::from([(2, of("eth0", Taken::Native, ""))]);
+        devices.send_replace(all.clone());
+        let notice = told.recv().await.unwrap();
+        assert_eq!((notice.warning, &*notice.note), (false, "XDP on uplinks: eth0: native"));
+        all.insert(3, of("eth1", Taken::None, "its driver has no XDP"));
+        devices.send_replace(all.clone());
+        let notice = told.recv().await.unwrap();
+        let note = "XDP on uplinks: eth0: native; eth1: none (its driver has no XDP)";
+        assert_eq!((notice.warning, &*notice.note), (true, note));
+        drop(devices);
+        task.await.unwrap();
+        assert!(!uplinks(&all, Xdp::Auto).unwrap().warning && uplinks(&all, Xdp::Off).is_none());
+    }
+
+    #[tokio::test]
     async fn a_problem_of_a_service_is_told_when_it_begins() {
         let status = watch::Sender::new(Status::default());
         let (sender, mut told) = mpsc::channel(8);
         let task = tokio::spawn(tell_problems(status.subscribe(), sender));
         let problems = vec![problem("EndpointSlice shop/a-1"), problem("Service shop/a")];
-        status.send_modify(|status| status.problems.clone_from(&problems));
+        let of_the_object = problem("Service shop/c");
+        status.send_modify(|status| {
+            status.failed.clone_from(&problems);
+            status.problems = [problems.clone(), vec![of_the_object]].concat();
+        });
         let expected = Notice::not_in_force(ServiceName::new("shop", "a"), "spec.ports: no room".to_owned());
         assert_eq!(told.recv().await, Some(expected));
         // The same once more, and then another one, which is all that is heard of.
         status.send_modify(|status| status.services += 1);
         tokio::task::yield_now().await;
-        status.send_modify(|status| status.problems.push(problem("Service shop/b")));
+        status.send_modify(|status| status.failed.push(problem("Service shop/b")));
         let next = told.recv().await.unwrap();
         assert_eq!(next.about, crate::model::notice::Subject::Service(ServiceName::new("shop", "b")));
         drop(status);

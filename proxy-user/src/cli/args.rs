@@ -1,9 +1,12 @@
 //! What can be typed. Parsing has no effects; the comments here are the help texts.
 
+pub mod downgrade;
 pub mod eyes;
 pub mod network;
+pub mod paths;
 pub mod sizes;
 pub mod takeover;
+pub mod timeouts;
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -72,6 +75,8 @@ pub enum Command {
     Monitor(eyes::MonitorArgs),
     /// Take a live node over from kube-proxy: remove its rules, and let its connections end by themselves.
     Takeover(takeover::TakeoverArgs),
+    /// Go back to the version before: make the maps that it reads, and copy what changes until it has taken over.
+    Downgrade(downgrade::DowngradeArgs),
     /// Remove everything that Ballast has put into the kernel, and nothing else. Stop the agent first.
     Cleanup(CleanupArgs),
 }
@@ -197,6 +202,9 @@ pub struct RunArgs {
     /// How programs are put on devices. Nobody needs this but tests.
     #[arg(long, env = "BALLAST_PACKET_HOOK", value_name = "HOOK", default_value = "auto", hide = true)]
     pub packet_hook: PacketHook,
+    /// How sockets and packets are met.
+    #[command(flatten)]
+    pub paths: paths::PathArgs,
 
     /// The network.
     #[command(flatten)]
@@ -228,6 +236,10 @@ pub struct RunArgs {
     /// Sizes of the maps.
     #[command(flatten)]
     pub sizes: sizes::SizeArgs,
+
+    /// How long flows may be silent.
+    #[command(flatten)]
+    pub timeouts: timeouts::TimeoutArgs,
 
     /// Least time between two passes over the maps; changes in between are made together. Default: 0, at once.
     #[arg(

@@ -8,12 +8,15 @@ use std::time::Duration;
 use serde::{Serialize, Serializer};
 
 use super::args::network::NetworkArgs;
+use super::args::paths::PathArgs;
 use super::args::{LogFormat, PacketHook, RunArgs};
 use super::kube_proxy::{FileError, Overlay, overlay};
 use super::network::node_settings;
-use super::value::{Listen, LogLevel, ProxyMode};
+use super::value::{Listen, LogLevel, ProxyMode, SnatPorts};
+use crate::host::{memory, ports};
 use crate::model::net::IpFamily;
-use crate::model::settings::NodeSettings;
+use crate::model::ports::{LOCAL_PORTS, snat_ports};
+use crate::model::settings::{FlowTimeouts, NodeSettings};
 use crate::programs::Capacities;
 
 /// Port of the health server, as kube-proxy's.
@@ -52,6 +55,9 @@ pub enum ConfigError {
     /// Only patterns that leave devices out.
     #[error("--devices {0} only leaves devices out: put a * in front, like *,{0}")]
     OnlyExcludes(String),
+    /// Both cannot be.
+    #[error("--uplinks and --local-devices both name {0}: take it out of one of them")]
+    BothSides(String),
     /// A way to know pods that lacks what it goes by.
     #[error("--detect-local-mode {mode} needs {flag}")]
     DetectLocal {
@@ -108,7 +114,10 @@ pub struct RunConfig {
     pub devices: Vec<String>,
     /// How programs are put on devices.
     pub packet_hook: PacketHook,
-    /// What the network around the node is like.
+    /// How sockets and packets are met.
+    #[serde(flatten)]
+    pub paths: PathArgs,
+    /// What the network around the node is like; with the source ports that are in force.
     pub network: NetworkArgs,
     /// The same, checked.
     #[serde(skip)]
@@ -119,6 +128,8 @@ pub struct RunConfig {
     pub metrics_bind_address: Option<SocketAddr>,
     /// How large the maps are made.
     pub capacities: Capacities,
+    /// How long flows may be silent, in seconds.
+    pub flow_timeouts: FlowTimeouts,
     /// Least time between two passes.
     #[serde(serialize_with = "seconds")]
     pub min_sync_period: Duration,
@@ -137,12 +148,13 @@ pub struct RunConfig {
 }
 
 /// Serializes a duration as seconds.
-fn seconds<S: Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+pub(super) fn seconds<S: Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_f64(duration.as_secs_f64())
 }
 
 impl RunConfig {
-    /// Checks `args`. Asks the host for its name unless it is given; that is the only look outside.
+    /// Checks `args`. Asks the host for its memory, and for its name and the ports that it gives to sockets, unless name
+    /// and source ports are given; these are the only looks outside.
     pub fn new(mut args: RunArgs) -> Result<Self, ConfigError> {
         let kube_proxy = overlay::apply(&mut args)?;
         let RunArgs {
@@ -161,12 +173,14 @@ impl RunConfig {
             bind_address,
             devices,
             packet_hook,
-            network,
+            paths,
+            mut network,
             healthz_bind_address,
             metrics_bind_address,
             log_format,
             log_level,
             sizes,
+            timeouts,
             min_sync_period,
             sync_period,
             proxy_mode,
@@ -201,6 +215,18 @@ impl RunConfig {
             None => host_name()?,
         };
 
+        network.snat_ports.get_or_insert_with(|| {
+            let local = ports::local().unwrap_or(LOCAL_PORTS);
+            SnatPorts(snat_ports(local, network.service_node_port_range.0))
+        });
+        let flow_timeouts = timeouts.in_force(&kube_proxy.conntrack);
+        let node = NodeSettings {
+            socket_lb: paths.socket_lb.into(),
+            socket_drop: paths.socket_drop.into(),
+            timeouts: flow_timeouts,
+            ..node_settings(&network, bind_address)?
+        };
+
         Ok(Self {
             source: match manifests {
                 Some(folder) => Source::Manifests(folder),
@@ -212,11 +238,13 @@ impl RunConfig {
             bind_address,
             devices,
             packet_hook,
-            node: node_settings(&network, bind_address)?,
+            paths,
+            node,
             network,
             healthz_bind_address: healthz,
             metrics_bind_address: metrics,
-            capacities: sizes.into(),
+            capacities: sizes.in_force(memory::total()),
+            flow_timeouts,
             min_sync_period,
             sync_period,
             log_format: log_format.unwrap_or_default(),

@@ -1,6 +1,9 @@
 //! `ballast explain`: what would happen to a connection, by the rules that the programs apply
 //! ([`proxy_common::decide`]) to the tables that they read.
 
+mod choice;
+mod client;
+mod health;
 mod path;
 mod render;
 
@@ -9,6 +12,7 @@ use std::net::IpAddr;
 use proxy_common::Address;
 use proxy_common::backend::{BACKEND_LOCAL, BACKEND_TERMINATING};
 use proxy_common::reason::Reason;
+use proxy_common::select::Algorithm;
 use proxy_common::service::{SCOPE_INTERNAL, ServiceKey};
 use proxy_common::{V4, V6};
 use serde::Serialize;
@@ -41,7 +45,7 @@ pub struct Candidate {
     pub terminating: bool,
     /// It serves; one that does not is passed over.
     pub serves: bool,
-    /// Packet path: `kept`, or why the endpoint sees an address of this node.
+    /// Packet path: `kept`; `dsr`, if its node gets the packet as it is; or why the endpoint sees an address of this node.
     pub source: Option<&'static str>,
 }
 
@@ -129,13 +133,31 @@ pub fn explain<A: Address + Into<IpAddr>>(
         scope: SCOPE_INTERNAL,
     };
     let socket = path::Walk::new(rules, key).socket(client, from);
-    let packet = path::Walk::new(rules, key).packet(client, from);
+    let is_left = socket.outcome == Outcome::Untouched;
+    let packet = path::Walk::new(rules, key).packet(client, from, is_left);
     Explanation { client, dialled, socket, packet }
 }
 
 /// Flags of an endpoint, in the words of [`Candidate`].
 fn flags(flags: u32) -> (bool, bool) {
     (flags & BACKEND_LOCAL != 0, flags & BACKEND_TERMINATING != 0)
+}
+
+/// How one of several endpoints is chosen, in words.
+const fn manner(how: Algorithm) -> &'static str {
+    match how {
+        Algorithm::Random => "at random",
+        Algorithm::RoundRobin | Algorithm::WeightedRoundRobin => "by turns",
+        Algorithm::SourceHash => "by the client's address",
+        Algorithm::DestinationHash => "by the address that is dialled",
+        Algorithm::Maglev => "by a hash of addresses and ports (Maglev)",
+        Algorithm::LeastConnections => "of two at random the one with fewer open connections",
+        Algorithm::WeightedLeastConnections => {
+            "of two at random the one with fewer open connections for its weight"
+        }
+        Algorithm::ShortestExpectedDelay => "of two at random the one with the shorter expected delay",
+        Algorithm::NeverQueue => "of two at random an idle one, else the one with the shorter expected delay",
+    }
 }
 
 #[cfg(test)]

@@ -24,6 +24,7 @@ enum HandoverError {
 #[derive(Debug)]
 pub struct Handover {
     bpffs: PathBuf,
+    has_successor: bool,
     standstill: Option<Standstill>,
     /// What became of them, in words; empty where nothing was to be done.
     said: String,
@@ -32,7 +33,7 @@ pub struct Handover {
 impl Handover {
     /// Of the maps on this bpffs.
     pub fn new(bpffs: PathBuf) -> Self {
-        Self { bpffs, standstill: None, said: String::new() }
+        Self { bpffs, has_successor: false, standstill: None, said: String::new() }
     }
 
     /// What was done, in words.
@@ -40,9 +41,9 @@ impl Handover {
         self.said
     }
 
-    /// Where kube-proxy translates again: stops what begins, and has conntrack forget what it knows.
+    /// Where kube-proxy translates again: stops connections that conntrack does not know, and has it forget what it knows.
     fn begin(&mut self) -> Result<(), HandoverError> {
-        if !OldProxy::look()?.translates_by_conntrack() {
+        if !self.has_successor {
             return Ok(());
         }
         // First the standstill: what conntrack forgets it must not learn again.
@@ -86,6 +87,14 @@ impl Handover {
 }
 
 impl Witness for Handover {
+    fn has_successor(&mut self) -> bool {
+        match OldProxy::look() {
+            Ok(proxy) => self.has_successor = proxy.translates_by_conntrack(),
+            Err(error) => self.note(Err(error.into())),
+        }
+        self.has_successor
+    }
+
     fn before(&mut self) {
         let result = self.begin();
         self.note(result);
@@ -100,7 +109,7 @@ impl Witness for Handover {
 /// A connection that is worth keeping.
 fn connection(row: &FlowRow) -> Option<Connection> {
     let stage = match row.state {
-        FlowState::Opening => Stage::Opening,
+        FlowState::Unreplied | FlowState::HalfOpen => Stage::Opening,
         FlowState::Established => Stage::Established,
         FlowState::Closing => Stage::Closing,
         FlowState::Closed | FlowState::Expired => return None,

@@ -2,6 +2,8 @@
 
 use std::net::IpAddr;
 
+use proxy_common::config::SNAT_PORTS;
+
 use crate::model::settings::{DetectLocal, NodePortAddresses, NodeSettings};
 
 use super::args::network::{DetectLocalMode, NetworkArgs};
@@ -10,13 +12,18 @@ use super::value::NodePortAddress;
 
 /// The settings of the node, from the flags; `address` is what --bind-address says.
 pub fn node_settings(args: &NetworkArgs, address: IpAddr) -> Result<NodeSettings, ConfigError> {
+    if let Some(both) = args.uplinks.iter().find(|pattern| args.local_devices.contains(pattern)) {
+        return Err(ConfigError::BothSides(both.clone()));
+    }
     Ok(NodeSettings {
         address: Some(address).filter(|address| !address.is_unspecified()),
         node_port_addresses: node_port_addresses(&args.nodeport_addresses),
         detect_local: detect_local(args)?,
         masquerade_all: args.masquerade_all.unwrap_or_default(),
-        snat_ports: (args.snat_ports.first, args.snat_ports.last),
+        snat_ports: args.snat_ports.map_or(SNAT_PORTS, |ports| ports.0),
+        node_ports: args.service_node_port_range.0,
         service_cidrs: args.service_cidrs.clone(),
+        ..NodeSettings::default()
     })
 }
 
@@ -60,6 +67,8 @@ fn detect_local(args: &NetworkArgs) -> Result<DetectLocal, ConfigError> {
 mod tests {
     use clap::Parser;
     use rstest::rstest;
+
+    use proxy_common::config::PortRange;
 
     use super::*;
 
@@ -114,13 +123,25 @@ mod tests {
         assert!(settings(flags).unwrap_err().contains(flag));
     }
 
+    #[test]
+    fn a_device_is_on_one_side() {
+        assert!(settings("--uplinks tun*,eth1 --local-devices tap*,tun0").is_ok());
+        let error = settings("--uplinks tun*,eth1 --local-devices tap*,tun*").unwrap_err();
+        assert!(error.contains("--uplinks") && error.contains("--local-devices") && error.contains("tun*"));
+        assert!(settings("--local-devices !eth0").unwrap_err().contains("local device"));
+    }
+
     #[rstest]
-    #[case("--snat-ports 61000-65535", Some((61_000, 65_535)))]
-    #[case("--snat-ports 50000-50000", Some((50_000, 50_000)))]
+    #[case("--snat-ports 61000-65535", Some([(61_000, 65_535), (0, 0)]))]
+    #[case("--snat-ports 50000-50000", Some([(50_000, 50_000), (0, 0)]))]
+    #[case("--snat-ports 1024-29999,61000-65535", Some([(1_024, 29_999), (61_000, 65_535)]))]
+    #[case("--snat-ports 61000-65535,1024-29999", None)]
+    #[case("--snat-ports 1024-1025,2000-2001,3000-3001", None)]
     #[case("--snat-ports 65535-61000", None)]
     #[case("--snat-ports 80-90", None)]
     #[case("--snat-ports 61000", None)]
-    fn ports(#[case] flags: &str, #[case] expected: Option<(u16, u16)>) {
+    fn ports(#[case] flags: &str, #[case] expected: Option<[(u16, u16); 2]>) {
+        let expected = expected.map(|ranges| ranges.map(|(first, last)| PortRange::new(first, last)));
         assert_eq!(settings(flags).ok().map(|settings| settings.snat_ports), expected);
     }
 }

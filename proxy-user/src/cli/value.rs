@@ -8,8 +8,15 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use ipnet::IpNet;
-use proxy_common::config::SNAT_PORTS;
 use serde::{Serialize, Serializer};
+
+use crate::model::settings::FlowTimeouts;
+
+mod algorithm;
+mod ports;
+
+pub use algorithm::AlgorithmName;
+pub use ports::{NodePortRange, SnatPorts};
 
 /// Why a value was not taken, and what would be.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -31,6 +38,9 @@ pub enum ValueError {
          a leading ! leaves the device out, like eth*,!eth9"
     )]
     Devices,
+    /// Not an algorithm.
+    #[error("expected one of {0}")]
+    Algorithm(String),
     /// Not a capacity.
     #[error("expected a number from 1 to {0}")]
     Capacity(u32),
@@ -39,6 +49,11 @@ pub enum ValueError {
         "an uplink is an interface name of at most 15 characters, in which * and ? stand for others, like eth*"
     )]
     Uplinks,
+    /// Not a pattern for local devices.
+    #[error(
+        "a local device is an interface name of at most 15 characters, in which * and ? stand for others, like tap*"
+    )]
+    LocalDevices,
     /// Not a range of addresses.
     #[error("a range of addresses has a prefix length, like 192.0.2.0/24 or 2001:db8::/32")]
     Range,
@@ -46,8 +61,17 @@ pub enum ValueError {
     #[error("expected a range like 192.0.2.0/24, or primary, all or localhost")]
     NodePortAddress,
     /// Not a range of ports.
-    #[error("expected FIRST-LAST with ports from 1024 to 65535, like 61000-65535")]
+    #[error(
+        "expected FIRST-LAST, or two of them in order, with ports from 1024 to 65535, like 61000-65535 or \
+         1024-29999,61000-65535"
+    )]
     PortRange,
+    /// Not a range of node ports.
+    #[error("expected FIRST-LAST with ports from 1 to 65535, like 30000-32767")]
+    NodePortRange,
+    /// Not a timeout of a flow.
+    #[error("expected whole seconds from 1s to 596h31m23s, like 90s, 30m or 24h")]
+    FlowTimeout,
     /// Not a proxy mode.
     #[error("this is Ballast: the mode is ebpf (iptables, ipvs and nftables are accepted and mean ebpf)")]
     ProxyMode,
@@ -79,6 +103,19 @@ pub fn duration(text: &str) -> Result<Duration, ValueError> {
         rest = tail;
     }
     if text.is_empty() { Err(ValueError::Duration) } else { Ok(total) }
+}
+
+/// Parses a timeout of a flow: its seconds.
+pub fn flow_timeout(text: &str) -> Result<u32, ValueError> {
+    let timeout = duration(text)?;
+    let seconds = nearest_flow_timeout(timeout);
+    if Duration::from_secs(seconds.into()) == timeout { Ok(seconds) } else { Err(ValueError::FlowTimeout) }
+}
+
+/// The seconds of the timeout of a flow that comes nearest; not shorter, if one can be so long.
+pub fn nearest_flow_timeout(timeout: Duration) -> u32 {
+    let up = timeout.as_secs().saturating_add(u64::from(timeout.subsec_nanos() > 0));
+    u32::try_from(up).unwrap_or(u32::MAX).clamp(1, FlowTimeouts::LONGEST)
 }
 
 /// Where a server listens, as a flag says it.
@@ -194,6 +231,11 @@ pub fn uplink_pattern(text: &str) -> Result<String, ValueError> {
     device_pattern(text).ok().filter(|pattern| !pattern.starts_with('!')).ok_or(ValueError::Uplinks)
 }
 
+/// Parses one pattern of `--local-devices`.
+pub fn local_device_pattern(text: &str) -> Result<String, ValueError> {
+    device_pattern(text).ok().filter(|pattern| !pattern.starts_with('!')).ok_or(ValueError::LocalDevices)
+}
+
 /// Parses a range of addresses; bits after the prefix do not matter.
 pub fn range(text: &str) -> Result<IpNet, ValueError> {
     text.trim().parse().map(|range: IpNet| range.trunc()).map_err(|_| ValueError::Range)
@@ -233,41 +275,6 @@ impl fmt::Display for NodePortAddress {
             Self::Localhost => f.write_str("localhost"),
             Self::Range(range) => range.fmt(f),
         }
-    }
-}
-
-/// Ports, as `--snat-ports` says them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PortRange {
-    /// The first.
-    pub first: u16,
-    /// The last; not below the first.
-    pub last: u16,
-}
-
-impl Default for PortRange {
-    fn default() -> Self {
-        let (first, last) = SNAT_PORTS;
-        Self { first, last }
-    }
-}
-
-impl FromStr for PortRange {
-    type Err = ValueError;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let (first, last) = text.split_once('-').ok_or(ValueError::PortRange)?;
-        let port = |text: &str| text.trim().parse::<u16>().ok().filter(|port| *port >= 1024);
-        match (port(first), port(last)) {
-            (Some(first), Some(last)) if first <= last => Ok(Self { first, last }),
-            _ => Err(ValueError::PortRange),
-        }
-    }
-}
-
-impl fmt::Display for PortRange {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}-{}", self.first, self.last)
     }
 }
 
@@ -362,6 +369,18 @@ mod tests {
     #[case("sixteen-letters-", false)]
     fn device_patterns(#[case] text: &str, #[case] legal: bool) {
         assert_eq!(device_pattern(text).is_ok(), legal);
+    }
+
+    #[rstest]
+    #[case("1s", Some(1))]
+    #[case("24h", Some(86_400))]
+    #[case("596h31m23s", Some(FlowTimeouts::LONGEST))]
+    #[case("596h31m24s", None)]
+    #[case("0", None)]
+    #[case("1500ms", None)]
+    #[case("60", None)]
+    fn flow_timeouts(#[case] text: &str, #[case] expected: Option<u32>) {
+        assert_eq!(flow_timeout(text).ok(), expected);
     }
 
     #[rstest]

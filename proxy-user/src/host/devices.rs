@@ -4,27 +4,16 @@ use std::io;
 
 use rtnetlink::packet_route::RouteNetlinkMessage;
 use rtnetlink::packet_route::link::{
-    InfoKind, InfoPortKind, LinkAttribute, LinkInfo, LinkLayerType, LinkMessage,
+    InfoKind, InfoPortKind, LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage, LinkXdp,
+    XdpAttached,
 };
 
 use super::netlink::Netlink;
-
-/// What matters of the type of a device.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Kind {
-    /// A bridge, which packets between its ports do not pass.
-    Bridge,
-    /// One that software makes for a container or a machine: veth, netkit, tun, tap.
-    Virtual,
-    /// One that shares another device, its [`Device::below`]: VLAN, macvlan, ipvlan.
-    Stacked,
-    /// Anything else.
-    #[default]
-    Other,
-}
+use crate::model::DeviceKind;
 
 /// A network device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "facts that go with each other in every combination")]
 pub struct Device {
     /// Its index, which is not used again while the machine runs.
     pub ifindex: u32,
@@ -32,16 +21,62 @@ pub struct Device {
     pub name: String,
     /// Whether its packets begin with an Ethernet header; loopback is not counted.
     pub ethernet: bool,
-    /// Its type.
-    pub kind: Kind,
+    /// Its kind.
+    pub kind: DeviceKind,
     /// Whether it is a port of a bond or a team.
     pub bonded: bool,
     /// Whether its packets begin with an IP header.
     pub no_header: bool,
     /// The device that it is a port of.
     pub master: Option<u32>,
+    /// Whether it is a VLAN.
+    pub vlan: bool,
+    /// The XDP program on it.
+    pub xdp: Option<XdpProgram>,
     /// The device that it lies on; that of a veth is its other end, in whatever network namespace.
     pub below: Option<u32>,
+}
+
+impl Device {
+    /// Whether it is made by software, and not of NICs as a bond is.
+    pub const fn is_virtual(&self) -> bool {
+        !matches!(self.kind, DeviceKind::Physical | DeviceKind::Bond)
+    }
+}
+
+/// Who runs an XDP program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum XdpMode {
+    /// The driver of the device.
+    Native,
+    /// The kernel's stack, on socket buffers.
+    Generic,
+}
+
+/// An XDP program on a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct XdpProgram {
+    /// The kernel's id of it.
+    pub program: u32,
+    /// Who runs it; `None`: the device itself, or there are several.
+    pub mode: Option<XdpMode>,
+}
+
+fn read_xdp(told: &[LinkXdp]) -> Option<XdpProgram> {
+    let (mut program, mut mode) = (None, None);
+    for one in told {
+        match one {
+            LinkXdp::Attached(XdpAttached::Driver) => mode = Some(XdpMode::Native),
+            LinkXdp::Attached(XdpAttached::SocketBuffer) => mode = Some(XdpMode::Generic),
+            LinkXdp::Attached(XdpAttached::None) => return None,
+            // With several, the first one's stands for all.
+            LinkXdp::ProgId(id) | LinkXdp::DrvProgId(id) | LinkXdp::SkbProgId(id) | LinkXdp::HwProgId(id) => {
+                program.get_or_insert(*id);
+            }
+            _ => {}
+        }
+    }
+    Some(XdpProgram { program: program?, mode })
 }
 
 /// Every device there is, by index.
@@ -64,6 +99,12 @@ fn read(link: &LinkMessage) -> Option<Device> {
         name: String::new(),
         ethernet: link.header.link_layer_type == LinkLayerType::Ether,
         no_header: has_no_header(link.header.link_layer_type),
+        // Only what software makes has a link kind.
+        kind: if link.header.flags.contains(LinkFlags::Loopback) {
+            DeviceKind::Loopback
+        } else {
+            DeviceKind::Physical
+        },
         ..Device::default()
     };
     for attribute in &link.attributes {
@@ -72,13 +113,17 @@ fn read(link: &LinkMessage) -> Option<Device> {
             LinkAttribute::LinkInfo(infos) => {
                 for info in infos {
                     match info {
-                        LinkInfo::Kind(kind) => device.kind = of_kind(kind),
+                        LinkInfo::Kind(kind) => {
+                            device.kind = of_kind(kind);
+                            device.vlan = *kind == InfoKind::Vlan;
+                        }
                         LinkInfo::PortKind(InfoPortKind::Bond | InfoPortKind::Team) => device.bonded = true,
                         _ => {}
                     }
                 }
             }
             LinkAttribute::Controller(index) => device.master = Some(*index),
+            LinkAttribute::Xdp(told) => device.xdp = read_xdp(told),
             LinkAttribute::Link(index) => device.below = Some(*index),
             _ => {}
         }
@@ -86,14 +131,44 @@ fn read(link: &LinkMessage) -> Option<Device> {
     (!device.name.is_empty()).then_some(device)
 }
 
-const fn of_kind(kind: &InfoKind) -> Kind {
+fn of_kind(kind: &InfoKind) -> DeviceKind {
     match kind {
-        InfoKind::Bridge => Kind::Bridge,
-        InfoKind::Veth | InfoKind::Netkit | InfoKind::Tun => Kind::Virtual,
-        InfoKind::Vlan | InfoKind::MacVlan | InfoKind::MacVtap | InfoKind::IpVlan | InfoKind::IpVtap => {
-            Kind::Stacked
+        InfoKind::Bridge => DeviceKind::Bridge,
+        InfoKind::Veth | InfoKind::Netkit => DeviceKind::Veth,
+        InfoKind::Tun => DeviceKind::Tun,
+        InfoKind::Bond | InfoKind::Team | InfoKind::Hsr => DeviceKind::Bond,
+        InfoKind::Vlan
+        | InfoKind::MacVlan
+        | InfoKind::MacVtap
+        | InfoKind::IpVlan
+        | InfoKind::IpVtap
+        | InfoKind::MacSec => DeviceKind::Stacked,
+        InfoKind::Vxlan
+        | InfoKind::Geneve
+        | InfoKind::BareUdp
+        | InfoKind::GreTap
+        | InfoKind::GreTap6
+        | InfoKind::GreTun
+        | InfoKind::GreTun6
+        | InfoKind::ErSpan
+        | InfoKind::Ip6ErSpan
+        | InfoKind::IpIp
+        | InfoKind::SitTun
+        | InfoKind::Ip6Tnl
+        | InfoKind::Vti
+        | InfoKind::Vti6
+        | InfoKind::Xfrm
+        | InfoKind::Wireguard
+        | InfoKind::Gtp
+        | InfoKind::Amt
+        | InfoKind::BatAdv => DeviceKind::Tunnel,
+        InfoKind::Ipoib | InfoKind::Wwan | InfoKind::RmNet | InfoKind::Dsa | InfoKind::VirtWifi => {
+            DeviceKind::Physical
         }
-        _ => Kind::Other,
+        InfoKind::Dummy | InfoKind::Ifb | InfoKind::Nlmon => DeviceKind::Dummy,
+        // Kinds that the decoder does not know by name: `net/l2tp`, `drivers/net/ppp`, `drivers/net/ovpn`.
+        InfoKind::Other(name) if matches!(name.as_str(), "ppp" | "l2tpeth" | "ovpn") => DeviceKind::Tunnel,
+        _ => DeviceKind::Other,
     }
 }
 
@@ -130,9 +205,16 @@ mod tests {
             ]),
         ];
         let device = read(&link).unwrap();
-        assert!(device.ethernet && device.bonded && device.kind == Kind::Virtual);
+        assert!(device.ethernet && device.bonded && device.kind == DeviceKind::Veth);
         assert_eq!((device.ifindex, device.name.as_str()), (7, "bond0p1"));
         assert_eq!((device.no_header, device.master, device.below), (false, None, None));
+    }
+
+    #[test]
+    fn nics_and_bonds_are_not_virtual() {
+        let of = |kind| Device { kind, ..Device::default() }.is_virtual();
+        assert!(!of(DeviceKind::Physical) && !of(DeviceKind::Bond));
+        assert!(of(DeviceKind::Veth) && of(DeviceKind::Tunnel) && of(DeviceKind::Stacked));
     }
 
     #[test]
@@ -146,7 +228,34 @@ mod tests {
             LinkAttribute::Link(2),
         ];
         let device = read(&link).unwrap();
-        assert_eq!((device.kind, device.master, device.below), (Kind::Stacked, Some(3), Some(2)));
+        assert_eq!((device.kind, device.master, device.below), (DeviceKind::Stacked, Some(3), Some(2)));
         assert!(device.no_header && !device.ethernet);
+    }
+
+    #[test]
+    fn a_nic_has_no_link_kind_and_others_tell_theirs() {
+        let kind = |kind: Option<InfoKind>, flags| {
+            let mut link = LinkMessage::default();
+            link.header.flags = flags;
+            link.attributes = vec![LinkAttribute::IfName("x".to_owned())];
+            link.attributes.extend(kind.map(|kind| LinkAttribute::LinkInfo(vec![LinkInfo::Kind(kind)])));
+            read(&link).unwrap().kind
+        };
+        assert_eq!(kind(None, LinkFlags::Up), DeviceKind::Physical);
+        assert_eq!(kind(None, LinkFlags::Loopback), DeviceKind::Loopback);
+        let other = |name: &str| InfoKind::Other(name.to_owned());
+        for (info, expected) in [
+            (InfoKind::Bond, DeviceKind::Bond),
+            (InfoKind::Vxlan, DeviceKind::Tunnel),
+            (InfoKind::Wireguard, DeviceKind::Tunnel),
+            (InfoKind::IpIp, DeviceKind::Tunnel),
+            (other("ppp"), DeviceKind::Tunnel),
+            (InfoKind::Tun, DeviceKind::Tun),
+            (InfoKind::Netkit, DeviceKind::Veth),
+            (InfoKind::Dummy, DeviceKind::Dummy),
+            (other("openvswitch"), DeviceKind::Other),
+        ] {
+            assert_eq!(kind(Some(info.clone()), LinkFlags::Up), expected, "{info}");
+        }
     }
 }

@@ -1,31 +1,35 @@
 //! What of this machine Services depend on: devices, addresses and default routes, followed as they change.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::time::Duration;
 
 use futures::{FutureExt, StreamExt};
+use rtnetlink::packet_core::{NetlinkMessage, NetlinkPayload};
 use rtnetlink::packet_route::RouteNetlinkMessage;
 use rtnetlink::packet_route::address::{AddressAttribute, AddressHeaderFlags, AddressMessage};
 use rtnetlink::packet_route::route::{RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteType};
 use rtnetlink::{MulticastGroup, new_multicast_connection};
 use tokio::sync::mpsc::Sender;
 use tokio::task::spawn_blocking;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout_at};
 
-use super::devices::{self, Device, Kind};
+use super::devices::{self, Device};
 use super::manager::Background;
 use super::netfilter::old_proxy::OldProxy;
 use super::netlink::Netlink;
+use super::ports;
 use super::selection::matches;
-use crate::model::{DefaultRoute, Event, HostDevice, HostView};
+use crate::model::{DefaultRoute, DeviceKind, DeviceRole, Event, HostDevice, HostView};
 
 /// A burst of changes makes one look.
 const SETTLE: Duration = Duration::from_millis(50);
 /// The look that needs no change.
 const PERIOD: Duration = Duration::from_secs(10);
+/// How often all routes are read although none to everywhere has changed: a router may have a million of them.
+const ROUTES_PERIOD: Duration = Duration::from_mins(5);
 /// Between a failure and the next try.
 const RETRY: Duration = Duration::from_secs(1);
 /// What kube-proxy's ipvs mode leaves behind: it holds the addresses of Services, not the node's.
@@ -36,20 +40,33 @@ const SO_NETNS_COOKIE: libc::c_int = 71;
 /// How to look at the machine.
 #[derive(Clone, Debug, Default)]
 pub struct Facts {
-    /// Patterns of devices that lead outside, beside those that are found.
+    /// Patterns of devices that other machines are behind, beside those that are found.
     pub uplinks: Vec<String>,
+    /// Patterns of devices that only pods and virtual machines of this node are behind, whatever else is known.
+    pub local_devices: Vec<String>,
 }
 
 impl Facts {
-    /// Looks once. Blocks for a few milliseconds.
+    /// Looks at everything. Blocks for a few milliseconds, and longer where there are many routes.
     pub fn look(&self) -> io::Result<HostView> {
+        self.look_at(&HostView::default(), Look { routes: true, old_proxy: true })
+    }
+
+    /// Looks at `what`; the rest is as it is known.
+    fn look_at(&self, known: &HostView, what: Look) -> io::Result<HostView> {
         let mut netlink = Netlink::open()?;
         let addresses = addresses(&mut netlink)?;
-        let defaults = default_routes(&mut netlink, &addresses)?;
+        let defaults =
+            if what.routes { default_routes(&mut netlink, &addresses)? } else { known.defaults.clone() };
         let devices = devices::list()?.into_iter().map(|device| self.device(device, &addresses)).collect();
         // Without the right to ask there is no way to attach programs either, and that is told elsewhere.
-        let has_old_proxy = OldProxy::look().is_ok_and(|found| found.may_have_connections());
-        Ok(HostView { devices, defaults, netns_cookie: netns_cookie(), has_old_proxy })
+        let has_old_proxy = if what.old_proxy {
+            OldProxy::look().is_ok_and(|found| found.may_have_connections())
+        } else {
+            known.has_old_proxy
+        };
+        let local_ports = ports::local();
+        Ok(HostView { devices, defaults, netns_cookie: netns_cookie(), has_old_proxy, local_ports })
     }
 
     /// Sends what has changed since `known`, for ever; returns when the receiver is gone.
@@ -73,42 +90,90 @@ impl Facts {
         ];
         let (connection, _handle, mut changes) = new_multicast_connection(&groups)?;
         let _connection = Background::new(&tokio::spawn(connection));
+        let mut routes_read = Instant::now();
+        let mut what = Look { routes: true, old_proxy: true };
         loop {
-            let facts = self.clone();
-            let now = spawn_blocking(move || facts.look()).await.map_err(io::Error::other)??;
+            let (facts, before) = (self.clone(), known.clone());
+            let look = spawn_blocking(move || facts.look_at(&before, what));
+            let now = look.await.map_err(io::Error::other)??;
+            if what.routes {
+                routes_read = Instant::now();
+            }
             if now != *known {
                 known.clone_from(&now);
                 if events.send(Event::Host(now)).await.is_err() {
                     return Ok(());
                 }
             }
-            match timeout(PERIOD, changes.next()).await {
-                Ok(None) => return Err(io::ErrorKind::ConnectionAborted.into()),
-                Ok(Some(_)) => {
-                    sleep(SETTLE).await;
-                    // One look reads everything, so it answers what came meanwhile.
-                    while changes.next().now_or_never().flatten().is_some() {}
+            let pause = Instant::now() + PERIOD;
+            what = loop {
+                match timeout_at(pause, changes.next()).await {
+                    Ok(None) => return Err(io::ErrorKind::ConnectionAborted.into()),
+                    Ok(Some((message, _))) if !matters(&message) => {}
+                    Ok(Some(_)) => {
+                        sleep(SETTLE).await;
+                        // One look reads what it is about, so it answers what came meanwhile.
+                        while changes.next().now_or_never().flatten().is_some() {}
+                        // The kernel does not tell of routes that go with their device or address.
+                        break Look { routes: true, old_proxy: false };
+                    }
+                    Err(_) if events.is_closed() => return Ok(()),
+                    Err(_) => {
+                        let routes = routes_read.elapsed() >= ROUTES_PERIOD;
+                        break Look { routes, old_proxy: true };
+                    }
                 }
-                Err(_) if events.is_closed() => return Ok(()),
-                Err(_) => {}
-            }
+            };
         }
     }
 
     fn device(&self, device: Device, addresses: &Addresses) -> (u32, HostDevice) {
         let Device { ifindex, name, kind, no_header, master, below, .. } = device;
-        let own = addresses.get(&ifindex).into_iter().flatten().map(|own| own.address);
+        let own = || addresses.get(&ifindex).into_iter().flatten().filter(|_| name != IPVS_DEVICE);
+        let is_among = |patterns: &[String]| patterns.iter().any(|pattern| matches(pattern, &name));
+        let role = if is_among(&self.local_devices) {
+            DeviceRole::Local
+        } else if is_among(&self.uplinks) {
+            DeviceRole::Uplink
+        } else {
+            DeviceRole::Guessed
+        };
         let host = HostDevice {
-            uplink: self.uplinks.iter().any(|pattern| matches(pattern, &name)),
+            role,
             no_header,
-            is_virtual: kind == Kind::Virtual,
-            parent: below.filter(|_| kind == Kind::Stacked),
+            kind,
+            parent: below.filter(|_| kind == DeviceKind::Stacked),
             master,
-            addresses: if name == IPVS_DEVICE { BTreeSet::new() } else { own.collect() },
+            addresses: own().map(|own| own.address).collect(),
+            in_subnets: own().filter(|own| own.in_subnet).map(|own| own.address).collect(),
             name,
         };
         (ifindex, host)
     }
+}
+
+/// What a look is at, beside devices and addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Look {
+    /// Routes to everywhere, for which all routes are read.
+    routes: bool,
+    /// Rules of another proxy.
+    old_proxy: bool,
+}
+
+/// Whether a change makes another look necessary: of routes, those to everywhere do.
+fn matters(change: &NetlinkMessage<RouteNetlinkMessage>) -> bool {
+    match &change.payload {
+        NetlinkPayload::InnerMessage(
+            RouteNetlinkMessage::NewRoute(route) | RouteNetlinkMessage::DelRoute(route),
+        ) => leads_everywhere(&route.header),
+        _ => true,
+    }
+}
+
+/// Whether a route of the main table is one to everywhere.
+fn leads_everywhere(header: &RouteHeader) -> bool {
+    header.destination_prefix_length == 0 && header.table == RouteHeader::RT_TABLE_MAIN
 }
 
 /// An address of a device, in the kernel's order.
@@ -116,6 +181,8 @@ impl Facts {
 struct Own {
     address: IpAddr,
     secondary: bool,
+    /// Its prefix is shorter than the address.
+    in_subnet: bool,
 }
 
 /// By index of the device.
@@ -154,7 +221,9 @@ fn read_address(message: &AddressMessage) -> Option<Own> {
         }
     };
     let secondary = flags.contains(AddressHeaderFlags::Secondary);
-    usable.then_some(Own { address, secondary })
+    let longest = if address.is_ipv4() { 32 } else { 128 };
+    let in_subnet = message.header.prefix_len < longest;
+    usable.then_some(Own { address, secondary, in_subnet })
 }
 
 /// Routes to everywhere, by preference.
@@ -174,8 +243,8 @@ fn default_routes(netlink: &mut Netlink, addresses: &Addresses) -> io::Result<Ve
 
 /// Metric and route, one for each device of it; nothing if it does not lead everywhere.
 fn read_route(message: &RouteMessage, addresses: &Addresses) -> Vec<(u32, DefaultRoute)> {
-    let RouteHeader { destination_prefix_length, table, kind, address_family, .. } = message.header;
-    if destination_prefix_length != 0 || table != RouteHeader::RT_TABLE_MAIN || kind != RouteType::Unicast {
+    let RouteHeader { kind, address_family, .. } = message.header;
+    if !leads_everywhere(&message.header) || kind != RouteType::Unicast {
         return Vec::new();
     }
     let is_v6 = address_family == rtnetlink::packet_route::AddressFamily::Inet6;
@@ -219,73 +288,4 @@ fn netns_cookie() -> u64 {
 }
 
 #[cfg(test)]
-mod tests {
-    use rtnetlink::packet_route::AddressFamily;
-
-    use super::*;
-
-    fn address(attributes: Vec<AddressAttribute>, flags: AddressHeaderFlags) -> Option<Own> {
-        let mut message = AddressMessage::default();
-        message.header.flags = flags;
-        message.attributes = attributes;
-        read_address(&message)
-    }
-
-    fn ip(text: &str) -> IpAddr {
-        text.parse().unwrap()
-    }
-
-    #[test]
-    fn our_end_of_a_point_to_point_device_counts() {
-        let both = vec![AddressAttribute::Address(ip("10.0.0.2")), AddressAttribute::Local(ip("10.0.0.1"))];
-        let own = address(both, AddressHeaderFlags::empty());
-        assert_eq!(own, Some(Own { address: ip("10.0.0.1"), secondary: false }));
-    }
-
-    #[test]
-    fn addresses_that_nobody_can_dial_do_not_count() {
-        let one = |text, flags| address(vec![AddressAttribute::Address(ip(text))], flags);
-        assert_eq!(one("169.254.0.1", AddressHeaderFlags::empty()), None);
-        assert_eq!(one("fe80::1", AddressHeaderFlags::empty()), None);
-        assert_eq!(one("2001:db8::1", AddressHeaderFlags::Dadfailed), None);
-        assert_eq!(one("2001:db8::1", AddressHeaderFlags::Tentative), None);
-        assert!(one("2001:db8::1", AddressHeaderFlags::empty()).is_some());
-        assert!(one("127.0.0.1", AddressHeaderFlags::empty()).is_some(), "node ports may answer there");
-    }
-
-    fn route(kind: RouteType, attributes: Vec<RouteAttribute>) -> Vec<(u32, DefaultRoute)> {
-        let mut message = RouteMessage::default();
-        message.header.table = RouteHeader::RT_TABLE_MAIN;
-        message.header.kind = kind;
-        message.header.address_family = AddressFamily::Inet;
-        message.attributes = attributes;
-        let own = |address, secondary| Own { address: ip(address), secondary };
-        let addresses = BTreeMap::from([(
-            2,
-            vec![own("2001:db8::1", false), own("192.0.2.9", true), own("192.0.2.1", false)],
-        )]);
-        read_route(&message, &addresses)
-    }
-
-    #[test]
-    fn a_default_route_says_where_packets_come_from_or_its_device_does() {
-        let plain = route(RouteType::Unicast, vec![RouteAttribute::Oif(2), RouteAttribute::Priority(100)]);
-        assert_eq!(plain, [(100, DefaultRoute { device: 2, source: Some(ip("192.0.2.1")) })]);
-        let source = RouteAttribute::PrefSource(RouteAddress::Inet([192, 0, 2, 9].into()));
-        let said = route(RouteType::Unicast, vec![RouteAttribute::Oif(2), source]);
-        assert_eq!(said[0].1.source, Some(ip("192.0.2.9")));
-        let elsewhere = route(RouteType::Unicast, vec![RouteAttribute::Oif(3)]);
-        assert_eq!(elsewhere[0].1.source, None);
-        assert!(route(RouteType::Unreachable, vec![RouteAttribute::Oif(2)]).is_empty());
-    }
-
-    #[test]
-    fn this_machine_can_be_looked_at() {
-        let view = Facts::default().look().unwrap();
-        let lo = view.devices.values().find(|device| device.name == "lo").expect("every namespace has it");
-        assert!(!lo.no_header && !lo.is_virtual);
-        // Linux 5.14 has it, and we need more.
-        assert_ne!(view.netns_cookie, 0);
-        assert_eq!(view.netns_cookie, Facts::default().look().unwrap().netns_cookie);
-    }
-}
+mod tests;

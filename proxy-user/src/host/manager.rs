@@ -36,6 +36,9 @@ pub trait DeviceHooks: Send + Sync + 'static {
     /// Programs that were on a device had gone, and are there again.
     fn attached_again(&self) {}
 
+    /// A pass over these devices is done: all that are chosen have what they need, or cannot have it.
+    fn settled(&self, _devices: &[Device]) {}
+
     /// Devices that have something of ours, by this agent or an earlier one, and whether nothing is missing.
     fn attached(&self) -> BTreeMap<u32, bool>;
 }
@@ -109,7 +112,9 @@ impl<H: DeviceHooks> DeviceManager<H> {
         let before = self.states.borrow().clone();
         let work = move || {
             let devices = devices::list()?;
-            Ok::<_, io::Error>(reconcile(&selection, &*hooks, before.as_ref(), &devices))
+            let states = reconcile(&selection, &*hooks, before.as_ref(), &devices);
+            hooks.settled(&devices);
+            Ok::<_, io::Error>(states)
         };
         let after = spawn_blocking(work).await.map_err(io::Error::other)??;
         let failed = after.values().any(|state| state.problem.is_some());

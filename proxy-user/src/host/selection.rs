@@ -2,7 +2,8 @@
 
 use std::str::FromStr;
 
-use super::devices::{Device, Kind};
+use super::devices::Device;
+use crate::model::DeviceKind;
 
 /// A pattern of `--devices` that says nothing.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -56,7 +57,7 @@ impl Selection {
 /// Ports of a bond or team carry what the bond carries, so each packet would pass twice. A bridge is left out and
 /// its ports are taken: replies between two pods of one bridge never pass the bridge itself.
 fn automatic(device: &Device) -> bool {
-    (device.ethernet || device.no_header) && !matches!(device.kind, Kind::Bridge) && !device.bonded
+    (device.ethernet || device.no_header) && !matches!(device.kind, DeviceKind::Bridge) && !device.bonded
 }
 
 /// Whether `name` is what `pattern` describes; `*` is any text, `?` one character.
@@ -85,7 +86,7 @@ mod tests {
 
     use super::*;
 
-    fn device(name: &str, kind: Kind) -> Device {
+    fn device(name: &str, kind: DeviceKind) -> Device {
         Device { ifindex: 2, name: name.to_owned(), ethernet: true, kind, ..Device::default() }
     }
 
@@ -113,7 +114,7 @@ mod tests {
     #[case("eth*, !eth1", "eth1", false)]
     #[case("eth*, !eth1", "eth2", true)]
     fn choices(#[case] setting: &str, #[case] name: &str, #[case] expected: bool) {
-        let kind = if name == "cni0" { Kind::Bridge } else { Kind::Other };
+        let kind = if name == "cni0" { DeviceKind::Bridge } else { DeviceKind::Other };
         let selection: Selection = setting.parse().unwrap();
         assert_eq!(selection.takes(&device(name, kind)), expected);
     }
@@ -121,10 +122,10 @@ mod tests {
     #[test]
     fn the_automatic_choice_takes_pods_and_leaves_ports_of_bonds() {
         let selection = Selection::default();
-        assert!(selection.takes(&device("veth1", Kind::Other)));
-        assert!(!selection.takes(&Device { bonded: true, ..device("eth1", Kind::Other) }));
-        assert!(!selection.takes(&Device { ethernet: false, ..device("lo", Kind::Other) }));
-        let tunnel = Device { ethernet: false, no_header: true, ..device("wg0", Kind::Other) };
+        assert!(selection.takes(&device("veth1", DeviceKind::Other)));
+        assert!(!selection.takes(&Device { bonded: true, ..device("eth1", DeviceKind::Other) }));
+        assert!(!selection.takes(&Device { ethernet: false, ..device("lo", DeviceKind::Other) }));
+        let tunnel = Device { ethernet: false, no_header: true, ..device("wg0", DeviceKind::Other) };
         assert!(selection.takes(&tunnel));
     }
 

@@ -8,6 +8,7 @@
 //! | metrics | `/metrics` | see [`crate::metrics`] |
 //! | | `/proxyMode` | `ebpf` |
 //! | | `/healthz`, `/livez` | `ok`, or 503 and the same JSON |
+//! | | `/xdp` | which uplinks run the XDP program, and why not; kube-proxy has none |
 //! | | `/problems` | what is wrong with which object, as a list of sentences in JSON; kube-proxy has none |
 //! | | `/configz` | the settings in force, as JSON: ours, and as kube-proxy would write them |
 //! | `healthCheckNodePort` | any | see [`service_check`] |
@@ -121,6 +122,7 @@ pub fn metrics_router(state: State) -> Router {
         .route("/livez", get(ping))
         .route("/configz", get(configz))
         .route("/problems", get(problems))
+        .route("/xdp", get(xdp))
         .with_state(state)
 }
 
@@ -205,6 +207,11 @@ async fn configz(extract::State(state): extract::State<State>) -> Response {
 async fn problems(extract::State(state): extract::State<State>) -> Response {
     let sentences: Vec<_> = state.status.borrow().problems.iter().map(ToString::to_string).collect();
     json(200, &sentences)
+}
+
+/// For `ballast status`: pins do not tell why there is none.
+async fn xdp(extract::State(state): extract::State<State>) -> Response {
+    json(200, &state.metrics.xdp())
 }
 
 async fn scrape(extract::State(state): extract::State<State>, headers: HeaderMap) -> Response {

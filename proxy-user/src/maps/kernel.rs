@@ -1,5 +1,6 @@
 //! The pinned maps of this kernel.
 
+mod join;
 mod node;
 mod open;
 
@@ -13,33 +14,35 @@ use std::sync::atomic::{Ordering, fence};
 
 use aya::maps::{MapData, MapType, PerCpuArray, PerCpuValues};
 use aya::util::nr_cpus;
-use proxy_common::Address;
 use proxy_common::abi::Plain;
 use proxy_common::backend::BackendEntry;
-use proxy_common::filter::FILTER_WORDS;
-use proxy_common::map_names;
 use proxy_common::name::PortName;
+use proxy_common::prefilter::PREFILTER_WORDS;
 use proxy_common::service::{ServiceEntry, ServiceKey};
 use proxy_common::stats::{RefusalKey, ServiceStats};
+use proxy_common::{Address, map_names};
 
 use self::node::NodeMaps;
 use self::open::{io_error, map_memory, open, open_as, open_stats, shape};
 use super::mapping::Mapping;
 use super::sys::{self, Stopped};
-use super::{Backend, BatchError, Capacity, Contents, FrontendKey, MapError, Store, Table, Write};
+use super::{Backend, BatchError, Capacity, Contents, FrontendKey, MaglevRow, MapError, Store, Table, Write};
 
 /// The maps as the programs see them, opened by their pins.
 pub struct KernelStore {
     services: MapData,
     services6: MapData,
     slots: Mapping,
+    maglev: Mapping,
+    maglev_index: Mapping,
     backends: MapData,
     backends6: MapData,
     filter: Mapping,
     names: MapData,
     service_stats: PerCpuArray<MapData, ServiceStats>,
     refusals: MapData,
-    backend_stats: MapData,
+    health: Mapping,
+    backend_counts: [MapData; 2],
     node: NodeMaps,
     capacity: Capacity,
 }
@@ -56,20 +59,28 @@ impl KernelStore {
         let (backends6, ids6) = open::<u32, BackendEntry<[u8; 16]>>(dir, Table::Backends6, MapType::Array)?;
         let (filter, words) = open::<u32, u64>(dir, Table::Filter, MapType::Array)?;
         let (names, ports) = open::<u32, PortName>(dir, Table::Names, MapType::Hash)?;
-        let (backend_stats, _) =
-            open_as::<u32, u64>(dir, Table::Backends, map_names::BACKEND_STATS, MapType::Array)?;
+        let (maglev, maglev_words) = open::<u32, u64>(dir, Table::Maglev, MapType::Array)?;
+        let numbers = |table, name| open_as::<u32, u64>(dir, table, name, MapType::Array);
+        let (maglev_index, indexes) = numbers(Table::Maglev, map_names::MAGLEV_INDEX)?;
+        let (health, words_of_health) = numbers(Table::Backends, map_names::HEALTH)?;
+        let backend_counts = [map_names::BACKEND_STATS, map_names::CONNECTIONS];
+        let [stats, connections] = backend_counts.map(|name| numbers(Table::Backends, name));
         let (refusals, _) =
             open_as::<RefusalKey, u64>(dir, Table::Names, map_names::REFUSALS, MapType::LruHash)?;
-        if words != FILTER_WORDS {
-            return Err(shape(Table::Filter, "a length of", &words, &FILTER_WORDS));
+        if words != PREFILTER_WORDS {
+            return Err(shape(Table::Filter, "a length of", &words, &PREFILTER_WORDS));
         }
         Ok(Self {
             slots: map_memory(dir, Table::Slots, &slots, size_of::<u32>(), slot_count)?,
+            maglev: map_memory(dir, Table::Maglev, &maglev, size_of::<u64>(), maglev_words)?,
+            maglev_index: map_memory(dir, Table::Maglev, &maglev_index, size_of::<u64>(), indexes)?,
+            health: map_memory(dir, Table::Backends, &health, size_of::<u64>(), words_of_health)?,
             filter: map_memory(dir, Table::Filter, &filter, size_of::<u64>(), words)?,
             capacity: Capacity {
                 frontends: frontends.min(frontends6),
                 slots: slot_count,
-                backends: ids.min(ids6),
+                maglev: maglev_words,
+                backends: ids.min(ids6).min(words_of_health),
                 services: ports,
             },
             services,
@@ -79,7 +90,7 @@ impl KernelStore {
             names,
             service_stats: open_stats(dir)?,
             refusals,
-            backend_stats,
+            backend_counts: [stats?.0, connections?.0],
             node: NodeMaps::open(dir)?,
         })
     }
@@ -101,6 +112,7 @@ impl KernelStore {
                 self.forget_services(&keys)
             }
             [Write::Backend(..) | Write::NoBackend(..), ..] => self.backends(run),
+            [Write::Join(..), ..] => join::join(&self.health, run),
             [Write::Service(..), ..] => {
                 let v4: (Vec<_>, Vec<_>) = run.iter().filter_map(|w| service_of(w, v4_key)).unzip();
                 let v6: (Vec<_>, Vec<_>) = run.iter().filter_map(|w| service_of(w, v6_key)).unzip();
@@ -113,7 +125,14 @@ impl KernelStore {
                 sys::delete(self.services.fd().as_fd(), &v4)?;
                 sys::delete(self.services6.fd().as_fd(), &v6)
             }
-            [Write::Slots(..) | Write::FilterSet(..) | Write::FilterClear(..), ..] => self.memory(run),
+            [
+                Write::Slots(..)
+                | Write::MaglevTable(..)
+                | Write::MaglevIndex(..)
+                | Write::FilterSet(..)
+                | Write::FilterClear(..),
+                ..,
+            ] => self.memory(run),
             [
                 Write::SourceRange(..)
                 | Write::NoSourceRange(..)
@@ -122,6 +141,7 @@ impl KernelStore {
                 | Write::NoNodeAddr(_)
                 | Write::Device(..)
                 | Write::NoDevice(_)
+                | Write::Tunnel(..)
                 | Write::Config(_),
                 ..,
             ] => self.node.write(run),
@@ -137,9 +157,8 @@ impl KernelStore {
         for (done, id) in ids.iter().enumerate().filter(|(_, id)| **id < len) {
             let nothing = vec![ServiceStats::default(); cpus];
             let nothing = PerCpuValues::try_from(nothing).map_err(stopped(done))?;
-            self.service_stats
-                .set(*id, nothing, 0)
-                .map_err(|error| Stopped { done, source: io_error(error) })?;
+            let set = self.service_stats.set(*id, nothing, 0);
+            set.map_err(|error| Stopped { done, source: io_error(error) })?;
         }
         self.forget_refusals(ids).map_err(stopped(0))
     }
@@ -164,8 +183,11 @@ impl KernelStore {
         // As for Services: the next owner of a free id begins with nothing.
         let free = |write: &Write| if let Write::NoBackend(id, _) = write { Some(*id) } else { None };
         let free: Vec<u32> = run.iter().filter_map(free).collect();
-        let forgotten = sys::update(self.backend_stats.fd().as_fd(), &free, &vec![0_u64; free.len()]);
-        forgotten.map_err(|Stopped { source, .. }| Stopped { done: 0, source })
+        for counts in &self.backend_counts {
+            let forgotten = sys::update(counts.fd().as_fd(), &free, &vec![0_u64; free.len()]);
+            forgotten.map_err(|Stopped { source, .. }| Stopped { done: 0, source })?;
+        }
+        Ok(())
     }
 
     /// Writes through memory; nothing can fail but a position outside of the map.
@@ -182,6 +204,21 @@ impl KernelStore {
                         let word = self.slots.word32(base + slot, 0).ok_or_else(|| outside(done))?;
                         word.store(*id, Ordering::Relaxed);
                     }
+                }
+                Write::MaglevTable(base, words) => {
+                    let base = *base as usize;
+                    if base + words.len() > self.maglev.len() {
+                        return Err(outside(done));
+                    }
+                    for (at, value) in words.iter().enumerate() {
+                        let word = self.maglev.word64(base + at).ok_or_else(|| outside(done))?;
+                        word.store(*value, Ordering::Relaxed);
+                    }
+                }
+                Write::MaglevIndex(index, row) => {
+                    let word = self.maglev_index.word64(*index as usize).ok_or_else(|| outside(done))?;
+                    // Behind the words of the table.
+                    word.store(row.base.into(), Ordering::Release);
                 }
                 Write::FilterSet(word, mask) => {
                     self.filter
@@ -206,7 +243,7 @@ impl KernelStore {
 
 /// Writes that go to the kernel in one call.
 fn same_run(a: &Write, b: &Write) -> bool {
-    let memory = |w: &Write| matches!(w, Write::Slots(..) | Write::FilterSet(..) | Write::FilterClear(..));
+    let memory = |w: &Write| matches!(w.table(), Table::Slots | Table::Maglev | Table::Filter);
     let backend = |w: &Write| matches!(w, Write::Backend(..) | Write::NoBackend(..));
     (memory(a) && memory(b))
         || (a.table() == b.table()
@@ -224,6 +261,7 @@ impl Store for KernelStore {
         Ok(Contents {
             services,
             slots: self.slots.all32(),
+            maglev: MaglevRow::all(0..u32::MAX, &self.maglev_index, &self.maglev),
             backends: self.read_range(Table::Backends, 0..backends_below)?.backends,
             backends6: self.read_range(Table::Backends6, 0..backends_below)?.backends6,
             filter: self.filter.all64(),
@@ -240,6 +278,7 @@ impl Store for KernelStore {
         let indexes = range.start as usize..range.end as usize;
         match table {
             Table::Slots => found.slots = self.slots.range32(indexes),
+            Table::Maglev => found.maglev = MaglevRow::all(range, &self.maglev_index, &self.maglev),
             Table::Filter => found.filter = self.filter.range64(indexes),
             Table::Backends => found.backends = endpoints::<[u8; 4]>(&self.backends, table, start..end)?,
             Table::Backends6 => found.backends6 = endpoints::<[u8; 16]>(&self.backends6, table, start..end)?,

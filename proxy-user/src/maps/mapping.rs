@@ -21,6 +21,8 @@ pub(super) struct Mapping {
 
 // SAFETY: the memory belongs to the kernel's map, not to a thread, and is only touched through atomics.
 unsafe impl Send for Mapping {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Mapping {}
 
 impl Mapping {
     /// Maps all `len` elements of `value_size` bytes.

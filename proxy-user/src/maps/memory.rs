@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
 
-use proxy_common::filter::FILTER_WORDS;
+use proxy_common::prefilter::PREFILTER_WORDS;
 
 use super::{
-    Backend, BatchError, Capacity, Contents, FrontendKey, MapError, NodeContents, Store, Table, Write,
+    Backend, BatchError, Capacity, Contents, FrontendKey, MaglevRow, MapError, NodeContents, Store, Table,
+    Write,
 };
 
 /// Like the kernel's, a hash is walked by buckets: an entry stays in its own, whatever comes and goes.
@@ -20,6 +21,10 @@ pub type Watcher = Box<dyn FnMut(&Contents, &Write) + Send>;
 pub struct MemoryStore {
     capacity: Capacity,
     contents: Contents,
+    /// The Maglev tables that were written, by their first words.
+    tables: BTreeMap<u32, Vec<u64>>,
+    /// Endpoints that joined, with those that were there before.
+    joined: BTreeMap<u32, Vec<u32>>,
     watcher: Option<Watcher>,
     steps: u64,
 }
@@ -29,7 +34,7 @@ impl MemoryStore {
     pub fn new(capacity: Capacity) -> Self {
         let contents = Contents {
             slots: vec![0; capacity.slots as usize],
-            filter: vec![0; FILTER_WORDS as usize],
+            filter: vec![0; PREFILTER_WORDS as usize],
             node: NodeContents::unknown(),
             ..Contents::default()
         };
@@ -38,7 +43,7 @@ impl MemoryStore {
 
     /// Tables that hold something already.
     pub fn with_contents(capacity: Capacity, contents: Contents) -> Self {
-        Self { capacity, contents, watcher: None, steps: 0 }
+        Self { capacity, contents, tables: BTreeMap::new(), joined: BTreeMap::new(), watcher: None, steps: 0 }
     }
 
     /// Has every intermediate state looked at. A run of slots is one step for each slot.
@@ -54,6 +59,11 @@ impl MemoryStore {
     /// The same, to be changed as by another tool's hand.
     pub fn contents_mut(&mut self) -> &mut Contents {
         &mut self.contents
+    }
+
+    /// Endpoints that joined their Service, with those that served before, by id.
+    pub fn joined(&self) -> &BTreeMap<u32, Vec<u32>> {
+        &self.joined
     }
 
     /// Steps done so far.
@@ -95,6 +105,11 @@ impl MemoryStore {
                 }
                 self.backends(write.table()).insert(*id, *row);
             }
+            Write::Join(id, _, others) => {
+                self.joined.insert(*id, others.to_vec());
+                // No part of the contents.
+                return Ok(());
+            }
             Write::NoBackend(id, table) => {
                 self.backends(*table).remove(id);
             }
@@ -110,6 +125,20 @@ impl MemoryStore {
                     self.seen(write);
                 }
                 return Ok(());
+            }
+            Write::MaglevTable(base, words) => {
+                if *base as usize + words.len() > self.capacity.maglev as usize {
+                    return Err(libc::E2BIG);
+                }
+                let end = base + words.len() as u32;
+                self.tables.retain(|at, old| *at >= end || at + old.len() as u32 <= *base);
+                self.tables.insert(*base, words.clone());
+            }
+            Write::MaglevIndex(index, row) if row.base == 0 => drop(self.contents.maglev.remove(index)),
+            Write::MaglevIndex(index, row) => {
+                let table = self.tables.get(&row.base);
+                let word = |at: u32| table?.get((at - row.base) as usize).copied();
+                self.contents.maglev.insert(*index, MaglevRow::read(row.base, word));
             }
             Write::Service(key, entry) => {
                 if !self.room_for(key) {
@@ -129,6 +158,8 @@ impl MemoryStore {
             Write::NoNodeAddr(address) => drop(self.contents.node.addresses.remove(address)),
             Write::Device(index, bits) => drop(self.contents.node.devices.insert(*index, *bits)),
             Write::NoDevice(index) => drop(self.contents.node.devices.remove(index)),
+            Write::Tunnel(number, Some(row)) => drop(self.contents.node.tunnels.insert(*number, *row)),
+            Write::Tunnel(number, None) => drop(self.contents.node.tunnels.remove(number)),
             Write::Config(row) => self.contents.node.config = *row,
         }
         self.seen(write);
@@ -166,6 +197,9 @@ impl Store for MemoryStore {
         let mut found = Contents::default();
         match table {
             Table::Slots => found.slots = part(&self.contents.slots, &range),
+            Table::Maglev => {
+                found.maglev = self.contents.maglev.range(range).map(|(index, row)| (*index, *row)).collect();
+            }
             Table::Filter => found.filter = part(&self.contents.filter, &range),
             Table::Backends => found.backends = rows(&self.contents.backends),
             Table::Backends6 => found.backends6 = rows(&self.contents.backends6),

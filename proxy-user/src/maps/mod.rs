@@ -6,21 +6,28 @@
 //!
 //! The rows here hold addresses of either family; a store puts them into the map of their family.
 
+mod contents;
 mod error;
 mod faulty;
+mod flow_use;
 mod kernel;
+mod maglev;
 mod mapping;
 mod memory;
+pub mod migrate;
 mod node;
 mod rows;
 mod store;
 mod sys;
 pub mod view;
 
+pub use contents::Contents;
 pub use error::{BatchError, MapError};
 pub use faulty::{Faults, FaultyStore};
+pub use flow_use::{FilterBit, FlowUse, NoFlows};
 pub use kernel::KernelStore;
+pub use maglev::MaglevRow;
 pub use memory::MemoryStore;
-pub use node::{ConfigRow, NodeContents, NodeFamily, NodeRow};
-pub use rows::{Backend, Capacity, Contents, FrontendKey, Table, Write};
+pub use node::{ConfigRow, NodeContents, NodeFamily, NodeRow, TunnelRow};
+pub use rows::{Backend, Capacity, FrontendKey, Table, Write};
 pub use store::Store;

@@ -6,11 +6,14 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use proxy_common::Address;
 use proxy_common::config::{
-    CONFIG_DETECT_LOCAL, CONFIG_LEAVE_OLD, CONFIG_MASQUERADE_ALL, NodeConfig, SNAT_PORTS, UPLINKS,
+    CONFIG_DETECT_LOCAL, CONFIG_DSR, CONFIG_MASQUERADE_ALL, CONFIG_OTHER_PROXY, CONFIG_SNAT_MOVED,
+    CONFIG_SOCKET_DROP_FAIL, CONFIG_SOCKET_LB_HOST_ONLY, CONFIG_SOCKET_LB_OFF, NodeConfig, PortRange,
+    SNAT_PORTS, SNAT_RANGES, UPLINKS,
 };
-use proxy_common::node::{Cidr, Device, NodeAddr, NodeEntry, SERVICE_CIDRS};
+use proxy_common::node::{Cidr, Device, NodeAddr, NodeEntry, SERVICE_CIDRS, TUNNEL_V4, TUNNEL_V6, Tunnel};
 
 use super::Table;
+use crate::model::settings::{FlowTimeouts, SocketDrop, SocketLb};
 
 /// Value of `node` or `node6`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -121,21 +124,65 @@ impl<A, N> NodeFamily<A, N> {
     }
 }
 
+/// Value of `tunnels`: another node, to which packets are encapsulated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TunnelRow {
+    /// Its address.
+    pub addr: IpAddr,
+    /// The address of this node that the outer header has as its source; of the same family.
+    pub source: IpAddr,
+}
+
+impl TunnelRow {
+    /// The entry of the map.
+    pub(super) fn entry(self) -> Tunnel {
+        let words = |address: IpAddr| match address {
+            IpAddr::V4(address) => address.octets().words(),
+            IpAddr::V6(address) => address.octets().words(),
+        };
+        let family = if self.addr.is_ipv6() { TUNNEL_V6 } else { TUNNEL_V4 };
+        Tunnel { addr: words(self.addr), source: words(self.source), family }
+    }
+
+    /// What an entry says; `None` if the number is free.
+    pub(super) fn of(entry: &Tunnel) -> Option<Self> {
+        let address = |words: [u32; 4]| -> Option<IpAddr> {
+            match entry.family {
+                TUNNEL_V4 => Some(<[u8; 4]>::from_words(words).into()),
+                TUNNEL_V6 => Some(<[u8; 16]>::from_words(words).into()),
+                _ => None,
+            }
+        };
+        Some(Self { addr: address(entry.addr)?, source: address(entry.source)? })
+    }
+}
+
 /// Our part of `config`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a bit of the entry, in every combination")]
 pub struct ConfigRow {
     /// [`CONFIG_MASQUERADE_ALL`].
     pub masquerade_all: bool,
     /// [`CONFIG_DETECT_LOCAL`].
     pub detect_local: bool,
-    /// [`CONFIG_LEAVE_OLD`].
+    /// [`CONFIG_OTHER_PROXY`].
     pub leave_old: bool,
-    /// First and last source port for SNAT.
-    pub snat_ports: (u16, u16),
+    /// [`CONFIG_SOCKET_LB_HOST_ONLY`] and [`CONFIG_SOCKET_LB_OFF`].
+    pub socket_lb: SocketLb,
+    /// [`CONFIG_SOCKET_DROP_FAIL`].
+    pub socket_drop: SocketDrop,
+    /// How long flows may be silent.
+    pub timeouts: FlowTimeouts,
+    /// [`CONFIG_SNAT_MOVED`].
+    pub snat_moved: bool,
+    /// Source ports for SNAT.
+    pub snat_ports: [PortRange; SNAT_RANGES],
     /// Cookie of the network namespace that the agent serves.
     pub host_netns: u64,
     /// See [`NodeConfig::uplinks`].
     pub uplinks: [u32; UPLINKS],
+    /// [`CONFIG_DSR`].
+    pub dsr: bool,
 }
 
 impl Default for ConfigRow {
@@ -144,25 +191,52 @@ impl Default for ConfigRow {
             masquerade_all: false,
             detect_local: false,
             leave_old: false,
+            socket_lb: SocketLb::default(),
+            socket_drop: SocketDrop::default(),
+            timeouts: FlowTimeouts::default(),
+            snat_moved: false,
             snat_ports: SNAT_PORTS,
             host_netns: 0,
             uplinks: [0; UPLINKS],
+            dsr: false,
         }
     }
 }
 
 impl ConfigRow {
-    const FLAGS: u32 = CONFIG_MASQUERADE_ALL | CONFIG_DETECT_LOCAL | CONFIG_LEAVE_OLD;
+    const FLAGS: u32 = CONFIG_MASQUERADE_ALL
+        | CONFIG_DETECT_LOCAL
+        | CONFIG_OTHER_PROXY
+        | CONFIG_SOCKET_LB_HOST_ONLY
+        | CONFIG_SOCKET_LB_OFF
+        | CONFIG_SOCKET_DROP_FAIL
+        | CONFIG_DSR
+        | CONFIG_SNAT_MOVED;
 
     /// What an entry says.
     pub(super) const fn of(entry: &NodeConfig) -> Self {
         Self {
             masquerade_all: entry.flags & CONFIG_MASQUERADE_ALL != 0,
             detect_local: entry.flags & CONFIG_DETECT_LOCAL != 0,
-            leave_old: entry.flags & CONFIG_LEAVE_OLD != 0,
-            snat_ports: (entry.snat_first, entry.snat_last),
+            leave_old: entry.flags & CONFIG_OTHER_PROXY != 0,
+            socket_lb: if entry.flags & CONFIG_SOCKET_LB_OFF != 0 {
+                SocketLb::Off
+            } else if entry.flags & CONFIG_SOCKET_LB_HOST_ONLY != 0 {
+                SocketLb::HostOnly
+            } else {
+                SocketLb::All
+            },
+            socket_drop: if entry.flags & CONFIG_SOCKET_DROP_FAIL != 0 {
+                SocketDrop::Fail
+            } else {
+                SocketDrop::Silent
+            },
+            timeouts: FlowTimeouts::of(entry),
+            snat_moved: entry.flags & CONFIG_SNAT_MOVED != 0,
+            snat_ports: entry.snat,
             host_netns: entry.host_netns,
             uplinks: entry.uplinks,
+            dsr: entry.flags & CONFIG_DSR != 0,
         }
     }
 
@@ -175,10 +249,26 @@ impl ConfigRow {
         if self.detect_local {
             entry.flags |= CONFIG_DETECT_LOCAL;
         }
-        if self.leave_old {
-            entry.flags |= CONFIG_LEAVE_OLD;
+        if self.dsr {
+            entry.flags |= CONFIG_DSR;
         }
-        (entry.snat_first, entry.snat_last) = self.snat_ports;
+        if self.leave_old {
+            entry.flags |= CONFIG_OTHER_PROXY;
+        }
+        entry.flags |= match self.socket_lb {
+            SocketLb::All => 0,
+            SocketLb::HostOnly => CONFIG_SOCKET_LB_HOST_ONLY,
+            SocketLb::Off => CONFIG_SOCKET_LB_OFF,
+        };
+        entry.flags |= match self.socket_drop {
+            SocketDrop::Silent => 0,
+            SocketDrop::Fail => CONFIG_SOCKET_DROP_FAIL,
+        };
+        self.timeouts.apply(entry);
+        if self.snat_moved {
+            entry.flags |= CONFIG_SNAT_MOVED;
+        }
+        entry.snat = self.snat_ports;
         entry.host_netns = self.host_netns;
         entry.uplinks = self.uplinks;
     }
@@ -191,6 +281,8 @@ pub struct NodeContents {
     pub rows: BTreeMap<Table, NodeRow>,
     /// Both tables of addresses.
     pub addresses: BTreeMap<IpAddr, NodeAddr>,
+    /// Other nodes, by number.
+    pub tunnels: BTreeMap<u32, TunnelRow>,
     /// Devices, by index.
     pub devices: BTreeMap<u32, Device>,
     /// Our part of `config`.
@@ -199,13 +291,20 @@ pub struct NodeContents {
 
 impl NodeContents {
     /// The tables that it is about.
-    pub const TABLES: [Table; 6] =
-        [Table::Node, Table::Node6, Table::NodeAddrs, Table::NodeAddrs6, Table::Devices, Table::Config];
+    pub const TABLES: [Table; 7] = [
+        Table::Node,
+        Table::Node6,
+        Table::NodeAddrs,
+        Table::NodeAddrs6,
+        Table::Tunnels,
+        Table::Devices,
+        Table::Config,
+    ];
 
     /// What one table says.
     #[must_use]
     pub fn of(&self, table: Table) -> Self {
-        let Self { rows, addresses, devices, config } = self;
+        let Self { rows, addresses, tunnels, devices, config } = self;
         let in_table = |(address, _): &(&IpAddr, _)| Table::node_addrs(**address) == table;
         Self {
             rows: rows
@@ -214,6 +313,7 @@ impl NodeContents {
                 .map(|(key, row)| (*key, row.clone()))
                 .collect(),
             addresses: addresses.iter().filter(in_table).map(|(address, bits)| (*address, *bits)).collect(),
+            tunnels: if table == Table::Tunnels { tunnels.clone() } else { BTreeMap::new() },
             devices: if table == Table::Devices { devices.clone() } else { BTreeMap::new() },
             config: if table == Table::Config { *config } else { ConfigRow::default() },
         }
@@ -257,14 +357,31 @@ mod tests {
         }
 
         #[test]
-        fn only_our_part_of_the_settings_changes(flags: u32, switches: [bool; 3], host_netns: u64, uplinks: [u32; UPLINKS]) {
-            let before = NodeConfig { flags, tcp_closed: 7, ..NodeConfig::new(250, 10, 16, 3) };
-            let [masquerade_all, detect_local, leave_old] = switches;
-            let row = ConfigRow { masquerade_all, detect_local, leave_old, snat_ports: (1, 2), host_netns, uplinks };
+        fn only_our_part_of_the_settings_changes(flags: u32, switches: [bool; 4], udp in 1u32..=2_147_483, host_netns: u64, uplinks: [u32; UPLINKS]) {
+            // `off` wins over `host-only`: both together are never written.
+            let flags = flags & !CONFIG_SOCKET_LB_HOST_ONLY;
+            let before = NodeConfig { flags, flow_entries: 7, ..NodeConfig::new(250, 10, 16, 3) };
+            let [masquerade_all, detect_local, leave_old, snat_moved] = switches;
+            let (socket_lb, socket_drop) = (SocketLb::HostOnly, SocketDrop::Fail);
+            let timeouts = FlowTimeouts { udp, tcp_established: FlowTimeouts::LONGEST, ..FlowTimeouts::default() };
+            let row = ConfigRow {
+                masquerade_all,
+                detect_local,
+                leave_old,
+                socket_lb,
+                socket_drop,
+                timeouts,
+                snat_moved,
+                snat_ports: [PortRange::new(1, 2); SNAT_RANGES],
+                host_netns,
+                uplinks,
+                dsr: leave_old,
+            };
             let mut after = before;
             row.apply(&mut after);
             prop_assert_eq!(ConfigRow::of(&after), row);
-            prop_assert_eq!(after.flags & !ConfigRow::FLAGS, flags & !ConfigRow::FLAGS);
+            let others = flags & !ConfigRow::FLAGS;
+            prop_assert_eq!(after.flags & !ConfigRow::FLAGS, others);
             ConfigRow::of(&before).apply(&mut after);
             prop_assert_eq!(after, before);
         }

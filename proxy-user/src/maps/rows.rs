@@ -1,8 +1,8 @@
 //! Rows of the tables, for both address families.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
 
 use ipnet::IpNet;
 use proxy_common::backend::{BACKEND_FREE, BackendEntry};
@@ -11,7 +11,8 @@ use proxy_common::name::PortName;
 use proxy_common::node::{Device, NodeAddr};
 use proxy_common::service::{SCOPE_EXTERNAL, ServiceEntry, ServiceKey};
 
-use super::node::{ConfigRow, NodeContents, NodeRow};
+use super::maglev::MaglevRow;
+use super::node::{ConfigRow, NodeRow, TunnelRow};
 
 /// A map that this module writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -28,6 +29,8 @@ pub enum Table {
     Backends6,
     /// The bitmap that lets foreign packets leave.
     Filter,
+    /// Maglev tables.
+    Maglev,
     /// Names of Service ports.
     Names,
     /// Who may use a load balancer's IPv4 address.
@@ -42,6 +45,8 @@ pub enum Table {
     NodeAddrs,
     /// IPv6 addresses of this node.
     NodeAddrs6,
+    /// Other nodes, by number.
+    Tunnels,
     /// Network devices.
     Devices,
     /// Settings of the programs.
@@ -50,13 +55,14 @@ pub enum Table {
 
 impl Table {
     /// All of them.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 17] = [
         Self::Services,
         Self::Services6,
         Self::Slots,
         Self::Backends,
         Self::Backends6,
         Self::Filter,
+        Self::Maglev,
         Self::Names,
         Self::SrcRanges,
         Self::SrcRanges6,
@@ -64,6 +70,7 @@ impl Table {
         Self::Node6,
         Self::NodeAddrs,
         Self::NodeAddrs6,
+        Self::Tunnels,
         Self::Devices,
         Self::Config,
     ];
@@ -102,7 +109,7 @@ impl Table {
 
     /// Whether it is an array, of which parts can be read.
     pub const fn is_array(self) -> bool {
-        matches!(self, Self::Slots | Self::Backends | Self::Backends6 | Self::Filter)
+        matches!(self, Self::Slots | Self::Backends | Self::Backends6 | Self::Filter | Self::Maglev)
     }
 
     /// The name of the map.
@@ -113,7 +120,8 @@ impl Table {
             Self::Slots => map::SLOTS,
             Self::Backends => map::BACKENDS,
             Self::Backends6 => map::BACKENDS6,
-            Self::Filter => map::FILTER,
+            Self::Filter => map::PREFILTER,
+            Self::Maglev => map::MAGLEV,
             Self::Names => map::NAMES,
             Self::SrcRanges => map::SRC_RANGES,
             Self::SrcRanges6 => map::SRC_RANGES6,
@@ -121,6 +129,7 @@ impl Table {
             Self::Node6 => map::NODE6,
             Self::NodeAddrs => map::NODE_ADDRS,
             Self::NodeAddrs6 => map::NODE_ADDRS6,
+            Self::Tunnels => map::TUNNELS,
             Self::Devices => map::DEVICES,
             Self::Config => map::CONFIG,
         }
@@ -132,6 +141,7 @@ impl Table {
             Self::Services | Self::Services6 => "--max-frontends",
             Self::Slots => "--max-slots",
             Self::Backends | Self::Backends6 => "--max-backends",
+            Self::Maglev => "--max-maglev-words",
             Self::Names => "--max-services",
             Self::Filter
             | Self::SrcRanges
@@ -140,6 +150,7 @@ impl Table {
             | Self::Node6
             | Self::NodeAddrs
             | Self::NodeAddrs6
+            | Self::Tunnels
             | Self::Devices
             | Self::Config => "",
         }
@@ -159,6 +170,8 @@ pub struct Capacity {
     pub frontends: u32,
     /// Elements of `slots`.
     pub slots: u32,
+    /// Elements of `maglev`.
+    pub maglev: u32,
     /// Elements of `backends` (and of `backends6`): ids run from 1 to one less.
     pub backends: u32,
     /// Entries in `names` and elements of `service_stats`: ids run from 1 to one less.
@@ -170,6 +183,7 @@ impl Default for Capacity {
         Self {
             frontends: map::DEFAULT_FRONTENDS,
             slots: map::DEFAULT_SLOTS,
+            maglev: map::DEFAULT_MAGLEV_WORDS,
             backends: map::DEFAULT_BACKENDS,
             services: map::DEFAULT_SERVICES,
         }
@@ -267,7 +281,7 @@ impl Backend {
     }
 }
 
-/// One step that a reader of the maps sees as a whole, except for [`Write::Slots`].
+/// One step that a reader of the maps sees as a whole, except for [`Write::Slots`] and [`Write::MaglevTable`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Write {
     /// Names a Service port.
@@ -276,10 +290,16 @@ pub enum Write {
     NoName(u32),
     /// Sets the backend of an id.
     Backend(u32, Backend),
+    /// Begins an id's health ([`proxy_common::health`]): as a newcomer's, if one of these endpoints has answered.
+    Join(u32, Table, Arc<[u32]>),
     /// Frees an id; the table says in which family.
     NoBackend(u32, Table),
     /// Fills an extent from this slot on. Nothing may refer to it yet.
     Slots(u32, Vec<u32>),
+    /// Writes a Maglev table from this word on. Nothing may refer to it yet.
+    MaglevTable(u32, Vec<u64>),
+    /// Gives a Service port and policy ([`proxy_common::maglev::index`]) its table, or takes it away (a base of 0).
+    MaglevIndex(u32, MaglevRow),
     /// Makes a frontend go somewhere: the commit of a change.
     Service(FrontendKey, ServiceEntry),
     /// Removes a frontend.
@@ -298,6 +318,8 @@ pub enum Write {
     NodeAddr(IpAddr, NodeAddr),
     /// It is not any more.
     NoNodeAddr(IpAddr),
+    /// Says which node has a number, or that none has it.
+    Tunnel(u32, Option<TunnelRow>),
     /// Says what a device is like, by its index, with `DEVICE_*` bits.
     Device(u32, Device),
     /// Forgets it.
@@ -312,13 +334,15 @@ impl Write {
         match self {
             Self::Name(..) | Self::NoName(_) => Table::Names,
             Self::Backend(_, row) => Table::backends(row.addr),
-            Self::NoBackend(_, table) => *table,
+            Self::NoBackend(_, table) | Self::Join(_, table, _) => *table,
             Self::Slots(..) => Table::Slots,
+            Self::MaglevTable(..) | Self::MaglevIndex(..) => Table::Maglev,
             Self::Service(key, _) | Self::NoService(key) => Table::services(key.addr),
             Self::FilterSet(..) | Self::FilterClear(..) => Table::Filter,
             Self::SourceRange(_, range) | Self::NoSourceRange(_, range) => Table::source_ranges(*range),
             Self::Node(row) => row.table(),
             Self::NodeAddr(address, _) | Self::NoNodeAddr(address) => Table::node_addrs(*address),
+            Self::Tunnel(..) => Table::Tunnels,
             Self::Device(..) | Self::NoDevice(_) => Table::Devices,
             Self::Config(_) => Table::Config,
         }
@@ -335,6 +359,7 @@ impl Write {
                 | Self::NoSourceRange(..)
                 | Self::NoNodeAddr(_)
                 | Self::NoDevice(_)
+                | Self::Tunnel(_, None)
         )
     }
 
@@ -343,7 +368,9 @@ impl Write {
         match self {
             Self::Name(id, name) => format!("{} (id {id})", name.as_str()),
             Self::Backend(id, row) => format!("{} port {} (id {id})", row.addr, row.port),
-            Self::NoName(id) | Self::NoBackend(id, _) => format!("id {id}"),
+            Self::NoName(id) | Self::NoBackend(id, _) | Self::Join(id, ..) => format!("id {id}"),
+            Self::MaglevTable(base, words) => format!("{} words from {base}", words.len()),
+            Self::MaglevIndex(index, _) => format!("the table of id {}", index / 2),
             Self::Slots(base, ids) => format!("{} slots from {base}", ids.len()),
             Self::Service(key, _) | Self::NoService(key) => key.to_string(),
             Self::FilterSet(word, mask) | Self::FilterClear(word, mask) => {
@@ -352,28 +379,9 @@ impl Write {
             Self::SourceRange(id, range) | Self::NoSourceRange(id, range) => format!("{range} of id {id}"),
             Self::Node(_) | Self::Config(_) => "its one entry".to_owned(),
             Self::NodeAddr(address, _) | Self::NoNodeAddr(address) => address.to_string(),
+            Self::Tunnel(number, row) => row
+                .map_or_else(|| format!("number {number}"), |row| format!("{} (number {number})", row.addr)),
             Self::Device(index, _) | Self::NoDevice(index) => format!("device {index}"),
         }
     }
-}
-
-/// What the tables hold.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Contents {
-    /// Both tables of frontends.
-    pub services: BTreeMap<FrontendKey, ServiceEntry>,
-    /// Every slot, by position.
-    pub slots: Vec<u32>,
-    /// Ids of IPv4 endpoints that are in use.
-    pub backends: BTreeMap<u32, Backend>,
-    /// Ids of IPv6 endpoints that are in use; an id should be in one of the two only.
-    pub backends6: BTreeMap<u32, Backend>,
-    /// Every word of the filter.
-    pub filter: Vec<u64>,
-    /// Names of Service ports.
-    pub names: BTreeMap<u32, PortName>,
-    /// Ranges of clients, by the id of the Service port; both families.
-    pub source_ranges: BTreeSet<(u32, IpNet)>,
-    /// What the node is like.
-    pub node: NodeContents,
 }

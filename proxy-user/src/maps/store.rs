@@ -12,7 +12,7 @@ pub trait Store {
     /// Everything that is in the tables; of backends only the ids below `backends_below`.
     fn read(&mut self, backends_below: u32) -> Result<Contents, MapError>;
 
-    /// These elements of `slots`, `filter` or one of the `backends`; positions in the answer's lists count from the
+    /// These elements of `slots`, `filter` or one of the `backends`, or the Maglev tables of these indexes; positions in the answer's lists count from the
     /// start of the range. What lies outside of the table is left out.
     fn read_range(&mut self, table: Table, range: Range<u32>) -> Result<Contents, MapError>;
 

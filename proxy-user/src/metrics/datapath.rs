@@ -75,12 +75,15 @@ impl Reading {
         let map = |row: &UsageRow| vec![("map", row.name.to_owned())];
         let used = self.overview.maps.iter().filter_map(|row| Some((map(row), row.used?)));
         gauge(e, "ballast_map_entries", "Entries in use", used)?;
-        let capacity = self.overview.maps.iter().map(|row| (map(row), row.capacity));
+        // Socket-local storage has no size of its own.
+        let capacity = self.overview.maps.iter().filter(|row| row.capacity != 0);
+        let capacity = capacity.map(|row| (map(row), row.capacity));
         gauge(e, "ballast_map_capacity", "Entries that fit", capacity)?;
         let memory = self.overview.maps.iter().filter_map(|row| Some((map(row), row.memory?)));
         gauge(e, "ballast_map_memory_bytes", "Kernel memory of the map", memory)?;
         let states = [
-            FlowState::Opening,
+            FlowState::Unreplied,
+            FlowState::HalfOpen,
             FlowState::Established,
             FlowState::Closing,
             FlowState::Closed,
@@ -154,7 +157,13 @@ impl Reading {
             serving.entry(row.service).and_modify(|count| *count += 1);
         }
         let endpoints = serving.iter().filter_map(|(id, count)| Some((port(names.get(id)?), *count)));
-        gauge(e, "ballast_service_endpoints", "Endpoints that serve", endpoints)
+        gauge(e, "ballast_service_endpoints", "Endpoints that serve", endpoints)?;
+        let ejected = u64::try_from(self.overview.snapshot.ejected.len()).unwrap_or(u64::MAX);
+        let help = "Endpoints of Service ports that new connections skip for now";
+        gauge(e, "ballast_ejected_endpoints", help, [(Vec::new(), ejected)])?;
+        let ejections = self.overview.reasons.get(&Reason::EndpointEjected).copied().unwrap_or_default();
+        let help = "How often endpoints were ejected: they refused, or did not answer, connections of two clients in a row";
+        counter(e, "ballast_ejections", help, [(Vec::new(), ejections)])
     }
 
     fn encode_refusals(&self, e: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {

@@ -11,6 +11,7 @@ mod plain;
 mod process;
 mod repairs;
 mod sync;
+mod xdp;
 
 use std::fmt;
 use std::path::Path;
@@ -24,7 +25,7 @@ use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 
 use crate::model::net::IpFamily;
-use crate::programs::Repairs;
+use crate::programs::{Repairs, XdpDevice, XdpDevices};
 use crate::sync::Status;
 
 /// A format of the answer.
@@ -95,6 +96,8 @@ pub struct Metrics {
     healthz: Family<CodeLabel, Counter>,
     livez: Family<CodeLabel, Counter>,
     ended_sockets: Family<FamilyLabel, Counter>,
+    failed_sweeps: Counter,
+    xdp: Arc<XdpDevices>,
 }
 
 impl Metrics {
@@ -115,10 +118,13 @@ impl Metrics {
         }
         let help = "Connected UDP sockets that were ended because their endpoint left the Service";
         registry.register("ballast_udp_sockets_ended", help, Family::clone(&ended_sockets));
+        let failed_sweeps = Counter::default();
+        let help = "Sweeps for such sockets that failed; they are made again";
+        registry.register("ballast_udp_socket_sweep_failures", help, failed_sweeps.clone());
         registry.register_collector(Box::new(sync::Sync(status)));
         registry.register_collector(Box::new(datapath::DataPath::new(bpffs)));
         registry.register_collector(Box::new(process::Process));
-        Self { registry, healthz, livez, ended_sockets }
+        Self { registry, healthz, livez, ended_sockets, failed_sweeps, xdp: Arc::default() }
     }
 
     /// Tells of repairs, too.
@@ -126,6 +132,19 @@ impl Metrics {
     pub fn with_repairs(mut self, repairs: Arc<Repairs>) -> Self {
         self.registry.register_collector(Box::new(repairs::Put(repairs)));
         self
+    }
+
+    /// Tells of XDP on uplinks, too.
+    #[must_use]
+    pub fn with_xdp(mut self, devices: Arc<XdpDevices>) -> Self {
+        self.registry.register_collector(Box::new(xdp::Uplinks(Arc::clone(&devices))));
+        self.xdp = devices;
+        self
+    }
+
+    /// The uplinks, and what they got of XDP.
+    pub fn xdp(&self) -> Vec<XdpDevice> {
+        self.xdp.list()
     }
 
     /// Everything as text. Reads the maps: this blocks for some milliseconds.
@@ -146,6 +165,11 @@ impl Metrics {
     /// So many connected UDP sockets of the family were ended.
     pub fn ended_sockets(&self, family: IpFamily, count: u64) {
         self.ended_sockets.get_or_create(&FamilyLabel { ip_family: family.to_string() }).inc_by(count);
+    }
+
+    /// A sweep for such sockets failed.
+    pub fn failed_socket_sweep(&self) {
+        self.failed_sweeps.inc();
     }
 
     /// `/livez` did.

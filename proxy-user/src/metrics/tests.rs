@@ -90,6 +90,7 @@ fn reading() -> Reading {
         state: BackendState::Active,
         local: true,
         terminating: false,
+        weight: 1,
     };
     let stats = ServiceStats { connections: 5, packets: 6, bytes: 7, reply_packets: 8, reply_bytes: 9 };
     let link = |ifindex: u32, place: Option<&str>| Attachment {
@@ -253,7 +254,8 @@ fn what_the_programs_counted() {
         ("ballast_map_capacity{map=\"config\"}".into(), 100.0),
         ("ballast_map_memory_bytes{map=\"services\"}".into(), 4096.0),
         ("ballast_flows{state=\"established\"}".into(), 11.0),
-        ("ballast_flows{state=\"opening\"}".into(), 0.0),
+        ("ballast_flows{state=\"unreplied\"}".into(), 0.0),
+        ("ballast_flows{state=\"half-open\"}".into(), 0.0),
         ("ballast_backends{state=\"gone\"}".into(), 1.0),
         ("ballast_program_attached{hook=\"tcx_ingress_2\",program=\"tc_ingress\",device=\"\"}".into(), 0.0),
         (

@@ -8,11 +8,13 @@ use proptest::collection::{btree_set, vec};
 use proptest::option;
 use proptest::prelude::*;
 use proptest::sample::select;
+use proxy_common::select::Algorithm;
 
 use super::net::{IpFamily, Protocol};
+use super::spread::Weights;
 use super::{
-    Endpoint, EndpointPort, EndpointSlice, Event, Key, NodeView, Object, Service, ServiceKind, ServiceName,
-    ServicePort, SliceName, TrafficPolicy,
+    DefaultRoute, Endpoint, EndpointPort, EndpointSlice, Event, ForwardingMode, HostDevice, HostView, Key,
+    Name, NodeView, Object, Service, ServiceKind, ServiceName, ServicePort, SliceName, TrafficPolicy,
 };
 
 /// The node that clusters are seen from.
@@ -44,20 +46,39 @@ pub fn address(family: IpFamily, low: u8) -> IpAddr {
     }
 }
 
-/// This node, in one of the zones or in none.
+/// This node, in one of the zones or in none, with or without an address.
 pub fn node() -> impl Strategy<Value = NodeView> {
-    option::of(text(ZONES)).prop_map(|zone| NodeView { zone, ..NodeView::new(NODE) })
+    (option::of(text(ZONES)), option::of(1..4u8)).prop_map(|(zone, low)| NodeView {
+        zone,
+        internal_ips: low.into_iter().map(|low| address(IpFamily::V4, low)).collect(),
+        ..NodeView::new(NODE)
+    })
+}
+
+/// The machine, with addresses that may be Services', endpoints' or in source ranges.
+pub fn host() -> impl Strategy<Value = HostView> {
+    let addresses = btree_set((family(), prop_oneof![1..4u8, 100..104u8]), 0..4);
+    (addresses, option::of(1..4u8)).prop_map(|(addresses, source)| {
+        let addresses = addresses.into_iter().map(|(family, low)| address(family, low)).collect();
+        let route = |low| DefaultRoute { device: 2, source: Some(address(IpFamily::V4, low)) };
+        HostView {
+            devices: [(2, HostDevice { addresses, ..HostDevice::default() })].into(),
+            defaults: source.into_iter().map(route).collect(),
+            ..HostView::default()
+        }
+    })
 }
 
 /// The name of a Service.
 pub fn service_name() -> impl Strategy<Value = ServiceName> {
     (text(&["blue", "red"]), text(&["db", "web"]))
-        .prop_map(|(namespace, name)| ServiceName { namespace, name })
+        .prop_map(|(namespace, name)| ServiceName::new(namespace, name))
 }
 
 fn service_ports() -> impl Strategy<Value = Vec<ServicePort>> {
-    let port = (text(&["", "dns", "http"]), protocol(), 80..83u16, select(&[0, 30_000][..]))
-        .prop_map(|(name, protocol, port, node_port)| ServicePort { name, protocol, port, node_port });
+    let port = (text(&["", "dns", "http"]), protocol(), 80..83u16, select(&[0, 30_000][..])).prop_map(
+        |(name, protocol, port, node_port)| ServicePort { name: name.into(), protocol, port, node_port },
+    );
     vec(port, 0..4).prop_map(|mut ports| {
         let (mut names, mut numbers) = (BTreeSet::new(), BTreeSet::new());
         ports.retain(|p| names.insert((p.name.clone(), p.protocol)) && numbers.insert((p.port, p.protocol)));
@@ -75,16 +96,26 @@ pub fn service() -> impl Strategy<Value = Service> {
     let external = || btree_set(10..13u8, 0..2);
     let addresses = (option::of(1..4u8), option::of(1..4u8), external(), external());
     let ranges = option::of(vec(source_range(), 0..3));
-    let rest = (policy(), policy(), select(&[0, 10_800][..]), 0..3i64, ranges);
+    let is_foreign = prop_oneof![4 => Just(false), 1 => Just(true)];
+    let algorithm = option::of(select(Algorithm::ALL));
+    let forwarding = option::of(select(&ForwardingMode::ALL[..]));
+    let rest =
+        (policy(), policy(), select(&[0, 10_800][..]), 0..3i64, ranges, is_foreign, (algorithm, forwarding));
     (service_name(), addresses, service_ports(), rest).prop_map(|(name, addresses, ports, rest)| {
         let (v4, v6, external, balanced) = addresses;
-        let (internal_policy, external_policy, affinity_secs, created, source_ranges) = rest;
+        let (internal_policy, external_policy, affinity_secs, created, source_ranges, is_foreign, spread) =
+            rest;
         let v4 = v4.map(|low| address(IpFamily::V4, low));
         let v6 = v6.map(|low| address(IpFamily::V6, low));
+        let cluster_ips = v4.into_iter().chain(v6).collect();
+        if is_foreign {
+            return Service { is_foreign, cluster_ips, ..Service::new(name) };
+        }
         Service {
             name,
+            is_foreign,
             kind: ServiceKind::LoadBalancer,
-            cluster_ips: v4.into_iter().chain(v6).collect(),
+            cluster_ips,
             external_ips: external.into_iter().map(|low| address(IpFamily::V4, low)).collect(),
             load_balancer_ips: balanced
                 .into_iter()
@@ -95,6 +126,10 @@ pub fn service() -> impl Strategy<Value = Service> {
             internal_policy,
             external_policy,
             affinity_secs,
+            algorithm: spread.0,
+            forwarding: spread.1,
+            ejection: None,
+            weights: Weights::default(),
             health_check_node_port: 32_000,
             created,
             problems: Vec::new(),
@@ -106,15 +141,18 @@ pub fn service() -> impl Strategy<Value = Service> {
 pub fn endpoint(family: IpFamily) -> impl Strategy<Value = Endpoint> {
     let conditions = (any::<bool>(), any::<bool>(), any::<bool>());
     let hints = (btree_set(text(ZONES), 0..3), btree_set(text(NODES), 0..3));
-    (100..104u8, conditions, option::of(text(NODES)), hints).prop_map(
-        move |(low, (ready, serving, terminating), node, (zone_hints, node_hints))| Endpoint {
+    let weight = option::of(select(&[0, 1, 2, 100][..]));
+    (100..104u8, conditions, option::of(text(NODES)), hints, weight).prop_map(
+        move |(low, (ready, serving, terminating), node, (zone_hints, node_hints), weight)| Endpoint {
             address: address(family, low),
             ready,
             serving,
             terminating,
-            node,
-            zone_hints,
-            node_hints,
+            node: node.map(Name::from),
+            zone: None,
+            weight,
+            zone_hints: zone_hints.into_iter().map(Name::from).collect(),
+            node_hints: node_hints.into_iter().map(Name::from).collect(),
         },
     )
 }
@@ -122,7 +160,7 @@ pub fn endpoint(family: IpFamily) -> impl Strategy<Value = Endpoint> {
 /// A slice. Its name does not tell which Service it belongs to.
 pub fn slice() -> impl Strategy<Value = EndpointSlice> {
     let port = (text(&["", "dns", "http"]), protocol(), 8080..8082u16)
-        .prop_map(|(name, protocol, port)| EndpointPort { name, protocol, port });
+        .prop_map(|(name, protocol, port)| EndpointPort { name: name.into(), protocol, port });
     (family(), service_name(), text(&["s1", "s2", "s3"]), btree_set(port, 0..4)).prop_flat_map(
         |(family, service, name, ports)| {
             let ports: Vec<_> = ports.into_iter().collect();
@@ -140,6 +178,11 @@ pub fn slice() -> impl Strategy<Value = EndpointSlice> {
             })
         },
     )
+}
+
+/// One event about one object, or the machine.
+pub fn event_or_host() -> impl Strategy<Value = Event> {
+    prop_oneof![8 => event(), 1 => host().prop_map(Event::Host)]
 }
 
 /// One event about one object.

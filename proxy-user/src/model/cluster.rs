@@ -7,6 +7,7 @@ use ipnet::IpNet;
 
 use super::{
     EndpointSlice, Event, HostView, Key, Kind, Listing, NodeView, Object, Service, ServiceName, SliceName,
+    SortedMap,
 };
 
 /// The Services and the EndpointSlices of the cluster, and this node.
@@ -19,13 +20,17 @@ pub struct Cluster {
     node_is_unknown: bool,
     services: BTreeMap<ServiceName, Service>,
     /// By the Service they belong to, which need not exist (yet).
-    slices: BTreeMap<ServiceName, BTreeMap<SliceName, EndpointSlice>>,
+    slices: BTreeMap<ServiceName, SortedMap<SliceName, EndpointSlice>>,
     /// The Service that each slice is filed under.
     owners: BTreeMap<SliceName, ServiceName>,
     listed: BTreeSet<Kind>,
     service_cidrs: BTreeMap<String, Vec<IpNet>>,
+    /// The internal addresses of the other nodes, by name; `None` until they have been listed.
+    others: Option<BTreeMap<String, Vec<IpAddr>>>,
     /// `None` until the host has been looked at.
     host: Option<HostView>,
+    /// The machine's addresses that others may know.
+    own: BTreeSet<IpAddr>,
 }
 
 impl Cluster {
@@ -40,6 +45,9 @@ impl Cluster {
         match event {
             Event::Apply(Object::Service(service)) => self.put_service(service, &mut changed),
             Event::Apply(Object::Slice(slice)) => self.put_slice(slice, &mut changed),
+            Event::Apply(Object::Node(node)) if node.name != self.node.name => {
+                self.set_other(&node.name.clone(), Some(node), &mut changed);
+            }
             Event::Apply(Object::Node(node)) => self.set_node(Some(node), &mut changed),
             Event::Apply(Object::ServiceCidr(cidr)) => {
                 self.service_cidrs.insert(cidr.name, cidr.ranges);
@@ -52,6 +60,8 @@ impl Cluster {
             Event::Delete(Key::Node(name)) => {
                 if name == self.node.name {
                     self.set_node(None, &mut changed);
+                } else {
+                    self.set_other(&name, None, &mut changed);
                 }
             }
             Event::Reset(listing) => self.reset(listing, &mut changed),
@@ -71,6 +81,19 @@ impl Cluster {
         &self.node
     }
 
+    /// This node's internal addresses, as others know them, which the machine really has.
+    pub fn own_internal_ips(&self) -> impl Iterator<Item = IpAddr> {
+        let listed = self.others.as_ref().and_then(|nodes| nodes.get(&self.node.name));
+        let known = if self.node.internal_ips.is_empty() { listed } else { Some(&self.node.internal_ips) };
+        known.into_iter().flatten().copied().filter(|address| self.is_own(address))
+    }
+
+    /// The internal addresses of the other nodes, by name, perhaps this one's too; `None` if they have not been listed: nobody asked for them, or the
+    /// list has not come yet.
+    pub const fn others(&self) -> Option<&BTreeMap<String, Vec<IpAddr>>> {
+        self.others.as_ref()
+    }
+
     /// Whether traffic may be sent to this node: it neither leaves nor is gone. So it is as long as nobody has said
     /// anything about it.
     pub const fn is_node_eligible(&self) -> bool {
@@ -87,9 +110,15 @@ impl Cluster {
         self.host.as_ref()
     }
 
-    /// The machine's addresses that others may know; none before it has been looked at.
-    pub fn host_addresses(&self) -> impl Iterator<Item = &IpAddr> {
-        self.host.iter().flat_map(HostView::addresses)
+    /// Whether the machine has the address, and others may know it; never before it has been looked at.
+    pub fn is_own(&self, address: &IpAddr) -> bool {
+        self.own.contains(address)
+    }
+
+    /// Cluster addresses of Services that the machine has itself (`NodeLocal` `DNSCache`, for one).
+    pub fn own_cluster_ips(&self) -> BTreeSet<IpAddr> {
+        let all = self.services.values().flat_map(|service| &service.cluster_ips);
+        all.filter(|address| self.is_own(address)).copied().collect()
     }
 
     /// A Service.
@@ -104,7 +133,7 @@ impl Cluster {
 
     /// The slices of a Service, by name.
     pub fn slices(&self, service: &ServiceName) -> impl Iterator<Item = &EndpointSlice> {
-        self.slices.get(service).into_iter().flat_map(BTreeMap::values)
+        self.slices.get(service).into_iter().flat_map(SortedMap::values)
     }
 
     /// A slice, whichever Service it belongs to.
@@ -171,6 +200,9 @@ impl Cluster {
         if old.pod_cidrs != self.node.pod_cidrs {
             changed.extend(self.services.keys().cloned());
         }
+        if old.internal_ips != self.node.internal_ips {
+            changed.extend(self.restricted());
+        }
         if old.zone == self.node.zone {
             return;
         }
@@ -181,19 +213,59 @@ impl Cluster {
         }
     }
 
-    /// Services with source ranges care whether this node is in one of them, and others whether their address is
-    /// the node's.
-    fn set_host(&mut self, host: HostView, changed: &mut BTreeSet<ServiceName>) {
-        let known: BTreeSet<IpAddr> = self.host_addresses().copied().collect();
-        self.host = Some(host);
-        let now: BTreeSet<IpAddr> = self.host_addresses().copied().collect();
-        if now != known {
-            let cares = |service: &&Service| {
-                let differs = |address: &IpAddr| known.contains(address) != now.contains(address);
-                service.source_ranges.is_some() || service.cluster_ips.iter().any(differs)
-            };
-            changed.extend(self.services.values().filter(cares).map(|service| service.name.clone()));
+    /// Another node, or that it is gone.
+    fn set_other(&mut self, name: &str, node: Option<NodeView>, changed: &mut BTreeSet<ServiceName>) {
+        // Before the list has come, it would be the only one.
+        let Some(others) = &mut self.others else { return };
+        let old = others.remove(name);
+        let new = node.map(|node| node.internal_ips);
+        let is_same = old == new;
+        others.extend(new.map(|ips| (name.to_owned(), ips)));
+        if !is_same {
+            self.touch_endpoints_on(|node| node == name, changed);
         }
+    }
+
+    /// Services with an endpoint on one of these nodes.
+    fn touch_endpoints_on(&self, is_meant: impl Fn(&str) -> bool, changed: &mut BTreeSet<ServiceName>) {
+        for (service, slices) in &self.slices {
+            let mut endpoints = slices.values().flat_map(|slice| &slice.endpoints);
+            if endpoints.any(|endpoint| endpoint.node.as_deref().is_some_and(&is_meant)) {
+                self.touch(service, changed);
+            }
+        }
+    }
+
+    /// Services with source ranges care whether this node is in one of them, others whether their address, or that of
+    /// an endpoint, is this machine's.
+    fn set_host(&mut self, host: HostView, changed: &mut BTreeSet<ServiceName>) {
+        let now: BTreeSet<IpAddr> = host.addresses().copied().collect();
+        let known = std::mem::replace(&mut self.own, now);
+        let routes = self.host.as_ref().map(|host| &host.defaults);
+        if known != self.own || routes != Some(&host.defaults) {
+            changed.extend(self.restricted());
+        }
+        self.host = Some(host);
+        let differing: BTreeSet<&IpAddr> = known.symmetric_difference(&self.own).collect();
+        if differing.is_empty() {
+            return;
+        }
+        let cares = |service: &&Service| service.cluster_ips.iter().any(|ip| differing.contains(ip));
+        changed.extend(self.services.values().filter(cares).map(|service| service.name.clone()));
+        for (service, slices) in &self.slices {
+            let mut endpoints = slices.values().flat_map(|slice| &slice.endpoints);
+            if endpoints.any(|endpoint| differing.contains(&endpoint.address)) {
+                self.touch(service, changed);
+            }
+        }
+    }
+
+    /// Services with source ranges.
+    fn restricted(&self) -> impl Iterator<Item = ServiceName> {
+        self.services
+            .values()
+            .filter(|service| service.source_ranges.is_some())
+            .map(|service| service.name.clone())
     }
 
     fn reset(&mut self, listing: Listing, changed: &mut BTreeSet<ServiceName>) {
@@ -221,6 +293,12 @@ impl Cluster {
                 }
             }
             Listing::Node(node) => self.set_node(node, changed),
+            Listing::Others(nodes) => {
+                let now: BTreeMap<_, _> =
+                    nodes.into_iter().map(|node| (node.name, node.internal_ips)).collect();
+                let old = self.others.replace(now.clone()).unwrap_or_default();
+                self.touch_endpoints_on(|node| old.get(node) != now.get(node), changed);
+            }
             Listing::ServiceCidrs(cidrs) => {
                 self.service_cidrs = cidrs.into_iter().map(|cidr| (cidr.name, cidr.ranges)).collect();
             }

@@ -1,11 +1,10 @@
 //! EndpointSlices.
 
-use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::time::SystemTime;
 
 use super::{
-    Problem, ServiceName, SliceName,
+    Name, Names, Problem, ServiceName, SliceName,
     net::{IpFamily, Protocol},
 };
 
@@ -63,7 +62,7 @@ impl EndpointSlice {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct EndpointPort {
     /// The name of the Service port that it serves.
-    pub name: String,
+    pub name: Name,
     /// Its protocol.
     pub protocol: Protocol,
     /// The port that the endpoints listen on; not 0.
@@ -82,11 +81,15 @@ pub struct Endpoint {
     /// `conditions.terminating`; false where the object does not say.
     pub terminating: bool,
     /// `nodeName`: where it runs.
-    pub node: Option<String>,
+    pub node: Option<Name>,
+    /// `zone`.
+    pub zone: Option<Name>,
+    /// The weight that its slice gives to it (annotation `ballast.io/weights`).
+    pub weight: Option<u16>,
     /// `hints.forZones`: the zones whose clients should use it.
-    pub zone_hints: BTreeSet<String>,
+    pub zone_hints: Names,
     /// `hints.forNodes`: the nodes whose clients should use it.
-    pub node_hints: BTreeSet<String>,
+    pub node_hints: Names,
 }
 
 impl Endpoint {
@@ -98,8 +101,10 @@ impl Endpoint {
             serving: true,
             terminating: false,
             node: None,
-            zone_hints: BTreeSet::new(),
-            node_hints: BTreeSet::new(),
+            zone: None,
+            weight: None,
+            zone_hints: Names::default(),
+            node_hints: Names::default(),
         }
     }
 

@@ -23,7 +23,7 @@ pub enum Object {
     Service(Service),
     /// An EndpointSlice.
     Slice(EndpointSlice),
-    /// This node.
+    /// This node, or another one.
     Node(NodeView),
     /// A `ServiceCIDR`.
     ServiceCidr(ServiceCidr),
@@ -51,6 +51,8 @@ pub enum Listing {
     Slices(Vec<EndpointSlice>),
     /// This node, if it has an object.
     Node(Option<NodeView>),
+    /// All nodes but this one, which may be among them.
+    Others(Vec<NodeView>),
     /// All `ServiceCIDR`s.
     ServiceCidrs(Vec<ServiceCidr>),
 }
@@ -86,7 +88,7 @@ impl Listing {
         match self {
             Self::Services(_) => Kind::Service,
             Self::Slices(_) => Kind::Slice,
-            Self::Node(_) => Kind::Node,
+            Self::Node(_) | Self::Others(_) => Kind::Node,
             Self::ServiceCidrs(_) => Kind::ServiceCidr,
         }
     }

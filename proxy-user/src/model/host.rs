@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
+use proxy_common::config::PortRange;
+
 /// Devices, addresses and default routes of the agent's network namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HostView {
@@ -14,6 +16,8 @@ pub struct HostView {
     pub netns_cookie: u64,
     /// Another proxy's rules are in netfilter, or were lately: connections may be there that it translates.
     pub has_old_proxy: bool,
+    /// Ports that the kernel gives to sockets (`net.ipv4.ip_local_port_range`); `None`: not known.
+    pub local_ports: Option<PortRange>,
 }
 
 impl HostView {
@@ -23,23 +27,70 @@ impl HostView {
     }
 }
 
+/// What kind of device it is, as far as that says who is behind it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DeviceKind {
+    /// A NIC: the kernel names no link kind, or one of real hardware.
+    Physical,
+    /// Several NICs as one: bond, team, HSR.
+    Bond,
+    /// It shares another device, its parent: VLAN, macvlan, ipvlan, `MACsec`.
+    Stacked,
+    /// It wraps packets for other machines: VXLAN, Geneve, GRE, IP-in-IP, `WireGuard`, XFRM, PPP.
+    Tunnel,
+    /// A bridge, which packets between its ports do not pass.
+    Bridge,
+    /// One end of a cable to a network namespace: veth, netkit.
+    Veth,
+    /// A process reads and writes its packets: tun, tap. Mostly a virtual machine.
+    Tun,
+    /// The loopback device.
+    Loopback,
+    /// It holds addresses, and no packet comes in by it.
+    Dummy,
+    /// Anything else: ports of Open vSwitch, VRFs.
+    #[default]
+    Other,
+}
+
+impl DeviceKind {
+    /// Software makes it for one container or virtual machine.
+    pub const fn is_virtual(self) -> bool {
+        matches!(self, Self::Veth | Self::Tun)
+    }
+}
+
+/// What the operator says of a device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DeviceRole {
+    /// Nothing: its kind, routes and addresses decide.
+    #[default]
+    Guessed,
+    /// Other machines are behind it (`--uplinks`).
+    Uplink,
+    /// Pods and virtual machines of this node are (`--local-devices`).
+    Local,
+}
+
 /// A network device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HostDevice {
     /// Its name.
     pub name: String,
-    /// The operator says that the outside is behind it.
-    pub uplink: bool,
+    /// What the operator says of it.
+    pub role: DeviceRole,
     /// Its packets have no link-layer header.
     pub no_header: bool,
-    /// It is a device that software makes for one machine or container: veth, tun, tap.
-    pub is_virtual: bool,
+    /// What kind of device it is.
+    pub kind: DeviceKind,
     /// The device whose packets it carries apart: that of a VLAN, macvlan or ipvlan.
     pub parent: Option<u32>,
     /// The bridge or bond that it is a port of.
     pub master: Option<u32>,
     /// Its addresses, without link-local ones.
     pub addresses: BTreeSet<IpAddr>,
+    /// The addresses whose prefix makes a connected subnet: shorter than /32 or /128.
+    pub in_subnets: BTreeSet<IpAddr>,
 }
 
 /// A route to everywhere.

@@ -7,25 +7,31 @@
 pub mod cluster;
 pub mod endpoint;
 pub mod event;
+pub mod forwarding;
 pub mod host;
 pub mod name;
 pub mod net;
 pub mod node;
 pub mod notice;
+pub mod ports;
 pub mod problem;
 pub mod service;
 pub mod service_cidr;
 pub mod settings;
+pub mod sorted;
+pub mod spread;
 
 pub use cluster::Cluster;
 pub use endpoint::{Endpoint, EndpointPort, EndpointSlice};
 pub use event::{Event, Key, Kind, Listing, Object};
-pub use host::{DefaultRoute, HostDevice, HostView};
-pub use name::{ServiceName, SliceName};
+pub use forwarding::ForwardingMode;
+pub use host::{DefaultRoute, DeviceKind, DeviceRole, HostDevice, HostView};
+pub use name::{Name, Names, ServiceName, SliceName};
 pub use node::NodeView;
 pub use problem::Problem;
 pub use service::{Service, ServiceKind, ServicePort, TrafficPolicy};
 pub use service_cidr::ServiceCidr;
+pub use sorted::{SortedMap, SortedSet};
 
 #[cfg(test)]
 pub(crate) mod arbitrary;

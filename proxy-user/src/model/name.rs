@@ -1,47 +1,212 @@
 //! What objects are called.
 
+use std::borrow::Borrow;
+use std::collections::BTreeSet;
 use std::fmt;
+use std::ops::Deref;
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
-/// The name of a Service.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct ServiceName {
-    /// Its namespace.
-    pub namespace: String,
-    /// Its name in there.
-    pub name: String,
+use super::SortedSet;
+
+/// A name, in memory once however often it is told: those of nodes, ports and namespaces stand in every endpoint and
+/// Service of a cluster.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Name(Arc<str>);
+
+/// Every name in use, and some that were.
+static NAMES: LazyLock<Mutex<Pool>> = LazyLock::new(Mutex::default);
+
+/// So many names are kept without a look at which are in use.
+const FIRST_SWEEP: usize = 1024;
+
+#[derive(Debug, Default)]
+struct Pool {
+    known: BTreeSet<Arc<str>>,
+    /// How many names were in use at the last look.
+    used: usize,
 }
 
-impl ServiceName {
-    /// A name of two parts.
-    pub fn new(namespace: impl Into<String>, name: impl Into<String>) -> Self {
-        Self { namespace: namespace.into(), name: name.into() }
+impl Pool {
+    fn intern(&mut self, text: &str) -> Arc<str> {
+        if let Some(name) = self.known.get(text) {
+            return Arc::clone(name);
+        }
+        if self.known.len() >= FIRST_SWEEP.max(2 * self.used) {
+            self.known.retain(|name| Arc::strong_count(name) > 1);
+            self.used = self.known.len();
+        }
+        let name: Arc<str> = text.into();
+        self.known.insert(Arc::clone(&name));
+        name
     }
 }
 
-impl fmt::Display for ServiceName {
+impl Name {
+    /// Its text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl From<&str> for Name {
+    fn from(text: &str) -> Self {
+        // Whoever panicked with the lock has left a set of names.
+        Self(NAMES.lock().unwrap_or_else(PoisonError::into_inner).intern(text))
+    }
+}
+
+impl From<String> for Name {
+    fn from(text: String) -> Self {
+        Self::from(&*text)
+    }
+}
+
+impl From<&String> for Name {
+    fn from(text: &String) -> Self {
+        Self::from(&**text)
+    }
+}
+
+impl Default for Name {
+    fn default() -> Self {
+        Self::from("")
+    }
+}
+
+impl Deref for Name {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        &self.0
+    }
+}
+
+impl AsRef<str> for Name {
+    fn as_ref(&self) -> &str {
+        &self.0
+    }
+}
+
+impl Borrow<str> for Name {
+    fn borrow(&self) -> &str {
+        &self.0
+    }
+}
+
+impl PartialEq<str> for Name {
+    fn eq(&self, other: &str) -> bool {
+        &*self.0 == other
+    }
+}
+
+impl PartialEq<&str> for Name {
+    fn eq(&self, other: &&str) -> bool {
+        &*self.0 == *other
+    }
+}
+
+impl PartialEq<String> for Name {
+    fn eq(&self, other: &String) -> bool {
+        *self.0 == **other
+    }
+}
+
+impl fmt::Display for Name {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.namespace, self.name)
+        f.pad(&self.0)
     }
 }
 
-/// The name of an EndpointSlice.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct SliceName {
-    /// Its namespace.
-    pub namespace: String,
-    /// Its name in there.
-    pub name: String,
-}
-
-impl SliceName {
-    /// A name of two parts.
-    pub fn new(namespace: impl Into<String>, name: impl Into<String>) -> Self {
-        Self { namespace: namespace.into(), name: name.into() }
-    }
-}
-
-impl fmt::Display for SliceName {
+impl fmt::Debug for Name {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.namespace, self.name)
+        fmt::Debug::fmt(&*self.0, f)
+    }
+}
+
+/// Names of which there mostly is none: no larger than a pointer then.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Names(Option<Box<SortedSet<Name>>>);
+
+impl Names {
+    /// Whether there is none.
+    pub const fn is_empty(&self) -> bool {
+        self.0.is_none()
+    }
+
+    /// Whether a name is among them.
+    pub fn contains(&self, name: &str) -> bool {
+        self.0.as_ref().is_some_and(|names| names.contains(name))
+    }
+
+    /// All of them, in order.
+    pub fn iter(&self) -> impl Iterator<Item = &Name> {
+        self.0.iter().flat_map(|names| names.iter())
+    }
+}
+
+impl<T: Into<Name>> FromIterator<T> for Names {
+    fn from_iter<I: IntoIterator<Item = T>>(names: I) -> Self {
+        let names: SortedSet<Name> = names.into_iter().map(Into::into).collect();
+        Self((!names.is_empty()).then(|| Box::new(names)))
+    }
+}
+
+macro_rules! names {
+    ($(#[doc = $doc:literal] $name:ident;)+) => {$(
+        #[doc = $doc]
+        #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+        pub struct $name {
+            /// Its namespace.
+            pub namespace: Name,
+            /// Its name in there.
+            pub name: Name,
+        }
+
+        impl $name {
+            /// A name of two parts.
+            pub fn new(namespace: impl Into<Name>, name: impl Into<Name>) -> Self {
+                Self { namespace: namespace.into(), name: name.into() }
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{}/{}", self.namespace, self.name)
+            }
+        }
+    )+};
+}
+
+names! {
+    /// The name of a Service.
+    ServiceName;
+    /// The name of an EndpointSlice.
+    SliceName;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_in_memory_once() {
+        let (one, other) = (Name::from("name-in-memory-once"), Name::from("name-in-memory-once".to_owned()));
+        assert!(Arc::ptr_eq(&one.0, &other.0));
+        assert_eq!(one, other);
+        assert_eq!(one, "name-in-memory-once");
+    }
+
+    #[test]
+    fn names_that_nobody_uses_are_let_go() {
+        let mut names = Pool::default();
+        let kept = names.intern("kept");
+        for number in 0..10 * FIRST_SWEEP {
+            names.intern(&number.to_string());
+        }
+        assert!(names.known.len() <= FIRST_SWEEP + 1, "{}", names.known.len());
+        assert!(Arc::ptr_eq(&kept, &names.intern("kept")));
+        let all: Vec<_> =
+            (0..10 * FIRST_SWEEP).map(|number| names.intern(&format!("used {number}"))).collect();
+        assert!(names.known.len() > all.len());
     }
 }

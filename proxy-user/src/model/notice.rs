@@ -38,6 +38,11 @@ impl Notice {
         }
     }
 
+    /// Which uplinks run the XDP program, and why the others do not.
+    pub const fn xdp(warning: bool, note: String) -> Self {
+        Self { about: Subject::Node, warning, reason: "XDPUplinks", action: "Attach", note }
+    }
+
     /// A server of the agent cannot listen.
     pub const fn no_server(reason: &'static str, note: String) -> Self {
         Self { about: Subject::Node, warning: true, reason, action: "StartKubeProxy", note }

@@ -3,14 +3,18 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use proxy_common::select::Algorithm;
 
-use super::{Problem, ServiceName, net::Protocol};
+use super::{ForwardingMode, Name, Problem, ServiceName, net::Protocol, spread::Weights};
 
-/// A Service that has an address: never headless, never an ExternalName, never another proxy's.
+/// A Service that has an address: never headless, never an ExternalName.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Service {
     /// Its name.
     pub name: ServiceName,
+    /// Another proxy serves it (label `service.kubernetes.io/service-proxy-name`). Of such a Service only the name and
+    /// the cluster addresses are known here, which that proxy must not find shut.
+    pub is_foreign: bool,
     /// `spec.type`.
     pub kind: ServiceKind,
     /// `spec.clusterIPs`, at most one of each family.
@@ -29,6 +33,15 @@ pub struct Service {
     pub external_policy: TrafficPolicy,
     /// Seconds of affinity by client address; 0: none.
     pub affinity_secs: u32,
+    /// How its connections are spread, where it says so (annotation `ballast.io/algorithm`).
+    pub algorithm: Option<Algorithm>,
+    /// How packets of clients outside reach endpoints on other nodes, where it says so (annotation
+    /// `ballast.io/forwarding-mode`).
+    pub forwarding: Option<ForwardingMode>,
+    /// Whether endpoints that fail are skipped, where it says so (annotation `ballast.io/ejection`).
+    pub ejection: Option<bool>,
+    /// Weights of its endpoints (annotation `ballast.io/weights`).
+    pub weights: Weights,
     /// `spec.healthCheckNodePort`; 0: none.
     pub health_check_node_port: u16,
     /// When it was created, in seconds since 1970; 0 where the object does not say.
@@ -42,6 +55,7 @@ impl Service {
     pub fn new(name: ServiceName) -> Self {
         Self {
             name,
+            is_foreign: false,
             kind: ServiceKind::ClusterIp,
             cluster_ips: Vec::new(),
             external_ips: Vec::new(),
@@ -51,6 +65,10 @@ impl Service {
             internal_policy: TrafficPolicy::Cluster,
             external_policy: TrafficPolicy::Cluster,
             affinity_secs: 0,
+            algorithm: None,
+            forwarding: None,
+            ejection: None,
+            weights: Weights::default(),
             health_check_node_port: 0,
             created: 0,
             problems: Vec::new(),
@@ -88,7 +106,7 @@ pub enum TrafficPolicy {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServicePort {
     /// Its name; empty for the one port of a Service that names none.
-    pub name: String,
+    pub name: Name,
     /// Its protocol.
     pub protocol: Protocol,
     /// The port that clients dial; not 0.

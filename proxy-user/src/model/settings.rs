@@ -4,8 +4,10 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use ipnet::IpNet;
-use proxy_common::config::SNAT_PORTS;
+use proxy_common::config::{NodeConfig, PortRange, SNAT_PORTS, SNAT_RANGES, seconds};
 use serde::Serialize;
+
+use super::ports::NODE_PORTS;
 
 /// Settings that decide what the programs are told of the node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,10 +20,97 @@ pub struct NodeSettings {
     pub detect_local: DetectLocal,
     /// Packets to cluster addresses are sent on under the node's own address.
     pub masquerade_all: bool,
-    /// First and last source port of packets that are sent on under the node's own address.
-    pub snat_ports: (u16, u16),
+    /// Source ports of packets that are forwarded under the node's own address.
+    pub snat_ports: [PortRange; SNAT_RANGES],
+    /// Ports that the API server gives to Services as node ports.
+    pub node_ports: PortRange,
     /// Ranges of Service addresses, beside those that the cluster tells.
     pub service_cidrs: Vec<IpNet>,
+    /// Which sockets are translated.
+    pub socket_lb: SocketLb,
+    /// What becomes of a call where kube-proxy drops the packet.
+    pub socket_drop: SocketDrop,
+    /// How long flows may be silent.
+    pub timeouts: FlowTimeouts,
+}
+
+/// Which sockets are translated when they are connected (`--socket-lb`); packets of the others are translated.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SocketLb {
+    /// Those of the node and of its pods.
+    #[default]
+    All,
+    /// Those in the node's own network namespace.
+    HostOnly,
+    /// None.
+    Off,
+}
+
+/// What becomes of a call where kube-proxy drops the packet (`--socket-drop`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SocketDrop {
+    /// It goes on, and its packets are dropped for as long as nobody may have them.
+    #[default]
+    Silent,
+    /// It fails at once.
+    Fail,
+}
+
+macro_rules! flow_timeouts {
+    ($($(#[doc = $doc:literal])+ $name:ident is $default:ident;)+) => {
+        /// How long a flow of the packet path may be silent, in seconds, by its state.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+        #[serde(rename_all = "camelCase")]
+        pub struct FlowTimeouts {
+            $($(#[doc = $doc])+ pub $name: u32,)+
+        }
+
+        impl Default for FlowTimeouts {
+            fn default() -> Self {
+                Self { $($name: seconds::$default,)+ }
+            }
+        }
+
+        impl FlowTimeouts {
+            /// Those of `config`, in jiffies. One that is no whole number of seconds is none of ours: 0.
+            pub const fn of(config: &NodeConfig) -> Self {
+                Self { $($name: whole_seconds(config.$name, config.hz),)+ }
+            }
+
+            /// Writes them into `config`, in its jiffies.
+            pub const fn apply(self, config: &mut NodeConfig) {
+                $(config.$name = self.$name.saturating_mul(config.hz);)+
+            }
+        }
+    };
+}
+
+flow_timeouts! {
+    /// TCP whose backend has not answered.
+    tcp_syn_sent is TCP_SYN_SENT;
+    /// TCP whose client has not answered the backend's answer.
+    tcp_syn_recv is TCP_SYN_RECV;
+    /// TCP with data both ways.
+    tcp_established is TCP_ESTABLISHED;
+    /// TCP that one end has closed.
+    tcp_close_wait is TCP_CLOSE_WAIT;
+    /// TCP that both ends have closed.
+    tcp_time_wait is TCP_TIME_WAIT;
+    /// TCP that was reset.
+    tcp_close is TCP_CLOSE;
+    /// UDP without answer, or with one exchange.
+    udp is UDP;
+    /// UDP with more than one exchange.
+    udp_stream is UDP_STREAM;
+}
+
+impl FlowTimeouts {
+    /// The longest one, in seconds: half of what 32 bits of jiffies hold at 1,000 a second (some 24 days).
+    pub const LONGEST: u32 = (u32::MAX / 2) / 1_000;
+}
+
+const fn whole_seconds(jiffies: u32, hz: u32) -> u32 {
+    if hz == 0 || !jiffies.is_multiple_of(hz) { 0 } else { jiffies / hz }
 }
 
 impl Default for NodeSettings {
@@ -32,7 +121,11 @@ impl Default for NodeSettings {
             detect_local: DetectLocal::default(),
             masquerade_all: false,
             snat_ports: SNAT_PORTS,
+            node_ports: NODE_PORTS,
             service_cidrs: Vec::new(),
+            socket_lb: SocketLb::default(),
+            socket_drop: SocketDrop::default(),
+            timeouts: FlowTimeouts::default(),
         }
     }
 }

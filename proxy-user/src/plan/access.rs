@@ -1,7 +1,7 @@
 //! Which clients may use a load balancer's addresses (`spec.loadBalancerSourceRanges`).
 //!
 //! As kube-proxy (`pkg/proxy/nftables/proxier.go`): each family has the ranges of the list that are of it, a range
-//! of every address lets everybody in, and where this node is in a range, the addresses themselves are too,
+//! of every address lets everybody in, and where this node's own address is in a range, the addresses themselves are too,
 //! because load balancers may send a node's own packets back to it under them.
 
 use std::collections::BTreeSet;
@@ -25,13 +25,8 @@ pub struct Allowed {
     pub problem: Option<Problem>,
 }
 
-/// Who may. `node` are addresses of this node; `strict` closes a family that the list says nothing about.
-pub fn allowed<'a>(
-    service: &Service,
-    family: IpFamily,
-    strict: bool,
-    mut node: impl Iterator<Item = &'a IpAddr>,
-) -> Allowed {
+/// Who may. `node` is this node's address in the family, and none of its others; `strict` closes a family that the list says nothing about.
+pub fn allowed(service: &Service, family: IpFamily, strict: bool, node: Option<IpAddr>) -> Allowed {
     let Some(list) = &service.source_ranges else { return Allowed::default() };
     let mut addresses = service.load_balancer_ips.iter().filter(|ip| IpFamily::of(**ip) == family).peekable();
     if addresses.peek().is_none() {
@@ -52,7 +47,7 @@ pub fn allowed<'a>(
             return Allowed { problem: Some(open(service, family)), ..Allowed::default() };
         }
     }
-    let node = node.any(|address| ranges.iter().any(|range| range.contains(address)));
+    let node = node.is_some_and(|address| ranges.iter().any(|range| range.contains(&address)));
     if node {
         ranges.extend(addresses.map(|address| IpNet::from(*address)));
     }

@@ -1,14 +1,12 @@
 //! The endpoints of one Service port in one family, from all slices of the Service.
 
-use std::collections::BTreeMap;
-
 use crate::model::net::{IpFamily, Protocol};
-use crate::model::{Endpoint, EndpointSlice};
+use crate::model::{Endpoint, EndpointSlice, SortedMap};
 
 use super::BackendAddress;
 
 /// Endpoints by address and port, each once.
-pub type Candidates<'a> = BTreeMap<BackendAddress, &'a Endpoint>;
+pub type Candidates<'a> = SortedMap<BackendAddress, &'a Endpoint>;
 
 /// Merges the endpoints that serve the port called `name`. A named target port may stand for different numbers
 /// in different slices.
@@ -24,23 +22,16 @@ pub fn merge<'a>(
     node: &str,
 ) -> Candidates<'a> {
     let rank = |e: &'a Endpoint| (!e.terminating, e.ready, e.serving, is_local(e, node), e);
-    let mut candidates = Candidates::new();
+    let mut all = Vec::new();
     for slice in slices.filter(|slice| slice.family == family) {
         for port in slice.ports.iter().filter(|port| port.name == name && port.protocol == protocol) {
-            for endpoint in &slice.endpoints {
-                let key = BackendAddress { address: endpoint.address, port: port.port };
-                candidates
-                    .entry(key)
-                    .and_modify(|known| {
-                        if rank(endpoint) > rank(known) {
-                            *known = endpoint;
-                        }
-                    })
-                    .or_insert(endpoint);
-            }
+            let key = |endpoint: &Endpoint| BackendAddress { address: endpoint.address, port: port.port };
+            all.extend(slice.endpoints.iter().map(|endpoint| (key(endpoint), endpoint)));
         }
     }
-    candidates
+    // Of endpoints with one key the last one counts.
+    all.sort_unstable_by(|(a, one), (b, other)| a.cmp(b).then_with(|| rank(one).cmp(&rank(other))));
+    all.into_iter().collect()
 }
 
 /// Whether the endpoint runs on the node of that name.

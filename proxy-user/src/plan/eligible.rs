@@ -6,6 +6,8 @@
 //! that serve on while they terminate. Each set falls back by itself, and topology has no say in the local one.
 //! As `CategorizeEndpoints` in kube-proxy's `pkg/proxy/topology.go`.
 
+use std::sync::Arc;
+
 use crate::model::{Endpoint, NodeView};
 
 use super::BackendAddress;
@@ -36,9 +38,9 @@ impl Wanted {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Eligible {
     /// For clients that may be sent anywhere, sorted; empty if not wanted.
-    pub cluster: Vec<BackendAddress>,
+    pub cluster: Arc<[BackendAddress]>,
     /// For clients that are kept on this node, sorted; empty if not wanted.
-    pub local: Vec<BackendAddress>,
+    pub local: Arc<[BackendAddress]>,
     /// Whether an endpoint anywhere could serve: with an empty set, that makes the difference between dropping
     /// a packet (another node would serve it) and refusing it.
     pub has_any: bool,
@@ -47,7 +49,7 @@ pub struct Eligible {
 impl Eligible {
     /// Both sets together, sorted, each endpoint once.
     pub fn union(&self) -> Vec<BackendAddress> {
-        let mut all = [self.cluster.as_slice(), self.local.as_slice()].concat();
+        let mut all = [&*self.cluster, &*self.local].concat();
         all.sort_unstable();
         all.dedup();
         all
@@ -68,7 +70,7 @@ pub fn eligible(candidates: &Candidates<'_>, wanted: Wanted, node: &NodeView) ->
         Vec::new()
     };
     let has_any = candidates.values().any(|e| e.ready || drains(e));
-    Eligible { cluster, local, has_any }
+    Eligible { cluster: cluster.into(), local: local.into(), has_any }
 }
 
 /// The ready endpoints that `prefer` likes; without any, the draining ones that `accept` takes.

@@ -1,16 +1,17 @@
 //! What clients dial, and where each of these addresses leads.
 
-use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
 
 use crate::model::net::IpFamily;
-use crate::model::{Service, ServicePort, TrafficPolicy};
+use crate::model::{Service, ServicePort, SortedMap, TrafficPolicy};
 
 use super::eligible::Eligible;
 use super::{Access, Frontend, FrontendKind, FrontendPlan, Scope};
 
 /// The frontends of one Service port in one family. A family without endpoints has its frontends all the same:
-/// they refuse. `access` says which clients may use those of a load balancer.
+/// they refuse. `access` says which clients may use those of a load balancer; `dsr`, whether packets of clients outside are
+/// encapsulated.
 ///
 /// An address that the Service has twice is what comes first: cluster address, load balancer, external address.
 /// So an external address does not open what a load balancer's source ranges close.
@@ -20,8 +21,9 @@ pub fn frontends(
     family: IpFamily,
     eligible: &Eligible,
     access: Access,
-) -> BTreeMap<Frontend, FrontendPlan> {
-    let mut all = BTreeMap::new();
+    dsr: bool,
+) -> SortedMap<Frontend, FrontendPlan> {
+    let mut all = SortedMap::new();
     for (kind, address, number) in dialled(service, port, family) {
         let frontend = Frontend { address, port: number, protocol: port.protocol, scope: Scope::Internal };
         if all.contains_key(&frontend) {
@@ -33,7 +35,9 @@ pub fn frontends(
         // external one binds clients outside only; those inside may be sent anywhere.
         let policy =
             if kind == FrontendKind::ClusterIp { service.internal_policy } else { TrafficPolicy::Cluster };
-        all.insert(frontend, FrontendPlan { scoped, access, ..under_policy(kind, policy, eligible) });
+        // Under policy Local, no endpoint of clients outside is on another node.
+        let dsr = dsr && kind != FrontendKind::ClusterIp && !scoped;
+        all.insert(frontend, FrontendPlan { scoped, access, dsr, ..under_policy(kind, policy, eligible) });
         if scoped {
             let outside = under_policy(kind, TrafficPolicy::Local, eligible);
             all.insert(Frontend { scope: Scope::External, ..frontend }, FrontendPlan { access, ..outside });
@@ -69,11 +73,11 @@ fn dialled(
 /// refusal would tell the client that nobody serves (`pkg/proxy/iptables/proxier.go`).
 fn under_policy(kind: FrontendKind, policy: TrafficPolicy, eligible: &Eligible) -> FrontendPlan {
     match policy {
-        TrafficPolicy::Cluster => FrontendPlan::new(kind, eligible.cluster.clone()),
+        TrafficPolicy::Cluster => FrontendPlan::new(kind, Arc::clone(&eligible.cluster)),
         TrafficPolicy::Local => FrontendPlan {
             policy,
             drop_when_empty: eligible.local.is_empty() && eligible.has_any,
-            ..FrontendPlan::new(kind, eligible.local.clone())
+            ..FrontendPlan::new(kind, Arc::clone(&eligible.local))
         },
     }
 }

@@ -9,17 +9,24 @@
 
 pub mod access;
 pub mod candidates;
+pub mod devices;
 pub mod eligible;
 pub mod frontend;
+pub mod maglev;
 pub mod node;
+mod ports;
 pub mod service;
+pub mod slow_start;
+pub mod tunnels;
 pub mod types;
+pub mod weights;
 
-pub use node::{AddressFacts, DeviceFacts, NodePlan, plan_node};
+pub use devices::DeviceFacts;
+pub use node::{AddressFacts, NodePlan, plan_node};
 pub use service::{PlanSettings, plan_service};
 pub use types::{
     Access, BackendAddress, BackendFacts, Frontend, FrontendKind, FrontendPlan, HealthCheck, PortId,
-    PortPlan, Problem, Scope, ServicePlan,
+    PortPlan, Problem, Scope, ServicePlan, Unmanaged,
 };
 
 #[cfg(test)]

@@ -4,17 +4,23 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
+use proxy_common::config::{PortRange, SNAT_RANGES};
+use proxy_common::map_names::OWN_ADDR_COUNT;
 use proxy_common::node::SERVICE_CIDRS;
 
 use crate::model::net::IpFamily;
-use crate::model::settings::{DetectLocal, NodePortAddresses, NodeSettings};
-use crate::model::{HostDevice, HostView, NodeView};
+use crate::model::settings::{
+    DetectLocal, FlowTimeouts, NodePortAddresses, NodeSettings, SocketDrop, SocketLb,
+};
+use crate::model::{HostView, NodeView};
 
-use super::Problem;
+use super::devices::devices;
+use super::{DeviceFacts, Problem, ports};
 
 const FAMILIES: [IpFamily; 2] = [IpFamily::V4, IpFamily::V6];
 
 /// The node as its programs should see it.
+#[expect(clippy::struct_excessive_bools, reason = "each is a setting of the programs, in every combination")]
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodePlan {
     /// Under which address of each family packets are sent on to other nodes.
@@ -23,22 +29,33 @@ pub struct NodePlan {
     pub pods: BTreeMap<IpFamily, IpNet>,
     /// Ranges of Service addresses, at most [`SERVICE_CIDRS`] of each family.
     pub service_cidrs: BTreeMap<IpFamily, Vec<IpNet>>,
-    /// Every address of the node that anything is said about.
+    /// Every address of the node, loopback ones too, as far as the maps have room.
     pub addresses: BTreeMap<IpAddr, AddressFacts>,
     /// Every device that anything is said about, by index.
     pub devices: BTreeMap<u32, DeviceFacts>,
-    /// The operator said how local pods are known.
+    /// Clients are known as pods by their addresses alone, by whatever device they come.
     pub detect_local: bool,
     /// Packets to cluster addresses are sent on under the node's own address.
     pub masquerade_all: bool,
     /// Connections that another proxy began are left to netfilter.
     pub leave_old: bool,
-    /// First and last source port of packets that are sent on under the node's own address.
-    pub snat_ports: (u16, u16),
+    /// Source ports of packets that are forwarded under the node's own address.
+    pub snat_ports: [PortRange; SNAT_RANGES],
+    /// Which sockets are translated.
+    pub socket_lb: SocketLb,
+    /// What becomes of a call where kube-proxy drops the packet.
+    pub socket_drop: SocketDrop,
+    /// How long flows may be silent.
+    pub timeouts: FlowTimeouts,
     /// Cookie of the node's network namespace; 0: not known.
     pub host_netns: u64,
     /// Where health checks of Services are answered; unspecified stands for all addresses of its family.
     pub listen: BTreeSet<IpAddr>,
+    /// Other nodes send this one encapsulated packets (DSR), or did so.
+    pub dsr: bool,
+    /// Addresses by which nodes of the cluster send each other encapsulated packets, and from which of this node's own;
+    /// `None`: of these no address is known. This node's own are there too.
+    pub tunnels: Option<BTreeMap<IpAddr, IpAddr>>,
     /// What is wrong with the node, or with what is said of it.
     pub problems: Vec<Problem>,
 }
@@ -52,28 +69,21 @@ pub struct AddressFacts {
     pub loopback: bool,
 }
 
-/// What matters of a device.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct DeviceFacts {
-    /// Clients that come in by it are outside.
-    pub uplink: bool,
-    /// Its packets have no link-layer header.
-    pub no_header: bool,
-}
-
-/// Plans the node; `service_cidrs` are the ranges that the cluster tells.
+/// Plans the node; `service_cidrs` are the ranges that the cluster tells, `left_alone` the node's own addresses that are
+/// also cluster addresses of Services, which is no problem.
 pub fn plan_node(
     node: &NodeView,
     host: &HostView,
     service_cidrs: &BTreeSet<IpNet>,
+    left_alone: &BTreeSet<IpAddr>,
     settings: &NodeSettings,
 ) -> NodePlan {
     let mut problems = Vec::new();
     let sources: BTreeMap<_, _> = FAMILIES
         .into_iter()
-        .filter_map(|family| Some((family, source(node, host, settings, family)?)))
+        .filter_map(|family| Some((family, source(node, host, settings.address, family)?)))
         .collect();
-    let addresses = addresses(node, host, settings, &sources);
+    let addresses = addresses(node, host, settings, &sources, &mut problems);
     let wanted = &settings.node_port_addresses;
     let is_single = |address: &IpAddr| !matches_all(wanted, IpFamily::of(*address));
     let single = addresses.iter().filter(|(address, facts)| facts.node_ports && is_single(address));
@@ -82,29 +92,51 @@ pub fn plan_node(
         single.map(|(address, _)| *address).chain(any.into_iter().filter(|any| !is_single(any))).collect();
     let pods = pods(node, &settings.detect_local, &mut problems);
     let ranges: BTreeSet<IpNet> = service_cidrs.iter().chain(&settings.service_cidrs).copied().collect();
-    overlaps(node, host, &pods, &ranges, &mut problems);
+    overlaps(node, host, &pods, &ranges, left_alone, &mut problems);
+    problems.extend(ports::problems(&node.name, host.local_ports, settings));
     NodePlan {
         sources,
         pods,
         service_cidrs: by_family(&ranges, &mut problems),
         addresses,
         devices: devices(node, host, &settings.detect_local),
-        detect_local: settings.detect_local != DetectLocal::Devices,
+        detect_local: matches!(settings.detect_local, DetectLocal::ClusterCidr(_) | DetectLocal::NodeCidr),
         masquerade_all: settings.masquerade_all,
         leave_old: host.has_old_proxy,
         snat_ports: settings.snat_ports,
+        socket_lb: settings.socket_lb,
+        socket_drop: settings.socket_drop,
+        timeouts: settings.timeouts,
         host_netns: host.netns_cookie,
+        dsr: false,
+        tunnels: None,
         listen,
         problems,
     }
 }
 
+impl NodePlan {
+    /// Says which nodes this one exchanges encapsulated packets with. `own`: its internal addresses, one of each family the
+    /// source of what it sends; `nodes`: those of all nodes; `None`: they have not been listed yet.
+    pub fn set_tunnels<'a>(&mut self, own: &'a [IpAddr], nodes: Option<impl Iterator<Item = &'a IpAddr>>) {
+        self.dsr = true;
+        let source = |family| own.iter().find(|address| IpFamily::of(**address) == family);
+        let from = |address: &IpAddr| Some((*address, *source(IpFamily::of(*address))?));
+        self.tunnels = nodes.map(|nodes| nodes.chain(own).filter_map(from).collect());
+    }
+}
+
 /// The address that the operator names, or the internal one, if this machine really has it; else what the default
 /// route would use.
-fn source(node: &NodeView, host: &HostView, settings: &NodeSettings, family: IpFamily) -> Option<IpAddr> {
+pub(super) fn source(
+    node: &NodeView,
+    host: &HostView,
+    address: Option<IpAddr>,
+    family: IpFamily,
+) -> Option<IpAddr> {
     let of_family = |address: &IpAddr| IpFamily::of(*address) == family;
     let has = |address: &IpAddr| host.addresses().any(|own| own == address);
-    let named = settings.address.iter().chain(&node.internal_ips).copied();
+    let named = address.iter().chain(&node.internal_ips).copied();
     let mut ours = named.filter(|address| of_family(address) && has(address));
     ours.next().or_else(|| host.defaults.iter().filter_map(|route| route.source).find(of_family))
 }
@@ -117,11 +149,13 @@ fn matches_all(wanted: &NodePortAddresses, family: IpFamily) -> bool {
     wanted.all || is_left_out || own.any(|range| range.prefix_len() == 0)
 }
 
+/// What each address of the node is for. Where a family has more than the maps take, those of node ports come first.
 fn addresses(
     node: &NodeView,
     host: &HostView,
     settings: &NodeSettings,
     sources: &BTreeMap<IpFamily, IpAddr>,
+    problems: &mut Vec<Problem>,
 ) -> BTreeMap<IpAddr, AddressFacts> {
     let wanted = &settings.node_port_addresses;
     let is_primary = |address: &IpAddr| {
@@ -129,8 +163,7 @@ fn addresses(
         let known = node.internal_ips.iter().any(|ip| IpFamily::of(*ip) == IpFamily::of(*address));
         if known { node.internal_ips.contains(address) } else { sources.values().any(|ip| ip == address) }
     };
-    let all = host.devices.values().flat_map(|device| &device.addresses);
-    all.filter_map(|address| {
+    let facts = |address: &IpAddr| {
         let loopback = address.is_loopback();
         // A range that happens to hold loopback addresses does not ask for them.
         let is_meant = |range: &IpNet| !loopback || range.addr().is_loopback();
@@ -140,51 +173,36 @@ fn addresses(
             } else {
                 matches_all(wanted, IpFamily::of(*address)) || wanted.primary && is_primary(address)
             };
-        (node_ports || !loopback).then_some((*address, AddressFacts { node_ports, loopback }))
-    })
-    .collect()
-}
-
-/// Devices by which clients outside come in, and those without header. Behind all others are pods.
-fn devices(node: &NodeView, host: &HostView, detect: &DetectLocal) -> BTreeMap<u32, DeviceFacts> {
-    let lead_out = uplinks(node, host);
-    let is_called = |index: Option<u32>, name: &str| {
-        index.and_then(|index| host.devices.get(&index)).is_some_and(|device| device.name == name)
+        AddressFacts { node_ports, loopback }
     };
-    let is_uplink = |index: u32, device: &HostDevice| match detect {
-        DetectLocal::Devices => lead_out.contains(&index),
-        // Pods are known by their addresses, and by nothing else.
-        DetectLocal::ClusterCidr(_) | DetectLocal::NodeCidr => true,
-        DetectLocal::Bridge(name) => device.name != *name && !is_called(device.master, name),
-        DetectLocal::InterfaceNamePrefix(prefix) => !device.name.starts_with(prefix.as_str()),
-    };
-    let facts = |(index, device): (&u32, &HostDevice)| {
-        let facts = DeviceFacts { uplink: is_uplink(*index, device), no_header: device.no_header };
-        (facts != DeviceFacts::default()).then_some((*index, facts))
-    };
-    host.devices.iter().filter_map(facts).collect()
-}
-
-/// Devices that lead outside: those that carry a default route or an internal address of the node, those that the
-/// operator names, and what carries the packets of these.
-fn uplinks(node: &NodeView, host: &HostView) -> BTreeSet<u32> {
-    let mut uplinks: BTreeSet<u32> = host.defaults.iter().map(|route| route.device).collect();
-    let leads_out = |device: &HostDevice| {
-        device.uplink || device.addresses.iter().any(|address| node.internal_ips.contains(address))
-    };
-    uplinks.extend(host.devices.iter().filter(|(_, device)| leads_out(device)).map(|(index, _)| *index));
-    let mut open: Vec<u32> = uplinks.iter().copied().collect();
-    while let Some(index) = open.pop() {
-        let parent = host.devices.get(&index).and_then(|device| device.parent);
-        // A port of a bridge that a container is behind carries the container's packets, not the outside's.
-        let ports = host.devices.iter().filter(|(_, port)| port.master == Some(index) && !port.is_virtual);
-        for below in parent.into_iter().chain(ports.map(|(port, _)| *port)) {
-            if uplinks.insert(below) {
-                open.push(below);
-            }
+    let all = host.devices.values().flat_map(|device| &device.addresses);
+    let mut addresses: BTreeMap<_, _> = all.map(|address| (*address, facts(address))).collect();
+    for family in FAMILIES {
+        let of_family = |(address, _): &(&IpAddr, &AddressFacts)| IpFamily::of(**address) == family;
+        let mut order: Vec<_> = addresses
+            .iter()
+            .filter(of_family)
+            .map(|(address, facts)| (!facts.node_ports, !node.internal_ips.contains(address), *address))
+            .collect();
+        let room = OWN_ADDR_COUNT as usize;
+        if order.len() <= room {
+            continue;
+        }
+        problems.push(Problem {
+            object: format!("Node {}", node.name),
+            field: "status.addresses".to_owned(),
+            message: format!(
+                "this machine has {} {family} addresses, and {room} fit: node ports do not answer at the others, and \
+                 packets under these are not known as its own",
+                order.len()
+            ),
+        });
+        order.sort_unstable();
+        for (.., address) in order.split_off(room) {
+            addresses.remove(&address);
         }
     }
-    uplinks
+    addresses
 }
 
 fn pods(node: &NodeView, detect: &DetectLocal, problems: &mut Vec<Problem>) -> BTreeMap<IpFamily, IpNet> {
@@ -240,10 +258,12 @@ fn overlaps(
     host: &HostView,
     pods: &BTreeMap<IpFamily, IpNet>,
     ranges: &BTreeSet<IpNet>,
+    left_alone: &BTreeSet<IpAddr>,
     problems: &mut Vec<Problem>,
 ) {
     let pods: BTreeSet<IpNet> = pods.values().chain(&node.pod_cidrs).copied().collect();
     let own: BTreeSet<IpAddr> = host.addresses().chain(&node.internal_ips).copied().collect();
+    let own = &own - left_alone;
     for range in ranges {
         let mut report = |what: String| {
             problems.push(Problem {

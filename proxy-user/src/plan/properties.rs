@@ -100,7 +100,7 @@ proptest! {
     }
 
     #[test]
-    fn planning_what_has_changed_is_enough(events in vec(arbitrary::event(), 0..30)) {
+    fn planning_what_has_changed_is_enough(events in vec(arbitrary::event_or_host(), 0..30)) {
         let (mut cluster, mut incremental) = (new(), Plans::new());
         for event in events {
             step(&mut cluster, &mut incremental, event);
@@ -136,12 +136,17 @@ proptest! {
     }
 
     #[test]
-    fn a_plan_is_whole(events in vec(arbitrary::event(), 0..30)) {
+    fn a_plan_is_whole(events in vec(arbitrary::event_or_host(), 0..30)) {
         let cluster = build(events);
         for service in cluster.services() {
             let plan = plan_service(&cluster, &service.name, PlanSettings::default()).expect("the Service is there");
             prop_assert_eq!(&plan, &plan_service(&cluster, &service.name, PlanSettings::default()).expect("still"));
             prop_assert_eq!(plan.ports.len(), service.ports.len() * service.cluster_ips.len());
+            let is_left_alone = |address| service.is_foreign || cluster.is_own(address);
+            for address in &service.cluster_ips {
+                prop_assert_eq!(plan.unmanaged.contains_key(address), is_left_alone(address));
+                prop_assert_ne!(plan.addresses.contains(address), is_left_alone(address));
+            }
             for (id, port) in &plan.ports {
                 for (frontend, target) in &port.frontends {
                     let has = match target.kind {
@@ -151,6 +156,7 @@ proptest! {
                         FrontendKind::NodePort => &Vec::new(),
                     };
                     prop_assert!(has.contains(&frontend.address) != frontend.address.is_unspecified());
+                    prop_assert!(target.kind != FrontendKind::ClusterIp || !is_left_alone(&frontend.address));
                     // Clients outside have an entry of their own exactly where the policy makes a difference.
                     let other = crate::plan::Frontend { scope: Scope::External, ..*frontend };
                     let is_bound = target.kind != FrontendKind::ClusterIp
@@ -167,7 +173,7 @@ proptest! {
                     prop_assert_eq!(IpFamily::of(frontend.address), id.family);
                     prop_assert_eq!(frontend.protocol, id.protocol);
                     prop_assert!(target.slots.is_sorted_by(|a, b| a < b), "sorted, each once");
-                    for slot in &target.slots {
+                    for slot in target.slots.iter() {
                         let facts = port.backends.get(slot);
                         prop_assert!(facts.is_some(), "{} has a slot that is no backend", id);
                         let (local, cluster) =
@@ -177,7 +183,8 @@ proptest! {
                     }
                     prop_assert!(!target.drop_when_empty || target.slots.is_empty());
                 }
-                for backend in port.backends.keys() {
+                for (backend, facts) in &port.backends {
+                    prop_assert!(facts.local || !cluster.is_own(&backend.address));
                     prop_assert_eq!(IpFamily::of(backend.address), id.family);
                 }
             }

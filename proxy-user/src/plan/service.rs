@@ -6,14 +6,18 @@ use std::net::IpAddr;
 
 use proxy_common::select::Algorithm;
 
-use crate::model::net::IpFamily;
-use crate::model::{Cluster, Service, ServiceKind, ServiceName, ServicePort, TrafficPolicy};
+use crate::model::net::{IpFamily, Protocol};
+use crate::model::{
+    Cluster, Endpoint, ForwardingMode, Service, ServiceKind, ServiceName, ServicePort, TrafficPolicy,
+};
 
 use super::access::{Allowed, allowed};
 use super::candidates::{Candidates, is_local, merge};
 use super::eligible::{Wanted, eligible};
 use super::frontend::frontends;
-use super::{BackendFacts, HealthCheck, PortId, PortPlan, Problem, ServicePlan};
+use super::node::source;
+use super::tunnels::Tunnels;
+use super::{BackendAddress, BackendFacts, HealthCheck, PortId, PortPlan, Problem, ServicePlan, Unmanaged};
 
 /// How Services are planned, as far as that is a matter of taste.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -22,32 +26,46 @@ pub struct PlanSettings {
     pub strict_source_ranges: bool,
     /// External addresses of Services are passed over (kube-proxy's feature `AllowServiceExternalIPs`, off).
     pub no_external_ips: bool,
-    /// Clients have affinity to endpoints also where a Service asks for none (schedulers `sh` and `mh` of kube-proxy's
-    /// ipvs mode).
-    pub source_affinity: bool,
+    /// How connections are spread where a Service does not say it; `None`: at random inside the cluster, by Maglev from
+    /// outside.
+    pub algorithm: Option<Algorithm>,
+    /// How packets of clients outside reach endpoints on other nodes, where a Service does not say it.
+    pub forwarding: ForwardingMode,
+    /// Endpoints that fail are not skipped where a Service does not ask for it (`--ejection off`).
+    pub no_ejection: bool,
+    /// The node's address in its family, where the operator says so ([`NodeSettings::address`]).
+    ///
+    /// [`NodeSettings::address`]: crate::model::settings::NodeSettings::address
+    pub address: Option<IpAddr>,
 }
-
-/// Seconds of affinity where only the settings ask for it: the API's default.
-const SOURCE_AFFINITY: u32 = 10_800;
 
 /// Plans one Service as this node should serve it; `None` if there is no such Service.
 ///
 /// The work is linear in the ports and endpoints of this Service, whatever else the cluster holds.
 pub fn plan_service(cluster: &Cluster, name: &ServiceName, settings: PlanSettings) -> Option<ServicePlan> {
-    let service = known(cluster.service(name)?, settings);
+    let all = cluster.service(name)?;
+    if all.is_foreign {
+        let unmanaged = all.cluster_ips.iter().map(|address| (*address, Unmanaged::Foreign)).collect();
+        return Some(ServicePlan { unmanaged, ..ServicePlan::default() });
+    }
+    let families: BTreeSet<IpFamily> = all.cluster_ips.iter().copied().map(IpFamily::of).collect();
+    let (own, ours) = all.cluster_ips.iter().partition(|address| cluster.is_own(address));
+    let own: Vec<IpAddr> = own;
+    let service = known(all, ours, settings);
     let service = &*service;
     let mut plan = ServicePlan {
         created: service.created,
         problems: service.problems.clone(),
         addresses: service.cluster_ips.iter().copied().collect(),
+        unmanaged: own.into_iter().map(|address| (address, Unmanaged::Own)).collect(),
         ..ServicePlan::default()
     };
     plan.problems.extend(cluster.slices(name).flat_map(|slice| slice.problems.iter().cloned()));
     plan.problems.extend(overlaps(cluster, service));
-    let families: BTreeSet<IpFamily> = service.cluster_ips.iter().copied().map(IpFamily::of).collect();
     let mut ready = BTreeMap::new();
     for family in families {
-        let allowed = allowed(service, family, settings.strict_source_ranges, cluster.host_addresses());
+        let allowed =
+            allowed(service, family, settings.strict_source_ranges, node_ip(cluster, settings, family));
         plan.problems.extend(allowed.problem.clone());
         let ready: &mut BTreeSet<IpAddr> = ready.entry(family).or_default();
         for port in &service.ports {
@@ -62,7 +80,10 @@ pub fn plan_service(cluster: &Cluster, name: &ServiceName, settings: PlanSetting
             let candidates = merge(cluster.slices(name), &port.name, port.protocol, family, node);
             let here = candidates.iter().filter(|(_, endpoint)| endpoint.ready && is_local(endpoint, node));
             ready.extend(here.map(|(at, _)| at.address));
-            plan.ports.insert(id, plan_port(cluster, service, port, family, &candidates, &allowed));
+            let tunnels = Tunnels::new(cluster, family);
+            let port = plan_port(cluster, service, port, family, &candidates, &allowed, &tunnels);
+            plan.problems.extend(tunnels.problem(service, &port, &candidates));
+            plan.ports.insert(id, port);
         }
     }
     let is_asked = service.kind == ServiceKind::LoadBalancer
@@ -75,38 +96,43 @@ pub fn plan_service(cluster: &Cluster, name: &ServiceName, settings: PlanSetting
     Some(plan)
 }
 
-/// The Service without what the settings shut out, and with what they add.
-fn known(service: &Service, settings: PlanSettings) -> Cow<'_, Service> {
+/// This node's address in a family, under which packets leave it.
+fn node_ip(cluster: &Cluster, settings: PlanSettings, family: IpFamily) -> Option<IpAddr> {
+    source(cluster.node(), cluster.host()?, settings.address, family)
+}
+
+/// The Service with these cluster addresses, without what the settings shut out, and with what they add.
+fn known(service: &Service, cluster_ips: Vec<IpAddr>, settings: PlanSettings) -> Cow<'_, Service> {
     let mut known = Cow::Borrowed(service);
+    if cluster_ips.len() < service.cluster_ips.len() {
+        known.to_mut().cluster_ips = cluster_ips;
+    }
     if settings.no_external_ips && !service.external_ips.is_empty() {
         known.to_mut().external_ips.clear();
     }
-    if settings.source_affinity && service.affinity_secs == 0 {
-        known.to_mut().affinity_secs = SOURCE_AFFINITY;
+    if service.forwarding.is_none() && settings.forwarding != ForwardingMode::Snat {
+        known.to_mut().forwarding = Some(settings.forwarding);
+    }
+    if service.ejection.is_none() && settings.no_ejection {
+        known.to_mut().ejection = Some(false);
+    }
+    if service.algorithm.is_none() && settings.algorithm.is_some() {
+        known.to_mut().algorithm = settings.algorithm;
     }
     known
 }
 
-/// Cluster addresses that are somebody else's as well: whoever dials these gets the Service instead.
+/// Cluster addresses that may be a pod's as well: whoever dials these gets the Service instead.
 fn overlaps(cluster: &Cluster, service: &Service) -> Vec<Problem> {
-    let what = |address: &IpAddr| {
-        if cluster.host_addresses().any(|own| own == address) {
-            return Some("an address of this node");
-        }
-        let is_pods = cluster.node().pod_cidrs.iter().any(|range| range.contains(address));
-        is_pods.then_some("in the range of this node's pods")
+    let is_pods = |address: &&IpAddr| cluster.node().pod_cidrs.iter().any(|range| range.contains(*address));
+    let report = |address: &IpAddr| Problem {
+        object: format!("Service {}", service.name),
+        field: "spec.clusterIPs".to_owned(),
+        message: format!(
+            "{address} is also in the range of this node's pods; ranges of Services, pods and nodes must not overlap"
+        ),
     };
-    let report = |address: &IpAddr| {
-        Some(Problem {
-            object: format!("Service {}", service.name),
-            field: "spec.clusterIPs".to_owned(),
-            message: format!(
-                "{address} is also {}; ranges of Services, pods and nodes must not overlap",
-                what(address)?
-            ),
-        })
-    };
-    service.cluster_ips.iter().filter_map(report).collect()
+    service.cluster_ips.iter().filter(is_pods).map(report).collect()
 }
 
 fn plan_port(
@@ -116,6 +142,7 @@ fn plan_port(
     family: IpFamily,
     candidates: &Candidates<'_>,
     allowed: &Allowed,
+    tunnels: &Tunnels<'_>,
 ) -> PortPlan {
     let node = cluster.node();
     let wanted = Wanted::new(
@@ -123,26 +150,49 @@ fn plan_port(
         service.external_policy == TrafficPolicy::Local,
         service.is_external(port),
     );
-    let eligible = eligible(candidates, wanted, node);
+    let mut eligible = eligible(candidates, wanted, node);
+    let weight = |at: &BackendAddress| candidates.get(at).map_or(1, |endpoint| weight(service, endpoint));
+    for set in [&mut eligible.cluster, &mut eligible.local] {
+        // With weight 0 alone, weights do not count: somebody has to serve.
+        let with_weight = || set.iter().copied().filter(|at| weight(at) != 0);
+        if (1..set.len()).contains(&with_weight().count()) {
+            *set = with_weight().collect();
+        }
+    }
+    let dsr = service.forwarding.unwrap_or_default().is_dsr(port.protocol);
+    let frontends = frontends(service, port, family, &eligible, allowed.access, dsr);
+    let has_dsr = frontends.values().any(|frontend| frontend.dsr);
     PortPlan {
-        frontends: frontends(service, port, family, &eligible, allowed.access),
+        frontends,
         backends: candidates
             .iter()
             .filter(|(_, endpoint)| endpoint.is_serving())
             .map(|(address, endpoint)| {
+                let local = is_local(endpoint, &node.name) || cluster.is_own(&endpoint.address);
                 let facts = BackendFacts {
-                    local: is_local(endpoint, &node.name),
+                    local,
+                    tunnel: if has_dsr && !local { tunnels.to(endpoint) } else { None },
                     terminating: endpoint.terminating,
                     in_cluster: eligible.cluster.binary_search(address).is_ok(),
                     in_local: eligible.local.binary_search(address).is_ok(),
+                    weight: weight(address).max(1),
+                    step: 0,
                 };
                 (*address, facts)
             })
             .collect(),
         affinity_secs: service.affinity_secs,
-        algorithm: Algorithm::Random,
+        algorithm: service.algorithm.unwrap_or_default(),
+        maglev_outside: service.algorithm.is_none(),
+        // Of other protocols, no packet tells that an endpoint refuses a connection.
+        ejects: port.protocol == Protocol::Tcp && service.ejection != Some(false),
         source_ranges: allowed.ranges.clone(),
     }
+}
+
+/// The weight of an endpoint: its slice's word counts before the Service's.
+fn weight(service: &Service, endpoint: &Endpoint) -> u16 {
+    endpoint.weight.or_else(|| service.weights.of(endpoint)).unwrap_or(1)
 }
 
 #[cfg(test)]

@@ -3,23 +3,24 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use ipnet::IpNet;
 use proxy_common::select::Algorithm;
 
 pub use crate::model::Problem;
-use crate::model::TrafficPolicy;
 use crate::model::net::{IpFamily, Protocol};
+use crate::model::{Name, SortedMap, SortedSet, TrafficPolicy};
 
 /// One port of one Service in one address family: what gets an id of its own.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PortId {
     /// Namespace of the Service.
-    pub namespace: String,
+    pub namespace: Name,
     /// Name of the Service.
-    pub name: String,
+    pub name: Name,
     /// Name of the port; empty for the one port of a Service that names none.
-    pub port: String,
+    pub port: Name,
     /// Its protocol.
     pub protocol: Protocol,
     /// The address family.
@@ -88,7 +89,8 @@ pub struct BackendAddress {
 #[expect(clippy::struct_excessive_bools, reason = "four facts, each of them a bit of the map")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BackendFacts {
-    /// It runs on this node.
+    /// It is on this node: `nodeName` says so, or its address is one of the node's own. What it answers comes back
+    /// through here. Which endpoints a policy keeps on this node goes by `nodeName` alone.
     pub local: bool,
     /// It is terminating.
     pub terminating: bool,
@@ -96,6 +98,21 @@ pub struct BackendFacts {
     pub in_cluster: bool,
     /// Clients that a policy keeps on this node may be sent to it.
     pub in_local: bool,
+    /// With DSR: the address of its node, to which packets are encapsulated. `None`: it is on this node, or its node has no
+    /// address that can be reached so.
+    pub tunnel: Option<IpAddr>,
+    /// How large its share is, from 1 on; [`BackendFacts::default`] has 0, which counts as 1.
+    pub weight: u16,
+    /// While an endpoint of the port starts slowly: how many [`STEPS`](super::slow_start::STEPS) of its share it has by now.
+    /// 0: none does.
+    pub step: u16,
+}
+
+impl BackendFacts {
+    /// The share in the steps of a slow start.
+    pub fn share(&self) -> u16 {
+        if self.step == 0 { self.weight } else { self.weight.max(1) * self.step }
+    }
 }
 
 /// What one frontend does.
@@ -104,7 +121,8 @@ pub struct FrontendPlan {
     /// Where it comes from.
     pub kind: FrontendKind,
     /// The endpoints it spreads over, sorted, without duplicates; each is a key of [`PortPlan::backends`].
-    pub slots: Vec<BackendAddress>,
+    /// Frontends of one port and policy share them.
+    pub slots: Arc<[BackendAddress]>,
     /// The policy that chose them.
     pub policy: TrafficPolicy,
     /// With no slot: drop instead of refuse (the policy is Local and only other nodes have endpoints).
@@ -113,13 +131,23 @@ pub struct FrontendPlan {
     pub scoped: bool,
     /// Which clients may use it.
     pub access: Access,
+    /// Packets of clients outside are encapsulated to the nodes of their endpoints (DSR).
+    pub dsr: bool,
 }
 
 impl FrontendPlan {
     /// One that everybody may use, of policy Cluster.
-    pub const fn new(kind: FrontendKind, slots: Vec<BackendAddress>) -> Self {
+    pub fn new(kind: FrontendKind, slots: impl Into<Arc<[BackendAddress]>>) -> Self {
         let policy = TrafficPolicy::Cluster;
-        Self { kind, slots, policy, drop_when_empty: false, scoped: false, access: Access::Everybody }
+        Self {
+            kind,
+            slots: slots.into(),
+            policy,
+            drop_when_empty: false,
+            scoped: false,
+            access: Access::Everybody,
+            dsr: false,
+        }
     }
 }
 
@@ -140,13 +168,17 @@ pub enum Access {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortPlan {
     /// Its frontends.
-    pub frontends: BTreeMap<Frontend, FrontendPlan>,
+    pub frontends: SortedMap<Frontend, FrontendPlan>,
     /// Every serving endpoint, whether or not a policy lets a frontend use it.
-    pub backends: BTreeMap<BackendAddress, BackendFacts>,
+    pub backends: SortedMap<BackendAddress, BackendFacts>,
     /// Seconds of affinity by client address; 0: none.
     pub affinity_secs: u32,
     /// How connections are spread.
     pub algorithm: Algorithm,
+    /// Those of clients outside are spread by Maglev, but at cluster addresses.
+    pub maglev_outside: bool,
+    /// New connections skip endpoints that fail.
+    pub ejects: bool,
     /// Clients that may use the frontends with [`Access::Ranges`].
     pub source_ranges: BTreeSet<IpNet>,
 }
@@ -155,9 +187,11 @@ pub struct PortPlan {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ServicePlan {
     /// Its ports, by identity.
-    pub ports: BTreeMap<PortId, PortPlan>,
+    pub ports: SortedMap<PortId, PortPlan>,
     /// Its cluster addresses: at a port that no Service has, clients are refused there.
-    pub addresses: BTreeSet<IpAddr>,
+    pub addresses: SortedSet<IpAddr>,
+    /// Cluster addresses of it that are left alone, and why.
+    pub unmanaged: BTreeMap<IpAddr, Unmanaged>,
     /// Its health check, if load balancers make one.
     pub health_check: Option<HealthCheck>,
     /// When the Service was created, in seconds since 1970: of two Services that claim one frontend the older
@@ -165,6 +199,22 @@ pub struct ServicePlan {
     pub created: i64,
     /// What in the objects could not be used.
     pub problems: Vec<Problem>,
+}
+
+impl ServicePlan {
+    /// Whether packets of clients outside are encapsulated anywhere.
+    pub fn has_dsr(&self) -> bool {
+        self.ports.values().flat_map(|port| port.frontends.values()).any(|frontend| frontend.dsr)
+    }
+}
+
+/// Why a cluster address is left alone: packets and sockets to it are not translated, and not shut out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Unmanaged {
+    /// This node itself has the address (`NodeLocal` `DNSCache`): what is dialled there is meant for it.
+    Own,
+    /// Another proxy serves the Service (`service.kubernetes.io/service-proxy-name`).
+    Foreign,
 }
 
 /// What load balancers ask this node about a Service (`spec.healthCheckNodePort`).

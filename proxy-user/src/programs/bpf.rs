@@ -2,6 +2,7 @@
 //! attached to, and detaches on drop; links that outlive the process need all three to be ours.
 
 use std::ffi::CString;
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
@@ -9,8 +10,38 @@ use std::path::Path;
 
 use aya_obj::generated::{bpf_attach_type, bpf_cmd, bpf_link_type};
 
-/// `BPF_F_BEFORE` without a reference: in front of all that is attached.
-const BEFORE_ALL: u32 = aya_obj::generated::BPF_F_BEFORE;
+mod objects;
+pub(super) use objects::{make_array, pass_on, program_by_id};
+
+use crate::host::devices::XdpMode;
+
+/// Where a program runs among those of others on a TCX hook.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rank {
+    /// Before all of them.
+    First,
+    /// After all of them.
+    Last,
+}
+
+impl Rank {
+    /// `BPF_F_BEFORE` or `BPF_F_AFTER` without a reference: in front of, or behind, all that is attached.
+    const fn flag(self) -> u32 {
+        match self {
+            Self::First => aya_obj::generated::BPF_F_BEFORE,
+            Self::Last => aya_obj::generated::BPF_F_AFTER,
+        }
+    }
+}
+
+/// `XDP_FLAGS_DRV_MODE` or `XDP_FLAGS_SKB_MODE` of `include/uapi/linux/if_link.h`.
+const fn xdp_flag(mode: XdpMode) -> u32 {
+    match mode {
+        XdpMode::Native => 1 << 2,
+        XdpMode::Generic => 1 << 1,
+    }
+}
+
 /// More programs than the kernel lets anyone attach to one hook of a device.
 const MAX_QUERIED: usize = 256;
 
@@ -34,6 +65,19 @@ unsafe fn bpf_fd<T>(command: bpf_cmd, attr: &mut T) -> io::Result<OwnedFd> {
     unsafe { Ok(OwnedFd::from_raw_fd(bpf(command, attr)?)) }
 }
 
+/// A descriptor of the object of that id, by one of the commands `BPF_*_GET_FD_BY_ID`.
+fn fd_by_id(command: bpf_cmd, id: u32) -> io::Result<OwnedFd> {
+    #[repr(C)]
+    struct ById {
+        id: u32,
+        next: u32,
+        flags: u32,
+    }
+    let mut attr = ById { id, next: 0, flags: 0 };
+    // SAFETY: three numbers, as these commands have them.
+    unsafe { bpf_fd(command, &mut attr) }
+}
+
 /// A place where a program can be attached by a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Hook {
@@ -50,6 +94,11 @@ pub enum Hook {
         ifindex: u32,
         /// A `bpf_attach_type`.
         attach_type: u32,
+    },
+    /// The XDP hook of a device.
+    Xdp {
+        /// Index of the device in its network namespace; 0 when it is gone.
+        ifindex: u32,
     },
     /// Something that Ballast does not use.
     Other,
@@ -76,10 +125,37 @@ impl Link {
         Self::create(program, cgroup.as_raw_fd().cast_unsigned(), attach_type, 0)
     }
 
-    /// Attaches `program` to a device, in front of the programs of others: one of them that ends the chain
-    /// must not hide ours.
-    pub fn to_device(program: BorrowedFd<'_>, ifindex: u32, attach_type: u32) -> io::Result<Self> {
-        Self::create(program, ifindex, attach_type, BEFORE_ALL)
+    /// Attaches `program` to a device, in front of or behind the programs of others.
+    pub fn to_device(
+        program: BorrowedFd<'_>,
+        ifindex: u32,
+        attach_type: u32,
+        rank: Rank,
+    ) -> io::Result<Self> {
+        Self::create(program, ifindex, attach_type, rank.flag())
+    }
+
+    /// Attaches `program` to the XDP hook of a device, which takes one program.
+    pub fn to_xdp(program: BorrowedFd<'_>, ifindex: u32, mode: XdpMode) -> io::Result<Self> {
+        Self::create(program, ifindex, bpf_attach_type::BPF_XDP as u32, xdp_flag(mode))
+    }
+
+    /// A link that [`Link::iterate`] runs an iterator program by.
+    pub fn to_iterator(program: BorrowedFd<'_>) -> io::Result<Self> {
+        Self::create(program, 0, bpf_attach_type::BPF_TRACE_ITER as u32, 0)
+    }
+
+    /// A file that holds what the iterator program writes, each time it is opened anew: of the network namespace that the
+    /// calling thread is in.
+    pub fn iterate(&self) -> io::Result<File> {
+        #[repr(C)]
+        struct IterCreate {
+            link: RawFd,
+            flags: u32,
+        }
+        let mut attr = IterCreate { link: self.0.as_raw_fd(), flags: 0 };
+        // SAFETY: two numbers, as the command has them.
+        unsafe { bpf_fd(bpf_cmd::BPF_ITER_CREATE, &mut attr) }.map(File::from)
     }
 
     fn create(program: BorrowedFd<'_>, target: u32, attach_type: u32, flags: u32) -> io::Result<Self> {
@@ -127,15 +203,7 @@ impl Link {
 
     /// The link of that id; needs `CAP_SYS_ADMIN`.
     pub fn by_id(id: u32) -> io::Result<Self> {
-        #[repr(C)]
-        struct ById {
-            id: u32,
-            next: u32,
-            flags: u32,
-        }
-        let mut attr = ById { id, next: 0, flags: 0 };
-        // SAFETY: three numbers, as the command has them.
-        unsafe { bpf_fd(bpf_cmd::BPF_LINK_GET_FD_BY_ID, &mut attr) }.map(Self)
+        fd_by_id(bpf_cmd::BPF_LINK_GET_FD_BY_ID, id).map(Self)
     }
 
     /// What it is and where.
@@ -147,7 +215,7 @@ impl Link {
             id: u32,
             program: u32,
             fill: u32,
-            // The kernel's union: of a cgroup link its id and attach type, of a TCX link index and attach type.
+            // The kernel's union: of a cgroup link its id and attach type, of a TCX link index and attach type, of XDP the index.
             words: [u32; 12],
         }
         #[repr(C)]
@@ -168,6 +236,8 @@ impl Link {
         let hook = if info.kind == bpf_link_type::BPF_LINK_TYPE_CGROUP as u32 {
             let (low, high) = if cfg!(target_endian = "little") { (first, second) } else { (second, first) };
             Hook::Cgroup { id: u64::from(high) << 32 | u64::from(low), attach_type: third }
+        } else if info.kind == bpf_link_type::BPF_LINK_TYPE_XDP as u32 {
+            Hook::Xdp { ifindex: first }
         } else if info.kind == bpf_link_type::BPF_LINK_TYPE_TCX as u32 {
             Hook::Tcx { ifindex: first, attach_type: second }
         } else {
@@ -178,6 +248,15 @@ impl Link {
 
     /// Replaces the program; no packet or call sees a moment without one.
     pub fn update(&self, program: BorrowedFd<'_>) -> io::Result<()> {
+        self.replace(program, None)
+    }
+
+    /// The same, if the program is `old` still; `PermissionDenied`, if it is not.
+    pub fn exchange(&self, old: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
+        self.replace(program, Some(old))
+    }
+
+    fn replace(&self, program: BorrowedFd<'_>, old: Option<BorrowedFd<'_>>) -> io::Result<()> {
         #[repr(C)]
         struct LinkUpdate {
             link: RawFd,
@@ -185,8 +264,12 @@ impl Link {
             flags: u32,
             old_program: RawFd,
         }
-        let mut attr =
-            LinkUpdate { link: self.0.as_raw_fd(), program: program.as_raw_fd(), flags: 0, old_program: 0 };
+        let mut attr = LinkUpdate {
+            link: self.0.as_raw_fd(),
+            program: program.as_raw_fd(),
+            flags: if old.is_some() { aya_obj::generated::BPF_F_REPLACE } else { 0 },
+            old_program: old.map_or(0, |old| old.as_raw_fd()),
+        };
         // SAFETY: four numbers, as the command has them.
         unsafe { bpf(bpf_cmd::BPF_LINK_UPDATE, &mut attr) }.map(drop)
     }
@@ -248,6 +331,13 @@ pub fn link_ids() -> impl Iterator<Item = io::Result<u32>> {
 ///
 /// `EINVAL` means that the kernel has no TCX (older than 6.6, or built without it).
 pub fn tcx_links(ifindex: u32, attach_type: u32) -> io::Result<Vec<u32>> {
+    let mut links = tcx_places(ifindex, attach_type)?;
+    links.retain(|id| *id != 0);
+    Ok(links)
+}
+
+/// The same, with a 0 for each program that was attached without a link.
+pub fn tcx_places(ifindex: u32, attach_type: u32) -> io::Result<Vec<u32>> {
     #[repr(C)]
     struct Query {
         ifindex: u32,
@@ -279,8 +369,7 @@ pub fn tcx_links(ifindex: u32, attach_type: u32) -> io::Result<Vec<u32>> {
     };
     // SAFETY: both arrays hold `count` elements and outlive the call.
     match unsafe { bpf(bpf_cmd::BPF_PROG_QUERY, &mut attr) } {
-        // Programs that were attached without a link have 0 here.
-        Ok(_) => Ok(links.into_iter().take(attr.count as usize).filter(|id| *id != 0).collect()),
+        Ok(_) => Ok(links.into_iter().take(attr.count as usize).collect()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
         Err(error) => Err(error),
     }

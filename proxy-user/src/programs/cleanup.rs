@@ -8,8 +8,9 @@ use std::path::Path;
 use super::bpf::Link;
 use super::clsact;
 use super::error::Error;
-use super::hooks::Direction;
+use super::hooks::{self, Direction, XDP};
 use super::links::{self, Cgroup};
+use super::migrate;
 use super::pins::{self, Paths};
 use crate::host::devices;
 use crate::host::netlink::Netlink;
@@ -35,6 +36,11 @@ impl Cleanup {
 
 /// Somebody who has something to do when the programs go.
 pub trait Witness {
+    /// Whether another proxy serves what begins from now on. The packet programs leave that to it then, before anything else is
+    /// done, and go on with the connections that they know.
+    fn has_successor(&mut self) -> bool {
+        false
+    }
     /// They are about to go; everything is still there, and no agent runs.
     fn before(&mut self) {}
     /// They are gone, and their maps are still there.
@@ -95,11 +101,37 @@ fn work(
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
         Err(error) => return Err(Error::file("lock", paths.root())(error)),
     };
+    let names = pins::entries(&paths.links()).map_err(Error::file("list", &paths.links()))?;
+    // tc does all that XDP does, and XDP leaves nothing to others that it can do itself.
+    let (xdp, names): (Vec<_>, Vec<_>) =
+        names.into_iter().partition(|name| hooks::pinned_xdp(name).is_some());
+    let mut pinned = BTreeSet::new();
+    remove_links(&paths, &xdp, mode, &mut pinned, &mut report)?;
+    if mode == Mode::Remove
+        && witness.has_successor()
+        && let Err(error) = migrate::leave_what_begins(&paths)
+    {
+        tracing::warn!(%error, "connections that begin now may have to send their first packet again");
+    }
     // First what translates, then what it reads.
     witness.before();
-    let mut pinned = BTreeSet::new();
-    for name in pins::entries(&paths.links()).map_err(Error::file("list", &paths.links()))? {
-        let pin = paths.links().join(&name);
+    remove_links(&paths, &names, mode, &mut pinned, &mut report)?;
+    remove_strays(&paths, cgroup, mode, &pinned, &mut report)?;
+    witness.after();
+    remove_tree(&paths, mode, &mut report);
+    Ok(report)
+}
+
+/// Removes links by the names of their pins, and adds their ids to `pinned`.
+fn remove_links(
+    paths: &Paths,
+    names: &[String],
+    mode: Mode,
+    pinned: &mut BTreeSet<u32>,
+    report: &mut Cleanup,
+) -> Result<(), Error> {
+    for name in names {
+        let pin = paths.links().join(name);
         let link = Link::pinned(&pin).map_err(Error::file("open the link", &pin))?;
         pinned.extend(link.as_ref().and_then(|link| link.info().ok()).map(|info| info.id));
         let result = match mode {
@@ -108,10 +140,7 @@ fn work(
         };
         report.note(format!("link {name}"), result);
     }
-    remove_strays(&paths, cgroup, mode, &pinned, &mut report)?;
-    witness.after();
-    remove_tree(&paths, mode, &mut report);
-    Ok(report)
+    Ok(())
 }
 
 /// Links and filters of ours that no pin tells of: the bpffs they were pinned in is gone. Where another agent
@@ -148,6 +177,11 @@ fn remove_strays(
             for link in strays.into_iter().filter(is_stray) {
                 let what = format!("unpinned link {} on {}", direction.program(), device.name);
                 report.note(what, mode.run(|| link.detach()));
+            }
+        }
+        for link in device.xdp.iter().flat_map(|xdp| links::of_xdp(device.ifindex, xdp.program)) {
+            if is_stray(&link) {
+                report.note(format!("unpinned link {XDP} on {}", device.name), mode.run(|| link.detach()));
             }
         }
         match filters_off(paths, device.ifindex, mode) {

@@ -118,6 +118,16 @@ pub enum Error {
         /// Why not; holds the verifier's log.
         source: Box<ProgramError>,
     },
+    /// The kernel does not show its types.
+    #[error(
+        "cannot read the kernel's types in {path}: {source}; the kernel needs CONFIG_DEBUG_INFO_BTF, and the container /sys"
+    )]
+    NoBtf {
+        /// Where they should be.
+        path: &'static str,
+        /// Why not.
+        source: Box<aya_obj::btf::BtfError>,
+    },
     /// A map could not be used.
     #[error("map {name}: {source}")]
     Map {
@@ -125,6 +135,12 @@ pub enum Error {
         name: &'static str,
         /// Why not.
         source: MapError,
+    },
+    /// There are no maps of this version.
+    #[error("{} holds no maps of this version: nothing to go back from; name the agent's bpffs with --bpffs", path.display())]
+    NothingHere {
+        /// Where they would be.
+        path: PathBuf,
     },
     /// The clock program gave no answer.
     #[error("cannot measure the kernel's clock: {0}")]

@@ -3,31 +3,61 @@
 use std::fmt;
 
 use aya_obj::generated::bpf_attach_type::{
-    self, BPF_CGROUP_INET4_CONNECT, BPF_CGROUP_INET4_GETPEERNAME, BPF_CGROUP_INET4_POST_BIND,
-    BPF_CGROUP_INET6_CONNECT, BPF_CGROUP_INET6_GETPEERNAME, BPF_CGROUP_INET6_POST_BIND,
-    BPF_CGROUP_UDP4_RECVMSG, BPF_CGROUP_UDP4_SENDMSG, BPF_CGROUP_UDP6_RECVMSG, BPF_CGROUP_UDP6_SENDMSG,
-    BPF_TCX_EGRESS, BPF_TCX_INGRESS,
+    self, BPF_CGROUP_INET_SOCK_RELEASE, BPF_CGROUP_INET4_CONNECT, BPF_CGROUP_INET4_GETPEERNAME,
+    BPF_CGROUP_INET4_POST_BIND, BPF_CGROUP_INET6_CONNECT, BPF_CGROUP_INET6_GETPEERNAME,
+    BPF_CGROUP_INET6_POST_BIND, BPF_CGROUP_SOCK_OPS, BPF_CGROUP_UDP4_RECVMSG, BPF_CGROUP_UDP4_SENDMSG,
+    BPF_CGROUP_UDP6_RECVMSG, BPF_CGROUP_UDP6_SENDMSG, BPF_TCX_EGRESS, BPF_TCX_INGRESS,
 };
 
 /// Programs on the cgroup, and the hook each belongs to; the name is the pin of its link, too.
 ///
 /// The order is the order of attachment: what translates addresses back comes before what translates them, so
-/// that nobody sees an answer from an address it did not ask.
-pub const SOCKET_HOOKS: [(&str, bpf_attach_type); 10] = [
+/// that nobody sees an answer from an address it did not ask; and what counts the end of a connection comes before what counts
+/// its beginning.
+pub const SOCKET_HOOKS: [(&str, bpf_attach_type); 12] = [
     ("sock_recvmsg4", BPF_CGROUP_UDP4_RECVMSG),
     ("sock_recvmsg6", BPF_CGROUP_UDP6_RECVMSG),
     ("sock_peer4", BPF_CGROUP_INET4_GETPEERNAME),
     ("sock_peer6", BPF_CGROUP_INET6_GETPEERNAME),
+    (SOCKET_RELEASE, BPF_CGROUP_INET_SOCK_RELEASE),
     ("sock_sendmsg4", BPF_CGROUP_UDP4_SENDMSG),
     ("sock_sendmsg6", BPF_CGROUP_UDP6_SENDMSG),
+    (SOCKET_OUTCOME, BPF_CGROUP_SOCK_OPS),
     ("sock_connect4", BPF_CGROUP_INET4_CONNECT),
     ("sock_connect6", BPF_CGROUP_INET6_CONNECT),
     ("sock_bind4", BPF_CGROUP_INET4_POST_BIND),
     ("sock_bind6", BPF_CGROUP_INET6_POST_BIND),
 ];
 
+/// Sees what becomes of connections that sockets begin; layout 2 has no such program.
+pub const SOCKET_OUTCOME: &str = "sock_outcome";
+
+/// Runs when a socket is closed; layout 2 has no such program.
+pub const SOCKET_RELEASE: &str = "sock_release";
+
 /// Never attached: run once at start to read the kernel's clocks.
 pub const CLOCK: &str = "clock";
+
+/// Lists the UDP sockets of a network namespace that a Service led somewhere.
+pub const SOCKET_ITERATOR: &str = "iter_udp";
+
+/// Lists the backends of sockets that count among their open connections.
+pub const COUNTED_ITERATOR: &str = "iter_counted";
+
+/// On uplinks, before tc, run by the driver.
+pub const XDP: &str = "xdp_ingress";
+/// The same, run by the kernel's stack.
+pub const XDP_GENERIC: &str = "xdp_generic";
+
+/// Name of the pin of the XDP link on a device.
+pub(super) fn xdp_pin(ifindex: u32) -> String {
+    format!("xdp_{ifindex}")
+}
+
+/// The device in the name of such a pin.
+pub(super) fn pinned_xdp(pin: &str) -> Option<u32> {
+    pin.strip_prefix("xdp_")?.parse().ok()
+}
 
 /// A direction of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -84,13 +114,20 @@ pub(super) fn pinned_device(pin: &str) -> Option<u32> {
 pub(super) fn pinned_program(pin: &str) -> Option<&'static str> {
     let of_device =
         |direction: &&Direction| pinned_device(pin).is_some_and(|ifindex| direction.pin(ifindex) == pin);
+    if pinned_xdp(pin).is_some() {
+        return Some(XDP);
+    }
     let on_cgroup = SOCKET_HOOKS.iter().map(|(name, _)| *name).find(|name| *name == pin);
     on_cgroup.or_else(|| Direction::ALL.iter().find(of_device).map(|direction| direction.program()))
 }
 
 /// Every program that is attached somewhere.
 pub(super) fn names() -> impl Iterator<Item = &'static str> {
-    SOCKET_HOOKS.iter().map(|(name, _)| *name).chain(Direction::ALL.iter().map(|d| d.program()))
+    SOCKET_HOOKS
+        .iter()
+        .map(|(name, _)| *name)
+        .chain(Direction::ALL.iter().map(|d| d.program()))
+        .chain([XDP, XDP_GENERIC])
 }
 
 #[cfg(test)]
@@ -108,11 +145,13 @@ mod tests {
         }
         assert_eq!(pinned_program("sock_connect4"), Some("sock_connect4"));
         assert_eq!(pinned_program("sock_connect4_new"), None);
+        assert_eq!((pinned_xdp(&xdp_pin(7)), pinned_program(&xdp_pin(7))), (Some(7), Some(XDP)));
+        assert_eq!((pinned_xdp("xdp_7_new"), pinned_device("xdp_7")), (None, None));
     }
 
     #[test]
     fn names_fit_the_kernel() {
         assert!(names().all(|name| name.len() <= 15));
-        assert_eq!(names().collect::<std::collections::BTreeSet<_>>().len(), SOCKET_HOOKS.len() + 2);
+        assert_eq!(names().collect::<std::collections::BTreeSet<_>>().len(), SOCKET_HOOKS.len() + 4);
     }
 }

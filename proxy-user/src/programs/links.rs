@@ -10,9 +10,10 @@ use aya::maps::MapInfo;
 use aya::programs::loaded_programs;
 use proxy_common::map_names;
 
-use super::bpf::{self, Hook, Link, LinkInfo};
+use super::bpf::{self, Hook, Link, LinkInfo, Rank};
 use super::error::Error;
 use super::hooks;
+use crate::host::devices::XdpMode;
 
 /// A cgroup that is open.
 #[derive(Debug)]
@@ -43,14 +44,18 @@ impl Cgroup {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Place<'a> {
     Cgroup { cgroup: &'a Cgroup, attach_type: u32 },
-    Device { ifindex: u32, attach_type: u32 },
+    Device { ifindex: u32, attach_type: u32, rank: Rank },
+    Xdp { ifindex: u32, mode: XdpMode },
 }
 
 impl Place<'_> {
     fn attach(self, program: BorrowedFd<'_>) -> io::Result<Link> {
         match self {
             Self::Cgroup { cgroup, attach_type } => Link::to_cgroup(program, cgroup.fd.as_fd(), attach_type),
-            Self::Device { ifindex, attach_type } => Link::to_device(program, ifindex, attach_type),
+            Self::Device { ifindex, attach_type, rank } => {
+                Link::to_device(program, ifindex, attach_type, rank)
+            }
+            Self::Xdp { ifindex, mode } => Link::to_xdp(program, ifindex, mode),
         }
     }
 
@@ -59,16 +64,32 @@ impl Place<'_> {
     pub(super) fn holds(self, link: &LinkInfo) -> bool {
         match self {
             Self::Cgroup { cgroup, attach_type } => link.hook == Hook::Cgroup { id: cgroup.id, attach_type },
-            Self::Device { ifindex, attach_type } => {
+            Self::Device { ifindex, attach_type, .. } => {
                 bpf::tcx_links(ifindex, attach_type).is_ok_and(|links| links.contains(&link.id))
             }
+            // Whoever asks has compared the device's program with the link's.
+            Self::Xdp { ifindex, .. } => link.hook == Hook::Xdp { ifindex },
         }
+    }
+
+    /// Whether a link that is attached here runs where it should among the programs of others. A cgroup has no such order,
+    /// and who may not ask leaves things as they are.
+    fn has_rank(self, link: u32) -> bool {
+        let Self::Device { ifindex, attach_type, rank } = self else { return true };
+        let Ok(links) = bpf::tcx_places(ifindex, attach_type) else { return true };
+        let end = match rank {
+            Rank::First => links.first(),
+            Rank::Last => links.last(),
+        };
+        end == Some(&link)
     }
 
     fn describe(self) -> String {
         match self {
             Self::Cgroup { cgroup, .. } => format!("cgroup {}", cgroup.path.display()),
-            Self::Device { ifindex, .. } => format!("device {}", super::device_name(ifindex)),
+            Self::Device { ifindex, .. } | Self::Xdp { ifindex, .. } => {
+                format!("device {}", super::device_name(ifindex))
+            }
         }
     }
 }
@@ -113,6 +134,19 @@ pub(super) fn on_device(ifindex: u32, attach_type: u32, except: Option<&Path>) -
     find(ids.into_iter(), &our_programs()).map(|(_, link, _)| link).collect()
 }
 
+/// Links of ours to the XDP hook of a device of this network namespace, which runs that program.
+pub(super) fn of_xdp(ifindex: u32, program: u32) -> Vec<Link> {
+    let ours = our_programs();
+    if !ours.contains_key(&program) {
+        return Vec::new();
+    }
+    let is_it = |info: &LinkInfo| info.hook == Hook::Xdp { ifindex } && info.program == program;
+    find(bpf::link_ids().map_while(Result::ok), &ours)
+        .filter(|(_, _, info)| is_it(info))
+        .map(|(_, link, _)| link)
+        .collect()
+}
+
 fn find(
     ids: impl Iterator<Item = u32>,
     ours: &BTreeMap<u32, String>,
@@ -133,6 +167,8 @@ pub enum Outcome {
     Replaced,
     /// In a link of an earlier agent whose pin was lost.
     Adopted,
+    /// By a new link in the place of an earlier agent's, which ran at another place among the programs of others.
+    Moved,
 }
 
 /// Puts `program` on a hook and pins its link, taking over what an earlier agent left there: a link is updated
@@ -146,17 +182,34 @@ pub(super) fn hold(
 ) -> Result<Outcome, Error> {
     let pinned = Link::pinned(pin).map_err(Error::file("open the link", pin))?;
     let is_here = |link: &&Link| link.info().is_ok_and(|info| place.holds(&info));
-    let takes = |link: &&Link| link.update(program).is_ok();
-    let (kept, outcome) = if let Some(link) = pinned.as_ref().filter(is_here).filter(takes) {
-        (link.info(), Outcome::Replaced)
-    } else if let Some(link) = strays.iter().filter(is_here).find(takes) {
-        replace_pin(link, pin)?;
-        (link.info(), Outcome::Adopted)
-    } else {
-        let failed = |source| Error::Attach { program: name, place: place.describe(), source };
-        let link = place.attach(program).map_err(failed)?;
-        replace_pin(&link, pin)?;
-        (link.info(), Outcome::Attached)
+    let replaced = pinned.iter().filter(is_here).map(|link| (link, Outcome::Replaced));
+    let adopted = strays.iter().filter(is_here).map(|link| (link, Outcome::Adopted));
+    let taken = replaced.chain(adopted).find_map(|(link, outcome)| {
+        let moved = take(link, place, program).ok()?;
+        Some((link, moved, outcome))
+    });
+    let (kept, outcome) = match taken {
+        Some((link, Some(fresh), _)) => {
+            if let Err(error) = replace_pin(&fresh, pin) {
+                // Without a pin it ends with us: the old one goes on.
+                let _ = fresh.detach();
+                let _ = link.update(program);
+                return Err(error);
+            }
+            (fresh.info(), Outcome::Moved)
+        }
+        Some((link, None, outcome)) => {
+            if outcome == Outcome::Adopted {
+                replace_pin(link, pin)?;
+            }
+            (link.info(), outcome)
+        }
+        None => {
+            let failed = |source| Error::Attach { program: name, place: place.describe(), source };
+            let link = place.attach(program).map_err(failed)?;
+            replace_pin(&link, pin)?;
+            (link.info(), Outcome::Attached)
+        }
     };
     let kept = kept.map_err(Error::file("read the link", pin))?.id;
     // The new link works: what else is ours goes, so that nothing is translated twice.
@@ -167,6 +220,33 @@ pub(super) fn hold(
         }
     }
     Ok(outcome)
+}
+
+/// Puts the program into the link of an earlier agent; or into a new link, which is returned, where that one does not run
+/// where it should among the programs of others.
+fn take(link: &Link, place: Place<'_>, program: BorrowedFd<'_>) -> io::Result<Option<Link>> {
+    // A link that cannot be replaced is better than none.
+    if !place.has_rank(link.info()?.id)
+        && let Ok(fresh) = swap(link, place, program)
+    {
+        return Ok(Some(fresh));
+    }
+    link.update(program).map(|()| None)
+}
+
+/// A link cannot move. A second one is attached where it should be, with a program that does nothing, and then both change
+/// their programs: two system calls that wait for nothing, while to attach one and detach the other would have both work
+/// for a grace period of RCU, and the other way round none. A packet in between may be translated by both, which costs that
+/// packet at worst; one that none translates may be answered by a reset.
+///
+/// `AlreadyExists`: the link has this very program, and no hook takes a program twice.
+fn swap(link: &Link, place: Place<'_>, program: BorrowedFd<'_>) -> io::Result<Link> {
+    let idle = bpf::pass_on()?;
+    let fresh = place.attach(idle.as_fd())?;
+    fresh.update(program)?;
+    // If it does not take this one, it is detached soon.
+    let _ = link.update(idle.as_fd());
+    Ok(fresh)
 }
 
 /// Pins `link` at `pin` in one step, whatever was there.

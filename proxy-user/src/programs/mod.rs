@@ -8,17 +8,23 @@ pub mod cleanup;
 pub mod hooks;
 pub mod pins;
 
+mod calls;
 mod clock;
 mod clsact;
 mod error;
+mod iterator;
 mod links;
+mod migrate;
 mod notice;
 mod object;
 mod privileges;
 mod repair;
+mod settings;
 mod status;
+mod xdp;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::iter;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -27,12 +33,16 @@ use aya::Ebpf;
 use aya::programs::Program;
 pub use cleanup::{Cleanup, Witness, cleanup, cleanup_before, dry_run};
 pub use error::Error;
+pub use iterator::{CountedIterator, SocketIterator};
 pub use links::Outcome;
+pub use migrate::{Downgrade, downgrade};
 pub use notice::Notice;
-pub use object::Capacities;
+pub use object::{Capacities, load_packet_path};
 pub use pins::ensure_bpffs as mount_bpffs;
 pub use repair::{Repair, Repairs};
+pub use settings::{PacketHook, Settings, TcxOrder};
 pub use status::{Attachment, ProgramStatus, attachments};
+pub use xdp::{Taken, Xdp, XdpDevice, XdpDevices};
 
 use crate::host::devices::Device;
 use crate::host::manager::DeviceHooks;
@@ -44,31 +54,17 @@ use pins::Pins;
 /// The BPF object inside this binary; empty when it was built without one.
 pub static EMBEDDED: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/ballast.bpf.o"));
 
-/// How packet programs are attached.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum PacketHook {
-    /// TCX where the kernel has it, clsact elsewhere.
-    #[default]
-    Auto,
-    /// TCX or nothing.
-    Tcx,
-    /// The clsact qdisc.
-    Clsact,
-}
-
-/// What the programs are loaded and attached with.
-#[derive(Clone, Debug)]
-pub struct Settings {
-    /// The BPF object.
-    pub object: &'static [u8],
-    /// The bpffs; mounted when it is not.
-    pub bpffs: PathBuf,
-    /// The cgroup whose sockets are translated, from [`host::cgroup::find`](crate::host::cgroup::find).
-    pub cgroup: PathBuf,
-    /// Sizes of the maps.
-    pub capacities: Capacities,
-    /// How packet programs are attached.
-    pub packet_hook: PacketHook,
+/// Lets the kernel take back the memory of [`EMBEDDED`], which is read from this program's file again when it is needed
+/// again: for a device without link-layer header, or to list sockets.
+pub fn release_object() {
+    let (page, start) = (rustix::param::page_size(), EMBEDDED.as_ptr().addr());
+    let (first, end) = (start.next_multiple_of(page), (start + EMBEDDED.len()) / page * page);
+    if first < end {
+        let address = EMBEDDED.as_ptr().wrapping_add(first - start).cast_mut().cast();
+        // SAFETY: whole pages of a constant, which nobody writes to: the kernel reads the same bytes from the file again.
+        // A failure leaves them where they are.
+        let _ = unsafe { rustix::mm::madvise(address, end - first, rustix::mm::Advice::LinuxDontNeed) };
+    }
 }
 
 /// The loaded programs. Dropping this closes files and leaves everything attached.
@@ -80,6 +76,7 @@ pub struct Programs {
     hz: u32,
     in_force: bool,
     tcx: bool,
+    tcx_order: TcxOrder,
     /// Taken with the first device.
     devices_lock: Mutex<Option<pins::Lock>>,
     object: &'static [u8],
@@ -89,6 +86,9 @@ pub struct Programs {
     /// Ids of the maps, to know them again.
     map_ids: BTreeMap<&'static str, u32>,
     repairs: Arc<Repairs>,
+    /// The maps of the previous version, until its programs are replaced.
+    predecessor: Mutex<Option<PathBuf>>,
+    xdp: xdp::Keeper,
 }
 
 impl Programs {
@@ -103,7 +103,15 @@ impl Programs {
             what: "cgroup",
             flag: "--cgroup-root",
         })?;
-        let loaded = object::load(settings.object, &pins, &settings.capacities)?;
+        let mut loaded = object::load(settings.object, &pins, &settings.capacities)?;
+        let unusable = match settings.xdp {
+            Xdp::Off => None,
+            _ => object::load_xdp(&mut loaded.ebpf, settings.xdp.program())
+                .err()
+                .map(|error| error.to_string()),
+        };
+        let xdp_devices = loaded.ebpf.take_map(proxy_common::map_names::XDP_DEVICES);
+        let xdp = xdp::Keeper::new(settings.xdp, unusable, xdp_devices);
         let mut notices = loaded.notices;
         if pins.mounted {
             notices.push(Notice::Mounted { path: settings.bpffs.clone() });
@@ -124,12 +132,15 @@ impl Programs {
             hz: loaded.hz,
             in_force: loaded.in_force,
             tcx,
+            tcx_order: settings.tcx_order,
             devices_lock: Mutex::default(),
             object: settings.object,
             headerless: OnceLock::new(),
             notices,
             map_ids: BTreeMap::new(),
             repairs: Arc::default(),
+            predecessor: Mutex::new(loaded.predecessor),
+            xdp,
         };
         programs.map_ids = repair::map_ids(&programs)?;
         Ok(programs)
@@ -161,6 +172,16 @@ impl Programs {
         self.tcx
     }
 
+    /// What lists the UDP sockets that Services led somewhere. Loading it takes a part of a second.
+    pub fn socket_iterator(&self) -> Result<SocketIterator, Error> {
+        SocketIterator::load(self.object, &self.pins)
+    }
+
+    /// What lists the sockets that count among the open connections of backends. Loading it takes a part of a second.
+    pub fn counted_iterator(&self) -> Result<CountedIterator, Error> {
+        CountedIterator::load(self.object, &self.pins)
+    }
+
     /// What the programs log, as a function that passes on to `log` what has come since its last call.
     #[cfg(feature = "bpf-log")]
     pub fn logger(&mut self) -> Result<impl FnMut() + Send + use<>, aya_log::Error> {
@@ -175,15 +196,29 @@ impl Programs {
         }
         if self.headerless.get().is_none() {
             // Who else has loaded it meanwhile has loaded the same.
-            let _ = self.headerless.set(object::load_headerless(self.object, &self.pins)?);
+            let (paths, none) = (self.pins.paths(), object::Transition::None);
+            let _ = self.headerless.set(object::load_packet_programs(self.object, paths, true, none)?);
         }
         let missing = Error::Incomplete { kind: "program", name: direction.program() };
         program(self.headerless.get().ok_or(missing)?, direction.program())
     }
 
     /// Attaches the socket programs, or takes over the links of an earlier agent; then puts the maps of this
-    /// version in force, and removes those of other versions.
+    /// version in force, and removes those of other versions. Where programs of the previous version are attached, those on
+    /// devices are replaced too, and what they follow is copied.
     pub fn attach_sockets(&self) -> Result<Vec<(&'static str, Outcome)>, Error> {
+        let mut predecessor = self.predecessor.lock().unwrap_or_else(PoisonError::into_inner);
+        let outcomes = match predecessor.as_deref() {
+            Some(previous) => self.succeed(previous)?,
+            None => self.hold_sockets()?,
+        };
+        self.pins.enact()?;
+        self.pins.retire_other_versions()?;
+        *predecessor = None;
+        Ok(outcomes)
+    }
+
+    fn hold_sockets(&self) -> Result<Vec<(&'static str, Outcome)>, Error> {
         let ours = links::our_programs();
         let strays = links::on_cgroup(&self.cgroup, &ours);
         let mut strays_of = BTreeMap::<String, Vec<bpf::Link>>::new();
@@ -197,8 +232,6 @@ impl Programs {
             let strays = strays_of.remove(name).unwrap_or_default();
             outcomes.push((name, links::hold(&pin, name, place, program(&self.ebpf, name)?, &strays)?));
         }
-        self.pins.enact()?;
-        self.pins.retire_other_versions()?;
         Ok(outcomes)
     }
 
@@ -215,7 +248,7 @@ impl Programs {
             let (name, attach_type) = (direction.program(), direction.attach_type());
             let pin = self.pins.paths().links().join(direction.pin(ifindex));
             let strays = links::on_device(ifindex, attach_type, Some(&pin));
-            let place = Place::Device { ifindex, attach_type };
+            let place = Place::Device { ifindex, attach_type, rank: self.tcx_order.rank(direction) };
             links::hold(&pin, name, place, self.packet_program(direction, no_header)?, &strays)?;
         }
         self.remove_filters(ifindex)
@@ -299,6 +332,13 @@ impl DeviceHooks for Programs {
         self.repairs.add_device();
     }
 
+    fn settled(&self, devices: &[Device]) {
+        let own = iter::once(&self.ebpf).chain(self.headerless.get()).flat_map(calls::users).collect();
+        calls::release_unused(self.pins.paths(), &own);
+        let tc = self.attached();
+        self.keep_xdp(devices, |ifindex| tc.get(&ifindex) == Some(&true));
+    }
+
     fn attached(&self) -> BTreeMap<u32, bool> {
         let links = status::linked_devices(self.pins.paths());
         let filters = status::filtered_devices(self.pins.paths());
@@ -317,7 +357,9 @@ fn program<'a>(ebpf: &'a Ebpf, name: &'static str) -> Result<BorrowedFd<'a>, Err
     let fd = match program {
         Program::CgroupSock(program) => program.fd(),
         Program::CgroupSockAddr(program) => program.fd(),
+        Program::SockOps(program) => program.fd(),
         Program::SchedClassifier(program) => program.fd(),
+        Program::Xdp(program) => program.fd(),
         _ => return Err(missing()),
     };
     Ok(fd.map_err(|source| Error::Program { name, source: Box::new(source) })?.as_fd())

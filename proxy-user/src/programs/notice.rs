@@ -17,6 +17,8 @@ pub enum Notice {
         kept: u32,
         /// Entries asked for.
         max_entries: u32,
+        /// Nobody asked for more than what the node's memory allows.
+        by_memory: bool,
     },
     /// Something else was pinned in the place of a map.
     PinRefused {
@@ -38,7 +40,8 @@ impl Notice {
     /// Whether something is worse than it should be; else it is only good to know.
     pub const fn is_warning(&self) -> bool {
         match self {
-            Self::SizeKept { .. } | Self::PinRefused { .. } => true,
+            Self::SizeKept { by_memory, .. } => !*by_memory,
+            Self::PinRefused { .. } => true,
             Self::Mounted { .. } => false,
         }
     }
@@ -47,13 +50,19 @@ impl Notice {
 impl fmt::Display for Notice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::SizeKept { map, setting: "", kept, max_entries } => {
+            Self::SizeKept { map, kept, max_entries, by_memory: true, .. } => {
+                write!(
+                    f,
+                    "map {map} keeps its {kept} entries; by this node's memory a new one gets {max_entries}. Drain the node and run `ballast cleanup` to change it"
+                )
+            }
+            Self::SizeKept { map, setting: "", kept, max_entries, .. } => {
                 write!(
                     f,
                     "map {map} keeps its {kept} entries; this version makes {max_entries}. Drain the node and run `ballast cleanup` to change it"
                 )
             }
-            Self::SizeKept { map, setting, kept, max_entries } => {
+            Self::SizeKept { map, setting, kept, max_entries, .. } => {
                 write!(
                     f,
                     "map {map} keeps its {kept} entries, though {setting} asks for {max_entries}. Drain the node and run `ballast cleanup` before the next start to change it"
@@ -90,11 +99,15 @@ mod tests {
 
     #[test]
     fn a_kept_size_names_the_setting_and_the_way_out() {
-        let notice = Notice::SizeKept { map: "slots", setting: "--max-slots", kept: 5, max_entries: 9 };
+        let (setting, by_memory) = ("--max-slots", false);
+        let notice = Notice::SizeKept { map: "slots", setting, kept: 5, max_entries: 9, by_memory };
+        assert!(notice.is_warning());
         let text = notice.to_string();
         assert!(
             text.contains("slots") && text.contains("--max-slots") && text.contains("ballast cleanup"),
             "{text}"
         );
+        let notice = Notice::SizeKept { map: "slots", setting, kept: 5, max_entries: 10, by_memory: true };
+        assert!(!notice.is_warning() && !notice.to_string().contains(setting), "{notice}");
     }
 }

@@ -2,10 +2,10 @@
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use aya::maps::{Array, MapInfo};
-use aya::programs::{Program, ProgramError, SchedClassifier};
+use aya::programs::{Program, ProgramError, SchedClassifier, Xdp};
 use aya::{Ebpf, EbpfLoader};
 use aya_obj::Object;
 use proxy_common::config::NodeConfig;
@@ -15,7 +15,7 @@ use proxy_common::map_names as names;
 use super::error::Error;
 use super::hooks::{CLOCK, Direction, SOCKET_HOOKS};
 use super::pins::{Paths, Pins};
-use super::{Notice, clock};
+use super::{Notice, calls, clock, migrate};
 
 /// How many entries the maps hold. `/configz` shows them as they are serialized here. A pinned map keeps its size until it is removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
@@ -27,6 +27,8 @@ pub struct Capacities {
     pub frontends: u32,
     /// Elements of `slots`.
     pub slots: u32,
+    /// Words of `maglev`.
+    pub maglev_words: u32,
     /// Backend ids.
     pub backends: u32,
     /// Flows of each address family.
@@ -35,6 +37,9 @@ pub struct Capacities {
     pub sockets: u32,
     /// Pairs of Service port and reason of refusal.
     pub refusals: u32,
+    /// How many times as large as by default the maps of Services are where no setting says more; 1: no larger.
+    #[serde(skip)]
+    pub by_memory: u32,
 }
 
 impl Default for Capacities {
@@ -43,25 +48,35 @@ impl Default for Capacities {
             services: names::DEFAULT_SERVICES,
             frontends: names::DEFAULT_FRONTENDS,
             slots: names::DEFAULT_SLOTS,
+            maglev_words: names::DEFAULT_MAGLEV_WORDS,
             backends: names::DEFAULT_BACKENDS,
             flows: names::DEFAULT_FLOWS,
             sockets: names::DEFAULT_SOCKETS,
             refusals: names::DEFAULT_REFUSALS,
+            by_memory: 1,
         }
     }
 }
 
 impl Capacities {
+    /// Whether a map is larger than by default, by no more than the node's memory makes it.
+    fn is_by_memory(&self, map: &str) -> bool {
+        let plain = Self::default().of(map).map(|(entries, _)| entries.saturating_mul(self.by_memory));
+        self.by_memory > 1 && plain == self.of(map).map(|(entries, _)| entries)
+    }
+
     /// Entries of a map, and the setting that says so; `None` for maps of fixed size.
     pub fn of(&self, map: &str) -> Option<(u32, &'static str)> {
         Some(match map {
             names::SERVICES | names::SERVICES6 => (self.frontends, "--max-frontends"),
             names::SLOTS => (self.slots, "--max-slots"),
-            names::BACKENDS | names::BACKENDS6 | names::BACKEND_STATS => (self.backends, "--max-backends"),
+            names::MAGLEV => (self.maglev_words, "--max-maglev-words"),
+            map if names::OF_BACKENDS.contains(&map) => (self.backends, "--max-backends"),
             names::FLOWS | names::FLOWS6 => (self.flows, "--max-flows"),
             names::FLOW_INDEX | names::FLOW_INDEX6 => (buckets_for(self.flows), "--max-flows"),
             names::SOCKETS | names::SOCKETS6 => (self.sockets, "--max-sockets"),
-            names::SERVICE_STATS | names::NAMES => (self.services, "--max-services"),
+            names::MAGLEV_INDEX => (self.services.saturating_mul(2), "--max-services"),
+            names::SERVICE_STATS | names::NAMES | names::TURNS => (self.services, "--max-services"),
             // No flag: a table that forgets what is oldest is never too small for the others.
             names::REFUSALS => (self.refusals, ""),
             _ => return None,
@@ -145,6 +160,8 @@ pub(super) struct Loaded {
     pub in_force: bool,
     /// Jiffies in a second.
     pub hz: u32,
+    /// The maps of the previous version, whose programs are attached.
+    pub predecessor: Option<PathBuf>,
 }
 
 /// Makes or opens the maps, and loads the programs.
@@ -158,16 +175,24 @@ pub(super) fn load(bytes: &[u8], pins: &Pins, capacities: &Capacities) -> Result
     let mut loader = EbpfLoader::new();
     // No program reads kernel types, so a kernel without BTF will do, and nobody waits for parsing it.
     loader.btf(None);
+    let predecessor = pins.predecessor();
+    if let Some(previous) = &predecessor {
+        pins.begin_anew()?;
+        migrate::share_with(previous, &paths.maps());
+    }
     for name in names::ALL {
         let map = object.maps.get(*name).ok_or(Error::Incomplete { kind: "map", name })?;
         let (max_entries, setting) = capacities.of(name).unwrap_or((map.max_entries(), ""));
         let path = paths.maps().join(name);
         let wanted = Shape::of(map, max_entries);
         match Shape::pinned(&path).map(|found| found.map(|found| (found, wanted.judge(found)))) {
+            // Until our programs are attached, the others' maps are in force.
+            None if predecessor.is_some() => {}
             None => pins.retract(name)?,
             Some(Ok((_, Verdict::Fits))) => {}
             Some(Ok((found, Verdict::OtherSize))) => {
-                notices.push(Notice::SizeKept { map: name, setting, kept: found.max_entries, max_entries });
+                let (kept, by_memory) = (found.max_entries, capacities.is_by_memory(name));
+                notices.push(Notice::SizeKept { map: name, setting, kept, max_entries, by_memory });
             }
             Some(Ok((_, Verdict::Refuse(reason))) | Err(reason)) => {
                 pins.retract(name)?;
@@ -183,26 +208,71 @@ pub(super) fn load(bytes: &[u8], pins: &Pins, capacities: &Capacities) -> Result
         match ebpf.program_mut(name) {
             Some(Program::CgroupSock(program)) => program.load(),
             Some(Program::CgroupSockAddr(program)) => program.load(),
+            Some(Program::SockOps(program)) => program.load(),
             _ => return Err(Error::Incomplete { kind: "program", name }),
         }
         .map_err(refused(name))?;
     }
-    load_classifiers(&mut ebpf, Direction::ALL.map(Direction::program).into_iter().chain([CLOCK]))?;
+    load_classifiers(&mut ebpf, [CLOCK].into_iter())?;
+    load_packet_path(&mut ebpf)?;
+    calls::keep(&mut ebpf, paths)?;
     let hz = configure(&mut ebpf, paths, in_force)?;
-    Ok(Loaded { ebpf, notices, in_force, hz })
+    Ok(Loaded { ebpf, notices, in_force, hz, predecessor })
 }
 
-/// Loads the packet programs once more, on the same maps, for devices whose packets begin with their IP header.
-pub(super) fn load_headerless(bytes: &[u8], pins: &Pins) -> Result<Ebpf, Error> {
+/// Opens the object once more, on the same maps, with these variables; loads none of its programs.
+pub(super) fn open_on(bytes: &[u8], paths: &Paths, variables: &[(&str, u64)]) -> Result<Ebpf, Error> {
     let mut loader = EbpfLoader::new();
-    // `proxy_ebpf::net::link_header`.
-    loader.btf(None).override_global("LINK_HEADER", &0u64, true);
-    for name in names::ALL {
-        loader.map_pin_path(name, pins.paths().maps().join(name));
+    loader.btf(None);
+    for (name, value) in variables {
+        loader.override_global(name, value, true);
     }
-    let mut ebpf = loader.load(bytes).map_err(Box::new)?;
-    load_classifiers(&mut ebpf, Direction::ALL.map(Direction::program).into_iter())?;
+    for name in names::ALL {
+        loader.map_pin_path(name, paths.maps().join(name));
+    }
+    Ok(loader.load(bytes).map_err(Box::new)?)
+}
+
+/// What packet programs leave to those of another version behind them (`proxy_ebpf::env::Transition`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Transition {
+    /// Nothing.
+    None = 0,
+    /// Every packet without a flow.
+    LooksUp = 1,
+    /// Packets in the middle of a connection that has no flow.
+    Opens = 2,
+    /// Replies to closed flows.
+    Yields = 3,
+}
+
+/// Loads the packet programs once more, on the same maps. `no_header`: for devices whose packets begin with their IP header.
+pub(super) fn load_packet_programs(
+    bytes: &[u8],
+    paths: &Paths,
+    no_header: bool,
+    transition: Transition,
+) -> Result<Ebpf, Error> {
+    let mut variables = vec![("TRANSITION", transition as u64)];
+    if no_header {
+        variables.push(("LINK_HEADER", 0));
+    }
+    let mut ebpf = open_on(bytes, paths, &variables)?;
+    load_packet_path(&mut ebpf)?;
+    calls::keep(&mut ebpf, paths)?;
     Ok(ebpf)
+}
+
+/// Loads the XDP program. It goes without: tc does all that XDP does.
+pub(super) fn load_xdp(ebpf: &mut Ebpf, name: &'static str) -> Result<(), Error> {
+    let program: &mut Xdp = program_mut(ebpf, name)?;
+    program.load().map_err(refused(name))
+}
+
+/// Loads the packet programs and those that they go on with.
+pub fn load_packet_path(ebpf: &mut Ebpf) -> Result<(), Error> {
+    load_classifiers(ebpf, names::CALLED.into_iter().chain(Direction::ALL.map(Direction::program)))?;
+    calls::connect(ebpf)
 }
 
 fn load_classifiers(ebpf: &mut Ebpf, names: impl Iterator<Item = &'static str>) -> Result<(), Error> {
@@ -213,11 +283,11 @@ fn load_classifiers(ebpf: &mut Ebpf, names: impl Iterator<Item = &'static str>) 
     Ok(())
 }
 
-fn refused(name: &'static str) -> impl FnOnce(ProgramError) -> Error {
+pub(super) fn refused(name: &'static str) -> impl FnOnce(ProgramError) -> Error {
     move |source| Error::Program { name, source: Box::new(source) }
 }
 
-fn program_mut<'a, P>(ebpf: &'a mut Ebpf, name: &'static str) -> Result<&'a mut P, Error>
+pub(super) fn program_mut<'a, P>(ebpf: &'a mut Ebpf, name: &'static str) -> Result<&'a mut P, Error>
 where
     &'a mut P: TryFrom<&'a mut Program, Error = ProgramError>,
 {
@@ -249,14 +319,10 @@ fn configure(ebpf: &mut Ebpf, paths: &Paths, in_force: bool) -> Result<u32, Erro
     let fresh = NodeConfig::new(hz, flows, buckets, seed);
     let config = match stored {
         // What an earlier agent said of the node holds until this one knows better.
-        Some(stored) if stored.flow_seed != 0 && stored.abi == fresh.abi => NodeConfig {
-            flags: stored.flags,
-            snat_first: stored.snat_first,
-            snat_last: stored.snat_last,
-            uplinks: stored.uplinks,
-            host_netns: stored.host_netns,
-            ..fresh
-        },
+        Some(stored) if stored.flow_seed != 0 && stored.abi == fresh.abi && stored.hz == fresh.hz => {
+            let NodeConfig { flow_entries, flow_buckets, .. } = fresh;
+            NodeConfig { flow_entries, flow_buckets, ..stored }
+        }
         _ => fresh,
     };
     if map.get(&0, 0).map_err(failed)? != config {
@@ -316,8 +382,8 @@ mod tests {
     fn every_map_that_grows_has_a_setting_and_flows_have_two_keys() {
         let capacities = Capacities::default();
         let fixed: Vec<_> = names::ALL.iter().filter(|name| capacities.of(name).is_none()).collect();
-        let small = ["flow_hand", "filter", "config", "reasons"];
-        let node = ["node", "node6", "node_addrs", "node_addrs6", "devices"];
+        let small = ["clock_hand", "socket_storage", "direct_seen", "prefilter", "config", "reasons"];
+        let node = ["node", "node6", "node_addrs", "node_addrs6", "tunnels", "devices"];
         // What they forget, or how many there are, nobody needs to choose.
         let others =
             ["affinity", "affinity6", "affinity_netns", "src_ranges", "src_ranges6", "events", "monitor"];

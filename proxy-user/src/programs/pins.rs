@@ -3,6 +3,7 @@
 //! ```text
 //! <bpffs>/ballast/services -> v1/services   the maps in force, for people
 //!                 v1/<map>                  maps, by the version of their layout
+//!                 v1/calls/<id>             arrays of the programs that packet programs go on with
 //!                 links/<hook>              links; they outlive versions, because they are updated in place
 //!                 filters/<ifindex>         devices with clsact filters of ours (an empty directory)
 //!                 qdiscs/<ifindex>          devices whose clsact qdisc we made
@@ -20,6 +21,7 @@ use proxy_common::map_names;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 
 use super::error::Error;
+use crate::maps::migrate;
 
 /// Our directory below the bpffs.
 pub const DIRECTORY: &str = "ballast";
@@ -97,6 +99,16 @@ impl Paths {
         self.root.join(version())
     }
 
+    /// Where the maps of another version are pinned.
+    pub fn maps_of(&self, abi: u32) -> PathBuf {
+        self.root.join(format!("v{abi}"))
+    }
+
+    /// Where arrays of programs are pinned, by their ids.
+    pub fn calls(&self) -> PathBuf {
+        self.maps().join(map_names::CALLS)
+    }
+
     /// Where links are pinned.
     pub fn links(&self) -> PathBuf {
         self.root.join("links")
@@ -158,6 +170,22 @@ impl Pins {
     /// Whether the short path of a map leads to the one of this version.
     pub(super) fn points_here(&self, name: &str) -> bool {
         fs::read_link(self.paths.root.join(name)).is_ok_and(|to| to == Path::new(&version()).join(name))
+    }
+
+    /// The maps of the previous version, if programs that use them are attached now.
+    pub fn predecessor(&self) -> Option<PathBuf> {
+        let maps = self.paths.maps_of(migrate::PREVIOUS);
+        let short = fs::read_link(self.paths.root.join(map_names::SERVICES)).ok()?;
+        let leads_there = self.paths.root.join(short) == maps.join(map_names::SERVICES);
+        (leads_there && self.has_links() && maps.join(map_names::FLOWS).exists()).then_some(maps)
+    }
+
+    /// Empties the folder of this version's maps: programs of the previous one are attached, so that an upgrade was begun
+    /// that did not get far.
+    pub fn begin_anew(&self) -> Result<(), Error> {
+        let maps = self.paths.maps();
+        fs::remove_dir_all(&maps).map_err(Error::file("remove", &maps))?;
+        make(&maps)
     }
 
     /// Takes a map out of force before a new one takes its place.

@@ -35,7 +35,7 @@ pub struct ProgramStatus {
 /// A program of ours at a hook: by a pinned link, or by a filter of the clsact qdisc.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attachment {
-    /// The name of the link's pin, `sock_connect4` or `tcx_ingress_7`; `clsact_ingress_7` for a filter.
+    /// The name of the link's pin, `sock_connect4`, `tcx_ingress_7` or `xdp_7`; `clsact_ingress_7` for a filter.
     pub hook: String,
     /// The kernel's id of the program; 0: somebody else removed the filter.
     pub program_id: u32,
@@ -89,14 +89,17 @@ fn by_link(paths: &Paths) -> Vec<Attachment> {
             let program = hooks::pinned_program(&hook)?;
             let info = Link::pinned(&paths.links().join(&hook)).ok()??.info().ok()?;
             let place = match info.hook {
-                Hook::Cgroup { id: 0, .. } | Hook::Tcx { ifindex: 0, .. } | Hook::Other => None,
+                Hook::Cgroup { id: 0, .. }
+                | Hook::Tcx { ifindex: 0, .. }
+                | Hook::Xdp { ifindex: 0 }
+                | Hook::Other => None,
                 Hook::Cgroup { id, .. } => Some(format!("cgroup {id}")),
-                Hook::Tcx { ifindex, .. } => Some(super::device_name(ifindex)),
+                Hook::Tcx { ifindex, .. } | Hook::Xdp { ifindex } => Some(super::device_name(ifindex)),
             };
             Some(Attachment {
                 program_id: info.program,
                 program,
-                ifindex: hooks::pinned_device(&hook),
+                ifindex: hooks::pinned_device(&hook).or_else(|| hooks::pinned_xdp(&hook)),
                 hook,
                 place,
                 runs: 0,
@@ -127,14 +130,18 @@ fn by_filter(paths: &Paths) -> Vec<Attachment> {
 }
 
 impl Programs {
-    /// Every program that has a hook. Programs whose information cannot be read are left out.
+    /// Every program that has a hook, and the XDP programs where they are attached: `--xdp` says which of them is, if any.
+    /// Programs whose information cannot be read are left out.
     pub fn status(&self) -> Vec<ProgramStatus> {
         let attachments = attached(self.pins.paths());
         hooks::names()
             .filter_map(|name| {
                 let info = self.info(name)?;
                 let here = attachments.iter().filter(|one| one.program_id == info.id());
-                let attached = here.filter_map(|one| one.place.clone()).collect();
+                let attached: Vec<_> = here.filter_map(|one| one.place.clone()).collect();
+                if attached.is_empty() && [hooks::XDP, hooks::XDP_GENERIC].contains(&name) {
+                    return None;
+                }
                 Some(ProgramStatus {
                     name,
                     id: info.id(),
@@ -152,7 +159,9 @@ impl Programs {
         match self.ebpf.program(name)? {
             Program::CgroupSock(program) => program.info().ok(),
             Program::CgroupSockAddr(program) => program.info().ok(),
+            Program::SockOps(program) => program.info().ok(),
             Program::SchedClassifier(program) => program.info().ok(),
+            Program::Xdp(program) => program.info().ok(),
             _ => None,
         }
     }

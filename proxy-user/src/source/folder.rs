@@ -17,7 +17,7 @@ use tokio::sync::mpsc::{self, Receiver, Sender};
 use tokio::time::sleep;
 use tracing::{error, info, warn};
 
-use crate::model::{EndpointSlice, Event, Listing, Service};
+use crate::model::{EndpointSlice, Event, Listing, NodeView, Service};
 
 use super::manifest::{Objects, Syntax, parse};
 use super::settle::{Touch, settle, touches};
@@ -37,6 +37,8 @@ pub async fn run(dir: PathBuf, sender: Sender<Event>) {
     let mut folder = Folder::new(dir);
     let mut watch = Watch::new();
     let mut was_sent = false;
+    // Who has no Node in the folder does not say that there are none.
+    let mut has_nodes = false;
     loop {
         // Before the folder is read, so that no change falls between the two.
         watch.renew(&folder.dir);
@@ -44,9 +46,11 @@ pub async fn run(dir: PathBuf, sender: Sender<Event>) {
         let Ok((read, is_changed)) = tokio::task::spawn_blocking(move || folder.read()).await else { return };
         folder = read;
         if folder.is_readable && (is_changed || !was_sent) {
-            let (services, slices) = folder.objects();
+            let (services, slices, nodes) = folder.objects();
             info!(dir = %folder.dir.display(), services = services.len(), slices = slices.len(), "manifests read");
-            for listing in [Listing::Services(services), Listing::Slices(slices)] {
+            has_nodes |= !nodes.is_empty();
+            let nodes = has_nodes.then_some(Listing::Others(nodes));
+            for listing in nodes.into_iter().chain([Listing::Services(services), Listing::Slices(slices)]) {
                 if sender.send(Event::Reset(listing)).await.is_err() {
                     return;
                 }
@@ -165,11 +169,14 @@ impl Folder {
     }
 
     /// All objects. Of two that have the same name the one in the file that sorts first counts.
-    fn objects(&self) -> (Vec<Service>, Vec<EndpointSlice>) {
-        let (mut services, mut slices) = (Vec::new(), Vec::new());
+    fn objects(&self) -> (Vec<Service>, Vec<EndpointSlice>, Vec<NodeView>) {
+        let (mut services, mut slices, mut nodes) = (Vec::new(), Vec::new(), BTreeMap::new());
         let (mut service_names, mut slice_names) = (BTreeSet::new(), BTreeSet::new());
         for (file, File { objects, .. }) in &self.files {
             let file = file.display();
+            for node in &objects.nodes {
+                nodes.entry(node.name.clone()).or_insert_with(|| node.clone());
+            }
             for service in &objects.services {
                 if service_names.insert(&service.name) {
                     services.push(service.clone());
@@ -185,7 +192,7 @@ impl Folder {
                 }
             }
         }
-        (services, slices)
+        (services, slices, nodes.into_values().collect())
     }
 }
 

@@ -1,6 +1,5 @@
 //! One file of manifests.
 
-use k8s_openapi::api::{core::v1::Service, discovery::v1::EndpointSlice};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -9,6 +8,7 @@ use thiserror::Error;
 use tracing::debug;
 
 use crate::api::convert;
+use crate::api::objects::{EndpointSlice, Node, Service};
 use crate::model;
 
 use super::documents::{Document, split};
@@ -34,6 +34,8 @@ pub struct Objects {
     pub services: Vec<model::Service>,
     /// Its `EndpointSlices`, in order.
     pub slices: Vec<model::EndpointSlice>,
+    /// Its Nodes, in order: of them, only the addresses of other nodes count (DSR).
+    pub nodes: Vec<model::NodeView>,
 }
 
 /// What is wrong with a file. It is not used in part: half of a file may be worse than the one before.
@@ -48,7 +50,7 @@ pub struct ManifestError {
     pub message: String,
 }
 
-/// Reads a file. Objects of other kinds, and those that another proxy serves, are passed over.
+/// Reads a file. Objects of other kinds are passed over.
 pub fn parse(file: &str, syntax: Syntax) -> Result<Objects, ManifestError> {
     let mut objects = Objects::default();
     let documents = match syntax {
@@ -95,7 +97,11 @@ impl Reader<'_> {
                 let slice = self.decode()?;
                 self.slice(slice, self.document.begins())
             }
-            ("v1", "List" | "ServiceList") | ("discovery.k8s.io/v1", "EndpointSliceList") => {
+            ("v1", "Node") => {
+                let node = self.decode()?;
+                self.node(node, self.document.begins())
+            }
+            ("v1", "List" | "ServiceList" | "NodeList") | ("discovery.k8s.io/v1", "EndpointSliceList") => {
                 for (line, value) in self.items()? {
                     self.item(value, line, &header)?;
                 }
@@ -121,8 +127,18 @@ impl Reader<'_> {
                 let slice = serde_json::from_value(value).map_err(|error| self.error(line, &error))?;
                 self.slice(slice, line)
             }
+            ("v1", "Node") => {
+                let node = serde_json::from_value(value).map_err(|error| self.error(line, &error))?;
+                self.node(node, line)
+            }
             _ => self.other(&header, line),
         }
+    }
+
+    fn node(&mut self, object: Node, line: u64) -> Result<(), ManifestError> {
+        self.check_name(&object.metadata, MAX_NAME, line)?;
+        self.objects.nodes.push(convert::node(object));
+        Ok(())
     }
 
     fn service(&mut self, object: Service, line: u64) -> Result<(), ManifestError> {
@@ -168,7 +184,10 @@ impl Reader<'_> {
                 ),
             )),
             _ => {
-                debug!(api_version, kind, line, "passed over: only Services and EndpointSlices are served");
+                debug!(
+                    api_version,
+                    kind, line, "passed over: only Services, EndpointSlices and Nodes are read"
+                );
                 Ok(())
             }
         }

@@ -1,23 +1,31 @@
 //! Which cluster addresses live: at a port that no Service has, clients are refused there, while packets to
-//! addresses that nobody has are dropped (kube-proxy's nftables mode).
+//! addresses that nobody has are dropped (kube-proxy's nftables mode). And which are left alone, because another proxy
+//! serves them, or the node itself has them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::Instant;
 
-use proxy_common::service::{KIND_ADDRESS, SCOPE_INTERNAL, ServiceEntry};
+use proxy_common::service::{KIND_ADDRESS, KIND_UNMANAGED, SCOPE_INTERNAL, ServiceEntry};
 
 use super::job::{Job, Steps};
 use super::reconcile::{Failure, Reconciler, pause};
 use super::trouble::Trouble;
 use crate::maps::{FrontendKey, Store, Write};
-use crate::model::ServiceName;
-use crate::plan::{Problem, ServicePlan};
+use crate::model::{ServiceName, SortedSet};
+use crate::plan::{Problem, ServicePlan, Unmanaged};
+
+/// The Services that have an address.
+type Owners = BTreeMap<IpAddr, SortedSet<ServiceName>>;
 
 /// The addresses and whose they are.
 #[derive(Debug, Default)]
 pub(super) struct Addresses {
-    live: BTreeMap<IpAddr, BTreeSet<ServiceName>>,
+    live: Owners,
+    /// Those that are left alone.
+    unmanaged: Owners,
+    /// Services of other proxies.
+    foreign: BTreeSet<ServiceName>,
     /// Those whose entries may have to change.
     dirty: BTreeSet<IpAddr>,
     failure: Option<Failure>,
@@ -31,19 +39,35 @@ impl Addresses {
         old: Option<&ServicePlan>,
         new: Option<&ServicePlan>,
     ) {
-        for address in old.into_iter().flat_map(|plan| &plan.addresses) {
-            self.dirty.insert(*address);
-            if let Some(owners) = self.live.get_mut(address) {
-                owners.remove(name);
-                if owners.is_empty() {
-                    self.live.remove(address);
-                }
+        let is_foreign = |plan: &ServicePlan| plan.unmanaged.values().any(|why| *why == Unmanaged::Foreign);
+        if let Some(plan) = old {
+            plan.addresses.iter().for_each(|address| leave(&mut self.live, address, name));
+            plan.unmanaged.keys().for_each(|address| leave(&mut self.unmanaged, address, name));
+            self.dirty.extend(plan.addresses.iter().chain(plan.unmanaged.keys()));
+            self.foreign.remove(name);
+        }
+        if let Some(plan) = new {
+            let join = |owners: &mut Owners, address: &IpAddr| {
+                owners.entry(*address).or_default().insert(name.clone());
+            };
+            plan.addresses.iter().for_each(|address| join(&mut self.live, address));
+            plan.unmanaged.keys().for_each(|address| join(&mut self.unmanaged, address));
+            self.dirty.extend(plan.addresses.iter().chain(plan.unmanaged.keys()));
+            if is_foreign(plan) {
+                self.foreign.insert(name.clone());
             }
         }
-        for address in new.into_iter().flat_map(|plan| &plan.addresses) {
-            self.dirty.insert(*address);
-            self.live.entry(*address).or_default().insert(name.clone());
+        let known = old.map(|plan| &plan.unmanaged);
+        for (address, why) in new.into_iter().flat_map(|plan| &plan.unmanaged) {
+            if known.and_then(|known| known.get(address)) != Some(why) && *why == Unmanaged::Own {
+                tracing::info!(service = %name, %address, "an address of this node: left alone");
+            }
         }
+    }
+
+    /// How many Services other proxies serve.
+    pub(super) fn foreign(&self) -> usize {
+        self.foreign.len()
     }
 
     /// What failed, if anything did.
@@ -57,7 +81,24 @@ impl Addresses {
     }
 
     fn wanted(&self, address: IpAddr) -> Option<ServiceEntry> {
-        self.live.contains_key(&address).then(|| entry(address))
+        // Who serves an address has it, whoever else claims it.
+        let kinds = [(&self.live, KIND_ADDRESS), (&self.unmanaged, KIND_UNMANAGED)];
+        let found = kinds.into_iter().find(|(owners, _)| owners.contains_key(&address));
+        found.map(|(_, kind)| entry(address, kind))
+    }
+
+    fn owner(&self, address: IpAddr) -> Option<&ServiceName> {
+        self.live.get(&address).or_else(|| self.unmanaged.get(&address)).and_then(SortedSet::first)
+    }
+}
+
+/// The Service has the address no longer.
+fn leave(owners: &mut Owners, address: &IpAddr, name: &ServiceName) {
+    if let Some(names) = owners.get_mut(address) {
+        names.remove(name);
+        if names.is_empty() {
+            owners.remove(address);
+        }
     }
 }
 
@@ -66,8 +107,8 @@ const fn key(addr: IpAddr) -> FrontendKey {
     FrontendKey { addr, port: 0, proto: 0, scope: SCOPE_INTERNAL }
 }
 
-fn entry(address: IpAddr) -> ServiceEntry {
-    ServiceEntry { tag: key(address).tag(), kind: KIND_ADDRESS, ..ServiceEntry::default() }
+fn entry(address: IpAddr, kind: u8) -> ServiceEntry {
+    ServiceEntry { tag: key(address).tag(), kind, ..ServiceEntry::default() }
 }
 
 /// Whether the key stands for an address, and not for a port of it.
@@ -82,6 +123,7 @@ impl<S: Store> Reconciler<S> {
             let known = self.applied.services.keys().filter(|key| is_address(key)).map(|key| key.addr);
             self.addresses.dirty.extend(known);
             self.addresses.dirty.extend(self.addresses.live.keys());
+            self.addresses.dirty.extend(self.addresses.unmanaged.keys());
         }
         if self.addresses.retry().is_some_and(|retry| now < retry) && !freed && !self.full {
             return;
@@ -124,9 +166,12 @@ impl<S: Store> Reconciler<S> {
             let six = self.applied.services6;
             let used = if v6 { six } else { self.applied.services.len() - six };
             let excess = (used + new).saturating_sub(self.store.capacity().frontends as usize);
-            let has = self.applied.services.keys().rev();
-            let victims = has.filter(|key| is_address(key) && key.addr.is_ipv6() == v6).take(excess);
-            let victims: Vec<_> = victims.copied().collect();
+            // Not those that are left alone: without its entry, another's Service is shut.
+            let is_victim = |(key, entry): &(&FrontendKey, &ServiceEntry)| {
+                is_address(key) && key.addr.is_ipv6() == v6 && entry.kind == KIND_ADDRESS
+            };
+            let has = self.applied.services.iter().rev();
+            let victims: Vec<_> = has.filter(is_victim).map(|(key, _)| *key).take(excess).collect();
             if victims.is_empty() {
                 continue;
             }
@@ -144,11 +189,19 @@ impl<S: Store> Reconciler<S> {
     }
 
     fn address_problem(&self, address: IpAddr, trouble: &Trouble) -> Problem {
-        let owner = self.addresses.live.get(&address).and_then(BTreeSet::first);
+        let effect = match self.addresses.wanted(address) {
+            Some(entry) if entry.kind == KIND_UNMANAGED => {
+                format!("packets to {address}, which is left alone, are dropped")
+            }
+            _ => format!("ports of {address} that no Service has are not refused"),
+        };
         Problem {
-            object: owner.map_or_else(|| format!("address {address}"), |name| format!("Service {name}")),
+            object: self
+                .addresses
+                .owner(address)
+                .map_or_else(|| format!("address {address}"), |name| format!("Service {name}")),
             field: "spec.clusterIPs".to_owned(),
-            message: format!("ports of {address} that no Service has are not refused: {}", trouble.text()),
+            message: format!("{effect}: {}", trouble.text()),
         }
     }
 }

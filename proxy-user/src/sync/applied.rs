@@ -8,13 +8,16 @@ use ipnet::IpNet;
 use proxy_common::backend::BACKEND_ACTIVE;
 use proxy_common::name::PortName;
 use proxy_common::node::{NODE_ADDR_PORTS, NodeAddr};
+use proxy_common::select::is_by_load;
 use proxy_common::service::ServiceEntry;
 
 use super::addresses::is_address;
 use super::extents::Extents;
 use super::filter::{Bit, Filter, backend_bit, frontend_bit};
 use super::ids::Ids;
-use crate::maps::{Backend, Capacity, FrontendKey, NodeContents, Table, Write};
+use super::rows::Rows;
+use crate::maps::{Backend, Capacity, FrontendKey, MaglevRow, NodeContents, Table, TunnelRow, Write};
+use crate::model::SortedSet;
 use crate::model::net::IpFamily;
 use crate::plan::{BackendAddress, PortId};
 
@@ -25,7 +28,7 @@ pub struct Holds {
     pub extent: Duration,
     /// The id of an endpoint or of a Service port.
     pub id: Duration,
-    /// A bit of the filter: as long as a silent TCP flow is remembered.
+    /// A bit of the filter; longer while a connection needs it.
     pub filter: Duration,
 }
 
@@ -35,6 +38,15 @@ impl Default for Holds {
     }
 }
 
+/// The words of `maglev`, without the first one: a base of 0 is "no table".
+fn tables(words: u32, hold: Duration) -> Extents {
+    let mut tables = Extents::new(words, hold);
+    if tables.restore(0, 0, vec![0]) {
+        tables.reference(0, 1);
+    }
+    tables
+}
+
 /// An endpoint of the Service port of this id.
 pub type BackendKey = (u32, BackendAddress);
 
@@ -42,17 +54,23 @@ pub type BackendKey = (u32, BackendAddress);
 #[derive(Clone, Debug)]
 pub struct Applied {
     pub services: BTreeMap<FrontendKey, ServiceEntry>,
-    pub frontends: BTreeMap<u32, BTreeSet<FrontendKey>>,
-    pub backends: BTreeMap<u32, Backend>,
+    pub frontends: BTreeMap<u32, SortedSet<FrontendKey>>,
+    pub backends: Rows,
     pub names: BTreeMap<u32, PortName>,
     pub filter: Filter,
     pub extents: Extents,
+    /// The Maglev tables, by index ([`proxy_common::maglev::index`]).
+    pub maglev: BTreeMap<u32, MaglevRow>,
+    /// Who owns which words of `maglev`. Of a table it keeps the two halves of the signature.
+    pub tables: Extents,
     /// Ids of Service ports.
     pub ports: Ids<PortId>,
     /// Ids of endpoints.
     pub endpoints: Ids<BackendKey>,
     /// Endpoints that serve.
     pub active: usize,
+    /// Frontends that are spread by open connections.
+    pub by_load: usize,
     /// IPv6 frontends.
     pub services6: usize,
     /// Frontends that only say that an address is a cluster address.
@@ -61,6 +79,8 @@ pub struct Applied {
     pub ranges: BTreeMap<u32, BTreeSet<IpNet>>,
     /// What is said of the node.
     pub node: NodeContents,
+    /// The number of each address in [`NodeContents::tunnels`].
+    pub tunnels: BTreeMap<IpAddr, u32>,
     /// Frontends at any address of the node.
     pub node_ports: BTreeSet<FrontendKey>,
 }
@@ -70,17 +90,21 @@ impl Applied {
         Self {
             services: BTreeMap::new(),
             frontends: BTreeMap::new(),
-            backends: BTreeMap::new(),
+            backends: Rows::default(),
             names: BTreeMap::new(),
             filter: Filter::new(holds.filter),
             extents: Extents::new(capacity.slots, holds.extent),
+            maglev: BTreeMap::new(),
+            tables: tables(capacity.maglev, holds.extent),
             ports: Ids::new(capacity.services, holds.id),
             endpoints: Ids::new(capacity.backends, holds.id),
             active: 0,
+            by_load: 0,
             services6: 0,
             addresses: 0,
             ranges: BTreeMap::new(),
             node: NodeContents::default(),
+            tunnels: BTreeMap::new(),
             node_ports: BTreeSet::new(),
         }
     }
@@ -131,15 +155,23 @@ impl Applied {
             Write::Backend(id, row) => self.put_backend(*id, *row, now),
             Write::NoBackend(id, table) => {
                 if let Some(row) =
-                    self.backends.get(id).filter(|row| Table::backends(row.addr) == *table).copied()
+                    self.backends.get(*id).filter(|row| Table::backends(row.addr) == *table).copied()
                 {
-                    self.backends.remove(id);
+                    self.backends.remove(*id);
                     self.active -= usize::from(row.state == BACKEND_ACTIVE);
                     self.filter.remove(backend_bit(&row), now);
                 }
             }
-            // The allocator knows what it handed out.
-            Write::Slots(..) => {}
+            // The allocator knows what it handed out; and where programs write, nothing is compared.
+            Write::Slots(..) | Write::MaglevTable(..) | Write::Join(..) => {}
+            Write::MaglevIndex(index, row) => {
+                let old =
+                    if row.base == 0 { self.maglev.remove(index) } else { self.maglev.insert(*index, *row) };
+                self.tables.reference(row.base, row.words);
+                if let Some(old) = old {
+                    self.tables.release(old.base, old.words, now, sync);
+                }
+            }
             Write::Service(key, entry) => self.put_service(*key, *entry, now, sync),
             Write::NoService(key) => {
                 if let Some(old) = self.services.remove(key) {
@@ -168,6 +200,7 @@ impl Applied {
             Write::NoDevice(index) => {
                 self.node.devices.remove(index);
             }
+            Write::Tunnel(number, row) => self.put_tunnel(*number, *row),
             Write::Config(row) => self.node.config = *row,
         }
     }
@@ -178,6 +211,19 @@ impl Applied {
             if ranges.is_empty() {
                 self.ranges.remove(&id);
             }
+        }
+    }
+
+    fn put_tunnel(&mut self, number: u32, row: Option<TunnelRow>) {
+        let old = match row {
+            Some(row) => self.node.tunnels.insert(number, row),
+            None => self.node.tunnels.remove(&number),
+        };
+        if let Some(old) = old.filter(|old| self.tunnels.get(&old.addr) == Some(&number)) {
+            self.tunnels.remove(&old.addr);
+        }
+        if let Some(row) = row {
+            self.tunnels.insert(row.addr, number);
         }
     }
 
@@ -210,6 +256,7 @@ impl Applied {
 
     fn put_service(&mut self, key: FrontendKey, entry: ServiceEntry, now: Instant, sync: u64) {
         self.extents.reference(entry.slot_base, entry.slot_count);
+        self.by_load += usize::from(is_by_load(entry.algorithm));
         if let Some(old) = self.services.insert(key, entry) {
             self.unlink(&key, &old, now, sync);
         } else {
@@ -227,6 +274,7 @@ impl Applied {
 
     fn unlink(&mut self, key: &FrontendKey, old: &ServiceEntry, now: Instant, sync: u64) {
         self.extents.release(old.slot_base, old.slot_count, now, sync);
+        self.by_load -= usize::from(is_by_load(old.algorithm));
         if let Some(keys) = self.frontends.get_mut(&old.id) {
             keys.remove(key);
             if keys.is_empty() {

@@ -9,7 +9,6 @@ use std::ops::Range;
 
 use super::applied::Applied;
 use super::reconcile::Reconciler;
-use super::recover::sorted;
 use crate::maps::{FrontendKey, MapError, Store, Table, Write};
 
 /// What a piece has shown.
@@ -72,6 +71,7 @@ impl Audit {
             | Table::Node6
             | Table::NodeAddrs
             | Table::NodeAddrs6
+            | Table::Tunnels
             | Table::Devices
             | Table::Config => (store.walk(table, None, u32::MAX)?.0.node == applied.node.of(table), None),
             Table::Slots => {
@@ -85,9 +85,16 @@ impl Audit {
                 let found = store.read_range(table, first..end)?.slots;
                 let holds = |base: u32, ids: &[u32]| {
                     let at = (base - first) as usize;
-                    found.get(at..at + ids.len()).is_some_and(|slots| sorted(slots) == ids)
+                    found.get(at..at + ids.len()).is_some_and(|slots| slots == ids)
                 };
                 (extents().all(|(base, ids)| holds(base, ids)), (end > start).then_some(end))
+            }
+            Table::Maglev => {
+                // A table is some hundred words.
+                let end = applied.maglev.last_key_value().map_or(0, |(index, _)| index + 1);
+                let (range, next) = part(start, (piece / 128).max(1), end);
+                let found = store.read_range(table, range.clone())?.maglev;
+                (applied.maglev.range(range).eq(&found), next)
             }
             Table::Backends | Table::Backends6 => {
                 let (range, next) = part(start, piece, applied.endpoints.high_water());
@@ -95,7 +102,7 @@ impl Audit {
                 let found = if table == Table::Backends { found.backends } else { found.backends6 };
                 let ours =
                     applied.backends.range(range).filter(|(_, row)| Table::backends(row.addr) == table);
-                (ours.eq(&found), next)
+                (ours.eq(found.iter().map(|(id, row)| (*id, row))), next)
             }
             Table::Filter => {
                 let words = applied.filter.words();

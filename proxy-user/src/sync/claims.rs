@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::model::SortedMap;
 use crate::plan::{Frontend, FrontendKind, PortId, Problem, Scope, ServicePlan};
 
 /// A port that asks for a frontend. The least of all claims has it: a cluster address beats every other kind,
@@ -17,14 +18,15 @@ struct Claim {
 /// All claims of all Services. Who has an address and port has it for all clients: the scopes are not told apart.
 #[derive(Clone, Debug, Default)]
 pub struct Claims {
-    claims: BTreeMap<Frontend, BTreeSet<Claim>>,
+    /// Sorted; most frontends have one.
+    claims: BTreeMap<Frontend, SortedMap<Claim, ()>>,
     contested: BTreeSet<Frontend>,
 }
 
 impl Claims {
     /// The port that has the frontend.
     pub fn owner(&self, frontend: &Frontend) -> Option<&PortId> {
-        self.claims.get(&any_scope(frontend))?.first().map(|claim| &claim.port)
+        self.claims.get(&any_scope(frontend))?.keys().next().map(|claim| &claim.port)
     }
 
     /// Replaces the claims of one Service; the ports for which a frontend came or went are added to `touched`.
@@ -36,10 +38,14 @@ impl Claims {
     ) {
         let (old, new) = (claims(old), claims(new));
         for (frontend, claim) in old.difference(&new) {
-            self.change(frontend, touched, |claims| claims.remove(claim));
+            self.change(frontend, touched, |claims| {
+                claims.remove(claim);
+            });
         }
         for (frontend, claim) in new.difference(&old) {
-            self.change(frontend, touched, |claims| claims.insert(claim.clone()));
+            self.change(frontend, touched, |claims| {
+                claims.insert(claim.clone(), ());
+            });
         }
     }
 
@@ -47,12 +53,12 @@ impl Claims {
         &mut self,
         frontend: &Frontend,
         touched: &mut BTreeSet<PortId>,
-        change: impl FnOnce(&mut BTreeSet<Claim>) -> bool,
+        change: impl FnOnce(&mut SortedMap<Claim, ()>),
     ) {
         let claims = self.claims.entry(*frontend).or_default();
-        touched.extend(claims.first().map(|claim| claim.port.clone()));
+        touched.extend(claims.keys().next().map(|claim| claim.port.clone()));
         change(claims);
-        touched.extend(claims.first().map(|claim| claim.port.clone()));
+        touched.extend(claims.keys().next().map(|claim| claim.port.clone()));
         if claims.len() > 1 {
             self.contested.insert(*frontend);
         } else {
@@ -67,8 +73,8 @@ impl Claims {
     pub fn problems(&self) -> impl Iterator<Item = Problem> {
         self.contested.iter().filter_map(|frontend| self.claims.get_key_value(frontend)).flat_map(
             |(frontend, claims)| {
-                let owner = claims.first().map(|claim| claim.port.text()).unwrap_or_default();
-                claims.iter().skip(1).map(move |Claim { port, .. }| Problem {
+                let owner = claims.keys().next().map(|claim| claim.port.text()).unwrap_or_default();
+                claims.keys().skip(1).map(move |Claim { port, .. }| Problem {
                     object: format!("Service {}/{}", port.namespace, port.name),
                     field: "spec".to_owned(),
                     message: format!(

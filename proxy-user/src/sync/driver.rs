@@ -10,12 +10,13 @@ use super::applied::Holds;
 use super::audit::Step;
 use super::reconcile::Reconciler;
 use super::report;
+use super::slow_start::SlowStart;
 use super::status::{NodeFate, Status};
 use super::triggers::Triggers;
-use crate::maps::{MapError, Store};
+use crate::maps::{FlowUse, MapError, Store};
 use crate::model::settings::NodeSettings;
 use crate::model::{Cluster, Event, Key, Kind, NodeView, Object, ServiceName};
-use crate::plan::{NodePlan, PlanSettings, plan_node, plan_service};
+use crate::plan::{NodePlan, PlanSettings, ServicePlan, Unmanaged, plan_node, plan_service};
 
 /// Events taken in before a sync, at most; so many that a list of everything is one sync.
 const AT_ONCE: usize = 65_536;
@@ -38,6 +39,8 @@ pub struct DriverSettings {
     pub plan: PlanSettings,
     /// How the node is seen.
     pub node: NodeSettings,
+    /// How long it takes until an endpoint that joins others has its whole share; 0: no time.
+    pub slow_start: Duration,
 }
 
 impl Default for DriverSettings {
@@ -48,6 +51,7 @@ impl Default for DriverSettings {
             holds: Holds::default(),
             plan: PlanSettings::default(),
             node: NodeSettings::default(),
+            slow_start: Duration::ZERO,
         }
     }
 }
@@ -60,6 +64,8 @@ pub struct Driver<S> {
     changed: BTreeSet<ServiceName>,
     /// What the node is like may have changed.
     is_node_new: bool,
+    /// A Service has or had DSR: flows that began so go on, so it stays.
+    has_dsr: bool,
     /// When the oldest change that waits came in.
     waiting_since: Option<Instant>,
     last_sync: Option<Instant>,
@@ -67,6 +73,7 @@ pub struct Driver<S> {
     /// When a comparison that is under way goes on.
     next_piece: Option<Instant>,
     triggers: Triggers,
+    slow_start: SlowStart,
     status: watch::Sender<Status>,
 }
 
@@ -75,21 +82,30 @@ impl<S: Store> Driver<S> {
     pub fn new(store: S, node: NodeView, settings: DriverSettings) -> Result<Self, MapError> {
         let now = Instant::now();
         let reconciler = Reconciler::recover(store, settings.holds, now.into_std())?;
-        let mut status = Status::default();
+        let has_dsr = reconciler.applied.node.config.dsr;
+        let mut status = Status { needs_nodes: has_dsr, ..Status::default() };
         status.describe(&reconciler);
         Ok(Self {
             reconciler,
             cluster: Cluster::new(node),
             changed: BTreeSet::new(),
             is_node_new: true,
+            has_dsr,
             waiting_since: None,
             last_sync: None,
             next_audit: now + settings.sync_period,
             next_piece: None,
+            slow_start: SlowStart::new(settings.slow_start),
             settings,
             triggers: Triggers::new(SystemTime::now()),
             status: watch::Sender::new(status),
         })
+    }
+
+    /// Asks these connections which bits of the filter they need.
+    #[must_use]
+    pub fn with_flows(self, flows: Box<dyn FlowUse + Send>) -> Self {
+        Self { reconciler: self.reconciler.with_flows(flows), ..self }
     }
 
     /// Snapshots, a new one after each sync.
@@ -140,7 +156,8 @@ impl<S: Store> Driver<S> {
             Some(wake) => Instant::from_std(wake).max(self.earliest(Instant::now())),
             None => audit,
         };
-        next.min(audit)
+        let grows = self.slow_start.wake().map(|at| Instant::from_std(at).max(self.earliest(Instant::now())));
+        grows.into_iter().fold(next.min(audit), Instant::min)
     }
 
     /// When the next sync may be; the first one at `now`.
@@ -183,7 +200,8 @@ impl<S: Store> Driver<S> {
     fn work(&mut self) {
         let now = Instant::now();
         let due = self.reconciler.wake().is_some_and(|wake| Instant::from_std(wake) <= now);
-        let is_needed = self.last_sync.is_none() || self.waiting_since.is_some() || due;
+        let grows = self.slow_start.wake().is_some_and(|wake| Instant::from_std(wake) <= now);
+        let is_needed = self.last_sync.is_none() || self.waiting_since.is_some() || due || grows;
         if now >= self.earliest(now) && (is_needed || self.reconciler.is_full_due()) {
             self.sync(now, false);
         }
@@ -196,7 +214,12 @@ impl<S: Store> Driver<S> {
     fn plan_node(&mut self) -> Option<NodePlan> {
         let host = self.cluster.host().filter(|_| self.is_node_new)?;
         let ranges = self.cluster.service_cidrs();
-        let plan = plan_node(self.cluster.node(), host, &ranges, &self.settings.node);
+        let left_alone = self.cluster.own_cluster_ips();
+        let mut plan = plan_node(self.cluster.node(), host, &ranges, &left_alone, &self.settings.node);
+        if self.has_dsr {
+            let own: Vec<_> = self.cluster.own_internal_ips().collect();
+            plan.set_tunnels(&own, self.cluster.others().map(|nodes| nodes.values().flatten()));
+        }
         self.is_node_new = false;
         self.reconciler.set_node(&plan);
         Some(plan)
@@ -236,14 +259,27 @@ impl<S: Store> Driver<S> {
     /// `begun` is before the reading of the tables, where they are being repaired.
     fn sync(&mut self, begun: Instant, repairs: bool) {
         let full = repairs || self.reconciler.is_full_due();
+        let planned = Instant::now().into_std();
+        self.changed.extend(self.slow_start.begin(planned));
         let plans: BTreeMap<_, _> = std::mem::take(&mut self.changed)
             .into_iter()
             .map(|name| {
-                let plan = plan_service(&self.cluster, &name, self.settings.plan);
+                let mut plan = plan_service(&self.cluster, &name, self.settings.plan);
+                let before = self.reconciler.plan(&name);
+                self.slow_start.apply(&name, plan.as_mut(), before, planned);
                 (name, plan)
             })
             .collect();
         let services = plans.len();
+        let has_own = |plan: &ServicePlan| plan.unmanaged.values().any(|reason| *reason == Unmanaged::Own);
+        // A range that holds an address of the node is a problem, unless the address is a Service's.
+        self.is_node_new |=
+            plans.iter().any(|(name, plan)| plan.iter().chain(self.reconciler.plan(name)).any(has_own));
+        if !self.has_dsr && plans.values().flatten().any(ServicePlan::has_dsr) {
+            self.has_dsr = true;
+            self.is_node_new = true;
+        }
+        let has_dsr = self.has_dsr;
         let node = self.plan_node();
         self.reconciler.sync(begun.into_std(), plans);
         let ended = Instant::now();
@@ -255,6 +291,7 @@ impl<S: Store> Driver<S> {
         self.status.send_modify(|status| {
             let (now, duration) = (SystemTime::now(), ended - begun);
             status.synced = true;
+            status.needs_nodes = has_dsr;
             status.last_sync = Some(now);
             status.sync_duration.observe(duration);
             if full {

@@ -6,15 +6,19 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use proxy_common::service::{KIND_ADDRESS, KIND_CLUSTER_IP, KIND_UNMANAGED};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
+
+#[path = "driver_slow_start_tests.rs"]
+mod slow_start;
 
 use super::{Driver, DriverSettings};
 use crate::maps::{BatchError, Capacity, Contents, MapError, MemoryStore, Store, Table, Write};
 use crate::model::net::{IpFamily, Protocol};
 use crate::model::{
-    Endpoint, EndpointPort, EndpointSlice, Event, Key, Listing, NodeView, Object, Service, ServiceName,
-    ServicePort, SliceName, TrafficPolicy,
+    Endpoint, EndpointPort, EndpointSlice, Event, HostDevice, HostView, Key, Listing, NodeView, Object,
+    Service, ServiceCidr, ServiceName, ServicePort, SliceName, TrafficPolicy,
 };
 use crate::sync::tests::universe;
 use crate::sync::{NodeFate, Scope, Status};
@@ -42,9 +46,10 @@ impl Shared {
     }
 
     fn note_piece(&self, found: &Contents) {
-        let Contents { services, slots, backends, backends6, filter, names, source_ranges, node } = found;
+        let Contents { services, slots, backends, backends6, filter, names, source_ranges, node, maglev } =
+            found;
         let node = node.rows.len() + node.addresses.len() + node.devices.len();
-        let lists = slots.len() + filter.len();
+        let lists = slots.len() + filter.len() + maglev.len();
         let rows = services.len() + backends.len() + backends6.len() + names.len() + source_ranges.len();
         self.note(Done::Piece(lists + rows + node));
     }
@@ -92,7 +97,11 @@ struct Running {
 
 impl Running {
     fn start(tables: Shared) -> Self {
-        let driver = Driver::new(tables.clone(), NodeView::new("node"), DriverSettings::default()).unwrap();
+        Self::with(tables, DriverSettings::default())
+    }
+
+    fn with(tables: Shared, settings: DriverSettings) -> Self {
+        let driver = Driver::new(tables.clone(), NodeView::new("node"), settings).unwrap();
         let (events, receiver) = mpsc::channel(1024);
         let status = driver.status();
         Self { events, status, tables, task: tokio::spawn(driver.run(receiver)) }
@@ -324,6 +333,41 @@ async fn a_local_policy_without_local_endpoints_is_counted() {
     driver.send(Event::Apply(Object::Service(service("b", 2)))).await;
     pass(Duration::from_millis(100)).await;
     assert_eq!(count(), 0);
+}
+
+/// A machine that has these addresses itself.
+fn machine(addresses: &[IpAddr]) -> Event {
+    let addresses = addresses.iter().copied().collect();
+    let devices = [(7, HostDevice { addresses, ..HostDevice::default() })].into();
+    Event::Host(HostView { devices, ..HostView::default() })
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cluster_address_of_the_node_itself_is_left_alone_without_a_problem_while_it_has_it() {
+    let driver = Running::new();
+    driver.send(machine(&[vip(1)])).await;
+    let (name, ranges) = ("all".to_owned(), vec!["10.96.0.0/16".parse().unwrap()]);
+    driver.send(Event::Apply(Object::ServiceCidr(ServiceCidr { name, ranges }))).await;
+    driver.list(vec![service("dns", 1)], vec![slice("dns", 1..4)]).await;
+    let look = || {
+        let store = driver.tables.0.lock().unwrap();
+        let kinds: Vec<_> = store.contents().services.values().map(|entry| entry.kind).collect();
+        (kinds, driver.status.borrow().problems.len())
+    };
+    pass(Duration::from_secs(1)).await;
+    assert_eq!(look(), (vec![KIND_UNMANAGED], 0));
+    driver.send(Event::Delete(Key::Service(ServiceName::new("default", "dns")))).await;
+    pass(Duration::from_secs(1)).await;
+    assert_eq!(look(), (vec![], 1), "an address of the node in the range, and no Service's");
+    driver.send(Event::Apply(Object::Service(service("dns", 1)))).await;
+    pass(Duration::from_secs(1)).await;
+    assert_eq!(look(), (vec![KIND_UNMANAGED], 0));
+    driver.send(machine(&[])).await;
+    pass(Duration::from_secs(1)).await;
+    assert_eq!((look(), driver.seen()), ((vec![KIND_ADDRESS, KIND_CLUSTER_IP], 0), [(vip(1), 3)].into()));
+    driver.send(machine(&[vip(1)])).await;
+    pass(Duration::from_secs(1)).await;
+    assert_eq!(look(), (vec![KIND_UNMANAGED], 0));
 }
 
 fn vip(last: u8) -> IpAddr {

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use super::rest::Rest;
+use crate::model::SortedSet;
 
 /// No free part of `slots` is long enough.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,7 +34,7 @@ pub struct Extents {
     free: BTreeMap<u32, u32>,
     free_by_len: BTreeSet<(u32, u32)>,
     used: BTreeMap<u32, Extent>,
-    by_service: BTreeMap<u32, BTreeSet<u32>>,
+    by_service: BTreeMap<u32, SortedSet<u32>>,
     resting: BTreeSet<(Rest, u32)>,
     slots_used: u32,
     capacity: u32,
@@ -103,6 +104,11 @@ impl Extents {
     /// A new extent for these sorted ids, of which there is at least one. Nothing refers to it yet.
     pub fn allocate(&mut self, service: u32, ids: Vec<u32>) -> Result<u32, NoRoom> {
         let len = ids.len() as u32;
+        self.allocate_for(service, ids, len)
+    }
+
+    /// A new extent of so many slots for what these numbers stand for.
+    pub fn allocate_for(&mut self, service: u32, ids: Vec<u32>, len: u32) -> Result<u32, NoRoom> {
         let Some(&(free_len, base)) = self.free_by_len.range((len, 0)..).next() else {
             return Err(NoRoom {
                 wanted: len,
@@ -119,6 +125,11 @@ impl Extents {
     /// Takes over an extent found in the maps; `false` if it lies outside or over another one.
     pub fn restore(&mut self, service: u32, base: u32, ids: Vec<u32>) -> bool {
         let len = ids.len() as u32;
+        self.restore_for(service, base, ids, len)
+    }
+
+    /// The same of an extent of so many slots for what these numbers stand for.
+    pub fn restore_for(&mut self, service: u32, base: u32, ids: Vec<u32>, len: u32) -> bool {
         if let Some(known) = self.used.get(&base) {
             return known.len == len && known.service == service;
         }

@@ -1,15 +1,19 @@
 //! Which bits of the filter are set, who needs them, and when those that nobody needs may go.
 
-use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use proxy_common::filter::{FILTER_WORDS, Role, position};
+use proxy_common::prefilter::{PREFILTER_WORDS, Role, position};
 
 use crate::maps::{Backend, FrontendKey, Write};
 
 /// A bit: (word, mask).
-pub type Bit = (u32, u64);
+pub use crate::maps::FilterBit as Bit;
+
+/// How much longer a bit rests that a connection still needs.
+const IN_USE: Duration = Duration::from_hours(1);
 
 /// The bit of a frontend.
 pub fn frontend_bit(key: &FrontendKey) -> Bit {
@@ -32,15 +36,71 @@ fn bit(role: Role, addr: IpAddr, port: u16, proto: u8) -> Bit {
 #[derive(Clone, Debug)]
 pub struct Filter {
     words: Vec<u64>,
-    owners: BTreeMap<Bit, u32>,
-    idle: BTreeMap<Bit, Instant>,
+    owners: Owners,
+    idle: Idle,
     hold: Duration,
+}
+
+/// How many entries need each bit: a bit for each endpoint and frontend, so they are kept small.
+#[derive(Clone, Debug, Default)]
+struct Owners(BTreeMap<u32, u32>);
+
+impl Owners {
+    fn number((word, mask): Bit) -> u32 {
+        word * u64::BITS + mask.trailing_zeros()
+    }
+
+    fn has(&self, bit: Bit) -> bool {
+        self.0.contains_key(&Self::number(bit))
+    }
+
+    fn add(&mut self, bit: Bit) {
+        *self.0.entry(Self::number(bit)).or_default() += 1;
+    }
+
+    /// Returns whether that was the last one.
+    fn remove(&mut self, bit: Bit) -> bool {
+        let Entry::Occupied(mut entry) = self.0.entry(Self::number(bit)) else { return false };
+        *entry.get_mut() -= 1;
+        let is_last = *entry.get() == 0;
+        if is_last {
+            entry.remove();
+        }
+        is_last
+    }
+}
+
+/// Bits that are set and have no owner, and until when each stays.
+#[derive(Clone, Debug, Default)]
+struct Idle {
+    until: BTreeMap<Bit, Instant>,
+    order: BTreeSet<(Instant, Bit)>,
+}
+
+impl Idle {
+    fn insert(&mut self, bit: Bit, until: Instant) {
+        if let Some(old) = self.until.insert(bit, until) {
+            self.order.remove(&(old, bit));
+        }
+        self.order.insert((until, bit));
+    }
+
+    fn remove(&mut self, bit: Bit) {
+        if let Some(old) = self.until.remove(&bit) {
+            self.order.remove(&(old, bit));
+        }
+    }
 }
 
 impl Filter {
     /// No bit is set; one that loses its last owner stays for `hold`.
     pub fn new(hold: Duration) -> Self {
-        Self { words: vec![0; FILTER_WORDS as usize], owners: BTreeMap::new(), idle: BTreeMap::new(), hold }
+        Self {
+            words: vec![0; PREFILTER_WORDS as usize],
+            owners: Owners::default(),
+            idle: Idle::default(),
+            hold,
+        }
     }
 
     /// Takes over the bits found in the map. Call [`Filter::found`] when their owners are known.
@@ -58,16 +118,16 @@ impl Filter {
                 let mask = rest & rest.wrapping_neg();
                 rest &= !mask;
                 let bit = (number as u32, mask);
-                if !self.owners.contains_key(&bit) {
-                    self.idle.insert(bit, idle_before.get(&bit).copied().unwrap_or(now));
+                if !self.owners.has(bit) {
+                    self.idle.insert(bit, idle_before.get(&bit).copied().unwrap_or(now + self.hold));
                 }
             }
         }
     }
 
-    /// Since when the bits without owner rest.
+    /// Until when the bits without owner rest.
     pub fn idle(&self) -> &BTreeMap<Bit, Instant> {
-        &self.idle
+        &self.idle.until
     }
 
     /// The words as they should be in the map.
@@ -92,7 +152,7 @@ impl Filter {
                 if let Some(word) = self.words.get_mut(word as usize) {
                     *word &= !mask;
                 }
-                self.idle.remove(&(word, mask));
+                self.idle.remove((word, mask));
             }
             _ => {}
         }
@@ -100,36 +160,39 @@ impl Filter {
 
     /// One entry more needs the bit.
     pub fn add(&mut self, bit: Bit) {
-        *self.owners.entry(bit).or_default() += 1;
-        self.idle.remove(&bit);
+        self.owners.add(bit);
+        self.idle.remove(bit);
     }
 
     /// One entry less needs it.
     pub fn remove(&mut self, bit: Bit, now: Instant) {
-        if let Some(owners) = self.owners.get_mut(&bit) {
-            *owners -= 1;
-            if *owners == 0 {
-                self.owners.remove(&bit);
-                self.idle.insert(bit, now);
-            }
+        if self.owners.remove(bit) {
+            self.idle.insert(bit, now + self.hold);
         }
     }
 
     /// A bit that was set for an entry which then was not written.
     pub fn unused(&mut self, bit: Bit, now: Instant) {
-        if !self.owners.contains_key(&bit) && self.is_set(bit) {
-            self.idle.entry(bit).or_insert(now);
+        if !self.owners.has(bit) && self.is_set(bit) && !self.idle.until.contains_key(&bit) {
+            self.idle.insert(bit, now + self.hold);
         }
     }
 
-    /// Bits that have rested.
-    pub fn rested(&self, now: Instant) -> Vec<Bit> {
-        self.idle.iter().filter(|(_, since)| now >= **since + self.hold).map(|(bit, _)| *bit).collect()
+    /// Bits that have rested, in their order.
+    pub fn rested(&self, now: Instant) -> BTreeSet<Bit> {
+        self.idle.order.iter().take_while(|(until, _)| *until <= now).map(|(_, bit)| *bit).collect()
+    }
+
+    /// A connection still needs a bit that has rested.
+    pub fn is_in_use(&mut self, bit: Bit, now: Instant) {
+        if self.idle.until.contains_key(&bit) {
+            self.idle.insert(bit, now + IN_USE);
+        }
     }
 
     /// When the next bit has rested.
     pub fn next_rested(&self) -> Option<Instant> {
-        self.idle.values().min().map(|since| *since + self.hold)
+        self.idle.order.first().map(|(until, _)| *until)
     }
 }
 
@@ -150,22 +213,39 @@ mod tests {
         filter.remove(bit, now);
         assert_eq!(filter.next_rested(), None);
         filter.remove(bit, now);
-        assert_eq!(filter.rested(now + HOLD / 2), []);
-        assert_eq!(filter.rested(now + HOLD), [bit]);
+        assert_eq!(filter.rested(now + HOLD / 2), BTreeSet::new());
+        assert_eq!(filter.rested(now + HOLD), [bit].into());
         filter.add(bit);
-        assert_eq!(filter.rested(now + HOLD), []);
+        assert_eq!(filter.rested(now + HOLD), BTreeSet::new());
+    }
+
+    #[test]
+    fn a_bit_that_is_in_use_rests_an_hour_longer() {
+        let now = Instant::now();
+        let mut filter = Filter::new(HOLD);
+        for bit in [(3, 8), (3, 16)] {
+            filter.written(&Write::FilterSet(bit.0, bit.1));
+            filter.add(bit);
+            filter.remove(bit, now);
+        }
+        filter.is_in_use((3, 8), now + HOLD);
+        filter.is_in_use((9, 1), now + HOLD);
+        assert_eq!(filter.rested(now + HOLD), [(3, 16)].into());
+        assert_eq!(filter.rested(now + HOLD + IN_USE), [(3, 8), (3, 16)].into());
+        filter.written(&Write::FilterClear(3, 16));
+        assert_eq!(filter.next_rested(), Some(now + HOLD + IN_USE));
     }
 
     #[test]
     fn bits_found_without_owner_rest_from_the_start() {
         let now = Instant::now();
         let mut filter = Filter::new(HOLD);
-        let mut words = vec![0; FILTER_WORDS as usize];
+        let mut words = vec![0; PREFILTER_WORDS as usize];
         words[5] = 0b101;
         filter.restore(&words);
         filter.add((5, 1));
         filter.found(now, &BTreeMap::new());
-        assert_eq!(filter.rested(now + HOLD), [(5, 4)]);
+        assert_eq!(filter.rested(now + HOLD), [(5, 4)].into());
         filter.written(&Write::FilterClear(5, 4));
         assert!(filter.is_set((5, 1)) && !filter.is_set((5, 4)));
         assert_eq!(filter.next_rested(), None);

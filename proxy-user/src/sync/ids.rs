@@ -119,6 +119,14 @@ impl<K: Ord + Clone> Ids<K> {
         self.queue.iter().take_while(over).filter(still).filter_map(with_id).collect()
     }
 
+    /// A retired `key` is still in use: its id rests once more.
+    pub fn rest_again(&mut self, key: &K, now: Instant, sync: u64) {
+        if let Some(rest) = self.resting.get_mut(key) {
+            *rest = Rest { since: now, sync };
+            self.queue.push_back((key.clone(), *rest));
+        }
+    }
+
     /// When the next key has rested.
     pub fn next_rested(&mut self) -> Option<Instant> {
         while let Some((key, rest)) = self.queue.front() {

@@ -1,20 +1,26 @@
 //! One Service port on its way into the maps.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 
 use ipnet::IpNet;
 use proxy_common::backend::{
     BACKEND_ACTIVE, BACKEND_IN_CLUSTER, BACKEND_IN_LOCAL, BACKEND_LOCAL, BACKEND_TERMINATING,
+    BACKEND_TUNNEL_SHIFT, BACKEND_WEIGHT_SHIFT,
 };
+use proxy_common::maglev;
+use proxy_common::select::Algorithm;
 use proxy_common::service::{
     KIND_CLUSTER_IP, KIND_EXTERNAL_IP, KIND_LOAD_BALANCER, KIND_NODE_PORT, SCOPE_EXTERNAL, SCOPE_INTERNAL,
-    SERVICE_DROP_WHEN_EMPTY, SERVICE_LOCAL, SERVICE_NODE_ALLOWED, SERVICE_SCOPED, SERVICE_SOURCE_RANGES,
-    ServiceEntry,
+    SERVICE_DROP_WHEN_EMPTY, SERVICE_DSR, SERVICE_EJECTS, SERVICE_LOCAL, SERVICE_MAGLEV_OUTSIDE,
+    SERVICE_NODE_ALLOWED, SERVICE_SCOPED, SERVICE_SOURCE_RANGES, ServiceEntry,
 };
 
 use super::trouble::Trouble;
 use crate::maps::{Backend, FrontendKey, Write};
-use crate::model::TrafficPolicy;
+use crate::model::{SortedMap, TrafficPolicy};
+use crate::plan::maglev::Member;
+use crate::plan::weights;
 use crate::plan::{
     Access, BackendAddress, BackendFacts, Frontend, FrontendKind, FrontendPlan, PortId, PortPlan, Scope,
 };
@@ -28,6 +34,8 @@ pub(super) struct Job {
     pub(super) wanted: Option<Wanted>,
     /// Extents allocated in this sync.
     pub(super) extents: Vec<u32>,
+    /// Maglev tables allocated in this sync.
+    pub(super) tables: Vec<u32>,
     pub(super) trouble: Option<Trouble>,
     /// It goes no further.
     pub(super) stopped: bool,
@@ -38,9 +46,11 @@ pub(super) struct Job {
 /// What a Service port should be, with its ids.
 #[derive(Debug, Default)]
 pub(super) struct Wanted {
-    pub(super) rows: BTreeMap<u32, Backend>,
-    /// With the sorted ids of each frontend's slots.
+    pub(super) rows: SortedMap<u32, Backend>,
+    /// With the ids of each frontend's slots: sorted, or in the order of turns.
     pub(super) frontends: Vec<(FrontendKey, ServiceEntry, Vec<u32>)>,
+    /// The endpoints of its Maglev tables, by address: those of policy Cluster, and those of policy Local.
+    pub(super) tables: BTreeMap<bool, Vec<Member>>,
     /// Clients that its load balancer addresses let in.
     pub(super) ranges: BTreeSet<IpNet>,
 }
@@ -52,6 +62,7 @@ impl Job {
             id: None,
             wanted: None,
             extents: Vec::new(),
+            tables: Vec::new(),
             trouble: None,
             stopped: false,
             committing: false,
@@ -97,14 +108,21 @@ pub(super) fn bits<T: Default + std::ops::BitOr<Output = T>>(all: impl IntoItera
     all.into_iter().filter(|(is_set, _)| *is_set).fold(T::default(), |bits, (_, bit)| bits | bit)
 }
 
-/// The row of an endpoint that serves.
-pub(super) fn backend_row(service: u32, port: &PortId, at: &BackendAddress, facts: BackendFacts) -> Backend {
+/// The row of an endpoint that serves. `tunnel`: the number of its node's address, or 0.
+pub(super) fn backend_row(
+    service: u32,
+    port: &PortId,
+    at: &BackendAddress,
+    facts: BackendFacts,
+    tunnel: u32,
+) -> Backend {
     let flags = bits([
         (facts.local, BACKEND_LOCAL),
         (facts.terminating, BACKEND_TERMINATING),
         (facts.in_cluster, BACKEND_IN_CLUSTER),
         (facts.in_local, BACKEND_IN_LOCAL),
-    ]);
+    ]) | u32::from(facts.share()) << BACKEND_WEIGHT_SHIFT
+        | tunnel << BACKEND_TUNNEL_SHIFT;
     let proto = port.protocol.number();
     Backend { addr: at.address, port: at.port, proto, state: BACKEND_ACTIVE, service, flags }
 }
@@ -125,8 +143,12 @@ pub(super) fn service_entry(
         flags: bits([
             (frontend.drop_when_empty, SERVICE_DROP_WHEN_EMPTY),
             (frontend.scoped, SERVICE_SCOPED),
+            (frontend.dsr, SERVICE_DSR),
             (frontend.policy == TrafficPolicy::Local, SERVICE_LOCAL),
             (frontend.access != Access::Everybody, SERVICE_SOURCE_RANGES),
+            (is_maglev_outside(port, frontend), SERVICE_MAGLEV_OUTSIDE),
+            // The last endpoint is never skipped, and whoever has one alone need not look.
+            (port.ejects && frontend.slots.len() > 1, SERVICE_EJECTS),
             (frontend.access == Access::Ranges { node: true }, SERVICE_NODE_ALLOWED),
         ]),
         algorithm: port.algorithm as u8,
@@ -137,6 +159,28 @@ pub(super) fn service_entry(
             FrontendKind::ExternalIp => KIND_EXTERNAL_IP,
         },
     }
+}
+
+/// Whether a frontend spreads clients outside by Maglev, whatever the algorithm inside.
+fn is_maglev_outside(port: &PortPlan, frontend: &FrontendPlan) -> bool {
+    port.maglev_outside && frontend.kind != FrontendKind::ClusterIp
+}
+
+/// Whether a frontend needs a Maglev table. One endpoint needs none.
+pub(super) fn needs_table(port: &PortPlan, frontend: &FrontendPlan) -> bool {
+    let is_hash = port.algorithm.is_hash() || is_maglev_outside(port, frontend);
+    is_hash && (2..=maglev::MOST as usize).contains(&frontend.slots.len())
+}
+
+/// The slots of endpoints with these ids and weights: in the order of ids; by turns where weights count.
+pub(super) fn slots(mut endpoints: Vec<(u32, u32)>, algorithm: Algorithm) -> Vec<u32> {
+    endpoints.sort_unstable();
+    let is_even = endpoints.windows(2).all(|pair| pair[0].1 == pair[1].1);
+    if is_even || !algorithm.repeats_slots() {
+        return endpoints.into_iter().map(|(id, _)| id).collect();
+    }
+    let weights: Vec<u32> = endpoints.iter().map(|(_, weight)| *weight).collect();
+    weights::slots(&weights).into_iter().filter_map(|at| endpoints.get(at)).map(|(id, _)| *id).collect()
 }
 
 /// Every frontend that a job may have changed: the ones it has and the ones it should have.

@@ -19,9 +19,13 @@ mod outlook;
 mod phases;
 mod reconcile;
 mod recover;
+mod release;
 mod report;
 mod rest;
+mod rows;
+mod slow_start;
 mod status;
+mod tables;
 mod triggers;
 mod trouble;
 

@@ -5,17 +5,19 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
-use proxy_common::config::UPLINKS;
+use proxy_common::config::{PortRange, SNAT_RANGES, UPLINKS};
+use proxy_common::map_names::TUNNEL_COUNT;
 use proxy_common::node::{
-    DEVICE_NO_HEADER, DEVICE_UPLINK, Device, NODE_ADDR_LOOPBACK, NODE_ADDR_PORTS, NodeAddr,
+    DEVICE_NO_HEADER, DEVICE_UPLINK, Device, NODE_ADDR_INTERNAL, NODE_ADDR_LOOPBACK, NODE_ADDR_OWN,
+    NODE_ADDR_PORTS, NodeAddr,
 };
 
 use super::job::{Job, Steps, bits};
 use super::reconcile::{Failure, Reconciler, pause};
-use crate::maps::{ConfigRow, NodeContents, NodeFamily, NodeRow, Store, Write};
+use crate::maps::{ConfigRow, NodeContents, NodeFamily, NodeRow, Store, TunnelRow, Write};
 use crate::model::net::IpFamily;
 use crate::plan::{NodePlan, Problem};
 
@@ -27,7 +29,14 @@ pub(super) struct NodeState {
     due: bool,
     plan_problems: Vec<Problem>,
     failure: Option<Failure>,
+    /// When connections are looked through next for source ports of ranges of before.
+    next_snat_check: Option<Instant>,
 }
+
+/// Programs of other CPUs may have read the old ranges when the new ones were written.
+const SNAT_SETTLES: Duration = Duration::from_secs(1);
+/// Connections are looked through at most this often for source ports of ranges of before.
+const SNAT_PERIOD: Duration = Duration::from_mins(10);
 
 impl NodeState {
     /// What is wrong with the node, and what could not be told.
@@ -39,15 +48,23 @@ impl NodeState {
     pub(super) fn retry(&self) -> Option<Instant> {
         self.failure.as_ref().map(|failure| failure.retry)
     }
+
+    /// When to look for source ports of ranges of before.
+    pub(super) fn next_snat_check(&self) -> Option<Instant> {
+        self.next_snat_check
+    }
 }
 
 impl<S: Store> Reconciler<S> {
     /// The node should look like this from the next sync on.
     pub fn set_node(&mut self, plan: &NodePlan) {
-        let desired = Some(contents(plan));
+        let desired = Some(contents(plan, &self.applied.node));
         self.node.due |= self.node.desired != desired;
         self.node.desired = desired;
         self.node.plan_problems.clone_from(&plan.problems);
+        self.node
+            .plan_problems
+            .extend(self.node.desired.as_ref().and_then(|desired| unnumbered(plan, desired)));
     }
 
     /// Whether something of the node waits for a sync.
@@ -74,11 +91,13 @@ impl<S: Store> Reconciler<S> {
     /// Tells what differs.
     pub(super) fn bring_node(&mut self, now: Instant, freed: bool) {
         let retries = self.node.failure.as_ref().is_some_and(|failure| freed || failure.retry <= now);
-        if !(self.node.due || retries || self.full) {
+        let checks = self.node.next_snat_check.is_some_and(|at| at <= now);
+        if !(self.node.due || retries || checks || self.full) {
             return;
         }
         self.node.due = false;
-        let Some(desired) = self.node.desired.clone() else { return };
+        let Some(mut desired) = self.node.desired.clone() else { return };
+        desired.config.snat_moved = self.is_snat_moved(desired.config.snat_ports, now);
         let mut jobs = [Job::cleanup()];
         self.execute(&self.node_facts(&desired), &mut jobs, true, now);
         // A bit that is missing keeps its address out, so the first failure ends this.
@@ -97,6 +116,23 @@ impl<S: Store> Reconciler<S> {
         });
     }
 
+    /// Whether flows on source ports of ranges of before go on, now that `ports` are the ranges.
+    fn is_snat_moved(&mut self, ports: [PortRange; SNAT_RANGES], now: Instant) -> bool {
+        let known = self.applied.node.config;
+        let changes = known.snat_ports != ports;
+        let is_due = self.node.next_snat_check.map_or(known.snat_moved, |at| at <= now);
+        if !changes && !is_due {
+            return known.snat_moved;
+        }
+        let moved = self.flows.has_snat_beside(ports).unwrap_or_else(|error| {
+            tracing::warn!(%error, "connections cannot be read: replies to every port of the node are looked up");
+            true
+        });
+        let next = if moved { Some(now + SNAT_PERIOD) } else { None };
+        self.node.next_snat_check = if changes { Some(now + SNAT_SETTLES) } else { next };
+        moved
+    }
+
     fn node_facts(&self, desired: &NodeContents) -> Steps {
         let known = &self.applied.node;
         let mut steps = Steps::default();
@@ -105,6 +141,12 @@ impl<S: Store> Reconciler<S> {
         }
         for index in known.devices.keys().filter(|index| !desired.devices.contains_key(index)) {
             steps.push(0, Write::NoDevice(*index));
+        }
+        for (number, row) in differing(&desired.tunnels, &known.tunnels) {
+            steps.push(0, Write::Tunnel(*number, Some(*row)));
+        }
+        for number in known.tunnels.keys().filter(|number| !desired.tunnels.contains_key(number)) {
+            steps.push(0, Write::Tunnel(*number, None));
         }
         for (_, row) in differing(&desired.rows, &known.rows) {
             steps.push(0, Write::Node(Box::new(row.clone())));
@@ -118,6 +160,10 @@ impl<S: Store> Reconciler<S> {
     fn node_addresses(&self, desired: &NodeContents) -> Steps {
         let known = &self.applied.node.addresses;
         let mut steps = Steps::default();
+        // First, since the table may be full.
+        for address in known.keys().filter(|address| !desired.addresses.contains_key(address)) {
+            steps.push(0, Write::NoNodeAddr(*address));
+        }
         for (address, facts) in differing(&desired.addresses, known) {
             if *facts & NODE_ADDR_PORTS != 0 {
                 let needed: BTreeSet<_> = self.applied.address_bits(*address).collect();
@@ -126,9 +172,6 @@ impl<S: Store> Reconciler<S> {
                 }
             }
             steps.push(0, Write::NodeAddr(*address, *facts));
-        }
-        for address in known.keys().filter(|address| !desired.addresses.contains_key(address)) {
-            steps.push(0, Write::NoNodeAddr(*address));
         }
         steps
     }
@@ -151,8 +194,58 @@ fn uplinks(devices: &BTreeMap<u32, Device>) -> [u32; UPLINKS] {
     places
 }
 
+/// Internal addresses of nodes. While they are not listed, those that an earlier agent has told of stay: its flows go on.
+fn internal<'a>(plan: &'a NodePlan, known: &'a NodeContents) -> Box<dyn Iterator<Item = IpAddr> + 'a> {
+    match &plan.tunnels {
+        Some(tunnels) => Box::new(tunnels.keys().copied()),
+        None if plan.dsr => {
+            let told = known.addresses.iter().filter(|(_, bits)| **bits & NODE_ADDR_INTERNAL != 0);
+            Box::new(told.map(|(address, _)| *address))
+        }
+        None => Box::new(std::iter::empty()),
+    }
+}
+
+/// The numbers of other nodes' addresses: one that an address has stays, since flows refer to it. Where there are more addresses
+/// than numbers, packets to the others take SNAT.
+fn tunnels(plan: &NodePlan, known: &NodeContents) -> BTreeMap<u32, TunnelRow> {
+    let Some(wanted) = &plan.tunnels else {
+        return if plan.dsr { known.tunnels.clone() } else { BTreeMap::new() };
+    };
+    let mut new: BTreeMap<IpAddr, IpAddr> = wanted
+        .iter()
+        .filter(|(at, _)| !plan.addresses.contains_key(*at))
+        .map(|(at, from)| (*at, *from))
+        .collect();
+    let mut rows = BTreeMap::new();
+    for (number, row) in &known.tunnels {
+        if let Some(source) = new.remove(&row.addr) {
+            rows.insert(*number, TunnelRow { source, ..*row });
+        }
+    }
+    let free: Vec<u32> =
+        (1..TUNNEL_COUNT).filter(|number| !rows.contains_key(number)).take(new.len()).collect();
+    rows.extend(free.into_iter().zip(new.into_iter().map(|(addr, source)| TunnelRow { addr, source })));
+    rows
+}
+
+/// What says that there are more addresses of other nodes than numbers in `tunnels`.
+fn unnumbered(plan: &NodePlan, desired: &NodeContents) -> Option<Problem> {
+    let addresses = plan.tunnels.as_ref()?.keys().filter(|at| !plan.addresses.contains_key(*at)).count();
+    let left = addresses.checked_sub(desired.tunnels.len()).filter(|left| *left > 0)?;
+    Some(Problem {
+        object: "Node".to_owned(),
+        field: "status.addresses".to_owned(),
+        message: format!(
+            "{left} of the {addresses} addresses of other nodes have no number in the map tunnels, which has {}: connections to \
+             endpoints on these nodes are forwarded with snat, not with dsr",
+            TUNNEL_COUNT - 1
+        ),
+    })
+}
+
 /// The plan as the maps hold it.
-fn contents(plan: &NodePlan) -> NodeContents {
+fn contents(plan: &NodePlan, known: &NodeContents) -> NodeContents {
     let source = |family| plan.sources.get(&family);
     let pods = |family| plan.pods.get(&family);
     let ranges = |family| plan.service_cidrs.get(&family).into_iter().flatten();
@@ -171,22 +264,38 @@ fn contents(plan: &NodePlan) -> NodeContents {
             .collect(),
     });
     let address = |facts: &crate::plan::AddressFacts| -> NodeAddr {
-        bits([(facts.node_ports, NODE_ADDR_PORTS), (facts.loopback, NODE_ADDR_LOOPBACK)])
+        bits([
+            (true, NODE_ADDR_OWN),
+            (facts.node_ports, NODE_ADDR_PORTS),
+            (facts.loopback, NODE_ADDR_LOOPBACK),
+        ])
     };
     let device = |facts: &crate::plan::DeviceFacts| -> Device {
         bits([(facts.uplink, DEVICE_UPLINK), (facts.no_header, DEVICE_NO_HEADER)])
     };
     let devices: BTreeMap<_, _> = plan.devices.iter().map(|(index, facts)| (*index, device(facts))).collect();
+    let mut addresses: BTreeMap<_, _> =
+        plan.addresses.iter().map(|(at, facts)| (*at, address(facts))).collect();
+    for at in internal(plan, known) {
+        *addresses.entry(at).or_default() |= NODE_ADDR_INTERNAL;
+    }
     NodeContents {
+        tunnels: tunnels(plan, known),
         rows: [v4, v6].into_iter().map(|row| (row.table(), row)).collect(),
-        addresses: plan.addresses.iter().map(|(at, facts)| (*at, address(facts))).collect(),
+        addresses,
         config: ConfigRow {
             masquerade_all: plan.masquerade_all,
             leave_old: plan.leave_old,
             detect_local: plan.detect_local,
+            // Flows tell.
+            snat_moved: false,
             snat_ports: plan.snat_ports,
+            socket_lb: plan.socket_lb,
+            socket_drop: plan.socket_drop,
+            timeouts: plan.timeouts,
             host_netns: plan.host_netns,
             uplinks: uplinks(&devices),
+            dsr: plan.dsr,
         },
         devices,
     }

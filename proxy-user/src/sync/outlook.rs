@@ -9,7 +9,7 @@ use super::reconcile::Reconciler;
 use crate::maps::{Capacity, Store};
 use crate::model::ServiceName;
 use crate::model::net::IpFamily;
-use crate::plan::{HealthCheck, Problem, Scope};
+use crate::plan::{HealthCheck, Problem, Scope, ServicePlan};
 
 impl<S: Store> Reconciler<S> {
     /// When [`Reconciler::sync`] should be called even if nothing changes.
@@ -17,9 +17,10 @@ impl<S: Store> Reconciler<S> {
         let retries = self.failures.values().map(|failure| failure.retry).min();
         let mut rests = [
             self.applied.extents.next_rested(),
+            self.applied.tables.next_rested(),
             self.applied.endpoints.next_rested(),
             self.applied.ports.next_rested(),
-            self.applied.filter.next_rested(),
+            self.applied.filter.next_rested().map(|at| self.next_release.map_or(at, |next| at.max(next))),
         ];
         if let Some((_, retry)) = self.cleanup {
             for rest in &mut rests {
@@ -27,7 +28,7 @@ impl<S: Store> Reconciler<S> {
             }
             rests[0] = Some(rests[0].map_or(retry, |rest| rest.min(retry)));
         }
-        let others = [retries, self.addresses.retry(), self.node.retry()];
+        let others = [retries, self.addresses.retry(), self.node.retry(), self.node.next_snat_check()];
         rests.into_iter().chain(others).flatten().min()
     }
 
@@ -48,6 +49,12 @@ impl<S: Store> Reconciler<S> {
         all
     }
 
+    /// What this node could not do for a Service, in the order of ports: part of [`Reconciler::problems`]. The others are
+    /// in the objects, and every node finds them.
+    pub fn failed(&self) -> Vec<Problem> {
+        self.failures.values().map(|failure| failure.problem.clone()).collect()
+    }
+
     /// Service ports that are silent to clients of a scope, though another node could serve them.
     pub fn no_local(&self) -> &BTreeMap<(Scope, IpFamily), u64> {
         &self.no_local
@@ -63,9 +70,14 @@ impl<S: Store> Reconciler<S> {
         self.failures.len()
     }
 
-    /// Services that have a plan.
+    /// Services that have a plan; those of other proxies are not counted.
     pub fn services(&self) -> usize {
-        self.desired.len()
+        self.desired.len() - self.addresses.foreign()
+    }
+
+    /// What a Service should look like.
+    pub fn plan(&self, name: &ServiceName) -> Option<&ServicePlan> {
+        self.desired.get(name)
     }
 
     /// What the tables hold as far as we know.

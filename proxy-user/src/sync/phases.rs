@@ -1,22 +1,30 @@
 //! The phases of a sync, one function each.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Instant;
 
-use proxy_common::backend::BACKEND_GONE;
+use proxy_common::PROTO_TCP;
+use proxy_common::backend::{BACKEND_ACTIVE, BACKEND_GONE};
 use proxy_common::name::PortName;
 use proxy_common::service::{SCOPE_EXTERNAL, SCOPE_INTERNAL, SERVICE_SCOPED, ServiceEntry};
 
 use super::applied::Applied;
 use super::filter::{Bit, backend_bit};
-use super::job::{Job, Steps, Wanted, backend_row, frontend_key, service_entry};
+use super::job::{Job, Steps, Wanted, backend_row, frontend_key, needs_table, service_entry, slots};
 use super::reconcile::Reconciler;
 use super::trouble::Trouble;
-use crate::maps::{Backend, FrontendKey, Store, Write};
-use crate::model::ServiceName;
+use crate::maps::{Backend, FrontendKey, Store, Table, Write};
+use crate::model::{Name, ServiceName, SortedMap, TrafficPolicy};
+use crate::plan::maglev::Member;
 use crate::plan::{Access, PortId};
 
 impl Applied {
+    /// Whether connections may be led to the backend of this id.
+    fn serves(&self, id: u32) -> bool {
+        self.backends.get(id).is_some_and(|row| row.state == BACKEND_ACTIVE)
+    }
+
     /// The filter bits that a Service port needs.
     fn bits_of(&self, wanted: &Wanted) -> impl Iterator<Item = Bit> {
         let frontends = wanted.frontends.iter().flat_map(|(key, ..)| self.frontend_bits(key));
@@ -28,9 +36,9 @@ impl Job {
     /// For writes that belong to no port.
     pub(super) fn cleanup() -> Self {
         Self::new(PortId {
-            namespace: String::new(),
-            name: String::new(),
-            port: String::new(),
+            namespace: Name::default(),
+            name: Name::default(),
+            port: Name::default(),
             protocol: crate::model::net::Protocol::Tcp,
             family: crate::model::net::IpFamily::V4,
         })
@@ -65,7 +73,7 @@ impl<S: Store> Reconciler<S> {
     /// Ids, names, endpoints, filter bits and source ranges.
     pub(super) fn prepare(&mut self, jobs: &mut [Job], now: Instant) {
         let (mut names, mut rows, mut bits) = (Steps::default(), Steps::default(), Steps::default());
-        let mut ranges = Steps::default();
+        let (mut ranges, mut joins) = (Steps::default(), Steps::default());
         for (number, job) in jobs.iter_mut().enumerate() {
             if let Err(trouble) = self.plan_job(job) {
                 job.stop(trouble);
@@ -80,13 +88,23 @@ impl<S: Store> Reconciler<S> {
             if self.applied.names.get(&id) != Some(&name) {
                 names.push(number, Write::Name(id, Box::new(name)));
             }
+            let is_new = |(id, row): &(&u32, &Backend)| row.proto == PROTO_TCP && !self.applied.serves(**id);
+            let mut new = wanted.rows.iter().filter(is_new).peekable();
+            if new.peek().is_some() {
+                let others = self.applied.endpoints_of(id).map(|(_, id)| id);
+                let others: Arc<[u32]> = others.filter(|id| self.applied.serves(*id)).collect();
+                for (id, row) in new {
+                    joins.push(number, Write::Join(*id, Table::backends(row.addr), Arc::clone(&others)));
+                }
+            }
             for (id, row) in &wanted.rows {
-                if self.applied.backends.get(id) != Some(row) {
+                if self.applied.backends.get(*id) != Some(row) {
                     rows.push(number, Write::Backend(*id, *row));
                 }
             }
-            let needed: BTreeSet<_> = self.applied.bits_of(wanted).collect();
-            for (word, mask) in needed.into_iter().filter(|bit| !self.applied.filter.is_set(*bit)) {
+            let is_missing = |bit: &Bit| !self.applied.filter.is_set(*bit);
+            let missing: BTreeSet<_> = self.applied.bits_of(wanted).filter(is_missing).collect();
+            for (word, mask) in missing {
                 bits.push(number, Write::FilterSet(word, mask));
             }
             let known = self.applied.ranges.get(&id);
@@ -96,6 +114,7 @@ impl<S: Store> Reconciler<S> {
             }
         }
         self.execute(&names, jobs, false, now);
+        self.execute(&joins, jobs, false, now);
         self.execute(&rows, jobs, false, now);
         self.execute(&bits, jobs, false, now);
         self.execute(&ranges, jobs, false, now);
@@ -114,10 +133,13 @@ impl<S: Store> Reconciler<S> {
         let id = self.applied.ports.acquire(&job.port).map_err(Trouble::Services)?;
         job.id = Some(id);
         let wanted = job.wanted.insert(Wanted::default());
+        let (mut ids_of, mut rows) = (Vec::new(), Vec::new());
         for (at, facts) in &plan.backends {
             match self.applied.endpoints.acquire(&(id, *at)) {
                 Ok(backend) => {
-                    wanted.rows.insert(backend, backend_row(id, &job.port, at, *facts));
+                    ids_of.push((*at, backend));
+                    let tunnel = facts.tunnel.and_then(|node| self.applied.tunnels.get(&node).copied());
+                    rows.push((backend, backend_row(id, &job.port, at, *facts, tunnel.unwrap_or(0))));
                 }
                 // Those that have an id are served; the problem stands until all are.
                 Err(exhausted) => {
@@ -125,19 +147,30 @@ impl<S: Store> Reconciler<S> {
                 }
             }
         }
+        let ids_of: SortedMap<_, _> = ids_of.into_iter().collect();
+        wanted.rows = rows.into_iter().collect();
+        let mut tables = BTreeMap::new();
         for (frontend, what) in
             plan.frontends.iter().filter(|(frontend, _)| self.claims.owner(frontend) == Some(&job.port))
         {
             let key = frontend_key(frontend);
-            let known =
-                |at: &_| self.applied.endpoints.get(&(id, *at)).filter(|id| wanted.rows.contains_key(id));
-            let mut ids: Vec<u32> = what.slots.iter().filter_map(known).collect();
-            ids.sort_unstable();
+            let weight = |at: &_| plan.backends.get(at).map_or(1, |facts| u32::from(facts.weight.max(1)));
+            let endpoints =
+                || what.slots.iter().filter_map(|at| Some((ids_of.get(at).copied()?, weight(at), *at)));
+            if needs_table(plan, what) {
+                let mut members: Vec<_> =
+                    endpoints().map(|(id, weight, at)| Member { at, weight, id }).collect();
+                members.sort_unstable_by_key(|member| member.at);
+                tables.insert(what.policy == TrafficPolicy::Local, members);
+            }
+            let share = |at: &_| plan.backends.get(at).map_or(1, |facts| u32::from(facts.share()));
+            let ids = slots(endpoints().map(|(id, _, at)| (id, share(&at))).collect(), plan.algorithm);
             wanted.frontends.push((key, service_entry(id, &key, plan, what), ids));
             if what.access != Access::Everybody {
                 wanted.ranges.clone_from(&plan.source_ranges);
             }
         }
+        wanted.tables = tables;
         Ok(())
     }
 
@@ -231,21 +264,24 @@ impl<S: Store> Reconciler<S> {
         let mut left = Vec::new();
         for (number, job) in jobs.iter().enumerate() {
             let Some(service) = job.id else { continue };
-            let live = self.applied.extents.live_ids(service);
-            for (key, id) in self.applied.endpoints_of(service) {
-                let wanted = job.wanted.as_ref().is_some_and(|wanted| wanted.rows.contains_key(&id));
-                if wanted || live.contains(&id) || self.applied.endpoints.is_resting(key) {
-                    continue;
-                }
-                left.push((*key, id));
-                if let Some(row) = self.applied.backends.get(&id).filter(|row| row.state != BACKEND_GONE) {
+            let is_wanted = |id: &u32| job.wanted.as_ref().is_some_and(|wanted| wanted.rows.contains_key(id));
+            let rests = |key: &_| self.applied.endpoints.is_resting(key);
+            let unwanted =
+                self.applied.endpoints_of(service).filter(|(key, id)| !is_wanted(id) && !rests(key));
+            let unwanted: Vec<_> = unwanted.map(|(key, id)| (*key, id)).collect();
+            // Mostly there is none.
+            let live =
+                if unwanted.is_empty() { BTreeSet::new() } else { self.applied.extents.live_ids(service) };
+            for (key, id) in unwanted.into_iter().filter(|(_, id)| !live.contains(id)) {
+                left.push((key, id));
+                if let Some(row) = self.applied.backends.get(id).filter(|row| row.state != BACKEND_GONE) {
                     steps.push(number, Write::Backend(id, Backend { state: BACKEND_GONE, ..*row }));
                 }
             }
         }
         self.execute(&steps, jobs, true, now);
         for (key, id) in left {
-            if self.applied.backends.get(&id).is_none_or(|row| row.state == BACKEND_GONE) {
+            if self.applied.backends.get(id).is_none_or(|row| row.state == BACKEND_GONE) {
                 self.applied.endpoints.retire(&key, now, self.number);
             }
         }

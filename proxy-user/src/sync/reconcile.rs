@@ -28,7 +28,7 @@ use super::claims::Claims;
 use super::counters::Counters;
 use super::job::{Job, Steps, Touched, frontend_key};
 use super::node::NodeState;
-use crate::maps::{BatchError, FrontendKey, Store, Table, Write};
+use crate::maps::{BatchError, FlowUse, FrontendKey, NoFlows, Store, Write};
 use crate::model::ServiceName;
 use crate::model::net::IpFamily;
 use crate::plan::{Frontend, FrontendPlan, HealthCheck, PortId, PortPlan, Problem, Scope, ServicePlan};
@@ -69,6 +69,9 @@ pub struct Reconciler<S> {
     pub(super) health_checks: BTreeMap<ServiceName, HealthCheck>,
     pub(super) addresses: Addresses,
     pub(super) node: NodeState,
+    pub(super) flows: Box<dyn FlowUse + Send>,
+    /// When bits of the filter may be cleared next; `None`: at any time.
+    pub(super) next_release: Option<Instant>,
 }
 
 impl<S: Store> Reconciler<S> {
@@ -93,7 +96,15 @@ impl<S: Store> Reconciler<S> {
             health_checks: BTreeMap::new(),
             addresses: Addresses::default(),
             node: NodeState::default(),
+            flows: Box::new(NoFlows),
+            next_release: None,
         }
+    }
+
+    /// Asks these connections before it clears a bit of the filter; without, there are none.
+    #[must_use]
+    pub fn with_flows(self, flows: Box<dyn FlowUse + Send>) -> Self {
+        Self { flows, ..self }
     }
 
     /// Takes new plans (`None`: the Service is gone) and brings the maps as close to all plans as possible.
@@ -174,6 +185,7 @@ impl<S: Store> Reconciler<S> {
         }
         self.prepare(&mut jobs, now);
         self.write_slots(&mut jobs, now);
+        self.write_tables(&mut jobs, now);
         self.make_room(&jobs, now);
         self.commit(&mut jobs, now);
         // A frontend that changed hands, to a port that failed, must not stay with the port that lost it.
@@ -186,6 +198,7 @@ impl<S: Store> Reconciler<S> {
             let lost = owners.iter().filter_map(wrong).collect();
             self.remove_services(lost, &mut jobs, now);
         }
+        self.retire_tables(&mut jobs, now);
         self.retire_ranges(&mut jobs, now);
         self.retire_endpoints(&mut jobs, now);
         self.settle(jobs, now);
@@ -227,6 +240,9 @@ impl<S: Store> Reconciler<S> {
     /// Notes what failed and when to try again.
     fn settle(&mut self, jobs: Vec<Job>, now: Instant) {
         for job in jobs {
+            for base in &job.tables {
+                self.applied.tables.retire(*base, now, self.number);
+            }
             for base in &job.extents {
                 self.applied.extents.retire(*base, now, self.number);
             }
@@ -242,47 +258,6 @@ impl<S: Store> Reconciler<S> {
             let retry = now + pause(attempts);
             self.failures.insert(job.port, Failure { attempts: attempts + 1, retry, problem });
         }
-    }
-
-    /// Frees what has rested; says whether there is room now that was not there before.
-    fn free_rested(&mut self, now: Instant) -> bool {
-        let mut freed = self.applied.extents.free_rested(now, self.number) > 0;
-        if self.cleanup.is_some_and(|(_, retry)| now < retry) {
-            return freed;
-        }
-        let mut steps = Steps::default();
-        let endpoints = self.applied.endpoints.rested(now, self.number);
-        for ((_, at), id) in &endpoints {
-            if self.applied.backends.contains_key(id) {
-                steps.push(0, Write::NoBackend(*id, Table::backends(at.address)));
-            }
-        }
-        for (word, mask) in self.applied.filter.rested(now) {
-            steps.push(0, Write::FilterClear(word, mask));
-        }
-        let mut job = [Job::cleanup()];
-        self.execute(&steps, &mut job, true, now);
-        for (key, id) in endpoints {
-            if !self.applied.backends.contains_key(&id) {
-                self.applied.endpoints.forget(&key);
-                freed = true;
-            }
-        }
-        let mut ports = self.applied.ports.rested(now, self.number);
-        ports.retain(|(_, id)| self.applied.endpoints_of(*id).next().is_none());
-        let mut steps = Steps::default();
-        for (_, id) in ports.iter().filter(|(_, id)| self.applied.names.contains_key(id)) {
-            steps.push(0, Write::NoName(*id));
-        }
-        self.execute(&steps, &mut job, true, now);
-        for (port, id) in ports {
-            if !self.applied.names.contains_key(&id) {
-                self.applied.ports.forget(&port);
-                freed = true;
-            }
-        }
-        self.cleanup_went(&job[0], now);
-        freed
     }
 
     /// Removes what made no sense when the tables were read.
@@ -307,7 +282,7 @@ impl<S: Store> Reconciler<S> {
         self.cleanup_went(&job[0], now);
     }
 
-    fn cleanup_went(&mut self, job: &Job, now: Instant) {
+    pub(super) fn cleanup_went(&mut self, job: &Job, now: Instant) {
         self.cleanup = job.trouble.as_ref().map(|trouble| {
             let attempts = self.cleanup.map_or(0, |(attempts, _)| attempts);
             if attempts == 0 {

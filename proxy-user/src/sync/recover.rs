@@ -9,7 +9,8 @@ use proxy_common::name::PortName;
 use super::applied::{Applied, BackendKey, Holds};
 use super::filter::Bit;
 use super::reconcile::Reconciler;
-use crate::maps::{Backend, Contents, MapError, Store, Table, Write};
+use super::tables::halves;
+use crate::maps::{Backend, Contents, MaglevRow, MapError, Store, Table, Write};
 use crate::model::net::{IpFamily, Protocol};
 use crate::plan::{BackendAddress, PortId};
 
@@ -72,6 +73,7 @@ impl<S: Store> Reconciler<S> {
             applied.advance(&Write::NodeAddr(*address, *bits), now, self.number);
         }
         applied.node = contents.node.clone();
+        applied.tunnels = contents.node.tunnels.iter().map(|(number, row)| (row.addr, *number)).collect();
         let ports = adopt_names(&mut applied, contents, &mut orphans);
         adopt_backends(&mut applied, contents, &ports, &mut orphans, now);
         for (service, base, len) in known.resting_extents {
@@ -91,6 +93,15 @@ impl<S: Store> Reconciler<S> {
             }
             applied.advance(&Write::Service(*key, *entry), now, self.number);
         }
+        for (index, row) in &contents.maglev {
+            if !ports.contains_key(&(index / 2)) {
+                // Nobody gets this id before the entry is removed: the removal would take away the new port's table.
+                applied.ports.reserve(index / 2);
+                orphans.extend([Write::MaglevIndex(*index, MaglevRow::default()), Write::NoName(index / 2)]);
+            }
+            applied.tables.restore_for(index / 2, row.base, halves(row.signature), row.words);
+            applied.advance(&Write::MaglevIndex(*index, *row), now, self.number);
+        }
         for (id, range) in &contents.source_ranges {
             if !ports.contains_key(id) {
                 applied.ports.reserve(*id);
@@ -104,7 +115,7 @@ impl<S: Store> Reconciler<S> {
         applied.ports.restored();
         applied.endpoints.restored();
         for (key, id) in applied.endpoints.iter().map(|(key, id)| (*key, id)).collect::<Vec<_>>() {
-            if applied.backends.get(&id).is_some_and(|row| row.state == BACKEND_GONE) {
+            if applied.backends.get(id).is_some_and(|row| row.state == BACKEND_GONE) {
                 applied.endpoints.retire(&key, now, self.number);
             }
         }
@@ -172,17 +183,11 @@ fn fits(row: &Backend, ports: &BTreeMap<u32, PortId>) -> bool {
     ports.get(&row.service).is_some_and(suits)
 }
 
-/// The sorted ids in an extent; `None` when it is empty or lies outside of the table.
+/// The ids in an extent; `None` when it is empty or lies outside of the table.
 fn slots_of(contents: &Contents, base: u32, count: u32) -> Option<Vec<u32>> {
     let base = base as usize;
     let ids = contents.slots.get(base..base.checked_add(count as usize)?)?;
-    (count > 0).then(|| sorted(ids))
-}
-
-pub(super) fn sorted(ids: &[u32]) -> Vec<u32> {
-    let mut ids = ids.to_vec();
-    ids.sort_unstable();
-    ids
+    (count > 0).then(|| ids.to_vec())
 }
 
 /// The port that a name says.
@@ -191,9 +196,9 @@ fn parse(name: &PortName) -> Option<PortId> {
     let (service, port) = rest.split_once(':').unwrap_or((rest, ""));
     let family = [IpFamily::V4, IpFamily::V6].into_iter().find(|family| family.number() == name.family)?;
     let port = PortId {
-        namespace: namespace.to_owned(),
-        name: service.to_owned(),
-        port: port.to_owned(),
+        namespace: namespace.into(),
+        name: service.into(),
+        port: port.into(),
         protocol: Protocol::from_number(name.proto)?,
         family,
     };
@@ -207,7 +212,7 @@ fn differences(applied: &Applied, contents: &Contents) -> usize {
             .backends
             .iter()
             .filter(|(_, row)| row.addr.is_ipv6() == v6)
-            .map(|(id, row)| (*id, *row))
+            .map(|(id, row)| (id, *row))
             .collect()
     };
     let wrong_slots = applied
@@ -221,11 +226,13 @@ fn differences(applied: &Applied, contents: &Contents) -> usize {
     let (ours, found) = (&applied.node, &contents.node);
     let node = unequal(&ours.rows, &found.rows)
         + unequal(&ours.addresses, &found.addresses)
+        + unequal(&ours.tunnels, &found.tunnels)
         + unequal(&ours.devices, &found.devices)
         + usize::from(ours.config != found.config);
     node + ranges.symmetric_difference(&contents.source_ranges).count()
         + unequal(&applied.services, &contents.services)
         + unequal(&applied.names, &contents.names)
+        + unequal(&applied.maglev, &contents.maglev)
         + unequal(&backends(false), &contents.backends)
         + unequal(&backends(true), &contents.backends6)
         + wrong_slots.count()

@@ -61,6 +61,7 @@ pub enum NodeFate {
 }
 
 /// A snapshot of the driver.
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own, which others wait for")]
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Status {
     /// Services have been listed.
@@ -69,6 +70,8 @@ pub struct Status {
     pub slices_listed: bool,
     /// The maps say what the cluster says: the first sync is done. Problems of single objects do not count.
     pub synced: bool,
+    /// The addresses of all nodes are needed: a Service has or had DSR.
+    pub needs_nodes: bool,
     /// What becomes of this node.
     pub node: NodeFate,
     /// When the last sync ended.
@@ -97,6 +100,8 @@ pub struct Status {
     pub frontends: usize,
     /// Endpoints that serve, counted once for each Service port.
     pub endpoints: usize,
+    /// Frontends that are spread by open connections.
+    pub by_load: usize,
     /// UDP endpoints that left their Service since the start.
     pub udp_left: u64,
     /// Slots in use, those of old extents included.
@@ -114,6 +119,8 @@ pub struct Status {
     pub listen: BTreeSet<IpAddr>,
     /// What is wrong with which object.
     pub problems: Vec<Problem>,
+    /// Those of them that are this node's: it could not do what the objects ask for.
+    pub failed: Vec<Problem>,
     /// Service ports that are not in the maps as they should be; they are tried again.
     pub failing: usize,
     /// Comparisons of the tables with what was written to them.
@@ -132,10 +139,12 @@ impl Status {
         self.ports = applied.ports.used();
         self.frontends = applied.services.len() - applied.addresses;
         self.endpoints = applied.active;
+        self.by_load = applied.by_load;
         self.udp_left = reconciler.counters().udp_left();
         self.slots = applied.extents.slots_used() as usize;
         self.failing = reconciler.failing();
         self.problems = reconciler.problems();
+        self.failed = reconciler.failed();
         self.no_local.clone_from(reconciler.no_local());
         self.health_checks.clone_from(reconciler.health_checks());
         let each = |(table, operation, count)| Operations { table, operation, count };
@@ -149,6 +158,7 @@ impl Status {
             of(Table::Services, applied.services.len() - applied.services6, capacity.frontends),
             of(Table::Services6, applied.services6, capacity.frontends),
             of(Table::Slots, self.slots, capacity.slots),
+            of(Table::Maglev, applied.tables.slots_used() as usize - 1, capacity.maglev.saturating_sub(1)),
             // Ids are shared by the two families.
             of(Table::Backends, applied.endpoints.used(), capacity.backends.saturating_sub(1)),
             of(Table::Names, self.ports, capacity.services.saturating_sub(1)),

@@ -106,7 +106,11 @@ mod tests {
         let name = SliceName::new("default", format!("{service}-1"));
         let protocol = crate::model::net::Protocol::Tcp;
         EndpointSlice {
-            ports: vec![crate::model::EndpointPort { name: String::new(), protocol, port: contents.into() }],
+            ports: vec![crate::model::EndpointPort {
+                name: crate::model::Name::default(),
+                protocol,
+                port: contents.into(),
+            }],
             triggered: triggered.map(at),
             ..EndpointSlice::new(name, ServiceName::new("default", service), IpFamily::V4)
         }

@@ -22,6 +22,10 @@ pub enum Trouble {
     /// No part of `slots` is long enough.
     #[error("no room for {} slots: {} are free, {} of them in one piece; raise --max-slots", .0.wanted, .0.free, .0.longest)]
     Slots(NoRoom),
+    /// No part of `maglev` is long enough. Without a table, a hash takes one of the slots: more connections move when endpoints
+    /// change.
+    #[error("no room for a Maglev table of {} words: {} are free, {} of them in one piece; raise --max-maglev-words", .0.wanted, .0.free, .0.longest)]
+    Tables(NoRoom),
     /// Frontends took the room of addresses.
     #[error("the room is needed for frontends; raise --max-frontends")]
     Addresses,

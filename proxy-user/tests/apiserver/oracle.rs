@@ -14,6 +14,7 @@ use proxy_user::maps::view::{BackendState, Kind};
 
 use crate::agent::{NODE, Node};
 use crate::kube::api::Api;
+use crate::kube::control::ADDRESS;
 use crate::kube::eventually;
 
 /// `10.96.0.1:443/TCP`.
@@ -115,12 +116,12 @@ pub fn wanted(api: &Api) -> Result<Table> {
         .and_then(|node| label(&node.metadata, "topology.kubernetes.io/zone").map(str::to_owned));
     let (services, slices) = (api.services()?, api.slices()?);
     let mut by_owner = BTreeMap::<_, Vec<&EndpointSlice>>::new();
-    for slice in slices.iter().filter(|slice| is_ours(&slice.metadata)) {
+    for slice in slices.iter().filter(|slice| label(&slice.metadata, HEADLESS).is_none()) {
         let owner = label(&slice.metadata, "kubernetes.io/service-name").unwrap_or_default();
         by_owner.entry((slice.metadata.namespace.clone(), owner)).or_default().push(slice);
     }
     let mut table = Table::new();
-    for service in services.iter().filter(|service| is_ours(&service.metadata)) {
+    for service in services.iter().filter(|service| label(&service.metadata, OTHER_PROXY).is_none()) {
         let name = service.metadata.name.as_deref().unwrap_or_default();
         let slices = by_owner.get(&(service.metadata.namespace.clone(), name)).map_or(&[][..], Vec::as_slice);
         add(service, slices, zone.as_deref(), &mut table);
@@ -132,10 +133,10 @@ fn label<'a>(metadata: &'a ObjectMeta, key: &str) -> Option<&'a str> {
     metadata.labels.as_ref()?.get(key).map(String::as_str)
 }
 
-fn is_ours(metadata: &ObjectMeta) -> bool {
-    let others = ["service.kubernetes.io/service-proxy-name", "service.kubernetes.io/headless"];
-    others.iter().all(|key| label(metadata, key).is_none())
-}
+/// Counts on Services.
+const OTHER_PROXY: &str = "service.kubernetes.io/service-proxy-name";
+/// Counts on slices.
+const HEADLESS: &str = "service.kubernetes.io/headless";
 
 fn add(service: &Service, slices: &[&EndpointSlice], zone: Option<&str>, table: &mut Table) {
     let Some(spec) = service.spec.as_ref().filter(|spec| spec.type_.as_deref() != Some("ExternalName"))
@@ -167,7 +168,9 @@ fn add(service: &Service, slices: &[&EndpointSlice], zone: Option<&str>, table: 
                     .iter()
                     .filter(|(_, endpoint)| is_ready(endpoint) || is_serving(endpoint))
                     .map(|(socket, e)| {
-                        (*socket, Facts { local: is_local(e), terminating: is_terminating(e) })
+                        // An address of the node itself needs no node name to be on it: its replies need no SNAT.
+                        let local = is_local(e) || socket.ip().to_string() == ADDRESS;
+                        (*socket, Facts { local, terminating: is_terminating(e) })
                     })
                     .collect(),
             };

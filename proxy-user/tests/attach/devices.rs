@@ -1,11 +1,12 @@
 //! Packet programs: TCX and clsact, and devices that come and go.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use proxy_user::host::manager::DeviceManager;
+use proxy_common::map_names::CALLS;
+use proxy_user::host::manager::{DeviceHooks as _, DeviceManager};
 use proxy_user::host::selection::Selection;
 use proxy_user::programs::hooks::SOCKET_HOOKS;
 use proxy_user::programs::{Error, PacketHook, Programs, Settings, cleanup};
@@ -45,6 +46,39 @@ fn clsact_is_replaced_in_place_and_gives_way_to_tcx_and_back() {
         drop(agent);
         assert_eq!(cleanup(&node.bpffs, None).unwrap().left, [""; 0]);
         assert!(!run("tc qdisc show dev v0").contains("clsact"));
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test bpf"]
+fn what_packet_programs_go_on_with_stays_as_long_as_they_do() {
+    on_node(|node| {
+        let device = veth("v0");
+        let folder = node.bpffs.join("ballast").join(crate::version()).join(CALLS);
+        let pinned = || {
+            let entries = fs::read_dir(&folder).unwrap();
+            entries.map(|entry| entry.unwrap().file_name()).collect::<BTreeSet<_>>()
+        };
+        let first = node.start();
+        first.attach_sockets().unwrap();
+        first.attach_device(device, false).unwrap();
+        let of_first = pinned();
+        assert_eq!(of_first.len(), 1);
+        drop(first);
+        let second = node.start();
+        second.attach_sockets().unwrap();
+        second.settled(&[]);
+        assert!(pinned().is_superset(&of_first), "the first one's programs are still attached");
+        second.attach_device(device, false).unwrap();
+        second.attach_device(veth("v1"), true).unwrap();
+        // The kernel frees programs a moment after the last reference is gone.
+        let begun = Instant::now();
+        while !pinned().is_disjoint(&of_first) && begun.elapsed() < SOON {
+            std::thread::sleep(Duration::from_millis(20));
+            second.settled(&[]);
+        }
+        assert!(pinned().is_disjoint(&of_first), "nobody uses it");
+        assert_eq!(pinned().len(), 2, "of devices with link-layer header and without");
     });
 }
 

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
 
 use proxy_user::programs::bpf::{Hook, Link, LinkInfo, link_ids, tcx_links};
-use proxy_user::programs::{Capacities, EMBEDDED, PacketHook, Programs, Settings};
+use proxy_user::programs::{Capacities, EMBEDDED, PacketHook, Programs, Settings, TcxOrder, Xdp};
 
 /// `BPF_TCX_INGRESS` and `BPF_TCX_EGRESS`.
 pub const TCX: [u32; 2] = [46, 47];
@@ -56,10 +56,12 @@ impl Node {
             services: 64,
             frontends: 64,
             slots: 256,
+            maglev_words: 1024,
             backends: 128,
             flows: 256,
             sockets: 128,
             refusals: 32,
+            by_memory: 1,
         };
         Settings {
             object: EMBEDDED,
@@ -67,6 +69,8 @@ impl Node {
             cgroup: self.cgroup.clone(),
             capacities,
             packet_hook: PacketHook::Auto,
+            tcx_order: TcxOrder::default(),
+            xdp: Xdp::default(),
         }
     }
 

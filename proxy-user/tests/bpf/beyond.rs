@@ -1,17 +1,20 @@
 //! Clients outside, node ports, policies, and packets that go on from here under an address of the node (SNAT).
 
 use std::net::{IpAddr, SocketAddr};
+use std::sync::{Mutex, PoisonError};
 
 use aya::maps::lpm_trie::Key;
 use aya::maps::{HashMap, LpmTrie, MapData};
 use proxy_common::Address;
 use proxy_common::affinity::{AffinityEntry, AffinityKey};
 use proxy_common::backend::{BACKEND_IN_CLUSTER, BACKEND_LOCAL};
-use proxy_common::config::CONFIG_LEAVE_OLD;
-use proxy_common::filter::Role;
-use proxy_common::flow::{FLOW_REPLIED, FLOW_SNAT, FLOW_USED};
+use proxy_common::config::{CONFIG_OTHER_PROXY, CONFIG_SNAT_MOVED};
+use proxy_common::config::{PortRange, SNAT_PORTS};
+use proxy_common::conntrack::{ASSURED, SEEN_REPLY, SEQ_BACKEND, SEQ_CLIENT};
+use proxy_common::flow::{STATE_SNAT, STATE_SYN, STATE_USED};
 use proxy_common::map_names as names;
-use proxy_common::node::NodeEntry;
+use proxy_common::node::{NODE_ADDR_OWN, NODE_ADDR_PORTS, NodeEntry};
+use proxy_common::prefilter::Role;
 use proxy_common::reason::Reason;
 use proxy_common::service::{
     KIND_ADDRESS, KIND_NODE_PORT, SCOPE_EXTERNAL, SCOPE_INTERNAL, SERVICE_DROP_WHEN_EMPTY, SERVICE_SCOPED,
@@ -25,12 +28,13 @@ use crate::node::{OtherWay, know, node_addr, uplink};
 use crate::packet::{ACK, ETHERNET, FIN, Packet, RST, SCTP, SYN, TCP, UDP, correct, ends, verify};
 use crate::rig::{DROP, Family, HZ, Hook, NEXT, REDIRECT, Rig, Seen, Service, filter};
 
-pub const SCENARIOS: [Scenario; 14] = [
+pub const SCENARIOS: [Scenario; 16] = [
     Scenario {
         name: "a client outside reaches a backend elsewhere and back",
         flows: 256,
         test: there_and_back,
     },
+    Scenario { name: "flows on source ports of before go on", flows: 256, test: moved_ports },
     Scenario { name: "errors about packets that went on from here", flows: 256, test: errors },
     Scenario { name: "the client's address is kept where it can be", flows: 256, test: kept },
     Scenario { name: "a client that is its own backend", flows: 256, test: hairpin },
@@ -40,6 +44,7 @@ pub const SCENARIOS: [Scenario; 14] = [
     Scenario { name: "connections that another proxy began", flows: 256, test: old },
     Scenario { name: "a client stays with its backend", flows: 256, test: affinity },
     Scenario { name: "source ports run out, and are shared between backends", flows: 256, test: exhausted },
+    Scenario { name: "a flood of SYNs does not keep the source ports", flows: 256, test: flooded },
     Scenario { name: "source ports rest after both ends have closed", flows: 256, test: rested },
     Scenario { name: "source ports rest while their client begins anew", flows: 256, test: rested_meanwhile },
     Scenario { name: "time to live, size, and no route", flows: 256, test: limits },
@@ -59,15 +64,15 @@ fn trie<K: aya::Pod>(rig: &Rig, name: &str) -> LpmTrie<MapData, K, u32> {
 pub fn forget(rig: &Rig) {
     rig.array::<NodeEntry<[u8; 4]>>(names::NODE).set(0, NodeEntry::UNKNOWN, 0).unwrap();
     rig.array::<NodeEntry<[u8; 16]>>(names::NODE6).set(0, NodeEntry::UNKNOWN, 0).unwrap();
-    ports(rig, proxy_common::config::SNAT_PORTS);
+    ports(rig, (61_000, 65_535));
 }
 
 fn ports(rig: &Rig, range: (u16, u16)) {
-    rig.configure(|config| (config.snat_first, config.snat_last) = range);
+    rig.configure(|config| config.snat = [PortRange::new(range.0, range.1), PortRange::default()]);
 }
 
 /// A node port that leads to these endpoints, with flag bits.
-fn node_port(family: Family, rig: &mut Rig, proto: u8, pods: &[(SocketAddr, u32)]) -> SocketAddr {
+pub fn node_port(family: Family, rig: &mut Rig, proto: u8, pods: &[(SocketAddr, u32)]) -> SocketAddr {
     let dialled = SocketAddr::new(node_addr(family), PORT);
     let addrs: Vec<_> = pods.iter().map(|(pod, _)| *pod).collect();
     let service = Service::new(ID, proto, dialled, &addrs);
@@ -79,16 +84,21 @@ fn node_port(family: Family, rig: &mut Rig, proto: u8, pods: &[(SocketAddr, u32)
         }
     }
     writes.pop();
-    let any: IpAddr = if dialled.is_ipv4() { [0; 4].into() } else { [0; 16].into() };
-    let key = FrontendKey { addr: any, port: PORT, proto, scope: SCOPE_INTERNAL };
+    let key = node_port_key(family, proto);
     writes
         .push(Write::Service(key, ServiceEntry { tag: key.tag(), kind: KIND_NODE_PORT, ..service.entry() }));
     rig.write(&writes);
     dialled
 }
 
+/// The key of that node port.
+pub fn node_port_key(family: Family, proto: u8) -> FrontendKey {
+    let addr = if family == Family::V4 { [0; 4].into() } else { [0; 16].into() };
+    FrontendKey { addr, port: PORT, proto, scope: SCOPE_INTERNAL }
+}
+
 /// What a packet looks like that goes on by the gateway.
-fn sent_on(packet: &Packet) -> Vec<u8> {
+pub fn sent_on(packet: &Packet) -> Vec<u8> {
     by_gateway(packet.bytes())
 }
 
@@ -101,7 +111,7 @@ pub fn by_gateway(mut bytes: Vec<u8>) -> Vec<u8> {
     bytes
 }
 
-fn comes_in(rig: &mut Rig, packet: &Packet) -> Seen {
+pub fn comes_in(rig: &mut Rig, packet: &Packet) -> Seen {
     rig.run_on(Hook::Ingress, &packet.bytes(), Some(uplink()))
 }
 
@@ -115,6 +125,11 @@ fn goes_on(rig: &mut Rig, packet: &Packet, to: SocketAddr) -> SocketAddr {
     source
 }
 
+/// Whether it is one of the ports of the default setting.
+fn is_snat_port(port: u16) -> bool {
+    SNAT_PORTS.iter().any(|range| range.contains(port))
+}
+
 fn there_and_back(family: Family, rig: &mut Rig) {
     know(family, rig);
     for proto in [TCP, UDP, SCTP] {
@@ -124,7 +139,7 @@ fn there_and_back(family: Family, rig: &mut Rig) {
         let first = Packet { flags: SYN, ..Packet::new(proto, client, dialled) };
         let source = goes_on(rig, &first, pod);
         assert_eq!(source.ip(), node_addr(family));
-        assert!((61_000..=65_535).contains(&source.port()), "{source}");
+        assert!(is_snat_port(source.port()), "{source}");
         let reply = Packet { flags: SYN | ACK, ..Packet::new(proto, pod, source) };
         // A frontend may share the bit of the port by chance.
         rig.write(&[filter(Role::Frontend, source, proto)]);
@@ -134,7 +149,9 @@ fn there_and_back(family: Family, rig: &mut Rig) {
         let more = Packet { flags: ACK, ..first };
         assert_eq!(goes_on(rig, &more, pod), source, "one source for one flow");
         let flow = rig.flows(family).into_iter().find(|flow| flow.proto == proto).unwrap();
-        assert_eq!(flow.state, FLOW_USED | FLOW_SNAT | FLOW_REPLIED);
+        let seq = if proto == TCP { STATE_SYN | SEQ_CLIENT | SEQ_BACKEND } else { 0 };
+        let assured = if proto == UDP { 0 } else { ASSURED };
+        assert_eq!(flow.state, STATE_USED | STATE_SNAT | SEEN_REPLY | seq | assured);
         // Somebody else who talks to that port is not the backend.
         let stranger = Packet::new(proto, family.pod(2, 8080), source);
         assert_eq!(comes_in(rig, &stranger).packet, stranger.bytes());
@@ -143,6 +160,34 @@ fn there_and_back(family: Family, rig: &mut Rig) {
     let stats = rig.stats(ID);
     assert_eq!((stats.connections, stats.packets, stats.reply_packets), (3, 6, 3));
     forget(rig);
+}
+
+/// Other ranges of source ports are set while a flow is known.
+fn moved_ports(family: Family, rig: &mut Rig) {
+    know(family, rig);
+    match node_addr(family) {
+        IpAddr::V4(own) => node_address(rig, names::NODE_ADDRS, own.octets()),
+        IpAddr::V6(own) => node_address(rig, names::NODE_ADDRS6, own.octets()),
+    }
+    let (pod, client) = (family.pod(1, 8080), family.client(1, 40_000));
+    let dialled = node_port(family, rig, TCP, &[(pod, 0)]);
+    let first = Packet::tcp(SYN, client, dialled);
+    let source = goes_on(rig, &first, pod);
+    rig.configure(|config| {
+        config.flags |= CONFIG_SNAT_MOVED;
+        config.snat = [PortRange::new(30_000, 30_100), PortRange::default()];
+    });
+    let reply = Packet::tcp(SYN | ACK, pod, source);
+    let seen = comes_in(rig, &reply);
+    assert_eq!((seen.verdict, seen.packet), (REDIRECT, sent_on(&reply.from(dialled).to(client))));
+    assert_eq!(goes_on(rig, &Packet { flags: ACK, ..first }, pod), source);
+    rig.configure(|config| config.flags &= !CONFIG_SNAT_MOVED);
+    forget(rig);
+}
+
+fn node_address<A: aya::Pod>(rig: &Rig, name: &str, address: A) {
+    let mut map: HashMap<_, A, u32> = aya::maps::Map::HashMap(rig.map(name)).try_into().unwrap();
+    map.insert(address, NODE_ADDR_PORTS | NODE_ADDR_OWN, 0).unwrap();
 }
 
 /// Both ends, and routers on both sides, tell of trouble.
@@ -290,7 +335,7 @@ fn old(family: Family, rig: &mut Rig) {
     let seen = rig.run(Hook::Ingress, &middle.bytes());
     assert_eq!((seen.verdict, ends(&seen.packet).1), (NEXT, pod));
 
-    let flags = rig.configure(|config| config.flags |= CONFIG_LEAVE_OLD).flags;
+    let flags = rig.configure(|config| config.flags |= CONFIG_OTHER_PROXY).flags;
     let unknown = Packet::tcp(ACK, family.client(1, 40_001), frontend);
     let seen = rig.run(Hook::Ingress, &unknown.bytes());
     assert_eq!((seen.verdict, ends(&seen.packet).1), (NEXT, frontend), "it is translated");
@@ -366,19 +411,47 @@ where
     map.insert(key, AffinityEntry { last_used: when, ..entry }, 0).unwrap();
 }
 
+/// A connection that is established; gives its source.
+fn established(rig: &mut Rig, syn: &Packet, pod: SocketAddr) -> SocketAddr {
+    let source = goes_on(rig, syn, pod);
+    comes_in(rig, &Packet { seq: 100, ack: syn.seq + 1, ..Packet::tcp(SYN | ACK, pod, source) });
+    let last = Packet { flags: ACK, seq: syn.seq + 1, ack: 101, ..syn.clone() };
+    assert_eq!(goes_on(rig, &last, pod), source);
+    source
+}
+
 fn exhausted(family: Family, rig: &mut Rig) {
     know(family, rig);
     let (pod, other) = (family.pod(1, 8080), family.pod(2, 8080));
-    let dialled = node_port(family, rig, UDP, &[(pod, 0)]);
+    let dialled = node_port(family, rig, TCP, &[(pod, 0)]);
     ports(rig, (61_000, 61_001));
-    let packet = |n| Packet::udp(family.client(n, 40_000), dialled);
-    let sources = [goes_on(rig, &packet(1), pod), goes_on(rig, &packet(2), pod)];
+    let packet = |n| Packet::tcp(SYN, family.client(n, 40_000), dialled);
+    let sources = [1, 2].map(|n| established(rig, &packet(n), pod));
     assert_ne!(sources[0], sources[1]);
     assert_eq!(comes_in(rig, &packet(3)).verdict, DROP);
     assert_eq!(rig.refusals(), [(ID, Reason::SnatPortsExhausted, 1)]);
     // Another backend has ports of its own.
-    node_port(family, rig, UDP, &[(other, 0)]);
+    node_port(family, rig, TCP, &[(other, 0)]);
     assert!(sources.contains(&goes_on(rig, &packet(4), other)));
+    forget(rig);
+}
+
+/// Forged SYNs do not keep the ports from other clients, and take none from a connection that is established.
+fn flooded(family: Family, rig: &mut Rig) {
+    know(family, rig);
+    let pod = family.pod(1, 8080);
+    let dialled = node_port(family, rig, TCP, &[(pod, 0)]);
+    ports(rig, (61_000, 61_003));
+    let packet = |n| Packet::tcp(SYN, family.client(n, 40_000), dialled);
+    let own = established(rig, &packet(1), pod);
+    for n in 2..40 {
+        assert_ne!(goes_on(rig, &packet(n), pod), own, "{n}");
+    }
+    let last = established(rig, &packet(40), pod);
+    for n in 41..80 {
+        assert!(![own, last].contains(&goes_on(rig, &packet(n), pod)), "{n}");
+    }
+    assert_eq!(rig.refusals(), []);
     forget(rig);
 }
 
@@ -422,8 +495,8 @@ fn rested_meanwhile(family: Family, rig: &mut Rig) {
         let dialled = node_port(family, rig, TCP, &[(pod, 0)]);
         let syn = |n| Packet::tcp(SYN, family.client(n, 40_000), dialled);
         let first = closed(rig, syn(1), pod);
-        let lifetime = rig.configure(|config| config.tcp_closed *= u32::from(!is_expired)).tcp_closed;
-        // Some jiffies, for the lifetime of none.
+        let lifetime = rig.configure(|config| config.tcp_time_wait *= u32::from(!is_expired)).tcp_time_wait;
+        // Some jiffies, for the timeout of none.
         std::thread::sleep(std::time::Duration::from_millis(30));
         for client in [1, 2] {
             let second = goes_on(rig, &syn(client), pod);
@@ -431,7 +504,7 @@ fn rested_meanwhile(family: Family, rig: &mut Rig) {
             // Nobody remembers this one, whose port is free for the next client.
             comes_in(rig, &Packet::tcp(RST | ACK, pod, second));
         }
-        rig.configure(|config| config.tcp_closed = lifetime);
+        rig.configure(|config| config.tcp_time_wait = lifetime);
     }
     assert_eq!(rig.refusals(), []);
     forget(rig);
@@ -473,6 +546,9 @@ fn limits(family: Family, rig: &mut Rig) {
 
 /// A way is remembered for a tick of the clock, and no longer.
 fn changed(family: Family, rig: &mut Rig) {
+    // The routes are everybody's.
+    static ALONE: Mutex<()> = Mutex::new(());
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     know(family, rig);
     let pod = family.pod(9, 8080);
     let dialled = node_port(family, rig, UDP, &[(pod, 0)]);

@@ -116,10 +116,11 @@ impl Fixture {
     }
 
     /// As a test.
-    pub fn trial(self, bpffs: &Path) -> Trial {
+    pub fn trial(self, bpffs: &Path, early: bool) -> Trial {
         let bpffs = bpffs.to_owned();
-        Trial::test(self.what.clone(), move || {
-            Rig::with(&bpffs, 64, |rig| self.check(rig));
+        let what = if early { format!("XDP: {}", self.what) } else { self.what.clone() };
+        Trial::test(what, move || {
+            Rig::with(&bpffs, 64, early, |rig| self.check(rig));
             Ok(())
         })
     }

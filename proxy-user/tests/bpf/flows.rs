@@ -1,7 +1,10 @@
 //! Conversations: several packets, and what happens in the maps between them.
 
 use proxy_common::config::seconds;
-use proxy_common::flow::{FLOW_FIN_BACKEND, FLOW_FIN_CLIENT, FLOW_REPLIED, FLOW_RESET};
+use proxy_common::conntrack::{
+    ASSURED, FIN_BACKEND, FIN_CLIENT, RST_BACKEND, RST_CLIENT, SEEN_REPLY, SEQ_BACKEND, SEQ_CLIENT,
+};
+use proxy_common::flow::{STATE_SYN, STATE_USED};
 use proxy_common::reason::Reason;
 use proxy_common::service::ServiceEntry;
 use proxy_user::maps::Write;
@@ -10,17 +13,24 @@ use crate::Scenario;
 use crate::packet::{ACK, FIN, Packet, RST, SYN, TCP, UDP, verify};
 use crate::rig::{DROP, Family, HZ, Hook, NEXT, Rig, Service, Side};
 
-pub const SCENARIOS: [Scenario; 22] = [
+pub const SCENARIOS: [Scenario; 29] = [
     scenario("TCP stays with a backend that left, UDP moves", leaving_backend),
     scenario("TCP that nobody answered moves", unanswered_tcp_moves),
     scenario("a SYN after both FINs begins anew", syn_after_fins),
     scenario("a SYN after a reset by the client begins anew", syn_after_clients_reset),
     scenario("a SYN after a reset by the backend begins anew", syn_after_backends_reset),
-    scenario("a SYN on an established flow stays", syn_on_established),
+    scenario("a SYN on an established flow goes to its backend while that one serves", syn_on_established),
+    scenario("a SYN on a flow whose backend left begins anew", syn_after_backend_left),
+    scenario("a SYN on a flow of another Service begins anew", syn_for_another_service),
+    scenario("a reset out of the window changes nothing", reset_out_of_window),
+    scenario("a reset is taken back by the next segment of its sender", reset_taken_back),
+    scenario("a client that does not see the answer is not assured", blind_client),
+    scenario("a direct packet gets a flow of its own where its answers would be another flow's", direct_udp),
+    scenario("a direct connection gets a flow of its own too", direct_tcp),
     scenario("FINs close a flow one by one", fins),
     scenario("an expired flow begins anew", expired),
     scenario("a reply to an expired flow passes", expired_reply),
-    scenario("a flow that was silent for less than its lifetime stays", not_expired),
+    scenario("a flow that was silent for less than its timeout stays", not_expired),
     scenario("one client port to two frontends with one backend", collision),
     scenario("one client port to one frontend, by TCP and by UDP", protocols_apart),
     scenario("a lost forward key heals", lost_forward_key),
@@ -124,11 +134,14 @@ fn begins_anew(family: Family, rig: &mut Rig, last: &[(Hook, u8)]) {
         }
     }
     rig.shrink(&mut scene.service, &[other]);
-    let last_ack = scene.with(ACK);
-    expect(rig, Hook::Ingress, &last_ack, &last_ack.to(pod));
+    if last.last() != Some(&(Hook::Ingress, RST)) {
+        // It would take the client's reset back.
+        let last_ack = scene.with(ACK);
+        expect(rig, Hook::Ingress, &last_ack, &last_ack.to(pod));
+    }
     expect(rig, Hook::Ingress, &scene.first, &scene.first.to(other));
     let flow = rig.flow(family);
-    assert_eq!((flow.backend, flow.state & FLOW_REPLIED), (other, 0));
+    assert_eq!((flow.backend, flow.state & SEEN_REPLY), (other, 0));
     assert_eq!(rig.key_count(family), 2);
     assert_eq!(rig.stats(scene.service.id).connections, 2);
 }
@@ -146,9 +159,8 @@ fn syn_after_backends_reset(family: Family, rig: &mut Rig) {
 }
 
 fn syn_on_established(family: Family, rig: &mut Rig) {
-    let mut scene = scene(family, TCP, rig);
-    let (pod, other) = scene.establish(rig);
-    rig.shrink(&mut scene.service, &[other]);
+    let scene = scene(family, TCP, rig);
+    let (pod, _) = scene.establish(rig);
     expect(rig, Hook::Ingress, &scene.first, &scene.first.to(pod));
     // One end is done, the other is not: still the same flow.
     let fin = scene.with(FIN | ACK);
@@ -157,19 +169,141 @@ fn syn_on_established(family: Family, rig: &mut Rig) {
     assert_eq!(rig.stats(scene.service.id).connections, 1);
 }
 
+fn syn_after_backend_left(family: Family, rig: &mut Rig) {
+    let mut scene = scene(family, TCP, rig);
+    let (pod, other) = scene.establish(rig);
+    let ack = scene.with(ACK);
+    expect(rig, Hook::Ingress, &ack, &ack.to(pod));
+    rig.shrink(&mut scene.service, &[other]);
+    // The connection goes on; a new one on the same ports does not go to who is gone, once a SYN was not answered.
+    expect(rig, Hook::Ingress, &ack, &ack.to(pod));
+    for pod in [pod, other] {
+        age(family, rig, HZ);
+        expect(rig, Hook::Ingress, &scene.first, &scene.first.to(pod));
+    }
+    assert_eq!((rig.flow(family).backend, rig.key_count(family)), (other, 2));
+}
+
+fn syn_for_another_service(family: Family, rig: &mut Rig) {
+    let scene = scene(family, TCP, rig);
+    scene.establish(rig);
+    let theirs = Service::new(99, TCP, scene.service.frontend, &[family.pod(7, 7070)]);
+    rig.serve(std::slice::from_ref(&theirs));
+    expect(rig, Hook::Ingress, &scene.first, &scene.first.to(family.pod(7, 7070)));
+    assert_eq!((rig.flows(family).len(), rig.key_count(family)), (1, 2));
+}
+
+/// The connection bits of the one flow, without those of sequence numbers.
+fn connection(family: Family, rig: &Rig) -> u32 {
+    rig.flow(family).state & !(STATE_USED | STATE_SYN | SEQ_CLIENT | SEQ_BACKEND)
+}
+
 fn fins(family: Family, rig: &mut Rig) {
     let scene = scene(family, TCP, rig);
     let (pod, _) = scene.establish(rig);
-    assert_eq!(rig.flow(family).state & !1, FLOW_REPLIED);
+    assert_eq!(connection(family, rig), SEEN_REPLY);
     let fin = scene.with(FIN | ACK);
     expect(rig, Hook::Ingress, &fin, &fin.to(pod));
-    assert_eq!(rig.flow(family).state & !1, FLOW_REPLIED | FLOW_FIN_CLIENT);
+    assert_eq!(connection(family, rig), SEEN_REPLY | ASSURED | FIN_CLIENT);
     let answer = fin.to(pod).back();
     expect(rig, Hook::Egress, &answer, &answer.from(scene.service.frontend));
-    assert_eq!(rig.flow(family).state & !1, FLOW_REPLIED | FLOW_FIN_CLIENT | FLOW_FIN_BACKEND);
+    assert_eq!(connection(family, rig), SEEN_REPLY | ASSURED | FIN_CLIENT | FIN_BACKEND);
     let reset = scene.with(RST);
     expect(rig, Hook::Ingress, &reset, &reset.to(pod));
-    assert_ne!(rig.flow(family).state & FLOW_RESET, 0);
+    assert_ne!(connection(family, rig) & RST_CLIENT, 0);
+}
+
+/// The packet with this sequence number, and with its checksum made up for that.
+fn with_seq(packet: &Packet, seq: u32) -> Packet {
+    Packet { seq, ..packet.clone() }
+}
+
+fn reset_out_of_window(family: Family, rig: &mut Rig) {
+    let scene = scene(family, TCP, rig);
+    let (pod, _) = scene.establish(rig);
+    let ack = scene.with(ACK);
+    expect(rig, Hook::Ingress, &ack, &ack.to(pod));
+    let before = connection(family, rig);
+    for flags in [RST, FIN | ACK] {
+        let forged = with_seq(&scene.with(flags), 0x4000_0000);
+        expect(rig, Hook::Ingress, &forged, &forged.to(pod));
+        let forged = Packet { ack: 0x4000_0000, ..with_seq(&scene.with(flags).to(pod).back(), 0xc000_0000) };
+        expect(rig, Hook::Egress, &forged, &forged.from(scene.service.frontend));
+    }
+    assert_eq!(connection(family, rig), before);
+    assert_eq!(rig.reasons(), [(Reason::OutOfWindow, 4)]);
+    assert_eq!(rig.stats(scene.service.id).connections, 1, "before");
+    // After more silence than a reset connection is remembered, it is still there.
+    age(family, rig, (seconds::TCP_CLOSE + 1) * HZ);
+    expect(rig, Hook::Ingress, &ack, &ack.to(pod));
+    assert_eq!(rig.stats(scene.service.id).connections, 1);
+}
+
+fn reset_taken_back(family: Family, rig: &mut Rig) {
+    let scene = scene(family, TCP, rig);
+    let (pod, _) = scene.establish(rig);
+    let (ack, reset) = (scene.with(ACK), scene.with(RST).to(pod).back());
+    expect(rig, Hook::Ingress, &ack, &ack.to(pod));
+    expect(rig, Hook::Egress, &reset, &reset.from(scene.service.frontend));
+    expect(rig, Hook::Ingress, &ack, &ack.to(pod));
+    assert_eq!(connection(family, rig), SEEN_REPLY | ASSURED | RST_BACKEND);
+    let answer = ack.to(pod).back();
+    expect(rig, Hook::Egress, &answer, &answer.from(scene.service.frontend));
+    assert_eq!(connection(family, rig), SEEN_REPLY | ASSURED);
+}
+
+fn blind_client(family: Family, rig: &mut Rig) {
+    let scene = scene(family, TCP, rig);
+    let pod = sent(rig, &scene.first, &scene.pods);
+    let answer = with_seq(&Packet { flags: SYN | ACK, ..scene.first.to(pod).back() }, 0x7000_0000);
+    expect(rig, Hook::Egress, &answer, &answer.from(scene.service.frontend));
+    let guess = Packet { ack: 0x1000_0000, ..scene.with(ACK) };
+    expect(rig, Hook::Ingress, &guess, &guess.to(pod));
+    assert_eq!(connection(family, rig), SEEN_REPLY);
+    let right = Packet { ack: 0x7000_0001, ..scene.with(ACK) };
+    expect(rig, Hook::Ingress, &right, &right.to(pod));
+    assert_eq!(connection(family, rig), SEEN_REPLY | ASSURED);
+}
+
+fn direct_udp(family: Family, rig: &mut Rig) {
+    direct(family, rig, UDP);
+}
+
+fn direct_tcp(family: Family, rig: &mut Rig) {
+    direct(family, rig, TCP);
+}
+
+/// A client speaks to a backend through a Service and, from the same port, straight: each answer comes from what was dialled.
+fn direct(family: Family, rig: &mut Rig, proto: u8) {
+    let (frontend, pod) = (family.frontend(1, 80), family.pod(1, 8080));
+    rig.serve(&[Service::new(7, proto, frontend, &[pod])]);
+    let client = family.client(1, 40_000);
+    let by_service = Packet { flags: SYN, ..Packet::new(proto, client, frontend) };
+    expect(rig, Hook::Ingress, &by_service, &by_service.to(pod));
+    let straight = Packet { flags: SYN, ..Packet::new(proto, client, pod) };
+    let seen = rig.run(Hook::Ingress, &straight.bytes());
+    let flow = rig.flows(family).into_iter().find(|flow| flow.frontend == pod).expect("a flow of its own");
+    assert_eq!((flow.client, flow.backend), (client, pod));
+    assert_ne!(flow.source, client);
+    let moved = straight.from(flow.source);
+    assert_eq!((seen.verdict, seen.packet), (NEXT, moved.bytes()));
+    for _ in 0..3 {
+        let [answer, direct_answer] = [by_service.to(pod).back(), moved.back()];
+        expect(rig, Hook::Egress, &answer, &answer.from(frontend));
+        expect(rig, Hook::Egress, &direct_answer, &straight.back());
+        let [next, direct_next] =
+            [&by_service, &straight].map(|packet| Packet { flags: ACK, ..packet.clone() });
+        expect(rig, Hook::Ingress, &next, &next.to(pod));
+        expect(rig, Hook::Ingress, &direct_next, &direct_next.from(flow.source));
+    }
+    let stats = rig.stats(7);
+    assert_eq!((stats.connections, stats.packets, stats.reply_packets), (1, 4, 3), "only the Service's");
+    // The client's router tells of a reply.
+    let kind = if family == Family::V4 { [3, 4] } else { [2, 0] };
+    let error = |packet: &Packet| packet.error(client.ip(), kind, [0, 0, 5, 0x14], 1000);
+    let seen = rig.run(Hook::Ingress, &error(&straight.back()));
+    assert_eq!((seen.verdict, seen.packet), (NEXT, error(&moved.back())));
+    assert_eq!(rig.reasons(), []);
 }
 
 /// Makes the flow look as if its last packet had passed that long ago.
@@ -183,18 +317,26 @@ fn age(family: Family, rig: &Rig, jiffies: u32) {
 type Packets = &'static [(Hook, u8)];
 
 /// For each state of a flow: its packets so far, and how many seconds it may be silent.
-const LIFETIMES: [(u8, Packets, u32); 6] = [
-    (TCP, &[(Hook::Ingress, SYN)], seconds::TCP_OPENING),
-    (TCP, &[(Hook::Ingress, SYN), (Hook::Egress, SYN | ACK)], seconds::TCP_ESTABLISHED),
-    (TCP, &[(Hook::Ingress, SYN), (Hook::Egress, SYN | ACK), (Hook::Egress, FIN)], seconds::TCP_CLOSING),
-    (TCP, &[(Hook::Ingress, SYN), (Hook::Egress, RST)], seconds::TCP_CLOSED),
-    (UDP, &[(Hook::Ingress, 0)], seconds::UDP_UNREPLIED),
-    (UDP, &[(Hook::Ingress, 0), (Hook::Egress, 0)], seconds::UDP_REPLIED),
+const TIMEOUTS: [(u8, Packets, u32); 8] = [
+    (TCP, &[(Hook::Ingress, SYN)], seconds::TCP_SYN_SENT),
+    (TCP, &[(Hook::Ingress, SYN), (Hook::Egress, SYN | ACK)], seconds::TCP_SYN_RECV),
+    (TCP, HANDSHAKE, seconds::TCP_ESTABLISHED),
+    (TCP, &[HANDSHAKE[0], HANDSHAKE[1], HANDSHAKE[2], (Hook::Egress, FIN)], seconds::TCP_CLOSE_WAIT),
+    (
+        TCP,
+        &[HANDSHAKE[0], HANDSHAKE[1], HANDSHAKE[2], (Hook::Egress, FIN), (Hook::Ingress, FIN)],
+        seconds::TCP_TIME_WAIT,
+    ),
+    (TCP, &[(Hook::Ingress, SYN), (Hook::Egress, RST)], seconds::TCP_CLOSE),
+    (UDP, &[(Hook::Ingress, 0)], seconds::UDP),
+    (UDP, &[(Hook::Ingress, 0), (Hook::Egress, 0)], seconds::UDP),
 ];
+
+const HANDSHAKE: Packets = &[(Hook::Ingress, SYN), (Hook::Egress, SYN | ACK), (Hook::Ingress, ACK)];
 
 /// Runs `check` on a flow in each state, with the port of the backend that it goes to.
 fn in_each_state(family: Family, rig: &mut Rig, check: fn(Family, &mut Rig, &Packet, u32)) {
-    for (port, (proto, packets, lifetime)) in (40_000..).zip(LIFETIMES) {
+    for (port, (proto, packets, timeout)) in (40_000..).zip(TIMEOUTS) {
         let (frontend, pod) = (family.frontend(1, 80), family.pod(1, 8080));
         rig.serve(&[Service::new(7, proto, frontend, &[pod])]);
         let client = family.client(1, port);
@@ -206,7 +348,7 @@ fn in_each_state(family: Family, rig: &mut Rig, check: fn(Family, &mut Rig, &Pac
             };
         }
         let packet = Packet { flags: ACK, ..Packet::new(proto, client, frontend) };
-        check(family, rig, &packet, lifetime * HZ);
+        check(family, rig, &packet, timeout * HZ);
         // The next state begins with an empty table.
         age(family, rig, 100_000 * HZ);
         rig.run(Hook::Egress, &packet.to(pod).back().bytes());
@@ -215,18 +357,18 @@ fn in_each_state(family: Family, rig: &mut Rig, check: fn(Family, &mut Rig, &Pac
 }
 
 fn expired(family: Family, rig: &mut Rig) {
-    in_each_state(family, rig, |family, rig, packet, lifetime| {
+    in_each_state(family, rig, |family, rig, packet, timeout| {
         let before = rig.stats(7).connections;
-        age(family, rig, lifetime + 1);
+        age(family, rig, timeout + 1);
         expect(rig, Hook::Ingress, packet, &packet.to(family.pod(1, 8080)));
         assert_eq!(rig.stats(7).connections, before + 1, "{packet:?}");
-        assert_eq!((rig.flow(family).state, rig.key_count(family)), (1, 2));
+        assert_eq!((connection(family, rig), rig.key_count(family)), (0, 2));
     });
 }
 
 fn expired_reply(family: Family, rig: &mut Rig) {
-    in_each_state(family, rig, |family, rig, packet, lifetime| {
-        age(family, rig, lifetime + 1);
+    in_each_state(family, rig, |family, rig, packet, timeout| {
+        age(family, rig, timeout + 1);
         let reply = packet.to(family.pod(1, 8080)).back();
         expect(rig, Hook::Egress, &reply, &reply);
         assert_eq!(rig.key_count(family), 0);
@@ -235,13 +377,16 @@ fn expired_reply(family: Family, rig: &mut Rig) {
 }
 
 fn not_expired(family: Family, rig: &mut Rig) {
-    in_each_state(family, rig, |family, rig, packet, lifetime| {
+    in_each_state(family, rig, |family, rig, packet, timeout| {
         let before = rig.stats(7).connections;
-        age(family, rig, lifetime - 5 * HZ);
+        age(family, rig, timeout - 5 * HZ);
         let pod = family.pod(1, 8080);
         expect(rig, Hook::Ingress, packet, &packet.to(pod));
-        age(family, rig, lifetime - 5 * HZ);
-        let reply = packet.to(pod).back();
+        age(family, rig, timeout - 5 * HZ);
+        let has_reply = connection(family, rig) & SEEN_REPLY != 0;
+        // A SYN is answered by SYN and ACK.
+        let flags = if has_reply { packet.flags } else { SYN | ACK };
+        let reply = Packet { flags, ..packet.to(pod).back() };
         expect(rig, Hook::Egress, &reply, &reply.from(family.frontend(1, 80)));
         assert_eq!(rig.stats(7).connections, before);
     });
@@ -298,7 +443,7 @@ fn one_flow(family: Family, rig: &mut Rig) -> (Packet, Packet) {
     let client = family.client(1, 40_000);
     let syn = Packet::tcp(SYN, client, frontend);
     rig.run(Hook::Ingress, &syn.bytes());
-    let reply = Packet::tcp(ACK, pod, client);
+    let reply = Packet::tcp(SYN | ACK, pod, client);
     expect(rig, Hook::Egress, &reply, &reply.from(frontend));
     (Packet::tcp(ACK, client, frontend), reply)
 }

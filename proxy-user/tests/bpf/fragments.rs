@@ -1,5 +1,6 @@
 //! Packets that come in pieces.
 
+use proxy_common::config::SNAT_PORTS;
 use proxy_common::reason::Reason;
 
 use crate::Scenario;
@@ -9,13 +10,14 @@ use crate::packet::{ACK, Packet, SYN, TCP, UDP};
 use crate::rig::{DROP, Family, Hook, NEXT, REDIRECT, Rig, Seen, Service};
 use crate::tables::proto_name;
 
-pub const SCENARIOS: [Scenario; 6] = [
+pub const SCENARIOS: [Scenario; 7] = [
     Scenario { name: "all fragments go where the first one goes", flows: 256, test: together },
     Scenario { name: "fragments of two packets are told apart", flows: 256, test: apart },
     Scenario { name: "fragments out of order", flows: 256, test: out_of_order },
     Scenario { name: "fragments that overlap, and tiny ones", flows: 256, test: overlapping },
     Scenario { name: "fragments to a Service without endpoints", flows: 256, test: refused },
     Scenario { name: "fragments of others pass", flows: 256, test: foreign },
+    Scenario { name: "fragments of an endpoint that are no reply pass", flows: 256, test: no_reply },
 ];
 
 const SIZE: usize = 256;
@@ -37,7 +39,7 @@ fn together(family: Family, rig: &mut Rig) {
         let (service, packet) = packet(family, proto);
         rig.serve(std::slice::from_ref(&service));
         let pod = service.backends[0].1;
-        let answer = Packet { flags: ACK, ..packet.to(pod).back() };
+        let answer = Packet { flags: SYN | ACK, ..packet.to(pod).back() };
         for (hook, sent, becomes) in
             [(Hook::Ingress, &packet, packet.to(pod)), (Hook::Egress, &answer, answer.from(service.frontend))]
         {
@@ -145,6 +147,17 @@ fn refused(family: Family, rig: &mut Rig) {
     assert_eq!((seen.verdict, seen.packet), (REDIRECT, packet.unreachable_for(&short[0], 128)));
     assert_eq!(rig.reasons(), [(Reason::NoEndpoint, 2), (Reason::FragmentWithoutFirst, 3)]);
     assert_eq!(rig.flows(family).len(), 0);
+}
+
+/// An endpoint sends to a port that SNAT may have chosen, as the DNS server that a process of the node asks directly.
+fn no_reply(family: Family, rig: &mut Rig) {
+    let (service, _) = packet(family, UDP);
+    rig.serve(std::slice::from_ref(&service));
+    let sent = Packet::udp(service.backends[0].1, family.client(3, SNAT_PORTS[1].first)).payload(SIZE * 3);
+    for fragment in sent.fragments(SIZE, 12) {
+        passes(rig, Hook::Ingress, &fragment, &fragment, "as it came");
+    }
+    assert_eq!(rig.reasons(), []);
 }
 
 fn foreign(family: Family, rig: &mut Rig) {

@@ -3,13 +3,20 @@
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 #![expect(clippy::print_stdout, reason = "some tests also tell figures")]
 
+mod algorithms;
 mod beyond;
 mod cost;
+mod dsr;
+mod eject;
 mod events;
 mod fixture;
 mod flows;
 mod fragments;
 mod icmp;
+#[path = "../isolate/mod.rs"]
+mod isolate;
+mod lasting;
+mod load;
 mod node;
 mod packet;
 mod race;
@@ -33,12 +40,15 @@ struct Scenario {
 }
 
 impl Scenario {
+    /// Each family, without and with XDP before tc.
     fn trials(self, bpffs: &Path) -> impl Iterator<Item = Trial> {
         let Self { name, flows, test } = self;
-        Family::BOTH.into_iter().map(move |family| {
+        let both = |family| [(family, false), (family, true)];
+        Family::BOTH.into_iter().flat_map(both).map(move |(family, early)| {
             let bpffs = bpffs.to_owned();
-            Trial::test(format!("{family:?}: {name}"), move || {
-                Rig::with(&bpffs, flows, |rig| test(family, rig));
+            let hook = if early { " XDP" } else { "" };
+            Trial::test(format!("{family:?}{hook}: {name}"), move || {
+                Rig::with(&bpffs, flows, early, |rig| test(family, rig));
                 Ok(())
             })
         })
@@ -48,18 +58,23 @@ impl Scenario {
 fn main() -> ExitCode {
     let arguments = Arguments::from_args();
     let wanted = arguments.include_ignored || arguments.ignored;
-    let bpffs = if wanted && !arguments.list { rig::isolate() } else { PathBuf::new() };
+    let bpffs = if wanted && !arguments.list { isolate::isolate() } else { PathBuf::new() };
     let mut trials: Vec<Trial> = [tables::fixtures(), icmp::fixtures()]
         .concat()
         .into_iter()
-        .map(|fixture| fixture.trial(&bpffs))
+        .flat_map(|fixture| [fixture.clone().trial(&bpffs, false), fixture.trial(&bpffs, true)])
         .collect();
     for scenario in flows::SCENARIOS
         .into_iter()
+        .chain(lasting::SCENARIOS)
         .chain(table_full::SCENARIOS)
         .chain(random::SCENARIOS)
+        .chain(algorithms::SCENARIOS)
+        .chain(eject::SCENARIOS)
+        .chain(load::SCENARIOS)
         .chain(race::SCENARIOS)
         .chain(beyond::SCENARIOS)
+        .chain(dsr::SCENARIOS)
         .chain(fragments::SCENARIOS)
         .chain(icmp::SCENARIOS)
         .chain(events::SCENARIOS)

@@ -26,6 +26,10 @@ pub struct Packet {
     pub dst: SocketAddr,
     pub proto: u8,
     pub flags: u8,
+    /// TCP's sequence number.
+    pub seq: u32,
+    /// TCP's acknowledgement number.
+    pub ack: u32,
     pub payload: Vec<u8>,
     /// IPv4 options, a multiple of four bytes.
     pub options: Vec<u8>,
@@ -45,6 +49,8 @@ impl Packet {
             dst,
             proto,
             flags: 0,
+            seq: 7,
+            ack: 9,
             payload: b"what does the fox say".to_vec(),
             options: Vec::new(),
             extensions: Vec::new(),
@@ -149,7 +155,8 @@ impl Packet {
     fn segment(&self) -> Vec<u8> {
         let mut segment = [self.src.port().to_be_bytes(), self.dst.port().to_be_bytes()].concat();
         let check_at = if self.proto == TCP {
-            segment.extend([0, 0, 0, 7, 0, 0, 0, 9, 0x50, self.flags, 0x20, 0, 0, 0, 0, 0]);
+            segment.extend([self.seq.to_be_bytes(), self.ack.to_be_bytes()].concat());
+            segment.extend([0x50, self.flags, 0x20, 0, 0, 0, 0, 0]);
             16
         } else if self.proto == SCTP {
             segment.extend([0xde, 0xad, 0xbe, 0xef, 0, 0, 0, 0, self.chunk(), 0]);

@@ -7,23 +7,27 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use aya::maps::{Array, HashMap, MapData, PerCpuArray, PerCpuValues};
-use aya::programs::SchedClassifier;
+use aya::programs::{SchedClassifier, Xdp};
 use aya::{Ebpf, EbpfLoader, TestRun as _, TestRunOptions};
 use proxy_common::abi::ABI_VERSION;
 use proxy_common::backend::{BACKEND_ACTIVE, BACKEND_GONE};
 use proxy_common::config::NodeConfig;
-use proxy_common::filter::{Role, position};
 use proxy_common::flow::{
-    Bucket, Flow, FlowKey, WAY_PENDING, WAY_TAG, WAYS, buckets_for, buckets_of, flow_of, tag, way_of,
+    BUCKET_SLOTS, Bucket, FlowEntry, FlowKey, SLOT_PENDING, SLOT_TAG, buckets_for, buckets_of, flow_of,
+    generation_of, slot_of, tag,
 };
 use proxy_common::fragment::{FragmentEntry, FragmentKey};
 use proxy_common::map_names as names;
+use proxy_common::prefilter::{Role, position};
 use proxy_common::reason::Reason;
 use proxy_common::service::{KIND_CLUSTER_IP, SCOPE_INTERNAL, ServiceEntry};
 use proxy_common::stats::{RefusalKey, ServiceStats};
 use proxy_user::maps::view::View;
 use proxy_user::maps::{Backend, FrontendKey, KernelStore, Store as _, Table, Write};
-use proxy_user::programs::{Capacities, EMBEDDED};
+use proxy_user::programs::{Capacities, EMBEDDED, load_packet_path};
+
+/// Most scenarios give their Services ids below that.
+const LOW: u32 = 64;
 
 /// The verdicts of a packet program: on to the next one, dropped, sent elsewhere.
 pub const NEXT: i32 = -1;
@@ -33,23 +37,11 @@ pub const REDIRECT: i32 = 7;
 /// Jiffies in a second, as far as the programs know here.
 pub const HZ: u32 = 1000;
 
-const EMPTY: Bucket = Bucket { ways: [0; WAYS as usize], overflow: 0, reserved: 0 };
+const EMPTY: Bucket = Bucket::EMPTY;
 
 static NUMBER: AtomicU32 = AtomicU32::new(0);
 /// Rigs that nobody uses: to load the programs and make their maps takes longer than most tests.
 static IDLE: Mutex<Vec<Rig>> = Mutex::new(Vec::new());
-
-/// Gives this process a network of its own, and a bpffs that is gone when it ends. Call it before any thread.
-pub fn isolate() -> PathBuf {
-    // SAFETY: no other thread is there yet that could mind.
-    let result = unsafe { libc::unshare(libc::CLONE_NEWNET | libc::CLONE_NEWNS) };
-    assert_eq!(result, 0, "needs root: {}", std::io::Error::last_os_error());
-    let private = rustix::mount::MountPropagationFlags::REC | rustix::mount::MountPropagationFlags::PRIVATE;
-    rustix::mount::mount_change("/", private).unwrap();
-    let dir = Path::new("/sys/fs/bpf");
-    rustix::mount::mount("bpf", dir, "bpf", rustix::mount::MountFlags::empty(), None).unwrap();
-    dir.to_owned()
-}
 
 /// IPv4 or IPv6.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -197,7 +189,8 @@ pub struct Tracked {
     pub backend: SocketAddr,
     pub source: SocketAddr,
     pub proto: u8,
-    pub state: u8,
+    /// The bits of the state word.
+    pub state: u32,
     pub created: u32,
     pub last_seen: u32,
     pub generation: u32,
@@ -221,22 +214,31 @@ pub enum Side {
 
 /// The programs and their maps.
 pub struct Rig {
-    ebpf: Ebpf,
+    pub ebpf: Ebpf,
     store: KernelStore,
     view: View,
     maps: PathBuf,
     flows: u32,
     buffer: Vec<u8>,
+    /// Whether packets that come in meet XDP before tc.
+    early: bool,
+    /// Of these, how many XDP did not leave to tc.
+    pub taken: usize,
 }
+
+/// `XDP_DROP`, `XDP_PASS`.
+const XDP: [u32; 2] = [1, 2];
 
 impl Rig {
     /// Runs `test` with empty maps for so many flows. A rig whose test fails is not used again.
-    pub fn with(bpffs: &Path, flows: u32, test: impl FnOnce(&mut Self)) {
+    /// `early`: packets that come in meet XDP before tc, as on an uplink.
+    pub fn with(bpffs: &Path, flows: u32, early: bool, test: impl FnOnce(&mut Self)) {
         let idle = || IDLE.lock().unwrap_or_else(PoisonError::into_inner);
         let mut rigs = idle();
         let found = rigs.iter().position(|rig| rig.flows == flows).map(|at| rigs.swap_remove(at));
         drop(rigs);
         let mut rig = found.unwrap_or_else(|| Self::new(bpffs, flows));
+        (rig.early, rig.taken) = (early, 0);
         test(&mut rig);
         rig.clear();
         idle().push(rig);
@@ -248,10 +250,12 @@ impl Rig {
             services: 1024,
             frontends: 1024,
             slots: 1024 * 16,
+            maglev_words: 1024 * 16,
             backends: 1024 * 16,
             flows,
             sockets: 16,
             refusals: 64,
+            by_memory: 1,
         };
         Self::with_capacities(bpffs, &capacities)
     }
@@ -269,15 +273,21 @@ impl Rig {
             }
         }
         let mut ebpf = loader.load(EMBEDDED).unwrap();
-        for name in ["tc_ingress", "tc_egress", "clock", "nop"] {
+        load_packet_path(&mut ebpf).unwrap();
+        for name in ["clock", "nop"] {
             let program: &mut SchedClassifier = ebpf.program_mut(name).unwrap().try_into().unwrap();
+            program.load().unwrap();
+        }
+        for name in ["xdp_ingress", "xdp_generic", "xdp_nop"] {
+            let program: &mut Xdp = ebpf.program_mut(name).unwrap().try_into().unwrap();
             program.load().unwrap();
         }
         let config = NodeConfig::new(HZ, capacities.flows, buckets_for(capacities.flows), 0x5eed);
         let mut map: Array<_, NodeConfig> = ebpf.map_mut(names::CONFIG).unwrap().try_into().unwrap();
         map.set(0, config, 0).unwrap();
         let (store, view) = (KernelStore::open(&maps).unwrap(), View::open(&root).unwrap());
-        Self { ebpf, store, view, maps, flows: capacities.flows, buffer: vec![0; 8192] }
+        let (flows, buffer) = (capacities.flows, vec![0; 8192]);
+        Self { ebpf, store, view, maps, flows, buffer, early: false, taken: 0 }
     }
 
     /// Where the maps are pinned.
@@ -305,18 +315,20 @@ impl Rig {
         writes.extend(words.map(|(bits, word)| Write::FilterClear(word, *bits)));
         self.write(&writes);
         self.forget_flows();
-        let mut hands = self.array::<u64>(names::FLOW_HAND);
+        let mut hands = self.array::<u64>(names::CLOCK_HAND);
         (0..2).for_each(|family| hands.set(family, 0, 0).unwrap());
-        for id in contents.services.values().map(|entry| entry.id) {
+        // Services of low numbers may have been taken away.
+        let ids = contents.services.values().map(|entry| entry.id).filter(|id| *id >= LOW);
+        for id in (0..LOW).chain(ids) {
             self.zero(names::SERVICE_STATS, id, ServiceStats::default());
         }
-        (0..Reason::COUNT).for_each(|reason| self.zero(names::REASONS, reason, 0u64));
+        self.zero_reasons();
         // The test before may have used up what a CPU may answer.
-        let map = self.ebpf.map_mut(names::ANSWERS).unwrap();
+        let map = self.ebpf.map_mut(names::ICMP_RATELIMIT).unwrap();
         let mut answers: PerCpuArray<_, u64> = map.try_into().unwrap();
         let cpus = aya::util::nr_cpus().unwrap();
         answers.set(0, PerCpuValues::try_from(vec![0; cpus]).unwrap(), 0).unwrap();
-        let map = self.ebpf.map_mut(names::FLOW_BLOCK).unwrap();
+        let map = self.ebpf.map_mut(names::CLOCK_WINDOW).unwrap();
         let mut blocks: PerCpuArray<_, u64> = map.try_into().unwrap();
         (0..2).for_each(|family| {
             blocks.set(family, PerCpuValues::try_from(vec![0; cpus]).unwrap(), 0).unwrap();
@@ -331,6 +343,11 @@ impl Rig {
         self.forget_fragments::<[u32; 4]>(names::FRAGMENTS6);
     }
 
+    /// Forgets how often reasons were met.
+    pub fn zero_reasons(&self) {
+        (0..Reason::COUNT).for_each(|reason| self.zero(names::REASONS, reason, 0u64));
+    }
+
     /// Forgets every flow.
     pub fn forget_flows(&self) {
         self.forget::<[u8; 4]>(names::FLOW_INDEX, names::FLOWS);
@@ -339,17 +356,17 @@ impl Rig {
 
     fn forget<A: proxy_common::Address>(&self, index: &str, states: &str)
     where
-        Flow<A>: aya::Pod,
+        FlowEntry<A>: aya::Pod,
     {
         let mut buckets = self.array::<Bucket>(index);
         for number in 0..buckets.len() {
             buckets.set(number, EMPTY, 0).unwrap();
         }
-        let mut flows = self.array::<Flow<A>>(states);
+        let mut flows = self.array::<FlowEntry<A>>(states);
         for index in 0..flows.len() {
             let flow = flows.get(&index, 0).unwrap();
-            if flow.state != 0 {
-                flows.set(index, Flow { state: 0, ..flow }, 0).unwrap();
+            if flow.bits() != 0 {
+                flows.set(index, FlowEntry { state: 0, ..flow }, 0).unwrap();
             }
         }
     }
@@ -390,6 +407,11 @@ impl Rig {
         self.ebpf.program(name).unwrap().try_into().unwrap()
     }
 
+    /// A program of XDP.
+    pub fn early_program(&self, name: &str) -> &Xdp {
+        self.ebpf.program(name).unwrap().try_into().unwrap()
+    }
+
     /// Runs a program on a packet once.
     pub fn run(&mut self, hook: Hook, packet: &[u8]) -> Seen {
         self.run_on(hook, packet, None)
@@ -397,7 +419,38 @@ impl Rig {
 
     /// The same, as if the packet came by the device of that index.
     pub fn run_on(&mut self, hook: Hook, packet: &[u8], device: Option<u32>) -> Seen {
+        if self.early
+            && hook == Hook::Ingress
+            && let Some(seen) = self.run_early(packet, device)
+        {
+            return seen;
+        }
         self.run_with(hook, packet, &context_of(hook, device.unwrap_or_default()))
+    }
+
+    /// What XDP makes of a packet, told as tc would; `None`: it leaves it to tc, as it is.
+    fn run_early(&mut self, packet: &[u8], device: Option<u32>) -> Option<Seen> {
+        if packet.len() < 14 {
+            return None;
+        }
+        let mut out = vec![0; packet.len()];
+        let mut context = [0; 24];
+        context[4..8].copy_from_slice(&(packet.len() as u32).to_ne_bytes());
+        context[12..16].copy_from_slice(&device.unwrap_or(1).to_ne_bytes());
+        let options = TestRunOptions {
+            data_in: Some(packet),
+            data_out: Some(&mut out),
+            ctx_in: Some(&context),
+            ..TestRunOptions::default()
+        };
+        let result = self.early_program("xdp_ingress").test_run(options).unwrap();
+        let [drop, pass] = XDP;
+        if result.return_value == pass {
+            assert_eq!(out, packet, "XDP has changed what it leaves to tc");
+            return None;
+        }
+        self.taken += 1;
+        Some(Seen { verdict: if result.return_value == drop { DROP } else { REDIRECT }, packet: out })
     }
 
     /// The same with a context.
@@ -478,11 +531,11 @@ impl Rig {
     pub fn flows(&self, family: Family) -> Vec<Tracked> {
         let mut flows: Vec<Tracked> = match family {
             Family::V4 => {
-                let rows = self.array::<Flow<[u8; 4]>>(names::FLOWS);
+                let rows = self.array::<FlowEntry<[u8; 4]>>(names::FLOWS);
                 rows.iter().zip(0..).map(|(flow, index)| tracked(index, &flow.unwrap(), Key::V4)).collect()
             }
             Family::V6 => {
-                let rows = self.array::<Flow<[u8; 16]>>(names::FLOWS6);
+                let rows = self.array::<FlowEntry<[u8; 16]>>(names::FLOWS6);
                 rows.iter().zip(0..).map(|(flow, index)| tracked(index, &flow.unwrap(), Key::V6)).collect()
             }
         };
@@ -511,30 +564,30 @@ impl Rig {
 
     /// Takes one key of a flow away.
     pub fn lose(&self, flow: &Tracked, side: Side) {
-        let (mut index, number, way) = self.way(flow, side).unwrap();
+        let (mut index, number, slot) = self.slot(flow, side).unwrap();
         let mut bucket = index.get(&number, 0).unwrap();
-        bucket.ways[way] = 0;
+        bucket.slots[slot] = 0;
         index.set(number, bucket, 0).unwrap();
     }
 
     /// The number of the flow that a key of a flow leads to.
     pub fn leads_to(&self, flow: &Tracked, side: Side) -> Option<u32> {
-        let (index, number, way) = self.way(flow, side)?;
-        Some(flow_of(index.get(&number, 0).unwrap().ways[way]))
+        let (index, number, slot) = self.slot(flow, side)?;
+        Some(flow_of(index.get(&number, 0).unwrap().slots[slot]))
     }
 
     /// Fills one of the two buckets where a key of a flow may stand with what nobody will miss.
     pub fn crowd(&self, flow: &Tracked, side: Side, which: usize) {
         let (mut index, hash, numbers) = self.buckets(flow, side);
-        // Of another tag, so that the key's own way is told from these; they lead to the last entry, which is not in use.
+        // Of another tag, so that the key's own slot is told from these; they lead to the last entry, which is not in use.
         assert_ne!(tag(!hash), tag(hash));
-        let stale = way_of(tag(!hash), (index.len() * 2) - 1);
-        index.set(numbers[which], Bucket { ways: [stale; WAYS as usize], ..EMPTY }, 0).unwrap();
+        let stale = slot_of(tag(!hash), (index.len() * 2) - 1);
+        index.set(numbers[which], Bucket { slots: [stale; BUCKET_SLOTS as usize], ..EMPTY }, 0).unwrap();
     }
 
     /// In which of its two buckets a key of a flow stands.
     pub fn stands_in(&self, flow: &Tracked, side: Side) -> Option<usize> {
-        let (_, number, _) = self.way(flow, side)?;
+        let (_, number, _) = self.slot(flow, side)?;
         self.buckets(flow, side).2.iter().position(|one| *one == number)
     }
 
@@ -549,16 +602,16 @@ impl Rig {
         (self.array(name), hash, buckets_of(hash, flow_buckets))
     }
 
-    /// Where a key of a flow stands: the index, the bucket and the way.
-    fn way(&self, flow: &Tracked, side: Side) -> Option<(Array<MapData, Bucket>, u32, usize)> {
+    /// Where a key of a flow stands: the index, the bucket and the slot.
+    fn slot(&self, flow: &Tracked, side: Side) -> Option<(Array<MapData, Bucket>, u32, usize)> {
         let (index, hash, numbers) = self.buckets(flow, side);
         let found = numbers.into_iter().find_map(|number| {
-            let ways = index.get(&number, 0).unwrap().ways;
-            let way = ways.iter().position(|way| way & WAY_TAG == tag(hash))?;
-            assert_eq!(ways[way] & WAY_PENDING, 0, "no key stays pending");
-            Some((number, way))
+            let slots = index.get(&number, 0).unwrap().slots;
+            let slot = slots.iter().position(|slot| slot & SLOT_TAG == tag(hash))?;
+            assert_eq!(slots[slot] & SLOT_PENDING, 0, "no key stays pending");
+            Some((number, slot))
         });
-        found.map(|(number, way)| (index, number, way))
+        found.map(|(number, slot)| (index, number, slot))
     }
 
     /// How many keys of flows there are.
@@ -568,7 +621,7 @@ impl Rig {
             Family::V6 => names::FLOW_INDEX6,
         };
         let buckets = self.array::<Bucket>(name);
-        buckets.iter().flat_map(|bucket| bucket.unwrap().ways).filter(|way| *way != 0).count()
+        buckets.iter().flat_map(|bucket| bucket.unwrap().slots).filter(|slot| *slot != 0).count()
     }
 }
 
@@ -583,7 +636,7 @@ impl Tracked {
 
 fn tracked<A: proxy_common::Address + Into<IpAddr>>(
     index: u32,
-    flow: &Flow<A>,
+    flow: &FlowEntry<A>,
     key: fn(FlowKey<A>) -> Key,
 ) -> Tracked {
     Tracked {
@@ -593,22 +646,23 @@ fn tracked<A: proxy_common::Address + Into<IpAddr>>(
         backend: SocketAddr::new(flow.backend.into(), flow.backend_port),
         source: SocketAddr::new(flow.source.into(), flow.source_port),
         proto: flow.proto,
-        state: flow.state,
+        state: flow.bits(),
         created: flow.created,
         last_seen: flow.last_seen,
-        generation: flow.generation,
+        generation: generation_of(flow.state),
         forward: key(flow.forward_key()),
         reply: key(flow.reply_key()),
     }
 }
 
-fn change<A: proxy_common::Address>(map: &mut Array<MapData, Flow<A>>, flow: &Tracked)
+fn change<A: proxy_common::Address>(map: &mut Array<MapData, FlowEntry<A>>, flow: &Tracked)
 where
-    Flow<A>: aya::Pod,
+    FlowEntry<A>: aya::Pod,
 {
     let old = map.get(&flow.index, 0).unwrap();
     let (client_port, source_port) = (flow.client.port(), flow.source.port());
     let Tracked { created, last_seen, generation, .. } = *flow;
-    let new = Flow { created, last_seen, generation, client_port, source_port, ..old };
+    let state = u64::from(generation) << 32 | u64::from(flow.state);
+    let new = FlowEntry { created, last_seen, state, client_port, source_port, ..old };
     map.set(flow.index, new, 0).unwrap();
 }

@@ -3,10 +3,9 @@
 use std::net::SocketAddr;
 
 use proxy_common::backend::BACKEND_IN_CLUSTER;
-use proxy_common::filter::Role;
-use proxy_common::flow::{
-    FLOW_FIN_BACKEND, FLOW_FIN_CLIENT, FLOW_OWN, FLOW_REPLIED, FLOW_RESET, FLOW_SNAT, FLOW_USED,
-};
+use proxy_common::conntrack::{ASSURED, FIN_BACKEND, FIN_CLIENT, RST_CLIENT, SEEN_REPLY};
+use proxy_common::flow::{STATE_LOCAL, STATE_SNAT, STATE_USED};
+use proxy_common::prefilter::Role;
 use proxy_common::reason::Reason;
 use proxy_common::service::{
     SCOPE_EXTERNAL, SERVICE_DROP_WHEN_EMPTY, SERVICE_SCOPED, SERVICE_SOURCE_RANGES, ServiceEntry,
@@ -72,31 +71,31 @@ fn association(family: Family, rig: &mut Rig) {
     let (mut service, init) = service(family);
     rig.serve(std::slice::from_ref(&service));
     let pod = service.backends[0].1;
-    let step = |rig: &mut Rig, hook, flags, state: u8| {
+    let step = |rig: &mut Rig, hook, flags, state: u32| {
         let packet = Packet { flags, ..init.clone() };
         let (packet, becomes) = match hook {
             Hook::Ingress => (packet.clone(), packet.to(pod)),
             Hook::Egress => (packet.to(pod).back(), packet.back()),
         };
         assert_eq!(rig.run(hook, &packet.bytes()).packet, becomes.bytes());
-        assert_eq!(rig.flow(family).state, FLOW_USED | state, "{hook:?} {flags}");
+        assert_eq!(rig.flow(family).state, STATE_USED | state, "{hook:?} {flags}");
     };
     step(rig, Hook::Ingress, SYN, 0);
-    step(rig, Hook::Egress, SYN | ACK, FLOW_REPLIED);
+    step(rig, Hook::Egress, SYN | ACK, SEEN_REPLY);
     // It stays with an endpoint that leaves.
     let other = family.pod(2, 8080);
     service.backends.push((7 * 16 + 1, other));
     rig.serve(std::slice::from_ref(&service));
     rig.shrink(&mut service, &[other]);
-    step(rig, Hook::Ingress, ACK, FLOW_REPLIED);
-    step(rig, Hook::Ingress, FIN, FLOW_REPLIED | FLOW_FIN_CLIENT);
-    step(rig, Hook::Egress, FIN | ACK, FLOW_REPLIED | FLOW_FIN_CLIENT | FLOW_FIN_BACKEND);
+    step(rig, Hook::Ingress, ACK, SEEN_REPLY | ASSURED);
+    step(rig, Hook::Ingress, FIN, SEEN_REPLY | ASSURED | FIN_CLIENT);
+    step(rig, Hook::Egress, FIN | ACK, SEEN_REPLY | ASSURED | FIN_CLIENT | FIN_BACKEND);
     // And a new INIT begins another one.
     let seen = rig.run(Hook::Ingress, &init.bytes());
     assert_eq!(seen.packet, init.to(other).bytes());
     let abort = Packet { flags: RST, ..init };
     rig.run(Hook::Ingress, &abort.bytes());
-    assert_eq!(rig.flow(family).state, FLOW_USED | FLOW_RESET);
+    assert_eq!(rig.flow(family).state, STATE_USED | RST_CLIENT);
 }
 
 fn refused(family: Family, rig: &mut Rig) {
@@ -161,18 +160,13 @@ fn own(family: Family, rig: &mut Rig) {
     let sent = goes_on(rig, &init, pod);
     assert_eq!(sent.src.ip(), node_addr(family));
     assert!((61_000..=65_535).contains(&sent.src.port()), "{}", sent.src);
-    assert_eq!(rig.flow(family).state, FLOW_USED | FLOW_SNAT | FLOW_OWN);
-    // It passes the hook of the device by which it goes on, also where that endpoint is itself a frontend.
-    let other = Service::new(8, SCTP, pod, &[family.pod(2, 8080)]);
-    rig.serve(&[other]);
-    let seen = leaves(rig, &sent);
-    assert_eq!((seen.verdict, seen.packet), (NEXT, sent.bytes()));
+    assert_eq!(rig.flow(family).state, STATE_USED | STATE_SNAT | STATE_LOCAL);
     // The answer goes up where the way to the Service's address leads, as its address asks for.
     let answer = Packet { flags: SYN | ACK, ..sent.back() };
     let becomes = Packet { flags: SYN | ACK, ..init.back() };
     let seen = rig.run_on(Hook::Ingress, &answer.bytes(), Some(uplink()));
     assert_eq!((seen.verdict, seen.packet), (NEXT, becomes.bytes()));
-    assert_eq!(rig.flow(family).state, FLOW_USED | FLOW_SNAT | FLOW_OWN | FLOW_REPLIED);
+    assert_eq!(rig.flow(family).state, STATE_USED | STATE_SNAT | STATE_LOCAL | SEEN_REPLY);
     let seen = rig.run(Hook::Ingress, &answer.bytes());
     assert_eq!((seen.verdict, seen.packet), (REDIRECT, to_own_device(&becomes)));
     // The way is the next packet's again, and outwards.
@@ -203,19 +197,20 @@ fn own_left_alone(family: Family, rig: &mut Rig) {
     let seen = rig.run_with(Hook::Egress, &init.bytes(), &context);
     assert_eq!((seen.verdict, seen.packet), (NEXT, init.bytes()));
     for packet in [
-        // The socket hooks serve it.
-        Packet::tcp(SYN, init.src, init.dst),
         init.to(pod),
         init.to(family.client(1, 80)),
         // The bit is there, and nothing behind it.
         init.to(family.client(2, 80)),
-        // Ports for what goes on from here.
-        init.from(SocketAddr::new(own, 61_007)),
     ] {
         rig.write(&[filter(Role::Frontend, family.client(2, 80), SCTP)]);
         let seen = leaves(rig, &packet);
         assert_eq!((seen.verdict, seen.packet), (NEXT, packet.bytes()), "{packet:?}");
     }
+    // What was forwarded from here passes the hook of another device, and its endpoint may be another Service's frontend.
+    rig.write(&[filter(Role::Frontend, pod, SCTP)]);
+    let forwarded = init.to(pod).from(SocketAddr::new(own, 61_007));
+    let seen = leaves(rig, &forwarded);
+    assert_eq!((seen.verdict, seen.packet), (NEXT, forwarded.bytes()));
     // A server of the node answers; its own address is a backend's.
     let server = SocketAddr::new(own, 8080);
     rig.serve(&[Service::new(9, SCTP, family.frontend(2, 80), &[server])]);

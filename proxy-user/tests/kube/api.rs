@@ -148,6 +148,16 @@ impl Api {
         Ok(())
     }
 
+    /// Changes an object of any kind by a merge patch.
+    pub fn patch_raw(&self, path: &str, patch: &Value) -> Result<()> {
+        let request = http::Request::patch(path).header("content-type", "application/merge-patch+json");
+        let request = request.body(serde_json::to_vec(patch)?)?;
+        self.runtime
+            .block_on(self.client.request_text(request))
+            .with_context(|| format!("cannot patch {path} with {patch}"))?;
+        Ok(())
+    }
+
     /// Removes a node, as soon as nothing holds it.
     pub fn delete_node(&self, name: &str) -> Result<()> {
         let api = kube::Api::<Node>::all(self.client.clone());

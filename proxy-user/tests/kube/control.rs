@@ -91,6 +91,11 @@ impl ControlPlane {
         self.folder.path()
     }
 
+    /// The process id of the API server.
+    pub fn server_id(&self) -> Result<u32> {
+        self.server.as_ref().map(|(_, server)| server.id()).context("the API server does not run")
+    }
+
     /// SIGKILL: left to itself, it ends slowly.
     pub fn kill(&mut self) -> Result<()> {
         let (_, server) = self.server.take().context("the API server does not run")?;

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Context as _, Result};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::control::ControlPlane;
 use super::process::Process;
@@ -44,8 +44,13 @@ pub fn program(control: &ControlPlane) -> Result<PathBuf> {
 
 /// Starts it; `command` begins [`program`] where the node is. Pods of the node are those behind the devices `p...`,
 /// as Ballast finds by itself.
-pub fn start(mut command: Command, mode: Mode, node: &str, control: &ControlPlane) -> Result<Process> {
-    let config = json!({
+pub fn start(command: Command, mode: Mode, node: &str, control: &ControlPlane) -> Result<Process> {
+    start_with(command, &config(mode, node, control), node, control)
+}
+
+/// A node's configuration.
+pub fn config(mode: Mode, node: &str, control: &ControlPlane) -> Value {
+    json!({
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
         "kind": "KubeProxyConfiguration",
         "mode": mode.name(),
@@ -55,7 +60,16 @@ pub fn start(mut command: Command, mode: Mode, node: &str, control: &ControlPlan
         "clientConnection": { "kubeconfig": control.admin_kubeconfig() },
         // These limits are the whole machine's.
         "conntrack": { "maxPerCore": 0, "min": 0 },
-    });
+    })
+}
+
+/// Starts it with this configuration.
+pub fn start_with(
+    mut command: Command,
+    config: &Value,
+    node: &str,
+    control: &ControlPlane,
+) -> Result<Process> {
     let file = control.folder().join(format!("kube-proxy-{node}.json"));
     fs::write(&file, config.to_string()).with_context(|| format!("cannot write {}", file.display()))?;
     command.arg("--config").arg(&file);

@@ -23,6 +23,11 @@ impl Process {
         Ok(Self(child.with_context(|| format!("cannot start {}", command.get_program().display()))?))
     }
 
+    /// Its process id.
+    pub fn id(&self) -> u32 {
+        self.0.id()
+    }
+
     /// Complains if it has ended.
     pub fn is_alive(&mut self) -> Result<()> {
         match self.0.try_wait()? {

@@ -34,7 +34,10 @@ pub struct Setup {
     pub binary: PathBuf,
     pub bpffs: PathBuf,
     pub cgroup: PathBuf,
-    pub manifests: PathBuf,
+    /// The node's name.
+    pub name: String,
+    /// The folder that it reads; `None`: the flags say where its objects come from.
+    pub manifests: Option<PathBuf>,
     pub log: PathBuf,
     /// More flags.
     pub flags: Vec<String>,
@@ -59,11 +62,14 @@ impl Agent {
         for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("BALLAST_")) {
             command.env_remove(name);
         }
-        command.arg("run").arg("--manifests").arg(&setup.manifests).arg("--bpffs").arg(&setup.bpffs);
+        command.arg("run").arg("--bpffs").arg(&setup.bpffs);
+        if let Some(manifests) = &setup.manifests {
+            command.arg("--manifests").arg(manifests);
+        }
         command
             .arg("--cgroup-root")
             .arg(&setup.cgroup)
-            .args(["--hostname-override", "node"])
+            .args(["--hostname-override", &setup.name])
             .args(&setup.flags);
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         let parent = std::process::id();
@@ -87,17 +93,16 @@ impl Agent {
 
     /// Waits until a line of its log holds all of `words`.
     pub fn says(&mut self, words: &[&str]) -> Result<()> {
-        eventually(PATIENCE, || {
-            if let Some(status) = self.child.try_wait()? {
-                bail!("the agent has ended: {status}");
-            }
+        let ended = eventually(PATIENCE, || {
+            // Before the log is read: what it says last still counts.
+            let ended = self.child.try_wait()?;
             let log = self.log()?;
-            ensure!(
-                log.lines().any(|line| words.iter().all(|word| line.contains(word))),
-                "no line with {words:?}"
-            );
-            Ok(())
-        })
+            if log.lines().any(|line| words.iter().all(|word| line.contains(word))) {
+                return Ok(None);
+            }
+            ended.map(Some).with_context(|| format!("no line with {words:?}"))
+        })?;
+        ended.map_or(Ok(()), |status| bail!("no line with {words:?}, and the agent has ended: {status}"))
     }
 
     /// Waits until all is programmed and attached.

@@ -9,11 +9,13 @@
 
 use std::cell::{Ref, RefCell, RefMut};
 use std::fs;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, anyhow};
+use anyhow::{Context as _, Result, anyhow, ensure};
 use proxy_user::host::cgroup;
 use proxy_user::maps::view::View;
 use rustix::mount::{UnmountFlags, unmount};
@@ -34,6 +36,13 @@ pub const SMALL: &[&str] = &[
     "--max-services", "64", "--max-frontends", "64", "--max-slots", "1024", "--max-backends", "256",
     "--max-flows", "16384", "--max-sockets", "4096",
 ];
+/// [`SMALL`], and a call that may reach nobody fails at once, instead of after its timeout.
+#[rustfmt::skip]
+pub const FAILS: &[&str] = &[
+    "--socket-drop", "fail",
+    "--max-services", "64", "--max-frontends", "64", "--max-slots", "1024", "--max-backends", "256",
+    "--max-flows", "16384", "--max-sockets", "4096",
+];
 /// Until a change of the manifests is in force; it takes some 20 ms on an idle machine, and much longer where a CPU
 /// has a dozen other things to do.
 pub const SOON: Duration = Duration::from_mins(1);
@@ -49,6 +58,21 @@ pub fn eventually<T>(limit: Duration, mut action: impl FnMut() -> Result<T>) -> 
             result => return result.with_context(|| format!("still so after {limit:?}")),
         }
     }
+}
+
+/// Runs a tool in a namespace, and feeds it.
+pub fn feed(space: &Space, tool: &[&str], text: &str) -> Result<()> {
+    let (program, arguments) = tool.split_first().context("no tool")?;
+    let mut child = space.command(program).args(arguments).stdin(Stdio::piped()).spawn()?;
+    child.stdin.take().context("no input")?.write_all(text.as_bytes())?;
+    let status = child.wait()?;
+    ensure!(status.success(), "{tool:?}: {status}\n{text}");
+    Ok(())
+}
+
+/// Puts rules into a namespace's netfilter.
+pub fn nft(space: &Space, rules: &str) -> Result<()> {
+    feed(space, &["nft", "-f", "-"], rules)
 }
 
 /// What a case wants.
@@ -79,17 +103,25 @@ pub struct Lab {
     devices: RefCell<Vec<String>>,
 }
 
-struct Dir(PathBuf);
-struct Cgroup(PathBuf);
+/// A folder that goes with its mount.
+pub struct Dir(pub PathBuf);
+/// A cgroup that goes with its last process.
+pub struct Cgroup(pub PathBuf);
+
+/// Makes both, under a name that nobody else has.
+pub fn places() -> Result<(Dir, Cgroup)> {
+    let name = format!("{PREFIX}{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
+    let dir = Dir(std::env::temp_dir().join(&name));
+    fs::create_dir(&dir.0).with_context(|| format!("cannot make {}", dir.0.display()))?;
+    let cgroup = Cgroup(cgroup::find(None)?.path.join(&name));
+    fs::create_dir(&cgroup.0).with_context(|| format!("cannot make {}", cgroup.0.display()))?;
+    Ok((dir, cgroup))
+}
 
 impl Lab {
     /// Builds all but the agent.
     pub fn new(wish: Wish) -> Result<Self> {
-        let name = format!("{PREFIX}{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
-        let dir = Dir(std::env::temp_dir().join(&name));
-        fs::create_dir(&dir.0).with_context(|| format!("cannot make {}", dir.0.display()))?;
-        let cgroup = Cgroup(cgroup::find(None)?.path.join(&name));
-        fs::create_dir(&cgroup.0).with_context(|| format!("cannot make {}", cgroup.0.display()))?;
+        let (dir, cgroup) = places()?;
         let bpffs = dir.0.join("bpf");
         fs::create_dir(&bpffs)?;
         let folder = Folder::new(dir.0.join("manifests"))?;
@@ -98,7 +130,8 @@ impl Lab {
             binary: agent::binary(),
             bpffs,
             cgroup: cgroup.0.clone(),
-            manifests: folder.dir().to_owned(),
+            name: "node".to_owned(),
+            manifests: Some(folder.dir().to_owned()),
             log: dir.0.join("log"),
             flags: wish.flags.iter().map(|&flag| flag.to_owned()).collect(),
             capabilities: None,
@@ -237,7 +270,7 @@ impl Lab {
                 eventually(SOON, || {
                     let seen = crate::cases::spread(client, Attempt::new(kind, to), servers.len() * 12)?;
                     let expected = servers.iter().map(|&name| name.to_owned()).collect();
-                    anyhow::ensure!(seen == expected, "{path}: {to} leads to {seen:?}, not to {servers:?}");
+                    ensure!(seen == expected, "{path}: {to} leads to {seen:?}, not to {servers:?}");
                     Ok(())
                 })?;
             }

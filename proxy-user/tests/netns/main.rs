@@ -11,7 +11,9 @@ mod cases;
 mod kube;
 mod lab;
 mod manifest;
+mod nodes;
 mod peer;
+mod raw;
 mod space;
 
 use std::io::{self, Write as _};
@@ -64,7 +66,16 @@ fn main() -> ExitCode {
         Trial::test(case.name, move || run(&case).map_err(|error| Failed::from(format!("{error:#}"))))
             .with_ignored_flag(!can_run)
     };
-    libtest_mimic::run(&arguments, cases.into_iter().map(trial).collect()).exit_code()
+    let of_nodes = match (is_smoke, is_official) {
+        (true, _) => Vec::new(),
+        (_, true) => cases::official_on_three_nodes(),
+        _ => cases::on_three_nodes(),
+    };
+    let of_nodes = of_nodes.into_iter().map(|case| {
+        let run = move || guarded(case.run).map_err(|error| Failed::from(format!("{error:#}")));
+        Trial::test(case.name, run).with_ignored_flag(!can_run)
+    });
+    libtest_mimic::run(&arguments, of_nodes.chain(cases.into_iter().map(trial)).collect()).exit_code()
 }
 
 /// Gives this process mounts of its own: what a test mounts goes with it, however it ends.
@@ -77,12 +88,15 @@ fn own_mounts() -> Result<()> {
         .context("cannot make the mounts private")
 }
 
+/// A panic is an error like others.
+fn guarded(action: impl FnOnce() -> Result<()>) -> Result<()> {
+    catch_unwind(AssertUnwindSafe(action)).unwrap_or_else(|_| Err(anyhow!("a panic, see above")))
+}
+
 fn run(case: &Case) -> Result<()> {
     let lab = Lab::new(case.wish)?;
     let action = || lab.begin().and_then(|()| (case.run)(&lab));
-    let result =
-        catch_unwind(AssertUnwindSafe(action)).unwrap_or_else(|_| Err(anyhow!("a panic, see above")));
-    result.map_err(|error| {
+    guarded(action).map_err(|error| {
         let (reasons, log) = (lab.reasons(), lab.log());
         anyhow!("{error:#}\n--- reasons ---\n{reasons}\n--- the agents' log ---\n{log}")
     })

@@ -32,6 +32,9 @@ impl Space {
         for family in ["ipv4", "ipv6"] {
             space.sysctl(&format!("net/{family}/conf/all/forwarding"), "1")?;
         }
+        // A device solicits no neighbour before duplicate address detection of its link-local address ends: first
+        // connections would lose their SYN for a second.
+        space.sysctl("net/ipv6/conf/default/accept_dad", "0")?;
         Ok(space)
     }
 
@@ -62,13 +65,16 @@ impl Space {
         Ok(())
     }
 
-    /// A pair of devices between this (.1) and another namespace (eth0, .2), which gets its default routes.
+    /// A pair of devices between this (.1) and another namespace (eth0, .2), which gets its default routes. This end
+    /// has an address without a subnet, and a route, as CNI plugins do it: it is no NIC of a network of its own.
     pub fn join(&self, other: &Self, device: &str, v4: &str, v6: &str) -> Result<()> {
         self.ip(&format!(
             "link add {device} type veth peer name eth0 netns {}\n\
-             addr add {v4}.1/24 dev {device}\n\
-             addr add {v6}:1/64 dev {device} nodad\n\
-             link set {device} up\n",
+             addr add {v4}.1/32 dev {device}\n\
+             addr add {v6}:1/128 dev {device} nodad\n\
+             link set {device} up\n\
+             route add {v4}.0/24 dev {device}\n\
+             route add {v6}:/64 dev {device}\n",
             other.path()
         ))?;
         other.ip(&format!(

@@ -13,7 +13,7 @@ struct Case {
     lacks: &'static [&'static str],
 }
 
-const CASES: [Case; 8] = [
+const CASES: [Case; 9] = [
     Case {
         values: &[HOST],
         holds: &[
@@ -52,6 +52,24 @@ const CASES: [Case; 8] = [
         holds: &["KUBERNETES_SERVICE_PORT: \"443\"", "clusterCIDR: 10.0.0.0/8", "containerPort: 20256"],
         // One ConfigMap serves all nodes.
         lacks: &["hostnameOverride", "containerPort: 10256"],
+    },
+    Case {
+        values: &[
+            HOST,
+            "socketLb=host-only",
+            "socketDrop=fail",
+            "forwardingMode=hybrid",
+            "ejection=off",
+            "slowStart=30s",
+        ],
+        holds: &[
+            "value: \"host-only\"",
+            "value: \"fail\"",
+            "value: \"hybrid\"",
+            "value: \"off\"",
+            "value: \"30s\"",
+        ],
+        lacks: &["value: \"all\"", "value: \"silent\"", "value: \"snat\""],
     },
     Case {
         values: &["apiServer.configMap=elsewhere"],

@@ -142,8 +142,7 @@ pub fn run(args: &Args) -> Result<()> {
     match &args.command {
         Action::Up(wanted) => {
             signal::catch();
-            let made = up(wanted)?;
-            status(&made)
+            status(&up_or_leave(wanted)?)
         }
         Action::Down(which) => down(&Place::of(&which.name)?),
         Action::Status(which) => status(&there(which)?),
@@ -173,7 +172,25 @@ fn there(which: &Which) -> Result<Place> {
     Ok(place)
 }
 
-/// Makes a cluster; takes it down again if that fails.
+/// Makes a cluster. One that fails is left for a look at its logs, unless Ctrl-C ended it.
+fn up_or_leave(wanted: &Up) -> Result<Place> {
+    up(wanted).inspect_err(|_| {
+        let Ok(place) = Place::of(&wanted.which.name) else { return };
+        if signal::check().is_err() {
+            if let Err(error) = down(&place) {
+                say::line(format_args!("warning: {error:#}"));
+            }
+        } else if place.exists() {
+            say::line(format_args!(
+                "the cluster is left as it is, with its logs in {}; `cargo xtask cluster down --name {}` removes it",
+                place.logs().display(),
+                place.name()
+            ));
+        }
+    })
+}
+
+/// Makes a cluster. What is there of one that fails stays: the caller reads its logs and calls [`down`].
 pub fn up(wanted: &Up) -> Result<Place> {
     let workspace = Workspace::find()?;
     let place = Place::of(&wanted.which.name)?;
@@ -181,20 +198,7 @@ pub fn up(wanted: &Up) -> Result<Place> {
     let ballast = wanted.given.complete(&workspace, wanted.proxy)?;
     let start = Instant::now();
     place.make()?;
-    let made = assemble(&workspace, &place, wanted, &ballast);
-    if let Err(error) = made {
-        // The logs are what is looked for then; only Ctrl-C wants all of it gone.
-        if signal::check().is_err() {
-            down(&place)?;
-        } else {
-            say::line(format_args!(
-                "the cluster is left as it is, with its logs in {}; `cargo xtask cluster down --name {}` removes it",
-                place.logs().display(),
-                place.name()
-            ));
-        }
-        return Err(error);
-    }
+    assemble(&workspace, &place, wanted, &ballast)?;
     say::line(format_args!("    the cluster took {}", say::seconds(start.elapsed())));
     Ok(place)
 }
@@ -264,6 +268,12 @@ fn await_ready(place: &Place, wanted: &Up) -> Result<()> {
     signal::wait_for("the cluster's DNS", PATIENCE, || {
         let told = kubectl(place, &get).try_read().unwrap_or_default();
         Ok((told.trim() == "2").then_some(()))
+    })
+    .inspect_err(|_| {
+        let events = ["get", "events", "-A", "--field-selector", "type=Warning"];
+        for question in [&["get", "pods", "-A", "-o", "wide"] as &[_], &events] {
+            say::line(format_args!("{}", kubectl(place, question).try_read().unwrap_or_default().trim_end()));
+        }
     })
 }
 

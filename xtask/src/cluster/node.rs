@@ -126,11 +126,12 @@ fn kubelet_config(node: Node, resolv: &str) -> String {
         "enforceNodeAllocatable": [],
         "failSwapOn": false,
         "makeIPTablesUtilChains": false,
+        // Not shares of a disk that may be large and nearly full; `Place::make` has asked for more.
         "evictionHard": {
             "memory.available": "100Mi",
-            "nodefs.available": "1%",
-            "nodefs.inodesFree": "1%",
-            "imagefs.available": "1%",
+            "nodefs.available": "100Mi",
+            "nodefs.inodesFree": "1000",
+            "imagefs.available": "100Mi",
         },
         // Nobody could pull them again.
         "imageMaximumGCAge": "0s",

@@ -13,6 +13,8 @@ use super::plan::{CONTROL, Node};
 use crate::host::{self, names_in, remove_cgroup, start_of};
 
 const FOLDER: &str = "ballast-cluster-";
+/// What three nodes write, twice over: images, containers, logs, a copy of the agent.
+const ROOM: u64 = 3 << 30;
 /// How long the kernel may take to end a machine.
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -38,6 +40,18 @@ impl Place {
             let name = &self.name;
             format!("cannot make {}: `cargo xtask cluster down --name {name}` first?", self.dir.display())
         };
+        let parent = self.dir.parent().context("the cluster's folder has no parent")?;
+        let disk =
+            rustix::fs::statvfs(parent).with_context(|| format!("cannot look at {}", parent.display()))?;
+        let free = disk.f_bavail.saturating_mul(disk.f_frsize);
+        if free < ROOM {
+            bail!(
+                "{} has {} MiB free, a cluster takes up to {} MiB: make room, or name another folder by TMPDIR",
+                parent.display(),
+                free >> 20,
+                ROOM >> 20
+            );
+        }
         // Keys are in it.
         fs::DirBuilder::new().mode(0o700).create(&self.dir).with_context(shown)?;
         for folder in [self.logs(), self.programs(), self.dir.join("machines"), self.dir.join("keys")] {

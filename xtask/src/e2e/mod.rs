@@ -116,6 +116,7 @@ fn one(
     is_last: bool,
 ) -> Result<Results> {
     let logs = workspace.target().join("e2e").join(proxy.to_string());
+    fs::create_dir_all(&logs).with_context(|| format!("cannot make {}", logs.display()))?;
     if let Some(name) = &args.on {
         let place = Place::of(name)?;
         cluster::change_proxy(&place, proxy, &args.given)?;
@@ -123,12 +124,16 @@ fn one(
     }
     let name = format!("e2e{}", std::process::id());
     let nodes = args.nodes.unwrap_or(if args.smoke { 3 } else { 6 });
-    let place = cluster::up(&Up { nodes, proxy, given: args.given.clone(), which: Which { name } })?;
-    let results = suite(args, &place, programs, &logs);
-    keep_logs(&place, &logs);
+    let place = Place::of(&name)?;
+    let results = cluster::up(&Up { nodes, proxy, given: args.given.clone(), which: Which { name } })
+        .and_then(|place| suite(args, &place, programs, &logs));
+    if place.exists() {
+        keep_logs(&place, &logs);
+    }
     if args.keep && is_last && results.is_ok() {
         say::line(format_args!("the cluster `{}` stays", place.name()));
     } else {
+        say::line(format_args!("    logs: {}", logs.display()));
         cluster::down(&place)?;
     }
     results
@@ -137,7 +142,6 @@ fn one(
 /// Runs the suite on a cluster.
 fn suite(args: &Args, place: &Place, programs: &[PathBuf], logs: &Path) -> Result<Results> {
     let [tests, ginkgo] = programs else { bail!("the suite was not built") };
-    fs::create_dir_all(logs).with_context(|| format!("cannot make {}", logs.display()))?;
     let file = logs.join("suite.log");
     let log = File::create(&file).with_context(|| format!("cannot make {}", file.display()))?;
     let both = log.try_clone().context("cannot open a log")?;

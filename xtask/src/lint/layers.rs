@@ -23,7 +23,7 @@ const CRATES: [(&str, &[&str]); 4] = [
 ];
 
 /// The modules of `proxy-user`, and those of ours that each may use.
-const MODULES: [(&str, &[&str]); 15] = [
+const MODULES: [(&str, &[&str]); 16] = [
     ("model", &[]),
     ("api", &["model"]),
     ("source", &["api", "model"]),
@@ -31,8 +31,9 @@ const MODULES: [(&str, &[&str]); 15] = [
     ("maps", &["model"]),
     ("sync", &["maps", "model", "plan"]),
     ("host", &["model"]),
-    ("programs", &["host"]),
-    ("sockets", &["host", "maps", "model", "sync"]),
+    ("programs", &["host", "maps"]),
+    ("connections", &["maps", "programs", "sync"]),
+    ("sockets", &["host", "maps", "model", "programs", "sync"]),
     ("metrics", &["maps", "model", "programs", "sync"]),
     ("http", &["metrics", "model", "sync"]),
     ("cli", &["host", "maps", "model", "programs"]),
@@ -42,6 +43,7 @@ const MODULES: [(&str, &[&str]); 15] = [
         &[
             "api",
             "cli",
+            "connections",
             "host",
             "http",
             "maps",
@@ -71,7 +73,22 @@ const RESTRICTED: [(&str, &[&str]); 12] = [
     ("notify", &["source"]),
     ("netlink_packet_sock_diag", &["host"]),
     ("rtnetlink", &["host", "programs"]),
-    ("tokio", &["api", "app", "host", "http", "main", "metrics", "programs", "sockets", "source", "sync"]),
+    (
+        "tokio",
+        &[
+            "api",
+            "app",
+            "connections",
+            "host",
+            "http",
+            "main",
+            "metrics",
+            "programs",
+            "sockets",
+            "source",
+            "sync",
+        ],
+    ),
 ];
 
 /// Looks at what each of our crates declares; what only its tests need does not count.

@@ -61,7 +61,7 @@ pub fn run(args: &Args) -> Result<()> {
     }
     build::bpf(&workspace, &build::Args::default())?;
     say::timed("build the agent and the tests", || {
-        let only = if rungs == [Rung::Unit] { &["--lib", "--bins"][..] } else { &[] };
+        let only = if rungs == [Rung::Unit] { &["--lib", "--bins", "--test", "fuzz"][..] } else { &[] };
         cargo_test(&workspace).arg("--no-run").args(only).run()
     })?;
 

@@ -9,6 +9,8 @@ use anyhow::{Context as _, Result, bail};
 use super::{Skip, cargo_test};
 use crate::apiserver;
 use crate::exec;
+use crate::previous;
+use crate::say;
 use crate::workspace::Workspace;
 
 /// The rungs, in the order they are run in.
@@ -55,6 +57,24 @@ impl Rung {
             });
         }
         let mut environment = vec![("BALLAST_BIN", workspace.binary(false).into_os_string())];
+        if self == Self::Netns {
+            match previous::binary(workspace) {
+                Ok(binary) => environment.push((previous::VARIABLE, binary.into_os_string())),
+                Err(error) if exec::in_ci() && !previous::is_shallow(workspace) => {
+                    return Err(Skip {
+                        why: format!("no agent of the layout before to upgrade from ({error:#})"),
+                        what_to_do: format!(
+                            "fetch the history, or name a binary with {}",
+                            previous::VARIABLE
+                        ),
+                    });
+                }
+                Err(error) => say::line(format_args!(
+                    "note: no upgrade from the layout before is tested: {error:#}; or name a binary with {}",
+                    previous::VARIABLE
+                )),
+            }
+        }
         if let Some(pending) = api_server {
             let binaries = pending.wait().map_err(|error| Skip {
                 why: format!("no API server to test against ({error:#})"),
@@ -73,7 +93,11 @@ impl Rung {
         filter: &[String],
     ) -> Result<()> {
         if self == Self::Unit {
-            return cargo_test(workspace).args(["--lib", "--bins", "--"]).args(filter).run();
+            // Of the fuzzer, what needs no kernel.
+            return cargo_test(workspace)
+                .args(["--lib", "--bins", "--test", "fuzz", "--"])
+                .args(filter)
+                .run();
         }
         let programs = self.programs(&integration_tests(&workspace.root().join("proxy-user/tests"))?);
         if programs.is_empty() {

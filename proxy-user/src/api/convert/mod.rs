@@ -8,6 +8,7 @@ mod node;
 mod service;
 mod service_cidr;
 mod slice;
+mod spread;
 
 use std::fmt::Display;
 
@@ -25,7 +26,7 @@ pub use slice::slice;
 pub const LABEL_SERVICE_NAME: &str = "kubernetes.io/service-name";
 /// An object that another proxy serves.
 pub const LABEL_PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
-/// An object of a headless Service.
+/// An EndpointSlice of a headless Service. On a Service the label means nothing, as for kube-proxy 1.36.
 pub const LABEL_HEADLESS: &str = "service.kubernetes.io/headless";
 /// The zone of a node.
 pub const LABEL_ZONE: &str = "topology.kubernetes.io/zone";

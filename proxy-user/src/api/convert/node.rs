@@ -1,7 +1,6 @@
 //! core/v1 Node.
 
-use k8s_openapi::api::core::v1::Node;
-
+use crate::api::objects::Node;
 use crate::model::NodeView;
 
 use super::{LABEL_ZONE, address, label};

@@ -6,10 +6,11 @@ use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1 as k8s;
 
+use crate::api::objects;
 use crate::model::net::IpFamily;
-use crate::model::{Service, ServiceKind, ServicePort, TrafficPolicy};
+use crate::model::{Name, Service, ServiceKind, ServicePort, TrafficPolicy};
 
-use super::{LABEL_HEADLESS, LABEL_PROXY_NAME, Problems, address, label, protocol, service_name};
+use super::{LABEL_PROXY_NAME, Problems, address, label, protocol, service_name, spread};
 
 /// Seconds of affinity where the object does not say: three hours, the API's default.
 const DEFAULT_AFFINITY_SECS: u32 = 10_800;
@@ -18,20 +19,26 @@ const MAX_AFFINITY_SECS: u32 = 86_400;
 /// The longest name of a port that the API allows.
 const MAX_PORT_NAME: usize = 63;
 
-/// A Service, or `None` if it has no address of its own (headless, `ExternalName`) or another proxy serves it.
-pub fn service(object: k8s::Service) -> Option<Service> {
+/// A Service, or `None` if it has no address of its own (headless, `ExternalName`). Of one that another proxy serves
+/// there is no more than its name and its cluster addresses.
+pub fn service(object: objects::Service) -> Option<Service> {
     let metadata = &object.metadata;
     let spec = object.spec.unwrap_or_default();
     let is_headless = spec.cluster_ip.iter().chain(spec.cluster_ips.iter().flatten()).any(|ip| ip == "None");
-    if is_headless
-        || spec.type_.as_deref() == Some("ExternalName")
-        || label(metadata, LABEL_PROXY_NAME).is_some()
-        || label(metadata, LABEL_HEADLESS).is_some()
-    {
+    if is_headless || spec.type_.as_deref() == Some("ExternalName") {
         return None;
     }
     let name = service_name(metadata);
+    if label(metadata, LABEL_PROXY_NAME).is_some() {
+        // What is wrong with it is that proxy's business.
+        let unseen = &mut Problems::of(String::new());
+        let cluster_ips = cluster_ips(spec.cluster_ip, spec.cluster_ips, unseen);
+        return Some(Service { is_foreign: true, cluster_ips, ..Service::new(name) });
+    }
     let problems = &mut Problems::of(format!("Service {name}"));
+    let (algorithm, weights) = (spread::algorithm(metadata, problems), spread::weights(metadata, problems));
+    let forwarding = spread::forwarding(metadata, problems);
+    let ejection = spread::ejection(metadata, problems);
     let kind = kind(spec.type_.as_deref(), problems);
     let ingress = match kind {
         ServiceKind::LoadBalancer => object.status.and_then(|s| s.load_balancer).and_then(|l| l.ingress),
@@ -39,6 +46,7 @@ pub fn service(object: k8s::Service) -> Option<Service> {
     };
     Some(Service {
         name,
+        is_foreign: false,
         kind,
         cluster_ips: cluster_ips(spec.cluster_ip, spec.cluster_ips, problems),
         external_ips: addresses("spec.externalIPs", spec.external_ips.unwrap_or_default(), problems),
@@ -56,6 +64,10 @@ pub fn service(object: k8s::Service) -> Option<Service> {
             problems,
         ),
         affinity_secs: affinity(spec.session_affinity.as_deref(), spec.session_affinity_config, problems),
+        algorithm,
+        forwarding,
+        ejection,
+        weights,
         health_check_node_port: optional_port(
             "spec.healthCheckNodePort",
             spec.health_check_node_port,
@@ -155,7 +167,7 @@ fn ports(items: Vec<k8s::ServicePort>, kind: ServiceKind, problems: &mut Problem
             bad("port", &format_args!("{} is not a port; ports are 1 to 65535", item.port));
             continue;
         };
-        let name = item.name.unwrap_or_default();
+        let name = Name::from(item.name.unwrap_or_default());
         if name.len() > MAX_PORT_NAME {
             bad("name", &format_args!("it is longer than {MAX_PORT_NAME} bytes"));
             continue;

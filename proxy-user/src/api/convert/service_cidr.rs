@@ -1,13 +1,12 @@
 //! networking.k8s.io/v1 `ServiceCIDR`.
 
-use k8s_openapi::api::networking::v1 as k8s;
-
+use crate::api::objects;
 use crate::model::ServiceCidr;
 
 use super::address;
 
 /// The ranges of a `ServiceCIDR`. The API server has checked them; what cannot be read is left out.
-pub fn service_cidr(object: k8s::ServiceCIDR) -> ServiceCidr {
+pub fn service_cidr(object: objects::ServiceCidr) -> ServiceCidr {
     let texts = object.spec.and_then(|spec| spec.cidrs).unwrap_or_default();
     ServiceCidr {
         name: object.metadata.name.unwrap_or_default(),

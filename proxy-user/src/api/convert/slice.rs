@@ -1,20 +1,20 @@
 //! discovery/v1 `EndpointSlice`.
 
-use std::collections::BTreeSet;
 use std::time::SystemTime;
 
 use k8s_openapi::api::discovery::v1 as k8s;
 
+use crate::api::objects;
 use crate::model::net::IpFamily;
-use crate::model::{Endpoint, EndpointPort, EndpointSlice, ServiceName};
+use crate::model::{Endpoint, EndpointPort, EndpointSlice, Name, Names, ServiceName};
 
 use super::{
     ANNOTATION_TRIGGERED, LABEL_HEADLESS, LABEL_SERVICE_NAME, Problems, address, annotation, label, protocol,
-    slice_name,
+    slice_name, spread,
 };
 
 /// A slice, or `None` if it is of a headless Service, of no Service, or names hosts instead of addresses.
-pub fn slice(object: k8s::EndpointSlice) -> Option<EndpointSlice> {
+pub fn slice(object: objects::EndpointSlice) -> Option<EndpointSlice> {
     let metadata = &object.metadata;
     if label(metadata, LABEL_HEADLESS).is_some() {
         return None;
@@ -29,14 +29,17 @@ pub fn slice(object: k8s::EndpointSlice) -> Option<EndpointSlice> {
     let name = slice_name(metadata);
     let service = ServiceName::new(name.namespace.clone(), service);
     let mut problems = Problems::of(format!("EndpointSlice {name}"));
+    let weights = spread::weights(metadata, &mut problems);
     let ports = ports(object.ports.unwrap_or_default(), &mut problems);
     let mut endpoints: Vec<_> = object
         .endpoints
         .into_iter()
         .enumerate()
         .filter_map(|(index, item)| endpoint(item, index, family, &mut problems))
+        .map(|endpoint| Endpoint { weight: weights.of(&endpoint), ..endpoint })
         .collect();
     endpoints.sort_unstable();
+    endpoints.shrink_to_fit();
     Some(EndpointSlice { name, service, family, ports, endpoints, triggered, problems: problems.found })
 }
 
@@ -61,16 +64,17 @@ fn ports(items: Vec<k8s::EndpointPort>, problems: &mut Problems) -> Vec<Endpoint
             continue;
         };
         if port != 0 {
-            ports.push(EndpointPort { name: item.name.unwrap_or_default(), protocol, port });
+            ports.push(EndpointPort { name: item.name.unwrap_or_default().into(), protocol, port });
         }
     }
     ports.sort_unstable();
     ports.dedup();
+    ports.shrink_to_fit();
     ports
 }
 
 fn endpoint(
-    item: k8s::Endpoint,
+    item: objects::Endpoint,
     index: usize,
     family: IpFamily,
     problems: &mut Problems,
@@ -93,12 +97,14 @@ fn endpoint(
         ready: conditions.ready.unwrap_or(true),
         serving: conditions.serving.unwrap_or(true),
         terminating: conditions.terminating.unwrap_or(false),
-        node: item.node_name,
+        node: item.node_name.map(Name::from),
+        zone: item.zone.map(Name::from),
+        weight: None,
         zone_hints: names(hints.for_zones, |zone| zone.name),
         node_hints: names(hints.for_nodes, |node| node.name),
     })
 }
 
-fn names<T>(items: Option<Vec<T>>, name: impl Fn(T) -> String) -> BTreeSet<String> {
+fn names<T>(items: Option<Vec<T>>, name: impl Fn(T) -> String) -> Names {
     items.unwrap_or_default().into_iter().map(name).collect()
 }

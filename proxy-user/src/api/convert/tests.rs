@@ -1,17 +1,19 @@
-use k8s_openapi::api::core::v1 as core;
-use k8s_openapi::api::discovery::v1 as discovery;
 use rstest::rstest;
 use serde_json::{Value, json};
 
+use crate::api::objects;
 use crate::model::net::IpFamily;
-use crate::model::{EndpointSlice, NodeView, Service, ServiceKind, TrafficPolicy};
+use crate::model::{EndpointSlice, ForwardingMode, NodeView, Service, ServiceKind, TrafficPolicy};
+
+use proxy_common::select::Algorithm;
 
 use super::*;
+use crate::model::spread::{WeightOf, Weights};
 
 fn service_of(mut metadata: Value, spec: &Value, status: &Value) -> Option<Service> {
     metadata["name"] = json!("web");
     metadata["namespace"] = json!("shop");
-    let object: core::Service =
+    let object: objects::Service =
         serde_json::from_value(json!({"metadata": metadata, "spec": spec, "status": status})).unwrap();
     service(object)
 }
@@ -23,7 +25,7 @@ fn from_spec(spec: &Value) -> Service {
 fn slice_of(labels: &Value, rest: Value) -> Option<EndpointSlice> {
     let mut object = rest;
     object["metadata"] = json!({"name": "web-x1", "namespace": "shop", "labels": labels});
-    slice(serde_json::from_value::<discovery::EndpointSlice>(object).unwrap())
+    slice(serde_json::from_value::<objects::EndpointSlice>(object).unwrap())
 }
 
 fn from_slice(rest: Value) -> EndpointSlice {
@@ -34,14 +36,108 @@ fn fields(problems: &[Problem]) -> Vec<&str> {
     problems.iter().map(|p| p.field.as_str()).collect()
 }
 
+#[test]
+fn annotations_say_how_connections_are_spread() {
+    let of = |annotations: Value| {
+        service_of(json!({"annotations": annotations}), &json!({"clusterIP": "10.96.0.1"}), &json!({}))
+            .unwrap()
+    };
+    let service = of(json!({
+        "ballast.io/algorithm": "wrr",
+        "ballast.io/weights": "10.0.0.7=10, fd00::7=1,\nnode/worker-3=0, zone/eu-1a=5, *=100",
+    }));
+    assert_eq!((service.algorithm, service.problems), (Some(Algorithm::WeightedRoundRobin), vec![]));
+    let expected = [
+        (WeightOf::Address("10.0.0.7".parse().unwrap()), 10),
+        (WeightOf::Address("fd00::7".parse().unwrap()), 1),
+        (WeightOf::Node("worker-3".into()), 0),
+        (WeightOf::Zone("eu-1a".into()), 5),
+        (WeightOf::All, 100),
+    ];
+    assert_eq!(service.weights.0, expected.into());
+    let bad = of(json!({"ballast.io/forwarding-mode": "direct"}));
+    assert_eq!(
+        (bad.forwarding, fields(&bad.problems)),
+        (None, vec!["metadata.annotations[ballast.io/forwarding-mode]"])
+    );
+    assert!(
+        bad.problems[0].message.contains("`direct`") && bad.problems[0].message.contains("snat, dsr, hybrid")
+    );
+    let direct = of(json!({"ballast.io/forwarding-mode": "hybrid"}));
+    assert_eq!((direct.forwarding, direct.problems), (Some(ForwardingMode::Hybrid), vec![]));
+    let ejections = ["on", " off", "true"].map(|text| of(json!({"ballast.io/ejection": text})));
+    let seen = ejections.map(|service| (service.ejection, service.problems.len()));
+    assert_eq!(seen, [(Some(true), 0), (Some(false), 0), (None, 1)]);
+    let bad = of(json!({"ballast.io/algorithm": "fastest"}));
+    assert_eq!(
+        (bad.algorithm, fields(&bad.problems)),
+        (None, vec!["metadata.annotations[ballast.io/algorithm]"])
+    );
+    let message = &bad.problems[0].message;
+    assert!(message.contains("`fastest`") && message.contains("random, rr, wrr, sh, dh, mh"), "{message}");
+    for text in ["10.0.0.7=101", "10.0.0.7", "node/=1", "rack/7=1", "x=1", "*=-1", "*=1, zone/a"] {
+        let bad = of(json!({"ballast.io/weights": text}));
+        assert_eq!(fields(&bad.problems), ["metadata.annotations[ballast.io/weights]"], "{text}");
+        assert!(bad.problems[0].message.contains("N from 0 to 100"));
+        assert_eq!(bad.weights, Weights::default(), "{text}");
+    }
+}
+
+#[test]
+fn a_slice_gives_weights_to_its_endpoints() {
+    let object = json!({
+        "metadata": {
+            "name": "web-x1",
+            "labels": {"kubernetes.io/service-name": "web"},
+            "annotations": {"ballast.io/weights": "zone/a=7, 10.0.0.2=2"},
+        },
+        "addressType": "IPv4",
+        "endpoints": [
+            {"addresses": ["10.0.0.1"], "zone": "a"},
+            {"addresses": ["10.0.0.2"], "zone": "a"},
+            {"addresses": ["10.0.0.3"], "zone": "b"},
+        ],
+    });
+    let slice = slice(serde_json::from_value::<objects::EndpointSlice>(object).unwrap()).unwrap();
+    let found: Vec<_> = slice.endpoints.iter().map(|one| (one.zone.as_deref(), one.weight)).collect();
+    assert_eq!(found, [(Some("a"), Some(7)), (Some("a"), Some(2)), (Some("b"), None)]);
+}
+
 #[rstest]
 #[case::headless(json!({}), json!({"clusterIP": "None"}))]
 #[case::headless_by_list(json!({}), json!({"clusterIPs": ["None"]}))]
 #[case::external_name(json!({}), json!({"type": "ExternalName", "clusterIP": "10.96.0.1", "externalName": "a.b"}))]
-#[case::another_proxy(json!({"labels": {"service.kubernetes.io/service-proxy-name": "x"}}), json!({"clusterIP": "10.96.0.1"}))]
-#[case::labelled_headless(json!({"labels": {"service.kubernetes.io/headless": ""}}), json!({"clusterIP": "10.96.0.1"}))]
 fn services_that_are_no_business_of_ours(#[case] metadata: Value, #[case] spec: Value) {
     assert_eq!(service_of(metadata, &spec, &json!({})), None);
+}
+
+/// kube-proxy 1.36 asks only slices for the label.
+#[test]
+fn a_service_labelled_headless_with_an_address_is_served() {
+    let metadata = json!({"labels": {"service.kubernetes.io/headless": ""}});
+    let service = service_of(metadata, &json!({"clusterIP": "10.96.0.1"}), &json!({})).unwrap();
+    assert!(!service.is_foreign && service.cluster_ips.len() == 1, "{service:?}");
+}
+
+#[test]
+fn of_another_proxys_service_the_addresses_are_kept_and_nothing_else() {
+    let service = service_of(
+        json!({"labels": {"service.kubernetes.io/service-proxy-name": "x"}, "creationTimestamp": "1970-01-01T00:01:00Z"}),
+        &json!({
+            "type": "LoadBalancer",
+            "clusterIPs": ["10.96.0.1", "fd00::1", "10.96.0.2"],
+            "externalIPs": ["203.0.113.7"],
+            "ports": [{"port": 80, "nodePort": 30080}],
+        }),
+        &json!({"loadBalancer": {"ingress": [{"ip": "198.51.100.1"}]}}),
+    )
+    .unwrap();
+    let cluster_ips = ["10.96.0.1", "fd00::1"].map(|text| text.parse().unwrap()).to_vec();
+    let expected = Service { is_foreign: true, cluster_ips, ..Service::new(ServiceName::new("shop", "web")) };
+    assert_eq!(service, expected);
+    let headless = json!({"clusterIP": "None"});
+    let labels = json!({"labels": {"service.kubernetes.io/service-proxy-name": "x"}});
+    assert_eq!(service_of(labels, &headless, &json!({})), None);
 }
 
 #[test]
@@ -261,7 +357,7 @@ fn when_a_slice_was_triggered(#[case] text: &str, #[case] milliseconds: Option<u
         "addressType": "IPv4",
         "endpoints": [],
     });
-    let slice = slice(serde_json::from_value::<discovery::EndpointSlice>(object).unwrap()).unwrap();
+    let slice = slice(serde_json::from_value::<objects::EndpointSlice>(object).unwrap()).unwrap();
     let since = |time: std::time::SystemTime| time.duration_since(std::time::UNIX_EPOCH).unwrap().as_millis();
     assert_eq!(slice.triggered.map(since), milliseconds);
     assert_eq!(slice.problems, [], "it costs a measurement, nothing else");

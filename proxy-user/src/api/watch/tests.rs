@@ -21,12 +21,27 @@ const SERVICES: &str = "/api/v1/services";
 const SLICES: &str = "/apis/discovery.k8s.io/v1/endpointslices";
 const NODES: &str = "/api/v1/nodes";
 
+/// How the server answers a request for a streamed list.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Streams {
+    /// With the objects, and a bookmark that ends them.
+    #[default]
+    Served,
+    /// By a refusal, as one that has them switched off.
+    Refused,
+    /// With the objects and silence, as one that never heard of them.
+    Unknown,
+}
+
 #[derive(Default)]
 struct Inner {
+    streams: Streams,
     items: BTreeMap<&'static str, Vec<Value>>,
     /// Answers that come before the regular ones: (path, whether to a watch, status).
     failures: Vec<(&'static str, bool, u16)>,
     requests: BTreeSet<String>,
+    /// Whether to a watch, and which encodings the answer may have.
+    encodings: BTreeSet<(bool, String)>,
     agents: BTreeSet<String>,
 }
 
@@ -40,9 +55,12 @@ struct Server {
 
 async fn answer(State(server): State<Server>, request: Request) -> Response {
     let path = request.uri().path().to_owned();
-    let is_watch = request.uri().query().unwrap_or_default().contains("watch=true");
+    let query = request.uri().query().unwrap_or_default();
+    let (is_watch, is_list) = (query.contains("watch=true"), query.contains("sendInitialEvents=true"));
     let mut inner = server.inner.lock().unwrap();
     inner.requests.insert(request.uri().to_string());
+    let encodings = request.headers().get("accept-encoding").map(|value| value.to_str().unwrap().to_owned());
+    inner.encodings.insert((is_watch, encodings.unwrap_or_default()));
     inner.agents.insert(request.headers()["user-agent"].to_str().unwrap().to_owned());
     let failure = inner.failures.iter().position(|(p, watch, _)| *p == path && *watch == is_watch);
     if let Some((_, _, code)) = failure.map(|at| inner.failures.remove(at)) {
@@ -50,7 +68,25 @@ async fn answer(State(server): State<Server>, request: Request) -> Response {
             "reason": "Test", "message": "as the test asked"});
         return (StatusCode::from_u16(code).unwrap(), status.to_string()).into_response();
     }
+    let mut first = Vec::new();
+    if is_list {
+        if inner.streams == Streams::Refused {
+            let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 422,
+                "reason": "Invalid", "message": "sendInitialEvents is forbidden"});
+            return (StatusCode::UNPROCESSABLE_ENTITY, status.to_string()).into_response();
+        }
+        let items = inner.items.get(path.as_str()).into_iter().flatten();
+        first.extend(items.map(|item| json!({"type": "ADDED", "object": item})));
+        if inner.streams == Streams::Served {
+            let metadata =
+                json!({"resourceVersion": "7", "annotations": {"k8s.io/initial-events-end": "true"}});
+            let object = json!({"kind": "Service", "apiVersion": "v1", "metadata": metadata});
+            first.push(json!({"type": "BOOKMARK", "object": object}));
+        }
+    }
     if is_watch {
+        let first: Vec<_> =
+            first.into_iter().map(|line| Ok::<_, std::convert::Infallible>(format!("{line}\n"))).collect();
         let lines = stream::unfold((server.lines.subscribe(), path), |(mut lines, path)| async {
             loop {
                 let (to, line) = lines.recv().await.ok()?;
@@ -59,7 +95,7 @@ async fn answer(State(server): State<Server>, request: Request) -> Response {
                 }
             }
         });
-        return Body::from_stream(lines).into_response();
+        return Body::from_stream(stream::iter(first).chain(lines)).into_response();
     }
     let items = inner.items.get(path.as_str()).cloned().unwrap_or_default();
     json!({"kind": "List", "apiVersion": "v1", "metadata": {"resourceVersion": "7"}, "items": items})
@@ -76,10 +112,15 @@ struct Test {
 impl Test {
     /// A server with one Service and this node, `failures` to begin with, and an agent that watches it.
     async fn start(failures: &[(&'static str, bool, u16)]) -> Self {
+        Self::start_with(Streams::Served, failures).await
+    }
+
+    async fn start_with(streams: Streams, failures: &[(&'static str, bool, u16)]) -> Self {
         let (lines, _) = broadcast::channel(16);
         let server = Server { inner: Arc::default(), lines };
         {
             let mut inner = server.inner.lock().unwrap();
+            inner.streams = streams;
             inner.failures = failures.to_vec();
             inner.items.insert(SERVICES, vec![service("a", "10.96.0.1")]);
             inner.items.insert(
@@ -103,7 +144,7 @@ impl Test {
         let options = Options { kubeconfig: Some(kubeconfig.path().to_owned()), server: None };
         let client = connect(&options).await.unwrap();
         let (sender, events) = mpsc::channel(16);
-        let agent = tokio::spawn(run(client, "n1".to_owned(), sender));
+        let agent = tokio::spawn(run(client, "n1".to_owned(), sender, future::pending()));
         Self { server, events, agent }
     }
 
@@ -118,7 +159,7 @@ impl Test {
     async fn services(&mut self) -> Vec<String> {
         loop {
             if let Event::Reset(Listing::Services(services)) = self.next().await {
-                return services.into_iter().map(|s| s.name.name).collect();
+                return services.into_iter().map(|s| s.name.name.to_string()).collect();
             }
         }
     }
@@ -179,7 +220,9 @@ async fn lists_come_first_then_what_happens() {
         inner.requests.iter().any(|r| r.starts_with(path) && r.contains(selector))
     };
     assert!(has(SERVICES, "fieldSelector=spec.clusterIP%21%3DNone"), "{:?}", inner.requests);
-    assert!(has(SERVICES, "service-proxy-name") && has(SLICES, "%21service.kubernetes.io%2Fheadless"));
+    let headless = "%21service.kubernetes.io%2Fheadless";
+    assert!(has(SLICES, headless) && !has(SERVICES, headless), "{:?}", inner.requests);
+    assert!(!has(SERVICES, "service-proxy-name"), "addresses of other proxies must be known");
     assert!(has(NODES, "fieldSelector=metadata.name%3Dn1"));
     assert!(
         inner.agents.iter().all(|a| a == concat!("ballast/", env!("CARGO_PKG_VERSION"))),
@@ -202,16 +245,47 @@ async fn a_watch_that_expires_ends_in_a_new_list() {
 
 #[tokio::test]
 async fn a_watch_that_cannot_begin_ends_in_a_new_list() {
-    let mut test = Test::start(&[(SERVICES, true, 410)]).await;
+    let mut test = Test::start_with(Streams::Refused, &[]).await;
+    test.server.inner.lock().unwrap().failures = vec![(SERVICES, true, 422), (SERVICES, true, 410)];
     assert_eq!(test.services().await, ["a"]);
     assert_eq!(test.services().await, ["a"], "listed again, not watched from the same place for ever");
     test.watches().await;
 }
 
 #[tokio::test]
+async fn a_streamed_list_is_all_there_is() {
+    let mut test = Test::start(&[]).await;
+    assert_eq!(test.services().await, ["a"]);
+    test.watches().await;
+    let inner = test.server.inner.lock().unwrap();
+    let lists: Vec<_> = inner.requests.iter().filter(|request| !request.contains("watch=true")).collect();
+    assert!(lists.is_empty(), "{lists:?}");
+    assert!(inner.requests.iter().all(|request| request.contains("resourceVersion=0")), "out of the cache");
+}
+
+#[tokio::test]
+async fn a_server_without_streamed_lists_is_asked_for_whole_ones_out_of_its_cache() {
+    let mut test = Test::start_with(Streams::Refused, &[]).await;
+    assert_eq!(test.services().await, ["a"]);
+    test.watches().await;
+    let inner = test.server.inner.lock().unwrap();
+    let lists: Vec<_> = inner.requests.iter().filter(|request| !request.contains("watch=true")).collect();
+    assert_eq!(lists.len(), 4, "{lists:?}");
+    let encodings = [(false, "gzip".to_owned()), (true, "identity".to_owned())];
+    assert!(inner.encodings.iter().eq(&encodings), "whole lists may be compressed: {:?}", inner.encodings);
+    assert!(lists.iter().all(|request| request.contains("resourceVersion=0")), "{lists:?}");
+}
+
+#[tokio::test]
+async fn a_server_that_never_ends_a_streamed_list_is_asked_for_a_whole_one() {
+    let mut test = Test::start_with(Streams::Unknown, &[]).await;
+    assert_eq!(test.services().await, ["a"]);
+    test.watches().await;
+}
+
+#[tokio::test]
 async fn failures_of_the_server_are_outlived() {
-    let refused =
-        [(NODES, false, 403), (SERVICES, false, 500), (SERVICES, false, 403), (SERVICES, true, 500)];
+    let refused = [(NODES, true, 403), (SERVICES, true, 500), (SERVICES, true, 403), (SLICES, true, 500)];
     let mut test = Test::start(&refused).await;
     assert_eq!(test.services().await, ["a"]);
     test.watches().await;

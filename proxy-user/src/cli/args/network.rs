@@ -7,7 +7,7 @@ use clap::builder::FalseyValueParser;
 use ipnet::IpNet;
 use serde::{Serialize, Serializer};
 
-use crate::cli::value::{self, NodePortAddress, PortRange};
+use crate::cli::value::{self, NodePortAddress, NodePortRange, SnatPorts};
 
 /// Flags about addresses, devices and who counts as a pod of this node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args, Serialize)]
@@ -19,7 +19,7 @@ pub struct NetworkArgs {
     #[arg(long, env = "BALLAST_NODEPORT_ADDRESSES", value_name = "LIST", value_delimiter = ',')]
     #[serde(serialize_with = "texts")]
     pub nodeport_addresses: Vec<NodePortAddress>,
-    /// How pods of this node are known. Default: by their devices, which are all that do not lead outside; by --cluster-cidr where that is given.
+    /// How pods of this node are known. Default: by their devices, which are all that other machines are not behind; by --cluster-cidr where that is given.
     #[arg(long, env = "BALLAST_DETECT_LOCAL_MODE", value_name = "MODE", ignore_case = true)]
     pub detect_local_mode: Option<DetectLocalMode>,
     /// The ranges of all pods of the cluster, at most one of each address family.
@@ -32,8 +32,8 @@ pub struct NetworkArgs {
     /// How the names of the devices of pods begin, for --detect-local-mode `InterfaceNamePrefix`.
     #[arg(long, env = "BALLAST_POD_INTERFACE_NAME_PREFIX", value_name = "PREFIX")]
     pub pod_interface_name_prefix: Option<String>,
-    /// Devices that lead outside, as names with * and ?, beside those with a default route or an internal address
-    /// of the node.
+    /// Devices by which packets of other machines come in, as names with * and ?, beside those that are found: NICs,
+    /// bonds, tunnels, and what has a default route, an internal address of the node, or a network of its own.
     #[arg(
         long,
         env = "BALLAST_UPLINKS",
@@ -42,6 +42,16 @@ pub struct NetworkArgs {
         value_parser = value::uplink_pattern
     )]
     pub uplinks: Vec<String>,
+    /// Devices that only pods, containers and virtual machines of this node are behind, as names with * and ?,
+    /// whatever else is known of them.
+    #[arg(
+        long,
+        env = "BALLAST_LOCAL_DEVICES",
+        value_name = "GLOB",
+        value_delimiter = ',',
+        value_parser = value::local_device_pattern
+    )]
+    pub local_devices: Vec<String>,
     /// Ranges of Service addresses, beside those that the cluster tells (`ServiceCIDR`). Inside them, packets to
     /// addresses that no Service has are dropped.
     #[arg(long, env = "BALLAST_SERVICE_CIDRS", value_name = "CIDR", value_delimiter = ',', value_parser = value::range)]
@@ -57,11 +67,16 @@ pub struct NetworkArgs {
         value_parser = FalseyValueParser::new()
     )]
     pub masquerade_all: Option<bool>,
-    /// Source ports of packets that are sent on under the node's own address. Nothing else on the node may use
-    /// them.
-    #[arg(long, env = "BALLAST_SNAT_PORTS", value_name = "FIRST-LAST", default_value_t)]
+    /// Source ports of packets that are sent on under the node's own address: one range, or two. Nothing else on the node
+    /// may use them. Default: every port from 1024 up that is neither in `net.ipv4.ip_local_port_range` nor in
+    /// --service-node-port-range, in the two largest ranges.
+    #[arg(long, env = "BALLAST_SNAT_PORTS", value_name = "FIRST-LAST[,FIRST-LAST]")]
+    #[serde(serialize_with = "text_if_any")]
+    pub snat_ports: Option<SnatPorts>,
+    /// Ports that the API server gives to Services as node ports, as its flag of this name says.
+    #[arg(long, env = "BALLAST_SERVICE_NODE_PORT_RANGE", value_name = "FIRST-LAST", default_value_t)]
     #[serde(serialize_with = "text")]
-    pub snat_ports: PortRange,
+    pub service_node_port_range: NodePortRange,
     /// Close a load balancer's address of a family that loadBalancerSourceRanges says nothing about. Without
     /// this it is open to everybody, as with kube-proxy.
     #[arg(long, env = "BALLAST_SOURCE_RANGES_STRICT", value_parser = FalseyValueParser::new())]
@@ -96,6 +111,14 @@ impl DetectLocalMode {
 
 fn text<S: Serializer>(value: &impl Display, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(value)
+}
+
+#[expect(clippy::ref_option, reason = "serde hands over the field")]
+fn text_if_any<T: Display, S: Serializer>(value: &Option<T>, serializer: S) -> Result<S::Ok, S::Error> {
+    match value {
+        Some(value) => serializer.collect_str(value),
+        None => serializer.serialize_none(),
+    }
 }
 
 fn texts<T: Display, S: Serializer>(values: &[T], serializer: S) -> Result<S::Ok, S::Error> {

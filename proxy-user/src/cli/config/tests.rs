@@ -2,6 +2,7 @@ use super::*;
 use crate::cli::kube_proxy::fields::SETTINGS;
 use crate::cli::kube_proxy::flags::OWN;
 use crate::cli::{Args, Command};
+use crate::model::ports::{NODE_PORTS, overlap};
 use clap::{CommandFactory, Parser};
 use rstest::rstest;
 
@@ -116,4 +117,57 @@ fn the_effective_settings_are_json() {
     assert_eq!(json["syncPeriod"], 30.0);
     assert_eq!(json["capacities"]["flows"], 131_072);
     assert_eq!(json["healthzBindAddress"], "0.0.0.0:10256");
+}
+
+#[test]
+fn timeouts_of_flows_are_ours_then_kube_proxys_then_the_defaults() {
+    let default = parse(&[]).unwrap().flow_timeouts;
+    assert_eq!((default.tcp_established, default.udp, default.udp_stream), (86_400, 30, 120));
+    let flags = [
+        "--conntrack-tcp-timeout-established=2h",
+        "--conntrack-udp-timeout=1500ms",
+        "--conntrack-udp-timeout-stream=9000h",
+        "--flow-timeout-tcp-established=90s",
+        "--flow-timeout-tcp-time-wait=1m",
+    ];
+    let config = parse(&flags).unwrap();
+    let timeouts = config.flow_timeouts;
+    assert_eq!((timeouts.tcp_established, timeouts.tcp_time_wait), (90, 60));
+    assert_eq!((timeouts.udp, timeouts.udp_stream), (2, FlowTimeouts::LONGEST), "the nearest that there is");
+    assert_eq!(config.node.timeouts, timeouts);
+    assert_eq!(config.kube_proxy.conntrack.tcp_established, Some(Duration::from_hours(2)), "netfilter's");
+    let json = serde_json::to_value(&config).unwrap();
+    assert_eq!(json["flowTimeouts"]["tcpEstablished"], 90);
+}
+
+#[rstest]
+#[case(&["--flow-timeout-udp", "0"], &["--flow-timeout-udp", "whole seconds", "1s"])]
+#[case(&["--flow-timeout-udp", "1500ms"], &["--flow-timeout-udp", "whole seconds"])]
+#[case(&["--flow-timeout-tcp-close", "600h"], &["--flow-timeout-tcp-close", "596h31m23s"])]
+#[case(&["--socket-lb", "some"], &["--socket-lb", "host-only"])]
+#[case(&["--socket-drop", "loud"], &["--socket-drop", "silent", "fail"])]
+#[case(&["--ejection", "never"], &["--ejection", "on", "off"])]
+#[case(&["--tcx-order", "middle"], &["--tcx-order", "nest", "first", "last"])]
+#[case(&["--snat-ports", "1-2"], &["--snat-ports", "1024"])]
+#[case(&["--service-node-port-range", "9"], &["--service-node-port-range", "30000-32767"])]
+fn values_of_the_paths_are_checked(#[case] flags: &[&str], #[case] parts: &[&str]) {
+    let error = parse(flags).unwrap_err();
+    for part in parts {
+        assert!(error.contains(part), "{part}: {error}");
+    }
+}
+
+#[test]
+fn source_ports_are_those_that_nobody_else_has() {
+    let config = parse(&[]).unwrap();
+    let [low, high] = config.node.snat_ports;
+    let local = ports::local().unwrap();
+    for one in [low, high] {
+        assert_eq!(overlap(one, NODE_PORTS).count, 0);
+        assert_eq!(overlap(one, local).count, 0, "of this machine");
+    }
+    let shown = SnatPorts(config.node.snat_ports).to_string();
+    assert_eq!(serde_json::to_value(&config).unwrap()["network"]["snatPorts"], shown);
+    let given = parse(&["--snat-ports", "5000-5999"]).unwrap();
+    assert_eq!(SnatPorts(given.node.snat_ports).to_string(), "5000-5999");
 }

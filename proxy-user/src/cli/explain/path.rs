@@ -3,24 +3,31 @@
 use std::cell::RefCell;
 use std::net::{IpAddr, SocketAddr};
 
-use proxy_common::affinity::{AffinityEntry, AffinityKey, NetnsAffinityKey};
+use proxy_common::affinity::{AffinityKey, NetnsAffinityKey};
+use proxy_common::backend::BACKEND_LOCAL;
+use proxy_common::config::{CONFIG_SOCKET_DROP_FAIL, CONFIG_SOCKET_LB_HOST_ONLY, CONFIG_SOCKET_LB_OFF};
 use proxy_common::decide::{self, SocketSource, Source};
-use proxy_common::filter::{Role, position};
-use proxy_common::node::{NODE_ADDR_LOOPBACK, NODE_ADDR_PORTS, NodeAddr};
-use proxy_common::reason::Reason;
-use proxy_common::service::{SCOPE_INTERNAL, SERVICE_LOCAL, ServiceEntry, ServiceKey};
-use proxy_common::source_range::SourceRangeKey;
+use proxy_common::flow::FlowKey;
+use proxy_common::health::{self, NO_CLIENT};
+use proxy_common::node::{NODE_ADDR_LOOPBACK, NODE_ADDR_OWN, NODE_ADDR_PORTS, NodeAddr};
+use proxy_common::prefilter::{Role, position};
+use proxy_common::reason::{Reason, Verdict};
+use proxy_common::service::{KIND_UNMANAGED, SCOPE_INTERNAL, SERVICE_LOCAL, ServiceEntry, ServiceKey};
 use proxy_common::{Address, PROTO_SCTP};
 
-use super::{Candidate, Outcome, Path, Step, flags};
+use super::choice::{DSR, word};
+use super::{Outcome, Path, Step};
 use crate::cli::question::Client;
 use crate::maps::view::{Kind, Rules, Scope, Transport};
 
+/// Bits of an address of the node on which node ports answer for everybody.
+const ANSWERS: NodeAddr = NODE_ADDR_OWN | NODE_ADDR_PORTS;
+
 /// The way through the rules.
 pub(super) struct Walk<'a, A: Address> {
-    rules: &'a Rules<A>,
+    pub(super) rules: &'a Rules<A>,
     key: ServiceKey<A>,
-    path: Path,
+    pub(super) path: Path,
 }
 
 impl<'a, A: Address + Into<IpAddr>> Walk<'a, A> {
@@ -30,7 +37,7 @@ impl<'a, A: Address + Into<IpAddr>> Walk<'a, A> {
         Self { rules, key, path }
     }
 
-    fn step(&mut self, rule: &'static str, found: impl Into<String>) {
+    pub(super) fn step(&mut self, rule: &'static str, found: impl Into<String>) {
         self.path.steps.push(Step { rule, found: found.into() });
     }
 
@@ -44,16 +51,24 @@ impl<'a, A: Address + Into<IpAddr>> Walk<'a, A> {
         format!("{}/{}", SocketAddr::new(addr.into(), port), Transport(proto))
     }
 
-    fn is_local_pod(&self, client: A) -> bool {
-        self.rules.backends.values().any(|backend| backend.addr == client && flags(backend.flags).0)
-    }
-
-    fn is_of_node(&self, client: Client, from: Option<A>) -> bool {
-        client == Client::Host || from.is_some_and(|from| self.rules.node_addrs.contains_key(&from))
-    }
-
     /// What connect(2) and sendmsg(2) do.
-    pub(super) fn socket(mut self, client: Client, from: Option<A>) -> Path {
+    pub(super) fn socket(self, client: Client, from: Option<A>) -> Path {
+        let fails = self.rules.common.config.flags & CONFIG_SOCKET_DROP_FAIL != 0;
+        let mut path = self.socket_rules(client, from);
+        let found = match path.outcome {
+            Outcome::Refused(reason) if reason.verdict() != Verdict::Drop => return path,
+            Outcome::Refused(_) if fails => "fail: the call fails at once, with ETIMEDOUT",
+            Outcome::Refused(_) => {
+                path.outcome = Outcome::Untouched;
+                "silent: the call goes on as it is; the packet hooks decide about each packet, and drop it for now"
+            }
+            Outcome::Forward | Outcome::Untouched => return path,
+        };
+        path.steps.push(Step { rule: "socket drop", found: found.to_owned() });
+        path
+    }
+
+    fn socket_rules(mut self, client: Client, from: Option<A>) -> Path {
         if self.key.proto == PROTO_SCTP {
             self.step("hook", "the kernel asks no hook about SCTP sockets");
             return self.end(Outcome::Untouched);
@@ -69,14 +84,22 @@ impl<'a, A: Address + Into<IpAddr>> Walk<'a, A> {
             );
         }
         let of_node = self.is_of_node(client, from);
+        let flags = self.rules.common.config.flags;
+        if flags & CONFIG_SOCKET_LB_OFF != 0 {
+            self.step("socket lb", "off: no socket is translated, its packets are");
+            return self.end(Outcome::Untouched);
+        } else if flags & CONFIG_SOCKET_LB_HOST_ONLY != 0 && !of_node {
+            self.step("socket lb", "host-only: sockets of pods are not translated, their packets are");
+            return self.end(Outcome::Untouched);
+        }
         if !self.filter() {
             return self.end(Outcome::Untouched);
         }
-        let on = if of_node { NODE_ADDR_PORTS | NODE_ADDR_LOOPBACK } else { NODE_ADDR_PORTS };
+        let on = if of_node { ANSWERS | NODE_ADDR_LOOPBACK } else { ANSWERS };
         let Some(service) = self.frontend(false, on) else { return self.nothing() };
         match decide::socket_source(&service, of_node) {
             SocketSource::Allowed if decide::asks_source(&service) => {
-                self.step("source ranges", "an address of this node is in the list");
+                self.step("source ranges", "this node's own address is in the list");
             }
             SocketSource::Allowed => self.step("source ranges", "the Service has none"),
             SocketSource::LeftToPackets => {
@@ -84,7 +107,7 @@ impl<'a, A: Address + Into<IpAddr>> Walk<'a, A> {
                 return self.end(Outcome::Untouched);
             }
             SocketSource::Refused => {
-                self.step("source ranges", "no address of this node is in the list");
+                self.step("source ranges", "this node's own address is not in the list");
                 return self.end(Outcome::Refused(Reason::SourceNotAllowed));
             }
         }
@@ -98,7 +121,9 @@ impl<'a, A: Address + Into<IpAddr>> Walk<'a, A> {
                 self.step("affinity", "by the pod's network namespace, which is not named here");
             }
         }
-        if let Err(reason) = self.endpoints(&service, |_, _| None) {
+        let netns = self.rules.common.config.host_netns;
+        let number = if of_node { health::socket_client(netns) } else { NO_CLIENT };
+        if let Err(reason) = self.endpoints(&service, number, |_, _| None) {
             return self.end(Outcome::Refused(reason));
         }
         let dialled = self.dialled();
@@ -106,17 +131,18 @@ impl<'a, A: Address + Into<IpAddr>> Walk<'a, A> {
         self.end(Outcome::Forward)
     }
 
-    /// What the packet hooks do.
-    pub(super) fn packet(mut self, client: Client, from: Option<A>) -> Path {
-        let own = self.key.proto == PROTO_SCTP && self.is_of_node(client, from);
+    /// What the packet hooks do; `is_left`: the socket hooks left the call as it is.
+    pub(super) fn packet(mut self, client: Client, from: Option<A>, is_left: bool) -> Path {
+        let is_sctp = self.key.proto == PROTO_SCTP;
+        let own = (is_sctp || is_left) && self.is_of_node(client, from);
+        let from = if own { from.or(self.own_address()) } else { from };
         if own && self.rules.node_addrs.contains_key(&self.key.addr) {
             self.step("hook", "the address is this node's own: what it sends there leaves by no device");
             return self.end(Outcome::Untouched);
         } else if own {
-            self.step(
-                "hook",
-                "no socket hook sees SCTP of the node itself: its packets are met where they leave",
-            );
+            let sctp = "no socket hook sees SCTP of the node itself";
+            let why = if is_sctp { sctp } else { "the call is left as it is" };
+            self.step("hook", format!("{why}: its packets are met where they leave"));
         } else if client == Client::Host {
             self.step(
                 "hook",
@@ -134,7 +160,7 @@ impl<'a, A: Address + Into<IpAddr>> Walk<'a, A> {
         } else {
             self.outside(from)
         };
-        let Some(service) = self.frontend(outside, NODE_ADDR_PORTS) else { return self.nothing() };
+        let Some(service) = self.frontend(outside, ANSWERS) else { return self.nothing() };
         if !decide::asks_source(&service) {
             self.step("source ranges", "the Service has none");
         } else if let Some(from) = from {
@@ -158,17 +184,49 @@ impl<'a, A: Address + Into<IpAddr>> Walk<'a, A> {
         let config = self.rules.common.config.flags;
         // Without an address there is no endpoint that is the client itself.
         let client = from.unwrap_or(A::ZERO);
-        let source = |addr: &A, flags| {
-            Some(if own {
-                Source::Own
-            } else {
-                decide::source(&service, &client, outside, addr, flags, config)
-            })
+        let by_uplink = outside || from.is_some_and(|from| self.may_come_by_uplink(from));
+        let node_addrs = &self.rules.node_addrs;
+        let others = &self.rules.others;
+        let node_addr = |addr: &A| node_addrs.get(addr).or_else(|| others.get(addr)).copied().unwrap_or(0);
+        let proto = self.key.proto;
+        let key = FlowKey {
+            src: client,
+            dst: self.key.addr,
+            src_port: 0,
+            dst_port: 0,
+            proto,
+            direction: 0,
+            reserved: 0,
         };
-        if let Err(reason) = self.endpoints(&service, source) {
+        let source = |addr: &A, flags: u32| {
+            let path =
+                decide::Path { from_node: own, by_uplink, backend_is_local: flags & BACKEND_LOCAL != 0 };
+            let is_own = |addr: &A| node_addrs.get(addr).is_some_and(|bits| bits & NODE_ADDR_OWN != 0);
+            let source = decide::source(&service, &client, addr, path, config, is_own);
+            let number = decide::tunnel(&service, source, flags, &key, outside, node_addr);
+            Some(if number == 0 { word(source) } else { DSR })
+        };
+        let number = from.map_or(NO_CLIENT, |from| health::client(&from));
+        if let Err(reason) = self.endpoints(&service, number, source) {
             return self.end(Outcome::Refused(reason));
         }
+        self.sources(own)
+    }
+
+    /// What the endpoints see, and how their replies come back.
+    fn sources(mut self, own: bool) -> Path {
         let serving: Vec<_> = self.path.candidates.iter().filter(|one| one.serves).collect();
+        let direct = serving.iter().filter(|one| one.source == Some(DSR)).count();
+        if direct > 0 {
+            let all = serving.len();
+            let found = format!(
+                "dsr for {direct} of {all} endpoints (see SOURCE): packets are encapsulated to their nodes, which answer the \
+                 client directly"
+            );
+            self.path.steps.push(Step { rule: "forwarding", found });
+        }
+        let serving: Vec<_> =
+            self.path.candidates.iter().filter(|one| one.serves && one.source != Some(DSR)).collect();
         let count = serving.len();
         let nodes = serving.into_iter().filter(|one| one.source != Some(word(Source::Kept))).count();
         let dialled = self.dialled();
@@ -183,8 +241,8 @@ impl<'a, A: Address + Into<IpAddr>> Walk<'a, A> {
             self.step(
                 "source address",
                 format!(
-                    "{addr} for {nodes} of {} endpoints (see SOURCE), from a port of {} to {}",
-                    count, ports.snat_first, ports.snat_last
+                    "{addr} for {nodes} of {count} endpoints (see SOURCE), from one of {} ports",
+                    ports.snat_count()
                 ),
             );
             let then = if own { "goes up to the process" } else { "is sent on to the client" };
@@ -207,13 +265,18 @@ impl<'a, A: Address + Into<IpAddr>> Walk<'a, A> {
         self.end(Outcome::Forward)
     }
 
+    /// What the node itself sends has this address, unless the process chose another one.
+    fn own_address(&self) -> Option<A> {
+        Some(self.rules.node.source).filter(|source| *source != A::ZERO)
+    }
+
     /// Whether the tables are asked at all.
     fn filter(&mut self) -> bool {
         let (word, mask) = position(Role::Frontend, &self.key.addr, self.key.port, self.key.proto);
         let is_set = self.rules.common.filter.get(word as usize).is_some_and(|bits| bits & mask != 0);
         let in_range = self.rules.node.is_service_address(&self.key.addr);
         self.step(
-            "filter",
+            "prefilter",
             match (is_set, in_range) {
                 (true, _) => "the bit is set: the tables are asked",
                 (false, true) => "the bit is clear, but the address is in a range of Service addresses",
@@ -223,27 +286,9 @@ impl<'a, A: Address + Into<IpAddr>> Walk<'a, A> {
         is_set || in_range
     }
 
-    fn outside(&mut self, from: Option<A>) -> bool {
-        let Some(from) = from else {
-            self.step("client", "inside: a pod of this node");
-            return false;
-        };
-        if self.is_local_pod(from) {
-            self.step("client", "inside: an endpoint on this node has the address");
-            return false;
-        }
-        let outside = decide::is_outside(|| self.rules.common.has_uplink, &self.rules.node, &from);
-        self.step(
-            "client",
-            if outside {
-                "outside, if it comes in by an uplink; inside by any other device"
-            } else if !self.rules.common.has_uplink {
-                "inside: no device of this node is known to lead outside"
-            } else {
-                "inside: the address is in the pods' range"
-            },
-        );
-        outside
+    /// Whether a client with this address may be behind an uplink.
+    fn may_come_by_uplink(&self, from: A) -> bool {
+        self.rules.common.has_uplink && !self.is_local_pod(from)
     }
 
     fn frontend(&mut self, outside: bool, on: NodeAddr) -> Option<ServiceEntry> {
@@ -272,7 +317,7 @@ impl<'a, A: Address + Into<IpAddr>> Walk<'a, A> {
         if let Some(service) = &found {
             self.path.service = Some(self.name(service.id));
         }
-        found
+        found.map(|entry| ServiceEntry { algorithm: decide::algorithm(&entry, outside), ..entry })
     }
 
     fn name(&self, id: u32) -> String {
@@ -291,93 +336,20 @@ impl<'a, A: Address + Into<IpAddr>> Walk<'a, A> {
             return self.end(Outcome::Untouched);
         }
         let address = ServiceKey { port: 0, proto: 0, scope: SCOPE_INTERNAL, ..self.key };
-        let is_known = self.rules.services.contains_key(&address);
-        self.step(
-            "service ranges",
-            if is_known {
-                "the address is a Service's, which has no such port"
-            } else {
-                "the address is in one, and no Service has it"
-            },
-        );
-        self.end(Outcome::Refused(decide::why_nothing(is_known)))
-    }
-
-    /// The longest range that holds the client.
-    fn range(&self, service: &ServiceEntry, client: &A) -> Option<(u32, SourceRangeKey<A>)> {
-        let ranges = self.rules.ranges.iter().filter(|(_, range)| range.service == service.id);
-        ranges
-            .filter(|(bits, range)| begins_alike(client, &range.addr, *bits))
-            .max_by_key(|(bits, _)| *bits)
-            .copied()
-    }
-
-    fn affinity(&mut self, service: &ServiceEntry, entry: Option<AffinityEntry>) {
-        let common = &self.rules.common;
-        let secs = service.affinity_secs;
-        let found = match entry {
-            None => format!("for {secs} s; this client is new"),
-            Some(entry) => {
-                let id = entry.backend_id;
-                let backend = self.rules.backends.get(&id);
-                if !decide::is_in_time(&entry, service, common.now, common.config.hz) {
-                    format!("the client was with endpoint {id}, longer than {secs} s ago")
-                } else if backend.is_some_and(|backend| decide::may_stay(backend, service)) {
-                    format!("the client stays with endpoint {id}")
-                } else {
-                    format!("the client was with endpoint {id}, which may not be chosen any more")
-                }
+        let entry = self.rules.services.get(&address);
+        let is_own = self.rules.node_addrs.contains_key(&self.key.addr);
+        let (found, reason) = match entry.map(|entry| entry.kind) {
+            Some(KIND_UNMANAGED) if is_own => (
+                "the address is a Service's, and left alone: this node has it itself",
+                Reason::UnmanagedAddress,
+            ),
+            Some(KIND_UNMANAGED) => {
+                ("the address is left alone: another proxy serves its Service", Reason::UnmanagedAddress)
             }
+            Some(_) => ("the address is a Service's, which has no such port", Reason::UndefinedPort),
+            None => ("the address is in one, and no Service has it", Reason::UnallocatedAddress),
         };
-        self.step("affinity", found);
+        self.step("service ranges", found);
+        self.end(Outcome::Refused(reason))
     }
-
-    fn endpoints(
-        &mut self,
-        service: &ServiceEntry,
-        source: impl Fn(&A, u32) -> Option<Source>,
-    ) -> Result<(), Reason> {
-        if service.slot_count == 0 {
-            self.step("endpoints", "none");
-            return Err(decide::nobody(service));
-        }
-        let slots = &self.rules.common.slots;
-        let first = (service.slot_base as usize).min(slots.len());
-        let end = first.saturating_add(service.slot_count as usize).min(slots.len());
-        let found = slots[first..end].iter().filter_map(|id| {
-            let backend = self.rules.backends.get(id)?;
-            let (local, terminating) = flags(backend.flags);
-            Some(Candidate {
-                id: *id,
-                address: SocketAddr::new(backend.addr.into(), backend.port).to_string(),
-                local,
-                terminating,
-                serves: decide::serves(backend, service),
-                source: source(&backend.addr, backend.flags).map(word),
-            })
-        });
-        self.path.candidates = found.collect();
-        let count = self.path.candidates.iter().filter(|one| one.serves).count();
-        self.step("endpoints", format!("one of {count}, at random"));
-        if count == 0 { Err(Reason::MapInconsistent) } else { Ok(()) }
-    }
-}
-
-/// The word in tables and JSON.
-const fn word(source: Source) -> &'static str {
-    match source {
-        Source::Kept => "kept",
-        Source::Hairpin => "hairpin",
-        Source::Remote => "remote",
-        Source::All => "masquerade-all",
-        Source::Own => "node",
-    }
-}
-
-fn begins_alike<A: Address>(a: &A, b: &A, bits: u32) -> bool {
-    let wide = |addr: &A| {
-        addr.words().into_iter().fold(0u128, |sum, word| sum << 32 | u128::from(u32::from_be(word)))
-    };
-    let different = (wide(a) ^ wide(b)).leading_zeros();
-    different >= bits
 }

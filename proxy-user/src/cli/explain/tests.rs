@@ -4,11 +4,14 @@ use insta::assert_snapshot;
 use proxy_common::PROTO_SCTP;
 use proxy_common::affinity::{AffinityEntry, AffinityKey, NetnsAffinityKey};
 use proxy_common::backend::{BACKEND_ACTIVE, BACKEND_GONE, BACKEND_IN_CLUSTER, BackendEntry};
-use proxy_common::config::NodeConfig;
-use proxy_common::filter::{FILTER_WORDS, Role, position};
-use proxy_common::node::{Cidr, NODE_ADDR_PORTS, NodeEntry};
+use proxy_common::config::{
+    CONFIG_DETECT_LOCAL, CONFIG_SOCKET_DROP_FAIL, CONFIG_SOCKET_LB_HOST_ONLY, CONFIG_SOCKET_LB_OFF,
+    NodeConfig,
+};
+use proxy_common::node::{Cidr, NODE_ADDR_OWN, NODE_ADDR_PORTS, NodeEntry};
+use proxy_common::prefilter::{PREFILTER_WORDS, Role, position};
 use proxy_common::service::{
-    KIND_ADDRESS, KIND_CLUSTER_IP, KIND_LOAD_BALANCER, KIND_NODE_PORT, SCOPE_EXTERNAL,
+    KIND_ADDRESS, KIND_CLUSTER_IP, KIND_LOAD_BALANCER, KIND_NODE_PORT, KIND_UNMANAGED, SCOPE_EXTERNAL,
     SERVICE_DROP_WHEN_EMPTY, SERVICE_LOCAL, SERVICE_SCOPED, SERVICE_SOURCE_RANGES, ServiceEntry,
 };
 use proxy_common::source_range::SourceRangeKey;
@@ -26,7 +29,7 @@ const NOW: u32 = 1_000_000;
 /// A cluster address with affinity and two endpoints, one of them here; a node port with policy Local without an
 /// endpoint here; a load balancer for some.
 fn rules() -> Rules<A4> {
-    let mut filter = vec![0; FILTER_WORDS as usize];
+    let mut filter = vec![0; PREFILTER_WORDS as usize];
     let mut services = BTreeMap::new();
     let mut serve = |addr: A4, port, scope, entry: ServiceEntry| {
         let (word, mask) = position(Role::Frontend, &addr, port, 6);
@@ -75,6 +78,7 @@ fn rules() -> Rules<A4> {
             config: NodeConfig { host_netns: 1, ..NodeConfig::new(HZ, 16, 16, 1) },
             has_uplink: true,
             now: NOW,
+            health: BTreeMap::new(),
             slots: vec![5, 6, 7],
             filter,
             names: [(1, name("web")), (2, name("port")), (3, name("lb")), (4, name("empty"))].into(),
@@ -93,7 +97,8 @@ fn rules() -> Rules<A4> {
             service_cidr_count: 1,
             ..NodeEntry::UNKNOWN
         },
-        node_addrs: [([192, 0, 2, 1], NODE_ADDR_PORTS)].into(),
+        node_addrs: [([192, 0, 2, 1], NODE_ADDR_OWN | NODE_ADDR_PORTS)].into(),
+        others: BTreeMap::new(),
         affinity: [(
             AffinityKey { client: [10, 244, 0, 5], service: 1 },
             AffinityEntry { backend_id: 5, last_used: NOW - 59 * HZ },
@@ -120,11 +125,12 @@ fn ask(rules: &Rules<A4>, client: &str, dialled: &str) -> Explanation {
 #[case("198.51.100.9", "10.96.0.10:80", "forward", "forward")]
 #[case("pod", "10.96.0.11:80", "reject no_endpoint", "reject no_endpoint")]
 #[case("pod", "10.96.0.10:81", "reject undefined_port", "reject undefined_port")]
-#[case("pod", "10.96.0.12:80", "drop unallocated_address", "drop unallocated_address")]
+#[case("pod", "10.96.0.12:80", "untouched", "drop unallocated_address")]
+#[case("host", "10.96.0.12:80", "untouched", "drop unallocated_address")]
 #[case("pod", "192.0.2.77:80", "untouched", "untouched")]
 #[case("pod", "192.0.2.1:30080", "forward", "forward")]
 #[case("198.51.100.9", "192.0.2.1:30080", "forward", "drop no_local_endpoint")]
-#[case("host", "203.0.113.1:443", "drop source_not_allowed", "untouched")]
+#[case("host", "203.0.113.1:443", "untouched", "drop source_not_allowed")]
 #[case("pod", "10.96.0.10:9/SCTP", "untouched", "forward")]
 #[case("host", "10.96.0.10:9/SCTP", "untouched", "forward")]
 #[case("host", "10.96.0.10:8/SCTP", "untouched", "reject undefined_port")]
@@ -143,12 +149,47 @@ fn verdicts(#[case] client: &str, #[case] dialled: &str, #[case] socket: &str, #
 }
 
 #[test]
+fn an_address_that_is_left_alone() {
+    let mut rules = rules();
+    let mut leave = |addr: A4| {
+        let key = ServiceKey { addr, port: 0, proto: 0, scope: 0 };
+        rules.services.insert(key, ServiceEntry { kind: KIND_UNMANAGED, ..ServiceEntry::default() });
+    };
+    leave([10, 96, 0, 12]);
+    leave([10, 96, 0, 13]);
+    rules.node_addrs.insert([10, 96, 0, 13], NODE_ADDR_OWN);
+    for (dialled, why) in [("10.96.0.12:80", "another proxy"), ("10.96.0.13:53/UDP", "this node has it")] {
+        let said = ask(&rules, "pod", dialled);
+        for path in [&said.socket, &said.packet] {
+            assert_eq!(path.outcome, Outcome::Refused(Reason::UnmanagedAddress), "{said:?}");
+            assert_eq!(path.outcome.label(), "pass");
+            assert!(path.steps.iter().any(|step| step.found.contains(why)), "{said:?}");
+        }
+    }
+}
+
+#[test]
+fn where_pods_are_known_by_their_addresses_devices_say_nothing() {
+    let mut rules = rules();
+    rules.common.has_uplink = false;
+    rules.node.pods = Cidr { addr: [10, 244, 0, 0], mask: [255, 255, 0, 0] };
+    let client = |rules: &Rules<A4>, from: &str| {
+        let said = ask(rules, from, "192.0.2.1:30080");
+        said.packet.steps.iter().find(|step| step.rule == "client").unwrap().found.clone()
+    };
+    assert!(client(&rules, "198.51.100.9").starts_with("inside: no device"));
+    rules.common.config.flags |= CONFIG_DETECT_LOCAL;
+    assert_eq!(client(&rules, "198.51.100.9"), "outside: the address is in no range of pods");
+    assert!(client(&rules, "10.244.3.9").starts_with("inside"));
+}
+
+#[test]
 fn a_pod_that_is_its_own_endpoint() {
     assert_snapshot!(ask(&rules(), "10.244.0.5", "10.96.0.10:80").render(Output::Text).unwrap(), @r"
     10.244.0.5 -> 10.96.0.10:80/TCP
 
     Socket hooks (connect, sendmsg of a process on this node)
-      filter          the bit is set: the tables are asked
+      prefilter       the bit is set: the tables are asked
       frontend        10.96.0.10:80/TCP, internal: default/web (id 1), ClusterIP
       source ranges   the Service has none
       affinity        by the pod's network namespace, which is not named here
@@ -160,13 +201,13 @@ fn a_pod_that_is_its_own_endpoint() {
         10.244.1.6:8080   6  another node  gone    -
 
     Packet hooks (where packets come in)
-      filter          the bit is set: the tables are asked
+      prefilter       the bit is set: the tables are asked
       client          inside: an endpoint on this node has the address
       frontend        10.96.0.10:80/TCP, internal: default/web (id 1), ClusterIP
       source ranges   the Service has none
       affinity        the client stays with endpoint 5
       endpoints       one of 1, at random
-      source address  192.0.2.1 for 1 of 1 endpoints (see SOURCE), from a port of 61000 to 65535
+      source address  192.0.2.1 for 1 of 1 endpoints (see SOURCE), from one of 33512 ports
       reply           comes back to 192.0.2.1; where it comes in, its source becomes 10.96.0.10:80/TCP, and it is sent on to the client
       =>              to an endpoint
         ENDPOINT         ID  ON            STATE   SOURCE
@@ -188,7 +229,7 @@ fn a_node_port_from_outside_and_from_the_host() {
 
     Socket hooks (connect, sendmsg of a process on this node)
       hook            the address is none of this node's, and of no endpoint here: if no pod of this node has it, no socket hook sees the call
-      filter          the bit is set: the tables are asked
+      prefilter       the bit is set: the tables are asked
       frontend        192.0.2.1:30080/TCP, internal: nothing
       frontend        node port 30080/TCP, internal: default/port (id 2), NodePort
       source ranges   the Service has none
@@ -199,13 +240,13 @@ fn a_node_port_from_outside_and_from_the_host() {
         10.244.1.7:8080   7  another node  terminating  -
 
     Packet hooks (where packets come in)
-      filter          the bit is set: the tables are asked
-      client          outside, if it comes in by an uplink; inside by any other device
+      prefilter       the bit is set: the tables are asked
+      client          outside, if it comes in by an uplink (NIC, tunnel); inside by any other device
       frontend        192.0.2.1:30080/TCP, internal: nothing
       frontend        node port 30080/TCP, internal: default/port (id 2), NodePort
       source ranges   the Service has none
       endpoints       one of 1, at random
-      source address  192.0.2.1 for 1 of 1 endpoints (see SOURCE), from a port of 61000 to 65535
+      source address  192.0.2.1 for 1 of 1 endpoints (see SOURCE), from one of 33512 ports
       reply           comes back to 192.0.2.1; where it comes in, its source becomes 192.0.2.1:30080/TCP, and it is sent on to the client
       =>              to an endpoint
         ENDPOINT         ID  ON            STATE        SOURCE
@@ -227,12 +268,12 @@ fn sctp_of_the_node_itself() {
 
     Packet hooks (where packets come in)
       hook            no socket hook sees SCTP of the node itself: its packets are met where they leave
-      filter          the bit is set: the tables are asked
+      prefilter       the bit is set: the tables are asked
       client          inside: a process of this node
       frontend        10.96.0.10:9/SCTP, internal: default/port (id 2), ClusterIP
       source ranges   the Service has none
       endpoints       one of 1, at random
-      source address  192.0.2.1 for 1 of 1 endpoints (see SOURCE), from a port of 61000 to 65535
+      source address  192.0.2.1 for 1 of 1 endpoints (see SOURCE), from one of 33512 ports
       reply           comes back to 192.0.2.1; where it comes in, its source becomes 10.96.0.10:9/SCTP, and it goes up to the process
       =>              to an endpoint
         ENDPOINT         ID  ON            STATE        SOURCE
@@ -255,4 +296,30 @@ fn the_longest_range_and_json() {
     let ranges =
         packet["steps"].as_array().unwrap().iter().find(|step| step["rule"] == "source ranges").unwrap();
     assert_eq!(ranges["found"], "198.51.100.9 is in 198.51.100.0/24");
+}
+
+#[rstest]
+#[case::silent(0, "host", "10.96.0.12:80", "untouched", "socket drop")]
+#[case::fail(CONFIG_SOCKET_DROP_FAIL, "host", "10.96.0.12:80", "drop", "socket drop")]
+#[case::fail_is_for_drops(CONFIG_SOCKET_DROP_FAIL, "host", "10.96.0.11:80", "reject", "endpoints")]
+#[case::host_only_leaves_pods(CONFIG_SOCKET_LB_HOST_ONLY, "pod", "10.96.0.10:80", "untouched", "socket lb")]
+#[case::host_only_serves_the_node(CONFIG_SOCKET_LB_HOST_ONLY, "host", "10.96.0.10:80", "forward", "reply")]
+#[case::off_leaves_the_node(CONFIG_SOCKET_LB_OFF, "host", "10.96.0.10:80", "untouched", "socket lb")]
+#[case::off_leaves_pods(CONFIG_SOCKET_LB_OFF, "pod", "10.96.0.10:80", "untouched", "socket lb")]
+fn what_the_socket_hooks_do_in_each_mode(
+    #[case] flags: u32,
+    #[case] client: &str,
+    #[case] dialled: &str,
+    #[case] outcome: &str,
+    #[case] last: &str,
+) {
+    let mut rules = rules();
+    rules.common.config.flags |= flags;
+    let said = ask(&rules, client, dialled);
+    let rule = said.socket.steps.last().map(|step| step.rule);
+    assert_eq!((said.socket.outcome.label(), rule), (outcome, Some(last)));
+    if outcome == "untouched" {
+        // Nobody else serves it.
+        assert_ne!(said.packet.outcome, Outcome::Untouched, "{said:?}");
+    }
 }

@@ -61,6 +61,7 @@ const BUFFERS: Effect = Idle("log lines are written one by one to standard error
 const PERIOD: Effect = Used("how often the maps are compared in full; at least 1s");
 const MIN_PERIOD: Effect = Used("least time between two syncs; without it there is none");
 const NETFILTER: &str = "set for the node's own netfilter, where it is given";
+const TIMEOUT: &str = "set for the node's own netfilter, and for flows unless a `--flow-timeout-*` says otherwise, where it is given";
 
 /// All of them, in the order of the documentation.
 pub const SETTINGS: &[Setting] = &[
@@ -145,8 +146,9 @@ pub const SETTINGS: &[Setting] = &[
         Text,
         "",
         Used(
-            "in mode ipvs; `sh`, `mh`: a client stays with its endpoint, as by `sessionAffinity: ClientIP`; `rr`, `wrr`: \
-             uniform, which is what there is; others are told and mean the same",
+            "in mode ipvs, as `--algorithm`: `rr` (also if empty), `wrr`, `sh`, `dh`, `lc`, `wlc`, `sed`, `nq`; `mh` is `sh` \
+             (by the client's address alone), `twos` is `wlc`; `lblc` and `lblcr` are `wlc`, unknown ones `rr`, and the log \
+             says so",
         ),
     ),
     both("ipvs.excludeCIDRs", "ipvs-exclude-cidrs", Cidrs, "", NO_IPVS),
@@ -200,18 +202,18 @@ pub const SETTINGS: &[Setting] = &[
         "conntrack-tcp-timeout-established",
         Duration,
         "24h0m0s",
-        Used(NETFILTER),
+        Used(TIMEOUT),
     ),
     both(
         "conntrack.tcpCloseWaitTimeout",
         "conntrack-tcp-timeout-close-wait",
         Duration,
         "1h0m0s",
-        Used(NETFILTER),
+        Used(TIMEOUT),
     ),
     both("conntrack.tcpBeLiberal", "conntrack-tcp-be-liberal", Bool, "false", Used(NETFILTER)),
-    both("conntrack.udpTimeout", "conntrack-udp-timeout", Duration, "0s", Used(NETFILTER)),
-    both("conntrack.udpStreamTimeout", "conntrack-udp-timeout-stream", Duration, "0s", Used(NETFILTER)),
+    both("conntrack.udpTimeout", "conntrack-udp-timeout", Duration, "0s", Used(TIMEOUT)),
+    both("conntrack.udpStreamTimeout", "conntrack-udp-timeout-stream", Duration, "0s", Used(TIMEOUT)),
     both(
         "configSyncPeriod",
         "config-sync-period",

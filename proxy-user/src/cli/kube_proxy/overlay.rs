@@ -7,14 +7,16 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use proxy_common::select::Algorithm;
 use serde::Serialize;
 
 use super::file::{self, FileError};
 use super::values::Values;
 use crate::cli::args::network::DetectLocalMode;
 use crate::cli::args::{LogFormat, RunArgs};
-use crate::cli::value::{Listen, LogLevel, NodePortAddress, ProxyMode};
+use crate::cli::value::{AlgorithmName, Listen, LogLevel, NodePortAddress, ProxyMode};
 use crate::model::settings::Conntrack;
+use crate::model::spread;
 
 /// The shortest period of full comparisons.
 pub const SHORTEST_PERIOD: Duration = Duration::from_secs(1);
@@ -37,8 +39,6 @@ pub struct Overlay {
     pub conntrack: Conntrack,
     /// External addresses of Services are passed over.
     pub no_external_ips: bool,
-    /// Every client stays with its endpoint.
-    pub source_affinity: bool,
     /// Lines for the log: what was given and means nothing here.
     #[serde(skip)]
     pub notes: Vec<String>,
@@ -81,7 +81,8 @@ pub fn apply(args: &mut RunArgs) -> Result<Overlay, FileError> {
     overlay.bind_address_hard_fail = values.switch("bindAddressHardFail").unwrap_or_default();
     overlay.oom_score_adj = values.number("oomScoreAdj").map(|number| number as i32);
     overlay.conntrack = conntrack(&values);
-    overlay.source_affinity = scheduler(args, &values, &mut overlay.notes);
+    let scheduler = scheduler(args, &values, &mut overlay.notes);
+    args.paths.algorithm = args.paths.algorithm.or(scheduler.map(AlgorithmName));
     localhost(args, &values);
     periods(args, &values, &mut overlay.notes)?;
     detect_local(args, &values, &mut overlay.notes)?;
@@ -179,20 +180,36 @@ fn conntrack(values: &Values) -> Conntrack {
     }
 }
 
-/// How IPVS would choose endpoints: whether by the client's address. Endpoints have no weights in kube-proxy, so `rr`
-/// and `wrr` give each the same share, as a uniform choice does.
-fn scheduler(args: &RunArgs, values: &Values, notes: &mut Vec<String>) -> bool {
-    let Some(name) = values.text("ipvs.scheduler") else { return false };
+/// How IPVS would choose endpoints (`pkg/proxy/ipvs/proxier.go`: `rr` where nothing is said). Its `mh` goes by the client's
+/// address alone, unless it is told to use the port, and kube-proxy does not tell it: that is `sh` here.
+fn scheduler(args: &RunArgs, values: &Values, notes: &mut Vec<String>) -> Option<Algorithm> {
+    let is_ipvs = args.proxy_mode == Some(ProxyMode::Legacy("ipvs"));
+    let Some(name) = values.text("ipvs.scheduler").filter(|name| !name.is_empty()) else {
+        return is_ipvs.then_some(Algorithm::RoundRobin);
+    };
     let place = values.place("ipvs.scheduler");
-    if args.proxy_mode != Some(ProxyMode::Legacy("ipvs")) {
+    if !is_ipvs {
         notes.push(format!("{place} means nothing here: it is for mode ipvs"));
-        return false;
+        return None;
     }
-    let is_by_source = ["sh", "mh"].contains(&name);
-    if !is_by_source && !["rr", "wrr"].contains(&name) {
-        notes.push(format!("{place}: there is no {name} here: endpoints are chosen at random, uniformly"));
+    let found = match name {
+        "mh" => Some(Algorithm::SourceHash),
+        // Of two endpoints taken at random the one with fewer connections for its weight: that is `wlc` here.
+        "twos" => Some(Algorithm::WeightedLeastConnections),
+        // They keep the connections to one address together, and each Service of kube-proxy's has one address.
+        "lblc" | "lblcr" => {
+            notes.push(format!(
+                "{place}: {name} is for caches in front of many addresses: wlc, the closest, holds instead"
+            ));
+            Some(Algorithm::WeightedLeastConnections)
+        }
+        _ => spread::algorithm(name),
+    };
+    if found.is_none() {
+        let names = spread::algorithm_names();
+        notes.push(format!("{place}: there is no {name} here: give one of {names}; rr holds instead"));
     }
-    is_by_source
+    found.or(Some(Algorithm::RoundRobin))
 }
 
 /// kube-proxy's iptables mode answers at localhost too, if it is told to and loopback is among the addresses.

@@ -190,28 +190,51 @@ fn the_mode_chooses_its_period(#[case] mode: &str, #[case] expected: Duration) {
 }
 
 #[rstest]
-#[case("ipvs", "sh", true, "")]
-#[case("ipvs", "mh", true, "")]
-#[case("ipvs", "rr", false, "")]
-#[case("ipvs", "wrr", false, "")]
-#[case("ipvs", "", false, "")]
-#[case("ipvs", "lc", false, "there is no lc here: endpoints are chosen at random, uniformly")]
-#[case("iptables", "sh", false, " means nothing here: it is for mode ipvs")]
-fn a_scheduler_means_what_is_like_it(
+#[case("ipvs", "sh", "sh", "")]
+#[case("ipvs", "mh", "sh", "")]
+#[case("ipvs", "rr", "rr", "")]
+#[case("ipvs", "wrr", "wrr", "")]
+#[case("ipvs", "", "rr", "")]
+#[case("ipvs", "dh", "dh", "")]
+#[case("ipvs", "lc", "lc", "")]
+#[case("ipvs", "wlc", "wlc", "")]
+#[case("ipvs", "sed", "sed", "")]
+#[case("ipvs", "nq", "nq", "")]
+#[case("ipvs", "twos", "wlc", "")]
+#[case(
+    "ipvs",
+    "lblcr",
+    "wlc",
+    "lblcr is for caches in front of many addresses: wlc, the closest, holds instead"
+)]
+#[case(
+    "ipvs",
+    "fo",
+    "rr",
+    "there is no fo here: give one of random, rr, wrr, sh, dh, mh, lc, wlc, sed, nq; rr holds instead"
+)]
+#[case("iptables", "sh", "", " means nothing here: it is for mode ipvs")]
+#[case("iptables", "", "", "")]
+fn a_scheduler_means_what_it_says(
     #[case] mode: &str,
     #[case] name: &str,
-    #[case] by_source: bool,
+    #[case] expected: &str,
     #[case] note: &str,
 ) {
     let file = with_file(&body(&format!("mode: {mode}\nipvs: {{scheduler: \"{name}\"}}\n")), &[]).unwrap();
-    let flags = with_flags(&[
+    let flags = [
         "--hostname-override=node-a",
         &format!("--proxy-mode={mode}"),
         &format!("--ipvs-scheduler={name}"),
-    ])
-    .unwrap();
-    for (config, place) in [(file, ":4:19: ipvs.scheduler"), (flags, "--ipvs-scheduler")] {
-        assert_eq!(config.kube_proxy.source_affinity, by_source);
+        "--algorithm=dh",
+    ];
+    let own = with_flags(&flags).unwrap().paths.algorithm.unwrap();
+    assert_eq!(own.to_string(), "dh", "our own flag comes first");
+    for (config, place) in
+        [(file, ":4:19: ipvs.scheduler"), (with_flags(&flags[..3]).unwrap(), "--ipvs-scheduler")]
+    {
+        let algorithm = config.paths.algorithm.map_or_else(String::new, |name| name.to_string());
+        assert_eq!(algorithm, expected);
         let notes = &config.kube_proxy.notes;
         assert_eq!(notes.len(), usize::from(!note.is_empty()), "{notes:?}");
         assert!(notes.iter().all(|line| line.ends_with(note) && line.contains(place)), "{notes:?}");

@@ -1,5 +1,6 @@
 //! `ballast backend list`.
 
+use std::fmt::Write as _;
 use std::net::SocketAddr;
 
 use serde::Serialize;
@@ -30,8 +31,16 @@ pub(super) struct BackendJson {
     /// It runs on this node.
     local: bool,
     terminating: bool,
+    /// For so many more seconds new connections skip it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ejected_seconds: Option<u32>,
+    /// How large its share is.
+    weight: u32,
     /// Connections begun since the id is in use.
     connections: u64,
+    /// Those of them that are open, where the Service is spread by them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    open: Option<u64>,
 }
 
 /// One line for each endpoint of the Service ports that `filter` means, or of all.
@@ -62,21 +71,25 @@ pub(super) fn table<'a>(
     snapshot: &Snapshot,
     with_service: bool,
 ) -> String {
-    let headings = ["ID", "ENDPOINT", "STATE", "LOCAL", "CONNECTIONS", "SERVICE"];
+    let headings = ["ID", "ENDPOINT", "STATE", "LOCAL", "WEIGHT", "CONNECTIONS", "OPEN", "SERVICE"];
     let columns = if with_service { headings.len() } else { headings.len() - 1 };
-    let mut table = Table::new(headings.into_iter().take(columns)).right(&[0, 4]);
+    let mut table = Table::new(headings.into_iter().take(columns)).right(&[0, 4, 5, 6]);
     for (id, row) in rows {
-        let state = if row.terminating {
-            format!("{}, terminating", row.state.label())
-        } else {
-            row.state.label().to_owned()
-        };
+        let mut state = row.state.label().to_owned();
+        if row.terminating {
+            state.push_str(", terminating");
+        }
+        if let Some(seconds) = snapshot.ejected.get(&id) {
+            let _ = write!(state, ", ejected for {seconds}s");
+        }
         let cells = [
             id.to_string(),
             format!("{}/{}", row.socket, row.protocol),
             state,
             if row.local { "yes" } else { "no" }.to_owned(),
+            row.weight.to_string(),
             snapshot.backend_stats.get(&id).copied().unwrap_or_default().to_string(),
+            open(id, row, snapshot).map_or_else(|| "-".to_owned(), |count| count.to_string()),
             title(row.service, snapshot),
         ];
         table.row(cells.into_iter().take(columns));
@@ -94,6 +107,15 @@ pub(super) fn element(id: u32, row: &BackendRow, snapshot: &Snapshot) -> Backend
         state: row.state.label(),
         local: row.local,
         terminating: row.terminating,
+        ejected_seconds: snapshot.ejected.get(&id).copied(),
+        weight: row.weight,
         connections: snapshot.backend_stats.get(&id).copied().unwrap_or_default(),
+        open: open(id, row, snapshot),
     }
+}
+
+/// Open connections of an endpoint; `None` where nobody counts them.
+fn open(id: u32, row: &BackendRow, snapshot: &Snapshot) -> Option<u64> {
+    let count = snapshot.open_connections.get(&id).copied().unwrap_or_default();
+    (count > 0 || snapshot.by_load.contains(&row.service)).then_some(count)
 }

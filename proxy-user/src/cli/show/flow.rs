@@ -40,8 +40,10 @@ struct FlowJson {
     service: String,
     service_id: u32,
     backend_id: u32,
-    /// `opening`, `established`, `closing`, `closed`, `expired`.
+    /// `unreplied`, `half-open`, `established`, `closing`, `closed`, `expired`.
     state: &'static str,
+    /// `dnat`, `snat`, `dsr`, `direct`.
+    forwarding: &'static str,
     age_seconds: f64,
     idle_seconds: f64,
 }
@@ -57,8 +59,19 @@ pub fn list(
     if output == Output::Json {
         return json(&ListJson { flows: rows.map(|row| element(row, snapshot)).collect() });
     }
-    let headings =
-        ["PROTO", "CLIENT", "FRONTEND", "BACKEND", "STATE", "AGE", "IDLE", "SERVICE", "SOURCE", "BACKEND-ID"];
+    let headings = [
+        "PROTO",
+        "CLIENT",
+        "FRONTEND",
+        "BACKEND",
+        "STATE",
+        "AGE",
+        "IDLE",
+        "SERVICE",
+        "FORWARDING",
+        "SOURCE",
+        "BACKEND-ID",
+    ];
     let columns = if output.is_wide() { headings.len() } else { 7 };
     let mut table = Table::new(headings.into_iter().take(columns)).right(&[5, 6]);
     for row in rows {
@@ -71,6 +84,7 @@ pub fn list(
             age(row.age),
             age(row.idle),
             title(row.service, snapshot),
+            row.forwarding.label().to_owned(),
             row.source.to_string(),
             row.backend_id.to_string(),
         ];
@@ -102,6 +116,7 @@ fn element(row: &FlowRow, snapshot: &Snapshot) -> FlowJson {
         service_id: row.service,
         backend_id: row.backend_id,
         state: row.state.label(),
+        forwarding: row.forwarding.label(),
         age_seconds: row.age.as_secs_f64(),
         idle_seconds: row.idle.as_secs_f64(),
     }

@@ -25,7 +25,8 @@ pub(super) struct MapJson {
     r#type: String,
     /// `null` where all entries always are in use.
     used: Option<u32>,
-    capacity: u32,
+    /// `null` where there is one for each socket.
+    capacity: Option<u32>,
     /// Bytes; `null` where the kernel does not tell.
     memory: Option<u64>,
     /// The flag that makes it larger; empty where none does.
@@ -49,7 +50,7 @@ fn table(rows: &[UsageRow], output: Output) -> String {
             row.name.to_owned(),
             row.kind.clone(),
             row.used.map_or_else(|| "-".to_owned(), |used| used.to_string()),
-            row.capacity.to_string(),
+            if row.capacity == 0 { "-".to_owned() } else { row.capacity.to_string() },
             row.memory.map_or_else(|| "-".to_owned(), bytes),
             row.pin.display().to_string(),
             row.id.to_string(),
@@ -67,7 +68,7 @@ pub(super) fn element(row: &UsageRow) -> MapJson {
         pin: row.pin.clone(),
         r#type: row.kind.clone(),
         used: row.used,
-        capacity: row.capacity,
+        capacity: (row.capacity != 0).then_some(row.capacity),
         memory: row.memory,
         setting: row.setting,
     }

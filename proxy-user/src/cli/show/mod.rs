@@ -4,6 +4,7 @@
 //! fields stay, ages are seconds, addresses are strings, and what is not known is `null`.
 
 mod backend;
+mod facts;
 mod filter;
 mod flow;
 mod map;
@@ -36,9 +37,14 @@ pub enum ShowError {
     Filter(#[from] FilterError),
     /// No such Service is programmed.
     #[error(
-        "no Service port {0} is programmed: `ballast service list` shows all; headless ones, and those without ready ports of a known protocol, are left alone"
+        "no Service port {filter} is programmed: `ballast service list` shows all; headless ones, and those without ready ports of a known protocol, are left alone{left_alone}"
     )]
-    NoService(String),
+    NoService {
+        /// What was asked for.
+        filter: String,
+        /// Cluster addresses that are left alone, with a leading `; `, or nothing.
+        left_alone: String,
+    },
     /// Nobody reaches an address of the other family.
     #[error("client and address are of different families")]
     Families,
@@ -68,6 +74,7 @@ fn rows(command: &Command) -> Option<Result<String, ShowError>> {
     match command {
         Command::Run(_)
         | Command::Cleanup(_)
+        | Command::Downgrade(_)
         | Command::Status(_)
         | Command::Takeover(_)
         | Command::Monitor(_) => None,
@@ -100,8 +107,8 @@ pub use service::{list as service_list, show as service_show};
 /// `ballast status`: asks the agent, and reads the maps whether or not it answers.
 pub fn status(args: &super::args::StatusArgs) -> Result<Answer, ShowError> {
     let agent = probe(args.agent.metrics_bind_address);
-    let told = probe::problems(&agent);
-    let status = Status::new(agent, Facts::read(&args.reader.bpffs)).with_problems(told);
+    let (told, xdp) = (probe::problems(&agent), probe::xdp(&agent));
+    let status = Status::new(agent, Facts::read(&args.reader.bpffs)).with_problems(told).with_xdp(xdp);
     // Whoever may not ask netfilter sees the rest.
     let status = status.with_old_proxy(OldProxy::look().unwrap_or_default());
     Ok(Answer { text: status.render(args.reader.output)?, well: status.problems().is_empty() })

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::cli::config::METRICS_PORT;
 use crate::cli::value::Listen;
+use crate::programs::XdpDevice;
 
 /// How long the agent may take to answer.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -47,6 +48,15 @@ pub fn probe(listen: Listen) -> AgentState {
 pub fn problems(agent: &AgentState) -> Vec<String> {
     let AgentState::Answered { address, .. } = agent else { return Vec::new() };
     match ask(*address, "/problems") {
+        Ok((200, body)) => serde_json::from_slice(&body).unwrap_or_default(),
+        _ => Vec::new(),
+    }
+}
+
+/// What an agent that answers says of XDP on the uplinks.
+pub fn xdp(agent: &AgentState) -> Vec<XdpDevice> {
+    let AgentState::Answered { address, .. } = agent else { return Vec::new() };
+    match ask(*address, "/xdp") {
         Ok((200, body)) => serde_json::from_slice(&body).unwrap_or_default(),
         _ => Vec::new(),
     }

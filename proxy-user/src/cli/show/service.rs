@@ -1,7 +1,8 @@
 //! `ballast service list` and `ballast service show`.
 
+use std::collections::BTreeSet;
 use std::fmt::Write;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use proxy_common::stats::ServiceStats;
 use serde::Serialize;
@@ -9,15 +10,26 @@ use serde::Serialize;
 use super::table::{Table, bytes};
 use super::{ServiceFilter, ShowError, json};
 use crate::cli::args::Output;
-use crate::maps::view::{BackendRow, FrontendRow, Snapshot};
+use crate::maps::view::{BackendRow, FrontendRow, Snapshot, UnmanagedRow};
 
 /// Endpoints shown in a cell before `+N more`, as kubectl does.
 const SHOWN: usize = 3;
 
-/// `{"frontends": [...]}`: one element for each address that a client may dial.
+/// `{"frontends": [...], "unmanaged": [...]}`: one element for each address that a client may dial, and one for each
+/// cluster address that is left alone.
 #[derive(Serialize)]
 struct ListJson {
     frontends: Vec<FrontendJson>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    unmanaged: Vec<UnmanagedJson>,
+}
+
+#[derive(Serialize)]
+struct UnmanagedJson {
+    /// `10.96.0.10`.
+    address: IpAddr,
+    /// `own-address`: this node has it; `other-proxy`: another proxy serves it.
+    reason: &'static str,
 }
 
 #[derive(Serialize)]
@@ -43,8 +55,13 @@ struct FrontendJson {
     source_ranges: bool,
     /// Seconds of affinity by client address; 0: none.
     affinity_seconds: u32,
-    /// `random`.
+    /// `random`, `rr`, ... : the name of an algorithm.
     algorithm: &'static str,
+    /// The same for clients outside of the cluster, where it is another one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    algorithm_outside: Option<&'static str>,
+    /// `dsr` or `snat`: how packets of clients outside reach endpoints on other nodes.
+    forwarding: &'static str,
     /// Ids of the backends.
     backends: Vec<u32>,
     /// Their addresses.
@@ -58,7 +75,10 @@ pub fn list(snapshot: &Snapshot, output: Output) -> Result<String, ShowError> {
         (snapshot.names.get(&row.service), row.service, row.kind, row.address, row.port, row.scope)
     });
     if output == Output::Json {
-        return json(&ListJson { frontends: rows.into_iter().map(|row| frontend(row, snapshot)).collect() });
+        return json(&ListJson {
+            frontends: rows.into_iter().map(|row| frontend(row, snapshot)).collect(),
+            unmanaged: unmanaged(snapshot),
+        });
     }
     let mut table = if output.is_wide() {
         Table::new([
@@ -84,7 +104,7 @@ pub fn list(snapshot: &Snapshot, output: Output) -> Result<String, ShowError> {
                 row.scope.label().to_owned(),
                 policy(row).to_owned(),
                 affinity(row.affinity_secs),
-                row.algorithm.to_owned(),
+                algorithm(row),
                 row.service.to_string(),
                 endpoints,
             ];
@@ -93,13 +113,35 @@ pub fn list(snapshot: &Snapshot, output: Output) -> Result<String, ShowError> {
             table.row(lead.into_iter().chain([endpoints]));
         }
     }
+    for row in &snapshot.unmanaged {
+        let note = format!("<none> (left alone: {})", row.why());
+        let lead = ["-".to_owned(), "Unmanaged".to_owned(), row.address.to_string()];
+        let more = if output.is_wide() { 5 } else { 0 };
+        table.row(lead.into_iter().chain(std::iter::repeat_n("-".to_owned(), more)).chain([note]));
+    }
     Ok(table.render("No Services are programmed."))
 }
 
-/// `{"ports": [...]}`: one element for each port and address family.
+fn unmanaged(snapshot: &Snapshot) -> Vec<UnmanagedJson> {
+    let reason = |is_own| if is_own { "own-address" } else { "other-proxy" };
+    let element = |row: &UnmanagedRow| UnmanagedJson { address: row.address, reason: reason(row.is_own) };
+    snapshot.unmanaged.iter().map(element).collect()
+}
+
+/// The cluster addresses that are left alone, in words: they stand nowhere with the name of their Service.
+fn left_alone(snapshot: &Snapshot) -> Option<String> {
+    let each = |row: &UnmanagedRow| format!("{} ({})", row.address, row.why());
+    let all: Vec<_> = snapshot.unmanaged.iter().map(each).collect();
+    (!all.is_empty()).then(|| all.join(", "))
+}
+
+/// `{"ports": [...], "unmanaged": [...]}`: one element for each port and address family; and the cluster addresses, of
+/// whatever Service, that are left alone.
 #[derive(Serialize)]
 struct ShowJson {
     ports: Vec<PortJson>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    unmanaged: Vec<UnmanagedJson>,
 }
 
 #[derive(Serialize)]
@@ -137,14 +179,21 @@ pub fn show(snapshot: &Snapshot, filter: &ServiceFilter, output: Output) -> Resu
     let mut ports: Vec<_> =
         snapshot.names.iter().filter(|(id, name)| filter.matches(**id, name, snapshot)).collect();
     if ports.is_empty() {
-        return Err(ShowError::NoService(filter.to_string()));
+        let left_alone = left_alone(snapshot).map(|all| format!("; cluster addresses left alone: {all}"));
+        return Err(ShowError::NoService {
+            filter: filter.to_string(),
+            left_alone: left_alone.unwrap_or_default(),
+        });
     }
     ports.sort_by_key(|(_, name)| *name);
     let ids = ports.into_iter().map(|(id, _)| *id);
     if output == Output::Json {
-        return json(&ShowJson { ports: ids.filter_map(|id| port_json(id, snapshot)).collect() });
+        let ports = ids.filter_map(|id| port_json(id, snapshot)).collect();
+        return json(&ShowJson { ports, unmanaged: unmanaged(snapshot) });
     }
-    let parts: Vec<_> = ids.map(|id| port_text(id, snapshot, output)).collect();
+    let parts = ids.map(|id| port_text(id, snapshot, output));
+    let note = left_alone(snapshot).map(|all| format!("Left alone, of whatever Service: {all}\n"));
+    let parts: Vec<_> = parts.chain(note).collect();
     Ok(parts.join("\n"))
 }
 
@@ -193,7 +242,10 @@ fn port_text(id: u32, snapshot: &Snapshot, output: Output) -> String {
         "Affinity:     {}",
         one.map_or_else(|| "none".to_owned(), |f| affinity(f.affinity_secs))
     );
-    let _ = writeln!(text, "Algorithm:    {}", one.map_or("-", |f| f.algorithm));
+    let _ = writeln!(text, "Algorithm:    {}", algorithms(id, snapshot));
+    if frontends(id, snapshot).any(|row| row.dsr) {
+        let _ = writeln!(text, "Forwarding:   dsr (clients outside, endpoints on other nodes)");
+    }
     let _ = writeln!(text, "Connections:  {}", stats.connections);
     let _ = writeln!(
         text,
@@ -250,6 +302,23 @@ fn affinity(seconds: u32) -> String {
     if seconds == 0 { "none".to_owned() } else { format!("client address, {seconds}s") }
 }
 
+/// `random`, or `random, mh outside`.
+fn algorithm(row: &FrontendRow) -> String {
+    row.outside
+        .map_or_else(|| row.algorithm.to_owned(), |outside| format!("{}, {outside} outside", row.algorithm))
+}
+
+/// The same of all frontends of a port: of some, clients outside are spread by something else.
+fn algorithms(id: u32, snapshot: &Snapshot) -> String {
+    let texts: BTreeSet<String> = frontends(id, snapshot).map(algorithm).collect();
+    texts.into_iter().next_back().unwrap_or_else(|| "-".to_owned())
+}
+
+/// How packets of clients outside reach endpoints on other nodes.
+fn forwarding(row: &FrontendRow) -> &'static str {
+    if row.dsr { "dsr" } else { "snat" }
+}
+
 fn policy(row: &FrontendRow) -> &'static str {
     if row.local { "Local" } else { "Cluster" }
 }
@@ -299,6 +368,8 @@ fn frontend(row: &FrontendRow, snapshot: &Snapshot) -> FrontendJson {
         source_ranges: row.restricted,
         affinity_seconds: row.affinity_secs,
         algorithm: row.algorithm,
+        algorithm_outside: row.outside,
+        forwarding: forwarding(row),
         backends: ids,
         endpoints,
     }

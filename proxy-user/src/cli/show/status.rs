@@ -2,68 +2,24 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use proxy_common::abi::ABI_VERSION;
 use proxy_common::map_names as map;
 use proxy_common::reason::{Reason, Verdict};
 use serde::Serialize;
 
+pub use super::facts::Facts;
 use super::map::MapJson;
 use super::table::{Table, bytes};
 use super::{AgentState, ShowError, json};
 use crate::cli::args::Output;
 use crate::host::netfilter::old_proxy::OldProxy;
-use crate::maps::view::{BackendState, Overview, UsageRow, View, ViewError};
-use crate::programs::{Attachment, attachments};
+use crate::maps::view::{UsageRow, ViewError};
+use crate::programs::{Attachment, Taken, XdpDevice};
 
 /// A map this full, in percent, is a problem to come.
 const NEARLY_FULL: u64 = 90;
-
-/// What the pins tell.
-#[derive(Clone, Debug)]
-pub struct Facts {
-    /// Folder of the maps.
-    pub folder: PathBuf,
-    /// The layout that the agent wrote; 0 before it did.
-    pub abi: u32,
-    /// Where the programs are.
-    pub attachments: Vec<Attachment>,
-    /// Maps.
-    pub maps: Vec<UsageRow>,
-    /// Service ports.
-    pub ports: usize,
-    /// Addresses that clients may dial.
-    pub frontends: usize,
-    /// Those of them with nobody behind.
-    pub empty: usize,
-    /// Endpoints that serve.
-    pub backends: usize,
-    /// Connections that are not expired.
-    pub flows: u64,
-    /// How often each reason was met.
-    pub reasons: BTreeMap<Reason, u64>,
-}
-
-impl Facts {
-    /// Reads them.
-    pub fn read(bpffs: &Path) -> Result<Self, ViewError> {
-        let view = View::open(bpffs)?;
-        let Overview { snapshot, flows, maps, reasons } = view.overview()?;
-        Ok(Self {
-            folder: view.folder().to_owned(),
-            abi: view.node_config()?.abi,
-            attachments: attachments(bpffs),
-            maps,
-            ports: snapshot.names.len(),
-            empty: snapshot.frontends.iter().filter(|row| row.backends.is_empty()).count(),
-            frontends: snapshot.frontends.len(),
-            backends: snapshot.backends.values().filter(|row| row.state == BackendState::Active).count(),
-            flows: flows.live(),
-            reasons,
-        })
-    }
-}
 
 /// All that is known.
 #[derive(Debug)]
@@ -72,6 +28,7 @@ pub struct Status {
     facts: Result<Facts, ViewError>,
     /// What the agent says is wrong with which object.
     told: Vec<String>,
+    xdp: Vec<XdpDevice>,
     old_proxy: OldProxy,
 }
 
@@ -86,7 +43,11 @@ struct StatusJson<'a> {
     /// Folder of the maps; `null` when there is none.
     folder: Option<&'a PathBuf>,
     attachments: Vec<AttachmentJson<'a>>,
+    /// XDP on the uplinks; empty when the agent was not asked.
+    xdp: &'a [XdpDevice],
     maps: Vec<MapJson>,
+    /// Source ports for packets that go on under the node's own address.
+    snat_ports: Option<&'a str>,
     counts: Option<CountsJson>,
     /// By label; those that were never met are left out.
     reasons: BTreeMap<&'static str, ReasonJson>,
@@ -125,6 +86,7 @@ struct AttachmentJson<'a> {
 struct CountsJson {
     ports: usize,
     frontends: usize,
+    unmanaged: usize,
     backends: usize,
     flows: u64,
 }
@@ -138,13 +100,19 @@ struct ReasonJson {
 impl Status {
     /// Of what was heard and read.
     pub fn new(agent: AgentState, facts: Result<Facts, ViewError>) -> Self {
-        Self { agent, facts, told: Vec::new(), old_proxy: OldProxy::default() }
+        Self { agent, facts, told: Vec::new(), xdp: Vec::new(), old_proxy: OldProxy::default() }
     }
 
     /// With what the agent says is wrong with which object.
     #[must_use]
     pub fn with_problems(self, told: Vec<String>) -> Self {
         Self { told, ..self }
+    }
+
+    /// With what the agent says of XDP on the uplinks.
+    #[must_use]
+    pub fn with_xdp(self, xdp: Vec<XdpDevice>) -> Self {
+        Self { xdp, ..self }
     }
 
     /// With what another proxy has left on the node.
@@ -264,10 +232,13 @@ impl Status {
             attachments: facts
                 .map(|facts| facts.attachments.iter().map(attachment).collect())
                 .unwrap_or_default(),
+            xdp: &self.xdp,
             maps: facts.map(|facts| facts.maps.iter().map(super::map::element).collect()).unwrap_or_default(),
+            snat_ports: facts.map(|facts| &*facts.snat_ports),
             counts: facts.map(|facts| CountsJson {
                 ports: facts.ports,
                 frontends: facts.frontends,
+                unmanaged: facts.unmanaged,
                 backends: facts.backends,
                 flows: facts.flows,
             }),
@@ -302,6 +273,13 @@ impl Status {
         if let Ok(facts) = &self.facts {
             facts_text(&mut text, facts, output);
         }
+        for (position, XdpDevice { device, mode, reason }) in self.xdp.iter().enumerate() {
+            let label = if position == 0 { "XDP:" } else { "" };
+            let _ = match mode {
+                Taken::None => writeln!(text, "{label:<10}  {device}: none, {reason}"),
+                mode => writeln!(text, "{label:<10}  {device}: {}", mode.label()),
+            };
+        }
         let problems = self.problems();
         if problems.is_empty() {
             let _ = writeln!(text, "Problems:   none");
@@ -325,6 +303,8 @@ fn facts_text(text: &mut String, facts: &Facts, output: Output) {
     let room = row(map::BACKENDS).map_or(0, |row| row.capacity);
     let empty =
         if facts.empty == 0 { String::new() } else { format!(", {} of them with no endpoint", facts.empty) };
+    let unmanaged =
+        if facts.unmanaged == 0 { String::new() } else { format!("; {} left alone", facts.unmanaged) };
     let _ = writeln!(text, "Programs:   {} at {} hooks", programs.len(), in_force().count());
     let _ = writeln!(
         text,
@@ -333,9 +313,10 @@ fn facts_text(text: &mut String, facts: &Facts, output: Output) {
         facts.folder.display(),
         bytes(memory)
     );
-    let _ = writeln!(text, "Services:   {} ports, {} addresses{empty}", facts.ports, facts.frontends);
+    let _ =
+        writeln!(text, "Services:   {} ports, {} addresses{empty}{unmanaged}", facts.ports, facts.frontends);
     let _ = writeln!(text, "Endpoints:  {} in service, {endpoints} of {room} ids in use", facts.backends);
-    let _ = writeln!(text, "Flows:      {}", facts.flows);
+    let _ = writeln!(text, "Flows:      {}; source ports for SNAT {}", facts.flows, facts.snat_ports);
     for verdict in [Verdict::Reject, Verdict::Drop, Verdict::Pass] {
         let label = match verdict {
             Verdict::Reject => "Rejected:",

@@ -1,4 +1,4 @@
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
@@ -14,7 +14,8 @@ use super::*;
 use crate::cli::args::{AgentArgs, StatusArgs};
 use crate::cli::value::Listen;
 use crate::maps::view::{
-    BackendRow, BackendState, FlowRow, FlowState, FrontendRow, Kind, NameRow, Scope, Transport, UsageRow,
+    BackendRow, BackendState, FlowRow, FlowState, Forwarding, FrontendRow, Kind, NameRow, Scope, Transport,
+    UnmanagedRow, UsageRow,
 };
 use crate::model::net::IpFamily;
 use crate::programs::Attachment;
@@ -39,8 +40,12 @@ fn frontend(service: u32, address: &str, protocol: u8, kind: Kind, backends: &[u
         scope: Scope::Internal,
         kind,
         backends: backends.to_vec(),
+        slots: backends.len() as u32,
         affinity_secs: 0,
         algorithm: "random",
+        by_load: false,
+        outside: (kind == Kind::NodePort).then_some("mh"),
+        dsr: false,
         drop_when_empty: false,
         local: false,
         restricted: false,
@@ -55,6 +60,7 @@ fn backend(socket: &str, service: u32) -> BackendRow {
         state: BackendState::Active,
         local: false,
         terminating: false,
+        weight: 1,
     }
 }
 
@@ -92,6 +98,7 @@ fn cluster() -> Snapshot {
             frontend(9, "10.96.0.99:80", 6, Kind::ExternalIp, &[3]),
         ],
         addresses: [2, 1],
+        unmanaged: Vec::new(),
         backends,
         service_stats: BTreeMap::from([(
             1,
@@ -104,6 +111,9 @@ fn cluster() -> Snapshot {
             },
         )]),
         backend_stats: BTreeMap::from([(1, 7), (2, 5)]),
+        ejected: BTreeMap::new(),
+        open_connections: BTreeMap::from([(1, 3), (2, 0)]),
+        by_load: BTreeSet::from([1]),
         refusals: BTreeMap::from([((2, Reason::NoEndpoint), 3), ((1, Reason::FlowTableFull), 2)]),
     }
 }
@@ -118,6 +128,7 @@ fn flows() -> Vec<FlowRow> {
         service: 1,
         backend_id: 1,
         state: FlowState::Established,
+        forwarding: Forwarding::Snat,
         age: Duration::from_secs(3_725),
         idle: Duration::from_millis(1_500),
     };
@@ -129,7 +140,8 @@ fn flows() -> Vec<FlowRow> {
         source: "192.0.2.10:5353".parse().unwrap(),
         service: 2,
         backend_id: 8,
-        state: FlowState::Opening,
+        state: FlowState::Unreplied,
+        forwarding: Forwarding::Dnat,
         age: Duration::from_secs(4),
         idle: Duration::from_secs(4),
     };
@@ -141,7 +153,7 @@ fn maps() -> Vec<UsageRow> {
     let row = |name, kind: &str, used, capacity, setting| UsageRow {
         name,
         id: 11,
-        pin: PathBuf::from("/sys/fs/bpf/ballast/v2").join(name),
+        pin: PathBuf::from("/sys/fs/bpf/ballast/v3").join(name),
         kind: kind.into(),
         capacity,
         used,
@@ -171,8 +183,9 @@ fn packet_program(hook: &str, ifindex: u32, place: Option<&str>) -> Attachment {
 
 fn facts() -> Facts {
     Facts {
-        folder: "/sys/fs/bpf/ballast/v2".into(),
+        folder: "/sys/fs/bpf/ballast/v3".into(),
         abi: proxy_common::abi::ABI_VERSION,
+        snat_ports: "1024-29999,61000-65535".into(),
         attachments: vec![
             Attachment {
                 hook: "sock_connect4".into(),
@@ -191,6 +204,7 @@ fn facts() -> Facts {
         ports: 4,
         frontends: 6,
         empty: 2,
+        unmanaged: 0,
         backends: 6,
         flows: 2,
         reasons: Reason::ALL.iter().map(|r| (*r, u64::from(*r == Reason::NoEndpoint) * 3)).collect(),
@@ -217,13 +231,13 @@ fn services_as_a_table() {
 #[test]
 fn services_as_a_wide_table() {
     assert_snapshot!(service_list(&cluster(), Output::Wide).unwrap(), @r#"
-    SERVICE                   TYPE          ADDRESS                FOR       POLICY   AFFINITY                ALGORITHM  ID  ENDPOINTS
-    id 9                      ExternalIP    10.96.0.99:80/TCP      internal  Cluster  none                    random      9
-    default/redis:resp        ClusterIP     10.96.0.10:6379/TCP    internal  Cluster  client address, 10800s  random      1  10.244.1.7:6379,10.244.2.7:6379,10.244.3.7:6379,10.244.4.7:6379,10.244.5.7:6379
-    default/redis:resp        NodePort      0.0.0.0:30079/TCP      internal  Cluster  none                    random      1  10.244.1.7:6379,10.244.2.7:6379
-    default/redis:resp        ClusterIP     [fd00:96::a]:6379/TCP  internal  Cluster  none                    random      4  [fd00:1::7]:6379
-    kube-system/kube-dns:dns  ClusterIP     10.96.0.10:53/UDP      internal  Cluster  none                    random      2  <none> (rejects)
-    web/shop                  LoadBalancer  203.0.113.5:443/TCP    external  Local    none                    random      3  <none> (drops)
+    SERVICE                   TYPE          ADDRESS                FOR       POLICY   AFFINITY                ALGORITHM           ID  ENDPOINTS
+    id 9                      ExternalIP    10.96.0.99:80/TCP      internal  Cluster  none                    random               9
+    default/redis:resp        ClusterIP     10.96.0.10:6379/TCP    internal  Cluster  client address, 10800s  random               1  10.244.1.7:6379,10.244.2.7:6379,10.244.3.7:6379,10.244.4.7:6379,10.244.5.7:6379
+    default/redis:resp        NodePort      0.0.0.0:30079/TCP      internal  Cluster  none                    random, mh outside   1  10.244.1.7:6379,10.244.2.7:6379
+    default/redis:resp        ClusterIP     [fd00:96::a]:6379/TCP  internal  Cluster  none                    random               4  [fd00:1::7]:6379
+    kube-system/kube-dns:dns  ClusterIP     10.96.0.10:53/UDP      internal  Cluster  none                    random               2  <none> (rejects)
+    web/shop                  LoadBalancer  203.0.113.5:443/TCP    external  Local    none                    random               3  <none> (drops)
     "#);
 }
 
@@ -232,7 +246,7 @@ fn services_as_json() {
     let json: serde_json::Value =
         serde_json::from_str(&service_list(&cluster(), Output::Json).unwrap()).unwrap();
     assert_snapshot!(json["frontends"][1], @r#"
-    {"address":"10.96.0.10:6379","affinitySeconds":10800,"algorithm":"random","backends":[1,2,3,4,5],"endpoints":["10.244.1.7:6379","10.244.2.7:6379","10.244.3.7:6379","10.244.4.7:6379","10.244.5.7:6379"],"id":1,"policy":"Cluster","protocol":"TCP","scope":"internal","service":"default/redis:resp","sourceRanges":false,"type":"ClusterIP","verdict":"forward"}
+    {"address":"10.96.0.10:6379","affinitySeconds":10800,"algorithm":"random","backends":[1,2,3,4,5],"endpoints":["10.244.1.7:6379","10.244.2.7:6379","10.244.3.7:6379","10.244.4.7:6379","10.244.5.7:6379"],"forwarding":"snat","id":1,"policy":"Cluster","protocol":"TCP","scope":"internal","service":"default/redis:resp","sourceRanges":false,"type":"ClusterIP","verdict":"forward"}
     "#);
     // An id that belongs to another Service by now is not shown as an endpoint of this one.
     assert_eq!(json["frontends"][0]["service"], "id 9");
@@ -246,7 +260,7 @@ fn one_service() {
     Service:      default/redis:resp (TCP, IPv4)
     Id:           1
     Affinity:     client address, 10800s
-    Algorithm:    random
+    Algorithm:    random, mh outside
     Connections:  12
     Packets:      340 to backends (20.0 KiB), 338 back (1.5 MiB)
     Refused:      2 flow_table_full (drop): Every flow entry that was looked at holds an established flow. Raise --max-flows.
@@ -255,13 +269,13 @@ fn one_service() {
     ClusterIP  10.96.0.10:6379/TCP  10.244.1.7:6379,10.244.2.7:6379,10.244.3.7:6379 +2 more
     NodePort   0.0.0.0:30079/TCP    10.244.1.7:6379,10.244.2.7:6379
 
-    ID  ENDPOINT             STATE                LOCAL  CONNECTIONS
-     1  10.244.1.7:6379/TCP  active               yes              7
-     2  10.244.2.7:6379/TCP  active, terminating  no               5
-     3  10.244.3.7:6379/TCP  active               no               0
-     4  10.244.4.7:6379/TCP  active               no               0
-     5  10.244.5.7:6379/TCP  active               no               0
-     6  10.244.9.9:6379/TCP  gone                 no               0
+    ID  ENDPOINT             STATE                LOCAL  WEIGHT  CONNECTIONS  OPEN
+     1  10.244.1.7:6379/TCP  active               yes         1            7     3
+     2  10.244.2.7:6379/TCP  active, terminating  no          1            5     0
+     3  10.244.3.7:6379/TCP  active               no          1            0     0
+     4  10.244.4.7:6379/TCP  active               no          1            0     0
+     5  10.244.5.7:6379/TCP  active               no          1            0     0
+     6  10.244.9.9:6379/TCP  gone                 no          1            0     0
 
     Service:      default/redis:resp (TCP, IPv6)
     Id:           4
@@ -274,8 +288,8 @@ fn one_service() {
     TYPE       ADDRESS                ENDPOINTS
     ClusterIP  [fd00:96::a]:6379/TCP  [fd00:1::7]:6379
 
-    ID  ENDPOINT              STATE   LOCAL  CONNECTIONS
-     7  [fd00:1::7]:6379/TCP  active  no               0
+    ID  ENDPOINT              STATE   LOCAL  WEIGHT  CONNECTIONS  OPEN
+     7  [fd00:1::7]:6379/TCP  active  no          1            0     -
     "#);
 }
 
@@ -310,6 +324,7 @@ fn one_service_as_json() {
               "sourceRanges": false,
               "affinitySeconds": 0,
               "algorithm": "random",
+              "forwarding": "snat",
               "backends": [],
               "endpoints": []
             }
@@ -329,6 +344,43 @@ fn one_service_as_json() {
 }
 
 #[test]
+fn addresses_that_are_left_alone_are_a_fact_and_no_problem() {
+    let row = |address: &str, is_own| UnmanagedRow { address: address.parse().unwrap(), is_own };
+    let unmanaged = vec![row("10.96.0.10", true), row("10.96.0.77", false)];
+    let alone = Snapshot { unmanaged: unmanaged.clone(), ..Snapshot::default() };
+    assert_snapshot!(service_list(&alone, Output::Text).unwrap(), @r"
+    SERVICE  TYPE       ADDRESS     ENDPOINTS
+    -        Unmanaged  10.96.0.10  <none> (left alone: an address of this node)
+    -        Unmanaged  10.96.0.77  <none> (left alone: another proxy serves it)
+    ");
+    assert_snapshot!(service_list(&alone, Output::Wide).unwrap(), @r"
+    SERVICE  TYPE       ADDRESS     FOR  POLICY  AFFINITY  ALGORITHM  ID  ENDPOINTS
+    -        Unmanaged  10.96.0.10  -    -       -         -           -  <none> (left alone: an address of this node)
+    -        Unmanaged  10.96.0.77  -    -       -         -           -  <none> (left alone: another proxy serves it)
+    ");
+    let json = service_list(&alone, Output::Json).unwrap();
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json["unmanaged"][0], serde_json::json!({"address": "10.96.0.10", "reason": "own-address"}));
+    assert_eq!(json["unmanaged"][1]["reason"], "other-proxy");
+    let filter: ServiceFilter = "kube-system/kube-dns".parse().unwrap();
+    let error = service_show(&alone, &filter, Output::Text).unwrap_err().to_string();
+    assert!(error.contains("10.96.0.10 (an address of this node)"), "{error}");
+    let some = Snapshot { unmanaged, ..cluster() };
+    let shown = service_show(&some, &filter, Output::Text).unwrap();
+    let last = shown.lines().last().unwrap();
+    assert!(
+        last.starts_with("Left alone") && last.contains("10.96.0.77 (another proxy serves it)"),
+        "{last}"
+    );
+    let mut facts = facts();
+    let before = Status::new(well(), Ok(facts.clone())).problems();
+    facts.unmanaged = 2;
+    let status = Status::new(well(), Ok(facts));
+    assert_eq!(status.problems(), before);
+    assert!(status.render(Output::Text).unwrap().contains("; 2 left alone"));
+}
+
+#[test]
 fn an_unknown_service_is_an_error_with_a_way_out() {
     let error = service_show(&cluster(), &"nowhere".parse().unwrap(), Output::Text).unwrap_err().to_string();
     assert!(error.contains("default/nowhere") && error.contains("ballast service list"), "{error}");
@@ -337,14 +389,14 @@ fn an_unknown_service_is_an_error_with_a_way_out() {
 #[test]
 fn backends_as_a_table() {
     assert_snapshot!(backend_list(&cluster(), None, Output::Text).unwrap(), @r#"
-    ID  ENDPOINT              STATE                LOCAL  CONNECTIONS  SERVICE
-     1  10.244.1.7:6379/TCP   active               yes              7  default/redis:resp
-     2  10.244.2.7:6379/TCP   active, terminating  no               5  default/redis:resp
-     3  10.244.3.7:6379/TCP   active               no               0  default/redis:resp
-     4  10.244.4.7:6379/TCP   active               no               0  default/redis:resp
-     5  10.244.5.7:6379/TCP   active               no               0  default/redis:resp
-     6  10.244.9.9:6379/TCP   gone                 no               0  default/redis:resp
-     7  [fd00:1::7]:6379/TCP  active               no               0  default/redis:resp
+    ID  ENDPOINT              STATE                LOCAL  WEIGHT  CONNECTIONS  OPEN  SERVICE
+     1  10.244.1.7:6379/TCP   active               yes         1            7     3  default/redis:resp
+     2  10.244.2.7:6379/TCP   active, terminating  no          1            5     0  default/redis:resp
+     3  10.244.3.7:6379/TCP   active               no          1            0     0  default/redis:resp
+     4  10.244.4.7:6379/TCP   active               no          1            0     0  default/redis:resp
+     5  10.244.5.7:6379/TCP   active               no          1            0     0  default/redis:resp
+     6  10.244.9.9:6379/TCP   gone                 no          1            0     0  default/redis:resp
+     7  [fd00:1::7]:6379/TCP  active               no          1            0     -  default/redis:resp
     "#);
 }
 
@@ -366,7 +418,9 @@ fn backends_of_one_service_as_json() {
           "state": "active",
           "local": false,
           "terminating": true,
-          "connections": 5
+          "weight": 1,
+          "connections": 5,
+          "open": 0
         }
       ]
     }
@@ -379,7 +433,7 @@ fn flows_as_a_table() {
     assert_snapshot!(flow_list(&flows(), &cluster(), &selection, Output::Text).unwrap(), @r#"
     PROTO  CLIENT           FRONTEND         BACKEND          STATE         AGE  IDLE
     TCP    192.0.2.9:40000  10.96.0.10:6379  10.244.1.7:6379  established  1h2m    1s
-    UDP    192.0.2.10:5353  10.96.0.10:53    10.244.2.8:53    opening        4s    4s
+    UDP    192.0.2.10:5353  10.96.0.10:53    10.244.2.8:53    unreplied      4s    4s
     "#);
 }
 
@@ -387,10 +441,10 @@ fn flows_as_a_table() {
 fn flows_as_a_wide_table_with_expired_ones() {
     let selection = FlowSelection { all: true, ..FlowSelection::default() };
     assert_snapshot!(flow_list(&flows(), &cluster(), &selection, Output::Wide).unwrap(), @r#"
-    PROTO  CLIENT           FRONTEND         BACKEND          STATE         AGE  IDLE  SERVICE                   SOURCE           BACKEND-ID
-    TCP    192.0.2.9:40000  10.96.0.10:6379  10.244.1.7:6379  established  1h2m    1s  default/redis:resp        192.0.2.9:40001  1
-    UDP    192.0.2.10:5353  10.96.0.10:53    10.244.2.8:53    opening        4s    4s  kube-system/kube-dns:dns  192.0.2.10:5353  8
-    TCP    192.0.2.9:40000  10.96.0.10:6379  10.244.1.7:6379  expired      1h2m  1d1h  default/redis:resp        192.0.2.9:40001  1
+    PROTO  CLIENT           FRONTEND         BACKEND          STATE         AGE  IDLE  SERVICE                   FORWARDING  SOURCE           BACKEND-ID
+    TCP    192.0.2.9:40000  10.96.0.10:6379  10.244.1.7:6379  established  1h2m    1s  default/redis:resp        snat        192.0.2.9:40001  1
+    UDP    192.0.2.10:5353  10.96.0.10:53    10.244.2.8:53    unreplied      4s    4s  kube-system/kube-dns:dns  dnat        192.0.2.10:5353  8
+    TCP    192.0.2.9:40000  10.96.0.10:6379  10.244.1.7:6379  expired      1h2m  1d1h  default/redis:resp        snat        192.0.2.9:40001  1
     "#);
 }
 
@@ -433,6 +487,7 @@ fn a_flow_as_json() {
           "serviceId": 1,
           "backendId": 1,
           "state": "established",
+          "forwarding": "snat",
           "ageSeconds": 3725.0,
           "idleSeconds": 1.5
         }
@@ -445,11 +500,11 @@ fn a_flow_as_json() {
 fn maps_as_a_table() {
     assert_snapshot!(map_list(&maps(), Output::Text).unwrap(), @r#"
     NAME      TYPE     USED  CAPACITY    MEMORY  PIN
-    services  hash        6     65536   1.5 MiB  /sys/fs/bpf/ballast/v2/services
-    backends  array       6    262144   6.0 MiB  /sys/fs/bpf/ballast/v2/backends
-    slots     array  500000    524288  12.0 MiB  /sys/fs/bpf/ballast/v2/slots
-    flows     array  131072    131072   3.0 MiB  /sys/fs/bpf/ballast/v2/flows
-    config    array       -         1         -  /sys/fs/bpf/ballast/v2/config
+    services  hash        6     65536   1.5 MiB  /sys/fs/bpf/ballast/v3/services
+    backends  array       6    262144   6.0 MiB  /sys/fs/bpf/ballast/v3/backends
+    slots     array  500000    524288  12.0 MiB  /sys/fs/bpf/ballast/v3/slots
+    flows     array  131072    131072   3.0 MiB  /sys/fs/bpf/ballast/v3/flows
+    config    array       -         1         -  /sys/fs/bpf/ballast/v3/config
     "#);
 }
 
@@ -461,7 +516,7 @@ fn maps_as_json() {
         {
           "name": "config",
           "id": 11,
-          "pin": "/sys/fs/bpf/ballast/v2/config",
+          "pin": "/sys/fs/bpf/ballast/v3/config",
           "type": "array",
           "used": null,
           "capacity": 1,
@@ -487,10 +542,10 @@ fn a_status_with_a_map_that_fills_up() {
     assert_snapshot!(Status::new(well(), Ok(facts())).render(Output::Wide).unwrap(), @r#"
     Agent:      ok, at 127.0.0.1:10249
     Programs:   2 at 3 hooks
-    Maps:       5 in /sys/fs/bpf/ballast/v2 (layout 2), 22.5 MiB
+    Maps:       5 in /sys/fs/bpf/ballast/v3 (layout 3), 22.5 MiB
     Services:   4 ports, 6 addresses, 2 of them with no endpoint
     Endpoints:  6 in service, 6 of 262144 ids in use
-    Flows:      2
+    Flows:      2; source ports for SNAT 1024-29999,61000-65535
     Rejected:   no_endpoint 3
     Dropped:    none
     Passed by:  none
@@ -533,10 +588,12 @@ fn a_status_without_agent_and_maps() {
         "state": "down",
         "address": "127.0.0.1:10249"
       },
-      "abi": 2,
+      "abi": 3,
       "folder": null,
       "attachments": [],
+      "xdp": [],
       "maps": [],
+      "snatPorts": null,
       "counts": null,
       "reasons": {},
       "problems": [

@@ -15,6 +15,15 @@ const CT_STATE: u32 = 0;
 const STATE_NEW: u32 = 1 << 3;
 /// `NFT_META_L4PROTO`.
 const META_PROTOCOL: u32 = 16;
+/// `NFT_PAYLOAD_TRANSPORT_HEADER`, and where TCP's flags stand in it.
+const TRANSPORT_HEADER: u32 = 2;
+const FLAGS_AT: u32 = 13;
+/// TCP, and its flags.
+const TCP: u8 = 6;
+const FIN: u8 = 0x01;
+const SYN: u8 = 0x02;
+const RST: u8 = 0x04;
+const ACK: u8 = 0x10;
 /// `NFTA_DATA_VALUE`, `NFTA_DATA_VERDICT` with `NFTA_VERDICT_CODE`.
 const VALUE: u16 = 1;
 const DATA_VERDICT: u16 = 2;
@@ -57,30 +66,48 @@ fn compare(operation: u32, with: &[u8]) -> Vec<u8> {
     expression("cmp", &[(1, &REGISTER.to_be_bytes()), (2, &operation.to_be_bytes()), (3 | NESTED, &to)])
 }
 
-/// Drops packets of this protocol that conntrack takes for the first of their connection.
-pub(super) fn drop_what_begins(protocol: u8) -> Vec<u8> {
+/// Masks the register.
+fn mask(bytes: &[u8]) -> Vec<u8> {
     let register = REGISTER.to_be_bytes();
-    // The state is a number of the machine, and the kernel compares bytes.
-    let (mask, zero) = (value(&STATE_NEW.to_ne_bytes()), value(&[0; 4]));
+    let (mask, zero) = (value(bytes), value(&[0; 4][..bytes.len()]));
+    // NFTA_BITWISE_SREG, _DREG, _LEN, _MASK, _XOR.
+    expression(
+        "bitwise",
+        &[
+            (1, &register),
+            (2, &register),
+            (3, &(bytes.len() as u32).to_be_bytes()),
+            (4 | NESTED, &mask),
+            (5 | NESTED, &zero),
+        ],
+    )
+}
+
+/// Drops TCP packets that conntrack takes for the first of their connection, and that are no SYN.
+pub(super) fn drop_unknown_tcp() -> Vec<u8> {
+    let register = REGISTER.to_be_bytes();
     let (mut code, mut verdict) = (Vec::new(), Vec::new());
     put(&mut code, VERDICT_CODE, &DROP.to_be_bytes());
     put(&mut verdict, DATA_VERDICT | NESTED, &code);
     [
         // NFTA_META_DREG, NFTA_META_KEY.
         expression("meta", &[(1, &register), (2, &META_PROTOCOL.to_be_bytes())]),
-        compare(EQUAL, &[protocol]),
-        ct_state(),
-        // NFTA_BITWISE_SREG, _DREG, _LEN, _MASK, _XOR.
+        compare(EQUAL, &[TCP]),
+        // NFTA_PAYLOAD_DREG, _BASE, _OFFSET, _LEN.
         expression(
-            "bitwise",
+            "payload",
             &[
                 (1, &register),
-                (2, &register),
-                (3, &4u32.to_be_bytes()),
-                (4 | NESTED, &mask),
-                (5 | NESTED, &zero),
+                (2, &TRANSPORT_HEADER.to_be_bytes()),
+                (3, &FLAGS_AT.to_be_bytes()),
+                (4, &1u32.to_be_bytes()),
             ],
         ),
+        mask(&[FIN | SYN | RST | ACK]),
+        compare(NOT_EQUAL, &[SYN]),
+        ct_state(),
+        // The state is a number of the machine, and the kernel compares bytes.
+        mask(&STATE_NEW.to_ne_bytes()),
         compare(NOT_EQUAL, &[0; 4]),
         // NFTA_IMMEDIATE_DREG, NFTA_IMMEDIATE_DATA.
         expression("immediate", &[(1, &VERDICT.to_be_bytes()), (2 | NESTED, &verdict)]),

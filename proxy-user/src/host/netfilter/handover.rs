@@ -16,7 +16,7 @@ use super::connections::{
     ADDRESSES, IS_ASSURED, IS_CONFIRMED, NUMBER, ORIGINAL, PORT_TO, PROTOCOL, SEEN_REPLY, STATE, STATUS, TCP,
     V4_TO, V6_TO,
 };
-use super::expressions::drop_what_begins;
+use super::expressions::drop_unknown_tcp;
 use super::message::{self, CONNTRACK, IPV4, IPV6, Message, NESTED, NFTABLES, put, transact_by};
 use super::rules::{APPEND, CREATE, NEW_TABLE, TABLE_NAME, base_chain, rule_of};
 use crate::host::netlink::Netlink;
@@ -91,8 +91,8 @@ pub struct Connection {
     pub stage: Stage,
 }
 
-/// While this is there, no TCP packet passes the node of which conntrack does not know the connection: it is lost, and
-/// sent again by its sender. Ends when dropped, and when this process dies.
+/// While this is there, no TCP packet in the middle of a connection passes the node of which conntrack does not know the
+/// connection: it is lost, and sent again by its sender. SYNs pass. Ends when dropped, and when this process dies.
 #[derive(Debug)]
 pub struct Standstill {
     _socket: Socket,
@@ -106,7 +106,7 @@ impl Standstill {
             .with_text(TABLE_NAME, TABLE)
             .with(TABLE_FLAGS, &OWNER.to_be_bytes());
         let chain = base_chain(BOTH_FAMILIES, TABLE, HOOK, "filter");
-        let rule = rule_of(BOTH_FAMILIES, TABLE, HOOK.0, &drop_what_begins(TCP));
+        let rule = rule_of(BOTH_FAMILIES, TABLE, HOOK.0, &drop_unknown_tcp());
         transact_by(&socket, &[(table, CREATE), (chain, CREATE), (rule, APPEND)])?;
         Ok(Self { _socket: socket })
     }

@@ -13,10 +13,10 @@ use ipnet::IpNet;
 use proxy_common::Address;
 use proxy_common::abi::Plain;
 use proxy_common::config::NodeConfig;
-use proxy_common::node::{Device, NodeAddr, NodeEntry};
+use proxy_common::node::{Device, NodeAddr, NodeEntry, Tunnel};
 use proxy_common::source_range::{SERVICE_BITS, SourceRangeKey};
 
-use super::super::node::{ConfigRow, NodeContents, NodeFamily, NodeRow, range_parts};
+use super::super::node::{ConfigRow, NodeContents, NodeFamily, NodeRow, TunnelRow, range_parts};
 use super::super::sys::{self, Stopped};
 use super::super::{MapError, Table, Write};
 use super::{hash, io_error, open};
@@ -29,6 +29,7 @@ pub(super) struct NodeMaps {
     node6: MapData,
     addresses: MapData,
     addresses6: MapData,
+    tunnels: MapData,
     devices: MapData,
     config: MapData,
     ranges: Ranges<[u8; 4]>,
@@ -42,6 +43,7 @@ impl NodeMaps {
             node6: open::<u32, NodeEntry<[u8; 16]>>(dir, Table::Node6, MapType::Array)?.0,
             addresses: open::<[u8; 4], NodeAddr>(dir, Table::NodeAddrs, MapType::Hash)?.0,
             addresses6: open::<[u8; 16], NodeAddr>(dir, Table::NodeAddrs6, MapType::Hash)?.0,
+            tunnels: open::<u32, Tunnel>(dir, Table::Tunnels, MapType::Array)?.0,
             devices: open::<u32, Device>(dir, Table::Devices, MapType::Hash)?.0,
             config: open::<u32, NodeConfig>(dir, Table::Config, MapType::Array)?.0,
             ranges: trie(dir, Table::SrcRanges)?,
@@ -75,6 +77,9 @@ impl NodeMaps {
             Write::NodeAddr(IpAddr::V6(addr), bits) => set(&self.addresses6, addr.octets(), *bits),
             Write::NoNodeAddr(IpAddr::V4(addr)) => remove(&self.addresses, addr.octets()),
             Write::NoNodeAddr(IpAddr::V6(addr)) => remove(&self.addresses6, addr.octets()),
+            Write::Tunnel(number, row) => {
+                set(&self.tunnels, *number, row.map_or_else(Tunnel::default, TunnelRow::entry))
+            }
             Write::Device(index, bits) => set(&self.devices, *index, *bits),
             Write::NoDevice(index) => remove(&self.devices, *index),
             // Others have settings of their own in the entry.
@@ -100,9 +105,10 @@ impl NodeMaps {
     pub(super) fn all(&self) -> Result<NodeContents, MapError> {
         let mut all = NodeContents::default();
         for table in NodeContents::TABLES {
-            let NodeContents { rows, addresses, devices, config } = self.read(table)?;
+            let NodeContents { rows, addresses, tunnels, devices, config } = self.read(table)?;
             all.rows.extend(rows);
             all.addresses.extend(addresses);
+            all.tunnels.extend(tunnels);
             all.devices.extend(devices);
             if table == Table::Config {
                 all.config = config;
@@ -125,6 +131,11 @@ impl NodeMaps {
             }
             Table::NodeAddrs => found.addresses = addresses::<[u8; 4]>(&self.addresses, table)?,
             Table::NodeAddrs6 => found.addresses = addresses::<[u8; 16]>(&self.addresses6, table)?,
+            Table::Tunnels => {
+                let all: BTreeMap<u32, Tunnel> = entries(&self.tunnels, table, u32::MAX)?;
+                let used = all.iter().filter_map(|(number, entry)| Some((*number, TunnelRow::of(entry)?)));
+                found.tunnels = used.collect();
+            }
             Table::Devices => found.devices = entries(&self.devices, table, u32::MAX)?,
             Table::Config => found.config = ConfigRow::of(&first(&self.config, table)?),
             _ => {}

@@ -1,92 +1,22 @@
 //! The packet path's connections.
 
-use std::collections::BTreeMap;
-use std::mem::offset_of;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use aya::maps::MapType;
-use proxy_common::Address;
 use proxy_common::abi::Plain;
-use proxy_common::config::NodeConfig;
-use proxy_common::flow::{
-    FLOW_FIN_BACKEND, FLOW_FIN_CLIENT, FLOW_REPLIED, FLOW_USED, Flow, is_expired, is_over,
-};
+use proxy_common::config::{NodeConfig, PortRange, SNAT_RANGES};
+use proxy_common::conntrack::{ASSURED, SEEN_REPLY, is_closed, is_half_closed};
+use proxy_common::flow::{FlowEntry, STATE_SNAT, STATE_USED};
 use proxy_common::map_names as map;
+use proxy_common::prefilter::{Role, position};
+use proxy_common::{Address, PROTO_UDP};
 
+use super::flow_row::{FlowCounts, FlowRow, FlowState, Forwarding};
 use super::{Transport, View, ViewError};
+use crate::maps::FilterBit;
 use crate::maps::mapping::Mapping;
-
-/// How far a connection has come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum FlowState {
-    /// The backend has not answered yet.
-    Opening,
-    /// Packets went both ways.
-    Established,
-    /// One end has closed.
-    Closing,
-    /// Both ends have, or one has reset.
-    Closed,
-    /// Silent for longer than its state allows; its entry is free to be taken.
-    Expired,
-}
-
-impl FlowState {
-    /// The word in tables and JSON.
-    pub const fn label(self) -> &'static str {
-        match self {
-            Self::Opening => "opening",
-            Self::Established => "established",
-            Self::Closing => "closing",
-            Self::Closed => "closed",
-            Self::Expired => "expired",
-        }
-    }
-}
-
-/// One connection.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FlowRow {
-    /// Its protocol.
-    pub protocol: Transport,
-    /// Who dialled.
-    pub client: SocketAddr,
-    /// What was dialled.
-    pub frontend: SocketAddr,
-    /// Who answers.
-    pub backend: SocketAddr,
-    /// Whom the backend sees; the client itself where its address and port are kept.
-    pub source: SocketAddr,
-    /// Id of the Service port.
-    pub service: u32,
-    /// Id of the backend.
-    pub backend_id: u32,
-    /// How far it has come.
-    pub state: FlowState,
-    /// Since its first packet.
-    pub age: Duration,
-    /// Since its last packet.
-    pub idle: Duration,
-}
-
-/// How many connections there are.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct FlowCounts {
-    /// Entries of `flows` in use, expired ones too.
-    pub v4: u32,
-    /// Those of `flows6`.
-    pub v6: u32,
-    /// Of both, by state; those that do not occur are left out.
-    pub states: BTreeMap<FlowState, u64>,
-}
-
-impl FlowCounts {
-    /// Connections that are not expired.
-    pub fn live(&self) -> u64 {
-        self.states.iter().filter(|(state, _)| **state != FlowState::Expired).map(|(_, count)| count).sum()
-    }
-}
 
 impl View {
     /// Counts connections: as [`View::flows`], but for the cost of one glance at each entry.
@@ -107,9 +37,9 @@ impl View {
         states: &mut BTreeMap<FlowState, u64>,
     ) -> Result<u32, ViewError>
     where
-        Flow<A>: Plain,
+        FlowEntry<A>: Plain,
     {
-        let flows = self.pin(name, MapType::Array)?.mapped::<Flow<A>>()?;
+        let flows = self.pin(name, MapType::Array)?.mapped::<FlowEntry<A>>()?;
         let mut used = 0;
         for flow in in_use::<A>(&flows) {
             used += 1;
@@ -128,52 +58,109 @@ impl View {
         Ok(rows)
     }
 
+    /// Those of these bits of the filter that connections need which have not expired.
+    pub fn filter_bits(&self, among: &BTreeSet<FilterBit>) -> Result<BTreeSet<FilterBit>, ViewError> {
+        let config = self.node_config()?;
+        let now = jiffies(monotonic(), config.hz);
+        let mut used = BTreeSet::new();
+        for flow in in_use::<[u8; 4]>(&self.pin(map::FLOWS, MapType::Array)?.mapped::<FlowEntry<[u8; 4]>>()?)
+        {
+            used.extend(bits(&flow, &config, now).into_iter().flatten().filter(|bit| among.contains(bit)));
+        }
+        for flow in
+            in_use::<[u8; 16]>(&self.pin(map::FLOWS6, MapType::Array)?.mapped::<FlowEntry<[u8; 16]>>()?)
+        {
+            used.extend(bits(&flow, &config, now).into_iter().flatten().filter(|bit| among.contains(bit)));
+        }
+        Ok(used)
+    }
+
+    /// Whether a connection with SNAT that has not expired has a source port in none of these ranges.
+    pub fn has_snat_beside(&self, ranges: [PortRange; SNAT_RANGES]) -> Result<bool, ViewError> {
+        let config = self.node_config()?;
+        let now = jiffies(monotonic(), config.hz);
+        let flows = self.pin(map::FLOWS, MapType::Array)?.mapped::<FlowEntry<[u8; 4]>>()?;
+        if in_use::<[u8; 4]>(&flows).any(|flow| is_snat_beside(&flow, ranges, &config, now)) {
+            return Ok(true);
+        }
+        let flows = self.pin(map::FLOWS6, MapType::Array)?.mapped::<FlowEntry<[u8; 16]>>()?;
+        Ok(in_use::<[u8; 16]>(&flows).any(|flow| is_snat_beside(&flow, ranges, &config, now)))
+    }
+
     fn family<A>(&self, name: &'static str, config: &NodeConfig, now: u32) -> Result<Vec<FlowRow>, ViewError>
     where
         A: Address + Into<IpAddr>,
-        Flow<A>: Plain,
+        FlowEntry<A>: Plain,
     {
-        let flows = self.pin(name, MapType::Array)?.mapped::<Flow<A>>()?;
+        let flows = self.pin(name, MapType::Array)?.mapped::<FlowEntry<A>>()?;
         Ok(in_use::<A>(&flows).filter_map(|flow| row(&flow, config, now)).collect())
     }
 }
 
+/// Where the byte of [`STATE_USED`] stands in an entry, whose state word comes first.
+const STATE_BYTE: usize = if cfg!(target_endian = "little") { 0 } else { size_of::<u64>() - 1 };
+
 /// Copies of the entries in use. Most are not: of those nothing but the state is looked at.
-fn in_use<A>(flows: &Mapping) -> impl Iterator<Item = Flow<A>>
+fn in_use<A>(flows: &Mapping) -> impl Iterator<Item = FlowEntry<A>>
 where
-    Flow<A>: Plain,
+    FlowEntry<A>: Plain,
 {
     (0..flows.len())
-        .filter(|index| flows.byte(*index, offset_of!(Flow<A>, state)).is_some_and(|s| s & FLOW_USED != 0))
+        .filter(|index| flows.byte(*index, STATE_BYTE).is_some_and(|byte| u32::from(byte) & STATE_USED != 0))
         .filter_map(|index| flows.read(index))
 }
 
 /// The clock is an estimate, and a packet may have passed since it was read: never before the last packet.
-fn not_before<A>(flow: &Flow<A>, now: u32) -> u32 {
+pub(super) fn not_before<A>(flow: &FlowEntry<A>, now: u32) -> u32 {
     if now.wrapping_sub(flow.last_seen).cast_signed() < 0 { flow.last_seen } else { now }
 }
 
-fn state<A: Address>(flow: &Flow<A>, config: &NodeConfig, now: u32) -> FlowState {
-    if is_expired(flow, now, config) {
+fn state<A: Address>(flow: &FlowEntry<A>, config: &NodeConfig, now: u32) -> FlowState {
+    let bits = flow.bits();
+    let answered = if flow.proto == PROTO_UDP { SEEN_REPLY } else { ASSURED };
+    if flow.is_expired(now, config) {
         FlowState::Expired
-    } else if is_over(flow.state) {
+    } else if is_closed(bits) {
         FlowState::Closed
-    } else if flow.state & (FLOW_FIN_CLIENT | FLOW_FIN_BACKEND) != 0 {
+    } else if is_half_closed(bits) {
         FlowState::Closing
-    } else if flow.state & FLOW_REPLIED != 0 {
+    } else if bits & answered != 0 {
         FlowState::Established
+    } else if bits & SEEN_REPLY != 0 {
+        FlowState::HalfOpen
     } else {
-        FlowState::Opening
+        FlowState::Unreplied
     }
+}
+
+/// The bits of what was dialled and of the endpoint; `None` for a connection that has expired.
+fn bits<A: Address>(flow: &FlowEntry<A>, config: &NodeConfig, now: u32) -> Option<[FilterBit; 2]> {
+    (state(flow, config, not_before(flow, now)) != FlowState::Expired).then(|| {
+        [
+            position(Role::Frontend, &flow.frontend, flow.frontend_port, flow.proto),
+            position(Role::Backend, &flow.backend, flow.backend_port, flow.proto),
+        ]
+    })
+}
+
+fn is_snat_beside<A: Address>(
+    flow: &FlowEntry<A>,
+    ranges: [PortRange; SNAT_RANGES],
+    config: &NodeConfig,
+    now: u32,
+) -> bool {
+    flow.bits() & STATE_SNAT != 0
+        && !ranges.iter().any(|range| range.contains(flow.source_port))
+        && state(flow, config, not_before(flow, now)) != FlowState::Expired
 }
 
 /// `None` for a free entry.
 pub(super) fn row<A: Address + Into<IpAddr>>(
-    flow: &Flow<A>,
+    flow: &FlowEntry<A>,
     config: &NodeConfig,
     now: u32,
 ) -> Option<FlowRow> {
-    if flow.state & FLOW_USED == 0 {
+    if flow.bits() & STATE_USED == 0 {
         return None;
     }
     let now = not_before(flow, now);
@@ -190,6 +177,7 @@ pub(super) fn row<A: Address + Into<IpAddr>>(
         service: flow.service,
         backend_id: flow.backend_id,
         state: state(flow, config, now),
+        forwarding: Forwarding::of(flow.bits()),
         age: since(flow.created),
         idle: since(flow.last_seen),
     })
@@ -219,32 +207,49 @@ fn jiffies(since_start: Duration, hz: u32) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proxy_common::flow::FLOW_RESET;
+    use proxy_common::conntrack::{FIN_BACKEND, FIN_CLIENT, RST_CLIENT};
+    use proxy_common::flow::{STATE_DIRECT, STATE_DSR, STATE_TUNNEL_SHIFT};
     use rstest::rstest;
 
     const HZ: u32 = 250;
+    const USED: u32 = STATE_USED;
+    const OPEN: u32 = STATE_USED | SEEN_REPLY | ASSURED;
 
-    fn flow(proto: u8, state: u8, last_seen: u32) -> Flow<[u8; 4]> {
-        Flow { proto, state, created: 1_000, last_seen, ..Flow::default() }
+    fn flow(proto: u8, bits: u32, last_seen: u32) -> FlowEntry<[u8; 4]> {
+        let state = 7 << 32 | u64::from(bits);
+        FlowEntry { proto, state, created: 1_000, last_seen, ..FlowEntry::default() }
     }
 
     #[rstest]
-    #[case(6, FLOW_USED, 0, FlowState::Opening)]
-    #[case(6, FLOW_USED, 61, FlowState::Expired)]
-    #[case(6, FLOW_USED | FLOW_REPLIED, 61, FlowState::Established)]
-    #[case(6, FLOW_USED | FLOW_REPLIED | FLOW_FIN_CLIENT, 61, FlowState::Closing)]
-    #[case(6, FLOW_USED | FLOW_REPLIED | FLOW_FIN_CLIENT | FLOW_FIN_BACKEND, 5, FlowState::Closed)]
-    #[case(6, FLOW_USED | FLOW_RESET, 5, FlowState::Closed)]
-    #[case(6, FLOW_USED | FLOW_RESET, 11, FlowState::Expired)]
-    #[case(17, FLOW_USED, 29, FlowState::Opening)]
-    #[case(17, FLOW_USED | FLOW_REPLIED, 100, FlowState::Established)]
-    #[case(17, FLOW_USED | FLOW_REPLIED, 121, FlowState::Expired)]
-    fn states(#[case] proto: u8, #[case] bits: u8, #[case] silent: u32, #[case] expected: FlowState) {
+    #[case(6, USED, 0, FlowState::Unreplied)]
+    #[case(6, USED, 61, FlowState::Expired)]
+    #[case(6, USED | SEEN_REPLY, 59, FlowState::HalfOpen)]
+    #[case(6, USED | SEEN_REPLY, 61, FlowState::Expired)]
+    #[case(6, OPEN, 61, FlowState::Established)]
+    #[case(6, OPEN | FIN_CLIENT, 61, FlowState::Closing)]
+    #[case(6, OPEN | FIN_CLIENT | FIN_BACKEND, 5, FlowState::Closed)]
+    #[case(6, USED | RST_CLIENT, 5, FlowState::Closed)]
+    #[case(6, USED | RST_CLIENT, 121, FlowState::Expired)]
+    #[case(17, USED, 29, FlowState::Unreplied)]
+    #[case(17, USED | SEEN_REPLY, 29, FlowState::Established)]
+    #[case(17, USED | SEEN_REPLY, 31, FlowState::Expired)]
+    #[case(17, OPEN, 100, FlowState::Established)]
+    fn states(#[case] proto: u8, #[case] bits: u32, #[case] silent: u32, #[case] expected: FlowState) {
         let config = NodeConfig::new(HZ, 16, 16, 1);
         let row = row(&flow(proto, bits, 2_000), &config, 2_000 + silent * HZ).unwrap();
         assert_eq!(row.state, expected);
         assert_eq!(row.idle, Duration::from_secs(silent.into()));
         assert_eq!(row.age, Duration::from_secs((silent + 4).into()));
+    }
+
+    #[rstest]
+    #[case(0, Forwarding::Dnat)]
+    #[case(STATE_SNAT, Forwarding::Snat)]
+    #[case(STATE_DSR | STATE_SNAT | 7 << STATE_TUNNEL_SHIFT, Forwarding::Dsr)]
+    #[case(STATE_DIRECT | STATE_SNAT, Forwarding::Direct)]
+    fn a_row_tells_how_packets_are_forwarded(#[case] bits: u32, #[case] expected: Forwarding) {
+        let row = row(&flow(6, USED | bits, 5_000), &NodeConfig::new(HZ, 16, 16, 1), 5_000).unwrap();
+        assert_eq!(row.forwarding, expected);
     }
 
     #[test]
@@ -253,9 +258,44 @@ mod tests {
     }
 
     #[test]
+    fn a_connection_needs_its_bits_until_it_expires() {
+        let flow = FlowEntry {
+            frontend: [10, 96, 0, 1],
+            frontend_port: 80,
+            backend: [10, 244, 0, 7],
+            backend_port: 8080,
+            ..flow(6, OPEN, 2_000)
+        };
+        let config = NodeConfig::new(HZ, 16, 16, 1);
+        let expected = [
+            position(Role::Frontend, &[10u8, 96, 0, 1], 80, 6),
+            position(Role::Backend, &[10u8, 244, 0, 7], 8080, 6),
+        ];
+        assert_eq!(bits(&flow, &config, 2_000 + 86_399 * HZ), Some(expected));
+        assert_eq!(bits(&flow, &config, 2_000 + 86_402 * HZ), None);
+    }
+
+    #[rstest]
+    #[case(OPEN | STATE_SNAT, 700, 10, true)]
+    #[case(OPEN | STATE_SNAT, 700, 86_402, false)]
+    #[case(OPEN | STATE_SNAT, 1_024, 10, false)]
+    #[case(OPEN | STATE_SNAT, 65_535, 10, false)]
+    #[case(OPEN, 700, 10, false)]
+    fn ports_of_old_ranges(
+        #[case] bits: u32,
+        #[case] port: u16,
+        #[case] silent: u32,
+        #[case] expected: bool,
+    ) {
+        let flow = FlowEntry { source_port: port, ..flow(6, bits, 2_000) };
+        let config = NodeConfig::new(HZ, 16, 16, 1);
+        assert_eq!(is_snat_beside(&flow, config.snat, &config, 2_000 + silent * HZ), expected);
+    }
+
+    #[test]
     fn a_packet_after_the_clock_was_read_is_not_years_ago() {
-        let row = row(&flow(6, FLOW_USED, 5_000), &NodeConfig::new(HZ, 16, 16, 1), 4_990).unwrap();
-        assert_eq!((row.state, row.idle), (FlowState::Opening, Duration::ZERO));
+        let row = row(&flow(6, USED, 5_000), &NodeConfig::new(HZ, 16, 16, 1), 4_990).unwrap();
+        assert_eq!((row.state, row.idle), (FlowState::Unreplied, Duration::ZERO));
     }
 
     #[test]

@@ -6,8 +6,11 @@
 //! Service).
 
 mod error;
+mod flow_row;
 mod flows;
+mod health;
 mod listen;
+mod load;
 mod pin;
 mod ring;
 mod rows;
@@ -28,16 +31,18 @@ use proxy_common::backend::{BACKEND_FREE, BackendEntry};
 use proxy_common::config::NodeConfig;
 use proxy_common::map_names as map;
 use proxy_common::name::PortName;
+use proxy_common::node::NodeAddr;
 use proxy_common::reason::Reason;
-use proxy_common::service::{KIND_ADDRESS, ServiceEntry, ServiceKey};
+use proxy_common::service::{KIND_ADDRESS, KIND_UNMANAGED, ServiceEntry, ServiceKey};
 use proxy_common::stats::{RefusalKey, ServiceStats};
 
 pub use error::ViewError;
-pub use flows::{FlowCounts, FlowRow, FlowState};
+pub use flow_row::{FlowCounts, FlowRow, FlowState, Forwarding};
 pub use listen::Listener;
-pub use rows::{BackendRow, BackendState, FrontendRow, Kind, NameRow, Scope, Transport};
+pub use load::Counted;
+pub use rows::{BackendRow, BackendState, FrontendRow, Kind, NameRow, Scope, Transport, UnmanagedRow};
 pub use rules::{Common, Rules};
-pub use sockets::Stranded;
+pub use sockets::{ServingEndpoints, Stranded};
 pub use usage::UsageRow;
 
 /// The folder below the bpffs that is ours.
@@ -69,16 +74,33 @@ pub struct Snapshot {
     pub names: BTreeMap<u32, NameRow>,
     /// What clients dial, in order of id and address.
     pub frontends: Vec<FrontendRow>,
-    /// Entries beside these that only say that an address is a cluster address, of IPv4 and of IPv6.
+    /// Entries beside these that only say something of an address, of IPv4 and of IPv6.
     pub addresses: [usize; 2],
+    /// Cluster addresses that are left alone, in order.
+    pub unmanaged: Vec<UnmanagedRow>,
     /// Endpoints, by id.
     pub backends: BTreeMap<u32, BackendRow>,
     /// What was counted for a Service port, by its id, over all CPUs.
     pub service_stats: BTreeMap<u32, ServiceStats>,
     /// Connections of an endpoint, by its id.
     pub backend_stats: BTreeMap<u32, u64>,
+    /// Endpoints that new connections skip, by id, and for how many more seconds.
+    pub ejected: BTreeMap<u32, u32>,
+    /// Those of them that are open, where the Service counts them, by the endpoint's id.
+    pub open_connections: BTreeMap<u32, u64>,
+    /// Ids of Service ports that are spread by them.
+    pub by_load: BTreeSet<u32>,
     /// What was refused, by the id of the Service port.
     pub refusals: BTreeMap<(u32, Reason), u64>,
+}
+
+/// What `services` and `services6` hold.
+struct Dialled {
+    rows: Vec<FrontendRow>,
+    /// Entries beside these that only say something of an address, of IPv4 and of IPv6.
+    addresses: [usize; 2],
+    /// Those of them that say that it is left alone, in order.
+    unmanaged: Vec<IpAddr>,
 }
 
 impl View {
@@ -99,18 +121,21 @@ impl View {
     }
 
     /// What clients dial, in order of id and address, with the ids of the backends behind each. The entries that
-    /// only say that an address is a cluster address are left out.
+    /// only say something of an address are left out.
     pub fn services(&self) -> Result<Vec<FrontendRow>, ViewError> {
-        self.services_and_addresses().map(|(rows, _)| rows)
+        self.dialled().map(|dialled| dialled.rows)
     }
 
-    /// The same, and how many were left out, of IPv4 and of IPv6.
-    fn services_and_addresses(&self) -> Result<(Vec<FrontendRow>, [usize; 2]), ViewError> {
+    /// The same, and what was left out.
+    fn dialled(&self) -> Result<Dialled, ViewError> {
         let mut entries = self.frontends::<[u8; 4]>(map::SERVICES)?;
         let mut entries6 = self.frontends::<[u8; 16]>(map::SERVICES6)?;
+        let mut unmanaged = Vec::new();
         let addresses = [&mut entries, &mut entries6].map(|entries| {
             let before = entries.len();
-            entries.retain(|(_, entry)| entry.kind != KIND_ADDRESS);
+            let is_left_alone = |(_, entry): &&(FrontendRow, ServiceEntry)| entry.kind == KIND_UNMANAGED;
+            unmanaged.extend(entries.iter().filter(is_left_alone).map(|(row, _)| row.address));
+            entries.retain(|(_, entry)| ![KIND_ADDRESS, KIND_UNMANAGED].contains(&entry.kind));
             before - entries.len()
         });
         entries.extend(entries6);
@@ -120,11 +145,27 @@ impl View {
             .map(|(row, entry)| {
                 let first = (entry.slot_base as usize).min(slots.len());
                 let end = first.saturating_add(entry.slot_count as usize).min(slots.len());
-                FrontendRow { backends: (first..end).filter_map(|slot| slots.read(slot)).collect(), ..row }
+                let mut met = BTreeSet::new();
+                let backends = (first..end).filter_map(|slot| slots.read(slot)).filter(|id| met.insert(*id));
+                FrontendRow { backends: backends.collect(), slots: entry.slot_count, ..row }
             })
             .collect();
         rows.sort_by_key(|row| (row.service, row.kind, row.address, row.port, row.scope));
-        Ok((rows, addresses))
+        unmanaged.sort_unstable();
+        Ok(Dialled { rows, addresses, unmanaged })
+    }
+
+    /// Why these addresses are left alone: what the node has itself, and what another proxy serves.
+    fn unmanaged(&self, addresses: Vec<IpAddr>) -> Result<Vec<UnmanagedRow>, ViewError> {
+        if addresses.is_empty() {
+            return Ok(Vec::new());
+        }
+        let own4 = self.pin(map::NODE_ADDRS, MapType::Hash)?.all::<[u8; 4], NodeAddr>()?;
+        let own6 = self.pin(map::NODE_ADDRS6, MapType::Hash)?.all::<[u8; 16], NodeAddr>()?;
+        let own4 = own4.into_iter().map(|(address, _)| IpAddr::from(address));
+        let own: BTreeSet<IpAddr> = own4.chain(own6.into_iter().map(|(address, _)| address.into())).collect();
+        let row = |address| UnmanagedRow { address, is_own: own.contains(&address) };
+        Ok(addresses.into_iter().map(row).collect())
     }
 
     fn frontends<A>(&self, name: &'static str) -> Result<Vec<(FrontendRow, ServiceEntry)>, ViewError>
@@ -221,17 +262,21 @@ impl View {
     /// Everything about Services.
     pub fn snapshot(&self) -> Result<Snapshot, ViewError> {
         let names = self.names()?;
-        let (frontends, addresses) = self.services_and_addresses()?;
+        let Dialled { rows: frontends, addresses, unmanaged } = self.dialled()?;
         let backends = self.backends()?;
         let ids: BTreeSet<u32> =
             names.keys().copied().chain(frontends.iter().map(|row| row.service)).collect();
         Ok(Snapshot {
             service_stats: self.service_stats(ids)?,
             backend_stats: self.backend_stats(&backends.keys().copied().collect())?,
+            ejected: self.ejected()?,
+            by_load: frontends.iter().filter(|row| row.by_load).map(|row| row.service).collect(),
+            open_connections: self.open_connections(backends.keys().copied())?,
             refusals: self.refusals()?,
             names,
             frontends,
             addresses,
+            unmanaged: self.unmanaged(unmanaged)?,
             backends,
         })
     }

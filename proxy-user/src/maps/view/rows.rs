@@ -4,12 +4,15 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
 use proxy_common::Address;
-use proxy_common::backend::{BACKEND_ACTIVE, BACKEND_FREE, BACKEND_LOCAL, BACKEND_TERMINATING, BackendEntry};
+use proxy_common::backend::{
+    BACKEND_ACTIVE, BACKEND_FREE, BACKEND_LOCAL, BACKEND_TERMINATING, BackendEntry, weight_of,
+};
 use proxy_common::name::PortName;
-use proxy_common::select::Algorithm;
+use proxy_common::select::{Algorithm, is_by_load};
 use proxy_common::service::{
     KIND_CLUSTER_IP, KIND_EXTERNAL_IP, KIND_LOAD_BALANCER, KIND_NODE_PORT, SCOPE_EXTERNAL,
-    SERVICE_DROP_WHEN_EMPTY, SERVICE_LOCAL, SERVICE_SOURCE_RANGES, ServiceEntry, ServiceKey,
+    SERVICE_DROP_WHEN_EMPTY, SERVICE_DSR, SERVICE_LOCAL, SERVICE_MAGLEV_OUTSIDE, SERVICE_SOURCE_RANGES,
+    ServiceEntry, ServiceKey,
 };
 
 use crate::model::net::{IpFamily, Protocol};
@@ -87,6 +90,7 @@ impl Scope {
 }
 
 /// One thing that a client may dial.
+#[expect(clippy::struct_excessive_bools, reason = "facts of a row, each apart")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FrontendRow {
     /// Id of the Service port.
@@ -101,12 +105,20 @@ pub struct FrontendRow {
     pub scope: Scope,
     /// Where it comes from.
     pub kind: Kind,
-    /// Ids of the backends, one for each slot. An id may have gone since; [`BackendRow::service`] tells.
+    /// Ids of the backends, each once, in the order of the slots; one has as many slots as its weight says. An id may have gone since; [`BackendRow::service`] tells.
     pub backends: Vec<u32>,
+    /// Slots, of which an endpoint has as many as its weight says.
+    pub slots: u32,
     /// Seconds of affinity by client address; 0: none.
     pub affinity_secs: u32,
     /// How connections are spread; `unknown` for a number that this version does not know.
     pub algorithm: &'static str,
+    /// It goes by open connections.
+    pub by_load: bool,
+    /// How those of clients outside of the cluster are spread, where that is something else.
+    pub outside: Option<&'static str>,
+    /// Packets of clients outside are encapsulated to endpoints on other nodes (DSR).
+    pub dsr: bool,
     /// With no backend: silence instead of a refusal.
     pub drop_when_empty: bool,
     /// The backends are those that a traffic policy leaves: the ones of this node.
@@ -125,8 +137,12 @@ impl FrontendRow {
             scope: if key.scope == SCOPE_EXTERNAL { Scope::External } else { Scope::Internal },
             kind: entry.kind.into(),
             backends: Vec::new(),
+            slots: 0,
             affinity_secs: entry.affinity_secs,
-            algorithm: if entry.algorithm == Algorithm::Random as u8 { "random" } else { "unknown" },
+            algorithm: Algorithm::from_number(entry.algorithm).map_or("unknown", Algorithm::label),
+            by_load: is_by_load(entry.algorithm),
+            outside: (entry.flags & SERVICE_MAGLEV_OUTSIDE != 0).then_some(Algorithm::Maglev.label()),
+            dsr: entry.flags & SERVICE_DSR != 0,
             drop_when_empty: entry.flags & SERVICE_DROP_WHEN_EMPTY != 0,
             local: entry.flags & SERVICE_LOCAL != 0,
             restricted: entry.flags & SERVICE_SOURCE_RANGES != 0,
@@ -136,6 +152,22 @@ impl FrontendRow {
     /// Address and port.
     pub fn socket(&self) -> SocketAddr {
         SocketAddr::new(self.address, self.port)
+    }
+}
+
+/// A cluster address that is left alone: packets and sockets to it are not translated, and not shut out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UnmanagedRow {
+    /// The address.
+    pub address: IpAddr,
+    /// This node has the address itself; otherwise another proxy serves it.
+    pub is_own: bool,
+}
+
+impl UnmanagedRow {
+    /// Why, in words.
+    pub const fn why(&self) -> &'static str {
+        if self.is_own { "an address of this node" } else { "another proxy serves it" }
     }
 }
 
@@ -211,6 +243,8 @@ pub struct BackendRow {
     pub local: bool,
     /// It is terminating.
     pub terminating: bool,
+    /// How large its share is.
+    pub weight: u32,
 }
 
 impl BackendRow {
@@ -223,6 +257,7 @@ impl BackendRow {
             state: if entry.state == BACKEND_ACTIVE { BackendState::Active } else { BackendState::Gone },
             local: entry.flags & BACKEND_LOCAL != 0,
             terminating: entry.flags & BACKEND_TERMINATING != 0,
+            weight: weight_of(entry.flags),
         })
     }
 }

@@ -11,7 +11,7 @@ use proxy_common::affinity::{AffinityEntry, AffinityKey, NetnsAffinityKey};
 use proxy_common::backend::{BACKEND_FREE, BackendEntry};
 use proxy_common::config::NodeConfig;
 use proxy_common::map_names as map;
-use proxy_common::node::{DEVICE_UPLINK, Device, NodeAddr, NodeEntry};
+use proxy_common::node::{DEVICE_UPLINK, Device, NODE_ADDR_INTERNAL, NODE_ADDR_OWN, NodeAddr, NodeEntry};
 use proxy_common::service::{ServiceEntry, ServiceKey};
 use proxy_common::source_range::{SERVICE_BITS, SourceRangeKey};
 use proxy_common::{Address, Family, V4, V6};
@@ -30,6 +30,8 @@ pub struct Common {
     pub has_uplink: bool,
     /// Backend ids by slot.
     pub slots: Vec<u32>,
+    /// What connections have told of backends, by id, where that is more than that they answer ([`proxy_common::health`]).
+    pub health: BTreeMap<u32, u64>,
     /// Words of the filter.
     pub filter: Vec<u64>,
     /// Names of Service ports.
@@ -51,6 +53,8 @@ pub struct Rules<A: Address> {
     pub node: NodeEntry<A>,
     /// Addresses of the node.
     pub node_addrs: BTreeMap<A, NodeAddr>,
+    /// Those of the other nodes, where packets are encapsulated to them.
+    pub others: BTreeMap<A, NodeAddr>,
     /// Which backend a client stays with.
     pub affinity: BTreeMap<AffinityKey<A>, AffinityEntry>,
     /// Allowed sources: length of the prefix without the Service's part, and the rest.
@@ -92,18 +96,24 @@ impl View {
         let netns_affinity = self.pin(map::AFFINITY_NETNS, MapType::LruHash)?.all()?;
         let devices = self.pin(map::DEVICES, MapType::Hash)?.all::<u32, Device>()?;
         let slots = self.pin(map::SLOTS, MapType::Array)?.mapped::<u32>()?.all32();
-        let filter = self.pin(map::FILTER, MapType::Array)?.mapped::<u64>()?.all64();
+        let filter = self.pin(map::PREFILTER, MapType::Array)?.mapped::<u64>()?.all64();
         let common = Common {
             has_uplink: devices.iter().any(|(_, device)| device & DEVICE_UPLINK != 0),
             now: now(config.hz),
             config,
             slots,
+            health: self.health()?,
             filter,
             names: self.names()?,
             netns_affinity: netns_affinity.into_iter().collect(),
         };
         let entries = self.pin(backends, MapType::Array)?.mapped::<BackendEntry<F::Addr>>()?;
         let used = (0..entries.len()).filter_map(|id| Some((id as u32, entries.read(id)?)));
+        let is_others = |_: &F::Addr, bits: &mut NodeAddr| {
+            *bits & (NODE_ADDR_OWN | NODE_ADDR_INTERNAL) == NODE_ADDR_INTERNAL
+        };
+        let mut node_addrs = self.node_addrs::<F>(node_addrs)?;
+        let others = node_addrs.extract_if(.., is_others).collect();
         let nodes = self.pin(node, MapType::Array)?.first::<u32, NodeEntry<F::Addr>>(1)?;
         Ok(Rules {
             common,
@@ -112,7 +122,8 @@ impl View {
                 .filter(|(_, entry): &(u32, BackendEntry<F::Addr>)| entry.state != BACKEND_FREE)
                 .collect(),
             node: nodes.first().map_or(NodeEntry::UNKNOWN, |(_, node)| *node),
-            node_addrs: self.node_addrs::<F>(node_addrs)?,
+            node_addrs,
+            others,
             affinity: self.pin(affinity, MapType::LruHash)?.all()?.into_iter().collect(),
             ranges: self.ranges::<F>(ranges)?,
         })

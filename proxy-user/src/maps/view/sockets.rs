@@ -1,16 +1,18 @@
 //! Where sockets were led to.
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
 use aya::maps::MapType;
 use proxy_common::abi::Plain;
 use proxy_common::backend::BackendEntry;
 use proxy_common::map_names as map;
-use proxy_common::socket::{SocketEntry, SocketKey, TO_FRONTEND};
+use proxy_common::socket::{LedSocket, SocketEntry, SocketKey, SocketStorage, TO_FRONTEND};
 use proxy_common::{Address, PROTO_UDP};
 
 use super::{View, ViewError};
+use crate::maps::mapping::Mapping;
 
 /// A UDP socket that a Service led to an endpoint that has left it since. It may be gone, and it may have been led
 /// elsewhere.
@@ -24,8 +26,61 @@ pub struct Stranded {
     pub backend_id: u32,
 }
 
+/// The endpoints that serve now, of both families.
+pub struct ServingEndpoints {
+    v4: Mapping,
+    v6: Mapping,
+}
+
+impl fmt::Debug for ServingEndpoints {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ServingEndpoints")
+    }
+}
+
+impl ServingEndpoints {
+    /// The socket as a stranded one; `None` while its endpoint serves the Service that led it there.
+    pub fn stranded(&self, led: &LedSocket) -> Option<Stranded> {
+        let LedSocket { cookie, storage } = *led;
+        let SocketStorage { backend, backend_port: port, service, backend_id, family, .. } = storage;
+        let [first, ..] = backend;
+        let (ip, serves): (IpAddr, bool) = match family {
+            4 => {
+                let addr = first.to_ne_bytes();
+                (addr.into(), is_serving(&self.v4, backend_id, service, addr, port))
+            }
+            6 => {
+                let mut addr = [0; 16];
+                for (bytes, word) in addr.as_chunks_mut::<4>().0.iter_mut().zip(backend) {
+                    *bytes = word.to_ne_bytes();
+                }
+                (addr.into(), is_serving(&self.v6, backend_id, service, addr, port))
+            }
+            // It is connected to no Service any more.
+            _ => return None,
+        };
+        (!serves).then_some(Stranded { cookie, endpoint: SocketAddr::new(ip, port), backend_id })
+    }
+}
+
+fn is_serving<A: Address>(rows: &Mapping, id: u32, service: u32, addr: A, port: u16) -> bool
+where
+    BackendEntry<A>: Plain,
+{
+    let row = rows.read::<BackendEntry<A>>(id as usize);
+    row.is_some_and(|row| row.service == service && row.serves(addr, port))
+}
+
 impl View {
-    /// Every one that is remembered, of both families.
+    /// The endpoints that serve, as the programs see them from now on.
+    pub fn serving_endpoints(&self) -> Result<ServingEndpoints, ViewError> {
+        Ok(ServingEndpoints {
+            v4: self.pin(map::BACKENDS, MapType::Array)?.mapped::<BackendEntry<[u8; 4]>>()?,
+            v6: self.pin(map::BACKENDS6, MapType::Array)?.mapped::<BackendEntry<[u8; 16]>>()?,
+        })
+    }
+
+    /// Every one that `sockets` and `sockets6` remember; connected ones are in their own storage.
     pub fn stranded(&self) -> Result<BTreeSet<Stranded>, ViewError> {
         let mut all = self.stranded_of::<[u8; 4]>(map::SOCKETS, map::BACKENDS)?;
         all.append(&mut self.stranded_of::<[u8; 16]>(map::SOCKETS6, map::BACKENDS6)?);
@@ -47,8 +102,7 @@ impl View {
         let rows = self.pin(backends, MapType::Array)?.mapped::<BackendEntry<A>>()?;
         let is_led = |key: &SocketKey<A>| key.direction == TO_FRONTEND && key.proto == PROTO_UDP;
         let serves = |key: &SocketKey<A>, entry: &SocketEntry<A>| {
-            let row = rows.read::<BackendEntry<A>>(entry.backend_id as usize);
-            row.is_some_and(|row| row.service == entry.service && row.serves(key.addr, key.port))
+            is_serving(&rows, entry.backend_id, entry.service, key.addr, key.port)
         };
         let stranded = entries.into_iter().filter(|(key, entry)| is_led(key) && !serves(key, entry));
         Ok(stranded

@@ -23,7 +23,7 @@ pub struct UsageRow {
     pub pin: PathBuf,
     /// Its type, in the kernel's words.
     pub kind: String,
-    /// Entries that fit.
+    /// Entries that fit; 0: as many as there are sockets.
     pub capacity: u32,
     /// Entries in use; `None` where all of them always are.
     pub used: Option<u32>,
@@ -98,7 +98,7 @@ impl View {
             map::FLOWS => flows.v4,
             map::FLOWS6 => flows.v6,
             // A slot that no frontend reaches keeps its last content, so extents are summed instead.
-            map::SLOTS => snapshot.frontends.iter().map(|row| row.backends.len() as u32).sum(),
+            map::SLOTS => snapshot.frontends.iter().map(|row| row.slots).sum(),
             _ => return Ok(None),
         };
         Ok(Some(used))
@@ -124,6 +124,7 @@ fn kind(info: &MapInfo) -> String {
         Ok(MapType::LpmTrie) => "lpm_trie".to_owned(),
         Ok(MapType::PerCpuArray) => "percpu_array".to_owned(),
         Ok(MapType::RingBuf) => "ringbuf".to_owned(),
+        Ok(MapType::SkStorage) => "sk_storage".to_owned(),
         Ok(other) => format!("{other:?}").to_lowercase(),
         Err(_) => "unknown".to_owned(),
     }
@@ -134,7 +135,8 @@ fn setting(name: &str) -> &'static str {
     match name {
         map::SERVICES | map::SERVICES6 => "--max-frontends",
         map::SLOTS => "--max-slots",
-        map::BACKENDS | map::BACKENDS6 | map::BACKEND_STATS => "--max-backends",
+        map::MAGLEV => "--max-maglev-words",
+        map::BACKENDS | map::BACKENDS6 | map::BACKEND_STATS | map::CONNECTIONS => "--max-backends",
         map::FLOWS | map::FLOWS6 | map::FLOW_INDEX | map::FLOW_INDEX6 => "--max-flows",
         map::SOCKETS | map::SOCKETS6 => "--max-sockets",
         map::SERVICE_STATS | map::NAMES => "--max-services",

@@ -1,21 +1,21 @@
 use crate::model::net::{IpFamily, Protocol};
-use crate::model::{Endpoint, EndpointPort, ServicePort};
+use crate::model::{Endpoint, EndpointPort, Name, ServicePort};
 
 use super::*;
 
 fn service(name: &str) -> Service {
     Service {
         cluster_ips: vec!["10.96.0.1".parse().unwrap()],
-        ports: vec![ServicePort { name: String::new(), protocol: Protocol::Tcp, port: 80, node_port: 0 }],
+        ports: vec![ServicePort { name: Name::default(), protocol: Protocol::Tcp, port: 80, node_port: 0 }],
         ..Service::new(ServiceName::new("default", name))
     }
 }
 
 fn slice(name: &str, service: &str, zone: Option<&str>) -> EndpointSlice {
-    let zone_hints = zone.into_iter().map(str::to_owned).collect();
+    let zone_hints = zone.into_iter().map(Name::from).collect();
     let service = ServiceName::new("default", service);
     EndpointSlice {
-        ports: vec![EndpointPort { name: String::new(), protocol: Protocol::Tcp, port: 8080 }],
+        ports: vec![EndpointPort { name: Name::default(), protocol: Protocol::Tcp, port: 8080 }],
         endpoints: vec![Endpoint { zone_hints, ..Endpoint::new("10.0.0.1".parse().unwrap()) }],
         ..EndpointSlice::new(SliceName::new("default", name), service, IpFamily::V4)
     }
@@ -30,7 +30,7 @@ fn apply_slice(cluster: &mut Cluster, slice: EndpointSlice) -> Vec<String> {
 }
 
 fn names(changed: BTreeSet<ServiceName>) -> Vec<String> {
-    changed.into_iter().map(|name| name.name).collect()
+    changed.into_iter().map(|name| name.name.to_string()).collect()
 }
 
 #[test]
@@ -146,4 +146,29 @@ fn a_node_is_eligible_until_it_leaves_or_is_gone() {
     assert!(after(node("n1", false)));
     assert!(!after(Event::Reset(Listing::Node(None))));
     assert!(after(Event::Reset(Listing::Node(Some(NodeView::new("n1"))))));
+}
+
+#[test]
+fn other_nodes_concern_the_services_that_have_endpoints_there() {
+    let mut cluster = Cluster::new(NodeView::new("n1"));
+    apply_service(&mut cluster, "web");
+    apply_service(&mut cluster, "db");
+    let mut here = slice("s", "web", None);
+    here.endpoints[0].node = Some("n2".into());
+    apply_slice(&mut cluster, here);
+    let node =
+        |name: &str, ip: &str| NodeView { internal_ips: vec![ip.parse().unwrap()], ..NodeView::new(name) };
+    let apply = |cluster: &mut Cluster, node| names(cluster.apply(Event::Apply(Object::Node(node))));
+    assert!(
+        apply(&mut cluster, node("n2", "192.0.2.2")).is_empty() && cluster.others().is_none(),
+        "not listed"
+    );
+    let list = |nodes| Event::Reset(Listing::Others(nodes));
+    assert_eq!(names(cluster.apply(list(vec![node("n2", "192.0.2.2"), node("n3", "192.0.2.3")]))), ["web"]);
+    assert!(apply(&mut cluster, node("n2", "192.0.2.2")).is_empty(), "nothing new");
+    assert!(apply(&mut cluster, node("n4", "192.0.2.4")).is_empty(), "nobody is there");
+    assert_eq!(apply(&mut cluster, node("n2", "192.0.2.9")), ["web"]);
+    assert_eq!(names(cluster.apply(Event::Delete(Key::Node("n2".to_owned())))), ["web"]);
+    let known: Vec<_> = cluster.others().unwrap().keys().map(String::as_str).collect();
+    assert_eq!(known, ["n3", "n4"]);
 }

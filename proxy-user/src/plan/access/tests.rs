@@ -1,6 +1,7 @@
 use rstest::rstest;
 
 use crate::api::convert::address::range;
+use crate::model::spread::Weights;
 use crate::model::{ServiceKind, ServiceName, TrafficPolicy};
 
 use super::*;
@@ -9,6 +10,7 @@ use super::*;
 fn service(ranges: Option<&[&str]>) -> Service {
     Service {
         name: ServiceName::new("default", "web"),
+        is_foreign: false,
         kind: ServiceKind::LoadBalancer,
         cluster_ips: Vec::new(),
         external_ips: Vec::new(),
@@ -18,6 +20,10 @@ fn service(ranges: Option<&[&str]>) -> Service {
         internal_policy: TrafficPolicy::Cluster,
         external_policy: TrafficPolicy::Cluster,
         affinity_secs: 0,
+        algorithm: None,
+        forwarding: None,
+        ejection: None,
+        weights: Weights::default(),
         health_check_node_port: 0,
         created: 0,
         problems: Vec::new(),
@@ -25,8 +31,11 @@ fn service(ranges: Option<&[&str]>) -> Service {
 }
 
 fn ask(ranges: Option<&[&str]>, family: IpFamily, strict: bool) -> Allowed {
-    let node: [IpAddr; 2] = ["192.0.2.1".parse().unwrap(), "2001:db8:1::1".parse().unwrap()];
-    allowed(&service(ranges), family, strict, node.iter())
+    let node = match family {
+        IpFamily::V4 => "192.0.2.1",
+        IpFamily::V6 => "2001:db8:1::1",
+    };
+    allowed(&service(ranges), family, strict, Some(node.parse().unwrap()))
 }
 
 #[rstest]
@@ -80,5 +89,5 @@ fn a_list_of_nothing_usable_lets_nobody_in(
 fn a_family_without_address_has_nothing_to_close() {
     let mut service = service(Some(&["10.0.0.0/8"]));
     service.load_balancer_ips.pop();
-    assert_eq!(allowed(&service, IpFamily::V6, true, [].iter()), Allowed::default());
+    assert_eq!(allowed(&service, IpFamily::V6, true, None), Allowed::default());
 }

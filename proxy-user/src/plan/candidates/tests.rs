@@ -10,7 +10,7 @@ fn endpoint(address: &str) -> Endpoint {
 
 fn slice(ports: &[(&str, Protocol, u16)], endpoints: &[Endpoint]) -> EndpointSlice {
     let port = |(name, protocol, port): &(&str, _, _)| EndpointPort {
-        name: (*name).to_owned(),
+        name: (*name).into(),
         protocol: *protocol,
         port: *port,
     };

@@ -3,7 +3,7 @@ use std::net::Ipv4Addr;
 use proptest::prelude::*;
 use rstest::rstest;
 
-use crate::model::arbitrary;
+use crate::model::{Name, arbitrary};
 
 use super::*;
 
@@ -12,8 +12,8 @@ fn endpoint(text: &str) -> (BackendAddress, Endpoint) {
     let mut words = text.split(' ');
     let (letter, node) = words.next().unwrap().split_once('@').unwrap();
     let address = Ipv4Addr::new(10, 0, 0, letter.as_bytes()[0]).into();
-    let mut endpoint = Endpoint { node: Some(node.to_owned()), ..Endpoint::new(address) };
-    let list = |text: &str| text.split(',').map(str::to_owned).collect();
+    let mut endpoint = Endpoint { node: Some(node.into()), ..Endpoint::new(address) };
+    let list = |text: &str| text.split(',').map(Name::from).collect();
     for word in words {
         match word.split_once('=').unwrap_or((word, "")) {
             ("z", zones) => endpoint.zone_hints = list(zones),
@@ -111,9 +111,10 @@ fn categories(
 /// The same rules, asked of one endpoint at a time and told by counting.
 fn naive(all: &[(BackendAddress, Endpoint)], wanted: Wanted, node: &NodeView) -> Eligible {
     let mut result = Eligible::default();
+    let (mut cluster, mut local) = (Vec::new(), Vec::new());
     let count = |test: &dyn Fn(&Endpoint) -> bool| all.iter().filter(|(_, e)| test(e)).count();
     let ready = count(&|e| e.ready);
-    let here = |e: &Endpoint| e.node == Some(node.name.clone());
+    let here = |e: &Endpoint| e.node == Some(Name::from(&node.name));
     let in_zone = |e: &Endpoint| node.zone.iter().any(|zone| e.zone_hints.iter().any(|hint| hint == zone));
     let for_node = |e: &Endpoint| e.node_hints.iter().any(|hint| *hint == node.name);
     let by_node =
@@ -132,14 +133,14 @@ fn naive(all: &[(BackendAddress, Endpoint)], wanted: Wanted, node: &NodeView) ->
         };
         // An endpoint that is ready and terminating is never reached by way of draining: it is ready.
         if wanted.cluster && if ready > 0 { e.ready && near } else { drains } {
-            result.cluster.push(*address);
+            cluster.push(*address);
         }
         let ready_here = count(&|e| e.ready && here(e));
         if wanted.local && here(e) && if ready_here > 0 { e.ready } else { drains } {
-            result.local.push(*address);
+            local.push(*address);
         }
     }
-    result
+    Eligible { cluster: cluster.into(), local: local.into(), ..result }
 }
 
 proptest! {

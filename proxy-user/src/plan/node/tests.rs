@@ -1,6 +1,6 @@
 use rstest::rstest;
 
-use crate::model::DefaultRoute;
+use crate::model::{DefaultRoute, DeviceKind, DeviceRole, HostDevice};
 
 use super::*;
 
@@ -16,7 +16,7 @@ fn nets(texts: &[&str]) -> Vec<IpNet> {
 fn device(name: &str, addresses: &[&str]) -> HostDevice {
     HostDevice {
         name: name.to_owned(),
-        is_virtual: name.starts_with("veth"),
+        kind: if name.starts_with("veth") { DeviceKind::Veth } else { DeviceKind::Other },
         addresses: addresses.iter().map(|address| ip(address)).collect(),
         ..HostDevice::default()
     }
@@ -38,6 +38,7 @@ fn host() -> HostView {
         ],
         netns_cookie: 77,
         has_old_proxy: true,
+        local_ports: None,
     }
 }
 
@@ -50,7 +51,7 @@ fn settings(addresses: NodePortAddresses) -> NodeSettings {
 }
 
 fn plan(node: &NodeView, host: &HostView, settings: &NodeSettings) -> NodePlan {
-    plan_node(node, host, &BTreeSet::new(), settings)
+    plan_node(node, host, &BTreeSet::new(), &BTreeSet::new(), settings)
 }
 
 fn all() -> NodePortAddresses {
@@ -65,7 +66,7 @@ fn packets_leave_under_the_internal_address(#[case] internal: &[&str], #[case] e
     let plan = plan(&node(internal), &host(), &NodeSettings::default());
     assert_eq!(plan.sources.get(&IpFamily::V4), Some(&ip(expected)));
     assert_eq!(plan.sources.get(&IpFamily::V6), Some(&ip("2001:db8::1")));
-    assert_eq!((plan.host_netns, plan.snat_ports), (77, (61_000, 65_535)));
+    assert_eq!((plan.host_netns, plan.snat_ports), (77, proxy_common::config::SNAT_PORTS));
     assert!(plan.leave_old, "another proxy's connections");
 }
 
@@ -110,6 +111,29 @@ fn node_ports_answer_where_the_setting_says() {
 }
 
 #[test]
+fn every_address_of_the_node_is_told() {
+    let primary = NodePortAddresses { primary: true, ..NodePortAddresses::default() };
+    let plan = plan(&node(&["192.0.2.1"]), &host(), &settings(primary));
+    let all = ["127.0.0.1", "192.0.2.1", "192.0.2.7", "::1", "2001:db8::1"].map(ip);
+    assert!(plan.addresses.keys().eq(&all), "{:?}", plan.addresses);
+    assert_eq!(plan.addresses[&ip("::1")], AddressFacts { node_ports: false, loopback: true });
+}
+
+#[test]
+fn more_addresses_than_fit_are_reported_and_those_of_node_ports_come_first() {
+    let mut host = host();
+    let many = (0..5_000u32).map(|low| IpAddr::V4((0x0a00_0000 + low).into())).collect();
+    host.devices.insert(9, HostDevice { addresses: many, ..device("dummy0", &[]) });
+    let primary = NodePortAddresses { primary: true, ..NodePortAddresses::default() };
+    let plan = plan(&node(&["192.0.2.1"]), &host, &settings(primary));
+    let v4 = plan.addresses.keys().filter(|address| address.is_ipv4()).count();
+    assert_eq!(v4, OWN_ADDR_COUNT as usize);
+    assert!(plan.addresses[&ip("192.0.2.1")].node_ports && plan.addresses.contains_key(&ip("::1")));
+    assert_eq!(plan.problems.len(), 1, "{:?}", plan.problems);
+    assert!(plan.problems[0].message.contains("5003 IPv4 addresses"), "{}", plan.problems[0]);
+}
+
+#[test]
 fn health_checks_answer_where_node_ports_do() {
     let n = node(&["192.0.2.1"]);
     let everywhere = plan(&n, &host(), &settings(all())).listen;
@@ -138,9 +162,9 @@ fn outside(host: &HostView, detect_local: DetectLocal) -> (Vec<u32>, Vec<u32>) {
 fn clients_outside_come_by_the_devices_that_lead_there() {
     assert_eq!(outside(&host(), DetectLocal::Devices), (vec![2], vec![4]));
     let mut host = host();
-    host.devices.get_mut(&3).unwrap().uplink = true;
+    host.devices.get_mut(&3).unwrap().role = DeviceRole::Uplink;
     assert_eq!(outside(&host, DetectLocal::Devices).0, [2, 3], "as the operator says");
-    host.devices.get_mut(&3).unwrap().uplink = false;
+    host.devices.get_mut(&3).unwrap().role = DeviceRole::Guessed;
     host.defaults.clear();
     assert_eq!(outside(&host, DetectLocal::Devices).0, [2], "it has an internal address");
 }
@@ -165,14 +189,20 @@ fn the_operator_may_say_how_pods_are_known() {
     assert_eq!(outside(&host, DetectLocal::Bridge("cni0".into())).0, [1, 2, 3, 4]);
     assert_eq!(outside(&host, DetectLocal::InterfaceNamePrefix("veth".into())).0, [1, 2, 4, 6]);
     let cluster = DetectLocal::ClusterCidr(nets(&["10.244.0.0/16", "10.0.0.0/8", "fd00::/56"]));
-    assert_eq!(outside(&host, cluster.clone()).0, [1, 2, 3, 4, 6, 8], "by address alone");
+    assert_eq!(
+        outside(&host, cluster.clone()).0,
+        [2],
+        "pods of other nodes are inside, and come by an uplink"
+    );
     let n = NodeView { pod_cidrs: nets(&["10.244.1.0/24"]), ..node(&[]) };
     let with = |detect_local| plan(&n, &host, &NodeSettings { detect_local, ..NodeSettings::default() });
     assert_eq!(with(cluster).pods.into_values().collect::<Vec<_>>(), nets(&["10.244.0.0/16", "fd00::/56"]));
     let own = with(DetectLocal::NodeCidr);
     assert_eq!(own.pods.into_values().collect::<Vec<_>>(), nets(&["10.244.1.0/24"]));
-    assert!(own.detect_local && own.problems.is_empty());
-    assert!(!with(DetectLocal::Devices).detect_local);
+    assert!(own.detect_local && own.problems.is_empty(), "by address alone");
+    for by_device in [DetectLocal::Devices, DetectLocal::Bridge("cni0".into())] {
+        assert!(!with(by_device).detect_local);
+    }
     let settings = NodeSettings { detect_local: DetectLocal::NodeCidr, ..NodeSettings::default() };
     assert_eq!(plan(&node(&[]), &host, &settings).problems[0].field, "spec.podCIDRs");
 }
@@ -182,7 +212,7 @@ fn ranges_of_services_are_those_of_cluster_and_operator() {
     let told: BTreeSet<IpNet> =
         nets(&["10.96.0.0/16", "10.96.3.0/24", "fd00:96::/112"]).into_iter().collect();
     let settings = NodeSettings { service_cidrs: nets(&["172.30.0.0/16"]), ..NodeSettings::default() };
-    let plan = plan_node(&node(&[]), &host(), &told, &settings);
+    let plan = plan_node(&node(&[]), &host(), &told, &BTreeSet::new(), &settings);
     assert_eq!(plan.service_cidrs[&IpFamily::V4], nets(&["10.96.0.0/16", "172.30.0.0/16"]));
     assert_eq!(plan.service_cidrs[&IpFamily::V6], nets(&["fd00:96::/112"]));
     assert!(plan.problems.is_empty());
@@ -191,7 +221,7 @@ fn ranges_of_services_are_those_of_cluster_and_operator() {
 #[test]
 fn more_ranges_than_are_looked_at_are_reported() {
     let told = (0..10).map(|i| IpNet::new(Ipv4Addr::new(10, i, 0, 0).into(), 24).unwrap()).collect();
-    let plan = plan_node(&node(&[]), &host(), &told, &NodeSettings::default());
+    let plan = plan_node(&node(&[]), &host(), &told, &BTreeSet::new(), &NodeSettings::default());
     assert_eq!(plan.service_cidrs[&IpFamily::V4].len(), SERVICE_CIDRS);
     assert_eq!(plan.problems.len(), 1);
 }
@@ -203,6 +233,20 @@ fn more_ranges_than_are_looked_at_are_reported() {
 #[case::nothing("10.96.0.0/12", 0)]
 fn a_range_that_holds_what_is_somebody_elses_is_reported(#[case] range: &str, #[case] problems: usize) {
     let n = NodeView { pod_cidrs: nets(&["10.244.1.0/24"]), ..node(&[]) };
-    let plan = plan_node(&n, &host(), &nets(&[range]).into_iter().collect(), &NodeSettings::default());
+    let ranges = nets(&[range]).into_iter().collect();
+    let plan = plan_node(&n, &host(), &ranges, &BTreeSet::new(), &NodeSettings::default());
     assert_eq!(plan.problems.len(), problems, "{:?}", plan.problems);
+}
+
+#[test]
+fn an_own_address_that_is_a_services_is_no_problem_of_the_range() {
+    let mut host = host();
+    host.devices.insert(9, device("nodelocaldns", &["10.96.0.10", "10.96.0.11"]));
+    let problems = |left_alone: &[&str]| {
+        let left_alone = left_alone.iter().map(|text| ip(text)).collect();
+        let ranges = nets(&["10.96.0.0/12"]).into_iter().collect();
+        plan_node(&node(&[]), &host, &ranges, &left_alone, &NodeSettings::default()).problems
+    };
+    assert_eq!(problems(&["10.96.0.10", "10.96.0.11"]), []);
+    assert_eq!(problems(&["10.96.0.10"]).len(), 1, "the other one is no Service's");
 }

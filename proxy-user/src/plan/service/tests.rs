@@ -1,4 +1,5 @@
-use crate::model::{Event, HostDevice, HostView, NodeView, Object};
+use crate::model::net::Protocol;
+use crate::model::{DefaultRoute, Event, HostDevice, HostView, NodeView, Object};
 use crate::plan::{Access, BackendAddress, FrontendKind, Scope};
 use crate::source::manifest::{Syntax, parse};
 
@@ -142,7 +143,7 @@ fn what_is_not_there_has_no_plan() {
 }
 
 #[test]
-fn an_address_that_is_the_nodes_or_a_pods_is_reported() {
+fn an_address_that_is_a_pods_is_reported_and_one_of_the_nodes_is_left_alone() {
     let web = ServiceName::new("default", "web");
     let mut cluster = cluster(&EVERYTHING.replace("POLICY", "Local"));
     let problems = |cluster: &Cluster| {
@@ -158,7 +159,87 @@ fn an_address_that_is_the_nodes_or_a_pods_is_reported() {
     let devices = [(2, HostDevice { addresses, ..HostDevice::default() })].into();
     let changed = cluster.apply(Event::Host(HostView { devices, ..HostView::default() }));
     assert!(changed.contains(&web), "it is planned again");
-    assert!(problems(&cluster)[0].contains("an address of this node"));
+    let own = plan_service(&cluster, &web, PlanSettings::default()).unwrap();
+    assert_eq!(own.problems, []);
+    assert_eq!(own.unmanaged, BTreeMap::from([("10.96.0.1".parse().unwrap(), Unmanaged::Own)]));
+    assert!(own.addresses.is_empty());
+    let kinds: BTreeSet<_> =
+        own.ports.values().flat_map(|port| port.frontends.values().map(|frontend| frontend.kind)).collect();
+    let others = [FrontendKind::NodePort, FrontendKind::LoadBalancer, FrontendKind::ExternalIp];
+    assert_eq!(kinds, BTreeSet::from(others), "node ports and addresses outside stay");
+    let changed = cluster.apply(Event::Host(HostView::default()));
+    assert!(changed.contains(&web), "it is planned again");
+    let plan = plan_service(&cluster, &web, PlanSettings::default()).unwrap();
+    assert_eq!((plan.unmanaged.len(), plan.addresses.len()), (0, 1));
+}
+
+#[test]
+fn of_another_proxys_service_only_the_address_is_known() {
+    let labelled = EVERYTHING.replace(
+        "metadata: {name: web}",
+        "metadata: {name: web, labels: {service.kubernetes.io/service-proxy-name: x}}",
+    );
+    let plan = plan(&labelled.replace("POLICY", "Local"));
+    let unmanaged = BTreeMap::from([("10.96.0.1".parse().unwrap(), Unmanaged::Foreign)]);
+    assert_eq!(plan, ServicePlan { unmanaged, ..ServicePlan::default() });
+}
+
+/// A machine with these addresses on one device, and a default route by it.
+fn machine(addresses: &[&str]) -> Event {
+    let addresses: BTreeSet<IpAddr> = addresses.iter().map(|text| text.parse().unwrap()).collect();
+    let source = addresses.first().copied();
+    let devices = [(2, HostDevice { addresses, ..HostDevice::default() })].into();
+    let defaults = vec![DefaultRoute { device: 2, source }];
+    Event::Host(HostView { devices, defaults, ..HostView::default() })
+}
+
+#[test]
+fn an_endpoint_at_an_address_of_the_node_is_here_whatever_its_node_is_called() {
+    let (service, slice) = EVERYTHING.split_once("---").unwrap();
+    let slice = slice.replace("{addresses: [10.0.0.1], nodeName: HERE}", "{addresses: [10.0.0.1]}");
+    let mut cluster = cluster(&format!("{}---{slice}", service.replace("POLICY", "Local")));
+    let web = ServiceName::new("default", "web");
+    let facts = |cluster: &Cluster| {
+        let plan = plan_service(cluster, &web, PlanSettings::default()).unwrap();
+        let port = plan.ports.into_values().next().unwrap();
+        port.backends.values().map(|facts| [facts.local, facts.in_local]).collect::<Vec<_>>()
+    };
+    let draining = [true, true];
+    assert_eq!(facts(&cluster), [[false, false], [false, false], draining]);
+    let changed = cluster.apply(machine(&["10.0.0.1", "10.0.0.2"]));
+    assert!(changed.contains(&web), "it is planned again");
+    assert_eq!(
+        facts(&cluster),
+        [[true, false], [true, false], draining],
+        "a policy goes by names, as kube-proxy's"
+    );
+    assert!(cluster.apply(machine(&["10.0.0.2", "10.0.0.7"])).contains(&web));
+    assert_eq!(facts(&cluster), [[false, false], [true, false], draining]);
+}
+
+#[test]
+fn source_ranges_let_the_node_in_by_its_own_address_only() {
+    let mut cluster = cluster(&EVERYTHING.replace("POLICY", "Cluster").replace("HERE", "n1"));
+    let web = ServiceName::new("default", "web");
+    let lets_in = |cluster: &Cluster| {
+        let plan = plan_service(cluster, &web, PlanSettings::default()).unwrap();
+        let frontends = plan.ports.values().flat_map(|port| port.frontends.values());
+        frontends.into_iter().any(|frontend| frontend.access == Access::Ranges { node: true })
+    };
+    // 192.0.2.0/24 is let in; cni0 has an address in there, and the node another one.
+    assert!(cluster.apply(machine(&["10.7.0.1", "192.0.2.1"])).contains(&web));
+    assert!(!lets_in(&cluster), "a process of the node dials from 10.7.0.1");
+    let node =
+        |address: &str| NodeView { internal_ips: vec![address.parse().unwrap()], ..NodeView::new("n1") };
+    assert!(cluster.apply(Event::Apply(Object::Node(node("192.0.2.1")))).contains(&web), "planned again");
+    assert!(lets_in(&cluster));
+    cluster.apply(Event::Apply(Object::Node(node("10.7.0.1"))));
+    assert!(!lets_in(&cluster));
+    let address = Some("192.0.2.1".parse().unwrap());
+    let settings = PlanSettings { address, ..PlanSettings::default() };
+    let plan = plan_service(&cluster, &web, settings).unwrap();
+    let is_node = |frontend: &crate::plan::FrontendPlan| frontend.access == Access::Ranges { node: true };
+    assert!(plan.ports.values().any(|port| port.frontends.values().any(is_node)), "--bind-address");
 }
 
 /// `kind address scope: slots [flags]`, in the order of kinds.
@@ -287,9 +368,9 @@ fn a_thousand_services_are_planned_in_linear_time() {
     let (mut services, mut slices) = (Vec::new(), Vec::new());
     for number in 0..1_000 {
         let mut service = base.services[0].clone();
-        service.name.name = format!("web-{number}");
+        service.name.name = format!("web-{number}").into();
         let mut slice = base.slices[0].clone();
-        slice.name.name = format!("web-{number}-1");
+        slice.name.name = format!("web-{number}-1").into();
         slice.service = service.name.clone();
         services.push(service);
         slices.push(slice);
@@ -308,14 +389,72 @@ fn a_thousand_services_are_planned_in_linear_time() {
 }
 
 #[test]
-fn affinity_that_a_setting_asks_for_does_not_shorten_what_a_service_asks_for() {
-    let asks = DUAL.replace("spec:\n  clusterIPs", "spec:\n  sessionAffinity: ClientIP\n  sessionAffinityConfig: {clientIP: {timeoutSeconds: 60}}\n  clusterIPs");
-    for (manifests, set, expected) in
-        [(DUAL, false, 0), (DUAL, true, 10_800), (&*asks, true, 60), (&*asks, false, 60)]
-    {
-        let settings = PlanSettings { source_affinity: set, ..PlanSettings::default() };
+fn what_a_service_says_of_its_algorithm_comes_before_the_setting() {
+    let asks = DUAL.replacen("name: web", "name: web, annotations: {ballast.io/algorithm: sh}", 1);
+    for (manifests, set, expected, outside) in [
+        (DUAL, None, Algorithm::Random, true),
+        (DUAL, Some(Algorithm::RoundRobin), Algorithm::RoundRobin, false),
+        (&*asks, Some(Algorithm::RoundRobin), Algorithm::SourceHash, false),
+        (&*asks, None, Algorithm::SourceHash, false),
+    ] {
+        let settings = PlanSettings { algorithm: set, ..PlanSettings::default() };
         let plan = plan_service(&cluster(manifests), &ServiceName::new("default", "web"), settings).unwrap();
         assert!(!plan.ports.is_empty());
-        assert!(plan.ports.values().all(|port| port.affinity_secs == expected), "{set}: {plan:?}");
+        let says = |port: &PortPlan| port.algorithm == expected && port.maglev_outside == outside;
+        assert!(plan.ports.values().all(says), "{set:?}: {plan:?}");
     }
+}
+
+#[test]
+fn tcp_ports_eject_unless_the_service_or_the_setting_says_otherwise() {
+    let with = |text: &str| {
+        DUAL.replacen("name: web", &format!("name: web, annotations: {{ballast.io/ejection: \"{text}\"}}"), 1)
+    };
+    for (manifests, no_ejection, expected) in [
+        (DUAL.to_owned(), false, true),
+        (DUAL.to_owned(), true, false),
+        (with("off"), false, false),
+        (with("on"), true, true),
+    ] {
+        let settings = PlanSettings { no_ejection, ..PlanSettings::default() };
+        let plan = plan_service(&cluster(&manifests), &ServiceName::new("default", "web"), settings).unwrap();
+        assert!(!plan.ports.is_empty());
+        for (id, port) in &plan.ports {
+            assert_eq!(port.ejects, expected && id.protocol == Protocol::Tcp, "{manifests}");
+        }
+    }
+}
+
+#[test]
+fn weights_choose_among_the_endpoints_unless_all_are_zero() {
+    let ready = DUAL.replace("  conditions: {ready: false, serving: true, terminating: true}\n", "");
+    let with = |weights: &str| {
+        let manifests = ready.replacen(
+            "name: web",
+            &format!("name: web, annotations: {{ballast.io/weights: '{weights}'}}"),
+            1,
+        );
+        plan(&manifests)
+    };
+    let all = plan(&ready);
+    let addresses = all.ports.values().flat_map(|port| port.backends.keys()).map(|at| at.address);
+    let one = addresses.min().unwrap();
+    let weighted = with(&format!("{one}=0, *=7"));
+    let mut shut = 0;
+    for (id, port) in &weighted.ports {
+        for (frontend, target) in &port.frontends {
+            let mut expected = all.ports.get(id).unwrap().frontends.get(frontend).unwrap().slots.to_vec();
+            if expected.iter().any(|at| at.address != one) {
+                expected.retain(|at| at.address != one);
+                shut += 1;
+            }
+            assert_eq!(*target.slots, *expected, "{id}");
+        }
+        for (at, facts) in &port.backends {
+            assert_eq!(facts.weight, if at.address == one { 1 } else { 7 }, "{id}");
+        }
+    }
+    assert!(shut > 0);
+    let zero = with("*=0");
+    assert_eq!(zero.ports, all.ports);
 }

@@ -1,5 +1,6 @@
 //! The cases of kube-proxy's own tests of what a sync may write, and of who owns a frontend.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use proxy_common::backend::{BACKEND_ACTIVE, BACKEND_GONE};
@@ -92,7 +93,7 @@ fn the_order_of_slots_is_no_change() {
     let (name, plan) = service("a", 1, [1, 2, 3]);
     let mut plan = plan.unwrap();
     for port in plan.ports.values_mut() {
-        port.frontends.values_mut().for_each(|frontend| frontend.slots.reverse());
+        port.frontends.values_mut().for_each(|frontend| Arc::make_mut(&mut frontend.slots).reverse());
     }
     assert_eq!(world.change([(name, Some(plan))]), 0);
 }
@@ -103,7 +104,7 @@ fn frontends_of_one_port_with_one_set_share_an_extent() {
     let (name, plan) = service("a", 1, 1..4);
     let mut plan = plan.unwrap();
     let port = plan.ports.values_mut().next().unwrap();
-    let what = port.frontends[&frontend(1)].clone();
+    let what = port.frontends.get(&frontend(1)).unwrap().clone();
     port.frontends.insert(frontend(2), what);
     world.change([(name, Some(plan))]);
     assert_eq!(world.reconciler.applied().extents.slots_used(), 3);
@@ -201,4 +202,20 @@ fn clients_outside_are_never_sent_to_an_entry_that_is_gone_whichever_write_fails
         world.assert_right();
         assert_eq!(world.reconciler.problems(), []);
     }
+}
+
+#[test]
+fn an_endpoint_that_joins_is_told_of_those_that_served_before() {
+    let mut world = World::new(ROOMY);
+    world.change([service("a", 1, 1..3)]);
+    let joined = |world: &World, last: u8| {
+        world.reconciler.store().inner().joined().get(&id(world, "a", last)).cloned()
+    };
+    assert_eq!([joined(&world, 1), joined(&world, 2)], [Some(vec![]), Some(vec![])], "nobody was before");
+    world.change([service("a", 1, [2, 9])]);
+    let before = [1, 2].map(|last| id(&world, "a", last)).to_vec();
+    assert_eq!(joined(&world, 9), Some(before), "the one that leaves served until then");
+    // It comes back with its id.
+    world.change([service("a", 1, [1, 2, 9])]);
+    assert_eq!(joined(&world, 1), Some([2, 9].map(|last| id(&world, "a", last)).to_vec()));
 }

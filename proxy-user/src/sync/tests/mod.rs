@@ -22,7 +22,8 @@ use proptest::prelude::ProptestConfig;
 use universe::Moment;
 
 /// Small enough to be copied often, large enough for every plan of `universe`.
-pub const ROOMY: Capacity = Capacity { frontends: 64, slots: 512, backends: 256, services: 64 };
+pub const ROOMY: Capacity =
+    Capacity { frontends: 64, slots: 512, maglev: 200_000, backends: 256, services: 64 };
 
 /// A history has many states, and each is looked at: a quarter of the cases asked for will do.
 pub fn config() -> ProptestConfig {

@@ -23,12 +23,16 @@ pub struct Seen {
     pub affinity: u32,
     pub flags: u16,
     pub kind: u8,
+    pub algorithm: u8,
+    pub has_table: bool,
     /// Clients let in, where not all are.
     pub ranges: BTreeSet<IpNet>,
 }
 
 /// The entry that says that an address is a cluster address.
 const ADDRESS: u8 = 5;
+/// The one that says that it is left alone.
+const UNMANAGED: u8 = 6;
 
 /// What every frontend should lead to.
 pub fn desired(plans: &BTreeMap<ServiceName, ServicePlan>) -> BTreeMap<FrontendKey, Seen> {
@@ -52,9 +56,11 @@ pub fn desired(plans: &BTreeMap<ServiceName, ServicePlan>) -> BTreeMap<FrontendK
             desired.insert(key(frontend), seen(id, port, what));
         }
     }
-    for address in plans.values().flat_map(|plan| &plan.addresses) {
+    let unmanaged = plans.values().flat_map(|plan| plan.unmanaged.keys().map(|address| (address, UNMANAGED)));
+    let live = plans.values().flat_map(|plan| plan.addresses.iter().map(|address| (address, ADDRESS)));
+    for (address, kind) in unmanaged.chain(live) {
         let key = FrontendKey { addr: *address, port: 0, proto: 0, scope: 0 };
-        desired.insert(key, Seen { kind: ADDRESS, ..Seen::default() });
+        desired.insert(key, Seen { kind, ..Seen::default() });
     }
     desired
 }
@@ -68,12 +74,16 @@ fn key(frontend: &Frontend) -> FrontendKey {
     }
 }
 
+/// Algorithms by a Maglev table.
+const HASHES: [u8; 3] = [3, 4, 5];
+
 fn seen(id: &PortId, port: &PortPlan, what: &FrontendPlan) -> Seen {
     let flags = |facts: &BackendFacts| {
         u32::from(facts.local)
             + 2 * u32::from(facts.terminating)
             + 4 * u32::from(facts.in_cluster)
             + 8 * u32::from(facts.in_local)
+            + 0x1_0000 * u32::from(facts.weight)
     };
     let (ranges, access) = match what.access {
         Access::Everybody => (BTreeSet::new(), 0),
@@ -81,12 +91,22 @@ fn seen(id: &PortId, port: &PortPlan, what: &FrontendPlan) -> Seen {
     };
     Seen {
         port: (id.text(), id.protocol.number(), id.family.number()),
-        endpoints: what.slots.iter().map(|at| ((at.address, at.port), flags(&port.backends[at]))).collect(),
+        endpoints: what
+            .slots
+            .iter()
+            .map(|at| ((at.address, at.port), flags(port.backends.get(at).unwrap())))
+            .collect(),
         affinity: port.affinity_secs,
         flags: u16::from(what.drop_when_empty)
             + 2 * u16::from(what.scoped)
             + 4 * u16::from(what.policy == TrafficPolicy::Local)
+            + 64 * u16::from(port.ejects && what.slots.len() > 1)
+            + 32 * u16::from(port.maglev_outside && what.kind != FrontendKind::ClusterIp)
             + access,
+        algorithm: port.algorithm as u8,
+        has_table: what.slots.len() > 1
+            && (HASHES.contains(&(port.algorithm as u8))
+                || port.maglev_outside && what.kind != FrontendKind::ClusterIp),
         kind: match what.kind {
             FrontendKind::ClusterIp => 1,
             FrontendKind::NodePort => 2,
@@ -101,10 +121,10 @@ fn seen(id: &PortId, port: &PortPlan, what: &FrontendPlan) -> Seen {
 #[track_caller]
 pub fn resolve(contents: &Contents, key: &FrontendKey, entry: &ServiceEntry) -> Seen {
     assert_eq!(entry.tag, key.tag(), "{key} has the tag of another key");
-    if entry.kind == ADDRESS {
-        let plain = ServiceEntry { tag: entry.tag, kind: ADDRESS, ..ServiceEntry::default() };
+    if [ADDRESS, UNMANAGED].contains(&entry.kind) {
+        let plain = ServiceEntry { tag: entry.tag, kind: entry.kind, ..ServiceEntry::default() };
         assert_eq!(*entry, plain, "{key}");
-        return Seen { kind: ADDRESS, ..Seen::default() };
+        return Seen { kind: entry.kind, ..Seen::default() };
     }
     let outside = FrontendKey { scope: 1, ..*key };
     assert!(
@@ -127,7 +147,9 @@ pub fn resolve(contents: &Contents, key: &FrontendKey, entry: &ServiceEntry) -> 
         ((row.addr, row.port), row.flags)
     };
     let endpoints: BTreeMap<_, _> = slots.iter().map(endpoint).collect();
-    assert_eq!(endpoints.len(), slots.len(), "{key} has an endpoint twice");
+    let table = contents.maglev.get(&(2 * entry.id + u32::from(entry.flags & 4 != 0)));
+    assert!(table.is_none_or(|table| table.words != 0), "{key} has a table that is not whole");
+    let needs = HASHES.contains(&entry.algorithm) || entry.flags & 32 != 0;
     for at in dialled(contents, key) {
         assert!(bit(contents, frontend_bit(&at)), "no filter bit for {key} at {at}");
     }
@@ -137,9 +159,23 @@ pub fn resolve(contents: &Contents, key: &FrontendKey, entry: &ServiceEntry) -> 
         endpoints,
         affinity: entry.affinity_secs,
         flags: entry.flags,
+        algorithm: entry.algorithm,
+        has_table: needs && slots.len() > 1 && table.is_some(),
         kind: entry.kind,
         ranges: ranges.map(|(_, range)| *range).collect(),
     }
+}
+
+/// By weight, endpoints stand in more than one slot; where all weights are equal that would be too many. Rows are written
+/// before slots, so this holds only once all is written.
+#[track_caller]
+fn check_weights(contents: &Contents, key: &FrontendKey, entry: &ServiceEntry) {
+    let rows = if key.addr.is_ipv6() { &contents.backends6 } else { &contents.backends };
+    let slots = &contents.slots[entry.slot_base as usize..(entry.slot_base + entry.slot_count) as usize];
+    let ids: BTreeSet<_> = slots.iter().collect();
+    let weights: BTreeSet<u32> = ids.iter().map(|id| rows[*id].flags >> 16).collect();
+    let is_weighted = [0, 2, 7, 8, 9].contains(&entry.algorithm) && weights.len() > 1;
+    assert_eq!(ids.len() < slots.len(), is_weighted, "{key}: {slots:?}");
 }
 
 /// What packets to a frontend carry as destination: for a node port, every address that answers.
@@ -167,6 +203,7 @@ pub fn resolve_all(contents: &Contents) -> BTreeMap<FrontendKey, Seen> {
 pub fn check(contents: &Contents, plans: &BTreeMap<ServiceName, ServicePlan>) {
     let desired = desired(plans);
     assert_eq!(resolve_all(contents), desired);
+    contents.services.iter().for_each(|(key, entry)| check_weights(contents, key, entry));
     no_overlap(contents);
     let owners: BTreeSet<_> = desired.values().map(|seen| seen.port.clone()).collect();
     let ports = plans.values().flat_map(|plan| &plan.ports);

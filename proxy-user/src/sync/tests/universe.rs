@@ -9,10 +9,10 @@ use proptest::prelude::*;
 use proxy_common::select::Algorithm;
 
 use crate::model::net::{IpFamily, Protocol};
-use crate::model::{ServiceName, TrafficPolicy};
+use crate::model::{ServiceName, SortedMap, TrafficPolicy};
 use crate::plan::{
     Access, AddressFacts, BackendAddress, BackendFacts, DeviceFacts, Frontend, FrontendKind, FrontendPlan,
-    NodePlan, PortId, PortPlan, Scope, ServicePlan,
+    NodePlan, PortId, PortPlan, Scope, ServicePlan, Unmanaged,
 };
 
 const KINDS: [FrontendKind; 4] =
@@ -55,18 +55,20 @@ pub fn service(
     address: u8,
     endpoints: impl IntoIterator<Item = u8>,
 ) -> (ServiceName, Option<ServicePlan>) {
-    let backends: BTreeMap<_, _> =
+    let backends: SortedMap<_, _> =
         endpoints.into_iter().map(|last| (backend(last), BackendFacts::default())).collect();
-    let slots = backends.keys().copied().collect();
+    let slots: Vec<_> = backends.keys().copied().collect();
     let what = FrontendPlan::new(FrontendKind::ClusterIp, slots);
     let port = PortPlan {
-        frontends: BTreeMap::from([(frontend(address), what)]),
+        frontends: SortedMap::from([(frontend(address), what)]),
         backends,
         affinity_secs: 0,
         algorithm: Algorithm::Random,
+        maglev_outside: false,
+        ejects: false,
         source_ranges: BTreeSet::new(),
     };
-    let ports = BTreeMap::from([(port_id(service, "http"), port)]);
+    let ports = SortedMap::from([(port_id(service, "http"), port)]);
     (name(service), Some(ServicePlan { ports, created: 1, ..ServicePlan::default() }))
 }
 
@@ -78,11 +80,8 @@ fn address(family: IpFamily, net: u8, last: u8) -> IpAddr {
 }
 
 fn facts() -> impl Strategy<Value = BackendFacts> {
-    any::<[bool; 4]>().prop_map(|[local, terminating, in_cluster, in_local]| BackendFacts {
-        local,
-        terminating,
-        in_cluster,
-        in_local,
+    (any::<[bool; 4]>(), 1u16..4).prop_map(|([local, terminating, in_cluster, in_local], weight)| {
+        BackendFacts { local, terminating, in_cluster, in_local, weight, tunnel: None, step: 0 }
     })
 }
 
@@ -130,9 +129,10 @@ fn port_plan(family: IpFamily, protocol: Protocol) -> impl Strategy<Value = Port
     let backends = prop::collection::vec(backend, 0..7);
     let frontends = prop::collection::btree_map(1u8..5, frontend_plan(family, protocol), 0..5);
     let ranges = prop::collection::btree_set(range(family), 0..4);
-    (backends, frontends, 0u32..2, ranges).prop_map(
-        move |(backends, frontends, affinity_secs, source_ranges)| {
-            let backends: BTreeMap<_, _> = backends
+    let spread = (prop::sample::select(Algorithm::ALL), any::<bool>(), any::<bool>());
+    (backends, frontends, 0u32..2, ranges, spread).prop_map(
+        move |(backends, frontends, affinity_secs, source_ranges, (algorithm, maglev_outside, ejects))| {
+            let backends: SortedMap<_, _> = backends
                 .into_iter()
                 .map(|(last, port, facts)| {
                     (BackendAddress { address: address(family, 1, last), port }, facts)
@@ -143,16 +143,23 @@ fn port_plan(family: IpFamily, protocol: Protocol) -> impl Strategy<Value = Port
                 |all: bool| backends.iter().filter(|(_, f)| all || f.local).map(|(at, _)| *at).collect();
             let frontends = frontends
                 .into_values()
-                .map(|(frontend, (look, all))| (frontend, FrontendPlan { slots: slots(all), ..look }))
+                .map(|(frontend, (look, all))| {
+                    let policy = if all { TrafficPolicy::Cluster } else { TrafficPolicy::Local };
+                    (frontend, FrontendPlan { slots: slots(all), policy, ..look })
+                })
                 .collect();
-            let mut frontends: BTreeMap<Frontend, FrontendPlan> = frontends;
+            let frontends: BTreeMap<Frontend, FrontendPlan> = frontends;
             let outside: BTreeSet<Frontend> =
                 frontends.keys().copied().filter(|f| f.scope == Scope::External).collect();
-            for (frontend, plan) in &mut frontends {
-                plan.scoped = frontend.scope == Scope::Internal
-                    && outside.contains(&Frontend { scope: Scope::External, ..*frontend });
-            }
-            PortPlan { frontends, backends, affinity_secs, algorithm: Algorithm::Random, source_ranges }
+            let scoped = |frontend: &Frontend| {
+                frontend.scope == Scope::Internal
+                    && outside.contains(&Frontend { scope: Scope::External, ..*frontend })
+            };
+            let frontends = frontends
+                .into_iter()
+                .map(|(frontend, plan)| (frontend, FrontendPlan { scoped: scoped(&frontend), ..plan }))
+                .collect();
+            PortPlan { frontends, backends, affinity_secs, algorithm, maglev_outside, ejects, source_ranges }
         },
     )
 }
@@ -166,17 +173,21 @@ fn port(service: &'static str) -> impl Strategy<Value = (PortId, PortPlan)> {
     })
 }
 
+fn unmanaged() -> impl Strategy<Value = Unmanaged> {
+    prop_oneof![Just(Unmanaged::Own), Just(Unmanaged::Foreign)]
+}
+
 /// A change of one Service: another plan, or none.
 pub fn change() -> impl Strategy<Value = (ServiceName, Option<ServicePlan>)> {
     prop::sample::select(&["a", "b", "c", "d"][..]).prop_flat_map(|service| {
         let addresses = prop::collection::btree_set((any::<bool>(), 1u8..5), 0..3);
-        let plan = (prop::collection::vec(port(service), 0..3), 1i64..3, addresses).prop_map(
-            |(ports, created, addresses)| ServicePlan {
+        let unmanaged = prop::collection::btree_map((any::<bool>(), 1u8..5), unmanaged(), 0..2);
+        let at = |(v6, last)| address(if v6 { IpFamily::V6 } else { IpFamily::V4 }, 96, last);
+        let plan = (prop::collection::vec(port(service), 0..3), 1i64..3, addresses, unmanaged).prop_map(
+            move |(ports, created, addresses, unmanaged)| ServicePlan {
                 ports: ports.into_iter().collect(),
-                addresses: addresses
-                    .into_iter()
-                    .map(|(v6, last)| address(if v6 { IpFamily::V6 } else { IpFamily::V4 }, 96, last))
-                    .collect(),
+                addresses: addresses.into_iter().map(at).collect(),
+                unmanaged: unmanaged.into_iter().map(|(place, why)| (at(place), why)).collect(),
                 created,
                 ..ServicePlan::default()
             },
@@ -211,7 +222,7 @@ pub fn node() -> impl Strategy<Value = NodePlan> {
             detect_local,
             masquerade_all,
             leave_old,
-            snat_ports: (61_000, 65_535),
+            snat_ports: proxy_common::config::SNAT_PORTS,
             host_netns,
             ..NodePlan::default()
         },

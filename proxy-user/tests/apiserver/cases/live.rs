@@ -108,7 +108,7 @@ pub fn kinds_of_services(control: &mut ControlPlane, node: &Node) -> Result<()> 
         .metadata
         .labels
         .get_or_insert_default()
-        .extend([("service.kubernetes.io/service-proxy-name".to_owned(), "other".to_owned())]);
+        .extend([("service.kubernetes.io/headless".to_owned(), String::new())]);
     api.create_all(&[
         slice_of("dual-1", "dual", &json!({ "ports": ports, "endpoints": [{ "addresses": ["10.1.2.1"] }] }))?,
         slice_of(
@@ -136,8 +136,9 @@ pub fn kinds_of_services(control: &mut ControlPlane, node: &Node) -> Result<()> 
     );
     ensure!(endpoints(&table, "[fd96::2:1]:99/SCTP").is_some_and(|endpoints| endpoints.len() == 2));
     ensure!(table["10.96.2.2:80/TCP"].drops, "only another node has an endpoint");
-    // The API server's own Service, two ports of two families and one, and one: nothing else.
-    ensure!(table.len() == 1 + 6 + 1, "{:?}", table.keys());
+    ensure!(table.values().any(|answer| answer.name == "default/marked"), "the label is one for slices");
+    // The API server's own Service, three ports of two families, and two: nothing else.
+    ensure!(table.len() == 1 + 6 + 2, "{:?}", table.keys());
 
     // Into what we serve, and out of it.
     let address = json!({ "spec": { "type": "ClusterIP", "externalName": null, "clusterIP": "10.96.2.3" } });

@@ -12,6 +12,7 @@ use serde_json::json;
 use super::{service, slice};
 use crate::agent::{Agent, NODE, Node};
 use crate::kube::control::ControlPlane;
+use crate::kube::{PATIENCE, eventually};
 use crate::oracle::{Table, agree, found, same};
 
 /// Longer than some of the pauses between two attempts to connect.
@@ -151,6 +152,8 @@ pub fn the_agent_is_killed(control: &mut ControlPlane, node: &Node) -> Result<()
     // It cannot know yet what has gone.
     let mut agent = node.start()?;
     agent.says(&["the API server does not answer"])?;
+    // Lists begin while the programs are loaded, before it listens.
+    eventually(PATIENCE, || agent.is_well())?;
     stays(&mut agent, node, &before, AWAY)?;
     ensure!(ids(node)? == ids_before, "ids changed without an API server");
     ensure!(agent.count(&["first sync done"])? == 0);

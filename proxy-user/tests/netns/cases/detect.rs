@@ -2,14 +2,17 @@
 //!
 //! The Service has the external policy Local, an endpoint here and one on another node: who is inside reaches both.
 
+use std::net::IpAddr;
+
 use anyhow::{Result, ensure};
 use serde_json::json;
 
 use super::exposed::{NUMBER, node_ip, node_port, open_up, put};
-use super::{Case, spread};
+use super::{Case, is_snat_port, spread};
 use crate::lab::{Lab, SOON, Wish, eventually};
 use crate::manifest::{Family, cluster_ip, pod_ip};
 use crate::peer::{Attempt, Kind, Peer};
+use crate::space::Space;
 
 /// [`crate::lab::SMALL`], and more.
 macro_rules! with {
@@ -38,6 +41,11 @@ pub const CASES: &[Case] = &[
         wish: with!("--detect-local-mode", "InterfaceNamePrefix", "--pod-interface-name-prefix", "c1"),
         run: inside,
     },
+    Case {
+        name: "detect::a_second_nic_leads_to_other_machines_unless_told_otherwise",
+        wish: with!("--local-devices", "n1,never*"),
+        run: networks,
+    },
     Case { name: "detect::masquerade_all", wish: with!("--masquerade-all"), run: masquerade },
 ];
 
@@ -63,6 +71,41 @@ fn inside(lab: &Lab) -> Result<()> {
         }
         // A process of the node is inside whatever is said.
         reaches(&lab.local, family, 2)?;
+    }
+    Ok(())
+}
+
+/// Clients in two more networks of the node, and an endpoint on another node: it sees the node's address where it would
+/// else answer by another way.
+fn networks(lab: &Lab) -> Result<()> {
+    open_up(lab)?;
+    put(lab, &[(1, false)], &json!({}), &[])?;
+    for (number, is_local) in [(0u8, false), (1, true)] {
+        let (space, device) = (Space::new("network")?, format!("n{number}"));
+        let (v4, v6) = (format!("10.95.{number}"), format!("fd9{number}:"));
+        lab.node.join(&space, &device, &v4, &v6)?;
+        // With an address in a subnet it is a NIC.
+        lab.node.ip(&format!("addr add {v4}.9/24 dev {device}\naddr add {v6}:9/64 dev {device} nodad\n"))?;
+        let client = Peer::start(&space, None)?;
+        lab.agent_mut()?.is_attached(&[device])?;
+        for family in Family::BOTH {
+            let own: IpAddr = match family {
+                Family::V4 => format!("{v4}.2").parse()?,
+                Family::V6 => format!("{v6}:2").parse()?,
+            };
+            for kind in Kind::ALL {
+                eventually(SOON, || {
+                    let seen = client.reach(Attempt::new(kind, node_port(family, kind)))?.client;
+                    let is_right = if is_local {
+                        seen.ip() == own
+                    } else {
+                        is_snat_port(seen.port()) && seen.ip() != own
+                    };
+                    ensure!(is_right, "{kind:?}, local {is_local}: the pod saw {seen}");
+                    Ok(())
+                })?;
+            }
+        }
     }
     Ok(())
 }

@@ -3,16 +3,18 @@
 use std::fmt::Write as _;
 use std::net::{IpAddr, SocketAddr};
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use serde_json::{Value, json};
 
 use super::shows;
-use crate::lab::Lab;
+use crate::lab::{Lab, SOON, eventually};
 use crate::manifest::{Family, cluster_ip, pod_ip};
 use crate::peer::{Attempt, Kind, Seen};
 
 pub const NODE_PORTS: [u16; 2] = [30_080, 30_053];
 pub const NUMBER: u8 = 40;
+/// Its file in the folder.
+pub const FILE: &str = "open";
 
 /// What an endpoint can do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +35,11 @@ pub fn put(lab: &Lab, pods: &[(u8, bool)], spec: &Value, ingress: &[IpAddr]) -> 
 
 /// The same with endpoints in any state.
 pub fn put_in(lab: &Lab, pods: &[(u8, bool, State)], spec: &Value, ingress: &[IpAddr]) -> Result<()> {
+    lab.folder.put_text(FILE, &text(pods, spec, ingress))
+}
+
+/// What [`put_in`] writes.
+pub fn text(pods: &[(u8, bool, State)], spec: &Value, ingress: &[IpAddr]) -> String {
     let ips = Family::BOTH.map(|family| cluster_ip(family, NUMBER));
     let mut service = json!({
         "apiVersion": "v1",
@@ -90,7 +97,7 @@ pub fn put_in(lab: &Lab, pods: &[(u8, bool, State)], spec: &Value, ingress: &[Ip
         // Writing to a String cannot fail.
         let _ = writeln!(text, "---\n{slice}");
     }
-    lab.folder.put_text("open", &text)
+    text
 }
 
 /// The device towards the client is the one that leads outside.
@@ -107,6 +114,17 @@ pub fn node_ip(family: Family) -> IpAddr {
 
 pub fn node_port(family: Family, kind: Kind) -> SocketAddr {
     (node_ip(family), NODE_PORTS[usize::from(!kind.is_tcp())]).into()
+}
+
+/// Waits until the node port leads to another node, under this node's address.
+pub fn is_sent_on(lab: &Lab, to: SocketAddr, kind: Kind) -> Result<()> {
+    let family = if to.is_ipv4() { Family::V4 } else { Family::V6 };
+    eventually(SOON, || {
+        // A datagram of before the change may be lost.
+        let seen = lab.client.reach(Attempt { patience: 5, ..Attempt::new(kind, to) })?;
+        ensure!(seen.client.ip() == node_ip(family), "the pod saw {}", seen.client);
+        Ok(())
+    })
 }
 
 /// A packet of the client, and what it looked like to both ends.

@@ -1,34 +1,49 @@
 //! The cases, and what they have in common.
 
 mod affinity;
+mod algorithm;
 mod attach;
+mod attack;
 mod bad;
 mod capabilities;
 mod change;
+mod compare;
 mod detect;
+mod dsr;
+mod eject;
 mod exposed;
 mod eyes;
 mod flood;
+mod forged;
+mod forwarding;
+mod held;
 mod init;
 mod live;
+mod masquerade;
 mod matrix;
+mod migrate;
 mod node_port;
 mod official;
 mod outside;
+mod own;
 mod packet;
 mod path_mtu;
 mod repair;
 mod restart;
 mod sctp;
+mod shared_port;
 mod smoke;
 mod socket;
+mod socket_lb;
 mod source_ranges;
 mod stranded;
 mod swap;
 mod tagged;
 mod takeover;
+mod three_nodes;
 mod tunnel;
 mod unknown;
+mod xdp;
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -47,16 +62,43 @@ pub struct Case {
     pub run: fn(&Lab) -> Result<()>,
 }
 
+/// A test on three nodes: `nodes/`.
+#[derive(Clone, Copy)]
+pub struct NodesCase {
+    pub name: &'static str,
+    pub run: fn() -> Result<()>,
+}
+
+/// Those on three nodes beside the official kube-proxy.
+pub fn official_on_three_nodes() -> Vec<NodesCase> {
+    compare::CASES.to_vec()
+}
+
+/// Those on three nodes.
+pub fn on_three_nodes() -> Vec<NodesCase> {
+    [dsr::CASES, three_nodes::CASES, xdp::CASES].concat()
+}
+
 /// All, the slowest first: they run beside each other.
 pub fn all() -> Vec<Case> {
     [
+        migrate::CASES,
+        attack::CASES,
+        forged::CASES,
+        forwarding::CASES,
+        masquerade::CASES,
+        socket_lb::CASES,
+        shared_port::CASES,
         repair::CASES,
         restart::CASES,
         swap::CASES,
         takeover::CASES,
+        algorithm::CASES,
         change::CASES,
         detect::CASES,
+        eject::CASES,
         outside::CASES,
+        own::CASES,
         packet::CASES,
         attach::CASES,
         capabilities::CASES,
@@ -132,6 +174,11 @@ pub fn client_ip(family: Family) -> IpAddr {
     }
 }
 
+/// Whether packets that are forwarded under the node's address have such a source port, unless a flag says otherwise.
+pub fn is_snat_port(port: u16) -> bool {
+    proxy_common::config::SNAT_PORTS.iter().any(|range| range.contains(port))
+}
+
 /// The servers that so many attempts reach; all have to work.
 pub fn spread(client: &Peer, attempt: Attempt, attempts: usize) -> Result<BTreeSet<String>> {
     (0..attempts).map(|_| Ok(client.reach(attempt)?.server)).collect()
@@ -146,9 +193,17 @@ pub fn shows(seen: &Seen, attempt: Attempt, dialled: SocketAddr) -> Result<()> {
     Ok(())
 }
 
-/// Whether a load never failed, did something, and reached nobody but `servers`.
+/// Whether no connection had to send its SYN again: a lost SYN is a second that a client waits, and no failure.
+pub fn lost_no_syn(tally: &Tally, what: &str) -> Result<()> {
+    let Tally { syn_retransmits, late, .. } = tally;
+    ensure!(*syn_retransmits == 0, "{what}: {syn_retransmits} SYNs were sent again: {late:?}");
+    Ok(())
+}
+
+/// Whether a load never failed, lost no SYN, did something, and reached nobody but `servers`.
 pub fn is_clean(tally: &Tally, what: &str, servers: &[&str]) -> Result<()> {
     let answers: u64 = tally.servers.values().sum();
+    lost_no_syn(tally, what)?;
     ensure!(tally.failed == 0, "{what}: {} of {answers} failed: {:?}", tally.failed, tally.failures);
     ensure!(answers > 10, "{what}: only {answers} answers");
     let known = tally.servers.keys().all(|server| servers.contains(&server.as_str()));

@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 use serde_json::json;
 
 use super::exposed::{NUMBER, node_ip, node_port, open_up, put, reach};
-use super::{Case, client_ip, shows, spread};
+use super::{Case, client_ip, is_snat_port, shows, spread};
 use crate::lab::{Lab, SMALL, SOON, Wish, eventually};
 use crate::manifest::{Family, cluster_ip};
 use crate::peer::{Attempt, Kind};
@@ -43,7 +43,7 @@ fn remote(lab: &Lab) -> Result<()> {
             for size in [10, 1400] {
                 let seen = reach(lab, Attempt::new(kind, to).size(size))?;
                 ensure!(seen.client.ip() == node_ip(family), "the pod saw {}", seen.client);
-                ensure!(seen.client.port() >= 61_000, "the pod saw {}", seen.client);
+                ensure!(is_snat_port(seen.client.port()), "the pod saw {}", seen.client);
             }
         }
         // Segments that the kernel cuts only where they leave.

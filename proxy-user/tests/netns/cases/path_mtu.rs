@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, ensure};
 use serde_json::json;
 
 use super::exposed::{NUMBER, node_port, open_up, put};
-use super::{Case, pod};
+use super::{Case, is_snat_port, pod};
 use crate::lab::{Lab, SMALL, SOON, Wish, eventually};
 use crate::manifest::{Family, cluster_ip, pod_ip};
 use crate::peer::{Attempt, Kind, Peer};
@@ -27,7 +27,7 @@ const MTU: i32 = 1300;
 const LONG: usize = 1440;
 
 /// Sends are never cut (`IP_PMTUDISC_DO`).
-fn never_cut(socket: &impl AsRawFd, family: Family) -> Result<()> {
+pub fn never_cut(socket: &impl AsRawFd, family: Family) -> Result<()> {
     let (level, option) = match family {
         Family::V4 => (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER),
         Family::V6 => (libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER),
@@ -42,7 +42,7 @@ fn never_cut(socket: &impl AsRawFd, family: Family) -> Result<()> {
 }
 
 /// The largest packet that the kernel believes the socket's path takes.
-fn path_mtu(socket: &impl AsRawFd, family: Family) -> Result<i32> {
+pub fn path_mtu(socket: &impl AsRawFd, family: Family) -> Result<i32> {
     let (level, option) = match family {
         Family::V4 => (libc::IPPROTO_IP, libc::IP_MTU),
         Family::V6 => (libc::IPPROTO_IPV6, libc::IPV6_MTU),
@@ -130,7 +130,7 @@ fn both_ways(lab: &Lab, number: u8) -> Result<()> {
         let (udp, tcp) = (node_port(family, Kind::Udp), node_port(family, Kind::Tcp));
         eventually(SOON, || {
             let seen = lab.client.reach(Attempt::new(Kind::Udp, udp))?;
-            ensure!(seen.client.port() >= 61_000, "the pod saw {}", seen.client);
+            ensure!(is_snat_port(seen.client.port()), "the pod saw {}", seen.client);
             Ok(())
         })?;
         learns(lab, family, udp, tcp)?;

@@ -38,7 +38,7 @@ fn loads() -> Vec<Load> {
     for family in Family::BOTH {
         for kind in Kind::ALL {
             for is_one_socket in [false, true] {
-                loads.push(Load { attempt: Attempt::new(kind, vip(family, WIDE, kind)), is_one_socket });
+                loads.push(Load::new(Attempt::new(kind, vip(family, WIDE, kind)), is_one_socket));
             }
         }
     }
@@ -54,7 +54,7 @@ fn under_load(lab: &Lab, action: impl FnOnce() -> Result<()>) -> Result<()> {
     action()?;
     for (path, client) in lab.clients() {
         for (tally, load) in client.stop()?.iter().zip(&loads) {
-            let Load { attempt, is_one_socket } = load;
+            let Load { attempt, is_one_socket, .. } = load;
             let what = format!("{path}, {:?} to {}", attempt.kind, attempt.to);
             is_clean(tally, &what, &["0/8080", "1/8080", "0/5353", "1/5353"])?;
             let is_moved = *is_one_socket && tally.servers.len() != 1;
@@ -157,7 +157,8 @@ fn cleanup(lab: &Lab) -> Result<()> {
         lab.local.reach(Attempt::new(kind, vip(Family::V4, WEB, kind)))?;
     }
     lab.kill()?;
-    let output = agent::command(&lab.node, &["cleanup"], &lab.bpffs())?;
+    let named = lab.cgroup().to_str().context("a cgroup whose name is no text")?;
+    let output = agent::command(&lab.node, &["cleanup", "--cgroup-root", named], &lab.bpffs())?;
     let said = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
     ensure!(output.status.success(), "{said:?}");
     ensure!(packet_links()? == 0, "links are left on devices: {said:?}");
@@ -175,7 +176,6 @@ fn cleanup(lab: &Lab) -> Result<()> {
     lab.kill()?;
     mount("bpf", lab.bpffs(), "bpf", MountFlags::empty(), None).context("cannot mount over the bpffs")?;
     ensure!(links_on(&cgroup.path)? == SOCKET_HOOKS.len(), "{} links on the cgroup", links_on(&cgroup.path)?);
-    let named = lab.cgroup().to_str().context("a cgroup whose name is no text")?;
     let output = agent::command(&lab.node, &["cleanup", "--cgroup-root", named], &lab.bpffs())?;
     ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     ensure!(links_on(&cgroup.path)? == 0, "links without pins are left on the cgroup");

@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use socket2::{Domain, Protocol, Socket, Type};
 
 use super::exposed::{node_ip, open_up};
-use super::{Case, client_ip, tcp};
+use super::{Case, client_ip, is_snat_port, tcp};
 use crate::lab::{Lab, SMALL, SOON, Wish, eventually};
 use crate::manifest::{Family, Service, cluster_ip, pod_ip, text};
 use crate::space::Space;
@@ -96,7 +96,7 @@ fn exchange(lab: &Lab, server: &Socket, family: Family, service: Service) -> Res
     client.connect(&SocketAddr::new(dialled, 0).into())?;
     client.send(&packet(CLIENT_PORT, 80, INIT))?;
     let (from, [source, port], chunk) = receive(server, family).context("at the server")?;
-    ensure!(from == node_ip(family) && source >= 61_000, "the server saw [{from}]:{source}");
+    ensure!(from == node_ip(family) && is_snat_port(source), "the server saw [{from}]:{source}");
     ensure!((port, chunk) == (8080, INIT_ACK - 1), "the server saw port {port}, chunk {chunk}");
     server.send_to(&packet(8080, source, INIT_ACK), &SocketAddr::new(from, 0).into())?;
     let answer = receive(&client, family).context("at the client")?;
@@ -180,7 +180,7 @@ fn by_sockets(lab: &Lab) -> Result<()> {
                 }
             }
             let from = echo.join().map_err(|_| anyhow::anyhow!("a thread died"))??;
-            ensure!(from.ip() == node_ip(family) && from.port() >= 61_000, "the server saw {from}");
+            ensure!(from.ip() == node_ip(family) && is_snat_port(from.port()), "the server saw {from}");
             Ok(())
         })
         .with_context(|| format!("{family:?}"))?;

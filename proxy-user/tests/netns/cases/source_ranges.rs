@@ -6,11 +6,11 @@ use anyhow::Result;
 use serde_json::json;
 
 use super::{Case, pod, tcp, udp};
-use crate::lab::{Lab, SMALL, SOON, Wish, eventually};
+use crate::lab::{FAILS, Lab, SOON, Wish, eventually};
 use crate::manifest::{Family, Service, text_with};
 use crate::peer::{Attempt, Kind, Peer};
 
-const WISH: Wish = Wish { pods: 2, services: &[], flags: SMALL };
+const WISH: Wish = Wish { pods: 2, services: &[], flags: FAILS };
 const GUARDED: Service =
     Service { name: "guarded", number: 52, ports: &[tcp(80, 8080, &[0]), udp(53, 5353, &[0])] };
 
@@ -60,6 +60,7 @@ fn unheard(client: &Peer) -> Result<()> {
 }
 
 fn ranges(lab: &Lab) -> Result<()> {
+    super::exposed::open_up(lab)?;
     let stranger = lab.pod(1)?;
     put(lab, &["198.51.100.0/24", "fdbb::/64"])?;
     // The endpoint itself is reached all the time: only the load balancer's address is guarded.
@@ -70,7 +71,7 @@ fn ranges(lab: &Lab) -> Result<()> {
     for family in Family::BOTH {
         stranger.reach(Attempt::new(Kind::Tcp, super::vip(family, GUARDED, Kind::Tcp)))?;
     }
-    // The address of the node towards the clients, and that of one pod.
+    // The node's own address, and that of one pod.
     put(lab, &["10.98.0.1/32", "fd98::1/128", "10.99.1.2/32", "fd99:1::2/128"])?;
     eventually(SOON, || expect(&lab.local, None))?;
     expect(&stranger, None)?;

@@ -34,10 +34,7 @@ fn swap(lab: &Lab) -> Result<()> {
     for (service, port) in [(LEFT, [8080, 5353]), (RIGHT, [9090, 9090])] {
         for kind in [Kind::Tcp, Kind::Datagram] {
             for family in Family::BOTH {
-                loads.push(Load {
-                    attempt: Attempt::new(kind, vip(family, service, kind)),
-                    is_one_socket: false,
-                });
+                loads.push(Load::new(Attempt::new(kind, vip(family, service, kind)), false));
                 let port = port[usize::from(!kind.is_tcp())];
                 expected.push([format!("0/{port}"), format!("1/{port}")]);
             }

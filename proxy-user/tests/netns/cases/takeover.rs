@@ -2,19 +2,17 @@
 //!
 //! kube-proxy's rules lead to pod 1, and Ballast's Service to pod 0: who serves a connection shows who translates it.
 
-use std::io::Write as _;
-use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use proxy_common::config::CONFIG_LEAVE_OLD;
+use proxy_common::config::CONFIG_OTHER_PROXY;
 use proxy_user::maps::view::View;
 use serde_json::json;
 
 use super::exposed::{node_port, open_up, put};
-use super::{Case, WEB, vip};
+use super::{Case, WEB, lost_no_syn, vip};
 use crate::agent;
-use crate::lab::{Lab, SMALL, SOON, Wish, eventually};
+use crate::lab::{Lab, SMALL, SOON, Wish, eventually, feed, nft};
 use crate::manifest::Family;
 use crate::peer::{Attempt, Kind, Load, Tally};
 
@@ -75,16 +73,6 @@ COMMIT
 COMMIT
 ";
 
-/// Feeds a tool, in the node's namespace.
-fn feed(lab: &Lab, tool: &[&str], text: &str) -> Result<()> {
-    let (program, arguments) = tool.split_first().context("no tool")?;
-    let mut child = lab.node.command(program).args(arguments).stdin(Stdio::piped()).spawn()?;
-    child.stdin.take().context("no input")?.write_all(text.as_bytes())?;
-    let status = child.wait()?;
-    ensure!(status.success(), "{tool:?}: {status}");
-    Ok(())
-}
-
 /// What `nft` lists on the node.
 pub fn ruleset(lab: &Lab) -> Result<String> {
     let output = lab.node.command("nft").args(["list", "ruleset"]).output()?;
@@ -98,7 +86,7 @@ fn nftables(lab: &Lab) -> Result<()> {
             Family::V6 => ("ip6", "ipv6_addr", super::pod(family, 1, Kind::Tcp).to_string()),
         };
         let text = NFTABLES.replace("FAMILY", name).replace("ADDRESS", address).replace("POD", &pod);
-        feed(lab, &["nft", "-f", "-"], &text.replace("VIP", &vip(family, WEB, Kind::Tcp).ip().to_string()))?;
+        nft(&lab.node, &text.replace("VIP", &vip(family, WEB, Kind::Tcp).ip().to_string()))?;
     }
     Ok(())
 }
@@ -112,7 +100,7 @@ fn iptables_by(lab: &Lab, tools: [&str; 2]) -> Result<()> {
         let text = IPTABLES.replace("POD", &super::pod(family, 1, Kind::Tcp).to_string());
         let text = text.replace("VIP", &vip(family, WEB, Kind::Tcp).ip().to_string());
         let text = if family == Family::V6 { text.replace("192.0.2.0/24", "2001:db8::/32") } else { text };
-        feed(lab, &[tool, "--noflush"], &text)?;
+        feed(&lab.node, &[tool, "--noflush"], &text)?;
     }
     Ok(())
 }
@@ -132,8 +120,7 @@ fn attempts() -> [Attempt; 2] {
 
 /// One connection that stays and one after the other, each way.
 fn loads(attempts: &[Attempt]) -> Vec<Load> {
-    let both =
-        |attempt: &Attempt| [true, false].map(|is_one_socket| Load { attempt: *attempt, is_one_socket });
+    let both = |attempt: &Attempt| [true, false].map(|is_one_socket| Load::new(*attempt, is_one_socket));
     attempts.iter().flat_map(both).collect()
 }
 
@@ -169,7 +156,7 @@ pub fn takeover(lab: &Lab, flags: &[&str]) -> Result<(String, bool)> {
 }
 
 fn leaves_old(lab: &Lab) -> Result<bool> {
-    Ok(View::open(&lab.bpffs())?.node_config()?.flags & CONFIG_LEAVE_OLD != 0)
+    Ok(View::open(&lab.bpffs())?.node_config()?.flags & CONFIG_OTHER_PROXY != 0)
 }
 
 /// From kube-proxy's rules, under load, to nothing of them. `stop` is called when Ballast serves, and `more` are what
@@ -241,7 +228,7 @@ pub fn back(lab: &Lab, install: impl Fn(&Lab) -> Result<()>) -> Result<()> {
     for attempt in far {
         eventually(SOON, || lab.client.reach(attempt))?;
     }
-    let stays = |attempt| Load { attempt, is_one_socket: true };
+    let stays = |attempt| Load::new(attempt, true);
     let of_client = loads(&attempts());
     lab.client.load(&[of_client.clone(), far.map(stays).to_vec()].concat())?;
     let pod = lab.pod(1)?;
@@ -254,6 +241,7 @@ pub fn back(lab: &Lab, install: impl Fn(&Lab) -> Result<()>) -> Result<()> {
     let tallies = lab.client.stop()?;
     let (near, far) = tallies.split_at(of_client.len());
     nobody_noticed(near, &of_client, "0/8080", "client")?;
+    near.iter().try_for_each(|tally| lost_no_syn(tally, "one proxy or the other serves each SYN"))?;
     for tally in pod.stop()?.iter().chain(far) {
         ensure!(tally.failed == 0 && tally.servers.keys().eq(["0/8080"]), "a connection moved: {tally:?}");
     }

@@ -12,7 +12,7 @@ use anyhow::{Context as _, Result, ensure};
 use serde_json::json;
 
 use super::exposed::{NUMBER, node_ip, node_port, open_up, put};
-use super::{Case, EMPTY, shows};
+use super::{Case, EMPTY, is_snat_port, shows};
 use crate::lab::{Lab, SMALL, SOON, Wish, eventually};
 use crate::manifest::{Family, cluster_ip, pod_ip};
 use crate::peer::{Attempt, Kind, Peer, Seen};
@@ -149,7 +149,8 @@ fn client(lab: &Lab) -> Result<()> {
     // Outside: under the node's address to an endpoint on another node, and back.
     lab.node.ip("route add default dev t9\nroute add ::/0 dev t9\n")?;
     for family in Family::BOTH {
-        let is_nodes = |seen: &Seen| seen.client.port() >= 61_000 && seen.client.ip() != pod_ip(family, 9);
+        let is_nodes =
+            |seen: &Seen| is_snat_port(seen.client.port()) && seen.client.ip() != pod_ip(family, 9);
         all_sizes(&tunnel.peer, |kind| node_port(family, kind), is_nodes)?;
     }
     Ok(())
@@ -177,7 +178,7 @@ fn both(lab: &Lab) -> Result<()> {
     lab.node.ip("route add default dev t9\nroute add ::/0 dev t9\n")?;
     put(lab, &[(8, false)], &json!({}), &[])?;
     for family in Family::BOTH {
-        all_sizes(&from.peer, |kind| node_port(family, kind), |seen| seen.client.port() >= 61_000)?;
+        all_sizes(&from.peer, |kind| node_port(family, kind), |seen| is_snat_port(seen.client.port()))?;
     }
     Ok(())
 }

@@ -11,7 +11,7 @@ use crate::peer::{Attempt, Kind};
 
 #[rustfmt::skip]
 const FLAGS: &[&str] = &[
-    "--service-cidrs", "10.96.0.0/16,fd96::/64",
+    "--service-cidrs", "10.96.0.0/16,fd96::/64", "--socket-drop", "fail",
     "--max-services", "64", "--max-frontends", "64", "--max-slots", "1024", "--max-backends", "256",
     "--max-flows", "16384", "--max-sockets", "4096",
 ];

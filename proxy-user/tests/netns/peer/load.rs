@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use super::wire::{Failure, Load, Seen, Tally};
+use jiff::Timestamp;
+
+use super::wire::{Attempt, Failure, Load, Seen, Tally};
 use super::work::{self, Conversation};
 
-/// Between two messages: the machine is shared, and a client has only so many ports.
-const PAUSE: Duration = Duration::from_millis(5);
 /// Failures that are told in full.
 const TOLD: usize = 5;
 
@@ -41,12 +41,20 @@ fn died() -> Tally {
 }
 
 fn run(load: Load, is_over: &AtomicBool) -> Tally {
-    let mut tally = Tally::default();
-    let mut kept = None;
+    let (mut tally, mut kept) = (Tally::default(), None);
+    let start = Instant::now();
     while !is_over.load(Ordering::Relaxed) {
-        note(&mut tally, exchange(load, &mut kept));
-        std::thread::sleep(PAUSE);
+        let began = now();
+        note(&mut tally, start, began, exchange(load, &mut kept));
+        std::thread::sleep(Duration::from_millis(load.pause));
     }
+    tally
+}
+
+/// The attempt so many times, one after the other.
+pub fn many(attempt: Attempt, count: usize) -> Tally {
+    let (mut tally, start) = (Tally::default(), Instant::now());
+    (0..count).for_each(|_| note(&mut tally, start, now(), work::once(attempt)));
     tally
 }
 
@@ -61,13 +69,24 @@ fn exchange(load: Load, kept: &mut Option<Conversation>) -> Result<Seen, Failure
     conversation.talk(None, false)
 }
 
-fn note(tally: &mut Tally, result: Result<Seen, Failure>) {
+/// This moment, as the logs of the agent have it.
+fn now() -> String {
+    format!("{:.6}", Timestamp::now())
+}
+
+fn note(tally: &mut Tally, start: Instant, began: String, result: Result<Seen, Failure>) {
     match result {
-        Ok(seen) => *tally.servers.entry(seen.server).or_default() += 1,
+        Ok(seen) => {
+            tally.syn_retransmits += u64::from(seen.syn_retransmits);
+            *tally.servers.entry(seen.server.clone()).or_default() += 1;
+            if seen.syn_retransmits > 0 && tally.late.len() < TOLD {
+                tally.late.push((start.elapsed().as_millis(), seen));
+            }
+        }
         Err(failure) => {
             tally.failed += 1;
             if tally.failures.len() < TOLD {
-                tally.failures.push(failure);
+                tally.failures.push((began, failure));
             }
         }
     }

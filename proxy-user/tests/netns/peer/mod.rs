@@ -2,7 +2,9 @@
 //!
 //! One request and one answer a line, as JSON, over its standard input and output. It ends with its input.
 
+mod hold;
 mod load;
+pub mod tcp_info;
 mod wire;
 pub mod work;
 
@@ -18,7 +20,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 use anyhow::{Context as _, Result, bail};
 
 use crate::space::Space;
-pub use wire::{Attempt, Close, Failure, Kind, Load, Reply, Request, Seen, Tally};
+pub use wire::{Attempt, Close, Failure, Held, Kind, Load, Reply, Request, Seen, Tally};
 
 /// The first argument of such a program.
 pub const ARGUMENT: &str = "__peer";
@@ -117,6 +119,11 @@ impl Peer {
         }
     }
 
+    /// Closes a socket that stayed.
+    pub fn close(&self, id: u32) -> Result<()> {
+        self.ask(&Request::Close { id })?.map(drop).map_err(|failure| anyhow::anyhow!("{failure:?}"))
+    }
+
     /// Exchanges a message on a socket that is open; `to` is for sockets that are not connected.
     pub fn talk(&self, id: u32, to: Option<SocketAddr>) -> Result<Outcome> {
         self.seen(&Request::Talk { id, to })
@@ -125,6 +132,38 @@ impl Peer {
     /// The same, and it has to work.
     pub fn hears(&self, id: u32, to: Option<SocketAddr>) -> Result<Seen> {
         self.talk(id, to)?.map_err(|failure| anyhow::anyhow!("socket {id} to {to:?}: {failure:?}"))
+    }
+
+    /// Answers on thousands of TCP connections to `addr`, under a name.
+    pub fn serve_many(&self, addr: SocketAddr, name: &str) -> Result<()> {
+        self.ask(&Request::ServeMany { addr, name: name.to_owned() })?
+            .map(drop)
+            .map_err(|failure| anyhow::anyhow!("cannot serve {addr}: {failure:?}"))
+    }
+
+    /// The same attempt so many times, one after the other.
+    pub fn many(&self, attempt: Attempt, count: usize) -> Result<Tally> {
+        match self.ask(&Request::Many { attempt, count })? {
+            Ok(Reply::Tallies(mut tallies)) => tallies.pop().context("no tally"),
+            other => bail!("unexpected answer {other:?}"),
+        }
+    }
+
+    /// Opens TCP connections that stay; the attempt's patience is for all of them.
+    pub fn hold(&self, attempt: Attempt, count: usize) -> Result<Held> {
+        self.held(&Request::Hold { attempt, count })
+    }
+
+    /// Exchanges a message on each connection that is held, within so many seconds for all of them.
+    pub fn pulse(&self, patience: u64) -> Result<Held> {
+        self.held(&Request::Pulse { patience })
+    }
+
+    fn held(&self, request: &Request) -> Result<Held> {
+        match self.ask(request)? {
+            Ok(Reply::Held(held)) => Ok(held),
+            other => bail!("unexpected answer {other:?}"),
+        }
     }
 
     /// Begins traffic that goes on until [`Peer::stop`].

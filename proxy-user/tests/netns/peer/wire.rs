@@ -86,6 +86,8 @@ pub struct Seen {
     pub peer: Option<SocketAddr>,
     /// Where recvfrom(2) says the answer is from; UDP only.
     pub from: Option<SocketAddr>,
+    /// SYNs that the socket sent again, told with its first answer; TCP only.
+    pub syn_retransmits: u32,
 }
 
 /// What failed.
@@ -108,6 +110,19 @@ impl Failure {
 pub struct Load {
     pub attempt: Attempt,
     pub is_one_socket: bool,
+    /// Milliseconds between two messages.
+    pub pause: u64,
+}
+
+impl Load {
+    /// The machine is shared, and a client has only so many ports: five milliseconds between two messages.
+    pub fn new(attempt: Attempt, is_one_socket: bool) -> Self {
+        Self { attempt, is_one_socket, pause: 5 }
+    }
+
+    pub fn paced(self, pause: u64) -> Self {
+        Self { pause, ..self }
+    }
 }
 
 /// What became of a load.
@@ -116,16 +131,67 @@ pub struct Tally {
     /// Answers by server.
     pub servers: BTreeMap<String, u64>,
     pub failed: u64,
-    /// The first few.
+    /// The first few: when each attempt began, as logs of the agent have it, and what failed.
+    pub failures: Vec<(String, Failure)>,
+    /// SYNs that were sent again, however the connections fared.
+    pub syn_retransmits: u64,
+    /// The first few connections that had to: milliseconds since the load began, and what was seen.
+    pub late: Vec<(u128, Seen)>,
+}
+
+/// What became of connections that are held.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Held {
+    /// Those that are left.
+    pub alive: u64,
+    /// Those that the call lost.
+    pub lost: u64,
+    /// The first few losses.
     pub failures: Vec<Failure>,
+    /// SYNs that were sent again.
+    pub syn_retransmits: u64,
+    /// Connections by server.
+    pub servers: BTreeMap<String, u64>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Request {
-    Serve { is_tcp: bool, addr: SocketAddr, name: String },
+    Serve {
+        is_tcp: bool,
+        addr: SocketAddr,
+        name: String,
+    },
+    /// TCP, for thousands of connections.
+    ServeMany {
+        addr: SocketAddr,
+        name: String,
+    },
     Once(Attempt),
-    Open { id: u32, attempt: Attempt },
-    Talk { id: u32, to: Option<SocketAddr> },
+    /// The same so many times, each with a new socket.
+    Many {
+        attempt: Attempt,
+        count: usize,
+    },
+    /// Opens connections that stay.
+    Hold {
+        attempt: Attempt,
+        count: usize,
+    },
+    /// Exchanges a message on each connection that is held.
+    Pulse {
+        patience: u64,
+    },
+    Open {
+        id: u32,
+        attempt: Attempt,
+    },
+    Close {
+        id: u32,
+    },
+    Talk {
+        id: u32,
+        to: Option<SocketAddr>,
+    },
     Load(Vec<Load>),
     Stop,
 }
@@ -135,4 +201,5 @@ pub enum Reply {
     Done,
     Seen(Seen),
     Tallies(Vec<Tally>),
+    Held(Held),
 }

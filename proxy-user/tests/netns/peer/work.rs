@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use socket2::{Domain, Socket, Type};
 
-use super::load::Traffic;
+use super::hold::{self, Holder};
+use super::load::{self, Traffic};
+use super::tcp_info;
 use super::wire::{Attempt, Close, Failure, Kind, Reply, Request, Seen};
 
 /// Ends a message.
@@ -18,11 +20,10 @@ const LAST: u8 = b'q';
 
 /// Runs until the input ends.
 pub fn run() -> ExitCode {
-    let mut sockets = BTreeMap::new();
-    let mut traffic = None;
+    let mut state = State::default();
     for line in io::stdin().lines().map_while(Result::ok) {
         let answer = match serde_json::from_str(&line) {
-            Ok(request) => answer(request, &mut sockets, &mut traffic),
+            Ok(request) => answer(request, &mut state),
             Err(error) => Err(Failure::of("parse")(error.into())),
         };
         let Ok(text) = serde_json::to_string(&answer) else { return ExitCode::FAILURE };
@@ -33,19 +34,31 @@ pub fn run() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-fn answer(
-    request: Request,
-    sockets: &mut BTreeMap<u32, Conversation>,
-    traffic: &mut Option<Traffic>,
-) -> Result<Reply, Failure> {
+/// What a peer has open.
+#[derive(Default)]
+struct State {
+    sockets: BTreeMap<u32, Conversation>,
+    traffic: Option<Traffic>,
+    holder: Holder,
+}
+
+fn answer(request: Request, state: &mut State) -> Result<Reply, Failure> {
+    let State { sockets, traffic, holder } = state;
     match request {
         Request::Serve { is_tcp, addr, name } => {
             let result = if is_tcp { serve_tcp(addr, name) } else { serve_udp(addr, name) };
             result.map_err(Failure::of("listen"))?;
         }
+        Request::ServeMany { addr, name } => hold::serve(addr, name).map_err(Failure::of("listen"))?,
+        Request::Many { attempt, count } => return Ok(Reply::Tallies(vec![load::many(attempt, count)])),
+        Request::Hold { attempt, count } => return Ok(Reply::Held(holder.open(attempt, count))),
+        Request::Pulse { patience } => return Ok(Reply::Held(holder.pulse(Duration::from_secs(patience)))),
         Request::Once(attempt) => return once(attempt).map(Reply::Seen),
         Request::Open { id, attempt } => {
             sockets.insert(id, Conversation::open(attempt)?);
+        }
+        Request::Close { id } => {
+            sockets.remove(&id);
         }
         Request::Talk { id, to } => {
             let gone = || Failure::of("find")(io::ErrorKind::NotFound.into());
@@ -71,6 +84,8 @@ pub fn once(attempt: Attempt) -> Result<Seen, Failure> {
 pub struct Conversation {
     attempt: Attempt,
     socket: Socket,
+    /// Not told yet.
+    syn_retransmits: u32,
 }
 
 impl Conversation {
@@ -96,7 +111,8 @@ impl Conversation {
             Kind::Udp => socket.connect(&to.into()).map_err(Failure::of("connect"))?,
             Kind::Datagram => {}
         }
-        Ok(Self { attempt, socket })
+        let resent = if kind.is_tcp() { tcp_info::retransmits(&socket) } else { Ok(0) };
+        Ok(Self { attempt, socket, syn_retransmits: resent.map_err(Failure::of("TCP_INFO"))? })
     }
 
     /// Sends a message and awaits its answer. `is_last`: the server closes then.
@@ -119,12 +135,13 @@ impl Conversation {
             }
         };
         let peer = self.socket.peer_addr().ok().and_then(|addr| addr.as_socket());
+        let syn_retransmits = std::mem::take(&mut self.syn_retransmits);
         let local = self.socket.local_addr().ok().and_then(|addr| addr.as_socket());
         let mut parts = text.trim_end().split('|');
         let mut seen = || {
             let (server, client) = (parts.next()?.to_owned(), parts.next()?.parse().ok()?);
             let is_whole = parts.next()?.parse() == Ok(message.len());
-            is_whole.then_some(Seen { server, client, local: local?, peer, from })
+            is_whole.then_some(Seen { server, client, local: local?, peer, from, syn_retransmits })
         };
         seen().ok_or_else(|| Failure::of("read")(io::Error::other(format!("answer {text:?}"))))
     }
@@ -169,7 +186,8 @@ impl Conversation {
     }
 }
 
-fn listener(addr: SocketAddr, kind: Type) -> io::Result<Socket> {
+/// A socket that is bound, and does not listen yet.
+pub fn listener(addr: SocketAddr, kind: Type) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(addr), kind, None)?;
     if addr.is_ipv6() {
         socket.set_only_v6(true)?;

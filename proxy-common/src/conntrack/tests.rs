@@ -1,0 +1,273 @@
+use super::*;
+use crate::flow::{DIRECTION_REPLY, STATE_SNAT, STATE_USED, with_bits};
+use crate::{PROTO_SCTP, PROTO_UDP};
+
+const HZ: u32 = 1000;
+
+fn config() -> NodeConfig {
+    NodeConfig::new(HZ, 16, 16, 1)
+}
+
+/// A flow that segments change, as the programs do it.
+#[derive(Clone, Copy)]
+struct Tracked {
+    proto: u8,
+    bits: u32,
+    seq: [u16; 2],
+}
+
+impl Tracked {
+    fn new(proto: u8) -> Self {
+        Self { proto, bits: STATE_USED, seq: [0; 2] }
+    }
+
+    /// A segment of a side whose sequence number is `seq` and which acknowledges `ack`; whether it was out of the window.
+    fn sees(&mut self, direction: u8, tcp_flags: u16, seq: u16, ack: u16) -> bool {
+        let segment = Segment { direction, tcp_flags, seq, ack };
+        let change = next(self.proto, self.bits, segment, self.seq, 0, &config());
+        self.bits = change.bits;
+        if self.proto == PROTO_TCP && !change.out_of_window {
+            (self.seq, self.bits) = noted(self.bits, segment, self.seq);
+        }
+        change.out_of_window
+    }
+
+    fn established() -> Self {
+        let mut flow = Self::new(PROTO_TCP);
+        flow.sees(DIRECTION_FORWARD, tcp::SYN, 100, 0);
+        flow.sees(DIRECTION_REPLY, tcp::SYN | tcp::ACK, 9000, 100);
+        flow.sees(DIRECTION_FORWARD, tcp::ACK, 100, 9000);
+        flow
+    }
+
+    fn timeout_secs(&self) -> u32 {
+        timeout(self.proto, self.bits, &config()) / HZ
+    }
+}
+
+#[test]
+fn a_handshake_goes_from_unreplied_to_assured() {
+    let mut flow = Tracked::new(PROTO_TCP);
+    flow.sees(DIRECTION_FORWARD, tcp::SYN, 100, 0);
+    assert_eq!((flow.bits & (SEEN_REPLY | ASSURED), flow.timeout_secs()), (0, 60));
+    flow.sees(DIRECTION_REPLY, tcp::SYN | tcp::ACK, 9000, 100);
+    assert_eq!((flow.bits & (SEEN_REPLY | ASSURED), flow.timeout_secs()), (SEEN_REPLY, 60));
+    flow.sees(DIRECTION_FORWARD, tcp::ACK, 100, 9000);
+    assert_eq!((flow.bits & (SEEN_REPLY | ASSURED), flow.timeout_secs()), (SEEN_REPLY | ASSURED, 86_400));
+}
+
+#[test]
+fn a_client_that_does_not_see_the_answer_is_not_assured() {
+    let mut flow = Tracked::new(PROTO_TCP);
+    flow.sees(DIRECTION_FORWARD, tcp::SYN, 100, 0);
+    flow.sees(DIRECTION_REPLY, tcp::SYN | tcp::ACK, 9000, 100);
+    for guess in [0, 8_999, 9_257, 40_000] {
+        flow.sees(DIRECTION_FORWARD, tcp::ACK, 100, guess);
+        assert_eq!(flow.bits & ASSURED, 0, "{guess}");
+    }
+    // A SYN that comes again is no answer to the answer.
+    flow.sees(DIRECTION_FORWARD, tcp::SYN, 100, 9000);
+    flow.sees(DIRECTION_FORWARD, tcp::SYN | tcp::ACK, 100, 9000);
+    assert_eq!(flow.bits & ASSURED, 0);
+}
+
+#[test]
+fn each_side_closes_for_itself() {
+    let mut flow = Tracked::established();
+    flow.sees(DIRECTION_FORWARD, tcp::FIN | tcp::ACK, 100, 9000);
+    assert!(is_half_closed(flow.bits) && !is_closed(flow.bits));
+    assert_eq!(flow.timeout_secs(), 3600);
+    flow.sees(DIRECTION_REPLY, tcp::FIN | tcp::ACK, 9000, 100);
+    assert!(is_closed(flow.bits));
+    assert_eq!(flow.timeout_secs(), 120);
+}
+
+#[test]
+fn a_reset_out_of_the_window_changes_nothing() {
+    for (direction, seq) in [(DIRECTION_FORWARD, 100), (DIRECTION_REPLY, 9000)] {
+        for flags in [tcp::RST, tcp::RST | tcp::ACK, tcp::FIN | tcp::ACK] {
+            for off in [257, 1000, 0x8000, 0u16.wrapping_sub(257)] {
+                let mut flow = Tracked::established();
+                let before = flow.bits;
+                assert!(
+                    flow.sees(direction, flags, off.wrapping_add(seq), 100),
+                    "{direction} {flags:#x} {off}"
+                );
+                assert_eq!(flow.bits, before);
+            }
+        }
+    }
+}
+
+#[test]
+fn who_does_not_see_a_connection_cannot_move_its_window_and_reset_it() {
+    for (direction, near) in [(DIRECTION_FORWARD, 100), (DIRECTION_REPLY, 9000)] {
+        for flags in [tcp::ACK, tcp::SYN, 0] {
+            let mut flow = Tracked::established();
+            let before = flow.bits;
+            flow.sees(direction, flags, 30_000, 20_000);
+            assert!(flow.sees(direction, tcp::RST, 30_000, 0), "{direction} {flags:#x}");
+            assert_eq!(flow.bits & RSTS, before & RSTS);
+            assert!(!flow.sees(direction, tcp::RST, near, 0));
+        }
+    }
+}
+
+#[test]
+fn a_window_moves_with_its_connection() {
+    let mut flow = Tracked::established();
+    // 10 GB, and the client's acknowledgements.
+    for step in (0..160_000u32).step_by(200) {
+        assert!(!flow.sees(DIRECTION_REPLY, tcp::ACK, 9000u16.wrapping_add(step as u16), 100));
+        assert!(!flow.sees(DIRECTION_FORWARD, tcp::ACK, 100, 9000u16.wrapping_add(step as u16)));
+    }
+    assert!(!flow.sees(DIRECTION_REPLY, tcp::FIN | tcp::ACK, 9000u16.wrapping_add(160_000u32 as u16), 100));
+    assert!(is_half_closed(flow.bits));
+}
+
+#[test]
+fn a_connection_that_takes_the_place_of_an_older_one_has_its_own_window() {
+    let mut flow = Tracked::established();
+    flow.sees(DIRECTION_FORWARD, tcp::SYN, 40_000, 0);
+    flow.sees(DIRECTION_REPLY, tcp::SYN | tcp::ACK, 55_000, 40_000);
+    assert!(!flow.sees(DIRECTION_FORWARD, tcp::FIN | tcp::ACK, 40_000, 55_000));
+    assert!(!flow.sees(DIRECTION_REPLY, tcp::FIN | tcp::ACK, 55_000, 40_000));
+    assert!(is_closed(flow.bits));
+}
+
+#[test]
+fn the_next_segment_of_the_side_that_reset_takes_the_reset_back() {
+    for (direction, other, seq) in
+        [(DIRECTION_FORWARD, DIRECTION_REPLY, 100), (DIRECTION_REPLY, DIRECTION_FORWARD, 9000)]
+    {
+        let mut flow = Tracked::established();
+        assert!(!flow.sees(direction, tcp::RST, seq, 0));
+        assert!(is_closed(flow.bits));
+        assert_eq!(flow.timeout_secs(), 120);
+        // What the other side still sends says nothing about it.
+        flow.sees(other, tcp::ACK, if other == DIRECTION_FORWARD { 100 } else { 9000 }, 0);
+        assert!(is_closed(flow.bits));
+        flow.sees(direction, tcp::ACK, seq, 0);
+        assert!(!is_closed(flow.bits));
+        assert_eq!(flow.timeout_secs(), 86_400);
+    }
+}
+
+#[test]
+fn a_refusal_of_a_backend_that_has_said_nothing_goes_by_what_it_acknowledges() {
+    let mut flow = Tracked::new(PROTO_TCP);
+    flow.sees(DIRECTION_FORWARD, tcp::SYN, 100, 0);
+    let mut forged = flow;
+    assert!(forged.sees(DIRECTION_REPLY, tcp::RST | tcp::ACK, 0, 5000));
+    assert!(!is_closed(forged.bits));
+    assert!(!flow.sees(DIRECTION_REPLY, tcp::RST | tcp::ACK, 0, 100));
+    assert!(is_closed(flow.bits));
+}
+
+#[test]
+fn sctp_is_assured_by_the_clients_next_chunk_and_has_no_window() {
+    let mut flow = Tracked::new(PROTO_SCTP);
+    flow.sees(DIRECTION_FORWARD, tcp::SYN, 0, 0);
+    flow.sees(DIRECTION_REPLY, tcp::SYN | tcp::ACK, 0, 0);
+    flow.sees(DIRECTION_FORWARD, tcp::ACK, 0, 0);
+    assert_eq!(flow.timeout_secs(), 86_400);
+    flow.sees(DIRECTION_REPLY, tcp::RST, 0, 0);
+    assert!(is_closed(flow.bits));
+}
+
+#[test]
+fn udp_is_a_stream_after_two_seconds() {
+    let at = |bits, direction, age| {
+        next(PROTO_UDP, bits, Segment { direction, tcp_flags: 0, seq: 0, ack: 0 }, [0; 2], age, &config())
+            .bits
+    };
+    let bits = at(STATE_USED, DIRECTION_FORWARD, 5000);
+    assert_eq!(bits, STATE_USED);
+    let bits = at(bits, DIRECTION_REPLY, 1999);
+    assert_eq!((bits, timeout(PROTO_UDP, bits, &config())), (STATE_USED | SEEN_REPLY, 30 * HZ));
+    let bits = at(bits, DIRECTION_FORWARD, 2001);
+    assert_eq!((bits, timeout(PROTO_UDP, bits, &config())), (STATE_USED | SEEN_REPLY | ASSURED, 120 * HZ));
+    // Seen by another CPU before the flow began.
+    assert_eq!(at(STATE_USED | SEEN_REPLY, DIRECTION_FORWARD, u32::MAX), STATE_USED | SEEN_REPLY);
+}
+
+fn priority(proto: u8, bits: u32, silent: u32) -> u32 {
+    eviction_priority(
+        proto,
+        with_bits(9 << 32, bits),
+        50_000,
+        silent.wrapping_add(50_000),
+        &config(),
+        |number| number,
+    )
+}
+
+#[test]
+fn eviction_takes_what_is_not_assured_and_never_what_is() {
+    let tcp = |bits, silent| priority(PROTO_TCP, STATE_USED | bits, silent);
+    assert_eq!(priority(PROTO_TCP, 0, 0), 0);
+    assert_eq!(tcp(0, 60_001), 1);
+    assert_eq!(tcp(SEEN_REPLY, 60_001), 1);
+    assert_eq!(tcp(SEEN_REPLY | ASSURED | RST_CLIENT, 0), 2);
+    assert_eq!(tcp(SEEN_REPLY | ASSURED | FIN_CLIENT | FIN_BACKEND, 0), 2);
+    assert_eq!(tcp(SEEN_REPLY, 1_001), 3);
+    assert_eq!(tcp(0, 1_001), 4);
+    assert_eq!(tcp(SEEN_REPLY, 1_000), 5);
+    assert_eq!(tcp(0, 1_000), 5);
+    assert_eq!(tcp(SEEN_REPLY | ASSURED, 80_000_000), KEEP);
+    assert_eq!(tcp(SEEN_REPLY | ASSURED | STATE_SNAT, 0u32.wrapping_sub(1)), KEEP);
+    assert_eq!(tcp(STATE_CLAIMED, 80_000_000), KEEP);
+    assert_eq!(priority(PROTO_UDP, STATE_USED | SEEN_REPLY | ASSURED, 1_001), KEEP);
+    assert_eq!(priority(PROTO_UDP, STATE_USED | SEEN_REPLY, 1_001), 3);
+}
+
+#[test]
+fn ports_are_kept_for_a_minute_after_both_ends_have_closed() {
+    let last_seen = u32::MAX - 5;
+    let at = |bits, now: u32| in_time_wait(PROTO_TCP, STATE_USED | bits, last_seen, now, HZ);
+    let closed = FIN_CLIENT | FIN_BACKEND;
+    // A timer of 60 s that is late by 5.12 s, as it may be at 100 Hz.
+    assert!(at(closed, last_seen) && at(closed, 65_120) && at(closed, last_seen - 1));
+    assert!(!at(closed, 67_000));
+    for bits in [closed | RST_CLIENT, FIN_CLIENT, FIN_BACKEND, SEEN_REPLY] {
+        assert!(!at(bits, last_seen), "{bits:#x}");
+    }
+    assert!(!in_time_wait(PROTO_UDP, STATE_USED | closed, last_seen, last_seen, HZ));
+}
+
+#[test]
+fn a_flow_that_another_cpu_has_just_seen_is_not_expired() {
+    for now in [0, 5, 40_000, u32::MAX] {
+        let expired = |last_seen| is_expired(PROTO_UDP, STATE_USED, last_seen, now, &config());
+        assert!(!expired(now.wrapping_add(1)), "seen after {now}");
+        assert!(!expired(now.wrapping_sub(30_000)));
+        assert!(expired(now.wrapping_sub(30_001)));
+    }
+}
+
+#[test]
+fn an_encapsulated_connection_lives_by_what_its_client_says() {
+    use crate::flow::{STATE_TUNNEL_SHIFT, STATE_USED};
+    let config = NodeConfig::new(100, 16, 16, 1);
+    let one = |bits: u32, flags: u16| {
+        let segment = Segment { direction: DIRECTION_FORWARD, tcp_flags: flags, seq: 1, ack: 1 };
+        one_sided(next(PROTO_TCP, bits, segment, [1, 1], 0, &config).bits, flags)
+    };
+    let begun = one(STATE_USED | 5 << STATE_TUNNEL_SHIFT, tcp::SYN);
+    assert_eq!(timeout(PROTO_TCP, begun, &config), config.tcp_syn_sent);
+    let known = (0..3).fold(begun, |bits, _| one(bits, tcp::ACK));
+    assert_eq!(known & (SEEN_REPLY | ASSURED), SEEN_REPLY, "a forged ACK looks the same");
+    assert_eq!(timeout(PROTO_TCP, known, &config), config.tcp_established);
+    let priority = |bits: u32, silent: u32| {
+        eviction_priority(PROTO_TCP, bits.into(), 0, silent, &config, |number| number)
+    };
+    assert_eq!(
+        [priority(begun, 200), priority(known, 200), priority(known, 0)],
+        [4, 5, 5],
+        "after half-open ones"
+    );
+    let closed = one(known, tcp::FIN | tcp::ACK);
+    assert!(is_closed(closed), "the backend's FIN goes another way");
+    assert_eq!(timeout(PROTO_TCP, closed, &config), config.tcp_time_wait);
+    assert_eq!(one(known, tcp::RST) & RST_CLIENT, RST_CLIENT);
+}

@@ -1,0 +1,169 @@
+use super::*;
+use crate::node::{Cidr, NODE_ADDR_LOOPBACK, NODE_ADDR_PORTS};
+use crate::service::SCOPE_INTERNAL;
+
+type A4 = [u8; 4];
+const CLIENT: A4 = [192, 0, 2, 9];
+const POD: A4 = [10, 244, 0, 7];
+const NODE: A4 = [192, 0, 2, 1];
+
+fn entry(id: u32, kind: u8, flags: u16) -> ServiceEntry {
+    ServiceEntry { id, flags, kind, ..ServiceEntry::default() }
+}
+
+fn backend(state: u8, service: u32, flags: u32) -> BackendEntry<A4> {
+    BackendEntry { addr: POD, port: 80, proto: 6, state, service, flags }
+}
+
+#[test]
+fn outside_is_who_comes_by_an_uplink_and_has_no_pods_address() {
+    let pods = Cidr { addr: [10, 244, 0, 0], mask: [255, 255, 0, 0] };
+    let node = NodeEntry { pods, ..NodeEntry::UNKNOWN };
+    assert!(is_outside(true, 0, &node, &CLIENT));
+    assert!(!is_outside(true, 0, &node, &POD));
+    assert!(!is_outside(false, 0, &node, &CLIENT));
+    assert!(is_outside(true, 0, &NodeEntry::UNKNOWN, &POD));
+    // By their addresses alone.
+    assert!(is_outside(false, CONFIG_DETECT_LOCAL, &node, &CLIENT));
+    assert!(!is_outside(true, CONFIG_DETECT_LOCAL, &node, &POD));
+}
+
+#[test]
+fn an_address_comes_before_a_node_port_and_a_scope_of_its_own_before_the_common_one() {
+    let on = |node: NodeAddr| move |addr: &A4| if *addr == NODE { node } else { 0 };
+    let services = |key: &ServiceKey<A4>| match (key.addr, key.port, key.scope) {
+        ([0, 0, 0, 0], 30080 | 30081, SCOPE_INTERNAL) => Some(entry(1, KIND_NODE_PORT, SERVICE_SCOPED)),
+        ([0, 0, 0, 0], 30080, SCOPE_EXTERNAL) => Some(entry(2, KIND_NODE_PORT, SERVICE_LOCAL)),
+        (NODE, 30081, SCOPE_INTERNAL) => Some(entry(3, KIND_CLUSTER_IP, 0)),
+        _ => None,
+    };
+    let find = |port, outside, node: NodeAddr, asked| {
+        let key = ServiceKey::internal(NODE, port, 6);
+        frontend(key, outside, asked, services, on(node)).map(|entry| entry.id)
+    };
+    assert_eq!(find(30080, false, NODE_ADDR_PORTS, NODE_ADDR_PORTS), Some(1));
+    assert_eq!(find(30080, true, NODE_ADDR_PORTS, NODE_ADDR_PORTS), Some(2));
+    assert_eq!(find(30080, true, NODE_ADDR_LOOPBACK, NODE_ADDR_PORTS), None);
+    assert_eq!(find(30080, false, 0, NODE_ADDR_PORTS), None);
+    let loopback = NODE_ADDR_PORTS | NODE_ADDR_LOOPBACK;
+    assert_eq!(find(30080, false, loopback, NODE_ADDR_PORTS), None);
+    assert_eq!(find(30080, false, loopback, loopback), Some(1));
+    assert_eq!(find(30081, true, NODE_ADDR_PORTS, NODE_ADDR_PORTS), Some(3));
+    assert_eq!(find(30082, true, NODE_ADDR_PORTS, NODE_ADDR_PORTS), None);
+}
+
+#[test]
+fn source_ranges_mean_something_else_to_each_kind_of_socket() {
+    let open = entry(1, KIND_NODE_PORT, 0);
+    let closed = entry(1, KIND_NODE_PORT, SERVICE_SOURCE_RANGES);
+    let node = entry(1, KIND_NODE_PORT, SERVICE_SOURCE_RANGES | SERVICE_NODE_ALLOWED);
+    assert!(!asks_source(&open) && asks_source(&closed) && asks_source(&node));
+    for of_node in [false, true] {
+        assert_eq!(socket_source(&open, of_node), SocketSource::Allowed);
+    }
+    assert_eq!(socket_source(&closed, true), SocketSource::Refused);
+    assert_eq!(socket_source(&node, true), SocketSource::Allowed);
+    assert_eq!(socket_source(&closed, false), SocketSource::LeftToPackets);
+    assert_eq!(socket_source(&node, false), SocketSource::LeftToPackets);
+}
+
+#[test]
+fn a_client_stays_for_so_many_seconds_with_a_backend_of_the_policy() {
+    let service = ServiceEntry { affinity_secs: 10, ..entry(1, KIND_CLUSTER_IP, 0) };
+    let used = AffinityEntry { backend_id: 5, last_used: u32::MAX - 100 };
+    let at = |later: u32| is_in_time(&used, &service, used.last_used.wrapping_add(later), 100);
+    assert!(at(0) && at(1000) && !at(1001) && at(0u32.wrapping_sub(1)) && !at(0u32.wrapping_sub(101)));
+    let local = entry(1, KIND_CLUSTER_IP, SERVICE_LOCAL);
+    assert!(may_stay(&backend(BACKEND_ACTIVE, 1, BACKEND_IN_CLUSTER), &service));
+    assert!(!may_stay(&backend(BACKEND_ACTIVE, 1, BACKEND_IN_CLUSTER), &local));
+    assert!(may_stay(&backend(BACKEND_ACTIVE, 1, BACKEND_IN_LOCAL), &local));
+    assert!(!may_stay(&backend(BACKEND_ACTIVE, 2, BACKEND_IN_CLUSTER), &service));
+    assert!(!may_stay(&backend(crate::backend::BACKEND_GONE, 1, BACKEND_IN_CLUSTER), &service));
+}
+
+#[test]
+fn the_clients_address_is_kept_where_the_reply_surely_returns() {
+    let (cluster, port) = (entry(1, KIND_CLUSTER_IP, 0), entry(1, KIND_NODE_PORT, 0));
+    let all = CONFIG_MASQUERADE_ALL;
+    let of = |service: &ServiceEntry, client, by_uplink, backend_is_local, config| {
+        let path = Path { from_node: false, by_uplink, backend_is_local };
+        source(service, &client, &POD, path, config, |_| false)
+    };
+    assert_eq!(of(&port, CLIENT, true, true, all), Source::Kept);
+    assert_eq!(of(&port, CLIENT, true, false, 0), Source::Remote);
+    assert_eq!(of(&port, CLIENT, false, false, 0), Source::Kept);
+    assert_eq!(of(&port, POD, false, true, 0), Source::Hairpin);
+    assert_eq!(of(&cluster, CLIENT, false, false, 0), Source::Kept);
+    assert_eq!(of(&cluster, CLIENT, true, false, 0), Source::Remote);
+    assert_eq!(of(&cluster, CLIENT, false, true, all), Source::All);
+    assert_eq!(of(&cluster, CLIENT, true, true, 0), Source::Kept);
+    assert!(Source::Remote.is_nodes() && !Source::Kept.is_nodes());
+    let path = Path { from_node: false, by_uplink: true, backend_is_local: true };
+    assert_eq!(source(&cluster, &CLIENT, &NODE, path, all, |addr| *addr == NODE), Source::Kept);
+    let path = Path { from_node: true, by_uplink: false, backend_is_local: true };
+    assert_eq!(source(&cluster, &NODE, &POD, path, 0, |_| false), Source::Local);
+}
+
+#[test]
+fn only_packets_that_would_take_snat_are_encapsulated() {
+    let key = FlowKey {
+        src: CLIENT,
+        dst: NODE,
+        src_port: 1,
+        dst_port: 2,
+        proto: crate::PROTO_TCP,
+        direction: 0,
+        reserved: 0,
+    };
+    let service = entry(1, KIND_NODE_PORT, SERVICE_DSR);
+    let addrs = |own: NodeAddr| move |addr: &A4| if *addr == NODE { own } else { 0 };
+    let known = NODE_ADDR_OWN | NODE_ADDR_INTERNAL;
+    let flags = 5 << crate::backend::BACKEND_TUNNEL_SHIFT;
+    assert_eq!(tunnel(&service, Source::Remote, flags, &key, true, addrs(known)), 5);
+    for source in [Source::Kept, Source::Hairpin, Source::All, Source::Local] {
+        assert_eq!(tunnel(&service, source, flags, &key, true, addrs(known)), 0);
+    }
+    let remote = Source::Remote;
+    assert_eq!(tunnel(&entry(1, KIND_NODE_PORT, 0), remote, flags, &key, true, addrs(known)), 0);
+    assert_eq!(tunnel(&service, remote, 0, &key, true, addrs(known)), 0, "its node has no number");
+    assert_eq!(tunnel(&service, remote, flags, &key, false, addrs(known)), 0, "a client inside");
+    let sctp = FlowKey { proto: PROTO_SCTP, ..key };
+    assert_eq!(tunnel(&service, remote, flags, &sctp, true, addrs(known)), 0);
+    assert_eq!(
+        tunnel(&service, remote, flags, &key, true, addrs(NODE_ADDR_OWN)),
+        0,
+        "no node names the address"
+    );
+    let external = entry(1, crate::service::KIND_EXTERNAL_IP, SERVICE_DSR);
+    assert_eq!(tunnel(&external, remote, flags, &key, true, addrs(0)), 5);
+    let of_node = FlowKey { src: NODE, ..key };
+    assert_eq!(tunnel(&external, remote, flags, &of_node, true, addrs(NODE_ADDR_INTERNAL)), 0);
+}
+
+#[test]
+fn martians_are_what_no_client_has() {
+    let v4 = |text: &str| text.parse::<core::net::Ipv4Addr>().unwrap().octets();
+    for text in ["0.0.0.0", "0.1.2.3", "127.0.0.1", "127.9.9.9", "224.0.0.1", "239.1.1.1", "255.255.255.255"]
+    {
+        assert!(is_martian(&v4(text)), "{text}");
+    }
+    for text in ["1.0.0.1", "10.0.0.1", "126.255.255.255", "128.0.0.1", "169.254.1.1", "223.255.255.255"] {
+        assert!(!is_martian(&v4(text)), "{text}");
+    }
+    let v6 = |text: &str| text.parse::<core::net::Ipv6Addr>().unwrap().octets();
+    for text in ["::", "::1", "ff02::1", "ffff::", "::ffff:10.0.0.1"] {
+        assert!(is_martian(&v6(text)), "{text}");
+    }
+    for text in ["fd00::1", "2001:db8::1", "fe80::1", "64:ff9b::a00:1", "::1:0:0:1", "::2"] {
+        assert!(!is_martian(&v6(text)), "{text}");
+    }
+}
+
+#[test]
+fn nobody_and_nothing_have_reasons() {
+    assert_eq!(nobody(&entry(1, KIND_CLUSTER_IP, 0)), Reason::NoEndpoint);
+    assert_eq!(nobody(&entry(1, KIND_CLUSTER_IP, SERVICE_DROP_WHEN_EMPTY)), Reason::NoLocalEndpoint);
+    assert_eq!(why_nothing(Some(crate::service::KIND_ADDRESS)), Reason::UndefinedPort);
+    assert_eq!(why_nothing(Some(KIND_UNMANAGED)), Reason::UnmanagedAddress);
+    assert_eq!(why_nothing(None), Reason::UnallocatedAddress);
+}

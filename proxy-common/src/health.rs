@@ -1,0 +1,260 @@
+//! `health`: what connections have told of a backend, and whether new ones skip it (passive ejection).
+//!
+//! A backend fails where it refuses a connection (a reset, or ICMP "unreachable") or does not answer it. Whoever has met a failure
+//! skips the backend for a while. Once two clients in a row have, everybody does: it is ejected, each time for twice as long.
+//! After that, and when it joins a Service that works, a backend gets a small share until it answers somebody.
+
+use crate::Address;
+use crate::flow::mix;
+use crate::select::next_random;
+
+/// Low half of a word: jiffies of the last failure, or when a newcomer was first looked at; it counts with [`HEALTH_SINCE`].
+pub const HEALTH_TIME: u64 = 0xffff_ffff;
+/// The client of the first failure in a row, a [`client`] number; 0: none.
+pub const HEALTH_FIRST: u64 = CLIENTS << FIRST_SHIFT;
+/// Another client that failed after it: the backend is ejected. 0: none.
+pub const HEALTH_SECOND: u64 = CLIENTS << SECOND_SHIFT;
+/// How often it was ejected in a row before: each time doubles the time.
+pub const HEALTH_LEVEL: u64 = 0x7 << LEVEL_SHIFT;
+/// [`HEALTH_TIME`] counts.
+pub const HEALTH_SINCE: u64 = 1 << 60;
+/// It joined a Service that works, and has answered nobody yet.
+pub const HEALTH_NEWCOMER: u64 = 1 << 61;
+/// It has answered.
+pub const HEALTH_ANSWERED: u64 = 1 << 62;
+
+const CLIENT_BITS: u32 = 12;
+const CLIENTS: u64 = (1 << CLIENT_BITS) - 1;
+const FIRST_SHIFT: u32 = 32;
+const SECOND_SHIFT: u32 = FIRST_SHIFT + CLIENT_BITS;
+const LEVEL_SHIFT: u32 = SECOND_SHIFT + CLIENT_BITS;
+
+/// The highest level: 32 seconds.
+const MOST_LEVEL: u32 = 5;
+/// Seconds for which a backend gets a small share at most.
+pub const TRIAL_SECS: u32 = 30;
+/// Its share: one connection in so many that would go to it. A power of two.
+pub const TRIAL_SHARE: u32 = 8;
+
+/// Client number of a connection that skips nothing.
+pub const NO_CLIENT: u32 = 0;
+
+/// Whether a new connection takes a backend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Standing {
+    /// As any other.
+    Good = 0,
+    /// A small share.
+    Trial = 1,
+    /// Only if no other one is left.
+    Ejected = 2,
+}
+
+/// The seed of clients' numbers.
+const SEED: u64 = 0x686f_7773_6865_2121;
+
+#[inline(always)]
+const fn number(hash: u64) -> u32 {
+    let upper = (hash.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - CLIENT_BITS)) as u32;
+    if upper == NO_CLIENT { 1 } else { upper }
+}
+
+/// The number of a client of the packet path, by its address: twelve bits, so that hardly two clients count as one.
+#[inline(always)]
+pub fn client<A: Address>(address: &A) -> u32 {
+    let [a, b, c, d] = address.words();
+    let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+    number(mix(mix(SEED, pair(a, b)), pair(c, d)))
+}
+
+/// The same for a socket, whose client is its network namespace.
+#[inline(always)]
+pub fn socket_client(netns: u64) -> u32 {
+    number(mix(SEED, netns))
+}
+
+#[inline(always)]
+const fn first(word: u64) -> u32 {
+    ((word >> FIRST_SHIFT) & CLIENTS) as u32
+}
+
+#[inline(always)]
+const fn second(word: u64) -> u32 {
+    ((word >> SECOND_SHIFT) & CLIENTS) as u32
+}
+
+#[inline(always)]
+const fn level(word: u64) -> u32 {
+    ((word & HEALTH_LEVEL) >> LEVEL_SHIFT) as u32
+}
+
+/// Jiffies since the time of a word, which another CPU may have written a moment after `now` was read.
+#[inline(always)]
+const fn age(word: u64, now: u32, hz: u32) -> u32 {
+    let age = now.wrapping_sub(word as u32);
+    if age.wrapping_neg() <= hz { 0 } else { age }
+}
+
+/// Whether a word says nothing but that the backend has answered, or not yet.
+#[inline(always)]
+pub const fn is_plain(word: u64) -> bool {
+    word & !HEALTH_ANSWERED == 0
+}
+
+/// The word with its time, if it is a newcomer's that nobody has looked at; without all that is over.
+#[inline(always)]
+pub const fn current(word: u64, now: u32, hz: u32) -> u64 {
+    if word & HEALTH_SINCE == 0 {
+        return if word & HEALTH_NEWCOMER == 0 { word } else { word | HEALTH_SINCE | now as u64 };
+    }
+    let span = hz << level(word);
+    if age(word, now, hz) >= span + hz * TRIAL_SECS { word & HEALTH_ANSWERED } else { word }
+}
+
+/// How a backend stands with a client, by a [`current`] word.
+#[inline(always)]
+pub const fn standing(word: u64, client: u32, now: u32, hz: u32) -> Standing {
+    let is_ejected = second(word) != 0;
+    let concerns = is_ejected || first(word) != 0 && first(word) == client;
+    if concerns && age(word, now, hz) < hz << level(word) {
+        Standing::Ejected
+    } else if concerns || word & HEALTH_NEWCOMER != 0 {
+        Standing::Trial
+    } else {
+        Standing::Good
+    }
+}
+
+/// The standing with the share of trials applied: `random` decides which ones take the backend.
+#[inline(always)]
+pub const fn taken(standing: Standing, random: u32) -> bool {
+    // The upper bits of a linear congruential generator are the random ones.
+    let is_picked = next_random(random) >> 16 & (TRIAL_SHARE - 1) == 0;
+    matches!(standing, Standing::Good) || matches!(standing, Standing::Trial) && is_picked
+}
+
+/// A word with other failures, and what else it said.
+#[inline(always)]
+const fn failing(word: u64, level: u32, first: u32, second: u32, now: u32) -> u64 {
+    let kept = word & (HEALTH_ANSWERED | HEALTH_NEWCOMER) | HEALTH_SINCE | now as u64;
+    kept | (level as u64) << LEVEL_SHIFT | (first as u64) << FIRST_SHIFT | (second as u64) << SECOND_SHIFT
+}
+
+/// The word after a connection of the client has failed, and whether that ejects the backend. `word` is a [`current`] one.
+///
+/// One client counts once, however often it fails.
+#[inline(always)]
+pub const fn after_failure(word: u64, client: u32, now: u32, hz: u32) -> (u64, bool) {
+    let (one, other, level) = (first(word), second(word), level(word));
+    let is_over = age(word, now, hz) >= hz << level;
+    if one == 0 {
+        (failing(word, level, client, 0, now), false)
+    } else if other == 0 && one != client {
+        (failing(word, level, one, client, now), true)
+    } else if !is_over {
+        (word, false)
+    } else if other == 0 || level == MOST_LEVEL {
+        (failing(word, level, client, 0, now), false)
+    } else {
+        // It takes two again.
+        (failing(word, level + 1, client, 0, now), false)
+    }
+}
+
+/// Whether it is ejected for all, and for how many more jiffies; for people.
+pub const fn ejected_for(word: u64, now: u32, hz: u32) -> Option<u32> {
+    let word = current(word, now, hz);
+    let (age, span) = (age(word, now, hz), hz << level(word));
+    if second(word) != 0 && age < span { Some(span - age) } else { None }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const HZ: u32 = 100;
+    const ONE: u32 = 17;
+    const OTHER: u32 = 4_095;
+
+    /// A failure at a time, and whether it ejected.
+    fn fail(word: &mut u64, client: u32, now: u32) -> bool {
+        let (next, ejected) = after_failure(current(*word, now, HZ), client, now, HZ);
+        *word = next;
+        ejected
+    }
+
+    fn stands(word: u64, client: u32, now: u32) -> Standing {
+        standing(current(word, now, HZ), client, now, HZ)
+    }
+
+    #[test]
+    fn one_client_skips_alone_and_two_eject_for_all() {
+        let (mut word, now) = (HEALTH_ANSWERED, u32::MAX - 20);
+        assert!(!fail(&mut word, ONE, now) && !fail(&mut word, ONE, now.wrapping_add(30)));
+        assert_eq!(stands(word, ONE, now.wrapping_add(99)), Standing::Ejected);
+        assert_eq!(stands(word, OTHER, now.wrapping_add(99)), Standing::Good);
+        assert_eq!(stands(word, NO_CLIENT, now), Standing::Good);
+        assert_eq!(stands(word, ONE, now.wrapping_add(100)), Standing::Trial);
+        let now = now.wrapping_add(50);
+        assert!(fail(&mut word, OTHER, now));
+        assert_eq!(ejected_for(word, now.wrapping_add(60), HZ), Some(40));
+        assert_eq!(stands(word, 3, now.wrapping_add(99)), Standing::Ejected);
+        assert_eq!(stands(word, 3, now.wrapping_add(100)), Standing::Trial);
+        assert_eq!(stands(word, 3, now.wrapping_add(100 + 30 * HZ)), Standing::Good);
+        assert_eq!(current(word, now.wrapping_add(100 + 30 * HZ), HZ), HEALTH_ANSWERED);
+    }
+
+    #[test]
+    fn each_ejection_in_a_row_is_twice_as_long_and_takes_two_clients() {
+        let (mut word, mut now) = (0, 5);
+        for seconds in [1, 2, 4, 8, 16, 32, 32] {
+            assert!(!fail(&mut word, ONE, now));
+            assert_eq!(ejected_for(word, now, HZ), None, "one client has ejected it");
+            assert!(fail(&mut word, OTHER, now));
+            assert_eq!(ejected_for(word, now, HZ), Some(seconds * HZ));
+            // What fails meanwhile began before.
+            assert!(!fail(&mut word, 99, now + 1));
+            assert_eq!(ejected_for(word, now, HZ), Some(seconds * HZ));
+            now += seconds * HZ + 1;
+        }
+        // Long after, it begins anew.
+        now += 70 * HZ;
+        assert!(!fail(&mut word, ONE, now) && fail(&mut word, OTHER, now));
+        assert_eq!(ejected_for(word, now, HZ), Some(HZ));
+    }
+
+    #[test]
+    fn a_newcomer_is_on_trial_from_when_it_is_first_looked_at() {
+        let word = current(HEALTH_NEWCOMER, 70, HZ);
+        assert_eq!(standing(word, ONE, 70, HZ), Standing::Trial);
+        assert_eq!(stands(word, ONE, 70 + 31 * HZ - 1), Standing::Trial);
+        assert_eq!(stands(word, ONE, 70 + 31 * HZ), Standing::Good);
+        assert_eq!(current(word, 70 + 31 * HZ, HZ), 0);
+    }
+
+    #[test]
+    fn a_trial_takes_one_connection_in_eight() {
+        let taken = (0..80_000u32).filter(|n| taken(Standing::Trial, n.wrapping_mul(0x9e37_79b1))).count();
+        assert!((9_000..11_000).contains(&taken), "{taken}");
+    }
+
+    proptest! {
+        #[test]
+        fn one_client_ejects_nobody(word in 0u64..2, client in 1u32..4_096, pauses in prop::collection::vec(0u32..9_000, 1..60)) {
+            let (mut word, mut now) = (word * HEALTH_NEWCOMER, 7u32);
+            for pause in pauses {
+                now = now.wrapping_add(pause);
+                prop_assert!(!fail(&mut word, client, now));
+                prop_assert!(ejected_for(word, now, HZ).is_none());
+                let others = if client == 1 { 2 } else { 1 };
+                prop_assert!(stands(word, others, now) != Standing::Ejected);
+            }
+        }
+
+        #[test]
+        fn every_client_has_a_number(address: [u8; 16], netns: u64) {
+            prop_assert!((1..4_096).contains(&client(&address)) && (1..4_096).contains(&socket_client(netns)));
+        }
+    }
+}

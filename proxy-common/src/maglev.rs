@@ -1,0 +1,129 @@
+//! `maglev` and `maglev_index`: tables that lead from a hash to a backend (Eisenbud et al., "Maglev", NSDI 2016, 3.4). A
+//! table stands by itself: whoever has read where it begins needs nothing else that the agent may change.
+//!
+//! Words of a table: [`HEADER`] ones (size and number of backends; signature; checksum), then the ids of the backends, two
+//! in a word, then the table, in bytes for up to [`NARROW`] backends, else in units of 16 bits: positions in the list of ids.
+
+use crate::select::random_slot;
+
+/// Words before the ids.
+pub const HEADER: u32 = 3;
+/// The most backends whose positions fit into a byte.
+pub const NARROW: u32 = 256;
+/// The most backends of a table.
+pub const MOST: u32 = u16::MAX as u32;
+
+/// Sizes of tables: the largest primes below powers of two.
+const PRIMES: [u32; 13] =
+    [251, 509, 1_021, 2_039, 4_093, 8_191, 16_381, 32_749, 65_521, 131_071, 262_139, 524_287, 1_048_573];
+
+/// Entries for each backend at least: with fewer, more flows move when a backend leaves.
+const ENTRIES_EACH: u32 = 160;
+
+/// Entries of a table of so many backends: the first prime with at least 160 for each, or the largest one.
+pub fn size(backends: u32) -> u32 {
+    let wanted = backends.saturating_mul(ENTRIES_EACH);
+    let fits = PRIMES.iter().copied().find(|prime| *prime >= wanted);
+    fits.unwrap_or(PRIMES[PRIMES.len() - 1])
+}
+
+/// Words of the ids of so many backends.
+#[inline(always)]
+pub const fn id_words(backends: u32) -> u32 {
+    backends.div_ceil(2)
+}
+
+/// Entries in a word.
+#[inline(always)]
+pub const fn per_word(backends: u32) -> u32 {
+    if backends <= NARROW { 8 } else { 4 }
+}
+
+/// Words of a table, all together.
+pub const fn words(size: u32, backends: u32) -> u32 {
+    HEADER + id_words(backends) + size.div_ceil(per_word(backends))
+}
+
+/// The first word: entries, and backends.
+#[inline(always)]
+pub const fn shape(size: u32, backends: u32) -> u64 {
+    size as u64 | (backends as u64) << 32
+}
+
+/// Entries and backends that a first word tells.
+#[inline(always)]
+pub const fn of_shape(word: u64) -> (u32, u32) {
+    (word as u32, (word >> 32) as u32)
+}
+
+/// The number of a Service port's table in `maglev_index`. `local`: of the endpoints of policy Local.
+#[inline(always)]
+pub const fn index(service: u32, local: bool) -> u32 {
+    service.wrapping_mul(2) | local as u32
+}
+
+/// The id of the backend that a hash leads to; 0: there is no table, or it is not whole. `word`: a word of `maglev`, `base`:
+/// the first one of the table, as `maglev_index` tells it.
+#[inline(always)]
+pub fn backend(base: u32, hash: u32, word: impl Fn(u32) -> Option<u64>) -> u32 {
+    let Some(first) = word(base) else { return 0 };
+    let (size, backends) = of_shape(first);
+    let entry = random_slot(hash, size);
+    let ids = base.wrapping_add(HEADER);
+    let table = ids.wrapping_add(id_words(backends));
+    let position = if backends <= NARROW {
+        let Some(packed) = word(table.wrapping_add(entry / 8)) else { return 0 };
+        (packed >> (entry % 8 * 8)) as u32 & 0xff
+    } else {
+        let Some(packed) = word(table.wrapping_add(entry / 4)) else { return 0 };
+        (packed >> (entry % 4 * 16)) as u32 & 0xffff
+    };
+    let Some(pair) = word(ids.wrapping_add(position / 2)) else { return 0 };
+    (pair >> (position % 2 * 32)) as u32
+}
+
+/// What tells a table that another hand changed: a hash (FNV-1a, by words) of what stands behind the checksum.
+pub fn checksum(words: impl Iterator<Item = u64>) -> u64 {
+    words.fold(0xcbf2_9ce4_8422_2325, |hash, word| {
+        let hash = (hash ^ word).wrapping_mul(0x0100_0000_01b3);
+        hash ^ hash >> 32
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_size_is_a_prime_and_gives_each_backend_its_entries() {
+        for prime in PRIMES {
+            assert!((2..prime).take_while(|n| n * n <= prime).all(|n| prime % n != 0), "{prime}");
+        }
+        assert_eq!([1, 5, 20, 100, 250].map(size), [251, 1_021, 4_093, 16_381, 65_521]);
+        assert!((1..=6_500).all(|n| size(n) >= ENTRIES_EACH * n));
+        assert_eq!(size(MOST), 1_048_573);
+    }
+
+    #[test]
+    fn a_word_holds_eight_bytes_or_four_units_of_sixteen_bits() {
+        for (backends, per_word) in [(3_u32, 8_u32), (300, 4)] {
+            let size = 2 * per_word;
+            let all = [shape(size, backends), 0, 0, 7 << 32 | 5, 9];
+            let ids = id_words(backends);
+            // Entry 0 leads to position 2, all others to position 1.
+            let (unit, ones) =
+                (64 / per_word, (0..per_word).fold(0_u64, |w, n| w | 1 << (n * (64 / per_word))));
+            assert!(unit == 8 || unit == 16);
+            let word = |at: u32| match at {
+                0..=4 => Some(all[at as usize]),
+                at if at < HEADER + ids => Some(0),
+                at if at == HEADER + ids => Some(ones + 1),
+                at if at == HEADER + ids + 1 => Some(ones),
+                _ => None,
+            };
+            assert_eq!(backend(0, 0, word), 9);
+            assert_eq!(backend(0, u32::MAX, word), 7);
+            assert_eq!(backend(900, 0, word), 0, "outside of the map");
+        }
+    }
+}

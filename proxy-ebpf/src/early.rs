@@ -1,0 +1,129 @@
+//! The order of the stages at a hook that another one of ours follows (XDP, before tc).
+//!
+//! ```text
+//!   parse -> classify -+-> established -+-> translate -> forward
+//!                      |   snat_reply   |
+//!                      +-> new_flow -> open_flow
+//!                              \-> drop
+//! ```
+//!
+//! The stages are those of [`pipeline`](crate::pipeline). Whatever asks for another stage, for a route that is not known, or for
+//! an answer, passes as it came: the next hook does all of it. So both may meet packets of one flow.
+
+use proxy_common::flow::DIRECTION_FORWARD;
+use proxy_common::reason::Reason;
+
+use crate::context::{NO_HASH, PacketCtx};
+use crate::env::Words;
+use crate::frame::{Frame, HelperFailed};
+use crate::header::BROKEN;
+use crate::parse::Parse as _;
+use crate::stage::established::{self, Look};
+use crate::stage::forward::{self, EtherType};
+use crate::stage::open_flow::{self, NewFlows};
+use crate::stage::translate::Rewrite;
+use crate::stage::translate::plain::is_plain;
+use crate::stage::{classify, new_flow};
+use crate::step::Step;
+
+/// The stages, for one kind of frame; see [`pipeline::Stages`](crate::pipeline::Stages).
+pub trait EarlyStages<F: Frame>: NewFlows<F>
+where
+    Self::Family: Rewrite + EtherType,
+{
+    /// [`established::established`], and [`forward::send`].
+    #[inline(always)]
+    fn established(self, frame: F, ctx: &mut PacketCtx<Words<Self>>, look: Look) -> Step {
+        established(self, frame, ctx, look)
+    }
+
+    /// [`established::snat_reply`], and [`forward::send`].
+    #[inline(always)]
+    fn snat_reply(self, frame: F, ctx: &mut PacketCtx<Words<Self>>) -> Step {
+        snat_reply(self, frame, ctx)
+    }
+
+    /// [`new_flow::new_flow`].
+    #[inline(always)]
+    fn new_flow(self, frame: F, ctx: &mut PacketCtx<Words<Self>>) -> Step {
+        new_flow::new_flow(self, frame, ctx)
+    }
+
+    /// [`open_flow::open_flow`].
+    #[inline(always)]
+    fn open_flow(self, frame: F, ctx: &mut PacketCtx<Words<Self>>) -> Step {
+        open_flow::open_flow(self, frame, ctx)
+    }
+}
+
+/// See [`EarlyStages::established`].
+#[inline(always)]
+pub fn established<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>, look: Look) -> Step
+where
+    M: NewFlows<F>,
+    M::Family: Rewrite + EtherType,
+    F: Frame,
+{
+    let step = established::established(maps, frame, ctx, look);
+    send::<F, M::Family>(frame, ctx, step)
+}
+
+/// See [`EarlyStages::snat_reply`].
+#[inline(always)]
+pub fn snat_reply<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>) -> Step
+where
+    M: NewFlows<F>,
+    M::Family: Rewrite + EtherType,
+    F: Frame,
+{
+    let step = established::snat_reply(maps, frame, ctx);
+    send::<F, M::Family>(frame, ctx, step)
+}
+
+/// Sends the packet, if it is translated.
+#[inline(always)]
+fn send<F: Frame, Fam: EtherType>(frame: F, ctx: &PacketCtx<Fam::Words>, step: Step) -> Step {
+    if step != Step::Forward {
+        return step;
+    }
+    match forward::send::<F, Fam>(frame, ctx) {
+        Ok(verdict) => Step::Sent(verdict),
+        Err(HelperFailed) => Step::DropFor(Reason::RewriteFailed),
+    }
+}
+
+/// A packet that comes in by a device. Gives [`Step::Sent`], [`Step::Drop`], [`Step::DropFor`], or something else: then it passes
+/// as it came.
+#[inline(always)]
+pub fn ingress<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>) -> Step
+where
+    M: EarlyStages<F>,
+    M::Family: Rewrite + EtherType,
+    F: Frame,
+{
+    ctx.packet.key.direction = DIRECTION_FORWARD;
+    ctx.packet.key.reserved = 0;
+    // What could not be parsed is counted where it is tried again.
+    if M::Family::parse(frame.bounds(), frame.link_header(), &mut ctx.packet, false, |_, _| BROKEN).is_err() {
+        return Step::Pass;
+    }
+    let mut step = classify::early(maps, &ctx.packet);
+    if step == Step::Pass || !is_plain::<F, M::Family>(frame, &ctx.packet) {
+        return Step::Pass;
+    }
+    ctx.hash = NO_HASH;
+    ctx.tunnelled = 0;
+    if step == Step::Established {
+        step = maps.established(frame, ctx, Look::First);
+    }
+    if step == Step::SnatReply {
+        step = maps.snat_reply(frame, ctx);
+    }
+    if step == Step::NewFlow {
+        step = maps.new_flow(frame, ctx);
+    }
+    if step == Step::OpenFlow {
+        step = maps.open_flow(frame, ctx);
+    }
+    if step == Step::Continue { maps.established(frame, ctx, Look::Again) } else { step }
+}

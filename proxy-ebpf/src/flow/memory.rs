@@ -1,0 +1,350 @@
+//! Access to the entries of the flow table: [`EntryRef`] says what the algorithms ask of them, [`Entry`] is that of a map.
+
+use core::ffi::c_void;
+
+use proxy_common::Address;
+use proxy_common::flow::{DIRECTION_FORWARD, DIRECTION_REPLY, FlowEntry, FlowKey, NO_POSITION, TAG_SHIFT};
+
+use crate::context::{NatPlan, Packet, Tuple};
+use crate::shared::{Exchange, Raw, Shared, after};
+
+/// What a claimed entry is filled with.
+pub struct NewFlow<'a, A> {
+    /// The packet that begins it.
+    pub packet: &'a Packet<A>,
+    /// Its backend, and the key of its replies.
+    pub plan: &'a NatPlan<A>,
+    /// Id of the Service port.
+    pub service: u32,
+    /// Low 32 bits of jiffies.
+    pub now: u32,
+}
+
+/// An entry of the flow table.
+pub trait EntryRef<A: Address>: Copy {
+    /// The state word; it says whose the entry is. See [`FlowEntry`].
+    fn state(self) -> impl Exchange<Value = u64>;
+    /// The same entry; what is read by it is read after whatever `witness` was computed from.
+    #[must_use]
+    fn after(self, witness: u64) -> Self;
+    /// 0 if the key is one of the flow's two; else anything. It is a witness of what was read for it.
+    fn differs_from(self, key: &FlowKey<A>) -> u64;
+    /// 0 if both entries, of which one is claimed, have the same key of a direction; else anything.
+    fn differs_from_entry(self, other: Self, direction: u8) -> u64;
+    /// What a client's packet becomes, and a witness of what was read.
+    fn to_backend(self) -> (Tuple<A>, u64);
+    /// What a backend's packet becomes, and a witness of what was read.
+    fn to_client(self) -> (Tuple<A>, u64);
+    /// The key of a direction.
+    fn key(self, direction: u8) -> FlowKey<A>;
+    /// Fills a claimed entry: all but the state word.
+    fn fill(self, new: &NewFlow<'_, A>);
+    /// Gives a claimed entry another source port.
+    fn set_source_port(self, port: u16);
+    /// The source port that the backend sees.
+    fn source_port(self) -> u16;
+    /// The source address that the backend sees.
+    fn source(self) -> A;
+    /// The IP protocol.
+    fn proto(self) -> u8;
+    /// Id of the Service port.
+    fn service(self) -> u32;
+    /// Id, address and port of the backend.
+    fn backend(self) -> (u32, A, u16);
+    /// Id of the backend.
+    fn backend_id(self) -> u32;
+    /// Low 32 bits of jiffies when the flow began.
+    fn created(self) -> u32;
+    /// The same of its last packet.
+    fn last_seen(self) -> impl Shared<Value = u32>;
+    /// The upper half of the sequence number of a direction.
+    fn seq(self, direction: u8) -> impl Shared<Value = u16>;
+    /// Position and tag of the key of a direction.
+    fn position(self, direction: u8) -> (u32, u32);
+    /// Notes them, in a claimed entry.
+    fn set_position(self, direction: u8, position: u32, tag: u32);
+    /// Asks for the entry's cache line, so that it is there when it is looked at.
+    fn prefetch(self);
+}
+
+/// An entry in a map.
+pub struct Entry<A>(*mut FlowEntry<A>);
+
+impl<A> Clone for Entry<A> {
+    #[inline(always)]
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<A> Copy for Entry<A> {}
+
+macro_rules! field {
+    ($entry:expr, $field:ident) => {
+        // SAFETY: a field of an entry that whoever made the handle vouches for.
+        unsafe { (&raw const (*$entry.0).$field).read_volatile() }
+    };
+}
+
+macro_rules! set_field {
+    ($entry:expr, $field:ident, $value:expr) => {
+        // SAFETY: a field of an entry that whoever made the handle vouches for.
+        unsafe { (&raw mut (*$entry.0).$field).write_volatile($value) }
+    };
+}
+
+/// The address in a field, word by word: of a whole array the compiler makes calls that a program does not have.
+macro_rules! addr {
+    ($entry:expr, $field:ident) => {
+        // SAFETY: a field of an entry that whoever made the handle vouches for, aligned to words.
+        unsafe { load_words(&raw const (*$entry.0).$field) }
+    };
+}
+
+/// # Safety
+/// `from` is an address of words in shared memory.
+#[inline(always)]
+unsafe fn load_words<A: Address>(from: *const A) -> A {
+    let mut words = [0; 4];
+    let mut number = 0;
+    while number < size_of::<A>() / size_of::<u32>() {
+        // SAFETY: inside the address.
+        words[number] = unsafe { from.cast::<u32>().add(number).read_volatile() };
+        number += 1;
+    }
+    A::from_words(words)
+}
+
+/// Words of a key: both addresses, and both ports in one.
+const fn key_words<A>() -> usize {
+    2 * size_of::<A>() / size_of::<u32>() + 1
+}
+
+#[inline(always)]
+fn witness<A: Address>(a: &A, b: &A) -> u64 {
+    u64::from(a.words()[0] | b.words()[0])
+}
+
+impl<A> Entry<A> {
+    /// The entry at this address.
+    ///
+    /// # Safety
+    /// The address is valid as long as the handle is used, and `A` are words.
+    #[inline(always)]
+    pub unsafe fn new(address: *mut FlowEntry<A>) -> Self {
+        Self(address)
+    }
+
+    /// Where the words of a key stand in the entry: both addresses, and the ports behind them; each so that the number of
+    /// a word in a [`FlowKey`] is added. Without a branch: forward and reply stand one behind the other.
+    #[inline(always)]
+    fn key_words(self, direction: u8) -> [*const u32; 2] {
+        let side = usize::from(direction & 1);
+        // SAFETY: inside the entry, whose ports begin at a word.
+        unsafe {
+            let addresses = (&raw const (*self.0).client).cast::<u32>().add(side * (key_words::<A>() - 1));
+            let ports = (&raw const (*self.0).client_port).cast::<c_void>().cast::<u32>().add(side);
+            [addresses, ports.sub(key_words::<A>() - 1)]
+        }
+    }
+}
+
+impl<A: Address> EntryRef<A> for Entry<A> {
+    #[inline(always)]
+    fn state(self) -> impl Exchange<Value = u64> {
+        // SAFETY: inside the entry, aligned to eight bytes.
+        unsafe { Raw::new(&raw mut (*self.0).state) }
+    }
+
+    #[inline(always)]
+    fn after(self, witness: u64) -> Self {
+        // SAFETY: the same address.
+        Self(unsafe { self.0.byte_add(after(witness)) })
+    }
+
+    #[inline(always)]
+    fn differs_from(self, key: &FlowKey<A>) -> u64 {
+        let own = self.key_words(key.direction);
+        let mut difference = 0;
+        let mut number = 0;
+        while number < key_words::<A>() {
+            // SAFETY: inside the entry, and inside the key, which begins with the same words.
+            unsafe {
+                let other = core::ptr::from_ref(key).cast::<u32>().add(number).read();
+                difference |= own[number / (key_words::<A>() - 1)].add(number).read_volatile() ^ other;
+            }
+            number += 1;
+        }
+        u64::from(difference) | u64::from(field!(self, proto) ^ key.proto)
+    }
+
+    #[inline(always)]
+    fn differs_from_entry(self, other: Self, direction: u8) -> u64 {
+        let (own, others) = (self.key_words(direction), other.key_words(direction));
+        let mut difference = 0;
+        let mut number = 0;
+        while number < key_words::<A>() {
+            let part = number / (key_words::<A>() - 1);
+            // SAFETY: inside both entries.
+            unsafe {
+                difference |=
+                    own[part].add(number).read_volatile() ^ others[part].add(number).read_volatile();
+            }
+            number += 1;
+        }
+        u64::from(difference) | u64::from(field!(self, proto) ^ field!(other, proto))
+    }
+
+    #[inline(always)]
+    fn to_backend(self) -> (Tuple<A>, u64) {
+        let tuple = Tuple {
+            src: addr!(self, source),
+            dst: addr!(self, backend),
+            src_port: field!(self, source_port),
+            dst_port: field!(self, backend_port),
+        };
+        let seen = witness(&tuple.src, &tuple.dst) | u64::from(tuple.src_port | tuple.dst_port);
+        (tuple, seen)
+    }
+
+    #[inline(always)]
+    fn to_client(self) -> (Tuple<A>, u64) {
+        let tuple = Tuple {
+            src: addr!(self, frontend),
+            dst: addr!(self, client),
+            src_port: field!(self, frontend_port),
+            dst_port: field!(self, client_port),
+        };
+        let seen = witness(&tuple.src, &tuple.dst) | u64::from(tuple.src_port | tuple.dst_port);
+        (tuple, seen)
+    }
+
+    #[inline(always)]
+    fn key(self, direction: u8) -> FlowKey<A> {
+        if direction == DIRECTION_FORWARD {
+            FlowKey {
+                src: addr!(self, client),
+                dst: addr!(self, frontend),
+                src_port: field!(self, client_port),
+                dst_port: field!(self, frontend_port),
+                proto: field!(self, proto),
+                direction,
+                reserved: 0,
+            }
+        } else {
+            FlowKey {
+                src: addr!(self, backend),
+                dst: addr!(self, source),
+                src_port: field!(self, backend_port),
+                dst_port: field!(self, source_port),
+                proto: field!(self, proto),
+                direction: DIRECTION_REPLY,
+                reserved: 0,
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn fill(self, new: &NewFlow<'_, A>) {
+        let (packet, plan) = (new.packet, new.plan);
+        // SAFETY: the entry is claimed: nobody else writes these fields, and whoever reads them looks at the state again.
+        unsafe {
+            (*self.0).client = packet.key.src;
+            (*self.0).frontend = packet.key.dst;
+            (*self.0).backend = plan.reply.src;
+            (*self.0).source = plan.reply.dst;
+            (*self.0).client_port = packet.key.src_port;
+            (*self.0).frontend_port = packet.key.dst_port;
+            (*self.0).backend_port = plan.reply.src_port;
+            (*self.0).source_port = plan.reply.dst_port;
+            (*self.0).proto = packet.key.proto;
+            (*self.0).reserved = 0;
+            (*self.0).tags = [0; 2];
+            (*self.0).service = new.service;
+            (*self.0).backend_id = plan.backend_id;
+            (*self.0).created = new.now;
+            (*self.0).last_seen = new.now;
+            (*self.0).positions = [NO_POSITION; 2];
+            (*self.0).seq = [(packet.seq >> 16) as u16, 0];
+        }
+    }
+
+    #[inline(always)]
+    fn set_source_port(self, port: u16) {
+        set_field!(self, source_port, port);
+    }
+
+    #[inline(always)]
+    fn source_port(self) -> u16 {
+        field!(self, source_port)
+    }
+
+    #[inline(always)]
+    fn source(self) -> A {
+        addr!(self, source)
+    }
+
+    #[inline(always)]
+    fn proto(self) -> u8 {
+        field!(self, proto)
+    }
+
+    #[inline(always)]
+    fn service(self) -> u32 {
+        field!(self, service)
+    }
+
+    #[inline(always)]
+    fn backend(self) -> (u32, A, u16) {
+        (field!(self, backend_id), addr!(self, backend), field!(self, backend_port))
+    }
+
+    #[inline(always)]
+    fn backend_id(self) -> u32 {
+        field!(self, backend_id)
+    }
+
+    #[inline(always)]
+    fn created(self) -> u32 {
+        field!(self, created)
+    }
+
+    #[inline(always)]
+    fn last_seen(self) -> impl Shared<Value = u32> {
+        // SAFETY: inside the entry, aligned.
+        unsafe { Raw::new(&raw mut (*self.0).last_seen) }
+    }
+
+    #[inline(always)]
+    fn seq(self, direction: u8) -> impl Shared<Value = u16> {
+        // SAFETY: inside the entry, aligned; the mask keeps it inside the array.
+        unsafe { Raw::new((&raw mut (*self.0).seq).cast::<u16>().add(usize::from(direction & 1))) }
+    }
+
+    #[inline(always)]
+    fn position(self, direction: u8) -> (u32, u32) {
+        let side = usize::from(direction & 1);
+        // SAFETY: inside the entry; the mask keeps it inside the arrays.
+        unsafe {
+            let position = (&raw const (*self.0).positions).cast::<u32>().add(side).read_volatile();
+            let tag = (&raw const (*self.0).tags).cast::<u8>().add(side).read_volatile();
+            (position, u32::from(tag) << TAG_SHIFT)
+        }
+    }
+
+    #[inline(always)]
+    fn set_position(self, direction: u8, position: u32, tag: u32) {
+        let side = usize::from(direction & 1);
+        // SAFETY: as in `position`.
+        unsafe {
+            (&raw mut (*self.0).positions).cast::<u32>().add(side).write_volatile(position);
+            (&raw mut (*self.0).tags).cast::<u8>().add(side).write_volatile((tag >> TAG_SHIFT) as u8);
+        }
+    }
+
+    #[inline(always)]
+    fn prefetch(self) {
+        // Programs have no instruction for that; but a store does not wait, and this byte is always zero.
+        set_field!(self, reserved, 0);
+    }
+}

@@ -1,0 +1,219 @@
+//! [`Frame`] over a packet in memory: the kernel's helpers as `net/core/filter.c` has them.
+
+use core::cell::RefMut;
+
+use proxy_common::Address;
+use proxy_common::csum::fold;
+
+use super::REDIRECT;
+use super::skb::{ChecksumState, HostPacket, Redirect, Skb, add, subtract, sum_at};
+use crate::frame::{Bounds, Checksum, Fib, Frame, HelperFailed, Route};
+
+/// The bits of a VLAN tag that name the VLAN.
+const VLAN_ID: u16 = 0xfff;
+
+/// A packet at a tc hook.
+#[derive(Clone, Copy, Debug)]
+pub struct HostFrame<'a>(&'a HostPacket);
+
+impl<'a> HostFrame<'a> {
+    /// The packet.
+    pub fn new(packet: &'a HostPacket) -> Self {
+        Self(packet)
+    }
+
+    fn skb(self) -> RefMut<'a, Skb> {
+        self.0.0.borrow_mut()
+    }
+
+    /// `bpf_l4_csum_replace`. `change` gives the sum that stands in the packet after a change, not complemented.
+    fn replace(
+        self,
+        offset: u32,
+        kind: Checksum,
+        is_pseudo: bool,
+        (from, to): (Option<u32>, u32),
+    ) -> Result<(), HelperFailed> {
+        let at = offset as usize;
+        if offset > 0xffff || offset & 1 != 0 {
+            return Err(HelperFailed);
+        }
+        let mut skb = self.skb();
+        skb.make_writable(at + size_of::<u16>())?;
+        let state = skb.checksum;
+        let Some(field) = skb.as_mut_slice().get_mut(at..at + 2) else { return Err(HelperFailed) };
+        let old = u16::from_ne_bytes([field[0], field[1]]);
+        if kind == Checksum::Optional && old == 0 {
+            return Ok(());
+        }
+        let changed = |sum: u32| add(from.map_or(sum, |from| subtract(sum, from)), to);
+        let folded = |sum: u32| fold(u64::from(sum));
+        let mut new = match state {
+            ChecksumState::Partial { .. } if is_pseudo => folded(changed(u32::from(old))),
+            ChecksumState::Partial { .. } => old,
+            _ => !folded(changed(!u32::from(old))),
+        };
+        if kind == Checksum::Optional && new == 0 {
+            new = 0xffff;
+        }
+        field.copy_from_slice(&new.to_ne_bytes());
+        if let ChecksumState::Complete(sum) = state
+            && is_pseudo
+        {
+            // `inet_proto_csum_replace_by_diff`: the IPv4 header's own checksum has made up for the address.
+            skb.checksum = ChecksumState::Complete(subtract(sum, to));
+        }
+        Ok(())
+    }
+}
+
+/// The bytes of a value.
+fn bytes_of<T>(value: &T, length: usize) -> Result<&[u8], HelperFailed> {
+    if length == 0 || length > size_of::<T>() {
+        return Err(HelperFailed);
+    }
+    // SAFETY: readable for the size of `T`; the stages give integers and arrays of them, without padding in `length`.
+    Ok(unsafe { core::slice::from_raw_parts(core::ptr::from_ref(value).cast(), length) })
+}
+
+impl Frame for HostFrame<'_> {
+    fn ethertype(self) -> u32 {
+        self.skb().ethertype
+    }
+
+    fn link_header(self) -> usize {
+        self.skb().link_header
+    }
+
+    fn has_vlan_tag(self) -> bool {
+        self.skb().vlan_tag.is_some_and(|tag| tag & VLAN_ID != 0)
+    }
+
+    fn length(self) -> u32 {
+        self.skb().as_slice().len() as u32
+    }
+
+    fn gso_size(self) -> u32 {
+        self.skb().gso_size
+    }
+
+    fn ifindex(self) -> u32 {
+        self.skb().ifindex
+    }
+
+    fn is_local_origin(self) -> bool {
+        self.skb().ingress_ifindex == 0
+    }
+
+    fn is_translated(self) -> bool {
+        self.skb().is_translated
+    }
+
+    fn set_translated(self) {
+        self.skb().is_translated = true;
+    }
+
+    fn bounds(self) -> Bounds {
+        let mut skb = self.skb();
+        let linear = skb.linear;
+        let bytes = skb.as_mut_slice();
+        let data = bytes.as_mut_ptr() as usize;
+        Bounds { data, end: data + linear, frame: bytes.len() }
+    }
+
+    fn pull(self, length: u32) -> Result<(), HelperFailed> {
+        let mut skb = self.skb();
+        let linear = skb.linear;
+        skb.make_writable(if length == 0 { linear } else { length as usize })
+    }
+
+    fn load<T>(self, offset: u32, buffer: &mut T, length: u32) -> Result<(), HelperFailed> {
+        let (offset, length) = (offset as usize, length as usize);
+        if length == 0 || length > size_of::<T>() {
+            return Err(HelperFailed);
+        }
+        let skb = self.skb();
+        let found = offset.checked_add(length).and_then(|end| skb.as_slice().get(offset..end));
+        let to = core::ptr::from_mut(buffer).cast::<u8>();
+        // SAFETY: writable for the size of `T`; the stages read integers and arrays of them. What could not be read is zero,
+        // as with the helper.
+        unsafe {
+            match found {
+                Some(from) => to.copy_from_nonoverlapping(from.as_ptr(), length),
+                None => to.write_bytes(0, length),
+            }
+        }
+        found.map(|_| ()).ok_or(HelperFailed)
+    }
+
+    fn store<T>(self, offset: u32, value: &T, length: u32) -> Result<(), HelperFailed> {
+        let (from, offset) = (bytes_of(value, length as usize)?, offset as usize);
+        let end = offset.checked_add(from.len()).ok_or(HelperFailed)?;
+        let mut skb = self.skb();
+        skb.make_writable(end)?;
+        let to = skb.as_mut_slice().get_mut(offset..end).ok_or(HelperFailed)?;
+        to.copy_from_slice(from);
+        Ok(())
+    }
+
+    fn correct_pseudo(self, offset: u32, difference: u32, kind: Checksum) -> Result<(), HelperFailed> {
+        self.replace(offset, kind, true, (None, difference))
+    }
+
+    fn correct_word(self, offset: u32, old: u32, new: u32, kind: Checksum) -> Result<(), HelperFailed> {
+        self.replace(offset, kind, false, (Some(old), new))
+    }
+
+    fn add_to_complete(self, difference: u32) {
+        let mut skb = self.skb();
+        if let ChecksumState::Complete(sum) = skb.checksum {
+            skb.checksum = ChecksumState::Complete(add(sum, difference));
+        }
+    }
+
+    fn push_link_header(self, bytes: u32) -> Result<(), HelperFailed> {
+        self.skb().change_head(bytes as usize)
+    }
+
+    fn make_room(self, bytes: u16) -> Result<(), HelperFailed> {
+        self.skb().adjust_room(usize::from(bytes))
+    }
+
+    fn encapsulate(self, bytes: u16, v6: bool) -> Result<(), HelperFailed> {
+        self.skb().encapsulate(usize::from(bytes), v6)
+    }
+
+    fn decapsulate(self, bytes: u16, _mixed: bool, v6: bool) -> Result<(), HelperFailed> {
+        self.skb().decapsulate(usize::from(bytes), v6)
+    }
+
+    fn set_length(self, length: u32) -> Result<(), HelperFailed> {
+        self.skb().change_tail(length as usize)
+    }
+
+    fn fib_lookup<A: Address>(self, _src: &A, dst: &A, length: u32, route: &mut Route) -> Fib {
+        self.skb().routes.find(dst, length, route)
+    }
+
+    fn redirect(self, ifindex: u32) -> i32 {
+        self.set_translated();
+        self.skb().redirect = Some(Redirect::Out(ifindex));
+        REDIRECT
+    }
+
+    fn redirect_ingress(self, ifindex: u32) -> i32 {
+        self.skb().redirect = Some(Redirect::In(ifindex));
+        REDIRECT
+    }
+
+    fn redirect_neigh(self, route: &Route) -> i32 {
+        self.set_translated();
+        self.skb().redirect = Some(Redirect::Neighbour(*route));
+        REDIRECT
+    }
+
+    fn sum_of<const N: usize>(self, words: &[u32; N]) -> u64 {
+        let bytes = words.iter().flat_map(|word| word.to_ne_bytes());
+        u64::from(sum_at(&bytes.collect::<std::vec::Vec<_>>(), 0))
+    }
+}

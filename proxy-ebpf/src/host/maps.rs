@@ -1,0 +1,341 @@
+//! The traits of [`env`](crate::env) over memory of our own.
+
+use std::boxed::Box;
+use std::collections::BTreeMap;
+use std::vec::Vec;
+
+use proxy_common::affinity::{AffinityEntry, AffinityKey};
+use proxy_common::backend::BackendEntry;
+use proxy_common::config::NodeConfig;
+use proxy_common::flow::{Bucket, FlowEntry};
+use proxy_common::fragment::{FragmentEntry, FragmentKey};
+use proxy_common::node::{Cidr, Device, NodeAddr, NodeEntry};
+use proxy_common::prefilter::PREFILTER_WORDS;
+use proxy_common::reason::Reason;
+use proxy_common::service::{ServiceEntry, ServiceKey};
+use proxy_common::stats::{RefusalKey, ServiceStats};
+use proxy_common::{Address, Family};
+
+use super::frame::HostFrame;
+use crate::context::PacketCtx;
+use crate::env::{
+    Affinity, ClockWindow, Counters, FIB_CACHE_ENTRIES, FibCache, FibEntry, FlowTable, Fragments, Happening,
+    Health, Node, OpenConnections, RateLimit, Services, TokenBucket, Words,
+};
+use crate::flow::bucket::BucketAt;
+use crate::flow::memory::Entry;
+use crate::frame::{Frame, Route};
+use crate::pipeline::{Ip, Stages};
+use crate::shared::{Raw, Shared};
+use crate::stage::forward::Routing;
+use crate::stage::open_flow::NewFlows;
+
+/// Ids of backends, of Services, and slots, that there are.
+pub const IDS: u32 = 128;
+/// Words of Maglev tables.
+const MAGLEV_WORDS: usize = 16_384;
+/// Entries of the maps that forget (LRU).
+const FORGETTING: usize = 1024;
+
+/// What all maps of a family hold.
+pub(super) struct Tables<A: Address> {
+    pub config: NodeConfig,
+    pub node: NodeEntry<A>,
+    pub node_addrs: BTreeMap<A, NodeAddr>,
+    pub devices: BTreeMap<u32, Device>,
+    pub services: BTreeMap<ServiceKey<A>, ServiceEntry>,
+    pub slots: Vec<u32>,
+    pub maglev_index: Vec<u64>,
+    pub maglev: Vec<u64>,
+    pub turns: Vec<u64>,
+    pub open_connections: Vec<u64>,
+    pub backends: Vec<BackendEntry<A>>,
+    pub health: Vec<u64>,
+    pub prefilter: BTreeMap<u32, u64>,
+    pub source_ranges: Vec<(u32, Cidr<A>)>,
+    pub affinity: BTreeMap<AffinityKey<A>, AffinityEntry>,
+    pub flows: Vec<FlowEntry<A>>,
+    pub buckets: Vec<Bucket>,
+    pub clock_window: ClockWindow,
+    pub clock_hand: u64,
+    pub direct_seen: u32,
+    pub fragments: BTreeMap<FragmentKey<A>, FragmentEntry>,
+    pub fib_cache: Vec<FibEntry<A>>,
+    pub icmp_ratelimit: TokenBucket,
+    pub service_stats: Vec<ServiceStats>,
+    pub backend_connections: Vec<u64>,
+    pub reasons: Vec<u64>,
+    pub refusals: BTreeMap<RefusalKey, u64>,
+    pub happenings: Vec<(u32, Happening)>,
+    pub scratch: PacketCtx<A>,
+    pub jiffies: u32,
+    pub random: u64,
+}
+
+/// Jiffies at first: soon they wrap around.
+const START: u32 = u32::MAX - 300_000;
+
+impl<A: Address> Tables<A> {
+    pub fn new() -> Self {
+        let (none, route) = (A::ZERO, Route::default());
+        let no_route = FibEntry { src: none, dst: none, from: 0, at: 0, probed: 0, reserved: 0, route };
+        let ids = IDS as usize;
+        Self {
+            config: NodeConfig::default(),
+            node: NodeEntry::UNKNOWN,
+            node_addrs: BTreeMap::new(),
+            devices: BTreeMap::new(),
+            services: BTreeMap::new(),
+            slots: std::vec![0; ids],
+            maglev_index: std::vec![0; 2 * ids],
+            maglev: std::vec![0; MAGLEV_WORDS],
+            turns: std::vec![0; ids],
+            open_connections: std::vec![0; ids],
+            backends: std::vec![BackendEntry::FREE; ids],
+            health: std::vec![0; ids],
+            prefilter: BTreeMap::new(),
+            source_ranges: Vec::new(),
+            affinity: BTreeMap::new(),
+            flows: Vec::new(),
+            buckets: Vec::new(),
+            clock_window: ClockWindow::default(),
+            clock_hand: 0,
+            direct_seen: 0,
+            fragments: BTreeMap::new(),
+            fib_cache: std::vec![no_route; FIB_CACHE_ENTRIES],
+            icmp_ratelimit: TokenBucket::default(),
+            service_stats: std::vec![ServiceStats::default(); ids],
+            backend_connections: std::vec![0; ids],
+            reasons: std::vec![0; Reason::COUNT as usize],
+            refusals: BTreeMap::new(),
+            happenings: Vec::new(),
+            scratch: PacketCtx::EMPTY,
+            jiffies: START,
+            random: 0x9e37_79b9_7f4a_7c15,
+        }
+    }
+}
+
+/// The maps of one address family, as one CPU sees them; a handle that is copied around, and stays on its thread.
+#[derive(Clone, Copy)]
+pub struct HostMaps<F: Family>(pub(super) *mut Tables<F::Words>);
+
+/// A field of the tables, by reference.
+macro_rules! at {
+    ($maps:expr, $field:ident) => {
+        // SAFETY: `leak` has made the tables, and they stay; the handle is for one thread, and no other reference to this
+        // field is used while this one is: it ends with the call.
+        unsafe { &mut (*$maps.0).$field }
+    };
+}
+pub(super) use at;
+
+impl<F: Family> HostMaps<F> {
+    /// Makes maps that stay until the process ends. A test or a fuzz target makes them once for a thread, and clears them.
+    pub fn leak() -> Self {
+        Self(Box::into_raw(Box::new(Tables::new())))
+    }
+
+    /// As they were when they were made. No program may run meanwhile: it would hold what goes.
+    pub fn clear(self) {
+        // SAFETY: as in `at`.
+        unsafe { *self.0 = Tables::new() };
+    }
+
+    /// Runs a program over this CPU's context, which holds what the last packet left.
+    pub(super) fn with_scratch<T>(self, run: impl FnOnce(&mut PacketCtx<F::Words>) -> T) -> T {
+        run(at!(self, scratch))
+    }
+}
+
+impl<F: Family> Node for HostMaps<F> {
+    type Family = F;
+
+    fn config(self) -> Option<&'static NodeConfig> {
+        Some(at!(self, config))
+    }
+
+    fn node(self) -> Option<&'static NodeEntry<F::Words>> {
+        Some(at!(self, node))
+    }
+
+    fn node_addr(self, addr: &F::Words) -> NodeAddr {
+        at!(self, node_addrs).get(addr).copied().unwrap_or(0)
+    }
+
+    fn device(self, ifindex: u32) -> Device {
+        at!(self, devices).get(&ifindex).copied().unwrap_or(0)
+    }
+
+    fn jiffies(self) -> u32 {
+        *at!(self, jiffies)
+    }
+
+    fn random(self) -> u32 {
+        // Xorshift64*.
+        let random = at!(self, random);
+        *random ^= *random >> 12;
+        *random ^= *random << 25;
+        *random ^= *random >> 27;
+        (random.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32) as u32
+    }
+}
+
+impl<F: Family> Health for HostMaps<F> {
+    fn health(self, id: u32) -> Option<Raw<u64>> {
+        let word = at!(self, health).get_mut(id as usize)?;
+        // SAFETY: a word that stays until the maps are cleared.
+        Some(unsafe { Raw::new(word) })
+    }
+}
+
+impl<F: Family> OpenConnections for HostMaps<F> {
+    fn open_connections(self, backend: u32) -> Option<*mut u64> {
+        at!(self, open_connections).get_mut(backend as usize).map(core::ptr::from_mut)
+    }
+}
+
+impl<F: Family> Services for HostMaps<F> {
+    fn service_entry(self, key: &ServiceKey<F::Words>) -> Option<*const ServiceEntry> {
+        at!(self, services).get(key).map(core::ptr::from_ref)
+    }
+
+    fn slot(self, index: u32) -> Option<u32> {
+        at!(self, slots).get(index as usize).copied()
+    }
+
+    fn maglev_base(self, index: u32) -> u32 {
+        at!(self, maglev_index).get(index as usize).map_or(0, |base| *base as u32)
+    }
+
+    fn maglev(self, index: u32) -> Option<u64> {
+        at!(self, maglev).get(index as usize).copied()
+    }
+
+    fn turns(self, service: u32) -> Option<*mut u64> {
+        at!(self, turns).get_mut(service as usize).map(core::ptr::from_mut)
+    }
+
+    fn backend(self, id: u32) -> Option<&'static BackendEntry<F::Words>> {
+        at!(self, backends).get(id as usize)
+    }
+
+    fn prefilter(self, word: u32) -> Option<u64> {
+        (word < PREFILTER_WORDS).then(|| at!(self, prefilter).get(&word).copied().unwrap_or(0))
+    }
+
+    fn admits(self, service: u32, client: &F::Words) -> bool {
+        at!(self, source_ranges).iter().any(|(id, range)| *id == service && range.contains(client))
+    }
+}
+
+/// Adds to a map that forgets. Which entry goes is not what LRU would say.
+fn put<K: Ord, V>(map: &mut BTreeMap<K, V>, key: K, value: V) {
+    if map.len() >= FORGETTING && !map.contains_key(&key) {
+        map.pop_first();
+    }
+    map.insert(key, value);
+}
+
+impl<F: Family> Affinity for HostMaps<F> {
+    fn affinity(self, key: &AffinityKey<F::Words>) -> Option<*mut AffinityEntry> {
+        at!(self, affinity).get_mut(key).map(core::ptr::from_mut)
+    }
+
+    fn put_affinity(self, key: &AffinityKey<F::Words>, entry: &AffinityEntry) -> Result<(), i32> {
+        put(at!(self, affinity), *key, *entry);
+        Ok(())
+    }
+}
+
+impl<F: Family> FlowTable for HostMaps<F> {
+    type Entry = Entry<F::Words>;
+    type Bucket = BucketAt;
+
+    fn entry(self, index: u32) -> Option<Entry<F::Words>> {
+        let flow = at!(self, flows).get_mut(index as usize)?;
+        // SAFETY: an entry that stays until the maps are cleared.
+        Some(unsafe { Entry::new(flow) })
+    }
+
+    fn bucket(self, number: u32) -> Option<BucketAt> {
+        let bucket = at!(self, buckets).get_mut(number as usize)?;
+        // SAFETY: a bucket that stays until the maps are cleared.
+        Some(unsafe { BucketAt::new(bucket) })
+    }
+
+    fn clock_window(self) -> Option<*mut ClockWindow> {
+        Some(at!(self, clock_window))
+    }
+
+    fn advance_clock_hand(self, by: u32) -> Option<u64> {
+        let hand = at!(self, clock_hand);
+        let stood = *hand;
+        *hand += u64::from(by);
+        Some(stood)
+    }
+
+    fn direct_seen(self) -> Option<impl Shared<Value = u32>> {
+        let seen: *mut u32 = at!(self, direct_seen);
+        // SAFETY: it stays as long as the maps.
+        Some(unsafe { Raw::new(seen) })
+    }
+}
+
+impl<F: Family> Fragments for HostMaps<F> {
+    fn fragment(self, key: &FragmentKey<F::Words>) -> Option<FragmentEntry> {
+        at!(self, fragments).get(key).copied()
+    }
+
+    fn put_fragment(self, key: &FragmentKey<F::Words>, entry: &FragmentEntry) -> Result<(), i32> {
+        put(at!(self, fragments), *key, *entry);
+        Ok(())
+    }
+}
+
+impl<F: Family> FibCache for HostMaps<F> {
+    fn fib_entry(self, number: u32) -> Option<*mut FibEntry<F::Words>> {
+        at!(self, fib_cache).get_mut(number as usize).map(core::ptr::from_mut)
+    }
+}
+
+impl<F: Family> RateLimit for HostMaps<F> {
+    fn icmp_ratelimit(self) -> Option<*mut TokenBucket> {
+        Some(at!(self, icmp_ratelimit))
+    }
+}
+
+impl<F: Family> Counters for HostMaps<F> {
+    fn service_stats(self, id: u32) -> Option<*mut ServiceStats> {
+        at!(self, service_stats).get_mut(id as usize).map(core::ptr::from_mut)
+    }
+
+    fn backend_connections(self, id: u32) -> Option<*mut u64> {
+        at!(self, backend_connections).get_mut(id as usize).map(core::ptr::from_mut)
+    }
+
+    fn reason(self, reason: Reason) -> Option<*mut u64> {
+        at!(self, reasons).get_mut(reason as usize).map(core::ptr::from_mut)
+    }
+
+    fn refusals(self, key: &RefusalKey) -> Option<*mut u64> {
+        at!(self, refusals).get_mut(key).map(core::ptr::from_mut)
+    }
+
+    fn begin_refusals(self, key: &RefusalKey) -> Result<(), i32> {
+        put(at!(self, refusals), *key, 0);
+        Ok(())
+    }
+
+    fn tell<G: Frame>(self, _frame: G, _ctx: &PacketCtx<Words<Self>>, service: u32, what: Happening) {
+        at!(self, happenings).push((service, what));
+    }
+
+    fn tell_bare(self, service: u32, why: Reason) {
+        at!(self, happenings).push((service, Happening::Because(why)));
+    }
+}
+
+impl<F: Family> Routing<HostFrame<'_>> for HostMaps<F> {}
+impl<F: Family> NewFlows<HostFrame<'_>> for HostMaps<F> {}
+impl<F: Ip> Stages<HostFrame<'_>> for HostMaps<F> {}

@@ -1,0 +1,208 @@
+//! What a test writes into the maps, and reads from them: the agent's part.
+
+use std::vec::Vec;
+
+use proxy_common::Family;
+use proxy_common::backend::BackendEntry;
+use proxy_common::config::NodeConfig;
+use proxy_common::flow::{Bucket, FlowEntry};
+use proxy_common::node::{Cidr, Device, NodeAddr, NodeEntry};
+use proxy_common::prefilter::{Role, position};
+use proxy_common::reason::Reason;
+use proxy_common::service::{ServiceEntry, ServiceKey};
+use proxy_common::stats::{RefusalKey, ServiceStats};
+
+use super::maps::{HostMaps, at};
+use crate::env::Happening;
+
+impl<F: Family> HostMaps<F> {
+    /// Sets the configuration, and makes empty flow tables of its sizes.
+    pub fn set_config(self, config: NodeConfig) {
+        *at!(self, config) = config;
+        *at!(self, flows) = std::vec![ZeroFlow::<F>::ZERO; config.flow_entries as usize];
+        *at!(self, buckets) = std::vec![Bucket::EMPTY; config.flow_buckets as usize];
+    }
+
+    /// Changes the configuration, but for the sizes.
+    pub fn edit_config(self, edit: impl FnOnce(&mut NodeConfig)) {
+        edit(at!(self, config));
+    }
+
+    /// Sets what is known of the node.
+    pub fn set_node(self, node: NodeEntry<F::Words>) {
+        *at!(self, node) = node;
+    }
+
+    /// Adds an address of the node.
+    pub fn add_node_addr(self, addr: F::Words, bits: NodeAddr) {
+        at!(self, node_addrs).insert(addr, bits);
+    }
+
+    /// Adds a device.
+    pub fn add_device(self, ifindex: u32, bits: Device) {
+        at!(self, devices).insert(ifindex, bits);
+    }
+
+    fn set_bit(self, (word, mask): (u32, u64)) {
+        self.set_prefilter(word, mask);
+    }
+
+    /// Sets bits of a word of `prefilter`.
+    pub fn set_prefilter(self, word: u32, mask: u64) {
+        *at!(self, prefilter).entry(word).or_insert(0) |= mask;
+    }
+
+    /// Adds a frontend, or replaces it. Its tag is set here. A node port needs the bits of its addresses:
+    /// [`HostMaps::add_frontend_bit`].
+    pub fn add_service(self, key: ServiceKey<F::Words>, entry: ServiceEntry) {
+        self.add_frontend_bit(&key.addr, key.port, key.proto);
+        at!(self, services).insert(key, ServiceEntry { tag: key.tag(), ..entry });
+    }
+
+    /// Writes an entry as it is, and no bit.
+    pub fn put_service(self, key: ServiceKey<F::Words>, entry: ServiceEntry) {
+        at!(self, services).insert(key, entry);
+    }
+
+    /// Sets a frontend's bit of `prefilter`.
+    pub fn add_frontend_bit(self, addr: &F::Words, port: u16, proto: u8) {
+        self.set_bit(position(Role::Frontend, addr, port, proto));
+    }
+
+    /// Writes ids of backends into the slots from `base` on; those beyond the array are left out.
+    pub fn set_slots(self, base: u32, ids: &[u32]) {
+        for (slot, id) in at!(self, slots).iter_mut().skip(base as usize).zip(ids) {
+            *slot = *id;
+        }
+    }
+
+    /// Writes words of Maglev tables from `base` on; those beyond the array are left out.
+    pub fn set_maglev(self, base: u32, words: &[u64]) {
+        for (word, new) in at!(self, maglev).iter_mut().skip(base as usize).zip(words) {
+            *word = *new;
+        }
+    }
+
+    /// Writes where a Maglev table begins; not, if the index is beyond the array.
+    pub fn set_maglev_index(self, index: u32, base: u32) {
+        if let Some(entry) = at!(self, maglev_index).get_mut(index as usize) {
+            *entry = u64::from(base);
+        }
+    }
+
+    /// Writes a backend; not, if the id is beyond the array.
+    pub fn set_backend(self, id: u32, backend: BackendEntry<F::Words>) {
+        self.set_bit(position(Role::Backend, &backend.addr, backend.port, backend.proto));
+        if let Some(entry) = at!(self, backends).get_mut(id as usize) {
+            *entry = backend;
+        }
+    }
+
+    /// Adds a range of clients that a Service admits.
+    pub fn add_source_range(self, service: u32, range: Cidr<F::Words>) {
+        at!(self, source_ranges).push((service, range));
+    }
+
+    /// Removes a range of clients that a Service admits.
+    pub fn remove_source_range(self, service: u32, range: Cidr<F::Words>) {
+        at!(self, source_ranges).retain(|known| *known != (service, range));
+    }
+
+    /// The clock.
+    pub fn now(self) -> u32 {
+        *at!(self, jiffies)
+    }
+
+    /// Sets the clock.
+    pub fn set_jiffies(self, jiffies: u32) {
+        *at!(self, jiffies) = jiffies;
+    }
+
+    /// Moves the clock on.
+    pub fn advance(self, jiffies: u32) {
+        let now = at!(self, jiffies);
+        *now = now.wrapping_add(jiffies);
+    }
+
+    /// Sets what the random numbers begin with.
+    pub fn set_seed(self, seed: u64) {
+        // Of 0, only zeros would come.
+        *at!(self, random) = seed | 1 << 63;
+    }
+
+    /// How often something happened for this reason.
+    pub fn count_of(self, reason: Reason) -> u64 {
+        at!(self, reasons).get(reason as usize).copied().unwrap_or(0)
+    }
+
+    /// The same for a Service.
+    pub fn refusals_of(self, service: u32, reason: Reason) -> u64 {
+        let key = RefusalKey { service, reason: reason as u32 };
+        at!(self, refusals).get(&key).copied().unwrap_or(0)
+    }
+
+    /// The same for all Services.
+    pub fn refusals(self) -> Vec<(RefusalKey, u64)> {
+        at!(self, refusals).iter().map(|(of, count)| (*of, *count)).collect()
+    }
+
+    /// The traffic of a Service.
+    pub fn stats_of(self, service: u32) -> ServiceStats {
+        at!(self, service_stats).get(service as usize).copied().unwrap_or_default()
+    }
+
+    /// What is counted of a backend's open connections; 0 beyond the array.
+    pub fn open_connections_of(self, backend: u32) -> u64 {
+        at!(self, open_connections).get(backend as usize).copied().unwrap_or(0)
+    }
+
+    /// Connections to a backend.
+    pub fn connections_to(self, backend: u32) -> u64 {
+        at!(self, backend_connections).get(backend as usize).copied().unwrap_or(0)
+    }
+
+    /// The entries of the flow table, as they are.
+    pub fn flows(self) -> Vec<FlowEntry<F::Words>> {
+        at!(self, flows).clone()
+    }
+
+    /// The buckets of its index.
+    pub fn buckets(self) -> Vec<Bucket> {
+        at!(self, buckets).clone()
+    }
+
+    /// What listeners were told since they were last asked, with the Service.
+    pub fn take_happenings(self) -> Vec<(u32, Happening)> {
+        core::mem::take(at!(self, happenings))
+    }
+}
+
+/// A free entry of the flow table.
+struct ZeroFlow<F>(core::marker::PhantomData<F>);
+
+impl<F: Family> ZeroFlow<F> {
+    const ZERO: FlowEntry<F::Words> = {
+        use proxy_common::Address as _;
+        let zero = F::Words::ZERO;
+        FlowEntry {
+            state: 0,
+            client: zero,
+            frontend: zero,
+            backend: zero,
+            source: zero,
+            client_port: 0,
+            frontend_port: 0,
+            backend_port: 0,
+            source_port: 0,
+            proto: 0,
+            reserved: 0,
+            tags: [0; 2],
+            service: 0,
+            backend_id: 0,
+            created: 0,
+            last_seen: 0,
+            positions: [0; 2],
+            seq: [0; 2],
+        }
+    };
+}

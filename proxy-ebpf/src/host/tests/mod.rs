@@ -1,0 +1,300 @@
+//! Whole packets through the pipeline, against packets that are built from scratch.
+
+mod build;
+
+use std::vec::Vec;
+
+use build::{DATA, End, Net, SYN, SYN_ACK, Shape, UDP, ip_packet, packet, unreachable};
+use proxy_common::backend::{BACKEND_ACTIVE, BACKEND_IN_CLUSTER, BACKEND_LOCAL, BackendEntry};
+use proxy_common::config::{NodeConfig, PortRange};
+use proxy_common::flow::buckets_for;
+use proxy_common::node::{NODE_ADDR_OWN, NODE_ADDR_PORTS, NodeEntry};
+use proxy_common::reason::Reason;
+use proxy_common::service::{KIND_CLUSTER_IP, ServiceEntry, ServiceKey};
+use proxy_common::{PROTO_TCP, PROTO_UDP, V4, V6};
+
+use super::*;
+use crate::frame::Route;
+use crate::step::DROP;
+
+/// Jiffies in a second.
+const HZ: u32 = 250;
+/// The device that leads to other machines.
+const UPLINK: u32 = 2;
+/// The device of a pod.
+const POD: u32 = 3;
+
+fn client<F: Net>() -> End<F> {
+    (F::addr(1), 4000)
+}
+
+fn frontend<F: Net>() -> End<F> {
+    (F::addr(96), 80)
+}
+
+fn backend<F: Net>() -> End<F> {
+    (F::addr(2), 8080)
+}
+
+fn node<F: Net>() -> F::Words {
+    F::addr(9)
+}
+
+/// A node with Service 1 (TCP and UDP), which has one endpoint.
+fn maps<F: Net>(backend_flags: u32) -> HostMaps<F> {
+    let maps = HostMaps::<F>::leak();
+    let mut config = NodeConfig::new(HZ, 64, buckets_for(64), 1);
+    config.snat = [PortRange::new(2000, 2999), PortRange::default()];
+    config.uplinks = [UPLINK, 0, 0];
+    maps.set_config(config);
+    maps.set_node(NodeEntry { source: node::<F>(), ..NodeEntry::UNKNOWN });
+    maps.add_node_addr(node::<F>(), NODE_ADDR_OWN | NODE_ADDR_PORTS);
+    let entry =
+        ServiceEntry { id: 1, slot_base: 4, slot_count: 1, kind: KIND_CLUSTER_IP, ..ServiceEntry::NONE };
+    for (proto, id) in [(PROTO_TCP, 7), (PROTO_UDP, 8)] {
+        let (addr, port) = frontend::<F>();
+        let slot_base = id;
+        maps.add_service(ServiceKey::internal(addr, port, proto), ServiceEntry { slot_base, ..entry });
+        let (addr, port) = backend::<F>();
+        let flags = backend_flags | BACKEND_IN_CLUSTER;
+        maps.set_slots(slot_base, &[id]);
+        maps.set_backend(id, BackendEntry { addr, port, proto, state: BACKEND_ACTIVE, service: 1, flags });
+    }
+    maps
+}
+
+fn route() -> Route {
+    let macs = [1u32, 2, 3].map(|word| word * 0x0101_0101);
+    Route { ifindex: 5, family: 2, macs, mtu: 1500, resolved: 1, ..Route::default() }
+}
+
+/// Runs a hook over a frame that came in by a device; 0: a process of this node has made it.
+fn run_over<F: Net>(hook: Hook, maps: HostMaps<F>, device: u32, bytes: &[u8]) -> (i32, Skb) {
+    run_edited(hook, maps, device, bytes, |_| {})
+}
+
+fn run_edited<F: Net>(
+    hook: Hook,
+    maps: HostMaps<F>,
+    device: u32,
+    bytes: &[u8],
+    edit: impl FnOnce(&mut Skb),
+) -> (i32, Skb) {
+    let packet = HostPacket::new(bytes).edit(|skb| {
+        (skb.ifindex, skb.ingress_ifindex) = (device.max(1), device);
+        skb.routes.set_default(Some(route()));
+        edit(skb);
+    });
+    let verdict = run(hook, maps, packet.frame());
+    (verdict, packet.into_skb())
+}
+
+/// The IP packet in a frame, which begins at the same place for all devices of the tests.
+fn ip(skb: &Skb) -> Vec<u8> {
+    skb.wire().split_off(build::ETHERNET)
+}
+
+fn a_new_flow_and_a_known_one<F: Net>(shape: Shape, reply: Shape) {
+    let maps = maps::<F>(BACKEND_LOCAL);
+    let (client, frontend, backend) = (client::<F>(), frontend::<F>(), backend::<F>());
+    for round in 1..=2 {
+        let (verdict, skb) =
+            run_over(Hook::Ingress, maps, POD, &packet::<F>(client, frontend, Shape { ttl: 63, ..shape }));
+        assert_eq!((verdict, skb.redirect), (NEXT, None));
+        assert_eq!(skb.wire(), packet::<F>(client, backend, Shape { ttl: 63, ..shape }));
+        let (verdict, skb) = run_over(Hook::Egress, maps, POD, &packet::<F>(backend, client, reply));
+        assert_eq!(verdict, NEXT);
+        assert_eq!(skb.wire(), packet::<F>(frontend, client, reply));
+        let stats = maps.stats_of(1);
+        assert_eq!((stats.connections, stats.packets, stats.reply_packets), (1, round, round));
+    }
+    assert_eq!(maps.flows().iter().filter(|flow| flow.bits() != 0).count(), 1);
+    let keys = maps.buckets().iter().flat_map(|bucket| bucket.slots).filter(|slot| *slot != 0).count();
+    assert_eq!(keys, 2);
+}
+
+#[test]
+fn new_flows_and_known_ones_are_translated_both_ways() {
+    a_new_flow_and_a_known_one::<V4>(SYN, SYN_ACK);
+    a_new_flow_and_a_known_one::<V6>(SYN, SYN_ACK);
+    a_new_flow_and_a_known_one::<V4>(UDP, UDP);
+    a_new_flow_and_a_known_one::<V6>(UDP, UDP);
+}
+
+/// A packet whose checksum is yet to be made, one that can only be read in part, and one of many segments.
+fn whatever_the_buffer_is_like<F: Net>() {
+    let maps = maps::<F>(BACKEND_LOCAL);
+    let (client, frontend, backend) = (client::<F>(), frontend::<F>(), backend::<F>());
+    run_over(Hook::Ingress, maps, POD, &packet::<F>(client, frontend, SYN));
+    let whole = packet::<F>(client, frontend, DATA);
+    let expected = packet::<F>(client, backend, DATA);
+    let start = build::ETHERNET + F::HEADER;
+
+    let (verdict, skb) = run_edited(Hook::Ingress, maps, POD, &whole, |skb| skb.linear = build::ETHERNET);
+    assert_eq!((verdict, skb.wire()), (NEXT, expected.clone()));
+
+    for gso_size in [0, 1] {
+        let mut partial = whole.clone();
+        let pseudo = F::pseudo(&client.0, &frontend.0, PROTO_TCP, whole.len() - start);
+        let pseudo = !build::checksum(&[&pseudo]);
+        partial[start + 16..start + 18].copy_from_slice(&pseudo.to_be_bytes());
+        let (verdict, skb) = run_edited(Hook::Ingress, maps, POD, &partial, |skb| {
+            skb.checksum = ChecksumState::Partial { start, offset: 16 };
+            skb.gso_size = gso_size;
+        });
+        assert_eq!((verdict, skb.wire()), (NEXT, expected.clone()));
+    }
+
+    let sum = skb::sum_at(&whole[build::ETHERNET..], 0);
+    for linear in [whole.len(), 0] {
+        let (_, skb) = run_edited(Hook::Ingress, maps, POD, &whole, |skb| {
+            skb.checksum = ChecksumState::Complete(sum);
+            skb.linear = linear;
+            skb.gso_size = u32::from(linear == 0);
+        });
+        let expected = proxy_common::csum::fold(u64::from(skb::sum_at(&ip(&skb), 0)));
+        let ChecksumState::Complete(sum) = skb.checksum else { panic!("the sum is gone") };
+        assert_eq!(proxy_common::csum::fold(u64::from(sum)), expected, "{linear}");
+    }
+}
+
+#[test]
+fn checksums_are_right_whatever_the_buffer_is_like() {
+    whatever_the_buffer_is_like::<V4>();
+    whatever_the_buffer_is_like::<V6>();
+}
+
+fn a_refusal<F: Net>() {
+    let maps = maps::<F>(BACKEND_LOCAL);
+    let (client, frontend) = (client::<F>(), frontend::<F>());
+    let entry = ServiceEntry { id: 1, kind: KIND_CLUSTER_IP, ..ServiceEntry::NONE };
+    maps.add_service(ServiceKey::internal(frontend.0, frontend.1, PROTO_TCP), entry);
+    let refused = packet::<F>(client, frontend, SYN);
+    let (verdict, skb) = run_over(Hook::Ingress, maps, POD, &refused);
+    assert_eq!((verdict, skb.redirect), (REDIRECT, Some(Redirect::Out(POD))));
+    let quote = &refused[build::ETHERNET..];
+    let expected = unreachable::<F>(frontend.0, client.0, (64, 0xc0), quote);
+    assert_eq!(ip(&skb), expected[build::ETHERNET..]);
+    assert_eq!((&skb.as_slice()[..6], &skb.as_slice()[6..12]), (&refused[6..12], &refused[..6]));
+    assert_eq!((maps.count_of(Reason::NoEndpoint), maps.refusals_of(1, Reason::NoEndpoint)), (1, 1));
+    assert_eq!(maps.take_happenings().len(), 1);
+}
+
+#[test]
+fn the_client_of_a_service_without_endpoints_is_told() {
+    a_refusal::<V4>();
+    a_refusal::<V6>();
+}
+
+fn an_icmp_error<F: Net>() {
+    let maps = maps::<F>(BACKEND_LOCAL);
+    let (client, frontend, backend) = (client::<F>(), frontend::<F>(), backend::<F>());
+    run_over(Hook::Ingress, maps, POD, &packet::<F>(client, frontend, UDP));
+    let sent = |to| ip_packet::<F>(client, to, UDP);
+    let error = unreachable::<F>(backend.0, client.0, (64, 0), &sent(backend));
+    let (verdict, skb) = run_over(Hook::Egress, maps, POD, &error);
+    assert_eq!((verdict, skb.redirect), (NEXT, None));
+    assert_eq!(skb.wire(), unreachable::<F>(frontend.0, client.0, (64, 0), &sent(frontend)));
+}
+
+#[test]
+fn an_error_quotes_what_its_receiver_has_sent() {
+    an_icmp_error::<V4>();
+    an_icmp_error::<V6>();
+}
+
+fn snat_there_and_back<F: Net>(shape: Shape, reply: Shape) {
+    let maps = maps::<F>(0);
+    let (client, frontend, backend) = (client::<F>(), frontend::<F>(), backend::<F>());
+    for _ in 0..2 {
+        let (verdict, skb) = run_over(Hook::Ingress, maps, UPLINK, &packet::<F>(client, frontend, shape));
+        assert_eq!(verdict, REDIRECT);
+        let port = maps.flows().iter().find(|flow| flow.bits() != 0).unwrap().source_port;
+        assert!((2000..3000).contains(&port));
+        let source = (node::<F>(), port);
+        assert_eq!(ip(&skb), ip_packet::<F>(source, backend, Shape { ttl: shape.ttl - 1, ..shape }));
+        let (verdict, skb) = run_over(Hook::Ingress, maps, UPLINK, &packet::<F>(backend, source, reply));
+        assert_eq!(verdict, REDIRECT);
+        assert_eq!(ip(&skb), ip_packet::<F>(frontend, client, Shape { ttl: reply.ttl - 1, ..reply }));
+        let macs = route().macs.map(u32::to_ne_bytes).concat();
+        assert_eq!(skb.as_slice()[..12], macs);
+        maps.advance(1);
+    }
+    // Of a packet that is too long for the route, the client hears.
+    let short = Route { mtu: 30, ..route() };
+    let (verdict, skb) =
+        run_edited(Hook::Ingress, maps, UPLINK, &packet::<F>(client, frontend, shape), |skb| {
+            skb.routes.add(&backend.0, short);
+        });
+    assert_eq!((verdict, skb.redirect), (REDIRECT, Some(Redirect::Out(UPLINK))));
+    assert_eq!(maps.count_of(Reason::PacketTooBig), 1);
+    let (verdict, _) = run_edited(Hook::Ingress, maps, UPLINK, &packet::<F>(backend, client, reply), |skb| {
+        skb.routes.set_default(None);
+    });
+    assert_eq!(verdict, NEXT, "it is no flow's");
+    maps.advance(1);
+    let (verdict, _) =
+        run_edited(Hook::Ingress, maps, UPLINK, &packet::<F>(client, frontend, shape), |skb| {
+            skb.routes.set_default(None);
+        });
+    assert_eq!((verdict, maps.count_of(Reason::NoRoute)), (DROP, 1));
+}
+
+#[test]
+fn forwarded_packets_come_back_under_the_nodes_address() {
+    snat_there_and_back::<V4>(SYN, SYN_ACK);
+    snat_there_and_back::<V6>(SYN, SYN_ACK);
+    snat_there_and_back::<V4>(UDP, UDP);
+    snat_there_and_back::<V6>(UDP, UDP);
+}
+
+#[test]
+fn cleared_maps_know_nothing() {
+    let (v4, v6) = (maps::<V4>(0), maps::<V6>(0));
+    v4.clear();
+    let bytes = packet::<V4>(client::<V4>(), frontend::<V4>(), SYN);
+    let frame = HostPacket::new(&bytes);
+    assert_eq!(run_any(Hook::Ingress, v4, v6, frame.frame()), NEXT);
+    assert_eq!(frame.into_skb().wire(), bytes);
+}
+
+/// A packet of netfilter's leaves under the address and port of a flow with SNAT; and the flow's own.
+fn a_port_that_two_have<F: Net>(shape: Shape, reply: Shape) {
+    let maps = maps::<F>(0);
+    let (client, frontend, backend) = (client::<F>(), frontend::<F>(), backend::<F>());
+    let (verdict, skb) = run_over(Hook::Ingress, maps, UPLINK, &packet::<F>(client, frontend, shape));
+    assert_eq!(verdict, REDIRECT);
+    assert!(skb.is_translated, "the hook of the next device would not know");
+    let ours = (node::<F>(), maps.flows().iter().find(|flow| flow.bits() != 0).unwrap().source_port);
+    let leaving = packet::<F>(ours, backend, shape);
+    // Also where the endpoint is itself a frontend, and the client is a process of the node.
+    maps.add_frontend_bit(&backend.0, backend.1, shape.proto);
+    for device in [UPLINK, 0] {
+        let own = run_edited(Hook::Egress, maps, device, &leaving, |skb| skb.is_translated = true);
+        assert_eq!((own.0, own.1.wire()), (NEXT, leaving.clone()));
+    }
+    for _ in 0..2 {
+        let (verdict, skb) = run_over(Hook::Egress, maps, POD, &leaving);
+        let flows = maps.flows();
+        let direct = flows.iter().find(|flow| flow.bits() != 0 && flow.client_port == ours.1).unwrap();
+        let theirs = (node::<F>(), direct.source_port);
+        assert_ne!(theirs, ours);
+        assert_eq!((verdict, skb.wire()), (NEXT, packet::<F>(theirs, backend, shape)));
+        assert!(skb.is_translated);
+        // It comes in by the device that leads to the endpoint.
+        let (verdict, skb) =
+            run_over(Hook::Ingress, maps, route().ifindex, &packet::<F>(backend, theirs, reply));
+        assert_eq!((verdict, skb.wire()), (NEXT, packet::<F>(backend, ours, reply)));
+    }
+    let (verdict, _) = run_over(Hook::Ingress, maps, UPLINK, &packet::<F>(backend, ours, reply));
+    assert_eq!(verdict, REDIRECT, "the flow's own reply");
+    assert_eq!(maps.stats_of(1).reply_packets, 1);
+}
+
+#[test]
+fn netfilter_gets_another_port_than_a_flow_has() {
+    a_port_that_two_have::<V4>(SYN, SYN_ACK);
+    a_port_that_two_have::<V6>(SYN, SYN_ACK);
+    a_port_that_two_have::<V4>(UDP, UDP);
+    a_port_that_two_have::<V6>(UDP, UDP);
+}

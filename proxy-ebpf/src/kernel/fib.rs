@@ -1,0 +1,72 @@
+//! The kernel's routes, asked from whatever hook.
+
+use core::ffi::c_void;
+use core::mem::MaybeUninit;
+
+use aya_ebpf::bindings::{
+    BPF_FIB_LKUP_RET_FRAG_NEEDED, BPF_FIB_LKUP_RET_NO_NEIGH, BPF_FIB_LKUP_RET_SUCCESS, bpf_fib_lookup,
+};
+use aya_ebpf::helpers::generated as helper;
+use proxy_common::Address;
+
+use super::skb::size;
+use crate::frame::{Fib, Route};
+
+/// `AF_INET`.
+const INET: u8 = 2;
+/// `AF_INET6`.
+const INET6: u8 = 10;
+
+/// [`Frame::fib_lookup`](crate::frame::Frame::fib_lookup) for a packet that came in by the device `ifindex`.
+///
+/// # Safety
+/// `context` is that of a tc or XDP program.
+#[inline(always)]
+pub unsafe fn lookup<A: Address>(
+    context: *mut c_void,
+    ifindex: u32,
+    src: &A,
+    dst: &A,
+    length: u32,
+    route: &mut Route,
+) -> Fib {
+    // SAFETY: plain integers.
+    let mut params: bpf_fib_lookup = unsafe { MaybeUninit::zeroed().assume_init() };
+    let is_v6 = size_of::<A>() > size_of::<u32>();
+    params.family = if is_v6 { INET6 } else { INET };
+    params.ifindex = ifindex;
+    // Left to itself, the kernel would not look at segments that are yet to be cut, nor at anything without a neighbour.
+    params.__bindgen_anon_1.tot_len = length as u16;
+    if is_v6 {
+        params.__bindgen_anon_3.ipv6_src = src.words();
+        params.__bindgen_anon_4.ipv6_dst = dst.words();
+    } else {
+        params.__bindgen_anon_3.ipv4_src = src.words()[0];
+        params.__bindgen_anon_4.ipv4_dst = dst.words()[0];
+    }
+    // SAFETY: the caller vouches for the context; parameters of the size that is told.
+    let found = unsafe { helper::bpf_fib_lookup(context, &raw mut params, size::<bpf_fib_lookup>(), 0) };
+    // Negative: the parameters are not as the kernel wants them.
+    let found = u32::try_from(found).unwrap_or(u32::MAX);
+    route.ifindex = params.ifindex;
+    // A next hop may be of the other family (RFC 5549); the kernel writes which.
+    route.family = u32::from(params.family);
+    route.resolved = u32::from(found == BPF_FIB_LKUP_RET_SUCCESS);
+    route.fresh = 0;
+    // SAFETY: all readings of the unions are integers.
+    unsafe {
+        route.mtu = u32::from(params.__bindgen_anon_1.mtu_result);
+        route.next_hop = params.__bindgen_anon_4.ipv6_dst;
+    }
+    let ([d0, d1, d2, d3, d4, d5], [s0, s1, s2, s3, s4, s5]) = (params.dmac, params.smac);
+    route.macs = [
+        u32::from_ne_bytes([d0, d1, d2, d3]),
+        u32::from_ne_bytes([d4, d5, s0, s1]),
+        u32::from_ne_bytes([s2, s3, s4, s5]),
+    ];
+    match found {
+        BPF_FIB_LKUP_RET_SUCCESS | BPF_FIB_LKUP_RET_NO_NEIGH => Fib::Found,
+        BPF_FIB_LKUP_RET_FRAG_NEEDED => Fib::TooBig,
+        _ => Fib::NoRoute,
+    }
+}

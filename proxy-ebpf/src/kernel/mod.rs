@@ -1,0 +1,20 @@
+//! The kernel's side: maps, socket buffers, and the functions that the verifier checks on their own.
+
+pub mod cast;
+pub mod clock;
+mod codes;
+pub mod crc;
+pub mod events;
+pub mod fib;
+pub mod handle;
+pub mod health;
+pub mod hook;
+pub mod iter;
+pub mod maps;
+mod selection;
+pub mod skb;
+pub mod sockets;
+pub mod subprograms;
+pub mod tables;
+pub mod xdp;
+pub mod xdp_calls;

@@ -1,0 +1,106 @@
+//! What the socket programs ask of the kernel's maps.
+
+use aya_ebpf::bindings::BPF_SK_STORAGE_GET_F_CREATE;
+use aya_ebpf::bindings::bpf_sock;
+use aya_ebpf::helpers::generated::bpf_sk_storage_get;
+use proxy_common::affinity::{AffinityEntry, NetnsAffinityKey};
+use proxy_common::socket::{SocketEntry, SocketKey, SocketStorage};
+use proxy_common::{V4, V6};
+
+use super::cast::{octets, words};
+use super::handle::Kernel;
+use super::maps::{AFFINITY_NETNS, CONFIG, CONNECTIONS, SOCKET_STORAGE, SOCKETS, SOCKETS6};
+use crate::env::{Node, OpenConnections, Words};
+
+/// Whether a network namespace is the node's own.
+#[inline(always)]
+pub fn is_host(netns: u64) -> bool {
+    CONFIG.get(0).is_some_and(|config| config.host_netns == netns)
+}
+
+/// The storage of a socket; with `create` it is allocated if there is none.
+#[inline(always)]
+pub fn storage(socket: *mut bpf_sock, create: bool) -> Option<*mut SocketStorage> {
+    let map = core::ptr::from_ref(&SOCKET_STORAGE).cast_mut().cast();
+    let flags = if create { u64::from(BPF_SK_STORAGE_GET_F_CREATE) } else { 0 };
+    if socket.is_null() {
+        return None;
+    }
+    // SAFETY: a map, and a socket that the kernel has handed to the program.
+    let storage = unsafe { bpf_sk_storage_get(map, socket.cast(), core::ptr::null_mut(), flags) };
+    (!storage.is_null()).then_some(storage.cast())
+}
+
+/// The storage of a socket that is being closed, if it has any.
+///
+/// # Safety
+/// The kernel has handed the socket to the program: a comparison with null would be one with a context.
+#[inline(always)]
+pub unsafe fn storage_of_closed(socket: *mut bpf_sock) -> Option<*mut SocketStorage> {
+    let map = core::ptr::from_ref(&SOCKET_STORAGE).cast_mut().cast();
+    // SAFETY: a map, and the caller vouches for the socket.
+    let storage = unsafe { bpf_sk_storage_get(map, socket.cast(), core::ptr::null_mut(), 0) };
+    (!storage.is_null()).then_some(storage.cast())
+}
+
+impl<F> OpenConnections for Kernel<F>
+where
+    Self: Node,
+{
+    #[inline(always)]
+    fn open_connections(self, backend: u32) -> Option<*mut u64> {
+        CONNECTIONS.get_ptr_mut(backend)
+    }
+}
+
+/// The backend that a network namespace stays with.
+#[inline(always)]
+pub fn netns_affinity(key: &NetnsAffinityKey) -> Option<*mut AffinityEntry> {
+    AFFINITY_NETNS.get_ptr_mut(key)
+}
+
+/// Adds it.
+#[inline(always)]
+pub fn put_netns_affinity(key: &NetnsAffinityKey, entry: &AffinityEntry) -> Result<(), i32> {
+    AFFINITY_NETNS.insert(key, entry, 0)
+}
+
+/// The peers of sockets whose storage cannot hold them: `sockets` and `sockets6`.
+pub trait Peers: Node {
+    /// The other side of a peer.
+    fn peer(self, key: &SocketKey<Words<Self>>) -> Option<SocketEntry<Words<Self>>>;
+    /// Adds it.
+    fn put_peer(self, key: &SocketKey<Words<Self>>, entry: &SocketEntry<Words<Self>>) -> Result<(), i32>;
+    /// Removes it.
+    fn remove_peer(self, key: &SocketKey<Words<Self>>);
+}
+
+macro_rules! peers {
+    ($family:ty, $sockets:ident) => {
+        impl Peers for Kernel<$family> {
+            #[inline(always)]
+            fn peer(self, key: &SocketKey<Words<Self>>) -> Option<SocketEntry<Words<Self>>> {
+                // SAFETY: only the socket that owns the cookie writes its entries.
+                unsafe { $sockets.get(octets(key)).map(|entry| *words(entry)) }
+            }
+
+            #[inline(always)]
+            fn put_peer(
+                self,
+                key: &SocketKey<Words<Self>>,
+                entry: &SocketEntry<Words<Self>>,
+            ) -> Result<(), i32> {
+                $sockets.insert(octets(key), octets(entry), 0)
+            }
+
+            #[inline(always)]
+            fn remove_peer(self, key: &SocketKey<Words<Self>>) {
+                // Gone already is as good as removed.
+                let _ = $sockets.remove(octets(key));
+            }
+        }
+    };
+}
+
+peers!(V4, SOCKETS);
+peers!(V6, SOCKETS6);

@@ -1,0 +1,354 @@
+//! BPF-to-BPF calls: functions that the verifier checks once each, on their own ("global"), and that have a stack frame of
+//! their own. Each is a wrapper of one stage or step for one family; nothing is decided here.
+
+use aya_ebpf::bindings::__sk_buff;
+use proxy_common::flow::FlowKey;
+use proxy_common::{V4, V6};
+
+use super::codes::{decode_fib, decode_parsed, decode_stop, encode_stop};
+use super::handle::Kernel;
+use super::skb::Skb;
+use crate::context::{PacketCtx, Tuple};
+use crate::env::{FlowTable, Words};
+use crate::flow::{evict, index, open, track};
+use crate::frame::{Fib, HelperFailed, Route};
+use crate::header;
+use crate::parse::Stop;
+use crate::pipeline::{self, Parsed, Stages};
+use crate::select::lookup;
+use crate::stage::direct::{self, Way};
+use crate::stage::established::{self, Look};
+use crate::stage::forward::{self, Routing};
+use crate::stage::new_flow;
+use crate::stage::open_flow::{self, Existing, NewFlows};
+use crate::stage::refuse::{self, Refusal};
+use crate::stage::{eject, fragment, icmp, sctp, tunnel};
+use crate::step::{Step, StepCode};
+
+type Ctx<F> = *mut PacketCtx<Words<Kernel<F>>>;
+
+/// [`header::walk_extensions`].
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn walk_extensions(skb: *mut __sk_buff, proto: u32, offset: u32) -> u64 {
+    header::walk_extensions(Skb::from_raw(skb), proto as u8, offset)
+}
+
+/// [`sctp::change_ports`]; 0: done.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn sctp_ports(skb: *mut __sk_buff, at: u32, end: u32, old: u32, new: u32) -> i32 {
+    i32::from(sctp::change_ports(Skb::from_raw(skb), at, end, old, new) == Err(HelperFailed))
+}
+
+/// Wraps a stage: `name = stage(more arguments) -> number of what it gives`.
+macro_rules! stage {
+    ($family:ty, $name:ident($($argument:ident: $type:ty),*), |$maps:ident, $frame:ident, $ctx:ident| $body:expr) => {
+        #[unsafe(no_mangle)]
+        #[inline(never)]
+        extern "C" fn $name(skb: *mut __sk_buff, ctx: Ctx<$family> $(, $argument: $type)*) -> u32 {
+            // SAFETY: the verifier lets callers pass memory of that size, or null.
+            let Some($ctx) = (unsafe { ctx.as_mut() }) else { return Step::Pass.encode() };
+            let ($maps, $frame) = (Kernel::<$family>::new(), Skb::from_raw(skb));
+            $body
+        }
+    };
+}
+
+/// Wraps a step of the flow table, which sees no packet.
+macro_rules! step {
+    ($family:ty, $name:ident($($argument:ident: $type:ty),*) -> $result:ty, $body:path) => {
+        #[unsafe(no_mangle)]
+        #[inline(never)]
+        pub(super) extern "C" fn $name($($argument: $type),*) -> $result {
+            $body(Kernel::<$family>::new(), $($argument),*)
+        }
+    };
+}
+
+/// [`index::take_slot_in`], with a flag that can be passed.
+#[inline(always)]
+fn take_slot_in<M: FlowTable>(maps: M, bucket: u32, pending: u32, stale: u32) -> u32 {
+    index::take_slot_in(maps, bucket, pending, stale != 0)
+}
+
+macro_rules! family {
+    (
+        $family:ty, $words:ty, $parse:ident, $fragment:ident, $established:ident, $repair:ident,
+        $snat_reply:ident, $reply:ident, $refused:ident, $direct:ident, $new_flow:ident, $open_flow:ident, $translate:ident, $existing:ident, $frontend:ident, $refuse:ident, $send:ident, $icmp:ident,
+        $icmp_forward:ident, $encap:ident, $route:ident, $find:ident, $find_in:ident, $add_key:ident, $take_slot:ident, $conflicting:ident,
+        $scan:ident, $claim:ident, $try_ports:ident, $try_port:ident
+    ) => {
+        stage!($family, $parse(), |maps, frame, ctx| pipeline::parse_pulled(maps, frame, ctx) as u32);
+        stage!($family, $fragment(is_first: u32), |maps, frame, ctx| encode_stop(if is_first != 0 {
+            fragment::first(maps, frame, ctx)
+        } else {
+            fragment::later(maps, frame, &mut ctx.packet)
+        }));
+        stage!($family, $established(again: u32), |maps, frame, ctx| {
+            let look = if again != 0 { Look::Again } else { Look::First };
+            established::established(maps, frame, ctx, look).encode()
+        });
+        stage!($family, $snat_reply(), |maps, frame, ctx| established::snat_reply(maps, frame, ctx).encode());
+        stage!($family, $reply(), |maps, frame, ctx| established::reply(maps, frame, ctx).encode());
+        stage!($family, $refused(), |maps, frame, ctx| u32::from(eject::refused(maps, frame, ctx)));
+        stage!($family, $direct(way: u32), |maps, frame, ctx| {
+            direct::direct(maps, frame, ctx, Way::decode(way)).encode()
+        });
+        stage!($family, $new_flow(), |maps, frame, ctx| new_flow::new_flow(maps, frame, ctx).encode());
+        stage!($family, $open_flow(), |maps, frame, ctx| open_flow::open_flow(maps, frame, ctx).encode());
+        stage!($family, $translate(), |maps, frame, ctx| open_flow::translate(maps, frame, ctx).encode());
+        stage!($family, $refuse(too_big: u32), |maps, frame, ctx| {
+            let refusal = if too_big != 0 { Refusal::TooBig } else { Refusal::PortUnreachable };
+            refuse::refuse(maps, frame, ctx, refusal).encode()
+        });
+        stage!($family, $send(inwards: u32), |_maps, frame, ctx| {
+            pipeline::send::<Skb, $family>(frame, ctx, inwards != 0).encode()
+        });
+        stage!($family, $icmp(incoming: u32), |maps, frame, ctx| {
+            icmp::translate_error(maps, frame, ctx, incoming != 0).encode()
+        });
+        stage!($family, $icmp_forward(), |maps, frame, ctx| icmp::forward_error(maps, frame, ctx).encode());
+
+        stage!($family, $encap(), |maps, frame, ctx| tunnel::encapsulate(maps, frame, ctx).encode());
+
+        // Without the packet: an argument that is not used is not passed, and the verifier wants it.
+        #[unsafe(no_mangle)]
+        #[inline(never)]
+        extern "C" fn $repair(ctx: Ctx<$family>) -> u32 {
+            // SAFETY: the verifier lets callers pass memory of that size, or null.
+            if let Some(ctx) = unsafe { ctx.as_mut() } {
+                established::repair_reply_key(Kernel::<$family>::new(), ctx);
+            }
+            0
+        }
+
+        #[unsafe(no_mangle)]
+        #[inline(never)]
+        extern "C" fn $existing(ctx: Ctx<$family>) -> u32 {
+            // SAFETY: the verifier lets callers pass memory of that size, or null.
+            let Some(ctx) = (unsafe { ctx.as_mut() }) else { return 0 };
+            open_flow::existing(Kernel::<$family>::new(), ctx) as u32
+        }
+
+        #[unsafe(no_mangle)]
+        #[inline(never)]
+        pub(super) extern "C" fn $frontend(ctx: Ctx<$family>, outside: u32) -> u32 {
+            // SAFETY: the verifier lets callers pass memory of that size, or null.
+            if let Some(ctx) = unsafe { ctx.as_mut() } {
+                lookup::packet_frontend(Kernel::<$family>::new(), ctx, outside != 0);
+            }
+            0
+        }
+
+        #[unsafe(no_mangle)]
+        #[inline(never)]
+        extern "C" fn $route(
+            skb: *mut __sk_buff,
+            tuple: *const Tuple<$words>,
+            length: u32,
+            route: *mut Route,
+        ) -> u32 {
+            // SAFETY: the verifier lets callers pass memory of that size, or null.
+            let (Some(tuple), Some(route)) = (unsafe { (tuple.as_ref(), route.as_mut()) }) else {
+                return Fib::NoRoute as u32;
+            };
+            forward::find_route(Kernel::<$family>::new(), Skb::from_raw(skb), tuple, length, route) as u32
+        }
+
+        #[unsafe(no_mangle)]
+        #[inline(never)]
+        pub(super) extern "C" fn $find(key: *const FlowKey<$words>, hash: u64) -> u64 {
+            // SAFETY: the verifier lets callers pass memory of that size, or null.
+            let Some(key) = (unsafe { key.as_ref() }) else { return index::NOTHING };
+            track::find_key(Kernel::<$family>::new(), key, hash)
+        }
+
+        #[unsafe(no_mangle)]
+        #[inline(never)]
+        pub(super) extern "C" fn $find_in(bucket: u32, tag: u32, key: *const FlowKey<$words>) -> u64 {
+            // SAFETY: the verifier lets callers pass memory of that size, or null.
+            let Some(key) = (unsafe { key.as_ref() }) else { return index::NOTHING };
+            index::find_in(Kernel::<$family>::new(), bucket, tag, key)
+        }
+
+        step!($family, $add_key(flow: u32, direction: u32, hash: u64) -> u32, index::add);
+        step!($family, $take_slot(bucket: u32, pending: u32, stale: u32) -> u32, take_slot_in);
+        step!($family, $conflicting(flow: u32, direction: u32, own: u32, bucket: u32) -> u32, index::conflicting_entry);
+        step!($family, $scan(start: u32, room: u32, now: u32) -> u64, evict::scan);
+        step!($family, $claim(now: u32) -> u32, evict::claim);
+        step!($family, $try_ports(index: u32, tries: u32, snat: u32) -> u32, open::try_ports);
+        step!($family, $try_port(index: u32, tries: u32, snat: u32) -> u32, open::try_port);
+
+        impl Routing<Skb> for Kernel<$family> {
+            #[inline(always)]
+            fn find_route(self, frame: Skb, tuple: &Tuple<$words>, length: u32, route: &mut Route) -> Fib {
+                decode_fib($route(frame.raw(), tuple, length, route))
+            }
+        }
+
+        impl NewFlows<Skb> for Kernel<$family> {
+            #[inline(always)]
+            fn existing(self, ctx: &mut PacketCtx<$words>) -> Existing {
+                match $existing(ctx) {
+                    0 => Existing::None,
+                    1 => Existing::GoesOn,
+                    2 => Existing::LostReplyKey,
+                    _ => Existing::Unanswered,
+                }
+            }
+        }
+
+        impl Stages<Skb> for Kernel<$family> {
+            #[inline(always)]
+            fn parse_pulled(self, frame: Skb, ctx: &mut PacketCtx<$words>) -> Parsed {
+                decode_parsed($parse(frame.raw(), ctx))
+            }
+
+            #[inline(always)]
+            fn first_fragment(self, frame: Skb, ctx: &mut PacketCtx<$words>) -> Result<(), Stop> {
+                decode_stop($fragment(frame.raw(), ctx, 1))
+            }
+
+            #[inline(always)]
+            fn later_fragment(self, frame: Skb, ctx: &mut PacketCtx<$words>) -> Result<(), Stop> {
+                decode_stop($fragment(frame.raw(), ctx, 0))
+            }
+
+            #[inline(always)]
+            fn established(self, frame: Skb, ctx: &mut PacketCtx<$words>, look: Look) -> StepCode {
+                StepCode($established(frame.raw(), ctx, u32::from(look == Look::Again)))
+            }
+
+            #[inline(always)]
+            fn repair_reply_key(self, _frame: Skb, ctx: &mut PacketCtx<$words>) {
+                $repair(ctx);
+            }
+
+            #[inline(always)]
+            fn snat_reply(self, frame: Skb, ctx: &mut PacketCtx<$words>) -> StepCode {
+                StepCode($snat_reply(frame.raw(), ctx))
+            }
+
+            #[inline(always)]
+            fn refused(self, frame: Skb, ctx: &mut PacketCtx<$words>) -> bool {
+                $refused(frame.raw(), ctx) != 0
+            }
+
+            #[inline(always)]
+            fn reply(self, frame: Skb, ctx: &mut PacketCtx<$words>) -> StepCode {
+                StepCode($reply(frame.raw(), ctx))
+            }
+
+            #[inline(always)]
+            fn direct(self, frame: Skb, ctx: &mut PacketCtx<$words>, way: Way) -> StepCode {
+                StepCode($direct(frame.raw(), ctx, way as u32))
+            }
+
+            #[inline(always)]
+            fn new_flow(self, frame: Skb, ctx: &mut PacketCtx<$words>) -> StepCode {
+                StepCode($new_flow(frame.raw(), ctx))
+            }
+
+            #[inline(always)]
+            fn open_flow(self, frame: Skb, ctx: &mut PacketCtx<$words>) -> StepCode {
+                StepCode($open_flow(frame.raw(), ctx))
+            }
+
+            #[inline(always)]
+            fn translate(self, frame: Skb, ctx: &mut PacketCtx<$words>) -> StepCode {
+                StepCode($translate(frame.raw(), ctx))
+            }
+
+            #[inline(always)]
+            fn refuse(self, frame: Skb, ctx: &mut PacketCtx<$words>, refusal: Refusal) -> StepCode {
+                StepCode($refuse(frame.raw(), ctx, u32::from(refusal == Refusal::TooBig)))
+            }
+
+            #[inline(always)]
+            fn send(self, frame: Skb, ctx: &mut PacketCtx<$words>, inwards: bool) -> StepCode {
+                StepCode($send(frame.raw(), ctx, u32::from(inwards)))
+            }
+
+            #[inline(always)]
+            fn encapsulate(self, frame: Skb, ctx: &mut PacketCtx<$words>) -> StepCode {
+                StepCode($encap(frame.raw(), ctx))
+            }
+
+            #[inline(always)]
+            fn translate_error(self, frame: Skb, ctx: &mut PacketCtx<$words>, incoming: bool) -> StepCode {
+                StepCode($icmp(frame.raw(), ctx, u32::from(incoming)))
+            }
+
+            #[inline(always)]
+            fn forward_error(self, frame: Skb, ctx: &mut PacketCtx<$words>) -> StepCode {
+                StepCode($icmp_forward(frame.raw(), ctx))
+            }
+        }
+    };
+}
+
+family!(
+    V4,
+    [u32; 1],
+    parse4,
+    fragment4,
+    established4,
+    repair4,
+    snat_reply4,
+    reply4,
+    refused4,
+    direct4,
+    new_flow4,
+    open_flow4,
+    translate4,
+    existing4,
+    frontend4,
+    refuse4,
+    send4,
+    icmp4,
+    icmp_forward4,
+    encap4,
+    route4,
+    find4,
+    find_in4,
+    add_key4,
+    take_slot4,
+    conflicting4,
+    scan4,
+    claim4,
+    try_ports4,
+    try_port4
+);
+family!(
+    V6,
+    [u32; 4],
+    parse6,
+    fragment6,
+    established6,
+    repair6,
+    snat_reply6,
+    reply6,
+    refused6,
+    direct6,
+    new_flow6,
+    open_flow6,
+    translate6,
+    existing6,
+    frontend6,
+    refuse6,
+    send6,
+    icmp6,
+    icmp_forward6,
+    encap6,
+    route6,
+    find6,
+    find_in6,
+    add_key6,
+    take_slot6,
+    conflicting6,
+    scan6,
+    claim6,
+    try_ports6,
+    try_port6
+);

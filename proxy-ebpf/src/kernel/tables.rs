@@ -1,0 +1,398 @@
+//! The kernel's maps behind the traits of [`env`](crate::env), for both address families.
+
+use aya_ebpf::btf_maps::lpm_trie::Key;
+use aya_ebpf::helpers::generated::{bpf_get_prandom_u32, bpf_jiffies64};
+use proxy_common::affinity::{AffinityEntry, AffinityKey};
+use proxy_common::backend::BackendEntry;
+use proxy_common::config::NodeConfig;
+use proxy_common::flow::FlowKey;
+use proxy_common::fragment::{FragmentEntry, FragmentKey};
+use proxy_common::node::{Device, NodeAddr, NodeEntry, Tunnel};
+use proxy_common::reason::Reason;
+use proxy_common::service::{ServiceEntry, ServiceKey};
+use proxy_common::source_range::{SERVICE_BITS, SourceRangeKey};
+use proxy_common::stats::{RefusalKey, ServiceStats};
+use proxy_common::{Family, V4, V6};
+
+use super::cast::{octets, words};
+use super::events;
+use super::handle::{Kernel, Scratch};
+use super::maps::{
+    AFFINITY, AFFINITY6, BACKEND_STATS, BACKENDS, BACKENDS6, CLOCK_HAND, CLOCK_WINDOW, CONFIG, DEVICES,
+    DIRECT_SEEN, FIB_CACHE, FIB_CACHE6, FLOW_INDEX, FLOW_INDEX6, FLOWS, FLOWS6, FRAGMENTS, FRAGMENTS6,
+    ICMP_RATELIMIT, MAGLEV, MAGLEV_INDEX, NODE, NODE_ADDRS, NODE_ADDRS6, NODE6, PREFILTER, REASONS, REFUSALS,
+    SCRATCH, SCRATCH6, SERVICE_STATS, SERVICES, SERVICES6, SLOTS, SRC_RANGES, SRC_RANGES6, TUNNELS, TURNS,
+};
+use super::selection;
+use super::subprograms;
+use crate::context::PacketCtx;
+use crate::env::{
+    Affinity, ClockWindow, Counters, FibCache, FibEntry, FlowTable, Fragments, Happening, Node, RateLimit,
+    Services, TokenBucket, Transition, Words,
+};
+use crate::flow::bucket::BucketAt;
+use crate::flow::memory::Entry;
+use crate::frame::Frame;
+use crate::shared::{Raw, Shared, fetch_add};
+
+macro_rules! tables {
+    (
+        $family:ty, $services:ident, $backends:ident, $flows:ident, $index:ident, $scratch:ident, $node:ident,
+        $node_addrs:ident, $affinity:ident, $src_ranges:ident, $fragments:ident, $fib_cache:ident,
+        $frontend:ident, $first:ident, $rank:ident, $select_for:ident, $tagged:ident, $has_tag:ident, $find:ident, $find_in:ident, $add_key:ident, $take_slot:ident, $conflicting:ident, $scan:ident, $claim:ident,
+        $try_ports:ident, $try_port:ident
+    ) => {
+        impl Node for Kernel<$family> {
+            type Family = $family;
+
+            #[inline(always)]
+            fn config(self) -> Option<&'static NodeConfig> {
+                CONFIG.get(0)
+            }
+
+            #[inline(always)]
+            fn transition(self) -> Transition {
+                super::hook::transition()
+            }
+
+            #[inline(always)]
+            fn node(self) -> Option<&'static NodeEntry<Words<Self>>> {
+                $node.get(0).map(words)
+            }
+
+            #[inline(always)]
+            fn node_addr(self, addr: &Words<Self>) -> NodeAddr {
+                // On the stack: kernels before 6.4 take no other memory of a subprogram's arguments for a key.
+                let key = *addr;
+                // SAFETY: an integer, which is read at once; words are the same bytes as octets.
+                unsafe { $node_addrs.get(&*(&raw const key).cast()).copied() }.unwrap_or(0)
+            }
+
+            #[inline(always)]
+            fn tunnel(self, number: u32) -> Option<*const Tunnel> {
+                TUNNELS.get(number).map(core::ptr::from_ref)
+            }
+
+            #[inline(always)]
+            fn device(self, ifindex: u32) -> Device {
+                // SAFETY: an integer, which is read at once.
+                unsafe { DEVICES.get(ifindex).copied() }.unwrap_or(0)
+            }
+
+            #[inline(always)]
+            fn jiffies(self) -> u32 {
+                // SAFETY: the helper takes nothing and cannot fail.
+                unsafe { bpf_jiffies64() as u32 }
+            }
+
+            #[inline(always)]
+            fn random(self) -> u32 {
+                // SAFETY: the helper takes nothing and cannot fail.
+                unsafe { bpf_get_prandom_u32() }
+            }
+        }
+
+        impl Scratch for Kernel<$family> {
+            #[inline(always)]
+            fn scratch(self) -> Option<&'static mut PacketCtx<Words<Self>>> {
+                // SAFETY: this CPU's own value, and the program asks for it once.
+                $scratch.get_ptr_mut(0).map(|scratch| unsafe { &mut *scratch })
+            }
+        }
+
+        impl Services for Kernel<$family> {
+            #[inline(always)]
+            fn service_entry(self, key: &ServiceKey<Words<Self>>) -> Option<*const ServiceEntry> {
+                // SAFETY: whoever reads the entry does so by volatile loads, and looks at its tag before and after.
+                unsafe { $services.get(octets(key)).map(core::ptr::from_ref) }
+            }
+
+            #[inline(always)]
+            fn slot(self, index: u32) -> Option<u32> {
+                SLOTS.get(index).copied()
+            }
+
+            #[inline(always)]
+            fn maglev_base(self, index: u32) -> u32 {
+                MAGLEV_INDEX.get(index).map_or(0, |base| *base as u32)
+            }
+
+            #[inline(always)]
+            fn maglev(self, index: u32) -> Option<u64> {
+                MAGLEV.get(index).copied()
+            }
+
+            #[inline(always)]
+            fn turns(self, service: u32) -> Option<*mut u64> {
+                TURNS.get_ptr_mut(service)
+            }
+
+            #[inline(always)]
+            fn first_id(self, service: &ServiceEntry, selector: u32) -> u32 {
+                selection::$first(service, selector)
+            }
+
+            #[inline(always)]
+            fn rank(self, service: &ServiceEntry, id: u32, client: u32, random: u32) -> u32 {
+                selection::$rank(service, id, client, random)
+            }
+
+            #[inline(always)]
+            fn has_tag(self, service: &ServiceEntry, id: u32, tag: u32) -> u32 {
+                selection::$has_tag(service, id, tag)
+            }
+
+            #[inline(always)]
+            fn select_for(self, ctx: &mut PacketCtx<Words<Self>>, random: u32) -> u32 {
+                selection::$select_for(ctx, random)
+            }
+
+            #[inline(always)]
+            fn tagged(self, ctx: &mut PacketCtx<Words<Self>>) -> u32 {
+                selection::$tagged(ctx)
+            }
+
+            #[inline(always)]
+            fn backend(self, id: u32) -> Option<&'static BackendEntry<Words<Self>>> {
+                $backends.get(id).map(words)
+            }
+
+            #[inline(always)]
+            fn prefilter(self, word: u32) -> Option<u64> {
+                PREFILTER.get(word).copied()
+            }
+
+            #[inline(always)]
+            fn admits(self, service: u32, client: &Words<Self>) -> bool {
+                let data = SourceRangeKey { service, addr: *client };
+                let bits = SERVICE_BITS + 8 * size_of::<<$family as Family>::Addr>() as u32;
+                $src_ranges.get(&Key::new(bits, *octets(&data))).is_some()
+            }
+
+            #[inline(always)]
+            fn packet_frontend(self, ctx: &mut PacketCtx<Words<Self>>, outside: bool) {
+                subprograms::$frontend(ctx, u32::from(outside));
+            }
+        }
+
+        impl Affinity for Kernel<$family> {
+            #[inline(always)]
+            fn affinity(self, key: &AffinityKey<Words<Self>>) -> Option<*mut AffinityEntry> {
+                $affinity.get_ptr_mut(octets(key))
+            }
+
+            #[inline(always)]
+            fn put_affinity(self, key: &AffinityKey<Words<Self>>, entry: &AffinityEntry) -> Result<(), i32> {
+                $affinity.insert(octets(key), entry, 0)
+            }
+        }
+
+        impl FlowTable for Kernel<$family> {
+            type Entry = Entry<Words<Self>>;
+            type Bucket = BucketAt;
+
+            #[inline(always)]
+            fn entry(self, index: u32) -> Option<Self::Entry> {
+                // SAFETY: a map value, whose octets are the same bytes as words (`proxy_common::abi` proves it).
+                $flows.get_ptr_mut(index).map(|entry| unsafe { Entry::new(entry.cast()) })
+            }
+
+            #[inline(always)]
+            fn bucket(self, number: u32) -> Option<BucketAt> {
+                // SAFETY: a map value.
+                $index.get_ptr_mut(number).map(|bucket| unsafe { BucketAt::new(bucket) })
+            }
+
+            #[inline(always)]
+            fn clock_window(self) -> Option<*mut ClockWindow> {
+                CLOCK_WINDOW.get_ptr_mut(<$family>::INDEX)
+            }
+
+            #[inline(always)]
+            fn advance_clock_hand(self, by: u32) -> Option<u64> {
+                let hand = CLOCK_HAND.get_ptr_mut(<$family>::INDEX)?;
+                // SAFETY: a map value, aligned to eight bytes.
+                Some(unsafe { fetch_add(hand, u64::from(by)) })
+            }
+
+            #[inline(always)]
+            fn direct_seen(self) -> Option<impl Shared<Value = u32>> {
+                // SAFETY: a map value, aligned.
+                DIRECT_SEEN.get_ptr_mut(<$family>::INDEX).map(|seen| unsafe { Raw::new(seen) })
+            }
+
+            #[inline(always)]
+            fn find_key(self, key: &FlowKey<Words<Self>>, hash: u64) -> u64 {
+                subprograms::$find(key, hash)
+            }
+
+            #[inline(always)]
+            fn find_in(self, bucket: u32, tag: u32, key: &FlowKey<Words<Self>>) -> u64 {
+                subprograms::$find_in(bucket, tag, key)
+            }
+
+            #[inline(always)]
+            fn add_key(self, flow: u32, direction: u32, hash: u64) -> u32 {
+                subprograms::$add_key(flow, direction, hash)
+            }
+
+            #[inline(always)]
+            fn take_slot_in(self, bucket: u32, pending: u32, stale: bool) -> u32 {
+                subprograms::$take_slot(bucket, pending, u32::from(stale))
+            }
+
+            #[inline(always)]
+            fn conflicting_entry(self, flow: u32, direction: u32, own: u32, bucket: u32) -> u32 {
+                subprograms::$conflicting(flow, direction, own, bucket)
+            }
+
+            #[inline(always)]
+            fn scan(self, start: u32, room: u32, now: u32) -> u64 {
+                subprograms::$scan(start, room, now)
+            }
+
+            #[inline(always)]
+            fn claim(self, now: u32) -> u32 {
+                subprograms::$claim(now)
+            }
+
+            #[inline(always)]
+            fn try_ports(self, index: u32, tries: u32, snat: u32) -> u32 {
+                subprograms::$try_ports(index, tries, snat)
+            }
+
+            #[inline(always)]
+            fn try_port(self, index: u32, tries: u32, snat: u32) -> u32 {
+                subprograms::$try_port(index, tries, snat)
+            }
+        }
+
+        impl Fragments for Kernel<$family> {
+            #[inline(always)]
+            fn fragment(self, key: &FragmentKey<Words<Self>>) -> Option<FragmentEntry> {
+                // SAFETY: copied at once; an entry that is reused meanwhile is a fragment that goes astray, as any may
+                // whose identification comes again.
+                unsafe { $fragments.get(key).copied() }
+            }
+
+            #[inline(always)]
+            fn put_fragment(self, key: &FragmentKey<Words<Self>>, entry: &FragmentEntry) -> Result<(), i32> {
+                $fragments.insert(key, entry, 0)
+            }
+        }
+
+        impl FibCache for Kernel<$family> {
+            #[inline(always)]
+            fn fib_entry(self, number: u32) -> Option<*mut FibEntry<Words<Self>>> {
+                $fib_cache.get_ptr_mut(number)
+            }
+        }
+
+        impl RateLimit for Kernel<$family> {
+            #[inline(always)]
+            fn icmp_ratelimit(self) -> Option<*mut TokenBucket> {
+                ICMP_RATELIMIT.get_ptr_mut(0)
+            }
+        }
+
+        impl Counters for Kernel<$family> {
+            #[inline(always)]
+            fn service_stats(self, id: u32) -> Option<*mut ServiceStats> {
+                SERVICE_STATS.get_ptr_mut(id)
+            }
+
+            #[inline(always)]
+            fn backend_connections(self, id: u32) -> Option<*mut u64> {
+                BACKEND_STATS.get_ptr_mut(id)
+            }
+
+            #[inline(always)]
+            fn reason(self, reason: Reason) -> Option<*mut u64> {
+                REASONS.get_ptr_mut(reason as u32)
+            }
+
+            #[inline(always)]
+            fn refusals(self, key: &RefusalKey) -> Option<*mut u64> {
+                REFUSALS.get_ptr_mut(key)
+            }
+
+            #[inline(always)]
+            fn begin_refusals(self, key: &RefusalKey) -> Result<(), i32> {
+                REFUSALS.insert(key, 0u64, u64::from(aya_ebpf::bindings::BPF_NOEXIST))
+            }
+
+            #[inline(always)]
+            fn tell<F: Frame>(self, frame: F, ctx: &PacketCtx<Words<Self>>, service: u32, what: Happening) {
+                if events::has_listeners() {
+                    events::packet(self, frame.ifindex(), ctx, service, what);
+                }
+            }
+
+            #[inline(always)]
+            fn tell_bare(self, service: u32, why: Reason) {
+                if events::has_listeners() {
+                    events::bare(service, why as u32);
+                }
+            }
+        }
+    };
+}
+
+tables!(
+    V4,
+    SERVICES,
+    BACKENDS,
+    FLOWS,
+    FLOW_INDEX,
+    SCRATCH,
+    NODE,
+    NODE_ADDRS,
+    AFFINITY,
+    SRC_RANGES,
+    FRAGMENTS,
+    FIB_CACHE,
+    frontend4,
+    first4,
+    rank4,
+    select_for4,
+    tagged4,
+    has_tag4,
+    find4,
+    find_in4,
+    add_key4,
+    take_slot4,
+    conflicting4,
+    scan4,
+    claim4,
+    try_ports4,
+    try_port4
+);
+tables!(
+    V6,
+    SERVICES6,
+    BACKENDS6,
+    FLOWS6,
+    FLOW_INDEX6,
+    SCRATCH6,
+    NODE6,
+    NODE_ADDRS6,
+    AFFINITY6,
+    SRC_RANGES6,
+    FRAGMENTS6,
+    FIB_CACHE6,
+    frontend6,
+    first6,
+    rank6,
+    select_for6,
+    tagged6,
+    has_tag6,
+    find6,
+    find_in6,
+    add_key6,
+    take_slot6,
+    conflicting6,
+    scan6,
+    claim6,
+    try_ports6,
+    try_port6
+);

@@ -1,0 +1,196 @@
+//! A frame at the XDP hook: read and written directly. What the hook leaves to tc is not here: such calls fail.
+
+use aya_ebpf::bindings::xdp_md;
+use aya_ebpf::helpers::generated as helper;
+use aya_ebpf::programs::XdpContext;
+use proxy_common::Address;
+
+use super::fib;
+use super::maps::XDP_DEVICES;
+use crate::frame::{self, Bounds, Checksum, Fib, Frame, HelperFailed, Route};
+use crate::net::ETHERNET;
+use crate::step::{XDP_DROP, XDP_TX};
+
+/// Offset of the Ethernet type.
+const ETHERTYPE: usize = 12;
+
+/// A frame at the XDP hook.
+#[derive(Clone, Copy)]
+pub struct Xdp {
+    raw: *mut xdp_md,
+}
+
+impl Xdp {
+    /// The frame of a program's context.
+    #[inline(always)]
+    pub fn new(context: &XdpContext) -> Self {
+        Self { raw: context.ctx }
+    }
+
+    /// The frame of a subprogram's first argument.
+    #[inline(always)]
+    pub fn from_raw(raw: *mut xdp_md) -> Self {
+        Self { raw }
+    }
+
+    /// The argument for a subprogram.
+    #[inline(always)]
+    pub fn raw(self) -> *mut xdp_md {
+        self.raw
+    }
+}
+
+impl Frame for Xdp {
+    const EARLY: bool = true;
+
+    #[inline(always)]
+    fn ethertype(self) -> u32 {
+        match self.bounds().at::<u16>(ETHERTYPE) {
+            // SAFETY: `at` found both bytes inside the frame.
+            Some(found) => u32::from(unsafe { *found }),
+            None => 0,
+        }
+    }
+
+    #[inline(always)]
+    fn link_header(self) -> usize {
+        ETHERNET
+    }
+
+    #[inline(always)]
+    fn has_vlan_tag(self) -> bool {
+        // In the frame it is another Ethernet type; the agent does not attach the program where drivers take it out.
+        false
+    }
+
+    #[inline(always)]
+    fn length(self) -> u32 {
+        let bounds = self.bounds();
+        (bounds.end - bounds.data) as u32
+    }
+
+    #[inline(always)]
+    fn gso_size(self) -> u32 {
+        // In generic mode there are such packets, but none with a complete checksum.
+        0
+    }
+
+    #[inline(always)]
+    fn ifindex(self) -> u32 {
+        // SAFETY: the kernel hands every program a valid context.
+        unsafe { (*self.raw).ingress_ifindex }
+    }
+
+    #[inline(always)]
+    fn is_local_origin(self) -> bool {
+        false
+    }
+
+    #[inline(always)]
+    fn bounds(self) -> Bounds {
+        // SAFETY: as in `ifindex`; the kernel turns both fields into addresses.
+        let (data, end) = unsafe { ((*self.raw).data as usize, (*self.raw).data_end as usize) };
+        // A packet in several buffers is longer than what is here, and is taken for malformed: it passes.
+        Bounds { data, end, frame: end - data }
+    }
+
+    #[inline(always)]
+    fn pull(self, _length: u32) -> Result<(), HelperFailed> {
+        Err(HelperFailed)
+    }
+
+    #[inline(always)]
+    fn load<T>(self, offset: u32, buffer: &mut T, length: u32) -> Result<(), HelperFailed> {
+        let to = core::ptr::from_mut(buffer).cast();
+        // SAFETY: `to` is writable for the size of `T`, and the verifier checks `length` against it.
+        let result = unsafe { helper::bpf_xdp_load_bytes(self.raw, offset, to, length) };
+        if result == 0 { Ok(()) } else { Err(HelperFailed) }
+    }
+
+    #[inline(always)]
+    fn store<T>(self, offset: u32, value: &T, length: u32) -> Result<(), HelperFailed> {
+        // SAFETY: XDP programs write to frames.
+        unsafe { frame::write(self.bounds(), offset, value, length) }
+    }
+
+    #[inline(always)]
+    fn correct_pseudo(self, _offset: u32, _difference: u32, _kind: Checksum) -> Result<(), HelperFailed> {
+        Err(HelperFailed)
+    }
+
+    #[inline(always)]
+    fn correct_word(self, _offset: u32, _old: u32, _new: u32, _kind: Checksum) -> Result<(), HelperFailed> {
+        Err(HelperFailed)
+    }
+
+    #[inline(always)]
+    fn add_to_complete(self, _difference: u32) {}
+
+    #[inline(always)]
+    fn push_link_header(self, _bytes: u32) -> Result<(), HelperFailed> {
+        Err(HelperFailed)
+    }
+
+    #[inline(always)]
+    fn make_room(self, _bytes: u16) -> Result<(), HelperFailed> {
+        Err(HelperFailed)
+    }
+
+    #[inline(always)]
+    fn encapsulate(self, _bytes: u16, _v6: bool) -> Result<(), HelperFailed> {
+        Err(HelperFailed)
+    }
+
+    #[inline(always)]
+    fn decapsulate(self, _bytes: u16, _mixed: bool, _v6: bool) -> Result<(), HelperFailed> {
+        Err(HelperFailed)
+    }
+
+    #[inline(always)]
+    fn set_length(self, _length: u32) -> Result<(), HelperFailed> {
+        Err(HelperFailed)
+    }
+
+    #[inline(always)]
+    fn fib_lookup<A: Address>(self, src: &A, dst: &A, length: u32, route: &mut Route) -> Fib {
+        // SAFETY: a valid context.
+        unsafe { fib::lookup(self.raw.cast(), self.ifindex(), src, dst, length, route) }
+    }
+
+    #[inline(always)]
+    fn redirect(self, ifindex: u32) -> i32 {
+        if ifindex == self.ifindex() {
+            return XDP_TX.cast_signed();
+        }
+        // SAFETY: the helper takes numbers only.
+        unsafe { helper::bpf_redirect(ifindex, 0) as i32 }
+    }
+
+    #[inline(always)]
+    fn redirect_ingress(self, _ifindex: u32) -> i32 {
+        XDP_DROP.cast_signed()
+    }
+
+    #[inline(always)]
+    fn redirect_neigh(self, route: &Route) -> i32 {
+        // `can_send` has seen the MAC addresses.
+        self.redirect(route.ifindex)
+    }
+
+    #[inline(always)]
+    fn can_send(self, route: &Route) -> bool {
+        // SAFETY: whether it is there is all that is asked.
+        let is_open = || unsafe { XDP_DEVICES.get(route.ifindex).is_some() };
+        route.resolved != 0 && (route.ifindex == self.ifindex() || is_open())
+    }
+
+    #[inline(always)]
+    fn sum_of<const N: usize>(self, words: &[u32; N]) -> u64 {
+        let (mut sum, mut word) = (0, 0);
+        while word < N {
+            sum += u64::from(words[word]);
+            word += 1;
+        }
+        sum
+    }
+}

@@ -1,0 +1,236 @@
+//! Parsing: from bytes to a tuple. Reads only; every read is inside the packet.
+
+use core::mem::size_of;
+
+use proxy_common::reason::Reason;
+use proxy_common::{
+    Address, Family, PROTO_ICMP, PROTO_ICMPV6, PROTO_IPIP, PROTO_IPV6, PROTO_SCTP, PROTO_TCP, PROTO_UDP, V4,
+    V6,
+};
+
+use crate::context::Packet;
+use crate::frame::Bounds;
+use crate::header::{BROKEN, FIRST, L4_AT, LATER};
+use crate::net::{
+    ETHERNET, EXTENSION_HEADERS, IPV4_MORE, IPV4_OFFSET, Ipv4, Ipv6, TcpHeader, extension, sctp, udp,
+};
+
+/// Why there is no [`Packet`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stop {
+    /// Neither TCP, UDP nor SCTP.
+    NotOurs,
+    /// ICMP or ICMPv6: perhaps an error about a packet of ours.
+    Control,
+    /// A packet in a packet: perhaps one that another node has encapsulated.
+    Tunnel,
+    /// The readable part ends too early, or there are extension headers to walk over, or it is a fragment, or SCTP.
+    Short,
+    /// It is parsed, and it is the first fragment of several.
+    First,
+    /// It is none that can be understood.
+    Because(Reason),
+}
+
+/// A family whose packets can be parsed.
+pub trait Parse: Family {
+    /// The IP header without options.
+    type Header;
+    /// Its length.
+    const HEADER: usize = size_of::<Self::Header>();
+    /// Parses the packet behind the link-layer header into `packet`, which holds nothing of use after an error other
+    /// than [`Stop::First`]. Without `walk`, extension headers are left to another try: hardly any packet has them, and each copy of
+    /// the loop costs the verifier thousands of steps.
+    /// `extensions`: [`walk_extensions`](crate::header::walk_extensions) of this packet.
+    fn parse(
+        bounds: Bounds,
+        link: usize,
+        packet: &mut Packet<Self::Words>,
+        walk: bool,
+        extensions: impl FnOnce(u8, u32) -> u64,
+    ) -> Result<(), Stop>;
+}
+
+impl Parse for V4 {
+    type Header = Ipv4;
+
+    #[inline(always)]
+    fn parse(
+        bounds: Bounds,
+        link: usize,
+        packet: &mut Packet<[u32; 1]>,
+        walk: bool,
+        _extensions: impl FnOnce(u8, u32) -> u64,
+    ) -> Result<(), Stop> {
+        let ip: *const Ipv4 = bounds.at(link).ok_or(Stop::Short)?;
+        // SAFETY: `at` found the whole header inside the packet.
+        let ip = unsafe { &*ip };
+        if ip.protocol != PROTO_TCP && ip.protocol != PROTO_UDP && !(walk && ip.protocol == PROTO_SCTP) {
+            return Err(match ip.protocol {
+                PROTO_ICMP => Stop::Control,
+                PROTO_IPIP | PROTO_IPV6 => Stop::Tunnel,
+                PROTO_SCTP => Stop::Short,
+                _ => Stop::NotOurs,
+            });
+        }
+        let header = usize::from(ip.version_length & 0xf) * 4;
+        let length = ip_length(bounds, link, usize::from(u16::from_be(ip.total_length)));
+        if ip.version_length >> 4 != 4
+            || header < Self::HEADER
+            || length < header
+            || exceeds(bounds, link, length)
+        {
+            return Err(Stop::Because(Reason::Malformed));
+        }
+        let fragment = u16::from_be(ip.fragment) & (IPV4_MORE | IPV4_OFFSET);
+        if fragment != 0 && !walk {
+            return Err(Stop::Short);
+        }
+        if fragment & IPV4_OFFSET != 0 {
+            return Err(Stop::Because(Reason::Fragment));
+        }
+        packet.key.src = [ip.src];
+        packet.key.dst = [ip.dst];
+        packet.key.proto = ip.protocol;
+        packet.ip_check = ip.check;
+        packet.l4 = (link + header) as u32;
+        packet.length = length as u32;
+        transport(bounds, packet, link + header, length - header, walk)?;
+        if fragment == 0 { Ok(()) } else { Err(Stop::First) }
+    }
+}
+
+impl Parse for V6 {
+    type Header = Ipv6;
+
+    #[inline(always)]
+    fn parse(
+        bounds: Bounds,
+        link: usize,
+        packet: &mut Packet<[u32; 4]>,
+        walk: bool,
+        extensions: impl FnOnce(u8, u32) -> u64,
+    ) -> Result<(), Stop> {
+        let ip: *const Ipv6 = bounds.at(link).ok_or(Stop::Short)?;
+        // SAFETY: `at` found the whole header inside the packet.
+        let ip = unsafe { &*ip };
+        let mut proto = ip.next_header;
+        let mut l4 = link + Self::HEADER;
+        let mut is_first = false;
+        let length = match u16::from_be(ip.payload_length) {
+            0 => ip_length(bounds, link, 0),
+            payload => Self::HEADER + usize::from(payload),
+        };
+        if proto != PROTO_TCP && proto != PROTO_UDP {
+            if !walk {
+                return Err(match proto {
+                    PROTO_ICMPV6 => Stop::Control,
+                    PROTO_IPIP | PROTO_IPV6 => Stop::Tunnel,
+                    PROTO_SCTP => Stop::Short,
+                    proto if extension::is(proto) => Stop::Short,
+                    _ => Stop::NotOurs,
+                });
+            }
+            if extension::is(proto) {
+                (proto, l4, is_first) = behind_extensions(extensions(proto, l4 as u32))?;
+            }
+            match proto {
+                PROTO_TCP | PROTO_UDP | PROTO_SCTP => {}
+                PROTO_ICMPV6 => return Err(Stop::Control),
+                _ => return Err(Stop::NotOurs),
+            }
+        }
+        let headers = l4 - link;
+        if length < headers || exceeds(bounds, link, length) {
+            return Err(Stop::Because(Reason::Malformed));
+        }
+        packet.key.src = ip.src;
+        packet.key.dst = ip.dst;
+        packet.key.proto = proto;
+        packet.ip_check = 0;
+        packet.l4 = l4 as u32;
+        packet.length = length as u32;
+        transport(bounds, packet, l4, length - headers, walk)?;
+        if is_first { Err(Stop::First) } else { Ok(()) }
+    }
+}
+
+/// The length an IP header states; 0 means "as much as there is": a segment of more than 64 KiB that the kernel
+/// has not cut yet (BIG TCP).
+#[inline(always)]
+fn ip_length(bounds: Bounds, link: usize, stated: usize) -> usize {
+    if stated == 0 { bounds.frame.saturating_sub(link) } else { stated }
+}
+
+/// Whether a header promises more bytes than came.
+#[inline(always)]
+fn exceeds(bounds: Bounds, link: usize, length: usize) -> bool {
+    link + length > bounds.frame
+}
+
+/// What is behind IPv6 extension headers, by what [`walk_extensions`](crate::header::walk_extensions) says: the protocol, where
+/// it begins, and whether it is the first fragment of several.
+#[inline(always)]
+fn behind_extensions(walked: u64) -> Result<(u8, usize, bool), Stop> {
+    if walked == BROKEN {
+        return Err(Stop::Short);
+    }
+    if walked & LATER != 0 {
+        return Err(Stop::Because(Reason::Fragment));
+    }
+    Ok((walked as u8, (walked >> L4_AT) as usize & L4, walked & FIRST != 0))
+}
+
+/// The bits of an offset behind the headers: the verifier wants a bound. The longest headers are shorter.
+const L4: usize = 0x3fff;
+const _: () = assert!(ETHERNET + size_of::<Ipv6>() + EXTENSION_HEADERS * 256 * 8 <= L4);
+
+/// Reads ports and flags; `length` is what the IP header leaves for them and the payload.
+#[inline(always)]
+fn transport<A: Address>(
+    bounds: Bounds,
+    packet: &mut Packet<A>,
+    offset: usize,
+    length: usize,
+    walk: bool,
+) -> Result<(), Stop> {
+    if packet.key.proto == PROTO_TCP {
+        if length < size_of::<TcpHeader>() {
+            return Err(Stop::Because(Reason::Malformed));
+        }
+        let header: *const TcpHeader = bounds.at(offset).ok_or(Stop::Short)?;
+        // SAFETY: `at` found the whole header inside the packet.
+        let header = unsafe { &*header };
+        let [_, flags, ..] = header.offset_flags_window.to_ne_bytes();
+        packet.tcp_flags = u16::from(flags);
+        packet.seq = u32::from_be(header.seq);
+        packet.ack = u32::from_be(header.ack);
+        set_ports(packet, header.ports);
+        return Ok(());
+    }
+    packet.tcp_flags = 0;
+    packet.seq = 0;
+    packet.ack = 0;
+    if walk && packet.key.proto == PROTO_SCTP {
+        if length < sctp::HEADER {
+            return Err(Stop::Because(Reason::Malformed));
+        }
+    } else if length < udp::HEADER {
+        return Err(Stop::Because(Reason::Malformed));
+    }
+    let ports: *const [u32; udp::HEADER / 4] = bounds.at(offset).ok_or(Stop::Short)?;
+    // SAFETY: `at` found eight bytes inside the packet; the ports are the first four.
+    set_ports(packet, unsafe { (*ports)[0] });
+    Ok(())
+}
+
+/// Both ports, as they stand in a packet.
+#[inline(always)]
+fn set_ports<A>(packet: &mut Packet<A>, ports: u32) {
+    let [a, b, c, d] = ports.to_ne_bytes();
+    packet.key.src_port = u16::from_be_bytes([a, b]);
+    packet.key.dst_port = u16::from_be_bytes([c, d]);
+}
+
+#[cfg(test)]
+mod tests;

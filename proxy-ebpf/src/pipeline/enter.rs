@@ -1,0 +1,104 @@
+//! From a frame to a parsed packet in the context.
+
+use proxy_common::PROTO_SCTP;
+use proxy_common::flow::DIRECTION_FORWARD;
+use proxy_common::reason::{Reason, Verdict};
+
+use super::{Ip, Stages};
+use crate::context::PacketCtx;
+use crate::env::Words;
+use crate::frame::Frame;
+use crate::header::BROKEN;
+use crate::net::sctp;
+use crate::parse::{Parse as _, Stop};
+use crate::report;
+
+/// Headers that have to be readable: Ethernet, the longest IPv4 header or IPv6 with a few extensions, TCP.
+const PULL: u32 = 128;
+
+/// How far parsing came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Parsed {
+    /// The packet lies in the context.
+    Packet,
+    /// It is ICMP or ICMPv6.
+    Icmp,
+    /// It is a packet in a packet.
+    Tunnel,
+    /// It is none of ours, and passes.
+    Foreign,
+    /// It is dropped, for a reason that was counted.
+    Dropped,
+}
+
+/// Parses a packet into the context.
+#[inline(always)]
+pub(super) fn parse<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>, direction: u8) -> Parsed
+where
+    M: Stages<F>,
+    M::Family: Ip,
+    F: Frame,
+{
+    ctx.packet.key.direction = direction;
+    ctx.packet.key.reserved = 0;
+    // Without a walk, nothing is walked over.
+    match M::Family::parse(frame.bounds(), frame.link_header(), &mut ctx.packet, false, |_, _| BROKEN) {
+        Ok(()) => Parsed::Packet,
+        Err(Stop::NotOurs) => Parsed::Foreign,
+        Err(Stop::Control) => Parsed::Icmp,
+        Err(Stop::Tunnel) => Parsed::Tunnel,
+        Err(_) => maps.parse_pulled(frame, ctx),
+    }
+}
+
+/// Makes more of the packet readable, and parses it: packets whose headers are not readable at once are few, and need more
+/// room on the stack.
+#[inline(always)]
+pub fn parse_pulled<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>) -> Parsed
+where
+    M: Stages<F>,
+    M::Family: Ip,
+    F: Frame,
+{
+    match pull(maps, frame, ctx) {
+        Ok(()) => Parsed::Packet,
+        Err(Stop::Control) => Parsed::Icmp,
+        Err(Stop::Because(reason)) if ctx.packet.key.direction == DIRECTION_FORWARD => {
+            report::reason(maps, reason);
+            if reason.verdict() == Verdict::Drop { Parsed::Dropped } else { Parsed::Foreign }
+        }
+        Err(_) => Parsed::Foreign,
+    }
+}
+
+#[inline(always)]
+fn pull<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>) -> Result<(), Stop>
+where
+    M: Stages<F>,
+    M::Family: Ip,
+    F: Frame,
+{
+    let bounds = frame.bounds();
+    let wanted = if frame.length() < PULL { frame.length() } else { PULL };
+    if bounds.end - bounds.data < wanted as usize {
+        // Nothing out of a list: its headers are readable.
+        let pulled = frame.pull(if frame.is_frag_list() { 0 } else { wanted });
+        pulled.map_err(|_| Stop::Because(Reason::Malformed))?;
+    }
+    let packet = &mut ctx.packet;
+    let walk = |proto, offset| frame.walk_extensions(proto, offset);
+    let parsed = M::Family::parse(frame.bounds(), frame.link_header(), packet, true, walk);
+    if parsed.is_ok() && packet.key.proto == PROTO_SCTP {
+        let mut chunk = 0u8;
+        // Not by a pointer: in a list of packets, chunks lie elsewhere.
+        let loaded = frame.load(packet.l4 + sctp::CHUNK, &mut chunk, 1);
+        loaded.map_err(|_| Stop::Because(Reason::Malformed))?;
+        packet.tcp_flags = sctp::flags(chunk);
+    }
+    match parsed {
+        Err(Stop::Short) => Err(Stop::Because(Reason::Malformed)),
+        Err(Stop::First) => maps.first_fragment(frame, ctx),
+        Err(Stop::Because(Reason::Fragment)) => maps.later_fragment(frame, ctx),
+        result => result,
+    }
+}

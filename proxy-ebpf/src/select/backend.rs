@@ -1,0 +1,232 @@
+//! From a frontend to the backend that a new connection takes.
+
+use proxy_common::backend::BACKEND_LOCAL;
+use proxy_common::health::NO_CLIENT;
+use proxy_common::reason::Reason;
+use proxy_common::select::{
+    is_by_load, is_by_table, is_by_turns, next_random, random_slot, selector, tunnel_tag,
+};
+use proxy_common::service::{SERVICE_LOCAL, ServiceEntry};
+use proxy_common::{decide, maglev};
+
+use super::load;
+use crate::context::PacketCtx;
+use crate::env::{Services, Words};
+use crate::frame::Frame;
+use crate::select::health;
+use crate::shared::forget;
+
+/// Random picks; then come the slots behind the last one.
+const RANDOM_PICKS: u32 = 4;
+/// Picks after which an extent is taken to hold no serving backend.
+const PICKS: u32 = 6;
+/// Picks where failing backends are skipped: with up to eight endpoints, one that does not fail is found for certain.
+const PICKS_AMONG_FAILING: u32 = 12;
+
+/// Where a connection goes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SelectedBackend<A> {
+    /// Id of the backend.
+    pub id: u32,
+    /// Its address.
+    pub addr: A,
+    /// Its port.
+    pub port: u16,
+    /// Its `BACKEND_*` flag bits.
+    pub flags: u32,
+}
+
+/// Selects a backend for a packet to a frontend. `random`: a number that no two packets share but by chance.
+#[inline(always)]
+pub fn select_packets<M: Services, F: Frame>(
+    maps: M,
+    _frame: F,
+    ctx: &mut PacketCtx<Words<M>>,
+    random: u32,
+) -> Option<SelectedBackend<Words<M>>> {
+    if ctx.frontend.slot_count == 0 {
+        return None;
+    }
+    // An early hook gets no such packet.
+    let id = if F::EARLY || ctx.tunnelled == 0 { maps.select_for(ctx, random) } else { maps.tagged(ctx) };
+    selected(maps, id)
+}
+
+/// The same: the id of the backend.
+#[inline(always)]
+pub fn select_for<M: Services>(maps: M, ctx: &PacketCtx<Words<M>>, random: u32) -> u32 {
+    let client = health::client_of(&ctx.frontend, &ctx.packet.key.src, ctx.packet.tcp_flags);
+    select_id(maps, &ctx.frontend, selector(ctx.frontend.algorithm, &ctx.packet.key, random), client)
+}
+
+/// Slots that are searched for the endpoint that another node names. An endpoint behind them is found only by the Maglev table.
+const TAGGED_SLOTS: u32 = 64;
+
+/// The endpoint of this node that another node has selected, by the number in its packet; 0: it is not here.
+#[inline(always)]
+pub fn tagged<M: Services>(maps: M, ctx: &PacketCtx<Words<M>>) -> u32 {
+    let service = &ctx.frontend;
+    let (base, count) = (service.slot_base, service.slot_count);
+    // As the other node has most likely selected it.
+    let mut id = maps.first_id(service, selector(service.algorithm, &ctx.packet.key, 0));
+    let mut slot = 0;
+    while slot < TAGGED_SLOTS {
+        if maps.has_tag(service, id, ctx.tunnelled & 0xffff) != 0 {
+            return id;
+        }
+        if slot >= count {
+            return 0;
+        }
+        let Some(next) = maps.slot(base + slot) else { return 0 };
+        id = next;
+        slot += 1;
+    }
+    0
+}
+
+/// Whether a backend is a serving endpoint of this node, and has the tag. Not 0: yes.
+#[inline(always)]
+pub fn has_tag<M: Services>(maps: M, service: &ServiceEntry, id: u32, tag: u32) -> u32 {
+    let Some(backend) = maps.backend(id) else { return 0 };
+    let is_here = decide::serves(backend, service) && backend.flags & BACKEND_LOCAL != 0;
+    u32::from(is_here && u32::from(tunnel_tag(&backend.addr, backend.port)) == tag)
+}
+
+/// [`rank`] of what is no backend, or does not serve.
+pub const GONE: u32 = u32::MAX;
+
+/// Whether a backend takes a new connection ([`health::TAKES`]), or how bad it is to select it nevertheless; [`GONE`]: it does not
+/// serve. Apart, since the verifier would walk through all of it again for each pick.
+#[inline(always)]
+pub fn rank<M: Services>(maps: M, service: &ServiceEntry, id: u32, client: u32, random: u32) -> u32 {
+    match maps.backend(id) {
+        Some(backend) if decide::serves(backend, service) => {
+            if client == NO_CLIENT {
+                health::TAKES
+            } else {
+                health::rank(maps, id, client, random)
+            }
+        }
+        _ => GONE,
+    }
+}
+
+#[inline(always)]
+fn selected<M: Services>(maps: M, id: u32) -> Option<SelectedBackend<Words<M>>> {
+    if id == 0 {
+        return None;
+    }
+    let backend = maps.backend(id)?;
+    Some(SelectedBackend { id, addr: backend.addr, port: backend.port, flags: backend.flags })
+}
+
+/// Picks that a subprogram makes: in line, they would be walked through at each call of a socket program.
+pub trait Picks: Services {
+    /// [`select_id`].
+    #[inline(always)]
+    fn pick(self, service: &ServiceEntry, selector: u32, client: u32) -> u32 {
+        select_id(self, service, selector, client)
+    }
+}
+
+/// Selects a backend of the Service.
+///
+/// `selector`: what [`select::selector`](proxy_common::select::selector) gives. `client`: whose failures count
+/// ([`proxy_common::health`]).
+#[inline(always)]
+pub fn select<M: Picks>(
+    maps: M,
+    service: &ServiceEntry,
+    selector: u32,
+    client: u32,
+) -> Option<SelectedBackend<Words<M>>> {
+    if service.slot_count == 0 {
+        return None;
+    }
+    let id = maps.pick(service, selector, client);
+    selected(maps, id)
+}
+
+/// The same: the id of the backend; 0: none. Apart, since what comes behind it would be walked through again by the verifier
+/// for each pick.
+///
+/// A backend that has just left may still stand in the extent or table that this reader began with; another pick then finds one
+/// that serves. The picks behind the random ones find it for certain if a single backend has left. Two nodes with the same
+/// selector make the same picks.
+///
+/// A backend that fails is skipped; where only such ones are picked, the least bad of them has the connection.
+#[inline(always)]
+pub fn select_id<M: Services>(maps: M, service: &ServiceEntry, selector: u32, client: u32) -> u32 {
+    let (base, count) = (service.slot_base, service.slot_count);
+    if count == 0 {
+        return 0;
+    }
+    let mut random = selector;
+    let mut slot = random_slot(random, count);
+    let mut id = maps.first_id(service, selector);
+    let mut pick = 0;
+    let (mut least_bad, mut least_rank) = (0, u32::MAX);
+    let picks = if client == NO_CLIENT { PICKS } else { PICKS_AMONG_FAILING };
+    while pick < picks {
+        let rank = maps.rank(service, id, client, random);
+        if rank == health::TAKES {
+            return id;
+        }
+        if rank < least_rank {
+            (least_bad, least_rank) = (id, rank);
+        }
+        random = next_random(random);
+        pick += 1;
+        slot = if pick < RANDOM_PICKS {
+            random_slot(random, count)
+        } else if slot + 1 < count {
+            slot + 1
+        } else {
+            0
+        };
+        let Some(next) = maps.slot(base + slot) else { return least_bad };
+        id = next;
+        // What the paths through one pick differ in is nothing that the next pick is to be checked for apart.
+        let noise = u64::from(random);
+        slot = forget(u64::from(slot), noise) as u32;
+        least_bad = forget(u64::from(least_bad), noise) as u32;
+        least_rank = forget(u64::from(least_rank), noise) as u32;
+    }
+    least_bad
+}
+
+/// The backend that the algorithm picks first; 0: none. A number that is no algorithm's is random's.
+#[inline(always)]
+pub fn first_id<M: Services>(maps: M, service: &ServiceEntry, selector: u32) -> u32 {
+    let (base, count) = (service.slot_base, service.slot_count);
+    if count == 0 {
+        return 0;
+    }
+    let number = service.algorithm;
+    if is_by_table(number) {
+        let index = maglev::index(service.id, service.flags & SERVICE_LOCAL != 0);
+        let table = maps.maglev_base(index);
+        let id = if table == 0 { 0 } else { maglev::backend(table, selector, |at| maps.maglev(at)) };
+        if id != 0 {
+            return id;
+        }
+    }
+    if is_by_load(number) {
+        return load::first_id(maps, service, selector);
+    }
+    let mut slot = random_slot(selector, count);
+    if is_by_turns(number)
+        && let Some(turns) = maps.turns(service.id)
+    {
+        // SAFETY: a map value. Who reads it a moment later than another CPU may have the same turn.
+        slot = (unsafe { turns.read_volatile() } % u64::from(count)) as u32;
+    }
+    maps.slot(base + slot).unwrap_or(0)
+}
+
+/// Why [`select`] found nothing.
+#[inline(always)]
+pub fn why_none(service: &ServiceEntry) -> Reason {
+    if service.slot_count == 0 { decide::nobody(service) } else { Reason::MapInconsistent }
+}

@@ -1,0 +1,83 @@
+//! Open connections of backends, and the choice by them.
+//!
+//! One count for each backend, in one array that all CPUs share: a selection reads two of them. Counts per CPU would have to
+//! be added up for each selection, over all CPUs. Only Services that spread by load touch it.
+
+use proxy_common::backend::weight_of;
+use proxy_common::conntrack::is_counted;
+use proxy_common::decide;
+use proxy_common::select::{Load, is_less_loaded, next_random, random_slot};
+use proxy_common::service::ServiceEntry;
+
+use crate::env::{OpenConnections, Services};
+use crate::shared::add;
+
+/// Slots that are looked at for a second endpoint: one may stand in many.
+const LOOKS: u32 = 8;
+
+/// A connection of a backend is open.
+#[inline(always)]
+pub fn begun<M: OpenConnections>(maps: M, backend: u32) {
+    count(maps, backend, 1);
+}
+
+/// It is not open any more.
+#[inline(always)]
+pub fn ended<M: OpenConnections>(maps: M, backend: u32) {
+    count(maps, backend, u64::MAX);
+}
+
+/// Counts what a change of a flow's bits means: whoever has changed them calls it once.
+#[inline(always)]
+pub fn changed<M: OpenConnections>(maps: M, backend: u32, before: u32, after: u32) {
+    if is_counted(before) != is_counted(after) {
+        count(maps, backend, if is_counted(after) { 1 } else { u64::MAX });
+    }
+}
+
+#[inline(always)]
+fn count<M: OpenConnections>(maps: M, backend: u32, change: u64) {
+    if let Some(open) = maps.open_connections(backend) {
+        // SAFETY: a map value.
+        unsafe { add(open, change) };
+    }
+}
+
+/// The endpoint with less to do of two that are taken at random: nearly as good as the best of all, and no connections that
+/// begin at one moment all meet at that one (Mitzenmacher, "The power of two choices in randomized load balancing"). Weights
+/// count twice, in the slots and in the comparison: an endpoint is taken as often as its weight says. 0: none.
+#[inline(always)]
+pub fn first_id<M: Services>(maps: M, service: &ServiceEntry, selector: u32) -> u32 {
+    let (base, count) = (service.slot_base, service.slot_count);
+    let slot = random_slot(selector, count);
+    let Some(one) = maps.slot(base + slot) else { return 0 };
+    let (mut random, mut other, mut look) = (selector, one, 0);
+    while look < LOOKS && other == one && count > 1 {
+        random = next_random(random);
+        // Any slot but the first one.
+        let mut next = slot + 1 + random_slot(random, count - 1);
+        if next >= count {
+            next -= count;
+        }
+        let Some(id) = maps.slot(base + next) else { return one };
+        other = id;
+        look += 1;
+    }
+    if other == one {
+        return one;
+    }
+    match (load(maps, service, one), load(maps, service, other)) {
+        (Some(first), Some(second)) if !is_less_loaded(service.algorithm, second, first) => one,
+        (_, Some(_)) => other,
+        _ => one,
+    }
+}
+
+/// What a backend has to do; `None` if it does not serve.
+#[inline(always)]
+fn load<M: Services>(maps: M, service: &ServiceEntry, id: u32) -> Option<Load> {
+    let backend = maps.backend(id).filter(|backend| decide::serves(backend, service))?;
+    let open = maps.open_connections(id)?;
+    // SAFETY: a map value, an integer.
+    Some(Load::new(unsafe { open.read_volatile() }, weight_of(backend.flags)))
+}

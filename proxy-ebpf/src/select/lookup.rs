@@ -1,0 +1,102 @@
+//! From what a client dialled to the Service behind it.
+
+use core::ptr::{from_ref, read_volatile};
+
+use proxy_common::Address;
+use proxy_common::decide;
+use proxy_common::node::{NODE_ADDR_INTERNAL, NODE_ADDR_PORTS, NodeAddr};
+use proxy_common::reason::Reason;
+use proxy_common::service::{KIND_EXTERNAL_IP, KIND_LOAD_BALANCER, KIND_NODE_PORT, ServiceEntry, ServiceKey};
+
+use crate::context::PacketCtx;
+use crate::env::{Services, Words};
+
+/// Looks before an entry is taken to be gone.
+const LOOKS: u32 = 3;
+
+/// The Service of a frontend, copied so that all its fields belong together.
+#[inline(always)]
+pub fn service<M: Services>(maps: M, key: &ServiceKey<Words<M>>) -> Option<ServiceEntry> {
+    let tag = key.tag();
+    let mut look = 0;
+    while look < LOOKS {
+        let entry = maps.service_entry(key)?;
+        // SAFETY: a map value; volatile, because the agent may replace the entry while it is read (see `tag`).
+        unsafe {
+            if read_volatile(&raw const (*entry).tag) == tag {
+                let copy = read_volatile(entry);
+                if read_volatile(&raw const (*entry).tag) == tag {
+                    return Some(copy);
+                }
+            }
+        }
+        look += 1;
+    }
+    None
+}
+
+/// What a client dialled: an address of a Service itself, or a node port on an address of this node; see
+/// [`decide::frontend`].
+#[inline(always)]
+pub fn frontend<M: Services>(
+    maps: M,
+    addr: Words<M>,
+    port: u16,
+    proto: u8,
+    outside: bool,
+    on: NodeAddr,
+) -> Option<ServiceEntry> {
+    let dialled = ServiceKey::internal(addr, port, proto);
+    decide::frontend(dialled, outside, on, |key| service(maps, key), |addr| maps.node_addr(addr))
+}
+
+/// The frontend that a packet is for, into its context. `outside`: of a client outside of the cluster.
+#[inline(always)]
+pub fn packet_frontend<M: Services>(maps: M, ctx: &mut PacketCtx<Words<M>>, outside: bool) {
+    let (addr, port, proto) = (ctx.packet.key.dst, ctx.packet.key.dst_port, ctx.packet.key.proto);
+    // Another node's node port is this one's, and its clients outside have no entry of their own.
+    let tunnelled = ctx.tunnelled != 0;
+    let node_addr = |addr: &Words<M>| {
+        let bits = maps.node_addr(addr);
+        if tunnelled && bits & NODE_ADDR_INTERNAL != 0 { NODE_ADDR_PORTS } else { bits }
+    };
+    let dialled = ServiceKey::internal(addr, port, proto);
+    let found = decide::frontend(
+        dialled,
+        outside && !tunnelled,
+        NODE_ADDR_PORTS,
+        |key| service(maps, key),
+        node_addr,
+    );
+    ctx.frontend = found.unwrap_or(ServiceEntry::NONE);
+    ctx.frontend.algorithm = decide::algorithm(&ctx.frontend, outside || tunnelled);
+}
+
+/// The frontend of a packet that another node has encapsulated: an address outside of the cluster's own, or a node port at the
+/// address of that node; [`ServiceEntry::NONE`]: it is for none.
+#[inline(always)]
+pub fn tunnelled_frontend<M: Services>(maps: M, addr: Words<M>, port: u16, proto: u8) -> ServiceEntry {
+    let mut entry = service(maps, &ServiceKey::internal(addr, port, proto)).unwrap_or(ServiceEntry::NONE);
+    if entry.kind == ServiceEntry::NONE.kind && maps.node_addr(&addr) & NODE_ADDR_INTERNAL != 0 {
+        entry = node_port(maps, port, proto).unwrap_or(ServiceEntry::NONE);
+    }
+    let is_external = matches!(entry.kind, KIND_NODE_PORT | KIND_LOAD_BALANCER | KIND_EXTERNAL_IP);
+    if is_external { entry } else { ServiceEntry::NONE }
+}
+
+/// The Service whose node port this is.
+#[inline(always)]
+pub fn node_port<M: Services>(maps: M, port: u16, proto: u8) -> Option<ServiceEntry> {
+    service(maps, &ServiceKey::internal(Words::<M>::ZERO, port, proto))
+}
+
+/// What happens to a packet or call to an address in the range of Service addresses that has no frontend there; see
+/// [`decide::why_nothing`].
+#[inline(always)]
+pub fn why_nothing<M: Services>(maps: M, addr: Words<M>) -> Reason {
+    let kind = maps.service_entry(&ServiceKey::internal(addr, 0, 0)).map(|entry| {
+        // SAFETY: a map value, read once.
+        unsafe { read_volatile(from_ref(&(*entry).kind)) }
+    });
+    decide::why_nothing(kind)
+}

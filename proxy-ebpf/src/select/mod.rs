@@ -1,0 +1,7 @@
+//! From what a client dialled to the backend that serves it. The packet path and the socket path share it.
+
+pub mod affinity;
+pub mod backend;
+pub mod health;
+pub mod load;
+pub mod lookup;

@@ -1,0 +1,306 @@
+//! connect(2), sendmsg(2), recvmsg(2), getpeername(2).
+//!
+//! A socket's own address is not known yet when it connects. Its client is its network namespace: for affinity, and for what
+//! only the node itself may do. Clients on the node are inside the cluster.
+
+use aya_ebpf::helpers::generated::bpf_set_retval;
+use proxy_common::affinity::NetnsAffinityKey;
+use proxy_common::config::{CONFIG_SOCKET_DROP_FAIL, CONFIG_SOCKET_LB_HOST_ONLY, CONFIG_SOCKET_LB_OFF};
+use proxy_common::decide::{self, SocketSource};
+use proxy_common::health::{NO_CLIENT, socket_client};
+use proxy_common::node::{NODE_ADDR_LOOPBACK, NODE_ADDR_PORTS};
+use proxy_common::prefilter::Role;
+use proxy_common::reason::{Reason, Verdict};
+use proxy_common::select::{is_by_turns, socket_selector};
+use proxy_common::service::{SERVICE_EJECTS, ServiceEntry};
+use proxy_common::{PROTO_SCTP, PROTO_TCP, PROTO_UDP};
+
+use super::peer::{self, OrigDst, orig_dst};
+use super::sockaddr::Sockaddr;
+use crate::env::{Counters, Happening, Services, Time, Words};
+use crate::header::same;
+use crate::kernel::events;
+use crate::kernel::sockets::{Peers, is_host, netns_affinity, put_netns_affinity};
+use crate::report;
+use crate::select::backend::{self, Picks, SelectedBackend};
+use crate::select::{affinity, lookup};
+use crate::shared::add;
+
+/// The call goes on.
+pub(super) const ALLOW: i32 = 1;
+/// It fails; without a word from us with EPERM.
+const DENY: i32 = 0;
+const ECONNREFUSED: i32 = 111;
+const ETIMEDOUT: i32 = 110;
+
+/// Why a call fails.
+struct Refusal {
+    /// Id of the Service port; 0: none has to do with it.
+    service: u32,
+    reason: Reason,
+}
+
+/// Which call it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Call {
+    Connect,
+    Send,
+}
+
+/// The maps of a call's family.
+pub trait SocketMaps<S: Sockaddr>: Peers + Counters + Picks + Services<Family = S::Family> {}
+
+impl<S: Sockaddr, M: Peers + Counters + Picks + Services<Family = S::Family>> SocketMaps<S> for M {}
+
+/// connect(2), of TCP and of UDP.
+#[inline(always)]
+pub fn connect<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S) -> i32 {
+    let dialled = orig_dst(call);
+    let service = match find(maps, call, &dialled) {
+        Ok(Some(service)) => service,
+        Ok(None) => return untranslated(maps, call, &dialled, Call::Connect),
+        Err(refusal) => return refuse(maps, call, &dialled, &refusal, Call::Connect),
+    };
+    let selected = match select(maps, call, &service) {
+        Ok(selected) => selected,
+        Err(reason) => {
+            return refuse(maps, call, &dialled, &Refusal { service: service.id, reason }, Call::Connect);
+        }
+    };
+    peer::connected(maps, call, &service, &selected, &dialled);
+    count_connection(maps, call, &service, selected.id);
+    call.set(selected.addr, selected.port);
+    ALLOW
+}
+
+/// sendmsg(2) and sendto(2) of an unconnected UDP socket.
+#[inline(always)]
+pub fn send<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S) -> i32 {
+    let dialled = orig_dst(call);
+    let service = match find(maps, call, &dialled) {
+        Ok(Some(service)) => service,
+        Ok(None) => return untranslated(maps, call, &dialled, Call::Send),
+        Err(refusal) => return refuse(maps, call, &dialled, &refusal, Call::Send),
+    };
+    let selected = match same_backend(maps, call, &dialled, &service) {
+        Some(selected) => {
+            peer::refresh_back_translation(maps, call, service.id, &selected, &dialled);
+            selected
+        }
+        None => match select(maps, call, &service) {
+            Ok(selected) => {
+                peer::put_translation(maps, call, service.id, &selected, &dialled);
+                peer::put_back_translation(maps, call, service.id, &selected, &dialled, 0);
+                count_connection(maps, call, &service, selected.id);
+                selected
+            }
+            Err(reason) => {
+                return refuse(maps, call, &dialled, &Refusal { service: service.id, reason }, Call::Send);
+            }
+        },
+    };
+    call.set(selected.addr, selected.port);
+    ALLOW
+}
+
+/// recvmsg(2), recvfrom(2) and getpeername(2): the address on its way to the application.
+#[inline(always)]
+pub fn restore<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S) -> i32 {
+    let from = orig_dst(call);
+    if maps.may_be(Role::Backend, &from.addr, from.port, from.proto)
+        && let Some((addr, port)) = peer::frontend(maps, call, &from)
+    {
+        call.set(addr, port);
+    }
+    ALLOW
+}
+
+/// The call goes on with the address that it has.
+#[inline(always)]
+fn untranslated<S: Sockaddr, M: SocketMaps<S>>(
+    maps: M,
+    call: &S,
+    direct: &OrigDst<Words<M>>,
+    what: Call,
+) -> i32 {
+    if maps.may_be(Role::Backend, &direct.addr, direct.port, direct.proto) {
+        match what {
+            Call::Connect => peer::disconnected(maps, call, direct),
+            Call::Send => peer::forget_translation(maps, call, direct),
+        }
+    }
+    ALLOW
+}
+
+/// The Service that a call is for; `None`: it goes on as it is.
+#[inline(always)]
+fn find<S: Sockaddr, M: SocketMaps<S>>(
+    maps: M,
+    call: &S,
+    dialled: &OrigDst<Words<M>>,
+) -> Result<Option<ServiceEntry>, Refusal> {
+    let OrigDst { addr, port, proto } = *dialled;
+    if is_left_to_packets(maps, call) {
+        return Ok(None);
+    }
+    if maps.may_be(Role::Frontend, &addr, port, proto) {
+        let from_node = is_host(call.raw().netns());
+        let on = if from_node { NODE_ADDR_PORTS | NODE_ADDR_LOOPBACK } else { NODE_ADDR_PORTS };
+        if let Some(service) = lookup::frontend(maps, addr, port, proto, false, on) {
+            return match decide::socket_source(&service, from_node) {
+                SocketSource::Allowed => Ok(Some(service)),
+                SocketSource::LeftToPackets => Ok(None),
+                SocketSource::Refused => {
+                    Err(Refusal { service: service.id, reason: Reason::SourceNotAllowed })
+                }
+            };
+        }
+    }
+    if maps.is_service_address(&addr) && matches!(proto, PROTO_TCP | PROTO_UDP | PROTO_SCTP) {
+        let reason = lookup::why_nothing(maps, addr);
+        if reason.verdict() == Verdict::Pass {
+            return Ok(None);
+        }
+        return Err(Refusal { service: 0, reason });
+    }
+    Ok(None)
+}
+
+/// Whether the socket's packets are translated, and not its calls (`--socket-lb`).
+#[inline(always)]
+fn is_left_to_packets<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S) -> bool {
+    let flags = maps.config().map_or(0, |config| config.flags);
+    flags & CONFIG_SOCKET_LB_OFF != 0
+        || flags & CONFIG_SOCKET_LB_HOST_ONLY != 0 && !is_host(call.raw().netns())
+}
+
+/// The number of the socket's client, if it skips backends that fail; else [`NO_CLIENT`]. Only TCP tells.
+#[inline(always)]
+fn client_of<S: Sockaddr>(call: &S, service: &ServiceEntry) -> u32 {
+    if service.flags & SERVICE_EJECTS != 0 { socket_client(call.raw().netns()) } else { NO_CLIENT }
+}
+
+/// The backend for a new connection: the one that the client stays with, or any.
+#[inline(always)]
+fn select<S: Sockaddr, M: SocketMaps<S>>(
+    maps: M,
+    call: &S,
+    service: &ServiceEntry,
+) -> Result<SelectedBackend<Words<M>>, Reason> {
+    if service.affinity_secs == 0 || service.slot_count == 0 {
+        return any(maps, call, service);
+    }
+    let Some(time) = maps.time() else { return any(maps, call, service) };
+    let key = NetnsAffinityKey { netns: call.raw().netns(), service: service.id, reserved: 0 };
+    if let Some(selected) = stay(maps, &key, service, client_of(call, service), time) {
+        note(maps, &key, selected.id, time);
+        return Ok(selected);
+    }
+    let selected = any(maps, call, service)?;
+    note(maps, &key, selected.id, time);
+    Ok(selected)
+}
+
+#[inline(always)]
+fn any<S: Sockaddr, M: SocketMaps<S>>(
+    maps: M,
+    call: &S,
+    service: &ServiceEntry,
+) -> Result<SelectedBackend<Words<M>>, Reason> {
+    let selector = socket_selector(service.algorithm, call.raw().netns(), &call.addr(), maps.random());
+    match backend::select(maps, service, selector, client_of(call, service)) {
+        Some(selected) => Ok(selected),
+        None => Err(backend::why_none(service)),
+    }
+}
+
+/// The backend that the sockets of a network namespace stay with.
+#[inline(always)]
+fn stay<M: Services>(
+    maps: M,
+    key: &NetnsAffinityKey,
+    service: &ServiceEntry,
+    number: u32,
+    time: Time,
+) -> Option<SelectedBackend<Words<M>>> {
+    // SAFETY: a map value, of plain integers; what is read is checked.
+    let entry = unsafe { netns_affinity(key)?.read_volatile() };
+    affinity::backend_of(maps, &entry, service, number, time)
+}
+
+#[inline(always)]
+fn note<M: Counters>(maps: M, key: &NetnsAffinityKey, backend_id: u32, time: Time) {
+    if !affinity::write(netns_affinity(key), backend_id, time, |entry| put_netns_affinity(key, entry)) {
+        report::reason(maps, Reason::AffinityTableFull);
+    }
+}
+
+/// The backend that an unconnected socket has for this peer, while that one serves.
+#[inline(always)]
+fn same_backend<S: Sockaddr, M: SocketMaps<S>>(
+    maps: M,
+    call: &S,
+    dialled: &OrigDst<Words<M>>,
+    service: &ServiceEntry,
+) -> Option<SelectedBackend<Words<M>>> {
+    let entry = maps.peer(&peer::key_to_backend(call, dialled))?;
+    let backend = maps.backend(entry.backend_id)?;
+    let stays = decide::serves(backend, service)
+        && backend.port == entry.port
+        && same(&backend.addr, &entry.addr)
+        && service.slot_count != 0;
+    stays.then_some(SelectedBackend {
+        id: entry.backend_id,
+        addr: entry.addr,
+        port: entry.port,
+        flags: backend.flags,
+    })
+}
+
+/// Counts a connection of a socket; its call still has the address that was dialled.
+#[inline(always)]
+fn count_connection<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S, entry: &ServiceEntry, backend: u32) {
+    let service = entry.id;
+    if let Some(stats) = maps.service_stats(service) {
+        // SAFETY: a map value of this CPU; atomic because a packet may interrupt a system call that counts.
+        unsafe { add(&raw mut (*stats).connections, 1) };
+    }
+    report::connection(maps, backend);
+    if is_by_turns(entry.algorithm) {
+        report::next_turn(maps, service);
+    }
+    if events::has_listeners() {
+        events::socket(maps, call, service, Happening::NewFlow { backend });
+    }
+}
+
+/// Lets the call fail where netfilter rejects the packet. Where it drops it, the call goes on: the packet programs decide
+/// about each packet, and drop and count it while nobody may have it (`--socket-drop fail`: it fails at once).
+#[inline(always)]
+fn refuse<S: Sockaddr, M: SocketMaps<S>>(
+    maps: M,
+    call: &S,
+    dialled: &OrigDst<Words<M>>,
+    refusal: &Refusal,
+    what: Call,
+) -> i32 {
+    let Refusal { service, reason } = *refusal;
+    let rejects = reason.verdict() == Verdict::Reject;
+    let fails = maps.config().is_some_and(|config| config.flags & CONFIG_SOCKET_DROP_FAIL != 0);
+    if !rejects && !fails {
+        return untranslated(maps, call, dialled, what);
+    }
+    report::count_for(maps, service, reason);
+    if events::has_listeners() {
+        events::socket(maps, call, service, Happening::Because(reason));
+    }
+    deny(if rejects { ECONNREFUSED } else { ETIMEDOUT })
+}
+
+/// Lets the call fail with this error.
+#[inline(always)]
+pub(super) fn deny(error: i32) -> i32 {
+    // SAFETY: the helper only notes the number (Linux 5.18; at `post_bind` 6.1).
+    unsafe { bpf_set_retval(-error) };
+    DENY
+}

@@ -1,0 +1,90 @@
+//! What becomes of TCP connections that `connect` has led: a refusal, or a SYN without answer, is a failure of the backend
+//! ([`proxy_common::health`]). The kernel calls for every TCP socket of the cgroup when it sends a SYN, and for no other reason
+//! but for those that are watched.
+
+use aya_ebpf::bindings::{
+    BPF_SOCK_OPS_RTO_CB, BPF_SOCK_OPS_RTO_CB_FLAG, BPF_SOCK_OPS_STATE_CB, BPF_SOCK_OPS_STATE_CB_FLAG,
+    BPF_SOCK_OPS_TCP_CONNECT_CB, BPF_TCP_CLOSE, BPF_TCP_ESTABLISHED, BPF_TCP_SYN_SENT, bpf_sock,
+};
+use aya_ebpf::helpers::generated::bpf_get_netns_cookie;
+use aya_ebpf::programs::SockOpsContext;
+use proxy_common::V4;
+use proxy_common::health::socket_client;
+use proxy_common::reason::Reason;
+use proxy_common::socket::SocketStorage;
+
+use crate::env::Health as _;
+use crate::kernel::handle::Kernel;
+use crate::kernel::sockets::storage;
+use crate::report;
+use crate::select::health;
+
+/// Everything is as it would be without the program.
+const GO_ON: u32 = 1;
+/// The calls that a watched socket asks for.
+const WATCH: u32 = BPF_SOCK_OPS_STATE_CB_FLAG | BPF_SOCK_OPS_RTO_CB_FLAG;
+
+/// Something happens to a TCP socket.
+#[inline(always)]
+pub fn happened(context: &SockOpsContext) -> u32 {
+    // For sockets that accept connections these are all the instructions.
+    match context.op() {
+        BPF_SOCK_OPS_TCP_CONNECT_CB if watched(context).is_some() => {
+            // Without the calls, nothing is noted.
+            let _ = context.set_cb_flags((context.cb_flags() | WATCH).cast_signed());
+        }
+        BPF_SOCK_OPS_RTO_CB if state(context) == BPF_TCP_SYN_SENT => failed(context),
+        BPF_SOCK_OPS_STATE_CB if context.arg(0) == BPF_TCP_SYN_SENT => changed(context, context.arg(1)),
+        _ => {}
+    }
+    GO_ON
+}
+
+/// A socket that has sent a SYN takes another state.
+#[inline(always)]
+fn changed(context: &SockOpsContext, new: u32) {
+    if new == BPF_TCP_ESTABLISHED {
+        if let Some(storage) = watched(context) {
+            health::answered(Kernel::<V4>::new(), storage.backend_id);
+        }
+    } else if new == BPF_TCP_CLOSE && segments_in(context) != 0 {
+        // By a reset. Without a segment, the application has closed it.
+        failed(context);
+    }
+    let _ = context.set_cb_flags((context.cb_flags() & !WATCH).cast_signed());
+}
+
+/// Notes a failure of the socket's backend.
+#[inline(always)]
+fn failed(context: &SockOpsContext) {
+    let Some(storage) = watched(context) else { return };
+    let maps = Kernel::<V4>::new();
+    // SAFETY: the kernel hands every program a valid context.
+    let netns = unsafe { bpf_get_netns_cookie(context.ops.cast()) };
+    if maps.failed(storage.backend_id, socket_client(netns)) != 0 {
+        report::refusal(maps, storage.service, Reason::EndpointEjected);
+    }
+}
+
+/// The storage of a socket whose connection is watched.
+#[inline(always)]
+fn watched(context: &SockOpsContext) -> Option<SocketStorage> {
+    // SAFETY: the kernel hands every program a valid context.
+    let socket: *mut bpf_sock = unsafe { (*context.ops).__bindgen_anon_2.sk };
+    let storage = storage(socket, false)?;
+    // SAFETY: the socket's own storage. Who connects it anew has closed it before.
+    let storage = unsafe { storage.read() };
+    (storage.family != 0 && storage.watched != 0).then_some(storage)
+}
+
+#[inline(always)]
+fn state(context: &SockOpsContext) -> u32 {
+    // SAFETY: as in `watched`.
+    unsafe { (*context.ops).state }
+}
+
+#[inline(always)]
+fn segments_in(context: &SockOpsContext) -> u32 {
+    // SAFETY: as in `watched`.
+    unsafe { (*context.ops).segs_in }
+}

@@ -1,0 +1,218 @@
+//! What a socket dialled, and where it was led: in its own storage if it is connected, else in `sockets`.
+
+use aya_ebpf::bindings::bpf_sock;
+use proxy_common::reason::Reason;
+use proxy_common::select::is_by_load;
+use proxy_common::service::{SERVICE_EJECTS, ServiceEntry};
+use proxy_common::socket::{SocketEntry, SocketKey, SocketStorage, TO_BACKEND, TO_FRONTEND};
+use proxy_common::{Address, Family, PROTO_UDP};
+
+use super::sockaddr::Sockaddr;
+use crate::env::{Counters, OpenConnections, Services, Words};
+use crate::header::same;
+use crate::kernel::sockets::{Peers, storage};
+use crate::report;
+use crate::select::backend::SelectedBackend;
+use crate::select::load;
+
+/// The address that a call is about, as the application wrote it.
+#[derive(Clone, Copy)]
+pub struct OrigDst<A> {
+    /// The address.
+    pub addr: A,
+    /// The port.
+    pub port: u16,
+    /// The protocol.
+    pub proto: u8,
+}
+
+/// The address of a call.
+#[inline(always)]
+pub fn orig_dst<S: Sockaddr>(call: &S) -> OrigDst<<S::Family as Family>::Words> {
+    let raw = call.raw();
+    OrigDst { addr: call.addr(), port: raw.port(), proto: raw.proto() }
+}
+
+/// The number that says the family in a [`SocketStorage`].
+#[inline(always)]
+fn family_number<F: Family>() -> u8 {
+    if F::INDEX == 0 { 4 } else { 6 }
+}
+
+/// Whether the storage says that the socket is connected to this address.
+#[inline(always)]
+fn leads_to<F: Family>(storage: &SocketStorage, addr: &F::Words, port: u16) -> bool {
+    storage.family == family_number::<F>()
+        && storage.backend_port == port
+        && same(&storage.backend, &addr.words())
+}
+
+/// Remembers where a socket is connected to.
+#[inline(always)]
+pub fn connected<S: Sockaddr, M>(
+    maps: M,
+    call: &S,
+    service: &ServiceEntry,
+    backend: &SelectedBackend<Words<M>>,
+    dialled: &OrigDst<Words<M>>,
+) where
+    M: Peers + Counters + Services<Family = S::Family>,
+{
+    // An IPv6 UDP socket passes the IPv4 hook next, with the address that this one leaves.
+    let grace = u8::from(call.is_mapped() && dialled.proto == PROTO_UDP);
+    match storage(call.raw().socket(), true) {
+        Some(storage) => {
+            let value = SocketStorage {
+                frontend: dialled.addr.words(),
+                backend: backend.addr.words(),
+                frontend_port: dialled.port,
+                backend_port: backend.port,
+                service: service.id,
+                backend_id: backend.id,
+                family: family_number::<S::Family>(),
+                grace,
+                counted: u8::from(is_by_load(service.algorithm)),
+                watched: u8::from(service.flags & SERVICE_EJECTS != 0),
+            };
+            // SAFETY: the socket's own storage, and one call at a time changes where it is connected to.
+            let storage = unsafe { &mut *storage };
+            uncount(maps, storage);
+            *storage = value;
+            if value.counted != 0 {
+                load::begun(maps, backend.id);
+            }
+        }
+        None => put_back_translation(maps, call, service.id, backend, dialled, grace),
+    }
+}
+
+/// The socket is none of its backend's open connections any more.
+#[inline(always)]
+pub fn uncount<M: OpenConnections>(maps: M, storage: &mut SocketStorage) {
+    if storage.counted != 0 {
+        storage.counted = 0;
+        load::ended(maps, storage.backend_id);
+    }
+}
+
+/// Remembers what an unconnected socket dialled to reach this backend.
+#[inline(always)]
+pub fn put_back_translation<S: Sockaddr, M>(
+    maps: M,
+    call: &S,
+    service: u32,
+    backend: &SelectedBackend<Words<M>>,
+    dialled: &OrigDst<Words<M>>,
+    grace: u8,
+) where
+    M: Peers + Counters + Services<Family = S::Family>,
+{
+    let OrigDst { addr, port, proto } = *dialled;
+    let key = SocketKey::new(call.raw().cookie(), backend.addr, backend.port, proto, TO_FRONTEND);
+    let entry = SocketEntry { addr, port, grace: u16::from(grace), service, backend_id: backend.id };
+    put(maps, &key, &entry);
+}
+
+/// The same, unless it is known. The last Service that the socket dialled counts, where two have the backend.
+#[inline(always)]
+pub fn refresh_back_translation<S: Sockaddr, M>(
+    maps: M,
+    call: &S,
+    service: u32,
+    backend: &SelectedBackend<Words<M>>,
+    dialled: &OrigDst<Words<M>>,
+) where
+    M: Peers + Counters + Services<Family = S::Family>,
+{
+    let key = SocketKey::new(call.raw().cookie(), backend.addr, backend.port, dialled.proto, TO_FRONTEND);
+    let is_known = maps.peer(&key).is_some_and(|entry| {
+        entry.port == dialled.port && same(&entry.addr, &dialled.addr) && entry.service == service
+    });
+    if !is_known {
+        put_back_translation(maps, call, service, backend, dialled, 0);
+    }
+}
+
+/// Remembers the backend of an unconnected socket's peer.
+#[inline(always)]
+pub fn put_translation<S: Sockaddr, M>(
+    maps: M,
+    call: &S,
+    service: u32,
+    backend: &SelectedBackend<Words<M>>,
+    dialled: &OrigDst<Words<M>>,
+) where
+    M: Peers + Counters + Services<Family = S::Family>,
+{
+    let entry =
+        SocketEntry { addr: backend.addr, port: backend.port, grace: 0, service, backend_id: backend.id };
+    put(maps, &key_to_backend(call, dialled), &entry);
+}
+
+/// The key of an unconnected socket's peer.
+#[inline(always)]
+pub fn key_to_backend<S: Sockaddr, A: Address>(call: &S, dialled: &OrigDst<A>) -> SocketKey<A> {
+    SocketKey::new(call.raw().cookie(), dialled.addr, dialled.port, dialled.proto, TO_BACKEND)
+}
+
+#[inline(always)]
+fn put<M: Peers + Counters>(maps: M, key: &SocketKey<Words<M>>, entry: &SocketEntry<Words<M>>) {
+    if maps.put_peer(key, entry).is_err() {
+        report::reason(maps, Reason::SocketTableFull);
+    }
+}
+
+/// The socket is connected to an endpoint by its own address: what it once dialled is not what it sees now.
+#[inline(always)]
+pub fn disconnected<S: Sockaddr, M>(maps: M, call: &S, direct: &OrigDst<Words<M>>)
+where
+    M: Peers + Services<Family = S::Family>,
+{
+    let socket: *mut bpf_sock = call.raw().socket();
+    if let Some(storage) = storage(socket, false) {
+        // SAFETY: the socket's own storage, and one call at a time changes where it is connected to.
+        let storage = unsafe { &mut *storage };
+        if leads_to::<S::Family>(storage, &direct.addr, direct.port) && storage.grace != 0 {
+            storage.grace = 0;
+            return;
+        }
+        storage.family = 0;
+        uncount(maps, storage);
+    }
+    forget_translation(maps, call, direct);
+}
+
+/// The socket sends to an endpoint by its own address.
+#[inline(always)]
+pub fn forget_translation<S: Sockaddr, M>(maps: M, call: &S, direct: &OrigDst<Words<M>>)
+where
+    M: Peers + Services<Family = S::Family>,
+{
+    let OrigDst { addr, port, proto } = *direct;
+    let key = SocketKey::new(call.raw().cookie(), addr, port, proto, TO_FRONTEND);
+    match maps.peer(&key) {
+        Some(entry) if entry.grace != 0 => {
+            // It is there, so there is room.
+            let _ = maps.put_peer(&key, &SocketEntry { grace: 0, ..entry });
+        }
+        Some(_) => maps.remove_peer(&key),
+        None => {}
+    }
+}
+
+/// What the application dialled to reach this peer; `None`: the peer itself.
+#[inline(always)]
+pub fn frontend<S: Sockaddr, M>(maps: M, call: &S, peer: &OrigDst<Words<M>>) -> Option<(Words<M>, u16)>
+where
+    M: Peers + Services<Family = S::Family>,
+{
+    if let Some(storage) = storage(call.raw().socket(), false) {
+        // SAFETY: the socket's own storage.
+        let storage = unsafe { &*storage };
+        if leads_to::<S::Family>(storage, &peer.addr, peer.port) {
+            return Some((Address::from_words(storage.frontend), storage.frontend_port));
+        }
+    }
+    let key = SocketKey::new(call.raw().cookie(), peer.addr, peer.port, peer.proto, TO_FRONTEND);
+    maps.peer(&key).map(|entry| (entry.addr, entry.port))
+}

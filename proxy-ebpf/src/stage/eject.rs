@@ -1,0 +1,114 @@
+//! A backend that refuses a connection, or does not answer it: noted in `health`, and the connection is led to another one.
+//!
+//! The refusal itself is dropped while another backend can have the connection: the client sends its SYN again, which begins a
+//! new flow. Where all have failed this client, it gets to know.
+
+use proxy_common::conntrack::{RST_BACKEND, is_unanswered, is_watched, refuses_syn, tcp};
+use proxy_common::flow::{DIRECTION_FORWARD, DIRECTION_REPLY, FlowKey, STATE_OUTSIDE, STATE_WATCHED};
+use proxy_common::health::client;
+use proxy_common::reason::Reason;
+use proxy_common::service::SERVICE_EJECTS;
+
+use super::open_flow::NewFlows;
+use crate::context::{Packet, PacketCtx};
+use crate::env::{Counters, FlowTable, Time, Words};
+use crate::flow::memory::EntryRef as _;
+use crate::flow::track::{self, Tracked};
+use crate::frame::Frame;
+use crate::report;
+use crate::select::health;
+use crate::shared::Shared as _;
+
+/// Whether a backend's packet refuses the connection, and its flow has not been answered before. An answer that is none tells that
+/// the backend is well.
+#[inline(always)]
+pub fn refuses<M: FlowTable>(maps: M, flow: &Tracked<M>, packet: &Packet<Words<M>>) -> bool {
+    if !is_watched(flow.bits()) {
+        return false;
+    }
+    if packet.tcp_flags & (tcp::SYN | tcp::ACK) == tcp::SYN | tcp::ACK {
+        let (id, ..) = flow.entry.backend();
+        health::answered(maps, id);
+        return false;
+    }
+    refuses_syn(packet.tcp_flags, (packet.ack >> 16) as u16, flow.entry.seq(DIRECTION_FORWARD).load())
+}
+
+/// Whether an ICMP error that quotes this sequence number is about the SYN of a flow that waits for its answer.
+#[inline(always)]
+pub fn is_about_syn<M: FlowTable>(flow: &Tracked<M>, seq: u32) -> bool {
+    is_watched(flow.bits()) && flow.entry.seq(DIRECTION_FORWARD).load() == (seq >> 16) as u16
+}
+
+/// Whether the client of a flow sends its SYN again because nobody answers. That is noted.
+#[inline(always)]
+pub fn goes_unanswered<M: FlowTable + Counters>(
+    maps: M,
+    ctx: &PacketCtx<Words<M>>,
+    flow: &Tracked<M>,
+    time: Time,
+) -> bool {
+    let silent = time.now.wrapping_sub(flow.entry.last_seen().load());
+    let is_failure = is_unanswered(flow.bits(), silent, time.config.hz);
+    if is_failure {
+        note(maps, flow, &ctx.packet.key.src);
+    }
+    is_failure
+}
+
+/// Notes a failure of the flow's backend.
+#[inline(always)]
+fn note<M: FlowTable + Counters>(maps: M, flow: &Tracked<M>, address: &Words<M>) {
+    let (id, ..) = flow.entry.backend();
+    if maps.failed(id, client(address)) != 0 {
+        report::refusal(maps, flow.service(), Reason::EndpointEjected);
+    }
+}
+
+/// A backend refuses the connection whose reply key stands in `ctx`. Gives whether that is to be dropped; it is counted then. If
+/// not, the flow is watched no more.
+#[inline(always)]
+pub fn refused<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>) -> bool
+where
+    M: NewFlows<F>,
+    F: Frame,
+{
+    let Some(time) = maps.time() else { return false };
+    let (key, tcp_flags) = (ctx.packet.key, ctx.packet.tcp_flags);
+    let Some(flow) = track::find_called(maps, &FlowKey { direction: DIRECTION_REPLY, ..key }, time) else {
+        return false;
+    };
+    if !is_watched(flow.bits()) {
+        return false;
+    }
+    // The SYN, as it will come again.
+    ctx.packet.key = flow.entry.key(DIRECTION_FORWARD);
+    ctx.packet.tcp_flags = tcp::SYN;
+    note(maps, &flow, &ctx.packet.key.src);
+    let drops = has_other(maps, ctx, &flow);
+    if drops {
+        report::refused(maps, frame, ctx, flow.service(), Reason::RefusalDropped);
+        flow.change_bits(|bits| bits | RST_BACKEND);
+    } else {
+        flow.change_bits(|bits| bits & !STATE_WATCHED);
+    }
+    (ctx.packet.key, ctx.packet.tcp_flags) = (key, tcp_flags);
+    drops
+}
+
+/// Whether another backend of the Service can have the connection whose SYN stands in `ctx`.
+#[inline(always)]
+fn has_other<M, F>(maps: M, ctx: &mut PacketCtx<Words<M>>, flow: &Tracked<M>) -> bool
+where
+    M: NewFlows<F>,
+    F: Frame,
+{
+    maps.packet_frontend(ctx, flow.bits() & STATE_OUTSIDE != 0);
+    if ctx.frontend.id != flow.service() || ctx.frontend.flags & SERVICE_EJECTS == 0 {
+        return false;
+    }
+    let (refuser, ..) = flow.entry.backend();
+    let random = maps.random();
+    let id = maps.select_for(ctx, random);
+    id != 0 && id != refuser && !health::is_ejected(maps, id, client(&ctx.packet.key.src))
+}

@@ -1,0 +1,166 @@
+//! Where a packet is forwarded, by the kernel's routes.
+//!
+//! A packet whose source is an address of this node must not go up the stack, which drops it as a martian. It is forwarded
+//! from where it came in, as a router does: next hop, time to live, and the size of the next link.
+
+use proxy_common::select::SPREAD;
+use proxy_common::{Address, Family, V4, V6};
+
+use crate::context::{PacketCtx, Tuple};
+use crate::env::{FIB_CACHE_ENTRIES, FibCache, FibEntry, Words};
+use crate::frame::{Fib, Frame, HelperFailed, Route};
+use crate::header::same;
+use crate::net::{ETHERNET, ETHERTYPE_IPV4, ETHERTYPE_IPV6};
+
+/// Routes, asked of the kernel or remembered.
+pub trait Routing<F: Frame>: FibCache {
+    /// [`find_route`].
+    #[inline(always)]
+    fn find_route(self, frame: F, tuple: &Tuple<Words<Self>>, length: u32, route: &mut Route) -> Fib {
+        find_route(self, frame, tuple, length, route)
+    }
+}
+
+/// Number of the entry of `fib_cache` for two addresses.
+#[inline(always)]
+fn cache_number<A: Address>(tuple: &Tuple<A>) -> u32 {
+    let folded = |[a, b, c, d]: [u32; 4]| a ^ b ^ c ^ d;
+    let mixed = (folded(tuple.dst.words()) ^ folded(tuple.src.words())).wrapping_mul(SPREAD);
+    mixed >> (u32::BITS - FIB_CACHE_ENTRIES.trailing_zeros())
+}
+
+/// The route that this CPU remembers for a packet with these addresses and of this length.
+#[inline(always)]
+pub fn known_route<M: FibCache, F: Frame>(
+    maps: M,
+    frame: F,
+    tuple: &Tuple<Words<M>>,
+    length: u32,
+    now: u32,
+) -> Option<&'static Route> {
+    let entry = maps.fib_entry(cache_number(tuple))?;
+    // SAFETY: this CPU's own value, which nothing else refers to.
+    let entry = unsafe { &*entry };
+    let is_same = entry.at == now
+        && entry.from == frame.ifindex()
+        && entry.route.ifindex != 0
+        && same(&entry.dst, &tuple.dst)
+        && same(&entry.src, &tuple.src);
+    (is_same && length <= entry.route.mtu).then_some(&entry.route)
+}
+
+/// Finds the route of a packet with these addresses and of this length.
+///
+/// What the kernel said is remembered for those that follow in the same tick of the clock: to ask costs more than all else,
+/// and a route that is four milliseconds old at most is as true as that of a packet which waits in a queue. The packet that
+/// asked is sent by the kernel's neighbour code ([`Route::fresh`]), so that a stale next hop is probed at least once a tick.
+#[inline(always)]
+pub fn find_route<M: FibCache, F: Frame>(
+    maps: M,
+    frame: F,
+    tuple: &Tuple<Words<M>>,
+    length: u32,
+    route: &mut Route,
+) -> Fib {
+    let now = maps.jiffies();
+    if let Some(known) = known_route(maps, frame, tuple, length, now) {
+        *route = *known;
+        return Fib::Found;
+    }
+    let Some(entry) = maps.fib_entry(cache_number(tuple)) else { return Fib::NoRoute };
+    // SAFETY: this CPU's own value, which nothing else refers to.
+    let entry = unsafe { &mut *entry };
+    let probed = if F::EARLY {
+        if is_probe_due(entry.probed, now) {
+            return Fib::NoRoute;
+        }
+        if entry.probed == 0 { now | 1 } else { entry.probed }
+    } else {
+        now | 1
+    };
+    let found = frame.fib_lookup(&tuple.src, &tuple.dst, length, route);
+    if found == Fib::Found {
+        let (src, dst, from) = (tuple.src, tuple.dst, frame.ifindex());
+        *entry = FibEntry { src, dst, from, at: now, probed, reserved: 0, route: *route };
+        route.fresh = 1;
+    }
+    found
+}
+
+/// Jiffies after which an early hook leaves a packet to the next one, which sends it by the kernel's neighbour code: 0.25 s to
+/// 2.5 s.
+const PROBE: u32 = 250;
+
+/// Whether it is time that the kernel sees a packet of this entry: an early hook sends by the MAC address that it was told, and
+/// a next hop that the kernel never sends to stays stale without being probed.
+#[inline(always)]
+fn is_probe_due(probed: u32, now: u32) -> bool {
+    probed != 0 && now.wrapping_sub(probed) > PROBE
+}
+
+/// An Ethernet header without tags. Packed: it is 14 bytes long.
+#[repr(C, packed(2))]
+struct Ethernet {
+    /// Destination and source.
+    macs: [u32; 3],
+    ethertype: u16,
+}
+
+/// The Ethernet type of a family, as it stands in a packet.
+pub trait EtherType: Family {
+    /// See [`EtherType`].
+    const ETHERTYPE: u16;
+}
+
+impl EtherType for V4 {
+    const ETHERTYPE: u16 = ETHERTYPE_IPV4 as u16;
+}
+
+impl EtherType for V6 {
+    const ETHERTYPE: u16 = ETHERTYPE_IPV6 as u16;
+}
+
+#[inline(always)]
+fn overwrite_link_header<F: Frame>(frame: F, macs: [u32; 3], ethertype: u16) -> Result<(), HelperFailed> {
+    let header = Ethernet { macs, ethertype };
+    frame.overwrite(0, &header, size_of::<Ethernet>() as u32)
+}
+
+/// Sends the packet by the route that was found. Gives the program's verdict.
+#[inline(always)]
+pub fn send<F: Frame, Fam: EtherType>(frame: F, ctx: &PacketCtx<Fam::Words>) -> Result<i32, HelperFailed> {
+    send_as(frame, &ctx.route, Fam::ETHERTYPE)
+}
+
+/// The same of a packet with this Ethernet type.
+#[inline(always)]
+pub fn send_as<F: Frame>(frame: F, route: &Route, ethertype: u16) -> Result<i32, HelperFailed> {
+    let no_header = frame.link_header() == 0;
+    if no_header {
+        // The kernel's helpers want one, and take it off again where the next device has none.
+        frame.push_link_header(ETHERNET as u32)?;
+    }
+    if route.resolved == 0 {
+        return Ok(frame.redirect_neigh(route));
+    }
+    overwrite_link_header(frame, route.macs, ethertype)?;
+    Ok(if route.fresh != 0 { frame.redirect_neigh(route) } else { frame.redirect(route.ifindex) })
+}
+
+/// Lets the packet come in by the device of the route that was found, instead of going out by it: it is addressed to the
+/// device. Gives the program's verdict.
+#[inline(always)]
+pub fn receive<F: Frame, Fam: EtherType>(frame: F, ctx: &PacketCtx<Fam::Words>) -> Result<i32, HelperFailed> {
+    if frame.link_header() == 0 {
+        frame.push_link_header(ETHERNET as u32)?;
+    }
+    let [_, between, last] = ctx.route.macs.map(u32::to_ne_bytes);
+    let ([_, _, s0, s1], [s2, s3, s4, s5]) = (between, last);
+    let macs = [
+        u32::from_ne_bytes([s0, s1, s2, s3]),
+        u32::from_ne_bytes([s4, s5, s0, s1]),
+        u32::from_ne_bytes([s2, s3, s4, s5]),
+    ];
+    overwrite_link_header(frame, macs, Fam::ETHERTYPE)?;
+    Ok(frame.redirect_ingress(ctx.route.ifindex))
+}

@@ -1,0 +1,262 @@
+//! The first packet of a flow: what the client dialled, whether it may, where it goes, and under which address.
+
+use proxy_common::backend::BACKEND_LOCAL;
+use proxy_common::config::CONFIG_OTHER_PROXY;
+use proxy_common::conntrack::{may_begin, tcp};
+use proxy_common::decide::{self, Path};
+use proxy_common::flow::{
+    FlowKey, STATE_COUNTS, STATE_DSR, STATE_LOCAL, STATE_OUTSIDE, STATE_SNAT, STATE_TUNNEL_SHIFT,
+    STATE_WATCHED,
+};
+use proxy_common::node::NODE_ADDR_OWN;
+use proxy_common::prefilter::Role;
+use proxy_common::reason::{Reason, Verdict};
+use proxy_common::select::is_by_load;
+use proxy_common::service::{SERVICE_DSR, SERVICE_EJECTS, ServiceEntry};
+use proxy_common::{Address as _, Family};
+use proxy_common::{PROTO_TCP, PROTO_UDP};
+
+use super::classify;
+use super::martian;
+use super::open_flow::{NewFlows, of_existing};
+use crate::context::{NO_HASH, PacketCtx};
+use crate::env::{FlowTable, Time, Words};
+use crate::flow::track::is_syn;
+use crate::flow::{evict, index, open};
+use crate::frame::Frame;
+use crate::header::same;
+use crate::report;
+use crate::select::backend::{self, SelectedBackend};
+use crate::select::{affinity, health, lookup};
+use crate::shared::forget;
+use crate::step::Step;
+
+/// 2^64 by the golden ratio, odd: the upper half of a product with it depends on all bits below.
+const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// Where a packet comes from.
+struct Origin {
+    from_node: bool,
+    by_uplink: bool,
+    outside: bool,
+}
+
+/// The first packet of a flow.
+///
+/// What a new flow needs lies in lines that are in no cache: two buckets and an entry. All are asked for before the first of
+/// them is looked at, and the Service is looked up meanwhile. So a segment that opens a connection comes here before it is
+/// known whether its flow exists; if it does, the new one finds its key taken.
+#[inline(always)]
+pub fn new_flow<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>) -> Step
+where
+    M: NewFlows<F>,
+    F: Frame,
+{
+    if frame.has_vlan_tag() {
+        return Step::Pass;
+    }
+    if ctx.packet.is_later_fragment() {
+        // What became of the first fragment becomes of all: one for no Service went on.
+        let FlowKey { dst, dst_port, proto, .. } = ctx.packet.key;
+        let is_services = maps.may_be(Role::Frontend, &dst, dst_port, proto) || maps.is_service_address(&dst);
+        return if is_services {
+            Step::DropFor(Reason::FragmentWithoutFirst)
+        } else {
+            classify::may_be_direct(maps, &ctx.packet)
+        };
+    }
+    let (Some(time), Some(node)) = (maps.time(), maps.node()) else { return Step::Pass };
+    if F::EARLY && node.pods.contains(&ctx.packet.key.src) {
+        // Whether it may come by this device is a question about the device that the route names, which may lie on this one.
+        return Step::Pass;
+    }
+    let from_node = frame.is_local_origin();
+    let by_uplink = !from_node && time.config.is_uplink(frame.ifindex(), |ifindex| maps.device(ifindex));
+    // A process of the node is inside, whatever its address.
+    let outside = !from_node && decide::is_outside(by_uplink, time.config.flags, node, &ctx.packet.key.src);
+    let origin = Origin { from_node, by_uplink, outside };
+    maps.packet_frontend(ctx, outside);
+    let is_frontend = ctx.frontend.kind != ServiceEntry::NONE.kind;
+    if ctx.hash == NO_HASH {
+        ctx.hash = time.hash(&ctx.packet.key);
+    }
+    ctx.plan.backend_id = 0;
+    ctx.plan.bits = 0;
+    if F::EARLY && ctx.frontend.flags & SERVICE_DSR != 0 {
+        return Step::Pass;
+    }
+    if is_frontend {
+        // As good as the helper's number, at a fifth of its price: the seed is secret, and the time moves on.
+        let random = ((ctx.hash ^ u64::from(time.now)).wrapping_mul(SPREAD) >> 32) as u32;
+        if let Some(selected) = backend::select_packets(maps, frame, ctx, random) {
+            plan(maps, frame, ctx, &selected, &origin, time);
+            index::prefetch(maps, ctx.hash, time.config.flow_buckets);
+            index::prefetch(maps, ctx.plan.reply_hash, time.config.flow_buckets);
+            evict::prefetch(maps, time);
+        }
+    }
+    let tcp_flags = ctx.packet.tcp_flags;
+    if !F::EARLY && ctx.tunnelled != 0 && !is_frontend {
+        // It was one's a moment ago.
+        return Step::DropFor(Reason::TunnelNoEndpoint);
+    }
+    if ctx.tunnelled == 0 && is_other_proxys(ctx.packet.key.proto, tcp_flags, time.config.flags) {
+        return Step::Pass;
+    }
+    if !is_frontend {
+        return if F::EARLY { Step::Pass } else { no_service(maps, frame, ctx) };
+    }
+    ctx.service = ctx.frontend.id;
+    match admit(maps, frame, ctx, &origin, time) {
+        // It goes to an endpoint of this node, or keeps its source.
+        Ok(_) if F::EARLY && ctx.plan.bits & STATE_SNAT == 0 => Step::Pass,
+        Ok(step) => step,
+        Err(reason)
+            if F::EARLY
+                && (reason.verdict() != Verdict::Drop
+                    || maps.find_key(&ctx.packet.key, ctx.hash) != index::NOTHING) =>
+        {
+            Step::Pass
+        }
+        Err(reason) => {
+            if !F::EARLY
+                && let Some(next) = of_existing(maps, ctx)
+            {
+                return next;
+            }
+            report::refused(maps, frame, ctx, ctx.service, reason);
+            refuse(reason, tcp_flags)
+        }
+    }
+}
+
+/// A packet to what is no frontend.
+#[inline(always)]
+fn no_service<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>) -> Step
+where
+    M: NewFlows<F>,
+    F: Frame,
+{
+    let (dst, tcp_flags) = (ctx.packet.key.dst, ctx.packet.tcp_flags);
+    ctx.service = 0;
+    if let Some(next) = of_existing(maps, ctx) {
+        return next;
+    }
+    if !maps.is_service_address(&dst) {
+        return classify::may_be_direct(maps, &ctx.packet);
+    }
+    let why = lookup::why_nothing(maps, dst);
+    report::refused(maps, frame, ctx, 0, why);
+    if why.verdict() == Verdict::Pass { Step::Pass } else { refuse(why, tcp_flags) }
+}
+
+/// Whether the packet may be of a connection that another proxy translates, by netfilter's memory of it.
+#[inline(always)]
+fn is_other_proxys(proto: u8, tcp_flags: u16, flags: u32) -> bool {
+    flags & CONFIG_OTHER_PROXY != 0 && proto == PROTO_TCP && tcp_flags & tcp::SYN == 0
+}
+
+/// An answer to a reset would begin a conversation of errors (RFC 9293, 3.10.7.1).
+#[inline(always)]
+pub fn refuse(reason: Reason, tcp_flags: u16) -> Step {
+    if reason.verdict() == Verdict::Reject && tcp_flags & tcp::RST == 0 { Step::Refuse } else { Step::Drop }
+}
+
+/// Plans the flow to the backend that was selected.
+#[inline(always)]
+fn plan<M: FlowTable, F: Frame>(
+    maps: M,
+    _frame: F,
+    ctx: &mut PacketCtx<Words<M>>,
+    selected: &SelectedBackend<Words<M>>,
+    origin: &Origin,
+    time: Time,
+) {
+    let Some(node) = maps.node() else { return };
+    let path = Path {
+        from_node: origin.from_node,
+        by_uplink: origin.by_uplink,
+        backend_is_local: selected.flags & BACKEND_LOCAL != 0,
+    };
+    let is_own = |addr: &Words<M>| maps.node_addr(addr) & NODE_ADDR_OWN != 0;
+    let client = &ctx.packet.key.src;
+    let source = decide::source(&ctx.frontend, client, &selected.addr, path, time.config.flags, is_own);
+    let tunnel = if !F::EARLY && ctx.tunnelled == 0 {
+        let (key, flags) = (&ctx.packet.key, selected.flags);
+        decide::tunnel(&ctx.frontend, source, flags, key, origin.outside, |addr| maps.node_addr(addr))
+    } else {
+        0
+    };
+    let snat = source.is_nodes() && tunnel == 0;
+    let is_dsr = !F::EARLY && (tunnel != 0 || ctx.tunnelled != 0);
+    // Answers to what is encapsulated pass this node by.
+    let is_watched = !is_dsr && ctx.frontend.flags & SERVICE_EJECTS != 0 && is_syn(ctx.packet.tcp_flags);
+    let bits = if snat { STATE_SNAT } else { 0 }
+        | if origin.from_node { STATE_LOCAL } else { 0 }
+        | if is_by_load(ctx.frontend.algorithm) { STATE_COUNTS } else { 0 }
+        | if is_dsr { STATE_DSR | tunnel << STATE_TUNNEL_SHIFT } else { 0 }
+        | if is_watched { STATE_WATCHED } else { 0 }
+        | if is_watched && origin.outside { STATE_OUTSIDE } else { 0 };
+    let bits = forget(u64::from(bits), u64::from(time.now)) as u32;
+    let source = if snat { Some(&node.source) } else { None };
+    ctx.plan.reply = open::reply_key(&ctx.packet.key, selected, time, source);
+    ctx.plan.reply_hash = time.hash(&ctx.plan.reply);
+    ctx.plan.backend_id = selected.id;
+    ctx.plan.bits = bits;
+}
+
+/// Whether the packet may begin a flow, and to which backend: the one that was planned, or the one that the client stays with.
+#[inline(always)]
+fn admit<M, F>(
+    maps: M,
+    frame: F,
+    ctx: &mut PacketCtx<Words<M>>,
+    origin: &Origin,
+    time: Time,
+) -> Result<Step, Reason>
+where
+    M: NewFlows<F>,
+    F: Frame,
+{
+    // The kernel checks the source of what goes up the stack from a device of this node.
+    let is_checked = origin.from_node || !origin.by_uplink && ctx.plan.bits & STATE_SNAT == 0;
+    if !is_checked && martian::is_martian(maps, frame, ctx, origin.by_uplink) {
+        return Err(Reason::MartianSource);
+    }
+    if decide::asks_source(&ctx.frontend) && !maps.admits(ctx.frontend.id, &ctx.packet.key.src) {
+        return Err(Reason::SourceNotAllowed);
+    }
+    // As `nf_conntrack` sees it (`tcp_conntracks` of `sNO`), whose invalid packets kube-proxy drops.
+    let is_invalid = ctx.packet.key.proto != PROTO_UDP && !may_begin(ctx.packet.tcp_flags);
+    if is_invalid && ctx.plan.backend_id != 0 {
+        return Err(Reason::InvalidState);
+    }
+    // The node that has encapsulated the packet knows whom its client stays with.
+    if ctx.frontend.affinity_secs != 0 && ctx.frontend.slot_count != 0 && ctx.tunnelled == 0 {
+        if F::EARLY {
+            return Ok(Step::Pass);
+        }
+        // What a client stays with is not changed by a segment that comes again.
+        if let Some(next) = of_existing(maps, ctx) {
+            return Ok(next);
+        }
+        let number = health::client_of(&ctx.frontend, &ctx.packet.key.src, ctx.packet.tcp_flags);
+        if let Some(selected) = affinity::stay(maps, &ctx.packet.key.src, &ctx.frontend, number, time) {
+            plan(maps, frame, ctx, &selected, origin, time);
+        } else if ctx.plan.backend_id != 0 {
+            affinity::note(maps, &ctx.packet.key.src, &ctx.frontend, ctx.plan.backend_id, time);
+        }
+    }
+    if ctx.plan.backend_id == 0 {
+        return Err(if ctx.tunnelled != 0 {
+            Reason::TunnelNoEndpoint
+        } else {
+            backend::why_none(&ctx.frontend)
+        });
+    }
+    let has_source = maps.node().is_some_and(|node| !same(&node.source, &<M::Family as Family>::Words::ZERO));
+    if ctx.plan.bits & STATE_SNAT != 0 && !has_source {
+        return Err(Reason::NoRoute);
+    }
+    Ok(Step::OpenFlow)
+}

@@ -1,0 +1,128 @@
+//! Beginning the flow that was planned, and translating the packet that began it.
+
+use proxy_common::flow::{DIRECTION_REPLY, STATE_DIRECT, STATE_SNAT, tunnel_of};
+
+use super::direct;
+use super::eject;
+use super::established::deliver;
+use super::forward::Routing;
+use super::new_flow::refuse;
+use super::translate::Rewrite;
+use crate::context::{PacketCtx, Tuple};
+use crate::env::{Affinity, Counters, FlowTable, Words};
+use crate::flow::open::{self, Opened};
+use crate::flow::track::{self, is_syn};
+use crate::frame::Frame;
+use crate::report;
+use crate::step::Step;
+
+/// What asking about the flow of a segment that opens a connection has found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Existing {
+    /// There is none, or it was over and has been removed.
+    None = 0,
+    /// It goes on.
+    GoesOn = 1,
+    /// It goes on, and has lost the key of its replies.
+    LostReplyKey = 2,
+    /// Nobody has answered it: that was noted, it has been removed, and what was selected before that does not count.
+    Unanswered = 3,
+}
+
+/// Looks whether the flow of the packet exists and goes on; if it does not go on, it is removed.
+#[inline(always)]
+pub fn existing<M: FlowTable + Counters>(maps: M, ctx: &PacketCtx<Words<M>>) -> Existing {
+    let Some(time) = maps.time() else { return Existing::None };
+    let Some(flow) = track::find_called(maps, &ctx.packet.key, time) else { return Existing::None };
+    // Asked for SYNs alone.
+    let is_unanswered = eject::goes_unanswered(maps, ctx, &flow, time);
+    if is_unanswered || !flow.continues(ctx.packet.tcp_flags, ctx.service, time) {
+        flow.expire(time);
+        return if is_unanswered { Existing::Unanswered } else { Existing::None };
+    }
+    if flow.has_lost_reply_key(time) { Existing::LostReplyKey } else { Existing::GoesOn }
+}
+
+/// What new flows ask of the maps.
+pub trait NewFlows<F: Frame>: FlowTable + Affinity + Counters + Routing<F> {
+    /// [`existing`].
+    #[inline(always)]
+    fn existing(self, ctx: &mut PacketCtx<Words<Self>>) -> Existing {
+        existing(self, ctx)
+    }
+}
+
+/// The next stage of a segment that opens a connection, if it belongs to a flow that goes on; of other packets it is known
+/// by now that they do not.
+#[inline(always)]
+pub fn of_existing<M: NewFlows<F>, F: Frame>(maps: M, ctx: &mut PacketCtx<Words<M>>) -> Option<Step> {
+    if is_syn(ctx.packet.tcp_flags) { next_of(maps.existing(ctx)) } else { None }
+}
+
+#[inline(always)]
+fn next_of(existing: Existing) -> Option<Step> {
+    match existing {
+        Existing::None => None,
+        Existing::GoesOn => Some(Step::Continue),
+        Existing::LostReplyKey => Some(Step::RepairReplyKey),
+        Existing::Unanswered => Some(Step::NewFlow),
+    }
+}
+
+/// Begins the flow that was planned; not, if the packet has one already.
+#[inline(always)]
+pub fn open_flow<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>) -> Step
+where
+    M: NewFlows<F>,
+    F: Frame,
+{
+    let Some(time) = maps.time() else { return Step::Pass };
+    let service = ctx.service;
+    let is_direct = ctx.plan.bits & STATE_DIRECT != 0;
+    match open::open(maps, ctx, service, time) {
+        // Nothing has changed.
+        Ok(Opened::Exists) | Err(_) if F::EARLY => Step::Pass,
+        Ok(Opened::Begun) if is_direct => {
+            if ctx.plan.bits & STATE_SNAT == 0 {
+                direct::note(maps, ctx.packet.key.proto, time);
+            }
+            if ctx.packet.key.direction == DIRECTION_REPLY {
+                // An endpoint's: it was there before its flow, and goes back to its client as it is.
+                return Step::Pass;
+            }
+            frame.set_translated();
+            Step::Translate
+        }
+        // Without a flow its answers are another flow's, and it still reaches the endpoint.
+        Ok(Opened::Exists) | Err(_) if is_direct => Step::Pass,
+        Ok(Opened::Begun) => {
+            report::new_flow(maps, frame, ctx, service, ctx.plan.backend_id);
+            // Forwarded from here it needs a route, as every packet of a flow that exists.
+            let is_forwarded = ctx.plan.bits & STATE_SNAT != 0 || tunnel_of(ctx.plan.bits) != 0;
+            if is_forwarded { Step::Continue } else { Step::Translate }
+        }
+        Ok(Opened::Exists) => next_of(maps.existing(ctx)).unwrap_or(Step::NewFlow),
+        Err(reason) => {
+            if let Some(next) = of_existing(maps, ctx) {
+                return next;
+            }
+            report::refused(maps, frame, ctx, service, reason);
+            refuse(reason, ctx.packet.tcp_flags)
+        }
+    }
+}
+
+/// Translates the packet that began a flow, and goes to a backend that sees the client's own address.
+#[inline(always)]
+pub fn translate<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>) -> Step
+where
+    M: Counters,
+    M::Family: Rewrite,
+    F: Frame,
+{
+    let to = Tuple::to_backend(&ctx.plan.reply);
+    if ctx.plan.bits & STATE_DIRECT == 0 {
+        report::forwarded(maps, ctx.service, ctx.packet.length);
+    }
+    deliver::<F, M::Family>(frame, ctx, &to)
+}

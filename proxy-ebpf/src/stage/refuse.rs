@@ -1,0 +1,292 @@
+//! The answer to a packet that cannot go on: ICMP or ICMPv6 "port unreachable" if nobody serves it (kube-proxy
+//! contract: no-endpoint verdicts), or "too big", from the address that was dialled, out of the device that the
+//! packet came in by.
+//!
+//! Most packets are quoted whole. That matters beyond courtesy: a packet from a local virtual device may still
+//! lack its transport checksum (`CHECKSUM_PARTIAL`), and the kernel may fill it in after us, inside the quote.
+//! A segment with a right checksum adds up to a number that the pseudo header alone tells, so the ICMP checksum
+//! can be right without reading the payload, for a segment that has its checksum and for one that will get it.
+//! Packets too long to be quoted whole, SCTP, and UDP without a checksum, are cut, and the quote is read.
+
+use core::ptr::read_volatile;
+
+use proxy_common::csum::{fold, pseudo_sum, sum_words};
+use proxy_common::reason::Reason;
+use proxy_common::{PROTO_ICMP, PROTO_ICMPV6, PROTO_SCTP, PROTO_UDP, V4, V6};
+
+use crate::context::{Packet, PacketCtx, QUOTE};
+use crate::env::{Counters, RateLimit, Words};
+use crate::frame::{Frame, HelperFailed};
+use crate::net::{IPV4_MORE, udp};
+use crate::parse::Parse;
+use crate::report;
+use crate::step::Step;
+
+/// Bytes of an ICMP header.
+const ICMP: usize = 8;
+/// Hop limit of the answer.
+const HOPS: u8 = 64;
+/// Type of service of an ICMP error: "internetwork control" (RFC 1812, 4.3.2.5).
+const TOS: u8 = 0xc0;
+
+/// What the client is told.
+#[derive(Clone, Copy)]
+pub struct Message {
+    /// Type and code.
+    kind: [u8; 2],
+    /// The second half of the header, as it stands in the packet.
+    rest: u32,
+}
+
+/// Answers that a CPU may send in a second, and at once: what the kernel allows itself
+/// (`net.ipv4.icmp_msgs_per_sec`, `net.ipv4.icmp_msgs_burst`).
+const RATE: u32 = 1000;
+/// See [`RATE`].
+const BURST: u32 = 50;
+
+/// Takes a token from this CPU's bucket; `false`: it is empty. News of a packet's size takes none, as with the kernel:
+/// without it nothing gets through.
+#[inline(always)]
+fn may_answer<M: RateLimit>(maps: M) -> bool {
+    let (Some(bucket), Some(time)) = (maps.icmp_ratelimit(), maps.time()) else { return false };
+    // SAFETY: this CPU's own value, which nothing else refers to.
+    let bucket = unsafe { &mut *bucket };
+    let passed = time.now.wrapping_sub(bucket.since);
+    let hz = time.config.hz;
+    let gained = if passed < hz { (passed * RATE).checked_div(hz).unwrap_or(BURST) } else { BURST };
+    if gained != 0 {
+        let tokens = bucket.tokens + gained;
+        bucket.tokens = if tokens > BURST { BURST } else { tokens };
+        bucket.since = time.now;
+    }
+    if bucket.tokens == 0 {
+        return false;
+    }
+    bucket.tokens -= 1;
+    true
+}
+
+/// What the client of a refused packet is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// Nobody serves what it dialled.
+    PortUnreachable,
+    /// Its packet is larger than the device takes by which it would be forwarded.
+    TooBig,
+}
+
+/// Tells the client of a packet why it cannot go on.
+#[inline(always)]
+pub fn refuse<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>, refusal: Refusal) -> Step
+where
+    M: RateLimit + Counters,
+    M::Family: Refuse,
+    F: Frame,
+{
+    let mut message = <M::Family as Refuse>::PORT_UNREACHABLE;
+    if refusal == Refusal::TooBig {
+        report::refused(maps, frame, ctx, 0, Reason::PacketTooBig);
+        if ctx.packet.is_later_fragment() {
+            // Its sender hears of the first fragment (RFC 1122, 3.2.2).
+            return Step::Drop;
+        }
+        message = <M::Family as Refuse>::too_big(ctx.route.mtu);
+    } else if !may_answer(maps) {
+        return Step::DropFor(Reason::RejectLimited);
+    }
+    match answer::<F, M::Family>(frame, ctx, message) {
+        Ok(verdict) => Step::Sent(verdict),
+        Err(HelperFailed) => Step::DropFor(Reason::RejectFailed),
+    }
+}
+
+/// A family that can refuse packets.
+pub trait Refuse: Parse {
+    /// Nobody serves what was dialled.
+    const PORT_UNREACHABLE: Message;
+    /// The packet is larger than the `mtu` of the next link.
+    fn too_big(mtu: u32) -> Message;
+    /// The IP and ICMP headers of an answer, as bytes.
+    type Headers;
+    /// Their length.
+    const HEADERS: usize;
+    /// The longest packet that is quoted whole, so that the answer fits everywhere (RFC 1812, RFC 4443).
+    const WHOLE: u32;
+    /// The headers of an answer to `packet` that quotes `quoted` bytes which add up to `sum`.
+    fn headers(packet: &Packet<Self::Words>, quoted: u32, sum: u64, message: Message) -> Self::Headers;
+    /// What the packet's own IP header adds to a sum over it; `None` if it would have to be read.
+    fn header_sum<F: Frame>(frame: F, packet: &Packet<Self::Words>) -> Option<u64>;
+}
+
+impl Refuse for V4 {
+    type Headers = [u32; 7];
+    const HEADERS: usize = 28;
+    const WHOLE: u32 = 576 - 28;
+
+    // RFC 792.
+    const PORT_UNREACHABLE: Message = Message { kind: [3, 3], rest: 0 };
+
+    // RFC 1191, 4: the MTU stands in the lower half.
+    #[inline(always)]
+    fn too_big(mtu: u32) -> Message {
+        Message { kind: [3, 4], rest: (mtu & 0xffff).to_be() }
+    }
+
+    #[inline(always)]
+    fn headers(packet: &Packet<[u32; 1]>, quoted: u32, sum: u64, message: Message) -> [u32; 7] {
+        let [l0, l1] = (Self::HEADERS as u16 + quoted as u16).to_be_bytes();
+        let ([src], [dst]) = (packet.key.dst, packet.key.src);
+        let [kind, code] = message.kind;
+        // 0x40: "don't fragment"; such a packet needs no identification (RFC 6864).
+        let ip_sum = u64::from(u16::from_ne_bytes([0x45, TOS]))
+            + u64::from(u16::from_ne_bytes([l0, l1]))
+            + u64::from(u16::from_ne_bytes([0x40, 0]))
+            + u64::from(u16::from_ne_bytes([HOPS, PROTO_ICMP]))
+            + sum_words(&packet.key.src)
+            + sum_words(&packet.key.dst);
+        let [c0, c1] = (!fold(ip_sum)).to_ne_bytes();
+        let icmp_sum = u64::from(u16::from_ne_bytes(message.kind)) + u64::from(message.rest) + sum;
+        let [i0, i1] = (!fold(icmp_sum)).to_ne_bytes();
+        [
+            u32::from_ne_bytes([0x45, TOS, l0, l1]),
+            u32::from_ne_bytes([0, 0, 0x40, 0]),
+            u32::from_ne_bytes([HOPS, PROTO_ICMP, c0, c1]),
+            src,
+            dst,
+            u32::from_ne_bytes([kind, code, i0, i1]),
+            message.rest,
+        ]
+    }
+
+    #[inline(always)]
+    fn header_sum<F: Frame>(frame: F, _packet: &Packet<[u32; 1]>) -> Option<u64> {
+        let mut fragment = 0u16;
+        frame.load(frame.link_header() as u32 + 6, &mut fragment, size_of::<u16>() as u32).ok()?;
+        // A header with a right checksum, options and all, adds up to zero. The transport checksum is that of the
+        // whole packet, which a fragment is not.
+        if u16::from_be(fragment) & IPV4_MORE == 0 { Some(0) } else { None }
+    }
+}
+
+/// IPv6 and ICMPv6 headers of an answer.
+#[repr(C)]
+pub struct Headers6 {
+    start: [u32; 2],
+    src: [u32; 4],
+    dst: [u32; 4],
+    icmp: [u32; ICMP / 4],
+}
+
+impl Refuse for V6 {
+    type Headers = Headers6;
+    const HEADERS: usize = 48;
+    const WHOLE: u32 = 1280 - 48;
+
+    // RFC 4443, 3.1.
+    const PORT_UNREACHABLE: Message = Message { kind: [1, 4], rest: 0 };
+
+    // RFC 4443, 3.2.
+    #[inline(always)]
+    fn too_big(mtu: u32) -> Message {
+        Message { kind: [2, 0], rest: mtu.to_be() }
+    }
+
+    #[inline(always)]
+    fn headers(packet: &Packet<[u32; 4]>, quoted: u32, sum: u64, message: Message) -> Headers6 {
+        let length = ICMP as u32 + quoted;
+        let [l0, l1] = (length as u16).to_be_bytes();
+        let [kind, code] = message.kind;
+        let sum = pseudo_sum(&packet.key.src, &packet.key.dst, PROTO_ICMPV6, length)
+            + u64::from(u16::from_ne_bytes(message.kind))
+            + u64::from(message.rest)
+            + sum;
+        let [c0, c1] = (!fold(sum)).to_ne_bytes();
+        Headers6 {
+            start: [u32::from_ne_bytes([0x60, 0, 0, 0]), u32::from_ne_bytes([l0, l1, PROTO_ICMPV6, HOPS])],
+            src: packet.key.dst,
+            dst: packet.key.src,
+            icmp: [u32::from_ne_bytes([kind, code, c0, c1]), message.rest],
+        }
+    }
+
+    #[inline(always)]
+    fn header_sum<F: Frame>(frame: F, packet: &Packet<[u32; 4]>) -> Option<u64> {
+        let link = frame.link_header();
+        if packet.l4 as usize != link + Self::HEADER {
+            return None;
+        }
+        let mut start = [0u32; 2];
+        frame.load(link as u32, &mut start, size_of::<[u32; 2]>() as u32).ok()?;
+        let [first, second] = start;
+        Some(u64::from(first) + u64::from(second) + sum_words(&packet.key.src) + sum_words(&packet.key.dst))
+    }
+}
+
+/// What the packet adds up to as a whole, if that can be told without its payload.
+#[inline(always)]
+fn whole_sum<F: Frame, Fam: Refuse>(frame: F, packet: &Packet<Fam::Words>) -> Option<u64> {
+    if packet.length > Fam::WHOLE || packet.key.proto == PROTO_SCTP {
+        return None;
+    }
+    if packet.key.proto == PROTO_UDP {
+        let mut check = 0u16;
+        frame.load(packet.l4 + udp::CHECK, &mut check, size_of::<u16>() as u32).ok()?;
+        if check == 0 {
+            return None;
+        }
+    }
+    let segment = packet.length - (packet.l4 - frame.link_header() as u32);
+    let pseudo = pseudo_sum(&packet.key.src, &packet.key.dst, packet.key.proto, segment);
+    Some(Fam::header_sum(frame, packet)? + u64::from(!fold(pseudo)))
+}
+
+/// Turns the packet into the answer to itself and sends it back. The verdict is the program's.
+#[inline(always)]
+fn answer<F: Frame, Fam: Refuse>(
+    frame: F,
+    ctx: &mut PacketCtx<Fam::Words>,
+    message: Message,
+) -> Result<i32, HelperFailed> {
+    let link = frame.link_header();
+    match whole_sum::<F, Fam>(frame, &ctx.packet) {
+        Some(sum) => {
+            frame.make_room(Fam::HEADERS as u16)?;
+            let headers = Fam::headers(&ctx.packet, ctx.packet.length, sum, message);
+            frame.store_all(link as u32, &headers)?;
+        }
+        None => quote_in_part::<F, Fam>(frame, ctx, message)?,
+    }
+    if link != 0 {
+        let mut addresses = [0u16; 6];
+        frame.load(0, &mut addresses, size_of::<[u16; 6]>() as u32)?;
+        let [d0, d1, d2, s0, s1, s2] = addresses;
+        frame.store_all(0, &[s0, s1, s2, d0, d1, d2])?;
+    }
+    // The node's own client gets it as if it had come in by the device.
+    let (ifindex, own) = (frame.ifindex(), frame.is_local_origin());
+    Ok(if own { frame.redirect_ingress(ifindex) } else { frame.redirect(ifindex) })
+}
+
+/// The refusal of a packet that is quoted in part.
+#[inline(never)]
+fn quote_in_part<F: Frame, Fam: Refuse>(
+    frame: F,
+    ctx: &mut PacketCtx<Fam::Words>,
+    message: Message,
+) -> Result<(), HelperFailed> {
+    let link = frame.link_header();
+    ctx.quote = [0; QUOTE / size_of::<u32>()];
+    let clamped = if ctx.packet.length > QUOTE as u32 { QUOTE as u32 } else { ctx.packet.length };
+    // The bound has to be part of the value: kernels before 6.4 lose what a test said of a number that the compiler
+    // keeps on the stack. Volatile, so that the compiler does not see that it knows the bound already.
+    // SAFETY: a local.
+    let clamped = unsafe { read_volatile(&raw const clamped) };
+    let quoted = (clamped.wrapping_sub(1) & (QUOTE as u32 - 1)) + 1;
+    frame.load(link as u32, &mut ctx.quote, quoted)?;
+    // What was not loaded is zero and adds nothing.
+    let sum = frame.sum_of(&ctx.quote);
+    frame.set_length((link + Fam::HEADERS) as u32 + quoted)?;
+    let headers = Fam::headers(&ctx.packet, quoted, sum, message);
+    frame.store_all(link as u32, &headers)?;
+    frame.store((link + Fam::HEADERS) as u32, &ctx.quote, quoted)
+}

@@ -1,0 +1,394 @@
+//! Rewriting a packet's addresses and ports, with its checksums.
+//!
+//! Packets are read directly and written by helper ([`Frame::store`]): a program that writes to packets directly makes the
+//! kernel give headers of its own to every clone before its first instruction, foreign packets included
+//! (`bpf_unclone_prologue`).
+
+use proxy_common::csum::{fold, pseudo_sum, replace16, replace32, update};
+use proxy_common::reason::Reason;
+use proxy_common::{Address, PROTO_SCTP, PROTO_UDP, V4, V6};
+
+use crate::context::{Packet, Tuple};
+use crate::frame::{Checksum, Frame, HelperFailed};
+use crate::net::{Ipv4, Ipv6, tcp, udp};
+use crate::parse::Parse;
+
+/// What happens to the time to live, or hop limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hop {
+    /// It stays: the packet is not forwarded here.
+    Keep,
+    /// One less, as a router does.
+    Decrement,
+}
+
+/// A family whose addresses can be rewritten.
+pub trait Rewrite: Parse {
+    /// Whether the sum over the whole packet (`CHECKSUM_COMPLETE`) stays as it is when an address changes and the transport
+    /// checksum with it. IPv4's does not, since its own header checksum has made up for the address already; the checksum
+    /// helper assumes IPv4 (`inet_proto_csum_replace_by_diff`).
+    const COMPLETE_STAYS: bool;
+    /// What a rewrite replaces of the IP header: from [`Rewrite::TAIL_AT`] to its end without options.
+    type Tail: Copy;
+    /// Where it begins in the header.
+    const TAIL_AT: usize;
+    /// The time to live.
+    fn ttl(header: &Self::Header) -> u8;
+    /// The new tail of a header. `difference`: what the addresses change; `ttl`: the new one.
+    fn tail(header: &Self::Header, to: &Tuple<Self::Words>, difference: u64, ttl: u8) -> Self::Tail;
+    /// Writes both addresses by helper, into the header at `at` whose checksum is `check`. Gives what that adds to a sum over
+    /// the header.
+    fn store_addresses<F: Frame>(
+        frame: F,
+        at: u32,
+        check: u16,
+        to: [&Self::Words; 2],
+        difference: u64,
+    ) -> Result<u64, HelperFailed>;
+    /// Writes one less into the time to live of the header at `at`; `false`: it is over.
+    fn decrement_ttl<F: Frame>(frame: F, at: u32) -> Result<bool, HelperFailed>;
+}
+
+/// From byte 8 on.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Tail4 {
+    ttl: u8,
+    protocol: u8,
+    check: u16,
+    src: u32,
+    dst: u32,
+}
+
+/// From byte 4 on.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Tail6 {
+    payload_length: u16,
+    next_header: u8,
+    hop_limit: u8,
+    src: [u32; 4],
+    dst: [u32; 4],
+}
+
+/// What another time to live adds to a sum over an IPv4 header.
+#[inline(always)]
+fn ttl_difference(protocol: u8, old: u8, new: u8) -> u64 {
+    replace16(u16::from_ne_bytes([old, protocol]), u16::from_ne_bytes([new, protocol]))
+}
+
+/// What another hop limit adds to a sum over an IPv6 header: no checksum of the header makes up for it.
+#[inline(always)]
+fn hop_limit_difference(old: u8, new: u8) -> u64 {
+    replace16(u16::from_ne_bytes([0, old]), u16::from_ne_bytes([0, new]))
+}
+
+impl Rewrite for V4 {
+    const COMPLETE_STAYS: bool = false;
+    type Tail = Tail4;
+    const TAIL_AT: usize = 8;
+
+    #[inline(always)]
+    fn ttl(header: &Ipv4) -> u8 {
+        header.ttl
+    }
+
+    #[inline(always)]
+    fn tail(header: &Ipv4, to: &Tuple<[u32; 1]>, difference: u64, ttl: u8) -> Tail4 {
+        let [src] = to.src;
+        let [dst] = to.dst;
+        let ttl_difference = ttl_difference(header.protocol, header.ttl, ttl);
+        let check = update(header.check, difference + ttl_difference);
+        Tail4 { ttl, protocol: header.protocol, check, src, dst }
+    }
+
+    #[inline(always)]
+    fn store_addresses<F: Frame>(
+        frame: F,
+        at: u32,
+        check: u16,
+        to: [&[u32; 1]; 2],
+        difference: u64,
+    ) -> Result<u64, HelperFailed> {
+        let [[src], [dst]] = to;
+        frame.store_all(at + 12, &[*src, *dst])?;
+        let new = update(check, difference);
+        frame.store_all(at + 10, &new)?;
+        Ok(difference + replace16(check, new))
+    }
+
+    #[inline(always)]
+    fn decrement_ttl<F: Frame>(frame: F, at: u32) -> Result<bool, HelperFailed> {
+        let mut word = [0u8; 4];
+        frame.load(at + 8, &mut word, size_of::<[u8; 4]>() as u32)?;
+        let [ttl, protocol, c0, c1] = word;
+        if ttl <= 1 {
+            return Ok(false);
+        }
+        let check = update(u16::from_ne_bytes([c0, c1]), ttl_difference(protocol, ttl, ttl - 1));
+        let [c0, c1] = check.to_ne_bytes();
+        frame.store_all(at + 8, &[ttl - 1, protocol, c0, c1])?;
+        Ok(true)
+    }
+}
+
+impl Rewrite for V6 {
+    const COMPLETE_STAYS: bool = true;
+    type Tail = Tail6;
+    const TAIL_AT: usize = 4;
+
+    #[inline(always)]
+    fn ttl(header: &Ipv6) -> u8 {
+        header.hop_limit
+    }
+
+    #[inline(always)]
+    fn tail(header: &Ipv6, to: &Tuple<[u32; 4]>, _difference: u64, ttl: u8) -> Tail6 {
+        Tail6 {
+            payload_length: header.payload_length,
+            next_header: header.next_header,
+            hop_limit: ttl,
+            src: to.src,
+            dst: to.dst,
+        }
+    }
+
+    #[inline(always)]
+    fn store_addresses<F: Frame>(
+        frame: F,
+        at: u32,
+        _check: u16,
+        to: [&[u32; 4]; 2],
+        difference: u64,
+    ) -> Result<u64, HelperFailed> {
+        let [src, dst] = to;
+        frame.store_all(at + 8, &[*src, *dst])?;
+        Ok(difference)
+    }
+
+    #[inline(always)]
+    fn decrement_ttl<F: Frame>(frame: F, at: u32) -> Result<bool, HelperFailed> {
+        let mut ttl = 0u8;
+        frame.load(at + 7, &mut ttl, 1)?;
+        if ttl <= 1 {
+            return Ok(false);
+        }
+        frame.store_all(at + 7, &(ttl - 1))?;
+        frame.add_to_complete(fold32(hop_limit_difference(ttl, ttl - 1)));
+        Ok(true)
+    }
+}
+
+/// What the change of an address adds to a sum over it.
+#[inline(always)]
+pub fn address_difference<A: Address>(old: &A, new: &A) -> u64 {
+    let (old, new) = (old.words(), new.words());
+    let mut difference = 0;
+    let mut word = 0;
+    while word < size_of::<A>() / size_of::<u32>() {
+        difference += replace32(old[word], new[word]);
+        word += 1;
+    }
+    difference
+}
+
+/// Both ports as the word that stands in the packet.
+#[inline(always)]
+pub fn ports(src: u16, dst: u16) -> u32 {
+    let ([a, b], [c, d]) = (src.to_be_bytes(), dst.to_be_bytes());
+    u32::from_ne_bytes([a, b, c, d])
+}
+
+/// Folds a difference to the 32 bits that helpers take; twice, since the first fold may carry.
+#[inline(always)]
+pub fn fold32(difference: u64) -> u32 {
+    let folded = (difference & 0xffff_ffff) + (difference >> 32);
+    ((folded & 0xffff_ffff) + (folded >> 32)) as u32
+}
+
+/// Whether `check` may be what a packet carries whose checksum is still to be made (`CHECKSUM_PARTIAL`): the sum of its
+/// pseudo header. One complete checksum in 65,536 looks the same, and is treated with the same care.
+#[inline(always)]
+fn may_be_partial<Fam: Parse>(packet: &Packet<Fam::Words>, check: u16) -> bool {
+    let key = &packet.key;
+    let pseudo = fold(pseudo_sum(&key.src, &key.dst, key.proto, packet.length - Fam::HEADER as u32));
+    check == pseudo || (check == 0 && pseudo == 0xffff)
+}
+
+/// Rewrites the packet to the tuple `to`.
+///
+/// Nearly every packet is rewritten by one store of its headers up to the transport checksum. A program cannot ask whether a
+/// checksum is complete; but one that is not is the sum of the pseudo header, and segments that the kernel will cut are
+/// marked as such. These, and packets with options or extension headers, go through the kernel's checksum helpers, which
+/// know: more calls, each as dear as half a lookup.
+#[inline(always)]
+pub fn rewrite<F: Frame, Fam: Rewrite>(
+    frame: F,
+    packet: &Packet<Fam::Words>,
+    to: &Tuple<Fam::Words>,
+    hop: Hop,
+) -> Result<(), Reason> {
+    let key = &packet.key;
+    let difference = address_difference(&key.src, &to.src) + address_difference(&key.dst, &to.dst);
+    let link = frame.link_header();
+    if packet.l4 as usize == link + Fam::HEADER && frame.gso_size() == 0 && key.proto != PROTO_SCTP {
+        let written = if key.proto == PROTO_UDP {
+            at_once::<F, Fam, BEFORE_UDP_CHECK>(frame, link, packet, to, difference, hop)
+        } else {
+            at_once::<F, Fam, BEFORE_TCP_CHECK>(frame, link, packet, to, difference, hop)
+        };
+        match written {
+            Ok(true) => return Ok(()),
+            Ok(false) => {}
+            Err(reason) => return Err(reason),
+        }
+    }
+    if F::EARLY {
+        // Whoever calls has asked `is_plain`.
+        return Err(Reason::RewriteFailed);
+    }
+    if hop == Hop::Decrement {
+        match Fam::decrement_ttl(frame, link as u32) {
+            Ok(true) => {}
+            Ok(false) => return Err(Reason::TtlExceeded),
+            Err(HelperFailed) => return Err(Reason::RewriteFailed),
+        }
+    }
+    by_helper::<F, Fam>(frame, packet, to, difference, hop).map_err(|HelperFailed| Reason::RewriteFailed)
+}
+
+/// Words of 16 bits between the ports and the checksum.
+const BEFORE_TCP_CHECK: usize = 6;
+/// The same for UDP.
+const BEFORE_UDP_CHECK: usize = 1;
+
+/// An IP header, or its tail, and a transport header up to its checksum.
+#[repr(C)]
+struct Segment<H, const BETWEEN: usize> {
+    ip: H,
+    ports: u32,
+    between: [u16; BETWEEN],
+    check: u16,
+}
+
+/// Rewrites by one store; `false` if that cannot be done, and then nothing was written.
+#[inline(always)]
+fn at_once<F: Frame, Fam: Rewrite, const BETWEEN: usize>(
+    frame: F,
+    link: usize,
+    packet: &Packet<Fam::Words>,
+    to: &Tuple<Fam::Words>,
+    difference: u64,
+    hop: Hop,
+) -> Result<bool, Reason> {
+    let Some(segment) = frame.bounds().at::<Segment<Fam::Header, BETWEEN>>(link) else { return Ok(false) };
+    // SAFETY: `at` found all of it inside the packet.
+    let segment = unsafe { &*segment };
+    let old = segment.check;
+    if may_be_partial::<Fam>(packet, old) {
+        return Ok(false);
+    }
+    let mut ttl = Fam::ttl(&segment.ip);
+    if hop == Hop::Decrement {
+        if ttl <= 1 {
+            return Err(Reason::TtlExceeded);
+        }
+        ttl -= 1;
+    }
+    let new_ports = ports(to.src_port, to.dst_port);
+    let ports_difference = replace32(segment.ports, new_ports);
+    let check = update(old, difference + ports_difference);
+    let new = Segment::<Fam::Tail, BETWEEN> {
+        ip: Fam::tail(&segment.ip, to, difference, ttl),
+        ports: new_ports,
+        between: segment.between,
+        check: if BETWEEN == BEFORE_UDP_CHECK { udp_check(old, check) } else { check },
+    };
+    // Without the padding behind the checksum.
+    let length = size_of::<Fam::Tail>() + size_of::<u32>() + (BETWEEN + 1) * size_of::<u16>();
+    if frame.overwrite((link + Fam::TAIL_AT) as u32, &new, length as u32).is_err() {
+        return Err(Reason::RewriteFailed);
+    }
+    // What the sum over the whole packet changes by.
+    if BETWEEN == BEFORE_UDP_CHECK && old == 0 {
+        // No transport checksum makes up for anything.
+        let addresses = if Fam::COMPLETE_STAYS { difference } else { 0 };
+        frame.add_to_complete(fold32(addresses + ports_difference));
+    } else if !Fam::COMPLETE_STAYS {
+        frame.add_to_complete(!fold32(difference));
+    }
+    if Fam::COMPLETE_STAYS && hop == Hop::Decrement {
+        frame.add_to_complete(fold32(hop_limit_difference(ttl + 1, ttl)));
+    }
+    Ok(true)
+}
+
+/// What a UDP packet with the checksum `old` carries when it should be `new`: zero means "none" and stays; one that becomes
+/// zero is sent as its complement.
+#[inline(always)]
+pub fn udp_check(old: u16, new: u16) -> u16 {
+    match (old, new) {
+        (0, _) => 0,
+        (_, 0) => 0xffff,
+        _ => new,
+    }
+}
+
+/// Rewrites by the kernel's helpers, which know how far the checksum is.
+#[inline(always)]
+fn by_helper<F: Frame, Fam: Rewrite>(
+    frame: F,
+    packet: &Packet<Fam::Words>,
+    to: &Tuple<Fam::Words>,
+    difference: u64,
+    hop: Hop,
+) -> Result<(), HelperFailed> {
+    let link = frame.link_header() as u32;
+    let mut check = packet.ip_check;
+    if hop == Hop::Decrement && !Fam::COMPLETE_STAYS {
+        // The new time to live is in it already.
+        frame.load(link + IPV4_CHECK, &mut check, size_of::<u16>() as u32)?;
+    }
+    Fam::store_addresses(frame, link, check, [&to.src, &to.dst], difference)?;
+    let is_sctp = packet.key.proto == PROTO_SCTP;
+    if Fam::COMPLETE_STAYS && (packet.is_later_fragment() || is_sctp) {
+        // No transport checksum makes up for the addresses.
+        frame.add_to_complete(fold32(difference));
+    }
+    if packet.is_later_fragment() {
+        return Ok(());
+    }
+    let (old_ports, new_ports) =
+        (ports(packet.key.src_port, packet.key.dst_port), ports(to.src_port, to.dst_port));
+    if is_sctp {
+        return frame.change_sctp_ports(packet.l4, link + packet.length, old_ports, new_ports);
+    }
+    let (check, kind) = if packet.key.proto == PROTO_UDP {
+        (packet.l4 + udp::CHECK, Checksum::Optional)
+    } else {
+        (packet.l4 + tcp::CHECK, Checksum::Always)
+    };
+    frame.correct_pseudo(check, fold32(difference), kind)?;
+    if Fam::COMPLETE_STAYS {
+        frame.add_to_complete(fold32(difference));
+    }
+    if old_ports != new_ports {
+        frame.correct_word(check, old_ports, new_ports, kind)?;
+        frame.store_all(packet.l4, &new_ports)?;
+        if kind == Checksum::Optional {
+            let mut written = 0u16;
+            frame.load(check, &mut written, size_of::<u16>() as u32)?;
+            if written == 0 {
+                frame.add_to_complete(fold32(replace32(old_ports, new_ports)));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Offset of the checksum in an IPv4 header.
+const IPV4_CHECK: u32 = 10;
+
+pub mod plain;
+#[cfg(test)]
+mod tests;

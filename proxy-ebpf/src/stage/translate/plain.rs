@@ -1,0 +1,28 @@
+//! Which packets can be rewritten without the kernel's helpers.
+
+use proxy_common::PROTO_UDP;
+
+use super::{BEFORE_TCP_CHECK, BEFORE_UDP_CHECK, Rewrite, Segment, may_be_partial};
+use crate::context::Packet;
+use crate::frame::Frame;
+
+/// Whether [`rewrite`](super::rewrite) needs one store for the packet, and no helper: its headers are readable, without options, and its
+/// checksum is complete for certain.
+#[inline(always)]
+pub fn is_plain<F: Frame, Fam: Rewrite>(frame: F, packet: &Packet<Fam::Words>) -> bool {
+    let (link, bounds) = (frame.link_header(), frame.bounds());
+    if packet.l4 as usize != link + Fam::HEADER
+        || packet.length > u32::from(u16::MAX)
+        || frame.gso_size() != 0
+    {
+        return false;
+    }
+    let check = if packet.key.proto == PROTO_UDP {
+        // SAFETY: `at` found all of it inside the packet.
+        bounds.at(link).map(|at: *const Segment<Fam::Header, BEFORE_UDP_CHECK>| unsafe { (*at).check })
+    } else {
+        // SAFETY: as above.
+        bounds.at(link).map(|at: *const Segment<Fam::Header, BEFORE_TCP_CHECK>| unsafe { (*at).check })
+    };
+    check.is_some_and(|check| !may_be_partial::<Fam>(packet, check))
+}

@@ -1,0 +1,309 @@
+//! Packets from node to node (DSR): a client's packet is encapsulated to the node of its endpoint, which takes it out again,
+//! translates it, and answers the client directly. IP in IP (RFC 2003, RFC 2473): no device, and no port of this node.
+//!
+//! The outer header carries a number of the endpoint ([`tunnel_tag`]) in each packet, in IPv4's identification, which "don't
+//! fragment" leaves free (RFC 6864), or in IPv6's flow label: the other node needs no more to take a connection over in
+//! mid-flow. Where the kernel cuts a packet into segments, it counts IPv4's identification up; the first one has the number.
+
+use core::ptr::read_volatile;
+
+use proxy_common::config::CONFIG_DSR;
+use proxy_common::csum::fold;
+use proxy_common::flow::{DIRECTION_FORWARD, tunnel_of};
+use proxy_common::node::{NODE_ADDR_INTERNAL, NODE_ADDR_OWN, TUNNEL_V4, TUNNEL_V6, Tunnel};
+use proxy_common::reason::Reason;
+use proxy_common::select::tunnel_tag;
+use proxy_common::service::ServiceEntry;
+use proxy_common::{Address as _, PROTO_IPIP, PROTO_IPV6, PROTO_TCP, PROTO_UDP, V4, V6};
+
+use super::established::longest;
+use super::forward::{self, EtherType, Routing};
+use super::fragment::{Fragmented, key_of};
+use super::translate::{Rewrite, fold32};
+use crate::context::{NO_HASH, PacketCtx, TUNNELLED, Tuple};
+use crate::env::{Fragments, Node, Services, Words};
+use crate::frame::{Fib, Frame, HelperFailed};
+use crate::header::{Header, Read};
+use crate::pipeline::Parsed;
+use crate::select::lookup;
+use crate::step::Step;
+
+/// Time to live, or hop limit, of the outer header.
+const HOPS: u8 = 64;
+
+/// A family of outer headers.
+pub trait Outer: EtherType + Read {
+    /// Whether it is IPv6.
+    const IS_V6: bool;
+    /// The number of its packets as a payload.
+    const PROTO: u8;
+    /// Length of an outer header.
+    const LENGTH: u32 = size_of::<Self::OuterHeader>() as u32;
+    /// The outer header, as bytes.
+    type OuterHeader;
+    /// The header of a packet between two nodes whose payload has `length` bytes, the number `proto` and the tag `tag`; and
+    /// what it adds to a sum over the packet.
+    fn outer_header(tunnel: &Tunnel, tag: u16, length: u32, proto: u8) -> (Self::OuterHeader, u64);
+    /// The tag in the header at `at`.
+    fn tag<F: Frame>(frame: F, at: u32) -> Result<u16, HelperFailed>;
+}
+
+/// A length of a header, or 0 where it has no room: a packet that is yet to be cut into segments.
+#[inline(always)]
+fn stated(length: u32) -> [u8; 2] {
+    u16::try_from(length).map_or([0; 2], u16::to_be_bytes)
+}
+
+impl Outer for V4 {
+    const IS_V6: bool = false;
+    const PROTO: u8 = PROTO_IPIP;
+    type OuterHeader = [u32; 5];
+
+    #[inline(always)]
+    fn outer_header(tunnel: &Tunnel, tag: u16, length: u32, proto: u8) -> ([u32; 5], u64) {
+        let [l0, l1] = stated(length + Self::LENGTH);
+        let [t0, t1] = tag.to_be_bytes();
+        let ([src, ..], [dst, ..]) = (tunnel.source, tunnel.addr);
+        // 0x40: "don't fragment".
+        let (first, second) = (u32::from_ne_bytes([0x45, 0, l0, l1]), u32::from_ne_bytes([t0, t1, 0x40, 0]));
+        let third = u32::from_ne_bytes([HOPS, proto, 0, 0]);
+        let sum = [first, second, third, src, dst].map(u64::from);
+        let check = !fold(sum[0] + sum[1] + sum[2] + sum[3] + sum[4]);
+        let [c0, c1] = check.to_ne_bytes();
+        // The checksum makes the sum zero.
+        ([first, second, u32::from_ne_bytes([HOPS, proto, c0, c1]), src, dst], 0)
+    }
+
+    #[inline(always)]
+    fn tag<F: Frame>(frame: F, at: u32) -> Result<u16, HelperFailed> {
+        let mut id = 0u16;
+        frame.load(at + 4, &mut id, size_of::<u16>() as u32)?;
+        Ok(u16::from_be(id))
+    }
+}
+
+/// An IPv6 header.
+#[repr(C)]
+pub struct Outer6 {
+    start: [u32; 2],
+    src: [u32; 4],
+    dst: [u32; 4],
+}
+
+impl Outer for V6 {
+    const IS_V6: bool = true;
+    const PROTO: u8 = PROTO_IPV6;
+    type OuterHeader = Outer6;
+
+    #[inline(always)]
+    fn outer_header(tunnel: &Tunnel, tag: u16, length: u32, proto: u8) -> (Outer6, u64) {
+        let [l0, l1] = stated(length);
+        let [t0, t1] = tag.to_be_bytes();
+        let start = [u32::from_ne_bytes([0x60, 0, t0, t1]), u32::from_ne_bytes([l0, l1, proto, HOPS])];
+        let sum = proxy_common::csum::sum_words(&tunnel.source) + proxy_common::csum::sum_words(&tunnel.addr);
+        let [first, second] = start;
+        let sum = sum + u64::from(first) + u64::from(second);
+        (Outer6 { start, src: tunnel.source, dst: tunnel.addr }, sum)
+    }
+
+    #[inline(always)]
+    fn tag<F: Frame>(frame: F, at: u32) -> Result<u16, HelperFailed> {
+        let mut label = 0u16;
+        frame.load(at + 2, &mut label, size_of::<u16>() as u32)?;
+        Ok(u16::from_be(label))
+    }
+}
+
+/// Encapsulates a client's packet, and sends it to the node of its endpoint. The flow's bits and its endpoint are in the plan.
+#[inline(always)]
+pub fn encapsulate<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>) -> Step
+where
+    M: Routing<F>,
+    M::Family: Rewrite + Outer,
+    F: Frame,
+{
+    let Some(tunnel) = maps.tunnel(tunnel_of(ctx.plan.bits)) else { return Step::DropFor(Reason::NoRoute) };
+    // SAFETY: a map value, of plain integers. The agent may write another node's meanwhile: that one finds no endpoint.
+    let tunnel = unsafe { read_volatile(tunnel) };
+    match tunnel.family {
+        TUNNEL_V4 => encapsulate_in::<M, F, V4>(maps, frame, ctx, &tunnel),
+        TUNNEL_V6 => encapsulate_in::<M, F, V6>(maps, frame, ctx, &tunnel),
+        // The node has left the cluster.
+        _ => Step::DropFor(Reason::NoRoute),
+    }
+}
+
+#[inline(always)]
+fn encapsulate_in<M, F, O>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>, tunnel: &Tunnel) -> Step
+where
+    M: Routing<F>,
+    M::Family: Rewrite + Outer,
+    F: Frame,
+    O: Outer,
+{
+    let length = longest(frame, ctx) + O::LENGTH;
+    let (src, dst) = (tunnel.source, tunnel.addr);
+    let found = if O::IS_V6 == <M::Family as Outer>::IS_V6 {
+        let tuple = Tuple {
+            src: Words::<M>::from_words(src),
+            dst: Words::<M>::from_words(dst),
+            src_port: 0,
+            dst_port: 0,
+        };
+        maps.find_route(frame, &tuple, length, &mut ctx.route)
+    } else {
+        let found =
+            frame.fib_lookup(&O::Words::from_words(src), &O::Words::from_words(dst), length, &mut ctx.route);
+        ctx.route.fresh = 1;
+        found
+    };
+    match found {
+        Fib::Found => {}
+        Fib::TooBig => {
+            // What is left for the packet itself.
+            ctx.route.mtu = ctx.route.mtu.saturating_sub(O::LENGTH);
+            return Step::TooBig;
+        }
+        Fib::NoRoute => return Step::DropFor(Reason::NoRoute),
+    }
+    match <M::Family as Rewrite>::decrement_ttl(frame, frame.link_header() as u32) {
+        Ok(true) => {}
+        Ok(false) => return Step::DropFor(Reason::TtlExceeded),
+        Err(HelperFailed) => return Step::DropFor(Reason::RewriteFailed),
+    }
+    match push::<F, O, M::Family>(frame, ctx, tunnel) {
+        Ok(verdict) => Step::Sent(verdict),
+        Err(HelperFailed) => Step::DropFor(Reason::RewriteFailed),
+    }
+}
+
+#[inline(always)]
+fn push<F: Frame, O: Outer, I: Outer>(
+    frame: F,
+    ctx: &PacketCtx<I::Words>,
+    tunnel: &Tunnel,
+) -> Result<i32, HelperFailed> {
+    let tag = tunnel_tag(&ctx.plan.reply.src, ctx.plan.reply.src_port);
+    frame.encapsulate(O::LENGTH as u16, O::IS_V6)?;
+    let (header, sum) = O::outer_header(tunnel, tag, ctx.packet.length, I::PROTO);
+    frame.store_all(frame.link_header() as u32, &header)?;
+    if O::IS_V6 {
+        frame.add_to_complete(fold32(sum));
+    }
+    forward::send_as(frame, &ctx.route, O::ETHERTYPE)
+}
+
+/// Whether other nodes may send encapsulated packets.
+#[inline(always)]
+pub fn is_expected<M: Node>(maps: M) -> bool {
+    maps.config().is_some_and(|config| config.flags & CONFIG_DSR != 0)
+}
+
+/// A packet in a packet that is addressed to this node.
+pub struct Arrived<A> {
+    /// The outer header.
+    pub header: Header<A>,
+    /// The tag in it.
+    tag: u16,
+}
+
+/// Reads the outer header; `None`: the packet is not for this node, or is a fragment, and passes.
+#[inline(always)]
+pub fn outer<M, F>(maps: M, frame: F) -> Option<Arrived<Words<M>>>
+where
+    M: Node,
+    M::Family: Outer,
+    F: Frame,
+{
+    // It comes again by the VLAN's own device.
+    if frame.has_vlan_tag() {
+        return None;
+    }
+    let link = frame.link_header() as u32;
+    let header = <M::Family as Read>::read(frame, link)?;
+    if header.is_later || maps.node_addr(&header.dst) & NODE_ADDR_OWN == 0 {
+        return None;
+    }
+    let tag = <M::Family as Outer>::tag(frame, link).ok()?;
+    Some(Arrived { header, tag })
+}
+
+/// Takes the outer header away, if a packet to a Service is in it. [`Step::Tunnelled`]: it is the inner packet now. Packets to
+/// anything else pass as they came: a CNI plugin may encapsulate pods' packets likewise.
+#[inline(always)]
+pub fn open<M, N, F>(
+    outer_maps: M,
+    maps: N,
+    frame: F,
+    outer: &Arrived<Words<M>>,
+    ctx: &mut PacketCtx<Words<N>>,
+) -> Step
+where
+    M: Node,
+    N: Services + Fragments,
+    M::Family: Outer,
+    N::Family: Outer + Fragmented,
+    F: Frame,
+{
+    let header = &outer.header;
+    let Some(inner) = <N::Family as Read>::read(frame, header.l4) else { return Step::Pass };
+    if !is_ours(maps, frame, &inner) {
+        return Step::Pass;
+    }
+    if outer_maps.node_addr(&header.src) & (NODE_ADDR_INTERNAL | NODE_ADDR_OWN) != NODE_ADDR_INTERNAL {
+        return Step::DropFor(Reason::ForeignTunnel);
+    }
+    if pop::<F, M::Family, N::Family>(frame, header.l4).is_err() {
+        return Step::DropFor(Reason::RewriteFailed);
+    }
+    ctx.tunnelled = TUNNELLED | u32::from(outer.tag);
+    ctx.hash = NO_HASH;
+    ctx.packet.key.direction = DIRECTION_FORWARD;
+    ctx.packet.key.reserved = 0;
+    Step::Tunnelled
+}
+
+/// Takes the outer header away, up to `end`.
+#[inline(always)]
+fn pop<F: Frame, O: Outer, I: Outer>(frame: F, end: u32) -> Result<(), HelperFailed> {
+    let link = frame.link_header() as u32;
+    let is_mixed = O::IS_V6 != I::IS_V6;
+    frame.decapsulate((end - link) as u16, is_mixed, I::IS_V6)?;
+    if is_mixed && link != 0 {
+        // The kernel goes by what it knows of the packet; whoever else looks, by the link-layer header.
+        frame.store_all(link - size_of::<u16>() as u32, &I::ETHERTYPE)?;
+    }
+    Ok(())
+}
+
+/// Whether an inner packet is a client's to a Service.
+#[inline(always)]
+fn is_ours<N, F>(maps: N, frame: F, inner: &Header<Words<N>>) -> bool
+where
+    N: Services + Fragments,
+    N::Family: Outer + Fragmented,
+    F: Frame,
+{
+    if inner.is_later {
+        // Its first fragment came by here.
+        return maps.fragment(&key_of::<N::Family>(inner)).is_some();
+    }
+    let mut ports = [0u16; 2];
+    let is_loaded = frame.load(inner.l4, &mut ports, size_of::<[u16; 2]>() as u32).is_ok();
+    if !is_loaded || !matches!(inner.proto, PROTO_TCP | PROTO_UDP) {
+        return false;
+    }
+    let [_, port] = ports;
+    let entry = lookup::tunnelled_frontend(maps, inner.dst, u16::from_be(port), inner.proto);
+    entry.kind != ServiceEntry::NONE.kind
+}
+
+/// The first stage of a packet that came encapsulated, once it is parsed.
+#[inline(always)]
+pub fn tunnelled(parsed: Parsed) -> Step {
+    match parsed {
+        Parsed::Packet => Step::Established,
+        // The reason is counted. It must not go on: its destination is no address of this node.
+        _ => Step::Drop,
+    }
+}

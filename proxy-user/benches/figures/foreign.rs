@@ -1,0 +1,241 @@
+//! Traffic between two pods that is for no Service, through a node with the packet programs on the pods' devices and
+//! through one without.
+//!
+//! ```text
+//! pod eth0 10.98.0.2 --- c0 node p0 --- eth0 10.99.0.2 pod
+//! ```
+//!
+//! Both nodes are measured in turn, and each round gives one ratio of two measurements beside each other in time. With a
+//! packet socket open on the node (as `tcpdump` has) every packet that a program sees is a clone.
+
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use proxy_user::host::devices;
+use proxy_user::maps::{KernelStore, Store as _};
+use proxy_user::programs::{Capacities, EMBEDDED, PacketHook, Programs, Settings, TcxOrder, Xdp, cleanup};
+use socket2::{Domain, Protocol, Socket, Type};
+
+use crate::packet::TCP;
+use crate::report::{Row, median, percentile};
+use crate::rig::{Family, Service};
+use crate::space::Space;
+
+const POD: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 2);
+const SINK: u16 = 8080;
+const ECHO: u16 = 8081;
+/// Services in the maps, so that the prefilter is not empty.
+const SERVICES: u32 = 1000;
+/// Bulk rounds, and the length of each measurement in them.
+const BULK_ROUNDS: usize = 40;
+const BULK: Duration = Duration::from_millis(250);
+/// Rounds of requests, and requests in each measurement.
+const ASK_ROUNDS: usize = 100;
+const ASKS: usize = 250;
+/// `ETH_P_ALL` (`uapi/linux/if_ether.h`).
+const ETH_P_ALL: u16 = 3;
+
+/// Bytes that the sinks have read.
+static RECEIVED: AtomicU64 = AtomicU64::new(0);
+
+/// Two pods and the node between them.
+struct Node {
+    space: Space,
+    client: Space,
+    _server: Space,
+}
+
+impl Node {
+    fn new() -> Self {
+        let [space, client, server] = ["node", "client", "server"].map(|name| Space::new(name).unwrap());
+        space.join(&client, "c0", "10.98.0", "fd98:").unwrap();
+        space.join(&server, "p0", "10.99.0", "fd99:").unwrap();
+        let listen = |port| server.inside(|| Ok(TcpListener::bind((POD, port))?)).unwrap();
+        let (sink, echo) = (listen(SINK), listen(ECHO));
+        thread::spawn(move || sink.incoming().for_each(|stream| read_all(stream.unwrap())));
+        thread::spawn(move || echo.incoming().for_each(|stream| answer(stream.unwrap())));
+        Self { space, client, _server: server }
+    }
+
+    fn connect(&self, port: u16) -> TcpStream {
+        let stream = self.client.inside(|| Ok(TcpStream::connect((POD, port))?)).unwrap();
+        stream.set_nodelay(true).unwrap();
+        stream
+    }
+}
+
+fn read_all(mut stream: TcpStream) {
+    thread::spawn(move || {
+        let mut buffer = vec![0; 256 << 10];
+        while let Ok(length @ 1..) = stream.read(&mut buffer) {
+            RECEIVED.fetch_add(length as u64, Ordering::Relaxed);
+        }
+    });
+}
+
+fn answer(mut stream: TcpStream) {
+    stream.set_nodelay(true).unwrap();
+    thread::spawn(move || {
+        let mut buffer = [0; 64];
+        while let Ok(length @ 1..) = stream.read(&mut buffer) {
+            let _ = stream.write_all(&buffer[..length]);
+        }
+    });
+}
+
+/// The packet programs on both devices of a node, and maps with Services.
+struct Attached {
+    bpffs: PathBuf,
+    cgroup: PathBuf,
+    programs: Option<Programs>,
+}
+
+impl Attached {
+    fn new(bpffs: &Path, node: &Node) -> Self {
+        let root = proxy_user::host::cgroup::find(None).unwrap().path;
+        let cgroup = root.join(format!("ballast-bench-foreign-{}", std::process::id()));
+        fs::create_dir(&cgroup).unwrap();
+        let bpffs = bpffs.join("foreign");
+        fs::create_dir(&bpffs).unwrap();
+        let settings = Settings {
+            object: EMBEDDED,
+            bpffs: bpffs.clone(),
+            cgroup: cgroup.clone(),
+            capacities: Capacities::default(),
+            packet_hook: PacketHook::Auto,
+            tcx_order: TcxOrder::default(),
+            xdp: Xdp::Off,
+        };
+        let programs = Programs::start(&settings).unwrap();
+        let service = |id: u32| {
+            let [frontend, pod] = [Family::V4.frontend(id as u16, 80), Family::V4.pod(id as u16, 8080)];
+            Service::new(id, TCP, frontend, &[pod]).writes()
+        };
+        let writes: Vec<_> = (1..=SERVICES).flat_map(service).collect();
+        KernelStore::open(&programs.pin_dir()).unwrap().write(&writes).unwrap();
+        node.space
+            .inside(|| {
+                for device in devices::list()? {
+                    if ["c0", "p0"].contains(&device.name.as_str()) {
+                        programs.attach_device(device.ifindex, false)?;
+                    }
+                }
+                Ok(())
+            })
+            .unwrap();
+        Self { bpffs, cgroup, programs: Some(programs) }
+    }
+}
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        self.programs = None;
+        let _ = cleanup(&self.bpffs, Some(&self.cgroup));
+        let _ = fs::remove_dir(&self.cgroup);
+    }
+}
+
+/// Nanoseconds for a byte.
+fn bulk(stream: &mut TcpStream) -> f64 {
+    let buffer = vec![0; 64 << 10];
+    let (begun, before) = (Instant::now(), RECEIVED.load(Ordering::Relaxed));
+    while begun.elapsed() < BULK {
+        stream.write_all(&buffer).unwrap();
+    }
+    let (time, after) = (begun.elapsed(), RECEIVED.load(Ordering::Relaxed));
+    // What is still on its way must not count for the other node.
+    thread::sleep(Duration::from_millis(5));
+    time.as_nanos() as f64 / (after - before) as f64
+}
+
+/// Microseconds of the median request.
+fn ask(stream: &mut TcpStream) -> f64 {
+    let one = |_| {
+        let begun = Instant::now();
+        stream.write_all(b"?").unwrap();
+        stream.read_exact(&mut [0]).unwrap();
+        begun.elapsed().as_nanos() as f64 / 1e3
+    };
+    median((0..ASKS).map(one).collect())
+}
+
+/// The median without programs, and the quartiles of the rounds' ratios: with programs to without.
+fn compare(rounds: usize, mut measure: impl FnMut(usize) -> f64) -> (f64, [f64; 3]) {
+    let (mut bare, mut ratios) = (Vec::new(), Vec::new());
+    for round in 0..rounds {
+        let mut times = [0.0; 2];
+        for at in 0..2 {
+            let side = (round + at) % 2;
+            times[side] = measure(side);
+        }
+        bare.push(times[0]);
+        ratios.push(times[1] / times[0]);
+    }
+    (median(bare), [25, 50, 75].map(|percent| percentile(&mut ratios, percent)))
+}
+
+/// While this is there, a packet socket takes the first bytes of each packet on all devices of a node.
+struct Capture(Vec<thread::JoinHandle<()>>);
+
+static CAPTURES: AtomicBool = AtomicBool::new(false);
+
+impl Capture {
+    fn start(nodes: &[Node; 2]) -> Self {
+        CAPTURES.store(true, Ordering::Relaxed);
+        let open = |node: &Node| {
+            let protocol = Protocol::from(i32::from(ETH_P_ALL.to_be()));
+            let socket =
+                node.space.inside(|| Ok(Socket::new(Domain::PACKET, Type::RAW, Some(protocol))?)).unwrap();
+            socket.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+            thread::spawn(move || {
+                let mut buffer = [std::mem::MaybeUninit::uninit(); 96];
+                while CAPTURES.load(Ordering::Relaxed) {
+                    let _ = socket.recv(&mut buffer);
+                }
+            })
+        };
+        Self(nodes.iter().map(open).collect())
+    }
+}
+
+impl Drop for Capture {
+    fn drop(&mut self) {
+        CAPTURES.store(false, Ordering::Relaxed);
+        self.0.drain(..).for_each(|thread| drop(thread.join()));
+    }
+}
+
+fn rows(nodes: &[Node; 2], how: &str) -> Vec<Row> {
+    let row =
+        |what: String, value, unit, target| Row::new("Foreign traffic, IPv4", what, value, unit, target);
+    let mut streams = [0, 1].map(|side: usize| nodes[side].connect(SINK));
+    let (byte, [low, ratio, high]) = compare(BULK_ROUNDS, |side| bulk(&mut streams[side]));
+    let mut echoes = [0, 1].map(|side: usize| nodes[side].connect(ECHO));
+    let (request, [fast, latency, slow]) = compare(ASK_ROUNDS, |side| ask(&mut echoes[side]));
+    vec![
+        row(format!("bulk TCP, no programs{how}"), 8.0 / byte, "Gbit/s", None),
+        row(format!("time for a byte, with programs to without{how}"), ratio, "x", Some(1.01)),
+        row(format!("  its quartiles{how}: lower"), low, "x", None),
+        row(format!("  its quartiles{how}: upper"), high, "x", None),
+        row(format!("request and response, no programs{how}"), request, "us", None),
+        row(format!("request and response, with programs to without{how}"), latency, "x", Some(1.01)),
+        row(format!("  its quartiles{how}: lower"), fast, "x", None),
+        row(format!("  its quartiles{how}: upper"), slow, "x", None),
+    ]
+}
+
+/// Measures all of it.
+pub fn measure(bpffs: &Path) -> Vec<Row> {
+    let nodes = [Node::new(), Node::new()];
+    let _attached = Attached::new(bpffs, &nodes[1]);
+    let mut all = rows(&nodes, "");
+    let capture = Capture::start(&nodes);
+    all.extend(rows(&nodes, ", packets captured"));
+    drop(capture);
+    all
+}

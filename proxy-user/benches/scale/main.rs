@@ -1,0 +1,108 @@
+//! The agent at size, against a real API server: `cargo xtask scale`. It needs root.
+//!
+//! One kube-apiserver with its etcd holds the Services and `EndpointSlices`. First the real agent is measured beside
+//! it: cold start, restart, memory, CPU. Then hollow agents are: the same watch, model, plan and sync with maps in
+//! memory, many in one process, behind a pair of devices that counts their bytes. Nothing here fails because a machine
+//! is slow.
+#![expect(clippy::unwrap_used, reason = "a benchmark that cannot measure ends by panicking")]
+#![expect(clippy::panic, reason = "as above")]
+#![expect(clippy::print_stdout, reason = "it prints a table")]
+#![expect(clippy::cast_precision_loss, reason = "no count here comes near 2^52")]
+
+mod agent;
+mod cluster;
+mod hollow;
+#[path = "../../tests/kube/mod.rs"]
+#[expect(dead_code, reason = "the tests use the rest")]
+mod kube;
+mod proc;
+#[path = "../figures/report.rs"]
+#[expect(dead_code, reason = "the other figures use the rest")]
+mod report;
+#[path = "../../tests/netns/space.rs"]
+#[expect(dead_code, reason = "the tests use the rest")]
+mod space;
+mod store;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::report::Row;
+
+/// What is asked for.
+#[derive(Clone, Debug)]
+struct Options {
+    /// Services.
+    services: u32,
+    /// Endpoints of each.
+    endpoints: u32,
+    /// Hollow agents; 0: none are measured.
+    agents: u32,
+    /// Whether the real agent is measured.
+    real: bool,
+    /// How long 20 changes a second are made.
+    churn: Duration,
+    json: Option<PathBuf>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        let churn = Duration::from_secs(20);
+        Self { services: 1000, endpoints: 10, agents: 20, real: true, churn, json: None }
+    }
+}
+
+impl Options {
+    /// What the figures are of.
+    fn size(&self) -> String {
+        format!("{} x {}", self.services, self.endpoints)
+    }
+}
+
+fn main() {
+    let mut arguments = std::env::args().skip(1);
+    let (mut is_bench, mut options) = (false, Options::default());
+    while let Some(argument) = arguments.next() {
+        let mut number = || arguments.next().unwrap().parse::<u32>().unwrap();
+        match argument.as_str() {
+            "--bench" => is_bench = true,
+            "--services" => options.services = number(),
+            "--endpoints" => options.endpoints = number(),
+            "--agents" => options.agents = number(),
+            "--churn" => options.churn = Duration::from_secs(number().into()),
+            "--hollow-only" => options.real = false,
+            "--json" => options.json = arguments.next().map(PathBuf::from),
+            hollow::CHILD => {
+                let count = number();
+                hollow::run(count, Path::new(&arguments.next().unwrap()));
+                return;
+            }
+            other => panic!("{other} is no option"),
+        }
+    }
+    // `cargo test --benches` starts this too, and means no measurement.
+    if !is_bench {
+        return;
+    }
+    let rows = measure(&options);
+    report::print(&rows);
+    if let Some(path) = &options.json {
+        report::write(&rows, path);
+    }
+}
+
+fn measure(options: &Options) -> Vec<Row> {
+    let control = kube::begin().unwrap();
+    let mut rows = Vec::new();
+    if options.real {
+        rows.extend(agent::empty(&control));
+    }
+    let cluster = cluster::Cluster::fill(&control, options.services, options.endpoints);
+    if options.real {
+        rows.extend(agent::full(&control, &cluster, options));
+    }
+    if options.agents > 0 {
+        rows.extend(hollow::measure(&control, &cluster, options));
+    }
+    rows
+}

@@ -1,0 +1,103 @@
+//! The annotations that say how connections are spread and forwarded.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use proxy_common::select::Algorithm;
+
+use super::{Problems, annotation};
+use crate::model::ForwardingMode;
+use crate::model::spread::{MOST_WEIGHT, WeightOf, Weights, algorithm as algorithm_of, algorithm_names};
+
+/// How connections to a Service are spread.
+pub const ANNOTATION_ALGORITHM: &str = "ballast.io/algorithm";
+/// Whether endpoints that fail are skipped.
+pub const ANNOTATION_EJECTION: &str = "ballast.io/ejection";
+/// How large a share endpoints get, in a Service or an `EndpointSlice`.
+pub const ANNOTATION_WEIGHTS: &str = "ballast.io/weights";
+
+/// How packets of clients outside reach endpoints of a Service on other nodes.
+pub const ANNOTATION_FORWARDING: &str = "ballast.io/forwarding-mode";
+
+/// The forwarding mode that a Service asks for.
+pub fn forwarding(metadata: &ObjectMeta, problems: &mut Problems) -> Option<ForwardingMode> {
+    let text = annotation(metadata, ANNOTATION_FORWARDING)?.trim();
+    let found = ForwardingMode::from_name(text);
+    if found.is_none() {
+        let names = ForwardingMode::ALL.map(ForwardingMode::label).join(", ");
+        problems.add(
+            field(ANNOTATION_FORWARDING),
+            &format_args!(
+                "`{text}` is not a forwarding mode: give one of {names}; the default holds instead"
+            ),
+        );
+    }
+    found
+}
+
+/// The algorithm that a Service asks for.
+pub fn algorithm(metadata: &ObjectMeta, problems: &mut Problems) -> Option<Algorithm> {
+    let text = annotation(metadata, ANNOTATION_ALGORITHM)?.trim();
+    let found = algorithm_of(text);
+    if found.is_none() {
+        let names = algorithm_names();
+        problems.add(
+            field(ANNOTATION_ALGORITHM),
+            &format_args!("`{text}` is not an algorithm: give one of {names}; the default holds instead"),
+        );
+    }
+    found
+}
+
+/// What a Service says of ejection: `on` or `off`.
+pub fn ejection(metadata: &ObjectMeta, problems: &mut Problems) -> Option<bool> {
+    match annotation(metadata, ANNOTATION_EJECTION)?.trim() {
+        "on" => Some(true),
+        "off" => Some(false),
+        text => {
+            problems.add(
+                field(ANNOTATION_EJECTION),
+                &format_args!("`{text}` is neither `on` nor `off`; the default holds instead"),
+            );
+            None
+        }
+    }
+}
+
+/// The weights that a Service or an `EndpointSlice` tells: `10.0.0.7=10, node/worker-3=0, zone/eu-1a=5, *=1`. One bad entry
+/// makes all of them count for nothing: shares are shares of a whole.
+pub fn weights(metadata: &ObjectMeta, problems: &mut Problems) -> Weights {
+    let Some(text) = annotation(metadata, ANNOTATION_WEIGHTS) else { return Weights::default() };
+    let entries = text.split([',', '\n']).map(str::trim).filter(|entry| !entry.is_empty());
+    let mut weights = Weights::default();
+    for entry in entries {
+        let Some((key, weight)) = parse(entry) else {
+            let message = format_args!(
+                "`{entry}` is not a weight: give ADDRESS=N, node/NAME=N, zone/NAME=N or *=N, with N from 0 to \
+                 {MOST_WEIGHT}; all weights here are left out"
+            );
+            problems.add(field(ANNOTATION_WEIGHTS), &message);
+            return Weights::default();
+        };
+        weights.0.insert(key, weight);
+    }
+    weights
+}
+
+fn parse(entry: &str) -> Option<(WeightOf, u16)> {
+    let (of, weight) = entry.rsplit_once('=')?;
+    let weight = weight.trim().parse().ok().filter(|weight| *weight <= MOST_WEIGHT)?;
+    let name = |name: &str| (!name.is_empty()).then(|| name.to_owned());
+    let of = match of.trim() {
+        "*" => WeightOf::All,
+        of => match of.split_once('/') {
+            Some(("node", node)) => WeightOf::Node(name(node)?.into()),
+            Some(("zone", zone)) => WeightOf::Zone(name(zone)?.into()),
+            Some(_) => return None,
+            None => WeightOf::Address(of.parse().ok()?),
+        },
+    };
+    Some((of, weight))
+}
+
+fn field(annotation: &str) -> String {
+    format!("metadata.annotations[{annotation}]")
+}

@@ -1,0 +1,91 @@
+//! Which endpoints a connection may go to, and what each of them sees.
+
+use std::net::{IpAddr, SocketAddr};
+
+use proxy_common::Address;
+use proxy_common::affinity::AffinityEntry;
+use proxy_common::decide::{self, Source};
+use proxy_common::reason::Reason;
+use proxy_common::select::Algorithm;
+use proxy_common::service::{SERVICE_EJECTS, ServiceEntry};
+
+use super::health::note;
+use super::path::Walk;
+use super::{Candidate, flags, manner};
+
+impl<A: Address + Into<IpAddr>> Walk<'_, A> {
+    pub(super) fn affinity(&mut self, service: &ServiceEntry, entry: Option<AffinityEntry>) {
+        let common = &self.rules.common;
+        let secs = service.affinity_secs;
+        let found = match entry {
+            None => format!("for {secs} s; this client is new"),
+            Some(entry) => {
+                let id = entry.backend_id;
+                let backend = self.rules.backends.get(&id);
+                if !decide::is_in_time(&entry, service, common.now, common.config.hz) {
+                    format!("the client was with endpoint {id}, longer than {secs} s ago")
+                } else if backend.is_some_and(|backend| decide::may_stay(backend, service)) {
+                    format!("the client stays with endpoint {id}")
+                } else {
+                    format!("the client was with endpoint {id}, which may not be chosen any more")
+                }
+            }
+        };
+        self.step("affinity", found);
+    }
+
+    pub(super) fn endpoints(
+        &mut self,
+        service: &ServiceEntry,
+        client: u32,
+        source: impl Fn(&A, u32) -> Option<&'static str>,
+    ) -> Result<(), Reason> {
+        if service.slot_count == 0 {
+            self.step("endpoints", "none");
+            return Err(decide::nobody(service));
+        }
+        let slots = &self.rules.common.slots;
+        let first = (service.slot_base as usize).min(slots.len());
+        let end = first.saturating_add(service.slot_count as usize).min(slots.len());
+        let found = slots[first..end].iter().filter_map(|id| {
+            let backend = self.rules.backends.get(id)?;
+            let (local, terminating) = flags(backend.flags);
+            Some(Candidate {
+                id: *id,
+                address: SocketAddr::new(backend.addr.into(), backend.port).to_string(),
+                local,
+                terminating,
+                serves: decide::serves(backend, service),
+                source: source(&backend.addr, backend.flags),
+            })
+        });
+        self.path.candidates = found.collect();
+        let count = self.path.candidates.iter().filter(|one| one.serves).count();
+        let how = Algorithm::from_number(service.algorithm).unwrap_or_default();
+        self.step("endpoints", format!("one of {count}, {}", manner(how)));
+        let is_skipped = |one: &Candidate| note(&self.rules.common, one.id, &one.address, client);
+        let ejects = service.flags & SERVICE_EJECTS != 0;
+        let mut skipped: Vec<_> =
+            self.path.candidates.iter().filter_map(is_skipped).filter(|_| ejects).collect();
+        // An endpoint has as many slots as its weight says.
+        skipped.dedup();
+        for note in skipped {
+            self.step("ejection", note);
+        }
+        if count == 0 { Err(Reason::MapInconsistent) } else { Ok(()) }
+    }
+}
+
+/// In the place of [`word`]: the endpoint's node answers the client directly.
+pub(super) const DSR: &str = "dsr";
+
+/// The word in tables and JSON.
+pub(super) const fn word(source: Source) -> &'static str {
+    match source {
+        Source::Kept => "kept",
+        Source::Hairpin => "hairpin",
+        Source::Remote => "remote",
+        Source::All => "masquerade-all",
+        Source::Local => "node",
+    }
+}

@@ -1,0 +1,69 @@
+//! What the rules ask about the client.
+
+use std::net::IpAddr;
+
+use proxy_common::Address;
+use proxy_common::config::CONFIG_DETECT_LOCAL;
+use proxy_common::decide;
+use proxy_common::service::ServiceEntry;
+use proxy_common::source_range::SourceRangeKey;
+
+use super::flags;
+use super::path::Walk;
+use crate::cli::question::Client;
+
+impl<A: Address + Into<IpAddr>> Walk<'_, A> {
+    pub(super) fn is_local_pod(&self, client: A) -> bool {
+        self.rules.backends.values().any(|backend| backend.addr == client && flags(backend.flags).0)
+    }
+
+    pub(super) fn is_of_node(&self, client: Client, from: Option<A>) -> bool {
+        client == Client::Host || from.is_some_and(|from| self.rules.node_addrs.contains_key(&from))
+    }
+
+    /// Whether it is outside, as far as its address says it.
+    pub(super) fn outside(&mut self, from: Option<A>) -> bool {
+        let Some(from) = from else {
+            self.step("client", "inside: a pod of this node");
+            return false;
+        };
+        if self.is_local_pod(from) {
+            self.step("client", "inside: an endpoint on this node has the address");
+            return false;
+        }
+        let by_address = self.rules.common.config.flags & CONFIG_DETECT_LOCAL != 0;
+        let by_uplink = self.rules.common.has_uplink;
+        let flags = self.rules.common.config.flags;
+        let outside = decide::is_outside(by_uplink, flags, &self.rules.node, &from);
+        self.step(
+            "client",
+            if outside && by_address {
+                "outside: the address is in no range of pods"
+            } else if outside {
+                "outside, if it comes in by an uplink (NIC, tunnel); inside by any other device"
+            } else if !by_uplink && !by_address {
+                "inside: no device of this node is an uplink"
+            } else {
+                "inside: the address is in the pods' range"
+            },
+        );
+        outside
+    }
+
+    /// The longest range that holds the client.
+    pub(super) fn range(&self, service: &ServiceEntry, client: &A) -> Option<(u32, SourceRangeKey<A>)> {
+        let ranges = self.rules.ranges.iter().filter(|(_, range)| range.service == service.id);
+        ranges
+            .filter(|(bits, range)| begins_alike(client, &range.addr, *bits))
+            .max_by_key(|(bits, _)| *bits)
+            .copied()
+    }
+}
+
+fn begins_alike<A: Address>(a: &A, b: &A, bits: u32) -> bool {
+    let wide = |addr: &A| {
+        addr.words().into_iter().fold(0u128, |sum, word| sum << 32 | u128::from(u32::from_be(word)))
+    };
+    let different = (wide(a) ^ wide(b)).leading_zeros();
+    different >= bits
+}

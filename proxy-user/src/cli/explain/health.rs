@@ -1,0 +1,25 @@
+//! Endpoints that new connections skip, in words.
+
+use proxy_common::health::{Standing, TRIAL_SHARE, current, ejected_for, standing};
+
+use crate::maps::view::Common;
+
+/// What the health of an endpoint means to a client of that number ([`proxy_common::health`]); `None`: it is chosen as any
+/// other.
+pub(super) fn note(common: &Common, id: u32, address: &str, client: u32) -> Option<String> {
+    let (now, hz) = (common.now, common.config.hz);
+    let word = current(common.health.get(&id).copied()?, now, hz);
+    let seconds = ejected_for(word, now, hz).map(|left| left.div_ceil(hz));
+    match (standing(word, client, now, hz), seconds) {
+        (Standing::Ejected, Some(seconds)) => {
+            Some(format!("{address} is skipped for {seconds} s: connections of two clients in a row failed"))
+        }
+        (Standing::Ejected, None) => {
+            Some(format!("{address} is skipped by this client, whose last connection to it failed"))
+        }
+        (Standing::Trial, _) => Some(format!(
+            "{address} takes one connection in {TRIAL_SHARE} that would go to it, until it answers one"
+        )),
+        (Standing::Good, _) => None,
+    }
+}

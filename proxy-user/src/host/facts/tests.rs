@@ -1,0 +1,133 @@
+use rtnetlink::packet_route::AddressFamily;
+
+use super::*;
+
+fn address(attributes: Vec<AddressAttribute>, flags: AddressHeaderFlags) -> Option<Own> {
+    let mut message = AddressMessage::default();
+    message.header.prefix_len = 32;
+    message.header.flags = flags;
+    message.attributes = attributes;
+    read_address(&message)
+}
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+#[test]
+fn our_end_of_a_point_to_point_device_counts() {
+    let both = vec![AddressAttribute::Address(ip("10.0.0.2")), AddressAttribute::Local(ip("10.0.0.1"))];
+    let own = address(both, AddressHeaderFlags::empty());
+    assert_eq!(own, Some(Own { address: ip("10.0.0.1"), secondary: false, in_subnet: false }));
+}
+
+#[test]
+fn addresses_that_nobody_can_dial_do_not_count() {
+    let one = |text, flags| address(vec![AddressAttribute::Address(ip(text))], flags);
+    assert_eq!(one("169.254.0.1", AddressHeaderFlags::empty()), None);
+    assert_eq!(one("fe80::1", AddressHeaderFlags::empty()), None);
+    assert_eq!(one("2001:db8::1", AddressHeaderFlags::Dadfailed), None);
+    assert_eq!(one("2001:db8::1", AddressHeaderFlags::Tentative), None);
+    assert!(one("2001:db8::1", AddressHeaderFlags::empty()).is_some());
+    assert!(one("127.0.0.1", AddressHeaderFlags::empty()).is_some(), "node ports may answer there");
+}
+
+#[test]
+fn an_address_with_a_prefix_is_in_a_subnet() {
+    let in_subnet = |text, prefix_len| {
+        let mut message = AddressMessage::default();
+        message.header.prefix_len = prefix_len;
+        message.attributes = vec![AddressAttribute::Local(ip(text))];
+        read_address(&message).unwrap().in_subnet
+    };
+    assert_eq!([24, 31, 32].map(|bits| in_subnet("10.0.0.1", bits)), [true, true, false]);
+    assert_eq!([64, 127, 128].map(|bits| in_subnet("fd00::1", bits)), [true, true, false]);
+}
+
+#[test]
+fn what_the_operator_says_of_a_device_is_kept() {
+    let patterns = |list: &[&str]| list.iter().map(|&text| text.to_owned()).collect();
+    let facts = Facts { uplinks: patterns(&["eth*", "p1"]), local_devices: patterns(&["p*"]) };
+    let role = |name: &str| {
+        let device = Device { name: name.to_owned(), ..Device::default() };
+        facts.device(device, &Addresses::new()).1.role
+    };
+    assert_eq!(
+        ["eth1", "p1", "veth1"].map(role),
+        [DeviceRole::Uplink, DeviceRole::Local, DeviceRole::Guessed],
+        "local wins"
+    );
+}
+
+#[test]
+fn addresses_of_kube_proxys_ipvs_device_are_not_the_nodes() {
+    let own = Own { address: ip("10.96.0.1"), secondary: false, in_subnet: false };
+    let device = |name: &str| {
+        let device = Device { ifindex: 7, name: name.to_owned(), ..Device::default() };
+        Facts::default().device(device, &Addresses::from([(7, vec![own])])).1.addresses.len()
+    };
+    assert_eq!((device(IPVS_DEVICE), device("nodelocaldns")), (0, 1));
+}
+
+fn route(kind: RouteType, attributes: Vec<RouteAttribute>) -> Vec<(u32, DefaultRoute)> {
+    let mut message = RouteMessage::default();
+    message.header.table = RouteHeader::RT_TABLE_MAIN;
+    message.header.kind = kind;
+    message.header.address_family = AddressFamily::Inet;
+    message.attributes = attributes;
+    let own = |address, secondary| Own { address: ip(address), secondary, in_subnet: true };
+    let addresses = BTreeMap::from([(
+        2,
+        vec![own("2001:db8::1", false), own("192.0.2.9", true), own("192.0.2.1", false)],
+    )]);
+    read_route(&message, &addresses)
+}
+
+#[test]
+fn a_default_route_says_where_packets_come_from_or_its_device_does() {
+    let plain = route(RouteType::Unicast, vec![RouteAttribute::Oif(2), RouteAttribute::Priority(100)]);
+    assert_eq!(plain, [(100, DefaultRoute { device: 2, source: Some(ip("192.0.2.1")) })]);
+    let source = RouteAttribute::PrefSource(RouteAddress::Inet([192, 0, 2, 9].into()));
+    let said = route(RouteType::Unicast, vec![RouteAttribute::Oif(2), source]);
+    assert_eq!(said[0].1.source, Some(ip("192.0.2.9")));
+    let elsewhere = route(RouteType::Unicast, vec![RouteAttribute::Oif(3)]);
+    assert_eq!(elsewhere[0].1.source, None);
+    assert!(route(RouteType::Unreachable, vec![RouteAttribute::Oif(2)]).is_empty());
+}
+
+#[test]
+fn a_route_that_flaps_is_no_reason_to_look_again() {
+    let change = |table, destination_prefix_length| {
+        let header = RouteHeader { table, destination_prefix_length, ..RouteHeader::default() };
+        let mut route = RouteMessage::default();
+        route.header = header;
+        [RouteNetlinkMessage::NewRoute(route.clone()), RouteNetlinkMessage::DelRoute(route)]
+            .map(|message| matters(&NetlinkMessage::from(message)))
+    };
+    assert_eq!(change(RouteHeader::RT_TABLE_MAIN, 24), [false; 2]);
+    assert_eq!(change(255, 0), [false; 2]);
+    assert_eq!(change(RouteHeader::RT_TABLE_MAIN, 0), [true; 2]);
+    let address = RouteNetlinkMessage::NewAddress(AddressMessage::default());
+    assert!(matters(&NetlinkMessage::from(address)));
+}
+
+#[test]
+fn what_is_not_looked_at_is_as_it_was_known() {
+    let route = DefaultRoute { device: 77, source: None };
+    let known = HostView { defaults: vec![route], has_old_proxy: true, ..HostView::default() };
+    let facts = Facts::default();
+    let view = facts.look_at(&known, Look { routes: false, old_proxy: false }).unwrap();
+    assert_eq!((&view.defaults, view.has_old_proxy), (&known.defaults, true));
+    assert!(!view.devices.is_empty());
+    assert_ne!(facts.look().unwrap().defaults, known.defaults);
+}
+
+#[test]
+fn this_machine_can_be_looked_at() {
+    let view = Facts::default().look().unwrap();
+    let lo = view.devices.values().find(|device| device.name == "lo").expect("every namespace has it");
+    assert!(!lo.no_header && lo.kind == DeviceKind::Loopback);
+    // Linux 5.14 has it, and we need more.
+    assert_ne!(view.netns_cookie, 0);
+    assert_eq!(view.netns_cookie, Facts::default().look().unwrap().netns_cookie);
+}

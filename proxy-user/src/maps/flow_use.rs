@@ -1,0 +1,57 @@
+//! What open connections need: bits of the filter, source ports, and ids of backends.
+
+use std::collections::BTreeSet;
+use std::io;
+
+use proxy_common::config::{PortRange, SNAT_RANGES};
+
+use super::view::View;
+
+/// A bit of the filter: the number of its word, and its mask.
+pub type FilterBit = (u32, u64);
+
+/// Knows the open connections.
+pub trait FlowUse {
+    /// Those of these backends that count open connections still.
+    fn connected(&mut self, backends: &BTreeSet<u32>) -> io::Result<BTreeSet<u32>>;
+
+    /// Those of `bits` that a connection needs which has not expired: its packets find it by the bit of what was
+    /// dialled, its replies by that of the endpoint. Looks at each connection once.
+    fn used_among(&mut self, bits: &BTreeSet<FilterBit>) -> io::Result<BTreeSet<FilterBit>>;
+
+    /// Whether a connection with SNAT that has not expired has a source port in none of these ranges. Looks at each connection once.
+    fn has_snat_beside(&mut self, ranges: [PortRange; SNAT_RANGES]) -> io::Result<bool>;
+}
+
+/// There are no connections.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoFlows;
+
+impl FlowUse for NoFlows {
+    fn connected(&mut self, _: &BTreeSet<u32>) -> io::Result<BTreeSet<u32>> {
+        Ok(BTreeSet::new())
+    }
+
+    fn used_among(&mut self, _: &BTreeSet<FilterBit>) -> io::Result<BTreeSet<FilterBit>> {
+        Ok(BTreeSet::new())
+    }
+
+    fn has_snat_beside(&mut self, _: [PortRange; SNAT_RANGES]) -> io::Result<bool> {
+        Ok(false)
+    }
+}
+
+impl FlowUse for View {
+    fn connected(&mut self, backends: &BTreeSet<u32>) -> io::Result<BTreeSet<u32>> {
+        let open = self.open_connections(backends.iter().copied()).map_err(io::Error::other)?;
+        Ok(open.into_iter().filter(|(_, count)| *count > 0).map(|(id, _)| id).collect())
+    }
+
+    fn used_among(&mut self, bits: &BTreeSet<FilterBit>) -> io::Result<BTreeSet<FilterBit>> {
+        self.filter_bits(bits).map_err(io::Error::other)
+    }
+
+    fn has_snat_beside(&mut self, ranges: [PortRange; SNAT_RANGES]) -> io::Result<bool> {
+        View::has_snat_beside(self, ranges).map_err(io::Error::other)
+    }
+}

@@ -1,0 +1,47 @@
+//! A Maglev table in the maps, as far as the agent looks at it.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::atomic::Ordering;
+
+use proxy_common::maglev;
+
+use super::mapping::Mapping;
+
+/// A table in `maglev`, as its head tells it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MaglevRow {
+    /// Its first word; 0: there is no table.
+    pub base: u32,
+    /// Its words; 0: it is not what was written, and cannot be used.
+    pub words: u32,
+    /// What tells it from tables of other endpoints ([`plan::maglev::signature`](crate::plan::maglev::signature)).
+    pub signature: u64,
+}
+
+impl MaglevRow {
+    /// The tables of these indexes; `heads` and `words` are `maglev_index` and `maglev`.
+    pub(super) fn all(indexes: Range<u32>, heads: &Mapping, words: &Mapping) -> BTreeMap<u32, Self> {
+        let word = |at: u32| Some(words.word64(at as usize)?.load(Ordering::Relaxed));
+        let base = |index: u32| Some(heads.word64(index as usize)?.load(Ordering::Acquire) as u32);
+        let there = indexes.start..indexes.end.min(heads.len() as u32);
+        let used = there.filter_map(|index| Some((index, base(index).filter(|base| *base != 0)?)));
+        used.map(|(index, base)| (index, Self::read(base, word))).collect()
+    }
+
+    /// What stands at `base` in a map of which `word` gives the words.
+    pub(super) fn read(base: u32, word: impl Fn(u32) -> Option<u64>) -> Self {
+        let broken = Self { base, words: 0, signature: 0 };
+        let at = |offset: u32| base.checked_add(offset).and_then(&word);
+        let (Some(first), Some(signature), Some(sum)) = (at(0), at(1), at(2)) else { return broken };
+        let (size, backends) = maglev::of_shape(first);
+        if size == 0 || backends == 0 || backends > maglev::MOST || size != maglev::size(backends) {
+            return broken;
+        }
+        let words = maglev::words(size, backends);
+        if at(words - 1).is_none() || maglev::checksum((maglev::HEADER..words).map_while(at)) != sum {
+            return broken;
+        }
+        Self { base, words, signature }
+    }
+}

@@ -1,0 +1,57 @@
+//! What has changed in one table, to the other.
+
+use proxy_common::Address;
+use proxy_common::config::NodeConfig;
+use proxy_common::conntrack::ASSURED;
+
+use super::layout::Layout;
+use super::table::{Put, Scope, Table};
+
+/// What became of flows that were to be copied.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Copied {
+    /// Flows that were new.
+    pub added: usize,
+    /// Flows that were there, and have changed.
+    pub updated: usize,
+    /// Flows for which there was no room.
+    pub lost: usize,
+}
+
+impl Copied {
+    /// Both together.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        Self {
+            added: self.added + other.added,
+            updated: self.updated + other.updated,
+            lost: self.lost + other.lost,
+        }
+    }
+}
+
+/// Copies what has changed in `from` since it was last looked at. Flows that are over or have expired are not added: a table
+/// is full of them.
+pub(super) fn copy<A: Address, F: Layout<A>, T: Layout<A>>(
+    from: &mut Table<A, F>,
+    to: &mut Table<A, T>,
+    config: &NodeConfig,
+    scope: Scope,
+) -> Copied {
+    let mut copied = Copied::default();
+    to.begin_pass();
+    let mut changed = from.changes(scope);
+    let now = from.latest();
+    changed.retain(|flow| !flow.is_expired(now, config));
+    // Where there is not room for all, connections come first.
+    let (first, then): (Vec<_>, Vec<_>) = changed.into_iter().partition(|flow| flow.bits() & ASSURED != 0);
+    for flow in first.into_iter().chain(then).filter(|flow| T::takes(flow)) {
+        match to.put(&flow) {
+            Put::Added => copied.added += 1,
+            Put::Updated => copied.updated += 1,
+            Put::Newer | Put::Over => {}
+            Put::NoRoom => copied.lost += 1,
+        }
+    }
+    copied
+}

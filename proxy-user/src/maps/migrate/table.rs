@@ -1,0 +1,341 @@
+//! A flow table of either layout, as its programs see it: a flow is found, added and removed by their rules, while they
+//! do the same.
+
+use std::collections::BTreeSet;
+use std::marker::PhantomData;
+use std::sync::atomic::Ordering;
+
+use proxy_common::Address;
+use proxy_common::PROTO_UDP;
+use proxy_common::conntrack::{ASSURED, is_closed, is_half_closed};
+use proxy_common::flow::{FlowEntry, FlowKey, NO_POSITION, STATE_CLAIMED, bits_of, tag};
+
+use super::index::Index;
+use super::layout::Layout;
+use crate::maps::mapping::Mapping;
+
+/// Sizes and numbers of a table, from its `config`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Sizes {
+    pub entries: u32,
+    pub buckets: u32,
+    pub seed: u32,
+    pub hz: u32,
+}
+
+/// State and last packet of an entry when it was last looked at.
+type Seen = (u64, u32);
+
+/// A flow table.
+pub(super) struct Table<A, L> {
+    flows: Mapping,
+    index: Index,
+    sizes: Sizes,
+    /// Where free entries are looked for, downwards: the programs go upwards.
+    cursor: u32,
+    seen: Vec<Seen>,
+    /// See [`Scope::Hot`].
+    hot: BTreeSet<u32>,
+    /// Jiffies of the last packet of all.
+    latest: Option<u32>,
+    /// By rank: no entry was found in this pass.
+    exhausted: [bool; RANKS],
+    layout: PhantomData<(A, L)>,
+}
+
+/// Entries that a CPU takes from the clock hand at once.
+const WINDOW: u32 = 16;
+
+/// Where a pass looks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// At every entry.
+    All,
+    /// At those where new flows begin: the clock hand of a CPU goes on from its last one.
+    Hot,
+}
+
+/// What became of one flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Put {
+    Added,
+    Updated,
+    /// The table has a newer flow with one of its keys.
+    Newer,
+    /// The flow is over, and the table does not have it.
+    Over,
+    NoRoom,
+}
+
+/// The entries that a flow may take: free ones, those of closed flows, those of flows without data both ways.
+const RANKS: usize = 3;
+
+/// Whether a flow may take such entries, and which bits their flows have.
+type Rank = (bool, fn(u32) -> bool);
+
+impl<A: Address, L: Layout<A>> Table<A, L> {
+    pub(super) fn new(flows: Mapping, index: Mapping, sizes: Sizes) -> Self {
+        let sizes = Sizes { entries: sizes.entries.min(flows.len() as u32), ..sizes };
+        let seen = vec![(0, 0); sizes.entries as usize];
+        Self {
+            flows,
+            index: Index::new(index, sizes.buckets),
+            sizes,
+            cursor: 0,
+            seen,
+            hot: BTreeSet::new(),
+            latest: None,
+            exhausted: [false; RANKS],
+            layout: PhantomData,
+        }
+    }
+
+    /// What has changed since the last look.
+    pub(super) fn changes(&mut self, scope: Scope) -> Vec<FlowEntry<A>> {
+        if scope == Scope::All {
+            self.hot.clear();
+        }
+        let (mut changed, mut next) = (Vec::new(), 0);
+        // What is found adds entries behind it: all that began since the last pass are found, however many there are.
+        while let Some(index) = match scope {
+            Scope::All => Some(next).filter(|index| *index < self.sizes.entries),
+            Scope::Hot => self.hot.range(next..).next().copied(),
+        } {
+            changed.extend(self.changed(index));
+            next = index + 1;
+        }
+        // Nothing is older than it is by this clock.
+        for flow in &changed {
+            if self.latest.is_none_or(|latest| flow.last_seen.wrapping_sub(latest).cast_signed() > 0) {
+                self.latest = Some(flow.last_seen);
+            }
+        }
+        changed
+    }
+
+    /// Jiffies of the last packet of all that was seen.
+    pub(super) fn latest(&self) -> u32 {
+        self.latest.unwrap_or_default()
+    }
+
+    /// Looks for room again.
+    pub(super) fn begin_pass(&mut self) {
+        self.exhausted = [false; RANKS];
+    }
+
+    /// Takes nothing for known: as if programs had made what is there.
+    #[cfg(test)]
+    pub(super) fn forget(&mut self) {
+        self.seen.fill((0, 0));
+    }
+
+    /// Makes an entry that of a flow, as programs do. Without its keys.
+    #[cfg(test)]
+    pub(super) fn begin_at(&mut self, index: u32, flow: &FlowEntry<A>) {
+        let state = L::state(&self.flows, index as usize).unwrap_or_default();
+        assert!(L::claim(&self.flows, index as usize, state));
+        L::fill(&self.flows, index as usize, flow);
+        L::publish(&self.flows, index as usize, flow, flow.bits());
+    }
+
+    fn look(&self, index: u32) -> Option<Seen> {
+        let state = L::state(&self.flows, index as usize)?;
+        Some((state, L::last_seen(&self.flows, index as usize)?.load(Ordering::SeqCst)))
+    }
+
+    fn note(&mut self, index: u32) {
+        if let (Some(now), Some(seen)) = (self.look(index), self.seen.get_mut(index as usize)) {
+            *seen = now;
+        }
+    }
+
+    /// The flow in an entry that has changed since it was last asked about.
+    fn changed(&mut self, index: u32) -> Option<FlowEntry<A>> {
+        let now = self.look(index)?;
+        let seen = self.seen.get_mut(index as usize)?;
+        if *seen == now || L::is_claimed(now.0) {
+            return None;
+        }
+        let before = std::mem::replace(seen, now);
+        if !L::is_used(now.0) {
+            return None;
+        }
+        if before.0 >> 32 != now.0 >> 32 {
+            self.hot.extend((index..=index + WINDOW).map(|next| next % self.sizes.entries));
+        }
+        let flow = L::read(&self.flows, index as usize, self.sizes.hz)?;
+        if L::state(&self.flows, index as usize) != Some(now.0) {
+            // A program changes it at this moment: the next look will tell.
+            if let Some(seen) = self.seen.get_mut(index as usize) {
+                *seen = before;
+            }
+            return None;
+        }
+        Some(flow)
+    }
+
+    /// The entry that holds a key, and its state.
+    pub(super) fn find(&self, key: &FlowKey<A>) -> Option<(u32, u64)> {
+        self.index.candidates(key.hash(self.sizes.seed)).find_map(|index| {
+            let state = L::state(&self.flows, index as usize)?;
+            let holds = L::is_used(state) && !L::is_claimed(state) && self.has_key(index, key);
+            holds.then_some((index, state))
+        })
+    }
+
+    fn has_key(&self, index: u32, key: &FlowKey<A>) -> bool {
+        let flow = L::read(&self.flows, index as usize, self.sizes.hz);
+        flow.is_some_and(|flow| flow.key(key.direction) == *key)
+    }
+
+    /// The flow in an entry.
+    pub(super) fn flow(&self, index: u32) -> Option<FlowEntry<A>> {
+        L::read(&self.flows, index as usize, self.sizes.hz)
+    }
+
+    /// Adds a flow, or what is new of it. Of two flows with one key the newer one stays.
+    pub(super) fn put(&mut self, flow: &FlowEntry<A>) -> Put {
+        for direction in 0..2 {
+            let Some((index, state)) = self.find(&flow.key(direction)) else { continue };
+            let Some(there) = self.flow(index) else { continue };
+            if is_same(&there, flow) {
+                return self.update(index, state, &there, flow);
+            }
+            if !self.goes_first(flow, &there) {
+                return Put::Newer;
+            }
+            self.remove(index, state);
+        }
+        if is_closed(flow.bits()) { Put::Over } else { self.add(flow) }
+    }
+
+    /// Whether a flow takes the key of another one. The newer one does, as its packets are those of now; but of two that
+    /// began within a second the older one, if it is a connection that goes on: the newer one began with a segment in the
+    /// middle, by a program that did not know the connection yet.
+    fn goes_first(&self, flow: &FlowEntry<A>, there: &FlowEntry<A>) -> bool {
+        let age = flow.created.wrapping_sub(there.created).cast_signed();
+        let (older, is_older) = if age <= 0 { (flow, true) } else { (there, false) };
+        let is_one_connection = age != 0
+            && age.unsigned_abs() < self.sizes.hz
+            && flow.proto != PROTO_UDP
+            && !is_half_closed(older.bits())
+            && !is_closed(older.bits());
+        is_one_connection == is_older && age != 0
+    }
+
+    fn update(&mut self, index: u32, state: u64, there: &FlowEntry<A>, flow: &FlowEntry<A>) -> Put {
+        if let Some(word) = L::last_seen(&self.flows, index as usize)
+            && flow.last_seen.wrapping_sub(there.last_seen).cast_signed() > 0
+        {
+            word.store(flow.last_seen, Ordering::SeqCst);
+        }
+        L::add_bits(&self.flows, index as usize, state, flow);
+        self.note(index);
+        Put::Updated
+    }
+
+    /// Ends a flow that an older one of the other table's is not to have its keys from.
+    fn remove(&mut self, index: u32, state: u64) {
+        let Some(flow) = self.flow(index) else { return };
+        if !L::claim(&self.flows, index as usize, state) {
+            return;
+        }
+        self.remove_keys(index);
+        L::publish(&self.flows, index as usize, &flow, 0);
+        self.note(index);
+    }
+
+    /// Claims an entry: a free one; else that of a closed flow; else, for a connection with data both ways, that of a flow
+    /// which is none (yet).
+    fn claim(&mut self, flow: &FlowEntry<A>) -> Option<u32> {
+        let ranks: [Rank; RANKS] = [
+            (true, |bits| bits == 0),
+            (true, is_closed),
+            (flow.bits() & ASSURED != 0, |bits| bits & ASSURED == 0),
+        ];
+        for (rank, (allowed, suits)) in ranks.into_iter().enumerate() {
+            if !allowed || self.exhausted.get(rank).copied().unwrap_or_default() {
+                continue;
+            }
+            let claimed = self.claim_where(suits);
+            if claimed.is_some() {
+                return claimed;
+            }
+            if let Some(exhausted) = self.exhausted.get_mut(rank) {
+                *exhausted = true;
+            }
+        }
+        None
+    }
+
+    /// Claims an entry whose flow has such bits; 0: there is none.
+    fn claim_where(&mut self, suits: impl Fn(u32) -> bool) -> Option<u32> {
+        for _ in 0..self.sizes.entries {
+            self.cursor = self.cursor.checked_sub(1).unwrap_or(self.sizes.entries - 1);
+            let state = L::state(&self.flows, self.cursor as usize)?;
+            let is_used = L::is_used(state);
+            let bits = if is_used { self.flow(self.cursor)?.bits() } else { 0 };
+            if !L::is_claimed(state) && suits(bits) && L::claim(&self.flows, self.cursor as usize, state) {
+                if is_used {
+                    self.remove_keys(self.cursor);
+                }
+                return Some(self.cursor);
+            }
+        }
+        None
+    }
+
+    fn add(&mut self, flow: &FlowEntry<A>) -> Put {
+        let Some(index) = self.claim(flow) else { return Put::NoRoom };
+        let blank = FlowEntry { positions: [NO_POSITION; 2], tags: [0; 2], ..*flow };
+        L::fill(&self.flows, index as usize, &blank);
+        let put = match self.add_key(index, 1, flow) {
+            Put::Added => self.add_key(index, 0, flow),
+            put => put,
+        };
+        let bits = if put == Put::Added { bits_of(flow.state) & !STATE_CLAIMED } else { 0 };
+        if put != Put::Added {
+            self.remove_keys(index);
+        }
+        L::publish(&self.flows, index as usize, flow, bits);
+        self.note(index);
+        put
+    }
+
+    fn remove_keys(&self, index: u32) {
+        for direction in 0..2 {
+            if let Some((position, tag)) = L::position(&self.flows, index as usize, direction) {
+                self.index.remove(position, tag, index);
+            }
+        }
+    }
+
+    /// Adds a key of the claimed entry `index`: pending, then a look at whoever else has it, then valid.
+    fn add_key(&self, index: u32, direction: u8, flow: &FlowEntry<A>) -> Put {
+        let key = flow.key(direction);
+        let hash = key.hash(self.sizes.seed);
+        let is_stale = |other, position| self.is_stale(other, position);
+        let Some(position) = self.index.take(hash, index, is_stale) else { return Put::NoRoom };
+        L::set_position(&self.flows, index as usize, usize::from(direction), position, tag(hash));
+        let has_key = |other: u32| {
+            L::state(&self.flows, other as usize).is_some_and(L::is_used) && self.has_key(other, &key)
+        };
+        if self.index.settle(hash, index, position, has_key) { Put::Added } else { Put::Newer }
+    }
+
+    /// Whether a flow knows nothing of its key at a position.
+    fn is_stale(&self, index: u32, position: u32) -> bool {
+        let index = index as usize;
+        let stands = |direction| {
+            L::position(&self.flows, index, direction).is_some_and(|(stands_at, _)| stands_at == position)
+        };
+        let is_used = L::state(&self.flows, index).is_some_and(L::is_used);
+        !is_used || !(stands(0) || stands(1))
+    }
+}
+
+/// Whether both are the same flow.
+fn is_same<A: Address>(one: &FlowEntry<A>, other: &FlowEntry<A>) -> bool {
+    let keys = |flow: &FlowEntry<A>| [flow.key(0), flow.key(1)];
+    one.created == other.created && keys(one) == keys(other)
+}

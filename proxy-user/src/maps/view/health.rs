@@ -1,0 +1,29 @@
+//! What connections have told of endpoints.
+
+use std::collections::BTreeMap;
+
+use aya::maps::MapType;
+use proxy_common::health::{ejected_for, is_plain};
+use proxy_common::map_names as map;
+
+use super::flows::now;
+use super::{View, ViewError};
+
+impl View {
+    /// The words of `health` that say more than that an endpoint answers, by backend id.
+    pub fn health(&self) -> Result<BTreeMap<u32, u64>, ViewError> {
+        let words = self.pin(map::HEALTH, MapType::Array)?.mapped::<u64>()?;
+        let all = (0..words.len()).filter_map(|id| Some((id as u32, words.read(id)?)));
+        Ok(all.filter(|(_, word)| !is_plain(*word)).collect())
+    }
+
+    /// Endpoints that all new connections skip, by backend id, and for how many more seconds.
+    pub fn ejected(&self) -> Result<BTreeMap<u32, u32>, ViewError> {
+        let hz = self.node_config()?.hz;
+        if hz == 0 {
+            return Ok(BTreeMap::new());
+        }
+        let seconds = |word| ejected_for(word, now(hz), hz).map(|left: u32| left.div_ceil(hz));
+        Ok(self.health()?.into_iter().filter_map(|(id, word)| Some((id, seconds(word)?))).collect())
+    }
+}

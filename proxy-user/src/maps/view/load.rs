@@ -1,0 +1,113 @@
+//! Open connections of endpoints, as the programs count them, and as they are.
+//!
+//! Beside monitors this is the one place of a view that writes: by the rules of the programs, entry by entry.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
+
+use aya::maps::MapType;
+use proxy_common::Address;
+use proxy_common::abi::Plain;
+use proxy_common::config::NodeConfig;
+use proxy_common::conntrack::{is_counted, is_expired};
+use proxy_common::flow::{FlowEntry, STATE_COUNTS, STATE_USED, bits_of, with_bits};
+use proxy_common::map_names as map;
+
+use super::{View, ViewError, flows};
+use crate::maps::mapping::Mapping;
+
+/// Seconds by which the clock may be wrong that tells when a flow has expired.
+const TOLERANCE: u32 = 2;
+
+/// What one look has found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Counted {
+    /// What the programs count, by backend, without zeros; below zero where an end was counted twice.
+    pub noted: BTreeMap<u32, i64>,
+    /// Flows that are counted, by backend.
+    pub flows: BTreeMap<u32, i64>,
+    /// Flows that had expired, and were taken out of the count.
+    pub expired: usize,
+}
+
+impl View {
+    /// Open connections of these backends, 0 for none.
+    pub fn open_connections(
+        &self,
+        backends: impl IntoIterator<Item = u32>,
+    ) -> Result<BTreeMap<u32, u64>, ViewError> {
+        let open = self.pin(map::CONNECTIONS, MapType::Array)?.mapped::<u64>()?;
+        let count = |id: u32| {
+            let count = open.word64(id as usize).map_or(0, |word| word.load(Ordering::Relaxed));
+            u64::try_from(count.cast_signed()).unwrap_or_default()
+        };
+        Ok(backends.into_iter().map(|id| (id, count(id))).collect())
+    }
+
+    /// Whether any are counted.
+    pub fn has_open_connections(&self) -> Result<bool, ViewError> {
+        let open = self.pin(map::CONNECTIONS, MapType::Array)?.mapped::<u64>()?;
+        Ok(open.all64().into_iter().any(|count| count != 0))
+    }
+
+    /// Looks at all flows, and takes those out of the count that have expired: no packet comes that would do it.
+    pub fn recount(&self) -> Result<Counted, ViewError> {
+        let config = self.node_config()?;
+        let open = self.pin(map::CONNECTIONS, MapType::Array)?.shared::<u64>()?;
+        let mut counted = Counted::default();
+        self.recount_family::<[u8; 4]>(map::FLOWS, &open, &config, &mut counted)?;
+        self.recount_family::<[u8; 16]>(map::FLOWS6, &open, &config, &mut counted)?;
+        let noted = open.all64().into_iter().zip(0..).filter(|(count, _)| *count != 0);
+        counted.noted = noted.map(|(count, id)| (id, count.cast_signed())).collect();
+        Ok(counted)
+    }
+
+    fn recount_family<A: Address>(
+        &self,
+        name: &'static str,
+        open: &Mapping,
+        config: &NodeConfig,
+        counted: &mut Counted,
+    ) -> Result<(), ViewError>
+    where
+        FlowEntry<A>: Plain,
+    {
+        let entries = self.pin(name, MapType::Array)?.shared::<FlowEntry<A>>()?;
+        let now = flows::now(config.hz).wrapping_sub(TOLERANCE * config.hz);
+        for index in 0..entries.len() {
+            let Some(word) = entries.word64(index) else { break };
+            let state = word.load(Ordering::SeqCst);
+            let bits = bits_of(state);
+            if bits & STATE_USED == 0 || !is_counted(bits) {
+                continue;
+            }
+            let Some(flow) = entries.read::<FlowEntry<A>>(index) else { break };
+            let has_expired =
+                is_expired(flow.proto, bits, flow.last_seen, flows::not_before(&flow, now), config);
+            let without = with_bits(state, bits & !STATE_COUNTS);
+            // It fails if the entry is another flow's by now, or the flow has changed: then the next look decides.
+            if has_expired
+                && word.compare_exchange(state, without, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+            {
+                if let Some(count) = open.word64(flow.backend_id as usize) {
+                    count.fetch_sub(1, Ordering::SeqCst);
+                }
+                counted.expired += 1;
+            } else {
+                *counted.flows.entry(flow.backend_id).or_default() += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds to the open connections of backends.
+    pub fn correct(&self, changes: &BTreeMap<u32, i64>) -> Result<(), ViewError> {
+        let open = self.pin(map::CONNECTIONS, MapType::Array)?.shared::<u64>()?;
+        for (id, change) in changes {
+            if let Some(count) = open.word64(*id as usize) {
+                count.fetch_add(change.cast_unsigned(), Ordering::SeqCst);
+            }
+        }
+        Ok(())
+    }
+}

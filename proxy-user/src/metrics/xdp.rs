@@ -1,0 +1,31 @@
+//! XDP on the uplinks.
+
+use std::fmt;
+use std::sync::Arc;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::DescriptorEncoder;
+
+use super::datapath::gauge;
+use crate::programs::{Taken, XdpDevices};
+
+/// What the uplinks got.
+#[derive(Debug)]
+pub(super) struct Uplinks(pub Arc<XdpDevices>);
+
+impl Collector for Uplinks {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let rows = self.0.list().into_iter().flat_map(|row| {
+            [Taken::Native, Taken::Generic, Taken::None].map(|mode| {
+                let labels = vec![("device", row.device.clone()), ("mode", mode.label().to_owned())];
+                (labels, u64::from(row.mode == mode))
+            })
+        });
+        gauge(
+            &mut encoder,
+            "ballast_xdp",
+            "How an uplink runs the XDP program (1 for one of the modes)",
+            rows,
+        )
+    }
+}

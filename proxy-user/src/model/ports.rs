@@ -1,0 +1,96 @@
+//! Ports of the node: who gives which to whom.
+
+use proxy_common::config::{PortRange, SNAT_RANGES};
+
+/// The ports below are those of servers of the system.
+pub const FIRST_PORT: u16 = 1_024;
+/// What the API server gives to Services as node ports, unless its `--service-node-port-range` says otherwise.
+pub const NODE_PORTS: PortRange = PortRange::new(30_000, 32_767);
+/// What the kernel gives to sockets, unless `net.ipv4.ip_local_port_range` says otherwise.
+pub const LOCAL_PORTS: PortRange = PortRange::new(32_768, 60_999);
+/// Source ports for SNAT where there is none that nobody else has.
+const LAST_RESORT: [PortRange; SNAT_RANGES] = [PortRange::new(61_000, 65_535), PortRange::new(0, 0)];
+/// Fewer source ports for SNAT than this are no room: so many connections a minute to one endpoint may use them up.
+pub const FEW_PORTS: u32 = 1_024;
+
+/// The source ports for SNAT that nobody else on the node has: neither the kernel, for sockets (`local`), nor Services
+/// (`node_ports`). The two largest ranges, in order.
+pub fn snat_ports(local: PortRange, node_ports: PortRange) -> [PortRange; SNAT_RANGES] {
+    let mut free = vec![PortRange::new(FIRST_PORT, u16::MAX)];
+    for taken in [local, node_ports] {
+        free = free.into_iter().flat_map(|range| without(range, taken)).collect();
+    }
+    free.retain(|range| range.count != 0);
+    free.sort_by_key(|range| std::cmp::Reverse(range.count));
+    free.truncate(SNAT_RANGES);
+    free.sort_by_key(|range| range.first);
+    match free[..] {
+        [] => LAST_RESORT,
+        [only] => [only, PortRange::default()],
+        [low, high, ..] => [low, high],
+    }
+}
+
+/// What two ranges share; empty if nothing.
+pub fn overlap(one: PortRange, other: PortRange) -> PortRange {
+    if one.count == 0 || other.count == 0 {
+        return PortRange::default();
+    }
+    PortRange::new(one.first.max(other.first), one.last().min(other.last()))
+}
+
+/// What is left of a range: below the other, and above it.
+fn without(range: PortRange, taken: PortRange) -> [PortRange; 2] {
+    let shared = overlap(range, taken);
+    if shared.count == 0 {
+        return [range, PortRange::default()];
+    }
+    let below = PortRange::new(range.first, shared.first - 1);
+    let above = shared
+        .last()
+        .checked_add(1)
+        .map_or_else(PortRange::default, |next| PortRange::new(next, range.last()));
+    [below, above]
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use rstest::rstest;
+
+    use super::*;
+
+    fn range((first, last): (u16, u16)) -> PortRange {
+        PortRange::new(first, last)
+    }
+
+    #[rstest]
+    #[case::of_the_kernel((32_768, 60_999), [(1_024, 29_999), (61_000, 65_535)])]
+    #[case::wide((10_240, 65_535), [(1_024, 10_239), (0, 0)])]
+    #[case::narrow((40_000, 50_000), [(1_024, 29_999), (50_001, 65_535)])]
+    #[case::low((1_024, 20_000), [(20_001, 29_999), (32_768, 65_535)])]
+    #[case::no_room((1_024, 65_535), [(61_000, 65_535), (0, 0)])]
+    fn ports_that_nobody_else_has(#[case] local: (u16, u16), #[case] expected: [(u16, u16); 2]) {
+        assert_eq!(snat_ports(range(local), NODE_PORTS), expected.map(range));
+    }
+
+    #[test]
+    fn the_default_is_that_of_the_maps() {
+        assert_eq!(snat_ports(LOCAL_PORTS, NODE_PORTS), proxy_common::config::SNAT_PORTS);
+    }
+
+    proptest! {
+        #[test]
+        fn they_are_in_order_and_nobody_elses(local: (u16, u16), nodes: (u16, u16)) {
+            let (local, nodes) = (range(local), range(nodes));
+            let [low, high] = snat_ports(local, nodes);
+            prop_assert!(low.count != 0 && low.first >= FIRST_PORT);
+            prop_assert!(high.count == 0 || high.first > low.last());
+            if [low, high] != LAST_RESORT {
+                for one in [low, high] {
+                    prop_assert_eq!(overlap(one, local).count + overlap(one, nodes).count, 0);
+                }
+            }
+        }
+    }
+}

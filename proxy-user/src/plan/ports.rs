@@ -1,0 +1,111 @@
+//! Source ports for SNAT that somebody else on the node may use, too.
+
+use proxy_common::config::PortRange;
+
+use super::Problem;
+use crate::model::ports::{FEW_PORTS, overlap, snat_ports};
+use crate::model::settings::NodeSettings;
+
+/// Says who else uses source ports for SNAT: a reply to his connection may be taken for one to ours, and the other way round.
+pub(super) fn problems(node: &str, local: Option<PortRange>, settings: &NodeSettings) -> Vec<Problem> {
+    let ours = settings.snat_ports;
+    let text = |range: PortRange| format!("{}-{}", range.first, range.last());
+    let all: Vec<_> = ours.into_iter().filter(|range| range.count != 0).map(text).collect();
+    let all = all.join(",");
+    let problem =
+        |message| Problem { object: format!("Node {node}"), field: "--snat-ports".to_owned(), message };
+    let others = [
+        (
+            local.unwrap_or_default(),
+            "the ports that the kernel gives to sockets, net.ipv4.ip_local_port_range",
+            true,
+        ),
+        (settings.node_ports, "node ports, --service-node-port-range", false),
+    ];
+    let free = snat_ports(local.unwrap_or_default(), settings.node_ports);
+    let has_room = free.iter().all(|range| overlap(*range, local.unwrap_or_default()).count == 0);
+    let better: Vec<_> = free.into_iter().filter(|range| range.count != 0).map(text).collect();
+    let mut found = Vec::new();
+    for (taken, whose, is_local) in others {
+        let shared: u32 = ours.iter().map(|range| u32::from(overlap(*range, taken).count)).sum();
+        if shared == 0 {
+            continue;
+        }
+        let way_out = match (has_room, is_local) {
+            (true, true) => format!(
+                "give --snat-ports {}, or run `sysctl -w net.ipv4.ip_local_port_range=\"32768 60999\"` and restart the agent",
+                better.join(",")
+            ),
+            (true, false) => format!("give --snat-ports {}", better.join(",")),
+            (false, _) => "it leaves no room: run `sysctl -w net.ipv4.ip_local_port_range=\"32768 60999\"` and restart the \
+                           agent"
+                .to_owned(),
+        };
+        found.push(problem(format!(
+            "{all} overlaps with {whose}, {}, by {shared} ports: replies may be taken for those of others; {way_out}",
+            text(taken)
+        )));
+    }
+    let count: u32 = ours.iter().map(|range| u32::from(range.count)).sum();
+    // Few on purpose are no problem.
+    if found.is_empty() && count < FEW_PORTS && ours == free {
+        found.push(problem(format!(
+            "net.ipv4.ip_local_port_range, {}, leaves {count} source ports ({all}) for packets that go on under this node's \
+             address: make it smaller, like `sysctl -w net.ipv4.ip_local_port_range=\"32768 60999\"`, and restart the agent",
+            text(local.unwrap_or_default())
+        )));
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use proxy_common::config::SNAT_RANGES;
+    use rstest::rstest;
+
+    use super::*;
+
+    fn messages(local: (u16, u16), ours: [PortRange; SNAT_RANGES]) -> Vec<String> {
+        let settings = NodeSettings { snat_ports: ours, ..NodeSettings::default() };
+        let local = Some(PortRange::new(local.0, local.1));
+        problems("n1", local, &settings).into_iter().map(|problem| problem.message).collect()
+    }
+
+    #[rstest]
+    #[case::the_kernels_own((32_768, 60_999))]
+    #[case::wide((10_240, 65_535))]
+    #[case::in_the_middle((20_000, 40_000))]
+    fn the_default_is_no_problem(#[case] local: (u16, u16)) {
+        let ours = snat_ports(PortRange::new(local.0, local.1), NodeSettings::default().node_ports);
+        assert_eq!(messages(local, ours), [""; 0]);
+    }
+
+    #[test]
+    fn both_values_and_the_way_out_are_named() {
+        let one = |first, last| [PortRange::new(first, last), PortRange::default()];
+        let found = messages((32_768, 60_999), one(60_000, 65_535));
+        let [message] = &found[..] else { panic!("{found:?}") };
+        for part in
+            ["60000-65535", "32768-60999", "1000 ports", "--snat-ports 1024-29999,61000-65535", "sysctl -w"]
+        {
+            assert!(message.contains(part), "{part}: {message}");
+        }
+        let found = messages((32_768, 60_999), one(29_000, 30_099));
+        let [message] = &found[..] else { panic!("{found:?}") };
+        assert!(message.contains("30000-32767") && message.contains("100 ports"), "{message}");
+        assert_eq!(messages((32_768, 60_999), one(61_000, 61_009)), [""; 0], "few on purpose");
+    }
+
+    #[test]
+    fn a_range_that_leaves_no_room_is_told() {
+        let ours = snat_ports(PortRange::new(1_024, 65_535), NodeSettings::default().node_ports);
+        let found = messages((1_024, 65_535), ours);
+        assert!(
+            found.len() == 1 && found[0].contains("no room") && found[0].contains("1024-65535"),
+            "{found:?}"
+        );
+        let ours = snat_ports(PortRange::new(1_100, 65_535), NodeSettings::default().node_ports);
+        let found = messages((1_100, 65_535), ours);
+        assert!(found.len() == 1 && found[0].contains("leaves 76 source ports"), "{found:?}");
+    }
+}

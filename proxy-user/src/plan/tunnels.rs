@@ -1,0 +1,69 @@
+//! To which address packets for an endpoint on another node are encapsulated (DSR).
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use crate::model::net::IpFamily;
+use crate::model::{Cluster, Endpoint, Problem, Service};
+
+use super::PortPlan;
+use super::candidates::Candidates;
+
+/// Nodes that a problem names.
+const NAMED: usize = 3;
+
+/// The addresses of other nodes, from this one, in the order of preference for endpoints of one family.
+pub struct Tunnels<'a> {
+    cluster: &'a Cluster,
+    families: Vec<IpFamily>,
+}
+
+impl<'a> Tunnels<'a> {
+    /// Those for endpoints of `family`. A node that has no address of this family is reached by the other one.
+    pub fn new(cluster: &'a Cluster, family: IpFamily) -> Self {
+        let other = if family == IpFamily::V4 { IpFamily::V6 } else { IpFamily::V4 };
+        let has = |family: &IpFamily| cluster.own_internal_ips().any(|own| IpFamily::of(own) == *family);
+        Self { cluster, families: [family, other].into_iter().filter(has).collect() }
+    }
+
+    /// The address of the node that the endpoint is on.
+    pub fn to(&self, endpoint: &Endpoint) -> Option<IpAddr> {
+        let addresses = self.cluster.others()?.get(endpoint.node.as_deref()?)?;
+        let of = |family: &IpFamily| addresses.iter().find(|address| IpFamily::of(**address) == *family);
+        self.families.iter().find_map(of).copied()
+    }
+
+    /// What keeps packets for some endpoints from being encapsulated.
+    pub fn problem(
+        &self,
+        service: &Service,
+        port: &PortPlan,
+        candidates: &Candidates<'_>,
+    ) -> Option<Problem> {
+        let is_asked = port.frontends.values().any(|frontend| frontend.dsr);
+        if !is_asked || self.cluster.others().is_none() {
+            return None;
+        }
+        let lacks = |(at, endpoint): &(&_, &&Endpoint)| {
+            port.backends.get(at).is_some_and(|facts| !facts.local) && self.to(endpoint).is_none()
+        };
+        let nodes: BTreeSet<&str> = candidates
+            .iter()
+            .filter(lacks)
+            .map(|(_, endpoint)| endpoint.node.as_deref().unwrap_or("(no nodeName)"))
+            .collect();
+        let first = nodes.iter().take(NAMED).copied().collect::<Vec<_>>().join(", ");
+        (!nodes.is_empty()).then(|| Problem {
+            object: format!("Service {}", service.name),
+            field: "metadata.annotations[ballast.io/forwarding-mode]".to_owned(),
+            message: format!(
+                "endpoints on {} nodes ({first}) are reached with snat: no InternalIP of these nodes is known that this node \
+                 can send to",
+                nodes.len()
+            ),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

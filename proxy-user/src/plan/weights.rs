@@ -1,0 +1,66 @@
+//! From weights to slots: an endpoint stands in an extent as often as its weight says.
+
+/// The most slots that weights make of an extent, for each of its endpoints; small extents may have [`FEW`].
+const EACH: u64 = 8;
+/// Slots that any extent may have.
+const FEW: u64 = 1_024;
+
+/// The positions of the endpoints with these weights, each as often as its weight says, evenly spread: by turns, no endpoint
+/// comes twice in a row where that can be avoided. Weights without a common factor are kept as they are while there is room;
+/// else they are rounded, to 1 at least.
+pub fn slots(weights: &[u32]) -> Vec<usize> {
+    let factor = weights.iter().fold(0, |factor, weight| gcd(factor, u64::from(*weight).max(1))).max(1);
+    let mut shares: Vec<u64> = weights.iter().map(|weight| u64::from(*weight).max(1) / factor).collect();
+    let (total, room) = (shares.iter().sum::<u64>(), FEW.max(EACH * weights.len() as u64));
+    if total > room {
+        for share in &mut shares {
+            *share = (*share * room / total).max(1);
+        }
+    }
+    // Each at the middle of its parts of the whole round.
+    let places = |(position, share): (usize, &u64)| {
+        let share = *share;
+        (0..share).map(move |turn| (((2 * turn + 1) << 32) / (2 * share), position))
+    };
+    let mut all: Vec<(u64, usize)> = shares.iter().enumerate().flat_map(places).collect();
+    all.sort_unstable();
+    all.into_iter().map(|(_, position)| position).collect()
+}
+
+const fn gcd(mut one: u64, mut other: u64) -> u64 {
+    while other != 0 {
+        (one, other) = (other, one % other);
+    }
+    one
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn turns_are_evenly_spread() {
+        assert_eq!(slots(&[1, 1, 1]), [0, 1, 2]);
+        assert_eq!(slots(&[4, 4]), [0, 1]);
+        assert_eq!(slots(&[3, 1]), [0, 0, 1, 0]);
+        assert_eq!(slots(&[100]), [0]);
+        assert_eq!(slots(&[]), [0; 0]);
+    }
+
+    proptest! {
+        #[test]
+        fn shares_are_the_weights_and_room_is_kept(weights in prop::collection::vec(1..=100_u32, 1..300)) {
+            let all = slots(&weights);
+            let (count, total) = (weights.len() as u64, weights.iter().map(|w| u64::from(*w)).sum::<u64>());
+            // Rounded up to one each.
+            prop_assert!(all.len() as u64 <= FEW.max(EACH * count) + count);
+            for (position, weight) in weights.iter().enumerate() {
+                let has = all.iter().filter(|one| **one == position).count() as u64;
+                let due = u64::from(*weight) * all.len() as u64 / total;
+                prop_assert!(has >= 1 && has.abs_diff(due) <= 1 + due / 4, "{} of {}", has, due);
+            }
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! The programs that packet programs go on with, and the pins that keep them.
+//!
+//! The kernel empties an array of programs as soon as neither a descriptor nor a pin of it is left, also while programs use it.
+//! So each array is pinned before its programs are attached, and until none of them is loaded any more.
+
+use std::collections::BTreeSet;
+use std::fs;
+
+use aya::Ebpf;
+use aya::maps::ProgramArray;
+use aya::programs::{Program, SchedClassifier};
+use proxy_common::map_names as names;
+
+use super::bpf::Link;
+use super::clsact;
+use super::error::Error;
+use super::hooks::Direction;
+use super::object::{program_mut, refused};
+use super::pins::{self, Paths};
+use crate::host::netlink::Netlink;
+
+/// Puts the programs of [`names::CALLED`], which are loaded, into the array.
+pub(super) fn connect(ebpf: &mut Ebpf) -> Result<(), Error> {
+    let mut programs = Vec::new();
+    for name in names::CALLED {
+        let program: &mut SchedClassifier = program_mut(ebpf, name)?;
+        programs.push(program.fd().and_then(|fd| Ok(fd.try_clone()?)).map_err(refused(name))?);
+    }
+    let map = ebpf.map_mut(names::CALLS).ok_or(MISSING)?;
+    let mut array = ProgramArray::try_from(map).map_err(failed)?;
+    for (number, program) in (0..).zip(&programs) {
+        array.set(number, program, 0).map_err(failed)?;
+    }
+    Ok(())
+}
+
+const MISSING: Error = Error::Incomplete { kind: "map", name: names::CALLS };
+
+fn failed(source: aya::maps::MapError) -> Error {
+    Error::Map { name: names::CALLS, source }
+}
+
+/// Pins the array, so that its programs outlive the agent. The pin's name holds the ids of the packet programs that use the
+/// array: who may not list the kernel's programs (that takes `CAP_SYS_ADMIN`) finds there whether one is attached.
+pub(super) fn keep(ebpf: &mut Ebpf, paths: &Paths) -> Result<(), Error> {
+    let users = users(ebpf);
+    let aya::maps::Map::ProgramArray(map) = ebpf.map_mut(names::CALLS).ok_or(MISSING)? else {
+        return Err(MISSING);
+    };
+    pins::make(&paths.calls())?;
+    let path = paths.calls().join(users.iter().map(u32::to_string).collect::<Vec<_>>().join("-"));
+    map.pin(&path).map_err(|error| Error::File { action: "pin", path, source: std::io::Error::other(error) })
+}
+
+/// Ids of the packet programs of an object that are attached to devices.
+pub(super) fn users(ebpf: &Ebpf) -> BTreeSet<u32> {
+    let id = |direction: Direction| match ebpf.program(direction.program()) {
+        Some(Program::SchedClassifier(program)) => program.info().ok().map(|info| info.id()),
+        _ => None,
+    };
+    Direction::ALL.into_iter().filter_map(id).collect()
+}
+
+/// Removes the pins of arrays that no program on a hook uses, and none of this agent's `own`. While it cannot be told which
+/// programs are attached, all stay.
+pub(super) fn release_unused(paths: &Paths, own: &BTreeSet<u32>) {
+    let is_of = |name: &str, programs: &BTreeSet<u32>| {
+        name.split('-').any(|id| id.parse().is_ok_and(|id| programs.contains(&id)))
+    };
+    let pinned = pins::entries(&paths.calls()).unwrap_or_default();
+    let others: Vec<_> = pinned.iter().filter(|name| !is_of(name, own)).collect();
+    if others.is_empty() {
+        return;
+    }
+    let Some(attached) = attached(paths) else { return };
+    for name in others.into_iter().filter(|name| !is_of(name, &attached)) {
+        // A pin that stays costs memory, and no more.
+        let _ = fs::remove_file(paths.calls().join(name));
+    }
+}
+
+/// Ids of the programs on all hooks that pins and marks tell of; `None` if one of them cannot be read.
+fn attached(paths: &Paths) -> Option<BTreeSet<u32>> {
+    let mut programs = BTreeSet::new();
+    for name in pins::entries(&paths.links()).ok()? {
+        // A pin may go meanwhile, and its link with it.
+        if let Some(link) = Link::pinned(&paths.links().join(name)).ok()? {
+            programs.insert(link.info().ok()?.program);
+        }
+    }
+    let marked = pins::entries(&paths.filters()).ok()?;
+    let mut netlink = if marked.is_empty() { None } else { Some(Netlink::open().ok()?) };
+    for (name, direction) in marked.iter().flat_map(|name| Direction::ALL.map(|direction| (name, direction)))
+    {
+        let (Some(netlink), Ok(ifindex)) = (netlink.as_mut(), name.parse()) else { continue };
+        match clsact::filters(netlink, ifindex, direction) {
+            Ok(filters) => programs.extend(filters.iter().filter_map(|filter| filter.program)),
+            Err(error) if error.raw_os_error() == Some(libc::ENODEV) => {}
+            Err(_) => return None,
+        }
+    }
+    Some(programs)
+}

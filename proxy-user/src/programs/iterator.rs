@@ -1,0 +1,137 @@
+//! The programs that list sockets which a Service led somewhere: their storage cannot be listed otherwise.
+
+use std::collections::BTreeMap;
+use std::io::{ErrorKind, Read as _};
+use std::os::fd::{AsFd as _, BorrowedFd};
+use std::{fmt, io};
+
+use aya::Btf;
+use aya::maps::MapData;
+use aya::programs::Iter;
+use proxy_common::map_names::SOCKET_STORAGE;
+use proxy_common::socket::LedSocket;
+
+use super::bpf::Link;
+use super::error::Error;
+use super::hooks::{COUNTED_ITERATOR, SOCKET_ITERATOR};
+use super::object;
+use super::pins::Pins;
+
+/// Where a kernel shows its types (`CONFIG_DEBUG_INFO_BTF`).
+const BTF: &str = "/sys/kernel/btf/vmlinux";
+/// Bytes read at once: as many as the kernel gives.
+const CHUNK: usize = 1 << 15;
+
+/// The iterator over UDP sockets, loaded and ready.
+pub struct SocketIterator(Link);
+
+impl fmt::Debug for SocketIterator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("SocketIterator")
+    }
+}
+
+impl SocketIterator {
+    /// Loads the program on the pinned maps. Reading the kernel's types takes longer than all else of a start, so this is
+    /// for later.
+    pub(super) fn load(bytes: &[u8], pins: &Pins) -> Result<Self, Error> {
+        load(bytes, pins, SOCKET_ITERATOR, "udp", Link::to_iterator).map(Self)
+    }
+
+    /// The UDP sockets of the network namespace that the calling thread is in.
+    pub fn list(&self) -> io::Result<Vec<LedSocket>> {
+        sockets(&read(&self.0)?)
+    }
+}
+
+/// The iterator over sockets that count among the open connections of a backend, loaded and ready.
+pub struct CountedIterator(Link);
+
+impl fmt::Debug for CountedIterator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("CountedIterator")
+    }
+}
+
+impl CountedIterator {
+    /// As [`SocketIterator::load`].
+    pub(super) fn load(bytes: &[u8], pins: &Pins) -> Result<Self, Error> {
+        let path = pins.paths().maps().join(SOCKET_STORAGE);
+        let storage =
+            MapData::from_pin(path).map_err(|source| Error::Map { name: SOCKET_STORAGE, source })?;
+        let attach = |program: BorrowedFd<'_>| Link::to_map_iterator(program, storage.fd().as_fd());
+        load(bytes, pins, COUNTED_ITERATOR, "bpf_sk_storage_map", attach).map(Self)
+    }
+
+    /// How many sockets each backend has, in all network namespaces.
+    pub fn count(&self) -> io::Result<BTreeMap<u32, u64>> {
+        let bytes = read(&self.0)?;
+        let (ids, rest) = bytes.as_chunks::<{ size_of::<u32>() }>();
+        if !rest.is_empty() {
+            return Err(io::Error::new(ErrorKind::InvalidData, "the iterator's last record is cut off"));
+        }
+        let mut counts = BTreeMap::new();
+        for id in ids {
+            *counts.entry(u32::from_ne_bytes(*id)).or_default() += 1;
+        }
+        Ok(counts)
+    }
+}
+
+/// Loads an iterator program, and attaches it. The program and its link stay; what else was opened for it is closed here.
+fn load(
+    bytes: &[u8],
+    pins: &Pins,
+    name: &'static str,
+    over: &str,
+    attach: impl Fn(BorrowedFd<'_>) -> io::Result<Link>,
+) -> Result<Link, Error> {
+    let types = Btf::from_sys_fs().map_err(|source| Error::NoBtf { path: BTF, source: source.into() })?;
+    let mut ebpf = object::open_on(bytes, pins.paths(), &[])?;
+    let program: &mut Iter = object::program_mut(&mut ebpf, name)?;
+    program.load(over, &types).map_err(object::refused(name))?;
+    let fd = program.fd().map_err(object::refused(name))?;
+    let failed = |source| Error::Attach { program: name, place: "the sockets".to_owned(), source };
+    attach(fd.as_fd()).map_err(failed)
+}
+
+/// Runs an iterator, and gives what its program writes.
+fn read(link: &Link) -> io::Result<Vec<u8>> {
+    let mut file = link.iterate()?;
+    let (mut bytes, mut chunk) = (Vec::new(), vec![0; CHUNK]);
+    loop {
+        match file.read(&mut chunk) {
+            Ok(0) => return Ok(bytes),
+            Ok(count) => bytes.extend(chunk.iter().take(count)),
+            // After a million sockets without a line the kernel wants to be asked again.
+            Err(error) if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::WouldBlock) => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// What the program wrote, one record after the other.
+fn sockets(bytes: &[u8]) -> io::Result<Vec<LedSocket>> {
+    let (records, rest) = bytes.as_chunks::<{ size_of::<LedSocket>() }>();
+    if !rest.is_empty() {
+        return Err(io::Error::new(ErrorKind::InvalidData, "the iterator's last record is cut off"));
+    }
+    // SAFETY: a record has the size of a `LedSocket`, of which every bit pattern is a value (`Plain`).
+    Ok(records.iter().map(|record| unsafe { record.as_ptr().cast::<LedSocket>().read_unaligned() }).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_are_read_whole_or_not_at_all() {
+        assert_eq!(sockets(&[]).unwrap(), []);
+        let mut bytes = vec![0; 2 * size_of::<LedSocket>()];
+        bytes[size_of::<LedSocket>()..][..8].copy_from_slice(&7u64.to_ne_bytes());
+        let found: Vec<_> = sockets(&bytes).unwrap().iter().map(|socket| socket.cookie).collect();
+        assert_eq!(found, [0, 7]);
+        bytes.pop();
+        assert_eq!(sockets(&bytes).unwrap_err().kind(), ErrorKind::InvalidData);
+    }
+}

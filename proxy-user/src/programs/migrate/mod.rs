@@ -1,0 +1,169 @@
+//! From the previous layout of the maps to this one, and back, under traffic.
+//!
+//! Maps of the same shape and meaning are not copied: the same map is pinned in both versions' folders, so programs of both
+//! agree at every moment. Flows are copied by [`Migration`], while each hook has programs that know the one table, and
+//! programs that know the other ([`front`]).
+
+mod downgrade;
+mod front;
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, sleep};
+use std::time::{Duration, Instant};
+
+use aya::maps::MapData;
+pub use downgrade::{Downgrade, downgrade};
+
+use self::front::Packets;
+use super::bpf::Link;
+use super::error::Error;
+use super::hooks::Direction;
+use super::links::Outcome;
+use super::object::Transition;
+use super::pins::Paths;
+use super::{EMBEDDED, Programs, clsact, status};
+use crate::host::devices::{self, Device};
+use crate::host::netlink::Netlink;
+use crate::maps::migrate::{Migration, SHARED, Scope};
+
+/// Programs that were replaced may still be at work on another CPU for so long.
+const LAST_RUNS: Duration = Duration::from_millis(20);
+
+/// Pins in `current` what of the previous version's maps stays the same. A map that cannot be shared begins anew.
+pub(super) fn share_with(previous: &Path, current: &Path) {
+    for (old, new) in SHARED {
+        if let Err(error) = share(&previous.join(old), &current.join(new)) {
+            tracing::warn!(map = new, %error, "cannot take the map over from the previous version");
+        }
+    }
+}
+
+fn share(from: &Path, to: &Path) -> Result<(), Error> {
+    let failed = |error: &dyn std::fmt::Display| Error::File {
+        action: "share",
+        path: from.to_owned(),
+        source: std::io::Error::other(error.to_string()),
+    };
+    let map = MapData::from_pin(from).map_err(|error| failed(&error))?;
+    map.pin(to).map_err(|error| failed(&error))
+}
+
+/// How long connections that are half open when a successor takes over have for their handshakes.
+const HANDSHAKES: Duration = Duration::from_millis(200);
+
+/// The packet programs on devices leave what begins to whoever comes behind them, and go on with the flows that they know. Comes
+/// back when connections that were being opened are open.
+pub(super) fn leave_what_begins(paths: &Paths) -> Result<(), Error> {
+    let devices = devices::list().map_err(Error::file("list the devices of", Path::new("/sys/class/net")))?;
+    let packets = Packets::load(EMBEDDED, paths, Transition::LooksUp, &devices)?;
+    let filtered = status::filtered_devices(paths);
+    for device in &devices {
+        for direction in Direction::ALL {
+            let program = packets.program_for(direction, device.no_header)?;
+            let pin = paths.links().join(direction.pin(device.ifindex));
+            let place = || format!("device {}", device.name);
+            let failed = |source| Error::Attach { program: direction.program(), place: place(), source };
+            if let Some(link) = Link::pinned(&pin).map_err(Error::file("open the link", &pin))? {
+                link.update(program).map_err(failed)?;
+            }
+            if filtered.contains_key(&device.ifindex) {
+                let mut netlink = Netlink::open().map_err(failed)?;
+                clsact::set(&mut netlink, device.ifindex, direction, program).map_err(failed)?;
+            }
+        }
+    }
+    sleep(HANDSHAKES);
+    Ok(())
+}
+
+impl Programs {
+    /// Replaces the programs of the previous version, which use the maps in `previous`, on the cgroup and on all devices.
+    pub(super) fn succeed(&self, previous: &Path) -> Result<Vec<(&'static str, Outcome)>, Error> {
+        let mut migration = match Migration::open(previous, &self.pin_dir()) {
+            Ok(migration) => migration,
+            Err(error) => {
+                tracing::warn!(%error, "cannot copy the flows of the previous version: its connections by the packet path may break");
+                return self.hold_sockets();
+            }
+        };
+        let devices = devices::list().unwrap_or_default();
+        let outcomes = if self.tcx && self.lock_devices().is_ok() {
+            self.succeed_links(&mut migration, &devices)?;
+            self.hold_sockets()?
+        } else {
+            self.succeed_filters(migration, &devices)?
+        };
+        tracing::info!("the programs of the previous version are replaced");
+        Ok(outcomes)
+    }
+
+    /// Replaces the programs on TCX hooks. Every state of a hook, from front to back, is right beside every other one, and
+    /// beside the first and the last one.
+    fn succeed_links(&self, migration: &mut Migration, devices: &[Device]) -> Result<(), Error> {
+        let load = |transition| Packets::load(self.object, self.pins.paths(), transition, devices);
+        let (looks_up, opens) = (load(Transition::LooksUp)?, load(Transition::Opens)?);
+        let first = migration.pass(Scope::All).forward;
+        tracing::info!(flows = first.added, lost = first.lost, "flows of the previous version copied");
+        let begun = Instant::now();
+        // Ours know what is copied, theirs what is not; theirs open flows.
+        let hooks = front::attach(self.pins.paths(), devices)?;
+        for hook in &hooks {
+            hook.set_front(looks_up.program(hook)?);
+        }
+        migration.pass(Scope::All);
+        // Ours open flows. A later datagram of a flow that theirs opened after the last copy begins a flow of ours.
+        for hook in &hooks {
+            migration.pass(Scope::Hot);
+            hook.set_front(opens.program(hook)?);
+        }
+        migration.pass(Scope::Hot);
+        sleep(LAST_RUNS);
+        migration.pass(Scope::All);
+        // Now theirs know nothing that ours do not.
+        for hook in &hooks {
+            hook.set_front(self.packet_program(hook.direction, hook.no_header)?);
+        }
+        migration.pass(Scope::All);
+        // Ours take the place of theirs: first those that take no packet for a direct one which ours in front translated.
+        for hook in &hooks {
+            hook.set_behind(opens.program(hook)?);
+            hook.set_front(looks_up.program(hook)?);
+            hook.remove_front();
+            hook.set_behind(self.packet_program(hook.direction, hook.no_header)?);
+        }
+        tracing::info!(hooks = hooks.len(), took = ?begun.elapsed(), "programs on devices replaced");
+        Ok(())
+    }
+
+    /// Replaces filters of the clsact qdisc, device by device, while flows are copied all the time. What fails here, the device
+    /// manager meets again, and tells.
+    fn succeed_filters(
+        &self,
+        mut migration: Migration,
+        devices: &[Device],
+    ) -> Result<Vec<(&'static str, Outcome)>, Error> {
+        let first = migration.pass(Scope::All).forward;
+        tracing::info!(flows = first.added, lost = first.lost, "flows of the previous version copied");
+        let outcomes = self.hold_sockets()?;
+        // What has changed meanwhile, which tells where flows begin now.
+        migration.pass(Scope::All);
+        let done = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let migration = &mut migration;
+            scope.spawn(|| {
+                while !done.load(Ordering::Acquire) {
+                    migration.pass(Scope::Hot);
+                }
+            });
+            let filtered = status::filtered_devices(self.pins.paths());
+            for device in devices.iter().filter(|device| filtered.contains_key(&device.ifindex)) {
+                let _ = self.set_filters(device.ifindex, device.no_header);
+            }
+            done.store(true, Ordering::Release);
+        });
+        sleep(LAST_RUNS);
+        migration.pass(Scope::All);
+        Ok(outcomes)
+    }
+}

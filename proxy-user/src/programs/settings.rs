@@ -1,0 +1,60 @@
+//! What the programs are loaded and attached with.
+
+use std::path::PathBuf;
+
+use super::bpf;
+use super::hooks::Direction;
+use super::object::Capacities;
+use super::xdp::Xdp;
+
+/// How packet programs are attached.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PacketHook {
+    /// TCX where the kernel has it, clsact elsewhere.
+    #[default]
+    Auto,
+    /// TCX or nothing.
+    Tcx,
+    /// The clsact qdisc.
+    Clsact,
+}
+
+/// Where packet programs run among those of others on a TCX hook (`--tcx-order`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TcxOrder {
+    /// First at ingress, last at egress: others see endpoints both ways, never Services.
+    #[default]
+    Nest,
+    /// First on both: others see requests to endpoints, and replies of Services.
+    First,
+    /// Last on both: others see requests to Services, and replies of endpoints.
+    Last,
+}
+
+impl TcxOrder {
+    pub(super) const fn rank(self, direction: Direction) -> bpf::Rank {
+        match (self, direction) {
+            (Self::First, _) | (Self::Nest, Direction::Ingress) => bpf::Rank::First,
+            (Self::Last, _) | (Self::Nest, Direction::Egress) => bpf::Rank::Last,
+        }
+    }
+}
+
+/// What the programs are loaded and attached with.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The BPF object.
+    pub object: &'static [u8],
+    /// The bpffs; mounted when it is not.
+    pub bpffs: PathBuf,
+    /// The cgroup whose sockets are translated, from [`host::cgroup::find`](crate::host::cgroup::find).
+    pub cgroup: PathBuf,
+    /// Sizes of the maps.
+    pub capacities: Capacities,
+    /// How packet programs are attached.
+    pub packet_hook: PacketHook,
+    /// Where they run among those of others.
+    pub tcx_order: TcxOrder,
+    /// Which devices get the XDP program.
+    pub xdp: Xdp,
+}

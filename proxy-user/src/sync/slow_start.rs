@@ -1,0 +1,85 @@
+//! Which endpoints start slowly, and since when.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use crate::model::ServiceName;
+use crate::plan::slow_start::{STEPS, apply};
+use crate::plan::{BackendAddress, PortId, ServicePlan};
+
+/// The time in which the share of an endpoint grows, and the endpoints whose share does.
+#[derive(Debug, Default)]
+pub(super) struct SlowStart {
+    /// 0: none.
+    period: Duration,
+    /// When plans were made last.
+    planned: Option<Instant>,
+    joined: BTreeMap<ServiceName, BTreeMap<(PortId, BackendAddress), Instant>>,
+}
+
+impl SlowStart {
+    pub(super) fn new(period: Duration) -> Self {
+        Self { period, ..Self::default() }
+    }
+
+    /// Gives endpoints that have joined since the plan `before` a part of their share, if there were others before.
+    pub(super) fn apply(
+        &mut self,
+        name: &ServiceName,
+        plan: Option<&mut ServicePlan>,
+        before: Option<&ServicePlan>,
+        now: Instant,
+    ) {
+        if self.period.is_zero() {
+            return;
+        }
+        let mut known = self.joined.remove(name).unwrap_or_default();
+        let Some(plan) = plan else { return };
+        let ports: Vec<PortId> = plan.ports.keys().cloned().collect();
+        let mut joined = BTreeMap::new();
+        for (id, port) in ports.into_iter().zip(plan.ports.values_mut()) {
+            let before = before.and_then(|plan| plan.ports.get(&id)).map(|port| &port.backends);
+            for (at, facts) in port.backends.iter() {
+                let key = (id.clone(), *at);
+                let is_new = before.is_some_and(|before| !before.is_empty() && !before.contains_key(at));
+                let since = known.remove(&key).or((is_new && !facts.terminating).then_some(now));
+                if let Some(since) = since.filter(|since| self.step(*since, now) < STEPS) {
+                    joined.insert(key, since);
+                }
+            }
+            apply(port, |at| joined.get(&(id.clone(), *at)).map(|since| self.step(*since, now)));
+        }
+        if !joined.is_empty() {
+            self.joined.insert(name.clone(), joined);
+        }
+    }
+
+    /// From 1 to [`STEPS`].
+    fn step(&self, since: Instant, now: Instant) -> u16 {
+        let steps = u128::from(STEPS - 1);
+        let done = now.saturating_duration_since(since).as_nanos() * steps / self.period.as_nanos().max(1);
+        1 + done.min(steps) as u16
+    }
+
+    /// When the share of one that joined then grows next.
+    fn next_step(&self, since: Instant, now: Instant) -> Instant {
+        let next = self.period * u32::from(self.step(since, now)) / u32::from(STEPS - 1);
+        // Rounded up.
+        since + next + Duration::from_nanos(1)
+    }
+
+    /// When a share grows next.
+    pub(super) fn wake(&self) -> Option<Instant> {
+        let planned = self.planned?;
+        let all = self.joined.values().flat_map(BTreeMap::values);
+        all.map(|since| self.next_step(*since, planned)).min()
+    }
+
+    /// Begins to plan: gives the Services where a share has grown since the last time.
+    pub(super) fn begin(&mut self, now: Instant) -> Vec<ServiceName> {
+        let planned = self.planned.replace(now).unwrap_or(now);
+        let is_due = |since: &Instant| self.step(*since, planned) < self.step(*since, now);
+        let due = self.joined.iter().filter(|(_, joined)| joined.values().any(is_due));
+        due.map(|(name, _)| name.clone()).collect()
+    }
+}

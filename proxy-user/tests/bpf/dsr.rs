@@ -1,0 +1,290 @@
+//! Packets from node to node (DSR): encapsulated where a client outside comes in, taken out where the endpoint is.
+
+use std::net::{IpAddr, SocketAddr};
+
+use aya::maps::{HashMap, MapData};
+use proxy_common::backend::{BACKEND_LOCAL, BACKEND_TUNNEL_SHIFT};
+use proxy_common::config::CONFIG_DSR;
+use proxy_common::conntrack::{ASSURED, FIN_BACKEND, FIN_CLIENT, SEEN_REPLY};
+use proxy_common::flow::{STATE_DSR, STATE_SNAT, tunnel_of};
+use proxy_common::map_names as names;
+use proxy_common::node::{NODE_ADDR_INTERNAL, NODE_ADDR_OWN, NODE_ADDR_PORTS};
+use proxy_common::reason::Reason;
+use proxy_common::select::tunnel_tag;
+use proxy_common::service::{KIND_LOAD_BALANCER, SERVICE_DSR, ServiceEntry};
+use proxy_user::maps::{TunnelRow, Write};
+
+use crate::Scenario;
+use crate::beyond::{by_gateway, forget};
+use crate::node::{know, node_addr, uplink};
+use crate::packet::{ACK, ETHERNET, FIN, Packet, SCTP, SYN, TCP, UDP, ends};
+use crate::rig::{DROP, Family, Hook, NEXT, REDIRECT, Rig, Seen, Service};
+
+pub const SCENARIOS: [Scenario; 5] = [
+    Scenario { name: "packets of clients outside are encapsulated", flows: 256, test: encapsulated },
+    Scenario { name: "who is not encapsulated", flows: 256, test: others },
+    Scenario { name: "what is too large when it is encapsulated", flows: 256, test: too_big },
+    Scenario { name: "encapsulated packets are taken out", flows: 256, test: taken_out },
+    Scenario { name: "whose encapsulated packets are refused", flows: 256, test: refused },
+];
+
+const ID: u32 = 7;
+/// The number of the other node's address.
+const NUMBER: u32 = 5;
+
+/// The address of another node.
+fn other(family: Family) -> IpAddr {
+    match family {
+        Family::V4 => "10.9.0.2".parse().unwrap(),
+        Family::V6 => "fd00:9::2".parse().unwrap(),
+    }
+}
+
+fn family_of(addr: IpAddr) -> Family {
+    if addr.is_ipv4() { Family::V4 } else { Family::V6 }
+}
+
+/// Says what an address is.
+fn tell(rig: &Rig, addr: IpAddr, bits: u32) {
+    match addr {
+        IpAddr::V4(addr) => {
+            let map = aya::maps::Map::HashMap(rig.map(names::NODE_ADDRS));
+            let mut map: HashMap<MapData, [u8; 4], u32> = map.try_into().unwrap();
+            map.insert(addr.octets(), bits, 0).unwrap();
+        }
+        IpAddr::V6(addr) => {
+            let map = aya::maps::Map::HashMap(rig.map(names::NODE_ADDRS6));
+            let mut map: HashMap<MapData, [u8; 16], u32> = map.try_into().unwrap();
+            map.insert(addr.octets(), bits, 0).unwrap();
+        }
+    }
+}
+
+/// A node that knows another one, whose address is of the family `outer`.
+fn begin(family: Family, outer: Family, rig: &mut Rig) {
+    for known in [family, outer] {
+        know(known, rig);
+        tell(rig, node_addr(known), NODE_ADDR_PORTS | NODE_ADDR_OWN | NODE_ADDR_INTERNAL);
+        tell(rig, other(known), NODE_ADDR_INTERNAL);
+    }
+    rig.configure(|config| config.flags |= CONFIG_DSR);
+    let row = TunnelRow { addr: other(outer), source: node_addr(outer) };
+    rig.write(&[Write::Tunnel(NUMBER, Some(row))]);
+}
+
+/// Forgets it again, for the next test on this rig.
+fn end(rig: &mut Rig) {
+    rig.write(&[Write::Tunnel(NUMBER, None)]);
+    rig.configure(|config| config.flags &= !CONFIG_DSR);
+    for family in Family::BOTH {
+        tell(rig, node_addr(family), NODE_ADDR_PORTS);
+    }
+    forget(rig);
+}
+
+/// A load balancer's address with one endpoint, which has these flags.
+fn serve(family: Family, rig: &mut Rig, proto: u8, flags: u32) -> (SocketAddr, SocketAddr) {
+    let (dialled, pod) = (family.frontend(3, 80), family.pod(1, 8080));
+    let service = Service { flags: SERVICE_DSR, ..Service::new(ID, proto, dialled, &[pod]) };
+    let mut writes = service.writes();
+    for write in &mut writes {
+        match write {
+            Write::Backend(_, row) => row.flags = flags,
+            Write::Service(_, entry) => *entry = ServiceEntry { kind: KIND_LOAD_BALANCER, ..*entry },
+            _ => {}
+        }
+    }
+    rig.write(&writes);
+    (dialled, pod)
+}
+
+fn tag(pod: SocketAddr) -> [u8; 2] {
+    match pod.ip() {
+        IpAddr::V4(addr) => tunnel_tag(&addr.octets(), pod.port()),
+        IpAddr::V6(addr) => tunnel_tag(&addr.octets(), pod.port()),
+    }
+    .to_be_bytes()
+}
+
+/// The packet behind an Ethernet header, in another one from node to node, byte by byte.
+fn wrapped(frame: &[u8], src: IpAddr, dst: IpAddr, [t0, t1]: [u8; 2]) -> Vec<u8> {
+    let (link, inner) = frame.split_at(ETHERNET);
+    let mut bytes = link.to_vec();
+    let proto = if inner[0] >> 4 == 4 { 4 } else { 41 };
+    match (src, dst) {
+        (IpAddr::V4(src), IpAddr::V4(dst)) => {
+            bytes[12..14].copy_from_slice(&[0x08, 0x00]);
+            let [l0, l1] = (inner.len() as u16 + 20).to_be_bytes();
+            let mut header = [0x45, 0, l0, l1, t0, t1, 0x40, 0, 64, proto, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+            header[12..16].copy_from_slice(&src.octets());
+            header[16..].copy_from_slice(&dst.octets());
+            let words = header.chunks(2).map(|pair| u64::from(u16::from_ne_bytes([pair[0], pair[1]])));
+            let check = !proxy_common::csum::fold(words.sum());
+            header[10..12].copy_from_slice(&check.to_ne_bytes());
+            bytes.extend(header);
+        }
+        (IpAddr::V6(src), IpAddr::V6(dst)) => {
+            bytes[12..14].copy_from_slice(&[0x86, 0xdd]);
+            let [l0, l1] = (inner.len() as u16).to_be_bytes();
+            bytes.extend([0x60, 0, t0, t1, l0, l1, proto, 64]);
+            bytes.extend(src.octets().iter().chain(&dst.octets()));
+        }
+        _ => panic!("one family"),
+    }
+    bytes.extend(inner);
+    bytes
+}
+
+fn comes_in(rig: &mut Rig, bytes: &[u8]) -> Seen {
+    rig.run_on(Hook::Ingress, bytes, Some(uplink()))
+}
+
+fn encapsulated(family: Family, rig: &mut Rig) {
+    for outer in Family::BOTH {
+        begin(family, outer, rig);
+        for proto in [TCP, UDP] {
+            let (dialled, pod) = serve(family, rig, proto, NUMBER << BACKEND_TUNNEL_SHIFT);
+            let client = family.client(1, 40_000);
+            let segments = if proto == TCP { vec![SYN, ACK, ACK, ACK | FIN] } else { vec![0, 0] };
+            for flags in segments {
+                let packet = Packet { flags, ..Packet::new(proto, client, dialled) };
+                let seen = comes_in(rig, &packet.bytes());
+                assert_eq!(seen.verdict, REDIRECT, "{packet:?}: {:?}", rig.reasons());
+                let inner = by_gateway(packet.bytes());
+                assert_eq!(seen.packet, wrapped(&inner, node_addr(outer), other(outer), tag(pod)));
+                let flow = rig.flow(family);
+                assert_eq!((flow.backend, flow.source, tunnel_of(flow.state)), (pod, client, NUMBER));
+                assert_eq!(flow.state & (STATE_DSR | STATE_SNAT | ASSURED), STATE_DSR, "{:x}", flow.state);
+                let replied = if flags & (ACK | SYN) == ACK { SEEN_REPLY } else { 0 };
+                assert_eq!(flow.state & SEEN_REPLY, replied, "an ACK stands for an answer");
+                let fins = if flags & FIN == 0 { 0 } else { FIN_CLIENT | FIN_BACKEND };
+                assert_eq!(flow.state & (FIN_CLIENT | FIN_BACKEND), fins, "a FIN stands for both");
+            }
+            rig.forget_flows();
+        }
+        assert_eq!(rig.reasons(), []);
+        // A node that is gone.
+        let (dialled, _) = serve(family, rig, TCP, (NUMBER + 1) << BACKEND_TUNNEL_SHIFT);
+        let syn = Packet::tcp(SYN, family.client(1, 40_000), dialled);
+        assert_eq!(comes_in(rig, &syn.bytes()).verdict, DROP);
+        assert_eq!(rig.reasons(), [(Reason::NoRoute, 1)]);
+        rig.forget_flows();
+        rig.zero_reasons();
+        end(rig);
+    }
+}
+
+/// These go on under the node's address, as without DSR.
+fn others(family: Family, rig: &mut Rig) {
+    begin(family, family, rig);
+    let client = family.client(1, 40_000);
+    let is_snat = |rig: &mut Rig, client: SocketAddr, dialled, pod, proto| {
+        let packet = Packet { flags: SYN, ..Packet::new(proto, client, dialled) };
+        let seen = comes_in(rig, &packet.bytes());
+        assert_eq!((seen.verdict, rig.reasons()), (REDIRECT, vec![]));
+        let (source, to) = ends(&seen.packet);
+        assert_eq!((source.ip(), to), (node_addr(family), pod));
+        rig.forget_flows();
+    };
+    // A node without a number, a protocol whose checksum covers the whole packet, and a client that is a node.
+    let (dialled, pod) = serve(family, rig, TCP, 0);
+    is_snat(rig, client, dialled, pod, TCP);
+    let (dialled, pod) = serve(family, rig, SCTP, NUMBER << BACKEND_TUNNEL_SHIFT);
+    is_snat(rig, client, dialled, pod, SCTP);
+    let (dialled, pod) = serve(family, rig, TCP, NUMBER << BACKEND_TUNNEL_SHIFT);
+    is_snat(rig, SocketAddr::new(other(family), 40_000), dialled, pod, TCP);
+    end(rig);
+}
+
+fn too_big(family: Family, rig: &mut Rig) {
+    for (outer, header) in [(Family::V4, 20), (Family::V6, 40)] {
+        begin(family, outer, rig);
+        let (dialled, _) = serve(family, rig, UDP, NUMBER << BACKEND_TUNNEL_SHIFT);
+        let packet = Packet::udp(family.client(1, 40_000), dialled);
+        let headers = if family == Family::V4 { 28 } else { 48 };
+        // The link takes 1,400 bytes.
+        let longest = 1_400 - header - headers;
+        assert_eq!(comes_in(rig, &packet.clone().payload(longest).bytes()).packet.len(), 1_400 + ETHERNET);
+        let seen = comes_in(rig, &packet.payload(longest + 1).bytes());
+        assert_eq!(seen.verdict, REDIRECT);
+        let told = if family == Family::V4 {
+            let icmp = &seen.packet[ETHERNET + 20..];
+            u32::from(u16::from_be_bytes([icmp[6], icmp[7]]))
+        } else {
+            let icmp = &seen.packet[ETHERNET + 40..];
+            u32::from_be_bytes([icmp[4], icmp[5], icmp[6], icmp[7]])
+        };
+        assert_eq!(told as usize, 1_400 - header, "what is left for the packet");
+        assert_eq!(rig.reasons(), [(Reason::PacketTooBig, 1)]);
+        rig.forget_flows();
+        rig.zero_reasons();
+        end(rig);
+    }
+}
+
+fn taken_out(family: Family, rig: &mut Rig) {
+    for outer in Family::BOTH {
+        begin(family, outer, rig);
+        for proto in [TCP, UDP] {
+            let (dialled, pod) = serve(family, rig, proto, BACKEND_LOCAL);
+            let client = family.client(1, 40_000);
+            // In the middle of a connection too: each packet says enough.
+            for flags in if proto == TCP { vec![ACK, SYN, ACK] } else { vec![0, 0] } {
+                let packet = Packet { flags, ..Packet::new(proto, client, dialled) };
+                let bytes = wrapped(&packet.bytes(), other(outer), node_addr(outer), tag(pod));
+                let seen = comes_in(rig, &bytes);
+                assert_eq!((seen.verdict, rig.reasons()), (NEXT, vec![]), "{packet:?}");
+                assert_eq!(seen.packet[12..], packet.to(pod).bytes()[12..]);
+                let flow = rig.flow(family);
+                assert_eq!((flow.backend, flow.source, tunnel_of(flow.state)), (pod, client, 0));
+                assert_eq!(flow.state & (STATE_DSR | STATE_SNAT), STATE_DSR);
+            }
+            let reply = Packet { flags: ACK, ..Packet::new(proto, pod, client) };
+            let seen = rig.run(Hook::Egress, &reply.bytes());
+            assert_eq!(seen.packet, reply.from(dialled).bytes(), "straight to the client");
+            rig.forget_flows();
+        }
+        end(rig);
+    }
+}
+
+fn refused(family: Family, rig: &mut Rig) {
+    begin(family, family, rig);
+    let (dialled, pod) = serve(family, rig, TCP, BACKEND_LOCAL);
+    let (own, node) = (node_addr(family), other(family));
+    assert_eq!(family_of(own), family);
+    let stranger = family.client(9, 0).ip();
+    let syn = Packet::tcp(SYN, family.client(1, 40_000), dialled);
+    let sent = |src, packet: &Packet, tag| wrapped(&packet.bytes(), src, own, tag);
+    // From no node, and from this one.
+    for src in [stranger, own] {
+        assert_eq!(comes_in(rig, &sent(src, &syn, tag(pod))).verdict, DROP);
+    }
+    assert_eq!(rig.reasons(), [(Reason::ForeignTunnel, 2)]);
+    // To an endpoint that is not here, and to one that is elsewhere.
+    let [first, second] = tag(pod);
+    assert_eq!(comes_in(rig, &sent(node, &syn, [first, !second])).verdict, DROP);
+    serve(family, rig, TCP, NUMBER << BACKEND_TUNNEL_SHIFT);
+    assert_eq!(comes_in(rig, &sent(node, &syn, tag(pod))).verdict, DROP);
+    assert_eq!(rig.reasons(), [(Reason::ForeignTunnel, 2), (Reason::TunnelNoEndpoint, 2)]);
+    assert!(rig.flows(family).is_empty());
+    serve(family, rig, TCP, BACKEND_LOCAL);
+    // What is for no Service passes, whoever sends it: a CNI plugin's tunnel.
+    for src in [stranger, node] {
+        let bytes = sent(src, &syn.to(family.pod(3, 80)), tag(pod));
+        assert_eq!(comes_in(rig, &bytes), Seen { verdict: NEXT, packet: bytes });
+    }
+    // So does all of it where no Service has or had DSR.
+    rig.configure(|config| config.flags &= !CONFIG_DSR);
+    let bytes = sent(node, &syn, tag(pod));
+    assert_eq!(comes_in(rig, &bytes), Seen { verdict: NEXT, packet: bytes });
+    // A flow that was led elsewhere from here does not send a packet back.
+    rig.configure(|config| config.flags |= CONFIG_DSR);
+    serve(family, rig, TCP, NUMBER << BACKEND_TUNNEL_SHIFT);
+    assert_eq!(comes_in(rig, &syn.bytes()).verdict, REDIRECT);
+    serve(family, rig, TCP, BACKEND_LOCAL);
+    let ack = Packet { flags: ACK, ..syn };
+    let seen = comes_in(rig, &sent(node, &ack, tag(pod)));
+    assert_eq!((seen.verdict, ends(&seen.packet).1), (NEXT, pod));
+    end(rig);
+}

@@ -1,0 +1,159 @@
+//! Packets that go straight to an endpoint, where a flow has the client's port: their answers would be taken for the flow's.
+//! As in netfilter, where the second of two connections with one reply tuple gets another source port. The same for packets that leave
+//! under the node's address, which netfilter may have masqueraded.
+
+use std::net::SocketAddr;
+
+use super::flow::{Flow, From, Kind, State, half};
+use super::new_flow::{Keeps, choice};
+use super::parse::Segment;
+use super::rewrite::translated;
+use super::{Met, Model, Must};
+use crate::forge::{ACK, FIN, RST, SYN};
+use crate::world::UDP;
+
+impl Model {
+    /// A packet to what is no frontend.
+    pub(super) fn direct(&mut self, met: &mut Met<'_>, segment: &Segment) -> Result<Must, String> {
+        if segment.l4.is_none() {
+            return Ok(Must::Pass);
+        }
+        if let Some(at) = self.of_client(segment) {
+            if self.flows[at].kind.is_snat() {
+                return Ok(Must::Pass);
+            }
+            if self.flows[at].continues(segment.flags, self.flows[at].service, &self.world, self.now) {
+                self.note_packet(at, From::Client, segment);
+                self.reach("a packet of a direct flow");
+                let flow = &self.flows[at];
+                return Ok(Must::Become(translated(met.input, segment, flow.source, flow.backend)));
+            }
+            self.expire(at);
+        }
+        if segment.proto != UDP && !segment.opens() {
+            return Ok(Must::Pass);
+        }
+        let reply = Segment { src: segment.dst, dst: segment.src, ..segment.clone() };
+        let Some(at) = self.of_backend(&reply) else { return Ok(Must::Pass) };
+        let other = &self.flows[at];
+        if other.kind != Kind::Plain {
+            return Ok(Must::Pass);
+        }
+        if other.state.is_closed() {
+            self.reach("a direct packet that ends a closed flow");
+            self.flows.remove(at);
+            return Ok(Must::Pass);
+        }
+        let (service, backend_id) = (other.service, other.backend_id);
+        let Some((backend, source)) = choice(met, segment) else {
+            return Err("no direct flow has begun".into());
+        };
+        if backend != segment.dst {
+            return Err(format!("a direct packet went to {backend}"));
+        }
+        self.may_be_source(segment, segment.dst, source, false)?;
+        self.flows.push(Flow {
+            proto: segment.proto,
+            client: segment.src,
+            frontend: segment.dst,
+            backend: segment.dst,
+            source,
+            service,
+            backend_id,
+            kind: Kind::Direct,
+            state: State::begin(segment),
+            created: self.now,
+            last_seen: self.now,
+            is_watched: false,
+            outside: false,
+            has_client: true,
+        });
+        self.reach("a direct flow");
+        Ok(Must::Become(translated(met.input, segment, source, segment.dst)))
+    }
+
+    /// The endpoint's segment belongs to a connection that its client made straight to it, before the flow at `at` began.
+    pub(super) fn begun_before(&mut self, segment: &Segment, at: usize) {
+        if self.flows[at].kind != Kind::Plain {
+            return;
+        }
+        let younger = self.flows.remove(at);
+        self.flows.push(Flow {
+            client: segment.dst,
+            frontend: segment.src,
+            source: segment.dst,
+            kind: Kind::Direct,
+            state: State { seq: [Some(half(segment.ack)), None], ..State::default() },
+            created: self.now,
+            last_seen: self.now,
+            has_client: true,
+            ..younger
+        });
+        self.reach("a direct connection that was there first");
+    }
+
+    /// A packet that leaves from here, straight to an endpoint, under what packets are forwarded under: netfilter has chosen its
+    /// source, or a process of the node.
+    pub(super) fn direct_out(&mut self, met: &mut Met<'_>, segment: &Segment) -> Result<Must, String> {
+        if segment.l4.is_none() {
+            return Ok(Must::Pass);
+        }
+        if let Some(at) = self.of_client(segment) {
+            if self.flows[at].continues(segment.flags, self.flows[at].service, &self.world, self.now) {
+                self.note_packet(at, From::Client, segment);
+                self.reach("a packet that leaves, of a direct flow");
+                let source = self.flows[at].source;
+                return Ok(shown(met, segment, source));
+            }
+            self.expire(at);
+        }
+        let opens = segment.proto == UDP || segment.opens();
+        if !opens && !matches!(segment.flags & (SYN | ACK | FIN | RST), ACK) {
+            return Ok(Must::Pass);
+        }
+        let reply = Segment { src: segment.dst, dst: segment.src, ..segment.clone() };
+        if !opens && self.of_backend(&reply).is_some() {
+            return Ok(Must::Pass);
+        }
+        let Some((_, source)) = choice(met, segment) else {
+            return if self.is_exhausted(segment.proto, segment.dst, Keeps::Assured) {
+                self.reach("a packet that leaves, without a port");
+                Ok(Must::Pass)
+            } else {
+                Err("no direct flow has begun".into())
+            };
+        };
+        let is_taken = self.of_backend(&reply).is_some();
+        self.may_be_source(segment, segment.dst, source, true)?;
+        if source != segment.src && !is_taken {
+            return Err(format!("{source} instead of {}, which is free", segment.src));
+        }
+        self.flows.push(Flow {
+            proto: segment.proto,
+            client: segment.src,
+            frontend: segment.dst,
+            backend: segment.dst,
+            source,
+            service: 0,
+            backend_id: 0,
+            kind: Kind::DirectOut,
+            state: State::begin(segment),
+            created: self.now,
+            last_seen: self.now,
+            is_watched: false,
+            outside: false,
+            has_client: true,
+        });
+        let is_moved = source != segment.src;
+        self.reach(if is_moved { "a port that netfilter took, too" } else { "a port of netfilter's" });
+        Ok(shown(met, segment, source))
+    }
+}
+
+/// What becomes of a packet that leaves under that source.
+fn shown(met: &Met<'_>, segment: &Segment, source: SocketAddr) -> Must {
+    if source == segment.src {
+        return Must::Pass;
+    }
+    Must::Become(translated(met.input, segment, source, segment.dst))
+}

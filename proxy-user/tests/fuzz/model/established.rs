@@ -1,0 +1,133 @@
+//! Packets of flows that are known.
+
+use std::net::SocketAddr;
+
+use proxy_common::reason::Reason;
+
+use super::answer::{Message, answer};
+use super::flow::{From, Kind};
+use super::parse::{Segment, is_v6};
+use super::rewrite::{sent, translated};
+use super::route::{is_strange, route};
+use super::{Met, Model, Must};
+use crate::forge::{ETHERNET, SYN};
+use crate::target::{Device, Outcome};
+
+impl Model {
+    /// A client's packet goes to the endpoint of its flow.
+    pub(super) fn go_on(&mut self, met: &mut Met<'_>, segment: &Segment, at: usize) -> Must {
+        self.touch(at, From::Client, segment);
+        let flow = &self.flows[at];
+        let (source, backend, is_snat) = (flow.source, flow.backend, flow.kind.is_snat());
+        if is_snat {
+            self.reach("a client's packet is forwarded");
+            return self.forward(met, segment, source, backend);
+        }
+        self.reach("a client's packet goes on");
+        Must::Become(translated(met.input, segment, source, backend))
+    }
+
+    /// A packet leaves from here, between other ends.
+    fn forward(&mut self, met: &Met<'_>, segment: &Segment, src: SocketAddr, dst: SocketAddr) -> Must {
+        let Some(route) = route(dst.ip(), met.seen) else {
+            self.count(Reason::NoRoute, 0);
+            return Must::Drop;
+        };
+        if segment.length() > route.mtu {
+            self.count(Reason::PacketTooBig, 0);
+            if segment.l4.is_none() {
+                return Must::Drop;
+            }
+            return Must::Leave(answer(met.input, segment, Message::TooBig(route.mtu)));
+        }
+        if time_to_live(met.input) <= 1 {
+            self.count(Reason::TtlExceeded, 0);
+            return Must::Drop;
+        }
+        Must::Leave(sent(translated(met.input, segment, src, dst), route.macs))
+    }
+
+    /// A packet on its way out, perhaps an endpoint's to a client.
+    pub(super) fn reply(&mut self, met: &mut Met<'_>, segment: &Segment) -> Option<Must> {
+        let at = self.of_backend(segment)?;
+        if segment.flags & SYN != 0 && self.flows[at].state.is_closed() {
+            self.reach("an answer to another connection");
+            return Some(Must::Pass);
+        }
+        if self.flows[at].state.is_of_another(segment) {
+            self.reach("what cannot be the answer to a SYN");
+            self.begun_before(segment, at);
+            return Some(Must::Pass);
+        }
+        if self.is_dropped_refusal(at, segment) {
+            return Some(Must::Drop);
+        }
+        if self.flows[at].kind.is_direct() {
+            self.note_counted(at, From::Backend, segment);
+        } else {
+            self.touch(at, From::Backend, segment);
+        }
+        self.reach("a reply goes out");
+        let flow = &self.flows[at];
+        if flow.kind == Kind::Direct && flow.source == flow.client {
+            return Some(Must::Pass);
+        }
+        Some(Must::Become(translated(met.input, segment, flow.frontend, flow.client)))
+    }
+
+    /// The answer to a packet that was forwarded.
+    pub(super) fn snat_reply(&mut self, met: &mut Met<'_>, segment: &Segment, at: usize) -> Must {
+        if self.flows[at].kind.is_direct() {
+            self.note_counted(at, From::Backend, segment);
+            if self.flows[at].source == self.flows[at].client {
+                self.reach("a reply to a port of netfilter's");
+                return Must::Pass;
+            }
+        } else {
+            self.touch(at, From::Backend, segment);
+        }
+        let flow = &self.flows[at];
+        let (frontend, client) = (flow.frontend, flow.client);
+        if flow.kind == Kind::Snat {
+            self.reach("a reply is forwarded");
+            return self.forward(met, segment, frontend, client);
+        }
+        self.reach("a reply to the node itself");
+        let mut out = translated(met.input, segment, frontend, client);
+        // It goes up the stack by the device that leads to what it now comes from.
+        let way = route(frontend.ip(), met.seen);
+        // What leads from a strange address is the kernel's own business.
+        let is_known = !is_strange(client.ip()) || met.seen.outcome == Outcome::Redirect;
+        match way {
+            Some(way) if way.device != met.context.device && is_known => {
+                let [_, own] = way.macs;
+                out.bytes[..12].copy_from_slice(&[own, own].concat());
+                Must::Leave(out)
+            }
+            _ => Must::Become(out),
+        }
+    }
+
+    /// Whether an error leaves from here; it is translated already.
+    pub(super) fn forward_error(&mut self, met: &Met<'_>, out: super::Expected, to: SocketAddr) -> Must {
+        let Some(route) = route(to.ip(), met.seen) else {
+            self.count(Reason::NoRoute, 0);
+            return Must::Drop;
+        };
+        if met.input.len() - ETHERNET > route.mtu {
+            // It is an error; nobody is told.
+            self.count(Reason::NoRoute, 0);
+            return Must::Drop;
+        }
+        if time_to_live(met.input) <= 1 {
+            self.count(Reason::TtlExceeded, 0);
+            return Must::Drop;
+        }
+        debug_assert!(route.device != Device::Loopback);
+        Must::Leave(sent(out, route.macs))
+    }
+}
+
+fn time_to_live(input: &[u8]) -> u8 {
+    input[ETHERNET + if is_v6(input) == Some(true) { 7 } else { 8 }]
+}

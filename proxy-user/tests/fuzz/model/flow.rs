@@ -1,0 +1,237 @@
+//! Connections: what is remembered of them, and when they end. `nf_conntrack` is the yardstick.
+
+use std::net::SocketAddr;
+
+use super::parse::Segment;
+use super::rules::{WINDOW, timeout};
+use crate::forge::{ACK, FIN, RST, SYN};
+use crate::world::{TCP, UDP, World};
+
+/// A connection that a Service has.
+#[derive(Clone, Debug)]
+pub struct Flow {
+    pub proto: u8,
+    pub client: SocketAddr,
+    pub frontend: SocketAddr,
+    pub backend: SocketAddr,
+    /// What the endpoint sees as the client.
+    pub source: SocketAddr,
+    pub service: u32,
+    pub backend_id: u32,
+    pub kind: Kind,
+    pub state: State,
+    pub created: u64,
+    pub last_seen: u64,
+    /// The first answer tells of its endpoint's health.
+    pub is_watched: bool,
+    /// It began by the policy for clients outside.
+    pub outside: bool,
+    /// The client's packets find it. If not, its source port is in quarantine.
+    pub has_client: bool,
+}
+
+/// How the endpoint sees the client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Under its own address.
+    Plain,
+    /// Under an address of the node.
+    Snat,
+    /// The same, and it is a process of the node.
+    Local,
+    /// It went straight to the endpoint, where another flow has its port.
+    Direct,
+    /// It went straight to the endpoint, under an address and a source port that are for SNAT.
+    DirectOut,
+}
+
+impl Kind {
+    pub fn is_snat(self) -> bool {
+        matches!(self, Self::Snat | Self::Local | Self::DirectOut)
+    }
+
+    pub fn is_direct(self) -> bool {
+        matches!(self, Self::Direct | Self::DirectOut)
+    }
+}
+
+/// Who sent a packet of a connection: also the index of a side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum From {
+    Client = 0,
+    Backend = 1,
+}
+
+/// What packets have told of a connection; by side.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "facts that go with each other in every combination")]
+pub struct State {
+    /// A SYN began it.
+    pub has_syn: bool,
+    pub replied: bool,
+    /// The client has answered the answer.
+    pub assured: bool,
+    pub fin: [bool; 2],
+    pub rst: [bool; 2],
+    /// The last packet was a SYN, and the flow had been silent before.
+    pub has_unanswered_syn: bool,
+    /// Upper halves of the sequence numbers that were noted.
+    pub seq: [Option<u16>; 2],
+}
+
+fn ahead(number: u16, noted: u16) -> i16 {
+    number.wrapping_sub(noted).cast_signed()
+}
+
+fn is_near(number: u16, noted: u16) -> bool {
+    (-WINDOW..=WINDOW).contains(&ahead(number, noted))
+}
+
+impl State {
+    /// After the first packet.
+    pub fn begin(segment: &Segment) -> Self {
+        let is_tcp = segment.proto == TCP;
+        let has_syn = is_tcp && segment.flags & (SYN | ACK) == SYN;
+        Self { has_syn, seq: [is_tcp.then(|| half(segment.seq)), None], ..Self::default() }
+    }
+
+    /// What the endpoint sends cannot be the answer to the SYN: the client has another connection to it.
+    pub fn is_of_another(&self, segment: &Segment) -> bool {
+        self.has_syn && !self.replied && segment.flags & (SYN | RST) == 0
+    }
+
+    /// Both ends are done with it, or one has reset it.
+    pub fn is_closed(&self) -> bool {
+        self.rst != [false; 2] || self.fin == [true; 2]
+    }
+
+    /// Whether a packet counts: no reset or FIN out of the window.
+    pub fn counts(&self, from: From, proto: u8, segment: &Segment) -> bool {
+        if proto != TCP || segment.flags & (RST | FIN) == 0 {
+            return true;
+        }
+        match (self.seq[from as usize], self.seq[1 - from as usize]) {
+            (Some(noted), _) => is_near(half(segment.seq), noted),
+            (None, Some(noted)) if segment.flags & ACK != 0 => is_near(half(segment.ack), noted),
+            _ => true,
+        }
+    }
+
+    /// Whether the client has seen the answer, by what it acknowledges.
+    pub fn acknowledges(&self, proto: u8, segment: &Segment) -> bool {
+        let is_ack = self.replied && segment.flags & (ACK | SYN | RST) == ACK;
+        match self.seq[From::Backend as usize] {
+            Some(noted) if proto == TCP => is_ack && (0..=WINDOW).contains(&ahead(half(segment.ack), noted)),
+            _ => is_ack,
+        }
+    }
+
+    /// Notes sequence numbers. Who does not see the connection must not be able to move them.
+    fn note(&mut self, from: From, segment: &Segment) {
+        let (side, other) = (from as usize, 1 - from as usize);
+        let (seq, ack) = (half(segment.seq), half(segment.ack));
+        let (is_syn, is_ack) = (segment.flags & SYN != 0, segment.flags & ACK != 0);
+        if from == From::Backend && is_syn && is_ack {
+            self.seq = [Some(ack), Some(seq)];
+            return;
+        }
+        let knows_other = is_ack && self.seq[other].is_some_and(|noted| is_near(ack, noted));
+        let may_move = if is_syn {
+            !self.assured
+        } else {
+            self.seq[side].is_none_or(|noted| is_near(seq, noted)) || knows_other
+        };
+        if may_move {
+            self.seq[side] = Some(seq);
+        }
+    }
+
+    /// A packet passes that counts, or one that does not. `acknowledges`: it makes the connection assured.
+    pub fn pass(&mut self, from: From, proto: u8, segment: &Segment, counts: bool, acknowledges: bool) {
+        let side = from as usize;
+        self.replied |= from == From::Backend;
+        if !counts {
+            return;
+        }
+        if segment.flags & RST != 0 {
+            self.rst[side] = true;
+        } else {
+            // Whoever goes on has not reset it.
+            self.rst[side] = false;
+            self.fin[side] |= segment.flags & FIN != 0;
+            self.assured |= from == From::Client && acknowledges;
+        }
+        if proto == TCP {
+            self.note(from, segment);
+        }
+    }
+}
+
+pub fn half(number: u32) -> u16 {
+    (number >> 16) as u16
+}
+
+impl Flow {
+    /// Whether its endpoint has not answered yet, and how it does so matters.
+    pub fn waits(&self) -> bool {
+        let State { has_syn, replied, rst, .. } = &self.state;
+        self.is_watched && *has_syn && !replied && !rst[From::Backend as usize]
+    }
+
+    fn timeout(&self) -> u64 {
+        let State { replied, assured, fin, rst, .. } = &self.state;
+        if self.proto == UDP {
+            return if *assured { timeout::UDP_STREAM } else { timeout::UDP };
+        }
+        if *rst != [false; 2] {
+            timeout::TCP_CLOSE
+        } else if *fin == [true; 2] {
+            timeout::TCP_TIME_WAIT
+        } else if !replied {
+            timeout::TCP_SYN_SENT
+        } else if !assured {
+            timeout::TCP_SYN_RECV
+        } else if *fin != [false; 2] {
+            timeout::TCP_CLOSE_WAIT
+        } else {
+            timeout::TCP_ESTABLISHED
+        }
+    }
+
+    pub fn is_expired(&self, now: u64) -> bool {
+        now - self.last_seen > self.timeout()
+    }
+
+    /// Its source port is in quarantine: the endpoint may be in `TIME_WAIT`.
+    pub fn is_quarantined(&self, now: u64) -> bool {
+        let State { fin, rst, .. } = &self.state;
+        let is_time_wait = self.proto == TCP && *fin == [true; 2] && *rst == [false; 2];
+        is_time_wait && self.kind.is_snat() && now - self.last_seen <= timeout::QUARANTINE
+    }
+
+    /// Whether a client's packet with these flags goes where the ones before went. `service`: the one that a SYN is for.
+    pub fn continues(&self, flags: u8, service: u32, world: &World, now: u64) -> bool {
+        let is_syn = self.proto != UDP && flags & (SYN | ACK) == SYN;
+        if is_syn && self.state.is_closed() {
+            return false;
+        }
+        let is_answered = !self.state.has_unanswered_syn || now - self.last_seen <= timeout::SYN_ANSWER;
+        if is_syn && self.state.assured && is_answered {
+            return true;
+        }
+        if is_syn && self.service != service {
+            return false;
+        }
+        let stays = self.proto != UDP && self.state.replied && !is_syn;
+        self.kind.is_direct() || stays || self.is_served(world)
+    }
+
+    /// Its endpoint is one of its Service.
+    pub fn is_served(&self, world: &World) -> bool {
+        let service = world.services.iter().find(|service| service.id == self.service);
+        service.is_some_and(|service| {
+            let mut endpoints = service.endpoints.iter();
+            endpoints.any(|e| e.id == self.backend_id && e.addr == self.backend && e.serves)
+        })
+    }
+}

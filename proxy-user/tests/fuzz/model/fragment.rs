@@ -1,0 +1,79 @@
+//! Packets in pieces: what the first one says holds for those that follow.
+
+use std::net::{IpAddr, SocketAddr};
+
+use proxy_common::reason::Reason;
+
+use super::Model;
+use super::parse::{Header, Segment, header_at};
+use super::rules::timeout;
+use crate::forge::ETHERNET;
+use crate::world::SCTP;
+
+/// What identifies a packet: IPv6 does without the protocol (RFC 8200, 4.5).
+pub type Key = (IpAddr, IpAddr, u32, u8);
+
+/// What its first fragment said.
+#[derive(Clone, Copy, Debug)]
+pub struct Entry {
+    src_port: u16,
+    dst_port: u16,
+    proto: u8,
+    seen: u64,
+}
+
+fn key_of(header: &Header) -> Key {
+    (header.src, header.dst, header.id, if header.src.is_ipv4() { header.proto } else { 0 })
+}
+
+impl Model {
+    /// A first fragment: it has ports, and is treated like a packet in one piece.
+    pub(super) fn first_fragment(&mut self, input: &[u8], segment: Segment) -> Result<Segment, Reason> {
+        let is_backend = self.is_backend(segment.src, segment.proto);
+        if !self.is_frontend(segment.dst, segment.proto) && !is_backend {
+            return Ok(segment);
+        }
+        if segment.proto == SCTP {
+            return Err(Reason::Fragment);
+        }
+        let header = header_at(input, ETHERNET).ok_or(Reason::Malformed)?;
+        self.reach("a first fragment");
+        let entry = Entry {
+            src_port: segment.src.port(),
+            dst_port: segment.dst.port(),
+            proto: segment.proto,
+            seen: self.now,
+        };
+        self.fragments.insert(key_of(&header), entry);
+        Ok(segment)
+    }
+
+    pub(super) fn is_backend(&self, src: SocketAddr, proto: u8) -> bool {
+        let mut services = self.world.services.iter().filter(|service| service.proto == proto);
+        services.any(|service| service.endpoints.iter().any(|endpoint| endpoint.addr == src))
+    }
+
+    /// A fragment that is not the first.
+    pub(super) fn later_fragment(&mut self, input: &[u8], header: Option<Header>) -> Result<Segment, Reason> {
+        let header = header.ok_or(Reason::Malformed)?;
+        let alone =
+            if self.world.is_in_range(header.dst) { Reason::FragmentWithoutFirst } else { Reason::Fragment };
+        let entry = self.fragments.get(&key_of(&header)).ok_or(alone)?;
+        if self.now - entry.seen > timeout::FRAGMENT {
+            return Err(alone);
+        }
+        let segment = Segment {
+            src: SocketAddr::new(header.src, entry.src_port),
+            dst: SocketAddr::new(header.dst, entry.dst_port),
+            proto: entry.proto,
+            flags: 0,
+            seq: 0,
+            ack: 0,
+            l4: None,
+            end: header.end.min(input.len().max(header.end)),
+            is_first: false,
+        };
+        self.reach("a later fragment");
+        Ok(segment)
+    }
+}

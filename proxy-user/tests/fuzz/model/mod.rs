@@ -1,0 +1,358 @@
+//! A second opinion: what the data path does, as `docs/datapath.md` tells it, over parsed packets. It is slow, shares no
+//! code with the programs, and leaves nothing open but what is chance: the endpoint that a connection gets, and the
+//! source port. These are taken from what came out, if they are such as might have been chosen.
+
+pub mod answer;
+mod control;
+mod direct;
+mod established;
+pub mod flow;
+mod fragment;
+mod health;
+mod new_flow;
+pub mod parse;
+pub mod rewrite;
+pub mod route;
+pub mod rules;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+
+use proxy_common::reason::{Reason, Verdict};
+
+use crate::forge::RST;
+use crate::target::{Context, Counters, Hook, Outcome, Seen, Target};
+use crate::world::{Kind, SCTP, Service, UDP, World};
+use answer::Message;
+use flow::{Flow, From};
+use parse::{Parsed, Segment};
+use rewrite::Expected;
+use rules::timeout;
+
+/// What must become of a packet.
+#[derive(Clone, Debug)]
+pub enum Must {
+    /// It goes on as it came.
+    Pass,
+    Drop,
+    /// It goes on as this.
+    Become(Expected),
+    /// It leaves from here as this.
+    Leave(Expected),
+}
+
+/// The data path.
+pub struct Model {
+    pub world: World,
+    now: u64,
+    flows: Vec<Flow>,
+    fragments: BTreeMap<fragment::Key, fragment::Entry>,
+    /// By client and Service: the endpoint, if it is known, and when.
+    affinity: BTreeMap<(IpAddr, u32), (Option<u32>, u64)>,
+    /// Endpoints that have failed, by id.
+    health: BTreeMap<u32, health::Health>,
+    pub counters: Counters,
+    /// The branches that packets came through.
+    pub reached: BTreeSet<&'static str>,
+}
+
+/// A packet at a hook.
+pub struct Met<'a> {
+    pub hook: Hook,
+    pub context: Context,
+    pub input: &'a [u8],
+    pub seen: &'a Seen,
+    pub target: &'a mut dyn Target,
+}
+
+impl Model {
+    pub fn new(world: &World) -> Self {
+        Self {
+            world: world.clone(),
+            now: 0,
+            flows: Vec::new(),
+            fragments: BTreeMap::new(),
+            affinity: BTreeMap::new(),
+            health: BTreeMap::new(),
+            counters: Counters::default(),
+            reached: BTreeSet::new(),
+        }
+    }
+
+    pub fn pause(&mut self, milliseconds: u32) {
+        self.now += u64::from(milliseconds);
+    }
+
+    /// An endpoint leaves its Service, or comes back.
+    pub fn turn(&mut self, service: usize, endpoint: usize) {
+        let endpoints = self.world.services.get_mut(service).map(|service| &mut service.endpoints);
+        if let Some(endpoint) = endpoints.and_then(|endpoints| endpoints.get_mut(endpoint)) {
+            endpoint.serves = !endpoint.serves;
+        }
+    }
+
+    /// A Service goes, and another one has its address and endpoints.
+    pub fn replace(&mut self, service: usize) {
+        if let Some(service) = self.world.services.get_mut(service) {
+            service.renumber();
+        }
+    }
+
+    /// A Service and the next one change addresses, if they are of one protocol.
+    pub fn swap(&mut self, service: usize) {
+        if let Some([one, other]) = self.world.services.get_mut(service..service + 2)
+            && one.proto == other.proto
+        {
+            std::mem::swap(&mut one.frontend, &mut other.frontend);
+            std::mem::swap(&mut one.kind, &mut other.kind);
+        }
+    }
+
+    /// What has become of a packet must be what becomes of it here.
+    pub fn check(&mut self, mut met: Met<'_>) -> Result<(), String> {
+        let must = self.packet(&mut met)?;
+        let (outcome, expected) = match must {
+            Must::Pass => (Outcome::Next, Some(Expected::new(met.input.to_vec()))),
+            Must::Drop => (Outcome::Drop, None),
+            Must::Become(expected) => (Outcome::Next, Some(expected)),
+            Must::Leave(expected) => (Outcome::Redirect, Some(expected)),
+        };
+        let is_answer = met.seen.packet.len() != met.input.len();
+        // Nobody reads the sum of what is dropped, or answered out of the device that it came by.
+        if met.seen.is_sum_wrong && outcome != Outcome::Drop && !is_answer {
+            return Err("the sum over the whole packet is wrong".to_owned());
+        }
+        if met.seen.outcome != outcome {
+            return Err(format!("{:?} instead of {outcome:?}", met.seen.outcome));
+        }
+        match expected {
+            Some(expected) if !expected.is(&met.seen.packet) => {
+                Err(format!("other bytes: should be\n{}", crate::report::hex(&expected.bytes)))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn reach(&mut self, branch: &'static str) {
+        self.reached.insert(branch);
+    }
+
+    /// Counts a reason, and that of a Service if it is known.
+    fn count(&mut self, reason: Reason, service: u32) {
+        self.reach(reason.label());
+        *self.counters.reasons.entry(reason).or_default() += 1;
+        if service != 0 {
+            *self.counters.refusals.entry((service, reason)).or_default() += 1;
+        }
+    }
+
+    fn packet(&mut self, met: &mut Met<'_>) -> Result<Must, String> {
+        let is_ingress = met.hook == Hook::Ingress;
+        let mut segment = match parse::parse(met.input) {
+            Parsed::Foreign => return Ok(Must::Pass),
+            Parsed::Control => return Ok(self.control(met)),
+            Parsed::Malformed => return Ok(self.passed_by(is_ingress, Reason::Malformed)),
+            Parsed::Segment(segment) if segment.is_first => match self.first_fragment(met.input, segment) {
+                Ok(segment) => segment,
+                Err(reason) => return Ok(self.passed_by(is_ingress, reason)),
+            },
+            Parsed::Segment(segment) => segment,
+            Parsed::Later(header) => match self.later_fragment(met.input, header) {
+                Ok(segment) => segment,
+                Err(reason) => return Ok(self.passed_by(is_ingress, reason)),
+            },
+        };
+        if segment.is_first && segment.proto == SCTP {
+            segment.flags = 0;
+        }
+        if is_ingress {
+            return self.clients(met, &segment, false);
+        }
+        if let Some(must) = self.reply(met, &segment) {
+            return Ok(must);
+        }
+        let is_ours = met.context.is_local_origin
+            && (self.is_frontend(segment.dst, segment.proto) || self.world.is_in_range(segment.dst.ip()));
+        if is_ours {
+            self.reach("a packet of the node itself");
+            return self.clients(met, &segment, true);
+        }
+        let may_share_port = Some(segment.src.ip()) == self.world.source()
+            && self.world.is_snat_port(segment.src.port())
+            && self.is_backend(segment.dst, segment.proto);
+        if may_share_port { self.direct_out(met, &segment) } else { Ok(Must::Pass) }
+    }
+
+    /// A packet that is not understood. Where packets go out, nothing is said of it.
+    fn passed_by(&mut self, is_ingress: bool, reason: Reason) -> Must {
+        if !is_ingress {
+            return Must::Pass;
+        }
+        self.count(reason, 0);
+        if reason.verdict() == Verdict::Drop { Must::Drop } else { Must::Pass }
+    }
+
+    /// A packet that may be a client's.
+    fn clients(&mut self, met: &mut Met<'_>, segment: &Segment, is_local: bool) -> Result<Must, String> {
+        let (dst, proto) = (segment.dst, segment.proto);
+        let is_frontend = self.is_frontend(dst, proto);
+        let may_be_reply = self.world.is_snat_port(dst.port()) && self.is_backend(segment.src, proto);
+        if !is_frontend && !may_be_reply && !self.world.is_in_range(dst.ip()) {
+            return self.direct(met, segment);
+        }
+        if is_frontend
+            && !segment.opens()
+            && let Some(at) = self.of_client(segment)
+        {
+            if self.flows[at].continues(segment.flags, self.flows[at].service, &self.world, self.now)
+                && !self.is_frontend_lost(met, segment, at)
+            {
+                return Ok(self.go_on(met, segment, at));
+            }
+            self.reach("a flow that does not go on");
+            self.expire(at);
+        }
+        if may_be_reply
+            && let Some(at) = self.of_backend(segment)
+            && self.flows[at].kind.is_snat()
+        {
+            if self.is_dropped_refusal(at, segment) {
+                return Ok(Must::Drop);
+            }
+            return Ok(self.snat_reply(met, segment, at));
+        }
+        self.new_flow(met, segment, is_local)
+    }
+
+    /// Whether a UDP flow ends because its frontend is another Service's: that is looked at as the clock's 256 ms pass, and only
+    /// a flow that was silent for longer must have met one.
+    fn is_frontend_lost(&self, met: &mut Met<'_>, segment: &Segment, at: usize) -> bool {
+        let flow = &self.flows[at];
+        let service = self.service(segment.dst, segment.proto).map_or(0, |service| service.id);
+        if flow.proto != UDP || service == flow.service {
+            return false;
+        }
+        let went_on =
+            met.target.counters().traffic.get(&flow.service) != self.counters.traffic.get(&flow.service);
+        self.now - flow.last_seen >= timeout::FRONTEND || !went_on
+    }
+
+    /// Whether a destination is a frontend's, or was when the case began.
+    fn is_frontend(&self, dst: SocketAddr, proto: u8) -> bool {
+        self.world.services.iter().any(|service| {
+            service.proto == proto
+                && match service.kind {
+                    Kind::NodePort => {
+                        service.frontend.port() == dst.port()
+                            && self.world.node_addresses().contains(&dst.ip())
+                    }
+                    _ => service.frontend == dst,
+                }
+        })
+    }
+
+    /// The Service of what was dialled. An address with a port comes before a node port.
+    fn service(&self, dst: SocketAddr, proto: u8) -> Option<&Service> {
+        let of = |service: &&Service| service.proto == proto;
+        let mut services = self.world.services.iter().filter(of);
+        let exact = services.clone().find(|s| s.kind != Kind::NodePort && s.frontend == dst);
+        exact.or_else(|| {
+            let is_nodes = self.world.node_addresses().contains(&dst.ip());
+            services.find(|s| is_nodes && s.kind == Kind::NodePort && s.frontend.port() == dst.port())
+        })
+    }
+
+    /// Whether a client that is no process of the node is outside: by its address, if the pods' are known, or by its device.
+    fn is_outside(&self, client: IpAddr, by_uplink: bool) -> bool {
+        if self.world.knows_pods { !World::is_pods(client) } else { by_uplink }
+    }
+
+    /// Refuses a packet for a reason.
+    fn refuse(&mut self, met: &Met<'_>, segment: &Segment, service: u32, reason: Reason) -> Must {
+        self.count(reason, service);
+        if reason.verdict() != Verdict::Reject || segment.flags & RST != 0 {
+            return Must::Drop;
+        }
+        self.reach("answered");
+        Must::Leave(answer::answer(met.input, segment, Message::PortUnreachable))
+    }
+
+    /// The flow whose client sends such a packet.
+    fn of_client(&mut self, segment: &Segment) -> Option<usize> {
+        let of = |flow: &Flow| {
+            flow.has_client
+                && (flow.proto, flow.client, flow.frontend) == (segment.proto, segment.src, segment.dst)
+        };
+        let at = self.flows.iter().position(of)?;
+        self.in_time(at)
+    }
+
+    /// The flow whose endpoint sends such a packet.
+    fn of_backend(&mut self, segment: &Segment) -> Option<usize> {
+        let of = |flow: &Flow| {
+            (flow.proto, flow.backend, flow.source) == (segment.proto, segment.src, segment.dst)
+        };
+        let at = self.flows.iter().position(of)?;
+        self.in_time(at)
+    }
+
+    /// A flow, unless its time is over; then it ends.
+    fn in_time(&mut self, at: usize) -> Option<usize> {
+        if !self.flows[at].is_expired(self.now) {
+            return Some(at);
+        }
+        self.reach("a flow whose time is over");
+        self.expire(at);
+        None
+    }
+
+    /// Ends a flow for its client. Its source port may have to stay in quarantine.
+    fn expire(&mut self, at: usize) {
+        if self.flows[at].is_quarantined(self.now) {
+            self.reach("a port in quarantine");
+            self.flows[at].has_client = false;
+        } else {
+            self.flows.remove(at);
+        }
+    }
+
+    /// Notes a packet of a flow in its state. Gives `false` for one that does not count.
+    fn note_packet(&mut self, at: usize, from: From, segment: &Segment) -> bool {
+        let (proto, state) = (segment.proto, &self.flows[at].state);
+        let (counts, acknowledges) = (state.counts(from, proto, segment), state.acknowledges(proto, segment));
+        let now = self.now;
+        let flow = &mut self.flows[at];
+        let was_closed = flow.state.is_closed();
+        flow.state.pass(from, proto, segment, counts, acknowledges);
+        let is_stream = flow.state.replied && now - flow.created > timeout::UDP_EXCHANGE;
+        flow.state.assured |= proto == UDP && is_stream;
+        let is_clients_syn = from == From::Client && segment.opens();
+        flow.state.has_unanswered_syn = is_clients_syn
+            && (flow.state.has_unanswered_syn
+                || flow.state.assured && now - flow.last_seen > timeout::SYN_ANSWER);
+        flow.last_seen = now;
+        let (is_closed, is_assured) = (flow.state.is_closed(), flow.state.assured);
+        if is_assured {
+            self.reach("an assured flow");
+        }
+        if was_closed && !is_closed {
+            self.reach("a reset that was none");
+        }
+        counts
+    }
+
+    /// Notes a packet of a flow, and counts one out of its window.
+    fn note_counted(&mut self, at: usize, from: From, segment: &Segment) {
+        let service = self.flows[at].service;
+        if !self.note_packet(at, from, segment) {
+            self.count(Reason::OutOfWindow, service);
+        }
+    }
+
+    fn touch(&mut self, at: usize, from: From, segment: &Segment) {
+        self.note_counted(at, from, segment);
+        let service = self.flows[at].service;
+        let traffic = self.counters.traffic.entry(service).or_default();
+        traffic.packet(from == From::Backend, segment.length());
+    }
+}

@@ -1,0 +1,402 @@
+//! The first packet of a flow: what the client dialled, whether it may, where it goes, and under which address.
+
+use std::net::{IpAddr, SocketAddr};
+
+use proxy_common::reason::Reason;
+
+use super::flow::{self, Flow, State};
+use super::parse::{Parsed, Segment, parse};
+use super::rewrite::translated;
+use super::route::route;
+use super::rules::timeout;
+use super::{Met, Model, Must};
+use crate::forge::{ACK, FIN, RST, SYN};
+use crate::target::{Device, Outcome};
+use crate::world::{Endpoint, Kind, Service, TCP, UDP, World};
+
+/// Source ports that a collision is moved to.
+const FIRST_PORT: u16 = 1024;
+
+/// Where a packet comes from.
+#[derive(Clone, Copy, Debug)]
+struct Origin {
+    /// It is a process of the node.
+    from_node: bool,
+    by_uplink: bool,
+}
+
+/// Which flows keep their source ports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Keeps {
+    /// Those that go on, and those in quarantine: others have free ports.
+    All,
+    /// Those that a new flow may not take a port from.
+    Assured,
+}
+
+impl Model {
+    pub(super) fn new_flow(
+        &mut self,
+        met: &mut Met<'_>,
+        segment: &Segment,
+        from_node: bool,
+    ) -> Result<Must, String> {
+        if segment.l4.is_none() {
+            if !self.is_frontend(segment.dst, segment.proto) && !self.world.is_in_range(segment.dst.ip()) {
+                return self.direct(met, segment);
+            }
+            self.count(Reason::FragmentWithoutFirst, 0);
+            return Ok(Must::Drop);
+        }
+        if self.world.leave_old && segment.proto == TCP && segment.flags & SYN == 0 {
+            self.reach("left to another proxy");
+            return Ok(Must::Pass);
+        }
+        let client = segment.src.ip();
+        let by_uplink = !from_node && met.context.device == Device::Uplink;
+        let outside = !from_node && self.is_outside(client, by_uplink);
+        let service = self.service(segment.dst, segment.proto).cloned();
+        if let Some(must) = self.syn_of_flow(met, segment, service.as_ref().map_or(0, |service| service.id)) {
+            return Ok(must);
+        }
+        let Some(service) = service else { return self.nothing_there(met, segment, from_node) };
+        let origin = Origin { from_node, by_uplink };
+        let is_local = service.is_local(outside);
+        if self.is_martian(met, segment, &service, is_local, origin) {
+            return Ok(self.refuse(met, segment, service.id, Reason::MartianSource));
+        }
+        if service.allowed.as_ref().is_some_and(|allowed| !allowed.contains(&client)) {
+            return Ok(self.refuse(met, segment, service.id, Reason::SourceNotAllowed));
+        }
+        let extent: Vec<Endpoint> = service.extent(is_local).cloned().collect();
+        let candidates = self.candidates(&service, segment, is_local, &extent);
+        if candidates.is_empty() {
+            let reason = if !extent.is_empty() {
+                Reason::MapInconsistent
+            } else if service.drops_when_empty(is_local) {
+                Reason::NoLocalEndpoint
+            } else {
+                Reason::NoEndpoint
+            };
+            return Ok(self.refuse(met, segment, service.id, reason));
+        }
+        if segment.proto != UDP && !matches!(segment.flags & (SYN | ACK | FIN | RST), SYN | ACK) {
+            return Ok(self.refuse(met, segment, service.id, Reason::InvalidState));
+        }
+        let hidden = choice(met, segment);
+        let is_stale = extent.iter().any(|endpoint| !endpoint.serves);
+        let Some((backend, source)) = hidden else {
+            return self.failed(met, segment, &service, &candidates, origin, is_stale);
+        };
+        let Some(endpoint) = candidates.iter().find(|endpoint| endpoint.addr == backend) else {
+            return Err(format!("it went to {backend}, none of {candidates:?}"));
+        };
+        let goes_by_health = segment.opens() && service.ejects(is_local);
+        if goes_by_health && self.is_ejected(endpoint.id, client) {
+            self.reach("an endpoint that is skipped, where no other is left");
+            let other = extent.iter().find(|e| e.serves && !self.is_ejected(e.id, client));
+            if let Some(other) = other {
+                return Err(format!("it went to {backend}, which is ejected, and not to {}", other.addr));
+            }
+        }
+        let is_snat = self.is_snat(&service, endpoint, client, origin);
+        self.may_be_source(segment, endpoint.addr, source, is_snat)?;
+        self.note(&service, client, Some(endpoint.id));
+        let kind = match (is_snat, from_node) {
+            (false, _) => flow::Kind::Plain,
+            (true, false) => flow::Kind::Snat,
+            (true, true) => flow::Kind::Local,
+        };
+        self.open(segment, &service, endpoint, source, kind, outside);
+        if met.seen.is_sum_wrong {
+            // The target has asked the kernel twice.
+            self.make_room(met, segment);
+        }
+        let at = self.flows.len() - 1;
+        if is_snat {
+            self.reach("a flow under an address of the node");
+            return Ok(self.go_on(met, segment, at));
+        }
+        self.reach("a flow under the client's address");
+        let traffic = self.counters.traffic.entry(service.id).or_default();
+        traffic.packet(false, segment.length());
+        Ok(Must::Become(translated(met.input, segment, source, backend)))
+    }
+
+    /// A SYN whose flow goes on, to the same Service. If it does not go on, it ends.
+    fn syn_of_flow(&mut self, met: &mut Met<'_>, segment: &Segment, service: u32) -> Option<Must> {
+        if !segment.opens() {
+            return None;
+        }
+        let at = self.of_client(segment)?;
+        let flow = &self.flows[at];
+        if flow.waits() && self.now - flow.last_seen > timeout::SYN_ANSWER {
+            self.reach("a SYN that nobody answers goes elsewhere");
+            self.has_failed(at);
+            self.expire(at);
+            return None;
+        }
+        if !self.flows[at].continues(segment.flags, service, &self.world, self.now) {
+            self.reach("a SYN that begins anew");
+            self.expire(at);
+            return None;
+        }
+        self.reach("a SYN of a flow that goes on");
+        let must = self.go_on(met, segment, at);
+        self.make_room(met, segment);
+        Some(must)
+    }
+
+    /// Whether no client can have sent this: by its address, by one that is the node's, or by the route to it, which does not
+    /// lead back where it came in. Asked where the kernel does not ask.
+    fn is_martian(
+        &mut self,
+        met: &mut Met<'_>,
+        segment: &Segment,
+        service: &Service,
+        is_local: bool,
+        origin: Origin,
+    ) -> bool {
+        let client = segment.src.ip();
+        let is_kernels = match client {
+            IpAddr::V4(ip) => matches!(ip.octets()[0], 0 | 127 | 224..),
+            IpAddr::V6(ip) => {
+                ip.is_multicast() || ip.is_loopback() || ip.is_unspecified() || ip.to_ipv4_mapped().is_some()
+            }
+        };
+        let is_pods = self.world.knows_pods && World::is_pods(client);
+        let leads_back = || route(client, met.seen).is_some_and(|way| way.device == Device::Uplink);
+        let is_martian = is_kernels
+            || self.world.node_addresses().contains(&client)
+            || origin.by_uplink && is_pods && !leads_back();
+        if !is_martian || origin.from_node || origin.by_uplink {
+            return is_martian && !origin.from_node;
+        }
+        // From a device of this node the kernel checks what goes up the stack: chance decides whether this does.
+        let mut snat =
+            service.extent(is_local).filter(|e| e.serves).map(|e| self.is_snat(service, e, client, origin));
+        let reason = Reason::MartianSource;
+        snat.any(|is| is) && met.target.counters().reasons.get(&reason) != self.counters.reasons.get(&reason)
+    }
+
+    /// A SYN looks for a place before it is known that its flow goes on. A closed flow that would look the same to the
+    /// endpoint may be gone after that.
+    fn make_room(&mut self, met: &mut Met<'_>, segment: &Segment) {
+        let before = self.flows.len();
+        self.flows.retain(|flow| {
+            let is_like = flow.proto == segment.proto && (flow.kind.is_snat() || flow.source == segment.src);
+            !(flow.state.is_closed()
+                && is_like
+                && met.target.hidden(flow.proto, flow.client, flow.frontend).is_none())
+        });
+        if self.flows.len() < before {
+            self.reach("a closed flow that made room");
+        }
+    }
+
+    /// No Service has what was dialled.
+    fn nothing_there(
+        &mut self,
+        met: &mut Met<'_>,
+        segment: &Segment,
+        from_node: bool,
+    ) -> Result<Must, String> {
+        let addr = segment.dst.ip();
+        if !self.world.is_in_range(addr) {
+            return if from_node { Ok(Must::Pass) } else { self.direct(met, segment) };
+        }
+        if self.world.unmanaged == Some(addr) {
+            self.count(Reason::UnmanagedAddress, 0);
+            return Ok(Must::Pass);
+        }
+        let mut services = self.world.services.iter();
+        let is_services = services.any(|s| s.kind == Kind::ClusterIp && s.frontend.ip() == addr);
+        let reason = if is_services { Reason::UndefinedPort } else { Reason::UnallocatedAddress };
+        Ok(self.refuse(met, segment, 0, reason))
+    }
+
+    /// The endpoints that a new connection may go to: the one that the client stays with, or any.
+    fn candidates(
+        &mut self,
+        service: &Service,
+        segment: &Segment,
+        is_local: bool,
+        extent: &[Endpoint],
+    ) -> Vec<Endpoint> {
+        let client = segment.src.ip();
+        let known = self.affinity.get(&(client, service.id));
+        let goes_by_health = segment.opens() && service.ejects(is_local);
+        if service.affinity != 0
+            && !extent.is_empty()
+            && let Some((Some(id), used)) = known
+            && self.now - used <= u64::from(service.affinity) * 1000
+            && !(goes_by_health && self.is_ejected(*id, client))
+        {
+            let may_stay = |e: &&Endpoint| e.id == *id && e.serves && (e.is_local || !is_local);
+            if let Some(endpoint) = service.endpoints.iter().find(may_stay) {
+                let endpoint = endpoint.clone();
+                self.reach("a client that stays");
+                return vec![endpoint];
+            }
+        }
+        extent.iter().filter(|endpoint| endpoint.serves).cloned().collect()
+    }
+
+    /// Remembers where a client goes.
+    fn note(&mut self, service: &Service, client: IpAddr, endpoint: Option<u32>) {
+        if service.affinity != 0 {
+            self.affinity.insert((client, service.id), (endpoint, self.now));
+        }
+    }
+
+    /// Whether the endpoint sees an address of the node: unless the reply surely returns through this node, since the endpoint
+    /// is here, or the client behind a device that leads to no other machine.
+    fn is_snat(&self, service: &Service, endpoint: &Endpoint, client: IpAddr, origin: Origin) -> bool {
+        let is_own = self.world.node_addresses().contains(&endpoint.addr.ip());
+        origin.from_node
+            || endpoint.addr.ip() == client
+            || origin.by_uplink && !endpoint.is_local
+            || service.kind == Kind::ClusterIp && self.world.masquerade_all && !is_own
+    }
+
+    /// The flow could not begin.
+    fn failed(
+        &mut self,
+        met: &mut Met<'_>,
+        segment: &Segment,
+        service: &Service,
+        candidates: &[Endpoint],
+        origin: Origin,
+        is_stale: bool,
+    ) -> Result<Must, String> {
+        let client = segment.src.ip();
+        let mut reasons = Vec::new();
+        for endpoint in candidates {
+            if self.is_snat(service, endpoint, client, origin) {
+                if self.world.source().is_none() {
+                    reasons.push(Reason::NoRoute);
+                } else if self.is_exhausted(segment.proto, endpoint.addr, Keeps::Assured) {
+                    reasons.push(Reason::SnatPortsExhausted);
+                }
+            }
+        }
+        if is_stale {
+            reasons.push(Reason::MapInconsistent);
+        }
+        reasons.dedup();
+        let counted = met.target.counters();
+        let is_counted = |reason: &&Reason| counted.reasons.get(reason) != self.counters.reasons.get(reason);
+        let Some(reason) = reasons.iter().find(is_counted).copied() else {
+            let new: Vec<_> = counted.reasons.keys().filter(is_counted).collect();
+            return Err(format!(
+                "no flow has begun, for none of the reasons {reasons:?}: counted is {new:?}"
+            ));
+        };
+        if reason != Reason::MapInconsistent {
+            let only = if let [endpoint] = candidates { Some(endpoint.id) } else { None };
+            self.note(service, client, only);
+        }
+        Ok(self.refuse(met, segment, service.id, reason))
+    }
+
+    /// Whether a flow keeps a source port towards an endpoint.
+    fn is_taken(&self, proto: u8, backend: SocketAddr, port: u16, keeps: Keeps) -> bool {
+        self.flows.iter().any(|flow| {
+            let is_over = flow.state.is_closed() || flow.is_expired(self.now);
+            let is_free = match keeps {
+                Keeps::Assured => is_over || !flow.state.assured,
+                Keeps::All => is_over && !flow.is_quarantined(self.now),
+            };
+            (flow.proto, flow.backend, flow.source.port()) == (proto, backend, port) && !is_free
+        })
+    }
+
+    /// Whether no source port is left for packets to an endpoint.
+    pub(super) fn is_exhausted(&self, proto: u8, backend: SocketAddr, keeps: Keeps) -> bool {
+        let ranges = self.world.snat.iter().filter(|(_, last)| *last != 0);
+        let mut ports = ranges.flat_map(|(first, last)| *first..=*last);
+        ports.all(|port| self.is_taken(proto, backend, port, keeps))
+    }
+
+    /// Whether the endpoint may see this as the client.
+    pub(super) fn may_be_source(
+        &mut self,
+        segment: &Segment,
+        backend: SocketAddr,
+        source: SocketAddr,
+        is_snat: bool,
+    ) -> Result<(), String> {
+        let has =
+            |flow: &Flow, source| (flow.proto, flow.backend, flow.source) == (segment.proto, backend, source);
+        let taken = self.flows.iter().position(|flow| has(flow, source));
+        let now = self.now;
+        if let Some(at) = taken {
+            let flow = &self.flows[at];
+            let is_last = || self.is_exhausted(segment.proto, backend, Keeps::All);
+            if !flow.state.is_closed() && !flow.is_expired(now) {
+                if flow.state.assured || !is_last() {
+                    return Err(format!("the source {source} is that of another flow: {flow:?}"));
+                }
+                self.reach("a source of a flow that is not assured");
+            } else {
+                if flow.is_quarantined(now) && !is_last() {
+                    return Err(format!("the source {source} is in quarantine: {flow:?}"));
+                }
+                self.reach("a source that is free again");
+            }
+            self.flows.remove(at);
+        }
+        if is_snat {
+            if Some(source.ip()) != self.world.source() || !self.world.is_snat_port(source.port()) {
+                return Err(format!("{source} is no source of the node"));
+            }
+        } else if source != segment.src {
+            let in_use = self.flows.iter().any(|flow| has(flow, segment.src));
+            if source.ip() != segment.src.ip() || source.port() < FIRST_PORT || !in_use {
+                return Err(format!("the source {source} is not the client's"));
+            }
+            self.reach("another source port");
+        }
+        Ok(())
+    }
+
+    fn open(
+        &mut self,
+        segment: &Segment,
+        service: &Service,
+        endpoint: &Endpoint,
+        source: SocketAddr,
+        kind: flow::Kind,
+        outside: bool,
+    ) {
+        self.counters.traffic.entry(service.id).or_default().connection();
+        self.flows.push(Flow {
+            proto: segment.proto,
+            client: segment.src,
+            frontend: segment.dst,
+            backend: endpoint.addr,
+            source,
+            service: service.id,
+            backend_id: endpoint.id,
+            kind,
+            state: State::begin(segment),
+            created: self.now,
+            last_seen: self.now,
+            is_watched: segment.opens() && service.ejects(service.is_local(outside)),
+            outside,
+            has_client: true,
+        });
+    }
+}
+
+/// Where the packet went: as it shows, or as the flow says.
+pub fn choice(met: &mut Met<'_>, segment: &Segment) -> Option<(SocketAddr, SocketAddr)> {
+    if met.seen.outcome != Outcome::Drop
+        && met.seen.packet != met.input
+        && let Parsed::Segment(out) = parse(&met.seen.packet)
+    {
+        return Some((out.dst, out.src));
+    }
+    let hidden = met.target.hidden(segment.proto, segment.src, segment.dst)?;
+    Some((hidden.backend, hidden.source))
+}

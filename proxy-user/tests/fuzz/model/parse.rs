@@ -1,0 +1,260 @@
+//! What a packet says, read by `etherparse` where it reads such a thing.
+
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+
+use etherparse::{Ipv4HeaderSlice, Ipv6HeaderSlice, TcpHeaderSlice, UdpHeaderSlice};
+
+use crate::forge::{ACK, ETHERNET, FIN, RST, SYN};
+use crate::world::{ICMP, ICMPV6, SCTP, TCP, UDP};
+
+/// Extension headers that are stepped over (`docs/datapath.md`).
+const EXTENSIONS: usize = 6;
+
+/// A packet with ports.
+#[derive(Clone, Debug)]
+pub struct Segment {
+    pub src: SocketAddr,
+    pub dst: SocketAddr,
+    pub proto: u8,
+    /// TCP's flags, and what means the same for SCTP.
+    pub flags: u8,
+    pub seq: u32,
+    pub ack: u32,
+    /// Where the transport header begins; none in a later fragment.
+    pub l4: Option<usize>,
+    /// One past the last byte of the packet, as its header says.
+    pub end: usize,
+    /// It is the first of several fragments.
+    pub is_first: bool,
+}
+
+impl Segment {
+    /// Length of the IP packet.
+    pub fn length(&self) -> usize {
+        self.end - ETHERNET
+    }
+
+    pub fn opens(&self) -> bool {
+        self.flags & (SYN | ACK) == SYN
+    }
+}
+
+/// What a packet is.
+#[derive(Clone, Debug)]
+pub enum Parsed {
+    /// Nothing that anybody here reads.
+    Foreign,
+    /// ICMP or ICMPv6.
+    Control,
+    /// TCP, UDP or SCTP that is shorter than it says, or than it must be.
+    Malformed,
+    /// A fragment that is not the first; `None`: one whose header is not all there.
+    Later(Option<Header>),
+    Segment(Segment),
+}
+
+/// An IP header, wherever it stands.
+#[derive(Clone, Debug)]
+pub struct Header {
+    pub src: IpAddr,
+    pub dst: IpAddr,
+    pub proto: u8,
+    /// Behind all headers.
+    pub l4: usize,
+    /// One past the last byte, as the header says; it may lie beyond what is there.
+    pub end: usize,
+    pub id: u32,
+    pub is_later: bool,
+}
+
+/// Whether a packet is IPv6, if it is IP.
+pub fn is_v6(bytes: &[u8]) -> Option<bool> {
+    match bytes.get(12..14)? {
+        [0x08, 0x00] => Some(false),
+        [0x86, 0xdd] => Some(true),
+        _ => None,
+    }
+}
+
+pub fn parse(bytes: &[u8]) -> Parsed {
+    match is_v6(bytes) {
+        Some(false) => parse_v4(bytes),
+        Some(true) => parse_v6(bytes),
+        None => Parsed::Foreign,
+    }
+}
+
+fn parse_v4(bytes: &[u8]) -> Parsed {
+    let packet = &bytes[ETHERNET..];
+    match packet.get(9) {
+        Some(&(TCP | UDP | SCTP)) if packet.len() >= 20 => {}
+        Some(&ICMP) if packet.len() >= 20 => return Parsed::Control,
+        Some(_) if packet.len() >= 20 => return Parsed::Foreign,
+        _ => return Parsed::Malformed,
+    }
+    let Ok(header) = Ipv4HeaderSlice::from_slice(packet) else { return Parsed::Malformed };
+    // No length: as much as there is (BIG TCP).
+    let length = match usize::from(header.total_len()) {
+        0 => packet.len(),
+        length => length,
+    };
+    let behind = header.slice().len();
+    if length < behind || length > packet.len() {
+        return Parsed::Malformed;
+    }
+    if header.fragments_offset().value() != 0 {
+        return Parsed::Later(header_at(bytes, ETHERNET));
+    }
+    let ends = (IpAddr::V4(header.source_addr()), IpAddr::V4(header.destination_addr()));
+    let is_first = header.more_fragments();
+    segment(bytes, ends, header.protocol().0, ETHERNET + behind, ETHERNET + length, is_first)
+}
+
+fn parse_v6(bytes: &[u8]) -> Parsed {
+    let packet = &bytes[ETHERNET..];
+    let Some(fixed) = packet.get(..40) else { return Parsed::Malformed };
+    let (mut proto, mut at, mut is_first, mut walked) = (fixed[6], 40, false, 0);
+    while walked < EXTENSIONS && is_extension(proto) {
+        let Some(header) = packet.get(at..at + 4) else { return Parsed::Malformed };
+        if proto == 44 {
+            let word = u16::from_be_bytes([header[2], header[3]]);
+            if word & 0xfff8 != 0 {
+                return Parsed::Later(header_at(bytes, ETHERNET));
+            }
+            is_first = word & 1 != 0;
+        }
+        at += extension_length(proto, header[1]);
+        proto = header[0];
+        walked += 1;
+    }
+    match proto {
+        TCP | UDP | SCTP => {}
+        ICMPV6 => return Parsed::Control,
+        _ => return Parsed::Foreign,
+    }
+    let length = match usize::from(u16::from_be_bytes([fixed[4], fixed[5]])) {
+        0 => packet.len(),
+        payload => 40 + payload,
+    };
+    if length < at || length > packet.len() {
+        return Parsed::Malformed;
+    }
+    let addr = |at: usize| {
+        let octets: [u8; 16] = fixed[at..at + 16].try_into().unwrap();
+        IpAddr::V6(octets.into())
+    };
+    segment(bytes, (addr(8), addr(24)), proto, ETHERNET + at, ETHERNET + length, is_first)
+}
+
+pub fn is_extension(number: u8) -> bool {
+    matches!(number, 0 | 43 | 44 | 51 | 60)
+}
+
+fn extension_length(number: u8, length: u8) -> usize {
+    match number {
+        44 => 8,
+        51 => (usize::from(length) + 2) * 4,
+        _ => (usize::from(length) + 1) * 8,
+    }
+}
+
+fn segment(
+    bytes: &[u8],
+    (src, dst): (IpAddr, IpAddr),
+    proto: u8,
+    l4: usize,
+    end: usize,
+    is_first: bool,
+) -> Parsed {
+    let there = &bytes[l4..end];
+    let (ports, flags, (seq, ack)) = match proto {
+        TCP => {
+            // The length of its options is nobody's business here.
+            let Some(fixed) = there.get(..20) else { return Parsed::Malformed };
+            let mut fixed = fixed.to_vec();
+            let flags = fixed[13];
+            fixed[12] = 0x50;
+            let Ok(tcp) = TcpHeaderSlice::from_slice(&fixed) else { return Parsed::Malformed };
+            (
+                (tcp.source_port(), tcp.destination_port()),
+                flags,
+                (tcp.sequence_number(), tcp.acknowledgment_number()),
+            )
+        }
+        UDP => {
+            let Ok(udp) = UdpHeaderSlice::from_slice(there) else { return Parsed::Malformed };
+            ((udp.source_port(), udp.destination_port()), 0, (0, 0))
+        }
+        _ => {
+            let Some(start) = there.get(..16) else { return Parsed::Malformed };
+            let port = |at: usize| u16::from_be_bytes([start[at], start[at + 1]]);
+            ((port(0), port(2)), sctp_flags(start[12]), (0, 0))
+        }
+    };
+    let (src, dst) = (SocketAddr::new(src, ports.0), SocketAddr::new(dst, ports.1));
+    Parsed::Segment(Segment { src, dst, proto, flags, seq, ack, l4: Some(l4), end, is_first })
+}
+
+/// What a chunk of SCTP means (RFC 9260, 3.2).
+fn sctp_flags(chunk: u8) -> u8 {
+    match chunk {
+        1 => SYN,
+        2 => SYN | ACK,
+        6 => RST,
+        7 | 8 | 14 => FIN,
+        _ => ACK,
+    }
+}
+
+/// An IP header at `at`, with the extension headers behind it.
+pub fn header_at(bytes: &[u8], at: usize) -> Option<Header> {
+    if is_v6(bytes)? { header_v6(bytes, at) } else { header_v4(bytes, at) }
+}
+
+fn header_v4(bytes: &[u8], at: usize) -> Option<Header> {
+    // Options need not all be there: a quote may be cut.
+    let mut fixed = bytes.get(at..at + 20)?.to_vec();
+    let words = usize::from(fixed[0] & 15);
+    if fixed[0] >> 4 != 4 || words < 5 {
+        return None;
+    }
+    fixed[0] = 0x45;
+    let header = Ipv4HeaderSlice::from_slice(&fixed).ok()?;
+    Some(Header {
+        src: header.source_addr().into(),
+        dst: header.destination_addr().into(),
+        proto: header.protocol().0,
+        l4: at + words * 4,
+        end: at + usize::from(header.total_len()),
+        id: header.identification().into(),
+        is_later: header.fragments_offset().value() != 0,
+    })
+}
+
+fn header_v6(bytes: &[u8], at: usize) -> Option<Header> {
+    let fixed = Ipv6HeaderSlice::from_slice(bytes.get(at..)?).ok()?;
+    let (mut proto, mut l4, mut id, mut is_later) = (fixed.next_header().0, at + 40, 0, false);
+    let mut walked = 0;
+    while is_extension(proto) && !is_later {
+        if walked == EXTENSIONS {
+            return None;
+        }
+        let header = bytes.get(l4..l4 + 4)?;
+        if proto == 44 {
+            id = u32::from_be_bytes(bytes.get(l4 + 4..l4 + 8)?.try_into().unwrap());
+            is_later = u16::from_be_bytes([header[2], header[3]]) & 0xfff8 != 0;
+        }
+        l4 += extension_length(proto, header[1]);
+        proto = header[0];
+        walked += 1;
+    }
+    Some(Header {
+        src: Ipv6Addr::from(fixed.source()).into(),
+        dst: Ipv6Addr::from(fixed.destination()).into(),
+        proto,
+        l4,
+        end: at + 40 + usize::from(fixed.payload_length()),
+        id,
+        is_later,
+    })
+}

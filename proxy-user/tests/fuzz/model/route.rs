@@ -1,0 +1,71 @@
+//! The kernel's routes, as `kernel.rs` makes them.
+
+use std::net::IpAddr;
+
+use super::rules;
+use crate::target::{Device, Outcome, Seen};
+use crate::world::{Place, address};
+
+/// Link-layer addresses of the node's devices, and of what is behind them.
+pub const UPLINK_MAC: [u8; 6] = [2, 0, 0, 0, 0, 0x11];
+pub const GATEWAY_MAC: [u8; 6] = [2, 0, 0, 0, 0, 0x99];
+pub const PODS_MAC: [u8; 6] = [2, 0, 0, 0, 0, 0x22];
+pub const POD_MAC: [u8; 6] = [2, 0, 0, 0, 0, 0x77];
+
+/// Where a packet leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Route {
+    pub device: Device,
+    /// Destination and source.
+    pub macs: [[u8; 6]; 2],
+    pub mtu: usize,
+}
+
+/// The route to an address, if the kernel has one. Where that is the kernel's own business, it is as was seen.
+pub fn route(to: IpAddr, seen: &Seen) -> Option<Route> {
+    let is = |place| address(to.is_ipv6(), place) == to;
+    let uplink = Route { device: Device::Uplink, macs: [GATEWAY_MAC, UPLINK_MAC], mtu: rules::UPLINK_MTU };
+    let pods = Route { device: Device::Pods, macs: [POD_MAC, PODS_MAC], mtu: rules::PODS_MTU };
+    if is(Place::Node) || is(Place::NodeToo) || is_nowhere(to) {
+        return None;
+    }
+    if (0..3).any(|n| is(Place::LocalPod(n))) {
+        return Some(pods);
+    }
+    if !is_strange(to) {
+        return Some(uplink);
+    }
+    let head = seen.packet.first_chunk::<12>()?;
+    let macs = [head[..6].try_into().ok()?, head[6..].try_into().ok()?];
+    (seen.outcome == Outcome::Redirect).then_some(Route { macs, ..if is_pods(to) { pods } else { uplink } })
+}
+
+fn is_nowhere(to: IpAddr) -> bool {
+    match to {
+        IpAddr::V4(to) => to.octets().starts_with(&[10, 3]),
+        IpAddr::V6(to) => to.segments().starts_with(&[0xfd00, 3]),
+    }
+}
+
+/// In the range of the local pods.
+fn is_pods(to: IpAddr) -> bool {
+    match to {
+        IpAddr::V4(to) => to.octets().starts_with(&[10, 244, 0]),
+        IpAddr::V6(to) => to.segments().starts_with(&[0xfd00, 0x244, 0]),
+    }
+}
+
+/// An address without a neighbour that is known, or of a kind that the kernel treats by itself.
+pub fn is_strange(to: IpAddr) -> bool {
+    let is_kernels = match to {
+        IpAddr::V4(to) => {
+            let [first, ..] = to.octets();
+            first == 0 || first == 127 || first >= 224 || to.octets().starts_with(&[192, 168, 77])
+        }
+        IpAddr::V6(to) => {
+            let [first, ..] = to.segments();
+            first == 0 || first >= 0xfe00 || first == 0xfd77
+        }
+    };
+    is_kernels || is_pods(to)
+}

@@ -1,0 +1,253 @@
+//! A world as the agent would write it into the maps.
+
+use std::net::{IpAddr, SocketAddr};
+
+use ipnet::IpNet;
+use proxy_common::backend::{
+    BACKEND_ACTIVE, BACKEND_GONE, BACKEND_IN_CLUSTER, BACKEND_IN_LOCAL, BACKEND_LOCAL,
+};
+use proxy_common::config::PortRange;
+use proxy_common::maglev;
+use proxy_common::node::{DEVICE_UPLINK, NODE_ADDR_OWN, NODE_ADDR_PORTS};
+use proxy_common::prefilter::{Role, position};
+use proxy_common::service::{
+    KIND_ADDRESS, KIND_CLUSTER_IP, KIND_EXTERNAL_IP, KIND_LOAD_BALANCER, KIND_NODE_PORT, KIND_UNMANAGED,
+    SCOPE_EXTERNAL, SCOPE_INTERNAL, SERVICE_DROP_WHEN_EMPTY, SERVICE_EJECTS, SERVICE_LOCAL,
+    SERVICE_MAGLEV_OUTSIDE, SERVICE_SCOPED, SERVICE_SOURCE_RANGES, ServiceEntry,
+};
+use proxy_user::maps::{Backend, ConfigRow, FrontendKey, MaglevRow, NodeFamily, NodeRow, Table, Write};
+use proxy_user::plan::BackendAddress;
+use proxy_user::plan::maglev::{Member, packed};
+
+use crate::world::{ENDPOINTS, Kind, Service, World};
+
+/// Index of the device that leads outside.
+pub fn node(world: &World, uplink: u32) -> Vec<Write> {
+    let mut writes = vec![
+        Write::Device(uplink, DEVICE_UPLINK),
+        Write::Config(ConfigRow {
+            masquerade_all: world.masquerade_all,
+            detect_local: world.knows_pods,
+            leave_old: world.leave_old,
+            snat_ports: world.snat.map(|(first, last)| PortRange::new(first, last)),
+            uplinks: [uplink, 0, 0],
+            ..ConfigRow::default()
+        }),
+    ];
+    for addr in world.node_addresses() {
+        writes.push(Write::NodeAddr(addr, NODE_ADDR_PORTS | NODE_ADDR_OWN));
+    }
+    let row = match (pods(world.is_v6), range(world.is_v6)) {
+        (IpNet::V6(pods), IpNet::V6(range)) => {
+            let source =
+                world.source().and_then(|source| if let IpAddr::V6(ip) = source { Some(ip) } else { None });
+            NodeRow::V6(row(world, source, pods, range))
+        }
+        (IpNet::V4(pods), IpNet::V4(range)) => {
+            let source =
+                world.source().and_then(|source| if let IpAddr::V4(ip) = source { Some(ip) } else { None });
+            NodeRow::V4(row(world, source, pods, range))
+        }
+        _ => unreachable!("one family"),
+    };
+    writes.push(Write::Node(Box::new(row)));
+    writes.extend(unmanaged(world));
+    writes
+}
+
+/// The range of pods' addresses.
+pub fn pods(is_v6: bool) -> IpNet {
+    if is_v6 { "fd00:244::/32".parse().unwrap() } else { "10.244.0.0/16".parse().unwrap() }
+}
+
+/// The range of Service addresses.
+pub fn range(is_v6: bool) -> IpNet {
+    if is_v6 { "fd00:96::/32".parse().unwrap() } else { "10.96.0.0/16".parse().unwrap() }
+}
+
+/// The address that is left alone.
+pub fn unmanaged(world: &World) -> Option<Write> {
+    world.unmanaged.map(|addr| {
+        let key = address_key(addr);
+        let entry = ServiceEntry { tag: key.tag(), kind: KIND_UNMANAGED, ..ServiceEntry::default() };
+        Write::Service(key, entry)
+    })
+}
+
+/// What takes away again what [`node`] wrote.
+pub fn no_node(world: &World) -> Vec<Write> {
+    world.unmanaged.map(|addr| Write::NoService(address_key(addr))).into_iter().collect()
+}
+
+/// The key of an entry that is about an address as a whole.
+fn address_key(addr: IpAddr) -> FrontendKey {
+    FrontendKey { addr, port: 0, proto: 0, scope: SCOPE_INTERNAL }
+}
+
+/// What a node is in one family.
+fn row<A, N>(world: &World, source: Option<A>, pods: N, range: N) -> NodeFamily<A, N> {
+    NodeFamily {
+        source,
+        pods: world.knows_pods.then_some(pods),
+        service_cidrs: world.knows_range.then_some(range).into_iter().collect(),
+    }
+}
+
+/// The bit of the filter that lets packets of a tuple in.
+fn filter(role: Role, addr: SocketAddr, proto: u8) -> (u32, u64) {
+    match addr.ip() {
+        IpAddr::V4(ip) => position(role, &ip.octets(), addr.port(), proto),
+        IpAddr::V6(ip) => position(role, &ip.octets(), addr.port(), proto),
+    }
+}
+
+/// Words that a Maglev table of [`ENDPOINTS`] fits into.
+const TABLE: u32 = 140;
+
+/// Slots of a Service: an extent for each policy.
+fn extent(service: &Service, is_local: bool) -> (u32, Vec<u32>) {
+    let base = (service.id * 2 + u32::from(is_local)) * ENDPOINTS;
+    (base, service.extent(is_local).map(|endpoint| endpoint.id).collect())
+}
+
+fn key(service: &Service, scope: u8) -> FrontendKey {
+    FrontendKey { addr: service.frontend.ip(), port: service.frontend.port(), proto: service.proto, scope }
+}
+
+/// The addresses on which a frontend answers.
+fn frontends(world: &World, service: &Service) -> Vec<SocketAddr> {
+    let port = service.frontend.port();
+    match service.kind {
+        Kind::NodePort => world.node_addresses().map(|addr| SocketAddr::new(addr, port)).to_vec(),
+        _ => vec![service.frontend],
+    }
+}
+
+/// A Service, in the agent's order.
+pub fn service(world: &World, service: &Service) -> Vec<Write> {
+    let mut writes = Vec::new();
+    for endpoint in &service.endpoints {
+        let local = if endpoint.is_local { BACKEND_LOCAL | BACKEND_IN_LOCAL } else { 0 };
+        let row = Backend {
+            addr: endpoint.addr.ip(),
+            port: endpoint.addr.port(),
+            proto: service.proto,
+            state: if endpoint.serves { BACKEND_ACTIVE } else { BACKEND_GONE },
+            service: service.id,
+            flags: BACKEND_IN_CLUSTER | local,
+        };
+        writes.push(Write::Backend(endpoint.id, row));
+        let (word, mask) = filter(Role::Backend, endpoint.addr, service.proto);
+        writes.push(Write::FilterSet(word, mask));
+    }
+    for addr in frontends(world, service) {
+        let (word, mask) = filter(Role::Frontend, addr, service.proto);
+        writes.push(Write::FilterSet(word, mask));
+    }
+    for addr in service.allowed.iter().flatten() {
+        writes.push(Write::SourceRange(service.id, IpNet::from(*addr)));
+    }
+    for is_local in [false, true] {
+        let (base, ids) = extent(service, is_local);
+        writes.push(Write::Slots(base, ids.clone()));
+        let members: Vec<Member> = service
+            .extent(is_local)
+            .map(|one| Member {
+                at: BackendAddress { address: one.addr.ip(), port: one.addr.port() },
+                weight: 1,
+                id: one.id,
+            })
+            .collect();
+        let index = maglev::index(service.id, is_local);
+        // Every fourth Service has no table where it could have one.
+        if members.is_empty() || service.id % 4 == 3 {
+            writes.push(Write::MaglevIndex(index, MaglevRow::default()));
+        } else {
+            let words = packed(&members);
+            let base = 1 + index * TABLE;
+            assert!(words.len() <= TABLE as usize);
+            writes.push(Write::MaglevTable(base, words));
+            writes.push(Write::MaglevIndex(index, MaglevRow { base, words: 0, signature: 0 }));
+        }
+    }
+    let outside = service.is_scoped().then_some((SCOPE_EXTERNAL, service.is_local_outside));
+    for (scope, is_local) in outside.into_iter().chain([(SCOPE_INTERNAL, service.is_local_inside)]) {
+        let key = key(service, scope);
+        writes.push(Write::Service(key, entry(service, key.tag(), is_local)));
+    }
+    if service.kind == Kind::ClusterIp {
+        let key = address_key(service.frontend.ip());
+        writes.push(Write::Service(
+            key,
+            ServiceEntry { tag: key.tag(), kind: KIND_ADDRESS, ..ServiceEntry::default() },
+        ));
+    }
+    writes
+}
+
+fn entry(service: &Service, tag: u32, is_local: bool) -> ServiceEntry {
+    let (slot_base, slots) = extent(service, is_local);
+    let flags = [
+        (SERVICE_SCOPED, service.is_scoped()),
+        (SERVICE_LOCAL, is_local),
+        (SERVICE_DROP_WHEN_EMPTY, service.drops_when_empty(is_local)),
+        (SERVICE_SOURCE_RANGES, service.allowed.is_some()),
+        (SERVICE_EJECTS, service.ejects(is_local)),
+        (SERVICE_MAGLEV_OUTSIDE, service.id.is_multiple_of(2)),
+    ];
+    ServiceEntry {
+        tag,
+        id: service.id,
+        slot_base,
+        slot_count: slots.len() as u32,
+        affinity_secs: service.affinity,
+        flags: flags.iter().filter(|(_, is)| *is).fold(0, |all, (bit, _)| all | bit),
+        // One more than there are: that is random's.
+        algorithm: (service.id % 11) as u8,
+        kind: match service.kind {
+            Kind::ClusterIp => KIND_CLUSTER_IP,
+            Kind::NodePort => KIND_NODE_PORT,
+            Kind::LoadBalancer => KIND_LOAD_BALANCER,
+            Kind::ExternalIp => KIND_EXTERNAL_IP,
+        },
+    }
+}
+
+/// What takes away the endpoints and source ranges of Services that are gone.
+pub fn gone(old: &World, new: &World) -> Vec<Write> {
+    let table = if old.is_v6 { Table::Backends6 } else { Table::Backends };
+    let mut writes = Vec::new();
+    for service in &old.services {
+        if new.services.iter().all(|other| other.id != service.id) {
+            writes.extend(service.endpoints.iter().map(|endpoint| Write::NoBackend(endpoint.id, table)));
+            let allowed = service.allowed.iter().flatten();
+            writes.extend(allowed.map(|addr| Write::NoSourceRange(service.id, IpNet::from(*addr))));
+        }
+    }
+    writes
+}
+
+/// What takes away again what [`service`] wrote.
+pub fn no_service(world: &World, service: &Service) -> Vec<Write> {
+    let mut writes = Vec::new();
+    for scope in [SCOPE_INTERNAL, SCOPE_EXTERNAL] {
+        writes.push(Write::NoService(key(service, scope)));
+    }
+    if service.kind == Kind::ClusterIp {
+        writes.push(Write::NoService(address_key(service.frontend.ip())));
+    }
+    for addr in service.allowed.iter().flatten() {
+        writes.push(Write::NoSourceRange(service.id, IpNet::from(*addr)));
+    }
+    for endpoint in &service.endpoints {
+        let table = if world.is_v6 { Table::Backends6 } else { Table::Backends };
+        writes.push(Write::NoBackend(endpoint.id, table));
+        let (word, mask) = filter(Role::Backend, endpoint.addr, service.proto);
+        writes.push(Write::FilterClear(word, mask));
+    }
+    for addr in frontends(world, service) {
+        let (word, mask) = filter(Role::Frontend, addr, service.proto);
+        writes.push(Write::FilterClear(word, mask));
+    }
+    writes
+}

@@ -1,0 +1,274 @@
+//! The algorithm and the weights of a Service change while connections are open; open connections are counted.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::json;
+
+use super::{Case, packet::WIDE, tcp, vip};
+use crate::agent;
+use crate::lab::{Lab, SMALL, SOON, Wish, eventually};
+use crate::manifest::{Family, Service, text_with};
+use crate::peer::{Attempt, Kind, Peer};
+use proxy_user::maps::view::View;
+
+const WISH: Wish = Wish { pods: 2, services: &[WIDE], flags: SMALL };
+/// [`SMALL`], and endpoints that join have their share after a while.
+#[rustfmt::skip]
+const SLOW: &[&str] = &[
+    "--slow-start", "6s",
+    "--max-services", "64", "--max-frontends", "64", "--max-slots", "1024", "--max-backends", "256",
+    "--max-flows", "16384", "--max-sockets", "4096",
+];
+/// Longer than the agent takes to confirm that a count is wrong.
+const CORRECTED: Duration = Duration::from_mins(1);
+
+pub const CASES: &[Case] = &[
+    Case { name: "algorithm::a_change_on_a_live_service_breaks_no_connection", wish: WISH, run: changes },
+    Case {
+        name: "algorithm::new_connections_go_to_the_endpoint_with_fewer_open_ones",
+        wish: WISH,
+        run: counts,
+    },
+    Case { name: "algorithm::the_count_survives_a_restart_and_is_corrected", wish: WISH, run: survives },
+    Case { name: "algorithm::an_endpoint_starts_slowly", wish: Wish { flags: SLOW, ..WISH }, run: slowly },
+];
+
+/// Who served so many connections in a row.
+fn row(client: &Peer, family: Family, count: usize) -> Result<Vec<String>> {
+    let to = Attempt::new(Kind::Tcp, vip(family, WIDE, Kind::Tcp));
+    (0..count).map(|_| Ok(client.reach(to)?.server)).collect()
+}
+
+fn annotate(lab: &Lab, algorithm: &str, weights: &str) -> Result<()> {
+    let annotations = json!({"ballast.io/algorithm": algorithm, "ballast.io/weights": weights});
+    let text = text_with(WIDE, &json!({"metadata": {"annotations": annotations}}))?;
+    lab.folder.put_text(WIDE.name, &text)
+}
+
+fn changes(lab: &Lab) -> Result<()> {
+    let mut open = Vec::new();
+    for (path, client) in lab.clients() {
+        for family in Family::BOTH {
+            let id = open.len() as u32;
+            client.open(id, Attempt::new(Kind::Tcp, vip(family, WIDE, Kind::Tcp)))?;
+            let server = client.hears(id, None)?.server;
+            open.push((id, path, client, family, server));
+        }
+    }
+    for (algorithm, holds) in [
+        ("rr", alternates as fn(&[String]) -> bool),
+        ("dh", is_one),
+        ("sh", is_one),
+        ("wrr", alternates),
+        ("mh", is_any),
+        ("lc", is_any),
+        ("nq", is_any),
+        ("nonsense", is_any),
+        ("random", is_any),
+    ] {
+        annotate(lab, algorithm, "")?;
+        for (path, client) in lab.clients() {
+            for family in Family::BOTH {
+                eventually(SOON, || {
+                    let servers = row(client, family, 12)?;
+                    ensure!(holds(&servers), "{algorithm}, {path} {family:?}: {servers:?}");
+                    Ok(())
+                })?;
+            }
+        }
+        for (id, path, client, family, server) in &open {
+            let now = client.hears(*id, None)?.server;
+            ensure!(now == *server, "{algorithm}, {path} {family:?}: {now}, not {server}");
+        }
+    }
+    weights(lab)?;
+    for (id, _, client, _, server) in &open {
+        ensure!(client.hears(*id, None)?.server == *server, "an open connection has moved");
+    }
+    Ok(())
+}
+
+/// One of two endpoints gets nothing new with weight 0, and three of four connections with weight 3.
+fn weights(lab: &Lab) -> Result<()> {
+    let first = Family::BOTH.map(|family| crate::manifest::pod_ip(family, 0).to_string());
+    annotate(lab, "wrr", &format!("{}=0, {}=0, *=3", first[0], first[1]))?;
+    let (_, client) = lab.clients().into_iter().next().context("no client")?;
+    for family in Family::BOTH {
+        eventually(SOON, || {
+            let servers = row(client, family, 8)?;
+            ensure!(servers.iter().all(|server| server.starts_with("1/")), "{family:?}: {servers:?}");
+            Ok(())
+        })?;
+    }
+    annotate(lab, "wrr", &format!("{}=3, {}=3", first[0], first[1]))?;
+    for family in Family::BOTH {
+        eventually(SOON, || {
+            let servers = row(client, family, 8)?;
+            let count = servers.iter().filter(|server| server.starts_with("0/")).count();
+            ensure!(count == 6, "{family:?}: {servers:?}");
+            Ok(())
+        })?;
+    }
+    Ok(())
+}
+
+fn alternates(servers: &[String]) -> bool {
+    servers.windows(2).all(|pair| pair[0] != pair[1])
+}
+
+fn is_one(servers: &[String]) -> bool {
+    servers.iter().collect::<BTreeSet<_>>().len() == 1
+}
+
+fn is_any(servers: &[String]) -> bool {
+    servers.iter().collect::<BTreeSet<_>>().len() == 2
+}
+
+/// Open connections of the endpoints, by address; those that nobody counts are left out.
+fn open(lab: &Lab, service: &str) -> Result<BTreeMap<String, u64>> {
+    let rows = agent::ask(&lab.node, &["backend", "list", "--service", service], &lab.bpffs())?;
+    let rows = rows["backends"].as_array().context("no list")?;
+    let count = |row: &serde_json::Value| {
+        let address = row["address"].as_str()?;
+        (row["protocol"] == "TCP").then(|| row["open"].as_u64().map(|open| (address.to_owned(), open)))?
+    };
+    Ok(rows.iter().filter_map(count).filter(|(_, open)| *open > 0).collect())
+}
+
+fn is_open(lab: &Lab, expected: &[(Family, u8, u64)]) -> Result<()> {
+    let address =
+        |family, pod| std::net::SocketAddr::new(crate::manifest::pod_ip(family, pod), 8080).to_string();
+    let expected: BTreeMap<_, _> =
+        expected.iter().map(|(family, pod, count)| (address(*family, *pod), *count)).collect();
+    eventually(SOON, || {
+        let open = open(lab, WIDE.name)?;
+        ensure!(open == expected, "open are {open:?}, not {expected:?}");
+        Ok(())
+    })
+}
+
+/// Opens a connection that stays; gives the number of its pod.
+fn open_one(client: &Peer, id: u32, family: Family) -> Result<u8> {
+    client.open(id, Attempt::new(Kind::Tcp, vip(family, WIDE, Kind::Tcp)))?;
+    let server = client.hears(id, None)?.server;
+    server.split_once('/').and_then(|(pod, _)| pod.parse().ok()).context("a name without a pod")
+}
+
+fn in_force(lab: &Lab, algorithm: &str) -> Result<()> {
+    eventually(SOON, || {
+        let rows = agent::ask(&lab.node, &["service", "list"], &lab.bpffs())?;
+        let rows = rows["frontends"].as_array().context("no list")?;
+        ensure!(rows.iter().all(|row| row["algorithm"] == algorithm), "not all are {algorithm}: {rows:?}");
+        Ok(())
+    })
+}
+
+fn counts(lab: &Lab) -> Result<()> {
+    for algorithm in ["lc", "wlc", "sed", "nq"] {
+        annotate(lab, algorithm, "")?;
+        in_force(lab, algorithm)?;
+        for (path, client) in lab.clients() {
+            for family in Family::BOTH {
+                counts_of(lab, client, family).with_context(|| format!("{algorithm}, {path}, {family:?}"))?;
+            }
+        }
+    }
+    // Sockets that connect again and again, and whose connection fails, leave nothing either.
+    for family in Family::BOTH {
+        for kind in [Kind::Tcp, Kind::Udp] {
+            let to = vip(family, WIDE, kind);
+            lab.local.many(Attempt::new(kind, to), 2_000)?;
+        }
+    }
+    is_open(lab, &[])
+}
+
+/// One client opens connections, some of which stay.
+fn counts_of(lab: &Lab, client: &Peer, family: Family) -> Result<()> {
+    is_open(lab, &[])?;
+    let held = open_one(client, 1, family)?;
+    let other = 1 - held;
+    is_open(lab, &[(family, held, 1)])?;
+    // Short ones all go to the other pod, since each has ended when the next one begins.
+    let to = Attempt::new(Kind::Tcp, vip(family, WIDE, Kind::Tcp));
+    for _ in 0..10 {
+        let server = client.reach(to)?.server;
+        ensure!(server.starts_with(&format!("{other}/")), "{server}, where {held} has an open connection");
+        is_open(lab, &[(family, held, 1)])?;
+    }
+    let second = open_one(client, 2, family)?;
+    ensure!(second == other, "both went to {held}");
+    is_open(lab, &[(family, 0, 1), (family, 1, 1)])?;
+    client.close(1)?;
+    is_open(lab, &[(family, other, 1)])?;
+    client.close(2)?;
+    is_open(lab, &[])
+}
+
+fn survives(lab: &Lab) -> Result<()> {
+    annotate(lab, "lc", "")?;
+    in_force(lab, "lc")?;
+    for (client, first) in [(&lab.local, 0), (&lab.client, 10)] {
+        for id in first..first + 6 {
+            open_one(client, id, Family::V4)?;
+        }
+    }
+    let all = [(Family::V4, 0, 6), (Family::V4, 1, 6)];
+    is_open(lab, &all)?;
+    lab.restart()?;
+    is_open(lab, &all)?;
+    // Connections end while no agent runs.
+    lab.kill()?;
+    for id in 0..6 {
+        lab.local.close(id)?;
+    }
+    lab.begin()?;
+    is_open(lab, &[(Family::V4, 0, 3), (Family::V4, 1, 3)])?;
+    // Somebody writes nonsense into the count, and nothing was seen to begin or end.
+    let view = View::open(&lab.bpffs())?;
+    let ids: Vec<u32> = view.recount()?.noted.into_keys().collect();
+    ensure!(ids.len() == 2, "{ids:?}");
+    view.correct(&[(ids[0], 100), (ids[1], -40)].into())?;
+    eventually(CORRECTED, || {
+        let noted: Vec<i64> = view.recount()?.noted.into_values().collect();
+        ensure!(noted == [3, 3], "{noted:?}");
+        Ok(())
+    })?;
+    ensure!(lab.log().contains("corrected the count of open connections"), "the log does not say it");
+    // A socket that counts is known to the agent beside the flows.
+    let third = open_one(&lab.local, 0, Family::V4)?;
+    is_open(lab, &[(Family::V4, third, 4), (Family::V4, 1 - third, 3)])?;
+    std::thread::sleep(Duration::from_secs(12));
+    is_open(lab, &[(Family::V4, third, 4), (Family::V4, 1 - third, 3)])
+}
+
+/// The weight of each pod's endpoint.
+fn weight_of(lab: &Lab, pod: u8) -> Result<u64> {
+    let rows = agent::ask(&lab.node, &["backend", "list", "--service", WIDE.name], &lab.bpffs())?;
+    let address = std::net::SocketAddr::new(crate::manifest::pod_ip(Family::V4, pod), 8080).to_string();
+    let rows = rows["backends"].as_array().context("no list")?;
+    let row = rows.iter().find(|row| row["address"] == address.as_str() && row["state"] == "active");
+    row.context("no such endpoint")?["weight"].as_u64().context("no weight")
+}
+
+fn slowly(lab: &Lab) -> Result<()> {
+    const ONE: Service = Service { ports: &[tcp(80, 8080, &[0])], ..WIDE };
+    const TWO: Service = Service { ports: &[tcp(80, 8080, &[0, 1])], ..WIDE };
+    lab.change(ONE, &["0/8080"])?;
+    lab.folder.put(TWO)?;
+    let mut seen = BTreeSet::new();
+    eventually(SOON, || {
+        let weights = (weight_of(lab, 0)?, weight_of(lab, 1)?);
+        seen.insert(weights);
+        ensure!(weights == (1, 1) && seen.len() > 1, "{weights:?} still, after {seen:?}");
+        Ok(())
+    })?;
+    ensure!(seen.iter().any(|(old, new)| *old == 10 && *new < 10), "no share was smaller: {seen:?}");
+    let steps: BTreeSet<u64> = seen.iter().filter(|(old, _)| *old == 10).map(|(_, new)| *new).collect();
+    ensure!(steps.len() >= 5, "the share did not grow: {seen:?}");
+    let (_, client) = lab.clients().into_iter().next().context("no client")?;
+    ensure!(is_any(&row(client, Family::V4, 40)?), "both serve");
+    Ok(())
+}

@@ -1,0 +1,377 @@
+//! Hostile packets from outside: floods, forged sources, fragments and scans, while marked connections live on.
+//!
+//! A new attack is a function over [`Scene`] here; what is aimed at single TCP connections is in `forged.rs`. Each
+//! sends a bounded number of packets, and ends with three questions: does a new client get through, did a marked
+//! connection lose anything, and is every drop counted under its reason?
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use proxy_common::reason::Reason;
+use proxy_user::maps::view::View;
+
+use super::exposed::{NODE_PORTS, is_sent_on, node_ip, open_up};
+use super::held::{self, Sink};
+use super::{Case, client_ip};
+use crate::lab::{Lab, Wish, nft};
+use crate::manifest::{Family, cluster_ip, pod_ip};
+use crate::peer::{Attempt, Kind};
+use crate::raw::{self, ACK, SYN, Segment, Wire};
+use crate::space::Space;
+
+/// Flags for a small flow table: an attacker needs few packets to fill it.
+macro_rules! few_flows {
+    ($($flag:literal),*) => {
+        Wish {
+            pods: 2,
+            services: &[],
+            #[rustfmt::skip]
+            flags: &[
+                $($flag,)*
+                "--service-cidrs", "10.96.0.0/16,fd96::/112",
+                "--max-services", "64", "--max-frontends", "64", "--max-slots", "1024", "--max-backends", "256",
+                "--max-flows", "4096", "--max-sockets", "4096",
+            ],
+        }
+    };
+}
+pub(super) use few_flows;
+
+const WISH: Wish = few_flows!();
+
+pub const CASES: &[Case] = &[
+    Case { name: "attack::a_minute_after_a_syn_flood", wish: WISH, run: a_minute_after },
+    Case { name: "attack::syn_flood_that_the_endpoint_answers", wish: WISH, run: syn_answered },
+    Case { name: "attack::syn_flood_that_nobody_answers", wish: WISH, run: syn_unanswered },
+    Case { name: "attack::syn_flood_with_blind_acks", wish: WISH, run: syn_and_ack },
+    Case { name: "attack::udp_flood", wish: WISH, run: udp_flood },
+    Case { name: "attack::sources_that_cannot_be", wish: WISH, run: martians },
+    Case {
+        name: "attack::a_pods_source_at_the_uplink",
+        wish: few_flows!("--detect-local-mode", "ClusterCIDR", "--cluster-cidr", "10.99.0.0/16,fd99::/16"),
+        run: pods_source,
+    },
+    Case { name: "attack::fragments_that_overlap", wish: WISH, run: fragments },
+    Case { name: "attack::a_port_scan", wish: WISH, run: scan },
+];
+
+/// Forged packets of a flood: more than the flow table holds.
+const FLOOD: u32 = 7_000;
+/// Connections that must not notice, in each family.
+const MARKED: usize = 500;
+/// After so many forged packets, a new client.
+const NEW_EVERY: u32 = 350;
+/// So many new clients that failed are told; each takes its whole patience.
+const ENOUGH: u32 = 3;
+
+/// Where an attack happens.
+pub(super) struct Scene<'a> {
+    pub lab: &'a Lab,
+    /// From the client's namespace to the node.
+    pub wire: Wire,
+}
+
+/// The source of the forged packet of that number: addresses that nobody has.
+fn forged(family: Family, number: u32) -> SocketAddr {
+    let [.., a, b] = number.to_be_bytes();
+    let ip: IpAddr = match family {
+        Family::V4 => Ipv4Addr::new(198, 18, a, b).into(),
+        Family::V6 => Ipv6Addr::new(0x2001, 0xdb8, 5, 0, 0, 0, a.into(), b.into()).into(),
+    };
+    (ip, 1024 + (number % 60_000) as u16).into()
+}
+
+/// Counts forged SYNs that come to a pod.
+fn count_syns(pod: &Space) -> Result<()> {
+    let rules = "table inet flood {\ncounter V4 { }\ncounter V6 { }\nchain come {\n\
+         type filter hook prerouting priority -400\n\
+         ip saddr 198.18.0.0/15 tcp flags & (syn | ack | rst | fin) == syn counter name V4\n\
+         ip6 saddr 2001:db8::/32 tcp flags & (syn | ack | rst | fin) == syn counter name V6\n}\n}\n";
+    nft(pod, rules)
+}
+
+impl<'a> Scene<'a> {
+    /// The Service `held` with these endpoints, and marked connections.
+    pub fn new(lab: &'a Lab, pods: &[(u8, bool)], marked: usize) -> Result<Self> {
+        open_up(lab)?;
+        // What goes to addresses that nobody has ends there, and does not go round.
+        lab.client_space.ip("route add blackhole 198.18.0.0/15\nroute add blackhole 2001:db8::/32\n")?;
+        pods.iter().try_for_each(|(pod, _)| held::serve(lab, *pod))?;
+        lab.in_pod_space(0, count_syns)?;
+        held::put(lab, pods)?;
+        held::hold(lab, marked)?;
+        let wire = Wire::new(&lab.client_space, "eth0", (&lab.node, "c0"))?;
+        Ok(Self { lab, wire })
+    }
+
+    /// Sends so many packets, a bounded number at once.
+    fn flood(&self, packets: impl IntoIterator<Item = Vec<u8>>) -> Result<()> {
+        for (number, packet) in packets.into_iter().enumerate() {
+            self.wire.send(&packet)?;
+            if number % 32 == 31 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        Ok(())
+    }
+
+    /// A flood of SYNs, with new clients in between; how many of them did not get through at once.
+    fn syns(&self, family: Family, and_ack: bool) -> Result<(u32, u32)> {
+        let to = held::node_port(family, true);
+        let (mut asked, mut failed) = (0, 0);
+        for number in 0..FLOOD {
+            let seq = number.wrapping_mul(2_654_435_761);
+            let syn = Segment { from: forged(family, number), to, flags: SYN, seq, ack: 0 };
+            let ack = Segment { flags: ACK, seq: seq.wrapping_add(1), ack: seq ^ 0x5555_5555, ..syn };
+            self.flood([Some(syn), and_ack.then_some(ack)].into_iter().flatten().map(Segment::packet))?;
+            if number % 32 == 31 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            if number % NEW_EVERY == NEW_EVERY - 1 && failed < ENOUGH {
+                asked += 1;
+                failed += u32::from(!self.gets_through(family)?);
+            }
+        }
+        Ok((failed, asked))
+    }
+
+    /// Whether a new client is served with its first SYN, however long the machine takes for it.
+    fn gets_through(&self, family: Family) -> Result<bool> {
+        let attempt = Attempt { patience: 5, ..Attempt::new(Kind::Tcp, held::node_port(family, true)) };
+        Ok(self.lab.client.once(attempt)?.is_ok_and(|seen| seen.syn_retransmits == 0))
+    }
+
+    /// Forged SYNs that came to the endpoint so far.
+    fn syns_that_came(&self, family: Family) -> Result<u64> {
+        self.lab.in_pod_space(0, |pod| {
+            let name = format!("{family:?}");
+            let output =
+                pod.command("nft").args(["-j", "list", "counter", "inet", "flood", &name]).output()?;
+            let listed: serde_json::Value = serde_json::from_slice(&output.stdout)?;
+            listed["nftables"][1]["counter"]["packets"].as_u64().with_context(|| format!("{listed}"))
+        })
+    }
+
+    fn reason(&self, reason: Reason) -> Result<u64> {
+        let reasons = View::open(&self.lab.bpffs())?.reasons()?;
+        reasons.get(&reason).copied().context("no such reason")
+    }
+
+    fn flood_in_both_families(&self, and_ack: bool) -> Result<()> {
+        for family in Family::BOTH {
+            let before = self.reason(Reason::FlowTableFull)?;
+            let (failed, asked) = self.syns(family, and_ack)?;
+            let came = self.syns_that_came(family)?;
+            let dropped = self.reason(Reason::FlowTableFull)? - before;
+            let told = format!("{family:?}: of {FLOOD} SYNs {came} came, and {dropped} packets are counted");
+            ensure!(failed == 0, "{told}; {failed} of {asked} new clients were not served at once");
+            // Of what is dropped, some may be ACKs.
+            let is_told =
+                came + dropped == u64::from(FLOOD) || (and_ack && came + dropped > u64::from(FLOOD));
+            ensure!(is_told, "{told}");
+        }
+        held::nothing_is_lost(self.lab, "after the flood").map(drop)
+    }
+}
+
+fn syn_answered(lab: &Lab) -> Result<()> {
+    Scene::new(lab, &[(0, true)], MARKED)?.flood_in_both_families(false)
+}
+
+fn a_minute_after(lab: &Lab) -> Result<()> {
+    let scene = Scene::new(lab, &[(0, true)], MARKED)?;
+    for family in Family::BOTH {
+        scene.syns(family, false)?;
+    }
+    // Half-open connections may stay for 60 s.
+    std::thread::sleep(Duration::from_secs(61));
+    for family in Family::BOTH {
+        for client in 0..20 {
+            ensure!(scene.gets_through(family)?, "{family:?}: new client {client} was not served at once");
+        }
+    }
+    held::nothing_is_lost(lab, "a minute after the flood").map(drop)
+}
+
+fn syn_unanswered(lab: &Lab) -> Result<()> {
+    lab.in_pod_space(0, |pod| {
+        pod.ip("route add blackhole 198.18.0.0/15\nroute add blackhole 2001:db8::/32\n")
+    })?;
+    Scene::new(lab, &[(0, true)], MARKED)?.flood_in_both_families(false)
+}
+
+fn syn_and_ack(lab: &Lab) -> Result<()> {
+    Scene::new(lab, &[(0, true)], MARKED)?.flood_in_both_families(true)
+}
+
+/// Each datagram comes to the endpoint, or its drop is counted; half of them are answered.
+fn udp_flood(lab: &Lab) -> Result<()> {
+    let scene = Scene::new(lab, &[(0, true)], MARKED)?;
+    for family in Family::BOTH {
+        let (sink, to) = (Sink::new(lab, family, 0)?, held::node_port(family, false));
+        let before = scene.reason(Reason::FlowTableFull)?;
+        let (mut came, mut failed) = (0, 0);
+        for number in 0..FLOOD {
+            scene.flood([raw::udp(forged(family, number), to, b"flood")])?;
+            if number % 128 == 127 || number + 1 == FLOOD {
+                let datagrams = sink.take(Duration::from_millis(5))?;
+                came += datagrams.len() as u64;
+                for (_, from) in datagrams.iter().step_by(2) {
+                    // The forged client's own port and address: nobody is there to refuse it.
+                    sink.answer(*from)?;
+                }
+            }
+            if number % NEW_EVERY == NEW_EVERY - 1 && failed < ENOUGH {
+                failed += u32::from(!scene.gets_through(family)?);
+            }
+        }
+        came += sink.take(Duration::from_millis(200))?.len() as u64;
+        let dropped = scene.reason(Reason::FlowTableFull)? - before;
+        let told = format!("{family:?}: of {FLOOD} datagrams {came} came, {dropped} are counted as dropped");
+        ensure!(failed == 0, "{told}; {failed} new clients were not served at once");
+        ensure!(came + dropped == u64::from(FLOOD), "{told}");
+    }
+    held::nothing_is_lost(lab, "after the flood").map(drop)
+}
+
+/// Sources of packets that nobody can have sent from outside.
+fn impossible(family: Family) -> Vec<IpAddr> {
+    let texts: &[&str] = match family {
+        Family::V4 => &[
+            "127.0.0.1",
+            "127.1.2.3",
+            "10.98.0.1",
+            "10.99.0.1",
+            "224.0.0.1",
+            "239.1.2.3",
+            "255.255.255.255",
+            "0.0.0.0",
+            "0.1.2.3",
+        ],
+        Family::V6 => &["::1", "::", "fd98::1", "fd99::1", "ff02::1", "ff0e::5"],
+    };
+    texts.iter().filter_map(|text| text.parse().ok()).collect()
+}
+
+/// Sends packets of each source by both protocols; none comes to an endpoint, and all are counted.
+fn refused_as_martian(scene: &Scene<'_>, sources: &[IpAddr], what: &str) -> Result<()> {
+    const EACH: usize = 8;
+    let mut wrong = Vec::new();
+    for ip in sources {
+        let family = if ip.is_ipv4() { Family::V4 } else { Family::V6 };
+        let sink = Sink::new(scene.lab, family, 0)?;
+        let before = scene.reason(Reason::MartianSource)?;
+        let from: SocketAddr = (*ip, 4242).into();
+        for _ in 0..EACH {
+            scene.wire.send(&raw::udp(from, held::node_port(family, false), b"martian"))?;
+            let to = held::node_port(family, true);
+            scene.wire.send(&Segment { from, to, flags: SYN, seq: 1, ack: 0 }.packet())?;
+        }
+        let came = sink.take(Duration::from_millis(50))?;
+        let counted = scene.reason(Reason::MartianSource)? - before;
+        if !came.is_empty() || counted != 2 * EACH as u64 {
+            let seen = came.first().map(|(_, from)| *from);
+            wrong.push(format!(
+                "{ip}: {} came, from {seen:?}; {counted} of {} counted",
+                came.len(),
+                2 * EACH
+            ));
+        }
+    }
+    ensure!(wrong.is_empty(), "{what}:\n{}", wrong.join("\n"));
+    Ok(())
+}
+
+fn martians(lab: &Lab) -> Result<()> {
+    let scene = Scene::new(lab, &[(0, true)], MARKED)?;
+    let sources: Vec<_> = Family::BOTH.into_iter().flat_map(impossible).collect();
+    let near = refused_as_martian(&scene, &sources, "endpoint on this node");
+    held::put(lab, &[(0, false)])?;
+    for family in Family::BOTH {
+        is_sent_on(lab, held::node_port(family, true), Kind::Tcp)?;
+    }
+    let far = refused_as_martian(&scene, &sources, "endpoint on another node");
+    let told = [near, far].into_iter().filter_map(Result::err).map(|error| error.to_string());
+    let told: Vec<_> = told.collect();
+    ensure!(told.is_empty(), "{}", told.join("\n"));
+    held::nothing_is_lost(lab, "after forged sources").map(drop)
+}
+
+fn pods_source(lab: &Lab) -> Result<()> {
+    let scene = Scene::new(lab, &[(0, true)], MARKED)?;
+    // The way back to them is a pod's device, and not the one by which the packets come.
+    let sources: Vec<_> = Family::BOTH.into_iter().flat_map(|f| [pod_ip(f, 0), pod_ip(f, 1)]).collect();
+    refused_as_martian(&scene, &sources, "a pod's address at the uplink")?;
+    held::nothing_is_lost(lab, "after forged sources").map(drop)
+}
+
+fn fragments(lab: &Lab) -> Result<()> {
+    const COUNT: u16 = 50;
+    let scene = Scene::new(lab, &[(0, true)], MARKED)?;
+    for family in Family::BOTH {
+        let (sink, to) = (Sink::new(lab, family, 0)?, held::node_port(family, false));
+        let from = |number: u16| SocketAddr::from((client_ip(family), 20_000 + number));
+        let data = [b'f'; 120];
+        // To be sure that fragments work: whole again behind the Service.
+        for number in 0..COUNT {
+            for piece in raw::udp_fragments(from(number), to, &data, number, 64) {
+                scene.wire.send(&piece)?;
+            }
+        }
+        let came = sink.take(Duration::from_millis(200))?;
+        let whole = came.iter().filter(|(text, _)| *text == data).count();
+        ensure!(whole == usize::from(COUNT), "{family:?}: {whole} of {COUNT} came whole");
+        // Overlapping ones: RFC 5722 and the kernel drop the packet; nothing of it may come, nor by another way.
+        for number in 0..COUNT {
+            for piece in raw::udp_fragments(from(1000 + number), to, &data, 1000 + number, 8) {
+                scene.wire.send(&piece)?;
+            }
+        }
+        let came = sink.take(Duration::from_millis(200))?;
+        ensure!(came.is_empty(), "{family:?}: {} packets of overlapping fragments came", came.len());
+        // Without a first fragment nobody knows where they belong.
+        let before = scene.reason(Reason::FragmentWithoutFirst)?;
+        for number in 0..COUNT {
+            let [_, second] = raw::udp_fragments(from(2000 + number), to, &data, 2000 + number, 64);
+            let cluster = (cluster_ip(family, held::NUMBER), 53).into();
+            let [_, lone] = raw::udp_fragments(from(3000 + number), cluster, &data, 3000 + number, 64);
+            scene.wire.send(&second)?;
+            scene.wire.send(&lone)?;
+        }
+        let came = sink.take(Duration::from_millis(100))?;
+        ensure!(came.is_empty(), "{family:?}: {} packets of lone fragments came", came.len());
+        // To an address of the node itself they pass, and the kernel throws them away.
+        let counted = scene.reason(Reason::FragmentWithoutFirst)? - before;
+        ensure!(counted == u64::from(COUNT), "{family:?}: {counted} of {COUNT} lone fragments counted");
+    }
+    held::nothing_is_lost(lab, "after fragments").map(drop)
+}
+
+/// Ports of a Service's address and of the node, and addresses of the range.
+fn scan(lab: &Lab) -> Result<()> {
+    const PORTS: u16 = 2000;
+    let scene = Scene::new(lab, &[(0, true)], MARKED)?;
+    let flows = || Ok::<_, anyhow::Error>(View::open(&lab.bpffs())?.flow_counts()?.live());
+    for family in Family::BOTH {
+        let from: SocketAddr = (client_ip(family), 4343).into();
+        let syn = |to| Segment { from, to, flags: SYN, seq: 7, ack: 0 }.packet();
+        let before = flows()?;
+        let counted = |reasons: &[Reason]| reasons.iter().map(|one| scene.reason(*one)).sum::<Result<u64>>();
+        // Those that are not answered, since there are too many, are counted as such besides.
+        let refusals = [Reason::UndefinedPort];
+        let (refused, unknown) = (counted(&refusals)?, counted(&[Reason::UnallocatedAddress])?);
+        let cluster = cluster_ip(family, held::NUMBER);
+        scene.flood((1000..1000 + PORTS).map(|port| syn((cluster, port).into())))?;
+        scene.flood((100..200).map(|number| syn((cluster_ip(family, number), 80).into())))?;
+        let first = NODE_PORTS[0] + 100;
+        scene.flood((first..first + PORTS).map(|port| syn((node_ip(family), port).into())))?;
+        let (refused, unknown) =
+            (counted(&refusals)? - refused, counted(&[Reason::UnallocatedAddress])? - unknown);
+        ensure!(refused == u64::from(PORTS), "{family:?}: {refused} of {PORTS} scanned ports are counted");
+        ensure!(unknown == 100, "{family:?}: {unknown} of 100 scanned addresses are counted");
+        ensure!(flows()? <= before, "{family:?}: a scan made flows: {} after {before}", flows()?);
+        ensure!(scene.gets_through(family)?, "{family:?}: a new client is not served at once");
+    }
+    held::nothing_is_lost(lab, "after the scan").map(drop)
+}

@@ -1,0 +1,202 @@
+//! What a client at one place finds at one address.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+
+use anyhow::Result;
+
+use crate::manifest::Family;
+use crate::nodes::{Nodes, link_ip, node_ip, pod_ip};
+use crate::peer::{Attempt, Kind, Peer};
+
+/// Tries of a Service with several endpoints: one of four is missed by chance once in 100,000.
+const TRIES: usize = 40;
+
+/// Who dials.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Place {
+    Outside,
+    Host1,
+    Host2,
+    Pod12,
+    Pod13,
+    Pod22,
+}
+
+impl Place {
+    pub const ALL: [Self; 6] =
+        [Self::Outside, Self::Host1, Self::Host2, Self::Pod12, Self::Pod13, Self::Pod22];
+
+    /// As whom an endpoint sees it without SNAT.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Outside => "the client outside",
+            Self::Host1 => "node 1",
+            Self::Host2 => "node 2",
+            Self::Pod12 => "pod 1/2",
+            Self::Pod13 => "pod 1/3",
+            Self::Pod22 => "pod 2/2",
+        }
+    }
+
+    const fn is_host(self) -> bool {
+        matches!(self, Self::Host1 | Self::Host2)
+    }
+
+    const fn is_pod(self) -> bool {
+        matches!(self, Self::Pod12 | Self::Pod13 | Self::Pod22)
+    }
+
+    /// The client there, taken out of the nodes.
+    pub fn peers(nodes: &mut Nodes) -> Vec<(Self, &mut Peer)> {
+        let mut peers = vec![(Self::Outside, &mut nodes.outside)];
+        let places = [(Self::Host1, [Self::Pod12, Self::Pod13]), (Self::Host2, [Self::Pod22, Self::Pod22])];
+        for (node, (host, pods)) in nodes.all.iter_mut().zip(places) {
+            let (peer, of_pods) = node.peers();
+            peers.push((host, peer));
+            let count = if host == Self::Host1 { 2 } else { 1 };
+            peers.extend(pods.into_iter().take(count).zip(of_pods));
+        }
+        peers
+    }
+}
+
+/// What is asked of the Service behind an address.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Behind {
+    /// Another proxy serves it.
+    pub is_foreign: bool,
+    /// An endpoint does not name its node.
+    pub has_nameless: bool,
+    /// Session affinity: which endpoint is chance, and one client finds one only.
+    pub is_sticky: bool,
+}
+
+/// An address that is dialled.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// Service, kind of address.
+    pub what: String,
+    pub to: SocketAddr,
+    pub kind: Kind,
+    pub is_node_port: bool,
+    pub service: Behind,
+}
+
+impl Target {
+    /// The node whose address is dialled, in the words of [`whom`].
+    fn dialled_node(&self) -> String {
+        let is_it = |node: &u8| Family::BOTH.iter().any(|family| node_ip(*family, *node) == self.to.ip());
+        (1..=3).find(is_it).map_or_else(String::new, |node| format!("node {node}"))
+    }
+}
+
+/// How a call ended.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum End {
+    Refused,
+    /// No answer; a process of the node gets EPERM where netfilter drops its packet.
+    Dropped,
+    Other(String),
+}
+
+/// What is found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Found {
+    /// Endpoints, and whom they saw.
+    pub servers: BTreeMap<String, BTreeSet<String>>,
+    pub ends: BTreeSet<End>,
+}
+
+/// Why a difference is meant, in the words of `docs/compatibility.md`; `None`: it is not.
+pub fn meant(place: Place, target: &Target, ours: &Found, theirs: &Found) -> Option<&'static str> {
+    let no_server = ours.servers.is_empty() && theirs.servers.is_empty();
+    let refused = [End::Refused].into();
+    if place.is_host() && no_server && ours.ends == refused {
+        let is_refusal = |end: &End| matches!(end, End::Refused | End::Dropped);
+        return theirs.ends.iter().all(is_refusal).then_some("a process of the node is refused at once");
+    }
+    let serves_more =
+        ours.ends.is_empty() && theirs.servers.keys().all(|server| ours.servers.contains_key(server));
+    if serves_more && place.is_pod() && target.is_node_port && !theirs.ends.is_empty() {
+        return Some("endpoints elsewhere answer through the node that was dialled");
+    }
+    if serves_more && place.is_pod() && target.service.has_nameless && theirs.ends == [End::Dropped].into() {
+        return Some("a pod reaches itself although the slice does not name its node");
+    }
+    if no_server && target.service.is_foreign {
+        return Some("addresses of another proxy's Services pass");
+    }
+    if ours.ends != theirs.ends || !ours.servers.keys().eq(theirs.servers.keys()) {
+        return None;
+    }
+    let (own, dialled) = (place.name().to_owned(), target.dialled_node());
+    let all = |wanted: fn(&Both<'_>) -> bool| {
+        let pairs = ours.servers.values().zip(theirs.servers.values());
+        pairs.map(|(one, other)| Both { one, other, own: &own, dialled: &dialled }).all(|both| wanted(&both))
+    };
+    if all(|both| both.same() || both.one.iter().eq([both.own])) {
+        return Some("endpoints see the client where the reply returns through this node");
+    }
+    let is_elsewhere = place.is_pod() && target.is_node_port && target.service.has_nameless;
+    let is_dialled =
+        |both: &Both<'_>| both.same() || both.one.iter().eq([both.own]) || both.one.iter().eq([both.dialled]);
+    (is_elsewhere && all(is_dialled))
+        .then_some("an endpoint that does not name its node counts as one elsewhere")
+}
+
+/// Whom one endpoint saw in both worlds, who dialled, and the node whose address was dialled.
+struct Both<'a> {
+    one: &'a BTreeSet<String>,
+    other: &'a BTreeSet<String>,
+    own: &'a String,
+    dialled: &'a String,
+}
+
+impl Both<'_> {
+    fn same(&self) -> bool {
+        self.one == self.other
+    }
+}
+
+/// Dials a target from one place.
+pub fn dial(peer: &Peer, place: Place, target: &Target) -> Result<Found> {
+    let attempt = Attempt::new(target.kind, target.to).in_vain();
+    let mut found = Found::default();
+    for _ in 0..TRIES {
+        match peer.once(attempt)? {
+            // One endpoint, and which is chance.
+            Ok(_) if target.service.is_sticky => {
+                found.servers.entry("an endpoint".to_owned()).or_default();
+            }
+            Ok(seen) => {
+                let client = whom(seen.client.ip().to_canonical(), seen.local.ip(), place);
+                found.servers.entry(seen.server).or_default().insert(client);
+            }
+            Err(failure) => {
+                found.ends.insert(match failure.errno {
+                    Some(libc::ECONNREFUSED) => End::Refused,
+                    Some(libc::EAGAIN | libc::EPERM | libc::ETIMEDOUT) => End::Dropped,
+                    // What the standard library makes of a connect that takes too long.
+                    None if failure.text.contains("timed out") => End::Dropped,
+                    _ => End::Other(format!("{}: {}", failure.call, failure.text)),
+                });
+                break;
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// Whom the endpoint saw, in words.
+fn whom(client: IpAddr, local: IpAddr, place: Place) -> String {
+    let is_own = |node: u8| {
+        let of = |family| [node_ip(family, node), pod_ip(family, node, 1), link_ip(family, 31, node.into())];
+        Family::BOTH.into_iter().flat_map(of).any(|ip| ip == client)
+    };
+    match (1..=3).find(|node| is_own(*node)) {
+        Some(node) => format!("node {node}"),
+        None if client == local => place.name().to_owned(),
+        None => client.to_string(),
+    }
+}

@@ -1,0 +1,229 @@
+//! Direct server return on three nodes: clients outside reach node 1, and the endpoints are on nodes 2 and 3.
+//!
+//! `objects.rs` has what the agents read, `bulk.rs` large transfers.
+
+mod bulk;
+mod objects;
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+
+use self::objects::{NODE_PORTS, PORTS, Wish, text, vip};
+use super::NodesCase;
+use crate::lab::{SOON, eventually};
+use crate::manifest::Family;
+use crate::nodes::{Node, Nodes, link_ip, node_ip, pod_ip};
+use crate::peer::{Attempt, Kind, Load, Seen};
+
+pub const CASES: &[NodesCase] = &[
+    NodesCase { name: "dsr::endpoints_answer_clients_directly", run: || with(Wish::default(), direct) },
+    NodesCase {
+        name: "dsr::hybrid_is_for_tcp_only",
+        run: || with(Wish { mode: "hybrid", ..Wish::default() }, hybrid),
+    },
+    NodesCase {
+        name: "dsr::nodes_with_v4_addresses_only",
+        run: || with(Wish { nodes: &[Family::V4], ..Wish::default() }, |nodes| answers(nodes, &[Family::V4])),
+    },
+    NodesCase {
+        name: "dsr::nodes_with_v6_addresses_only",
+        run: || with(Wish { nodes: &[Family::V6], ..Wish::default() }, |nodes| answers(nodes, &[Family::V6])),
+    },
+    NodesCase {
+        name: "dsr::without_nodes_it_is_snat",
+        run: || with(Wish { nodes: &[], ..Wish::default() }, fallback),
+    },
+    NodesCase { name: "dsr::large_transfers", run: || with(Wish::default(), bulk::both_ways) },
+    NodesCase { name: "dsr::the_mode_changes_under_traffic", run: || with(Wish::default(), live) },
+    NodesCase { name: "dsr::the_first_node_forgets", run: || with(Wish::default(), forgets) },
+    NodesCase { name: "dsr::the_address_moves_to_another_node", run: || with(Wish::default(), moves) },
+];
+
+/// Long connections in the cases about a first node that is lost.
+const HELD: usize = 1_000;
+
+/// Builds three nodes, has them read the objects of a wish, and tests.
+fn with(wish: Wish, test: fn(&mut Nodes) -> Result<()>) -> Result<()> {
+    let mut nodes = Nodes::without_vlan()?;
+    nodes.folder.put_text("all", &text(&wish))?;
+    lead(&nodes, 1)?;
+    let begun = nodes.begin(&[]).and_then(|()| test(&mut nodes));
+    begun.with_context(|| nodes.all.iter().map(Node::told).collect::<Vec<_>>().join("\n"))
+}
+
+/// Clients outside reach the Service's own address by this node from now on.
+fn lead(nodes: &Nodes, node: u8) -> Result<()> {
+    Family::BOTH.into_iter().try_for_each(|family| {
+        nodes.clients[0].ip(&format!("route replace {} via {}\n", vip(family), node_ip(family, node)))
+    })
+}
+
+/// What clients dial, by family and kind: the Service's own address, and the node port.
+fn dialled(family: Family, kind: Kind) -> [SocketAddr; 2] {
+    let at = usize::from(!kind.is_tcp());
+    [(vip(family), PORTS[at]).into(), (node_ip(family, 1), NODE_PORTS[at]).into()]
+}
+
+/// Replies that went through node 1, in all.
+fn replies(nodes: &Nodes) -> Result<u64> {
+    let shown = nodes.all[0].ask(&["service", "show", "default/dsr"])?;
+    let text = shown.to_string();
+    let sum = text
+        .split("\"replyPackets\":")
+        .skip(1)
+        .filter_map(|rest| rest.split(|c: char| !c.is_ascii_digit()).next()?.parse::<u64>().ok());
+    Ok(sum.sum())
+}
+
+/// One exchange, which has to work.
+fn exchange(nodes: &Nodes, kind: Kind, to: SocketAddr) -> Result<Seen> {
+    eventually(SOON, || nodes.outside.reach(Attempt::new(kind, to)))
+}
+
+/// Waits until an exchange of that kind is answered directly.
+fn is_direct(nodes: &Nodes, kind: Kind, to: SocketAddr) -> Result<Seen> {
+    let own = link_ip(if to.is_ipv4() { Family::V4 } else { Family::V6 }, 30, 100);
+    eventually(SOON, || {
+        let seen = nodes.outside.reach(Attempt::new(kind, to))?;
+        ensure!(seen.client.ip() == own, "{to}: the endpoint sees {}", seen.client);
+        Ok(seen)
+    })
+}
+
+fn direct(nodes: &mut Nodes) -> Result<()> {
+    answers(nodes, &Family::BOTH)
+}
+
+/// Whether clients are answered directly at the Service's own addresses, and at the node ports of these families: at an address
+/// that no Node names, no other node knows them as such.
+fn answers(nodes: &Nodes, node_ports: &[Family]) -> Result<()> {
+    let dialled = |family, kind| {
+        let [own, node_port] = dialled(family, kind);
+        [Some(own), node_ports.contains(&family).then_some(node_port)].into_iter().flatten()
+    };
+    for family in Family::BOTH {
+        for kind in [Kind::Tcp, Kind::Udp, Kind::Datagram] {
+            for to in dialled(family, kind) {
+                is_direct(nodes, kind, to)?;
+            }
+        }
+    }
+    let before = replies(nodes)?;
+    for family in Family::BOTH {
+        for kind in [Kind::Tcp, Kind::Udp, Kind::Datagram] {
+            for to in dialled(family, kind) {
+                for _ in 0..8 {
+                    let seen = nodes.outside.reach(Attempt::new(kind, to))?;
+                    let own = (link_ip(family, 30, 100), seen.local.port()).into();
+                    ensure!(seen.client == own, "{to}: the endpoint sees {}, not {own}", seen.client);
+                    ensure!(
+                        seen.from.is_none_or(|from| from == to),
+                        "{to}: the answer is from {:?}",
+                        seen.from
+                    );
+                    ensure!(
+                        ["2/2", "3/2"].contains(&seen.server.as_str()),
+                        "{to}: served by {}",
+                        seen.server
+                    );
+                }
+            }
+        }
+    }
+    let after = replies(nodes)?;
+    ensure!(after == before, "{} replies went through the first node", after - before);
+    Ok(())
+}
+
+fn hybrid(nodes: &mut Nodes) -> Result<()> {
+    for family in Family::BOTH {
+        let [to, _] = dialled(family, Kind::Tcp);
+        is_direct(nodes, Kind::Tcp, to)?;
+        let [to, _] = dialled(family, Kind::Udp);
+        let seen = exchange(nodes, Kind::Udp, to)?;
+        ensure!(seen.client.ip() == node_ip(family, 1), "{to}: the endpoint sees {}", seen.client);
+    }
+    Ok(())
+}
+
+fn fallback(nodes: &mut Nodes) -> Result<()> {
+    for family in Family::BOTH {
+        for kind in [Kind::Tcp, Kind::Udp] {
+            let [to, _] = dialled(family, kind);
+            let seen = exchange(nodes, kind, to)?;
+            ensure!(seen.client.ip() == node_ip(family, 1), "{to}: the endpoint sees {}", seen.client);
+        }
+    }
+    Ok(())
+}
+
+/// The mode of the Service changes while connections go on and others are made.
+fn live(nodes: &mut Nodes) -> Result<()> {
+    let mut loads = Vec::new();
+    for family in Family::BOTH {
+        for kind in [Kind::Tcp, Kind::Udp] {
+            let [to, _] = dialled(family, kind);
+            is_direct(nodes, kind, to)?;
+            let load = |is_one_socket| Load { attempt: Attempt::new(kind, to), is_one_socket, pause: 10 };
+            loads.extend([load(true), load(false)]);
+        }
+    }
+    nodes.outside.load(&loads)?;
+    for mode in ["snat", "dsr", "hybrid", "dsr"] {
+        std::thread::sleep(Duration::from_millis(700));
+        nodes.folder.put_text("all", &text(&Wish { mode, ..Wish::default() }))?;
+    }
+    std::thread::sleep(Duration::from_millis(700));
+    let tallies = nodes.outside.stop()?;
+    for (load, tally) in loads.iter().zip(tallies) {
+        super::is_clean(&tally, &format!("{:?}", load.attempt), &["2/2", "3/2"])?;
+    }
+    Ok(())
+}
+
+/// Long connections to the Service's own address, through node 1.
+fn hold(nodes: &Nodes) -> Result<()> {
+    for family in Family::BOTH {
+        for node in [2, 3] {
+            let at: SocketAddr = (pod_ip(family, node, 2), objects::MANY).into();
+            nodes.all[usize::from(node) - 1].pod(0).serve_many(at, &format!("{node}/2"))?;
+        }
+        let to = (vip(family), objects::MANY).into();
+        is_direct(nodes, Kind::Tcp, to)?;
+        let held = nodes.outside.hold(Attempt { patience: 30, ..Attempt::new(Kind::Tcp, to) }, HELD)?;
+        ensure!(held.lost == 0, "{held:?}");
+    }
+    lives(nodes, "at first")
+}
+
+/// Whether all connections answer, each by the server that it began with.
+fn lives(nodes: &Nodes, when: &str) -> Result<()> {
+    let held = nodes.outside.pulse(30)?;
+    ensure!(held.lost == 0 && held.alive == 2 * HELD as u64, "{when}: {held:?}");
+    ensure!(held.servers.len() == 2, "{when}: only {:?} serve", held.servers);
+    Ok(())
+}
+
+fn forgets(nodes: &mut Nodes) -> Result<()> {
+    hold(nodes)?;
+    nodes.all[0].forget_flows()?;
+    lives(nodes, "without flows")?;
+    nodes.all[0].restart(&[])?;
+    lives(nodes, "with another agent")?;
+    nodes.all[0].forget_flows()?;
+    lives(nodes, "without flows again")
+}
+
+fn moves(nodes: &mut Nodes) -> Result<()> {
+    hold(nodes)?;
+    // Node 3 has endpoints itself, and node 2 too.
+    for node in [3, 2, 1] {
+        lead(nodes, node)?;
+        lives(nodes, &format!("through node {node}"))?;
+    }
+    let other: IpAddr = vip(Family::V4);
+    is_direct(nodes, Kind::Tcp, (other, PORTS[0]).into())?;
+    Ok(())
+}

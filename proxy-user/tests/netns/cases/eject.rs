@@ -1,0 +1,235 @@
+//! Endpoints that refuse connections, or do not answer, are skipped; new ones earn their share.
+
+use std::fmt::Write as _;
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use proxy_common::reason::Reason;
+use proxy_user::maps::view::View;
+use serde_json::json;
+
+use super::{Case, spread, tcp};
+use crate::agent::ask;
+use crate::lab::{Lab, SMALL, SOON, Wish, eventually};
+use crate::manifest::{Family, Service, cluster_ip, pod_ip};
+use crate::peer::{Attempt, Kind, Load, Peer, Tally};
+
+/// A port that pods do not listen on unless a case says so.
+const LATE: u16 = 7070;
+/// Of its two endpoints, one refuses.
+const HALF: Service = Service { name: "half", number: 20, ports: &[tcp(80, LATE, &[0, 1])] };
+const ROLLED: u8 = 21;
+const PODS: u8 = 6;
+
+pub const CASES: &[Case] = &[
+    Case {
+        name: "eject::a_rolling_restart_without_probes_fails_few_connections",
+        wish: Wish { pods: PODS, services: &[], flags: SMALL },
+        run: rolls,
+    },
+    Case {
+        name: "eject::an_endpoint_that_refuses_is_skipped_and_comes_back",
+        wish: Wish { pods: 2, services: &[HALF], flags: SMALL },
+        run: refuses,
+    },
+    Case {
+        name: "eject::an_endpoint_that_is_silent_is_skipped",
+        wish: Wish { pods: 2, services: &[HALF], flags: SMALL },
+        run: is_silent,
+    },
+];
+
+fn dialled(family: Family, number: u8) -> Attempt {
+    Attempt::new(Kind::Tcp, (cluster_ip(family, number), 80).into())
+}
+
+fn serve(lab: &Lab, pod: u8, port: u16) -> Result<()> {
+    let peer = lab.pod(pod)?;
+    Family::BOTH
+        .into_iter()
+        .try_for_each(|family| peer.serve(true, (pod_ip(family, pod), port).into(), &format!("{pod}/{port}")))
+}
+
+fn count(lab: &Lab, reason: Reason) -> Result<u64> {
+    Ok(View::open(&lab.bpffs())?.reasons()?.get(&reason).copied().unwrap_or_default())
+}
+
+/// As many connections as it takes for chance to lead one to each endpoint.
+const MANY: usize = 30;
+
+fn refuses(lab: &Lab) -> Result<()> {
+    serve(lab, 1, LATE)?;
+    for family in Family::BOTH {
+        let to = dialled(family, HALF.number);
+        eventually(SOON, || lab.client.reach(to))?;
+        // By packets no client gets to know.
+        let seen = lab.client.many(to, MANY)?;
+        ensure!(seen.failed == 0, "{family:?}: {seen:?}");
+        ensure!(seen.servers.keys().all(|server| server.starts_with("1/")), "{seen:?}");
+        ensure!(count(lab, Reason::RefusalDropped)? > 0, "nothing was refused: {}", lab.reasons());
+        let before = count(lab, Reason::EndpointEjected)?;
+        ensure!(family == Family::V6 || before == 0, "one client has ejected it: {}", lab.reasons());
+        // A socket does, once in a while: the next ones go elsewhere. In the span of a second, at the most.
+        let refused = (0..200).find_map(|_| lab.local.fails(to, libc::ECONNREFUSED).ok());
+        ensure!(refused.is_some(), "{family:?}: no socket was refused");
+        eventually(SOON, || {
+            // The packets' client again, and a socket: two clients in a row.
+            let failed = lab.client.many(to, 8)?.failed + lab.local.many(to, 8)?.failed;
+            ensure!(count(lab, Reason::EndpointEjected)? > before, "{failed}: {}", lab.reasons());
+            Ok(())
+        })?;
+        let view = View::open(&lab.bpffs())?;
+        eventually(SOON, || {
+            let _ = (lab.client.many(to, 8)?, lab.local.many(to, 8)?);
+            ensure!(!view.ejected()?.is_empty(), "it is not ejected: {}", lab.reasons());
+            Ok(())
+        })?;
+        let explained = ask(&lab.node, &["explain", "host", &to.to.to_string()], &lab.bpffs())?;
+        let found = explained["socket"]["steps"].as_array().context("no steps")?;
+        let skips = |step: &serde_json::Value| {
+            step["rule"] == "ejection"
+                && step["found"].as_str().is_some_and(|text| text.contains("is skipped"))
+        };
+        ensure!(found.iter().any(skips), "{explained}");
+        // It listens, and gets its share again.
+        let pod = lab.pod(0)?;
+        pod.serve(true, (pod_ip(family, 0), LATE).into(), "0/late")?;
+        eventually(SOON, || {
+            for client in [&lab.client, &lab.local] {
+                let seen = client.many(to, MANY)?;
+                ensure!(seen.failed == 0 && seen.servers.len() == 2, "{seen:?}");
+            }
+            Ok(())
+        })?;
+    }
+    Ok(())
+}
+
+fn is_silent(lab: &Lab) -> Result<()> {
+    serve(lab, 0, LATE)?;
+    serve(lab, 1, LATE)?;
+    for family in Family::BOTH {
+        let to = dialled(family, HALF.number);
+        eventually(SOON, || lab.client.reach(to))?;
+    }
+    lab.in_pod_space(0, |space| {
+        crate::lab::nft(
+            space,
+            "table inet silent {\n chain in {\n type filter hook input priority 0;\n tcp dport 7070 drop\n }\n}\n",
+        )
+    })?;
+    for family in Family::BOTH {
+        let to = dialled(family, HALF.number);
+        eventually(SOON, || lab.client.reach(to))?;
+        for (path, client) in lab.clients() {
+            // A connection that meets it takes a second longer by packets; by sockets it may not come about.
+            let patient = Attempt { patience: 3, ..to };
+            eventually(SOON, || {
+                let seen = client.many(patient, 4)?;
+                ensure!(seen.failed == 0 && seen.servers.len() == 1, "{path} {family:?}: {seen:?}");
+                Ok(())
+            })?;
+        }
+    }
+    Ok(())
+}
+
+/// The Service of a Deployment, whose pods have these ports.
+fn put(lab: &Lab, ports: &[u16]) -> Result<()> {
+    let ips = Family::BOTH.map(|family| cluster_ip(family, ROLLED));
+    let mut text = format!(
+        "---\n{}\n",
+        json!({
+            "apiVersion": "v1", "kind": "Service", "metadata": {"name": "rolled", "namespace": "default"},
+            "spec": {
+                "clusterIP": ips[0], "clusterIPs": ips, "ipFamilies": ["IPv4", "IPv6"],
+                "ports": [{"name": "tcp", "port": 80, "protocol": "TCP"}],
+            },
+        })
+    );
+    for (pod, port) in (0..).zip(ports) {
+        for (family, label) in Family::BOTH.into_iter().zip(["IPv4", "IPv6"]) {
+            let slice = json!({
+                "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
+                "metadata": {
+                    "name": format!("rolled-{pod}-{label}").to_lowercase(), "namespace": "default",
+                    "labels": {"kubernetes.io/service-name": "rolled"},
+                },
+                "addressType": label,
+                "endpoints": [{"addresses": [pod_ip(family, pod)], "conditions": {"ready": true}}],
+                "ports": [{"name": "tcp", "port": port, "protocol": "TCP"}],
+            });
+            // Writing to a String cannot fail.
+            let _ = writeln!(text, "---\n{slice}");
+        }
+    }
+    lab.folder.put_text("rolled", &text)
+}
+
+/// How long a new pod does not listen yet, and how long it takes until the next one is replaced.
+const STARTS: Duration = Duration::from_millis(700);
+const NEXT: Duration = Duration::from_millis(500);
+
+/// Replaces six pods, one after the other, by ones that do not listen yet. Gives what clients saw by sockets, and by packets.
+fn roll(lab: &Lab, first: u16) -> Result<[Tally; 2]> {
+    let mut ports = vec![8080; usize::from(PODS)];
+    put(lab, &ports)?;
+    for family in Family::BOTH {
+        for (_, client) in lab.clients() {
+            eventually(SOON, || client.reach(dialled(family, ROLLED)))?;
+        }
+    }
+    let loads: Vec<_> =
+        Family::BOTH.map(|family| Load::new(dialled(family, ROLLED), false).paced(5)).to_vec();
+    let begin = |client: &Peer| client.load(&loads);
+    begin(&lab.local)?;
+    begin(&lab.client)?;
+    sleep(NEXT);
+    for pod in 0..PODS {
+        let port = first + u16::from(pod);
+        ports[usize::from(pod)] = port;
+        put(lab, &ports)?;
+        sleep(STARTS);
+        serve(lab, pod, port)?;
+        sleep(NEXT);
+    }
+    let end = |client: &Peer| -> Result<Tally> {
+        let mut sum = Tally::default();
+        for tally in client.stop()? {
+            sum.failed += tally.failed;
+            sum.failures.extend(tally.failures);
+            tally
+                .servers
+                .into_iter()
+                .for_each(|(server, count)| *sum.servers.entry(server).or_default() += count);
+        }
+        Ok(sum)
+    };
+    Ok([end(&lab.local)?, end(&lab.client)?])
+}
+
+fn rolls(lab: &Lab) -> Result<()> {
+    let [sockets, packets] = roll(lab, 7100)?;
+    let served = |tally: &Tally| tally.servers.values().sum::<u64>();
+    ensure!(served(&sockets) > 100 && served(&packets) > 100, "{sockets:?}, {packets:?}");
+    ensure!(packets.failed == 0, "refusals of one endpoint reached a client: {packets:?}");
+    // Every new endpoint earns its share.
+    for port in 7100..7100 + u16::from(PODS) {
+        eventually(SOON, || {
+            let seen = spread(&lab.client, dialled(Family::V4, ROLLED), 4 * usize::from(PODS))?;
+            ensure!(seen.iter().any(|server| server.ends_with(&port.to_string())), "{port}: {seen:?}");
+            Ok(())
+        })?;
+    }
+    lab.setup().flags.extend(["--ejection", "off"].map(str::to_owned));
+    lab.restart()?;
+    let [without_ejection, by_packets] = roll(lab, 7200)?;
+    ensure!(by_packets.failed > 0, "without ejection no packet was refused: {by_packets:?}");
+    let told = |tally: &Tally| format!("{} of {} failed", tally.failed, tally.failed + served(tally));
+    // A third of the share, as products.
+    let [with, without] = [(&sockets, &without_ejection), (&without_ejection, &sockets)]
+        .map(|(of, by)| of.failed * (by.failed + served(by)));
+    ensure!(3 * with <= without, "by sockets {}, without {}", told(&sockets), told(&without_ejection));
+    Ok(())
+}

@@ -1,0 +1,197 @@
+//! Forged packets aimed at live TCP connections: resets, FINs and ICMP errors of somebody who knows their addresses.
+//!
+//! A new one is a row of [`wave`], or a case of its own where the connection may end.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail, ensure};
+
+use super::attack::{Scene, few_flows};
+use super::{Case, client_ip, held};
+use crate::lab::{Lab, Wish};
+use crate::manifest::{Family, pod_ip};
+use crate::peer::tcp_info;
+use crate::raw::{self, ACK, FIN, RST, Segment, Wire};
+
+const WISH: Wish = few_flows!();
+
+pub const CASES: &[Case] = &[
+    Case { name: "forged::resets_and_fins_change_nothing", wish: WISH, run: ignored },
+    Case { name: "forged::a_reset_that_fits_ends_the_connection", wish: WISH, run: believed },
+    Case { name: "forged::icmp_errors_end_no_connection", wish: WISH, run: icmp_errors },
+];
+
+/// Connections of each kind: one alone would be with the right endpoint of two by chance.
+const EACH: usize = 6;
+/// Longer than a connection that both ends have closed is remembered.
+const SILENCE: Duration = Duration::from_secs(11);
+
+/// A connection of the client, in this process.
+struct Connection {
+    stream: TcpStream,
+    /// Who answers.
+    server: String,
+    from: SocketAddr,
+    to: SocketAddr,
+    /// What was forged in its name.
+    what: &'static str,
+}
+
+impl Connection {
+    fn open(lab: &Lab, family: Family, what: &'static str) -> Result<Self> {
+        let to = held::node_port(family, true);
+        let stream =
+            lab.client_space.inside(|| Ok(TcpStream::connect_timeout(&to, Duration::from_secs(30))?))?;
+        stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+        let from = stream.local_addr()?;
+        let mut connection = Self { stream, server: String::new(), from, to, what };
+        connection.server = connection.ask()?;
+        Ok(connection)
+    }
+
+    fn ask(&mut self) -> Result<String> {
+        self.stream.write_all(b"hello\n")?;
+        let mut text = String::new();
+        BufReader::new(&self.stream).read_line(&mut text)?;
+        Ok(text.split_once('|').with_context(|| format!("answer {text:?}"))?.0.to_owned())
+    }
+
+    /// Sends what was asked for.
+    fn forge(&self, scene: &Scene<'_>, endpoints: &[Wire]) -> Result<()> {
+        let (sends, expects) = tcp_info::sequences(&self.stream).context("TCP_REPAIR")?;
+        let far = sends.wrapping_add(0x4000_0000);
+        let ours = Segment { from: self.from, to: self.to, flags: RST, seq: far, ack: expects };
+        let family = if self.to.is_ipv4() { Family::V4 } else { Family::V6 };
+        let pod: u8 = self.server.parse()?;
+        let answers = expects.wrapping_add(0x4000_0000);
+        let theirs = Segment {
+            from: (pod_ip(family, pod), held::TARGETS[0]).into(),
+            to: self.from,
+            flags: RST,
+            seq: answers,
+            ack: sends,
+        };
+        let endpoint = &endpoints[usize::from(pod)];
+        match self.what {
+            "nothing" => Ok(()),
+            "client's reset out of window" => scene.wire.send(&ours.packet()),
+            "client's reset in the window" => {
+                scene.wire.send(&Segment { seq: sends.wrapping_add(100), ..ours }.packet())
+            }
+            "client's FIN out of window" => scene.wire.send(&Segment { flags: FIN | ACK, ..ours }.packet()),
+            "endpoint's reset out of window" => endpoint.send(&theirs.packet()),
+            "both ends' FINs out of window" => {
+                scene.wire.send(&Segment { flags: FIN | ACK, ..ours }.packet())?;
+                endpoint.send(&Segment { flags: FIN | ACK, ..theirs }.packet())
+            }
+            other => bail!("unknown forgery {other}"),
+        }
+    }
+}
+
+const FORGERIES: [&str; 6] = [
+    "nothing",
+    "client's reset out of window",
+    "client's reset in the window",
+    "client's FIN out of window",
+    "endpoint's reset out of window",
+    "both ends' FINs out of window",
+];
+
+/// From each endpoint's pod to the node.
+fn endpoints(lab: &Lab) -> Result<Vec<Wire>> {
+    [0, 1]
+        .into_iter()
+        .map(|pod: u8| {
+            lab.in_pod_space(pod, |space| Wire::new(space, "eth0", (&lab.node, &format!("p{pod}"))))
+        })
+        .collect()
+}
+
+/// Both ends throw such segments away, or challenge them; after a silence the connection goes on where it was.
+fn ignored(lab: &Lab) -> Result<()> {
+    let scene = Scene::new(lab, &[(0, true), (1, true)], 50)?;
+    let endpoints = endpoints(lab)?;
+    let mut connections = Vec::new();
+    for family in Family::BOTH {
+        for what in FORGERIES {
+            for _ in 0..EACH {
+                connections.push(Connection::open(lab, family, what)?);
+            }
+        }
+    }
+    connections.iter().try_for_each(|connection| connection.forge(&scene, &endpoints))?;
+    std::thread::sleep(SILENCE);
+    let mut wrong = Vec::new();
+    for connection in &mut connections {
+        let answer = connection.ask();
+        if answer.as_ref().ok() != Some(&connection.server) {
+            let Connection { what, from, server, .. } = connection;
+            let answer = answer.map_err(|error| error.to_string());
+            wrong.push(format!("{what}: {from} with endpoint {server} had {answer:?}"));
+        }
+    }
+    ensure!(wrong.is_empty(), "{} of {} lost:\n{}", wrong.len(), connections.len(), wrong.join("\n"));
+    held::nothing_is_lost(lab, "after forged segments").map(drop)
+}
+
+/// With the right sequence number it is believed; the same client port then begins anew.
+fn believed(lab: &Lab) -> Result<()> {
+    let scene = Scene::new(lab, &[(0, true), (1, true)], 50)?;
+    for family in Family::BOTH {
+        for round in 0..EACH {
+            let mut connection = Connection::open(lab, family, "nothing")?;
+            let (seq, ack) = tcp_info::sequences(&connection.stream)?;
+            let Connection { from, to, .. } = connection;
+            scene.wire.send(&Segment { from, to, flags: RST, seq, ack }.packet())?;
+            let answer = connection.ask();
+            ensure!(answer.is_err(), "{family:?}: the endpoint still answers, {answer:?}");
+            drop(connection);
+            let again = crate::peer::Attempt::new(crate::peer::Kind::Tcp, to).at_port(from.port());
+            let seen =
+                lab.client.reach(again).with_context(|| format!("{family:?}, round {round}: again"))?;
+            ensure!(seen.syn_retransmits == 0, "{family:?}: a SYN of the new connection was lost");
+        }
+    }
+    held::nothing_is_lost(lab, "after resets of others").map(drop)
+}
+
+/// Errors about replies of each connection, from a router that nobody knows, and about connections that are none.
+fn icmp_errors(lab: &Lab) -> Result<()> {
+    let scene = Scene::new(lab, &[(0, true), (1, true)], 50)?;
+    let mut connections = Vec::new();
+    for family in Family::BOTH {
+        let (router, kinds): (&str, [(u8, u8); 5]) = match family {
+            Family::V4 => ("198.18.0.1", [(3, 3), (3, 1), (3, 4), (11, 0), (12, 0)]),
+            Family::V6 => ("2001:db8::1", [(1, 4), (1, 0), (2, 0), (3, 0), (4, 0)]),
+        };
+        let router: IpAddr = router.parse()?;
+        // Of "too big" alone; the others do not look at it.
+        let mtu = if family == Family::V4 { 576 } else { 1280 };
+        let node = held::node_port(family, true);
+        for _ in 0..2 * EACH {
+            let connection = Connection::open(lab, family, "nothing")?;
+            let (_, expects) = tcp_info::sequences(&connection.stream)?;
+            for kind in kinds {
+                for seq in [expects.wrapping_add(0x4000_0000), expects.wrapping_sub(1)] {
+                    let reply = Segment { from: node, to: connection.from, flags: ACK, seq, ack: 1 };
+                    scene.wire.send(&raw::icmp_error(router, node.ip(), kind, mtu, &reply.packet()))?;
+                }
+            }
+            connections.push(connection);
+        }
+        for number in 0..200 {
+            let nobody = (client_ip(family), 50_000 + number).into();
+            let reply = Segment { from: node, to: nobody, flags: ACK, seq: 1, ack: 1 };
+            let kind = kinds[usize::from(number) % kinds.len()];
+            scene.wire.send(&raw::icmp_error(router, node.ip(), kind, mtu, &reply.packet()))?;
+        }
+    }
+    for connection in &mut connections {
+        let answer = connection.ask();
+        ensure!(answer.as_ref().ok() == Some(&connection.server), "{}: {answer:?}", connection.from);
+    }
+    held::nothing_is_lost(lab, "after ICMP errors").map(drop)
+}

@@ -1,0 +1,186 @@
+//! Packets that go on under the node's address: as many connections as ports, neighbours that change, and ICMP errors
+//! about Services whose ports lie where the node's own source ports do.
+//!
+//! A case about who is served, and what an endpoint sees, is in `outside.rs` or `three_nodes.rs`.
+
+use std::net::{Ipv6Addr, SocketAddr, UdpSocket};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::json;
+
+use super::exposed::{is_sent_on, node_port, open_up, put};
+use super::path_mtu::{never_cut, path_mtu};
+use super::{Case, held, udp};
+use crate::lab::{Lab, SMALL, SOON, Wish, eventually};
+use crate::manifest::{Family, Service, cluster_ip, pod_ip};
+use crate::peer::{Attempt, Kind};
+use crate::raw;
+use crate::space::Space;
+
+const WISH: Wish = Wish { pods: 2, services: &[], flags: SMALL };
+/// Its port is one of those that the node uses as source ports.
+const HIGH: Service = Service { name: "high", number: 45, ports: &[udp(61_005, 7071, &[0])] };
+
+pub const CASES: &[Case] = &[
+    Case { name: "forwarding::five_thousand_connections_to_one_endpoint", wish: WISH, run: many },
+    Case {
+        name: "forwarding::the_next_hop_changes_its_address",
+        wish: WISH,
+        run: |lab| neighbour(lab, Family::V4, false),
+    },
+    Case {
+        name: "forwarding::the_next_hop_changes_its_address_v6",
+        wish: WISH,
+        run: |lab| neighbour(lab, Family::V6, false),
+    },
+    Case {
+        name: "forwarding::the_stack_notices_such_a_change",
+        wish: WISH,
+        run: |lab| Family::BOTH.into_iter().try_for_each(|family| neighbour(lab, family, true)),
+    },
+    Case {
+        name: "forwarding::errors_about_a_service_with_a_high_port",
+        wish: Wish { services: &[HIGH], ..WISH },
+        run: high_port,
+    },
+];
+
+fn many(lab: &Lab) -> Result<()> {
+    open_up(lab)?;
+    held::serve(lab, 0)?;
+    held::put(lab, &[(0, false)])?;
+    for family in Family::BOTH {
+        is_sent_on(lab, held::node_port(family, true), Kind::Tcp)?;
+    }
+    held::hold(lab, 5_000)?;
+    let held = held::nothing_is_lost(lab, "all at once")?;
+    ensure!(held.alive == 10_000, "{held:?}");
+    Ok(())
+}
+
+/// The kernel's own time to notice is set to some two seconds.
+const NEIGHBOUR: [(&str, &str); 3] =
+    [("base_reachable_time_ms", "1000"), ("delay_first_probe_time", "1"), ("retrans_time_ms", "200")];
+/// That, several times over.
+const RECOVERS: Duration = Duration::from_secs(15);
+
+/// The pod need not ask for the node, which would tell its own address.
+fn knows_the_node(lab: &Lab) -> Result<()> {
+    let (mac, _) = raw::device(&lab.node, "p0")?;
+    let node: Vec<_> = mac.iter().map(|octet| format!("{octet:02x}")).collect();
+    let node = node.join(":");
+    let [first, second, third, fourth, fifth, sixth] = mac.map(u16::from);
+    let halves = [(first ^ 2) << 8 | second, third << 8 | 0xff, 0xfe00 | fourth, fifth << 8 | sixth];
+    let link_local = Ipv6Addr::new(0xfe80, 0, 0, 0, halves[0], halves[1], halves[2], halves[3]).to_string();
+    let line = |gateway: &str| format!("neigh replace {gateway} lladdr {node} dev eth0 nud permanent\n");
+    let lines: String = ["10.99.0.1", "fd99::1", &link_local].into_iter().map(line).collect();
+    lab.in_pod_space(0, |pod| pod.ip(&lines))
+}
+
+/// The endpoint's machine gets another Ethernet address, and tells nobody.
+fn neighbour(lab: &Lab, family: Family, here: bool) -> Result<()> {
+    open_up(lab)?;
+    for version in ["ipv4", "ipv6"] {
+        for (name, value) in NEIGHBOUR {
+            lab.node.sysctl(&format!("net/{version}/neigh/p0/{name}"), value)?;
+        }
+    }
+    knows_the_node(lab)?;
+    put(lab, &[(0, here)], &json!({}), &[])?;
+    let to = node_port(family, Kind::Udp);
+    if !here {
+        is_sent_on(lab, to, Kind::Udp)?;
+    }
+    lab.client.open(0, Attempt { patience: 1, ..Attempt::new(Kind::Udp, to) })?;
+    eventually(SOON, || lab.client.hears(0, None))?;
+    // The kernel's own time to find the neighbour stale.
+    let end = Instant::now() + Duration::from_secs(4);
+    while Instant::now() < end {
+        lab.client.hears(0, None)?;
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let last = if family == Family::V4 { 4 } else { 6 };
+    lab.in_pod_space(0, |pod| pod.ip(&format!("link set eth0 address 02:00:00:00:77:{last:02x}\n")))?;
+    knows_the_node(lab)?;
+    let start = Instant::now();
+    eventually(RECOVERS, || lab.client.hears(0, None))?;
+    ensure!(start.elapsed() > Duration::from_millis(500), "nothing was lost at all");
+    Ok(())
+}
+
+/// Sockets at both ends of the Service; the endpoint's is connected to the client, as it sees it.
+fn pair(lab: &Lab, client: &Space, family: Family) -> Result<(UdpSocket, UdpSocket)> {
+    let to: SocketAddr = (cluster_ip(family, HIGH.number), 61_005).into();
+    let any = if family == Family::V4 { "0.0.0.0:0" } else { "[::]:0" };
+    // The one before may still be closing: see `is_refused`.
+    let endpoint = eventually(SOON, || lab.in_pod(0, || Ok(UdpSocket::bind((pod_ip(family, 0), 7071))?)))?;
+    let dials = client.inside(|| Ok(UdpSocket::bind(any)?))?;
+    for socket in [&endpoint, &dials] {
+        socket.set_read_timeout(Some(Duration::from_secs(5)))?;
+    }
+    dials.connect(to)?;
+    let (mut text, end) = ([0; 16], Instant::now() + SOON);
+    loop {
+        dials.send(b"hello")?;
+        match endpoint.recv_from(&mut text) {
+            Ok((_, from)) => {
+                endpoint.connect(from)?;
+                break;
+            }
+            Err(_) if Instant::now() < end => {}
+            Err(error) => return Err(error).context("the Service does not work"),
+        }
+    }
+    endpoint.send(b"hello")?;
+    dials.recv(&mut text).context("no answer")?;
+    Ok((dials, endpoint))
+}
+
+/// Sends to whoever is gone, and is told so. Not at once, if another thread starts a process meanwhile: between fork and exec that
+/// one has the closed socket, too.
+fn is_refused(socket: &UdpSocket) -> Result<()> {
+    socket.set_read_timeout(Some(Duration::from_secs(1)))?;
+    socket.send(b"anybody?")?;
+    let errno = socket.recv(&mut [0; 16]).err().and_then(|error| error.raw_os_error());
+    ensure!(errno == Some(libc::ECONNREFUSED), "{errno:?}, not ECONNREFUSED");
+    Ok(())
+}
+
+fn high_port(lab: &Lab) -> Result<()> {
+    let far = Space::new("far")?;
+    lab.client_space.join(&far, "f0", "10.97.5", "fd97:5:")?;
+    lab.client_space.ip("link set f0 mtu 1300\n")?;
+    lab.node.ip("route add 10.97.5.0/24 via 10.98.0.2\nroute add fd97:5::/64 via fd98::2\n")?;
+    let mut wrong = Vec::new();
+    for family in Family::BOTH {
+        let mut refused = |what: &str, socket: &UdpSocket| {
+            if let Err(error) = eventually(SOON, || is_refused(socket)) {
+                wrong.push(format!("{family:?}, {what}: {error:#}"));
+            }
+        };
+        // The endpoint is told that the client is gone.
+        let (dials, endpoint) = pair(lab, &lab.client_space, family)?;
+        drop(dials);
+        refused("the client is gone", &endpoint);
+        drop(endpoint);
+        // And the client, that the endpoint is.
+        let (dials, endpoint) = pair(lab, &lab.client_space, family)?;
+        drop(endpoint);
+        refused("the endpoint is gone", &dials);
+        // The endpoint is told how small the client's link is.
+        let (_dials, endpoint) = pair(lab, &far, family)?;
+        never_cut(&endpoint, family)?;
+        endpoint.send(&[b'x'; 1400])?;
+        let knows = eventually(Duration::from_secs(5), || {
+            let mtu = path_mtu(&endpoint, family)?;
+            ensure!(mtu == 1300, "believes in {mtu}");
+            Ok(())
+        });
+        if let Err(error) = knows {
+            wrong.push(format!("{family:?}, the path MTU: the endpoint {error:#}"));
+        }
+    }
+    ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
+    Ok(())
+}

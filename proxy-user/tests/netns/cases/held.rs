@@ -1,0 +1,137 @@
+//! A Service with node ports whose endpoints the case itself serves: thousands of TCP connections, and a UDP sink.
+//!
+//! A case that needs marked connections, or counts datagrams at the endpoint, begins with [`put`].
+
+use std::fmt::Write as _;
+use std::net::{SocketAddr, UdpSocket};
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use serde_json::json;
+
+use super::exposed::node_ip;
+use crate::lab::{Lab, SOON, eventually};
+use crate::manifest::{Family, cluster_ip, pod_ip};
+use crate::peer::{Attempt, Held, Kind};
+
+pub const NUMBER: u8 = 41;
+const NODE_PORTS: [u16; 2] = [30_090, 30_091];
+/// Where the endpoints listen.
+pub const TARGETS: [u16; 2] = [7070, 7071];
+/// Seconds for all connections together; the machine is shared.
+const PATIENCE: u64 = 60;
+
+/// The Service's node port.
+pub fn node_port(family: Family, is_tcp: bool) -> SocketAddr {
+    (node_ip(family), NODE_PORTS[usize::from(!is_tcp)]).into()
+}
+
+/// Writes the Service; `pods`: number, and whether it is said to be on this node.
+pub fn put(lab: &Lab, pods: &[(u8, bool)]) -> Result<()> {
+    let ips = Family::BOTH.map(|family| cluster_ip(family, NUMBER));
+    let service = json!({
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": "held", "namespace": "default"},
+        "spec": {
+            "type": "NodePort",
+            "clusterIP": ips[0],
+            "clusterIPs": ips,
+            "ipFamilies": ["IPv4", "IPv6"],
+            "ports": [
+                {"name": "tcp", "port": 80, "nodePort": NODE_PORTS[0], "protocol": "TCP"},
+                {"name": "udp", "port": 53, "nodePort": NODE_PORTS[1], "protocol": "UDP"},
+            ],
+        },
+    });
+    let mut text = format!("---\n{service}\n");
+    for (family, label) in Family::BOTH.into_iter().zip(["IPv4", "IPv6"]) {
+        let endpoint = |(pod, here): &(u8, bool)| {
+            let node = if *here { "node" } else { "another" };
+            json!({"addresses": [pod_ip(family, *pod)], "conditions": {"ready": true}, "nodeName": node})
+        };
+        let slice = json!({
+            "apiVersion": "discovery.k8s.io/v1",
+            "kind": "EndpointSlice",
+            "metadata": {
+                "name": format!("held-{}", label.to_lowercase()),
+                "namespace": "default",
+                "labels": {"kubernetes.io/service-name": "held"},
+            },
+            "addressType": label,
+            "endpoints": pods.iter().map(endpoint).collect::<Vec<_>>(),
+            "ports": [
+                {"name": "tcp", "port": TARGETS[0], "protocol": "TCP"},
+                {"name": "udp", "port": TARGETS[1], "protocol": "UDP"},
+            ],
+        });
+        // Writing to a String cannot fail.
+        let _ = writeln!(text, "---\n{slice}");
+    }
+    lab.folder.put_text("held", &text)
+}
+
+/// Serves the Service's TCP port in a pod, for thousands of connections; the server is called as the pod.
+pub fn serve(lab: &Lab, pod: u8) -> Result<()> {
+    let peer = lab.pod(pod)?;
+    Family::BOTH
+        .into_iter()
+        .try_for_each(|family| peer.serve_many((pod_ip(family, pod), TARGETS[0]).into(), &pod.to_string()))
+}
+
+/// Opens so many connections of the client outside in each family, as soon as the Service is there.
+pub fn hold(lab: &Lab, count: usize) -> Result<()> {
+    for family in Family::BOTH {
+        let attempt = Attempt { patience: PATIENCE, ..Attempt::new(Kind::Tcp, node_port(family, true)) };
+        eventually(SOON, || lab.client.reach(Attempt::new(Kind::Tcp, attempt.to)))?;
+        let held = lab.client.hold(attempt, count)?;
+        ensure!(held.lost == 0, "{family:?}: {} of {count} connects failed: {held:?}", held.lost);
+        ensure!(held.syn_retransmits == 0, "{family:?}: SYNs were sent again: {held:?}");
+    }
+    let held = lab.client.pulse(PATIENCE)?;
+    ensure!(held.lost == 0, "before anything happened: {held:?}");
+    Ok(())
+}
+
+/// Every connection still answers, and from the same server.
+pub fn nothing_is_lost(lab: &Lab, what: &str) -> Result<Held> {
+    let held = lab.client.pulse(PATIENCE)?;
+    ensure!(
+        held.lost == 0,
+        "{what}: {} connections lost, {} left: {:?}",
+        held.lost,
+        held.alive,
+        held.failures
+    );
+    Ok(held)
+}
+
+/// Counts datagrams at the endpoint.
+pub struct Sink(UdpSocket);
+
+impl Sink {
+    /// In a pod, at the Service's UDP port.
+    pub fn new(lab: &Lab, family: Family, pod: u8) -> Result<Self> {
+        let addr = (pod_ip(family, pod), TARGETS[1]);
+        // A program that another case starts keeps the socket of the last sink until it is executed.
+        let socket = eventually(SOON, || lab.in_pod(pod, || Ok(UdpSocket::bind(addr)?)))?;
+        socket2::SockRef::from(&socket).set_recv_buffer_size(8 << 20)?;
+        Ok(Self(socket))
+    }
+
+    /// Takes what has come so far: each datagram and who sent it. Waits until none has come for `quiet`.
+    pub fn take(&self, quiet: Duration) -> Result<Vec<(Vec<u8>, SocketAddr)>> {
+        self.0.set_read_timeout(Some(quiet))?;
+        let (mut all, mut datagram) = (Vec::new(), [0; 2048]);
+        while let Ok((length, from)) = self.0.recv_from(&mut datagram) {
+            all.push((datagram[..length].to_vec(), from));
+        }
+        Ok(all)
+    }
+
+    /// Answers one datagram.
+    pub fn answer(&self, to: SocketAddr) -> Result<()> {
+        self.0.send_to(b"answer", to)?;
+        Ok(())
+    }
+}

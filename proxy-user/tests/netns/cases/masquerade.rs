@@ -1,0 +1,185 @@
+//! netfilter gives its connections source ports beside Ballast's, under the same address and towards the same endpoint: each
+//! answer has to come to whom it is for.
+//!
+//! A new order, or another kind of source, is a row of [`CASES`].
+
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use proxy_user::maps::view::View;
+
+use super::exposed::{is_sent_on, node_ip, open_up};
+use super::held::{self, TARGETS, node_port};
+use super::{Case, client_ip};
+use crate::lab::{Lab, SMALL, SOON, Wish, eventually, nft};
+use crate::manifest::{Family, pod_ip};
+use crate::peer::{Attempt, Kind};
+use crate::space::Space;
+
+const WISH: Wish = Wish { pods: 2, services: &[], flags: SMALL };
+
+pub const CASES: &[Case] = &[
+    Case { name: "masquerade::udp_in_turn", wish: WISH, run: udp },
+    Case { name: "masquerade::tcp_after_ballast", wish: WISH, run: |lab| tcp(lab, true) },
+    Case { name: "masquerade::tcp_before_ballast", wish: WISH, run: |lab| tcp(lab, false) },
+];
+
+/// Connections of each side in each family: 10,000 of UDP in all.
+const FLOWS: usize = 2_500;
+/// The same of TCP.
+const CONNECTIONS: usize = 1_500;
+/// Seconds for all of them.
+const PATIENCE: u64 = 60;
+
+/// The second pod's packets to the first one leave under the node's address, as MASQUERADE with `--random-fully` does it on the
+/// device that has this address.
+fn masquerade(lab: &Lab) -> Result<()> {
+    open_up(lab)?;
+    held::put(lab, &[(0, false)])?;
+    for family in Family::BOTH {
+        let name = if family == Family::V4 { "ip" } else { "ip6" };
+        let (from, to, source) = (pod_ip(family, 1), pod_ip(family, 0), node_ip(family));
+        let source = if source.is_ipv4() { format!("{source}") } else { format!("[{source}]") };
+        let rule = |proto| {
+            format!(
+                "meta l4proto {proto} {name} saddr {from} {name} daddr {to} \
+                 snat to {source}:1024-65535 fully-random\n"
+            )
+        };
+        let rules = ["tcp", "udp"].map(rule).concat();
+        let chain = format!("chain postrouting {{\ntype nat hook postrouting priority srcnat\n{rules}}}\n");
+        nft(&lab.node, &format!("table {name} shared {{\n{chain}}}\n"))?;
+    }
+    Ok(())
+}
+
+/// How many connections of netfilter's had to leave by another port than it chose.
+fn moved(lab: &Lab) -> Result<usize> {
+    let flows = View::open(&lab.bpffs())?.flows()?;
+    Ok(flows.iter().filter(|flow| flow.service == 0 && flow.source != flow.client).count())
+}
+
+/// Sends back what comes, until it is over.
+fn echo(socket: &UdpSocket, is_over: &AtomicBool) {
+    let mut text = [0; 64];
+    while !is_over.load(Ordering::Relaxed) {
+        let Ok((length, from)) = socket.recv_from(&mut text) else { continue };
+        // A client that is gone is no reason to stop.
+        let _ = socket.send_to(&text[..length], from);
+    }
+}
+
+fn sockets(space: &Space, from: IpAddr, to: SocketAddr) -> Result<Vec<UdpSocket>> {
+    let open = |_| {
+        let socket = UdpSocket::bind((from, 0))?;
+        socket.set_read_timeout(Some(Duration::from_secs(2)))?;
+        socket.connect(to)?;
+        Ok(socket)
+    };
+    space.inside(|| (0..FLOWS).map(open).collect())
+}
+
+/// Each socket sends its own number, and has to hear that.
+fn hears(socket: &UdpSocket, number: usize, wrong: &mut Vec<String>) -> Result<()> {
+    let mut text = [0; 64];
+    socket.send(&number.to_be_bytes())?;
+    match socket.recv(&mut text) {
+        Ok(length) if text[..length] == number.to_be_bytes() => {}
+        Ok(length) => wrong.push(format!("{number} heard {:?}", &text[..length])),
+        Err(error) => wrong.push(format!("{number} heard nothing: {error}")),
+    }
+    Ok(())
+}
+
+fn udp(lab: &Lab) -> Result<()> {
+    masquerade(lab)?;
+    for family in Family::BOTH {
+        let (service, endpoint) = (node_port(family, false), (pod_ip(family, 0), TARGETS[1]));
+        let server = lab.in_pod(0, || Ok(UdpSocket::bind(endpoint)?))?;
+        server.set_read_timeout(Some(Duration::from_millis(100)))?;
+        let is_over = AtomicBool::new(false);
+        let wrong = std::thread::scope(|scope| {
+            scope.spawn(|| echo(&server, &is_over));
+            let result = exchange(lab, family, service, endpoint.into());
+            is_over.store(true, Ordering::Relaxed);
+            result
+        })?;
+        ensure!(
+            wrong.is_empty(),
+            "{family:?}: {} of {} are wrong: {:?}",
+            wrong.len(),
+            2 * FLOWS,
+            wrong.first_chunk::<3>().unwrap_or(&Default::default())
+        );
+    }
+    let moved = moved(lab)?;
+    ensure!(moved > 0, "no port was taken twice");
+    Ok(())
+}
+
+fn exchange(lab: &Lab, family: Family, service: SocketAddr, endpoint: SocketAddr) -> Result<Vec<String>> {
+    // Until the Service is there.
+    eventually(SOON, || {
+        let mut wrong = Vec::new();
+        let probe = sockets_of(&lab.client_space, client_ip(family), service)?;
+        hears(&probe, 0, &mut wrong)?;
+        ensure!(wrong.is_empty(), "{wrong:?}");
+        Ok(())
+    })?;
+    let ours = sockets(&lab.client_space, client_ip(family), service)?;
+    let theirs = lab.in_pod_space(1, |pod| sockets(pod, pod_ip(family, 1), endpoint))?;
+    let mut wrong = Vec::new();
+    // Ports are taken in turn; then all of them are known.
+    for _ in 0..2 {
+        for (number, (our, their)) in ours.iter().zip(&theirs).enumerate() {
+            hears(our, 2 * number, &mut wrong)?;
+            hears(their, 2 * number + 1, &mut wrong)?;
+        }
+    }
+    Ok(wrong)
+}
+
+fn sockets_of(space: &Space, from: IpAddr, to: SocketAddr) -> Result<UdpSocket> {
+    space.inside(|| {
+        let socket = UdpSocket::bind((from, 0))?;
+        socket.set_read_timeout(Some(Duration::from_millis(200)))?;
+        socket.connect(to)?;
+        Ok(socket)
+    })
+}
+
+/// Whoever comes second meets the other's ports.
+fn tcp(lab: &Lab, ballast_first: bool) -> Result<()> {
+    masquerade(lab)?;
+    held::serve(lab, 0)?;
+    for family in Family::BOTH {
+        is_sent_on(lab, node_port(family, true), Kind::Tcp)?;
+    }
+    let theirs = || -> Result<()> {
+        for family in Family::BOTH {
+            let attempt = Attempt {
+                patience: PATIENCE,
+                ..Attempt::new(Kind::Tcp, (pod_ip(family, 0), TARGETS[0]).into())
+            };
+            let held = lab.pod(1)?.hold(attempt, CONNECTIONS)?;
+            ensure!(held.lost == 0 && held.syn_retransmits == 0, "{family:?}, by netfilter: {held:?}");
+        }
+        Ok(())
+    };
+    if ballast_first {
+        held::hold(lab, CONNECTIONS)?;
+        theirs()?;
+        ensure!(moved(lab)? > 0, "no port was taken twice");
+    } else {
+        theirs()?;
+        held::hold(lab, CONNECTIONS)?;
+    }
+    for _ in 0..2 {
+        held::nothing_is_lost(lab, "Ballast's")?;
+        let held = lab.pod(1)?.pulse(PATIENCE).context("netfilter's")?;
+        ensure!(held.lost == 0, "netfilter's: {held:?}");
+    }
+    Ok(())
+}

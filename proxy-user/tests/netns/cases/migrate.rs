@@ -1,0 +1,197 @@
+//! An upgrade from the version before, whose maps have another layout, and the way back: traffic does not notice.
+//!
+//! `BALLAST_PREVIOUS_BIN` names the binary of that version; `cargo xtask test` builds it.
+
+use std::io::Read as _;
+use std::path::PathBuf;
+use std::process::{Child, Stdio};
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::json;
+
+use super::exposed::{node_ip, open_up};
+use super::{Case, is_clean, tcp, udp, vip};
+use crate::agent;
+use crate::lab::{Lab, SOON, Wish, eventually};
+use crate::manifest::{Family, Service, text_with};
+use crate::peer::{Attempt, Kind, Load, Peer};
+
+const PORTS: Service =
+    Service { name: "ports", number: 50, ports: &[tcp(80, 8080, &[0, 1]), udp(53, 5353, &[0, 1])] };
+const STICKY: Service =
+    Service { name: "sticky", number: 51, ports: &[tcp(80, 8080, &[0, 1]), udp(53, 5353, &[0, 1])] };
+const TCP_PORT: u16 = 30080;
+const UDP_PORT: u16 = 30053;
+/// Milliseconds between two messages. The version before keeps the entry and the source port of each exchange by UDP for two
+/// minutes; at this pace it has enough of both for three minutes, with the ports for SNAT that it is given here.
+const PAUSE: u64 = 20;
+#[rustfmt::skip]
+const FLAGS: &[&str] = &[
+    "--snat-ports", "1024-29999",
+    "--max-services", "64", "--max-frontends", "64", "--max-slots", "1024", "--max-backends", "256",
+    "--max-flows", "65536", "--max-sockets", "4096",
+];
+/// Every packet to a ClusterIP has an address of the node.
+#[rustfmt::skip]
+const SNAT: &[&str] = &[
+    "--masquerade-all", "--snat-ports", "1024-29999",
+    "--max-services", "64", "--max-frontends", "64", "--max-slots", "1024", "--max-backends", "256",
+    "--max-flows", "65536", "--max-sockets", "4096",
+];
+const SERVERS: &[&str] = &["0/8080", "1/8080", "0/5353", "1/5353"];
+
+pub const CASES: &[Case] = &[
+    Case {
+        name: "migrate::there_and_back_under_load",
+        wish: Wish { pods: 2, services: &[], flags: FLAGS },
+        run: migrates,
+    },
+    Case {
+        name: "migrate::there_and_back_with_snat",
+        wish: Wish { pods: 2, services: &[], flags: SNAT },
+        run: migrates,
+    },
+];
+
+fn previous() -> Option<PathBuf> {
+    std::env::var_os("BALLAST_PREVIOUS_BIN").map(PathBuf::from)
+}
+
+/// All kinds of traffic to `ports`, by its cluster address and by its node port, and to `sticky`: new connections all the
+/// time, and connections that stay.
+fn loads() -> Vec<Load> {
+    let mut loads = Vec::new();
+    for family in Family::BOTH {
+        for kind in Kind::ALL {
+            let node_port = if kind.is_tcp() { TCP_PORT } else { UDP_PORT };
+            for to in
+                [vip(family, PORTS, kind), (node_ip(family), node_port).into(), vip(family, STICKY, kind)]
+            {
+                for is_one_socket in [false, true] {
+                    loads.push(Load::new(Attempt::new(kind, to), is_one_socket).paced(PAUSE));
+                }
+            }
+        }
+    }
+    loads
+}
+
+fn put(lab: &Lab) -> Result<()> {
+    let ports = json!([{"nodePort": TCP_PORT}, {"nodePort": UDP_PORT}]);
+    let more = json!({"spec": {"type": "NodePort", "ports": ports}});
+    lab.folder.put_text("ports", &text_with(PORTS, &more)?)?;
+    lab.folder.put_text("sticky", &text_with(STICKY, &json!({"spec": {"sessionAffinity": "ClientIP"}}))?)
+}
+
+fn migrates(lab: &Lab) -> Result<()> {
+    // `cargo xtask test` says so, and fails unless the clone is shallow.
+    let Some(previous) = previous() else { return Ok(()) };
+    // The lab has begun with the version under test: away with all of it.
+    lab.kill()?;
+    // Without a name it asks for the cgroup of the whole machine, which another case may be looking at.
+    let cgroup = lab.cgroup().display().to_string();
+    let output = agent::command(&lab.node, &["cleanup", "--cgroup-root", &cgroup], &lab.bpffs())?;
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    // The node's address for SNAT is one of the device that leads outside.
+    open_up(lab)?;
+    put(lab)?;
+    let ours = agent::binary();
+    lab.setup().binary.clone_from(&previous);
+    lab.begin()?;
+    for (_, client) in lab.clients() {
+        reaches(client)?;
+    }
+    let loads = loads();
+    for (_, client) in lab.clients() {
+        client.load(&loads)?;
+    }
+    for round in 0..2 {
+        upgrade(lab, &ours).with_context(|| format!("upgrade {round}"))?;
+        if round == 0 {
+            downgrade(lab, &previous).context("downgrade")?;
+        }
+    }
+    let mut problems = Vec::new();
+    for (path, client) in lab.clients() {
+        for (tally, load) in client.stop()?.iter().zip(&loads) {
+            let Load { attempt, is_one_socket, .. } = load;
+            let what = format!("{path}, {:?} to {}, one socket: {is_one_socket}", attempt.kind, attempt.to);
+            if let Err(error) = is_clean(tally, &what, SERVERS) {
+                problems.push(format!("{error:#}"));
+            }
+            let is_sticky = attempt.to == vip(Family::V4, STICKY, attempt.kind)
+                || attempt.to == vip(Family::V6, STICKY, attempt.kind);
+            if (*is_one_socket || is_sticky) && tally.servers.len() != 1 {
+                problems.push(format!("{what}: moved: {:?}", tally.servers));
+            }
+        }
+    }
+    ensure!(problems.is_empty(), "{}", problems.join("\n"));
+    Ok(())
+}
+
+fn reaches(client: &Peer) -> Result<()> {
+    loads().iter().try_for_each(|load| eventually(SOON, || client.reach(load.attempt)).map(drop))
+}
+
+/// Some traffic between two changes.
+fn settle() {
+    std::thread::sleep(std::time::Duration::from_secs(2));
+}
+
+fn upgrade(lab: &Lab, ours: &std::path::Path) -> Result<()> {
+    settle();
+    lab.kill()?;
+    ours.clone_into(&mut lab.setup().binary);
+    let before = lab.log().matches("the programs of the previous version are replaced").count();
+    lab.begin()?;
+    let after = lab.log().matches("the programs of the previous version are replaced").count();
+    ensure!(after == before + 1, "nothing was taken over");
+    let folder = lab.bpffs().join("ballast");
+    ensure!(!folder.join("v2").exists() && folder.join("v3/flows").exists(), "the maps of v2 are left");
+    ensure!(!folder.join("refused").exists(), "a map was refused");
+    Ok(())
+}
+
+fn downgrade(lab: &Lab, previous: &std::path::Path) -> Result<()> {
+    settle();
+    let mut command = lab.node.command(agent::binary());
+    command.args(["downgrade", "--wait", "2m", "--bpffs"]).arg(lab.bpffs());
+    let child =
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().context("cannot start ballast")?;
+    let mut copying = Ended(child);
+    eventually(SOON, || {
+        ensure!(lab.bpffs().join("ballast/v2/config").exists(), "no maps of v2 yet");
+        Ok(())
+    })?;
+    settle();
+    lab.kill()?;
+    previous.clone_into(&mut lab.setup().binary);
+    lab.begin()?;
+    let status = copying.0.wait().context("the copy goes on")?;
+    let mut said = String::new();
+    for pipe in [
+        copying.0.stdout.take().map(|pipe| Box::new(pipe) as Box<dyn std::io::Read>),
+        copying.0.stderr.take().map(|pipe| Box::new(pipe) as Box<dyn std::io::Read>),
+    ]
+    .into_iter()
+    .flatten()
+    {
+        let mut pipe = pipe;
+        pipe.read_to_string(&mut said)?;
+    }
+    ensure!(status.success() && said.contains("has taken over"), "{said}");
+    ensure!(!lab.bpffs().join("ballast/refused").exists(), "a map was refused");
+    Ok(())
+}
+
+/// A process that goes with the case.
+struct Ended(Child);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        // It may have ended before.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}

@@ -1,0 +1,329 @@
+//! What a socket is led to, and what is remembered of it: churn, several Services, endpoints that come late, addresses
+//! that the node owns, and redirection in a pod.
+//!
+//! A case about one hook's table is in `socket.rs`; one about an endpoint that leaves, in `stranded.rs`. Here is what
+//! settings of the socket load balancer change, and what must outlive other sockets.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsRawFd as _;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use serde_json::json;
+
+use super::exposed::{self, NUMBER, State, open_up, put};
+use super::{Case, WEB, shows, udp, vip};
+use crate::agent;
+use crate::lab::{Lab, SMALL, SOON, Wish, eventually, nft};
+use crate::manifest::{Family, Service, cluster_ip};
+use crate::peer::{Attempt, Failure, Kind, Load, Peer};
+
+const NAMES: Service = Service { name: "names", number: 61, ports: &[udp(53, 5353, &[0])] };
+const MOVED: Service = Service { ports: &[udp(53, 5353, &[1])], ..NAMES };
+/// The same endpoint.
+const OTHER: Service = Service { name: "other", number: 62, ports: &[udp(53, 5353, &[0])] };
+const WISH: Wish = Wish { pods: 2, services: &[NAMES, OTHER, WEB], flags: SMALL };
+
+/// [`SMALL`], and more.
+macro_rules! with {
+    ($($flag:literal),+) => {
+        Wish {
+            flags: &[
+                $($flag,)+
+                "--max-services", "64", "--max-frontends", "64", "--max-slots", "1024", "--max-backends", "256",
+                "--max-flows", "16384", "--max-sockets", "4096",
+            ],
+            ..WISH
+        }
+    };
+}
+
+pub const CASES: &[Case] = &[
+    Case { name: "socket_lb::a_udp_socket_outlives_ten_thousand_connects", wish: WISH, run: churn },
+    Case {
+        name: "socket_lb::one_udp_socket_and_two_services_of_one_endpoint",
+        wish: WISH,
+        run: two_services,
+    },
+    Case { name: "socket_lb::a_connect_waits_for_the_first_endpoint", wish: WISH, run: late_endpoint },
+    Case {
+        name: "socket_lb::a_connect_fails_at_once_where_a_flag_says_so",
+        wish: with!("--socket-drop", "fail"),
+        run: fails_at_once,
+    },
+    Case { name: "socket_lb::an_address_that_the_node_owns", wish: WISH, run: owned },
+    Case {
+        name: "socket_lb::host_only_leaves_redirection_in_a_pod",
+        wish: with!("--socket-lb", "host-only"),
+        run: |lab| redirected(lab, true),
+    },
+    Case {
+        name: "socket_lb::off_leaves_all_to_packets",
+        wish: with!("--socket-lb", "off"),
+        run: |lab| redirected(lab, false),
+    },
+];
+
+fn churn(lab: &Lab) -> Result<()> {
+    const CONNECTS: usize = 10_000;
+    let sockets: Vec<_> = (1..).zip(Family::BOTH.map(|family| vip(family, NAMES, Kind::Udp))).collect();
+    for (id, to) in &sockets {
+        lab.local.open(*id, Attempt::new(Kind::Udp, *to))?;
+        lab.local.hears(*id, None)?;
+    }
+    for family in Family::BOTH {
+        let tally = lab.local.many(Attempt::new(Kind::Tcp, vip(family, WEB, Kind::Tcp)), CONNECTS)?;
+        ensure!(tally.failed == 0, "{family:?}: {:?}", tally.failures);
+    }
+    for (id, to) in &sockets {
+        let seen = lab.local.hears(*id, None)?;
+        ensure!(seen.peer == Some(*to), "getpeername is {:?}, and {to} was dialled", seen.peer);
+    }
+    lab.folder.put(MOVED)?;
+    for (id, to) in &sockets {
+        eventually(SOON / 3, || match lab.local.talk(*id, None)? {
+            Err(Failure { errno: Some(libc::ECONNABORTED | libc::EDESTADDRREQ), .. }) => Ok(()),
+            other => bail!("{to}: the socket was not ended: {other:?}"),
+        })?;
+    }
+    Ok(())
+}
+
+fn two_services(lab: &Lab) -> Result<()> {
+    let pod = lab.pod(1)?;
+    for (who, client) in [("a process of the node", &lab.local), ("a pod", &*pod)] {
+        for (id, family) in (1..).zip(Family::BOTH) {
+            let [a, b] = [NAMES, OTHER].map(|service| vip(family, service, Kind::Udp));
+            client.open(id, Attempt { patience: 5, ..Attempt::new(Kind::Datagram, a) })?;
+            for (round, to) in [a, b, a, a, b, b, a, b].into_iter().enumerate() {
+                let from = client.hears(id, Some(to))?.from;
+                ensure!(from == Some(to), "{who}, message {round}: {to} answers from {from:?}");
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The policy is Local, and only another node has an endpoint: kube-proxy drops.
+fn without_local_endpoint(lab: &Lab) -> Result<()> {
+    open_up(lab)?;
+    put(lab, &[(0, false)], &json!({"internalTrafficPolicy": "Local"}), &[])?;
+    let attempt = Attempt::new(Kind::Tcp, (cluster_ip(Family::V6, NUMBER), 80).into()).in_vain();
+    eventually(SOON, || {
+        let list = agent::ask(&lab.node, &["service", "list"], &lab.bpffs())?.to_string();
+        ensure!(list.contains("default/open"), "not programmed yet");
+        // The endpoint of the round before may still be there.
+        ensure!(lab.local.once(attempt)?.is_err(), "somebody answers");
+        Ok(())
+    })
+}
+
+fn late_endpoint(lab: &Lab) -> Result<()> {
+    let mut wrong = Vec::new();
+    let pod = lab.pod(1)?;
+    let there = exposed::text(&[(0, true, State::Ready)], &json!({"internalTrafficPolicy": "Local"}), &[]);
+    for (who, client) in [("a process of the node", &lab.local), ("a pod", &*pod), ("packets", &lab.client)] {
+        for family in Family::BOTH {
+            without_local_endpoint(lab)?;
+            let to = (cluster_ip(family, NUMBER), 80).into();
+            let folder = &lab.folder;
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    std::thread::sleep(Duration::from_millis(500));
+                    folder.put_text(exposed::FILE, &there)
+                });
+                let start = Instant::now();
+                let attempt = Attempt::new(Kind::Tcp, to);
+                let outcome = client.once(attempt)?;
+                let is_shown = outcome.as_ref().is_ok_and(|seen| shows(seen, attempt, to).is_ok());
+                if !is_shown || start.elapsed() < Duration::from_millis(500) {
+                    wrong.push(format!("{who} to {to}: after {:?} {outcome:?}", start.elapsed()));
+                }
+                Ok::<_, anyhow::Error>(())
+            })?;
+            // A datagram before it is lost, the next one after it is answered: on one connected socket.
+            without_local_endpoint(lab)?;
+            let to = (cluster_ip(family, NUMBER), 53).into();
+            let id = u32::from(family == Family::V6);
+            let udp = client.open(id, Attempt::new(Kind::Udp, to).in_vain()).and_then(|()| {
+                ensure!(client.talk(id, None)?.is_err(), "somebody answers");
+                folder.put_text(exposed::FILE, &there)?;
+                eventually(SOON / 6, || client.hears(id, None))
+            });
+            if let Err(error) = udp {
+                wrong.push(format!("{who} to {to}, UDP: {error:#}"));
+            }
+        }
+    }
+    ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
+    Ok(())
+}
+
+fn fails_at_once(lab: &Lab) -> Result<()> {
+    without_local_endpoint(lab)?;
+    for client in [&lab.local, &*lab.pod(1)?] {
+        for family in Family::BOTH {
+            let start = Instant::now();
+            client
+                .fails(Attempt::new(Kind::Tcp, (cluster_ip(family, NUMBER), 80).into()), libc::ETIMEDOUT)?;
+            // The first SYN would be sent again after a second.
+            ensure!(start.elapsed() < Duration::from_secs(1), "{family:?}: after {:?}", start.elapsed());
+        }
+    }
+    Ok(())
+}
+
+fn status(lab: &Lab) -> Result<()> {
+    let output = agent::command(&lab.node, &["status"], &lab.bpffs())?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    ensure!(output.status.success(), "status exits with {}:\n{text}", output.status);
+    Ok(())
+}
+
+/// As `NodeLocal` `DNSCache`: a device has the address of the DNS Service, and a process of the node listens there.
+fn owned(lab: &Lab) -> Result<()> {
+    open_up(lab)?;
+    status(lab).context("before")?;
+    let ips = Family::BOTH.map(|family| cluster_ip(family, WEB.number));
+    lab.node.ip(&format!(
+        "link add nodelocaldns type bridge\nlink set nodelocaldns up\n\
+         addr add {}/32 dev nodelocaldns\naddr add {}/128 dev nodelocaldns nodad\n",
+        ips[0], ips[1]
+    ))?;
+    for family in Family::BOTH {
+        for kind in [Kind::Tcp, Kind::Udp] {
+            lab.outside.serve(kind.is_tcp(), vip(family, WEB, kind), "cache")?;
+        }
+    }
+    let pod = lab.pod(1)?;
+    let clients = [("a process of the node", &lab.local), ("a pod", &*pod), ("packets", &lab.client)];
+    let reach = |server: &str| {
+        for (who, client) in clients {
+            for family in Family::BOTH {
+                for kind in Kind::ALL {
+                    let attempt = Attempt { patience: 2, ..Attempt::new(kind, vip(family, WEB, kind)) };
+                    eventually(SOON / 12, || {
+                        let seen = client.reach(attempt)?;
+                        ensure!(
+                            seen.server.starts_with(server),
+                            "{who}, {kind:?}: served by {}",
+                            seen.server
+                        );
+                        shows(&seen, attempt, attempt.to)
+                    })?;
+                }
+            }
+        }
+        Ok::<_, anyhow::Error>(())
+    };
+    reach("cache")?;
+    // Nothing is wrong with that, and other Services are as before.
+    status(lab).context("with the device")?;
+    lab.local.reach(Attempt::new(Kind::Udp, vip(Family::V4, NAMES, Kind::Udp)))?;
+    lab.node.ip("link del nodelocaldns\n")?;
+    reach("0/").context("without the device")
+}
+
+/// Where a connection that was redirected was led to before.
+fn original(stream: &TcpStream, family: Family) -> Result<SocketAddr> {
+    let level = if family == Family::V4 { libc::SOL_IP } else { libc::SOL_IPV6 };
+    // SO_ORIGINAL_DST and IP6T_SO_ORIGINAL_DST have one number.
+    // SAFETY: plain integers.
+    let mut address: libc::sockaddr_in6 = unsafe { std::mem::zeroed() };
+    let mut size = size_of::<libc::sockaddr_in6>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `size` bytes to the address, which has as many.
+    let result = unsafe {
+        let address = (&raw mut address).cast();
+        libc::getsockopt(stream.as_raw_fd(), level, libc::SO_ORIGINAL_DST, address, &raw mut size)
+    };
+    ensure!(result == 0, "SO_ORIGINAL_DST: {}", std::io::Error::last_os_error());
+    // The port stands in the same place in both families, an IPv4 address where IPv6 has its flow.
+    let ip: IpAddr = match family {
+        Family::V4 => Ipv4Addr::from(u32::from_be(address.sin6_flowinfo)).into(),
+        Family::V6 => Ipv6Addr::from(address.sin6_addr.s6_addr).into(),
+    };
+    Ok((ip, u16::from_be(address.sin6_port)).into())
+}
+
+/// A sidecar: answers every connection, and tells where it was led to before.
+fn sidecar(lab: &Lab, pod: u8, family: Family) -> Result<mpsc::Receiver<Result<SocketAddr>>> {
+    let any: SocketAddr = if family == Family::V4 { "0.0.0.0:15001" } else { "[::]:15001" }.parse()?;
+    let socket = lab.in_pod(pod, || {
+        let socket = socket2::Socket::new(socket2::Domain::for_address(any), socket2::Type::STREAM, None)?;
+        if family == Family::V6 {
+            socket.set_only_v6(true)?;
+        }
+        socket.bind(&any.into())?;
+        socket.listen(16)?;
+        Ok(socket)
+    })?;
+    let (sender, receiver) = mpsc::channel();
+    std::thread::spawn(move || {
+        let listener = TcpListener::from(socket);
+        while let Ok((mut stream, client)) = listener.accept() {
+            let told = original(&stream, family);
+            let mut line = String::new();
+            let length = BufReader::new(&stream).read_line(&mut line).unwrap_or_default();
+            let _ = writeln!(stream, "sidecar|{client}|{length}");
+            if sender.send(told).is_err() {
+                return;
+            }
+        }
+    });
+    Ok(receiver)
+}
+
+/// Sockets of pods are left alone, so that rules in a pod's namespace see the Service's address.
+fn redirected(lab: &Lab, host_is_translated: bool) -> Result<()> {
+    open_up(lab)?;
+    let sidecars = [sidecar(lab, 1, Family::V4)?, sidecar(lab, 1, Family::V6)?];
+    lab.in_pod_space(1, |space| {
+        for (table, field, range) in [("ip", "ip", "10.96.0.0/16"), ("ip6", "ip6", "fd96::/16")] {
+            nft(
+                space,
+                &format!(
+                    "table {table} mesh {{\nchain output {{\ntype nat hook output priority -100;\n\
+                 {field} daddr {range} tcp dport 80 redirect to :15001\n}}\n}}\n"
+                ),
+            )?;
+        }
+        Ok(())
+    })?;
+    for (family, sidecar) in Family::BOTH.into_iter().zip(&sidecars) {
+        let attempt = Attempt::new(Kind::Tcp, vip(family, WEB, Kind::Tcp));
+        let seen = lab.pod(1)?.reach(attempt)?;
+        ensure!(seen.server == "sidecar", "{family:?}: {} and not the sidecar", seen.server);
+        let told = sidecar.recv_timeout(Duration::from_secs(10))??;
+        ensure!(told == attempt.to, "{family:?}: SO_ORIGINAL_DST is {told}");
+        // What the pod's rules do not catch goes by packets, and so does everything of other pods.
+        let others: [(&str, &Peer, Kind); 4] = [
+            ("the same pod", &*lab.pod(1)?, Kind::Udp),
+            ("another pod", &*lab.pod(0)?, Kind::Tcp),
+            ("another pod", &*lab.pod(0)?, Kind::Datagram),
+            ("a process of the node", &lab.local, Kind::Tcp),
+        ];
+        for (who, client, kind) in others {
+            let attempt = Attempt { patience: 5, ..Attempt::new(kind, vip(family, WEB, kind)) };
+            let seen = client.reach(attempt).context(who)?;
+            shows(&seen, attempt, attempt.to).context(who)?;
+            ensure!(seen.server.starts_with("0/"), "{who}: served by {}", seen.server);
+        }
+    }
+    // A socket of the node is translated when it connects, or its packets where they leave.
+    let load = Load::new(Attempt::new(Kind::Tcp, vip(Family::V4, WEB, Kind::Tcp)), true);
+    lab.local.load(&[load])?;
+    std::thread::sleep(Duration::from_millis(300));
+    let is_followed = agent::ask(&lab.node, &["flow", "list"], &lab.bpffs())?
+        .to_string()
+        .contains("\"client\":\"10.98.0.1:");
+    let tallies = lab.local.stop()?;
+    ensure!(tallies.iter().all(|tally| tally.failed == 0), "{tallies:?}");
+    ensure!(
+        is_followed != host_is_translated,
+        "translated by the {} path",
+        if is_followed { "packet" } else { "socket" }
+    );
+    Ok(())
+}

@@ -1,0 +1,121 @@
+//! Every kind of client x detect mode x external policy x place of the endpoint, on three nodes: who is served, by
+//! which endpoints, what the endpoint sees, and whether the answer comes from what was dialled.
+//!
+//! `rule.rs` states the rule; `look.rs` looks, and prints what was seen as the table of `docs/datapath.md`. A new kind
+//! of client is a variant of [`Who`], a new place of the endpoint one of [`Place`], a new mode a case here.
+
+mod look;
+pub mod objects;
+pub mod rule;
+
+use std::io::Write as _;
+
+use anyhow::{Context as _, Result, ensure};
+
+use self::look::{cells, table};
+use self::objects::{CLUSTER, node_object, objects, text};
+use self::rule::{Mode, POLICIES, Place, Who, node_port};
+use super::NodesCase;
+use crate::lab::{SOON, eventually};
+use crate::manifest::{Family, cluster_ip};
+use crate::nodes::{BRIDGE, Node, Nodes, PREFIX, node_ip};
+use crate::peer::{Attempt, Kind};
+
+pub const CASES: &[NodesCase] = &[
+    NodesCase { name: "three_nodes::kubeadms_configuration", run: || matrix(Mode::Kubeadm) },
+    NodesCase { name: "three_nodes::by_devices", run: || matrix(Mode::Devices) },
+    NodesCase { name: "three_nodes::cluster_cidr", run: || matrix(Mode::ClusterCidr) },
+    NodesCase { name: "three_nodes::node_cidr", run: || matrix(Mode::NodeCidr) },
+    NodesCase { name: "three_nodes::bridge_interface", run: || matrix(Mode::Bridge) },
+    NodesCase { name: "three_nodes::interface_name_prefix", run: || matrix(Mode::Prefix) },
+    NodesCase { name: "three_nodes::one_port_to_a_node_port_and_a_cluster_address", run: one_port },
+];
+
+/// Flags of the mode, the same on every node.
+fn flags(mode: Mode, nodes: &Nodes) -> Result<Vec<String>> {
+    let mut flags = Vec::new();
+    let config = || nodes.file("kubeadm.yaml", include_str!("kubeadm.yaml"));
+    let more: Vec<&str> = match mode {
+        Mode::Devices => vec![],
+        Mode::ClusterCidr => {
+            vec!["--detect-local-mode", "ClusterCIDR", "--cluster-cidr", "10.244.0.0/16,fd44::/16"]
+        }
+        Mode::Kubeadm => {
+            flags.extend(["--config".to_owned(), config()?.display().to_string()]);
+            vec![]
+        }
+        // Only node 1 has an API server, and only its mode is looked at.
+        Mode::NodeCidr => vec!["--detect-local-mode", "NodeCIDR"],
+        Mode::Bridge => vec!["--detect-local-mode", "BridgeInterface", "--pod-bridge-interface", BRIDGE],
+        Mode::Prefix => {
+            vec!["--detect-local-mode", "InterfaceNamePrefix", "--pod-interface-name-prefix", PREFIX]
+        }
+    };
+    flags.extend(more.into_iter().map(str::to_owned));
+    Ok(flags)
+}
+
+/// A process of node 2 has one UDP port: to a node port of node 1, which translates its packets, and to the same
+/// Service's cluster address, which its own node translates. Each answer comes from what was dialled.
+fn one_port() -> Result<()> {
+    let mut nodes = Nodes::new()?;
+    nodes.folder.put_text("all", &text(&objects()))?;
+    nodes.begin(&[])?;
+    let client = &nodes.all[1].host;
+    for (family, port) in Family::BOTH.into_iter().zip([40_000, 40_001]) {
+        let remote = (node_ip(family, 1), node_port(0, Place::Near, Kind::Datagram)).into();
+        let cluster = (cluster_ip(family, CLUSTER), 53).into();
+        let id = u32::from(port);
+        let attempt = Attempt { patience: 5, ..Attempt::new(Kind::Datagram, remote).at_port(port) };
+        eventually(SOON, || client.reach(Attempt::new(Kind::Datagram, remote)))?;
+        client.open(id, attempt)?;
+        for (round, to) in [remote, cluster].into_iter().cycle().take(20).enumerate() {
+            let seen = client.hears(id, Some(to)).with_context(|| format!("message {round}"))?;
+            ensure!(seen.from == Some(to), "message {round}: {to} answers from {:?}", seen.from);
+            ensure!(seen.server == "1/2", "message {round}: served by {}", seen.server);
+        }
+    }
+    Ok(())
+}
+
+fn matrix(mode: Mode) -> Result<()> {
+    let mut nodes = Nodes::new()?;
+    let objects = objects();
+    nodes.folder.put_text("all", &text(&objects))?;
+    if mode == Mode::NodeCidr {
+        nodes.ask_api_server(objects.into_iter().chain([node_object()]).collect())?;
+    }
+    let flags = flags(mode, &nodes)?;
+    let result = nodes.begin(&flags).and_then(|()| look(mode, &mut nodes));
+    result.with_context(|| nodes.all.iter().map(Node::told).collect::<Vec<_>>().join("\n"))
+}
+
+fn look(mode: Mode, nodes: &mut Nodes) -> Result<()> {
+    for family in Family::BOTH {
+        for policy in 0..POLICIES.len() {
+            let to = (node_ip(family, 1), node_port(policy, Place::Near, Kind::Tcp)).into();
+            eventually(SOON, || nodes.all[0].host.reach(Attempt::new(Kind::Tcp, to)))?;
+        }
+    }
+    let Nodes { all, outside, second, vlan, .. } = nodes;
+    let [one, two, _] = all.as_mut_slice() else { anyhow::bail!("three nodes") };
+    let ((host, of_one), (_, of_two)) = (one.peers(), two.peers());
+    let pods = of_one.into_iter().skip(1).chain(of_two);
+    let peers = Who::ALL.into_iter().zip(pods.chain([host, outside, second]).chain(vlan.iter_mut()));
+    // Each client in a thread: who waits in vain does not keep the others waiting.
+    let cells: Result<Vec<_>> = std::thread::scope(|scope| {
+        let threads: Vec<_> = peers.map(|(who, peer)| scope.spawn(move || cells(mode, who, peer))).collect();
+        let joined =
+            threads.into_iter().map(|thread| thread.join().map_err(|_| anyhow::anyhow!("a thread died"))?);
+        joined.collect::<Result<Vec<_>>>().map(|all| all.into_iter().flatten().collect())
+    });
+    let cells = cells?;
+    let _ = writeln!(std::io::stdout(), "{}", table(mode, &cells));
+    let wrong = cells.iter().filter(|cell| !cell.is_right).map(|cell| {
+        let (who, policy, place) = cell.at;
+        format!("{}, {}, {}: {}", who.label(), POLICIES[policy], place.label(), cell.what)
+    });
+    let wrong: Vec<_> = wrong.collect();
+    ensure!(wrong.is_empty(), "{} of {} cells:\n{}", wrong.len(), cells.len(), wrong.join("\n"));
+    Ok(())
+}

@@ -1,0 +1,175 @@
+//! The rule that the table is held against, stated apart from the code: who is served, by whom, under which address.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use crate::manifest::Family;
+use crate::nodes::{link_ip, node_ip, pod_ip};
+use crate::peer::Kind;
+
+/// How pods are known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    Devices,
+    ClusterCidr,
+    /// The same by the file that kubeadm writes.
+    Kubeadm,
+    NodeCidr,
+    Bridge,
+    Prefix,
+}
+
+/// Who dials a node port of node 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Who {
+    LocalPod,
+    OtherPod,
+    MasqueradedPod,
+    TunnelPod,
+    HostProcess,
+    Outside,
+    SecondNic,
+    Vlan,
+}
+
+impl Who {
+    pub const ALL: [Self; 8] = [
+        Self::LocalPod,
+        Self::OtherPod,
+        Self::MasqueradedPod,
+        Self::TunnelPod,
+        Self::HostProcess,
+        Self::Outside,
+        Self::SecondNic,
+        Self::Vlan,
+    ];
+
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::LocalPod => "pod of this node",
+            Self::OtherPod => "another node's pod",
+            Self::MasqueradedPod => "another node's pod, masqueraded",
+            Self::TunnelPod => "another node's pod, by a tunnel",
+            Self::HostProcess => "process of this node",
+            Self::Outside => "outside, by the uplink",
+            Self::SecondNic => "outside, by a second NIC",
+            Self::Vlan => "outside, by a VLAN",
+        }
+    }
+
+    /// Its address as node 1 sees it.
+    pub fn ip(self, family: Family) -> IpAddr {
+        match self {
+            Self::LocalPod => pod_ip(family, 1, 3),
+            Self::OtherPod => pod_ip(family, 2, 2),
+            Self::MasqueradedPod => node_ip(family, 2),
+            Self::TunnelPod => pod_ip(family, 2, 4),
+            Self::HostProcess => node_ip(family, 1),
+            Self::Outside => link_ip(family, 30, 100),
+            Self::SecondNic => link_ip(family, 31, 2),
+            Self::Vlan => link_ip(family, 32, 101),
+        }
+    }
+
+    /// Which address of node 1 it dials.
+    pub fn dials(self, family: Family) -> IpAddr {
+        match self {
+            Self::SecondNic => link_ip(family, 31, 1),
+            Self::Vlan => link_ip(family, 32, 1),
+            _ => node_ip(family, 1),
+        }
+    }
+}
+
+/// Where the endpoint is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Place {
+    /// A pod of node 1.
+    Near,
+    /// A pod of node 3.
+    Far,
+    /// Both of these.
+    Both,
+    /// A process of node 1, of which the slice does not say where it is.
+    Node,
+    /// The client, where it is a pod.
+    Itself(Who),
+}
+
+pub const POLICIES: [&str; 2] = ["Cluster", "Local"];
+pub const PLACES: [Place; 8] = [
+    Place::Near,
+    Place::Far,
+    Place::Both,
+    Place::Node,
+    Place::Itself(Who::LocalPod),
+    Place::Itself(Who::OtherPod),
+    Place::Itself(Who::MasqueradedPod),
+    Place::Itself(Who::TunnelPod),
+];
+
+impl Place {
+    /// Address, node if the slice tells it, and the server's name.
+    pub fn endpoints(self, family: Family) -> Vec<(IpAddr, Option<&'static str>, &'static str)> {
+        let near = (pod_ip(family, 1, 2), Some("node1"), "1/2");
+        let far = (pod_ip(family, 3, 2), Some("node3"), "3/2");
+        match self {
+            Self::Near => vec![near],
+            Self::Far => vec![far],
+            Self::Both => vec![near, far],
+            Self::Node => vec![(node_ip(family, 1), None, "node1")],
+            Self::Itself(Who::LocalPod) => vec![(pod_ip(family, 1, 3), Some("node1"), "1/3")],
+            Self::Itself(Who::OtherPod) => vec![(pod_ip(family, 2, 2), Some("node2"), "2/2")],
+            Self::Itself(Who::MasqueradedPod) => vec![(pod_ip(family, 2, 3), Some("node2"), "2/3")],
+            Self::Itself(_) => vec![(pod_ip(family, 2, 4), Some("node2"), "2/4")],
+        }
+    }
+
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Near => "a pod here",
+            Self::Far => "a pod of a third node",
+            Self::Both => "both",
+            Self::Node => "this node itself",
+            Self::Itself(_) => "the client itself",
+        }
+    }
+}
+
+/// The node port of a Service: UDP's is one more.
+pub fn node_port(policy: usize, place: Place, kind: Kind) -> u16 {
+    let place = PLACES.iter().position(|one| *one == place).unwrap_or_default();
+    31_000 + (policy * PLACES.len() + place) as u16 * 2 + u16::from(!kind.is_tcp())
+}
+
+/// What a client is to see: the servers, and the addresses that these see of it. None: silence.
+pub type Outcome = BTreeSet<(String, IpAddr)>;
+
+/// The rule, from kube-proxy's contract but for two things: a client's address is kept wherever the reply surely
+/// comes back through this node, and pods that no detector knows are known by their devices.
+pub fn expected(mode: Mode, who: Who, policy: usize, place: Place, family: Family) -> Outcome {
+    let is_inside = match who {
+        Who::HostProcess | Who::LocalPod => true,
+        // By their addresses pods of every node are the cluster's.
+        Who::OtherPod | Who::TunnelPod => matches!(mode, Mode::ClusterCidr | Mode::Kubeadm),
+        Who::MasqueradedPod | Who::Outside | Who::SecondNic | Who::Vlan => false,
+    };
+    let by_uplink = !matches!(who, Who::LocalPod | Who::HostProcess);
+    let endpoints = place.endpoints(family).into_iter().filter_map(|(ip, node, server)| {
+        // A policy goes by what the slice tells, the way back by where the endpoint is.
+        let is_left_out = POLICIES[policy] == "Local" && !is_inside && node != Some("node1");
+        let is_here = node == Some("node1") || ip == node_ip(family, 1);
+        let is_itself = place == Place::Itself(who);
+        let source = match who {
+            // A socket's source is the kernel's choice.
+            Who::HostProcess if ip == pod_ip(family, 1, 2) || ip == pod_ip(family, 1, 3) => {
+                pod_ip(family, 1, 1)
+            }
+            Who::HostProcess => node_ip(family, 1),
+            _ if is_itself || (!is_here && by_uplink) => node_ip(family, 1),
+            _ => who.ip(family),
+        };
+        (!is_left_out).then(|| (server.to_owned(), source))
+    });
+    endpoints.collect()
+}

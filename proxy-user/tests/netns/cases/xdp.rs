@@ -1,0 +1,185 @@
+//! `--xdp`: packets to other nodes are forwarded before tc sees them, and nobody notices when that changes.
+
+use anyhow::{Context as _, Result, ensure};
+use aya::Ebpf;
+use aya::programs::{Xdp, XdpMode};
+use proxy_user::programs::EMBEDDED;
+
+use super::three_nodes::objects::{objects, text};
+use super::three_nodes::rule::{Place, node_port};
+use super::{NodesCase, is_clean};
+use crate::lab::{SOON, eventually};
+use crate::manifest::Family;
+use crate::nodes::{Node, Nodes, link_ip, node_ip};
+use crate::peer::{Attempt, Kind, Load};
+use crate::raw::{self, Tap};
+use crate::space::Space;
+
+pub const CASES: &[NodesCase] = &[
+    NodesCase { name: "xdp::native_forwards_to_other_nodes", run: || forwards("native") },
+    NodesCase { name: "xdp::generic_forwards_to_other_nodes", run: || forwards("generic") },
+    NodesCase { name: "xdp::switching_under_traffic_loses_nothing", run: switches },
+    NodesCase { name: "xdp::auto_leaves_virtual_devices_alone", run: auto },
+];
+
+/// Exchanges of each kind.
+const EXCHANGES: usize = 40;
+
+fn ethtool(space: &Space, device: &str, feature: &str, state: &str) -> Result<()> {
+    let output = space.command("ethtool").args(["-K", device, feature, state]).output()?;
+    ensure!(output.status.success(), "ethtool {device}: {}", String::from_utf8_lossy(&output.stderr));
+    Ok(())
+}
+
+/// Three nodes whose links are like wires: checksums are complete, and what XDP sends arrives.
+fn wired() -> Result<(Nodes, Ebpf)> {
+    let nodes = Nodes::without_vlan()?;
+    // A veth sends on what XDP answers with `XDP_TX` only if a program is at its other end (`veth_xdp_flush`).
+    let mut ebpf = aya::EbpfLoader::new().btf(None).load(EMBEDDED)?;
+    let idle: &mut Xdp = ebpf.program_mut("xdp_nop").context("no xdp_nop")?.try_into()?;
+    idle.load()?;
+    for name in ["n1", "n2", "n3"] {
+        let (_, ifindex) = raw::device(&nodes.fabric, name)?;
+        nodes.fabric.inside(|| Ok(idle.attach_to_if_index(ifindex.cast_unsigned(), XdpMode::Driver)?))?;
+    }
+    let (_, second) = raw::device(&nodes.clients[1], "eth0")?;
+    nodes.clients[1].inside(|| Ok(idle.attach_to_if_index(second.cast_unsigned(), XdpMode::Driver)?))?;
+    ethtool(&nodes.clients[1], "eth0", "tx", "off")?;
+    ethtool(&nodes.all[0].space, "eth1", "tx", "off")?;
+    for (node, pods) in nodes.all.iter().zip([2, 3, 1]) {
+        ethtool(&node.space, "eth0", "tx", "off")?;
+        (0..pods).try_for_each(|pod| ethtool(node.pod_space(pod), "eth0", "tx", "off"))?;
+    }
+    ethtool(&nodes.clients[0], "eth0", "tx", "off")?;
+    nodes.folder.put_text("all", &text(&objects()))?;
+    Ok((nodes, ebpf))
+}
+
+fn with_logs(nodes: &Nodes, result: Result<()>) -> Result<()> {
+    result.with_context(|| nodes.all.iter().map(Node::told).collect::<Vec<_>>().join("\n"))
+}
+
+fn far(family: Family, kind: Kind) -> (std::net::IpAddr, u16) {
+    (node_ip(family, 1), node_port(0, Place::Far, kind))
+}
+
+fn forwards(mode: &str) -> Result<()> {
+    let (mut nodes, _ends) = wired()?;
+    let begun = nodes.begin(&["--xdp".to_owned(), mode.to_owned()]);
+    with_logs(&nodes, begun.and_then(|()| look(&nodes, mode)))
+}
+
+fn look(nodes: &Nodes, mode: &str) -> Result<()> {
+    let node = &nodes.all[0];
+    node.says(&["XDP program attached", "\"eth0\"", mode])?;
+    let status = node.ask(&["status"])?;
+    let of_eth0 = |row: &&serde_json::Value| row["device"] == "eth0";
+    let row =
+        status["xdp"].as_array().and_then(|rows| rows.iter().find(of_eth0)).context("no XDP in status")?;
+    ensure!(row["mode"] == mode, "{row}");
+    let hooks = status["attachments"].as_array().into_iter().flatten();
+    ensure!(
+        hooks.into_iter().any(|hook| hook["program"] == "xdp_ingress" && hook["place"] == "eth0"),
+        "{status}"
+    );
+    let tap = Tap::new(&node.space, "eth0")?;
+    by_the_second_uplink(nodes)?;
+    for family in Family::BOTH {
+        for kind in [Kind::Tcp, Kind::Datagram] {
+            let to = far(family, kind);
+            eventually(SOON, || nodes.outside.reach(Attempt::new(kind, to.into())))?;
+            tap.count(to.1);
+            for round in 0..EXCHANGES {
+                let seen = nodes.outside.reach(Attempt::new(kind, to.into()))?;
+                let answers = if kind.is_tcp() { seen.peer } else { seen.from };
+                ensure!(answers == Some(to.into()), "{round}: answered by {answers:?}");
+                ensure!(seen.client.ip() == node_ip(family, 1), "{round}: the endpoint sees {}", seen.client);
+            }
+            // A UDP exchange is one packet, a TCP connection five at least. A few are left to tc, to probe the next hop.
+            let seen = tap.count(to.1);
+            ensure!(seen < EXCHANGES / 2, "{family:?} {kind:?}: {seen} packets were left to tc");
+        }
+        // Some that XDP leaves to tc: segments that are put together again, and fragments.
+        let large = [(Kind::Tcp, 200_000), (Kind::Datagram, 4_000)];
+        for (kind, size) in large {
+            let attempt = Attempt::new(kind, far(family, kind).into()).size(size);
+            nodes.outside.reach(attempt).with_context(|| format!("{size} bytes"))?;
+        }
+        // An endpoint of this node is tc's matter.
+        for kind in [Kind::Tcp, Kind::Datagram] {
+            let to = (node_ip(family, 1), node_port(0, Place::Near, kind));
+            nodes.outside.reach(Attempt::new(kind, to.into()))?;
+        }
+    }
+    Ok(())
+}
+
+/// A client behind another card: requests leave by `eth0` and answers by `eth1`, neither by the device they came by.
+fn by_the_second_uplink(nodes: &Nodes) -> Result<()> {
+    let node = &nodes.all[0];
+    node.says(&["XDP program attached", "\"eth1\""])?;
+    let tap = Tap::new(&node.space, "eth1")?;
+    for family in Family::BOTH {
+        for kind in [Kind::Tcp, Kind::Datagram] {
+            let to = (link_ip(family, 31, 1), node_port(0, Place::Far, kind));
+            eventually(SOON, || nodes.second.reach(Attempt::new(kind, to.into())))?;
+            tap.count(to.1);
+            for round in 0..EXCHANGES {
+                let seen = nodes.second.reach(Attempt::new(kind, to.into()))?;
+                let answers = if kind.is_tcp() { seen.peer } else { seen.from };
+                ensure!(answers == Some(to.into()), "{round}: answered by {answers:?}");
+            }
+            let seen = tap.count(to.1);
+            ensure!(seen < EXCHANGES / 2, "{family:?} {kind:?}: {seen} packets were left to tc");
+        }
+    }
+    Ok(())
+}
+
+fn auto() -> Result<()> {
+    let (mut nodes, _ends) = wired()?;
+    let begun = nodes.begin(&[]);
+    let check = |nodes: &Nodes| {
+        let node = &nodes.all[0];
+        node.says(&["no XDP on this uplink", "\"eth0\"", "virtual"])?;
+        let status = node.ask(&["status"])?;
+        ensure!(!status["attachments"].to_string().contains("xdp_ingress"), "{status}");
+        Ok(())
+    };
+    with_logs(&nodes, begun.and_then(|()| check(&nodes)))
+}
+
+/// Connections and datagrams go on while the agent of the node that they go through is restarted with each mode in turn.
+fn switches() -> Result<()> {
+    let (mut nodes, _ends) = wired()?;
+    let begun = nodes.begin(&["--xdp".to_owned(), "off".to_owned()]);
+    let result = begun.and_then(|()| switch(&mut nodes));
+    with_logs(&nodes, result)
+}
+
+fn switch(nodes: &mut Nodes) -> Result<()> {
+    let mut loads = Vec::new();
+    for family in Family::BOTH {
+        for kind in [Kind::Tcp, Kind::Datagram] {
+            let attempt = Attempt::new(kind, far(family, kind).into());
+            eventually(SOON, || nodes.outside.reach(attempt))?;
+            loads.extend([true, false].map(|is_one_socket| Load::new(attempt, is_one_socket)));
+        }
+    }
+    nodes.outside.load(&loads)?;
+    for mode in ["native", "off", "generic", "native", "native", "off"] {
+        nodes.all[0].restart(&["--xdp", mode])?;
+        if mode == "off" {
+            nodes.all[0].says(&["no XDP on this uplink", "\"eth0\"", "--xdp off"])?;
+        } else {
+            nodes.all[0].says(&["XDP program attached", "\"eth0\"", mode])?;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(500));
+    }
+    for (tally, load) in nodes.outside.stop()?.iter().zip(&loads) {
+        let what =
+            format!("{:?} to {}, one socket: {}", load.attempt.kind, load.attempt.to, load.is_one_socket);
+        is_clean(tally, &what, &["3/2"])?;
+    }
+    Ok(())
+}

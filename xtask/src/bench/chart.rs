@@ -1,0 +1,57 @@
+//! Bars of figures that share a unit, as SVG.
+
+use anyhow::{Context as _, Result};
+use plotters::prelude::*;
+use plotters::style::text_anchor::{HPos, Pos, VPos};
+
+use super::page::{Figure, number};
+
+const WIDTH: u32 = 960;
+const ROW: i32 = 24;
+const MARGIN: i32 = 8;
+/// Where bars begin: left of it are the names.
+const LEFT: i32 = 440;
+/// Right of the longest bar is its number.
+const RIGHT: i32 = 850;
+const TEXT: (&str, i32) = ("sans-serif", 13);
+
+const MET: RGBColor = RGBColor(70, 110, 160);
+const MISSED: RGBColor = RGBColor(190, 80, 60);
+
+/// One bar for each figure; a black line in the row is its target, and a red bar has missed it.
+pub fn bars(figures: &[&Figure]) -> Result<String> {
+    let longest =
+        figures.iter().map(|figure| figure.value.max(figure.target.unwrap_or(0.0))).fold(0.0, f64::max);
+    let x = |value: f64| {
+        LEFT + (f64::from(RIGHT - LEFT) * value.max(0.0) / longest.max(f64::MIN_POSITIVE)) as i32
+    };
+    let rows = i32::try_from(figures.len()).context("too many figures for a plot")?;
+    let mut svg = String::new();
+    {
+        let size = (WIDTH, (rows * ROW + 2 * MARGIN).cast_unsigned());
+        let area = SVGBackend::with_string(&mut svg, size).into_drawing_area();
+        let drawn = area.fill(&WHITE).and_then(|()| {
+            for (figure, row) in figures.iter().zip(0..) {
+                let top = MARGIN + row * ROW;
+                let (above, below, middle) = (top + 4, top + ROW - 4, top + ROW / 2);
+                let text = |horizontal| {
+                    TEXT.into_font().into_text_style(&area).pos(Pos::new(horizontal, VPos::Center))
+                };
+                let color = if figure.is_missed() { MISSED } else { MET };
+                area.draw(&Text::new(figure.what.clone(), (LEFT - MARGIN, middle), text(HPos::Right)))?;
+                area.draw(&Rectangle::new(
+                    [(LEFT, above), (x(figure.value).max(LEFT + 1), below)],
+                    color.filled(),
+                ))?;
+                if let Some(target) = figure.target {
+                    area.draw(&PathElement::new([(x(target), top + 1), (x(target), top + ROW - 1)], BLACK))?;
+                }
+                let end = x(figure.value.max(figure.target.unwrap_or(0.0))) + MARGIN;
+                area.draw(&Text::new(number(figure.value, &figure.unit), (end, middle), text(HPos::Left)))?;
+            }
+            area.present()
+        });
+        drawn.context("cannot draw a plot")?;
+    }
+    Ok(svg)
+}

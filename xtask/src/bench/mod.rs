@@ -1,0 +1,116 @@
+//! `cargo xtask bench`: the figures, measured on this machine, as one table.
+
+mod chart;
+mod page;
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result};
+
+use crate::apiserver::Binaries;
+use crate::exec::Cmd;
+use crate::workspace::Workspace;
+use crate::{apiserver, build, say};
+
+/// Measure the figures and print them beside their targets (needs root).
+///
+/// Nothing fails because the machine is slow or busy: compare the ratios, and measure more than once.
+#[derive(clap::Args, Clone, Debug, Default)]
+pub struct Args {
+    /// What to measure; all when nothing is named
+    #[arg(value_enum)]
+    pub parts: Vec<Part>,
+    /// Write the figures to this file too
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Write tables and plots, as a page for `docs/`, into this folder
+    #[arg(long, value_name = "FOLDER")]
+    pub page: Option<PathBuf>,
+}
+
+/// A group of figures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Part {
+    /// The packet programs, by `BPF_PROG_TEST_RUN`
+    Packets,
+    /// XDP on a veth pair, beside programs that do next to nothing
+    Wire,
+    /// A million flows: begun, found, listed
+    Flows,
+    /// Traffic between pods that is for no Service, with and without the packet programs
+    Foreign,
+    /// Connections through the socket hooks, between network namespaces
+    Sockets,
+    /// Connections from outside through node ports, beside the official kube-proxy in nftables mode (needs Go)
+    NodePorts,
+    /// Maglev tables: time, memory, shares
+    Tables,
+    /// The agent, from events to maps
+    Agent,
+}
+
+impl Part {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Packets => "packets",
+            Self::Wire => "wire",
+            Self::Flows => "flows",
+            Self::Foreign => "foreign",
+            Self::Sockets => "sockets",
+            Self::NodePorts => "node-ports",
+            Self::Tables => "tables",
+            Self::Agent => "agent",
+        }
+    }
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> Result<()> {
+    let workspace = Workspace::find()?;
+    build::to_load(&workspace, "bench")?;
+    let programs = apiserver_for(&workspace, &args.parts)?;
+    say::step("bench");
+    let mut cargo = Cmd::cargo()
+        .args(["bench", "-p", "proxy-user", "--bench", "figures", "--"])
+        .args(args.parts.iter().map(|part| part.name()))
+        .dir(workspace.root());
+    for (name, path) in programs.iter().flat_map(Binaries::environment) {
+        cargo = cargo.env(name, path);
+    }
+    // The benchmark runs in a folder of its own.
+    let between = workspace.target().join("figures.json");
+    let json = match (&args.json, &args.page) {
+        (Some(json), _) => Some(std::path::absolute(json)?),
+        (None, Some(_)) => Some(between),
+        (None, None) => None,
+    };
+    if let Some(json) = &json {
+        cargo = cargo.arg("--json").arg(json);
+    }
+    cargo.run()?;
+    if let (Some(json), Some(folder)) = (&json, &args.page) {
+        write_page(json, &page::Machine::this(workspace.root()), folder)?;
+    }
+    Ok(())
+}
+
+fn write_page(json: &Path, machine: &page::Machine, folder: &Path) -> Result<()> {
+    let figures = std::fs::read_to_string(json).with_context(|| format!("cannot read {}", json.display()))?;
+    page::write(&figures, machine, folder)?;
+    say::line(format_args!("{}", folder.join("README.md").display()));
+    Ok(())
+}
+
+/// What the comparison with kube-proxy needs. Without Go everything else is measured, unless it was asked for.
+fn apiserver_for(workspace: &Workspace, parts: &[Part]) -> Result<Option<Binaries>> {
+    if !parts.is_empty() && !parts.contains(&Part::NodePorts) {
+        return Ok(None);
+    }
+    match apiserver::build(workspace) {
+        Err(error) if parts.is_empty() => {
+            say::line(format_args!("node ports are not measured: {error:#}"));
+            Ok(None)
+        }
+        result => result.map(Some),
+    }
+}

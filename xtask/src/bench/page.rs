@@ -1,0 +1,225 @@
+//! `docs/benchmarks`: the figures of one run as tables and plots, with the machine that they were measured on.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context as _, Result, bail};
+use serde::Deserialize;
+
+use super::chart;
+use crate::exec::Cmd;
+
+/// One figure, as the benchmark writes it.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+pub struct Figure {
+    pub group: String,
+    pub what: String,
+    pub unit: String,
+    pub value: f64,
+    /// At most this much; `None` where there is no target.
+    pub target: Option<f64>,
+}
+
+impl Figure {
+    /// Whether it is above its target.
+    pub fn is_missed(&self) -> bool {
+        self.target.is_some_and(|target| self.value > target)
+    }
+}
+
+/// A value with its unit: three digits behind the point for ratios, one for small numbers.
+pub fn number(value: f64, unit: &str) -> String {
+    let digits = if unit == "x" { 3 } else { usize::from(value.abs() < 100.0) };
+    format!("{value:.digits$} {unit}")
+}
+
+/// What a reader must know of the machine.
+#[derive(Clone, Debug, Default)]
+pub struct Machine {
+    kernel: String,
+    processor: String,
+    cpus: usize,
+    memory_gib: u64,
+    commit: String,
+    date: String,
+}
+
+impl Machine {
+    /// This one, and the commit that is checked out in the folder.
+    pub fn this(root: &Path) -> Self {
+        let text = |path: &str| fs::read_to_string(path).unwrap_or_default();
+        let field = |text: &str, name: &str| {
+            let line = text.lines().find(|line| line.starts_with(name)).unwrap_or_default();
+            line.split_once(':').map(|(_, value)| value.trim().to_owned()).unwrap_or_default()
+        };
+        let memory = field(&text("/proc/meminfo"), "MemTotal");
+        let kib: u64 = memory.split(' ').next().and_then(|kib| kib.parse().ok()).unwrap_or_default();
+        let commit = Cmd::new("git").args(["rev-parse", "--short=12", "HEAD"]).dir(root).try_read();
+        Self {
+            kernel: text("/proc/sys/kernel/osrelease").trim().to_owned(),
+            processor: field(&text("/proc/cpuinfo"), "model name"),
+            cpus: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+            memory_gib: kib.div_ceil(1 << 20),
+            commit: commit.unwrap_or_default().trim().to_owned(),
+            date: jiff::Zoned::now().date().to_string(),
+        }
+    }
+}
+
+/// Writes `README.md` and the plots into the folder, and removes the plots of the run before.
+pub fn write(json: &str, machine: &Machine, folder: &Path) -> Result<()> {
+    let figures: Vec<Figure> =
+        serde_json::from_str(json).context("the benchmark's figures cannot be read")?;
+    if figures.is_empty() {
+        bail!("the benchmark measured nothing");
+    }
+    fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    for entry in fs::read_dir(folder).with_context(|| format!("cannot list {}", folder.display()))? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|extension| extension == "svg") {
+            fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
+        }
+    }
+    let put = |name: &str, text: &str| {
+        let path = folder.join(name);
+        fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
+    };
+    for (name, figures) in plots(&figures) {
+        put(&name, &chart::bars(&figures)?)?;
+    }
+    put("README.md", &text(&figures, machine))
+}
+
+/// Groups in the order in which they were measured.
+fn groups(figures: &[Figure]) -> Vec<&str> {
+    let mut groups = Vec::new();
+    for figure in figures {
+        if !groups.contains(&figure.group.as_str()) {
+            groups.push(&figure.group);
+        }
+    }
+    groups
+}
+
+/// One plot for each group and unit, by file name.
+fn plots(figures: &[Figure]) -> Vec<(String, Vec<&Figure>)> {
+    let mut plots: Vec<(String, Vec<&Figure>)> = Vec::new();
+    for figure in figures {
+        let name = format!("{}-{}.svg", word(&figure.group), unit_word(&figure.unit));
+        match plots.iter_mut().find(|(other, _)| *other == name) {
+            Some((_, figures)) => figures.push(figure),
+            None => plots.push((name, vec![figure])),
+        }
+    }
+    plots
+}
+
+fn word(text: &str) -> String {
+    let letter = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' };
+    text.chars()
+        .map(letter)
+        .collect::<String>()
+        .split('-')
+        .filter(|part| !part.is_empty())
+        .collect::<Vec<_>>()
+        .join("-")
+}
+
+fn unit_word(unit: &str) -> String {
+    match unit {
+        "x" => "ratio".to_owned(),
+        "%" => "percent".to_owned(),
+        other => word(other),
+    }
+}
+
+fn text(figures: &[Figure], machine: &Machine) -> String {
+    let mut page = String::from(
+        "# Benchmarks\n\nOne command measures everything again and writes this folder:\n\n```console\n$ sudo -E env \"PATH=$PATH\" cargo xtask bench --page docs/benchmarks\n```\n\n\
+         Compare ratios, not absolute times: both sides of a ratio are measured in turn in the same run. \
+         A figure above its target is marked, and its bar is red; the black line is the target.\n\n",
+    );
+    let Machine { kernel, processor, cpus, memory_gib, commit, date } = machine;
+    let _ = writeln!(
+        page,
+        "| machine | |\n|---|---|\n| kernel | {kernel} |\n| processor | {processor}, {cpus} CPUs |"
+    );
+    let _ = writeln!(page, "| memory | {memory_gib} GiB |\n| commit | {commit} |\n| date | {date} |");
+    let plots = plots(figures);
+    for group in groups(figures) {
+        let _ = writeln!(page, "\n## {group}\n");
+        let of_group = |plot: &&(String, Vec<&Figure>)| plot.1.iter().any(|figure| figure.group == group);
+        for (name, figures) in plots.iter().filter(of_group) {
+            let unit = figures.first().map_or("", |figure| figure.unit.as_str());
+            let _ = writeln!(page, "![{group}, in {unit}]({name})\n");
+        }
+        page.push_str("| figure | measured | target | |\n|---|--:|--:|---|\n");
+        for figure in figures.iter().filter(|figure| figure.group == group) {
+            let target = figure.target.map(|target| format!("≤ {}", number(target, &figure.unit)));
+            let missed = if figure.is_missed() { "missed" } else { "" };
+            let measured = number(figure.value, &figure.unit);
+            let _ = writeln!(
+                page,
+                "| {} | {measured} | {} | {missed} |",
+                figure.what,
+                target.unwrap_or_default()
+            );
+        }
+    }
+    page
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const JSON: &str = r#"[
+        {"group": "packet path", "what": "known flow, IPv4", "unit": "ns", "value": 71.6, "target": 45.0, "of_target": 1.59},
+        {"group": "packet path", "what": "10,000 Services to 10", "unit": "x", "value": 1.0, "target": null, "of_target": null},
+        {"group": "agent", "what": "first <sync>", "unit": "s", "value": 0.5, "target": 1.0, "of_target": 0.5}
+    ]"#;
+
+    #[test]
+    fn a_run_becomes_tables_and_plots() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("of-an-earlier-run.svg"), "").unwrap();
+        let machine = Machine { kernel: "6.1.0".to_owned(), cpus: 2, ..Machine::default() };
+        write(JSON, &machine, folder.path()).unwrap();
+        let names: std::collections::BTreeSet<_> = fs::read_dir(folder.path())
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        assert_eq!(
+            names.iter().map(String::as_str).collect::<Vec<_>>(),
+            ["README.md", "agent-s.svg", "packet-path-ns.svg", "packet-path-ratio.svg"]
+        );
+        let page = fs::read_to_string(folder.path().join("README.md")).unwrap();
+        for line in [
+            "| kernel | 6.1.0 |",
+            "## packet path",
+            "![packet path, in x](packet-path-ratio.svg)",
+            "| known flow, IPv4 | 71.6 ns | ≤ 45.0 ns | missed |",
+            "| 10,000 Services to 10 | 1.000 x |  |  |",
+            "| first <sync> | 0.5 s | ≤ 1.0 s |  |",
+        ] {
+            assert!(page.lines().any(|other| other == line), "no `{line}` in\n{page}");
+        }
+        let svg = fs::read_to_string(folder.path().join("agent-s.svg")).unwrap();
+        assert!(svg.contains("first &lt;sync&gt;") && svg.contains("0.5 s"), "{svg}");
+    }
+
+    #[test]
+    fn a_missed_figure_has_another_color() {
+        let figures: Vec<Figure> = serde_json::from_str(JSON).unwrap();
+        let [missed, met] = [&figures[0], &figures[2]].map(|figure| chart::bars(&[figure]).unwrap());
+        assert!(missed.contains("#BE503C") && !met.contains("#BE503C"), "{missed}");
+    }
+
+    #[test]
+    fn a_run_without_figures_is_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let error = write("[]", &Machine::default(), folder.path()).unwrap_err();
+        assert_eq!(error.to_string(), "the benchmark measured nothing");
+    }
+}

@@ -1,0 +1,64 @@
+//! The agent of the version before this one, whose maps have another layout: what upgrades and downgrades are tested with.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::exec::Cmd;
+use crate::say;
+use crate::workspace::Workspace;
+
+/// The last commit whose maps have the previous layout.
+const COMMIT: &str = "01e5548";
+
+/// The variable that tells the tests where the binary is.
+pub const VARIABLE: &str = "BALLAST_PREVIOUS_BIN";
+
+/// The binary: the one that [`VARIABLE`] names, or one that is built once and kept in the target folder.
+pub fn binary(workspace: &Workspace) -> Result<PathBuf> {
+    if let Some(named) = std::env::var_os(VARIABLE).filter(|value| !value.is_empty()) {
+        return Ok(named.into());
+    }
+    let checkout = workspace.target().join("previous-abi").join(COMMIT);
+    let binary = checkout.join("target/debug/ballast");
+    if !checkout.join(DONE).exists() {
+        say::timed("build the agent of the previous layout", || build(workspace, &checkout))?;
+    }
+    Ok(binary)
+}
+
+/// Whether this clone lacks history on purpose, as one made with `--depth`.
+pub fn is_shallow(workspace: &Workspace) -> bool {
+    let git = Cmd::new("git").args(["rev-parse", "--is-shallow-repository"]).dir(workspace.root());
+    git.try_read().is_some_and(|text| text.trim() == "true")
+}
+
+/// Marks a build that went well.
+const DONE: &str = ".built";
+
+fn build(workspace: &Workspace, checkout: &Path) -> Result<()> {
+    check_out(workspace, checkout)?;
+    // A folder of its own: its crates have the names of ours.
+    Cmd::cargo()
+        .args(["run", "--quiet", "--package", "xtask", "--", "build"])
+        .without_env("BALLAST_BPF_OBJECT")
+        .env("CARGO_TARGET_DIR", checkout.join("target"))
+        .dir(checkout)
+        .run()?;
+    fs::write(checkout.join(DONE), []).context("cannot mark the build as done")
+}
+
+/// Puts the files of the commit into a folder of their own.
+fn check_out(workspace: &Workspace, checkout: &Path) -> Result<()> {
+    let git = || Cmd::new("git").dir(workspace.root());
+    let commit = format!("{COMMIT}^{{commit}}");
+    if !git().args(["cat-file", "-e", &commit]).quiet().succeeds() {
+        bail!("this clone lacks the commit {COMMIT}: fetch the history (git fetch --unshallow)");
+    }
+    fs::create_dir_all(checkout).with_context(|| format!("cannot make {}", checkout.display()))?;
+    let archive = checkout.with_extension("tar");
+    git().args(["archive", "--format=tar", "-o"]).arg(&archive).arg(COMMIT).run()?;
+    Cmd::new("tar").arg("-xf").arg(&archive).arg("-C").arg(checkout).run()?;
+    fs::remove_file(&archive).with_context(|| format!("cannot remove {}", archive.display()))
+}
