@@ -4,7 +4,9 @@
 use crate::Address;
 use crate::PROTO_SCTP;
 use crate::affinity::AffinityEntry;
-use crate::backend::{BACKEND_ACTIVE, BACKEND_IN_CLUSTER, BACKEND_IN_LOCAL, BackendEntry, tunnel_of};
+use crate::backend::{
+    BACKEND_ACTIVE, BACKEND_FREE, BACKEND_IN_CLUSTER, BACKEND_IN_LOCAL, BackendEntry, tunnel_of,
+};
 use crate::config::{CONFIG_DETECT_LOCAL, CONFIG_MASQUERADE_ALL};
 use crate::flow::FlowKey;
 use crate::node::{NODE_ADDR_INTERNAL, NODE_ADDR_OWN, NODE_ADDR_PORTS, NodeAddr, NodeEntry};
@@ -116,6 +118,12 @@ pub fn socket_source(service: &ServiceEntry, of_node: bool) -> SocketSource {
 #[inline(always)]
 pub fn serves<A: Address>(backend: &BackendEntry<A>, service: &ServiceEntry) -> bool {
     backend.state == BACKEND_ACTIVE && backend.service == service.id
+}
+
+/// Whether the backend is an endpoint of the Service, or was until its id is free again.
+#[inline(always)]
+pub fn is_of<A: Address>(backend: &BackendEntry<A>, service: &ServiceEntry) -> bool {
+    backend.state != BACKEND_FREE && backend.service == service.id
 }
 
 /// Whether a client that stays with a backend came back in time; `now` is the low half of jiffies, of which there are

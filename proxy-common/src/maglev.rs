@@ -62,6 +62,25 @@ pub const fn index(service: u32, local: bool) -> u32 {
     service.wrapping_mul(2) | local as u32
 }
 
+/// An element of `maglev_index`: the first words of two tables, 0 for none. `previous` is the one that was replaced within
+/// the drain period.
+#[inline(always)]
+pub const fn tables(current: u32, previous: u32) -> u64 {
+    current as u64 | (previous as u64) << 32
+}
+
+/// The table of new connections in an element of `maglev_index`.
+#[inline(always)]
+pub const fn current(tables: u64) -> u32 {
+    tables as u32
+}
+
+/// The table before that one.
+#[inline(always)]
+pub const fn previous(tables: u64) -> u32 {
+    (tables >> 32) as u32
+}
+
 /// The id of the backend that a hash leads to; 0: there is no table, or it is not whole. `word`: a word of `maglev`, `base`:
 /// the first one of the table, as `maglev_index` tells it.
 #[inline(always)]

@@ -8,8 +8,9 @@ pub const SERVICES: &str = "services";
 pub const SERVICES6: &str = "services6";
 /// Slot number to backend id (`u32`); array, memory-mapped by the agent.
 pub const SLOTS: &str = "slots";
-/// Twice the id of a Service port, plus one for policy Local, to the first word of its table in `maglev` (`u64`); 0: it
-/// has none. Array, memory-mapped by the agent.
+/// Twice the id of a Service port, plus one for policy Local, to the first word of its table in `maglev` (lower half of a
+/// `u64`; 0: it has none), and of the table before that one, for the drain period (upper half). Array, memory-mapped by the
+/// agent.
 pub const MAGLEV_INDEX: &str = "maglev_index";
 /// Words (`u64`) of the tables; see [`maglev`](crate::maglev); array, memory-mapped by the agent.
 pub const MAGLEV: &str = "maglev";

@@ -101,6 +101,8 @@ pub const NO_HASH: u64 = 0;
 
 /// In [`PacketCtx::tunnelled`]: the packet came encapsulated.
 pub const TUNNELLED: u32 = 1 << 16;
+/// In [`PacketCtx::tunnelled`]: it was encapsulated for the second time.
+pub const TUNNELLED_AGAIN: u32 = 1 << 17;
 
 /// Value of `scratch` and `scratch6`.
 #[repr(C)]
@@ -116,7 +118,7 @@ pub struct PacketCtx<A> {
     pub service: u32,
     /// The stage that one program leaves to the next: a [`StepCode`](crate::step::StepCode).
     pub step: u32,
-    /// [`TUNNELLED`], and the number by which the other node knows the endpoint
+    /// [`TUNNELLED`], [`TUNNELLED_AGAIN`], and the number by which the other node knows the endpoint
     /// ([`tunnel_tag`](proxy_common::select::tunnel_tag)), if the packet came encapsulated; else 0.
     pub tunnelled: u32,
     /// Zero.

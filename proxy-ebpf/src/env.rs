@@ -134,6 +134,8 @@ pub trait Services: Health + OpenConnections {
     fn slot(self, index: u32) -> Option<u32>;
     /// `maglev_index`: where the table of a Service port begins; 0: it has none.
     fn maglev_base(self, index: u32) -> u32;
+    /// `maglev_index`: where the table that the Service port had before begins; 0: none, or its drain period is over.
+    fn maglev_previous(self, index: u32) -> u32;
     /// A word of `maglev`.
     fn maglev(self, index: u32) -> Option<u64>;
     /// A value of `turns`.
@@ -165,8 +167,8 @@ pub trait Services: Health + OpenConnections {
 
     /// [`select::backend::has_tag`](crate::select::backend::has_tag).
     #[inline(always)]
-    fn has_tag(self, service: &ServiceEntry, id: u32, tag: u32) -> u32 {
-        crate::select::backend::has_tag(self, service, id, tag)
+    fn has_tag(self, service: &ServiceEntry, id: u32, tag: u32, of: u32) -> u32 {
+        crate::select::backend::has_tag(self, service, id, tag, of)
     }
 
     /// [`select::backend::select_for`](crate::select::backend::select_for).
@@ -179,6 +181,12 @@ pub trait Services: Health + OpenConnections {
     #[inline(always)]
     fn tagged(self, ctx: &mut PacketCtx<Words<Self>>) -> u32 {
         crate::select::backend::tagged(self, ctx)
+    }
+
+    /// [`select::backend::second_chance`](crate::select::backend::second_chance).
+    #[inline(always)]
+    fn second_chance(self, ctx: &mut PacketCtx<Words<Self>>, id: u32) -> u32 {
+        crate::select::backend::second_chance(self, ctx, id)
     }
 
     /// The one cheap check: whether the tables have to be asked about this tuple at all.

@@ -14,7 +14,7 @@ use proxy_common::prefilter::PREFILTER_WORDS;
 use proxy_common::reason::Reason;
 use proxy_common::service::{ServiceEntry, ServiceKey};
 use proxy_common::stats::{RefusalKey, ServiceStats};
-use proxy_common::{Address, Family};
+use proxy_common::{Address, Family, maglev};
 
 use super::frame::HostFrame;
 use crate::context::PacketCtx;
@@ -205,7 +205,11 @@ impl<F: Family> Services for HostMaps<F> {
     }
 
     fn maglev_base(self, index: u32) -> u32 {
-        at!(self, maglev_index).get(index as usize).map_or(0, |base| *base as u32)
+        at!(self, maglev_index).get(index as usize).map_or(0, |tables| maglev::current(*tables))
+    }
+
+    fn maglev_previous(self, index: u32) -> u32 {
+        at!(self, maglev_index).get(index as usize).map_or(0, |tables| maglev::previous(*tables))
     }
 
     fn maglev(self, index: u32) -> Option<u64> {

@@ -83,10 +83,10 @@ impl<F: Family> HostMaps<F> {
         }
     }
 
-    /// Writes where a Maglev table begins; not, if the index is beyond the array.
-    pub fn set_maglev_index(self, index: u32, base: u32) {
+    /// Writes where a Maglev table begins, and the one before it; not, if the index is beyond the array.
+    pub fn set_maglev_index(self, index: u32, base: u32, previous: u32) {
         if let Some(entry) = at!(self, maglev_index).get_mut(index as usize) {
-            *entry = u64::from(base);
+            *entry = proxy_common::maglev::tables(base, previous);
         }
     }
 

@@ -11,7 +11,7 @@ use crate::select::backend::{self, Picks};
 type Ctx<F> = *mut PacketCtx<Words<Kernel<F>>>;
 
 macro_rules! family {
-    ($family:ty, $first:ident, $rank:ident, $pick:ident, $select_for:ident, $tagged:ident, $has_tag:ident) => {
+    ($family:ty, $first:ident, $rank:ident, $pick:ident, $select_for:ident, $tagged:ident, $has_tag:ident, $second_chance:ident) => {
         #[unsafe(no_mangle)]
         #[inline(never)]
         pub(super) extern "C" fn $first(service: *const ServiceEntry, selector: u32) -> u32 {
@@ -44,6 +44,14 @@ macro_rules! family {
             backend::tagged(Kernel::<$family>::new(), ctx)
         }
 
+        #[unsafe(no_mangle)]
+        #[inline(never)]
+        pub(super) extern "C" fn $second_chance(ctx: Ctx<$family>, id: u32) -> u32 {
+            // SAFETY: the verifier lets callers pass memory of that size, or null.
+            let Some(ctx) = (unsafe { ctx.as_mut() }) else { return 0 };
+            backend::second_chance(Kernel::<$family>::new(), ctx, id)
+        }
+
         /// [`backend::rank`].
         #[unsafe(no_mangle)]
         #[inline(never)]
@@ -61,10 +69,10 @@ macro_rules! family {
         /// [`backend::has_tag`].
         #[unsafe(no_mangle)]
         #[inline(never)]
-        pub(super) extern "C" fn $has_tag(service: *const ServiceEntry, id: u32, tag: u32) -> u32 {
+        pub(super) extern "C" fn $has_tag(service: *const ServiceEntry, id: u32, tag: u32, of: u32) -> u32 {
             // SAFETY: the verifier lets callers pass memory of that size, or null.
             let Some(service) = (unsafe { service.as_ref() }) else { return 0 };
-            backend::has_tag(Kernel::<$family>::new(), service, id, tag)
+            backend::has_tag(Kernel::<$family>::new(), service, id, tag, of)
         }
 
         impl Picks for Kernel<$family> {
@@ -76,5 +84,5 @@ macro_rules! family {
     };
 }
 
-family!(V4, first4, rank4, pick4, select_for4, tagged4, has_tag4);
-family!(V6, first6, rank6, pick6, select_for6, tagged6, has_tag6);
+family!(V4, first4, rank4, pick4, select_for4, tagged4, has_tag4, second_chance4);
+family!(V6, first6, rank6, pick6, select_for6, tagged6, has_tag6, second_chance6);

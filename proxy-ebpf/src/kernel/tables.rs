@@ -12,7 +12,7 @@ use proxy_common::reason::Reason;
 use proxy_common::service::{ServiceEntry, ServiceKey};
 use proxy_common::source_range::{SERVICE_BITS, SourceRangeKey};
 use proxy_common::stats::{RefusalKey, ServiceStats};
-use proxy_common::{Family, V4, V6};
+use proxy_common::{Family, V4, V6, maglev};
 
 use super::cast::{octets, words};
 use super::events;
@@ -39,7 +39,7 @@ macro_rules! tables {
     (
         $family:ty, $services:ident, $backends:ident, $flows:ident, $index:ident, $scratch:ident, $node:ident,
         $node_addrs:ident, $affinity:ident, $src_ranges:ident, $fragments:ident, $fib_cache:ident,
-        $frontend:ident, $first:ident, $rank:ident, $select_for:ident, $tagged:ident, $has_tag:ident, $find:ident, $find_in:ident, $add_key:ident, $take_slot:ident, $conflicting:ident, $scan:ident, $claim:ident,
+        $frontend:ident, $first:ident, $rank:ident, $select_for:ident, $tagged:ident, $has_tag:ident, $second_chance:ident, $find:ident, $find_in:ident, $add_key:ident, $take_slot:ident, $conflicting:ident, $scan:ident, $claim:ident,
         $try_ports:ident, $try_port:ident
     ) => {
         impl Node for Kernel<$family> {
@@ -114,7 +114,12 @@ macro_rules! tables {
 
             #[inline(always)]
             fn maglev_base(self, index: u32) -> u32 {
-                MAGLEV_INDEX.get(index).map_or(0, |base| *base as u32)
+                MAGLEV_INDEX.get(index).map_or(0, |tables| maglev::current(*tables))
+            }
+
+            #[inline(always)]
+            fn maglev_previous(self, index: u32) -> u32 {
+                MAGLEV_INDEX.get(index).map_or(0, |tables| maglev::previous(*tables))
             }
 
             #[inline(always)]
@@ -138,8 +143,8 @@ macro_rules! tables {
             }
 
             #[inline(always)]
-            fn has_tag(self, service: &ServiceEntry, id: u32, tag: u32) -> u32 {
-                selection::$has_tag(service, id, tag)
+            fn has_tag(self, service: &ServiceEntry, id: u32, tag: u32, of: u32) -> u32 {
+                selection::$has_tag(service, id, tag, of)
             }
 
             #[inline(always)]
@@ -150,6 +155,11 @@ macro_rules! tables {
             #[inline(always)]
             fn tagged(self, ctx: &mut PacketCtx<Words<Self>>) -> u32 {
                 selection::$tagged(ctx)
+            }
+
+            #[inline(always)]
+            fn second_chance(self, ctx: &mut PacketCtx<Words<Self>>, id: u32) -> u32 {
+                selection::$second_chance(ctx, id)
             }
 
             #[inline(always)]
@@ -357,6 +367,7 @@ tables!(
     select_for4,
     tagged4,
     has_tag4,
+    second_chance4,
     find4,
     find_in4,
     add_key4,
@@ -386,6 +397,7 @@ tables!(
     select_for6,
     tagged6,
     has_tag6,
+    second_chance6,
     find6,
     find_in6,
     add_key6,

@@ -1,16 +1,17 @@
 //! From a frontend to the backend that a new connection takes.
 
-use proxy_common::backend::BACKEND_LOCAL;
+use proxy_common::backend::{BACKEND_LOCAL, tunnel_of};
+use proxy_common::conntrack::tcp;
 use proxy_common::health::NO_CLIENT;
 use proxy_common::reason::Reason;
 use proxy_common::select::{
     is_by_load, is_by_table, is_by_turns, next_random, random_slot, selector, tunnel_tag,
 };
-use proxy_common::service::{SERVICE_LOCAL, ServiceEntry};
-use proxy_common::{decide, maglev};
+use proxy_common::service::{SERVICE_DSR, SERVICE_LOCAL, ServiceEntry};
+use proxy_common::{Address, PROTO_TCP, decide, maglev};
 
 use super::load;
-use crate::context::PacketCtx;
+use crate::context::{Packet, PacketCtx, TUNNELLED_AGAIN};
 use crate::env::{Services, Words};
 use crate::frame::Frame;
 use crate::select::health;
@@ -49,8 +50,51 @@ pub fn select_packets<M: Services, F: Frame>(
         return None;
     }
     // An early hook gets no such packet.
-    let id = if F::EARLY || ctx.tunnelled == 0 { maps.select_for(ctx, random) } else { maps.tagged(ctx) };
+    let mut id = if F::EARLY || ctx.tunnelled == 0 { maps.select_for(ctx, random) } else { maps.tagged(ctx) };
+    if !F::EARLY && ctx.tunnelled & TUNNELLED_AGAIN == 0 && may_have_begun_elsewhere(ctx) {
+        id = maps.second_chance(ctx, id);
+    }
     selected(maps, id)
+}
+
+/// Whether a packet without a flow may belong to a connection that has one on another node: its Service address may have moved here
+/// since. Only encapsulated packets find their endpoint whatever the node, so there is no second chance with SNAT.
+#[inline(always)]
+fn may_have_begun_elsewhere<A: Address>(ctx: &PacketCtx<A>) -> bool {
+    is_mid_connection(&ctx.packet)
+        && ctx.frontend.flags & SERVICE_DSR != 0
+        && is_by_table(ctx.frontend.algorithm)
+}
+
+/// Whether it is a TCP segment that asks for no connection.
+#[inline(always)]
+fn is_mid_connection<A>(packet: &Packet<A>) -> bool {
+    packet.key.proto == PROTO_TCP && packet.tcp_flags & tcp::SYN == 0
+}
+
+/// The second chance of a connection: the backend that the previous Maglev table leads to, where the current one leads to `id` on
+/// this node, which has no flow of it; else `id`. During the drain period, the connection may have begun at that one.
+#[inline(always)]
+pub fn second_chance<M: Services>(maps: M, ctx: &PacketCtx<Words<M>>, id: u32) -> u32 {
+    let service = &ctx.frontend;
+    if let Some(backend) = maps.backend(id)
+        && id != 0
+        && backend.flags & BACKEND_LOCAL == 0
+    {
+        // Its node gets the packet first.
+        return id;
+    }
+    let previous = previous_id(maps, service, selector(service.algorithm, &ctx.packet.key, 0));
+    let Some(backend) = maps.backend(previous) else { return id };
+    let is_reached = backend.flags & BACKEND_LOCAL != 0 || tunnel_of(backend.flags) != 0;
+    if previous != 0 && is_reached && decide::is_of(backend, service) { previous } else { id }
+}
+
+/// The backend that the previous Maglev table leads to; 0: there is no such table.
+#[inline(always)]
+fn previous_id<M: Services>(maps: M, service: &ServiceEntry, selector: u32) -> u32 {
+    let table = maps.maglev_previous(maglev::index(service.id, service.flags & SERVICE_LOCAL != 0));
+    if table == 0 { 0 } else { maglev::backend(table, selector, |at| maps.maglev(at)) }
 }
 
 /// The same: the id of the backend.
@@ -68,11 +112,18 @@ const TAGGED_SLOTS: u32 = 64;
 pub fn tagged<M: Services>(maps: M, ctx: &PacketCtx<Words<M>>) -> u32 {
     let service = &ctx.frontend;
     let (base, count) = (service.slot_base, service.slot_count);
+    let (tag, selector) = (ctx.tunnelled & 0xffff, selector(service.algorithm, &ctx.packet.key, 0));
+    if may_have_begun_elsewhere(ctx) {
+        let previous = previous_id(maps, service, selector);
+        if maps.has_tag(service, previous, tag, ANY) != 0 {
+            return previous;
+        }
+    }
     // As the other node has most likely selected it.
-    let mut id = maps.first_id(service, selector(service.algorithm, &ctx.packet.key, 0));
+    let mut id = maps.first_id(service, selector);
     let mut slot = 0;
     while slot < TAGGED_SLOTS {
-        if maps.has_tag(service, id, ctx.tunnelled & 0xffff) != 0 {
+        if maps.has_tag(service, id, tag, SERVING) != 0 {
             return id;
         }
         if slot >= count {
@@ -85,11 +136,17 @@ pub fn tagged<M: Services>(maps: M, ctx: &PacketCtx<Words<M>>) -> u32 {
     0
 }
 
-/// Whether a backend is a serving endpoint of this node, and has the tag. Not 0: yes.
+/// [`has_tag`] of endpoints that take new connections.
+const SERVING: u32 = 0;
+/// [`has_tag`] of all endpoints: those that have left the Service still have connections.
+const ANY: u32 = 1;
+
+/// Whether a backend is an endpoint of this node, and has the tag. Not 0: yes. `of`: [`SERVING`] or [`ANY`].
 #[inline(always)]
-pub fn has_tag<M: Services>(maps: M, service: &ServiceEntry, id: u32, tag: u32) -> u32 {
+pub fn has_tag<M: Services>(maps: M, service: &ServiceEntry, id: u32, tag: u32, of: u32) -> u32 {
     let Some(backend) = maps.backend(id) else { return 0 };
-    let is_here = decide::serves(backend, service) && backend.flags & BACKEND_LOCAL != 0;
+    let is_taken = if of == ANY { decide::is_of(backend, service) } else { decide::serves(backend, service) };
+    let is_here = is_taken && backend.flags & BACKEND_LOCAL != 0;
     u32::from(is_here && u32::from(tunnel_tag(&backend.addr, backend.port)) == tag)
 }
 

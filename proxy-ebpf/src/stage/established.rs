@@ -13,7 +13,7 @@ use super::classify;
 use super::eject;
 use super::forward::{self, Routing};
 use super::translate::{self, Hop, Rewrite};
-use crate::context::{NO_HASH, Packet, PacketCtx, Tuple};
+use crate::context::{NO_HASH, Packet, PacketCtx, TUNNELLED_AGAIN, Tuple};
 use crate::env::{Counters, FlowTable, Time, Transition, Words};
 use crate::flow::track::{self, Tracked, is_syn};
 use crate::frame::{Fib, Frame};
@@ -58,8 +58,8 @@ where
     };
     let Some(flow) = found else { return without_flow(maps, ctx) };
     // A SYN was compared with the Service that it is for.
-    // What came encapsulated is never encapsulated again: two nodes that differ would send it to and fro.
-    let goes_back = !F::EARLY && tunnel_of(flow.bits()) != 0 && ctx.tunnelled != 0;
+    // What was encapsulated twice is not encapsulated again: nodes that differ would send it to and fro.
+    let goes_back = !F::EARLY && tunnel_of(flow.bits()) != 0 && ctx.tunnelled & TUNNELLED_AGAIN != 0;
     let continues = !goes_back && flow.continues(ctx.packet.tcp_flags, flow.service(), time);
     if !continues || flow.is_looked_at(time) && !is_frontend_of(maps, ctx, flow.service()) {
         if F::EARLY {

@@ -181,7 +181,8 @@ fn plan<M: FlowTable, F: Frame>(
     let is_own = |addr: &Words<M>| maps.node_addr(addr) & NODE_ADDR_OWN != 0;
     let client = &ctx.packet.key.src;
     let source = decide::source(&ctx.frontend, client, &selected.addr, path, time.config.flags, is_own);
-    let tunnel = if !F::EARLY && ctx.tunnelled == 0 {
+    // What came encapsulated goes on only by its second chance: it was selected for an endpoint of this node.
+    let tunnel = if !F::EARLY {
         let (key, flags) = (&ctx.packet.key, selected.flags);
         decide::tunnel(&ctx.frontend, source, flags, key, origin.outside, |addr| maps.node_addr(addr))
     } else {

@@ -20,7 +20,7 @@ use super::established::longest;
 use super::forward::{self, EtherType, Routing};
 use super::fragment::{Fragmented, key_of};
 use super::translate::{Rewrite, fold32};
-use crate::context::{NO_HASH, PacketCtx, TUNNELLED, Tuple};
+use crate::context::{NO_HASH, PacketCtx, TUNNELLED, TUNNELLED_AGAIN, Tuple};
 use crate::env::{Fragments, Node, Services, Words};
 use crate::frame::{Fib, Frame, HelperFailed};
 use crate::header::{Header, Read};
@@ -28,8 +28,11 @@ use crate::pipeline::Parsed;
 use crate::select::lookup;
 use crate::step::Step;
 
-/// Time to live, or hop limit, of the outer header.
+/// Time to live, or hop limit, of the outer header of a client's packet.
 const HOPS: u8 = 64;
+/// The same of a packet that came encapsulated. The next node sees it by that: routers between two nodes leave more than
+/// [`HOPS`] of it (compare RFC 5082).
+const HOPS_AGAIN: u8 = 255;
 
 /// A family of outer headers.
 pub trait Outer: EtherType + Read {
@@ -41,9 +44,11 @@ pub trait Outer: EtherType + Read {
     const LENGTH: u32 = size_of::<Self::OuterHeader>() as u32;
     /// The outer header, as bytes.
     type OuterHeader;
+    /// Where the time to live or the hop limit stands.
+    const HOPS_AT: u32;
     /// The header of a packet between two nodes whose payload has `length` bytes, the number `proto` and the tag `tag`; and
     /// what it adds to a sum over the packet.
-    fn outer_header(tunnel: &Tunnel, tag: u16, length: u32, proto: u8) -> (Self::OuterHeader, u64);
+    fn outer_header(tunnel: &Tunnel, tag: u16, length: u32, proto: u8, hops: u8) -> (Self::OuterHeader, u64);
     /// The tag in the header at `at`.
     fn tag<F: Frame>(frame: F, at: u32) -> Result<u16, HelperFailed>;
 }
@@ -57,21 +62,22 @@ fn stated(length: u32) -> [u8; 2] {
 impl Outer for V4 {
     const IS_V6: bool = false;
     const PROTO: u8 = PROTO_IPIP;
+    const HOPS_AT: u32 = 8;
     type OuterHeader = [u32; 5];
 
     #[inline(always)]
-    fn outer_header(tunnel: &Tunnel, tag: u16, length: u32, proto: u8) -> ([u32; 5], u64) {
+    fn outer_header(tunnel: &Tunnel, tag: u16, length: u32, proto: u8, hops: u8) -> ([u32; 5], u64) {
         let [l0, l1] = stated(length + Self::LENGTH);
         let [t0, t1] = tag.to_be_bytes();
         let ([src, ..], [dst, ..]) = (tunnel.source, tunnel.addr);
         // 0x40: "don't fragment".
         let (first, second) = (u32::from_ne_bytes([0x45, 0, l0, l1]), u32::from_ne_bytes([t0, t1, 0x40, 0]));
-        let third = u32::from_ne_bytes([HOPS, proto, 0, 0]);
+        let third = u32::from_ne_bytes([hops, proto, 0, 0]);
         let sum = [first, second, third, src, dst].map(u64::from);
         let check = !fold(sum[0] + sum[1] + sum[2] + sum[3] + sum[4]);
         let [c0, c1] = check.to_ne_bytes();
         // The checksum makes the sum zero.
-        ([first, second, u32::from_ne_bytes([HOPS, proto, c0, c1]), src, dst], 0)
+        ([first, second, u32::from_ne_bytes([hops, proto, c0, c1]), src, dst], 0)
     }
 
     #[inline(always)]
@@ -93,13 +99,14 @@ pub struct Outer6 {
 impl Outer for V6 {
     const IS_V6: bool = true;
     const PROTO: u8 = PROTO_IPV6;
+    const HOPS_AT: u32 = 7;
     type OuterHeader = Outer6;
 
     #[inline(always)]
-    fn outer_header(tunnel: &Tunnel, tag: u16, length: u32, proto: u8) -> (Outer6, u64) {
+    fn outer_header(tunnel: &Tunnel, tag: u16, length: u32, proto: u8, hops: u8) -> (Outer6, u64) {
         let [l0, l1] = stated(length);
         let [t0, t1] = tag.to_be_bytes();
-        let start = [u32::from_ne_bytes([0x60, 0, t0, t1]), u32::from_ne_bytes([l0, l1, proto, HOPS])];
+        let start = [u32::from_ne_bytes([0x60, 0, t0, t1]), u32::from_ne_bytes([l0, l1, proto, hops])];
         let sum = proxy_common::csum::sum_words(&tunnel.source) + proxy_common::csum::sum_words(&tunnel.addr);
         let [first, second] = start;
         let sum = sum + u64::from(first) + u64::from(second);
@@ -184,8 +191,16 @@ fn push<F: Frame, O: Outer, I: Outer>(
     tunnel: &Tunnel,
 ) -> Result<i32, HelperFailed> {
     let tag = tunnel_tag(&ctx.plan.reply.src, ctx.plan.reply.src_port);
-    frame.encapsulate(O::LENGTH as u16, O::IS_V6)?;
-    let (header, sum) = O::outer_header(tunnel, tag, ctx.packet.length, I::PROTO);
+    let hops = if ctx.tunnelled == 0 { HOPS } else { HOPS_AGAIN };
+    if frame.encapsulate(O::LENGTH as u16, O::IS_V6).is_err() {
+        if ctx.tunnelled == 0 || O::IS_V6 != I::IS_V6 {
+            return Err(HelperFailed);
+        }
+        // The kernel marks no packet twice (`skb->encapsulation`), and this one is still marked: by the node before, if that is in the
+        // same kernel, or by GRO. What it has noted of the inner headers is right again behind a new outer header.
+        frame.make_room(O::LENGTH as u16)?;
+    }
+    let (header, sum) = O::outer_header(tunnel, tag, ctx.packet.length, I::PROTO, hops);
     frame.store_all(frame.link_header() as u32, &header)?;
     if O::IS_V6 {
         frame.add_to_complete(fold32(sum));
@@ -203,8 +218,8 @@ pub fn is_expected<M: Node>(maps: M) -> bool {
 pub struct Arrived<A> {
     /// The outer header.
     pub header: Header<A>,
-    /// The tag in it.
-    tag: u16,
+    /// What it makes of [`PacketCtx::tunnelled`].
+    tunnelled: u32,
 }
 
 /// Reads the outer header; `None`: the packet is not for this node, or is a fragment, and passes.
@@ -225,7 +240,10 @@ where
         return None;
     }
     let tag = <M::Family as Outer>::tag(frame, link).ok()?;
-    Some(Arrived { header, tag })
+    let mut hops = 0u8;
+    frame.load(link + <M::Family as Outer>::HOPS_AT, &mut hops, 1).ok()?;
+    let again = if hops > HOPS { TUNNELLED_AGAIN } else { 0 };
+    Some(Arrived { header, tunnelled: TUNNELLED | again | u32::from(tag) })
 }
 
 /// Takes the outer header away, if a packet to a Service is in it. [`Step::Tunnelled`]: it is the inner packet now. Packets to
@@ -256,7 +274,7 @@ where
     if pop::<F, M::Family, N::Family>(frame, header.l4).is_err() {
         return Step::DropFor(Reason::RewriteFailed);
     }
-    ctx.tunnelled = TUNNELLED | u32::from(outer.tag);
+    ctx.tunnelled = outer.tunnelled;
     ctx.hash = NO_HASH;
     ctx.packet.key.direction = DIRECTION_FORWARD;
     ctx.packet.key.reserved = 0;

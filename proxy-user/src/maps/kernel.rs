@@ -218,7 +218,7 @@ impl KernelStore {
                 Write::MaglevIndex(index, row) => {
                     let word = self.maglev_index.word64(*index as usize).ok_or_else(|| outside(done))?;
                     // Behind the words of the table.
-                    word.store(row.base.into(), Ordering::Release);
+                    word.store(row.word(), Ordering::Release);
                 }
                 Write::FilterSet(word, mask) => {
                     self.filter

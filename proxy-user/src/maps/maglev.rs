@@ -1,4 +1,4 @@
-//! A Maglev table in the maps, as far as the agent looks at it.
+//! Maglev tables in the maps, as far as the agent looks at them.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -10,7 +10,7 @@ use super::mapping::Mapping;
 
 /// A table in `maglev`, as its head tells it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct MaglevRow {
+pub struct MaglevTable {
     /// Its first word; 0: there is no table.
     pub base: u32,
     /// Its words; 0: it is not what was written, and cannot be used.
@@ -19,18 +19,50 @@ pub struct MaglevRow {
     pub signature: u64,
 }
 
+/// An element of `maglev_index`: the tables of a Service port and policy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MaglevRow {
+    /// The table of new connections.
+    pub current: MaglevTable,
+    /// The one before it, until its drain period is over: connections in mid-flow that their node does not know have their second
+    /// chance by it.
+    pub previous: MaglevTable,
+}
+
+impl From<MaglevTable> for MaglevRow {
+    fn from(current: MaglevTable) -> Self {
+        Self { current, ..Self::default() }
+    }
+}
+
 impl MaglevRow {
+    /// The element.
+    pub fn word(&self) -> u64 {
+        maglev::tables(self.current.base, self.previous.base)
+    }
+
     /// The tables of these indexes; `heads` and `words` are `maglev_index` and `maglev`.
     pub(super) fn all(indexes: Range<u32>, heads: &Mapping, words: &Mapping) -> BTreeMap<u32, Self> {
         let word = |at: u32| Some(words.word64(at as usize)?.load(Ordering::Relaxed));
-        let base = |index: u32| Some(heads.word64(index as usize)?.load(Ordering::Acquire) as u32);
+        let tables = |index: u32| Some(heads.word64(index as usize)?.load(Ordering::Acquire));
         let there = indexes.start..indexes.end.min(heads.len() as u32);
-        let used = there.filter_map(|index| Some((index, base(index).filter(|base| *base != 0)?)));
-        used.map(|(index, base)| (index, Self::read(base, word))).collect()
+        let used = there.filter_map(|index| Some((index, tables(index).filter(|tables| *tables != 0)?)));
+        used.map(|(index, tables)| (index, Self::read(tables, word))).collect()
     }
 
+    /// What an element tells of a map of which `word` gives the words.
+    pub(super) fn read(tables: u64, word: impl Fn(u32) -> Option<u64>) -> Self {
+        let read = |base| MaglevTable::read(base, &word);
+        Self { current: read(maglev::current(tables)), previous: read(maglev::previous(tables)) }
+    }
+}
+
+impl MaglevTable {
     /// What stands at `base` in a map of which `word` gives the words.
-    pub(super) fn read(base: u32, word: impl Fn(u32) -> Option<u64>) -> Self {
+    fn read(base: u32, word: impl Fn(u32) -> Option<u64>) -> Self {
+        if base == 0 {
+            return Self::default();
+        }
         let broken = Self { base, words: 0, signature: 0 };
         let at = |offset: u32| base.checked_add(offset).and_then(&word);
         let (Some(first), Some(signature), Some(sum)) = (at(0), at(1), at(2)) else { return broken };

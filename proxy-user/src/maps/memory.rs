@@ -134,11 +134,20 @@ impl MemoryStore {
                 self.tables.retain(|at, old| *at >= end || at + old.len() as u32 <= *base);
                 self.tables.insert(*base, words.clone());
             }
-            Write::MaglevIndex(index, row) if row.base == 0 => drop(self.contents.maglev.remove(index)),
+            Write::MaglevIndex(index, row) if row.word() == 0 => drop(self.contents.maglev.remove(index)),
             Write::MaglevIndex(index, row) => {
-                let table = self.tables.get(&row.base);
-                let word = |at: u32| table?.get((at - row.base) as usize).copied();
-                self.contents.maglev.insert(*index, MaglevRow::read(row.base, word));
+                let word = |at: u32| {
+                    let (base, words) = self.tables.range(..=at).next_back()?;
+                    words.get((at - base) as usize).copied()
+                };
+                let mut now = MaglevRow::read(row.word(), word);
+                let old = self.contents.maglev.get(index).copied().unwrap_or_default();
+                // Of a table that was there from the start, only this is known.
+                for table in [&mut now.current, &mut now.previous] {
+                    let known = [old.current, old.previous].into_iter().find(|old| old.base == table.base);
+                    *table = known.filter(|_| !self.tables.contains_key(&table.base)).unwrap_or(*table);
+                }
+                self.contents.maglev.insert(*index, now);
             }
             Write::Service(key, entry) => {
                 if !self.room_for(key) {

@@ -26,7 +26,7 @@ pub use error::{BatchError, MapError};
 pub use faulty::{Faults, FaultyStore};
 pub use flow_use::{FilterBit, FlowUse, NoFlows};
 pub use kernel::KernelStore;
-pub use maglev::MaglevRow;
+pub use maglev::{MaglevRow, MaglevTable};
 pub use memory::MemoryStore;
 pub use node::{ConfigRow, NodeContents, NodeFamily, NodeRow, TunnelRow};
 pub use rows::{Backend, Capacity, FrontendKey, Table, Write};

@@ -298,7 +298,7 @@ pub enum Write {
     Slots(u32, Vec<u32>),
     /// Writes a Maglev table from this word on. Nothing may refer to it yet.
     MaglevTable(u32, Vec<u64>),
-    /// Gives a Service port and policy ([`proxy_common::maglev::index`]) its table, or takes it away (a base of 0).
+    /// Gives a Service port and policy ([`proxy_common::maglev::index`]) its tables, or takes them away (bases of 0).
     MaglevIndex(u32, MaglevRow),
     /// Makes a frontend go somewhere: the commit of a change.
     Service(FrontendKey, ServiceEntry),

@@ -16,6 +16,7 @@ use super::extents::Extents;
 use super::filter::{Bit, Filter, backend_bit, frontend_bit};
 use super::ids::Ids;
 use super::rows::Rows;
+use super::tables::Drains;
 use crate::maps::{Backend, Capacity, FrontendKey, MaglevRow, NodeContents, Table, TunnelRow, Write};
 use crate::model::SortedSet;
 use crate::model::net::IpFamily;
@@ -30,11 +31,18 @@ pub struct Holds {
     pub id: Duration,
     /// A bit of the filter; longer while a connection needs it.
     pub filter: Duration,
+    /// A Maglev table that was replaced: the drain period.
+    pub table: Duration,
 }
 
 impl Default for Holds {
     fn default() -> Self {
-        Self { extent: Duration::from_secs(1), id: Duration::from_mins(1), filter: Duration::from_hours(24) }
+        Self {
+            extent: Duration::from_secs(1),
+            id: Duration::from_mins(1),
+            filter: Duration::from_hours(24),
+            table: Duration::from_mins(10),
+        }
     }
 }
 
@@ -61,6 +69,8 @@ pub struct Applied {
     pub extents: Extents,
     /// The Maglev tables, by index ([`proxy_common::maglev::index`]).
     pub maglev: BTreeMap<u32, MaglevRow>,
+    /// The previous ones of these.
+    pub(super) drains: Drains,
     /// Who owns which words of `maglev`. Of a table it keeps the two halves of the signature.
     pub tables: Extents,
     /// Ids of Service ports.
@@ -95,6 +105,7 @@ impl Applied {
             filter: Filter::new(holds.filter),
             extents: Extents::new(capacity.slots, holds.extent),
             maglev: BTreeMap::new(),
+            drains: Drains::new(holds.table),
             tables: tables(capacity.maglev, holds.extent),
             ports: Ids::new(capacity.services, holds.id),
             endpoints: Ids::new(capacity.backends, holds.id),
@@ -165,11 +176,20 @@ impl Applied {
             // The allocator knows what it handed out; and where programs write, nothing is compared.
             Write::Slots(..) | Write::MaglevTable(..) | Write::Join(..) => {}
             Write::MaglevIndex(index, row) => {
-                let old =
-                    if row.base == 0 { self.maglev.remove(index) } else { self.maglev.insert(*index, *row) };
-                self.tables.reference(row.base, row.words);
-                if let Some(old) = old {
-                    self.tables.release(old.base, old.words, now, sync);
+                let old = if row.word() == 0 {
+                    self.maglev.remove(index)
+                } else {
+                    self.maglev.insert(*index, *row)
+                };
+                let old = old.unwrap_or_default();
+                for table in [row.current, row.previous] {
+                    self.tables.reference(table.base, table.words);
+                }
+                for table in [old.current, old.previous] {
+                    self.tables.release(table.base, table.words, now, sync);
+                }
+                if row.previous.base != old.previous.base {
+                    self.drains.begin(*index, row.previous, now);
                 }
             }
             Write::Service(key, entry) => self.put_service(*key, *entry, now, sync),

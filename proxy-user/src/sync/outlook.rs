@@ -18,6 +18,7 @@ impl<S: Store> Reconciler<S> {
         let mut rests = [
             self.applied.extents.next_rested(),
             self.applied.tables.next_rested(),
+            self.applied.drains.next_over(),
             self.applied.endpoints.next_rested(),
             self.applied.ports.next_rested(),
             self.applied.filter.next_rested().map(|at| self.next_release.map_or(at, |next| at.max(next))),

@@ -99,7 +99,9 @@ impl<S: Store> Reconciler<S> {
                 applied.ports.reserve(index / 2);
                 orphans.extend([Write::MaglevIndex(*index, MaglevRow::default()), Write::NoName(index / 2)]);
             }
-            applied.tables.restore_for(index / 2, row.base, halves(row.signature), row.words);
+            for table in [row.current, row.previous] {
+                applied.tables.restore_for(index / 2, table.base, halves(table.signature), table.words);
+            }
             applied.advance(&Write::MaglevIndex(*index, *row), now, self.number);
         }
         for (id, range) in &contents.source_ranges {

@@ -20,7 +20,7 @@ impl<S: Store> Reconciler<S> {
         if self.cleanup.is_some_and(|(_, retry)| now < retry) {
             return freed;
         }
-        let mut steps = Steps::default();
+        let mut steps = self.drained(now);
         let endpoints = self.disconnected(now);
         for ((_, at), id) in &endpoints {
             if self.applied.backends.has(*id) {
@@ -32,6 +32,7 @@ impl<S: Store> Reconciler<S> {
         }
         let mut job = [Job::cleanup()];
         self.execute(&steps, &mut job, true, now);
+        self.applied.drains.forget_done(&self.applied.maglev);
         if job[0].trouble.is_some() {
             self.next_release = None;
         }

@@ -1,13 +1,18 @@
 //! The phase that writes Maglev tables, and the one that takes them away.
+//!
+//! A table that is replaced stays as the previous one for the drain period, as long as nothing else needs its room. Where another
+//! change follows within that period, the first one stays: most connections began by it.
 
-use std::time::Instant;
+use std::collections::{BTreeMap, VecDeque};
+use std::mem::take;
+use std::time::{Duration, Instant};
 
 use proxy_common::maglev;
 
 use super::job::{Job, Steps};
 use super::reconcile::Reconciler;
 use super::trouble::Trouble;
-use crate::maps::{MaglevRow, Store, Write};
+use crate::maps::{MaglevRow, MaglevTable, Store, Write};
 use crate::plan::maglev::{length, packed, signature};
 
 /// Tables that are made before they are written: the most memory that they take at once.
@@ -24,7 +29,8 @@ impl<S: Store> Reconciler<S> {
             let (Some(id), false, Some(wanted)) = (job.id, job.stopped, &job.wanted) else { continue };
             for (local, members) in wanted.tables.iter().filter(|(_, members)| members.len() > 1) {
                 let (index, signature) = (maglev::index(id, *local), signature(members));
-                if self.applied.maglev.get(&index).is_some_and(|row| row.signature == signature) {
+                let old = self.applied.maglev.get(&index).copied().unwrap_or_default();
+                if old.current.words != 0 && old.current.signature == signature {
                     continue;
                 }
                 let words = length(members.len());
@@ -32,21 +38,36 @@ impl<S: Store> Reconciler<S> {
                     Ok(base) => {
                         job.tables.push(base);
                         steps.push(number, Write::MaglevTable(base, packed(members)));
-                        steps.push(number, Write::MaglevIndex(index, MaglevRow { base, words, signature }));
+                        let current = MaglevTable { base, words, signature };
+                        let previous = previous(&old);
+                        steps.push(number, Write::MaglevIndex(index, MaglevRow { current, previous }));
                     }
                     Err(no_room) => {
                         job.trouble.get_or_insert(Trouble::Tables(no_room));
                         if self.applied.maglev.contains_key(&index) {
                             steps.push(number, Write::MaglevIndex(index, MaglevRow::default()));
                         }
+                        // The next try has their room.
+                        self.applied.drains.end_all();
                     }
                 }
             }
             if steps.writes.len() >= 2 * AT_ONCE {
-                self.execute(&std::mem::take(&mut steps), jobs, false, now);
+                self.execute(&take(&mut steps), jobs, false, now);
             }
         }
         self.execute(&steps, jobs, false, now);
+    }
+
+    /// Takes away previous tables whose drain period is over.
+    pub(super) fn drained(&mut self, now: Instant) -> Steps {
+        let mut steps = Steps::default();
+        for drain in self.applied.drains.over(now) {
+            if let Some(row) = self.applied.maglev.get(&drain.index).filter(|row| drain.is_of(row)) {
+                steps.push(0, Write::MaglevIndex(drain.index, row.current.into()));
+            }
+        }
+        steps
     }
 
     /// Takes away the tables that no frontend needs any more.
@@ -63,6 +84,75 @@ impl<S: Store> Reconciler<S> {
             }
         }
         self.execute(&steps, jobs, true, now);
+    }
+}
+
+/// The previous table of the next row: the one that has not drained yet, else the current one. One that cannot be used is none.
+fn previous(old: &MaglevRow) -> MaglevTable {
+    let tables = [old.previous, old.current];
+    tables.into_iter().find(|table| table.words != 0).unwrap_or_default()
+}
+
+/// The drain period of a previous table.
+#[derive(Clone, Copy, Debug)]
+struct Drain {
+    since: Instant,
+    index: u32,
+    base: u32,
+}
+
+impl Drain {
+    /// Whether the row of that index still has this previous table.
+    fn is_of(&self, row: &MaglevRow) -> bool {
+        row.previous.base == self.base
+    }
+}
+
+/// Drain periods, in the order in which they began.
+#[derive(Clone, Debug)]
+pub(super) struct Drains {
+    begun: VecDeque<Drain>,
+    hold: Duration,
+    /// So many of the first ones end before their time.
+    ended: usize,
+}
+
+impl Drains {
+    pub(super) fn new(hold: Duration) -> Self {
+        Self { begun: VecDeque::new(), hold, ended: 0 }
+    }
+
+    /// The table is the previous one of that index from now on.
+    pub(super) fn begin(&mut self, index: u32, table: MaglevTable, now: Instant) {
+        if table.base != 0 {
+            self.begun.push_back(Drain { since: now, index, base: table.base });
+        }
+    }
+
+    /// When the next one is over.
+    pub(super) fn next_over(&self) -> Option<Instant> {
+        let hold = if self.ended == 0 { self.hold } else { Duration::ZERO };
+        self.begun.front().map(|drain| drain.since + hold)
+    }
+
+    /// Ends all of them with the next sync.
+    fn end_all(&mut self) {
+        self.ended = self.begun.len();
+    }
+
+    /// Those that are over.
+    fn over(&self, now: Instant) -> impl Iterator<Item = &Drain> {
+        let is_over =
+            move |(number, drain): &(usize, &Drain)| *number < self.ended || drain.since + self.hold <= now;
+        self.begun.iter().enumerate().take_while(is_over).map(|(_, drain)| drain)
+    }
+
+    /// Forgets those of which the rows say nothing any more.
+    pub(super) fn forget_done(&mut self, rows: &BTreeMap<u32, MaglevRow>) {
+        let is_done = |drain: &mut Drain| !rows.get(&drain.index).is_some_and(|row| drain.is_of(row));
+        while self.begun.pop_front_if(is_done).is_some() {
+            self.ended = self.ended.saturating_sub(1);
+        }
     }
 }
 

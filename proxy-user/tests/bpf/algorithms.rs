@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use proxy_common::maglev;
 use proxy_common::select::Algorithm;
 use proxy_common::service::{SERVICE_MAGLEV_OUTSIDE, ServiceEntry};
-use proxy_user::maps::{MaglevRow, Write};
+use proxy_user::maps::{MaglevRow, MaglevTable, Write};
 use proxy_user::plan::BackendAddress;
 use proxy_user::plan::maglev::{Member, length, packed, signature};
 
@@ -58,10 +58,10 @@ fn serve(family: Family, rig: &mut Rig, algorithm: u8, first: u32) -> Service {
             id: *id,
         })
         .collect();
-    let row = MaglevRow { base: TABLE, words: length(3), signature: signature(&members) };
+    let table = MaglevTable { base: TABLE, words: length(3), signature: signature(&members) };
     rig.write(&[
         Write::MaglevTable(TABLE, packed(&members)),
-        Write::MaglevIndex(maglev::index(ID, false), row),
+        Write::MaglevIndex(maglev::index(ID, false), table.into()),
         Write::Service(service.frontend_key(), ServiceEntry { algorithm, ..service.entry() }),
     ]);
     service

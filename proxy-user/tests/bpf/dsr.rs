@@ -3,16 +3,18 @@
 use std::net::{IpAddr, SocketAddr};
 
 use aya::maps::{HashMap, MapData};
-use proxy_common::backend::{BACKEND_LOCAL, BACKEND_TUNNEL_SHIFT};
+use proxy_common::backend::{BACKEND_ACTIVE, BACKEND_GONE, BACKEND_LOCAL, BACKEND_TUNNEL_SHIFT};
 use proxy_common::config::CONFIG_DSR;
 use proxy_common::conntrack::{ASSURED, FIN_BACKEND, FIN_CLIENT, SEEN_REPLY};
 use proxy_common::flow::{STATE_DSR, STATE_SNAT, tunnel_of};
-use proxy_common::map_names as names;
 use proxy_common::node::{NODE_ADDR_INTERNAL, NODE_ADDR_OWN, NODE_ADDR_PORTS};
 use proxy_common::reason::Reason;
-use proxy_common::select::tunnel_tag;
+use proxy_common::select::{Algorithm, tunnel_tag};
 use proxy_common::service::{KIND_LOAD_BALANCER, SERVICE_DSR, ServiceEntry};
-use proxy_user::maps::{TunnelRow, Write};
+use proxy_common::{maglev, map_names as names};
+use proxy_user::maps::{MaglevRow, MaglevTable, TunnelRow, Write};
+use proxy_user::plan::BackendAddress;
+use proxy_user::plan::maglev::{Member, length, packed, signature};
 
 use crate::Scenario;
 use crate::beyond::{by_gateway, forget};
@@ -20,11 +22,12 @@ use crate::node::{know, node_addr, uplink};
 use crate::packet::{ACK, ETHERNET, FIN, Packet, SCTP, SYN, TCP, UDP, ends};
 use crate::rig::{DROP, Family, Hook, NEXT, REDIRECT, Rig, Seen, Service};
 
-pub const SCENARIOS: [Scenario; 5] = [
+pub const SCENARIOS: [Scenario; 6] = [
     Scenario { name: "packets of clients outside are encapsulated", flows: 256, test: encapsulated },
     Scenario { name: "who is not encapsulated", flows: 256, test: others },
     Scenario { name: "what is too large when it is encapsulated", flows: 256, test: too_big },
     Scenario { name: "encapsulated packets are taken out", flows: 256, test: taken_out },
+    Scenario { name: "connections in mid-flow have a second chance", flows: 256, test: second_chance },
     Scenario { name: "whose encapsulated packets are refused", flows: 256, test: refused },
 ];
 
@@ -107,7 +110,12 @@ fn tag(pod: SocketAddr) -> [u8; 2] {
 }
 
 /// The packet behind an Ethernet header, in another one from node to node, byte by byte.
-fn wrapped(frame: &[u8], src: IpAddr, dst: IpAddr, [t0, t1]: [u8; 2]) -> Vec<u8> {
+fn wrapped(frame: &[u8], src: IpAddr, dst: IpAddr, tag: [u8; 2]) -> Vec<u8> {
+    wrapped_with(frame, src, dst, tag, 64)
+}
+
+/// The same with another time to live or hop limit.
+fn wrapped_with(frame: &[u8], src: IpAddr, dst: IpAddr, [t0, t1]: [u8; 2], hops: u8) -> Vec<u8> {
     let (link, inner) = frame.split_at(ETHERNET);
     let mut bytes = link.to_vec();
     let proto = if inner[0] >> 4 == 4 { 4 } else { 41 };
@@ -115,7 +123,7 @@ fn wrapped(frame: &[u8], src: IpAddr, dst: IpAddr, [t0, t1]: [u8; 2]) -> Vec<u8>
         (IpAddr::V4(src), IpAddr::V4(dst)) => {
             bytes[12..14].copy_from_slice(&[0x08, 0x00]);
             let [l0, l1] = (inner.len() as u16 + 20).to_be_bytes();
-            let mut header = [0x45, 0, l0, l1, t0, t1, 0x40, 0, 64, proto, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+            let mut header = [0x45, 0, l0, l1, t0, t1, 0x40, 0, hops, proto, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
             header[12..16].copy_from_slice(&src.octets());
             header[16..].copy_from_slice(&dst.octets());
             let words = header.chunks(2).map(|pair| u64::from(u16::from_ne_bytes([pair[0], pair[1]])));
@@ -126,7 +134,7 @@ fn wrapped(frame: &[u8], src: IpAddr, dst: IpAddr, [t0, t1]: [u8; 2]) -> Vec<u8>
         (IpAddr::V6(src), IpAddr::V6(dst)) => {
             bytes[12..14].copy_from_slice(&[0x86, 0xdd]);
             let [l0, l1] = (inner.len() as u16).to_be_bytes();
-            bytes.extend([0x60, 0, t0, t1, l0, l1, proto, 64]);
+            bytes.extend([0x60, 0, t0, t1, l0, l1, proto, hops]);
             bytes.extend(src.octets().iter().chain(&dst.octets()));
         }
         _ => panic!("one family"),
@@ -248,6 +256,96 @@ fn taken_out(family: Family, rig: &mut Rig) {
     }
 }
 
+/// The table of new connections leads to endpoint 1, the one of before to endpoint 2.
+fn second_chance(family: Family, rig: &mut Rig) {
+    let outer = family;
+    begin(family, outer, rig);
+    let (own, node, client) = (node_addr(outer), other(outer), family.client(1, 40_000));
+    let (dialled, pods) = (family.frontend(3, 80), [family.pod(1, 8080), family.pod(2, 8080)]);
+    let ack = Packet { flags: ACK, ..Packet::tcp(SYN, client, dialled) };
+    let syn = Packet::tcp(SYN, client, dialled);
+    let here = (BACKEND_LOCAL, BACKEND_ACTIVE);
+    let elsewhere = (NUMBER << BACKEND_TUNNEL_SHIFT, BACKEND_ACTIVE);
+    let sent = |packet: &Packet, pod, hops| wrapped_with(&packet.bytes(), node, own, tag(pod), hops);
+    let goes_on = |bytes: Vec<u8>, hops| wrapped_with(&by_gateway(bytes), own, node, tag(pods[1]), hops);
+
+    // The new one is here, the old one elsewhere. Who opens a connection goes to the new one, however the packet came.
+    old_and_new(rig, dialled, pods, [here, elsewhere]);
+    for bytes in [syn.bytes(), sent(&syn, pods[0], 60)] {
+        let seen = comes_in(rig, &bytes);
+        assert_eq!((seen.verdict, ends(&seen.packet).1), (NEXT, pods[0]));
+        rig.forget_flows();
+    }
+    // Of what is in mid-flow and has a flow here, that decides.
+    assert_eq!(comes_in(rig, &syn.bytes()).verdict, NEXT);
+    assert_eq!(ends(&comes_in(rig, &ack.bytes()).packet).1, pods[0]);
+    rig.forget_flows();
+    // Without one it goes to the node of the old one. A node that gets it from another one says so.
+    for (bytes, hops) in [(ack.bytes(), 64), (sent(&ack, pods[0], 60), 255)] {
+        for _ in 0..2 {
+            let seen = comes_in(rig, &bytes);
+            assert_eq!((seen.verdict, rig.reasons()), (REDIRECT, vec![]));
+            assert_eq!(seen.packet, goes_on(ack.bytes(), hops));
+        }
+        assert_eq!(tunnel_of(rig.flow(family).state), NUMBER);
+        rig.forget_flows();
+    }
+    // What comes by its second chance has no third one, even where a flow leads on.
+    for has_flow in [false, true] {
+        if has_flow {
+            assert_eq!(comes_in(rig, &ack.bytes()).verdict, REDIRECT);
+        }
+        let seen = comes_in(rig, &sent(&ack, pods[0], 250));
+        assert_eq!((seen.verdict, ends(&seen.packet).1), (NEXT, pods[0]));
+        rig.forget_flows();
+    }
+    // The old one is here, and has left the Service: it still has its connections, but gets no new ones.
+    old_and_new(rig, dialled, pods, [elsewhere, (BACKEND_LOCAL, BACKEND_GONE)]);
+    for hops in [60, 250] {
+        let seen = comes_in(rig, &sent(&ack, pods[1], hops));
+        assert_eq!((seen.verdict, ends(&seen.packet).1), (NEXT, pods[1]));
+        rig.forget_flows();
+    }
+    assert_eq!(comes_in(rig, &sent(&syn, pods[1], 60)).verdict, DROP);
+    assert_eq!(rig.reasons(), [(Reason::TunnelNoEndpoint, 1)]);
+    rig.zero_reasons();
+    // The drain period is over.
+    old_and_new(rig, dialled, pods, [here, elsewhere]);
+    let table = MaglevTable { base: 1, words: length(1), signature: 0 };
+    rig.write(&[Write::MaglevIndex(maglev::index(ID, false), table.into())]);
+    assert_eq!(ends(&comes_in(rig, &ack.bytes()).packet).1, pods[0]);
+    rig.forget_flows();
+    end(rig);
+}
+
+/// A Service by Maglev with these endpoints, which have these flags and states: the current table leads to the first one, the
+/// previous table to the second.
+fn old_and_new(rig: &mut Rig, dialled: SocketAddr, pods: [SocketAddr; 2], facts: [(u32, u8); 2]) {
+    let service = Service { flags: SERVICE_DSR, ..Service::new(ID, TCP, dialled, &pods) };
+    let mut facts = facts.into_iter();
+    let mut writes = service.writes();
+    for write in &mut writes {
+        match write {
+            Write::Backend(_, row) => (row.flags, row.state) = facts.next().unwrap(),
+            Write::Service(_, entry) => {
+                *entry =
+                    ServiceEntry { kind: KIND_LOAD_BALANCER, algorithm: Algorithm::Maglev as u8, ..*entry };
+            }
+            _ => {}
+        }
+    }
+    let mut tables = [MaglevTable::default(); 2];
+    for ((table, (id, at)), base) in tables.iter_mut().zip(&service.backends).zip([1, 100]) {
+        let at = BackendAddress { address: at.ip(), port: at.port() };
+        let members = [Member { at, weight: 1, id: *id }];
+        *table = MaglevTable { base, words: length(1), signature: signature(&members) };
+        writes.push(Write::MaglevTable(base, packed(&members)));
+    }
+    let [current, previous] = tables;
+    writes.push(Write::MaglevIndex(maglev::index(ID, false), MaglevRow { current, previous }));
+    rig.write(&writes);
+}
+
 fn refused(family: Family, rig: &mut Rig) {
     begin(family, family, rig);
     let (dialled, pod) = serve(family, rig, TCP, BACKEND_LOCAL);
@@ -278,13 +376,14 @@ fn refused(family: Family, rig: &mut Rig) {
     rig.configure(|config| config.flags &= !CONFIG_DSR);
     let bytes = sent(node, &syn, tag(pod));
     assert_eq!(comes_in(rig, &bytes), Seen { verdict: NEXT, packet: bytes });
-    // A flow that was led elsewhere from here does not send a packet back.
+    // What goes on by a flow that leads elsewhere does so once.
     rig.configure(|config| config.flags |= CONFIG_DSR);
     serve(family, rig, TCP, NUMBER << BACKEND_TUNNEL_SHIFT);
     assert_eq!(comes_in(rig, &syn.bytes()).verdict, REDIRECT);
     serve(family, rig, TCP, BACKEND_LOCAL);
     let ack = Packet { flags: ACK, ..syn };
-    let seen = comes_in(rig, &sent(node, &ack, tag(pod)));
+    assert_eq!(comes_in(rig, &sent(node, &ack, tag(pod))).verdict, REDIRECT);
+    let seen = comes_in(rig, &wrapped_with(&ack.bytes(), node, own, tag(pod), 255));
     assert_eq!((seen.verdict, ends(&seen.packet).1), (NEXT, pod));
     end(rig);
 }

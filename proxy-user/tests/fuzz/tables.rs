@@ -15,7 +15,9 @@ use proxy_common::service::{
     SCOPE_EXTERNAL, SCOPE_INTERNAL, SERVICE_DROP_WHEN_EMPTY, SERVICE_EJECTS, SERVICE_LOCAL,
     SERVICE_MAGLEV_OUTSIDE, SERVICE_SCOPED, SERVICE_SOURCE_RANGES, ServiceEntry,
 };
-use proxy_user::maps::{Backend, ConfigRow, FrontendKey, MaglevRow, NodeFamily, NodeRow, Table, Write};
+use proxy_user::maps::{
+    Backend, ConfigRow, FrontendKey, MaglevRow, MaglevTable, NodeFamily, NodeRow, Table, Write,
+};
 use proxy_user::plan::BackendAddress;
 use proxy_user::plan::maglev::{Member, packed};
 
@@ -167,7 +169,7 @@ pub fn service(world: &World, service: &Service) -> Vec<Write> {
             let base = 1 + index * TABLE;
             assert!(words.len() <= TABLE as usize);
             writes.push(Write::MaglevTable(base, words));
-            writes.push(Write::MaglevIndex(index, MaglevRow { base, words: 0, signature: 0 }));
+            writes.push(Write::MaglevIndex(index, MaglevTable { base, words: 0, signature: 0 }.into()));
         }
     }
     let outside = service.is_scoped().then_some((SCOPE_EXTERNAL, service.is_local_outside));

@@ -336,6 +336,10 @@ impl<const SLOTS: u32> Services for Model<SLOTS> {
         0
     }
 
+    fn maglev_previous(self, _index: u32) -> u32 {
+        0
+    }
+
     fn maglev(self, _index: u32) -> Option<u64> {
         None
     }

@@ -148,7 +148,7 @@ pub fn resolve(contents: &Contents, key: &FrontendKey, entry: &ServiceEntry) -> 
     };
     let endpoints: BTreeMap<_, _> = slots.iter().map(endpoint).collect();
     let table = contents.maglev.get(&(2 * entry.id + u32::from(entry.flags & 4 != 0)));
-    assert!(table.is_none_or(|table| table.words != 0), "{key} has a table that is not whole");
+    assert!(table.is_none_or(|table| table.current.words != 0), "{key} has a table that is not whole");
     let needs = HASHES.contains(&entry.algorithm) || entry.flags & 32 != 0;
     for at in dialled(contents, key) {
         assert!(bit(contents, frontend_bit(&at)), "no filter bit for {key} at {at}");

@@ -9,7 +9,7 @@ use proxy_common::select::Algorithm;
 use super::universe::{history, service};
 use super::{ROOMY, World};
 use crate::maps::Faults;
-use crate::maps::MaglevRow;
+use crate::maps::MaglevTable;
 
 #[test]
 fn a_restart_with_the_same_cluster_writes_nothing() {
@@ -184,11 +184,14 @@ fn spoil(world: &mut World, kind: u8, which: prop::sample::Index, noise: u32, re
         }
         (17, ..) => {
             if let Some(mut table) = contents.maglev.first_entry() {
-                *table.get_mut() = MaglevRow { words: 0, signature: 0, ..*table.get() };
+                let row = table.get_mut();
+                let broken = if noise.is_multiple_of(2) { &mut row.current } else { &mut row.previous };
+                *broken = MaglevTable { words: 0, signature: 0, base: broken.base };
             }
         }
         (18, ..) => {
-            let _ = contents.maglev.insert(noise % 140, MaglevRow { base: noise, words: 0, signature: 0 });
+            let table = MaglevTable { base: noise, words: 0, signature: 0 };
+            let _ = contents.maglev.insert(noise % 140, table.into());
         }
         (15, ..) => contents.node.config.host_netns ^= u64::from(noise),
         _ => contents.slots[slot] = noise % 300,

@@ -126,8 +126,18 @@ fn migrates(lab: &Lab) -> Result<()> {
             }
         }
     }
-    ensure!(problems.is_empty(), "{}", problems.join("\n"));
+    ensure!(problems.is_empty(), "{}\n{}", problems.join("\n"), flows_of(lab, &problems)?);
     Ok(())
+}
+
+/// The flows of the clients that problems name.
+fn flows_of(lab: &Lab, problems: &[String]) -> Result<String> {
+    let output = agent::command(&lab.node, &["flow", "list", "-o", "wide"], &lab.bpffs())?;
+    let flows = String::from_utf8_lossy(&output.stdout).into_owned();
+    let named: Vec<_> = problems.iter().flat_map(|problem| problem.split(" from ").skip(1)).collect();
+    let clients: Vec<_> = named.iter().filter_map(|named| named.split(';').next()).collect();
+    let is_told = |row: &&str| clients.iter().any(|client| row.contains(client));
+    Ok(flows.lines().filter(is_told).collect::<Vec<_>>().join("\n"))
 }
 
 fn reaches(client: &Peer) -> Result<()> {

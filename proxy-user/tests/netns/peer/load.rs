@@ -45,7 +45,13 @@ fn run(load: Load, is_over: &AtomicBool) -> Tally {
     let start = Instant::now();
     while !is_over.load(Ordering::Relaxed) {
         let began = now();
-        note(&mut tally, start, began, exchange(load, &mut kept));
+        let result = exchange(load, &mut kept);
+        // What the next message of a socket meets says whether one was lost, or the way is closed.
+        let began = match kept.as_mut().filter(|_| result.is_err()) {
+            Some(kept) => format!("{began} from {}; again: {:?}", kept.local(), kept.talk(None, false)),
+            None => began,
+        };
+        note(&mut tally, start, began, result);
         std::thread::sleep(Duration::from_millis(load.pause));
     }
     tally

@@ -131,7 +131,7 @@ pub struct Tally {
     /// Answers by server.
     pub servers: BTreeMap<String, u64>,
     pub failed: u64,
-    /// The first few: when each attempt began, as logs of the agent have it, and what failed.
+    /// The first few: when each attempt began, as logs of the agent have it, from where, and what failed.
     pub failures: Vec<(String, Failure)>,
     /// SYNs that were sent again, however the connections fared.
     pub syn_retransmits: u64,

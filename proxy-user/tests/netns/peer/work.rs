@@ -115,6 +115,12 @@ impl Conversation {
         Ok(Self { attempt, socket, syn_retransmits: resent.map_err(Failure::of("TCP_INFO"))? })
     }
 
+    /// The socket's own address, to be looked for in the agent's flows.
+    pub fn local(&self) -> String {
+        let local = self.socket.local_addr().ok().and_then(|local| local.as_socket());
+        local.map_or_else(|| "no address".to_owned(), |local| local.to_string())
+    }
+
     /// Sends a message and awaits its answer. `is_last`: the server closes then.
     pub fn talk(&mut self, to: Option<SocketAddr>, is_last: bool) -> Result<Seen, Failure> {
         let mut message = vec![b'x'; self.attempt.size];

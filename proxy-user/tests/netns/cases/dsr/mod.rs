@@ -9,6 +9,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use serde_json::Value;
 
 use self::objects::{NODE_PORTS, PORTS, Wish, text, vip};
 use super::NodesCase;
@@ -39,6 +40,10 @@ pub const CASES: &[NodesCase] = &[
     NodesCase { name: "dsr::the_mode_changes_under_traffic", run: || with(Wish::default(), live) },
     NodesCase { name: "dsr::the_first_node_forgets", run: || with(Wish::default(), forgets) },
     NodesCase { name: "dsr::the_address_moves_to_another_node", run: || with(Wish::default(), moves) },
+    NodesCase {
+        name: "dsr::the_address_moves_while_endpoints_change_and_a_node_dies",
+        run: || with(Wish::default(), second_chance),
+    },
 ];
 
 /// Long connections in the cases about a first node that is lost.
@@ -226,4 +231,42 @@ fn moves(nodes: &mut Nodes) -> Result<()> {
     let other: IpAddr = vip(Family::V4);
     is_direct(nodes, Kind::Tcp, (other, PORTS[0]).into())?;
     Ok(())
+}
+
+/// Two more endpoints take about half of the table: of the node that the address moves to and of others, the connections are unknown,
+/// and their new choice is not whom they began with.
+fn second_chance(nodes: &mut Nodes) -> Result<()> {
+    hold(nodes)?;
+    change(nodes, &[(1, 2), (2, 3)], 4)?;
+    // As if it had never been the first one.
+    nodes.all[0].forget_flows()?;
+    lead(nodes, 2)?;
+    lives(nodes, "through node 2, with more endpoints")?;
+    // Node 1 dies, and its endpoint goes.
+    nodes.all[0].space.ip("link set eth0 down\n")?;
+    change(nodes, &[(2, 3)], 3)?;
+    nodes.all[1].forget_flows()?;
+    nodes.all[2].forget_flows()?;
+    lives(nodes, "through node 2, with a node less and no flows")?;
+    lead(nodes, 3)?;
+    lives(nodes, "through node 3")
+}
+
+/// Has all nodes serve with other endpoints, of which there are so many then.
+fn change(nodes: &Nodes, more: &'static [(u8, u8)], count: usize) -> Result<()> {
+    nodes.folder.put_text("all", &text(&Wish { more, ..Wish::default() }))?;
+    nodes.all.iter().try_for_each(|node| {
+        eventually(SOON, || {
+            let shown = node.ask(&["service", "show", "default/dsr"])?;
+            let ports = shown["ports"].as_array().into_iter().flatten();
+            let rows = ports.flat_map(|port| port["backends"].as_array().into_iter().flatten());
+            let serves = |row: &&Value| {
+                let address = row["address"].as_str().unwrap_or_default();
+                row["state"] == "active" && address.ends_with(&format!(":{}", objects::MANY))
+            };
+            let endpoints = rows.filter(serves).count();
+            ensure!(endpoints == 2 * count, "{endpoints} endpoints: {shown}");
+            Ok(())
+        })
+    })
 }

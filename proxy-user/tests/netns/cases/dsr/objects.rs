@@ -21,11 +21,13 @@ pub struct Wish {
     pub mode: &'static str,
     /// Families of the nodes' addresses.
     pub nodes: &'static [Family],
+    /// Endpoints beside those on nodes 2 and 3: node and last part of the address.
+    pub more: &'static [(u8, u8)],
 }
 
 impl Default for Wish {
     fn default() -> Self {
-        Self { mode: "dsr", nodes: &Family::BOTH }
+        Self { mode: "dsr", nodes: &Family::BOTH, more: &[] }
     }
 }
 
@@ -59,13 +61,14 @@ pub fn text(wish: &Wish) -> String {
         },
     })];
     for (family, label) in Family::BOTH.into_iter().zip(["IPv4", "IPv6"]) {
-        let endpoint = |node: u8| {
+        let endpoint = |(node, pod): &(u8, u8)| {
             json!({
-                "addresses": [pod_ip(family, node, 2)],
+                "addresses": [pod_ip(family, *node, *pod)],
                 "conditions": {"ready": true},
                 "nodeName": format!("node{node}"),
             })
         };
+        let endpoints: Vec<_> = [(2, 2), (3, 2)].iter().chain(wish.more).map(endpoint).collect();
         all.push(json!({
             "apiVersion": "discovery.k8s.io/v1",
             "kind": "EndpointSlice",
@@ -75,7 +78,7 @@ pub fn text(wish: &Wish) -> String {
                 "labels": {"kubernetes.io/service-name": "dsr"},
             },
             "addressType": label,
-            "endpoints": [endpoint(2), endpoint(3)],
+            "endpoints": endpoints,
             "ports": [
                 {"name": "tcp", "port": 8080, "protocol": "TCP"},
                 {"name": "udp", "port": 5353, "protocol": "UDP"},
