@@ -13,7 +13,7 @@ use super::job::{Job, Steps};
 use super::reconcile::Reconciler;
 use super::trouble::Trouble;
 use crate::maps::{MaglevRow, MaglevTable, Store, Write};
-use crate::plan::maglev::{length, packed, signature};
+use crate::plan::maglev::{Member, length, packed, signature};
 
 /// Tables that are made before they are written: the most memory that they take at once.
 const AT_ONCE: usize = 256;
@@ -39,7 +39,12 @@ impl<S: Store> Reconciler<S> {
                         job.tables.push(base);
                         steps.push(number, Write::MaglevTable(base, packed(members)));
                         let current = MaglevTable { base, words, signature };
-                        let previous = previous(&old);
+                        let mut previous = previous(&old);
+                        if let Some((table, packed)) = self.table_of_one(id, &old, members) {
+                            job.tables.push(table.base);
+                            steps.push(number, Write::MaglevTable(table.base, packed));
+                            previous = table;
+                        }
                         steps.push(number, Write::MaglevIndex(index, MaglevRow { current, previous }));
                     }
                     Err(no_room) => {
@@ -57,6 +62,24 @@ impl<S: Store> Reconciler<S> {
             }
         }
         self.execute(&steps, jobs, false, now);
+    }
+
+    /// The previous table of a port that had one endpoint until now, and needed none. Not, if there is no room.
+    fn table_of_one(
+        &mut self,
+        id: u32,
+        old: &MaglevRow,
+        members: &[Member],
+    ) -> Option<(MaglevTable, Vec<u64>)> {
+        let before = self.applied.extents.live_ids(id);
+        let one = members.iter().find(|member| before.len() == 1 && before.contains(&member.id))?;
+        if *old != MaglevRow::default() {
+            return None;
+        }
+        let (one, words) = (std::slice::from_ref(one), length(1));
+        let signature = signature(one);
+        let base = self.applied.tables.allocate_for(id, halves(signature), words).ok()?;
+        Some((MaglevTable { base, words, signature }, packed(one)))
     }
 
     /// Takes away previous tables whose drain period is over.

@@ -3,6 +3,7 @@
 mod audit;
 mod capacity;
 mod cases;
+mod drain;
 mod node;
 mod oracle;
 mod properties;
