@@ -182,11 +182,11 @@ fn plan<M: FlowTable, F: Frame>(
     let client = &ctx.packet.key.src;
     let source = decide::source(&ctx.frontend, client, &selected.addr, path, time.config.flags, is_own);
     // What came encapsulated goes on only by its second chance: it was selected for an endpoint of this node.
-    let tunnel = if !F::EARLY {
+    let tunnel = if F::EARLY {
+        0
+    } else {
         let (key, flags) = (&ctx.packet.key, selected.flags);
         decide::tunnel(&ctx.frontend, source, flags, key, origin.outside, |addr| maps.node_addr(addr))
-    } else {
-        0
     };
     let snat = source.is_nodes() && tunnel == 0;
     let is_dsr = !F::EARLY && (tunnel != 0 || ctx.tunnelled != 0);
