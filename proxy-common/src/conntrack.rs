@@ -95,7 +95,7 @@ pub fn next(proto: u8, bits: u32, segment: Segment, seq: [u16; 2], age: u32, con
     if tcp_flags & tcp::RST != 0 {
         next |= rst;
     } else {
-        // Whoever goes on has not reset the connection.
+        // A sender that continues has not reset the connection.
         next &= !rst;
         if tcp_flags & tcp::FIN != 0 {
             next |= fin;
@@ -176,7 +176,7 @@ pub const fn is_syn_unanswered(bits: u32, silent: u32, hz: u32) -> bool {
     bits & SYN_UNANSWERED != 0 && silent > hz / SYN_ANSWER
 }
 
-/// Whether the flow waits for the first answer of a backend whose health it tells of.
+/// Whether passive ejection still waits for the first reply of the backend to this flow.
 #[inline(always)]
 pub const fn is_watched(bits: u32) -> bool {
     bits & (STATE_SYN | STATE_WATCHED | SEEN_REPLY | RST_BACKEND) == STATE_SYN | STATE_WATCHED
@@ -267,8 +267,8 @@ pub const fn is_closed(bits: u32) -> bool {
     bits & RSTS != 0 || bits & FINS == FINS
 }
 
-/// Whether the flow is in its backend's count of open connections. The count follows from the bits alone: whoever changes them
-/// by compare-and-exchange so that the answer is another one, and nobody else, changes the count.
+/// Whether the backend's number of open connections includes the flow. Only the CPU whose compare-and-exchange of the bits changes
+/// this result changes the number.
 #[inline(always)]
 pub const fn is_counted(bits: u32) -> bool {
     bits & STATE_COUNTS != 0 && !is_closed(bits)

@@ -68,7 +68,7 @@ pub fn why_nothing(kind: Option<u8>) -> Reason {
 
 /// What a Service without a slot does (kube-proxy contract: no-endpoint verdicts).
 #[inline(always)]
-pub fn nobody(service: &ServiceEntry) -> Reason {
+pub fn no_endpoint_reason(service: &ServiceEntry) -> Reason {
     if service.flags & SERVICE_DROP_WHEN_EMPTY != 0 { Reason::NoLocalEndpoint } else { Reason::NoEndpoint }
 }
 
@@ -211,8 +211,9 @@ pub fn source<A: Address>(
 /// 0: the packet is not, and takes the way of [`Source`].
 ///
 /// `backend`: the flags of the backend. `proto`: TCP or UDP; checksums of SCTP cover more than segments that are yet to be cut
-/// have. `outside`: what [`is_outside`] says. `node_addr` tells what an address is: a client that is a node itself would get
-/// its own packet back, and only a node port at an `InternalIP` is known as one by the node that gets the packet.
+/// have. `outside`: the result of [`is_outside`]. `node_addr` gives the `NODE_ADDR_*` bits of an address. Clients that are nodes are
+/// excluded, since the other node would send them their own packets; so are node ports at addresses that are no `InternalIP`, since
+/// the other node does not know them.
 #[inline(always)]
 pub fn tunnel<A: Address>(
     service: &ServiceEntry,

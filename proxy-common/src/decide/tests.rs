@@ -161,8 +161,11 @@ fn martians_are_what_no_client_has() {
 
 #[test]
 fn nobody_and_nothing_have_reasons() {
-    assert_eq!(nobody(&entry(1, KIND_CLUSTER_IP, 0)), Reason::NoEndpoint);
-    assert_eq!(nobody(&entry(1, KIND_CLUSTER_IP, SERVICE_DROP_WHEN_EMPTY)), Reason::NoLocalEndpoint);
+    assert_eq!(no_endpoint_reason(&entry(1, KIND_CLUSTER_IP, 0)), Reason::NoEndpoint);
+    assert_eq!(
+        no_endpoint_reason(&entry(1, KIND_CLUSTER_IP, SERVICE_DROP_WHEN_EMPTY)),
+        Reason::NoLocalEndpoint
+    );
     assert_eq!(why_nothing(Some(crate::service::KIND_ADDRESS)), Reason::UndefinedPort);
     assert_eq!(why_nothing(Some(KIND_UNMANAGED)), Reason::UnmanagedAddress);
     assert_eq!(why_nothing(None), Reason::UnallocatedAddress);

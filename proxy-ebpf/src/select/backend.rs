@@ -57,8 +57,8 @@ pub fn select_packets<M: Services, F: Frame>(
     selected(maps, id)
 }
 
-/// Whether a packet without a flow may belong to a connection that has one on another node: its Service address may have moved here
-/// since. Only encapsulated packets find their endpoint whatever the node, so there is no second chance with SNAT.
+/// Whether a packet without a flow may belong to a connection whose flow another node has, because the Service address has moved to
+/// this node. With SNAT only the other node knows the source port, so the Service must have DSR.
 #[inline(always)]
 fn may_have_begun_elsewhere<A: Address>(ctx: &PacketCtx<A>) -> bool {
     is_mid_connection(&ctx.packet)
@@ -66,7 +66,7 @@ fn may_have_begun_elsewhere<A: Address>(ctx: &PacketCtx<A>) -> bool {
         && is_by_table(ctx.frontend.algorithm)
 }
 
-/// Whether it is a TCP segment that asks for no connection.
+/// Whether the packet is a TCP segment without SYN.
 #[inline(always)]
 fn is_mid_connection<A>(packet: &Packet<A>) -> bool {
     packet.key.proto == PROTO_TCP && packet.tcp_flags & tcp::SYN == 0
@@ -93,8 +93,19 @@ pub fn second_chance<M: Services>(maps: M, ctx: &PacketCtx<Words<M>>, id: u32) -
 /// The backend that the previous Maglev table leads to; 0: there is no such table.
 #[inline(always)]
 fn previous_id<M: Services>(maps: M, service: &ServiceEntry, selector: u32) -> u32 {
-    let table = maps.maglev_previous(maglev::index(service.id, service.flags & SERVICE_LOCAL != 0));
-    if table == 0 { 0 } else { maglev::backend(table, selector, |at| maps.maglev(at)) }
+    in_table(maps, maps.maglev_previous(table_index(service)), selector)
+}
+
+/// Where the tables of a frontend stand in `maglev_index`.
+#[inline(always)]
+fn table_index(service: &ServiceEntry) -> u32 {
+    maglev::index(service.id, service.flags & SERVICE_LOCAL != 0)
+}
+
+/// The backend that the Maglev table at `base` leads to; 0: none, or there is no table (`base` is 0).
+#[inline(always)]
+fn in_table<M: Services>(maps: M, base: u32, selector: u32) -> u32 {
+    if base == 0 { 0 } else { maglev::backend(base, selector, |at| maps.maglev(at)) }
 }
 
 /// The same: the id of the backend.
@@ -262,9 +273,7 @@ pub fn first_id<M: Services>(maps: M, service: &ServiceEntry, selector: u32) -> 
     }
     let number = service.algorithm;
     if is_by_table(number) {
-        let index = maglev::index(service.id, service.flags & SERVICE_LOCAL != 0);
-        let table = maps.maglev_base(index);
-        let id = if table == 0 { 0 } else { maglev::backend(table, selector, |at| maps.maglev(at)) };
+        let id = in_table(maps, maps.maglev_base(table_index(service)), selector);
         if id != 0 {
             return id;
         }
@@ -285,5 +294,5 @@ pub fn first_id<M: Services>(maps: M, service: &ServiceEntry, selector: u32) -> 
 /// Why [`select`] found nothing.
 #[inline(always)]
 pub fn why_none(service: &ServiceEntry) -> Reason {
-    if service.slot_count == 0 { decide::nobody(service) } else { Reason::MapInconsistent }
+    if service.slot_count == 0 { decide::no_endpoint_reason(service) } else { Reason::MapInconsistent }
 }

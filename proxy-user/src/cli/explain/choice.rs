@@ -42,7 +42,7 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
     ) -> Result<(), Reason> {
         if service.slot_count == 0 {
             self.step("endpoints", "none");
-            return Err(decide::nobody(service));
+            return Err(decide::no_endpoint_reason(service));
         }
         let slots = &self.rules.common.slots;
         let first = (service.slot_base as usize).min(slots.len());

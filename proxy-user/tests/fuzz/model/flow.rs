@@ -156,7 +156,7 @@ impl State {
         if segment.flags & RST != 0 {
             self.rst[side] = true;
         } else {
-            // Whoever goes on has not reset it.
+            // A sender that continues has not reset the connection.
             self.rst[side] = false;
             self.fin[side] |= segment.flags & FIN != 0;
             self.assured |= from == From::Client && acknowledges;
