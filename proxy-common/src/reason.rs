@@ -168,6 +168,11 @@ impl Reason {
     /// How many there are: the size of the `reasons` map.
     pub const COUNT: u32 = Self::ALL.len() as u32;
 
+    /// Whether it tells of a fault of Ballast's or of its settings, and not of traffic or of a Service.
+    pub const fn is_fault(self) -> bool {
+        matches!(self, Self::FlowTableFull | Self::MapInconsistent | Self::RewriteFailed | Self::RejectFailed)
+    }
+
     /// The reason of that number.
     pub fn from_number(number: u32) -> Option<Self> {
         Self::ALL.get(number as usize).copied()

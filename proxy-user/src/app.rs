@@ -1,14 +1,19 @@
 //! The agent: puts the parts together, runs them, and ends without taking anything down.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
 use futures::future::BoxFuture;
+use kube::Client;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot, watch};
-use tokio::task::{JoinHandle, spawn_blocking};
+use tokio::task::spawn_blocking;
+use tokio::time::sleep;
 
+use crate::api::fresh::Fresh;
+use crate::audit::{Ask, Audits};
 use crate::cli::args::paths::Ejection;
 use crate::cli::config::Source;
 use crate::cli::kube_proxy::document;
@@ -17,7 +22,7 @@ use crate::host::cgroup;
 use crate::host::facts::Facts;
 use crate::maps::KernelStore;
 use crate::maps::view::View;
-use crate::metrics::Metrics;
+use crate::metrics::{Metrics, recent};
 use crate::model::notice::Notice;
 use crate::model::{Event, NodeView};
 use crate::plan::PlanSettings;
@@ -30,8 +35,10 @@ mod config_file;
 mod init;
 mod memory;
 mod notices;
+mod supervisor;
 
 pub use init::{init, write_config};
+use supervisor::Supervisor;
 
 /// Events that may wait for the driver; more of them hold up the source, not the memory.
 const QUEUE: usize = 1024;
@@ -44,6 +51,7 @@ const LAST_WORDS: Duration = Duration::from_millis(500);
 /// Runs the agent until it is told to end (SIGTERM, SIGINT). What is programmed stays.
 pub fn run(config: RunConfig) -> anyhow::Result<()> {
     memory::set_up();
+    supervisor::end_on_panic();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
@@ -65,10 +73,11 @@ async fn serve(config: RunConfig) -> anyhow::Result<()> {
     let (sender, events) = mpsc::channel(QUEUE);
     let host = look_at_host(&config, &sender).await?;
     let (notices, to_tell) = mpsc::channel(NOTICES);
-    let mut tasks = Tasks::default();
+    let mut tasks = Supervisor::default();
     // Lists come while programs are loaded; what is heard of waits for the driver.
     let (ask_for_nodes, needs_nodes) = oneshot::channel();
-    tasks.add(tokio::spawn(open_source(&config, sender, to_tell, needs_nodes).await?));
+    let (source, client) = open_source(&config, sender, to_tell, needs_nodes).await?;
+    tasks.needs("source", source);
     let programs = Arc::new(start_programs(&config).await?);
     let store = KernelStore::open(&programs.pin_dir())?;
     let settings = DriverSettings {
@@ -87,72 +96,49 @@ async fn serve(config: RunConfig) -> anyhow::Result<()> {
         ..DriverSettings::default()
     };
     let flows = Box::new(View::open(&config.bpffs)?);
-    let driver = Driver::new(store, NodeView::new(config.node_name.clone()), settings)?.with_flows(flows);
+    let (ask, questions) = mpsc::channel(1);
+    let driver = Driver::new(store, NodeView::new(config.node_name.clone()), settings)?;
+    let driver = driver.with_flows(flows).with_questions(questions);
     let status = driver.status();
+    let audits = Arc::new(Audits::default());
+    if let Some(client) = client.filter(|_| !config.audit.api_audit_period.is_zero()) {
+        tasks.helps(audit(client, Ask::new(ask), Arc::clone(&config), status.clone(), Arc::clone(&audits)));
+    }
     let mut needs = status.clone();
-    tasks.add(tokio::spawn(async move {
+    tasks.helps(async move {
         if needs.wait_for(|status| status.needs_nodes).await.is_ok() {
             // A source that is gone needs nothing.
             let _ = ask_for_nodes.send(());
         }
-    }));
+    });
     notices.try_send(Notice::starting()).context("nobody takes notices")?;
 
-    tasks.add(tokio::spawn(host));
-    tasks.add(tokio::spawn(async move {
+    tasks.needs("host", host);
+    tasks.needs("driver", async move {
         driver.run(events).await;
-    }));
-    tasks.add(tokio::spawn(attach::attach(Arc::clone(&programs), Arc::clone(&config), status.clone())));
+    });
+    tasks.runs(attach::attach(Arc::clone(&programs), Arc::clone(&config), status.clone()));
     let metrics = Metrics::new(&config.bpffs, status.clone()).with_repairs(programs.repairs());
-    let metrics = metrics.with_xdp(programs.xdp_devices());
-    let metrics = Arc::new(metrics);
-    let (fatal, ends) = mpsc::channel(1);
+    let metrics = metrics.with_audits(audits);
+    let metrics = Arc::new(metrics.with_xdp(programs.xdp_devices()));
     let answers = answer(&config, status.clone(), Arc::clone(&metrics), notices.clone())?;
+    tasks.runs(async move { Ok(answers.await?) });
+    tasks.runs(config_file::until_changed(config.kube_proxy.clone()));
     let uplinks = programs.xdp_devices().follow();
-    tasks.add(tokio::spawn(notices::tell_xdp(uplinks, config.paths.xdp.into(), notices.clone())));
-    tasks.add(tokio::spawn(notices::tell_problems(status.clone(), notices)));
-    tasks.add(tokio::spawn(ending(fatal.clone(), async move { Ok(answers.await?) })));
-    tasks.add(tokio::spawn(ending(fatal, config_file::until_changed(config.kube_proxy.clone()))));
+    tasks.helps(notices::tell_xdp(uplinks, config.paths.xdp.into(), notices.clone()));
+    tasks.helps(notices::tell_problems(status.clone(), notices));
+    tasks.helps(note_faults(Arc::clone(&metrics), config.bpffs.clone()));
     let tell = move |swept: &sockets::Swept| {
         swept.ended.iter().for_each(|(family, count)| metrics.ended_sockets(*family, *count));
         if swept.trouble.is_some() {
             metrics.failed_socket_sweep();
         }
     };
-    let sweep = sockets::run(Arc::clone(&programs), config.bpffs.clone(), status.clone(), tell);
-    tasks.add(tokio::spawn(sweep));
-    let recount = connections::run(Arc::clone(&programs), config.bpffs.clone(), status.clone());
-    tasks.add(tokio::spawn(recount));
-    tasks.add(tokio::spawn(memory::give_back(status.clone())));
-    tasks.add(tokio::spawn(announce(status)));
-    wait_for_the_end(ends).await
-}
-
-/// Runs a task whose error is the end of the agent.
-async fn ending(fatal: mpsc::Sender<anyhow::Error>, task: impl Future<Output = anyhow::Result<()>>) {
-    if let Err(error) = task.await {
-        tokio::time::sleep(LAST_WORDS).await;
-        // Nobody listens any more when the agent is ending already.
-        let _ = fatal.send(error).await;
-    }
-}
-
-/// Tasks that end when this is dropped.
-#[derive(Default)]
-struct Tasks(Vec<JoinHandle<()>>);
-
-impl Tasks {
-    fn add(&mut self, task: JoinHandle<()>) {
-        self.0.push(task);
-    }
-}
-
-impl Drop for Tasks {
-    fn drop(&mut self) {
-        for task in &self.0 {
-            task.abort();
-        }
-    }
+    tasks.helps(sockets::run(Arc::clone(&programs), config.bpffs.clone(), status.clone(), tell));
+    tasks.helps(connections::run(Arc::clone(&programs), config.bpffs.clone(), status.clone()));
+    tasks.helps(memory::give_back(status.clone()));
+    tasks.helps(announce(status));
+    wait_for_the_end(tasks).await
 }
 
 async fn start_programs(config: &RunConfig) -> anyhow::Result<Programs> {
@@ -239,15 +225,16 @@ async fn open_source(
     sender: mpsc::Sender<Event>,
     mut notices: mpsc::Receiver<Notice>,
     needs_nodes: oneshot::Receiver<()>,
-) -> anyhow::Result<BoxFuture<'static, ()>> {
+) -> anyhow::Result<(BoxFuture<'static, ()>, Option<Client>)> {
     Ok(match &config.source {
         Source::Manifests(folder) => {
             let source = source::folder::run(folder.clone(), sender);
             // There is no cluster to be told.
             let silence = async move { while notices.recv().await.is_some() {} };
-            Box::pin(async move {
+            let source = async move {
                 tokio::join!(source, silence);
-            })
+            };
+            (Box::pin(source), None)
         }
         Source::Cluster { kubeconfig, master } => {
             let options = api::client::Options { kubeconfig: kubeconfig.clone(), server: master.clone() };
@@ -258,10 +245,11 @@ async fn open_source(
                     std::future::pending::<()>().await;
                 }
             };
-            let watches = api::watch::run(client, config.node_name.clone(), sender, needs_nodes);
-            Box::pin(async move {
+            let watches = api::watch::run(client.clone(), config.node_name.clone(), sender, needs_nodes);
+            let source = async move {
                 tokio::join!(watches, events);
-            })
+            };
+            (Box::pin(source), Some(client))
         }
     })
 }
@@ -291,6 +279,36 @@ fn answer(
     Ok(http::serve(addresses, state))
 }
 
+/// Compares what is programmed with the API server, now and then.
+async fn audit(
+    client: Client,
+    driver: Ask,
+    config: Arc<RunConfig>,
+    status: watch::Receiver<Status>,
+    audits: Arc<Audits>,
+) {
+    let view = match View::open(&config.bpffs) {
+        Ok(view) => view,
+        Err(error) => {
+            tracing::error!(%error, "what is programmed is not compared with the API server");
+            return;
+        }
+    };
+    let (period, node) = (config.audit.api_audit_period, &config.node_name);
+    crate::audit::run(Fresh::new(client), view, driver, node, period, status, &audits).await;
+}
+
+/// Notes now and then which faults the programs have met.
+async fn note_faults(metrics: Arc<Metrics>, bpffs: PathBuf) {
+    loop {
+        let (metrics, bpffs) = (Arc::clone(&metrics), bpffs.clone());
+        if let Ok(Err(error)) = spawn_blocking(move || metrics.recent.note(&bpffs)).await {
+            tracing::debug!(%error, "the counters of reasons cannot be read");
+        }
+        sleep(recent::PERIOD).await;
+    }
+}
+
 /// Says once when all is there.
 async fn announce(mut status: watch::Receiver<Status>) {
     if let Ok(status) = status.wait_for(|status| status.synced).await {
@@ -303,14 +321,15 @@ async fn announce(mut status: watch::Receiver<Status>) {
     }
 }
 
-async fn wait_for_the_end(mut ends: mpsc::Receiver<anyhow::Error>) -> anyhow::Result<()> {
+async fn wait_for_the_end(mut tasks: Supervisor) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
     tokio::select! {
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
-        Some(error) = ends.recv() => {
+        error = tasks.failed() => {
             tracing::error!("{error:#}; ending, programs and maps stay in place");
+            sleep(LAST_WORDS).await;
             return Err(error);
         }
     }

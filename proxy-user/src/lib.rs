@@ -12,6 +12,7 @@
 //! * [`api`], [`source`]: the two places objects come from (an API server, a folder of manifests).
 //! * [`plan`]: pure; the model and a node in, what the maps should say out, without ids or positions.
 //! * [`sync`]: ids, extents, the difference to what is applied, ordered writes; one task owns it all.
+//! * [`audit`]: compares maps, model and API server, apart from all that is remembered.
 //! * [`maps`]: the BPF maps; the only place that knows how they are written and read.
 //! * [`programs`]: load, attach, pin, replace and remove the BPF programs.
 //! * [`host`]: devices and the cgroup tree.
@@ -21,6 +22,7 @@
 
 pub mod api;
 pub mod app;
+pub mod audit;
 pub mod cli;
 pub mod connections;
 pub mod host;

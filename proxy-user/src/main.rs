@@ -11,7 +11,7 @@ use proxy_user::cli::args::{CleanupArgs, RunArgs};
 use proxy_user::cli::handover::Handover;
 use proxy_user::cli::monitor::{self, MonitorError};
 use proxy_user::cli::show::Answer;
-use proxy_user::cli::{Args, Command, RunConfig, show, takeover};
+use proxy_user::cli::{Args, Command, RunConfig, explain, show, takeover};
 use proxy_user::{app, host, programs, telemetry};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -27,23 +27,25 @@ fn main() -> ExitCode {
 }
 
 fn run(command: Command) -> anyhow::Result<ExitCode> {
-    if let Some(answer) = show::answer(&command) {
-        let Answer { text, well } = answer?;
-        print(&text)?;
-        return Ok(if well { ExitCode::SUCCESS } else { ExitCode::FAILURE });
-    }
-    match command {
-        Command::Run(args) => start(*args),
-        Command::Cleanup(args) => cleanup(&args),
-        Command::Downgrade(args) => downgrade(&args),
-        Command::Monitor(args) => monitor(&args),
-        Command::Takeover(args) => {
-            print(&takeover::run(&args)?)?;
-            Ok(ExitCode::SUCCESS)
+    let text = match command {
+        Command::Run(args) => return start(*args),
+        Command::Cleanup(args) => return cleanup(&args),
+        Command::Downgrade(args) => return downgrade(&args),
+        Command::Monitor(args) => return monitor(&args),
+        Command::Status(args) => {
+            let Answer { text, well } = show::status(&args)?;
+            print(&text)?;
+            return Ok(if well { ExitCode::SUCCESS } else { ExitCode::FAILURE });
         }
-        // `show::answer` has answered all others.
-        _ => Ok(ExitCode::SUCCESS),
-    }
+        Command::Takeover(args) => takeover::run(&args)?,
+        Command::Explain(args) => explain::answer(&args)?,
+        Command::Service { command } => show::services(&command)?,
+        Command::Backend { command } => show::backends(&command)?,
+        Command::Flow { command } => show::flows(&command)?,
+        Command::Map { command } => show::maps(&command)?,
+    };
+    print(&text)?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// The agent, or what is asked for in its place. The order is kube-proxy's.

@@ -2,6 +2,7 @@
 
 pub mod client;
 pub mod convert;
+pub mod fresh;
 mod kinds;
 mod lists;
 pub mod notices;

@@ -113,7 +113,7 @@ fn reports<K: Watched>(api: Api<K>, config: watcher::Config) -> impl Stream<Item
 }
 
 /// One watch after the other; each begins with a list.
-fn watches<K: Watched>(
+pub(super) fn watches<K: Watched>(
     api: Api<K>,
     config: watcher::Config,
 ) -> impl Stream<Item = watcher::Result<watcher::Event<K>>> + Send {

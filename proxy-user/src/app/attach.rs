@@ -5,67 +5,125 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::task::spawn_blocking;
+use tokio::time::{sleep, timeout};
 
 use crate::cli::RunConfig;
 use crate::host::manager::{DeviceManager, PERIOD};
+use crate::host::netfilter::old_proxy::OldProxy;
 use crate::host::selection::Selection;
 use crate::programs::Programs;
 use crate::sync::Status;
 
-/// Attaches the programs: at once where an earlier agent's maps are full, else when they are for the first time.
-/// A program that is attached before it knows anything would turn nobody away, but would help nobody either.
-pub async fn attach(programs: Arc<Programs>, config: Arc<RunConfig>, mut status: watch::Receiver<Status>) {
-    if !programs.in_force() && status.wait_for(|status| status.synced).await.is_err() {
-        return;
+/// How often it is looked whether another proxy is still there that serves what does not fit.
+const LOOK_AGAIN: Duration = Duration::from_secs(5);
+
+/// Attaches the programs: at once where an earlier agent's maps are full, else when they hold what there is. Returns only if
+/// `--devices` cannot be used.
+pub async fn attach(
+    programs: Arc<Programs>,
+    config: Arc<RunConfig>,
+    status: watch::Receiver<Status>,
+) -> anyhow::Result<()> {
+    let selection = config.devices.join(",").parse::<Selection>()?;
+    if !programs.in_force() {
+        wait_until_filled(status, other_proxy).await;
     }
     loop {
         let attaching = Arc::clone(&programs);
-        match spawn_blocking(move || attaching.attach_sockets()).await {
-            Ok(Ok(outcomes)) => {
+        match spawn_blocking(move || attaching.attach_sockets()).await? {
+            Ok(outcomes) => {
                 for (hook, outcome) in outcomes {
                     tracing::debug!(hook, ?outcome, "socket program attached");
                 }
                 tracing::info!("socket programs attached");
                 break;
             }
-            Ok(Err(error)) => {
+            Err(error) => {
                 tracing::error!(%error, "cannot attach the socket programs; trying again in 5 s");
             }
-            Err(_) => return,
         }
-        tokio::time::sleep(Duration::from_secs(5)).await;
+        sleep(Duration::from_secs(5)).await;
     }
-    let selection = match config.devices.join(",").parse::<Selection>() {
-        Ok(selection) => selection,
-        Err(error) => {
-            tracing::error!(%error, "the packet programs are attached to no device");
-            return;
-        }
-    };
     let (manager, _states) = DeviceManager::new(selection, Arc::clone(&programs));
     let manager = manager.with_period(PERIOD.min(config.sync_period));
     tokio::join!(manager.run(), keep(programs, config.sync_period));
+    Ok(())
 }
 
-/// Puts back what another hand takes away, every `period`.
+/// Whether rules of kube-proxy serve this node. Who may not ask may not attach either, and that is told elsewhere.
+async fn other_proxy() -> bool {
+    spawn_blocking(OldProxy::look).await.is_ok_and(|found| found.is_ok_and(|found| found.has_rules()))
+}
+
+/// Waits until the maps hold everything that was listed. Where no other proxy serves, the first sync suffices: the Services that
+/// fit are better than none. Beside another proxy, programs would refuse clients of Services that it still serves.
+async fn wait_until_filled<F>(mut status: watch::Receiver<Status>, other_proxy: impl Fn() -> F)
+where
+    F: Future<Output = bool>,
+{
+    let mut is_told = false;
+    while status.wait_for(|status| status.synced).await.is_ok() {
+        if status.borrow().complete || !other_proxy().await {
+            return;
+        }
+        if !std::mem::replace(&mut is_told, true) {
+            tracing::warn!(
+                failing = status.borrow().failing,
+                "not every Service port could be programmed, and kube-proxy's rules serve this node: the programs are \
+                 attached when all are, or when these rules are gone"
+            );
+        }
+        let filled = timeout(LOOK_AGAIN, status.wait_for(|status| status.complete)).await;
+        if let Ok(Err(_)) = filled {
+            break;
+        }
+    }
+    // The driver has ended, and so does the agent.
+    std::future::pending().await
+}
+
+/// Restores every `period` what was detached or removed externally.
 async fn keep(programs: Arc<Programs>, period: Duration) {
     let mut trouble: Option<String> = None;
     loop {
-        tokio::time::sleep(period).await;
+        sleep(period).await;
         let programs = Arc::clone(&programs);
         let Ok(result) = spawn_blocking(move || programs.repair()).await else { return };
         let error = match result {
             Ok(repairs) => {
                 for repair in repairs {
-                    tracing::warn!(what = %repair, "another hand took it away; it is put back");
+                    tracing::warn!(what = %repair, "detached or removed externally; restored");
                 }
                 None
             }
             Err(error) => Some(error.to_string()),
         };
         if let Some(error) = error.as_ref().filter(|error| trouble.as_ref() != Some(error)) {
-            tracing::error!(error, "what another hand took away cannot be put back; trying again");
+            tracing::error!(
+                error,
+                "what was detached or removed externally cannot be restored; trying again"
+            );
         }
         trouble = error;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn beside_another_proxy_programs_wait_until_everything_is_programmed() {
+        let (sender, status) = watch::channel(Status::default());
+        let waits = |status, other| tokio::spawn(wait_until_filled(status, move || async move { other }));
+        let (alone, beside) = (waits(status.clone(), false), waits(status, true));
+        sleep(Duration::from_mins(1)).await;
+        assert!(!alone.is_finished() && !beside.is_finished(), "nothing is in the maps");
+        sender.send_modify(|status| status.synced = true);
+        sleep(Duration::from_mins(1)).await;
+        assert!(alone.is_finished() && !beside.is_finished(), "some do not fit");
+        sender.send_modify(|status| status.complete = true);
+        sleep(Duration::from_millis(1)).await;
+        assert!(beside.is_finished());
     }
 }

@@ -1,5 +1,6 @@
 //! What can be typed. Parsing has no effects; the comments here are the help texts.
 
+pub mod audit;
 pub mod downgrade;
 pub mod eyes;
 pub mod network;
@@ -23,13 +24,7 @@ use super::value::{self, Listen, LogLevel, ProxyMode};
 /// `ballast run` is the agent, one on each node. The other commands read what it has put into the kernel, and
 /// work while it is stopped.
 #[derive(Clone, Debug, Parser)]
-#[command(
-    name = "ballast",
-    version,
-    propagate_version = true,
-    arg_required_else_help = true,
-    infer_subcommands = true
-)]
+#[command(name = "ballast", version, propagate_version = true, arg_required_else_help = true)]
 pub struct Args {
     /// What to do.
     #[command(subcommand)]
@@ -140,7 +135,6 @@ pub struct RunArgs {
     /// Do what `ballast cleanup` does, and end.
     #[arg(
         long,
-        env = "BALLAST_CLEANUP",
         num_args = 0..=1,
         require_equals = true,
         default_missing_value = "true",
@@ -260,6 +254,10 @@ pub struct RunArgs {
         help_heading = "Timing"
     )]
     pub sync_period: Option<Duration>,
+
+    /// Audits.
+    #[command(flatten)]
+    pub audit: audit::AuditArgs,
 
     /// For kube-proxy's sake: ebpf. Its own modes are taken too, with a line in the log, and mean ebpf.
     #[arg(long, env = "BALLAST_PROXY_MODE", value_name = "MODE", help_heading = "As kube-proxy")]

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use serde::{Serialize, Serializer};
 
+use super::args::audit::AuditArgs;
 use super::args::network::NetworkArgs;
 use super::args::paths::PathArgs;
 use super::args::{LogFormat, PacketHook, RunArgs};
@@ -136,6 +137,9 @@ pub struct RunConfig {
     /// Time between two full comparisons.
     #[serde(serialize_with = "seconds")]
     pub sync_period: Duration,
+    /// How often the agent audits itself.
+    #[serde(flatten)]
+    pub audit: AuditArgs,
     /// How log lines are written.
     pub log_format: LogFormat,
     /// How much is logged.
@@ -183,6 +187,7 @@ impl RunConfig {
             timeouts,
             min_sync_period,
             sync_period,
+            audit,
             proxy_mode,
         } = args;
 
@@ -247,6 +252,7 @@ impl RunConfig {
             flow_timeouts,
             min_sync_period,
             sync_period,
+            audit,
             log_format: log_format.unwrap_or_default(),
             log_level: log_level.unwrap_or_default(),
             kube_proxy,

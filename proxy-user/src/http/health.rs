@@ -1,8 +1,11 @@
 //! Whether the agent is well, by kube-proxy's rules (`pkg/proxy/healthcheck/proxy_health.go`, 1.36).
 //!
-//! A family is unwell when a change of it has waited for longer than two sync periods. Nothing waiting is
-//! health, however long ago the last sync was, and so is the time before the first list. `/healthz` also fails
-//! when the node is about to go, so that load balancers turn away from it; `/livez` does not.
+//! A family is unhealthy when a change of it has waited for longer than two sync periods, and when the task that owns the maps
+//! has made no progress for that long. Nothing waiting is health, however long ago the last sync was, and so is the time
+//! before the first list.
+//!
+//! `/healthz` also fails when something could not be programmed for longer than two sync periods, and when the node is
+//! about to go, so that load balancers turn away from it. `/livez` does not: a restart would help in neither case.
 
 use std::time::{Duration, SystemTime};
 
@@ -16,6 +19,8 @@ use crate::sync::{NodeFate, Status};
 pub struct FamilySync {
     /// Since when the oldest change has waited, if any does.
     pub pending_since: Option<SystemTime>,
+    /// Since when something could not be programmed, if that is so.
+    pub failing_since: Option<SystemTime>,
     /// When the maps were last made right.
     pub last_updated: Option<SystemTime>,
 }
@@ -29,12 +34,15 @@ pub struct Snapshot {
     pub v6: FamilySync,
     /// Load balancers may send traffic to this node: it is neither going nor about to.
     pub node_eligible: bool,
+    /// How long the task that owns the maps has made no progress.
+    pub stalled: Duration,
 }
 
 impl Default for Snapshot {
     /// Before the first list.
     fn default() -> Self {
-        Self { v4: FamilySync::default(), v6: FamilySync::default(), node_eligible: true }
+        let (v4, v6) = (FamilySync::default(), FamilySync::default());
+        Self { v4, v6, node_eligible: true, stalled: Duration::ZERO }
     }
 }
 
@@ -46,7 +54,7 @@ impl Snapshot {
 
     /// Nothing of this family waits any more.
     pub fn updated(&mut self, family: IpFamily, at: SystemTime) {
-        *self.family(family) = FamilySync { pending_since: None, last_updated: Some(at) };
+        *self.family(family) = FamilySync { last_updated: Some(at), ..FamilySync::default() };
     }
 
     fn family(&mut self, family: IpFamily) -> &mut FamilySync {
@@ -62,11 +70,17 @@ impl From<&Status> for Snapshot {
     fn from(status: &Status) -> Self {
         // Before all is listed nothing can be done about a change, and kube-proxy does not call it late.
         let pending = status.synced && status.service_changes.pending + status.slice_changes.pending > 0;
-        let sync = FamilySync {
+        let sync = |family| FamilySync {
             pending_since: status.last_queued.filter(|_| pending),
+            failing_since: status.failing_since.get(&family).copied(),
             last_updated: status.last_sync,
         };
-        Self { v4: sync, v6: sync, node_eligible: status.node == NodeFate::Stays }
+        Self {
+            v4: sync(IpFamily::V4),
+            v6: sync(IpFamily::V6),
+            node_eligible: status.node == NodeFate::Stays,
+            stalled: status.progress.map_or(Duration::ZERO, |progress| progress.elapsed()),
+        }
     }
 }
 
@@ -109,12 +123,13 @@ struct FamilyReport {
 impl Report {
     /// The answer at `now`, when a change may wait for `patience`.
     pub fn of(snapshot: &Snapshot, patience: Duration, check: Check, now: SystemTime) -> Self {
+        // A clock that was set back makes a change young, never old.
+        let is_recent = |since: SystemTime| now.duration_since(since).unwrap_or_default() <= patience;
         let family = |sync: &FamilySync| FamilyReport {
             last_updated: rfc3339(sync.last_updated),
-            // A clock that was set back makes a change young, never old.
-            healthy: sync
-                .pending_since
-                .is_none_or(|since| now.duration_since(since).unwrap_or_default() <= patience),
+            healthy: snapshot.stalled <= patience
+                && sync.pending_since.is_none_or(is_recent)
+                && (check == Check::Livez || sync.failing_since.is_none_or(is_recent)),
         };
         let status = Families { v4: family(&snapshot.v4), v6: family(&snapshot.v6) };
         let healthy = status.v4.healthy && status.v6.healthy;
@@ -239,6 +254,35 @@ mod tests {
         assert_eq!(well(&clock.check(&Snapshot::from(&status))), (200, true, true), "nothing waits any more");
         status.node = NodeFate::Leaves;
         assert_eq!(well(&clock.check(&Snapshot::from(&status))), (503, true, true));
+    }
+
+    #[test]
+    fn what_cannot_be_programmed_for_long_turns_load_balancers_away_and_is_no_reason_to_restart() {
+        let mut clock = Clock::new();
+        let mut status = Status { synced: true, last_sync: Some(clock.0), ..Status::default() };
+        status.failing_since.insert(IpFamily::V6, clock.0);
+        clock.pass(60);
+        assert_eq!(well(&clock.check(&Snapshot::from(&status))), (200, true, true), "not for long");
+        clock.pass(1);
+        let snapshot = Snapshot::from(&status);
+        assert_eq!(well(&clock.check(&snapshot)), (503, true, false));
+        assert_eq!(Report::of(&snapshot, PATIENCE, Check::Livez, clock.0).code(), 200);
+        status.failing_since.clear();
+        assert_eq!(clock.check(&Snapshot::from(&status)).code(), 200);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_driver_that_makes_no_progress_is_neither_healthy_nor_alive() {
+        let clock = Clock::new();
+        let status = Status { progress: Some(tokio::time::Instant::now()), ..Status::default() };
+        tokio::time::advance(PATIENCE).await;
+        assert_eq!(clock.check(&Snapshot::from(&status)).code(), 200);
+        tokio::time::advance(Duration::from_millis(1)).await;
+        let snapshot = Snapshot::from(&status);
+        for check in [Check::Healthz, Check::Livez] {
+            let report = Report::of(&snapshot, PATIENCE, check, clock.0);
+            assert_eq!(well(&report), (503, false, false), "{check:?}");
+        }
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! | server | path | answer |
 //! |---|---|---|
 //! | health | `/healthz`, `/livez` | JSON, 200 or 503; see [`health`] |
-//! | | `/readyz` | `ok`, or 503 before the first sync is done; kube-proxy has none |
+//! | | `/readyz` | `ok`, or 503 until all that was listed is in the maps; kube-proxy has none |
 //! | metrics | `/metrics` | see [`crate::metrics`] |
 //! | | `/proxyMode` | `ebpf` |
 //! | | `/healthz`, `/livez` | `ok`, or 503 and the same JSON |
@@ -181,13 +181,18 @@ async fn livez(extract::State(state): extract::State<State>) -> Response {
     json(report.code(), &report)
 }
 
-/// Whether a rollout may go on to the next node: all that was listed is in the maps.
+/// Whether a rollout may go on to the next node: all that was listed was in the maps once.
 async fn readyz(extract::State(state): extract::State<State>) -> Response {
-    if state.status.borrow().synced {
-        text(StatusCode::OK, "ok".to_owned())
-    } else {
-        text(StatusCode::SERVICE_UNAVAILABLE, "the first sync is not done".to_owned())
-    }
+    let (synced, complete, failing) = {
+        let status = state.status.borrow();
+        (status.synced, status.complete, status.failing)
+    };
+    let reason = match (synced, complete) {
+        (_, true) => return text(StatusCode::OK, "ok".to_owned()),
+        (true, false) => format!("{failing} Service ports could not be programmed yet; /problems names them"),
+        (false, false) => "the first sync is not done".to_owned(),
+    };
+    text(StatusCode::SERVICE_UNAVAILABLE, reason)
 }
 
 /// The metrics server's own health says whether the agent works; the node's fate is the health server's matter.
@@ -205,7 +210,8 @@ async fn configz(extract::State(state): extract::State<State>) -> Response {
 
 /// For `ballast status`: the maps do not tell what is not in them.
 async fn problems(extract::State(state): extract::State<State>) -> Response {
-    let sentences: Vec<_> = state.status.borrow().problems.iter().map(ToString::to_string).collect();
+    let mut sentences: Vec<_> = state.status.borrow().problems.iter().map(ToString::to_string).collect();
+    sentences.extend(state.metrics.recent.faults());
     json(200, &sentences)
 }
 

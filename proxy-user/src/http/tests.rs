@@ -17,7 +17,8 @@ pub(super) fn state(status: Status) -> State {
 
 /// An agent with a change that waited for too long.
 fn unwell() -> Status {
-    let mut status = Status { synced: true, last_queued: Some(SystemTime::UNIX_EPOCH), ..Status::default() };
+    let known = Status { synced: true, complete: true, ..Status::default() };
+    let mut status = Status { last_queued: Some(SystemTime::UNIX_EPOCH), ..known };
     status.service_changes.pending = 1;
     status
 }
@@ -105,6 +106,10 @@ async fn an_agent_is_ready_after_its_first_sync() {
     let fresh = start(health_router(state(Status::default()))).await;
     assert_eq!(fetch(fresh, "/readyz").await.0, 503);
     assert_eq!(fetch(fresh, "/livez").await.0, 200, "it is not restarted for it");
+    let short = Status { synced: true, failing: 16, ..Status::default() };
+    let (code, _, body) = fetch(start(health_router(state(short))).await, "/readyz").await;
+    assert_eq!(code, 503, "a sync that failed is not done");
+    assert_eq!(body, "16 Service ports could not be programmed yet; /problems names them");
     let synced = start(health_router(state(unwell()))).await;
     assert_eq!(fetch(synced, "/readyz").await.0, 200, "a change that waits is not a matter of rollouts");
 }

@@ -6,9 +6,11 @@
 //!
 //! Source of the `kubeproxy_` names: pkg/proxy/metrics/metrics.go of Kubernetes 1.36.
 
+mod audit;
 pub mod datapath;
 mod plain;
 mod process;
+pub mod recent;
 mod repairs;
 mod sync;
 mod xdp;
@@ -24,9 +26,11 @@ use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 
+use crate::audit::Audits;
 use crate::model::net::IpFamily;
 use crate::programs::{Repairs, XdpDevice, XdpDevices};
 use crate::sync::Status;
+use recent::Recent;
 
 /// A format of the answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -98,6 +102,8 @@ pub struct Metrics {
     ended_sockets: Family<FamilyLabel, Counter>,
     failed_sweeps: Counter,
     xdp: Arc<XdpDevices>,
+    /// Faults that the programs met lately.
+    pub recent: Recent,
 }
 
 impl Metrics {
@@ -124,13 +130,21 @@ impl Metrics {
         registry.register_collector(Box::new(sync::Sync(status)));
         registry.register_collector(Box::new(datapath::DataPath::new(bpffs)));
         registry.register_collector(Box::new(process::Process));
-        Self { registry, healthz, livez, ended_sockets, failed_sweeps, xdp: Arc::default() }
+        let (xdp, recent) = (Arc::default(), Recent::default());
+        Self { registry, healthz, livez, ended_sockets, failed_sweeps, xdp, recent }
     }
 
     /// Tells of repairs, too.
     #[must_use]
     pub fn with_repairs(mut self, repairs: Arc<Repairs>) -> Self {
         self.registry.register_collector(Box::new(repairs::Put(repairs)));
+        self
+    }
+
+    /// Tells of audits, too.
+    #[must_use]
+    pub fn with_audits(mut self, audits: Arc<Audits>) -> Self {
+        self.registry.register_collector(Box::new(audit::Found(audits)));
         self
     }
 

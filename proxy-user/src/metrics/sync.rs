@@ -119,7 +119,12 @@ fn ours(e: &mut DescriptorEncoder<'_>, status: &Status) -> Result<(), fmt::Error
     let listed = [("Service", status.services_listed), ("EndpointSlice", status.slices_listed)]
         .map(|(kind, listed)| (vec![("kind", kind.to_owned())], u32::from(listed)));
     gauge(e, "ballast_listed", "Whether all objects of a kind were seen once", listed)?;
-    gauge(e, "ballast_synced", "Whether the first sync is done", [(none(), u32::from(status.synced))])?;
+    gauge(
+        e,
+        "ballast_synced",
+        "Whether all that was listed has been in the maps",
+        [(none(), u32::from(status.complete))],
+    )?;
     histogram(
         e,
         "ballast_event_to_map_duration_seconds",
@@ -136,7 +141,7 @@ fn ours(e: &mut DescriptorEncoder<'_>, status: &Status) -> Result<(), fmt::Error
     counter(e, "ballast_map_operations", help, operations(|count| count.done))?;
     let help = "Entries that the kernel did not let be written or removed";
     counter(e, "ballast_map_operation_failures", help, operations(|count| count.failed))?;
-    let help = "Entries that were changed by another hand, and set right";
+    let help = "Entries that were changed externally, and repaired";
     counter(e, "ballast_drift_repairs", help, [(none(), status.drift)])?;
     let help = "Comparisons of the maps with what was written to them";
     counter(e, "ballast_audits", help, [(none(), status.audits)])?;
@@ -149,7 +154,7 @@ fn ours(e: &mut DescriptorEncoder<'_>, status: &Status) -> Result<(), fmt::Error
     gauge(e, "ballast_services", "Services that are programmed", [(none(), status.services as u64)])
 }
 
-fn unix(at: SystemTime) -> f64 {
+pub(super) fn unix(at: SystemTime) -> f64 {
     at.duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs_f64()
 }
 

@@ -157,6 +157,7 @@ fn eventful() -> Status {
         slice_changes: Changes { total: 3, pending: 4 },
         operations: vec![Operations { table: Table::Services, operation: Operation::Write, count }],
         failing: 5,
+        complete: true,
         drift: 6,
         ..Status::default()
     }

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::ops::Bound;
 
 use ipnet::IpNet;
 
@@ -129,6 +130,36 @@ impl Cluster {
     /// All Services, by name.
     pub fn services(&self) -> impl Iterator<Item = &Service> {
         self.services.values()
+    }
+
+    /// The Services behind this one in the order of names; `None`: all.
+    pub fn services_after(&self, name: Option<&ServiceName>) -> impl Iterator<Item = &Service> {
+        let from = name.map_or(Bound::Unbounded, Bound::Excluded);
+        self.services.range((from, Bound::Unbounded)).map(|(_, service)| service)
+    }
+
+    /// The names of all Services and EndpointSlices.
+    pub fn keys(&self) -> impl Iterator<Item = Key> {
+        let services = self.services.keys().cloned().map(Key::Service);
+        services.chain(self.owners.keys().cloned().map(Key::Slice))
+    }
+
+    /// Whether there is such a Service or EndpointSlice.
+    pub fn has(&self, key: &Key) -> bool {
+        match key {
+            Key::Service(name) => self.services.contains_key(name),
+            Key::Slice(name) => self.owners.contains_key(name),
+            Key::Node(_) | Key::ServiceCidr(_) => false,
+        }
+    }
+
+    /// Whether this Service or EndpointSlice is known as it is here.
+    pub fn knows(&self, object: &Object) -> bool {
+        match object {
+            Object::Service(service) => self.services.get(&service.name) == Some(service),
+            Object::Slice(slice) => self.slice(&slice.name).is_some_and(|known| known.says_the_same(slice)),
+            Object::Node(_) | Object::ServiceCidr(_) => false,
+        }
     }
 
     /// The slices of a Service, by name.

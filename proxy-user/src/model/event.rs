@@ -1,5 +1,7 @@
 //! What a source of objects reports.
 
+use std::fmt;
+
 use super::{EndpointSlice, HostView, NodeView, Service, ServiceCidr, ServiceName, SliceName};
 
 /// One report. Reports about one object come in the order in which they happened; reports about different
@@ -40,6 +42,17 @@ pub enum Key {
     Node(String),
     /// A `ServiceCIDR`, by name.
     ServiceCidr(String),
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Service(name) => write!(f, "Service {name}"),
+            Self::Slice(name) => write!(f, "EndpointSlice {name}"),
+            Self::Node(name) => write!(f, "Node {name}"),
+            Self::ServiceCidr(name) => write!(f, "ServiceCIDR {name}"),
+        }
+    }
 }
 
 /// All objects of one kind.

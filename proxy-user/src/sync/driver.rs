@@ -8,12 +8,14 @@ use tokio::time::{Instant, sleep_until};
 
 use super::applied::Holds;
 use super::audit::Step;
+use super::question::Question;
 use super::reconcile::Reconciler;
 use super::report;
 use super::slow_start::SlowStart;
 use super::status::{NodeFate, Status};
 use super::triggers::Triggers;
 use crate::maps::{FlowUse, MapError, Store};
+use crate::model::net::IpFamily;
 use crate::model::settings::NodeSettings;
 use crate::model::{Cluster, Event, Key, Kind, NodeView, Object, ServiceName};
 use crate::plan::{NodePlan, PlanSettings, ServicePlan, Unmanaged, plan_node, plan_service};
@@ -58,9 +60,9 @@ impl Default for DriverSettings {
 
 /// Takes events in and keeps the maps up to date.
 pub struct Driver<S> {
-    reconciler: Reconciler<S>,
-    cluster: Cluster,
-    settings: DriverSettings,
+    pub(super) reconciler: Reconciler<S>,
+    pub(super) cluster: Cluster,
+    pub(super) settings: DriverSettings,
     changed: BTreeSet<ServiceName>,
     /// What the node is like may have changed.
     is_node_new: bool,
@@ -72,9 +74,13 @@ pub struct Driver<S> {
     next_audit: Instant,
     /// When a comparison that is under way goes on.
     next_piece: Option<Instant>,
+    /// The last comparison could not be made: the maps cannot be read.
+    is_unreadable: bool,
     triggers: Triggers,
     slow_start: SlowStart,
     status: watch::Sender<Status>,
+    /// Questions of an audit; `None`: nobody asks.
+    questions: Option<mpsc::Receiver<Question>>,
 }
 
 impl<S: Store> Driver<S> {
@@ -95,10 +101,12 @@ impl<S: Store> Driver<S> {
             last_sync: None,
             next_audit: now + settings.sync_period,
             next_piece: None,
+            is_unreadable: false,
             slow_start: SlowStart::new(settings.slow_start),
             settings,
             triggers: Triggers::new(SystemTime::now()),
             status: watch::Sender::new(status),
+            questions: None,
         })
     }
 
@@ -106,6 +114,12 @@ impl<S: Store> Driver<S> {
     #[must_use]
     pub fn with_flows(self, flows: Box<dyn FlowUse + Send>) -> Self {
         Self { reconciler: self.reconciler.with_flows(flows), ..self }
+    }
+
+    /// Answers these questions between two syncs.
+    #[must_use]
+    pub fn with_questions(self, questions: mpsc::Receiver<Question>) -> Self {
+        Self { questions: Some(questions), ..self }
     }
 
     /// Snapshots, a new one after each sync.
@@ -116,6 +130,7 @@ impl<S: Store> Driver<S> {
     /// Runs until every sender of `events` is gone, and gives the tables back. What is programmed stays.
     /// Dropping the future is safe at any time: a sync is never interrupted.
     pub async fn run(mut self, mut events: mpsc::Receiver<Event>) -> S {
+        let mut questions = self.questions.take();
         loop {
             let wake = self.wake();
             tokio::select! {
@@ -124,6 +139,7 @@ impl<S: Store> Driver<S> {
                     Some(event) => self.take(event),
                     None => break,
                 },
+                question = next(&mut questions) => self.answer(question),
                 () = sleep_until(wake) => {}
             }
             for _ in 0..AT_ONCE {
@@ -136,6 +152,11 @@ impl<S: Store> Driver<S> {
                 self.is_node_new = true;
                 self.reconciler.tell_devices(Instant::now().into_std());
             }
+            // Nobody has to wake up for this.
+            self.status.send_if_modified(|status| {
+                status.progress = Some(Instant::now());
+                false
+            });
         }
         // What came in last may still wait for its period.
         if !self.changed.is_empty() && self.cluster.has_listed_all() {
@@ -167,7 +188,13 @@ impl<S: Store> Driver<S> {
         self.last_sync.map_or(now, |last| last + period)
     }
 
-    fn take(&mut self, event: Event) {
+    /// Plans these Services with the next sync.
+    pub(super) fn ask_for_sync(&mut self, names: Vec<ServiceName>) {
+        self.changed.extend(names);
+        self.waiting_since.get_or_insert_with(Instant::now);
+    }
+
+    pub(super) fn take(&mut self, event: Event) {
         let kind = match kind_of(&event) {
             Some(kind @ (Kind::Service | Kind::Slice)) => kind,
             other => {
@@ -239,14 +266,28 @@ impl<S: Store> Driver<S> {
             Ok(Step::Differs) => self.reconciler.audit(now.into_std()),
             Err(error) => Err(error),
         };
+        self.note_audit(now, result);
+    }
+
+    /// Compares all at once, and repairs what differs.
+    pub(super) fn repair(&mut self, now: Instant) {
+        self.next_piece = None;
+        let result = self.reconciler.audit(now.into_std());
+        self.note_audit(now, result);
+    }
+
+    fn note_audit(&mut self, now: Instant, result: Result<usize, MapError>) {
         if let Err(error) = &result {
             tracing::warn!(%error, "the maps could not be compared with what was written to them");
         }
+        self.is_unreadable = result.is_err();
         let drift = result.as_ref().copied().unwrap_or(0);
         if drift > 0 {
-            tracing::warn!(entries = drift, "the maps were changed by another hand; they are being repaired");
+            tracing::warn!(entries = drift, "the maps were changed externally; they are being repaired");
         }
+        let failing = self.failing_families();
         self.status.send_modify(|status| {
+            status.note_failing(&failing, SystemTime::now());
             status.audits += 1;
             status.audit_failures += u64::from(result.is_err());
             status.drift += drift as u64;
@@ -254,6 +295,14 @@ impl<S: Store> Driver<S> {
         if drift > 0 {
             self.sync(now, true);
         }
+    }
+
+    /// Families of which something is not in the maps, or nobody can tell.
+    fn failing_families(&self) -> BTreeSet<IpFamily> {
+        if self.is_unreadable {
+            return BTreeSet::from([IpFamily::V4, IpFamily::V6]);
+        }
+        self.reconciler.failing_families()
     }
 
     /// `begun` is before the reading of the tables, where they are being repaired.
@@ -286,11 +335,13 @@ impl<S: Store> Driver<S> {
         self.last_sync = Some(ended);
         let waited = self.waiting_since.take().map(|since| ended - since);
         tracing::debug!(services, duration_us = (ended - begun).as_micros() as u64, "synced");
+        let failing = self.failing_families();
         let (reconciler, triggers) = (&self.reconciler, &mut self.triggers);
         let mut before = Vec::new();
         self.status.send_modify(|status| {
             let (now, duration) = (SystemTime::now(), ended - begun);
             status.synced = true;
+            status.note_failing(&failing, now);
             status.needs_nodes = has_dsr;
             status.last_sync = Some(now);
             status.sync_duration.observe(duration);
@@ -315,6 +366,17 @@ impl<S: Store> Driver<S> {
         });
         report::log(&before, &self.status.borrow().problems);
     }
+}
+
+/// The next question; never, when nobody asks any more.
+async fn next(questions: &mut Option<mpsc::Receiver<Question>>) -> Question {
+    if let Some(receiver) = questions {
+        if let Some(question) = receiver.recv().await {
+            return question;
+        }
+        *questions = None;
+    }
+    std::future::pending().await
 }
 
 /// The kind of object that an event is about; `None`: the machine.

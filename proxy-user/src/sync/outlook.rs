@@ -1,6 +1,6 @@
 //! What others may ask a reconciler.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use super::applied::Applied;
@@ -64,6 +64,15 @@ impl<S: Store> Reconciler<S> {
     /// What load balancers ask this node.
     pub fn health_checks(&self) -> &BTreeMap<ServiceName, HealthCheck> {
         &self.health_checks
+    }
+
+    /// Families of which something is not in the maps that the cluster asks for. What fails for the node fails for both.
+    /// Entries that only refuse clients (addresses without a port) do not count: they make room for frontends.
+    pub fn failing_families(&self) -> BTreeSet<IpFamily> {
+        if self.node.retry().is_some() {
+            return BTreeSet::from([IpFamily::V4, IpFamily::V6]);
+        }
+        self.failures.keys().map(|port| port.family).collect()
     }
 
     /// Service ports that are not in the maps as they should be.

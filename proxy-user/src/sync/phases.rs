@@ -257,8 +257,8 @@ impl<S: Store> Reconciler<S> {
         self.execute(&steps, jobs, true, now);
     }
 
-    /// Endpoints that no entry leads to are gone, so that flows choose again; their ids begin to rest, and those
-    /// of ports that are gone.
+    /// Endpoints that left are gone at once, so that flows choose again, also where slots still lead to them because there is no
+    /// room for new ones. Ids that no slot leads to begin to rest, and those of ports that are gone.
     pub(super) fn retire_endpoints(&mut self, jobs: &mut [Job], now: Instant) {
         let mut steps = Steps::default();
         let mut left = Vec::new();
@@ -272,8 +272,10 @@ impl<S: Store> Reconciler<S> {
             // Mostly there is none.
             let live =
                 if unwanted.is_empty() { BTreeSet::new() } else { self.applied.extents.live_ids(service) };
-            for (key, id) in unwanted.into_iter().filter(|(_, id)| !live.contains(id)) {
-                left.push((key, id));
+            for (key, id) in unwanted {
+                if !live.contains(&id) {
+                    left.push((key, id));
+                }
                 if let Some(row) = self.applied.backends.get(id).filter(|row| row.state != BACKEND_GONE) {
                     steps.push(number, Write::Backend(id, Backend { state: BACKEND_GONE, ..*row }));
                 }

@@ -1,4 +1,4 @@
-//! From the maps back to what we know: at the start, and when another hand has changed them.
+//! From the maps back to what we know: at the start, and when they were changed externally.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;

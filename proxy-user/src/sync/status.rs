@@ -4,6 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::SystemTime;
 
+use tokio::time::Instant;
+
 use super::counters::{Count, Operation};
 use super::histogram::{EventScale, Histogram, ProgrammingScale, SyncScale};
 use super::reconcile::Reconciler;
@@ -68,8 +70,14 @@ pub struct Status {
     pub services_listed: bool,
     /// EndpointSlices have been listed.
     pub slices_listed: bool,
-    /// The maps say what the cluster says: the first sync is done. Problems of single objects do not count.
+    /// The first sync is done, whatever came of it.
     pub synced: bool,
+    /// Since then there was a sync after which all that was listed was in the maps. Objects that cannot be used do not count.
+    pub complete: bool,
+    /// Since when not everything of a family could be programmed; the family is not here while everything is.
+    pub failing_since: BTreeMap<IpFamily, SystemTime>,
+    /// When the driver last took events in or found nothing to do. It does so at least once in each sync period.
+    pub progress: Option<Instant>,
     /// The addresses of all nodes are needed: a Service has or had DSR.
     pub needs_nodes: bool,
     /// What becomes of this node.
@@ -80,7 +88,7 @@ pub struct Status {
     pub last_queued: Option<SystemTime>,
     /// How long syncs took.
     pub sync_duration: Histogram<SyncScale>,
-    /// Those of them that looked at everything: the first one, and those that repair what another hand changed.
+    /// Those of them that looked at everything: the first one, and those that repair what was changed externally.
     pub full_sync_duration: Histogram<SyncScale>,
     /// The others, which looked at what had changed.
     pub partial_sync_duration: Histogram<SyncScale>,
@@ -127,11 +135,20 @@ pub struct Status {
     pub audits: u64,
     /// Those that could not be made.
     pub audit_failures: u64,
-    /// Entries found changed by another hand, and repaired.
+    /// Entries found changed externally, and repaired.
     pub drift: u64,
 }
 
 impl Status {
+    /// Notes after a sync which families could not be programmed as a whole.
+    pub(super) fn note_failing(&mut self, families: &BTreeSet<IpFamily>, now: SystemTime) {
+        self.failing_since.retain(|family, _| families.contains(family));
+        for family in families {
+            self.failing_since.entry(*family).or_insert(now);
+        }
+        self.complete |= self.synced && families.is_empty();
+    }
+
     /// Takes over what the tables hold.
     pub(super) fn describe<S: Store>(&mut self, reconciler: &Reconciler<S>) {
         let (applied, capacity) = (reconciler.applied(), reconciler.capacity());

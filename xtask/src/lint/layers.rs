@@ -23,18 +23,19 @@ const CRATES: [(&str, &[&str]); 4] = [
 ];
 
 /// The modules of `proxy-user`, and those of ours that each may use.
-const MODULES: [(&str, &[&str]); 16] = [
+const MODULES: [(&str, &[&str]); 17] = [
     ("model", &[]),
     ("api", &["model"]),
     ("source", &["api", "model"]),
     ("plan", &["model"]),
     ("maps", &["model"]),
     ("sync", &["maps", "model", "plan"]),
+    ("audit", &["api", "maps", "model", "sync"]),
     ("host", &["model"]),
     ("programs", &["host", "maps"]),
     ("connections", &["maps", "programs", "sync"]),
     ("sockets", &["host", "maps", "model", "programs", "sync"]),
-    ("metrics", &["maps", "model", "programs", "sync"]),
+    ("metrics", &["audit", "maps", "model", "programs", "sync"]),
     ("http", &["metrics", "model", "sync"]),
     ("cli", &["host", "maps", "model", "programs"]),
     ("telemetry", &["cli"]),
@@ -42,6 +43,7 @@ const MODULES: [(&str, &[&str]); 16] = [
         "app",
         &[
             "api",
+            "audit",
             "cli",
             "connections",
             "host",
@@ -78,6 +80,7 @@ const RESTRICTED: [(&str, &[&str]); 12] = [
         &[
             "api",
             "app",
+            "audit",
             "connections",
             "host",
             "http",

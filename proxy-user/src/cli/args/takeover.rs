@@ -21,12 +21,12 @@ pub struct TakeoverArgs {
     #[arg(long, env = "BALLAST_DRY_RUN", value_parser = FalseyValueParser::new())]
     pub dry_run: bool,
     /// Do not ask whether the agent serves and kube-proxy is stopped.
-    #[arg(long, env = "BALLAST_FORCE", value_parser = FalseyValueParser::new())]
+    #[arg(long)]
     pub force: bool,
     /// Wait for so long until the connections that kube-proxy began have ended, and finish then.
     #[arg(long, env = "BALLAST_WAIT", value_name = "DURATION", default_value = "0", value_parser = value::duration)]
     pub wait: Duration,
     /// Finish now: what is left of these connections breaks.
-    #[arg(long, env = "BALLAST_NOW", value_parser = FalseyValueParser::new())]
+    #[arg(long)]
     pub now: bool,
 }

@@ -1,6 +1,6 @@
 //! Answers of the reading commands: tables for people, JSON for scripts.
 //!
-//! Each answer is a pure function of rows; only [`answer`] and [`status`] look outside. In JSON the names of
+//! Each answer is a pure function of rows; only the functions that take a command's arguments look outside. In JSON the names of
 //! fields stay, ages are seconds, addresses are strings, and what is not known is `null`.
 
 mod backend;
@@ -15,9 +15,7 @@ mod table;
 
 use serde::Serialize;
 
-use super::args::{
-    BackendCommand, Command, FlowCommand, FlowListArgs, MapCommand, Output, ReaderArgs, ServiceCommand,
-};
+use super::args::{BackendCommand, FlowCommand, MapCommand, Output, ReaderArgs, ServiceCommand};
 use crate::host::netfilter::old_proxy::OldProxy;
 use crate::maps::view::{Snapshot, View, ViewError};
 
@@ -62,41 +60,38 @@ pub struct Answer {
     pub well: bool,
 }
 
-/// Answers a reading command; `None` for those that do something.
-pub fn answer(command: &Command) -> Option<Result<Answer, ShowError>> {
-    if let Command::Status(args) = command {
-        return Some(status(args));
+/// `ballast service`.
+pub fn services(command: &ServiceCommand) -> Result<String, ShowError> {
+    match command {
+        ServiceCommand::List(args) => service_list(&open(args)?.snapshot()?, args.output),
+        ServiceCommand::Show(args) => {
+            let snapshot = open(&args.reader)?.snapshot()?;
+            service_show(&snapshot, &args.service.parse()?, args.reader.output)
+        }
     }
-    Some(rows(command)?.map(|text| Answer { text, well: true }))
 }
 
-fn rows(command: &Command) -> Option<Result<String, ShowError>> {
-    match command {
-        Command::Run(_)
-        | Command::Cleanup(_)
-        | Command::Downgrade(_)
-        | Command::Status(_)
-        | Command::Takeover(_)
-        | Command::Monitor(_) => None,
-        Command::Explain(args) => Some(crate::cli::explain::answer(args)),
-        Command::Service { command: ServiceCommand::List(args) } => {
-            Some(open(args).and_then(|view| service_list(&view.snapshot()?, args.output)))
-        }
-        Command::Service { command: ServiceCommand::Show(args) } => Some(
-            open(&args.reader)
-                .and_then(|view| service_show(&view.snapshot()?, &args.service.parse()?, args.reader.output)),
-        ),
-        Command::Backend { command: BackendCommand::List(args) } => {
-            Some(open(&args.reader).and_then(|view| {
-                let filter = args.service.as_deref().map(str::parse).transpose()?;
-                backend_list(&view.snapshot()?, filter.as_ref(), args.reader.output)
-            }))
-        }
-        Command::Flow { command: FlowCommand::List(args) } => Some(flows(args)),
-        Command::Map { command: MapCommand::List(args) } => {
-            Some(open(args).and_then(|view| map_list(&view.usage()?, args.output)))
-        }
-    }
+/// `ballast backend`.
+pub fn backends(command: &BackendCommand) -> Result<String, ShowError> {
+    let BackendCommand::List(args) = command;
+    let filter = args.service.as_deref().map(str::parse).transpose()?;
+    backend_list(&open(&args.reader)?.snapshot()?, filter.as_ref(), args.reader.output)
+}
+
+/// `ballast map`.
+pub fn maps(command: &MapCommand) -> Result<String, ShowError> {
+    let MapCommand::List(args) = command;
+    map_list(&open(args)?.usage()?, args.output)
+}
+
+/// `ballast flow`.
+pub fn flows(command: &FlowCommand) -> Result<String, ShowError> {
+    let FlowCommand::List(args) = command;
+    let view = open(&args.reader)?;
+    let filter = args.service.as_deref().map(str::parse).transpose()?;
+    let selection = flow::Selection { service: filter, client: args.client, all: args.all };
+    let snapshot = Snapshot { names: view.names()?, frontends: view.services()?, ..Snapshot::default() };
+    flow_list(&view.flows()?, &snapshot, &selection, args.reader.output)
 }
 
 pub use backend::list as backend_list;
@@ -116,14 +111,6 @@ pub fn status(args: &super::args::StatusArgs) -> Result<Answer, ShowError> {
 
 fn open(args: &ReaderArgs) -> Result<View, ShowError> {
     Ok(View::open(&args.bpffs)?)
-}
-
-fn flows(args: &FlowListArgs) -> Result<String, ShowError> {
-    let view = open(&args.reader)?;
-    let filter = args.service.as_deref().map(str::parse).transpose()?;
-    let selection = flow::Selection { service: filter, client: args.client, all: args.all };
-    let snapshot = Snapshot { names: view.names()?, frontends: view.services()?, ..Snapshot::default() };
-    flow_list(&view.flows()?, &snapshot, &selection, args.reader.output)
 }
 
 pub use flow::Selection as FlowSelection;

@@ -183,15 +183,10 @@ impl Status {
                 ));
             }
         }
-        for (reason, count) in &facts.reasons {
-            let ours = matches!(
-                reason,
-                Reason::FlowTableFull
-                    | Reason::MapInconsistent
-                    | Reason::RewriteFailed
-                    | Reason::RejectFailed
-            );
-            if ours && *count > 0 {
+        // An agent that answers tells what was met lately; without one, nobody knows when it was.
+        let is_told = matches!(self.agent, AgentState::Answered { .. });
+        for (reason, count) in facts.reasons.iter().filter(|(reason, _)| !is_told && reason.is_fault()) {
+            if *count > 0 {
                 problems.push(format!(
                     "{count} x {}:{} {}",
                     reason.label(),

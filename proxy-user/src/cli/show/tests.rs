@@ -631,10 +631,9 @@ fn the_exit_code_of_a_status_and_of_a_list_without_maps() {
     let reader = || ReaderArgs { bpffs: folder.path().to_owned(), output: Output::Text };
     let args =
         StatusArgs { reader: reader(), agent: AgentArgs { metrics_bind_address: Listen::Socket(silent) } };
-    let status = answer(&Command::Status(args)).unwrap().unwrap();
+    let status = status(&args).unwrap();
     assert!(!status.well && status.text.contains("no answer at"), "{status:?}");
-    let list = Command::Service { command: ServiceCommand::List(reader()) };
-    let error = answer(&list).unwrap().unwrap_err().to_string();
+    let error = services(&ServiceCommand::List(reader())).unwrap_err().to_string();
     assert!(error.contains("no Ballast on the bpffs") && error.contains("ballast run"), "{error}");
 }
 
@@ -659,7 +658,9 @@ fn a_status_names_what_nobody_should_see() {
     facts.attachments.clear();
     facts.abi = 0;
     facts.reasons.insert(Reason::MapInconsistent, 1);
-    let problems = Status::new(well(), Ok(facts)).problems().join("\n");
+    let answers = Status::new(well(), Ok(facts.clone())).problems().join("\n");
+    assert!(!answers.contains("map_inconsistent"), "the agent tells whether that was lately: {answers}");
+    let problems = Status::new(AgentState::NotAsked, Ok(facts)).problems().join("\n");
     for words in [
         "no program is attached",
         "never filled",

@@ -82,6 +82,30 @@ fn a_service_that_outgrows_the_slots_keeps_its_old_set() {
     assert_eq!((serves(&world, 1), world.reconciler.failing()), (Some(2), 0));
 }
 
+#[test]
+fn an_endpoint_that_left_serves_no_longer_when_there_is_no_room_for_new_slots() {
+    let mut world = World::new(Capacity { slots: 8, ..ROOMY });
+    world.trust_nothing();
+    world.change([service("a", 1, 1..6)]);
+    world.change([service("a", 1, 2..7)]);
+    assert!(problem(&world).message.contains("--max-slots"), "five slots are in use, and five are wanted");
+    let state = |world: &World, last: u8| {
+        let contents = world.contents();
+        let is_it = |addr: std::net::IpAddr| addr == std::net::IpAddr::from([10, 1, 0, last]);
+        contents.backends.values().find(|row| is_it(row.addr)).map(|row| row.state)
+    };
+    assert_eq!(state(&world, 1), Some(proxy_common::backend::BACKEND_GONE));
+    assert_eq!(state(&world, 2), Some(proxy_common::backend::BACKEND_ACTIVE));
+    world.wait(Duration::from_secs(61));
+    world.again();
+    world.change([service("a", 1, 2..5)]);
+    assert_eq!((serves(&world, 1), world.reconciler.failing()), (Some(3), 0));
+    world.wait(Duration::from_secs(61));
+    world.again();
+    assert_eq!(state(&world, 1), None, "its id was freed");
+    world.assert_right();
+}
+
 /// A Service that also has its address as such.
 fn with_address(of: &str, number: u8) -> Change {
     let (name, plan) = service(of, number, [number]);

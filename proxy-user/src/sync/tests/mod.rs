@@ -84,6 +84,7 @@ impl World {
     }
 
     pub fn faults(&mut self, faults: Faults) {
+        self.guard.lock().unwrap().may_fail = true;
         self.reconciler.store_mut().set_faults(faults);
     }
 

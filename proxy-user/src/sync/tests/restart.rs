@@ -141,7 +141,7 @@ fn a_repair_keeps_the_ids() {
     world.assert_right();
 }
 
-/// Changes one entry by another hand.
+/// Changes one entry externally.
 fn spoil(world: &mut World, kind: u8, which: prop::sample::Index, noise: u32, restart: bool) {
     fn pick<K: Copy, V>(map: &std::collections::BTreeMap<K, V>, which: prop::sample::Index) -> Option<K> {
         (!map.is_empty()).then(|| *map.keys().nth(which.index(map.len())).unwrap())

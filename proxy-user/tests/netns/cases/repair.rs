@@ -91,7 +91,7 @@ fn maps(lab: &Lab) -> Result<()> {
     works(lab)?;
     let spoiled = spoil(lab)?;
     eventually(SOON, || works(lab))?;
-    lab.agent_mut()?.says(&["WARN", "the maps were changed by another hand"])?;
+    lab.agent_mut()?.says(&["WARN", "the maps were changed externally"])?;
     let repaired = eventually(SOON, || {
         let repaired = metric(lab, "ballast_drift_repairs_total")?;
         ensure!(repaired >= spoiled, "{repaired} of {spoiled}");
@@ -131,7 +131,7 @@ fn programs(lab: &Lab) -> Result<()> {
     }
     eventually(SOON, || works(lab))?;
     eventually(SOON, || complete(lab))?;
-    lab.agent_mut()?.says(&["WARN", "another hand took it away", "program sock_connect4"])?;
+    lab.agent_mut()?.says(&["WARN", "detached or removed externally", "program sock_connect4"])?;
     lab.agent_mut()?.says(&["packet programs attached again"])?;
     eventually(SOON, || {
         let (repaired, devices) = (metric(lab, "ballast_repairs_total")?, lab.devices().len());
@@ -151,7 +151,7 @@ fn pins(lab: &Lab) -> Result<()> {
     fs::remove_file(folder.join("names"))?;
     fs::rename(folder.join("services6"), folder.join("names"))?;
     eventually(SOON, || agent::ask(&lab.node, &["service", "list"], &lab.bpffs()).map(drop))?;
-    lab.agent_mut()?.says(&["another hand took it away", "pin of map services"])?;
+    lab.agent_mut()?.says(&["detached or removed externally", "pin of map services"])?;
     eventually(SOON, || {
         let repaired = metric(lab, "ballast_repairs_total{what=\"map_pin\"")?;
         ensure!(repaired == 4, "{repaired} instead of 4");

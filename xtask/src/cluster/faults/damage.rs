@@ -1,4 +1,4 @@
-//! What another hand may do to a node's maps, programs and pins, and that the agent finds it, repairs it, counts it and
+//! What other tools may do to a node's maps, programs and pins, and that the agent finds it, repairs it, counts it and
 //! says so.
 
 use std::time::Duration;
@@ -15,9 +15,9 @@ const PERIOD: Duration = Duration::from_secs(75);
 const SERVICES: &str = "/sys/fs/bpf/ballast/services";
 const LINKS: &str = "/sys/fs/bpf/ballast/links";
 /// What the agent says when it finds entries that are not its own.
-const DRIFT: &str = "the maps were changed by another hand";
+const DRIFT: &str = "the maps were changed externally";
 /// The same of programs and pins.
-const TAKEN: &str = "another hand took it away";
+const TAKEN: &str = "detached or removed externally";
 
 /// One kind of damage, done to the first node.
 pub(super) struct Damage {

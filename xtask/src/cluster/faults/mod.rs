@@ -1,5 +1,5 @@
 //! `cargo xtask cluster faults`: what may go wrong on a cluster, while clients on every path make new connections; what
-//! another hand may do to a node; and what has to be so because nodes share a kernel.
+//! other tools may do to a node; and what has to be so because nodes share a kernel.
 
 mod agents;
 mod damage;

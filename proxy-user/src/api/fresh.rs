@@ -1,0 +1,73 @@
+//! Lists apart from the watches, for audits.
+
+use futures::{StreamExt, pin_mut};
+use kube::api::ListParams;
+use kube::runtime::watcher::{self, Event};
+use kube::{Api, Client};
+
+use super::kinds::Watched;
+use super::objects::{EndpointSlice, Service};
+use super::watch::watches;
+use crate::model::{Key, Object};
+
+/// Asks the API server anew.
+#[derive(Clone)]
+pub struct Fresh {
+    client: Client,
+}
+
+impl Fresh {
+    /// Over this connection.
+    pub const fn new(client: Client) -> Self {
+        Self { client }
+    }
+
+    /// Hands over every Service and every EndpointSlice that there is: streamed where the API server has that, so that no list is
+    /// held as a whole. Ends with the first error.
+    pub async fn all(&self, mut each: impl FnMut(Object) + Send) -> Result<(), watcher::Error> {
+        list(Api::<Service>::all(self.client.clone()), &mut each).await?;
+        list(Api::<EndpointSlice>::all(self.client.clone()), &mut each).await
+    }
+
+    /// The Service or EndpointSlice as it is now, from etcd. It is listed by name: the agent may not `get`.
+    pub async fn one(&self, key: &Key) -> Result<Option<Object>, kube::Error> {
+        match key {
+            Key::Service(name) => {
+                let api = Api::<Service>::namespaced(self.client.clone(), name.namespace.as_str());
+                single(&api, name.name.as_str()).await
+            }
+            Key::Slice(name) => {
+                let api = Api::<EndpointSlice>::namespaced(self.client.clone(), name.namespace.as_str());
+                single(&api, name.name.as_str()).await
+            }
+            Key::Node(_) | Key::ServiceCidr(_) => Ok(None),
+        }
+    }
+}
+
+async fn list<K: Watched>(api: Api<K>, each: &mut (impl FnMut(Object) + Send)) -> Result<(), watcher::Error> {
+    let items = watches(api, K::selectors());
+    pin_mut!(items);
+    while let Some(item) = items.next().await {
+        match item? {
+            Event::InitApply(object) => {
+                if let Some(model) = object.convert() {
+                    each(K::object(model));
+                }
+            }
+            Event::InitDone => return Ok(()),
+            Event::Init | Event::Apply(_) | Event::Delete(_) => {}
+        }
+    }
+    Ok(())
+}
+
+async fn single<K: Watched>(api: &Api<K>, name: &str) -> Result<Option<Object>, kube::Error> {
+    let config = K::selectors();
+    let by_name = format!("metadata.name={name}");
+    let fields = config.field_selector.map_or(by_name.clone(), |fields| format!("{fields},{by_name}"));
+    let params =
+        ListParams { label_selector: config.label_selector, ..ListParams::default().fields(&fields) };
+    let found = api.list(&params).await?.items.into_iter().next();
+    Ok(found.and_then(Watched::convert).map(K::object))
+}

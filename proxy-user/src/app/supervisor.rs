@@ -1,0 +1,118 @@
+//! Owns the tasks of the agent.
+//!
+//! The agent ends when a task that it needs ends, when a task fails, and when anything panics: programs and maps stay in place, and
+//! whoever started the agent (kubelet, systemd) starts it again. An agent that goes on without one of its tasks would
+//! look healthy and do nothing.
+
+use std::panic;
+
+use anyhow::anyhow;
+use tokio::task::JoinSet;
+
+/// The exit status after a panic, as the Rust runtime has it.
+const PANICKED: i32 = 101;
+
+/// Tasks, which end when this is dropped.
+#[derive(Debug, Default)]
+pub struct Supervisor {
+    tasks: JoinSet<anyhow::Result<()>>,
+}
+
+impl Supervisor {
+    /// Runs a task that must not end before the agent does.
+    pub fn needs(&mut self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
+        self.tasks.spawn(async move {
+            task.await;
+            Err(anyhow!("the task `{name}` ended, and the agent cannot work without it"))
+        });
+    }
+
+    /// Runs a task that may end, and whose error is the end of the agent.
+    pub fn runs(&mut self, task: impl Future<Output = anyhow::Result<()>> + Send + 'static) {
+        self.tasks.spawn(task);
+    }
+
+    /// Runs a task that may end.
+    pub fn helps(&mut self, task: impl Future<Output = ()> + Send + 'static) {
+        self.tasks.spawn(async move {
+            task.await;
+            Ok(())
+        });
+    }
+
+    /// Waits for the first failure of a task.
+    pub async fn failed(&mut self) -> anyhow::Error {
+        while let Some(ended) = self.tasks.join_next().await {
+            match ended {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => return error,
+                Err(error) => return anyhow!(error).context("a task was interrupted"),
+            }
+        }
+        std::future::pending().await
+    }
+}
+
+/// Ends the process when any of its threads panics, after the message is in the log. A runtime would end the task alone.
+pub fn end_on_panic() {
+    let report = panic::take_hook();
+    panic::set_hook(Box::new(move |info| {
+        report(info);
+        tracing::error!(
+            panic = %info,
+            "this is a fault of Ballast, please report it; ending, programs and maps stay in place"
+        );
+        std::process::exit(PANICKED);
+    }));
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+    use std::time::Duration;
+
+    use tokio::time::{sleep, timeout};
+
+    use super::*;
+
+    /// Long after the panic.
+    const LATE: Duration = Duration::from_secs(30);
+
+    #[tokio::test]
+    async fn a_task_that_is_needed_and_ends_is_a_failure() {
+        let mut tasks = Supervisor::default();
+        tasks.needs("driver", sleep(Duration::from_millis(10)));
+        let error = tasks.failed().await;
+        assert!(error.to_string().starts_with("the task `driver` ended"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_task_that_may_end_is_none_and_its_error_is_one() {
+        let mut tasks = Supervisor::default();
+        tasks.helps(async {});
+        tasks.runs(async { Ok(()) });
+        assert!(timeout(Duration::from_millis(50), tasks.failed()).await.is_err());
+        tasks.runs(async { Err(anyhow!("the address is taken")) });
+        assert_eq!(tasks.failed().await.to_string(), "the address is taken");
+    }
+
+    /// Run by the test below, in a process of its own.
+    #[test]
+    #[ignore = "ends its process"]
+    fn panics_in_a_task_of_a_runtime() {
+        end_on_panic();
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        runtime.spawn(async { panic!("for Service default/web") });
+        std::thread::sleep(LATE);
+    }
+
+    #[test]
+    fn a_panic_in_a_task_ends_the_process() {
+        let name = "app::supervisor::tests::panics_in_a_task_of_a_runtime";
+        let mut child = Command::new(std::env::current_exe().unwrap());
+        let output = child.args(["--exact", name, "--ignored", "--nocapture"]).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(PANICKED), "{said}");
+        assert!(said.contains("for Service default/web"), "{said}");
+    }
+}

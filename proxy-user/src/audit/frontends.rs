@@ -1,0 +1,68 @@
+//! Compares what the maps hold with what a fresh plan of every Service asks for.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+
+use tokio::time::sleep;
+
+use super::{Ask, AuditError, Frontends, GRACE};
+use crate::maps::FrontendKey;
+use crate::sync::{Expected, Question};
+
+/// Services that the driver plans in one go: its other work waits meanwhile.
+const PIECE: usize = 32;
+
+type Found = BTreeMap<FrontendKey, BTreeSet<SocketAddr>>;
+
+/// Finds frontends that the maps have wrong for long, and has the maps repaired.
+pub(super) async fn audit(
+    maps: &(impl Frontends + Sync),
+    driver: &Ask,
+) -> Result<Vec<FrontendKey>, AuditError> {
+    let before = differing(maps, driver).await?;
+    if before.is_empty() {
+        return Ok(Vec::new());
+    }
+    sleep(GRACE).await;
+    let after = differing(maps, driver).await?;
+    let lasting: Vec<_> = after.into_iter().filter(|(key, it)| before.get(key) == Some(it)).collect();
+    if !lasting.is_empty() {
+        driver.ask(Question::Repair).await?;
+    }
+    Ok(lasting.into_iter().map(|(key, _)| key).collect())
+}
+
+/// What is wanted and what was found of one frontend; `None`: nothing.
+type Difference = (Option<BTreeSet<SocketAddr>>, Option<BTreeSet<SocketAddr>>);
+
+async fn differing(
+    maps: &(impl Frontends + Sync),
+    driver: &Ask,
+) -> Result<BTreeMap<FrontendKey, Difference>, AuditError> {
+    let found = maps.read().await?;
+    let mut expected = Expected::new();
+    let mut after = None;
+    loop {
+        let from = after.clone();
+        let (more, last) = driver.ask(|reply| Question::Expected(from, PIECE, reply)).await?;
+        expected.extend(more);
+        if last.is_none() {
+            return Ok(compare(expected, found));
+        }
+        after = last;
+    }
+}
+
+fn compare(expected: Expected, mut found: Found) -> BTreeMap<FrontendKey, Difference> {
+    let mut differing = BTreeMap::new();
+    for (key, wanted) in expected {
+        let found = found.remove(&key);
+        if let Some(wanted) = wanted
+            && found.as_ref() != Some(&wanted)
+        {
+            differing.insert(key, (Some(wanted), found));
+        }
+    }
+    differing.extend(found.into_iter().map(|(key, found)| (key, (None, Some(found)))));
+    differing
+}

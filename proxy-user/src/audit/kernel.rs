@@ -1,0 +1,36 @@
+//! What the programs see, read from the pinned maps.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+
+use proxy_common::service::{SCOPE_EXTERNAL, SCOPE_INTERNAL};
+use tokio::task::spawn_blocking;
+
+use super::{AuditError, Frontends};
+use crate::maps::FrontendKey;
+use crate::maps::view::{BackendState, Scope, View, ViewError};
+
+impl Frontends for View {
+    async fn read(&self) -> Result<BTreeMap<FrontendKey, BTreeSet<SocketAddr>>, AuditError> {
+        let view = self.clone();
+        let found = spawn_blocking(move || read(&view)).await.map_err(|_| AuditError::Ending)?;
+        found.map_err(|error| AuditError::Maps(Box::new(error)))
+    }
+}
+
+fn read(view: &View) -> Result<BTreeMap<FrontendKey, BTreeSet<SocketAddr>>, ViewError> {
+    let (frontends, backends) = (view.services()?, view.backends()?);
+    let key = |row: &crate::maps::view::FrontendRow| FrontendKey {
+        addr: row.address,
+        port: row.port,
+        proto: row.protocol.0,
+        scope: if row.scope == Scope::External { SCOPE_EXTERNAL } else { SCOPE_INTERNAL },
+    };
+    let endpoints = |row: &crate::maps::view::FrontendRow| {
+        let of = row.backends.iter().filter_map(|id| backends.get(id));
+        // The programs pass over what is not active, and over ids that another Service port has by now.
+        let serving = of.filter(|it| it.state == BackendState::Active && it.service == row.service);
+        serving.map(|backend| backend.socket).collect()
+    };
+    Ok(frontends.iter().map(|row| (key(row), endpoints(row))).collect())
+}

@@ -1,0 +1,35 @@
+//! What the audits found.
+
+use std::fmt;
+use std::sync::Arc;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::DescriptorEncoder;
+
+use super::datapath::{counter, gauge};
+use super::sync::unix;
+use crate::audit::Audits;
+
+/// Reads the counts at each scrape.
+#[derive(Debug)]
+pub(super) struct Found(pub Arc<Audits>);
+
+impl Collector for Found {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let counts = self.0.counts();
+        let results = [("clean", counts.clean), ("repaired", counts.repaired), ("failed", counts.failed)]
+            .map(|(result, count)| (vec![("result", result.to_owned())], count));
+        let help = "Comparisons of what is programmed with fresh lists of the API server";
+        counter(&mut encoder, "ballast_api_audits", help, results)?;
+        let differences = ["Service", "EndpointSlice", "frontend"].map(|what| {
+            let count = counts.differences.get(what).copied().unwrap_or_default();
+            (vec![("what", what.to_owned())], count)
+        });
+        let help = "Differences that these comparisons found for long, and that were repaired: objects that the agent did not know \
+                    as the API server does, and frontends that the maps had otherwise than planned";
+        counter(&mut encoder, "ballast_api_audit_repairs", help, differences)?;
+        let last = counts.last.map(|last| (Vec::new(), unix(last)));
+        let help = "When the last of these comparisons ended that could be made";
+        gauge(&mut encoder, "ballast_api_audit_timestamp_seconds", help, last)
+    }
+}

@@ -1,0 +1,94 @@
+//! Faults that the programs met lately.
+//!
+//! Their counters only grow until the machine restarts: a table that was full last month would be a problem for ever. So the agent
+//! notes them every minute, and tells what was added in the last ten.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use proxy_common::reason::Reason;
+
+use crate::maps::view::{View, ViewError};
+
+/// Between two notes.
+pub const PERIOD: Duration = Duration::from_mins(1);
+/// Notes that are kept: what is older is no news.
+const NOTES: usize = 11;
+
+type Counts = BTreeMap<Reason, u64>;
+
+/// The last notes.
+#[derive(Debug, Default)]
+pub struct Recent(Mutex<VecDeque<Counts>>);
+
+impl Recent {
+    /// Notes what has been counted so far. Reads a map, which blocks.
+    pub fn note(&self, bpffs: &Path) -> Result<(), ViewError> {
+        self.add(View::open(bpffs)?.reasons()?);
+        Ok(())
+    }
+
+    fn add(&self, counts: Counts) {
+        let mut notes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // Maps that were made anew begin at zero.
+        let is_older =
+            |before: &Counts| before.iter().all(|(reason, count)| counts.get(reason) >= Some(count));
+        notes.retain(is_older);
+        notes.push_back(counts);
+        if notes.len() > NOTES {
+            notes.pop_front();
+        }
+    }
+
+    /// What was added to the counters of faults, as sentences.
+    pub fn faults(&self) -> Vec<String> {
+        let notes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (Some(first), Some(last)) = (notes.front(), notes.back()) else { return Vec::new() };
+        let added = |reason: &Reason| {
+            last.get(reason).copied().unwrap_or_default() - first.get(reason).copied().unwrap_or_default()
+        };
+        let faults = Reason::ALL.iter().filter(|reason| reason.is_fault() && added(reason) > 0);
+        let minutes = notes.len() - 1;
+        let tell = |reason: &Reason| {
+            let (label, count) = (reason.label(), added(reason));
+            format!("{count} x {label} in {minutes} min:{} {}", reason.explanation(), reason.advice())
+        };
+        faults.map(tell).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counts(full: u64, no_endpoint: u64) -> Counts {
+        BTreeMap::from([(Reason::FlowTableFull, full), (Reason::NoEndpoint, no_endpoint)])
+    }
+
+    #[test]
+    fn a_fault_is_told_for_ten_minutes_and_traffic_that_is_refused_is_none() {
+        let recent = Recent::default();
+        recent.add(counts(7, 1));
+        assert_eq!(recent.faults(), Vec::<String>::new(), "nobody knows when that was");
+        recent.add(counts(9, 50));
+        let told = recent.faults();
+        assert!(told.len() == 1 && told[0].starts_with("2 x flow_table_full in 1 min:"), "{told:?}");
+        for _ in 0..9 {
+            recent.add(counts(9, 50));
+            assert_eq!(recent.faults().len(), 1);
+        }
+        recent.add(counts(9, 50));
+        assert_eq!(recent.faults(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn maps_that_were_made_anew_begin_at_zero() {
+        let recent = Recent::default();
+        recent.add(counts(7, 0));
+        recent.add(counts(0, 0));
+        recent.add(counts(1, 0));
+        assert!(recent.faults()[0].starts_with("1 x flow_table_full"), "{:?}", recent.faults());
+    }
+}
