@@ -1,6 +1,8 @@
 //! The agent: the real program, with `ballast run --manifests`.
 
 use std::fs::{self, File};
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -170,6 +172,19 @@ fn keep_only(capabilities: &[u32]) -> std::io::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Status and body of what the agent answers on the node's loopback.
+pub fn get(space: &Space, port: u16, path: &str) -> Result<(u16, String)> {
+    let answer = space.inside(|| {
+        let mut stream = TcpStream::connect(("127.0.0.1", port))?;
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n")?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        Ok(answer)
+    })?;
+    let (head, body) = answer.split_once("\r\n\r\n").context("no HTTP")?;
+    Ok((head.split(' ').nth(1).context("no status")?.parse()?, body.to_owned()))
 }
 
 /// Runs another command of the program.

@@ -73,6 +73,11 @@ impl Folder {
         Ok(Self { dir })
     }
 
+    /// One that is there.
+    pub const fn at(dir: PathBuf) -> Self {
+        Self { dir }
+    }
+
     pub fn dir(&self) -> &Path {
         &self.dir
     }

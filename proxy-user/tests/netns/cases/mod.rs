@@ -16,6 +16,7 @@ mod eyes;
 mod flood;
 mod forged;
 mod forwarding;
+mod health;
 mod held;
 mod init;
 mod live;
@@ -106,6 +107,7 @@ pub fn all() -> Vec<Case> {
         socket::CASES,
         eyes::CASES,
         flood::CASES,
+        health::CASES,
         init::CASES,
         live::CASES,
         matrix::CASES,

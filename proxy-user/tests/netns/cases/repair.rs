@@ -1,8 +1,6 @@
-//! Another hand changes maps, takes programs off their hooks, and removes pins: found, repaired, counted, told.
+//! Another tool changes maps, detaches programs, and removes pins: found, repaired, counted, told.
 
 use std::fs;
-use std::io::{Read as _, Write as _};
-use std::net::TcpStream;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
@@ -53,13 +51,7 @@ fn works(lab: &Lab) -> Result<()> {
 
 /// The sum of a metric over its labels.
 fn metric(lab: &Lab, name: &str) -> Result<u64> {
-    let text = lab.node.inside(|| {
-        let mut stream = TcpStream::connect("127.0.0.1:10249")?;
-        write!(stream, "GET /metrics HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n")?;
-        let mut text = String::new();
-        stream.read_to_string(&mut text)?;
-        Ok(text)
-    })?;
+    let (_, text) = agent::get(&lab.node, 10_249, "/metrics")?;
     let values =
         text.lines().filter(|line| line.starts_with(name)).filter_map(|line| line.rsplit(' ').next());
     let values: Vec<f64> = values.filter_map(|value| value.parse().ok()).collect();

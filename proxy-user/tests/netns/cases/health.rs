@@ -1,0 +1,110 @@
+//! Health tells the truth: what cannot be programmed turns load balancers away, and stops a rollout.
+
+use std::os::fd::{AsFd as _, AsRawFd as _};
+use std::{fs, io};
+
+use anyhow::{Context as _, Result, ensure};
+use aya::maps::MapData;
+
+use super::{Case, vip};
+use crate::agent;
+use crate::lab::{Lab, SOON, Wish, eventually};
+use crate::manifest::{Family, Folder, Port, Service};
+use crate::peer::{Attempt, Kind};
+
+/// Room for the entries of `web` in each family, its address and its port, and for two more. Two seconds are long.
+const FLAGS: &[&str] = &["--max-frontends", "4", "--sync-period", "1s"];
+
+const ONE: Service = web(&[Port { name: "http", is_tcp: true, number: 80, target: 8080, pods: &[0] }]);
+const BOTH: Service = web(&[Port { name: "http", is_tcp: true, number: 80, target: 8080, pods: &[0, 1] }]);
+
+pub const CASES: &[Case] = &[
+    Case {
+        name: "health::services_that_do_not_fit",
+        wish: Wish { pods: 1, services: &[ONE], flags: FLAGS },
+        run: too_many,
+    },
+    Case {
+        name: "health::a_map_that_takes_no_writes",
+        wish: Wish { pods: 2, services: &[BOTH], flags: &["--sync-period", "1s"] },
+        run: frozen,
+    },
+];
+
+const fn web(ports: &'static [Port]) -> Service {
+    Service { name: "web", number: 10, ports }
+}
+
+fn status(lab: &Lab, path: &str) -> Result<u16> {
+    Ok(agent::get(&lab.node, 10_256, path)?.0)
+}
+
+/// Waits until the three paths answer so.
+fn answers(lab: &Lab, healthz: u16, livez: u16, readyz: u16) -> Result<()> {
+    eventually(SOON, || {
+        let found = (status(lab, "/healthz")?, status(lab, "/livez")?, status(lab, "/readyz")?);
+        ensure!(found == (healthz, livez, readyz), "healthz, livez, readyz: {found:?}");
+        Ok(())
+    })
+}
+
+fn attempt() -> Attempt {
+    Attempt::new(Kind::Tcp, vip(Family::V4, ONE, Kind::Tcp))
+}
+
+fn works(lab: &Lab) -> Result<()> {
+    lab.clients().into_iter().try_for_each(|(path, client)| client.reach(attempt()).map(drop).context(path))
+}
+
+fn too_many(lab: &Lab) -> Result<()> {
+    answers(lab, 200, 200, 200)?;
+    let folder = lab.setup().manifests.clone().context("no folder")?;
+    let service = |number: u8| {
+        format!(
+            "---\napiVersion: v1\nkind: Service\nmetadata: {{name: more-{number}, namespace: default}}\n\
+             spec: {{clusterIP: 10.96.1.{number}, clusterIPs: [10.96.1.{number}], ports: [{{port: 80}}]}}\n"
+        )
+    };
+    let more = folder.join("more.yaml");
+    fs::write(&more, (1..=20).map(service).collect::<String>())?;
+    answers(lab, 503, 200, 200).context("it has been ready, and is not restarted")?;
+    let problems = agent::get(&lab.node, 10_249, "/problems")?.1;
+    ensure!(problems.contains("--max-frontends"), "{problems}");
+    works(lab)?;
+    lab.kill()?;
+    lab.start()?;
+    lab.agent_mut()?.says(&["first sync done"])?;
+    answers(lab, 503, 200, 503).context("a first sync that failed is not done")?;
+    let reason = agent::get(&lab.node, 10_256, "/readyz")?.1;
+    ensure!(reason.contains("Service ports could not be programmed"), "{reason}");
+    fs::remove_file(&more)?;
+    answers(lab, 200, 200, 200)?;
+    works(lab)
+}
+
+/// `bpftool map freeze`: programs still write, and nobody else does.
+fn freeze(map: &MapData) -> io::Result<()> {
+    const BPF_MAP_FREEZE: libc::c_int = 22;
+    let attribute = [map.fd().as_fd().as_raw_fd(), 0];
+    // SAFETY: the kernel reads as many bytes as the array has.
+    let done =
+        unsafe { libc::syscall(libc::SYS_bpf, BPF_MAP_FREEZE, attribute.as_ptr(), size_of_val(&attribute)) };
+    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+fn frozen(lab: &Lab) -> Result<()> {
+    answers(lab, 200, 200, 200)?;
+    let folder = Folder::at(lab.setup().manifests.clone().context("no folder")?);
+    // The new list of endpoints is written; that the Service has it cannot be.
+    freeze(&MapData::from_pin(lab.bpffs().join("ballast/services"))?).context("cannot freeze `services`")?;
+    folder.put(ONE)?;
+    answers(lab, 503, 200, 200)?;
+    let problems = agent::get(&lab.node, 10_249, "/problems")?.1;
+    ensure!(problems.contains("default/web"), "{problems}");
+    // The endpoint that left serves no longer all the same.
+    for (path, client) in lab.clients() {
+        let seen = super::spread(client, attempt(), 24)?;
+        ensure!(seen.iter().all(|server| server.starts_with("0/")), "{path}: {seen:?}");
+    }
+    Ok(())
+}
