@@ -31,7 +31,7 @@ pub struct NodeConfig {
     pub udp_stream: u32,
     /// Buckets of `flow_index` and of `flow_index6`; a power of two.
     pub flow_buckets: u32,
-    /// Goes into the hash of a flow's key, so that nobody outside can fill one bucket. Never 0; it stays the same
+    /// Goes into the hash of a flow's key, so that an attacker cannot fill one bucket. Never 0; it stays the same
     /// while flows live.
     pub flow_seed: u32,
     /// `CONFIG_*` bits.

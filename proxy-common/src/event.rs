@@ -69,7 +69,7 @@ pub const LEASES: usize = 16;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Monitor {
-    /// Until when somebody listens, in nanoseconds of the monotonic clock; 0: nobody does. The first program that
+    /// Until when a reader listens, in nanoseconds of the monotonic clock; 0: none does. The first program that
     /// comes later makes it 0.
     pub until: u64,
     /// Events that found the ring full.

@@ -42,7 +42,7 @@ pub const BUCKET_WORDS: u32 = 16;
 ///
 /// A slot is 0 (free) or holds [`SLOT_PENDING`], the [`tag`] of a key in [`SLOT_TAG`], and the number of a flow plus one in
 /// [`SLOT_FLOW`]. Each key has two buckets where it may stand; the second counts only once the first was full.
-/// Whoever adds a key writes it as pending, looks for the same key in all slots where it may stand, and then makes it
+/// A CPU that adds a key writes it as pending, looks for the same key in all slots where it may stand, and then makes it
 /// valid; see `proxy-ebpf/src/flow/index.rs`.
 ///
 /// [`NodeConfig::flow_buckets`]: crate::config::NodeConfig::flow_buckets
@@ -113,7 +113,7 @@ pub fn buckets_of(hash: u64, buckets: u32) -> [u32; 2] {
 }
 
 impl<A: Address> FlowKey<A> {
-    /// A hash that nobody can predict without `seed`. The lower half chooses the bucket, the upper half is for the
+    /// A hash that cannot be predicted without `seed`. The lower half chooses the bucket, the upper half is for the
     /// [`tag`].
     #[inline(always)]
     pub fn hash(&self, seed: u32) -> u64 {
@@ -143,8 +143,8 @@ pub(crate) fn mix(hash: u64, word: u64) -> u64 {
 /// Value of `flows` and `flows6`: one tracked flow (64 bytes for IPv4, one cache line; 112 for IPv6).
 ///
 /// Several CPUs read and write an entry at once. [`FlowEntry::state`] is changed by compare-and-exchange only, and says
-/// who owns the rest: whoever sets [`STATE_CLAIMED`] is the only one to write the tuple, the positions and the tags, until
-/// it takes the bit away again. `last_seen` and `seq` are written by whoever sees a packet; the last one wins.
+/// which CPU owns the rest: the one that sets [`STATE_CLAIMED`] is the only one to write the tuple, the positions and the tags, until
+/// it takes the bit away again. `last_seen` and `seq` are written by every CPU that sees a packet; the last write wins.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FlowEntry<A> {

@@ -1,6 +1,6 @@
 //! `health`: what connections have told of a backend, and whether new ones skip it (passive ejection).
 //!
-//! A backend fails where it refuses a connection (a reset, or ICMP "unreachable") or does not answer it. Whoever has met a failure
+//! A backend fails where it refuses a connection (a reset, or ICMP "unreachable") or does not answer it. A client that has met a failure
 //! skips the backend for a while. Once two clients in a row have, everybody does: it is ejected, each time for twice as long.
 //! After that, and when it joins a Service that works, a backend gets a small share until it answers somebody.
 
@@ -18,7 +18,7 @@ pub const HEALTH_SECOND: u64 = CLIENTS << SECOND_SHIFT;
 pub const HEALTH_LEVEL: u64 = 0x7 << LEVEL_SHIFT;
 /// [`HEALTH_TIME`] counts.
 pub const HEALTH_SINCE: u64 = 1 << 60;
-/// It joined a Service that works, and has answered nobody yet.
+/// It joined a Service that works, and has not answered yet.
 pub const HEALTH_NEWCOMER: u64 = 1 << 61;
 /// It has answered.
 pub const HEALTH_ANSWERED: u64 = 1 << 62;
@@ -101,7 +101,7 @@ pub const fn is_plain(word: u64) -> bool {
     word & !HEALTH_ANSWERED == 0
 }
 
-/// The word with its time, if it is a newcomer's that nobody has looked at; without all that is over.
+/// The word with its time, if it is a newcomer's that no program has looked at; without all that is over.
 #[inline(always)]
 pub const fn current(word: u64, now: u32, hz: u32) -> u64 {
     if word & HEALTH_SINCE == 0 {

@@ -1,5 +1,5 @@
 //! `maglev` and `maglev_index`: tables that lead from a hash to a backend (Eisenbud et al., "Maglev", NSDI 2016, 3.4). A
-//! table stands by itself: whoever has read where it begins needs nothing else that the agent may change.
+//! table stands by itself: a reader that knows where it begins needs nothing else that the agent may change.
 //!
 //! Words of a table: [`HEADER`] ones (size and number of backends; signature; checksum), then the ids of the backends, two
 //! in a word, then the table, in bytes for up to [`NARROW`] backends, else in units of 16 bits: positions in the list of ids.
@@ -101,7 +101,7 @@ pub fn backend(base: u32, hash: u32, word: impl Fn(u32) -> Option<u64>) -> u32 {
     (pair >> (position % 2 * 32)) as u32
 }
 
-/// What tells a table that another hand changed: a hash (FNV-1a, by words) of what stands behind the checksum.
+/// What tells a table that was changed externally: a hash (FNV-1a, by words) of what stands behind the checksum.
 pub fn checksum(words: impl Iterator<Item = u64>) -> u64 {
     words.fold(0xcbf2_9ce4_8422_2325, |hash, word| {
         let hash = (hash ^ word).wrapping_mul(0x0100_0000_01b3);

@@ -161,7 +161,7 @@ pub const CALLS: &str = "calls";
 /// The programs that packet programs go on with, by their number in [`CALLS`].
 pub const CALLED: [&str; 6] = ["known4", "known6", "stages4", "stages6", "tunnel4", "tunnel6"];
 
-/// Maps that are not pinned by name: what they hold is over with the packet, or nobody misses it.
+/// Maps that are not pinned by name: what they hold ends with the packet, or can be made again.
 pub const PRIVATE: &[&str] = &[
     SCRATCH,
     SCRATCH6,

@@ -48,7 +48,7 @@ pub struct ServiceEntry {
     pub id: u32,
     /// First slot of the extent in `slots`.
     pub slot_base: u32,
-    /// Slots in the extent; 0: nobody to send to.
+    /// Slots in the extent; 0: no endpoint.
     pub slot_count: u32,
     /// Seconds of session affinity by client address; 0: none.
     pub affinity_secs: u32,
@@ -105,7 +105,7 @@ pub const KIND_LOAD_BALANCER: u8 = 3;
 /// The frontend is an external address.
 pub const KIND_EXTERNAL_IP: u8 = 4;
 /// No frontend: port and protocol of the key are zero, and the entry says that the address is a live cluster
-/// address. Its ports that no Service has are refused, while addresses that nobody has are dropped
+/// address. Its ports that no Service has are refused, while addresses without a Service are dropped
 /// (kube-proxy's nftables mode). Its `id` is 0.
 pub const KIND_ADDRESS: u8 = 5;
 /// No frontend: port and protocol of the key are zero, and the entry says that Ballast leaves the address alone, although

@@ -309,7 +309,7 @@ pub struct FibEntry<A> {
     pub from: u32,
     /// Low 32 bits of jiffies.
     pub at: u32,
-    /// When a packet was last sent by the kernel's neighbour code, likewise; 0: nobody has looked yet.
+    /// When a packet was last sent by the kernel's neighbour code, likewise; 0: not looked up yet.
     pub probed: u32,
     /// Zero.
     pub reserved: u32,

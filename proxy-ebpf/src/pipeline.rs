@@ -37,7 +37,7 @@ use crate::stage::refuse::{self, Refusal, Refuse};
 use crate::stage::tunnel::{self, Outer};
 use crate::step::{DROP, NEXT, Step, StepCode};
 
-/// Stages that a packet may go through, the last look included; more than any packet needs. Whoever needs more met other CPUs' changes each time.
+/// Stages that a packet may go through, the last look included; more than any packet needs. A packet that needs more met changes of other CPUs at each stage.
 const TURNS: u32 = 8;
 
 mod enter;
@@ -235,7 +235,7 @@ where
         Parsed::Packet if classify::may_be_reply(maps, &ctx.packet) => Step::Reply,
         Parsed::Packet => no_reply(maps, frame, ctx),
         Parsed::Icmp => Step::Icmp,
-        // What cannot be parsed was counted where it came in; what this node sends itself is nobody's fault.
+        // What cannot be parsed was counted at ingress; what this node sends itself is not counted.
         Parsed::Foreign | Parsed::Tunnel | Parsed::Dropped => Step::Pass,
     }
 }

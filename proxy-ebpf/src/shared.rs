@@ -20,7 +20,7 @@ pub trait Shared: Copy {
 
 /// A shared integer that can be exchanged.
 pub trait Exchange: Shared {
-    /// Writes `new` where `old` stands, and gives what stood there. A full barrier: whoever sees the new value sees all
+    /// Writes `new` where `old` stands, and gives what stood there. A full barrier: a CPU that sees the new value sees all
     /// that was written before it.
     fn compare_exchange(self, old: Self::Value, new: Self::Value) -> Self::Value;
 }
@@ -75,7 +75,7 @@ macro_rules! shared {
 
             #[inline(always)]
             fn load(self) -> $integer {
-                // SAFETY: whoever made it vouches for the address.
+                // SAFETY: its constructor requires a valid address.
                 unsafe { self.0.read_volatile() }
             }
 
@@ -102,7 +102,7 @@ impl Exchange for Raw<u64> {
         #[cfg(target_arch = "bpf")]
         {
             let mut found = old;
-            // SAFETY: whoever made it vouches for the address; the instruction touches nothing else.
+            // SAFETY: its constructor requires a valid address; the instruction touches nothing else.
             unsafe {
                 core::arch::asm!(
                     "r0 = cmpxchg_64({p} + 0, r0, {n})",
@@ -116,7 +116,7 @@ impl Exchange for Raw<u64> {
         #[cfg(not(target_arch = "bpf"))]
         {
             use core::sync::atomic::{AtomicU64, Ordering};
-            // SAFETY: whoever made it vouches for the address.
+            // SAFETY: its constructor requires a valid address.
             let word = unsafe { AtomicU64::from_ptr(self.0) };
             match word.compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst) {
                 Ok(found) | Err(found) => found,
@@ -131,7 +131,7 @@ impl Exchange for Raw<u32> {
         #[cfg(target_arch = "bpf")]
         {
             let mut found = u64::from(old);
-            // SAFETY: whoever made it vouches for the address; the instruction touches nothing else.
+            // SAFETY: its constructor requires a valid address; the instruction touches nothing else.
             unsafe {
                 core::arch::asm!(
                     "w0 = cmpxchg32_32({p} + 0, w0, w2)",
@@ -145,7 +145,7 @@ impl Exchange for Raw<u32> {
         #[cfg(not(target_arch = "bpf"))]
         {
             use core::sync::atomic::{AtomicU32, Ordering};
-            // SAFETY: whoever made it vouches for the address.
+            // SAFETY: its constructor requires a valid address.
             let word = unsafe { AtomicU32::from_ptr(self.0) };
             match word.compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst) {
                 Ok(found) | Err(found) => found,

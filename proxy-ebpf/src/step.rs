@@ -19,7 +19,7 @@ pub const XDP_TX: u32 = 3;
 pub enum Step {
     /// It goes on as it is: to the next program, then up the stack or out of the device.
     Pass,
-    /// It is dropped; whoever says so has counted it.
+    /// It is dropped; the stage that says so has counted it.
     Drop,
     /// It is dropped for this reason, which is yet to be counted.
     DropFor(Reason),
@@ -51,7 +51,7 @@ pub enum Step {
     DeliverLocal,
     /// It is an ICMP packet, on its way in.
     Icmp,
-    /// Its client is to be told that nobody serves what it dialled.
+    /// Its client is to be told that its destination has no endpoint.
     Refuse,
     /// Its client is to be told that it is too big.
     TooBig,

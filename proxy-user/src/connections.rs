@@ -91,7 +91,7 @@ impl Recount {
                 tracing::warn!(%error, "open connections of sockets are not compared with what is counted");
             })
         });
-        // Without it nobody knows what is missing.
+        // Without it the difference is unknown.
         let Ok(sockets) = sockets else { return Ok(()) };
         let sockets = sockets.count().map_err(Trouble::Sockets)?;
         let corrections = confirm(&mut self.differences, &counted, &sockets);
@@ -119,7 +119,7 @@ pub async fn run(programs: Arc<Programs>, bpffs: PathBuf, mut status: watch::Rec
     let view = match View::open(&bpffs) {
         Ok(view) => view,
         Err(error) => {
-            tracing::error!(%error, "nobody corrects the count of open connections");
+            tracing::error!(%error, "the count of open connections is not corrected");
             return;
         }
     };

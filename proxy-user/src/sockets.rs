@@ -30,7 +30,7 @@ const SETTLE: Duration = Duration::from_millis(50);
 const PAUSE: Duration = Duration::from_millis(500);
 /// From a sweep that failed to the next one; it doubles with each that fails.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
-/// The longest such pause: what is missing may be a permission, which nobody grants a running process.
+/// The longest such pause: what is missing may be a permission, which a running process cannot get.
 const LAST_RETRY: Duration = Duration::from_mins(1);
 
 /// What a sweep came to.

@@ -277,7 +277,7 @@ pub fn add<M: FlowTable>(maps: M, index: u32, direction: u32, hash: u64) -> u32 
     } else if stood == pending {
         index
     } else {
-        // Whoever removed ours has the key.
+        // The CPU that removed our slot has inserted the key.
         conflict(maps, index, direction, NO_POSITION, buckets)
     }
 }

@@ -81,14 +81,14 @@ impl<A> Copy for Entry<A> {}
 
 macro_rules! field {
     ($entry:expr, $field:ident) => {
-        // SAFETY: a field of an entry that whoever made the handle vouches for.
+        // SAFETY: a field of an entry; the constructor of the handle requires a valid one.
         unsafe { (&raw const (*$entry.0).$field).read_volatile() }
     };
 }
 
 macro_rules! set_field {
     ($entry:expr, $field:ident, $value:expr) => {
-        // SAFETY: a field of an entry that whoever made the handle vouches for.
+        // SAFETY: a field of an entry; the constructor of the handle requires a valid one.
         unsafe { (&raw mut (*$entry.0).$field).write_volatile($value) }
     };
 }
@@ -96,7 +96,7 @@ macro_rules! set_field {
 /// The address in a field, word by word: of a whole array the compiler makes calls that a program does not have.
 macro_rules! addr {
     ($entry:expr, $field:ident) => {
-        // SAFETY: a field of an entry that whoever made the handle vouches for, aligned to words.
+        // SAFETY: a field of an entry; the constructor of the handle requires a valid one, aligned to words.
         unsafe { load_words(&raw const (*$entry.0).$field) }
     };
 }
@@ -247,7 +247,7 @@ impl<A: Address> EntryRef<A> for Entry<A> {
     #[inline(always)]
     fn fill(self, new: &NewFlow<'_, A>) {
         let (packet, plan) = (new.packet, new.plan);
-        // SAFETY: the entry is claimed: nobody else writes these fields, and whoever reads them looks at the state again.
+        // SAFETY: the entry is claimed: no other CPU writes these fields, and readers check the state again.
         unsafe {
             (*self.0).client = packet.key.src;
             (*self.0).frontend = packet.key.dst;

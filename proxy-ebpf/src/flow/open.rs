@@ -105,7 +105,7 @@ pub fn open<M: FlowTable>(
         index::remove_key(maps, index, entry, DIRECTION_FORWARD);
     }
     load::changed(maps, ctx.plan.backend_id, 0, bits);
-    // It cannot fail: nobody else changes the state of a claimed entry.
+    // It cannot fail: no other CPU changes the state of a claimed entry.
     entry.state().compare_exchange(claimed, with_bits(claimed, bits));
     if is_ours {
         ctx.plan.reply.dst_port = entry.source_port();

@@ -236,7 +236,7 @@ impl<M: FlowTable> Tracked<M> {
         }
     }
 
-    /// Claims the entry, so that nobody else changes it; `None` if it has changed since it was found. Gives its state word.
+    /// Claims the entry, so that no other CPU changes it; `None` if it has changed since it was found. Gives its state word.
     #[inline(always)]
     fn own(&self) -> Option<u64> {
         if self.bits() & STATE_CLAIMED != 0 {
@@ -249,7 +249,7 @@ impl<M: FlowTable> Tracked<M> {
     /// Ends the claim.
     #[inline(always)]
     fn give_back(&self, owned: u64, bits: u32) {
-        // It cannot fail: nobody else changes the state of a claimed entry.
+        // It cannot fail: no other CPU changes the state of a claimed entry.
         self.entry.state().compare_exchange(owned, with_bits(owned, bits));
     }
 
@@ -286,7 +286,7 @@ impl<M: FlowTable> Tracked<M> {
     /// TCP, and SCTP like it, stays with a backend that left the Service, as with kube-proxy: the backend may still answer.
     /// UDP, TCP that was never answered, and a SYN choose again. A SYN on a flow that is over, or that is another Service's by
     /// now, begins a new one; on any other flow it goes to the backend, which answers it (RFC 5961, 4). An assured flow is ended
-    /// only by the second SYN that nobody answers.
+    /// only by the second unanswered SYN.
     #[inline(always)]
     pub fn continues(&self, tcp_flags: u16, service: u32, time: Time) -> bool {
         let (bits, entry) = (self.bits(), self.entry);

@@ -24,7 +24,7 @@ use crate::socket::sockaddr::Sockaddr;
 /// Stands where a reason's number would: there is none, a flow has begun.
 const NEW_FLOW: u32 = u32::MAX;
 
-/// Nobody is woken by an event: listeners look now and then.
+/// An event wakes no listener: listeners poll.
 const NO_WAKEUP: u64 = BPF_RB_NO_WAKEUP as u64;
 
 #[inline(always)]
@@ -48,7 +48,7 @@ fn numbers(what: Happening) -> (u32, u32) {
     }
 }
 
-/// Tells a reason, and the Service if it is not 0. Whoever tells has a frame of its own: few calls come here, and the frames
+/// Tells a reason, and the Service if it is not 0. The function that writes the event has a stack frame of its own: few calls come here, and the frames
 /// of the callers are full.
 #[inline(never)]
 pub fn bare(service: u32, what: u32) {
@@ -147,7 +147,7 @@ fn begin(what: u32) -> Option<RingBufEntry<Event>> {
     // SAFETY: the helper takes nothing and cannot fail.
     let time = unsafe { bpf_ktime_get_ns() };
     if time > until {
-        // Whoever listened was killed. One that comes back at this moment writes another time.
+        // The listener was killed. If it renews its lease at this moment, it writes another time.
         // SAFETY: as above.
         unsafe { Raw::new(&raw mut (*monitor).until) }.compare_exchange(until, 0);
         return None;

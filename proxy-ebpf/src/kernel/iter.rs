@@ -50,7 +50,7 @@ pub unsafe fn udp(context: *mut UdpIterator) -> i32 {
     if storage.is_null() {
         return 0;
     }
-    // SAFETY: the socket's storage, which its owner may change meanwhile: whoever reads the list looks at the socket again.
+    // SAFETY: the socket's storage, which its owner may change meanwhile: the reader of the list checks the socket again.
     let led = unsafe { LedSocket { cookie: bpf_get_socket_cookie(socket), storage: storage.read() } };
     if led.storage.family != 0 {
         // SAFETY: a sequence file, and a record of the size that is told. Without room the kernel asks again.
@@ -89,7 +89,7 @@ pub unsafe fn counted(context: *mut StorageIterator) -> i32 {
     if storage.is_null() {
         return 0;
     }
-    // SAFETY: the socket's storage, which its owner may change meanwhile: whoever reads the list counts twice.
+    // SAFETY: the socket's storage, which its owner may change meanwhile: the reader of the list counts twice.
     let (counted, backend) = unsafe { ((*storage).counted, (*storage).backend_id) };
     if counted != 0 {
         // SAFETY: a sequence file, and a number of the size that is told. Without room the kernel asks again.

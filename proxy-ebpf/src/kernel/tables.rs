@@ -104,7 +104,7 @@ macro_rules! tables {
         impl Services for Kernel<$family> {
             #[inline(always)]
             fn service_entry(self, key: &ServiceKey<Words<Self>>) -> Option<*const ServiceEntry> {
-                // SAFETY: whoever reads the entry does so by volatile loads, and looks at its tag before and after.
+                // SAFETY: readers use volatile loads, and check the tag before and after.
                 unsafe { $services.get(octets(key)).map(core::ptr::from_ref) }
             }
 

@@ -27,7 +27,7 @@ pub fn ended<M: OpenConnections>(maps: M, backend: u32) {
     count(maps, backend, u64::MAX);
 }
 
-/// Counts what a change of a flow's bits means: whoever has changed them calls it once.
+/// Counts what a change of a flow's bits means: the code that changed them calls it once.
 #[inline(always)]
 pub fn changed<M: OpenConnections>(maps: M, backend: u32, before: u32, after: u32) {
     if is_counted(before) != is_counted(after) {

@@ -275,7 +275,7 @@ fn count_connection<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S, entry: &Se
 }
 
 /// Lets the call fail where netfilter rejects the packet. Where it drops it, the call goes on: the packet programs decide
-/// about each packet, and drop and count it while nobody may have it (`--socket-drop fail`: it fails at once).
+/// about each packet, and drop and count it while no endpoint may take it (`--socket-drop fail`: it fails at once).
 #[inline(always)]
 fn refuse<S: Sockaddr, M: SocketMaps<S>>(
     maps: M,

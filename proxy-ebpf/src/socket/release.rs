@@ -14,7 +14,7 @@ use crate::kernel::sockets::storage_of_closed;
 pub fn released(socket: &Bound) -> i32 {
     // SAFETY: the socket of the hook's context.
     if let Some(storage) = unsafe { storage_of_closed(socket.raw()) } {
-        // SAFETY: the socket's own storage, and nobody can use the socket any more.
+        // SAFETY: the socket's own storage, and the socket is closed.
         uncount(Kernel::<V4>::new(), unsafe { &mut *storage });
     }
     ALLOW

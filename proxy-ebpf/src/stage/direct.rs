@@ -6,7 +6,7 @@
 //! netfilter has given it to a connection that it masquerades ([`Way::Out`]). These flows begin whether the port is taken or not:
 //! so it is not given to a flow with SNAT later.
 //!
-//! A direct TCP connection that was there first is known to nobody: it is found when its endpoint answers the SYN of a flow
+//! A direct TCP connection that was there first has no entry: it is found when its endpoint answers the SYN of a flow
 //! with one of its segments ([`Way::Back`]).
 
 use proxy_common::conntrack::{is_closed, may_begin};

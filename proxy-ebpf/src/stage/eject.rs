@@ -40,7 +40,7 @@ pub fn is_about_syn<M: FlowTable>(flow: &Tracked<M>, seq: u32) -> bool {
     is_watched(flow.bits()) && flow.entry.seq(DIRECTION_FORWARD).load() == (seq >> 16) as u16
 }
 
-/// Whether the client of a flow sends its SYN again because nobody answers. That is noted.
+/// Whether the client of a flow sends its SYN again because the backend does not answer. That is noted.
 #[inline(always)]
 pub fn goes_unanswered<M: FlowTable + Counters>(
     maps: M,

@@ -330,7 +330,7 @@ pub fn longest<F: Frame, A>(frame: F, ctx: &PacketCtx<A>) -> u32 {
         return packet.length;
     }
     if packet.key.proto == PROTO_SCTP {
-        // Nobody tells how long each is. They were made to fit the route to the Service's address.
+        // The packet does not tell how long each segment is. They were made to fit the route to the Service's address.
         return packet.l4;
     }
     let mut header = udp::HEADER as u32;

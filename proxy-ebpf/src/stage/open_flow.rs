@@ -25,7 +25,7 @@ pub enum Existing {
     GoesOn = 1,
     /// It goes on, and has lost the key of its replies.
     LostReplyKey = 2,
-    /// Nobody has answered it: that was noted, it has been removed, and what was selected before that does not count.
+    /// Its backend did not answer: that was noted, the flow has been removed, and the earlier selection does not count.
     Unanswered = 3,
 }
 

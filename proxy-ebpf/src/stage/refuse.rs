@@ -1,4 +1,4 @@
-//! The answer to a packet that cannot go on: ICMP or ICMPv6 "port unreachable" if nobody serves it (kube-proxy
+//! The answer to a packet that cannot go on: ICMP or ICMPv6 "port unreachable" if it has no endpoint (kube-proxy
 //! contract: no-endpoint verdicts), or "too big", from the address that was dialled, out of the device that the
 //! packet came in by.
 //!
@@ -69,7 +69,7 @@ fn may_answer<M: RateLimit>(maps: M) -> bool {
 /// What the client of a refused packet is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// Nobody serves what it dialled.
+    /// Its destination has no endpoint.
     PortUnreachable,
     /// Its packet is larger than the device takes by which it would be forwarded.
     TooBig,
@@ -102,7 +102,7 @@ where
 
 /// A family that can refuse packets.
 pub trait Refuse: Parse {
-    /// Nobody serves what was dialled.
+    /// The destination has no endpoint.
     const PORT_UNREACHABLE: Message;
     /// The packet is larger than the `mtu` of the next link.
     fn too_big(mtu: u32) -> Message;

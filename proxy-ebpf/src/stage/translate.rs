@@ -244,7 +244,7 @@ pub fn rewrite<F: Frame, Fam: Rewrite>(
         }
     }
     if F::EARLY {
-        // Whoever calls has asked `is_plain`.
+        // The caller has checked `is_plain`.
         return Err(Reason::RewriteFailed);
     }
     if hop == Hop::Decrement {

@@ -288,7 +288,7 @@ fn pop<F: Frame, O: Outer, I: Outer>(frame: F, end: u32) -> Result<(), HelperFai
     let is_mixed = O::IS_V6 != I::IS_V6;
     frame.decapsulate((end - link) as u16, is_mixed, I::IS_V6)?;
     if is_mixed && link != 0 {
-        // The kernel goes by what it knows of the packet; whoever else looks, by the link-layer header.
+        // The kernel uses its metadata of the packet; other readers use the link-layer header.
         frame.store_all(link - size_of::<u16>() as u32, &I::ETHERTYPE)?;
     }
     Ok(())

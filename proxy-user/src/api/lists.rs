@@ -32,7 +32,7 @@ pub enum Next {
     GoesOn,
     /// Its place in the history is lost: tried again from there, it would be refused again and again.
     BeginsAnew,
-    /// The server does not have streamed lists. That is no failure, and is told to nobody.
+    /// The server does not have streamed lists. That is not reported as a failure.
     AsksOtherwise,
 }
 

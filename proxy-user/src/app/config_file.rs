@@ -1,4 +1,4 @@
-//! The configuration file, watched: a change ends the agent, so that whoever started it starts it anew.
+//! The configuration file, watched: a change ends the agent, so that kubelet or systemd starts it again.
 //!
 //! Nothing is interrupted by that. A new text that cannot be used is told of, and the agent goes on as it is.
 
@@ -12,7 +12,7 @@ use crate::source::beside::Beside;
 
 /// How often the file is read though nothing was heard of it.
 const POLL: Duration = Duration::from_secs(5);
-/// Whoever writes a file does so in several steps.
+/// A file is written in several steps.
 const REST: Duration = Duration::from_millis(200);
 
 /// Returns an error when the file has a new text that can be used; never without a file.

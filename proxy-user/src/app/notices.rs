@@ -61,7 +61,7 @@ fn uplinks(devices: &BTreeMap<u32, XdpDevice>, wanted: Xdp) -> Option<Notice> {
     Some(Notice::xdp(is_short, format!("XDP on uplinks: {note}")))
 }
 
-/// Problems of slices are told to nobody: few look at events of what a controller makes.
+/// Problems of slices are no events: few users look at events of objects that a controller makes.
 fn notice(problem: &Problem) -> Option<Notice> {
     let (namespace, name) = problem.object.strip_prefix("Service ")?.split_once('/')?;
     let note = format!("{}: {}", problem.field, problem.message);

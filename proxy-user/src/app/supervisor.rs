@@ -1,7 +1,7 @@
 //! Owns the tasks of the agent.
 //!
 //! The agent ends when a task that it needs ends, when a task fails, and when anything panics: programs and maps stay in place, and
-//! whoever started the agent (kubelet, systemd) starts it again. An agent that goes on without one of its tasks would
+//! kubelet or systemd starts the agent again. An agent that goes on without one of its tasks would
 //! look healthy and do nothing.
 
 use std::panic;

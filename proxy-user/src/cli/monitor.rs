@@ -19,7 +19,7 @@ use super::args::eyes::{EventKind, MonitorArgs};
 use super::show::{ServiceFilter, ShowError};
 use crate::maps::view::{Listener, Snapshot, Transport, View, ViewError};
 
-/// How often the ring is looked at: nobody is woken by an event, so that one costs the programs little.
+/// How often the ring is polled: an event wakes no reader, so that it costs the programs little.
 const LOOK: Duration = Duration::from_millis(20);
 /// Names are read anew at most so often, when an event comes of a Service without one.
 const NAMES: Duration = Duration::from_secs(1);
@@ -30,7 +30,7 @@ pub enum MonitorError {
     /// The maps cannot be read, or a Service was not named properly.
     #[error(transparent)]
     Show(#[from] ShowError),
-    /// Nobody takes the lines.
+    /// The reader of the lines has gone.
     #[error("cannot write to standard output: {0}")]
     Write(#[from] io::Error),
 }
@@ -282,7 +282,7 @@ impl Line {
     }
 
     fn text(&self) -> String {
-        // The time of day is enough for whoever looks on.
+        // The time of day is enough for a live view.
         let time = self.time.as_deref().and_then(|time| time.get(11..)).unwrap_or("-");
         let mut words = vec![format!("{time} {:<6}", self.kind)];
         words.push(match (self.client, &self.process, self.pid, self.hook) {

@@ -29,7 +29,7 @@ fn reasons() -> String {
 /// Who connects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Client {
-    /// Whoever has that address.
+    /// The host or pod that has that address.
     Address(IpAddr),
     /// A process in the node's network namespace.
     Host,

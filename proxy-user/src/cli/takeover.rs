@@ -47,7 +47,7 @@ pub enum TakeoverError {
          `kubectl -n kube-system delete daemonset kube-proxy`"
     )]
     StillRuns(u32),
-    /// Nobody would serve.
+    /// No proxy would serve.
     #[error(
         "Ballast does not serve on this node yet ({0}): start `ballast run`, and look at `ballast status`"
     )]

@@ -46,7 +46,7 @@ impl Diag {
     }
 
     /// Ends a socket: who waits for a message gets ECONNABORTED, and who sends one EDESTADDRREQ, because the socket
-    /// is connected to nobody any more.
+    /// is not connected any more.
     ///
     /// `NotFound`: it is gone. `Unsupported`: the kernel has no `CONFIG_INET_DIAG_DESTROY`.
     pub fn destroy(&mut self, socket: &Connected) -> io::Result<()> {

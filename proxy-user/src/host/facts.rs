@@ -79,7 +79,7 @@ impl Facts {
         }
     }
 
-    /// Runs until the kernel stops telling, or nobody listens.
+    /// Runs until the kernel stops telling, or the receiver is gone.
     async fn changes(&self, known: &mut HostView, events: &Sender<Event>) -> io::Result<()> {
         let groups = [
             MulticastGroup::Link,
@@ -200,7 +200,7 @@ fn addresses(netlink: &mut Netlink) -> io::Result<Addresses> {
     Ok(found)
 }
 
-/// `None` for an address that nobody else can dial, or that is not there yet.
+/// `None` for an address that no other machine can reach, or that is not there yet.
 fn read_address(message: &AddressMessage) -> Option<Own> {
     let (mut own, mut shown) = (None, None);
     for attribute in &message.attributes {

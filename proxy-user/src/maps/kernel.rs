@@ -148,7 +148,7 @@ impl KernelStore {
         }
     }
 
-    /// Whoever is given these ids next begins to count from nothing.
+    /// The next owners of these ids begin to count from 0.
     fn forget_services(&mut self, ids: &[u32]) -> Result<(), Stopped> {
         let stopped = |done| move |source| Stopped { done, source };
         let cpus = nr_cpus().map_err(|(_, source)| source).map_err(stopped(0))?;

@@ -50,7 +50,7 @@ impl Name {
 
 impl From<&str> for Name {
     fn from(text: &str) -> Self {
-        // Whoever panicked with the lock has left a set of names.
+        // A thread that panicked with the lock has left a valid set of names.
         Self(NAMES.lock().unwrap_or_else(PoisonError::into_inner).intern(text))
     }
 }

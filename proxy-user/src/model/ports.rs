@@ -8,12 +8,12 @@ pub const FIRST_PORT: u16 = 1_024;
 pub const NODE_PORTS: PortRange = PortRange::new(30_000, 32_767);
 /// What the kernel gives to sockets, unless `net.ipv4.ip_local_port_range` says otherwise.
 pub const LOCAL_PORTS: PortRange = PortRange::new(32_768, 60_999);
-/// Source ports for SNAT where there is none that nobody else has.
+/// Source ports for SNAT where every port has another use.
 const LAST_RESORT: [PortRange; SNAT_RANGES] = [PortRange::new(61_000, 65_535), PortRange::new(0, 0)];
 /// Fewer source ports for SNAT than this are no room: so many connections a minute to one endpoint may use them up.
 pub const FEW_PORTS: u32 = 1_024;
 
-/// The source ports for SNAT that nobody else on the node has: neither the kernel, for sockets (`local`), nor Services
+/// The source ports for SNAT that have no other use on the node: neither the kernel, for sockets (`local`), nor Services
 /// (`node_ports`). The two largest ranges, in order.
 pub fn snat_ports(local: PortRange, node_ports: PortRange) -> [PortRange; SNAT_RANGES] {
     let mut free = vec![PortRange::new(FIRST_PORT, u16::MAX)];

@@ -23,7 +23,7 @@ pub struct Service {
     pub external_ips: Vec<IpAddr>,
     /// `status.loadBalancer.ingress[].ip`, without those whose `ipMode` is `Proxy`.
     pub load_balancer_ips: Vec<IpAddr>,
-    /// `spec.loadBalancerSourceRanges`: `None` lets everybody in, an empty list nobody (all were unusable).
+    /// `spec.loadBalancerSourceRanges`: `None` lets every client in, an empty list none (all ranges were unusable).
     pub source_ranges: Option<Vec<IpNet>>,
     /// `spec.ports`, in the order of the object.
     pub ports: Vec<ServicePort>,

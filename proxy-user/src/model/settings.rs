@@ -49,7 +49,7 @@ pub enum SocketLb {
 /// What becomes of a call where kube-proxy drops the packet (`--socket-drop`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SocketDrop {
-    /// It goes on, and its packets are dropped for as long as nobody may have them.
+    /// It goes on, and its packets are dropped for as long as no endpoint may take them.
     #[default]
     Silent,
     /// It fails at once.

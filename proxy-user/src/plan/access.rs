@@ -39,7 +39,7 @@ pub fn allowed(service: &Service, family: IpFamily, strict: bool, node: Option<I
         return Allowed::default();
     }
     if ranges.is_empty() && !list.is_empty() {
-        // Whoever lets all of one family in has not forgotten to shut the other one out.
+        // A list that lets all of one family in keeps the other one out on purpose.
         if list.iter().any(everybody) {
             return Allowed::default();
         }

@@ -31,7 +31,7 @@ pub fn frontends(
         }
         let access = if kind == FrontendKind::LoadBalancer { access } else { Access::Everybody };
         let scoped = kind != FrontendKind::ClusterIp && service.external_policy == TrafficPolicy::Local;
-        // A cluster address is dialled inside the cluster, whoever dials it: the internal policy decides. The
+        // A cluster address belongs to the inside of the cluster for every client: the internal policy decides. The
         // external one binds clients outside only; those inside may be sent anywhere.
         let policy =
             if kind == FrontendKind::ClusterIp { service.internal_policy } else { TrafficPolicy::Cluster };
@@ -70,7 +70,7 @@ fn dialled(
 }
 
 /// The set that the policy allows. Where it is Local and only other nodes could serve, packets are dropped: a
-/// refusal would tell the client that nobody serves (`pkg/proxy/iptables/proxier.go`).
+/// refusal would tell the client that there is no endpoint (`pkg/proxy/iptables/proxier.go`).
 fn under_policy(kind: FrontendKind, policy: TrafficPolicy, eligible: &Eligible) -> FrontendPlan {
     match policy {
         TrafficPolicy::Cluster => FrontendPlan::new(kind, Arc::clone(&eligible.cluster)),

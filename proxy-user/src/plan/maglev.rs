@@ -19,7 +19,7 @@ pub struct Member {
     pub id: u32,
 }
 
-/// An entry that nobody has yet.
+/// An entry without an owner yet.
 const FREE: u16 = u16::MAX;
 
 /// The entries of the table of these endpoints, sorted by address: positions in the list. There is at least one, and at

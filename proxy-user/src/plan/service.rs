@@ -122,7 +122,7 @@ fn known(service: &Service, cluster_ips: Vec<IpAddr>, settings: PlanSettings) ->
     known
 }
 
-/// Cluster addresses that may be a pod's as well: whoever dials these gets the Service instead.
+/// Cluster addresses that may be a pod's as well: their clients get the Service instead.
 fn overlaps(cluster: &Cluster, service: &Service) -> Vec<Problem> {
     let is_pods = |address: &&IpAddr| cluster.node().pod_cidrs.iter().any(|range| range.contains(*address));
     let report = |address: &IpAddr| Problem {

@@ -61,7 +61,7 @@ unsafe fn bpf<T>(command: bpf_cmd, attr: &mut T) -> io::Result<RawFd> {
 /// # Safety
 /// As [`bpf`], and `command` returns a file descriptor.
 unsafe fn bpf_fd<T>(command: bpf_cmd, attr: &mut T) -> io::Result<OwnedFd> {
-    // SAFETY: as the caller vouches; the kernel has just given us the descriptor and nobody else has it.
+    // SAFETY: as the caller vouches; the kernel has just given us the descriptor, and nothing else owns it.
     unsafe { Ok(OwnedFd::from_raw_fd(bpf(command, attr)?)) }
 }
 
@@ -274,7 +274,7 @@ impl Link {
         unsafe { bpf(bpf_cmd::BPF_LINK_UPDATE, &mut attr) }.map(drop)
     }
 
-    /// Detaches the program, whoever else refers to the link.
+    /// Detaches the program, also when others refer to the link.
     pub fn detach(&self) -> io::Result<()> {
         let mut attr = self.0.as_raw_fd();
         // SAFETY: one number, as the command has it.

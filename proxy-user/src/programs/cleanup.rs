@@ -194,7 +194,7 @@ fn remove_strays(
     Ok(())
 }
 
-/// Removes our filters from a device, and its clsact qdisc when we made it and nobody else uses it; says what
+/// Removes our filters from a device, and its clsact qdisc when we made it and no other filter uses it; says what
 /// was removed.
 pub(super) fn remove_filters(paths: &Paths, ifindex: u32) -> Result<Vec<String>, Error> {
     filters_off(paths, ifindex, Mode::Remove)

@@ -15,7 +15,7 @@ use rtnetlink::packet_route::tc::{
 use super::hooks::Direction;
 use crate::host::netlink::Netlink;
 
-/// Early, but not the first: whoever must come before us can.
+/// Early, but not the first: another filter can come before ours.
 pub(super) const PRIORITY: u16 = 2;
 /// Ours among the filters of that priority.
 pub(super) const HANDLE: u32 = 0x0ba1_1a57;

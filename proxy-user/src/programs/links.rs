@@ -67,7 +67,7 @@ impl Place<'_> {
             Self::Device { ifindex, attach_type, .. } => {
                 bpf::tcx_links(ifindex, attach_type).is_ok_and(|links| links.contains(&link.id))
             }
-            // Whoever asks has compared the device's program with the link's.
+            // The caller has compared the device's program with the link's.
             Self::Xdp { ifindex, .. } => link.hook == Hook::Xdp { ifindex },
         }
     }
@@ -114,7 +114,7 @@ pub(super) fn our_programs() -> BTreeMap<u32, String> {
         .collect()
 }
 
-/// Links of ours to this cgroup, whoever refers to them, with the names of their programs.
+/// Links of ours to this cgroup, pinned or not, with the names of their programs.
 pub(super) fn on_cgroup(cgroup: &Cgroup, ours: &BTreeMap<u32, String>) -> Vec<(String, Link)> {
     find(bpf::link_ids().map_while(Result::ok), ours)
         .filter(|(_, _, info)| matches!(info.hook, Hook::Cgroup { id, .. } if id == cgroup.id))

@@ -17,7 +17,7 @@ pub enum Notice {
         kept: u32,
         /// Entries asked for.
         max_entries: u32,
-        /// Nobody asked for more than what the node's memory allows.
+        /// No flag asked for more than what the node's memory allows.
         by_memory: bool,
     },
     /// Something else was pinned in the place of a map.

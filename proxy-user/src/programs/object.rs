@@ -173,7 +173,7 @@ pub(super) fn load(bytes: &[u8], pins: &Pins, capacities: &Capacities) -> Result
     let mut notices = Vec::new();
     let paths = pins.paths();
     let mut loader = EbpfLoader::new();
-    // No program reads kernel types, so a kernel without BTF will do, and nobody waits for parsing it.
+    // No program reads kernel types, so a kernel without BTF will do, and its BTF is not parsed.
     loader.btf(None);
     let predecessor = pins.predecessor();
     if let Some(previous) = &predecessor {
@@ -337,7 +337,7 @@ fn stored(paths: &Paths) -> Option<NodeConfig> {
     map.get(&0, 0).ok()
 }
 
-/// A number that is not zero and that nobody can guess.
+/// A random number that is not zero.
 fn random_seed() -> u32 {
     // The standard library draws the keys of each hasher from the system's random numbers.
     let random = RandomState::new().hash_one(names::FLOW_INDEX);
@@ -384,7 +384,7 @@ mod tests {
         let fixed: Vec<_> = names::ALL.iter().filter(|name| capacities.of(name).is_none()).collect();
         let small = ["clock_hand", "socket_storage", "direct_seen", "prefilter", "config", "reasons"];
         let node = ["node", "node6", "node_addrs", "node_addrs6", "tunnels", "devices"];
-        // What they forget, or how many there are, nobody needs to choose.
+        // Their sizes need no flag.
         let others =
             ["affinity", "affinity6", "affinity_netns", "src_ranges", "src_ranges6", "events", "monitor"];
         assert!(fixed.into_iter().eq(small.iter().chain(&node).chain(&others)));

@@ -1,6 +1,6 @@
 //! What somebody else took away, put back: programs off their hooks, pins out of the bpffs.
 //!
-//! A link lives as long as something refers to it, and a pin is all that refers to ours: whoever removes the pin
+//! A link lives as long as something refers to it, and a pin is all that refers to ours: removing the pin
 //! detaches the program. A map lives on without its pin, because programs use it; but the commands and the next
 //! agent would not find it.
 

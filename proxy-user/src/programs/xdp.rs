@@ -52,7 +52,7 @@ pub enum Taken {
     Native,
     /// The kernel's stack does.
     Generic,
-    /// Nobody: tc does all of it.
+    /// No program: tc does all of it.
     None,
 }
 

@@ -1,5 +1,5 @@
 //! Which cluster addresses live: at a port that no Service has, clients are refused there, while packets to
-//! addresses that nobody has are dropped (kube-proxy's nftables mode). And which are left alone, because another proxy
+//! addresses without a Service are dropped (kube-proxy's nftables mode). And which are left alone, because another proxy
 //! serves them, or the node itself has them.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -81,7 +81,7 @@ impl Addresses {
     }
 
     fn wanted(&self, address: IpAddr) -> Option<ServiceEntry> {
-        // Who serves an address has it, whoever else claims it.
+        // A Service that serves an address has it, whatever else claims it.
         let kinds = [(&self.live, KIND_ADDRESS), (&self.unmanaged, KIND_UNMANAGED)];
         let found = kinds.into_iter().find(|(owners, _)| owners.contains_key(&address));
         found.map(|(_, kind)| entry(address, kind))
@@ -155,7 +155,7 @@ impl<S: Store> Reconciler<S> {
     }
 
     /// Takes entries of addresses away where the frontends of these jobs would find no room: an address that is
-    /// dropped at unknown ports, where it should be refused, is better than a Service that nobody reaches.
+    /// dropped at unknown ports, where it should be refused, is better than a Service that no client reaches.
     pub(super) fn make_room(&mut self, jobs: &[Job], now: Instant) {
         for v6 in [false, true] {
             let wanted = jobs.iter().filter(|job| !job.stopped).flat_map(|job| job.wanted.iter());

@@ -2,7 +2,7 @@
 //!
 //! Between two pieces the tables change, but only by our own writes, and those are noted here. Arrays are compared
 //! by position. A hash gives its entries in an order of its own; so an entry is missing when a whole walk has not
-//! met it, and nobody has written it since the walk began.
+//! met it, and the agent has not written it since the walk began.
 
 use std::collections::BTreeSet;
 use std::ops::Range;

@@ -6,7 +6,7 @@ use crate::model::SortedMap;
 use crate::plan::{Frontend, FrontendKind, PortId, Problem, Scope, ServicePlan};
 
 /// A port that asks for a frontend. The least of all claims has it: a cluster address beats every other kind,
-/// then the older Service, then the name that sorts first. So nobody takes over an address by asking for it
+/// then the older Service, then the name that sorts first. So a Service cannot take over an address by asking for it
 /// later (GHSA-q6h5-q3q6-f87x was such a bug elsewhere).
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Claim {

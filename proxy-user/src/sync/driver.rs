@@ -79,7 +79,7 @@ pub struct Driver<S> {
     triggers: Triggers,
     slow_start: SlowStart,
     status: watch::Sender<Status>,
-    /// Questions of an audit; `None`: nobody asks.
+    /// Questions of an audit; `None`: there is no audit.
     questions: Option<mpsc::Receiver<Question>>,
 }
 
@@ -152,7 +152,7 @@ impl<S: Store> Driver<S> {
                 self.is_node_new = true;
                 self.reconciler.tell_devices(Instant::now().into_std());
             }
-            // Nobody has to wake up for this.
+            // Receivers need not wake up for this.
             self.status.send_if_modified(|status| {
                 status.progress = Some(Instant::now());
                 false
@@ -297,7 +297,7 @@ impl<S: Store> Driver<S> {
         }
     }
 
-    /// Families of which something is not in the maps, or nobody can tell.
+    /// Families of which something is not in the maps, or all while the maps cannot be read.
     fn failing_families(&self) -> BTreeSet<IpFamily> {
         if self.is_unreadable {
             return BTreeSet::from([IpFamily::V4, IpFamily::V6]);
@@ -368,7 +368,7 @@ impl<S: Store> Driver<S> {
     }
 }
 
-/// The next question; never, when nobody asks any more.
+/// The next question; never, when the audit has ended.
 async fn next(questions: &mut Option<mpsc::Receiver<Question>>) -> Question {
     if let Some(receiver) = questions {
         if let Some(question) = receiver.recv().await {

@@ -1,4 +1,4 @@
-//! Which bits of the filter are set, who needs them, and when those that nobody needs may go.
+//! Which bits of the filter are set, who needs them, and when unused ones may be cleared.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};

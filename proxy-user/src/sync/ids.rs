@@ -22,7 +22,7 @@ pub struct Ids<K> {
     by_key: BTreeMap<K, u32>,
     resting: BTreeMap<K, Rest>,
     queue: VecDeque<(K, Rest)>,
-    /// Ids that nobody asked for but that something in the maps uses.
+    /// Ids without an owner that an entry of a map uses.
     reserved: BTreeSet<u32>,
     /// Ids taken over so far, during a restore.
     found: BTreeSet<u32>,

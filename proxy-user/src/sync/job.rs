@@ -147,7 +147,7 @@ pub(super) fn service_entry(
             (frontend.policy == TrafficPolicy::Local, SERVICE_LOCAL),
             (frontend.access != Access::Everybody, SERVICE_SOURCE_RANGES),
             (is_maglev_outside(port, frontend), SERVICE_MAGLEV_OUTSIDE),
-            // The last endpoint is never skipped, and whoever has one alone need not look.
+            // The last endpoint is never skipped, so a frontend with one endpoint need not look.
             (port.ejects && frontend.slots.len() > 1, SERVICE_EJECTS),
             (frontend.access == Access::Ranges { node: true }, SERVICE_NODE_ALLOWED),
         ]),

@@ -60,7 +60,7 @@ impl<S: Store> Reconciler<S> {
         let mut steps = Steps::default();
         for key in keys {
             let Some(id) = self.applied.services.get(&key).map(|entry| entry.id) else { continue };
-            // An id that nobody knows belongs to no port.
+            // An unknown id belongs to no port.
             let job = *numbers.entry(id).or_insert_with(|| {
                 jobs.push(Job::cleanup());
                 jobs.len() - 1

@@ -37,7 +37,7 @@ pub enum Question {
 
 impl<S: Store> Driver<S> {
     pub(super) fn answer(&mut self, question: Question) {
-        // Nobody to take an answer is no failure.
+        // The audit may have ended meanwhile.
         match question {
             Question::Differing(mut objects, reply) => {
                 objects.retain(|object| !self.cluster.knows(object));

@@ -4,7 +4,7 @@
 //! calls however many there are:
 //!
 //! 1. free what has rested: extents, ids, bits;
-//! 2. remove frontends that nobody has any more;
+//! 2. remove frontends that no Service has any more;
 //! 3. names, endpoints, filter bits, source ranges, slots in *new* extents: nothing refers to them yet;
 //! 4. the entries of `services`, the commit: each moves readers from one complete set to the next. An entry for
 //!    clients outside comes before the one that sends them to it, and goes after it;
@@ -251,7 +251,7 @@ impl<S: Store> Reconciler<S> {
                 continue;
             };
             self.note_unused_bits(job.wanted.as_ref(), now);
-            // A write that belongs to no port: whoever looks at everything finds it again.
+            // A write that belongs to no port: a full sync finds it again.
             self.full |= job.is_cleanup();
             let problem = trouble.problem(&job.port);
             let attempts = self.failures.get(&job.port).map_or(0, |failure| failure.attempts);

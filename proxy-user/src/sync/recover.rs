@@ -95,7 +95,7 @@ impl<S: Store> Reconciler<S> {
         }
         for (index, row) in &contents.maglev {
             if !ports.contains_key(&(index / 2)) {
-                // Nobody gets this id before the entry is removed: the removal would take away the new port's table.
+                // No port gets this id before the entry is removed: the removal would take away the new port's table.
                 applied.ports.reserve(index / 2);
                 orphans.extend([Write::MaglevIndex(*index, MaglevRow::default()), Write::NoName(index / 2)]);
             }

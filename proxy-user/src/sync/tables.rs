@@ -21,7 +21,7 @@ const AT_ONCE: usize = 256;
 impl<S: Store> Reconciler<S> {
     /// Gives every port the tables that its frontends need: the one that it has, or a new one. Without room there is none, and
     /// a hash takes one of the slots. Tables hold ids: rows of endpoints stand before them, and an endpoint that has left is
-    /// noticed by whoever is led there.
+    /// noticed by the packets that are sent there.
     pub(super) fn write_tables(&mut self, jobs: &mut [Job], now: Instant) {
         let mut steps = Steps::default();
         for number in 0..jobs.len() {

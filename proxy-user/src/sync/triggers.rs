@@ -1,7 +1,7 @@
 //! How long ago what changes the endpoints happened: kube-proxy's network programming latency.
 //!
 //! By the rules of kube-proxy (`pkg/proxy/endpointschangetracker.go`): only a slice that says something new
-//! counts; what happened before this agent started does not, because nobody waited for it; and a slice that goes
+//! counts; what happened before this agent started does not, because this agent did not make it wait; and a slice that goes
 //! takes along what waits for its Service, because its time is that of an earlier change.
 
 use std::collections::BTreeMap;

@@ -151,7 +151,7 @@ impl Machine {
         let child = command.stdin(Stdio::null()).stdout(log).stderr(both).spawn();
         let mut child = child.with_context(|| format!("cannot start {program} on {}", self.name))?;
         let pid = child.id();
-        // Reaped as long as we are here, so that nobody takes its remains for a running program.
+        // Reaped as long as we run, so that a zombie does not count as a running program.
         std::thread::spawn(move || child.wait());
         Ok(pid)
     }
@@ -241,7 +241,7 @@ pub fn init(place: &Place, name: &str) -> Result<()> {
         let path = Path::new("/proc/sys/net").join(file);
         fs::write(&path, value).with_context(|| format!("cannot write {}", path.display()))?;
     }
-    // The last step: whoever started us waits for it.
+    // The last step: our parent waits for it.
     us.write(&machine.record("init"))?;
     loop {
         // SAFETY: waitpid may be given no place for a status.

@@ -1,5 +1,5 @@
 //! One demo's place on the machine: a folder, network namespaces and control groups, all named after the process
-//! that made them. Whoever knows the number can take everything down, also after a crash.
+//! that made them. With that number everything can be removed, also after a crash.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -43,7 +43,7 @@ impl Place {
         Ok(place)
     }
 
-    /// The places of demos that nobody runs any more; with `kept`, also those that were meant to stay.
+    /// The places of demos that do not run any more; with `kept`, also those that were meant to stay.
     pub(super) fn left_over(kept: bool) -> Result<Vec<Self>> {
         let entries =
             fs::read_dir(std::env::temp_dir()).context("cannot read the folder of temporary files")?;
@@ -158,7 +158,7 @@ impl Place {
         Ok(points.filter(|point| point.starts_with(&self.dir)).collect())
     }
 
-    /// Whoever is in one of our namespaces or control groups was started for the demo.
+    /// A process in one of our namespaces or control groups was started for the demo.
     fn end_processes(&self, namespaces: &[String], cgroups: &[PathBuf]) -> Result<()> {
         let inhabitants = || {
             let listed = namespaces

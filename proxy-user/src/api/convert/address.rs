@@ -43,7 +43,7 @@ fn decimal(text: &str) -> Option<IpAddr> {
 }
 
 /// Reads an address that traffic is sent to. Addresses that mean something else on every machine are refused:
-/// whoever may write an `EndpointSlice` could reach into the node with them (CVE-2021-25737).
+/// an account that may write an `EndpointSlice` could reach into the node with them (CVE-2021-25737).
 pub fn routable(text: &str) -> Result<IpAddr, AddressError> {
     let address = parse(text)?;
     let what = match address {

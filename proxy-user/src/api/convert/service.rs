@@ -136,7 +136,7 @@ fn load_balancer_ips(ingress: Vec<k8s::LoadBalancerIngress>, problems: &mut Prob
     addresses("status.loadBalancer.ingress", texts.filter(|text| !text.is_empty()).collect(), problems)
 }
 
-/// A list of which nothing can be used lets nobody in, rather than everybody.
+/// A list of which nothing can be used lets no client in, rather than every client.
 fn source_ranges(texts: Vec<String>, problems: &mut Problems) -> Option<Vec<ipnet::IpNet>> {
     if texts.is_empty() {
         return None;

@@ -42,7 +42,7 @@ pub enum Kind {
     NodePortAddresses,
     /// Names of features, switched on or off.
     Gates,
-    /// Nobody looks at it.
+    /// It is not used.
     Any,
 }
 

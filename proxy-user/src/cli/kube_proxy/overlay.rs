@@ -259,7 +259,7 @@ fn periods(args: &mut RunArgs, values: &Values, notes: &mut Vec<String>) -> Resu
     Ok(())
 }
 
-/// A mode that lacks its name is wrong; one that lacks its range goes by devices, where kube-proxy knows nobody.
+/// A mode that lacks its name is wrong; one that lacks its range goes by devices, where kube-proxy takes no client for local.
 fn detect_local(args: &mut RunArgs, values: &Values, notes: &mut Vec<String>) -> Result<(), FileError> {
     let network = &mut args.network;
     let place = values.place("detectLocalMode");

@@ -114,7 +114,7 @@ pub(super) fn element(id: u32, row: &BackendRow, snapshot: &Snapshot) -> Backend
     }
 }
 
-/// Open connections of an endpoint; `None` where nobody counts them.
+/// Open connections of an endpoint; `None` where they are not counted.
 fn open(id: u32, row: &BackendRow, snapshot: &Snapshot) -> Option<u64> {
     let count = snapshot.open_connections.get(&id).copied().unwrap_or_default();
     (count > 0 || snapshot.by_load.contains(&row.service)).then_some(count)

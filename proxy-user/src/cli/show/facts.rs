@@ -26,7 +26,7 @@ pub struct Facts {
     pub ports: usize,
     /// Addresses that clients may dial.
     pub frontends: usize,
-    /// Those of them with nobody behind.
+    /// Those of them without an endpoint.
     pub empty: usize,
     /// Cluster addresses that are left alone.
     pub unmanaged: usize,

@@ -43,7 +43,7 @@ pub enum ShowError {
         /// Cluster addresses that are left alone, with a leading `; `, or nothing.
         left_alone: String,
     },
-    /// Nobody reaches an address of the other family.
+    /// A client cannot reach an address of the other family.
     #[error("client and address are of different families")]
     Families,
     /// The answer cannot be written as JSON.
@@ -104,7 +104,7 @@ pub fn status(args: &super::args::StatusArgs) -> Result<Answer, ShowError> {
     let agent = probe(args.agent.metrics_bind_address);
     let (told, xdp) = (probe::problems(&agent), probe::xdp(&agent));
     let status = Status::new(agent, Facts::read(&args.reader.bpffs)).with_problems(told).with_xdp(xdp);
-    // Whoever may not ask netfilter sees the rest.
+    // Without the right to ask netfilter, the rest is shown.
     let status = status.with_old_proxy(OldProxy::look().unwrap_or_default());
     Ok(Answer { text: status.render(args.reader.output)?, well: status.problems().is_empty() })
 }

@@ -183,7 +183,7 @@ impl Status {
                 ));
             }
         }
-        // An agent that answers tells what was met lately; without one, nobody knows when it was.
+        // An agent that answers tells what was met lately; without one, the time is unknown.
         let is_told = matches!(self.agent, AgentState::Answered { .. });
         for (reason, count) in facts.reasons.iter().filter(|(reason, _)| !is_told && reason.is_fault()) {
             if *count > 0 {

@@ -50,13 +50,13 @@ const NAT_PROTOCOL: u16 = 3;
 const NAT_PORTS: [u16; 2] = [1, 2];
 /// `CTA_PROTOINFO_TCP_FLAGS_ORIGINAL`, `_REPLY`: flags and their mask.
 const TCP_FLAGS: [u16; 2] = [4, 5];
-/// `IP_CT_TCP_FLAG_BE_LIBERAL`: nobody knows the windows.
+/// `IP_CT_TCP_FLAG_BE_LIBERAL`: the windows are unknown.
 const LIBERAL: u8 = 1 << 3;
 
 /// How far a connection has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// Nobody has answered yet.
+    /// Unreplied.
     Opening,
     /// Packets went both ways.
     Established,

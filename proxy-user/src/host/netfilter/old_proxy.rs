@@ -31,7 +31,7 @@ const CHAINS: [&str; 13] = [
     "KUBE-IPVS-FILTER",
     "KUBE-IPVS-OUT-FILTER",
 ];
-/// Rules of others may lead to this one, so that it stays when all else is gone; it alone serves nobody.
+/// Rules of others may lead to this one, so that it stays when all else is gone; it alone serves no client.
 const MARK_CHAIN: &str = "KUBE-MARK-MASQ";
 /// How the names of its chains for single Services and endpoints begin.
 const CHAIN_PREFIXES: [&str; 6] =
@@ -72,7 +72,7 @@ pub struct OldProxy {
     pub tables: BTreeSet<String>,
     /// Tables in which the iptables or the ipvs mode has chains, and how many: `ip nat`.
     pub chains: BTreeSet<(String, usize)>,
-    /// The same of `iptables-legacy`, which nobody but itself can change.
+    /// The same of `iptables-legacy`, which no other tool can change.
     pub legacy: BTreeSet<(String, usize)>,
     /// The device of the ipvs mode.
     pub ipvs: bool,

@@ -180,7 +180,7 @@ fn keep_alive() -> Vec<(Message, u16)> {
         for hook in NAT_HOOKS {
             changes.push((base_chain(family, TAKEOVER_TABLE, hook, "nat"), CREATE));
         }
-        // An answer that nobody looks at.
+        // An answer that is not used.
         changes.push((rule_of(family, TAKEOVER_TABLE, NAT_HOOKS[0].0, &expressions::ct_state()), APPEND));
     }
     changes

@@ -139,7 +139,7 @@ where
     fn publish(flows: &Mapping, index: usize, _: &FlowEntry<A>, bits: u32) {
         if let Some(word) = flows.word64(index) {
             let state = word.load(Ordering::SeqCst);
-            // Nobody else changes the state of a claimed entry.
+            // No other CPU changes the state of a claimed entry.
             exchange64(word, state, with_bits(state, bits));
         }
     }

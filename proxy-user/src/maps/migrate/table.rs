@@ -310,7 +310,7 @@ impl<A: Address, L: Layout<A>> Table<A, L> {
         }
     }
 
-    /// Adds a key of the claimed entry `index`: pending, then a look at whoever else has it, then valid.
+    /// Adds a key of the claimed entry `index`: pending, then a look for another entry that has it, then valid.
     fn add_key(&self, index: u32, direction: u8, flow: &FlowEntry<A>) -> Put {
         let key = flow.key(direction);
         let hash = key.hash(self.sizes.seed);

@@ -58,7 +58,7 @@ pub enum ViewError {
         /// How it should be.
         expected: String,
     },
-    /// Nobody more can listen.
+    /// No more monitors can listen.
     #[error("{LEASES} monitors listen already: end one of them")]
     TooMany,
     /// The map cannot be read.

@@ -23,7 +23,7 @@ pub struct Listener {
     /// Until when, as we wrote it last.
     until: u64,
     sample: u64,
-    /// Older events are nobody's any more.
+    /// Older events are skipped.
     begun: u64,
     lost_before: u64,
 }
@@ -61,7 +61,7 @@ impl Listener {
         Ok(())
     }
 
-    /// The next event; `None` when there is none yet. Nobody is woken by one: look now and then.
+    /// The next event; `None` when there is none yet. No reader is woken by one: poll.
     pub fn next_event(&mut self) -> Option<Event> {
         loop {
             let words = self.ring.next::<WORDS>()?;
@@ -143,7 +143,7 @@ impl Shared {
         let closest = held.iter().map(|(_, sample)| *sample).filter(|sample| *sample > 0).min();
         let longest = held.iter().map(|(until, _)| *until).max();
         sample.store(closest.unwrap_or(0), Ordering::Release);
-        // Whoever was faster knew more.
+        // The other listener was faster.
         let _ = until.compare_exchange(before, longest.unwrap_or(0), Ordering::AcqRel, Ordering::Relaxed);
     }
 }

@@ -1,4 +1,4 @@
-//! The pinned maps, read by whoever may open them: the command line, the metrics, a person's script.
+//! The pinned maps, read by every process that may open them: the command line, the metrics, a script.
 //!
 //! A [`View`] needs no agent. It never writes, and it opens each pin anew for each question, so that it sees
 //! what the programs see. The programs and the agent go on meanwhile: an answer is true row by row, and rows

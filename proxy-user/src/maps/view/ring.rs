@@ -68,7 +68,7 @@ pub(super) struct Ring {
 }
 
 impl Ring {
-    /// Maps a ring of `size` bytes. Reading begins with what nobody has read yet.
+    /// Maps a ring of `size` bytes. Reading begins with what no reader has read yet.
     pub(super) fn new(fd: BorrowedFd<'_>, size: usize) -> io::Result<Self> {
         let page = page_size();
         let consumer = Pages::new(fd, 0, page, ProtFlags::READ | ProtFlags::WRITE)?;

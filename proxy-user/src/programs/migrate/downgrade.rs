@@ -1,4 +1,4 @@
-//! What makes a downgrade one that nobody notices: the version before knows nothing of this one, and is only started.
+//! What makes a downgrade free of interruptions: the version before knows nothing of this one, and is only started.
 
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::Path;
