@@ -27,10 +27,12 @@ use crate::{api, connections, http, sockets, source};
 
 mod attach;
 mod config_file;
+mod end_udp_sockets;
 mod init;
 mod memory;
 mod notices;
 
+pub use end_udp_sockets::end_udp_sockets;
 pub use init::{init, write_config};
 
 /// Events that may wait for the driver; more of them hold up the source, not the memory.

@@ -36,6 +36,12 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Run(args) => start(*args),
         Command::Cleanup(args) => cleanup(&args),
         Command::Downgrade(args) => downgrade(&args),
+        Command::EndUdpSockets(args) => {
+            let filter = std::env::var("BALLAST_LOG").ok();
+            telemetry::init(args.log_format, args.log_level, filter.as_deref())?;
+            app::end_udp_sockets(&args.bpffs)?;
+            Ok(ExitCode::SUCCESS)
+        }
         Command::Monitor(args) => monitor(&args),
         Command::Takeover(args) => {
             print(&takeover::run(&args)?)?;

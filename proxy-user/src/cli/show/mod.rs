@@ -75,6 +75,7 @@ fn rows(command: &Command) -> Option<Result<String, ShowError>> {
         Command::Run(_)
         | Command::Cleanup(_)
         | Command::Downgrade(_)
+        | Command::EndUdpSockets(_)
         | Command::Status(_)
         | Command::Takeover(_)
         | Command::Monitor(_) => None,
