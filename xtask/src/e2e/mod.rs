@@ -148,7 +148,7 @@ impl Logs {
             path.push(format!("-failed-{number}"));
             PathBuf::from(path)
         };
-        let free = (1..).map(name).find(|path| !path.exists()).context("too many runs have failed")?;
+        let free = (1..1000).map(name).find(|path| !path.exists()).context("too many runs have failed")?;
         fs::rename(&self.folder, &free).with_context(|| format!("cannot rename to {}", free.display()))?;
         Ok(free)
     }
