@@ -1,11 +1,12 @@
 #!/bin/sh
 # Installs Ballast as a service of this machine, or removes it.
 #
-#   install.sh BINARY --kubeconfig FILE [--server URL] [--no-start]
+#   install.sh BINARY --kubeconfig FILE [--server URL] [--end-udp-sockets] [--no-start]
 #   install.sh --uninstall [--keep-running]
 #
 # BINARY      the static binary of `cargo xtask image`, or any other build of `ballast`
 # --server    the API server's address, if not the one in the kubeconfig; no Service's address
+# --end-udp-sockets  also a second service, which ends connected UDP sockets of pods when their endpoint leaves
 # --no-start  only put the files in place
 # --keep-running  leave programs and maps in the kernel: Services work on, and follow no change
 # DESTDIR     a folder to install into instead of /, for packages; nothing is started then
@@ -17,31 +18,36 @@ fail() { say "$*"; exit 1; }
 here=$(cd "$(dirname "$0")" && pwd)
 dest=${DESTDIR:-}
 program=$dest/usr/local/bin/ballast
-unit=$dest/etc/systemd/system/ballast.service
+units=$dest/etc/systemd/system
+unit=$units/ballast.service
 config=$dest/etc/ballast/config.yaml
 environment=$dest/etc/ballast/environment
 
 has_systemd() { [ -z "$dest" ] && [ -d /run/systemd/system ]; }
 
 uninstall() {
-    if has_systemd && systemctl cat ballast.service >/dev/null 2>&1; then
-        systemctl disable --now ballast.service
-    fi
+    for name in ballast-end-udp-sockets ballast; do
+        if has_systemd && systemctl cat "$name.service" >/dev/null 2>&1; then
+            systemctl disable --now "$name.service"
+        fi
+    done
     if [ "$1" = clean ] && [ -z "$dest" ] && [ -x "$program" ]; then
         # The same folders as the agent's.
+        # shellcheck disable=SC1090 # written on this machine
         if [ -f "$environment" ]; then set -a; . "$environment"; set +a; fi
         "$program" cleanup
     fi
-    rm -f "$unit" "$program"
+    rm -f "$unit" "$units/ballast-end-udp-sockets.service" "$program"
     if has_systemd; then systemctl daemon-reload; fi
     say "removed; /etc/ballast stays"
 }
 
-binary= kubeconfig= server= start=yes action=install clean=clean
+binary='' kubeconfig='' server='' start=yes action=install clean=clean helper=''
 while [ $# -gt 0 ]; do
     case $1 in
         --kubeconfig) kubeconfig=${2:?--kubeconfig needs a file}; shift ;;
         --server) server=${2:?--server needs a URL}; shift ;;
+        --end-udp-sockets) helper=ballast-end-udp-sockets.service ;;
         --no-start) start=no ;;
         --uninstall) action=uninstall ;;
         --keep-running) clean=keep ;;
@@ -66,6 +72,7 @@ fi
 
 install -D -m 0755 "$binary" "$program"
 install -D -m 0644 "$here/ballast.service" "$unit"
+if [ -n "$helper" ]; then install -D -m 0644 "$here/$helper" "$units/$helper"; fi
 if [ -e "$config" ]; then
     say "/etc/ballast/config.yaml is there already, and stays as it is"
 else
@@ -84,7 +91,10 @@ fi
 say "installed $("$binary" --version)"
 if [ "$start" = yes ] && has_systemd; then
     systemctl daemon-reload
-    systemctl enable ballast.service
-    systemctl restart ballast.service
+    # One word each, or none: the second service is no part of every installation.
+    # shellcheck disable=SC2086
+    systemctl enable ballast.service $helper
+    # shellcheck disable=SC2086
+    systemctl restart ballast.service $helper
     say "started: journalctl -u ballast, ballast status"
 fi

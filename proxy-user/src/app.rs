@@ -32,11 +32,13 @@ use crate::{api, connections, http, sockets, source};
 
 mod attach;
 mod config_file;
+mod end_udp_sockets;
 mod init;
 mod memory;
 mod notices;
 mod supervisor;
 
+pub use end_udp_sockets::end_udp_sockets;
 pub use init::{init, write_config};
 use supervisor::Supervisor;
 

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::Parser;
 use proxy_user::cli::args::downgrade::DowngradeArgs;
+use proxy_user::cli::args::end_udp_sockets::EndUdpSocketsArgs;
 use proxy_user::cli::args::eyes::MonitorArgs;
 use proxy_user::cli::args::{CleanupArgs, RunArgs};
 use proxy_user::cli::handover::Handover;
@@ -31,6 +32,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Run(args) => return start(*args),
         Command::Cleanup(args) => return cleanup(&args),
         Command::Downgrade(args) => return downgrade(&args),
+        Command::EndUdpSockets(args) => return end_udp_sockets(&args),
         Command::Monitor(args) => return monitor(&args),
         Command::Status(args) => {
             let Answer { text, well } = show::status(&args)?;
@@ -70,6 +72,13 @@ fn start(args: RunArgs) -> anyhow::Result<ExitCode> {
     } else {
         app::run(config)?;
     }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn end_udp_sockets(args: &EndUdpSocketsArgs) -> anyhow::Result<ExitCode> {
+    let filter = std::env::var("BALLAST_LOG").ok();
+    telemetry::init(args.log_format, args.log_level, filter.as_deref())?;
+    app::end_udp_sockets(&args.bpffs)?;
     Ok(ExitCode::SUCCESS)
 }
 

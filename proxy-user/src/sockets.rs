@@ -24,6 +24,10 @@ use crate::model::net::IpFamily;
 use crate::programs::{Programs, SocketIterator};
 use crate::sync::Status;
 
+mod beside;
+
+pub use beside::{BesideError, beside_the_agent};
+
 /// A connect(2) that chose the endpoint just before it left has ended by then, and the socket is found connected.
 const SETTLE: Duration = Duration::from_millis(50);
 /// Between two sweeps, each of which may go through hundreds of network namespaces.
@@ -78,15 +82,25 @@ pub struct Sweeper {
     iterator: Option<SocketIterator>,
     /// Stranded sockets of the LRU maps that were looked for: most of them are closed, and are never looked for again.
     known: BTreeSet<Stranded>,
+    reach: Reach,
+}
+
+/// Whose sockets are ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reach {
+    /// Those of every network namespace: of pods, too.
+    All,
+    /// Those of the caller's own network namespace, which takes `CAP_NET_ADMIN` alone.
+    Own,
 }
 
 impl Sweeper {
     /// One that reads the maps of `view`.
-    pub fn new(view: View, iterator: Option<SocketIterator>) -> Self {
-        Self { view, iterator, known: BTreeSet::new() }
+    pub fn new(view: View, iterator: Option<SocketIterator>, reach: Reach) -> Self {
+        Self { view, iterator, known: BTreeSet::new(), reach }
     }
 
-    /// Sweeps once, through every network namespace; none is visited where there is nothing to look for. Blocks for some
+    /// Sweeps once, through every network namespace in reach; none is visited where there is nothing to look for. Blocks for some
     /// milliseconds.
     pub fn sweep(&mut self) -> Swept {
         self.try_sweep().unwrap_or_else(Swept::failed)
@@ -100,7 +114,11 @@ impl Sweeper {
             self.known = stranded;
             return Ok(Swept::default());
         }
-        let Namespaces { paths, hidden } = netns::all().map_err(Trouble::Processes)?;
+        let namespaces = match self.reach {
+            Reach::All => netns::all().map_err(Trouble::Processes)?,
+            Reach::Own => netns::own(),
+        };
+        let Namespaces { paths, hidden } = namespaces;
         let mut swept = Swept::default();
         for visit in netns::in_each(&paths, |entered| look.visit(entered)) {
             swept.add(visit);
@@ -190,27 +208,35 @@ pub async fn run(
     let iterator = iterator.inspect_err(|error| {
         tracing::warn!(%error, "connected UDP sockets are not ended when their endpoint leaves");
     });
+    let reach = if netns::may_enter() { Reach::All } else { Reach::Own };
+    if reach == Reach::Own {
+        tracing::info!(
+            "connected UDP sockets in pods are not ended when their endpoint leaves: `ballast end-udp-sockets` does \
+             that, or this agent with CAP_SYS_ADMIN and CAP_SYS_PTRACE"
+        );
+    }
     let mut sweeper = match View::open(&bpffs) {
-        Ok(view) => Sweeper::new(view, iterator.ok()),
+        Ok(view) => Sweeper::new(view, iterator.ok(), reach),
         Err(error) => {
             tracing::error!(%error, "connected UDP sockets stay with endpoints that leave");
             return;
         }
     };
     let sweep = move || sweeper.sweep();
-    keep_sweeping(sweep, status, tell).await;
+    keep_sweeping(sweep, status, |status| status.udp_left, tell).await;
 }
 
-/// Sweeps at once, after each sync that took UDP endpoints away, and after a sweep that failed.
-async fn keep_sweeping(
+/// Sweeps at once, whenever the count of UDP endpoints that left has changed, and after a sweep that failed.
+async fn keep_sweeping<S>(
     mut sweep: impl FnMut() -> Swept + Send + 'static,
-    mut status: watch::Receiver<Status>,
+    mut status: watch::Receiver<S>,
+    count_left: fn(&S) -> u64,
     tell: impl Fn(&Swept),
 ) {
     let (mut done, mut retry, mut failures) = (None, None::<Instant>, 0);
     loop {
         sleep(SETTLE).await;
-        let left = status.borrow_and_update().udp_left;
+        let left = count_left(&status.borrow_and_update());
         if done != Some(left) || retry.is_some_and(|at| at <= Instant::now()) {
             let look = move || {
                 let swept = sweep();
@@ -274,7 +300,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_sweep_that_failed_is_made_again_until_one_succeeds() {
-        let (status, follows) = watch::channel(Status::default());
+        let (status, follows) = watch::channel(0);
         let (sender, mut told) = mpsc::unbounded_channel();
         let mut count = 0;
         let sweep = move || {
@@ -283,13 +309,14 @@ mod tests {
             Swept { namespaces: count, trouble, ..Swept::default() }
         };
         let began = Instant::now();
-        let task = tokio::spawn(keep_sweeping(sweep, follows, move |swept| {
+        let tell = move |swept: &Swept| {
             let _ = sender.send((swept.namespaces, swept.trouble.is_some()));
-        }));
+        };
+        let task = tokio::spawn(keep_sweeping(sweep, follows, |left| *left, tell));
         assert_eq!(told.recv().await, Some((1, true)));
         assert_eq!(told.recv().await, Some((2, false)), "nothing has changed, and it is made again");
         assert!(began.elapsed() >= FIRST_RETRY);
-        status.send_modify(|status| status.udp_left += 1);
+        status.send_modify(|left| *left += 1);
         assert_eq!(told.recv().await, Some((3, false)));
         drop(status);
         task.await.unwrap();

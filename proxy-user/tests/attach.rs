@@ -11,11 +11,14 @@ mod xdp;
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::fd::AsFd;
+use std::path::Path;
 
 use node::{Node, Privileges, TCX, foreign, links_on, links_on_device, on_node, run, veth};
 use proxy_user::programs::bpf::{Link, Rank, tcx_links};
 use proxy_user::programs::hooks::SOCKET_HOOKS;
-use proxy_user::programs::{Capacities, Error, Notice, Outcome, Programs, Settings, TcxOrder, cleanup};
+use proxy_user::programs::{
+    Capacities, Error, MapsInForce, Notice, Outcome, Programs, Settings, TcxOrder, cleanup,
+};
 use rustix::thread::CapabilitySet;
 
 /// `BPF_PROG_TYPE_CGROUP_SOCK_ADDR` at `BPF_CGROUP_INET4_CONNECT`.
@@ -380,6 +383,34 @@ fn three_capabilities_are_enough_once_a_bpffs_is_mounted() {
         let error = Programs::start(&node.settings()).err().unwrap().to_string();
         assert!(error.contains("missing CAP_BPF, CAP_PERFMON:"), "{error}");
         drop(fewer);
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test bpf"]
+fn pins_that_others_may_change_are_refused() {
+    on_node(|node| {
+        run(&format!("mount -t bpf bpf {}", node.bpffs.display()));
+        let refused = |what: &str, path: &Path, undo: &str| {
+            let shown = path.display();
+            run(&format!("{what} {shown}"));
+            let error = Programs::start(&node.settings()).err().unwrap().to_string();
+            assert!(error.contains(&shown.to_string()) && error.contains("--bpffs"), "{what}: {error}");
+            let beside = MapsInForce::find(&node.bpffs);
+            assert!(matches!(beside, Err(Error::NotOurs { .. })) || path != node.ballast(), "{beside:?}");
+            run(&format!("{undo} {shown}"));
+        };
+        // What a user of the node may do before any agent runs: the kernel mounts a bpffs with mode 1777.
+        refused("setpriv --reuid 12345 --clear-groups mkdir -m 755", &node.ballast(), "rmdir");
+        refused("mkdir -m 777", &node.ballast(), "rmdir");
+        assert!(!node.ballast().exists());
+        drop(node.start());
+        let links = node.ballast().join("links");
+        refused("chown 12345", &links, "chown 0");
+        refused("chmod 770", &links, "chmod 700");
+        assert!(MapsInForce::find(&node.bpffs).unwrap().is_none(), "nothing is attached");
+        node.start().attach_sockets().unwrap();
+        assert!(MapsInForce::find(&node.bpffs).unwrap().unwrap().still());
     });
 }
 

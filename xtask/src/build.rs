@@ -51,8 +51,10 @@ pub fn to_load(workspace: &Workspace, command: &str) -> Result<()> {
 
 fn build_bpf(workspace: &Workspace, toolchain: &Toolchain, args: &Args) -> Result<PathBuf> {
     let target_dir = workspace.target().join("bpf-build");
+    let paths = shown_paths(workspace);
+    let paths: Vec<_> = paths.iter().map(String::as_str).collect();
     let mut cargo = toolchain
-        .cargo("build", &target_dir, &[])
+        .cargo("build", &target_dir, &paths)
         .args(["-p", "proxy-ebpf", "--bin", "ballast-bpf", "--profile", "bpf"])
         .dir(workspace.root());
     if args.features.iter().any(|feature| feature == "bpf-log") {
@@ -76,6 +78,24 @@ fn build_bpf(workspace: &Workspace, toolchain: &Toolchain, args: &Args) -> Resul
     let object = workspace.bpf_object();
     write_if_changed(&object, &elf)?;
     Ok(object)
+}
+
+/// rustc's flags that keep this machine's paths out of what is built: the same sources give the same bytes everywhere. BTF
+/// names source files, as panics do.
+pub fn shown_paths(workspace: &Workspace) -> Vec<String> {
+    let home = |variable: &str, folder: &str| {
+        let named = std::env::var_os(variable).map(PathBuf::from);
+        named.or_else(|| Some(Path::new(&std::env::var_os("HOME")?).join(folder)))
+    };
+    let shown = [
+        (Some(workspace.root().to_owned()), "/ballast"),
+        (home("CARGO_HOME", ".cargo"), "/cargo"),
+        (home("RUSTUP_HOME", ".rustup"), "/rustup"),
+    ];
+    let flag = |(path, name): (Option<PathBuf>, &str)| {
+        path.map(|path| format!("--remap-path-prefix={}={name}", path.display()))
+    };
+    shown.into_iter().filter_map(flag).collect()
 }
 
 /// Builds the agent around the object and returns the binary's path.

@@ -3,7 +3,10 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use xtask::{bench, build, chart, cluster, demo, docs, e2e, fuzz, image, lint, say, scale, setup, test};
+use xtask::{
+    bench, build, chart, cluster, demo, deny, docs, e2e, fuzz, image, lint, release, reproducible, say,
+    scale, setup, test,
+};
 
 /// Ballast's tasks. Each command first sets up what it needs itself.
 #[derive(Parser)]
@@ -28,6 +31,9 @@ enum Command {
     E2e(e2e::Args),
     Image(image::Args),
     Chart(chart::Args),
+    Deny(deny::Args),
+    Reproducible(reproducible::Args),
+    Release(release::Args),
 }
 
 fn main() -> ExitCode {
@@ -45,6 +51,9 @@ fn main() -> ExitCode {
         Command::E2e(args) => e2e::run(&args),
         Command::Image(args) => image::run(&args),
         Command::Chart(args) => chart::run(&args),
+        Command::Deny(args) => deny::run(args),
+        Command::Reproducible(args) => reproducible::run(args),
+        Command::Release(args) => release::run(&args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

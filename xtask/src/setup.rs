@@ -30,6 +30,10 @@ pub enum Need {
     Demo,
     /// Run a Kubernetes cluster.
     Cluster,
+    /// Check scripts and units.
+    Lint,
+    /// Make the container image.
+    Image,
 }
 
 /// A program and the Debian package that brings it.
@@ -39,7 +43,7 @@ struct Tool {
     needs: &'static [Need],
 }
 
-const TOOLS: [Tool; 19] = [
+const TOOLS: [Tool; 22] = [
     Tool {
         program: "ip",
         package: "iproute2",
@@ -59,6 +63,9 @@ const TOOLS: [Tool; 19] = [
     Tool { program: "iptables", package: "iptables", needs: &[Need::Netns, Need::Cluster] },
     Tool { program: "conntrack", package: "conntrack", needs: &[Need::Cluster] },
     Tool { program: "ipset", package: "ipset", needs: &[Need::Cluster] },
+    Tool { program: "shellcheck", package: "shellcheck", needs: &[Need::Lint] },
+    Tool { program: "systemd-analyze", package: "systemd", needs: &[Need::Lint] },
+    Tool { program: "buildah", package: "buildah", needs: &[Need::Image] },
     // These four are copied into the images of its pods.
     Tool { program: "curl", package: "curl", needs: &[Need::Cluster] },
     Tool { program: "wget", package: "wget", needs: &[Need::Cluster] },
@@ -72,7 +79,7 @@ pub fn run(args: &Args) -> Result<()> {
     if args.build_only {
         return Ok(());
     }
-    for need in [Need::Netns, Need::Kernel, Need::Demo] {
+    for need in [Need::Netns, Need::Kernel, Need::Demo, Need::Lint] {
         tools(need)?;
     }
     say::line("tools of the tests and the demo: all there");

@@ -26,6 +26,12 @@ impl Workspace {
         serde_json::from_str(&metadata).context("cargo metadata printed something unexpected")
     }
 
+    /// A copy of the sources elsewhere, with a target folder of its own.
+    #[must_use]
+    pub fn at(root: PathBuf) -> Self {
+        Self { target: root.join("target"), root }
+    }
+
     /// The folder with the workspace's `Cargo.toml`.
     #[must_use]
     pub fn root(&self) -> &Path {

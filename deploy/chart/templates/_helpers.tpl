@@ -72,6 +72,14 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- end }}
 {{- end }}
 
+{{- /* What confines a container that is not privileged. */ -}}
+{{- define "ballast.profiles" -}}
+seccompProfile:
+  {{- toYaml .Values.seccompProfile | nindent 2 }}
+appArmorProfile:
+  {{- toYaml .Values.appArmorProfile | nindent 2 }}
+{{- end }}
+
 {{- /* What pods of the agent and of the cleanup have in common. */ -}}
 {{- define "ballast.pod" -}}
 hostNetwork: true

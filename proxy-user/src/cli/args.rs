@@ -2,6 +2,7 @@
 
 pub mod audit;
 pub mod downgrade;
+pub mod end_udp_sockets;
 pub mod eyes;
 pub mod network;
 pub mod paths;
@@ -72,6 +73,8 @@ pub enum Command {
     Takeover(takeover::TakeoverArgs),
     /// Go back to the version before: make the maps that it reads, and copy what changes until it has taken over.
     Downgrade(downgrade::DowngradeArgs),
+    /// End connected UDP sockets in pods when their endpoint leaves, beside an agent that lacks the capabilities for it.
+    EndUdpSockets(end_udp_sockets::EndUdpSocketsArgs),
     /// Remove everything that Ballast has put into the kernel, and nothing else. Stop the agent first.
     Cleanup(CleanupArgs),
 }

@@ -7,7 +7,7 @@ use std::os::fd::AsFd as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use rustix::thread::{CapabilitySet, LinkNameSpaceType, capabilities, move_into_link_name_space};
 
 /// The one of the calling thread.
 const OWN: &str = "/proc/thread-self/ns/net";
@@ -19,6 +19,16 @@ pub struct Namespaces {
     pub paths: Vec<PathBuf>,
     /// Processes that this one may not look at (`ptrace(2)`, "access mode checking"): they may be in others.
     pub hidden: usize,
+}
+
+/// Whether this process may enter others (`setns(2)`).
+pub fn may_enter() -> bool {
+    capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN))
+}
+
+/// The caller's own alone.
+pub fn own() -> Namespaces {
+    Namespaces { paths: vec![OWN.into()], hidden: 0 }
 }
 
 /// Every network namespace that a process is in.

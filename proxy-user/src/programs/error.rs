@@ -37,6 +37,16 @@ pub enum Error {
         /// The mount.
         path: PathBuf,
     },
+    /// Somebody else may have put something into a directory of pins.
+    #[error(
+        "{} {why}: who can write there decides where traffic goes. Find out who made it, remove it (`rm -r {}`), or name another bpffs with --bpffs", path.display(), path.display()
+    )]
+    NotOurs {
+        /// The directory.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
     /// Another process holds the lock.
     #[error(
         "{} is in use by another ballast, and each {what} can have one; stop the other one, or give this one its own with {flag}", path.display()

@@ -15,7 +15,7 @@ use super::bpf::Link;
 use super::error::Error;
 use super::hooks::{COUNTED_ITERATOR, SOCKET_ITERATOR};
 use super::object;
-use super::pins::Pins;
+use super::pins::Paths;
 
 /// Where a kernel shows its types (`CONFIG_DEBUG_INFO_BTF`).
 const BTF: &str = "/sys/kernel/btf/vmlinux";
@@ -34,8 +34,8 @@ impl fmt::Debug for SocketIterator {
 impl SocketIterator {
     /// Loads the program on the pinned maps. Reading the kernel's types takes longer than all else of a start, so this is
     /// for later.
-    pub(super) fn load(bytes: &[u8], pins: &Pins) -> Result<Self, Error> {
-        load(bytes, pins, SOCKET_ITERATOR, "udp", Link::to_iterator).map(Self)
+    pub(super) fn load(bytes: &[u8], paths: &Paths) -> Result<Self, Error> {
+        load(bytes, paths, SOCKET_ITERATOR, "udp", Link::to_iterator).map(Self)
     }
 
     /// The UDP sockets of the network namespace that the calling thread is in.
@@ -55,12 +55,12 @@ impl fmt::Debug for CountedIterator {
 
 impl CountedIterator {
     /// As [`SocketIterator::load`].
-    pub(super) fn load(bytes: &[u8], pins: &Pins) -> Result<Self, Error> {
-        let path = pins.paths().maps().join(SOCKET_STORAGE);
+    pub(super) fn load(bytes: &[u8], paths: &Paths) -> Result<Self, Error> {
+        let path = paths.maps().join(SOCKET_STORAGE);
         let storage =
             MapData::from_pin(path).map_err(|source| Error::Map { name: SOCKET_STORAGE, source })?;
         let attach = |program: BorrowedFd<'_>| Link::to_map_iterator(program, storage.fd().as_fd());
-        load(bytes, pins, COUNTED_ITERATOR, "bpf_sk_storage_map", attach).map(Self)
+        load(bytes, paths, COUNTED_ITERATOR, "bpf_sk_storage_map", attach).map(Self)
     }
 
     /// How many sockets each backend has, in all network namespaces.
@@ -81,13 +81,13 @@ impl CountedIterator {
 /// Loads an iterator program, and attaches it. The program and its link stay; what else was opened for it is closed here.
 fn load(
     bytes: &[u8],
-    pins: &Pins,
+    paths: &Paths,
     name: &'static str,
     over: &str,
     attach: impl Fn(BorrowedFd<'_>) -> io::Result<Link>,
 ) -> Result<Link, Error> {
     let types = Btf::from_sys_fs().map_err(|source| Error::NoBtf { path: BTF, source: source.into() })?;
-    let mut ebpf = object::open_on(bytes, pins.paths(), &[])?;
+    let mut ebpf = object::open_on(bytes, paths, &[])?;
     let program: &mut Iter = object::program_mut(&mut ebpf, name)?;
     program.load(over, &types).map_err(object::refused(name))?;
     let fd = program.fd().map_err(object::refused(name))?;

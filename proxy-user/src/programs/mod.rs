@@ -12,6 +12,7 @@ mod calls;
 mod clock;
 mod clsact;
 mod error;
+mod in_force;
 mod iterator;
 mod links;
 mod migrate;
@@ -33,6 +34,7 @@ use aya::Ebpf;
 use aya::programs::Program;
 pub use cleanup::{Cleanup, Witness, cleanup, cleanup_before, dry_run};
 pub use error::Error;
+pub use in_force::MapsInForce;
 pub use iterator::{CountedIterator, SocketIterator};
 pub use links::Outcome;
 pub use migrate::{Downgrade, downgrade};
@@ -174,12 +176,12 @@ impl Programs {
 
     /// What lists the UDP sockets that Services led somewhere. Loading it takes a part of a second.
     pub fn socket_iterator(&self) -> Result<SocketIterator, Error> {
-        SocketIterator::load(self.object, &self.pins)
+        SocketIterator::load(self.object, self.pins.paths())
     }
 
     /// What lists the sockets that count among the open connections of backends. Loading it takes a part of a second.
     pub fn counted_iterator(&self) -> Result<CountedIterator, Error> {
-        CountedIterator::load(self.object, &self.pins)
+        CountedIterator::load(self.object, self.pins.paths())
     }
 
     /// What the programs log, as a function that passes on to `log` what has come since its last call.

@@ -13,7 +13,7 @@
 use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{DirBuilderExt, symlink};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 
 use proxy_common::abi::ABI_VERSION;
@@ -127,6 +127,23 @@ impl Paths {
     fn refused(&self) -> PathBuf {
         self.root.join("refused")
     }
+
+    /// Whether programs are attached that use the maps of this version: these are full then.
+    pub(super) fn in_force(&self) -> bool {
+        let attached = entries(&self.links()).is_ok_and(|names| !names.is_empty());
+        attached && map_names::ALL.iter().all(|name| self.points_here(name))
+    }
+
+    /// Whether the short path of a map leads to the one of this version.
+    fn points_here(&self, name: &str) -> bool {
+        fs::read_link(self.root.join(name)).is_ok_and(|to| to == Path::new(&version()).join(name))
+    }
+
+    /// Whether the folders of the maps are root's alone; an error says what is wrong with one.
+    pub(super) fn require_owner(&self) -> Result<(), Error> {
+        require_owner(&self.root)?;
+        require_owner(&self.maps())
+    }
 }
 
 fn version() -> String {
@@ -163,13 +180,12 @@ impl Pins {
 
     /// Whether an earlier agent attached programs that use the maps of this version.
     pub fn in_force(&self) -> bool {
-        let attached = entries(&self.paths.links()).is_ok_and(|names| !names.is_empty());
-        attached && map_names::ALL.iter().all(|name| self.points_here(name))
+        self.paths.in_force()
     }
 
     /// Whether the short path of a map leads to the one of this version.
     pub(super) fn points_here(&self, name: &str) -> bool {
-        fs::read_link(self.paths.root.join(name)).is_ok_and(|to| to == Path::new(&version()).join(name))
+        self.paths.points_here(name)
     }
 
     /// The maps of the previous version, if programs that use them are attached now.
@@ -250,14 +266,29 @@ pub(super) fn in_use(bpffs: &Path) -> Error {
     Error::InUse { path: bpffs.join(DIRECTORY), what: "bpffs", flag: "--bpffs" }
 }
 
-/// Makes a directory that only its owner may enter, unless it is there.
+/// Makes a directory that only its owner may enter. One that is there is taken if nobody but root can have put anything
+/// into it: anybody may make one on a bpffs of mode 1777, the kernel's default.
 pub(super) fn make(path: &Path) -> Result<(), Error> {
     match fs::DirBuilder::new().mode(0o700).create(path) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-            Err(Error::file("make directory", path)(error))
-        }
-        _ => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => require_owner(path),
+        made => made.map_err(Error::file("make directory", path)),
     }
+}
+
+/// Whether a directory, and no link to one, is owned by root (or by this process), and writable for nobody else.
+fn require_owner(path: &Path) -> Result<(), Error> {
+    let found = fs::symlink_metadata(path).map_err(Error::file("look at", path))?;
+    let (owner, mode) = (found.uid(), found.mode() & 0o7777);
+    let why = if !found.is_dir() {
+        "is no directory".to_owned()
+    } else if ![0, rustix::process::geteuid().as_raw()].contains(&owner) {
+        format!("belongs to user {owner}")
+    } else if mode & 0o022 != 0 {
+        format!("is writable for others than its owner (mode {mode:04o})")
+    } else {
+        return Ok(());
+    };
+    Err(Error::NotOurs { path: path.to_owned(), why })
 }
 
 /// Names of what a directory holds, sorted; none when it is not there.
@@ -276,7 +307,29 @@ pub(super) fn entries(directory: &Path) -> io::Result<Vec<String>> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
+
+    #[test]
+    fn a_directory_of_somebody_else_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("ballast");
+        make(&path).unwrap();
+        make(&path).unwrap();
+        assert_eq!(path.metadata().unwrap().mode() & 0o7777, 0o700);
+        let refused = |why: &str| {
+            let error = make(&path).unwrap_err().to_string();
+            assert!(error.contains(why) && error.contains("--bpffs"), "{error}");
+        };
+        for mode in [0o720, 0o702, 0o1777] {
+            fs::set_permissions(&path, PermissionsExt::from_mode(mode)).unwrap();
+            refused("is writable for others");
+        }
+        fs::remove_dir(&path).unwrap();
+        symlink(dir.path(), &path).unwrap();
+        refused("is no directory");
+    }
 
     #[test]
     fn a_lock_ends_when_dropped_also_while_a_child_has_its_descriptor() {

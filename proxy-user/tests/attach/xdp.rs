@@ -35,7 +35,7 @@ fn xdp_on(ifindex: u32) -> Option<XdpProgram> {
 }
 
 #[test]
-#[ignore = "needs root: cargo xtask test attach"]
+#[ignore = "needs root: cargo xtask test bpf"]
 fn xdp_stays_in_its_link_over_restarts_and_goes_when_it_is_not_wanted() {
     on_node(|node| {
         let start = |xdp| Programs::start(&Settings { xdp, ..node.settings() }).unwrap();
@@ -74,7 +74,7 @@ fn xdp_stays_in_its_link_over_restarts_and_goes_when_it_is_not_wanted() {
 }
 
 #[test]
-#[ignore = "needs root: cargo xtask test attach"]
+#[ignore = "needs root: cargo xtask test bpf"]
 fn a_downgrade_takes_the_xdp_program_off() {
     on_node(|node| {
         let programs = Programs::start(&Settings { xdp: Xdp::Native, ..node.settings() }).unwrap();
@@ -89,7 +89,7 @@ fn a_downgrade_takes_the_xdp_program_off() {
 }
 
 #[test]
-#[ignore = "needs root: cargo xtask test attach"]
+#[ignore = "needs root: cargo xtask test bpf"]
 fn an_xdp_program_of_somebody_else_is_left_alone() {
     on_node(|node| {
         let programs = Programs::start(&Settings { xdp: Xdp::Native, ..node.settings() }).unwrap();
@@ -110,7 +110,7 @@ fn an_xdp_program_of_somebody_else_is_left_alone() {
 }
 
 #[test]
-#[ignore = "needs root: cargo xtask test attach"]
+#[ignore = "needs root: cargo xtask test bpf"]
 fn a_device_that_refuses_xdp_is_told_and_cleanup_removes_what_is_there() {
     on_node(|node| {
         let programs = Programs::start(&Settings { xdp: Xdp::Native, ..node.settings() }).unwrap();

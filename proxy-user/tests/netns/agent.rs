@@ -9,6 +9,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
+use seccompiler::{BpfProgram, BpfProgramRef};
 use serde_json::Value;
 
 use crate::lab::eventually;
@@ -45,6 +46,8 @@ pub struct Setup {
     pub flags: Vec<String>,
     /// The only capabilities it may have, by their numbers; `None`: all that this program has.
     pub capabilities: Option<Vec<u32>>,
+    /// What ends it with a system call that it does not let pass.
+    pub seccomp: Option<BpfProgram>,
 }
 
 /// A running agent.
@@ -57,13 +60,7 @@ pub struct Agent {
 
 impl Agent {
     pub fn start(space: &Space, setup: &Setup) -> Result<Self> {
-        let log =
-            File::options().create(true).append(true).open(&setup.log).context("cannot open the log")?;
-        let start = log.metadata()?.len() as usize;
         let mut command = space.command(&setup.binary);
-        for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("BALLAST_")) {
-            command.env_remove(name);
-        }
         command.arg("run").arg("--bpffs").arg(&setup.bpffs);
         if let Some(manifests) = &setup.manifests {
             command.arg("--manifests").arg(manifests);
@@ -73,14 +70,32 @@ impl Agent {
             .arg(&setup.cgroup)
             .args(["--hostname-override", &setup.name])
             .args(&setup.flags);
+        Self::spawn(command, setup)
+    }
+
+    /// The process beside it that ends UDP sockets, with the capabilities of `setup`.
+    pub fn start_beside(space: &Space, setup: &Setup) -> Result<Self> {
+        let mut command = space.command(&setup.binary);
+        command.arg("end-udp-sockets").arg("--bpffs").arg(&setup.bpffs);
+        Self::spawn(command, setup)
+    }
+
+    fn spawn(mut command: Command, setup: &Setup) -> Result<Self> {
+        let log =
+            File::options().create(true).append(true).open(&setup.log).context("cannot open the log")?;
+        let start = log.metadata()?.len() as usize;
+        for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("BALLAST_")) {
+            command.env_remove(name);
+        }
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         let parent = std::process::id();
-        let capabilities = setup.capabilities.clone();
-        // SAFETY: the closure makes system calls, and reads a list that was made before.
+        let (capabilities, seccomp) = (setup.capabilities.clone(), setup.seccomp.clone());
+        // SAFETY: the closure makes system calls, and reads lists that were made before.
         unsafe {
             command.pre_exec(move || {
                 die_with(parent)?;
-                capabilities.as_deref().map_or(Ok(()), keep_only)
+                capabilities.as_deref().map_or(Ok(()), keep_only)?;
+                seccomp.as_deref().map_or(Ok(()), confine)
             })
         };
         let child = command.spawn().with_context(|| format!("cannot start {}", setup.binary.display()))?;
@@ -185,6 +200,41 @@ pub fn get(space: &Space, port: u16, path: &str) -> Result<(u16, String)> {
     })?;
     let (head, body) = answer.split_once("\r\n\r\n").context("no HTTP")?;
     Ok((head.split(' ').nth(1).context("no status")?.parse()?, body.to_owned()))
+}
+
+/// Puts a filter in front of all system calls from here on.
+fn confine(filter: BpfProgramRef<'_>) -> std::io::Result<()> {
+    seccompiler::apply_filter(filter).map_err(|_| std::io::Error::from_raw_os_error(libc::EINVAL))
+}
+
+/// The profile that the project ships, as a filter; what it does not allow ends the process.
+pub fn shipped_profile() -> Result<BpfProgram> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/security/seccomp.json");
+    let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    let profile: Value = serde_json::from_str(&text)?;
+    let mut calls = Vec::new();
+    for rule in profile["syscalls"].as_array().context("a profile without calls")? {
+        ensure!(rule["action"] == "SCMP_ACT_ALLOW", "{rule}");
+        for name in rule["names"].as_array().context("a rule without names")? {
+            calls.push(serde_json::json!({ "syscall": name }));
+        }
+    }
+    let rules = serde_json::json!({
+        "agent": { "mismatch_action": "kill_process", "match_action": "allow", "filter": calls }
+    });
+    let filters =
+        seccompiler::compile_from_json(rules.to_string().as_bytes(), std::env::consts::ARCH.try_into()?)?;
+    filters.into_values().next().context("no filter")
+}
+
+/// Runs another command of the program behind a filter, as `kubectl exec` does in a confined container.
+pub fn confined(space: &Space, arguments: &[&str], bpffs: &Path, filter: &BpfProgram) -> Result<Output> {
+    let mut command = space.command(binary());
+    command.args(arguments).arg("--bpffs").arg(bpffs);
+    let filter = filter.clone();
+    // SAFETY: the closure makes system calls, and reads a list that was made before.
+    unsafe { command.pre_exec(move || confine(&filter)) };
+    command.output().context("cannot run ballast")
 }
 
 /// Runs another command of the program.

@@ -135,6 +135,7 @@ impl Lab {
             log: dir.0.join("log"),
             flags: wish.flags.iter().map(|&flag| flag.to_owned()).collect(),
             capabilities: None,
+            seccomp: None,
         };
         let (node, client_space) = (Space::new("node")?, Space::new("client")?);
         node.join(&client_space, "c0", "10.98.0", "fd98:")?;

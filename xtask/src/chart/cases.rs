@@ -13,7 +13,7 @@ struct Case {
     lacks: &'static [&'static str],
 }
 
-const CASES: [Case; 9] = [
+const CASES: [Case; 10] = [
     Case {
         values: &[HOST],
         holds: &[
@@ -21,14 +21,15 @@ const CASES: [Case; 9] = [
             "KUBERNETES_SERVICE_PORT: \"6443\"",
             "image: localhost/ballast:",
             "- NET_ADMIN",
-            "- SYS_ADMIN",
-            "- SYS_PTRACE",
-            "hostPID: true",
+            "- BPF",
+            "- PERFMON",
+            "type: RuntimeDefault",
             "kind: KubeProxyConfiguration",
         ],
         lacks: &[
-            "- BPF",
-            "- PERFMON",
+            "- SYS_ADMIN",
+            "- SYS_PTRACE",
+            "hostPID",
             "PodMonitor",
             "PrometheusRule",
             "ballast-cleanup",
@@ -37,9 +38,27 @@ const CASES: [Case; 9] = [
         ],
     },
     Case {
-        values: &[HOST, "endUdpSockets=false"],
-        holds: &["hostPID: false", "- BPF", "- NET_ADMIN", "- PERFMON"],
-        lacks: &["- SYS_ADMIN", "- SYS_PTRACE"],
+        values: &[HOST, "endUdpSockets=true"],
+        holds: &[
+            "name: ballast-end-udp-sockets",
+            "args: [end-udp-sockets]",
+            "hostPID: true",
+            "- SYS_ADMIN",
+            "- SYS_PTRACE",
+            "- BPF",
+        ],
+        lacks: &[],
+    },
+    Case {
+        values: &[
+            HOST,
+            "seccompProfile.type=Localhost",
+            "seccompProfile.localhostProfile=ballast.json",
+            "appArmorProfile.type=Localhost",
+            "appArmorProfile.localhostProfile=ballast",
+        ],
+        holds: &["localhostProfile: ballast.json\n", "localhostProfile: ballast\n"],
+        lacks: &["type: RuntimeDefault"],
     },
     Case {
         values: &[
@@ -105,16 +124,16 @@ const CASES: [Case; 9] = [
         lacks: &[],
     },
     Case {
-        values: &["cleanup=true"],
+        values: &["cleanup=true", "endUdpSockets=true"],
         holds: &["name: ballast-cleanup", "args: [cleanup, --stay]"],
-        lacks: &["--init-only", "kind: ClusterRole", "kind: ConfigMap"],
+        lacks: &["--init-only", "kind: ClusterRole", "kind: ConfigMap", "end-udp-sockets"],
     },
 ];
 
 const DIGEST: &str = "image.digest=sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
 
 /// Values that must be refused, and a word of the reason.
-const REFUSED: [(&[&str], &str); 8] = [
+const REFUSED: [(&[&str], &str); 9] = [
     (&[], "apiServer.host is needed"),
     (&["apiServer.host=https://192.0.2.1:6443"], "apiServer"),
     (&[HOST, "apiServer.port=70000"], "port"),
@@ -122,6 +141,7 @@ const REFUSED: [(&[&str], &str); 8] = [
     (&[HOST, "image.digest=sha256:short"], "digest"),
     (&[HOST, "settings.MAX_FLOWS=1"], "MAX_FLOWS"),
     (&[HOST, "maxUnavailable=0"], "maxUnavailable"),
+    (&[HOST, "seccompProfile.type=Nonsense"], "seccompProfile"),
     (&[HOST, "monitoring.podMonitor=true"], "config.metricsBindAddress"),
 ];
 

@@ -30,11 +30,18 @@ const ADDRESS: &str = "apiServer.configMap=ballast-api-server";
 struct Manifest {
     file: &'static str,
     values: &'static [&'static str],
+    /// One template of the chart alone.
+    template: Option<&'static str>,
 }
 
-const MANIFESTS: [Manifest; 2] = [
-    Manifest { file: "deploy/manifests/ballast.yaml", values: &[ADDRESS] },
-    Manifest { file: "deploy/manifests/cleanup/cleanup.yaml", values: &["cleanup=true"] },
+const MANIFESTS: [Manifest; 3] = [
+    Manifest { file: "deploy/manifests/ballast.yaml", values: &[ADDRESS], template: None },
+    Manifest { file: "deploy/manifests/cleanup/cleanup.yaml", values: &["cleanup=true"], template: None },
+    Manifest {
+        file: "deploy/manifests/end-udp-sockets/end-udp-sockets.yaml",
+        values: &[ADDRESS, "endUdpSockets=true"],
+        template: Some("templates/end-udp-sockets.yaml"),
+    },
 ];
 
 /// Helm renders for this version; it knows no cluster.
@@ -109,6 +116,17 @@ impl Helm {
         alone(Cmd::new(&self.program).args(words).arg(&self.chart)).without_env("KUBECONFIG")
     }
 
+    /// Writes the chart as an archive into a folder.
+    pub fn package(&self, folder: &Path) -> Result<()> {
+        alone(Cmd::new(&self.program))
+            .arg("package")
+            .arg(&self.chart)
+            .arg("--destination")
+            .arg(folder)
+            .read()
+            .map(|_| ())
+    }
+
     fn lint(&self) -> Result<()> {
         let values = ["--set", "apiServer.host=192.0.2.1", "--quiet"];
         self.command(&["lint", "--strict", KUBERNETES]).args(values).read().map(|_| ())
@@ -116,14 +134,25 @@ impl Helm {
 
     /// What the chart makes of these values, each as `--set` takes it.
     fn render(&self, values: &[&str]) -> Result<String> {
+        self.render_only(None, values)
+    }
+
+    /// The same of one template, or of all.
+    fn render_only(&self, template: Option<&str>, values: &[&str]) -> Result<String> {
         // Settings are texts, also those that look like numbers.
         let flag = |value: &str| if value.starts_with("settings.") { "--set-string" } else { "--set" };
         let sets = values.iter().flat_map(|value| [flag(value), value]);
-        self.command(&["template", KUBERNETES, "--namespace", "kube-system", "ballast"]).args(sets).read()
+        self.command(&["template", KUBERNETES, "--namespace", "kube-system", "ballast"])
+            .args(sets)
+            .args(template.into_iter().flat_map(|template| ["--show-only", template]))
+            .read()
     }
 
     fn manifest(&self, manifest: &Manifest) -> Result<String> {
-        Ok(format!("{HEAD}{}", self.render(manifest.values)?.trim_start_matches("---\n")))
+        Ok(format!(
+            "{HEAD}{}",
+            self.render_only(manifest.template, manifest.values)?.trim_start_matches("---\n")
+        ))
     }
 }
 

@@ -115,25 +115,62 @@ fn one(
     proxy: Proxy,
     is_last: bool,
 ) -> Result<Results> {
-    let logs = workspace.target().join("e2e").join(proxy.to_string());
-    fs::create_dir_all(&logs).with_context(|| format!("cannot make {}", logs.display()))?;
+    let logs = Logs::new(&workspace.target().join("e2e"), &proxy.to_string())?;
+    let results = run_with(args, programs, proxy, is_last, &logs.folder);
+    let passed = results.as_ref().is_ok_and(|results| report::count(results).1 == 0);
+    say::line(format_args!("    logs: {}", logs.keep(passed)?.display()));
+    results
+}
+
+/// The folder of a run's logs.
+struct Logs {
+    folder: PathBuf,
+}
+
+impl Logs {
+    /// An empty one; what a run before left there goes, unless it failed.
+    fn new(parent: &Path, proxy: &str) -> Result<Self> {
+        let folder = parent.join(proxy);
+        if folder.exists() {
+            fs::remove_dir_all(&folder).with_context(|| format!("cannot remove {}", folder.display()))?;
+        }
+        fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        Ok(Self { folder })
+    }
+
+    /// Where they are from now on: those of a run that failed go out of the way of the next run.
+    fn keep(self, passed: bool) -> Result<PathBuf> {
+        if passed {
+            return Ok(self.folder);
+        }
+        let name = |number: u32| {
+            let mut path = self.folder.clone().into_os_string();
+            path.push(format!("-failed-{number}"));
+            PathBuf::from(path)
+        };
+        let free = (1..1000).map(name).find(|path| !path.exists()).context("too many runs have failed")?;
+        fs::rename(&self.folder, &free).with_context(|| format!("cannot rename to {}", free.display()))?;
+        Ok(free)
+    }
+}
+
+fn run_with(args: &Args, programs: &[PathBuf], proxy: Proxy, is_last: bool, logs: &Path) -> Result<Results> {
     if let Some(name) = &args.on {
         let place = Place::of(name)?;
         cluster::change_proxy(&place, proxy, &args.given)?;
-        return suite(args, &place, programs, &logs);
+        return suite(args, &place, programs, logs);
     }
     let name = format!("e2e{}", std::process::id());
     let nodes = args.nodes.unwrap_or(if args.smoke { 3 } else { 6 });
     let place = Place::of(&name)?;
     let results = cluster::up(&Up { nodes, proxy, given: args.given.clone(), which: Which { name } })
-        .and_then(|place| suite(args, &place, programs, &logs));
+        .and_then(|place| suite(args, &place, programs, logs));
     if place.exists() {
-        keep_logs(&place, &logs);
+        keep_logs(&place, logs);
     }
     if args.keep && is_last && results.is_ok() {
         say::line(format_args!("the cluster `{}` stays", place.name()));
     } else {
-        say::line(format_args!("    logs: {}", logs.display()));
         cluster::down(&place)?;
     }
     results
@@ -205,5 +242,27 @@ fn keep_logs(place: &Place, logs: &Path) {
         if let Err(error) = fs::copy(file, logs.join(&name)) {
             say::line(format_args!("warning: cannot keep {name}: {error}"));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn logs_of_a_failed_run_stay_when_the_next_one_begins() {
+        let dir = tempfile::tempdir().unwrap();
+        let run = |text: &str, passed: bool| {
+            let logs = Logs::new(dir.path(), "ballast").unwrap();
+            assert!(fs::read_dir(&logs.folder).unwrap().next().is_none(), "what another run left");
+            fs::write(logs.folder.join("suite.log"), text).unwrap();
+            logs.keep(passed).unwrap()
+        };
+        let (first, second, third) = (run("first", false), run("second", false), run("third", true));
+        let read = |folder: &Path| fs::read_to_string(folder.join("suite.log")).unwrap();
+        assert_eq!([&first, &second, &third].map(|folder| read(folder)), ["first", "second", "third"]);
+        assert_eq!(third, dir.path().join("ballast"));
+        assert_eq!(run("fourth", true), third);
+        assert_eq!(read(&first), "first");
     }
 }

@@ -1,7 +1,7 @@
 //! The agent as one static file: an image without a C library runs it, and so does any node.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use object::elf::PT_INTERP;
@@ -9,23 +9,29 @@ use object::read::elf::{ElfFile64, ProgramHeader as _};
 use object::{Endianness, Object as _};
 
 use crate::exec::Cmd;
-use crate::say;
 use crate::workspace::Workspace;
+use crate::{build, cargotools, say};
 
 /// Builds the agent and returns its path.
-pub(super) fn build(workspace: &Workspace, dev: bool) -> Result<PathBuf> {
+pub fn build(workspace: &Workspace, dev: bool) -> Result<PathBuf> {
     let object = workspace.bpf_object();
     ensure!(object.exists(), "there is no BPF object at {}", object.display());
     let target = host_target()?;
+    let mut flags = vec!["-Ctarget-feature=+crt-static".to_owned()];
+    flags.extend(build::shown_paths(workspace));
     // Named, although it is the host's own: without it the flags would also reach build scripts and proc macros,
     // which cannot be static.
     let args = ["build", "--locked", "-p", "proxy-user", "--bin", "ballast", "--target", &target];
-    let mut cargo = Cmd::cargo()
+    // The released binary lists the crates in it (`cargo audit bin` reads that).
+    let cargo = if dev { Cmd::cargo() } else { cargotools::cargo(cargotools::AUDITABLE)? };
+    let mut cargo = cargo
         .args(args)
+        .arg("--target-dir")
+        .arg(workspace.target())
         .dir(workspace.root())
         // Below the target's own folder, the build script would look for the object in vain.
         .env("BALLAST_BPF_OBJECT", &object)
-        .env("CARGO_ENCODED_RUSTFLAGS", flags(workspace).join("\x1f"))
+        .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f"))
         // Symbols stay: a backtrace has names.
         .env("CARGO_PROFILE_RELEASE_STRIP", "debuginfo");
     if !dev {
@@ -37,18 +43,6 @@ pub(super) fn build(workspace: &Workspace, dev: bool) -> Result<PathBuf> {
     let elf = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
     require_static(&elf).with_context(|| path.display().to_string())?;
     Ok(path)
-}
-
-/// Static, and without the paths of this machine.
-fn flags(workspace: &Workspace) -> Vec<String> {
-    let cargo_home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
-    let cargo_home = cargo_home.or_else(|| Some(Path::new(&std::env::var_os("HOME")?).join(".cargo")));
-    let mut flags = vec!["-Ctarget-feature=+crt-static".to_owned()];
-    let shown = [(Some(workspace.root().to_owned()), "/ballast"), (cargo_home, "/cargo")];
-    for (path, name) in shown {
-        flags.extend(path.map(|path| format!("--remap-path-prefix={}={name}", path.display())));
-    }
-    flags
 }
 
 fn host_target() -> Result<String> {

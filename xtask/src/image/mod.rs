@@ -1,23 +1,24 @@
-//! `cargo xtask image`: the container image as an OCI archive, made without a container engine.
+//! `cargo xtask image`: the container image of `deploy/Containerfile`, by buildah.
 //!
-//! The same commit, compiler and C library give the same bytes: no clock, no path of this machine and no order of
-//! a folder goes into them.
+//! The same commit, compiler and C library give the same image: no clock and no path of this machine goes into it.
 
-mod binary;
-mod oci;
+pub mod binary;
+mod buildah;
 mod sbom;
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
 
 use crate::exec::Cmd;
+use crate::setup::{self, Need};
 use crate::workspace::Workspace;
 use crate::{build, say};
 
-/// Build the container image: one static binary in an OCI archive that `ctr image import`, `docker load`, `podman
-/// load` and `kind load image-archive` read, and its bill of materials (`CycloneDX`).
+/// Build the container image: one static binary in an archive that `ctr image import`, `docker load`, `podman load`
+/// and `kind load image-archive` read, and its bills of materials (`CycloneDX`). buildah makes it, as root or as a user with subordinate ids (`/etc/subuid`).
 #[derive(clap::Args, Clone, Debug)]
 pub struct Args {
     /// Name of the image; the tag is the version unless the name has one. No registry is asked
@@ -26,7 +27,7 @@ pub struct Args {
     /// Folder for the archive and the bill of materials [default: target/image]
     #[arg(long, value_name = "DIR")]
     pub output: Option<PathBuf>,
-    /// Build the agent without optimisations: for tests of the image
+    /// Build the agent without optimisations, and no bills of materials: for tests of the image
     #[arg(long)]
     pub dev: bool,
 }
@@ -34,23 +35,20 @@ pub struct Args {
 /// What was made.
 #[derive(Clone, Debug)]
 pub struct Image {
-    /// The OCI archive.
+    /// The archive.
     pub archive: PathBuf,
     /// The agent that is in it: static, so it runs on any node outside of a container, too.
     pub binary: PathBuf,
-    /// The bill of materials; the image holds the same file.
-    pub sbom: PathBuf,
+    /// The bills of materials, none for an image for tests; the image holds the same files.
+    pub sboms: Vec<PathBuf>,
     /// Name and tag, as in a pod.
     pub reference: String,
-    /// Digest of the image's manifest: `sha256:` and 64 digits.
-    pub digest: String,
+    /// The image's id: the digest of its configuration, `sha256:` and 64 digits. Equal images have equal ones.
+    pub id: String,
 }
 
 /// What the chart asks for unless told otherwise.
 const NAME: &str = "localhost/ballast";
-/// Where the image keeps its files.
-const BINARY: &str = "usr/bin/ballast";
-const DOCUMENTS: &str = "usr/share/doc/ballast";
 /// Texts that must go with the binary.
 const LICENCES: [&str; 3] = ["LICENSE", "proxy-ebpf/LICENSE-GPL2", "proxy-ebpf/LICENSE-MIT"];
 
@@ -65,56 +63,71 @@ impl Args {
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     let image = make(&Workspace::find()?, args)?;
-    say::line(format_args!("{} {}", image.reference, image.digest));
+    say::line(format_args!("{} {}", image.reference, image.id));
     say::line(image.archive.display());
-    say::line(image.sbom.display());
+    image.sboms.iter().for_each(|sbom| say::line(sbom.display()));
     Ok(())
 }
 
 /// Builds the binary and puts the image around it.
 pub fn make(workspace: &Workspace, args: &Args) -> Result<Image> {
+    setup::tools(Need::Image)?;
     build::bpf(workspace, &build::Args::default())?;
     let binary = binary::build(workspace, args.dev)?;
     say::timed("put the image together", || pack(workspace, args, &binary))
 }
 
+/// What `deploy/Containerfile` copies, and the image that buildah makes of it: no daemon, no container is run.
 fn pack(workspace: &Workspace, args: &Args, binary: &Path) -> Result<Image> {
-    let time = source_date(workspace);
-    let bill = sbom::bill(workspace, time)?;
-    let read = |path: &Path| fs::read(path).with_context(|| format!("cannot read {}", path.display()));
-    let mut files = vec![
-        oci::File { path: BINARY.into(), mode: 0o755, content: read(binary)? },
-        oci::File { path: format!("{DOCUMENTS}/sbom.cdx.json"), mode: 0o644, content: bill.clone() },
-    ];
+    let folder = args.output.clone().unwrap_or_else(|| workspace.target().join("image"));
+    let context = folder.join("context");
+    if context.exists() {
+        fs::remove_dir_all(&context).with_context(|| format!("cannot remove {}", context.display()))?;
+    }
+    fs::create_dir_all(&context).with_context(|| format!("cannot make {}", context.display()))?;
+    let root = workspace.root();
+    // Modes are what they are in the image, whatever the checkout's are.
+    let copy = |from: &Path, name: &str, mode: u32| {
+        let to = context.join(name);
+        let copied =
+            fs::copy(from, &to).and_then(|_| fs::set_permissions(&to, fs::Permissions::from_mode(mode)));
+        copied.with_context(|| format!("cannot copy {}", from.display()))
+    };
+    copy(binary, "ballast", 0o755)?;
     for licence in LICENCES {
-        let path = workspace.root().join(licence);
-        let name = licence.rsplit('/').next().unwrap_or(licence);
-        files.push(oci::File { path: format!("{DOCUMENTS}/{name}"), mode: 0o644, content: read(&path)? });
+        copy(&root.join(licence), licence.rsplit('/').next().unwrap_or(licence), 0o644)?;
+    }
+    let stem = format!("ballast-{}-{}", env!("CARGO_PKG_VERSION"), architecture());
+    let mut sboms = Vec::new();
+    if !args.dev {
+        for (of, text) in sbom::bills(workspace)? {
+            let path = folder.join(format!("{stem}.{of}.cdx.json"));
+            fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+            copy(&path, &format!("{of}.cdx.json"), 0o644)?;
+            sboms.push(path);
+        }
     }
     let reference = reference(&args.name);
-    let about = oci::About {
-        reference: reference.clone(),
-        version: env!("CARGO_PKG_VERSION").into(),
-        revision: revision(workspace),
-        entrypoint: format!("/{BINARY}"),
-        time,
-    };
-    let made = oci::archive(&about, &files)?;
-    let folder = args.output.clone().unwrap_or_else(|| workspace.target().join("image"));
-    fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
-    let stem = format!("ballast-{}-{}", about.version, oci::architecture());
-    let write = |name: String, content: &[u8]| -> Result<PathBuf> {
-        let path = folder.join(name);
-        fs::write(&path, content).with_context(|| format!("cannot write {}", path.display()))?;
-        Ok(path)
-    };
-    Ok(Image {
-        binary: binary.to_owned(),
-        archive: write(format!("{stem}.tar"), &made.bytes)?,
-        sbom: write(format!("{stem}.cdx.json"), &bill)?,
-        reference,
-        digest: made.digest,
-    })
+    let archive = folder.join(format!("{stem}.tar"));
+    let id = buildah::build(&buildah::Build {
+        file: &root.join("deploy/Containerfile"),
+        context: &context,
+        reference: &reference,
+        revision: revision(workspace).as_deref().unwrap_or("unknown"),
+        time: source_date(workspace),
+        storage: &folder.join("storage"),
+        archive: &archive,
+    })?;
+    Ok(Image { binary: binary.to_owned(), archive, sboms, reference, id })
+}
+
+/// This machine's architecture by Go's name for it.
+fn architecture() -> &'static str {
+    match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        other => other,
+    }
 }
 
 /// The name with a tag: what follows the last slash has a colon, or gets one.

@@ -1,6 +1,7 @@
 //! `cargo xtask lint`: format, clippy on the host and on the BPF target, and the project's own rules.
 
 mod layers;
+mod scripts;
 mod size;
 mod source;
 mod words;
@@ -10,6 +11,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result, bail};
 
 use crate::exec::{self, Cmd};
+use crate::host::names_in;
 use crate::setup::{self, Need};
 use crate::toolchain::{Compiler, Toolchain};
 use crate::workspace::Workspace;
@@ -19,7 +21,7 @@ use crate::{apt, chart, docs, go, gotools, say};
 const DISTRIBUTION_CLIPPY: (&str, &str) = ("/usr/bin/clippy-driver", "rust-web-clippy");
 
 /// Check format, clippy (host and BPF target, warnings denied), layers, file sizes, words, documents that are made
-/// from code, the chart with its manifests, and workflows.
+/// from code, the chart with its manifests, workflows, shell scripts and systemd units.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct Args {
     /// Only the project's own rules: no compiler, at once
@@ -53,6 +55,10 @@ pub fn run(args: &Args) -> Result<()> {
         check("clippy", say::timed("cargo clippy", || clippy(&workspace)));
         check("clippy on BPF", say::timed("clippy on the BPF target", || bpf(&workspace)));
         check("deployment", deployment(&workspace));
+        check(
+            "scripts",
+            say::timed("scripts and units", || scripts::check(&workspace, &source::files(workspace.root())?)),
+        );
     }
     if !failed.is_empty() {
         bail!("lint: {}", failed.join(", "));
@@ -128,8 +134,46 @@ fn deployment(workspace: &Workspace) -> Result<()> {
     let actionlint = tools.first().context("actionlint was not built")?;
     say::timed("workflows", || {
         // Named: by itself it looks for a checkout, which a source archive is not.
-        Cmd::new(actionlint).arg(".github/workflows/ci.yaml").dir(workspace.root()).run()
+        let workflows = workspace.root().join(".github/workflows");
+        let names = names_in(&workflows);
+        Cmd::new(actionlint)
+            .args(names.iter().map(|name| workflows.join(name)))
+            .dir(workspace.root())
+            .run()?;
+        pinned(&workflows, &names)
     })
+}
+
+/// Whether each action is named by the hash of a commit: a tag may be moved.
+fn pinned(folder: &Path, names: &[String]) -> Result<()> {
+    for name in names {
+        let path = folder.join(name);
+        let text =
+            std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        if let Some(line) = unpinned(&text) {
+            bail!("{}: not pinned to the hash of a commit: {line}", path.display());
+        }
+    }
+    Ok(())
+}
+
+/// The first action of a workflow that is not.
+fn unpinned(workflow: &str) -> Option<&str> {
+    let is_hash = |text: &str| text.len() == 40 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let uses = workflow
+        .lines()
+        .filter_map(|line| Some(line.trim().trim_start_matches("- ").strip_prefix("uses:")?.trim()));
+    uses.into_iter().find(|action| {
+        let version = action.split_once('@').and_then(|(_, rest)| rest.split_whitespace().next());
+        !action.starts_with("./") && !version.is_some_and(is_hash)
+    })
+}
+
+/// Every Rust file of the project, by its path from the root, with its text.
+#[cfg(test)]
+pub(crate) fn rust_files(root: &Path) -> Result<Vec<(PathBuf, String)>> {
+    let files = source::files(root)?.into_iter().filter(source::SourceFile::is_rust);
+    Ok(files.map(|file| (file.path, file.text)).collect())
 }
 
 fn rules(workspace: &Workspace) -> Result<()> {
@@ -145,4 +189,19 @@ fn rules(workspace: &Workspace) -> Result<()> {
         say::line(format_args!("{}:{line}: {what}", file.display()));
     }
     if findings.is_empty() { Ok(()) } else { bail!("{} places break the project's rules", findings.len()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_action_is_pinned_by_a_hash() {
+        let hash = "0123456789abcdef0123456789abcdef01234567";
+        let good =
+            format!("steps:\n  - uses: a/b@{hash} # v1\n  - name: x\n    uses: c/d@{hash}\n  - uses: ./e\n");
+        assert_eq!(unpinned(&good), None);
+        assert_eq!(unpinned(&format!("{good}  - uses: f/g@v4\n")), Some("f/g@v4"));
+        assert_eq!(unpinned("    uses: f/g # main\n"), Some("f/g # main"));
+    }
 }

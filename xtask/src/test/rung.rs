@@ -111,8 +111,14 @@ impl Rung {
             }
             cargo.args(filter).run()?;
         }
+        if self == Self::UNITS_OF_ROOT {
+            cargo_test(workspace).args(["--lib", "--", "--ignored"]).args(filter).run()?;
+        }
         Ok(())
     }
+
+    /// The rung that also runs the unit tests that need root.
+    const UNITS_OF_ROOT: Self = Self::Netns;
 
     /// Its share of the integration tests, with the first argument of each: the one of its name, `bpf` whatever else
     /// needs this kernel, and `apiserver` what of the others needs an API server.
@@ -164,6 +170,32 @@ mod tests {
         let beside = ("netns".to_owned(), Some("--official"));
         assert_eq!(Rung::Apiserver.programs(&all), [whole("apiserver"), beside]);
         assert!(Rung::Unit.programs(&all).is_empty());
+    }
+
+    /// The rung that runs an ignored test of this file, if one does.
+    fn rung_of(file: &Path, tests: &[String]) -> Option<Rung> {
+        let Ok(test) = file.strip_prefix("proxy-user/tests") else { return Some(Rung::UNITS_OF_ROOT) };
+        let program = test.iter().next()?;
+        let program = Path::new(program).file_stem()?.to_str()?;
+        Rung::ALL.into_iter().find(|rung| rung.programs(tests).iter().any(|(name, _)| name == program))
+    }
+
+    #[test]
+    fn every_ignored_test_names_the_rung_that_runs_it() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let tests = integration_tests(&root.join("proxy-user/tests")).unwrap();
+        let mut count = 0;
+        for file in crate::lint::rust_files(&root).unwrap() {
+            let marks = file.1.lines().filter_map(|line| line.trim().strip_prefix("#[ignore"));
+            for mark in marks {
+                let rung =
+                    rung_of(&file.0, &tests).unwrap_or_else(|| panic!("{}: no rung", file.0.display()));
+                let says = format!(" = \"needs root: cargo xtask test {rung}\"]");
+                assert_eq!(mark, says, "{}", file.0.display());
+                count += 1;
+            }
+        }
+        assert!(count > 30, "{count}");
     }
 
     #[test]

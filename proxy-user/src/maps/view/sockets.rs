@@ -2,11 +2,12 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::mem::offset_of;
 use std::net::{IpAddr, SocketAddr};
 
 use aya::maps::MapType;
 use proxy_common::abi::Plain;
-use proxy_common::backend::BackendEntry;
+use proxy_common::backend::{BACKEND_ACTIVE, BackendEntry};
 use proxy_common::map_names as map;
 use proxy_common::socket::{LedSocket, SocketEntry, SocketKey, SocketStorage, TO_FRONTEND};
 use proxy_common::{Address, PROTO_UDP};
@@ -39,6 +40,12 @@ impl fmt::Debug for ServingEndpoints {
 }
 
 impl ServingEndpoints {
+    /// The UDP endpoints that serve: family, id, and id of the Service port. One that leaves is missing from then on.
+    pub fn udp(&self) -> BTreeSet<(u8, u32, u32)> {
+        let v4 = udp::<[u8; 4]>(&self.v4).map(|(id, service)| (4, id, service));
+        v4.chain(udp::<[u8; 16]>(&self.v6).map(|(id, service)| (6, id, service))).collect()
+    }
+
     /// The socket as a stranded one; `None` while its endpoint serves the Service that led it there.
     pub fn stranded(&self, led: &LedSocket) -> Option<Stranded> {
         let LedSocket { cookie, storage } = *led;
@@ -61,6 +68,16 @@ impl ServingEndpoints {
         };
         (!serves).then_some(Stranded { cookie, endpoint: SocketAddr::new(ip, port), backend_id })
     }
+}
+
+fn udp<A: Address>(rows: &Mapping) -> impl Iterator<Item = (u32, u32)>
+where
+    BackendEntry<A>: Plain,
+{
+    let state = offset_of!(BackendEntry<A>, state);
+    let serving = (0..rows.len()).filter(move |id| rows.byte(*id, state) == Some(BACKEND_ACTIVE));
+    let read = |id| Some((id as u32, rows.read::<BackendEntry<A>>(id)?));
+    serving.filter_map(read).filter(|(_, row)| row.proto == PROTO_UDP).map(|(id, row)| (id, row.service))
 }
 
 fn is_serving<A: Address>(rows: &Mapping, id: u32, service: u32, addr: A, port: u16) -> bool

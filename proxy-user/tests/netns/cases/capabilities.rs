@@ -1,4 +1,4 @@
-//! The agent with the capabilities that the `DaemonSet` gives it, and without each of them.
+//! The agent, and what ends UDP sockets beside it, with the capabilities that their `DaemonSet`s give them, and without each.
 
 use std::fs;
 use std::path::Path;
@@ -7,12 +7,22 @@ use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::Value;
 
 use super::{Case, stranded};
-use crate::agent;
+use crate::agent::{self, Agent};
 use crate::lab::Lab;
 
 pub const CASES: &[Case] = &[
     Case { name: "capabilities::those_of_the_daemon_set_are_enough", wish: stranded::WISH, run: enough },
     Case { name: "capabilities::each_of_them_is_needed", wish: stranded::WISH, run: needed },
+    Case {
+        name: "capabilities::the_seccomp_profile_allows_all_that_it_does",
+        wish: stranded::WISH,
+        run: confined,
+    },
+    Case {
+        name: "capabilities::maps_that_are_replaced_are_not_gone_by",
+        wish: stranded::WISH,
+        run: replaced,
+    },
 ];
 
 /// Numbers of `include/uapi/linux/capability.h`.
@@ -27,14 +37,15 @@ fn number(name: &str) -> Result<u32> {
     })
 }
 
-/// What the main container of the `DaemonSet` may do, by name.
-fn granted() -> Result<Vec<String>> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/manifests/ballast.yaml");
+/// What the container of a `DaemonSet` may do, by name.
+fn granted(manifest: &str) -> Result<Vec<String>> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/manifests").join(manifest);
     let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
     for document in text.split("\n---\n") {
         let object: Value = serde_saphyr::from_str(document)?;
         if object["kind"] == "DaemonSet" {
-            let context = &object["spec"]["template"]["spec"]["containers"][0]["securityContext"];
+            let pod = &object["spec"]["template"]["spec"];
+            let context = &pod["containers"][0]["securityContext"];
             ensure!(
                 context["capabilities"]["drop"] == serde_json::json!(["ALL"])
                     && context["privileged"] == false
@@ -43,10 +54,15 @@ fn granted() -> Result<Vec<String>> {
             return Ok(names.iter().filter_map(Value::as_str).map(str::to_owned).collect());
         }
     }
-    bail!("no DaemonSet in the manifests")
+    bail!("no DaemonSet in {manifest}")
 }
 
-/// What the chart gives an agent that ends no sockets (`endUdpSockets: false`).
+/// The agent's.
+const AGENT: &str = "ballast.yaml";
+/// Those of `endUdpSockets`.
+const BESIDE: &str = "end-udp-sockets/end-udp-sockets.yaml";
+
+/// What the chart gives the agent.
 pub const LEAN: [&str; 3] = ["BPF", "NET_ADMIN", "PERFMON"];
 
 /// The next agent has these alone. What takes more, the mount of the bpffs, an agent before has done, as the init
@@ -71,44 +87,92 @@ fn clean(lab: &Lab) -> Result<()> {
 
 fn enough(lab: &Lab) -> Result<()> {
     lab.kill()?;
-    let granted = granted()?;
-    restrict(lab, granted.iter().map(String::as_str))?;
+    let (agent, beside) = (granted(AGENT)?, granted(BESIDE)?);
     // To take over, and to begin from nothing.
     for from_nothing in [false, true] {
         if from_nothing {
             clean(lab)?;
         }
+        restrict(lab, agent.iter().map(String::as_str))?;
         lab.begin()?;
+        stranded::stay(lab)?;
+        restrict(lab, beside.iter().map(String::as_str))?;
+        let mut beside = Agent::start_beside(&lab.node, &lab.setup())?;
+        beside.says(&["ending connected UDP sockets"])?;
         lab.change(stranded::NAMES, &["0/5353"])?;
         stranded::moves(lab)?;
+        beside.kill()?;
         lab.kill()?;
     }
-    restrict(lab, LEAN.into_iter())?;
-    clean(lab)?;
-    lab.begin()?;
-    lab.change(stranded::NAMES, &["0/5353"])
+    Ok(())
 }
 
 fn needed(lab: &Lab) -> Result<()> {
+    let beside = granted(BESIDE)?;
+    ensure!(beside == ["NET_ADMIN", "SYS_ADMIN", "SYS_PTRACE"], "{beside:?}");
+    let beside: Vec<_> = beside.iter().map(String::as_str).collect();
+    // Without one of these two it does not reach the sockets of pods.
+    for missing in ["SYS_ADMIN", "SYS_PTRACE"] {
+        restrict(lab, without(&beside, missing).chain(["BPF", "PERFMON"]))?;
+        lab.kill()?;
+        lab.begin()?;
+        let mut beside = Agent::start_beside(&lab.node, &lab.setup())?;
+        beside.says(&[&format!("grant CAP_{missing}")])?;
+        stranded::stay(lab)?;
+        beside.kill()?;
+    }
     lab.kill()?;
-    let granted = granted()?;
-    let granted: Vec<_> = granted.iter().map(String::as_str).collect();
-    ensure!(granted == ["NET_ADMIN", "SYS_ADMIN", "SYS_PTRACE"], "{granted:?}");
-    let fails = |set: &[&str], missing: &str| {
-        restrict(lab, without(set, missing))?;
+    let mut granted = granted(AGENT)?;
+    granted.sort();
+    ensure!(granted == LEAN, "{granted:?}");
+    for missing in LEAN {
+        restrict(lab, without(&LEAN, missing))?;
         lab.start()?;
         let said = lab.take_agent()?.fails()?;
         ensure!(said.contains(&format!("CAP_{missing}")), "without {missing}:\n{said}");
-        Ok(())
-    };
-    LEAN.into_iter().try_for_each(|missing| fails(&LEAN, missing))?;
-    fails(&granted, "NET_ADMIN")?;
-    // Without these two it serves, and does not reach the sockets of pods.
-    for set in [["NET_ADMIN", "SYS_ADMIN", "BPF", "PERFMON"], ["NET_ADMIN", "SYS_PTRACE", "BPF", "PERFMON"]] {
-        restrict(lab, set.into_iter())?;
+    }
+    Ok(())
+}
+
+/// Where maps are made anew, the process beside the agent ends, to be started again, instead of going by the old ones.
+fn replaced(lab: &Lab) -> Result<()> {
+    let mut beside = Agent::start_beside(&lab.node, &lab.setup())?;
+    beside.says(&["ending connected UDP sockets"])?;
+    lab.kill()?;
+    clean(lab)?;
+    let said = beside.fails()?;
+    ensure!(said.contains("the maps were replaced"), "{said}");
+    // It waits for an agent.
+    let mut beside = Agent::start_beside(&lab.node, &lab.setup())?;
+    beside.says(&["no agent of this version"])?;
+    lab.begin()?;
+    beside.says(&["ending connected UDP sockets"])
+}
+
+/// The agent from nothing, a takeover, and the reading commands, behind the profile that the project ships.
+fn confined(lab: &Lab) -> Result<()> {
+    lab.kill()?;
+    clean(lab)?;
+    let filter = agent::shipped_profile()?;
+    restrict(lab, LEAN.into_iter())?;
+    lab.setup().seccomp = Some(filter.clone());
+    for _ in 0..2 {
         lab.begin()?;
-        stranded::stay(lab)?;
+        lab.change(stranded::NAMES, &["0/5353"])?;
+        for words in [&["service", "list"][..], &["backend", "list"], &["flow", "list"], &["map", "list"]] {
+            let output = agent::confined(&lab.node, words, &lab.bpffs(), &filter)?;
+            ensure!(output.status.success(), "{words:?}: {output:?}");
+        }
+        for words in [&["status"][..], &["monitor", "--timeout", "1s"]] {
+            // It may find something amiss, and it has to come to an end by itself.
+            let output = agent::confined(&lab.node, words, &lab.bpffs(), &filter)?;
+            ensure!(output.status.code().is_some(), "{words:?}: {output:?}");
+        }
         lab.kill()?;
     }
+    // A call that is not on the list ends the program: mount(2).
+    let elsewhere = lab.bpffs().with_file_name("elsewhere");
+    let output = agent::confined(&lab.node, &["run", "--init-only"], &elsewhere, &filter)?;
+    ensure!(output.status.code().is_none(), "{output:?}");
     Ok(())
 }

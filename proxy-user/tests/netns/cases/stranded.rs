@@ -114,12 +114,13 @@ pub fn moves(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Sockets of a pod whose endpoint leaves, under an agent that does not reach them.
+/// Sockets of a pod whose endpoint leaves, under an agent that does not reach them; it reaches those of the node.
 pub fn stay(lab: &Lab) -> Result<()> {
     lab.change(NAMES, &["0/5353"])?;
     let pod = lab.pod(2)?;
-    let sockets = Sockets::open(&pod)?;
+    let (local, sockets) = (Sockets::open(&lab.local)?, Sockets::open(&pod)?);
     lab.change(MOVED, &["1/5353"])?;
+    local.are_ended()?;
     // Much longer than it takes where it can be done.
     std::thread::sleep(std::time::Duration::from_secs(2));
     for (id, to) in sockets.led {

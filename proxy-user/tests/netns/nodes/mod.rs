@@ -123,6 +123,7 @@ impl Node {
             log: dir.0.join("log"),
             flags: SIZES.iter().map(|&flag| flag.to_owned()).collect(),
             capabilities: None,
+            seccomp: None,
         };
         let host = Peer::start(&space, Some(&cgroup.0))?;
         let agent = RefCell::default();

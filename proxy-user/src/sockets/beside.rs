@@ -1,0 +1,85 @@
+//! `ballast end-udp-sockets`: the sweeps as a process of their own, so that the agent needs no `CAP_SYS_ADMIN`.
+//!
+//! It goes by the pinned maps alone: it asks no agent, and no API server.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::sleep;
+
+use super::{Reach, Sweeper, keep_sweeping};
+use crate::maps::view::{View, ViewError};
+use crate::programs::{self, MapsInForce};
+
+/// Between two looks at the endpoints: at most a few milliseconds of one CPU where all 262,144 are in use.
+const PERIOD: Duration = Duration::from_millis(500);
+/// The same at maps that are not there yet.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Why it ends.
+#[derive(Debug, thiserror::Error)]
+pub enum BesideError {
+    /// The pins are not to be used, or the kernel refuses.
+    #[error(transparent)]
+    Programs(#[from] programs::Error),
+    /// The maps cannot be read.
+    #[error(transparent)]
+    Maps(#[from] ViewError),
+    /// Other maps are in force.
+    #[error("the maps were replaced; start this again, to go by the new ones")]
+    Replaced,
+}
+
+/// Ends connected UDP sockets, in every network namespace, whose endpoint left. Returns when the maps are replaced.
+pub async fn beside_the_agent(bpffs: PathBuf) -> Result<(), BesideError> {
+    let maps = wait_for_maps(&bpffs).await?;
+    let iterator = maps.socket_iterator().inspect_err(|error| {
+        tracing::warn!(%error, "sockets that were connected by a Service are not ended, but those that the maps name");
+    });
+    let view = View::open(&bpffs)?;
+    let mut sweeper = Sweeper::new(view.clone(), iterator.ok(), Reach::All);
+    // Before the first sweep: who leaves from now on is noticed.
+    let serving = view.serving_endpoints()?.udp();
+    let (left, departures) = watch::channel(0);
+    tracing::info!(bpffs = %bpffs.display(), "ending connected UDP sockets whose endpoint leaves");
+    tokio::select! {
+        () = keep_sweeping(move || sweeper.sweep(), departures, |left| *left, |_| {}) => Ok(()),
+        ended = follow(&maps, &view, serving, &left) => ended,
+    }
+}
+
+async fn wait_for_maps(bpffs: &Path) -> Result<MapsInForce, BesideError> {
+    let mut is_told = false;
+    loop {
+        if let Some(maps) = MapsInForce::find(bpffs)? {
+            return Ok(maps);
+        }
+        if !is_told {
+            tracing::info!(bpffs = %bpffs.display(), "no agent of this version has attached programs yet; waiting");
+            is_told = true;
+        }
+        sleep(PATIENCE).await;
+    }
+}
+
+/// Counts, as long as the maps are in force, the looks that found UDP endpoints gone.
+async fn follow(
+    maps: &MapsInForce,
+    view: &View,
+    mut serving: BTreeSet<(u8, u32, u32)>,
+    left: &watch::Sender<u64>,
+) -> Result<(), BesideError> {
+    loop {
+        sleep(PERIOD).await;
+        if !maps.still() {
+            return Err(BesideError::Replaced);
+        }
+        let now = view.serving_endpoints()?.udp();
+        if !serving.is_subset(&now) {
+            left.send_modify(|left| *left += 1);
+        }
+        serving = now;
+    }
+}

@@ -1,0 +1,25 @@
+//! `cargo xtask deny`: licences, sources and duplicates of all dependencies, by cargo-deny and `deny.toml`.
+
+use anyhow::Result;
+
+use crate::cargotools;
+use crate::workspace::Workspace;
+
+/// Check licences, sources and bans of all dependencies (cargo-deny; built once, in minutes).
+#[derive(clap::Args, Clone, Copy, Debug, Default)]
+pub struct Args {
+    /// Known faults of crates, too: fetches the database of advisories from GitHub
+    #[arg(long)]
+    pub advisories: bool,
+}
+
+/// Runs the command.
+pub fn run(args: Args) -> Result<()> {
+    let workspace = Workspace::find()?;
+    let checks = ["bans", "licenses", "sources"].into_iter().chain(args.advisories.then_some("advisories"));
+    cargotools::cargo(cargotools::DENY)?
+        .args(["--locked", "--all-features", "check"])
+        .args(checks)
+        .dir(workspace.root())
+        .run()
+}

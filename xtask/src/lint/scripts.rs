@@ -1,0 +1,80 @@
+//! What is no Rust and runs on a node all the same: shell scripts and systemd units.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, bail, ensure};
+
+use super::source::SourceFile;
+use crate::exec::{self, Cmd};
+use crate::say;
+use crate::setup::{self, Need};
+use crate::workspace::Workspace;
+
+/// Where units expect the program; it is not on the machine that checks them.
+const INSTALLED: &str = "/usr/local/bin/ballast";
+
+/// Checks them all with shellcheck and `systemd-analyze verify`.
+pub(super) fn check(workspace: &Workspace, files: &[SourceFile]) -> Result<()> {
+    if let Err(error) = setup::tools(Need::Lint) {
+        if exec::in_ci() {
+            return Err(error);
+        }
+        say::line(format_args!("    scripts and units are not checked: {error:#}"));
+        return Ok(());
+    }
+    let scripts: Vec<_> = files.iter().filter(|file| is_script(file)).map(|file| &file.path).collect();
+    ensure!(!scripts.is_empty(), "no shell scripts found");
+    Cmd::new("shellcheck").args(scripts).dir(workspace.root()).run()?;
+    let is_unit = |file: &&SourceFile| file.path.extension().is_some_and(|ext| ext == "service");
+    verify(files.iter().filter(is_unit))
+}
+
+fn is_script(file: &SourceFile) -> bool {
+    let first = file.text.lines().next().unwrap_or_default();
+    first.starts_with("#!") && (first.ends_with("/sh") || first.ends_with("bash"))
+}
+
+/// Verifies units in a folder of their own. An unknown key is a warning to systemd, and a fault here.
+fn verify<'a>(units: impl Iterator<Item = &'a SourceFile>) -> Result<()> {
+    let folder = std::env::temp_dir().join(format!("ballast-units-{}", std::process::id()));
+    fs::create_dir(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    let verified = verify_in(&folder, units);
+    fs::remove_dir_all(&folder).with_context(|| format!("cannot remove {}", folder.display()))?;
+    verified
+}
+
+fn verify_in<'a>(folder: &Path, units: impl Iterator<Item = &'a SourceFile>) -> Result<()> {
+    let mut paths: Vec<PathBuf> = Vec::new();
+    for unit in units {
+        let path = folder.join(unit.path.file_name().context("a unit without a name")?);
+        fs::write(&path, unit.text.replace(INSTALLED, "/bin/true")).context("cannot copy a unit")?;
+        paths.push(path);
+    }
+    ensure!(!paths.is_empty(), "no units found");
+    let output = Cmd::new("systemd-analyze").arg("verify").args(&paths).into_std().output();
+    let output = output.context("cannot start systemd-analyze")?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    if !output.status.success() || !said.trim().is_empty() {
+        bail!("systemd-analyze verify: {}", said.trim());
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(path: &str, text: &str) -> SourceFile {
+        SourceFile { path: path.into(), text: text.into() }
+    }
+
+    #[test]
+    fn a_script_is_known_by_its_first_line() {
+        for first in ["#!/bin/sh", "#!/usr/bin/env bash", "#!/bin/bash"] {
+            assert!(is_script(&file("run", &format!("{first}\nset -eu\n"))));
+        }
+        assert!(!is_script(&file("run.rs", "#![expect(x)]\n")));
+        assert!(!is_script(&file("run.py", "#!/usr/bin/python3\n")));
+    }
+}

@@ -1,0 +1,77 @@
+//! `cargo xtask release`: all files of a release, with their checksums.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context as _, Result};
+
+use crate::chart::Helm;
+use crate::exec::Cmd;
+use crate::workspace::Workspace;
+use crate::{deny, image, say};
+
+/// Check dependencies, and make all files of a release in target/release-files: program, image, bill of materials, chart,
+/// units, SHA256SUMS. Needs root and Go; minutes.
+#[derive(clap::Args, Clone, Debug, Default)]
+pub struct Args {
+    /// Known faults of crates, too: fetches the database of advisories from GitHub
+    #[arg(long)]
+    pub advisories: bool,
+}
+
+/// The list of checksums, as sha256sum(1) checks it.
+const SUMS: &str = "SHA256SUMS";
+
+/// Runs the command.
+pub fn run(args: &Args) -> Result<()> {
+    let workspace = Workspace::find()?;
+    deny::run(deny::Args { advisories: args.advisories })?;
+    let folder = workspace.target().join("release-files");
+    if folder.exists() {
+        fs::remove_dir_all(&folder).with_context(|| format!("cannot remove {}", folder.display()))?;
+    }
+    let made = image::make(&workspace, &image::Args::into_folder(folder.clone(), false))?;
+    let context = folder.join("context");
+    fs::remove_dir_all(&context).with_context(|| format!("cannot remove {}", context.display()))?;
+    let stem = made.archive.file_stem().context("the image has no name")?;
+    fs::copy(&made.binary, folder.join(stem)).context("cannot copy the program")?;
+    Helm::find(&workspace)?.package(&folder)?;
+    for file in fs::read_dir(workspace.root().join("deploy/systemd")).context("cannot list the units")? {
+        let path = file.context("cannot list the units")?.path();
+        let name = path.file_name().context("a unit without a name")?;
+        fs::copy(&path, folder.join(name)).context("cannot copy a unit")?;
+    }
+    say::line(format_args!("{} {}", made.reference, made.id));
+    say::line(sums(&folder)?);
+    Ok(())
+}
+
+/// Writes the checksums of all files in a folder, and returns them.
+fn sums(folder: &Path) -> Result<String> {
+    let mut names = crate::host::names_in(folder);
+    names.retain(|name| name != SUMS);
+    names.sort();
+    let text = Cmd::new("sha256sum").args(&names).dir(folder).read()?;
+    fs::write(folder.join(SUMS), &text).context("cannot write the checksums")?;
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_file_has_a_checksum_that_fits() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["b", "a", SUMS] {
+            fs::write(dir.path().join(name), name).unwrap();
+        }
+        let text = sums(dir.path()).unwrap();
+        let names: Vec<_> = text.lines().filter_map(|line| line.split_whitespace().nth(1)).collect();
+        assert_eq!(names, ["a", "b"]);
+        let check = || Cmd::new("sha256sum").args(["--check", "--strict", SUMS]).dir(dir.path()).succeeds();
+        assert!(check());
+        fs::write(dir.path().join("a"), "x").unwrap();
+        assert!(!check());
+    }
+}
