@@ -9,6 +9,7 @@ pub mod bench;
 pub mod build;
 pub mod chart;
 pub mod cluster;
+pub mod cross;
 pub mod demo;
 pub mod docs;
 pub mod e2e;

@@ -18,7 +18,7 @@ use crate::maps::view::{
     UnmanagedRow, UsageRow,
 };
 use crate::model::net::IpFamily;
-use crate::programs::Attachment;
+use crate::programs::{Attachment, Lack};
 
 fn name(namespace: &str, name: &str, port: &str, protocol: u8, family: IpFamily) -> NameRow {
     NameRow {
@@ -200,6 +200,7 @@ fn facts() -> Facts {
             packet_program("tcx_ingress_7", 7, Some("eth0")),
             packet_program("tcx_ingress_8", 8, None),
         ],
+        lacks: vec![Lack::SocketErrors],
         maps: maps(),
         ports: 4,
         frontends: 6,

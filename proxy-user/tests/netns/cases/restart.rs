@@ -32,6 +32,12 @@ pub const CASES: &[Case] = &[
     Case { name: "restart::cleanup_leaves_nothing", wish: WISH, run: cleanup },
 ];
 
+/// For kernels that we have not seen yet: emulated, a start takes most of a minute.
+pub const BY_KERNEL: &[Case] = &[
+    Case { name: "restart::killed_under_load", wish: WISH, run: |lab| restarts(lab, 1) },
+    Case { name: "restart::another_binary_takes_over", wish: WISH, run: replaced },
+];
+
 /// All kinds of traffic: new connections all the time, and connections that stay.
 fn loads() -> Vec<Load> {
     let mut loads = Vec::new();
@@ -77,15 +83,19 @@ fn programmed(lab: &Lab) -> Result<Value> {
 }
 
 fn killed(lab: &Lab) -> Result<()> {
+    restarts(lab, 5)
+}
+
+fn restarts(lab: &Lab, times: usize) -> Result<()> {
     let before = programmed(lab)?;
     under_load(lab, || {
-        for _ in 0..5 {
+        for _ in 0..times {
             lab.restart()?;
             ensure!(programmed(lab)? == before, "other ids:\n{before}\n{}", programmed(lab)?);
         }
         Ok(())
     })?;
-    ensure!(lab.log().matches("takes_over=true").count() == 5, "a restart began anew");
+    ensure!(lab.log().matches("takes_over=true").count() == times, "a restart began anew");
     Ok(())
 }
 
