@@ -51,7 +51,7 @@ fn too_old() -> Result<()> {
     let words = ["is older than 5.15", "boot a newer kernel", "Verifier output"];
     let lost = words.into_iter().find(|words| !log.contains(words));
     ensure!(lost.is_none(), "without {lost:?}: {log}");
-    ensure!(!lab.bpffs().join("ballast/links").exists(), "something is attached");
+    ensure!(attachments(&lab.bpffs()).is_empty(), "something is attached");
     Ok(())
 }
 
@@ -108,7 +108,8 @@ fn repaired(lab: &Lab) -> Result<()> {
             ensure!(gone.success(), "tc: {gone}");
         }
     }
-    ensure!(repair::works(lab).is_err(), "programs that are detached still work");
+    lab.agent_mut()?.says(&["another hand took it away", "program sock_connect4"])?;
+    lab.agent_mut()?.says(&["packet programs attached again"])?;
     eventually(SOON, || repair::works(lab))?;
     eventually(SOON, || repair::complete(lab))
 }
