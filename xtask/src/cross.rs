@@ -85,7 +85,9 @@ pub fn prepare(arch: Arch) -> Result<()> {
         return Ok(());
     }
     if exec::which("rustup").is_none() {
-        bail!("rustc has no standard library for {target}, and there is no rustup to get it; see https://rustup.rs");
+        bail!(
+            "rustc has no standard library for {target}, and there is no rustup to get it; see https://rustup.rs"
+        );
     }
     say::step(format_args!("rustup target add {target}"));
     Cmd::new("rustup").args(["target", "add", target]).run()

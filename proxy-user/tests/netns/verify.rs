@@ -192,12 +192,7 @@ fn kind(program: &Program) -> Result<Kind> {
 }
 
 /// Loads it, and gives the verifier's log. The program goes at once.
-fn load(
-    program: &Program,
-    function: &Function,
-    types: Option<&OwnedFd>,
-    iterated: u32,
-) -> Result<String> {
+fn load(program: &Program, function: &Function, types: Option<&OwnedFd>, iterated: u32) -> Result<String> {
     /// `prog_load` of `union bpf_attr`, up to the type that it is attached to.
     #[repr(C)]
     struct ProgLoad {

@@ -39,10 +39,7 @@ impl Archive {
             Distribution::Ubuntu => ubuntu_keys()?,
         };
         if !keys.exists() {
-            bail!(
-                "{} is missing: install Debian's keys (package debian-archive-keyring)",
-                keys.display()
-            );
+            bail!("{} is missing: install Debian's keys (package debian-archive-keyring)", keys.display());
         }
         let lines = suites.iter().map(|suite| {
             format!(

@@ -114,7 +114,8 @@ mod tests {
 
     #[test]
     fn ubuntu_and_newer_debians_split_a_kernel_up() {
-        let names = "linux-image-5.15.0-9-generic\nlinux-image-5.15.0-204-generic\nlinux-image-generic-5.15\n";
+        let names =
+            "linux-image-5.15.0-9-generic\nlinux-image-5.15.0-204-generic\nlinux-image-generic-5.15\n";
         let named = of("5.15").newest(names, Arch::X86).unwrap();
         assert_eq!(
             of("5.15").packages(&named),

@@ -85,15 +85,20 @@ impl Programs {
         }
         build::bpf(workspace, &build::Args::default())?;
         say::step("build the agent and the namespace tests");
-        let mut cargo = cargo_test(workspace)
-            .args(["--test", "netns", "--no-run", "--message-format=json-render-diagnostics"]);
+        let mut cargo = cargo_test(workspace).args([
+            "--test",
+            "netns",
+            "--no-run",
+            "--message-format=json-render-diagnostics",
+        ]);
         let mut agent = workspace.binary(false);
         if arch != Arch::HOST {
             cross::prepare(arch)?;
             agent = workspace.target().join(arch.target()).join("debug/ballast");
             cargo = cross::cargo(cargo, arch);
         }
-        let tests = executable(&cargo.read_aside()?).context("cargo built no program for the namespace tests")?;
+        let tests =
+            executable(&cargo.read_aside()?).context("cargo built no program for the namespace tests")?;
         Ok(Self { agent, tests })
     }
 
@@ -155,7 +160,8 @@ fn userland(arch: Arch) -> Result<PathBuf> {
     Cmd::new("sh").args(["-c", merged, "sh"]).arg(&dir).run()?;
     for package in archive.download_all(&USERLAND)? {
         // A shell for its pipe.
-        let script = r#"dpkg-deb --fsys-tarfile "$1" | tar -x -C "$2" --keep-directory-symlink --exclude ./usr/share"#;
+        let script =
+            r#"dpkg-deb --fsys-tarfile "$1" | tar -x -C "$2" --keep-directory-symlink --exclude ./usr/share"#;
         Cmd::new("sh").args(["-c", script, "sh"]).arg(&package).arg(&dir).run()?;
     }
     // Last: it says that all is there.

@@ -70,7 +70,8 @@ impl Kernel {
         if fs::read_to_string(dir.join(KEPT)).ok()? != WANTED.join("\n") {
             return None;
         }
-        let image = entries(&dir.join("boot")).into_iter().find(|path| file_name(path).starts_with("vmlinuz-"))?;
+        let image =
+            entries(&dir.join("boot")).into_iter().find(|path| file_name(path).starts_with("vmlinuz-"))?;
         let release = file_name(&image).strip_prefix("vmlinuz-")?.to_owned();
         let roots = ["lib/modules", "usr/lib/modules"].map(|root| dir.join(root).join(&release));
         let modules = roots.into_iter().find(|root| root.join("modules.dep").exists())?;

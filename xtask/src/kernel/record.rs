@@ -156,9 +156,12 @@ impl Record {
 }
 
 fn show(cost: Cost) -> String {
-    cost.map_or_else(|| "-".to_owned(), |[instructions, frame, time]| {
-        format!("{instructions} / {frame} / {}.{}", time / 1000, time % 1000 / 100)
-    })
+    cost.map_or_else(
+        || "-".to_owned(),
+        |[instructions, frame, time]| {
+            format!("{instructions} / {frame} / {}.{}", time / 1000, time % 1000 / 100)
+        },
+    )
 }
 
 fn parse(text: &str) -> Result<Record> {
@@ -218,7 +221,10 @@ mod tests {
             assert_eq!(record.check(&found("6.1", instructions)).is_ok(), passes, "{instructions}");
         }
         let error = record.check(&found("6.1", 2000)).unwrap_err().to_string();
-        assert!(error.contains("tc_ingress (looks up, no header) takes 2000 instructions instead of 1000"), "{error}");
+        assert!(
+            error.contains("tc_ingress (looks up, no header) takes 2000 instructions instead of 1000"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -133,7 +133,8 @@ pub fn smoke() -> Vec<Case> {
     if smoke::is_too_old() {
         return Vec::new();
     }
-    [smoke::CASES, restart::BY_KERNEL, sctp::BY_SOCKETS].concat()
+    let sctp = if sctp::has_sockets() { sctp::BY_SOCKETS } else { &[] };
+    [smoke::CASES, restart::BY_KERNEL, sctp].concat()
 }
 
 /// Those of them that need no agent.
