@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
 
+use crate::cross::{self, Arch};
 use crate::exec::{self, Cmd};
 use crate::setup::{self, Need};
 use crate::toolchain::{TARGET, Toolchain};
@@ -20,6 +21,9 @@ pub struct Args {
     /// Features of proxy-user; `bpf-log` also builds the programs with their log lines
     #[arg(long, short = 'F', value_delimiter = ',')]
     pub features: Vec<String>,
+    /// The architecture of the agent, which need not be this machine's; another one is built to target/<target>/
+    #[arg(long, value_enum, default_value_t)]
+    pub target: Arch,
     /// Build the BPF object only
     #[arg(long)]
     pub bpf_only: bool,
@@ -109,8 +113,14 @@ pub fn agent(workspace: &Workspace, args: &Args) -> Result<PathBuf> {
         if !args.features.is_empty() {
             cargo = cargo.args(["--features", &args.features.join(",")]);
         }
-        cargo.run()?;
-        Ok(workspace.binary(args.release))
+        if args.target == Arch::HOST {
+            cargo.run()?;
+            return Ok(workspace.binary(args.release));
+        }
+        cross::prepare(args.target)?;
+        cross::cargo(cargo, args.target).run()?;
+        let folder = workspace.target().join(args.target.target());
+        Ok(folder.join(if args.release { "release" } else { "debug" }).join("ballast"))
     })
 }
 

@@ -10,6 +10,7 @@ pub mod build;
 pub mod cargotools;
 pub mod chart;
 pub mod cluster;
+pub mod cross;
 pub mod demo;
 pub mod deny;
 pub mod docs;

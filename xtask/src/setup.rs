@@ -26,6 +26,8 @@ pub enum Need {
     Netns,
     /// Boot another kernel.
     Kernel,
+    /// Boot a kernel for aarch64.
+    Arm,
     /// Show the demo.
     Demo,
     /// Run a Kubernetes cluster.
@@ -43,7 +45,7 @@ struct Tool {
     needs: &'static [Need],
 }
 
-const TOOLS: [Tool; 22] = [
+const TOOLS: [Tool; 23] = [
     Tool {
         program: "ip",
         package: "iproute2",
@@ -55,6 +57,7 @@ const TOOLS: [Tool; 22] = [
     Tool { program: "redis-server", package: "redis-server", needs: &[Need::Demo] },
     Tool { program: "redis-cli", package: "redis-tools", needs: &[Need::Demo] },
     Tool { program: "qemu-system-x86_64", package: "qemu-system-x86", needs: &[Need::Kernel] },
+    Tool { program: "qemu-system-aarch64", package: "qemu-system-arm", needs: &[Need::Arm] },
     Tool { program: "cpio", package: "cpio", needs: &[Need::Kernel] },
     Tool { program: "modprobe", package: "kmod", needs: &[Need::Kernel] },
     Tool { program: "busybox", package: "busybox-static", needs: &[Need::Kernel, Need::Cluster] },

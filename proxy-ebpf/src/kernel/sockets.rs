@@ -12,6 +12,25 @@ use super::handle::Kernel;
 use super::maps::{AFFINITY_NETNS, CONFIG, CONNECTIONS, SOCKET_STORAGE, SOCKETS, SOCKETS6};
 use crate::env::{Node, OpenConnections, Words};
 
+/// What [`names_errors`] tells: the agent loads the socket programs with 0 here where the kernel lacks `bpf_set_retval` for them
+/// (before Linux 6.1). In 64 bits as `LINK_HEADER`.
+#[cfg(target_arch = "bpf")]
+#[unsafe(no_mangle)]
+static SOCKET_ERRORS: aya_ebpf::Global<u64> = aya_ebpf::Global::new(1);
+
+/// Whether a program can say with which error a call fails. Without it every call that is denied fails with `EPERM`.
+#[inline(always)]
+pub fn names_errors() -> bool {
+    #[cfg(target_arch = "bpf")]
+    {
+        SOCKET_ERRORS.load() != 0
+    }
+    #[cfg(not(target_arch = "bpf"))]
+    {
+        true
+    }
+}
+
 /// Whether a network namespace is the node's own.
 #[inline(always)]
 pub fn is_host(netns: u64) -> bool {

@@ -20,7 +20,7 @@ use super::sockaddr::Sockaddr;
 use crate::env::{Counters, Happening, Services, Time, Words};
 use crate::header::same;
 use crate::kernel::events;
-use crate::kernel::sockets::{Peers, is_host, netns_affinity, put_netns_affinity};
+use crate::kernel::sockets::{Peers, is_host, names_errors, netns_affinity, put_netns_affinity};
 use crate::report;
 use crate::select::backend::{self, Picks, SelectedBackend};
 use crate::select::{affinity, lookup};
@@ -274,8 +274,9 @@ fn count_connection<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S, entry: &Se
     }
 }
 
-/// Lets the call fail where netfilter rejects the packet. Where it drops it, the call goes on: the packet programs decide
-/// about each packet, and drop and count it while no endpoint may take it (`--socket-drop fail`: it fails at once).
+/// Lets the call fail where netfilter rejects the packet. Where it drops it, or where the kernel knows no error but `EPERM`, the
+/// call goes on: the packet programs decide about each packet, and reject, or drop and count it, while no endpoint may take it
+/// (`--socket-drop fail`: it fails at once).
 #[inline(always)]
 fn refuse<S: Sockaddr, M: SocketMaps<S>>(
     maps: M,
@@ -287,7 +288,7 @@ fn refuse<S: Sockaddr, M: SocketMaps<S>>(
     let Refusal { service, reason } = *refusal;
     let rejects = reason.verdict() == Verdict::Reject;
     let fails = maps.config().is_some_and(|config| config.flags & CONFIG_SOCKET_DROP_FAIL != 0);
-    if !rejects && !fails {
+    if !names_errors() || (!rejects && !fails) {
         return untranslated(maps, call, dialled, what);
     }
     report::count_for(maps, service, reason);
@@ -297,10 +298,12 @@ fn refuse<S: Sockaddr, M: SocketMaps<S>>(
     deny(if rejects { ECONNREFUSED } else { ETIMEDOUT })
 }
 
-/// Lets the call fail with this error.
+/// Lets the call fail with this error; with `EPERM` where the kernel lets a program name none.
 #[inline(always)]
 pub(super) fn deny(error: i32) -> i32 {
-    // SAFETY: the helper only notes the number (Linux 5.18; at `post_bind` 6.1).
-    unsafe { bpf_set_retval(-error) };
+    if names_errors() {
+        // SAFETY: the helper only notes the number.
+        unsafe { bpf_set_retval(-error) };
+    }
     DENY
 }

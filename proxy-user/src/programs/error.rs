@@ -121,7 +121,7 @@ pub enum Error {
     #[error("cannot create or open the maps: {0}; if the kernel says ENOMEM, lower the --max-* settings")]
     Load(#[from] Box<EbpfError>),
     /// The kernel refused a program.
-    #[error("the kernel did not take the program {name}: {source}")]
+    #[error("the kernel did not take the program {name}. {}{source}", super::kernel::too_old())]
     Program {
         /// Its name.
         name: &'static str,

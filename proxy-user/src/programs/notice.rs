@@ -3,6 +3,8 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use super::kernel::Lack;
+
 /// Something at the start that the operator should know, and what to do about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -34,6 +36,8 @@ pub enum Notice {
         /// Where one is now.
         path: PathBuf,
     },
+    /// The kernel lacks something that Ballast does without.
+    KernelLacks(Lack),
 }
 
 impl Notice {
@@ -42,7 +46,7 @@ impl Notice {
         match self {
             Self::SizeKept { by_memory, .. } => !*by_memory,
             Self::PinRefused { .. } => true,
-            Self::Mounted { .. } => false,
+            Self::Mounted { .. } | Self::KernelLacks(_) => false,
         }
     }
 }
@@ -75,6 +79,7 @@ impl fmt::Display for Notice {
                     moved_to.display()
                 )
             }
+            Self::KernelLacks(lack) => write!(f, "this kernel lacks {lack}"),
             Self::Mounted { path } => {
                 write!(
                     f,

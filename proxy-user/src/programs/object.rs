@@ -15,7 +15,7 @@ use proxy_common::map_names as names;
 use super::error::Error;
 use super::hooks::{CLOCK, Direction, SOCKET_HOOKS};
 use super::pins::{Paths, Pins};
-use super::{Notice, calls, clock, migrate};
+use super::{Notice, calls, clock, kernel, migrate};
 
 /// How many entries the maps hold. `/configz` shows them as they are serialized here. A pinned map keeps its size until it is removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
@@ -170,11 +170,11 @@ pub(super) fn load(bytes: &[u8], pins: &Pins, capacities: &Capacities) -> Result
         return Err(Error::NoObject);
     }
     let object = Object::parse(bytes)?;
-    let mut notices = Vec::new();
     let paths = pins.paths();
     let mut loader = EbpfLoader::new();
     // No program reads kernel types, so a kernel without BTF will do, and its BTF is not parsed.
     loader.btf(None);
+    let mut notices = kernel::adapt(&mut loader);
     let predecessor = pins.predecessor();
     if let Some(previous) = &predecessor {
         pins.begin_anew()?;

@@ -16,7 +16,7 @@ use crate::lab::eventually;
 use crate::space::Space;
 
 /// For a start or a stop. Emulated, an old kernel's verifier alone takes most of a minute.
-const PATIENCE: Duration = Duration::from_mins(2);
+const PATIENCE: Duration = Duration::from_mins(5);
 
 /// The program under test.
 pub fn binary() -> PathBuf {

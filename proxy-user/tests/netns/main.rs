@@ -15,6 +15,7 @@ mod nodes;
 mod peer;
 mod raw;
 mod space;
+mod verify;
 
 use std::io::{self, Write as _};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -67,7 +68,7 @@ fn main() -> ExitCode {
             .with_ignored_flag(!can_run)
     };
     let of_nodes = match (is_smoke, is_official) {
-        (true, _) => Vec::new(),
+        (true, _) => cases::smoke_without_agent(),
         (_, true) => cases::official_on_three_nodes(),
         _ => cases::on_three_nodes(),
     };

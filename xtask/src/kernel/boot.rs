@@ -1,5 +1,6 @@
 //! qemu: boots, shows the console, waits for the marker.
 
+use std::cell::RefCell;
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
 use std::process::{ChildStdout, Stdio};
@@ -8,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, bail};
 
+use crate::cross::Arch;
 use crate::exec::Cmd;
 use crate::say;
 
@@ -15,7 +17,7 @@ use crate::say;
 pub const MARKER: &str = "ballast-kernel-test-status";
 
 /// Without hardware help a boot takes 5 s and the verifier is 20 times slower than usual.
-const LIMIT: Duration = Duration::from_mins(10);
+const LIMIT: Duration = Duration::from_mins(20);
 
 /// What the init script prints when the kernel has come that far.
 pub const BOOTED: &str = "booted:";
@@ -33,36 +35,45 @@ enum End {
     Status(String),
 }
 
-/// Boots, shows what the console says, and fails unless the tests inside passed.
-pub fn run(kernel: &Path, initramfs: &Path) -> Result<()> {
+/// Boots, shows what the console says, and returns it; fails unless the tests inside passed.
+pub fn run(arch: Arch, kernel: &Path, initramfs: &Path) -> Result<Vec<String>> {
     for _ in 0..BOOTS {
-        match boot(kernel, initramfs)? {
-            End::Status(status) => return verdict(&status),
+        let console = RefCell::new(Vec::new());
+        match boot(arch, kernel, initramfs, &console)? {
+            End::Status(status) => return verdict(&status).map(|()| console.into_inner()),
             End::NotBooted => say::line(format_args!("    no sign of life in {} s", BOOT_LIMIT.as_secs())),
         }
     }
     bail!("the kernel did not boot in {BOOTS} attempts")
 }
 
-fn boot(kernel: &Path, initramfs: &Path) -> Result<End> {
-    let mut qemu = Cmd::new("qemu-system-x86_64")
+fn boot(arch: Arch, kernel: &Path, initramfs: &Path, said: &RefCell<Vec<String>>) -> Result<End> {
+    let (program, machine, console) = match arch {
+        Arch::X86 => ("qemu-system-x86_64", ["-vga", "none"], "ttyS0"),
+        Arch::Arm => ("qemu-system-aarch64", ["-machine", "virt"], "ttyAMA0"),
+    };
+    let mut qemu = Cmd::new(program)
         // Not KVM: it is not everywhere, and where it is half there, it hangs.
         .args(["-accel", "tcg", "-cpu", "max", "-smp", "2", "-m", "2048", "-nic", "none"])
+        .args(machine)
         // Not -nographic: the firmware then uses the console too, with escape codes that clear a terminal.
-        .args(["-display", "none", "-vga", "none", "-monitor", "none", "-serial", "stdio"])
+        .args(["-display", "none", "-monitor", "none", "-serial", "stdio"])
         .args(["-no-reboot", "-kernel"])
         .arg(kernel)
         .arg("-initrd")
         .arg(initramfs)
         // A panic ends qemu; mitigations cost time and change nothing here.
-        .args(["-append", "console=ttyS0 panic=-1 loglevel=4 mitigations=off no_timer_check"])
+        .args(["-append", &format!("console={console} panic=-1 loglevel=4 mitigations=off no_timer_check")])
         .into_std()
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()
-        .context("cannot start qemu-system-x86_64")?;
+        .with_context(|| format!("cannot start {program}"))?;
     let console = qemu.stdout.take().context("qemu has no console")?;
-    let end = watch(&lines(console), Instant::now(), |line| say::line(format_args!("    | {line}")));
+    let end = watch(&lines(console), Instant::now(), |line| {
+        say::line(format_args!("    | {line}"));
+        said.borrow_mut().push(line.to_owned());
+    });
     // It powers off by itself; after a failure there is nothing to wait for.
     let _ = qemu.kill();
     qemu.wait().context("cannot wait for qemu")?;

@@ -17,6 +17,8 @@ const PROGRAMS: &str = "/ballast";
 /// What goes in, beside busybox and libraries.
 #[derive(Debug)]
 pub struct Contents {
+    /// A tree of files to begin with, for an architecture that is not this machine's; it has the tools and libraries.
+    pub base: Option<PathBuf>,
     /// Our programs, by the names they get inside.
     pub programs: Vec<(&'static str, PathBuf)>,
     /// The machine's own tools.
@@ -31,22 +33,18 @@ pub fn write(archive: &Path, contents: &Contents) -> Result<()> {
     if root.exists() {
         fs::remove_dir_all(&root).with_context(|| format!("cannot remove {}", root.display()))?;
     }
+    let programs = contents.programs.iter();
+    let mut files: Vec<_> =
+        programs.map(|(name, path)| (path.clone(), Path::new(PROGRAMS).join(name))).collect();
+    fs::create_dir_all(&root).with_context(|| format!("cannot make {}", root.display()))?;
+    match &contents.base {
+        Some(base) => Cmd::new("cp").arg("-a").arg(base.join(".")).arg(&root).run()?,
+        None => files.extend(tools_here(contents, &files)?),
+    }
     for dir in ["bin", "dev", "proc", "run", "sys", "tmp", "modules"] {
         let dir = root.join(dir);
         fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
     }
-    let busybox = exec::which("busybox").context("no busybox here")?;
-    let mut files = vec![(busybox, PathBuf::from("/bin/busybox"))];
-    files.extend(contents.programs.iter().map(|(name, path)| (path.clone(), Path::new(PROGRAMS).join(name))));
-    files.extend(contents.tools.iter().map(|path| (path.clone(), Path::new("/usr/sbin").join(name(path)))));
-    // busybox's shell takes its own `ip` before the one in PATH; a plain shell does not.
-    files.push((exec::which("sh").context("no shell here")?, PathBuf::from("/bin/sh")));
-    let mut libraries = BTreeSet::new();
-    for (from, _) in &files {
-        // A static program has none, and ldd then fails.
-        libraries.extend(libraries_of(&Cmd::new("ldd").arg(from).try_read().unwrap_or_default()));
-    }
-    files.extend(libraries.into_iter().map(|path| (path.clone(), path)));
     for (from, to) in files {
         copy(&from, &root.join(to.strip_prefix("/").unwrap_or(&to)))?;
     }
@@ -66,12 +64,28 @@ pub fn write(archive: &Path, contents: &Contents) -> Result<()> {
     fs::remove_dir_all(&root).with_context(|| format!("cannot remove {}", root.display()))
 }
 
+/// This machine's tools, and the libraries of all programs: from where to where.
+fn tools_here(contents: &Contents, programs: &[(PathBuf, PathBuf)]) -> Result<Vec<(PathBuf, PathBuf)>> {
+    let busybox = exec::which("busybox").context("no busybox here")?;
+    let mut files = vec![(busybox, PathBuf::from("/bin/busybox"))];
+    files.extend(contents.tools.iter().map(|path| (path.clone(), Path::new("/usr/sbin").join(name(path)))));
+    // busybox's shell takes its own `ip` before the one in PATH; a plain shell does not.
+    files.push((exec::which("sh").context("no shell here")?, PathBuf::from("/bin/sh")));
+    let mut libraries = BTreeSet::new();
+    for (from, _) in files.iter().chain(programs) {
+        // A static program has none, and ldd then fails.
+        libraries.extend(libraries_of(&Cmd::new("ldd").arg(from).try_read().unwrap_or_default()));
+    }
+    files.extend(libraries.into_iter().map(|path| (path.clone(), path)));
+    Ok(files)
+}
+
 /// What the kernel starts: mounts, modules, the tests, the marker with their exit status, power off.
 fn script(modules: &[String]) -> String {
     let mut text = String::from(
         "#!/bin/busybox sh\n\
          /bin/busybox --install -s /bin 2>/dev/null\n\
-         export PATH=/usr/sbin:/usr/bin:/bin HOME=/tmp\n\
+         export PATH=/usr/sbin:/sbin:/usr/bin:/bin HOME=/tmp\n\
          mount -t proc proc /proc\n\
          mount -t sysfs sysfs /sys\n\
          mount -t devtmpfs devtmpfs /dev\n\

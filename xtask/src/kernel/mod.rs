@@ -1,49 +1,172 @@
-//! `cargo xtask test --kernel VERSION`: the programs on a distribution's kernel, under qemu.
+//! `cargo xtask test --kernel LINE`: the programs on a distribution's kernel, under qemu, or on this machine's own.
 //!
 //! A machine of ours has one kernel; what older ones refuse (a helper, a verifier's patience, TCX) shows only there.
 
+mod archive;
 mod boot;
 mod initramfs;
+mod line;
 mod package;
+mod record;
 
+use std::fs;
+use std::io::{BufRead as _, BufReader};
 use std::path::PathBuf;
+use std::process::Stdio;
 
 use anyhow::{Context as _, Result, bail};
 use serde::Deserialize;
 
-use crate::exec;
+use line::{Distribution, LINES, Line};
+use record::{Found, Record};
+
+use crate::cross::{self, Arch};
+use crate::exec::{self, Cmd};
 use crate::setup::{self, Need};
 use crate::test::cargo_test;
-use crate::workspace::Workspace;
+use crate::workspace::{self, Workspace};
 use crate::{build, say};
 
-/// Boots the newest Debian kernel of that line, runs `netns --kernel-smoke` there, and fails as it does.
-pub fn run(workspace: &Workspace, version: &str) -> Result<()> {
-    if std::env::consts::ARCH != "x86_64" {
-        bail!("only x86_64 kernels are booted so far");
-    }
-    setup::tools(Need::Kernel)?;
-    build::bpf(workspace, &build::Args::default())?;
-    let tests = test_binary(workspace)?;
-    let kernel = package::get(version)?;
-    let image = workspace.target().join(format!("kernel-{version}.cpio"));
-    let contents = initramfs::Contents {
-        programs: vec![("ballast", workspace.binary(false)), ("netns", tests)],
-        tools: ["ip", "tc", "bpftool"].into_iter().filter_map(exec::which).collect(),
-        modules: kernel.modules()?,
+/// This machine's kernel.
+const RUNNING: &str = "running";
+/// What the verifier has needed.
+const RECORD: &str = "docs/verifier.md";
+/// What a machine of another architecture gets beside our programs.
+const USERLAND: [&str; 2] = ["busybox-static", "iproute2"];
+
+/// Runs `netns --kernel-smoke` on a kernel, fails as it does, and compares what the verifier needed with what is recorded.
+pub fn run(workspace: &Workspace, name: &str, arch: Arch, records: bool) -> Result<()> {
+    let programs = Programs::build(workspace, arch)?;
+    let (name, release, console) = if name == RUNNING {
+        if arch != Arch::HOST {
+            bail!("this machine does not run {arch} kernels: name a line");
+        }
+        let release = Cmd::new("uname").arg("-r").read()?.trim().to_owned();
+        let line = release.split('.').take(2).collect::<Vec<_>>().join(".");
+        (line, release, programs.run_here()?)
+    } else {
+        let (release, console) = programs.boot(workspace, find(name)?, arch)?;
+        let name = if arch == Arch::X86 { name.to_owned() } else { format!("{name} {arch}") };
+        (name, release, console)
     };
-    initramfs::write(&image, &contents)?;
-    let what = format!("Linux {} under qemu", kernel.release());
-    say::timed(&what, || boot::run(kernel.image(), &image))
+    let lines: Vec<_> = console.into_iter().filter(|line| line.contains(record::MARK)).collect();
+    let found = Found::read(&name, &release, &lines)?;
+    if found.is_empty() {
+        say::line("    no program loaded: the kernel is too old, and the agent says so");
+        return Ok(());
+    }
+    let path = workspace.root().join(RECORD);
+    let mut record = Record::open(&path)?;
+    if !records {
+        return record.check(&found);
+    }
+    record.put(found);
+    fs::write(&path, record.render()).with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// Builds the namespace tests, and the agent with them, and returns their program.
-fn test_binary(workspace: &Workspace) -> Result<PathBuf> {
-    say::step("build the agent and the namespace tests");
-    let messages = cargo_test(workspace)
-        .args(["--test", "netns", "--no-run", "--message-format=json-render-diagnostics"])
-        .read_aside()?;
-    executable(&messages).context("cargo built no program for the namespace tests")
+fn find(name: &str) -> Result<&'static Line> {
+    LINES.iter().find(|line| line.name == name).with_context(|| {
+        let known: Vec<_> = LINES.iter().map(|line| line.name).chain([RUNNING]).collect();
+        format!("no kernel {name}; there are {}", known.join(", "))
+    })
+}
+
+/// What runs on the kernel.
+struct Programs {
+    agent: PathBuf,
+    tests: PathBuf,
+}
+
+impl Programs {
+    fn build(workspace: &Workspace, arch: Arch) -> Result<Self> {
+        setup::tools(Need::Kernel)?;
+        if arch == Arch::Arm {
+            setup::tools(Need::Arm)?;
+        }
+        build::bpf(workspace, &build::Args::default())?;
+        say::step("build the agent and the namespace tests");
+        let mut cargo = cargo_test(workspace).args([
+            "--test",
+            "netns",
+            "--no-run",
+            "--message-format=json-render-diagnostics",
+        ]);
+        let mut agent = workspace.binary(false);
+        if arch != Arch::HOST {
+            cross::prepare(arch)?;
+            agent = workspace.target().join(arch.target()).join("debug/ballast");
+            cargo = cross::cargo(cargo, arch);
+        }
+        let tests =
+            executable(&cargo.read_aside()?).context("cargo built no program for the namespace tests")?;
+        Ok(Self { agent, tests })
+    }
+
+    /// What the tests say on this machine.
+    fn run_here(&self) -> Result<Vec<String>> {
+        if !exec::is_root() {
+            bail!("needs root, to load programs and make network namespaces");
+        }
+        let mut tests = Cmd::new(&self.tests)
+            .arg("--kernel-smoke")
+            .env("BALLAST_BIN", &self.agent)
+            .into_std()
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("cannot start the tests")?;
+        let output = tests.stdout.take().context("the tests have no output")?;
+        let mut said = Vec::new();
+        for line in BufReader::new(output).lines() {
+            let line = line.context("cannot read what the tests say")?;
+            say::line(format_args!("    | {line}"));
+            said.push(line);
+        }
+        let status = tests.wait().context("cannot wait for the tests")?;
+        if !status.success() {
+            bail!("the tests ended with {status}");
+        }
+        Ok(said)
+    }
+
+    /// The release of the newest kernel of a line, and what the tests say on it.
+    fn boot(&self, workspace: &Workspace, line: &Line, arch: Arch) -> Result<(String, Vec<String>)> {
+        let kernel = package::get(line, arch)?;
+        let image = workspace.target().join(format!("kernel-{}-{arch}.cpio", line.name));
+        let contents = initramfs::Contents {
+            base: (arch != Arch::HOST).then(|| userland(arch)).transpose()?,
+            programs: vec![("ballast", self.agent.clone()), ("netns", self.tests.clone())],
+            tools: ["ip", "tc"].into_iter().filter_map(exec::which).collect(),
+            modules: kernel.modules()?,
+        };
+        initramfs::write(&image, &contents)?;
+        let what = format!("Linux {} under qemu", kernel.release());
+        let console = say::timed(&what, || boot::run(arch, kernel.image(), &image))?;
+        Ok((kernel.release().to_owned(), console))
+    }
+}
+
+/// Debian's busybox, `ip` and C library of another architecture, unpacked into the cache. The C library is that of the
+/// release that the cross compiler is from.
+fn userland(arch: Arch) -> Result<PathBuf> {
+    let suite = cross::suite()?;
+    let dir = workspace::cache()?.join("userland").join(format!("{suite}-{}", arch.debian()));
+    if dir.join("bin/sh").exists() {
+        return Ok(dir);
+    }
+    let archive = archive::Archive::open(Distribution::Debian, &[&suite], arch)?;
+    // As every Debian has them since 2023; packages name either.
+    let merged = r#"cd "$1" && mkdir -p usr/bin usr/sbin usr/lib && ln -sfn usr/bin bin && ln -sfn usr/sbin sbin && ln -sfn usr/lib lib"#;
+    fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
+    Cmd::new("sh").args(["-c", merged, "sh"]).arg(&dir).run()?;
+    for package in archive.download_all(&USERLAND)? {
+        // A shell for its pipe.
+        let script =
+            r#"dpkg-deb --fsys-tarfile "$1" | tar -x -C "$2" --keep-directory-symlink --exclude ./usr/share"#;
+        Cmd::new("sh").args(["-c", script, "sh"]).arg(&package).arg(&dir).run()?;
+    }
+    // Last: it says that all is there.
+    Cmd::new("ln").args(["-sf", "busybox"]).arg(dir.join("bin/sh")).run()?;
+    Ok(dir)
 }
 
 fn executable(messages: &str) -> Option<PathBuf> {

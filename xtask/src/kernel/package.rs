@@ -1,14 +1,17 @@
-//! Debian's kernel packages: the newest of a line, unpacked into the cache.
+//! Packages of kernels: the newest of a line, unpacked into the cache.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, Result, anyhow, bail};
+use anyhow::{Context as _, Result};
 
+use super::archive::{Archive, entries, file_name};
+use super::line::Line;
+use crate::cross::Arch;
 use crate::exec::Cmd;
-use crate::{apt, say, workspace};
+use crate::{say, workspace};
 
-/// What the tests need and Debian builds as modules; some are built in on other kernels.
+/// What the tests need and distributions build as modules; some are built in on other kernels.
 const MODULES: [&str; 10] = [
     "veth",
     "tun",
@@ -67,83 +70,50 @@ impl Kernel {
         if fs::read_to_string(dir.join(KEPT)).ok()? != WANTED.join("\n") {
             return None;
         }
-        let image = entries(&dir.join("boot")).find(|path| stem(path).starts_with("vmlinuz-"))?;
-        let release = stem(&image).strip_prefix("vmlinuz-")?.to_owned();
+        let image =
+            entries(&dir.join("boot")).into_iter().find(|path| file_name(path).starts_with("vmlinuz-"))?;
+        let release = file_name(&image).strip_prefix("vmlinuz-")?.to_owned();
         let roots = ["lib/modules", "usr/lib/modules"].map(|root| dir.join(root).join(&release));
         let modules = roots.into_iter().find(|root| root.join("modules.dep").exists())?;
         Some(Self { image, modules, release })
     }
 }
 
-/// The kernel of that line: from the cache, else by apt.
-pub fn get(version: &str) -> Result<Kernel> {
-    let dir = workspace::cache()?.join("kernels").join(version);
+/// The newest kernel of a line: from the cache, else from its archive.
+pub fn get(line: &Line, arch: Arch) -> Result<Kernel> {
+    let dir = workspace::cache()?.join("kernels").join(format!("{}-{}", line.name, arch.debian()));
     if let Some(kernel) = Kernel::open(&dir) {
         return Ok(kernel);
     }
-    if !apt::exists() {
-        bail!("no apt-get here: Debian's kernel packages are out of reach");
-    }
-    let package = if let Some(package) = newest(&names()?, version) {
-        package
-    } else {
-        apt::update()?;
-        newest(&names()?, version).ok_or_else(|| anyhow!("apt offers no kernel {version}"))?
-    };
-    say::timed(&format!("download and unpack {package}"), || unpack(&package, &dir))?;
+    let archive = Archive::open(line.distribution, line.suites, arch)?;
+    let package = line
+        .newest(&archive.names("linux-image-")?, arch)
+        .with_context(|| format!("{} has no kernel {}", line.suites.join(", "), line.name))?;
+    say::timed(&format!("download and unpack {package}"), || {
+        unpack(&archive, &line.packages(&package), &dir)
+    })?;
     Kernel::open(&dir).with_context(|| format!("{package} holds no kernel with modules"))
 }
 
-fn names() -> Result<String> {
-    Cmd::new("apt-cache").args(["pkgnames", "linux-image-"]).read()
-}
-
-/// The package with the highest version of a line such as `6.1`, of the plain flavour.
-fn newest(names: &str, version: &str) -> Option<String> {
-    let of_line = |name: &&str| {
-        let rest = name.strip_prefix("linux-image-").and_then(|rest| rest.strip_suffix("-amd64"));
-        let rest = rest.and_then(|rest| rest.strip_prefix(version)).and_then(|rest| rest.strip_prefix('.'));
-        rest.is_some_and(|rest| {
-            !["cloud", "rt"].iter().any(|flavour| rest.split('-').any(|word| word == *flavour))
-        })
-    };
-    names.lines().filter(of_line).max_by_key(|name| numbers(name)).map(str::to_owned)
-}
-
-/// The numbers in a name, so that 6.1.0-9 comes before 6.1.0-56.
-fn numbers(name: &str) -> Vec<u64> {
-    name.split(|c: char| !c.is_ascii_digit()).filter_map(|digits| digits.parse().ok()).collect()
-}
-
-fn unpack(package: &str, dir: &Path) -> Result<()> {
+fn unpack(archive: &Archive, packages: &[String], dir: &Path) -> Result<()> {
     let unfinished = dir.with_extension("unfinished");
     let shown = || format!("cannot work in {}", unfinished.display());
     if unfinished.exists() {
         fs::remove_dir_all(&unfinished).with_context(shown)?;
     }
     fs::create_dir_all(&unfinished).with_context(shown)?;
-    download(package, &unfinished)?;
-    let deb = entries(&unfinished).find(|path| path.extension().is_some_and(|ext| ext == "deb"));
-    let deb = deb.with_context(|| format!("apt-get left no file for {package}"))?;
-    // A shell for its pipe: the package is a tar archive inside an ar archive.
-    Cmd::new("sh")
-        .args([
-            "-c",
-            r#"set -e; deb=$1; shift; dpkg-deb --fsys-tarfile "$deb" | tar -x --wildcards "$@""#,
-            "sh",
-        ])
-        .arg(&deb)
-        .args(WANTED)
-        .dir(&unfinished)
-        // tar complains about patterns that match nothing; what counts is looked for below.
-        .quiet()
-        .run()
-        .or_else(|error| if unfinished.join("boot").is_dir() { Ok(()) } else { Err(error) })?;
-    fs::remove_file(&deb).with_context(shown)?;
+    for package in packages {
+        let deb = archive.download(package, &unfinished)?;
+        // A shell for its pipe: the package is a tar archive inside an ar archive. tar complains about patterns that match
+        // nothing; what counts is looked for when it is opened.
+        let script = r#"deb=$1; shift; dpkg-deb --fsys-tarfile "$deb" | tar -x --wildcards "$@" || true"#;
+        Cmd::new("sh").args(["-c", script, "sh"]).arg(&deb).args(WANTED).dir(&unfinished).quiet().run()?;
+        fs::remove_file(&deb).with_context(shown)?;
+    }
     for root in ["lib/modules", "usr/lib/modules"] {
         for modules in entries(&unfinished.join(root)) {
             let base = unfinished.join(root.trim_end_matches("lib/modules"));
-            Cmd::new("/sbin/depmod").arg("-b").arg(base).arg(stem(&modules)).read()?;
+            Cmd::new("/sbin/depmod").arg("-b").arg(base).arg(file_name(&modules)).read()?;
         }
     }
     fs::write(unfinished.join(KEPT), WANTED.join("\n")).with_context(shown)?;
@@ -151,29 +121,6 @@ fn unpack(package: &str, dir: &Path) -> Result<()> {
         fs::remove_dir_all(dir).with_context(|| format!("cannot remove {}", dir.display()))?;
     }
     fs::rename(&unfinished, dir).with_context(shown)
-}
-
-fn download(package: &str, dir: &Path) -> Result<()> {
-    // The sandbox user cannot write to our folder.
-    let get =
-        || Cmd::new("apt-get").args(["-qq", "-o", "APT::Sandbox::User=root", "download", package]).dir(dir);
-    if get().quiet().run().is_ok() {
-        return Ok(());
-    }
-    // Old lists name files that the mirror has replaced.
-    apt::update()?;
-    get().run()
-}
-
-fn entries(dir: &Path) -> impl Iterator<Item = PathBuf> {
-    let mut paths: Vec<_> =
-        fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
-    paths.sort();
-    paths.into_iter()
-}
-
-fn stem(path: &Path) -> &str {
-    path.file_name().and_then(|name| name.to_str()).unwrap_or_default()
 }
 
 /// Module files in an order in which they can be loaded; those that the kernel lacks are left out.
@@ -203,16 +150,6 @@ fn module_name(file: &str) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_newest_plain_kernel_of_the_line_is_taken() {
-        let names = "linux-image-6.1.0-9-amd64\nlinux-image-6.1.0-56-amd64\nlinux-image-6.1.0-57-cloud-amd64\n\
-                     linux-image-6.1.0-58-amd64-dbg\nlinux-image-6.1.0-58-amd64-unsigned\nlinux-image-6.1.0-58-rt-amd64\n\
-                     linux-image-6.12.117+deb12-amd64\nlinux-image-6.12-amd64\n";
-        assert_eq!(newest(names, "6.1").as_deref(), Some("linux-image-6.1.0-56-amd64"));
-        assert_eq!(newest(names, "6.12").as_deref(), Some("linux-image-6.12.117+deb12-amd64"));
-        assert_eq!(newest(names, "5.10"), None);
-    }
 
     #[test]
     fn a_cache_that_was_filled_with_other_parts_is_not_used() {

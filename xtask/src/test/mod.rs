@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 
+use crate::cross::Arch;
 use crate::exec::Cmd;
 use crate::setup::{self, Need};
 use crate::workspace::Workspace;
@@ -20,9 +21,16 @@ pub struct Args {
     /// Which rungs to run; all when none is named
     #[arg(value_enum)]
     pub rungs: Vec<Rung>,
-    /// Boot Debian's kernel of this line (6.1, 6.12) in qemu, and see every program load and work there
-    #[arg(long, value_name = "VERSION", conflicts_with = "rungs")]
+    /// Boot the newest kernel of this line in qemu, and see every program load and work there: 5.10, 5.13, 5.15, 5.19, 6.1, 6.12,
+    /// sid (the newest of Debian unstable); or `running`: the kernel of this machine, without qemu
+    #[arg(long, value_name = "LINE", conflicts_with = "rungs")]
     pub kernel: Option<String>,
+    /// The architecture of that kernel, which need not be this machine's
+    #[arg(long, value_enum, default_value_t, requires = "kernel")]
+    pub arch: Arch,
+    /// Write what the verifier needs on that kernel to docs/verifier.md, instead of comparing it
+    #[arg(long, requires = "kernel")]
+    pub record: bool,
     /// Handed to the tests: a filter and the test runner's own flags
     #[arg(last = true, value_name = "FILTER")]
     pub filter: Vec<String>,
@@ -47,7 +55,7 @@ struct Skip {
 pub fn run(args: &Args) -> Result<()> {
     let workspace = Workspace::find()?;
     if let Some(version) = &args.kernel {
-        return kernel::run(&workspace, version);
+        return kernel::run(&workspace, version, args.arch, args.record);
     }
     let mut rungs = if args.rungs.is_empty() { Rung::ALL.to_vec() } else { args.rungs.clone() };
     rungs.sort_unstable();

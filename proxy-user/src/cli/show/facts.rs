@@ -7,7 +7,7 @@ use proxy_common::reason::Reason;
 
 use crate::cli::value::SnatPorts;
 use crate::maps::view::{BackendState, Overview, UsageRow, View, ViewError};
-use crate::programs::{Attachment, attachments};
+use crate::programs::{Attachment, Lack, attachments, lacks};
 
 /// What the pins tell.
 #[derive(Clone, Debug)]
@@ -20,6 +20,8 @@ pub struct Facts {
     pub snat_ports: String,
     /// Where the programs are.
     pub attachments: Vec<Attachment>,
+    /// What the kernel lacks.
+    pub lacks: Vec<Lack>,
     /// Maps.
     pub maps: Vec<UsageRow>,
     /// Service ports.
@@ -49,6 +51,7 @@ impl Facts {
             abi: config.abi,
             snat_ports: SnatPorts(config.snat).to_string(),
             attachments: attachments(bpffs),
+            lacks: lacks(),
             maps,
             ports: snapshot.names.len(),
             empty: snapshot.frontends.iter().filter(|row| row.backends.is_empty()).count(),

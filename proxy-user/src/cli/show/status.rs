@@ -16,7 +16,7 @@ use super::{AgentState, ShowError, json};
 use crate::cli::args::Output;
 use crate::host::netfilter::old_proxy::OldProxy;
 use crate::maps::view::{UsageRow, ViewError};
-use crate::programs::{Attachment, Taken, XdpDevice};
+use crate::programs::{Attachment, Lack, Taken, XdpDevice};
 
 /// A map this full, in percent, is a problem to come.
 const NEARLY_FULL: u64 = 90;
@@ -43,6 +43,8 @@ struct StatusJson<'a> {
     /// Folder of the maps; `null` when there is none.
     folder: Option<&'a PathBuf>,
     attachments: Vec<AttachmentJson<'a>>,
+    /// What the kernel lacks, and Ballast does without.
+    kernel_lacks: &'a [Lack],
     /// XDP on the uplinks; empty when the agent was not asked.
     xdp: &'a [XdpDevice],
     maps: Vec<MapJson>,
@@ -227,6 +229,7 @@ impl Status {
             attachments: facts
                 .map(|facts| facts.attachments.iter().map(attachment).collect())
                 .unwrap_or_default(),
+            kernel_lacks: facts.map(|facts| &*facts.lacks).unwrap_or_default(),
             xdp: &self.xdp,
             maps: facts.map(|facts| facts.maps.iter().map(super::map::element).collect()).unwrap_or_default(),
             snat_ports: facts.map(|facts| &*facts.snat_ports),
@@ -301,6 +304,9 @@ fn facts_text(text: &mut String, facts: &Facts, output: Output) {
     let unmanaged =
         if facts.unmanaged == 0 { String::new() } else { format!("; {} left alone", facts.unmanaged) };
     let _ = writeln!(text, "Programs:   {} at {} hooks", programs.len(), in_force().count());
+    for (position, lack) in facts.lacks.iter().enumerate() {
+        let _ = writeln!(text, "{:<10}  {lack}", if position == 0 { "Lacking:" } else { "" });
+    }
     let _ = writeln!(
         text,
         "Maps:       {} in {} (layout {ABI_VERSION}), {}",

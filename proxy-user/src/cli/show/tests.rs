@@ -18,7 +18,7 @@ use crate::maps::view::{
     UnmanagedRow, UsageRow,
 };
 use crate::model::net::IpFamily;
-use crate::programs::Attachment;
+use crate::programs::{Attachment, Lack};
 
 fn name(namespace: &str, name: &str, port: &str, protocol: u8, family: IpFamily) -> NameRow {
     NameRow {
@@ -200,6 +200,7 @@ fn facts() -> Facts {
             packet_program("tcx_ingress_7", 7, Some("eth0")),
             packet_program("tcx_ingress_8", 8, None),
         ],
+        lacks: vec![Lack::SocketErrors],
         maps: maps(),
         ports: 4,
         frontends: 6,
@@ -542,6 +543,7 @@ fn a_status_with_a_map_that_fills_up() {
     assert_snapshot!(Status::new(well(), Ok(facts())).render(Output::Wide).unwrap(), @r#"
     Agent:      ok, at 127.0.0.1:10249
     Programs:   2 at 3 hooks
+    Lacking:    bpf_set_retval for sockets (Linux 6.1): a call that reaches nobody goes on as packets, which are rejected or dropped; --socket-drop fail has no effect; bind on a node port fails with EPERM instead of EADDRINUSE
     Maps:       5 in /sys/fs/bpf/ballast/v3 (layout 3), 22.5 MiB
     Services:   4 ports, 6 addresses, 2 of them with no endpoint
     Endpoints:  6 in service, 6 of 262144 ids in use
@@ -591,6 +593,9 @@ fn a_status_without_agent_and_maps() {
       "abi": 3,
       "folder": null,
       "attachments": [],
+      "kernelLacks": [
+        "socket-errors"
+      ],
       "xdp": [],
       "maps": [],
       "snatPorts": null,

@@ -63,7 +63,7 @@ pub struct Case {
     pub run: fn(&Lab) -> Result<()>,
 }
 
-/// A test on three nodes: `nodes/`.
+/// A test that makes its own world, such as three nodes: `nodes/`.
 #[derive(Clone, Copy)]
 pub struct NodesCase {
     pub name: &'static str,
@@ -130,9 +130,18 @@ pub fn official() -> Vec<Case> {
     official::CASES.to_vec()
 }
 
-/// Those for a kernel that we have not seen yet.
+/// Those for a kernel that we have not seen yet; none for one that is too old.
 pub fn smoke() -> Vec<Case> {
-    [smoke::CASES, sctp::BY_SOCKETS].concat()
+    if smoke::is_too_old() {
+        return Vec::new();
+    }
+    let sctp = if sctp::has_sockets() { sctp::BY_SOCKETS } else { &[] };
+    [smoke::CASES, restart::BY_KERNEL, sctp].concat()
+}
+
+/// Those of them that need no agent.
+pub fn smoke_without_agent() -> Vec<NodesCase> {
+    if smoke::is_too_old() { smoke::TOO_OLD.to_vec() } else { smoke::PROGRAMS.to_vec() }
 }
 
 /// `tcp` 80 to 8080, `udp` 53 to 5353, both at pod 0; `same-tcp` and `same-udp` on port 7, at pods 0 and 1.

@@ -40,7 +40,7 @@ pub const CASES: &[Case] = &[
 ];
 
 /// One attempt on each path and in each family.
-fn works(lab: &Lab) -> Result<()> {
+pub fn works(lab: &Lab) -> Result<()> {
     for family in Family::BOTH {
         for (path, client) in lab.clients() {
             client.reach(Attempt::new(Kind::Tcp, vip(family, WEB, Kind::Tcp))).context(path)?;
@@ -98,12 +98,12 @@ fn maps(lab: &Lab) -> Result<()> {
 }
 
 /// Everything that is pinned as a link.
-fn links(lab: &Lab) -> Result<Vec<std::path::PathBuf>> {
+pub fn links(lab: &Lab) -> Result<Vec<std::path::PathBuf>> {
     let folder = lab.bpffs().join("ballast/links");
     Ok(fs::read_dir(folder)?.collect::<Result<Vec<_>, _>>()?.into_iter().map(|entry| entry.path()).collect())
 }
 
-fn complete(lab: &Lab) -> Result<()> {
+pub fn complete(lab: &Lab) -> Result<()> {
     let found = attachments(&lab.bpffs());
     let there = found.iter().filter(|one| one.in_force() || one.ifindex.is_some()).count();
     let expected = SOCKET_HOOKS.len() + 2 * lab.devices().len();

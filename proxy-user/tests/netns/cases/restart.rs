@@ -32,13 +32,23 @@ pub const CASES: &[Case] = &[
     Case { name: "restart::cleanup_leaves_nothing", wish: WISH, run: cleanup },
 ];
 
+/// For kernels that we have not seen yet. Emulated, a start takes most of a minute.
+pub const BY_KERNEL: &[Case] =
+    &[Case { name: "restart::killed_and_replaced_beside_traffic", wish: WISH, run: beside_traffic }];
+
+/// Milliseconds between two messages.
+const BUSY: u64 = 5;
+/// The same on an emulated machine, whose agent starts beside them.
+const CALM: u64 = 200;
+
 /// All kinds of traffic: new connections all the time, and connections that stay.
-fn loads() -> Vec<Load> {
+fn loads(pause: u64) -> Vec<Load> {
     let mut loads = Vec::new();
     for family in Family::BOTH {
         for kind in Kind::ALL {
             for is_one_socket in [false, true] {
-                loads.push(Load::new(Attempt::new(kind, vip(family, WIDE, kind)), is_one_socket));
+                let load = Load::new(Attempt::new(kind, vip(family, WIDE, kind)), is_one_socket);
+                loads.push(load.paced(pause));
             }
         }
     }
@@ -47,13 +57,16 @@ fn loads() -> Vec<Load> {
 
 /// Does something under load, to which nothing may happen.
 fn under_load(lab: &Lab, action: impl FnOnce() -> Result<()>) -> Result<()> {
-    let loads = loads();
+    under(lab, &loads(BUSY), action)
+}
+
+fn under(lab: &Lab, loads: &[Load], action: impl FnOnce() -> Result<()>) -> Result<()> {
     for (_, client) in lab.clients() {
-        client.load(&loads)?;
+        client.load(loads)?;
     }
     action()?;
     for (path, client) in lab.clients() {
-        for (tally, load) in client.stop()?.iter().zip(&loads) {
+        for (tally, load) in client.stop()?.iter().zip(loads) {
             let Load { attempt, is_one_socket, .. } = load;
             let what = format!("{path}, {:?} to {}", attempt.kind, attempt.to);
             is_clean(tally, &what, &["0/8080", "1/8080", "0/5353", "1/5353"])?;
@@ -92,15 +105,33 @@ fn killed(lab: &Lab) -> Result<()> {
 fn replaced(lab: &Lab) -> Result<()> {
     let before = programmed(lab)?;
     under_load(lab, || {
-        lab.kill()?;
-        let copy = lab.bpffs().with_file_name("another");
-        agent::copy_program(&agent::binary(), &copy)?;
-        lab.setup().binary = copy;
-        lab.begin()?;
+        replace(lab)?;
         ensure!(programmed(lab)? == before, "other ids");
         Ok(())
     })?;
     // It works, too.
+    lab.change(NARROW, &["1/9090"])
+}
+
+/// Kills the agent, and starts one from another file.
+fn replace(lab: &Lab) -> Result<()> {
+    lab.kill()?;
+    let copy = lab.bpffs().with_file_name("another");
+    agent::copy_program(&agent::binary(), &copy)?;
+    lab.setup().binary = copy;
+    lab.begin()
+}
+
+fn beside_traffic(lab: &Lab) -> Result<()> {
+    let before = programmed(lab)?;
+    under(lab, &loads(CALM), || {
+        lab.restart()?;
+        ensure!(programmed(lab)? == before, "other ids after a restart");
+        replace(lab)?;
+        ensure!(programmed(lab)? == before, "other ids of another binary");
+        Ok(())
+    })?;
+    ensure!(lab.log().matches("takes_over=true").count() == 2, "a restart began anew");
     lab.change(NARROW, &["1/9090"])
 }
 

@@ -20,6 +20,13 @@ pub const CASES: &[Case] =
     &[Case { name: "sctp::the_node_itself_there_and_back", wish: WISH, run: there_and_back }];
 
 /// For kernels that have such sockets: those that we boot.
+/// Whether this kernel has sockets of it.
+pub fn has_sockets() -> bool {
+    let kind = socket2::Type::STREAM;
+    socket2::Socket::new(socket2::Domain::IPV4, kind, Some(socket2::Protocol::from(libc::IPPROTO_SCTP)))
+        .is_ok()
+}
+
 pub const BY_SOCKETS: &[Case] =
     &[Case { name: "sctp::the_node_itself_by_sockets", wish: WISH, run: by_sockets }];
 

@@ -1,21 +1,59 @@
 //! What a kernel has to show before anything else is worth a look.
 
 use anyhow::{Context as _, Result, ensure};
-use proxy_user::programs::attachments;
+use proxy_user::programs::bpf::Link;
 use proxy_user::programs::hooks::SOCKET_HOOKS;
+use proxy_user::programs::{Lack, attachments};
 
 use super::tunnel::Tunnel;
-use super::{Case, EMPTY, WEB, client_ip, shows, vip};
-use crate::lab::{Lab, Wish};
+use super::{Case, EMPTY, NodesCase, WEB, client_ip, repair, shows, vip};
+use crate::lab::{Lab, SMALL, SOON, Wish, eventually};
 use crate::manifest::{Family, pod_ip};
 use crate::peer::{Attempt, Kind};
+use crate::verify;
 
 const WISH: Wish = Wish { pods: 2, services: &[WEB, EMPTY], flags: &[] };
+/// What was taken away is looked for soon.
+#[rustfmt::skip]
+const SOON_AGAIN: &[&str] = &[
+    "--max-services", "64", "--max-frontends", "64", "--max-slots", "1024", "--max-backends", "256",
+    "--max-flows", "1024", "--max-sockets", "1024", "--sync-period", "1s",
+];
 
 pub const CASES: &[Case] = &[
     Case { name: "smoke::all_programs_attached", wish: WISH, run: attached },
     Case { name: "smoke::every_path_and_family_works", wish: WISH, run: works },
+    Case {
+        name: "smoke::what_is_taken_away_comes_back",
+        wish: Wish { pods: 2, services: &[WEB], flags: SOON_AGAIN },
+        run: repaired,
+    },
 ];
+
+pub const PROGRAMS: &[NodesCase] =
+    &[NodesCase { name: "smoke::every_program_loads_in_every_mode", run: verify::all }];
+
+pub const TOO_OLD: &[NodesCase] =
+    &[NodesCase { name: "smoke::the_agent_says_that_the_kernel_is_too_old", run: too_old }];
+
+/// Whether nobody expects this kernel to take the programs: `docs/kernels.md`.
+pub fn is_too_old() -> bool {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let mut numbers = release.split('.').map(|number| number.parse::<u32>().unwrap_or_default());
+    (numbers.next(), numbers.next()) < (Some(5), Some(15))
+}
+
+fn too_old() -> Result<()> {
+    let lab = Lab::new(Wish { pods: 0, services: &[], flags: SMALL })?;
+    lab.start()?;
+    let log = lab.take_agent()?.fails()?;
+    // It shows what the verifier says.
+    let words = ["is older than 5.15", "boot a newer kernel", "Verifier output"];
+    let lost = words.into_iter().find(|words| !log.contains(words));
+    ensure!(lost.is_none(), "without {lost:?}: {log}");
+    ensure!(attachments(&lab.bpffs()).is_empty(), "something is attached");
+    Ok(())
+}
 
 fn attached(lab: &Lab) -> Result<()> {
     let found = attachments(&lab.bpffs());
@@ -28,6 +66,12 @@ fn attached(lab: &Lab) -> Result<()> {
 }
 
 fn works(lab: &Lab) -> Result<()> {
+    let by_packets = Lack::SocketErrors.is_here();
+    if by_packets {
+        // Refused calls go on as packets, which need a way out of the node.
+        let [v4, v6] = Family::BOTH.map(|family| vip(family, EMPTY, Kind::Tcp).ip());
+        lab.node.ip(&format!("route add {v4} via 10.98.0.2\nroute add {v6} via fd98::2\n"))?;
+    }
     // Without link-layer header: it has programs of its own, which are loaded for it.
     let tunnel = Tunnel::new(lab, 9)?;
     for family in Family::BOTH {
@@ -44,11 +88,29 @@ fn works(lab: &Lab) -> Result<()> {
                 let is_client = address.is_none_or(|address| seen.client.ip() == address);
                 ensure!(is_client, "{path}: the pod saw {}", seen.client);
                 // A packet's refusal reaches only sockets that are connected.
-                if path == "socket" || kind != Kind::Datagram {
+                if (path == "socket" && !by_packets) || kind != Kind::Datagram {
                     client.fails(Attempt::new(kind, vip(family, EMPTY, kind)), libc::ECONNREFUSED)?;
                 }
             }
         }
     }
     Ok(())
+}
+
+/// Detaches everything that is ours, on the cgroup and on the devices.
+fn repaired(lab: &Lab) -> Result<()> {
+    repair::works(lab)?;
+    for path in repair::links(lab)? {
+        Link::pinned(&path)?.with_context(|| path.display().to_string())?.detach()?;
+    }
+    if Lack::Tcx.is_here() {
+        for device in lab.devices().iter() {
+            let gone = lab.node.command("tc").args(["qdisc", "del", "dev", device, "clsact"]).status()?;
+            ensure!(gone.success(), "tc: {gone}");
+        }
+    }
+    lab.agent_mut()?.says(&["another hand took it away", "program sock_connect4"])?;
+    lab.agent_mut()?.says(&["packet programs attached again"])?;
+    eventually(SOON, || repair::works(lab))?;
+    eventually(SOON, || repair::complete(lab))
 }

@@ -1,0 +1,103 @@
+//! What the running kernel lacks of what Ballast uses. The kernel itself is asked, not its version: distributions carry
+//! features back to older releases.
+
+use std::fmt;
+
+use aya::EbpfLoader;
+use aya::programs::ProgramType;
+use aya::sys::{BpfHelper, is_helper_supported};
+use serde::Serialize;
+
+use super::{Notice, bpf};
+
+/// The oldest release that the tests boot and that takes the programs.
+const OLDEST: (u32, u32) = (5, 15);
+
+/// Something that the kernel lacks, and that Ballast does without.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Lack {
+    /// Socket programs cannot name the error of a call that they deny (`bpf_set_retval`).
+    SocketErrors,
+    /// XDP programs cannot copy bytes out of a frame (`bpf_xdp_load_bytes`).
+    Xdp,
+    /// Devices have no TCX hooks.
+    Tcx,
+}
+
+impl Lack {
+    /// All, the oldest first.
+    pub const ALL: [Self; 3] = [Self::Xdp, Self::SocketErrors, Self::Tcx];
+
+    /// Whether this kernel lacks it. Where the kernel does not let us ask, it is taken to be there.
+    pub fn is_here(self) -> bool {
+        let missing = |kind, helper| matches!(is_helper_supported(kind, helper), Ok(false));
+        match self {
+            Self::SocketErrors => missing(ProgramType::CgroupSockAddr, BpfHelper::BPF_FUNC_set_retval),
+            Self::Xdp => missing(ProgramType::Xdp, BpfHelper::BPF_FUNC_xdp_load_bytes),
+            Self::Tcx => !bpf::has_tcx(),
+        }
+    }
+}
+
+impl fmt::Display for Lack {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::SocketErrors => {
+                "bpf_set_retval for sockets (Linux 6.1): a call that reaches nobody goes on as packets, which are rejected or \
+                 dropped; --socket-drop fail has no effect; bind on a node port fails with EPERM instead of EADDRINUSE"
+            }
+            Self::Xdp => "bpf_xdp_load_bytes (Linux 5.18): XDP is not used, tc does all of it",
+            Self::Tcx => {
+                "TCX (Linux 6.6): packet programs are filters of the clsact qdisc, and --tcx-order has no effect"
+            }
+        })
+    }
+}
+
+/// What this kernel lacks.
+pub fn lacks() -> Vec<Lack> {
+    Lack::ALL.into_iter().filter(|lack| lack.is_here()).collect()
+}
+
+/// Tells the programs what they have to do without, and the operator.
+pub(super) fn adapt(loader: &mut EbpfLoader<'_>) -> Vec<Notice> {
+    let lacks = lacks();
+    if lacks.contains(&Lack::SocketErrors) {
+        loader.override_global("SOCKET_ERRORS", &0u64, true);
+    }
+    lacks.into_iter().map(Notice::KernelLacks).collect()
+}
+
+/// Where the kernel is older than any that is known to work: what to add to its refusal.
+pub(super) fn too_old() -> String {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    hint(release.trim()).unwrap_or_default()
+}
+
+fn hint(release: &str) -> Option<String> {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|digits| digits.parse().ok());
+    let version = (numbers.next()??, numbers.next()??);
+    let (major, minor) = OLDEST;
+    (version < OLDEST).then(|| {
+        format!(
+            "Linux {release} is older than {major}.{minor}, the oldest that Ballast's programs are known to load on; boot a newer kernel. "
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_older_kernels_are_called_too_old() {
+        for release in ["5.10.0-46-amd64", "5.13.0-52-generic", "4.19", "5.14.0-503.el9.x86_64"] {
+            let hint = hint(release).unwrap();
+            assert!(hint.contains(release) && hint.contains("5.15"), "{hint}");
+        }
+        for release in ["5.15.0-204-generic", "6.1.0-56-amd64", "7.2.13+deb14-amd64", "10.0", "", "x.y"] {
+            assert_eq!(hint(release), None, "{release}");
+        }
+    }
+}

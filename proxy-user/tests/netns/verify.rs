@@ -1,0 +1,324 @@
+//! Loads every program in every mode, as the agent does, and asks the verifier what that took. aya throws away what the
+//! verifier says of a program that it takes; so the object is aya's, and the last call is ours.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::os::fd::{AsFd as _, AsRawFd as _, FromRawFd as _, OwnedFd, RawFd};
+use std::{fmt, io};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use aya::Btf;
+use aya::maps::MapData;
+use aya_obj::btf::BtfKind;
+use aya_obj::generated::{BPF_F_XDP_HAS_FRAGS, bpf_attach_type, bpf_cmd, bpf_map_type, bpf_prog_type};
+use aya_obj::{EbpfSectionKind, Function, Object, Program, ProgramSection};
+use proxy_user::programs::hooks::{COUNTED_ITERATOR, SOCKET_ITERATOR};
+use proxy_user::programs::{EMBEDDED, Lack};
+
+/// What lines for `cargo xtask test --kernel` begin with.
+const MARK: &str = "verified";
+/// `BPF_LOG_STATS` of `include/linux/bpf_verifier.h`: what it took, and nothing else.
+const STATS: u32 = 4;
+/// The verifier ends when its log is full; numbers take a few lines.
+const LOG: usize = 1 << 16;
+/// Entries of maps: how many there are does not matter to the verifier, and an emulated machine is small.
+const ENTRIES: u32 = 64;
+
+/// What the agent sets before it loads: a mode of the packet programs, or what the kernel lacks.
+type Variables = Vec<(&'static str, u64)>;
+
+/// What it took the verifier.
+struct Cost {
+    instructions: u64,
+    /// Bytes of the largest frame.
+    frame: u64,
+    microseconds: u64,
+}
+
+impl fmt::Display for Cost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}\t{}\t{}", self.instructions, self.frame, self.microseconds)
+    }
+}
+
+/// Loads all, prints a line for each program and mode, and fails if the kernel refuses one that it should take.
+pub fn all() -> Result<()> {
+    let errors = u64::from(!Lack::SocketErrors.is_here());
+    let mut refused = Vec::new();
+    for (mode, variables) in modes() {
+        let mut loader = Loader::new(&[variables, vec![("SOCKET_ERRORS", errors)]].concat())?;
+        for name in loader.names() {
+            let program = loader.object.programs.get(&name).context("no such program")?;
+            let is_packets = matches!(program.section, ProgramSection::SchedClassifier);
+            let is_tool = ["nop", "xdp_nop", "clock"].contains(&&*name);
+            // Modes are for packet programs alone.
+            if !mode.is_empty() && (!is_packets || is_tool) {
+                continue;
+            }
+            let may_lack = matches!(program.section, ProgramSection::Xdp { .. }) && Lack::Xdp.is_here();
+            match loader.load(&name) {
+                Ok(cost) => line(&format!("{MARK}\t{name}\t{mode}\t{cost}")),
+                Err(_) if may_lack => line(&format!("{MARK}\t{name}\t{mode}\t-")),
+                Err(error) => refused.push(format!("{name} ({mode}): {error:#}")),
+            }
+        }
+    }
+    ensure!(refused.is_empty(), "refused:\n{}", refused.join("\n"));
+    Ok(())
+}
+
+fn line(text: &str) {
+    use io::Write as _;
+    let _ = writeln!(io::stdout(), "{text}");
+}
+
+/// Those of `programs::object::load_packet_programs`, and the plain one, which has no name.
+fn modes() -> Vec<(String, Variables)> {
+    let headers = [("", vec![]), ("no header", vec![("LINK_HEADER", 0)])];
+    let transitions = [("", 0), ("looks up", 1), ("opens", 2), ("yields", 3)];
+    let one = |(header, variables): &(&str, Variables), (transition, number): (&str, u64)| {
+        let words: Vec<_> = [*header, transition].into_iter().filter(|word| !word.is_empty()).collect();
+        (words.join(", "), [variables.clone(), vec![("TRANSITION", number)]].concat())
+    };
+    headers.iter().flat_map(|header| transitions.map(|transition| one(header, transition))).collect()
+}
+
+/// The object on maps of its own.
+struct Loader {
+    object: Object,
+    types: Option<OwnedFd>,
+    /// The kernel's types, read when an iterator asks for them.
+    kernel: Option<Btf>,
+    _maps: Vec<MapData>,
+}
+
+impl Loader {
+    fn new(variables: &Variables) -> Result<Self> {
+        let mut object = Object::parse(EMBEDDED)?;
+        let bytes: BTreeMap<_, _> =
+            variables.iter().map(|(name, value)| (*name, value.to_ne_bytes())).collect();
+        let globals: HashMap<_, _> =
+            bytes.iter().map(|(name, value)| (*name, (value.as_slice(), true))).collect();
+        object.patch_map_data(globals)?;
+        let features = aya::features().btf().context("this kernel knows no BTF")?;
+        let types = object.fixup_and_sanitize_btf(features)?.map(|types| load_types(&types.to_bytes()));
+        let types = types.transpose().context("the object's types")?;
+        let mut fds = Vec::new();
+        let mut maps = Vec::new();
+        for (name, mut map) in object.maps.clone() {
+            let is_data = map.section_kind() != EbpfSectionKind::BtfMaps;
+            // A ring's size is one of memory pages.
+            let is_ring = map.map_type() == bpf_map_type::BPF_MAP_TYPE_RINGBUF as u32;
+            if !is_data && !is_ring {
+                let entries = map.max_entries().min(ENTRIES);
+                map.set_max_entries(entries);
+            }
+            let made = MapData::create(map.clone(), &name, types.as_ref().map(OwnedFd::as_fd))?;
+            let fd = made.fd().as_fd().as_raw_fd();
+            if is_data {
+                fill(fd, map.data(), map.section_kind() == EbpfSectionKind::Rodata)
+                    .with_context(|| name.clone())?;
+            }
+            fds.push((name, fd, map));
+            maps.push(made);
+        }
+        let text: HashSet<_> = object.functions.keys().map(|(section, _)| *section).collect();
+        object.relocate_maps(fds.iter().map(|(name, fd, map)| (name.as_str(), *fd, map)), &text)?;
+        object.relocate_calls(&text)?;
+        Ok(Self { object, types, kernel: None, _maps: maps })
+    }
+
+    fn names(&self) -> Vec<String> {
+        let mut names: Vec<_> = self.object.programs.keys().cloned().collect();
+        names.sort();
+        names
+    }
+
+    fn load(&mut self, name: &str) -> Result<Cost> {
+        let iterated = match name {
+            SOCKET_ITERATOR => self.iterated("udp")?,
+            COUNTED_ITERATOR => self.iterated("bpf_sk_storage_map")?,
+            _ => 0,
+        };
+        let program = self.object.programs.get(name).context("no such program")?;
+        let function = self.object.functions.get(&program.function_key()).context("no such function")?;
+        let log = load(program, function, self.types.as_ref(), iterated)?;
+        cost(&log).with_context(|| format!("a log without numbers: {log}"))
+    }
+
+    /// The kernel's type of what an iterator goes over.
+    fn iterated(&mut self, over: &str) -> Result<u32> {
+        if self.kernel.is_none() {
+            self.kernel = Some(Btf::from_sys_fs()?);
+        }
+        let types = self.kernel.as_ref().context("read above")?;
+        Ok(types.id_by_type_name_kind(&format!("bpf_iter_{over}"), BtfKind::Func)?)
+    }
+}
+
+/// What the kernel is told of a program's kind.
+struct Kind {
+    kind: bpf_prog_type,
+    attach: u32,
+    flags: u32,
+}
+
+fn kind(program: &Program) -> Result<Kind> {
+    let plain = |kind| Kind { kind, attach: 0, flags: 0 };
+    Ok(match &program.section {
+        ProgramSection::SchedClassifier => plain(bpf_prog_type::BPF_PROG_TYPE_SCHED_CLS),
+        ProgramSection::SockOps => Kind {
+            attach: bpf_attach_type::BPF_CGROUP_SOCK_OPS as u32,
+            ..plain(bpf_prog_type::BPF_PROG_TYPE_SOCK_OPS)
+        },
+        ProgramSection::CgroupSockAddr { attach_type } => Kind {
+            attach: bpf_attach_type::from(*attach_type) as u32,
+            ..plain(bpf_prog_type::BPF_PROG_TYPE_CGROUP_SOCK_ADDR)
+        },
+        ProgramSection::CgroupSock { attach_type } => Kind {
+            attach: bpf_attach_type::from(*attach_type) as u32,
+            ..plain(bpf_prog_type::BPF_PROG_TYPE_CGROUP_SOCK)
+        },
+        ProgramSection::Xdp { frags, .. } => Kind {
+            attach: bpf_attach_type::BPF_XDP as u32,
+            flags: if *frags { BPF_F_XDP_HAS_FRAGS } else { 0 },
+            ..plain(bpf_prog_type::BPF_PROG_TYPE_XDP)
+        },
+        ProgramSection::Iter { .. } => Kind {
+            attach: bpf_attach_type::BPF_TRACE_ITER as u32,
+            ..plain(bpf_prog_type::BPF_PROG_TYPE_TRACING)
+        },
+        other => bail!("no agent loads programs of section {other:?}"),
+    })
+}
+
+/// Loads it, and gives the verifier's log. The program goes at once.
+fn load(program: &Program, function: &Function, types: Option<&OwnedFd>, iterated: u32) -> Result<String> {
+    /// `prog_load` of `union bpf_attr`, up to the type that it is attached to.
+    #[repr(C)]
+    struct ProgLoad {
+        kind: u32,
+        count: u32,
+        instructions: u64,
+        license: u64,
+        log_level: u32,
+        log_size: u32,
+        log: u64,
+        version: u32,
+        flags: u32,
+        name: [u8; 16],
+        device: u32,
+        attach: u32,
+        types: u32,
+        function_size: u32,
+        functions: u64,
+        function_count: u32,
+        line_size: u32,
+        lines: u64,
+        line_count: u32,
+        iterated: u32,
+        object: u64,
+    }
+    let kind = kind(program)?;
+    let functions = function.func_info.func_info_bytes();
+    let lines = function.line_info.line_info_bytes();
+    let count = |bytes: &[u8], size: usize| bytes.len().checked_div(size).unwrap_or(0) as u32;
+    let mut log = vec![0u8; LOG];
+    let mut attr = ProgLoad {
+        kind: kind.kind as u32,
+        count: function.instructions.len() as u32,
+        instructions: function.instructions.as_ptr() as u64,
+        license: program.license.as_ptr() as u64,
+        log_level: STATS,
+        log_size: LOG as u32,
+        log: log.as_mut_ptr() as u64,
+        version: 0,
+        flags: kind.flags,
+        name: [0; 16],
+        device: 0,
+        attach: kind.attach,
+        types: types.map_or(0, |fd| fd.as_raw_fd().cast_unsigned()),
+        function_size: function.func_info_rec_size as u32,
+        functions: functions.as_ptr() as u64,
+        function_count: count(&functions, function.func_info_rec_size),
+        line_size: function.line_info_rec_size as u32,
+        lines: lines.as_ptr() as u64,
+        line_count: count(&lines, function.line_info_rec_size),
+        iterated,
+        object: 0,
+    };
+    // SAFETY: as the command has it; all that is pointed at outlives the call.
+    let loaded = unsafe { call(bpf_cmd::BPF_PROG_LOAD, &mut attr) };
+    let said = log.split(|byte| *byte == 0).next().unwrap_or_default();
+    let said = String::from_utf8_lossy(said).into_owned();
+    // SAFETY: the kernel has just given it to us.
+    drop(unsafe { OwnedFd::from_raw_fd(loaded.with_context(|| said.clone())?) });
+    Ok(said)
+}
+
+/// The numbers in the verifier's log.
+fn cost(log: &str) -> Option<Cost> {
+    let after = |words: &str| {
+        let rest = log.lines().find_map(|line| line.trim().strip_prefix(words))?;
+        rest.split_whitespace().next().map(str::to_owned)
+    };
+    let frames = after("stack depth")?;
+    Some(Cost {
+        instructions: after("processed")?.parse().ok()?,
+        frame: frames.split('+').filter_map(|bytes| bytes.parse().ok()).max()?,
+        microseconds: after("verification time")?.parse().ok()?,
+    })
+}
+
+fn load_types(bytes: &[u8]) -> Result<OwnedFd> {
+    /// `btf_load` of `union bpf_attr`.
+    #[repr(C)]
+    struct BtfLoad {
+        bytes: u64,
+        log: u64,
+        size: u32,
+        log_size: u32,
+        log_level: u32,
+    }
+    let mut attr =
+        BtfLoad { bytes: bytes.as_ptr() as u64, log: 0, size: bytes.len() as u32, log_size: 0, log_level: 0 };
+    // SAFETY: as the command has it; the bytes outlive the call, and the kernel has just given us the descriptor.
+    Ok(unsafe { OwnedFd::from_raw_fd(call(bpf_cmd::BPF_BTF_LOAD, &mut attr)?) })
+}
+
+/// Puts a section into its map, and freezes it if nobody may write to it: then the verifier knows what is in it.
+fn fill(map: RawFd, bytes: &[u8], is_constant: bool) -> Result<()> {
+    /// `BPF_MAP_*_ELEM` of `union bpf_attr`; `BPF_MAP_FREEZE` reads its first field.
+    #[repr(C)]
+    struct Element {
+        map: u32,
+        key: u64,
+        value: u64,
+        flags: u64,
+    }
+    let key = 0u32;
+    let mut attr = Element {
+        map: map.cast_unsigned(),
+        key: (&raw const key) as u64,
+        value: bytes.as_ptr() as u64,
+        flags: 0,
+    };
+    // SAFETY: an array of one element of the section's size.
+    unsafe { call(bpf_cmd::BPF_MAP_UPDATE_ELEM, &mut attr) }?;
+    if is_constant {
+        let mut number = map.cast_unsigned();
+        // SAFETY: one number, as the command has it.
+        unsafe { call(bpf_cmd::BPF_MAP_FREEZE, &mut number) }?;
+    }
+    Ok(())
+}
+
+/// bpf(2).
+///
+/// # Safety
+/// `attr` begins like the command's part of `union bpf_attr`.
+unsafe fn call<T>(command: bpf_cmd, attr: &mut T) -> io::Result<RawFd> {
+    // SAFETY: the caller vouches for the attribute, and the kernel reads no more than its size.
+    let result =
+        unsafe { libc::syscall(libc::SYS_bpf, command as libc::c_int, &raw mut *attr, size_of::<T>()) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result as RawFd) }
+}

@@ -1,0 +1,139 @@
+//! Programs for an architecture that is not this machine's: rustup's target, and Debian's cross compiler for what links and for
+//! what is written in C. The BPF object is the same: both are little-endian, and no program reads registers.
+
+use std::{fmt, fs};
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::exec::{self, Cmd};
+use crate::{apt, say};
+
+/// An architecture.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Arch {
+    /// amd64
+    #[cfg_attr(not(target_arch = "aarch64"), default)]
+    #[value(name = "x86_64")]
+    X86,
+    /// arm64
+    #[cfg_attr(target_arch = "aarch64", default)]
+    #[value(name = "aarch64")]
+    Arm,
+}
+
+impl Arch {
+    /// This machine's.
+    pub const HOST: Self = if cfg!(target_arch = "aarch64") { Self::Arm } else { Self::X86 };
+
+    /// Debian's name of it.
+    #[must_use]
+    pub const fn debian(self) -> &'static str {
+        match self {
+            Self::X86 => "amd64",
+            Self::Arm => "arm64",
+        }
+    }
+
+    /// Rust's name of the target.
+    #[must_use]
+    pub const fn target(self) -> &'static str {
+        match self {
+            Self::X86 => "x86_64-unknown-linux-gnu",
+            Self::Arm => "aarch64-unknown-linux-gnu",
+        }
+    }
+
+    /// The C compiler for it, and the Debian package of that.
+    const fn compiler(self) -> (&'static str, &'static str) {
+        match self {
+            Self::X86 => ("x86_64-linux-gnu-gcc", "gcc-x86-64-linux-gnu"),
+            Self::Arm => ("aarch64-linux-gnu-gcc", "gcc-aarch64-linux-gnu"),
+        }
+    }
+
+    /// The C library that the compiler links to.
+    const fn library(self) -> &'static str {
+        match self {
+            Self::X86 => "libc6-dev-amd64-cross",
+            Self::Arm => "libc6-dev-arm64-cross",
+        }
+    }
+}
+
+impl fmt::Display for Arch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::X86 => "x86_64",
+            Self::Arm => "aarch64",
+        })
+    }
+}
+
+/// Makes cargo build for another architecture; finds or installs what that takes.
+pub fn prepare(arch: Arch) -> Result<()> {
+    let (compiler, package) = arch.compiler();
+    if exec::which(compiler).is_none() {
+        if !apt::exists() {
+            bail!("no {compiler} here; please install {package} and {} (Debian's names)", arch.library());
+        }
+        apt::install(&[package, arch.library()])?;
+    }
+    let target = arch.target();
+    let sysroot = Cmd::new("rustc").args(["--print", "sysroot"]).read()?;
+    let library = format!("{}/lib/rustlib/{target}/lib", sysroot.trim());
+    if fs::exists(&library).unwrap_or(false) {
+        return Ok(());
+    }
+    if exec::which("rustup").is_none() {
+        bail!(
+            "rustc has no standard library for {target}, and there is no rustup to get it; see https://rustup.rs"
+        );
+    }
+    say::step(format_args!("rustup target add {target}"));
+    Cmd::new("rustup").args(["target", "add", target]).run()
+}
+
+/// The call of cargo, for that architecture; its programs are below `target/<the target's name>`.
+#[must_use]
+pub fn cargo(cargo: Cmd, arch: Arch) -> Cmd {
+    let (target, (compiler, _)) = (arch.target(), arch.compiler());
+    let name = target.replace('-', "_");
+    cargo
+        .args(["--target", target])
+        .env(format!("CARGO_TARGET_{}_LINKER", name.to_uppercase()), compiler)
+        .env(format!("CC_{name}"), compiler)
+}
+
+/// The release of Debian that this machine runs: the cross compiler's C library is of it.
+pub fn suite() -> Result<String> {
+    let text = fs::read_to_string("/etc/os-release").context("cannot read /etc/os-release")?;
+    codename(&text).context("/etc/os-release names no release of Debian (VERSION_CODENAME)")
+}
+
+fn codename(text: &str) -> Option<String> {
+    let name = text.lines().find_map(|line| line.strip_prefix("VERSION_CODENAME="))?;
+    Some(name.trim_matches('"').to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cargo_is_told_the_linker_and_the_compiler() {
+        let cmd = cargo(Cmd::new("cargo").arg("build"), Arch::Arm).into_std();
+        let args: Vec<_> = cmd.get_args().collect();
+        assert_eq!(args, ["build", "--target", "aarch64-unknown-linux-gnu"]);
+        let names: Vec<_> = cmd.get_envs().map(|(name, _)| name.to_string_lossy().into_owned()).collect();
+        for name in ["CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", "CC_aarch64_unknown_linux_gnu"] {
+            assert!(names.iter().any(|known| known == name), "{name} not in {names:?}");
+        }
+    }
+
+    #[test]
+    fn the_release_is_read_with_and_without_quotes() {
+        assert_eq!(codename("ID=debian\nVERSION_CODENAME=bookworm\n").as_deref(), Some("bookworm"));
+        assert_eq!(codename("VERSION_CODENAME=\"noble\"\n").as_deref(), Some("noble"));
+        assert_eq!(codename("ID=fedora\n"), None);
+    }
+}
