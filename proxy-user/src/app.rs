@@ -4,13 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use futures::future::BoxFuture;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{JoinHandle, spawn_blocking};
 
 use crate::cli::args::paths::Ejection;
-use crate::cli::config::Source;
 use crate::cli::kube_proxy::document;
 use crate::cli::{RunConfig, args};
 use crate::host::cgroup;
@@ -19,17 +17,18 @@ use crate::maps::KernelStore;
 use crate::maps::view::View;
 use crate::metrics::Metrics;
 use crate::model::notice::Notice;
-use crate::model::{Event, NodeView};
+use crate::model::{ApiServers, Event, NodeView};
 use crate::plan::PlanSettings;
 use crate::programs::{EMBEDDED, PacketHook, Programs, Settings};
 use crate::sync::{Driver, DriverSettings, Status};
-use crate::{api, connections, http, sockets, source};
+use crate::{connections, http, sockets};
 
 mod attach;
 mod config_file;
 mod init;
 mod memory;
 mod notices;
+mod objects;
 
 pub use init::{init, write_config};
 
@@ -68,7 +67,8 @@ async fn serve(config: RunConfig) -> anyhow::Result<()> {
     let mut tasks = Tasks::default();
     // Lists come while programs are loaded; what is heard of waits for the driver.
     let (ask_for_nodes, needs_nodes) = oneshot::channel();
-    tasks.add(tokio::spawn(open_source(&config, sender, to_tell, needs_nodes).await?));
+    let (told, servers) = watch::channel(ApiServers::default());
+    tasks.add(tokio::spawn(objects::open(&config, sender, to_tell, needs_nodes, told).await?));
     let programs = Arc::new(start_programs(&config).await?);
     let store = KernelStore::open(&programs.pin_dir())?;
     let settings = DriverSettings {
@@ -104,7 +104,7 @@ async fn serve(config: RunConfig) -> anyhow::Result<()> {
     }));
     tasks.add(tokio::spawn(attach::attach(Arc::clone(&programs), Arc::clone(&config), status.clone())));
     let metrics = Metrics::new(&config.bpffs, status.clone()).with_repairs(programs.repairs());
-    let metrics = metrics.with_xdp(programs.xdp_devices());
+    let metrics = metrics.with_xdp(programs.xdp_devices()).with_api_servers(servers);
     let metrics = Arc::new(metrics);
     let (fatal, ends) = mpsc::channel(1);
     let answers = answer(&config, status.clone(), Arc::clone(&metrics), notices.clone())?;
@@ -232,38 +232,6 @@ async fn look_at_host(
     let known = looked.context("cannot read this machine's devices, addresses and routes")?;
     sender.send(Event::Host(known.clone())).await.context("the driver has ended")?;
     Ok(facts.follow(known, sender.clone()))
-}
-
-async fn open_source(
-    config: &RunConfig,
-    sender: mpsc::Sender<Event>,
-    mut notices: mpsc::Receiver<Notice>,
-    needs_nodes: oneshot::Receiver<()>,
-) -> anyhow::Result<BoxFuture<'static, ()>> {
-    Ok(match &config.source {
-        Source::Manifests(folder) => {
-            let source = source::folder::run(folder.clone(), sender);
-            // There is no cluster to be told.
-            let silence = async move { while notices.recv().await.is_some() {} };
-            Box::pin(async move {
-                tokio::join!(source, silence);
-            })
-        }
-        Source::Cluster { kubeconfig, master } => {
-            let options = api::client::Options { kubeconfig: kubeconfig.clone(), server: master.clone() };
-            let client = api::client::connect(&options).await?;
-            let events = api::notices::send(client.clone(), config.node_name.clone(), notices);
-            let needs_nodes = async move {
-                if needs_nodes.await.is_err() {
-                    std::future::pending::<()>().await;
-                }
-            };
-            let watches = api::watch::run(client, config.node_name.clone(), sender, needs_nodes);
-            Box::pin(async move {
-                tokio::join!(watches, events);
-            })
-        }
-    })
 }
 
 /// The HTTP servers.

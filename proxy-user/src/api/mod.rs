@@ -2,9 +2,11 @@
 
 pub mod client;
 pub mod convert;
+pub mod direct;
 mod kinds;
 mod lists;
 pub mod notices;
 pub mod objects;
 mod outage;
+pub mod servers;
 pub mod watch;

@@ -12,10 +12,12 @@ use crate::host::selection::Selection;
 use crate::programs::Programs;
 use crate::sync::Status;
 
-/// Attaches the programs: at once where an earlier agent's maps are full, else when they are for the first time.
+/// Attaches the programs: at once where an earlier agent's maps are full, else when they are for the first time, or hold
+/// the static Services, by which the API server itself may be reached.
 /// A program that is attached before it knows anything would turn nobody away, but would help nobody either.
 pub async fn attach(programs: Arc<Programs>, config: Arc<RunConfig>, mut status: watch::Receiver<Status>) {
-    if !programs.in_force() && status.wait_for(|status| status.synced).await.is_err() {
+    let is_filled = |status: &Status| status.synced || status.statics_synced;
+    if !programs.in_force() && status.wait_for(is_filled).await.is_err() {
         return;
     }
     loop {

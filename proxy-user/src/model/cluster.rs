@@ -10,6 +10,10 @@ use super::{
     SortedMap,
 };
 
+mod statics;
+
+use statics::Statics;
+
 /// The Services and the EndpointSlices of the cluster, and this node.
 ///
 /// Events of different objects may come in any order: the state is the same in the end.
@@ -31,6 +35,7 @@ pub struct Cluster {
     host: Option<HostView>,
     /// The machine's addresses that others may know.
     own: BTreeSet<IpAddr>,
+    statics: Statics,
 }
 
 impl Cluster {
@@ -43,8 +48,8 @@ impl Cluster {
     pub fn apply(&mut self, event: Event) -> BTreeSet<ServiceName> {
         let mut changed = BTreeSet::new();
         match event {
-            Event::Apply(Object::Service(service)) => self.put_service(service, &mut changed),
-            Event::Apply(Object::Slice(slice)) => self.put_slice(slice, &mut changed),
+            Event::Apply(Object::Service(service)) => self.offer_service(service, &mut changed),
+            Event::Apply(Object::Slice(slice)) => self.offer_slice(slice, &mut changed),
             Event::Apply(Object::Node(node)) if node.name != self.node.name => {
                 self.set_other(&node.name.clone(), Some(node), &mut changed);
             }
@@ -55,8 +60,8 @@ impl Cluster {
             Event::Delete(Key::ServiceCidr(name)) => {
                 self.service_cidrs.remove(&name);
             }
-            Event::Delete(Key::Service(name)) => self.remove_service(&name, &mut changed),
-            Event::Delete(Key::Slice(name)) => self.remove_slice(&name, &mut changed),
+            Event::Delete(Key::Service(name)) => self.withdraw_service(&name, &mut changed),
+            Event::Delete(Key::Slice(name)) => self.withdraw_slice(&name, &mut changed),
             Event::Delete(Key::Node(name)) => {
                 if name == self.node.name {
                     self.set_node(None, &mut changed);
@@ -65,6 +70,7 @@ impl Cluster {
                 }
             }
             Event::Reset(listing) => self.reset(listing, &mut changed),
+            Event::Static { services, slices } => self.set_statics(services, slices, &mut changed),
             Event::Host(host) => self.set_host(host, &mut changed),
         }
         changed
@@ -276,20 +282,21 @@ impl Cluster {
                 let gone: Vec<_> =
                     self.services.keys().filter(|name| !live.contains(name)).cloned().collect();
                 for name in gone {
-                    self.remove_service(&name, changed);
+                    self.withdraw_service(&name, changed);
                 }
                 for service in services {
-                    self.put_service(service, changed);
+                    self.offer_service(service, changed);
                 }
             }
             Listing::Slices(slices) => {
                 let live: BTreeSet<SliceName> = slices.iter().map(|s| s.name.clone()).collect();
-                let gone: Vec<_> = self.owners.keys().filter(|name| !live.contains(name)).cloned().collect();
+                let known = self.owners.keys().chain(self.statics.hidden_slices.keys());
+                let gone: Vec<_> = known.filter(|name| !live.contains(name)).cloned().collect();
                 for name in gone {
-                    self.remove_slice(&name, changed);
+                    self.withdraw_slice(&name, changed);
                 }
                 for slice in slices {
-                    self.put_slice(slice, changed);
+                    self.offer_slice(slice, changed);
                 }
             }
             Listing::Node(node) => self.set_node(node, changed),

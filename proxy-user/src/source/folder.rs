@@ -29,11 +29,20 @@ const POLL_UNWATCHED: Duration = Duration::from_secs(1);
 /// Changes that may wait to be looked at; beyond that they are forgotten, as the folder is read as a whole.
 const TOUCHES: usize = 256;
 
+/// What a folder is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// All that there is.
+    Alone,
+    /// Beside an API server: its Services are static ones, its Nodes do not count.
+    Beside,
+}
+
 /// Reads `dir`, and sends all that it holds, again with each change of it.
 ///
 /// Runs for ever, whatever happens to the folder; returns when the receiver is gone. Until the folder can be
 /// read for the first time nothing is sent, so nothing counts as deleted.
-pub async fn run(dir: PathBuf, sender: Sender<Event>) {
+pub async fn run(dir: PathBuf, role: Role, sender: Sender<Event>) {
     let mut folder = Folder::new(dir);
     let mut watch = Watch::new();
     let mut was_sent = false;
@@ -49,9 +58,16 @@ pub async fn run(dir: PathBuf, sender: Sender<Event>) {
             let (services, slices, nodes) = folder.objects();
             info!(dir = %folder.dir.display(), services = services.len(), slices = slices.len(), "manifests read");
             has_nodes |= !nodes.is_empty();
-            let nodes = has_nodes.then_some(Listing::Others(nodes));
-            for listing in nodes.into_iter().chain([Listing::Services(services), Listing::Slices(slices)]) {
-                if sender.send(Event::Reset(listing)).await.is_err() {
+            let events = match role {
+                Role::Alone => {
+                    let nodes = has_nodes.then_some(Listing::Others(nodes));
+                    let others = [Listing::Services(services), Listing::Slices(slices)];
+                    nodes.into_iter().chain(others).map(Event::Reset).collect()
+                }
+                Role::Beside => vec![Event::Static { services, slices }],
+            };
+            for event in events {
+                if sender.send(event).await.is_err() {
                     return;
                 }
             }

@@ -70,6 +70,8 @@ pub struct Status {
     pub slices_listed: bool,
     /// The maps say what the cluster says: the first sync is done. Problems of single objects do not count.
     pub synced: bool,
+    /// The maps say what the folder beside the API server says, which may come before all else.
+    pub statics_synced: bool,
     /// The addresses of all nodes are needed: a Service has or had DSR.
     pub needs_nodes: bool,
     /// What becomes of this node.

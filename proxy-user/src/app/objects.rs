@@ -1,0 +1,68 @@
+//! Where objects come from: a folder, a cluster, or both.
+
+use futures::future::BoxFuture;
+use tokio::sync::{mpsc, oneshot, watch};
+
+use crate::api;
+use crate::cli::RunConfig;
+use crate::cli::config::Cluster;
+use crate::model::notice::Notice;
+use crate::model::{ApiServers, Event};
+use crate::source::folder::{self, Role};
+
+/// Opens what `config` names. The future sends what happens there to `sender`, for ever, and `notices` to the cluster.
+pub async fn open(
+    config: &RunConfig,
+    sender: mpsc::Sender<Event>,
+    notices: mpsc::Receiver<Notice>,
+    needs_nodes: oneshot::Receiver<()>,
+    told: watch::Sender<ApiServers>,
+) -> anyhow::Result<BoxFuture<'static, ()>> {
+    let source = &config.source;
+    let role = if source.cluster.is_some() { Role::Beside } else { Role::Alone };
+    let folder = source.manifests.clone().map(|folder| folder::run(folder, role, sender.clone()));
+    let folder = async move {
+        match folder {
+            Some(folder) => folder.await,
+            None => (),
+        }
+    };
+    let cluster = match &source.cluster {
+        Some(cluster) => of_cluster(cluster, config, sender, notices, needs_nodes, told).await?,
+        None => Box::pin(silence(notices)),
+    };
+    Ok(Box::pin(async move {
+        tokio::join!(folder, cluster);
+    }))
+}
+
+async fn of_cluster(
+    cluster: &Cluster,
+    config: &RunConfig,
+    sender: mpsc::Sender<Event>,
+    notices: mpsc::Receiver<Notice>,
+    needs_nodes: oneshot::Receiver<()>,
+    told: watch::Sender<ApiServers>,
+) -> anyhow::Result<BoxFuture<'static, ()>> {
+    let Cluster { kubeconfig, master } = cluster.clone();
+    let options = api::client::Options { kubeconfig, servers: master };
+    let connection = api::client::connect(&options, told).await?;
+    let mut direct = api::direct::Direct::new(&connection);
+    let events = api::notices::send(connection.client.clone(), config.node_name.clone(), notices);
+    let needs_nodes = async move {
+        if needs_nodes.await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    };
+    let node_name = config.node_name.clone();
+    let note = move |event: &Event| direct.note(event);
+    let watches = api::watch::run(connection.client, node_name, sender, needs_nodes, note);
+    Ok(Box::pin(async move {
+        tokio::join!(watches, events);
+    }))
+}
+
+/// There is no cluster to be told.
+async fn silence(mut notices: mpsc::Receiver<Notice>) {
+    while notices.recv().await.is_some() {}
+}
