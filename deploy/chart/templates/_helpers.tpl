@@ -36,8 +36,9 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- define "ballast.apiServerHosts" -}}
 {{- with .Values.apiServer -}}
 {{- if and .host .hosts }}{{ fail "apiServer.host and apiServer.hosts are both given: put the host into the list" }}{{ end -}}
-{{- $one := .host | ternary (list .host) list -}}
-{{- .hosts | default $one | default (list (required "apiServer.host or apiServer.hosts is needed: addresses of the API servers that are not a Service's" .host)) | toJson -}}
+{{- if .hosts }}{{ toJson .hosts }}
+{{- else }}{{ list (required "apiServer.host or apiServer.hosts is needed: addresses of the API servers that are not a Service's" .host) | toJson }}
+{{- end -}}
 {{- end -}}
 {{- end }}
 

@@ -1,6 +1,6 @@
 //! Where objects come from: a folder, a cluster, or both.
 
-use futures::future::BoxFuture;
+use futures::future::{BoxFuture, OptionFuture};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::api;
@@ -18,18 +18,20 @@ pub async fn open(
     needs_nodes: oneshot::Receiver<()>,
     told: watch::Sender<ApiServers>,
 ) -> anyhow::Result<BoxFuture<'static, ()>> {
-    let source = &config.source;
-    let role = if source.cluster.is_some() { Role::Beside } else { Role::Alone };
-    let folder = source.manifests.clone().map(|folder| folder::run(folder, role, sender.clone()));
-    let folder = async move {
-        match folder {
-            Some(folder) => folder.await,
-            None => (),
-        }
+    let Some(cluster) = &config.source.cluster else {
+        let folder = config.source.manifests.clone().map(|dir| folder::run(dir, Role::Alone, sender));
+        return Ok(Box::pin(async move {
+            tokio::join!(OptionFuture::from(folder), silence(notices));
+        }));
     };
-    let cluster = match &source.cluster {
-        Some(cluster) => of_cluster(cluster, config, sender, notices, needs_nodes, told).await?,
-        None => Box::pin(silence(notices)),
+    let (begun, has_begun) = oneshot::channel();
+    let beside = |dir| folder::run(dir, Role::Beside { begun }, sender.clone());
+    let folder = OptionFuture::from(config.source.manifests.clone().map(beside));
+    let cluster = of_cluster(cluster, config, sender.clone(), notices, needs_nodes, told).await?;
+    let cluster = async move {
+        // Without a folder the other end is gone.
+        let _ = has_begun.await;
+        cluster.await;
     };
     Ok(Box::pin(async move {
         tokio::join!(folder, cluster);

@@ -20,7 +20,9 @@ fn assert_kept(before: &Contents, after: &Contents) {
     for (id, name) in &before.names {
         assert_eq!(after.names.get(id), Some(name), "{id}");
     }
-    assert_eq!(after.slots[..before.slots.len()], before.slots[..]);
+    let has_moved =
+        before.slots.iter().zip(&after.slots).any(|(before, after)| *before != 0 && before != after);
+    assert!(!has_moved, "a slot");
     assert_eq!((&before.source_ranges, &before.maglev), (&after.source_ranges, &after.maglev));
     let lost = before.filter.iter().zip(&after.filter).any(|(before, after)| before & !after != 0);
     assert!(!lost, "a bit of the filter");

@@ -153,7 +153,10 @@ impl ControlPlane {
             Some((port, server)) => *port == PORT && server.is_alive().is_ok(),
             None => false,
         };
-        if !serves {
+        if serves {
+            // The case before may have used the second one.
+            self.api = Api::connect(&self.admin_kubeconfig(), None)?;
+        } else {
             self.server = None;
             self.restart()?;
         }

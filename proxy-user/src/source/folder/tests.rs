@@ -156,8 +156,11 @@ fn nothing_new_is_not_a_change() {
 async fn beside_an_api_server_it_holds_static_services() {
     let dir = TempDir::new().unwrap();
     fs::write(dir.path().join("a.yaml"), service("a", "10.96.0.1")).unwrap();
-    let (sender, mut events) = mpsc::channel(16);
-    tokio::spawn(run(dir.path().to_owned(), Role::Beside, sender));
+    let (sender, mut events) = mpsc::channel(1);
+    let (begun, has_begun) = oneshot::channel();
+    tokio::spawn(run(dir.path().to_owned(), Role::Beside { begun }, sender));
+    timeout(Duration::from_secs(30), has_begun).await.expect("the folder can be read").unwrap();
+    assert_eq!(events.len(), 1, "its objects come before");
     for expected in [&["a"][..], &[]] {
         let event = timeout(Duration::from_secs(30), events.recv()).await.expect("an event").unwrap();
         let Event::Static { services, slices } = event else { panic!("{event:?}") };
@@ -165,4 +168,14 @@ async fn beside_an_api_server_it_holds_static_services() {
         assert!(slices.is_empty());
         let _ = fs::remove_file(dir.path().join("a.yaml"));
     }
+}
+
+#[tokio::test]
+async fn a_folder_that_is_missing_holds_up_no_api_server() {
+    let dir = TempDir::new().unwrap();
+    let (sender, mut events) = mpsc::channel(1);
+    let (begun, has_begun) = oneshot::channel();
+    tokio::spawn(run(dir.path().join("missing"), Role::Beside { begun }, sender));
+    timeout(Duration::from_secs(30), has_begun).await.expect("nothing is waited for").unwrap();
+    assert!(events.try_recv().is_err());
 }

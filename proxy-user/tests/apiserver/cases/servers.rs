@@ -175,7 +175,7 @@ pub fn control_plane_address(control: &mut ControlPlane, node: &Node) -> Result<
         }
         reached += 1;
     }
-    ensure!(reached > 100 && refused < reached / 4, "{refused} refusals among {reached} connections");
+    ensure!(reached > 30 && refused < reached / 4, "{refused} refusals among {reached} connections");
     let table = found(node)?;
     ensure!(table["10.96.7.1:80/TCP"].endpoints.contains(&"10.1.7.50:8080".parse()?), "{table:?}");
     agent.is_well()?;
