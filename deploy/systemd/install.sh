@@ -5,7 +5,7 @@
 #   install.sh --uninstall [--keep-running]
 #
 # BINARY      the static binary of `cargo xtask image`, or any other build of `ballast`
-# --server    the API server's address, if not the one in the kubeconfig; no Service's address
+# --server    the API servers' URLs, separated by commas, if not the one in the kubeconfig; no Service's address
 # --end-udp-sockets  also a second service, which ends connected UDP sockets of pods when their endpoint leaves
 # --no-start  only put the files in place
 # --keep-running  leave programs and maps in the kernel: Services work on, and follow no change

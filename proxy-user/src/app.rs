@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use futures::future::BoxFuture;
 use kube::Client;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -15,7 +14,6 @@ use tokio::time::sleep;
 use crate::api::fresh::Fresh;
 use crate::audit::{Ask, Audits};
 use crate::cli::args::paths::Ejection;
-use crate::cli::config::Source;
 use crate::cli::kube_proxy::document;
 use crate::cli::{RunConfig, args};
 use crate::host::cgroup;
@@ -24,11 +22,11 @@ use crate::maps::KernelStore;
 use crate::maps::view::View;
 use crate::metrics::{Metrics, recent};
 use crate::model::notice::Notice;
-use crate::model::{Event, NodeView};
+use crate::model::{ApiServers, Event, NodeView};
 use crate::plan::PlanSettings;
 use crate::programs::{EMBEDDED, PacketHook, Programs, Settings};
 use crate::sync::{Driver, DriverSettings, Status};
-use crate::{api, connections, http, sockets, source};
+use crate::{connections, http, sockets};
 
 mod attach;
 mod config_file;
@@ -36,6 +34,7 @@ mod end_udp_sockets;
 mod init;
 mod memory;
 mod notices;
+mod objects;
 mod supervisor;
 
 pub use end_udp_sockets::end_udp_sockets;
@@ -78,7 +77,8 @@ async fn serve(config: RunConfig) -> anyhow::Result<()> {
     let mut tasks = Supervisor::default();
     // Lists come while programs are loaded; what is heard of waits for the driver.
     let (ask_for_nodes, needs_nodes) = oneshot::channel();
-    let (source, client) = open_source(&config, sender, to_tell, needs_nodes).await?;
+    let (told, servers) = watch::channel(ApiServers::default());
+    let (source, client) = objects::open(&config, sender, to_tell, needs_nodes, told).await?;
     tasks.needs("source", source);
     let programs = Arc::new(start_programs(&config).await?);
     let store = KernelStore::open(&programs.pin_dir())?;
@@ -121,7 +121,7 @@ async fn serve(config: RunConfig) -> anyhow::Result<()> {
     });
     tasks.runs(attach::attach(Arc::clone(&programs), Arc::clone(&config), status.clone()));
     let metrics = Metrics::new(&config.bpffs, status.clone()).with_repairs(programs.repairs());
-    let metrics = metrics.with_audits(audits);
+    let metrics = metrics.with_audits(audits).with_api_servers(servers);
     let metrics = Arc::new(metrics.with_xdp(programs.xdp_devices()));
     let answers = answer(&config, status.clone(), Arc::clone(&metrics), notices.clone())?;
     tasks.runs(async move { Ok(answers.await?) });
@@ -220,40 +220,6 @@ async fn look_at_host(
     let known = looked.context("cannot read this machine's devices, addresses and routes")?;
     sender.send(Event::Host(known.clone())).await.context("the driver has ended")?;
     Ok(facts.follow(known, sender.clone()))
-}
-
-async fn open_source(
-    config: &RunConfig,
-    sender: mpsc::Sender<Event>,
-    mut notices: mpsc::Receiver<Notice>,
-    needs_nodes: oneshot::Receiver<()>,
-) -> anyhow::Result<(BoxFuture<'static, ()>, Option<Client>)> {
-    Ok(match &config.source {
-        Source::Manifests(folder) => {
-            let source = source::folder::run(folder.clone(), sender);
-            // There is no cluster to be told.
-            let silence = async move { while notices.recv().await.is_some() {} };
-            let source = async move {
-                tokio::join!(source, silence);
-            };
-            (Box::pin(source), None)
-        }
-        Source::Cluster { kubeconfig, master } => {
-            let options = api::client::Options { kubeconfig: kubeconfig.clone(), server: master.clone() };
-            let client = api::client::connect(&options).await?;
-            let events = api::notices::send(client.clone(), config.node_name.clone(), notices);
-            let needs_nodes = async move {
-                if needs_nodes.await.is_err() {
-                    std::future::pending::<()>().await;
-                }
-            };
-            let watches = api::watch::run(client.clone(), config.node_name.clone(), sender, needs_nodes);
-            let source = async move {
-                tokio::join!(watches, events);
-            };
-            (Box::pin(source), Some(client))
-        }
-    })
 }
 
 /// The HTTP servers.

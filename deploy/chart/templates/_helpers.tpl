@@ -32,6 +32,26 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- .Values.apiServer.configMap | default "ballast-api-server" -}}
 {{- end }}
 
+{{- /* Names or addresses of the API servers, as JSON. */ -}}
+{{- define "ballast.apiServerHosts" -}}
+{{- with .Values.apiServer -}}
+{{- if and .host .hosts }}{{ fail "apiServer.host and apiServer.hosts are both given: put the host into the list" }}{{ end -}}
+{{- if .hosts }}{{ toJson .hosts }}
+{{- else }}{{ list (required "apiServer.host or apiServer.hosts is needed: addresses of the API servers that are not a Service's" .host) | toJson }}
+{{- end -}}
+{{- end -}}
+{{- end }}
+
+{{- /* Their URLs, for --master. */ -}}
+{{- define "ballast.master" -}}
+{{- $urls := list -}}
+{{- range include "ballast.apiServerHosts" . | fromJsonArray -}}
+{{- $host := and (contains ":" .) (not (hasPrefix "[" .)) | ternary (printf "[%s]" .) . -}}
+{{- $urls = append $urls (printf "https://%s:%d" $host (int $.Values.apiServer.port)) -}}
+{{- end -}}
+{{- join "," $urls -}}
+{{- end }}
+
 {{- define "ballast.configMount" -}}
 - name: config
   mountPath: /etc/ballast/config.yaml
@@ -65,6 +85,10 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- with .Values.paths.cgroupRoot }}
 - name: BALLAST_CGROUP_ROOT
   value: {{ . }}
+{{- end }}
+{{- with .Values.manifests }}
+- name: BALLAST_MANIFESTS
+  value: {{ . | quote }}
 {{- end }}
 {{- range $name, $value := .Values.settings }}
 - name: {{ $name }}

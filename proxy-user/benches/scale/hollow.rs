@@ -34,18 +34,19 @@ const REST: Duration = Duration::from_secs(5);
 pub fn run(count: u32, kubeconfig: &Path) {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {
-        let options = client::Options { kubeconfig: Some(kubeconfig.to_owned()), server: None };
+        let options = client::Options { kubeconfig: Some(kubeconfig.to_owned()), servers: Vec::new() };
         let mut all = Vec::new();
         for number in 0..count {
             // Each has a connection of its own.
-            let client = client::connect(&options).await.unwrap();
+            let client =
+                client::connect(&options, tokio::sync::watch::Sender::default()).await.unwrap().client;
             let name = format!("hollow-{number}");
             let store = MemoryStore::new(CAPACITY);
             let driver = Driver::new(store, NodeView::new(&*name), DriverSettings::default()).unwrap();
             let (sender, events) = mpsc::channel(1024);
             all.push(driver.status());
             tokio::spawn(driver.run(events));
-            tokio::spawn(watch::run(client, name, sender, std::future::pending()));
+            tokio::spawn(watch::run(client, name, sender, std::future::pending(), |_| ()));
         }
         for status in &mut all {
             status.wait_for(|status| status.synced).await.unwrap();

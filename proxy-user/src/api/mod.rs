@@ -2,10 +2,12 @@
 
 pub mod client;
 pub mod convert;
+pub mod direct;
 pub mod fresh;
 mod kinds;
 mod lists;
 pub mod notices;
 pub mod objects;
 mod outage;
+pub mod servers;
 pub mod watch;

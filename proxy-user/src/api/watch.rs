@@ -42,12 +42,14 @@ enum Report {
 /// Watches Services, `EndpointSlices`, `ServiceCIDR`s and the node called `node_name`, and sends what happens.
 ///
 /// Once `needs_nodes` is done, it watches the other nodes too: 5,000 nodes are many, and most clusters have no need of it.
+/// `note` sees each event before it is sent.
 /// Runs for ever, whatever the API server does; returns when the receiver is gone.
 pub async fn run(
     client: Client,
     node_name: String,
     sender: Sender<Event>,
     needs_nodes: impl Future<Output = ()> + Send + 'static,
+    note: impl FnMut(&Event),
 ) {
     let own_node = Node::selectors().fields(&format!("metadata.name={node_name}"));
     let mut node = reports(Api::<Node>::all(client.clone()), own_node).boxed();
@@ -69,10 +71,15 @@ pub async fn run(
         cidrs.boxed(),
         others.boxed(),
     ]);
-    forward(all, &node_name, &sender).await;
+    forward(all, &node_name, &sender, note).await;
 }
 
-async fn forward(mut reports: impl Stream<Item = Report> + Unpin, node_name: &str, sender: &Sender<Event>) {
+async fn forward(
+    mut reports: impl Stream<Item = Report> + Unpin,
+    node_name: &str,
+    sender: &Sender<Event>,
+    mut note: impl FnMut(&Event),
+) {
     let mut outage = Outage::default();
     let mut last_failure = Instant::now();
     loop {
@@ -93,6 +100,7 @@ async fn forward(mut reports: impl Stream<Item = Report> + Unpin, node_name: &st
                         "the API server knows no node of this name; give the right one by --hostname-override"
                     );
                 }
+                note(&event);
                 if sender.send(event).await.is_err() {
                     return;
                 }

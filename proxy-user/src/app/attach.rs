@@ -55,15 +55,17 @@ async fn other_proxy() -> bool {
     spawn_blocking(OldProxy::look).await.is_ok_and(|found| found.is_ok_and(|found| found.has_rules()))
 }
 
-/// Waits until the maps hold everything that was listed. Where no other proxy serves, the first sync suffices: the Services that
-/// fit are better than none. Beside another proxy, programs would refuse clients of Services that it still serves.
+/// Waits until the maps hold everything that was listed, or the static Services, by which the API server itself may be reached:
+/// before the lists, programs refuse nothing. Where no other proxy serves, the first sync suffices: the Services that fit
+/// are better than none. Beside another proxy, programs would refuse clients of Services that it still serves.
 async fn wait_until_filled<F>(mut status: watch::Receiver<Status>, other_proxy: impl Fn() -> F)
 where
     F: Future<Output = bool>,
 {
     let mut is_told = false;
-    while status.wait_for(|status| status.synced).await.is_ok() {
-        if status.borrow().complete || !other_proxy().await {
+    while status.wait_for(|status| status.synced || status.statics_synced).await.is_ok() {
+        let has_enough = !status.borrow().synced || status.borrow().complete;
+        if has_enough || !other_proxy().await {
             return;
         }
         if !std::mem::replace(&mut is_told, true) {

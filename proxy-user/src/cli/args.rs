@@ -153,17 +153,19 @@ pub struct RunArgs {
     /// account, then ~/.kube/config.
     #[arg(long, env = "BALLAST_KUBECONFIG", value_name = "FILE", help_heading = "Where objects come from")]
     pub kubeconfig: Option<PathBuf>,
-    /// Address of the API server, instead of the one that the credentials name.
-    #[arg(long, env = "BALLAST_MASTER", value_name = "URL", help_heading = "Where objects come from")]
-    pub master: Option<String>,
-    /// Folder of YAML files with Services and EndpointSlices, watched for changes. No cluster is asked.
+    /// Addresses of the API servers, separated by commas, instead of the one that the credentials name. The first one that
+    /// answers is used, and the next ones when it fails.
     #[arg(
         long,
-        env = "BALLAST_MANIFESTS",
-        value_name = "DIR",
-        conflicts_with_all = ["kubeconfig", "master"],
+        env = "BALLAST_MASTER",
+        value_name = "URL",
+        value_delimiter = ',',
         help_heading = "Where objects come from"
     )]
+    pub master: Vec<String>,
+    /// Folder of YAML files with Services and EndpointSlices, watched for changes. No cluster is asked, unless
+    /// --kubeconfig or --master is given: then the folder's Services are served beside it, from the start on.
+    #[arg(long, env = "BALLAST_MANIFESTS", value_name = "DIR", help_heading = "Where objects come from")]
     pub manifests: Option<PathBuf>,
 
     /// Name of this node in the cluster. Default: the host's name.

@@ -82,19 +82,35 @@ pub enum ConfigError {
     },
 }
 
-/// Where objects come from.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+/// Where objects come from: a folder, a cluster, or both.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Source {
+pub struct Source {
     /// A folder of manifests.
-    Manifests(PathBuf),
-    /// An API server.
-    Cluster {
-        /// File with address and credentials; `None`: as client libraries find them.
-        kubeconfig: Option<PathBuf>,
-        /// Address that overrides the file's.
-        master: Option<String>,
-    },
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub manifests: Option<PathBuf>,
+    /// API servers. They are not asked where a folder is given, and no word of them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cluster: Option<Cluster>,
+}
+
+/// The API servers of a cluster.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Cluster {
+    /// File with address and credentials; `None`: as client libraries find them.
+    pub kubeconfig: Option<PathBuf>,
+    /// Addresses that override the file's, in the order in which they are tried.
+    pub master: Vec<String>,
+}
+
+impl Source {
+    fn new(kubeconfig: Option<PathBuf>, mut master: Vec<String>, manifests: Option<PathBuf>) -> Self {
+        // kube-proxy's default is the empty text.
+        master.retain(|url| !url.is_empty());
+        let has_cluster = manifests.is_none() || kubeconfig.is_some() || !master.is_empty();
+        Self { manifests, cluster: has_cluster.then_some(Cluster { kubeconfig, master }) }
+    }
 }
 
 /// The checked settings of the agent. `/configz` shows them as they are serialized here.
@@ -233,10 +249,7 @@ impl RunConfig {
         };
 
         Ok(Self {
-            source: match manifests {
-                Some(folder) => Source::Manifests(folder),
-                None => Source::Cluster { kubeconfig, master },
-            },
+            source: Source::new(kubeconfig, master, manifests),
             node_name,
             cgroup_root,
             bpffs,

@@ -9,6 +9,7 @@
 //! | | `/proxyMode` | `ebpf` |
 //! | | `/healthz`, `/livez` | `ok`, or 503 and the same JSON |
 //! | | `/xdp` | which uplinks run the XDP program, and why not; kube-proxy has none |
+//! | | `/apiservers` | the API servers, and which of them is asked; kube-proxy has none |
 //! | | `/problems` | what is wrong with which object, as a list of sentences in JSON; kube-proxy has none |
 //! | | `/configz` | the settings in force, as JSON: ours, and as kube-proxy would write them |
 //! | `healthCheckNodePort` | any | see [`service_check`] |
@@ -121,6 +122,7 @@ pub fn metrics_router(state: State) -> Router {
         .route("/healthz", get(ping))
         .route("/livez", get(ping))
         .route("/configz", get(configz))
+        .route("/apiservers", get(api_servers))
         .route("/problems", get(problems))
         .route("/xdp", get(xdp))
         .with_state(state)
@@ -218,6 +220,11 @@ async fn problems(extract::State(state): extract::State<State>) -> Response {
 /// For `ballast status`: pins do not tell why there is none.
 async fn xdp(extract::State(state): extract::State<State>) -> Response {
     json(200, &state.metrics.xdp())
+}
+
+/// For `ballast status`.
+async fn api_servers(extract::State(state): extract::State<State>) -> Response {
+    json(200, &state.metrics.api_servers())
 }
 
 async fn scrape(extract::State(state): extract::State<State>, headers: HeaderMap) -> Response {

@@ -6,6 +6,7 @@
 //!
 //! Source of the `kubeproxy_` names: pkg/proxy/metrics/metrics.go of Kubernetes 1.36.
 
+mod api_servers;
 mod audit;
 pub mod datapath;
 mod plain;
@@ -27,6 +28,7 @@ use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 
 use crate::audit::Audits;
+use crate::model::ApiServers;
 use crate::model::net::IpFamily;
 use crate::programs::{Repairs, XdpDevice, XdpDevices};
 use crate::sync::Status;
@@ -104,6 +106,7 @@ pub struct Metrics {
     xdp: Arc<XdpDevices>,
     /// Faults that the programs met lately.
     pub recent: Recent,
+    servers: Option<watch::Receiver<ApiServers>>,
 }
 
 impl Metrics {
@@ -131,7 +134,7 @@ impl Metrics {
         registry.register_collector(Box::new(datapath::DataPath::new(bpffs)));
         registry.register_collector(Box::new(process::Process));
         let (xdp, recent) = (Arc::default(), Recent::default());
-        Self { registry, healthz, livez, ended_sockets, failed_sweeps, xdp, recent }
+        Self { registry, healthz, livez, ended_sockets, failed_sweeps, xdp, recent, servers: None }
     }
 
     /// Tells of repairs, too.
@@ -154,6 +157,19 @@ impl Metrics {
         self.registry.register_collector(Box::new(xdp::Uplinks(Arc::clone(&devices))));
         self.xdp = devices;
         self
+    }
+
+    /// Tells of the API servers, too.
+    #[must_use]
+    pub fn with_api_servers(mut self, servers: watch::Receiver<ApiServers>) -> Self {
+        self.registry.register_collector(Box::new(api_servers::Asked(servers.clone())));
+        self.servers = Some(servers);
+        self
+    }
+
+    /// The API servers, and which of them is asked.
+    pub fn api_servers(&self) -> ApiServers {
+        self.servers.as_ref().map(|servers| servers.borrow().clone()).unwrap_or_default()
     }
 
     /// The uplinks, and what they got of XDP.

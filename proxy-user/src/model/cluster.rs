@@ -11,6 +11,11 @@ use super::{
     SortedMap,
 };
 
+mod statics;
+mod told;
+
+use statics::Statics;
+
 /// The Services and the EndpointSlices of the cluster, and this node.
 ///
 /// Events of different objects may come in any order: the state is the same in the end.
@@ -32,6 +37,7 @@ pub struct Cluster {
     host: Option<HostView>,
     /// The machine's addresses that others may know.
     own: BTreeSet<IpAddr>,
+    statics: Statics,
 }
 
 impl Cluster {
@@ -44,8 +50,8 @@ impl Cluster {
     pub fn apply(&mut self, event: Event) -> BTreeSet<ServiceName> {
         let mut changed = BTreeSet::new();
         match event {
-            Event::Apply(Object::Service(service)) => self.put_service(service, &mut changed),
-            Event::Apply(Object::Slice(slice)) => self.put_slice(slice, &mut changed),
+            Event::Apply(Object::Service(service)) => self.offer_service(service, &mut changed),
+            Event::Apply(Object::Slice(slice)) => self.offer_slice(slice, &mut changed),
             Event::Apply(Object::Node(node)) if node.name != self.node.name => {
                 self.set_other(&node.name.clone(), Some(node), &mut changed);
             }
@@ -56,8 +62,8 @@ impl Cluster {
             Event::Delete(Key::ServiceCidr(name)) => {
                 self.service_cidrs.remove(&name);
             }
-            Event::Delete(Key::Service(name)) => self.remove_service(&name, &mut changed),
-            Event::Delete(Key::Slice(name)) => self.remove_slice(&name, &mut changed),
+            Event::Delete(Key::Service(name)) => self.withdraw_service(&name, &mut changed),
+            Event::Delete(Key::Slice(name)) => self.withdraw_slice(&name, &mut changed),
             Event::Delete(Key::Node(name)) => {
                 if name == self.node.name {
                     self.set_node(None, &mut changed);
@@ -66,6 +72,7 @@ impl Cluster {
                 }
             }
             Event::Reset(listing) => self.reset(listing, &mut changed),
+            Event::Static { services, slices } => self.set_statics(services, slices, &mut changed),
             Event::Host(host) => self.set_host(host, &mut changed),
         }
         changed
@@ -136,30 +143,6 @@ impl Cluster {
     pub fn services_after(&self, name: Option<&ServiceName>) -> impl Iterator<Item = &Service> {
         let from = name.map_or(Bound::Unbounded, Bound::Excluded);
         self.services.range((from, Bound::Unbounded)).map(|(_, service)| service)
-    }
-
-    /// The names of all Services and EndpointSlices.
-    pub fn keys(&self) -> impl Iterator<Item = Key> {
-        let services = self.services.keys().cloned().map(Key::Service);
-        services.chain(self.owners.keys().cloned().map(Key::Slice))
-    }
-
-    /// Whether there is such a Service or EndpointSlice.
-    pub fn has(&self, key: &Key) -> bool {
-        match key {
-            Key::Service(name) => self.services.contains_key(name),
-            Key::Slice(name) => self.owners.contains_key(name),
-            Key::Node(_) | Key::ServiceCidr(_) => false,
-        }
-    }
-
-    /// Whether this Service or EndpointSlice is known as it is here.
-    pub fn knows(&self, object: &Object) -> bool {
-        match object {
-            Object::Service(service) => self.services.get(&service.name) == Some(service),
-            Object::Slice(slice) => self.slice(&slice.name).is_some_and(|known| known.says_the_same(slice)),
-            Object::Node(_) | Object::ServiceCidr(_) => false,
-        }
     }
 
     /// The slices of a Service, by name.
@@ -307,20 +290,21 @@ impl Cluster {
                 let gone: Vec<_> =
                     self.services.keys().filter(|name| !live.contains(name)).cloned().collect();
                 for name in gone {
-                    self.remove_service(&name, changed);
+                    self.withdraw_service(&name, changed);
                 }
                 for service in services {
-                    self.put_service(service, changed);
+                    self.offer_service(service, changed);
                 }
             }
             Listing::Slices(slices) => {
                 let live: BTreeSet<SliceName> = slices.iter().map(|s| s.name.clone()).collect();
-                let gone: Vec<_> = self.owners.keys().filter(|name| !live.contains(name)).cloned().collect();
+                let known = self.owners.keys().chain(self.statics.hidden_slices.keys());
+                let gone: Vec<_> = known.filter(|name| !live.contains(name)).cloned().collect();
                 for name in gone {
-                    self.remove_slice(&name, changed);
+                    self.withdraw_slice(&name, changed);
                 }
                 for slice in slices {
-                    self.put_slice(slice, changed);
+                    self.offer_slice(slice, changed);
                 }
             }
             Listing::Node(node) => self.set_node(node, changed),

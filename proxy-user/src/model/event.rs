@@ -14,6 +14,13 @@ pub enum Event {
     Delete(Key),
     /// Everything of one kind that there is: after a list, and after a list that was needed again.
     Reset(Listing),
+    /// Everything that a folder holds which is served beside an API server.
+    Static {
+        /// Its Services.
+        services: Vec<Service>,
+        /// Its EndpointSlices.
+        slices: Vec<EndpointSlice>,
+    },
     /// The machine has been looked at.
     Host(HostView),
 }

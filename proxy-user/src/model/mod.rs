@@ -4,6 +4,7 @@
 //! have been checked: an address is an address and a port is not zero. What could not be used is a [`Problem`]
 //! of the object it was found in.
 
+pub mod api_servers;
 pub mod cluster;
 pub mod endpoint;
 pub mod event;
@@ -21,6 +22,7 @@ pub mod settings;
 pub mod sorted;
 pub mod spread;
 
+pub use api_servers::ApiServers;
 pub use cluster::Cluster;
 pub use endpoint::{Endpoint, EndpointPort, EndpointSlice};
 pub use event::{Event, Key, Kind, Listing, Object};

@@ -46,7 +46,7 @@ fn key(event: &Event) -> Key {
     match event {
         Event::Apply(object) => object.key(),
         Event::Delete(key) => key.clone(),
-        Event::Reset(_) | Event::Host(_) => unreachable!("the generator makes none"),
+        Event::Reset(_) | Event::Static { .. } | Event::Host(_) => unreachable!("the generator makes none"),
     }
 }
 
@@ -75,7 +75,9 @@ fn listings(events: &[Event]) -> [Event; 3] {
         match event {
             Event::Apply(object) => last.insert(object.key(), Some(object.clone())),
             Event::Delete(key) => last.insert(key.clone(), None),
-            Event::Reset(_) | Event::Host(_) => unreachable!("the generator makes none"),
+            Event::Reset(_) | Event::Static { .. } | Event::Host(_) => {
+                unreachable!("the generator makes none")
+            }
         };
     }
     let (mut services, mut slices, mut node) = (Vec::new(), Vec::new(), None);

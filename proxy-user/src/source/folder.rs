@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use notify::{RecommendedWatcher, RecursiveMode, Watcher};
 use tokio::sync::mpsc::{self, Receiver, Sender};
+use tokio::sync::oneshot;
 use tokio::time::sleep;
 use tracing::{error, info, warn};
 
@@ -29,16 +30,33 @@ const POLL_UNWATCHED: Duration = Duration::from_secs(1);
 /// Changes that may wait to be looked at; beyond that they are forgotten, as the folder is read as a whole.
 const TOUCHES: usize = 256;
 
+/// What a folder is.
+#[derive(Debug)]
+pub enum Role {
+    /// All that there is.
+    Alone,
+    /// Beside an API server: its Services are static ones, its Nodes do not count.
+    Beside {
+        /// What it held at the start was sent, or it could not be read: what the API server has may come. A first sync
+        /// without the folder would remove the static Services of an earlier agent.
+        begun: oneshot::Sender<()>,
+    },
+}
+
 /// Reads `dir`, and sends all that it holds, again with each change of it.
 ///
 /// Runs for ever, whatever happens to the folder; returns when the receiver is gone. Until the folder can be
 /// read for the first time nothing is sent, so nothing counts as deleted.
-pub async fn run(dir: PathBuf, sender: Sender<Event>) {
+pub async fn run(dir: PathBuf, role: Role, sender: Sender<Event>) {
     let mut folder = Folder::new(dir);
     let mut watch = Watch::new();
     let mut was_sent = false;
     // Who has no Node in the folder does not say that there are none.
     let mut has_nodes = false;
+    let (is_alone, mut begun) = match role {
+        Role::Alone => (true, None),
+        Role::Beside { begun } => (false, Some(begun)),
+    };
     loop {
         // Before the folder is read, so that no change falls between the two.
         watch.renew(&folder.dir);
@@ -49,13 +67,23 @@ pub async fn run(dir: PathBuf, sender: Sender<Event>) {
             let (services, slices, nodes) = folder.objects();
             info!(dir = %folder.dir.display(), services = services.len(), slices = slices.len(), "manifests read");
             has_nodes |= !nodes.is_empty();
-            let nodes = has_nodes.then_some(Listing::Others(nodes));
-            for listing in nodes.into_iter().chain([Listing::Services(services), Listing::Slices(slices)]) {
-                if sender.send(Event::Reset(listing)).await.is_err() {
+            let events = if is_alone {
+                let nodes = has_nodes.then_some(Listing::Others(nodes));
+                let others = [Listing::Services(services), Listing::Slices(slices)];
+                nodes.into_iter().chain(others).map(Event::Reset).collect()
+            } else {
+                vec![Event::Static { services, slices }]
+            };
+            for event in events {
+                if sender.send(event).await.is_err() {
                     return;
                 }
             }
             was_sent = true;
+        }
+        if let Some(begun) = begun.take() {
+            // Nobody waits any more when the agent is ending.
+            let _ = begun.send(());
         }
         tokio::select! {
             () = sender.closed() => return,

@@ -1,4 +1,4 @@
-//! The other place that objects come from: a folder of manifests, which needs no cluster.
+//! The other place that objects come from: a folder of manifests, instead of a cluster or beside one.
 
 pub mod beside;
 mod documents;

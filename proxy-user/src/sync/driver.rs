@@ -20,6 +20,10 @@ use crate::model::settings::NodeSettings;
 use crate::model::{Cluster, Event, Key, Kind, NodeView, Object, ServiceName};
 use crate::plan::{NodePlan, PlanSettings, ServicePlan, Unmanaged, plan_node, plan_service};
 
+mod early;
+
+use early::Early;
+
 /// Events taken in before a sync, at most; so many that a list of everything is one sync.
 const AT_ONCE: usize = 65_536;
 
@@ -78,6 +82,7 @@ pub struct Driver<S> {
     is_unreadable: bool,
     triggers: Triggers,
     slow_start: SlowStart,
+    early: Early,
     status: watch::Sender<Status>,
     /// Questions of an audit; `None`: there is no audit.
     questions: Option<mpsc::Receiver<Question>>,
@@ -89,6 +94,7 @@ impl<S: Store> Driver<S> {
         let now = Instant::now();
         let reconciler = Reconciler::recover(store, settings.holds, now.into_std())?;
         let has_dsr = reconciler.applied.node.config.dsr;
+        let early = Early { is_first: reconciler.applied().services.is_empty(), is_due: false };
         let mut status = Status { needs_nodes: has_dsr, ..Status::default() };
         status.describe(&reconciler);
         Ok(Self {
@@ -103,6 +109,7 @@ impl<S: Store> Driver<S> {
             next_piece: None,
             is_unreadable: false,
             slow_start: SlowStart::new(settings.slow_start),
+            early,
             settings,
             triggers: Triggers::new(SystemTime::now()),
             status: watch::Sender::new(status),
@@ -148,9 +155,8 @@ impl<S: Store> Driver<S> {
             }
             if self.cluster.has_listed_all() {
                 self.work();
-            } else if self.plan_node().is_some() {
-                self.is_node_new = true;
-                self.reconciler.tell_devices(Instant::now().into_std());
+            } else {
+                self.work_early();
             }
             // Receivers need not wake up for this.
             self.status.send_if_modified(|status| {
@@ -167,9 +173,8 @@ impl<S: Store> Driver<S> {
 
     /// When there is something to do even without an event.
     fn wake(&mut self) -> Instant {
-        // Before the lists are there nothing but an event can help.
         if !self.cluster.has_listed_all() {
-            return Instant::now() + self.settings.sync_period;
+            return self.early_wake();
         }
         let audit = self.next_piece.unwrap_or(self.next_audit);
         let next = match self.reconciler.wake() {
@@ -204,7 +209,9 @@ impl<S: Store> Driver<S> {
         };
         let listed = matches!(event, Event::Reset(_));
         self.triggers.note(&self.cluster, &event);
-        self.changed.append(&mut self.cluster.apply(event));
+        let mut changed = self.cluster.apply(event);
+        self.early.is_due |= !changed.is_disjoint(self.cluster.static_services());
+        self.changed.append(&mut changed);
         let node = if self.cluster.is_node_eligible() { NodeFate::Stays } else { NodeFate::Leaves };
         let first = self.waiting_since.is_none();
         self.waiting_since.get_or_insert_with(Instant::now);
@@ -246,6 +253,11 @@ impl<S: Store> Driver<S> {
         if self.has_dsr {
             let own: Vec<_> = self.cluster.own_internal_ips().collect();
             plan.set_tunnels(&own, self.cluster.others().map(|nodes| nodes.values().flatten()));
+        }
+        if !self.cluster.has_listed_all() {
+            // Nobody can say yet which addresses of these ranges are no Service's, and what the cluster says of the node.
+            plan.service_cidrs.clear();
+            plan.problems.clear();
         }
         self.is_node_new = false;
         self.reconciler.set_node(&plan);
@@ -387,6 +399,7 @@ fn kind_of(event: &Event) -> Option<Kind> {
         Event::Apply(Object::Node(_)) | Event::Delete(Key::Node(_)) => Kind::Node,
         Event::Apply(Object::ServiceCidr(_)) | Event::Delete(Key::ServiceCidr(_)) => Kind::ServiceCidr,
         Event::Reset(listing) => listing.kind(),
+        Event::Static { .. } => Kind::Service,
         Event::Host(_) => return None,
     })
 }

@@ -10,6 +10,8 @@ use proxy_common::service::{KIND_ADDRESS, KIND_CLUSTER_IP, KIND_UNMANAGED};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
+#[path = "driver_early_tests.rs"]
+mod early;
 #[path = "driver_health_tests.rs"]
 mod health;
 #[path = "driver_slow_start_tests.rs"]

@@ -33,6 +33,12 @@ impl<S: Store> Reconciler<S> {
         rests.into_iter().chain(others).flatten().min()
     }
 
+    /// When [`Reconciler::sync_early`] should be called even if nothing changes.
+    pub fn early_wake(&self) -> Option<Instant> {
+        let retries = self.failures.values().map(|failure| failure.retry);
+        retries.chain(self.addresses.retry()).chain(self.node.retry()).min()
+    }
+
     /// Whether the next sync looks at everything.
     pub fn is_full_due(&self) -> bool {
         self.full

@@ -44,7 +44,7 @@ impl<S: Store> Driver<S> {
                 let _ = reply.send(objects);
             }
             Question::Unlisted(listed, reply) => {
-                let unlisted = self.cluster.keys().filter(|key| !listed.contains(key)).collect();
+                let unlisted = self.cluster.told().filter(|key| !listed.contains(key)).collect();
                 let _ = reply.send(unlisted);
             }
             Question::Correct(objects, reply) => {
@@ -68,7 +68,7 @@ impl<S: Store> Driver<S> {
         for (key, object) in objects {
             let event = match object {
                 Some(object) if !self.cluster.knows(&object) => Event::Apply(object),
-                None if self.cluster.has(&key) => Event::Delete(key.clone()),
+                None if self.cluster.has_told(&key) => Event::Delete(key.clone()),
                 _ => continue,
             };
             self.take(event);

@@ -136,6 +136,31 @@ impl<S: Store> Reconciler<S> {
         self.remove_orphans(now);
     }
 
+    /// The same before all Services are known: for these, and for the node if it is `with_node`. What no plan asks for
+    /// stays, since an earlier agent may have had reasons for it that nobody knows yet.
+    pub fn sync_early(
+        &mut self,
+        now: Instant,
+        changed: BTreeMap<ServiceName, Option<ServicePlan>>,
+        with_node: bool,
+    ) {
+        let full = std::mem::replace(&mut self.full, false);
+        self.number += 1;
+        let mut dirty = BTreeSet::new();
+        for (name, plan) in changed {
+            self.accept(name, plan, &mut dirty);
+        }
+        dirty.extend(self.failures.iter().filter(|(_, f)| f.retry <= now).map(|(port, _)| port.clone()));
+        if with_node {
+            self.bring_node(now, false);
+        }
+        self.bring_addresses(now, false);
+        if !dirty.is_empty() {
+            self.bring(dirty.into_iter().map(Job::new).collect(), Touched::new(), now);
+        }
+        self.full |= full;
+    }
+
     fn accept(&mut self, name: ServiceName, plan: Option<ServicePlan>, dirty: &mut BTreeSet<PortId>) {
         let old = self.desired.remove(&name);
         self.claims.replace(old.as_ref(), plan.as_ref(), dirty);

@@ -78,6 +78,8 @@ pub struct Status {
     pub failing_since: BTreeMap<IpFamily, SystemTime>,
     /// When the driver last took events in or found nothing to do. It does so at least once in each sync period.
     pub progress: Option<Instant>,
+    /// The maps say what the folder beside the API server says, which may come before all else.
+    pub statics_synced: bool,
     /// The addresses of all nodes are needed: a Service has or had DSR.
     pub needs_nodes: bool,
     /// What becomes of this node.

@@ -37,7 +37,7 @@ impl Triggers {
                     self.waiting.remove(&known.service);
                 }
             }
-            Event::Apply(_) | Event::Delete(_) | Event::Reset(_) | Event::Host(_) => {}
+            Event::Apply(_) | Event::Delete(_) | Event::Reset(_) | Event::Static { .. } | Event::Host(_) => {}
         }
     }
 

@@ -2,7 +2,8 @@
 
 use std::fs;
 use std::io::{Read as _, Write as _};
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -52,18 +53,47 @@ impl Node {
 
     /// Starts an agent.
     pub fn start(&self) -> Result<Agent> {
+        self.start_with(&self.kubeconfig, &[])
+    }
+
+    /// Starts one with another kubeconfig, and more flags.
+    pub fn start_with(&self, kubeconfig: &Path, flags: &[&str]) -> Result<Agent> {
         let binary = std::env::var_os("BALLAST_BIN").unwrap_or_else(|| env!("CARGO_BIN_EXE_ballast").into());
         let mut command = Command::new(binary);
         for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("BALLAST_")) {
             command.env_remove(name);
         }
-        command.arg("run").arg("--kubeconfig").arg(&self.kubeconfig).arg("--bpffs").arg(self.bpffs());
+        command.arg("run").arg("--kubeconfig").arg(kubeconfig).arg("--bpffs").arg(self.bpffs());
         command.arg("--cgroup-root").arg(&self.cgroup).args(["--hostname-override", NODE]);
         // Debug, because what happens to a watch is not worth more in a log. Small maps of what is not used here.
         command.args(["--log-level", "debug", "--max-flows", "1024", "--max-sockets", "1024"]);
+        command.args(flags);
         let start = fs::metadata(self.log_file()).map_or(0, |file| file.len() as usize);
         let process = Process::start(&mut command, &self.log_file())?;
         Ok(Agent { process, log: self.log_file(), start })
+    }
+
+    /// A file or folder that goes with the node.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// A process of the node dials `address`, a TCP port, and says something: what comes back, an empty line included.
+    pub fn dial(&self, address: SocketAddr) -> Result<String> {
+        let (host, port) = (address.ip(), address.port());
+        // An API server that is not spoken to by TLS answers, and resets the connection.
+        let script = format!(
+            "exec 3<>/dev/tcp/{host}/{port} && printf 'GET / HTTP/1.0\\r\\n\\r\\n' >&3 && {{ timeout 5 cat <&3 || true; }}"
+        );
+        let mut command = Command::new("bash");
+        command.arg("-c").arg(script);
+        let members = self.cgroup.join("cgroup.procs");
+        // SAFETY: what the closure does, opening and writing a file, may be done between fork and exec.
+        unsafe { command.pre_exec(move || fs::write(&members, "0")) };
+        let output = command.output().context("cannot run bash")?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "{address}: {}: {said}", output.status);
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
     /// The maps, whether or not an agent runs.
@@ -115,14 +145,27 @@ impl Agent {
 
     /// Its health server answers with this status.
     pub fn answers(&mut self, path: &str, status: &str) -> Result<()> {
+        let answer = self.ask(10_256, path)?;
+        ensure!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{path}: {answer}");
+        Ok(())
+    }
+
+    /// The value of a metric of one sample.
+    pub fn metric(&mut self, name: &str) -> Result<String> {
+        let all = self.ask(10_249, "/metrics")?;
+        let value = all.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        Ok(value.with_context(|| format!("no {name} in {all}"))?.to_owned())
+    }
+
+    fn ask(&mut self, port: u16, path: &str) -> Result<String> {
         self.process.is_alive()?;
-        let mut stream = TcpStream::connect("127.0.0.1:10256").context("nobody listens on port 10256")?;
+        let stream = TcpStream::connect(("127.0.0.1", port));
+        let mut stream = stream.with_context(|| format!("nobody listens on port {port}"))?;
         stream.set_read_timeout(Some(PATIENCE))?;
         write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer)?;
-        ensure!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{path}: {answer}");
-        Ok(())
+        Ok(answer)
     }
 
     /// SIGKILL.

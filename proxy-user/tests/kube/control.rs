@@ -14,8 +14,10 @@ use super::{PATIENCE, eventually, manifests, tail};
 
 /// Where the API server listens.
 pub const ADDRESS: &str = "192.0.2.1";
+/// Where a second one listens.
+pub const SECOND: &str = "192.0.2.2";
 /// The port that agents know.
-const PORT: u16 = 6443;
+pub const PORT: u16 = 6443;
 /// One that they do not know.
 const HIDDEN_PORT: u16 = 6444;
 const ETCD: &str = "http://127.0.0.1:2379";
@@ -58,14 +60,14 @@ impl ControlPlane {
         etcd.args(["--listen-client-urls", ETCD, "--advertise-client-urls", ETCD]);
         etcd.args(["--listen-peer-urls", "http://127.0.0.1:2380", "--log-level", "warn"]);
         let etcd = Process::start(&mut etcd, &path.join("etcd.log"))?;
-        let server = start_server(path, PORT)?;
+        let server = start_server(path, ADDRESS, PORT)?;
         // It makes its certificate itself, and only then there is something to trust.
         let certificate = path.join("certs/apiserver.crt");
         eventually(PATIENCE, || {
             fs::metadata(&certificate).context("the API server has made no certificate")
         })?;
-        write_kubeconfig(path, "agent", AGENT_TOKEN)?;
-        let admin = write_kubeconfig(path, "admin", ADMIN_TOKEN)?;
+        write_kubeconfig(path, "agent", AGENT_TOKEN, &certificate)?;
+        let admin = write_kubeconfig(path, "admin", ADMIN_TOKEN, &certificate)?;
         let api = eventually(PATIENCE, || Api::connect(&admin, None))?;
         let server = Some((PORT, server));
         let mut control = Self { server, _etcd: etcd, api, folder, is_permitted: false };
@@ -114,10 +116,35 @@ impl ControlPlane {
 
     fn restart_at(&mut self, port: u16) -> Result<()> {
         ensure!(self.server.is_none(), "the API server runs already");
-        self.server = Some((port, start_server(self.folder.path(), port)?));
+        self.server = Some((port, start_server(self.folder.path(), ADDRESS, port)?));
         let server = format!("https://{ADDRESS}:{port}");
         self.api = Api::connect(&self.admin_kubeconfig(), Some(&server))?;
         self.is_ready()
+    }
+
+    /// Starts another one beside it, on the same store, and waits until it works. It ends when what is returned is dropped;
+    /// the file is for agents and trusts both. Until both are up, changes go through the first one.
+    pub fn start_second(&mut self) -> Result<(Process, PathBuf)> {
+        let path = self.folder.path();
+        let server = start_server(path, SECOND, PORT)?;
+        let certificates = [ADDRESS, SECOND].map(|address| certificates(path, address).join("apiserver.crt"));
+        eventually(PATIENCE, || Ok(fs::metadata(&certificates[1])?))?;
+        let both = certificates.iter().map(fs::read).collect::<Result<Vec<_>, _>>()?.concat();
+        let bundle = path.join("both.crt");
+        fs::write(&bundle, both)?;
+        let kubeconfig = write_kubeconfig(path, "agent-of-both", AGENT_TOKEN, &bundle)?;
+        let admin = write_kubeconfig(path, "admin-of-both", ADMIN_TOKEN, &bundle)?;
+        let second = format!("https://{SECOND}:{PORT}");
+        let api = Api::connect(&admin, Some(&second))?;
+        eventually(2 * PATIENCE, || api.get_raw("/readyz"))?;
+        Ok((server, kubeconfig))
+    }
+
+    /// What the case does from now on goes through the second one.
+    pub fn use_second(&mut self) -> Result<()> {
+        let second = format!("https://{SECOND}:{PORT}");
+        self.api = Api::connect(&self.folder.path().join("admin-of-both.yaml"), Some(&second))?;
+        Ok(())
     }
 
     /// As it was in the beginning, whatever the case before has done.
@@ -126,7 +153,10 @@ impl ControlPlane {
             Some((port, server)) => *port == PORT && server.is_alive().is_ok(),
             None => false,
         };
-        if !serves {
+        if serves {
+            // The case before may have used the second one.
+            self.api = Api::connect(&self.admin_kubeconfig(), None)?;
+        } else {
             self.server = None;
             self.restart()?;
         }
@@ -184,13 +214,22 @@ impl ControlPlane {
     }
 }
 
-fn start_server(folder: &Path, port: u16) -> Result<Process> {
-    let certificates = folder.join("certs");
+/// Where the API server with this address keeps its certificate.
+fn certificates(folder: &Path, address: &str) -> PathBuf {
+    folder.join(if address == ADDRESS { "certs".to_owned() } else { format!("certs-{address}") })
+}
+
+fn start_server(folder: &Path, address: &str, port: u16) -> Result<Process> {
+    let certificates = certificates(folder, address);
     // Its own TLS key signs the tokens of service accounts: nobody uses any, but it does not start without.
     let key = certificates.join("apiserver.key");
     let mut command = Command::new(&binaries()?[0]);
     command.arg(format!("--etcd-servers={ETCD}"));
-    command.arg(format!("--bind-address={ADDRESS}")).arg(format!("--advertise-address={ADDRESS}"));
+    command.arg(format!("--bind-address={address}")).arg(format!("--advertise-address={address}"));
+    if address != ADDRESS {
+        // One endpoint of the Service `kubernetes` is what the cases expect.
+        command.arg("--endpoint-reconciler-type=none");
+    }
     command.arg(format!("--secure-port={port}")).arg("--cert-dir").arg(&certificates);
     command.arg("--service-account-key-file").arg(&key).arg("--service-account-signing-key-file").arg(&key);
     command.arg("--service-account-issuer=https://kubernetes.default.svc");
@@ -201,16 +240,17 @@ fn start_server(folder: &Path, port: u16) -> Result<Process> {
         "--enable-priority-and-fairness=false",
         "--max-requests-inflight=0",
     ]);
-    Process::start(&mut command, &folder.join("apiserver.log"))
+    let log = if address == ADDRESS { "apiserver.log" } else { "apiserver-2.log" };
+    Process::start(&mut command, &folder.join(log))
 }
 
-fn write_kubeconfig(folder: &Path, name: &str, token: &str) -> Result<PathBuf> {
+fn write_kubeconfig(folder: &Path, name: &str, token: &str, trusted: &Path) -> Result<PathBuf> {
     let config = json!({
         "apiVersion": "v1",
         "kind": "Config",
         "clusters": [{ "name": "test", "cluster": {
             "server": format!("https://{ADDRESS}:{PORT}"),
-            "certificate-authority": folder.join("certs/apiserver.crt"),
+            "certificate-authority": trusted,
         } }],
         "users": [{ "name": name, "user": { "token": token } }],
         "contexts": [{ "name": "test", "context": { "cluster": "test", "user": name } }],

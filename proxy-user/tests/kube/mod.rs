@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use rustix::mount::{MountPropagationFlags, mount_change};
 
-use control::{ADDRESS, ControlPlane};
+use control::{ADDRESS, ControlPlane, SECOND};
 
 /// For whatever happens soon on an idle machine, or after the longest pause between two attempts of the agent, which
 /// is 20 s. This machine may be busy.
@@ -53,6 +53,7 @@ pub fn start() -> Result<ControlPlane> {
     ip("link set lo up")?;
     // The API server announces its address as an endpoint, and refuses 127.0.0.1 as such.
     ip(&format!("addr add {ADDRESS}/32 dev lo"))?;
+    ip(&format!("addr add {SECOND}/32 dev lo"))?;
     ControlPlane::start()
 }
 

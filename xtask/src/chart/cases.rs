@@ -13,12 +13,13 @@ struct Case {
     lacks: &'static [&'static str],
 }
 
-const CASES: [Case; 10] = [
+const CASES: [Case; 12] = [
     Case {
         values: &[HOST],
         holds: &[
             "KUBERNETES_SERVICE_HOST: \"192.0.2.1\"",
             "KUBERNETES_SERVICE_PORT: \"6443\"",
+            "BALLAST_MASTER: \"https://192.0.2.1:6443\"",
             "image: localhost/ballast:",
             "- NET_ADMIN",
             "- BPF",
@@ -34,6 +35,7 @@ const CASES: [Case; 10] = [
             "PrometheusRule",
             "ballast-cleanup",
             "BALLAST_CGROUP_ROOT",
+            "BALLAST_MANIFESTS",
             "<no value>",
         ],
     },
@@ -50,6 +52,14 @@ const CASES: [Case; 10] = [
         lacks: &[],
     },
     Case {
+        values: &["apiServer.hosts={192.0.2.1,api.example,2001:db8::1}"],
+        holds: &[
+            "KUBERNETES_SERVICE_HOST: \"192.0.2.1\"",
+            "BALLAST_MASTER: \"https://192.0.2.1:6443,https://api.example:6443,https://[2001:db8::1]:6443\"",
+        ],
+        lacks: &[],
+    },
+    Case {
         values: &[
             HOST,
             "seccompProfile.type=Localhost",
@@ -59,6 +69,15 @@ const CASES: [Case; 10] = [
         ],
         holds: &["localhostProfile: ballast.json\n", "localhostProfile: ballast\n"],
         lacks: &["type: RuntimeDefault"],
+    },
+    Case {
+        values: &[HOST, "manifests=/etc/ballast/manifests"],
+        holds: &[
+            "name: BALLAST_MANIFESTS\n              value: \"/etc/ballast/manifests\"",
+            "mountPath: \"/etc/ballast/manifests\"",
+            "path: \"/etc/ballast/manifests\"",
+        ],
+        lacks: &[],
     },
     Case {
         values: &[
@@ -93,7 +112,7 @@ const CASES: [Case; 10] = [
     Case {
         values: &["apiServer.configMap=elsewhere"],
         holds: &["name: elsewhere"],
-        lacks: &["KUBERNETES_SERVICE_HOST"],
+        lacks: &["KUBERNETES_SERVICE_HOST", "BALLAST_MASTER"],
     },
     Case {
         values: &[HOST, "settings.BALLAST_MAX_FLOWS=5000", "paths.cgroupRoot=/sys/fs/cgroup/unified"],
@@ -133,8 +152,11 @@ const CASES: [Case; 10] = [
 const DIGEST: &str = "image.digest=sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
 
 /// Values that must be refused, and a word of the reason.
-const REFUSED: [(&[&str], &str); 9] = [
-    (&[], "apiServer.host is needed"),
+const REFUSED: [(&[&str], &str); 12] = [
+    (&[], "apiServer.host or apiServer.hosts is needed"),
+    (&[HOST, "apiServer.hosts={192.0.2.2}"], "are both given"),
+    (&["apiServer.hosts={https://192.0.2.1}"], "hosts"),
+    (&[HOST, "manifests=relative"], "manifests"),
     (&["apiServer.host=https://192.0.2.1:6443"], "apiServer"),
     (&[HOST, "apiServer.port=70000"], "port"),
     (&[HOST, "nonsense=1"], "nonsense"),

@@ -12,20 +12,26 @@ fn kubeconfig(server: &str) -> tempfile::NamedTempFile {
     file
 }
 
-fn options(path: &std::path::Path, server: Option<&str>) -> Options {
-    Options { kubeconfig: Some(path.to_owned()), server: server.map(str::to_owned) }
+async fn connect_to(path: &std::path::Path, servers: &[&str]) -> Result<Connection, ConnectError> {
+    let servers = servers.iter().map(|url| (*url).to_owned()).collect();
+    let options = Options { kubeconfig: Some(path.to_owned()), servers };
+    connect(&options, watch::Sender::default()).await
 }
 
 #[tokio::test]
 async fn a_server_that_is_away_is_no_error() {
     let file = kubeconfig("https://127.0.0.1:1");
-    assert!(connect(&options(file.path(), None)).await.is_ok());
-    assert!(connect(&options(file.path(), Some("https://127.0.0.1:2"))).await.is_ok());
+    let urls = |connection: Connection| -> Vec<String> {
+        connection.servers.list().into_iter().map(|server| server.url).collect()
+    };
+    assert_eq!(urls(connect_to(file.path(), &[]).await.unwrap()), ["https://127.0.0.1:1/"]);
+    let two = connect_to(file.path(), &["https://127.0.0.1:2", "https://127.0.0.1:3"]).await.unwrap();
+    assert_eq!(urls(two), ["https://127.0.0.1:2/", "https://127.0.0.1:3/"]);
 }
 
 #[tokio::test]
 async fn a_missing_file_is_named() {
-    let error = connect(&options("/nonexistent/config".as_ref(), None)).await.err().expect("no such file");
+    let error = connect_to("/nonexistent/config".as_ref(), &[]).await.err().expect("no such file");
     assert_eq!(error.to_string(), "cannot use the kubeconfig /nonexistent/config; check --kubeconfig");
 }
 
@@ -33,7 +39,7 @@ async fn a_missing_file_is_named() {
 async fn what_is_no_url_is_refused() {
     let file = kubeconfig("https://127.0.0.1:1");
     for url in ["", "127.0.0.1:6443", "/path", "ftp://127.0.0.1"] {
-        let result = connect(&options(file.path(), Some(url))).await;
+        let result = connect_to(file.path(), &["https://127.0.0.1:1", url]).await;
         assert!(matches!(result, Err(ConnectError::Server { .. })), "{url}");
     }
 }

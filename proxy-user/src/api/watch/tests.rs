@@ -141,10 +141,10 @@ impl Test {
              clusters: [{{name: k, cluster: {{server: '{url}'}}}}], users: [{{name: u, user: {{}}}}]}}"
         )
         .unwrap();
-        let options = Options { kubeconfig: Some(kubeconfig.path().to_owned()), server: None };
-        let client = connect(&options).await.unwrap();
+        let options = Options { kubeconfig: Some(kubeconfig.path().to_owned()), servers: Vec::new() };
+        let client = connect(&options, tokio::sync::watch::Sender::default()).await.unwrap().client;
         let (sender, events) = mpsc::channel(16);
-        let agent = tokio::spawn(run(client, "n1".to_owned(), sender, future::pending()));
+        let agent = tokio::spawn(run(client, "n1".to_owned(), sender, future::pending(), |_| ()));
         Self { server, events, agent }
     }
 

@@ -49,7 +49,7 @@ fn every_flag_has_its_variable() {
 #[test]
 fn defaults_are_kube_proxys() {
     let config = parse(&[]).unwrap();
-    assert_eq!(config.source, Source::Cluster { kubeconfig: None, master: None });
+    assert_eq!(config.source, Source { manifests: None, cluster: Some(Cluster::default()) });
     assert_eq!(config.healthz_bind_address, Some("0.0.0.0:10256".parse().unwrap()));
     assert_eq!(config.metrics_bind_address, Some("127.0.0.1:10249".parse().unwrap()));
     assert_eq!(config.sync_period, Duration::from_secs(30));
@@ -100,7 +100,6 @@ fn devices_are_a_list() {
 #[case(&["--proxy-mode", "userspace"], &["--proxy-mode", "'userspace'", "ebpf"])]
 #[case(&["--log-level", "loud"], &["--log-level", "'loud'", "debug"])]
 #[case(&["--log-format", "xml"], &["--log-format", "'xml'", "json"])]
-#[case(&["--manifests", "/a", "--kubeconfig", "/b"], &["--manifests", "--kubeconfig"])]
 fn errors_name_the_flag_the_value_and_the_way_out(#[case] flags: &[&str], #[case] words: &[&str]) {
     let error = parse(flags).unwrap_err();
     for word in words {
@@ -115,6 +114,28 @@ fn errors_name_the_flag_the_value_and_the_way_out(#[case] flags: &[&str], #[case
 #[case("node_a", None)]
 fn node_names(#[case] text: &str, #[case] expected: Option<&str>) {
     assert_eq!(node_name(text).as_deref(), expected);
+}
+
+#[rstest]
+#[case(&["--master", ""], None, Some((None, "")))]
+#[case(&["--master=https://a:6443"], None, Some((None, "https://a:6443")))]
+#[case(&["--master=https://a:1,https://b:2"], None, Some((None, "https://a:1 https://b:2")))]
+#[case(&["--master=https://a:1", "--master=https://b:2"], None, Some((None, "https://a:1 https://b:2")))]
+#[case(&["--manifests=/m"], Some("/m"), None)]
+#[case(&["--manifests=/m", "--master="], Some("/m"), None)]
+#[case(&["--manifests=/m", "--kubeconfig=/k"], Some("/m"), Some((Some("/k"), "")))]
+#[case(&["--manifests=/m", "--master=https://a:1"], Some("/m"), Some((None, "https://a:1")))]
+fn where_objects_come_from(
+    #[case] flags: &[&str],
+    #[case] manifests: Option<&str>,
+    #[case] cluster: Option<(Option<&str>, &str)>,
+) {
+    let cluster = cluster.map(|(kubeconfig, master)| Cluster {
+        kubeconfig: kubeconfig.map(PathBuf::from),
+        master: master.split_whitespace().map(str::to_owned).collect(),
+    });
+    let expected = Source { manifests: manifests.map(PathBuf::from), cluster };
+    assert_eq!(parse(flags).unwrap().source, expected);
 }
 
 #[test]

@@ -8,7 +8,6 @@ use super::fields::{SETTINGS, Setting};
 use super::file::{API_VERSION, KIND};
 use super::kind::{Kind, Value};
 use crate::cli::RunConfig;
-use crate::cli::config::Source;
 
 /// A `KubeProxyConfiguration` that says what `config` says; what was not given has kube-proxy's default.
 pub fn of(config: &RunConfig) -> Json {
@@ -40,10 +39,8 @@ fn in_force(config: &RunConfig) -> Vec<(&'static str, Json)> {
     let masquerade = if mode == "nftables" { "nftables.masqueradeAll" } else { "iptables.masqueradeAll" };
     let ranges: Vec<_> = network.cluster_cidr.iter().map(ToString::to_string).collect();
     let node_ports: Vec<_> = network.nodeport_addresses.iter().map(ToString::to_string).collect();
-    let kubeconfig = match &config.source {
-        Source::Cluster { kubeconfig: Some(path), .. } => path.display().to_string(),
-        _ => String::new(),
-    };
+    let kubeconfig = config.source.cluster.as_ref().and_then(|cluster| cluster.kubeconfig.as_ref());
+    let kubeconfig = kubeconfig.map_or_else(String::new, |path| path.display().to_string());
     vec![
         ("clientConnection.kubeconfig", json!(kubeconfig)),
         ("hostnameOverride", json!(config.node_name)),

@@ -70,7 +70,7 @@ pub const SETTINGS: &[Setting] = &[
     flag("cleanup", Bool, "false", Used("as `ballast cleanup`")),
     flag("init-only", Bool, "false", Used("mounts bpffs and cgroup2, sets what needs root, and ends")),
     flag("version", Bool, "false", Used("")),
-    flag("master", Text, "", Used("also beside --config")),
+    flag("master", Text, "", Used("also beside --config; several are separated by commas")),
     both("featureGates", "feature-gates", Gates, "", Used("`AllowServiceExternalIPs`; others mean nothing")),
     both("clientConnection.kubeconfig", "kubeconfig", Text, "", Used("")),
     field("clientConnection.acceptContentTypes", Text, "", Idle("the agent speaks JSON")),

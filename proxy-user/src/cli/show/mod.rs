@@ -103,9 +103,11 @@ pub use service::{list as service_list, show as service_show};
 pub fn status(args: &super::args::StatusArgs) -> Result<Answer, ShowError> {
     let agent = probe(args.agent.metrics_bind_address);
     let (told, xdp) = (probe::problems(&agent), probe::xdp(&agent));
-    let status = Status::new(agent, Facts::read(&args.reader.bpffs)).with_problems(told).with_xdp(xdp);
+    let facts = Facts::read(&args.reader.bpffs);
+    let status = Status::new(agent.clone(), facts).with_problems(told).with_xdp(xdp);
     // Without the right to ask netfilter, the rest is shown.
     let status = status.with_old_proxy(OldProxy::look().unwrap_or_default());
+    let status = status.with_api_servers(probe::api_servers(&agent));
     Ok(Answer { text: status.render(args.reader.output)?, well: status.problems().is_empty() })
 }
 

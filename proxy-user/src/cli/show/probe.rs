@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::cli::config::METRICS_PORT;
 use crate::cli::value::Listen;
+use crate::model::ApiServers;
 use crate::programs::XdpDevice;
 
 /// How long the agent may take to answer.
@@ -59,6 +60,15 @@ pub fn xdp(agent: &AgentState) -> Vec<XdpDevice> {
     match ask(*address, "/xdp") {
         Ok((200, body)) => serde_json::from_slice(&body).unwrap_or_default(),
         _ => Vec::new(),
+    }
+}
+
+/// What an agent that answers says of the API servers.
+pub fn api_servers(agent: &AgentState) -> ApiServers {
+    let AgentState::Answered { address, .. } = agent else { return ApiServers::default() };
+    match ask(*address, "/apiservers") {
+        Ok((200, body)) => serde_json::from_slice(&body).unwrap_or_default(),
+        _ => ApiServers::default(),
     }
 }
 

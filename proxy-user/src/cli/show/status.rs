@@ -16,6 +16,7 @@ use super::{AgentState, ShowError, json};
 use crate::cli::args::Output;
 use crate::host::netfilter::old_proxy::OldProxy;
 use crate::maps::view::{UsageRow, ViewError};
+use crate::model::ApiServers;
 use crate::programs::{Attachment, Lack, Taken, XdpDevice};
 
 /// A map this full, in percent, is a problem to come.
@@ -30,6 +31,7 @@ pub struct Status {
     told: Vec<String>,
     xdp: Vec<XdpDevice>,
     old_proxy: OldProxy,
+    api_servers: ApiServers,
 }
 
 #[derive(Serialize)]
@@ -45,6 +47,8 @@ struct StatusJson<'a> {
     attachments: Vec<AttachmentJson<'a>>,
     /// What the kernel lacks, and Ballast does without.
     kernel_lacks: &'a [Lack],
+    /// Without a server when there is no cluster, or the agent was not asked.
+    api_servers: &'a ApiServers,
     /// XDP on the uplinks; empty when the agent was not asked.
     xdp: &'a [XdpDevice],
     maps: Vec<MapJson>,
@@ -102,7 +106,8 @@ struct ReasonJson {
 impl Status {
     /// Of what was heard and read.
     pub fn new(agent: AgentState, facts: Result<Facts, ViewError>) -> Self {
-        Self { agent, facts, told: Vec::new(), xdp: Vec::new(), old_proxy: OldProxy::default() }
+        let (told, xdp, old_proxy) = (Vec::new(), Vec::new(), OldProxy::default());
+        Self { agent, facts, told, xdp, old_proxy, api_servers: ApiServers::default() }
     }
 
     /// With what the agent says is wrong with which object.
@@ -121,6 +126,12 @@ impl Status {
     #[must_use]
     pub fn with_old_proxy(self, old_proxy: OldProxy) -> Self {
         Self { old_proxy, ..self }
+    }
+
+    /// With what the agent says of the API servers.
+    #[must_use]
+    pub fn with_api_servers(self, api_servers: ApiServers) -> Self {
+        Self { api_servers, ..self }
     }
 
     /// What is wrong, in sentences that say what to do.
@@ -230,6 +241,7 @@ impl Status {
                 .map(|facts| facts.attachments.iter().map(attachment).collect())
                 .unwrap_or_default(),
             kernel_lacks: facts.map(|facts| &*facts.lacks).unwrap_or_default(),
+            api_servers: &self.api_servers,
             xdp: &self.xdp,
             maps: facts.map(|facts| facts.maps.iter().map(super::map::element).collect()).unwrap_or_default(),
             snat_ports: facts.map(|facts| &*facts.snat_ports),
@@ -268,6 +280,11 @@ impl Status {
             }
             AgentState::Silent { address, .. } => writeln!(text, "Agent:      no answer at {address}"),
         };
+        let ApiServers { servers, in_force, failovers } = &self.api_servers;
+        if !servers.is_empty() {
+            let asked = in_force.as_deref().unwrap_or("none has answered");
+            let _ = writeln!(text, "API server: {asked}, of {}; {failovers} failovers", servers.len());
+        }
         if let Ok(facts) = &self.facts {
             facts_text(&mut text, facts, output);
         }

@@ -17,6 +17,7 @@ use crate::maps::view::{
     BackendRow, BackendState, FlowRow, FlowState, Forwarding, FrontendRow, Kind, NameRow, Scope, Transport,
     UnmanagedRow, UsageRow,
 };
+use crate::model::ApiServers;
 use crate::model::net::IpFamily;
 use crate::programs::{Attachment, Lack};
 
@@ -572,6 +573,25 @@ fn a_status_when_all_is_well() {
 }
 
 #[test]
+fn the_api_server_that_is_asked_is_told() {
+    let nothing = Err(ViewError::Nothing { bpffs: "/sys/fs/bpf".into() });
+    let mut servers = ApiServers {
+        servers: vec!["https://a:6443/".to_owned(), "https://b:6443/".to_owned()],
+        ..ApiServers::default()
+    };
+    let text = |servers: &ApiServers| {
+        let nothing = Err(ViewError::Nothing { bpffs: "/sys/fs/bpf".into() });
+        let status = Status::new(AgentState::NotAsked, nothing).with_api_servers(servers.clone());
+        status.render(Output::Text).unwrap()
+    };
+    assert!(text(&servers).contains("\nAPI server: none has answered, of 2; 0 failovers\n"));
+    (servers.in_force, servers.failovers) = (Some("https://b:6443/".to_owned()), 1);
+    assert!(text(&servers).contains("\nAPI server: https://b:6443/, of 2; 1 failovers\n"));
+    let status = Status::new(AgentState::NotAsked, nothing).with_api_servers(servers);
+    assert!(status.render(Output::Json).unwrap().contains("\"inForce\": \"https://b:6443/\""));
+}
+
+#[test]
 fn a_status_without_agent_and_maps() {
     let agent = AgentState::Silent {
         address: "127.0.0.1:10249".parse().unwrap(),
@@ -596,6 +616,11 @@ fn a_status_without_agent_and_maps() {
       "kernelLacks": [
         "socket-errors"
       ],
+      "apiServers": {
+        "servers": [],
+        "inForce": null,
+        "failovers": 0
+      },
       "xdp": [],
       "maps": [],
       "snatPorts": null,

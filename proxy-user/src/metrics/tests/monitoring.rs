@@ -30,7 +30,11 @@ pub(super) fn exported() -> BTreeMap<String, BTreeSet<String>> {
     registry.register_collector(Box::new(Fixed(reading())));
     let mut of_maps = String::new();
     text::encode(&mut of_maps, &registry).unwrap();
-    let metrics = metrics(eventful()).with_repairs(Arc::default());
+    let (_, servers) = watch::channel(ApiServers {
+        servers: vec!["https://192.0.2.1:6443".to_owned()],
+        ..ApiServers::default()
+    });
+    let metrics = metrics(eventful()).with_repairs(Arc::default()).with_api_servers(servers);
     metrics.answered_healthz(200);
     metrics.answered_livez(200);
     metrics.ended_sockets(IpFamily::V4, 1);

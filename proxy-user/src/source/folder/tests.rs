@@ -26,7 +26,7 @@ impl Watched {
 
     fn watch(dir: TempDir) -> Self {
         let (sender, events) = mpsc::channel(16);
-        tokio::spawn(run(dir.path().to_owned(), sender));
+        tokio::spawn(run(dir.path().to_owned(), Role::Alone, sender));
         Self { dir, events }
     }
 
@@ -117,7 +117,7 @@ async fn a_folder_may_come_later_and_go_again() {
     let parent = TempDir::new().unwrap();
     let path = parent.path().join("manifests");
     let (sender, events) = mpsc::channel(16);
-    let task = tokio::spawn(run(path.clone(), sender));
+    let task = tokio::spawn(run(path.clone(), Role::Alone, sender));
     let mut folder = Watched { dir: parent, events };
     let nothing = timeout(Duration::from_millis(300), folder.events.recv()).await;
     assert!(nothing.is_err(), "a folder that is not there is not an empty one");
@@ -150,4 +150,32 @@ fn nothing_new_is_not_a_change() {
     fs::remove_dir_all(dir.path()).unwrap();
     let (folder, is_changed) = folder.read();
     assert!(!is_changed && folder.objects().0.len() == 1, "what was read stays");
+}
+
+#[tokio::test]
+async fn beside_an_api_server_it_holds_static_services() {
+    let dir = TempDir::new().unwrap();
+    fs::write(dir.path().join("a.yaml"), service("a", "10.96.0.1")).unwrap();
+    let (sender, mut events) = mpsc::channel(1);
+    let (begun, has_begun) = oneshot::channel();
+    tokio::spawn(run(dir.path().to_owned(), Role::Beside { begun }, sender));
+    timeout(Duration::from_secs(30), has_begun).await.expect("the folder can be read").unwrap();
+    assert_eq!(events.len(), 1, "its objects come before");
+    for expected in [&["a"][..], &[]] {
+        let event = timeout(Duration::from_secs(30), events.recv()).await.expect("an event").unwrap();
+        let Event::Static { services, slices } = event else { panic!("{event:?}") };
+        assert_eq!(services.iter().map(|service| &*service.name.name).collect::<Vec<_>>(), expected);
+        assert!(slices.is_empty());
+        let _ = fs::remove_file(dir.path().join("a.yaml"));
+    }
+}
+
+#[tokio::test]
+async fn a_folder_that_is_missing_holds_up_no_api_server() {
+    let dir = TempDir::new().unwrap();
+    let (sender, mut events) = mpsc::channel(1);
+    let (begun, has_begun) = oneshot::channel();
+    tokio::spawn(run(dir.path().join("missing"), Role::Beside { begun }, sender));
+    timeout(Duration::from_secs(30), has_begun).await.expect("nothing is waited for").unwrap();
+    assert!(events.try_recv().is_err());
 }

@@ -4,6 +4,7 @@ pub mod deployment;
 mod live;
 mod many;
 mod outage;
+mod servers;
 
 use anyhow::Result;
 use k8s_openapi::api::core::v1::Service;
@@ -38,6 +39,12 @@ pub const CASES: &[Case] = &[
     Case { name: "a_missing_permission_is_told", run: outage::a_missing_permission },
     Case { name: "a_watch_expires", run: outage::a_watch_expires },
     Case { name: "the_agent_is_killed_and_starts_without_api_server", run: outage::the_agent_is_killed },
+    Case { name: "servers::another_takes_over", run: servers::another_takes_over },
+    Case {
+        name: "servers::the_control_plane_has_an_address_from_boot_on",
+        run: servers::control_plane_address,
+    },
+    Case { name: "servers::endpoints_of_the_service_kubernetes_are_asked", run: servers::behind_the_service },
     Case { name: "a_thousand_services", run: many::a_thousand_services },
 ];
 

@@ -1,0 +1,137 @@
+//! The API servers behind the Service `kubernetes`, for an agent that was told of nothing else.
+//!
+//! A pod is told the Service's cluster address. An agent that asks there asks through itself: its own programs lead the
+//! connection to an endpoint. While the endpoints in the maps are dead, it would never hear of new ones. So the endpoints
+//! that the API server tells are servers to fail over to, after those that were configured. An endpoint's certificate has
+//! to be valid for what was configured, since every client that dials the Service ends at one of the endpoints: TLS asks
+//! for that name, and not for the endpoint's address.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use http::Uri;
+use kube::Config;
+use tracing::{debug, warn};
+
+use super::client::{Connection, server};
+use super::servers::{Server, Servers};
+use crate::model::net::Protocol;
+use crate::model::{EndpointSlice, Event, Key, Listing, Object, Service, ServiceName, SliceName};
+
+/// The port of the Service and of its endpoints.
+const PORT: &str = "https";
+
+/// Looks at what the API server tells of the Service `kubernetes`.
+pub struct Direct {
+    servers: Arc<Servers>,
+    config: Config,
+    configured: Vec<Server>,
+    service: ServiceName,
+    /// The cluster addresses of the Service.
+    addresses: BTreeSet<IpAddr>,
+    slices: BTreeMap<SliceName, BTreeSet<SocketAddr>>,
+    /// A client for each endpoint that is in use.
+    endpoints: BTreeMap<SocketAddr, Server>,
+    has_warned: bool,
+}
+
+impl Direct {
+    /// For this connection.
+    pub fn new(connection: &Connection) -> Self {
+        Self {
+            servers: Arc::clone(&connection.servers),
+            config: connection.config.clone(),
+            configured: connection.servers.list(),
+            service: ServiceName::new("default", "kubernetes"),
+            addresses: BTreeSet::new(),
+            slices: BTreeMap::new(),
+            endpoints: BTreeMap::new(),
+            has_warned: false,
+        }
+    }
+
+    /// Looks at an event.
+    pub fn note(&mut self, event: &Event) {
+        let is_new = match event {
+            Event::Apply(Object::Service(service)) => self.note_service(service),
+            Event::Reset(Listing::Services(services)) => {
+                let ours = services.iter().find(|service| service.name == self.service);
+                ours.is_some_and(|service| self.note_service(service))
+            }
+            Event::Apply(Object::Slice(slice)) => self.note_slice(slice),
+            Event::Delete(Key::Slice(name)) => self.slices.remove(name).is_some(),
+            Event::Reset(Listing::Slices(slices)) => {
+                let known = std::mem::take(&mut self.slices);
+                for slice in slices {
+                    self.note_slice(slice);
+                }
+                self.slices != known
+            }
+            _ => false,
+        };
+        if is_new {
+            self.follow();
+        }
+    }
+
+    fn note_service(&mut self, service: &Service) -> bool {
+        let addresses = || service.cluster_ips.iter().copied().collect();
+        service.name == self.service && {
+            let known = std::mem::replace(&mut self.addresses, addresses());
+            known != self.addresses
+        }
+    }
+
+    fn note_slice(&mut self, slice: &EndpointSlice) -> bool {
+        if slice.service != self.service {
+            return self.slices.remove(&slice.name).is_some();
+        }
+        let ports = slice.ports.iter().filter(|port| port.name == PORT && port.protocol == Protocol::Tcp);
+        let serving = || slice.endpoints.iter().filter(|endpoint| endpoint.is_serving());
+        let all = ports.flat_map(|port| serving().map(|at| SocketAddr::new(at.address, port.port))).collect();
+        let known = self.slices.insert(slice.name.clone(), all);
+        known.as_ref() != self.slices.get(&slice.name)
+    }
+
+    /// Makes the endpoints servers to fail over to, if the agent depends on the Service.
+    fn follow(&mut self) {
+        let through = self.configured.iter().find_map(|server| self.host_of_service(&server.url));
+        let Some(host) = through else { return };
+        if !std::mem::replace(&mut self.has_warned, true) {
+            warn!(
+                server = host,
+                "the API server's address is that of the Service `kubernetes`, which this agent makes work itself: if all \
+                 endpoints of it that the maps hold are gone when the agent starts, it cannot come to know others. Name \
+                 the API servers' own addresses by --master (the chart: apiServer.hosts)"
+            );
+        }
+        let wanted: BTreeSet<SocketAddr> = self.slices.values().flatten().copied().collect();
+        self.endpoints.retain(|at, _| wanted.contains(at));
+        for at in wanted {
+            if self.endpoints.contains_key(&at) {
+                continue;
+            }
+            let Ok(url) = format!("https://{at}").parse() else { continue };
+            match server(&self.config, url, Some(&host)) {
+                Ok(server) => drop(self.endpoints.insert(at, server)),
+                Err(error) => debug!(%at, %error, "an endpoint of the API server cannot be used"),
+            }
+        }
+        self.servers.replace(self.configured.iter().chain(self.endpoints.values()).cloned().collect());
+    }
+
+    /// The host of a URL, if it is the Service's.
+    fn host_of_service(&self, url: &str) -> Option<String> {
+        let uri: Uri = url.parse().ok()?;
+        let host = uri.host()?.trim_start_matches('[').trim_end_matches(']');
+        let is_service = match host.parse() {
+            Ok(address) => self.addresses.contains(&address),
+            Err(_) => host.split('.').take(2).eq(["kubernetes", "default"]),
+        };
+        (is_service && uri.scheme_str() == Some("https")).then(|| host.to_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests;

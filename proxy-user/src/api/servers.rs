@@ -1,0 +1,177 @@
+//! Several API servers: a request goes to the one in force, and to the next ones while no server answers it.
+//!
+//! The server that answers in the place of the one in force is in force from then on, until it fails in its turn: an earlier
+//! one that comes back is not gone back to, so that no connection is broken for it. A server fails that takes no connection,
+//! has no valid certificate, breaks the connection, is silent, or has no better answer than "try again" (429) or a fault of
+//! its own (5xx). When all fail, the last answer is the result, and the caller's pauses apply.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use http::{Request, Response, StatusCode};
+use kube::client::Body;
+use kube::{Client, Error};
+use thiserror::Error as ThisError;
+use tokio::sync::watch;
+use tokio::time::timeout;
+use tracing::{debug, info, warn};
+
+use super::outage::chain;
+use crate::model::ApiServers;
+
+/// How long a server may take until it begins to answer, where there is another one. A list of 50,000 objects takes it seconds.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// One server.
+#[derive(Clone)]
+pub struct Server {
+    /// Where it is.
+    pub url: String,
+    /// What talks to it, and to it alone.
+    pub client: Client,
+}
+
+/// All of them.
+pub struct Servers {
+    state: Mutex<State>,
+    told: watch::Sender<ApiServers>,
+}
+
+struct State {
+    servers: Vec<Server>,
+    in_force: Option<String>,
+    failovers: u64,
+}
+
+/// A server that takes a connection and says nothing.
+#[derive(Debug, ThisError)]
+#[error("no answer within {} s", PATIENCE.as_secs())]
+struct Silent;
+
+impl Servers {
+    /// Of at least one, in the order in which they are to be tried. What becomes of them is told to `told`.
+    pub fn new(servers: Vec<Server>, told: watch::Sender<ApiServers>) -> Self {
+        let servers = Self { state: Mutex::new(State { servers, in_force: None, failovers: 0 }), told };
+        servers.tell(&servers.lock());
+        servers
+    }
+
+    /// The servers, in their order.
+    pub fn list(&self) -> Vec<Server> {
+        self.lock().servers.clone()
+    }
+
+    /// The servers from now on. The one in force stays so while it is among them.
+    pub fn replace(&self, servers: Vec<Server>) {
+        let mut state = self.lock();
+        let in_force = state.in_force.take();
+        state.in_force = in_force.filter(|url| servers.iter().any(|server| server.url == *url));
+        state.servers = servers;
+        self.tell(&state);
+    }
+
+    /// Sends a request to the server in force, or to the first one after it that answers.
+    pub async fn send(&self, request: Request<Body>) -> Result<Response<Body>, Error> {
+        let (began_with, servers) = self.in_order();
+        let patience = (servers.len() > 1).then_some(PATIENCE);
+        let (mut next, mut last, mut error) = (Some(request), None, None);
+        for server in servers {
+            let Some(request) = next.take() else { break };
+            next = copy(&request);
+            let answer = ask(&server.client, request, patience).await;
+            let Some(failure) = failure(&answer) else {
+                self.answered(&server, began_with.as_deref(), error.as_deref());
+                return answer;
+            };
+            debug!(server = server.url, error = failure, "an API server failed");
+            (last, error) = (Some(answer), error.or(Some(failure)));
+        }
+        last.unwrap_or_else(|| Err(Error::Service("there is no API server to ask".into())))
+    }
+
+    /// The server in force, and all servers from it on.
+    fn in_order(&self) -> (Option<String>, Vec<Server>) {
+        let state = self.lock();
+        let mut servers = state.servers.clone();
+        let at = servers.iter().position(|server| Some(&server.url) == state.in_force.as_ref());
+        servers.rotate_left(at.unwrap_or_default());
+        (state.in_force.clone(), servers)
+    }
+
+    /// `server` has answered a request that began with another server, where there is an `error`: that of the first one
+    /// that failed.
+    fn answered(&self, server: &Server, began_with: Option<&str>, error: Option<&str>) {
+        let mut state = self.lock();
+        let is_known = state.servers.iter().any(|known| known.url == server.url);
+        // Another request has chosen meanwhile.
+        if state.in_force.as_deref() != began_with || !is_known || (error.is_none() && began_with.is_some()) {
+            return;
+        }
+        state.in_force = Some(server.url.clone());
+        match error {
+            None => info!(server = server.url, "the API server answers"),
+            Some(error) => {
+                state.failovers += 1;
+                let before = began_with.unwrap_or_default();
+                warn!(
+                    server = server.url,
+                    before, error, "another API server is asked now: the one before does not answer"
+                );
+            }
+        }
+        self.tell(&state);
+    }
+
+    fn tell(&self, state: &State) {
+        let State { servers, in_force, failovers } = state;
+        self.told.send_replace(ApiServers {
+            servers: servers.iter().map(|server| server.url.clone()).collect(),
+            in_force: in_force.clone(),
+            failovers: *failovers,
+        });
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Whoever panicked with the lock has left a list of servers.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+async fn ask(
+    client: &Client,
+    request: Request<Body>,
+    patience: Option<Duration>,
+) -> Result<Response<Body>, Error> {
+    let answer = client.send(request);
+    match patience {
+        Some(patience) => {
+            timeout(patience, answer).await.unwrap_or_else(|_| Err(Error::Service(Silent.into())))
+        }
+        None => answer.await,
+    }
+}
+
+/// The same request for another server; `None` for one whose body is a stream, which the agent never sends.
+fn copy(request: &Request<Body>) -> Option<Request<Body>> {
+    let mut copy = Request::new(request.body().try_clone()?);
+    *copy.method_mut() = request.method().clone();
+    *copy.uri_mut() = request.uri().clone();
+    *copy.headers_mut() = request.headers().clone();
+    *copy.extensions_mut() = request.extensions().clone();
+    Some(copy)
+}
+
+/// Why another server should be asked.
+fn failure(answer: &Result<Response<Body>, Error>) -> Option<String> {
+    match answer {
+        Err(error) => Some(chain(error)),
+        Ok(answer) => {
+            let status = answer.status();
+            let is_failure = status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS;
+            is_failure.then(|| format!("it answers {status}"))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,75 @@
+//! Where objects come from: a folder, a cluster, or both.
+
+use futures::future::{BoxFuture, OptionFuture};
+use kube::Client;
+use tokio::sync::{mpsc, oneshot, watch};
+
+use crate::api;
+use crate::cli::RunConfig;
+use crate::cli::config::Cluster;
+use crate::model::notice::Notice;
+use crate::model::{ApiServers, Event};
+use crate::source::folder::{self, Role};
+
+/// Opens what `config` names. The future sends what happens there to `sender`, for ever, and `notices` to the cluster, if there
+/// is one; the client is for other questions to it.
+pub async fn open(
+    config: &RunConfig,
+    sender: mpsc::Sender<Event>,
+    notices: mpsc::Receiver<Notice>,
+    needs_nodes: oneshot::Receiver<()>,
+    told: watch::Sender<ApiServers>,
+) -> anyhow::Result<(BoxFuture<'static, ()>, Option<Client>)> {
+    let Some(cluster) = &config.source.cluster else {
+        let folder = config.source.manifests.clone().map(|dir| folder::run(dir, Role::Alone, sender));
+        let source = async move {
+            tokio::join!(OptionFuture::from(folder), silence(notices));
+        };
+        return Ok((Box::pin(source), None));
+    };
+    let (begun, has_begun) = oneshot::channel();
+    let beside = |dir| folder::run(dir, Role::Beside { begun }, sender.clone());
+    let folder = OptionFuture::from(config.source.manifests.clone().map(beside));
+    let (cluster, client) = of_cluster(cluster, config, sender.clone(), notices, needs_nodes, told).await?;
+    let cluster = async move {
+        // Without a folder the other end is gone.
+        let _ = has_begun.await;
+        cluster.await;
+    };
+    let source = async move {
+        tokio::join!(folder, cluster);
+    };
+    Ok((Box::pin(source), Some(client)))
+}
+
+async fn of_cluster(
+    cluster: &Cluster,
+    config: &RunConfig,
+    sender: mpsc::Sender<Event>,
+    notices: mpsc::Receiver<Notice>,
+    needs_nodes: oneshot::Receiver<()>,
+    told: watch::Sender<ApiServers>,
+) -> anyhow::Result<(BoxFuture<'static, ()>, Client)> {
+    let Cluster { kubeconfig, master } = cluster.clone();
+    let options = api::client::Options { kubeconfig, servers: master };
+    let connection = api::client::connect(&options, told).await?;
+    let mut direct = api::direct::Direct::new(&connection);
+    let events = api::notices::send(connection.client.clone(), config.node_name.clone(), notices);
+    let needs_nodes = async move {
+        if needs_nodes.await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    };
+    let node_name = config.node_name.clone();
+    let note = move |event: &Event| direct.note(event);
+    let watches = api::watch::run(connection.client.clone(), node_name, sender, needs_nodes, note);
+    let source = async move {
+        tokio::join!(watches, events);
+    };
+    Ok((Box::pin(source), connection.client))
+}
+
+/// There is no cluster to be told.
+async fn silence(mut notices: mpsc::Receiver<Notice>) {
+    while notices.recv().await.is_some() {}
+}

@@ -1,0 +1,28 @@
+//! The API servers.
+
+use std::fmt;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::DescriptorEncoder;
+use tokio::sync::watch;
+
+use super::datapath::{counter, gauge};
+use crate::model::ApiServers;
+
+/// Reads what the client tells.
+#[derive(Debug)]
+pub(super) struct Asked(pub watch::Receiver<ApiServers>);
+
+impl Collector for Asked {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let ApiServers { servers, in_force, failovers } = self.0.borrow().clone();
+        let rows = servers.into_iter().map(|server| {
+            let is_asked = in_force.as_ref() == Some(&server);
+            (vec![("server", server)], u64::from(is_asked))
+        });
+        let help = "API servers (1 for the one that is asked; none is before one has answered)";
+        gauge(&mut encoder, "ballast_api_server", help, rows)?;
+        let help = "Times that the API server did not answer and another one took its place";
+        counter(&mut encoder, "ballast_api_server_failovers", help, [(Vec::new(), failovers)])
+    }
+}

@@ -1,0 +1,48 @@
+//! What the API server has told, apart from what a folder says beside it.
+
+use super::Cluster;
+use crate::model::{EndpointSlice, Key, Object, Service, ServiceName, SliceName};
+
+impl Cluster {
+    /// The names of all Services and EndpointSlices that the API server has told of.
+    pub fn told(&self) -> impl Iterator<Item = Key> {
+        let statics = &self.statics;
+        let services = self.services.keys().filter(|name| !statics.services.contains(name));
+        let slices = self.owners.keys().filter(|name| !statics.slices.contains(name));
+        let services = services.chain(statics.hidden.keys()).cloned().map(Key::Service);
+        services.chain(slices.chain(statics.hidden_slices.keys()).cloned().map(Key::Slice))
+    }
+
+    /// Whether the API server has told of such a Service or EndpointSlice.
+    pub fn has_told(&self, key: &Key) -> bool {
+        match key {
+            Key::Service(name) => self.told_service(name).is_some(),
+            Key::Slice(name) => self.told_slice(name).is_some(),
+            Key::Node(_) | Key::ServiceCidr(_) => false,
+        }
+    }
+
+    /// Whether the API server has told of this Service or EndpointSlice as it is here.
+    pub fn knows(&self, object: &Object) -> bool {
+        match object {
+            Object::Service(service) => self.told_service(&service.name) == Some(service),
+            Object::Slice(slice) => {
+                self.told_slice(&slice.name).is_some_and(|known| known.says_the_same(slice))
+            }
+            Object::Node(_) | Object::ServiceCidr(_) => false,
+        }
+    }
+
+    fn told_service(&self, name: &ServiceName) -> Option<&Service> {
+        if self.statics.services.contains(name) {
+            self.statics.hidden.get(name)
+        } else {
+            self.services.get(name)
+        }
+    }
+
+    fn told_slice(&self, name: &SliceName) -> Option<&EndpointSlice> {
+        let hidden = self.statics.hidden_slices.get(name);
+        hidden.or_else(|| self.slice(name).filter(|_| !self.statics.slices.contains(name)))
+    }
+}

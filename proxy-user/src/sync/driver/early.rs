@@ -1,0 +1,63 @@
+//! Before all is listed: static Services are served, and what an earlier agent has programmed stays as it is.
+
+use tokio::time::Instant;
+
+use super::{Driver, report};
+use crate::maps::Store;
+use crate::plan::plan_service;
+
+/// What is known and done before all is listed.
+#[derive(Debug, Default)]
+pub(super) struct Early {
+    /// No earlier agent has programmed a Service. Where one has, its view of the node stays: it knew the cluster.
+    pub(super) is_first: bool,
+    /// A static Service may have changed.
+    pub(super) is_due: bool,
+}
+
+impl<S: Store> Driver<S> {
+    /// When there is something to do even without an event.
+    pub(super) fn early_wake(&self) -> Instant {
+        let later = Instant::now() + self.settings.sync_period;
+        self.reconciler.early_wake().map_or(later, |at| Instant::from_std(at).min(later))
+    }
+
+    /// Does what can be done.
+    pub(super) fn work_early(&mut self) {
+        // It says nothing until the host has been looked at.
+        if self.plan_node().is_none() {
+            return;
+        }
+        // It is planned again with what the cluster says of it.
+        self.is_node_new = true;
+        let now = Instant::now().into_std();
+        self.reconciler.tell_devices(now);
+        let names = self.cluster.static_services();
+        let retries = self.reconciler.early_wake().is_some_and(|at| at <= now);
+        let is_node_due = self.early.is_first && self.reconciler.is_node_due();
+        let was_synced = self.status.borrow().statics_synced;
+        if !(self.early.is_due || retries || is_node_due) || (names.is_empty() && !was_synced) {
+            return;
+        }
+        self.early.is_due = false;
+        // Who has left the folder stays until all is listed: the API server may have it, too.
+        let plan = |name| plan_service(&self.cluster, name, self.settings.plan);
+        let plans = names.iter().map(|name| (name.clone(), plan(name))).collect();
+        self.reconciler.sync_early(now, plans, self.early.is_first);
+        let mut before = Vec::new();
+        let reconciler = &self.reconciler;
+        self.status.send_modify(|status| {
+            status.statics_synced = true;
+            before = std::mem::take(&mut status.problems);
+            status.describe(reconciler);
+        });
+        let status = self.status.borrow();
+        report::log(&before, &status.problems);
+        if !was_synced {
+            tracing::info!(
+                services = status.services,
+                "static Services programmed; the API server comes next"
+            );
+        }
+    }
+}

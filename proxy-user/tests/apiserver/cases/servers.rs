@@ -1,0 +1,278 @@
+//! Several API servers, and Services that do not come from any of them.
+
+use std::fs;
+use std::io;
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use serde_json::json;
+
+use super::{service, slice};
+use crate::agent::{NODE, Node};
+use crate::kube::control::{ADDRESS, ControlPlane, PORT, SECOND};
+use crate::kube::{PATIENCE, eventually, ip};
+use crate::oracle::{agree, found, same, wanted};
+
+/// How soon a change is in the maps, though the server that the agent asked is gone. One that is away is tried again after
+/// up to 20 s: this is much less.
+const SOON: Duration = Duration::from_secs(5);
+
+fn both() -> String {
+    format!("https://{ADDRESS}:{PORT},https://{SECOND}:{PORT}")
+}
+
+/// One Service, and the node, so that there is nothing to warn of.
+fn one(control: &ControlPlane) -> Result<()> {
+    control.api.label_node(NODE, &json!({}))?;
+    control.api.create(&service("s", &json!({ "clusterIP": "10.96.7.1" }))?)?;
+    control.api.create(&slice("s-1", "s", &["10.1.7.1"])?)
+}
+
+fn change(control: &ControlPlane, to: &str) -> Result<()> {
+    control.api.patch::<EndpointSlice>("s-1", &json!({ "endpoints": [{ "addresses": [to] }] }))
+}
+
+pub fn another_takes_over(control: &mut ControlPlane, node: &Node) -> Result<()> {
+    one(control)?;
+    let (second, kubeconfig) = control.start_second()?;
+    let mut agent = node.start_with(&kubeconfig, &["--master", &both()])?;
+    agent.says(&["first sync done"])?;
+    let first = format!("https://{ADDRESS}:{PORT}/");
+    let asked = |server: &str| format!("ballast_api_server{{server=\"https://{server}:{PORT}/\"}}");
+    ensure!(agent.metric(&asked(ADDRESS))? == "1" && agent.metric(&asked(SECOND))? == "0");
+    agree(&control.api, node)?;
+    ensure!(agent.count(&["the API server answers", &first])? == 1);
+
+    control.kill()?;
+    control.use_second()?;
+    change(control, "10.1.7.2")?;
+    let changed = Instant::now();
+    let table = agree(&control.api, node)?;
+    let took = changed.elapsed();
+    ensure!(table["10.96.7.1:80/TCP"].endpoints.contains(&"10.1.7.2:8080".parse()?), "{table:?}");
+    ensure!(took < SOON, "the change took {took:?}");
+    ensure!(agent.metric(&asked(ADDRESS))? == "0" && agent.metric(&asked(SECOND))? == "1");
+    ensure!(agent.metric("ballast_api_server_failovers_total")? == "1");
+    // One line says so, and none that the API server is away.
+    ensure!(agent.count(&[" WARN ", "another API server is asked now", SECOND])? == 1);
+    ensure!(agent.count(&[" WARN ", "does not answer; what is programmed stays"])? == 0);
+    // One by one, while nothing fails.
+    for last in 3..10 {
+        change(control, &format!("10.1.7.{last}"))?;
+        agree(&control.api, node)?;
+    }
+
+    // An agent that starts now finds the one that lives.
+    agent.kill()?;
+    let mut agent = node.start_with(&kubeconfig, &["--master", &both()])?;
+    agent.says(&["first sync done"])?;
+    ensure!(agent.metric(&asked(SECOND))? == "1");
+
+    // And back.
+    control.restart()?;
+    second.kill()?;
+    change(control, "10.1.7.99")?;
+    agree(&control.api, node)?;
+    ensure!(
+        agent.metric(&asked(ADDRESS))? == "1" && agent.metric("ballast_api_server_failovers_total")? == "2"
+    );
+
+    // All are away: that is told once, and what is programmed stays.
+    let table = agree(&control.api, node)?;
+    control.kill()?;
+    agent.says(&["the API server does not answer"])?;
+    same(&table, &found(node)?)?;
+    control.restart()?;
+    agent.says(&["the API server answers again"])?;
+    agent.is_well()
+}
+
+/// The control plane's own address, which no API server has told of.
+const VIP: &str = "192.0.2.100";
+
+fn vip() -> Result<SocketAddr> {
+    Ok(format!("{VIP}:{PORT}").parse()?)
+}
+
+/// What an API server says to a client that does not speak TLS.
+const ANSWER: &str = "400 Bad Request";
+
+pub fn control_plane_address(control: &mut ControlPlane, node: &Node) -> Result<()> {
+    one(control)?;
+    let (_second, kubeconfig) = control.start_second()?;
+    control.kill()?;
+    let folder = node.path("manifests");
+    fs::create_dir(&folder)?;
+    let manifest = json!({ "apiVersion": "v1", "kind": "List", "items": [
+        { "apiVersion": "v1", "kind": "Service",
+          "metadata": { "namespace": "kube-system", "name": "control-plane" },
+          "spec": { "clusterIP": VIP, "ports": [{ "name": "https", "port": PORT }] } },
+        { "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
+          "metadata": { "namespace": "kube-system", "name": "control-plane",
+                        "labels": { "kubernetes.io/service-name": "control-plane" } },
+          "ports": [{ "name": "https", "port": PORT }],
+          "endpoints": [{ "addresses": [ADDRESS] }, { "addresses": [SECOND] }] },
+    ]});
+    fs::write(folder.join("control-plane.json"), manifest.to_string())?;
+    let folder = folder.to_str().context("no text")?.to_owned();
+
+    // A node that boots while no API server that it knows answers: port 1 is nobody's.
+    ensure!(node.dial(vip()?).is_err(), "there is no such address yet");
+    let nobody = format!("https://{ADDRESS}:1");
+    let mut agent = node.start_with(&kubeconfig, &["--manifests", &folder, "--master", &nobody])?;
+    agent.says(&["static Services programmed"])?;
+    agent.says(&["socket programs attached"])?;
+    ensure!(agent.count(&["first sync done"])? == 0);
+    agent.answers("/readyz", "503")?;
+    agent.is_well()?;
+    // One of its two endpoints lives: a client that tries again gets through.
+    let begun = Instant::now();
+    let mut refused = 0;
+    while begun.elapsed() < Duration::from_secs(3) {
+        if !reaches(node)? {
+            refused += 1;
+            ensure!(reaches(node)?, "refused twice in a row");
+        }
+    }
+    agent.kill()?;
+
+    // The next one finds an API server; the cluster's Services come beside the static one.
+    control.restart()?;
+    let flags = ["--manifests", &folder, "--master", &both()];
+    let mut agent = node.start_with(&kubeconfig, &flags)?;
+    agent.says(&["first sync done"])?;
+    control.use_second()?;
+    let dialled = format!("{VIP}:{PORT}/TCP");
+    let agrees = || -> Result<()> {
+        let mut table = found(node)?;
+        let vip = table.remove(&dialled).context("the static Service is gone")?;
+        ensure!(vip.endpoints.len() == 2, "{vip:?}");
+        same(&wanted(&control.api)?, &table)
+    };
+    eventually(PATIENCE, agrees)?;
+    for _ in 0..50 {
+        ensure!(reaches(node)?, "both live");
+    }
+
+    // One API server is killed, under the agent and under the address. Whoever is refused tries once more.
+    let begun = Instant::now();
+    let mut reached = 0;
+    let mut is_killed = false;
+    while begun.elapsed() < Duration::from_secs(10) {
+        if !is_killed && begun.elapsed() > Duration::from_secs(1) {
+            is_killed = true;
+            control.kill()?;
+            control.use_second()?;
+            change(control, "10.1.7.50")?;
+        }
+        if !reaches(node)? {
+            refused += 1;
+            ensure!(reaches(node)?, "refused twice in a row, after {reached} connections");
+        }
+        reached += 1;
+    }
+    ensure!(reached > 30 && refused < reached / 4, "{refused} refusals among {reached} connections");
+    let table = found(node)?;
+    ensure!(table["10.96.7.1:80/TCP"].endpoints.contains(&"10.1.7.50:8080".parse()?), "{table:?}");
+    agent.is_well()?;
+    agent.kill()?;
+
+    // A node without its folder keeps the address until it knows better.
+    let mut agent = node.start_with(&kubeconfig, &["--master", &both()])?;
+    agent.says(&["first sync done"])?;
+    eventually(PATIENCE, || {
+        ensure!(!found(node)?.contains_key(&dialled), "it is still there");
+        Ok(())
+    })?;
+    agent.is_well()
+}
+
+/// Whether a process of the node gets through to an API server; an error if it gets through to nobody's.
+fn reaches(node: &Node) -> Result<bool> {
+    match node.dial(vip()?) {
+        Ok(answer) => {
+            ensure!(answer.contains(ANSWER), "{answer}");
+            Ok(true)
+        }
+        Err(error) => {
+            ensure!(format!("{error:#}").contains("Connection refused"), "{error:#}");
+            Ok(false)
+        }
+    }
+}
+
+/// The cluster address of the Service `kubernetes`.
+const CLUSTER_IP: &str = "10.96.0.1";
+
+/// The agent is told of the cluster address alone, as in a pod. Something else than Ballast leads there, for a while.
+pub fn behind_the_service(control: &mut ControlPlane, node: &Node) -> Result<()> {
+    one(control)?;
+    ip(&format!("addr add {CLUSTER_IP}/32 dev lo"))?;
+    let result = through_a_relay(control, node);
+    ip(&format!("addr del {CLUSTER_IP}/32 dev lo"))?;
+    result
+}
+
+fn through_a_relay(control: &ControlPlane, node: &Node) -> Result<()> {
+    let relay = Relay::start(&format!("{CLUSTER_IP}:443"), &format!("{ADDRESS}:{PORT}"))?;
+    let master = format!("https://{CLUSTER_IP}");
+    let mut agent = node.start_with(&control.agent_kubeconfig(), &["--master", &master])?;
+    agent.says(&["first sync done"])?;
+    agent.says(&[" WARN ", "the Service `kubernetes`", "--master"])?;
+    let direct = format!("ballast_api_server{{server=\"https://{ADDRESS}:{PORT}/\"}}");
+    ensure!(agent.metric(&direct)? == "0");
+    // Its certificate is valid for the cluster address, by which TLS asks also where the endpoint is dialled.
+    drop(relay);
+    change(control, "10.1.7.2")?;
+    eventually(PATIENCE, || {
+        let table = found(node)?;
+        let endpoints = &table.get("10.96.7.1:80/TCP").context("no Service")?.endpoints;
+        ensure!(endpoints.contains(&"10.1.7.2:8080".parse()?), "{endpoints:?}");
+        Ok(())
+    })?;
+    ensure!(agent.metric(&direct)? == "1", "by another way than the endpoint");
+    ensure!(agent.count(&[" WARN ", "another API server is asked now", ADDRESS])? == 1);
+    agent.is_well()
+}
+
+/// Leads connections on, until it is dropped.
+struct Relay {
+    listener: TcpListener,
+    streams: Arc<Mutex<Vec<TcpStream>>>,
+}
+
+impl Relay {
+    fn start(at: &str, to: &str) -> Result<Self> {
+        let listener = TcpListener::bind(at).with_context(|| format!("cannot listen on {at}"))?;
+        let relay = Self { listener: listener.try_clone()?, streams: Arc::default() };
+        let (to, streams) = (to.to_owned(), Arc::clone(&relay.streams));
+        thread::spawn(move || {
+            for inside in listener.incoming() {
+                let (Ok(inside), Ok(outside)) = (inside, TcpStream::connect(&to)) else { return };
+                for (from, into) in [(&inside, &outside), (&outside, &inside)] {
+                    let (Ok(mut from), Ok(mut into)) = (from.try_clone(), into.try_clone()) else { return };
+                    thread::spawn(move || io::copy(&mut from, &mut into));
+                }
+                if let Ok(mut streams) = streams.lock() {
+                    streams.extend([inside, outside]);
+                }
+            }
+        });
+        Ok(relay)
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        // Wakes the thread that accepts, too, and ends it.
+        let _ = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both);
+        let Ok(streams) = self.streams.lock() else { return };
+        for stream in streams.iter() {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+}
