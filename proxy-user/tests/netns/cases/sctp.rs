@@ -19,14 +19,12 @@ const WISH: Wish = Wish { pods: 1, services: &[], flags: SMALL };
 pub const CASES: &[Case] =
     &[Case { name: "sctp::the_node_itself_there_and_back", wish: WISH, run: there_and_back }];
 
-/// For kernels that have such sockets: those that we boot.
 /// Whether this kernel has sockets of it.
 pub fn has_sockets() -> bool {
-    let kind = socket2::Type::STREAM;
-    socket2::Socket::new(socket2::Domain::IPV4, kind, Some(socket2::Protocol::from(libc::IPPROTO_SCTP)))
-        .is_ok()
+    Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::from(libc::IPPROTO_SCTP))).is_ok()
 }
 
+/// For kernels that have such sockets: those that we boot.
 pub const BY_SOCKETS: &[Case] =
     &[Case { name: "sctp::the_node_itself_by_sockets", wish: WISH, run: by_sockets }];
 
