@@ -74,3 +74,60 @@ fn remove(storage: &Path) -> Result<()> {
         _ => Ok(()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, SystemTime};
+
+    use serde_json::Value;
+
+    use super::*;
+    use crate::setup::{self, Need};
+
+    /// Builds the project's Containerfile around a program that is none, and returns the archive and the id.
+    fn image(folder: &Path, age: Duration) -> (Vec<u8>, String) {
+        let context = folder.join("context");
+        fs::create_dir_all(&context).unwrap();
+        for name in ["ballast", "LICENSE", "agent.cdx.json"] {
+            fs::write(context.join(name), name).unwrap();
+            let file = fs::File::options().write(true).open(context.join(name)).unwrap();
+            file.set_modified(SystemTime::now() - age).unwrap();
+        }
+        let archive = folder.join("image.tar");
+        let id = build(&Build {
+            file: &Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/Containerfile"),
+            context: &context,
+            reference: "localhost/ballast:test",
+            revision: "0123456",
+            time: 1_700_000_000,
+            storage: &folder.join("storage"),
+            archive: &archive,
+        });
+        let id = id.unwrap();
+        assert!(!folder.join("storage").exists());
+        (fs::read(archive).unwrap(), id)
+    }
+
+    #[test]
+    #[ignore = "needs root: cargo xtask test netns"]
+    fn the_same_files_give_the_same_image_at_any_time_and_place() {
+        setup::tools(Need::Image).unwrap();
+        let (one, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let (archive, id) = image(one.path(), Duration::ZERO);
+        let (again, same) = image(other.path(), Duration::from_hours(1));
+        assert_eq!(id, same);
+        assert!(archive == again, "the archives differ");
+        let read = |name: &str| {
+            let tar = Cmd::new("tar").arg("-xOf").arg(one.path().join("image.tar")).arg(name);
+            serde_json::from_str::<Value>(&tar.read().unwrap()).unwrap()
+        };
+        let manifest = read("manifest.json");
+        assert_eq!(manifest[0]["RepoTags"][0], "localhost/ballast:test");
+        let config = manifest[0]["Config"].as_str().unwrap();
+        assert_eq!(format!("sha256:{}", config.trim_end_matches(".json")), id);
+        let config = &read(config)["config"];
+        assert_eq!(config["Entrypoint"][0], "/usr/bin/ballast");
+        assert_eq!(config["Cmd"][0], "run");
+        assert_eq!(config["Labels"]["org.opencontainers.image.revision"], "0123456");
+    }
+}
