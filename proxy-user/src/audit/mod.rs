@@ -14,7 +14,7 @@ mod objects;
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::sleep;
@@ -69,8 +69,6 @@ pub struct Counts {
     pub failed: u64,
     /// Differences that lasted, by what differed: `Service`, `EndpointSlice`, `frontend`.
     pub differences: BTreeMap<&'static str, u64>,
-    /// When the last audit that could be made ended.
-    pub last: Option<SystemTime>,
 }
 
 /// The counts, shared with the metrics.
@@ -96,9 +94,6 @@ impl Audits {
                 *counts.differences.entry("frontend").or_default() += differences.frontends.len() as u64;
             }
             Err(_) => counts.failed += 1,
-        }
-        if result.is_ok() {
-            counts.last = Some(SystemTime::now());
         }
     }
 }

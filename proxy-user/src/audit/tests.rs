@@ -186,7 +186,6 @@ async fn what_agrees_is_left_alone() {
     let bench = Bench::new().await;
     sleep(ONE).await;
     assert_eq!((bench.counts(), bench.differences()), ((1, 0, 0), vec![]));
-    assert!(bench.audits.counts().last.is_some());
 }
 
 #[tokio::test(start_paused = true)]
@@ -273,7 +272,6 @@ async fn an_api_server_that_is_away_changes_nothing() {
     bench.api.set(None);
     sleep(ONE).await;
     assert_eq!((bench.counts(), bench.maps.counts()), ((0, 0, 1), vec![3, 3]));
-    assert_eq!(bench.audits.counts().last, None, "an audit that failed is not one that was made");
 }
 
 #[test]

@@ -6,8 +6,7 @@ use std::sync::Arc;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 
-use super::datapath::{counter, gauge};
-use super::sync::unix;
+use super::datapath::counter;
 use crate::audit::Audits;
 
 /// Reads the counts at each scrape.
@@ -27,9 +26,6 @@ impl Collector for Found {
         });
         let help = "Differences that these comparisons found for long, and that were repaired: objects that the agent did not know \
                     as the API server does, and frontends that the maps had otherwise than planned";
-        counter(&mut encoder, "ballast_api_audit_repairs", help, differences)?;
-        let last = counts.last.map(|last| (Vec::new(), unix(last)));
-        let help = "When the last of these comparisons ended that could be made";
-        gauge(&mut encoder, "ballast_api_audit_timestamp_seconds", help, last)
+        counter(&mut encoder, "ballast_api_audit_repairs", help, differences)
     }
 }

@@ -154,7 +154,7 @@ fn ours(e: &mut DescriptorEncoder<'_>, status: &Status) -> Result<(), fmt::Error
     gauge(e, "ballast_services", "Services that are programmed", [(none(), status.services as u64)])
 }
 
-pub(super) fn unix(at: SystemTime) -> f64 {
+fn unix(at: SystemTime) -> f64 {
     at.duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs_f64()
 }
 

@@ -7,7 +7,6 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 
 use super::applied::Holds;
-use super::audit::Step;
 use super::question::Question;
 use super::reconcile::Reconciler;
 use super::report;
@@ -15,22 +14,17 @@ use super::slow_start::SlowStart;
 use super::status::{NodeFate, Status};
 use super::triggers::Triggers;
 use crate::maps::{FlowUse, MapError, Store};
-use crate::model::net::IpFamily;
 use crate::model::settings::NodeSettings;
 use crate::model::{Cluster, Event, Key, Kind, NodeView, Object, ServiceName};
 use crate::plan::{NodePlan, PlanSettings, ServicePlan, Unmanaged, plan_node, plan_service};
 
+mod audits;
 mod early;
 
 use early::Early;
 
 /// Events taken in before a sync, at most; so many that a list of everything is one sync.
 const AT_ONCE: usize = 65_536;
-
-/// Entries that a comparison looks at in one go: well below a millisecond, and an event waits for one at most.
-const PIECE: u32 = 1024;
-/// Between two goes, so that a comparison never keeps a CPU busy.
-const BETWEEN_PIECES: Duration = Duration::from_millis(1);
 
 /// How often the driver does what.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -262,59 +256,6 @@ impl<S: Store> Driver<S> {
         self.is_node_new = false;
         self.reconciler.set_node(&plan);
         Some(plan)
-    }
-
-    /// Goes on with the comparison, or begins one. What it finds is repaired at once.
-    fn audit(&mut self, now: Instant) {
-        if self.next_piece.take().is_none() {
-            self.next_audit = now + self.settings.sync_period;
-        }
-        let result = match self.reconciler.audit_step(PIECE) {
-            Ok(Step::More) => {
-                self.next_piece = Some(Instant::now() + BETWEEN_PIECES);
-                return;
-            }
-            Ok(Step::Clean) => Ok(0),
-            Ok(Step::Differs) => self.reconciler.audit(now.into_std()),
-            Err(error) => Err(error),
-        };
-        self.note_audit(now, result);
-    }
-
-    /// Compares all at once, and repairs what differs.
-    pub(super) fn repair(&mut self, now: Instant) {
-        self.next_piece = None;
-        let result = self.reconciler.audit(now.into_std());
-        self.note_audit(now, result);
-    }
-
-    fn note_audit(&mut self, now: Instant, result: Result<usize, MapError>) {
-        if let Err(error) = &result {
-            tracing::warn!(%error, "the maps could not be compared with what was written to them");
-        }
-        self.is_unreadable = result.is_err();
-        let drift = result.as_ref().copied().unwrap_or(0);
-        if drift > 0 {
-            tracing::warn!(entries = drift, "the maps were changed externally; they are being repaired");
-        }
-        let failing = self.failing_families();
-        self.status.send_modify(|status| {
-            status.note_failing(&failing, SystemTime::now());
-            status.audits += 1;
-            status.audit_failures += u64::from(result.is_err());
-            status.drift += drift as u64;
-        });
-        if drift > 0 {
-            self.sync(now, true);
-        }
-    }
-
-    /// Families of which something is not in the maps, or all while the maps cannot be read.
-    fn failing_families(&self) -> BTreeSet<IpFamily> {
-        if self.is_unreadable {
-            return BTreeSet::from([IpFamily::V4, IpFamily::V6]);
-        }
-        self.reconciler.failing_families()
     }
 
     /// `begun` is before the reading of the tables, where they are being repaired.

@@ -257,7 +257,7 @@ async fn pieces_are_small_and_nothing_is_read_as_a_whole() {
     assert!(entries >= 2 * 250 * 20, "backends and slots, and more: {entries}");
     // A walk ends with a bucket, an extent with its last slot.
     let is_small =
-        |done: &Done| matches!(done, Done::Piece(entries) if *entries <= 2 * super::PIECE as usize);
+        |done: &Done| matches!(done, Done::Piece(entries) if *entries <= 2 * super::audits::PIECE as usize);
     assert!(pieces.iter().all(is_small), "{pieces:?}");
 }
 

@@ -34,7 +34,10 @@ pub(super) fn exported() -> BTreeMap<String, BTreeSet<String>> {
         servers: vec!["https://192.0.2.1:6443".to_owned()],
         ..ApiServers::default()
     });
-    let metrics = metrics(eventful()).with_repairs(Arc::default()).with_api_servers(servers);
+    let metrics = metrics(eventful())
+        .with_repairs(Arc::default())
+        .with_audits(Arc::default())
+        .with_api_servers(servers);
     metrics.answered_healthz(200);
     metrics.answered_livez(200);
     metrics.ended_sockets(IpFamily::V4, 1);

@@ -296,10 +296,11 @@ impl Transition {
                 })
             };
             let (before, after) = (self.before.get(key), self.after.get(key));
-            let left = |seen: &Seen| {
+            let left = |known: &Seen| {
                 let stays = |at: &_| after.is_some_and(|after| after.endpoints.contains_key(at));
-                let kept = seen.endpoints.iter().filter(|(at, _)| stays(at));
-                Seen { endpoints: kept.map(|(at, flags)| (*at, *flags)).collect(), ..seen.clone() }
+                let kept = |at: &_| stays(at) || seen.endpoints.contains_key(at);
+                let endpoints = known.endpoints.iter().filter(|(at, _)| kept(at));
+                Seen { endpoints: endpoints.map(|(at, flags)| (*at, *flags)).collect(), ..known.clone() }
             };
             let is_left = self.may_fail && same(before.map(left).as_ref());
             assert!(

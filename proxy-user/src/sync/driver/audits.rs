@@ -1,0 +1,71 @@
+//! Comparisons of the maps with what was written to them.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, SystemTime};
+
+use tokio::time::Instant;
+
+use super::Driver;
+use crate::maps::{MapError, Store};
+use crate::model::net::IpFamily;
+use crate::sync::audit::Step;
+
+/// Entries that a comparison looks at in one go: well below a millisecond, and an event waits for one at most.
+pub(super) const PIECE: u32 = 1024;
+/// Between two goes, so that a comparison never keeps a CPU busy.
+const BETWEEN_PIECES: Duration = Duration::from_millis(1);
+
+impl<S: Store> Driver<S> {
+    /// Goes on with the comparison, or begins one. What it finds is repaired at once.
+    pub(super) fn audit(&mut self, now: Instant) {
+        if self.next_piece.take().is_none() {
+            self.next_audit = now + self.settings.sync_period;
+        }
+        let result = match self.reconciler.audit_step(PIECE) {
+            Ok(Step::More) => {
+                self.next_piece = Some(Instant::now() + BETWEEN_PIECES);
+                return;
+            }
+            Ok(Step::Clean) => Ok(0),
+            Ok(Step::Differs) => self.reconciler.audit(now.into_std()),
+            Err(error) => Err(error),
+        };
+        self.note_audit(now, result);
+    }
+
+    /// Compares all at once, and repairs what differs.
+    pub(in crate::sync) fn repair(&mut self, now: Instant) {
+        self.next_piece = None;
+        let result = self.reconciler.audit(now.into_std());
+        self.note_audit(now, result);
+    }
+
+    fn note_audit(&mut self, now: Instant, result: Result<usize, MapError>) {
+        if let Err(error) = &result {
+            tracing::warn!(%error, "the maps could not be compared with what was written to them");
+        }
+        self.is_unreadable = result.is_err();
+        let drift = result.as_ref().copied().unwrap_or(0);
+        if drift > 0 {
+            tracing::warn!(entries = drift, "the maps were changed externally; they are being repaired");
+        }
+        let failing = self.failing_families();
+        self.status.send_modify(|status| {
+            status.note_failing(&failing, SystemTime::now());
+            status.audits += 1;
+            status.audit_failures += u64::from(result.is_err());
+            status.drift += drift as u64;
+        });
+        if drift > 0 {
+            self.sync(now, true);
+        }
+    }
+
+    /// Families of which something is not in the maps, or all while the maps cannot be read.
+    pub(super) fn failing_families(&self) -> BTreeSet<IpFamily> {
+        if self.is_unreadable {
+            return BTreeSet::from([IpFamily::V4, IpFamily::V6]);
+        }
+        self.reconciler.failing_families()
+    }
+}
