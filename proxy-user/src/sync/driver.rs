@@ -335,12 +335,13 @@ async fn next(questions: &mut Option<mpsc::Receiver<Question>>) -> Question {
 /// The kind of object that an event is about; `None`: the machine.
 fn kind_of(event: &Event) -> Option<Kind> {
     Some(match event {
-        Event::Apply(Object::Service(_)) | Event::Delete(Key::Service(_)) => Kind::Service,
+        Event::Apply(Object::Service(_)) | Event::Delete(Key::Service(_)) | Event::Static { .. } => {
+            Kind::Service
+        }
         Event::Apply(Object::Slice(_)) | Event::Delete(Key::Slice(_)) => Kind::Slice,
         Event::Apply(Object::Node(_)) | Event::Delete(Key::Node(_)) => Kind::Node,
         Event::Apply(Object::ServiceCidr(_)) | Event::Delete(Key::ServiceCidr(_)) => Kind::ServiceCidr,
         Event::Reset(listing) => listing.kind(),
-        Event::Static { .. } => Kind::Service,
         Event::Host(_) => return None,
     })
 }

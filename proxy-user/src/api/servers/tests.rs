@@ -80,7 +80,7 @@ async fn the_first_server_that_answers_is_asked_until_it_fails() {
         assert_eq!(*told.borrow(), expected(&other, before + 1));
         // One that comes back is not gone back to.
         one.status.store(200, Ordering::Relaxed);
-        (one.asked(), other.asked());
+        let _ = (one.asked(), other.asked());
         assert_eq!(ask(&connection).await, Some(200));
         assert_eq!((one.asked(), other.asked()), (0, 1));
         other.status.store(status, Ordering::Relaxed);

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::Cluster;
-use crate::model::{EndpointSlice, Problem, Service, ServiceName, SliceName};
+use crate::model::{EndpointSlice, Problem, Service, ServiceName, SliceName, SortedMap};
 
 /// Which objects are the folder's, and what of the API server's they hide.
 #[derive(Clone, Debug, Default)]
@@ -95,7 +95,7 @@ impl Cluster {
                 self.statics.hidden.insert(name, service);
             }
         }
-        let told = self.slices.values().flat_map(|slices| slices.values());
+        let told = self.slices.values().flat_map(SortedMap::values);
         let told = told.filter(|slice| !known_slices.contains(&slice.name) && self.statics.hides(slice));
         for slice in told.cloned().collect::<Vec<_>>() {
             self.remove_slice(&slice.name, changed);

@@ -56,7 +56,7 @@ proptest! {
                 prop_assert!(before.get(name) == after.get(name) || changed.contains(name), "{name}");
             }
         }
-        let (begins, ends) = ([&[last.clone()], &history[..]].concat(), [&history[..], &[last]].concat());
+        let (begins, ends) = ([std::slice::from_ref(&last), &history[..]].concat(), [&history[..], std::slice::from_ref(&last)].concat());
         prop_assert_eq!(seen(&cluster), seen(&lists(&begins)));
         prop_assert_eq!(seen(&cluster), seen(&lists(&ends)));
         // An empty folder leaves what the API server has told.
