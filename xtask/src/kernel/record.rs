@@ -15,7 +15,7 @@ pub const MARK: &str = "verified\t";
 const PERCENT: u64 = 110;
 
 const HEAD: &str = "# What the verifier needs\n\n\
-`cargo xtask test --kernel VERSION` loads every program in every mode, and fails when the verifier walks through 10 % more \
+`cargo xtask test --kernel LINE` loads every program in every mode, and fails when the verifier walks through 10 % more \
 instructions than are recorded here; a kernel walks through a million at most. `--record` writes the kernel's column.\n\n\
 A cell holds the instructions, the bytes of the largest frame, and milliseconds. Time is not compared: kernels that qemu emulates \
 are about 20 times slower. `-`: the kernel lacks something that the program needs ([kernels](operations.md#kernels)).\n\n";
