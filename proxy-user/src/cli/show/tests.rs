@@ -593,9 +593,7 @@ fn a_status_without_agent_and_maps() {
       "abi": 3,
       "folder": null,
       "attachments": [],
-      "kernelLacks": [
-        "socket-errors"
-      ],
+      "kernelLacks": [],
       "xdp": [],
       "maps": [],
       "snatPorts": null,
