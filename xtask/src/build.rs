@@ -118,7 +118,7 @@ pub fn agent(workspace: &Workspace, args: &Args) -> Result<PathBuf> {
             return Ok(workspace.binary(args.release));
         }
         cross::prepare(args.target)?;
-        cross::cargo(cargo, args.target).run()?;
+        cross::cargo(cargo, workspace, args.target).run()?;
         let folder = workspace.target().join(args.target.target());
         Ok(folder.join(if args.release { "release" } else { "debug" }).join("ballast"))
     })

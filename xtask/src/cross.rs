@@ -1,11 +1,13 @@
 //! Programs for an architecture that is not this machine's: rustup's target, and Debian's cross compiler for what links and for
 //! what is written in C. The BPF object is the same: both are little-endian, and no program reads registers.
 
+use std::path::Path;
 use std::{fmt, fs};
 
 use anyhow::{Context as _, Result, bail};
 
 use crate::exec::{self, Cmd};
+use crate::workspace::Workspace;
 use crate::{apt, say};
 
 /// An architecture.
@@ -95,13 +97,21 @@ pub fn prepare(arch: Arch) -> Result<()> {
 
 /// The call of cargo, for that architecture; its programs are below `target/<the target's name>`.
 #[must_use]
-pub fn cargo(cargo: Cmd, arch: Arch) -> Cmd {
+pub fn cargo(cargo: Cmd, workspace: &Workspace, arch: Arch) -> Cmd {
     let (target, (compiler, _)) = (arch.target(), arch.compiler());
     let name = target.replace('-', "_");
     cargo
         .args(["--target", target])
         .env(format!("CARGO_TARGET_{}_LINKER", name.to_uppercase()), compiler)
         .env(format!("CC_{name}"), compiler)
+        // Below the target's own folder, the build script would look for the object in vain.
+        .env("BALLAST_BPF_OBJECT", workspace.bpf_object())
+}
+
+/// Takes the debug information out of a program: a small machine keeps it in memory.
+pub fn strip(program: &Path, arch: Arch) -> Result<()> {
+    let (compiler, _) = arch.compiler();
+    Cmd::new(compiler.replace("gcc", "strip")).arg("--strip-debug").arg(program).run()
 }
 
 /// The release of Debian that this machine runs: the cross compiler's C library is of it.
@@ -121,11 +131,16 @@ mod tests {
 
     #[test]
     fn cargo_is_told_the_linker_and_the_compiler() {
-        let cmd = cargo(Cmd::new("cargo").arg("build"), Arch::Arm).into_std();
+        let cmd = cargo(Cmd::new("cargo").arg("build"), &Workspace::find().unwrap(), Arch::Arm).into_std();
         let args: Vec<_> = cmd.get_args().collect();
         assert_eq!(args, ["build", "--target", "aarch64-unknown-linux-gnu"]);
         let names: Vec<_> = cmd.get_envs().map(|(name, _)| name.to_string_lossy().into_owned()).collect();
-        for name in ["CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", "CC_aarch64_unknown_linux_gnu"] {
+        let wanted = [
+            "BALLAST_BPF_OBJECT",
+            "CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER",
+            "CC_aarch64_unknown_linux_gnu",
+        ];
+        for name in wanted {
             assert!(names.iter().any(|known| known == name), "{name} not in {names:?}");
         }
     }

@@ -42,7 +42,8 @@ impl Node {
         Ok(node)
     }
 
-    fn bpffs(&self) -> PathBuf {
+    /// The bpffs, mounted when an agent has started.
+    pub fn bpffs(&self) -> PathBuf {
         self.folder.path().join("bpf")
     }
 
@@ -67,6 +68,8 @@ impl Node {
         command.arg("--cgroup-root").arg(&self.cgroup).args(["--hostname-override", NODE]);
         // Debug, because what happens to a watch is not worth more in a log. Small maps of what is not used here.
         command.args(["--log-level", "debug", "--max-flows", "1024", "--max-sockets", "1024"]);
+        // So often that each case meets audits: in what works, they find nothing.
+        command.args(["--api-audit-period", "5s"]);
         command.args(flags);
         let start = fs::metadata(self.log_file()).map_or(0, |file| file.len() as usize);
         let process = Process::start(&mut command, &self.log_file())?;

@@ -21,7 +21,7 @@ use anyhow::{Context as _, Result, anyhow};
 use libtest_mimic::{Arguments, Failed, Trial};
 
 use agent::Node;
-use cases::{CASES, Case};
+use cases::{CASES, Case, audit};
 use kube::control::{self, ControlPlane};
 use kube::tail;
 
@@ -61,7 +61,10 @@ fn run(case: &Case, control: &Mutex<Option<ControlPlane>>) -> Result<()> {
     let control = guard.as_mut().context("there is no API server")?;
     control.reset()?;
     let node = Node::new(&control.agent_kubeconfig())?;
-    let action = || (case.run)(control, &node);
+    let action = || {
+        (case.run)(control, &node)?;
+        audit::found_nothing(case, &node)
+    };
     let result =
         catch_unwind(AssertUnwindSafe(action)).unwrap_or_else(|_| Err(anyhow!("a panic, see above")));
     result.map_err(|error| anyhow!("{error:#}\n--- the agents' log, its end ---\n{}", tail(&node.log_file())))

@@ -1,7 +1,7 @@
 //! Loads every program in every mode, as the agent does, and asks the verifier what that took. aya throws away what the
 //! verifier says of a program that it takes; so the object is aya's, and the last call is ours.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd as _, AsRawFd as _, FromRawFd as _, OwnedFd, RawFd};
 use std::{fmt, io};
 
@@ -96,8 +96,7 @@ impl Loader {
         let mut object = Object::parse(EMBEDDED)?;
         let bytes: BTreeMap<_, _> =
             variables.iter().map(|(name, value)| (*name, value.to_ne_bytes())).collect();
-        let globals: HashMap<_, _> =
-            bytes.iter().map(|(name, value)| (*name, (value.as_slice(), true))).collect();
+        let globals = bytes.iter().map(|(name, value)| (*name, (value.as_slice(), true))).collect();
         object.patch_map_data(globals)?;
         let features = aya::features().btf().context("this kernel knows no BTF")?;
         let types = object.fixup_and_sanitize_btf(features)?.map(|types| load_types(&types.to_bytes()));
@@ -121,7 +120,7 @@ impl Loader {
             fds.push((name, fd, map));
             maps.push(made);
         }
-        let text: HashSet<_> = object.functions.keys().map(|(section, _)| *section).collect();
+        let text = object.functions.keys().map(|(section, _)| *section).collect();
         object.relocate_maps(fds.iter().map(|(name, fd, map)| (name.as_str(), *fd, map)), &text)?;
         object.relocate_calls(&text)?;
         Ok(Self { object, types, kernel: None, _maps: maps })
@@ -157,13 +156,13 @@ impl Loader {
 
 /// What the kernel is told of a program's kind.
 struct Kind {
-    kind: bpf_prog_type,
+    program: bpf_prog_type,
     attach: u32,
     flags: u32,
 }
 
 fn kind(program: &Program) -> Result<Kind> {
-    let plain = |kind| Kind { kind, attach: 0, flags: 0 };
+    let plain = |program| Kind { program, attach: 0, flags: 0 };
     Ok(match &program.section {
         ProgramSection::SchedClassifier => plain(bpf_prog_type::BPF_PROG_TYPE_SCHED_CLS),
         ProgramSection::SockOps => Kind {
@@ -224,7 +223,7 @@ fn load(program: &Program, function: &Function, types: Option<&OwnedFd>, iterate
     let count = |bytes: &[u8], size: usize| bytes.len().checked_div(size).unwrap_or(0) as u32;
     let mut log = vec![0u8; LOG];
     let mut attr = ProgLoad {
-        kind: kind.kind as u32,
+        kind: kind.program as u32,
         count: function.instructions.len() as u32,
         instructions: function.instructions.as_ptr() as u64,
         license: program.license.as_ptr() as u64,

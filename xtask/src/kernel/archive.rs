@@ -94,7 +94,7 @@ impl Archive {
             .args(packages)
             .run()?;
         let files = entries(&self.root.join("cache/archives"));
-        Ok(files.into_iter().filter(|path| file_name(path).ends_with(".deb")).collect())
+        Ok(files.into_iter().filter(|path| path.extension().is_some_and(|ext| ext == "deb")).collect())
     }
 
     fn apt(&self, program: &str) -> Cmd {

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result};
 
 use super::boot::{BOOTED, MARKER};
+use crate::cross::{self, Arch};
 use crate::exec::{self, Cmd};
 
 /// Where our programs are found inside.
@@ -19,6 +20,8 @@ const PROGRAMS: &str = "/ballast";
 pub struct Contents {
     /// A tree of files to begin with, for an architecture that is not this machine's; it has the tools and libraries.
     pub base: Option<PathBuf>,
+    /// Our programs lose their debug information, by the tools for this architecture.
+    pub strip: Option<Arch>,
     /// Our programs, by the names they get inside.
     pub programs: Vec<(&'static str, PathBuf)>,
     /// The machine's own tools.
@@ -47,6 +50,10 @@ pub fn write(archive: &Path, contents: &Contents) -> Result<()> {
     }
     for (from, to) in files {
         copy(&from, &root.join(to.strip_prefix("/").unwrap_or(&to)))?;
+    }
+    if let Some(arch) = contents.strip {
+        let folder = root.join(PROGRAMS.trim_start_matches('/'));
+        contents.programs.iter().try_for_each(|(name, _)| cross::strip(&folder.join(name), arch))?;
     }
     let mut modules = Vec::new();
     for (position, module) in contents.modules.iter().enumerate() {

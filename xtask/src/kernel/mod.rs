@@ -57,6 +57,10 @@ pub fn run(workspace: &Workspace, name: &str, arch: Arch, records: bool) -> Resu
     }
     let path = workspace.root().join(RECORD);
     let mut record = Record::open(&path)?;
+    if !records && !record.knows(&found) {
+        say::line(format_args!("    note: {RECORD} has no column for Linux {name}: --record writes it"));
+        return Ok(());
+    }
     if !records {
         return record.check(&found);
     }
@@ -95,7 +99,7 @@ impl Programs {
         if arch != Arch::HOST {
             cross::prepare(arch)?;
             agent = workspace.target().join(arch.target()).join("debug/ballast");
-            cargo = cross::cargo(cargo, arch);
+            cargo = cross::cargo(cargo, workspace, arch);
         }
         let tests =
             executable(&cargo.read_aside()?).context("cargo built no program for the namespace tests")?;
@@ -133,6 +137,7 @@ impl Programs {
         let kernel = package::get(line, arch)?;
         let image = workspace.target().join(format!("kernel-{}-{arch}.cpio", line.name));
         let contents = initramfs::Contents {
+            strip: (arch != Arch::HOST).then_some(arch),
             base: (arch != Arch::HOST).then(|| userland(arch)).transpose()?,
             programs: vec![("ballast", self.agent.clone()), ("netns", self.tests.clone())],
             tools: ["ip", "tc"].into_iter().filter_map(exec::which).collect(),

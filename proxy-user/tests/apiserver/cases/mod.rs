@@ -1,5 +1,6 @@
 //! The cases, and the objects they are made of.
 
+pub mod audit;
 pub mod deployment;
 mod live;
 mod many;
@@ -46,6 +47,7 @@ pub const CASES: &[Case] = &[
     },
     Case { name: "servers::endpoints_of_the_service_kubernetes_are_asked", run: servers::behind_the_service },
     Case { name: "a_thousand_services", run: many::a_thousand_services },
+    Case { name: audit::REPAIRS, run: audit::repairs },
 ];
 
 /// A Service of the namespace `default` with an unnamed TCP port 80; `spec` adds to it.

@@ -1,0 +1,44 @@
+//! Audits: maps that differ from the API server are repaired, and in all other cases none differ.
+
+use std::fs;
+
+use anyhow::{Context as _, Result, ensure};
+use proxy_user::maps::{KernelStore, Store as _, Write};
+use serde_json::json;
+
+use super::{Case, service, slice};
+use crate::agent::Node;
+use crate::kube::control::ControlPlane;
+use crate::oracle::agree;
+
+/// The case that spoils maps.
+pub const REPAIRS: &str = "an_audit_repairs_what_differs";
+
+/// What the agent says of a difference.
+const DIFFERED: &str = "what was programmed differed from the API server for long";
+
+/// No audit of this case has found a difference.
+pub fn found_nothing(case: &Case, node: &Node) -> Result<()> {
+    let log = fs::read_to_string(node.log_file()).unwrap_or_default();
+    let line = log.lines().find(|line| line.contains(DIFFERED));
+    ensure!(case.name == REPAIRS || line.is_none(), "{line:?}");
+    Ok(())
+}
+
+pub fn repairs(control: &mut ControlPlane, node: &Node) -> Result<()> {
+    let api = &control.api;
+    api.create(&service("web", &json!({}))?)?;
+    api.create(&slice("web-1", "web", &["10.1.0.1", "10.1.0.2"])?)?;
+    // The agent's own comparison of the maps comes too late.
+    let mut agent = node.start_with(&control.agent_kubeconfig(), &["--sync-period", "1h"])?;
+    agent.says(&["first sync done"])?;
+    agree(api, node)?;
+    let mut store = KernelStore::open(&node.bpffs().join("ballast"))?;
+    let found = store.read(u32::MAX)?;
+    let (key, _) = found.services.iter().find(|(_, entry)| entry.slot_count == 2).context("no Service")?;
+    store.write(&[Write::NoService(*key)]).map_err(|error| anyhow::anyhow!("{error:?}"))?;
+    agent.says(&["ERROR", DIFFERED])?;
+    agree(api, node)?;
+    ensure!(agent.count(&[DIFFERED])? == 1, "repaired more than once");
+    Ok(())
+}
