@@ -23,8 +23,9 @@ use crate::maps::FrontendKey;
 use crate::model::{Key, Object};
 use crate::sync::{Question, Status};
 
-/// How long a difference must last. A watch is behind by milliseconds, a loaded API server by seconds.
-pub const GRACE: Duration = Duration::from_secs(10);
+/// How long a difference must last. A watch is behind by milliseconds; one that has failed begins again within 20 s, and its list
+/// may be silent for 10 s before another one is asked for.
+pub const GRACE: Duration = Duration::from_mins(1);
 /// Names that a log line holds, at most.
 const NAMED: usize = 10;
 

@@ -17,8 +17,10 @@ use crate::model::{
 use crate::sync::{Driver, DriverSettings};
 
 const PERIOD: Duration = Duration::from_mins(10);
-/// A first turn and an audit with its grace period.
-const ONE: Duration = Duration::from_mins(11);
+/// The first turn, and an audit that waits twice.
+fn one() -> Duration {
+    turn("node", PERIOD) + 3 * GRACE
+}
 
 #[derive(Clone)]
 struct Maps(Arc<Mutex<MemoryStore>>);
@@ -184,7 +186,7 @@ fn objects() -> Vec<Object> {
 #[tokio::test(start_paused = true)]
 async fn what_agrees_is_left_alone() {
     let bench = Bench::new().await;
-    sleep(ONE).await;
+    sleep(one()).await;
     assert_eq!((bench.counts(), bench.differences()), ((1, 0, 0), vec![]));
 }
 
@@ -196,7 +198,7 @@ async fn an_endpoint_whose_end_was_missed_is_removed_and_counted() {
         object => object,
     });
     bench.api.set(Some(objects.collect()));
-    sleep(ONE).await;
+    sleep(one()).await;
     assert_eq!(bench.maps.counts(), [3, 2]);
     assert_eq!((bench.counts(), bench.differences()), ((0, 1, 0), vec![("EndpointSlice", 1)]));
     sleep(PERIOD).await;
@@ -209,7 +211,7 @@ async fn objects_that_came_or_went_unnoticed() {
     let objects = [Object::Service(service("a", 1)), Object::Service(service("c", 3))];
     let slices = [slice("a", 1..4), slice("c", 1..2)].map(Object::Slice);
     bench.api.set(Some(objects.into_iter().chain(slices).collect()));
-    sleep(ONE).await;
+    sleep(one()).await;
     assert_eq!(bench.maps.counts(), [3, 1]);
     assert_eq!(bench.differences(), [("EndpointSlice", 2), ("Service", 2)]);
 }
@@ -219,7 +221,7 @@ async fn many_differences_are_repaired_as_well_as_few() {
     let bench = Bench::new().await;
     let many = (0..200).map(|number| Object::Service(service(&format!("s{number}"), number + 10)));
     bench.api.set(Some(objects().into_iter().chain(many).collect()));
-    sleep(ONE).await;
+    sleep(one()).await;
     assert_eq!((bench.maps.counts().len(), bench.differences()), (202, vec![("Service", 200)]));
 }
 
@@ -232,7 +234,7 @@ async fn a_change_on_its_way_is_no_difference() {
     bench.api.set(Some([objects(), vec![Object::Service(service("c", 3))]].concat()));
     sleep(Duration::from_secs(2)).await;
     bench.events.send(Event::Apply(Object::Service(service("c", 3)))).await.unwrap();
-    sleep(ONE).await;
+    sleep(one()).await;
     assert_eq!((bench.counts().1, bench.differences()), (0, vec![]));
 }
 
@@ -261,7 +263,7 @@ async fn maps_that_do_not_hold_what_is_planned_are_repaired() {
         contents.slots[entry.slot_base as usize] = 0;
     }
     assert_eq!(bench.maps.counts(), [2, 3]);
-    sleep(ONE).await;
+    sleep(one()).await;
     assert_eq!(bench.maps.counts(), [3, 3]);
     assert_eq!((bench.counts(), bench.differences()), ((0, 1, 0), vec![("frontend", 1)]));
 }
@@ -270,7 +272,7 @@ async fn maps_that_do_not_hold_what_is_planned_are_repaired() {
 async fn an_api_server_that_is_away_changes_nothing() {
     let bench = Bench::new().await;
     bench.api.set(None);
-    sleep(ONE).await;
+    sleep(one()).await;
     assert_eq!((bench.counts(), bench.maps.counts()), ((0, 0, 1), vec![3, 3]));
 }
 
