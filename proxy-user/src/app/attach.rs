@@ -81,7 +81,7 @@ where
         }
     }
     // The driver has ended, and so does the agent.
-    std::future::pending().await
+    std::future::pending::<()>().await;
 }
 
 /// Restores every `period` what was detached or removed externally.

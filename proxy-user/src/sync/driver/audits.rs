@@ -30,18 +30,18 @@ impl<S: Store> Driver<S> {
             Ok(Step::Differs) => self.reconciler.audit(now.into_std()),
             Err(error) => Err(error),
         };
-        self.note_audit(now, result);
+        self.note_audit(now, &result);
     }
 
     /// Compares all at once, and repairs what differs.
     pub(in crate::sync) fn repair(&mut self, now: Instant) {
         self.next_piece = None;
         let result = self.reconciler.audit(now.into_std());
-        self.note_audit(now, result);
+        self.note_audit(now, &result);
     }
 
-    fn note_audit(&mut self, now: Instant, result: Result<usize, MapError>) {
-        if let Err(error) = &result {
+    fn note_audit(&mut self, now: Instant, result: &Result<usize, MapError>) {
+        if let Err(error) = result {
             tracing::warn!(%error, "the maps could not be compared with what was written to them");
         }
         self.is_unreadable = result.is_err();
