@@ -96,10 +96,10 @@ mod tests {
         assert_eq!(tasks.failed().await.to_string(), "the address is taken");
     }
 
-    /// Run by the test below, in a process of its own.
-    #[test]
-    #[ignore = "ends its process"]
-    fn panics_in_a_task_of_a_runtime() {
+    /// Says to the test below that it runs in a process of its own.
+    const CHILD: &str = "BALLAST_TEST_PANICS";
+
+    fn panics_in_a_task() {
         end_on_panic();
         let runtime = tokio::runtime::Runtime::new().unwrap();
         runtime.spawn(async { panic!("for Service default/web") });
@@ -108,9 +108,12 @@ mod tests {
 
     #[test]
     fn a_panic_in_a_task_ends_the_process() {
-        let name = "app::supervisor::tests::panics_in_a_task_of_a_runtime";
+        if std::env::var_os(CHILD).is_some() {
+            return panics_in_a_task();
+        }
         let mut child = Command::new(std::env::current_exe().unwrap());
-        let output = child.args(["--exact", name, "--ignored", "--nocapture"]).output().unwrap();
+        let name = "app::supervisor::tests::a_panic_in_a_task_ends_the_process";
+        let output = child.args(["--exact", name, "--nocapture"]).env(CHILD, "1").output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(PANICKED), "{said}");
         assert!(said.contains("for Service default/web"), "{said}");

@@ -36,7 +36,7 @@ pub const PROGRAMS: &[NodesCase] =
 pub const TOO_OLD: &[NodesCase] =
     &[NodesCase { name: "smoke::the_agent_says_that_the_kernel_is_too_old", run: too_old }];
 
-/// Whether nobody expects this kernel to take the programs: `docs/kernels.md`.
+/// Whether nobody expects this kernel to take the programs: docs/operations.md.
 pub fn is_too_old() -> bool {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let mut numbers = release.split('.').map(|number| number.parse::<u32>().unwrap_or_default());
@@ -109,7 +109,7 @@ fn repaired(lab: &Lab) -> Result<()> {
             ensure!(gone.success(), "tc: {gone}");
         }
     }
-    lab.agent_mut()?.says(&["another hand took it away", "program sock_connect4"])?;
+    lab.agent_mut()?.says(&["detached or removed externally", "program sock_connect4"])?;
     lab.agent_mut()?.says(&["packet programs attached again"])?;
     eventually(SOON, || repair::works(lab))?;
     eventually(SOON, || repair::complete(lab))
