@@ -34,7 +34,9 @@ pub const CASES: &[NodesCase] = &[
 /// Flags of the mode, the same on every node.
 fn flags(mode: Mode, nodes: &Nodes) -> Result<Vec<String>> {
     let mut flags = Vec::new();
-    let config = || nodes.file("kubeadm.yaml", include_str!("kubeadm.yaml"));
+    // Without its kubeconfig: there is no cluster, and beside a folder the agent would ask for one.
+    let kubeadm = include_str!("kubeadm.yaml").replace("/var/lib/kube-proxy/kubeconfig.conf", "\"\"");
+    let config = || nodes.file("kubeadm.yaml", &kubeadm);
     let more: Vec<&str> = match mode {
         Mode::Devices => vec![],
         Mode::ClusterCidr => {
