@@ -168,7 +168,7 @@ impl Reason {
     /// How many there are: the size of the `reasons` map.
     pub const COUNT: u32 = Self::ALL.len() as u32;
 
-    /// Whether it tells of a fault of Ballast's or of its settings, and not of traffic or of a Service.
+    /// Whether Ballast or its settings are the cause, and not the traffic or the configuration of a Service.
     pub const fn is_fault(self) -> bool {
         matches!(self, Self::FlowTableFull | Self::MapInconsistent | Self::RewriteFailed | Self::RejectFailed)
     }

@@ -274,9 +274,9 @@ fn count_connection<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S, entry: &Se
     }
 }
 
-/// Lets the call fail where netfilter rejects the packet. Where it drops it, or where the kernel knows no error but `EPERM`, the
-/// call goes on: the packet programs decide about each packet, and reject, or drop and count it, while no endpoint may take it
-/// (`--socket-drop fail`: it fails at once).
+/// Makes the call fail where kube-proxy rejects the packet. Where kube-proxy drops it, or where the kernel returns no error but
+/// `EPERM`, the call succeeds, and the packet programs reject each packet, or drop and count it, until an endpoint exists
+/// (`--socket-drop fail`: the call fails at once).
 #[inline(always)]
 fn refuse<S: Sockaddr, M: SocketMaps<S>>(
     maps: M,

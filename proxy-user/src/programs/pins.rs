@@ -275,7 +275,7 @@ pub(super) fn make(path: &Path) -> Result<(), Error> {
     }
 }
 
-/// Whether a directory, and no link to one, is owned by root (or by this process), and writable for nobody else.
+/// Whether a directory, and no link to one, is owned by root (or by this process), and not writable by group or others.
 fn require_owner(path: &Path) -> Result<(), Error> {
     let found = fs::symlink_metadata(path).map_err(Error::file("look at", path))?;
     let (owner, mode) = (found.uid(), found.mode() & 0o7777);
