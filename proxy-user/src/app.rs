@@ -28,6 +28,7 @@ use crate::programs::{EMBEDDED, PacketHook, Programs, Settings};
 use crate::sync::{Driver, DriverSettings, Status};
 use crate::{connections, http, sockets};
 
+mod api_access;
 mod attach;
 mod config_file;
 mod end_udp_sockets;
@@ -37,6 +38,7 @@ mod notices;
 mod objects;
 mod supervisor;
 
+pub use api_access::api_access;
 pub use end_udp_sockets::end_udp_sockets;
 pub use init::{init, write_config};
 use supervisor::Supervisor;

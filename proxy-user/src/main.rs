@@ -12,7 +12,7 @@ use proxy_user::cli::args::{CleanupArgs, RunArgs};
 use proxy_user::cli::handover::Handover;
 use proxy_user::cli::monitor::{self, MonitorError};
 use proxy_user::cli::show::Answer;
-use proxy_user::cli::{Args, Command, RunConfig, explain, show, takeover};
+use proxy_user::cli::{Args, Command, RunConfig, check, colour, explain, show, takeover};
 use proxy_user::{app, host, programs, telemetry};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -36,6 +36,12 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Monitor(args) => return monitor(&args),
         Command::Status(args) => {
             let Answer { text, well } = show::status(&args)?;
+            print(&text)?;
+            return Ok(if well { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+        }
+        Command::Check(args) => {
+            let api = app::api_access(&args);
+            let Answer { text, well } = check::run(&args, api, colour::of_stdout())?;
             print(&text)?;
             return Ok(if well { ExitCode::SUCCESS } else { ExitCode::FAILURE });
         }

@@ -6,7 +6,7 @@ use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client};
 
 use super::kinds::Watched;
-use super::objects::{EndpointSlice, Service};
+use super::objects::{EndpointSlice, Node, Service};
 use super::watch::watches;
 use crate::model::{Key, Object};
 
@@ -27,6 +27,19 @@ impl Fresh {
     pub async fn all(&self, mut each: impl FnMut(Object) + Send) -> Result<(), watcher::Error> {
         list(Api::<Service>::all(self.client.clone()), &mut each).await?;
         list(Api::<EndpointSlice>::all(self.client.clone()), &mut each).await
+    }
+
+    /// The kinds of objects that the API server does not let us list, each with its words. An error that is no refusal is
+    /// told in the same way.
+    pub async fn refused(&self) -> Vec<String> {
+        let one = ListParams::default().limit(1);
+        let client = || self.client.clone();
+        let services = Api::<Service>::all(client()).list_metadata(&one).await.err();
+        let slices = Api::<EndpointSlice>::all(client()).list_metadata(&one).await.err();
+        let nodes = Api::<Node>::all(client()).list_metadata(&one).await.err();
+        let kinds = [("Services", services), ("EndpointSlices", slices), ("Nodes", nodes)];
+        let failed = kinds.into_iter().filter_map(|(kind, error)| Some((kind, error?)));
+        failed.map(|(kind, error)| format!("{kind} ({error})")).collect()
     }
 
     /// The Service or EndpointSlice as it is now, from etcd. It is listed by name: the agent may not `get`.

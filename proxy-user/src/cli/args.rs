@@ -1,6 +1,7 @@
 //! What can be typed. Parsing has no effects; the comments here are the help texts.
 
 pub mod audit;
+pub mod check;
 pub mod downgrade;
 pub mod end_udp_sockets;
 pub mod eyes;
@@ -40,6 +41,8 @@ pub enum Command {
     /// Say whether all is well: agent, programs, maps, refused traffic. Exits with 0 when it is, and with 1 when
     /// the agent does not answer or anything else is wrong.
     Status(StatusArgs),
+    /// Check whether this node is fit for Ballast (--pre), and whether Ballast works on it. Exits with 1 when a check fails.
+    Check(Box<check::CheckArgs>),
     /// Services and where their traffic goes.
     #[command(visible_alias = "svc")]
     Service {

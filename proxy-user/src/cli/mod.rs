@@ -4,6 +4,8 @@
 //! [`show`] answers the reading commands. It reads the pinned maps itself, so it works while no agent runs.
 
 pub mod args;
+pub mod check;
+pub mod colour;
 pub mod config;
 pub mod explain;
 pub mod handover;

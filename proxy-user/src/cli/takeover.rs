@@ -159,7 +159,7 @@ fn is_serving(args: &TakeoverArgs) -> Result<(), TakeoverError> {
 }
 
 /// A kube-proxy in this network namespace.
-fn running() -> Option<u32> {
+pub(super) fn running() -> Option<u32> {
     let here = std::fs::read_link("/proc/self/ns/net").ok()?;
     let processes = std::fs::read_dir("/proc").ok()?.flatten();
     processes.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok()).find(|pid| {

@@ -11,7 +11,7 @@ use serde::Serialize;
 use super::{Notice, bpf};
 
 /// The oldest release that the tests boot and that takes the programs.
-const OLDEST: (u32, u32) = (5, 15);
+pub const OLDEST: (u32, u32) = (5, 15);
 
 /// Something that the kernel lacks, and that Ballast does without.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -75,11 +75,15 @@ pub(super) fn too_old() -> String {
     hint(release.trim()).unwrap_or_default()
 }
 
-fn hint(release: &str) -> Option<String> {
+/// Whether a release is older than any that the programs are known to load on; `None`: the text is no release.
+pub fn is_too_old(release: &str) -> Option<bool> {
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|digits| digits.parse().ok());
-    let version = (numbers.next()??, numbers.next()??);
+    Some((numbers.next()??, numbers.next()??) < OLDEST)
+}
+
+fn hint(release: &str) -> Option<String> {
     let (major, minor) = OLDEST;
-    (version < OLDEST).then(|| {
+    is_too_old(release)?.then(|| {
         format!(
             "Linux {release} is older than {major}.{minor}, the oldest that Ballast's programs are known to load on; boot a newer kernel. "
         )

@@ -146,6 +146,11 @@ impl Paths {
     }
 }
 
+/// Whether the folders of the maps below this bpffs are root's alone; an error says what is wrong with one.
+pub fn require_owner_of(bpffs: &Path) -> Result<(), Error> {
+    Paths::new(bpffs).require_owner()
+}
+
 fn version() -> String {
     format!("v{ABI_VERSION}")
 }

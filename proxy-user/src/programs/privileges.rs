@@ -9,12 +9,15 @@ use super::error::Error;
 
 /// What loading and attaching takes.
 pub(super) fn require() -> Result<(), Error> {
-    let sets = rustix::thread::capabilities(None)
-        .map_err(|errno| Error::file("read capabilities in", Path::new("/proc"))(io::Error::from(errno)))?;
-    match missing_capabilities(sets.effective).as_slice() {
+    match missing().map_err(Error::file("read capabilities in", Path::new("/proc")))?.as_slice() {
         [] => Ok(()),
         missing => Err(Error::Capabilities(missing.join(", "))),
     }
+}
+
+/// The capabilities that this process lacks for loading and attaching.
+pub fn missing() -> io::Result<Vec<&'static str>> {
+    Ok(missing_capabilities(rustix::thread::capabilities(None)?.effective))
 }
 
 fn missing_capabilities(effective: CapabilitySet) -> Vec<&'static str> {

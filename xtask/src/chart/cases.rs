@@ -13,7 +13,7 @@ struct Case {
     lacks: &'static [&'static str],
 }
 
-const CASES: [Case; 12] = [
+const CASES: [Case; 13] = [
     Case {
         values: &[HOST],
         holds: &[
@@ -26,6 +26,7 @@ const CASES: [Case; 12] = [
             "- PERFMON",
             "type: RuntimeDefault",
             "kind: KubeProxyConfiguration",
+            "args: [check, --pre, --report-only]",
         ],
         lacks: &[
             "- SYS_ADMIN",
@@ -38,6 +39,11 @@ const CASES: [Case; 12] = [
             "BALLAST_MANIFESTS",
             "<no value>",
         ],
+    },
+    Case {
+        values: &[HOST, "check=false"],
+        holds: &["args: [run, --init-only"],
+        lacks: &["name: check", "--pre"],
     },
     Case {
         values: &[HOST, "endUdpSockets=true"],
@@ -152,7 +158,7 @@ const CASES: [Case; 12] = [
 const DIGEST: &str = "image.digest=sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
 
 /// Values that must be refused, and a word of the reason.
-const REFUSED: [(&[&str], &str); 12] = [
+const REFUSED: [(&[&str], &str); 13] = [
     (&[], "apiServer.host or apiServer.hosts is needed"),
     (&[HOST, "apiServer.hosts={192.0.2.2}"], "are both given"),
     (&["apiServer.hosts={https://192.0.2.1}"], "hosts"),
@@ -163,6 +169,7 @@ const REFUSED: [(&[&str], &str); 12] = [
     (&[HOST, "image.digest=sha256:short"], "digest"),
     (&[HOST, "settings.MAX_FLOWS=1"], "MAX_FLOWS"),
     (&[HOST, "maxUnavailable=0"], "maxUnavailable"),
+    (&[HOST, "check=perhaps"], "check"),
     (&[HOST, "seccompProfile.type=Nonsense"], "seccompProfile"),
     (&[HOST, "monitoring.podMonitor=true"], "config.metricsBindAddress"),
 ];

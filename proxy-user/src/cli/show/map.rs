@@ -2,12 +2,22 @@
 
 use std::path::PathBuf;
 
+use proxy_common::map_names as names;
 use serde::Serialize;
 
 use super::table::{Table, bytes};
 use super::{ShowError, json};
 use crate::cli::args::Output;
 use crate::maps::view::UsageRow;
+
+/// A map this full, in percent, is a problem to come.
+const NEARLY_FULL: u64 = 90;
+
+/// Whether a map is nearly full. The flow table, the LRU maps and what refers to them fill up and reuse their oldest entries.
+pub(in crate::cli) fn is_nearly_full(row: &UsageRow) -> bool {
+    let full = row.used.is_some_and(|used| u64::from(used) * 100 >= u64::from(row.capacity) * NEARLY_FULL);
+    full && !row.kind.starts_with("lru") && ![names::FLOWS, names::FLOWS6].contains(&row.name)
+}
 
 /// `{"maps": [...]}`.
 #[derive(Serialize)]

@@ -20,7 +20,9 @@ use crate::host::netfilter::old_proxy::OldProxy;
 use crate::maps::view::{Snapshot, View, ViewError};
 
 pub use filter::{FilterError, ServiceFilter};
+pub(super) use map::is_nearly_full;
 pub use probe::{AgentState, probe};
+pub(super) use probe::{api_servers, ask, problems, xdp};
 pub use status::{Facts, Status};
 pub(super) use table::Table;
 
@@ -102,12 +104,12 @@ pub use service::{list as service_list, show as service_show};
 /// `ballast status`: asks the agent, and reads the maps whether or not it answers.
 pub fn status(args: &super::args::StatusArgs) -> Result<Answer, ShowError> {
     let agent = probe(args.agent.metrics_bind_address);
-    let (told, xdp) = (probe::problems(&agent), probe::xdp(&agent));
+    let (told, xdp) = (problems(&agent), xdp(&agent));
     let facts = Facts::read(&args.reader.bpffs);
     let status = Status::new(agent.clone(), facts).with_problems(told).with_xdp(xdp);
     // Without the right to ask netfilter, the rest is shown.
     let status = status.with_old_proxy(OldProxy::look().unwrap_or_default());
-    let status = status.with_api_servers(probe::api_servers(&agent));
+    let status = status.with_api_servers(api_servers(&agent));
     Ok(Answer { text: status.render(args.reader.output)?, well: status.problems().is_empty() })
 }
 

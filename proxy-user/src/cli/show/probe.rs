@@ -83,7 +83,7 @@ fn reachable(address: SocketAddr) -> SocketAddr {
 }
 
 /// Status and body of what an HTTP server answers.
-fn ask(address: SocketAddr, path: &str) -> io::Result<(u16, Vec<u8>)> {
+pub(in crate::cli) fn ask(address: SocketAddr, path: &str) -> io::Result<(u16, Vec<u8>)> {
     let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;

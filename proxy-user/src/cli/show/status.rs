@@ -10,7 +10,7 @@ use proxy_common::reason::{Reason, Verdict};
 use serde::Serialize;
 
 pub use super::facts::Facts;
-use super::map::MapJson;
+use super::map::{MapJson, is_nearly_full};
 use super::table::{Table, bytes};
 use super::{AgentState, ShowError, json};
 use crate::cli::args::Output;
@@ -18,9 +18,6 @@ use crate::host::netfilter::old_proxy::OldProxy;
 use crate::maps::view::{UsageRow, ViewError};
 use crate::model::ApiServers;
 use crate::programs::{Attachment, Lack, Taken, XdpDevice};
-
-/// A map this full, in percent, is a problem to come.
-const NEARLY_FULL: u64 = 90;
 
 /// All that is known.
 #[derive(Debug)]
@@ -183,18 +180,12 @@ impl Status {
                 "the maps were never filled: the agent did not come as far as its first sync".to_owned(),
             );
         }
-        for row in &facts.maps {
-            let full =
-                row.used.is_some_and(|used| u64::from(used) * 100 >= u64::from(row.capacity) * NEARLY_FULL);
-            // The flow table, the LRU maps and what refers to them fill up and reuse their oldest entries.
-            let reuses = row.kind.starts_with("lru") || is_flows(row.name);
-            if full && !reuses {
-                let used = row.used.unwrap_or_default();
-                problems.push(format!(
-                    "map {} is nearly full ({used} of {}): raise {}",
-                    row.name, row.capacity, row.setting
-                ));
-            }
+        for row in facts.maps.iter().filter(|row| is_nearly_full(row)) {
+            let used = row.used.unwrap_or_default();
+            problems.push(format!(
+                "map {} is nearly full ({used} of {}): raise {}",
+                row.name, row.capacity, row.setting
+            ));
         }
         // An agent that answers tells what was met lately; without one, the time is unknown.
         let is_told = matches!(self.agent, AgentState::Answered { .. });
@@ -366,10 +357,6 @@ fn facts_text(text: &mut String, facts: &Facts, output: Output) {
 /// Reasons that were met.
 fn met(facts: &Facts) -> impl Iterator<Item = (Reason, u64)> {
     facts.reasons.iter().filter(|(_, count)| **count > 0).map(|(reason, count)| (*reason, *count))
-}
-
-fn is_flows(name: &str) -> bool {
-    [map::FLOWS, map::FLOWS6].contains(&name)
 }
 
 fn attachment(one: &Attachment) -> AttachmentJson<'_> {

@@ -764,7 +764,7 @@ fn answers_once(reply: &'static str) -> (SocketAddr, JoinHandle<String>) {
 #[case::no_agent("HTTP/1.1 200 OK\r\n\r\n<html>", &[])]
 fn what_is_wrong_with_objects_is_asked(#[case] reply: &'static str, #[case] expected: &[&str]) {
     let (address, thread) = answers_once(reply);
-    let told = probe::problems(&AgentState::Answered { address, status: 200 });
+    let told = problems(&AgentState::Answered { address, status: 200 });
     assert!(thread.join().unwrap().starts_with("GET /problems HTTP/1.1\r\n"));
     assert_eq!(told, expected);
     let status = Status::new(well(), Ok(facts()));

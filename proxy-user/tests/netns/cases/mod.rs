@@ -7,6 +7,7 @@ mod attack;
 mod bad;
 mod capabilities;
 mod change;
+mod check;
 mod compare;
 mod detect;
 mod dsr;
@@ -96,6 +97,7 @@ pub fn all() -> Vec<Case> {
         takeover::CASES,
         algorithm::CASES,
         change::CASES,
+        check::CASES,
         detect::CASES,
         eject::CASES,
         outside::CASES,

@@ -1,0 +1,211 @@
+//! Gathers the facts: reads files, asks the kernel and the agent. Whatever cannot be read is a fact, too, and no error.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use proxy_common::config::PortRange;
+
+use super::facts::{ApiAccess, Device, Facts, Installed, Kernel, Network, Others, Place, Told};
+use super::{metrics, options};
+use crate::cli::args::check::CheckArgs;
+use crate::cli::show::{AgentState, ask, probe, problems};
+use crate::cli::takeover;
+use crate::host::netfilter::old_proxy::OldProxy;
+use crate::host::{cgroup, devices, facts as host, ports};
+use crate::maps::view::{View, ViewError};
+use crate::model::ports::LOCAL_PORTS;
+use crate::model::{DeviceKind, HostView};
+use crate::programs;
+
+const BTF: &str = "/sys/kernel/btf/vmlinux";
+
+/// All facts.
+pub fn facts(args: &CheckArgs, api: ApiAccess) -> Facts {
+    Facts {
+        kernel: kernel(),
+        place: place(args),
+        network: network(args),
+        others: others(&args.cni_conf_dir),
+        api,
+        installed: (!args.pre).then(|| installed(args)),
+    }
+}
+
+/// A number below `/proc/sys`.
+fn sysctl(name: &str) -> Option<u32> {
+    fs::read_to_string(Path::new("/proc/sys").join(name)).ok()?.trim().parse().ok()
+}
+
+fn kernel() -> Kernel {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim().to_owned();
+    Kernel {
+        missing_programs: programs::missing_programs(),
+        missing_maps: programs::missing_maps(),
+        lacks: programs::lacks(),
+        has_btf: Path::new(BTF).exists(),
+        missing_options: options::missing(&release),
+        jit: sysctl("net/core/bpf_jit_enable"),
+        jit_harden: sysctl("net/core/bpf_jit_harden"),
+        release,
+    }
+}
+
+fn place(args: &CheckArgs) -> Place {
+    let root = cgroup::find(args.cgroup_root.as_deref());
+    Place {
+        cgroup: root.map(|root| (root.path, root.whole)).map_err(|error| error.to_string()),
+        cgroup_is_named: args.cgroup_root.is_some(),
+        bpffs: args.bpffs.clone(),
+        has_bpffs: programs::is_bpffs(&args.bpffs),
+        missing_capabilities: programs::missing_capabilities().map_err(|error| error.to_string()),
+    }
+}
+
+fn network(args: &CheckArgs) -> Network {
+    // Without the right to ask, there is nothing to warn of here; the capabilities say so.
+    let view = host::Facts::default().look().unwrap_or_default();
+    let is_on = |name| sysctl(name).map(|value| value != 0);
+    Network {
+        forwards4: is_on("net/ipv4/ip_forward"),
+        forwards6: is_on("net/ipv6/conf/all/forwarding"),
+        has_ipv4: view.addresses().any(std::net::IpAddr::is_ipv4),
+        has_ipv6: view.addresses().any(std::net::IpAddr::is_ipv6),
+        local_ports: ports::local().unwrap_or(LOCAL_PORTS),
+        reserved_ports: fs::read_to_string("/proc/sys/net/ipv4/ip_local_reserved_ports")
+            .map(|text| ranges(&text))
+            .unwrap_or_default(),
+        node_ports: args.service_node_port_range.0,
+        devices: up(&view),
+    }
+}
+
+/// `30000-32767,40000`, as the kernel writes it.
+fn ranges(text: &str) -> Vec<PortRange> {
+    let one = |part: &str| {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        Some(PortRange::new(first.parse().ok()?, last.parse().ok()?))
+    };
+    text.trim().split(',').filter_map(one).collect()
+}
+
+/// The devices that are up, without loopback.
+fn up(view: &HostView) -> Vec<Device> {
+    let file = |name: &str, file: &str| fs::read_to_string(format!("/sys/class/net/{name}/{file}")).ok();
+    let is_up = |name: &str| {
+        let flags = file(name, "flags")?;
+        let flags = u32::from_str_radix(flags.trim().trim_start_matches("0x"), 16).ok()?;
+        Some(flags & libc::IFF_UP.cast_unsigned() != 0)
+    };
+    let device = |(ifindex, device): (&u32, &crate::model::HostDevice)| {
+        let known = device.kind != DeviceKind::Loopback && is_up(&device.name)?;
+        known.then_some(Device {
+            mtu: file(&device.name, "mtu")?.trim().parse().ok()?,
+            kind: device.kind,
+            is_uplink: view.defaults.iter().any(|route| route.device == *ifindex),
+            name: device.name.clone(),
+        })
+    };
+    view.devices.iter().filter_map(device).collect()
+}
+
+fn others(cni_folder: &Path) -> Others {
+    Others {
+        cni_folder: cni_folder.to_owned(),
+        cni: cni(cni_folder),
+        kube_proxy: OldProxy::look().map_err(|error| error.to_string()),
+        kube_proxy_process: takeover::running(),
+        ipvs_servers: fs::read_to_string("/proc/net/ip_vs").map_or(0, |text| ipvs_servers(&text)),
+        programs: programs::loaded_names(),
+    }
+}
+
+/// Lines of `/proc/net/ip_vs` that are virtual servers; their real servers begin with an arrow.
+fn ipvs_servers(text: &str) -> usize {
+    let kinds = ["TCP ", "UDP ", "SCTP ", "FWM "];
+    text.lines().filter(|line| kinds.iter().any(|kind| line.starts_with(kind))).count()
+}
+
+/// The networks that the files of a folder describe; `None`: there is no such folder.
+fn cni(folder: &Path) -> Option<Vec<String>> {
+    let mut files: Vec<_> = fs::read_dir(folder).ok()?.flatten().map(|entry| entry.path()).collect();
+    files.sort();
+    let is_config = |path: &&std::path::PathBuf| {
+        path.extension()
+            .is_some_and(|extension| ["conf", "conflist", "json"].iter().any(|kind| extension == *kind))
+    };
+    let name = |path: &std::path::PathBuf| {
+        let text = fs::read_to_string(path).ok()?;
+        let file = path.file_name()?.to_string_lossy().into_owned();
+        Some(cni_network(&text).unwrap_or_else(|| format!("{file} (not readable as JSON)")))
+    };
+    Some(files.iter().filter(is_config).filter_map(name).collect())
+}
+
+/// Name and main plugin of a CNI configuration: `cbr0 (flannel)`.
+fn cni_network(text: &str) -> Option<String> {
+    let value: serde_json::Value = serde_json::from_str(text).ok()?;
+    let name = value["name"].as_str().unwrap_or("without a name");
+    let plugin = value["plugins"][0]["type"].as_str().or_else(|| value["type"].as_str());
+    Some(format!("{name} ({})", plugin.unwrap_or("without a plugin")))
+}
+
+fn installed(args: &CheckArgs) -> Installed {
+    let agent = probe(args.agent.metrics_bind_address);
+    let read = || -> Result<_, ViewError> {
+        let view = View::open(&args.bpffs)?;
+        Ok((view.usage()?, view.node_config()?.abi))
+    };
+    let names = devices::list().unwrap_or_default().into_iter().map(|device| (device.ifindex, device.name));
+    Installed {
+        problems: problems(&agent),
+        told: told(&agent),
+        maps: read().map_err(|error| error.to_string()),
+        owner: programs::require_owner_of(&args.bpffs).map_err(|error| error.to_string()),
+        attachments: programs::attachments(&args.bpffs),
+        devices: names.collect::<BTreeMap<_, _>>(),
+        agent,
+    }
+}
+
+fn told(agent: &AgentState) -> Option<Told> {
+    let AgentState::Answered { address, .. } = agent else { return None };
+    let (_, body) = ask(*address, "/metrics").ok().filter(|(status, _)| *status == 200)?;
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Some(metrics::read(&String::from_utf8_lossy(&body), now.as_secs_f64()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_of_the_kernel_and_of_cni_are_read() {
+        assert_eq!(
+            ranges("30000-32767,40000\n"),
+            [PortRange::new(30_000, 32_767), PortRange::new(40_000, 40_000)]
+        );
+        assert_eq!(ranges("\n"), []);
+        let ipvs = "IP Virtual Server version 1.2.1 (size=4096)\nProt LocalAddress:Port Scheduler Flags\n\
+                    \x20 -> RemoteAddress:Port Forward Weight ActiveConn InActConn\n\
+                    TCP  0A600001:01BB rr\n  -> C0000201:192B Masq 1 0 0\nUDP  0A60000A:0035 rr\n";
+        assert_eq!(ipvs_servers(ipvs), 2);
+        let list = r#"{"name": "cbr0", "plugins": [{"type": "flannel"}, {"type": "portmap"}]}"#;
+        assert_eq!(cni_network(list).unwrap(), "cbr0 (flannel)");
+        assert_eq!(cni_network(r#"{"name": "net", "type": "bridge"}"#).unwrap(), "net (bridge)");
+        assert_eq!(cni_network("no JSON"), None);
+    }
+
+    #[test]
+    fn a_folder_without_configuration_is_not_a_missing_one() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(cni(dir.path()), Some(vec![]));
+        fs::write(dir.path().join("10-a.conflist"), r#"{"name": "a", "type": "b"}"#).unwrap();
+        fs::write(dir.path().join("README"), "nothing").unwrap();
+        assert_eq!(cni(dir.path()), Some(vec!["a (b)".to_owned()]));
+        fs::write(dir.path().join("20-c.conf"), "{").unwrap();
+        assert_eq!(cni(dir.path()).unwrap()[1], "20-c.conf (not readable as JSON)");
+        assert_eq!(cni(&dir.path().join("none")), None);
+    }
+}

@@ -1,0 +1,113 @@
+//! The kernel.
+
+use super::Line;
+use crate::cli::check::facts::Kernel;
+use crate::programs::{Lack, OLDEST, is_too_old};
+
+/// A release that carries BPF of newer kernels: Red Hat Enterprise Linux and what is built from it.
+const CARRIES_BACK: &str = ".el";
+
+pub(super) fn judge(kernel: &Kernel) -> Vec<Line> {
+    vec![version(kernel), types(kernel), options(kernel), features(kernel), btf(kernel), jit(kernel)]
+}
+
+fn version(kernel: &Kernel) -> Line {
+    const CHECK: &str = "kernel-version";
+    let (release, (major, minor)) = (&kernel.release, OLDEST);
+    let oldest = format!("Linux {major}.{minor} is the oldest that the programs are known to load on");
+    match is_too_old(release) {
+        Some(false) => Line::pass(CHECK, format!("Linux {release}")),
+        Some(true) if release.contains(CARRIES_BACK) => Line::warn(
+            CHECK,
+            format!("Linux {release}; {oldest}, and this distribution carries BPF of newer kernels back"),
+            "try it on one node: where the kernel does not take the programs, the agent ends with the verifier's words",
+        ),
+        Some(true) => Line::fail(CHECK, format!("Linux {release}; {oldest}"), "boot a newer kernel"),
+        None => Line::warn(
+            CHECK,
+            format!("the release {release:?} is no version; {oldest}"),
+            "compare it with `uname -r` on the node",
+        ),
+    }
+}
+
+fn types(kernel: &Kernel) -> Line {
+    const CHECK: &str = "kernel-bpf";
+    let (Some(programs), Some(maps)) = (&kernel.missing_programs, &kernel.missing_maps) else {
+        return Line::warn(
+            CHECK,
+            "the kernel does not let this process ask for its types of programs and maps",
+            "run as root, with CAP_BPF or CAP_SYS_ADMIN",
+        );
+    };
+    let missing: Vec<_> = programs.iter().chain(maps).copied().collect();
+    if missing.is_empty() {
+        return Line::pass(CHECK, "the kernel takes all types of programs and maps");
+    }
+    Line::fail(
+        CHECK,
+        format!("the kernel does not take {}", missing.join(", ")),
+        "boot a kernel with CONFIG_BPF_SYSCALL, CONFIG_CGROUP_BPF and CONFIG_NET_CLS_BPF",
+    )
+}
+
+fn options(kernel: &Kernel) -> Line {
+    const CHECK: &str = "kernel-options";
+    match &kernel.missing_options {
+        None => {
+            Line::pass(CHECK, "the list of the kernel's options is not here; the kernel was asked instead")
+        }
+        Some(missing) if missing.is_empty() => Line::pass(CHECK, "all options that are needed are set"),
+        Some(missing) => {
+            let missing: Vec<_> = missing.iter().map(|option| format!("CONFIG_{option}")).collect();
+            Line::fail(
+                CHECK,
+                format!("the kernel was built without {}", missing.join(", ")),
+                "boot a kernel with these options",
+            )
+        }
+    }
+}
+
+fn features(kernel: &Kernel) -> Line {
+    const CHECK: &str = "kernel-features";
+    if kernel.lacks.is_empty() {
+        return Line::pass(CHECK, "TCX, XDP with bpf_xdp_load_bytes, bpf_set_retval for sockets");
+    }
+    let lacks: Vec<_> = kernel.lacks.iter().map(Lack::to_string).collect();
+    Line::warn(
+        CHECK,
+        format!("Ballast does without: {}", lacks.join("; ")),
+        "nothing, or boot a newer kernel",
+    )
+}
+
+fn btf(kernel: &Kernel) -> Line {
+    const CHECK: &str = "kernel-btf";
+    if kernel.has_btf {
+        return Line::pass(CHECK, "the kernel tells its types (BTF)");
+    }
+    Line::warn(
+        CHECK,
+        "/sys/kernel/btf/vmlinux is not there: connected UDP sockets are not ended when their endpoint leaves",
+        "boot a kernel with CONFIG_DEBUG_INFO_BTF, or mount the host's /sys into the container",
+    )
+}
+
+fn jit(kernel: &Kernel) -> Line {
+    const CHECK: &str = "bpf-jit";
+    match (kernel.jit, kernel.jit_harden) {
+        (Some(0), _) => Line::warn(
+            CHECK,
+            "net.core.bpf_jit_enable is 0: programs are interpreted, which takes several times as long",
+            "`sysctl -w net.core.bpf_jit_enable=1`, and keep it in /etc/sysctl.d",
+        ),
+        (_, Some(2)) => Line::warn(
+            CHECK,
+            "net.core.bpf_jit_harden is 2: constants in programs of root are blinded, which makes them slower",
+            "`sysctl -w net.core.bpf_jit_harden=1`, unless a policy asks for 2",
+        ),
+        (None, _) => Line::pass(CHECK, "the kernel always compiles programs"),
+        _ => Line::pass(CHECK, "programs are compiled"),
+    }
+}

@@ -1,0 +1,128 @@
+//! Settings, ports and devices of the network.
+
+use proxy_common::config::PortRange;
+
+use super::{Line, some};
+use crate::cli::check::facts::{Device, Network};
+use crate::model::DeviceKind;
+use crate::model::ports::{FEW_PORTS, overlap, snat_ports};
+
+/// A tunnel adds at least an IPv4 header.
+const LEAST_HEADER: u32 = 20;
+
+pub(super) fn judge(network: &Network) -> Vec<Line> {
+    vec![forwarding(network), ports(network), mtu(network), uplink(network)]
+}
+
+fn forwarding(network: &Network) -> Line {
+    const CHECK: &str = "ip-forward";
+    let name = |v6| if v6 { "net.ipv6.conf.all.forwarding" } else { "net.ipv4.ip_forward" };
+    let off4 = network.has_ipv4 && network.forwards4 == Some(false);
+    let off6 = network.has_ipv6 && network.forwards6 == Some(false);
+    let off: Vec<_> =
+        [(off4, false), (off6, true)].into_iter().filter(|(off, _)| *off).map(|(_, v6)| name(v6)).collect();
+    if off.is_empty() {
+        return Line::pass(CHECK, "packets are forwarded");
+    }
+    let (seen, set): (Vec<_>, Vec<_>) =
+        off.iter().map(|name| (format!("{name} is 0"), format!("{name}=1"))).unzip();
+    let seen = format!("{}: packets of pods and of clients outside go nowhere", seen.join(" and "));
+    let advice = format!("`sysctl -w {}`, and keep it in /etc/sysctl.d", set.join(" "));
+    // Dual-stack clusters are the smaller part: a node with an IPv6 address may have IPv4 pods only.
+    if off4 { Line::fail(CHECK, seen, advice) } else { Line::warn(CHECK, seen, advice) }
+}
+
+fn text(range: PortRange) -> String {
+    format!("{}-{}", range.first, range.last())
+}
+
+fn ports(network: &Network) -> Line {
+    const CHECK: &str = "port-ranges";
+    let (local, nodes) = (network.local_ports, network.node_ports);
+    let shared = overlap(local, nodes);
+    let is_reserved = network.reserved_ports.iter().any(|range| overlap(*range, shared) == shared);
+    if shared.count != 0 && !is_reserved {
+        return Line::warn(
+            CHECK,
+            format!(
+                "node ports {} and the ports that sockets are given, {}, share {}: a socket may have the port of a Service",
+                text(nodes),
+                text(local),
+                text(shared)
+            ),
+            format!(
+                "`sysctl -w net.ipv4.ip_local_port_range=\"32768 60999\"`, or reserve them: `sysctl -w \
+                 net.ipv4.ip_local_reserved_ports={}`",
+                text(shared)
+            ),
+        );
+    }
+    let left = snat_ports(local, nodes);
+    let count: u32 = left.iter().map(|range| u32::from(range.count)).sum();
+    let shown: Vec<_> = left.into_iter().filter(|range| range.count != 0).map(text).collect();
+    if count < FEW_PORTS || left.iter().any(|range| overlap(*range, local).count != 0) {
+        return Line::warn(
+            CHECK,
+            format!(
+                "sockets are given the ports {}, which leaves none apart for SNAT: it takes {}, which sockets have too",
+                text(local),
+                shown.join(",")
+            ),
+            "`sysctl -w net.ipv4.ip_local_port_range=\"32768 60999\"`, or give other --snat-ports",
+        );
+    }
+    Line::pass(
+        CHECK,
+        format!("node ports {}, sockets {}, SNAT {}", text(nodes), text(local), shown.join(",")),
+    )
+}
+
+fn mtu(network: &Network) -> Line {
+    const CHECK: &str = "mtu";
+    let uplinks = network.devices.iter().filter(|device| device.is_uplink);
+    let Some(uplink) = uplinks.min_by_key(|device| device.mtu) else {
+        return Line::pass(CHECK, "no device has a default route, so there is nothing to compare with");
+    };
+    let too_large = |device: &&Device| match device.kind {
+        _ if device.is_uplink => false,
+        DeviceKind::Veth | DeviceKind::Bridge => device.mtu > uplink.mtu,
+        DeviceKind::Tunnel => device.mtu.saturating_add(LEAST_HEADER) > uplink.mtu,
+        _ => false,
+    };
+    let large: Vec<_> = network
+        .devices
+        .iter()
+        .filter(too_large)
+        .map(|device| format!("{} {}", device.name, device.mtu))
+        .collect();
+    if large.is_empty() {
+        return Line::pass(
+            CHECK,
+            format!("{} has {}, and no device of pods needs more", uplink.name, uplink.mtu),
+        );
+    }
+    Line::warn(
+        CHECK,
+        format!(
+            "{} has {}, less than a full packet of {} takes: large packets are lost where ICMP is filtered",
+            uplink.name,
+            uplink.mtu,
+            some(large)
+        ),
+        "set the MTU of the CNI plugin to that of the uplink, less the header of its tunnel",
+    )
+}
+
+fn uplink(network: &Network) -> Line {
+    const CHECK: &str = "uplink";
+    let uplinks: Vec<_> =
+        network.devices.iter().filter(|device| device.is_uplink).map(|device| device.name.as_str()).collect();
+    if uplinks.is_empty() {
+        return Line::warn(
+            CHECK,
+            "no default route: Ballast goes by the kinds and addresses of devices to know where other machines are",
+            "name the devices of other machines with --uplinks, if `ballast status -o wide` does not show them",
+        );
+    }
+    Line::pass(CHECK, format!("default route over {}", some(uplinks)))
+}

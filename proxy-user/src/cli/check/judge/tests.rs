@@ -1,0 +1,277 @@
+//! Each line, as it passes, warns and fails.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use proxy_common::config::PortRange;
+use rstest::rstest;
+
+use super::{Line, Outcome, judge, some};
+use crate::cli::check::facts::{ApiAccess, Device, Facts, Installed, Told};
+use crate::cli::show::AgentState;
+use crate::host::netfilter::old_proxy::OldProxy;
+use crate::maps::view::UsageRow;
+use crate::model::DeviceKind;
+use crate::programs::hooks::SOCKET_HOOKS;
+use crate::programs::{Attachment, Lack};
+
+use Outcome::{Fail, Pass, Warn};
+
+fn device(name: &str, kind: DeviceKind, mtu: u32, is_uplink: bool) -> Device {
+    Device { name: name.to_owned(), kind, mtu, is_uplink }
+}
+
+fn address() -> SocketAddr {
+    ([127, 0, 0, 1], 10_249).into()
+}
+
+fn attachment(hook: &str, program: &'static str, ifindex: Option<u32>) -> Attachment {
+    Attachment {
+        hook: hook.to_owned(),
+        program_id: 7,
+        program,
+        ifindex,
+        place: Some("somewhere".to_owned()),
+        runs: 0,
+        run_time: Duration::ZERO,
+    }
+}
+
+fn row(name: &'static str, used: u32) -> UsageRow {
+    UsageRow {
+        name,
+        id: 1,
+        pin: PathBuf::from(name),
+        kind: "hash".to_owned(),
+        capacity: 100,
+        used: Some(used),
+        memory: None,
+        setting: "--max-services",
+    }
+}
+
+/// A node on which all is well.
+fn well() -> Facts {
+    let mut facts = Facts::default();
+    facts.kernel.release = "6.12.43-amd64".to_owned();
+    facts.kernel.missing_programs = Some(Vec::new());
+    facts.kernel.missing_maps = Some(Vec::new());
+    facts.kernel.has_btf = true;
+    facts.kernel.missing_options = Some(Vec::new());
+    facts.kernel.jit = Some(1);
+    facts.network.devices = vec![
+        device("eth0", DeviceKind::Physical, 1500, true),
+        device("veth1", DeviceKind::Veth, 1450, false),
+        device("flannel.1", DeviceKind::Tunnel, 1450, false),
+    ];
+    facts.others.cni = Some(vec!["cbr0 (flannel)".to_owned()]);
+    facts.api = ApiAccess::Well { version: "v1.36.1".to_owned() };
+    let mut attachments: Vec<_> = SOCKET_HOOKS.iter().map(|(name, _)| attachment(name, name, None)).collect();
+    attachments.push(attachment("tcx_ingress_7", "tc_ingress", Some(7)));
+    attachments.push(attachment("tcx_egress_7", "tc_egress", Some(7)));
+    facts.installed = Some(Installed {
+        agent: AgentState::Answered { address: address(), status: 200 },
+        problems: Vec::new(),
+        told: Some(Told {
+            version: Some(env!("CARGO_PKG_VERSION").to_owned()),
+            synced: true,
+            sync_age: Some(Duration::from_secs(10)),
+            audits_clean: 3,
+            ..Told::default()
+        }),
+        maps: Ok((vec![row("services", 1)], 3)),
+        owner: Ok(()),
+        attachments,
+        devices: BTreeMap::from([(7, "eth0".to_owned())]),
+    });
+    facts
+}
+
+fn line(facts: &Facts, check: &str) -> Line {
+    let lines = judge(facts);
+    lines.into_iter().find(|line| line.check == check).unwrap_or_else(|| panic!("no line {check}"))
+}
+
+#[test]
+fn where_all_is_well_every_line_passes() {
+    let facts = well();
+    let lines = judge(&facts);
+    let others: Vec<_> = lines.iter().filter(|line| line.outcome != Pass).collect();
+    assert!(others.is_empty(), "{others:#?}");
+    assert!(lines.iter().all(|line| line.advice.is_empty() && !line.seen.is_empty()));
+    let pre = judge(&Facts { installed: None, ..facts });
+    assert!(pre.len() < lines.len() && pre.iter().all(|line| line.group != "agent"));
+}
+
+#[test]
+fn every_line_has_a_heading_in_the_manual() {
+    let manual = include_str!("../../../../../docs/troubleshooting.md");
+    let lines = judge(&well());
+    for line in &lines {
+        let heading = format!("\n### check {}\n", line.check);
+        assert!(manual.contains(&heading), "docs/troubleshooting.md lacks `{}`", heading.trim());
+    }
+    let headings = manual.lines().filter_map(|line| line.strip_prefix("### check "));
+    for heading in headings {
+        assert!(lines.iter().any(|line| line.check == heading), "no check is called {heading}");
+    }
+}
+
+/// What a case does to a node on which all is well.
+type Change = fn(&mut Facts);
+
+fn installed(facts: &mut Facts) -> &mut Installed {
+    facts.installed.as_mut().expect("it is installed")
+}
+
+fn told(facts: &mut Facts) -> &mut Told {
+    installed(facts).told.as_mut().expect("it answers")
+}
+
+fn rules() -> OldProxy {
+    OldProxy { tables: ["ip kube-proxy".to_owned()].into(), ..OldProxy::default() }
+}
+
+#[rstest]
+#[case::old("kernel-version", Fail, "5.15", |f: &mut Facts| f.kernel.release = "5.10.0-46-amd64".to_owned())]
+#[case::red_hat("kernel-version", Warn, "carries", |f: &mut Facts| f.kernel.release = "5.14.0-503.el9.x86_64".to_owned())]
+#[case::strange("kernel-version", Warn, "no version", |f: &mut Facts| f.kernel.release = "x".to_owned())]
+#[case::no_type("kernel-bpf", Fail, "sock_ops, ringbuf", |f: &mut Facts| {
+    f.kernel.missing_programs = Some(vec!["sock_ops"]);
+    f.kernel.missing_maps = Some(vec!["ringbuf"]);
+})]
+#[case::may_not_ask("kernel-bpf", Warn, "ask", |f: &mut Facts| f.kernel.missing_maps = None)]
+#[case::option("kernel-options", Fail, "CONFIG_CGROUP_BPF", |f: &mut Facts| f.kernel.missing_options = Some(vec!["CGROUP_BPF"]))]
+#[case::no_list("kernel-options", Pass, "asked instead", |f: &mut Facts| f.kernel.missing_options = None)]
+#[case::feature("kernel-features", Warn, "TCX", |f: &mut Facts| f.kernel.lacks = vec![Lack::Tcx])]
+#[case::types("kernel-btf", Warn, "btf", |f: &mut Facts| f.kernel.has_btf = false)]
+#[case::interpreter("bpf-jit", Warn, "enable is 0", |f: &mut Facts| f.kernel.jit = Some(0))]
+#[case::blinded("bpf-jit", Warn, "harden is 2", |f: &mut Facts| f.kernel.jit_harden = Some(2))]
+#[case::always("bpf-jit", Pass, "always", |f: &mut Facts| f.kernel.jit = None)]
+#[case::part("cgroup2", Warn, "root of the cgroup tree", |f: &mut Facts| f.place.cgroup = Ok((PathBuf::from("/x"), false)))]
+#[case::intended("cgroup2", Pass, "/x", |f: &mut Facts| {
+    f.place.cgroup = Ok((PathBuf::from("/x"), false));
+    f.place.cgroup_is_named = true;
+})]
+#[case::none("cgroup2", Fail, "no cgroup2", |f: &mut Facts| f.place.cgroup = Err("no cgroup2 is mounted".to_owned()))]
+#[case::no_bpffs("bpffs", Fail, "pinned", |f: &mut Facts| f.place.has_bpffs = false)]
+#[case::no_bpffs_yet("bpffs", Warn, "no BPF file system", |f: &mut Facts| {
+    f.place.has_bpffs = false;
+    f.installed = None;
+})]
+#[case::unprivileged("capabilities", Fail, "CAP_BPF", |f: &mut Facts| f.place.missing_capabilities = Ok(vec!["CAP_BPF"]))]
+#[case::no_proc("capabilities", Fail, "cannot be read", |f: &mut Facts| f.place.missing_capabilities = Err("no".to_owned()))]
+#[case::no_forwarding("ip-forward", Fail, "net.ipv4.ip_forward is 0", |f: &mut Facts| f.network.forwards4 = Some(false))]
+#[case::no_forwarding6("ip-forward", Warn, "net.ipv6.conf.all.forwarding is 0", |f: &mut Facts| {
+    f.network.forwards6 = Some(false);
+    f.network.has_ipv6 = true;
+})]
+#[case::no_ipv6("ip-forward", Pass, "forwarded", |f: &mut Facts| f.network.forwards6 = Some(false))]
+#[case::no_ipv4("ip-forward", Pass, "forwarded", |f: &mut Facts| {
+    f.network.forwards4 = Some(false);
+    f.network.has_ipv4 = false;
+})]
+#[case::overlap("port-ranges", Warn, "share 30000-32767", |f: &mut Facts| {
+    f.network.local_ports = PortRange::new(15_000, 60_999);
+})]
+#[case::reserved("port-ranges", Pass, "SNAT", |f: &mut Facts| {
+    f.network.local_ports = PortRange::new(15_000, 60_999);
+    f.network.reserved_ports = vec![PortRange::new(30_000, 32_767)];
+})]
+#[case::no_room("port-ranges", Warn, "none apart for SNAT", |f: &mut Facts| {
+    f.network.local_ports = PortRange::new(1_024, 65_535);
+    f.network.reserved_ports = vec![PortRange::new(30_000, 32_767)];
+})]
+#[case::large("mtu", Warn, "veth1 9000", |f: &mut Facts| f.network.devices[1].mtu = 9000)]
+#[case::tunnel("mtu", Warn, "flannel.1 1500", |f: &mut Facts| f.network.devices[2].mtu = 1500)]
+#[case::nothing("mtu", Pass, "nothing to compare", |f: &mut Facts| f.network.devices.clear())]
+#[case::no_uplink("uplink", Warn, "no default route", |f: &mut Facts| f.network.devices[0].is_uplink = false)]
+#[case::no_network("cni", Warn, "no configuration", |f: &mut Facts| f.others.cni = Some(Vec::new()))]
+#[case::no_folder("cni", Warn, "not known", |f: &mut Facts| f.others.cni = None)]
+#[case::rules_left("kube-proxy", Fail, "table ip kube-proxy", |f: &mut Facts| f.others.kube_proxy = Ok(rules()))]
+#[case::runs("kube-proxy", Fail, "process 42", |f: &mut Facts| f.others.kube_proxy_process = Some(42))]
+#[case::to_be_replaced("kube-proxy", Warn, "table ip kube-proxy", |f: &mut Facts| {
+    f.others.kube_proxy = Ok(rules());
+    f.installed = None;
+})]
+#[case::not_readable("kube-proxy", Warn, "cannot be read", |f: &mut Facts| f.others.kube_proxy = Err("denied".to_owned()))]
+#[case::servers("ipvs", Warn, "2 virtual servers", |f: &mut Facts| f.others.ipvs_servers = 2)]
+#[case::replacement("cilium", Fail, "cil_sock4_conne", |f: &mut Facts| f.others.programs = ["cil_sock4_conne".to_owned()].into())]
+#[case::only_network("cilium", Pass, "without", |f: &mut Facts| f.others.programs = ["cil_from_contai".to_owned()].into())]
+#[case::data_plane("calico", Fail, "cali_tc_preambl", |f: &mut Facts| f.others.programs = ["cali_tc_preambl".to_owned()].into())]
+#[case::not_asked("api-server", Pass, "not asked", |f: &mut Facts| f.api = ApiAccess::NotAsked)]
+#[case::unknown("api-server", Warn, "no kubeconfig", |f: &mut Facts| f.api = ApiAccess::NoCredentials("no kubeconfig".to_owned()))]
+#[case::away("api-server", Fail, "timed out", |f: &mut Facts| f.api = ApiAccess::Unreachable("timed out".to_owned()))]
+#[case::refused("api-server", Fail, "does not list Nodes", |f: &mut Facts| {
+    f.api = ApiAccess::Refused { version: "v1.36.1".to_owned(), kinds: vec!["Nodes (403)".to_owned()] };
+})]
+#[case::off("agent", Warn, "switched off", |f: &mut Facts| installed(f).agent = AgentState::NotAsked)]
+#[case::unwell("agent", Fail, "HTTP 503", |f: &mut Facts| {
+    installed(f).agent = AgentState::Answered { address: address(), status: 503 };
+})]
+#[case::silent("agent", Fail, "refused", |f: &mut Facts| {
+    installed(f).agent = AgentState::Silent { address: address(), reason: "refused".to_owned() };
+})]
+#[case::trouble("problems", Warn, "no room", |f: &mut Facts| installed(f).problems = vec!["no room".to_owned()])]
+#[case::lost("socket-programs", Fail, "1 of 12 are not attached: sock_recvmsg4", |f: &mut Facts| {
+    installed(f).attachments.remove(0);
+})]
+#[case::lost_cgroup("socket-programs", Fail, "1 of 12", |f: &mut Facts| installed(f).attachments[3].place = None)]
+#[case::lost_direction("device-programs", Fail, "eth0 (egress)", |f: &mut Facts| {
+    installed(f).attachments.pop();
+})]
+#[case::detached("device-programs", Fail, "eth0 (egress)", |f: &mut Facts| {
+    installed(f).attachments.last_mut().unwrap().place = None;
+})]
+#[case::device_gone("device-programs", Fail, "no device", |f: &mut Facts| installed(f).devices.clear())]
+#[case::foreign("pins", Fail, "belongs to user 1000", |f: &mut Facts| installed(f).owner = Err("belongs to user 1000".to_owned()))]
+#[case::not_there("maps", Fail, "no Ballast", |f: &mut Facts| installed(f).maps = Err("no Ballast on the bpffs".to_owned()))]
+#[case::never_filled("maps", Fail, "never filled", |f: &mut Facts| installed(f).maps = Ok((Vec::new(), 0)))]
+#[case::nearly_full("map-usage", Warn, "names (90 of 100)", |f: &mut Facts| installed(f).maps = Ok((vec![row("names", 90)], 3)))]
+#[case::not_full("map-usage", Pass, "none", |f: &mut Facts| installed(f).maps = Ok((vec![row("names", 89)], 3)))]
+#[case::another("agent-version", Warn, "9.9.9", |f: &mut Facts| told(f).version = Some("9.9.9".to_owned()))]
+#[case::no_version("agent-version", Warn, "does not tell", |f: &mut Facts| told(f).version = None)]
+#[case::never("sync", Fail, "none yet", |f: &mut Facts| told(f).sync_age = None)]
+#[case::incomplete("sync", Warn, "not everything", |f: &mut Facts| told(f).synced = false)]
+#[case::old_sync("sync", Warn, "600 s ago", |f: &mut Facts| told(f).sync_age = Some(Duration::from_mins(10)))]
+#[case::stuck("sync", Fail, "2 changes wait", |f: &mut Facts| {
+    told(f).sync_age = Some(Duration::from_mins(10));
+    told(f).pending = 2;
+})]
+#[case::repaired("audit", Warn, "1 repaired", |f: &mut Facts| told(f).audits_repaired = 1)]
+#[case::failed("audit", Warn, "2 could not", |f: &mut Facts| {
+    told(f).audits_clean = 0;
+    told(f).audits_failed = 2;
+})]
+#[case::none_yet("audit", Pass, "none yet", |f: &mut Facts| told(f).audits_clean = 0)]
+fn lines(#[case] check: &str, #[case] outcome: Outcome, #[case] words: &str, #[case] change: Change) {
+    let mut facts = well();
+    change(&mut facts);
+    let line = line(&facts, check);
+    assert!(line.outcome == outcome && line.seen.contains(words), "{line:?}");
+    assert_eq!(line.advice.is_empty(), outcome == Pass, "{line:?}");
+}
+
+#[test]
+fn an_agent_that_does_not_answer_has_no_lines_about_its_metrics() {
+    let mut facts = well();
+    installed(&mut facts).told = None;
+    assert!(judge(&facts).iter().all(|line| !["sync", "audit", "agent-version"].contains(&line.check)));
+}
+
+#[test]
+fn xdp_alone_serves_no_device() {
+    let mut facts = well();
+    let all = &mut installed(&mut facts).attachments;
+    all.retain(|one| one.ifindex.is_none());
+    all.push(attachment("xdp_7", "xdp_ingress", Some(7)));
+    assert!(line(&facts, "device-programs").seen.contains("no device"));
+}
+
+#[test]
+fn long_lists_are_cut() {
+    assert_eq!(some(["a", "b", "c"]), "a, b, c");
+    assert_eq!(some(["a", "b", "c", "d", "e"]), "a, b, c and 2 more");
+}

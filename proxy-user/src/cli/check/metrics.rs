@@ -1,0 +1,82 @@
+//! What of the agent's metrics `ballast check` reads.
+
+use std::time::Duration;
+
+use super::facts::Told;
+
+/// Reads Prometheus' text format; `now` is seconds since 1970.
+pub fn read(text: &str, now: f64) -> Told {
+    let count = |name: &str, label: &str| {
+        // Whole numbers, in whatever notation.
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "counts")]
+        let sum = values(text, name, label).sum::<f64>() as u64;
+        sum
+    };
+    let audits = |result: &str| count("ballast_api_audits_total", &format!("result=\"{result}\""));
+    let last = values(text, "kubeproxy_sync_proxy_rules_last_timestamp_seconds", "").reduce(f64::max);
+    Told {
+        version: label(text, "ballast_build_info", "version"),
+        synced: count("ballast_synced", "") > 0,
+        sync_age: last.and_then(|last| Duration::try_from_secs_f64((now - last).max(0.0)).ok()),
+        pending: count("kubeproxy_sync_proxy_rules_service_changes_pending", "")
+            + count("kubeproxy_sync_proxy_rules_endpoint_changes_pending", ""),
+        audits_clean: audits("clean"),
+        audits_repaired: audits("repaired"),
+        audits_failed: audits("failed"),
+    }
+}
+
+/// Samples of a metric: labels and value.
+fn samples<'a>(text: &'a str, name: &'a str) -> impl Iterator<Item = (&'a str, &'a str)> {
+    text.lines().filter_map(move |line| {
+        let rest = line.strip_prefix(name)?;
+        let (labels, value) = rest.rsplit_once(' ')?;
+        (labels.is_empty() || labels.starts_with('{')).then_some((labels, value))
+    })
+}
+
+fn values<'a>(text: &'a str, name: &'a str, label: &'a str) -> impl Iterator<Item = f64> {
+    samples(text, name)
+        .filter(move |(labels, _)| labels.contains(label))
+        .filter_map(|(_, value)| value.parse().ok())
+}
+
+fn label(text: &str, name: &str, label: &str) -> Option<String> {
+    let (labels, _) = samples(text, name).next()?;
+    let (_, rest) = labels.split_once(&format!("{label}=\""))?;
+    rest.split_once('"').map(|(value, _)| value.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_counts_is_read_and_longer_names_are_others() {
+        let text = "\
+# HELP ballast_synced Whether\n\
+ballast_synced 1\n\
+ballast_synced_other 7\n\
+ballast_build_info{version=\"1.2.3\",abi=\"3\"} 1\n\
+kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family=\"IPv4\"} 1000.5\n\
+kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family=\"IPv6\"} 1000.5\n\
+kubeproxy_sync_proxy_rules_service_changes_pending 2\n\
+kubeproxy_sync_proxy_rules_endpoint_changes_pending 3\n\
+ballast_api_audits_total{result=\"clean\"} 5\n\
+ballast_api_audits_total{result=\"failed\"} 1\n";
+        let told = read(text, 1010.5);
+        assert_eq!(
+            told,
+            Told {
+                version: Some("1.2.3".to_owned()),
+                synced: true,
+                sync_age: Some(Duration::from_secs(10)),
+                pending: 5,
+                audits_clean: 5,
+                audits_repaired: 0,
+                audits_failed: 1,
+            }
+        );
+        assert_eq!(read("", 0.0), Told::default());
+    }
+}

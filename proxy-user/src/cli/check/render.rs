@@ -1,0 +1,195 @@
+//! The lines as text, table or JSON.
+
+use std::fmt::Write as _;
+
+use serde::Serialize;
+
+use super::judge::{Line, Outcome};
+use crate::cli::args::check::CheckOutput;
+use crate::cli::colour::{Colour, paint};
+use crate::cli::show::{ShowError, Table, json};
+
+/// `{"ok": true, "checks": [...]}`.
+#[derive(Serialize)]
+struct Document<'a> {
+    /// Nothing fails; warnings may be there.
+    ok: bool,
+    passed: usize,
+    warned: usize,
+    failed: usize,
+    checks: Vec<CheckJson<'a>>,
+}
+
+#[derive(Serialize)]
+struct CheckJson<'a> {
+    group: &'static str,
+    /// Its name, which stays.
+    check: &'static str,
+    /// `pass`, `warn`, `fail`.
+    outcome: Outcome,
+    seen: &'a str,
+    /// What to do; `null` when it passes.
+    advice: Option<&'a str>,
+    link: String,
+}
+
+fn count(lines: &[Line], outcome: Outcome) -> usize {
+    lines.iter().filter(|line| line.outcome == outcome).count()
+}
+
+/// All lines, as asked for; only text has colour.
+pub fn render(lines: &[Line], output: CheckOutput, with_colour: bool) -> Result<String, ShowError> {
+    Ok(match output {
+        CheckOutput::Text => text(lines, with_colour),
+        CheckOutput::Wide => table(lines),
+        CheckOutput::Short => short(lines),
+        CheckOutput::Json => {
+            let element = |line| CheckJson::from(line);
+            json(&Document {
+                ok: !lines.iter().any(Line::fails),
+                passed: count(lines, Outcome::Pass),
+                warned: count(lines, Outcome::Warn),
+                failed: count(lines, Outcome::Fail),
+                checks: lines.iter().map(element).collect(),
+            })?
+        }
+    })
+}
+
+impl<'a> From<&'a Line> for CheckJson<'a> {
+    fn from(line: &'a Line) -> Self {
+        let Line { group, check, outcome, seen, advice } = line;
+        let advice = Some(advice.as_str()).filter(|advice| !advice.is_empty());
+        Self { group, check, outcome: *outcome, seen, advice, link: line.link() }
+    }
+}
+
+/// A sign and its colour.
+fn sign(outcome: Outcome) -> (&'static str, Colour) {
+    match outcome {
+        Outcome::Pass => ("√", Colour::Green),
+        Outcome::Warn => ("‼", Colour::Yellow),
+        Outcome::Fail => ("×", Colour::Red),
+    }
+}
+
+fn word(outcome: Outcome) -> &'static str {
+    match outcome {
+        Outcome::Pass => "pass",
+        Outcome::Warn => "warn",
+        Outcome::Fail => "fail",
+    }
+}
+
+fn text(lines: &[Line], with_colour: bool) -> String {
+    let mut text = String::new();
+    let width = lines.iter().map(|line| line.check.len()).max().unwrap_or_default();
+    let mut group = "";
+    for line in lines {
+        if line.group != group {
+            let gap = if group.is_empty() { "" } else { "\n" };
+            group = line.group;
+            let _ = writeln!(text, "{gap}{group}\n{}", "-".repeat(group.len()));
+        }
+        let (sign, colour) = sign(line.outcome);
+        let _ = writeln!(text, "{} {:<width$}  {}", paint(sign, colour, with_colour), line.check, line.seen);
+        if line.outcome != Outcome::Pass {
+            let _ = writeln!(text, "    do:  {}\n    see: {}", line.advice, line.link());
+        }
+    }
+    let counts = [Outcome::Pass, Outcome::Warn, Outcome::Fail].map(|outcome| count(lines, outcome));
+    let _ = writeln!(text, "\n{} passed, {} warned, {} failed", counts[0], counts[1], counts[2]);
+    text
+}
+
+fn table(lines: &[Line]) -> String {
+    let mut table = Table::new(["GROUP", "CHECK", "OUTCOME", "SEEN", "DO", "SEE"]);
+    for line in lines {
+        let see = if line.outcome == Outcome::Pass { String::new() } else { line.link() };
+        table.row([
+            line.group.to_owned(),
+            line.check.to_owned(),
+            word(line.outcome).to_owned(),
+            line.seen.clone(),
+            line.advice.clone(),
+            see,
+        ]);
+    }
+    table.render("No checks.")
+}
+
+fn short(lines: &[Line]) -> String {
+    let mut text = String::new();
+    for line in lines.iter().filter(|line| line.outcome != Outcome::Pass) {
+        let _ = writeln!(text, "{} {}: {}; {}", word(line.outcome), line.check, line.seen, line.advice);
+    }
+    if text.is_empty() { "ok\n".to_owned() } else { text }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lines() -> Vec<Line> {
+        let line = |group, check, outcome, seen: &str, advice: &str| Line {
+            group,
+            check,
+            outcome,
+            seen: seen.to_owned(),
+            advice: advice.to_owned(),
+        };
+        vec![
+            line("kernel", "kernel-version", Outcome::Pass, "Linux 6.12", ""),
+            line("kernel", "bpf-jit", Outcome::Warn, "off", "switch it on"),
+            line("node", "bpffs", Outcome::Fail, "not there", "mount it"),
+        ]
+    }
+
+    #[test]
+    fn text_has_groups_and_what_to_do() {
+        assert_eq!(
+            render(&lines(), CheckOutput::Text, false).unwrap(),
+            "kernel\n------\n\
+             √ kernel-version  Linux 6.12\n\
+             ‼ bpf-jit         off\n    do:  switch it on\n    see: docs/troubleshooting.md#check-bpf-jit\n\
+             \nnode\n----\n\
+             × bpffs           not there\n    do:  mount it\n    see: docs/troubleshooting.md#check-bpffs\n\
+             \n1 passed, 1 warned, 1 failed\n"
+        );
+        let coloured = render(&lines(), CheckOutput::Text, true).unwrap();
+        assert!(coloured.contains("\u{1b}[31m×\u{1b}[0m bpffs"), "{coloured:?}");
+    }
+
+    #[test]
+    fn short_leaves_out_what_passes() {
+        let expected = "warn bpf-jit: off; switch it on\nfail bpffs: not there; mount it\n";
+        assert_eq!(render(&lines(), CheckOutput::Short, true).unwrap(), expected);
+        assert_eq!(render(&lines()[..1], CheckOutput::Short, false).unwrap(), "ok\n");
+    }
+
+    #[test]
+    fn the_table_has_a_line_for_each() {
+        let table = render(&lines(), CheckOutput::Wide, true).unwrap();
+        let row = table.lines().nth(3).unwrap();
+        let cells: Vec<_> = row.split("  ").filter(|cell| !cell.is_empty()).map(str::trim).collect();
+        assert_eq!(
+            cells,
+            ["node", "bpffs", "fail", "not there", "mount it", "docs/troubleshooting.md#check-bpffs"]
+        );
+    }
+
+    #[test]
+    fn json_names_stay() {
+        let text = render(&lines(), CheckOutput::Json, true).unwrap();
+        let value: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!((&value["ok"], &value["warned"]), (&false.into(), &1.into()));
+        assert_eq!(
+            value["checks"][1],
+            serde_json::json!({
+                "group": "kernel", "check": "bpf-jit", "outcome": "warn", "seen": "off", "advice": "switch it on",
+                "link": "docs/troubleshooting.md#check-bpf-jit"
+            })
+        );
+        assert_eq!(value["checks"][0]["advice"], serde_json::Value::Null);
+    }
+}

@@ -1,0 +1,105 @@
+//! `ballast check` on a node: before the agent, beside it, and with a fault.
+
+use std::path::Path;
+
+use anyhow::{Context as _, Result, ensure};
+use proxy_user::programs::bpf::Link;
+use serde_json::Value;
+
+use super::{Case, WEB};
+use crate::agent::{binary, command, confined, shipped_profile};
+use crate::lab::{Lab, Wish};
+
+pub const CASES: &[Case] = &[Case {
+    name: "check::before_and_after_the_installation_and_with_faults",
+    wish: Wish { pods: 1, services: &[WEB], flags: crate::lab::SMALL },
+    run: check,
+}];
+
+/// What is asked on this bpffs: the exit status, and the checks by name.
+fn ask(lab: &Lab, flags: &[&str], bpffs: &Path) -> Result<(Option<i32>, Value)> {
+    let cgroup = lab.cgroup().to_str().context("a strange path")?;
+    let words = ["check", "-o", "json", "--no-api", "--cgroup-root", cgroup];
+    let words: Vec<_> = words.iter().chain(flags).copied().collect();
+    let output = command(&lab.node, &words, bpffs)?;
+    let value = serde_json::from_slice(&output.stdout)
+        .with_context(|| format!("no JSON: {}", String::from_utf8_lossy(&output.stderr)))?;
+    Ok((output.status.code(), value))
+}
+
+/// Whether a check came out so.
+fn expect(document: &Value, check: &str, outcome: &str, words: &str) -> Result<()> {
+    let checks = document["checks"].as_array().context("no checks")?;
+    let found =
+        checks.iter().find(|one| one["check"] == check).with_context(|| format!("no {check}: {document}"))?;
+    let seen = found["seen"].as_str().unwrap_or_default();
+    ensure!(
+        found["outcome"] == outcome && seen.contains(words),
+        "{check} should {outcome} with {words:?}: {found}"
+    );
+    Ok(())
+}
+
+fn check(lab: &Lab) -> Result<()> {
+    let (bpffs, empty) = (lab.bpffs(), lab.bpffs().with_file_name("nothing"));
+    std::fs::create_dir(&empty)?;
+
+    // Before: a place without bpffs warns, and nothing of an agent is looked at.
+    let (code, before) = ask(lab, &["--pre"], &empty)?;
+    expect(&before, "bpffs", "warn", "no BPF file system")?;
+    for check in ["kernel-version", "kernel-bpf", "cgroup2", "capabilities", "kube-proxy"] {
+        expect(&before, check, "pass", "")?;
+    }
+    let is_of_agent = |one: &Value| one["group"] == "agent";
+    ensure!(before["checks"].as_array().is_some_and(|all| !all.iter().any(is_of_agent)), "{before}");
+    ensure!(code == Some(i32::from(before["ok"] != true)), "{code:?}: {before}");
+
+    // After: the agent of the lab serves.
+    let (_, after) = ask(lab, &[], &bpffs)?;
+    for check in
+        ["bpffs", "agent", "socket-programs", "device-programs", "pins", "maps", "map-usage", "sync", "audit"]
+    {
+        expect(&after, check, "pass", "")?;
+    }
+    expect(&after, "agent-version", "pass", env!("CARGO_PKG_VERSION"))?;
+
+    // The same without its bpffs fails, also where it only reports.
+    let (code, missing) = ask(lab, &[], &empty)?;
+    expect(&missing, "bpffs", "fail", "no BPF file system")?;
+    expect(&missing, "maps", "fail", "no Ballast")?;
+    ensure!(code == Some(1) && missing["ok"] == false, "{code:?}: {missing}");
+    let (code, reported) = ask(lab, &["--report-only"], &empty)?;
+    ensure!(code == Some(0) && reported["ok"] == false, "{code:?}: {reported}");
+
+    // In a container behind the profile that the project ships.
+    let filter = shipped_profile()?;
+    let words = ["check", "--no-api", "--report-only", "-o", "short"];
+    let output = confined(&lab.node, &words, &bpffs, &filter)?;
+    ensure!(output.status.success(), "{output:?}");
+
+    // Nobody repairs what is taken away from a node without an agent.
+    lab.kill()?;
+    let links = bpffs.join("ballast/links");
+    std::fs::remove_file(links.join("sock_connect4"))?;
+    let ingress =
+        super::repair::links(lab)?.into_iter().find(|path| path.to_string_lossy().contains("tcx_ingress"));
+    if let Some(path) = &ingress {
+        Link::pinned(path)?.context("no link")?.detach()?;
+    }
+    let (code, broken) = ask(lab, &[], &bpffs)?;
+    expect(&broken, "agent", "fail", "does not answer")?;
+    expect(&broken, "socket-programs", "fail", "sock_connect4")?;
+    if ingress.is_some() {
+        expect(&broken, "device-programs", "fail", "ingress")?;
+    }
+    expect(&broken, "maps", "pass", "pinned")?;
+    ensure!(code == Some(1), "{code:?}");
+
+    // People get signs and no colour in a pipe, and a wrong flag is a mistake of its own.
+    let text = command(&lab.node, &["check", "--no-api"], &bpffs)?;
+    let text = String::from_utf8(text.stdout)?;
+    ensure!(text.contains("× socket-programs") && !text.contains('\u{1b}'), "{text}");
+    let wrong = lab.node.command(binary()).args(["check", "--nonsense"]).output()?;
+    ensure!(wrong.status.code() == Some(2), "{wrong:?}");
+    Ok(())
+}
