@@ -9,6 +9,7 @@ mod capabilities;
 mod change;
 mod compare;
 mod detect;
+mod documents;
 mod dsr;
 mod eject;
 mod exposed;
@@ -97,6 +98,7 @@ pub fn all() -> Vec<Case> {
         algorithm::CASES,
         change::CASES,
         detect::CASES,
+        documents::CASES,
         eject::CASES,
         outside::CASES,
         own::CASES,
