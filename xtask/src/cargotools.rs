@@ -1,4 +1,4 @@
-//! Programs of other projects that `cargo install` builds once, for releases: their versions are pinned here, and their
+//! Programs of other projects that `cargo install` builds once, for releases and documents: their versions are pinned here, and their
 //! dependencies by the lock file that each comes with.
 
 use std::fs::{self, File};
@@ -14,14 +14,29 @@ use crate::{say, workspace};
 pub struct Tool {
     name: &'static str,
     version: &'static str,
+    /// Its features, where the default ones bring more than is used.
+    features: Option<&'static str>,
+}
+
+impl Tool {
+    const fn new(name: &'static str, version: &'static str) -> Self {
+        Self { name, version, features: None }
+    }
 }
 
 /// Writes the bill of materials.
-pub const CYCLONEDX: Tool = Tool { name: "cargo-cyclonedx", version: "0.5.9" };
+pub const CYCLONEDX: Tool = Tool::new("cargo-cyclonedx", "0.5.9");
 /// Puts the list of crates into the binary.
-pub const AUDITABLE: Tool = Tool { name: "cargo-auditable", version: "0.7.7" };
+pub const AUDITABLE: Tool = Tool::new("cargo-auditable", "0.7.7");
 /// Checks licences, sources and known faults of crates.
-pub const DENY: Tool = Tool { name: "cargo-deny", version: "0.20.2" };
+pub const DENY: Tool = Tool::new("cargo-deny", "0.20.2");
+/// Makes a book of pages; without its web server.
+pub const MDBOOK: Tool = Tool { features: Some("search"), ..Tool::new("mdbook", "0.5.4") };
+
+/// The path of a tool, which is built unless it is there.
+pub fn program(tool: Tool) -> Result<PathBuf> {
+    Ok(install(tool)?.join("bin").join(tool.name))
+}
 
 /// A cargo that knows the subcommand of this tool, which is built unless it is there.
 pub fn cargo(tool: Tool) -> Result<Cmd> {
@@ -34,7 +49,7 @@ pub fn cargo(tool: Tool) -> Result<Cmd> {
 
 /// Finds or builds a tool, and returns the folder above its `bin`; a second caller waits for the first.
 fn install(tool: Tool) -> Result<PathBuf> {
-    let Tool { name, version } = tool;
+    let Tool { name, version, features, .. } = tool;
     let tools = workspace::cache()?.join("cargo-tools");
     fs::create_dir_all(&tools).with_context(|| format!("cannot make {}", tools.display()))?;
     let lock = File::create(tools.join("lock")).context("cannot make the lock file of cargo's tools")?;
@@ -43,9 +58,11 @@ fn install(tool: Tool) -> Result<PathBuf> {
     let program = root.join("bin").join(name);
     if !program.exists() {
         say::timed(&format!("cargo install {name} {version}, once (minutes)"), || {
+            let features = features.map(|features| ["--no-default-features", "--features", features]);
             Cmd::cargo()
                 .args(["install", name, "--quiet", "--locked", "--version", version, "--root"])
                 .arg(&root)
+                .args(features.iter().flatten())
                 .without_env("CARGO_TARGET_DIR")
                 .run()
         })?;

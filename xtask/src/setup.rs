@@ -36,6 +36,8 @@ pub enum Need {
     Lint,
     /// Make the container image.
     Image,
+    /// Draw diagrams.
+    Docs,
 }
 
 /// A program and the Debian package that brings it.
@@ -45,7 +47,7 @@ struct Tool {
     needs: &'static [Need],
 }
 
-const TOOLS: [Tool; 23] = [
+const TOOLS: [Tool; 24] = [
     Tool {
         program: "ip",
         package: "iproute2",
@@ -68,6 +70,7 @@ const TOOLS: [Tool; 23] = [
     Tool { program: "ipset", package: "ipset", needs: &[Need::Cluster] },
     Tool { program: "shellcheck", package: "shellcheck", needs: &[Need::Lint] },
     Tool { program: "systemd-analyze", package: "systemd", needs: &[Need::Lint] },
+    Tool { program: "dot", package: "graphviz", needs: &[Need::Docs] },
     Tool { program: "buildah", package: "buildah", needs: &[Need::Image] },
     // These four are copied into the images of its pods.
     Tool { program: "curl", package: "curl", needs: &[Need::Cluster] },

@@ -6,7 +6,7 @@ use std::io;
 use std::path::Path;
 
 use super::bpf::Link;
-use super::clsact;
+use super::clsact::{self, Seat};
 use super::error::Error;
 use super::hooks::{self, Direction, XDP};
 use super::links::{self, Cgroup};
@@ -219,8 +219,9 @@ fn filters_off(paths: &Paths, ifindex: u32, mode: Mode) -> Result<Vec<String>, E
             Err(error) => return Err(failed(error)),
         };
         for filter in filters {
-            if filter.is_ours(direction) {
-                mode.run(|| clsact::remove(&mut netlink, ifindex, direction)).map_err(failed)?;
+            let seat = [Seat::Own, Seat::Front].into_iter().find(|seat| filter.is_ours(direction, *seat));
+            if let Some(seat) = seat {
+                mode.run(|| clsact::remove(&mut netlink, ifindex, direction, seat)).map_err(failed)?;
                 removed.push(format!("filter {}", direction.program()));
             } else {
                 others = true;

@@ -18,10 +18,31 @@ use crate::host::netlink::Netlink;
 /// Early, but not the first: another filter can come before ours.
 pub(super) const PRIORITY: u16 = 2;
 /// Ours among the filters of that priority.
-pub(super) const HANDLE: u32 = 0x0ba1_1a57;
+const HANDLE: u32 = 0x0ba1_1a57;
+/// Ours too, while one version replaces the other. The kernel puts a new filter before those of its priority
+/// (`cls_bpf_change` in `net/sched/cls_bpf.c`), so it runs first.
+const FRONT_HANDLE: u32 = 0x0ba1_1a58;
 /// `ETH_P_ALL`: packets of every protocol.
 const ALL_PROTOCOLS: u16 = 3;
 const CLSACT: &str = "clsact";
+
+/// Where one of our filters stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Seat {
+    /// The one that is there all the time.
+    Own,
+    /// Before that one, while one version replaces the other.
+    Front,
+}
+
+impl Seat {
+    fn handle(self) -> u32 {
+        match self {
+            Self::Own => HANDLE,
+            Self::Front => FRONT_HANDLE,
+        }
+    }
+}
 
 /// A filter on a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,14 +56,14 @@ pub(super) struct Filter {
 }
 
 impl Filter {
-    /// Whether it stands where ours stands.
-    pub(super) fn has_our_place(&self) -> bool {
-        self.priority == PRIORITY && self.handle == HANDLE
+    /// Whether it stands where one of ours stands.
+    pub(super) fn has_seat(&self, seat: Seat) -> bool {
+        self.priority == PRIORITY && self.handle == seat.handle()
     }
 
-    /// Whether it is ours.
-    pub(super) fn is_ours(&self, direction: Direction) -> bool {
-        self.has_our_place() && self.name.as_deref() == Some(direction.program())
+    /// Whether it is ours, in that place.
+    pub(super) fn is_ours(&self, direction: Direction, seat: Seat) -> bool {
+        self.has_seat(seat) && self.name.as_deref() == Some(direction.program())
     }
 }
 
@@ -60,9 +81,9 @@ fn message(ifindex: u32, parent: TcHandle) -> TcMessage {
     message
 }
 
-fn our_filter(ifindex: u32, direction: Direction) -> TcMessage {
+fn our_filter(ifindex: u32, direction: Direction, seat: Seat) -> TcMessage {
     let mut message = message(ifindex, parent(direction));
-    message.header.handle = TcHandle::from(HANDLE);
+    message.header.handle = TcHandle::from(seat.handle());
     message.header.info = u32::from(PRIORITY) << 16 | u32::from(ALL_PROTOCOLS.to_be());
     message.attributes.push(TcAttribute::Kind(TcFilterBpf::KIND.to_owned()));
     message
@@ -95,9 +116,10 @@ pub(super) fn set(
     netlink: &mut Netlink,
     ifindex: u32,
     direction: Direction,
+    seat: Seat,
     program: BorrowedFd<'_>,
 ) -> io::Result<()> {
-    let mut message = our_filter(ifindex, direction);
+    let mut message = our_filter(ifindex, direction, seat);
     message.attributes.push(TcAttribute::Options(vec![
         TcOption::Bpf(TcFilterBpfOption::ProgFd(program.as_raw_fd().cast_unsigned())),
         TcOption::Bpf(TcFilterBpfOption::ProgName(direction.program().to_owned())),
@@ -107,8 +129,13 @@ pub(super) fn set(
 }
 
 /// Removes our filter.
-pub(super) fn remove(netlink: &mut Netlink, ifindex: u32, direction: Direction) -> io::Result<()> {
-    netlink.change(RouteNetlinkMessage::DelTrafficFilter(our_filter(ifindex, direction)), 0)
+pub(super) fn remove(
+    netlink: &mut Netlink,
+    ifindex: u32,
+    direction: Direction,
+    seat: Seat,
+) -> io::Result<()> {
+    netlink.change(RouteNetlinkMessage::DelTrafficFilter(our_filter(ifindex, direction, seat)), 0)
 }
 
 /// The filters of one direction; none on a device without clsact.

@@ -54,6 +54,7 @@ pub use xdp::{Taken, Xdp, XdpDevice, XdpDevices};
 use crate::host::devices::Device;
 use crate::host::manager::DeviceHooks;
 use crate::host::netlink::Netlink;
+use clsact::Seat;
 use hooks::{Direction, SOCKET_HOOKS};
 use links::{Cgroup, Place};
 use pins::Pins;
@@ -219,6 +220,7 @@ impl Programs {
             Some(previous) => self.succeed(previous)?,
             None => self.hold_sockets()?,
         };
+        migrate::remove_left(self.pins.paths());
         self.pins.enact()?;
         self.pins.retire_other_versions()?;
         *predecessor = None;
@@ -305,7 +307,9 @@ impl Programs {
         for direction in Direction::ALL {
             let name = direction.program();
             let there = clsact::filters(&mut netlink, ifindex, direction).map_err(failed(name))?;
-            if let Some(other) = there.iter().find(|f| f.has_our_place() && !f.is_ours(direction)) {
+            if let Some(other) =
+                there.iter().find(|f| f.has_seat(Seat::Own) && !f.is_ours(direction, Seat::Own))
+            {
                 return Err(Error::FilterTaken {
                     device,
                     owner: other.name.clone().unwrap_or_default(),
@@ -314,7 +318,7 @@ impl Programs {
                 });
             }
             let program = self.packet_program(direction, no_header)?;
-            clsact::set(&mut netlink, ifindex, direction, program).map_err(failed(name))?;
+            clsact::set(&mut netlink, ifindex, direction, Seat::Own, program).map_err(failed(name))?;
         }
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! `cargo xtask lint`: format, clippy on the host and on the BPF target, and the project's own rules.
 
 mod layers;
+pub(crate) mod links;
 mod scripts;
 mod size;
 mod source;
@@ -20,8 +21,8 @@ use crate::{apt, chart, docs, go, gotools, say};
 /// The clippy that belongs to the distribution's rustc, and its package.
 const DISTRIBUTION_CLIPPY: (&str, &str) = ("/usr/bin/clippy-driver", "rust-web-clippy");
 
-/// Check format, clippy (host and BPF target, warnings denied), layers, file sizes, words, documents that are made
-/// from code, the chart with its manifests, workflows, shell scripts and systemd units.
+/// Check format, clippy (host and BPF target, warnings denied), layers, file sizes, words, links between documents, documents
+/// that are made from code, the chart with its manifests, workflows, shell scripts and systemd units.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct Args {
     /// Only the project's own rules: no compiler, at once
@@ -48,7 +49,7 @@ pub fn run(args: &Args) -> Result<()> {
             failed.push(name);
         }
     };
-    check("rules", say::timed("layers, size, words", || rules(&workspace)));
+    check("rules", say::timed("layers, size, words, links", || rules(&workspace)));
     check("docs", docs::check(&workspace));
     if !args.rules_only {
         check("fmt", say::timed("cargo fmt --check", || fmt(&workspace)));
@@ -184,6 +185,7 @@ fn rules(workspace: &Workspace) -> Result<()> {
         findings.extend(size::check(file));
         findings.extend(words::check(file));
     }
+    findings.extend(links::check(&files, |path| workspace.root().join(path).is_file()));
     findings.sort();
     for Finding { file, line, what } in &findings {
         say::line(format_args!("{}:{line}: {what}", file.display()));

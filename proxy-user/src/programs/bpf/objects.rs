@@ -44,6 +44,13 @@ pub fn program_by_id(id: u32) -> io::Result<OwnedFd> {
     fd_by_id(bpf_cmd::BPF_PROG_GET_FD_BY_ID, id)
 }
 
+/// The id of a program.
+pub fn program_id(program: BorrowedFd<'_>) -> io::Result<u32> {
+    let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", program.as_raw_fd()))?;
+    let id = text.lines().find_map(|line| line.strip_prefix("prog_id:")?.trim().parse().ok());
+    id.ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
 /// A packet program that leaves each packet to the next one.
 pub fn pass_on() -> io::Result<OwnedFd> {
     #[repr(C)]

@@ -22,8 +22,6 @@ use crate::programs::{EMBEDDED, bpf, hooks, links, privileges};
 const PAUSE: Duration = Duration::from_millis(1);
 /// Each pass of so many looks at every entry, while nothing happens.
 const FULL: u64 = 50;
-/// How long flows are copied after the last change: filters of the clsact qdisc are not watched.
-const AFTERWARDS: Duration = Duration::from_secs(2);
 
 /// Maps of the previous version, made from ours.
 pub struct Downgrade {
@@ -162,10 +160,6 @@ impl Downgrade {
         // Theirs know all that ours do.
         for (hook, _) in &self.hooks {
             hook.remove_front();
-        }
-        let since = Instant::now();
-        while self.hooks.is_empty() && since.elapsed() < AFTERWARDS {
-            self.migration.pass(Scope::All);
         }
         self.migration.pass(Scope::All);
         Ok(true)

@@ -1,15 +1,18 @@
-//! Packet programs in front of those that are attached, on TCX hooks, while one version replaces the other.
+//! Packet programs in front of those that are attached, while one version replaces the other.
 //!
-//! A hook has programs of two versions then: what those in front leave (`TCX_NEXT`) those behind see. So each hook knows the
-//! flows of both tables, and it does not matter in which order hooks change, nor how long that takes.
+//! A hook has programs of two versions then: what those in front leave (`TCX_NEXT`, or `TC_ACT_UNSPEC` by a filter, the same
+//! number) those behind see. So each hook knows the flows of both tables, and it does not matter in which order hooks change, nor how long that takes.
 
+use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 
 use aya::Ebpf;
 use aya::programs::Program;
 
 use crate::host::devices::Device;
+use crate::host::netlink::Netlink;
 use crate::programs::bpf::{self, Link, Rank};
+use crate::programs::clsact::{self, Seat};
 use crate::programs::error::Error;
 use crate::programs::hooks::Direction;
 use crate::programs::object::{self, Transition};
@@ -60,67 +63,163 @@ impl Packets {
     }
 }
 
-/// A hook of a device that has a pinned link, and a link in front of that. The latter has no pin: it goes with this process.
+/// A hook of a device with a program of ours, and a place for one in front of that.
 pub(super) struct Hook {
     pub(super) direction: Direction,
     pub(super) no_header: bool,
-    behind: Link,
-    front: Link,
+    attachment: Attachment,
     /// Id of the program behind, when the hook was found.
     pub(super) found: u32,
+}
+
+enum Attachment {
+    /// TCX. The link in front has no pin: it goes with this process.
+    Links { behind: Link, front: Link },
+    /// Two filters of the clsact qdisc. The one in front stays when this process is killed; the next agent removes it.
+    Filters { ifindex: u32 },
 }
 
 impl Hook {
     /// Replaces the program in front. That may fail only where the device is gone.
     pub(super) fn set_front(&self, program: BorrowedFd<'_>) {
-        let _ = self.front.update(program);
+        match &self.attachment {
+            Attachment::Links { front, .. } => drop(front.update(program)),
+            Attachment::Filters { ifindex } => self.set_filter(*ifindex, Seat::Front, program),
+        }
     }
 
     /// Replaces the program behind, likewise.
     pub(super) fn set_behind(&self, program: BorrowedFd<'_>) {
-        let _ = self.behind.update(program);
+        match &self.attachment {
+            Attachment::Links { behind, .. } => drop(behind.update(program)),
+            Attachment::Filters { ifindex } => self.set_filter(*ifindex, Seat::Own, program),
+        }
     }
 
-    /// Replaces the program behind, if it is `old` still.
+    /// Replaces the program behind, if it has the id `old` still.
     pub(super) fn exchange_behind(&self, old: BorrowedFd<'_>, program: BorrowedFd<'_>) {
-        let _ = self.behind.exchange(old, program);
+        match &self.attachment {
+            Attachment::Links { behind, .. } => drop(behind.exchange(old, program)),
+            // The kernel has no such exchange for filters.
+            Attachment::Filters { ifindex } if bpf::program_id(old).ok() == self.behind() => {
+                self.set_filter(*ifindex, Seat::Own, program);
+            }
+            Attachment::Filters { .. } => {}
+        }
     }
 
     /// Id of the program behind; `None` if the hook is gone.
     pub(super) fn behind(&self) -> Option<u32> {
-        let info = self.behind.info().ok()?;
-        matches!(info.hook, bpf::Hook::Tcx { ifindex, .. } if ifindex != 0).then_some(info.program)
+        match &self.attachment {
+            Attachment::Links { behind, .. } => {
+                let info = behind.info().ok()?;
+                matches!(info.hook, bpf::Hook::Tcx { ifindex, .. } if ifindex != 0).then_some(info.program)
+            }
+            Attachment::Filters { ifindex } => {
+                our_filter(&mut Netlink::open().ok()?, *ifindex, self.direction)
+            }
+        }
     }
 
     /// Removes the program in front.
     pub(super) fn remove_front(&self) {
-        let _ = self.front.detach();
-    }
-}
-
-/// Attaches a program that does nothing in front of each whose link is pinned. Hooks where that cannot be done are left out:
-/// mostly their device is gone.
-pub(super) fn attach(paths: &Paths, devices: &[Device]) -> Result<Vec<Hook>, Error> {
-    let idle = idle()?;
-    let linked = status::linked_devices(paths);
-    let mut hooks = Vec::new();
-    for device in devices.iter().filter(|device| linked.contains_key(&device.ifindex)) {
-        for direction in Direction::ALL {
-            let pin = paths.links().join(direction.pin(device.ifindex));
-            let Ok(Some(behind)) = Link::pinned(&pin) else { continue };
-            let front = Link::to_device(idle.as_fd(), device.ifindex, direction.attach_type(), Rank::First);
-            match (front, behind.info()) {
-                (Ok(front), Ok(info)) => {
-                    let (found, no_header) = (info.program, device.no_header);
-                    hooks.push(Hook { direction, no_header, behind, front, found });
-                }
-                (Err(error), _) | (_, Err(error)) => {
-                    tracing::warn!(device = device.name, %direction, %error, "no program can run in front of the other version's");
-                }
+        match &self.attachment {
+            Attachment::Links { front, .. } => drop(front.detach()),
+            Attachment::Filters { ifindex } => {
+                let removed = Netlink::open().and_then(|mut netlink| {
+                    clsact::remove(&mut netlink, *ifindex, self.direction, Seat::Front)
+                });
+                self.tell(*ifindex, removed);
             }
         }
     }
+
+    fn set_filter(&self, ifindex: u32, seat: Seat, program: BorrowedFd<'_>) {
+        let set = Netlink::open()
+            .and_then(|mut netlink| clsact::set(&mut netlink, ifindex, self.direction, seat, program));
+        self.tell(ifindex, set);
+    }
+
+    /// A device that is gone needs no filter.
+    fn tell(&self, ifindex: u32, outcome: io::Result<()>) {
+        if let Err(error) = outcome
+            && error.raw_os_error() != Some(libc::ENODEV)
+        {
+            tracing::warn!(ifindex, direction = %self.direction, %error, "cannot change a filter");
+        }
+    }
+}
+
+/// Id of the program of our filter.
+fn our_filter(netlink: &mut Netlink, ifindex: u32, direction: Direction) -> Option<u32> {
+    let filters = clsact::filters(netlink, ifindex, direction).ok()?;
+    filters.iter().find(|filter| filter.is_ours(direction, Seat::Own))?.program
+}
+
+/// Attaches a program that does nothing in front of each of ours. Hooks where that cannot be done are left out: mostly their
+/// device is gone.
+pub(super) fn attach(paths: &Paths, devices: &[Device]) -> Result<Vec<Hook>, Error> {
+    let idle = idle()?;
+    let (linked, filtered) = (status::linked_devices(paths), status::filtered_devices(paths));
+    let mut hooks = Vec::new();
+    for (device, direction) in
+        devices.iter().flat_map(|device| Direction::ALL.map(|direction| (device, direction)))
+    {
+        let mut keep = |found: io::Result<Option<(Attachment, u32)>>| match found {
+            Ok(Some((attachment, found))) => {
+                hooks.push(Hook { direction, no_header: device.no_header, attachment, found });
+            }
+            Ok(None) => {}
+            Err(error) => {
+                tracing::warn!(device = device.name, %direction, %error, "no program can run in front of the other version's");
+            }
+        };
+        if linked.contains_key(&device.ifindex) {
+            keep(before_link(paths, idle.as_fd(), device.ifindex, direction));
+        }
+        if filtered.contains_key(&device.ifindex) {
+            keep(before_filter(idle.as_fd(), device.ifindex, direction));
+        }
+    }
     Ok(hooks)
+}
+
+fn before_link(
+    paths: &Paths,
+    idle: BorrowedFd<'_>,
+    ifindex: u32,
+    direction: Direction,
+) -> io::Result<Option<(Attachment, u32)>> {
+    let pin = paths.links().join(direction.pin(ifindex));
+    let Ok(Some(behind)) = Link::pinned(&pin) else { return Ok(None) };
+    let front = Link::to_device(idle, ifindex, direction.attach_type(), Rank::First)?;
+    let found = behind.info()?.program;
+    Ok(Some((Attachment::Links { behind, front }, found)))
+}
+
+fn before_filter(
+    idle: BorrowedFd<'_>,
+    ifindex: u32,
+    direction: Direction,
+) -> io::Result<Option<(Attachment, u32)>> {
+    let mut netlink = Netlink::open()?;
+    let Some(found) = our_filter(&mut netlink, ifindex, direction) else { return Ok(None) };
+    clsact::set(&mut netlink, ifindex, direction, Seat::Front, idle)?;
+    Ok(Some((Attachment::Filters { ifindex }, found)))
+}
+
+/// Removes filters in front that a process has left which was killed while versions changed.
+pub(in crate::programs) fn remove_left(paths: &Paths) {
+    let Ok(mut netlink) = Netlink::open() else { return };
+    for ifindex in status::filtered_devices(paths).into_keys() {
+        for direction in Direction::ALL {
+            let filters = clsact::filters(&mut netlink, ifindex, direction).unwrap_or_default();
+            if filters.iter().any(|filter| filter.is_ours(direction, Seat::Front)) {
+                // One that stays is a program of ours still, and the next start tries again.
+                let _ = clsact::remove(&mut netlink, ifindex, direction, Seat::Front);
+            }
+        }
+    }
 }
 
 fn idle() -> Result<OwnedFd, Error> {

@@ -8,21 +8,22 @@ mod downgrade;
 mod front;
 
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::{self, sleep};
+use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use aya::maps::MapData;
 pub use downgrade::{Downgrade, downgrade};
+pub(super) use front::remove_left;
 
 use self::front::Packets;
 use super::bpf::Link;
+use super::clsact::{self, Seat};
 use super::error::Error;
 use super::hooks::Direction;
 use super::links::Outcome;
 use super::object::Transition;
 use super::pins::Paths;
-use super::{EMBEDDED, Programs, clsact, status};
+use super::{EMBEDDED, Programs, status};
 use crate::host::devices::{self, Device};
 use crate::host::netlink::Netlink;
 use crate::maps::migrate::{Migration, SHARED, Scope};
@@ -69,7 +70,7 @@ pub(super) fn leave_what_begins(paths: &Paths) -> Result<(), Error> {
             }
             if filtered.contains_key(&device.ifindex) {
                 let mut netlink = Netlink::open().map_err(failed)?;
-                clsact::set(&mut netlink, device.ifindex, direction, program).map_err(failed)?;
+                clsact::set(&mut netlink, device.ifindex, direction, Seat::Own, program).map_err(failed)?;
             }
         }
     }
@@ -88,23 +89,22 @@ impl Programs {
             }
         };
         let devices = devices::list().unwrap_or_default();
-        let outcomes = if self.tcx && self.lock_devices().is_ok() {
-            self.succeed_links(&mut migration, &devices)?;
-            self.hold_sockets()?
-        } else {
-            self.succeed_filters(migration, &devices)?
-        };
+        let first = migration.pass(Scope::All).forward;
+        tracing::info!(flows = first.added, lost = first.lost, "flows of the previous version copied");
+        // Where another agent has the devices, it serves them.
+        if self.lock_devices().is_ok() {
+            self.succeed_devices(&mut migration, &devices)?;
+        }
+        let outcomes = self.hold_sockets()?;
         tracing::info!("the programs of the previous version are replaced");
         Ok(outcomes)
     }
 
-    /// Replaces the programs on TCX hooks. Every state of a hook, from front to back, is right beside every other one, and
+    /// Replaces the packet programs. Every state of a hook, from front to back, is right beside every other one, and
     /// beside the first and the last one.
-    fn succeed_links(&self, migration: &mut Migration, devices: &[Device]) -> Result<(), Error> {
+    fn succeed_devices(&self, migration: &mut Migration, devices: &[Device]) -> Result<(), Error> {
         let load = |transition| Packets::load(self.object, self.pins.paths(), transition, devices);
         let (looks_up, opens) = (load(Transition::LooksUp)?, load(Transition::Opens)?);
-        let first = migration.pass(Scope::All).forward;
-        tracing::info!(flows = first.added, lost = first.lost, "flows of the previous version copied");
         let begun = Instant::now();
         // Ours know what is copied, theirs what is not; theirs open flows.
         let hooks = front::attach(self.pins.paths(), devices)?;
@@ -134,36 +134,5 @@ impl Programs {
         }
         tracing::info!(hooks = hooks.len(), took = ?begun.elapsed(), "programs on devices replaced");
         Ok(())
-    }
-
-    /// Replaces filters of the clsact qdisc, device by device, while flows are copied all the time. What fails here, the device
-    /// manager meets again, and tells.
-    fn succeed_filters(
-        &self,
-        mut migration: Migration,
-        devices: &[Device],
-    ) -> Result<Vec<(&'static str, Outcome)>, Error> {
-        let first = migration.pass(Scope::All).forward;
-        tracing::info!(flows = first.added, lost = first.lost, "flows of the previous version copied");
-        let outcomes = self.hold_sockets()?;
-        // What has changed meanwhile, which tells where flows begin now.
-        migration.pass(Scope::All);
-        let done = AtomicBool::new(false);
-        thread::scope(|scope| {
-            let migration = &mut migration;
-            scope.spawn(|| {
-                while !done.load(Ordering::Acquire) {
-                    migration.pass(Scope::Hot);
-                }
-            });
-            let filtered = status::filtered_devices(self.pins.paths());
-            for device in devices.iter().filter(|device| filtered.contains_key(&device.ifindex)) {
-                let _ = self.set_filters(device.ifindex, device.no_header);
-            }
-            done.store(true, Ordering::Release);
-        });
-        sleep(LAST_RUNS);
-        migration.pass(Scope::All);
-        Ok(outcomes)
     }
 }

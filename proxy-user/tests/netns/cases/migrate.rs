@@ -38,6 +38,13 @@ const SNAT: &[&str] = &[
     "--max-services", "64", "--max-frontends", "64", "--max-slots", "1024", "--max-backends", "256",
     "--max-flows", "65536", "--max-sockets", "4096",
 ];
+/// As on a kernel without TCX.
+#[rustfmt::skip]
+const CLSACT: &[&str] = &[
+    "--packet-hook", "clsact", "--masquerade-all", "--snat-ports", "1024-29999",
+    "--max-services", "64", "--max-frontends", "64", "--max-slots", "1024", "--max-backends", "256",
+    "--max-flows", "65536", "--max-sockets", "4096",
+];
 const SERVERS: &[&str] = &["0/8080", "1/8080", "0/5353", "1/5353"];
 
 pub const CASES: &[Case] = &[
@@ -49,6 +56,11 @@ pub const CASES: &[Case] = &[
     Case {
         name: "migrate::there_and_back_with_snat",
         wish: Wish { pods: 2, services: &[], flags: SNAT },
+        run: migrates,
+    },
+    Case {
+        name: "migrate::there_and_back_by_clsact",
+        wish: Wish { pods: 2, services: &[], flags: CLSACT },
         run: migrates,
     },
 ];

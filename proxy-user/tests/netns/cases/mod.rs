@@ -10,6 +10,7 @@ mod change;
 mod check;
 mod compare;
 mod detect;
+mod documents;
 mod dsr;
 mod eject;
 mod exposed;
@@ -99,6 +100,7 @@ pub fn all() -> Vec<Case> {
         change::CASES,
         check::CASES,
         detect::CASES,
+        documents::CASES,
         eject::CASES,
         outside::CASES,
         own::CASES,

@@ -1,0 +1,182 @@
+//! The commands of README and docs, run on a node as the pages describe it, and their output compared with the pages'.
+//!
+//! A block of commands is run if this comment stands before it; what differs from run to run is listed as it stands
+//! in the block. The line `...` stands for any number of lines.
+//!
+//! ````text
+//! <!-- run: node; varies: 40312, 16:03:12.123Z -->
+//! ```console
+//! $ sudo ballast flow list
+//! ````
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, bail, ensure};
+
+use super::{Case, tcp, udp};
+use crate::agent::{ask, binary};
+use crate::lab::{Lab, SOON, Wish, eventually};
+use crate::manifest::{Family, Port, Service, cluster_ip};
+use crate::peer::{Attempt, Kind};
+
+const WEB: Service = Service {
+    name: "web",
+    number: 10,
+    ports: &[Port { name: "http", is_tcp: true, number: 80, target: 8080, pods: &[0, 1] }],
+};
+const DNS: Service = Service { name: "dns", number: 53, ports: &[udp(53, 5353, &[0])] };
+const EMPTY: Service = Service { name: "empty", number: 11, ports: &[tcp(80, 8080, &[])] };
+
+pub const CASES: &[Case] = &[Case {
+    name: "documents::commands_print_what_the_pages_show",
+    wish: Wish { pods: 2, services: &[WEB, DNS, EMPTY], flags: &[] },
+    run: compare,
+}];
+
+/// What stands before a block that is run; the only place so far is a node.
+const MARK: &str = "<!-- run: node";
+/// The pages have this many blocks at least: a change of the mark must not leave them all out.
+const AT_LEAST: usize = 6;
+
+/// A command and what it prints.
+#[derive(Debug)]
+struct Example {
+    page: PathBuf,
+    line: usize,
+    command: String,
+    output: Vec<String>,
+    varies: Vec<String>,
+}
+
+fn compare(lab: &Lab) -> Result<()> {
+    traffic(lab)?;
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut pages: Vec<_> =
+        fs::read_dir(root.join("docs"))?.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
+    pages.retain(|page| page.extension().is_some_and(|ext| ext == "md"));
+    pages.push(root.join("README.md"));
+    pages.sort();
+    let mut examples = Vec::new();
+    for page in pages {
+        let text = fs::read_to_string(&page).with_context(|| format!("cannot read {}", page.display()))?;
+        examples.extend(read(&page, &text)?);
+    }
+    ensure!(examples.len() >= AT_LEAST, "only {} commands are marked", examples.len());
+    let failures: Vec<_> = examples.iter().filter_map(|example| run(lab, example).err()).collect();
+    if !failures.is_empty() {
+        let told: Vec<_> = failures.iter().map(|failure| format!("{failure:#}")).collect();
+        bail!("{}", told.join("\n\n"));
+    }
+    Ok(())
+}
+
+/// One connection of each path that stays open, and one that is refused.
+fn traffic(lab: &Lab) -> Result<()> {
+    let web = (cluster_ip(Family::V4, WEB.number), 80).into();
+    lab.client.open(1, Attempt::new(Kind::Tcp, web).at_port(40_312))?;
+    lab.client.hears(1, None)?;
+    lab.local.open(1, Attempt::new(Kind::Tcp, web))?;
+    lab.local.hears(1, None)?;
+    let dns = (cluster_ip(Family::V4, DNS.number), 53).into();
+    lab.client.reach(Attempt::new(Kind::Udp, dns).at_port(40_313))?;
+    let empty = Attempt::new(Kind::Tcp, (cluster_ip(Family::V4, EMPTY.number), 80).into());
+    lab.client.fails(empty, libc::ECONNREFUSED)?;
+    // The client's last segment may still be on its way.
+    eventually(SOON, || {
+        let flows = ask(&lab.node, &["flow", "list"], &lab.bpffs())?.to_string();
+        ensure!(flows.contains("\"established\""), "no connection is established: {flows}");
+        Ok(())
+    })
+}
+
+/// The marked commands of a page.
+fn read(page: &Path, text: &str) -> Result<Vec<Example>> {
+    let mut examples: Vec<Example> = Vec::new();
+    let mut lines = text.lines().enumerate();
+    while let Some((at, line)) = lines.next() {
+        let Some(mark) = line.strip_prefix(MARK) else { continue };
+        let place = || format!("{}:{}", page.display(), at + 1);
+        let mark = mark.strip_suffix("-->").with_context(|| format!("{}: no `-->`", place()))?.trim();
+        let varies = match mark.strip_prefix("; varies:") {
+            Some(list) => list.split(',').map(|one| one.trim().to_owned()).collect(),
+            None if mark.is_empty() => Vec::new(),
+            None => bail!("{}: not `<!-- run: node; varies: ... -->`", place()),
+        };
+        ensure!(lines.next().is_some_and(|(_, line)| line == "```console"), "{}: no block follows", place());
+        let first = examples.len();
+        for (at, line) in lines.by_ref().take_while(|(_, line)| *line != "```") {
+            if let Some(command) = line.strip_prefix("$ ") {
+                let (page, varies) = (page.to_owned(), varies.clone());
+                examples.push(Example {
+                    page,
+                    line: at + 1,
+                    command: command.to_owned(),
+                    output: Vec::new(),
+                    varies,
+                });
+            } else {
+                let example = examples[first..].last_mut();
+                example
+                    .with_context(|| format!("{}: output without command", place()))?
+                    .output
+                    .push(line.to_owned());
+            }
+        }
+    }
+    Ok(examples)
+}
+
+/// Runs a command in a shell on the node.
+fn run(lab: &Lab, example: &Example) -> Result<()> {
+    let Example { page, line, command, output: expected, varies } = example;
+    // A name for the program: the shell finds it in a folder of the lab.
+    let folder = lab.bpffs().with_file_name("bin");
+    if !folder.exists() {
+        fs::create_dir(&folder)?;
+        symlink(binary(), folder.join("ballast"))?;
+    }
+    let path = format!("{}:{}", folder.display(), std::env::var("PATH").unwrap_or_default());
+    let without_sudo = command.replace("sudo ", "");
+    let mut shell = lab.node.command("sh");
+    shell.args(["-c", &without_sudo]).env("PATH", path).env("BALLAST_BPFFS", lab.bpffs());
+    let output = shell.output().context("cannot run sh")?;
+    let (told, error) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let place = format!("{}:{line}: `{command}`", page.display());
+    ensure!(output.status.success(), "{place}: {}: {told}{error}", output.status);
+    let found: Vec<_> = told.lines().collect();
+    ensure!(fits(expected, &found, varies), "{place} printed\n{told}instead of\n{}", expected.join("\n"));
+    Ok(())
+}
+
+/// Whether output is as expected, but for spaces and what varies.
+fn fits(expected: &[String], found: &[&str], varies: &[String]) -> bool {
+    match expected.split_first() {
+        None => found.is_empty(),
+        Some((first, rest)) if first == "..." => {
+            (0..=found.len()).any(|skipped| fits(rest, &found[skipped..], varies))
+        }
+        Some((first, rest)) => {
+            let Some((line, others)) = found.split_first() else { return false };
+            is_line(first, line, varies) && fits(rest, others, varies)
+        }
+    }
+}
+
+/// Compares words. What varies may be a part of a word, between signs; there any other text may stand.
+fn is_line(expected: &str, found: &str, varies: &[String]) -> bool {
+    let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+    let (expected, found) = (words(expected), words(found));
+    let is_edge = |c: Option<char>| c.is_none_or(|c| !c.is_alphanumeric() && c != '.');
+    let varies_to = |expected: &str, part: &str, found: &str| {
+        let (before, after) = expected.split_once(part)?;
+        let is_whole = is_edge(before.chars().last()) && is_edge(after.chars().next());
+        let rest = found.strip_prefix(before)?.strip_suffix(after)?;
+        (is_whole && !rest.is_empty()).then_some(())
+    };
+    let is_word = |(expected, found): (&String, &String)| {
+        expected == found || varies.iter().any(|part| varies_to(expected, part, found).is_some())
+    };
+    expected.len() == found.len() && expected.iter().zip(&found).all(is_word)
+}

@@ -1,0 +1,81 @@
+//! The book: all pages of `docs/SUMMARY.md` with search, by mdBook.
+//!
+//! Its source is a copy in which each file stands where it stands in the project, so that a link leads to the same file here,
+//! in the book and at the repository's web page.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::cargotools::{self, MDBOOK};
+use crate::exec::Cmd;
+use crate::lint::links;
+use crate::say;
+use crate::workspace::Workspace;
+
+/// The list of pages, and its folder from the root.
+const SUMMARY: &str = "docs/SUMMARY.md";
+
+/// Makes the book and returns its first page.
+pub(super) fn make(workspace: &Workspace) -> Result<PathBuf> {
+    let folder = workspace.target().join("book");
+    if folder.exists() {
+        fs::remove_dir_all(&folder).with_context(|| format!("cannot remove {}", folder.display()))?;
+    }
+    let root = workspace.root();
+    let read = |page: &Path| {
+        fs::read_to_string(root.join(page)).with_context(|| format!("cannot read {}", page.display()))
+    };
+    let summary = read(Path::new(SUMMARY))?;
+    write(&folder.join("src/SUMMARY.md"), &from_root(&summary))?;
+    write(&folder.join("book.toml"), &read(Path::new("docs/book.toml"))?)?;
+    let pages = links::targets(Path::new(SUMMARY), &summary);
+    let mut files = BTreeSet::new();
+    for page in &pages {
+        let text = read(page)?;
+        for file in links::targets(page, &text) {
+            if file.extension().is_some_and(|ext| ext == "md") && !pages.contains(&file) {
+                bail!("{} links to {}, which {SUMMARY} does not list", page.display(), file.display());
+            }
+            files.insert(file);
+        }
+        write(&folder.join("src").join(page), &to_index(&text))?;
+    }
+    for file in files.difference(&pages) {
+        let to = folder.join("src").join(file);
+        fs::create_dir_all(to.parent().unwrap_or(&to)).context("cannot make a folder of the book")?;
+        fs::copy(root.join(file), &to).with_context(|| format!("cannot copy {}", file.display()))?;
+    }
+    let mdbook = cargotools::program(MDBOOK)?;
+    say::timed("make the book", || Cmd::new(mdbook).arg("build").arg(&folder).run())?;
+    Ok(folder.join("html/index.html"))
+}
+
+/// The list of pages with links from the root instead of from its own folder.
+fn from_root(summary: &str) -> String {
+    summary.replace("](", "](docs/").replace("](docs/../", "](")
+}
+
+/// mdBook makes `index.html` of a README, and leaves the links to it as they are.
+fn to_index(text: &str) -> String {
+    text.replace("README.md)", "index.md)").replace("README.md#", "index.md#")
+}
+
+fn write(path: &Path, text: &str) -> Result<()> {
+    fs::create_dir_all(path.parent().unwrap_or(path))
+        .and_then(|()| fs::write(path, text))
+        .with_context(|| format!("cannot write {}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_are_found_from_the_root() {
+        assert_eq!(from_root("* [A](a.md)\n* [B](../b.md)\n"), "* [A](docs/a.md)\n* [B](b.md)\n");
+        assert_eq!(to_index("[c](d/README.md), [e](../README.md#f)"), "[c](d/index.md), [e](../index.md#f)");
+    }
+}

@@ -1,0 +1,78 @@
+//! docs/diagrams: graphs in the language of Graphviz, and the pictures that are drawn of them. A picture holds its graph's
+//! text, so that one that is out of date is found without drawing it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, bail, ensure};
+
+use crate::exec::Cmd;
+use crate::host::names_in;
+use crate::say;
+use crate::setup::{self, Need};
+use crate::workspace::Workspace;
+
+/// Draws all of them.
+pub(super) fn draw(workspace: &Workspace) -> Result<()> {
+    setup::tools(Need::Docs)?;
+    for source in sources(workspace) {
+        let picture = source.with_extension("svg");
+        let svg = Cmd::new("dot").arg("-Tsvg").arg(&source).read()?;
+        let drawn = with_source(&svg, &read(&source)?)?;
+        fs::write(&picture, drawn).with_context(|| format!("cannot write {}", picture.display()))?;
+        say::line(picture.display());
+    }
+    Ok(())
+}
+
+/// Whether each picture is of the diagram as it is.
+pub(super) fn check(workspace: &Workspace) -> Result<()> {
+    let sources = sources(workspace);
+    ensure!(!sources.is_empty(), "docs/diagrams has no diagrams");
+    for source in sources {
+        let picture = source.with_extension("svg");
+        if !read(&picture)?.contains(&metadata(&read(&source)?)) {
+            bail!("{} is not of {}: run `cargo xtask docs --diagrams`", picture.display(), source.display());
+        }
+    }
+    Ok(())
+}
+
+fn sources(workspace: &Workspace) -> Vec<PathBuf> {
+    let folder = workspace.root().join("docs/diagrams");
+    let paths = names_in(&folder).into_iter().map(|name| folder.join(name));
+    paths.filter(|path| path.extension().is_some_and(|extension| extension == "dot")).collect()
+}
+
+fn with_source(svg: &str, source: &str) -> Result<String> {
+    let body = svg.trim_end().strip_suffix("</svg>").context("the tool drew no SVG")?;
+    Ok(format!("{body}{}</svg>\n", metadata(source)))
+}
+
+fn metadata(source: &str) -> String {
+    let text = source.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
+    format!("<metadata>{text}</metadata>")
+}
+
+fn read(path: &Path) -> Result<String> {
+    fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_picture_of_another_text_is_found() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = dir.path().join("docs/diagrams");
+        fs::create_dir_all(&folder).unwrap();
+        let workspace = Workspace::at(dir.path().to_owned());
+        let write = |name: &str, text: &str| fs::write(folder.join(name), text).unwrap();
+        write("a.dot", "digraph { a -> b }\n");
+        write("a.svg", &with_source("<svg></svg>\n", "digraph { a -> b }\n").unwrap());
+        check(&workspace).unwrap();
+        write("a.dot", "digraph { a -> c }\n");
+        assert!(check(&workspace).unwrap_err().to_string().contains("--diagrams"));
+    }
+}
