@@ -12,13 +12,13 @@ use crate::cli::value::NodePortRange;
 #[derive(Clone, Debug, clap::Args)]
 pub struct CheckArgs {
     /// Check the node before Ballast is installed: nothing is asked of the agent and of what it puts into the kernel.
-    #[arg(long, env = "BALLAST_CHECK_PRE", value_parser = FalseyValueParser::new())]
+    #[arg(long, env = "BALLAST_PRE", value_parser = FalseyValueParser::new())]
     pub pre: bool,
     /// Exit with 0 whatever the result, for an init container that only reports.
-    #[arg(long, env = "BALLAST_CHECK_REPORT_ONLY", value_parser = FalseyValueParser::new())]
+    #[arg(long, env = "BALLAST_REPORT_ONLY", value_parser = FalseyValueParser::new())]
     pub report_only: bool,
     /// How the result is written.
-    #[arg(short, long, env = "BALLAST_CHECK_OUTPUT", default_value = "text")]
+    #[arg(short, long, env = "BALLAST_OUTPUT", default_value = "text")]
     pub output: CheckOutput,
     /// Where the BPF file system is mounted that the agent uses.
     #[arg(long, env = "BALLAST_BPFFS", value_name = "DIR", default_value = "/sys/fs/bpf")]
@@ -37,7 +37,7 @@ pub struct CheckArgs {
     #[arg(long, env = "BALLAST_MASTER", value_name = "URL", value_delimiter = ',')]
     pub master: Vec<String>,
     /// Do not ask the API server: for a node whose objects come from a folder.
-    #[arg(long, env = "BALLAST_CHECK_NO_API", value_parser = FalseyValueParser::new())]
+    #[arg(long, env = "BALLAST_NO_API", value_parser = FalseyValueParser::new())]
     pub no_api: bool,
     /// Ports that the API server gives to Services as node ports, as its flag of this name says.
     #[arg(long, env = "BALLAST_SERVICE_NODE_PORT_RANGE", value_name = "FIRST-LAST", default_value_t)]
