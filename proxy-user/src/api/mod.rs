@@ -8,6 +8,6 @@ mod kinds;
 mod lists;
 pub mod notices;
 pub mod objects;
-mod outage;
+pub(crate) mod outage;
 pub mod servers;
 pub mod watch;

@@ -116,7 +116,7 @@ impl Outage {
 }
 
 /// The error with its causes: the outer one alone says `client error (Connect)`.
-pub(super) fn chain(error: &dyn std::error::Error) -> String {
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {

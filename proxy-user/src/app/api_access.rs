@@ -7,6 +7,7 @@ use tokio::time::timeout;
 
 use crate::api::client::{ConnectError, Options, connect};
 use crate::api::fresh::Fresh;
+use crate::api::outage::chain;
 use crate::cli::args::check::CheckArgs;
 use crate::cli::check::facts::ApiAccess;
 use crate::model::ApiServers;
@@ -48,33 +49,4 @@ async fn ask(args: &CheckArgs) -> ApiAccess {
     };
     let kinds = Fresh::new(client).refused().await;
     if kinds.is_empty() { ApiAccess::Well { version } } else { ApiAccess::Refused { version, kinds } }
-}
-
-/// An error and what it comes from, on one line.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(inner) = source {
-        let inner_text = inner.to_string();
-        if !text.contains(&inner_text) {
-            text = format!("{text}: {inner_text}");
-        }
-        source = inner.source();
-    }
-    text
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[derive(Debug, thiserror::Error)]
-    #[error("outer")]
-    struct Outer(#[source] std::io::Error);
-
-    #[test]
-    fn causes_are_told_once() {
-        assert_eq!(chain(&Outer(std::io::Error::other("inner"))), "outer: inner");
-        assert_eq!(chain(&Outer(std::io::Error::other("outer"))), "outer");
-    }
 }

@@ -6,7 +6,7 @@ use std::io;
 use std::path::Path;
 
 use super::bpf::Link;
-use super::clsact::{self, Seat};
+use super::clsact::{self, Handle};
 use super::error::Error;
 use super::hooks::{self, Direction, XDP};
 use super::links::{self, Cgroup};
@@ -219,9 +219,10 @@ fn filters_off(paths: &Paths, ifindex: u32, mode: Mode) -> Result<Vec<String>, E
             Err(error) => return Err(failed(error)),
         };
         for filter in filters {
-            let seat = [Seat::Own, Seat::Front].into_iter().find(|seat| filter.is_ours(direction, *seat));
-            if let Some(seat) = seat {
-                mode.run(|| clsact::remove(&mut netlink, ifindex, direction, seat)).map_err(failed)?;
+            let handle =
+                [Handle::Own, Handle::Front].into_iter().find(|handle| filter.is_ours(direction, *handle));
+            if let Some(handle) = handle {
+                mode.run(|| clsact::remove(&mut netlink, ifindex, direction, handle)).map_err(failed)?;
                 removed.push(format!("filter {}", direction.program()));
             } else {
                 others = true;

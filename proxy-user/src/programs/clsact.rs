@@ -26,17 +26,17 @@ const FRONT_HANDLE: u32 = 0x0ba1_1a58;
 const ALL_PROTOCOLS: u16 = 3;
 const CLSACT: &str = "clsact";
 
-/// Where one of our filters stands.
+/// The handle of one of our filters, within [`PRIORITY`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Seat {
-    /// The one that is there all the time.
+pub(super) enum Handle {
+    /// Of the filter that serves.
     Own,
-    /// Before that one, while one version replaces the other.
+    /// Of the filter that runs before it, while one version replaces the other.
     Front,
 }
 
-impl Seat {
-    fn handle(self) -> u32 {
+impl Handle {
+    fn number(self) -> u32 {
         match self {
             Self::Own => HANDLE,
             Self::Front => FRONT_HANDLE,
@@ -56,14 +56,14 @@ pub(super) struct Filter {
 }
 
 impl Filter {
-    /// Whether it stands where one of ours stands.
-    pub(super) fn has_seat(&self, seat: Seat) -> bool {
-        self.priority == PRIORITY && self.handle == seat.handle()
+    /// Whether it has the priority and this handle of ours; another tool may have taken them.
+    pub(super) fn has_handle(&self, handle: Handle) -> bool {
+        self.priority == PRIORITY && self.handle == handle.number()
     }
 
-    /// Whether it is ours, in that place.
-    pub(super) fn is_ours(&self, direction: Direction, seat: Seat) -> bool {
-        self.has_seat(seat) && self.name.as_deref() == Some(direction.program())
+    /// Whether it is our filter with this handle.
+    pub(super) fn is_ours(&self, direction: Direction, handle: Handle) -> bool {
+        self.has_handle(handle) && self.name.as_deref() == Some(direction.program())
     }
 }
 
@@ -81,9 +81,9 @@ fn message(ifindex: u32, parent: TcHandle) -> TcMessage {
     message
 }
 
-fn our_filter(ifindex: u32, direction: Direction, seat: Seat) -> TcMessage {
+fn our_filter(ifindex: u32, direction: Direction, handle: Handle) -> TcMessage {
     let mut message = message(ifindex, parent(direction));
-    message.header.handle = TcHandle::from(seat.handle());
+    message.header.handle = TcHandle::from(handle.number());
     message.header.info = u32::from(PRIORITY) << 16 | u32::from(ALL_PROTOCOLS.to_be());
     message.attributes.push(TcAttribute::Kind(TcFilterBpf::KIND.to_owned()));
     message
@@ -116,10 +116,10 @@ pub(super) fn set(
     netlink: &mut Netlink,
     ifindex: u32,
     direction: Direction,
-    seat: Seat,
+    handle: Handle,
     program: BorrowedFd<'_>,
 ) -> io::Result<()> {
-    let mut message = our_filter(ifindex, direction, seat);
+    let mut message = our_filter(ifindex, direction, handle);
     message.attributes.push(TcAttribute::Options(vec![
         TcOption::Bpf(TcFilterBpfOption::ProgFd(program.as_raw_fd().cast_unsigned())),
         TcOption::Bpf(TcFilterBpfOption::ProgName(direction.program().to_owned())),
@@ -133,9 +133,9 @@ pub(super) fn remove(
     netlink: &mut Netlink,
     ifindex: u32,
     direction: Direction,
-    seat: Seat,
+    handle: Handle,
 ) -> io::Result<()> {
-    netlink.change(RouteNetlinkMessage::DelTrafficFilter(our_filter(ifindex, direction, seat)), 0)
+    netlink.change(RouteNetlinkMessage::DelTrafficFilter(our_filter(ifindex, direction, handle)), 0)
 }
 
 /// The filters of one direction; none on a device without clsact.

@@ -54,7 +54,7 @@ pub use xdp::{Taken, Xdp, XdpDevice, XdpDevices};
 use crate::host::devices::Device;
 use crate::host::manager::DeviceHooks;
 use crate::host::netlink::Netlink;
-use clsact::Seat;
+use clsact::Handle;
 use hooks::{Direction, SOCKET_HOOKS};
 use links::{Cgroup, Place};
 use pins::Pins;
@@ -308,7 +308,7 @@ impl Programs {
             let name = direction.program();
             let there = clsact::filters(&mut netlink, ifindex, direction).map_err(failed(name))?;
             if let Some(other) =
-                there.iter().find(|f| f.has_seat(Seat::Own) && !f.is_ours(direction, Seat::Own))
+                there.iter().find(|f| f.has_handle(Handle::Own) && !f.is_ours(direction, Handle::Own))
             {
                 return Err(Error::FilterTaken {
                     device,
@@ -318,7 +318,7 @@ impl Programs {
                 });
             }
             let program = self.packet_program(direction, no_header)?;
-            clsact::set(&mut netlink, ifindex, direction, Seat::Own, program).map_err(failed(name))?;
+            clsact::set(&mut netlink, ifindex, direction, Handle::Own, program).map_err(failed(name))?;
         }
         Ok(())
     }

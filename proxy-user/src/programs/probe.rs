@@ -46,7 +46,7 @@ fn missing<T: Copy>(all: &[(&'static str, T)], has: impl Fn(T) -> Option<bool>) 
     Some(lacking)
 }
 
-/// Names of all programs in the kernel, of whoever loaded them; the kernel keeps 15 bytes of each. Empty where it does not let
+/// Names of all programs in the kernel, those of other software too; the kernel keeps 15 bytes of each. Empty where it does not let
 /// this process ask.
 pub fn loaded_names() -> BTreeSet<String> {
     loaded_programs().flatten().filter_map(|info| info.name_as_str().map(str::to_owned)).collect()

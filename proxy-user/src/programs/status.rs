@@ -8,7 +8,7 @@ use aya::programs::{Program, ProgramInfo, loaded_programs};
 
 use super::Programs;
 use super::bpf::{Hook, Link};
-use super::clsact::{self, Filter, Seat};
+use super::clsact::{self, Filter, Handle};
 use super::hooks::{self, Direction};
 use super::pins::{self, Paths};
 use crate::host::netlink::Netlink;
@@ -201,7 +201,7 @@ fn our_filters(paths: &Paths) -> Vec<(u32, Filter)> {
     for ifindex in marked(paths) {
         for direction in Direction::ALL {
             let filters = clsact::filters(&mut netlink, ifindex, direction).unwrap_or_default();
-            let ours = filters.into_iter().filter(|filter| filter.is_ours(direction, Seat::Own));
+            let ours = filters.into_iter().filter(|filter| filter.is_ours(direction, Handle::Own));
             found.extend(ours.map(|filter| (ifindex, filter)));
         }
     }

@@ -87,3 +87,13 @@ fn causes_are_told_once() {
     let text = chain(&error);
     assert_eq!(text.matches("the cable").count(), 1, "{text}");
 }
+
+#[test]
+fn a_cause_that_the_error_names_is_not_told_again() {
+    #[derive(Debug, thiserror::Error)]
+    #[error("outer")]
+    struct Outer(#[source] std::io::Error);
+
+    assert_eq!(chain(&Outer(std::io::Error::other("inner"))), "outer: inner");
+    assert_eq!(chain(&Outer(std::io::Error::other("outer"))), "outer");
+}

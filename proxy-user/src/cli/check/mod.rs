@@ -14,7 +14,7 @@ use super::args::check::CheckArgs;
 use super::show::{Answer, ShowError};
 use facts::ApiAccess;
 
-/// `ballast check`; what the API server answers is asked by the caller, `None` where it was not.
+/// `ballast check`. The caller has asked the API server, unless it was not to be asked ([`ApiAccess::NotAsked`]).
 pub fn run(args: &CheckArgs, api: ApiAccess, with_colour: bool) -> Result<Answer, ShowError> {
     let facts = gather::facts(args, api);
     let lines = judge::judge(&facts);

@@ -46,14 +46,7 @@ mod tests {
 
     #[test]
     fn built_in_and_modules_count() {
-        let all = NEEDED
-            .map(|option| {
-                format!(
-                    "CONFIG_{option}=m
-"
-                )
-            })
-            .concat();
+        let all = NEEDED.map(|option| format!("CONFIG_{option}=m\n")).concat();
         assert_eq!(missing_in(&all), Vec::<&str>::new());
         let some = all.replace("CONFIG_CGROUP_BPF=m", "# CONFIG_CGROUP_BPF is not set");
         assert_eq!(missing_in(&some), ["CGROUP_BPF"]);

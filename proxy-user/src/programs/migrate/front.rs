@@ -12,7 +12,7 @@ use aya::programs::Program;
 use crate::host::devices::Device;
 use crate::host::netlink::Netlink;
 use crate::programs::bpf::{self, Link, Rank};
-use crate::programs::clsact::{self, Seat};
+use crate::programs::clsact::{self, Handle};
 use crate::programs::error::Error;
 use crate::programs::hooks::Direction;
 use crate::programs::object::{self, Transition};
@@ -63,7 +63,7 @@ impl Packets {
     }
 }
 
-/// A hook of a device with a program of ours, and a place for one in front of that.
+/// A TCX hook or clsact direction of a device. It runs two programs: the attached one (behind), and one before it (front).
 pub(super) struct Hook {
     pub(super) direction: Direction,
     pub(super) no_header: bool,
@@ -84,7 +84,7 @@ impl Hook {
     pub(super) fn set_front(&self, program: BorrowedFd<'_>) {
         match &self.attachment {
             Attachment::Links { front, .. } => drop(front.update(program)),
-            Attachment::Filters { ifindex } => self.set_filter(*ifindex, Seat::Front, program),
+            Attachment::Filters { ifindex } => self.set_filter(*ifindex, Handle::Front, program),
         }
     }
 
@@ -92,7 +92,7 @@ impl Hook {
     pub(super) fn set_behind(&self, program: BorrowedFd<'_>) {
         match &self.attachment {
             Attachment::Links { behind, .. } => drop(behind.update(program)),
-            Attachment::Filters { ifindex } => self.set_filter(*ifindex, Seat::Own, program),
+            Attachment::Filters { ifindex } => self.set_filter(*ifindex, Handle::Own, program),
         }
     }
 
@@ -102,7 +102,7 @@ impl Hook {
             Attachment::Links { behind, .. } => drop(behind.exchange(old, program)),
             // The kernel has no such exchange for filters.
             Attachment::Filters { ifindex } if bpf::program_id(old).ok() == self.behind() => {
-                self.set_filter(*ifindex, Seat::Own, program);
+                self.set_filter(*ifindex, Handle::Own, program);
             }
             Attachment::Filters { .. } => {}
         }
@@ -127,16 +127,16 @@ impl Hook {
             Attachment::Links { front, .. } => drop(front.detach()),
             Attachment::Filters { ifindex } => {
                 let removed = Netlink::open().and_then(|mut netlink| {
-                    clsact::remove(&mut netlink, *ifindex, self.direction, Seat::Front)
+                    clsact::remove(&mut netlink, *ifindex, self.direction, Handle::Front)
                 });
                 self.tell(*ifindex, removed);
             }
         }
     }
 
-    fn set_filter(&self, ifindex: u32, seat: Seat, program: BorrowedFd<'_>) {
+    fn set_filter(&self, ifindex: u32, handle: Handle, program: BorrowedFd<'_>) {
         let set = Netlink::open()
-            .and_then(|mut netlink| clsact::set(&mut netlink, ifindex, self.direction, seat, program));
+            .and_then(|mut netlink| clsact::set(&mut netlink, ifindex, self.direction, handle, program));
         self.tell(ifindex, set);
     }
 
@@ -153,11 +153,11 @@ impl Hook {
 /// Id of the program of our filter.
 fn our_filter(netlink: &mut Netlink, ifindex: u32, direction: Direction) -> Option<u32> {
     let filters = clsact::filters(netlink, ifindex, direction).ok()?;
-    filters.iter().find(|filter| filter.is_ours(direction, Seat::Own))?.program
+    filters.iter().find(|filter| filter.is_ours(direction, Handle::Own))?.program
 }
 
-/// Attaches a program that does nothing in front of each of ours. Hooks where that cannot be done are left out: mostly their
-/// device is gone.
+/// Attaches a program that passes every packet on, before each attached program of ours. A hook where this fails is left out;
+/// in most cases its device is gone.
 pub(super) fn attach(paths: &Paths, devices: &[Device]) -> Result<Vec<Hook>, Error> {
     let idle = idle()?;
     let (linked, filtered) = (status::linked_devices(paths), status::filtered_devices(paths));
@@ -204,19 +204,19 @@ fn before_filter(
 ) -> io::Result<Option<(Attachment, u32)>> {
     let mut netlink = Netlink::open()?;
     let Some(found) = our_filter(&mut netlink, ifindex, direction) else { return Ok(None) };
-    clsact::set(&mut netlink, ifindex, direction, Seat::Front, idle)?;
+    clsact::set(&mut netlink, ifindex, direction, Handle::Front, idle)?;
     Ok(Some((Attachment::Filters { ifindex }, found)))
 }
 
-/// Removes filters in front that a process has left which was killed while versions changed.
+/// Removes front filters of a process that was killed during an upgrade or a downgrade.
 pub(in crate::programs) fn remove_left(paths: &Paths) {
     let Ok(mut netlink) = Netlink::open() else { return };
     for ifindex in status::filtered_devices(paths).into_keys() {
         for direction in Direction::ALL {
             let filters = clsact::filters(&mut netlink, ifindex, direction).unwrap_or_default();
-            if filters.iter().any(|filter| filter.is_ours(direction, Seat::Front)) {
-                // One that stays is a program of ours still, and the next start tries again.
-                let _ = clsact::remove(&mut netlink, ifindex, direction, Seat::Front);
+            if filters.iter().any(|filter| filter.is_ours(direction, Handle::Front)) {
+                // If this fails, the filter keeps running a program of ours, and the next start removes it.
+                let _ = clsact::remove(&mut netlink, ifindex, direction, Handle::Front);
             }
         }
     }

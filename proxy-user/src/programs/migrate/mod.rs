@@ -17,7 +17,7 @@ pub(super) use front::remove_left;
 
 use self::front::Packets;
 use super::bpf::Link;
-use super::clsact::{self, Seat};
+use super::clsact::{self, Handle};
 use super::error::Error;
 use super::hooks::Direction;
 use super::links::Outcome;
@@ -53,8 +53,8 @@ fn share(from: &Path, to: &Path) -> Result<(), Error> {
 /// How long connections that are half open when a successor takes over have for their handshakes.
 const HANDSHAKES: Duration = Duration::from_millis(200);
 
-/// The packet programs on devices leave what begins to whoever comes behind them, and go on with the flows that they know. Comes
-/// back when connections that were being opened are open.
+/// Makes the packet programs on devices leave new flows to the rules behind them (kube-proxy's), and continue those that they
+/// know. Returns when connections that were being opened are open.
 pub(super) fn leave_what_begins(paths: &Paths) -> Result<(), Error> {
     let devices = devices::list().map_err(Error::file("list the devices of", Path::new("/sys/class/net")))?;
     let packets = Packets::load(EMBEDDED, paths, Transition::LooksUp, &devices)?;
@@ -70,7 +70,7 @@ pub(super) fn leave_what_begins(paths: &Paths) -> Result<(), Error> {
             }
             if filtered.contains_key(&device.ifindex) {
                 let mut netlink = Netlink::open().map_err(failed)?;
-                clsact::set(&mut netlink, device.ifindex, direction, Seat::Own, program).map_err(failed)?;
+                clsact::set(&mut netlink, device.ifindex, direction, Handle::Own, program).map_err(failed)?;
             }
         }
     }

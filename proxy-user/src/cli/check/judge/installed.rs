@@ -8,7 +8,7 @@ use crate::cli::check::facts::{Installed, Told};
 use crate::cli::show::{AgentState, is_nearly_full};
 use crate::programs::hooks::{Direction, SOCKET_HOOKS, XDP};
 
-/// The agent compares everything at each sync period, 30 s unless it is told otherwise; some minutes without are a fault.
+/// The agent syncs at least once in `--sync-period`, 30 s by default. A last sync older than this is reported.
 const OLD: Duration = Duration::from_mins(5);
 
 pub(super) fn judge(installed: &Installed) -> Vec<Line> {
@@ -40,7 +40,7 @@ fn agent(installed: &Installed) -> Line {
         AgentState::Silent { address, reason } => Line::fail(
             CHECK,
             format!(
-                "it does not answer at {address} ({reason}): what is programmed goes on working, and follows no change"
+                "it does not answer at {address} ({reason}): the programs keep serving what is in the maps, and nothing updates them"
             ),
             "start `ballast run`, or name its address with --metrics-bind-address",
         ),
@@ -50,7 +50,7 @@ fn agent(installed: &Installed) -> Line {
 fn problems(installed: &Installed) -> Line {
     const CHECK: &str = "problems";
     match installed.problems.as_slice() {
-        [] => Line::pass(CHECK, "the agent tells of none"),
+        [] => Line::pass(CHECK, "the agent reports none"),
         problems => {
             Line::warn(CHECK, problems.join("; "), "`ballast status` lists them; each says what to do")
         }
@@ -200,7 +200,7 @@ fn audit(told: &Told) -> Line {
     );
     if *repaired > 0 {
         let advice =
-            "report it, with `ballast sysdump`: a watch lost something, or another tool writes to the maps";
+            "report it, with the agent's log: a watch lost something, or another tool writes to the maps";
         return Line::warn(CHECK, seen, advice);
     }
     if *failed > 0 && *clean == 0 {
