@@ -1,5 +1,6 @@
 //! Sizes of the maps.
 
+use clap::builder::FalseyValueParser;
 use proxy_common::map_names;
 
 use crate::cli::value;
@@ -20,6 +21,14 @@ macro_rules! sizes {
                 #[arg(long, env = $variable, value_name = "N", value_parser = value::capacity, help_heading = "Sizes")]
                 pub $name: Option<u32>,
             )+
+            /// Measure how long endpoints take to answer the SYN of a connection, and count those that are refused or sent again,
+            /// by Service and endpoint (`ballast service show`, `ballast_connect_latency_seconds`). Costs memory (16 bytes a
+            /// flow and 4 MiB) and some 100 ns for each new connection.
+            #[arg(
+                long, env = "BALLAST_CONNECT_LATENCY", num_args = 0..=1, default_missing_value = "true",
+                require_equals = true, value_parser = FalseyValueParser::new(), help_heading = "Sizes"
+            )]
+            pub connect_latency: Option<bool>,
         }
 
         impl SizeArgs {
@@ -31,6 +40,7 @@ macro_rules! sizes {
                         map_names::$default * if $grows { by_memory } else { 1 }
                     }),)+
                     by_memory,
+                    connect_latency: self.connect_latency.unwrap_or_default(),
                     ..Capacities::default()
                 }
             }
