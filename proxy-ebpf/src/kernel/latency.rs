@@ -1,12 +1,17 @@
 //! `connect_latency`: how long endpoints take to answer a SYN. A setting: the agent loads the programs with `CONNECT_LATENCY` 1,
 //! and without it the verifier removes all of this.
 
+use core::mem::offset_of;
+
 use aya_ebpf::bindings::{BPF_NOEXIST, BPF_SK_STORAGE_GET_F_CREATE, bpf_sock};
 use aya_ebpf::helpers::generated::{bpf_ktime_get_ns, bpf_sk_storage_get};
 use proxy_common::latency::{LATENCY_BUCKETS, LatencyEntry, LatencyKey, bucket};
 
 use super::maps::{CONNECT_LATENCY as ENTRIES, CONNECT_TIMES, SYN_TIMES};
-use crate::shared::add;
+use crate::shared::{add, opaque};
+
+/// Bytes of a count.
+const WORD: usize = size_of::<u64>();
 
 /// What [`is_measured`] tells. In 64 bits as `LINK_HEADER`.
 #[cfg(target_arch = "bpf")]
@@ -114,27 +119,30 @@ pub fn note(service: u32, backend: u32, outcome: Outcome) {
     if service == 0 {
         return;
     }
-    count(&LatencyKey { service, backend }, outcome);
-    count(&LatencyKey { service, backend: 0 }, outcome);
+    let (word, us) = match outcome {
+        Outcome::Answered(ns) => (bucket(ns / 1_000), ns / 1_000),
+        Outcome::Refused => (offset_of!(LatencyEntry, refused) / WORD, 0),
+        Outcome::Retransmitted => (offset_of!(LatencyEntry, retransmits) / WORD, 0),
+    };
+    count(&LatencyKey { service, backend }, word, us);
+    count(&LatencyKey { service, backend: 0 }, word, us);
 }
 
+/// Adds 1 to the count in that word of an entry, and so many microseconds to the sum.
 #[inline(always)]
-fn count(key: &LatencyKey, outcome: Outcome) {
+fn count(key: &LatencyKey, word: usize, us: u64) {
     if ENTRIES.get_ptr_mut(key).is_none() {
         // Another CPU may have been faster.
         let _ = ENTRIES.insert(key, &NOTHING, u64::from(BPF_NOEXIST));
     }
+    // The verifier wants the comparison beside the access.
+    let word = opaque(word as u64) as usize;
     let Some(entry) = ENTRIES.get_ptr_mut(key) else { return };
-    // SAFETY: a map value, aligned to eight bytes; all CPUs add to it.
-    unsafe {
-        match outcome {
-            Outcome::Refused => add(&raw mut (*entry).refused, 1),
-            Outcome::Retransmitted => add(&raw mut (*entry).retransmits, 1),
-            Outcome::Answered(ns) => {
-                let us = ns / 1_000;
-                add((&raw mut (*entry).buckets).cast::<u64>().add(bucket(us)), 1);
-                add(&raw mut (*entry).sum_us, us);
-            }
+    if word < size_of::<LatencyEntry>() / WORD {
+        // SAFETY: a word of a map value, all of whose fields are counts of eight bytes; all CPUs add to it.
+        unsafe {
+            add(entry.cast::<u64>().add(word), 1);
+            add(&raw mut (*entry).sum_us, us);
         }
     }
 }

@@ -23,7 +23,7 @@ pub(super) fn encode(
         MetricType::Histogram,
     )?;
     for (labels, entry) in services {
-        let limit = |bucket| limit_us(bucket).map_or(f64::MAX, |us| us as f64 / 1e6);
+        let limit = |bucket| limit_us(bucket).map_or(f64::INFINITY, |us| us as f64 / 1e6);
         let buckets: Vec<_> =
             entry.buckets.iter().enumerate().map(|(bucket, count)| (limit(bucket), *count)).collect();
         metric.encode_family(labels)?.encode_histogram::<NoLabelSet>(

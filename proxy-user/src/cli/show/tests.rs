@@ -128,7 +128,7 @@ fn what_was_measured_of_connections_stands_under_the_service() {
     (entry.buckets[1], entry.buckets[7]) = (98, 2);
     snapshot.latency = BTreeMap::from([((1, 0), entry), ((1, 1), entry)]);
     let filter: ServiceFilter = "default/redis:resp".parse().unwrap();
-    let text = show(&snapshot, &filter, Output::Text).unwrap();
+    let text = service::show(&snapshot, &filter, Output::Text).unwrap();
     let lines: Vec<_> = text.lines().collect();
     let title = lines.iter().position(|line| line.starts_with("CONNECTS TO")).unwrap();
     assert_eq!(
@@ -140,7 +140,7 @@ fn what_was_measured_of_connections_stands_under_the_service() {
         ]
     );
     let json: serde_json::Value =
-        serde_json::from_str(&show(&snapshot, &filter, Output::Json).unwrap()).unwrap();
+        serde_json::from_str(&service::show(&snapshot, &filter, Output::Json).unwrap()).unwrap();
     assert_eq!(json["ports"][0]["latency"][1]["endpoint"], "10.244.1.7:6379");
     assert_eq!(json["ports"][0]["latency"][0]["p99Us"], 4096);
 }
