@@ -12,8 +12,9 @@ use super::job::{Job, Steps};
 use super::reconcile::{Failure, Reconciler, pause};
 use super::trouble::Trouble;
 use crate::maps::{FrontendKey, Store, Write};
+use crate::model::Problem;
 use crate::model::{ServiceName, SortedSet};
-use crate::plan::{Problem, ServicePlan, Unmanaged};
+use crate::plan::{ServicePlan, Unmanaged};
 
 /// The Services that have an address.
 type Owners = BTreeMap<IpAddr, SortedSet<ServiceName>>;

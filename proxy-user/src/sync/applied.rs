@@ -13,10 +13,11 @@ use proxy_common::service::ServiceEntry;
 
 use super::addresses::is_address;
 use super::extents::Extents;
-use super::filter::{Bit, Filter, backend_bit, frontend_bit};
+use super::filter::{Filter, backend_bit, frontend_bit};
 use super::ids::Ids;
 use super::rows::Rows;
 use super::tables::Drains;
+use crate::maps::FilterBit as Bit;
 use crate::maps::{Backend, Capacity, FrontendKey, MaglevRow, NodeContents, Table, TunnelRow, Write};
 use crate::model::SortedSet;
 use crate::model::net::IpFamily;

@@ -30,7 +30,6 @@ mod tables;
 mod triggers;
 mod trouble;
 
-pub use crate::plan::{HealthCheck, Scope};
 pub use applied::Holds;
 pub use audit::Step;
 pub use counters::{Count, Operation};

@@ -18,8 +18,9 @@ use proxy_common::node::{
 use super::job::{Job, Steps, bits};
 use super::reconcile::{Failure, Reconciler, pause};
 use crate::maps::{ConfigRow, NodeContents, NodeFamily, NodeRow, Store, TunnelRow, Write};
+use crate::model::Problem;
 use crate::model::net::IpFamily;
-use crate::plan::{NodePlan, Problem};
+use crate::plan::NodePlan;
 
 /// What the node should look like, and how far that got.
 #[derive(Debug, Default)]

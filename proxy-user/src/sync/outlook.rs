@@ -7,9 +7,10 @@ use super::applied::Applied;
 use super::counters::Counters;
 use super::reconcile::Reconciler;
 use crate::maps::{Capacity, Store};
+use crate::model::Problem;
 use crate::model::ServiceName;
 use crate::model::net::IpFamily;
-use crate::plan::{HealthCheck, Problem, Scope, ServicePlan};
+use crate::plan::{HealthCheck, Scope, ServicePlan};
 
 impl<S: Store> Reconciler<S> {
     /// When [`Reconciler::sync`] should be called even if nothing changes.

@@ -10,10 +10,11 @@ use proxy_common::name::PortName;
 use proxy_common::service::{SCOPE_EXTERNAL, SCOPE_INTERNAL, SERVICE_SCOPED, ServiceEntry};
 
 use super::applied::Applied;
-use super::filter::{Bit, backend_bit};
+use super::filter::backend_bit;
 use super::job::{Job, Steps, Wanted, backend_row, frontend_key, needs_table, service_entry, slots};
 use super::reconcile::Reconciler;
 use super::trouble::Trouble;
+use crate::maps::FilterBit as Bit;
 use crate::maps::{Backend, FrontendKey, Store, Table, Write};
 use crate::model::{Name, ServiceName, SortedMap, TrafficPolicy};
 use crate::plan::maglev::Member;

@@ -29,9 +29,10 @@ use super::counters::Counters;
 use super::job::{Job, Steps, Touched, frontend_key};
 use super::node::NodeState;
 use crate::maps::{BatchError, FlowUse, FrontendKey, NoFlows, Store, Write};
+use crate::model::Problem;
 use crate::model::ServiceName;
 use crate::model::net::IpFamily;
-use crate::plan::{Frontend, FrontendPlan, HealthCheck, PortId, PortPlan, Problem, Scope, ServicePlan};
+use crate::plan::{Frontend, FrontendPlan, HealthCheck, PortId, PortPlan, Scope, ServicePlan};
 
 /// The first pause after a failure; each further one is twice as long.
 const RETRY_FIRST: Duration = Duration::from_millis(100);

@@ -7,9 +7,9 @@ use proxy_common::backend::{BACKEND_ACTIVE, BACKEND_GONE};
 use proxy_common::name::PortName;
 
 use super::applied::{Applied, BackendKey, Holds};
-use super::filter::Bit;
 use super::reconcile::Reconciler;
 use super::tables::halves;
+use crate::maps::FilterBit as Bit;
 use crate::maps::{Backend, Contents, MaglevRow, MapError, Store, Table, Write};
 use crate::model::net::{IpFamily, Protocol};
 use crate::plan::{BackendAddress, PortId};

@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use super::applied::BackendKey;
-use super::filter::Bit;
 use super::job::{Job, Steps};
 use super::reconcile::Reconciler;
+use crate::maps::FilterBit as Bit;
 use crate::maps::{Store, Table, Write};
 
 /// Connections are looked through at most this often for the bits that they need.

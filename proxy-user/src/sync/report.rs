@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::plan::Problem;
+use crate::model::Problem;
 
 /// What makes two problems the same: messages hold figures that change with every attempt.
 fn by_place(problems: &[Problem]) -> BTreeMap<(&str, &str), &Problem> {

@@ -10,9 +10,10 @@ use super::counters::{Count, Operation};
 use super::histogram::{EventScale, Histogram, ProgrammingScale, SyncScale};
 use super::reconcile::Reconciler;
 use crate::maps::{Store, Table};
+use crate::model::Problem;
 use crate::model::ServiceName;
 use crate::model::net::IpFamily;
-use crate::plan::{HealthCheck, Problem, Scope};
+use crate::plan::{HealthCheck, Scope};
 
 /// How full a table is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,7 +5,8 @@ use thiserror::Error;
 use super::extents::NoRoom;
 use super::ids::Exhausted;
 use crate::maps::MapError;
-use crate::plan::{PortId, Problem};
+use crate::model::Problem;
+use crate::plan::PortId;
 
 /// What kept a Service port from being programmed. What was there before stays.
 #[derive(Debug, Error)]

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::path::PathBuf;
 
-use proxy_common::abi::ABI_VERSION;
+use proxy_common::version::ABI_VERSION;
 use proxy_common::map_names as map;
 use proxy_common::reason::{Reason, Verdict};
 use serde::Serialize;
