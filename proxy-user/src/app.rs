@@ -38,7 +38,7 @@ mod notices;
 mod objects;
 mod supervisor;
 
-pub use api_access::api_access;
+pub use api_access::{api_access, labelled};
 pub use end_udp_sockets::end_udp_sockets;
 pub use init::{init, write_config};
 use supervisor::Supervisor;

@@ -1,6 +1,6 @@
 //! `ballast`: parse, run, report.
 
-use std::io::{ErrorKind, Write};
+use std::io::{ErrorKind, Write, stdout};
 use std::process::ExitCode;
 
 use anyhow::Context;
@@ -11,7 +11,7 @@ use proxy_user::cli::args::eyes::MonitorArgs;
 use proxy_user::cli::args::{CleanupArgs, RunArgs};
 use proxy_user::cli::handover::Handover;
 use proxy_user::cli::monitor::{self, MonitorError};
-use proxy_user::cli::show::Answer;
+use proxy_user::cli::show::{Answer, ShowError};
 use proxy_user::cli::{Args, Command, RunConfig, check, colour, explain, show, takeover};
 use proxy_user::{app, host, programs, telemetry};
 use tokio::signal::unix::{SignalKind, signal};
@@ -47,10 +47,16 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         }
         Command::Takeover(args) => takeover::run(&args)?,
         Command::Explain(args) => explain::answer(&args)?,
-        Command::Service { command } => show::services(&command)?,
-        Command::Backend { command } => show::backends(&command)?,
-        Command::Flow { command } => show::flows(&command)?,
-        Command::Map { command } => show::maps(&command)?,
+        Command::Service { command } => {
+            return written(show::services(&command, app::labelled, &mut stdout().lock()));
+        }
+        Command::Backend { command } => {
+            return written(show::backends(&command, app::labelled, &mut stdout().lock()));
+        }
+        Command::Flow { command } => {
+            return written(show::flows(&command, app::labelled, &mut stdout().lock()));
+        }
+        Command::Map { command } => return written(show::maps(&command, &mut stdout().lock())),
     };
     print(&text)?;
     Ok(ExitCode::SUCCESS)
@@ -89,7 +95,7 @@ fn end_udp_sockets(args: &EndUdpSocketsArgs) -> anyhow::Result<ExitCode> {
 }
 
 fn monitor(args: &MonitorArgs) -> anyhow::Result<ExitCode> {
-    match monitor::run(args, &mut std::io::stdout().lock()) {
+    match monitor::run(args, &mut stdout().lock()) {
         // A reader that has seen enough (`| head`) is no failure.
         Err(MonitorError::Write(error)) if error.kind() == ErrorKind::BrokenPipe => Ok(ExitCode::SUCCESS),
         result => Ok(result.map(|()| ExitCode::SUCCESS)?),
@@ -144,9 +150,17 @@ fn downgrade(args: &DowngradeArgs) -> anyhow::Result<ExitCode> {
     )
 }
 
+/// A reader of a list that has seen enough (`| head`) is no failure.
+fn written(result: Result<(), ShowError>) -> anyhow::Result<ExitCode> {
+    match result {
+        Err(ShowError::Write(error)) if error.kind() == ErrorKind::BrokenPipe => Ok(ExitCode::SUCCESS),
+        result => Ok(result.map(|()| ExitCode::SUCCESS)?),
+    }
+}
+
 /// Writes an answer; a reader that has seen enough (`| head`) is no failure.
 fn print(text: &str) -> anyhow::Result<()> {
-    match std::io::stdout().write_all(text.as_bytes()) {
+    match stdout().write_all(text.as_bytes()) {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {
             Err(error).context("cannot write to standard output")
         }

@@ -1,5 +1,7 @@
 //! Lists apart from the watches, for audits.
 
+use std::collections::BTreeSet;
+
 use futures::{StreamExt, pin_mut};
 use kube::api::ListParams;
 use kube::runtime::watcher::{self, Event};
@@ -27,6 +29,13 @@ impl Fresh {
     pub async fn all(&self, mut each: impl FnMut(Object) + Send) -> Result<(), watcher::Error> {
         list(Api::<Service>::all(self.client.clone()), &mut each).await?;
         list(Api::<EndpointSlice>::all(self.client.clone()), &mut each).await
+    }
+
+    /// The Services with these labels, as namespace and name.
+    pub async fn labelled(&self, selector: &str) -> Result<BTreeSet<(String, String)>, kube::Error> {
+        let params = ListParams::default().labels(selector);
+        let found = Api::<Service>::all(self.client.clone()).list_metadata(&params).await?.items.into_iter();
+        Ok(found.filter_map(|one| Some((one.metadata.namespace?, one.metadata.name?))).collect())
     }
 
     /// The kinds of objects that the API server does not let us list, each with its words. An error that is no refusal is

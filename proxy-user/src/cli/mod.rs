@@ -11,6 +11,7 @@ pub mod explain;
 pub mod handover;
 pub mod kube_proxy;
 pub mod monitor;
+pub mod nearest;
 mod network;
 pub mod question;
 pub mod show;

@@ -4,32 +4,28 @@ use std::net::{IpAddr, SocketAddr};
 
 use serde::Serialize;
 
+use super::ShowError;
+use super::filter::Scope;
+use super::list::{Column, List, Row};
 use super::service::title;
-use super::table::{Table, age};
-use super::{ServiceFilter, ShowError, json};
-use crate::cli::args::Output;
+use super::table::age;
 use crate::maps::view::{FlowRow, FlowState, Snapshot};
 
 /// Which connections are meant.
 #[derive(Clone, Debug, Default)]
 pub struct Selection {
     /// Those to these Service ports.
-    pub service: Option<ServiceFilter>,
+    pub scope: Scope,
     /// Those of this client.
     pub client: Option<IpAddr>,
     /// Expired ones too.
     pub all: bool,
 }
 
-/// `{"flows": [...]}`.
-#[derive(Serialize)]
-struct ListJson {
-    flows: Vec<FlowJson>,
-}
-
+/// A connection.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct FlowJson {
+pub struct FlowJson {
     protocol: String,
     client: SocketAddr,
     frontend: SocketAddr,
@@ -53,29 +49,29 @@ pub fn list(
     rows: &[FlowRow],
     snapshot: &Snapshot,
     selection: &Selection,
-    output: Output,
-) -> Result<String, ShowError> {
-    let rows = rows.iter().filter(|row| meant(row, snapshot, selection));
-    if output == Output::Json {
-        return json(&ListJson { flows: rows.map(|row| element(row, snapshot)).collect() });
-    }
-    let headings = [
-        "PROTO",
-        "CLIENT",
-        "FRONTEND",
-        "BACKEND",
-        "STATE",
-        "AGE",
-        "IDLE",
-        "SERVICE",
-        "FORWARDING",
-        "SOURCE",
-        "BACKEND-ID",
+) -> Result<List<FlowJson>, ShowError> {
+    selection.scope.check(snapshot)?;
+    let columns = [
+        Column::new("PROTO"),
+        Column::new("CLIENT"),
+        Column::new("FRONTEND"),
+        Column::new("BACKEND"),
+        Column::new("STATE"),
+        Column::new("AGE").number().clock(),
+        Column::new("IDLE").number().clock(),
+        Column::new("SERVICE").wide(),
+        Column::new("FORWARDING").wide(),
+        Column::new("SOURCE").wide(),
+        Column::new("BACKEND-ID").wide(),
     ];
-    let columns = if output.is_wide() { headings.len() } else { 7 };
-    let mut table = Table::new(headings.into_iter().take(columns)).right(&[5, 6]);
-    for row in rows {
-        let cells = [
+    let mut list = List::new(
+        "flows",
+        columns,
+        "No connections. (Only the packet path keeps them; a connection of a local socket is translated once, \
+         when it is made.)",
+    );
+    for row in rows.iter().filter(|row| meant(row, snapshot, selection)) {
+        let cells = vec![
             row.protocol.to_string(),
             row.client.to_string(),
             row.frontend.to_string(),
@@ -88,21 +84,19 @@ pub fn list(
             row.source.to_string(),
             row.backend_id.to_string(),
         ];
-        table.row(cells.into_iter().take(columns));
+        let name = format!("{}/{}/{}", row.protocol, row.client, row.frontend);
+        // A direct flow and a translated one may be of the same two.
+        let key = format!("{name} {} {}", row.backend, row.source);
+        list.push(Row { group: "flows", name, key, cells, value: element(row, snapshot) });
     }
-    Ok(table.render(
-        "No connections. (Only the packet path keeps them; a connection of a local socket is translated once, \
-         when it is made.)",
-    ))
+    Ok(list)
 }
 
 fn meant(row: &FlowRow, snapshot: &Snapshot, selection: &Selection) -> bool {
-    let Selection { service, client, all } = selection;
+    let Selection { scope, client, all } = selection;
     (*all || row.state != FlowState::Expired)
         && client.is_none_or(|client| client == row.client.ip())
-        && service.as_ref().is_none_or(|filter| {
-            snapshot.names.get(&row.service).is_some_and(|name| filter.matches(row.service, name, snapshot))
-        })
+        && scope.takes(row.service, snapshot)
 }
 
 fn element(row: &FlowRow, snapshot: &Snapshot) -> FlowJson {

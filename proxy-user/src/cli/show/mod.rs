@@ -7,22 +7,35 @@ mod backend;
 mod facts;
 mod filter;
 mod flow;
+mod list;
 mod map;
 mod probe;
 mod service;
 mod status;
 mod table;
+mod watch;
+
+use std::collections::BTreeSet;
+use std::io::{self, Write};
 
 use serde::Serialize;
 
-use super::args::{BackendCommand, FlowCommand, MapCommand, Output, ReaderArgs, ServiceCommand};
+use super::args::inspect::{BackendListArgs, FlowListArgs, ServiceListArgs};
+use super::args::list::{ApiArgs, NamespaceArgs, ScopeArgs};
+use super::args::{BackendCommand, FlowCommand, MapCommand, Output, ServiceCommand};
+use super::nearest::{did_you_mean, nearest};
 use crate::host::netfilter::old_proxy::OldProxy;
 use crate::maps::view::{Snapshot, View, ViewError};
 
-pub use filter::{FilterError, ServiceFilter};
+pub use backend::list as backend_list;
+pub use filter::{FilterError, Scope, ServiceFilter};
+pub use flow::{Selection as FlowSelection, list as flow_list};
+pub use list::List;
 pub(super) use map::is_nearly_full;
+pub use map::list as map_list;
 pub use probe::{AgentState, probe};
 pub(super) use probe::{api_servers, ask, problems, xdp};
+pub use service::{list as service_list, show as service_show};
 pub use status::{Facts, Status};
 pub(super) use table::Table;
 
@@ -37,21 +50,72 @@ pub enum ShowError {
     Filter(#[from] FilterError),
     /// No such Service is programmed.
     #[error(
-        "no Service port {filter} is programmed: `ballast service list` shows all; headless ones, and those without ready ports of a known protocol, are left alone{left_alone}"
+        "no Service port {filter} is programmed{near}: `ballast service list` shows all; headless ones, and those without ready ports of a known protocol, are left alone{left_alone}"
     )]
     NoService {
         /// What was asked for.
         filter: String,
+        /// What may have been meant, with a leading `; `, or nothing.
+        near: String,
         /// Cluster addresses that are left alone, with a leading `; `, or nothing.
         left_alone: String,
     },
+    /// There is no such map.
+    #[error("no map is called {asked}{near}: `ballast map list` shows all")]
+    NoMap {
+        /// What was asked for.
+        asked: String,
+        /// What may have been meant, with a leading `; `, or nothing.
+        near: String,
+    },
+    /// The list cannot be sorted by that.
+    #[error(
+        "nothing in the list is called {asked:?}{near}: --sort-by takes {known}, or the name of a column"
+    )]
+    NoField {
+        /// What was asked for.
+        asked: String,
+        /// What may have been meant, with a leading `; `, or nothing.
+        near: String,
+        /// All fields.
+        known: String,
+    },
+    /// The API server did not say which Services have the labels.
+    #[error("labels are known to the API server only, and {0}")]
+    Labels(String),
     /// A client cannot reach an address of the other family.
     #[error("client and address are of different families")]
     Families,
     /// The answer cannot be written as JSON.
     #[error("the answer cannot be written as JSON: {0}")]
     Json(#[from] serde_json::Error),
+    /// The answer cannot be written as YAML.
+    #[error("the answer cannot be written as YAML: {0}")]
+    Yaml(#[from] serde_saphyr::ser::Error),
+    /// The reader of the answer has gone.
+    #[error("cannot write to standard output: {0}")]
+    Write(io::Error),
 }
+
+impl ShowError {
+    /// No Service port is meant by `filter`.
+    pub(super) fn no_service(filter: &ServiceFilter, snapshot: &Snapshot) -> Self {
+        let left_alone =
+            service::left_alone(snapshot).map(|all| format!("; cluster addresses left alone: {all}"));
+        Self::NoService {
+            filter: filter.to_string(),
+            near: filter.proposals(snapshot),
+            left_alone: left_alone.unwrap_or_default(),
+        }
+    }
+
+    fn no_map<'a>(asked: &str, known: impl IntoIterator<Item = &'a str>) -> Self {
+        Self::NoMap { asked: asked.to_owned(), near: did_you_mean(&nearest(asked, known)) }
+    }
+}
+
+/// Asks the API server for the Services with these labels, as namespace and name; an error is in words.
+pub type AskLabels = fn(&ApiArgs, &str) -> Result<BTreeSet<(String, String)>, String>;
 
 /// An answer, ready to be printed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,43 +127,61 @@ pub struct Answer {
 }
 
 /// `ballast service`.
-pub fn services(command: &ServiceCommand) -> Result<String, ShowError> {
+pub fn services(command: &ServiceCommand, ask: AskLabels, out: &mut impl Write) -> Result<(), ShowError> {
     match command {
-        ServiceCommand::List(args) => service_list(&open(args)?.snapshot()?, args.output),
+        ServiceCommand::List(ServiceListArgs { list, scope }) => {
+            let view = View::open(&list.bpffs)?;
+            let scope = self::scope(scope, None, ask)?;
+            watch::write(list, out, || service_list(&view.snapshot()?, &scope))
+        }
         ServiceCommand::Show(args) => {
-            let snapshot = open(&args.reader)?.snapshot()?;
-            service_show(&snapshot, &args.service.parse()?, args.reader.output)
+            let snapshot = View::open(&args.reader.bpffs)?.snapshot()?;
+            let filter = ServiceFilter::parse(&args.service, &args.namespace)?;
+            Ok(out.write_all(service_show(&snapshot, &filter, args.reader.output)?.as_bytes())?)
         }
     }
 }
 
 /// `ballast backend`.
-pub fn backends(command: &BackendCommand) -> Result<String, ShowError> {
-    let BackendCommand::List(args) = command;
-    let filter = args.service.as_deref().map(str::parse).transpose()?;
-    backend_list(&open(&args.reader)?.snapshot()?, filter.as_ref(), args.reader.output)
+pub fn backends(command: &BackendCommand, ask: AskLabels, out: &mut impl Write) -> Result<(), ShowError> {
+    let BackendCommand::List(BackendListArgs { list, scope, service }) = command;
+    let view = View::open(&list.bpffs)?;
+    let scope = self::scope(scope, service.as_deref(), ask)?;
+    watch::write(list, out, || backend_list(&view.snapshot()?, &scope))
 }
 
 /// `ballast map`.
-pub fn maps(command: &MapCommand) -> Result<String, ShowError> {
+pub fn maps(command: &MapCommand, out: &mut impl Write) -> Result<(), ShowError> {
     let MapCommand::List(args) = command;
-    map_list(&open(args)?.usage()?, args.output)
+    let view = View::open(&args.list.bpffs)?;
+    watch::write(&args.list, out, || map_list(&view.usage()?, &args.names))
 }
 
 /// `ballast flow`.
-pub fn flows(command: &FlowCommand) -> Result<String, ShowError> {
-    let FlowCommand::List(args) = command;
-    let view = open(&args.reader)?;
-    let filter = args.service.as_deref().map(str::parse).transpose()?;
-    let selection = flow::Selection { service: filter, client: args.client, all: args.all };
-    let snapshot = Snapshot { names: view.names()?, frontends: view.services()?, ..Snapshot::default() };
-    flow_list(&view.flows()?, &snapshot, &selection, args.reader.output)
+pub fn flows(command: &FlowCommand, ask: AskLabels, out: &mut impl Write) -> Result<(), ShowError> {
+    let FlowCommand::List(FlowListArgs { list, scope, service, client, all }) = command;
+    let view = View::open(&list.bpffs)?;
+    let scope = self::scope(scope, service.as_deref(), ask)?;
+    let selection = FlowSelection { scope, client: *client, all: *all };
+    watch::write(list, out, || {
+        let snapshot = Snapshot { names: view.names()?, frontends: view.services()?, ..Snapshot::default() };
+        flow_list(&view.flows()?, &snapshot, &selection)
+    })
 }
 
-pub use backend::list as backend_list;
-pub use flow::list as flow_list;
-pub use map::list as map_list;
-pub use service::{list as service_list, show as service_show};
+/// What the arguments of a list mean; `more` is a Service that a flag names.
+fn scope(args: &ScopeArgs, more: Option<&str>, ask: AskLabels) -> Result<Scope, ShowError> {
+    let ScopeArgs { namespace, selector, api, services } = args;
+    let named = services.iter().map(String::as_str).chain(more);
+    let services = named.map(|text| ServiceFilter::parse(text, namespace)).collect::<Result<_, _>>()?;
+    let labelled = selector.as_deref().map(|selector| ask(api, selector)).transpose();
+    let NamespaceArgs { namespace, all_namespaces } = namespace;
+    Ok(Scope {
+        namespace: namespace.clone().filter(|_| !all_namespaces),
+        labelled: labelled.map_err(ShowError::Labels)?,
+        services,
+    })
+}
 
 /// `ballast status`: asks the agent, and reads the maps whether or not it answers.
 pub fn status(args: &super::args::StatusArgs) -> Result<Answer, ShowError> {
@@ -113,12 +195,6 @@ pub fn status(args: &super::args::StatusArgs) -> Result<Answer, ShowError> {
     Ok(Answer { text: status.render(args.reader.output)?, well: status.problems().is_empty() })
 }
 
-fn open(args: &ReaderArgs) -> Result<View, ShowError> {
-    Ok(View::open(&args.bpffs)?)
-}
-
-pub use flow::Selection as FlowSelection;
-
 /// JSON with line breaks and a final one.
 pub(super) fn json(value: &impl Serialize) -> Result<String, ShowError> {
     let mut text = serde_json::to_string_pretty(value)?;
@@ -126,10 +202,25 @@ pub(super) fn json(value: &impl Serialize) -> Result<String, ShowError> {
     Ok(text)
 }
 
+/// The same as YAML.
+pub(super) fn yaml(value: &impl Serialize) -> Result<String, ShowError> {
+    Ok(serde_saphyr::to_string(value)?)
+}
+
+/// A document for machines, in the form that was asked for.
+pub(super) fn document(value: &impl Serialize, output: Output) -> Result<String, ShowError> {
+    if output == Output::Yaml { yaml(value) } else { json(value) }
+}
+
 impl Output {
-    /// Whether more columns are asked for.
+    /// Whether more is asked for.
     const fn is_wide(self) -> bool {
         matches!(self, Self::Wide)
+    }
+
+    /// Whether the answer is a document for machines.
+    pub(super) const fn is_document(self) -> bool {
+        matches!(self, Self::Json | Self::Yaml)
     }
 }
 
