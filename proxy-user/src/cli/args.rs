@@ -70,7 +70,9 @@ pub enum Command {
         #[command(subcommand)]
         command: FlowCommand,
     },
-    /// The maps: how full, how large.
+    /// Counters of Services: connections, packets, bytes, refusals, or their rates.
+    Stats(inspect::StatsArgs),
+    /// The maps: how full, how large, and what is in them.
     Map {
         /// What of them.
         #[command(subcommand)]
@@ -80,6 +82,22 @@ pub enum Command {
     Explain(eyes::ExplainArgs),
     /// Show refusals, drops and new connections while they happen.
     Monitor(eyes::MonitorArgs),
+    /// The agent's settings, and whence each comes: flag, variable, file or default.
+    Config(inspect::ConfigArgs),
+    /// Write an archive with what a report of a fault needs. Secrets are left out.
+    Sysdump(change::SysdumpArgs),
+    /// Print a script for a shell that completes commands, flags, Services and maps.
+    Completion {
+        /// The shell.
+        shell: inspect::Shell,
+    },
+    /// Write the manual pages into a folder.
+    #[command(hide = true)]
+    Man {
+        /// The folder.
+        #[arg(value_name = "DIR")]
+        folder: PathBuf,
+    },
     /// Take a live node over from kube-proxy: remove its rules, and let its connections end by themselves.
     Takeover(takeover::TakeoverArgs),
     /// Go back to the version before: make the maps that it reads, and copy what changes until it has taken over.

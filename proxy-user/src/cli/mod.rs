@@ -6,15 +6,19 @@
 pub mod args;
 pub mod check;
 pub mod colour;
+pub mod complete;
 pub mod config;
+pub mod confirm;
 pub mod explain;
 pub mod handover;
 pub mod kube_proxy;
 pub mod monitor;
 pub mod nearest;
 mod network;
+pub mod origins;
 pub mod question;
 pub mod show;
+pub mod sysdump;
 pub mod takeover;
 pub mod value;
 

@@ -1,13 +1,18 @@
 //! Commands that look, and change nothing.
 
-use std::net::IpAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::builder::FalseyValueParser;
 use clap::{Subcommand, ValueEnum};
 
+use super::change::{FlowDeleteArgs, ServiceZeroArgs, without_variables};
 use super::list::{ListOptions, NamespaceArgs, ScopeArgs};
+use crate::cli::complete;
+use crate::cli::question::{self, Peer};
 use crate::cli::value::Listen;
+use crate::maps::view::FlowState;
+use crate::model::net::Protocol;
 
 /// `ballast service ...`.
 #[derive(Clone, Debug, Subcommand)]
@@ -17,6 +22,10 @@ pub enum ServiceCommand {
     List(ServiceListArgs),
     /// One Service in full: addresses, endpoints, connections, refusals.
     Show(ServiceShowArgs),
+    /// Count from 0 again: connections, packets, bytes and refusals, as these commands show them. The counters of the
+    /// kernel, which Prometheus reads, go on.
+    #[command(mut_args(without_variables))]
+    Zero(ServiceZeroArgs),
 }
 
 /// `ballast backend ...`.
@@ -33,6 +42,9 @@ pub enum FlowCommand {
     /// One line for each connection.
     #[command(visible_alias = "ls")]
     List(FlowListArgs),
+    /// Remove connections from the table, as `conntrack -D`: of both directions. If packets of one go on, it begins again.
+    #[command(mut_args(without_variables))]
+    Delete(FlowDeleteArgs),
 }
 
 /// `ballast map ...`.
@@ -41,6 +53,8 @@ pub enum MapCommand {
     /// One line for each map.
     #[command(visible_alias = "ls")]
     List(MapListArgs),
+    /// One line for each entry of a map, decoded.
+    Dump(MapDumpArgs),
 }
 
 /// How an answer is written that is no list.
@@ -113,8 +127,44 @@ pub struct ServiceShowArgs {
     #[command(flatten)]
     pub namespace: NamespaceArgs,
     /// NAMESPACE/NAME, or NAMESPACE/NAME:PORT for one of its ports; without namespace, `default`.
-    #[arg(value_name = "NAMESPACE/NAME[:PORT]")]
+    #[arg(value_name = "NAMESPACE/NAME[:PORT]", add = complete::services())]
     pub service: String,
+    /// The counters' zero.
+    #[command(flatten)]
+    pub zero: ZeroArgs,
+}
+
+/// Where it is noted what the counters were when they were made zero.
+#[derive(Clone, Debug, clap::Args)]
+pub struct ZeroArgs {
+    /// Folder in which `ballast service zero` notes what the counters were.
+    #[arg(long, env = "BALLAST_RUN_DIR", value_name = "DIR", default_value = "/run/ballast")]
+    pub run_dir: PathBuf,
+}
+
+/// `ballast stats`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct StatsArgs {
+    /// How.
+    #[command(flatten)]
+    pub list: ListOptions,
+    /// Which.
+    #[command(flatten)]
+    pub scope: ScopeArgs,
+    /// Rates a second instead of counts, measured over so long: a number is of seconds.
+    #[arg(
+        long,
+        env = "BALLAST_RATE",
+        value_name = "DURATION",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "1s",
+        value_parser = question::seconds
+    )]
+    pub rate: Option<Duration>,
+    /// The counters' zero.
+    #[command(flatten)]
+    pub zero: ZeroArgs,
 }
 
 /// `ballast backend list`.
@@ -127,8 +177,11 @@ pub struct BackendListArgs {
     #[command(flatten)]
     pub scope: ScopeArgs,
     /// Only those of this Service, as an argument without flag.
-    #[arg(long, env = "BALLAST_SERVICE", value_name = "SERVICE")]
+    #[arg(long, env = "BALLAST_SERVICE", value_name = "SERVICE", add = complete::services())]
     pub service: Option<String>,
+    /// The counters' zero.
+    #[command(flatten)]
+    pub zero: ZeroArgs,
 }
 
 /// `ballast flow list`.
@@ -139,16 +192,36 @@ pub struct FlowListArgs {
     pub list: ListOptions,
     /// Which.
     #[command(flatten)]
-    pub scope: ScopeArgs,
-    /// Only those to this Service, as an argument without flag.
-    #[arg(long, env = "BALLAST_SERVICE", value_name = "SERVICE")]
-    pub service: Option<String>,
-    /// Only those of this client.
-    #[arg(long, env = "BALLAST_CLIENT", value_name = "IP")]
-    pub client: Option<IpAddr>,
+    pub which: FlowFilterArgs,
     /// Expired ones too: silent for too long, but their place was not needed yet.
     #[arg(long, env = "BALLAST_ALL", value_parser = FalseyValueParser::new())]
     pub all: bool,
+}
+
+/// Which connections are meant; those that all of it fits.
+#[derive(Clone, Debug, clap::Args)]
+pub struct FlowFilterArgs {
+    /// Of which Services.
+    #[command(flatten)]
+    pub scope: ScopeArgs,
+    /// Only those to this Service, as an argument without flag.
+    #[arg(long, env = "BALLAST_SERVICE", value_name = "SERVICE", add = complete::services())]
+    pub service: Option<String>,
+    /// Only those of this client: an address, a range, either with :PORT.
+    #[arg(short = 's', long, visible_alias = "src", env = "BALLAST_CLIENT", value_name = "ADDRESS[:PORT]")]
+    pub client: Option<Peer>,
+    /// Only those that dialled this.
+    #[arg(short = 'd', long, visible_alias = "dst", env = "BALLAST_FRONTEND", value_name = "ADDRESS[:PORT]")]
+    pub frontend: Option<Peer>,
+    /// Only those to this endpoint.
+    #[arg(long, env = "BALLAST_BACKEND", value_name = "ADDRESS[:PORT]")]
+    pub backend: Option<Peer>,
+    /// Only those of this protocol: tcp, udp or sctp.
+    #[arg(short, long, visible_alias = "proto", env = "BALLAST_PROTOCOL", value_name = "PROTOCOL", value_parser = question::protocol)]
+    pub protocol: Option<Protocol>,
+    /// Only those in this state: unreplied, half-open, established, closing, closed or expired.
+    #[arg(long, env = "BALLAST_STATE", value_name = "STATE", value_parser = question::flow_state)]
+    pub state: Option<FlowState>,
 }
 
 /// `ballast map list`.
@@ -158,6 +231,48 @@ pub struct MapListArgs {
     #[command(flatten)]
     pub list: ListOptions,
     /// Only these maps. Default: all.
-    #[arg(value_name = "MAP")]
+    #[arg(value_name = "MAP", add = complete::maps())]
     pub names: Vec<String>,
+}
+
+/// `ballast map dump`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct MapDumpArgs {
+    /// How.
+    #[command(flatten)]
+    pub list: ListOptions,
+    /// The map, as `ballast map list` names it.
+    #[arg(value_name = "MAP", add = complete::maps())]
+    pub name: String,
+}
+
+/// `ballast config`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct ConfigArgs {
+    /// The agent.
+    #[command(flatten)]
+    pub agent: AgentArgs,
+    /// How the list is written.
+    #[arg(short, long, env = "BALLAST_OUTPUT", default_value = "text")]
+    pub output: super::list::ListOutput,
+    /// Leave out the headings of the table.
+    #[arg(long, env = "BALLAST_NO_HEADERS", value_parser = FalseyValueParser::new())]
+    pub no_headers: bool,
+    /// Only these settings, by the name of their flag or field. Default: all that are not as they are without being said.
+    #[arg(value_name = "SETTING")]
+    pub names: Vec<String>,
+    /// All settings.
+    #[arg(long, env = "BALLAST_ALL", value_parser = FalseyValueParser::new())]
+    pub all: bool,
+}
+
+/// A shell that can complete.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Shell {
+    /// GNU Bourne again shell.
+    Bash,
+    /// The Z shell.
+    Zsh,
+    /// The friendly interactive shell.
+    Fish,
 }

@@ -1,6 +1,6 @@
 //! `ballast flow list`.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 
 use serde::Serialize;
 
@@ -9,7 +9,9 @@ use super::filter::Scope;
 use super::list::{Column, List, Row};
 use super::service::title;
 use super::table::age;
+use crate::cli::question::Peer;
 use crate::maps::view::{FlowRow, FlowState, Snapshot};
+use crate::model::net::Protocol;
 
 /// Which connections are meant.
 #[derive(Clone, Debug, Default)]
@@ -17,7 +19,15 @@ pub struct Selection {
     /// Those to these Service ports.
     pub scope: Scope,
     /// Those of this client.
-    pub client: Option<IpAddr>,
+    pub client: Option<Peer>,
+    /// Those that dialled this.
+    pub frontend: Option<Peer>,
+    /// Those to this endpoint.
+    pub backend: Option<Peer>,
+    /// Those of this protocol.
+    pub protocol: Option<Protocol>,
+    /// Those in this state.
+    pub state: Option<FlowState>,
     /// Expired ones too.
     pub all: bool,
 }
@@ -42,6 +52,8 @@ pub struct FlowJson {
     forwarding: &'static str,
     age_seconds: f64,
     idle_seconds: f64,
+    /// Until it expires, if no packet comes.
+    timeout_seconds: f64,
 }
 
 /// One line for each connection that `selection` means.
@@ -59,6 +71,7 @@ pub fn list(
         Column::new("STATE"),
         Column::new("AGE").number().clock(),
         Column::new("IDLE").number().clock(),
+        Column::new("TIMEOUT").number().clock().wide(),
         Column::new("SERVICE").wide(),
         Column::new("FORWARDING").wide(),
         Column::new("SOURCE").wide(),
@@ -70,7 +83,7 @@ pub fn list(
         "No connections. (Only the packet path keeps them; a connection of a local socket is translated once, \
          when it is made.)",
     );
-    for row in rows.iter().filter(|row| meant(row, snapshot, selection)) {
+    for row in rows.iter().filter(|row| selection.takes(row, snapshot)) {
         let cells = vec![
             row.protocol.to_string(),
             row.client.to_string(),
@@ -79,6 +92,7 @@ pub fn list(
             row.state.label().to_owned(),
             age(row.age),
             age(row.idle),
+            age(row.timeout),
             title(row.service, snapshot),
             row.forwarding.label().to_owned(),
             row.source.to_string(),
@@ -92,11 +106,26 @@ pub fn list(
     Ok(list)
 }
 
-fn meant(row: &FlowRow, snapshot: &Snapshot, selection: &Selection) -> bool {
-    let Selection { scope, client, all } = selection;
-    (*all || row.state != FlowState::Expired)
-        && client.is_none_or(|client| client == row.client.ip())
-        && scope.takes(row.service, snapshot)
+impl Selection {
+    /// Whether nothing is left out but expired ones.
+    pub fn is_all(&self) -> bool {
+        let Self { scope, client, frontend, backend, protocol, state, all: _ } = self;
+        let has_end = client.or(*frontend).or(*backend).is_some();
+        scope.is_all() && !has_end && protocol.is_none() && state.is_none()
+    }
+
+    /// Whether the connection is meant.
+    pub fn takes(&self, row: &FlowRow, snapshot: &Snapshot) -> bool {
+        let Self { scope, client, frontend, backend, protocol, state, all } = self;
+        let is_at = |meant: &Option<Peer>, end: &SocketAddr| meant.is_none_or(|meant| meant.is(end));
+        (*all || row.state != FlowState::Expired || *state == Some(FlowState::Expired))
+            && is_at(client, &row.client)
+            && is_at(frontend, &row.frontend)
+            && is_at(backend, &row.backend)
+            && protocol.is_none_or(|meant| meant.number() == row.protocol.0)
+            && state.is_none_or(|meant| meant == row.state)
+            && scope.takes(row.service, snapshot)
+    }
 }
 
 fn element(row: &FlowRow, snapshot: &Snapshot) -> FlowJson {
@@ -113,5 +142,6 @@ fn element(row: &FlowRow, snapshot: &Snapshot) -> FlowJson {
         forwarding: row.forwarding.label(),
         age_seconds: row.age.as_secs_f64(),
         idle_seconds: row.idle.as_secs_f64(),
+        timeout_seconds: row.timeout.as_secs_f64(),
     }
 }

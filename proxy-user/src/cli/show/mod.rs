@@ -4,6 +4,9 @@
 //! fields stay, ages are seconds, addresses are strings, and what is not known is `null`.
 
 mod backend;
+mod change;
+mod config;
+mod dump;
 mod facts;
 mod filter;
 mod flow;
@@ -11,16 +14,24 @@ mod list;
 mod map;
 mod probe;
 mod service;
+mod stats;
 mod status;
 mod table;
 mod watch;
+mod zero;
 
 use std::collections::BTreeSet;
 use std::io::{self, Write};
+use std::path::PathBuf;
 
+use proxy_common::map_names;
 use serde::Serialize;
 
-use super::args::inspect::{BackendListArgs, FlowListArgs, ServiceListArgs};
+use self::stats::Meter;
+use self::zero::Zero;
+use super::args::inspect::{
+    BackendListArgs, FlowFilterArgs, FlowListArgs, MapDumpArgs, ServiceListArgs, StatsArgs,
+};
 use super::args::list::{ApiArgs, NamespaceArgs, ScopeArgs};
 use super::args::{BackendCommand, FlowCommand, MapCommand, Output, ServiceCommand};
 use super::nearest::{did_you_mean, nearest};
@@ -28,6 +39,7 @@ use crate::host::netfilter::old_proxy::OldProxy;
 use crate::maps::view::{Snapshot, View, ViewError};
 
 pub use backend::list as backend_list;
+pub use config::config;
 pub use filter::{FilterError, Scope, ServiceFilter};
 pub use flow::{Selection as FlowSelection, list as flow_list};
 pub use list::List;
@@ -83,6 +95,28 @@ pub enum ShowError {
     /// The API server did not say which Services have the labels.
     #[error("labels are known to the API server only, and {0}")]
     Labels(String),
+    /// There is no such setting.
+    #[error("no setting is called {asked}{near}: `ballast config --all` shows all")]
+    NoSetting {
+        /// What was asked for.
+        asked: String,
+        /// What may have been meant, with a leading `; `, or nothing.
+        near: String,
+    },
+    /// The agent has to answer, and does not.
+    #[error("the agent does not answer ({0}): start `ballast run`, or name its address with --metrics-bind-address")]
+    NoAgent(String),
+    /// Nothing says what is to be removed.
+    #[error("say which: {0}")]
+    Unsaid(&'static str),
+    /// What the counters were cannot be read or noted.
+    #[error("{}: {error}; name another folder with --run-dir", path.display())]
+    Zero {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        error: io::Error,
+    },
     /// A client cannot reach an address of the other family.
     #[error("client and address are of different families")]
     Families,
@@ -136,36 +170,81 @@ pub fn services(command: &ServiceCommand, ask: AskLabels, out: &mut impl Write) 
         }
         ServiceCommand::Show(args) => {
             let snapshot = View::open(&args.reader.bpffs)?.snapshot()?;
+            let snapshot = Zero::read(&args.zero.run_dir)?.apply(snapshot);
             let filter = ServiceFilter::parse(&args.service, &args.namespace)?;
             Ok(out.write_all(service_show(&snapshot, &filter, args.reader.output)?.as_bytes())?)
         }
+        ServiceCommand::Zero(args) => change::zero(args, out),
     }
+}
+
+/// `ballast stats`.
+pub fn stats(args: &StatsArgs, ask: AskLabels, out: &mut impl Write) -> Result<(), ShowError> {
+    let StatsArgs { list, scope, rate, zero } = args;
+    let view = View::open(&list.bpffs)?;
+    let scope = self::scope(scope, None, ask)?;
+    let mut meter = Meter::default();
+    watch::write(list, out, || match rate {
+        Some(period) => meter.rates(&scope, *period, || Ok(view.snapshot()?)),
+        None => stats::list(&Zero::read(&zero.run_dir)?.apply(view.snapshot()?), &scope),
+    })
 }
 
 /// `ballast backend`.
 pub fn backends(command: &BackendCommand, ask: AskLabels, out: &mut impl Write) -> Result<(), ShowError> {
-    let BackendCommand::List(BackendListArgs { list, scope, service }) = command;
+    let BackendCommand::List(BackendListArgs { list, scope, service, zero }) = command;
     let view = View::open(&list.bpffs)?;
     let scope = self::scope(scope, service.as_deref(), ask)?;
-    watch::write(list, out, || backend_list(&view.snapshot()?, &scope))
+    watch::write(list, out, || {
+        backend_list(&Zero::read(&zero.run_dir)?.apply(view.snapshot()?), &scope)
+    })
 }
 
 /// `ballast map`.
 pub fn maps(command: &MapCommand, out: &mut impl Write) -> Result<(), ShowError> {
-    let MapCommand::List(args) = command;
-    let view = View::open(&args.list.bpffs)?;
-    watch::write(&args.list, out, || map_list(&view.usage()?, &args.names))
+    match command {
+        MapCommand::List(args) => {
+            let view = View::open(&args.list.bpffs)?;
+            watch::write(&args.list, out, || map_list(&view.usage()?, &args.names))
+        }
+        MapCommand::Dump(MapDumpArgs { list, name }) => {
+            let view = View::open(&list.bpffs)?;
+            if !map_names::ALL.contains(&name.as_str()) {
+                return Err(ShowError::no_map(name, map_names::ALL.iter().copied()));
+            }
+            watch::write(list, out, || Ok(dump::list(view.dump(name)?)))
+        }
+    }
 }
 
 /// `ballast flow`.
 pub fn flows(command: &FlowCommand, ask: AskLabels, out: &mut impl Write) -> Result<(), ShowError> {
-    let FlowCommand::List(FlowListArgs { list, scope, service, client, all }) = command;
-    let view = View::open(&list.bpffs)?;
-    let scope = self::scope(scope, service.as_deref(), ask)?;
-    let selection = FlowSelection { scope, client: *client, all: *all };
-    watch::write(list, out, || {
-        let snapshot = Snapshot { names: view.names()?, frontends: view.services()?, ..Snapshot::default() };
-        flow_list(&view.flows()?, &snapshot, &selection)
+    match command {
+        FlowCommand::List(FlowListArgs { list, which, all }) => {
+            let view = View::open(&list.bpffs)?;
+            let selection = selection(which, *all, ask)?;
+            watch::write(list, out, || flow_list(&view.flows()?, &names(&view)?, &selection))
+        }
+        FlowCommand::Delete(args) => change::delete_flows(args, ask, out),
+    }
+}
+
+/// As much as names of Services take.
+fn names(view: &View) -> Result<Snapshot, ShowError> {
+    Ok(Snapshot { names: view.names()?, frontends: view.services()?, ..Snapshot::default() })
+}
+
+/// Which connections are meant.
+fn selection(which: &FlowFilterArgs, all: bool, ask: AskLabels) -> Result<FlowSelection, ShowError> {
+    let FlowFilterArgs { scope, service, client, frontend, backend, protocol, state } = which;
+    Ok(FlowSelection {
+        scope: self::scope(scope, service.as_deref(), ask)?,
+        client: *client,
+        frontend: *frontend,
+        backend: *backend,
+        protocol: *protocol,
+        state: *state,
+        all,
     })
 }
 

@@ -20,7 +20,7 @@ use crate::maps::view::{
     Transport, UnmanagedRow, UsageRow,
 };
 use crate::model::ApiServers;
-use crate::model::net::IpFamily;
+use crate::model::net::{IpFamily, Protocol};
 use crate::programs::{Attachment, Lack};
 
 fn name(namespace: &str, name: &str, port: &str, protocol: u8, family: IpFamily) -> NameRow {
@@ -73,7 +73,7 @@ fn render<T: Serialize>(list: Result<List<T>, ShowError>, output: ListOutput) ->
 
 /// redis with five endpoints and a node port, DNS without any, a Local load balancer without a local one, and
 /// one frontend whose slots are being reused.
-fn cluster() -> Snapshot {
+pub(super) fn cluster() -> Snapshot {
     let mut backends: BTreeMap<u32, BackendRow> =
         (1..=5u32).map(|id| (id, backend(&format!("10.244.{id}.7:6379"), 1))).collect();
     backends.insert(1, BackendRow { local: true, ..backends[&1].clone() });
@@ -138,6 +138,7 @@ fn flows() -> Vec<FlowRow> {
         forwarding: Forwarding::Snat,
         age: Duration::from_secs(3_725),
         idle: Duration::from_millis(1_500),
+        timeout: Duration::from_secs(86_398),
     };
     let other = FlowRow {
         protocol: Transport(17),
@@ -151,8 +152,9 @@ fn flows() -> Vec<FlowRow> {
         forwarding: Forwarding::Dnat,
         age: Duration::from_secs(4),
         idle: Duration::from_secs(4),
+        timeout: Duration::from_secs(26),
     };
-    let expired = FlowRow { state: FlowState::Expired, idle: Duration::from_hours(25), ..one.clone() };
+    let expired = FlowRow { state: FlowState::Expired, idle: Duration::from_hours(25), timeout: Duration::ZERO, ..one.clone() };
     vec![one, other, expired]
 }
 
@@ -449,10 +451,10 @@ fn flows_as_a_table() {
 fn flows_as_a_wide_table_with_expired_ones() {
     let selection = FlowSelection { all: true, ..FlowSelection::default() };
     assert_snapshot!(render(flow_list(&flows(), &cluster(), &selection), ListOutput::Wide), @r#"
-    PROTO  CLIENT           FRONTEND         BACKEND          STATE         AGE  IDLE  SERVICE                   FORWARDING  SOURCE           BACKEND-ID
-    TCP    192.0.2.9:40000  10.96.0.10:6379  10.244.1.7:6379  established  1h2m    1s  default/redis:resp        snat        192.0.2.9:40001  1
-    UDP    192.0.2.10:5353  10.96.0.10:53    10.244.2.8:53    unreplied      4s    4s  kube-system/kube-dns:dns  dnat        192.0.2.10:5353  8
-    TCP    192.0.2.9:40000  10.96.0.10:6379  10.244.1.7:6379  expired      1h2m  1d1h  default/redis:resp        snat        192.0.2.9:40001  1
+    PROTO  CLIENT           FRONTEND         BACKEND          STATE         AGE  IDLE  TIMEOUT  SERVICE                   FORWARDING  SOURCE           BACKEND-ID
+    TCP    192.0.2.9:40000  10.96.0.10:6379  10.244.1.7:6379  established  1h2m    1s   23h59m  default/redis:resp        snat        192.0.2.9:40001  1
+    UDP    192.0.2.10:5353  10.96.0.10:53    10.244.2.8:53    unreplied      4s    4s      26s  kube-system/kube-dns:dns  dnat        192.0.2.10:5353  8
+    TCP    192.0.2.9:40000  10.96.0.10:6379  10.244.1.7:6379  expired      1h2m  1d1h       0s  default/redis:resp        snat        192.0.2.9:40001  1
     "#);
 }
 
@@ -476,10 +478,26 @@ fn flows_are_selected(
         },
         client: client.map(|text| text.parse().unwrap()),
         all,
+        ..FlowSelection::default()
     };
     let json = render(flow_list(&flows(), &cluster(), &selection), ListOutput::Json);
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
     assert_eq!(json["flows"].as_array().unwrap().len(), expected);
+}
+
+#[test]
+fn flows_are_selected_by_their_ends_protocol_and_state() {
+    let of = |change: fn(&mut FlowSelection)| {
+        let mut selection = FlowSelection { all: true, ..FlowSelection::default() };
+        change(&mut selection);
+        assert!(!selection.is_all());
+        flows().iter().filter(|row| selection.takes(row, &cluster())).count()
+    };
+    assert_eq!(of(|one| one.client = "192.0.2.9:40000".parse().ok()), 2);
+    assert_eq!(of(|one| one.frontend = "10.96.0.0/16:53".parse().ok()), 1);
+    assert_eq!(of(|one| one.backend = "10.244.2.8".parse().ok()), 1);
+    assert_eq!(of(|one| one.protocol = Some(Protocol::Udp)), 1);
+    assert_eq!(of(|one| one.state = Some(FlowState::Expired)), 1);
 }
 
 #[test]
@@ -500,7 +518,8 @@ fn a_flow_as_json() {
           "state": "established",
           "forwarding": "snat",
           "ageSeconds": 3725.0,
-          "idleSeconds": 1.5
+          "idleSeconds": 1.5,
+          "timeoutSeconds": 86398.0
         }
       ]
     }

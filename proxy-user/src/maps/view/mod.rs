@@ -5,6 +5,8 @@
 //! that belong together are checked against each other where they can be told apart (a backend knows its
 //! Service).
 
+mod delete;
+mod dump;
 mod error;
 mod flow_row;
 mod flows;
@@ -36,6 +38,7 @@ use proxy_common::reason::Reason;
 use proxy_common::service::{KIND_ADDRESS, KIND_UNMANAGED, ServiceEntry, ServiceKey};
 use proxy_common::stats::{RefusalKey, ServiceStats};
 
+pub use dump::Entry;
 pub use error::ViewError;
 pub use flow_row::{FlowCounts, FlowRow, FlowState, Forwarding};
 pub use listen::Listener;

@@ -1,0 +1,87 @@
+//! `ballast config`: asks the agent for its settings, and whence they come.
+
+use std::io::Write;
+
+use serde::Deserialize;
+
+use super::list::{Column, List, Row};
+use super::probe::{AgentState, ask};
+use super::{ShowError, probe};
+use crate::cli::args::inspect::ConfigArgs;
+use crate::cli::nearest::{did_you_mean, nearest};
+use crate::cli::origins::Origin;
+
+/// As much of `/configz` as is shown.
+#[derive(Deserialize)]
+struct Configz {
+    #[serde(default)]
+    origins: Vec<Origin>,
+}
+
+/// One line for each setting.
+pub(in crate::cli) fn list(origins: &[Origin], names: &[String], all: bool) -> Result<List<Origin>, ShowError> {
+    let is = |origin: &Origin, name: &String| origin.name == name.trim_start_matches('-');
+    if let Some(asked) = names.iter().find(|name| !origins.iter().any(|origin| is(origin, name))) {
+        let near = did_you_mean(&nearest(asked, origins.iter().map(|origin| &*origin.name)));
+        return Err(ShowError::NoSetting { asked: asked.clone(), near });
+    }
+    let columns = [Column::new("SETTING"), Column::new("VALUE"), Column::new("FROM")];
+    let mut list = List::new("settings", columns, "Every setting is as it is without being said; --all shows them.");
+    let is_meant = |origin: &&Origin| {
+        if names.is_empty() { all || !origin.is_default() } else { names.iter().any(|name| is(origin, name)) }
+    };
+    for origin in origins.iter().filter(is_meant) {
+        let value = if origin.value.is_empty() { "-".to_owned() } else { origin.value.clone() };
+        let cells = vec![origin.name.clone(), value, origin.from.clone()];
+        let (name, key) = (origin.name.clone(), format!("{} {}", origin.name, origin.from));
+        list.push(Row { group: "settings", name, key, cells, value: origin.clone() });
+    }
+    Ok(list)
+}
+
+/// `ballast config`.
+pub fn config(args: &ConfigArgs, out: &mut impl Write) -> Result<(), ShowError> {
+    let address = match probe(args.agent.metrics_bind_address) {
+        AgentState::Answered { address, .. } => address,
+        AgentState::NotAsked => return Err(ShowError::NoAgent("its server is switched off".to_owned())),
+        AgentState::Silent { address, reason } => return Err(ShowError::NoAgent(format!("{address}: {reason}"))),
+    };
+    let (status, body) = ask(address, "/configz")?;
+    if status != 200 {
+        return Err(ShowError::NoAgent(format!("{address} answers /configz with HTTP {status}")));
+    }
+    let configz: Configz = serde_json::from_slice(&body)?;
+    if configz.origins.is_empty() {
+        return Err(ShowError::NoAgent(format!("{address} does not say whence its settings come: it is an older agent")));
+    }
+    let list = list(&configz.origins, &args.names, args.all)?;
+    Ok(out.write_all(list.render(args.output, !args.no_headers)?.as_bytes())?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::args::list::ListOutput;
+
+    fn origins() -> Vec<Origin> {
+        let one = |name: &str, value: &str, from: &str| Origin {
+            name: name.to_owned(),
+            value: value.to_owned(),
+            from: from.to_owned(),
+        };
+        vec![one("max-flows", "4096", "variable BALLAST_MAX_FLOWS"), one("bpffs", "/sys/fs/bpf", "default")]
+    }
+
+    #[test]
+    fn what_somebody_has_said_and_what_was_asked_for() {
+        let text = |names: &[&str], all| {
+            let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+            Ok::<_, ShowError>(list(&origins(), &names, all)?.render(ListOutput::Name, true)?)
+        };
+        assert_eq!(text(&[], false).unwrap(), "max-flows\n");
+        assert_eq!(text(&[], true).unwrap(), "max-flows\nbpffs\n");
+        assert_eq!(text(&["--bpffs"], false).unwrap(), "bpffs\n");
+        let error = text(&["max-flow"], false).unwrap_err().to_string();
+        assert!(error.contains("did you mean max-flows?"), "{error}");
+    }
+}
