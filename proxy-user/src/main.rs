@@ -15,9 +15,8 @@ use proxy_user::cli::handover::Handover;
 use proxy_user::cli::monitor::{self, MonitorError};
 use proxy_user::cli::origins::{self, Origin};
 use proxy_user::cli::show::{Answer, ShowError};
-use proxy_user::cli::{
-    Args, Command, RunConfig, check, colour, complete, confirm, explain, show, sysdump, takeover,
-};
+use proxy_user::cli::{Args, Command, check, colour, complete, confirm, explain, show, sysdump, takeover};
+use proxy_user::config::RunConfig;
 use proxy_user::{app, host, programs, telemetry};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -81,7 +80,9 @@ fn run((command, origins): (Command, Vec<Origin>)) -> anyhow::Result<ExitCode> {
             write!(std::io::stderr(), "{said}").context("cannot write to standard error")?;
             return Ok(ExitCode::SUCCESS);
         }
-        Command::Completion { shell } => complete::script(shell).context("there is no completion for this shell")?,
+        Command::Completion { shell } => {
+            complete::script(shell).context("there is no completion for this shell")?
+        }
         Command::Man { folder } => {
             complete::manuals(&folder).with_context(|| format!("cannot write into {}", folder.display()))?;
             return Ok(ExitCode::SUCCESS);
@@ -103,7 +104,7 @@ fn start(args: RunArgs, origins: Vec<Origin>) -> anyhow::Result<ExitCode> {
         yes: true,
         stay: false,
     };
-    let config = RunConfig::new(args)?;
+    let config = RunConfig::new(args.into())?;
     let filter = std::env::var("BALLAST_LOG").ok();
     telemetry::init(config.log_format, config.log_level, filter.as_deref())?;
     if let Some(path) = write_to {
@@ -187,7 +188,9 @@ fn checked(args: &SysdumpArgs) -> Result<String, String> {
     let words = ["ballast", "check", "-o", "json"].map(std::ffi::OsString::from);
     let words = words.into_iter().chain(["--bpffs".into(), args.bpffs.clone().into_os_string()]);
     let parsed = Args::try_parse_from(words).map_err(|error| error.to_string())?;
-    let Command::Check(mut check) = parsed.command else { return Err("there is no command check".to_owned()) };
+    let Command::Check(mut check) = parsed.command else {
+        return Err("there is no command check".to_owned());
+    };
     check.agent = args.agent;
     let answer = check::run(&check, app::api_access(&check), false);
     answer.map(|answer| answer.text).map_err(|error| error.to_string())

@@ -9,7 +9,7 @@ use ipnet::IpNet;
 use proxy_common::reason::Reason;
 
 use super::nearest::{did_you_mean, nearest};
-use super::value::{self, ValueError};
+use crate::config::value::{self, ValueError};
 use crate::maps::view::FlowState;
 use crate::model::net::Protocol;
 

@@ -91,7 +91,10 @@ impl<W: Write> Archive<W> {
 }
 
 /// Writes the archive; what was done, in words. `check` gives the result of `ballast check -o json`.
-pub fn run(args: &SysdumpArgs, check: impl FnOnce() -> Result<String, String>) -> Result<String, SysdumpError> {
+pub fn run(
+    args: &SysdumpArgs,
+    check: impl FnOnce() -> Result<String, String>,
+) -> Result<String, SysdumpError> {
     let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let folder = format!("ballast-sysdump-{}-{time}", host.trim());

@@ -23,7 +23,7 @@ const CRATES: [(&str, &[&str]); 4] = [
 ];
 
 /// The modules of `proxy-user`, and those of ours that each may use.
-const MODULES: [(&str, &[&str]); 17] = [
+const MODULES: [(&str, &[&str]); 18] = [
     ("model", &[]),
     ("api", &["model"]),
     ("source", &["api", "model"]),
@@ -37,14 +37,16 @@ const MODULES: [(&str, &[&str]); 17] = [
     ("sockets", &["host", "maps", "model", "programs", "sync"]),
     ("metrics", &["audit", "maps", "model", "programs", "sync"]),
     ("http", &["metrics", "model", "sync"]),
-    ("cli", &["host", "maps", "model", "programs"]),
-    ("telemetry", &["cli"]),
+    ("config", &["host", "model", "programs"]),
+    ("cli", &["config", "host", "maps", "model", "programs"]),
+    ("telemetry", &["config"]),
     (
         "app",
         &[
             "api",
             "audit",
             "cli",
+            "config",
             "connections",
             "host",
             "http",
@@ -59,7 +61,7 @@ const MODULES: [(&str, &[&str]); 17] = [
             "telemetry",
         ],
     ),
-    ("main", &["app", "cli", "host", "programs", "telemetry"]),
+    ("main", &["app", "cli", "config", "host", "programs", "telemetry"]),
 ];
 
 /// Crates that only some modules may see, so that the others stay testable without them.

@@ -7,7 +7,7 @@ use clap::builder::FalseyValueParser;
 
 use super::AgentArgs;
 use super::list::ApiArgs;
-use crate::cli::value::NodePortRange;
+use crate::config::value::NodePortRange;
 
 /// `ballast check`.
 #[derive(Clone, Debug, clap::Args)]

@@ -10,7 +10,7 @@ use super::change::{FlowDeleteArgs, ServiceZeroArgs, without_variables};
 use super::list::{ListOptions, NamespaceArgs, ScopeArgs};
 use crate::cli::complete;
 use crate::cli::question::{self, Peer};
-use crate::cli::value::Listen;
+use crate::config::value::Listen;
 use crate::maps::view::FlowState;
 use crate::model::net::Protocol;
 

@@ -6,7 +6,8 @@ use std::time::Duration;
 use clap::ValueEnum;
 use clap::builder::FalseyValueParser;
 
-use crate::cli::{complete, value};
+use crate::cli::complete;
+use crate::config::value;
 
 /// How a list is written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -20,7 +21,7 @@ pub enum ListOutput {
     Json,
     /// The same as YAML.
     Yaml,
-    /// Only names, one on a line, as these commands take them.
+    /// Only names, one on a line.
     Name,
 }
 
@@ -79,7 +80,7 @@ pub struct ScopeArgs {
     /// The API server.
     #[command(flatten)]
     pub api: ApiArgs,
-    /// Only these Services: NAME, NAMESPACE/NAME, or either with :PORT (a name or number). Default: all.
+    /// Only these Services: NAME, NAMESPACE/NAME, or either with :PORT (a name or number).
     #[arg(value_name = "SERVICE", add = complete::services())]
     pub services: Vec<String>,
 }

@@ -13,7 +13,7 @@ use crate::cli::args::list::ListOutput;
 use crate::maps::view::{BackendRow, Snapshot};
 
 /// An endpoint.
-#[derive(Serialize)]
+#[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct BackendJson {
     id: u32,

@@ -7,7 +7,7 @@ use super::list::{Column, List, Row};
 use crate::maps::view::Entry;
 
 /// An entry of a map.
-#[derive(Serialize)]
+#[derive(Debug, Serialize)]
 pub struct EntryJson {
     key: Value,
     value: Value,
@@ -28,7 +28,8 @@ pub fn list(entries: Vec<Entry>) -> List<EntryJson> {
 fn text(value: &Value) -> String {
     match value {
         Value::Object(fields) => {
-            let fields: Vec<_> = fields.iter().map(|(name, value)| format!("{name}={}", text(value))).collect();
+            let fields: Vec<_> =
+                fields.iter().map(|(name, value)| format!("{name}={}", text(value))).collect();
             fields.join(" ")
         }
         Value::Array(all) => format!("[{}]", all.iter().map(text).collect::<Vec<_>>().join(",")),
@@ -50,7 +51,8 @@ mod tests {
         let entries = || vec![(json!({"address": "10.0.0.1"}), json!({"bits": [1, 2], "none": null}))];
         let text = list(entries()).render(ListOutput::Text, false).unwrap();
         assert_eq!(text, "address=10.0.0.1  bits=[1,2] none=-\n");
-        let json: Value = serde_json::from_str(&list(entries()).render(ListOutput::Json, true).unwrap()).unwrap();
+        let json: Value =
+            serde_json::from_str(&list(entries()).render(ListOutput::Json, true).unwrap()).unwrap();
         assert_eq!(json["entries"][0]["key"]["address"], "10.0.0.1");
     }
 }

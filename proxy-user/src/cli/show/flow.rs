@@ -33,7 +33,7 @@ pub struct Selection {
 }
 
 /// A connection.
-#[derive(Serialize)]
+#[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FlowJson {
     protocol: String,

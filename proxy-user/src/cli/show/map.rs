@@ -20,7 +20,7 @@ pub(in crate::cli) fn is_nearly_full(row: &UsageRow) -> bool {
 }
 
 /// A map.
-#[derive(Serialize)]
+#[derive(Debug, Serialize)]
 pub struct MapJson {
     name: &'static str,
     /// Number of the map in this kernel, as bpftool shows it.

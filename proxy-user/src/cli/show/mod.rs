@@ -62,7 +62,7 @@ pub enum ShowError {
     Filter(#[from] FilterError),
     /// No such Service is programmed.
     #[error(
-        "no Service port {filter} is programmed{near}: `ballast service list` shows all; headless ones, and those without ready ports of a known protocol, are left alone{left_alone}"
+        "no Service port {filter} is programmed{near} (`ballast service list` shows all; headless ones, and those without ready ports of a known protocol, are left alone{left_alone})"
     )]
     NoService {
         /// What was asked for.
@@ -73,7 +73,7 @@ pub enum ShowError {
         left_alone: String,
     },
     /// There is no such map.
-    #[error("no map is called {asked}{near}: `ballast map list` shows all")]
+    #[error("no map is called {asked}{near} (`ballast map list` shows all)")]
     NoMap {
         /// What was asked for.
         asked: String,
@@ -82,7 +82,7 @@ pub enum ShowError {
     },
     /// The list cannot be sorted by that.
     #[error(
-        "nothing in the list is called {asked:?}{near}: --sort-by takes {known}, or the name of a column"
+        "nothing in the list is called {asked:?}{near} (--sort-by takes {known}, or the name of a column)"
     )]
     NoField {
         /// What was asked for.
@@ -96,7 +96,7 @@ pub enum ShowError {
     #[error("labels are known to the API server only, and {0}")]
     Labels(String),
     /// There is no such setting.
-    #[error("no setting is called {asked}{near}: `ballast config --all` shows all")]
+    #[error("no setting is called {asked}{near} (`ballast config --all` shows all)")]
     NoSetting {
         /// What was asked for.
         asked: String,
@@ -104,7 +104,9 @@ pub enum ShowError {
         near: String,
     },
     /// The agent has to answer, and does not.
-    #[error("the agent does not answer ({0}): start `ballast run`, or name its address with --metrics-bind-address")]
+    #[error(
+        "the agent does not answer ({0}): start `ballast run`, or name its address with --metrics-bind-address"
+    )]
     NoAgent(String),
     /// Nothing says what is to be removed.
     #[error("say which: {0}")]
@@ -195,9 +197,7 @@ pub fn backends(command: &BackendCommand, ask: AskLabels, out: &mut impl Write) 
     let BackendCommand::List(BackendListArgs { list, scope, service, zero }) = command;
     let view = View::open(&list.bpffs)?;
     let scope = self::scope(scope, service.as_deref(), ask)?;
-    watch::write(list, out, || {
-        backend_list(&Zero::read(&zero.run_dir)?.apply(view.snapshot()?), &scope)
-    })
+    watch::write(list, out, || backend_list(&Zero::read(&zero.run_dir)?.apply(view.snapshot()?), &scope))
 }
 
 /// `ballast map`.

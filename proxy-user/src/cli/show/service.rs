@@ -19,7 +19,7 @@ const SHOWN: usize = 3;
 
 /// A row of `{"frontends": [...], "unmanaged": [...]}`: an address that a client may dial, or a cluster address that is left
 /// alone.
-#[derive(Serialize)]
+#[derive(Debug, Serialize)]
 #[serde(untagged)]
 pub enum Line {
     /// What a client may dial.
@@ -29,7 +29,7 @@ pub enum Line {
 }
 
 /// A cluster address that is left alone.
-#[derive(Serialize)]
+#[derive(Debug, Serialize)]
 pub struct UnmanagedJson {
     /// `10.96.0.10`.
     address: IpAddr,
@@ -38,7 +38,7 @@ pub struct UnmanagedJson {
 }
 
 /// An address that a client may dial.
-#[derive(Serialize)]
+#[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FrontendJson {
     /// `namespace/name:port`, or `id N` when the id has no name (yet).

@@ -15,7 +15,7 @@ use super::table::bytes;
 use crate::maps::view::Snapshot;
 
 /// The counters of a Service port.
-#[derive(Serialize)]
+#[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct StatsJson {
     /// `namespace/name:port`.
@@ -120,7 +120,7 @@ fn lines(
         ["CONNECTIONS", "PACKETS", "BYTES", "REPLY-PACKETS", "REPLY-BYTES", "REFUSED"]
     };
     let number = |heading| Column::new(heading).number();
-    let columns = [Column::new("SERVICE"), Column::new("PROTO"), Column::new("FAMILY").wide()];
+    let columns = [Column::new("SERVICE"), Column::new("PROTO"), Column::new("FAMILY")];
     let columns = columns.into_iter().chain(headings.map(number));
     let mut list = List::new("services", columns, "No Services are programmed.");
     let mut ids: Vec<u32> = snapshot.names.keys().copied().filter(|id| scope.takes(*id, snapshot)).collect();
@@ -186,11 +186,14 @@ mod tests {
     fn counts_and_rates() {
         let scope = Scope::default();
         let text = list(&snapshot(12), &scope).unwrap().render(ListOutput::Text, false).unwrap();
-        assert_eq!(text, "default/web:http  TCP  12  0  2.0 KiB  0  0 B  0\n");
+        assert_eq!(text, "default/web:http  TCP  IPv4  12  0  2.0 KiB  0  0 B  0\n");
         let mut before = Sample::of(&snapshot(2));
         let now = Sample::of(&snapshot(12));
         before.at = now.at.checked_sub(Duration::from_secs(4)).unwrap();
         let rates = rates(&snapshot(12), &scope, &before, &now);
-        assert_eq!(rates.render(ListOutput::Text, false).unwrap(), "default/web:http  TCP  2.5  0.0  0 B  0.0  0 B  0.0\n");
+        assert_eq!(
+            rates.render(ListOutput::Text, false).unwrap(),
+            "default/web:http  TCP  IPv4  2.5  0.0  0 B  0.0  0 B  0.0\n"
+        );
     }
 }

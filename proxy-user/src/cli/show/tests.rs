@@ -14,7 +14,7 @@ use rstest::rstest;
 use super::*;
 use crate::cli::args::list::ListOutput;
 use crate::cli::args::{AgentArgs, Args, Command, ReaderArgs, StatusArgs};
-use crate::cli::value::Listen;
+use crate::config::value::Listen;
 use crate::maps::view::{
     BackendRow, BackendState, FlowRow, FlowState, Forwarding, FrontendRow, Kind, NameRow, Scope as Clients,
     Transport, UnmanagedRow, UsageRow,
@@ -154,7 +154,12 @@ fn flows() -> Vec<FlowRow> {
         idle: Duration::from_secs(4),
         timeout: Duration::from_secs(26),
     };
-    let expired = FlowRow { state: FlowState::Expired, idle: Duration::from_hours(25), timeout: Duration::ZERO, ..one.clone() };
+    let expired = FlowRow {
+        state: FlowState::Expired,
+        idle: Duration::from_hours(25),
+        timeout: Duration::ZERO,
+        ..one.clone()
+    };
     vec![one, other, expired]
 }
 

@@ -51,7 +51,9 @@ impl Zero {
     pub fn read(folder: &Path) -> Result<Self, ShowError> {
         let path = folder.join(FILE);
         match fs::read_to_string(&path) {
-            Ok(text) => serde_json::from_str(&text).map_err(|error| ShowError::Zero { path, error: error.into() }),
+            Ok(text) => {
+                serde_json::from_str(&text).map_err(|error| ShowError::Zero { path, error: error.into() })
+            }
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Self::default()),
             Err(error) => Err(ShowError::Zero { path, error }),
         }
@@ -71,7 +73,8 @@ impl Zero {
     pub fn take(&mut self, snapshot: &Snapshot, scope: &Scope) -> usize {
         let mut taken = 0;
         // What is gone is forgotten.
-        self.services.retain(|key, _| snapshot.names.keys().any(|id| service(*id, snapshot).as_ref() == Some(key)));
+        self.services
+            .retain(|key, _| snapshot.names.keys().any(|id| service(*id, snapshot).as_ref() == Some(key)));
         self.backends
             .retain(|key, _| snapshot.backends.keys().any(|id| backend(*id, snapshot).as_ref() == Some(key)));
         for id in snapshot.names.keys().filter(|id| scope.takes(**id, snapshot)) {

@@ -56,7 +56,10 @@ pub(super) fn all(
     add(("version.txt".to_owned(), Ok(concat!(env!("CARGO_PKG_VERSION"), "\n").into())))?;
     let reader = ReaderArgs { bpffs: args.bpffs.clone(), output: Output::Json };
     let answer = status(&StatusArgs { reader, agent: args.agent });
-    add(("status.json".to_owned(), answer.map(|answer| answer.text.into()).map_err(|error| error.to_string())))?;
+    add((
+        "status.json".to_owned(),
+        answer.map(|answer| answer.text.into()).map_err(|error| error.to_string()),
+    ))?;
     add(("check.json".to_owned(), check().map(String::into_bytes)))?;
     maps(&args.bpffs, add)?;
     agent(args, add)?;
@@ -68,7 +71,10 @@ pub(super) fn all(
     logs(add)
 }
 
-fn text<T>(list: Result<T, impl ToString>, render: impl FnOnce(T) -> Result<String, String>) -> Result<Vec<u8>, String> {
+fn text<T>(
+    list: Result<T, impl ToString>,
+    render: impl FnOnce(T) -> Result<String, String>,
+) -> Result<Vec<u8>, String> {
     list.map_err(|error| error.to_string()).and_then(render).map(String::into_bytes)
 }
 
@@ -85,8 +91,10 @@ fn maps(bpffs: &Path, add: &mut impl FnMut(Part) -> io::Result<()>) -> io::Resul
     let snapshot = view.snapshot().map_err(|error| error.to_string());
     let of = |snapshot: &Result<_, String>| snapshot.as_ref().map_err(Clone::clone).cloned();
     let scope = Scope::default();
-    let services = of(&snapshot).and_then(|all| service_list(&all, &scope).map_err(|error| error.to_string()));
-    let backends = of(&snapshot).and_then(|all| backend_list(&all, &scope).map_err(|error| error.to_string()));
+    let services =
+        of(&snapshot).and_then(|all| service_list(&all, &scope).map_err(|error| error.to_string()));
+    let backends =
+        of(&snapshot).and_then(|all| backend_list(&all, &scope).map_err(|error| error.to_string()));
     add(("services.json".to_owned(), list!(services)))?;
     add(("backends.json".to_owned(), list!(backends)))?;
     let flows = view.flows().map_err(|error| error.to_string());
@@ -95,9 +103,14 @@ fn maps(bpffs: &Path, add: &mut impl FnMut(Part) -> io::Result<()>) -> io::Resul
     });
     add(("flows.json".to_owned(), list!(flows)))?;
     let usage = view.usage().map_err(|error| error.to_string());
-    add(("maps.json".to_owned(), list!(usage.and_then(|rows| map_list(&rows, &[]).map_err(|error| error.to_string())))))?;
+    add((
+        "maps.json".to_owned(),
+        list!(usage.and_then(|rows| map_list(&rows, &[]).map_err(|error| error.to_string()))),
+    ))?;
     // These two cannot be listed: events pass by, and what is stored at a socket goes with it.
-    for name in map_names::ALL.iter().filter(|name| ![map_names::EVENTS, map_names::SOCKET_STORAGE].contains(name)) {
+    for name in
+        map_names::ALL.iter().filter(|name| ![map_names::EVENTS, map_names::SOCKET_STORAGE].contains(name))
+    {
         let entries = view.dump(name).map_err(|error| error.to_string());
         let lines = entries.map(|entries| {
             let each = |(key, value): (Value, Value)| format!("{}\n", json!({ "key": key, "value": value }));
@@ -111,7 +124,9 @@ fn maps(bpffs: &Path, add: &mut impl FnMut(Part) -> io::Result<()>) -> io::Resul
 fn agent(args: &SysdumpArgs, add: &mut impl FnMut(Part) -> io::Result<()>) -> io::Result<()> {
     let address = match probe(args.agent.metrics_bind_address) {
         AgentState::Answered { address, .. } => address,
-        AgentState::NotAsked => return add(("agent".to_owned(), Err("its server is switched off".to_owned()))),
+        AgentState::NotAsked => {
+            return add(("agent".to_owned(), Err("its server is switched off".to_owned())));
+        }
         AgentState::Silent { address, reason } => {
             return add(("agent".to_owned(), Err(format!("no answer at {address}: {reason}"))));
         }
@@ -141,7 +156,8 @@ fn sysctls() -> String {
                 continue;
             }
             let Ok(value) = fs::read_to_string(&path) else { continue };
-            let name = path.strip_prefix("/proc/sys").unwrap_or(&path).display().to_string().replace('/', ".");
+            let name =
+                path.strip_prefix("/proc/sys").unwrap_or(&path).display().to_string().replace('/', ".");
             lines.push(format!("{name} = {}\n", value.trim().replace('\t', " ")));
         }
     }
@@ -156,7 +172,8 @@ fn devices() -> Result<Vec<u8>, String> {
         .flatten()
         .map(|entry| {
             let path = entry.path();
-            let field = |name: &str| fs::read_to_string(path.join(name)).ok().map(|text| text.trim().to_owned());
+            let field =
+                |name: &str| fs::read_to_string(path.join(name)).ok().map(|text| text.trim().to_owned());
             let link = |name: &str| {
                 let target = fs::read_link(path.join(name)).ok()?;
                 Some(target.file_name()?.to_string_lossy().into_owned())
@@ -188,7 +205,9 @@ fn logs(add: &mut impl FnMut(Part) -> io::Result<()>) -> io::Result<()> {
     };
     add(("logs/journal.txt".to_owned(), journal))?;
     let pods = fs::read_dir("/var/log/pods").into_iter().flatten().flatten().map(|entry| entry.path());
-    for pod in pods.filter(|pod| pod.file_name().is_some_and(|name| name.to_string_lossy().contains("ballast"))) {
+    for pod in
+        pods.filter(|pod| pod.file_name().is_some_and(|name| name.to_string_lossy().contains("ballast")))
+    {
         for file in files(&pod) {
             let name = file.strip_prefix("/var/log").unwrap_or(&file).display().to_string();
             let text = read(&file).map(|text| last_lines(&String::from_utf8_lossy(&text)));
@@ -211,5 +230,11 @@ fn files(pod: &Path) -> Vec<PathBuf> {
 fn last_lines(text: &str) -> Vec<u8> {
     let lines: Vec<&str> = text.lines().collect();
     let from = lines.len().saturating_sub(LOG_LINES);
-    lines.get(from..).unwrap_or_default().iter().flat_map(|line| [line, "\n"]).collect::<String>().into_bytes()
+    lines
+        .get(from..)
+        .unwrap_or_default()
+        .iter()
+        .flat_map(|line| [line, "\n"])
+        .collect::<String>()
+        .into_bytes()
 }

@@ -16,7 +16,8 @@ pub(super) fn left_out(text: &str) -> String {
     let mut in_key = false;
     for line in text.split_inclusive('\n') {
         // A key in a JSON text is one line with `\n` in it; it ends where it begins.
-        let (begins, ends) = (line.contains("-----BEGIN") && line.contains("PRIVATE KEY"), line.contains("-----END"));
+        let (begins, ends) =
+            (line.contains("-----BEGIN") && line.contains("PRIVATE KEY"), line.contains("-----END"));
         if begins && !in_key {
             let before = line.split("-----BEGIN").next().unwrap_or_default();
             result.push_str(before);
@@ -136,7 +137,8 @@ mod tests {
 
     #[test]
     fn a_token_of_a_service_account_is_left_out_wherever_it_stands() {
-        for text in [JWT.to_owned(), format!("got {JWT}."), format!("\"{JWT}\""), format!("url?t={JWT}&x=1")] {
+        for text in [JWT.to_owned(), format!("got {JWT}."), format!("\"{JWT}\""), format!("url?t={JWT}&x=1")]
+        {
             let cleaned = left_out(&text);
             assert!(!cleaned.contains("eyJ"), "{cleaned}");
         }

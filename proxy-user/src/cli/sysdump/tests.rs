@@ -49,10 +49,15 @@ fn without_agent_and_maps_there_is_an_archive_that_says_so() {
     let files = unpack(&std::fs::read(&file).unwrap());
     let of = |end: &str| files.iter().find(|(name, _)| name.ends_with(end)).map(|(_, text)| text.clone());
     let failures = of("/failures.txt").unwrap();
-    for part in ["agent: no answer at 127.0.0.1:1", "maps: no Ballast on the bpffs", "check.json: not checked"] {
+    for part in
+        ["agent: no answer at 127.0.0.1:1", "maps: no Ballast on the bpffs", "check.json: not checked"]
+    {
         assert!(failures.contains(part), "{part} is missing in: {failures}");
     }
-    assert!(of("/status.json").unwrap().contains("\"down\"") && of("/system/sysctls.txt").unwrap().contains("net."));
+    assert!(
+        of("/status.json").unwrap().contains("\"down\"")
+            && of("/system/sysctls.txt").unwrap().contains("net.")
+    );
     let mode = std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(&file).unwrap().permissions());
     assert_eq!(mode & 0o777, 0o600, "others do not read it");
 }

@@ -16,7 +16,7 @@ use proxy_common::flow::{BUCKET_SLOTS, Bucket, FlowEntry};
 use proxy_common::map_names as map;
 use proxy_common::node::{Cidr, Device, NodeAddr, NodeEntry, TUNNEL_V6, Tunnel};
 use proxy_common::reason::Reason;
-use proxy_common::service::{ServiceEntry, ServiceKey};
+use proxy_common::service::{KIND_ADDRESS, KIND_UNMANAGED, ServiceEntry, ServiceKey};
 use proxy_common::socket::{SocketEntry, SocketKey, TO_BACKEND};
 use proxy_common::source_range::SourceRangeKey;
 use proxy_common::stats::{RefusalKey, ServiceStats};
@@ -25,7 +25,7 @@ use serde_json::{Value, json};
 
 use super::flow_row::FlowRow;
 use super::rules::Names as MapsOf;
-use super::{FrontendRow, NameRow, Transport, View, ViewError, flows};
+use super::{FrontendRow, Kind, NameRow, Transport, View, ViewError, flows};
 
 /// A key and its value.
 pub type Entry = (Value, Value);
@@ -38,9 +38,10 @@ impl View {
             map::SERVICES => self.dump_services::<[u8; 4]>(map::SERVICES, &names),
             map::SERVICES6 => self.dump_services::<[u8; 16]>(map::SERVICES6, &names),
             map::SLOTS => self.dump_words32(map::SLOTS, |id| json!({ "backend": id })),
-            map::MAGLEV_INDEX => self.dump_words(map::MAGLEV_INDEX, |word| {
-                json!({ "table": word as u32, "previous": word >> 32 })
-            }),
+            map::MAGLEV_INDEX => self.dump_words(
+                map::MAGLEV_INDEX,
+                |word| json!({ "table": word as u32, "previous": word >> 32 }),
+            ),
             map::MAGLEV => self.dump_words(map::MAGLEV, |word| json!({ "word": format!("{word:#018x}") })),
             map::TURNS => self.dump_array::<u64>(map::TURNS, |turns| json!({ "turns": turns })),
             map::BACKENDS | map::BACKENDS6 => self.dump_backends(name == map::BACKENDS6, &names),
@@ -52,14 +53,18 @@ impl View {
             map::CLOCK_HAND => self.dump_array::<u64>(map::CLOCK_HAND, |hand| json!({ "hand": hand })),
             map::SOCKETS => self.dump_sockets::<[u8; 4]>(map::SOCKETS, &names),
             map::SOCKETS6 => self.dump_sockets::<[u8; 16]>(map::SOCKETS6, &names),
-            map::DIRECT_SEEN => self.dump_array::<u64>(map::DIRECT_SEEN, |seen| json!({ "jiffies": seen })),
+            map::DIRECT_SEEN => self.dump_array::<u32>(map::DIRECT_SEEN, |seen| json!({ "jiffies": seen })),
             map::PREFILTER => {
                 self.dump_words(map::PREFILTER, |word| json!({ "bits": format!("{word:#018x}") }))
             }
             map::CONFIG => Ok(vec![(json!(0), config(&self.node_config()?))]),
             map::SERVICE_STATS => self.dump_service_stats(&names),
-            map::BACKEND_STATS => self.dump_array::<u64>(map::BACKEND_STATS, |count| json!({ "connections": count })),
-            map::CONNECTIONS => self.dump_words(map::CONNECTIONS, |open| json!({ "open": open.cast_signed() })),
+            map::BACKEND_STATS => {
+                self.dump_array::<u64>(map::BACKEND_STATS, |count| json!({ "connections": count }))
+            }
+            map::CONNECTIONS => {
+                self.dump_words(map::CONNECTIONS, |open| json!({ "open": open.cast_signed() }))
+            }
             map::REASONS => {
                 let rows = self.reasons()?.into_iter().filter(|(_, count)| *count > 0);
                 Ok(rows.map(|(reason, count)| (json!(reason.label()), json!({ "count": count }))).collect())
@@ -73,7 +78,10 @@ impl View {
             map::TUNNELS => self.dump_tunnels(),
             map::DEVICES => {
                 let rows = self.pin(map::DEVICES, MapType::Hash)?.all::<u32, Device>()?;
-                Ok(rows.into_iter().map(|(index, bits)| (json!({ "device": index }), json!({ "bits": bits }))).collect())
+                Ok(rows
+                    .into_iter()
+                    .map(|(index, bits)| (json!({ "device": index }), json!({ "bits": bits })))
+                    .collect())
             }
             map::AFFINITY => self.dump_affinity::<[u8; 4]>(map::AFFINITY, &names),
             map::AFFINITY6 => self.dump_affinity::<[u8; 16]>(map::AFFINITY6, &names),
@@ -101,7 +109,11 @@ impl View {
     }
 
     /// The same of 32 bits.
-    fn dump_words32(&self, name: &'static str, value: impl Fn(u32) -> Value) -> Result<Vec<Entry>, ViewError> {
+    fn dump_words32(
+        &self,
+        name: &'static str,
+        value: impl Fn(u32) -> Value,
+    ) -> Result<Vec<Entry>, ViewError> {
         let words = self.pin(name, MapType::Array)?.mapped::<u32>()?.all32();
         let used = words.into_iter().enumerate().filter(|(_, word)| *word != 0);
         Ok(used.map(|(index, word)| (json!(index), value(word))).collect())
@@ -133,7 +145,7 @@ impl View {
                 (
                     json!({ "frontend": frontend, "protocol": protocol, "scope": row.scope.label() }),
                     json!({
-                        "id": id, "service": title(id, names), "kind": row.kind.label(), "kindNumber": kind,
+                        "id": id, "service": title(id, names), "kind": kind_label(kind, row.kind),
                         "slotBase": slot_base, "slotCount": slot_count, "affinitySeconds": affinity_secs,
                         "algorithm": row.algorithm, "flags": flags, "tag": tag,
                     }),
@@ -235,7 +247,8 @@ impl View {
         Ok(rows
             .into_iter()
             .map(|(RefusalKey { service, reason }, count)| {
-                let reason = Reason::from_number(reason).map_or_else(|| json!(reason), |known| json!(known.label()));
+                let reason =
+                    Reason::from_number(reason).map_or_else(|| json!(reason), |known| json!(known.label()));
                 (json!({ "service": title(service, names), "reason": reason }), json!({ "count": count }))
             })
             .collect())
@@ -258,10 +271,16 @@ impl View {
             .collect())
     }
 
-    fn dump_node_addrs<A: Address + Into<IpAddr> + Plain>(&self, name: &'static str) -> Result<Vec<Entry>, ViewError> {
+    fn dump_node_addrs<A: Address + Into<IpAddr> + Plain>(
+        &self,
+        name: &'static str,
+    ) -> Result<Vec<Entry>, ViewError> {
         let rows = self.pin(name, MapType::Hash)?.all::<A, NodeAddr>()?;
         let address = |address: A| -> IpAddr { address.into() };
-        Ok(rows.into_iter().map(|(key, bits)| (json!({ "address": address(key) }), json!({ "bits": bits }))).collect())
+        Ok(rows
+            .into_iter()
+            .map(|(key, bits)| (json!({ "address": address(key) }), json!({ "bits": bits })))
+            .collect())
     }
 
     fn dump_tunnels(&self) -> Result<Vec<Entry>, ViewError> {
@@ -288,18 +307,19 @@ impl View {
             .into_iter()
             .map(|(AffinityKey { client, service }, entry)| {
                 let client: IpAddr = client.into();
-                (json!({ "client": client, "service": title(service, names) }), self::affinity(entry, now))
+                (json!({ "client": client, "service": title(service, names) }), affinity(entry, now))
             })
             .collect())
     }
 
     fn dump_affinity_netns(&self, names: &Names) -> Result<Vec<Entry>, ViewError> {
-        let rows = self.pin(map::AFFINITY_NETNS, MapType::LruHash)?.all::<NetnsAffinityKey, AffinityEntry>()?;
+        let rows =
+            self.pin(map::AFFINITY_NETNS, MapType::LruHash)?.all::<NetnsAffinityKey, AffinityEntry>()?;
         let now = flows::now(self.node_config()?.hz);
         Ok(rows
             .into_iter()
             .map(|(NetnsAffinityKey { netns, service, .. }, entry)| {
-                (json!({ "netns": netns, "service": title(service, names) }), self::affinity(entry, now))
+                (json!({ "netns": netns, "service": title(service, names) }), affinity(entry, now))
             })
             .collect())
     }
@@ -327,8 +347,20 @@ impl View {
 /// Names of Service ports, by id.
 type Names = BTreeMap<u32, NameRow>;
 
-/// `namespace/name:port`, or the id without a name.
+/// Where an entry of `services` comes from, or what it says of its address.
+fn kind_label(number: u8, kind: Kind) -> Value {
+    match number {
+        KIND_ADDRESS => json!("Address"),
+        KIND_UNMANAGED => json!("Unmanaged"),
+        _ => json!(kind.label()),
+    }
+}
+
+/// `namespace/name:port`, or the id without a name; nothing for 0, which is no id.
 fn title(id: u32, names: &Names) -> Value {
+    if id == 0 {
+        return Value::Null;
+    }
     names.get(&id).map_or_else(|| json!(id), |name| json!(name.to_string()))
 }
 
