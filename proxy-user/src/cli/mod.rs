@@ -5,11 +5,16 @@
 pub mod args;
 pub mod check;
 pub mod colour;
+pub mod complete;
+pub mod confirm;
 pub mod explain;
 pub mod handover;
 pub mod monitor;
+pub mod nearest;
+pub mod origins;
 pub mod question;
 pub mod show;
+pub mod sysdump;
 pub mod takeover;
 
 pub use args::{Args, Command};
