@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::iter;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use aya::maps::MapInfo;
@@ -86,6 +87,10 @@ impl Programs {
     /// Puts back what is missing of socket programs and pins of maps, after [`Programs::attach_sockets`]; devices
     /// have a keeper of their own. Returns what was put back.
     pub fn repair(&self) -> Result<Vec<Repair>, Error> {
+        self.pins.restore()?;
+        for packets in iter::once(&self.ebpf).chain(self.headerless.get()) {
+            super::calls::keep(packets, self.pins.paths())?;
+        }
         let mut done = Vec::new();
         for (name, attach_type) in SOCKET_HOOKS {
             let place = Place::Cgroup { cgroup: &self.cgroup, attach_type: attach_type as u32 };
