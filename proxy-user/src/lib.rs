@@ -18,7 +18,8 @@
 //! * [`host`]: devices and the cgroup tree.
 //! * [`connections`]: the count of open connections.
 //! * [`sockets`]: connected UDP sockets whose endpoint left.
-//! * [`http`], [`metrics`], [`cli`], [`telemetry`]: what people and machines look at.
+//! * [`rates`]: what happens in a second, by the maps' counters.
+//! * [`http`], [`metrics`], [`cli`], [`top`], [`telemetry`]: what people and machines look at.
 
 pub mod api;
 pub mod app;
@@ -32,7 +33,9 @@ pub mod metrics;
 pub mod model;
 pub mod plan;
 pub mod programs;
+pub mod rates;
 pub mod sockets;
 pub mod source;
 pub mod sync;
 pub mod telemetry;
+pub mod top;

@@ -13,7 +13,7 @@ use proxy_user::cli::handover::Handover;
 use proxy_user::cli::monitor::{self, MonitorError};
 use proxy_user::cli::show::Answer;
 use proxy_user::cli::{Args, Command, RunConfig, check, colour, explain, show, takeover};
-use proxy_user::{app, host, programs, telemetry};
+use proxy_user::{app, host, programs, telemetry, top};
 use tokio::signal::unix::{SignalKind, signal};
 
 fn main() -> ExitCode {
@@ -45,6 +45,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
             print(&text)?;
             return Ok(if well { ExitCode::SUCCESS } else { ExitCode::FAILURE });
         }
+        Command::Top(args) => top::run(&args)?,
         Command::Takeover(args) => takeover::run(&args)?,
         Command::Explain(args) => explain::answer(&args)?,
         Command::Service { command } => show::services(&command)?,

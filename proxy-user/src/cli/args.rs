@@ -10,10 +10,9 @@ pub mod paths;
 pub mod sizes;
 pub mod takeover;
 pub mod timeouts;
+pub mod top;
 
-use std::net::IpAddr;
-use std::path::PathBuf;
-use std::time::Duration;
+use std::{net::IpAddr, path::PathBuf, time::Duration};
 
 use clap::builder::FalseyValueParser;
 use clap::{Parser, Subcommand, ValueEnum};
@@ -23,8 +22,7 @@ use super::value::{self, Listen, LogLevel, ProxyMode};
 
 /// Sends traffic for Kubernetes Services to their endpoints, by eBPF instead of kube-proxy.
 ///
-/// `ballast run` is the agent, one on each node. The other commands read what it has put into the kernel, and
-/// work while it is stopped.
+/// `ballast run` is the agent, one on each node. The other commands read the kernel's maps, also while it is stopped.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "ballast", version, propagate_version = true, arg_required_else_help = true)]
 pub struct Args {
@@ -72,6 +70,8 @@ pub enum Command {
     Explain(eyes::ExplainArgs),
     /// Show refusals, drops and new connections while they happen.
     Monitor(eyes::MonitorArgs),
+    /// Show Services, endpoints, drops and connections as they happen, on a terminal.
+    Top(top::TopArgs),
     /// Take a live node over from kube-proxy: remove its rules, and let its connections end by themselves.
     Takeover(takeover::TakeoverArgs),
     /// Go back to the version before: make the maps that it reads, and copy what changes until it has taken over.

@@ -23,12 +23,13 @@ const CRATES: [(&str, &[&str]); 4] = [
 ];
 
 /// The modules of `proxy-user`, and those of ours that each may use.
-const MODULES: [(&str, &[&str]); 17] = [
+const MODULES: [(&str, &[&str]); 19] = [
     ("model", &[]),
     ("api", &["model"]),
     ("source", &["api", "model"]),
     ("plan", &["model"]),
     ("maps", &["model"]),
+    ("rates", &["maps"]),
     ("sync", &["maps", "model", "plan"]),
     ("audit", &["api", "maps", "model", "sync"]),
     ("host", &["model"]),
@@ -39,6 +40,7 @@ const MODULES: [(&str, &[&str]); 17] = [
     ("http", &["metrics", "model", "sync"]),
     ("cli", &["host", "maps", "model", "programs"]),
     ("telemetry", &["cli"]),
+    ("top", &["cli", "maps", "rates"]),
     (
         "app",
         &[
@@ -59,11 +61,11 @@ const MODULES: [(&str, &[&str]); 17] = [
             "telemetry",
         ],
     ),
-    ("main", &["app", "cli", "host", "programs", "telemetry"]),
+    ("main", &["app", "cli", "host", "programs", "telemetry", "top"]),
 ];
 
 /// Crates that only some modules may see, so that the others stay testable without them.
-const RESTRICTED: [(&str, &[&str]); 12] = [
+const RESTRICTED: [(&str, &[&str]); 13] = [
     ("anyhow", &["app", "main"]),
     ("aya", &["maps", "programs"]),
     ("aya_log", &["programs"]),
@@ -74,6 +76,7 @@ const RESTRICTED: [(&str, &[&str]); 12] = [
     ("kube", &["api", "app", "source"]),
     ("notify", &["source"]),
     ("netlink_packet_sock_diag", &["host"]),
+    ("ratatui", &["top"]),
     ("rtnetlink", &["host", "programs"]),
     (
         "tokio",

@@ -25,6 +25,7 @@ pub use probe::{AgentState, probe};
 pub(super) use probe::{api_servers, ask, problems, xdp};
 pub use status::{Facts, Status};
 pub(super) use table::Table;
+pub use table::age;
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]

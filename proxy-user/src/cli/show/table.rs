@@ -52,7 +52,7 @@ impl Table {
 }
 
 /// A duration in at most two units, as kubectl writes ages: `12s`, `3m20s`, `5h`, `2d3h`.
-pub(super) fn age(duration: Duration) -> String {
+pub fn age(duration: Duration) -> String {
     let seconds = duration.as_secs();
     let (large, small, units) = match seconds {
         0..60 => return format!("{seconds}s"),

@@ -44,6 +44,7 @@ mod swap;
 mod tagged;
 mod takeover;
 mod three_nodes;
+mod top;
 mod tunnel;
 mod unknown;
 mod xdp;
@@ -118,6 +119,7 @@ pub fn all() -> Vec<Case> {
         path_mtu::CASES,
         sctp::CASES,
         tagged::CASES,
+        top::CASES,
         tunnel::CASES,
         affinity::CASES,
         node_port::CASES,
