@@ -25,7 +25,7 @@ use crate::model::notice::Notice;
 use crate::model::{ApiServers, Event, NodeView};
 use crate::plan::PlanSettings;
 use crate::programs::{EMBEDDED, PacketHook, Programs, Settings};
-use crate::sync::{Driver, DriverSettings, Status};
+use crate::sync::{Driver, DriverSettings, Programmed, Status};
 use crate::{connections, http, sockets};
 
 mod api_access;
@@ -103,7 +103,7 @@ async fn serve(config: RunConfig) -> anyhow::Result<()> {
     let (ask, questions) = mpsc::channel(1);
     let driver = Driver::new(store, NodeView::new(config.node_name.clone()), settings)?;
     let driver = driver.with_flows(flows).with_questions(questions);
-    let status = driver.status();
+    let (status, programmed) = (driver.status(), driver.programmed());
     let audits = Arc::new(Audits::default());
     if let Some(client) = client.filter(|_| !config.audit.api_audit_period.is_zero()) {
         tasks.helps(audit(client, Ask::new(ask), Arc::clone(&config), status.clone(), Arc::clone(&audits)));
@@ -125,7 +125,7 @@ async fn serve(config: RunConfig) -> anyhow::Result<()> {
     let metrics = Metrics::new(&config.bpffs, status.clone()).with_repairs(programs.repairs());
     let metrics = metrics.with_audits(audits).with_api_servers(servers);
     let metrics = Arc::new(metrics.with_xdp(programs.xdp_devices()));
-    let answers = answer(&config, status.clone(), Arc::clone(&metrics), notices.clone())?;
+    let answers = answer(&config, status.clone(), programmed, Arc::clone(&metrics), notices.clone())?;
     tasks.runs(async move { Ok(answers.await?) });
     tasks.runs(config_file::until_changed(config.kube_proxy.clone()));
     let uplinks = programs.xdp_devices().follow();
@@ -228,6 +228,7 @@ async fn look_at_host(
 fn answer(
     config: &RunConfig,
     status: watch::Receiver<Status>,
+    programmed: Programmed,
     metrics: Arc<Metrics>,
     notices: mpsc::Sender<Notice>,
 ) -> anyhow::Result<impl Future<Output = Result<(), http::ListenError>> + use<>> {
@@ -241,6 +242,7 @@ fn answer(
     let state = http::State {
         metrics,
         status,
+        programmed,
         patience: 2 * config.sync_period,
         notices,
         node_name: config.node_name.clone(),

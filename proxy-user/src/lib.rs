@@ -19,6 +19,7 @@
 //! * [`connections`]: the count of open connections.
 //! * [`sockets`]: connected UDP sockets whose endpoint left.
 //! * [`rates`]: what happens in a second, by the maps' counters.
+//! * [`kubectl`]: the agents of all nodes, asked through the API server.
 //! * [`http`], [`metrics`], [`cli`], [`top`], [`telemetry`]: what people and machines look at.
 
 pub mod api;
@@ -28,6 +29,7 @@ pub mod cli;
 pub mod connections;
 pub mod host;
 pub mod http;
+pub mod kubectl;
 pub mod maps;
 pub mod metrics;
 pub mod model;

@@ -12,6 +12,7 @@ pub mod handover;
 pub mod kube_proxy;
 pub mod monitor;
 mod network;
+pub mod programmed;
 pub mod question;
 pub mod show;
 pub mod takeover;

@@ -8,6 +8,7 @@
 //! | metrics | `/metrics` | see [`crate::metrics`] |
 //! | | `/proxyMode` | `ebpf` |
 //! | | `/healthz`, `/livez` | `ok`, or 503 and the same JSON |
+//! | | `/programmed`, `/programmed/NAMESPACE/NAME` | which edition of each Service is in force; kube-proxy has none |
 //! | | `/xdp` | which uplinks run the XDP program, and why not; kube-proxy has none |
 //! | | `/apiservers` | the API servers, and which of them is asked; kube-proxy has none |
 //! | | `/problems` | what is wrong with which object, as a list of sentences in JSON; kube-proxy has none |
@@ -18,6 +19,7 @@
 //! Where `bindAddressHardFail` is asked for, it does.
 
 pub mod health;
+mod programmed;
 pub mod service_check;
 
 use std::net::SocketAddr;
@@ -35,7 +37,7 @@ use tokio::sync::{mpsc, watch};
 
 use crate::metrics::{Format, Metrics};
 use crate::model::notice::Notice;
-use crate::sync::Status;
+use crate::sync::{Programmed, Status};
 use health::{Check, Report, Snapshot};
 
 /// What `/proxyMode` answers.
@@ -79,6 +81,8 @@ pub struct Addresses {
 pub struct State {
     /// What the owner of the maps publishes.
     pub status: watch::Receiver<Status>,
+    /// Which edition of each Service is in force.
+    pub programmed: Programmed,
     /// How long a change may wait before the agent is unwell: two sync periods.
     pub patience: Duration,
     /// What the cluster is told.
@@ -124,6 +128,8 @@ pub fn metrics_router(state: State) -> Router {
         .route("/configz", get(configz))
         .route("/apiservers", get(api_servers))
         .route("/problems", get(problems))
+        .route("/programmed", get(programmed::all))
+        .route("/programmed/{namespace}/{name}", get(programmed::named))
         .route("/xdp", get(xdp))
         .with_state(state)
 }

@@ -9,7 +9,7 @@ use super::reconcile::Reconciler;
 use crate::maps::{Capacity, Store};
 use crate::model::ServiceName;
 use crate::model::net::IpFamily;
-use crate::plan::{HealthCheck, Problem, Scope, ServicePlan};
+use crate::plan::{HealthCheck, PortId, Problem, Scope, ServicePlan};
 
 impl<S: Store> Reconciler<S> {
     /// When [`Reconciler::sync`] should be called even if nothing changes.
@@ -79,6 +79,13 @@ impl<S: Store> Reconciler<S> {
             return BTreeSet::from([IpFamily::V4, IpFamily::V6]);
         }
         self.failures.keys().map(|port| port.family).collect()
+    }
+
+    /// Services of which a port is not in the maps as it should be; `None`: entries of the node itself are not, on which any
+    /// Service may depend.
+    pub fn failing_services(&self) -> Option<BTreeSet<ServiceName>> {
+        let name = |port: &PortId| ServiceName { namespace: port.namespace.clone(), name: port.name.clone() };
+        self.node.retry().is_none().then(|| self.failures.keys().map(name).collect())
     }
 
     /// Service ports that are not in the maps as they should be.

@@ -23,7 +23,7 @@ const CRATES: [(&str, &[&str]); 4] = [
 ];
 
 /// The modules of `proxy-user`, and those of ours that each may use.
-const MODULES: [(&str, &[&str]); 19] = [
+const MODULES: [(&str, &[&str]); 20] = [
     ("model", &[]),
     ("api", &["model"]),
     ("source", &["api", "model"]),
@@ -39,6 +39,7 @@ const MODULES: [(&str, &[&str]); 19] = [
     ("metrics", &["audit", "maps", "model", "programs", "sync"]),
     ("http", &["metrics", "model", "sync"]),
     ("cli", &["host", "maps", "model", "programs"]),
+    ("kubectl", &["cli", "model"]),
     ("telemetry", &["cli"]),
     ("top", &["cli", "maps", "rates"]),
     (
@@ -61,7 +62,7 @@ const MODULES: [(&str, &[&str]); 19] = [
             "telemetry",
         ],
     ),
-    ("main", &["app", "cli", "host", "programs", "telemetry", "top"]),
+    ("main", &["app", "cli", "host", "kubectl", "programs", "telemetry", "top"]),
 ];
 
 /// Crates that only some modules may see, so that the others stay testable without them.
@@ -71,9 +72,9 @@ const RESTRICTED: [(&str, &[&str]); 13] = [
     ("aya_log", &["programs"]),
     ("aya_obj", &["maps", "programs"]),
     ("axum", &["http"]),
-    ("clap", &["cli", "main"]),
-    ("k8s_openapi", &["api", "source"]),
-    ("kube", &["api", "app", "source"]),
+    ("clap", &["cli", "kubectl", "main"]),
+    ("k8s_openapi", &["api", "kubectl", "source"]),
+    ("kube", &["api", "app", "kubectl", "source"]),
     ("notify", &["source"]),
     ("netlink_packet_sock_diag", &["host"]),
     ("ratatui", &["top"]),
@@ -87,6 +88,7 @@ const RESTRICTED: [(&str, &[&str]); 13] = [
             "connections",
             "host",
             "http",
+            "kubectl",
             "main",
             "metrics",
             "programs",

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::ValueEnum;
+use clap::builder::FalseyValueParser;
 
 use super::AgentArgs;
 use crate::cli::value;
@@ -18,19 +19,19 @@ pub struct TopArgs {
     #[command(flatten)]
     pub agent: AgentArgs,
     /// Between two looks at the counters.
-    #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = value::duration)]
+    #[arg(long, env = "BALLAST_INTERVAL", value_name = "DURATION", default_value = "2s", value_parser = value::duration)]
     pub interval: Duration,
     /// Look twice, print what happened in between as text, and end.
-    #[arg(long)]
+    #[arg(long, env = "BALLAST_ONCE", value_parser = FalseyValueParser::new())]
     pub once: bool,
     /// What is shown first.
-    #[arg(long, value_name = "SCREEN", default_value = "services")]
+    #[arg(long, env = "BALLAST_SCREEN", value_name = "SCREEN", default_value = "services")]
     pub screen: Screen,
     /// What Services are sorted by.
-    #[arg(long, value_name = "COLUMN", default_value = "connections")]
+    #[arg(long, env = "BALLAST_SORT", value_name = "COLUMN", default_value = "connections")]
     pub sort: SortBy,
     /// Only what has this text in its line: part of a name, of an address, of a reason.
-    #[arg(long, value_name = "TEXT", default_value = "")]
+    #[arg(long, env = "BALLAST_FILTER", value_name = "TEXT", default_value = "")]
     pub filter: String,
 }
 

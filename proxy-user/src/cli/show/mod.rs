@@ -22,10 +22,9 @@ use crate::maps::view::{Snapshot, View, ViewError};
 pub use filter::{FilterError, ServiceFilter};
 pub(super) use map::is_nearly_full;
 pub use probe::{AgentState, probe};
-pub(super) use probe::{api_servers, ask, problems, xdp};
+pub(super) use probe::{api_servers, ask, problems, reachable, xdp};
 pub use status::{Facts, Status};
-pub(super) use table::Table;
-pub use table::age;
+pub use table::{Table, age};
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]

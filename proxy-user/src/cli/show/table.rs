@@ -5,13 +5,15 @@ use std::time::Duration;
 use comfy_table::{CellAlignment, ColumnConstraint, ContentArrangement, Table as Grid, Width};
 
 /// Rows under headings.
-pub(in crate::cli) struct Table {
+#[derive(Debug)]
+pub struct Table {
     grid: Grid,
     rows: usize,
 }
 
 impl Table {
-    pub(in crate::cli) fn new<I: IntoIterator<Item = &'static str>>(headings: I) -> Self {
+    /// A table with these headings, and no row yet.
+    pub fn new<I: IntoIterator<Item = &'static str>>(headings: I) -> Self {
         let mut grid = Grid::new();
         grid.load_style(comfy_table::presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
         grid.set_header(headings);
@@ -19,7 +21,8 @@ impl Table {
     }
 
     /// Puts numbers under each other.
-    pub(in crate::cli) fn right(mut self, columns: &[usize]) -> Self {
+    #[must_use]
+    pub fn right(mut self, columns: &[usize]) -> Self {
         for column in columns {
             if let Some(column) = self.grid.column_mut(*column) {
                 column.set_cell_alignment(CellAlignment::Right);
@@ -28,13 +31,14 @@ impl Table {
         self
     }
 
-    pub(in crate::cli) fn row<I: IntoIterator<Item = String>>(&mut self, cells: I) {
+    /// Adds a row.
+    pub fn row<I: IntoIterator<Item = String>>(&mut self, cells: I) {
         self.grid.add_row(cells);
         self.rows += 1;
     }
 
     /// The table, or `otherwise` when it has no row.
-    pub(in crate::cli) fn render(mut self, otherwise: &str) -> String {
+    pub fn render(mut self, otherwise: &str) -> String {
         if self.rows == 0 {
             return format!("{otherwise}\n");
         }

@@ -28,12 +28,13 @@ fn traffic(lab: &Lab) -> Result<()> {
 }
 
 fn once(lab: &Lab) -> Result<()> {
-    // What is dialled while it runs falls between its two looks, sooner or later.
     let frame = |arguments: &[&str]| -> Result<String> {
         let mut top = lab.node.command(binary());
         top.args(["top", "--once", "--interval", "1s"]).args(arguments).arg("--bpffs").arg(lab.bpffs());
-        let top = top.stdout(Stdio::piped()).spawn().context("cannot run ballast")?;
-        traffic(lab)?;
+        let mut top = top.stdout(Stdio::piped()).spawn().context("cannot run ballast")?;
+        while top.try_wait()?.is_none() {
+            traffic(lab)?;
+        }
         let output = top.wait_with_output()?;
         ensure!(output.status.success(), "{}", output.status);
         Ok(String::from_utf8(output.stdout)?)
