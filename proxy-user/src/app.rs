@@ -13,9 +13,9 @@ use tokio::time::sleep;
 
 use crate::api::fresh::Fresh;
 use crate::audit::{Ask, Audits};
-use crate::cli::args::paths::Ejection;
-use crate::cli::kube_proxy::document;
-use crate::cli::{RunConfig, args};
+use crate::config::RunConfig;
+use crate::config::kube_proxy::document;
+use crate::config::paths::Ejection;
 use crate::host::cgroup;
 use crate::host::facts::Facts;
 use crate::maps::KernelStore;
@@ -24,7 +24,7 @@ use crate::metrics::{Metrics, recent};
 use crate::model::notice::Notice;
 use crate::model::{ApiServers, Event, NodeView};
 use crate::plan::PlanSettings;
-use crate::programs::{EMBEDDED, PacketHook, Programs, Settings};
+use crate::programs::{EMBEDDED, Programs, Settings};
 use crate::sync::{Driver, DriverSettings, Programmed, Status};
 use crate::{connections, http, sockets};
 
@@ -92,7 +92,7 @@ async fn serve(config: RunConfig) -> anyhow::Result<()> {
             no_external_ips: config.kube_proxy.no_external_ips,
             no_ejection: config.paths.ejection == Ejection::Off,
             algorithm: config.paths.algorithm.map(|name| name.0),
-            forwarding: config.paths.forwarding_mode.into(),
+            forwarding: config.paths.forwarding_mode,
             address: config.node.address,
         },
         node: config.node.clone(),
@@ -105,7 +105,7 @@ async fn serve(config: RunConfig) -> anyhow::Result<()> {
     let driver = driver.with_flows(flows).with_questions(questions);
     let (status, programmed) = (driver.status(), driver.programmed());
     let audits = Arc::new(Audits::default());
-    if let Some(client) = client.filter(|_| !config.audit.api_audit_period.is_zero()) {
+    if let Some(client) = client.filter(|_| !config.api_audit_period.is_zero()) {
         tasks.helps(audit(client, Ask::new(ask), Arc::clone(&config), status.clone(), Arc::clone(&audits)));
     }
     let mut needs = status.clone();
@@ -129,7 +129,7 @@ async fn serve(config: RunConfig) -> anyhow::Result<()> {
     tasks.runs(async move { Ok(answers.await?) });
     tasks.runs(config_file::until_changed(config.kube_proxy.clone()));
     let uplinks = programs.xdp_devices().follow();
-    tasks.helps(notices::tell_xdp(uplinks, config.paths.xdp.into(), notices.clone()));
+    tasks.helps(notices::tell_xdp(uplinks, config.paths.xdp, notices.clone()));
     tasks.helps(notices::tell_problems(status.clone(), notices));
     tasks.helps(note_faults(Arc::clone(&metrics), config.bpffs.clone()));
     let tell = move |swept: &sockets::Swept| {
@@ -159,13 +159,9 @@ async fn start_programs(config: &RunConfig) -> anyhow::Result<Programs> {
         bpffs: config.bpffs.clone(),
         cgroup: root.path,
         capacities: config.capacities,
-        packet_hook: match config.packet_hook {
-            args::PacketHook::Auto => PacketHook::Auto,
-            args::PacketHook::Tcx => PacketHook::Tcx,
-            args::PacketHook::Clsact => PacketHook::Clsact,
-        },
-        tcx_order: config.paths.tcx_order.into(),
-        xdp: config.paths.xdp.into(),
+        packet_hook: config.packet_hook,
+        tcx_order: config.paths.tcx_order,
+        xdp: config.paths.xdp,
     };
     let cgroup = settings.cgroup.clone();
     let started = spawn_blocking(move || Programs::start(&settings)).await;
@@ -266,7 +262,7 @@ async fn audit(
             return;
         }
     };
-    let (period, node) = (config.audit.api_audit_period, &config.node_name);
+    let (period, node) = (config.api_audit_period, &config.node_name);
     crate::audit::run(Fresh::new(client), view, driver, node, period, status, &audits).await;
 }
 

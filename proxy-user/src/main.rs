@@ -14,7 +14,8 @@ use proxy_user::cli::args::{CleanupArgs, RunArgs};
 use proxy_user::cli::handover::Handover;
 use proxy_user::cli::monitor::{self, MonitorError};
 use proxy_user::cli::show::Answer;
-use proxy_user::cli::{Args, Command, RunConfig, check, colour, explain, programmed, show, takeover};
+use proxy_user::cli::{Args, Command, check, colour, explain, programmed, show, takeover};
+use proxy_user::config::RunConfig;
 use proxy_user::kubectl::{self, KubectlError};
 use proxy_user::{app, host, programs, telemetry, top};
 use tokio::signal::unix::{SignalKind, signal};
@@ -91,7 +92,7 @@ fn start(args: RunArgs) -> anyhow::Result<ExitCode> {
         dry_run: false,
         stay: false,
     };
-    let config = RunConfig::new(args)?;
+    let config = RunConfig::new(args.into())?;
     let filter = std::env::var("BALLAST_LOG").ok();
     telemetry::init(config.log_format, config.log_level, filter.as_deref())?;
     if let Some(path) = write_to {

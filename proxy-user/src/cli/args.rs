@@ -1,12 +1,14 @@
 //! What can be typed. Parsing has no effects; the comments here are the help texts.
 
-pub mod audit;
 pub mod check;
+mod choices;
 pub mod downgrade;
 pub mod end_udp_sockets;
 pub mod eyes;
+pub mod kube_proxy;
 pub mod kubectl;
 pub mod network;
+mod options;
 pub mod paths;
 pub mod programmed;
 pub mod sizes;
@@ -19,8 +21,9 @@ use std::{net::IpAddr, path::PathBuf, time::Duration};
 use clap::builder::FalseyValueParser;
 use clap::{Parser, Subcommand, ValueEnum};
 
-use super::kube_proxy::KubeProxyFlags;
-use super::value::{self, Listen, LogLevel, ProxyMode};
+use crate::config::value::{self, Listen, LogFormat, LogLevel, ProxyMode};
+use crate::host::selection::DevicePattern;
+use crate::programs::PacketHook;
 
 /// Sends traffic for Kubernetes Services to their endpoints, by eBPF instead of kube-proxy.
 ///
@@ -153,7 +156,7 @@ pub struct RunArgs {
     pub cleanup: Option<bool>,
     /// Flags of kube-proxy that Ballast does not have.
     #[command(flatten)]
-    pub kube_proxy: KubeProxyFlags,
+    pub kube_proxy: kube_proxy::KubeProxyFlags,
 
     /// File with the API server's address and credentials. Default: $KUBECONFIG, then the pod's service account, then ~/.kube/config.
     #[arg(long, env = "BALLAST_KUBECONFIG", value_name = "FILE", help_heading = "Where objects come from")]
@@ -201,7 +204,7 @@ pub struct RunArgs {
         value_parser = value::device_pattern,
         help_heading = "This node"
     )]
-    pub devices: Vec<String>,
+    pub devices: Vec<DevicePattern>,
     /// How programs are put on devices. Nobody needs this but tests.
     #[arg(long, env = "BALLAST_PACKET_HOOK", value_name = "HOOK", default_value = "auto", hide = true)]
     pub packet_hook: PacketHook,
@@ -263,37 +266,21 @@ pub struct RunArgs {
     )]
     pub sync_period: Option<Duration>,
 
-    /// Audits.
-    #[command(flatten)]
-    pub audit: audit::AuditArgs,
+    /// How often all Services and EndpointSlices are listed once more and compared with what is programmed; a difference that
+    /// lasts is repaired and counted. 0: never.
+    #[arg(
+        long,
+        env = "BALLAST_API_AUDIT_PERIOD",
+        value_name = "DURATION",
+        default_value = "1h",
+        value_parser = value::duration,
+        help_heading = "Timing"
+    )]
+    pub api_audit_period: Duration,
 
     /// For kube-proxy's sake: ebpf. Its own modes are taken too, with a line in the log, and mean ebpf.
     #[arg(long, env = "BALLAST_PROXY_MODE", value_name = "MODE", help_heading = "As kube-proxy")]
     pub proxy_mode: Option<ProxyMode>,
-}
-
-/// How programs are put on devices.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, serde::Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum PacketHook {
-    /// TCX where the kernel has it (Linux 6.6), clsact elsewhere.
-    #[default]
-    Auto,
-    /// TCX or nothing.
-    Tcx,
-    /// The clsact qdisc.
-    Clsact,
-}
-
-/// How log lines are written.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, serde::Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum LogFormat {
-    /// For people.
-    #[default]
-    Text,
-    /// For machines: one object on a line.
-    Json,
 }
 
 /// How an answer is written.

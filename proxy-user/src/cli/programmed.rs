@@ -1,8 +1,8 @@
 //! `ballast programmed`: what the agent has in force, as it says itself.
 
 use super::args::programmed::ProgrammedArgs;
-use super::config::METRICS_PORT;
 use super::show::{ask, reachable};
+use crate::config::run::METRICS_PORT;
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]

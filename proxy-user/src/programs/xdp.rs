@@ -21,7 +21,8 @@ use super::{Error, Programs, pins, program};
 use crate::host::devices::{Device, XdpMode};
 
 /// Which devices get the XDP program, and how (`--xdp`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Xdp {
     /// Uplinks whose driver runs it, but for virtual devices.
     #[default]

@@ -11,7 +11,7 @@ use crate::cli::args::Output;
 use crate::cli::args::top::{Screen, TopArgs};
 use crate::cli::monitor::{Line, World};
 use crate::cli::show::{AgentState, probe};
-use crate::cli::value::Listen;
+use crate::config::value::Listen;
 use crate::maps::view::{FlowRow, Listener, View};
 use crate::rates::Counters;
 

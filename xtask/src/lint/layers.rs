@@ -23,7 +23,7 @@ const CRATES: [(&str, &[&str]); 4] = [
 ];
 
 /// The modules of `proxy-user`, and those of ours that each may use.
-const MODULES: [(&str, &[&str]); 20] = [
+const MODULES: [(&str, &[&str]); 21] = [
     ("model", &[]),
     ("api", &["model"]),
     ("source", &["api", "model"]),
@@ -38,16 +38,18 @@ const MODULES: [(&str, &[&str]); 20] = [
     ("sockets", &["host", "maps", "model", "programs", "sync"]),
     ("metrics", &["audit", "maps", "model", "programs", "sync"]),
     ("http", &["metrics", "model", "sync"]),
-    ("cli", &["host", "maps", "model", "programs"]),
+    ("config", &["host", "model", "programs"]),
+    ("cli", &["config", "host", "maps", "model", "programs"]),
     ("kubectl", &["cli", "model"]),
-    ("telemetry", &["cli"]),
-    ("top", &["cli", "maps", "rates"]),
+    ("telemetry", &["config"]),
+    ("top", &["cli", "config", "maps", "rates"]),
     (
         "app",
         &[
             "api",
             "audit",
             "cli",
+            "config",
             "connections",
             "host",
             "http",
@@ -62,7 +64,7 @@ const MODULES: [(&str, &[&str]); 20] = [
             "telemetry",
         ],
     ),
-    ("main", &["app", "cli", "host", "kubectl", "programs", "telemetry", "top"]),
+    ("main", &["app", "cli", "config", "host", "kubectl", "programs", "telemetry", "top"]),
 ];
 
 /// Crates that only some modules may see, so that the others stay testable without them.

@@ -6,7 +6,7 @@ use clap::ValueEnum;
 use clap::builder::FalseyValueParser;
 
 use super::AgentArgs;
-use crate::cli::value::NodePortRange;
+use crate::config::value::NodePortRange;
 
 /// `ballast check`.
 #[derive(Clone, Debug, clap::Args)]

@@ -8,7 +8,7 @@ use clap::{Parser, Subcommand, ValueEnum};
 
 use super::eyes::EventKind;
 use crate::cli::question;
-use crate::cli::value;
+use crate::config::value;
 
 /// Asks the agents of all nodes of a cluster, and puts their answers together.
 ///

@@ -7,7 +7,7 @@ use clap::ValueEnum;
 use clap::builder::FalseyValueParser;
 
 use super::AgentArgs;
-use crate::cli::value;
+use crate::config::value;
 
 /// `ballast top`.
 #[derive(Clone, Debug, clap::Args)]

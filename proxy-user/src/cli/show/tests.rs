@@ -12,7 +12,7 @@ use rstest::rstest;
 
 use super::*;
 use crate::cli::args::{AgentArgs, StatusArgs};
-use crate::cli::value::Listen;
+use crate::config::value::Listen;
 use crate::maps::view::{
     BackendRow, BackendState, FlowRow, FlowState, Forwarding, FrontendRow, Kind, NameRow, Scope, Transport,
     UnmanagedRow, UsageRow,

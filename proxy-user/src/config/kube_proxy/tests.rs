@@ -6,11 +6,12 @@ use rstest::rstest;
 
 use super::fields::{SETTINGS, table};
 use super::file::{FileError, parse};
-use super::flags::OWN;
+
 use super::*;
-use crate::cli::args::LogFormat;
-use crate::cli::value::{LogLevel, NodePortAddress};
-use crate::cli::{Args, Command, RunConfig};
+use crate::cli::args::kube_proxy::OWN;
+use crate::cli::{Args, Command};
+use crate::config::RunConfig;
+use crate::config::value::{LogFormat, LogLevel, NodePortAddress};
 use crate::model::settings::DetectLocal;
 
 const HEAD: &str = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
@@ -89,7 +90,7 @@ fn with_flags(flags: &[&str]) -> Result<RunConfig, String> {
     let all = ["ballast", "run"].iter().chain(flags);
     let args = Args::try_parse_from(all).map_err(|error| error.to_string())?;
     let Command::Run(args) = args.command else { panic!("not run") };
-    RunConfig::new(*args).map_err(|error| error.to_string())
+    RunConfig::new((*args).into()).map_err(|error| error.to_string())
 }
 
 fn with_file(text: &str, flags: &[&str]) -> Result<RunConfig, String> {

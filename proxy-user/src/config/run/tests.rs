@@ -1,7 +1,7 @@
 use super::*;
-use crate::cli::kube_proxy::fields::SETTINGS;
-use crate::cli::kube_proxy::flags::OWN;
+use crate::cli::args::kube_proxy::OWN;
 use crate::cli::{Args, Command};
+use crate::config::kube_proxy::fields::SETTINGS;
 use crate::model::ports::{NODE_PORTS, overlap};
 use clap::{CommandFactory, Parser};
 use rstest::rstest;
@@ -10,7 +10,7 @@ fn parse(flags: &[&str]) -> Result<RunConfig, String> {
     let all = ["ballast", "run", "--hostname-override", "node-a"].iter().chain(flags);
     let args = Args::try_parse_from(all).map_err(|e| e.to_string())?;
     let Command::Run(args) = args.command else { panic!("not run") };
-    RunConfig::new(*args).map_err(|e| e.to_string())
+    RunConfig::new((*args).into()).map_err(|e| e.to_string())
 }
 
 #[test]
@@ -84,7 +84,7 @@ fn flags_of_kube_proxy_are_taken() {
 #[test]
 fn devices_are_a_list() {
     let config = parse(&["--devices", "eth*,!eth9", "--devices", "cali*"]).unwrap();
-    assert_eq!(config.devices, ["eth*", "!eth9", "cali*"]);
+    assert_eq!(config.devices.to_string(), "eth*,!eth9,cali*");
 }
 
 #[rstest]

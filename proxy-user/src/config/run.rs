@@ -1,86 +1,28 @@
 //! What `ballast run` was asked to do, checked.
 
-use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use serde::{Serialize, Serializer};
+use serde::Serialize;
 
-use super::args::audit::AuditArgs;
-use super::args::network::NetworkArgs;
-use super::args::paths::PathArgs;
-use super::args::{LogFormat, PacketHook, RunArgs};
-use super::kube_proxy::{FileError, Overlay, overlay};
-use super::network::node_settings;
-use super::value::{Listen, LogLevel, ProxyMode, SnatPorts};
+use super::error::ConfigError;
+use super::kube_proxy::overlay::{self, Overlay};
+use super::network::{Network, node_settings};
+use super::options::{Options, SYNC_PERIOD};
+use super::paths::Paths;
+use super::value::{Listen, LogFormat, LogLevel, ProxyMode, SnatPorts, seconds};
+use crate::host::selection::Selection;
 use crate::host::{memory, ports};
 use crate::model::net::IpFamily;
 use crate::model::ports::{LOCAL_PORTS, snat_ports};
 use crate::model::settings::{FlowTimeouts, NodeSettings};
-use crate::programs::Capacities;
+use crate::programs::{Capacities, PacketHook};
 
 /// Port of the health server, as kube-proxy's.
 pub const HEALTHZ_PORT: u16 = 10_256;
 /// Port of the metrics server, as kube-proxy's.
 pub const METRICS_PORT: u16 = 10_249;
-
-/// Time between two full comparisons, unless something else is said.
-pub const SYNC_PERIOD: Duration = Duration::from_secs(30);
-
-/// Settings that contradict each other or this machine.
-#[derive(Debug, thiserror::Error)]
-pub enum ConfigError {
-    /// The file cannot be used.
-    #[error(transparent)]
-    File(#[from] FileError),
-    /// Zero or shorter than its lower bound.
-    #[error("--sync-period {0:?} is too short: give at least 1s (the default is 30s)")]
-    SyncPeriod(Duration),
-    /// The smaller period is the larger one.
-    #[error(
-        "--min-sync-period {min:?} is longer than --sync-period {max:?}: shorten the first or lengthen the second"
-    )]
-    Periods {
-        /// `--min-sync-period`.
-        min: Duration,
-        /// `--sync-period`.
-        max: Duration,
-    },
-    /// The two servers cannot share one address.
-    #[error(
-        "healthzBindAddress and metricsBindAddress (--healthz-bind-address, --metrics-bind-address) are both {0}: give them different ports, or switch \
-         one off with an empty value"
-    )]
-    SameAddress(SocketAddr),
-    /// Only patterns that leave devices out.
-    #[error("--devices {0} only leaves devices out: put a * in front, like *,{0}")]
-    OnlyExcludes(String),
-    /// Both cannot be.
-    #[error("--uplinks and --local-devices both name {0}: take it out of one of them")]
-    BothSides(String),
-    /// A way to know pods that lacks what it goes by.
-    #[error("--detect-local-mode {mode} needs {flag}")]
-    DetectLocal {
-        /// The mode.
-        mode: &'static str,
-        /// The flag that is missing.
-        flag: &'static str,
-    },
-    /// Not a usable node name.
-    #[error(
-        "--hostname-override {0:?} is not a node name: give lower-case letters, digits, - and ., at most 253"
-    )]
-    NodeName(String),
-    /// The host does not tell its name.
-    #[error("the host's name cannot be read from {path}: {source}; give --hostname-override")]
-    HostName {
-        /// Where it was looked for.
-        path: &'static str,
-        /// Why not.
-        source: io::Error,
-    },
-}
 
 /// Where objects come from: a folder, a cluster, or both.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -127,15 +69,15 @@ pub struct RunConfig {
     pub bpffs: PathBuf,
     /// The node's address, or unspecified.
     pub bind_address: IpAddr,
-    /// Patterns of devices, `!` first for those left out; empty: choose.
-    pub devices: Vec<String>,
+    /// Devices whose packets are translated.
+    pub devices: Selection,
     /// How programs are put on devices.
     pub packet_hook: PacketHook,
     /// How sockets and packets are met.
     #[serde(flatten)]
-    pub paths: PathArgs,
+    pub paths: Paths,
     /// What the network around the node is like; with the source ports that are in force.
-    pub network: NetworkArgs,
+    pub network: Network,
     /// The same, checked.
     #[serde(skip)]
     pub node: NodeSettings,
@@ -153,9 +95,9 @@ pub struct RunConfig {
     /// Time between two full comparisons.
     #[serde(serialize_with = "seconds")]
     pub sync_period: Duration,
-    /// How often the agent audits itself.
-    #[serde(flatten)]
-    pub audit: AuditArgs,
+    /// How often Services and EndpointSlices are listed once more and compared with what is programmed; zero: never.
+    #[serde(serialize_with = "seconds")]
+    pub api_audit_period: Duration,
     /// How log lines are written.
     pub log_format: LogFormat,
     /// How much is logged.
@@ -167,22 +109,14 @@ pub struct RunConfig {
     pub legacy_proxy_mode: Option<&'static str>,
 }
 
-/// Serializes a duration as seconds.
-pub(super) fn seconds<S: Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_f64(duration.as_secs_f64())
-}
-
 impl RunConfig {
-    /// Checks `args`. Asks the host for its memory, and for its name and the ports that it gives to sockets, unless name
+    /// Checks `options`. Asks the host for its memory, and for its name and the ports that it gives to sockets, unless name
     /// and source ports are given; these are the only looks outside.
-    pub fn new(mut args: RunArgs) -> Result<Self, ConfigError> {
-        let kube_proxy = overlay::apply(&mut args)?;
-        let RunArgs {
-            // The three ways to end at once are the caller's, the file has been read.
+    pub fn new(mut options: Options) -> Result<Self, ConfigError> {
+        let kube_proxy = overlay::apply(&mut options)?;
+        let Options {
+            // The file has been read, with the flags that stand for it.
             config: _,
-            write_config_to: _,
-            init_only: _,
-            cleanup: _,
             kube_proxy: _,
             kubeconfig,
             master,
@@ -203,9 +137,9 @@ impl RunConfig {
             timeouts,
             min_sync_period,
             sync_period,
-            audit,
+            api_audit_period,
             proxy_mode,
-        } = args;
+        } = options;
 
         let bind_address = bind_address.unwrap_or(Ipv4Addr::UNSPECIFIED.into());
         let sync_period = sync_period.unwrap_or(SYNC_PERIOD);
@@ -216,8 +150,9 @@ impl RunConfig {
         if min_sync_period > sync_period {
             return Err(ConfigError::Periods { min: min_sync_period, max: sync_period });
         }
-        if !devices.is_empty() && devices.iter().all(|pattern| pattern.starts_with('!')) {
-            return Err(ConfigError::OnlyExcludes(devices.join(",")));
+        let devices = Selection(devices);
+        if devices.only_excludes() {
+            return Err(ConfigError::OnlyExcludes(devices));
         }
         let (any, loopback): (IpAddr, IpAddr) = match IpFamily::of(bind_address) {
             IpFamily::V4 => (Ipv4Addr::UNSPECIFIED.into(), Ipv4Addr::LOCALHOST.into()),
@@ -240,10 +175,10 @@ impl RunConfig {
             let local = ports::local().unwrap_or(LOCAL_PORTS);
             SnatPorts(snat_ports(local, network.service_node_port_range.0))
         });
-        let flow_timeouts = timeouts.in_force(&kube_proxy.conntrack);
+        let flow_timeouts = timeouts.over(FlowTimeouts::of_conntrack(&kube_proxy.conntrack));
         let node = NodeSettings {
-            socket_lb: paths.socket_lb.into(),
-            socket_drop: paths.socket_drop.into(),
+            socket_lb: paths.socket_lb,
+            socket_drop: paths.socket_drop,
             timeouts: flow_timeouts,
             ..node_settings(&network, bind_address)?
         };
@@ -265,7 +200,7 @@ impl RunConfig {
             flow_timeouts,
             min_sync_period,
             sync_period,
-            audit,
+            api_audit_period,
             log_format: log_format.unwrap_or_default(),
             log_level: log_level.unwrap_or_default(),
             kube_proxy,

@@ -7,7 +7,7 @@ use serde_json::{Map, Value as Json, json};
 use super::fields::{SETTINGS, Setting};
 use super::file::{API_VERSION, KIND};
 use super::kind::{Kind, Value};
-use crate::cli::RunConfig;
+use crate::config::run::RunConfig;
 
 /// A `KubeProxyConfiguration` that says what `config` says; what was not given has kube-proxy's default.
 pub fn of(config: &RunConfig) -> Json {

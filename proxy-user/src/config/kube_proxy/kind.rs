@@ -8,8 +8,8 @@ use ipnet::IpNet;
 use serde_json::json;
 
 use super::tree::Node;
-use crate::cli::args::network::DetectLocalMode;
-use crate::cli::value::{self, Listen};
+use crate::config::network::DetectLocalMode;
+use crate::config::value::{self, Listen};
 
 /// The kind of a setting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,9 +2,9 @@
 
 use clap::{Arg, ArgAction, ArgMatches, Command, FromArgMatches};
 
-use super::fields::{Effect, SETTINGS, Setting};
-use super::kind::Value;
-use super::values::{Given, Values};
+use crate::config::kube_proxy::fields::{Effect, SETTINGS, Setting};
+use crate::config::kube_proxy::kind::Value;
+use crate::config::kube_proxy::{Given, Values};
 
 /// Flags of kube-proxy that `RunArgs` has as its own, typed; `version` is clap's.
 pub const OWN: [&str; 19] = [

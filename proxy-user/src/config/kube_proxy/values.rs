@@ -20,7 +20,8 @@ pub struct Given {
 pub struct Values(BTreeMap<&'static str, Given>);
 
 impl Values {
-    pub(super) fn insert(&mut self, setting: &Setting, given: Given) {
+    /// Notes what was given for a setting.
+    pub fn insert(&mut self, setting: &Setting, given: Given) {
         self.0.insert(setting.key(), given);
     }
 

@@ -10,6 +10,7 @@ use std::time::Duration;
 use ipnet::IpNet;
 use serde::{Serialize, Serializer};
 
+use crate::host::selection::{DevicePattern, Pattern};
 use crate::model::settings::FlowTimeouts;
 
 mod algorithm;
@@ -108,14 +109,8 @@ pub fn duration(text: &str) -> Result<Duration, ValueError> {
 /// Parses a timeout of a flow: its seconds.
 pub fn flow_timeout(text: &str) -> Result<u32, ValueError> {
     let timeout = duration(text)?;
-    let seconds = nearest_flow_timeout(timeout);
+    let seconds = FlowTimeouts::nearest(timeout);
     if Duration::from_secs(seconds.into()) == timeout { Ok(seconds) } else { Err(ValueError::FlowTimeout) }
-}
-
-/// The seconds of the timeout of a flow that comes nearest; not shorter, if one can be so long.
-pub fn nearest_flow_timeout(timeout: Duration) -> u32 {
-    let up = timeout.as_secs().saturating_add(u64::from(timeout.subsec_nanos() > 0));
-    u32::try_from(up).unwrap_or(u32::MAX).clamp(1, FlowTimeouts::LONGEST)
 }
 
 /// Where a server listens, as a flag says it.
@@ -157,6 +152,17 @@ impl FromStr for Listen {
             .or_else(|_| text.parse().map(Self::Address))
             .map_err(|_| ValueError::Listen)
     }
+}
+
+/// How log lines are written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// For machines: one object on a line.
+    Json,
 }
 
 /// How much is logged.
@@ -217,23 +223,18 @@ impl Serialize for LogLevel {
 }
 
 /// Parses one pattern of `--devices`.
-pub fn device_pattern(text: &str) -> Result<String, ValueError> {
-    let name = text.strip_prefix('!').unwrap_or(text);
-    // IFNAMSIZ is 16 with the final zero; the kernel refuses slashes, colons and white space.
-    let legal = !name.is_empty()
-        && name.len() <= 15
-        && name.chars().all(|c| c.is_ascii_graphic() && !matches!(c, '/' | ':' | '!' | ','));
-    if legal { Ok(text.to_owned()) } else { Err(ValueError::Devices) }
+pub fn device_pattern(text: &str) -> Result<DevicePattern, ValueError> {
+    text.parse().map_err(|_| ValueError::Devices)
 }
 
 /// Parses one pattern of `--uplinks`.
-pub fn uplink_pattern(text: &str) -> Result<String, ValueError> {
-    device_pattern(text).ok().filter(|pattern| !pattern.starts_with('!')).ok_or(ValueError::Uplinks)
+pub fn uplink_pattern(text: &str) -> Result<Pattern, ValueError> {
+    text.parse().map_err(|_| ValueError::Uplinks)
 }
 
 /// Parses one pattern of `--local-devices`.
-pub fn local_device_pattern(text: &str) -> Result<String, ValueError> {
-    device_pattern(text).ok().filter(|pattern| !pattern.starts_with('!')).ok_or(ValueError::LocalDevices)
+pub fn local_device_pattern(text: &str) -> Result<Pattern, ValueError> {
+    text.parse().map_err(|_| ValueError::LocalDevices)
 }
 
 /// Parses a range of addresses; bits after the prefix do not matter.
@@ -309,6 +310,11 @@ impl FromStr for ProxyMode {
             _ => Err(ValueError::ProxyMode),
         }
     }
+}
+
+/// Serializes a duration as seconds.
+pub(super) fn seconds<S: Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_f64(duration.as_secs_f64())
 }
 
 #[cfg(test)]

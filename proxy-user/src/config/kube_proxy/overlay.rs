@@ -12,9 +12,9 @@ use serde::Serialize;
 
 use super::file::{self, FileError};
 use super::values::Values;
-use crate::cli::args::network::DetectLocalMode;
-use crate::cli::args::{LogFormat, RunArgs};
-use crate::cli::value::{AlgorithmName, Listen, LogLevel, NodePortAddress, ProxyMode};
+use crate::config::network::DetectLocalMode;
+use crate::config::options::{Options, SYNC_PERIOD};
+use crate::config::value::{AlgorithmName, Listen, LogFormat, LogLevel, NodePortAddress, ProxyMode};
 use crate::model::settings::Conntrack;
 use crate::model::spread;
 
@@ -50,24 +50,24 @@ pub struct Overlay {
     pub text: String,
 }
 
-/// Reads the file that `args` name, and puts what it and the flags of kube-proxy say into `args`.
-pub fn apply(args: &mut RunArgs) -> Result<Overlay, FileError> {
-    let mut overlay = Overlay { config_file: args.config.clone(), ..Overlay::default() };
-    let flags = std::mem::take(&mut args.kube_proxy.values);
+/// Reads the file that `options` name, and puts what it and the flags of kube-proxy say into `options`.
+pub fn apply(options: &mut Options) -> Result<Overlay, FileError> {
+    let mut overlay = Overlay { config_file: options.config.clone(), ..Overlay::default() };
+    let flags = std::mem::take(&mut options.kube_proxy);
     if let Some(path) = &overlay.config_file {
         (overlay.text, overlay.values) = file::read(path)?;
-        take_log_flags(args, &flags);
-        let ignored = ignored_flags(args, &flags);
+        take_log_flags(options, &flags);
+        let ignored = ignored_flags(options, &flags);
         let path = path.display();
         overlay
             .notes
             .extend(ignored.iter().map(|flag| format!("{flag} is ignored: --config {path} stands for it")));
-        take_log_flags(args, &overlay.values);
-        shared(args, &overlay.values);
+        take_log_flags(options, &overlay.values);
+        shared(options, &overlay.values);
     } else {
         overlay.values = flags;
-        take_log_flags(args, &overlay.values);
-        old_ports(args, &overlay.values);
+        take_log_flags(options, &overlay.values);
+        old_ports(options, &overlay.values);
     }
     let values = overlay.values.clone();
     overlay.notes.extend(values.idle());
@@ -81,34 +81,34 @@ pub fn apply(args: &mut RunArgs) -> Result<Overlay, FileError> {
     overlay.bind_address_hard_fail = values.switch("bindAddressHardFail").unwrap_or_default();
     overlay.oom_score_adj = values.number("oomScoreAdj").map(|number| number as i32);
     overlay.conntrack = conntrack(&values);
-    let scheduler = scheduler(args, &values, &mut overlay.notes);
-    args.paths.algorithm = args.paths.algorithm.or(scheduler.map(AlgorithmName));
-    localhost(args, &values);
-    periods(args, &values, &mut overlay.notes)?;
-    detect_local(args, &values, &mut overlay.notes)?;
+    let scheduler = scheduler(options, &values, &mut overlay.notes);
+    options.paths.algorithm = options.paths.algorithm.or(scheduler.map(AlgorithmName));
+    localhost(options, &values);
+    periods(options, &values, &mut overlay.notes)?;
+    detect_local(options, &values, &mut overlay.notes)?;
     Ok(overlay)
 }
 
 /// Flags for the log are in force beside a file, and come before it; among them ours come first.
-fn take_log_flags(args: &mut RunArgs, values: &Values) {
-    args.log_format = args.log_format.or(match values.text("logging.format") {
+fn take_log_flags(options: &mut Options, values: &Values) {
+    options.log_format = options.log_format.or(match values.text("logging.format") {
         Some("json") => Some(LogFormat::Json),
         Some(_) => Some(LogFormat::Text),
         None => None,
     });
     let level = values.number("logging.verbosity").map(|number| number.min(10).to_string());
-    args.log_level = args.log_level.or_else(|| level?.parse::<LogLevel>().ok());
+    options.log_level = options.log_level.or_else(|| level?.parse::<LogLevel>().ok());
 }
 
-/// Takes the flags out of `args` that a file stands for; returns those that were given.
-fn ignored_flags(args: &mut RunArgs, flags: &Values) -> Vec<String> {
-    let network = &mut args.network;
+/// Takes the flags out of `options` that a file stands for; returns those that were given.
+fn ignored_flags(options: &mut Options, flags: &Values) -> Vec<String> {
+    let network = &mut options.network;
     let own = [
-        (args.kubeconfig.take().is_some(), "--kubeconfig"),
-        (args.bind_address.take().is_some(), "--bind-address"),
-        (args.healthz_bind_address.take().is_some(), "--healthz-bind-address"),
-        (args.metrics_bind_address.take().is_some(), "--metrics-bind-address"),
-        (args.proxy_mode.take().is_some(), "--proxy-mode"),
+        (options.kubeconfig.take().is_some(), "--kubeconfig"),
+        (options.bind_address.take().is_some(), "--bind-address"),
+        (options.healthz_bind_address.take().is_some(), "--healthz-bind-address"),
+        (options.metrics_bind_address.take().is_some(), "--metrics-bind-address"),
+        (options.proxy_mode.take().is_some(), "--proxy-mode"),
         (network.masquerade_all.take().is_some(), "--masquerade-all"),
         (network.detect_local_mode.take().is_some(), "--detect-local-mode"),
         (network.pod_bridge_interface.take().is_some(), "--pod-bridge-interface"),
@@ -122,18 +122,18 @@ fn ignored_flags(args: &mut RunArgs, flags: &Values) -> Vec<String> {
 }
 
 /// Fields of the file that the agent has flags for. Their values were checked when the file was read.
-fn shared(args: &mut RunArgs, values: &Values) {
+fn shared(options: &mut Options, values: &Values) {
     let text = |key| values.text(key);
-    let network = &mut args.network;
-    args.kubeconfig = text("clientConnection.kubeconfig").map(PathBuf::from);
-    args.hostname_override =
-        args.hostname_override.take().or_else(|| text("hostnameOverride").map(str::to_owned));
-    args.bind_address = text("bindAddress").and_then(|text| text.parse::<IpAddr>().ok());
-    args.healthz_bind_address = text("healthzBindAddress").and_then(|text| text.parse::<Listen>().ok());
-    args.metrics_bind_address = text("metricsBindAddress").and_then(|text| text.parse::<Listen>().ok());
-    args.proxy_mode = text("mode").and_then(|text| text.parse::<ProxyMode>().ok());
+    let network = &mut options.network;
+    options.kubeconfig = text("clientConnection.kubeconfig").map(PathBuf::from);
+    options.hostname_override =
+        options.hostname_override.take().or_else(|| text("hostnameOverride").map(str::to_owned));
+    options.bind_address = text("bindAddress").and_then(|text| text.parse::<IpAddr>().ok());
+    options.healthz_bind_address = text("healthzBindAddress").and_then(|text| text.parse::<Listen>().ok());
+    options.metrics_bind_address = text("metricsBindAddress").and_then(|text| text.parse::<Listen>().ok());
+    options.proxy_mode = text("mode").and_then(|text| text.parse::<ProxyMode>().ok());
     let section =
-        if args.proxy_mode == Some(ProxyMode::Legacy("nftables")) { "nftables" } else { "iptables" };
+        if options.proxy_mode == Some(ProxyMode::Legacy("nftables")) { "nftables" } else { "iptables" };
     network.masquerade_all = values.switch(&format!("{section}.masqueradeAll"));
     network.detect_local_mode = text("detectLocalMode").and_then(DetectLocalMode::from_name);
     network.pod_bridge_interface = text("detectLocal.bridgeInterface").map(str::to_owned);
@@ -153,7 +153,7 @@ fn shared(args: &mut RunArgs, values: &Values) {
 }
 
 /// `--healthz-port` and `--metrics-port`: 0 switches off, and a port is for an address that names none.
-fn old_ports(args: &mut RunArgs, values: &Values) {
+fn old_ports(options: &mut Options, values: &Values) {
     let take = |address: &mut Option<Listen>, flag| match (values.number(flag), *address) {
         (Some(0), _) => *address = Some(Listen::Off),
         (Some(port), Some(listen @ Listen::Address(_))) => {
@@ -161,8 +161,8 @@ fn old_ports(args: &mut RunArgs, values: &Values) {
         }
         _ => {}
     };
-    take(&mut args.healthz_bind_address, "healthz-port");
-    take(&mut args.metrics_bind_address, "metrics-port");
+    take(&mut options.healthz_bind_address, "healthz-port");
+    take(&mut options.metrics_bind_address, "metrics-port");
 }
 
 fn conntrack(values: &Values) -> Conntrack {
@@ -182,8 +182,8 @@ fn conntrack(values: &Values) -> Conntrack {
 
 /// How IPVS would choose endpoints (`pkg/proxy/ipvs/proxier.go`: `rr` where nothing is said). Its `mh` goes by the client's
 /// address alone, unless it is told to use the port, and kube-proxy does not tell it: that is `sh` here.
-fn scheduler(args: &RunArgs, values: &Values, notes: &mut Vec<String>) -> Option<Algorithm> {
-    let is_ipvs = args.proxy_mode == Some(ProxyMode::Legacy("ipvs"));
+fn scheduler(options: &Options, values: &Values, notes: &mut Vec<String>) -> Option<Algorithm> {
+    let is_ipvs = options.proxy_mode == Some(ProxyMode::Legacy("ipvs"));
     let Some(name) = values.text("ipvs.scheduler").filter(|name| !name.is_empty()) else {
         return is_ipvs.then_some(Algorithm::RoundRobin);
     };
@@ -213,12 +213,12 @@ fn scheduler(args: &RunArgs, values: &Values, notes: &mut Vec<String>) -> Option
 }
 
 /// kube-proxy's iptables mode answers at localhost too, if it is told to and loopback is among the addresses.
-fn localhost(args: &mut RunArgs, values: &Values) {
-    let is_iptables = matches!(args.proxy_mode, None | Some(ProxyMode::Legacy("iptables")));
+fn localhost(options: &mut Options, values: &Values) {
+    let is_iptables = matches!(options.proxy_mode, None | Some(ProxyMode::Legacy("iptables")));
     if !is_iptables || values.switch("iptables.localhostNodePorts") != Some(true) {
         return;
     }
-    let addresses = &mut args.network.nodeport_addresses;
+    let addresses = &mut options.network.nodeport_addresses;
     let loopback = IpAddr::from([127, 0, 0, 1]);
     let has_loopback =
         |one: &NodePortAddress| matches!(one, NodePortAddress::Range(range) if range.contains(&loopback));
@@ -230,26 +230,26 @@ fn localhost(args: &mut RunArgs, values: &Values) {
 }
 
 /// The periods of the mode that was asked for. Our own flags come first.
-fn periods(args: &mut RunArgs, values: &Values, notes: &mut Vec<String>) -> Result<(), FileError> {
-    let section = match args.proxy_mode {
+fn periods(options: &mut Options, values: &Values, notes: &mut Vec<String>) -> Result<(), FileError> {
+    let section = match options.proxy_mode {
         Some(ProxyMode::Legacy("ipvs")) => "ipvs",
         // There are no flags for nftables mode: it goes by those for iptables.
-        Some(ProxyMode::Legacy("nftables")) if args.config.is_some() => "nftables",
+        Some(ProxyMode::Legacy("nftables")) if options.config.is_some() => "nftables",
         _ => "iptables",
     };
     let (max, min) = (format!("{section}.syncPeriod"), format!("{section}.minSyncPeriod"));
-    if args.sync_period.is_none() {
-        args.sync_period = values.duration(&max).map(|period| {
+    if options.sync_period.is_none() {
+        options.sync_period = values.duration(&max).map(|period| {
             if period < SHORTEST_PERIOD {
                 notes.push(format!("{}: {period:?} is taken as {SHORTEST_PERIOD:?}", values.place(&max)));
             }
             period.max(SHORTEST_PERIOD)
         });
     }
-    if args.min_sync_period.is_none() {
-        args.min_sync_period = values.duration(&min);
-        let longest = args.sync_period.unwrap_or(super::super::config::SYNC_PERIOD);
-        if let Some(period) = args.min_sync_period.filter(|period| *period > longest) {
+    if options.min_sync_period.is_none() {
+        options.min_sync_period = values.duration(&min);
+        let longest = options.sync_period.unwrap_or(SYNC_PERIOD);
+        if let Some(period) = options.min_sync_period.filter(|period| *period > longest) {
             let place = values.place(&min);
             return Err(FileError(vec![format!(
                 "{place}: {period:?} is longer than {max} {longest:?}; shorten the first or lengthen the second"
@@ -260,8 +260,8 @@ fn periods(args: &mut RunArgs, values: &Values, notes: &mut Vec<String>) -> Resu
 }
 
 /// A mode that lacks its name is wrong; one that lacks its range goes by devices, where kube-proxy takes no client for local.
-fn detect_local(args: &mut RunArgs, values: &Values, notes: &mut Vec<String>) -> Result<(), FileError> {
-    let network = &mut args.network;
+fn detect_local(options: &mut Options, values: &Values, notes: &mut Vec<String>) -> Result<(), FileError> {
+    let network = &mut options.network;
     let place = values.place("detectLocalMode");
     let needs =
         |mode, field: &str| Err(FileError(vec![format!("{place}: {mode} needs {field}; give it a name")]));
@@ -274,12 +274,12 @@ fn detect_local(args: &mut RunArgs, values: &Values, notes: &mut Vec<String>) ->
             Ok(())
         }
         Some(DetectLocalMode::BridgeInterface)
-            if args.config.is_some() && network.pod_bridge_interface.is_none() =>
+            if options.config.is_some() && network.pod_bridge_interface.is_none() =>
         {
             needs("BridgeInterface", "detectLocal.bridgeInterface")
         }
         Some(DetectLocalMode::InterfaceNamePrefix)
-            if args.config.is_some() && network.pod_interface_name_prefix.is_none() =>
+            if options.config.is_some() && network.pod_interface_name_prefix.is_none() =>
         {
             needs("InterfaceNamePrefix", "detectLocal.interfaceNamePrefix")
         }
