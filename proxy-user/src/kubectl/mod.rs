@@ -11,6 +11,7 @@ mod status;
 mod wait;
 
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 use std::io::Write;
 
 use serde::de::DeserializeOwned;
@@ -126,7 +127,8 @@ async fn explain(cluster: &Cluster, client: &str, dialled: &str) -> Result<Shown
     let answers = cluster.ask_all(&agents, &["explain", &client.is, &dialled]).await;
     let (mut text, mut well) = (String::new(), true);
     for (node, answer) in answers {
-        text.push_str(&format!("{} on node {node}, dialling {dialled}\n", client.told));
+        // A String takes all that is written to it.
+        let _ = writeln!(text, "{} on node {node}, dialling {dialled}", client.told);
         let (told, is_well) = match answer {
             Ok(Answer { stdout, is_well: true, .. }) => (stdout, true),
             Ok(Answer { stderr, .. }) => (stderr, false),

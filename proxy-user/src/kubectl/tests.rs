@@ -76,7 +76,8 @@ impl Api {
             tokio_tungstenite::accept_hdr_async(stream, accept).await.map_err(io::Error::other)?;
         let node = asked.split("/pods/ballast-").nth(1).and_then(|rest| rest.get(..1)).unwrap_or_default();
         assert!(asked.contains("container=ballast"), "{asked}");
-        let decode = |text: &str| text.replace("%2F", "/").replace("%3D", "=").replace('+', " ");
+        let decode =
+            |text: &str| text.replace("%2F", "/").replace("%3A", ":").replace("%3D", "=").replace('+', " ");
         let words = asked.split(['?', '&']).filter_map(|pair| pair.strip_prefix("command=")).map(decode);
         let words: Vec<_> = words.collect();
         assert_eq!(words[0], "ballast");
@@ -144,8 +145,8 @@ fn the_status_of_all_nodes_and_of_one() {
     let told: Value = serde_json::from_str(&text).unwrap();
     assert_eq!(told["nodes"].as_object().unwrap().keys().collect::<Vec<_>>(), ["a"]);
     assert_eq!(told["nodes"]["a"]["problems"], json!(["the map flows is nearly full"]));
-    let (text, well) = asked(status, &[], &["status", "--node", "aa"]);
-    assert_eq!((&*text, well), ("no agent runs on a node aa; did you mean a?\n", false));
+    let (text, well) = asked(status, &[], &["status", "--node", "a,x"]);
+    assert_eq!((&*text, well), ("no agent runs on a node x\n", false));
 }
 
 fn list(node: &str, arguments: &[String]) -> (String, String, bool) {
@@ -334,6 +335,18 @@ fn parse<T: DeserializeOwned>(value: Value) -> T {
 fn a_port_is_found(#[case] port: Option<&str>, #[case] expected: Result<&str, &str>) {
     let service: Service = parse(web());
     assert_eq!(names::address(&service, port).as_deref().map_err(|error| &**error), expected);
+}
+
+#[test]
+fn a_mistyped_node_gets_the_nearest() {
+    let agent = |node: &str| Agent { node: node.into(), namespace: "kube-system".into(), pod: "p".into() };
+    let agents = vec![agent("worker-2"), agent("worker-1"), agent("control")];
+    let error = cluster::select(agents.clone(), &["worker-11".to_owned()]).unwrap_err().to_string();
+    assert_eq!(error, "no agent runs on a node worker-11; did you mean worker-1 or worker-2?");
+    let one = cluster::select(agents, &["control".to_owned()]).unwrap();
+    assert_eq!(one, [agent("control")]);
+    let none = cluster::select(Vec::new(), &[]).unwrap_err().to_string();
+    assert!(none.contains("is Ballast installed"), "{none}");
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! `kubectl ballast wait service/NAME --programmed`: until each node serves what the API server has now.
 
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::discovery::v1::EndpointSlice;
@@ -71,7 +72,8 @@ pub(super) async fn run(cluster: &Cluster, object: &str, timeout: Duration) -> R
                 agents.len()
             );
             for (node, why) in lagging {
-                text.push_str(&format!("{node}: {why}\n"));
+                // A String takes all that is written to it.
+                let _ = writeln!(text, "{node}: {why}");
             }
             return Ok(Shown { text, well: false });
         }

@@ -21,7 +21,6 @@ pub struct Point {
 }
 
 impl From<Traffic> for Point {
-    #[expect(clippy::cast_possible_truncation, reason = "a curve needs no more than seven digits")]
     fn from(rates: Traffic) -> Self {
         Self {
             connections: rates.connections as f32,

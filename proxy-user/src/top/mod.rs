@@ -9,7 +9,7 @@ mod state;
 mod text;
 
 use std::io::{self, IsTerminal as _};
-use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::mpsc::{self, TryRecvError};
 use std::time::{Duration, Instant};
 
 use ratatui::Terminal;
@@ -111,10 +111,10 @@ fn interact(
         if is_new {
             terminal.draw(|frame| draw::draw(frame, top, colour))?;
         }
-        is_new = match looks.recv_timeout(Duration::ZERO) {
+        is_new = match looks.try_recv() {
             Ok(look) => top.take(look),
-            Err(RecvTimeoutError::Timeout) => false,
-            Err(RecvTimeoutError::Disconnected) => return Err(TopError::Ended),
+            Err(TryRecvError::Empty) => false,
+            Err(TryRecvError::Disconnected) => return Err(TopError::Ended),
         };
         let until = Instant::now() + KEYS;
         while event::poll(until.saturating_duration_since(Instant::now()))? {

@@ -1,5 +1,6 @@
 //! Reads the maps in a thread of its own.
 
+use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -7,6 +8,9 @@ use std::sync::mpsc::SyncSender;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use proxy_common::event::Event;
+
+use super::state::EXAMPLES;
 use crate::cli::args::Output;
 use crate::cli::args::top::{Screen, TopArgs};
 use crate::cli::monitor::{Line, World};
@@ -53,7 +57,8 @@ pub(super) struct Sampler {
     interval: Duration,
     listen: Listen,
     listener: Option<(Listener, Instant)>,
-    examples: Vec<(&'static str, String)>,
+    /// The last events of each reason since the look before: in a flood, no more of them are put into words.
+    events: BTreeMap<u32, VecDeque<Event>>,
     names: crate::maps::view::Snapshot,
 }
 
@@ -65,7 +70,7 @@ impl Sampler {
             interval: args.interval.max(POLL),
             listen: args.agent.metrics_bind_address,
             listener: None,
-            examples: Vec::new(),
+            events: BTreeMap::new(),
             names: crate::maps::view::Snapshot::default(),
         }
     }
@@ -117,7 +122,14 @@ impl Sampler {
             self.names.names.clone_from(&counters.snapshot.names);
         }
         let flows = if screen == Screen::Flows { self.view.flows().unwrap_or_default() } else { Vec::new() };
-        Look { counters, agent: probe(self.listen), flows, examples: std::mem::take(&mut self.examples) }
+        Look { counters, agent: probe(self.listen), flows, examples: self.examples() }
+    }
+
+    fn examples(&mut self) -> Vec<(&'static str, String)> {
+        let world = World::now();
+        let events = std::mem::take(&mut self.events).into_values().flatten();
+        let lines = events.map(|event| Line::new(&event, &self.names, &world));
+        lines.filter_map(|line| Some((line.reason()?, line.render(Output::Text).ok()?))).collect()
     }
 
     /// Listens while drops are shown, as one of several readers: nobody else misses an event by it.
@@ -136,11 +148,11 @@ impl Sampler {
             None => self.view.listen(0).ok().map(|listener| (listener, now)),
         };
         let Some((mut listener, renewed)) = held else { return };
-        let world = World::now();
         while let Some(event) = listener.next_event() {
-            let line = Line::new(&event, &self.names, &world);
-            if let (Some(reason), Ok(text)) = (line.reason(), line.render(Output::Text)) {
-                self.examples.push((reason, text));
+            let last = self.events.entry(event.reason).or_default();
+            last.push_back(event);
+            if last.len() > EXAMPLES {
+                last.pop_front();
             }
         }
         self.listener = Some((listener, renewed));

@@ -16,11 +16,12 @@ use crate::rates::{Counters, History, Rates, ReasonRate, ServiceRates};
 const CURVE: usize = 120;
 const CURVES: usize = 4096;
 /// Examples that are kept of each reason.
-const EXAMPLES: usize = 8;
+pub(super) const EXAMPLES: usize = 8;
 /// Rows that a page key goes.
 const PAGE: usize = 10;
 
 /// All of it.
+#[expect(clippy::struct_excessive_bools, reason = "facts of what is shown, each apart")]
 #[derive(Debug)]
 pub(super) struct Top {
     pub screen: Screen,

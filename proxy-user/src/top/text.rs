@@ -26,7 +26,7 @@ pub(super) fn bars(values: impl DoubleEndedIterator<Item = f32>, width: usize) -
     let mut last: Vec<f32> = values.rev().take(width).collect();
     last.reverse();
     let most = last.iter().copied().fold(0.0, f32::max);
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "from 0 to 8")]
+    #[expect(clippy::cast_sign_loss, reason = "from 0 to 8")]
     let bar = |value: f32| {
         let height = (value / most * 8.0).ceil() as usize;
         height.checked_sub(1).and_then(|height| BARS.get(height.min(7))).copied().unwrap_or(' ')
