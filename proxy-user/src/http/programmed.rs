@@ -4,7 +4,8 @@ use axum::extract::{Path, State as Extract};
 use axum::response::Response;
 use serde::Serialize;
 
-use super::{State, health, json};
+use super::answer::{State, json};
+use super::health;
 use crate::model::nearest::{did_you_mean, nearest};
 use crate::model::{Problem, ServiceName, SliceName, Version};
 use crate::sync::InForce;

@@ -16,8 +16,8 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 
-use proxy_common::abi::ABI_VERSION;
 use proxy_common::map_names;
+use proxy_common::version::ABI_VERSION;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 
 use super::error::Error;

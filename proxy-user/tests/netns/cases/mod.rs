@@ -8,6 +8,7 @@ mod bad;
 mod capabilities;
 mod change;
 mod check;
+mod commands;
 mod compare;
 mod detect;
 mod documents;
@@ -101,6 +102,7 @@ pub fn all() -> Vec<Case> {
         algorithm::CASES,
         change::CASES,
         check::CASES,
+        commands::CASES,
         detect::CASES,
         documents::CASES,
         eject::CASES,

@@ -21,7 +21,7 @@ use super::plan::Node;
 use crate::{say, signal};
 use knock::Tally;
 pub use knock::{Target, knock};
-use world::World;
+use world::{SOON, World};
 
 /// How long the API server is away: longer than a liveness probe needs to kill a container.
 const AWAY: Duration = Duration::from_secs(90);
@@ -29,11 +29,6 @@ const AWAY: Duration = Duration::from_secs(90);
 const AROUND: Duration = Duration::from_secs(1);
 /// How long an agent is gone.
 const GONE: Duration = Duration::from_secs(2);
-/// How long pods may take to end.
-const ENDING: Duration = Duration::from_secs(90);
-/// How long a change may take to arrive everywhere, on a busy machine.
-const SOON: Duration = Duration::from_secs(30);
-
 /// Brings a fault about, and checks what it is to lead to beside zero failed connections.
 type Fault = fn(&World<'_>) -> Result<()>;
 

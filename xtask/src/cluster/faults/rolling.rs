@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
 
 use super::knock::Target;
-use super::world::{self, World};
+use super::world::{self, SOON, World};
 use crate::cluster::plan::Node;
 use crate::cluster::{Place, apply, kubectl};
 use crate::{say, signal};
@@ -114,7 +114,7 @@ fn labelled(mut object: Value) -> Value {
 pub(super) fn await_equal(world: &World<'_>) -> Result<()> {
     for node in world.nodes() {
         let mut difference = String::new();
-        let equal = signal::wait_for("the maps to be what the EndpointSlices say", super::SOON, || {
+        let equal = signal::wait_for("the maps to be what the EndpointSlices say", SOON, || {
             let slices = kubectl(world.place, &["get", "endpointslices", "-A", "-o", "json"]).read()?;
             let list =
                 world.place.node(node).command(&["ballast", "service", "list", "-o", "json"]).read()?;

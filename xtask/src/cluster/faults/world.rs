@@ -1,5 +1,7 @@
 //! What the faults happen to: pods that answer, a Service in front of them, and clients on every path.
 
+use std::time::Duration;
+
 use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 
@@ -12,6 +14,11 @@ use crate::exec::Cmd;
 use crate::signal;
 
 const NAME: &str = "echo";
+/// How long pods may take to end.
+const ENDING: Duration = Duration::from_secs(90);
+/// How long a change may take to arrive everywhere, on a busy machine.
+pub const SOON: Duration = Duration::from_secs(30);
+
 /// The pod whose network clients use; it stays while the others come and go.
 const CLIENT: &str = "client";
 /// The Service's cluster address and port.
@@ -38,7 +45,7 @@ impl<'a> World<'a> {
         kubectl(place, &["wait", "--for=condition=Ready", "pod", CLIENT, "--timeout=60s"]).read()?;
         for address in [ADDRESS.to_owned(), outside(Node(1)), outside(last)] {
             let url = format!("http://{address}/hostname");
-            signal::wait_for(&format!("{url} to answer"), super::SOON, || {
+            signal::wait_for(&format!("{url} to answer"), SOON, || {
                 Ok(place.node(Node(1)).command(&["curl", "-sf", "-m", "1", &url]).try_read())
             })?;
         }
@@ -115,7 +122,7 @@ impl<'a> World<'a> {
         kubectl(self.place, &["scale", &name, &format!("--replicas={pods}")]).read()?;
         kubectl(self.place, &["rollout", "status", &name, "--timeout=120s"]).read()?;
         let get = ["get", "pods", "-l", &format!("app={NAME}"), "-o", "name"];
-        signal::wait_for("the pods that are too many to end", super::ENDING, || {
+        signal::wait_for("the pods that are too many to end", ENDING, || {
             Ok((kubectl(self.place, &get).read()?.lines().count() <= usize::from(pods)).then_some(()))
         })
     }
