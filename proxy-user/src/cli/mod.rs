@@ -10,11 +10,12 @@ pub mod confirm;
 pub mod explain;
 pub mod handover;
 pub mod monitor;
-pub mod nearest;
 pub mod origins;
+pub mod programmed;
 pub mod question;
 pub mod show;
 pub mod sysdump;
 pub mod takeover;
 
+pub use crate::model::nearest;
 pub use args::{Args, Command};

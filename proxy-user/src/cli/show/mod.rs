@@ -47,10 +47,10 @@ pub use list::List;
 pub(super) use map::is_nearly_full;
 pub use map::list as map_list;
 pub use probe::{AgentState, probe};
-pub(super) use probe::{api_servers, ask, problems, xdp};
+pub(super) use probe::{api_servers, ask, problems, reachable, xdp};
 pub use service::{list as service_list, show as service_show};
 pub use status::{Facts, Status};
-pub(super) use table::Table;
+pub use table::{Table, age};
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
