@@ -9,10 +9,12 @@
 mod api_servers;
 mod audit;
 pub mod datapath;
+mod latency;
 mod plain;
 mod process;
 pub mod recent;
 mod repairs;
+mod sample;
 mod sync;
 mod xdp;
 

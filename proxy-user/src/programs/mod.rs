@@ -9,6 +9,7 @@ pub mod hooks;
 pub mod pins;
 
 mod calls;
+mod capacities;
 mod clock;
 mod clsact;
 mod device;
@@ -32,6 +33,7 @@ mod settings;
 mod status;
 mod xdp;
 
+pub use capacities::Capacities;
 pub use cleanup::{Cleanup, Witness, cleanup, cleanup_before, dry_run};
 pub use embedded::{EMBEDDED, release_object};
 pub use error::Error;
@@ -42,7 +44,7 @@ pub use links::Outcome;
 pub use loaded::{ProgramStatus, Programs};
 pub use migrate::{Downgrade, downgrade};
 pub use notice::Notice;
-pub use object::{Capacities, load_packet_path};
+pub use object::load_packet_path;
 pub use pins::{ensure_bpffs as mount_bpffs, is_bpffs, require_owner_of};
 pub use privileges::missing as missing_capabilities;
 pub use probe::{MAPS, PROGRAMS, loaded_names, missing_maps, missing_programs};

@@ -7,6 +7,7 @@ mod backend;
 mod facts;
 mod filter;
 mod flow;
+mod latency;
 mod map;
 mod probe;
 mod service;

@@ -163,6 +163,8 @@ struct PortJson {
     frontends: Vec<FrontendJson>,
     backends: Vec<super::backend::BackendJson>,
     refusals: Vec<RefusalJson>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    latency: Vec<super::latency::LatencyJson>,
 }
 
 #[derive(Serialize)]
@@ -225,6 +227,7 @@ fn port_json(id: u32, snapshot: &Snapshot) -> Option<PortJson> {
                 count: *count,
             })
             .collect(),
+        latency: super::latency::elements(id, snapshot),
     })
 }
 
@@ -278,6 +281,7 @@ fn port_text(id: u32, snapshot: &Snapshot, output: Output) -> String {
     text.push_str(&table.render("No address leads to it."));
     text.push('\n');
     text.push_str(&super::backend::table(super::backend::of(id, snapshot), snapshot, false));
+    text.push_str(&super::latency::table(id, snapshot));
     text
 }
 
