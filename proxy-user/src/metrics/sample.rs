@@ -1,4 +1,4 @@
-//! Samples that a collector writes.
+//! Samples, as Prometheus reads them.
 
 use std::fmt;
 
