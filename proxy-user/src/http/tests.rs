@@ -3,7 +3,7 @@ use std::time::Duration;
 use super::*;
 use crate::metrics::Metrics;
 use crate::model::Problem;
-use crate::sync::Status;
+use crate::sync::{Programmed, Status};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
