@@ -26,6 +26,7 @@ pub mod family;
 pub mod flow;
 pub mod fragment;
 pub mod health;
+pub mod latency;
 pub mod maglev;
 pub mod map_names;
 pub mod name;

@@ -15,6 +15,7 @@ macro_rules! sizes {
         #[expect(missing_docs, reason = "the capacities of these names tell")]
         pub struct Sizes {
             $(pub $capacity: Option<u32>,)+
+            pub connect_latency: bool,
         }
 
         impl Sizes {
@@ -26,6 +27,7 @@ macro_rules! sizes {
                         map_names::$default * if $grows { by_memory } else { 1 }
                     }),)+
                     by_memory,
+                    connect_latency: self.connect_latency,
                     ..Capacities::default()
                 }
             }

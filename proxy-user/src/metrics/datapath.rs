@@ -68,7 +68,11 @@ impl Reading {
         self.encode_maps(e)?;
         self.encode_programs(e)?;
         self.encode_services(e)?;
-        self.encode_refusals(e)
+        self.encode_refusals(e)?;
+        let Snapshot { names, latency, .. } = &self.overview.snapshot;
+        let measured = latency.iter().filter(|((_, backend), _)| *backend == 0);
+        let measured = measured.filter_map(|((id, _), entry)| Some((port(names.get(id)?), *entry)));
+        super::latency::encode(e, &measured.collect::<Vec<_>>())
     }
 
     fn encode_maps(&self, e: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {

@@ -9,6 +9,7 @@
 mod api_servers;
 mod audit;
 pub mod datapath;
+mod latency;
 mod plain;
 mod process;
 pub mod recent;

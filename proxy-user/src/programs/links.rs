@@ -98,7 +98,7 @@ impl Place<'_> {
 /// like ours. Empty when the kernel does not let us look (that takes `CAP_SYS_ADMIN`).
 pub(super) fn our_programs() -> BTreeMap<u32, String> {
     let is_ours = |name: &str| {
-        let known = map_names::ALL.contains(&name) || map_names::PRIVATE.contains(&name);
+        let known = [map_names::ALL, map_names::OPTIONAL, map_names::PRIVATE].concat().contains(&name);
         known || name.starts_with('.') || name.starts_with("AYA_LOG")
     };
     loaded_programs()

@@ -9,6 +9,7 @@ pub mod hooks;
 pub mod pins;
 
 mod calls;
+mod capacities;
 mod clock;
 mod clsact;
 mod error;
@@ -34,6 +35,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use aya::Ebpf;
 use aya::programs::Program;
+pub use capacities::Capacities;
 pub use cleanup::{Cleanup, Witness, cleanup, cleanup_before, dry_run};
 pub use error::Error;
 pub use in_force::MapsInForce;
@@ -42,7 +44,7 @@ pub use kernel::{Lack, OLDEST, is_too_old, lacks};
 pub use links::Outcome;
 pub use migrate::{Downgrade, downgrade};
 pub use notice::Notice;
-pub use object::{Capacities, load_packet_path};
+pub use object::load_packet_path;
 pub use pins::{ensure_bpffs as mount_bpffs, is_bpffs, require_owner_of};
 pub use privileges::missing as missing_capabilities;
 pub use probe::{MAPS, PROGRAMS, loaded_names, missing_maps, missing_programs};

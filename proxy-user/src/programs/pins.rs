@@ -220,7 +220,7 @@ impl Pins {
 
     /// Puts the maps of this version in force: the short paths lead to them.
     pub fn enact(&self) -> Result<(), Error> {
-        for name in map_names::ALL {
+        for name in map_names::ALL.iter().chain(map_names::OPTIONAL) {
             if !self.points_here(name) {
                 self.retract(name)?;
                 let link = self.paths.root.join(name);

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use serde::Serialize;
 
 use super::bpf;
+use super::capacities::Capacities;
 use super::hooks::Direction;
-use super::object::Capacities;
 use super::xdp::Xdp;
 
 /// How packet programs are attached.

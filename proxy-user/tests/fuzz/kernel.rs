@@ -137,6 +137,7 @@ impl Kernel {
             flows: FLOWS,
             sockets: 16,
             refusals: FEW,
+            connect_latency: false,
             by_memory: 1,
         };
         let pins = bpffs.join(format!("fuzz{number}")).join("ballast").join(format!("v{ABI_VERSION}"));

@@ -209,6 +209,28 @@ mod tests {
         assert!(svg.contains("first &lt;sync&gt;") && svg.contains("0.5 s"), "{svg}");
     }
 
+    /// The rows of README's table are those of the page: name, and what was measured with IPv4 and with IPv6.
+    #[test]
+    fn readme_quotes_what_was_measured() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let read = |path| fs::read_to_string(root.join(path)).unwrap();
+        let (readme, page) = (read("README.md"), read("docs/benchmarks/README.md"));
+        let measured = |group: &str, name: &str| {
+            let (_, rows) = page.split_once(&format!("## {group}\n")).unwrap();
+            let row = rows.lines().take_while(|line| !line.starts_with("## "));
+            row.filter_map(|line| line.strip_prefix(&format!("| {name} | "))).next()?.split(" |").next()
+        };
+        let (_, table) = readme.split_once("| figure | IPv4 | IPv6 |\n").unwrap();
+        let rows: Vec<_> = table.lines().skip(1).take_while(|line| !line.is_empty()).collect();
+        assert!(rows.len() >= 3, "{rows:?}");
+        for row in rows {
+            let cells: Vec<_> = row.trim_matches(['|', ' ']).split(" | ").collect();
+            let [name, v4, v6] = cells[..] else { panic!("{row}") };
+            assert_eq!(measured("IPv4 packets", name), Some(v4), "{name}");
+            assert_eq!(measured("IPv6 packets", name), Some(v6), "{name}");
+        }
+    }
+
     #[test]
     fn a_missed_figure_has_another_color() {
         let figures: Vec<Figure> = serde_json::from_str(JSON).unwrap();

@@ -1,5 +1,7 @@
 //! Sizes of the maps.
 
+use clap::builder::FalseyValueParser;
+
 use crate::config::sizes::Sizes;
 use crate::config::value;
 
@@ -14,11 +16,19 @@ macro_rules! sizes {
                 #[arg(long, env = $variable, value_name = "N", value_parser = value::capacity, help_heading = "Sizes")]
                 pub $name: Option<u32>,
             )+
+            /// Measure how long endpoints take to answer the SYN of a connection, and count those that are refused or sent again,
+            /// by Service and endpoint (`ballast service show`, `ballast_connect_latency_seconds`). Costs memory (16 bytes a
+            /// flow and 4 MiB) and some 100 ns for each new connection.
+            #[arg(
+                long, env = "BALLAST_CONNECT_LATENCY", num_args = 0..=1, default_missing_value = "true",
+                require_equals = true, value_parser = FalseyValueParser::new(), help_heading = "Sizes"
+            )]
+            pub connect_latency: Option<bool>,
         }
 
         impl From<SizeArgs> for Sizes {
             fn from(args: SizeArgs) -> Self {
-                Self { $($size: args.$name,)+ }
+                Self { $($size: args.$name,)+ connect_latency: args.connect_latency.unwrap_or_default() }
             }
         }
     };

@@ -23,7 +23,7 @@ const SHOWN: usize = 3;
 #[serde(untagged)]
 pub enum Line {
     /// What a client may dial.
-    Frontend(FrontendJson),
+    Frontend(Box<FrontendJson>),
     /// What is left alone.
     Unmanaged(UnmanagedJson),
 }
@@ -112,7 +112,7 @@ pub fn list(snapshot: &Snapshot, scope: &Scope) -> Result<List<Line>, ShowError>
         ];
         let key = format!("{}/{} {}", row.socket(), row.protocol, row.scope.label());
         let name = snapshot.names.get(&row.service).map(|_| title(row.service, snapshot)).unwrap_or_default();
-        let value = Line::Frontend(frontend(row, snapshot));
+        let value = Line::Frontend(Box::new(frontend(row, snapshot)));
         list.push(Row { group: "frontends", name, key, cells, value });
     }
     // They stand nowhere with the name of their Service.
@@ -170,6 +170,8 @@ struct PortJson {
     frontends: Vec<FrontendJson>,
     backends: Vec<super::backend::BackendJson>,
     refusals: Vec<RefusalJson>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    latency: Vec<super::latency::LatencyJson>,
 }
 
 #[derive(Serialize)]
@@ -228,6 +230,7 @@ fn port_json(id: u32, snapshot: &Snapshot) -> Option<PortJson> {
                 count: *count,
             })
             .collect(),
+        latency: super::latency::elements(id, snapshot),
     })
 }
 
@@ -278,6 +281,7 @@ fn port_text(id: u32, snapshot: &Snapshot, output: Output) -> Result<String, Sho
     text.push_str(&table.render("No address leads to it."));
     text.push('\n');
     text.push_str(&super::backend::table(id, snapshot)?);
+    text.push_str(&super::latency::table(id, snapshot));
     Ok(text)
 }
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use clap::Parser as _;
 use insta::assert_snapshot;
+use proxy_common::latency::LatencyEntry;
 use proxy_common::reason::Reason;
 use proxy_common::stats::ServiceStats;
 use rstest::rstest;
@@ -122,7 +123,32 @@ pub(super) fn cluster() -> Snapshot {
         open_connections: BTreeMap::from([(1, 3), (2, 0)]),
         by_load: BTreeSet::from([1]),
         refusals: BTreeMap::from([((2, Reason::NoEndpoint), 3), ((1, Reason::FlowTableFull), 2)]),
+        latency: BTreeMap::new(),
     }
+}
+
+#[test]
+fn what_was_measured_of_connections_stands_under_the_service() {
+    let mut snapshot = cluster();
+    let mut entry = LatencyEntry { sum_us: 9_000, refused: 1, retransmits: 2, ..LatencyEntry::default() };
+    (entry.buckets[1], entry.buckets[7]) = (98, 2);
+    snapshot.latency = BTreeMap::from([((1, 0), entry), ((1, 1), entry)]);
+    let filter: ServiceFilter = "default/redis:resp".parse().unwrap();
+    let text = service::show(&snapshot, &filter, Output::Text).unwrap();
+    let lines: Vec<_> = text.lines().collect();
+    let title = lines.iter().position(|line| line.starts_with("CONNECTS TO")).unwrap();
+    assert_eq!(
+        lines[title..title + 3],
+        [
+            "CONNECTS TO      ANSWERED  P50       P99        REFUSED  SYN RETRANSMITS",
+            "all              100       <= 64 us  <= 4.1 ms  1        2",
+            "10.244.1.7:6379  100       <= 64 us  <= 4.1 ms  1        2",
+        ]
+    );
+    let json: serde_json::Value =
+        serde_json::from_str(&service::show(&snapshot, &filter, Output::Json).unwrap()).unwrap();
+    assert_eq!(json["ports"][0]["latency"][1]["endpoint"], "10.244.1.7:6379");
+    assert_eq!(json["ports"][0]["latency"][0]["p99Us"], 4096);
 }
 
 fn flows() -> Vec<FlowRow> {

@@ -11,6 +11,7 @@ mod error;
 mod flow_row;
 mod flows;
 mod health;
+mod latency;
 mod listen;
 mod load;
 mod pin;
@@ -31,6 +32,7 @@ use proxy_common::Address;
 use proxy_common::abi::{ABI_VERSION, Plain};
 use proxy_common::backend::{BACKEND_FREE, BackendEntry};
 use proxy_common::config::NodeConfig;
+use proxy_common::latency::LatencyEntry;
 use proxy_common::map_names as map;
 use proxy_common::name::PortName;
 use proxy_common::node::NodeAddr;
@@ -95,6 +97,8 @@ pub struct Snapshot {
     pub by_load: BTreeSet<u32>,
     /// What was refused, by the id of the Service port.
     pub refusals: BTreeMap<(u32, Reason), u64>,
+    /// How long endpoints take to answer, as [`View::latency`] gives it.
+    pub latency: BTreeMap<(u32, u32), LatencyEntry>,
 }
 
 /// What `services` and `services6` hold.
@@ -276,6 +280,7 @@ impl View {
             by_load: frontends.iter().filter(|row| row.by_load).map(|row| row.service).collect(),
             open_connections: self.open_connections(backends.keys().copied())?,
             refusals: self.refusals()?,
+            latency: self.latency()?,
             names,
             frontends,
             addresses,

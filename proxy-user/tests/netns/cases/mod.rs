@@ -22,6 +22,7 @@ mod forwarding;
 mod health;
 mod held;
 mod init;
+mod latency;
 mod live;
 mod masquerade;
 mod matrix;
@@ -104,6 +105,7 @@ pub fn all() -> Vec<Case> {
         detect::CASES,
         documents::CASES,
         eject::CASES,
+        latency::CASES,
         outside::CASES,
         own::CASES,
         packet::CASES,
