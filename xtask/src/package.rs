@@ -63,7 +63,7 @@ pub fn run(args: &Args) -> Result<()> {
     };
     for path in make(&workspace, &program, args.output.as_deref())? {
         let size = fs::metadata(&path).with_context(|| format!("cannot read {}", path.display()))?.len();
-        say::line(format_args!("{} ({:.1} MB)", path.display(), size as f64 / 1e6));
+        say::line(format_args!("{} ({} MB)", path.display(), size / 1_000_000));
     }
     Ok(())
 }
@@ -109,7 +109,8 @@ fn deb(workspace: &Workspace, folder: &Path) -> Result<PathBuf> {
         .arg(folder)
         .dir(workspace.root())
         .read()?;
-    let path = said.lines().map(str::trim).find(|line| line.ends_with(".deb"));
+    let is_deb = |line: &&str| Path::new(line).extension().is_some_and(|extension| extension == "deb");
+    let path = said.lines().map(str::trim).find(is_deb);
     let path = PathBuf::from(path.with_context(|| format!("cargo deb does not name its file: {said}"))?);
     let listed = Cmd::new("dpkg-deb").arg("--contents").arg(&path).read()?;
     // Manual pages are compressed, and a path begins with a dot.

@@ -15,6 +15,7 @@ use proxy_common::backend::BackendEntry;
 use proxy_common::config::NodeConfig;
 use proxy_common::event::Monitor;
 use proxy_common::flow::{BUCKET_SLOTS, Bucket, FlowEntry};
+use proxy_common::latency::LatencyEntry;
 use proxy_common::map_names as map;
 use proxy_common::node::{Device, NodeEntry};
 use proxy_common::reason::Reason;
@@ -33,7 +34,7 @@ use super::{FrontendRow, Kind, NameRow, Transport, View, ViewError, flows};
 pub type Entry = (Value, Value);
 
 impl View {
-    /// The entries of a map that is called `name`, one of [`map::ALL`].
+    /// The entries of a map that is called `name`, one of [`map::ALL`] and [`map::OPTIONAL`].
     pub fn dump(&self, name: &str) -> Result<Vec<Entry>, ViewError> {
         let names = self.names()?;
         match name {
@@ -90,6 +91,8 @@ impl View {
             map::AFFINITY_NETNS => self.dump_affinity_netns(&names),
             map::SRC_RANGES => self.dump_ranges::<V4>(&names),
             map::SRC_RANGES6 => self.dump_ranges::<V6>(&names),
+            map::CONNECT_LATENCY => self.dump_latency(&names),
+            map::SYN_TIMES => self.dump_array::<u64>(map::SYN_TIMES, |time| json!({ "nanoseconds": time })),
             map::MONITOR => {
                 let rows = self.pin(map::MONITOR, MapType::Array)?.first::<u32, Monitor>(1)?;
                 Ok(rows
@@ -252,6 +255,18 @@ impl View {
                 let reason =
                     Reason::from_number(reason).map_or_else(|| json!(reason), |known| json!(known.label()));
                 (json!({ "service": title(service, names), "reason": reason }), json!({ "count": count }))
+            })
+            .collect())
+    }
+
+    fn dump_latency(&self, names: &Names) -> Result<Vec<Entry>, ViewError> {
+        let rows = self.latency()?.into_iter();
+        Ok(rows
+            .map(|((service, backend), LatencyEntry { buckets, sum_us, refused, retransmits })| {
+                (
+                    json!({ "service": title(service, names), "backend": backend }),
+                    json!({ "buckets": buckets, "sumUs": sum_us, "refused": refused, "retransmits": retransmits }),
+                )
             })
             .collect())
     }
