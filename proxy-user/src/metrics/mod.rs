@@ -14,6 +14,7 @@ mod plain;
 mod process;
 pub mod recent;
 mod repairs;
+mod samples;
 mod sync;
 mod xdp;
 
