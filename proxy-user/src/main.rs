@@ -50,7 +50,7 @@ fn is_plugin() -> bool {
 }
 
 fn plugin(args: &KubectlArgs) -> anyhow::Result<ExitCode> {
-    match kubectl::run(args, &mut std::io::stdout()) {
+    match kubectl::run(args, &mut stdout()) {
         // A reader that has seen enough (`| head`) is no failure.
         Err(KubectlError::Write(error)) if error.kind() == ErrorKind::BrokenPipe => Ok(ExitCode::SUCCESS),
         Err(error) => Err(error.into()),

@@ -17,5 +17,4 @@ pub mod show;
 pub mod sysdump;
 pub mod takeover;
 
-pub use crate::model::nearest;
 pub use args::{Args, Command};

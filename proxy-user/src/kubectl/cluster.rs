@@ -9,7 +9,8 @@ use kube::{Api, Client, Config};
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 use tokio::time::timeout;
 
-use super::KubectlError;
+use super::answers::Answer;
+use super::error::KubectlError;
 use crate::cli::args::kubectl::ClusterArgs;
 use crate::model::nearest::{did_you_mean, nearest};
 
@@ -39,17 +40,6 @@ pub struct Agent {
     pub namespace: String,
     /// Its pod.
     pub pod: String,
-}
-
-/// What a command has printed.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Answer {
-    /// Standard output.
-    pub stdout: String,
-    /// Standard error.
-    pub stderr: String,
-    /// It exited with 0.
-    pub is_well: bool,
 }
 
 impl Cluster {

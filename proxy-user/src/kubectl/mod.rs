@@ -3,14 +3,15 @@
 //! [`cluster`] finds the agents' pods and runs `ballast` in them, with the user's rights; [`status`], [`services`] and [`wait`] put
 //! answers together, purely; [`names`] turns names of pods and Services into addresses.
 
+mod answers;
 mod cluster;
+mod error;
 mod monitor;
 mod names;
 mod services;
 mod status;
 mod wait;
 
-use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::Write;
 
@@ -18,65 +19,9 @@ use serde::de::DeserializeOwned;
 
 use crate::cli::args::kubectl::{KubectlArgs, KubectlCommand, MergedOutput, MergedServiceCommand};
 use crate::cli::show::Answer as Shown;
-use cluster::{Agent, Answer, Cluster};
-
-/// Why it ended.
-#[derive(Debug, thiserror::Error)]
-pub enum KubectlError {
-    /// There is no way to the API server.
-    #[error("no kubeconfig can be used: {0}; --kubeconfig names a file, --context one of its contexts")]
-    Kubeconfig(#[source] Box<kube::config::KubeconfigError>),
-    /// The API server does not do what it was asked.
-    #[error("cannot {what}: {source}")]
-    Api {
-        /// What was asked.
-        what: &'static str,
-        /// Why not.
-        source: Box<kube::Error>,
-    },
-    /// Nobody can be asked.
-    #[error(
-        "no agent's pod runs (labels {labels}): is Ballast installed by its chart or manifests? --agents-namespace says where to look"
-    )]
-    NoAgents {
-        /// What was looked for.
-        labels: &'static str,
-    },
-    /// A node has no agent.
-    #[error("no agent runs on a node {node}{meant}")]
-    NoNode {
-        /// The node that was named.
-        node: String,
-        /// Those that may be meant, in words.
-        meant: String,
-    },
-    /// A name of an object is none.
-    #[error("{0}")]
-    Name(String),
-    /// A command fails on a node.
-    #[error("node {node}: {message}")]
-    Node {
-        /// The node.
-        node: String,
-        /// What it says.
-        message: String,
-    },
-    /// The answer cannot be written as JSON.
-    #[error("the answer cannot be written as JSON: {0}")]
-    Json(#[from] serde_json::Error),
-    /// The answer cannot be written.
-    #[error("cannot write to standard output: {0}")]
-    Write(#[from] std::io::Error),
-}
-
-impl KubectlError {
-    fn api(what: &'static str) -> impl Fn(kube::Error) -> Self {
-        move |source| Self::Api { what, source: Box::new(source) }
-    }
-}
-
-/// What a node has answered, or why it has not, by node.
-type PerNode<T> = BTreeMap<String, Result<T, String>>;
+use answers::{Answer, PerNode};
+use cluster::{Agent, Cluster};
+pub use error::KubectlError;
 
 /// Does what was asked for. What follows events writes them to `out`.
 pub fn run(args: &KubectlArgs, out: &mut impl Write) -> Result<Shown, KubectlError> {

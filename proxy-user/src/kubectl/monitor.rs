@@ -7,8 +7,8 @@ use serde_json::Value;
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::sync::mpsc;
 
-use super::KubectlError;
 use super::cluster::{Agent, Cluster};
+use super::error::KubectlError;
 use crate::cli::args::kubectl::{MergedMonitorArgs, MergedOutput};
 
 /// Lines that wait to be written.

@@ -3,8 +3,8 @@
 use k8s_openapi::api::core::v1::{Pod, Service};
 use kube::Api;
 
-use super::KubectlError;
 use super::cluster::Cluster;
+use super::error::KubectlError;
 use crate::model::nearest::{did_you_mean, nearest};
 
 /// Who connects, as its node's `ballast explain` takes it.
@@ -125,15 +125,12 @@ pub(super) fn address(service: &Service, port: Option<&str>) -> Result<String, S
     let meant: Vec<_> = all.iter().filter(is_meant).collect();
     // As everywhere, TCP is meant where no protocol is named.
     let tcp: Vec<_> = meant.iter().copied().filter(|one| protocol(one) == "tcp").collect();
-    let one = match (meant.as_slice(), tcp.as_slice()) {
-        ([one], _) | (_, [one]) => one,
-        _ => {
-            let ports = all.iter().map(|one| {
-                let name = one.name.as_deref().map(|name| format!(" ({name})")).unwrap_or_default();
-                format!("{}/{}{name}", one.port, protocol(one))
-            });
-            return Err(format!("name one of its ports: {}", ports.collect::<Vec<_>>().join(", ")));
-        }
+    let (([one], _) | (_, [one])) = (meant.as_slice(), tcp.as_slice()) else {
+        let ports = all.iter().map(|one| {
+            let name = one.name.as_deref().map(|name| format!(" ({name})")).unwrap_or_default();
+            format!("{}/{}{name}", one.port, protocol(one))
+        });
+        return Err(format!("name one of its ports: {}", ports.collect::<Vec<_>>().join(", ")));
     };
     let host = if ip.contains(':') { format!("[{ip}]") } else { ip };
     Ok(format!("{host}:{}/{}", one.port, protocol(one)))

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
-use super::PerNode;
+use super::answers::PerNode;
 use crate::cli::show::Table;
 
 /// Endpoints shown in a cell before `+N more`, as kubectl does.

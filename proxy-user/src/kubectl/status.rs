@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use serde::{Deserialize, Serialize};
 
-use super::PerNode;
+use super::answers::PerNode;
 use crate::cli::show::Table;
 
 /// What is read of `ballast status -o json`.

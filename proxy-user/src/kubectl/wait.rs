@@ -9,9 +9,11 @@ use kube::Api;
 use kube::api::ListParams;
 use serde::Deserialize;
 
-use super::cluster::{Answer, Cluster};
+use super::answers::Answer;
+use super::cluster::Cluster;
+use super::error::KubectlError;
 use super::names::{self, Named};
-use super::{KubectlError, Shown};
+use crate::cli::show::Answer as Shown;
 
 /// Between two rounds of questions.
 const PAUSE: Duration = Duration::from_millis(500);

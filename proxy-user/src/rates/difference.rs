@@ -84,7 +84,7 @@ impl Step<'_> {
                     frontends: dialled.into_iter().collect(),
                     algorithm,
                     rates: Traffic { failures: failures.values().sum(), ..self.traffic(*id, name) },
-                    connections: self.stats(self.after, *id).connections,
+                    connections: Self::stats(self.after, *id).connections,
                     failures,
                     endpoints,
                 };
@@ -95,18 +95,18 @@ impl Step<'_> {
         services.into_iter().map(|(_, service)| service).collect()
     }
 
-    fn stats(&self, counters: &Counters, id: u32) -> ServiceStats {
+    fn stats(counters: &Counters, id: u32) -> ServiceStats {
         counters.snapshot.service_stats.get(&id).copied().unwrap_or_default()
     }
 
     /// What was counted for the same Service port before.
     fn stats_before(&self, id: u32, name: &NameRow) -> Option<ServiceStats> {
         let before = self.before.filter(|before| before.snapshot.names.get(&id) == Some(name))?;
-        Some(self.stats(before, id))
+        Some(Self::stats(before, id))
     }
 
     fn traffic(&self, id: u32, name: &NameRow) -> Traffic {
-        let (before, after) = (self.stats_before(id, name), self.stats(self.after, id));
+        let (before, after) = (self.stats_before(id, name), Self::stats(self.after, id));
         let rate = |of: fn(&ServiceStats) -> u64| self.rate(before.as_ref().map(of), of(&after));
         Traffic {
             connections: rate(|stats| stats.connections),

@@ -4,6 +4,7 @@
 //! maps are pinned: it all works while the agent is away, and the first line says so.
 
 mod draw;
+mod look;
 mod sampler;
 mod state;
 mod text;
@@ -20,7 +21,8 @@ use ratatui::crossterm::event::{self, Event, KeyEventKind};
 use crate::cli::args::top::TopArgs;
 use crate::cli::colour;
 use crate::maps::view::{View, ViewError};
-use sampler::{Look, Sampler};
+use look::Look;
+use sampler::Sampler;
 use state::Top;
 
 /// Between two looks at the keyboard while nothing else happens.

@@ -10,30 +10,17 @@ use std::time::{Duration, Instant};
 
 use proxy_common::event::Event;
 
-use super::state::EXAMPLES;
+use super::look::{EXAMPLES, Look};
 use crate::cli::args::Output;
 use crate::cli::args::top::{Screen, TopArgs};
 use crate::cli::monitor::{Line, World};
-use crate::cli::show::{AgentState, probe};
+use crate::cli::show::probe;
 use crate::config::value::Listen;
-use crate::maps::view::{FlowRow, Listener, View};
+use crate::maps::view::{Listener, View};
 use crate::rates::Counters;
 
 /// How often the ring of events is looked at: it holds those of a far longer time.
 const POLL: Duration = Duration::from_millis(50);
-
-/// What one look has found.
-#[derive(Debug)]
-pub(super) struct Look {
-    /// The counters, or why they cannot be read.
-    pub counters: Result<Counters, String>,
-    /// What the agent says.
-    pub agent: AgentState,
-    /// Connections, where they are shown.
-    pub flows: Vec<FlowRow>,
-    /// What was refused or dropped since the look before, where that is shown: the reason's label, and the event in words.
-    pub examples: Vec<(&'static str, String)>,
-}
 
 /// What is shown, told to the thread: connections and events are read where they are shown only.
 #[derive(Clone, Debug)]

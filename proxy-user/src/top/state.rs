@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
-use super::sampler::Look;
+use super::look::{EXAMPLES, Look};
 use crate::cli::args::top::{Screen, SortBy};
 use crate::cli::show::AgentState;
 use crate::maps::view::{FlowRow, FlowState};
@@ -15,8 +15,6 @@ use crate::rates::{Counters, History, Rates, ReasonRate, ServiceRates};
 /// Points of each curve, and how many Services have one.
 const CURVE: usize = 120;
 const CURVES: usize = 4096;
-/// Examples that are kept of each reason.
-pub(super) const EXAMPLES: usize = 8;
 /// Rows that a page key goes.
 const PAGE: usize = 10;
 

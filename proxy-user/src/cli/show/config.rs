@@ -9,8 +9,8 @@ use super::list::{Column, List, Row};
 use super::probe::{AgentState, ask};
 use super::{ShowError, probe};
 use crate::cli::args::inspect::ConfigArgs;
-use crate::cli::nearest::{did_you_mean, nearest};
 use crate::cli::origins::Origin;
+use crate::model::nearest::{did_you_mean, nearest};
 
 /// As much of `/configz` as is shown.
 #[derive(Deserialize)]

@@ -35,9 +35,9 @@ use super::args::inspect::{
 };
 use super::args::list::{ApiArgs, NamespaceArgs, ScopeArgs};
 use super::args::{BackendCommand, FlowCommand, MapCommand, Output, ServiceCommand};
-use super::nearest::{did_you_mean, nearest};
 use crate::host::netfilter::old_proxy::OldProxy;
 use crate::maps::view::{Snapshot, View, ViewError};
+use crate::model::nearest::{did_you_mean, nearest};
 
 pub use backend::list as backend_list;
 pub use config::config;
