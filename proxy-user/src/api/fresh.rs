@@ -1,5 +1,6 @@
 //! Lists apart from the watches, for audits.
 
+use std::collections::BTreeSet;
 use std::future::ready;
 
 use futures::{Stream, StreamExt};
@@ -32,6 +33,13 @@ impl Fresh {
             let before = std::mem::replace(failed, item.is_err());
             ready((!before).then_some(item))
         })
+    }
+
+    /// The Services with these labels, as namespace and name.
+    pub async fn labelled(&self, selector: &str) -> Result<BTreeSet<(String, String)>, kube::Error> {
+        let params = ListParams::default().labels(selector);
+        let found = Api::<Service>::all(self.client.clone()).list_metadata(&params).await?.items.into_iter();
+        Ok(found.filter_map(|one| Some((one.metadata.namespace?, one.metadata.name?))).collect())
     }
 
     /// The kinds of objects that the API server does not let us list, each with its words. An error that is no refusal is

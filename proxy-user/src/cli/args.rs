@@ -1,25 +1,35 @@
 //! What can be typed. Parsing has no effects; the comments here are the help texts.
 
+pub mod change;
 pub mod check;
 mod choices;
 pub mod downgrade;
 pub mod end_udp_sockets;
 pub mod eyes;
+pub mod inspect;
 pub mod kube_proxy;
+pub mod kubectl;
+pub mod list;
 pub mod network;
 mod options;
 pub mod paths;
+pub mod programmed;
 pub mod sizes;
 pub mod takeover;
 pub mod timeouts;
+pub mod top;
 
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::builder::FalseyValueParser;
-use clap::{Parser, Subcommand, ValueEnum};
+use clap::{Parser, Subcommand};
 
+pub use self::change::CleanupArgs;
+pub use self::inspect::{
+    AgentArgs, BackendCommand, FlowCommand, MapCommand, Output, ReaderArgs, ServiceCommand, StatusArgs,
+};
 use crate::config::value::{self, Listen, LogFormat, LogLevel, ProxyMode};
 use crate::host::selection::DevicePattern;
 use crate::programs::PacketHook;
@@ -41,8 +51,7 @@ pub struct Args {
 pub enum Command {
     /// Run the agent: watch Services and EndpointSlices, and keep the kernel's maps as they say.
     Run(Box<RunArgs>),
-    /// Say whether all is well: agent, programs, maps, refused traffic. Exits with 0 when it is, and with 1 when
-    /// the agent does not answer or anything else is wrong.
+    /// Say whether all is well: agent, programs, maps, refused traffic. Exits with 1 when the agent does not answer or anything else is wrong.
     Status(StatusArgs),
     /// Check whether this node is fit for Ballast (--pre), and whether Ballast works on it. Exits with 1 when a check fails.
     Check(Box<check::CheckArgs>),
@@ -54,6 +63,7 @@ pub enum Command {
         command: ServiceCommand,
     },
     /// Endpoints, one line for each of a Service's.
+    #[command(visible_aliases = ["endpoint", "ep"])]
     Backend {
         /// What of them.
         #[command(subcommand)]
@@ -65,7 +75,9 @@ pub enum Command {
         #[command(subcommand)]
         command: FlowCommand,
     },
-    /// The maps: how full, how large.
+    /// Counters of Services: connections, packets, bytes, refusals, or their rates.
+    Stats(inspect::StatsArgs),
+    /// The maps: how full, how large, and what is in them.
     Map {
         /// What of them.
         #[command(subcommand)]
@@ -75,6 +87,26 @@ pub enum Command {
     Explain(eyes::ExplainArgs),
     /// Show refusals, drops and new connections while they happen.
     Monitor(eyes::MonitorArgs),
+    /// Show Services, endpoints, drops and connections as they happen, on a terminal.
+    Top(top::TopArgs),
+    /// Ask the agent which edition of each Service is in force: its writes to the maps have succeeded. JSON.
+    Programmed(programmed::ProgrammedArgs),
+    /// The agent's settings, and whence each comes: flag, variable, file or default.
+    Config(inspect::ConfigArgs),
+    /// Write an archive with what a report of a fault needs. Secrets are left out.
+    Sysdump(change::SysdumpArgs),
+    /// Print a script for a shell that completes commands, flags, Services and maps.
+    Completion {
+        /// The shell.
+        shell: inspect::Shell,
+    },
+    /// Write the manual pages into a folder.
+    #[command(hide = true)]
+    Man {
+        /// The folder.
+        #[arg(value_name = "DIR")]
+        folder: PathBuf,
+    },
     /// Take a live node over from kube-proxy: remove its rules, and let its connections end by themselves.
     Takeover(takeover::TakeoverArgs),
     /// Go back to the version before: make the maps that it reads, and copy what changes until it has taken over.
@@ -83,40 +115,6 @@ pub enum Command {
     EndUdpSockets(end_udp_sockets::EndUdpSocketsArgs),
     /// Remove everything that Ballast has put into the kernel, and nothing else. Stop the agent first.
     Cleanup(CleanupArgs),
-}
-
-/// `ballast service ...`.
-#[derive(Clone, Debug, Subcommand)]
-pub enum ServiceCommand {
-    /// One line for each address that a client may dial.
-    #[command(visible_alias = "ls")]
-    List(ReaderArgs),
-    /// One Service in full: addresses, endpoints, connections, refusals.
-    Show(ServiceShowArgs),
-}
-
-/// `ballast backend ...`.
-#[derive(Clone, Debug, Subcommand)]
-pub enum BackendCommand {
-    /// One line for each endpoint.
-    #[command(visible_alias = "ls")]
-    List(BackendListArgs),
-}
-
-/// `ballast flow ...`.
-#[derive(Clone, Debug, Subcommand)]
-pub enum FlowCommand {
-    /// One line for each connection.
-    #[command(visible_alias = "ls")]
-    List(FlowListArgs),
-}
-
-/// `ballast map ...`.
-#[derive(Clone, Debug, Subcommand)]
-pub enum MapCommand {
-    /// One line for each map.
-    #[command(visible_alias = "ls")]
-    List(ReaderArgs),
 }
 
 /// The settings of the agent.
@@ -155,8 +153,7 @@ pub struct RunArgs {
     #[command(flatten)]
     pub kube_proxy: kube_proxy::KubeProxyFlags,
 
-    /// File with the API server's address and credentials. Default: $KUBECONFIG, then the pod's service
-    /// account, then ~/.kube/config.
+    /// File with the API server's address and credentials. Default: $KUBECONFIG, then the pod's service account, then ~/.kube/config.
     #[arg(long, env = "BALLAST_KUBECONFIG", value_name = "FILE", help_heading = "Where objects come from")]
     pub kubeconfig: Option<PathBuf>,
     /// Addresses of the API servers, separated by commas, instead of the one that the credentials name. The first one that
@@ -189,8 +186,7 @@ pub struct RunArgs {
         help_heading = "This node"
     )]
     pub bpffs: PathBuf,
-    /// The node's address, if it is not its internal one, or all (0.0.0.0, ::). Its family is the node's first
-    /// one, and the default of the two addresses below. Default: 0.0.0.0.
+    /// The node's address, if it is not its internal one, or all (0.0.0.0, ::). Its family is the node's first one, and the default of the two addresses below. Default: 0.0.0.0.
     #[arg(long, env = "BALLAST_BIND_ADDRESS", value_name = "IP", help_heading = "This node")]
     pub bind_address: Option<IpAddr>,
     /// Devices whose packets are translated, as names with * and ?, separated by commas; !NAME leaves one out.
@@ -255,8 +251,7 @@ pub struct RunArgs {
         help_heading = "Timing"
     )]
     pub min_sync_period: Option<Duration>,
-    /// How often the maps are compared in full with what they should be. /healthz fails when a change has
-    /// waited for two such periods. Default: 30s.
+    /// How often the maps are compared in full with what they should be. /healthz fails when a change has waited for two such periods. Default: 30s.
     #[arg(
         long,
         env = "BALLAST_SYNC_PERIOD",
@@ -281,107 +276,4 @@ pub struct RunArgs {
     /// For kube-proxy's sake: ebpf. Its own modes are taken too, with a line in the log, and mean ebpf.
     #[arg(long, env = "BALLAST_PROXY_MODE", value_name = "MODE", help_heading = "As kube-proxy")]
     pub proxy_mode: Option<ProxyMode>,
-}
-
-/// How an answer is written.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum Output {
-    /// A table.
-    #[default]
-    Text,
-    /// A table with more columns.
-    Wide,
-    /// JSON, with field names that stay.
-    Json,
-}
-
-/// What every reading command takes.
-#[derive(Clone, Debug, clap::Args)]
-pub struct ReaderArgs {
-    /// Where the BPF file system is mounted that the agent uses.
-    #[arg(long, env = "BALLAST_BPFFS", value_name = "DIR", default_value = "/sys/fs/bpf")]
-    pub bpffs: PathBuf,
-    /// How the answer is written.
-    #[arg(short, long, env = "BALLAST_OUTPUT", default_value = "text")]
-    pub output: Output,
-}
-
-/// `ballast status`.
-#[derive(Clone, Debug, clap::Args)]
-pub struct StatusArgs {
-    /// Common flags.
-    #[command(flatten)]
-    pub reader: ReaderArgs,
-    /// The agent.
-    #[command(flatten)]
-    pub agent: AgentArgs,
-}
-
-/// What every command takes that asks the agent whether it is well.
-#[derive(Clone, Copy, Debug, clap::Args)]
-pub struct AgentArgs {
-    /// Where the agent answers /healthz.
-    #[arg(
-        long,
-        env = "BALLAST_METRICS_BIND_ADDRESS",
-        value_name = "ADDRESS",
-        default_value = "127.0.0.1:10249"
-    )]
-    pub metrics_bind_address: Listen,
-}
-
-/// `ballast service show`.
-#[derive(Clone, Debug, clap::Args)]
-pub struct ServiceShowArgs {
-    /// Common flags.
-    #[command(flatten)]
-    pub reader: ReaderArgs,
-    /// NAMESPACE/NAME, or NAMESPACE/NAME:PORT for one of its ports; without namespace, `default`.
-    #[arg(value_name = "NAMESPACE/NAME[:PORT]")]
-    pub service: String,
-}
-
-/// `ballast backend list`.
-#[derive(Clone, Debug, clap::Args)]
-pub struct BackendListArgs {
-    /// Common flags.
-    #[command(flatten)]
-    pub reader: ReaderArgs,
-    /// Only those of this Service: NAMESPACE/NAME or NAMESPACE/NAME:PORT.
-    #[arg(long, env = "BALLAST_SERVICE", value_name = "SERVICE")]
-    pub service: Option<String>,
-}
-
-/// `ballast flow list`.
-#[derive(Clone, Debug, clap::Args)]
-pub struct FlowListArgs {
-    /// Common flags.
-    #[command(flatten)]
-    pub reader: ReaderArgs,
-    /// Only those to this Service: NAMESPACE/NAME or NAMESPACE/NAME:PORT.
-    #[arg(long, env = "BALLAST_SERVICE", value_name = "SERVICE")]
-    pub service: Option<String>,
-    /// Only those of this client.
-    #[arg(long, env = "BALLAST_CLIENT", value_name = "IP")]
-    pub client: Option<IpAddr>,
-    /// Expired ones too: silent for too long, but their place was not needed yet.
-    #[arg(long, env = "BALLAST_ALL", value_parser = FalseyValueParser::new())]
-    pub all: bool,
-}
-
-/// `ballast cleanup`.
-#[derive(Clone, Debug, clap::Args)]
-pub struct CleanupArgs {
-    /// Where the BPF file system is mounted that the agent used.
-    #[arg(long, env = "BALLAST_BPFFS", value_name = "DIR", default_value = "/sys/fs/bpf")]
-    pub bpffs: PathBuf,
-    /// Root of the control groups whose sockets the agent served. Default: where cgroup2 is mounted.
-    #[arg(long, env = "BALLAST_CGROUP_ROOT", value_name = "DIR")]
-    pub cgroup_root: Option<PathBuf>,
-    /// Only say what would be removed.
-    #[arg(long, env = "BALLAST_DRY_RUN", value_parser = FalseyValueParser::new())]
-    pub dry_run: bool,
-    /// When all is removed, wait for SIGTERM: for a container, which would be started again otherwise.
-    #[arg(long, env = "BALLAST_STAY", value_parser = FalseyValueParser::new(), conflicts_with = "dry_run")]
-    pub stay: bool,
 }

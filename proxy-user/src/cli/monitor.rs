@@ -16,7 +16,7 @@ use serde::Serialize;
 
 use super::args::Output;
 use super::args::eyes::{EventKind, MonitorArgs};
-use super::show::{ServiceFilter, ShowError};
+use super::show::{ServiceFilter, ShowError, yaml};
 use crate::maps::view::{Listener, Snapshot, Transport, View, ViewError};
 
 /// How often the ring is polled: an event wakes no reader, so that it costs the programs little.
@@ -147,7 +147,8 @@ pub struct World {
 }
 
 impl World {
-    fn now() -> Self {
+    /// This machine, now.
+    pub fn now() -> Self {
         let up = Duration::try_from(clock_gettime(ClockId::Monotonic)).unwrap_or_default();
         Self { zero: SystemTime::now().checked_sub(up), ..Self::default() }
     }
@@ -276,9 +277,18 @@ impl Line {
         }
     }
 
+    /// The label of its reason, if it has one.
+    pub const fn reason(&self) -> Option<&'static str> {
+        self.reason
+    }
+
     /// One line, without its end.
     pub fn render(&self, output: Output) -> Result<String, ShowError> {
-        Ok(if output == Output::Json { serde_json::to_string(self)? } else { self.text() })
+        Ok(match output {
+            Output::Json => serde_json::to_string(self)?,
+            Output::Yaml => format!("---\n{}", yaml(self)?.trim_end()),
+            Output::Text | Output::Wide => self.text(),
+        })
     }
 
     fn text(&self) -> String {

@@ -5,6 +5,7 @@
 //! agent would not find it.
 
 use std::fmt;
+use std::iter;
 use std::sync::atomic::Ordering;
 
 use super::bpf::Link;
@@ -42,6 +43,10 @@ impl Programs {
     /// Puts back what is missing of socket programs and pins of maps, after [`Programs::attach_sockets`]; devices
     /// have a keeper of their own. Returns what was put back.
     pub fn repair(&self) -> Result<Vec<Repair>, Error> {
+        self.pins.restore()?;
+        for packets in iter::once(&self.ebpf).chain(self.headerless.get()) {
+            super::calls::keep(packets, self.pins.paths())?;
+        }
         let mut done = Vec::new();
         for (name, attach_type) in SOCKET_HOOKS {
             let place = Place::Cgroup { cgroup: &self.cgroup, attach_type: attach_type as u32 };

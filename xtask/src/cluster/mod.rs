@@ -2,6 +2,7 @@
 //!
 //! Each machine of it is a set of namespaces (`machine`). All that it needs is built from pinned sources, once.
 
+mod args;
 mod ballast;
 mod control;
 mod deployed;
@@ -16,7 +17,7 @@ pub mod plan;
 mod proxy;
 
 use std::io::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -26,6 +27,8 @@ use crate::exec::{self, Cmd};
 use crate::setup::{self, Need};
 use crate::workspace::Workspace;
 use crate::{apiserver, gotools, say, signal};
+use args::Action;
+pub use args::{Args, Up, Which};
 use ballast::Ballast;
 pub use ballast::Given;
 pub use control::{apply, kubectl};
@@ -40,97 +43,6 @@ use proxy::{PROXY, current_proxy};
 const PATIENCE: Duration = Duration::from_mins(3);
 /// Where Debian has the CNI plugins.
 const PLUGINS: &str = "/usr/lib/cni/host-local";
-
-/// Make, look at, and end real Kubernetes clusters on this machine (as root).
-#[derive(clap::Args, Clone, Debug)]
-pub struct Args {
-    #[command(subcommand)]
-    command: Action,
-}
-
-#[derive(clap::Subcommand, Clone, Debug)]
-enum Action {
-    /// Make a cluster: control plane, nodes, DNS, and what serves its Services
-    Up(Up),
-    /// End a cluster and remove all of it
-    Down(Which),
-    /// Say what runs, and how to reach it
-    Status(Which),
-    /// Take another proxy
-    Proxy {
-        /// The one to take
-        #[arg(value_enum)]
-        proxy: Proxy,
-        #[command(flatten)]
-        given: Given,
-        #[command(flatten)]
-        which: Which,
-    },
-    /// Give all nodes the images of an archive
-    Load {
-        /// An archive in Docker's or OCI's layout
-        archive: PathBuf,
-        #[command(flatten)]
-        which: Which,
-    },
-    /// Run a command on a machine of the cluster
-    Exec {
-        /// `control` (kubectl works there), or a node: node1
-        #[arg(long, default_value = plan::CONTROL)]
-        on: String,
-        #[command(flatten)]
-        which: Which,
-        /// The command
-        #[arg(last = true, required = true)]
-        command: Vec<String>,
-    },
-    /// Bring faults upon a cluster while clients make connections, and show what they saw
-    Faults {
-        /// Only those with these words in their line
-        only: Option<String>,
-        #[command(flatten)]
-        which: Which,
-    },
-    /// What clients of `faults` run
-    #[command(hide = true)]
-    Knock {
-        /// Whom to ask, in turn
-        #[arg(required = true)]
-        targets: Vec<faults::Target>,
-    },
-    /// What a machine's first process runs
-    #[command(hide = true)]
-    Init {
-        machine: String,
-        #[command(flatten)]
-        which: Which,
-    },
-}
-
-/// Which cluster.
-#[derive(clap::Args, Clone, Debug)]
-pub struct Which {
-    /// The cluster's name: several may run side by side
-    #[arg(long, default_value = "main")]
-    pub name: String,
-}
-
-/// A cluster that is wanted.
-#[derive(clap::Args, Clone, Debug)]
-pub struct Up {
-    /// How many nodes, 1 to 9; zones alternate between three
-    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=i64::from(plan::MOST_NODES)))]
-    pub nodes: u8,
-    /// What serves the Services
-    #[arg(long, value_enum, default_value_t = Proxy::BallastHost)]
-    pub proxy: Proxy,
-    /// Which Ballast.
-    #[command(flatten)]
-    pub given: Given,
-    /// Which cluster.
-    #[command(flatten)]
-    pub which: Which,
-}
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
@@ -155,10 +67,19 @@ pub fn run(args: &Args) -> Result<()> {
             let words: Vec<_> = command.iter().map(String::as_str).collect();
             machine::Machine::of(&there(which)?, on).command(&words).run()
         }
-        Action::Faults { only, which } => {
+        Action::Faults { args, which } => {
             signal::catch();
-            faults::run(&there(which)?, only.as_deref())
+            faults::run(&there(which)?, args)
         }
+        Action::Chaos { args, which } => {
+            signal::catch();
+            faults::chaos(&there(which)?, args)
+        }
+        Action::Rolling { args, which } => {
+            signal::catch();
+            faults::rolling(&there(which)?, args)
+        }
+        Action::Foreign { hook } => faults::attach_foreign(hook),
         Action::Knock { targets } => faults::knock(targets),
         Action::Init { machine, which } => machine::init(&Place::of(&which.name)?, machine),
     }
@@ -216,6 +137,7 @@ fn prepare(workspace: &Workspace) -> Result<()> {
 
 fn assemble(workspace: &Workspace, place: &Place, wanted: &Up, ballast: &Ballast) -> Result<()> {
     say::step(format_args!("make {} nodes, in {}", wanted.nodes, place.dir().display()));
+    place.write(place::SETTINGS, &wanted.settings.join("\n"))?;
     link_programs(workspace, place, &ballast.program)?;
     keys::make(place, wanted.nodes)?;
     let archive = image::make(place)?;

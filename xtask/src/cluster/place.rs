@@ -10,6 +10,8 @@ use anyhow::{Context as _, Result, bail};
 use super::plan::Node;
 use crate::host::{self, names_in, remove_cgroup};
 
+/// In a cluster's folder: what [`Place::settings`] reads.
+pub const SETTINGS: &str = "settings";
 const FOLDER: &str = "ballast-cluster-";
 /// What three nodes write, twice over: images, containers, logs, a copy of the agent.
 const ROOM: u64 = 3 << 30;
@@ -83,6 +85,13 @@ impl Place {
     #[must_use]
     pub fn kubeconfig(&self, user: &str) -> PathBuf {
         self.dir.join(format!("{user}.conf"))
+    }
+
+    /// Settings of the agents that differ from the defaults, each as `VARIABLE=VALUE`.
+    #[must_use]
+    pub fn settings(&self) -> Vec<String> {
+        let text = fs::read_to_string(self.dir.join(SETTINGS)).unwrap_or_default();
+        text.lines().map(str::to_owned).collect()
     }
 
     /// A file of the keys.

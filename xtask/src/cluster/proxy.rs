@@ -88,21 +88,9 @@ impl Proxy {
 
     /// Starts it on a node, if it is a program there.
     pub fn start_on(self, place: &Place, node: Node) -> Result<()> {
-        let machine = place.node(node);
         let user = place.kubeconfig("proxy").display().to_string();
         match self {
-            Self::BallastHost => {
-                let name = node.to_string();
-                machine.run(
-                    "ballast",
-                    &["ballast", "run", "--kubeconfig", &user, "--hostname-override", &name],
-                )?;
-                let log = machine.log("ballast");
-                wait_for(&format!("the agent on {node}; its log is {}", log.display()), PATIENCE, || {
-                    Ok(machine.command(&["ballast", "status"]).try_read())
-                })?;
-                Ok(())
-            }
+            Self::BallastHost => ballast(place, node, &user),
             Self::KubeProxyNftables => kube_proxy(place, node, "nftables", &user),
             Self::KubeProxyIptables => kube_proxy(place, node, "iptables", &user),
             Self::Ballast | Self::None => Ok(()),
@@ -114,11 +102,25 @@ impl Proxy {
         let machine = place.node(node);
         machine.stop(program, libc::SIGTERM)?;
         let clean: &[&str] = match self {
-            Self::BallastHost => &["ballast", "cleanup"],
+            Self::BallastHost => &["ballast", "cleanup", "--yes"],
             _ => &["kube-proxy", "--cleanup"],
         };
         machine.command(clean).read().map(|_| ())
     }
+}
+
+/// Starts the agent, and waits until it is well.
+fn ballast(place: &Place, node: Node, user: &str) -> Result<()> {
+    let (machine, name, settings) = (place.node(node), node.to_string(), place.settings());
+    let settings = settings.iter().map(String::as_str);
+    let agent = ["ballast", "run", "--kubeconfig", user, "--hostname-override", &name];
+    let words: Vec<_> = std::iter::once("env").chain(settings).chain(agent).collect();
+    machine.run("ballast", &words)?;
+    let log = machine.log("ballast");
+    wait_for(&format!("the agent on {node}; its log is {}", log.display()), PATIENCE, || {
+        Ok(machine.command(&["ballast", "status"]).try_read())
+    })?;
+    Ok(())
 }
 
 fn kube_proxy(place: &Place, node: Node, mode: &str, user: &str) -> Result<()> {

@@ -27,7 +27,11 @@ fn every_flag_has_its_variable() {
                 continue;
             }
             let expected = format!("BALLAST_{}", long.to_uppercase().replace('-', "_"));
-            if ["cleanup", "force", "now"].contains(&long) {
+            // In commands that remove something a variable says where, and never what.
+            let says_where =
+                ["bpffs", "output", "no-headers", "run-dir", "kubeconfig", "master"].contains(&long);
+            let removes = ["ballast flow delete", "ballast service zero"].contains(&path) && !says_where;
+            if ["cleanup", "force", "now", "yes"].contains(&long) || removes {
                 assert_eq!(
                     arg.get_env(),
                     None,

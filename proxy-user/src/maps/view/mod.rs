@@ -5,6 +5,8 @@
 //! that belong together are checked against each other where they can be told apart (a backend knows its
 //! Service).
 
+mod delete;
+mod dump;
 mod error;
 mod flow_row;
 mod flows;
@@ -39,6 +41,7 @@ use proxy_common::service::{KIND_ADDRESS, KIND_UNMANAGED, ServiceEntry, ServiceK
 use proxy_common::stats::{RefusalKey, ServiceStats};
 use proxy_common::version::ABI_VERSION;
 
+pub use dump::Entry;
 pub use error::ViewError;
 pub use flow_row::{FlowCounts, FlowRow, FlowState, Forwarding};
 pub use listen::Listener;

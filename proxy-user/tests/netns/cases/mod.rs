@@ -8,6 +8,7 @@ mod bad;
 mod capabilities;
 mod change;
 mod check;
+mod commands;
 mod compare;
 mod detect;
 mod documents;
@@ -45,6 +46,7 @@ mod swap;
 mod tagged;
 mod takeover;
 mod three_nodes;
+mod top;
 mod tunnel;
 mod unknown;
 mod xdp;
@@ -100,6 +102,7 @@ pub fn all() -> Vec<Case> {
         algorithm::CASES,
         change::CASES,
         check::CASES,
+        commands::CASES,
         detect::CASES,
         documents::CASES,
         eject::CASES,
@@ -120,6 +123,7 @@ pub fn all() -> Vec<Case> {
         path_mtu::CASES,
         sctp::CASES,
         tagged::CASES,
+        top::CASES,
         tunnel::CASES,
         affinity::CASES,
         node_port::CASES,

@@ -1,0 +1,161 @@
+//! `kubectl ballast`: the agents of all nodes, asked at once, and their answers put together.
+//!
+//! [`cluster`] finds the agents' pods and runs `ballast` in them, with the user's rights; [`status`], [`services`] and [`wait`] put
+//! answers together, purely; [`names`] turns names of pods and Services into addresses.
+
+mod cluster;
+mod monitor;
+mod names;
+mod services;
+mod status;
+mod wait;
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::io::Write;
+
+use serde::de::DeserializeOwned;
+
+use crate::cli::args::kubectl::{KubectlArgs, KubectlCommand, MergedOutput, MergedServiceCommand};
+use crate::cli::show::Answer as Shown;
+use cluster::{Agent, Answer, Cluster};
+
+/// Why it ended.
+#[derive(Debug, thiserror::Error)]
+pub enum KubectlError {
+    /// There is no way to the API server.
+    #[error("no kubeconfig can be used: {0}; --kubeconfig names a file, --context one of its contexts")]
+    Kubeconfig(#[source] Box<kube::config::KubeconfigError>),
+    /// The API server does not do what it was asked.
+    #[error("cannot {what}: {source}")]
+    Api {
+        /// What was asked.
+        what: &'static str,
+        /// Why not.
+        source: Box<kube::Error>,
+    },
+    /// Nobody can be asked.
+    #[error(
+        "no agent's pod runs (labels {labels}): is Ballast installed by its chart or manifests? --agents-namespace says where to look"
+    )]
+    NoAgents {
+        /// What was looked for.
+        labels: &'static str,
+    },
+    /// A node has no agent.
+    #[error("no agent runs on a node {node}{meant}")]
+    NoNode {
+        /// The node that was named.
+        node: String,
+        /// Those that may be meant, in words.
+        meant: String,
+    },
+    /// A name of an object is none.
+    #[error("{0}")]
+    Name(String),
+    /// A command fails on a node.
+    #[error("node {node}: {message}")]
+    Node {
+        /// The node.
+        node: String,
+        /// What it says.
+        message: String,
+    },
+    /// The answer cannot be written as JSON.
+    #[error("the answer cannot be written as JSON: {0}")]
+    Json(#[from] serde_json::Error),
+    /// The answer cannot be written.
+    #[error("cannot write to standard output: {0}")]
+    Write(#[from] std::io::Error),
+}
+
+impl KubectlError {
+    fn api(what: &'static str) -> impl Fn(kube::Error) -> Self {
+        move |source| Self::Api { what, source: Box::new(source) }
+    }
+}
+
+/// What a node has answered, or why it has not, by node.
+type PerNode<T> = BTreeMap<String, Result<T, String>>;
+
+/// Does what was asked for. What follows events writes them to `out`.
+pub fn run(args: &KubectlArgs, out: &mut impl Write) -> Result<Shown, KubectlError> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(run_async(args, out))
+}
+
+async fn run_async(args: &KubectlArgs, out: &mut impl Write) -> Result<Shown, KubectlError> {
+    let cluster = Cluster::connect(&args.cluster).await?;
+    match &args.command {
+        KubectlCommand::Status { output } => {
+            let answers: PerNode<status::Node> =
+                decoded(cluster.ask_all(&cluster.agents().await?, &["status", "-o", "json"]).await);
+            let well = status::is_well(&answers);
+            let text = match output {
+                MergedOutput::Text => status::text(&answers),
+                MergedOutput::Json => json(&status::json(&answers))?,
+            };
+            Ok(Shown { text, well })
+        }
+        KubectlCommand::Service { command: MergedServiceCommand::List { output } } => {
+            let answers: PerNode<services::List> =
+                decoded(cluster.ask_all(&cluster.agents().await?, &["service", "list", "-o", "json"]).await);
+            let merged = services::merge(&answers);
+            let well = merged.silent.is_empty();
+            let text = match output {
+                MergedOutput::Text => services::text(&merged),
+                MergedOutput::Json => json(&merged)?,
+            };
+            Ok(Shown { text, well })
+        }
+        KubectlCommand::Explain { client, dialled } => explain(&cluster, client, dialled).await,
+        KubectlCommand::Monitor(args) => {
+            monitor::run(&cluster, &cluster.agents().await?, args, out).await?;
+            Ok(Shown { text: String::new(), well: true })
+        }
+        KubectlCommand::Wait { object, timeout, .. } => wait::run(&cluster, object, *timeout).await,
+    }
+}
+
+/// On the node where the connection begins.
+async fn explain(cluster: &Cluster, client: &str, dialled: &str) -> Result<Shown, KubectlError> {
+    let (client, dialled) = (names::client(cluster, client).await?, names::dialled(cluster, dialled).await?);
+    let agents = cluster.agents().await?;
+    let agents: Vec<Agent> = match &client.node {
+        Some(node) => cluster::select(agents, std::slice::from_ref(node))?,
+        None => agents,
+    };
+    let answers = cluster.ask_all(&agents, &["explain", &client.is, &dialled]).await;
+    let (mut text, mut well) = (String::new(), true);
+    for (node, answer) in answers {
+        // A String takes all that is written to it.
+        let _ = writeln!(text, "{} on node {node}, dialling {dialled}", client.told);
+        let (told, is_well) = match answer {
+            Ok(Answer { stdout, is_well: true, .. }) => (stdout, true),
+            Ok(Answer { stderr, .. }) => (stderr, false),
+            Err(error) => (format!("{error}\n"), false),
+        };
+        text.push_str(&told);
+        well &= is_well;
+    }
+    Ok(Shown { text, well })
+}
+
+/// The JSON of each node. What is no JSON is what the node says is wrong.
+fn decoded<T: DeserializeOwned>(answers: Vec<(String, Result<Answer, String>)>) -> PerNode<T> {
+    let decode = |answer: Answer| {
+        serde_json::from_str(&answer.stdout).map_err(|error| match answer.stderr.trim() {
+            "" => format!("its answer is not understood: {error}"),
+            told => told.to_owned(),
+        })
+    };
+    answers.into_iter().map(|(node, answer)| (node, answer.and_then(decode))).collect()
+}
+
+fn json(value: &impl serde::Serialize) -> Result<String, KubectlError> {
+    let mut text = serde_json::to_string_pretty(value)?;
+    text.push('\n');
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests;
