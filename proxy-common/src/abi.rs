@@ -1,4 +1,4 @@
-//! The version of the layouts, and the proof that they are what they were.
+//! The proof that the layouts are what they were ([`crate::version`]).
 
 use core::mem::{align_of, size_of};
 
@@ -17,9 +17,6 @@ use crate::{
     source_range::SourceRangeKey,
     stats::{RefusalKey, ServiceStats},
 };
-
-/// Raised with every change of a layout or of its meaning. It is part of the pin path.
-pub const ABI_VERSION: u32 = 3;
 
 /// A value without padding that is valid for every bit pattern: it may be read from and written to a map.
 ///

@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result, bail};
 
 use crate::exec::Cmd;
+use crate::host::names_in;
+use crate::image::binary;
 use crate::say;
 use crate::workspace::Workspace;
 
@@ -16,7 +18,7 @@ const COMMIT: &str = "01e5548";
 pub const VARIABLE: &str = "BALLAST_PREVIOUS_BIN";
 
 /// The binary: the one that [`VARIABLE`] names, or one that is built once and kept in the target folder.
-pub fn binary(workspace: &Workspace) -> Result<PathBuf> {
+pub fn program(workspace: &Workspace) -> Result<PathBuf> {
     if let Some(named) = std::env::var_os(VARIABLE).filter(|value| !value.is_empty()) {
         return Ok(named.into());
     }
@@ -26,6 +28,42 @@ pub fn binary(workspace: &Workspace) -> Result<PathBuf> {
         say::timed("build the agent of the previous layout", || build(workspace, &checkout))?;
     }
     Ok(binary)
+}
+
+/// The tag of the image.
+pub const TAG: &str = "previous";
+
+/// That version as a cluster takes it.
+#[derive(Clone, Debug)]
+pub struct Previous {
+    /// The program, which needs no library.
+    pub program: PathBuf,
+    /// The image's archive.
+    pub archive: PathBuf,
+    /// The chart.
+    pub chart: PathBuf,
+}
+
+/// Program, image and chart, built once and kept in the target folder.
+pub fn image(workspace: &Workspace) -> Result<Previous> {
+    let checkout = workspace.target().join("previous-abi").join(COMMIT);
+    let folder = checkout.join("image");
+    if !folder.join(DONE).exists() {
+        say::timed("build the image of the previous layout's version", || {
+            check_out(workspace, &checkout)?;
+            let name = format!("localhost/ballast:{TAG}");
+            let output = folder.display().to_string();
+            run(&checkout, &["image", "--dev", "--name", &name, "--output", &output])?;
+            fs::write(folder.join(DONE), []).context("cannot mark the build as done")
+        })?;
+    }
+    let archive = names_in(&folder).into_iter().find(|name| name.ends_with(".tar"));
+    let program = checkout.join("target").join(binary::host_target()?).join("debug/ballast");
+    Ok(Previous {
+        program,
+        archive: folder.join(archive.context("the version before made no image")?),
+        chart: checkout.join("deploy/chart"),
+    })
 }
 
 /// Whether this clone lacks history on purpose, as one made with `--depth`.
@@ -39,14 +77,20 @@ const DONE: &str = ".built";
 
 fn build(workspace: &Workspace, checkout: &Path) -> Result<()> {
     check_out(workspace, checkout)?;
+    run(checkout, &["build"])?;
+    fs::write(checkout.join(DONE), []).context("cannot mark the build as done")
+}
+
+/// Runs that version's own task runner.
+fn run(checkout: &Path, words: &[&str]) -> Result<()> {
     // A folder of its own: its crates have the names of ours.
     Cmd::cargo()
-        .args(["run", "--quiet", "--package", "xtask", "--", "build"])
+        .args(["run", "--quiet", "--package", "xtask", "--"])
+        .args(words)
         .without_env("BALLAST_BPF_OBJECT")
         .env("CARGO_TARGET_DIR", checkout.join("target"))
         .dir(checkout)
-        .run()?;
-    fs::write(checkout.join(DONE), []).context("cannot mark the build as done")
+        .run()
 }
 
 /// Puts the files of the commit into a folder of their own.

@@ -8,7 +8,7 @@ use proxy_common::config::SNAT_PORTS;
 use serde::{Serialize, Serializer};
 
 use super::error::ConfigError;
-use super::value::{NodePortAddress, NodePortRange, SnatPorts};
+use super::value::{DetectLocalMode, NodePortAddress, NodePortRange, SnatPorts};
 use crate::host::selection::Pattern;
 use crate::model::settings::{DetectLocal, NodePortAddresses, NodeSettings};
 
@@ -45,42 +45,6 @@ pub struct Network {
     pub service_node_port_range: NodePortRange,
     /// A load balancer's address is closed of a family that `loadBalancerSourceRanges` says nothing about.
     pub source_ranges_strict: bool,
-}
-
-/// How pods of this node are known, in kube-proxy's words.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub enum DetectLocalMode {
-    /// By their addresses: `--cluster-cidr`.
-    #[serde(rename = "ClusterCIDR")]
-    ClusterCidr,
-    /// By their addresses: the Node's podCIDRs.
-    #[serde(rename = "NodeCIDR")]
-    NodeCidr,
-    /// By their bridge: `--pod-bridge-interface`.
-    BridgeInterface,
-    /// By their devices' names: `--pod-interface-name-prefix`.
-    InterfaceNamePrefix,
-}
-
-impl DetectLocalMode {
-    /// All of them.
-    pub const ALL: [Self; 4] =
-        [Self::ClusterCidr, Self::NodeCidr, Self::BridgeInterface, Self::InterfaceNamePrefix];
-
-    /// kube-proxy's name for it.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::ClusterCidr => "ClusterCIDR",
-            Self::NodeCidr => "NodeCIDR",
-            Self::BridgeInterface => "BridgeInterface",
-            Self::InterfaceNamePrefix => "InterfaceNamePrefix",
-        }
-    }
-
-    /// The mode of this name.
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|mode| mode.name() == name)
-    }
 }
 
 /// What they add up to; `address` is what `--bind-address` says.

@@ -8,75 +8,22 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use ipnet::IpNet;
-use serde::{Serialize, Serializer};
+use serde::Serializer;
 
 use crate::host::selection::{DevicePattern, Pattern};
 use crate::model::settings::FlowTimeouts;
 
 mod algorithm;
+mod detect_local;
+mod error;
+mod log;
 mod ports;
 
 pub use algorithm::AlgorithmName;
+pub use detect_local::DetectLocalMode;
+pub use error::ValueError;
+pub use log::{LogFormat, LogLevel};
 pub use ports::{NodePortRange, SnatPorts};
-
-/// Why a value was not taken, and what would be.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ValueError {
-    /// Not a duration.
-    #[error("a duration needs a unit, like 500ms, 30s, 2m or 1m30s")]
-    Duration,
-    /// Not a listen address.
-    #[error(
-        "expected ADDRESS:PORT or ADDRESS, like 127.0.0.1:10249 or [::]:10256, or nothing to switch it off"
-    )]
-    Listen,
-    /// Not a log level.
-    #[error("expected error, warn, info, debug or trace, or a klog number from 0 to 10")]
-    LogLevel,
-    /// Not a pattern for device names.
-    #[error(
-        "a device pattern is an interface name of at most 15 characters, in which * and ? stand for others; \
-         a leading ! leaves the device out, like eth*,!eth9"
-    )]
-    Devices,
-    /// Not an algorithm.
-    #[error("expected one of {0}")]
-    Algorithm(String),
-    /// Not a capacity.
-    #[error("expected a number from 1 to {0}")]
-    Capacity(u32),
-    /// Not a pattern for uplinks.
-    #[error(
-        "an uplink is an interface name of at most 15 characters, in which * and ? stand for others, like eth*"
-    )]
-    Uplinks,
-    /// Not a pattern for local devices.
-    #[error(
-        "a local device is an interface name of at most 15 characters, in which * and ? stand for others, like tap*"
-    )]
-    LocalDevices,
-    /// Not a range of addresses.
-    #[error("a range of addresses has a prefix length, like 192.0.2.0/24 or 2001:db8::/32")]
-    Range,
-    /// Not an address for node ports.
-    #[error("expected a range like 192.0.2.0/24, or primary, all or localhost")]
-    NodePortAddress,
-    /// Not a range of ports.
-    #[error(
-        "expected FIRST-LAST, or two of them in order, with ports from 1024 to 65535, like 61000-65535 or \
-         1024-29999,61000-65535"
-    )]
-    PortRange,
-    /// Not a range of node ports.
-    #[error("expected FIRST-LAST with ports from 1 to 65535, like 30000-32767")]
-    NodePortRange,
-    /// Not a timeout of a flow.
-    #[error("expected whole seconds from 1s to 596h31m23s, like 90s, 30m or 24h")]
-    FlowTimeout,
-    /// Not a proxy mode.
-    #[error("this is Ballast: the mode is ebpf (iptables, ipvs and nftables are accepted and mean ebpf)")]
-    ProxyMode,
-}
 
 /// Parses a duration as Go's flags write it: `1s`, `500ms`, `1m30s`, `0`.
 pub fn duration(text: &str) -> Result<Duration, ValueError> {
@@ -151,74 +98,6 @@ impl FromStr for Listen {
             .map(Self::Socket)
             .or_else(|_| text.parse().map(Self::Address))
             .map_err(|_| ValueError::Listen)
-    }
-}
-
-/// How log lines are written.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum LogFormat {
-    /// For people.
-    #[default]
-    Text,
-    /// For machines: one object on a line.
-    Json,
-}
-
-/// How much is logged.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub enum LogLevel {
-    /// Only what stopped for good.
-    Error,
-    /// And what someone should look at.
-    Warn,
-    /// And what happens once: start, stop, settings, the first sync.
-    #[default]
-    Info,
-    /// And each object.
-    Debug,
-    /// And each event.
-    Trace,
-}
-
-impl LogLevel {
-    /// The word for it.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Error => "error",
-            Self::Warn => "warn",
-            Self::Info => "info",
-            Self::Debug => "debug",
-            Self::Trace => "trace",
-        }
-    }
-}
-
-impl FromStr for LogLevel {
-    type Err = ValueError;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        // kube-proxy's manifests carry klog numbers: `-v=2` is its usual "info".
-        match text.to_ascii_lowercase().as_str() {
-            "error" => Ok(Self::Error),
-            "warn" | "warning" => Ok(Self::Warn),
-            "info" | "0" | "1" | "2" | "3" => Ok(Self::Info),
-            "debug" | "4" | "5" => Ok(Self::Debug),
-            "trace" | "6" | "7" | "8" | "9" | "10" => Ok(Self::Trace),
-            _ => Err(ValueError::LogLevel),
-        }
-    }
-}
-
-impl fmt::Display for LogLevel {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.as_str())
-    }
-}
-
-impl Serialize for LogLevel {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(self.as_str())
     }
 }
 

@@ -4,8 +4,8 @@ mod counted;
 mod join;
 mod node;
 mod open;
+mod read;
 
-use std::collections::BTreeMap;
 use std::io;
 use std::net::IpAddr;
 use std::ops::Range;
@@ -15,7 +15,6 @@ use std::sync::atomic::{Ordering, fence};
 
 use aya::maps::{MapData, MapType, PerCpuArray, PerCpuValues};
 use aya::util::nr_cpus;
-use proxy_common::abi::Plain;
 use proxy_common::backend::BackendEntry;
 use proxy_common::name::PortName;
 use proxy_common::prefilter::PREFILTER_WORDS;
@@ -26,6 +25,7 @@ use proxy_common::{Address, map_names};
 use self::counted::Counted;
 use self::node::NodeMaps;
 use self::open::{io_error, map_memory, open, open_as, open_stats, shape};
+use self::read::{endpoints, hash};
 use super::mapping::Mapping;
 use super::sys::{self, Stopped};
 use super::{Backend, BatchError, Capacity, Contents, FrontendKey, MaglevRow, MapError, Store, Table, Write};
@@ -361,32 +361,4 @@ fn backend_of<A: Address>(
         Write::NoBackend(id, _) => Some((*id, BackendEntry::FREE)),
         _ => None,
     }
-}
-
-/// Reads about `count` entries of a hash; returns where to go on.
-fn hash<K: Plain, V: Plain, T: From<K> + Ord>(
-    map: &MapData,
-    table: Table,
-    from: Option<u32>,
-    count: u32,
-    into: &mut BTreeMap<T, V>,
-) -> Result<Option<u32>, MapError> {
-    let read = sys::lookup::<K, V>(map.fd().as_fd(), from, count as usize);
-    let (found, next) = read.map_err(|source| MapError::Read { table, source })?;
-    into.extend(found.into_iter().map(|(key, value)| (key.into(), value)));
-    Ok(next)
-}
-
-fn endpoints<A: Address + Into<IpAddr>>(
-    map: &MapData,
-    table: Table,
-    range: Range<u32>,
-) -> Result<BTreeMap<u32, Backend>, MapError>
-where
-    BackendEntry<A>: Plain,
-{
-    let read = sys::lookup::<u32, BackendEntry<A>>(map.fd().as_fd(), range.start.checked_sub(1), range.len());
-    let (rows, _) = read.map_err(|source| MapError::Read { table, source })?;
-    let used = |(id, entry)| Backend::from_entry(entry).map(|row| (id, row));
-    Ok(rows.into_iter().filter_map(used).filter(|(id, _)| range.contains(id)).collect())
 }

@@ -13,7 +13,8 @@ use tokio::sync::watch;
 
 use super::datapath::{Labels, counter, gauge};
 use crate::model::net::IpFamily;
-use crate::sync::{Histogram, Scale, Scope, Status};
+use crate::plan::Scope;
+use crate::sync::{Histogram, Scale, Status};
 
 /// Reads the snapshots that the driver publishes.
 #[derive(Debug)]

@@ -15,8 +15,8 @@ use super::bpf::Link;
 use super::clsact;
 use super::error::Error;
 use super::hooks::Direction;
-use super::object::{program_mut, refused};
 use super::pins::{self, Paths};
+use super::program::{program_mut, refused};
 use crate::host::netlink::Netlink;
 
 /// Puts the programs of [`names::CALLED`], which are loaded, into the array.
@@ -40,15 +40,18 @@ fn failed(source: aya::maps::MapError) -> Error {
     Error::Map { name: names::CALLS, source }
 }
 
-/// Pins the array, so that its programs outlive the agent. The pin's name holds the ids of the packet programs that use the
+/// Pins the array unless it is pinned, so that its programs outlive the agent. The pin's name holds the ids of the packet programs that use the
 /// array: who may not list the kernel's programs (that takes `CAP_SYS_ADMIN`) finds there whether one is attached.
-pub(super) fn keep(ebpf: &mut Ebpf, paths: &Paths) -> Result<(), Error> {
+pub(super) fn keep(ebpf: &Ebpf, paths: &Paths) -> Result<(), Error> {
     let users = users(ebpf);
-    let aya::maps::Map::ProgramArray(map) = ebpf.map_mut(names::CALLS).ok_or(MISSING)? else {
+    let aya::maps::Map::ProgramArray(map) = ebpf.map(names::CALLS).ok_or(MISSING)? else {
         return Err(MISSING);
     };
     pins::make(&paths.calls())?;
     let path = paths.calls().join(users.iter().map(u32::to_string).collect::<Vec<_>>().join("-"));
+    if path.exists() {
+        return Ok(());
+    }
     map.pin(&path).map_err(|error| Error::File { action: "pin", path, source: std::io::Error::other(error) })
 }
 

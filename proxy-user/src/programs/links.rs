@@ -11,6 +11,7 @@ use aya::programs::loaded_programs;
 use proxy_common::map_names;
 
 use super::bpf::{self, Hook, Link, LinkInfo, Rank};
+use super::device::device_name;
 use super::error::Error;
 use super::hooks;
 use crate::host::devices::XdpMode;
@@ -88,7 +89,7 @@ impl Place<'_> {
         match self {
             Self::Cgroup { cgroup, .. } => format!("cgroup {}", cgroup.path.display()),
             Self::Device { ifindex, .. } | Self::Xdp { ifindex, .. } => {
-                format!("device {}", super::device_name(ifindex))
+                format!("device {}", device_name(ifindex))
             }
         }
     }

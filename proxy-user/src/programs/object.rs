@@ -6,7 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use aya::maps::{Array, MapInfo};
-use aya::programs::{Program, ProgramError, SchedClassifier, Xdp};
+use aya::programs::{Program, SchedClassifier, Xdp};
 use aya::{Ebpf, EbpfLoader};
 use aya_obj::Object;
 use proxy_common::config::NodeConfig;
@@ -15,8 +15,11 @@ use proxy_common::map_names as names;
 use super::capacities::Capacities;
 use super::error::Error;
 use super::hooks::{CLOCK, Direction, SOCKET_HOOKS};
+use super::migrate::share::share_with;
+use super::notice::Notice;
 use super::pins::{Paths, Pins};
-use super::{Notice, calls, clock, kernel, migrate};
+use super::program::{program_mut, refused};
+use super::{calls, clock, kernel};
 
 /// The variable by which programs measure how long endpoints take to answer (`--connect-latency`).
 const MEASURES_LATENCY: &str = "CONNECT_LATENCY";
@@ -111,11 +114,11 @@ pub(super) fn load(bytes: &[u8], pins: &Pins, capacities: &Capacities) -> Result
     let mut loader = EbpfLoader::new();
     // No program reads kernel types, so a kernel without BTF will do, and its BTF is not parsed.
     loader.btf(None);
-    let mut notices = kernel::adapt(&mut loader);
+    let mut notices: Vec<_> = kernel::adapt(&mut loader).into_iter().map(Notice::KernelLacks).collect();
     let predecessor = pins.predecessor();
     if let Some(previous) = &predecessor {
         pins.begin_anew()?;
-        migrate::share_with(previous, &paths.maps());
+        share_with(previous, &paths.maps());
     }
     for name in names::ALL {
         let map = object.maps.get(*name).ok_or(Error::Incomplete { kind: "map", name })?;
@@ -235,18 +238,6 @@ fn load_classifiers(ebpf: &mut Ebpf, names: impl Iterator<Item = &'static str>) 
         program.load().map_err(refused(name))?;
     }
     Ok(())
-}
-
-pub(super) fn refused(name: &'static str) -> impl FnOnce(ProgramError) -> Error {
-    move |source| Error::Program { name, source: Box::new(source) }
-}
-
-pub(super) fn program_mut<'a, P>(ebpf: &'a mut Ebpf, name: &'static str) -> Result<&'a mut P, Error>
-where
-    &'a mut P: TryFrom<&'a mut Program, Error = ProgramError>,
-{
-    let program = ebpf.program_mut(name).ok_or(Error::Incomplete { kind: "program", name })?;
-    program.try_into().map_err(refused(name))
 }
 
 /// Writes `config`; returns the jiffies in a second.

@@ -15,9 +15,10 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
-use proxy_common::abi::ABI_VERSION;
 use proxy_common::map_names;
+use proxy_common::version::ABI_VERSION;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 
 use super::error::Error;
@@ -161,21 +162,35 @@ pub struct Pins {
     paths: Paths,
     /// Whether the bpffs was mounted by us just now.
     pub mounted: bool,
+    bpffs: PathBuf,
+    /// The newest last. One of a bpffs that was unmounted keeps that alive, and with it all links that are pinned there alone.
+    locks: Mutex<Vec<Held>>,
+}
+
+/// A lock, and the device and inode of the directory that it is on.
+#[derive(Debug)]
+struct Held {
+    on: (u64, u64),
     _lock: Lock,
 }
 
 impl Pins {
     /// Finds or mounts the bpffs, makes our directories, and takes the lock.
     pub fn open(bpffs: &Path) -> Result<Self, Error> {
-        let mounted = ensure_bpffs(bpffs)?;
         let paths = Paths::new(bpffs);
-        make(paths.root())?;
-        let taken = lock(paths.root()).map_err(Error::file("lock", paths.root()))?;
-        let lock = taken.ok_or_else(|| in_use(bpffs))?;
-        for directory in [paths.maps(), paths.links(), paths.filters(), paths.qdiscs()] {
-            make(&directory)?;
+        let (mounted, lock) = occupy(bpffs, &paths)?;
+        Ok(Self { paths, mounted, bpffs: bpffs.to_owned(), locks: Mutex::new(vec![lock]) })
+    }
+
+    /// Mounts a bpffs and makes our directories again if what [`Pins::open`] found or made is there no longer: somebody
+    /// unmounted it, or mounted another one over it.
+    pub fn restore(&self) -> Result<(), Error> {
+        let mut locks = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = identity(self.paths.root()).ok();
+        if found.is_none() || locks.last().map(|held| held.on) != found {
+            locks.push(occupy(&self.bpffs, &self.paths)?.1);
         }
-        Ok(Self { paths, mounted, _lock: lock })
+        Ok(())
     }
 
     /// Where things are.
@@ -265,6 +280,25 @@ impl Pins {
         }
         Ok(retired)
     }
+}
+
+/// Finds or mounts the bpffs, makes our directories, and takes the lock; whether it was mounted just now.
+fn occupy(bpffs: &Path, paths: &Paths) -> Result<(bool, Held), Error> {
+    let mounted = ensure_bpffs(bpffs)?;
+    make(paths.root())?;
+    let failed = Error::file("lock", paths.root());
+    let taken = lock(paths.root()).and_then(|lock| Ok((lock, identity(paths.root())?)));
+    let (taken, on) = taken.map_err(failed)?;
+    let lock = taken.ok_or_else(|| in_use(bpffs))?;
+    for directory in [paths.maps(), paths.links(), paths.filters(), paths.qdiscs()] {
+        make(&directory)?;
+    }
+    Ok((mounted, Held { on, _lock: lock }))
+}
+
+/// Device and inode.
+fn identity(path: &Path) -> io::Result<(u64, u64)> {
+    fs::symlink_metadata(path).map(|found| (found.dev(), found.ino()))
 }
 
 pub(super) fn in_use(bpffs: &Path) -> Error {

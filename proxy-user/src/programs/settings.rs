@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::bpf;
 use super::capacities::Capacities;
 use super::hooks::Direction;
-use super::xdp::Xdp;
+use super::xdp::keeper::Xdp;
 
 /// How packet programs are attached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]

@@ -9,7 +9,6 @@ use std::sync::{Mutex, PoisonError};
 use aya::maps::{Array, HashMap, MapData, PerCpuArray, PerCpuValues};
 use aya::programs::{SchedClassifier, Xdp};
 use aya::{Ebpf, EbpfLoader, TestRun as _, TestRunOptions};
-use proxy_common::abi::ABI_VERSION;
 use proxy_common::backend::{BACKEND_ACTIVE, BACKEND_GONE};
 use proxy_common::config::NodeConfig;
 use proxy_common::flow::{
@@ -23,6 +22,7 @@ use proxy_common::prefilter::{Role, position};
 use proxy_common::reason::Reason;
 use proxy_common::service::{KIND_CLUSTER_IP, SCOPE_INTERNAL, ServiceEntry};
 use proxy_common::stats::{RefusalKey, ServiceStats};
+use proxy_common::version::ABI_VERSION;
 use proxy_user::maps::view::View;
 use proxy_user::maps::{Backend, FrontendKey, KernelStore, Store as _, Table, Write};
 use proxy_user::programs::{Capacities, EMBEDDED, load_packet_path};

@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 
 use super::place::Place;
-use super::plan::{CONTROL_V4, POD_RANGES, SERVICE_RANGES};
+use super::plan::{CONTROL_V4, POD_RANGES, SECOND_V4, SERVICE_RANGES};
 use crate::exec::Cmd;
 use crate::signal::wait_for;
 
@@ -33,6 +33,24 @@ pub fn start_one(place: &Place, program: &str) -> Result<()> {
     words.extend(flags(place, program));
     let words: Vec<_> = words.iter().map(String::as_str).collect();
     place.control().run(program, &words)
+}
+
+/// What the second API server is called.
+pub const SECOND: &str = "kube-apiserver-2";
+
+/// Starts a second API server at an address of its own, and waits until it serves.
+pub fn start_second(place: &Place) -> Result<()> {
+    let own =
+        |flag: String| flag.replace(&format!("-address={CONTROL_V4}"), &format!("-address={SECOND_V4}"));
+    let flags = flags(place, "kube-apiserver").into_iter().map(own);
+    let words: Vec<_> = std::iter::once("kube-apiserver".to_owned()).chain(flags).collect();
+    let words: Vec<_> = words.iter().map(String::as_str).collect();
+    place.control().run(SECOND, &words)?;
+    let server = format!("--server=https://{SECOND_V4}:6443");
+    wait_for("the second API server", PATIENCE, || {
+        Ok(kubectl(place, &[&server, "get", "--raw", "/readyz", "--request-timeout=2s"]).try_read())
+    })?;
+    Ok(())
 }
 
 /// Waits until the API server serves.
@@ -75,6 +93,8 @@ fn flags(place: &Place, program: &str) -> Vec<String> {
         "kube-apiserver" => vec![
             "--etcd-servers=http://127.0.0.1:2379".into(),
             format!("--advertise-address={CONTROL_V4}"),
+            // Another one may listen beside it.
+            format!("--bind-address={CONTROL_V4}"),
             format!("--service-cluster-ip-range={SERVICE_RANGES}"),
             format!("--client-ca-file={}", key("ca.crt")),
             format!("--tls-cert-file={}", key("server.crt")),
@@ -113,4 +133,10 @@ fn flags(place: &Place, program: &str) -> Vec<String> {
             flags
         }
     }
+}
+
+/// Creates or changes objects.
+pub fn apply(place: &Place, objects: &serde_json::Value) -> Result<()> {
+    let file = place.write("apply.json", &objects.to_string())?;
+    kubectl(place, &["apply", "-f", &file.display().to_string()]).read().map(|_| ())
 }

@@ -4,9 +4,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, ensure};
 
+use super::control::kubectl;
+use super::node;
 use super::place::Place;
-use super::plan::{CONTROL_V4, Node};
-use super::{each, kubectl, node};
+use super::plan::{CONTROL_V4, Node, each};
 use crate::chart::Helm;
 use crate::host::names_in;
 use crate::workspace::Workspace;
@@ -25,16 +26,33 @@ pub fn install(workspace: &Workspace, place: &Place, image: Option<&Path>) -> Re
     if let Some(image) = image {
         each(&nodes, |node| node::load(place, node, image))?;
     }
-    let helm = Helm::find(workspace)?;
-    let chart = helm.chart().display().to_string();
+    upgrade(workspace, place, &[])
+}
+
+/// Installs the chart, or changes what is installed, with these words for Helm; waits until each agent says that all is well.
+pub fn upgrade(workspace: &Workspace, place: &Place, words: &[&str]) -> Result<()> {
+    let chart = Helm::find(workspace)?.chart().to_owned();
+    upgrade_to(workspace, place, &chart, words)?;
+    rolled_out(place, NAME)?;
+    place.nodes().into_iter().try_for_each(|node| status(place, node).map(|_| ()))
+}
+
+/// Tells Helm to take a chart, with these words, and does not wait.
+pub fn upgrade_to(workspace: &Workspace, place: &Place, chart: &Path, words: &[&str]) -> Result<()> {
     // The control plane's own address: the Service `kubernetes` works only once the agent does.
     let address = format!("apiServer.host={CONTROL_V4}");
-    run(place, &helm, &["upgrade", "--install", NAME, &chart, "--set", &address])?;
-    rolled_out(place, NAME)?;
-    for node in nodes {
-        status(place, node)?;
-    }
-    Ok(())
+    let chart = chart.display().to_string();
+    let install = ["upgrade", "--install", NAME, &chart, "--set", &address];
+    let settings: Vec<_> =
+        place.settings().iter().map(|one| format!("--set-string=settings.{one}")).collect();
+    let settings: Vec<_> = settings.iter().map(String::as_str).collect();
+    run(place, &Helm::find(workspace)?, &[&install, &settings[..], words].concat())
+}
+
+/// Goes back to the chart and the values of before, and waits until all pods are theirs.
+pub fn roll_back(workspace: &Workspace, place: &Place) -> Result<()> {
+    run(place, &Helm::find(workspace)?, &["rollback", NAME])?;
+    rolled_out(place, NAME)
 }
 
 /// Removes it from the cluster, and all that it left on the nodes.

@@ -6,7 +6,7 @@ use std::fs;
 use anyhow::{Context as _, Result};
 
 use super::place::Place;
-use super::plan::{API_SERVICE, CONTROL_V4, Node};
+use super::plan::{API_SERVICE, CONTROL_V4, CONTROL_VIP, Node, SECOND_V4};
 use crate::exec::Cmd;
 
 /// A user, and the group that gives it its rights.
@@ -41,7 +41,7 @@ pub fn make(place: &Place, nodes: u8) -> Result<()> {
     openssl(&["-x509", "-subj", "/CN=ballast-cluster", "-keyout", &path("ca.key"), "-out", &path("ca.crt")])?;
     let names = format!(
         "subjectAltName=DNS:kubernetes,DNS:kubernetes.default,DNS:kubernetes.default.svc,\
-         DNS:kubernetes.default.svc.cluster.local,DNS:localhost,IP:127.0.0.1,IP:{CONTROL_V4},IP:{API_SERVICE}"
+         DNS:kubernetes.default.svc.cluster.local,DNS:localhost,IP:127.0.0.1,IP:{CONTROL_V4},IP:{SECOND_V4},IP:{CONTROL_VIP},IP:{API_SERVICE}"
     );
     let authority = ["-CA", &path("ca.crt"), "-CAkey", &path("ca.key")];
     let server = ["-subj", "/CN=kube-apiserver", "-keyout", &path("server.key"), "-out", &path("server.crt")];

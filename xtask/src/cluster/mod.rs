@@ -2,6 +2,7 @@
 //!
 //! Each machine of it is a set of namespaces (`machine`). All that it needs is built from pinned sources, once.
 
+mod args;
 mod ballast;
 mod control;
 mod deployed;
@@ -16,7 +17,7 @@ pub mod plan;
 mod proxy;
 
 use std::io::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -26,111 +27,22 @@ use crate::exec::{self, Cmd};
 use crate::setup::{self, Need};
 use crate::workspace::Workspace;
 use crate::{apiserver, gotools, say, signal};
+use args::Action;
+pub use args::{Args, Up, Which};
 use ballast::Ballast;
 pub use ballast::Given;
-pub use control::kubectl;
+pub use control::{apply, kubectl};
 pub use deployed::logs as agent_logs;
 pub use place::Place;
 use plan::Node;
+use plan::each;
 pub use proxy::Proxy;
+use proxy::{PROXY, current_proxy};
 
 /// How long nodes and DNS may take to be ready, also on a busy machine.
 const PATIENCE: Duration = Duration::from_mins(3);
 /// Where Debian has the CNI plugins.
 const PLUGINS: &str = "/usr/lib/cni/host-local";
-/// In a cluster's folder: which proxy serves it.
-const PROXY: &str = "proxy";
-
-/// Make, look at, and end real Kubernetes clusters on this machine (as root).
-#[derive(clap::Args, Clone, Debug)]
-pub struct Args {
-    #[command(subcommand)]
-    command: Action,
-}
-
-#[derive(clap::Subcommand, Clone, Debug)]
-enum Action {
-    /// Make a cluster: control plane, nodes, DNS, and what serves its Services
-    Up(Up),
-    /// End a cluster and remove all of it
-    Down(Which),
-    /// Say what runs, and how to reach it
-    Status(Which),
-    /// Take another proxy
-    Proxy {
-        /// The one to take
-        #[arg(value_enum)]
-        proxy: Proxy,
-        #[command(flatten)]
-        given: Given,
-        #[command(flatten)]
-        which: Which,
-    },
-    /// Give all nodes the images of an archive
-    Load {
-        /// An archive in Docker's or OCI's layout
-        archive: PathBuf,
-        #[command(flatten)]
-        which: Which,
-    },
-    /// Run a command on a machine of the cluster
-    Exec {
-        /// `control` (kubectl works there), or a node: node1
-        #[arg(long, default_value = plan::CONTROL)]
-        on: String,
-        #[command(flatten)]
-        which: Which,
-        /// The command
-        #[arg(last = true, required = true)]
-        command: Vec<String>,
-    },
-    /// Bring faults upon a cluster while clients make connections, and show what they saw
-    Faults {
-        /// Only those with these words in their line
-        only: Option<String>,
-        #[command(flatten)]
-        which: Which,
-    },
-    /// What clients of `faults` run
-    #[command(hide = true)]
-    Knock {
-        /// Whom to ask, in turn
-        #[arg(required = true)]
-        targets: Vec<faults::Target>,
-    },
-    /// What a machine's first process runs
-    #[command(hide = true)]
-    Init {
-        machine: String,
-        #[command(flatten)]
-        which: Which,
-    },
-}
-
-/// Which cluster.
-#[derive(clap::Args, Clone, Debug)]
-pub struct Which {
-    /// The cluster's name: several may run side by side
-    #[arg(long, default_value = "main")]
-    pub name: String,
-}
-
-/// A cluster that is wanted.
-#[derive(clap::Args, Clone, Debug)]
-pub struct Up {
-    /// How many nodes, 1 to 9; zones alternate between three
-    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=i64::from(plan::MOST_NODES)))]
-    pub nodes: u8,
-    /// What serves the Services
-    #[arg(long, value_enum, default_value_t = Proxy::BallastHost)]
-    pub proxy: Proxy,
-    /// Which Ballast.
-    #[command(flatten)]
-    pub given: Given,
-    /// Which cluster.
-    #[command(flatten)]
-    pub which: Which,
-}
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
@@ -155,10 +67,19 @@ pub fn run(args: &Args) -> Result<()> {
             let words: Vec<_> = command.iter().map(String::as_str).collect();
             machine::Machine::of(&there(which)?, on).command(&words).run()
         }
-        Action::Faults { only, which } => {
+        Action::Faults { args, which } => {
             signal::catch();
-            faults::run(&there(which)?, only.as_deref())
+            faults::run(&there(which)?, args)
         }
+        Action::Chaos { args, which } => {
+            signal::catch();
+            faults::chaos(&there(which)?, args)
+        }
+        Action::Rolling { args, which } => {
+            signal::catch();
+            faults::rolling(&there(which)?, args)
+        }
+        Action::Foreign { hook } => faults::attach_foreign(hook),
         Action::Knock { targets } => faults::knock(targets),
         Action::Init { machine, which } => machine::init(&Place::of(&which.name)?, machine),
     }
@@ -216,6 +137,7 @@ fn prepare(workspace: &Workspace) -> Result<()> {
 
 fn assemble(workspace: &Workspace, place: &Place, wanted: &Up, ballast: &Ballast) -> Result<()> {
     say::step(format_args!("make {} nodes, in {}", wanted.nodes, place.dir().display()));
+    place.write(place::SETTINGS, &wanted.settings.join("\n"))?;
     link_programs(workspace, place, &ballast.program)?;
     keys::make(place, wanted.nodes)?;
     let archive = image::make(place)?;
@@ -277,26 +199,6 @@ fn await_ready(place: &Place, wanted: &Up) -> Result<()> {
     })
 }
 
-/// Does something for all nodes at once.
-fn each(nodes: &[Node], work: impl Fn(Node) -> Result<()> + Sync) -> Result<()> {
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = nodes
-            .iter()
-            .map(|&node| {
-                scope.spawn({
-                    let work = &work;
-                    move || work(node)
-                })
-            })
-            .collect();
-        let ended: Vec<_> = threads.into_iter().map(std::thread::ScopedJoinHandle::join).collect();
-        ended.into_iter().try_for_each(|result| match result {
-            Ok(done) => done,
-            Err(_) => bail!("a thread died"),
-        })
-    })
-}
-
 /// Runs lines of ip(8) in the network of a process.
 fn batch(process: u32, lines: &str) -> Result<()> {
     let mut child = Command::new("nsenter")
@@ -313,12 +215,6 @@ fn batch(process: u32, lines: &str) -> Result<()> {
         bail!("ip: {}\n{lines}", String::from_utf8_lossy(&output.stderr).trim());
     }
     Ok(())
-}
-
-/// Creates or changes objects.
-pub fn apply(place: &Place, objects: &serde_json::Value) -> Result<()> {
-    let file = place.write("apply.json", &objects.to_string())?;
-    kubectl(place, &["apply", "-f", &file.display().to_string()]).read().map(|_| ())
 }
 
 fn link_programs(workspace: &Workspace, place: &Place, ballast: &Path) -> Result<()> {
@@ -345,12 +241,6 @@ pub fn down(place: &Place) -> Result<()> {
     place.take_down()?;
     say::line(format_args!("the cluster `{}` is gone", place.name()));
     Ok(())
-}
-
-fn current_proxy(place: &Place) -> Result<Proxy> {
-    let told = std::fs::read_to_string(place.dir().join(PROXY)).context("the cluster was not finished")?;
-    let all = <Proxy as clap::ValueEnum>::value_variants();
-    all.iter().copied().find(|proxy| proxy.to_string() == told).context("an unknown proxy serves the cluster")
 }
 
 /// Ends one proxy and starts another.

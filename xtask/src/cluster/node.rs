@@ -142,6 +142,8 @@ fn kubelet_config(node: Node, resolv: &str) -> String {
         "clusterDNS": [DNS_SERVICE],
         "resolvConf": resolv,
         "healthzPort": 0,
+        // A container that ended often is started again soon: faults end agents often.
+        "crashLoopBackOff": { "maxContainerRestartPeriod": "1s" },
         "maxPods": 200,
         "syncFrequency": "10s",
         "nodeStatusUpdateFrequency": "10s",

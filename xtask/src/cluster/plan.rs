@@ -2,10 +2,16 @@
 
 use std::fmt::{self, Write as _};
 
+use anyhow::{Result, bail};
+
 /// How many nodes a cluster may have: their number is the last digit of their address.
 pub const MOST_NODES: u8 = 9;
 /// Where API server and everything beside it runs; to the nodes it is the world outside.
 pub const CONTROL: &str = "control";
+/// Where a second API server listens, on the same machine.
+pub const SECOND_V4: &str = "172.30.0.2";
+/// What nodes may call both API servers by, if they have a Service for it.
+pub const CONTROL_VIP: &str = "172.30.200.1";
 /// The address of the machine `control`, in the nodes' network.
 pub const CONTROL_V4: &str = "172.30.0.1";
 /// The same in IPv6.
@@ -74,7 +80,7 @@ impl fmt::Display for Node {
 pub fn control_lines(nodes: &[(Node, u32)]) -> String {
     let mut lines = format!(
         "link set lo up\nlink add nodes type bridge\naddress add {CONTROL_V4}/24 dev nodes\n\
-         address add {CONTROL_V6}/64 dev nodes nodad\nlink set nodes up\n"
+         address add {SECOND_V4}/24 dev nodes\naddress add {CONTROL_V6}/64 dev nodes nodad\nlink set nodes up\n"
     );
     for (node, process) in nodes {
         let _ = write!(
@@ -110,6 +116,26 @@ pub fn node_lines(node: Node, nodes: &[(Node, u32)]) -> String {
         );
     }
     lines
+}
+
+/// Does something for all nodes at once.
+pub(super) fn each(nodes: &[Node], work: impl Fn(Node) -> Result<()> + Sync) -> Result<()> {
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = nodes
+            .iter()
+            .map(|&node| {
+                scope.spawn({
+                    let work = &work;
+                    move || work(node)
+                })
+            })
+            .collect();
+        let ended: Vec<_> = threads.into_iter().map(std::thread::ScopedJoinHandle::join).collect();
+        ended.into_iter().try_for_each(|result| match result {
+            Ok(done) => done,
+            Err(_) => bail!("a thread died"),
+        })
+    })
 }
 
 #[cfg(test)]

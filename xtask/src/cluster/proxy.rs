@@ -6,12 +6,15 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 
+use super::deployed;
 use super::place::Place;
-use super::plan::{Node, POD_RANGES};
-use super::{deployed, each};
+use super::plan::{Node, POD_RANGES, each};
 use crate::gotools;
 use crate::signal::wait_for;
 use crate::workspace::Workspace;
+
+/// In a cluster's folder: which proxy serves it.
+pub(super) const PROXY: &str = "proxy";
 
 /// How long a proxy may take to have all Services of an idle cluster.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -85,21 +88,9 @@ impl Proxy {
 
     /// Starts it on a node, if it is a program there.
     pub fn start_on(self, place: &Place, node: Node) -> Result<()> {
-        let machine = place.node(node);
         let user = place.kubeconfig("proxy").display().to_string();
         match self {
-            Self::BallastHost => {
-                let name = node.to_string();
-                machine.run(
-                    "ballast",
-                    &["ballast", "run", "--kubeconfig", &user, "--hostname-override", &name],
-                )?;
-                let log = machine.log("ballast");
-                wait_for(&format!("the agent on {node}; its log is {}", log.display()), PATIENCE, || {
-                    Ok(machine.command(&["ballast", "status"]).try_read())
-                })?;
-                Ok(())
-            }
+            Self::BallastHost => ballast(place, node, &user),
             Self::KubeProxyNftables => kube_proxy(place, node, "nftables", &user),
             Self::KubeProxyIptables => kube_proxy(place, node, "iptables", &user),
             Self::Ballast | Self::None => Ok(()),
@@ -116,6 +107,20 @@ impl Proxy {
         };
         machine.command(clean).read().map(|_| ())
     }
+}
+
+/// Starts the agent, and waits until it is well.
+fn ballast(place: &Place, node: Node, user: &str) -> Result<()> {
+    let (machine, name, settings) = (place.node(node), node.to_string(), place.settings());
+    let settings = settings.iter().map(String::as_str);
+    let agent = ["ballast", "run", "--kubeconfig", user, "--hostname-override", &name];
+    let words: Vec<_> = std::iter::once("env").chain(settings).chain(agent).collect();
+    machine.run("ballast", &words)?;
+    let log = machine.log("ballast");
+    wait_for(&format!("the agent on {node}; its log is {}", log.display()), PATIENCE, || {
+        Ok(machine.command(&["ballast", "status"]).try_read())
+    })?;
+    Ok(())
 }
 
 fn kube_proxy(place: &Place, node: Node, mode: &str, user: &str) -> Result<()> {
@@ -138,4 +143,11 @@ fn kube_proxy(place: &Place, node: Node, mode: &str, user: &str) -> Result<()> {
         Ok(machine.command(&["curl", "-sf", "http://127.0.0.1:10256/healthz"]).try_read())
     })?;
     Ok(())
+}
+
+/// Which proxy serves a cluster.
+pub(super) fn current_proxy(place: &Place) -> Result<Proxy> {
+    let told = std::fs::read_to_string(place.dir().join(PROXY)).context("the cluster was not finished")?;
+    let all = <Proxy as clap::ValueEnum>::value_variants();
+    all.iter().copied().find(|proxy| proxy.to_string() == told).context("an unknown proxy serves the cluster")
 }

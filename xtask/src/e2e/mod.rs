@@ -163,8 +163,14 @@ fn run_with(args: &Args, programs: &[PathBuf], proxy: Proxy, is_last: bool, logs
     let name = format!("e2e{}", std::process::id());
     let nodes = args.nodes.unwrap_or(if args.smoke { 3 } else { 6 });
     let place = Place::of(&name)?;
-    let results = cluster::up(&Up { nodes, proxy, given: args.given.clone(), which: Which { name } })
-        .and_then(|place| suite(args, &place, programs, logs));
+    let results = cluster::up(&Up {
+        nodes,
+        proxy,
+        settings: Vec::new(),
+        given: args.given.clone(),
+        which: Which { name },
+    })
+    .and_then(|place| suite(args, &place, programs, logs));
     if place.exists() {
         keep_logs(&place, logs);
     }

@@ -65,7 +65,8 @@ pub fn split(program: &Path) -> Result<()> {
     fs::rename(&stripped, program).with_context(|| format!("cannot replace {}", program.display()))
 }
 
-fn host_target() -> Result<String> {
+/// This machine's target, as rustc calls it.
+pub fn host_target() -> Result<String> {
     let told = Cmd::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into())).arg("-vV").read()?;
     let host = told.lines().find_map(|line| line.strip_prefix("host: "));
     host.map(str::to_owned).context("rustc does not tell its host")

@@ -1,7 +1,7 @@
 //! No circles between the files of a crate, and nothing handed on from another layer.
 //!
-//! A file depends on another one whose items it names, in a `use` or in an expression. A path through a re-export leads to the
-//! file where the item is. `super::` is a path like any other: a child module that names its parent's items depends on the
+//! A file depends on another one whose items it names, in a `use` or in an expression. A path through an import of another file
+//! leads to where the item is. `super::` is a path like any other: a child module that names its parent's items depends on the
 //! parent's file. Two things are no dependency, since they only say where something is: a parent's `mod`, and a parent's
 //! `pub use` of what its own children hold. So a `mod.rs` of such lines is in no circle, while one that has code of its own may
 //! use its children or be used by them, not both.
@@ -12,7 +12,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use super::Finding;
+use super::finding::Finding;
 use super::paths::{Used, module, paths};
 use super::source::SourceFile;
 
@@ -92,7 +92,7 @@ impl Map<'_> {
         let depth = (0..=path.len()).rev().find(|depth| self.by_module.contains_key(&path[..*depth]))?;
         let at = self.by_module[&path[..depth]];
         let Some(name) = path.get(depth).filter(|_| hops > 0) else { return Some(at) };
-        let handed_on = |used: &&Used| used.is_reexport && used.name() == name;
+        let handed_on = |used: &&Used| used.is_import && used.name() == name;
         let Some(used) = self.units[at].used.iter().find(handed_on) else { return Some(at) };
         let Some(mut next) = self.absolute(at, used) else { return Some(at) };
         next.extend_from_slice(&path[depth + 1..]);
@@ -167,7 +167,7 @@ fn reachable(edges: &[BTreeMap<usize, (usize, String)>], from: usize) -> BTreeSe
 mod tests {
     use super::*;
 
-    fn found(files: &[(&str, &str)]) -> Vec<String> {
+    fn found_in(files: &[(&str, &str)]) -> Vec<String> {
         let file = |(path, text): &(&str, &str)| SourceFile {
             path: Path::new("one/src").join(path),
             text: (*text).to_owned(),
@@ -180,23 +180,23 @@ mod tests {
     fn files_that_use_each_other_are_found_once() {
         let circle =
             [("a.rs", "use crate::b::B;"), ("b.rs", "use crate::c;"), ("c.rs", "fn f() { super::a::g() }")];
-        let found = found(&circle);
+        let found = found_in(&circle);
         assert_eq!(found.len(), 1, "{found:?}");
         for part in
             ["3 files", "one/src/a.rs:1 uses B of one/src/b.rs", "one/src/c.rs:1 uses g of one/src/a.rs"]
         {
             assert!(found[0].contains(part), "{part}: {found:?}");
         }
-        assert!(super::tests::found(&circle[..2]).is_empty());
+        assert!(found_in(&circle[..2]).is_empty());
     }
 
     #[test]
     fn a_child_that_uses_its_parents_items_closes_a_circle() {
         let parent = ("a.rs", "mod b;\nfn f() { b::g() }\npub struct A;");
-        assert_eq!(found(&[parent, ("a/b.rs", "use super::A;")]).len(), 1);
-        assert!(found(&[parent, ("a/b.rs", "pub fn g() {}")]).is_empty());
+        assert_eq!(found_in(&[parent, ("a/b.rs", "use super::A;")]).len(), 1);
+        assert!(found_in(&[parent, ("a/b.rs", "pub fn g() {}")]).is_empty());
         assert!(
-            found(&[("a.rs", "mod b;\npub use b::B;\npub struct A;"), ("a/b.rs", "use super::A;")])
+            found_in(&[("a.rs", "mod b;\npub use b::B;\npub struct A;"), ("a/b.rs", "use super::A;")])
                 .is_empty()
         );
     }
@@ -204,8 +204,11 @@ mod tests {
     #[test]
     fn a_path_through_a_re_export_leads_to_the_item() {
         let face = ("a/mod.rs", "mod b;\nmod c;\npub use b::B;");
-        assert!(found(&[face, ("a/b.rs", ""), ("a/c.rs", "use super::B;")]).is_empty());
-        assert_eq!(found(&[face, ("a/b.rs", "use super::c::C;"), ("a/c.rs", "use crate::a::B;")]).len(), 1);
+        assert!(found_in(&[face, ("a/b.rs", ""), ("a/c.rs", "use super::B;")]).is_empty());
+        assert_eq!(
+            found_in(&[face, ("a/b.rs", "use super::c::C;"), ("a/c.rs", "use crate::a::B;")]).len(),
+            1
+        );
     }
 
     #[test]
@@ -219,13 +222,13 @@ mod tests {
             ("c.rs", "use crate::a::A;"),
             ("a/helpers.rs", "use super::A; use crate::c::C;"),
         ];
-        assert!(found(&files).is_empty());
+        assert!(found_in(&files).is_empty());
     }
 
     #[test]
     fn nothing_is_handed_on_from_another_layer() {
         let found =
-            found(&[("a.rs", "pub use crate::b::B;"), ("b.rs", ""), ("lib.rs", "mod a;\npub use a::B;")]);
+            found_in(&[("a.rs", "pub use crate::b::B;"), ("b.rs", ""), ("lib.rs", "mod a;\npub use a::B;")]);
         assert_eq!(found, ["`pub use` of another layer: name crate::b::B where it is used"]);
     }
 }

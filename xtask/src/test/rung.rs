@@ -6,7 +6,8 @@ use std::{fmt, fs};
 
 use anyhow::{Context as _, Result, bail};
 
-use super::{Skip, cargo_test};
+use super::Skip;
+use super::cargo::cargo_test;
 use crate::apiserver;
 use crate::exec;
 use crate::previous;
@@ -58,7 +59,7 @@ impl Rung {
         }
         let mut environment = vec![("BALLAST_BIN", workspace.binary(false).into_os_string())];
         if self == Self::Netns {
-            match previous::binary(workspace) {
+            match previous::program(workspace) {
                 Ok(binary) => environment.push((previous::VARIABLE, binary.into_os_string())),
                 Err(error) if exec::in_ci() && !previous::is_shallow(workspace) => {
                     return Err(Skip {

@@ -3,9 +3,8 @@
 use clap::ValueEnum;
 use clap::builder::PossibleValue;
 
-use crate::config::network::DetectLocalMode;
 use crate::config::paths::Ejection;
-use crate::config::value::LogFormat;
+use crate::config::value::{DetectLocalMode, LogFormat};
 use crate::model::ForwardingMode;
 use crate::model::settings::{SocketDrop, SocketLb};
 use crate::programs::{PacketHook, TcxOrder, Xdp};

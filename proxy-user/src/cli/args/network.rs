@@ -3,8 +3,8 @@
 use clap::builder::FalseyValueParser;
 use ipnet::IpNet;
 
-use crate::config::network::{DetectLocalMode, Network};
-use crate::config::value::{self, NodePortAddress, NodePortRange, SnatPorts};
+use crate::config::network::Network;
+use crate::config::value::{self, DetectLocalMode, NodePortAddress, NodePortRange, SnatPorts};
 use crate::host::selection::Pattern;
 
 /// Flags about addresses, devices and who counts as a pod of this node.

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::path::PathBuf;
 
-use proxy_common::abi::ABI_VERSION;
 use proxy_common::map_names as map;
 use proxy_common::reason::{Reason, Verdict};
+use proxy_common::version::ABI_VERSION;
 use serde::Serialize;
 
 pub use super::facts::Facts;

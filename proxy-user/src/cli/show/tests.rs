@@ -224,7 +224,7 @@ fn packet_program(hook: &str, ifindex: u32, place: Option<&str>) -> Attachment {
 fn facts() -> Facts {
     Facts {
         folder: "/sys/fs/bpf/ballast/v3".into(),
-        abi: proxy_common::abi::ABI_VERSION,
+        abi: proxy_common::version::ABI_VERSION,
         snat_ports: "1024-29999,61000-65535".into(),
         attachments: vec![
             Attachment {

@@ -12,9 +12,10 @@ use serde::Serialize;
 
 use super::file::{self, FileError};
 use super::values::Values;
-use crate::config::network::DetectLocalMode;
 use crate::config::options::{Options, SYNC_PERIOD};
-use crate::config::value::{AlgorithmName, Listen, LogFormat, LogLevel, NodePortAddress, ProxyMode};
+use crate::config::value::{
+    AlgorithmName, DetectLocalMode, Listen, LogFormat, LogLevel, NodePortAddress, ProxyMode,
+};
 use crate::model::settings::Conntrack;
 use crate::model::spread;
 

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use proxy_common::select::Algorithm;
 use serde::{Serialize, Serializer};
 
-use super::ValueError;
+use super::error::ValueError;
 use crate::model::spread;
 
 /// An algorithm by its name.

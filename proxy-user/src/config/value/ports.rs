@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use proxy_common::config::{PortRange, SNAT_RANGES};
 
-use super::ValueError;
+use super::error::ValueError;
 use crate::model::ports::NODE_PORTS;
 
 /// Ports, as `--snat-ports` says them: one range, or two.

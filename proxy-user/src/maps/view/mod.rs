@@ -29,7 +29,7 @@ use std::path::{Path, PathBuf};
 
 use aya::maps::{Array, Map, MapType, PerCpuArray};
 use proxy_common::Address;
-use proxy_common::abi::{ABI_VERSION, Plain};
+use proxy_common::abi::Plain;
 use proxy_common::backend::{BACKEND_FREE, BackendEntry};
 use proxy_common::config::NodeConfig;
 use proxy_common::latency::LatencyEntry;
@@ -39,6 +39,7 @@ use proxy_common::node::NodeAddr;
 use proxy_common::reason::Reason;
 use proxy_common::service::{KIND_ADDRESS, KIND_UNMANAGED, ServiceEntry, ServiceKey};
 use proxy_common::stats::{RefusalKey, ServiceStats};
+use proxy_common::version::ABI_VERSION;
 
 pub use dump::Entry;
 pub use error::ViewError;

@@ -32,6 +32,7 @@ pub const CASES: &[Case] = &[
     Case { name: "repair::maps", wish: Wish { pods: 2, services: &[WEB], flags: FLAGS }, run: maps },
     Case { name: "repair::programs", wish: Wish { pods: 2, services: &[WEB], flags: FLAGS }, run: programs },
     Case { name: "repair::pins", wish: Wish { pods: 2, services: &[WEB], flags: FLAGS }, run: pins },
+    Case { name: "repair::bpffs", wish: Wish { pods: 2, services: &[WEB], flags: FLAGS }, run: bpffs },
     Case {
         name: "repair::without_it_all_is_lost",
         wish: Wish { pods: 2, services: &[WEB], flags: NEVER },
@@ -152,6 +153,21 @@ fn pins(lab: &Lab) -> Result<()> {
     works(lab)?;
     // The next agent finds all of it.
     lab.restart()?;
+    ensure!(lab.log().contains("takes_over=true"), "a restart began anew");
+    works(lab)
+}
+
+/// Somebody unmounts the file system of all pins: they are made again in a new one, so that the agent may die.
+fn bpffs(lab: &Lab) -> Result<()> {
+    works(lab)?;
+    rustix::mount::unmount(lab.bpffs(), rustix::mount::UnmountFlags::DETACH)?;
+    ensure!(links(lab).is_err(), "pins outside of a bpffs");
+    eventually(SOON, || complete(lab))?;
+    eventually(SOON, || agent::ask(&lab.node, &["service", "list"], &lab.bpffs()).map(drop))?;
+    works(lab)?;
+    lab.kill()?;
+    works(lab).context("without an agent")?;
+    lab.begin()?;
     ensure!(lab.log().contains("takes_over=true"), "a restart began anew");
     works(lab)
 }

@@ -87,7 +87,7 @@ pub(super) fn processes(place: &Place) -> Result<Vec<u32>> {
 }
 
 /// The agent's process, as its node counts.
-fn process(place: &Place, node: Node) -> Result<u32> {
+pub(super) fn process(place: &Place, node: Node) -> Result<u32> {
     let told = place.node(node).command(&["pidof", "ballast"]).read()?;
     let mut numbers = told.split_whitespace().map(str::parse);
     match (numbers.next(), numbers.next()) {

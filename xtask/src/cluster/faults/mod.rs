@@ -1,12 +1,24 @@
-//! `cargo xtask cluster faults`: what may go wrong on a cluster, while clients on every path make new connections; what
-//! other tools may do to a node; and what has to be so because nodes share a kernel.
+//! `cargo xtask cluster faults`: what may go wrong on a cluster, while clients on every path make connections; what other
+//! tools may do to a node; and what has to be so because nodes share a kernel.
 
 mod agents;
+mod bare;
+mod case;
+mod chaos;
+mod clients;
+mod control_plane;
 mod damage;
 mod device;
 mod facts;
+mod foreign;
 mod knock;
+mod node;
+mod page;
+mod probe;
 mod rolling;
+mod table;
+mod upgrade;
+mod vip;
 mod world;
 
 use std::io::Write as _;
@@ -15,141 +27,148 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 
-use super::control;
 use super::place::Place;
-use super::plan::Node;
+use super::{Proxy, each};
 use crate::{say, signal};
-use knock::Tally;
-pub use knock::{Target, knock};
+pub use bare::{Args as RollingArgs, run as rolling};
+use case::{AROUND, CABLE, Case, GONE, Kit, case};
+pub use chaos::{Args as ChaosArgs, run as chaos};
+pub use foreign::attach as attach_foreign;
+pub use knock::knock;
+pub use probe::Target;
+use table::Line;
 use world::World;
 
-/// How long the API server is away: longer than a liveness probe needs to kill a container.
-const AWAY: Duration = Duration::from_secs(90);
-/// Traffic before and after each fault.
-const AROUND: Duration = Duration::from_secs(1);
-/// How long an agent is gone.
-const GONE: Duration = Duration::from_secs(2);
-/// How long pods may take to end.
-const ENDING: Duration = Duration::from_secs(90);
-/// How long a change may take to arrive everywhere, on a busy machine.
-const SOON: Duration = Duration::from_secs(30);
-
-/// Brings a fault about, and checks what it is to lead to beside zero failed connections.
-type Fault = fn(&World<'_>) -> Result<()>;
-
-/// What one case came to.
-struct Line {
-    what: &'static str,
-    tally: Tally,
-    outcome: Result<()>,
+/// What clients see without any fault, for so long, is what the machine itself does to them.
+const QUIET: Duration = Duration::from_secs(30);
+/// How often agents are killed, on all nodes together.
+const KILLS: usize = 50;
+/// Which faults, and what becomes of the result.
+#[derive(clap::Args, Clone, Debug)]
+pub struct Args {
+    /// Only those with these words in their line
+    only: Option<String>,
+    /// For how many seconds the API server is away
+    #[arg(long, value_name = "SECONDS", default_value_t = 600)]
+    away: u64,
+    /// Write the table to docs/benchmarks/faults.md
+    #[arg(long)]
+    page: bool,
 }
 
-/// No new connection may fail meanwhile.
-const FAULTS: [(&str, Fault); 7] = [
-    ("every agent is killed, twice, and started again", killed),
-    ("every agent is replaced, node by node", |world| world.agents.replace(world.place)),
-    ("the API server is away; then pods change", api_away),
-    ("a node gets another address", address_added),
-    ("endpoints come and go", endpoints_change),
-    ("a pod's device comes and goes, again and again", device::comes_and_goes),
-    ("50 deployments roll at once", rolling::all_at_once),
+const UPGRADE: &str = "the version before replaces this one, and back, twice";
+/// No connection may be lost meanwhile.
+const FAULTS: [Case; 17] = [
+    case("nothing happens", |_, _| signal::pause(QUIET)),
+    case("50 agents are killed", killed),
+    case("every agent is replaced, node by node", |world, _| world.agents.replace(world.place)),
+    case(UPGRADE, |world, kit| {
+        upgrade::there_and_back(world, kit.previous.as_ref().context("the version before was not built")?)
+    }),
+    case("agents run out of memory, again and again", |world, _| control_plane::out_of_memory(world)),
+    case("bpffs is unmounted, then the agent is killed", |world, _| node::bpffs_unmounted(world)),
+    case("a map is full", |world, _| node::map_full(world)),
+    Case { what: "a node's uplink flaps", fault: |world, _| node::uplink_flaps(world), excuse: Some(CABLE) },
+    case("a node gets another address, and loses it", |world, _| node::address_changes(world)),
+    case("foreign programs are attached and detached", |world, _| node::foreign_programs(world)),
+    case("clocks jump", |world, _| node::clocks_jump(world)),
+    case("endpoints come and go", |world, _| endpoints_change(world)),
+    case("a pod's device comes and goes, again and again", |world, _| device::comes_and_goes(world)),
+    case("etcd is restored from an older snapshot", |world, _| control_plane::etcd_restored(world)),
+    case("the API server is away; then pods change", |world, kit| control_plane::api_away(world, kit.away)),
+    case("one of two API servers is killed; their virtual address goes on", vip::goes_on),
+    case("50 deployments roll at once", |world, _| rolling::all_at_once(world)),
 ];
 
 /// What has to be so in a cluster at rest.
-const FACTS: [(&str, Fault); 2] = [
+const FACTS: [(&str, fn(&World<'_>) -> Result<()>); 2] = [
     ("nodes share nothing", facts::nothing_is_shared),
     ("pods of before and after the agent, of every kind, are served", facts::all_pods_are_served),
 ];
 
-/// Brings faults upon a cluster, one after the other, and shows what its clients saw; `only` those with these words.
-pub fn run(place: &Place, only: Option<&str>) -> Result<()> {
-    let is_wanted = |what: &str| only.is_none_or(|part| what.contains(part));
+/// Brings faults upon a cluster, one after the other, and shows what its clients saw.
+pub fn run(place: &Place, args: &Args) -> Result<()> {
+    let is_wanted = |what: &str| args.only.as_ref().is_none_or(|part| what.contains(part));
     let world = World::make(place)?;
+    let previous = if is_wanted(UPGRADE) { Some(upgrade::prepare(&world)?) } else { None };
+    let kit = Kit { previous, away: Duration::from_secs(args.away), ..Kit::default() };
     let mut lines = Vec::new();
-    for (what, fault) in FAULTS.into_iter().filter(|(what, _)| is_wanted(what)) {
-        say::step(what);
-        let (tally, outcome) = world.under_traffic(|| {
-            sleep(AROUND);
-            let outcome = fault(&world);
-            sleep(AROUND);
-            outcome
-        })?;
+    for case in FAULTS.iter().filter(|case| is_wanted(case.what)) {
+        lines.push(under_traffic(&world, case, &kit)?);
         signal::check()?;
-        lines.push(Line { what, tally, outcome });
     }
     // Connections may fail meanwhile, so nobody counts.
     for damage in damage::DAMAGES.iter().filter(|damage| is_wanted(damage.what)) {
-        say::step(damage.what);
-        lines.push(Line { what: damage.what, tally: Tally::default(), outcome: damage.bring(&world) });
+        lines.push(at_rest(damage.what, || damage.bring(&world)));
         signal::check()?;
     }
     for (what, fact) in FACTS.into_iter().filter(|(what, _)| is_wanted(what)) {
-        say::step(what);
-        lines.push(Line { what, tally: Tally::default(), outcome: fact(&world) });
+        lines.push(at_rest(what, || fact(&world)));
         signal::check()?;
     }
     ensure!(!lines.is_empty(), "no case has these words");
     world.clear()?;
-    show(&lines)
-}
-
-fn show(lines: &[Line]) -> Result<()> {
-    let mut out = std::io::stdout().lock();
-    let mut put = |text: String| writeln!(out, "{text}").context("cannot write the results");
-    put(format!("{:<62}{:>12}{:>8}", "CASE", "CONNECTIONS", "FAILED"))?;
-    let mut bad = 0;
-    for Line { what, tally, outcome } in lines {
-        let counts = match tally.answered + tally.failed {
-            0 => format!("{:>12}{:>8}", "-", "-"),
-            all => format!("{all:>12}{:>8}", tally.failed),
+    write!(std::io::stdout(), "{}", table::text(&lines)).context("cannot write the results")?;
+    if args.page {
+        let proxy = world.agents.proxy();
+        let title = match proxy {
+            Proxy::Ballast => "The DaemonSet",
+            _ => "A process of each node",
         };
-        put(format!("{what:<62}{counts}"))?;
-        for failure in &tally.failures {
-            put(format!("    {failure}"))?;
-        }
-        if let Err(error) = outcome {
-            put(format!("    FAILED: {error:#}"))?;
-        }
-        bad += usize::from(tally.failed > 0 || outcome.is_err());
+        page::write(
+            &proxy.to_string(),
+            title,
+            "cargo xtask cluster faults --page",
+            &table::markdown(&lines),
+        )?;
     }
-    put(format!("{} passed, {bad} failed", lines.len() - bad))?;
-    ensure!(bad == 0, "{bad} cases failed");
-    Ok(())
+    table::require_good(&lines)
 }
 
-fn killed(world: &World<'_>) -> Result<()> {
-    for _ in 0..2 {
-        for node in world.nodes() {
-            signal::check()?;
-            world.agents.kill(world.place, node, GONE)?;
-        }
-    }
-    Ok(())
-}
-
-fn api_away(world: &World<'_>) -> Result<()> {
-    let before = agents::processes(world.place)?;
-    let machine = world.place.control();
-    // It takes its time to end otherwise.
-    machine.stop("kube-apiserver", libc::SIGKILL)?;
+fn under_traffic(world: &World<'_>, case: &Case, kit: &Kit) -> Result<Line> {
+    say::step(case.what);
     let start = Instant::now();
-    let mut result = Ok(());
-    while start.elapsed() < AWAY && result.is_ok() {
-        signal::check()?;
-        for node in world.nodes() {
-            let livez = ["curl", "-sf", "http://127.0.0.1:10256/livez"];
-            if !world.place.node(node).command(&livez).succeeds() {
-                result = Err(anyhow::anyhow!("/livez of {node} fails without an API server"));
-            }
-        }
-        sleep(Duration::from_secs(1));
+    let (tally, outcome) = world.under_traffic(|| {
+        sleep(AROUND);
+        let outcome = (case.fault)(world, kit);
+        sleep(AROUND);
+        outcome
+    })?;
+    let (what, excuse, took) = (case.what.to_owned(), case.excuse, start.elapsed());
+    let remarks = kit.remarks.take();
+    let line = Line { what, tally: Some(tally), excuse, took, remarks, outcome };
+    say::line(format_args!(
+        "    {}, {}",
+        say::seconds(took),
+        if line.is_good() { "good" } else { "NOT GOOD" }
+    ));
+    Ok(line)
+}
+
+fn at_rest(what: &str, work: impl FnOnce() -> Result<()>) -> Line {
+    say::step(what);
+    let start = Instant::now();
+    let outcome = work();
+    Line {
+        what: what.to_owned(),
+        tally: None,
+        excuse: None,
+        took: start.elapsed(),
+        remarks: Vec::new(),
+        outcome,
     }
-    control::start_one(world.place, "kube-apiserver")?;
-    control::await_api(world.place)?;
-    result?;
-    ensure!(agents::processes(world.place)? == before, "an agent was started again meanwhile");
-    world.scale(world::PODS + 2)?;
-    rolling::await_equal(world)
+}
+
+/// On all nodes at once, each time when the agent is there again.
+fn killed(world: &World<'_>, _: &Kit) -> Result<()> {
+    let nodes = world.nodes();
+    let rounds = KILLS.div_ceil(nodes.len());
+    each(&nodes, |node| {
+        (0..rounds).try_for_each(|_| {
+            signal::check()?;
+            world.agents.kill(world.place, node, GONE)
+        })
+    })
 }
 
 fn endpoints_change(world: &World<'_>) -> Result<()> {
@@ -158,17 +177,4 @@ fn endpoints_change(world: &World<'_>) -> Result<()> {
         rolling::await_equal(world)?;
     }
     Ok(())
-}
-
-fn address_added(world: &World<'_>) -> Result<()> {
-    const NEW: &str = "172.30.0.99";
-    let node = world.place.node(Node(1));
-    node.command(&["ip", "address", "add", &format!("{NEW}/24"), "dev", "eth0"]).read()?;
-    let url = format!("http://{NEW}:{}/hostname", world::NODE_PORT);
-    let outside = world.place.control();
-    let answered = signal::wait_for("the node port at the new address", SOON, || {
-        Ok(outside.command(&["curl", "-sf", "-m", "1", &url]).try_read())
-    });
-    node.command(&["ip", "address", "del", &format!("{NEW}/24"), "dev", "eth0"]).read()?;
-    answered.map(|_| ())
 }

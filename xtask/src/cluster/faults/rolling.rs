@@ -8,9 +8,9 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
 
-use super::knock::Target;
+use super::clients;
+use super::probe::Target;
 use super::world::{self, World};
-use crate::cluster::plan::Node;
 use crate::cluster::{Place, apply, kubectl};
 use crate::{say, signal};
 
@@ -50,25 +50,23 @@ fn rolled(world: &World<'_>) -> Result<()> {
     await_equal(world)?;
     let targets = targets(place)?;
     ensure!(targets.len() == DEPLOYMENTS, "{} of {DEPLOYMENTS} Services have an address", targets.len());
-    let last = *world.nodes().last().context("a cluster without nodes")?;
-    let on = |node: Node| place.node(node).command(&[]);
-    let clients =
-        vec![(on(Node(1)), targets.clone()), (on(last), targets.clone()), (world.in_pod()?, targets)];
+    let clients = clients::of_all(world, &targets)?;
     let (tally, done) = World::knocking(clients, || {
         kubectl(place, &["rollout", "restart", "deployments", "-l", LABEL]).read()?;
         available(place)
     })?;
     done?;
+    let count = tally.total();
     say::line(format_args!(
         "    {} connections to {DEPLOYMENTS} Services, {} failed",
-        tally.answered + tally.failed,
-        tally.failed
+        count.answered + count.failed,
+        count.failed
     ));
     let mut failures = String::new();
     for failure in &tally.failures {
         let _ = write!(failures, "\n    {failure}");
     }
-    ensure!(tally.failed == 0, "{} connections failed:{failures}", tally.failed);
+    ensure!(count.failed == 0, "{} connections failed:{failures}", count.failed);
     await_equal(world)
 }
 
@@ -92,7 +90,7 @@ fn is_rolled_out(line: &str) -> bool {
 
 /// The Services' addresses.
 fn targets(place: &Place) -> Result<Vec<Target>> {
-    let path = "jsonpath={range .items[*]}{.spec.clusterIP}:80={.metadata.name}-{\"\\n\"}{end}";
+    let path = "jsonpath={range .items[*]}new/{.spec.clusterIP}:80={.metadata.name}-{\"\\n\"}{end}";
     let told = kubectl(place, &["get", "services", "-l", LABEL, "-o", path]).read()?;
     told.lines().map(str::parse).collect()
 }
@@ -112,9 +110,14 @@ fn labelled(mut object: Value) -> Value {
 
 /// Waits until the maps of each node hold what the EndpointSlices say, of all Services: no endpoint less, none more.
 pub(super) fn await_equal(world: &World<'_>) -> Result<()> {
+    await_equal_within(world, world::SOON)
+}
+
+/// The same with another limit.
+pub(super) fn await_equal_within(world: &World<'_>, limit: Duration) -> Result<()> {
     for node in world.nodes() {
         let mut difference = String::new();
-        let equal = signal::wait_for("the maps to be what the EndpointSlices say", super::SOON, || {
+        let equal = signal::wait_for("the maps to be what the EndpointSlices say", limit, || {
             let slices = kubectl(world.place, &["get", "endpointslices", "-A", "-o", "json"]).read()?;
             let list =
                 world.place.node(node).command(&["ballast", "service", "list", "-o", "json"]).read()?;

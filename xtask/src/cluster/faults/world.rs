@@ -1,19 +1,30 @@
 //! What the faults happen to: pods that answer, a Service in front of them, and clients on every path.
 
+use std::time::Duration;
+
 use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 
 use super::agents::Agents;
-use super::knock::{Knocker, Tally, Target};
+use super::clients::{self, Client};
+use super::knock::{Knocker, Tally};
 use crate::cluster::image::AGNHOST;
 use crate::cluster::plan::Node;
 use crate::cluster::{Place, apply, kubectl};
 use crate::exec::Cmd;
 use crate::signal;
 
-const NAME: &str = "echo";
-/// The pod whose network clients use; it stays while the others come and go.
-const CLIENT: &str = "client";
+/// How long pods may take to end.
+const ENDING: Duration = Duration::from_secs(90);
+/// How long a change may take to arrive everywhere, on a busy machine.
+pub(super) const SOON: Duration = Duration::from_secs(30);
+
+pub(super) const NAME: &str = "echo";
+/// The pods whose networks clients use; they stay while the others come and go. Two: the same source port in one network could
+/// lead to the same endpoint both by the socket programs and past them, and the endpoint would see one connection.
+pub(super) const CLIENT: &str = "client";
+/// The one whose client has no socket programs.
+pub(super) const PLAIN: &str = "plain";
 /// The Service's cluster address and port.
 pub(super) const ADDRESS: &str = "10.96.0.80:80";
 /// Its port on every node.
@@ -31,14 +42,21 @@ pub(super) struct World<'a> {
 impl<'a> World<'a> {
     /// Makes them, and waits until every client gets an answer.
     pub(super) fn make(place: &'a Place) -> Result<Self> {
-        let world = Self { place, agents: Agents::of(place)? };
+        Self::make_for(place, Agents::of(place)?)
+    }
+
+    /// The same where others than Ballast's agents may be.
+    pub(super) fn make_for(place: &'a Place, agents: Agents) -> Result<Self> {
+        let world = Self { place, agents };
         let last = *place.nodes().last().context("a cluster without nodes")?;
         apply(place, &objects(last))?;
         world.scale(PODS)?;
-        kubectl(place, &["wait", "--for=condition=Ready", "pod", CLIENT, "--timeout=60s"]).read()?;
+        let stay = format!("deployment/{}", clients::STAY);
+        kubectl(place, &["rollout", "status", &stay, "--timeout=120s"]).read()?;
+        kubectl(place, &["wait", "--for=condition=Ready", "pod", CLIENT, PLAIN, "--timeout=60s"]).read()?;
         for address in [ADDRESS.to_owned(), outside(Node(1)), outside(last)] {
             let url = format!("http://{address}/hostname");
-            signal::wait_for(&format!("{url} to answer"), super::SOON, || {
+            signal::wait_for(&format!("{url} to answer"), SOON, || {
                 Ok(place.node(Node(1)).command(&["curl", "-sf", "-m", "1", &url]).try_read())
             })?;
         }
@@ -47,8 +65,9 @@ impl<'a> World<'a> {
 
     /// Removes them.
     pub(super) fn clear(&self) -> Result<()> {
-        kubectl(self.place, &["delete", "pod", CLIENT, "--grace-period=1"]).read()?;
-        kubectl(self.place, &["delete", "deployment,service", NAME]).read().map(|_| ())
+        kubectl(self.place, &["delete", "pod", CLIENT, PLAIN, "--grace-period=1"]).read()?;
+        kubectl(self.place, &["delete", "deployment,service", NAME]).read()?;
+        kubectl(self.place, &[&["delete"], &clients::NAMES[..]].concat()).read().map(|_| ())
     }
 
     /// The nodes.
@@ -58,25 +77,14 @@ impl<'a> World<'a> {
 
     /// Runs clients on every path beside the work.
     pub(super) fn under_traffic<T>(&self, work: impl FnOnce() -> T) -> Result<(Tally, T)> {
-        let last = *self.nodes().last().context("a cluster without nodes")?;
-        let echo = |address: &str| Ok::<_, anyhow::Error>(vec![Target::new(address, "echo-")?]);
-        let clients = vec![
-            (self.place.node(Node(1)).command(&[]), echo(ADDRESS)?),
-            (self.in_pod()?, echo(ADDRESS)?),
-            (self.place.control().command(&[]), echo(&outside(Node(1)))?),
-            (self.place.control().command(&[]), echo(&outside(last))?),
-        ];
-        Self::knocking(clients, work)
+        Self::knocking(clients::all(self)?, work)
     }
 
-    /// Runs clients beside the work: where they are, and whom they ask.
-    pub(super) fn knocking<T>(
-        clients: Vec<(Cmd, Vec<Target>)>,
-        work: impl FnOnce() -> T,
-    ) -> Result<(Tally, T)> {
+    /// Runs these clients beside the work.
+    pub(super) fn knocking<T>(clients: Vec<Client>, work: impl FnOnce() -> T) -> Result<(Tally, T)> {
         let clients = clients
             .into_iter()
-            .map(|(place, targets)| Knocker::start(place, &targets))
+            .map(|client| Knocker::start(client.name, client.place, &client.targets))
             .collect::<Result<Vec<_>>>()?;
         let done = work();
         let mut all = Tally::default();
@@ -89,7 +97,16 @@ impl<'a> World<'a> {
     /// Runs a command in the network of a pod on the last node.
     pub(super) fn in_pod(&self) -> Result<Cmd> {
         let last = *self.nodes().last().context("a cluster without nodes")?;
-        Ok(self.place.node(last).command(&["nsenter", &format!("--net={}", self.pod_network(last)?)]))
+        Ok(self.place.node(last).command(&["nsenter", &format!("--net={}", self.pod_network(last, CLIENT)?)]))
+    }
+
+    /// Runs a command in the network of another pod there, by a process that is in no control group of the node: so no socket program
+    /// translates what it connects to.
+    pub(super) fn past_sockets(&self) -> Result<Cmd> {
+        let last = *self.nodes().last().context("a cluster without nodes")?;
+        let node = self.place.node(last).pid().context("the node does not run")?;
+        // Names of namespaces are in the node's own /run.
+        Ok(Cmd::new("nsenter").arg(format!("--net=/proc/{node}/root{}", self.pod_network(last, PLAIN)?)))
     }
 
     /// Whether the Service answers a process of this node, now.
@@ -98,10 +115,19 @@ impl<'a> World<'a> {
         self.place.node(node).command(&["curl", "-sf", "-m", "2", &url]).succeeds()
     }
 
-    /// The network namespace of the pod that clients run in, as a file on its node.
-    fn pod_network(&self, node: Node) -> Result<String> {
-        let path = ["get", "pod", CLIENT, "-o", "jsonpath={.status.podIP}"];
-        let address = kubectl(self.place, &path).read()?;
+    /// The address of a pod.
+    pub(super) fn address(&self, pod: &str) -> Result<String> {
+        kubectl(self.place, &["get", "pod", pod, "-o", "jsonpath={.status.podIP}"]).read()
+    }
+
+    /// The same of IPv6.
+    pub(super) fn address_v6(&self, pod: &str) -> Result<String> {
+        kubectl(self.place, &["get", "pod", pod, "-o", "jsonpath={.status.podIPs[1].ip}"]).read()
+    }
+
+    /// The network namespace of a pod, as a file on its node.
+    fn pod_network(&self, node: Node, pod: &str) -> Result<String> {
+        let address = self.address(pod)?;
         let script = format!(
             "for file in /run/netns/*; do nsenter --net=$file ip -o -4 address | grep -q ' {address}/' && echo $file; done"
         );
@@ -115,7 +141,7 @@ impl<'a> World<'a> {
         kubectl(self.place, &["scale", &name, &format!("--replicas={pods}")]).read()?;
         kubectl(self.place, &["rollout", "status", &name, "--timeout=120s"]).read()?;
         let get = ["get", "pods", "-l", &format!("app={NAME}"), "-o", "name"];
-        signal::wait_for("the pods that are too many to end", super::ENDING, || {
+        signal::wait_for("the pods that are too many to end", ENDING, || {
             Ok((kubectl(self.place, &get).read()?.lines().count() <= usize::from(pods)).then_some(()))
         })
     }
@@ -133,14 +159,17 @@ fn objects(client_node: Node) -> Value {
         service["spec"]["clusterIP"] = json!(ADDRESS.trim_end_matches(":80"));
         service["spec"]["ports"][0]["nodePort"] = json!(NODE_PORT);
     }
-    items.push(json!({
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": { "name": CLIENT, "namespace": "default" },
-        "spec": {
-            "nodeName": client_node.to_string(),
-            "containers": [{ "name": CLIENT, "image": AGNHOST, "args": ["pause"] }],
-        },
+    items.extend(clients::objects());
+    items.extend([CLIENT, PLAIN].map(|name| {
+        json!({
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": { "name": name, "namespace": "default" },
+            "spec": {
+                "nodeName": client_node.to_string(),
+                "containers": [{ "name": name, "image": AGNHOST, "args": ["pause"] }],
+            },
+        })
     }));
     json!({ "apiVersion": "v1", "kind": "List", "items": items })
 }

@@ -1,11 +1,76 @@
-//! What was done to the maps since the start.
+//! Writes, and what they leave: the mirror, the counts, and what a comparison under way has to know.
 
 use std::collections::BTreeMap;
+use std::time::Instant;
 
 use proxy_common::PROTO_UDP;
 use proxy_common::backend::BACKEND_GONE;
 
-use crate::maps::{Table, Write};
+use super::applied::{Applied, Holds};
+use super::audit::Audit;
+use super::job::{Job, Owner, Steps};
+use crate::maps::{BatchError, Store, Table, Write};
+
+/// The maps, and what they hold as far as we know.
+#[derive(Debug)]
+pub(super) struct Writer<S> {
+    pub(super) store: S,
+    pub(super) applied: Applied,
+    pub(super) counters: Counters,
+    /// The comparison under way.
+    pub(super) audit: Option<Audit>,
+    /// The number of the sync.
+    pub(super) number: u64,
+}
+
+impl<S: Store> Writer<S> {
+    /// To tables that are not known yet.
+    pub(super) fn new(store: S, holds: Holds) -> Self {
+        let applied = Applied::new(store.capacity(), holds);
+        Self { store, applied, counters: Counters::default(), audit: None, number: 0 }
+    }
+
+    /// Does writes that belong to no port, each whatever becomes of the others.
+    pub(super) fn upkeep(&mut self, steps: &Steps, now: Instant) -> Job {
+        let mut jobs = [Job::new(Owner::Upkeep)];
+        self.execute(steps, &mut jobs, true, now);
+        let [job] = jobs;
+        job
+    }
+
+    /// Does the writes of a phase. A failure stops the job concerned: its later writes in `steps` are left out,
+    /// unless `each_alone`.
+    pub(super) fn execute(&mut self, steps: &Steps, jobs: &mut [Job], each_alone: bool, now: Instant) {
+        let Steps { owners, writes } = steps;
+        let mut from = 0;
+        while from < writes.len() {
+            let blocked = |at: usize| !each_alone && jobs[owners[at]].stopped;
+            if blocked(from) {
+                from += 1;
+                continue;
+            }
+            let end = (from + 1..writes.len()).find(|at| blocked(*at)).unwrap_or(writes.len());
+            let run = &writes[from..end];
+            let (done, error) = match self.store.write(run) {
+                Ok(()) => (run.len(), None),
+                Err(BatchError { done, error }) => (done.min(run.len() - 1), Some(error)),
+            };
+            for write in &run[..done] {
+                self.counters.done(write);
+                self.applied.advance(write, now, self.number);
+                if let Some(audit) = &mut self.audit {
+                    audit.note(write);
+                }
+            }
+            from += done;
+            if let Some(error) = error {
+                self.counters.failed(&writes[from]);
+                jobs[owners[from]].stop(error);
+                from += 1;
+            }
+        }
+    }
+}
 
 /// What kind of operation it was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

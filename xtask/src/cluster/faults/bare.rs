@@ -1,0 +1,169 @@
+//! `cargo xtask cluster rolling`: pods without probes and without a pause before their end roll, under one proxy after the
+//! other on the same cluster. Connections fail then with any proxy; here is how many.
+
+use std::fmt::Write as _;
+use std::io::Write as _;
+
+use anyhow::{Context as _, Result};
+use serde_json::json;
+
+use super::agents::Agents;
+use super::clients::{self, Client};
+use super::knock::{Count, Tally};
+use super::page;
+use super::probe::{Kind, Target};
+use super::world::World;
+use crate::cluster::image::AGNHOST;
+use crate::cluster::plan::Node;
+use crate::cluster::{Given, Place, Proxy, apply, change_proxy, kubectl};
+use crate::{say, signal};
+
+const NAME: &str = "bare";
+const ADDRESS: &str = "10.96.0.85:80";
+const NODE_PORT: u16 = 30085;
+const PODS: u8 = 6;
+
+/// Which proxies, and how often.
+#[derive(clap::Args, Clone, Debug)]
+pub struct Args {
+    /// What serves the Services; given several times, in turn
+    #[arg(long = "proxy", value_enum, default_values_t = [Proxy::BallastHost, Proxy::KubeProxyNftables])]
+    proxies: Vec<Proxy>,
+    /// How many rollouts under each
+    #[arg(long, default_value_t = 3)]
+    rounds: u32,
+    #[command(flatten)]
+    given: Given,
+    /// Write the table to docs/benchmarks/faults.md
+    #[arg(long)]
+    page: bool,
+}
+
+/// Rolls them, and shows how many connections failed.
+pub fn run(place: &Place, args: &Args) -> Result<()> {
+    let mut rows = Vec::new();
+    for &proxy in &args.proxies {
+        change_proxy(place, proxy, &args.given)?;
+        say::step(format_args!("{PODS} pods without probes roll, {} times; proxy: {proxy}", args.rounds));
+        // Nothing here is done to agents.
+        let world = World::make_for(place, Agents::Host)?;
+        let counts = rolled(&world, args.rounds)?;
+        world.clear()?;
+        rows.push((proxy, counts));
+    }
+    let table = table(&rows);
+    write!(std::io::stdout(), "{table}").context("cannot write the results")?;
+    if args.page {
+        let (title, command) = ("A rolling restart without probes", "cargo xtask cluster rolling --page");
+        page::write("rolling", title, command, &format!("{ABOUT}\n\n{table}"))?;
+    }
+    Ok(())
+}
+
+const ABOUT: &str = "Six pods without readiness probes and without a pause before their end are replaced by `kubectl rollout \
+restart`, while a process of a node, a pod, and a client outside by a node port make new connections; one proxy after the other on the \
+same cluster.";
+
+fn rolled(world: &World<'_>, rounds: u32) -> Result<Vec<Count>> {
+    let place = world.place;
+    apply(place, &objects())?;
+    let name = format!("deployment/{NAME}");
+    let status = ["rollout", "status", &name, "--timeout=180s"];
+    kubectl(place, &status).read()?;
+    let url = format!("http://{ADDRESS}/hostname");
+    signal::wait_for("the Service", super::world::SOON, || {
+        Ok(place.node(Node(1)).command(&["curl", "-sf", "-m", "1", &url]).try_read())
+    })?;
+    let mut counts = Vec::new();
+    for _ in 0..rounds {
+        signal::check()?;
+        let (tally, done) = World::knocking(clients(world)?, || {
+            kubectl(place, &["rollout", "restart", &name]).read()?;
+            kubectl(place, &status).read()?;
+            signal::pause(super::case::AROUND * 5)
+        })?;
+        done?;
+        counts.push(tally.total());
+        shown(&tally);
+    }
+    kubectl(place, &["delete", &name, &format!("service/{NAME}")]).read()?;
+    Ok(counts)
+}
+
+fn shown(tally: &Tally) {
+    let count = tally.total();
+    say::line(format_args!("    {} answered, {} failed", count.answered, count.failed));
+    tally.failures.iter().take(3).for_each(|failure| say::line(format_args!("    {failure}")));
+}
+
+fn clients(world: &World<'_>) -> Result<Vec<Client>> {
+    let outside = Target::new(Kind::New, &format!("{}:{NODE_PORT}", Node(1).v4()), NAME)?;
+    let inside = Target::new(Kind::New, ADDRESS, NAME)?;
+    // A process of the first node, a pod, and the client outside by the first node.
+    let all = clients::all(world)?.into_iter().enumerate().filter(|(number, _)| [0, 1, 3].contains(number));
+    Ok(all
+        .map(|(number, client)| {
+            let target = if number == 3 { &outside } else { &inside };
+            Client { targets: vec![target.clone()], ..client }
+        })
+        .collect())
+}
+
+fn objects() -> serde_json::Value {
+    let labels = json!({ "app": NAME });
+    let container = json!({ "name": "server", "image": AGNHOST, "args": ["netexec", "--http-port=8080"] });
+    json!({ "apiVersion": "v1", "kind": "List", "items": [
+        {
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "metadata": { "name": NAME, "namespace": "default" },
+            "spec": {
+                "replicas": PODS,
+                "selector": { "matchLabels": labels },
+                "template": { "metadata": { "labels": labels }, "spec": { "containers": [container] } },
+            },
+        },
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": { "name": NAME, "namespace": "default" },
+            "spec": {
+                "type": "NodePort",
+                "clusterIP": ADDRESS.trim_end_matches(":80"),
+                "selector": labels,
+                "ports": [{ "port": 80, "targetPort": 8080, "nodePort": NODE_PORT }],
+            },
+        },
+    ] })
+}
+
+fn table(rows: &[(Proxy, Vec<Count>)]) -> String {
+    let mut text = String::from(
+        "| proxy | rollouts | connections | failed | in percent | each |\n|---|---:|---:|---:|---:|---|\n",
+    );
+    for (proxy, counts) in rows {
+        let all: u64 = counts.iter().map(|count| count.answered + count.failed).sum();
+        let failed: u64 = counts.iter().map(|count| count.failed).sum();
+        let each: Vec<_> = counts.iter().map(|count| count.failed.to_string()).collect();
+        let percent = 100.0 * failed as f64 / all.max(1) as f64;
+        let _ = writeln!(
+            text,
+            "| {proxy} | {} | {all} | {failed} | {percent:.2} | {} |",
+            counts.len(),
+            each.join(", ")
+        );
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failures_are_a_share_of_all_connections() {
+        let count = |answered, failed| Count { answered, failed, ..Count::default() };
+        let text = table(&[(Proxy::BallastHost, vec![count(97, 3), count(100, 0)])]);
+        assert!(text.contains("| ballast-host | 2 | 200 | 3 | 1.50 | 3, 0 |"), "{text}");
+    }
+}

@@ -1,0 +1,204 @@
+//! `cargo xtask cluster chaos`: faults in random order, and whether each connection ended where `ballast explain` said.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Write as _;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::Value;
+
+use super::case::{CABLE, Case, GONE, Kit, case};
+use super::clients::{self, Client};
+use super::knock::Tally;
+use super::probe::{Kind, Target};
+use super::table;
+use super::world::{self, World};
+use super::{control_plane, device, node, page, rolling};
+use crate::cluster::{Place, kubectl};
+use crate::{say, signal};
+
+/// How long, and in which order.
+#[derive(clap::Args, Clone, Debug)]
+pub struct Args {
+    /// For how many minutes faults begin
+    #[arg(long, default_value_t = 10)]
+    minutes: u64,
+    /// The order of faults; printed, so that a run can be had again
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Write the table to docs/benchmarks/faults.md
+    #[arg(long)]
+    page: bool,
+}
+
+/// How long the API server is away at a time.
+const AWAY: Duration = Duration::from_secs(20);
+
+/// What may happen. None touches the pods whose connections stay.
+const FAULTS: [Case; 9] = [
+    case("an agent is killed", |world, kit| world.agents.kill(world.place, kit.node, GONE)),
+    case("every agent is replaced, node by node", |world, _| world.agents.replace(world.place)),
+    case("the API server is away; then pods change", |world, _| control_plane::api_away(world, AWAY)),
+    case("endpoints come and go", |world, kit| {
+        world.scale(kit.pods)?;
+        rolling::await_equal(world)
+    }),
+    case("a node gets another address, and loses it", |world, _| node::address_changes(world)),
+    case("foreign programs are attached and detached", |world, _| node::foreign_programs(world)),
+    case("a pod's device comes and goes, again and again", |world, _| device::comes_and_goes(world)),
+    case("agents run out of memory, again and again", |world, _| control_plane::out_of_memory(world)),
+    Case { what: "a node's uplink flaps", fault: |world, _| node::uplink_flaps(world), excuse: Some(CABLE) },
+];
+
+/// Client and target, to the pods that may answer.
+type Predicted = BTreeMap<String, BTreeSet<String>>;
+
+/// Brings random faults upon a cluster for a while, and shows what its clients saw.
+pub fn run(place: &Place, args: &Args) -> Result<()> {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let seed = args.seed.unwrap_or(now.as_secs());
+    say::line(format_args!("seed: {seed}"));
+    let (mut random, start) = (Random(seed), Instant::now());
+    let world = World::make(place)?;
+    let mut lines = Vec::new();
+    while start.elapsed() < Duration::from_secs(60 * args.minutes) {
+        signal::check()?;
+        let fault = FAULTS.get(random.below(FAULTS.len())).context("no fault")?;
+        let nodes = world.nodes();
+        let on = *nodes.get(random.below(nodes.len())).context("no node")?;
+        let kit = Kit { node: on, pods: 1 + random.below(8) as u8, ..Kit::default() };
+        let mut predicted = predict(&world)?;
+        let mut line = super::under_traffic(&world, fault, &kit)?;
+        for (who, pods) in predict(&world)? {
+            predicted.entry(who).or_default().extend(pods);
+        }
+        if line.outcome.is_ok()
+            && let Some(tally) = &line.tally
+        {
+            line.outcome = compare(&predicted, tally);
+        }
+        lines.push(line);
+    }
+    world.clear()?;
+    write!(std::io::stdout(), "{}", table::text(&lines)).context("cannot write the results")?;
+    if args.page {
+        let command = format!("cargo xtask cluster chaos --minutes {} --seed {seed} --page", args.minutes);
+        let proxy = world.agents.proxy();
+        let title = format!("Faults in random order ({proxy})");
+        page::write(&format!("chaos {proxy}"), &title, &command, &table::markdown(&lines))?;
+    }
+    table::require_good(&lines)
+}
+
+/// Whether every answer came from a pod that was predicted.
+fn compare(predicted: &Predicted, tally: &Tally) -> Result<()> {
+    for (who, pods) in &tally.by {
+        let may = predicted.get(who).with_context(|| format!("nothing was predicted for {who}"))?;
+        let other = pods.iter().find(|pod| !may.contains(*pod));
+        ensure!(other.is_none(), "{who}: `{}` answered, predicted {may:?}", other.map_or("", String::as_str));
+    }
+    Ok(())
+}
+
+/// What `ballast explain` says now of each connection that clients make.
+fn predict(world: &World<'_>) -> Result<Predicted> {
+    let path = ["get", "pods", "-l", "app", "-o", "json"];
+    let pods: Value = serde_json::from_str(&kubectl(world.place, &path).read()?).context("no JSON")?;
+    let mut name_of = BTreeMap::new();
+    for pod in pods["items"].as_array().into_iter().flatten() {
+        for address in pod["status"]["podIPs"].as_array().into_iter().flatten() {
+            if let (Some(address), Some(name)) = (address["ip"].as_str(), pod["metadata"]["name"].as_str()) {
+                name_of.insert(address.to_owned(), name.to_owned());
+            }
+        }
+    }
+    let mut predicted = Predicted::new();
+    for client in clients::all(world)? {
+        for target in &client.targets {
+            let told = explain(world, &client, target)?;
+            let pods = endpoints(&told, &client.who).with_context(|| format!("{}: {target}", client.name))?;
+            // A pod that is gone has no name any more, and cannot answer.
+            let names = pods.iter().filter_map(|address| name_of.get(address).cloned());
+            predicted.insert(format!("{}: {target}", client.name), names.collect());
+        }
+    }
+    Ok(predicted)
+}
+
+fn explain(world: &World<'_>, client: &Client, target: &Target) -> Result<Value> {
+    let protocol = if matches!(target.kind, Kind::Udp | Kind::Flow) { "/udp" } else { "" };
+    // Of the two addresses of a client that is told by its address, the one of the target's family.
+    let who = match client.who.as_str() {
+        "host" | "pod" => client.who.clone(),
+        address if target.address.is_ipv4() => address.to_owned(),
+        address if address == crate::cluster::plan::CONTROL_V4 => crate::cluster::plan::CONTROL_V6.to_owned(),
+        _ => world.address_v6(world::PLAIN)?,
+    };
+    let dialled = format!("{}{protocol}", target.address);
+    let words = ["ballast", "explain", &who, &dialled, "-o", "json"];
+    serde_json::from_str(&world.place.node(client.node).command(&words).read()?).context("no JSON")
+}
+
+/// The addresses, without ports, that a connection may end at; an error unless it is served.
+fn endpoints(told: &Value, who: &str) -> Result<Vec<String>> {
+    let path = if matches!(who, "host" | "pod") { &told["socket"] } else { &told["packet"] };
+    let verdict = path["verdict"].as_str().unwrap_or("nothing");
+    ensure!(verdict == "forward", "`ballast explain` predicts {verdict}");
+    let addresses =
+        path["endpoints"].as_array().into_iter().flatten().filter_map(|one| one["address"].as_str());
+    let without_port = |text: &str| text.rsplit_once(':').map_or(text, |(address, _)| address).to_owned();
+    Ok(addresses.map(|text| without_port(text).trim_matches(['[', ']']).to_owned()).collect())
+}
+
+/// Numbers that depend on the seed alone: `SplitMix64`.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut word = self.0;
+        word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((word ^ (word >> 31)) % limit.max(1) as u64) as usize
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_seed_gives_one_order_and_every_fault_comes() {
+        let order = |seed| {
+            let mut random = Random(seed);
+            (0..200).map(|_| random.below(FAULTS.len())).collect::<Vec<_>>()
+        };
+        assert_eq!(order(7), order(7));
+        assert_ne!(order(7), order(8));
+        assert_eq!(order(7).into_iter().collect::<BTreeSet<_>>().len(), FAULTS.len());
+    }
+
+    #[test]
+    fn a_prediction_is_of_the_clients_own_path() {
+        let told = json!({
+            "socket": { "verdict": "untouched", "endpoints": [] },
+            "packet": { "verdict": "forward", "endpoints": [{ "address": "[fd44::7]:8080" }, { "address": "10.0.0.1:80" }] },
+        });
+        assert_eq!(endpoints(&told, "10.244.3.9").unwrap(), ["fd44::7", "10.0.0.1"]);
+        assert!(endpoints(&told, "host").unwrap_err().to_string().contains("untouched"));
+    }
+
+    #[test]
+    fn an_answer_that_nobody_predicted_is_an_error() {
+        let predicted: Predicted = [("a: new/x".to_owned(), ["pod-1".to_owned()].into())].into();
+        let tally = |who: &str, pod: &str| Tally {
+            by: [(who.to_owned(), [pod.to_owned()].into())].into(),
+            ..Tally::default()
+        };
+        compare(&predicted, &tally("a: new/x", "pod-1")).unwrap();
+        assert!(compare(&predicted, &tally("a: new/x", "pod-2")).unwrap_err().to_string().contains("pod-2"));
+        assert!(compare(&predicted, &tally("b: new/x", "pod-1")).is_err());
+    }
+}

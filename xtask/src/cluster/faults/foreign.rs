@@ -1,0 +1,132 @@
+//! Programs of somebody else on the hooks that ours are on: each lets everything pass, and goes with the process.
+
+use std::io;
+use std::os::fd::AsRawFd as _;
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::host;
+
+/// The device that ours are on.
+const DEVICE: &std::ffi::CStr = c"eth0";
+/// How long a program stays.
+const STAY: Duration = Duration::from_millis(500);
+
+/// `enum bpf_cmd`.
+const PROG_LOAD: libc::c_long = 5;
+const LINK_CREATE: libc::c_long = 28;
+/// XDP in the stack, not in the driver: `XDP_FLAGS_SKB_MODE`.
+const SKB_MODE: u32 = 2;
+
+/// A hook: numbers of `enum bpf_prog_type` and `enum bpf_attach_type`, and what a program returns there that lets pass.
+#[derive(Debug)]
+pub(super) struct Hook {
+    kind: u32,
+    attach: u32,
+    returns: i32,
+    flags: u32,
+    on_cgroup: bool,
+}
+
+impl Hook {
+    /// Their names on the command line.
+    pub(super) const ALL: [&'static str; 4] = ["tcx_ingress", "tcx_egress", "connect4", "xdp"];
+
+    fn of(name: &str) -> Result<Self> {
+        let device = |attach| Self { kind: 3, attach, returns: -1, flags: 0, on_cgroup: false };
+        Ok(match name {
+            "tcx_ingress" => device(46),
+            "tcx_egress" => device(47),
+            "connect4" => Self { kind: 18, attach: 10, returns: 1, flags: 0, on_cgroup: true },
+            "xdp" => Self { kind: 6, attach: 37, returns: 2, flags: SKB_MODE, on_cgroup: false },
+            _ => bail!("no hook `{name}`; there are {}", Self::ALL.join(", ")),
+        })
+    }
+}
+
+/// The start of `union bpf_attr` for `BPF_PROG_LOAD`.
+#[repr(C)]
+struct Load {
+    kind: u32,
+    instructions: u32,
+    code: u64,
+    license: u64,
+    log_level: u32,
+    log_size: u32,
+    log: u64,
+    kernel: u32,
+    flags: u32,
+    name: [u8; 16],
+    device: u32,
+    attach: u32,
+}
+
+/// The same for `BPF_LINK_CREATE`; what follows is zero.
+#[repr(C)]
+#[derive(Default)]
+struct Link {
+    program: u32,
+    target: u32,
+    attach: u32,
+    flags: u32,
+    rest: [u64; 6],
+}
+
+/// What `cluster foreign` does: attaches a program where it is called, and takes it away after a moment.
+pub fn attach(hook: &str) -> Result<()> {
+    let hook = Hook::of(hook)?;
+    // r0 = the verdict; exit.
+    let mut code = [0xb7, 0, 0, 0, 0, 0, 0, 0, 0x95, 0, 0, 0, 0, 0, 0, 0];
+    code[4..8].copy_from_slice(&hook.returns.to_le_bytes());
+    let license = c"GPL";
+    let load = Load {
+        kind: hook.kind,
+        instructions: 2,
+        code: code.as_ptr() as u64,
+        license: license.as_ptr() as u64,
+        log_level: 0,
+        log_size: 0,
+        log: 0,
+        kernel: 0,
+        flags: 0,
+        name: *b"foreign\0\0\0\0\0\0\0\0\0",
+        device: 0,
+        attach: hook.attach,
+    };
+    let program = bpf(PROG_LOAD, &load).context("cannot load a program")?;
+    let group;
+    let target = if hook.on_cgroup {
+        group = std::fs::File::open(host::cgroup2()?).context("cannot open the control group")?;
+        group.as_raw_fd().cast_unsigned()
+    } else {
+        // SAFETY: the name is a string that ends with zero.
+        unsafe { libc::if_nametoindex(DEVICE.as_ptr()) }
+    };
+    let link = Link { program, target, attach: hook.attach, flags: hook.flags, ..Link::default() };
+    bpf(LINK_CREATE, &link).context("cannot attach a program")?;
+    // The process ends then, and the link with it.
+    sleep(STAY);
+    Ok(())
+}
+
+fn bpf<T>(command: libc::c_long, attributes: &T) -> io::Result<u32> {
+    // SAFETY: the kernel reads as many bytes as the attributes have, and what they point to lives.
+    let fd = unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_ref(attributes), size_of::<T>()) };
+    u32::try_from(fd).map_err(|_| io::Error::last_os_error())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_hook_has_its_numbers() {
+        let all: Vec<_> = Hook::ALL.into_iter().map(|name| Hook::of(name).unwrap()).collect();
+        assert_eq!(all.iter().filter(|hook| hook.on_cgroup).count(), 1);
+        let attach: std::collections::BTreeSet<_> = all.iter().map(|hook| hook.attach).collect();
+        assert_eq!(attach.len(), Hook::ALL.len());
+        assert!(Hook::of("tc").unwrap_err().to_string().contains("tcx_egress"));
+    }
+}

@@ -1,0 +1,165 @@
+//! Faults of a node: its file systems, its memory, its devices, its addresses.
+
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use serde_json::json;
+
+use super::table::NotHere;
+use super::world::{self, World};
+use super::{agents, rolling};
+use crate::cluster::plan::Node;
+use crate::cluster::{Place, Proxy, apply, kubectl};
+use crate::exec::Cmd;
+use crate::signal;
+
+/// How long the agents may take to notice what they look for periodically, with some room.
+const PERIOD: Duration = Duration::from_secs(75);
+/// Far less than the programs and maps take.
+const LITTLE: &str = "8M";
+
+/// The bpffs with all pins is unmounted: the agent mounts one and pins everything again, so that it can be killed.
+pub(super) fn bpffs_unmounted(world: &World<'_>) -> Result<()> {
+    let node = Node(1);
+    let links = "ls /sys/fs/bpf/ballast/links /sys/fs/bpf/ballast/v*";
+    let before = on(world.place, node, links)?;
+    on(world.place, node, "umount --lazy /sys/fs/bpf")?;
+    if world.agents == agents::Agents::Pods {
+        // The agent may not mount; who unmounted it mounts it again.
+        on(world.place, node, "mount -t bpf bpf /sys/fs/bpf")?;
+    }
+    signal::wait_for("all pins to be there again", PERIOD, || {
+        Ok((on(world.place, node, links).ok() == Some(before.clone())).then_some(()))
+    })?;
+    world.agents.kill(world.place, node, super::case::GONE)
+}
+
+/// Starts the agent of a node with far too little memory until the kernel has killed it three times, then as before.
+pub(super) fn starve(place: &Place, node: Node) -> Result<()> {
+    const GROUP: &str = "/sys/fs/cgroup/memory/starved";
+    let machine = place.node(node);
+    if !machine.command(&["test", "-d", "/sys/fs/cgroup/memory"]).succeeds() {
+        return Err(NotHere("no memory controller of cgroup v1 at /sys/fs/cgroup/memory".into()).into());
+    }
+    machine.stop("ballast", libc::SIGKILL)?;
+    on(place, node, &format!("mkdir -p {GROUP} && echo {LITTLE} > {GROUP}/memory.limit_in_bytes"))?;
+    let join = format!("echo $$ > {GROUP}/cgroup.procs; exec \"$@\"");
+    let kills = || -> Result<u32> {
+        let told = on(place, node, &format!("grep -w oom_kill {GROUP}/memory.oom_control"))?;
+        told.split_whitespace().nth(1).and_then(|count| count.parse().ok()).context("no count of kills")
+    };
+    let user = place.kubeconfig("proxy").display().to_string();
+    let name = node.to_string();
+    for round in 1..=3 {
+        signal::check()?;
+        let agent = ["ballast", "run", "--kubeconfig", &user, "--hostname-override", &name];
+        machine.run("ballast", &[&["sh", "-c", &join, "sh"][..], &agent].concat())?;
+        signal::wait_for(&format!("the kernel to kill the agent of {node}"), world::SOON, || {
+            Ok((kills()? >= round && !machine.is_running("ballast")).then_some(()))
+        })?;
+    }
+    Proxy::BallastHost.start_on(place, node)?;
+    on(place, node, &format!("rmdir {GROUP}")).map(|_| ())
+}
+
+/// More Services than a map has room for: those that are there go on, and the agent says so.
+pub(super) fn map_full(world: &World<'_>) -> Result<()> {
+    const LABEL: &str = "faults=many";
+    const MOST: u64 = 1_000;
+    let place = world.place;
+    let shown = on(place, Node(1), "bpftool -j map show pinned /sys/fs/bpf/ballast/services")?;
+    let shown: serde_json::Value = serde_json::from_str(&shown).context("bpftool printed no JSON")?;
+    let room =
+        shown.get("max_entries").and_then(serde_json::Value::as_u64).context("a map without a size")?;
+    if room > MOST {
+        let how = "`cargo xtask cluster up --setting BALLAST_MAX_FRONTENDS=256`";
+        return Err(NotHere(format!(
+            "there is room for {room} addresses of Services; a cluster for this: {how}"
+        ))
+        .into());
+    }
+    let items: Vec<_> = (0..room)
+        .map(|number| {
+            json!({
+                "apiVersion": "v1",
+                "kind": "Service",
+                "metadata": { "name": format!("many-{number:03}"), "labels": { "faults": "many" } },
+                "spec": { "selector": { "app": world::NAME }, "ports": [{ "port": 80, "targetPort": 8080 }] },
+            })
+        })
+        .collect();
+    apply(place, &json!({ "apiVersion": "v1", "kind": "List", "items": items }))?;
+    let told = signal::wait_for("`ballast status` to report it", world::SOON, || {
+        Ok((!place.node(Node(1)).command(&["ballast", "status"]).succeeds()).then_some(()))
+    });
+    // Endpoints of those that were there go on changing.
+    let changed = told.and_then(|()| world.scale(world::PODS + 1));
+    kubectl(place, &["delete", "services", "-l", LABEL]).read()?;
+    changed?;
+    signal::wait_for("`ballast status` to be well again", PERIOD, || {
+        Ok(place.node(Node(1)).command(&["ballast", "status"]).succeeds().then_some(()))
+    })?;
+    world.scale(world::PODS)?;
+    rolling::await_equal(world)
+}
+
+/// The cable of the second node, whose pods are endpoints, comes out for a moment, again and again.
+pub(super) fn uplink_flaps(world: &World<'_>) -> Result<()> {
+    let control = world.place.control();
+    for _ in 0..10 {
+        signal::check()?;
+        control.command(&["ip", "link", "set", "node2", "down"]).read()?;
+        sleep(Duration::from_millis(200));
+        control.command(&["ip", "link", "set", "node2", "up"]).read()?;
+        signal::pause(Duration::from_secs(2))?;
+    }
+    Ok(())
+}
+
+/// A node gets another address, which serves node ports at once, and loses it.
+pub(super) fn address_changes(world: &World<'_>) -> Result<()> {
+    const NEW: [&str; 3] = ["172.30.0.97", "172.30.0.98", "172.30.0.99"];
+    let node = world.place.node(Node(1));
+    let outside = world.place.control();
+    for new in NEW {
+        let with_prefix = format!("{new}/24");
+        node.command(&["ip", "address", "add", &with_prefix, "dev", "eth0"]).read()?;
+        let url = format!("http://{new}:{}/hostname", world::NODE_PORT);
+        let answered = signal::wait_for("the node port at the new address", world::SOON, || {
+            Ok(outside.command(&["curl", "-sf", "-m", "1", &url]).try_read())
+        });
+        node.command(&["ip", "address", "del", &with_prefix, "dev", "eth0"]).read()?;
+        answered?;
+        let listed = ["ballast", "explain", "host", &format!("{new}:{}", world::NODE_PORT), "-o", "json"];
+        signal::wait_for("the old address to be served no longer", world::SOON, || {
+            Ok((!node.command(&listed).read()?.contains("\"forward\"")).then_some(()))
+        })?;
+    }
+    Ok(())
+}
+
+/// Programs of others come to the hooks of ours and go again, in every order.
+pub(super) fn foreign_programs(world: &World<'_>) -> Result<()> {
+    let us = std::env::current_exe().context("cannot find our own program")?.display().to_string();
+    for hook in super::foreign::Hook::ALL {
+        for _ in 0..5 {
+            signal::check()?;
+            let told = world.place.node(Node(1)).command(&[&us, "cluster", "foreign", hook]).read();
+            told.with_context(|| format!("a program at {hook}"))?;
+        }
+    }
+    Ok(())
+}
+
+/// The clock of the whole machine is nobody's to change, and the kernel has no namespace for it.
+pub(super) fn clocks_jump(_world: &World<'_>) -> Result<()> {
+    let namespaces = ["--user", "--map-root-user", "--time"];
+    let tried = Cmd::new("unshare").args(namespaces).args(["date", "--set", "+1 hour"]).read();
+    let Err(error) = tried else { bail!("the clock of the whole machine could be changed") };
+    Err(NotHere(format!("a clock belongs to the whole machine, also in a time namespace: {error:#}")).into())
+}
+
+fn on(place: &Place, node: Node, script: &str) -> Result<String> {
+    place.node(node).command(&["sh", "-c", script]).read()
+}

@@ -1,0 +1,243 @@
+//! What came of all cases, as a table for a terminal and for `docs/benchmarks/faults.md`.
+
+use std::fmt::{self, Write as _};
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+
+use super::knock::Tally;
+use super::probe::Kind;
+use crate::say;
+
+/// Why a case cannot be had on this machine: with the error that it met.
+#[derive(Debug)]
+pub(super) struct NotHere(pub String);
+
+impl fmt::Display for NotHere {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "not on this machine: {}", self.0)
+    }
+}
+
+impl std::error::Error for NotHere {}
+
+/// What may happen to connections meanwhile, and why.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Excuse {
+    /// Whether connections may fail; if not, SYNs may be sent again and datagrams be lost, and that is all.
+    pub may_fail: bool,
+    /// In a sentence.
+    pub why: &'static str,
+}
+
+/// What one case came to.
+#[derive(Debug)]
+pub(super) struct Line {
+    pub what: String,
+    /// `None`: nobody counted.
+    pub tally: Option<Tally>,
+    pub excuse: Option<Excuse>,
+    pub took: Duration,
+    /// What there is to know beside the numbers.
+    pub remarks: Vec<String>,
+    pub outcome: Result<()>,
+}
+
+/// The columns behind the case.
+const COLUMNS: [&str; 9] =
+    ["TOOK", "NEW", "LONG", "UDP", "AFFINITY", "FAILED", "RESET", "SYNS AGAIN", "MOVED"];
+
+impl Line {
+    fn cells(&self) -> [String; 9] {
+        let took = say::seconds(self.took);
+        let Some(tally) = &self.tally else {
+            let mut cells = [const { String::new() }; 9].map(|_| "-".to_owned());
+            cells[0] = took;
+            return cells;
+        };
+        let asked = |kinds: &[Kind]| {
+            let count = tally.of(kinds);
+            (count.answered + count.failed).to_string()
+        };
+        let all = tally.total();
+        [
+            took,
+            asked(&[Kind::New]),
+            asked(&[Kind::Long]),
+            asked(&[Kind::Udp, Kind::Flow]),
+            asked(&[Kind::Sticky]),
+            all.failed.to_string(),
+            all.reset.to_string(),
+            all.syns.to_string(),
+            all.moved.to_string(),
+        ]
+    }
+
+    fn is_not_here(&self) -> bool {
+        self.outcome.as_ref().is_err_and(anyhow::Error::is::<NotHere>)
+    }
+
+    /// Whether it is as it has to be.
+    pub(super) fn is_good(&self) -> bool {
+        if self.is_not_here() {
+            return true;
+        }
+        let all = self.tally.as_ref().map(Tally::total).unwrap_or_default();
+        let fine = match (self.excuse, &self.tally) {
+            (None, _) => all.failed + all.reset + all.syns + all.moved == 0,
+            (Some(excuse), _) if excuse.may_fail => true,
+            (Some(_), tally) => tally.as_ref().is_none_or(|tally| {
+                let streams = tally.of(&[Kind::New, Kind::Long, Kind::Sticky]);
+                streams.failed + streams.reset + all.moved == 0
+            }),
+        };
+        fine && self.outcome.is_ok()
+    }
+
+    /// What there is to say beside the numbers.
+    fn notes(&self) -> Vec<String> {
+        let mut notes = self.remarks.clone();
+        let tally = self.tally.clone().unwrap_or_default();
+        if let Some(excuse) = self.excuse.filter(|_| !tally.failures.is_empty()) {
+            notes.push(format!("why: {}", excuse.why));
+        }
+        let shown = if self.is_good() { 2 } else { tally.failures.len() };
+        notes.extend(tally.failures.iter().take(shown).cloned());
+        match &self.outcome {
+            Err(error) if self.is_not_here() => notes.push(format!("{error:#}")),
+            Err(error) => notes.push(format!("FAILED: {error:#}")),
+            Ok(()) => {}
+        }
+        notes
+    }
+}
+
+/// How many lines are good, how many are not, and how many could not be had.
+fn counts(lines: &[Line]) -> (usize, usize, usize) {
+    let away = lines.iter().filter(|line| line.is_not_here()).count();
+    let good = lines.iter().filter(|line| line.is_good()).count() - away;
+    (good, lines.len() - good - away, away)
+}
+
+/// The last line of a table.
+fn verdict(lines: &[Line]) -> String {
+    let (good, bad, away) = counts(lines);
+    let away = if away > 0 { format!(", {away} not on this machine") } else { String::new() };
+    format!("{good} passed, {bad} failed{away}")
+}
+
+/// For a terminal.
+pub(super) fn text(lines: &[Line]) -> String {
+    let mut text = format!("{:<62}", "CASE");
+    for column in COLUMNS {
+        let _ = write!(text, "{column:>13}");
+    }
+    for line in lines {
+        let _ = write!(text, "\n{:<62}", line.what);
+        for cell in line.cells() {
+            let _ = write!(text, "{cell:>13}");
+        }
+        for note in line.notes() {
+            let _ = write!(text, "\n    {note}");
+        }
+    }
+    let _ = writeln!(text, "\n{}", verdict(lines));
+    text
+}
+
+/// For a page: the table, and below it what it cannot hold.
+pub(super) fn markdown(lines: &[Line]) -> String {
+    let mut text = String::from("| case |");
+    let mut rule = String::from("\n|---|");
+    for column in COLUMNS {
+        let _ = write!(text, " {} |", column.to_lowercase());
+        rule.push_str("---:|");
+    }
+    text.push_str(&rule);
+    for line in lines {
+        let _ = write!(text, "\n| {} |", line.what);
+        for cell in line.cells() {
+            let _ = write!(text, " {cell} |");
+        }
+    }
+    let _ = writeln!(text, "\n\n{}.", verdict(lines));
+    for line in lines {
+        let notes = line.notes();
+        if !notes.is_empty() {
+            let _ = write!(text, "\n**{}**\n\n", line.what);
+        }
+        for note in notes {
+            let _ = writeln!(text, "* {note}");
+        }
+    }
+    text
+}
+
+/// An error if a case is not as it has to be.
+pub(super) fn require_good(lines: &[Line]) -> Result<()> {
+    let (_, bad, _) = counts(lines);
+    ensure!(bad == 0, "{bad} cases failed");
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::knock::Count;
+    use super::*;
+
+    fn line(count: Count, excuse: Option<Excuse>) -> Line {
+        let tally = Tally {
+            kinds: [(Kind::New, count)].into(),
+            failures: vec!["10:00 it failed".into()],
+            ..Tally::default()
+        };
+        Line {
+            what: "a fault".into(),
+            tally: Some(tally),
+            excuse,
+            took: Duration::from_secs(12),
+            remarks: Vec::new(),
+            outcome: Ok(()),
+        }
+    }
+
+    #[test]
+    fn nothing_may_be_lost_unless_there_is_a_reason() {
+        let failed = Count { answered: 9, failed: 1, ..Count::default() };
+        let waited = Count { answered: 9, syns: 1, ..Count::default() };
+        let moved = Count { answered: 9, moved: 1, ..Count::default() };
+        let excuse = |may_fail| Some(Excuse { may_fail, why: "the cable is out" });
+        for count in [failed, waited, moved] {
+            assert!(!line(count, None).is_good(), "{count:?}");
+            assert!(line(count, excuse(true)).is_good());
+        }
+        assert!(line(waited, excuse(false)).is_good() && !line(failed, excuse(false)).is_good());
+        let mut datagrams = line(Count::default(), excuse(false));
+        if let Some(tally) = &mut datagrams.tally {
+            tally.kinds.insert(Kind::Udp, failed);
+        }
+        assert!(datagrams.is_good());
+        assert!(line(Count { answered: 9, ..Count::default() }, None).is_good());
+    }
+
+    #[test]
+    fn both_tables_tell_the_same() {
+        let cannot = Line {
+            what: "clocks jump".into(),
+            tally: None,
+            excuse: None,
+            took: Duration::ZERO,
+            remarks: Vec::new(),
+            outcome: Err(NotHere("Operation not permitted".into()).into()),
+        };
+        let lines = [line(Count { answered: 9, failed: 1, ..Count::default() }, None), cannot];
+        for text in [text(&lines), markdown(&lines)] {
+            for part in
+                ["a fault", "10", "12 s", "it failed", "not permitted", "0 passed, 1 failed, 1 not on"]
+            {
+                assert!(text.contains(part), "{part}: {text}");
+            }
+        }
+        assert!(require_good(&lines).is_err());
+    }
+}

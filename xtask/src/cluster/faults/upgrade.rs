@@ -1,0 +1,124 @@
+//! From this version to the one before, whose maps have another layout, and back, twice: as a process of each node, and
+//! by Helm with the charts of both.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+
+use super::agents::Agents;
+use super::world::World;
+use crate::cluster::plan::Node;
+use crate::cluster::{Place, Proxy, deployed, each, node};
+use crate::previous::{self, Previous};
+use crate::workspace::Workspace;
+use crate::{say, signal};
+
+/// Under this name the nodes have this version's program whatever runs.
+const THIS: &str = "ballast-this";
+/// How long a downgrade may take, from its preparation on.
+const PATIENCE: Duration = Duration::from_mins(3);
+/// Traffic between two changes.
+const BETWEEN: Duration = Duration::from_secs(3);
+
+/// What can be had only before clients run: builds take minutes.
+pub(super) fn prepare(world: &World<'_>) -> Result<Previous> {
+    let previous = previous::image(&Workspace::find()?)?;
+    if world.agents == Agents::Pods {
+        let nodes = world.place.nodes();
+        each(&nodes, |on| node::load(world.place, on, &previous.archive))?;
+    }
+    let programs = world.place.programs();
+    std::fs::copy(programs.join("ballast"), programs.join(THIS)).context("cannot copy the agent")?;
+    Ok(previous)
+}
+
+/// There and back, twice; the second way there is Helm's rollback.
+pub(super) fn there_and_back(world: &World<'_>, previous: &Previous) -> Result<()> {
+    for round in 0..2 {
+        downgrade(world, previous, round > 0).with_context(|| format!("downgrade {round}"))?;
+        signal::pause(BETWEEN)?;
+        upgrade(world).with_context(|| format!("upgrade {round}"))?;
+        signal::pause(BETWEEN)?;
+    }
+    Ok(())
+}
+
+fn downgrade(world: &World<'_>, previous: &Previous, roll_back: bool) -> Result<()> {
+    let place = world.place;
+    let nodes = place.nodes();
+    if world.agents == Agents::Pods {
+        each(&nodes, |on| make_ready(place, on))?;
+        if roll_back {
+            deployed::roll_back(&Workspace::find()?, place)?;
+        } else {
+            let tag = format!("image.tag={}", previous::TAG);
+            deployed::upgrade_to(&Workspace::find()?, place, &previous.chart, &["--set", &tag])?;
+            deployed::rolled_out(place, deployed::NAME)?;
+        }
+        each(&nodes, |on| finished(place, on))?;
+    } else {
+        take(place, &previous.program)?;
+        for on in nodes {
+            signal::check()?;
+            make_ready(place, on)?;
+            place.node(on).stop("ballast", libc::SIGTERM)?;
+            Proxy::BallastHost.start_on(place, on)?;
+            finished(place, on)?;
+        }
+    }
+    say::line("    the version before runs on every node");
+    Ok(())
+}
+
+fn upgrade(world: &World<'_>) -> Result<()> {
+    let place = world.place;
+    if world.agents == Agents::Pods {
+        deployed::upgrade(&Workspace::find()?, place, &[])?;
+    } else {
+        take(place, &place.programs().join(THIS))?;
+        for on in place.nodes() {
+            signal::check()?;
+            place.node(on).stop("ballast", libc::SIGTERM)?;
+            Proxy::BallastHost.start_on(place, on)?;
+        }
+    }
+    for on in place.nodes() {
+        signal::wait_for(
+            &format!("the maps of the version before to go from {on}"),
+            super::world::SOON,
+            || {
+                let left = place.node(on).command(&["test", "-e", "/sys/fs/bpf/ballast/v2"]);
+                Ok((!left.succeeds()).then_some(()))
+            },
+        )?;
+    }
+    say::line("    this version runs on every node");
+    Ok(())
+}
+
+/// From now on `ballast` is this file; what runs goes on.
+fn take(place: &Place, program: &Path) -> Result<()> {
+    let unfinished = place.programs().join("ballast-unfinished");
+    std::fs::copy(program, &unfinished)
+        .and_then(|_| std::fs::rename(&unfinished, place.programs().join("ballast")))
+        .context("cannot replace the agent's program")
+}
+
+/// Begins `ballast downgrade` on a node, and waits until the maps for the version before are there.
+fn make_ready(place: &Place, on: Node) -> Result<()> {
+    let machine = place.node(on);
+    machine.run("downgrade", &[THIS, "downgrade", "--wait", "3m"])?;
+    signal::wait_for(&format!("the maps of the version before on {on}"), PATIENCE, || {
+        Ok(machine.command(&["test", "-e", "/sys/fs/bpf/ballast/v2/config"]).succeeds().then_some(()))
+    })
+}
+
+/// Waits until the programs of the version before are everywhere, and this version's are gone.
+fn finished(place: &Place, on: Node) -> Result<()> {
+    let machine = place.node(on);
+    let log = machine.log("downgrade");
+    signal::wait_for(&format!("the downgrade; its log is {}", log.display()), PATIENCE, || {
+        Ok((!machine.is_running("downgrade")).then_some(()))
+    })
+}

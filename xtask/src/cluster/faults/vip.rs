@@ -1,0 +1,128 @@
+//! An address of the control plane by Ballast alone: a Service of a folder on every node, beside a list of API servers of
+//! which one is killed.
+
+use anyhow::{Context as _, Result, ensure};
+
+use super::agents::Agents;
+use super::case::Kit;
+use super::world::SOON;
+use super::world::World;
+use crate::cluster::plan::{CONTROL_V4, CONTROL_VIP, Node, SECOND_V4};
+use crate::cluster::{Place, control, deployed, each, place};
+use crate::signal;
+use crate::workspace::Workspace;
+
+/// On each node.
+const FOLDER: &str = "/var/lib/ballast-manifests";
+/// A Service that comes while one API server is away.
+const NEWER: &str = "newer";
+
+/// One of two API servers is killed, the one that agents talk to; what asks the virtual address goes on.
+pub(super) fn goes_on(world: &World<'_>, kit: &Kit) -> Result<()> {
+    let place = world.place;
+    for node in place.nodes() {
+        let folder = place.node(node).dir().join("lib/ballast-manifests");
+        std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        std::fs::write(folder.join("control-plane.yaml"), manifest()).context("cannot write a manifest")?;
+    }
+    control::start_second(place)?;
+    let before = place.settings();
+    configure(world, true)?;
+    let done = with_both(world, kit);
+    if !place.control().is_running("kube-apiserver") {
+        control::start_one(place, "kube-apiserver")?;
+        control::await_api(place)?;
+    }
+    place.write(place::SETTINGS, &before.join("\n"))?;
+    configure(world, false)?;
+    place.control().stop(control::SECOND, libc::SIGKILL)?;
+    done
+}
+
+fn with_both(world: &World<'_>, kit: &Kit) -> Result<()> {
+    let place = world.place;
+    signal::wait_for("an answer of the virtual address on every node", SOON, || {
+        Ok((asked(place, 1)?.1 == 0).then_some(()))
+    })?;
+    let (_, failed) = asked(place, 40)?;
+    ensure!(failed == 0, "{failed} requests failed while both API servers ran");
+    place.control().stop("kube-apiserver", libc::SIGKILL)?;
+    let (all, failed) = asked(place, 100)?;
+    kit.remark(format!(
+        "of {all} requests to https://{CONTROL_VIP}:6443 from processes of all nodes in the seconds after one of two API \
+         servers was killed, {failed} failed; the others did not wait"
+    ));
+    // A process that meets the dead one gets ECONNREFUSED, at most once a second on a node.
+    ensure!(failed * 4 <= all, "{failed} of {all} requests failed");
+    let server = format!("--server=https://{CONTROL_VIP}:6443");
+    let create = ["kubectl", &server, "create", "service", "clusterip", NEWER, "--tcp=80:8080"];
+    place.node(Node(1)).command(&create).read()?;
+    let told = signal::wait_for("the agents to hear of a new Service", SOON, || {
+        let has = |node: &Node| {
+            let list = place.node(*node).command(&["ballast", "service", "list"]).try_read();
+            list.is_some_and(|list| list.contains(NEWER))
+        };
+        Ok(world.nodes().iter().all(has).then_some(()))
+    });
+    place.node(Node(1)).command(&["kubectl", &server, "delete", "service", NEWER]).read()?;
+    told
+}
+
+/// Gives the agents the folder and both API servers, or takes them away again.
+fn configure(world: &World<'_>, wanted: bool) -> Result<()> {
+    let place = world.place;
+    if world.agents == Agents::Pods {
+        let hosts =
+            format!("apiServer.host=,apiServer.hosts={{{CONTROL_V4},{SECOND_V4}}},manifests={FOLDER}");
+        let words: &[&str] = if wanted { &["--set", &hosts] } else { &[] };
+        return deployed::upgrade(&Workspace::find()?, place, words);
+    }
+    if wanted {
+        let mut settings = place.settings();
+        settings.push(format!("BALLAST_MASTER=https://{CONTROL_V4}:6443,https://{SECOND_V4}:6443"));
+        settings.push(format!("BALLAST_MANIFESTS={FOLDER}"));
+        place.write(place::SETTINGS, &settings.join("\n"))?;
+    }
+    world.agents.replace(place)
+}
+
+/// Asks the virtual address so often on each node at once: how many requests there were, and how many failed.
+fn asked(place: &Place, times: u32) -> Result<(u32, u32)> {
+    let failed = std::sync::atomic::AtomicU32::new(0);
+    let script = format!(
+        "failed=0; for i in $(seq {times}); do \
+         curl -sk -m 5 -o /dev/null https://{CONTROL_VIP}:6443/livez || failed=$((failed + 1)); sleep 0.05; \
+         done; echo $failed"
+    );
+    let nodes = place.nodes();
+    each(&nodes, |node| {
+        let told = place.node(node).command(&["sh", "-c", &script]).read()?;
+        let count: u32 = told.trim().parse().context("no number")?;
+        failed.fetch_add(count, std::sync::atomic::Ordering::Relaxed);
+        Ok(())
+    })?;
+    Ok((times * nodes.len() as u32, failed.into_inner()))
+}
+
+fn manifest() -> String {
+    let labels = "{ kubernetes.io/service-name: control-plane }";
+    format!(
+        "apiVersion: v1\nkind: Service\nmetadata: {{ name: control-plane, namespace: kube-system }}\n\
+         spec:\n  clusterIP: {CONTROL_VIP}\n  ports: [{{ name: https, port: 6443 }}]\n---\n\
+         apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\n\
+         metadata: {{ name: control-plane, namespace: kube-system, labels: {labels} }}\n\
+         addressType: IPv4\nports: [{{ name: https, port: 6443 }}]\n\
+         endpoints: [{{ addresses: [{CONTROL_V4}] }}, {{ addresses: [{SECOND_V4}] }}]\n"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_manifest_names_both_servers() {
+        let text = manifest();
+        assert!([CONTROL_VIP, CONTROL_V4, SECOND_V4].iter().all(|address| text.contains(address)), "{text}");
+    }
+}
