@@ -1,6 +1,7 @@
 use std::time::Duration;
 
 use super::*;
+use crate::sync::Programmed;
 use crate::metrics::Metrics;
 use crate::model::Problem;
 use crate::sync::Status;
