@@ -57,7 +57,9 @@ pub fn image(workspace: &Workspace) -> Result<Previous> {
             fs::write(folder.join(DONE), []).context("cannot mark the build as done")
         })?;
     }
-    let archive = names_in(&folder).into_iter().find(|name| name.ends_with(".tar"));
+    let archive = names_in(&folder)
+        .into_iter()
+        .find(|name| Path::new(name).extension().is_some_and(|ext| ext == "tar"));
     let program = checkout.join("target").join(binary::host_target()?).join("debug/ballast");
     Ok(Previous {
         program,

@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result};
 use crate::chart::Helm;
 use crate::exec::Cmd;
 use crate::workspace::Workspace;
-use crate::{deny, image, say};
+use crate::{deny, image, package, say};
 
 /// Check dependencies, and make all files of a release in target/release-files: program, image, bill of materials, chart,
 /// units, SHA256SUMS. Needs root and Go; minutes.
@@ -35,6 +35,7 @@ pub fn run(args: &Args) -> Result<()> {
     fs::remove_dir_all(&context).with_context(|| format!("cannot remove {}", context.display()))?;
     let stem = made.archive.file_stem().context("the image has no name")?;
     fs::copy(&made.binary, folder.join(stem)).context("cannot copy the program")?;
+    package::make(&workspace, &made.binary, Some(&folder))?;
     Helm::find(&workspace)?.package(&folder)?;
     krew(&workspace, &folder, &made.binary)?;
     for file in fs::read_dir(workspace.root().join("deploy/systemd")).context("cannot list the units")? {

@@ -64,6 +64,11 @@ impl Lists {
         *self = Self { streamed: false, under_way: true };
     }
 
+    /// The watch begins anew, with a list.
+    pub fn begins_anew(&mut self) {
+        self.under_way = true;
+    }
+
     /// Something came out of the watch.
     pub fn saw<K>(&mut self, resource: &'static str, item: &watcher::Result<Event<K>>) -> Next {
         match item {
@@ -71,7 +76,7 @@ impl Lists {
             Ok(Event::InitDone) => *self = Self { streamed: true, under_way: false },
             Err(error @ watcher::Error::WatchStartFailed(cause)) => {
                 if Trouble::of(error) == Trouble::Expired {
-                    self.under_way = true;
+                    self.begins_anew();
                     return Next::BeginsAnew;
                 }
                 let is_refused =

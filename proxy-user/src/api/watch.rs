@@ -4,6 +4,8 @@
 //! the first one and each that becomes necessary later, is one [`Event::Reset`]: deletions that happened while
 //! we could not watch are seen that way.
 
+mod history;
+
 use std::time::Duration;
 
 use backon::ExponentialBuilder;
@@ -23,6 +25,7 @@ use super::kinds::Watched;
 use super::lists;
 use super::objects::{EndpointSlice, Node, OtherNode, Service, ServiceCidr};
 use super::outage::Outage;
+use history::History;
 
 /// The first pause after a failure.
 const MIN_DELAY: Duration = Duration::from_millis(200);
@@ -125,11 +128,16 @@ pub(super) fn watches<K: Watched>(
     api: Api<K>,
     config: watcher::Config,
 ) -> impl Stream<Item = watcher::Result<watcher::Event<K>>> + Send {
-    let state = (lists::Lists::default(), None);
-    stream::unfold(state, move |(mut lists, mut watch): (lists::Lists, Option<BoxStream<'static, _>>)| {
+    let state = (lists::Lists::default(), History::default(), None);
+    type Watch<K> = Option<BoxStream<'static, watcher::Result<watcher::Event<K>>>>;
+    stream::unfold(state, move |(mut lists, mut history, mut watch): (_, _, Watch<K>)| {
         let (api, config) = (api.clone(), config.clone());
         async move {
             loop {
+                if history.went_back(&api).await {
+                    lists.begins_anew();
+                    watch = None;
+                }
                 let current = watch
                     .get_or_insert_with(|| watch_kind(api.clone(), lists.configure(config.clone())).boxed());
                 let next = match lists.patience() {
@@ -143,6 +151,7 @@ pub(super) fn watches<K: Watched>(
                     watch = None;
                     continue;
                 };
+                history.saw(&item);
                 match lists.saw(K::RESOURCE, &item) {
                     lists::Next::GoesOn => {}
                     lists::Next::BeginsAnew => watch = None,
@@ -151,7 +160,7 @@ pub(super) fn watches<K: Watched>(
                         continue;
                     }
                 }
-                return Some((item, (lists, watch)));
+                return Some((item, (lists, history, watch)));
             }
         }
     })

@@ -1,10 +1,10 @@
 use std::time::Duration;
 
 use super::*;
-use crate::sync::Programmed;
 use crate::metrics::Metrics;
 use crate::model::Problem;
-use crate::sync::Status;
+use crate::sync::Programmed;
+use crate::sync::{Programmed, Status};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::watch;

@@ -35,6 +35,8 @@ enum Streams {
 
 #[derive(Default)]
 struct Inner {
+    /// The newest version of all objects.
+    version: u64,
     streams: Streams,
     items: BTreeMap<&'static str, Vec<Value>>,
     /// Answers that come before the regular ones: (path, whether to a watch, status).
@@ -78,8 +80,7 @@ async fn answer(State(server): State<Server>, request: Request) -> Response {
         let items = inner.items.get(path.as_str()).into_iter().flatten();
         first.extend(items.map(|item| json!({"type": "ADDED", "object": item})));
         if inner.streams == Streams::Served {
-            let metadata =
-                json!({"resourceVersion": "7", "annotations": {"k8s.io/initial-events-end": "true"}});
+            let metadata = json!({"resourceVersion": inner.version.to_string(), "annotations": {"k8s.io/initial-events-end": "true"}});
             let object = json!({"kind": "Service", "apiVersion": "v1", "metadata": metadata});
             first.push(json!({"type": "BOOKMARK", "object": object}));
         }
@@ -98,7 +99,8 @@ async fn answer(State(server): State<Server>, request: Request) -> Response {
         return Body::from_stream(stream::iter(first).chain(lines)).into_response();
     }
     let items = inner.items.get(path.as_str()).cloned().unwrap_or_default();
-    json!({"kind": "List", "apiVersion": "v1", "metadata": {"resourceVersion": "7"}, "items": items})
+    let metadata = json!({"resourceVersion": inner.version.to_string()});
+    json!({"kind": "List", "apiVersion": "v1", "metadata": metadata, "items": items})
         .to_string()
         .into_response()
 }
@@ -120,7 +122,7 @@ impl Test {
         let server = Server { inner: Arc::default(), lines };
         {
             let mut inner = server.inner.lock().unwrap();
-            inner.streams = streams;
+            (inner.version, inner.streams) = (10, streams);
             inner.failures = failures.to_vec();
             inner.items.insert(SERVICES, vec![service("a", "10.96.0.1")]);
             inner.items.insert(
@@ -241,6 +243,27 @@ async fn a_watch_that_expires_ends_in_a_new_list() {
         "message": "too old resource version"});
     test.send(SERVICES, "ERROR", &status);
     assert_eq!(test.services().await, ["b", "c"]);
+}
+
+/// etcd was restored from a snapshot: a watch would go on from a version that is not yet, and miss what went away.
+#[tokio::test]
+async fn a_history_that_went_back_ends_in_a_new_list() {
+    let mut test = Test::start(&[]).await;
+    assert_eq!(test.services().await, ["a"]);
+    test.watches().await;
+    let fails = |test: &Test| {
+        let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 500});
+        test.send(SERVICES, "ERROR", &status);
+    };
+    // A failure alone is no reason to list.
+    fails(&test);
+    test.watches().await;
+    test.send(SERVICES, "ADDED", &service("b", "10.96.0.2"));
+    while !matches!(test.next().await, Event::Apply(Object::Service(s)) if s.name.name == "b") {}
+    test.set(vec![service("c", "10.96.0.3")]);
+    test.server.inner.lock().unwrap().version = 3;
+    fails(&test);
+    assert_eq!(test.services().await, ["c"]);
 }
 
 #[tokio::test]

@@ -210,8 +210,9 @@ pub fn maps(command: &MapCommand, out: &mut impl Write) -> Result<(), ShowError>
         }
         MapCommand::Dump(MapDumpArgs { list, name }) => {
             let view = View::open(&list.bpffs)?;
-            if !map_names::ALL.contains(&name.as_str()) {
-                return Err(ShowError::no_map(name, map_names::ALL.iter().copied()));
+            let known = || map_names::ALL.iter().chain(map_names::OPTIONAL).copied();
+            if !known().any(|known| known == name) {
+                return Err(ShowError::no_map(name, known()));
             }
             watch::write(list, out, || Ok(dump::list(view.dump(name)?)))
         }

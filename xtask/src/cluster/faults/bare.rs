@@ -145,11 +145,13 @@ fn table(rows: &[(Proxy, Vec<Count>)]) -> String {
         let all: u64 = counts.iter().map(|count| count.answered + count.failed).sum();
         let failed: u64 = counts.iter().map(|count| count.failed).sum();
         let each: Vec<_> = counts.iter().map(|count| count.failed.to_string()).collect();
-        let percent = 100.0 * failed as f64 / all.max(1) as f64;
+        let share = failed * 10_000 / all.max(1);
         let _ = writeln!(
             text,
-            "| {proxy} | {} | {all} | {failed} | {percent:.2} | {} |",
+            "| {proxy} | {} | {all} | {failed} | {}.{:02} | {} |",
             counts.len(),
+            share / 100,
+            share % 100,
             each.join(", ")
         );
     }

@@ -21,6 +21,7 @@ mod upgrade;
 mod vip;
 mod world;
 
+use std::fmt::Write as _;
 use std::io::Write as _;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -46,8 +47,8 @@ const KILLS: usize = 50;
 /// Which faults, and what becomes of the result.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Args {
-    /// Only those with these words in their line
-    only: Option<String>,
+    /// Only those with one of these texts in their line
+    only: Vec<String>,
     /// For how many seconds the API server is away
     #[arg(long, value_name = "SECONDS", default_value_t = 600)]
     away: u64,
@@ -55,6 +56,9 @@ pub struct Args {
     #[arg(long)]
     page: bool,
 }
+
+/// Checks what has to be so.
+type Fact = fn(&World<'_>) -> Result<()>;
 
 const UPGRADE: &str = "the version before replaces this one, and back, twice";
 /// No connection may be lost meanwhile.
@@ -81,14 +85,14 @@ const FAULTS: [Case; 17] = [
 ];
 
 /// What has to be so in a cluster at rest.
-const FACTS: [(&str, fn(&World<'_>) -> Result<()>); 2] = [
+const FACTS: [(&str, Fact); 2] = [
     ("nodes share nothing", facts::nothing_is_shared),
     ("pods of before and after the agent, of every kind, are served", facts::all_pods_are_served),
 ];
 
 /// Brings faults upon a cluster, one after the other, and shows what its clients saw.
 pub fn run(place: &Place, args: &Args) -> Result<()> {
-    let is_wanted = |what: &str| args.only.as_ref().is_none_or(|part| what.contains(part));
+    let is_wanted = |what: &str| args.only.is_empty() || args.only.iter().any(|part| what.contains(part));
     let world = World::make(place)?;
     let previous = if is_wanted(UPGRADE) { Some(upgrade::prepare(&world)?) } else { None };
     let kit = Kit { previous, away: Duration::from_secs(args.away), ..Kit::default() };
@@ -111,16 +115,17 @@ pub fn run(place: &Place, args: &Args) -> Result<()> {
     write!(std::io::stdout(), "{}", table::text(&lines)).context("cannot write the results")?;
     if args.page {
         let proxy = world.agents.proxy();
-        let title = match proxy {
-            Proxy::Ballast => "The DaemonSet",
-            _ => "A process of each node",
-        };
-        page::write(
-            &proxy.to_string(),
-            title,
-            "cargo xtask cluster faults --page",
-            &table::markdown(&lines),
-        )?;
+        let mut title =
+            if proxy == Proxy::Ballast { "The DaemonSet" } else { "A process of each node" }.to_owned();
+        let (mut part, mut command) = (proxy.to_string(), "cargo xtask cluster faults --page".to_owned());
+        if !args.only.is_empty() {
+            title.push_str(", some of the cases");
+            part.push_str(", some");
+        }
+        for only in &args.only {
+            let _ = write!(command, " '{only}'");
+        }
+        page::write(&part, &title, &command, &table::markdown(&lines))?;
     }
     table::require_good(&lines)
 }

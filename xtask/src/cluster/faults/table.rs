@@ -9,13 +9,13 @@ use super::knock::Tally;
 use super::probe::Kind;
 use crate::say;
 
-/// Why a case cannot be had on this machine: with the error that it met.
+/// Why a case cannot be had on this machine or in this cluster: with the error that it met.
 #[derive(Debug)]
 pub(super) struct NotHere(pub String);
 
 impl fmt::Display for NotHere {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "not on this machine: {}", self.0)
+        write!(f, "not here: {}", self.0)
     }
 }
 
@@ -122,7 +122,7 @@ fn counts(lines: &[Line]) -> (usize, usize, usize) {
 /// The last line of a table.
 fn verdict(lines: &[Line]) -> String {
     let (good, bad, away) = counts(lines);
-    let away = if away > 0 { format!(", {away} not on this machine") } else { String::new() };
+    let away = if away > 0 { format!(", {away} not here") } else { String::new() };
     format!("{good} passed, {bad} failed{away}")
 }
 
@@ -233,7 +233,7 @@ mod tests {
         let lines = [line(Count { answered: 9, failed: 1, ..Count::default() }, None), cannot];
         for text in [text(&lines), markdown(&lines)] {
             for part in
-                ["a fault", "10", "12 s", "it failed", "not permitted", "0 passed, 1 failed, 1 not on"]
+                ["a fault", "10", "12 s", "it failed", "not permitted", "0 passed, 1 failed, 1 not here"]
             {
                 assert!(text.contains(part), "{part}: {text}");
             }
