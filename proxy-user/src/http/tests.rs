@@ -3,7 +3,6 @@ use std::time::Duration;
 use super::*;
 use crate::metrics::Metrics;
 use crate::model::Problem;
-use crate::sync::Programmed;
 use crate::sync::{Programmed, Status};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
