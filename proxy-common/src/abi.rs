@@ -1,4 +1,4 @@
-//! The version of the layouts, and the proof that they are what they were.
+//! The proof that the layouts are what they were ([`crate::version`]).
 
 use core::mem::{align_of, size_of};
 
@@ -9,6 +9,7 @@ use crate::{
     event::{Event, Lease, Monitor},
     flow::{Bucket, FlowEntry},
     fragment::{FragmentEntry, FragmentKey},
+    latency::{LatencyEntry, LatencyKey},
     name::PortName,
     node::{Cidr, NodeEntry, Tunnel},
     service::{ServiceEntry, ServiceKey},
@@ -16,9 +17,6 @@ use crate::{
     source_range::SourceRangeKey,
     stats::{RefusalKey, ServiceStats},
 };
-
-/// Raised with every change of a layout or of its meaning. It is part of the pin path.
-pub const ABI_VERSION: u32 = 3;
 
 /// A value without padding that is valid for every bit pattern: it may be read from and written to a map.
 ///
@@ -88,6 +86,8 @@ plain! {
     LedSocket: 56 = 8 48;
     ServiceStats: 40 = 8 8 8 8 8;
     RefusalKey: 8 = 4 4;
+    LatencyKey: 8 = 4 4;
+    LatencyEntry: 184 = 160 8 8 8;
     PortName: 196 = 2 1 1 192;
     Event: 96 = 8 8 16 16 16 4 4 4 4 4 2 2 2 1 1 1 1 2;
     Lease: 16 = 8 8;

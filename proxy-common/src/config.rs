@@ -7,7 +7,7 @@ use crate::node::{DEVICE_UPLINK, Device};
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NodeConfig {
-    /// The layout of the maps: [`crate::abi::ABI_VERSION`].
+    /// The layout of the maps: [`crate::version::ABI_VERSION`].
     pub abi: u32,
     /// Jiffies in a second.
     pub hz: u32,
@@ -175,7 +175,7 @@ impl NodeConfig {
     /// [`MAX_FLOWS`]: crate::flow::MAX_FLOWS
     pub fn new(hz: u32, flow_entries: u32, flow_buckets: u32, flow_seed: u32) -> Self {
         Self {
-            abi: crate::abi::ABI_VERSION,
+            abi: crate::version::ABI_VERSION,
             hz,
             flow_entries: flow_entries.min(crate::flow::MAX_FLOWS),
             tcp_syn_sent: hz * seconds::TCP_SYN_SENT,

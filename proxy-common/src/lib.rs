@@ -10,7 +10,7 @@
 //!   `services6`, as the kernel has `/proc/net/tcp` and `/proc/net/tcp6`.
 //! * Zero is "none" for every id, state and flag.
 //!
-//! A change of any layout or meaning raises [`abi::ABI_VERSION`], which is part of the pin path.
+//! A change of any layout or meaning raises [`version::ABI_VERSION`], which is part of the pin path.
 #![no_std]
 
 pub mod abi;
@@ -26,6 +26,7 @@ pub mod family;
 pub mod flow;
 pub mod fragment;
 pub mod health;
+pub mod latency;
 pub mod maglev;
 pub mod map_names;
 pub mod name;
@@ -37,6 +38,7 @@ pub mod service;
 pub mod socket;
 pub mod source_range;
 pub mod stats;
+pub mod version;
 
 pub use family::{Address, Family, V4, V6};
 

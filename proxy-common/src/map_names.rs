@@ -85,10 +85,20 @@ pub const EVENTS: &str = "events";
 /// 0 to [`Monitor`](crate::event::Monitor): whether anybody listens; array of one, memory-mapped by listeners.
 pub const MONITOR: &str = "monitor";
 
+/// [`LatencyKey`](crate::latency::LatencyKey) to [`LatencyEntry`](crate::latency::LatencyEntry); LRU hash.
+pub const CONNECT_LATENCY: &str = "connect_latency";
+
+/// Twice the number of a flow, plus the index of its family, to nanoseconds of `bpf_ktime_get_ns` when it began with a SYN; array.
+pub const SYN_TIMES: &str = "syn_times";
+
+/// Maps that are pinned, and made anew where their size is not the wanted one: what they hold is no state of connections. An
+/// earlier version of the same layout may lack them.
+pub const OPTIONAL: &[&str] = &[CONNECT_LATENCY, SYN_TIMES];
+
 /// Maps with an element for each backend id.
 pub const OF_BACKENDS: &[&str] = &[BACKENDS, BACKENDS6, BACKEND_STATS, CONNECTIONS, HEALTH];
 
-/// Every map that is pinned.
+/// Every map that is pinned, but those of [`OPTIONAL`].
 pub const ALL: &[&str] = &[
     SERVICES,
     SERVICES6,
@@ -152,6 +162,9 @@ pub const ICMP_RATELIMIT: &str = "icmp_ratelimit";
 /// Family index to the entries of its flow table that the CPU looks at next; array per CPU, of two.
 pub const CLOCK_WINDOW: &str = "clock_window";
 
+/// Socket to nanoseconds of `bpf_ktime_get_ns` when it sent its first SYN; socket-local storage.
+pub const CONNECT_TIMES: &str = "connect_times";
+
 /// Index of a device to anything: XDP may send packets of other devices by it; hash.
 pub const XDP_DEVICES: &str = "xdp_devices";
 
@@ -173,6 +186,7 @@ pub const PRIVATE: &[&str] = &[
     FRAGMENTS6,
     XDP_DEVICES,
     CALLS,
+    CONNECT_TIMES,
 ];
 
 /// Frontends in each of `services` and `services6`.
@@ -192,6 +206,8 @@ pub const DEFAULT_FLOWS: u32 = 131_072;
 pub const DEFAULT_SOCKETS: u32 = 131_072;
 /// Entries in `refusals`.
 pub const DEFAULT_REFUSALS: u32 = 16_384;
+/// Entries in `connect_latency`, with `--connect-latency`.
+pub const LATENCY_COUNT: u32 = 16_384;
 /// Clients in each of `affinity`, `affinity6` and `affinity_netns`.
 pub const DEFAULT_AFFINITY: u32 = 65_536;
 /// Packets whose fragments are under way, in each of `fragments` and `fragments6`.
@@ -211,11 +227,11 @@ pub const DEVICE_COUNT: u32 = 16_384;
 
 #[cfg(test)]
 mod tests {
-    use super::{ALL, PRIVATE};
+    use super::{ALL, OPTIONAL, PRIVATE};
 
     #[test]
     fn names_fit_the_kernel() {
-        for name in ALL.iter().chain(PRIVATE) {
+        for name in ALL.iter().chain(OPTIONAL).chain(PRIVATE) {
             assert!(name.len() <= 15, "{name} is cut by the kernel");
             assert!(
                 name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_'),

@@ -234,6 +234,18 @@ pub trait FlowTable: Services {
     /// This family's value of `direct_seen`.
     fn direct_seen(self) -> Option<impl Shared<Value = u32>>;
 
+    /// A flow has begun with a SYN.
+    #[inline(always)]
+    fn syn_begun(self, _flow: u32) {}
+
+    /// The SYN of a flow was answered; `refused`: by a reset.
+    #[inline(always)]
+    fn syn_answered(self, _flow: u32, _service: u32, _backend: u32, _refused: bool) {}
+
+    /// A SYN to this backend came again before it was answered.
+    #[inline(always)]
+    fn syn_again(self, _service: u32, _backend: u32) {}
+
     /// [`flow::track::find_key`](crate::flow::track::find_key).
     #[inline(always)]
     fn find_key(self, key: &FlowKey<Words<Self>>, hash: u64) -> u64 {

@@ -13,9 +13,10 @@ use tokio::time::sleep;
 
 use crate::api::fresh::Fresh;
 use crate::audit::{Ask, Audits};
-use crate::cli::args::paths::Ejection;
-use crate::cli::kube_proxy::document;
-use crate::cli::{RunConfig, args};
+use crate::cli::origins::{self, Origin};
+use crate::config::RunConfig;
+use crate::config::kube_proxy::document;
+use crate::config::paths::Ejection;
 use crate::host::cgroup;
 use crate::host::facts::Facts;
 use crate::maps::KernelStore;
@@ -24,7 +25,7 @@ use crate::metrics::{Metrics, recent};
 use crate::model::notice::Notice;
 use crate::model::{ApiServers, Event, NodeView};
 use crate::plan::PlanSettings;
-use crate::programs::{EMBEDDED, PacketHook, Programs, Settings};
+use crate::programs::{EMBEDDED, Programs, Settings};
 use crate::sync::{Driver, DriverSettings, Status};
 use crate::{connections, http, sockets};
 
@@ -38,7 +39,7 @@ mod notices;
 mod objects;
 mod supervisor;
 
-pub use api_access::api_access;
+pub use api_access::{api_access, labelled};
 pub use end_udp_sockets::end_udp_sockets;
 pub use init::{init, write_config};
 use supervisor::Supervisor;
@@ -51,8 +52,17 @@ const NOTICES: usize = 256;
 /// How long the last notices have to be sent, when the agent ends by itself.
 const LAST_WORDS: Duration = Duration::from_millis(500);
 
+/// Whence the settings come that kube-proxy's file tells.
+fn file_origins(config: &RunConfig) -> Vec<Origin> {
+    let Some(path) = &config.kube_proxy.config_file else { return Vec::new() };
+    // The file has been read, so it can be read.
+    let document = serde_saphyr::from_str(&config.kube_proxy.text).unwrap_or_default();
+    origins::of_file(&path.display().to_string(), &document)
+}
+
 /// Runs the agent until it is told to end (SIGTERM, SIGINT). What is programmed stays.
-pub fn run(config: RunConfig) -> anyhow::Result<()> {
+pub fn run(config: RunConfig, mut origins: Vec<Origin>) -> anyhow::Result<()> {
+    origins.extend(file_origins(&config));
     memory::set_up();
     supervisor::end_on_panic();
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -60,13 +70,13 @@ pub fn run(config: RunConfig) -> anyhow::Result<()> {
         .enable_all()
         .build()
         .context("cannot start the async runtime")?;
-    let result = runtime.block_on(serve(config));
+    let result = runtime.block_on(serve(config, origins));
     // A read of the maps that hangs on must not hold up the end.
     runtime.shutdown_background();
     result
 }
 
-async fn serve(config: RunConfig) -> anyhow::Result<()> {
+async fn serve(config: RunConfig, origins: Vec<Origin>) -> anyhow::Result<()> {
     tracing::info!(version = env!("CARGO_PKG_VERSION"), node = config.node_name, "starting");
     init::describe(&config);
     init::describe_old_proxy().await;
@@ -92,7 +102,7 @@ async fn serve(config: RunConfig) -> anyhow::Result<()> {
             no_external_ips: config.kube_proxy.no_external_ips,
             no_ejection: config.paths.ejection == Ejection::Off,
             algorithm: config.paths.algorithm.map(|name| name.0),
-            forwarding: config.paths.forwarding_mode.into(),
+            forwarding: config.paths.forwarding_mode,
             address: config.node.address,
         },
         node: config.node.clone(),
@@ -105,7 +115,7 @@ async fn serve(config: RunConfig) -> anyhow::Result<()> {
     let driver = driver.with_flows(flows).with_questions(questions);
     let status = driver.status();
     let audits = Arc::new(Audits::default());
-    if let Some(client) = client.filter(|_| !config.audit.api_audit_period.is_zero()) {
+    if let Some(client) = client.filter(|_| !config.api_audit_period.is_zero()) {
         tasks.helps(audit(client, Ask::new(ask), Arc::clone(&config), status.clone(), Arc::clone(&audits)));
     }
     let mut needs = status.clone();
@@ -125,11 +135,11 @@ async fn serve(config: RunConfig) -> anyhow::Result<()> {
     let metrics = Metrics::new(&config.bpffs, status.clone()).with_repairs(programs.repairs());
     let metrics = metrics.with_audits(audits).with_api_servers(servers);
     let metrics = Arc::new(metrics.with_xdp(programs.xdp_devices()));
-    let answers = answer(&config, status.clone(), Arc::clone(&metrics), notices.clone())?;
+    let answers = answer(&config, &origins, status.clone(), Arc::clone(&metrics), notices.clone())?;
     tasks.runs(async move { Ok(answers.await?) });
     tasks.runs(config_file::until_changed(config.kube_proxy.clone()));
     let uplinks = programs.xdp_devices().follow();
-    tasks.helps(notices::tell_xdp(uplinks, config.paths.xdp.into(), notices.clone()));
+    tasks.helps(notices::tell_xdp(uplinks, config.paths.xdp, notices.clone()));
     tasks.helps(notices::tell_problems(status.clone(), notices));
     tasks.helps(note_faults(Arc::clone(&metrics), config.bpffs.clone()));
     let tell = move |swept: &sockets::Swept| {
@@ -159,13 +169,9 @@ async fn start_programs(config: &RunConfig) -> anyhow::Result<Programs> {
         bpffs: config.bpffs.clone(),
         cgroup: root.path,
         capacities: config.capacities,
-        packet_hook: match config.packet_hook {
-            args::PacketHook::Auto => PacketHook::Auto,
-            args::PacketHook::Tcx => PacketHook::Tcx,
-            args::PacketHook::Clsact => PacketHook::Clsact,
-        },
-        tcx_order: config.paths.tcx_order.into(),
-        xdp: config.paths.xdp.into(),
+        packet_hook: config.packet_hook,
+        tcx_order: config.paths.tcx_order,
+        xdp: config.paths.xdp,
     };
     let cgroup = settings.cgroup.clone();
     let started = spawn_blocking(move || Programs::start(&settings)).await;
@@ -227,6 +233,7 @@ async fn look_at_host(
 /// The HTTP servers.
 fn answer(
     config: &RunConfig,
+    origins: &[Origin],
     status: watch::Receiver<Status>,
     metrics: Arc<Metrics>,
     notices: mpsc::Sender<Notice>,
@@ -237,7 +244,7 @@ fn answer(
         hard_fail: config.kube_proxy.bind_address_hard_fail,
     };
     let ours = serde_json::to_value(config).context("the settings cannot be shown on /configz")?;
-    let settings = serde_json::json!({ "ballast": ours, "kubeproxy.config.k8s.io": document::of(config) });
+    let settings = serde_json::json!({ "ballast": ours, "kubeproxy.config.k8s.io": document::of(config), "origins": origins });
     let state = http::State {
         metrics,
         status,
@@ -264,7 +271,7 @@ async fn audit(
             return;
         }
     };
-    let (period, node) = (config.audit.api_audit_period, &config.node_name);
+    let (period, node) = (config.api_audit_period, &config.node_name);
     crate::audit::run(Fresh::new(client), view, driver, node, period, status, &audits).await;
 }
 

@@ -4,7 +4,7 @@
 //!
 //! ```text
 //! api, source -> model -> plan -> sync -> maps
-//!                                 programs, host, sockets, http, metrics, cli beside them
+//!                                 programs, host, sockets, http, metrics, config, cli beside them
 //! app puts them together; main parses and runs.
 //! ```
 //!
@@ -18,12 +18,14 @@
 //! * [`host`]: devices and the cgroup tree.
 //! * [`connections`]: the count of open connections.
 //! * [`sockets`]: connected UDP sockets whose endpoint left.
+//! * [`config`]: the agent's settings, of flags and of kube-proxy's file.
 //! * [`http`], [`metrics`], [`cli`], [`telemetry`]: what people and machines look at.
 
 pub mod api;
 pub mod app;
 pub mod audit;
 pub mod cli;
+pub mod config;
 pub mod connections;
 pub mod host;
 pub mod http;

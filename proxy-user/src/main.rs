@@ -1,23 +1,28 @@
 //! `ballast`: parse, run, report.
 
-use std::io::{ErrorKind, Write};
+use std::io::{ErrorKind, Write, stdout};
+use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Context;
-use clap::Parser;
+use clap::{CommandFactory as _, FromArgMatches as _, Parser as _};
+use proxy_user::cli::args::change::SysdumpArgs;
 use proxy_user::cli::args::downgrade::DowngradeArgs;
 use proxy_user::cli::args::end_udp_sockets::EndUdpSocketsArgs;
 use proxy_user::cli::args::eyes::MonitorArgs;
 use proxy_user::cli::args::{CleanupArgs, RunArgs};
 use proxy_user::cli::handover::Handover;
 use proxy_user::cli::monitor::{self, MonitorError};
-use proxy_user::cli::show::Answer;
-use proxy_user::cli::{Args, Command, RunConfig, check, colour, explain, show, takeover};
+use proxy_user::cli::origins::{self, Origin};
+use proxy_user::cli::show::{Answer, ShowError};
+use proxy_user::cli::{Args, Command, check, colour, complete, confirm, explain, show, sysdump, takeover};
+use proxy_user::config::RunConfig;
 use proxy_user::{app, host, programs, telemetry};
 use tokio::signal::unix::{SignalKind, signal};
 
 fn main() -> ExitCode {
-    match run(Args::parse().command) {
+    complete::answer();
+    match run(parse()) {
         Ok(code) => code,
         Err(error) => {
             // The chain once, on one line, for people and for log collectors.
@@ -27,9 +32,25 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(command: Command) -> anyhow::Result<ExitCode> {
+/// The command, and whence the settings of the agent come, if it is to run.
+fn parse() -> (Command, Vec<Origin>) {
+    let mut command = Args::command();
+    let matches = command.get_matches_mut();
+    let origins = match (command.find_subcommand("run"), matches.subcommand_matches("run")) {
+        (Some(run), Some(matches)) => origins::of(run, matches),
+        _ => Vec::new(),
+    };
+    match Args::from_arg_matches(&matches) {
+        Ok(args) => (args.command, origins),
+        Err(error) => error.format(&mut command).exit(),
+    }
+}
+
+fn run((command, origins): (Command, Vec<Origin>)) -> anyhow::Result<ExitCode> {
+    let labelled = app::labelled;
+    let out = &mut stdout();
     let text = match command {
-        Command::Run(args) => return start(*args),
+        Command::Run(args) => return start(*args, origins),
         Command::Cleanup(args) => return cleanup(&args),
         Command::Downgrade(args) => return downgrade(&args),
         Command::EndUdpSockets(args) => return end_udp_sockets(&args),
@@ -47,26 +68,43 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         }
         Command::Takeover(args) => takeover::run(&args)?,
         Command::Explain(args) => explain::answer(&args)?,
-        Command::Service { command } => show::services(&command)?,
-        Command::Backend { command } => show::backends(&command)?,
-        Command::Flow { command } => show::flows(&command)?,
-        Command::Map { command } => show::maps(&command)?,
+        Command::Service { command } => return written(show::services(&command, labelled, out)),
+        Command::Backend { command } => return written(show::backends(&command, labelled, out)),
+        Command::Flow { command } => return written(show::flows(&command, labelled, out)),
+        Command::Map { command } => return written(show::maps(&command, out)),
+        Command::Stats(args) => return written(show::stats(&args, labelled, out)),
+        Command::Config(args) => return written(show::config(&args, out)),
+        Command::Sysdump(args) => {
+            let said = sysdump::run(&args, || checked(&args))?;
+            // Standard output may be the archive.
+            write!(std::io::stderr(), "{said}").context("cannot write to standard error")?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        Command::Completion { shell } => {
+            complete::script(shell).context("there is no completion for this shell")?
+        }
+        Command::Man { folder } => {
+            complete::manuals(&folder).with_context(|| format!("cannot write into {}", folder.display()))?;
+            return Ok(ExitCode::SUCCESS);
+        }
     };
     print(&text)?;
     Ok(ExitCode::SUCCESS)
 }
 
 /// The agent, or what is asked for in its place. The order is kube-proxy's.
-fn start(args: RunArgs) -> anyhow::Result<ExitCode> {
+fn start(args: RunArgs, origins: Vec<Origin>) -> anyhow::Result<ExitCode> {
     let (write_to, cleans_up) = (args.write_config_to.clone(), args.cleanup == Some(true));
     let inits = args.init_only == Some(true);
     let removal = CleanupArgs {
         bpffs: args.bpffs.clone(),
         cgroup_root: args.cgroup_root.clone(),
         dry_run: false,
+        // Who writes this flag to the agent's command line has said it; kube-proxy asks nothing either.
+        yes: true,
         stay: false,
     };
-    let config = RunConfig::new(args)?;
+    let config = RunConfig::new(args.into())?;
     let filter = std::env::var("BALLAST_LOG").ok();
     telemetry::init(config.log_format, config.log_level, filter.as_deref())?;
     if let Some(path) = write_to {
@@ -76,7 +114,7 @@ fn start(args: RunArgs) -> anyhow::Result<ExitCode> {
     } else if inits {
         app::init(&config)?;
     } else {
-        app::run(config)?;
+        app::run(config, origins)?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -89,7 +127,7 @@ fn end_udp_sockets(args: &EndUdpSocketsArgs) -> anyhow::Result<ExitCode> {
 }
 
 fn monitor(args: &MonitorArgs) -> anyhow::Result<ExitCode> {
-    match monitor::run(args, &mut std::io::stdout().lock()) {
+    match monitor::run(args, &mut stdout().lock()) {
         // A reader that has seen enough (`| head`) is no failure.
         Err(MonitorError::Write(error)) if error.kind() == ErrorKind::BrokenPipe => Ok(ExitCode::SUCCESS),
         result => Ok(result.map(|()| ExitCode::SUCCESS)?),
@@ -103,6 +141,10 @@ fn cleanup(args: &CleanupArgs) -> anyhow::Result<ExitCode> {
         None => host::cgroup::find(None).ok(),
     };
     let cgroup = cgroup.as_ref().map(|root| root.path.as_path());
+    if !args.dry_run && !args.yes && confirm::is_asked() && !wants_cleanup(args, cgroup)? {
+        print("nothing was removed\n")?;
+        return Ok(ExitCode::FAILURE);
+    }
     let mut handover = Handover::new(args.bpffs.clone());
     let (cleanup, verb) = if args.dry_run {
         (programs::dry_run(&args.bpffs, cgroup)?, "would remove")
@@ -127,6 +169,33 @@ fn cleanup(args: &CleanupArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Shows a person what would be removed, and asks.
+fn wants_cleanup(args: &CleanupArgs, cgroup: Option<&Path>) -> anyhow::Result<bool> {
+    let found = programs::dry_run(&args.bpffs, cgroup)?;
+    if found.removed.is_empty() {
+        return Ok(true);
+    }
+    for line in &found.removed {
+        print(&format!("would remove {line}\n"))?;
+    }
+    let question = "Connections through Services end, and new ones fail until a proxy runs. Remove all this?";
+    confirm::confirmed(question, &mut std::io::stdin().lock(), &mut std::io::stderr())
+        .context("cannot ask; --yes says that it is wanted")
+}
+
+/// `ballast check -o json`, for an archive.
+fn checked(args: &SysdumpArgs) -> Result<String, String> {
+    let words = ["ballast", "check", "-o", "json"].map(std::ffi::OsString::from);
+    let words = words.into_iter().chain(["--bpffs".into(), args.bpffs.clone().into_os_string()]);
+    let parsed = Args::try_parse_from(words).map_err(|error| error.to_string())?;
+    let Command::Check(mut check) = parsed.command else {
+        return Err("there is no command check".to_owned());
+    };
+    check.agent = args.agent;
+    let answer = check::run(&check, app::api_access(&check), false);
+    answer.map(|answer| answer.text).map_err(|error| error.to_string())
+}
+
 /// Makes the maps of the previous version, and copies flows until its programs have replaced ours.
 fn downgrade(args: &DowngradeArgs) -> anyhow::Result<ExitCode> {
     let downgrade = programs::downgrade(&args.bpffs)?;
@@ -144,9 +213,17 @@ fn downgrade(args: &DowngradeArgs) -> anyhow::Result<ExitCode> {
     )
 }
 
+/// A reader of a list that has seen enough (`| head`) is no failure.
+fn written(result: Result<(), ShowError>) -> anyhow::Result<ExitCode> {
+    match result {
+        Err(ShowError::Write(error)) if error.kind() == ErrorKind::BrokenPipe => Ok(ExitCode::SUCCESS),
+        result => Ok(result.map(|()| ExitCode::SUCCESS)?),
+    }
+}
+
 /// Writes an answer; a reader that has seen enough (`| head`) is no failure.
 fn print(text: &str) -> anyhow::Result<()> {
-    match std::io::stdout().write_all(text.as_bytes()) {
+    match stdout().write_all(text.as_bytes()) {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {
             Err(error).context("cannot write to standard output")
         }

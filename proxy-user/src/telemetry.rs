@@ -21,8 +21,7 @@ use tracing_subscriber::filter::{EnvFilter, ParseError};
 use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::util::SubscriberInitExt;
 
-use crate::cli::args::LogFormat;
-use crate::cli::value::LogLevel;
+use crate::config::value::{LogFormat, LogLevel};
 
 /// The variable that overrides `--log-level`.
 pub const VARIABLE: &str = "BALLAST_LOG";

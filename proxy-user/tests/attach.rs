@@ -41,7 +41,7 @@ fn socket_links(node: &Node) -> BTreeMap<&'static str, (u32, u32)> {
 
 /// The folder of this version's maps.
 fn version() -> String {
-    format!("v{}", proxy_common::abi::ABI_VERSION)
+    format!("v{}", proxy_common::version::ABI_VERSION)
 }
 
 #[test]

@@ -11,8 +11,10 @@ use aya::maps::{Array, HashMap, Map, MapData, PerCpuArray, PerCpuValues};
 use ipnet::IpNet;
 use proxy_common::backend::{BACKEND_ACTIVE, BACKEND_GONE, BackendEntry};
 use proxy_common::config::{NodeConfig, PortRange};
+use proxy_common::latency::{LatencyEntry, LatencyKey};
 use proxy_common::map_names::{
-    BACKEND_STATS, CONFIG, CONNECTIONS, HEALTH, MAGLEV_INDEX, REFUSALS, SERVICE_STATS, TUNNEL_COUNT,
+    BACKEND_STATS, CONFIG, CONNECT_LATENCY, CONNECTIONS, HEALTH, MAGLEV_INDEX, REFUSALS, SERVICE_STATS,
+    TUNNEL_COUNT,
 };
 use proxy_common::name::PortName;
 use proxy_common::node::{NodeEntry, Tunnel};
@@ -83,6 +85,10 @@ impl Pins {
         let kind = aya_obj::generated::bpf_map_type::BPF_MAP_TYPE_LRU_HASH as u32;
         let lru = aya_obj::Map::new_from_params(kind, size_of::<RefusalKey>() as u32, 8, 64, 0);
         MapData::create(lru, "refusals", None).unwrap().pin(pins.path().join(REFUSALS)).unwrap();
+        let (key, value) = (size_of::<LatencyKey>() as u32, size_of::<LatencyEntry>() as u32);
+        let lru = aya_obj::Map::new_from_params(kind, key, value, 64, 0);
+        let latency = MapData::create(lru, CONNECT_LATENCY, None).unwrap();
+        latency.pin(pins.path().join(CONNECT_LATENCY)).unwrap();
         pins.make_node();
         pins
     }
@@ -270,6 +276,11 @@ fn who_is_given_a_free_id_counts_from_nothing() {
     for (service, reason) in [(1, 5), (1, 6), (2, 5), (3, 5)] {
         refusals.insert(RefusalKey { service, reason }, 4, 0).unwrap();
     }
+    let latency = MapData::from_pin(pins.path().join(CONNECT_LATENCY)).unwrap();
+    let mut latency: HashMap<_, LatencyKey, LatencyEntry> = Map::LruHashMap(latency).try_into().unwrap();
+    for (service, backend) in [(1, 0), (1, 1), (2, 0), (3, 0), (3, 1), (3, 2)] {
+        latency.insert(LatencyKey { service, backend }, LatencyEntry::default(), 0).unwrap();
+    }
     let mut kernel = KernelStore::open(pins.path()).unwrap();
     let writes = [
         Write::Name(1, name("default/a")),
@@ -294,6 +305,9 @@ fn who_is_given_a_free_id_counts_from_nothing() {
     assert_eq!([1, 2, 3].map(|id| backends.get(&id, 0).unwrap()), [9, 0, 0]);
     let left: Vec<_> = refusals.keys().map(|key| key.unwrap().service).collect();
     assert_eq!(left, [3], "refusals of a Service whose id is given away");
+    let left: BTreeSet<_> = latency.keys().map(Result::unwrap).collect();
+    let expected = [(3, 0), (3, 1)].map(|(service, backend)| LatencyKey { service, backend });
+    assert_eq!(left, expected.into(), "latency of Services and backends whose ids are given away");
 }
 
 #[test]

@@ -41,7 +41,9 @@ pub fn run(args: &Args) -> Result<()> {
 /// Builds the BPF object, checks it, and returns its path.
 pub fn bpf(workspace: &Workspace, args: &Args) -> Result<PathBuf> {
     let toolchain = setup::toolchain(Need::Bpf)?;
-    say::timed("build the BPF programs", || build_bpf(workspace, &toolchain, args))
+    say::timed("build the BPF programs (about a minute on two cores, the first time)", || {
+        build_bpf(workspace, &toolchain, args)
+    })
 }
 
 /// What a command needs that loads the programs: root, tools for network namespaces, and the BPF object.
@@ -104,7 +106,8 @@ pub fn shown_paths(workspace: &Workspace) -> Vec<String> {
 
 /// Builds the agent around the object and returns the binary's path.
 pub fn agent(workspace: &Workspace, args: &Args) -> Result<PathBuf> {
-    say::timed("build the agent", || {
+    let patience = if args.release { "about 4 minutes" } else { "about 2 minutes" };
+    say::timed(&format!("build the agent ({patience} on two cores, the first time)"), || {
         let mut cargo =
             Cmd::cargo().args(["build", "-p", "proxy-user", "--bin", "ballast"]).dir(workspace.root());
         if args.release {

@@ -4,7 +4,7 @@ use std::fmt;
 
 use anyhow::{Context as _, Result};
 
-use crate::test::cargo_test;
+use crate::test::cargo::cargo_test;
 use crate::workspace::Workspace;
 use crate::{build, say};
 

@@ -99,6 +99,9 @@ pub fn open<M: FlowTable>(
         let seq = if is_tcp { SEQ_CLIENT } else { 0 };
         let syn = if is_tcp && is_syn(ctx.packet.tcp_flags) { STATE_SYN } else { 0 };
         bits = STATE_USED | ctx.plan.bits | seq | syn;
+        if syn != 0 {
+            maps.syn_begun(index);
+        }
     } else {
         // Another CPU was faster with this flow, or there is no room. There is one flow, and it stays.
         index::remove_key(maps, index, entry, DIRECTION_REPLY);

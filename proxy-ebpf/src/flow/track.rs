@@ -8,7 +8,7 @@ use proxy_common::conntrack::{
     one_sided, tcp, with_syn,
 };
 use proxy_common::flow::{
-    DIRECTION_FORWARD, DIRECTION_REPLY, FlowKey, STATE_CLAIMED, STATE_DIRECT, STATE_SNAT, bits_of,
+    DIRECTION_FORWARD, DIRECTION_REPLY, FlowKey, STATE_CLAIMED, STATE_DIRECT, STATE_SNAT, STATE_SYN, bits_of,
     generation_of, tunnel_of, with_bits,
 };
 
@@ -176,10 +176,14 @@ impl<M: FlowTable> Tracked<M> {
         let bits = forget(u64::from(bits), self.state) as u32;
         if bits != self.bits() {
             // Read before the exchange: behind it, another flow may have the entry.
-            let backend = entry.backend_id();
+            let (backend, service) = (entry.backend_id(), entry.service());
             // If another CPU was faster, its change counts: the next segment brings ours again, or the timeout.
             if entry.state().compare_exchange(self.state, with_bits(self.state, bits)) == self.state {
                 load::changed(self.maps, backend, self.bits(), bits);
+                if is_unreplied_syn(self.bits()) && bits & SEEN_REPLY != 0 {
+                    let refused = packet.tcp_flags & tcp::RST != 0;
+                    self.maps.syn_answered(self.index, service, backend, refused);
+                }
             }
         }
         !change.out_of_window
@@ -318,6 +322,12 @@ impl<M: FlowTable> Tracked<M> {
                 && same(&backend.addr, &addr)
         })
     }
+}
+
+/// Whether a flow began with a SYN that was not answered yet.
+#[inline(always)]
+pub fn is_unreplied_syn(bits: u32) -> bool {
+    bits & (STATE_SYN | SEEN_REPLY) == STATE_SYN
 }
 
 /// Whether a segment asks for a connection. Most such have no flow yet.

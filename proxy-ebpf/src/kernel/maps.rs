@@ -12,6 +12,7 @@ use proxy_common::config::NodeConfig;
 use proxy_common::event::Monitor;
 use proxy_common::flow::{Bucket, FlowEntry, buckets_for};
 use proxy_common::fragment::{FragmentEntry, FragmentKey};
+use proxy_common::latency::{LatencyEntry, LatencyKey};
 use proxy_common::map_names as sizes;
 use proxy_common::name::PortName;
 use proxy_common::node::{Device, NodeAddr, NodeEntry, Tunnel};
@@ -168,6 +169,23 @@ pub(super) static REASONS: PerCpuArray<u64, { Reason::COUNT as usize }> = PerCpu
 #[btf_map(name = "refusals")]
 pub(super) static REFUSALS: LruHashMap<RefusalKey, u64, { sizes::DEFAULT_REFUSALS as usize }> =
     LruHashMap::new();
+
+// Backend and Service port to how long a SYN waits for its answer, and how many get none. Written where a SYN is answered or
+// comes again, if that is measured at all (else it has one entry); read by the agent and by people. A miss: an entry is made.
+// LRU: backends and Services that are gone are forgotten.
+#[btf_map(name = "connect_latency")]
+pub(super) static CONNECT_LATENCY: LruHashMap<LatencyKey, LatencyEntry, { sizes::LATENCY_COUNT as usize }> =
+    LruHashMap::new();
+
+// Flow to the time of its SYN. Written where a flow begins, read where its first answer passes, if that is measured (else it has
+// two elements). 0: not noted. Beside `flows`, since nothing else needs nanoseconds, and a cache line holds no more.
+#[btf_map(name = "syn_times")]
+pub(super) static SYN_TIMES: Array<u64, { 2 * FLOW_COUNT }> = Array::new();
+
+// Socket to the time of its first SYN. Written where it connects, read where it is connected, if that is measured. A miss: not
+// noted. Socket-local storage: it goes with the socket.
+#[btf_map(name = "connect_times")]
+pub(super) static CONNECT_TIMES: SkStorage<u64> = SkStorage::new();
 
 // Service port id to its name. Written by the agent; read by people and by `ballast`'s commands. No program reads it.
 #[btf_map(name = "names")]

@@ -10,6 +10,7 @@ pub mod handle;
 pub mod health;
 pub mod hook;
 pub mod iter;
+pub mod latency;
 pub mod maps;
 mod selection;
 pub mod skb;

@@ -17,6 +17,7 @@ use proxy_common::{Family, V4, V6, maglev};
 use super::cast::{octets, words};
 use super::events;
 use super::handle::{Kernel, Scratch};
+use super::latency;
 use super::maps::{
     AFFINITY, AFFINITY6, BACKEND_STATS, BACKENDS, BACKENDS6, CLOCK_HAND, CLOCK_WINDOW, CONFIG, DEVICES,
     DIRECT_SEEN, FIB_CACHE, FIB_CACHE6, FLOW_INDEX, FLOW_INDEX6, FLOWS, FLOWS6, FRAGMENTS, FRAGMENTS6,
@@ -230,6 +231,27 @@ macro_rules! tables {
             fn direct_seen(self) -> Option<impl Shared<Value = u32>> {
                 // SAFETY: a map value, aligned.
                 DIRECT_SEEN.get_ptr_mut(<$family>::INDEX).map(|seen| unsafe { Raw::new(seen) })
+            }
+
+            #[inline(always)]
+            fn syn_begun(self, flow: u32) {
+                if latency::is_measured() {
+                    latency::flow_begun(flow << 1 | <$family>::INDEX);
+                }
+            }
+
+            #[inline(always)]
+            fn syn_answered(self, flow: u32, service: u32, backend: u32, refused: bool) {
+                if latency::is_measured() {
+                    latency::syn_answered(flow << 1 | <$family>::INDEX, service, backend, u32::from(refused));
+                }
+            }
+
+            #[inline(always)]
+            fn syn_again(self, service: u32, backend: u32) {
+                if latency::is_measured() {
+                    latency::syn_again(service, backend);
+                }
             }
 
             #[inline(always)]

@@ -15,6 +15,7 @@ use proxy_common::socket::SocketStorage;
 
 use crate::env::Health as _;
 use crate::kernel::handle::Kernel;
+use crate::kernel::latency::{self, Outcome};
 use crate::kernel::sockets::storage;
 use crate::report;
 use crate::select::health;
@@ -29,11 +30,14 @@ const WATCH: u32 = BPF_SOCK_OPS_STATE_CB_FLAG | BPF_SOCK_OPS_RTO_CB_FLAG;
 pub fn happened(context: &SockOpsContext) -> u32 {
     // For sockets that accept connections these are all the instructions.
     match context.op() {
-        BPF_SOCK_OPS_TCP_CONNECT_CB if watched(context).is_some() => {
+        BPF_SOCK_OPS_TCP_CONNECT_CB if followed(context).is_some() => {
+            if latency::is_measured() {
+                latency::socket_connects(socket(context));
+            }
             // Without the calls, nothing is noted.
             let _ = context.set_cb_flags((context.cb_flags() | WATCH).cast_signed());
         }
-        BPF_SOCK_OPS_RTO_CB if state(context) == BPF_TCP_SYN_SENT => failed(context),
+        BPF_SOCK_OPS_RTO_CB if state(context) == BPF_TCP_SYN_SENT => failed(context, Outcome::Retransmitted),
         BPF_SOCK_OPS_STATE_CB if context.arg(0) == BPF_TCP_SYN_SENT => changed(context, context.arg(1)),
         _ => {}
     }
@@ -44,20 +48,33 @@ pub fn happened(context: &SockOpsContext) -> u32 {
 #[inline(always)]
 fn changed(context: &SockOpsContext, new: u32) {
     if new == BPF_TCP_ESTABLISHED {
-        if let Some(storage) = watched(context) {
-            health::answered(Kernel::<V4>::new(), storage.backend_id);
+        if let Some(storage) = followed(context) {
+            if storage.watched != 0 {
+                health::answered(Kernel::<V4>::new(), storage.backend_id);
+            }
+            if latency::is_measured()
+                && let Some(ns) = latency::since_connect(socket(context))
+            {
+                latency::note(storage.service, storage.backend_id, Outcome::Answered(ns));
+            }
         }
     } else if new == BPF_TCP_CLOSE && segments_in(context) != 0 {
         // By a reset. Without a segment, the application has closed it.
-        failed(context);
+        failed(context, Outcome::Refused);
     }
     let _ = context.set_cb_flags((context.cb_flags() & !WATCH).cast_signed());
 }
 
 /// Notes a failure of the socket's backend.
 #[inline(always)]
-fn failed(context: &SockOpsContext) {
-    let Some(storage) = watched(context) else { return };
+fn failed(context: &SockOpsContext, outcome: Outcome) {
+    let Some(storage) = followed(context) else { return };
+    if latency::is_measured() {
+        latency::note(storage.service, storage.backend_id, outcome);
+    }
+    if storage.watched == 0 {
+        return;
+    }
     let maps = Kernel::<V4>::new();
     // SAFETY: the kernel hands every program a valid context.
     let netns = unsafe { bpf_get_netns_cookie(context.ops.cast()) };
@@ -66,25 +83,29 @@ fn failed(context: &SockOpsContext) {
     }
 }
 
-/// The storage of a socket whose connection is watched.
 #[inline(always)]
-fn watched(context: &SockOpsContext) -> Option<SocketStorage> {
+fn socket(context: &SockOpsContext) -> *mut bpf_sock {
     // SAFETY: the kernel hands every program a valid context.
-    let socket: *mut bpf_sock = unsafe { (*context.ops).__bindgen_anon_2.sk };
-    let storage = storage(socket, false)?;
+    unsafe { (*context.ops).__bindgen_anon_2.sk }
+}
+
+/// The storage of a socket whose connection is watched, or measured.
+#[inline(always)]
+fn followed(context: &SockOpsContext) -> Option<SocketStorage> {
+    let storage = storage(socket(context), false)?;
     // SAFETY: the socket's own storage. Who connects it anew has closed it before.
     let storage = unsafe { storage.read() };
-    (storage.family != 0 && storage.watched != 0).then_some(storage)
+    (storage.family != 0 && (storage.watched != 0 || latency::is_measured())).then_some(storage)
 }
 
 #[inline(always)]
 fn state(context: &SockOpsContext) -> u32 {
-    // SAFETY: as in `watched`.
+    // SAFETY: as in `socket`.
     unsafe { (*context.ops).state }
 }
 
 #[inline(always)]
 fn segments_in(context: &SockOpsContext) -> u32 {
-    // SAFETY: as in `watched`.
+    // SAFETY: as in `socket`.
     unsafe { (*context.ops).segs_in }
 }

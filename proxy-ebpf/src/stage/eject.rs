@@ -89,6 +89,7 @@ where
     if drops {
         report::refused(maps, frame, ctx, flow.service(), Reason::RefusalDropped);
         flow.change_bits(|bits| bits | RST_BACKEND);
+        maps.syn_answered(flow.index, flow.service(), flow.entry.backend_id(), true);
     } else {
         flow.change_bits(|bits| bits & !STATE_WATCHED);
     }

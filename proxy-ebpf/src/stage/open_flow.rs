@@ -10,6 +10,7 @@ use super::new_flow::refuse;
 use super::translate::Rewrite;
 use crate::context::{PacketCtx, Tuple};
 use crate::env::{Affinity, Counters, FlowTable, Words};
+use crate::flow::memory::EntryRef as _;
 use crate::flow::open::{self, Opened};
 use crate::flow::track::{self, is_syn};
 use crate::frame::Frame;
@@ -35,6 +36,9 @@ pub fn existing<M: FlowTable + Counters>(maps: M, ctx: &PacketCtx<Words<M>>) -> 
     let Some(time) = maps.time() else { return Existing::None };
     let Some(flow) = track::find_called(maps, &ctx.packet.key, time) else { return Existing::None };
     // Asked for SYNs alone.
+    if track::is_unreplied_syn(flow.bits()) {
+        maps.syn_again(flow.service(), flow.entry.backend_id());
+    }
     let is_unanswered = eject::goes_unanswered(maps, ctx, &flow, time);
     if is_unanswered || !flow.continues(ctx.packet.tcp_flags, ctx.service, time) {
         flow.expire(time);

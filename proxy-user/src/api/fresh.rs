@@ -1,6 +1,9 @@
 //! Lists apart from the watches, for audits.
 
-use futures::{StreamExt, pin_mut};
+use std::collections::BTreeSet;
+use std::future::ready;
+
+use futures::{Stream, StreamExt};
 use kube::api::ListParams;
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client};
@@ -22,11 +25,21 @@ impl Fresh {
         Self { client }
     }
 
-    /// Hands over every Service and every EndpointSlice that there is: streamed where the API server has that, so that no list is
-    /// held as a whole. Ends with the first error.
-    pub async fn all(&self, mut each: impl FnMut(Object) + Send) -> Result<(), watcher::Error> {
-        list(Api::<Service>::all(self.client.clone()), &mut each).await?;
-        list(Api::<EndpointSlice>::all(self.client.clone()), &mut each).await
+    /// Every Service and every EndpointSlice that there is: streamed where the API server has that, so that no list is held as a
+    /// whole. An error is the end.
+    pub fn all(&self) -> impl Stream<Item = Result<Object, watcher::Error>> + Send + use<> {
+        let services = list(Api::<Service>::all(self.client.clone()));
+        services.chain(list(Api::<EndpointSlice>::all(self.client.clone()))).scan(false, |failed, item| {
+            let before = std::mem::replace(failed, item.is_err());
+            ready((!before).then_some(item))
+        })
+    }
+
+    /// The Services with these labels, as namespace and name.
+    pub async fn labelled(&self, selector: &str) -> Result<BTreeSet<(String, String)>, kube::Error> {
+        let params = ListParams::default().labels(selector);
+        let found = Api::<Service>::all(self.client.clone()).list_metadata(&params).await?.items.into_iter();
+        Ok(found.filter_map(|one| Some((one.metadata.namespace?, one.metadata.name?))).collect())
     }
 
     /// The kinds of objects that the API server does not let us list, each with its words. An error that is no refusal is
@@ -58,21 +71,16 @@ impl Fresh {
     }
 }
 
-async fn list<K: Watched>(api: Api<K>, each: &mut (impl FnMut(Object) + Send)) -> Result<(), watcher::Error> {
+fn list<K: Watched>(api: Api<K>) -> impl Stream<Item = Result<Object, watcher::Error>> + Send {
     let items = watches(api, K::selectors());
-    pin_mut!(items);
-    while let Some(item) = items.next().await {
-        match item? {
-            Event::InitApply(object) => {
-                if let Some(model) = object.convert() {
-                    each(K::object(model));
-                }
-            }
-            Event::InitDone => return Ok(()),
-            Event::Init | Event::Apply(_) | Event::Delete(_) => {}
-        }
-    }
-    Ok(())
+    let items = items.take_while(|item| ready(!matches!(item, Ok(Event::InitDone))));
+    items.filter_map(|item| {
+        ready(match item {
+            Ok(Event::InitApply(object)) => object.convert().map(K::object).map(Ok),
+            Ok(Event::Init | Event::InitDone | Event::Apply(_) | Event::Delete(_)) => None,
+            Err(error) => Some(Err(error)),
+        })
+    })
 }
 
 async fn single<K: Watched>(api: &Api<K>, name: &str) -> Result<Option<Object>, kube::Error> {

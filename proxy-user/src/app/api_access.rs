@@ -1,7 +1,9 @@
-//! Asks the API server for `ballast check`.
+//! Asks the API server for commands: whether it lets the agent work (`ballast check`), and for labels.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
+use kube::Client;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
@@ -9,6 +11,7 @@ use crate::api::client::{ConnectError, Options, connect};
 use crate::api::fresh::Fresh;
 use crate::api::outage::chain;
 use crate::cli::args::check::CheckArgs;
+use crate::cli::args::list::ApiArgs;
 use crate::cli::check::facts::ApiAccess;
 use crate::model::ApiServers;
 
@@ -33,11 +36,8 @@ pub fn api_access(args: &CheckArgs) -> ApiAccess {
 }
 
 async fn ask(args: &CheckArgs) -> ApiAccess {
-    let servers = args.master.iter().filter(|url| !url.is_empty()).cloned().collect();
-    let options = Options { kubeconfig: args.kubeconfig.clone(), servers };
-    let (told, _servers) = watch::channel(ApiServers::default());
-    let client = match connect(&options, told).await {
-        Ok(connection) => connection.client,
+    let client = match client(&args.api).await {
+        Ok(client) => client,
         Err(error @ ConnectError::NotFound { .. }) => return ApiAccess::NoCredentials(error.to_string()),
         Err(error) => return ApiAccess::Unreachable(chain(&error)),
     };
@@ -49,4 +49,26 @@ async fn ask(args: &CheckArgs) -> ApiAccess {
     };
     let kinds = Fresh::new(client).refused().await;
     if kinds.is_empty() { ApiAccess::Well { version } } else { ApiAccess::Refused { version, kinds } }
+}
+
+async fn client(args: &ApiArgs) -> Result<Client, ConnectError> {
+    let servers = args.master.iter().filter(|url| !url.is_empty()).cloned().collect();
+    let options = Options { kubeconfig: args.kubeconfig.clone(), servers };
+    let (told, _servers) = watch::channel(ApiServers::default());
+    Ok(connect(&options, told).await?.client)
+}
+
+/// The Services with these labels, as namespace and name; an error is in words.
+pub fn labelled(args: &ApiArgs, selector: &str) -> Result<BTreeSet<(String, String)>, String> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| format!("the async runtime cannot be started: {error}"))?;
+    runtime.block_on(async {
+        let asked = async {
+            let client = client(args).await.map_err(|error| chain(&error))?;
+            Fresh::new(client).labelled(selector).await.map_err(|error| chain(&error))
+        };
+        timeout(PATIENCE, asked)
+            .await
+            .unwrap_or_else(|_| Err(format!("it does not answer within {PATIENCE:?}")))
+    })
 }

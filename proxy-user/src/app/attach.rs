@@ -7,10 +7,9 @@ use tokio::sync::watch;
 use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 
-use crate::cli::RunConfig;
+use crate::config::RunConfig;
 use crate::host::manager::{DeviceManager, PERIOD};
 use crate::host::netfilter::old_proxy::OldProxy;
-use crate::host::selection::Selection;
 use crate::programs::Programs;
 use crate::sync::Status;
 
@@ -24,7 +23,7 @@ pub async fn attach(
     config: Arc<RunConfig>,
     status: watch::Receiver<Status>,
 ) -> anyhow::Result<()> {
-    let selection = config.devices.join(",").parse::<Selection>()?;
+    let selection = config.devices.clone();
     if !programs.in_force() {
         wait_until_filled(status, other_proxy).await;
     }

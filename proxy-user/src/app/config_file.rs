@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::bail;
 use tokio::time::{sleep, timeout};
 
-use crate::cli::kube_proxy::{Overlay, file};
+use crate::config::kube_proxy::{Overlay, file};
 use crate::source::beside::Beside;
 
 /// How often the file is read though nothing was heard of it.

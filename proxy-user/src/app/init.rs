@@ -4,8 +4,8 @@ use std::path::Path;
 
 use anyhow::Context;
 
-use crate::cli::RunConfig;
-use crate::cli::kube_proxy::document;
+use crate::config::RunConfig;
+use crate::config::kube_proxy::document;
 use crate::host::cgroup;
 use crate::host::netfilter::old_proxy::OldProxy;
 use crate::host::netfilter::sysctl;

@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 
 use tokio::sync::{mpsc, watch};
 
+use crate::model::Problem;
 use crate::model::ServiceName;
 use crate::model::notice::Notice;
-use crate::plan::Problem;
+
 use crate::programs::{Taken, Xdp, XdpDevice};
 use crate::sync::{Status, problems_begun};
 

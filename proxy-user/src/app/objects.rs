@@ -5,8 +5,8 @@ use kube::Client;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::api;
-use crate::cli::RunConfig;
-use crate::cli::config::Cluster;
+use crate::config::RunConfig;
+use crate::config::run::Cluster;
 use crate::model::notice::Notice;
 use crate::model::{ApiServers, Event};
 use crate::source::folder::{self, Role};

@@ -1,6 +1,8 @@
 //! Lists of the API server.
 
-use super::{AuditError, Lists};
+use futures::{Stream, TryStreamExt};
+
+use super::sources::{AuditError, Lists};
 use crate::api::fresh::Fresh;
 use crate::model::{Key, Object};
 
@@ -9,8 +11,8 @@ fn failed(error: impl std::error::Error + Send + Sync + 'static) -> AuditError {
 }
 
 impl Lists for Fresh {
-    async fn all(&self, each: impl FnMut(Object) + Send) -> Result<(), AuditError> {
-        Self::all(self, each).await.map_err(failed)
+    fn all(&self) -> impl Stream<Item = Result<Object, AuditError>> + Send {
+        Self::all(self).map_err(failed)
     }
 
     async fn one(&self, key: &Key) -> Result<Option<Object>, AuditError> {

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use tokio::time::sleep;
 
-use super::{Ask, AuditError, Frontends, GRACE};
+use super::sources::{Ask, AuditError, Frontends, GRACE};
 use crate::maps::FrontendKey;
 use crate::sync::{Expected, Question};
 

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use proxy_common::service::{SCOPE_EXTERNAL, SCOPE_INTERNAL};
 use tokio::task::spawn_blocking;
 
-use super::{AuditError, Frontends};
+use super::sources::{AuditError, Frontends};
 use crate::maps::FrontendKey;
 use crate::maps::view::{BackendState, Scope, View, ViewError};
 

@@ -1,10 +1,13 @@
 //! Compares what the agent knows of the cluster with a fresh list.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::pin::pin;
 
+use futures::TryStreamExt;
+use futures::stream::TryChunksError;
 use tokio::time::sleep;
 
-use super::{Ask, AuditError, GRACE, Lists};
+use super::sources::{Ask, AuditError, GRACE, Lists};
 use crate::model::{Key, Object};
 use crate::sync::Question;
 
@@ -33,32 +36,13 @@ async fn suspects(
 ) -> Result<BTreeMap<Key, Option<Object>>, AuditError> {
     let mut listed = BTreeSet::new();
     let mut suspects = BTreeMap::new();
-    // A list is not held as a whole, but in pieces on their way to the driver.
-    let (sender, mut pieces) = tokio::sync::mpsc::unbounded_channel();
-    let listing = async {
-        let mut piece = Vec::with_capacity(PIECE);
-        let result = lists
-            .all(|object| {
-                piece.push(object);
-                if piece.len() == PIECE {
-                    // The other half of this function takes it, or has failed.
-                    let _ = sender.send(std::mem::replace(&mut piece, Vec::with_capacity(PIECE)));
-                }
-            })
-            .await;
-        let _ = sender.send(piece);
-        drop(sender);
-        result
-    };
-    let comparing = async {
-        while let Some(piece) = pieces.recv().await {
-            listed.extend(piece.iter().map(Object::key));
-            let differing = driver.ask(|reply| Question::Differing(piece, reply)).await?;
-            suspects.extend(differing.into_iter().map(|object| (object.key(), Some(object))));
-        }
-        Ok(())
-    };
-    tokio::try_join!(listing, comparing)?;
+    // A list is not held as a whole: the next objects are asked for when the driver has compared these.
+    let mut pieces = pin!(lists.all().try_chunks(PIECE));
+    while let Some(piece) = pieces.try_next().await.map_err(|TryChunksError(_, error)| error)? {
+        listed.extend(piece.iter().map(Object::key));
+        let differing = driver.ask(|reply| Question::Differing(piece, reply)).await?;
+        suspects.extend(differing.into_iter().map(|object| (object.key(), Some(object))));
+    }
     let unlisted = driver.ask(|reply| Question::Unlisted(listed, reply)).await?;
     suspects.extend(unlisted.into_iter().map(|key| (key, None)));
     Ok(suspects)
@@ -77,12 +61,11 @@ async fn again(
         return Ok(found);
     }
     found.extend(suspects.keys().map(|key| (key.clone(), None)));
-    lists
-        .all(|object| {
-            if let Some(known) = found.get_mut(&object.key()) {
-                *known = Some(object);
-            }
-        })
-        .await?;
+    let mut objects = pin!(lists.all());
+    while let Some(object) = objects.try_next().await? {
+        if let Some(known) = found.get_mut(&object.key()) {
+            *known = Some(object);
+        }
+    }
     Ok(found)
 }

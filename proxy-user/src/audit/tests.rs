@@ -1,20 +1,24 @@
 //! Audits of a driver with maps in memory, under a clock that only moves when everything waits.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
+use futures::{Stream, stream};
 use proxy_common::backend::BACKEND_ACTIVE;
+use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 use super::*;
 use crate::maps::{BatchError, Capacity, Contents, MapError, MemoryStore, Store, Table, Write};
 use crate::model::net::{IpFamily, Protocol};
 use crate::model::{
-    Endpoint, EndpointPort, EndpointSlice, Event, Listing, NodeView, Service, ServiceName, ServicePort,
-    SliceName,
+    Endpoint, EndpointPort, EndpointSlice, Event, Listing, NodeView, Object, Service, ServiceName,
+    ServicePort, SliceName,
 };
-use crate::sync::{Driver, DriverSettings};
+use crate::sync::{Driver, DriverSettings, Question};
 
 const PERIOD: Duration = Duration::from_mins(10);
 /// The first turn, and an audit that waits twice.
@@ -94,9 +98,11 @@ impl Api {
 }
 
 impl Lists for Api {
-    async fn all(&self, each: impl FnMut(Object) + Send) -> Result<(), AuditError> {
-        self.objects()?.into_iter().for_each(each);
-        Ok(())
+    fn all(&self) -> impl Stream<Item = Result<Object, AuditError>> + Send {
+        stream::iter(match self.objects() {
+            Ok(objects) => objects.into_iter().map(Ok).collect(),
+            Err(error) => vec![Err(error)],
+        })
     }
 
     async fn one(&self, key: &Key) -> Result<Option<Object>, AuditError> {
@@ -274,6 +280,39 @@ async fn an_api_server_that_is_away_changes_nothing() {
     bench.api.set(None);
     sleep(one()).await;
     assert_eq!((bench.counts(), bench.maps.counts()), ((0, 0, 1), vec![3, 3]));
+}
+
+/// A list without end, which counts what was taken of it.
+struct Endless(Arc<AtomicUsize>);
+
+impl Lists for Endless {
+    fn all(&self) -> impl Stream<Item = Result<Object, AuditError>> + Send {
+        let taken = Arc::clone(&self.0);
+        stream::repeat_with(move || {
+            taken.fetch_add(1, Ordering::Relaxed);
+            Ok(Object::Service(service("a", 1)))
+        })
+    }
+
+    async fn one(&self, _: &Key) -> Result<Option<Object>, AuditError> {
+        Ok(None)
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_list_waits_until_the_driver_has_compared_a_part_of_it() {
+    let taken = Arc::new(AtomicUsize::new(0));
+    let lists = Endless(Arc::clone(&taken));
+    let (ask, mut questions) = mpsc::channel(1);
+    let auditing = tokio::spawn(async move { objects::audit(&lists, &Ask::new(ask)).await.is_err() });
+    let Some(Question::Differing(first, reply)) = questions.recv().await else { panic!("another question") };
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(taken.load(Ordering::Relaxed), first.len(), "the driver has not answered");
+    reply.send(Vec::new()).unwrap();
+    let second = questions.recv().await;
+    assert_eq!(taken.load(Ordering::Relaxed), 2 * first.len());
+    drop((questions, second));
+    assert!(auditing.await.unwrap(), "the driver has ended");
 }
 
 #[test]

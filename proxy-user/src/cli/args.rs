@@ -1,11 +1,16 @@
 //! What can be typed. Parsing has no effects; the comments here are the help texts.
 
-pub mod audit;
+pub mod change;
 pub mod check;
+mod choices;
 pub mod downgrade;
 pub mod end_udp_sockets;
 pub mod eyes;
+pub mod inspect;
+pub mod kube_proxy;
+pub mod list;
 pub mod network;
+mod options;
 pub mod paths;
 pub mod sizes;
 pub mod takeover;
@@ -16,10 +21,15 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::builder::FalseyValueParser;
-use clap::{Parser, Subcommand, ValueEnum};
+use clap::{Parser, Subcommand};
 
-use super::kube_proxy::KubeProxyFlags;
-use super::value::{self, Listen, LogLevel, ProxyMode};
+pub use self::change::CleanupArgs;
+pub use self::inspect::{
+    AgentArgs, BackendCommand, FlowCommand, MapCommand, Output, ReaderArgs, ServiceCommand, StatusArgs,
+};
+use crate::config::value::{self, Listen, LogFormat, LogLevel, ProxyMode};
+use crate::host::selection::DevicePattern;
+use crate::programs::PacketHook;
 
 /// Sends traffic for Kubernetes Services to their endpoints, by eBPF instead of kube-proxy.
 ///
@@ -51,6 +61,7 @@ pub enum Command {
         command: ServiceCommand,
     },
     /// Endpoints, one line for each of a Service's.
+    #[command(visible_aliases = ["endpoint", "ep"])]
     Backend {
         /// What of them.
         #[command(subcommand)]
@@ -62,7 +73,9 @@ pub enum Command {
         #[command(subcommand)]
         command: FlowCommand,
     },
-    /// The maps: how full, how large.
+    /// Counters of Services: connections, packets, bytes, refusals, or their rates.
+    Stats(inspect::StatsArgs),
+    /// The maps: how full, how large, and what is in them.
     Map {
         /// What of them.
         #[command(subcommand)]
@@ -72,6 +85,22 @@ pub enum Command {
     Explain(eyes::ExplainArgs),
     /// Show refusals, drops and new connections while they happen.
     Monitor(eyes::MonitorArgs),
+    /// The agent's settings, and whence each comes: flag, variable, file or default.
+    Config(inspect::ConfigArgs),
+    /// Write an archive with what a report of a fault needs. Secrets are left out.
+    Sysdump(change::SysdumpArgs),
+    /// Print a script for a shell that completes commands, flags, Services and maps.
+    Completion {
+        /// The shell.
+        shell: inspect::Shell,
+    },
+    /// Write the manual pages into a folder.
+    #[command(hide = true)]
+    Man {
+        /// The folder.
+        #[arg(value_name = "DIR")]
+        folder: PathBuf,
+    },
     /// Take a live node over from kube-proxy: remove its rules, and let its connections end by themselves.
     Takeover(takeover::TakeoverArgs),
     /// Go back to the version before: make the maps that it reads, and copy what changes until it has taken over.
@@ -80,40 +109,6 @@ pub enum Command {
     EndUdpSockets(end_udp_sockets::EndUdpSocketsArgs),
     /// Remove everything that Ballast has put into the kernel, and nothing else. Stop the agent first.
     Cleanup(CleanupArgs),
-}
-
-/// `ballast service ...`.
-#[derive(Clone, Debug, Subcommand)]
-pub enum ServiceCommand {
-    /// One line for each address that a client may dial.
-    #[command(visible_alias = "ls")]
-    List(ReaderArgs),
-    /// One Service in full: addresses, endpoints, connections, refusals.
-    Show(ServiceShowArgs),
-}
-
-/// `ballast backend ...`.
-#[derive(Clone, Debug, Subcommand)]
-pub enum BackendCommand {
-    /// One line for each endpoint.
-    #[command(visible_alias = "ls")]
-    List(BackendListArgs),
-}
-
-/// `ballast flow ...`.
-#[derive(Clone, Debug, Subcommand)]
-pub enum FlowCommand {
-    /// One line for each connection.
-    #[command(visible_alias = "ls")]
-    List(FlowListArgs),
-}
-
-/// `ballast map ...`.
-#[derive(Clone, Debug, Subcommand)]
-pub enum MapCommand {
-    /// One line for each map.
-    #[command(visible_alias = "ls")]
-    List(ReaderArgs),
 }
 
 /// The settings of the agent.
@@ -150,7 +145,7 @@ pub struct RunArgs {
     pub cleanup: Option<bool>,
     /// Flags of kube-proxy that Ballast does not have.
     #[command(flatten)]
-    pub kube_proxy: KubeProxyFlags,
+    pub kube_proxy: kube_proxy::KubeProxyFlags,
 
     /// File with the API server's address and credentials. Default: $KUBECONFIG, then the pod's service
     /// account, then ~/.kube/config.
@@ -200,7 +195,7 @@ pub struct RunArgs {
         value_parser = value::device_pattern,
         help_heading = "This node"
     )]
-    pub devices: Vec<String>,
+    pub devices: Vec<DevicePattern>,
     /// How programs are put on devices. Nobody needs this but tests.
     #[arg(long, env = "BALLAST_PACKET_HOOK", value_name = "HOOK", default_value = "auto", hide = true)]
     pub packet_hook: PacketHook,
@@ -263,138 +258,19 @@ pub struct RunArgs {
     )]
     pub sync_period: Option<Duration>,
 
-    /// Audits.
-    #[command(flatten)]
-    pub audit: audit::AuditArgs,
+    /// How often all Services and EndpointSlices are listed once more and compared with what is programmed; a difference that
+    /// lasts is repaired and counted. 0: never.
+    #[arg(
+        long,
+        env = "BALLAST_API_AUDIT_PERIOD",
+        value_name = "DURATION",
+        default_value = "1h",
+        value_parser = value::duration,
+        help_heading = "Timing"
+    )]
+    pub api_audit_period: Duration,
 
     /// For kube-proxy's sake: ebpf. Its own modes are taken too, with a line in the log, and mean ebpf.
     #[arg(long, env = "BALLAST_PROXY_MODE", value_name = "MODE", help_heading = "As kube-proxy")]
     pub proxy_mode: Option<ProxyMode>,
-}
-
-/// How programs are put on devices.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, serde::Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum PacketHook {
-    /// TCX where the kernel has it (Linux 6.6), clsact elsewhere.
-    #[default]
-    Auto,
-    /// TCX or nothing.
-    Tcx,
-    /// The clsact qdisc.
-    Clsact,
-}
-
-/// How log lines are written.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, serde::Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum LogFormat {
-    /// For people.
-    #[default]
-    Text,
-    /// For machines: one object on a line.
-    Json,
-}
-
-/// How an answer is written.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum Output {
-    /// A table.
-    #[default]
-    Text,
-    /// A table with more columns.
-    Wide,
-    /// JSON, with field names that stay.
-    Json,
-}
-
-/// What every reading command takes.
-#[derive(Clone, Debug, clap::Args)]
-pub struct ReaderArgs {
-    /// Where the BPF file system is mounted that the agent uses.
-    #[arg(long, env = "BALLAST_BPFFS", value_name = "DIR", default_value = "/sys/fs/bpf")]
-    pub bpffs: PathBuf,
-    /// How the answer is written.
-    #[arg(short, long, env = "BALLAST_OUTPUT", default_value = "text")]
-    pub output: Output,
-}
-
-/// `ballast status`.
-#[derive(Clone, Debug, clap::Args)]
-pub struct StatusArgs {
-    /// Common flags.
-    #[command(flatten)]
-    pub reader: ReaderArgs,
-    /// The agent.
-    #[command(flatten)]
-    pub agent: AgentArgs,
-}
-
-/// What every command takes that asks the agent whether it is well.
-#[derive(Clone, Copy, Debug, clap::Args)]
-pub struct AgentArgs {
-    /// Where the agent answers /healthz.
-    #[arg(
-        long,
-        env = "BALLAST_METRICS_BIND_ADDRESS",
-        value_name = "ADDRESS",
-        default_value = "127.0.0.1:10249"
-    )]
-    pub metrics_bind_address: Listen,
-}
-
-/// `ballast service show`.
-#[derive(Clone, Debug, clap::Args)]
-pub struct ServiceShowArgs {
-    /// Common flags.
-    #[command(flatten)]
-    pub reader: ReaderArgs,
-    /// NAMESPACE/NAME, or NAMESPACE/NAME:PORT for one of its ports; without namespace, `default`.
-    #[arg(value_name = "NAMESPACE/NAME[:PORT]")]
-    pub service: String,
-}
-
-/// `ballast backend list`.
-#[derive(Clone, Debug, clap::Args)]
-pub struct BackendListArgs {
-    /// Common flags.
-    #[command(flatten)]
-    pub reader: ReaderArgs,
-    /// Only those of this Service: NAMESPACE/NAME or NAMESPACE/NAME:PORT.
-    #[arg(long, env = "BALLAST_SERVICE", value_name = "SERVICE")]
-    pub service: Option<String>,
-}
-
-/// `ballast flow list`.
-#[derive(Clone, Debug, clap::Args)]
-pub struct FlowListArgs {
-    /// Common flags.
-    #[command(flatten)]
-    pub reader: ReaderArgs,
-    /// Only those to this Service: NAMESPACE/NAME or NAMESPACE/NAME:PORT.
-    #[arg(long, env = "BALLAST_SERVICE", value_name = "SERVICE")]
-    pub service: Option<String>,
-    /// Only those of this client.
-    #[arg(long, env = "BALLAST_CLIENT", value_name = "IP")]
-    pub client: Option<IpAddr>,
-    /// Expired ones too: silent for too long, but their place was not needed yet.
-    #[arg(long, env = "BALLAST_ALL", value_parser = FalseyValueParser::new())]
-    pub all: bool,
-}
-
-/// `ballast cleanup`.
-#[derive(Clone, Debug, clap::Args)]
-pub struct CleanupArgs {
-    /// Where the BPF file system is mounted that the agent used.
-    #[arg(long, env = "BALLAST_BPFFS", value_name = "DIR", default_value = "/sys/fs/bpf")]
-    pub bpffs: PathBuf,
-    /// Root of the control groups whose sockets the agent served. Default: where cgroup2 is mounted.
-    #[arg(long, env = "BALLAST_CGROUP_ROOT", value_name = "DIR")]
-    pub cgroup_root: Option<PathBuf>,
-    /// Only say what would be removed.
-    #[arg(long, env = "BALLAST_DRY_RUN", value_parser = FalseyValueParser::new())]
-    pub dry_run: bool,
-    /// When all is removed, wait for SIGTERM: for a container, which would be started again otherwise.
-    #[arg(long, env = "BALLAST_STAY", value_parser = FalseyValueParser::new(), conflicts_with = "dry_run")]
-    pub stay: bool,
 }

@@ -1,21 +1,20 @@
-//! The command line, in two steps: [`args`] are what was typed, without effects; [`config`] is what was meant,
-//! checked. Everything behind them takes the checked type.
+//! The command line. [`args`] are what was typed, without effects; [`config`](crate::config) makes the agent's settings of it.
 //!
 //! [`show`] answers the reading commands. It reads the pinned maps itself, so it works while no agent runs.
 
 pub mod args;
 pub mod check;
 pub mod colour;
-pub mod config;
+pub mod complete;
+pub mod confirm;
 pub mod explain;
 pub mod handover;
-pub mod kube_proxy;
 pub mod monitor;
-mod network;
+pub mod nearest;
+pub mod origins;
 pub mod question;
 pub mod show;
+pub mod sysdump;
 pub mod takeover;
-pub mod value;
 
 pub use args::{Args, Command};
-pub use config::RunConfig;

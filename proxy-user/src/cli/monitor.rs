@@ -16,7 +16,7 @@ use serde::Serialize;
 
 use super::args::Output;
 use super::args::eyes::{EventKind, MonitorArgs};
-use super::show::{ServiceFilter, ShowError};
+use super::show::{ServiceFilter, ShowError, yaml};
 use crate::maps::view::{Listener, Snapshot, Transport, View, ViewError};
 
 /// How often the ring is polled: an event wakes no reader, so that it costs the programs little.
@@ -278,7 +278,11 @@ impl Line {
 
     /// One line, without its end.
     pub fn render(&self, output: Output) -> Result<String, ShowError> {
-        Ok(if output == Output::Json { serde_json::to_string(self)? } else { self.text() })
+        Ok(match output {
+            Output::Json => serde_json::to_string(self)?,
+            Output::Yaml => format!("---\n{}", yaml(self)?.trim_end()),
+            Output::Text | Output::Wide => self.text(),
+        })
     }
 
     fn text(&self) -> String {

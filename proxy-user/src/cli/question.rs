@@ -3,9 +3,14 @@
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
+use std::time::Duration;
 
+use ipnet::IpNet;
 use proxy_common::reason::Reason;
 
+use super::nearest::{did_you_mean, nearest};
+use crate::config::value::{self, ValueError};
+use crate::maps::view::FlowState;
 use crate::model::net::Protocol;
 
 /// Why it is no question.
@@ -18,8 +23,17 @@ pub enum QuestionError {
     #[error("expected ADDRESS:PORT or ADDRESS:PORT/PROTOCOL, like 10.96.0.10:80 or [fd00::1]:53/udp")]
     Dialled,
     /// Not a reason.
-    #[error("expected a name of docs/reasons.md: {}", reasons())]
-    Reason,
+    #[error("expected a name of docs/reasons.md: {}{}", reasons(), did_you_mean(.0))]
+    Reason(Vec<String>),
+    /// Not one end of a connection.
+    #[error("expected an address or a range, either with a port, like 10.0.0.7, 10.0.0.0/24 or [fd00::7]:80")]
+    Peer,
+    /// Not a protocol.
+    #[error("expected tcp, udp or sctp")]
+    Protocol,
+    /// Not a state of a flow.
+    #[error("expected {}", FlowState::ALL.map(FlowState::label).join(", "))]
+    State,
 }
 
 fn reasons() -> String {
@@ -74,9 +88,7 @@ impl FromStr for Dialled {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let (to, protocol) = text.split_once('/').unwrap_or((text, "tcp"));
         let to = to.parse().map_err(|_| QuestionError::Dialled)?;
-        let all = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
-        let protocol = all.into_iter().find(|known| known.to_string().eq_ignore_ascii_case(protocol));
-        protocol.map(|protocol| Self { to, protocol }).ok_or(QuestionError::Dialled)
+        self::protocol(protocol).map(|protocol| Self { to, protocol }).map_err(|_| QuestionError::Dialled)
     }
 }
 
@@ -88,7 +100,67 @@ impl fmt::Display for Dialled {
 
 /// Parses a reason by its name.
 pub fn reason(text: &str) -> Result<Reason, QuestionError> {
-    Reason::ALL.iter().copied().find(|reason| reason.label() == text).ok_or(QuestionError::Reason)
+    let near = || nearest(text, Reason::ALL.iter().map(|reason| reason.label()));
+    let wrong = || QuestionError::Reason(near().into_iter().map(str::to_owned).collect());
+    Reason::ALL.iter().copied().find(|reason| reason.label() == text).ok_or_else(wrong)
+}
+
+/// One end of connections: an address or a range, and a port if only that is meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer {
+    range: IpNet,
+    port: Option<u16>,
+}
+
+impl Peer {
+    /// Whether that is such an end.
+    pub fn is(&self, end: &SocketAddr) -> bool {
+        self.range.contains(&end.ip()) && self.port.is_none_or(|port| port == end.port())
+    }
+}
+
+impl FromStr for Peer {
+    type Err = QuestionError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if let Ok(socket) = text.parse::<SocketAddr>() {
+            return Ok(Self { range: socket.ip().into(), port: Some(socket.port()) });
+        }
+        // `10.0.0.0/24:80` and `[fd00::/64]:80` are ranges with a port.
+        let (range, port) = match text.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+            Some((range, "")) => (range, None),
+            Some((range, rest)) => (range, Some(rest.strip_prefix(':').ok_or(QuestionError::Peer)?)),
+            None => match text.split_once(':') {
+                Some((range, port)) if !port.contains(':') => (range, Some(port)),
+                _ => (text, None),
+            },
+        };
+        let address = || range.parse::<IpAddr>().map(IpNet::from);
+        let range = range.parse::<IpNet>().or_else(|_| address()).map_err(|_| QuestionError::Peer)?;
+        let port = port.map(str::parse).transpose().map_err(|_| QuestionError::Peer)?;
+        Ok(Self { range, port })
+    }
+}
+
+/// Parses a protocol.
+pub fn protocol(text: &str) -> Result<Protocol, QuestionError> {
+    let all = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
+    let known = all.into_iter().find(|known| known.to_string().eq_ignore_ascii_case(text));
+    known.ok_or(QuestionError::Protocol)
+}
+
+/// Parses a state of a flow.
+pub fn flow_state(text: &str) -> Result<FlowState, QuestionError> {
+    FlowState::ALL.into_iter().find(|state| state.label() == text).ok_or(QuestionError::State)
+}
+
+/// Parses a duration, or a number of seconds.
+pub fn seconds(text: &str) -> Result<Duration, ValueError> {
+    let time = match text.parse::<u32>() {
+        Ok(number) => Duration::from_secs(number.into()),
+        Err(_) => value::duration(text)?,
+    };
+    if time.is_zero() { Err(ValueError::Duration) } else { Ok(time) }
 }
 
 #[cfg(test)]
@@ -106,6 +178,36 @@ mod tests {
     fn what_is_dialled(#[case] text: &str, #[case] expected: &str) {
         let parsed = text.parse::<Dialled>().map(|dialled| dialled.to_string()).unwrap_or_default();
         assert_eq!(parsed, expected);
+    }
+
+    #[rstest]
+    #[case("10.0.0.7", "10.0.0.7:80", true)]
+    #[case("10.0.0.7:80", "10.0.0.7:80", true)]
+    #[case("10.0.0.7:81", "10.0.0.7:80", false)]
+    #[case("10.0.0.0/24", "10.0.0.7:80", true)]
+    #[case("10.0.0.0/24:80", "10.0.0.7:80", true)]
+    #[case("10.0.1.0/24", "10.0.0.7:80", false)]
+    #[case("fd00::7", "[fd00::7]:80", true)]
+    #[case("[fd00::/64]:80", "[fd00::7]:80", true)]
+    #[case("[fd00::7]:81", "[fd00::7]:80", false)]
+    fn ends_of_connections(#[case] text: &str, #[case] end: &str, #[case] expected: bool) {
+        assert_eq!(text.parse::<Peer>().unwrap().is(&end.parse().unwrap()), expected);
+    }
+
+    #[rstest]
+    #[case("web")]
+    #[case("10.0.0.7:http")]
+    #[case("10.0.0.0/33")]
+    #[case("")]
+    fn what_is_no_end(#[case] text: &str) {
+        assert_eq!(text.parse::<Peer>(), Err(QuestionError::Peer));
+    }
+
+    #[test]
+    fn a_number_is_of_seconds() {
+        assert_eq!(seconds("5"), Ok(Duration::from_secs(5)));
+        assert_eq!(seconds("500ms"), Ok(Duration::from_millis(500)));
+        assert!(seconds("0").is_err() && seconds("x").is_err());
     }
 
     #[test]

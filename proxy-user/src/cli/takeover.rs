@@ -15,7 +15,7 @@ use proxy_common::PROTO_TCP;
 
 use super::args::takeover::TakeoverArgs;
 use super::show::{AgentState, probe};
-use super::value::Listen;
+use crate::config::value::Listen;
 use crate::host::netfilter::old_proxy::OldProxy;
 use crate::host::netfilter::{connections, rules};
 use crate::maps::view::{Transport, View, ViewError};

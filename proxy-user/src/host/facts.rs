@@ -21,7 +21,7 @@ use super::manager::Background;
 use super::netfilter::old_proxy::OldProxy;
 use super::netlink::Netlink;
 use super::ports;
-use super::selection::matches;
+use super::selection::Pattern;
 use crate::model::{DefaultRoute, DeviceKind, DeviceRole, Event, HostDevice, HostView};
 
 /// A burst of changes makes one look.
@@ -41,9 +41,9 @@ const SO_NETNS_COOKIE: libc::c_int = 71;
 #[derive(Clone, Debug, Default)]
 pub struct Facts {
     /// Patterns of devices that other machines are behind, beside those that are found.
-    pub uplinks: Vec<String>,
+    pub uplinks: Vec<Pattern>,
     /// Patterns of devices that only pods and virtual machines of this node are behind, whatever else is known.
-    pub local_devices: Vec<String>,
+    pub local_devices: Vec<Pattern>,
 }
 
 impl Facts {
@@ -130,7 +130,7 @@ impl Facts {
     fn device(&self, device: Device, addresses: &Addresses) -> (u32, HostDevice) {
         let Device { ifindex, name, kind, no_header, master, below, .. } = device;
         let own = || addresses.get(&ifindex).into_iter().flatten().filter(|_| name != IPVS_DEVICE);
-        let is_among = |patterns: &[String]| patterns.iter().any(|pattern| matches(pattern, &name));
+        let is_among = |patterns: &[Pattern]| patterns.iter().any(|pattern| pattern.matches(&name));
         let role = if is_among(&self.local_devices) {
             DeviceRole::Local
         } else if is_among(&self.uplinks) {

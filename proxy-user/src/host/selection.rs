@@ -1,54 +1,114 @@
 //! Which devices the packet programs go to.
 
+use std::fmt;
 use std::str::FromStr;
+
+use serde::{Serialize, Serializer};
 
 use super::devices::Device;
 use crate::model::DeviceKind;
 
-/// A pattern of `--devices` that says nothing.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("--devices: empty pattern; write `eth*`, or `!docker0` to leave a device out")]
-pub struct EmptyPattern;
+/// What is no pattern of device names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a device pattern is an interface name of at most 15 characters, in which * and ? stand for others")]
+pub struct BadPattern;
+
+/// A device name in which `*` stands for any text and `?` for one character.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Pattern(String);
+
+impl Pattern {
+    /// Whether this is the pattern of that name.
+    pub fn matches(&self, name: &str) -> bool {
+        matches(&self.0, name)
+    }
+}
+
+impl FromStr for Pattern {
+    type Err = BadPattern;
+
+    fn from_str(text: &str) -> Result<Self, BadPattern> {
+        // IFNAMSIZ is 16 with the final zero; the kernel refuses slashes, colons and white space.
+        let legal = !text.is_empty()
+            && text.len() <= 15
+            && text.chars().all(|c| c.is_ascii_graphic() && !matches!(c, '/' | ':' | '!' | ','));
+        if legal { Ok(Self(text.to_owned())) } else { Err(BadPattern) }
+    }
+}
+
+impl fmt::Display for Pattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&self.0)
+    }
+}
+
+/// Part of `--devices`: devices to take, or, with `!` in front, to leave out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DevicePattern {
+    /// The devices.
+    pub pattern: Pattern,
+    /// They are left out.
+    pub is_excluded: bool,
+}
+
+impl FromStr for DevicePattern {
+    type Err = BadPattern;
+
+    fn from_str(text: &str) -> Result<Self, BadPattern> {
+        let excluded = text.strip_prefix('!');
+        Ok(Self { pattern: excluded.unwrap_or(text).parse()?, is_excluded: excluded.is_some() })
+    }
+}
+
+impl fmt::Display for DevicePattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{}", if self.is_excluded { "!" } else { "" }, self.pattern)
+    }
+}
+
+impl Serialize for DevicePattern {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
 
 /// The value of `--devices`: nothing for the automatic choice, or patterns.
 ///
-/// A pattern is a device name in which `*` stands for any text and `?` for one character; with `!` in front it
-/// leaves devices out. Patterns without `!` replace the automatic choice; if there are only patterns with `!`,
-/// they are exceptions from it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Selection {
-    wanted: Vec<String>,
-    unwanted: Vec<String>,
-}
+/// Patterns without `!` replace the automatic choice; if there are only patterns with `!`, they are exceptions from
+/// it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Selection(pub Vec<DevicePattern>);
 
 impl FromStr for Selection {
-    type Err = EmptyPattern;
+    type Err = BadPattern;
 
     /// Patterns separated by commas.
-    fn from_str(text: &str) -> Result<Self, EmptyPattern> {
-        let mut selection = Self::default();
-        for pattern in text.split(',').map(str::trim).filter(|_| !text.trim().is_empty()) {
-            let (list, pattern) = match pattern.strip_prefix('!') {
-                Some(rest) => (&mut selection.unwanted, rest),
-                None => (&mut selection.wanted, pattern),
-            };
-            if pattern.is_empty() {
-                return Err(EmptyPattern);
-            }
-            list.push(pattern.to_owned());
-        }
-        Ok(selection)
+    fn from_str(text: &str) -> Result<Self, BadPattern> {
+        let patterns = text.split(',').map(str::trim).filter(|_| !text.trim().is_empty());
+        patterns.map(str::parse).collect::<Result<_, _>>().map(Self)
+    }
+}
+
+impl fmt::Display for Selection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let patterns: Vec<_> = self.0.iter().map(ToString::to_string).collect();
+        f.pad(&patterns.join(","))
     }
 }
 
 impl Selection {
+    /// Whether it names no device to take, only some to leave out.
+    pub fn only_excludes(&self) -> bool {
+        !self.0.is_empty() && self.0.iter().all(|one| one.is_excluded)
+    }
+
     /// Whether the programs go to this device.
     pub fn takes(&self, device: &Device) -> bool {
-        let among = |patterns: &[String]| patterns.iter().any(|pattern| matches(pattern, &device.name));
-        if among(&self.unwanted) {
-            return false;
+        let mut named = self.0.iter().filter(|one| one.pattern.matches(&device.name)).peekable();
+        if self.0.iter().all(|one| one.is_excluded) {
+            return named.peek().is_none() && automatic(device);
         }
-        if self.wanted.is_empty() { automatic(device) } else { among(&self.wanted) }
+        named.peek().is_some() && named.all(|one| !one.is_excluded)
     }
 }
 
@@ -61,7 +121,7 @@ fn automatic(device: &Device) -> bool {
 }
 
 /// Whether `name` is what `pattern` describes; `*` is any text, `?` one character.
-pub(super) fn matches(pattern: &str, name: &str) -> bool {
+fn matches(pattern: &str, name: &str) -> bool {
     let mut pattern_chars = pattern.chars();
     match pattern_chars.next() {
         None => name.is_empty(),
@@ -132,7 +192,7 @@ mod tests {
     #[test]
     fn an_empty_pattern_is_refused() {
         for text in ["eth0,", "!", "a,,b"] {
-            assert_eq!(text.parse::<Selection>(), Err(EmptyPattern), "{text}");
+            assert_eq!(text.parse::<Selection>(), Err(BadPattern), "{text}");
         }
     }
 }

@@ -17,25 +17,28 @@
 //! An address that is taken does not end the agent: it is tried again every five seconds, as kube-proxy does.
 //! Where `bindAddressHardFail` is asked for, it does.
 
+mod answer;
 pub mod health;
 pub mod service_check;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use axum::Router;
 use axum::extract;
-use axum::http::header::{ACCEPT, CONTENT_TYPE, HeaderName, X_CONTENT_TYPE_OPTIONS};
-use axum::http::{HeaderMap, HeaderValue, StatusCode};
-use axum::response::{IntoResponse, Response};
+use axum::http::header::ACCEPT;
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::Response;
 use axum::routing::get;
 use tokio::net::TcpListener;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 
-use crate::metrics::{Format, Metrics};
+pub use answer::State;
+use answer::{RETRY, json, text, with_type};
+
+use crate::metrics::Format;
 use crate::model::notice::Notice;
-use crate::sync::Status;
 use health::{Check, Report, Snapshot};
 
 /// What `/proxyMode` answers.
@@ -44,9 +47,6 @@ pub const PROXY_MODE: &str = "ebpf";
 /// The servers, and kube-proxy's reason for the event that tells that one cannot listen.
 const HEALTH: (&str, &str) = ("health", "FailedToStartProxierHealthcheck");
 const METRICS: (&str, &str) = ("metrics", "FailedToStartMetricServer");
-
-/// Between two attempts to listen.
-const RETRY: Duration = Duration::from_secs(5);
 
 /// A server that cannot listen, where that is asked to be the end.
 #[derive(Debug, thiserror::Error)]
@@ -72,23 +72,6 @@ pub struct Addresses {
     pub metrics: Option<SocketAddr>,
     /// An address that is taken is the end, instead of being tried again.
     pub hard_fail: bool,
-}
-
-/// What the answers are made of.
-#[derive(Clone, Debug)]
-pub struct State {
-    /// What the owner of the maps publishes.
-    pub status: watch::Receiver<Status>,
-    /// How long a change may wait before the agent is unwell: two sync periods.
-    pub patience: Duration,
-    /// What the cluster is told.
-    pub notices: mpsc::Sender<Notice>,
-    /// This node's name.
-    pub node_name: String,
-    /// All metrics.
-    pub metrics: Arc<Metrics>,
-    /// The settings in force, by component.
-    pub config: Arc<serde_json::Value>,
 }
 
 /// Serves until it is dropped; returns only with [`Addresses::hard_fail`].
@@ -237,26 +220,6 @@ async fn scrape(extract::State(state): extract::State<State>, headers: HeaderMap
         Ok(Err(error)) => text(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
         Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
     }
-}
-
-fn text(status: StatusCode, body: String) -> Response {
-    with_type(status, "text/plain; charset=utf-8", body)
-}
-
-fn json(code: u16, value: &impl serde::Serialize) -> Response {
-    let status = StatusCode::from_u16(code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    match serde_json::to_string(value) {
-        Ok(body) => with_type(status, "application/json", body),
-        Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
-    }
-}
-
-fn with_type(status: StatusCode, kind: &'static str, body: String) -> Response {
-    let headers: [(HeaderName, HeaderValue); 2] = [
-        (CONTENT_TYPE, HeaderValue::from_static(kind)),
-        (X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff")),
-    ];
-    (status, headers, body).into_response()
 }
 
 #[cfg(test)]

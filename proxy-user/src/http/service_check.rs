@@ -19,8 +19,8 @@ use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
+use super::answer::{RETRY, State, json};
 use super::health::{Check, Report, Snapshot};
-use super::{RETRY, State, json};
 use crate::model::ServiceName;
 use crate::model::net::IpFamily;
 use crate::model::notice::Notice;

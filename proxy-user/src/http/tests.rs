@@ -1,7 +1,12 @@
+use std::time::Duration;
+
 use super::*;
+use crate::metrics::Metrics;
 use crate::model::Problem;
+use crate::sync::Status;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio::sync::watch;
 
 pub(super) fn state(status: Status) -> State {
     let status = watch::Sender::new(status).subscribe();

@@ -1,10 +1,11 @@
 //! The pinned maps of this kernel.
 
+mod counted;
 mod join;
 mod node;
 mod open;
+mod read;
 
-use std::collections::BTreeMap;
 use std::io;
 use std::net::IpAddr;
 use std::ops::Range;
@@ -14,16 +15,17 @@ use std::sync::atomic::{Ordering, fence};
 
 use aya::maps::{MapData, MapType, PerCpuArray, PerCpuValues};
 use aya::util::nr_cpus;
-use proxy_common::abi::Plain;
 use proxy_common::backend::BackendEntry;
 use proxy_common::name::PortName;
 use proxy_common::prefilter::PREFILTER_WORDS;
 use proxy_common::service::{ServiceEntry, ServiceKey};
-use proxy_common::stats::{RefusalKey, ServiceStats};
+use proxy_common::stats::ServiceStats;
 use proxy_common::{Address, map_names};
 
+use self::counted::Counted;
 use self::node::NodeMaps;
 use self::open::{io_error, map_memory, open, open_as, open_stats, shape};
+use self::read::{endpoints, hash};
 use super::mapping::Mapping;
 use super::sys::{self, Stopped};
 use super::{Backend, BatchError, Capacity, Contents, FrontendKey, MaglevRow, MapError, Store, Table, Write};
@@ -40,7 +42,7 @@ pub struct KernelStore {
     filter: Mapping,
     names: MapData,
     service_stats: PerCpuArray<MapData, ServiceStats>,
-    refusals: MapData,
+    counted: Counted,
     health: Mapping,
     backend_counts: [MapData; 2],
     node: NodeMaps,
@@ -65,8 +67,6 @@ impl KernelStore {
         let (health, words_of_health) = numbers(Table::Backends, map_names::HEALTH)?;
         let backend_counts = [map_names::BACKEND_STATS, map_names::CONNECTIONS];
         let [stats, connections] = backend_counts.map(|name| numbers(Table::Backends, name));
-        let (refusals, _) =
-            open_as::<RefusalKey, u64>(dir, Table::Names, map_names::REFUSALS, MapType::LruHash)?;
         if words != PREFILTER_WORDS {
             return Err(shape(Table::Filter, "a length of", &words, &PREFILTER_WORDS));
         }
@@ -89,7 +89,7 @@ impl KernelStore {
             backends6,
             names,
             service_stats: open_stats(dir)?,
-            refusals,
+            counted: Counted::open(dir)?,
             backend_counts: [stats?.0, connections?.0],
             node: NodeMaps::open(dir)?,
         })
@@ -160,16 +160,7 @@ impl KernelStore {
             let set = self.service_stats.set(*id, nothing, 0);
             set.map_err(|error| Stopped { done, source: io_error(error) })?;
         }
-        self.forget_refusals(ids).map_err(stopped(0))
-    }
-
-    /// The rows are few, and a Service has at most one for each reason.
-    fn forget_refusals(&self, ids: &[u32]) -> io::Result<()> {
-        let map = self.refusals.fd().as_fd();
-        let (rows, _) = sys::lookup::<RefusalKey, u64>(map, None, u32::MAX as usize)?;
-        let theirs: Vec<_> =
-            rows.into_iter().map(|(key, _)| key).filter(|key| ids.contains(&key.service)).collect();
-        sys::delete(map, &theirs).map_err(|Stopped { source, .. }| source)
+        self.counted.forget_services(ids).map_err(stopped(0))
     }
 
     fn backends(&self, run: &[Write]) -> Result<(), Stopped> {
@@ -183,6 +174,7 @@ impl KernelStore {
         // As for Services: the next owner of a free id begins with nothing.
         let free = |write: &Write| if let Write::NoBackend(id, _) = write { Some(*id) } else { None };
         let free: Vec<u32> = run.iter().filter_map(free).collect();
+        self.counted.forget_backends(&free).map_err(|source| Stopped { done: 0, source })?;
         for counts in &self.backend_counts {
             let forgotten = sys::update(counts.fd().as_fd(), &free, &vec![0_u64; free.len()]);
             forgotten.map_err(|Stopped { source, .. }| Stopped { done: 0, source })?;
@@ -369,32 +361,4 @@ fn backend_of<A: Address>(
         Write::NoBackend(id, _) => Some((*id, BackendEntry::FREE)),
         _ => None,
     }
-}
-
-/// Reads about `count` entries of a hash; returns where to go on.
-fn hash<K: Plain, V: Plain, T: From<K> + Ord>(
-    map: &MapData,
-    table: Table,
-    from: Option<u32>,
-    count: u32,
-    into: &mut BTreeMap<T, V>,
-) -> Result<Option<u32>, MapError> {
-    let read = sys::lookup::<K, V>(map.fd().as_fd(), from, count as usize);
-    let (found, next) = read.map_err(|source| MapError::Read { table, source })?;
-    into.extend(found.into_iter().map(|(key, value)| (key.into(), value)));
-    Ok(next)
-}
-
-fn endpoints<A: Address + Into<IpAddr>>(
-    map: &MapData,
-    table: Table,
-    range: Range<u32>,
-) -> Result<BTreeMap<u32, Backend>, MapError>
-where
-    BackendEntry<A>: Plain,
-{
-    let read = sys::lookup::<u32, BackendEntry<A>>(map.fd().as_fd(), range.start.checked_sub(1), range.len());
-    let (rows, _) = read.map_err(|source| MapError::Read { table, source })?;
-    let used = |(id, entry)| Backend::from_entry(entry).map(|row| (id, row));
-    Ok(rows.into_iter().filter_map(used).filter(|(id, _)| range.contains(id)).collect())
 }

@@ -19,6 +19,7 @@ mod node;
 mod rows;
 mod store;
 mod sys;
+mod table;
 pub mod view;
 
 pub use contents::Contents;
@@ -29,5 +30,6 @@ pub use kernel::KernelStore;
 pub use maglev::{MaglevRow, MaglevTable};
 pub use memory::MemoryStore;
 pub use node::{ConfigRow, NodeContents, NodeFamily, NodeRow, TunnelRow};
-pub use rows::{Backend, Capacity, FrontendKey, Table, Write};
+pub use rows::{Backend, Capacity, FrontendKey, Write};
 pub use store::Store;
+pub use table::Table;

@@ -5,15 +5,12 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeCounterValue, EncodeGaugeValue, NoLabelSet};
-use prometheus_client::metrics::MetricType;
+use prometheus_client::encoding::DescriptorEncoder;
 use proxy_common::reason::Reason;
 
+use super::samples::{Labels, counter, gauge};
 use crate::maps::view::{BackendState, FlowState, NameRow, Overview, Snapshot, UsageRow, View, ViewError};
 use crate::programs::{Attachment, attachments};
-
-/// Labels of one sample.
-pub(super) type Labels = Vec<(&'static str, String)>;
 
 /// Reads the maps below one bpffs.
 #[derive(Debug)]
@@ -68,7 +65,11 @@ impl Reading {
         self.encode_maps(e)?;
         self.encode_programs(e)?;
         self.encode_services(e)?;
-        self.encode_refusals(e)
+        self.encode_refusals(e)?;
+        let Snapshot { names, latency, .. } = &self.overview.snapshot;
+        let measured = latency.iter().filter(|((_, backend), _)| *backend == 0);
+        let measured = measured.filter_map(|((id, _), entry)| Some((port(names.get(id)?), *entry)));
+        super::latency::encode(e, &measured.collect::<Vec<_>>())
     }
 
     fn encode_maps(&self, e: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
@@ -197,41 +198,4 @@ fn with(labels: &Labels, key: &'static str, value: &str) -> Labels {
     let mut labels = labels.clone();
     labels.push((key, value.to_owned()));
     labels
-}
-
-/// Writes a counter; `_total` is added to its name.
-pub(super) fn counter<V: EncodeCounterValue>(
-    encoder: &mut DescriptorEncoder<'_>,
-    name: &str,
-    help: &str,
-    samples: impl IntoIterator<Item = (Labels, V)>,
-) -> Result<(), fmt::Error> {
-    let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
-    for (labels, value) in samples {
-        // A family of one sample without labels would get empty braces.
-        if labels.is_empty() {
-            metric.encode_counter::<NoLabelSet, _, u64>(&value, None)?;
-        } else {
-            metric.encode_family(&labels)?.encode_counter::<NoLabelSet, _, u64>(&value, None)?;
-        }
-    }
-    Ok(())
-}
-
-/// Writes a gauge.
-pub(super) fn gauge<V: EncodeGaugeValue>(
-    encoder: &mut DescriptorEncoder<'_>,
-    name: &str,
-    help: &str,
-    samples: impl IntoIterator<Item = (Labels, V)>,
-) -> Result<(), fmt::Error> {
-    let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-    for (labels, value) in samples {
-        if labels.is_empty() {
-            metric.encode_gauge(&value)?;
-        } else {
-            metric.encode_family(&labels)?.encode_gauge(&value)?;
-        }
-    }
-    Ok(())
 }

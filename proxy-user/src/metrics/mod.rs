@@ -9,10 +9,12 @@
 mod api_servers;
 mod audit;
 pub mod datapath;
+mod latency;
 mod plain;
 mod process;
 pub mod recent;
 mod repairs;
+mod samples;
 mod sync;
 mod xdp;
 
@@ -118,7 +120,8 @@ impl Metrics {
         let kube = registry.sub_registry_with_prefix("kubeproxy");
         kube.register("proxy_healthz", "Answers of /healthz, by HTTP status", Family::clone(&healthz));
         kube.register("proxy_livez", "Answers of /livez, by HTTP status", Family::clone(&livez));
-        let build = BuildLabels { version: env!("CARGO_PKG_VERSION"), abi: proxy_common::abi::ABI_VERSION };
+        let build =
+            BuildLabels { version: env!("CARGO_PKG_VERSION"), abi: proxy_common::version::ABI_VERSION };
         registry.register("ballast_build", "What runs here", Info::new(build));
         let ended_sockets: Family<FamilyLabel, Counter> = Family::default();
         for family in [IpFamily::V4, IpFamily::V6] {

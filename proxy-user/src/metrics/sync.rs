@@ -11,9 +11,10 @@ use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use tokio::sync::watch;
 
-use super::datapath::{Labels, counter, gauge};
+use super::samples::{Labels, counter, gauge};
 use crate::model::net::IpFamily;
-use crate::sync::{Histogram, Scale, Scope, Status};
+use crate::plan::Scope;
+use crate::sync::{Histogram, Scale, Status};
 
 /// Reads the snapshots that the driver publishes.
 #[derive(Debug)]

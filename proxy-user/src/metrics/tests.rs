@@ -13,8 +13,9 @@ use crate::maps::view::{
     BackendRow, BackendState, FlowCounts, FlowState, NameRow, Overview, Transport, UsageRow,
 };
 use crate::model::net::IpFamily;
+use crate::plan::Scope;
 use crate::programs::Attachment;
-use crate::sync::{Changes, Count, Histogram, Operation, Operations, Scope};
+use crate::sync::{Changes, Count, Histogram, Operation, Operations};
 use datapath::Reading;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
@@ -212,7 +213,7 @@ fn everything_is_valid_and_kube_proxys_names_are_there() {
     ] {
         assert_eq!(parsed.value(sample), Some(value), "{sample} in {parsed:#?}");
     }
-    let abi = proxy_common::abi::ABI_VERSION;
+    let abi = proxy_common::version::ABI_VERSION;
     let build = format!("ballast_build_info{{version=\"{}\",abi=\"{abi}\"}}", env!("CARGO_PKG_VERSION"));
     assert_eq!(parsed.value(&build), Some(1.0), "{parsed:#?}");
 }

@@ -14,8 +14,6 @@ use super::{
 mod statics;
 mod told;
 
-use statics::Statics;
-
 /// The Services and the EndpointSlices of the cluster, and this node.
 ///
 /// Events of different objects may come in any order: the state is the same in the end.
@@ -38,6 +36,21 @@ pub struct Cluster {
     /// The machine's addresses that others may know.
     own: BTreeSet<IpAddr>,
     statics: Statics,
+}
+
+/// Which objects are the folder's, and what of the API server's they hide.
+#[derive(Clone, Debug, Default)]
+struct Statics {
+    services: BTreeSet<ServiceName>,
+    slices: BTreeSet<SliceName>,
+    hidden: BTreeMap<ServiceName, Service>,
+    hidden_slices: BTreeMap<SliceName, EndpointSlice>,
+}
+
+impl Statics {
+    fn hides(&self, slice: &EndpointSlice) -> bool {
+        self.slices.contains(&slice.name) || self.services.contains(&slice.service)
+    }
 }
 
 impl Cluster {

@@ -35,7 +35,8 @@ pub struct NodeSettings {
 }
 
 /// Which sockets are translated when they are connected (`--socket-lb`); packets of the others are translated.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum SocketLb {
     /// Those of the node and of its pods.
     #[default]
@@ -47,7 +48,8 @@ pub enum SocketLb {
 }
 
 /// What becomes of a call where kube-proxy drops the packet (`--socket-drop`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum SocketDrop {
     /// It goes on, and its packets are dropped for as long as no endpoint may take them.
     #[default]
@@ -68,6 +70,19 @@ macro_rules! flow_timeouts {
         impl Default for FlowTimeouts {
             fn default() -> Self {
                 Self { $($name: seconds::$default,)+ }
+            }
+        }
+
+        /// Those of them that were given.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub struct GivenFlowTimeouts {
+            $($(#[doc = $doc])+ pub $name: Option<u32>,)+
+        }
+
+        impl GivenFlowTimeouts {
+            /// These, and of `below` those that were not given.
+            pub fn over(self, below: FlowTimeouts) -> FlowTimeouts {
+                FlowTimeouts { $($name: self.$name.unwrap_or(below.$name),)+ }
             }
         }
 
@@ -107,6 +122,25 @@ flow_timeouts! {
 impl FlowTimeouts {
     /// The longest one, in seconds: half of what 32 bits of jiffies hold at 1,000 a second (some 24 days).
     pub const LONGEST: u32 = (u32::MAX / 2) / 1_000;
+
+    /// The defaults, and what kube-proxy's settings ask of netfilter, to the nearest second.
+    pub fn of_conntrack(conntrack: &Conntrack) -> Self {
+        let default = Self::default();
+        let told = |timeout: Option<Duration>, default| timeout.map_or(default, Self::nearest);
+        Self {
+            tcp_established: told(conntrack.tcp_established, default.tcp_established),
+            tcp_close_wait: told(conntrack.tcp_close_wait, default.tcp_close_wait),
+            udp: told(conntrack.udp, default.udp),
+            udp_stream: told(conntrack.udp_stream, default.udp_stream),
+            ..default
+        }
+    }
+
+    /// The seconds of the timeout that comes nearest; not shorter, if one can be so long.
+    pub fn nearest(timeout: Duration) -> u32 {
+        let up = timeout.as_secs().saturating_add(u64::from(timeout.subsec_nanos() > 0));
+        u32::try_from(up).unwrap_or(u32::MAX).clamp(1, Self::LONGEST)
+    }
 }
 
 const fn whole_seconds(jiffies: u32, hz: u32) -> u32 {

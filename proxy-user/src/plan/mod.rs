@@ -26,7 +26,7 @@ pub use node::{AddressFacts, NodePlan, plan_node};
 pub use service::{PlanSettings, plan_service};
 pub use types::{
     Access, BackendAddress, BackendFacts, Frontend, FrontendKind, FrontendPlan, HealthCheck, PortId,
-    PortPlan, Problem, Scope, ServicePlan, Unmanaged,
+    PortPlan, Scope, ServicePlan, Unmanaged,
 };
 
 #[cfg(test)]

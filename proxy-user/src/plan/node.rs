@@ -12,10 +12,10 @@ use crate::model::net::IpFamily;
 use crate::model::settings::{
     DetectLocal, FlowTimeouts, NodePortAddresses, NodeSettings, SocketDrop, SocketLb,
 };
-use crate::model::{HostView, NodeView};
+use crate::model::{HostView, NodeView, Problem};
 
 use super::devices::devices;
-use super::{DeviceFacts, Problem, ports};
+use super::{DeviceFacts, ports};
 
 const FAMILIES: [IpFamily; 2] = [IpFamily::V4, IpFamily::V6];
 

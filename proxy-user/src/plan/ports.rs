@@ -2,7 +2,7 @@
 
 use proxy_common::config::PortRange;
 
-use super::Problem;
+use crate::model::Problem;
 use crate::model::ports::{FEW_PORTS, overlap, snat_ports};
 use crate::model::settings::NodeSettings;
 

@@ -8,7 +8,7 @@ use proxy_common::select::Algorithm;
 
 use crate::model::net::{IpFamily, Protocol};
 use crate::model::{
-    Cluster, Endpoint, ForwardingMode, Service, ServiceKind, ServiceName, ServicePort, TrafficPolicy,
+    Cluster, Endpoint, ForwardingMode, Problem, Service, ServiceKind, ServiceName, ServicePort, TrafficPolicy,
 };
 
 use super::access::{Allowed, allowed};
@@ -17,7 +17,7 @@ use super::eligible::{Wanted, eligible};
 use super::frontend::frontends;
 use super::node::source;
 use super::tunnels::Tunnels;
-use super::{BackendAddress, BackendFacts, HealthCheck, PortId, PortPlan, Problem, ServicePlan, Unmanaged};
+use super::{BackendAddress, BackendFacts, HealthCheck, PortId, PortPlan, ServicePlan, Unmanaged};
 
 /// How Services are planned, as far as that is a matter of taste.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use ipnet::IpNet;
 use proxy_common::select::Algorithm;
 
-pub use crate::model::Problem;
+use crate::model::Problem;
 use crate::model::net::{IpFamily, Protocol};
 use crate::model::{Name, SortedMap, SortedSet, TrafficPolicy};
 

@@ -15,8 +15,8 @@ use super::bpf::Link;
 use super::clsact;
 use super::error::Error;
 use super::hooks::Direction;
-use super::object::{program_mut, refused};
 use super::pins::{self, Paths};
+use super::program::{program_mut, refused};
 use crate::host::netlink::Netlink;
 
 /// Puts the programs of [`names::CALLED`], which are loaded, into the array.

@@ -7,10 +7,11 @@ use std::path::Path;
 
 use super::bpf::Link;
 use super::clsact::{self, Handle};
+use super::device::device_name;
 use super::error::Error;
 use super::hooks::{self, Direction, XDP};
 use super::links::{self, Cgroup};
-use super::migrate;
+use super::migrate::leave::leave_what_begins;
 use super::pins::{self, Paths};
 use crate::host::devices;
 use crate::host::netlink::Netlink;
@@ -109,7 +110,7 @@ fn work(
     remove_links(&paths, &xdp, mode, &mut pinned, &mut report)?;
     if mode == Mode::Remove
         && witness.has_successor()
-        && let Err(error) = migrate::leave_what_begins(&paths)
+        && let Err(error) = leave_what_begins(&paths)
     {
         tracing::warn!(%error, "connections that begin now may have to send their first packet again");
     }
@@ -206,7 +207,7 @@ fn filters_off(paths: &Paths, ifindex: u32, mode: Mode) -> Result<Vec<String>, E
     let mut removed = Vec::new();
     let failed = |source| Error::Attach {
         program: "clsact",
-        place: format!("device {} (removing)", super::device_name(ifindex)),
+        place: format!("device {} (removing)", device_name(ifindex)),
         source,
     };
     let mut netlink = Netlink::open().map_err(failed)?;

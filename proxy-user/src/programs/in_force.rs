@@ -6,10 +6,11 @@ use std::path::Path;
 use aya::maps::MapInfo;
 use proxy_common::map_names::SOCKET_STORAGE;
 
+use super::embedded::EMBEDDED;
 use super::error::Error;
 use super::iterator::SocketIterator;
 use super::pins::Paths;
-use super::{EMBEDDED, privileges};
+use super::privileges;
 
 /// The maps that the attached programs use.
 #[derive(Debug)]

@@ -16,6 +16,7 @@ use super::error::Error;
 use super::hooks::{COUNTED_ITERATOR, SOCKET_ITERATOR};
 use super::object;
 use super::pins::Paths;
+use super::program::{program_mut, refused};
 
 /// Where a kernel shows its types (`CONFIG_DEBUG_INFO_BTF`).
 const BTF: &str = "/sys/kernel/btf/vmlinux";
@@ -88,9 +89,9 @@ fn load(
 ) -> Result<Link, Error> {
     let types = Btf::from_sys_fs().map_err(|source| Error::NoBtf { path: BTF, source: source.into() })?;
     let mut ebpf = object::open_on(bytes, paths, &[])?;
-    let program: &mut Iter = object::program_mut(&mut ebpf, name)?;
-    program.load(over, &types).map_err(object::refused(name))?;
-    let fd = program.fd().map_err(object::refused(name))?;
+    let program: &mut Iter = program_mut(&mut ebpf, name)?;
+    program.load(over, &types).map_err(refused(name))?;
+    let fd = program.fd().map_err(refused(name))?;
     let failed = |source| Error::Attach { program: name, place: "the sockets".to_owned(), source };
     attach(fd.as_fd()).map_err(failed)
 }

@@ -8,7 +8,7 @@ use aya::programs::ProgramType;
 use aya::sys::{BpfHelper, is_helper_supported};
 use serde::Serialize;
 
-use super::{Notice, bpf};
+use super::bpf;
 
 /// The oldest release that the tests boot and that takes the programs.
 pub const OLDEST: (u32, u32) = (5, 15);
@@ -61,12 +61,12 @@ pub fn lacks() -> Vec<Lack> {
 }
 
 /// Tells the programs what they have to do without, and the operator.
-pub(super) fn adapt(loader: &mut EbpfLoader<'_>) -> Vec<Notice> {
+pub(super) fn adapt(loader: &mut EbpfLoader<'_>) -> Vec<Lack> {
     let lacks = lacks();
     if lacks.contains(&Lack::SocketErrors) {
         loader.override_global("SOCKET_ERRORS", &0u64, true);
     }
-    lacks.into_iter().map(Notice::KernelLacks).collect()
+    lacks
 }
 
 /// Where the kernel is older than any that is known to work: what to add to its refusal.

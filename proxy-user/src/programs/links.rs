@@ -11,6 +11,7 @@ use aya::programs::loaded_programs;
 use proxy_common::map_names;
 
 use super::bpf::{self, Hook, Link, LinkInfo, Rank};
+use super::device::device_name;
 use super::error::Error;
 use super::hooks;
 use crate::host::devices::XdpMode;
@@ -88,7 +89,7 @@ impl Place<'_> {
         match self {
             Self::Cgroup { cgroup, .. } => format!("cgroup {}", cgroup.path.display()),
             Self::Device { ifindex, .. } | Self::Xdp { ifindex, .. } => {
-                format!("device {}", super::device_name(ifindex))
+                format!("device {}", device_name(ifindex))
             }
         }
     }
@@ -98,7 +99,7 @@ impl Place<'_> {
 /// like ours. Empty when the kernel does not let us look (that takes `CAP_SYS_ADMIN`).
 pub(super) fn our_programs() -> BTreeMap<u32, String> {
     let is_ours = |name: &str| {
-        let known = map_names::ALL.contains(&name) || map_names::PRIVATE.contains(&name);
+        let known = [map_names::ALL, map_names::OPTIONAL, map_names::PRIVATE].concat().contains(&name);
         known || name.starts_with('.') || name.starts_with("AYA_LOG")
     };
     loaded_programs()

@@ -1,88 +1,28 @@
 //! From the BPF object to maps that are pinned and programs that are loaded.
 
+use std::fs;
 use std::hash::{BuildHasher as _, RandomState};
 use std::io;
 use std::path::{Path, PathBuf};
 
 use aya::maps::{Array, MapInfo};
-use aya::programs::{Program, ProgramError, SchedClassifier, Xdp};
+use aya::programs::{Program, SchedClassifier, Xdp};
 use aya::{Ebpf, EbpfLoader};
 use aya_obj::Object;
 use proxy_common::config::NodeConfig;
-use proxy_common::flow::buckets_for;
 use proxy_common::map_names as names;
 
+use super::capacities::Capacities;
 use super::error::Error;
 use super::hooks::{CLOCK, Direction, SOCKET_HOOKS};
+use super::migrate::share::share_with;
+use super::notice::Notice;
 use super::pins::{Paths, Pins};
-use super::{Notice, calls, clock, kernel, migrate};
+use super::program::{program_mut, refused};
+use super::{calls, clock, kernel};
 
-/// How many entries the maps hold. `/configz` shows them as they are serialized here. A pinned map keeps its size until it is removed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Capacities {
-    /// Service ports.
-    pub services: u32,
-    /// Frontends of each address family.
-    pub frontends: u32,
-    /// Elements of `slots`.
-    pub slots: u32,
-    /// Words of `maglev`.
-    pub maglev_words: u32,
-    /// Backend ids.
-    pub backends: u32,
-    /// Flows of each address family.
-    pub flows: u32,
-    /// Remembered socket addresses of each address family.
-    pub sockets: u32,
-    /// Pairs of Service port and reason of refusal.
-    pub refusals: u32,
-    /// How many times as large as by default the maps of Services are where no setting says more; 1: no larger.
-    #[serde(skip)]
-    pub by_memory: u32,
-}
-
-impl Default for Capacities {
-    fn default() -> Self {
-        Self {
-            services: names::DEFAULT_SERVICES,
-            frontends: names::DEFAULT_FRONTENDS,
-            slots: names::DEFAULT_SLOTS,
-            maglev_words: names::DEFAULT_MAGLEV_WORDS,
-            backends: names::DEFAULT_BACKENDS,
-            flows: names::DEFAULT_FLOWS,
-            sockets: names::DEFAULT_SOCKETS,
-            refusals: names::DEFAULT_REFUSALS,
-            by_memory: 1,
-        }
-    }
-}
-
-impl Capacities {
-    /// Whether a map is larger than by default, by no more than the node's memory makes it.
-    fn is_by_memory(&self, map: &str) -> bool {
-        let plain = Self::default().of(map).map(|(entries, _)| entries.saturating_mul(self.by_memory));
-        self.by_memory > 1 && plain == self.of(map).map(|(entries, _)| entries)
-    }
-
-    /// Entries of a map, and the setting that says so; `None` for maps of fixed size.
-    pub fn of(&self, map: &str) -> Option<(u32, &'static str)> {
-        Some(match map {
-            names::SERVICES | names::SERVICES6 => (self.frontends, "--max-frontends"),
-            names::SLOTS => (self.slots, "--max-slots"),
-            names::MAGLEV => (self.maglev_words, "--max-maglev-words"),
-            map if names::OF_BACKENDS.contains(&map) => (self.backends, "--max-backends"),
-            names::FLOWS | names::FLOWS6 => (self.flows, "--max-flows"),
-            names::FLOW_INDEX | names::FLOW_INDEX6 => (buckets_for(self.flows), "--max-flows"),
-            names::SOCKETS | names::SOCKETS6 => (self.sockets, "--max-sockets"),
-            names::MAGLEV_INDEX => (self.services.saturating_mul(2), "--max-services"),
-            names::SERVICE_STATS | names::NAMES | names::TURNS => (self.services, "--max-services"),
-            // No flag: a table that forgets what is oldest is never too small for the others.
-            names::REFUSALS => (self.refusals, ""),
-            _ => return None,
-        })
-    }
-}
+/// The variable by which programs measure how long endpoints take to answer (`--connect-latency`).
+const MEASURES_LATENCY: &str = "CONNECT_LATENCY";
 
 /// What of a map must not differ between the object and a pin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -174,11 +114,11 @@ pub(super) fn load(bytes: &[u8], pins: &Pins, capacities: &Capacities) -> Result
     let mut loader = EbpfLoader::new();
     // No program reads kernel types, so a kernel without BTF will do, and its BTF is not parsed.
     loader.btf(None);
-    let mut notices = kernel::adapt(&mut loader);
+    let mut notices: Vec<_> = kernel::adapt(&mut loader).into_iter().map(Notice::KernelLacks).collect();
     let predecessor = pins.predecessor();
     if let Some(previous) = &predecessor {
         pins.begin_anew()?;
-        migrate::share_with(previous, &paths.maps());
+        share_with(previous, &paths.maps());
     }
     for name in names::ALL {
         let map = object.maps.get(*name).ok_or(Error::Incomplete { kind: "map", name })?;
@@ -201,6 +141,19 @@ pub(super) fn load(bytes: &[u8], pins: &Pins, capacities: &Capacities) -> Result
             }
         }
         loader.map_max_entries(name, max_entries).map_pin_path(name, path);
+    }
+    for name in names::OPTIONAL {
+        let map = object.maps.get(*name).ok_or(Error::Incomplete { kind: "map", name })?;
+        let (max_entries, _) = capacities.of(name).unwrap_or((map.max_entries(), ""));
+        let (path, wanted) = (paths.maps().join(name), Shape::of(map, max_entries));
+        let found = Shape::pinned(&path);
+        if found.is_some_and(|found| found.is_ok_and(|found| wanted.judge(found) != Verdict::Fits)) {
+            fs::remove_file(&path).map_err(Error::file("remove", &path))?;
+        }
+        loader.map_max_entries(name, max_entries).map_pin_path(name, path);
+    }
+    if capacities.connect_latency {
+        loader.override_global(MEASURES_LATENCY, &1u64, true);
     }
     let in_force = pins.in_force();
     let mut ebpf = loader.load(bytes).map_err(Box::new)?;
@@ -227,8 +180,12 @@ pub(super) fn open_on(bytes: &[u8], paths: &Paths, variables: &[(&str, u64)]) ->
     for (name, value) in variables {
         loader.override_global(name, value, true);
     }
-    for name in names::ALL {
+    for name in names::ALL.iter().chain(names::OPTIONAL) {
         loader.map_pin_path(name, paths.maps().join(name));
+    }
+    let latency = MapInfo::from_pin(paths.maps().join(names::CONNECT_LATENCY));
+    if latency.is_ok_and(|map| map.max_entries() > 1) {
+        loader.override_global(MEASURES_LATENCY, &1u64, true);
     }
     Ok(loader.load(bytes).map_err(Box::new)?)
 }
@@ -281,18 +238,6 @@ fn load_classifiers(ebpf: &mut Ebpf, names: impl Iterator<Item = &'static str>) 
         program.load().map_err(refused(name))?;
     }
     Ok(())
-}
-
-pub(super) fn refused(name: &'static str) -> impl FnOnce(ProgramError) -> Error {
-    move |source| Error::Program { name, source: Box::new(source) }
-}
-
-pub(super) fn program_mut<'a, P>(ebpf: &'a mut Ebpf, name: &'static str) -> Result<&'a mut P, Error>
-where
-    &'a mut P: TryFrom<&'a mut Program, Error = ProgramError>,
-{
-    let program = ebpf.program_mut(name).ok_or(Error::Incomplete { kind: "program", name })?;
-    program.try_into().map_err(refused(name))
 }
 
 /// Writes `config`; returns the jiffies in a second.
@@ -376,20 +321,6 @@ mod tests {
             panic!("accepted")
         };
         assert_eq!(reason, "key size 4 instead of 8, value size 1 instead of 24");
-    }
-
-    #[test]
-    fn every_map_that_grows_has_a_setting_and_flows_have_two_keys() {
-        let capacities = Capacities::default();
-        let fixed: Vec<_> = names::ALL.iter().filter(|name| capacities.of(name).is_none()).collect();
-        let small = ["clock_hand", "socket_storage", "direct_seen", "prefilter", "config", "reasons"];
-        let node = ["node", "node6", "node_addrs", "node_addrs6", "tunnels", "devices"];
-        // Their sizes need no flag.
-        let others =
-            ["affinity", "affinity6", "affinity_netns", "src_ranges", "src_ranges6", "events", "monitor"];
-        assert!(fixed.into_iter().eq(small.iter().chain(&node).chain(&others)));
-        assert_eq!(capacities.of(names::FLOWS), Some((capacities.flows, "--max-flows")));
-        assert_eq!(capacities.of(names::FLOW_INDEX6), Some((buckets_for(capacities.flows), "--max-flows")));
     }
 
     #[test]

@@ -17,8 +17,8 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use proxy_common::abi::ABI_VERSION;
 use proxy_common::map_names;
+use proxy_common::version::ABI_VERSION;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 
 use super::error::Error;
@@ -235,7 +235,7 @@ impl Pins {
 
     /// Puts the maps of this version in force: the short paths lead to them.
     pub fn enact(&self) -> Result<(), Error> {
-        for name in map_names::ALL {
+        for name in map_names::ALL.iter().chain(map_names::OPTIONAL) {
             if !self.points_here(name) {
                 self.retract(name)?;
                 let link = self.paths.root.join(name);

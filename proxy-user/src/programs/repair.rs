@@ -4,18 +4,17 @@
 //! detaches the program. A map lives on without its pin, because programs use it; but the commands and the next
 //! agent would not find it.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::iter;
-use std::sync::atomic::{AtomicU64, Ordering};
-
-use aya::maps::MapInfo;
-use proxy_common::map_names;
+use std::sync::atomic::Ordering;
 
 use super::bpf::Link;
 use super::hooks::SOCKET_HOOKS;
 use super::links::{self, Place};
-use super::{Error, Programs};
+use super::loaded::Programs;
+use super::program::program;
+use super::repairs::{Repairs, pinned_map};
+use super::{Error, pins};
 
 /// What was put back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -33,49 +32,6 @@ impl fmt::Display for Repair {
             Self::MapPin(name) => write!(f, "pin of map {name}"),
         }
     }
-}
-
-/// How often something was put back since the start.
-#[derive(Debug, Default)]
-pub struct Repairs {
-    socket_programs: AtomicU64,
-    packet_programs: AtomicU64,
-    map_pins: AtomicU64,
-}
-
-impl Repairs {
-    /// The counts, by what was put back; packet programs by device.
-    pub fn counts(&self) -> [(&'static str, u64); 3] {
-        let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        [
-            ("socket_program", read(&self.socket_programs)),
-            ("packet_program", read(&self.packet_programs)),
-            ("map_pin", read(&self.map_pins)),
-        ]
-    }
-
-    pub(super) fn add_device(&self) {
-        self.packet_programs.fetch_add(1, Ordering::Relaxed);
-    }
-}
-
-/// The kernel's ids of the maps that were opened or made, by name.
-pub(super) fn map_ids(programs: &Programs) -> Result<BTreeMap<&'static str, u32>, Error> {
-    let id = |name: &&'static str| match pinned_map(programs, name) {
-        Ok(Some(id)) => Ok((*name, id)),
-        Ok(None) => Err(Error::Incomplete { kind: "map", name }),
-        Err(source) => Err(Error::Map { name, source }),
-    };
-    map_names::ALL.iter().map(id).collect()
-}
-
-/// The id of the map that is pinned under this name; `None`: none is, or something else.
-fn pinned_map(programs: &Programs, name: &'static str) -> Result<Option<u32>, aya::maps::MapError> {
-    let path = programs.pins.paths().maps().join(name);
-    if path.symlink_metadata().is_err() {
-        return Ok(None);
-    }
-    MapInfo::from_pin(path).map(|info| Some(info.id()))
 }
 
 impl Programs {
@@ -96,21 +52,21 @@ impl Programs {
             let place = Place::Cgroup { cgroup: &self.cgroup, attach_type: attach_type as u32 };
             let pin = self.pins.paths().links().join(name);
             let link = Link::pinned(&pin).ok().flatten().and_then(|link| link.info().ok());
-            let program = self.info(name).map(|info| info.id());
-            if link.is_some_and(|link| place.holds(&link) && Some(link.program) == program) {
+            let loaded = self.info(name).map(|info| info.id());
+            if link.is_some_and(|link| place.holds(&link) && Some(link.program) == loaded) {
                 continue;
             }
-            super::pins::make(&self.pins.paths().links())?;
+            pins::make(&self.pins.paths().links())?;
             // Somebody may hold the link that lost its pin: a second one would translate twice.
             let strays = links::on_cgroup(&self.cgroup, &links::our_programs());
             let strays: Vec<_> =
                 strays.into_iter().filter(|(of, _)| of == name).map(|(_, link)| link).collect();
-            links::hold(&pin, name, place, super::program(&self.ebpf, name)?, &strays)?;
+            links::hold(&pin, name, place, program(&self.ebpf, name)?, &strays)?;
             self.repairs.socket_programs.fetch_add(1, Ordering::Relaxed);
             done.push(Repair::SocketProgram(name));
         }
         for (name, id) in &self.map_ids {
-            let is_there = pinned_map(self, name).is_ok_and(|found| found == Some(*id));
+            let is_there = pinned_map(self.pins.paths(), name).is_ok_and(|found| found == Some(*id));
             if is_there && self.pins.points_here(name) {
                 continue;
             }
@@ -127,7 +83,7 @@ impl Programs {
     /// Pins the map that the programs use; what stands in its place is moved away.
     fn pin_again(&self, name: &'static str) -> Result<(), Error> {
         let path = self.pins.paths().maps().join(name);
-        super::pins::make(&self.pins.paths().maps())?;
+        pins::make(&self.pins.paths().maps())?;
         if path.symlink_metadata().is_ok() {
             self.pins.refuse(&path)?;
         }

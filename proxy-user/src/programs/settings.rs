@@ -2,13 +2,16 @@
 
 use std::path::PathBuf;
 
+use serde::Serialize;
+
 use super::bpf;
+use super::capacities::Capacities;
 use super::hooks::Direction;
-use super::object::Capacities;
-use super::xdp::Xdp;
+use super::xdp::keeper::Xdp;
 
 /// How packet programs are attached.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum PacketHook {
     /// TCX where the kernel has it, clsact elsewhere.
     #[default]
@@ -20,7 +23,8 @@ pub enum PacketHook {
 }
 
 /// Where packet programs run among those of others on a TCX hook (`--tcx-order`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum TcxOrder {
     /// First at ingress, last at egress: others see endpoints both ways, never Services.
     #[default]

@@ -2,35 +2,16 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
-use aya::programs::{Program, ProgramInfo, loaded_programs};
+use aya::programs::loaded_programs;
 
-use super::Programs;
 use super::bpf::{Hook, Link};
 use super::clsact::{self, Filter, Handle};
+use super::device::{device_name, known_device_name};
 use super::hooks::{self, Direction};
 use super::pins::{self, Paths};
 use crate::host::netlink::Netlink;
-
-/// A loaded program.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ProgramStatus {
-    /// Its name.
-    pub name: &'static str,
-    /// The kernel's id of it.
-    pub id: u32,
-    /// Hash of its instructions, in hexadecimal.
-    pub tag: String,
-    /// When it was loaded.
-    pub loaded_at: Option<SystemTime>,
-    /// Instructions that the verifier looked at.
-    pub verified_instructions: Option<u32>,
-    /// Bytes of machine code.
-    pub jited_bytes: u32,
-    /// Where it is attached: `cgroup 1`, `eth0`.
-    pub attached: Vec<String>,
-}
 
 /// A program of ours at a hook: by a pinned link, or by a filter of the clsact qdisc.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,7 +45,7 @@ pub fn attachments(bpffs: &Path) -> Vec<Attachment> {
     attached(&Paths::new(bpffs))
 }
 
-fn attached(paths: &Paths) -> Vec<Attachment> {
+pub(super) fn attached(paths: &Paths) -> Vec<Attachment> {
     let mut all = by_link(paths);
     all.extend(by_filter(paths));
     let mut infos = BTreeMap::new();
@@ -94,7 +75,7 @@ fn by_link(paths: &Paths) -> Vec<Attachment> {
                 | Hook::Xdp { ifindex: 0 }
                 | Hook::Other => None,
                 Hook::Cgroup { id, .. } => Some(format!("cgroup {id}")),
-                Hook::Tcx { ifindex, .. } | Hook::Xdp { ifindex } => Some(super::device_name(ifindex)),
+                Hook::Tcx { ifindex, .. } | Hook::Xdp { ifindex } => Some(device_name(ifindex)),
             };
             Some(Attachment {
                 program_id: info.program,
@@ -121,50 +102,12 @@ fn by_filter(paths: &Paths) -> Vec<Attachment> {
             program_id: filter.and_then(|(_, filter)| filter.program).unwrap_or_default(),
             program: direction.program(),
             ifindex: Some(ifindex),
-            place: super::known_device_name(ifindex),
+            place: known_device_name(ifindex),
             runs: 0,
             run_time: Duration::ZERO,
         }
     };
     marked(paths).flat_map(|ifindex| Direction::ALL.map(|direction| one(ifindex, direction))).collect()
-}
-
-impl Programs {
-    /// Every program that has a hook, and the XDP programs where they are attached: `--xdp` says which of them is, if any.
-    /// Programs whose information cannot be read are left out.
-    pub fn status(&self) -> Vec<ProgramStatus> {
-        let attachments = attached(self.pins.paths());
-        hooks::names()
-            .filter_map(|name| {
-                let info = self.info(name)?;
-                let here = attachments.iter().filter(|one| one.program_id == info.id());
-                let attached: Vec<_> = here.filter_map(|one| one.place.clone()).collect();
-                if attached.is_empty() && [hooks::XDP, hooks::XDP_GENERIC].contains(&name) {
-                    return None;
-                }
-                Some(ProgramStatus {
-                    name,
-                    id: info.id(),
-                    tag: format!("{:016x}", info.tag()),
-                    loaded_at: info.loaded_at(),
-                    verified_instructions: info.verified_instruction_count(),
-                    jited_bytes: info.size_jitted(),
-                    attached,
-                })
-            })
-            .collect()
-    }
-
-    pub(super) fn info(&self, name: &str) -> Option<ProgramInfo> {
-        match self.ebpf.program(name)? {
-            Program::CgroupSock(program) => program.info().ok(),
-            Program::CgroupSockAddr(program) => program.info().ok(),
-            Program::SockOps(program) => program.info().ok(),
-            Program::SchedClassifier(program) => program.info().ok(),
-            Program::Xdp(program) => program.info().ok(),
-            _ => None,
-        }
-    }
 }
 
 /// Devices with pinned links of ours, and how many of the links are alive.

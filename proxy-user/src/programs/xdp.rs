@@ -3,168 +3,28 @@
 //! A driver may reset the device when a program comes or goes. So it is attached once, by a pinned link that the next agent
 //! takes over, and is detached only when it is not wanted any more. Where it cannot be, tc does all of it, and that is told.
 
+pub mod keeper;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use aya::maps::{HashMap, Map, MapData};
 use proxy_common::map_names as names;
 use proxy_common::node::DEVICE_UPLINK;
-use serde::{Deserialize, Serialize};
-use tokio::sync::watch;
 
+use self::keeper::{Taken, XdpDevice, XdpDevices};
 use super::bpf::{Hook, Link};
-use super::hooks::{XDP, XDP_GENERIC, pinned_xdp, xdp_pin};
+use super::hooks::{pinned_xdp, xdp_pin};
 use super::links::{self, Outcome, Place};
-use super::{Error, Programs, pins, program};
+use super::loaded::Programs;
+use super::program::program;
+use super::{Error, pins};
 use crate::host::devices::{Device, XdpMode};
-
-/// Which devices get the XDP program, and how (`--xdp`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Xdp {
-    /// Uplinks whose driver runs it, but for virtual devices.
-    #[default]
-    Auto,
-    /// Uplinks whose driver runs it, virtual ones too.
-    Native,
-    /// Uplinks, in the kernel's own stack.
-    Generic,
-    /// None.
-    Off,
-}
-
-impl Xdp {
-    /// The program for it.
-    pub(super) const fn program(self) -> &'static str {
-        match self {
-            Self::Generic => XDP_GENERIC,
-            Self::Auto | Self::Native | Self::Off => XDP,
-        }
-    }
-}
-
-/// What a device got.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Taken {
-    /// The driver runs the program.
-    Native,
-    /// The kernel's stack does.
-    Generic,
-    /// No program: tc does all of it.
-    None,
-}
-
-impl Taken {
-    /// As metrics and people name it.
-    pub const fn label(self) -> &'static str {
-        match self {
-            Self::Native => "native",
-            Self::Generic => "generic",
-            Self::None => "none",
-        }
-    }
-}
-
-/// An uplink, and what it got.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct XdpDevice {
-    /// Its name.
-    pub device: String,
-    /// What it got.
-    pub mode: Taken,
-    /// Why it got nothing; empty otherwise.
-    pub reason: String,
-}
-
-/// The uplinks after the last look, by index.
-#[derive(Debug, Default)]
-pub struct XdpDevices(watch::Sender<BTreeMap<u32, XdpDevice>>);
-
-impl XdpDevices {
-    /// All of them.
-    pub fn list(&self) -> Vec<XdpDevice> {
-        self.0.borrow().values().cloned().collect()
-    }
-
-    /// All of them, and a way to wait until they change.
-    pub fn follow(&self) -> watch::Receiver<BTreeMap<u32, XdpDevice>> {
-        self.0.subscribe()
-    }
-
-    fn knows(&self, ifindex: u32) -> bool {
-        self.0.borrow().contains_key(&ifindex)
-    }
-
-    /// Gives what was there before.
-    fn replace(&self, new: BTreeMap<u32, XdpDevice>) -> BTreeMap<u32, XdpDevice> {
-        let before = self.0.borrow().clone();
-        self.0.send_if_modified(|devices| {
-            let is_new = *devices != new;
-            *devices = new;
-            is_new
-        });
-        before
-    }
-}
 
 /// A device that refused is asked again after that; one whose driver has no XDP never.
 const AGAIN: Duration = Duration::from_mins(1);
-
-/// What the programs need to look after XDP.
-pub(super) struct Keeper {
-    mode: Xdp,
-    /// Why the program could not be loaded.
-    unusable: Option<String>,
-    /// `xdp_devices`, of this load of the programs.
-    open: Mutex<Option<HashMap<MapData, u32, u32>>>,
-    refused: Mutex<BTreeMap<u32, (Instant, XdpMode, String)>>,
-    pub devices: Arc<XdpDevices>,
-}
-
-impl Keeper {
-    /// Takes the map out of the object, after its programs were loaded.
-    pub(super) fn new(mode: Xdp, unusable: Option<String>, map: Option<Map>) -> Self {
-        let open = map.and_then(|map| HashMap::try_from(map).ok());
-        Self { mode, unusable, open: Mutex::new(open), refused: Mutex::default(), devices: Arc::default() }
-    }
-
-    /// Lets the program send packets of other devices by this one, or not.
-    fn set_open(&self, ifindex: u32, is_open: bool) {
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(map) = open.as_mut() {
-            // Without the entry packets go by tc, and one too few of them is no harm.
-            let _ = if is_open { map.insert(ifindex, 1, 0) } else { map.remove(&ifindex) };
-        }
-    }
-
-    /// How a device is to get the program, or why it is not.
-    fn wanted(&self, device: &Device, devices: &[Device]) -> Result<XdpMode, String> {
-        let told = |reason: &str| Err(reason.to_owned());
-        let mode = match self.mode {
-            Xdp::Off => return told("--xdp off"),
-            Xdp::Generic => XdpMode::Generic,
-            Xdp::Auto | Xdp::Native => XdpMode::Native,
-        };
-        if let Some(reason) = &self.unusable {
-            return Err(format!("the program cannot be loaded: {reason}"));
-        }
-        if !device.ethernet {
-            return told("it has no Ethernet header");
-        }
-        if device.master.is_some() {
-            return told("it is a port of another device");
-        }
-        if devices.iter().any(|other| other.vlan && other.below == Some(device.ifindex)) {
-            return told("VLANs lie on it: drivers take the tags out of frames before XDP");
-        }
-        if self.mode == Xdp::Auto && device.is_virtual() {
-            return told("it is a virtual device; --xdp native takes it");
-        }
-        Ok(mode)
-    }
-}
 
 impl Programs {
     /// What the uplinks got at the last look.
@@ -333,39 +193,7 @@ fn refusal(error: &Error, mode: XdpMode) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn keeper(mode: Xdp) -> Keeper {
-        Keeper::new(mode, None, None)
-    }
-
-    fn nic() -> Device {
-        Device { ifindex: 2, name: "eth0".to_owned(), ethernet: true, ..Device::default() }
-    }
-
-    #[test]
-    fn auto_takes_what_has_a_driver_and_native_takes_all() {
-        for (mode, expected) in [
-            (Xdp::Native, Some(XdpMode::Native)),
-            (Xdp::Generic, Some(XdpMode::Generic)),
-            (Xdp::Off, None),
-            (Xdp::Auto, (!nic().is_virtual()).then_some(XdpMode::Native)),
-        ] {
-            assert_eq!(keeper(mode).wanted(&nic(), &[]).ok(), expected, "{mode:?}");
-        }
-    }
-
-    #[test]
-    fn what_xdp_cannot_see_right_is_left_to_tc() {
-        let refused =
-            |device: Device, others: &[Device]| keeper(Xdp::Generic).wanted(&device, others).unwrap_err();
-        assert!(refused(Device { ethernet: false, ..nic() }, &[]).contains("Ethernet"));
-        assert!(refused(Device { master: Some(3), ..nic() }, &[]).contains("port"));
-        let vlan = Device { ifindex: 9, below: Some(2), vlan: true, ..Device::default() };
-        assert!(refused(nic(), std::slice::from_ref(&vlan)).contains("VLAN"));
-        assert!(keeper(Xdp::Generic).wanted(&vlan, &[]).is_err(), "it has no Ethernet header here");
-        let unusable = Keeper::new(Xdp::Native, Some("too old".to_owned()), None);
-        assert!(unusable.wanted(&nic(), &[]).unwrap_err().contains("too old"));
-    }
+    use crate::programs::hooks::XDP;
 
     #[test]
     fn a_refusal_says_what_to_look_at() {

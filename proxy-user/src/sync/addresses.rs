@@ -8,12 +8,13 @@ use std::time::Instant;
 
 use proxy_common::service::{KIND_ADDRESS, KIND_UNMANAGED, SCOPE_INTERNAL, ServiceEntry};
 
-use super::job::{Job, Steps};
-use super::reconcile::{Failure, Reconciler, pause};
-use super::trouble::Trouble;
+use super::applied::is_address;
+use super::job::{Failure, Job, Owner, Steps, Trouble};
+use super::writer::Writer;
 use crate::maps::{FrontendKey, Store, Write};
+use crate::model::Problem;
 use crate::model::{ServiceName, SortedSet};
-use crate::plan::{Problem, ServicePlan, Unmanaged};
+use crate::plan::{ServicePlan, Unmanaged};
 
 /// The Services that have an address.
 type Owners = BTreeMap<IpAddr, SortedSet<ServiceName>>;
@@ -111,95 +112,87 @@ fn entry(address: IpAddr, kind: u8) -> ServiceEntry {
     ServiceEntry { tag: key(address).tag(), kind, ..ServiceEntry::default() }
 }
 
-/// Whether the key stands for an address, and not for a port of it.
-pub(super) const fn is_address(key: &FrontendKey) -> bool {
-    key.port == 0 && key.proto == 0 && key.scope == SCOPE_INTERNAL
-}
-
-impl<S: Store> Reconciler<S> {
-    /// Makes the entries say which addresses live.
-    pub(super) fn bring_addresses(&mut self, now: Instant, freed: bool) {
-        if self.full {
-            let known = self.applied.services.keys().filter(|key| is_address(key)).map(|key| key.addr);
-            self.addresses.dirty.extend(known);
-            self.addresses.dirty.extend(self.addresses.live.keys());
-            self.addresses.dirty.extend(self.addresses.unmanaged.keys());
+impl Addresses {
+    /// Makes the entries say which addresses live. `full`: looks at all of them. `freed`: there is room that was not there before.
+    pub(super) fn reconcile<S: Store>(
+        &mut self,
+        writer: &mut Writer<S>,
+        now: Instant,
+        full: bool,
+        freed: bool,
+    ) {
+        if full {
+            let known = writer.applied.services.keys().filter(|key| is_address(key)).map(|key| key.addr);
+            self.dirty.extend(known);
+            self.dirty.extend(self.live.keys());
+            self.dirty.extend(self.unmanaged.keys());
         }
-        if self.addresses.retry().is_some_and(|retry| now < retry) && !freed && !self.full {
+        if self.retry().is_some_and(|retry| now < retry) && !freed && !full {
             return;
         }
         let (mut steps, mut jobs, mut asked) = (Steps::default(), Vec::new(), Vec::new());
-        for address in std::mem::take(&mut self.addresses.dirty) {
-            let wanted = self.addresses.wanted(address);
-            if self.applied.services.get(&key(address)) == wanted.as_ref() {
+        for address in std::mem::take(&mut self.dirty) {
+            let wanted = self.wanted(address);
+            if writer.applied.services.get(&key(address)) == wanted.as_ref() {
                 continue;
             }
             let write =
                 wanted.map_or(Write::NoService(key(address)), |entry| Write::Service(key(address), entry));
             steps.push(jobs.len(), write);
-            jobs.push(Job::cleanup());
+            jobs.push(Job::new(Owner::Upkeep));
             asked.push(address);
         }
-        self.execute(&steps, &mut jobs, true, now);
-        let attempts = self.addresses.failure.take().map_or(0, |failure| failure.attempts);
+        writer.execute(&steps, &mut jobs, true, now);
+        let before = self.failure.take();
         for (address, job) in asked.into_iter().zip(jobs) {
             let Some(trouble) = job.trouble else { continue };
-            self.addresses.dirty.insert(address);
-            let problem = self.address_problem(address, &trouble);
-            self.addresses.failure.get_or_insert(Failure {
-                attempts: attempts + 1,
-                retry: now + pause(attempts),
-                problem,
-            });
+            self.dirty.insert(address);
+            let problem = self.problem_of(address, &trouble);
+            self.failure.get_or_insert_with(|| Failure::after(before.as_ref(), problem, now));
         }
     }
 
     /// Takes entries of addresses away where the frontends of these jobs would find no room: an address that is
     /// dropped at unknown ports, where it should be refused, is better than a Service that no client reaches.
-    pub(super) fn make_room(&mut self, jobs: &[Job], now: Instant) {
+    pub(super) fn make_room<S: Store>(&mut self, writer: &mut Writer<S>, jobs: &[Job], now: Instant) {
         for v6 in [false, true] {
+            let applied = &writer.applied;
             let wanted = jobs.iter().filter(|job| !job.stopped).flat_map(|job| job.wanted.iter());
             let keys = wanted.flat_map(|wanted| wanted.frontends.iter().map(|(key, ..)| key));
             let is_new =
-                |key: &&FrontendKey| key.addr.is_ipv6() == v6 && !self.applied.services.contains_key(*key);
+                |key: &&FrontendKey| key.addr.is_ipv6() == v6 && !applied.services.contains_key(*key);
             let new = keys.filter(is_new).collect::<BTreeSet<_>>().len();
-            let six = self.applied.services6;
-            let used = if v6 { six } else { self.applied.services.len() - six };
-            let excess = (used + new).saturating_sub(self.store.capacity().frontends as usize);
+            let six = applied.services6;
+            let used = if v6 { six } else { applied.services.len() - six };
+            let excess = (used + new).saturating_sub(writer.store.capacity().frontends as usize);
             // Not those that are left alone: without its entry, another's Service is shut.
             let is_victim = |(key, entry): &(&FrontendKey, &ServiceEntry)| {
                 is_address(key) && key.addr.is_ipv6() == v6 && entry.kind == KIND_ADDRESS
             };
-            let has = self.applied.services.iter().rev();
+            let has = applied.services.iter().rev();
             let victims: Vec<_> = has.filter(is_victim).map(|(key, _)| *key).take(excess).collect();
-            if victims.is_empty() {
-                continue;
-            }
+            let Some(first) = victims.first() else { continue };
             let mut steps = Steps::default();
             for key in &victims {
                 steps.push(0, Write::NoService(*key));
             }
-            self.execute(&steps, &mut [Job::cleanup()], true, now);
-            let problem = self.address_problem(victims[0].addr, &Trouble::Addresses);
-            let attempts = self.addresses.failure.take().map_or(0, |failure| failure.attempts);
-            self.addresses.dirty.extend(victims.iter().map(|key| key.addr));
-            let retry = now + pause(attempts);
-            self.addresses.failure = Some(Failure { attempts: attempts + 1, retry, problem });
+            writer.upkeep(&steps, now);
+            let problem = self.problem_of(first.addr, &Trouble::Addresses);
+            self.dirty.extend(victims.iter().map(|key| key.addr));
+            self.failure = Some(Failure::after(self.failure.as_ref(), problem, now));
         }
     }
 
-    fn address_problem(&self, address: IpAddr, trouble: &Trouble) -> Problem {
-        let effect = match self.addresses.wanted(address) {
+    fn problem_of(&self, address: IpAddr, trouble: &Trouble) -> Problem {
+        let effect = match self.wanted(address) {
             Some(entry) if entry.kind == KIND_UNMANAGED => {
                 format!("packets to {address}, which is left alone, are dropped")
             }
             _ => format!("ports of {address} that no Service has are not refused"),
         };
+        let owner = self.owner(address);
         Problem {
-            object: self
-                .addresses
-                .owner(address)
-                .map_or_else(|| format!("address {address}"), |name| format!("Service {name}")),
+            object: owner.map_or_else(|| format!("address {address}"), |name| format!("Service {name}")),
             field: "spec.clusterIPs".to_owned(),
             message: format!("{effect}: {}", trouble.text()),
         }

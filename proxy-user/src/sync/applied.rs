@@ -9,14 +9,14 @@ use proxy_common::backend::BACKEND_ACTIVE;
 use proxy_common::name::PortName;
 use proxy_common::node::{NODE_ADDR_PORTS, NodeAddr};
 use proxy_common::select::is_by_load;
-use proxy_common::service::ServiceEntry;
+use proxy_common::service::{SCOPE_INTERNAL, ServiceEntry};
 
-use super::addresses::is_address;
+use super::drains::Drains;
 use super::extents::Extents;
-use super::filter::{Bit, Filter, backend_bit, frontend_bit};
+use super::filter::{Filter, backend_bit, frontend_bit};
 use super::ids::Ids;
 use super::rows::Rows;
-use super::tables::Drains;
+use crate::maps::FilterBit as Bit;
 use crate::maps::{Backend, Capacity, FrontendKey, MaglevRow, NodeContents, Table, TunnelRow, Write};
 use crate::model::SortedSet;
 use crate::model::net::IpFamily;
@@ -302,4 +302,9 @@ impl Applied {
             }
         }
     }
+}
+
+/// Whether the key stands for an address, and not for a port of it.
+pub(super) const fn is_address(key: &FrontendKey) -> bool {
+    key.port == 0 && key.proto == 0 && key.scope == SCOPE_INTERNAL
 }

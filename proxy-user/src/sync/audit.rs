@@ -8,7 +8,6 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 
 use super::applied::Applied;
-use super::reconcile::Reconciler;
 use crate::maps::{FrontendKey, MapError, Store, Table, Write};
 
 /// What a piece has shown.
@@ -26,7 +25,7 @@ pub enum Step {
 #[derive(Debug, Default)]
 pub(super) struct Audit {
     /// Tables that are done, in the order of [`Table::ALL`].
-    done: usize,
+    pub(super) done: usize,
     /// Where the next piece begins, as the table counts; `None` at its start.
     place: Option<u32>,
     /// Frontends that are certainly there.
@@ -56,7 +55,12 @@ impl Audit {
     }
 
     /// Compares about `piece` entries; returns whether they are right.
-    fn compare(&mut self, store: &mut impl Store, applied: &Applied, piece: u32) -> Result<bool, MapError> {
+    pub(super) fn compare(
+        &mut self,
+        store: &mut impl Store,
+        applied: &Applied,
+        piece: u32,
+    ) -> Result<bool, MapError> {
         let Some(table) = Table::ALL.get(self.done).copied() else { return Ok(true) };
         let start = self.place.unwrap_or(0);
         let (is_right, next) = match table {
@@ -143,24 +147,4 @@ impl Audit {
 fn part(start: u32, piece: u32, len: u32) -> (Range<u32>, Option<u32>) {
     let end = start.saturating_add(piece).min(len);
     (start.min(end)..end, (end < len).then_some(end))
-}
-
-impl<S: Store> Reconciler<S> {
-    /// Goes on with the comparison of the tables with what was written to them, or begins one, by about `piece`
-    /// entries. After [`Step::Differs`], [`Reconciler::audit`] says in how many entries, and has them repaired.
-    pub fn audit_step(&mut self, piece: u32) -> Result<Step, MapError> {
-        let mut audit = self.audit.take().unwrap_or_default();
-        // Entries that we know to make no sense and could not remove yet are no news.
-        if !self.orphans.is_empty() {
-            return Ok(Step::Clean);
-        }
-        if !audit.compare(&mut self.store, &self.applied, piece.max(1))? {
-            return Ok(Step::Differs);
-        }
-        if audit.done == Table::ALL.len() {
-            return Ok(Step::Clean);
-        }
-        self.audit = Some(audit);
-        Ok(Step::More)
-    }
 }

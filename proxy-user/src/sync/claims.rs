@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::model::Problem;
 use crate::model::SortedMap;
-use crate::plan::{Frontend, FrontendKind, PortId, Problem, Scope, ServicePlan};
+use crate::plan::{Frontend, FrontendKind, PortId, Scope, ServicePlan};
 
 /// A port that asks for a frontend. The least of all claims has it: a cluster address beats every other kind,
 /// then the older Service, then the name that sorts first. So a Service cannot take over an address by asking for it

@@ -9,19 +9,17 @@ use tokio::time::{Instant, sleep_until};
 use super::applied::Holds;
 use super::question::Question;
 use super::reconcile::Reconciler;
-use super::report;
 use super::slow_start::SlowStart;
-use super::status::{NodeFate, Status};
+use super::status::{NodeFate, Status, log_problems};
 use super::triggers::Triggers;
 use crate::maps::{FlowUse, MapError, Store};
 use crate::model::settings::NodeSettings;
 use crate::model::{Cluster, Event, Key, Kind, NodeView, Object, ServiceName};
 use crate::plan::{NodePlan, PlanSettings, ServicePlan, Unmanaged, plan_node, plan_service};
 
+mod answers;
 mod audits;
 mod early;
-
-use early::Early;
 
 /// Events taken in before a sync, at most; so many that a list of everything is one sync.
 const AT_ONCE: usize = 65_536;
@@ -56,6 +54,15 @@ impl Default for DriverSettings {
     }
 }
 
+/// What is known and done before all is listed.
+#[derive(Debug, Default)]
+struct Early {
+    /// No earlier agent has programmed a Service. Where one has, its view of the node stays: it knew the cluster.
+    is_first: bool,
+    /// A static Service may have changed.
+    is_due: bool,
+}
+
 /// Takes events in and keeps the maps up to date.
 pub struct Driver<S> {
     pub(super) reconciler: Reconciler<S>,
@@ -87,7 +94,7 @@ impl<S: Store> Driver<S> {
     pub fn new(store: S, node: NodeView, settings: DriverSettings) -> Result<Self, MapError> {
         let now = Instant::now();
         let reconciler = Reconciler::recover(store, settings.holds, now.into_std())?;
-        let has_dsr = reconciler.applied.node.config.dsr;
+        let has_dsr = reconciler.applied().node.config.dsr;
         let early = Early { is_first: reconciler.applied().services.is_empty(), is_due: false };
         let mut status = Status { needs_nodes: has_dsr, ..Status::default() };
         status.describe(&reconciler);
@@ -317,7 +324,7 @@ impl<S: Store> Driver<S> {
             }
             status.describe(reconciler);
         });
-        report::log(&before, &self.status.borrow().problems);
+        log_problems(&before, &self.status.borrow().problems);
     }
 }
 

@@ -24,8 +24,9 @@ use crate::model::{
     Endpoint, EndpointPort, EndpointSlice, Event, HostDevice, HostView, Key, Listing, NodeView, Object,
     Service, ServiceCidr, ServiceName, ServicePort, SliceName, TrafficPolicy,
 };
+use crate::plan::Scope;
 use crate::sync::tests::universe;
-use crate::sync::{NodeFate, Scope, Status};
+use crate::sync::{NodeFate, Status};
 
 /// Tables that a test can look at while a driver has them, and what the driver did with them.
 #[derive(Clone)]

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use super::rest::Rest;
+use super::ids::Rest;
 use crate::model::SortedSet;
 
 /// No free part of `slots` is long enough.

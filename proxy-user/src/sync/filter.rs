@@ -10,7 +10,7 @@ use proxy_common::prefilter::{PREFILTER_WORDS, Role, position};
 use crate::maps::{Backend, FrontendKey, Write};
 
 /// A bit: (word, mask).
-pub use crate::maps::FilterBit as Bit;
+use crate::maps::FilterBit as Bit;
 
 /// How much longer a bit rests that a connection still needs.
 const IN_USE: Duration = Duration::from_hours(1);

@@ -1,34 +1,31 @@
-//! One Service port on its way into the maps.
+//! What one sync does for a Service port, and why it may fail.
 
-use std::collections::BTreeMap;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
-use proxy_common::backend::{
-    BACKEND_ACTIVE, BACKEND_IN_CLUSTER, BACKEND_IN_LOCAL, BACKEND_LOCAL, BACKEND_TERMINATING,
-    BACKEND_TUNNEL_SHIFT, BACKEND_WEIGHT_SHIFT,
-};
-use proxy_common::maglev;
-use proxy_common::select::Algorithm;
-use proxy_common::service::{
-    KIND_CLUSTER_IP, KIND_EXTERNAL_IP, KIND_LOAD_BALANCER, KIND_NODE_PORT, SCOPE_EXTERNAL, SCOPE_INTERNAL,
-    SERVICE_DROP_WHEN_EMPTY, SERVICE_DSR, SERVICE_EJECTS, SERVICE_LOCAL, SERVICE_MAGLEV_OUTSIDE,
-    SERVICE_NODE_ALLOWED, SERVICE_SCOPED, SERVICE_SOURCE_RANGES, ServiceEntry,
-};
+use proxy_common::service::ServiceEntry;
 
-use super::trouble::Trouble;
-use crate::maps::{Backend, FrontendKey, Write};
-use crate::model::{SortedMap, TrafficPolicy};
+use super::extents::NoRoom;
+use super::ids::Exhausted;
+use crate::maps::{Backend, FrontendKey, MapError, Write};
+use crate::model::{Problem, SortedMap};
+use crate::plan::PortId;
 use crate::plan::maglev::Member;
-use crate::plan::weights;
-use crate::plan::{
-    Access, BackendAddress, BackendFacts, Frontend, FrontendKind, FrontendPlan, PortId, PortPlan, Scope,
-};
 
-/// A Service port, what it should be, and how far it got in this sync.
+/// Whom writes are for.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Owner {
+    /// A Service port.
+    Port(PortId),
+    /// None: entries of the node, and those that nobody needs any more.
+    Upkeep,
+}
+
+/// What is done for an owner in one sync: what a port should be, and how far it got.
 #[derive(Debug)]
 pub(super) struct Job {
-    pub(super) port: PortId,
+    pub(super) owner: Owner,
     pub(super) id: Option<u32>,
     /// `None`: it has no frontend, so it should not be in the maps.
     pub(super) wanted: Option<Wanted>,
@@ -56,9 +53,9 @@ pub(super) struct Wanted {
 }
 
 impl Job {
-    pub(super) fn new(port: PortId) -> Self {
+    pub(super) fn new(owner: Owner) -> Self {
         Self {
-            port,
+            owner,
             id: None,
             wanted: None,
             extents: Vec::new(),
@@ -69,11 +66,102 @@ impl Job {
         }
     }
 
+    /// The port, if it is one's.
+    pub(super) fn port(&self) -> Option<&PortId> {
+        match &self.owner {
+            Owner::Port(port) => Some(port),
+            Owner::Upkeep => None,
+        }
+    }
+
     /// It cannot go on.
     pub(super) fn stop(&mut self, trouble: impl Into<Trouble>) {
         self.trouble.get_or_insert(trouble.into());
         self.stopped = true;
     }
+}
+
+/// What kept a Service port from being programmed. What was there before stays.
+#[derive(Debug, thiserror::Error)]
+pub enum Trouble {
+    /// A write to a map failed.
+    #[error(transparent)]
+    Map(#[from] MapError),
+    /// There are more Service ports than ids.
+    #[error("all {} ids of Service ports are in use; raise --max-services", .0.limit)]
+    Services(Exhausted),
+    /// There are more endpoints than ids. Those that have one are served.
+    #[error("all {} ids of endpoints are in use; raise --max-backends", .0.limit)]
+    Backends(Exhausted),
+    /// No part of `slots` is long enough.
+    #[error("no room for {} slots: {} are free, {} of them in one piece; raise --max-slots", .0.wanted, .0.free, .0.longest)]
+    Slots(NoRoom),
+    /// No part of `maglev` is long enough. Without a table, a hash takes one of the slots: more connections move when endpoints
+    /// change.
+    #[error("no room for a Maglev table of {} words: {} are free, {} of them in one piece; raise --max-maglev-words", .0.wanted, .0.free, .0.longest)]
+    Tables(NoRoom),
+    /// Frontends took the room of addresses.
+    #[error("the room is needed for frontends; raise --max-frontends")]
+    Addresses,
+    /// The names are longer than the API server allows.
+    #[error("the name does not fit the names map")]
+    Name,
+}
+
+impl Trouble {
+    /// What went wrong, with its causes.
+    pub fn text(&self) -> String {
+        let mut message = self.to_string();
+        let mut cause = std::error::Error::source(self);
+        while let Some(error) = cause {
+            message = format!("{message}: {error}");
+            cause = error.source();
+        }
+        message
+    }
+
+    /// The same as a report about what it kept from being done.
+    pub(super) fn problem(&self, owner: &Owner) -> Problem {
+        let message = self.text();
+        let Owner::Port(port) = owner else {
+            let message = format!("entries that no Service port has could not be changed: {message}");
+            return Problem { object: "Node".to_owned(), field: "maps".to_owned(), message };
+        };
+        Problem {
+            object: format!("Service {}/{}", port.namespace, port.name),
+            field: if port.port.is_empty() {
+                "spec.ports".to_owned()
+            } else {
+                format!("spec.ports[{}]", port.port)
+            },
+            message: format!("{} {}: {message}", port.protocol, port.family),
+        }
+    }
+}
+
+/// The first pause after a failure; each further one is twice as long.
+const RETRY_FIRST: Duration = Duration::from_millis(100);
+/// The longest pause.
+const RETRY_LONGEST: Duration = Duration::from_secs(30);
+
+/// Something that is not in the maps as it should be, and when it is tried again.
+#[derive(Debug)]
+pub(super) struct Failure {
+    attempts: u32,
+    pub(super) retry: Instant,
+    pub(super) problem: Problem,
+}
+
+impl Failure {
+    /// After the one before, if there was one.
+    pub(super) fn after(before: Option<&Self>, problem: Problem, now: Instant) -> Self {
+        let attempts = before.map_or(0, |failure| failure.attempts);
+        Self { attempts: attempts + 1, retry: now + pause(attempts), problem }
+    }
+}
+
+pub(super) fn pause(attempts: u32) -> Duration {
+    RETRY_FIRST.saturating_mul(1 << attempts.min(16)).min(RETRY_LONGEST)
 }
 
 /// Writes of one phase, each with the job it belongs to.
@@ -88,99 +176,6 @@ impl Steps {
         self.owners.push(owner);
         self.writes.push(write);
     }
-}
-
-/// The key of a frontend in the maps.
-pub(super) fn frontend_key(frontend: &Frontend) -> FrontendKey {
-    FrontendKey {
-        addr: frontend.address,
-        port: frontend.port,
-        proto: frontend.protocol.number(),
-        scope: match frontend.scope {
-            Scope::Internal => SCOPE_INTERNAL,
-            Scope::External => SCOPE_EXTERNAL,
-        },
-    }
-}
-
-/// The bits that are set.
-pub(super) fn bits<T: Default + std::ops::BitOr<Output = T>>(all: impl IntoIterator<Item = (bool, T)>) -> T {
-    all.into_iter().filter(|(is_set, _)| *is_set).fold(T::default(), |bits, (_, bit)| bits | bit)
-}
-
-/// The row of an endpoint that serves. `tunnel`: the number of its node's address, or 0.
-pub(super) fn backend_row(
-    service: u32,
-    port: &PortId,
-    at: &BackendAddress,
-    facts: BackendFacts,
-    tunnel: u32,
-) -> Backend {
-    let flags = bits([
-        (facts.local, BACKEND_LOCAL),
-        (facts.terminating, BACKEND_TERMINATING),
-        (facts.in_cluster, BACKEND_IN_CLUSTER),
-        (facts.in_local, BACKEND_IN_LOCAL),
-    ]) | u32::from(facts.share()) << BACKEND_WEIGHT_SHIFT
-        | tunnel << BACKEND_TUNNEL_SHIFT;
-    let proto = port.protocol.number();
-    Backend { addr: at.address, port: at.port, proto, state: BACKEND_ACTIVE, service, flags }
-}
-
-/// The entry of a frontend; where its slots are comes later.
-pub(super) fn service_entry(
-    service: u32,
-    key: &FrontendKey,
-    port: &PortPlan,
-    frontend: &FrontendPlan,
-) -> ServiceEntry {
-    ServiceEntry {
-        tag: key.tag(),
-        id: service,
-        slot_base: 0,
-        slot_count: 0,
-        affinity_secs: port.affinity_secs,
-        flags: bits([
-            (frontend.drop_when_empty, SERVICE_DROP_WHEN_EMPTY),
-            (frontend.scoped, SERVICE_SCOPED),
-            (frontend.dsr, SERVICE_DSR),
-            (frontend.policy == TrafficPolicy::Local, SERVICE_LOCAL),
-            (frontend.access != Access::Everybody, SERVICE_SOURCE_RANGES),
-            (is_maglev_outside(port, frontend), SERVICE_MAGLEV_OUTSIDE),
-            // The last endpoint is never skipped, so a frontend with one endpoint need not look.
-            (port.ejects && frontend.slots.len() > 1, SERVICE_EJECTS),
-            (frontend.access == Access::Ranges { node: true }, SERVICE_NODE_ALLOWED),
-        ]),
-        algorithm: port.algorithm as u8,
-        kind: match frontend.kind {
-            FrontendKind::ClusterIp => KIND_CLUSTER_IP,
-            FrontendKind::NodePort => KIND_NODE_PORT,
-            FrontendKind::LoadBalancer => KIND_LOAD_BALANCER,
-            FrontendKind::ExternalIp => KIND_EXTERNAL_IP,
-        },
-    }
-}
-
-/// Whether a frontend spreads clients outside by Maglev, whatever the algorithm inside.
-fn is_maglev_outside(port: &PortPlan, frontend: &FrontendPlan) -> bool {
-    port.maglev_outside && frontend.kind != FrontendKind::ClusterIp
-}
-
-/// Whether a frontend needs a Maglev table. One endpoint needs none.
-pub(super) fn needs_table(port: &PortPlan, frontend: &FrontendPlan) -> bool {
-    let is_hash = port.algorithm.is_hash() || is_maglev_outside(port, frontend);
-    is_hash && (2..=maglev::MOST as usize).contains(&frontend.slots.len())
-}
-
-/// The slots of endpoints with these ids and weights: in the order of ids; by turns where weights count.
-pub(super) fn slots(mut endpoints: Vec<(u32, u32)>, algorithm: Algorithm) -> Vec<u32> {
-    endpoints.sort_unstable();
-    let is_even = endpoints.windows(2).all(|pair| pair[0].1 == pair[1].1);
-    if is_even || !algorithm.repeats_slots() {
-        return endpoints.into_iter().map(|(id, _)| id).collect();
-    }
-    let weights: Vec<u32> = endpoints.iter().map(|(_, weight)| *weight).collect();
-    weights::slots(&weights).into_iter().filter_map(|at| endpoints.get(at)).map(|(id, _)| *id).collect()
 }
 
 /// Every frontend that a job may have changed: the ones it has and the ones it should have.

@@ -15,11 +15,14 @@ use proxy_common::node::{
     NODE_ADDR_PORTS, NodeAddr,
 };
 
-use super::job::{Job, Steps, bits};
-use super::reconcile::{Failure, Reconciler, pause};
-use crate::maps::{ConfigRow, NodeContents, NodeFamily, NodeRow, Store, TunnelRow, Write};
+use super::applied::Applied;
+use super::entries::bits;
+use super::job::{Failure, Job, Owner, Steps};
+use super::writer::Writer;
+use crate::maps::{ConfigRow, FlowUse, NodeContents, NodeFamily, NodeRow, Store, TunnelRow, Write};
+use crate::model::Problem;
 use crate::model::net::IpFamily;
-use crate::plan::{NodePlan, Problem};
+use crate::plan::NodePlan;
 
 /// What the node should look like, and how far that got.
 #[derive(Debug, Default)]
@@ -55,126 +58,134 @@ impl NodeState {
     }
 }
 
-impl<S: Store> Reconciler<S> {
+impl NodeState {
     /// The node should look like this from the next sync on.
-    pub fn set_node(&mut self, plan: &NodePlan) {
-        let desired = Some(contents(plan, &self.applied.node));
-        self.node.due |= self.node.desired != desired;
-        self.node.desired = desired;
-        self.node.plan_problems.clone_from(&plan.problems);
-        self.node
-            .plan_problems
-            .extend(self.node.desired.as_ref().and_then(|desired| unnumbered(plan, desired)));
+    pub(super) fn set(&mut self, plan: &NodePlan, known: &NodeContents) {
+        let desired = Some(contents(plan, known));
+        self.due |= self.desired != desired;
+        self.desired = desired;
+        self.plan_problems.clone_from(&plan.problems);
+        self.plan_problems.extend(self.desired.as_ref().and_then(|desired| unnumbered(plan, desired)));
     }
 
-    /// Whether something of the node waits for a sync.
-    pub fn is_node_due(&self) -> bool {
-        self.node.due
+    /// Whether something waits for a sync.
+    pub(super) fn is_due(&self) -> bool {
+        self.due
     }
 
     /// Tells of devices only, and forgets none: what an agent may do before it knows the cluster. Clients behind an
     /// uplink that comes meanwhile must not pass for pods.
-    pub fn tell_devices(&mut self, now: Instant) {
-        let Some(desired) = &self.node.desired else { return };
+    pub(super) fn tell_devices<S: Store>(&self, writer: &mut Writer<S>, now: Instant) {
+        let Some(desired) = &self.desired else { return };
         let mut steps = Steps::default();
-        for (index, facts) in differing(&desired.devices, &self.applied.node.devices) {
+        for (index, facts) in differing(&desired.devices, &writer.applied.node.devices) {
             steps.push(0, Write::Device(*index, *facts));
         }
-        let (known, uplinks) = (self.applied.node.config, desired.config.uplinks);
+        let (known, uplinks) = (writer.applied.node.config, desired.config.uplinks);
         if uplinks != known.uplinks {
             steps.push(0, Write::Config(ConfigRow { uplinks, ..known }));
         }
         // What fails is told again with all else.
-        self.execute(&steps, &mut [Job::cleanup()], true, now);
+        writer.upkeep(&steps, now);
     }
 
-    /// Tells what differs.
-    pub(super) fn bring_node(&mut self, now: Instant, freed: bool) {
-        let retries = self.node.failure.as_ref().is_some_and(|failure| freed || failure.retry <= now);
-        let checks = self.node.next_snat_check.is_some_and(|at| at <= now);
-        if !(self.node.due || retries || checks || self.full) {
+    /// Tells what differs. `full`: whatever was told before. `freed`: there is room that was not there before.
+    pub(super) fn reconcile<S: Store>(
+        &mut self,
+        writer: &mut Writer<S>,
+        flows: &mut dyn FlowUse,
+        now: Instant,
+        full: bool,
+        freed: bool,
+    ) {
+        let retries = self.failure.as_ref().is_some_and(|failure| freed || failure.retry <= now);
+        let checks = self.next_snat_check.is_some_and(|at| at <= now);
+        if !(self.due || retries || checks || full) {
             return;
         }
-        self.node.due = false;
-        let Some(mut desired) = self.node.desired.clone() else { return };
-        desired.config.snat_moved = self.is_snat_moved(desired.config.snat_ports, now);
-        let mut jobs = [Job::cleanup()];
-        self.execute(&self.node_facts(&desired), &mut jobs, true, now);
+        self.due = false;
+        let Some(mut desired) = self.desired.clone() else { return };
+        let known = writer.applied.node.config;
+        desired.config.snat_moved = self.is_snat_moved(&known, flows, desired.config.snat_ports, now);
+        let told = writer.upkeep(&facts(&writer.applied.node, &desired), now);
         // A bit that is missing keeps its address out, so the first failure ends this.
-        let mut all_right = [Job::cleanup()];
-        self.execute(&self.node_addresses(&desired), &mut all_right, false, now);
-        let attempts = self.node.failure.take().map_or(0, |failure| failure.attempts);
-        let trouble = jobs.into_iter().chain(all_right).find_map(|job| job.trouble);
-        self.node.failure = trouble.map(|trouble| Failure {
-            attempts: attempts + 1,
-            retry: now + pause(attempts),
-            problem: Problem {
+        let mut all_right = [Job::new(Owner::Upkeep)];
+        writer.execute(&addresses(&writer.applied, &desired), &mut all_right, false, now);
+        let before = self.failure.take();
+        let trouble = [told].into_iter().chain(all_right).find_map(|job| job.trouble);
+        self.failure = trouble.map(|trouble| {
+            let problem = Problem {
                 object: "Node".to_owned(),
                 field: "status".to_owned(),
                 message: format!("the programs do not know all of this node: {}", trouble.text()),
-            },
+            };
+            Failure::after(before.as_ref(), problem, now)
         });
     }
 
     /// Whether flows on source ports of ranges of before go on, now that `ports` are the ranges.
-    fn is_snat_moved(&mut self, ports: [PortRange; SNAT_RANGES], now: Instant) -> bool {
-        let known = self.applied.node.config;
+    fn is_snat_moved(
+        &mut self,
+        known: &ConfigRow,
+        flows: &mut dyn FlowUse,
+        ports: [PortRange; SNAT_RANGES],
+        now: Instant,
+    ) -> bool {
         let changes = known.snat_ports != ports;
-        let is_due = self.node.next_snat_check.map_or(known.snat_moved, |at| at <= now);
+        let is_due = self.next_snat_check.map_or(known.snat_moved, |at| at <= now);
         if !changes && !is_due {
             return known.snat_moved;
         }
-        let moved = self.flows.has_snat_beside(ports).unwrap_or_else(|error| {
+        let moved = flows.has_snat_beside(ports).unwrap_or_else(|error| {
             tracing::warn!(%error, "connections cannot be read: replies to every port of the node are looked up");
             true
         });
         let next = if moved { Some(now + SNAT_PERIOD) } else { None };
-        self.node.next_snat_check = if changes { Some(now + SNAT_SETTLES) } else { next };
+        self.next_snat_check = if changes { Some(now + SNAT_SETTLES) } else { next };
         moved
     }
+}
 
-    fn node_facts(&self, desired: &NodeContents) -> Steps {
-        let known = &self.applied.node;
-        let mut steps = Steps::default();
-        for (index, facts) in differing(&desired.devices, &known.devices) {
-            steps.push(0, Write::Device(*index, *facts));
-        }
-        for index in known.devices.keys().filter(|index| !desired.devices.contains_key(index)) {
-            steps.push(0, Write::NoDevice(*index));
-        }
-        for (number, row) in differing(&desired.tunnels, &known.tunnels) {
-            steps.push(0, Write::Tunnel(*number, Some(*row)));
-        }
-        for number in known.tunnels.keys().filter(|number| !desired.tunnels.contains_key(number)) {
-            steps.push(0, Write::Tunnel(*number, None));
-        }
-        for (_, row) in differing(&desired.rows, &known.rows) {
-            steps.push(0, Write::Node(Box::new(row.clone())));
-        }
-        if desired.config != known.config {
-            steps.push(0, Write::Config(desired.config));
-        }
-        steps
+fn facts(known: &NodeContents, desired: &NodeContents) -> Steps {
+    let mut steps = Steps::default();
+    for (index, facts) in differing(&desired.devices, &known.devices) {
+        steps.push(0, Write::Device(*index, *facts));
     }
+    for index in known.devices.keys().filter(|index| !desired.devices.contains_key(index)) {
+        steps.push(0, Write::NoDevice(*index));
+    }
+    for (number, row) in differing(&desired.tunnels, &known.tunnels) {
+        steps.push(0, Write::Tunnel(*number, Some(*row)));
+    }
+    for number in known.tunnels.keys().filter(|number| !desired.tunnels.contains_key(number)) {
+        steps.push(0, Write::Tunnel(*number, None));
+    }
+    for (_, row) in differing(&desired.rows, &known.rows) {
+        steps.push(0, Write::Node(Box::new(row.clone())));
+    }
+    if desired.config != known.config {
+        steps.push(0, Write::Config(desired.config));
+    }
+    steps
+}
 
-    fn node_addresses(&self, desired: &NodeContents) -> Steps {
-        let known = &self.applied.node.addresses;
-        let mut steps = Steps::default();
-        // First, since the table may be full.
-        for address in known.keys().filter(|address| !desired.addresses.contains_key(address)) {
-            steps.push(0, Write::NoNodeAddr(*address));
-        }
-        for (address, facts) in differing(&desired.addresses, known) {
-            if *facts & NODE_ADDR_PORTS != 0 {
-                let needed: BTreeSet<_> = self.applied.address_bits(*address).collect();
-                for (word, mask) in needed.into_iter().filter(|bit| !self.applied.filter.is_set(*bit)) {
-                    steps.push(0, Write::FilterSet(word, mask));
-                }
+fn addresses(applied: &Applied, desired: &NodeContents) -> Steps {
+    let known = &applied.node.addresses;
+    let mut steps = Steps::default();
+    // First, since the table may be full.
+    for address in known.keys().filter(|address| !desired.addresses.contains_key(address)) {
+        steps.push(0, Write::NoNodeAddr(*address));
+    }
+    for (address, facts) in differing(&desired.addresses, known) {
+        if *facts & NODE_ADDR_PORTS != 0 {
+            let needed: BTreeSet<_> = applied.address_bits(*address).collect();
+            for (word, mask) in needed.into_iter().filter(|bit| !applied.filter.is_set(*bit)) {
+                steps.push(0, Write::FilterSet(word, mask));
             }
-            steps.push(0, Write::NodeAddr(*address, *facts));
         }
-        steps
+        steps.push(0, Write::NodeAddr(*address, *facts));
     }
+    steps
 }
 
 fn differing<'a, K: Ord, V: PartialEq>(

@@ -1,55 +1,32 @@
-//! The phases of a sync, one function each.
+//! The phases of a sync that need only the jobs and the maps, one function each.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 use std::time::Instant;
 
-use proxy_common::PROTO_TCP;
 use proxy_common::backend::{BACKEND_ACTIVE, BACKEND_GONE};
-use proxy_common::name::PortName;
 use proxy_common::service::{SCOPE_EXTERNAL, SCOPE_INTERNAL, SERVICE_SCOPED, ServiceEntry};
 
 use super::applied::Applied;
-use super::filter::{Bit, backend_bit};
-use super::job::{Job, Steps, Wanted, backend_row, frontend_key, needs_table, service_entry, slots};
-use super::reconcile::Reconciler;
-use super::trouble::Trouble;
-use crate::maps::{Backend, FrontendKey, Store, Table, Write};
-use crate::model::{Name, ServiceName, SortedMap, TrafficPolicy};
-use crate::plan::maglev::Member;
-use crate::plan::{Access, PortId};
+use super::filter::backend_bit;
+use super::job::{Job, Owner, Steps, Trouble, Wanted};
+use super::writer::Writer;
+use crate::maps::FilterBit as Bit;
+use crate::maps::{Backend, FrontendKey, Store, Write};
 
 impl Applied {
     /// Whether connections may be led to the backend of this id.
-    fn serves(&self, id: u32) -> bool {
+    pub(super) fn serves(&self, id: u32) -> bool {
         self.backends.get(id).is_some_and(|row| row.state == BACKEND_ACTIVE)
     }
 
     /// The filter bits that a Service port needs.
-    fn bits_of(&self, wanted: &Wanted) -> impl Iterator<Item = Bit> {
+    pub(super) fn bits_of(&self, wanted: &Wanted) -> impl Iterator<Item = Bit> {
         let frontends = wanted.frontends.iter().flat_map(|(key, ..)| self.frontend_bits(key));
         wanted.rows.values().map(backend_bit).chain(frontends)
     }
 }
 
-impl Job {
-    /// For writes that belong to no port.
-    pub(super) fn cleanup() -> Self {
-        Self::new(PortId {
-            namespace: Name::default(),
-            name: Name::default(),
-            port: Name::default(),
-            protocol: crate::model::net::Protocol::Tcp,
-            family: crate::model::net::IpFamily::V4,
-        })
-    }
-
-    pub(super) fn is_cleanup(&self) -> bool {
-        self.port.name.is_empty()
-    }
-}
-
-impl<S: Store> Reconciler<S> {
+impl<S: Store> Writer<S> {
     /// Takes frontends out of `services`. A failure counts for the port whose id the entry has.
     pub(super) fn remove_services(&mut self, keys: Vec<FrontendKey>, jobs: &mut Vec<Job>, now: Instant) {
         if keys.is_empty() {
@@ -62,116 +39,12 @@ impl<S: Store> Reconciler<S> {
             let Some(id) = self.applied.services.get(&key).map(|entry| entry.id) else { continue };
             // An unknown id belongs to no port.
             let job = *numbers.entry(id).or_insert_with(|| {
-                jobs.push(Job::cleanup());
+                jobs.push(Job::new(Owner::Upkeep));
                 jobs.len() - 1
             });
             steps.push(job, Write::NoService(key));
         }
         self.execute(&steps, jobs, true, now);
-    }
-
-    /// Ids, names, endpoints, filter bits and source ranges.
-    pub(super) fn prepare(&mut self, jobs: &mut [Job], now: Instant) {
-        let (mut names, mut rows, mut bits) = (Steps::default(), Steps::default(), Steps::default());
-        let (mut ranges, mut joins) = (Steps::default(), Steps::default());
-        for (number, job) in jobs.iter_mut().enumerate() {
-            if let Err(trouble) = self.plan_job(job) {
-                job.stop(trouble);
-                continue;
-            }
-            let (Some(wanted), Some(id)) = (&job.wanted, job.id) else { continue };
-            let port = &job.port;
-            let Some(name) = PortName::new(&port.text(), port.protocol.number(), port.family.number()) else {
-                job.stop(Trouble::Name);
-                continue;
-            };
-            if self.applied.names.get(&id) != Some(&name) {
-                names.push(number, Write::Name(id, Box::new(name)));
-            }
-            let is_new = |(id, row): &(&u32, &Backend)| row.proto == PROTO_TCP && !self.applied.serves(**id);
-            let mut new = wanted.rows.iter().filter(is_new).peekable();
-            if new.peek().is_some() {
-                let others = self.applied.endpoints_of(id).map(|(_, id)| id);
-                let others: Arc<[u32]> = others.filter(|id| self.applied.serves(*id)).collect();
-                for (id, row) in new {
-                    joins.push(number, Write::Join(*id, Table::backends(row.addr), Arc::clone(&others)));
-                }
-            }
-            for (id, row) in &wanted.rows {
-                if self.applied.backends.get(*id) != Some(row) {
-                    rows.push(number, Write::Backend(*id, *row));
-                }
-            }
-            let is_missing = |bit: &Bit| !self.applied.filter.is_set(*bit);
-            let missing: BTreeSet<_> = self.applied.bits_of(wanted).filter(is_missing).collect();
-            for (word, mask) in missing {
-                bits.push(number, Write::FilterSet(word, mask));
-            }
-            let known = self.applied.ranges.get(&id);
-            for range in wanted.ranges.iter().filter(|range| known.is_none_or(|known| !known.contains(range)))
-            {
-                ranges.push(number, Write::SourceRange(id, *range));
-            }
-        }
-        self.execute(&names, jobs, false, now);
-        self.execute(&joins, jobs, false, now);
-        self.execute(&rows, jobs, false, now);
-        self.execute(&bits, jobs, false, now);
-        self.execute(&ranges, jobs, false, now);
-    }
-
-    /// Finds out what the port should be, and gives ids to it and to its endpoints.
-    fn plan_job(&mut self, job: &mut Job) -> Result<(), Trouble> {
-        let name = ServiceName { namespace: job.port.namespace.clone(), name: job.port.name.clone() };
-        let Some(plan) = self.desired.get(&name).and_then(|plan| plan.ports.get(&job.port)) else {
-            return Ok(());
-        };
-        let has = |frontend: &_| self.claims.owner(frontend) == Some(&job.port);
-        if !plan.frontends.keys().any(has) {
-            return Ok(());
-        }
-        let id = self.applied.ports.acquire(&job.port).map_err(Trouble::Services)?;
-        job.id = Some(id);
-        let wanted = job.wanted.insert(Wanted::default());
-        let (mut ids_of, mut rows) = (Vec::new(), Vec::new());
-        for (at, facts) in &plan.backends {
-            match self.applied.endpoints.acquire(&(id, *at)) {
-                Ok(backend) => {
-                    ids_of.push((*at, backend));
-                    let tunnel = facts.tunnel.and_then(|node| self.applied.tunnels.get(&node).copied());
-                    rows.push((backend, backend_row(id, &job.port, at, *facts, tunnel.unwrap_or(0))));
-                }
-                // Those that have an id are served; the problem stands until all are.
-                Err(exhausted) => {
-                    job.trouble.get_or_insert(Trouble::Backends(exhausted));
-                }
-            }
-        }
-        let ids_of: SortedMap<_, _> = ids_of.into_iter().collect();
-        wanted.rows = rows.into_iter().collect();
-        let mut tables = BTreeMap::new();
-        for (frontend, what) in
-            plan.frontends.iter().filter(|(frontend, _)| self.claims.owner(frontend) == Some(&job.port))
-        {
-            let key = frontend_key(frontend);
-            let weight = |at: &_| plan.backends.get(at).map_or(1, |facts| u32::from(facts.weight.max(1)));
-            let endpoints =
-                || what.slots.iter().filter_map(|at| Some((ids_of.get(at).copied()?, weight(at), *at)));
-            if needs_table(plan, what) {
-                let mut members: Vec<_> =
-                    endpoints().map(|(id, weight, at)| Member { at, weight, id }).collect();
-                members.sort_unstable_by_key(|member| member.at);
-                tables.insert(what.policy == TrafficPolicy::Local, members);
-            }
-            let share = |at: &_| plan.backends.get(at).map_or(1, |facts| u32::from(facts.share()));
-            let ids = slots(endpoints().map(|(id, _, at)| (id, share(&at))).collect(), plan.algorithm);
-            wanted.frontends.push((key, service_entry(id, &key, plan, what), ids));
-            if what.access != Access::Everybody {
-                wanted.ranges.clone_from(&plan.source_ranges);
-            }
-        }
-        wanted.tables = tables;
-        Ok(())
     }
 
     /// Gives every frontend an extent with exactly its endpoints: the one it has, one that another frontend of
@@ -243,6 +116,13 @@ impl<S: Store> Reconciler<S> {
         entry.flags & SERVICE_SCOPED == 0 || found
     }
 
+    /// Whether the entry for clients inside sends those outside to this one.
+    pub(super) fn is_referred_to(&self, key: &FrontendKey) -> bool {
+        let inside = FrontendKey { scope: SCOPE_INTERNAL, ..*key };
+        let entry = self.applied.services.get(&inside).filter(|_| inside != *key);
+        entry.is_some_and(|entry| entry.flags & SERVICE_SCOPED != 0)
+    }
+
     /// Clients that are not let in any more. What failed keeps what it had.
     pub(super) fn retire_ranges(&mut self, jobs: &mut [Job], now: Instant) {
         let mut steps = Steps::default();
@@ -294,7 +174,9 @@ impl<S: Store> Reconciler<S> {
                 && self.applied.endpoints_of(id).all(rests)
                 && !self.applied.ranges.contains_key(&id)
             {
-                self.applied.ports.retire(&job.port, now, self.number);
+                if let Some(port) = job.port() {
+                    self.applied.ports.retire(port, now, self.number);
+                }
             }
         }
     }

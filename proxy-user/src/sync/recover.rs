@@ -7,9 +7,9 @@ use proxy_common::backend::{BACKEND_ACTIVE, BACKEND_GONE};
 use proxy_common::name::PortName;
 
 use super::applied::{Applied, BackendKey, Holds};
-use super::filter::Bit;
 use super::reconcile::Reconciler;
 use super::tables::halves;
+use crate::maps::FilterBit as Bit;
 use crate::maps::{Backend, Contents, MaglevRow, MapError, Store, Table, Write};
 use crate::model::net::{IpFamily, Protocol};
 use crate::plan::{BackendAddress, PortId};
@@ -27,8 +27,8 @@ impl<S: Store> Reconciler<S> {
     /// Reads the tables back. Nothing is written until the first [`Reconciler::sync`], which then writes only
     /// what differs from the plans and removes what makes no sense.
     pub fn recover(store: S, holds: Holds, now: Instant) -> Result<Self, MapError> {
-        let mut reconciler = Self::around(store, holds);
-        let contents = reconciler.store.read(u32::MAX)?;
+        let mut reconciler = Self::new(store, holds);
+        let contents = reconciler.writer.store.read(u32::MAX)?;
         reconciler.adopt(&contents, Known::default(), now);
         Ok(reconciler)
     }
@@ -36,14 +36,14 @@ impl<S: Store> Reconciler<S> {
     /// Reads all of the tables again and compares. Returns in how many entries they differ from what we wrote; if there
     /// are any, the next sync repairs them.
     pub fn audit(&mut self, now: Instant) -> Result<usize, MapError> {
-        let contents = self.store.read(self.applied.endpoints.high_water())?;
+        let contents = self.writer.store.read(self.writer.applied.endpoints.high_water())?;
         // Entries that we know to make no sense and could not remove yet are no news.
-        if !self.orphans.is_empty() {
+        if !self.quarantine.orphans.is_empty() {
             return Ok(0);
         }
-        let drift = differences(&self.applied, &contents);
+        let drift = differences(&self.writer.applied, &contents);
         if drift > 0 {
-            let applied = &self.applied;
+            let applied = &self.writer.applied;
             let known = Known {
                 ports: applied.ports.iter().map(|(port, id)| (port.clone(), id)).collect(),
                 endpoints: applied.endpoints.iter().map(|(key, id)| (*key, id)).collect(),
@@ -61,7 +61,7 @@ impl<S: Store> Reconciler<S> {
 
     /// Takes the tables as they are for applied.
     fn adopt(&mut self, contents: &Contents, known: Known, now: Instant) {
-        let mut applied = Applied::new(self.store.capacity(), self.holds);
+        let mut applied = Applied::new(self.writer.store.capacity(), self.holds);
         let mut orphans = Vec::new();
         for (port, id) in known.ports {
             applied.ports.restore(port, id);
@@ -70,7 +70,7 @@ impl<S: Store> Reconciler<S> {
             applied.endpoints.restore(key, id);
         }
         for (address, bits) in &contents.node.addresses {
-            applied.advance(&Write::NodeAddr(*address, *bits), now, self.number);
+            applied.advance(&Write::NodeAddr(*address, *bits), now, self.writer.number);
         }
         applied.node = contents.node.clone();
         applied.tunnels = contents.node.tunnels.iter().map(|(number, row)| (row.addr, *number)).collect();
@@ -91,7 +91,7 @@ impl<S: Store> Reconciler<S> {
                 applied.ports.reserve(entry.id);
                 orphans.push(Write::NoName(entry.id));
             }
-            applied.advance(&Write::Service(*key, *entry), now, self.number);
+            applied.advance(&Write::Service(*key, *entry), now, self.writer.number);
         }
         for (index, row) in &contents.maglev {
             if !ports.contains_key(&(index / 2)) {
@@ -102,28 +102,28 @@ impl<S: Store> Reconciler<S> {
             for table in [row.current, row.previous] {
                 applied.tables.restore_for(index / 2, table.base, halves(table.signature), table.words);
             }
-            applied.advance(&Write::MaglevIndex(*index, *row), now, self.number);
+            applied.advance(&Write::MaglevIndex(*index, *row), now, self.writer.number);
         }
         for (id, range) in &contents.source_ranges {
             if !ports.contains_key(id) {
                 applied.ports.reserve(*id);
                 orphans.extend([Write::NoSourceRange(*id, *range), Write::NoName(*id)]);
             }
-            applied.advance(&Write::SourceRange(*id, *range), now, self.number);
+            applied.advance(&Write::SourceRange(*id, *range), now, self.writer.number);
         }
-        applied.extents.retire_unreferenced(now, self.number);
+        applied.extents.retire_unreferenced(now, self.writer.number);
         applied.filter.restore(&contents.filter);
         applied.filter.found(now, &known.idle_bits);
         applied.ports.restored();
         applied.endpoints.restored();
         for (key, id) in applied.endpoints.iter().map(|(key, id)| (*key, id)).collect::<Vec<_>>() {
             if applied.backends.get(id).is_some_and(|row| row.state == BACKEND_GONE) {
-                applied.endpoints.retire(&key, now, self.number);
+                applied.endpoints.retire(&key, now, self.writer.number);
             }
         }
-        self.applied = applied;
-        self.orphans = orphans;
-        self.audit = None;
+        self.writer.applied = applied;
+        self.writer.audit = None;
+        self.quarantine.orphans = orphans;
         self.full = true;
     }
 }

@@ -1,68 +1,85 @@
-//! What has rested is freed: extents, ids, bits of the filter.
+//! What has rested is freed: extents, ids, bits of the filter; and what made no sense is removed.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use super::applied::BackendKey;
-use super::filter::Bit;
-use super::job::{Job, Steps};
-use super::reconcile::Reconciler;
-use crate::maps::{Store, Table, Write};
+use super::applied::{Applied, BackendKey};
+use super::job::{Steps, Trouble, pause};
+use super::writer::Writer;
+use crate::maps::FilterBit as Bit;
+use crate::maps::{FlowUse, NoFlows, Store, Table, Write};
 
 /// Connections are looked through at most this often for the bits that they need.
 const RELEASE_PERIOD: Duration = Duration::from_mins(10);
 
-impl<S: Store> Reconciler<S> {
+/// What keeps things from being freed.
+pub(super) struct Quarantine {
+    pub(super) flows: Box<dyn FlowUse + Send>,
+    /// Entries of the maps that made no sense, to be removed.
+    pub(super) orphans: Vec<Write>,
+    /// How often removals failed in a row, and when they are tried again.
+    pub(super) failed: Option<(u32, Instant)>,
+    /// When bits of the filter may be cleared next; `None`: at any time.
+    pub(super) next_release: Option<Instant>,
+}
+
+impl Default for Quarantine {
+    fn default() -> Self {
+        Self { flows: Box::new(NoFlows), orphans: Vec::new(), failed: None, next_release: None }
+    }
+}
+
+impl Quarantine {
     /// Frees what has rested; says whether there is room now that was not there before.
-    pub(super) fn free_rested(&mut self, now: Instant) -> bool {
-        let mut freed = self.applied.extents.free_rested(now, self.number) > 0;
-        freed |= self.applied.tables.free_rested(now, self.number) > 0;
-        if self.cleanup.is_some_and(|(_, retry)| now < retry) {
+    pub(super) fn free<S: Store>(&mut self, writer: &mut Writer<S>, now: Instant) -> bool {
+        let mut freed = writer.applied.extents.free_rested(now, writer.number) > 0;
+        freed |= writer.applied.tables.free_rested(now, writer.number) > 0;
+        if self.failed.is_some_and(|(_, retry)| now < retry) {
             return freed;
         }
-        let mut steps = self.drained(now);
-        let endpoints = self.disconnected(now);
+        let mut steps = writer.drained(now);
+        let endpoints = self.disconnected(writer, now);
         for ((_, at), id) in &endpoints {
-            if self.applied.backends.has(*id) {
+            if writer.applied.backends.has(*id) {
                 steps.push(0, Write::NoBackend(*id, Table::backends(at.address)));
             }
         }
-        for (word, mask) in self.releasable_bits(now) {
+        for (word, mask) in self.releasable_bits(&mut writer.applied, now) {
             steps.push(0, Write::FilterClear(word, mask));
         }
-        let mut job = [Job::cleanup()];
-        self.execute(&steps, &mut job, true, now);
-        self.applied.drains.forget_done(&self.applied.maglev);
-        if job[0].trouble.is_some() {
+        let job = writer.upkeep(&steps, now);
+        let applied = &mut writer.applied;
+        applied.drains.forget_done(&applied.maglev);
+        if job.trouble.is_some() {
             self.next_release = None;
         }
         for (key, id) in endpoints {
-            if !self.applied.backends.has(id) {
-                self.applied.endpoints.forget(&key);
+            if !writer.applied.backends.has(id) {
+                writer.applied.endpoints.forget(&key);
                 freed = true;
             }
         }
-        let mut ports = self.applied.ports.rested(now, self.number);
-        ports.retain(|(_, id)| self.applied.endpoints_of(*id).next().is_none());
+        let mut ports = writer.applied.ports.rested(now, writer.number);
+        ports.retain(|(_, id)| writer.applied.endpoints_of(*id).next().is_none());
         let mut steps = Steps::default();
-        for (_, id) in ports.iter().filter(|(_, id)| self.applied.names.contains_key(id)) {
+        for (_, id) in ports.iter().filter(|(_, id)| writer.applied.names.contains_key(id)) {
             steps.push(0, Write::NoName(*id));
         }
-        self.execute(&steps, &mut job, true, now);
+        let names = writer.upkeep(&steps, now);
         for (port, id) in ports {
-            if !self.applied.names.contains_key(&id) {
-                self.applied.ports.forget(&port);
+            if !writer.applied.names.contains_key(&id) {
+                writer.applied.ports.forget(&port);
                 freed = true;
             }
         }
-        self.cleanup_went(&job[0], now);
+        self.went(job.trouble.or(names.trouble).as_ref(), now);
         freed
     }
 
     /// Endpoints whose ids have rested, and have no open connections that would end on the next owner's count. The others rest
     /// again, as long as that takes.
-    fn disconnected(&mut self, now: Instant) -> Vec<(BackendKey, u32)> {
-        let mut rested = self.applied.endpoints.rested(now, self.number);
+    fn disconnected<S>(&mut self, writer: &mut Writer<S>, now: Instant) -> Vec<(BackendKey, u32)> {
+        let mut rested = writer.applied.endpoints.rested(now, writer.number);
         if rested.is_empty() {
             return rested;
         }
@@ -72,18 +89,18 @@ impl<S: Store> Reconciler<S> {
             ids
         });
         for (key, _) in rested.extract_if(.., |(_, id)| connected.contains(id)) {
-            self.applied.endpoints.rest_again(&key, now, self.number);
+            writer.applied.endpoints.rest_again(&key, now, writer.number);
         }
         rested
     }
 
     /// Bits that have rested, and that no connection needs: one of a long life still finds its way by them when its
     /// Service and its endpoint are gone.
-    fn releasable_bits(&mut self, now: Instant) -> BTreeSet<Bit> {
+    fn releasable_bits(&mut self, applied: &mut Applied, now: Instant) -> BTreeSet<Bit> {
         if self.next_release.is_some_and(|next| now < next) {
             return BTreeSet::new();
         }
-        let rested = self.applied.filter.rested(now);
+        let rested = applied.filter.rested(now);
         if rested.is_empty() {
             return rested;
         }
@@ -91,7 +108,7 @@ impl<S: Store> Reconciler<S> {
         match self.flows.used_among(&rested) {
             Ok(used) => {
                 for bit in &used {
-                    self.applied.filter.is_in_use(*bit, now);
+                    applied.filter.is_in_use(*bit, now);
                 }
                 &rested - &used
             }
@@ -100,5 +117,37 @@ impl<S: Store> Reconciler<S> {
                 BTreeSet::new()
             }
         }
+    }
+
+    /// Removes what made no sense when the tables were read.
+    pub(super) fn remove_orphans<S: Store>(&mut self, writer: &mut Writer<S>, now: Instant) {
+        if self.orphans.is_empty() || self.failed.is_some_and(|(_, retry)| now < retry) {
+            return;
+        }
+        let mut trouble = None;
+        for write in std::mem::take(&mut self.orphans) {
+            let mut steps = Steps::default();
+            steps.push(0, write);
+            let job = writer.upkeep(&steps, now);
+            let is_done = job.trouble.is_none();
+            trouble = trouble.or(job.trouble);
+            match steps.writes.pop() {
+                Some(write) if !is_done => self.orphans.push(write),
+                Some(Write::NoBackend(id, _)) => writer.applied.endpoints.unreserve(id),
+                Some(Write::NoName(id)) => writer.applied.ports.unreserve(id),
+                _ => {}
+            }
+        }
+        self.went(trouble.as_ref(), now);
+    }
+
+    fn went(&mut self, trouble: Option<&Trouble>, now: Instant) {
+        self.failed = trouble.map(|trouble| {
+            let attempts = self.failed.map_or(0, |(attempts, _)| attempts);
+            if attempts == 0 {
+                tracing::warn!(error = %trouble, "entries that nobody needs any more could not be removed");
+            }
+            (attempts + 1, now + pause(attempts))
+        });
     }
 }

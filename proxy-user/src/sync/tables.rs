@@ -3,22 +3,20 @@
 //! A table that is replaced stays as the previous one for the drain period, as long as nothing else needs its room. Where another
 //! change follows within that period, the first one stays: most connections began by it.
 
-use std::collections::{BTreeMap, VecDeque};
 use std::mem::take;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use proxy_common::maglev;
 
-use super::job::{Job, Steps};
-use super::reconcile::Reconciler;
-use super::trouble::Trouble;
+use super::job::{Job, Steps, Trouble};
+use super::writer::Writer;
 use crate::maps::{MaglevRow, MaglevTable, Store, Write};
 use crate::plan::maglev::{Member, length, packed, signature};
 
 /// Tables that are made before they are written: the most memory that they take at once.
 const AT_ONCE: usize = 256;
 
-impl<S: Store> Reconciler<S> {
+impl<S: Store> Writer<S> {
     /// Gives every port the tables that its frontends need: the one that it has, or a new one. Without room there is none, and
     /// a hash takes one of the slots. Tables hold ids: rows of endpoints stand before them, and an endpoint that has left is
     /// noticed by the packets that are sent there.
@@ -114,69 +112,6 @@ impl<S: Store> Reconciler<S> {
 fn previous(old: &MaglevRow) -> MaglevTable {
     let tables = [old.previous, old.current];
     tables.into_iter().find(|table| table.words != 0).unwrap_or_default()
-}
-
-/// The drain period of a previous table.
-#[derive(Clone, Copy, Debug)]
-struct Drain {
-    since: Instant,
-    index: u32,
-    base: u32,
-}
-
-impl Drain {
-    /// Whether the row of that index still has this previous table.
-    fn is_of(&self, row: &MaglevRow) -> bool {
-        row.previous.base == self.base
-    }
-}
-
-/// Drain periods, in the order in which they began.
-#[derive(Clone, Debug)]
-pub(super) struct Drains {
-    begun: VecDeque<Drain>,
-    hold: Duration,
-    /// So many of the first ones end before their time.
-    ended: usize,
-}
-
-impl Drains {
-    pub(super) fn new(hold: Duration) -> Self {
-        Self { begun: VecDeque::new(), hold, ended: 0 }
-    }
-
-    /// The table is the previous one of that index from now on.
-    pub(super) fn begin(&mut self, index: u32, table: MaglevTable, now: Instant) {
-        if table.base != 0 {
-            self.begun.push_back(Drain { since: now, index, base: table.base });
-        }
-    }
-
-    /// When the next one is over.
-    pub(super) fn next_over(&self) -> Option<Instant> {
-        let hold = if self.ended == 0 { self.hold } else { Duration::ZERO };
-        self.begun.front().map(|drain| drain.since + hold)
-    }
-
-    /// Ends all of them with the next sync.
-    fn end_all(&mut self) {
-        self.ended = self.begun.len();
-    }
-
-    /// Those that are over.
-    fn over(&self, now: Instant) -> impl Iterator<Item = &Drain> {
-        let is_over =
-            move |(number, drain): &(usize, &Drain)| *number < self.ended || drain.since + self.hold <= now;
-        self.begun.iter().enumerate().take_while(is_over).map(|(_, drain)| drain)
-    }
-
-    /// Forgets those of which the rows say nothing any more.
-    pub(super) fn forget_done(&mut self, rows: &BTreeMap<u32, MaglevRow>) {
-        let is_done = |drain: &mut Drain| !rows.get(&drain.index).is_some_and(|row| drain.is_of(row));
-        while self.begun.pop_front_if(is_done).is_some() {
-            self.ended = self.ended.saturating_sub(1);
-        }
-    }
 }
 
 /// A signature as the two numbers by which [`Extents`](super::extents::Extents) knows a table.

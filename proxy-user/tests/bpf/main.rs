@@ -16,6 +16,7 @@ mod icmp;
 #[path = "../isolate/mod.rs"]
 mod isolate;
 mod lasting;
+mod latency;
 mod load;
 mod node;
 mod packet;
@@ -71,6 +72,7 @@ fn main() -> ExitCode {
         .chain(random::SCENARIOS)
         .chain(algorithms::SCENARIOS)
         .chain(eject::SCENARIOS)
+        .chain(latency::SCENARIOS)
         .chain(load::SCENARIOS)
         .chain(race::SCENARIOS)
         .chain(beyond::SCENARIOS)

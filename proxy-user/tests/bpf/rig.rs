@@ -9,7 +9,6 @@ use std::sync::{Mutex, PoisonError};
 use aya::maps::{Array, HashMap, MapData, PerCpuArray, PerCpuValues};
 use aya::programs::{SchedClassifier, Xdp};
 use aya::{Ebpf, EbpfLoader, TestRun as _, TestRunOptions};
-use proxy_common::abi::ABI_VERSION;
 use proxy_common::backend::{BACKEND_ACTIVE, BACKEND_GONE};
 use proxy_common::config::NodeConfig;
 use proxy_common::flow::{
@@ -17,11 +16,13 @@ use proxy_common::flow::{
     generation_of, slot_of, tag,
 };
 use proxy_common::fragment::{FragmentEntry, FragmentKey};
+use proxy_common::latency::{LatencyEntry, LatencyKey};
 use proxy_common::map_names as names;
 use proxy_common::prefilter::{Role, position};
 use proxy_common::reason::Reason;
 use proxy_common::service::{KIND_CLUSTER_IP, SCOPE_INTERNAL, ServiceEntry};
 use proxy_common::stats::{RefusalKey, ServiceStats};
+use proxy_common::version::ABI_VERSION;
 use proxy_user::maps::view::View;
 use proxy_user::maps::{Backend, FrontendKey, KernelStore, Store as _, Table, Write};
 use proxy_user::programs::{Capacities, EMBEDDED, load_packet_path};
@@ -255,6 +256,7 @@ impl Rig {
             flows,
             sockets: 16,
             refusals: 64,
+            connect_latency: true,
             by_memory: 1,
         };
         Self::with_capacities(bpffs, &capacities)
@@ -266,11 +268,14 @@ impl Rig {
         fs::create_dir_all(&maps).unwrap();
         let mut loader = EbpfLoader::new();
         loader.btf(None);
-        for name in names::ALL {
+        for name in names::ALL.iter().chain(names::OPTIONAL) {
             loader.map_pin_path(name, maps.join(name));
             if let Some((entries, _)) = capacities.of(name) {
                 loader.map_max_entries(name, entries);
             }
+        }
+        if capacities.connect_latency {
+            loader.override_global("CONNECT_LATENCY", &1u64, true);
         }
         let mut ebpf = loader.load(EMBEDDED).unwrap();
         load_packet_path(&mut ebpf).unwrap();
@@ -338,6 +343,12 @@ impl Rig {
         let keys: Vec<_> = refusals.keys().map(Result::unwrap).collect();
         for key in keys {
             refusals.remove(&key).unwrap();
+        }
+        let map = aya::maps::Map::LruHashMap(self.map(names::CONNECT_LATENCY));
+        let mut latency: HashMap<_, LatencyKey, LatencyEntry> = map.try_into().unwrap();
+        let keys: Vec<_> = latency.keys().map(Result::unwrap).collect();
+        for key in keys {
+            latency.remove(&key).unwrap();
         }
         self.forget_fragments::<[u32; 1]>(names::FRAGMENTS);
         self.forget_fragments::<[u32; 4]>(names::FRAGMENTS6);

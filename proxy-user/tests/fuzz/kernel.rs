@@ -14,7 +14,7 @@ use std::sync::OnceLock;
 use aya::maps::MapData;
 use aya::programs::SchedClassifier;
 use aya::{Ebpf, EbpfLoader};
-use proxy_common::abi::{ABI_VERSION, Plain};
+use proxy_common::abi::Plain;
 use proxy_common::affinity::{AffinityEntry, AffinityKey};
 use proxy_common::config::NodeConfig;
 use proxy_common::conntrack::{ASSURED, is_closed};
@@ -23,6 +23,7 @@ use proxy_common::fragment::{FragmentEntry, FragmentKey};
 use proxy_common::health::{HEALTH_SINCE, HEALTH_TIME};
 use proxy_common::map_names as names;
 use proxy_common::reason::Reason;
+use proxy_common::version::ABI_VERSION;
 use proxy_user::maps::{KernelStore, Store as _, Write};
 use proxy_user::programs::{Capacities, EMBEDDED, load_packet_path};
 use rustix::mm::{MapFlags, ProtFlags, mmap};
@@ -137,6 +138,7 @@ impl Kernel {
             flows: FLOWS,
             sockets: 16,
             refusals: FEW,
+            connect_latency: false,
             by_memory: 1,
         };
         let pins = bpffs.join(format!("fuzz{number}")).join("ballast").join(format!("v{ABI_VERSION}"));

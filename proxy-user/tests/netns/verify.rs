@@ -79,7 +79,12 @@ fn modes() -> Vec<(String, Variables)> {
         let words: Vec<_> = [*header, transition].into_iter().filter(|word| !word.is_empty()).collect();
         (words.join(", "), [variables.clone(), vec![("TRANSITION", number)]].concat())
     };
-    headers.iter().flat_map(|header| transitions.map(|transition| one(header, transition))).collect()
+    let plain = headers.iter().flat_map(|header| transitions.map(|transition| one(header, transition)));
+    let latency = |(header, variables): &(&str, Variables)| {
+        let words: Vec<_> = [*header, "latency"].into_iter().filter(|word| !word.is_empty()).collect();
+        (words.join(", "), [variables.clone(), vec![("CONNECT_LATENCY", 1)]].concat())
+    };
+    plain.chain(headers.iter().map(latency)).collect()
 }
 
 /// The object on maps of its own.

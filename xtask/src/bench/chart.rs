@@ -4,7 +4,7 @@ use anyhow::{Context as _, Result};
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
-use super::page::{Figure, number};
+use super::figure::{Figure, number};
 
 const WIDTH: u32 = 960;
 const ROW: i32 = 24;

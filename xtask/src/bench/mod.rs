@@ -1,6 +1,7 @@
 //! `cargo xtask bench`: the figures, measured on this machine, as one table.
 
 mod chart;
+mod figure;
 mod page;
 
 use std::path::{Path, PathBuf};

@@ -5,34 +5,10 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, bail};
-use serde::Deserialize;
 
 use super::chart;
+use super::figure::{Figure, number};
 use crate::exec::Cmd;
-
-/// One figure, as the benchmark writes it.
-#[derive(Clone, Debug, Deserialize, PartialEq)]
-pub struct Figure {
-    pub group: String,
-    pub what: String,
-    pub unit: String,
-    pub value: f64,
-    /// At most this much; `None` where there is no target.
-    pub target: Option<f64>,
-}
-
-impl Figure {
-    /// Whether it is above its target.
-    pub fn is_missed(&self) -> bool {
-        self.target.is_some_and(|target| self.value > target)
-    }
-}
-
-/// A value with its unit: three digits behind the point for ratios, one for small numbers.
-pub fn number(value: f64, unit: &str) -> String {
-    let digits = if unit == "x" { 3 } else { usize::from(value.abs() < 100.0) };
-    format!("{value:.digits$} {unit}")
-}
 
 /// What a reader must know of the machine.
 #[derive(Clone, Debug, Default)]
@@ -207,6 +183,28 @@ mod tests {
         }
         let svg = fs::read_to_string(folder.path().join("agent-s.svg")).unwrap();
         assert!(svg.contains("first &lt;sync&gt;") && svg.contains("0.5 s"), "{svg}");
+    }
+
+    /// The rows of README's table are those of the page: name, and what was measured with IPv4 and with IPv6.
+    #[test]
+    fn readme_quotes_what_was_measured() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let read = |path| fs::read_to_string(root.join(path)).unwrap();
+        let (readme, page) = (read("README.md"), read("docs/benchmarks/README.md"));
+        let measured = |group: &str, name: &str| {
+            let (_, rows) = page.split_once(&format!("## {group}\n")).unwrap();
+            let row = rows.lines().take_while(|line| !line.starts_with("## "));
+            row.filter_map(|line| line.strip_prefix(&format!("| {name} | "))).next()?.split(" |").next()
+        };
+        let (_, table) = readme.split_once("| figure | IPv4 | IPv6 |\n").unwrap();
+        let rows: Vec<_> = table.lines().skip(1).take_while(|line| !line.is_empty()).collect();
+        assert!(rows.len() >= 3, "{rows:?}");
+        for row in rows {
+            let cells: Vec<_> = row.trim_matches(['|', ' ']).split(" | ").collect();
+            let [name, v4, v6] = cells[..] else { panic!("{row}") };
+            assert_eq!(measured("IPv4 packets", name), Some(v4), "{name}");
+            assert_eq!(measured("IPv6 packets", name), Some(v6), "{name}");
+        }
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use anyhow::{Result, bail};
 
-use super::Helm;
+use super::helm::Helm;
 
 const HOST: &str = "apiServer.host=192.0.2.1";
 

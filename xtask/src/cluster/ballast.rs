@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
 
-use super::Proxy;
+use super::proxy::Proxy;
 use crate::workspace::Workspace;
 use crate::{build, image};
 

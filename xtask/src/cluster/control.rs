@@ -134,3 +134,9 @@ fn flags(place: &Place, program: &str) -> Vec<String> {
         }
     }
 }
+
+/// Creates or changes objects.
+pub fn apply(place: &Place, objects: &serde_json::Value) -> Result<()> {
+    let file = place.write("apply.json", &objects.to_string())?;
+    kubectl(place, &["apply", "-f", &file.display().to_string()]).read().map(|_| ())
+}

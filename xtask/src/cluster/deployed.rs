@@ -4,9 +4,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, ensure};
 
+use super::control::kubectl;
+use super::node;
 use super::place::Place;
-use super::plan::{CONTROL_V4, Node};
-use super::{each, kubectl, node};
+use super::plan::{CONTROL_V4, Node, each};
 use crate::chart::Helm;
 use crate::host::names_in;
 use crate::workspace::Workspace;

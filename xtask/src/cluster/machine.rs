@@ -9,13 +9,17 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 
-use super::place::Place;
+use super::place::{Place, remove_tree};
+use super::plan::{CONTROL, Node};
 use crate::exec::Cmd;
-use crate::host::{self, children_of, kill, start_of};
+use crate::host::{self, children_of, kill, names_in, start_of};
 use crate::signal::wait_for;
 
 /// How long a machine may take to be there, or a program to end when asked.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How long the kernel may take to end a machine.
+const ENDING: Duration = Duration::from_secs(30);
 
 /// A machine.
 #[derive(Clone, Debug)]
@@ -173,6 +177,55 @@ impl Machine {
             .and_then(|()| fs::set_permissions(&script, fs::Permissions::from_mode(0o755)))
             .with_context(|| format!("cannot write {}", script.display()))
     }
+}
+
+impl Place {
+    /// The machine beside the nodes.
+    #[must_use]
+    pub fn control(&self) -> Machine {
+        Machine::of(self, CONTROL)
+    }
+
+    /// A node's machine.
+    #[must_use]
+    pub fn node(&self, node: Node) -> Machine {
+        Machine::of(self, node.to_string())
+    }
+
+    /// Ends its machines and removes all that is its own. Goes on after a failure, and tells the first.
+    pub fn take_down(&self) -> Result<()> {
+        let machines: Vec<_> = names_in(&self.dir().join("machines"));
+        let running: Vec<_> = machines
+            .iter()
+            .filter_map(|name| Some((Machine::of(self, name), Machine::of(self, name).pid()?)))
+            .collect();
+        for (machine, _) in &running {
+            machine.kill();
+        }
+        let all_ended = || Ok(running.iter().all(|(_, pid)| start_of(*pid).is_none()).then_some(()));
+        let ended = wait_ended(all_ended);
+        let mut failures: Vec<_> = ended.err().into_iter().collect();
+        for cgroup in self.cgroups()? {
+            failures.extend(remove_tree(&cgroup).err());
+        }
+        if failures.is_empty() && self.exists() {
+            let shown = || format!("cannot remove {}", self.dir().display());
+            failures.extend(fs::remove_dir_all(self.dir()).with_context(shown).err());
+        }
+        failures.into_iter().next().map_or(Ok(()), Err)
+    }
+}
+
+/// Also after Ctrl-C: taking down must not be interrupted by what asked for it.
+fn wait_ended(mut ended: impl FnMut() -> Result<Option<()>>) -> Result<()> {
+    let start = std::time::Instant::now();
+    while ended()?.is_none() {
+        if start.elapsed() > ENDING {
+            bail!("the cluster's machines do not end");
+        }
+        std::thread::sleep(Duration::from_millis(30));
+    }
+    Ok(())
 }
 
 /// A process of this machine: numbers come again, so its start belongs to it.

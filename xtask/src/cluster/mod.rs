@@ -31,18 +31,18 @@ use args::Action;
 pub use args::{Args, Up, Which};
 use ballast::Ballast;
 pub use ballast::Given;
-pub use control::kubectl;
+pub use control::{apply, kubectl};
 pub use deployed::logs as agent_logs;
 pub use place::Place;
 use plan::Node;
+use plan::each;
 pub use proxy::Proxy;
+use proxy::{PROXY, current_proxy};
 
 /// How long nodes and DNS may take to be ready, also on a busy machine.
 const PATIENCE: Duration = Duration::from_mins(3);
 /// Where Debian has the CNI plugins.
 const PLUGINS: &str = "/usr/lib/cni/host-local";
-/// In a cluster's folder: which proxy serves it.
-const PROXY: &str = "proxy";
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
@@ -199,26 +199,6 @@ fn await_ready(place: &Place, wanted: &Up) -> Result<()> {
     })
 }
 
-/// Does something for all nodes at once.
-fn each(nodes: &[Node], work: impl Fn(Node) -> Result<()> + Sync) -> Result<()> {
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = nodes
-            .iter()
-            .map(|&node| {
-                scope.spawn({
-                    let work = &work;
-                    move || work(node)
-                })
-            })
-            .collect();
-        let ended: Vec<_> = threads.into_iter().map(std::thread::ScopedJoinHandle::join).collect();
-        ended.into_iter().try_for_each(|result| match result {
-            Ok(done) => done,
-            Err(_) => bail!("a thread died"),
-        })
-    })
-}
-
 /// Runs lines of ip(8) in the network of a process.
 fn batch(process: u32, lines: &str) -> Result<()> {
     let mut child = Command::new("nsenter")
@@ -235,12 +215,6 @@ fn batch(process: u32, lines: &str) -> Result<()> {
         bail!("ip: {}\n{lines}", String::from_utf8_lossy(&output.stderr).trim());
     }
     Ok(())
-}
-
-/// Creates or changes objects.
-pub fn apply(place: &Place, objects: &serde_json::Value) -> Result<()> {
-    let file = place.write("apply.json", &objects.to_string())?;
-    kubectl(place, &["apply", "-f", &file.display().to_string()]).read().map(|_| ())
 }
 
 fn link_programs(workspace: &Workspace, place: &Place, ballast: &Path) -> Result<()> {
@@ -267,12 +241,6 @@ pub fn down(place: &Place) -> Result<()> {
     place.take_down()?;
     say::line(format_args!("the cluster `{}` is gone", place.name()));
     Ok(())
-}
-
-fn current_proxy(place: &Place) -> Result<Proxy> {
-    let told = std::fs::read_to_string(place.dir().join(PROXY)).context("the cluster was not finished")?;
-    let all = <Proxy as clap::ValueEnum>::value_variants();
-    all.iter().copied().find(|proxy| proxy.to_string() == told).context("an unknown proxy serves the cluster")
 }
 
 /// Ends one proxy and starts another.

@@ -4,22 +4,17 @@
 use std::fs;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 
-use super::machine::Machine;
-use super::plan::{CONTROL, Node};
-use crate::host::{self, names_in, remove_cgroup, start_of};
+use super::plan::Node;
+use crate::host::{self, names_in, remove_cgroup};
 
 /// In a cluster's folder: what [`Place::settings`] reads.
 pub const SETTINGS: &str = "settings";
 const FOLDER: &str = "ballast-cluster-";
 /// What three nodes write, twice over: images, containers, logs, a copy of the agent.
 const ROOM: u64 = 3 << 30;
-/// How long the kernel may take to end a machine.
-const PATIENCE: Duration = Duration::from_secs(30);
-
 /// Where a cluster is.
 #[derive(Clone, Debug)]
 pub struct Place {
@@ -123,18 +118,6 @@ impl Place {
         root.join(format!("{FOLDER}{}-{machine}", self.name))
     }
 
-    /// The machine beside the nodes.
-    #[must_use]
-    pub fn control(&self) -> Machine {
-        Machine::of(self, CONTROL)
-    }
-
-    /// A node's machine.
-    #[must_use]
-    pub fn node(&self, node: Node) -> Machine {
-        Machine::of(self, node.to_string())
-    }
-
     /// The nodes that were made.
     #[must_use]
     pub fn nodes(&self) -> Vec<Node> {
@@ -148,29 +131,6 @@ impl Place {
         self.dir.exists()
     }
 
-    /// Ends its machines and removes all that is its own. Goes on after a failure, and tells the first.
-    pub fn take_down(&self) -> Result<()> {
-        let machines: Vec<_> = names_in(&self.dir.join("machines"));
-        let running: Vec<_> = machines
-            .iter()
-            .filter_map(|name| Some((Machine::of(self, name), Machine::of(self, name).pid()?)))
-            .collect();
-        for (machine, _) in &running {
-            machine.kill();
-        }
-        let all_ended = || Ok(running.iter().all(|(_, pid)| start_of(*pid).is_none()).then_some(()));
-        let ended = wait_ended(all_ended);
-        let mut failures: Vec<_> = ended.err().into_iter().collect();
-        for cgroup in self.cgroups()? {
-            failures.extend(remove_tree(&cgroup).err());
-        }
-        if failures.is_empty() && self.exists() {
-            let shown = || format!("cannot remove {}", self.dir.display());
-            failures.extend(fs::remove_dir_all(&self.dir).with_context(shown).err());
-        }
-        failures.into_iter().next().map_or(Ok(()), Err)
-    }
-
     /// What is still there, in words.
     pub fn remains(&self) -> Result<Vec<String>> {
         let mut remains: Vec<_> = self.cgroups()?.iter().map(|path| path.display().to_string()).collect();
@@ -180,7 +140,8 @@ impl Place {
         Ok(remains)
     }
 
-    fn cgroups(&self) -> Result<Vec<PathBuf>> {
+    /// Its control groups.
+    pub(super) fn cgroups(&self) -> Result<Vec<PathBuf>> {
         let prefix = format!("{FOLDER}{}-", self.name);
         let mut groups = Vec::new();
         for hierarchy in host::hierarchies()? {
@@ -191,20 +152,8 @@ impl Place {
     }
 }
 
-/// Also after Ctrl-C: taking down must not be interrupted by what asked for it.
-fn wait_ended(mut ended: impl FnMut() -> Result<Option<()>>) -> Result<()> {
-    let start = std::time::Instant::now();
-    while ended()?.is_none() {
-        if start.elapsed() > PATIENCE {
-            bail!("the cluster's machines do not end");
-        }
-        std::thread::sleep(Duration::from_millis(30));
-    }
-    Ok(())
-}
-
 /// Groups of pods are in groups of machines.
-fn remove_tree(group: &Path) -> Result<()> {
+pub(super) fn remove_tree(group: &Path) -> Result<()> {
     for name in names_in(group) {
         let inner = group.join(name);
         if inner.is_dir() {

@@ -2,6 +2,8 @@
 
 use std::fmt::{self, Write as _};
 
+use anyhow::{Result, bail};
+
 /// How many nodes a cluster may have: their number is the last digit of their address.
 pub const MOST_NODES: u8 = 9;
 /// Where API server and everything beside it runs; to the nodes it is the world outside.
@@ -114,6 +116,26 @@ pub fn node_lines(node: Node, nodes: &[(Node, u32)]) -> String {
         );
     }
     lines
+}
+
+/// Does something for all nodes at once.
+pub(super) fn each(nodes: &[Node], work: impl Fn(Node) -> Result<()> + Sync) -> Result<()> {
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = nodes
+            .iter()
+            .map(|&node| {
+                scope.spawn({
+                    let work = &work;
+                    move || work(node)
+                })
+            })
+            .collect();
+        let ended: Vec<_> = threads.into_iter().map(std::thread::ScopedJoinHandle::join).collect();
+        ended.into_iter().try_for_each(|result| match result {
+            Ok(done) => done,
+            Err(_) => bail!("a thread died"),
+        })
+    })
 }
 
 #[cfg(test)]

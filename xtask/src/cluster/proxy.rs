@@ -6,12 +6,15 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 
+use super::deployed;
 use super::place::Place;
-use super::plan::{Node, POD_RANGES};
-use super::{deployed, each};
+use super::plan::{Node, POD_RANGES, each};
 use crate::gotools;
 use crate::signal::wait_for;
 use crate::workspace::Workspace;
+
+/// In a cluster's folder: which proxy serves it.
+pub(super) const PROXY: &str = "proxy";
 
 /// How long a proxy may take to have all Services of an idle cluster.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -140,4 +143,11 @@ fn kube_proxy(place: &Place, node: Node, mode: &str, user: &str) -> Result<()> {
         Ok(machine.command(&["curl", "-sf", "http://127.0.0.1:10256/healthz"]).try_read())
     })?;
     Ok(())
+}
+
+/// Which proxy serves a cluster.
+pub(super) fn current_proxy(place: &Place) -> Result<Proxy> {
+    let told = std::fs::read_to_string(place.dir().join(PROXY)).context("the cluster was not finished")?;
+    let all = <Proxy as clap::ValueEnum>::value_variants();
+    all.iter().copied().find(|proxy| proxy.to_string() == told).context("an unknown proxy serves the cluster")
 }

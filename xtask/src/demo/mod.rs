@@ -4,6 +4,7 @@
 mod client;
 mod manifest;
 mod place;
+mod record;
 mod screen;
 mod steps;
 mod traffic;
@@ -36,6 +37,9 @@ pub struct Args {
     /// Show this `ballast` instead of building one
     #[arg(long, value_name = "FILE", conflicts_with = "down")]
     pub ballast: Option<PathBuf>,
+    /// Draw some of the steps to this file as SVG, as README shows them
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["keep", "down"])]
+    pub record: Option<PathBuf>,
     /// What the demo calls itself with: ask the redis at this address
     #[arg(long, hide = true)]
     pub ask: Option<SocketAddr>,
@@ -69,6 +73,9 @@ pub fn run(args: &Args) -> Result<()> {
         Some(file) => file.canonicalize().with_context(|| format!("no file {}", file.display()))?,
         None => made(&workspace)?,
     };
+    if let Some(file) = &args.record {
+        return record::record(&["--ballast".as_ref(), &ballast], file);
+    }
     clear(false)?;
     signal::catch();
     let start = Instant::now();
@@ -85,9 +92,10 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Builds the agent; in it the BPF programs.
+/// Builds the agent; in it the BPF programs. Without optimisations: that takes a third of the time, and what the demo
+/// shows runs in the kernel.
 fn made(workspace: &Workspace) -> Result<PathBuf> {
-    let args = build::Args { release: true, ..build::Args::default() };
+    let args = build::Args::default();
     build::bpf(workspace, &args)?;
     build::agent(workspace, &args)
 }

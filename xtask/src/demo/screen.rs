@@ -11,8 +11,17 @@ const GREEN: &str = "32";
 const CYAN: &str = "36";
 /// The longest bar.
 const BAR: u64 = 40;
+/// Asks for colours where standard output is no terminal.
+pub(super) const COLOURED: &str = "CLICOLOR_FORCE";
 /// Wider lines of other programs are cut here.
 const WIDTH: usize = 100;
+
+/// Writes one line to standard output.
+pub(super) fn put(text: &str) {
+    // A closed standard output is no reason to stop: the demo still takes its cluster down.
+    let mut out = stdout().lock();
+    let _ = writeln!(out, "{text}").and_then(|()| out.flush());
+}
 
 /// The terminal, or what stands for it.
 #[derive(Clone, Copy, Debug)]
@@ -24,14 +33,9 @@ pub(super) struct Screen {
 impl Screen {
     /// Colours only for people who did not ask for none.
     pub(super) fn new() -> Self {
-        let unwanted = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-        Self { is_coloured: stdout().is_terminal() && !unwanted, width: WIDTH }
-    }
-
-    fn put(text: &str) {
-        // Nobody is left to tell when standard output is closed.
-        let mut out = stdout().lock();
-        let _ = writeln!(out, "{text}").and_then(|()| out.flush());
+        let is_set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+        let is_wanted = is_set(COLOURED) || stdout().is_terminal();
+        Self { is_coloured: is_wanted && !is_set("NO_COLOR"), width: WIDTH }
     }
 
     fn paint(self, colour: &str, text: impl Display) -> String {
@@ -41,19 +45,19 @@ impl Screen {
     /// The head of a step, and in one sentence what it shows.
     pub(super) fn step(self, number: u8, title: &str, sentence: &str) {
         self.title(&format!("{number}. {title}"));
-        Self::put(&format!("   {sentence}"));
+        put(&format!("   {sentence}"));
     }
 
     /// A line that stands out.
     pub(super) fn title(self, text: &str) {
-        Self::put("");
-        Self::put(&self.paint(BOLD, text));
+        put("");
+        put(&self.paint(BOLD, text));
     }
 
     /// A command as it can be typed.
     pub(super) fn command(self, line: &str) {
-        Self::put("");
-        Self::put(&format!("   {} {}", self.paint(DIM, "$"), self.paint(CYAN, line)));
+        put("");
+        put(&format!("   {} {}", self.paint(DIM, "$"), self.paint(CYAN, line)));
     }
 
     /// Text of a program, or a picture; long lines go on in the next.
@@ -62,10 +66,10 @@ impl Screen {
             let letters: Vec<_> = line.chars().collect();
             for (number, part) in letters.chunks(self.width - 6).enumerate() {
                 let indent = if number == 0 { "   " } else { "      " };
-                Self::put(format!("{indent}{}", part.iter().collect::<String>()).trim_end());
+                put(format!("{indent}{}", part.iter().collect::<String>()).trim_end());
             }
             if line.is_empty() {
-                Self::put("");
+                put("");
             }
         }
     }
@@ -81,7 +85,7 @@ impl Screen {
 
     /// Something that has been seen to be so.
     pub(super) fn seen(self, fact: &str) {
-        Self::put(&format!("   {} {fact}", self.paint(GREEN, "ok:")));
+        put(&format!("   {} {fact}", self.paint(GREEN, "ok:")));
     }
 
     /// A bar for each pod, also for one that was not met.

@@ -4,6 +4,7 @@
 
 pub mod binary;
 mod buildah;
+mod commit;
 mod sbom;
 
 use std::fs;
@@ -12,10 +13,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
 
-use crate::exec::Cmd;
 use crate::setup::{self, Need};
 use crate::workspace::Workspace;
 use crate::{build, say};
+use commit::{revision, source_date};
 
 /// Build the container image: one static binary in an archive that `ctr image import`, `docker load`, `podman load`
 /// and `kind load image-archive` read, and its bills of materials (`CycloneDX`). buildah makes it, as root or as a user with subordinate ids (`/etc/subuid`).
@@ -134,22 +135,6 @@ fn architecture() -> &'static str {
 fn reference(name: &str) -> String {
     let last = name.rsplit('/').next().unwrap_or(name);
     if last.contains(':') { name.to_owned() } else { format!("{name}:{}", env!("CARGO_PKG_VERSION")) }
-}
-
-/// The time that files and documents carry, in seconds since 1970: `$SOURCE_DATE_EPOCH`, or the last commit's.
-fn source_date(workspace: &Workspace) -> u64 {
-    let given = std::env::var("SOURCE_DATE_EPOCH").ok();
-    let committed = || git(workspace, &["log", "-1", "--format=%ct"]);
-    given.or_else(committed).and_then(|text| text.trim().parse().ok()).unwrap_or(0)
-}
-
-/// The commit, if this is a checkout.
-fn revision(workspace: &Workspace) -> Option<String> {
-    git(workspace, &["rev-parse", "HEAD"]).map(|text| text.trim().to_owned())
-}
-
-fn git(workspace: &Workspace, args: &[&str]) -> Option<String> {
-    Cmd::new("git").args(args).dir(workspace.root()).try_read()
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context as _, Result};
 
-use super::source_date;
+use super::commit::source_date;
 use crate::cargotools;
 use crate::host::names_in;
 use crate::workspace::Workspace;

@@ -23,7 +23,7 @@ use record::{Found, Record};
 use crate::cross::{self, Arch};
 use crate::exec::{self, Cmd};
 use crate::setup::{self, Need};
-use crate::test::cargo_test;
+use crate::test::cargo::cargo_test;
 use crate::workspace::{self, Workspace};
 use crate::{build, say};
 

@@ -9,7 +9,8 @@ use std::path::Path;
 use anyhow::{Context as _, Result};
 use serde::Deserialize;
 
-use super::Finding;
+use super::finding::Finding;
+use super::paths::{module, paths};
 use super::source::SourceFile;
 use crate::exec::Cmd;
 use crate::workspace::Workspace;
@@ -23,7 +24,7 @@ const CRATES: [(&str, &[&str]); 4] = [
 ];
 
 /// The modules of `proxy-user`, and those of ours that each may use.
-const MODULES: [(&str, &[&str]); 17] = [
+const MODULES: [(&str, &[&str]); 18] = [
     ("model", &[]),
     ("api", &["model"]),
     ("source", &["api", "model"]),
@@ -35,16 +36,18 @@ const MODULES: [(&str, &[&str]); 17] = [
     ("programs", &["host", "maps"]),
     ("connections", &["maps", "programs", "sync"]),
     ("sockets", &["host", "maps", "model", "programs", "sync"]),
-    ("metrics", &["audit", "maps", "model", "programs", "sync"]),
-    ("http", &["metrics", "model", "sync"]),
-    ("cli", &["host", "maps", "model", "programs"]),
-    ("telemetry", &["cli"]),
+    ("metrics", &["audit", "maps", "model", "plan", "programs", "sync"]),
+    ("http", &["metrics", "model", "plan", "sync"]),
+    ("config", &["host", "model", "programs"]),
+    ("cli", &["config", "host", "maps", "model", "programs"]),
+    ("telemetry", &["config"]),
     (
         "app",
         &[
             "api",
             "audit",
             "cli",
+            "config",
             "connections",
             "host",
             "http",
@@ -59,7 +62,7 @@ const MODULES: [(&str, &[&str]); 17] = [
             "telemetry",
         ],
     ),
-    ("main", &["app", "cli", "host", "programs", "telemetry"]),
+    ("main", &["app", "cli", "config", "host", "programs", "telemetry"]),
 ];
 
 /// Crates that only some modules may see, so that the others stay testable without them.
@@ -143,148 +146,37 @@ fn crate_findings(metadata: &str) -> Result<Vec<Finding>> {
 
 /// Looks at what a file of `proxy-user` uses.
 pub(super) fn modules(file: &SourceFile) -> Vec<Finding> {
-    let Some(place) = Place::of(file) else { return Vec::new() };
+    let Some(place) = place(file) else { return Vec::new() };
+    let Some(top) = place.first() else { return Vec::new() };
     let find = |line, what| Finding { file: file.path.clone(), line, what };
-    let Some((_, allowed)) = MODULES.iter().find(|(name, _)| *name == place.module) else {
-        return vec![find(0, format!("module `{}` has no line in the table of layers", place.module))];
+    let Some((_, allowed)) = MODULES.iter().find(|(name, _)| name == top) else {
+        return vec![find(0, format!("module `{top}` has no line in the table of layers"))];
     };
     let mut findings = Vec::new();
-    for Use { line, path } in uses(&file.code().join("\n"), place.depth) {
-        match path {
-            UsePath::Own(name) => {
-                let known = MODULES.iter().any(|(module, _)| *module == name);
-                if known && name != place.module && !allowed.contains(&name.as_str()) {
-                    findings.push(find(line, format!("`{}` may not use `{name}`", place.module)));
-                }
+    for used in paths(&file.code().join("\n")) {
+        if let Some(path) = used.absolute(&place, "proxy_user") {
+            let Some(name) = path.first().filter(|name| *name != top) else { continue };
+            let known = MODULES.iter().any(|(module, _)| module == name);
+            if known && !allowed.contains(&name.as_str()) {
+                findings.push(find(used.line, format!("`{top}` may not use `{name}`")));
             }
-            UsePath::Foreign(name) => {
-                let rule = RESTRICTED.iter().find(|(krate, _)| *krate == name);
-                if rule.is_some_and(|(_, modules)| !modules.contains(&place.module.as_str())) {
-                    findings.push(find(line, format!("`{}` may not use the crate {name}", place.module)));
-                }
+        } else {
+            let name = &used.names[0];
+            let rule = RESTRICTED.iter().find(|(krate, _)| krate == name);
+            if rule.is_some_and(|(_, modules)| !modules.contains(&top.as_str())) {
+                findings.push(find(used.line, format!("`{top}` may not use the crate {name}")));
             }
         }
     }
+    // A group names some modules twice.
+    findings.dedup();
     findings
 }
 
-/// Where a file stands in the crate.
-struct Place {
-    module: String,
-    /// How many `super::` lead to the crate's root.
-    depth: usize,
-}
-
-impl Place {
-    /// `None` for what the table is not about: other crates, tests, and `lib.rs`, which only lists modules.
-    fn of(file: &SourceFile) -> Option<Self> {
-        if !file.is_rust() || file.is_test() {
-            return None;
-        }
-        let inside = file.path.strip_prefix("proxy-user/src").ok()?;
-        let mut names: Vec<_> =
-            inside.with_extension("").iter().filter_map(|name| name.to_str().map(str::to_owned)).collect();
-        names.pop_if(|name| name == "mod");
-        let module = names.first().filter(|name| *name != "lib")?.clone();
-        Some(Self { module, depth: names.len() })
-    }
-}
-
-#[derive(Debug, PartialEq, Eq)]
-enum UsePath {
-    /// A module of our crate.
-    Own(String),
-    /// The first name of another path: maybe a crate.
-    Foreign(String),
-}
-
-#[derive(Debug, PartialEq, Eq)]
-struct Use {
-    line: usize,
-    path: UsePath,
-}
-
-/// Every path in the code that starts at our crate's root, and every other path's first name.
-fn uses(code: &str, depth: usize) -> Vec<Use> {
-    let tokens = tokens(code);
-    let mut uses = Vec::new();
-    let word = |at: usize| tokens.get(at).map_or("", |token| token.1);
-    let mut at = 0;
-    while at < tokens.len() {
-        let (line, token) = tokens[at];
-        let starts_path = word(at + 1) == "::" && (at == 0 || word(at - 1) != "::");
-        if !starts_path {
-            at += 1;
-            continue;
-        }
-        let supers = (0..tokens.len())
-            .take_while(|step| word(at + 2 * step) == "super" && word(at + 2 * step + 1) == "::")
-            .count();
-        let root = match token {
-            "crate" | "proxy_user" => Some(at + 2),
-            "super" if supers >= depth => Some(at + 2 * supers),
-            _ => None,
-        };
-        match root {
-            Some(next) if word(next) == "{" => {
-                for name in group(&tokens, next) {
-                    uses.push(Use { line, path: UsePath::Own(name) });
-                }
-                at = next + 1;
-            }
-            Some(next) => {
-                uses.push(Use { line, path: UsePath::Own(word(next).to_owned()) });
-                at = next + 1;
-            }
-            None => {
-                uses.push(Use { line, path: UsePath::Foreign(token.to_owned()) });
-                at += 2;
-            }
-        }
-    }
-    uses
-}
-
-/// The first names in `{a::b, c::{d, e}}`, which opens at `open`: `a` and `c`.
-fn group(tokens: &[(usize, &str)], open: usize) -> Vec<String> {
-    let mut names = Vec::new();
-    let mut depth = 0;
-    for window in tokens[open..].windows(2) {
-        let (here, next) = (window[0].1, window[1].1);
-        match here {
-            "{" => depth += 1,
-            "}" => depth -= 1,
-            _ => {}
-        }
-        if depth == 0 {
-            break;
-        }
-        if depth == 1 && matches!(here, "{" | ",") && next != "}" {
-            names.push(next.to_owned());
-        }
-    }
-    names
-}
-
-/// Words, `::` and single signs, each with its line from 1.
-fn tokens(code: &str) -> Vec<(usize, &str)> {
-    let mut tokens = Vec::new();
-    for (number, line) in code.lines().enumerate() {
-        let mut rest = line;
-        while let Some(first) = rest.chars().next() {
-            let word = rest.find(|c: char| !(c.is_alphanumeric() || c == '_')).unwrap_or(rest.len());
-            let length = match word {
-                0 if rest.starts_with("::") => 2,
-                0 => first.len_utf8(),
-                word => word,
-            };
-            if !first.is_whitespace() {
-                tokens.push((number + 1, &rest[..length]));
-            }
-            rest = &rest[length..];
-        }
-    }
-    tokens
+/// The file's module; `None` for what the table is not about: other crates, and tests.
+fn place(file: &SourceFile) -> Option<Vec<String>> {
+    let inside = file.path.strip_prefix("proxy-user/src").ok()?;
+    (file.is_rust() && !file.is_test()).then(|| module(inside))
 }
 
 #[cfg(test)]

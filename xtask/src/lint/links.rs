@@ -6,7 +6,7 @@ use std::path::{Component, Path, PathBuf};
 
 use pulldown_cmark::{Event, Options, Parser, Tag, TagEnd};
 
-use super::Finding;
+use super::finding::Finding;
 use super::source::SourceFile;
 
 /// The list of pages of the book.

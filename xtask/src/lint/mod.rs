@@ -1,15 +1,22 @@
 //! `cargo xtask lint`: format, clippy on the host and on the BPF target, and the project's own rules.
 
+mod circles;
+mod finding;
 mod layers;
 pub(crate) mod links;
+mod paths;
 mod scripts;
 mod size;
 mod source;
 mod words;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
+#[cfg(test)]
+use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, bail};
+
+use finding::Finding;
 
 use crate::exec::{self, Cmd};
 use crate::host::names_in;
@@ -21,22 +28,13 @@ use crate::{apt, chart, docs, go, gotools, say};
 /// The clippy that belongs to the distribution's rustc, and its package.
 const DISTRIBUTION_CLIPPY: (&str, &str) = ("/usr/bin/clippy-driver", "rust-web-clippy");
 
-/// Check format, clippy (host and BPF target, warnings denied), layers, file sizes, words, links between documents, documents
+/// Check format, clippy (host and BPF target, warnings denied), layers, circles, file sizes, words, links between documents, documents
 /// that are made from code, the chart with its manifests, workflows, shell scripts and systemd units.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct Args {
     /// Only the project's own rules: no compiler, at once
     #[arg(long)]
     pub rules_only: bool,
-}
-
-/// A place that breaks a rule.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Finding {
-    file: PathBuf,
-    /// From 1; 0 for the file as a whole.
-    line: usize,
-    what: String,
 }
 
 /// Runs the command: every check runs, and the command fails if any of them did.
@@ -49,7 +47,7 @@ pub fn run(args: &Args) -> Result<()> {
             failed.push(name);
         }
     };
-    check("rules", say::timed("layers, size, words, links", || rules(&workspace)));
+    check("rules", say::timed("layers, circles, size, words, links", || rules(&workspace)));
     check("docs", docs::check(&workspace));
     if !args.rules_only {
         check("fmt", say::timed("cargo fmt --check", || fmt(&workspace)));
@@ -185,6 +183,7 @@ fn rules(workspace: &Workspace) -> Result<()> {
         findings.extend(size::check(file));
         findings.extend(words::check(file));
     }
+    findings.extend(circles::check(&files));
     findings.extend(links::check(&files, |path| workspace.root().join(path).is_file()));
     findings.sort();
     for Finding { file, line, what } in &findings {

@@ -1,6 +1,6 @@
 //! A file that needs scrolling through four screens holds more than one idea.
 
-use super::Finding;
+use super::finding::Finding;
 use super::source::SourceFile;
 
 /// Tests may be longer: a table of cases is one idea.

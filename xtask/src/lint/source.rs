@@ -24,6 +24,17 @@ impl SourceFile {
         self.path.components().any(|part| part.as_os_str() == "tests" || part.as_os_str() == "tests.rs")
     }
 
+    /// The names of its modules that only tests have and that are files of their own.
+    pub fn test_modules(&self) -> Vec<String> {
+        let code = blank(&self.text);
+        let after = code.split("#[cfg(test)]").skip(1).filter_map(|rest| {
+            let (declared, _) = rest.split_once(';')?;
+            let (_, name) = declared.trim().split_once("mod ")?;
+            Some(name.trim().to_owned())
+        });
+        after.filter(|name| name.chars().all(|c| c.is_alphanumeric() || c == '_')).collect()
+    }
+
     /// Its code line by line, without comments, literals and the `#[cfg(test)]` module at its end.
     pub fn code(&self) -> Vec<String> {
         let code = blank(&self.text);

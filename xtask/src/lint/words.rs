@@ -1,6 +1,6 @@
 //! Words that must not be in the project: signs of unfinished work, and paths of one machine.
 
-use super::Finding;
+use super::finding::Finding;
 use super::source::SourceFile;
 
 /// In code, tests included; in two pieces, so that this file does not hold them.

@@ -1,13 +1,14 @@
 //! `cargo xtask test`: the rungs of the test ladder, the cheapest first.
 
+pub(crate) mod cargo;
 mod rung;
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 
+use self::cargo::cargo_test;
 use crate::cross::Arch;
-use crate::exec::Cmd;
 use crate::setup::{self, Need};
 use crate::workspace::Workspace;
 use crate::{apiserver, build, exec, kernel, say};
@@ -91,12 +92,6 @@ pub fn run(args: &Args) -> Result<()> {
         say::line(format_args!("{:<10} {}", rung.to_string(), outcome.line()));
     }
     verdict(&outcomes, exec::in_ci())
-}
-
-/// Every call for tests selects the whole workspace: another selection unifies features differently, and would
-/// build half of the dependencies again. An integration test brings the binary with it.
-pub(crate) fn cargo_test(workspace: &Workspace) -> Cmd {
-    Cmd::cargo().args(["test", "--workspace"]).dir(workspace.root())
 }
 
 /// A failure, and in CI a skip, fails the command.

@@ -6,7 +6,8 @@ use std::{fmt, fs};
 
 use anyhow::{Context as _, Result, bail};
 
-use super::{Skip, cargo_test};
+use super::Skip;
+use super::cargo::cargo_test;
 use crate::apiserver;
 use crate::exec;
 use crate::previous;

@@ -6,7 +6,8 @@ use clap::ValueEnum;
 use clap::builder::FalseyValueParser;
 
 use super::AgentArgs;
-use crate::cli::value::NodePortRange;
+use super::list::ApiArgs;
+use crate::config::value::NodePortRange;
 
 /// `ballast check`.
 #[derive(Clone, Debug, clap::Args)]
@@ -29,13 +30,9 @@ pub struct CheckArgs {
     /// The agent.
     #[command(flatten)]
     pub agent: AgentArgs,
-    /// File with the API server's address and credentials. Default: $KUBECONFIG, then the pod's service
-    /// account, then ~/.kube/config.
-    #[arg(long, env = "BALLAST_KUBECONFIG", value_name = "FILE")]
-    pub kubeconfig: Option<PathBuf>,
-    /// Addresses of the API servers, separated by commas, instead of the one that the credentials name.
-    #[arg(long, env = "BALLAST_MASTER", value_name = "URL", value_delimiter = ',')]
-    pub master: Vec<String>,
+    /// The API server.
+    #[command(flatten)]
+    pub api: ApiArgs,
     /// Do not ask the API server: for a node whose objects come from a folder.
     #[arg(long, env = "BALLAST_NO_API", value_parser = FalseyValueParser::new())]
     pub no_api: bool,

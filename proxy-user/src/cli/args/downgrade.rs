@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::cli::value;
+use crate::config::value;
 
 /// `ballast downgrade`.
 #[derive(Clone, Debug, clap::Args)]

@@ -2,8 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::LogFormat;
-use crate::cli::value::LogLevel;
+use crate::config::value::{LogFormat, LogLevel};
 
 /// `ballast end-udp-sockets`.
 #[derive(Clone, Debug, clap::Args)]

@@ -7,7 +7,7 @@ use clap::ValueEnum;
 
 use super::ReaderArgs;
 use crate::cli::question::{self, Client, Dialled};
-use crate::cli::value;
+use crate::config::value;
 
 /// `ballast monitor`.
 #[derive(Clone, Debug, clap::Args)]

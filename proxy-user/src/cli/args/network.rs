@@ -1,30 +1,25 @@
 //! The flags that say what the network around this node is like.
 
-use std::fmt::Display;
-
-use clap::ValueEnum;
 use clap::builder::FalseyValueParser;
 use ipnet::IpNet;
-use serde::{Serialize, Serializer};
 
-use crate::cli::value::{self, NodePortAddress, NodePortRange, SnatPorts};
+use crate::config::network::Network;
+use crate::config::value::{self, DetectLocalMode, NodePortAddress, NodePortRange, SnatPorts};
+use crate::host::selection::Pattern;
 
 /// Flags about addresses, devices and who counts as a pod of this node.
-#[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
 #[command(next_help_heading = "The network")]
-#[serde(rename_all = "camelCase")]
 pub struct NetworkArgs {
     /// Which addresses of this node answer at node ports: ranges like 192.0.2.0/24, `primary` (the node's
     /// internal addresses), `all` (without loopback), `localhost` (for sockets of the node itself). Default: all.
     #[arg(long, env = "BALLAST_NODEPORT_ADDRESSES", value_name = "LIST", value_delimiter = ',')]
-    #[serde(serialize_with = "texts")]
     pub nodeport_addresses: Vec<NodePortAddress>,
     /// How pods of this node are known. Default: by their devices, which are all that other machines are not behind; by --cluster-cidr where that is given.
     #[arg(long, env = "BALLAST_DETECT_LOCAL_MODE", value_name = "MODE", ignore_case = true)]
     pub detect_local_mode: Option<DetectLocalMode>,
     /// The ranges of all pods of the cluster, at most one of each address family.
     #[arg(long, env = "BALLAST_CLUSTER_CIDR", value_name = "CIDR", value_delimiter = ',', value_parser = value::range)]
-    #[serde(rename = "clusterCIDR", serialize_with = "texts")]
     pub cluster_cidr: Vec<IpNet>,
     /// The bridge that pods of this node are behind, for --detect-local-mode `BridgeInterface`.
     #[arg(long, env = "BALLAST_POD_BRIDGE_INTERFACE", value_name = "NAME")]
@@ -41,7 +36,7 @@ pub struct NetworkArgs {
         value_delimiter = ',',
         value_parser = value::uplink_pattern
     )]
-    pub uplinks: Vec<String>,
+    pub uplinks: Vec<Pattern>,
     /// Devices that only pods, containers and virtual machines of this node are behind, as names with * and ?,
     /// whatever else is known of them.
     #[arg(
@@ -51,11 +46,10 @@ pub struct NetworkArgs {
         value_delimiter = ',',
         value_parser = value::local_device_pattern
     )]
-    pub local_devices: Vec<String>,
+    pub local_devices: Vec<Pattern>,
     /// Ranges of Service addresses, beside those that the cluster tells (`ServiceCIDR`). Inside them, packets to
     /// addresses that no Service has are dropped.
     #[arg(long, env = "BALLAST_SERVICE_CIDRS", value_name = "CIDR", value_delimiter = ',', value_parser = value::range)]
-    #[serde(rename = "serviceCIDRs", serialize_with = "texts")]
     pub service_cidrs: Vec<IpNet>,
     /// Send every packet to a cluster address on under the node's own address.
     #[arg(
@@ -71,11 +65,9 @@ pub struct NetworkArgs {
     /// may use them. Default: every port from 1024 up that is neither in `net.ipv4.ip_local_port_range` nor in
     /// --service-node-port-range, in the two largest ranges.
     #[arg(long, env = "BALLAST_SNAT_PORTS", value_name = "FIRST-LAST[,FIRST-LAST]")]
-    #[serde(serialize_with = "text_if_any")]
     pub snat_ports: Option<SnatPorts>,
     /// Ports that the API server gives to Services as node ports, as its flag of this name says.
     #[arg(long, env = "BALLAST_SERVICE_NODE_PORT_RANGE", value_name = "FIRST-LAST", default_value_t)]
-    #[serde(serialize_with = "text")]
     pub service_node_port_range: NodePortRange,
     /// Close a load balancer's address of a family that loadBalancerSourceRanges says nothing about. Without
     /// this it is open to everybody, as with kube-proxy.
@@ -83,44 +75,35 @@ pub struct NetworkArgs {
     pub source_ranges_strict: bool,
 }
 
-/// How pods of this node are known, in kube-proxy's words.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
-pub enum DetectLocalMode {
-    /// By their addresses: --cluster-cidr.
-    #[value(name = "ClusterCIDR")]
-    #[serde(rename = "ClusterCIDR")]
-    ClusterCidr,
-    /// By their addresses: the Node's podCIDRs.
-    #[value(name = "NodeCIDR")]
-    #[serde(rename = "NodeCIDR")]
-    NodeCidr,
-    /// By their bridge: --pod-bridge-interface.
-    #[value(name = "BridgeInterface")]
-    BridgeInterface,
-    /// By their devices' names: --pod-interface-name-prefix.
-    #[value(name = "InterfaceNamePrefix")]
-    InterfaceNamePrefix,
-}
-
-impl DetectLocalMode {
-    /// The mode of this name.
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::from_str(name, false).ok()
+impl From<NetworkArgs> for Network {
+    fn from(args: NetworkArgs) -> Self {
+        let NetworkArgs {
+            nodeport_addresses,
+            detect_local_mode,
+            cluster_cidr,
+            pod_bridge_interface,
+            pod_interface_name_prefix,
+            uplinks,
+            local_devices,
+            service_cidrs,
+            masquerade_all,
+            snat_ports,
+            service_node_port_range,
+            source_ranges_strict,
+        } = args;
+        Self {
+            nodeport_addresses,
+            detect_local_mode,
+            cluster_cidr,
+            pod_bridge_interface,
+            pod_interface_name_prefix,
+            uplinks,
+            local_devices,
+            service_cidrs,
+            masquerade_all,
+            snat_ports,
+            service_node_port_range,
+            source_ranges_strict,
+        }
     }
-}
-
-fn text<S: Serializer>(value: &impl Display, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.collect_str(value)
-}
-
-#[expect(clippy::ref_option, reason = "serde hands over the field")]
-fn text_if_any<T: Display, S: Serializer>(value: &Option<T>, serializer: S) -> Result<S::Ok, S::Error> {
-    match value {
-        Some(value) => serializer.collect_str(value),
-        None => serializer.serialize_none(),
-    }
-}
-
-fn texts<T: Display, S: Serializer>(values: &[T], serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.collect_seq(values.iter().map(ToString::to_string))
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::builder::FalseyValueParser;
 
 use super::AgentArgs;
-use crate::cli::value;
+use crate::config::value;
 
 /// `ballast takeover`.
 #[derive(Clone, Debug, clap::Args)]

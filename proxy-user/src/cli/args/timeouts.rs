@@ -1,7 +1,7 @@
 //! How long flows may be silent.
 
-use crate::cli::value;
-use crate::model::settings::{Conntrack, FlowTimeouts};
+use crate::config::value;
+use crate::model::settings::GivenFlowTimeouts;
 
 /// One flag for each: what it is about, its field here and in the settings, its variable, its default.
 macro_rules! timeouts {
@@ -17,9 +17,9 @@ macro_rules! timeouts {
             )+
         }
 
-        impl TimeoutArgs {
-            fn over(self, below: FlowTimeouts) -> FlowTimeouts {
-                FlowTimeouts { $($timeout: self.$name.unwrap_or(below.$timeout),)+ }
+        impl From<TimeoutArgs> for GivenFlowTimeouts {
+            fn from(args: TimeoutArgs) -> Self {
+                Self { $($timeout: args.$name,)+ }
             }
         }
     };
@@ -46,21 +46,4 @@ timeouts! {
     /// How long UDP may be silent after more than one exchange. Default: kube-proxy's conntrack.udpStreamTimeout if it is
     /// given, or 2m.
     flow_timeout_udp_stream is udp_stream, "BALLAST_FLOW_TIMEOUT_UDP_STREAM";
-}
-
-impl TimeoutArgs {
-    /// What is in force: our flags, then what kube-proxy's settings ask of netfilter, then the defaults.
-    pub fn in_force(self, conntrack: &Conntrack) -> FlowTimeouts {
-        let default = FlowTimeouts::default();
-        let told = |timeout: Option<std::time::Duration>, default| {
-            timeout.map_or(default, value::nearest_flow_timeout)
-        };
-        self.over(FlowTimeouts {
-            tcp_established: told(conntrack.tcp_established, default.tcp_established),
-            tcp_close_wait: told(conntrack.tcp_close_wait, default.tcp_close_wait),
-            udp: told(conntrack.udp, default.udp),
-            udp_stream: told(conntrack.udp_stream, default.udp_stream),
-            ..default
-        })
-    }
 }

@@ -4,14 +4,15 @@ use std::net::{IpAddr, SocketAddr};
 
 use proxy_common::Address;
 use proxy_common::affinity::AffinityEntry;
+use proxy_common::backend::{BACKEND_LOCAL, BACKEND_TERMINATING};
 use proxy_common::decide::{self, Source};
 use proxy_common::reason::Reason;
 use proxy_common::select::Algorithm;
 use proxy_common::service::{SERVICE_EJECTS, ServiceEntry};
 
 use super::health::note;
-use super::path::Walk;
-use super::{Candidate, flags, manner};
+use super::outcome::Candidate;
+use super::walk::Walk;
 
 impl<A: Address + Into<IpAddr>> Walk<'_, A> {
     pub(super) fn affinity(&mut self, service: &ServiceEntry, entry: Option<AffinityEntry>) {
@@ -87,5 +88,27 @@ pub(super) const fn word(source: Source) -> &'static str {
         Source::Remote => "remote",
         Source::All => "masquerade-all",
         Source::Local => "node",
+    }
+}
+
+/// Flags of an endpoint, in the words of [`Candidate`].
+pub(super) fn flags(flags: u32) -> (bool, bool) {
+    (flags & BACKEND_LOCAL != 0, flags & BACKEND_TERMINATING != 0)
+}
+
+/// How one of several endpoints is chosen, in words.
+const fn manner(how: Algorithm) -> &'static str {
+    match how {
+        Algorithm::Random => "at random",
+        Algorithm::RoundRobin | Algorithm::WeightedRoundRobin => "by turns",
+        Algorithm::SourceHash => "by the client's address",
+        Algorithm::DestinationHash => "by the address that is dialled",
+        Algorithm::Maglev => "by a hash of addresses and ports (Maglev)",
+        Algorithm::LeastConnections => "of two at random the one with fewer open connections",
+        Algorithm::WeightedLeastConnections => {
+            "of two at random the one with fewer open connections for its weight"
+        }
+        Algorithm::ShortestExpectedDelay => "of two at random the one with the shorter expected delay",
+        Algorithm::NeverQueue => "of two at random an idle one, else the one with the shorter expected delay",
     }
 }

@@ -8,8 +8,8 @@ use proxy_common::decide;
 use proxy_common::service::ServiceEntry;
 use proxy_common::source_range::SourceRangeKey;
 
-use super::flags;
-use super::path::Walk;
+use super::choice::flags;
+use super::walk::Walk;
 use crate::cli::question::Client;
 
 impl<A: Address + Into<IpAddr>> Walk<'_, A> {

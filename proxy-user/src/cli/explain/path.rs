@@ -1,7 +1,7 @@
 //! The rules of a path, in the order in which its programs ask them.
 
 use std::cell::RefCell;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 
 use proxy_common::affinity::{AffinityKey, NetnsAffinityKey};
 use proxy_common::backend::BACKEND_LOCAL;
@@ -16,41 +16,15 @@ use proxy_common::service::{KIND_UNMANAGED, SCOPE_INTERNAL, SERVICE_LOCAL, Servi
 use proxy_common::{Address, PROTO_SCTP};
 
 use super::choice::{DSR, word};
-use super::{Outcome, Path, Step};
+use super::outcome::{Outcome, Path, Step};
+use super::walk::Walk;
 use crate::cli::question::Client;
-use crate::maps::view::{Kind, Rules, Scope, Transport};
+use crate::maps::view::{Kind, Scope, Transport};
 
 /// Bits of an address of the node on which node ports answer for everybody.
 const ANSWERS: NodeAddr = NODE_ADDR_OWN | NODE_ADDR_PORTS;
 
-/// The way through the rules.
-pub(super) struct Walk<'a, A: Address> {
-    pub(super) rules: &'a Rules<A>,
-    key: ServiceKey<A>,
-    pub(super) path: Path,
-}
-
-impl<'a, A: Address + Into<IpAddr>> Walk<'a, A> {
-    pub(super) fn new(rules: &'a Rules<A>, key: ServiceKey<A>) -> Self {
-        let path =
-            Path { steps: Vec::new(), service: None, candidates: Vec::new(), outcome: Outcome::Untouched };
-        Self { rules, key, path }
-    }
-
-    pub(super) fn step(&mut self, rule: &'static str, found: impl Into<String>) {
-        self.path.steps.push(Step { rule, found: found.into() });
-    }
-
-    fn end(mut self, outcome: Outcome) -> Path {
-        self.path.outcome = outcome;
-        self.path
-    }
-
-    fn dialled(&self) -> String {
-        let ServiceKey { addr, port, proto, .. } = self.key;
-        format!("{}/{}", SocketAddr::new(addr.into(), port), Transport(proto))
-    }
-
+impl<A: Address + Into<IpAddr>> Walk<'_, A> {
     /// What connect(2) and sendmsg(2) do.
     pub(super) fn socket(self, client: Client, from: Option<A>) -> Path {
         let fails = self.rules.common.config.flags & CONFIG_SOCKET_DROP_FAIL != 0;

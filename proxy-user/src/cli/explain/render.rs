@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::{Candidate, Explanation, Outcome, Path, Step};
 use crate::cli::args::Output;
-use crate::cli::show::{ShowError, Table, json};
+use crate::cli::show::{ShowError, Table, document};
 
 /// In JSON the names of fields stay.
 #[derive(Serialize)]
@@ -41,9 +41,9 @@ impl Explanation {
     /// As text or JSON.
     pub fn render(&self, output: Output) -> Result<String, ShowError> {
         let (client, dialled) = (self.client.to_string(), self.dialled.to_string());
-        if output == Output::Json {
+        if output.is_document() {
             let (socket, packet) = (PathJson::of(&self.socket), PathJson::of(&self.packet));
-            return json(&Json { client, dialled, socket, packet });
+            return document(&Json { client, dialled, socket, packet }, output);
         }
         let mut text = format!("{client} -> {dialled}\n");
         for (title, path) in [

@@ -3,13 +3,16 @@ use std::collections::BTreeMap;
 use insta::assert_snapshot;
 use proxy_common::PROTO_SCTP;
 use proxy_common::affinity::{AffinityEntry, AffinityKey, NetnsAffinityKey};
-use proxy_common::backend::{BACKEND_ACTIVE, BACKEND_GONE, BACKEND_IN_CLUSTER, BackendEntry};
+use proxy_common::backend::{
+    BACKEND_ACTIVE, BACKEND_GONE, BACKEND_IN_CLUSTER, BACKEND_LOCAL, BACKEND_TERMINATING, BackendEntry,
+};
 use proxy_common::config::{
     CONFIG_DETECT_LOCAL, CONFIG_SOCKET_DROP_FAIL, CONFIG_SOCKET_LB_HOST_ONLY, CONFIG_SOCKET_LB_OFF,
     NodeConfig,
 };
 use proxy_common::node::{Cidr, NODE_ADDR_OWN, NODE_ADDR_PORTS, NodeEntry};
 use proxy_common::prefilter::{PREFILTER_WORDS, Role, position};
+use proxy_common::reason::Reason;
 use proxy_common::service::{
     KIND_ADDRESS, KIND_CLUSTER_IP, KIND_LOAD_BALANCER, KIND_NODE_PORT, KIND_UNMANAGED, SCOPE_EXTERNAL,
     SERVICE_DROP_WHEN_EMPTY, SERVICE_LOCAL, SERVICE_SCOPED, SERVICE_SOURCE_RANGES, ServiceEntry,

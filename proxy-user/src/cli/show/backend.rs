@@ -5,21 +5,17 @@ use std::net::SocketAddr;
 
 use serde::Serialize;
 
+use super::ShowError;
+use super::filter::Scope;
+use super::list::{Column, List, Row};
 use super::service::title;
-use super::table::Table;
-use super::{ServiceFilter, ShowError, json};
-use crate::cli::args::Output;
+use crate::cli::args::list::ListOutput;
 use crate::maps::view::{BackendRow, Snapshot};
 
-/// `{"backends": [...]}`.
-#[derive(Serialize)]
-struct ListJson {
-    backends: Vec<BackendJson>,
-}
-
-#[derive(Serialize)]
+/// An endpoint.
+#[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct BackendJson {
+pub struct BackendJson {
     id: u32,
     address: SocketAddr,
     protocol: String,
@@ -43,22 +39,11 @@ pub(super) struct BackendJson {
     open: Option<u64>,
 }
 
-/// One line for each endpoint of the Service ports that `filter` means, or of all.
-pub fn list(
-    snapshot: &Snapshot,
-    filter: Option<&ServiceFilter>,
-    output: Output,
-) -> Result<String, ShowError> {
-    let meant = |row: &BackendRow| {
-        filter.is_none_or(|filter| {
-            snapshot.names.get(&row.service).is_some_and(|name| filter.matches(row.service, name, snapshot))
-        })
-    };
-    let rows = snapshot.backends.iter().map(|(id, row)| (*id, row)).filter(|(_, row)| meant(row));
-    if output == Output::Json {
-        return json(&ListJson { backends: rows.map(|(id, row)| element(id, row, snapshot)).collect() });
-    }
-    Ok(table(rows, snapshot, true))
+/// One line for each endpoint of the Service ports that `scope` means.
+pub fn list(snapshot: &Snapshot, scope: &Scope) -> Result<List<BackendJson>, ShowError> {
+    scope.check(snapshot)?;
+    let rows = snapshot.backends.iter().filter(|(_, row)| scope.takes(row.service, snapshot));
+    Ok(of_rows(rows.map(|(id, row)| (*id, row)), snapshot, true))
 }
 
 /// The endpoints of one Service port.
@@ -66,14 +51,28 @@ pub(super) fn of(service: u32, snapshot: &Snapshot) -> impl Iterator<Item = (u32
     snapshot.backends.iter().filter(move |(_, row)| row.service == service).map(|(id, row)| (*id, row))
 }
 
-pub(super) fn table<'a>(
+/// The endpoints of one Service port, as a table.
+pub(super) fn table(service: u32, snapshot: &Snapshot) -> Result<String, ShowError> {
+    of_rows(of(service, snapshot), snapshot, false).render(ListOutput::Text, true)
+}
+
+fn of_rows<'a>(
     rows: impl Iterator<Item = (u32, &'a BackendRow)>,
     snapshot: &Snapshot,
     with_service: bool,
-) -> String {
-    let headings = ["ID", "ENDPOINT", "STATE", "LOCAL", "WEIGHT", "CONNECTIONS", "OPEN", "SERVICE"];
-    let columns = if with_service { headings.len() } else { headings.len() - 1 };
-    let mut table = Table::new(headings.into_iter().take(columns)).right(&[0, 4, 5, 6]);
+) -> List<BackendJson> {
+    let service = Column::new("SERVICE");
+    let columns = [
+        Column::new("ID").number(),
+        Column::new("ENDPOINT"),
+        Column::new("STATE"),
+        Column::new("LOCAL"),
+        Column::new("WEIGHT").number(),
+        Column::new("CONNECTIONS").number(),
+        Column::new("OPEN").number(),
+        if with_service { service } else { service.wide() },
+    ];
+    let mut list = List::new("backends", columns, "No endpoints are programmed.");
     for (id, row) in rows {
         let mut state = row.state.label().to_owned();
         if row.terminating {
@@ -82,9 +81,10 @@ pub(super) fn table<'a>(
         if let Some(seconds) = snapshot.ejected.get(&id) {
             let _ = write!(state, ", ejected for {seconds}s");
         }
-        let cells = [
+        let endpoint = format!("{}/{}", row.socket, row.protocol);
+        let cells = vec![
             id.to_string(),
-            format!("{}/{}", row.socket, row.protocol),
+            endpoint.clone(),
             state,
             if row.local { "yes" } else { "no" }.to_owned(),
             row.weight.to_string(),
@@ -92,9 +92,10 @@ pub(super) fn table<'a>(
             open(id, row, snapshot).map_or_else(|| "-".to_owned(), |count| count.to_string()),
             title(row.service, snapshot),
         ];
-        table.row(cells.into_iter().take(columns));
+        let key = format!("{id} {endpoint} {}", row.service);
+        list.push(Row { group: "backends", name: endpoint, key, cells, value: element(id, row, snapshot) });
     }
-    table.render("No endpoints are programmed.")
+    list
 }
 
 pub(super) fn element(id: u32, row: &BackendRow, snapshot: &Snapshot) -> BackendJson {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use proxy_common::reason::Reason;
 
-use crate::cli::value::SnatPorts;
+use crate::config::value::SnatPorts;
 use crate::maps::view::{BackendState, Overview, UsageRow, View, ViewError};
 use crate::programs::{Attachment, Lack, attachments, lacks};
 

@@ -1,27 +1,70 @@
 //! Which Service ports are meant.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
 
+use super::ShowError;
+use crate::cli::args::list::NamespaceArgs;
+use crate::cli::nearest::{did_you_mean, nearest};
 use crate::maps::view::{NameRow, Snapshot};
 
 /// The text names no Service.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} names no Service: give NAMESPACE/NAME or NAMESPACE/NAME:PORT, like default/redis:6379")]
-pub struct FilterError(String);
+pub enum FilterError {
+    /// It has another form.
+    #[error("{0:?} names no Service: give NAMESPACE/NAME or NAMESPACE/NAME:PORT, like default/redis:6379")]
+    Form(String),
+    /// Two namespaces.
+    #[error(
+        "{text:?} is not in the namespace {namespace}: leave out --namespace, or name it without namespace"
+    )]
+    Namespace {
+        /// The name.
+        text: String,
+        /// What `--namespace` says.
+        namespace: String,
+    },
+}
 
-/// `namespace/name`, or one port of it by name or number.
+/// A Service, or one port of it by name or number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServiceFilter {
-    namespace: String,
+    /// `None`: any.
+    namespace: Option<String>,
     name: String,
     port: Option<String>,
 }
 
 impl ServiceFilter {
+    /// Reads `NAME`, `NAMESPACE/NAME` and `svc/...` before either; what is said without namespace is where the flags say.
+    pub fn parse(text: &str, flags: &NamespaceArgs) -> Result<Self, FilterError> {
+        let wrong = || FilterError::Form(text.to_owned());
+        let rest = text.strip_prefix("service/").or_else(|| text.strip_prefix("svc/")).unwrap_or(text);
+        let (namespace, rest) = match rest.split_once('/') {
+            Some((namespace, rest)) => (Some(namespace), rest),
+            None => (None, rest),
+        };
+        let (name, port) = rest.split_once(':').map_or((rest, None), |(name, port)| (name, Some(port)));
+        let is_wrong = namespace.is_some_and(str::is_empty) || name.is_empty() || name.contains('/');
+        if is_wrong || port.is_some_and(str::is_empty) {
+            return Err(wrong());
+        }
+        let namespace = match (namespace, &flags.namespace) {
+            (Some(named), Some(flag)) if !flags.all_namespaces && named != flag => {
+                return Err(FilterError::Namespace { text: text.to_owned(), namespace: flag.clone() });
+            }
+            (Some(named), _) => Some(named.to_owned()),
+            (None, _) if flags.all_namespaces => None,
+            // As kubectl: what is not said is in the namespace `default`.
+            (None, flag) => Some(flag.clone().unwrap_or_else(|| "default".to_owned())),
+        };
+        Ok(Self { namespace, name: name.to_owned(), port: port.map(str::to_owned) })
+    }
+
     /// Whether this Service port is meant. A number is looked up among the ports that clients dial.
     pub fn matches(&self, id: u32, name: &NameRow, snapshot: &Snapshot) -> bool {
-        if (&self.namespace, &self.name) != (&name.namespace, &name.name) {
+        if self.name != name.name || self.namespace.as_ref().is_some_and(|meant| *meant != name.namespace) {
             return false;
         }
         let Some(port) = &self.port else { return true };
@@ -31,25 +74,90 @@ impl ServiceFilter {
                 snapshot.frontends.iter().any(|row| row.service == id && row.port == number)
             })
     }
+
+    /// Names that are programmed and may have been meant, in words.
+    pub fn proposals(&self, snapshot: &Snapshot) -> String {
+        let services: BTreeSet<(&str, &str)> =
+            snapshot.names.values().map(|row| (&*row.namespace, &*row.name)).collect();
+        let of_that_name = services.iter().filter(|(_, name)| *name == self.name);
+        let mut found: Vec<String> = of_that_name.map(|(space, name)| format!("{space}/{name}")).collect();
+        // The Service is there: its ports have other names.
+        let ports = snapshot.names.values().filter(|row| {
+            row.name == self.name && self.namespace.as_ref().is_none_or(|meant| *meant == row.namespace)
+        });
+        let ports: BTreeSet<String> = ports.map(ToString::to_string).collect();
+        if self.port.is_some() && !ports.is_empty() {
+            found = ports.into_iter().collect();
+        } else if found.is_empty() {
+            let all: Vec<String> = services.iter().map(|(space, name)| format!("{space}/{name}")).collect();
+            let asked = format!("{}/{}", self.namespace.as_deref().unwrap_or_default(), self.name);
+            let alike = nearest(&self.name, services.iter().map(|(_, name)| *name));
+            let by_name = services.iter().filter(|(_, name)| alike.contains(name));
+            found = by_name.map(|(space, name)| format!("{space}/{name}")).take(3).collect();
+            if found.is_empty() {
+                found =
+                    nearest(&asked, all.iter().map(String::as_str)).into_iter().map(str::to_owned).collect();
+            }
+        }
+        did_you_mean(&found)
+    }
 }
 
 impl FromStr for ServiceFilter {
     type Err = FilterError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        // As kubectl: what is not said is in the namespace `default`.
-        let (namespace, rest) = text.split_once('/').unwrap_or(("default", text));
-        let (name, port) = rest.split_once(':').map_or((rest, None), |(name, port)| (name, Some(port)));
-        if namespace.is_empty() || name.is_empty() || name.contains('/') || port.is_some_and(str::is_empty) {
-            return Err(FilterError(text.to_owned()));
-        }
-        Ok(Self { namespace: namespace.to_owned(), name: name.to_owned(), port: port.map(str::to_owned) })
+        Self::parse(text, &NamespaceArgs::default())
     }
 }
 
 impl fmt::Display for ServiceFilter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.namespace, self.name)?;
+        if let Some(namespace) = &self.namespace {
+            write!(f, "{namespace}/")?;
+        }
+        f.write_str(&self.name)?;
         self.port.iter().try_for_each(|port| write!(f, ":{port}"))
+    }
+}
+
+/// Which Service ports a list is about.
+#[derive(Clone, Debug, Default)]
+pub struct Scope {
+    /// Those of this namespace.
+    pub namespace: Option<String>,
+    /// Those with the labels that were asked for, as namespace and name.
+    pub labelled: Option<BTreeSet<(String, String)>>,
+    /// These; none: all.
+    pub services: Vec<ServiceFilter>,
+}
+
+impl Scope {
+    /// Whether nothing is left out.
+    pub fn is_all(&self) -> bool {
+        self.namespace.is_none() && self.labelled.is_none() && self.services.is_empty()
+    }
+
+    /// Whether it is about this Service port. One without name belongs to no namespace.
+    pub fn takes(&self, id: u32, snapshot: &Snapshot) -> bool {
+        let Some(name) = snapshot.names.get(&id) else { return self.is_all() };
+        let is_labelled = |names: &BTreeSet<(String, String)>| {
+            names.iter().any(|(space, one)| *space == name.namespace && *one == name.name)
+        };
+        self.namespace.as_ref().is_none_or(|meant| *meant == name.namespace)
+            && self.labelled.as_ref().is_none_or(is_labelled)
+            && (self.services.is_empty()
+                || self.services.iter().any(|filter| filter.matches(id, name, snapshot)))
+    }
+
+    /// An error for the first Service that is named and not programmed.
+    pub fn check(&self, snapshot: &Snapshot) -> Result<(), ShowError> {
+        let is_there = |filter: &&ServiceFilter| {
+            snapshot.names.iter().any(|(id, name)| filter.matches(*id, name, snapshot))
+        };
+        match self.services.iter().find(|filter| !is_there(filter)) {
+            Some(filter) => Err(ShowError::no_service(filter, snapshot)),
+            None => Ok(()),
+        }
     }
 }

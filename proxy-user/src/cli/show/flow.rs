@@ -1,35 +1,41 @@
 //! `ballast flow list`.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 
 use serde::Serialize;
 
+use super::ShowError;
+use super::filter::Scope;
+use super::list::{Column, List, Row};
 use super::service::title;
-use super::table::{Table, age};
-use super::{ServiceFilter, ShowError, json};
-use crate::cli::args::Output;
+use super::table::age;
+use crate::cli::question::Peer;
 use crate::maps::view::{FlowRow, FlowState, Snapshot};
+use crate::model::net::Protocol;
 
 /// Which connections are meant.
 #[derive(Clone, Debug, Default)]
 pub struct Selection {
     /// Those to these Service ports.
-    pub service: Option<ServiceFilter>,
+    pub scope: Scope,
     /// Those of this client.
-    pub client: Option<IpAddr>,
+    pub client: Option<Peer>,
+    /// Those that dialled this.
+    pub frontend: Option<Peer>,
+    /// Those to this endpoint.
+    pub backend: Option<Peer>,
+    /// Those of this protocol.
+    pub protocol: Option<Protocol>,
+    /// Those in this state.
+    pub state: Option<FlowState>,
     /// Expired ones too.
     pub all: bool,
 }
 
-/// `{"flows": [...]}`.
-#[derive(Serialize)]
-struct ListJson {
-    flows: Vec<FlowJson>,
-}
-
-#[derive(Serialize)]
+/// A connection.
+#[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct FlowJson {
+pub struct FlowJson {
     protocol: String,
     client: SocketAddr,
     frontend: SocketAddr,
@@ -46,6 +52,8 @@ struct FlowJson {
     forwarding: &'static str,
     age_seconds: f64,
     idle_seconds: f64,
+    /// Until it expires, if no packet comes.
+    timeout_seconds: f64,
 }
 
 /// One line for each connection that `selection` means.
@@ -53,29 +61,30 @@ pub fn list(
     rows: &[FlowRow],
     snapshot: &Snapshot,
     selection: &Selection,
-    output: Output,
-) -> Result<String, ShowError> {
-    let rows = rows.iter().filter(|row| meant(row, snapshot, selection));
-    if output == Output::Json {
-        return json(&ListJson { flows: rows.map(|row| element(row, snapshot)).collect() });
-    }
-    let headings = [
-        "PROTO",
-        "CLIENT",
-        "FRONTEND",
-        "BACKEND",
-        "STATE",
-        "AGE",
-        "IDLE",
-        "SERVICE",
-        "FORWARDING",
-        "SOURCE",
-        "BACKEND-ID",
+) -> Result<List<FlowJson>, ShowError> {
+    selection.scope.check(snapshot)?;
+    let columns = [
+        Column::new("PROTO"),
+        Column::new("CLIENT"),
+        Column::new("FRONTEND"),
+        Column::new("BACKEND"),
+        Column::new("STATE"),
+        Column::new("AGE").number().clock(),
+        Column::new("IDLE").number().clock(),
+        Column::new("TIMEOUT").number().clock().wide(),
+        Column::new("SERVICE").wide(),
+        Column::new("FORWARDING").wide(),
+        Column::new("SOURCE").wide(),
+        Column::new("BACKEND-ID").wide(),
     ];
-    let columns = if output.is_wide() { headings.len() } else { 7 };
-    let mut table = Table::new(headings.into_iter().take(columns)).right(&[5, 6]);
-    for row in rows {
-        let cells = [
+    let mut list = List::new(
+        "flows",
+        columns,
+        "No connections. (Only the packet path keeps them; a connection of a local socket is translated once, \
+         when it is made.)",
+    );
+    for row in rows.iter().filter(|row| selection.takes(row, snapshot)) {
+        let cells = vec![
             row.protocol.to_string(),
             row.client.to_string(),
             row.frontend.to_string(),
@@ -83,26 +92,40 @@ pub fn list(
             row.state.label().to_owned(),
             age(row.age),
             age(row.idle),
+            age(row.timeout),
             title(row.service, snapshot),
             row.forwarding.label().to_owned(),
             row.source.to_string(),
             row.backend_id.to_string(),
         ];
-        table.row(cells.into_iter().take(columns));
+        let name = format!("{}/{}/{}", row.protocol, row.client, row.frontend);
+        // A direct flow and a translated one may be of the same two.
+        let key = format!("{name} {} {}", row.backend, row.source);
+        list.push(Row { group: "flows", name, key, cells, value: element(row, snapshot) });
     }
-    Ok(table.render(
-        "No connections. (Only the packet path keeps them; a connection of a local socket is translated once, \
-         when it is made.)",
-    ))
+    Ok(list)
 }
 
-fn meant(row: &FlowRow, snapshot: &Snapshot, selection: &Selection) -> bool {
-    let Selection { service, client, all } = selection;
-    (*all || row.state != FlowState::Expired)
-        && client.is_none_or(|client| client == row.client.ip())
-        && service.as_ref().is_none_or(|filter| {
-            snapshot.names.get(&row.service).is_some_and(|name| filter.matches(row.service, name, snapshot))
-        })
+impl Selection {
+    /// Whether nothing is left out but expired ones.
+    pub fn is_all(&self) -> bool {
+        let Self { scope, client, frontend, backend, protocol, state, all: _ } = self;
+        let has_end = client.or(*frontend).or(*backend).is_some();
+        scope.is_all() && !has_end && protocol.is_none() && state.is_none()
+    }
+
+    /// Whether the connection is meant.
+    pub fn takes(&self, row: &FlowRow, snapshot: &Snapshot) -> bool {
+        let Self { scope, client, frontend, backend, protocol, state, all } = self;
+        let is_at = |meant: &Option<Peer>, end: &SocketAddr| meant.is_none_or(|meant| meant.is(end));
+        (*all || row.state != FlowState::Expired || *state == Some(FlowState::Expired))
+            && is_at(client, &row.client)
+            && is_at(frontend, &row.frontend)
+            && is_at(backend, &row.backend)
+            && protocol.is_none_or(|meant| meant.number() == row.protocol.0)
+            && state.is_none_or(|meant| meant == row.state)
+            && scope.takes(row.service, snapshot)
+    }
 }
 
 fn element(row: &FlowRow, snapshot: &Snapshot) -> FlowJson {
@@ -119,5 +142,6 @@ fn element(row: &FlowRow, snapshot: &Snapshot) -> FlowJson {
         forwarding: row.forwarding.label(),
         age_seconds: row.age.as_secs_f64(),
         idle_seconds: row.idle.as_secs_f64(),
+        timeout_seconds: row.timeout.as_secs_f64(),
     }
 }

@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use proxy_common::map_names as names;
 use serde::Serialize;
 
-use super::table::{Table, bytes};
-use super::{ShowError, json};
-use crate::cli::args::Output;
+use super::ShowError;
+use super::list::{Column, List, Row};
+use super::table::bytes;
 use crate::maps::view::UsageRow;
 
 /// A map this full, in percent, is a problem to come.
@@ -19,14 +19,9 @@ pub(in crate::cli) fn is_nearly_full(row: &UsageRow) -> bool {
     full && !row.kind.starts_with("lru") && ![names::FLOWS, names::FLOWS6].contains(&row.name)
 }
 
-/// `{"maps": [...]}`.
-#[derive(Serialize)]
-struct ListJson {
-    maps: Vec<MapJson>,
-}
-
-#[derive(Serialize)]
-pub(super) struct MapJson {
+/// A map.
+#[derive(Debug, Serialize)]
+pub struct MapJson {
     name: &'static str,
     /// Number of the map in this kernel, as bpftool shows it.
     id: u32,
@@ -43,20 +38,26 @@ pub(super) struct MapJson {
     setting: &'static str,
 }
 
-/// One line for each map.
-pub fn list(rows: &[UsageRow], output: Output) -> Result<String, ShowError> {
-    if output == Output::Json {
-        return json(&ListJson { maps: rows.iter().map(element).collect() });
+/// One line for each of these maps, or of all.
+pub fn list(rows: &[UsageRow], names: &[String]) -> Result<List<MapJson>, ShowError> {
+    for asked in names {
+        if !rows.iter().any(|row| row.name == asked) {
+            return Err(ShowError::no_map(asked, rows.iter().map(|row| row.name)));
+        }
     }
-    Ok(table(rows, output))
-}
-
-fn table(rows: &[UsageRow], output: Output) -> String {
-    let headings = ["NAME", "TYPE", "USED", "CAPACITY", "MEMORY", "PIN", "ID", "SETTING"];
-    let columns = if output.is_wide() { headings.len() } else { 6 };
-    let mut table = Table::new(headings.into_iter().take(columns)).right(&[2, 3, 4, 6]);
-    for row in rows {
-        let cells = [
+    let columns = [
+        Column::new("NAME"),
+        Column::new("TYPE"),
+        Column::new("USED").number(),
+        Column::new("CAPACITY").number(),
+        Column::new("MEMORY").number(),
+        Column::new("PIN"),
+        Column::new("ID").number().wide(),
+        Column::new("SETTING").wide(),
+    ];
+    let mut list = List::new("maps", columns, "No maps.");
+    for row in rows.iter().filter(|row| names.is_empty() || names.iter().any(|name| name == row.name)) {
+        let cells = vec![
             row.name.to_owned(),
             row.kind.clone(),
             row.used.map_or_else(|| "-".to_owned(), |used| used.to_string()),
@@ -66,9 +67,10 @@ fn table(rows: &[UsageRow], output: Output) -> String {
             row.id.to_string(),
             row.setting.to_owned(),
         ];
-        table.row(cells.into_iter().take(columns));
+        let name = row.name.to_owned();
+        list.push(Row { group: "maps", key: name.clone(), name, cells, value: element(row) });
     }
-    table.render("No maps.")
+    Ok(list)
 }
 
 pub(super) fn element(row: &UsageRow) -> MapJson {

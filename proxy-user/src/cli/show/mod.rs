@@ -4,25 +4,51 @@
 //! fields stay, ages are seconds, addresses are strings, and what is not known is `null`.
 
 mod backend;
+mod change;
+mod config;
+mod dump;
 mod facts;
 mod filter;
 mod flow;
+mod latency;
+mod list;
 mod map;
 mod probe;
 mod service;
+mod stats;
 mod status;
 mod table;
+mod watch;
+mod zero;
 
+use std::collections::BTreeSet;
+use std::io::{self, Write};
+use std::path::PathBuf;
+
+use proxy_common::map_names;
 use serde::Serialize;
 
-use super::args::{BackendCommand, FlowCommand, MapCommand, Output, ReaderArgs, ServiceCommand};
+use self::stats::Meter;
+use self::zero::Zero;
+use super::args::inspect::{
+    BackendListArgs, FlowFilterArgs, FlowListArgs, MapDumpArgs, ServiceListArgs, StatsArgs,
+};
+use super::args::list::{ApiArgs, NamespaceArgs, ScopeArgs};
+use super::args::{BackendCommand, FlowCommand, MapCommand, Output, ServiceCommand};
+use super::nearest::{did_you_mean, nearest};
 use crate::host::netfilter::old_proxy::OldProxy;
 use crate::maps::view::{Snapshot, View, ViewError};
 
-pub use filter::{FilterError, ServiceFilter};
+pub use backend::list as backend_list;
+pub use config::config;
+pub use filter::{FilterError, Scope, ServiceFilter};
+pub use flow::{Selection as FlowSelection, list as flow_list};
+pub use list::List;
 pub(super) use map::is_nearly_full;
+pub use map::list as map_list;
 pub use probe::{AgentState, probe};
 pub(super) use probe::{api_servers, ask, problems, xdp};
+pub use service::{list as service_list, show as service_show};
 pub use status::{Facts, Status};
 pub(super) use table::Table;
 
@@ -37,13 +63,62 @@ pub enum ShowError {
     Filter(#[from] FilterError),
     /// No such Service is programmed.
     #[error(
-        "no Service port {filter} is programmed: `ballast service list` shows all; headless ones, and those without ready ports of a known protocol, are left alone{left_alone}"
+        "no Service port {filter} is programmed{near} (`ballast service list` shows all; headless ones, and those without ready ports of a known protocol, are left alone{left_alone})"
     )]
     NoService {
         /// What was asked for.
         filter: String,
+        /// What may have been meant, with a leading `; `, or nothing.
+        near: String,
         /// Cluster addresses that are left alone, with a leading `; `, or nothing.
         left_alone: String,
+    },
+    /// There is no such map.
+    #[error("no map is called {asked}{near} (`ballast map list` shows all)")]
+    NoMap {
+        /// What was asked for.
+        asked: String,
+        /// What may have been meant, with a leading `; `, or nothing.
+        near: String,
+    },
+    /// The list cannot be sorted by that.
+    #[error(
+        "nothing in the list is called {asked:?}{near} (--sort-by takes {known}, or the name of a column)"
+    )]
+    NoField {
+        /// What was asked for.
+        asked: String,
+        /// What may have been meant, with a leading `; `, or nothing.
+        near: String,
+        /// All fields.
+        known: String,
+    },
+    /// The API server did not say which Services have the labels.
+    #[error("labels are known to the API server only, and {0}")]
+    Labels(String),
+    /// There is no such setting.
+    #[error("no setting is called {asked}{near} (`ballast config --all` shows all)")]
+    NoSetting {
+        /// What was asked for.
+        asked: String,
+        /// What may have been meant, with a leading `; `, or nothing.
+        near: String,
+    },
+    /// The agent has to answer, and does not.
+    #[error(
+        "the agent does not answer ({0}): start `ballast run`, or name its address with --metrics-bind-address"
+    )]
+    NoAgent(String),
+    /// Nothing says what is to be removed.
+    #[error("say which: {0}")]
+    Unsaid(&'static str),
+    /// What the counters were cannot be read or noted.
+    #[error("{}: {error}; name another folder with --run-dir", path.display())]
+    Zero {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        error: io::Error,
     },
     /// A client cannot reach an address of the other family.
     #[error("client and address are of different families")]
@@ -51,7 +126,33 @@ pub enum ShowError {
     /// The answer cannot be written as JSON.
     #[error("the answer cannot be written as JSON: {0}")]
     Json(#[from] serde_json::Error),
+    /// The answer cannot be written as YAML.
+    #[error("the answer cannot be written as YAML: {0}")]
+    Yaml(#[from] serde_saphyr::ser::Error),
+    /// The reader of the answer has gone.
+    #[error("cannot write to standard output: {0}")]
+    Write(io::Error),
 }
+
+impl ShowError {
+    /// No Service port is meant by `filter`.
+    pub(super) fn no_service(filter: &ServiceFilter, snapshot: &Snapshot) -> Self {
+        let left_alone =
+            service::left_alone(snapshot).map(|all| format!("; cluster addresses left alone: {all}"));
+        Self::NoService {
+            filter: filter.to_string(),
+            near: filter.proposals(snapshot),
+            left_alone: left_alone.unwrap_or_default(),
+        }
+    }
+
+    fn no_map<'a>(asked: &str, known: impl IntoIterator<Item = &'a str>) -> Self {
+        Self::NoMap { asked: asked.to_owned(), near: did_you_mean(&nearest(asked, known)) }
+    }
+}
+
+/// Asks the API server for the Services with these labels, as namespace and name; an error is in words.
+pub type AskLabels = fn(&ApiArgs, &str) -> Result<BTreeSet<(String, String)>, String>;
 
 /// An answer, ready to be printed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,43 +164,104 @@ pub struct Answer {
 }
 
 /// `ballast service`.
-pub fn services(command: &ServiceCommand) -> Result<String, ShowError> {
+pub fn services(command: &ServiceCommand, ask: AskLabels, out: &mut impl Write) -> Result<(), ShowError> {
     match command {
-        ServiceCommand::List(args) => service_list(&open(args)?.snapshot()?, args.output),
+        ServiceCommand::List(ServiceListArgs { list, scope }) => {
+            let view = View::open(&list.bpffs)?;
+            let scope = self::scope(scope, None, ask)?;
+            watch::write(list, out, || service_list(&view.snapshot()?, &scope))
+        }
         ServiceCommand::Show(args) => {
-            let snapshot = open(&args.reader)?.snapshot()?;
-            service_show(&snapshot, &args.service.parse()?, args.reader.output)
+            let snapshot = View::open(&args.reader.bpffs)?.snapshot()?;
+            let snapshot = Zero::read(&args.zero.run_dir)?.apply(snapshot);
+            let filter = ServiceFilter::parse(&args.service, &args.namespace)?;
+            Ok(out.write_all(service_show(&snapshot, &filter, args.reader.output)?.as_bytes())?)
+        }
+        ServiceCommand::Zero(args) => change::zero(args, out),
+    }
+}
+
+/// `ballast stats`.
+pub fn stats(args: &StatsArgs, ask: AskLabels, out: &mut impl Write) -> Result<(), ShowError> {
+    let StatsArgs { list, scope, rate, zero } = args;
+    let view = View::open(&list.bpffs)?;
+    let scope = self::scope(scope, None, ask)?;
+    let mut meter = Meter::default();
+    watch::write(list, out, || match rate {
+        Some(period) => meter.rates(&scope, *period, || Ok(view.snapshot()?)),
+        None => stats::list(&Zero::read(&zero.run_dir)?.apply(view.snapshot()?), &scope),
+    })
+}
+
+/// `ballast backend`.
+pub fn backends(command: &BackendCommand, ask: AskLabels, out: &mut impl Write) -> Result<(), ShowError> {
+    let BackendCommand::List(BackendListArgs { list, scope, service, zero }) = command;
+    let view = View::open(&list.bpffs)?;
+    let scope = self::scope(scope, service.as_deref(), ask)?;
+    watch::write(list, out, || backend_list(&Zero::read(&zero.run_dir)?.apply(view.snapshot()?), &scope))
+}
+
+/// `ballast map`.
+pub fn maps(command: &MapCommand, out: &mut impl Write) -> Result<(), ShowError> {
+    match command {
+        MapCommand::List(args) => {
+            let view = View::open(&args.list.bpffs)?;
+            watch::write(&args.list, out, || map_list(&view.usage()?, &args.names))
+        }
+        MapCommand::Dump(MapDumpArgs { list, name }) => {
+            let view = View::open(&list.bpffs)?;
+            if !map_names::ALL.contains(&name.as_str()) {
+                return Err(ShowError::no_map(name, map_names::ALL.iter().copied()));
+            }
+            watch::write(list, out, || Ok(dump::list(view.dump(name)?)))
         }
     }
 }
 
-/// `ballast backend`.
-pub fn backends(command: &BackendCommand) -> Result<String, ShowError> {
-    let BackendCommand::List(args) = command;
-    let filter = args.service.as_deref().map(str::parse).transpose()?;
-    backend_list(&open(&args.reader)?.snapshot()?, filter.as_ref(), args.reader.output)
-}
-
-/// `ballast map`.
-pub fn maps(command: &MapCommand) -> Result<String, ShowError> {
-    let MapCommand::List(args) = command;
-    map_list(&open(args)?.usage()?, args.output)
-}
-
 /// `ballast flow`.
-pub fn flows(command: &FlowCommand) -> Result<String, ShowError> {
-    let FlowCommand::List(args) = command;
-    let view = open(&args.reader)?;
-    let filter = args.service.as_deref().map(str::parse).transpose()?;
-    let selection = flow::Selection { service: filter, client: args.client, all: args.all };
-    let snapshot = Snapshot { names: view.names()?, frontends: view.services()?, ..Snapshot::default() };
-    flow_list(&view.flows()?, &snapshot, &selection, args.reader.output)
+pub fn flows(command: &FlowCommand, ask: AskLabels, out: &mut impl Write) -> Result<(), ShowError> {
+    match command {
+        FlowCommand::List(FlowListArgs { list, which, all }) => {
+            let view = View::open(&list.bpffs)?;
+            let selection = selection(which, *all, ask)?;
+            watch::write(list, out, || flow_list(&view.flows()?, &names(&view)?, &selection))
+        }
+        FlowCommand::Delete(args) => change::delete_flows(args, ask, out),
+    }
 }
 
-pub use backend::list as backend_list;
-pub use flow::list as flow_list;
-pub use map::list as map_list;
-pub use service::{list as service_list, show as service_show};
+/// As much as names of Services take.
+fn names(view: &View) -> Result<Snapshot, ShowError> {
+    Ok(Snapshot { names: view.names()?, frontends: view.services()?, ..Snapshot::default() })
+}
+
+/// Which connections are meant.
+fn selection(which: &FlowFilterArgs, all: bool, ask: AskLabels) -> Result<FlowSelection, ShowError> {
+    let FlowFilterArgs { scope, service, client, frontend, backend, protocol, state } = which;
+    Ok(FlowSelection {
+        scope: self::scope(scope, service.as_deref(), ask)?,
+        client: *client,
+        frontend: *frontend,
+        backend: *backend,
+        protocol: *protocol,
+        state: *state,
+        all,
+    })
+}
+
+/// What the arguments of a list mean; `more` is a Service that a flag names.
+fn scope(args: &ScopeArgs, more: Option<&str>, ask: AskLabels) -> Result<Scope, ShowError> {
+    let ScopeArgs { namespace, selector, api, services } = args;
+    let named = services.iter().map(String::as_str).chain(more);
+    let services = named.map(|text| ServiceFilter::parse(text, namespace)).collect::<Result<_, _>>()?;
+    let labelled = selector.as_deref().map(|selector| ask(api, selector)).transpose();
+    let NamespaceArgs { namespace, all_namespaces } = namespace;
+    Ok(Scope {
+        namespace: namespace.clone().filter(|_| !all_namespaces),
+        labelled: labelled.map_err(ShowError::Labels)?,
+        services,
+    })
+}
 
 /// `ballast status`: asks the agent, and reads the maps whether or not it answers.
 pub fn status(args: &super::args::StatusArgs) -> Result<Answer, ShowError> {
@@ -113,12 +275,6 @@ pub fn status(args: &super::args::StatusArgs) -> Result<Answer, ShowError> {
     Ok(Answer { text: status.render(args.reader.output)?, well: status.problems().is_empty() })
 }
 
-fn open(args: &ReaderArgs) -> Result<View, ShowError> {
-    Ok(View::open(&args.bpffs)?)
-}
-
-pub use flow::Selection as FlowSelection;
-
 /// JSON with line breaks and a final one.
 pub(super) fn json(value: &impl Serialize) -> Result<String, ShowError> {
     let mut text = serde_json::to_string_pretty(value)?;
@@ -126,10 +282,25 @@ pub(super) fn json(value: &impl Serialize) -> Result<String, ShowError> {
     Ok(text)
 }
 
+/// The same as YAML.
+pub(super) fn yaml(value: &impl Serialize) -> Result<String, ShowError> {
+    Ok(serde_saphyr::to_string(value)?)
+}
+
+/// A document for machines, in the form that was asked for.
+pub(super) fn document(value: &impl Serialize, output: Output) -> Result<String, ShowError> {
+    if output == Output::Yaml { yaml(value) } else { json(value) }
+}
+
 impl Output {
-    /// Whether more columns are asked for.
+    /// Whether more is asked for.
     const fn is_wide(self) -> bool {
         matches!(self, Self::Wide)
+    }
+
+    /// Whether the answer is a document for machines.
+    pub(super) const fn is_document(self) -> bool {
+        matches!(self, Self::Json | Self::Yaml)
     }
 }
 

@@ -4,8 +4,8 @@ use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 use std::time::Duration;
 
-use crate::cli::config::METRICS_PORT;
-use crate::cli::value::Listen;
+use crate::config::run::METRICS_PORT;
+use crate::config::value::Listen;
 use crate::model::ApiServers;
 use crate::programs::XdpDevice;
 

@@ -7,34 +7,40 @@ use std::net::{IpAddr, SocketAddr};
 use proxy_common::stats::ServiceStats;
 use serde::Serialize;
 
+use super::filter::Scope;
+use super::list::{Column, List, Row};
 use super::table::{Table, bytes};
-use super::{ServiceFilter, ShowError, json};
+use super::{ServiceFilter, ShowError, document};
 use crate::cli::args::Output;
 use crate::maps::view::{BackendRow, FrontendRow, Snapshot, UnmanagedRow};
 
 /// Endpoints shown in a cell before `+N more`, as kubectl does.
 const SHOWN: usize = 3;
 
-/// `{"frontends": [...], "unmanaged": [...]}`: one element for each address that a client may dial, and one for each
-/// cluster address that is left alone.
-#[derive(Serialize)]
-struct ListJson {
-    frontends: Vec<FrontendJson>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    unmanaged: Vec<UnmanagedJson>,
+/// A row of `{"frontends": [...], "unmanaged": [...]}`: an address that a client may dial, or a cluster address that is left
+/// alone.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+pub enum Line {
+    /// What a client may dial.
+    Frontend(FrontendJson),
+    /// What is left alone.
+    Unmanaged(UnmanagedJson),
 }
 
-#[derive(Serialize)]
-struct UnmanagedJson {
+/// A cluster address that is left alone.
+#[derive(Debug, Serialize)]
+pub struct UnmanagedJson {
     /// `10.96.0.10`.
     address: IpAddr,
     /// `own-address`: this node has it; `other-proxy`: another proxy serves it.
     reason: &'static str,
 }
 
-#[derive(Serialize)]
+/// An address that a client may dial.
+#[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct FrontendJson {
+pub struct FrontendJson {
     /// `namespace/name:port`, or `id N` when the id has no name (yet).
     service: String,
     /// Id of the Service port.
@@ -68,58 +74,59 @@ struct FrontendJson {
     endpoints: Vec<SocketAddr>,
 }
 
-/// One line for each address that a client may dial.
-pub fn list(snapshot: &Snapshot, output: Output) -> Result<String, ShowError> {
-    let mut rows: Vec<&FrontendRow> = snapshot.frontends.iter().collect();
+/// One line for each address that a client may dial, of the Services that `scope` means.
+pub fn list(snapshot: &Snapshot, scope: &Scope) -> Result<List<Line>, ShowError> {
+    scope.check(snapshot)?;
+    let taken = snapshot.frontends.iter().filter(|row| scope.takes(row.service, snapshot));
+    let mut rows: Vec<&FrontendRow> = taken.collect();
     rows.sort_by_key(|row| {
         (snapshot.names.get(&row.service), row.service, row.kind, row.address, row.port, row.scope)
     });
-    if output == Output::Json {
-        return json(&ListJson {
-            frontends: rows.into_iter().map(|row| frontend(row, snapshot)).collect(),
-            unmanaged: unmanaged(snapshot),
-        });
-    }
-    let mut table = if output.is_wide() {
-        Table::new([
-            "SERVICE",
-            "TYPE",
-            "ADDRESS",
-            "FOR",
-            "POLICY",
-            "AFFINITY",
-            "ALGORITHM",
-            "ID",
-            "ENDPOINTS",
-        ])
-        .right(&[7])
-    } else {
-        Table::new(["SERVICE", "TYPE", "ADDRESS", "ENDPOINTS"])
-    };
+    let columns = [
+        Column::new("SERVICE"),
+        Column::new("TYPE"),
+        Column::new("ADDRESS").narrow(),
+        Column::new("ADDRESS").wide(),
+        Column::new("FOR").wide(),
+        Column::new("POLICY").wide(),
+        Column::new("AFFINITY").wide(),
+        Column::new("ALGORITHM").wide(),
+        Column::new("ID").number().wide(),
+        Column::new("ENDPOINTS").narrow(),
+        Column::new("ENDPOINTS").wide(),
+    ];
+    let mut list = List::new("frontends", columns, "No Services are programmed.");
     for row in rows {
-        let lead = [title(row.service, snapshot), row.kind.label().to_owned(), dialled(row, output)];
-        let endpoints = endpoints(row, snapshot, output);
-        if output.is_wide() {
-            let more = [
-                row.scope.label().to_owned(),
-                policy(row).to_owned(),
-                affinity(row.affinity_secs),
-                algorithm(row),
-                row.service.to_string(),
-                endpoints,
-            ];
-            table.row(lead.into_iter().chain(more));
-        } else {
-            table.row(lead.into_iter().chain([endpoints]));
-        }
+        let cells = vec![
+            title(row.service, snapshot),
+            row.kind.label().to_owned(),
+            dialled(row),
+            format!("{}/{}", row.socket(), row.protocol),
+            row.scope.label().to_owned(),
+            policy(row).to_owned(),
+            affinity(row.affinity_secs),
+            algorithm(row),
+            row.service.to_string(),
+            endpoints(row, snapshot, SHOWN),
+            endpoints(row, snapshot, usize::MAX),
+        ];
+        let key = format!("{}/{} {}", row.socket(), row.protocol, row.scope.label());
+        let name = snapshot.names.get(&row.service).map(|_| title(row.service, snapshot)).unwrap_or_default();
+        let value = Line::Frontend(frontend(row, snapshot));
+        list.push(Row { group: "frontends", name, key, cells, value });
     }
-    for row in &snapshot.unmanaged {
+    // They stand nowhere with the name of their Service.
+    let unnamed = unmanaged(snapshot).into_iter().zip(&snapshot.unmanaged).filter(|_| scope.is_all());
+    for (value, row) in unnamed {
+        let address = row.address.to_string();
         let note = format!("<none> (left alone: {})", row.why());
-        let lead = ["-".to_owned(), "Unmanaged".to_owned(), row.address.to_string()];
-        let more = if output.is_wide() { 5 } else { 0 };
-        table.row(lead.into_iter().chain(std::iter::repeat_n("-".to_owned(), more)).chain([note]));
+        let known = ["-".to_owned(), "Unmanaged".to_owned(), address.clone(), address];
+        let unknown = std::iter::repeat_n("-".to_owned(), 5);
+        let cells = known.into_iter().chain(unknown).chain([note.clone(), note]).collect();
+        let (key, value) = (row.address.to_string(), Line::Unmanaged(value));
+        list.push(Row { group: "unmanaged", name: String::new(), key, cells, value });
     }
-    Ok(table.render("No Services are programmed."))
+    Ok(list)
 }
 
 fn unmanaged(snapshot: &Snapshot) -> Vec<UnmanagedJson> {
@@ -129,7 +136,7 @@ fn unmanaged(snapshot: &Snapshot) -> Vec<UnmanagedJson> {
 }
 
 /// The cluster addresses that are left alone, in words: they stand nowhere with the name of their Service.
-fn left_alone(snapshot: &Snapshot) -> Option<String> {
+pub(super) fn left_alone(snapshot: &Snapshot) -> Option<String> {
     let each = |row: &UnmanagedRow| format!("{} ({})", row.address, row.why());
     let all: Vec<_> = snapshot.unmanaged.iter().map(each).collect();
     (!all.is_empty()).then(|| all.join(", "))
@@ -163,6 +170,8 @@ struct PortJson {
     frontends: Vec<FrontendJson>,
     backends: Vec<super::backend::BackendJson>,
     refusals: Vec<RefusalJson>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    latency: Vec<super::latency::LatencyJson>,
 }
 
 #[derive(Serialize)]
@@ -179,21 +188,17 @@ pub fn show(snapshot: &Snapshot, filter: &ServiceFilter, output: Output) -> Resu
     let mut ports: Vec<_> =
         snapshot.names.iter().filter(|(id, name)| filter.matches(**id, name, snapshot)).collect();
     if ports.is_empty() {
-        let left_alone = left_alone(snapshot).map(|all| format!("; cluster addresses left alone: {all}"));
-        return Err(ShowError::NoService {
-            filter: filter.to_string(),
-            left_alone: left_alone.unwrap_or_default(),
-        });
+        return Err(ShowError::no_service(filter, snapshot));
     }
     ports.sort_by_key(|(_, name)| *name);
     let ids = ports.into_iter().map(|(id, _)| *id);
-    if output == Output::Json {
+    if output.is_document() {
         let ports = ids.filter_map(|id| port_json(id, snapshot)).collect();
-        return json(&ShowJson { ports, unmanaged: unmanaged(snapshot) });
+        return document(&ShowJson { ports, unmanaged: unmanaged(snapshot) }, output);
     }
     let parts = ids.map(|id| port_text(id, snapshot, output));
-    let note = left_alone(snapshot).map(|all| format!("Left alone, of whatever Service: {all}\n"));
-    let parts: Vec<_> = parts.chain(note).collect();
+    let note = left_alone(snapshot).map(|all| Ok(format!("Left alone, of whatever Service: {all}\n")));
+    let parts: Vec<_> = parts.chain(note).collect::<Result<_, _>>()?;
     Ok(parts.join("\n"))
 }
 
@@ -225,10 +230,12 @@ fn port_json(id: u32, snapshot: &Snapshot) -> Option<PortJson> {
                 count: *count,
             })
             .collect(),
+        latency: super::latency::elements(id, snapshot),
     })
 }
 
-fn port_text(id: u32, snapshot: &Snapshot, output: Output) -> String {
+fn port_text(id: u32, snapshot: &Snapshot, output: Output) -> Result<String, ShowError> {
+    let shown = if output == Output::Wide { usize::MAX } else { SHOWN };
     let stats = snapshot.service_stats.get(&id).copied().unwrap_or_default();
     let protocol =
         snapshot.names.get(&id).map_or_else(String::new, |n| format!(" ({}, {})", n.protocol, n.family));
@@ -269,16 +276,13 @@ fn port_text(id: u32, snapshot: &Snapshot, output: Output) -> String {
     text.push('\n');
     let mut table = Table::new(["TYPE", "ADDRESS", "ENDPOINTS"]);
     for row in frontends(id, snapshot) {
-        table.row([
-            row.kind.label().to_owned(),
-            dialled(row, Output::Text),
-            endpoints(row, snapshot, output),
-        ]);
+        table.row([row.kind.label().to_owned(), dialled(row), endpoints(row, snapshot, shown)]);
     }
     text.push_str(&table.render("No address leads to it."));
     text.push('\n');
-    text.push_str(&super::backend::table(super::backend::of(id, snapshot), snapshot, false));
-    text
+    text.push_str(&super::backend::table(id, snapshot)?);
+    text.push_str(&super::latency::table(id, snapshot));
+    Ok(text)
 }
 
 fn frontends(id: u32, snapshot: &Snapshot) -> impl Iterator<Item = &FrontendRow> {
@@ -331,22 +335,22 @@ fn verdict(row: &FrontendRow) -> &'static str {
     }
 }
 
-fn dialled(row: &FrontendRow, output: Output) -> String {
+fn dialled(row: &FrontendRow) -> String {
     let note = match row.scope {
-        crate::maps::view::Scope::External if !output.is_wide() => " (external)",
-        _ => "",
+        crate::maps::view::Scope::External => " (external)",
+        crate::maps::view::Scope::Internal => "",
     };
     format!("{}/{}{note}", row.socket(), row.protocol)
 }
 
-fn endpoints(row: &FrontendRow, snapshot: &Snapshot, output: Output) -> String {
+fn endpoints(row: &FrontendRow, snapshot: &Snapshot, shown: usize) -> String {
     match verdict(row) {
         "reject" => return "<none> (rejects)".to_owned(),
         "drop" => return "<none> (drops)".to_owned(),
         _ => {}
     }
     let all: Vec<_> = backends(row, snapshot).map(|(_, backend)| backend.socket.to_string()).collect();
-    let shown = if output.is_wide() { all.len() } else { SHOWN.min(all.len()) };
+    let shown = shown.min(all.len());
     let mut text = all.get(..shown).unwrap_or_default().join(",");
     if all.len() > shown {
         let _ = write!(text, " +{} more", all.len() - shown);

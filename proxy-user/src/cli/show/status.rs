@@ -4,15 +4,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::path::PathBuf;
 
-use proxy_common::abi::ABI_VERSION;
 use proxy_common::map_names as map;
 use proxy_common::reason::{Reason, Verdict};
+use proxy_common::version::ABI_VERSION;
 use serde::Serialize;
 
 pub use super::facts::Facts;
 use super::map::{MapJson, is_nearly_full};
 use super::table::{Table, bytes};
-use super::{AgentState, ShowError, json};
+use super::{AgentState, ShowError, document};
 use crate::cli::args::Output;
 use crate::host::netfilter::old_proxy::OldProxy;
 use crate::maps::view::{UsageRow, ViewError};
@@ -204,7 +204,7 @@ impl Status {
 
     /// As text or JSON.
     pub fn render(&self, output: Output) -> Result<String, ShowError> {
-        if output == Output::Json { json(&self.document()) } else { Ok(self.text(output)) }
+        if output.is_document() { document(&self.document(), output) } else { Ok(self.text(output)) }
     }
 
     fn document(&self) -> StatusJson<'_> {

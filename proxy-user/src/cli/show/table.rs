@@ -8,23 +8,26 @@ use comfy_table::{CellAlignment, ColumnConstraint, ContentArrangement, Table as 
 pub(in crate::cli) struct Table {
     grid: Grid,
     rows: usize,
+    right: Vec<usize>,
 }
 
 impl Table {
     pub(in crate::cli) fn new<I: IntoIterator<Item = &'static str>>(headings: I) -> Self {
+        let mut table = Self::without_headings();
+        table.grid.set_header(headings);
+        table
+    }
+
+    /// Only rows.
+    pub(in crate::cli) fn without_headings() -> Self {
         let mut grid = Grid::new();
         grid.load_style(comfy_table::presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
-        grid.set_header(headings);
-        Self { grid, rows: 0 }
+        Self { grid, rows: 0, right: Vec::new() }
     }
 
     /// Puts numbers under each other.
     pub(in crate::cli) fn right(mut self, columns: &[usize]) -> Self {
-        for column in columns {
-            if let Some(column) = self.grid.column_mut(*column) {
-                column.set_cell_alignment(CellAlignment::Right);
-            }
-        }
+        self.right = columns.to_vec();
         self
     }
 
@@ -34,13 +37,29 @@ impl Table {
     }
 
     /// The table, or `otherwise` when it has no row.
-    pub(in crate::cli) fn render(mut self, otherwise: &str) -> String {
+    pub(in crate::cli) fn render(self, otherwise: &str) -> String {
         if self.rows == 0 {
             return format!("{otherwise}\n");
         }
-        for column in self.grid.column_iter_mut() {
+        self.render_below(&mut Vec::new())
+    }
+
+    /// The table with columns at least as wide as those above it, whose widths are made to be its own.
+    pub(in crate::cli) fn render_below(mut self, widths: &mut Vec<u16>) -> String {
+        for column in &self.right {
+            if let Some(column) = self.grid.column_mut(*column) {
+                column.set_cell_alignment(CellAlignment::Right);
+            }
+        }
+        let content = self.grid.column_max_content_widths();
+        widths.resize(content.len(), 1);
+        for (width, own) in widths.iter_mut().zip(content) {
+            *width = own.max(*width);
+        }
+        for (column, width) in self.grid.column_iter_mut().zip(widths.iter()) {
             column.set_padding((0, 2));
-            column.set_constraint(ColumnConstraint::LowerBoundary(Width::Fixed(1)));
+            // The padding counts.
+            column.set_constraint(ColumnConstraint::LowerBoundary(Width::Fixed(width + 2)));
         }
         let mut text = String::new();
         for line in self.grid.lines() {

@@ -5,20 +5,23 @@ use std::path::PathBuf;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use clap::Parser as _;
 use insta::assert_snapshot;
+use proxy_common::latency::LatencyEntry;
 use proxy_common::reason::Reason;
 use proxy_common::stats::ServiceStats;
 use rstest::rstest;
 
 use super::*;
-use crate::cli::args::{AgentArgs, StatusArgs};
-use crate::cli::value::Listen;
+use crate::cli::args::list::ListOutput;
+use crate::cli::args::{AgentArgs, Args, Command, ReaderArgs, StatusArgs};
+use crate::config::value::Listen;
 use crate::maps::view::{
-    BackendRow, BackendState, FlowRow, FlowState, Forwarding, FrontendRow, Kind, NameRow, Scope, Transport,
-    UnmanagedRow, UsageRow,
+    BackendRow, BackendState, FlowRow, FlowState, Forwarding, FrontendRow, Kind, NameRow, Scope as Clients,
+    Transport, UnmanagedRow, UsageRow,
 };
 use crate::model::ApiServers;
-use crate::model::net::IpFamily;
+use crate::model::net::{IpFamily, Protocol};
 use crate::programs::{Attachment, Lack};
 
 fn name(namespace: &str, name: &str, port: &str, protocol: u8, family: IpFamily) -> NameRow {
@@ -38,7 +41,7 @@ fn frontend(service: u32, address: &str, protocol: u8, kind: Kind, backends: &[u
         address: socket.ip(),
         port: socket.port(),
         protocol: Transport(protocol),
-        scope: Scope::Internal,
+        scope: Clients::Internal,
         kind,
         backends: backends.to_vec(),
         slots: backends.len() as u32,
@@ -65,9 +68,13 @@ fn backend(socket: &str, service: u32) -> BackendRow {
     }
 }
 
+fn render<T: Serialize>(list: Result<List<T>, ShowError>, output: ListOutput) -> String {
+    list.unwrap().render(output, true).unwrap()
+}
+
 /// redis with five endpoints and a node port, DNS without any, a Local load balancer without a local one, and
 /// one frontend whose slots are being reused.
-fn cluster() -> Snapshot {
+pub(super) fn cluster() -> Snapshot {
     let mut backends: BTreeMap<u32, BackendRow> =
         (1..=5u32).map(|id| (id, backend(&format!("10.244.{id}.7:6379"), 1))).collect();
     backends.insert(1, BackendRow { local: true, ..backends[&1].clone() });
@@ -90,7 +97,7 @@ fn cluster() -> Snapshot {
             frontend(1, "0.0.0.0:30079", 6, Kind::NodePort, &[1, 2]),
             frontend(4, "[fd00:96::a]:6379", 6, Kind::ClusterIp, &[7]),
             FrontendRow {
-                scope: Scope::External,
+                scope: Clients::External,
                 drop_when_empty: true,
                 local: true,
                 restricted: true,
@@ -116,7 +123,32 @@ fn cluster() -> Snapshot {
         open_connections: BTreeMap::from([(1, 3), (2, 0)]),
         by_load: BTreeSet::from([1]),
         refusals: BTreeMap::from([((2, Reason::NoEndpoint), 3), ((1, Reason::FlowTableFull), 2)]),
+        latency: BTreeMap::new(),
     }
+}
+
+#[test]
+fn what_was_measured_of_connections_stands_under_the_service() {
+    let mut snapshot = cluster();
+    let mut entry = LatencyEntry { sum_us: 9_000, refused: 1, retransmits: 2, ..LatencyEntry::default() };
+    (entry.buckets[1], entry.buckets[7]) = (98, 2);
+    snapshot.latency = BTreeMap::from([((1, 0), entry), ((1, 1), entry)]);
+    let filter: ServiceFilter = "default/redis:resp".parse().unwrap();
+    let text = service::show(&snapshot, &filter, Output::Text).unwrap();
+    let lines: Vec<_> = text.lines().collect();
+    let title = lines.iter().position(|line| line.starts_with("CONNECTS TO")).unwrap();
+    assert_eq!(
+        lines[title..title + 3],
+        [
+            "CONNECTS TO      ANSWERED  P50       P99        REFUSED  SYN RETRANSMITS",
+            "all              100       <= 64 us  <= 4.1 ms  1        2",
+            "10.244.1.7:6379  100       <= 64 us  <= 4.1 ms  1        2",
+        ]
+    );
+    let json: serde_json::Value =
+        serde_json::from_str(&service::show(&snapshot, &filter, Output::Json).unwrap()).unwrap();
+    assert_eq!(json["ports"][0]["latency"][1]["endpoint"], "10.244.1.7:6379");
+    assert_eq!(json["ports"][0]["latency"][0]["p99Us"], 4096);
 }
 
 fn flows() -> Vec<FlowRow> {
@@ -132,6 +164,7 @@ fn flows() -> Vec<FlowRow> {
         forwarding: Forwarding::Snat,
         age: Duration::from_secs(3_725),
         idle: Duration::from_millis(1_500),
+        timeout: Duration::from_secs(86_398),
     };
     let other = FlowRow {
         protocol: Transport(17),
@@ -145,8 +178,14 @@ fn flows() -> Vec<FlowRow> {
         forwarding: Forwarding::Dnat,
         age: Duration::from_secs(4),
         idle: Duration::from_secs(4),
+        timeout: Duration::from_secs(26),
     };
-    let expired = FlowRow { state: FlowState::Expired, idle: Duration::from_hours(25), ..one.clone() };
+    let expired = FlowRow {
+        state: FlowState::Expired,
+        idle: Duration::from_hours(25),
+        timeout: Duration::ZERO,
+        ..one.clone()
+    };
     vec![one, other, expired]
 }
 
@@ -185,7 +224,7 @@ fn packet_program(hook: &str, ifindex: u32, place: Option<&str>) -> Attachment {
 fn facts() -> Facts {
     Facts {
         folder: "/sys/fs/bpf/ballast/v3".into(),
-        abi: proxy_common::abi::ABI_VERSION,
+        abi: proxy_common::version::ABI_VERSION,
         snat_ports: "1024-29999,61000-65535".into(),
         attachments: vec![
             Attachment {
@@ -219,7 +258,7 @@ fn well() -> AgentState {
 
 #[test]
 fn services_as_a_table() {
-    assert_snapshot!(service_list(&cluster(), Output::Text).unwrap(), @r#"
+    assert_snapshot!(render(service_list(&cluster(), &Scope::default()), ListOutput::Text), @r#"
     SERVICE                   TYPE          ADDRESS                         ENDPOINTS
     id 9                      ExternalIP    10.96.0.99:80/TCP
     default/redis:resp        ClusterIP     10.96.0.10:6379/TCP             10.244.1.7:6379,10.244.2.7:6379,10.244.3.7:6379 +2 more
@@ -232,7 +271,7 @@ fn services_as_a_table() {
 
 #[test]
 fn services_as_a_wide_table() {
-    assert_snapshot!(service_list(&cluster(), Output::Wide).unwrap(), @r#"
+    assert_snapshot!(render(service_list(&cluster(), &Scope::default()), ListOutput::Wide), @r#"
     SERVICE                   TYPE          ADDRESS                FOR       POLICY   AFFINITY                ALGORITHM           ID  ENDPOINTS
     id 9                      ExternalIP    10.96.0.99:80/TCP      internal  Cluster  none                    random               9
     default/redis:resp        ClusterIP     10.96.0.10:6379/TCP    internal  Cluster  client address, 10800s  random               1  10.244.1.7:6379,10.244.2.7:6379,10.244.3.7:6379,10.244.4.7:6379,10.244.5.7:6379
@@ -246,7 +285,7 @@ fn services_as_a_wide_table() {
 #[test]
 fn services_as_json() {
     let json: serde_json::Value =
-        serde_json::from_str(&service_list(&cluster(), Output::Json).unwrap()).unwrap();
+        serde_json::from_str(&render(service_list(&cluster(), &Scope::default()), ListOutput::Json)).unwrap();
     assert_snapshot!(json["frontends"][1], @r#"
     {"address":"10.96.0.10:6379","affinitySeconds":10800,"algorithm":"random","backends":[1,2,3,4,5],"endpoints":["10.244.1.7:6379","10.244.2.7:6379","10.244.3.7:6379","10.244.4.7:6379","10.244.5.7:6379"],"forwarding":"snat","id":1,"policy":"Cluster","protocol":"TCP","scope":"internal","service":"default/redis:resp","sourceRanges":false,"type":"ClusterIP","verdict":"forward"}
     "#);
@@ -350,17 +389,17 @@ fn addresses_that_are_left_alone_are_a_fact_and_no_problem() {
     let row = |address: &str, is_own| UnmanagedRow { address: address.parse().unwrap(), is_own };
     let unmanaged = vec![row("10.96.0.10", true), row("10.96.0.77", false)];
     let alone = Snapshot { unmanaged: unmanaged.clone(), ..Snapshot::default() };
-    assert_snapshot!(service_list(&alone, Output::Text).unwrap(), @r"
+    assert_snapshot!(render(service_list(&alone, &Scope::default()), ListOutput::Text), @r"
     SERVICE  TYPE       ADDRESS     ENDPOINTS
     -        Unmanaged  10.96.0.10  <none> (left alone: an address of this node)
     -        Unmanaged  10.96.0.77  <none> (left alone: another proxy serves it)
     ");
-    assert_snapshot!(service_list(&alone, Output::Wide).unwrap(), @r"
+    assert_snapshot!(render(service_list(&alone, &Scope::default()), ListOutput::Wide), @r"
     SERVICE  TYPE       ADDRESS     FOR  POLICY  AFFINITY  ALGORITHM  ID  ENDPOINTS
     -        Unmanaged  10.96.0.10  -    -       -         -           -  <none> (left alone: an address of this node)
     -        Unmanaged  10.96.0.77  -    -       -         -           -  <none> (left alone: another proxy serves it)
     ");
-    let json = service_list(&alone, Output::Json).unwrap();
+    let json = render(service_list(&alone, &Scope::default()), ListOutput::Json);
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
     assert_eq!(json["unmanaged"][0], serde_json::json!({"address": "10.96.0.10", "reason": "own-address"}));
     assert_eq!(json["unmanaged"][1]["reason"], "other-proxy");
@@ -390,7 +429,7 @@ fn an_unknown_service_is_an_error_with_a_way_out() {
 
 #[test]
 fn backends_as_a_table() {
-    assert_snapshot!(backend_list(&cluster(), None, Output::Text).unwrap(), @r#"
+    assert_snapshot!(render(backend_list(&cluster(), &Scope::default()), ListOutput::Text), @r#"
     ID  ENDPOINT              STATE                LOCAL  WEIGHT  CONNECTIONS  OPEN  SERVICE
      1  10.244.1.7:6379/TCP   active               yes         1            7     3  default/redis:resp
      2  10.244.2.7:6379/TCP   active, terminating  no          1            5     0  default/redis:resp
@@ -407,8 +446,8 @@ fn backends_of_one_service_as_json() {
     let mut cluster = cluster();
     cluster.backends.retain(|id, _| matches!(id, 2 | 7));
     cluster.names.remove(&4);
-    let filter = "redis".parse().unwrap();
-    assert_snapshot!(backend_list(&cluster, Some(&filter), Output::Json).unwrap(), @r#"
+    let scope = Scope { services: vec!["redis".parse().unwrap()], ..Scope::default() };
+    assert_snapshot!(render(backend_list(&cluster, &scope), ListOutput::Json), @r#"
     {
       "backends": [
         {
@@ -432,7 +471,7 @@ fn backends_of_one_service_as_json() {
 #[test]
 fn flows_as_a_table() {
     let selection = FlowSelection::default();
-    assert_snapshot!(flow_list(&flows(), &cluster(), &selection, Output::Text).unwrap(), @r#"
+    assert_snapshot!(render(flow_list(&flows(), &cluster(), &selection), ListOutput::Text), @r#"
     PROTO  CLIENT           FRONTEND         BACKEND          STATE         AGE  IDLE
     TCP    192.0.2.9:40000  10.96.0.10:6379  10.244.1.7:6379  established  1h2m    1s
     UDP    192.0.2.10:5353  10.96.0.10:53    10.244.2.8:53    unreplied      4s    4s
@@ -442,11 +481,11 @@ fn flows_as_a_table() {
 #[test]
 fn flows_as_a_wide_table_with_expired_ones() {
     let selection = FlowSelection { all: true, ..FlowSelection::default() };
-    assert_snapshot!(flow_list(&flows(), &cluster(), &selection, Output::Wide).unwrap(), @r#"
-    PROTO  CLIENT           FRONTEND         BACKEND          STATE         AGE  IDLE  SERVICE                   FORWARDING  SOURCE           BACKEND-ID
-    TCP    192.0.2.9:40000  10.96.0.10:6379  10.244.1.7:6379  established  1h2m    1s  default/redis:resp        snat        192.0.2.9:40001  1
-    UDP    192.0.2.10:5353  10.96.0.10:53    10.244.2.8:53    unreplied      4s    4s  kube-system/kube-dns:dns  dnat        192.0.2.10:5353  8
-    TCP    192.0.2.9:40000  10.96.0.10:6379  10.244.1.7:6379  expired      1h2m  1d1h  default/redis:resp        snat        192.0.2.9:40001  1
+    assert_snapshot!(render(flow_list(&flows(), &cluster(), &selection), ListOutput::Wide), @r#"
+    PROTO  CLIENT           FRONTEND         BACKEND          STATE         AGE  IDLE  TIMEOUT  SERVICE                   FORWARDING  SOURCE           BACKEND-ID
+    TCP    192.0.2.9:40000  10.96.0.10:6379  10.244.1.7:6379  established  1h2m    1s   23h59m  default/redis:resp        snat        192.0.2.9:40001  1
+    UDP    192.0.2.10:5353  10.96.0.10:53    10.244.2.8:53    unreplied      4s    4s      26s  kube-system/kube-dns:dns  dnat        192.0.2.10:5353  8
+    TCP    192.0.2.9:40000  10.96.0.10:6379  10.244.1.7:6379  expired      1h2m  1d1h       0s  default/redis:resp        snat        192.0.2.9:40001  1
     "#);
 }
 
@@ -464,19 +503,38 @@ fn flows_are_selected(
     #[case] expected: usize,
 ) {
     let selection = FlowSelection {
-        service: service.map(|text| text.parse().unwrap()),
+        scope: Scope {
+            services: service.map(|text| text.parse().unwrap()).into_iter().collect(),
+            ..Scope::default()
+        },
         client: client.map(|text| text.parse().unwrap()),
         all,
+        ..FlowSelection::default()
     };
-    let json = flow_list(&flows(), &cluster(), &selection, Output::Json).unwrap();
+    let json = render(flow_list(&flows(), &cluster(), &selection), ListOutput::Json);
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
     assert_eq!(json["flows"].as_array().unwrap().len(), expected);
 }
 
 #[test]
+fn flows_are_selected_by_their_ends_protocol_and_state() {
+    let of = |change: fn(&mut FlowSelection)| {
+        let mut selection = FlowSelection { all: true, ..FlowSelection::default() };
+        change(&mut selection);
+        assert!(!selection.is_all());
+        flows().iter().filter(|row| selection.takes(row, &cluster())).count()
+    };
+    assert_eq!(of(|one| one.client = "192.0.2.9:40000".parse().ok()), 2);
+    assert_eq!(of(|one| one.frontend = "10.96.0.0/16:53".parse().ok()), 1);
+    assert_eq!(of(|one| one.backend = "10.244.2.8".parse().ok()), 1);
+    assert_eq!(of(|one| one.protocol = Some(Protocol::Udp)), 1);
+    assert_eq!(of(|one| one.state = Some(FlowState::Expired)), 1);
+}
+
+#[test]
 fn a_flow_as_json() {
     let rows = flows().into_iter().take(1).collect::<Vec<_>>();
-    assert_snapshot!(flow_list(&rows, &cluster(), &FlowSelection::default(), Output::Json).unwrap(), @r#"
+    assert_snapshot!(render(flow_list(&rows, &cluster(), &FlowSelection::default()), ListOutput::Json), @r#"
     {
       "flows": [
         {
@@ -491,7 +549,8 @@ fn a_flow_as_json() {
           "state": "established",
           "forwarding": "snat",
           "ageSeconds": 3725.0,
-          "idleSeconds": 1.5
+          "idleSeconds": 1.5,
+          "timeoutSeconds": 86398.0
         }
       ]
     }
@@ -500,7 +559,7 @@ fn a_flow_as_json() {
 
 #[test]
 fn maps_as_a_table() {
-    assert_snapshot!(map_list(&maps(), Output::Text).unwrap(), @r#"
+    assert_snapshot!(render(map_list(&maps(), &[]), ListOutput::Text), @r#"
     NAME      TYPE     USED  CAPACITY    MEMORY  PIN
     services  hash        6     65536   1.5 MiB  /sys/fs/bpf/ballast/v3/services
     backends  array       6    262144   6.0 MiB  /sys/fs/bpf/ballast/v3/backends
@@ -512,7 +571,7 @@ fn maps_as_a_table() {
 
 #[test]
 fn maps_as_json() {
-    assert_snapshot!(map_list(&maps()[4..], Output::Json).unwrap(), @r#"
+    assert_snapshot!(render(map_list(&maps()[4..], &[]), ListOutput::Json), @r#"
     {
       "maps": [
         {
@@ -533,9 +592,15 @@ fn maps_as_json() {
 #[test]
 fn empty_answers_are_sentences() {
     let nothing = Snapshot::default();
-    assert_eq!(service_list(&nothing, Output::Text).unwrap(), "No Services are programmed.\n");
-    assert_eq!(backend_list(&nothing, None, Output::Text).unwrap(), "No endpoints are programmed.\n");
-    let flows = flow_list(&[], &nothing, &FlowSelection::default(), Output::Text).unwrap();
+    assert_eq!(
+        render(service_list(&nothing, &Scope::default()), ListOutput::Text),
+        "No Services are programmed.\n"
+    );
+    assert_eq!(
+        render(backend_list(&nothing, &Scope::default()), ListOutput::Text),
+        "No endpoints are programmed.\n"
+    );
+    let flows = render(flow_list(&[], &nothing, &FlowSelection::default()), ListOutput::Text);
     assert!(flows.starts_with("No connections."), "{flows}");
 }
 
@@ -661,7 +726,9 @@ fn the_exit_code_of_a_status_and_of_a_list_without_maps() {
         StatusArgs { reader: reader(), agent: AgentArgs { metrics_bind_address: Listen::Socket(silent) } };
     let status = status(&args).unwrap();
     assert!(!status.well && status.text.contains("no answer at"), "{status:?}");
-    let error = services(&ServiceCommand::List(reader())).unwrap_err().to_string();
+    let listed = ["ballast", "service", "list", "--bpffs", &folder.path().to_string_lossy()];
+    let Command::Service { command } = Args::parse_from(listed).command else { panic!("another command") };
+    let error = services(&command, |_, _| Ok(BTreeSet::new()), &mut Vec::new()).unwrap_err().to_string();
     assert!(error.contains("no Ballast on the bpffs") && error.contains("ballast run"), "{error}");
 }
 
@@ -670,10 +737,10 @@ fn empty_answers_are_empty_lists_in_json() {
     let nothing = Snapshot::default();
     let selection = FlowSelection::default();
     for (name, text) in [
-        ("frontends", service_list(&nothing, Output::Json).unwrap()),
-        ("backends", backend_list(&nothing, None, Output::Json).unwrap()),
-        ("flows", flow_list(&[], &nothing, &selection, Output::Json).unwrap()),
-        ("maps", map_list(&[], Output::Json).unwrap()),
+        ("frontends", render(service_list(&nothing, &Scope::default()), ListOutput::Json)),
+        ("backends", render(backend_list(&nothing, &Scope::default()), ListOutput::Json)),
+        ("flows", render(flow_list(&[], &nothing, &selection), ListOutput::Json)),
+        ("maps", render(map_list(&[], &[]), ListOutput::Json)),
     ] {
         let json: serde_json::Value = serde_json::from_str(&text).unwrap();
         assert_eq!(json, serde_json::json!({ name: [] }));
@@ -699,6 +766,51 @@ fn a_status_names_what_nobody_should_see() {
         assert!(problems.contains(words), "{words} is missing in: {problems}");
     }
     assert!(!problems.contains("flows"), "a full flow table is as it should be: {problems}");
+}
+
+#[rstest]
+#[case("default/redis:rsep", "default/redis:resp")]
+#[case("shop", "web/shop")]
+#[case("default/redsi", "default/redis")]
+fn a_mistyped_service_gets_the_nearest_names(#[case] asked: &str, #[case] expected: &str) {
+    let scope = Scope { services: vec![asked.parse().unwrap()], ..Scope::default() };
+    let error = service_list(&cluster(), &scope).unwrap_err().to_string();
+    assert!(error.contains(&format!("did you mean {expected}?")), "{error}");
+}
+
+#[rstest]
+#[case("redis", None, false, 1)]
+#[case("shop", None, false, 0)]
+#[case("shop", Some("web"), false, 1)]
+#[case("shop", None, true, 1)]
+#[case("svc/redis", None, false, 1)]
+fn a_name_without_namespace(
+    #[case] text: &str,
+    #[case] namespace: Option<&str>,
+    #[case] all_namespaces: bool,
+    #[case] expected: usize,
+) {
+    let flags = NamespaceArgs { namespace: namespace.map(str::to_owned), all_namespaces };
+    let filter = ServiceFilter::parse(text, &flags).unwrap();
+    let cluster = cluster();
+    let found = [1, 3].iter().filter(|id| filter.matches(**id, &cluster.names[id], &cluster)).count();
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn a_namespace_that_contradicts_is_an_error() {
+    let flags = NamespaceArgs { namespace: Some("web".to_owned()), all_namespaces: false };
+    let error = ServiceFilter::parse("default/redis", &flags).unwrap_err().to_string();
+    assert!(error.contains("not in the namespace web"), "{error}");
+}
+
+#[test]
+fn a_list_of_one_namespace_or_of_labels() {
+    let of = |scope: Scope| render(service_list(&cluster(), &scope), ListOutput::Name);
+    let namespace = Scope { namespace: Some("kube-system".to_owned()), ..Scope::default() };
+    assert_eq!(of(namespace), "kube-system/kube-dns:dns\n");
+    let labelled = BTreeSet::from([("web".to_owned(), "shop".to_owned())]);
+    assert_eq!(of(Scope { labelled: Some(labelled), ..Scope::default() }), "web/shop\n");
 }
 
 #[rstest]

@@ -9,7 +9,6 @@ use rtnetlink::packet_core::NLM_F_DUMP;
 
 use super::legacy;
 use super::message::{ANY_FAMILY, IPV4, IPV6, Message, NFTABLES, PROTOCOL, find, text};
-use super::rules::TAKEOVER_TABLE;
 use crate::host::devices;
 use crate::host::netlink::Netlink;
 
@@ -39,6 +38,8 @@ const CHAIN_PREFIXES: [&str; 6] =
 /// The device of its ipvs mode.
 const IPVS_DEVICE: &str = "kube-ipvs0";
 
+/// The table with the empty chains.
+pub const TAKEOVER_TABLE: &str = "ballast-takeover";
 /// `NFT_MSG_GETCHAIN`.
 const GET_CHAIN: u16 = 4;
 /// `NFTA_CHAIN_TABLE`.

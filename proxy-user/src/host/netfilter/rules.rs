@@ -12,10 +12,7 @@ use super::expressions::{self, EXPRESSION_NAME};
 use super::message::{
     ANY_FAMILY, IPV4, IPV6, Message, NESTED, NFTABLES, attributes, find, find_below, put, text, transact,
 };
-use super::old_proxy::{Chain, TABLE, chains, is_kube_proxys, list};
-
-/// The table with the empty chains.
-pub const TAKEOVER_TABLE: &str = "ballast-takeover";
+use super::old_proxy::{Chain, TABLE, TAKEOVER_TABLE, chains, is_kube_proxys, list};
 
 pub(super) const NEW_TABLE: u16 = 0;
 const DEL_TABLE: u16 = 2;

@@ -2,7 +2,7 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use super::*;
 use crate::http::tests::{fetch, state};
-use crate::sync::HealthCheck;
+use crate::plan::HealthCheck;
 
 /// A port that was free a moment ago.
 fn free_port() -> u16 {

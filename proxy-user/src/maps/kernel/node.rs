@@ -19,7 +19,8 @@ use proxy_common::source_range::{SERVICE_BITS, SourceRangeKey};
 use super::super::node::{ConfigRow, NodeContents, NodeFamily, NodeRow, TunnelRow, range_parts};
 use super::super::sys::{self, Stopped};
 use super::super::{MapError, Table, Write};
-use super::{hash, io_error, open};
+use super::open::{io_error, open};
+use super::read::hash;
 
 type Ranges<A> = LpmTrie<MapData, SourceRangeKey<A>, u32>;
 

@@ -58,6 +58,12 @@ pub enum ViewError {
         /// How it should be.
         expected: String,
     },
+    /// The entries of a map cannot be listed.
+    #[error("the entries of {name} cannot be listed: {}", if name == "events" { "`ballast monitor` shows them as they come" } else { "each belongs to a socket, and goes with it" })]
+    NoEntries {
+        /// The map.
+        name: String,
+    },
     /// No more monitors can listen.
     #[error("{LEASES} monitors listen already: end one of them")]
     TooMany,

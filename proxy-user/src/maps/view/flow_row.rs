@@ -26,6 +26,10 @@ pub enum FlowState {
 }
 
 impl FlowState {
+    /// All of them.
+    pub const ALL: [Self; 6] =
+        [Self::Unreplied, Self::HalfOpen, Self::Established, Self::Closing, Self::Closed, Self::Expired];
+
     /// The word in tables and JSON.
     pub const fn label(self) -> &'static str {
         match self {
@@ -102,6 +106,8 @@ pub struct FlowRow {
     pub age: Duration,
     /// Since its last packet.
     pub idle: Duration,
+    /// Until it expires, if no packet comes; zero when it has.
+    pub timeout: Duration,
 }
 
 /// How many connections there are.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use aya::maps::MapType;
 use proxy_common::abi::Plain;
 use proxy_common::config::{NodeConfig, PortRange, SNAT_RANGES};
-use proxy_common::conntrack::{ASSURED, SEEN_REPLY, is_closed, is_half_closed};
+use proxy_common::conntrack::{ASSURED, SEEN_REPLY, is_closed, is_half_closed, timeout};
 use proxy_common::flow::{FlowEntry, STATE_SNAT, STATE_USED};
 use proxy_common::map_names as map;
 use proxy_common::prefilter::{Role, position};
@@ -164,10 +164,9 @@ pub(super) fn row<A: Address + Into<IpAddr>>(
         return None;
     }
     let now = not_before(flow, now);
-    let since = |then: u32| {
-        let ticks = now.wrapping_sub(then);
-        Duration::from_secs_f64(f64::from(ticks) / f64::from(config.hz.max(1)))
-    };
+    let duration = |ticks: u32| Duration::from_secs_f64(f64::from(ticks) / f64::from(config.hz.max(1)));
+    let since = |then: u32| duration(now.wrapping_sub(then));
+    let allowed = timeout(flow.proto, flow.bits(), config);
     Some(FlowRow {
         protocol: Transport(flow.proto),
         client: SocketAddr::new(flow.client.into(), flow.client_port),
@@ -180,6 +179,7 @@ pub(super) fn row<A: Address + Into<IpAddr>>(
         forwarding: Forwarding::of(flow.bits()),
         age: since(flow.created),
         idle: since(flow.last_seen),
+        timeout: duration(allowed.saturating_sub(now.wrapping_sub(flow.last_seen))),
     })
 }
 
@@ -240,6 +240,7 @@ mod tests {
         assert_eq!(row.state, expected);
         assert_eq!(row.idle, Duration::from_secs(silent.into()));
         assert_eq!(row.age, Duration::from_secs((silent + 4).into()));
+        assert_eq!(row.timeout == Duration::ZERO, expected == FlowState::Expired);
     }
 
     #[rstest]

@@ -5,10 +5,13 @@
 //! that belong together are checked against each other where they can be told apart (a backend knows its
 //! Service).
 
+mod delete;
+mod dump;
 mod error;
 mod flow_row;
 mod flows;
 mod health;
+mod latency;
 mod listen;
 mod load;
 mod pin;
@@ -26,16 +29,19 @@ use std::path::{Path, PathBuf};
 
 use aya::maps::{Array, Map, MapType, PerCpuArray};
 use proxy_common::Address;
-use proxy_common::abi::{ABI_VERSION, Plain};
+use proxy_common::abi::Plain;
 use proxy_common::backend::{BACKEND_FREE, BackendEntry};
 use proxy_common::config::NodeConfig;
+use proxy_common::latency::LatencyEntry;
 use proxy_common::map_names as map;
 use proxy_common::name::PortName;
 use proxy_common::node::NodeAddr;
 use proxy_common::reason::Reason;
 use proxy_common::service::{KIND_ADDRESS, KIND_UNMANAGED, ServiceEntry, ServiceKey};
 use proxy_common::stats::{RefusalKey, ServiceStats};
+use proxy_common::version::ABI_VERSION;
 
+pub use dump::Entry;
 pub use error::ViewError;
 pub use flow_row::{FlowCounts, FlowRow, FlowState, Forwarding};
 pub use listen::Listener;
@@ -92,6 +98,8 @@ pub struct Snapshot {
     pub by_load: BTreeSet<u32>,
     /// What was refused, by the id of the Service port.
     pub refusals: BTreeMap<(u32, Reason), u64>,
+    /// How long endpoints take to answer, as [`View::latency`] gives it.
+    pub latency: BTreeMap<(u32, u32), LatencyEntry>,
 }
 
 /// What `services` and `services6` hold.
@@ -273,6 +281,7 @@ impl View {
             by_load: frontends.iter().filter(|row| row.by_load).map(|row| row.service).collect(),
             open_connections: self.open_connections(backends.keys().copied())?,
             refusals: self.refusals()?,
+            latency: self.latency()?,
             names,
             frontends,
             addresses,

@@ -4,25 +4,10 @@
 //! whoever may write EndpointSlices in its namespace must not lead its clients elsewhere. What the API server has under
 //! these names is hidden, and comes back when the folder gives the name up.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use super::Cluster;
 use crate::model::{EndpointSlice, Problem, Service, ServiceName, SliceName, SortedMap};
-
-/// Which objects are the folder's, and what of the API server's they hide.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Statics {
-    pub(super) services: BTreeSet<ServiceName>,
-    pub(super) slices: BTreeSet<SliceName>,
-    pub(super) hidden: BTreeMap<ServiceName, Service>,
-    pub(super) hidden_slices: BTreeMap<SliceName, EndpointSlice>,
-}
-
-impl Statics {
-    fn hides(&self, slice: &EndpointSlice) -> bool {
-        self.slices.contains(&slice.name) || self.services.contains(&slice.service)
-    }
-}
 
 impl Cluster {
     /// The Services of the folder, by name.

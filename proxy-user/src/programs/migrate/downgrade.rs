@@ -8,15 +8,16 @@ use std::time::{Duration, Instant};
 use aya::maps::{MapData, MapInfo};
 use proxy_common::map_names as names;
 
-use super::front::{self, Hook, Packets};
-use super::{LAST_RUNS, share};
+use super::front::{self, Hook, LAST_RUNS, Packets};
+use super::share::share;
 use crate::host::devices;
 use crate::maps::migrate::{MADE, MigrateError, Migration, PREVIOUS, SHARED, Scope, write_previous_config};
+use crate::programs::embedded::EMBEDDED;
 use crate::programs::error::Error;
 use crate::programs::hooks::Direction;
 use crate::programs::object::Transition;
 use crate::programs::pins::{self, Paths};
-use crate::programs::{EMBEDDED, bpf, hooks, links, privileges};
+use crate::programs::{bpf, hooks, links, privileges};
 
 /// Between two looks while nothing is known to change.
 const PAUSE: Duration = Duration::from_millis(1);

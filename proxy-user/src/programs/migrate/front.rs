@@ -9,6 +9,8 @@ use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use aya::Ebpf;
 use aya::programs::Program;
 
+use std::time::Duration;
+
 use crate::host::devices::Device;
 use crate::host::netlink::Netlink;
 use crate::programs::bpf::{self, Link, Rank};
@@ -17,7 +19,11 @@ use crate::programs::error::Error;
 use crate::programs::hooks::Direction;
 use crate::programs::object::{self, Transition};
 use crate::programs::pins::Paths;
-use crate::programs::{program, status};
+use crate::programs::program::program;
+use crate::programs::status;
+
+/// Programs that were replaced may still be at work on another CPU for so long.
+pub(super) const LAST_RUNS: Duration = Duration::from_millis(20);
 
 /// The packet programs, with one part of the work.
 pub(super) struct Packets {
@@ -209,7 +215,7 @@ fn before_filter(
 }
 
 /// Removes front filters of a process that was killed during an upgrade or a downgrade.
-pub(in crate::programs) fn remove_left(paths: &Paths) {
+pub(super) fn remove_left(paths: &Paths) {
     let Ok(mut netlink) = Netlink::open() else { return };
     for ifindex in status::filtered_devices(paths).into_keys() {
         for direction in Direction::ALL {

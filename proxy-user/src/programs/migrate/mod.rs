@@ -6,81 +6,43 @@
 
 mod downgrade;
 mod front;
+pub(super) mod leave;
+pub(super) mod share;
 
 use std::path::Path;
+use std::sync::PoisonError;
 use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use aya::maps::MapData;
 pub use downgrade::{Downgrade, downgrade};
-pub(super) use front::remove_left;
 
 use self::front::Packets;
-use super::bpf::Link;
-use super::clsact::{self, Handle};
 use super::error::Error;
-use super::hooks::Direction;
 use super::links::Outcome;
+use super::loaded::Programs;
 use super::object::Transition;
-use super::pins::Paths;
-use super::{EMBEDDED, Programs, status};
 use crate::host::devices::{self, Device};
-use crate::host::netlink::Netlink;
-use crate::maps::migrate::{Migration, SHARED, Scope};
-
-/// Programs that were replaced may still be at work on another CPU for so long.
-const LAST_RUNS: Duration = Duration::from_millis(20);
-
-/// Pins in `current` what of the previous version's maps stays the same. A map that cannot be shared begins anew.
-pub(super) fn share_with(previous: &Path, current: &Path) {
-    for (old, new) in SHARED {
-        if let Err(error) = share(&previous.join(old), &current.join(new)) {
-            tracing::warn!(map = new, %error, "cannot take the map over from the previous version");
-        }
-    }
-}
-
-fn share(from: &Path, to: &Path) -> Result<(), Error> {
-    let failed = |error: &dyn std::fmt::Display| Error::File {
-        action: "share",
-        path: from.to_owned(),
-        source: std::io::Error::other(error.to_string()),
-    };
-    let map = MapData::from_pin(from).map_err(|error| failed(&error))?;
-    map.pin(to).map_err(|error| failed(&error))
-}
-
-/// How long connections that are half open when a successor takes over have for their handshakes.
-const HANDSHAKES: Duration = Duration::from_millis(200);
-
-/// Makes the packet programs on devices leave new flows to the rules behind them (kube-proxy's), and continue those that they
-/// know. Returns when connections that were being opened are open.
-pub(super) fn leave_what_begins(paths: &Paths) -> Result<(), Error> {
-    let devices = devices::list().map_err(Error::file("list the devices of", Path::new("/sys/class/net")))?;
-    let packets = Packets::load(EMBEDDED, paths, Transition::LooksUp, &devices)?;
-    let filtered = status::filtered_devices(paths);
-    for device in &devices {
-        for direction in Direction::ALL {
-            let program = packets.program_for(direction, device.no_header)?;
-            let pin = paths.links().join(direction.pin(device.ifindex));
-            let place = || format!("device {}", device.name);
-            let failed = |source| Error::Attach { program: direction.program(), place: place(), source };
-            if let Some(link) = Link::pinned(&pin).map_err(Error::file("open the link", &pin))? {
-                link.update(program).map_err(failed)?;
-            }
-            if filtered.contains_key(&device.ifindex) {
-                let mut netlink = Netlink::open().map_err(failed)?;
-                clsact::set(&mut netlink, device.ifindex, direction, Handle::Own, program).map_err(failed)?;
-            }
-        }
-    }
-    sleep(HANDSHAKES);
-    Ok(())
-}
+use crate::maps::migrate::{Migration, Scope};
 
 impl Programs {
+    /// Attaches the socket programs, or takes over the links of an earlier agent; then puts the maps of this
+    /// version in force, and removes those of other versions. Where programs of the previous version are attached, those on
+    /// devices are replaced too, and what they follow is copied.
+    pub fn attach_sockets(&self) -> Result<Vec<(&'static str, Outcome)>, Error> {
+        let mut predecessor = self.predecessor.lock().unwrap_or_else(PoisonError::into_inner);
+        let outcomes = match predecessor.as_deref() {
+            Some(previous) => self.succeed(previous)?,
+            None => self.hold_sockets()?,
+        };
+        front::remove_left(self.pins.paths());
+        self.pins.enact()?;
+        self.pins.retire_other_versions()?;
+        *predecessor = None;
+        Ok(outcomes)
+    }
+
     /// Replaces the programs of the previous version, which use the maps in `previous`, on the cgroup and on all devices.
-    pub(super) fn succeed(&self, previous: &Path) -> Result<Vec<(&'static str, Outcome)>, Error> {
+    fn succeed(&self, previous: &Path) -> Result<Vec<(&'static str, Outcome)>, Error> {
         let mut migration = match Migration::open(previous, &self.pin_dir()) {
             Ok(migration) => migration,
             Err(error) => {
@@ -118,7 +80,7 @@ impl Programs {
             hook.set_front(opens.program(hook)?);
         }
         migration.pass(Scope::Hot);
-        sleep(LAST_RUNS);
+        sleep(front::LAST_RUNS);
         migration.pass(Scope::All);
         // Now theirs know nothing that ours do not.
         for hook in &hooks {

@@ -2,18 +2,10 @@
 
 use tokio::time::Instant;
 
-use super::{Driver, report};
+use super::Driver;
 use crate::maps::Store;
 use crate::plan::plan_service;
-
-/// What is known and done before all is listed.
-#[derive(Debug, Default)]
-pub(super) struct Early {
-    /// No earlier agent has programmed a Service. Where one has, its view of the node stays: it knew the cluster.
-    pub(super) is_first: bool,
-    /// A static Service may have changed.
-    pub(super) is_due: bool,
-}
+use crate::sync::status::log_problems;
 
 impl<S: Store> Driver<S> {
     /// When there is something to do even without an event.
@@ -52,7 +44,7 @@ impl<S: Store> Driver<S> {
             status.describe(reconciler);
         });
         let status = self.status.borrow();
-        report::log(&before, &status.problems);
+        log_problems(&before, &status.problems);
         if !was_synced {
             tracing::info!(
                 services = status.services,

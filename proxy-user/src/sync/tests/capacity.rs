@@ -5,7 +5,8 @@ use std::time::Duration;
 use super::universe::{Change, name, service};
 use super::{ROOMY, World};
 use crate::maps::{Capacity, FrontendKey};
-use crate::plan::{Problem, ServicePlan};
+use crate::model::Problem;
+use crate::plan::ServicePlan;
 
 fn problem(world: &World) -> Problem {
     let problems = world.reconciler.problems();

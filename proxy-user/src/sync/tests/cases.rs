@@ -10,7 +10,7 @@ use super::{ROOMY, World};
 use crate::maps::Faults;
 use crate::model::ServiceName;
 use crate::plan::{Frontend, FrontendKind, FrontendPlan, Scope, ServicePlan};
-use crate::sync::job::frontend_key;
+use crate::sync::entries::frontend_key;
 
 /// The id of an endpoint of a Service.
 fn id(world: &World, of: &str, last: u8) -> u32 {

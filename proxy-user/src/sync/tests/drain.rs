@@ -51,7 +51,7 @@ fn the_first_of_several_stays_until_its_drain_period_is_over() {
     // Their room is free after another pause: only one table is left.
     world.wait(Duration::from_secs(2));
     world.again();
-    assert_eq!(world.reconciler.applied.tables.slots_used(), 1 + length(4));
+    assert_eq!(world.reconciler.applied().tables.slots_used(), 1 + length(4));
     let fourth = serve(&mut world, 5);
     assert_eq!(fourth.previous, third.current, "a period of its own");
     world.wait(Holds::default().table);

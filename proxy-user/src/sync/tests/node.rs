@@ -13,10 +13,11 @@ use proxy_common::service::{KIND_ADDRESS, KIND_NODE_PORT, KIND_UNMANAGED, SCOPE_
 use super::universe::{self, backend, name, port_id};
 use super::{ROOMY, World};
 use crate::maps::{ConfigRow, Contents, Faults, FilterBit, FlowUse, FrontendKey, NodeRow, Table};
+use crate::model::Problem;
 use crate::model::ServiceName;
 use crate::plan::{
-    Access, AddressFacts, BackendFacts, Frontend, FrontendKind, FrontendPlan, NodePlan, PortPlan, Problem,
-    Scope, ServicePlan, Unmanaged,
+    Access, AddressFacts, BackendFacts, Frontend, FrontendKind, FrontendPlan, NodePlan, PortPlan, Scope,
+    ServicePlan, Unmanaged,
 };
 use crate::sync::filter::frontend_bit;
 

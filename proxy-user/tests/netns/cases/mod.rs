@@ -8,6 +8,7 @@ mod bad;
 mod capabilities;
 mod change;
 mod check;
+mod commands;
 mod compare;
 mod detect;
 mod documents;
@@ -21,6 +22,7 @@ mod forwarding;
 mod health;
 mod held;
 mod init;
+mod latency;
 mod live;
 mod masquerade;
 mod matrix;
@@ -99,9 +101,11 @@ pub fn all() -> Vec<Case> {
         algorithm::CASES,
         change::CASES,
         check::CASES,
+        commands::CASES,
         detect::CASES,
         documents::CASES,
         eject::CASES,
+        latency::CASES,
         outside::CASES,
         own::CASES,
         packet::CASES,

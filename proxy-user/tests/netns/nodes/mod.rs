@@ -204,7 +204,7 @@ impl Node {
 
     /// Takes every flow out of the tables, as if they had been evicted.
     pub fn forget_flows(&self) -> Result<()> {
-        let maps = self.setup.bpffs.join("ballast").join(format!("v{}", proxy_common::abi::ABI_VERSION));
+        let maps = self.setup.bpffs.join("ballast").join(format!("v{}", proxy_common::version::ABI_VERSION));
         forget::<[u8; 4]>(&maps, names::FLOW_INDEX, names::FLOWS)?;
         forget::<[u8; 16]>(&maps, names::FLOW_INDEX6, names::FLOWS6)
     }

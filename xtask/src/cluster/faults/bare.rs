@@ -71,7 +71,7 @@ fn rolled(world: &World<'_>, rounds: u32) -> Result<Vec<Count>> {
     let status = ["rollout", "status", &name, "--timeout=180s"];
     kubectl(place, &status).read()?;
     let url = format!("http://{ADDRESS}/hostname");
-    signal::wait_for("the Service", super::SOON, || {
+    signal::wait_for("the Service", super::world::SOON, || {
         Ok(place.node(Node(1)).command(&["curl", "-sf", "-m", "1", &url]).try_read())
     })?;
     let mut counts = Vec::new();
@@ -80,7 +80,7 @@ fn rolled(world: &World<'_>, rounds: u32) -> Result<Vec<Count>> {
         let (tally, done) = World::knocking(clients(world)?, || {
             kubectl(place, &["rollout", "restart", &name]).read()?;
             kubectl(place, &status).read()?;
-            signal::pause(super::AROUND * 5)
+            signal::pause(super::case::AROUND * 5)
         })?;
         done?;
         counts.push(tally.total());

@@ -7,12 +7,13 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 
+use super::case::{CABLE, Case, GONE, Kit, case};
 use super::clients::{self, Client};
 use super::knock::Tally;
 use super::probe::{Kind, Target};
 use super::table;
 use super::world::{self, World};
-use super::{CABLE, Case, GONE, Kit, case, control_plane, device, node, page, rolling};
+use super::{control_plane, device, node, page, rolling};
 use crate::cluster::{Place, kubectl};
 use crate::{say, signal};
 

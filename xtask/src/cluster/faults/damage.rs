@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 
-use super::world::{self, World};
+use super::world::{self, SOON, World};
 use crate::cluster::plan::Node;
 use crate::signal;
 
@@ -100,9 +100,7 @@ impl Damage {
         signal::wait_for("all programs to be there", PERIOD, || {
             Ok((hooks(world)? == programs).then_some(()))
         })?;
-        signal::wait_for("the Service to work again", super::SOON, || {
-            Ok(world.answers_on(Node(1)).then_some(()))
-        })?;
+        signal::wait_for("the Service to work again", SOON, || Ok(world.answers_on(Node(1)).then_some(())))?;
         ensure!(told()? > said, "the agent repaired it and did not say so");
         Ok(())
     }

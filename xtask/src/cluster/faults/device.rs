@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, ensure};
 
-use super::world::{self, World};
+use super::world::{self, SOON, World};
 use crate::cluster::plan::Node;
 use crate::exec::Cmd;
 use crate::signal;
@@ -29,7 +29,7 @@ pub(super) fn comes_and_goes(world: &World<'_>) -> Result<()> {
              && ip -n fault route add 169.254.1.1 dev eth0 && ip -n fault route add default via 169.254.1.1"
             ),
         )?;
-        let served = signal::wait_for("an answer through the new device", super::SOON, || {
+        let served = signal::wait_for("an answer through the new device", SOON, || {
             Ok(call(world)?.succeeds().then_some(()))
         });
         let meanwhile = attached(world);
@@ -38,7 +38,7 @@ pub(super) fn comes_and_goes(world: &World<'_>) -> Result<()> {
         served.with_context(|| format!("round {round}"))?;
         let (meanwhile, more) = (meanwhile?, "no program is attached to the new device");
         ensure!(meanwhile.lines().count() > at_first.lines().count(), "{more}: {meanwhile}");
-        signal::wait_for("the device's pins and entries to go", super::SOON, || {
+        signal::wait_for("the device's pins and entries to go", SOON, || {
             Ok((attached(world)? == at_first).then_some(()))
         })?;
     }

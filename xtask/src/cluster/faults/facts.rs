@@ -3,7 +3,7 @@
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
 
-use super::world::World;
+use super::world::{SOON, World};
 use crate::cluster::image::AGNHOST;
 use crate::cluster::plan::Node;
 use crate::cluster::{apply, kubectl};
@@ -60,7 +60,7 @@ fn local_is_local(world: &World<'_>, one: Node, other: Node) -> Result<()> {
             kubectl(world.place, &["get", "service", LOCAL, "-o", "jsonpath={.spec.clusterIP}"]).read()?;
         let url = format!("http://{address}/hostname");
         let call = |node: Node| world.place.node(node).command(&["curl", "-sS", "-m", "2", &url]).read();
-        signal::wait_for("the Service on its node", super::SOON, || Ok(call(one).ok()))?;
+        signal::wait_for("the Service on its node", SOON, || Ok(call(one).ok()))?;
         ensure!(call(other).is_err(), "{other} serves what is for {one} alone");
         Ok(())
     })();

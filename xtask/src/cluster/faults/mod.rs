@@ -3,6 +3,7 @@
 
 mod agents;
 mod bare;
+mod case;
 mod chaos;
 mod clients;
 mod control_plane;
@@ -20,7 +21,6 @@ mod upgrade;
 mod vip;
 mod world;
 
-use std::cell::RefCell;
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::thread::sleep;
@@ -29,30 +29,21 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 
 use super::place::Place;
-use super::plan::Node;
 use super::{Proxy, each};
-use crate::previous::Previous;
 use crate::{say, signal};
 pub use bare::{Args as RollingArgs, run as rolling};
+use case::{AROUND, CABLE, Case, GONE, Kit, case};
 pub use chaos::{Args as ChaosArgs, run as chaos};
 pub use foreign::attach as attach_foreign;
 pub use knock::knock;
 pub use probe::Target;
-use table::{Excuse, Line};
+use table::Line;
 use world::World;
 
-/// Traffic before and after each fault.
-const AROUND: Duration = Duration::from_secs(1);
-/// How long an agent is gone.
-const GONE: Duration = Duration::from_secs(1);
 /// What clients see without any fault, for so long, is what the machine itself does to them.
 const QUIET: Duration = Duration::from_secs(30);
 /// How often agents are killed, on all nodes together.
 const KILLS: usize = 50;
-/// How long pods may take to end.
-const ENDING: Duration = Duration::from_secs(90);
-/// How long a change may take to arrive everywhere, on a busy machine.
-const SOON: Duration = Duration::from_secs(30);
 
 /// Which faults, and what becomes of the result.
 #[derive(clap::Args, Clone, Debug)]
@@ -67,60 +58,10 @@ pub struct Args {
     page: bool,
 }
 
-/// What a run brings with it.
-struct Kit {
-    previous: Option<Previous>,
-    away: Duration,
-    /// The one that a fault of one node is for.
-    node: Node,
-    /// How many pods a fault leaves.
-    pods: u8,
-    /// What the table says of it.
-    remarks: RefCell<Vec<String>>,
-}
-
-impl Kit {
-    fn remark(&self, text: String) {
-        self.remarks.borrow_mut().push(text);
-    }
-}
-
-impl Default for Kit {
-    fn default() -> Self {
-        Self {
-            previous: None,
-            away: Duration::ZERO,
-            node: Node(1),
-            pods: world::PODS,
-            remarks: RefCell::default(),
-        }
-    }
-}
-
-/// Brings a fault about, and checks what it is to lead to beside zero lost connections.
-type Fault = fn(&World<'_>, &Kit) -> Result<()>;
-
 /// Checks what has to be so.
 type Fact = fn(&World<'_>) -> Result<()>;
 
-/// A fault under traffic.
-struct Case {
-    what: &'static str,
-    fault: Fault,
-    /// Why connections may be lost; none may without it.
-    excuse: Option<Excuse>,
-}
-
-const fn case(what: &'static str, fault: Fault) -> Case {
-    Case { what, fault, excuse: None }
-}
-
 const UPGRADE: &str = "the version before replaces this one, and back, twice";
-const CABLE: Excuse = Excuse {
-    may_fail: false,
-    why: "what is sent while the cable is out is lost, with any proxy: TCP sends it again, UDP does not",
-};
-
 /// No connection may be lost meanwhile.
 const FAULTS: [Case; 17] = [
     case("nothing happens", |_, _| signal::pause(QUIET)),

@@ -32,7 +32,7 @@ pub(super) fn bpffs_unmounted(world: &World<'_>) -> Result<()> {
     signal::wait_for("all pins to be there again", PERIOD, || {
         Ok((on(world.place, node, links).ok().as_ref() == Some(&before)).then_some(()))
     })?;
-    world.agents.kill(world.place, node, super::GONE)
+    world.agents.kill(world.place, node, super::case::GONE)
 }
 
 /// Starts the agent of a node with far too little memory until the kernel has killed it three times, then as before.
@@ -55,7 +55,7 @@ pub(super) fn starve(place: &Place, node: Node) -> Result<()> {
         signal::check()?;
         let agent = ["ballast", "run", "--kubeconfig", &user, "--hostname-override", &name];
         machine.run("ballast", &[&["sh", "-c", &join, "sh"][..], &agent].concat())?;
-        signal::wait_for(&format!("the kernel to kill the agent of {node}"), super::SOON, || {
+        signal::wait_for(&format!("the kernel to kill the agent of {node}"), world::SOON, || {
             Ok((kills()? >= round && !machine.is_running("ballast")).then_some(()))
         })?;
     }
@@ -90,7 +90,7 @@ pub(super) fn map_full(world: &World<'_>) -> Result<()> {
         })
         .collect();
     apply(place, &json!({ "apiVersion": "v1", "kind": "List", "items": items }))?;
-    let told = signal::wait_for("`ballast status` to report it", super::SOON, || {
+    let told = signal::wait_for("`ballast status` to report it", world::SOON, || {
         Ok((!place.node(Node(1)).command(&["ballast", "status"]).succeeds()).then_some(()))
     });
     // Endpoints of those that were there go on changing.
@@ -126,13 +126,13 @@ pub(super) fn address_changes(world: &World<'_>) -> Result<()> {
         let with_prefix = format!("{new}/24");
         node.command(&["ip", "address", "add", &with_prefix, "dev", "eth0"]).read()?;
         let url = format!("http://{new}:{}/hostname", world::NODE_PORT);
-        let answered = signal::wait_for("the node port at the new address", super::SOON, || {
+        let answered = signal::wait_for("the node port at the new address", world::SOON, || {
             Ok(outside.command(&["curl", "-sf", "-m", "1", &url]).try_read())
         });
         node.command(&["ip", "address", "del", &with_prefix, "dev", "eth0"]).read()?;
         answered?;
         let listed = ["ballast", "explain", "host", &format!("{new}:{}", world::NODE_PORT), "-o", "json"];
-        signal::wait_for("the old address to be served no longer", super::SOON, || {
+        signal::wait_for("the old address to be served no longer", world::SOON, || {
             Ok((!node.command(&listed).read()?.contains("\"forward\"")).then_some(()))
         })?;
     }

@@ -110,7 +110,7 @@ fn labelled(mut object: Value) -> Value {
 
 /// Waits until the maps of each node hold what the EndpointSlices say, of all Services: no endpoint less, none more.
 pub(super) fn await_equal(world: &World<'_>) -> Result<()> {
-    await_equal_within(world, super::SOON)
+    await_equal_within(world, world::SOON)
 }
 
 /// The same with another limit.

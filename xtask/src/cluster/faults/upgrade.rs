@@ -84,10 +84,14 @@ fn upgrade(world: &World<'_>) -> Result<()> {
         }
     }
     for on in place.nodes() {
-        signal::wait_for(&format!("the maps of the version before to go from {on}"), super::SOON, || {
-            let left = place.node(on).command(&["test", "-e", "/sys/fs/bpf/ballast/v2"]);
-            Ok((!left.succeeds()).then_some(()))
-        })?;
+        signal::wait_for(
+            &format!("the maps of the version before to go from {on}"),
+            super::world::SOON,
+            || {
+                let left = place.node(on).command(&["test", "-e", "/sys/fs/bpf/ballast/v2"]);
+                Ok((!left.succeeds()).then_some(()))
+            },
+        )?;
     }
     say::line("    this version runs on every node");
     Ok(())

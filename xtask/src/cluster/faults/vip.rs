@@ -4,8 +4,9 @@
 use anyhow::{Context as _, Result, ensure};
 
 use super::agents::Agents;
+use super::case::Kit;
+use super::world::SOON;
 use super::world::World;
-use super::{Kit, SOON};
 use crate::cluster::plan::{CONTROL_V4, CONTROL_VIP, Node, SECOND_V4};
 use crate::cluster::{Place, control, deployed, each, place};
 use crate::signal;

@@ -1,5 +1,7 @@
 //! What the faults happen to: pods that answer, a Service in front of them, and clients on every path.
 
+use std::time::Duration;
+
 use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 
@@ -11,6 +13,11 @@ use crate::cluster::plan::Node;
 use crate::cluster::{Place, apply, kubectl};
 use crate::exec::Cmd;
 use crate::signal;
+
+/// How long pods may take to end.
+const ENDING: Duration = Duration::from_secs(90);
+/// How long a change may take to arrive everywhere, on a busy machine.
+pub(super) const SOON: Duration = Duration::from_secs(30);
 
 pub(super) const NAME: &str = "echo";
 /// The pods whose networks clients use; they stay while the others come and go. Two: the same source port in one network could
@@ -49,7 +56,7 @@ impl<'a> World<'a> {
         kubectl(place, &["wait", "--for=condition=Ready", "pod", CLIENT, PLAIN, "--timeout=60s"]).read()?;
         for address in [ADDRESS.to_owned(), outside(Node(1)), outside(last)] {
             let url = format!("http://{address}/hostname");
-            signal::wait_for(&format!("{url} to answer"), super::SOON, || {
+            signal::wait_for(&format!("{url} to answer"), SOON, || {
                 Ok(place.node(Node(1)).command(&["curl", "-sf", "-m", "1", &url]).try_read())
             })?;
         }
@@ -134,7 +141,7 @@ impl<'a> World<'a> {
         kubectl(self.place, &["scale", &name, &format!("--replicas={pods}")]).read()?;
         kubectl(self.place, &["rollout", "status", &name, "--timeout=120s"]).read()?;
         let get = ["get", "pods", "-l", &format!("app={NAME}"), "-o", "name"];
-        signal::wait_for("the pods that are too many to end", super::ENDING, || {
+        signal::wait_for("the pods that are too many to end", ENDING, || {
             Ok((kubectl(self.place, &get).read()?.lines().count() <= usize::from(pods)).then_some(()))
         })
     }

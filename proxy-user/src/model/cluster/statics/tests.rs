@@ -1,3 +1,5 @@
+use std::collections::BTreeMap;
+
 use proptest::collection::{btree_map, vec};
 use proptest::prelude::*;
 

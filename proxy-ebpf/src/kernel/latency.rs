@@ -1,0 +1,148 @@
+//! `connect_latency`: how long endpoints take to answer a SYN. A setting: the agent loads the programs with `CONNECT_LATENCY` 1,
+//! and without it the verifier removes all of this.
+
+use core::mem::offset_of;
+
+use aya_ebpf::bindings::{BPF_NOEXIST, BPF_SK_STORAGE_GET_F_CREATE, bpf_sock};
+use aya_ebpf::helpers::generated::{bpf_ktime_get_ns, bpf_sk_storage_get};
+use proxy_common::latency::{LATENCY_BUCKETS, LatencyEntry, LatencyKey, bucket};
+
+use super::maps::{CONNECT_LATENCY as ENTRIES, CONNECT_TIMES, SYN_TIMES};
+use crate::shared::{add, opaque};
+
+/// Bytes of a count.
+const WORD: usize = size_of::<u64>();
+
+/// What [`is_measured`] tells. In 64 bits as `LINK_HEADER`.
+#[cfg(target_arch = "bpf")]
+#[unsafe(no_mangle)]
+static CONNECT_LATENCY: aya_ebpf::Global<u64> = aya_ebpf::Global::new(0);
+
+/// A new entry; here, since it is too large for the stack.
+static NOTHING: LatencyEntry =
+    LatencyEntry { buckets: [0; LATENCY_BUCKETS], sum_us: 0, refused: 0, retransmits: 0 };
+
+/// What has become of a SYN.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It was answered after so many nanoseconds.
+    Answered(u64),
+    /// It was refused.
+    Refused,
+    /// It was sent again.
+    Retransmitted,
+}
+
+/// Whether anything is to be noted.
+#[inline(always)]
+pub fn is_measured() -> bool {
+    #[cfg(target_arch = "bpf")]
+    {
+        CONNECT_LATENCY.load() != 0
+    }
+    #[cfg(not(target_arch = "bpf"))]
+    {
+        false
+    }
+}
+
+#[inline(always)]
+fn now() -> u64 {
+    // SAFETY: the helper takes nothing and cannot fail.
+    unsafe { bpf_ktime_get_ns() }
+}
+
+/// A flow has begun with a SYN. `place`: its element of `syn_times`.
+#[inline(always)]
+pub fn flow_begun(place: u32) {
+    if let Some(time) = SYN_TIMES.get_ptr_mut(place) {
+        // SAFETY: a map value, aligned to eight bytes; the CPU that begins the flow is the only one to write it.
+        unsafe { time.write_volatile(now()) };
+    }
+}
+
+/// The SYN of a flow was answered: by a reset, if `refused` is not 0.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn syn_answered(place: u32, service: u32, backend: u32, refused: u32) -> u32 {
+    let Some(time) = SYN_TIMES.get_ptr_mut(place) else { return 0 };
+    // SAFETY: as in `flow_begun`.
+    let begun = unsafe { time.read_volatile() };
+    let outcome = if refused != 0 { Outcome::Refused } else { Outcome::Answered(now().wrapping_sub(begun)) };
+    // 0: the flow began before its time was noted, or by programs of another version.
+    if begun != 0 {
+        note(service, backend, outcome);
+    }
+    0
+}
+
+/// A SYN came again before it was answered.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn syn_again(service: u32, backend: u32) -> u32 {
+    note(service, backend, Outcome::Retransmitted);
+    0
+}
+
+/// A socket sends its first SYN.
+#[inline(always)]
+pub fn socket_connects(socket: *mut bpf_sock) {
+    if let Some(time) = connect_time(socket, true) {
+        // SAFETY: the socket's own storage.
+        unsafe { time.write(now()) };
+    }
+}
+
+/// Nanoseconds since a socket sent its first SYN.
+#[inline(always)]
+pub fn since_connect(socket: *mut bpf_sock) -> Option<u64> {
+    let time = connect_time(socket, false)?;
+    // SAFETY: the socket's own storage.
+    Some(now().wrapping_sub(unsafe { time.read() }))
+}
+
+#[inline(always)]
+fn connect_time(socket: *mut bpf_sock, create: bool) -> Option<*mut u64> {
+    if socket.is_null() {
+        return None;
+    }
+    let map = core::ptr::from_ref(&CONNECT_TIMES).cast_mut().cast();
+    let flags = if create { u64::from(BPF_SK_STORAGE_GET_F_CREATE) } else { 0 };
+    // SAFETY: a map, and a socket that the kernel has handed to the program.
+    let time = unsafe { bpf_sk_storage_get(map, socket.cast(), core::ptr::null_mut(), flags) };
+    (!time.is_null()).then_some(time.cast())
+}
+
+/// Counts it for the backend and for its Service.
+#[inline(always)]
+pub fn note(service: u32, backend: u32, outcome: Outcome) {
+    if service == 0 {
+        return;
+    }
+    let (word, us) = match outcome {
+        Outcome::Answered(ns) => (bucket(ns / 1_000), ns / 1_000),
+        Outcome::Refused => (offset_of!(LatencyEntry, refused) / WORD, 0),
+        Outcome::Retransmitted => (offset_of!(LatencyEntry, retransmits) / WORD, 0),
+    };
+    count(&LatencyKey { service, backend }, word, us);
+    count(&LatencyKey { service, backend: 0 }, word, us);
+}
+
+/// Adds 1 to the count in that word of an entry, and so many microseconds to the sum.
+#[inline(always)]
+fn count(key: &LatencyKey, word: usize, us: u64) {
+    if ENTRIES.get_ptr_mut(key).is_none() {
+        // Another CPU may have been faster.
+        let _ = ENTRIES.insert(key, &NOTHING, u64::from(BPF_NOEXIST));
+    }
+    // The verifier wants the comparison beside the access.
+    let word = opaque(word as u64) as usize;
+    let Some(entry) = ENTRIES.get_ptr_mut(key) else { return };
+    if word < size_of::<LatencyEntry>() / WORD {
+        // SAFETY: a word of a map value, all of whose fields are counts of eight bytes; all CPUs add to it.
+        unsafe {
+            add(entry.cast::<u64>().add(word), 1);
+            add(&raw mut (*entry).sum_us, us);
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! Commands that change something: each is named in full, and nothing is removed by a variable.
+
+use std::path::PathBuf;
+
+use clap::Arg;
+use clap::builder::FalseyValueParser;
+
+use super::inspect::{FlowFilterArgs, ZeroArgs};
+use super::list::{ListOutput, NamespaceArgs};
+use crate::cli::complete;
+
+/// For commands that remove something: what is removed is said by flags alone.
+pub(super) fn without_variables(arg: Arg) -> Arg {
+    let stays = ["bpffs", "output", "no-headers", "run-dir", "kubeconfig", "master"];
+    if arg.get_long().is_some_and(|long| stays.contains(&long)) { arg } else { arg.env(None::<&str>) }
+}
+
+/// `ballast flow delete`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct FlowDeleteArgs {
+    /// Where the BPF file system is mounted that the agent uses.
+    #[arg(long, env = "BALLAST_BPFFS", value_name = "DIR", default_value = "/sys/fs/bpf")]
+    pub bpffs: PathBuf,
+    /// How the connections are written that were removed.
+    #[arg(short, long, env = "BALLAST_OUTPUT", default_value = "text")]
+    pub output: ListOutput,
+    /// Leave out the headings of the table.
+    #[arg(long, env = "BALLAST_NO_HEADERS", value_parser = FalseyValueParser::new())]
+    pub no_headers: bool,
+    /// Which.
+    #[command(flatten)]
+    pub which: FlowFilterArgs,
+    /// All of them, if nothing else is said.
+    #[arg(long)]
+    pub all: bool,
+    /// Only print what would be removed.
+    #[arg(long, value_parser = FalseyValueParser::new())]
+    pub dry_run: bool,
+}
+
+/// `ballast service zero`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct ServiceZeroArgs {
+    /// Where the BPF file system is mounted that the agent uses.
+    #[arg(long, env = "BALLAST_BPFFS", value_name = "DIR", default_value = "/sys/fs/bpf")]
+    pub bpffs: PathBuf,
+    /// The counters' zero.
+    #[command(flatten)]
+    pub zero: ZeroArgs,
+    /// The namespace.
+    #[command(flatten)]
+    pub namespace: NamespaceArgs,
+    /// All Services.
+    #[arg(long)]
+    pub all: bool,
+    /// These Services.
+    #[arg(value_name = "SERVICE", add = complete::services())]
+    pub services: Vec<String>,
+}
+
+/// `ballast cleanup`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct CleanupArgs {
+    /// Where the BPF file system is mounted that the agent used.
+    #[arg(long, env = "BALLAST_BPFFS", value_name = "DIR", default_value = "/sys/fs/bpf")]
+    pub bpffs: PathBuf,
+    /// Root of the control groups whose sockets the agent served. Default: where cgroup2 is mounted.
+    #[arg(long, env = "BALLAST_CGROUP_ROOT", value_name = "DIR")]
+    pub cgroup_root: Option<PathBuf>,
+    /// Only say what would be removed.
+    #[arg(long, env = "BALLAST_DRY_RUN", value_parser = FalseyValueParser::new())]
+    pub dry_run: bool,
+    /// Do not ask first. Without a terminal nothing is asked anyway.
+    #[arg(short, long)]
+    pub yes: bool,
+    /// When all is removed, wait for SIGTERM: for a container, which would be started again otherwise.
+    #[arg(long, env = "BALLAST_STAY", value_parser = FalseyValueParser::new(), conflicts_with = "dry_run")]
+    pub stay: bool,
+}
+
+/// `ballast sysdump`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct SysdumpArgs {
+    /// Where the BPF file system is mounted that the agent uses.
+    #[arg(long, env = "BALLAST_BPFFS", value_name = "DIR", default_value = "/sys/fs/bpf")]
+    pub bpffs: PathBuf,
+    /// The agent.
+    #[command(flatten)]
+    pub agent: super::AgentArgs,
+    /// The file to write; `-`: standard output. Default: ballast-sysdump-<host>-<time>.tar.gz in this folder.
+    #[arg(value_name = "FILE")]
+    pub file: Option<PathBuf>,
+}

@@ -1,0 +1,98 @@
+//! What every list takes, as kubectl's lists do.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::ValueEnum;
+use clap::builder::FalseyValueParser;
+
+use crate::cli::complete;
+use crate::config::value;
+
+/// How a list is written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum ListOutput {
+    /// A table.
+    #[default]
+    Text,
+    /// A table with more columns.
+    Wide,
+    /// JSON, with field names that stay.
+    Json,
+    /// The same as YAML.
+    Yaml,
+    /// Only names, one on a line.
+    Name,
+}
+
+/// What every list takes.
+#[derive(Clone, Debug, clap::Args)]
+pub struct ListOptions {
+    /// Where the BPF file system is mounted that the agent uses.
+    #[arg(long, env = "BALLAST_BPFFS", value_name = "DIR", default_value = "/sys/fs/bpf")]
+    pub bpffs: PathBuf,
+    /// How the list is written.
+    #[arg(short, long, env = "BALLAST_OUTPUT", default_value = "text")]
+    pub output: ListOutput,
+    /// Leave out the headings of the table.
+    #[arg(long, env = "BALLAST_NO_HEADERS", value_parser = FalseyValueParser::new())]
+    pub no_headers: bool,
+    /// Sort by this field of the JSON form, or by the column of this name.
+    #[arg(long, env = "BALLAST_SORT_BY", value_name = "FIELD")]
+    pub sort_by: Option<String>,
+    /// After the list, print what is added or changes, line by line, until the command is ended.
+    #[arg(short, long, env = "BALLAST_WATCH", value_parser = FalseyValueParser::new())]
+    pub watch: bool,
+    /// With --watch: print whether a line was ADDED, MODIFIED or DELETED. Without it, what is deleted is not printed.
+    #[arg(long, env = "BALLAST_OUTPUT_WATCH_EVENTS", value_parser = FalseyValueParser::new())]
+    pub output_watch_events: bool,
+    /// With --watch: time between two looks.
+    #[arg(
+        long,
+        env = "BALLAST_INTERVAL",
+        value_name = "DURATION",
+        default_value = "1s",
+        value_parser = value::duration
+    )]
+    pub interval: Duration,
+}
+
+/// In which namespace a Service is.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct NamespaceArgs {
+    /// Only Services of this namespace. Without it, lists show all of them, and a name without namespace is in `default`.
+    #[arg(short, long, env = "BALLAST_NAMESPACE", value_name = "NAMESPACE", add = complete::namespaces())]
+    pub namespace: Option<String>,
+    /// All namespaces, whatever --namespace says: a name without namespace is looked for in all of them.
+    #[arg(short = 'A', long, env = "BALLAST_ALL_NAMESPACES", value_parser = FalseyValueParser::new())]
+    pub all_namespaces: bool,
+}
+
+/// Which Services a list is about.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct ScopeArgs {
+    /// The namespace.
+    #[command(flatten)]
+    pub namespace: NamespaceArgs,
+    /// Only Services with these labels, like `app=web,tier!=test`. The maps hold no labels: the API server is asked.
+    #[arg(short = 'l', long, env = "BALLAST_SELECTOR", value_name = "LABELS")]
+    pub selector: Option<String>,
+    /// The API server.
+    #[command(flatten)]
+    pub api: ApiArgs,
+    /// Only these Services: NAME, NAMESPACE/NAME, or either with :PORT (a name or number).
+    #[arg(value_name = "SERVICE", add = complete::services())]
+    pub services: Vec<String>,
+}
+
+/// How the API server is reached.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct ApiArgs {
+    /// File with the API server's address and credentials. Default: $KUBECONFIG, then the pod's service
+    /// account, then ~/.kube/config.
+    #[arg(long, env = "BALLAST_KUBECONFIG", value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+    /// Addresses of the API servers, separated by commas, instead of the one that the credentials name.
+    #[arg(long, env = "BALLAST_MASTER", value_name = "URL", value_delimiter = ',')]
+    pub master: Vec<String>,
+}

@@ -1,0 +1,35 @@
+//! Asks before something is removed, if somebody is there to answer.
+
+use std::io::{self, BufRead, IsTerminal as _, Write};
+
+/// Whether a person is asked: both what is read and what is written to is a terminal. Scripts, units and containers go on.
+pub fn is_asked() -> bool {
+    io::stdin().is_terminal() && io::stderr().is_terminal()
+}
+
+/// Asks a question that is answered by yes or no; anything but yes is no.
+pub fn confirmed(question: &str, input: &mut impl BufRead, out: &mut impl Write) -> io::Result<bool> {
+    write!(out, "{question} [y/N] ")?;
+    out.flush()?;
+    let mut answer = String::new();
+    input.read_line(&mut answer)?;
+    Ok(["y", "yes"].contains(&answer.trim().to_lowercase().as_str()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    #[rstest]
+    #[case("y\n", true)]
+    #[case("Yes\n", true)]
+    #[case("\n", false)]
+    #[case("no\n", false)]
+    #[case("", false)]
+    fn only_yes_is_yes(#[case] answer: &str, #[case] expected: bool) {
+        let mut out = Vec::new();
+        assert_eq!(confirmed("Remove it?", &mut answer.as_bytes(), &mut out).unwrap(), expected);
+        assert_eq!(out, b"Remove it? [y/N] ");
+    }
+}

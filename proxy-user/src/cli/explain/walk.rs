@@ -1,0 +1,38 @@
+//! The way through the rules of a path.
+
+use std::net::{IpAddr, SocketAddr};
+
+use proxy_common::Address;
+use proxy_common::service::ServiceKey;
+
+use super::outcome::{Outcome, Path, Step};
+use crate::maps::view::{Rules, Transport};
+
+/// The way through the rules.
+pub(super) struct Walk<'a, A: Address> {
+    pub(super) rules: &'a Rules<A>,
+    pub(super) key: ServiceKey<A>,
+    pub(super) path: Path,
+}
+
+impl<'a, A: Address + Into<IpAddr>> Walk<'a, A> {
+    pub(super) fn new(rules: &'a Rules<A>, key: ServiceKey<A>) -> Self {
+        let path =
+            Path { steps: Vec::new(), service: None, candidates: Vec::new(), outcome: Outcome::Untouched };
+        Self { rules, key, path }
+    }
+
+    pub(super) fn step(&mut self, rule: &'static str, found: impl Into<String>) {
+        self.path.steps.push(Step { rule, found: found.into() });
+    }
+
+    pub(super) fn end(mut self, outcome: Outcome) -> Path {
+        self.path.outcome = outcome;
+        self.path
+    }
+
+    pub(super) fn dialled(&self) -> String {
+        let ServiceKey { addr, port, proto, .. } = self.key;
+        format!("{}/{}", SocketAddr::new(addr.into(), port), Transport(proto))
+    }
+}

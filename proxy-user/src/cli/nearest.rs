@@ -1,0 +1,55 @@
+//! What somebody may have meant who mistyped a name.
+
+/// How alike two names are at least, from 0 to 1, to be proposed.
+const ALIKE: f64 = 0.55;
+/// How many are proposed at most.
+const MOST: usize = 3;
+
+/// The names that are most like `asked`, the most alike first.
+pub fn nearest<'a>(asked: &str, known: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
+    let asked = asked.to_lowercase();
+    let score = |name: &str| {
+        let name = name.to_lowercase();
+        // Half a name that is typed right is meant, however long the rest is.
+        let is_part = asked.len() >= 3 && (name.contains(&asked) || asked.contains(&name) && name.len() >= 3);
+        let alike = strsim::normalized_damerau_levenshtein(&asked, &name);
+        if is_part { alike.max(ALIKE) } else { alike }
+    };
+    let mut found: Vec<(f64, &str)> = known.into_iter().map(|name| (score(name), name)).collect();
+    found.retain(|(score, _)| *score >= ALIKE);
+    found.sort_by(|(a, one), (b, other)| b.total_cmp(a).then_with(|| one.cmp(other)));
+    found.dedup_by_key(|(_, name)| *name);
+    found.into_iter().take(MOST).map(|(_, name)| name).collect()
+}
+
+/// `; did you mean a, b or c?`, or nothing.
+pub fn did_you_mean<S: AsRef<str>>(names: &[S]) -> String {
+    let names: Vec<&str> = names.iter().map(AsRef::as_ref).collect();
+    match names.as_slice() {
+        [] => String::new(),
+        [one] => format!("; did you mean {one}?"),
+        [first @ .., last] => format!("; did you mean {} or {last}?", first.join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    #[rstest]
+    #[case("servcies", &["services", "services6"])]
+    #[case("back", &["backends"])]
+    #[case("Flows", &["flows"])]
+    #[case("zzz", &[])]
+    fn names_that_were_meant(#[case] asked: &str, #[case] expected: &[&str]) {
+        assert_eq!(nearest(asked, ["services", "services6", "backends", "flows"]), expected);
+    }
+
+    #[test]
+    fn in_words() {
+        assert_eq!(did_you_mean::<&str>(&[]), "");
+        assert_eq!(did_you_mean(&["a"]), "; did you mean a?");
+        assert_eq!(did_you_mean(&["a", "b", "c"]), "; did you mean a, b or c?");
+    }
+}

@@ -1,0 +1,59 @@
+//! `ballast flow delete` and `ballast service zero`: what they remove is said by flags and arguments, and printed.
+
+use std::io::Write;
+
+use super::filter::{Scope, ServiceFilter};
+use super::zero::Zero;
+use super::{AskLabels, ShowError, flow_list, names, selection};
+use crate::cli::args::change::{FlowDeleteArgs, ServiceZeroArgs};
+use crate::maps::view::View;
+
+/// Removes connections, and prints them.
+pub(super) fn delete_flows(
+    args: &FlowDeleteArgs,
+    ask: AskLabels,
+    out: &mut impl Write,
+) -> Result<(), ShowError> {
+    // Expired ones too: who removes a flow wants no trace of it.
+    let selection = selection(&args.which, true, ask)?;
+    if selection.is_all() && !args.all {
+        return Err(ShowError::Unsaid(
+            "a Service, --client, --frontend, --backend, --protocol or --state; or --all",
+        ));
+    }
+    let view = View::open(&args.bpffs)?;
+    let snapshot = names(&view)?;
+    selection.scope.check(&snapshot)?;
+    let rows =
+        if args.dry_run { view.flows()? } else { view.delete_flows(|row| selection.takes(row, &snapshot))? };
+    let list = flow_list(&rows, &snapshot, &selection)?;
+    let count = list.rows().len();
+    if count > 0 {
+        out.write_all(list.render(args.output, !args.no_headers)?.as_bytes())?;
+    }
+    let verb = if args.dry_run { "would be removed" } else { "removed" };
+    let noun = if count == 1 { "connection" } else { "connections" };
+    Ok(writeln!(std::io::stderr(), "{count} {noun} {verb}")?)
+}
+
+/// Makes counters zero, for these commands.
+pub(super) fn zero(args: &ServiceZeroArgs, out: &mut impl Write) -> Result<(), ShowError> {
+    let ServiceZeroArgs { bpffs, zero, namespace, all, services } = args;
+    let only = namespace.namespace.clone().filter(|_| !namespace.all_namespaces);
+    if services.is_empty() && only.is_none() && !all {
+        return Err(ShowError::Unsaid("a Service, --namespace, or --all"));
+    }
+    let services =
+        services.iter().map(|text| ServiceFilter::parse(text, namespace)).collect::<Result<_, _>>()?;
+    let scope = Scope { namespace: only, services, ..Scope::default() };
+    let snapshot = View::open(bpffs)?.snapshot()?;
+    scope.check(&snapshot)?;
+    let mut noted = Zero::read(&zero.run_dir)?;
+    let count = noted.take(&snapshot, &scope);
+    let path = noted.write(&zero.run_dir)?;
+    Ok(writeln!(
+        out,
+        "the counters of {count} Service ports are zero from now on (noted in {})",
+        path.display()
+    )?)
+}

@@ -1,0 +1,153 @@
+//! `ballast config`: asks the agent for its settings, and whence they come.
+
+use std::io::Write;
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::list::{Column, List, Row};
+use super::probe::{AgentState, ask};
+use super::{ShowError, probe};
+use crate::cli::args::inspect::ConfigArgs;
+use crate::cli::nearest::{did_you_mean, nearest};
+use crate::cli::origins::Origin;
+
+/// As much of `/configz` as is shown.
+#[derive(Deserialize)]
+struct Configz {
+    #[serde(default)]
+    origins: Vec<Origin>,
+    /// The settings in force.
+    #[serde(default)]
+    ballast: Value,
+}
+
+impl Configz {
+    /// The settings; what nobody has said has the value that is in force.
+    fn settings(mut self) -> Vec<Origin> {
+        for origin in self.origins.iter_mut().filter(|origin| origin.value.is_empty()) {
+            // Fields leave out what their folder says already: `capacities.flows` is `--max-flows`.
+            let short = ["max-", "flow-timeout-"].iter().find_map(|prefix| origin.name.strip_prefix(prefix));
+            let found = [Some(&*origin.name), short].into_iter().flatten();
+            let found = found.filter_map(|name| field(&self.ballast, &camel(name))).next();
+            origin.value = found.unwrap_or_default();
+        }
+        self.origins
+    }
+}
+
+/// `tcp-syn-sent` as JSON has it.
+fn camel(name: &str) -> String {
+    let mut words = name.split('-');
+    let first = words.next().unwrap_or_default().to_owned();
+    words.fold(first, |text, word| {
+        let (head, rest) = word.split_at_checked(1).unwrap_or((word, ""));
+        text + &head.to_uppercase() + rest
+    })
+}
+
+/// The field of that name, wherever it is, unless it has fields itself.
+fn field(value: &Value, name: &str) -> Option<String> {
+    let fields = value.as_object()?;
+    match fields.get(name) {
+        Some(Value::String(text)) => return Some(text.clone()),
+        Some(number @ (Value::Number(_) | Value::Bool(_))) => return Some(number.to_string()),
+        Some(Value::Array(all)) => {
+            let texts = all.iter().map(|one| one.as_str().map_or_else(|| one.to_string(), str::to_owned));
+            return Some(texts.collect::<Vec<_>>().join(","));
+        }
+        _ => {}
+    }
+    fields.values().find_map(|inner| field(inner, name))
+}
+
+/// One line for each setting.
+pub(in crate::cli) fn list(
+    origins: &[Origin],
+    names: &[String],
+    all: bool,
+) -> Result<List<Origin>, ShowError> {
+    let is = |origin: &Origin, name: &String| origin.name == name.trim_start_matches('-');
+    if let Some(asked) = names.iter().find(|name| !origins.iter().any(|origin| is(origin, name))) {
+        let near = did_you_mean(&nearest(asked, origins.iter().map(|origin| &*origin.name)));
+        return Err(ShowError::NoSetting { asked: asked.clone(), near });
+    }
+    let columns = [Column::new("SETTING"), Column::new("VALUE"), Column::new("FROM")];
+    let mut list =
+        List::new("settings", columns, "Every setting is as it is without being said; --all shows them.");
+    let is_meant = |origin: &&Origin| {
+        if names.is_empty() { all || !origin.is_default() } else { names.iter().any(|name| is(origin, name)) }
+    };
+    for origin in origins.iter().filter(is_meant) {
+        let value = if origin.value.is_empty() { "-".to_owned() } else { origin.value.clone() };
+        let cells = vec![origin.name.clone(), value, origin.from.clone()];
+        let (name, key) = (origin.name.clone(), format!("{} {}", origin.name, origin.from));
+        list.push(Row { group: "settings", name, key, cells, value: origin.clone() });
+    }
+    Ok(list)
+}
+
+/// `ballast config`.
+pub fn config(args: &ConfigArgs, out: &mut impl Write) -> Result<(), ShowError> {
+    let address = match probe(args.agent.metrics_bind_address) {
+        AgentState::Answered { address, .. } => address,
+        AgentState::NotAsked => return Err(ShowError::NoAgent("its server is switched off".to_owned())),
+        AgentState::Silent { address, reason } => {
+            return Err(ShowError::NoAgent(format!("{address}: {reason}")));
+        }
+    };
+    let (status, body) = ask(address, "/configz")?;
+    if status != 200 {
+        return Err(ShowError::NoAgent(format!("{address} answers /configz with HTTP {status}")));
+    }
+    let configz: Configz = serde_json::from_slice(&body)?;
+    if configz.origins.is_empty() {
+        return Err(ShowError::NoAgent(format!(
+            "{address} does not say whence its settings come: it is an older agent"
+        )));
+    }
+    let list = list(&configz.settings(), &args.names, args.all)?;
+    Ok(out.write_all(list.render(args.output, !args.no_headers)?.as_bytes())?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::args::list::ListOutput;
+
+    fn origins() -> Vec<Origin> {
+        let one = |name: &str, value: &str, from: &str| Origin {
+            name: name.to_owned(),
+            value: value.to_owned(),
+            from: from.to_owned(),
+        };
+        vec![one("max-flows", "4096", "variable BALLAST_MAX_FLOWS"), one("bpffs", "/sys/fs/bpf", "default")]
+    }
+
+    #[test]
+    fn what_nobody_has_said_has_the_value_in_force() {
+        let one =
+            |name: &str| Origin { name: name.to_owned(), value: String::new(), from: "default".to_owned() };
+        let ballast = serde_json::json!({
+            "capacities": {"flows": 131_072}, "flowTimeouts": {"tcpSynSent": 60}, "syncPeriod": 30.0,
+            "network": {"serviceCidrs": ["10.96.0.0/16"]},
+        });
+        let names = ["max-flows", "flow-timeout-tcp-syn-sent", "sync-period", "service-cidrs", "kubeconfig"];
+        let configz = Configz { origins: names.map(one).to_vec(), ballast };
+        let values: Vec<String> = configz.settings().into_iter().map(|origin| origin.value).collect();
+        assert_eq!(values, ["131072", "60", "30.0", "10.96.0.0/16", ""]);
+    }
+
+    #[test]
+    fn what_somebody_has_said_and_what_was_asked_for() {
+        let text = |names: &[&str], all| {
+            let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+            Ok::<_, ShowError>(list(&origins(), &names, all)?.render(ListOutput::Name, true)?)
+        };
+        assert_eq!(text(&[], false).unwrap(), "max-flows\n");
+        assert_eq!(text(&[], true).unwrap(), "max-flows\nbpffs\n");
+        assert_eq!(text(&["--bpffs"], false).unwrap(), "bpffs\n");
+        let error = text(&["max-flow"], false).unwrap_err().to_string();
+        assert!(error.contains("did you mean max-flows?"), "{error}");
+    }
+}

@@ -1,0 +1,84 @@
+//! What was measured of a Service's connections (`--connect-latency`), in `ballast service show`.
+
+use std::fmt::Write as _;
+
+use proxy_common::latency::LatencyEntry;
+use serde::Serialize;
+
+use super::table::Table;
+use crate::maps::view::Snapshot;
+
+/// What was measured of the connections to one endpoint, or to all of a Service port.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct LatencyJson {
+    /// Address and port of the endpoint; absent for the Service port.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    endpoint: Option<String>,
+    answered: u64,
+    /// Microseconds of all of them together.
+    sum_us: u64,
+    /// Within which half of them were answered; absent above 8.4 s.
+    p50_us: Option<u64>,
+    p99_us: Option<u64>,
+    refused: u64,
+    retransmits: u64,
+}
+
+/// The Service port first, then its endpoints; nothing where nothing is measured.
+pub(super) fn elements(service: u32, snapshot: &Snapshot) -> Vec<LatencyJson> {
+    rows(service, snapshot)
+        .map(|(backend, entry)| LatencyJson {
+            endpoint: (backend != 0).then(|| endpoint(backend, snapshot)),
+            answered: entry.answered(),
+            sum_us: entry.sum_us,
+            p50_us: entry.quantile_us(500),
+            p99_us: entry.quantile_us(990),
+            refused: entry.refused,
+            retransmits: entry.retransmits,
+        })
+        .collect()
+}
+
+/// The same as a table, with an empty line before it.
+pub(super) fn table(service: u32, snapshot: &Snapshot) -> String {
+    let mut table = Table::new(["CONNECTS TO", "ANSWERED", "P50", "P99", "REFUSED", "SYN RETRANSMITS"]);
+    let mut is_empty = true;
+    for (backend, entry) in rows(service, snapshot) {
+        is_empty = false;
+        table.row([
+            if backend == 0 { "all".to_owned() } else { endpoint(backend, snapshot) },
+            entry.answered().to_string(),
+            quantile(entry, 500),
+            quantile(entry, 990),
+            entry.refused.to_string(),
+            entry.retransmits.to_string(),
+        ]);
+    }
+    let mut text = String::new();
+    if !is_empty {
+        let _ = write!(text, "\n{}", table.render(""));
+    }
+    text
+}
+
+fn rows(service: u32, snapshot: &Snapshot) -> impl Iterator<Item = (u32, &LatencyEntry)> {
+    let of_service = snapshot.latency.range((service, 0)..=(service, u32::MAX));
+    of_service.map(|((_, backend), entry)| (*backend, entry))
+}
+
+/// Its address and port, or the bare id.
+fn endpoint(id: u32, snapshot: &Snapshot) -> String {
+    snapshot.backends.get(&id).map_or_else(|| format!("id {id}"), |row| row.socket.to_string())
+}
+
+/// The limit of its bucket: `<= 64 us`, `<= 2.0 ms`.
+fn quantile(entry: &LatencyEntry, per_mille: u64) -> String {
+    match entry.quantile_us(per_mille) {
+        _ if entry.answered() == 0 => "-".to_owned(),
+        None => "> 8 s".to_owned(),
+        Some(us) if us < 1_000 => format!("<= {us} us"),
+        Some(us) if us < 1_000_000 => format!("<= {:.1} ms", us as f64 / 1e3),
+        Some(us) => format!("<= {:.1} s", us as f64 / 1e6),
+    }
+}

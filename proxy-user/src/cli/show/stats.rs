@@ -1,0 +1,199 @@
+//! `ballast stats`: what was counted for Service ports, or how much of it there is in a second.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use proxy_common::stats::ServiceStats;
+use serde::Serialize;
+use serde_json::Number;
+
+use super::ShowError;
+use super::filter::Scope;
+use super::list::{Column, List, Row};
+use super::service::title;
+use super::table::bytes;
+use crate::maps::view::Snapshot;
+
+/// The counters of a Service port.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct StatsJson {
+    /// `namespace/name:port`.
+    service: String,
+    id: u32,
+    /// Counts, or how many in a second.
+    connections: Number,
+    packets: Number,
+    bytes: Number,
+    reply_packets: Number,
+    reply_bytes: Number,
+    refused: Number,
+}
+
+/// Counters at one moment.
+struct Sample {
+    at: Instant,
+    counts: BTreeMap<u32, [u64; 6]>,
+}
+
+/// What was read last, for rates.
+#[derive(Default)]
+pub struct Meter {
+    before: Option<Sample>,
+}
+
+impl Meter {
+    /// The rates over `period`, or since the last call: `read` is called once, or twice where there was none.
+    pub fn rates(
+        &mut self,
+        scope: &Scope,
+        period: Duration,
+        mut read: impl FnMut() -> Result<Snapshot, ShowError>,
+    ) -> Result<List<StatsJson>, ShowError> {
+        if self.before.is_none() {
+            self.before = Some(Sample::of(&read()?));
+            std::thread::sleep(period);
+        }
+        let snapshot = read()?;
+        let now = Sample::of(&snapshot);
+        let before = self.before.replace(Sample { at: now.at, counts: now.counts.clone() });
+        let list = match before {
+            Some(before) => rates(&snapshot, scope, &before, &now),
+            None => rates(&snapshot, scope, &now, &now),
+        };
+        Ok(list)
+    }
+}
+
+impl Sample {
+    fn of(snapshot: &Snapshot) -> Self {
+        Self { at: Instant::now(), counts: counts(snapshot) }
+    }
+}
+
+/// Connections, packets, bytes, the two of replies, and refusals, by the id of the Service port.
+fn counts(snapshot: &Snapshot) -> BTreeMap<u32, [u64; 6]> {
+    let of = |id: &u32| {
+        let stats = snapshot.service_stats.get(id).copied().unwrap_or_default();
+        let ServiceStats { connections, packets, bytes, reply_packets, reply_bytes } = stats;
+        let refused = snapshot.refusals.iter().filter(|((service, _), _)| service == id);
+        let refused = refused.map(|(_, count)| count).sum();
+        [connections, packets, bytes, reply_packets, reply_bytes, refused]
+    };
+    snapshot.names.keys().map(|id| (*id, of(id))).collect()
+}
+
+/// One line for each Service port.
+pub fn list(snapshot: &Snapshot, scope: &Scope) -> Result<List<StatsJson>, ShowError> {
+    scope.check(snapshot)?;
+    let counts = counts(snapshot);
+    let of = |id: u32| counts.get(&id).copied().unwrap_or_default();
+    Ok(lines(snapshot, scope, false, |id| of(id).map(Number::from)))
+}
+
+fn rates(snapshot: &Snapshot, scope: &Scope, before: &Sample, now: &Sample) -> List<StatsJson> {
+    let seconds = now.at.saturating_duration_since(before.at).as_secs_f64().max(f64::EPSILON);
+    lines(snapshot, scope, true, |id| {
+        let of = |sample: &Sample| sample.counts.get(&id).copied();
+        let now = of(now).unwrap_or_default();
+        // A Service that is new began at zero a moment ago: its rate is not known yet.
+        let before = of(before).unwrap_or(now);
+        let mut pairs = now.into_iter().zip(before);
+        std::array::from_fn(|_| {
+            let (now, before) = pairs.next().unwrap_or_default();
+            #[expect(clippy::cast_precision_loss, reason = "one decimal is shown")]
+            let rate = now.saturating_sub(before) as f64 / seconds;
+            Number::from_f64(rate).unwrap_or_else(|| 0.into())
+        })
+    })
+}
+
+fn lines(
+    snapshot: &Snapshot,
+    scope: &Scope,
+    is_rate: bool,
+    values: impl Fn(u32) -> [Number; 6],
+) -> List<StatsJson> {
+    let headings = if is_rate {
+        ["CONN/s", "PKTS/s", "BYTES/s", "REPLY-PKTS/s", "REPLY-BYTES/s", "REFUSED/s"]
+    } else {
+        ["CONNECTIONS", "PACKETS", "BYTES", "REPLY-PACKETS", "REPLY-BYTES", "REFUSED"]
+    };
+    let number = |heading| Column::new(heading).number();
+    let columns = [Column::new("SERVICE"), Column::new("PROTO"), Column::new("FAMILY")];
+    let columns = columns.into_iter().chain(headings.map(number));
+    let mut list = List::new("services", columns, "No Services are programmed.");
+    let mut ids: Vec<u32> = snapshot.names.keys().copied().filter(|id| scope.takes(*id, snapshot)).collect();
+    ids.sort_by_key(|id| snapshot.names.get(id));
+    for id in ids {
+        let Some(name) = snapshot.names.get(&id) else { continue };
+        let [connections, packets, bytes_in, reply_packets, reply_bytes, refused] = values(id);
+        let float = |value: &Number| value.as_f64().unwrap_or_default();
+        let count = |value: &Number| if is_rate { format!("{:.1}", float(value)) } else { value.to_string() };
+        #[expect(clippy::cast_sign_loss, reason = "counts are not negative")]
+        let size = |value: &Number| bytes(value.as_u64().unwrap_or_else(|| float(value) as u64));
+        let service = title(id, snapshot);
+        let cells = vec![
+            service.clone(),
+            name.protocol.to_string(),
+            name.family.to_string(),
+            count(&connections),
+            count(&packets),
+            size(&bytes_in),
+            count(&reply_packets),
+            size(&reply_bytes),
+            count(&refused),
+        ];
+        let value = StatsJson {
+            service: service.clone(),
+            id,
+            connections,
+            packets,
+            bytes: bytes_in,
+            reply_packets,
+            reply_bytes,
+            refused,
+        };
+        list.push(Row { group: "services", key: format!("{service} {id}"), name: service, cells, value });
+    }
+    list
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::args::list::ListOutput;
+    use crate::maps::view::{NameRow, Transport};
+    use crate::model::net::IpFamily;
+
+    fn snapshot(connections: u64) -> Snapshot {
+        let name = NameRow {
+            namespace: "default".to_owned(),
+            name: "web".to_owned(),
+            port: "http".to_owned(),
+            protocol: Transport(6),
+            family: IpFamily::V4,
+        };
+        let stats = ServiceStats { connections, bytes: 2_048, ..ServiceStats::default() };
+        Snapshot {
+            names: BTreeMap::from([(1, name)]),
+            service_stats: BTreeMap::from([(1, stats)]),
+            ..Snapshot::default()
+        }
+    }
+
+    #[test]
+    fn counts_and_rates() {
+        let scope = Scope::default();
+        let text = list(&snapshot(12), &scope).unwrap().render(ListOutput::Text, false).unwrap();
+        assert_eq!(text, "default/web:http  TCP  IPv4  12  0  2.0 KiB  0  0 B  0\n");
+        let mut before = Sample::of(&snapshot(2));
+        let now = Sample::of(&snapshot(12));
+        before.at = now.at.checked_sub(Duration::from_secs(4)).unwrap();
+        let rates = rates(&snapshot(12), &scope, &before, &now);
+        assert_eq!(
+            rates.render(ListOutput::Text, false).unwrap(),
+            "default/web:http  TCP  IPv4  2.5  0.0  0 B  0.0  0 B  0.0\n"
+        );
+    }
+}

@@ -1,0 +1,126 @@
+//! Writes a list once, or goes on with what changes.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+
+use serde::Serialize;
+
+use super::list::{List, Row};
+use super::{ShowError, yaml};
+use crate::cli::args::list::{ListOptions, ListOutput};
+
+/// Writes what `read` returns; with `--watch`, reads again and again until the reader of the lines has gone.
+pub(super) fn write<T: Serialize>(
+    options: &ListOptions,
+    out: &mut impl Write,
+    mut read: impl FnMut() -> Result<List<T>, ShowError>,
+) -> Result<(), ShowError> {
+    let mut sorted = || -> Result<List<T>, ShowError> {
+        let mut list = read()?;
+        if let Some(field) = &options.sort_by {
+            list.sort_by(field)?;
+        }
+        Ok(list)
+    };
+    if !options.watch {
+        let text = sorted()?.render(options.output, !options.no_headers)?;
+        return Ok(out.write_all(text.as_bytes())?);
+    }
+    let mut watch = Watch::default();
+    loop {
+        out.write_all(watch.changes(&sorted()?, options)?.as_bytes())?;
+        out.flush()?;
+        std::thread::sleep(options.interval);
+    }
+}
+
+/// What was printed last.
+#[derive(Default)]
+pub(super) struct Watch {
+    known: BTreeMap<String, Known>,
+    widths: Vec<u16>,
+}
+
+struct Known {
+    state: String,
+    /// What is printed when it goes.
+    cells: Vec<String>,
+    json: serde_json::Value,
+    name: String,
+}
+
+impl Watch {
+    /// Lines for what is new or different since the last call; after the first call, without headings.
+    pub(super) fn changes<T: Serialize>(
+        &mut self,
+        list: &List<T>,
+        options: &ListOptions,
+    ) -> Result<String, ShowError> {
+        let is_first = self.widths.is_empty();
+        let mut now = BTreeMap::new();
+        let mut lines = Vec::new();
+        for row in list.rows() {
+            let known = Known::of(list, row, options.output)?;
+            match self.known.get(&row.key) {
+                None => lines.push(("ADDED", row.key.clone())),
+                Some(before) if before.state != known.state => lines.push(("MODIFIED", row.key.clone())),
+                Some(_) => {}
+            }
+            now.insert(row.key.clone(), known);
+        }
+        let before = std::mem::replace(&mut self.known, now);
+        let gone = before.iter().filter(|(key, _)| !self.known.contains_key(*key));
+        let mut lines: Vec<(&str, &Known)> =
+            lines.iter().filter_map(|(event, key)| Some((*event, self.known.get(key)?))).collect();
+        if options.output_watch_events {
+            lines.extend(gone.map(|(_, known)| ("DELETED", known)));
+        }
+        let is_table = matches!(options.output, ListOutput::Text | ListOutput::Wide);
+        if !is_table {
+            return lines.into_iter().map(|(event, known)| document(event, known, options)).collect();
+        }
+        let with_headings = is_first && !options.no_headers;
+        let mut table = list.table(options.output, with_headings, options.output_watch_events);
+        let is_empty = lines.is_empty();
+        for (event, known) in lines {
+            let event = options.output_watch_events.then(|| event.to_owned());
+            table.row(event.into_iter().chain(known.cells.iter().cloned()));
+        }
+        // Headings wait for the first line.
+        if is_empty {
+            return Ok(String::new());
+        }
+        Ok(table.render_below(&mut self.widths))
+    }
+}
+
+impl Known {
+    fn of<T: Serialize>(list: &List<T>, row: &Row<T>, output: ListOutput) -> Result<Self, ShowError> {
+        Ok(Self {
+            state: list.state(row),
+            cells: list.cells(row, output),
+            json: serde_json::to_value(&row.value)?,
+            name: row.name.clone(),
+        })
+    }
+}
+
+/// One object: JSON on one line, YAML as a document of its own.
+fn document(event: &str, known: &Known, options: &ListOptions) -> Result<String, ShowError> {
+    let object = if options.output_watch_events {
+        serde_json::json!({"type": event, "object": known.json})
+    } else {
+        known.json.clone()
+    };
+    Ok(match options.output {
+        ListOutput::Yaml => format!("---\n{}", yaml(&object)?),
+        ListOutput::Name => format!("{}\n", known.name),
+        _ => format!("{}\n", serde_json::to_string(&object)?),
+    })
+}
+
+impl From<io::Error> for ShowError {
+    fn from(error: io::Error) -> Self {
+        Self::Write(error)
+    }
+}

@@ -1,0 +1,170 @@
+//! `ballast service zero`: what the counters were is noted in a file, and taken off what is shown.
+//!
+//! The kernel's counters go on: Prometheus takes a counter that falls for a restart. Like the maps, the file below /run does not
+//! outlive the kernel.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use proxy_common::stats::ServiceStats;
+use serde::{Deserialize, Serialize};
+
+use super::ShowError;
+use super::filter::Scope;
+use crate::maps::view::Snapshot;
+
+const FILE: &str = "zero.json";
+
+/// What the counters were.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Zero {
+    /// Connections, packets, bytes, and the two of replies, by [`service`].
+    services: BTreeMap<String, [u64; 5]>,
+    /// Connections, by [`backend`].
+    backends: BTreeMap<String, u64>,
+    /// Refusals, by [`service`] and the label of the reason.
+    refusals: BTreeMap<String, u64>,
+}
+
+/// What stays the same while an id belongs to one Service port: an id that another one has by now has no zero.
+fn service(id: u32, snapshot: &Snapshot) -> Option<String> {
+    let name = snapshot.names.get(&id)?;
+    Some(format!("{id} {name} {} {}", name.protocol, name.family))
+}
+
+fn backend(id: u32, snapshot: &Snapshot) -> Option<String> {
+    let row = snapshot.backends.get(&id)?;
+    Some(format!("{id} {} {}", row.socket, service(row.service, snapshot)?))
+}
+
+/// The count since the zero; one that is lower began anew.
+fn since(count: &mut u64, zero: Option<&u64>) {
+    if let Some(zero) = zero.filter(|zero| **zero <= *count) {
+        *count -= zero;
+    }
+}
+
+impl Zero {
+    /// What is noted in that folder; nothing, if nobody has.
+    pub fn read(folder: &Path) -> Result<Self, ShowError> {
+        let path = folder.join(FILE);
+        match fs::read_to_string(&path) {
+            Ok(text) => {
+                serde_json::from_str(&text).map_err(|error| ShowError::Zero { path, error: error.into() })
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Self::default()),
+            Err(error) => Err(ShowError::Zero { path, error }),
+        }
+    }
+
+    /// Notes it.
+    pub fn write(&self, folder: &Path) -> Result<PathBuf, ShowError> {
+        let path = folder.join(FILE);
+        let new = folder.join(format!("{FILE}.new"));
+        let written = fs::create_dir_all(folder)
+            .and_then(|()| fs::write(&new, serde_json::to_vec_pretty(self)?))
+            .and_then(|()| fs::rename(&new, &path));
+        written.map(|()| path.clone()).map_err(|error| ShowError::Zero { path, error })
+    }
+
+    /// Makes the counters of these Services zero; the number of Service ports.
+    pub fn take(&mut self, snapshot: &Snapshot, scope: &Scope) -> usize {
+        let mut taken = 0;
+        // What is gone is forgotten.
+        self.services
+            .retain(|key, _| snapshot.names.keys().any(|id| service(*id, snapshot).as_ref() == Some(key)));
+        self.backends
+            .retain(|key, _| snapshot.backends.keys().any(|id| backend(*id, snapshot).as_ref() == Some(key)));
+        for id in snapshot.names.keys().filter(|id| scope.takes(**id, snapshot)) {
+            let Some(key) = service(*id, snapshot) else { continue };
+            taken += 1;
+            let ServiceStats { connections, packets, bytes, reply_packets, reply_bytes } =
+                snapshot.service_stats.get(id).copied().unwrap_or_default();
+            self.services.insert(key.clone(), [connections, packets, bytes, reply_packets, reply_bytes]);
+            for ((_, reason), count) in snapshot.refusals.iter().filter(|((service, _), _)| service == id) {
+                self.refusals.insert(format!("{key} {}", reason.label()), *count);
+            }
+            for (number, _) in snapshot.backends.iter().filter(|(_, row)| row.service == *id) {
+                if let Some(key) = backend(*number, snapshot) {
+                    let count = snapshot.backend_stats.get(number).copied().unwrap_or_default();
+                    self.backends.insert(key, count);
+                }
+            }
+        }
+        taken
+    }
+
+    /// The counters since.
+    pub fn apply(&self, mut snapshot: Snapshot) -> Snapshot {
+        if *self == Self::default() {
+            return snapshot;
+        }
+        let mut stats = std::mem::take(&mut snapshot.service_stats);
+        for (id, stats) in &mut stats {
+            let zero = service(*id, &snapshot).and_then(|key| self.services.get(&key));
+            let counts = [
+                &mut stats.connections,
+                &mut stats.packets,
+                &mut stats.bytes,
+                &mut stats.reply_packets,
+                &mut stats.reply_bytes,
+            ];
+            for (count, zero) in counts.into_iter().zip(zero.into_iter().flatten()) {
+                since(count, Some(zero));
+            }
+        }
+        let mut backends = std::mem::take(&mut snapshot.backend_stats);
+        for (id, count) in &mut backends {
+            since(count, backend(*id, &snapshot).and_then(|key| self.backends.get(&key)));
+        }
+        let mut refusals = std::mem::take(&mut snapshot.refusals);
+        for ((id, reason), count) in &mut refusals {
+            let key = service(*id, &snapshot).map(|key| format!("{key} {}", reason.label()));
+            since(count, key.and_then(|key| self.refusals.get(&key)));
+        }
+        Snapshot { service_stats: stats, backend_stats: backends, refusals, ..snapshot }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::show::tests::cluster;
+
+    #[test]
+    fn what_was_counted_before_is_taken_off_of_the_services_that_were_meant() {
+        let scope = Scope { services: vec!["default/redis".parse().unwrap()], ..Scope::default() };
+        let mut zero = Zero::default();
+        assert_eq!(zero.take(&cluster(), &scope), 2, "IPv4 and IPv6");
+        let mut later = cluster();
+        later.service_stats.get_mut(&1).unwrap().connections += 3;
+        *later.backend_stats.get_mut(&2).unwrap() += 1;
+        let shown = zero.apply(later.clone());
+        assert_eq!((shown.service_stats[&1].connections, shown.service_stats[&1].packets), (3, 0));
+        assert_eq!((shown.backend_stats[&1], shown.backend_stats[&2]), (0, 1));
+        let refused: Vec<u64> = shown.refusals.values().copied().collect();
+        assert_eq!(refused, [0, 3], "the other Service keeps its count");
+        // Another Service has the id, or it has begun anew.
+        later.names.get_mut(&1).unwrap().name = "other".to_owned();
+        assert_eq!(zero.apply(later).service_stats[&1].connections, 15);
+        let mut anew = cluster();
+        anew.service_stats.get_mut(&1).unwrap().connections = 2;
+        assert_eq!(zero.apply(anew).service_stats[&1].connections, 2);
+    }
+
+    #[test]
+    fn it_is_read_as_it_was_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let run = folder.path().join("run");
+        assert_eq!(Zero::read(&run).unwrap(), Zero::default());
+        let mut zero = Zero::default();
+        zero.take(&cluster(), &Scope::default());
+        let path = zero.write(&run).unwrap();
+        assert_eq!(Zero::read(&run).unwrap(), zero);
+        fs::write(&path, "x").unwrap();
+        let error = Zero::read(&run).unwrap_err().to_string();
+        assert!(error.contains("zero.json") && error.contains("--run-dir"), "{error}");
+    }
+}

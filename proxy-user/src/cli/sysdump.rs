@@ -1,0 +1,130 @@
+//! `ballast sysdump`: one archive with what a report of a fault needs.
+//!
+//! Each part is a file; one that cannot be made is a line in `failures.txt`, and the others are there. Everything that is text
+//! passes [`secrets::left_out`].
+
+mod parts;
+mod secrets;
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use flate2::Compression;
+use flate2::write::GzEncoder;
+
+use super::args::change::SysdumpArgs;
+
+/// Why there is no archive.
+#[derive(Debug, thiserror::Error)]
+pub enum SysdumpError {
+    /// The file cannot be made.
+    #[error("{} cannot be written: {source}; name another file, or - for standard output", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The archive goes to a terminal.
+    #[error("an archive is not for a terminal: name a file, or send standard output into one")]
+    Terminal,
+}
+
+/// A file of the archive, and what is in it, or why not.
+pub(self) type Part = (String, Result<Vec<u8>, String>);
+
+/// What the archive has, without secrets.
+pub(self) struct Archive<W: Write> {
+    tar: tar::Builder<GzEncoder<W>>,
+    folder: String,
+    time: u64,
+    failures: String,
+    files: usize,
+}
+
+impl<W: Write> Archive<W> {
+    fn new(out: W, folder: String, time: u64) -> Self {
+        let tar = tar::Builder::new(GzEncoder::new(out, Compression::default()));
+        Self { tar, folder, time, failures: String::new(), files: 0 }
+    }
+
+    fn add(&mut self, (name, content): Part) -> io::Result<()> {
+        match content {
+            Ok(content) => {
+                let content = match String::from_utf8(content) {
+                    Ok(text) => secrets::left_out(&text).into_bytes(),
+                    // What is no text is nothing that anybody reads here.
+                    Err(_) => return self.fail(&name, "it is no text"),
+                };
+                self.write(&name, &content)
+            }
+            Err(reason) => self.fail(&name, &reason),
+        }
+    }
+
+    fn fail(&mut self, name: &str, reason: &str) -> io::Result<()> {
+        let reason = secrets::left_out(reason);
+        self.failures.push_str(&format!("{name}: {reason}\n"));
+        Ok(())
+    }
+
+    fn write(&mut self, name: &str, content: &[u8]) -> io::Result<()> {
+        let mut header = tar::Header::new_gnu();
+        header.set_size(content.len() as u64);
+        header.set_mode(0o600);
+        header.set_mtime(self.time);
+        self.files += 1;
+        self.tar.append_data(&mut header, format!("{}/{name}", self.folder), content)
+    }
+
+    /// Ends the archive; how many files are in it, and what is missing.
+    fn finish(mut self) -> io::Result<(usize, String)> {
+        let failures = std::mem::take(&mut self.failures);
+        if !failures.is_empty() {
+            self.write("failures.txt", failures.as_bytes())?;
+        }
+        let files = self.files;
+        self.tar.into_inner()?.finish()?.flush()?;
+        Ok((files, failures))
+    }
+}
+
+/// Writes the archive; what was done, in words. `check` gives the result of `ballast check -o json`.
+pub fn run(
+    args: &SysdumpArgs,
+    check: impl FnOnce() -> Result<String, String>,
+) -> Result<String, SysdumpError> {
+    let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let folder = format!("ballast-sysdump-{}-{time}", host.trim());
+    let path = args.file.clone().unwrap_or_else(|| PathBuf::from(format!("{folder}.tar.gz")));
+    let failed = |source| SysdumpError::File { path: path.clone(), source };
+    let to_stdout = path.as_os_str() == "-";
+    let out: Box<dyn Write> = if to_stdout {
+        if io::IsTerminal::is_terminal(&io::stdout()) {
+            return Err(SysdumpError::Terminal);
+        }
+        Box::new(io::stdout().lock())
+    } else {
+        Box::new(private(&path).map_err(failed)?)
+    };
+    let mut archive = Archive::new(out, folder, time);
+    parts::all(args, check, &mut |part| archive.add(part)).map_err(failed)?;
+    let (files, failures) = archive.finish().map_err(failed)?;
+    let missing = if failures.is_empty() {
+        String::new()
+    } else {
+        format!("; {} could not be made, failures.txt says why", failures.lines().count())
+    };
+    Ok(format!("{}: {files} files{missing}\n", path.display()))
+}
+
+/// A new file that only its owner reads: it names every address of the cluster.
+fn private(path: &std::path::Path) -> io::Result<std::fs::File> {
+    use std::os::unix::fs::OpenOptionsExt as _;
+    std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,62 @@
+//! Settings that cannot be.
+
+use std::io;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use super::kube_proxy::FileError;
+use crate::host::selection::Selection;
+
+/// Settings that contradict each other or this machine.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file cannot be used.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// Zero or shorter than its lower bound.
+    #[error("--sync-period {0:?} is too short: give at least 1s (the default is 30s)")]
+    SyncPeriod(Duration),
+    /// The smaller period is the larger one.
+    #[error(
+        "--min-sync-period {min:?} is longer than --sync-period {max:?}: shorten the first or lengthen the second"
+    )]
+    Periods {
+        /// `--min-sync-period`.
+        min: Duration,
+        /// `--sync-period`.
+        max: Duration,
+    },
+    /// The two servers cannot share one address.
+    #[error(
+        "healthzBindAddress and metricsBindAddress (--healthz-bind-address, --metrics-bind-address) are both {0}: give them different ports, or switch \
+         one off with an empty value"
+    )]
+    SameAddress(SocketAddr),
+    /// Only patterns that leave devices out.
+    #[error("--devices {0} only leaves devices out: put a * in front, like *,{0}")]
+    OnlyExcludes(Selection),
+    /// Both cannot be.
+    #[error("--uplinks and --local-devices both name {0}: take it out of one of them")]
+    BothSides(String),
+    /// A way to know pods that lacks what it goes by.
+    #[error("--detect-local-mode {mode} needs {flag}")]
+    DetectLocal {
+        /// The mode.
+        mode: &'static str,
+        /// The flag that is missing.
+        flag: &'static str,
+    },
+    /// Not a usable node name.
+    #[error(
+        "--hostname-override {0:?} is not a node name: give lower-case letters, digits, - and ., at most 253"
+    )]
+    NodeName(String),
+    /// The host does not tell its name.
+    #[error("the host's name cannot be read from {path}: {source}; give --hostname-override")]
+    HostName {
+        /// Where it was looked for.
+        path: &'static str,
+        /// Why not.
+        source: io::Error,
+    },
+}

@@ -1,0 +1,135 @@
+//! The settings in force in kube-proxy's own format, for `--write-config-to` and `/configz`.
+
+use std::time::Duration;
+
+use serde_json::{Map, Value as Json, json};
+
+use super::fields::{SETTINGS, Setting};
+use super::file::{API_VERSION, KIND};
+use super::kind::{Kind, Value};
+use crate::config::run::RunConfig;
+
+/// A `KubeProxyConfiguration` that says what `config` says; what was not given has kube-proxy's default.
+pub fn of(config: &RunConfig) -> Json {
+    let mut document = Map::new();
+    document.insert("apiVersion".to_owned(), json!(API_VERSION));
+    document.insert("kind".to_owned(), json!(KIND));
+    for setting in SETTINGS.iter().filter(|setting| !setting.field.is_empty()) {
+        let given = config.kube_proxy.values.given(setting.key()).map(|given| written(&given.value));
+        put(&mut document, setting.field, given.unwrap_or_else(|| default(setting)));
+    }
+    for (field, value) in in_force(config) {
+        put(&mut document, field, value);
+    }
+    Json::Object(document)
+}
+
+/// Settings that the agent has flags of its own for.
+fn in_force(config: &RunConfig) -> Vec<(&'static str, Json)> {
+    let network = &config.network;
+    let listen =
+        |address: Option<std::net::SocketAddr>| json!(address.map(|at| at.to_string()).unwrap_or_default());
+    let texts = |list: &[String]| json!(list);
+    let mode = config.legacy_proxy_mode.unwrap_or("ebpf");
+    let section = match mode {
+        "ipvs" => ["ipvs.syncPeriod", "ipvs.minSyncPeriod"],
+        "nftables" => ["nftables.syncPeriod", "nftables.minSyncPeriod"],
+        _ => ["iptables.syncPeriod", "iptables.minSyncPeriod"],
+    };
+    let masquerade = if mode == "nftables" { "nftables.masqueradeAll" } else { "iptables.masqueradeAll" };
+    let ranges: Vec<_> = network.cluster_cidr.iter().map(ToString::to_string).collect();
+    let node_ports: Vec<_> = network.nodeport_addresses.iter().map(ToString::to_string).collect();
+    let kubeconfig = config.source.cluster.as_ref().and_then(|cluster| cluster.kubeconfig.as_ref());
+    let kubeconfig = kubeconfig.map_or_else(String::new, |path| path.display().to_string());
+    vec![
+        ("clientConnection.kubeconfig", json!(kubeconfig)),
+        ("hostnameOverride", json!(config.node_name)),
+        ("bindAddress", json!(config.bind_address)),
+        ("healthzBindAddress", listen(config.healthz_bind_address)),
+        ("metricsBindAddress", listen(config.metrics_bind_address)),
+        ("mode", json!(mode)),
+        (section[0], json!(go(config.sync_period))),
+        (section[1], json!(go(config.min_sync_period))),
+        (masquerade, json!(network.masquerade_all == Some(true))),
+        ("detectLocalMode", json!(network.detect_local_mode)),
+        ("detectLocal.bridgeInterface", json!(network.pod_bridge_interface.clone().unwrap_or_default())),
+        (
+            "detectLocal.interfaceNamePrefix",
+            json!(network.pod_interface_name_prefix.clone().unwrap_or_default()),
+        ),
+        ("clusterCIDR", json!(ranges.join(","))),
+        ("nodePortAddresses", texts(&node_ports)),
+    ]
+}
+
+fn put(document: &mut Map<String, Json>, field: &str, value: Json) {
+    let Some((first, rest)) = field.split_once('.') else {
+        document.insert(field.to_owned(), value);
+        return;
+    };
+    if let Json::Object(below) = document.entry(first).or_insert_with(|| json!({})) {
+        put(below, rest, value);
+    }
+}
+
+/// kube-proxy's default, but nothing where not being given means something else here.
+fn default(setting: &Setting) -> Json {
+    let asks = ["oomScoreAdj", "iptables.localhostNodePorts"].contains(&setting.field);
+    if asks || setting.field.starts_with("conntrack.") {
+        return if setting.kind == Kind::Bool && !asks { json!(false) } else { Json::Null };
+    }
+    match (setting.kind, setting.default) {
+        (Kind::Cidrs | Kind::NodePortAddresses, _) => json!([]),
+        (Kind::Gates, _) => json!({}),
+        (Kind::Any, "") => Json::Null,
+        (kind, text) => kind.of_text(text).map_or(json!(text), |value| written(&value)),
+    }
+}
+
+fn written(value: &Value) -> Json {
+    match value {
+        Value::Bool(on) => json!(on),
+        Value::Int(number) => json!(number),
+        Value::Number(number) => json!(number),
+        Value::Duration(duration) => json!(go(*duration)),
+        Value::Text(text) => json!(text),
+        Value::List(list) => json!(list),
+        Value::Gates(gates) => json!(gates),
+        Value::Any(value) => value.clone(),
+    }
+}
+
+/// A duration in Go's words.
+fn go(duration: Duration) -> String {
+    let (seconds, rest) = (duration.as_secs(), duration.subsec_nanos());
+    let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
+    let fraction =
+        if rest == 0 { String::new() } else { format!(".{rest:09}").trim_end_matches('0').to_owned() };
+    match (hours, minutes) {
+        (0, 0) => format!("{seconds}{fraction}s"),
+        (0, _) => format!("{minutes}m{seconds}{fraction}s"),
+        _ => format!("{hours}h{minutes}m{seconds}{fraction}s"),
+    }
+}
+
+/// A document as YAML: mappings as blocks, all else as JSON, which is YAML too.
+pub fn yaml(document: &Json) -> String {
+    let mut text = String::new();
+    block(document, 0, &mut text);
+    text
+}
+
+fn block(value: &Json, depth: usize, text: &mut String) {
+    let Json::Object(entries) = value else { return };
+    for (key, value) in entries {
+        text.push_str(&"  ".repeat(depth));
+        text.push_str(key);
+        match value {
+            Json::Object(below) if !below.is_empty() => {
+                text.push_str(":\n");
+                block(value, depth + 1, text);
+            }
+            value => text.push_str(&[": ", &value.to_string(), "\n"].concat()),
+        }
+    }
+}

@@ -1,0 +1,496 @@
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use clap::{CommandFactory, Parser};
+use rstest::rstest;
+
+use super::fields::{SETTINGS, table};
+use super::file::{FileError, parse};
+
+use super::*;
+use crate::cli::args::kube_proxy::OWN;
+use crate::cli::{Args, Command};
+use crate::config::RunConfig;
+use crate::config::value::{LogFormat, LogLevel, NodePortAddress};
+use crate::model::settings::DetectLocal;
+
+const HEAD: &str = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
+
+/// What kubeadm 1.36 puts into its `ConfigMap`.
+const KUBEADM: &str = r#"apiVersion: kubeproxy.config.k8s.io/v1alpha1
+bindAddress: 0.0.0.0
+bindAddressHardFail: false
+clientConnection:
+  acceptContentTypes: ""
+  burst: 0
+  contentType: ""
+  kubeconfig: /var/lib/kube-proxy/kubeconfig.conf
+  qps: 0
+clusterCIDR: 10.244.0.0/16,fd44::/48
+configSyncPeriod: 0s
+conntrack:
+  maxPerCore: null
+  min: null
+  tcpBeLiberal: false
+  tcpCloseWaitTimeout: null
+  tcpEstablishedTimeout: null
+  udpStreamTimeout: 0s
+  udpTimeout: 0s
+detectLocal:
+  bridgeInterface: ""
+  interfaceNamePrefix: ""
+detectLocalMode: ""
+enableProfiling: false
+healthzBindAddress: ""
+hostnameOverride: ""
+iptables:
+  localhostNodePorts: null
+  masqueradeAll: false
+  masqueradeBit: null
+  minSyncPeriod: 0s
+  syncPeriod: 0s
+ipvs:
+  excludeCIDRs: null
+  minSyncPeriod: 0s
+  scheduler: ""
+  strictARP: false
+  syncPeriod: 0s
+  tcpFinTimeout: 0s
+  tcpTimeout: 0s
+  udpTimeout: 0s
+kind: KubeProxyConfiguration
+logging:
+  flushFrequency: 0
+  options:
+    json:
+      infoBufferSize: "0"
+    text:
+      infoBufferSize: "0"
+  verbosity: 0
+metricsBindAddress: ""
+mode: ""
+nftables:
+  masqueradeAll: false
+  masqueradeBit: null
+  minSyncPeriod: 0s
+  syncPeriod: 0s
+nodePortAddresses: null
+oomScoreAdj: null
+portRange: ""
+showHiddenMetricsForVersion: ""
+winkernel:
+  enableDSR: false
+  forwardHealthCheckVip: false
+  networkName: ""
+  rootHnsEndpointName: ""
+  sourceVip: ""
+"#;
+
+fn with_flags(flags: &[&str]) -> Result<RunConfig, String> {
+    let all = ["ballast", "run"].iter().chain(flags);
+    let args = Args::try_parse_from(all).map_err(|error| error.to_string())?;
+    let Command::Run(args) = args.command else { panic!("not run") };
+    RunConfig::new((*args).into()).map_err(|error| error.to_string())
+}
+
+fn with_file(text: &str, flags: &[&str]) -> Result<RunConfig, String> {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("config.yaml");
+    std::fs::write(&path, text).unwrap();
+    let file = format!("--config={}", path.display());
+    let mut all = vec![&*file];
+    // A node's name is always there in a cluster, and the host's may be no legal one here.
+    all.extend(["--hostname-override", "node-a"].into_iter().filter(|_| !flags.contains(&"--no-name")));
+    all.extend(flags.iter().filter(|flag| **flag != "--no-name"));
+    with_flags(&all).map_err(|error| error.replace(&*path.to_string_lossy(), "F"))
+}
+
+fn body(text: &str) -> String {
+    format!("{HEAD}{text}")
+}
+
+fn notes(config: &RunConfig) -> String {
+    config.kube_proxy.notes.join("\n")
+}
+
+#[test]
+fn the_file_of_kubeadm_works_unchanged_and_says_nothing() {
+    let config = with_file(KUBEADM, &[]).unwrap();
+    assert_eq!(notes(&config), "");
+    let plain = with_flags(&[
+        "--hostname-override=node-a",
+        "--kubeconfig=/var/lib/kube-proxy/kubeconfig.conf",
+        "--cluster-cidr=10.244.0.0/16,fd44::/48",
+    ]);
+    let Overlay { config_file, values, text, .. } = config.kube_proxy.clone();
+    let mut expected = plain.unwrap();
+    expected.kube_proxy = Overlay { config_file, values, text, ..Overlay::default() };
+    expected.network.masquerade_all = Some(false);
+    assert_eq!(config, expected);
+}
+
+#[test]
+fn each_field_that_is_used_is_heard() {
+    let config = with_file(
+        &body(
+            r#"
+clientConnection: {kubeconfig: /k}
+logging: {format: json, verbosity: 4}
+hostnameOverride: Node-B
+bindAddress: fd00::1
+healthzBindAddress: "127.0.0.9"
+metricsBindAddress: "127.0.0.8:1"
+bindAddressHardFail: true
+mode: nftables
+iptables: {masqueradeAll: true, syncPeriod: 7s}
+nftables: {masqueradeAll: true, syncPeriod: 1m, minSyncPeriod: 1.5s}
+detectLocalMode: BridgeInterface
+detectLocal: {bridgeInterface: cni0}
+nodePortAddresses: [primary]
+oomScoreAdj: -5
+conntrack: {maxPerCore: 7, min: 9, tcpCloseWaitTimeout: 60s, tcpBeLiberal: true}
+featureGates: {AllowServiceExternalIPs: false, WinDSR: true}
+"#,
+        ),
+        &["--no-name"],
+    )
+    .unwrap();
+    let shown = serde_json::to_value(&config).unwrap();
+    assert_eq!(shown["source"]["cluster"]["kubeconfig"], "/k");
+    assert_eq!((config.log_format, config.log_level), (LogFormat::Json, LogLevel::Debug));
+    assert_eq!(config.node_name, "node-b");
+    assert_eq!(config.bind_address.to_string(), "fd00::1");
+    assert_eq!(config.healthz_bind_address.unwrap().to_string(), "127.0.0.9:10256");
+    assert_eq!(config.metrics_bind_address.unwrap().to_string(), "127.0.0.8:1");
+    assert!(config.kube_proxy.bind_address_hard_fail && config.kube_proxy.no_external_ips);
+    assert_eq!(config.legacy_proxy_mode, Some("nftables"));
+    assert!(config.node.masquerade_all);
+    assert_eq!(config.sync_period, Duration::from_mins(1));
+    assert_eq!(config.min_sync_period, Duration::from_millis(1500));
+    assert_eq!(config.node.detect_local, DetectLocal::Bridge("cni0".to_owned()));
+    assert!(config.node.node_port_addresses.primary && !config.node.node_port_addresses.all);
+    assert_eq!(config.kube_proxy.oom_score_adj, Some(-5));
+    let conntrack = &config.kube_proxy.conntrack;
+    assert_eq!((conntrack.max_per_core, conntrack.min), (Some(7), Some(9)));
+    assert_eq!(conntrack.tcp_close_wait, Some(Duration::from_mins(1)));
+    assert!(conntrack.tcp_be_liberal);
+    assert_eq!(notes(&config), "feature WinDSR=true means nothing here");
+}
+
+#[rstest]
+#[case("", Duration::from_secs(7))]
+#[case("iptables", Duration::from_secs(7))]
+#[case("ipvs", Duration::from_secs(8))]
+#[case("nftables", Duration::from_secs(9))]
+fn the_mode_chooses_its_period(#[case] mode: &str, #[case] expected: Duration) {
+    let text = body(&format!(
+        "mode: \"{mode}\"\niptables: {{syncPeriod: 7s}}\nipvs: {{syncPeriod: 8s}}\nnftables: {{syncPeriod: 9s}}\n"
+    ));
+    assert_eq!(with_file(&text, &[]).unwrap().sync_period, expected);
+    assert_eq!(with_file(&text, &["--sync-period=3s"]).unwrap().sync_period, Duration::from_secs(3));
+}
+
+#[rstest]
+#[case("ipvs", "sh", "sh", "")]
+#[case("ipvs", "mh", "sh", "")]
+#[case("ipvs", "rr", "rr", "")]
+#[case("ipvs", "wrr", "wrr", "")]
+#[case("ipvs", "", "rr", "")]
+#[case("ipvs", "dh", "dh", "")]
+#[case("ipvs", "lc", "lc", "")]
+#[case("ipvs", "wlc", "wlc", "")]
+#[case("ipvs", "sed", "sed", "")]
+#[case("ipvs", "nq", "nq", "")]
+#[case("ipvs", "twos", "wlc", "")]
+#[case(
+    "ipvs",
+    "lblcr",
+    "wlc",
+    "lblcr is for caches in front of many addresses: wlc, the closest, holds instead"
+)]
+#[case(
+    "ipvs",
+    "fo",
+    "rr",
+    "there is no fo here: give one of random, rr, wrr, sh, dh, mh, lc, wlc, sed, nq; rr holds instead"
+)]
+#[case("iptables", "sh", "", " means nothing here: it is for mode ipvs")]
+#[case("iptables", "", "", "")]
+fn a_scheduler_means_what_it_says(
+    #[case] mode: &str,
+    #[case] name: &str,
+    #[case] expected: &str,
+    #[case] note: &str,
+) {
+    let file = with_file(&body(&format!("mode: {mode}\nipvs: {{scheduler: \"{name}\"}}\n")), &[]).unwrap();
+    let flags = [
+        "--hostname-override=node-a",
+        &format!("--proxy-mode={mode}"),
+        &format!("--ipvs-scheduler={name}"),
+        "--algorithm=dh",
+    ];
+    let own = with_flags(&flags).unwrap().paths.algorithm.unwrap();
+    assert_eq!(own.to_string(), "dh", "our own flag comes first");
+    for (config, place) in
+        [(file, ":4:19: ipvs.scheduler"), (with_flags(&flags[..3]).unwrap(), "--ipvs-scheduler")]
+    {
+        let algorithm = config.paths.algorithm.map_or_else(String::new, |name| name.to_string());
+        assert_eq!(algorithm, expected);
+        let notes = &config.kube_proxy.notes;
+        assert_eq!(notes.len(), usize::from(!note.is_empty()), "{notes:?}");
+        assert!(notes.iter().all(|line| line.ends_with(note) && line.contains(place)), "{notes:?}");
+    }
+}
+
+#[rstest]
+#[case("mood: ipvs\n", "F:3:1: unknown field mood")]
+#[case("Mode: ipvs\n", "F:3:1: unknown field Mode; did you mean mode?")]
+#[case("iptables:\n  mode: x\n", "F:4:3: unknown field iptables.mode; did you mean mode?")]
+#[case(
+    "iptables:\n  masqueradeBit: 40\n",
+    "F:4:18: iptables.masqueradeBit: 40 is not right; give a whole number from 0 to 31"
+)]
+#[case("iptables: 5\n", "F:3:11: iptables: 5 is no mapping; give fields below it")]
+#[case("mode: userspace\n", "F:3:7: mode: \"userspace\" is not right; give iptables, ipvs, nftables or ebpf")]
+#[case("bindAddress: here\n", "F:3:14: bindAddress: \"here\" is not right; give an IP address")]
+#[case("metricsBindAddress: 127.0.0.1:0\n", "F:3:21: metricsBindAddress: \"127.0.0.1:0\" is not right")]
+#[case("detectLocalMode: nodecidr\n", "F:3:18: detectLocalMode: \"nodecidr\" is not right; give ClusterCIDR")]
+#[case(
+    "detectLocalMode: BridgeInterface\n",
+    "F:3:18: detectLocalMode: BridgeInterface needs detectLocal.bridgeInterface"
+)]
+#[case(
+    "clusterCIDR: 10.0.0.0/8,10.1.0.0/16\n",
+    "F:3:14: clusterCIDR: \"10.0.0.0/8,10.1.0.0/16\" is not right; give one range"
+)]
+#[case(
+    "nodePortAddresses: [primary, 10.0.0.0/8]\n",
+    "F:3:20: nodePortAddresses: [\"primary\", \"10.0.0.0/8\"] is not right"
+)]
+#[case(
+    "oomScoreAdj: -1001\n",
+    "F:3:14: oomScoreAdj: -1001 is not right; give a whole number from -1000 to 1000"
+)]
+#[case("conntrack: {min: -1}\n", "F:3:18: conntrack.min: -1 is not right")]
+#[case("configSyncPeriod: 30\n", "F:3:19: configSyncPeriod: 30 is not right; give a duration")]
+#[case(
+    "configSyncPeriod: -1s\n",
+    "F:3:19: configSyncPeriod: \"-1s\" is not right; give a duration that is not negative"
+)]
+#[case("hostnameOverride: 7\n", "F:3:19: hostnameOverride: 7 is not right; give a text")]
+#[case(
+    "iptables: {minSyncPeriod: 31s}\n",
+    "F:3:27: iptables.minSyncPeriod: 31s is longer than iptables.syncPeriod 30s"
+)]
+#[case("logging: {format: xml}\n", "F:3:19: logging.format: \"xml\" is not right; give text or json")]
+#[case("mode: ipvs\nmode: ipvs\n", "F:4:1: ")]
+#[case("mode: [\n", "F:")]
+fn what_is_wrong_is_named_with_its_place_and_the_way_out(#[case] text: &str, #[case] expected: &str) {
+    let error = with_file(&body(text), &[]).unwrap_err();
+    assert!(error.contains(expected), "{error}");
+}
+
+#[test]
+fn all_that_is_wrong_is_told_at_once() {
+    let FileError(errors) = parse("F", "kind: Pod\nmood: 1\noomScoreAdj: x\n").unwrap_err();
+    assert_eq!(errors.len(), 4, "{errors:?}");
+    assert!(errors[0].starts_with("F:1:1: apiVersion is missing"), "{errors:?}");
+    assert!(
+        errors[1].starts_with("F:1:7: kind: \"Pod\" cannot be read; give KubeProxyConfiguration"),
+        "{errors:?}"
+    );
+    assert!(parse("F", "just text").unwrap_err().to_string().contains("this is no KubeProxyConfiguration"));
+    assert!(parse("F", "").is_err());
+}
+
+#[test]
+fn json_is_read_too() {
+    let text = r#"{"apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration", "mode": "ipvs"}"#;
+    assert_eq!(with_file(text, &[]).unwrap().legacy_proxy_mode, Some("ipvs"));
+}
+
+#[test]
+fn what_means_nothing_is_said_once_each() {
+    let text =
+        body("enableProfiling: true\nipvs: {scheduler: lc, strictARP: true}\nwinkernel: {networkName: x}\n");
+    let config = with_file(&text, &["--kube-api-qps=50", "--proxy-mode=ipvs"]).unwrap();
+    let expected = [
+        "--proxy-mode is ignored: --config",
+        "--kube-api-qps is ignored: --config",
+        ":3:18: enableProfiling means nothing here: ",
+        ":4:34: ipvs.strictARP means nothing here: ",
+        ":5:26: winkernel.networkName means nothing here: ",
+        ":4:19: ipvs.scheduler means nothing here: ",
+    ];
+    let notes = &config.kube_proxy.notes;
+    assert_eq!(notes.len(), expected.len(), "{notes:?}");
+    for (note, expected) in notes.iter().zip(expected) {
+        assert!(note.contains(expected), "{note}");
+    }
+}
+
+#[test]
+fn a_file_stands_for_flags_but_those_for_the_log_name_and_server() {
+    let text =
+        body("hostnameOverride: node-b\nclusterCIDR: 10.1.0.0/16\nlogging: {verbosity: 1, format: json}\n");
+    let flags = [
+        "--cluster-cidr=10.9.0.0/16",
+        "--masquerade-all",
+        "--metrics-bind-address=",
+        "-v=5",
+        "--logging-format=text",
+        "--master=https://api:6443",
+        "--service-cidrs=10.96.0.0/12",
+    ];
+    let config = with_file(&text, &flags).unwrap();
+    assert_eq!(config.node_name, "node-a");
+    assert_eq!(config.network.cluster_cidr, ["10.1.0.0/16".parse().unwrap()]);
+    assert!(!config.node.masquerade_all);
+    assert!(config.metrics_bind_address.is_some());
+    assert_eq!((config.log_level, config.log_format), (LogLevel::Debug, LogFormat::Text));
+    let source = &serde_json::to_value(&config).unwrap()["source"];
+    assert_eq!(source["cluster"]["master"], serde_json::json!(["https://api:6443"]));
+    assert_eq!(config.network.service_cidrs, ["10.96.0.0/12".parse().unwrap()], "ours are always in force");
+    for flag in ["--cluster-cidr", "--masquerade-all", "--metrics-bind-address"] {
+        assert!(notes(&config).contains(&format!("{flag} is ignored")), "{flag}");
+    }
+    assert_eq!(config.kube_proxy.notes.len(), 3);
+}
+
+#[test]
+fn the_command_line_of_kube_proxy_is_taken() {
+    let config = with_flags(&[
+        "--hostname-override=node-a",
+        "--proxy-mode=ipvs",
+        "--ipvs-sync-period=5m0s",
+        "--iptables-sync-period=1m",
+        "--ipvs-scheduler=rr",
+        "--conntrack-max-per-core=5",
+        "--conntrack-tcp-timeout-established=24h0m0s",
+        "--oom-score-adj=-999",
+        "--masquerade-all=false",
+        "--bind-address-hard-fail",
+        "--feature-gates=AllowServiceExternalIPs=false,WinDSR=true",
+        "--healthz-bind-address=127.0.0.1",
+        "--healthz-port=7",
+        "--metrics-port=0",
+        "--detect-local-mode=ClusterCIDR",
+        "--logging-format=json",
+        "--vmodule=a=1",
+        "--v=4",
+    ])
+    .unwrap();
+    assert_eq!(config.sync_period, Duration::from_mins(5));
+    assert!(config.kube_proxy.bind_address_hard_fail && config.kube_proxy.no_external_ips);
+    assert_eq!(config.healthz_bind_address.unwrap().to_string(), "127.0.0.1:7");
+    assert_eq!(config.metrics_bind_address, None);
+    assert_eq!(config.kube_proxy.oom_score_adj, Some(-999));
+    assert_eq!(config.kube_proxy.conntrack.max_per_core, Some(5));
+    assert!(!config.node.masquerade_all);
+    assert_eq!(config.node.detect_local, DetectLocal::Devices);
+    assert_eq!(config.log_format, LogFormat::Json);
+    let notes = notes(&config);
+    for said in ["--vmodule means nothing", "ClusterCIDR, and there is no range"] {
+        assert!(notes.contains(said), "{notes}");
+    }
+    assert!(!notes.contains("conntrack"), "{notes}");
+}
+
+#[test]
+fn a_flag_of_the_wrong_kind_is_refused_with_the_way_out() {
+    let error = with_flags(&["--iptables-masquerade-bit=32"]).unwrap_err();
+    assert!(error.contains("'32'") && error.contains("from 0 to 31"), "{error}");
+    assert!(with_flags(&["--profiling=maybe"]).unwrap_err().contains("true or false"));
+}
+
+#[test]
+fn localhost_is_added_where_the_iptables_mode_is_told_to() {
+    let all = [NodePortAddress::All, NodePortAddress::Localhost];
+    let of = |text: &str| with_file(&body(text), &[]).unwrap().network.nodeport_addresses;
+    assert_eq!(of("iptables: {localhostNodePorts: true}\n"), all);
+    assert_eq!(of("iptables: {localhostNodePorts: false}\n"), []);
+    assert_eq!(of("mode: nftables\niptables: {localhostNodePorts: true}\n"), []);
+    assert_eq!(of("iptables: {localhostNodePorts: true}\nnodePortAddresses: [10.0.0.0/8]\n").len(), 1);
+    assert_eq!(of("iptables: {localhostNodePorts: true}\nnodePortAddresses: [127.0.0.0/8]\n").len(), 2);
+}
+
+#[test]
+fn every_flag_of_kube_proxy_is_there_and_every_own_one_is_listed() {
+    let command = Args::command();
+    let mut run = command.find_subcommand("run").unwrap().clone();
+    run.build();
+    let known: BTreeSet<_> = run
+        .get_arguments()
+        .flat_map(|arg| arg.get_long().into_iter().chain(arg.get_all_aliases().into_iter().flatten()))
+        .collect();
+    // clap adds the version's flag to each command when it builds the whole.
+    for setting in SETTINGS.iter().filter(|setting| !["", "version"].contains(&setting.flag)) {
+        assert!(known.contains(setting.flag), "--{}", setting.flag);
+    }
+    for own in OWN {
+        assert!(SETTINGS.iter().any(|setting| setting.flag == own), "{own}");
+    }
+    let keys: BTreeSet<_> = SETTINGS.iter().map(fields::Setting::key).collect();
+    assert_eq!(keys.len(), SETTINGS.len(), "a name twice");
+}
+
+/// The flags of `kube-proxy --help`, version 1.36.3 on Linux.
+#[test]
+fn no_flag_of_kube_proxy_is_forgotten() {
+    let all = "bind-address bind-address-hard-fail boot-id-file cleanup cluster-cidr config config-sync-period \
+        conntrack-max-per-core conntrack-min conntrack-tcp-be-liberal conntrack-tcp-timeout-close-wait \
+        conntrack-tcp-timeout-established conntrack-udp-timeout conntrack-udp-timeout-stream detect-local-mode \
+        feature-gates healthz-bind-address healthz-port hostname-override init-only iptables-localhost-nodeports \
+        iptables-masquerade-bit iptables-min-sync-period iptables-sync-period ipvs-exclude-cidrs \
+        ipvs-min-sync-period ipvs-scheduler ipvs-strict-arp ipvs-sync-period ipvs-tcp-timeout ipvs-tcpfin-timeout \
+        ipvs-udp-timeout kube-api-burst kube-api-content-type kube-api-qps kubeconfig log-flush-frequency \
+        log-json-info-buffer-size log-json-split-stream log-text-info-buffer-size log-text-split-stream \
+        logging-format machine-id-file masquerade-all master metrics-bind-address metrics-port \
+        nodeport-addresses oom-score-adj pod-bridge-interface pod-interface-name-prefix profiling proxy-mode \
+        show-hidden-metrics-for-version v version vmodule write-config-to";
+    let expected: BTreeSet<_> = all.split_whitespace().collect();
+    let listed: BTreeSet<_> =
+        SETTINGS.iter().map(|setting| setting.flag).filter(|flag| !flag.is_empty()).collect();
+    assert_eq!(listed, expected);
+}
+
+#[test]
+fn what_is_written_can_be_read_and_means_the_same() {
+    let text = body(
+        "mode: nftables\nnftables: {syncPeriod: 1m30s, minSyncPeriod: 250ms}\nclusterCIDR: 10.1.0.0/16\n\
+         featureGates: {AllowServiceExternalIPs: false}\nnodePortAddresses: [10.0.0.0/8]\noomScoreAdj: 3\n\
+         conntrack: {min: 5}\nlogging: {vmodule: [{filePattern: a, verbosity: 3}]}\n",
+    );
+    let config = with_file(&text, &[]).unwrap();
+    let written = document::yaml(&document::of(&config));
+    let mut again = with_file(&written, &["--no-name"]).unwrap();
+    assert!(written.contains("\n  syncPeriod: \"1m30s\"\n"), "{written}");
+    let (first, second) = (config.kube_proxy.values.clone(), again.kube_proxy.values.clone());
+    for (key, given) in first.iter().filter(|(_, given)| given.value.asks_for_something()) {
+        assert_eq!(second.given(key).map(|given| &given.value), Some(&given.value), "{key}");
+    }
+    again.kube_proxy = config.kube_proxy.clone();
+    again.network.masquerade_all = config.network.masquerade_all;
+    assert_eq!(again, config);
+
+    let defaults = document::yaml(&document::of(&with_flags(&["--hostname-override=node-a"]).unwrap()));
+    let read = with_file(&defaults, &["--no-name"]).unwrap();
+    assert_eq!((read.sync_period, read.min_sync_period), (Duration::from_secs(30), Duration::ZERO));
+    assert_eq!(read.kube_proxy.conntrack, crate::model::settings::Conntrack::default());
+    assert_eq!(read.kube_proxy.oom_score_adj, None);
+}
+
+/// `BALLAST_WRITE_DOCS=1` writes the table instead of comparing it.
+#[test]
+fn the_table_in_the_documentation_is_this_one() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/compatibility.md");
+    let (begin, end) = ("<!-- fields and flags: begin -->\n", "<!-- fields and flags: end -->\n");
+    let text = std::fs::read_to_string(path).unwrap();
+    let (before, rest) = text.split_once(begin).expect("a place for the table");
+    let (found, after) = rest.split_once(end).expect("an end of the table");
+    if std::env::var_os("BALLAST_WRITE_DOCS").is_some() {
+        std::fs::write(path, [before, begin, &table(), end, after].concat()).unwrap();
+        return;
+    }
+    assert_eq!(found, table(), "run `BALLAST_WRITE_DOCS=1 cargo test the_table_in_the_documentation`");
+}

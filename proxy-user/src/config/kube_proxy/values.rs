@@ -1,0 +1,100 @@
+//! Settings that were given, by their names, with the place of each.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::fields::{Effect, SETTINGS, Setting};
+use super::kind::Value;
+
+/// A value and where it was given.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Given {
+    /// The value.
+    pub value: Value,
+    /// `FILE:LINE:COLUMN: FIELD`, or `--flag`.
+    pub place: String,
+}
+
+/// Settings by [`Setting::key`].
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Values(BTreeMap<&'static str, Given>);
+
+impl Values {
+    /// Notes what was given for a setting.
+    pub fn insert(&mut self, setting: &Setting, given: Given) {
+        self.0.insert(setting.key(), given);
+    }
+
+    /// The value and its place.
+    pub fn given(&self, key: &str) -> Option<&Given> {
+        self.0.get(key)
+    }
+
+    /// Where the setting was given.
+    pub fn place(&self, key: &str) -> String {
+        self.0.get(key).map_or_else(|| key.to_owned(), |given| given.place.clone())
+    }
+
+    /// A switch.
+    pub fn switch(&self, key: &str) -> Option<bool> {
+        match self.0.get(key)?.value {
+            Value::Bool(on) => Some(on),
+            _ => None,
+        }
+    }
+
+    /// A whole number.
+    pub fn number(&self, key: &str) -> Option<i64> {
+        match self.0.get(key)?.value {
+            Value::Int(number) => Some(number),
+            _ => None,
+        }
+    }
+
+    /// A duration; zero is none, as kube-proxy has it.
+    pub fn duration(&self, key: &str) -> Option<Duration> {
+        match self.0.get(key)?.value {
+            Value::Duration(duration) => Some(duration).filter(|duration| !duration.is_zero()),
+            _ => None,
+        }
+    }
+
+    /// A text that is not empty.
+    pub fn text(&self, key: &str) -> Option<&str> {
+        match &self.0.get(key)?.value {
+            Value::Text(text) => Some(&**text).filter(|text| !text.is_empty()),
+            _ => None,
+        }
+    }
+
+    /// A list that is not empty.
+    pub fn list(&self, key: &str) -> Option<&[String]> {
+        match &self.0.get(key)?.value {
+            Value::List(list) => Some(&**list).filter(|list| !list.is_empty()),
+            _ => None,
+        }
+    }
+
+    /// Features that were switched.
+    pub fn gates(&self) -> impl Iterator<Item = (&str, bool)> {
+        let gates = match self.0.get("featureGates").map(|given| &given.value) {
+            Some(Value::Gates(gates)) => Some(gates),
+            _ => None,
+        };
+        gates.into_iter().flatten().map(|(name, on)| (&**name, *on))
+    }
+
+    /// One line for each setting that was given and means nothing here.
+    pub fn idle(&self) -> impl Iterator<Item = String> {
+        SETTINGS.iter().filter_map(|setting| {
+            let Effect::Idle(why) = setting.effect else { return None };
+            let given = self.0.get(setting.key()).filter(|given| given.value.asks_for_something())?;
+            Some(format!("{} means nothing here: {why}", given.place))
+        })
+    }
+
+    /// Every setting that was given.
+    pub fn iter(&self) -> impl Iterator<Item = (&'static str, &Given)> {
+        self.0.iter().map(|(key, given)| (*key, given))
+    }
+}

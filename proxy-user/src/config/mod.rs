@@ -1,0 +1,17 @@
+//! The settings of the agent: what was asked for on the command line ([`Options`]), with kube-proxy's file and flags, merged
+//! and checked once ([`RunConfig`]).
+//!
+//! Nothing here knows the command line's parser: `cli` parses flags by the types of [`value`], and hands over [`Options`].
+
+pub mod error;
+pub mod kube_proxy;
+pub mod network;
+pub mod options;
+pub mod paths;
+pub mod run;
+pub mod sizes;
+pub mod value;
+
+pub use error::ConfigError;
+pub use options::Options;
+pub use run::RunConfig;

@@ -1,0 +1,201 @@
+//! What the network around this node is like.
+
+use std::fmt::Display;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use proxy_common::config::SNAT_PORTS;
+use serde::{Serialize, Serializer};
+
+use super::error::ConfigError;
+use super::value::{DetectLocalMode, NodePortAddress, NodePortRange, SnatPorts};
+use crate::host::selection::Pattern;
+use crate::model::settings::{DetectLocal, NodePortAddresses, NodeSettings};
+
+/// Addresses, devices, and who counts as a pod of this node. The fields are the flags of these names.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Network {
+    /// Which addresses of this node answer at node ports; empty: all.
+    #[serde(serialize_with = "texts")]
+    pub nodeport_addresses: Vec<NodePortAddress>,
+    /// How pods of this node are known.
+    pub detect_local_mode: Option<DetectLocalMode>,
+    /// The ranges of all pods of the cluster.
+    #[serde(rename = "clusterCIDR", serialize_with = "texts")]
+    pub cluster_cidr: Vec<IpNet>,
+    /// The bridge that pods of this node are behind.
+    pub pod_bridge_interface: Option<String>,
+    /// How the names of the devices of pods begin.
+    pub pod_interface_name_prefix: Option<String>,
+    /// Devices that other machines are behind, beside those that are found.
+    pub uplinks: Vec<Pattern>,
+    /// Devices that only pods, containers and virtual machines of this node are behind.
+    pub local_devices: Vec<Pattern>,
+    /// Ranges of Service addresses, beside those that the cluster tells.
+    #[serde(rename = "serviceCIDRs", serialize_with = "texts")]
+    pub service_cidrs: Vec<IpNet>,
+    /// Every packet to a cluster address is forwarded under the node's own address.
+    pub masquerade_all: Option<bool>,
+    /// Source ports of packets that are forwarded under the node's own address.
+    #[serde(serialize_with = "text_if_any")]
+    pub snat_ports: Option<SnatPorts>,
+    /// Ports that the API server gives to Services as node ports.
+    #[serde(serialize_with = "text")]
+    pub service_node_port_range: NodePortRange,
+    /// A load balancer's address is closed of a family that `loadBalancerSourceRanges` says nothing about.
+    pub source_ranges_strict: bool,
+}
+
+/// What they add up to; `address` is what `--bind-address` says.
+pub fn node_settings(network: &Network, address: IpAddr) -> Result<NodeSettings, ConfigError> {
+    if let Some(both) = network.uplinks.iter().find(|pattern| network.local_devices.contains(pattern)) {
+        return Err(ConfigError::BothSides(both.to_string()));
+    }
+    Ok(NodeSettings {
+        address: Some(address).filter(|address| !address.is_unspecified()),
+        node_port_addresses: node_port_addresses(&network.nodeport_addresses),
+        detect_local: detect_local(network)?,
+        masquerade_all: network.masquerade_all.unwrap_or_default(),
+        snat_ports: network.snat_ports.map_or(SNAT_PORTS, |ports| ports.0),
+        node_ports: network.service_node_port_range.0,
+        service_cidrs: network.service_cidrs.clone(),
+        ..NodeSettings::default()
+    })
+}
+
+/// An empty list means all, as with kube-proxy's iptables mode.
+fn node_port_addresses(list: &[NodePortAddress]) -> NodePortAddresses {
+    let mut wanted = NodePortAddresses { all: list.is_empty(), ..NodePortAddresses::default() };
+    for one in list {
+        match one {
+            NodePortAddress::All => wanted.all = true,
+            NodePortAddress::Primary => wanted.primary = true,
+            NodePortAddress::Localhost => wanted.localhost = true,
+            NodePortAddress::Range(range) => wanted.ranges.push(*range),
+        }
+    }
+    wanted
+}
+
+/// A mode without what it needs says nothing, and what a mode does not need contradicts it.
+fn detect_local(network: &Network) -> Result<DetectLocal, ConfigError> {
+    let needs = |mode: DetectLocalMode, flag| ConfigError::DetectLocal { mode: mode.name(), flag };
+    Ok(match network.detect_local_mode {
+        None if network.cluster_cidr.is_empty() => DetectLocal::Devices,
+        Some(mode @ DetectLocalMode::ClusterCidr) if network.cluster_cidr.is_empty() => {
+            return Err(needs(mode, "--cluster-cidr"));
+        }
+        None | Some(DetectLocalMode::ClusterCidr) => DetectLocal::ClusterCidr(network.cluster_cidr.clone()),
+        Some(DetectLocalMode::NodeCidr) => DetectLocal::NodeCidr,
+        Some(mode @ DetectLocalMode::BridgeInterface) => {
+            let named = network.pod_bridge_interface.clone().filter(|name| !name.is_empty());
+            DetectLocal::Bridge(named.ok_or_else(|| needs(mode, "--pod-bridge-interface"))?)
+        }
+        Some(mode @ DetectLocalMode::InterfaceNamePrefix) => {
+            let named = network.pod_interface_name_prefix.clone().filter(|prefix| !prefix.is_empty());
+            let missing = || needs(mode, "--pod-interface-name-prefix");
+            DetectLocal::InterfaceNamePrefix(named.ok_or_else(missing)?)
+        }
+    })
+}
+
+fn text<S: Serializer>(value: &impl Display, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(value)
+}
+
+#[expect(clippy::ref_option, reason = "serde hands over the field")]
+fn text_if_any<T: Display, S: Serializer>(value: &Option<T>, serializer: S) -> Result<S::Ok, S::Error> {
+    match value {
+        Some(value) => serializer.collect_str(value),
+        None => serializer.serialize_none(),
+    }
+}
+
+fn texts<T: Display, S: Serializer>(values: &[T], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(values.iter().map(ToString::to_string))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use rstest::rstest;
+
+    use proxy_common::config::PortRange;
+
+    use super::*;
+    use crate::cli::args::network::NetworkArgs;
+
+    #[derive(Debug, Parser)]
+    struct Cli {
+        #[command(flatten)]
+        network: NetworkArgs,
+    }
+
+    fn settings(flags: &str) -> Result<NodeSettings, String> {
+        let cli = Cli::try_parse_from([""].into_iter().chain(flags.split_whitespace()));
+        let args = cli.map_err(|error| error.to_string())?.network;
+        node_settings(&args.into(), std::net::Ipv4Addr::UNSPECIFIED.into()).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn nothing_said_is_every_address_and_devices() {
+        let all = NodePortAddresses { all: true, ..NodePortAddresses::default() };
+        assert_eq!(
+            settings("").unwrap(),
+            NodeSettings { node_port_addresses: all, ..NodeSettings::default() }
+        );
+    }
+
+    #[test]
+    fn addresses_of_node_ports_add_up() {
+        let wanted =
+            settings("--nodeport-addresses primary,10.1.2.3/8,localhost").unwrap().node_port_addresses;
+        let ranges = vec!["10.0.0.0/8".parse().unwrap()];
+        assert_eq!(wanted, NodePortAddresses { all: false, primary: true, localhost: true, ranges });
+        assert!(settings("--nodeport-addresses all,localhost").unwrap().node_port_addresses.all);
+        assert!(settings("--nodeport-addresses 10.0.0.1").unwrap_err().contains("primary"));
+    }
+
+    #[rstest]
+    #[case("--cluster-cidr 10.244.0.0/16", DetectLocal::ClusterCidr(vec!["10.244.0.0/16".parse().unwrap()]))]
+    #[case("--detect-local-mode nodecidr --cluster-cidr 10.244.0.0/16", DetectLocal::NodeCidr)]
+    #[case("--detect-local-mode BridgeInterface --pod-bridge-interface cni0", DetectLocal::Bridge("cni0".into()))]
+    #[case(
+        "--detect-local-mode InterfaceNamePrefix --pod-interface-name-prefix cali",
+        DetectLocal::InterfaceNamePrefix("cali".into())
+    )]
+    fn modes(#[case] flags: &str, #[case] expected: DetectLocal) {
+        assert_eq!(settings(flags).unwrap().detect_local, expected);
+    }
+
+    #[rstest]
+    #[case("--detect-local-mode ClusterCIDR", "--cluster-cidr")]
+    #[case("--detect-local-mode BridgeInterface", "--pod-bridge-interface")]
+    #[case("--detect-local-mode InterfaceNamePrefix", "--pod-interface-name-prefix")]
+    fn a_mode_asks_for_what_it_needs(#[case] flags: &str, #[case] flag: &str) {
+        assert!(settings(flags).unwrap_err().contains(flag));
+    }
+
+    #[test]
+    fn a_device_is_on_one_side() {
+        assert!(settings("--uplinks tun*,eth1 --local-devices tap*,tun0").is_ok());
+        let error = settings("--uplinks tun*,eth1 --local-devices tap*,tun*").unwrap_err();
+        assert!(error.contains("--uplinks") && error.contains("--local-devices") && error.contains("tun*"));
+        assert!(settings("--local-devices !eth0").unwrap_err().contains("local device"));
+    }
+
+    #[rstest]
+    #[case("--snat-ports 61000-65535", Some([(61_000, 65_535), (0, 0)]))]
+    #[case("--snat-ports 50000-50000", Some([(50_000, 50_000), (0, 0)]))]
+    #[case("--snat-ports 1024-29999,61000-65535", Some([(1_024, 29_999), (61_000, 65_535)]))]
+    #[case("--snat-ports 61000-65535,1024-29999", None)]
+    #[case("--snat-ports 1024-1025,2000-2001,3000-3001", None)]
+    #[case("--snat-ports 65535-61000", None)]
+    #[case("--snat-ports 80-90", None)]
+    #[case("--snat-ports 61000", None)]
+    fn ports(#[case] flags: &str, #[case] expected: Option<[(u16, u16); 2]>) {
+        let expected = expected.map(|ranges| ranges.map(|(first, last)| PortRange::new(first, last)));
+        assert_eq!(settings(flags).ok().map(|settings| settings.snat_ports), expected);
+    }
+}

@@ -1,0 +1,280 @@
+//! Values of flags that need more than `FromStr`: durations, listen addresses, log levels, device patterns.
+//!
+//! Each error says what would be right; clap puts the flag and the value in front of it.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::str::FromStr;
+use std::time::Duration;
+
+use ipnet::IpNet;
+use serde::Serializer;
+
+use crate::host::selection::{DevicePattern, Pattern};
+use crate::model::settings::FlowTimeouts;
+
+mod algorithm;
+mod detect_local;
+mod error;
+mod log;
+mod ports;
+
+pub use algorithm::AlgorithmName;
+pub use detect_local::DetectLocalMode;
+pub use error::ValueError;
+pub use log::{LogFormat, LogLevel};
+pub use ports::{NodePortRange, SnatPorts};
+
+/// Parses a duration as Go's flags write it: `1s`, `500ms`, `1m30s`, `0`.
+pub fn duration(text: &str) -> Result<Duration, ValueError> {
+    if text == "0" {
+        return Ok(Duration::ZERO);
+    }
+    let mut rest = text;
+    let mut total = Duration::ZERO;
+    while !rest.is_empty() {
+        let number = rest.find(|c: char| !c.is_ascii_digit() && c != '.').ok_or(ValueError::Duration)?;
+        let (value, tail) = rest.split_at(number);
+        let unit = tail.find(|c: char| c.is_ascii_digit() || c == '.').unwrap_or(tail.len());
+        let (unit, tail) = tail.split_at(unit);
+        let seconds = match unit {
+            "us" | "µs" => 1e-6,
+            "ms" => 1e-3,
+            "s" => 1.0,
+            "m" => 60.0,
+            "h" => 3600.0,
+            _ => return Err(ValueError::Duration),
+        };
+        let value: f64 = value.parse().map_err(|_| ValueError::Duration)?;
+        let part = Duration::try_from_secs_f64(value * seconds).map_err(|_| ValueError::Duration)?;
+        total = total.checked_add(part).ok_or(ValueError::Duration)?;
+        rest = tail;
+    }
+    if text.is_empty() { Err(ValueError::Duration) } else { Ok(total) }
+}
+
+/// Parses a timeout of a flow: its seconds.
+pub fn flow_timeout(text: &str) -> Result<u32, ValueError> {
+    let timeout = duration(text)?;
+    let seconds = FlowTimeouts::nearest(timeout);
+    if Duration::from_secs(seconds.into()) == timeout { Ok(seconds) } else { Err(ValueError::FlowTimeout) }
+}
+
+/// Where a server listens, as a flag says it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Listen {
+    /// Nowhere: the flag was given, and empty.
+    Off,
+    /// On that address and the default port.
+    Address(IpAddr),
+    /// On exactly that address.
+    Socket(SocketAddr),
+}
+
+impl Listen {
+    /// The address to bind, if any.
+    pub fn resolve(self, default_port: u16) -> Option<SocketAddr> {
+        match self {
+            Self::Off => None,
+            Self::Address(address) => Some(SocketAddr::new(address, default_port)),
+            Self::Socket(socket) => Some(socket),
+        }
+    }
+}
+
+impl FromStr for Listen {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if text.is_empty() {
+            return Ok(Self::Off);
+        }
+        // `[::1]` without a port is how people shorten `[::1]:10249`.
+        let bare = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
+        if let Some(bare) = bare {
+            return bare.parse::<Ipv6Addr>().map(|a| Self::Address(a.into())).map_err(|_| ValueError::Listen);
+        }
+        text.parse()
+            .map(Self::Socket)
+            .or_else(|_| text.parse().map(Self::Address))
+            .map_err(|_| ValueError::Listen)
+    }
+}
+
+/// Parses one pattern of `--devices`.
+pub fn device_pattern(text: &str) -> Result<DevicePattern, ValueError> {
+    text.parse().map_err(|_| ValueError::Devices)
+}
+
+/// Parses one pattern of `--uplinks`.
+pub fn uplink_pattern(text: &str) -> Result<Pattern, ValueError> {
+    text.parse().map_err(|_| ValueError::Uplinks)
+}
+
+/// Parses one pattern of `--local-devices`.
+pub fn local_device_pattern(text: &str) -> Result<Pattern, ValueError> {
+    text.parse().map_err(|_| ValueError::LocalDevices)
+}
+
+/// Parses a range of addresses; bits after the prefix do not matter.
+pub fn range(text: &str) -> Result<IpNet, ValueError> {
+    text.trim().parse().map(|range: IpNet| range.trunc()).map_err(|_| ValueError::Range)
+}
+
+/// Part of `--nodeport-addresses`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NodePortAddress {
+    /// Every address but loopback ones.
+    All,
+    /// The node's internal addresses.
+    Primary,
+    /// Loopback addresses.
+    Localhost,
+    /// Addresses in this range.
+    Range(IpNet),
+}
+
+impl FromStr for NodePortAddress {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "all" => Ok(Self::All),
+            "primary" => Ok(Self::Primary),
+            "localhost" => Ok(Self::Localhost),
+            _ => range(text).map(Self::Range).map_err(|_| ValueError::NodePortAddress),
+        }
+    }
+}
+
+impl fmt::Display for NodePortAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::All => f.write_str("all"),
+            Self::Primary => f.write_str("primary"),
+            Self::Localhost => f.write_str("localhost"),
+            Self::Range(range) => range.fmt(f),
+        }
+    }
+}
+
+/// Largest capacity that a flag takes: a map of that many 112-byte flows is 1.9 GB.
+pub const MAX_CAPACITY: u32 = 1 << 24;
+
+/// Parses a map's capacity.
+pub fn capacity(text: &str) -> Result<u32, ValueError> {
+    let number: u32 = text.parse().map_err(|_| ValueError::Capacity(MAX_CAPACITY))?;
+    if (1..=MAX_CAPACITY).contains(&number) { Ok(number) } else { Err(ValueError::Capacity(MAX_CAPACITY)) }
+}
+
+/// What `--proxy-mode` was given.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ProxyMode {
+    /// `ebpf`, or nothing.
+    #[default]
+    Ebpf,
+    /// A mode of kube-proxy; it means `ebpf` here, and that is said once.
+    Legacy(&'static str),
+}
+
+impl FromStr for ProxyMode {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "" | "ebpf" => Ok(Self::Ebpf),
+            "iptables" => Ok(Self::Legacy("iptables")),
+            "ipvs" => Ok(Self::Legacy("ipvs")),
+            "nftables" => Ok(Self::Legacy("nftables")),
+            _ => Err(ValueError::ProxyMode),
+        }
+    }
+}
+
+/// Serializes a duration as seconds.
+pub(super) fn seconds<S: Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_f64(duration.as_secs_f64())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    #[rstest]
+    #[case("0", Some(Duration::ZERO))]
+    #[case("30s", Some(Duration::from_secs(30)))]
+    #[case("1m30s", Some(Duration::from_secs(90)))]
+    #[case("1.5s", Some(Duration::from_millis(1500)))]
+    #[case("250ms", Some(Duration::from_millis(250)))]
+    #[case("24h", Some(Duration::from_hours(24)))]
+    #[case("", None)]
+    #[case("30", None)]
+    #[case("s", None)]
+    #[case("-1s", None)]
+    #[case("1d", None)]
+    #[case("1..5s", None)]
+    #[case("99999999999999999999999h", None)]
+    fn durations(#[case] text: &str, #[case] expected: Option<Duration>) {
+        assert_eq!(duration(text).ok(), expected);
+    }
+
+    #[rstest]
+    #[case("", Some(Listen::Off))]
+    #[case("127.0.0.1:1", Some(Listen::Socket("127.0.0.1:1".parse().unwrap())))]
+    #[case("[::]:10256", Some(Listen::Socket("[::]:10256".parse().unwrap())))]
+    #[case("10.0.0.1", Some(Listen::Address("10.0.0.1".parse().unwrap())))]
+    #[case("::1", Some(Listen::Address("::1".parse().unwrap())))]
+    #[case("[::1]", Some(Listen::Address("::1".parse().unwrap())))]
+    #[case("localhost:80", None)]
+    #[case(":10249", None)]
+    #[case("127.0.0.1:70000", None)]
+    fn listen_addresses(#[case] text: &str, #[case] expected: Option<Listen>) {
+        assert_eq!(text.parse().ok(), expected);
+    }
+
+    #[rstest]
+    #[case("2", Some(LogLevel::Info))]
+    #[case("4", Some(LogLevel::Debug))]
+    #[case("10", Some(LogLevel::Trace))]
+    #[case("WARN", Some(LogLevel::Warn))]
+    #[case("11", None)]
+    #[case("loud", None)]
+    fn log_levels(#[case] text: &str, #[case] expected: Option<LogLevel>) {
+        assert_eq!(text.parse().ok(), expected);
+    }
+
+    #[rstest]
+    #[case("eth0", true)]
+    #[case("!cali*", true)]
+    #[case("*", true)]
+    #[case("", false)]
+    #[case("!", false)]
+    #[case("a/b", false)]
+    #[case("sixteen-letters-", false)]
+    fn device_patterns(#[case] text: &str, #[case] legal: bool) {
+        assert_eq!(device_pattern(text).is_ok(), legal);
+    }
+
+    #[rstest]
+    #[case("1s", Some(1))]
+    #[case("24h", Some(86_400))]
+    #[case("596h31m23s", Some(FlowTimeouts::LONGEST))]
+    #[case("596h31m24s", None)]
+    #[case("0", None)]
+    #[case("1500ms", None)]
+    #[case("60", None)]
+    fn flow_timeouts(#[case] text: &str, #[case] expected: Option<u32>) {
+        assert_eq!(flow_timeout(text).ok(), expected);
+    }
+
+    #[rstest]
+    #[case("1", true)]
+    #[case("16777216", true)]
+    #[case("0", false)]
+    #[case("16777217", false)]
+    #[case("many", false)]
+    fn capacities(#[case] text: &str, #[case] legal: bool) {
+        assert_eq!(capacity(text).is_ok(), legal);
+    }
+}

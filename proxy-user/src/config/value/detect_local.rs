@@ -1,0 +1,39 @@
+//! How pods of this node are known.
+
+use serde::Serialize;
+
+/// How pods of this node are known, in kube-proxy's words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub enum DetectLocalMode {
+    /// By their addresses: `--cluster-cidr`.
+    #[serde(rename = "ClusterCIDR")]
+    ClusterCidr,
+    /// By their addresses: the Node's podCIDRs.
+    #[serde(rename = "NodeCIDR")]
+    NodeCidr,
+    /// By their bridge: `--pod-bridge-interface`.
+    BridgeInterface,
+    /// By their devices' names: `--pod-interface-name-prefix`.
+    InterfaceNamePrefix,
+}
+
+impl DetectLocalMode {
+    /// All of them.
+    pub const ALL: [Self; 4] =
+        [Self::ClusterCidr, Self::NodeCidr, Self::BridgeInterface, Self::InterfaceNamePrefix];
+
+    /// kube-proxy's name for it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::ClusterCidr => "ClusterCIDR",
+            Self::NodeCidr => "NodeCIDR",
+            Self::BridgeInterface => "BridgeInterface",
+            Self::InterfaceNamePrefix => "InterfaceNamePrefix",
+        }
+    }
+
+    /// The mode of this name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|mode| mode.name() == name)
+    }
+}

@@ -1,0 +1,60 @@
+//! Values that are not taken.
+
+/// Why a value was not taken, and what would be.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ValueError {
+    /// Not a duration.
+    #[error("a duration needs a unit, like 500ms, 30s, 2m or 1m30s")]
+    Duration,
+    /// Not a listen address.
+    #[error(
+        "expected ADDRESS:PORT or ADDRESS, like 127.0.0.1:10249 or [::]:10256, or nothing to switch it off"
+    )]
+    Listen,
+    /// Not a log level.
+    #[error("expected error, warn, info, debug or trace, or a klog number from 0 to 10")]
+    LogLevel,
+    /// Not a pattern for device names.
+    #[error(
+        "a device pattern is an interface name of at most 15 characters, in which * and ? stand for others; \
+         a leading ! leaves the device out, like eth*,!eth9"
+    )]
+    Devices,
+    /// Not an algorithm.
+    #[error("expected one of {0}")]
+    Algorithm(String),
+    /// Not a capacity.
+    #[error("expected a number from 1 to {0}")]
+    Capacity(u32),
+    /// Not a pattern for uplinks.
+    #[error(
+        "an uplink is an interface name of at most 15 characters, in which * and ? stand for others, like eth*"
+    )]
+    Uplinks,
+    /// Not a pattern for local devices.
+    #[error(
+        "a local device is an interface name of at most 15 characters, in which * and ? stand for others, like tap*"
+    )]
+    LocalDevices,
+    /// Not a range of addresses.
+    #[error("a range of addresses has a prefix length, like 192.0.2.0/24 or 2001:db8::/32")]
+    Range,
+    /// Not an address for node ports.
+    #[error("expected a range like 192.0.2.0/24, or primary, all or localhost")]
+    NodePortAddress,
+    /// Not a range of ports.
+    #[error(
+        "expected FIRST-LAST, or two of them in order, with ports from 1024 to 65535, like 61000-65535 or \
+         1024-29999,61000-65535"
+    )]
+    PortRange,
+    /// Not a range of node ports.
+    #[error("expected FIRST-LAST with ports from 1 to 65535, like 30000-32767")]
+    NodePortRange,
+    /// Not a timeout of a flow.
+    #[error("expected whole seconds from 1s to 596h31m23s, like 90s, 30m or 24h")]
+    FlowTimeout,
+    /// Not a proxy mode.
+    #[error("this is Ballast: the mode is ebpf (iptables, ipvs and nftables are accepted and mean ebpf)")]
+    ProxyMode,
+}

@@ -1,0 +1,76 @@
+//! How and how much is logged.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Serialize, Serializer};
+
+use super::error::ValueError;
+
+/// How log lines are written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// For machines: one object on a line.
+    Json,
+}
+
+/// How much is logged.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum LogLevel {
+    /// Only what stopped for good.
+    Error,
+    /// And what someone should look at.
+    Warn,
+    /// And what happens once: start, stop, settings, the first sync.
+    #[default]
+    Info,
+    /// And each object.
+    Debug,
+    /// And each event.
+    Trace,
+}
+
+impl LogLevel {
+    /// The word for it.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Error => "error",
+            Self::Warn => "warn",
+            Self::Info => "info",
+            Self::Debug => "debug",
+            Self::Trace => "trace",
+        }
+    }
+}
+
+impl FromStr for LogLevel {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        // kube-proxy's manifests carry klog numbers: `-v=2` is its usual "info".
+        match text.to_ascii_lowercase().as_str() {
+            "error" => Ok(Self::Error),
+            "warn" | "warning" => Ok(Self::Warn),
+            "info" | "0" | "1" | "2" | "3" => Ok(Self::Info),
+            "debug" | "4" | "5" => Ok(Self::Debug),
+            "trace" | "6" | "7" | "8" | "9" | "10" => Ok(Self::Trace),
+            _ => Err(ValueError::LogLevel),
+        }
+    }
+}
+
+impl fmt::Display for LogLevel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+impl Serialize for LogLevel {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.as_str())
+    }
+}

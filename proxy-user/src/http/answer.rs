@@ -1,0 +1,53 @@
+//! What the servers share: what answers are made of, and their forms.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::http::header::{CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS};
+use axum::http::{HeaderName, HeaderValue, StatusCode};
+use axum::response::{IntoResponse, Response};
+use tokio::sync::{mpsc, watch};
+
+use crate::metrics::Metrics;
+use crate::model::notice::Notice;
+use crate::sync::Status;
+
+/// Between two attempts to listen.
+pub(super) const RETRY: Duration = Duration::from_secs(5);
+
+/// What the answers are made of.
+#[derive(Clone, Debug)]
+pub struct State {
+    /// What the owner of the maps publishes.
+    pub status: watch::Receiver<Status>,
+    /// How long a change may wait before the agent is unwell: two sync periods.
+    pub patience: Duration,
+    /// What the cluster is told.
+    pub notices: mpsc::Sender<Notice>,
+    /// This node's name.
+    pub node_name: String,
+    /// All metrics.
+    pub metrics: Arc<Metrics>,
+    /// The settings in force, by component.
+    pub config: Arc<serde_json::Value>,
+}
+
+pub(super) fn text(status: StatusCode, body: String) -> Response {
+    with_type(status, "text/plain; charset=utf-8", body)
+}
+
+pub(super) fn json(code: u16, value: &impl serde::Serialize) -> Response {
+    let status = StatusCode::from_u16(code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    match serde_json::to_string(value) {
+        Ok(body) => with_type(status, "application/json", body),
+        Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
+    }
+}
+
+pub(super) fn with_type(status: StatusCode, kind: &'static str, body: String) -> Response {
+    let headers: [(HeaderName, HeaderValue); 2] = [
+        (CONTENT_TYPE, HeaderValue::from_static(kind)),
+        (X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff")),
+    ];
+    (status, headers, body).into_response()
+}

@@ -1,0 +1,61 @@
+//! `refusals` and `connect_latency`: what was counted of ids that are given away is forgotten.
+
+use std::io;
+use std::os::fd::AsFd as _;
+use std::path::Path;
+
+use aya::maps::{MapData, MapType};
+use proxy_common::abi::Plain;
+use proxy_common::latency::{LatencyEntry, LatencyKey};
+use proxy_common::map_names::{CONNECT_LATENCY, REFUSALS};
+use proxy_common::stats::RefusalKey;
+
+use super::super::{MapError, Table};
+use super::open::open_as;
+use crate::maps::sys;
+
+/// The maps.
+pub(super) struct Counted {
+    refusals: MapData,
+    /// `None` where nothing is measured.
+    latency: Option<MapData>,
+}
+
+impl Counted {
+    /// Opens them. An earlier version has no `connect_latency`.
+    pub(super) fn open(dir: &Path) -> Result<Self, MapError> {
+        let (refusals, _) = open_as::<RefusalKey, u64>(dir, Table::Names, REFUSALS, MapType::LruHash)?;
+        let mut latency = None;
+        if dir.join(CONNECT_LATENCY).exists() {
+            let (map, size) =
+                open_as::<LatencyKey, LatencyEntry>(dir, Table::Names, CONNECT_LATENCY, MapType::LruHash)?;
+            latency = (size > 1).then_some(map);
+        }
+        Ok(Self { refusals, latency })
+    }
+
+    /// Of these Service ports. The rows are few: a Service has at most one for each reason.
+    pub(super) fn forget_services(&self, ids: &[u32]) -> io::Result<()> {
+        forget::<RefusalKey, u64>(&self.refusals, |key| ids.contains(&key.service))?;
+        self.forget_latency(|key| ids.contains(&key.service))
+    }
+
+    /// Of these backends.
+    pub(super) fn forget_backends(&self, ids: &[u32]) -> io::Result<()> {
+        if ids.is_empty() { Ok(()) } else { self.forget_latency(|key| ids.contains(&key.backend)) }
+    }
+
+    fn forget_latency(&self, is_gone: impl Fn(&LatencyKey) -> bool) -> io::Result<()> {
+        match &self.latency {
+            Some(map) => forget::<LatencyKey, LatencyEntry>(map, is_gone),
+            None => Ok(()),
+        }
+    }
+}
+
+fn forget<K: Plain, V: Plain>(map: &MapData, is_gone: impl Fn(&K) -> bool) -> io::Result<()> {
+    let map = map.fd().as_fd();
+    let (rows, _) = sys::lookup::<K, V>(map, None, u32::MAX as usize)?;
+    let gone: Vec<_> = rows.into_iter().map(|(key, _)| key).filter(is_gone).collect();
+    sys::delete(map, &gone).map_err(|stopped| stopped.source)
+}

@@ -1,0 +1,156 @@
+//! The tables that the agent writes.
+
+use std::fmt;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use proxy_common::map_names as map;
+
+/// A map that this module writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Table {
+    /// IPv4 frontends.
+    Services,
+    /// IPv6 frontends.
+    Services6,
+    /// Extents of backend ids.
+    Slots,
+    /// IPv4 endpoints.
+    Backends,
+    /// IPv6 endpoints.
+    Backends6,
+    /// The bitmap that lets foreign packets leave.
+    Filter,
+    /// Maglev tables.
+    Maglev,
+    /// Names of Service ports.
+    Names,
+    /// Who may use a load balancer's IPv4 address.
+    SrcRanges,
+    /// The same for IPv6.
+    SrcRanges6,
+    /// This node, as far as IPv4 goes.
+    Node,
+    /// The same for IPv6.
+    Node6,
+    /// IPv4 addresses of this node.
+    NodeAddrs,
+    /// IPv6 addresses of this node.
+    NodeAddrs6,
+    /// Other nodes, by number.
+    Tunnels,
+    /// Network devices.
+    Devices,
+    /// Settings of the programs.
+    Config,
+}
+
+impl Table {
+    /// All of them.
+    pub const ALL: [Self; 17] = [
+        Self::Services,
+        Self::Services6,
+        Self::Slots,
+        Self::Backends,
+        Self::Backends6,
+        Self::Filter,
+        Self::Maglev,
+        Self::Names,
+        Self::SrcRanges,
+        Self::SrcRanges6,
+        Self::Node,
+        Self::Node6,
+        Self::NodeAddrs,
+        Self::NodeAddrs6,
+        Self::Tunnels,
+        Self::Devices,
+        Self::Config,
+    ];
+
+    /// The table of frontends at such an address.
+    pub const fn services(address: IpAddr) -> Self {
+        match address {
+            IpAddr::V4(_) => Self::Services,
+            IpAddr::V6(_) => Self::Services6,
+        }
+    }
+
+    /// The table of endpoints at such an address.
+    pub const fn backends(address: IpAddr) -> Self {
+        match address {
+            IpAddr::V4(_) => Self::Backends,
+            IpAddr::V6(_) => Self::Backends6,
+        }
+    }
+
+    /// The table of addresses of this node.
+    pub const fn node_addrs(address: IpAddr) -> Self {
+        match address {
+            IpAddr::V4(_) => Self::NodeAddrs,
+            IpAddr::V6(_) => Self::NodeAddrs6,
+        }
+    }
+
+    /// The table of a source range.
+    pub const fn source_ranges(range: IpNet) -> Self {
+        match range {
+            IpNet::V4(_) => Self::SrcRanges,
+            IpNet::V6(_) => Self::SrcRanges6,
+        }
+    }
+
+    /// Whether it is an array, of which parts can be read.
+    pub const fn is_array(self) -> bool {
+        matches!(self, Self::Slots | Self::Backends | Self::Backends6 | Self::Filter | Self::Maglev)
+    }
+
+    /// The name of the map.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Services => map::SERVICES,
+            Self::Services6 => map::SERVICES6,
+            Self::Slots => map::SLOTS,
+            Self::Backends => map::BACKENDS,
+            Self::Backends6 => map::BACKENDS6,
+            Self::Filter => map::PREFILTER,
+            Self::Maglev => map::MAGLEV,
+            Self::Names => map::NAMES,
+            Self::SrcRanges => map::SRC_RANGES,
+            Self::SrcRanges6 => map::SRC_RANGES6,
+            Self::Node => map::NODE,
+            Self::Node6 => map::NODE6,
+            Self::NodeAddrs => map::NODE_ADDRS,
+            Self::NodeAddrs6 => map::NODE_ADDRS6,
+            Self::Tunnels => map::TUNNELS,
+            Self::Devices => map::DEVICES,
+            Self::Config => map::CONFIG,
+        }
+    }
+
+    /// The flag that makes it larger; empty where nothing does.
+    pub const fn setting(self) -> &'static str {
+        match self {
+            Self::Services | Self::Services6 => "--max-frontends",
+            Self::Slots => "--max-slots",
+            Self::Backends | Self::Backends6 => "--max-backends",
+            Self::Maglev => "--max-maglev-words",
+            Self::Names => "--max-services",
+            Self::Filter
+            | Self::SrcRanges
+            | Self::SrcRanges6
+            | Self::Node
+            | Self::Node6
+            | Self::NodeAddrs
+            | Self::NodeAddrs6
+            | Self::Tunnels
+            | Self::Devices
+            | Self::Config => "",
+        }
+    }
+}
+
+impl fmt::Display for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}

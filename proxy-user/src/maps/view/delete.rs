@@ -1,0 +1,115 @@
+//! Removes flows by the rules of the programs, while these use the table.
+//!
+//! The CPU, or this process, that sets `STATE_CLAIMED` by compare-and-exchange owns an entry: it takes the flow out of the
+//! open connections of its endpoint, removes the keys of both directions from the index, and frees the entry. Bits of the
+//! prefilter need nothing: the agent asks the table whether a flow still needs them.
+
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use aya::maps::MapType;
+use proxy_common::Address;
+use proxy_common::abi::Plain;
+use proxy_common::conntrack::is_counted;
+use proxy_common::flow::{
+    BUCKET_WORDS, Bucket, FlowEntry, STATE_CLAIMED, STATE_USED, TAG_SHIFT, bits_of, claimed, generation_of,
+    slot_of, with_bits,
+};
+use proxy_common::map_names as map;
+
+use super::{FlowRow, View, ViewError, flows};
+use crate::maps::mapping::Mapping;
+
+/// How often a packet may change the state of a flow while it is claimed, before the flow is left to the next call.
+const TRIES: usize = 16;
+
+impl View {
+    /// Removes the flows that `is_meant` takes, and returns them as they were, in order of clients.
+    pub fn delete_flows(&self, is_meant: impl Fn(&FlowRow) -> bool) -> Result<Vec<FlowRow>, ViewError> {
+        let mut rows = self.delete_family::<[u8; 4]>(map::FLOWS, map::FLOW_INDEX, &is_meant)?;
+        rows.extend(self.delete_family::<[u8; 16]>(map::FLOWS6, map::FLOW_INDEX6, &is_meant)?);
+        rows.sort_by_key(|row| (row.client, row.frontend, row.protocol));
+        Ok(rows)
+    }
+
+    fn delete_family<A>(
+        &self,
+        table: &'static str,
+        index: &'static str,
+        is_meant: &impl Fn(&FlowRow) -> bool,
+    ) -> Result<Vec<FlowRow>, ViewError>
+    where
+        A: Address + Into<IpAddr>,
+        FlowEntry<A>: Plain,
+    {
+        let config = self.node_config()?;
+        let entries = self.pin(table, MapType::Array)?.shared::<FlowEntry<A>>()?;
+        let buckets = self.pin(index, MapType::Array)?.shared::<Bucket>()?;
+        let open = self.pin(map::CONNECTIONS, MapType::Array)?.shared::<u64>()?;
+        let mut removed = Vec::new();
+        for number in 0..entries.len() {
+            let Some(word) = entries.word64(number) else { break };
+            if bits_of(word.load(Ordering::SeqCst)) & STATE_USED == 0 {
+                continue;
+            }
+            let Some(flow) = entries.read::<FlowEntry<A>>(number) else { break };
+            let Some(row) = flows::row(&flow, &config, flows::now(config.hz)) else { continue };
+            if !is_meant(&row) {
+                continue;
+            }
+            let Some(state) = claim(word, generation_of(flow.state)) else { continue };
+            // Positions may have moved until it was claimed.
+            let Some(flow) = entries.read::<FlowEntry<A>>(number) else { break };
+            if is_counted(bits_of(state))
+                && let Some(count) = open.word64(flow.backend_id as usize)
+            {
+                count.fetch_sub(1, Ordering::SeqCst);
+            }
+            remove_keys(&buckets, number as u32, &flow);
+            // Nobody else changes the state of a claimed entry.
+            word.store(with_bits(word.load(Ordering::SeqCst), 0), Ordering::SeqCst);
+            removed.push(row);
+        }
+        Ok(removed)
+    }
+}
+
+/// Claims the entry of the flow that has this generation; its state before, or `None` if the flow is gone or a CPU owns it.
+fn claim(word: &AtomicU64, generation: u32) -> Option<u64> {
+    for _ in 0..TRIES {
+        let state = word.load(Ordering::SeqCst);
+        if generation_of(state) != generation || bits_of(state) & (STATE_USED | STATE_CLAIMED) != STATE_USED {
+            return None;
+        }
+        if word.compare_exchange(state, claimed(state), Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+            return Some(state);
+        }
+    }
+    None
+}
+
+/// Removes both keys; another flow's slot at a position is not equal, and stays.
+fn remove_keys<A>(buckets: &Mapping, number: u32, flow: &FlowEntry<A>) {
+    for (position, tag) in flow.positions.into_iter().zip(flow.tags) {
+        let slot = buckets.word32((position / BUCKET_WORDS) as usize, (position % BUCKET_WORDS) as usize);
+        if let Some(slot) = slot {
+            let own = slot_of(u32::from(tag) << TAG_SHIFT, number);
+            // It fails where the slot is another flow's: that is as it should be.
+            let _ = slot.compare_exchange(own, 0, Ordering::SeqCst, Ordering::SeqCst);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_flow_that_was_meant_is_claimed() {
+        let word = AtomicU64::new(7 << 32 | u64::from(STATE_USED));
+        assert_eq!(claim(&word, 6), None, "another flow has the entry by now");
+        assert_eq!(claim(&word, 7), Some(7 << 32 | u64::from(STATE_USED)));
+        assert_eq!(generation_of(word.load(Ordering::SeqCst)), 8, "readers notice that the flow is gone");
+        assert_eq!(claim(&word, 8), None, "a CPU owns it");
+    }
+}

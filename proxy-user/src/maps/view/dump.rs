@@ -1,0 +1,411 @@
+//! The entries of one map as they are, with addresses, protocols and names as people write them.
+//!
+//! Zero means "none" in arrays of words, so elements that are zero are left out.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+
+use aya::Pod;
+use aya::maps::MapType;
+use proxy_common::abi::Plain;
+use proxy_common::affinity::{AffinityEntry, AffinityKey, NetnsAffinityKey};
+use proxy_common::backend::BackendEntry;
+use proxy_common::config::NodeConfig;
+use proxy_common::event::Monitor;
+use proxy_common::flow::{BUCKET_SLOTS, Bucket, FlowEntry};
+use proxy_common::map_names as map;
+use proxy_common::node::{Cidr, Device, NodeAddr, NodeEntry, TUNNEL_V6, Tunnel};
+use proxy_common::reason::Reason;
+use proxy_common::service::{KIND_ADDRESS, KIND_UNMANAGED, ServiceEntry, ServiceKey};
+use proxy_common::socket::{SocketEntry, SocketKey, TO_BACKEND};
+use proxy_common::source_range::SourceRangeKey;
+use proxy_common::stats::{RefusalKey, ServiceStats};
+use proxy_common::{Address, V4, V6};
+use serde_json::{Value, json};
+
+use super::flow_row::FlowRow;
+use super::rules::Names as MapsOf;
+use super::{FrontendRow, Kind, NameRow, Transport, View, ViewError, flows};
+
+/// A key and its value.
+pub type Entry = (Value, Value);
+
+impl View {
+    /// The entries of a map that is called `name`, one of [`map::ALL`].
+    pub fn dump(&self, name: &str) -> Result<Vec<Entry>, ViewError> {
+        let names = self.names()?;
+        match name {
+            map::SERVICES => self.dump_services::<[u8; 4]>(map::SERVICES, &names),
+            map::SERVICES6 => self.dump_services::<[u8; 16]>(map::SERVICES6, &names),
+            map::SLOTS => self.dump_words32(map::SLOTS, |id| json!({ "backend": id })),
+            map::MAGLEV_INDEX => self.dump_words(
+                map::MAGLEV_INDEX,
+                |word| json!({ "table": word as u32, "previous": word >> 32 }),
+            ),
+            map::MAGLEV => self.dump_words(map::MAGLEV, |word| json!({ "word": format!("{word:#018x}") })),
+            map::TURNS => self.dump_array::<u64>(map::TURNS, |turns| json!({ "turns": turns })),
+            map::BACKENDS | map::BACKENDS6 => self.dump_backends(name == map::BACKENDS6, &names),
+            map::HEALTH => self.dump_words(map::HEALTH, |word| json!({ "word": format!("{word:#018x}") })),
+            map::FLOWS => self.dump_flows::<[u8; 4]>(map::FLOWS, &names),
+            map::FLOWS6 => self.dump_flows::<[u8; 16]>(map::FLOWS6, &names),
+            map::FLOW_INDEX => self.dump_buckets(map::FLOW_INDEX),
+            map::FLOW_INDEX6 => self.dump_buckets(map::FLOW_INDEX6),
+            map::CLOCK_HAND => self.dump_array::<u64>(map::CLOCK_HAND, |hand| json!({ "hand": hand })),
+            map::SOCKETS => self.dump_sockets::<[u8; 4]>(map::SOCKETS, &names),
+            map::SOCKETS6 => self.dump_sockets::<[u8; 16]>(map::SOCKETS6, &names),
+            map::DIRECT_SEEN => self.dump_array::<u32>(map::DIRECT_SEEN, |seen| json!({ "jiffies": seen })),
+            map::PREFILTER => {
+                self.dump_words(map::PREFILTER, |word| json!({ "bits": format!("{word:#018x}") }))
+            }
+            map::CONFIG => Ok(vec![(json!(0), config(&self.node_config()?))]),
+            map::SERVICE_STATS => self.dump_service_stats(&names),
+            map::BACKEND_STATS => {
+                self.dump_array::<u64>(map::BACKEND_STATS, |count| json!({ "connections": count }))
+            }
+            map::CONNECTIONS => {
+                self.dump_words(map::CONNECTIONS, |open| json!({ "open": open.cast_signed() }))
+            }
+            map::REASONS => {
+                let rows = self.reasons()?.into_iter().filter(|(_, count)| *count > 0);
+                Ok(rows.map(|(reason, count)| (json!(reason.label()), json!({ "count": count }))).collect())
+            }
+            map::REFUSALS => self.dump_refusals(&names),
+            map::NAMES => Ok(names.iter().map(|(id, name)| (json!(id), self::name(name))).collect()),
+            map::NODE => self.dump_node::<[u8; 4]>(map::NODE),
+            map::NODE6 => self.dump_node::<[u8; 16]>(map::NODE6),
+            map::NODE_ADDRS => self.dump_node_addrs::<[u8; 4]>(map::NODE_ADDRS),
+            map::NODE_ADDRS6 => self.dump_node_addrs::<[u8; 16]>(map::NODE_ADDRS6),
+            map::TUNNELS => self.dump_tunnels(),
+            map::DEVICES => {
+                let rows = self.pin(map::DEVICES, MapType::Hash)?.all::<u32, Device>()?;
+                Ok(rows
+                    .into_iter()
+                    .map(|(index, bits)| (json!({ "device": index }), json!({ "bits": bits })))
+                    .collect())
+            }
+            map::AFFINITY => self.dump_affinity::<[u8; 4]>(map::AFFINITY, &names),
+            map::AFFINITY6 => self.dump_affinity::<[u8; 16]>(map::AFFINITY6, &names),
+            map::AFFINITY_NETNS => self.dump_affinity_netns(&names),
+            map::SRC_RANGES => self.dump_ranges::<V4>(&names),
+            map::SRC_RANGES6 => self.dump_ranges::<V6>(&names),
+            map::MONITOR => {
+                let rows = self.pin(map::MONITOR, MapType::Array)?.first::<u32, Monitor>(1)?;
+                Ok(rows
+                    .into_iter()
+                    .map(|(key, Monitor { until, lost, sample, .. })| {
+                        (json!(key), json!({ "until": until, "lost": lost, "sample": sample }))
+                    })
+                    .collect())
+            }
+            name => Err(ViewError::NoEntries { name: name.to_owned() }),
+        }
+    }
+
+    /// Elements of a mapped array of 64 bits.
+    fn dump_words(&self, name: &'static str, value: impl Fn(u64) -> Value) -> Result<Vec<Entry>, ViewError> {
+        let words = self.pin(name, MapType::Array)?.mapped::<u64>()?.all64();
+        let used = words.into_iter().enumerate().filter(|(_, word)| *word != 0);
+        Ok(used.map(|(index, word)| (json!(index), value(word))).collect())
+    }
+
+    /// The same of 32 bits.
+    fn dump_words32(
+        &self,
+        name: &'static str,
+        value: impl Fn(u32) -> Value,
+    ) -> Result<Vec<Entry>, ViewError> {
+        let words = self.pin(name, MapType::Array)?.mapped::<u32>()?.all32();
+        let used = words.into_iter().enumerate().filter(|(_, word)| *word != 0);
+        Ok(used.map(|(index, word)| (json!(index), value(word))).collect())
+    }
+
+    /// Elements of an array that is not mapped.
+    fn dump_array<V: Plain + Default + PartialEq>(
+        &self,
+        name: &'static str,
+        value: impl Fn(V) -> Value,
+    ) -> Result<Vec<Entry>, ViewError> {
+        let rows = self.pin(name, MapType::Array)?.all::<u32, V>()?;
+        let used = rows.into_iter().filter(|(_, found)| *found != V::default());
+        Ok(used.map(|(index, found)| (json!(index), value(found))).collect())
+    }
+
+    fn dump_services<A>(&self, name: &'static str, names: &Names) -> Result<Vec<Entry>, ViewError>
+    where
+        A: Address + Into<IpAddr>,
+        ServiceKey<A>: Plain,
+    {
+        let rows = self.pin(name, MapType::Hash)?.all::<ServiceKey<A>, ServiceEntry>()?;
+        Ok(rows
+            .into_iter()
+            .map(|(key, entry)| {
+                let row = FrontendRow::of(key, &entry);
+                let (frontend, protocol) = (row.socket(), row.protocol.to_string());
+                let ServiceEntry { tag, id, slot_base, slot_count, affinity_secs, flags, kind, .. } = entry;
+                (
+                    json!({ "frontend": frontend, "protocol": protocol, "scope": row.scope.label() }),
+                    json!({
+                        "id": id, "service": title(id, names), "kind": kind_label(kind, row.kind),
+                        "slotBase": slot_base, "slotCount": slot_count, "affinitySeconds": affinity_secs,
+                        "algorithm": row.algorithm, "flags": flags, "tag": tag,
+                    }),
+                )
+            })
+            .collect())
+    }
+
+    fn dump_backends(&self, v6: bool, names: &Names) -> Result<Vec<Entry>, ViewError> {
+        let rows = self.backends()?.into_iter().filter(|(_, row)| row.socket.is_ipv6() == v6);
+        Ok(rows
+            .map(|(id, row)| {
+                (
+                    json!(id),
+                    json!({
+                        "address": row.socket, "protocol": row.protocol.to_string(), "state": row.state.label(),
+                        "service": title(row.service, names), "serviceId": row.service, "local": row.local,
+                        "terminating": row.terminating, "weight": row.weight,
+                    }),
+                )
+            })
+            .collect())
+    }
+
+    fn dump_flows<A>(&self, name: &'static str, names: &Names) -> Result<Vec<Entry>, ViewError>
+    where
+        A: Address + Into<IpAddr>,
+        FlowEntry<A>: Plain,
+    {
+        let config = self.node_config()?;
+        let now = flows::now(config.hz);
+        let entries = self.pin(name, MapType::Array)?.mapped::<FlowEntry<A>>()?;
+        let rows = (0..entries.len()).filter_map(|index| {
+            let entry = entries.read::<FlowEntry<A>>(index)?;
+            let row = flows::row(&entry, &config, now)?;
+            Some((json!(index), flow(&row, &entry, names)))
+        });
+        Ok(rows.collect())
+    }
+
+    fn dump_buckets(&self, name: &'static str) -> Result<Vec<Entry>, ViewError> {
+        let buckets = self.pin(name, MapType::Array)?.mapped::<Bucket>()?;
+        let rows = (0..buckets.len()).filter_map(|index| Some((index, buckets.read::<Bucket>(index)?)));
+        let used = rows.filter(|(_, bucket)| *bucket != Bucket::EMPTY);
+        let slots = |bucket: &Bucket| -> Vec<String> {
+            bucket.slots.iter().take(BUCKET_SLOTS as usize).map(|slot| format!("{slot:#010x}")).collect()
+        };
+        Ok(used
+            .map(|(index, bucket)| {
+                (json!(index), json!({ "slots": slots(&bucket), "overflow": bucket.overflow != 0 }))
+            })
+            .collect())
+    }
+
+    fn dump_sockets<A>(&self, name: &'static str, names: &Names) -> Result<Vec<Entry>, ViewError>
+    where
+        A: Address + Into<IpAddr>,
+        SocketKey<A>: Plain,
+        SocketEntry<A>: Plain,
+    {
+        let rows = self.pin(name, MapType::LruHash)?.all::<SocketKey<A>, SocketEntry<A>>()?;
+        Ok(rows
+            .into_iter()
+            .map(|(key, entry)| {
+                let direction = if key.direction == TO_BACKEND { "to-backend" } else { "to-frontend" };
+                (
+                    json!({
+                        "cookie": key.cookie, "address": SocketAddr::new(key.addr.into(), key.port),
+                        "protocol": Transport(key.proto).to_string(), "direction": direction,
+                    }),
+                    json!({
+                        "address": SocketAddr::new(entry.addr.into(), entry.port),
+                        "service": title(entry.service, names), "backend": entry.backend_id, "grace": entry.grace,
+                    }),
+                )
+            })
+            .collect())
+    }
+
+    fn dump_service_stats(&self, names: &Names) -> Result<Vec<Entry>, ViewError> {
+        let rows = self.service_stats(names.keys().copied())?;
+        Ok(rows
+            .into_iter()
+            .map(|(id, stats)| {
+                let ServiceStats { connections, packets, bytes, reply_packets, reply_bytes } = stats;
+                (
+                    json!(id),
+                    json!({
+                        "service": title(id, names), "connections": connections, "packets": packets,
+                        "bytes": bytes, "replyPackets": reply_packets, "replyBytes": reply_bytes,
+                    }),
+                )
+            })
+            .collect())
+    }
+
+    fn dump_refusals(&self, names: &Names) -> Result<Vec<Entry>, ViewError> {
+        let rows = self.pin(map::REFUSALS, MapType::LruHash)?.all::<RefusalKey, u64>()?;
+        Ok(rows
+            .into_iter()
+            .map(|(RefusalKey { service, reason }, count)| {
+                let reason =
+                    Reason::from_number(reason).map_or_else(|| json!(reason), |known| json!(known.label()));
+                (json!({ "service": title(service, names), "reason": reason }), json!({ "count": count }))
+            })
+            .collect())
+    }
+
+    fn dump_node<A>(&self, name: &'static str) -> Result<Vec<Entry>, ViewError>
+    where
+        A: Address + Into<IpAddr>,
+        NodeEntry<A>: Plain,
+    {
+        let rows = self.pin(name, MapType::Array)?.first::<u32, NodeEntry<A>>(1)?;
+        Ok(rows
+            .into_iter()
+            .map(|(key, node)| {
+                let cidrs = node.service_cidrs.iter().take(node.service_cidr_count as usize);
+                let cidrs: Vec<Value> = cidrs.map(cidr).collect();
+                let source: IpAddr = node.source.into();
+                (json!(key), json!({ "source": source, "pods": cidr(&node.pods), "serviceCidrs": cidrs }))
+            })
+            .collect())
+    }
+
+    fn dump_node_addrs<A: Address + Into<IpAddr> + Plain>(
+        &self,
+        name: &'static str,
+    ) -> Result<Vec<Entry>, ViewError> {
+        let rows = self.pin(name, MapType::Hash)?.all::<A, NodeAddr>()?;
+        let address = |address: A| -> IpAddr { address.into() };
+        Ok(rows
+            .into_iter()
+            .map(|(key, bits)| (json!({ "address": address(key) }), json!({ "bits": bits })))
+            .collect())
+    }
+
+    fn dump_tunnels(&self) -> Result<Vec<Entry>, ViewError> {
+        self.dump_array::<Tunnel>(map::TUNNELS, |tunnel| {
+            let address = |words: [u32; 4]| -> IpAddr {
+                let mut octets = [0; 16];
+                for (place, word) in octets.as_chunks_mut::<4>().0.iter_mut().zip(words) {
+                    *place = word.to_ne_bytes();
+                }
+                if tunnel.family == TUNNEL_V6 { octets.into() } else { words[0].to_ne_bytes().into() }
+            };
+            json!({ "node": address(tunnel.addr), "source": address(tunnel.source) })
+        })
+    }
+
+    fn dump_affinity<A>(&self, name: &'static str, names: &Names) -> Result<Vec<Entry>, ViewError>
+    where
+        A: Address + Into<IpAddr>,
+        AffinityKey<A>: Plain,
+    {
+        let rows = self.pin(name, MapType::LruHash)?.all::<AffinityKey<A>, AffinityEntry>()?;
+        let now = flows::now(self.node_config()?.hz);
+        Ok(rows
+            .into_iter()
+            .map(|(AffinityKey { client, service }, entry)| {
+                let client: IpAddr = client.into();
+                (json!({ "client": client, "service": title(service, names) }), affinity(entry, now))
+            })
+            .collect())
+    }
+
+    fn dump_affinity_netns(&self, names: &Names) -> Result<Vec<Entry>, ViewError> {
+        let rows =
+            self.pin(map::AFFINITY_NETNS, MapType::LruHash)?.all::<NetnsAffinityKey, AffinityEntry>()?;
+        let now = flows::now(self.node_config()?.hz);
+        Ok(rows
+            .into_iter()
+            .map(|(NetnsAffinityKey { netns, service, .. }, entry)| {
+                (json!({ "netns": netns, "service": title(service, names) }), affinity(entry, now))
+            })
+            .collect())
+    }
+
+    fn dump_ranges<F: MapsOf>(&self, names: &Names) -> Result<Vec<Entry>, ViewError>
+    where
+        F::Addr: Into<IpAddr> + Pod,
+        ServiceKey<F::Addr>: Plain,
+        BackendEntry<F::Addr>: Plain,
+        NodeEntry<F::Addr>: Plain,
+        AffinityKey<F::Addr>: Plain,
+        SourceRangeKey<F::Addr>: Pod,
+    {
+        let rows = self.rules::<F>()?.ranges.into_iter();
+        Ok(rows
+            .map(|(length, SourceRangeKey { service, addr })| {
+                let address: IpAddr = addr.into();
+                let range = format!("{address}/{length}");
+                (json!({ "service": title(service, names), "range": range }), json!({}))
+            })
+            .collect())
+    }
+}
+
+/// Names of Service ports, by id.
+type Names = BTreeMap<u32, NameRow>;
+
+/// Where an entry of `services` comes from, or what it says of its address.
+fn kind_label(number: u8, kind: Kind) -> Value {
+    match number {
+        KIND_ADDRESS => json!("Address"),
+        KIND_UNMANAGED => json!("Unmanaged"),
+        _ => json!(kind.label()),
+    }
+}
+
+/// `namespace/name:port`, or the id without a name; nothing for 0, which is no id.
+fn title(id: u32, names: &Names) -> Value {
+    if id == 0 {
+        return Value::Null;
+    }
+    names.get(&id).map_or_else(|| json!(id), |name| json!(name.to_string()))
+}
+
+fn name(row: &NameRow) -> Value {
+    json!({ "service": row.to_string(), "protocol": row.protocol.to_string(), "family": row.family.to_string() })
+}
+
+fn cidr<A: Address + Into<IpAddr>>(cidr: &Cidr<A>) -> Value {
+    let (address, mask): (IpAddr, IpAddr) = (cidr.addr.into(), cidr.mask.into());
+    match ipnet::IpNet::with_netmask(address, mask) {
+        Ok(network) if !address.is_unspecified() || network.prefix_len() == 0 => json!(network.to_string()),
+        _ => Value::Null,
+    }
+}
+
+fn affinity(entry: AffinityEntry, now: u32) -> Value {
+    let AffinityEntry { backend_id, last_used } = entry;
+    json!({ "backend": backend_id, "lastUsed": last_used, "ticksAgo": now.wrapping_sub(last_used).cast_signed().max(0) })
+}
+
+fn flow<A>(row: &FlowRow, entry: &FlowEntry<A>, names: &Names) -> Value {
+    json!({
+        "protocol": row.protocol.to_string(), "client": row.client, "frontend": row.frontend,
+        "backend": row.backend, "source": row.source, "service": title(row.service, names),
+        "backendId": row.backend_id, "state": row.state.label(), "forwarding": row.forwarding.label(),
+        "bits": format!("{:#x}", entry.state as u32), "generation": entry.state >> 32,
+        "positions": entry.positions, "ageSeconds": row.age.as_secs_f64(), "idleSeconds": row.idle.as_secs_f64(),
+        "timeoutSeconds": row.timeout.as_secs_f64(),
+    })
+}
+
+/// Without the seed, which would let somebody fill one bucket of the index.
+fn config(config: &NodeConfig) -> Value {
+    let seconds = |ticks: u32| f64::from(ticks) / f64::from(config.hz.max(1));
+    let snat = config.snat.iter().filter(|range| range.count > 0);
+    let snat: Vec<String> = snat.map(|range| format!("{}-{}", range.first, range.last())).collect();
+    let uplinks: Vec<u32> = config.uplinks.iter().copied().filter(|index| *index != 0).collect();
+    json!({
+        "abi": config.abi, "hz": config.hz, "flowEntries": config.flow_entries, "flowBuckets": config.flow_buckets,
+        "flags": config.flags, "snat": snat, "uplinks": uplinks, "hostNetns": config.host_netns,
+        "timeoutSeconds": {
+            "tcpSynSent": seconds(config.tcp_syn_sent), "tcpSynRecv": seconds(config.tcp_syn_recv),
+            "tcpEstablished": seconds(config.tcp_established), "tcpCloseWait": seconds(config.tcp_close_wait),
+            "tcpTimeWait": seconds(config.tcp_time_wait), "tcpClose": seconds(config.tcp_close),
+            "udp": seconds(config.udp), "udpStream": seconds(config.udp_stream),
+        },
+    })
+}

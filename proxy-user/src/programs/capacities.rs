@@ -1,0 +1,107 @@
+//! How many entries the maps hold.
+
+use proxy_common::flow::buckets_for;
+use proxy_common::map_names as names;
+
+/// How many entries the maps hold. `/configz` shows them as they are serialized here. A pinned map keeps its size until it is removed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Capacities {
+    /// Service ports.
+    pub services: u32,
+    /// Frontends of each address family.
+    pub frontends: u32,
+    /// Elements of `slots`.
+    pub slots: u32,
+    /// Words of `maglev`.
+    pub maglev_words: u32,
+    /// Backend ids.
+    pub backends: u32,
+    /// Flows of each address family.
+    pub flows: u32,
+    /// Remembered socket addresses of each address family.
+    pub sockets: u32,
+    /// Pairs of Service port and reason of refusal.
+    pub refusals: u32,
+    /// Whether it is measured how long endpoints take to answer; if not, the maps for that have one entry.
+    pub connect_latency: bool,
+    /// How many times as large as by default the maps of Services are where no setting says more; 1: no larger.
+    #[serde(skip)]
+    pub by_memory: u32,
+}
+
+impl Default for Capacities {
+    fn default() -> Self {
+        Self {
+            services: names::DEFAULT_SERVICES,
+            frontends: names::DEFAULT_FRONTENDS,
+            slots: names::DEFAULT_SLOTS,
+            maglev_words: names::DEFAULT_MAGLEV_WORDS,
+            backends: names::DEFAULT_BACKENDS,
+            flows: names::DEFAULT_FLOWS,
+            sockets: names::DEFAULT_SOCKETS,
+            refusals: names::DEFAULT_REFUSALS,
+            connect_latency: false,
+            by_memory: 1,
+        }
+    }
+}
+
+impl Capacities {
+    /// Whether a map is larger than by default, by no more than the node's memory makes it.
+    pub(super) fn is_by_memory(&self, map: &str) -> bool {
+        let plain = Self::default().of(map).map(|(entries, _)| entries.saturating_mul(self.by_memory));
+        self.by_memory > 1 && plain == self.of(map).map(|(entries, _)| entries)
+    }
+
+    /// Entries of a map, and the setting that says so; `None` for maps of fixed size.
+    pub fn of(&self, map: &str) -> Option<(u32, &'static str)> {
+        Some(match map {
+            names::SERVICES | names::SERVICES6 => (self.frontends, "--max-frontends"),
+            names::SLOTS => (self.slots, "--max-slots"),
+            names::MAGLEV => (self.maglev_words, "--max-maglev-words"),
+            map if names::OF_BACKENDS.contains(&map) => (self.backends, "--max-backends"),
+            names::FLOWS | names::FLOWS6 => (self.flows, "--max-flows"),
+            names::FLOW_INDEX | names::FLOW_INDEX6 => (buckets_for(self.flows), "--max-flows"),
+            names::SOCKETS | names::SOCKETS6 => (self.sockets, "--max-sockets"),
+            names::MAGLEV_INDEX => (self.services.saturating_mul(2), "--max-services"),
+            names::SERVICE_STATS | names::NAMES | names::TURNS => (self.services, "--max-services"),
+            // No flag: a table that forgets what is oldest is never too small for the others.
+            names::REFUSALS => (self.refusals, ""),
+            names::CONNECT_LATENCY if self.connect_latency => (names::LATENCY_COUNT, ""),
+            names::SYN_TIMES if self.connect_latency => (self.flows.saturating_mul(2), "--max-flows"),
+            names::CONNECT_LATENCY | names::SYN_TIMES => (1, "--connect-latency"),
+            _ => return None,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_map_that_grows_has_a_setting_and_flows_have_two_keys() {
+        let capacities = Capacities::default();
+        let fixed: Vec<_> = names::ALL.iter().filter(|name| capacities.of(name).is_none()).collect();
+        let small = ["clock_hand", "socket_storage", "direct_seen", "prefilter", "config", "reasons"];
+        let node = ["node", "node6", "node_addrs", "node_addrs6", "tunnels", "devices"];
+        // Their sizes need no flag.
+        let others =
+            ["affinity", "affinity6", "affinity_netns", "src_ranges", "src_ranges6", "events", "monitor"];
+        assert!(fixed.into_iter().eq(small.iter().chain(&node).chain(&others)));
+        assert_eq!(capacities.of(names::FLOWS), Some((capacities.flows, "--max-flows")));
+        assert_eq!(capacities.of(names::FLOW_INDEX6), Some((buckets_for(capacities.flows), "--max-flows")));
+    }
+
+    #[test]
+    fn maps_of_the_latency_take_no_memory_unless_it_is_measured() {
+        let off = Capacities::default();
+        let on = Capacities { connect_latency: true, ..off };
+        let entries = |capacities: &Capacities| {
+            names::OPTIONAL.iter().map(|name| capacities.of(name).unwrap().0).collect::<Vec<_>>()
+        };
+        assert_eq!(entries(&off), [1, 1]);
+        assert_eq!(entries(&on), [names::LATENCY_COUNT, 2 * on.flows]);
+    }
+}

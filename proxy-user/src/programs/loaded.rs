@@ -1,0 +1,316 @@
+//! The loaded programs: started, attached to sockets and devices, and asked.
+
+use std::collections::BTreeMap;
+use std::os::fd::BorrowedFd;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::SystemTime;
+
+use aya::Ebpf;
+use aya::programs::ProgramInfo;
+
+use super::clsact::{self, Handle};
+use super::device::device_name;
+use super::error::Error;
+use super::hooks::{self, Direction, SOCKET_HOOKS};
+use super::iterator::{CountedIterator, SocketIterator};
+use super::links::{self, Cgroup, Outcome, Place};
+use super::notice::Notice;
+use super::pins::{self, Pins};
+use super::program::{self, program};
+use super::repairs::{self, Repairs};
+use super::settings::{PacketHook, Settings, TcxOrder};
+use super::status::attached;
+use super::xdp::keeper::{Keeper, Xdp};
+use super::{bpf, cleanup, object, privileges};
+use crate::host::netlink::Netlink;
+
+/// A loaded program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProgramStatus {
+    /// Its name.
+    pub name: &'static str,
+    /// The kernel's id of it.
+    pub id: u32,
+    /// Hash of its instructions, in hexadecimal.
+    pub tag: String,
+    /// When it was loaded.
+    pub loaded_at: Option<SystemTime>,
+    /// Instructions that the verifier looked at.
+    pub verified_instructions: Option<u32>,
+    /// Bytes of machine code.
+    pub jited_bytes: u32,
+    /// Where it is attached: `cgroup 1`, `eth0`.
+    pub attached: Vec<String>,
+}
+
+/// The loaded programs. Dropping this closes files and leaves everything attached.
+pub struct Programs {
+    pub(super) ebpf: Ebpf,
+    pub(super) pins: Pins,
+    pub(super) cgroup: Cgroup,
+    pub(super) _cgroup_lock: pins::Lock,
+    pub(super) hz: u32,
+    pub(super) in_force: bool,
+    pub(super) tcx: bool,
+    pub(super) tcx_order: TcxOrder,
+    /// Taken with the first device.
+    pub(super) devices_lock: Mutex<Option<pins::Lock>>,
+    pub(super) object: &'static [u8],
+    /// The packet programs for devices without link-layer header, loaded with the first of these.
+    pub(super) headerless: OnceLock<Ebpf>,
+    pub(super) notices: Vec<Notice>,
+    /// Ids of the maps, to know them again.
+    pub(super) map_ids: BTreeMap<&'static str, u32>,
+    pub(super) repairs: Arc<Repairs>,
+    /// The maps of the previous version, until its programs are replaced.
+    pub(super) predecessor: Mutex<Option<PathBuf>>,
+    pub(super) xdp: Keeper,
+}
+
+impl Programs {
+    /// Makes or opens the pinned maps and loads the programs; attaches nothing.
+    pub fn start(settings: &Settings) -> Result<Self, Error> {
+        privileges::require()?;
+        let cgroup = Cgroup::open(&settings.cgroup)?;
+        let pins = Pins::open(&settings.bpffs)?;
+        let lock = pins::lock(&cgroup.path).map_err(Error::file("lock", &cgroup.path))?;
+        let lock = lock.ok_or_else(|| Error::InUse {
+            path: cgroup.path.clone(),
+            what: "cgroup",
+            flag: "--cgroup-root",
+        })?;
+        let mut loaded = object::load(settings.object, &pins, &settings.capacities)?;
+        let unusable = match settings.xdp {
+            Xdp::Off => None,
+            _ => object::load_xdp(&mut loaded.ebpf, settings.xdp.program())
+                .err()
+                .map(|error| error.to_string()),
+        };
+        let xdp_devices = loaded.ebpf.take_map(proxy_common::map_names::XDP_DEVICES);
+        let xdp = Keeper::new(settings.xdp, unusable, xdp_devices);
+        let mut notices = loaded.notices;
+        if pins.mounted {
+            notices.push(Notice::Mounted { path: settings.bpffs.clone() });
+        }
+        if !pins.has_links() {
+            pins.enact()?;
+        }
+        let tcx = match settings.packet_hook {
+            PacketHook::Auto => bpf::has_tcx(),
+            PacketHook::Tcx => true,
+            PacketHook::Clsact => false,
+        };
+        let mut programs = Self {
+            ebpf: loaded.ebpf,
+            pins,
+            cgroup,
+            _cgroup_lock: lock,
+            hz: loaded.hz,
+            in_force: loaded.in_force,
+            tcx,
+            tcx_order: settings.tcx_order,
+            devices_lock: Mutex::default(),
+            object: settings.object,
+            headerless: OnceLock::new(),
+            notices,
+            map_ids: BTreeMap::new(),
+            repairs: Arc::default(),
+            predecessor: Mutex::new(loaded.predecessor),
+            xdp,
+        };
+        programs.map_ids = repairs::map_ids(programs.pins.paths())?;
+        Ok(programs)
+    }
+
+    /// Whether an earlier agent's programs are attached and use these very maps. If so, attach at once; if not,
+    /// fill the maps first.
+    pub fn in_force(&self) -> bool {
+        self.in_force
+    }
+
+    /// What the operator should know.
+    pub fn notices(&self) -> &[Notice] {
+        &self.notices
+    }
+
+    /// Where the maps are pinned.
+    pub fn pin_dir(&self) -> PathBuf {
+        self.pins.paths().maps()
+    }
+
+    /// Jiffies in a second.
+    pub fn hz(&self) -> u32 {
+        self.hz
+    }
+
+    /// Whether packet programs are attached by TCX; by clsact otherwise.
+    pub fn uses_tcx(&self) -> bool {
+        self.tcx
+    }
+
+    /// What lists the UDP sockets that Services led somewhere. Loading it takes a part of a second.
+    pub fn socket_iterator(&self) -> Result<SocketIterator, Error> {
+        SocketIterator::load(self.object, self.pins.paths())
+    }
+
+    /// What lists the sockets that count among the open connections of backends. Loading it takes a part of a second.
+    pub fn counted_iterator(&self) -> Result<CountedIterator, Error> {
+        CountedIterator::load(self.object, self.pins.paths())
+    }
+
+    /// What the programs log, as a function that passes on to `log` what has come since its last call.
+    #[cfg(feature = "bpf-log")]
+    pub fn logger(&mut self) -> Result<impl FnMut() + Send + use<>, aya_log::Error> {
+        let mut logger = aya_log::EbpfLogger::init(&mut self.ebpf)?;
+        Ok(move || logger.flush())
+    }
+
+    /// The program for one side of a device.
+    pub(super) fn packet_program(
+        &self,
+        direction: Direction,
+        no_header: bool,
+    ) -> Result<BorrowedFd<'_>, Error> {
+        if !no_header {
+            return program(&self.ebpf, direction.program());
+        }
+        if self.headerless.get().is_none() {
+            // Who else has loaded it meanwhile has loaded the same.
+            let (paths, none) = (self.pins.paths(), object::Transition::None);
+            let _ = self.headerless.set(object::load_packet_programs(self.object, paths, true, none)?);
+        }
+        let missing = Error::Incomplete { kind: "program", name: direction.program() };
+        program(self.headerless.get().ok_or(missing)?, direction.program())
+    }
+
+    pub(super) fn hold_sockets(&self) -> Result<Vec<(&'static str, Outcome)>, Error> {
+        let ours = links::our_programs();
+        let strays = links::on_cgroup(&self.cgroup, &ours);
+        let mut strays_of = BTreeMap::<String, Vec<bpf::Link>>::new();
+        for (name, link) in strays {
+            strays_of.entry(name).or_default().push(link);
+        }
+        let mut outcomes = Vec::new();
+        for (name, attach_type) in SOCKET_HOOKS {
+            let place = Place::Cgroup { cgroup: &self.cgroup, attach_type: attach_type as u32 };
+            let pin = self.pins.paths().links().join(name);
+            let strays = strays_of.remove(name).unwrap_or_default();
+            outcomes.push((name, links::hold(&pin, name, place, program(&self.ebpf, name)?, &strays)?));
+        }
+        Ok(outcomes)
+    }
+
+    /// Attaches the packet programs to a device, or takes over what an earlier agent left there. What was
+    /// attached in the other way, by TCX or by clsact, goes when the new one works. `no_header`: its packets begin
+    /// with their IP header.
+    pub fn attach_device(&self, ifindex: u32, no_header: bool) -> Result<(), Error> {
+        self.lock_devices()?;
+        if !self.tcx {
+            self.set_filters(ifindex, no_header)?;
+            return self.release_links(ifindex, true);
+        }
+        for direction in Direction::ALL {
+            let (name, attach_type) = (direction.program(), direction.attach_type());
+            let pin = self.pins.paths().links().join(direction.pin(ifindex));
+            let strays = links::on_device(ifindex, attach_type, Some(&pin));
+            let place = Place::Device { ifindex, attach_type, rank: self.tcx_order.rank(direction) };
+            links::hold(&pin, name, place, self.packet_program(direction, no_header)?, &strays)?;
+        }
+        self.remove_filters(ifindex)
+    }
+
+    /// Two agents in one network namespace would take each other's links for forgotten ones.
+    pub(super) fn lock_devices(&self) -> Result<(), Error> {
+        let mut lock = self.devices_lock.lock().unwrap_or_else(PoisonError::into_inner);
+        if lock.is_none() {
+            let path = Path::new(pins::NETWORK_NAMESPACE);
+            let taken = pins::lock(path).map_err(Error::file("lock", path))?;
+            *lock = Some(taken.ok_or(Error::DevicesInUse)?);
+        }
+        Ok(())
+    }
+
+    /// Takes the packet programs off a device, which may be gone.
+    pub fn detach_device(&self, ifindex: u32) -> Result<(), Error> {
+        self.release_links(ifindex, false)?;
+        self.remove_filters(ifindex)
+    }
+
+    fn release_links(&self, ifindex: u32, and_strays: bool) -> Result<(), Error> {
+        for direction in Direction::ALL {
+            links::release(&self.pins.paths().links().join(direction.pin(ifindex)))?;
+            if and_strays {
+                for link in links::on_device(ifindex, direction.attach_type(), None) {
+                    // A link that is gone already cannot be detached, and need not be.
+                    let _ = link.detach();
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn set_filters(&self, ifindex: u32, no_header: bool) -> Result<(), Error> {
+        let device = device_name(ifindex);
+        let failed = |program| {
+            let place = format!("device {device}");
+            move |source| Error::Attach { program, place, source }
+        };
+        let mut netlink = Netlink::open().map_err(failed("clsact"))?;
+        if clsact::add_qdisc(&mut netlink, ifindex).map_err(failed("clsact"))? {
+            pins::make(&self.pins.paths().qdiscs().join(ifindex.to_string()))?;
+        }
+        pins::make(&self.pins.paths().filters().join(ifindex.to_string()))?;
+        for direction in Direction::ALL {
+            let name = direction.program();
+            let there = clsact::filters(&mut netlink, ifindex, direction).map_err(failed(name))?;
+            if let Some(other) =
+                there.iter().find(|f| f.has_handle(Handle::Own) && !f.is_ours(direction, Handle::Own))
+            {
+                return Err(Error::FilterTaken {
+                    device,
+                    owner: other.name.clone().unwrap_or_default(),
+                    priority: other.priority,
+                    handle: other.handle,
+                });
+            }
+            let program = self.packet_program(direction, no_header)?;
+            clsact::set(&mut netlink, ifindex, direction, Handle::Own, program).map_err(failed(name))?;
+        }
+        Ok(())
+    }
+
+    fn remove_filters(&self, ifindex: u32) -> Result<(), Error> {
+        cleanup::remove_filters(self.pins.paths(), ifindex).map(drop)
+    }
+
+    /// Every program that has a hook, and the XDP programs where they are attached: `--xdp` says which of them is, if any.
+    /// Programs whose information cannot be read are left out.
+    pub fn status(&self) -> Vec<ProgramStatus> {
+        let attachments = attached(self.pins.paths());
+        hooks::names()
+            .filter_map(|name| {
+                let info = self.info(name)?;
+                let here = attachments.iter().filter(|one| one.program_id == info.id());
+                let attached: Vec<_> = here.filter_map(|one| one.place.clone()).collect();
+                if attached.is_empty() && [hooks::XDP, hooks::XDP_GENERIC].contains(&name) {
+                    return None;
+                }
+                Some(ProgramStatus {
+                    name,
+                    id: info.id(),
+                    tag: format!("{:016x}", info.tag()),
+                    loaded_at: info.loaded_at(),
+                    verified_instructions: info.verified_instruction_count(),
+                    jited_bytes: info.size_jitted(),
+                    attached,
+                })
+            })
+            .collect()
+    }
+
+    /// What the kernel says of a program.
+    pub(super) fn info(&self, name: &str) -> Option<ProgramInfo> {
+        program::info(&self.ebpf, name)
+    }
+}

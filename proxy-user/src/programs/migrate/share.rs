@@ -1,0 +1,27 @@
+//! Maps that both versions use.
+
+use std::path::Path;
+
+use aya::maps::MapData;
+
+use crate::maps::migrate::SHARED;
+use crate::programs::error::Error;
+
+/// Pins in `current` what of the previous version's maps stays the same. A map that cannot be shared begins anew.
+pub(in crate::programs) fn share_with(previous: &Path, current: &Path) {
+    for (old, new) in SHARED {
+        if let Err(error) = share(&previous.join(old), &current.join(new)) {
+            tracing::warn!(map = new, %error, "cannot take the map over from the previous version");
+        }
+    }
+}
+
+pub(super) fn share(from: &Path, to: &Path) -> Result<(), Error> {
+    let failed = |error: &dyn std::fmt::Display| Error::File {
+        action: "share",
+        path: from.to_owned(),
+        source: std::io::Error::other(error.to_string()),
+    };
+    let map = MapData::from_pin(from).map_err(|error| failed(&error))?;
+    map.pin(to).map_err(|error| failed(&error))
+}

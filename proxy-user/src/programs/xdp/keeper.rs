@@ -1,0 +1,194 @@
+//! Which devices are to have the XDP program, and what they got.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use aya::maps::{HashMap, Map, MapData};
+use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
+
+use super::super::hooks::{XDP, XDP_GENERIC};
+use crate::host::devices::{Device, XdpMode};
+
+/// Which devices get the XDP program, and how (`--xdp`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Xdp {
+    /// Uplinks whose driver runs it, but for virtual devices.
+    #[default]
+    Auto,
+    /// Uplinks whose driver runs it, virtual ones too.
+    Native,
+    /// Uplinks, in the kernel's own stack.
+    Generic,
+    /// None.
+    Off,
+}
+
+impl Xdp {
+    /// The program for it.
+    pub(in crate::programs) const fn program(self) -> &'static str {
+        match self {
+            Self::Generic => XDP_GENERIC,
+            Self::Auto | Self::Native | Self::Off => XDP,
+        }
+    }
+}
+
+/// What a device got.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Taken {
+    /// The driver runs the program.
+    Native,
+    /// The kernel's stack does.
+    Generic,
+    /// No program: tc does all of it.
+    None,
+}
+
+impl Taken {
+    /// As metrics and people name it.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Native => "native",
+            Self::Generic => "generic",
+            Self::None => "none",
+        }
+    }
+}
+
+/// An uplink, and what it got.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct XdpDevice {
+    /// Its name.
+    pub device: String,
+    /// What it got.
+    pub mode: Taken,
+    /// Why it got nothing; empty otherwise.
+    pub reason: String,
+}
+
+/// The uplinks after the last look, by index.
+#[derive(Debug, Default)]
+pub struct XdpDevices(watch::Sender<BTreeMap<u32, XdpDevice>>);
+
+impl XdpDevices {
+    /// All of them.
+    pub fn list(&self) -> Vec<XdpDevice> {
+        self.0.borrow().values().cloned().collect()
+    }
+
+    /// All of them, and a way to wait until they change.
+    pub fn follow(&self) -> watch::Receiver<BTreeMap<u32, XdpDevice>> {
+        self.0.subscribe()
+    }
+
+    pub(super) fn knows(&self, ifindex: u32) -> bool {
+        self.0.borrow().contains_key(&ifindex)
+    }
+
+    /// Gives what was there before.
+    pub(super) fn replace(&self, new: BTreeMap<u32, XdpDevice>) -> BTreeMap<u32, XdpDevice> {
+        let before = self.0.borrow().clone();
+        self.0.send_if_modified(|devices| {
+            let is_new = *devices != new;
+            *devices = new;
+            is_new
+        });
+        before
+    }
+}
+
+/// What the programs need to look after XDP.
+pub(in crate::programs) struct Keeper {
+    pub(super) mode: Xdp,
+    /// Why the program could not be loaded.
+    unusable: Option<String>,
+    /// `xdp_devices`, of this load of the programs.
+    open: Mutex<Option<HashMap<MapData, u32, u32>>>,
+    pub(super) refused: Mutex<BTreeMap<u32, (Instant, XdpMode, String)>>,
+    pub(super) devices: Arc<XdpDevices>,
+}
+
+impl Keeper {
+    /// Takes the map out of the object, after its programs were loaded.
+    pub(in crate::programs) fn new(mode: Xdp, unusable: Option<String>, map: Option<Map>) -> Self {
+        let open = map.and_then(|map| HashMap::try_from(map).ok());
+        Self { mode, unusable, open: Mutex::new(open), refused: Mutex::default(), devices: Arc::default() }
+    }
+
+    /// Lets the program send packets of other devices by this one, or not.
+    pub(super) fn set_open(&self, ifindex: u32, is_open: bool) {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(map) = open.as_mut() {
+            // Without the entry packets go by tc, and one too few of them is no harm.
+            let _ = if is_open { map.insert(ifindex, 1, 0) } else { map.remove(&ifindex) };
+        }
+    }
+
+    /// How a device is to get the program, or why it is not.
+    pub(super) fn wanted(&self, device: &Device, devices: &[Device]) -> Result<XdpMode, String> {
+        let told = |reason: &str| Err(reason.to_owned());
+        let mode = match self.mode {
+            Xdp::Off => return told("--xdp off"),
+            Xdp::Generic => XdpMode::Generic,
+            Xdp::Auto | Xdp::Native => XdpMode::Native,
+        };
+        if let Some(reason) = &self.unusable {
+            return Err(format!("the program cannot be loaded: {reason}"));
+        }
+        if !device.ethernet {
+            return told("it has no Ethernet header");
+        }
+        if device.master.is_some() {
+            return told("it is a port of another device");
+        }
+        if devices.iter().any(|other| other.vlan && other.below == Some(device.ifindex)) {
+            return told("VLANs lie on it: drivers take the tags out of frames before XDP");
+        }
+        if self.mode == Xdp::Auto && device.is_virtual() {
+            return told("it is a virtual device; --xdp native takes it");
+        }
+        Ok(mode)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn keeper(mode: Xdp) -> Keeper {
+        Keeper::new(mode, None, None)
+    }
+
+    fn nic() -> Device {
+        Device { ifindex: 2, name: "eth0".to_owned(), ethernet: true, ..Device::default() }
+    }
+
+    #[test]
+    fn auto_takes_what_has_a_driver_and_native_takes_all() {
+        for (mode, expected) in [
+            (Xdp::Native, Some(XdpMode::Native)),
+            (Xdp::Generic, Some(XdpMode::Generic)),
+            (Xdp::Off, None),
+            (Xdp::Auto, (!nic().is_virtual()).then_some(XdpMode::Native)),
+        ] {
+            assert_eq!(keeper(mode).wanted(&nic(), &[]).ok(), expected, "{mode:?}");
+        }
+    }
+
+    #[test]
+    fn what_xdp_cannot_see_right_is_left_to_tc() {
+        let refused =
+            |device: Device, others: &[Device]| keeper(Xdp::Generic).wanted(&device, others).unwrap_err();
+        assert!(refused(Device { ethernet: false, ..nic() }, &[]).contains("Ethernet"));
+        assert!(refused(Device { master: Some(3), ..nic() }, &[]).contains("port"));
+        let vlan = Device { ifindex: 9, below: Some(2), vlan: true, ..Device::default() };
+        assert!(refused(nic(), std::slice::from_ref(&vlan)).contains("VLAN"));
+        assert!(keeper(Xdp::Generic).wanted(&vlan, &[]).is_err(), "it has no Ethernet header here");
+        let unusable = Keeper::new(Xdp::Native, Some("too old".to_owned()), None);
+        assert!(unusable.wanted(&nic(), &[]).unwrap_err().contains("too old"));
+    }
+}

@@ -1,0 +1,167 @@
+//! Service ports: what the plans ask for, and how they get into the maps.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Instant;
+
+use proxy_common::service::{SCOPE_EXTERNAL, SCOPE_INTERNAL};
+
+use super::addresses::Addresses;
+use super::applied::is_address;
+use super::claims::Claims;
+use super::entries::frontend_of;
+use super::job::{Failure, Job, Owner, Touched};
+use super::writer::Writer;
+use crate::maps::{FrontendKey, Store};
+use crate::model::net::IpFamily;
+use crate::model::{Problem, ServiceName};
+use crate::plan::{Frontend, FrontendPlan, HealthCheck, PortId, PortPlan, Scope, ServicePlan};
+
+/// What all Services should be, and what of it failed.
+#[derive(Debug, Default)]
+pub(super) struct Services {
+    pub(super) claims: Claims,
+    pub(super) desired: BTreeMap<ServiceName, ServicePlan>,
+    pub(super) plan_problems: BTreeMap<ServiceName, Vec<Problem>>,
+    pub(super) failures: BTreeMap<Owner, Failure>,
+    /// Ports whose policy keeps clients of a scope on this node, which has no endpoint for them.
+    pub(super) no_local: BTreeMap<(Scope, IpFamily), u64>,
+    pub(super) health_checks: BTreeMap<ServiceName, HealthCheck>,
+}
+
+impl Services {
+    /// Takes the new plan of a Service (`None`: it is gone); the ports that may have to change are added to `dirty`.
+    pub(super) fn accept(
+        &mut self,
+        name: ServiceName,
+        plan: Option<ServicePlan>,
+        dirty: &mut BTreeSet<PortId>,
+    ) {
+        let old = self.desired.remove(&name);
+        self.claims.replace(old.as_ref(), plan.as_ref(), dirty);
+        for port in [&old, &plan].into_iter().flatten().flat_map(|plan| plan.ports.keys()) {
+            if port_of(old.as_ref(), port) != port_of(plan.as_ref(), port) {
+                dirty.insert(port.clone());
+            }
+        }
+        for key in old.iter().flat_map(no_local) {
+            self.no_local.entry(key).and_modify(|count| *count -= 1);
+        }
+        for key in plan.iter().flat_map(no_local) {
+            *self.no_local.entry(key).or_default() += 1;
+        }
+        self.plan_problems.remove(&name);
+        self.health_checks.remove(&name);
+        if let Some(plan) = plan {
+            if let Some(check) = &plan.health_check {
+                self.health_checks.insert(name.clone(), check.clone());
+            }
+            if !plan.problems.is_empty() {
+                self.plan_problems.insert(name.clone(), plan.problems.clone());
+            }
+            self.desired.insert(name, plan);
+        }
+    }
+
+    /// Owners whose failures are tried again now.
+    pub(super) fn retries(&self, now: Instant, freed: bool) -> impl Iterator<Item = Owner> {
+        let due = self.failures.iter().filter(move |(_, failure)| freed || failure.retry <= now);
+        due.map(|(owner, _)| owner.clone())
+    }
+
+    /// What a port should be.
+    pub(super) fn port_plan(&self, port: &PortId) -> Option<&PortPlan> {
+        let name = ServiceName { namespace: port.namespace.clone(), name: port.name.clone() };
+        port_of(self.desired.get(&name), port)
+    }
+
+    /// The phases, for these ports and for the frontends in `touched`.
+    pub(super) fn reconcile<S: Store>(
+        &mut self,
+        writer: &mut Writer<S>,
+        addresses: &mut Addresses,
+        mut jobs: Vec<Job>,
+        mut touched: Touched,
+        now: Instant,
+    ) {
+        let mut owners: BTreeMap<FrontendKey, Option<PortId>> = BTreeMap::new();
+        for job in &mut jobs {
+            job.id = job.port().and_then(|port| writer.applied.ports.get(port));
+            touched.extend(job.id.into_iter().flat_map(|id| writer.applied.frontends_of(id)));
+        }
+        for key in touched.into_iter().filter(|key| !is_address(key)) {
+            owners.insert(key, self.owner(&key));
+        }
+        // One that its port gives up for clients outside only goes after those inside were told; and one for clients
+        // outside after the entry that sends them there, also if that could not be removed.
+        for scope in [SCOPE_INTERNAL, SCOPE_EXTERNAL] {
+            let goes = |key: &&FrontendKey| {
+                key.scope == scope && self.holder(key).is_none() && !writer.is_referred_to(key)
+            };
+            let deserted = owners.keys().filter(goes).copied().collect();
+            writer.remove_services(deserted, &mut jobs, now);
+        }
+        self.prepare(writer, &mut jobs, now);
+        writer.write_slots(&mut jobs, now);
+        writer.write_tables(&mut jobs, now);
+        addresses.make_room(writer, &jobs, now);
+        writer.commit(&mut jobs, now);
+        // A frontend that changed hands, to a port that failed, must not stay with the port that lost it.
+        for scope in [SCOPE_INTERNAL, SCOPE_EXTERNAL] {
+            let wrong = |(key, owner): (&FrontendKey, &Option<PortId>)| {
+                let has = writer.applied.services.get(key).filter(|_| key.scope == scope)?.id;
+                let should = owner.as_ref().and_then(|port| writer.applied.ports.get(port));
+                (Some(has) != should && !writer.is_referred_to(key)).then_some(*key)
+            };
+            let lost = owners.iter().filter_map(wrong).collect();
+            writer.remove_services(lost, &mut jobs, now);
+        }
+        writer.retire_tables(&mut jobs, now);
+        writer.retire_ranges(&mut jobs, now);
+        writer.retire_endpoints(&mut jobs, now);
+        self.finish(writer, jobs, now);
+    }
+
+    /// Notes what failed and when to try again.
+    fn finish<S: Store>(&mut self, writer: &mut Writer<S>, jobs: Vec<Job>, now: Instant) {
+        for job in jobs {
+            for base in &job.tables {
+                writer.applied.tables.retire(*base, now, writer.number);
+            }
+            for base in &job.extents {
+                writer.applied.extents.retire(*base, now, writer.number);
+            }
+            let before = self.failures.remove(&job.owner);
+            if let Some(trouble) = &job.trouble {
+                writer.note_unused_bits(job.wanted.as_ref(), now);
+                let problem = trouble.problem(&job.owner);
+                self.failures.insert(job.owner, Failure::after(before.as_ref(), problem, now));
+            }
+        }
+    }
+
+    /// The port that has the address and port of a key, whatever the scope.
+    fn holder(&self, key: &FrontendKey) -> Option<&PortId> {
+        frontend_of(key).and_then(|frontend| self.claims.owner(&frontend))
+    }
+
+    /// The port that a key in the maps should belong to.
+    fn owner(&self, key: &FrontendKey) -> Option<PortId> {
+        let (frontend, port) = (frontend_of(key)?, self.holder(key)?);
+        let plan = self.port_plan(port)?;
+        plan.frontends.contains_key(&frontend).then(|| port.clone())
+    }
+}
+
+/// Ports of a plan whose policy leaves clients without an endpoint: the scope of these clients, and the family.
+fn no_local(plan: &ServicePlan) -> impl Iterator<Item = (Scope, IpFamily)> {
+    let silent =
+        |(frontend, plan): (&Frontend, &FrontendPlan)| plan.drop_when_empty.then_some(frontend.scope);
+    plan.ports.iter().flat_map(move |(port, plan)| {
+        let scopes: BTreeSet<Scope> = plan.frontends.iter().filter_map(silent).collect();
+        scopes.into_iter().map(|scope| (scope, port.family))
+    })
+}
+
+fn port_of<'a>(plan: Option<&'a ServicePlan>, port: &PortId) -> Option<&'a PortPlan> {
+    plan.and_then(|plan| plan.ports.get(port))
+}

@@ -1,0 +1,209 @@
+//! Commands on a real node: kubectl's flags, the entries of maps, connections that are removed, counters, settings, archives.
+
+use std::path::Path;
+use std::process::Output;
+
+use anyhow::{Context as _, Result, ensure};
+use proxy_common::map_names;
+use serde_json::Value;
+
+use super::{Case, EMPTY, WEB, client_ip, vip};
+use crate::agent::{self, ask};
+use crate::lab::{Lab, SOON, Wish, eventually};
+use crate::manifest::Family;
+use crate::peer::{Attempt, Kind};
+
+/// Connections are counted for the algorithm, so that a wrong count shows.
+#[rustfmt::skip]
+const COUNTS: &[&str] = &[
+    "--algorithm", "wlc",
+    "--max-services", "64", "--max-frontends", "64", "--max-slots", "1024", "--max-backends", "256",
+    "--max-flows", "16384", "--max-sockets", "4096",
+];
+const WISH: Wish = Wish { pods: 2, services: &[WEB, EMPTY], flags: COUNTS };
+
+pub const CASES: &[Case] = &[
+    Case { name: "commands::lists_take_the_flags_of_kubectl", wish: WISH, run: lists },
+    Case { name: "commands::a_connection_is_removed_with_all_that_belongs_to_it", wish: WISH, run: deletes },
+    Case { name: "commands::every_map_is_dumped", wish: WISH, run: dumps },
+    Case { name: "commands::counters_are_zero_and_the_kernels_go_on", wish: WISH, run: zeroes },
+    Case { name: "commands::settings_tell_whence_they_come", wish: WISH, run: settings },
+    Case { name: "commands::an_archive_has_what_a_report_needs", wish: WISH, run: archives },
+];
+
+fn run(lab: &Lab, words: &[&str]) -> Result<Output> {
+    agent::command(&lab.node, words, &lab.bpffs())
+}
+
+/// What a command prints that succeeds.
+fn prints(lab: &Lab, words: &[&str]) -> Result<String> {
+    let output = run(lab, words)?;
+    ensure!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
+    Ok(String::from_utf8(output.stdout)?)
+}
+
+/// What a command says that fails.
+fn fails(lab: &Lab, words: &[&str]) -> Result<String> {
+    let output = run(lab, words)?;
+    ensure!(!output.status.success(), "{words:?} succeeds");
+    Ok(String::from_utf8(output.stderr)?)
+}
+
+fn lists(lab: &Lab) -> Result<()> {
+    let names = prints(lab, &["service", "list", "web", "-o", "name"])?;
+    ensure!(names.lines().count() == 4 && names.starts_with("default/web:"), "{names}");
+    let other = prints(lab, &["service", "list", "-n", "kube-system", "--no-headers"])?;
+    ensure!(other == "No Services are programmed.\n", "{other}");
+    let yaml = prints(lab, &["endpoint", "list", "svc/web:80", "-o", "yaml"])?;
+    ensure!(yaml.starts_with("backends:\n- id: ") && yaml.contains("service: default/web:tcp"), "{yaml}");
+    let sorted = ask(&lab.node, &["service", "list", "--sort-by", "address"], &lab.bpffs())?;
+    let ports: Vec<_> = sorted["frontends"].as_array().context("no list")?.iter().collect();
+    let first = ports[0]["address"].as_str().context("no address")?;
+    ensure!(first.ends_with(":7"), "port 7 comes before 53 and 80: {first}");
+    let mistyped = fails(lab, &["service", "show", "wbe"])?;
+    ensure!(mistyped.contains("did you mean default/web?"), "{mistyped}");
+    let mistyped = fails(lab, &["service", "list", "--sort-by", "adress"])?;
+    ensure!(mistyped.contains("did you mean address?"), "{mistyped}");
+    Ok(())
+}
+
+/// Connections that are counted as open, of all endpoints.
+fn open(lab: &Lab) -> Result<u64> {
+    let list = ask(&lab.node, &["backend", "list"], &lab.bpffs())?;
+    Ok(list["backends"].as_array().context("no list")?.iter().filter_map(|one| one["open"].as_u64()).sum())
+}
+
+/// Slots of the index that are in use.
+fn slots(lab: &Lab, name: &str) -> Result<usize> {
+    let dump = ask(&lab.node, &["map", "dump", name], &lab.bpffs())?;
+    let buckets = dump["entries"].as_array().context("no entries")?.iter();
+    let slots = buckets.flat_map(|bucket| bucket["value"]["slots"].as_array().cloned().unwrap_or_default());
+    Ok(slots.filter(|slot| slot != "0x00000000").count())
+}
+
+fn deletes(lab: &Lab) -> Result<()> {
+    let ends = [(Family::V4, map_names::FLOW_INDEX), (Family::V6, map_names::FLOW_INDEX6)];
+    for (id, (family, index)) in (1..).zip(ends) {
+        let attempt = Attempt::new(Kind::Tcp, vip(family, WEB, Kind::Tcp));
+        lab.client.open(id, attempt)?;
+        lab.client.hears(id, None)?;
+        eventually(SOON, || {
+            let (count, slots) = (open(lab)?, slots(lab, index)?);
+            ensure!((count, slots) == (1, 2), "{count} open, {slots} slots");
+            Ok(())
+        })?;
+        let client = client_ip(family).to_string();
+        let unsaid = fails(lab, &["flow", "delete"])?;
+        ensure!(unsaid.contains("--all"), "{unsaid}");
+        let other = prints(lab, &["flow", "delete", "--client", &client, "--protocol", "udp"])?;
+        ensure!(other.is_empty() && open(lab)? == 1, "{other}");
+        let tried = prints(lab, &["flow", "delete", "--client", &client, "--dry-run"])?;
+        ensure!(tried.contains(&client) && open(lab)? == 1, "{tried}");
+        let removed = ask(&lab.node, &["flow", "delete", "web", "--client", &client], &lab.bpffs())?;
+        let flows = removed["flows"].as_array().context("no list")?;
+        ensure!(flows.len() == 1 && flows[0]["state"] == "established", "{removed}");
+        ensure!((open(lab)?, slots(lab, index)?) == (0, 0), "its keys or its count are left");
+        let flows = prints(lab, &["flow", "list", "--all", "--no-headers"])?;
+        ensure!(flows.starts_with("No connections."), "{flows}");
+        // Others begin, and so does this one, with its next segment.
+        lab.client.reach(attempt)?;
+        lab.client.hears(id, None)?;
+        prints(lab, &["flow", "delete", "--all"])?;
+    }
+    Ok(())
+}
+
+fn dumps(lab: &Lab) -> Result<()> {
+    lab.client.reach(Attempt::new(Kind::Udp, vip(Family::V4, WEB, Kind::Udp)))?;
+    for name in map_names::ALL {
+        let cannot = [map_names::EVENTS, map_names::SOCKET_STORAGE].contains(name);
+        if cannot {
+            let why = fails(lab, &["map", "dump", name])?;
+            ensure!(why.contains("cannot be listed"), "{why}");
+            continue;
+        }
+        let dump = ask(&lab.node, &["map", "dump", name], &lab.bpffs())?;
+        ensure!(dump["entries"].is_array(), "{name}: {dump}");
+    }
+    let entries = |name| {
+        Ok::<_, anyhow::Error>(ask(&lab.node, &["map", "dump", name], &lab.bpffs())?["entries"].clone())
+    };
+    let services = entries(map_names::SERVICES)?;
+    let web = vip(Family::V4, WEB, Kind::Tcp).to_string();
+    let all = services.as_array().context("no entries")?;
+    let entry = all.iter().find(|one| one["key"]["frontend"] == web && one["key"]["protocol"] == "TCP");
+    ensure!(entry.is_some_and(|one| one["value"]["service"] == "default/web:tcp"), "{services}");
+    let flows = entries(map_names::FLOWS)?;
+    ensure!(
+        flows[0]["value"]["protocol"] == "UDP" && flows[0]["value"]["timeoutSeconds"].is_f64(),
+        "{flows}"
+    );
+    let config = entries(map_names::CONFIG)?.to_string();
+    ensure!(config.contains("flowEntries") && !config.contains("eed"), "the seed is a secret: {config}");
+    let mistyped = fails(lab, &["map", "dump", "servcies"])?;
+    ensure!(mistyped.contains("did you mean services"), "{mistyped}");
+    Ok(())
+}
+
+/// Connections of `default/web:tcp` over IPv4, as `ballast stats` counts them and as the map does.
+fn counted(lab: &Lab, run_dir: &str) -> Result<(u64, u64)> {
+    let shown = ask(&lab.node, &["stats", "web:80", "--run-dir", run_dir], &lab.bpffs())?;
+    let dumped = ask(&lab.node, &["map", "dump", map_names::SERVICE_STATS], &lab.bpffs())?;
+    let id = |one: &Value| one["id"].as_u64();
+    let services = shown["services"].as_array().context("no list")?;
+    // IPv4 comes first.
+    let first = services.first().context("no Service")?;
+    let entries = dumped["entries"].as_array().context("no entries")?;
+    let entry = entries.iter().find(|one| one["key"].as_u64() == id(first)).context("no entry")?;
+    let count = |value: &Value| value["connections"].as_u64().context("no count");
+    Ok((count(first)?, count(&entry["value"])?))
+}
+
+fn zeroes(lab: &Lab) -> Result<()> {
+    let folder = lab.bpffs().with_file_name("run");
+    let run_dir = folder.to_string_lossy();
+    let attempt = Attempt::new(Kind::Tcp, vip(Family::V4, WEB, Kind::Tcp));
+    lab.client.reach(attempt)?;
+    ensure!(counted(lab, &run_dir)? == (1, 1), "{:?}", counted(lab, &run_dir));
+    let unsaid = fails(lab, &["service", "zero", "--run-dir", &run_dir])?;
+    ensure!(unsaid.contains("--all"), "{unsaid}");
+    prints(lab, &["service", "zero", "web", "--run-dir", &run_dir])?;
+    ensure!(counted(lab, &run_dir)? == (0, 1), "{:?}", counted(lab, &run_dir));
+    lab.client.reach(attempt)?;
+    ensure!(counted(lab, &run_dir)? == (1, 2), "{:?}", counted(lab, &run_dir));
+    let rates = ask(&lab.node, &["stats", "web:80", "--rate=200ms"], &lab.bpffs())?;
+    ensure!(rates["services"][0]["connections"] == 0.0, "nothing goes on: {rates}");
+    Ok(())
+}
+
+fn settings(lab: &Lab) -> Result<()> {
+    let output = lab.node.command(agent::binary()).args(["config", "-o", "json"]).output()?;
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let list: Value = serde_json::from_slice(&output.stdout)?;
+    let all = list["settings"].as_array().context("no list")?;
+    let flows = all.iter().find(|one| one["name"] == "max-flows").context("no max-flows")?;
+    ensure!(flows["value"] == "16384" && flows["from"] == "flag", "{flows}");
+    ensure!(all.iter().all(|one| one["from"] != "default"), "{list}");
+    Ok(())
+}
+
+fn archives(lab: &Lab) -> Result<()> {
+    let file = lab.bpffs().with_file_name("dump.tar.gz");
+    let output = run(lab, &["sysdump", &file.to_string_lossy()])?;
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let listed = lab.node.command("tar").args(["-tzf"]).arg(&file).output()?;
+    let listed = String::from_utf8(listed.stdout)?;
+    for name in [
+        "status.json",
+        "check.json",
+        "services.json",
+        "flows.json",
+        "maps/services.jsonl",
+        "agent/metrics.txt",
+    ] {
+        ensure!(listed.lines().any(|line| line.ends_with(&format!("/{name}"))), "no {name}: {listed}");
+    }
+    let size = Path::new(&file).metadata()?.len();
+    ensure!(size < 16 << 20, "{size} bytes");
+    Ok(())
+}

@@ -1,0 +1,98 @@
+//! `--connect-latency`: connections of sockets and of packets are measured, and shown.
+
+use anyhow::{Context as _, Result, ensure};
+use proxy_common::latency::LatencyEntry;
+use proxy_user::maps::view::View;
+
+use super::{Case, tcp};
+use crate::agent::{self, ask};
+use crate::lab::{Lab, SOON, Wish, eventually};
+use crate::manifest::{Family, Service, cluster_ip};
+use crate::peer::{Attempt, Kind, Peer};
+
+const WEB: Service = Service { name: "web", number: 1, ports: &[tcp(80, 8080, &[0, 1])] };
+/// Its one endpoint listens on no such port.
+const CLOSED: Service = Service { name: "closed", number: 2, ports: &[tcp(80, 7070, &[0])] };
+#[rustfmt::skip]
+const FLAGS: &[&str] = &[
+    "--connect-latency",
+    "--max-services", "64", "--max-frontends", "64", "--max-slots", "1024", "--max-backends", "256",
+    "--max-flows", "16384", "--max-sockets", "4096",
+];
+const MANY: usize = 20;
+
+pub const CASES: &[Case] = &[Case {
+    name: "latency::connections_of_sockets_and_of_packets_are_measured",
+    wish: Wish { pods: 2, services: &[WEB, CLOSED], flags: FLAGS },
+    run: measures,
+}];
+
+fn dialled(family: Family, service: &Service) -> Attempt {
+    Attempt::new(Kind::Tcp, (cluster_ip(family, service.number), 80).into())
+}
+
+/// What was measured of a Service: as a whole, and the sum of its endpoints.
+fn measured(view: &View, service: &str, family: Family) -> Result<[LatencyEntry; 2]> {
+    let is_wanted = |family_of: &str| family_of == if family == Family::V4 { "IPv4" } else { "IPv6" };
+    let names = view.names()?;
+    let id = names.iter().find(|(_, name)| name.name == service && is_wanted(&name.family.to_string()));
+    let (id, _) = id.context("no such Service")?;
+    let mut found = [LatencyEntry::default(); 2];
+    for ((service, backend), entry) in view.latency()? {
+        if service == *id {
+            let sum = &mut found[usize::from(backend != 0)];
+            sum.buckets.iter_mut().zip(entry.buckets).for_each(|(sum, count)| *sum += count);
+            sum.sum_us += entry.sum_us;
+            sum.refused += entry.refused;
+            sum.retransmits += entry.retransmits;
+        }
+    }
+    Ok(found)
+}
+
+fn measures(lab: &Lab) -> Result<()> {
+    let view = View::open(&lab.bpffs())?;
+    for family in Family::BOTH {
+        for client in [&lab.local, &lab.client] {
+            let [before, _] = measured(&view, "web", family)?;
+            measures_one(client, &view, family, before.answered())?;
+        }
+        let refused = |client: &Peer| client.fails(dialled(family, &CLOSED), libc::ECONNREFUSED);
+        eventually(SOON, || refused(&lab.local))?;
+        eventually(SOON, || refused(&lab.client))?;
+        let [all, endpoints] = measured(&view, "closed", family)?;
+        ensure!(all == endpoints && all.answered() == 0, "{all:?}, {endpoints:?}");
+        ensure!(all.refused >= 2, "a socket and a packet were refused: {all:?}");
+    }
+    shows(lab)
+}
+
+/// Each connection of the client is measured once.
+fn measures_one(client: &Peer, view: &View, family: Family, before: u64) -> Result<()> {
+    eventually(SOON, || client.reach(dialled(family, &WEB)))?;
+    let seen = client.many(dialled(family, &WEB), MANY)?;
+    ensure!(seen.failed == 0, "{seen:?}");
+    let [all, endpoints] = measured(view, "web", family)?;
+    ensure!(all == endpoints, "{family:?}: {all:?} of the Service, {endpoints:?} of its endpoints");
+    let more = all.answered() - before;
+    // Attempts before the Service was in force, if there were any, met nobody.
+    ensure!(more == MANY as u64 + 1, "{family:?}: {more} more instead of {}", MANY + 1);
+    ensure!(all.sum_us > 0, "{family:?}: it took no time: {all:?}");
+    Ok(())
+}
+
+fn shows(lab: &Lab) -> Result<()> {
+    let shown = ask(&lab.node, &["service", "show", "web"], &lab.bpffs())?;
+    let latency = shown["ports"][0]["latency"].as_array().context("no latency")?;
+    ensure!(latency.len() == 3 && latency[0]["answered"].as_u64() >= Some(2 * MANY as u64), "{shown}");
+    let (_, metrics) = agent::get(&lab.node, 10_249, "/metrics")?;
+    for start in [
+        "ballast_connect_latency_seconds_count{",
+        "ballast_connect_latency_seconds_bucket{le=\"+Inf\"",
+        "ballast_connects_refused_total{",
+        "ballast_connect_retransmits_total{",
+    ] {
+        ensure!(metrics.lines().any(|line| line.starts_with(start)), "no `{start}` in /metrics");
+    }
+    Ok(())
+}

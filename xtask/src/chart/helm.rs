@@ -1,0 +1,82 @@
+//! Helm, which renders the chart.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result};
+
+use crate::exec::Cmd;
+use crate::gotools;
+use crate::workspace::Workspace;
+
+/// Helm renders for this version; it knows no cluster.
+const KUBERNETES: &str = "--kube-version=1.33.0";
+
+/// Helm, and the chart.
+#[derive(Debug)]
+pub struct Helm {
+    program: PathBuf,
+    chart: PathBuf,
+}
+
+impl Helm {
+    /// Found, or built once.
+    pub fn find(workspace: &Workspace) -> Result<Self> {
+        let built = gotools::build(workspace, &[gotools::HELM])?;
+        let program = built.into_iter().next().context("helm was not built")?;
+        Ok(Self { program, chart: workspace.root().join("deploy/chart") })
+    }
+
+    /// Where the chart is.
+    #[must_use]
+    pub fn chart(&self) -> &Path {
+        &self.chart
+    }
+
+    /// A call of Helm on a cluster: `place` is a command that runs what follows where the cluster is reached.
+    #[must_use]
+    pub fn on_cluster(&self, place: Cmd, words: &[&str]) -> Cmd {
+        alone(place.arg(&self.program).args(words))
+    }
+
+    fn command(&self, words: &[&str]) -> Cmd {
+        alone(Cmd::new(&self.program).args(words).arg(&self.chart)).without_env("KUBECONFIG")
+    }
+
+    /// Writes the chart as an archive into a folder.
+    pub fn package(&self, folder: &Path) -> Result<()> {
+        alone(Cmd::new(&self.program))
+            .arg("package")
+            .arg(&self.chart)
+            .arg("--destination")
+            .arg(folder)
+            .read()
+            .map(|_| ())
+    }
+
+    pub(super) fn lint(&self) -> Result<()> {
+        let values = ["--set", "apiServer.host=192.0.2.1", "--quiet"];
+        self.command(&["lint", "--strict", KUBERNETES]).args(values).read().map(|_| ())
+    }
+
+    /// What the chart makes of these values, each as `--set` takes it.
+    pub(super) fn render(&self, values: &[&str]) -> Result<String> {
+        self.render_only(None, values)
+    }
+
+    /// The same of one template, or of all.
+    pub(super) fn render_only(&self, template: Option<&str>, values: &[&str]) -> Result<String> {
+        // Settings are texts, also those that look like numbers.
+        let flag = |value: &str| if value.starts_with("settings.") { "--set-string" } else { "--set" };
+        let sets = values.iter().flat_map(|value| [flag(value), value]);
+        self.command(&["template", KUBERNETES, "--namespace", "kube-system", "ballast"])
+            .args(sets)
+            .args(template.into_iter().flat_map(|template| ["--show-only", template]))
+            .read()
+    }
+}
+
+/// Settings and plugins of the person who runs us must not count.
+fn alone(helm: Cmd) -> Cmd {
+    let home = ["HELM_CONFIG_HOME", "HELM_DATA_HOME", "HELM_CACHE_HOME"];
+    home.into_iter().fold(helm, |helm, name| helm.env(name, "/nonexistent"))
+}

@@ -1,0 +1,66 @@
+//! A fault: what it does, what it needs, and what it may cost.
+
+use std::cell::RefCell;
+use std::time::Duration;
+
+use anyhow::Result;
+
+use super::table::Excuse;
+use super::world::{self, World};
+use crate::cluster::plan::Node;
+use crate::previous::Previous;
+
+/// Traffic before and after each fault.
+pub(super) const AROUND: Duration = Duration::from_secs(1);
+/// How long an agent is gone.
+pub(super) const GONE: Duration = Duration::from_secs(1);
+
+/// What a run brings with it.
+pub(super) struct Kit {
+    pub previous: Option<Previous>,
+    pub away: Duration,
+    /// The one that a fault of one node is for.
+    pub node: Node,
+    /// How many pods a fault leaves.
+    pub pods: u8,
+    /// What the table says of it.
+    pub remarks: RefCell<Vec<String>>,
+}
+
+impl Kit {
+    pub fn remark(&self, text: String) {
+        self.remarks.borrow_mut().push(text);
+    }
+}
+
+impl Default for Kit {
+    fn default() -> Self {
+        Self {
+            previous: None,
+            away: Duration::ZERO,
+            node: Node(1),
+            pods: world::PODS,
+            remarks: RefCell::default(),
+        }
+    }
+}
+
+/// Brings a fault about, and checks what it is to lead to beside zero lost connections.
+pub(super) type Fault = fn(&World<'_>, &Kit) -> Result<()>;
+
+/// A fault under traffic.
+pub(super) struct Case {
+    pub what: &'static str,
+    pub fault: Fault,
+    /// Why connections may be lost; none may without it.
+    pub excuse: Option<Excuse>,
+}
+
+pub(super) const fn case(what: &'static str, fault: Fault) -> Case {
+    Case { what, fault, excuse: None }
+}
+
+pub(super) const CABLE: Excuse = Excuse {
+    may_fail: false,
+    why: "what is sent while the cable is out is lost, with any proxy: TCP sends it again, UDP does not",
+};

@@ -1,0 +1,234 @@
+//! No circles between the files of a crate, and nothing handed on from another layer.
+//!
+//! A file depends on another one whose items it names, in a `use` or in an expression. A path through an import of another file
+//! leads to where the item is. `super::` is a path like any other: a child module that names its parent's items depends on the
+//! parent's file. Two things are no dependency, since they only say where something is: a parent's `mod`, and a parent's
+//! `pub use` of what its own children hold. So a `mod.rs` of such lines is in no circle, while one that has code of its own may
+//! use its children or be used by them, not both.
+//!
+//! `pub use` of an item of another top-level module, or of another of our crates, would give it a second home; whoever
+//! needs the item names it where it is.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use super::finding::Finding;
+use super::paths::{Used, module, paths};
+use super::source::SourceFile;
+
+/// One file of a crate.
+struct Unit<'a> {
+    path: &'a Path,
+    module: Vec<String>,
+    used: Vec<Used>,
+}
+
+/// The places where files of one crate use each other in a circle, and those that hand on what is another layer's.
+pub(super) fn check(files: &[SourceFile]) -> Vec<Finding> {
+    let mut crates: BTreeMap<&str, Vec<&SourceFile>> = BTreeMap::new();
+    for file in files.iter().filter(|file| file.is_rust() && !file.is_test()) {
+        let name = file.path.iter().next().and_then(|name| name.to_str());
+        if let Some(name) = name.filter(|name| file.path.starts_with(Path::new(name).join("src"))) {
+            crates.entry(name).or_default().push(file);
+        }
+    }
+    let names: Vec<_> = crates.keys().map(|name| name.replace('-', "_")).collect();
+    let mut findings = Vec::new();
+    for (name, files) in &crates {
+        let units = units(name, files);
+        let own_crate = name.replace('-', "_");
+        for unit in &units {
+            findings.extend(unit.handed_on(&own_crate, &names));
+        }
+        findings.extend(circles(&units, &own_crate));
+    }
+    findings
+}
+
+/// The files of a crate, without those that only tests have.
+fn units<'a>(name: &str, files: &[&'a SourceFile]) -> Vec<Unit<'a>> {
+    let src = Path::new(name).join("src");
+    let of = |file: &'a SourceFile| Unit {
+        path: &file.path,
+        module: module(file.path.strip_prefix(&src).unwrap_or(&file.path)),
+        used: paths(&file.code().join("\n")),
+    };
+    let mut units: Vec<_> = files.iter().map(|file| of(file)).collect();
+    let tests: Vec<_> = units
+        .iter()
+        .zip(files)
+        .flat_map(|(unit, file)| {
+            file.test_modules().into_iter().map(|name| [&unit.module[..], &[name]].concat())
+        })
+        .collect();
+    units.retain(|unit| !tests.iter().any(|test| unit.module.starts_with(test)));
+    units
+}
+
+impl Unit<'_> {
+    fn handed_on(&self, own_crate: &str, our_crates: &[String]) -> Vec<Finding> {
+        let is_foreign = |used: &Used| match used.absolute(&self.module, own_crate) {
+            Some(path) => self.module.first().is_some_and(|top| path.first() != Some(top)),
+            None => our_crates.contains(&used.names[0]),
+        };
+        let used = self.used.iter().filter(|used| used.is_reexport && is_foreign(used));
+        let what = |used: &Used| {
+            format!("`pub use` of another layer: name {} where it is used", used.names.join("::"))
+        };
+        used.map(|used| Finding { file: self.path.to_owned(), line: used.line, what: what(used) }).collect()
+    }
+}
+
+/// A crate's files by their modules.
+struct Map<'a> {
+    units: &'a [Unit<'a>],
+    by_module: BTreeMap<&'a [String], usize>,
+    own_crate: &'a str,
+}
+
+impl Map<'_> {
+    /// The file that holds what the path names, as far as files go; re-exports are followed.
+    fn find(&self, path: &[String], hops: u32) -> Option<usize> {
+        let depth = (0..=path.len()).rev().find(|depth| self.by_module.contains_key(&path[..*depth]))?;
+        let at = self.by_module[&path[..depth]];
+        let Some(name) = path.get(depth).filter(|_| hops > 0) else { return Some(at) };
+        let handed_on = |used: &&Used| used.is_import && used.name() == name;
+        let Some(used) = self.units[at].used.iter().find(handed_on) else { return Some(at) };
+        let Some(mut next) = self.absolute(at, used) else { return Some(at) };
+        next.extend_from_slice(&path[depth + 1..]);
+        self.find(&next, hops - 1)
+    }
+
+    /// The path from the crate's root. The first name may be that of a child.
+    fn absolute(&self, at: usize, used: &Used) -> Option<Vec<String>> {
+        let module = &self.units[at].module;
+        used.absolute(module, self.own_crate).or_else(|| {
+            let path = [&module[..], &used.names[..]].concat();
+            self.by_module.contains_key(&path[..=module.len()]).then_some(path)
+        })
+    }
+
+    /// The files that this one depends on, each with a line and a name.
+    fn dependencies(&self, at: usize) -> BTreeMap<usize, (usize, String)> {
+        let unit = &self.units[at];
+        let mut found = BTreeMap::new();
+        for used in &unit.used {
+            let Some(path) = self.absolute(at, used) else { continue };
+            let is_child = path.len() > unit.module.len() && path.starts_with(&unit.module);
+            if used.is_reexport && is_child {
+                continue;
+            }
+            // A re-export of a re-export is a mistake that the compiler finds; no path has more than a few.
+            if let Some(to) = self.find(&path, 8).filter(|to| *to != at) {
+                found.entry(to).or_insert_with(|| (used.line, used.name().to_owned()));
+            }
+        }
+        found
+    }
+}
+
+/// One finding for each circle: at its first file, with a way round.
+fn circles(units: &[Unit<'_>], own_crate: &str) -> Vec<Finding> {
+    let by_module = units.iter().enumerate().map(|(at, unit)| (&unit.module[..], at)).collect();
+    let map = Map { units, by_module, own_crate };
+    let edges: Vec<_> = (0..units.len()).map(|at| map.dependencies(at)).collect();
+    let reach: Vec<BTreeSet<usize>> = (0..units.len()).map(|from| reachable(&edges, from)).collect();
+    let mut told = BTreeSet::new();
+    let mut findings = Vec::new();
+    for from in 0..units.len() {
+        if !reach[from].contains(&from) || !told.insert(from) {
+            continue;
+        }
+        let all: BTreeSet<_> = reach[from].iter().copied().filter(|to| reach[*to].contains(&from)).collect();
+        told.extend(&all);
+        let mut ways: Vec<String> = Vec::new();
+        for at in &all {
+            for (to, (line, name)) in edges[*at].iter().filter(|(to, _)| all.contains(to)) {
+                let (file, to) = (units[*at].path.display(), units[*to].path.display());
+                ways.push(format!("    {file}:{line} uses {name} of {to}"));
+            }
+        }
+        let what = format!("{} files use each other in a circle:\n{}", all.len(), ways.join("\n"));
+        findings.push(Finding { file: PathBuf::from(units[from].path), line: 0, what });
+    }
+    findings
+}
+
+fn reachable(edges: &[BTreeMap<usize, (usize, String)>], from: usize) -> BTreeSet<usize> {
+    let mut seen = BTreeSet::new();
+    let mut open = vec![from];
+    while let Some(at) = open.pop() {
+        open.extend(edges[at].keys().filter(|to| seen.insert(**to)));
+    }
+    seen
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found_in(files: &[(&str, &str)]) -> Vec<String> {
+        let file = |(path, text): &(&str, &str)| SourceFile {
+            path: Path::new("one/src").join(path),
+            text: (*text).to_owned(),
+        };
+        let files: Vec<_> = files.iter().map(file).collect();
+        check(&files).into_iter().map(|finding| finding.what).collect()
+    }
+
+    #[test]
+    fn files_that_use_each_other_are_found_once() {
+        let circle =
+            [("a.rs", "use crate::b::B;"), ("b.rs", "use crate::c;"), ("c.rs", "fn f() { super::a::g() }")];
+        let found = found_in(&circle);
+        assert_eq!(found.len(), 1, "{found:?}");
+        for part in
+            ["3 files", "one/src/a.rs:1 uses B of one/src/b.rs", "one/src/c.rs:1 uses g of one/src/a.rs"]
+        {
+            assert!(found[0].contains(part), "{part}: {found:?}");
+        }
+        assert!(found_in(&circle[..2]).is_empty());
+    }
+
+    #[test]
+    fn a_child_that_uses_its_parents_items_closes_a_circle() {
+        let parent = ("a.rs", "mod b;\nfn f() { b::g() }\npub struct A;");
+        assert_eq!(found_in(&[parent, ("a/b.rs", "use super::A;")]).len(), 1);
+        assert!(found_in(&[parent, ("a/b.rs", "pub fn g() {}")]).is_empty());
+        assert!(
+            found_in(&[("a.rs", "mod b;\npub use b::B;\npub struct A;"), ("a/b.rs", "use super::A;")])
+                .is_empty()
+        );
+    }
+
+    #[test]
+    fn a_path_through_a_re_export_leads_to_the_item() {
+        let face = ("a/mod.rs", "mod b;\nmod c;\npub use b::B;");
+        assert!(found_in(&[face, ("a/b.rs", ""), ("a/c.rs", "use super::B;")]).is_empty());
+        assert_eq!(
+            found_in(&[face, ("a/b.rs", "use super::c::C;"), ("a/c.rs", "use crate::a::B;")]).len(),
+            1
+        );
+    }
+
+    #[test]
+    fn tests_and_comments_are_apart() {
+        let files = [
+            (
+                "a.rs",
+                "use crate::b::B;\n#[cfg(test)]\nmod helpers;\n#[cfg(test)]\nmod tests {\n use crate::c::C;\n}\n",
+            ),
+            ("b.rs", "// crate::a::A\n"),
+            ("c.rs", "use crate::a::A;"),
+            ("a/helpers.rs", "use super::A; use crate::c::C;"),
+        ];
+        assert!(found_in(&files).is_empty());
+    }
+
+    #[test]
+    fn nothing_is_handed_on_from_another_layer() {
+        let found =
+            found_in(&[("a.rs", "pub use crate::b::B;"), ("b.rs", ""), ("lib.rs", "mod a;\npub use a::B;")]);
+        assert_eq!(found, ["`pub use` of another layer: name crate::b::B where it is used"]);
+    }
+}

@@ -1,0 +1,12 @@
+//! What lint finds.
+
+use std::path::PathBuf;
+
+/// A place that breaks a rule.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Finding {
+    pub file: PathBuf,
+    /// From 1; 0 for the file as a whole.
+    pub line: usize,
+    pub what: String,
+}
