@@ -35,7 +35,7 @@ uninstall() {
         # The same folders as the agent's.
         # shellcheck disable=SC1090 # written on this machine
         if [ -f "$environment" ]; then set -a; . "$environment"; set +a; fi
-        "$program" cleanup
+        "$program" cleanup --yes
     fi
     rm -f "$unit" "$units/ballast-end-udp-sockets.service" "$program"
     if has_systemd; then systemctl daemon-reload; fi

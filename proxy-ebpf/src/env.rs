@@ -108,16 +108,10 @@ pub trait Health: Node {
     fn health(self, id: u32) -> Option<Raw<u64>>;
 
     /// [`select::health::weigh`](crate::select::health::weigh).
-    #[inline(always)]
-    fn weigh(self, id: u32, client: u32, random: u32) -> u32 {
-        crate::select::health::weigh(self, id, client, random)
-    }
+    fn weigh(self, id: u32, client: u32, random: u32) -> u32;
 
     /// [`select::health::failed`](crate::select::health::failed).
-    #[inline(always)]
-    fn failed(self, id: u32, client: u32) -> u32 {
-        crate::select::health::failed(self, id, client)
-    }
+    fn failed(self, id: u32, client: u32) -> u32;
 }
 
 /// Open connections of backends, which Services that spread by load go by.
@@ -148,46 +142,25 @@ pub trait Services: Health + OpenConnections {
     fn admits(self, service: u32, client: &Words<Self>) -> bool;
 
     /// [`select::lookup::packet_frontend`](crate::select::lookup::packet_frontend).
-    #[inline(always)]
-    fn packet_frontend(self, ctx: &mut PacketCtx<Words<Self>>, outside: bool) {
-        crate::select::lookup::packet_frontend(self, ctx, outside);
-    }
+    fn packet_frontend(self, ctx: &mut PacketCtx<Words<Self>>, outside: bool);
 
     /// [`select::backend::first_id`](crate::select::backend::first_id).
-    #[inline(always)]
-    fn first_id(self, service: &ServiceEntry, selector: u32) -> u32 {
-        crate::select::backend::first_id(self, service, selector)
-    }
+    fn first_id(self, service: &ServiceEntry, selector: u32) -> u32;
 
     /// [`select::backend::rank`](crate::select::backend::rank).
-    #[inline(always)]
-    fn rank(self, service: &ServiceEntry, id: u32, client: u32, random: u32) -> u32 {
-        crate::select::backend::rank(self, service, id, client, random)
-    }
+    fn rank(self, service: &ServiceEntry, id: u32, client: u32, random: u32) -> u32;
 
     /// [`select::backend::has_tag`](crate::select::backend::has_tag).
-    #[inline(always)]
-    fn has_tag(self, service: &ServiceEntry, id: u32, tag: u32, of: u32) -> u32 {
-        crate::select::backend::has_tag(self, service, id, tag, of)
-    }
+    fn has_tag(self, service: &ServiceEntry, id: u32, tag: u32, of: u32) -> u32;
 
     /// [`select::backend::select_for`](crate::select::backend::select_for).
-    #[inline(always)]
-    fn select_for(self, ctx: &mut PacketCtx<Words<Self>>, random: u32) -> u32 {
-        crate::select::backend::select_for(self, ctx, random)
-    }
+    fn select_for(self, ctx: &mut PacketCtx<Words<Self>>, random: u32) -> u32;
 
     /// [`select::backend::tagged`](crate::select::backend::tagged).
-    #[inline(always)]
-    fn tagged(self, ctx: &mut PacketCtx<Words<Self>>) -> u32 {
-        crate::select::backend::tagged(self, ctx)
-    }
+    fn tagged(self, ctx: &mut PacketCtx<Words<Self>>) -> u32;
 
     /// [`select::backend::second_chance`](crate::select::backend::second_chance).
-    #[inline(always)]
-    fn second_chance(self, ctx: &mut PacketCtx<Words<Self>>, id: u32) -> u32 {
-        crate::select::backend::second_chance(self, ctx, id)
-    }
+    fn second_chance(self, ctx: &mut PacketCtx<Words<Self>>, id: u32) -> u32;
 
     /// The one cheap check: whether the tables have to be asked about this tuple at all.
     #[inline(always)]
@@ -247,58 +220,31 @@ pub trait FlowTable: Services {
     fn syn_again(self, _service: u32, _backend: u32) {}
 
     /// [`flow::track::find_key`](crate::flow::track::find_key).
-    #[inline(always)]
-    fn find_key(self, key: &FlowKey<Words<Self>>, hash: u64) -> u64 {
-        crate::flow::track::find_key(self, key, hash)
-    }
+    fn find_key(self, key: &FlowKey<Words<Self>>, hash: u64) -> u64;
 
     /// [`flow::index::find_in`](crate::flow::index::find_in).
-    #[inline(always)]
-    fn find_in(self, bucket: u32, tag: u32, key: &FlowKey<Words<Self>>) -> u64 {
-        crate::flow::index::find_in(self, bucket, tag, key)
-    }
+    fn find_in(self, bucket: u32, tag: u32, key: &FlowKey<Words<Self>>) -> u64;
 
     /// [`flow::index::add`](crate::flow::index::add).
-    #[inline(always)]
-    fn add_key(self, flow: u32, direction: u32, hash: u64) -> u32 {
-        crate::flow::index::add(self, flow, direction, hash)
-    }
+    fn add_key(self, flow: u32, direction: u32, hash: u64) -> u32;
 
     /// [`flow::index::take_slot_in`](crate::flow::index::take_slot_in).
-    #[inline(always)]
-    fn take_slot_in(self, bucket: u32, pending: u32, stale: bool) -> u32 {
-        crate::flow::index::take_slot_in(self, bucket, pending, stale)
-    }
+    fn take_slot_in(self, bucket: u32, pending: u32, stale: bool) -> u32;
 
     /// [`flow::index::conflicting_entry`](crate::flow::index::conflicting_entry).
-    #[inline(always)]
-    fn conflicting_entry(self, flow: u32, direction: u32, own: u32, bucket: u32) -> u32 {
-        crate::flow::index::conflicting_entry(self, flow, direction, own, bucket)
-    }
+    fn conflicting_entry(self, flow: u32, direction: u32, own: u32, bucket: u32) -> u32;
 
     /// [`flow::evict::scan`](crate::flow::evict::scan).
-    #[inline(always)]
-    fn scan(self, start: u32, room: u32, now: u32) -> u64 {
-        crate::flow::evict::scan(self, start, room, now)
-    }
+    fn scan(self, start: u32, room: u32, now: u32) -> u64;
 
     /// [`flow::evict::claim`](crate::flow::evict::claim).
-    #[inline(always)]
-    fn claim(self, now: u32) -> u32 {
-        crate::flow::evict::claim(self, now)
-    }
+    fn claim(self, now: u32) -> u32;
 
     /// [`flow::open::try_ports`](crate::flow::open::try_ports).
-    #[inline(always)]
-    fn try_ports(self, index: u32, tries: u32, snat: u32) -> u32 {
-        crate::flow::open::try_ports(self, index, tries, snat)
-    }
+    fn try_ports(self, index: u32, tries: u32, snat: u32) -> u32;
 
     /// [`flow::open::try_port`](crate::flow::open::try_port).
-    #[inline(always)]
-    fn try_port(self, index: u32, tries: u32, snat: u32) -> u32 {
-        crate::flow::open::try_port(self, index, tries, snat)
-    }
+    fn try_port(self, index: u32, tries: u32, snat: u32) -> u32;
 }
 
 /// The first fragments of packets that come in pieces.

@@ -186,16 +186,10 @@ pub trait Frame: Copy {
     }
 
     /// [`header::walk_extensions`](crate::header::walk_extensions).
-    #[inline(always)]
-    fn walk_extensions(self, proto: u8, offset: u32) -> u64 {
-        crate::header::walk_extensions(self, proto, offset)
-    }
+    fn walk_extensions(self, proto: u8, offset: u32) -> u64;
 
     /// [`stage::sctp::change_ports`](crate::stage::sctp::change_ports).
-    #[inline(always)]
-    fn change_sctp_ports(self, at: u32, end: u32, old: u32, new: u32) -> Result<(), HelperFailed> {
-        crate::stage::sctp::change_ports(self, at, end, old, new)
-    }
+    fn change_sctp_ports(self, at: u32, end: u32, old: u32, new: u32) -> Result<(), HelperFailed>;
 
     /// [`crc32c::change`].
     #[inline(always)]

@@ -18,6 +18,8 @@
 extern crate std;
 
 pub mod context;
+#[cfg(all(not(target_arch = "bpf"), any(test, feature = "host")))]
+mod direct_calls;
 pub mod early;
 pub mod env;
 pub mod flow;

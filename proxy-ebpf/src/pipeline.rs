@@ -18,156 +18,27 @@ use proxy_common::flow::{DIRECTION_FORWARD, DIRECTION_REPLY};
 use proxy_common::reason::Reason;
 
 use crate::context::{NO_HASH, PacketCtx};
-use crate::env::{Fragments, Node, RateLimit, Transition, Words};
+use crate::env::{Node, Transition, Words};
 use crate::flow::track::is_syn;
-use crate::frame::{Frame, HelperFailed};
-use crate::parse::Stop;
+use crate::frame::Frame;
+use crate::parse::Parsed;
 use crate::report;
 use crate::shared::opaque;
 use crate::stage::classify;
-use crate::stage::direct::{self, Way};
-use crate::stage::eject;
+use crate::stage::direct::Way;
 use crate::stage::established::{self, Look};
-use crate::stage::forward::{self, EtherType};
-use crate::stage::fragment::{self, Fragmented};
-use crate::stage::icmp::{self, IcmpErrors};
-use crate::stage::new_flow;
-use crate::stage::open_flow::{self, NewFlows};
-use crate::stage::refuse::{self, Refusal, Refuse};
-use crate::stage::tunnel::{self, Outer};
+use crate::stage::refuse::Refusal;
+use crate::stage::tunnel;
 use crate::step::{DROP, NEXT, Step, StepCode};
 
 /// Stages that a packet may go through, the last look included; more than any packet needs. A packet that needs more met changes of other CPUs at each stage.
 const TURNS: u32 = 8;
 
 mod enter;
+mod stages;
 
-pub use enter::{Parsed, parse_pulled};
-
-/// What the stages ask of an address family.
-pub trait Ip: IcmpErrors + Refuse + Fragmented + Outer {}
-
-impl<T: IcmpErrors + Refuse + Fragmented + Outer> Ip for T {}
-
-/// The stages, for one kind of frame. In the kernel each is a function that the verifier checks once, on its own: walked
-/// through from every state that calls them, they would cost half a million instructions.
-pub trait Stages<F: Frame>: NewFlows<F> + Fragments + RateLimit
-where
-    Self::Family: Ip,
-{
-    /// [`parse_pulled`].
-    #[inline(always)]
-    fn parse_pulled(self, frame: F, ctx: &mut PacketCtx<Words<Self>>) -> Parsed {
-        parse_pulled(self, frame, ctx)
-    }
-
-    /// [`fragment::first`].
-    #[inline(always)]
-    fn first_fragment(self, frame: F, ctx: &mut PacketCtx<Words<Self>>) -> Result<(), Stop> {
-        fragment::first(self, frame, ctx)
-    }
-
-    /// [`fragment::later`].
-    #[inline(always)]
-    fn later_fragment(self, frame: F, ctx: &mut PacketCtx<Words<Self>>) -> Result<(), Stop> {
-        fragment::later(self, frame, &mut ctx.packet)
-    }
-
-    /// [`established::established`].
-    #[inline(always)]
-    fn established(self, frame: F, ctx: &mut PacketCtx<Words<Self>>, look: Look) -> StepCode {
-        established::established(self, frame, ctx, look).into()
-    }
-
-    /// [`established::repair_reply_key`].
-    #[inline(always)]
-    fn repair_reply_key(self, _frame: F, ctx: &mut PacketCtx<Words<Self>>) {
-        established::repair_reply_key(self, ctx);
-    }
-
-    /// [`established::snat_reply`].
-    #[inline(always)]
-    fn snat_reply(self, frame: F, ctx: &mut PacketCtx<Words<Self>>) -> StepCode {
-        established::snat_reply(self, frame, ctx).into()
-    }
-
-    /// [`eject::refused`].
-    #[inline(always)]
-    fn refused(self, frame: F, ctx: &mut PacketCtx<Words<Self>>) -> bool {
-        eject::refused(self, frame, ctx)
-    }
-
-    /// [`established::reply`].
-    #[inline(always)]
-    fn reply(self, frame: F, ctx: &mut PacketCtx<Words<Self>>) -> StepCode {
-        established::reply(self, frame, ctx).into()
-    }
-
-    /// [`direct::direct`].
-    #[inline(always)]
-    fn direct(self, frame: F, ctx: &mut PacketCtx<Words<Self>>, way: Way) -> StepCode {
-        direct::direct(self, frame, ctx, way).into()
-    }
-
-    /// [`new_flow::new_flow`].
-    #[inline(always)]
-    fn new_flow(self, frame: F, ctx: &mut PacketCtx<Words<Self>>) -> StepCode {
-        new_flow::new_flow(self, frame, ctx).into()
-    }
-
-    /// [`open_flow::open_flow`].
-    #[inline(always)]
-    fn open_flow(self, frame: F, ctx: &mut PacketCtx<Words<Self>>) -> StepCode {
-        open_flow::open_flow(self, frame, ctx).into()
-    }
-
-    /// [`open_flow::translate`].
-    #[inline(always)]
-    fn translate(self, frame: F, ctx: &mut PacketCtx<Words<Self>>) -> StepCode {
-        open_flow::translate(self, frame, ctx).into()
-    }
-
-    /// [`refuse::refuse`].
-    #[inline(always)]
-    fn refuse(self, frame: F, ctx: &mut PacketCtx<Words<Self>>, refusal: Refusal) -> StepCode {
-        refuse::refuse(self, frame, ctx, refusal).into()
-    }
-
-    /// [`forward::send`], or [`forward::receive`] if it is to come in.
-    #[inline(always)]
-    fn send(self, frame: F, ctx: &mut PacketCtx<Words<Self>>, inwards: bool) -> StepCode {
-        send::<F, Self::Family>(frame, ctx, inwards).into()
-    }
-
-    /// [`tunnel::encapsulate`].
-    #[inline(always)]
-    fn encapsulate(self, frame: F, ctx: &mut PacketCtx<Words<Self>>) -> StepCode {
-        tunnel::encapsulate(self, frame, ctx).into()
-    }
-
-    /// [`icmp::translate_error`].
-    #[inline(always)]
-    fn translate_error(self, frame: F, ctx: &mut PacketCtx<Words<Self>>, incoming: bool) -> StepCode {
-        icmp::translate_error(self, frame, ctx, incoming).into()
-    }
-
-    /// [`icmp::forward_error`].
-    #[inline(always)]
-    fn forward_error(self, frame: F, ctx: &mut PacketCtx<Words<Self>>) -> StepCode {
-        icmp::forward_error(self, frame, ctx).into()
-    }
-}
-
-/// See [`Stages::send`].
-#[inline(always)]
-pub fn send<F: Frame, Fam: EtherType>(frame: F, ctx: &PacketCtx<Fam::Words>, inwards: bool) -> Step {
-    let sent =
-        if inwards { forward::receive::<F, Fam>(frame, ctx) } else { forward::send::<F, Fam>(frame, ctx) };
-    match sent {
-        Ok(verdict) => Step::Sent(verdict),
-        Err(HelperFailed) => Step::DropFor(Reason::RewriteFailed),
-    }
-}
+pub use enter::parse_pulled;
+pub use stages::{Ip, Stages, send};
 
 /// A packet that comes in by a device. Gives the program's verdict.
 #[inline(always)]

@@ -26,7 +26,7 @@ use crate::model::notice::Notice;
 use crate::model::{ApiServers, Event, NodeView};
 use crate::plan::PlanSettings;
 use crate::programs::{EMBEDDED, Programs, Settings};
-use crate::sync::{Driver, DriverSettings, Status};
+use crate::sync::{Driver, DriverSettings, Programmed, Status};
 use crate::{connections, http, sockets};
 
 mod api_access;
@@ -113,7 +113,7 @@ async fn serve(config: RunConfig, origins: Vec<Origin>) -> anyhow::Result<()> {
     let (ask, questions) = mpsc::channel(1);
     let driver = Driver::new(store, NodeView::new(config.node_name.clone()), settings)?;
     let driver = driver.with_flows(flows).with_questions(questions);
-    let status = driver.status();
+    let (status, programmed) = (driver.status(), driver.programmed());
     let audits = Arc::new(Audits::default());
     if let Some(client) = client.filter(|_| !config.api_audit_period.is_zero()) {
         tasks.helps(audit(client, Ask::new(ask), Arc::clone(&config), status.clone(), Arc::clone(&audits)));
@@ -135,7 +135,8 @@ async fn serve(config: RunConfig, origins: Vec<Origin>) -> anyhow::Result<()> {
     let metrics = Metrics::new(&config.bpffs, status.clone()).with_repairs(programs.repairs());
     let metrics = metrics.with_audits(audits).with_api_servers(servers);
     let metrics = Arc::new(metrics.with_xdp(programs.xdp_devices()));
-    let answers = answer(&config, &origins, status.clone(), Arc::clone(&metrics), notices.clone())?;
+    let answers =
+        answer(&config, &origins, status.clone(), programmed, Arc::clone(&metrics), notices.clone())?;
     tasks.runs(async move { Ok(answers.await?) });
     tasks.runs(config_file::until_changed(config.kube_proxy.clone()));
     let uplinks = programs.xdp_devices().follow();
@@ -235,6 +236,7 @@ fn answer(
     config: &RunConfig,
     origins: &[Origin],
     status: watch::Receiver<Status>,
+    programmed: Programmed,
     metrics: Arc<Metrics>,
     notices: mpsc::Sender<Notice>,
 ) -> anyhow::Result<impl Future<Output = Result<(), http::ListenError>> + use<>> {
@@ -248,6 +250,7 @@ fn answer(
     let state = http::State {
         metrics,
         status,
+        programmed,
         patience: 2 * config.sync_period,
         notices,
         node_name: config.node_name.clone(),

@@ -19,7 +19,9 @@
 //! * [`connections`]: the count of open connections.
 //! * [`sockets`]: connected UDP sockets whose endpoint left.
 //! * [`config`]: the agent's settings, of flags and of kube-proxy's file.
-//! * [`http`], [`metrics`], [`cli`], [`telemetry`]: what people and machines look at.
+//! * [`rates`]: what happens in a second, by the maps' counters.
+//! * [`kubectl`]: the agents of all nodes, asked through the API server.
+//! * [`http`], [`metrics`], [`cli`], [`top`], [`telemetry`]: what people and machines look at.
 
 pub mod api;
 pub mod app;
@@ -29,12 +31,15 @@ pub mod config;
 pub mod connections;
 pub mod host;
 pub mod http;
+pub mod kubectl;
 pub mod maps;
 pub mod metrics;
 pub mod model;
 pub mod plan;
 pub mod programs;
+pub mod rates;
 pub mod sockets;
 pub mod source;
 pub mod sync;
 pub mod telemetry;
+pub mod top;

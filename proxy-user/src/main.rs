@@ -1,7 +1,7 @@
 //! `ballast`: parse, run, report.
 
 use std::io::{ErrorKind, Write, stdout};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context;
@@ -10,24 +10,53 @@ use proxy_user::cli::args::change::SysdumpArgs;
 use proxy_user::cli::args::downgrade::DowngradeArgs;
 use proxy_user::cli::args::end_udp_sockets::EndUdpSocketsArgs;
 use proxy_user::cli::args::eyes::MonitorArgs;
+use proxy_user::cli::args::kubectl::KubectlArgs;
 use proxy_user::cli::args::{CleanupArgs, RunArgs};
 use proxy_user::cli::handover::Handover;
 use proxy_user::cli::monitor::{self, MonitorError};
 use proxy_user::cli::origins::{self, Origin};
 use proxy_user::cli::show::{Answer, ShowError};
-use proxy_user::cli::{Args, Command, check, colour, complete, confirm, explain, show, sysdump, takeover};
+use proxy_user::cli::{
+    Args, Command, check, colour, complete, confirm, explain, programmed, show, sysdump, takeover,
+};
 use proxy_user::config::RunConfig;
-use proxy_user::{app, host, programs, telemetry};
+use proxy_user::kubectl::{self, KubectlError};
+use proxy_user::{app, host, programs, telemetry, top};
 use tokio::signal::unix::{SignalKind, signal};
 
 fn main() -> ExitCode {
-    complete::answer();
-    match run(parse()) {
+    let result = if is_plugin() { plugin(&KubectlArgs::parse()) } else { ballast() };
+    match result {
         Ok(code) => code,
         Err(error) => {
             // The chain once, on one line, for people and for log collectors.
             let _ = writeln!(std::io::stderr(), "ballast: {error:#}");
             ExitCode::FAILURE
+        }
+    }
+}
+
+/// The command line of `ballast`.
+fn ballast() -> anyhow::Result<ExitCode> {
+    complete::answer();
+    run(parse())
+}
+
+/// Whether the program is called as kubectl calls a plugin: by a second name.
+fn is_plugin() -> bool {
+    let name = std::env::args_os().next().map(PathBuf::from);
+    let name = name.as_ref().and_then(|name| name.file_stem()?.to_str());
+    matches!(name, Some("kubectl-ballast" | "kubectl_ballast"))
+}
+
+fn plugin(args: &KubectlArgs) -> anyhow::Result<ExitCode> {
+    match kubectl::run(args, &mut stdout()) {
+        // A reader that has seen enough (`| head`) is no failure.
+        Err(KubectlError::Write(error)) if error.kind() == ErrorKind::BrokenPipe => Ok(ExitCode::SUCCESS),
+        Err(error) => Err(error.into()),
+        Ok(Answer { text, well }) => {
+            print(&text)?;
+            Ok(if well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
         }
     }
 }
@@ -66,6 +95,8 @@ fn run((command, origins): (Command, Vec<Origin>)) -> anyhow::Result<ExitCode> {
             print(&text)?;
             return Ok(if well { ExitCode::SUCCESS } else { ExitCode::FAILURE });
         }
+        Command::Programmed(args) => programmed::run(&args)?,
+        Command::Top(args) => top::run(&args)?,
         Command::Takeover(args) => takeover::run(&args)?,
         Command::Explain(args) => explain::answer(&args)?,
         Command::Service { command } => return written(show::services(&command, labelled, out)),

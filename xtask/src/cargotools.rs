@@ -30,6 +30,10 @@ pub const CYCLONEDX: Tool = Tool::new("cargo-cyclonedx", "0.5.9");
 pub const AUDITABLE: Tool = Tool::new("cargo-auditable", "0.7.7");
 /// Checks licences, sources and known faults of crates.
 pub const DENY: Tool = Tool::new("cargo-deny", "0.20.2");
+/// Makes a Debian package.
+pub const DEB: Tool = Tool::new("cargo-deb", "3.8.0");
+/// Makes an RPM package, without rpmbuild.
+pub const RPM: Tool = Tool::new("cargo-generate-rpm", "0.21.1");
 /// Makes a book of pages; without its web server.
 pub const MDBOOK: Tool = Tool { features: Some("search"), ..Tool::new("mdbook", "0.5.4") };
 

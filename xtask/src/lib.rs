@@ -25,6 +25,7 @@ pub mod kernel;
 pub mod linker;
 pub mod lint;
 pub mod object;
+pub mod package;
 pub mod previous;
 pub mod release;
 pub mod reproducible;

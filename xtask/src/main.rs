@@ -4,8 +4,8 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use xtask::{
-    bench, build, chart, cluster, demo, deny, docs, e2e, fuzz, image, lint, release, reproducible, say,
-    scale, setup, test,
+    bench, build, chart, cluster, demo, deny, docs, e2e, fuzz, image, lint, package, release, reproducible,
+    say, scale, setup, test,
 };
 
 /// Ballast's tasks. Each command first sets up what it needs itself.
@@ -33,6 +33,7 @@ enum Command {
     Chart(chart::Args),
     Deny(deny::Args),
     Reproducible(reproducible::Args),
+    Package(package::Args),
     Release(release::Args),
 }
 
@@ -53,6 +54,7 @@ fn main() -> ExitCode {
         Command::Chart(args) => chart::run(&args),
         Command::Deny(args) => deny::run(args),
         Command::Reproducible(args) => reproducible::run(args),
+        Command::Package(args) => package::run(&args),
         Command::Release(args) => release::run(&args),
     };
     match done {

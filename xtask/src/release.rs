@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result};
 use crate::chart::Helm;
 use crate::exec::Cmd;
 use crate::workspace::Workspace;
-use crate::{deny, image, say};
+use crate::{deny, image, package, say};
 
 /// Check dependencies, and make all files of a release in target/release-files: program, image, bill of materials, chart,
 /// units, SHA256SUMS. Needs root and Go; minutes.
@@ -35,7 +35,9 @@ pub fn run(args: &Args) -> Result<()> {
     fs::remove_dir_all(&context).with_context(|| format!("cannot remove {}", context.display()))?;
     let stem = made.archive.file_stem().context("the image has no name")?;
     fs::copy(&made.binary, folder.join(stem)).context("cannot copy the program")?;
+    package::make(&workspace, &made.binary, Some(&folder))?;
     Helm::find(&workspace)?.package(&folder)?;
+    krew(&workspace, &folder, &made.binary)?;
     for file in fs::read_dir(workspace.root().join("deploy/systemd")).context("cannot list the units")? {
         let path = file.context("cannot list the units")?.path();
         let name = path.file_name().context("a unit without a name")?;
@@ -44,6 +46,33 @@ pub fn run(args: &Args) -> Result<()> {
     say::line(format_args!("{} {}", made.reference, made.id));
     say::line(sums(&folder)?);
     Ok(())
+}
+
+/// The plugin of kubectl: the program under its second name in an archive, and krew's manifest, which names that.
+fn krew(workspace: &Workspace, folder: &Path, binary: &Path) -> Result<()> {
+    let version = env!("CARGO_PKG_VERSION");
+    let archive = folder.join(format!("kubectl-ballast-{version}-linux-amd64.tar.gz"));
+    let (home, name) = (binary.parent().context("no folder")?, binary.file_name().context("no name")?);
+    // The same program gives the same bytes.
+    Cmd::new("tar")
+        .args(["--create", "--use-compress-program=gzip -n", "--mtime=@0", "--owner=0", "--group=0"])
+        .args(["--numeric-owner", "--mode=0755", "--transform=s,.*,kubectl-ballast,", "--file"])
+        .arg(&archive)
+        .arg("--directory")
+        .arg(home)
+        .arg(name)
+        .run()?;
+    let sum = Cmd::new("sha256sum").arg(&archive).read()?;
+    let sum = sum.split_whitespace().next().context("no checksum")?;
+    let repository = std::env::var("GITHUB_REPOSITORY").unwrap_or_else(|_| "OWNER/REPOSITORY".to_owned());
+    let template = workspace.root().join("deploy/krew/ballast.yaml");
+    let text = fs::read_to_string(&template).context("cannot read krew's manifest")?;
+    let mut text: String =
+        text.lines().filter(|line| !line.starts_with('#')).fold(String::new(), |all, line| all + line + "\n");
+    for (from, to) in [("VERSION", version), ("REPOSITORY", repository.as_str()), ("SHA256", sum)] {
+        text = text.replace(from, to);
+    }
+    fs::write(folder.join("kubectl-ballast.yaml"), text).context("cannot write krew's manifest")
 }
 
 /// Writes the checksums of all files in a folder, and returns them.
@@ -59,6 +88,28 @@ fn sums(folder: &Path) -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn krews_manifest_names_the_archive_and_its_checksum() {
+        let dir = tempfile::tempdir().unwrap();
+        let binary = dir.path().join("ballast");
+        fs::write(&binary, "program").unwrap();
+        krew(&Workspace::find().unwrap(), dir.path(), &binary).unwrap();
+        let text = fs::read_to_string(dir.path().join("kubectl-ballast.yaml")).unwrap();
+        let field = |name: &str| {
+            let mut lines = text.lines().filter_map(|line| line.trim().strip_prefix(name));
+            lines.next().unwrap().trim().to_owned()
+        };
+        assert!(!text.contains("SHA256") && !text.contains("VERSION"), "{text}");
+        let archive = dir.path().join(field("uri:").rsplit('/').next().unwrap());
+        let sum = Cmd::new("sha256sum").arg(&archive).read().unwrap();
+        assert!(sum.starts_with(&field("sha256:")), "{sum}: {text}");
+        let listed = Cmd::new("tar").args(["--list", "--file"]).arg(&archive).read().unwrap();
+        assert_eq!(listed.trim(), field("bin:"));
+        let first = fs::read(&archive).unwrap();
+        krew(&Workspace::find().unwrap(), dir.path(), &binary).unwrap();
+        assert_eq!(first, fs::read(&archive).unwrap(), "another run gives another archive");
+    }
 
     #[test]
     fn every_file_has_a_checksum_that_fits() {

@@ -8,6 +8,8 @@ use proxy_common::csum::fold;
 use super::REDIRECT;
 use super::skb::{ChecksumState, HostPacket, Redirect, Skb, add, subtract, sum_at};
 use crate::frame::{Bounds, Checksum, Fib, Frame, HelperFailed, Route};
+use crate::header;
+use crate::stage::sctp;
 
 /// The bits of a VLAN tag that name the VLAN.
 const VLAN_ID: u16 = 0xfff;
@@ -67,6 +69,13 @@ impl<'a> HostFrame<'a> {
     }
 }
 
+impl HostPacket {
+    /// The handle for the programs.
+    pub fn frame(&self) -> HostFrame<'_> {
+        HostFrame::new(self)
+    }
+}
+
 /// The bytes of a value.
 fn bytes_of<T>(value: &T, length: usize) -> Result<&[u8], HelperFailed> {
     if length == 0 || length > size_of::<T>() {
@@ -77,6 +86,14 @@ fn bytes_of<T>(value: &T, length: usize) -> Result<&[u8], HelperFailed> {
 }
 
 impl Frame for HostFrame<'_> {
+    fn walk_extensions(self, proto: u8, offset: u32) -> u64 {
+        header::walk_extensions(self, proto, offset)
+    }
+
+    fn change_sctp_ports(self, at: u32, end: u32, old: u32, new: u32) -> Result<(), HelperFailed> {
+        sctp::change_ports(self, at, end, old, new)
+    }
+
     fn ethertype(self) -> u32 {
         self.skb().ethertype
     }

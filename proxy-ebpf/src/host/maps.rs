@@ -18,6 +18,7 @@ use proxy_common::{Address, Family, maglev};
 
 use super::frame::HostFrame;
 use crate::context::PacketCtx;
+use crate::direct_calls::{calls_flows, calls_health, calls_selection};
 use crate::env::{
     Affinity, ClockWindow, Counters, FIB_CACHE_ENTRIES, FibCache, FibEntry, FlowTable, Fragments, Happening,
     Health, Node, OpenConnections, RateLimit, Services, TokenBucket, Words,
@@ -25,10 +26,12 @@ use crate::env::{
 use crate::flow::bucket::BucketAt;
 use crate::flow::memory::Entry;
 use crate::frame::{Frame, Route};
-use crate::pipeline::{Ip, Stages};
+use crate::parse::Parsed;
+use crate::pipeline::{Ip, Stages, parse_pulled};
 use crate::shared::{Raw, Shared};
+use crate::stage::existing::{Existing, NewFlows};
 use crate::stage::forward::Routing;
-use crate::stage::open_flow::NewFlows;
+use crate::stage::open_flow;
 
 /// Ids of backends, of Services, and slots, that there are.
 pub const IDS: u32 = 128;
@@ -182,6 +185,8 @@ impl<F: Family> Node for HostMaps<F> {
 }
 
 impl<F: Family> Health for HostMaps<F> {
+    calls_health!();
+
     fn health(self, id: u32) -> Option<Raw<u64>> {
         let word = at!(self, health).get_mut(id as usize)?;
         // SAFETY: a word that stays until the maps are cleared.
@@ -196,6 +201,8 @@ impl<F: Family> OpenConnections for HostMaps<F> {
 }
 
 impl<F: Family> Services for HostMaps<F> {
+    calls_selection!();
+
     fn service_entry(self, key: &ServiceKey<F::Words>) -> Option<*const ServiceEntry> {
         at!(self, services).get(key).map(core::ptr::from_ref)
     }
@@ -255,6 +262,7 @@ impl<F: Family> Affinity for HostMaps<F> {
 impl<F: Family> FlowTable for HostMaps<F> {
     type Entry = Entry<F::Words>;
     type Bucket = BucketAt;
+    calls_flows!();
 
     fn entry(self, index: u32) -> Option<Entry<F::Words>> {
         let flow = at!(self, flows).get_mut(index as usize)?;
@@ -341,5 +349,15 @@ impl<F: Family> Counters for HostMaps<F> {
 }
 
 impl<F: Family> Routing<HostFrame<'_>> for HostMaps<F> {}
-impl<F: Family> NewFlows<HostFrame<'_>> for HostMaps<F> {}
-impl<F: Ip> Stages<HostFrame<'_>> for HostMaps<F> {}
+
+impl<F: Family> NewFlows<HostFrame<'_>> for HostMaps<F> {
+    fn existing(self, ctx: &mut PacketCtx<F::Words>) -> Existing {
+        open_flow::existing(self, ctx)
+    }
+}
+
+impl<F: Ip> Stages<HostFrame<'_>> for HostMaps<F> {
+    fn parse_pulled(self, frame: HostFrame<'_>, ctx: &mut PacketCtx<F::Words>) -> Parsed {
+        parse_pulled(self, frame, ctx)
+    }
+}

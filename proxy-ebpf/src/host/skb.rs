@@ -7,7 +7,6 @@ use std::vec::Vec;
 use proxy_common::Address;
 use proxy_common::csum::fold;
 
-use super::frame::HostFrame;
 use crate::frame::{Fib, HelperFailed, Route};
 use crate::net::ETHERNET;
 
@@ -335,11 +334,6 @@ impl HostPacket {
         edit(skb);
         skb.linear = skb.linear.min(skb.bytes.length);
         self
-    }
-
-    /// The handle for the programs.
-    pub fn frame(&self) -> HostFrame<'_> {
-        HostFrame::new(self)
     }
 
     /// The packet as it is now.

@@ -3,8 +3,8 @@
 use proxy_common::reason::Reason;
 
 use crate::frame::Fib;
+use crate::parse::Parsed;
 use crate::parse::Stop;
-use crate::pipeline::Parsed;
 
 /// A fragment's outcome as a number: 0 is done; else a reason, plus one.
 #[inline(always)]

@@ -9,13 +9,18 @@ use aya_ebpf::bindings::{
 use aya_ebpf::helpers::generated as helper;
 use proxy_common::Address;
 
-use super::skb::size;
 use crate::frame::{Fib, Route};
 
 /// `AF_INET`.
 const INET: u8 = 2;
 /// `AF_INET6`.
 const INET6: u8 = 10;
+
+/// The size of parameters, as helpers want it.
+#[inline(always)]
+pub(super) const fn size<T>() -> i32 {
+    (size_of::<T>() as u32).cast_signed()
+}
 
 /// [`Frame::fib_lookup`](crate::frame::Frame::fib_lookup) for a packet that came in by the device `ifindex`.
 ///

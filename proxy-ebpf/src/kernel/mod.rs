@@ -6,6 +6,7 @@ mod codes;
 pub mod crc;
 pub mod events;
 pub mod fib;
+mod frame;
 pub mod handle;
 pub mod health;
 pub mod hook;

@@ -8,7 +8,9 @@ use proxy_common::Address;
 use super::fib;
 use super::maps::XDP_DEVICES;
 use crate::frame::{self, Bounds, Checksum, Fib, Frame, HelperFailed, Route};
+use crate::header;
 use crate::net::ETHERNET;
+use crate::stage::sctp;
 use crate::step::{XDP_DROP, XDP_TX};
 
 /// Offset of the Ethernet type.
@@ -42,6 +44,16 @@ impl Xdp {
 
 impl Frame for Xdp {
     const EARLY: bool = true;
+
+    #[inline(always)]
+    fn walk_extensions(self, proto: u8, offset: u32) -> u64 {
+        header::walk_extensions(self, proto, offset)
+    }
+
+    #[inline(always)]
+    fn change_sctp_ports(self, at: u32, end: u32, old: u32, new: u32) -> Result<(), HelperFailed> {
+        sctp::change_ports(self, at, end, old, new)
+    }
 
     #[inline(always)]
     fn ethertype(self) -> u32 {

@@ -9,9 +9,10 @@ use crate::context::PacketCtx;
 use crate::early::{self, EarlyStages};
 use crate::env::Words;
 use crate::stage::established::Look;
+use crate::stage::existing::{Existing, NewFlows};
 use crate::stage::forward::Routing;
 use crate::stage::new_flow;
-use crate::stage::open_flow::{self, NewFlows};
+use crate::stage::open_flow;
 use crate::step::Step;
 
 type Ctx<F> = *mut PacketCtx<Words<Kernel<F>>>;
@@ -42,7 +43,12 @@ macro_rules! family {
 
         impl Routing<Xdp> for Kernel<$family> {}
 
-        impl NewFlows<Xdp> for Kernel<$family> {}
+        impl NewFlows<Xdp> for Kernel<$family> {
+            #[inline(always)]
+            fn existing(self, ctx: &mut PacketCtx<Words<Self>>) -> Existing {
+                open_flow::existing(self, ctx)
+            }
+        }
 
         impl EarlyStages<Xdp> for Kernel<$family> {
             #[inline(always)]

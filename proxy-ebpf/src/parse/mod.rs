@@ -15,6 +15,21 @@ use crate::net::{
     ETHERNET, EXTENSION_HEADERS, IPV4_MORE, IPV4_OFFSET, Ipv4, Ipv6, TcpHeader, extension, sctp, udp,
 };
 
+/// How far parsing came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Parsed {
+    /// The packet lies in the context.
+    Packet,
+    /// It is ICMP or ICMPv6.
+    Icmp,
+    /// It is a packet in a packet.
+    Tunnel,
+    /// It is none of ours, and passes.
+    Foreign,
+    /// It is dropped, for a reason that was counted.
+    Dropped,
+}
+
 /// Why there is no [`Packet`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stop {

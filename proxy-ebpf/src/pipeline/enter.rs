@@ -4,32 +4,17 @@ use proxy_common::PROTO_SCTP;
 use proxy_common::flow::DIRECTION_FORWARD;
 use proxy_common::reason::{Reason, Verdict};
 
-use super::{Ip, Stages};
+use super::stages::{Ip, Stages};
 use crate::context::PacketCtx;
 use crate::env::Words;
 use crate::frame::Frame;
 use crate::header::BROKEN;
 use crate::net::sctp;
-use crate::parse::{Parse as _, Stop};
+use crate::parse::{Parse as _, Parsed, Stop};
 use crate::report;
 
 /// Headers that have to be readable: Ethernet, the longest IPv4 header or IPv6 with a few extensions, TCP.
 const PULL: u32 = 128;
-
-/// How far parsing came.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Parsed {
-    /// The packet lies in the context.
-    Packet,
-    /// It is ICMP or ICMPv6.
-    Icmp,
-    /// It is a packet in a packet.
-    Tunnel,
-    /// It is none of ours, and passes.
-    Foreign,
-    /// It is dropped, for a reason that was counted.
-    Dropped,
-}
 
 /// Parses a packet into the context.
 #[inline(always)]

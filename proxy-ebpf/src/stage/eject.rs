@@ -9,7 +9,7 @@ use proxy_common::health::client;
 use proxy_common::reason::Reason;
 use proxy_common::service::SERVICE_EJECTS;
 
-use super::open_flow::NewFlows;
+use super::existing::NewFlows;
 use crate::context::{Packet, PacketCtx};
 use crate::env::{Counters, FlowTable, Time, Words};
 use crate::flow::memory::EntryRef as _;

@@ -5,6 +5,7 @@ pub mod classify;
 pub mod direct;
 pub mod eject;
 pub mod established;
+pub mod existing;
 pub mod forward;
 pub mod fragment;
 pub mod icmp;

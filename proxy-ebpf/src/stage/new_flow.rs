@@ -17,8 +17,8 @@ use proxy_common::{Address as _, Family};
 use proxy_common::{PROTO_TCP, PROTO_UDP};
 
 use super::classify;
+use super::existing::{NewFlows, of_existing};
 use super::martian;
-use super::open_flow::{NewFlows, of_existing};
 use crate::context::{NO_HASH, PacketCtx};
 use crate::env::{FlowTable, Time, Words};
 use crate::flow::track::is_syn;

@@ -5,30 +5,17 @@ use proxy_common::flow::{DIRECTION_REPLY, STATE_DIRECT, STATE_SNAT, tunnel_of};
 use super::direct;
 use super::eject;
 use super::established::deliver;
-use super::forward::Routing;
+use super::existing::{Existing, NewFlows, next_of, of_existing};
 use super::new_flow::refuse;
 use super::translate::Rewrite;
 use crate::context::{PacketCtx, Tuple};
-use crate::env::{Affinity, Counters, FlowTable, Words};
+use crate::env::{Counters, FlowTable, Words};
 use crate::flow::memory::EntryRef as _;
 use crate::flow::open::{self, Opened};
-use crate::flow::track::{self, is_syn};
+use crate::flow::track;
 use crate::frame::Frame;
 use crate::report;
 use crate::step::Step;
-
-/// What asking about the flow of a segment that opens a connection has found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Existing {
-    /// There is none, or it was over and has been removed.
-    None = 0,
-    /// It goes on.
-    GoesOn = 1,
-    /// It goes on, and has lost the key of its replies.
-    LostReplyKey = 2,
-    /// Its backend did not answer: that was noted, the flow has been removed, and the earlier selection does not count.
-    Unanswered = 3,
-}
 
 /// Looks whether the flow of the packet exists and goes on; if it does not go on, it is removed.
 #[inline(always)]
@@ -45,32 +32,6 @@ pub fn existing<M: FlowTable + Counters>(maps: M, ctx: &PacketCtx<Words<M>>) -> 
         return if is_unanswered { Existing::Unanswered } else { Existing::None };
     }
     if flow.has_lost_reply_key(time) { Existing::LostReplyKey } else { Existing::GoesOn }
-}
-
-/// What new flows ask of the maps.
-pub trait NewFlows<F: Frame>: FlowTable + Affinity + Counters + Routing<F> {
-    /// [`existing`].
-    #[inline(always)]
-    fn existing(self, ctx: &mut PacketCtx<Words<Self>>) -> Existing {
-        existing(self, ctx)
-    }
-}
-
-/// The next stage of a segment that opens a connection, if it belongs to a flow that goes on; of other packets it is known
-/// by now that they do not.
-#[inline(always)]
-pub fn of_existing<M: NewFlows<F>, F: Frame>(maps: M, ctx: &mut PacketCtx<Words<M>>) -> Option<Step> {
-    if is_syn(ctx.packet.tcp_flags) { next_of(maps.existing(ctx)) } else { None }
-}
-
-#[inline(always)]
-fn next_of(existing: Existing) -> Option<Step> {
-    match existing {
-        Existing::None => None,
-        Existing::GoesOn => Some(Step::Continue),
-        Existing::LostReplyKey => Some(Step::RepairReplyKey),
-        Existing::Unanswered => Some(Step::NewFlow),
-    }
 }
 
 /// Begins the flow that was planned; not, if the packet has one already.

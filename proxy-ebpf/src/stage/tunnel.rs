@@ -24,7 +24,7 @@ use crate::context::{NO_HASH, PacketCtx, TUNNELLED, TUNNELLED_AGAIN, Tuple};
 use crate::env::{Fragments, Node, Services, Words};
 use crate::frame::{Fib, Frame, HelperFailed};
 use crate::header::{Header, Read};
-use crate::pipeline::Parsed;
+use crate::parse::Parsed;
 use crate::select::lookup;
 use crate::step::Step;
 

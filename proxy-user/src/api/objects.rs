@@ -102,13 +102,15 @@ pub struct ServiceCidr {
     pub spec: Option<networking::ServiceCIDRSpec>,
 }
 
-/// What is read of metadata: names, versions, labels, annotations and times.
+/// What is read of metadata: names, editions, labels, annotations and times.
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct Metadata {
     name: Option<String>,
     namespace: Option<String>,
+    uid: Option<String>,
     resource_version: Option<String>,
+    generation: Option<i64>,
     labels: Option<BTreeMap<String, String>>,
     annotations: Option<BTreeMap<String, String>>,
     creation_timestamp: Option<Time>,
@@ -117,12 +119,14 @@ struct Metadata {
 
 fn metadata<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ObjectMeta, D::Error> {
     let read = Metadata::deserialize(deserializer)?;
-    let Metadata { name, namespace, resource_version, labels, annotations, .. } = read;
+    let Metadata { name, namespace, uid, resource_version, generation, labels, annotations, .. } = read;
     let Metadata { creation_timestamp, deletion_timestamp, .. } = read;
     Ok(ObjectMeta {
         name,
         namespace,
+        uid,
         resource_version,
+        generation,
         labels,
         annotations,
         creation_timestamp,

@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 use kube::runtime::watcher::Error;
 use tracing::{debug, info, warn};
 
+use crate::model::problem::chain;
+
 /// How long a refusal must last to be worth a warning: an API server that has just started refuses all until it has
 /// read its roles. The pauses between two attempts grow, so what is refused for good is warned of after 5 to 20 s.
 const LASTING: Duration = Duration::from_secs(5);
@@ -113,21 +115,6 @@ impl Outage {
     pub const fn is_away(&self) -> bool {
         self.away
     }
-}
-
-/// The error with its causes: the outer one alone says `client error (Connect)`.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let more = error.to_string();
-        if !text.contains(&more) {
-            text.push_str(": ");
-            text.push_str(&more);
-        }
-        cause = error.source();
-    }
-    text
 }
 
 #[cfg(test)]

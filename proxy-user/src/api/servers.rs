@@ -16,8 +16,8 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 use tracing::{debug, info, warn};
 
-use super::outage::chain;
 use crate::model::ApiServers;
+use crate::model::problem::chain;
 
 /// How long a server may take until it begins to answer, where there is another one. A list of 50,000 objects takes it seconds.
 const PATIENCE: Duration = Duration::from_secs(30);

@@ -9,11 +9,11 @@ use tokio::time::timeout;
 
 use crate::api::client::{ConnectError, Options, connect};
 use crate::api::fresh::Fresh;
-use crate::api::outage::chain;
 use crate::cli::args::check::CheckArgs;
 use crate::cli::args::list::ApiArgs;
 use crate::cli::check::facts::ApiAccess;
 use crate::model::ApiServers;
+use crate::model::problem::chain;
 
 /// An API server that does not answer within this time is away.
 const PATIENCE: Duration = Duration::from_secs(5);

@@ -8,13 +8,16 @@ pub mod end_udp_sockets;
 pub mod eyes;
 pub mod inspect;
 pub mod kube_proxy;
+pub mod kubectl;
 pub mod list;
 pub mod network;
 mod options;
 pub mod paths;
+pub mod programmed;
 pub mod sizes;
 pub mod takeover;
 pub mod timeouts;
+pub mod top;
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -48,8 +51,7 @@ pub struct Args {
 pub enum Command {
     /// Run the agent: watch Services and EndpointSlices, and keep the kernel's maps as they say.
     Run(Box<RunArgs>),
-    /// Say whether all is well: agent, programs, maps, refused traffic. Exits with 0 when it is, and with 1 when
-    /// the agent does not answer or anything else is wrong.
+    /// Say whether all is well: agent, programs, maps, refused traffic. Exits with 1 when the agent does not answer or anything else is wrong.
     Status(StatusArgs),
     /// Check whether this node is fit for Ballast (--pre), and whether Ballast works on it. Exits with 1 when a check fails.
     Check(Box<check::CheckArgs>),
@@ -85,6 +87,10 @@ pub enum Command {
     Explain(eyes::ExplainArgs),
     /// Show refusals, drops and new connections while they happen.
     Monitor(eyes::MonitorArgs),
+    /// Show Services, endpoints, drops and connections as they happen, on a terminal.
+    Top(top::TopArgs),
+    /// Ask the agent which edition of each Service is in force: its writes to the maps have succeeded. JSON.
+    Programmed(programmed::ProgrammedArgs),
     /// The agent's settings, and whence each comes: flag, variable, file or default.
     Config(inspect::ConfigArgs),
     /// Write an archive with what a report of a fault needs. Secrets are left out.
@@ -147,8 +153,7 @@ pub struct RunArgs {
     #[command(flatten)]
     pub kube_proxy: kube_proxy::KubeProxyFlags,
 
-    /// File with the API server's address and credentials. Default: $KUBECONFIG, then the pod's service
-    /// account, then ~/.kube/config.
+    /// File with the API server's address and credentials. Default: $KUBECONFIG, then the pod's service account, then ~/.kube/config.
     #[arg(long, env = "BALLAST_KUBECONFIG", value_name = "FILE", help_heading = "Where objects come from")]
     pub kubeconfig: Option<PathBuf>,
     /// Addresses of the API servers, separated by commas, instead of the one that the credentials name. The first one that
@@ -181,8 +186,7 @@ pub struct RunArgs {
         help_heading = "This node"
     )]
     pub bpffs: PathBuf,
-    /// The node's address, if it is not its internal one, or all (0.0.0.0, ::). Its family is the node's first
-    /// one, and the default of the two addresses below. Default: 0.0.0.0.
+    /// The node's address, if it is not its internal one, or all (0.0.0.0, ::). Its family is the node's first one, and the default of the two addresses below. Default: 0.0.0.0.
     #[arg(long, env = "BALLAST_BIND_ADDRESS", value_name = "IP", help_heading = "This node")]
     pub bind_address: Option<IpAddr>,
     /// Devices whose packets are translated, as names with * and ?, separated by commas; !NAME leaves one out.
@@ -247,8 +251,7 @@ pub struct RunArgs {
         help_heading = "Timing"
     )]
     pub min_sync_period: Option<Duration>,
-    /// How often the maps are compared in full with what they should be. /healthz fails when a change has
-    /// waited for two such periods. Default: 30s.
+    /// How often the maps are compared in full with what they should be. /healthz fails when a change has waited for two such periods. Default: 30s.
     #[arg(
         long,
         env = "BALLAST_SYNC_PERIOD",

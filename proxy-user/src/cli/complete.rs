@@ -62,7 +62,9 @@ pub(in crate::cli) fn namespaces() -> ArgValueCandidates {
 
 /// Completes the name of a map.
 pub(in crate::cli) fn maps() -> ArgValueCandidates {
-    ArgValueCandidates::new(|| map_names::ALL.iter().map(CompletionCandidate::new).collect())
+    ArgValueCandidates::new(|| {
+        map_names::ALL.iter().chain(map_names::OPTIONAL).map(CompletionCandidate::new).collect()
+    })
 }
 
 fn candidates<const N: usize>(texts: impl Fn(&NameRow) -> [String; N]) -> Vec<CompletionCandidate> {

@@ -147,7 +147,8 @@ pub struct World {
 }
 
 impl World {
-    fn now() -> Self {
+    /// This machine, now.
+    pub fn now() -> Self {
         let up = Duration::try_from(clock_gettime(ClockId::Monotonic)).unwrap_or_default();
         Self { zero: SystemTime::now().checked_sub(up), ..Self::default() }
     }
@@ -274,6 +275,11 @@ impl Line {
             reason: why.map(Reason::label),
             why,
         }
+    }
+
+    /// The label of its reason, if it has one.
+    pub const fn reason(&self) -> Option<&'static str> {
+        self.reason
     }
 
     /// One line, without its end.

@@ -8,9 +8,9 @@ use std::time::Duration;
 use ipnet::IpNet;
 use proxy_common::reason::Reason;
 
-use super::nearest::{did_you_mean, nearest};
 use crate::config::value::{self, ValueError};
 use crate::maps::view::FlowState;
+use crate::model::nearest::{did_you_mean, nearest};
 use crate::model::net::Protocol;
 
 /// Why it is no question.

@@ -6,6 +6,7 @@
 mod parts;
 mod secrets;
 
+use std::fmt::Write as _;
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -32,10 +33,10 @@ pub enum SysdumpError {
 }
 
 /// A file of the archive, and what is in it, or why not.
-pub(self) type Part = (String, Result<Vec<u8>, String>);
+type Part = (String, Result<Vec<u8>, String>);
 
 /// What the archive has, without secrets.
-pub(self) struct Archive<W: Write> {
+struct Archive<W: Write> {
     tar: tar::Builder<GzEncoder<W>>,
     folder: String,
     time: u64,
@@ -55,18 +56,24 @@ impl<W: Write> Archive<W> {
                 let content = match String::from_utf8(content) {
                     Ok(text) => secrets::left_out(&text).into_bytes(),
                     // What is no text is nothing that anybody reads here.
-                    Err(_) => return self.fail(&name, "it is no text"),
+                    Err(_) => {
+                        self.fail(&name, "it is no text");
+                        return Ok(());
+                    }
                 };
                 self.write(&name, &content)
             }
-            Err(reason) => self.fail(&name, &reason),
+            Err(reason) => {
+                self.fail(&name, &reason);
+                Ok(())
+            }
         }
     }
 
-    fn fail(&mut self, name: &str, reason: &str) -> io::Result<()> {
+    fn fail(&mut self, name: &str, reason: &str) {
         let reason = secrets::left_out(reason);
-        self.failures.push_str(&format!("{name}: {reason}\n"));
-        Ok(())
+        // Writing to a String does not fail.
+        let _ = writeln!(self.failures, "{name}: {reason}");
     }
 
     fn write(&mut self, name: &str, content: &[u8]) -> io::Result<()> {

@@ -10,7 +10,7 @@ use tokio::sync::{mpsc, watch};
 
 use crate::metrics::Metrics;
 use crate::model::notice::Notice;
-use crate::sync::Status;
+use crate::sync::{Programmed, Status};
 
 /// Between two attempts to listen.
 pub(super) const RETRY: Duration = Duration::from_secs(5);
@@ -20,6 +20,8 @@ pub(super) const RETRY: Duration = Duration::from_secs(5);
 pub struct State {
     /// What the owner of the maps publishes.
     pub status: watch::Receiver<Status>,
+    /// Which edition of each Service is in force.
+    pub programmed: Programmed,
     /// How long a change may wait before the agent is unwell: two sync periods.
     pub patience: Duration,
     /// What the cluster is told.

@@ -152,7 +152,7 @@ impl Report {
 }
 
 /// As Go writes times in JSON; what never was is the year 1.
-fn rfc3339(time: Option<SystemTime>) -> String {
+pub(super) fn rfc3339(time: Option<SystemTime>) -> String {
     time.and_then(|time| jiff::Timestamp::try_from(time).ok())
         .map_or_else(|| "0001-01-01T00:00:00Z".to_owned(), |time| time.to_string())
 }

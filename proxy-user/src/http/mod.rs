@@ -8,6 +8,7 @@
 //! | metrics | `/metrics` | see [`crate::metrics`] |
 //! | | `/proxyMode` | `ebpf` |
 //! | | `/healthz`, `/livez` | `ok`, or 503 and the same JSON |
+//! | | `/programmed`, `/programmed/NAMESPACE/NAME` | which edition of each Service is in force; kube-proxy has none |
 //! | | `/xdp` | which uplinks run the XDP program, and why not; kube-proxy has none |
 //! | | `/apiservers` | the API servers, and which of them is asked; kube-proxy has none |
 //! | | `/problems` | what is wrong with which object, as a list of sentences in JSON; kube-proxy has none |
@@ -19,6 +20,7 @@
 
 mod answer;
 pub mod health;
+mod programmed;
 pub mod service_check;
 
 use std::net::SocketAddr;
@@ -107,6 +109,8 @@ pub fn metrics_router(state: State) -> Router {
         .route("/configz", get(configz))
         .route("/apiservers", get(api_servers))
         .route("/problems", get(problems))
+        .route("/programmed", get(programmed::all))
+        .route("/programmed/{namespace}/{name}", get(programmed::named))
         .route("/xdp", get(xdp))
         .with_state(state)
 }

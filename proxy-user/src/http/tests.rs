@@ -3,7 +3,7 @@ use std::time::Duration;
 use super::*;
 use crate::metrics::Metrics;
 use crate::model::Problem;
-use crate::sync::Status;
+use crate::sync::{Programmed, Status};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
@@ -13,6 +13,7 @@ pub(super) fn state(status: Status) -> State {
     State {
         metrics: Arc::new(Metrics::new(std::path::Path::new("/nonexistent"), status.clone())),
         status,
+        programmed: Programmed::default(),
         patience: Duration::from_mins(1),
         config: Arc::new(serde_json::json!({"ballast": {"nodeName": "node-a"}})),
         notices: mpsc::channel(1).0,
@@ -159,4 +160,72 @@ async fn an_address_that_is_taken_is_the_end_where_that_is_asked_for() {
         "{error}"
     );
     assert_eq!(told.recv().await.unwrap().reason, "FailedToStartProxierHealthcheck");
+}
+
+/// A driver's task, and what it knows to be in force, after a Service with this edition was programmed.
+async fn programmed(edition: &str) -> Programmed {
+    use crate::maps::{Capacity, MemoryStore};
+    use crate::model::{EndpointSlice, Event, Listing, NodeView, Service, ServiceName, SliceName, Version};
+    use crate::sync::{Driver, DriverSettings};
+    let node = NodeView::new("node-a");
+    let driver = Driver::new(MemoryStore::new(Capacity::default()), node, DriverSettings::default()).unwrap();
+    let (known, mut status) = (driver.programmed(), driver.status());
+    let (events, receiver) = mpsc::channel(8);
+    tokio::spawn(driver.run(receiver));
+    let version =
+        |edition: &str| Version { uid: "u-1".into(), resource_version: edition.into(), generation: Some(3) };
+    let name = ServiceName::new("default", "web");
+    let service = Service {
+        version: version(edition),
+        cluster_ips: vec!["10.96.0.10".parse().unwrap()],
+        ..Service::new(name.clone())
+    };
+    let slice = SliceName::new("default", "web-x");
+    let slice = EndpointSlice::new(slice, name, crate::model::net::IpFamily::V4);
+    let slice = EndpointSlice { version: version("77"), ..slice };
+    events.send(Event::Reset(Listing::Services(vec![service]))).await.unwrap();
+    events.send(Event::Reset(Listing::Slices(vec![slice]))).await.unwrap();
+    status.wait_for(|status| status.synced).await.unwrap();
+    known
+}
+
+#[tokio::test]
+async fn what_is_in_force_is_told_with_its_edition() {
+    let problem =
+        |object: &str| Problem { object: object.to_owned(), field: "f".to_owned(), message: "m".to_owned() };
+    let problems =
+        vec![problem("Service default/web"), problem("EndpointSlice default/web-x"), problem("Service a/b")];
+    let status = Status { synced: true, problems, ..Status::default() };
+    let state = State { programmed: programmed("41").await, ..state(status) };
+    let address = start(metrics_router(state)).await;
+    let (code, head, body) = fetch(address, "/programmed/default/web").await;
+    assert!(code == 200 && head.contains("content-type: application/json"), "{head}");
+    let one: serde_json::Value = serde_json::from_str(&body).unwrap();
+    assert_eq!(
+        (&one["uid"], &one["resourceVersion"], &one["generation"]),
+        (&"u-1".into(), &"41".into(), &3.into())
+    );
+    assert_eq!(one["endpointSlices"][0]["resourceVersion"], "77");
+    assert_eq!(one["current"], true);
+    assert!(one["programmedSince"].as_str().is_some_and(|since| since.starts_with("20")), "{one}");
+    assert_eq!(
+        one["problems"],
+        serde_json::json!(["Service default/web: f: m", "EndpointSlice default/web-x: f: m"])
+    );
+    let all: serde_json::Value = serde_json::from_str(&fetch(address, "/programmed").await.2).unwrap();
+    assert_eq!(
+        (&all["node"], &all["synced"], &all["services"]),
+        (&"node-a".into(), &true.into(), &serde_json::json!([one]))
+    );
+    let (code, _, body) = fetch(address, "/programmed/default/wbe").await;
+    assert!(code == 404 && body.contains("did you mean default/web?"), "{body}");
+}
+
+#[tokio::test]
+async fn before_the_first_sync_nobody_knows_what_is_in_force() {
+    let address = start(metrics_router(state(Status::default()))).await;
+    let (code, _, body) = fetch(address, "/programmed/default/web").await;
+    assert_eq!((code, &*body), (503, r#"{"error":"the first sync of node-a is not done"}"#));
+    let (code, _, body) = fetch(address, "/programmed").await;
+    assert_eq!((code, &*body), (200, r#"{"node":"node-a","synced":false,"services":[]}"#));
 }

@@ -6,7 +6,7 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 use tokio::sync::watch;
 
-use super::samples::{counter, gauge};
+use super::sample::{counter, gauge};
 use crate::model::ApiServers;
 
 /// Reads what the client tells.

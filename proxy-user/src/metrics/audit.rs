@@ -6,7 +6,7 @@ use std::sync::Arc;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 
-use super::samples::counter;
+use super::sample::counter;
 use crate::audit::Audits;
 
 /// Reads the counts at each scrape.

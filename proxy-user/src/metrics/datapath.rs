@@ -8,7 +8,7 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 use proxy_common::reason::Reason;
 
-use super::samples::{Labels, counter, gauge};
+use super::sample::{Labels, counter, gauge};
 use crate::maps::view::{BackendState, FlowState, NameRow, Overview, Snapshot, UsageRow, View, ViewError};
 use crate::programs::{Attachment, attachments};
 

@@ -6,7 +6,7 @@ use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use proxy_common::latency::{LatencyEntry, limit_us};
 
-use super::samples::{Labels, counter};
+use super::sample::{Labels, counter};
 
 /// Writes what was measured of each Service port; nothing where nothing is measured.
 pub(super) fn encode(

@@ -14,7 +14,7 @@ mod plain;
 mod process;
 pub mod recent;
 mod repairs;
-mod samples;
+mod sample;
 mod sync;
 mod xdp;
 

@@ -6,7 +6,7 @@ use std::fs;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 
-use super::samples::{counter, gauge};
+use super::sample::{counter, gauge};
 
 /// Reads `/proc/self` at each scrape.
 #[derive(Debug)]

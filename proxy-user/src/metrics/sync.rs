@@ -11,7 +11,7 @@ use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use tokio::sync::watch;
 
-use super::samples::{Labels, counter, gauge};
+use super::sample::{Labels, counter, gauge};
 use crate::model::net::IpFamily;
 use crate::plan::Scope;
 use crate::sync::{Histogram, Scale, Status};

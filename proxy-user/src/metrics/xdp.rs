@@ -6,7 +6,7 @@ use std::sync::Arc;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 
-use super::samples::gauge;
+use super::sample::gauge;
 use crate::programs::{Taken, XdpDevices};
 
 /// What the uplinks got.

@@ -15,6 +15,7 @@ use super::spread::Weights;
 use super::{
     DefaultRoute, Endpoint, EndpointPort, EndpointSlice, Event, ForwardingMode, HostDevice, HostView, Key,
     Name, NodeView, Object, Service, ServiceKind, ServiceName, ServicePort, SliceName, TrafficPolicy,
+    Version,
 };
 
 /// The node that clusters are seen from.
@@ -113,6 +114,7 @@ pub fn service() -> impl Strategy<Value = Service> {
         }
         Service {
             name,
+            version: Version::default(),
             is_foreign,
             kind: ServiceKind::LoadBalancer,
             cluster_ips,
@@ -169,6 +171,7 @@ pub fn slice() -> impl Strategy<Value = EndpointSlice> {
                 EndpointSlice {
                     name: SliceName::new(service.namespace.clone(), name.clone()),
                     service: service.clone(),
+                    version: Version::default(),
                     family,
                     ports: ports.clone(),
                     endpoints,

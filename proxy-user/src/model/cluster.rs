@@ -169,10 +169,12 @@ impl Cluster {
     }
 
     fn put_service(&mut self, service: Service, changed: &mut BTreeSet<ServiceName>) {
-        if self.services.get(&service.name) != Some(&service) {
-            changed.insert(service.name.clone());
-            self.services.insert(service.name.clone(), service);
+        if let Some(known) = self.services.get_mut(&service.name).filter(|known| **known == service) {
+            known.version = service.version;
+            return;
         }
+        changed.insert(service.name.clone());
+        self.services.insert(service.name.clone(), service);
     }
 
     fn remove_service(&mut self, name: &ServiceName, changed: &mut BTreeSet<ServiceName>) {
@@ -184,8 +186,9 @@ impl Cluster {
     fn put_slice(&mut self, slice: EndpointSlice, changed: &mut BTreeSet<ServiceName>) {
         match self.owners.get(&slice.name) {
             Some(owner) if *owner == slice.service => {
-                let known = self.slices.get(owner).and_then(|slices| slices.get(&slice.name));
-                if known.is_some_and(|known| known.says_the_same(&slice)) {
+                let known = self.slices.get_mut(owner).and_then(|slices| slices.get_mut(&slice.name));
+                if let Some(known) = known.filter(|known| known.says_the_same(&slice)) {
+                    known.version = slice.version;
                     return;
                 }
             }

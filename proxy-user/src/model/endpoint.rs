@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::time::SystemTime;
 
 use super::{
-    Name, Names, Problem, ServiceName, SliceName,
+    Name, Names, Problem, ServiceName, SliceName, Version,
     net::{IpFamily, Protocol},
 };
 
@@ -15,6 +15,8 @@ pub struct EndpointSlice {
     pub name: SliceName,
     /// The Service it belongs to: the label `kubernetes.io/service-name`.
     pub service: ServiceName,
+    /// Its edition, which counts in no comparison.
+    pub version: Version,
     /// `addressType`.
     pub family: IpFamily,
     /// The ports that every endpoint of it has, sorted.
@@ -33,6 +35,7 @@ impl EndpointSlice {
         Self {
             name,
             service,
+            version: Version::default(),
             family,
             ports: Vec::new(),
             endpoints: Vec::new(),
@@ -43,7 +46,7 @@ impl EndpointSlice {
 
     /// Whether it says the same as another one; what triggered it does not count.
     pub fn says_the_same(&self, other: &Self) -> bool {
-        let Self { name, service, family, ports, endpoints, triggered: _, problems } = self;
+        let Self { name, service, version: _, family, ports, endpoints, triggered: _, problems } = self;
         *name == other.name
             && *service == other.service
             && *family == other.family

@@ -11,6 +11,7 @@ pub mod event;
 pub mod forwarding;
 pub mod host;
 pub mod name;
+pub mod nearest;
 pub mod net;
 pub mod node;
 pub mod notice;
@@ -21,6 +22,7 @@ pub mod service_cidr;
 pub mod settings;
 pub mod sorted;
 pub mod spread;
+pub mod version;
 
 pub use api_servers::ApiServers;
 pub use cluster::Cluster;
@@ -34,6 +36,7 @@ pub use problem::Problem;
 pub use service::{Service, ServiceKind, ServicePort, TrafficPolicy};
 pub use service_cidr::ServiceCidr;
 pub use sorted::{SortedMap, SortedSet};
+pub use version::Version;
 
 #[cfg(test)]
 pub(crate) mod arbitrary;

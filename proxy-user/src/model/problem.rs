@@ -18,3 +18,18 @@ impl fmt::Display for Problem {
         write!(f, "{}: {}: {}", self.object, self.field, self.message)
     }
 }
+
+/// The error with its causes: the outer one alone says `client error (Connect)`.
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let more = error.to_string();
+        if !text.contains(&more) {
+            text.push_str(": ");
+            text.push_str(&more);
+        }
+        cause = error.source();
+    }
+    text
+}

@@ -5,13 +5,15 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use proxy_common::select::Algorithm;
 
-use super::{ForwardingMode, Name, Problem, ServiceName, net::Protocol, spread::Weights};
+use super::{ForwardingMode, Name, Problem, ServiceName, Version, net::Protocol, spread::Weights};
 
 /// A Service that has an address: never headless, never an ExternalName.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Service {
     /// Its name.
     pub name: ServiceName,
+    /// Its edition, which counts in no comparison.
+    pub version: Version,
     /// Another proxy serves it (label `service.kubernetes.io/service-proxy-name`). Of such a Service only the name and
     /// the cluster addresses are known here, which that proxy must not find shut.
     pub is_foreign: bool,
@@ -55,6 +57,7 @@ impl Service {
     pub fn new(name: ServiceName) -> Self {
         Self {
             name,
+            version: Version::default(),
             is_foreign: false,
             kind: ServiceKind::ClusterIp,
             cluster_ips: Vec::new(),

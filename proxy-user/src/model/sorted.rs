@@ -34,6 +34,15 @@ impl<K: Ord, V> SortedMap<K, V> {
         self.place(key).ok().and_then(|at| self.0.get(at)).map(|(_, value)| value)
     }
 
+    /// The same, to be changed.
+    pub fn get_mut<Q: Ord + ?Sized>(&mut self, key: &Q) -> Option<&mut V>
+    where
+        K: Borrow<Q>,
+    {
+        let at = self.place(key).ok()?;
+        self.0.get_mut(at).map(|(_, value)| value)
+    }
+
     /// Whether the key is there.
     pub fn contains_key<Q: Ord + ?Sized>(&self, key: &Q) -> bool
     where

@@ -13,6 +13,7 @@ use super::job::{Failure, Job, Owner, Steps, Trouble};
 use super::writer::Writer;
 use crate::maps::{FrontendKey, Store, Write};
 use crate::model::Problem;
+use crate::model::problem::chain;
 use crate::model::{ServiceName, SortedSet};
 use crate::plan::{ServicePlan, Unmanaged};
 
@@ -194,7 +195,7 @@ impl Addresses {
         Problem {
             object: owner.map_or_else(|| format!("address {address}"), |name| format!("Service {name}")),
             field: "spec.clusterIPs".to_owned(),
-            message: format!("{effect}: {}", trouble.text()),
+            message: format!("{effect}: {}", chain(trouble)),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! What is in the maps, as far as we know: it changes only after the write it mirrors succeeded.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
 
@@ -11,13 +11,14 @@ use proxy_common::node::{NODE_ADDR_PORTS, NodeAddr};
 use proxy_common::select::is_by_load;
 use proxy_common::service::{SCOPE_INTERNAL, ServiceEntry};
 
-use super::drains::Drains;
 use super::extents::Extents;
 use super::filter::{Filter, backend_bit, frontend_bit};
 use super::ids::Ids;
 use super::rows::Rows;
 use crate::maps::FilterBit as Bit;
-use crate::maps::{Backend, Capacity, FrontendKey, MaglevRow, NodeContents, Table, TunnelRow, Write};
+use crate::maps::{
+    Backend, Capacity, FrontendKey, MaglevRow, MaglevTable, NodeContents, Table, TunnelRow, Write,
+};
 use crate::model::SortedSet;
 use crate::model::net::IpFamily;
 use crate::plan::{BackendAddress, PortId};
@@ -307,4 +308,67 @@ impl Applied {
 /// Whether the key stands for an address, and not for a port of it.
 pub(super) const fn is_address(key: &FrontendKey) -> bool {
     key.port == 0 && key.proto == 0 && key.scope == SCOPE_INTERNAL
+}
+
+/// The drain period of a previous table.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Drain {
+    since: Instant,
+    pub(super) index: u32,
+    base: u32,
+}
+
+impl Drain {
+    /// Whether the row of that index still has this previous table.
+    pub(super) fn is_of(&self, row: &MaglevRow) -> bool {
+        row.previous.base == self.base
+    }
+}
+
+/// Drain periods, in the order in which they began.
+#[derive(Clone, Debug)]
+pub(super) struct Drains {
+    begun: VecDeque<Drain>,
+    hold: Duration,
+    /// So many of the first ones end before their time.
+    ended: usize,
+}
+
+impl Drains {
+    pub(super) fn new(hold: Duration) -> Self {
+        Self { begun: VecDeque::new(), hold, ended: 0 }
+    }
+
+    /// The table is the previous one of that index from now on.
+    pub(super) fn begin(&mut self, index: u32, table: MaglevTable, now: Instant) {
+        if table.base != 0 {
+            self.begun.push_back(Drain { since: now, index, base: table.base });
+        }
+    }
+
+    /// When the next one is over.
+    pub(super) fn next_over(&self) -> Option<Instant> {
+        let hold = if self.ended == 0 { self.hold } else { Duration::ZERO };
+        self.begun.front().map(|drain| drain.since + hold)
+    }
+
+    /// Ends all of them with the next sync.
+    pub(super) fn end_all(&mut self) {
+        self.ended = self.begun.len();
+    }
+
+    /// Those that are over.
+    pub(super) fn over(&self, now: Instant) -> impl Iterator<Item = &Drain> {
+        let is_over =
+            move |(number, drain): &(usize, &Drain)| *number < self.ended || drain.since + self.hold <= now;
+        self.begun.iter().enumerate().take_while(is_over).map(|(_, drain)| drain)
+    }
+
+    /// Forgets those of which the rows say nothing any more.
+    pub(super) fn forget_done(&mut self, rows: &BTreeMap<u32, MaglevRow>) {
+        let is_done = |drain: &mut Drain| !rows.get(&drain.index).is_some_and(|row| drain.is_of(row));
+        while self.begun.pop_front_if(is_done).is_some() {
+            self.ended = self.ended.saturating_sub(1);
+        }
+    }
 }

@@ -7,6 +7,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 
 use super::applied::Holds;
+use super::programmed::{Ledger, Programmed};
 use super::question::Question;
 use super::reconcile::Reconciler;
 use super::slow_start::SlowStart;
@@ -84,6 +85,7 @@ pub struct Driver<S> {
     triggers: Triggers,
     slow_start: SlowStart,
     early: Early,
+    ledger: Ledger,
     status: watch::Sender<Status>,
     /// Questions of an audit; `None`: there is no audit.
     questions: Option<mpsc::Receiver<Question>>,
@@ -111,6 +113,7 @@ impl<S: Store> Driver<S> {
             is_unreadable: false,
             slow_start: SlowStart::new(settings.slow_start),
             early,
+            ledger: Ledger::default(),
             settings,
             triggers: Triggers::new(SystemTime::now()),
             status: watch::Sender::new(status),
@@ -133,6 +136,11 @@ impl<S: Store> Driver<S> {
     /// Snapshots, a new one after each sync.
     pub fn status(&self) -> watch::Receiver<Status> {
         self.status.subscribe()
+    }
+
+    /// Which edition of each Service is in force.
+    pub fn programmed(&self) -> Programmed {
+        self.ledger.programmed()
     }
 
     /// Runs until every sender of `events` is gone, and gives the tables back. What is programmed stays.
@@ -210,6 +218,7 @@ impl<S: Store> Driver<S> {
         };
         let listed = matches!(event, Event::Reset(_));
         self.triggers.note(&self.cluster, &event);
+        self.ledger.note(&self.cluster, &event);
         let mut changed = self.cluster.apply(event);
         self.early.is_due |= !changed.is_disjoint(self.cluster.static_services());
         self.changed.append(&mut changed);
@@ -291,6 +300,7 @@ impl<S: Store> Driver<S> {
         let has_dsr = self.has_dsr;
         let node = self.plan_node();
         self.reconciler.sync(begun.into_std(), plans);
+        self.ledger.settle(&self.cluster, self.reconciler.failing_services(), SystemTime::now());
         let ended = Instant::now();
         self.last_sync = Some(ended);
         let waited = self.waiting_since.take().map(|since| ended - since);

@@ -9,6 +9,7 @@ use proxy_common::service::ServiceEntry;
 use super::extents::NoRoom;
 use super::ids::Exhausted;
 use crate::maps::{Backend, FrontendKey, MapError, Write};
+use crate::model::problem::chain;
 use crate::model::{Problem, SortedMap};
 use crate::plan::PortId;
 use crate::plan::maglev::Member;
@@ -109,20 +110,9 @@ pub enum Trouble {
 }
 
 impl Trouble {
-    /// What went wrong, with its causes.
-    pub fn text(&self) -> String {
-        let mut message = self.to_string();
-        let mut cause = std::error::Error::source(self);
-        while let Some(error) = cause {
-            message = format!("{message}: {error}");
-            cause = error.source();
-        }
-        message
-    }
-
-    /// The same as a report about what it kept from being done.
+    /// As a report about what it kept from being done.
     pub(super) fn problem(&self, owner: &Owner) -> Problem {
-        let message = self.text();
+        let message = chain(self);
         let Owner::Port(port) = owner else {
             let message = format!("entries that no Service port has could not be changed: {message}");
             return Problem { object: "Node".to_owned(), field: "maps".to_owned(), message };

@@ -22,6 +22,7 @@ use super::writer::Writer;
 use crate::maps::{ConfigRow, FlowUse, NodeContents, NodeFamily, NodeRow, Store, TunnelRow, Write};
 use crate::model::Problem;
 use crate::model::net::IpFamily;
+use crate::model::problem::chain;
 use crate::plan::NodePlan;
 
 /// What the node should look like, and how far that got.
@@ -117,7 +118,7 @@ impl NodeState {
             let problem = Problem {
                 object: "Node".to_owned(),
                 field: "status".to_owned(),
-                message: format!("the programs do not know all of this node: {}", trouble.text()),
+                message: format!("the programs do not know all of this node: {}", chain(&trouble)),
             };
             Failure::after(before.as_ref(), problem, now)
         });

@@ -221,6 +221,19 @@ impl<S: Store> Reconciler<S> {
         self.services.failures.keys().flat_map(of).collect()
     }
 
+    /// Services of which a port is not in the maps as it should be; `None`: entries of the node itself are not, on which any
+    /// Service may depend.
+    pub fn failing_services(&self) -> Option<BTreeSet<ServiceName>> {
+        let name = |owner: &Owner| match owner {
+            Owner::Port(PortId { namespace, name, .. }) => {
+                Some(ServiceName { namespace: namespace.clone(), name: name.clone() })
+            }
+            // What nobody needs any more is still there.
+            Owner::Upkeep => None,
+        };
+        self.node.retry().is_none().then(|| self.services.failures.keys().filter_map(name).collect())
+    }
+
     /// Service ports that are not in the maps as they should be.
     pub fn failing(&self) -> usize {
         self.services.failures.len()

@@ -160,6 +160,13 @@ impl Agent {
         Ok(value.with_context(|| format!("no {name} in {all}"))?.to_owned())
     }
 
+    /// Head and body of what its metrics server answers.
+    pub fn asks(&mut self, path: &str) -> Result<(String, String)> {
+        let answer = self.ask(10_249, path)?;
+        let (head, body) = answer.split_once("\r\n\r\n").context("no HTTP")?;
+        Ok((head.to_owned(), body.to_owned()))
+    }
+
     fn ask(&mut self, port: u16, path: &str) -> Result<String> {
         self.process.is_alive()?;
         let stream = TcpStream::connect(("127.0.0.1", port));

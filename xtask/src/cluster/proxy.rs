@@ -102,7 +102,7 @@ impl Proxy {
         let machine = place.node(node);
         machine.stop(program, libc::SIGTERM)?;
         let clean: &[&str] = match self {
-            Self::BallastHost => &["ballast", "cleanup"],
+            Self::BallastHost => &["ballast", "cleanup", "--yes"],
             _ => &["kube-proxy", "--cleanup"],
         };
         machine.command(clean).read().map(|_| ())

@@ -239,7 +239,7 @@ impl<'a> Demo<'a> {
         );
         for (number, node) in NODES.into_iter().enumerate() {
             self.world.end_agent(number, libc::SIGTERM)?;
-            let words = ["ballast", "cleanup"];
+            let words = ["ballast", "cleanup", "--yes"];
             let command = self.world.command(node, &words);
             self.screen.command(&world::line(&command));
             let text = world::read(command)?;

@@ -1,7 +1,7 @@
 //! The agent as one static file: an image without a C library runs it, and so does any node.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use object::elf::PT_INTERP;
@@ -32,8 +32,8 @@ pub fn build(workspace: &Workspace, dev: bool) -> Result<PathBuf> {
         // Below the target's own folder, the build script would look for the object in vain.
         .env("BALLAST_BPF_OBJECT", &object)
         .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f"))
-        // Symbols stay: a backtrace has names.
-        .env("CARGO_PROFILE_RELEASE_STRIP", "debuginfo");
+        // Debug information goes into a file of its own, below.
+        .env("CARGO_PROFILE_RELEASE_STRIP", "none");
     if !dev {
         cargo = cargo.arg("--release");
     }
@@ -42,7 +42,27 @@ pub fn build(workspace: &Workspace, dev: bool) -> Result<PathBuf> {
     let path = workspace.target().join(&target).join(folder).join("ballast");
     let elf = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
     require_static(&elf).with_context(|| path.display().to_string())?;
+    split(&path)?;
     Ok(path)
+}
+
+/// The file with the debug information of a program.
+#[must_use]
+pub fn debug_of(program: &Path) -> PathBuf {
+    program.with_extension("debug")
+}
+
+/// Moves debug information into [`debug_of`], which gdb and addr2line find by the link to it. Symbols stay: a backtrace has
+/// names.
+pub fn split(program: &Path) -> Result<()> {
+    let debug = debug_of(program);
+    let stripped = program.with_extension("stripped");
+    let objcopy = |flags: &[&str]| Cmd::new("objcopy").args(flags);
+    objcopy(&["--only-keep-debug", "--compress-debug-sections"]).arg(program).arg(&debug).run()?;
+    let link = format!("--add-gnu-debuglink={}", debug.display());
+    objcopy(&["--strip-debug", &link]).arg(program).arg(&stripped).run()?;
+    // cargo's own copy keeps what it has.
+    fs::rename(&stripped, program).with_context(|| format!("cannot replace {}", program.display()))
 }
 
 /// This machine's target, as rustc calls it.
@@ -71,6 +91,24 @@ fn require_static(elf: &[u8]) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn debug_information_is_in_a_file_of_its_own() {
+        let folder = tempfile::tempdir().unwrap();
+        let program = folder.path().join("program");
+        fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
+        let has_debug = |path: &Path| {
+            let elf = fs::read(path).unwrap();
+            let file = object::File::parse(&*elf).unwrap();
+            let has = |name: &str| object::Object::section_by_name(&file, name).is_some();
+            (has(".debug_info") || has(".debug_line"), has(".gnu_debuglink"))
+        };
+        assert_eq!(has_debug(&program), (true, false));
+        split(&program).unwrap();
+        assert_eq!(has_debug(&program), (false, true));
+        assert!(has_debug(&debug_of(&program)).0);
+        assert!(Cmd::new(&program).arg("--list").succeeds(), "it still runs");
+    }
 
     #[test]
     fn a_program_that_needs_a_loader_is_not_static() {

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
 
+use crate::package::share;
 use crate::setup::{self, Need};
 use crate::workspace::Workspace;
 use crate::{build, say};
@@ -98,6 +99,7 @@ fn pack(workspace: &Workspace, args: &Args, binary: &Path) -> Result<Image> {
     for licence in LICENCES {
         copy(&root.join(licence), licence.rsplit('/').next().unwrap_or(licence), 0o644)?;
     }
+    share::write(binary, &context.join("share"))?;
     let stem = format!("ballast-{}-{}", env!("CARGO_PKG_VERSION"), architecture());
     let mut sboms = Vec::new();
     if !args.dev {

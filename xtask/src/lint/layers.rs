@@ -24,12 +24,13 @@ const CRATES: [(&str, &[&str]); 4] = [
 ];
 
 /// The modules of `proxy-user`, and those of ours that each may use.
-const MODULES: [(&str, &[&str]); 18] = [
+const MODULES: [(&str, &[&str]); 21] = [
     ("model", &[]),
     ("api", &["model"]),
     ("source", &["api", "model"]),
     ("plan", &["model"]),
     ("maps", &["model"]),
+    ("rates", &["maps"]),
     ("sync", &["maps", "model", "plan"]),
     ("audit", &["api", "maps", "model", "sync"]),
     ("host", &["model"]),
@@ -40,7 +41,9 @@ const MODULES: [(&str, &[&str]); 18] = [
     ("http", &["metrics", "model", "plan", "sync"]),
     ("config", &["host", "model", "programs"]),
     ("cli", &["config", "host", "maps", "model", "programs"]),
+    ("kubectl", &["cli", "model"]),
     ("telemetry", &["config"]),
+    ("top", &["cli", "config", "maps", "rates"]),
     (
         "app",
         &[
@@ -62,21 +65,22 @@ const MODULES: [(&str, &[&str]); 18] = [
             "telemetry",
         ],
     ),
-    ("main", &["app", "cli", "config", "host", "programs", "telemetry"]),
+    ("main", &["app", "cli", "config", "host", "kubectl", "programs", "telemetry", "top"]),
 ];
 
 /// Crates that only some modules may see, so that the others stay testable without them.
-const RESTRICTED: [(&str, &[&str]); 12] = [
+const RESTRICTED: [(&str, &[&str]); 13] = [
     ("anyhow", &["app", "main"]),
     ("aya", &["maps", "programs"]),
     ("aya_log", &["programs"]),
     ("aya_obj", &["maps", "programs"]),
     ("axum", &["http"]),
-    ("clap", &["cli", "main"]),
-    ("k8s_openapi", &["api", "source"]),
-    ("kube", &["api", "app", "source"]),
+    ("clap", &["cli", "kubectl", "main"]),
+    ("k8s_openapi", &["api", "kubectl", "source"]),
+    ("kube", &["api", "app", "kubectl", "source"]),
     ("notify", &["source"]),
     ("netlink_packet_sock_diag", &["host"]),
+    ("ratatui", &["top"]),
     ("rtnetlink", &["host", "programs"]),
     (
         "tokio",
@@ -87,6 +91,7 @@ const RESTRICTED: [(&str, &[&str]); 12] = [
             "connections",
             "host",
             "http",
+            "kubectl",
             "main",
             "metrics",
             "programs",

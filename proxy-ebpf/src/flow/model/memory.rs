@@ -21,6 +21,7 @@ use proxy_common::service::{ServiceEntry, ServiceKey};
 
 use super::words::{Word16, Word32, Word64};
 use crate::context::Tuple;
+use crate::direct_calls::{calls_flows, calls_health, calls_selection};
 use crate::env::{ClockWindow, FlowTable, Health, Node, OpenConnections, Services};
 use crate::flow::bucket::BucketRef;
 use crate::flow::memory::{EntryRef, NewFlow};
@@ -312,6 +313,8 @@ impl<const SLOTS: u32> Node for Model<SLOTS> {
 }
 
 impl<const SLOTS: u32> Health for Model<SLOTS> {
+    calls_health!();
+
     fn health(self, _id: u32) -> Option<Raw<u64>> {
         None
     }
@@ -324,6 +327,8 @@ impl<const SLOTS: u32> OpenConnections for Model<SLOTS> {
 }
 
 impl<const SLOTS: u32> Services for Model<SLOTS> {
+    calls_selection!();
+
     fn service_entry(self, _key: &ServiceKey<A>) -> Option<*const ServiceEntry> {
         None
     }
@@ -367,6 +372,7 @@ impl<const SLOTS: u32> FlowTable for Model<SLOTS> {
     type Entry = ModelEntry;
     type Bucket = ModelBucket;
     const SLOTS: u32 = SLOTS;
+    calls_flows!();
 
     fn entry(self, index: u32) -> Option<ModelEntry> {
         self.table().entries.get(index as usize).map(|words| ModelEntry(words))

@@ -15,7 +15,7 @@ use std::fmt::Display;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::model::net::Protocol;
-use crate::model::{Problem, ServiceName, SliceName};
+use crate::model::{Problem, ServiceName, SliceName, Version};
 
 pub use node::node;
 pub use service::service;
@@ -41,6 +41,16 @@ pub fn service_name(metadata: &ObjectMeta) -> ServiceName {
 /// The name of an `EndpointSlice` object.
 pub fn slice_name(metadata: &ObjectMeta) -> SliceName {
     SliceName::new(namespace(metadata), metadata.name.clone().unwrap_or_default())
+}
+
+/// The edition of an object.
+fn version(metadata: &ObjectMeta) -> Version {
+    let text = |text: &Option<String>| text.clone().unwrap_or_default().into();
+    Version {
+        uid: text(&metadata.uid),
+        resource_version: text(&metadata.resource_version),
+        generation: metadata.generation,
+    }
 }
 
 fn namespace(metadata: &ObjectMeta) -> &str {

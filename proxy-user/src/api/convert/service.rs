@@ -10,7 +10,7 @@ use crate::api::objects;
 use crate::model::net::IpFamily;
 use crate::model::{Name, Service, ServiceKind, ServicePort, TrafficPolicy};
 
-use super::{LABEL_PROXY_NAME, Problems, address, label, protocol, service_name, spread};
+use super::{LABEL_PROXY_NAME, Problems, address, label, protocol, service_name, spread, version};
 
 /// Seconds of affinity where the object does not say: three hours, the API's default.
 const DEFAULT_AFFINITY_SECS: u32 = 10_800;
@@ -46,6 +46,7 @@ pub fn service(object: objects::Service) -> Option<Service> {
     };
     Some(Service {
         name,
+        version: version(&object.metadata),
         is_foreign: false,
         kind,
         cluster_ips: cluster_ips(spec.cluster_ip, spec.cluster_ips, problems),

@@ -10,7 +10,7 @@ use crate::model::{Endpoint, EndpointPort, EndpointSlice, Name, Names, ServiceNa
 
 use super::{
     ANNOTATION_TRIGGERED, LABEL_HEADLESS, LABEL_SERVICE_NAME, Problems, address, annotation, label, protocol,
-    slice_name, spread,
+    slice_name, spread, version,
 };
 
 /// A slice, or `None` if it is of a headless Service, of no Service, or names hosts instead of addresses.
@@ -26,7 +26,7 @@ pub fn slice(object: objects::EndpointSlice) -> Option<EndpointSlice> {
         _ => return None,
     };
     let triggered = annotation(metadata, ANNOTATION_TRIGGERED).and_then(time);
-    let name = slice_name(metadata);
+    let (name, version) = (slice_name(metadata), version(metadata));
     let service = ServiceName::new(name.namespace.clone(), service);
     let mut problems = Problems::of(format!("EndpointSlice {name}"));
     let weights = spread::weights(metadata, &mut problems);
@@ -40,7 +40,16 @@ pub fn slice(object: objects::EndpointSlice) -> Option<EndpointSlice> {
         .collect();
     endpoints.sort_unstable();
     endpoints.shrink_to_fit();
-    Some(EndpointSlice { name, service, family, ports, endpoints, triggered, problems: problems.found })
+    Some(EndpointSlice {
+        name,
+        service,
+        version,
+        family,
+        ports,
+        endpoints,
+        triggered,
+        problems: problems.found,
+    })
 }
 
 /// A time that cannot be read costs a measurement, not an endpoint.

@@ -9,8 +9,8 @@ use super::list::{Column, List, Row};
 use super::probe::{AgentState, ask};
 use super::{ShowError, probe};
 use crate::cli::args::inspect::ConfigArgs;
-use crate::cli::nearest::{did_you_mean, nearest};
 use crate::cli::origins::Origin;
+use crate::model::nearest::{did_you_mean, nearest};
 
 /// As much of `/configz` as is shown.
 #[derive(Deserialize)]
@@ -28,8 +28,8 @@ impl Configz {
         for origin in self.origins.iter_mut().filter(|origin| origin.value.is_empty()) {
             // Fields leave out what their folder says already: `capacities.flows` is `--max-flows`.
             let short = ["max-", "flow-timeout-"].iter().find_map(|prefix| origin.name.strip_prefix(prefix));
-            let found = [Some(&*origin.name), short].into_iter().flatten();
-            let found = found.filter_map(|name| field(&self.ballast, &camel(name))).next();
+            let mut names = [Some(&*origin.name), short].into_iter().flatten();
+            let found = names.find_map(|name| field(&self.ballast, &camel(name)));
             origin.value = found.unwrap_or_default();
         }
         self.origins
@@ -142,7 +142,7 @@ mod tests {
     fn what_somebody_has_said_and_what_was_asked_for() {
         let text = |names: &[&str], all| {
             let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
-            Ok::<_, ShowError>(list(&origins(), &names, all)?.render(ListOutput::Name, true)?)
+            list(&origins(), &names, all)?.render(ListOutput::Name, true)
         };
         assert_eq!(text(&[], false).unwrap(), "max-flows\n");
         assert_eq!(text(&[], true).unwrap(), "max-flows\nbpffs\n");

@@ -6,8 +6,8 @@ use std::str::FromStr;
 
 use super::ShowError;
 use crate::cli::args::list::NamespaceArgs;
-use crate::cli::nearest::{did_you_mean, nearest};
 use crate::maps::view::{NameRow, Snapshot};
+use crate::model::nearest::{did_you_mean, nearest};
 
 /// The text names no Service.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::table::Table;
 use super::{ShowError, json, yaml};
 use crate::cli::args::list::ListOutput;
-use crate::cli::nearest::{did_you_mean, nearest};
+use crate::model::nearest::{did_you_mean, nearest};
 
 /// In which forms of the table a column is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -35,9 +35,9 @@ use super::args::inspect::{
 };
 use super::args::list::{ApiArgs, NamespaceArgs, ScopeArgs};
 use super::args::{BackendCommand, FlowCommand, MapCommand, Output, ServiceCommand};
-use super::nearest::{did_you_mean, nearest};
 use crate::host::netfilter::old_proxy::OldProxy;
 use crate::maps::view::{Snapshot, View, ViewError};
+use crate::model::nearest::{did_you_mean, nearest};
 
 pub use backend::list as backend_list;
 pub use config::config;
@@ -47,10 +47,10 @@ pub use list::List;
 pub(super) use map::is_nearly_full;
 pub use map::list as map_list;
 pub use probe::{AgentState, probe};
-pub(super) use probe::{api_servers, ask, problems, xdp};
+pub(super) use probe::{api_servers, ask, problems, reachable, xdp};
 pub use service::{list as service_list, show as service_show};
 pub use status::{Facts, Status};
-pub(super) use table::Table;
+pub use table::{Table, age};
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
@@ -210,8 +210,9 @@ pub fn maps(command: &MapCommand, out: &mut impl Write) -> Result<(), ShowError>
         }
         MapCommand::Dump(MapDumpArgs { list, name }) => {
             let view = View::open(&list.bpffs)?;
-            if !map_names::ALL.contains(&name.as_str()) {
-                return Err(ShowError::no_map(name, map_names::ALL.iter().copied()));
+            let known = || map_names::ALL.iter().chain(map_names::OPTIONAL).copied();
+            if !known().any(|known| known == name) {
+                return Err(ShowError::no_map(name, known()));
             }
             watch::write(list, out, || Ok(dump::list(view.dump(name)?)))
         }

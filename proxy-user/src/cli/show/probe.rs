@@ -73,7 +73,7 @@ pub fn api_servers(agent: &AgentState) -> ApiServers {
 }
 
 /// A server that listens on all addresses is asked on the loopback.
-fn reachable(address: SocketAddr) -> SocketAddr {
+pub(in crate::cli) fn reachable(address: SocketAddr) -> SocketAddr {
     let ip: IpAddr = match address.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
         IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),

@@ -23,7 +23,7 @@ const SHOWN: usize = 3;
 #[serde(untagged)]
 pub enum Line {
     /// What a client may dial.
-    Frontend(FrontendJson),
+    Frontend(Box<FrontendJson>),
     /// What is left alone.
     Unmanaged(UnmanagedJson),
 }
@@ -112,7 +112,7 @@ pub fn list(snapshot: &Snapshot, scope: &Scope) -> Result<List<Line>, ShowError>
         ];
         let key = format!("{}/{} {}", row.socket(), row.protocol, row.scope.label());
         let name = snapshot.names.get(&row.service).map(|_| title(row.service, snapshot)).unwrap_or_default();
-        let value = Line::Frontend(frontend(row, snapshot));
+        let value = Line::Frontend(Box::new(frontend(row, snapshot)));
         list.push(Row { group: "frontends", name, key, cells, value });
     }
     // They stand nowhere with the name of their Service.

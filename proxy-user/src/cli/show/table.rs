@@ -5,14 +5,16 @@ use std::time::Duration;
 use comfy_table::{CellAlignment, ColumnConstraint, ContentArrangement, Table as Grid, Width};
 
 /// Rows under headings.
-pub(in crate::cli) struct Table {
+#[derive(Debug)]
+pub struct Table {
     grid: Grid,
     rows: usize,
     right: Vec<usize>,
 }
 
 impl Table {
-    pub(in crate::cli) fn new<I: IntoIterator<Item = &'static str>>(headings: I) -> Self {
+    /// A table with these headings, and no row yet.
+    pub fn new<I: IntoIterator<Item = &'static str>>(headings: I) -> Self {
         let mut table = Self::without_headings();
         table.grid.set_header(headings);
         table
@@ -26,18 +28,20 @@ impl Table {
     }
 
     /// Puts numbers under each other.
-    pub(in crate::cli) fn right(mut self, columns: &[usize]) -> Self {
+    #[must_use]
+    pub fn right(mut self, columns: &[usize]) -> Self {
         self.right = columns.to_vec();
         self
     }
 
-    pub(in crate::cli) fn row<I: IntoIterator<Item = String>>(&mut self, cells: I) {
+    /// Adds a row.
+    pub fn row<I: IntoIterator<Item = String>>(&mut self, cells: I) {
         self.grid.add_row(cells);
         self.rows += 1;
     }
 
     /// The table, or `otherwise` when it has no row.
-    pub(in crate::cli) fn render(self, otherwise: &str) -> String {
+    pub fn render(self, otherwise: &str) -> String {
         if self.rows == 0 {
             return format!("{otherwise}\n");
         }
@@ -71,7 +75,7 @@ impl Table {
 }
 
 /// A duration in at most two units, as kubectl writes ages: `12s`, `3m20s`, `5h`, `2d3h`.
-pub(super) fn age(duration: Duration) -> String {
+pub fn age(duration: Duration) -> String {
     let seconds = duration.as_secs();
     let (large, small, units) = match seconds {
         0..60 => return format!("{seconds}s"),

@@ -53,7 +53,7 @@ fn of_line(line: &str) -> String {
     result
 }
 
-/// A JSON web token, such as those of ServiceAccounts: three parts of base64, of which the first begins with `{"`.
+/// A JSON web token, such as those of service accounts: three parts of base64, of which the first begins with `{"`.
 fn is_token(word: &str) -> bool {
     word.split(['=', ':']).any(|part| part.starts_with("eyJ") && part.len() > 20)
 }

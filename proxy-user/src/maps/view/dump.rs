@@ -2,6 +2,8 @@
 //!
 //! Zero means "none" in arrays of words, so elements that are zero are left out.
 
+mod node;
+
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 
@@ -13,8 +15,9 @@ use proxy_common::backend::BackendEntry;
 use proxy_common::config::NodeConfig;
 use proxy_common::event::Monitor;
 use proxy_common::flow::{BUCKET_SLOTS, Bucket, FlowEntry};
+use proxy_common::latency::LatencyEntry;
 use proxy_common::map_names as map;
-use proxy_common::node::{Cidr, Device, NodeAddr, NodeEntry, TUNNEL_V6, Tunnel};
+use proxy_common::node::{Device, NodeEntry};
 use proxy_common::reason::Reason;
 use proxy_common::service::{KIND_ADDRESS, KIND_UNMANAGED, ServiceEntry, ServiceKey};
 use proxy_common::socket::{SocketEntry, SocketKey, TO_BACKEND};
@@ -31,7 +34,7 @@ use super::{FrontendRow, Kind, NameRow, Transport, View, ViewError, flows};
 pub type Entry = (Value, Value);
 
 impl View {
-    /// The entries of a map that is called `name`, one of [`map::ALL`].
+    /// The entries of a map that is called `name`, one of [`map::ALL`] and [`map::OPTIONAL`].
     pub fn dump(&self, name: &str) -> Result<Vec<Entry>, ViewError> {
         let names = self.names()?;
         match name {
@@ -88,6 +91,8 @@ impl View {
             map::AFFINITY_NETNS => self.dump_affinity_netns(&names),
             map::SRC_RANGES => self.dump_ranges::<V4>(&names),
             map::SRC_RANGES6 => self.dump_ranges::<V6>(&names),
+            map::CONNECT_LATENCY => self.dump_latency(&names),
+            map::SYN_TIMES => self.dump_array::<u64>(map::SYN_TIMES, |time| json!({ "nanoseconds": time })),
             map::MONITOR => {
                 let rows = self.pin(map::MONITOR, MapType::Array)?.first::<u32, Monitor>(1)?;
                 Ok(rows
@@ -254,46 +259,16 @@ impl View {
             .collect())
     }
 
-    fn dump_node<A>(&self, name: &'static str) -> Result<Vec<Entry>, ViewError>
-    where
-        A: Address + Into<IpAddr>,
-        NodeEntry<A>: Plain,
-    {
-        let rows = self.pin(name, MapType::Array)?.first::<u32, NodeEntry<A>>(1)?;
+    fn dump_latency(&self, names: &Names) -> Result<Vec<Entry>, ViewError> {
+        let rows = self.latency()?.into_iter();
         Ok(rows
-            .into_iter()
-            .map(|(key, node)| {
-                let cidrs = node.service_cidrs.iter().take(node.service_cidr_count as usize);
-                let cidrs: Vec<Value> = cidrs.map(cidr).collect();
-                let source: IpAddr = node.source.into();
-                (json!(key), json!({ "source": source, "pods": cidr(&node.pods), "serviceCidrs": cidrs }))
+            .map(|((service, backend), LatencyEntry { buckets, sum_us, refused, retransmits })| {
+                (
+                    json!({ "service": title(service, names), "backend": backend }),
+                    json!({ "buckets": buckets, "sumUs": sum_us, "refused": refused, "retransmits": retransmits }),
+                )
             })
             .collect())
-    }
-
-    fn dump_node_addrs<A: Address + Into<IpAddr> + Plain>(
-        &self,
-        name: &'static str,
-    ) -> Result<Vec<Entry>, ViewError> {
-        let rows = self.pin(name, MapType::Hash)?.all::<A, NodeAddr>()?;
-        let address = |address: A| -> IpAddr { address.into() };
-        Ok(rows
-            .into_iter()
-            .map(|(key, bits)| (json!({ "address": address(key) }), json!({ "bits": bits })))
-            .collect())
-    }
-
-    fn dump_tunnels(&self) -> Result<Vec<Entry>, ViewError> {
-        self.dump_array::<Tunnel>(map::TUNNELS, |tunnel| {
-            let address = |words: [u32; 4]| -> IpAddr {
-                let mut octets = [0; 16];
-                for (place, word) in octets.as_chunks_mut::<4>().0.iter_mut().zip(words) {
-                    *place = word.to_ne_bytes();
-                }
-                if tunnel.family == TUNNEL_V6 { octets.into() } else { words[0].to_ne_bytes().into() }
-            };
-            json!({ "node": address(tunnel.addr), "source": address(tunnel.source) })
-        })
     }
 
     fn dump_affinity<A>(&self, name: &'static str, names: &Names) -> Result<Vec<Entry>, ViewError>
@@ -366,14 +341,6 @@ fn title(id: u32, names: &Names) -> Value {
 
 fn name(row: &NameRow) -> Value {
     json!({ "service": row.to_string(), "protocol": row.protocol.to_string(), "family": row.family.to_string() })
-}
-
-fn cidr<A: Address + Into<IpAddr>>(cidr: &Cidr<A>) -> Value {
-    let (address, mask): (IpAddr, IpAddr) = (cidr.addr.into(), cidr.mask.into());
-    match ipnet::IpNet::with_netmask(address, mask) {
-        Ok(network) if !address.is_unspecified() || network.prefix_len() == 0 => json!(network.to_string()),
-        _ => Value::Null,
-    }
 }
 
 fn affinity(entry: AffinityEntry, now: u32) -> Value {

@@ -1,9 +1,9 @@
 //! What connections have told of endpoints.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use aya::maps::MapType;
-use proxy_common::health::{ejected_for, is_plain};
+use proxy_common::health::{NO_CLIENT, Standing, current, ejected_for, is_plain, standing};
 use proxy_common::map_names as map;
 
 use super::flows::now;
@@ -25,5 +25,16 @@ impl View {
         }
         let seconds = |word| ejected_for(word, now(hz), hz).map(|left: u32| left.div_ceil(hz));
         Ok(self.health()?.into_iter().filter_map(|(id, word)| Some((id, seconds(word)?))).collect())
+    }
+
+    /// Endpoints of which new connections of any client take a small share, until they answer, by backend id.
+    pub fn on_trial(&self) -> Result<BTreeSet<u32>, ViewError> {
+        let hz = self.node_config()?.hz;
+        if hz == 0 {
+            return Ok(BTreeSet::new());
+        }
+        let now = now(hz);
+        let is_trial = |word: u64| standing(current(word, now, hz), NO_CLIENT, now, hz) == Standing::Trial;
+        Ok(self.health()?.into_iter().filter(|(_, word)| is_trial(*word)).map(|(id, _)| id).collect())
     }
 }

@@ -2,7 +2,7 @@ use rstest::rstest;
 
 use crate::api::convert::address::range;
 use crate::model::spread::Weights;
-use crate::model::{ServiceKind, ServiceName, TrafficPolicy};
+use crate::model::{ServiceKind, ServiceName, TrafficPolicy, Version};
 
 use super::*;
 
@@ -10,6 +10,7 @@ use super::*;
 fn service(ranges: Option<&[&str]>) -> Service {
     Service {
         name: ServiceName::new("default", "web"),
+        version: Version::default(),
         is_foreign: false,
         kind: ServiceKind::LoadBalancer,
         cluster_ips: Vec::new(),

@@ -5,6 +5,7 @@ pub mod deployment;
 mod live;
 mod many;
 mod outage;
+mod programmed;
 mod servers;
 
 use anyhow::Result;
@@ -46,6 +47,7 @@ pub const CASES: &[Case] = &[
         run: servers::control_plane_address,
     },
     Case { name: "servers::endpoints_of_the_service_kubernetes_are_asked", run: servers::behind_the_service },
+    Case { name: "programmed_follows_the_api_server", run: programmed::follows_the_api_server },
     Case { name: "a_thousand_services", run: many::a_thousand_services },
     Case { name: audit::REPAIRS, run: audit::repairs },
 ];

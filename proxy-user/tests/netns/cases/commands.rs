@@ -115,7 +115,7 @@ fn deletes(lab: &Lab) -> Result<()> {
 
 fn dumps(lab: &Lab) -> Result<()> {
     lab.client.reach(Attempt::new(Kind::Udp, vip(Family::V4, WEB, Kind::Udp)))?;
-    for name in map_names::ALL {
+    for name in map_names::ALL.iter().chain([&map_names::CONNECT_LATENCY]) {
         let cannot = [map_names::EVENTS, map_names::SOCKET_STORAGE].contains(name);
         if cannot {
             let why = fails(lab, &["map", "dump", name])?;

@@ -16,6 +16,7 @@ const WISH: Wish = Wish { pods: 1, services: &[WEB, EMPTY], flags: crate::lab::S
 pub const CASES: &[Case] = &[
     Case { name: "eyes::monitor_shows_new_flows_and_refusals", wish: WISH, run: monitors },
     Case { name: "eyes::explain_says_what_happens", wish: WISH, run: explains },
+    Case { name: "eyes::programmed_tells_what_is_in_force", wish: WISH, run: programmed },
 ];
 
 /// A monitor that ends with the first event it takes.
@@ -60,6 +61,25 @@ fn monitors(lab: &Lab) -> Result<()> {
         ensure!(seen["backend"] == pod && seen["frontend"] == web.to_string(), "{seen}");
     }
     Ok(())
+}
+
+fn programmed(lab: &Lab) -> Result<()> {
+    let ask = |service: &str| -> Result<std::process::Output> {
+        let mut command = lab.node.command(binary());
+        command.args(["programmed", service]).output().context("cannot run ballast")
+    };
+    let answer = ask("default/web")?;
+    let told: Value = serde_json::from_slice(&answer.stdout)?;
+    ensure!(answer.status.success() && told["current"] == true && told["namespace"] == "default", "{told}");
+    ensure!(told["endpointSlices"].as_array().is_some_and(|slices| !slices.is_empty()), "{told}");
+    ensure!(told["resourceVersion"].is_null(), "a folder has no editions: {told}");
+    let answer = ask("wbe")?;
+    let error = String::from_utf8_lossy(&answer.stderr);
+    ensure!(!answer.status.success() && error.contains("did you mean default/web?"), "{error}");
+    lab.kill()?;
+    let error = String::from_utf8_lossy(&ask("web")?.stderr).into_owned();
+    ensure!(error.contains("the agent does not answer on 127.0.0.1:10249"), "{error}");
+    lab.begin()
 }
 
 fn explains(lab: &Lab) -> Result<()> {

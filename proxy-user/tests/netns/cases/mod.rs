@@ -46,6 +46,7 @@ mod swap;
 mod tagged;
 mod takeover;
 mod three_nodes;
+mod top;
 mod tunnel;
 mod unknown;
 mod xdp;
@@ -122,6 +123,7 @@ pub fn all() -> Vec<Case> {
         path_mtu::CASES,
         sctp::CASES,
         tagged::CASES,
+        top::CASES,
         tunnel::CASES,
         affinity::CASES,
         node_port::CASES,

@@ -1,0 +1,113 @@
+//! The traits' methods that are subprograms in the kernel, for handles of maps that need none: each calls its function directly.
+
+/// The methods of [`Health`](crate::env::Health) that call stages, where a stage is called directly.
+macro_rules! calls_health {
+    () => {
+        fn weigh(self, id: u32, client: u32, random: u32) -> u32 {
+            $crate::select::health::weigh(self, id, client, random)
+        }
+
+        fn failed(self, id: u32, client: u32) -> u32 {
+            $crate::select::health::failed(self, id, client)
+        }
+    };
+}
+
+/// The methods of [`Services`](crate::env::Services) that call stages, where a stage is called directly.
+macro_rules! calls_selection {
+    () => {
+        fn packet_frontend(
+            self,
+            ctx: &mut $crate::context::PacketCtx<$crate::env::Words<Self>>,
+            outside: bool,
+        ) {
+            $crate::select::lookup::packet_frontend(self, ctx, outside);
+        }
+
+        fn first_id(self, service: &proxy_common::service::ServiceEntry, selector: u32) -> u32 {
+            $crate::select::backend::first_id(self, service, selector)
+        }
+
+        fn rank(
+            self,
+            service: &proxy_common::service::ServiceEntry,
+            id: u32,
+            client: u32,
+            random: u32,
+        ) -> u32 {
+            $crate::select::backend::rank(self, service, id, client, random)
+        }
+
+        fn has_tag(self, service: &proxy_common::service::ServiceEntry, id: u32, tag: u32, of: u32) -> u32 {
+            $crate::select::backend::has_tag(self, service, id, tag, of)
+        }
+
+        fn select_for(
+            self,
+            ctx: &mut $crate::context::PacketCtx<$crate::env::Words<Self>>,
+            random: u32,
+        ) -> u32 {
+            $crate::select::backend::select_for(self, ctx, random)
+        }
+
+        fn tagged(self, ctx: &mut $crate::context::PacketCtx<$crate::env::Words<Self>>) -> u32 {
+            $crate::select::backend::tagged(self, ctx)
+        }
+
+        fn second_chance(
+            self,
+            ctx: &mut $crate::context::PacketCtx<$crate::env::Words<Self>>,
+            id: u32,
+        ) -> u32 {
+            $crate::select::backend::second_chance(self, ctx, id)
+        }
+    };
+}
+
+/// The methods of [`FlowTable`](crate::env::FlowTable) that call stages, where a stage is called directly.
+macro_rules! calls_flows {
+    () => {
+        fn find_key(self, key: &proxy_common::flow::FlowKey<$crate::env::Words<Self>>, hash: u64) -> u64 {
+            $crate::flow::track::find_key(self, key, hash)
+        }
+
+        fn find_in(
+            self,
+            bucket: u32,
+            tag: u32,
+            key: &proxy_common::flow::FlowKey<$crate::env::Words<Self>>,
+        ) -> u64 {
+            $crate::flow::index::find_in(self, bucket, tag, key)
+        }
+
+        fn add_key(self, flow: u32, direction: u32, hash: u64) -> u32 {
+            $crate::flow::index::add(self, flow, direction, hash)
+        }
+
+        fn take_slot_in(self, bucket: u32, pending: u32, stale: bool) -> u32 {
+            $crate::flow::index::take_slot_in(self, bucket, pending, stale)
+        }
+
+        fn conflicting_entry(self, flow: u32, direction: u32, own: u32, bucket: u32) -> u32 {
+            $crate::flow::index::conflicting_entry(self, flow, direction, own, bucket)
+        }
+
+        fn scan(self, start: u32, room: u32, now: u32) -> u64 {
+            $crate::flow::evict::scan(self, start, room, now)
+        }
+
+        fn claim(self, now: u32) -> u32 {
+            $crate::flow::evict::claim(self, now)
+        }
+
+        fn try_ports(self, index: u32, tries: u32, snat: u32) -> u32 {
+            $crate::flow::open::try_ports(self, index, tries, snat)
+        }
+
+        fn try_port(self, index: u32, tries: u32, snat: u32) -> u32 {
+            $crate::flow::open::try_port(self, index, tries, snat)
+        }
+    };
+}
+
+pub(crate) use {calls_flows, calls_health, calls_selection};

@@ -1,0 +1,268 @@
+//! [`Frame`] over a socket buffer: thin, safe forms of the kernel's helpers.
+
+use core::mem::MaybeUninit;
+
+use aya_ebpf::bindings::{
+    BPF_F_ADJ_ROOM_ENCAP_L3_IPV4, BPF_F_ADJ_ROOM_ENCAP_L3_IPV6, BPF_F_ADJ_ROOM_FIXED_GSO, BPF_F_INGRESS,
+    BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR, bpf_adj_room_mode, bpf_redir_neigh,
+};
+use aya_ebpf::helpers::generated as helper;
+use proxy_common::Address;
+
+use super::fib::{self, size};
+use super::skb::Skb;
+use super::subprograms;
+use crate::frame::{self, Bounds, Checksum, Fib, Frame, HelperFailed, Route};
+use crate::net::{ETHERNET, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Ipv4, Ipv6};
+
+/// The bits of a VLAN tag that name the VLAN; the others are a priority.
+const VLAN_ID: u32 = 0xfff;
+
+/// `tc_index` of packets that are translated. Nothing in the stack writes that field; the queueing disciplines that read it (GRED,
+/// and DSMARK before Linux 6.4) have filters set it first.
+const TRANSLATED: u32 = 0xba57;
+
+/// What [`Frame::link_header`] tells: the agent loads the packet programs once more with 0 here. In 64 bits, since a number
+/// of that size is one that every verifier still knows when it comes back from the stack.
+#[cfg(target_arch = "bpf")]
+#[unsafe(no_mangle)]
+static LINK_HEADER: aya_ebpf::Global<u64> = aya_ebpf::Global::new(ETHERNET as u64);
+
+#[inline(always)]
+fn done(result: i64) -> Result<(), HelperFailed> {
+    if result == 0 { Ok(()) } else { Err(HelperFailed) }
+}
+
+impl Frame for Skb {
+    #[inline(always)]
+    fn ethertype(self) -> u32 {
+        // SAFETY: the kernel hands every program a valid context.
+        unsafe { (*self.raw()).protocol }
+    }
+
+    #[inline(always)]
+    fn link_header(self) -> usize {
+        #[cfg(target_arch = "bpf")]
+        {
+            LINK_HEADER.load() as usize
+        }
+        #[cfg(not(target_arch = "bpf"))]
+        {
+            ETHERNET
+        }
+    }
+
+    #[inline(always)]
+    fn has_vlan_tag(self) -> bool {
+        // SAFETY: as in `ethertype`. What stands in `vlan_tci` without a tag is old.
+        unsafe { (*self.raw()).vlan_present != 0 && (*self.raw()).vlan_tci & VLAN_ID != 0 }
+    }
+
+    #[inline(always)]
+    fn length(self) -> u32 {
+        // SAFETY: as in `ethertype`.
+        unsafe { (*self.raw()).len }
+    }
+
+    #[inline(always)]
+    fn gso_size(self) -> u32 {
+        // SAFETY: as in `ethertype`.
+        unsafe { (*self.raw()).gso_size }
+    }
+
+    #[inline(always)]
+    fn ifindex(self) -> u32 {
+        // SAFETY: as in `ethertype`.
+        unsafe { (*self.raw()).ifindex }
+    }
+
+    #[inline(always)]
+    fn is_local_origin(self) -> bool {
+        // SAFETY: as in `ethertype`.
+        unsafe { (*self.raw()).ingress_ifindex == 0 }
+    }
+
+    #[inline(always)]
+    fn is_translated(self) -> bool {
+        // SAFETY: as in `ethertype`.
+        unsafe { (*self.raw()).tc_index == TRANSLATED }
+    }
+
+    #[inline(always)]
+    fn set_translated(self) {
+        // SAFETY: as in `ethertype`; classifiers may write this field.
+        unsafe { (*self.raw()).tc_index = TRANSLATED }
+    }
+
+    #[inline(always)]
+    fn bounds(self) -> Bounds {
+        // SAFETY: as in `ethertype`; the kernel turns both fields into addresses.
+        unsafe {
+            Bounds {
+                data: (*self.raw()).data as usize,
+                end: (*self.raw()).data_end as usize,
+                frame: (*self.raw()).len as usize,
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn pull(self, length: u32) -> Result<(), HelperFailed> {
+        // SAFETY: a valid context; the helper checks the length.
+        done(unsafe { helper::bpf_skb_pull_data(self.raw(), length) })
+    }
+
+    #[inline(always)]
+    fn load<T>(self, offset: u32, buffer: &mut T, length: u32) -> Result<(), HelperFailed> {
+        let to = core::ptr::from_mut(buffer).cast();
+        // SAFETY: `to` is writable for the size of `T`, and the verifier checks `length` against it.
+        done(unsafe { helper::bpf_skb_load_bytes(self.raw().cast(), offset, to, length) })
+    }
+
+    #[inline(always)]
+    fn store<T>(self, offset: u32, value: &T, length: u32) -> Result<(), HelperFailed> {
+        let from = core::ptr::from_ref(value).cast();
+        // SAFETY: `from` is readable for the size of `T`, and the verifier checks `length` against it.
+        done(unsafe { helper::bpf_skb_store_bytes(self.raw(), offset, from, length, 0) })
+    }
+
+    #[inline(always)]
+    fn overwrite<T>(self, offset: u32, value: &T, length: u32) -> Result<(), HelperFailed> {
+        // SAFETY: the kernel gives a packet headers of its own before a program that writes to packets begins.
+        unsafe { frame::write(self.bounds(), offset, value, length) }
+    }
+
+    #[inline(always)]
+    fn correct_pseudo(self, offset: u32, difference: u32, kind: Checksum) -> Result<(), HelperFailed> {
+        let flags = flags_of(kind) | u64::from(BPF_F_PSEUDO_HDR);
+        // SAFETY: a valid context; the helper checks the offset.
+        done(unsafe { helper::bpf_l4_csum_replace(self.raw(), offset, 0, u64::from(difference), flags) })
+    }
+
+    #[inline(always)]
+    fn correct_word(self, offset: u32, old: u32, new: u32, kind: Checksum) -> Result<(), HelperFailed> {
+        let flags = flags_of(kind) | size_of::<u32>() as u64;
+        // SAFETY: a valid context; the helper checks the offset.
+        done(unsafe {
+            helper::bpf_l4_csum_replace(self.raw(), offset, u64::from(old), u64::from(new), flags)
+        })
+    }
+
+    #[inline(always)]
+    fn add_to_complete(self, difference: u32) {
+        // SAFETY: a valid context. The helper refuses packets without such a sum, which is what we want.
+        unsafe { helper::bpf_csum_update(self.raw(), difference) };
+    }
+
+    #[inline(always)]
+    fn push_link_header(self, bytes: u32) -> Result<(), HelperFailed> {
+        // SAFETY: a valid context; the helper checks the rest.
+        done(unsafe { helper::bpf_skb_change_head(self.raw(), bytes, 0) })
+    }
+
+    #[inline(always)]
+    fn make_room(self, bytes: u16) -> Result<(), HelperFailed> {
+        let mode = bpf_adj_room_mode::BPF_ADJ_ROOM_MAC;
+        // SAFETY: a valid context; the helper checks the rest.
+        done(unsafe { helper::bpf_skb_adjust_room(self.raw(), i32::from(bytes), mode, 0) })
+    }
+
+    #[inline(always)]
+    fn encapsulate(self, bytes: u16, v6: bool) -> Result<(), HelperFailed> {
+        let mode = bpf_adj_room_mode::BPF_ADJ_ROOM_MAC;
+        let family = if v6 { BPF_F_ADJ_ROOM_ENCAP_L3_IPV6 } else { BPF_F_ADJ_ROOM_ENCAP_L3_IPV4 };
+        // Segments fit the next link as they are: its size was looked at.
+        let flags = u64::from(family | BPF_F_ADJ_ROOM_FIXED_GSO);
+        // SAFETY: a valid context; the helper checks the rest.
+        done(unsafe { helper::bpf_skb_adjust_room(self.raw(), i32::from(bytes), mode, flags) })
+    }
+
+    #[inline(always)]
+    fn decapsulate(self, bytes: u16, mixed: bool, v6: bool) -> Result<(), HelperFailed> {
+        let mut bytes = i32::from(bytes);
+        if mixed {
+            // `BPF_F_ADJ_ROOM_DECAP_L3_*` came with Linux 6.3. This helper inserts, or takes away, what one header is longer.
+            let protocol = if v6 { ETHERTYPE_IPV6 } else { ETHERTYPE_IPV4 } as u16;
+            // SAFETY: a valid context; the helper checks the rest.
+            done(unsafe { helper::bpf_skb_change_proto(self.raw(), protocol, 0) })?;
+            let longer = size::<Ipv6>() - size::<Ipv4>();
+            bytes += if v6 { longer } else { -longer };
+        }
+        let mode = bpf_adj_room_mode::BPF_ADJ_ROOM_MAC;
+        let flags = u64::from(BPF_F_ADJ_ROOM_FIXED_GSO);
+        // SAFETY: as above.
+        done(unsafe { helper::bpf_skb_adjust_room(self.raw(), -bytes, mode, flags) })
+    }
+
+    #[inline(always)]
+    fn set_length(self, length: u32) -> Result<(), HelperFailed> {
+        // SAFETY: a valid context; the helper checks the rest.
+        done(unsafe { helper::bpf_skb_change_tail(self.raw(), length, 0) })
+    }
+
+    #[inline(always)]
+    fn fib_lookup<A: Address>(self, src: &A, dst: &A, length: u32, route: &mut Route) -> Fib {
+        // SAFETY: a valid context.
+        unsafe { fib::lookup(self.raw().cast(), self.ifindex(), src, dst, length, route) }
+    }
+
+    #[inline(always)]
+    fn redirect(self, ifindex: u32) -> i32 {
+        self.set_translated();
+        // SAFETY: the helper takes numbers only.
+        unsafe { helper::bpf_redirect(ifindex, 0) as i32 }
+    }
+
+    #[inline(always)]
+    fn redirect_ingress(self, ifindex: u32) -> i32 {
+        // SAFETY: the helper takes numbers only.
+        unsafe { helper::bpf_redirect(ifindex, u64::from(BPF_F_INGRESS)) as i32 }
+    }
+
+    #[inline(always)]
+    fn redirect_neigh(self, route: &Route) -> i32 {
+        self.set_translated();
+        // SAFETY: plain integers.
+        let mut params: bpf_redir_neigh = unsafe { MaybeUninit::zeroed().assume_init() };
+        params.nh_family = route.family;
+        params.__bindgen_anon_1.ipv6_nh = route.next_hop;
+        // SAFETY: parameters of the size that is told.
+        unsafe {
+            helper::bpf_redirect_neigh(route.ifindex, &raw mut params, size::<bpf_redir_neigh>(), 0) as i32
+        }
+    }
+
+    #[inline(always)]
+    fn sum_of<const N: usize>(self, words: &[u32; N]) -> u64 {
+        let from = words.as_ptr().cast_mut();
+        // SAFETY: the words are readable for their size, a multiple of four.
+        let sum =
+            unsafe { helper::bpf_csum_diff(core::ptr::null_mut(), 0, from, size_of::<[u32; N]>() as u32, 0) };
+        // The sum of 32 bits stands in the low half; a negative number would be an error, and there is none to make.
+        sum.cast_unsigned() & 0xffff_ffff
+    }
+
+    #[inline(always)]
+    fn walk_extensions(self, proto: u8, offset: u32) -> u64 {
+        subprograms::walk_extensions(self.raw(), u32::from(proto), offset)
+    }
+
+    #[inline(always)]
+    fn change_sctp_ports(self, at: u32, end: u32, old: u32, new: u32) -> Result<(), HelperFailed> {
+        if subprograms::sctp_ports(self.raw(), at, end, old, new) == 0 { Ok(()) } else { Err(HelperFailed) }
+    }
+
+    #[inline(always)]
+    fn crc32c_change(self, difference: u32, length: u32) -> u32 {
+        super::crc::crc_change(difference, length)
+    }
+}
+
+/// UDP's zero means "none", and stays.
+#[inline(always)]
+fn flags_of(kind: Checksum) -> u64 {
+    match kind {
+        Checksum::Always => 0,
+        Checksum::Optional => u64::from(BPF_F_MARK_MANGLED_0),
+    }
+}

@@ -1,0 +1,123 @@
+//! `/programmed`: which edition of each Service is in force on this node.
+
+use axum::extract::{Path, State as Extract};
+use axum::response::Response;
+use serde::Serialize;
+
+use super::answer::{State, json};
+use super::health;
+use crate::model::nearest::{did_you_mean, nearest};
+use crate::model::{Problem, ServiceName, SliceName, Version};
+use crate::sync::InForce;
+
+/// The whole answer.
+#[derive(Serialize)]
+struct All<'a> {
+    node: &'a str,
+    /// All that was listed has been synced once; before, nothing is known to be in force.
+    synced: bool,
+    services: Vec<One>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct One {
+    namespace: String,
+    name: String,
+    #[serde(flatten)]
+    version: Edition,
+    endpoint_slices: Vec<Slice>,
+    /// RFC 3339.
+    programmed_since: String,
+    current: bool,
+    problems: Vec<String>,
+}
+
+/// Of objects from a folder, all of it is `null`.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Edition {
+    uid: Option<String>,
+    resource_version: Option<String>,
+    /// Services and EndpointSlices of today have none, or one of EndpointSlices.
+    generation: Option<i64>,
+}
+
+#[derive(Serialize)]
+struct Slice {
+    name: String,
+    #[serde(flatten)]
+    version: Edition,
+}
+
+#[derive(Serialize)]
+struct Trouble {
+    error: String,
+}
+
+/// All Services.
+pub(super) async fn all(Extract(state): Extract<State>) -> Response {
+    let (synced, problems) = looked(&state);
+    let services = state.programmed.all().into_iter();
+    let services = services.map(|(name, known)| one(&name, &known, &problems)).collect();
+    json(200, &All { node: &state.node_name, synced, services })
+}
+
+/// One Service.
+pub(super) async fn named(
+    Extract(state): Extract<State>,
+    Path((namespace, name)): Path<(String, String)>,
+) -> Response {
+    let (synced, problems) = looked(&state);
+    let name = ServiceName::new(namespace, name);
+    if let Some(known) = state.programmed.get(&name) {
+        return json(200, &one(&name, &known, &problems));
+    }
+    if !synced {
+        let error = format!("the first sync of {} is not done", state.node_name);
+        return json(503, &Trouble { error });
+    }
+    let known: Vec<_> = state.programmed.all().into_iter().map(|(name, _)| name.to_string()).collect();
+    let meant = did_you_mean(&nearest(&name.to_string(), known.iter().map(String::as_str)));
+    let error = format!(
+        "no Service {name} is programmed on {}: headless ones and those of another proxy never are{meant}",
+        state.node_name
+    );
+    json(404, &Trouble { error })
+}
+
+fn looked(state: &State) -> (bool, Vec<Problem>) {
+    let status = state.status.borrow();
+    (status.synced, status.problems.clone())
+}
+
+fn one(name: &ServiceName, known: &InForce, problems: &[Problem]) -> One {
+    let of_service = |problem: &&Problem| {
+        let object = problem.object.as_str();
+        let is_slice = |slice: &SliceName| object.strip_prefix("EndpointSlice ") == Some(&*slice.to_string());
+        object.strip_prefix("Service ") == Some(&*name.to_string())
+            || known.slices.iter().any(|(slice, _)| is_slice(slice))
+    };
+    One {
+        namespace: name.namespace.to_string(),
+        name: name.name.to_string(),
+        version: edition(&known.service),
+        endpoint_slices: known
+            .slices
+            .iter()
+            .map(|(name, version)| Slice { name: name.name.to_string(), version: edition(version) })
+            .collect(),
+        programmed_since: health::rfc3339(Some(known.since)),
+        current: known.is_current,
+        problems: problems.iter().filter(of_service).map(ToString::to_string).collect(),
+    }
+}
+
+fn edition(version: &Version) -> Edition {
+    let told = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+    Edition {
+        uid: told(&version.uid),
+        resource_version: told(&version.resource_version),
+        generation: version.generation,
+    }
+}

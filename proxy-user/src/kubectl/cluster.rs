@@ -1,0 +1,154 @@
+//! The agents' pods, and what `ballast` says in them.
+
+use futures::StreamExt as _;
+use futures::stream;
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{AttachParams, AttachedProcess, ListParams};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Api, Client, Config};
+use tokio::io::{AsyncRead, AsyncReadExt as _};
+use tokio::time::timeout;
+
+use super::answers::Answer;
+use super::error::KubectlError;
+use crate::cli::args::kubectl::ClusterArgs;
+use crate::model::nearest::{did_you_mean, nearest};
+
+/// The labels that the chart gives to the agents' pods.
+const AGENTS: &str = "app.kubernetes.io/name=ballast,app.kubernetes.io/component=agent";
+/// The container of the agent.
+const CONTAINER: &str = "ballast";
+/// Nodes that are asked at once.
+const AT_ONCE: usize = 32;
+/// Bytes of an answer that are taken.
+const MOST: u64 = 64 << 20;
+
+/// A cluster, and who is asked of it.
+#[derive(Clone)]
+pub struct Cluster {
+    pub(super) client: Client,
+    pub(super) namespace: String,
+    args: ClusterArgs,
+}
+
+/// The agent of a node.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Agent {
+    /// Its node.
+    pub node: String,
+    /// The namespace of its pod.
+    pub namespace: String,
+    /// Its pod.
+    pub pod: String,
+}
+
+impl Cluster {
+    /// By a kubeconfig, as kubectl finds it.
+    pub async fn connect(args: &ClusterArgs) -> Result<Self, KubectlError> {
+        let options = KubeConfigOptions { context: args.context.clone(), ..KubeConfigOptions::default() };
+        let kubeconfig = |source| KubectlError::Kubeconfig(Box::new(source));
+        let config = match &args.kubeconfig {
+            Some(path) => {
+                let file = Kubeconfig::read_from(path).map_err(kubeconfig)?;
+                Config::from_custom_kubeconfig(file, &options).await.map_err(kubeconfig)?
+            }
+            None => Config::from_kubeconfig(&options).await.map_err(kubeconfig)?,
+        };
+        let namespace = args.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
+        let client = Client::try_from(config).map_err(KubectlError::api("make a client"))?;
+        Ok(Self { client, namespace, args: args.clone() })
+    }
+
+    /// The agents that are asked, by node.
+    pub async fn agents(&self) -> Result<Vec<Agent>, KubectlError> {
+        let pods: Api<Pod> = match &self.args.agents_namespace {
+            Some(namespace) => Api::namespaced(self.client.clone(), namespace),
+            None => Api::all(self.client.clone()),
+        };
+        let pods = pods.list(&ListParams::default().labels(AGENTS)).await;
+        let pods = pods.map_err(KubectlError::api("list the agents' pods"))?.items;
+        select(pods.into_iter().filter_map(agent).collect(), &self.args.node)
+    }
+
+    /// What `ballast` prints with these arguments on a node, or why there is no answer.
+    pub async fn ask(&self, agent: &Agent, arguments: &[String]) -> Result<Answer, String> {
+        let asked = async {
+            let mut process = self.exec(agent, arguments).await?;
+            let status = process.take_status();
+            let (out, error) = (process.stdout(), process.stderr());
+            let (stdout, stderr) = tokio::join!(read(out), read(error));
+            let status = match status {
+                Some(status) => status.await,
+                None => None,
+            };
+            let is_well = status.is_some_and(|status| status.status.as_deref() == Some("Success"));
+            Ok(Answer { stdout: stdout?, stderr: stderr?, is_well })
+        };
+        match timeout(self.args.patience, asked).await {
+            Ok(answer) => answer,
+            Err(_) => Err(format!("no answer within {:?}", self.args.patience)),
+        }
+    }
+
+    /// The same of many nodes, in their order.
+    pub async fn ask_all(
+        &self,
+        agents: &[Agent],
+        arguments: &[&str],
+    ) -> Vec<(String, Result<Answer, String>)> {
+        let arguments: Vec<String> = arguments.iter().map(|text| (*text).to_owned()).collect();
+        let ask = |agent: Agent| {
+            let arguments = &arguments;
+            async move { (agent.node.clone(), self.ask(&agent, arguments).await) }
+        };
+        stream::iter(agents.to_vec()).map(ask).buffered(AT_ONCE).collect().await
+    }
+
+    /// `ballast` with these arguments in the agent's container.
+    pub async fn exec(&self, agent: &Agent, arguments: &[String]) -> Result<AttachedProcess, String> {
+        let pods: Api<Pod> = Api::namespaced(self.client.clone(), &agent.namespace);
+        let command = std::iter::once("ballast".to_owned()).chain(arguments.iter().cloned());
+        let attach = AttachParams::default().container(CONTAINER).stdin(false).stdout(true).stderr(true);
+        let process = pods.exec(&agent.pod, command.collect::<Vec<_>>(), &attach).await;
+        process.map_err(|error| {
+            format!("cannot run `ballast` in pod {}/{}: {error}", agent.namespace, agent.pod)
+        })
+    }
+}
+
+/// All that a process writes.
+async fn read(from: Option<impl AsyncRead + Unpin>) -> Result<String, String> {
+    let mut bytes = Vec::new();
+    if let Some(from) = from {
+        from.take(MOST).read_to_end(&mut bytes).await.map_err(|error| error.to_string())?;
+    }
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// The agent in a pod that runs.
+fn agent(pod: Pod) -> Option<Agent> {
+    let is_running = pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Running");
+    let leaves = pod.metadata.deletion_timestamp.is_some();
+    let node = pod.spec.and_then(|spec| spec.node_name)?;
+    (is_running && !leaves).then_some(Agent {
+        node,
+        namespace: pod.metadata.namespace.unwrap_or_default(),
+        pod: pod.metadata.name.unwrap_or_default(),
+    })
+}
+
+/// Those on the nodes that were named, or all.
+pub(super) fn select(mut agents: Vec<Agent>, nodes: &[String]) -> Result<Vec<Agent>, KubectlError> {
+    agents.sort();
+    if agents.is_empty() {
+        return Err(KubectlError::NoAgents { labels: AGENTS });
+    }
+    for node in nodes {
+        if !agents.iter().any(|agent| agent.node == *node) {
+            let meant = did_you_mean(&nearest(node, agents.iter().map(|agent| agent.node.as_str())));
+            return Err(KubectlError::NoNode { node: node.clone(), meant });
+        }
+    }
+    agents.retain(|agent| nodes.is_empty() || nodes.contains(&agent.node));
+    Ok(agents)
+}

@@ -1,0 +1,106 @@
+//! `kubectl ballast`: the agents of all nodes, asked at once, and their answers put together.
+//!
+//! [`cluster`] finds the agents' pods and runs `ballast` in them, with the user's rights; [`status`], [`services`] and [`wait`] put
+//! answers together, purely; [`names`] turns names of pods and Services into addresses.
+
+mod answers;
+mod cluster;
+mod error;
+mod monitor;
+mod names;
+mod services;
+mod status;
+mod wait;
+
+use std::fmt::Write as _;
+use std::io::Write;
+
+use serde::de::DeserializeOwned;
+
+use crate::cli::args::kubectl::{KubectlArgs, KubectlCommand, MergedOutput, MergedServiceCommand};
+use crate::cli::show::Answer as Shown;
+use answers::{Answer, PerNode};
+use cluster::{Agent, Cluster};
+pub use error::KubectlError;
+
+/// Does what was asked for. What follows events writes them to `out`.
+pub fn run(args: &KubectlArgs, out: &mut impl Write) -> Result<Shown, KubectlError> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(run_async(args, out))
+}
+
+async fn run_async(args: &KubectlArgs, out: &mut impl Write) -> Result<Shown, KubectlError> {
+    let cluster = Cluster::connect(&args.cluster).await?;
+    match &args.command {
+        KubectlCommand::Status { output } => {
+            let answers: PerNode<status::Node> =
+                decoded(cluster.ask_all(&cluster.agents().await?, &["status", "-o", "json"]).await);
+            let well = status::is_well(&answers);
+            let text = match output {
+                MergedOutput::Text => status::text(&answers),
+                MergedOutput::Json => json(&status::json(&answers))?,
+            };
+            Ok(Shown { text, well })
+        }
+        KubectlCommand::Service { command: MergedServiceCommand::List { output } } => {
+            let answers: PerNode<services::List> =
+                decoded(cluster.ask_all(&cluster.agents().await?, &["service", "list", "-o", "json"]).await);
+            let merged = services::merge(&answers);
+            let well = merged.silent.is_empty();
+            let text = match output {
+                MergedOutput::Text => services::text(&merged),
+                MergedOutput::Json => json(&merged)?,
+            };
+            Ok(Shown { text, well })
+        }
+        KubectlCommand::Explain { client, dialled } => explain(&cluster, client, dialled).await,
+        KubectlCommand::Monitor(args) => {
+            monitor::run(&cluster, &cluster.agents().await?, args, out).await?;
+            Ok(Shown { text: String::new(), well: true })
+        }
+        KubectlCommand::Wait { object, timeout, .. } => wait::run(&cluster, object, *timeout).await,
+    }
+}
+
+/// On the node where the connection begins.
+async fn explain(cluster: &Cluster, client: &str, dialled: &str) -> Result<Shown, KubectlError> {
+    let (client, dialled) = (names::client(cluster, client).await?, names::dialled(cluster, dialled).await?);
+    let agents = cluster.agents().await?;
+    let agents: Vec<Agent> = match &client.node {
+        Some(node) => cluster::select(agents, std::slice::from_ref(node))?,
+        None => agents,
+    };
+    let answers = cluster.ask_all(&agents, &["explain", &client.is, &dialled]).await;
+    let (mut text, mut well) = (String::new(), true);
+    for (node, answer) in answers {
+        // A String takes all that is written to it.
+        let _ = writeln!(text, "{} on node {node}, dialling {dialled}", client.told);
+        let (told, is_well) = match answer {
+            Ok(Answer { stdout, is_well: true, .. }) => (stdout, true),
+            Ok(Answer { stderr, .. }) => (stderr, false),
+            Err(error) => (format!("{error}\n"), false),
+        };
+        text.push_str(&told);
+        well &= is_well;
+    }
+    Ok(Shown { text, well })
+}
+
+/// The JSON of each node. What is no JSON is what the node says is wrong.
+fn decoded<T: DeserializeOwned>(answers: Vec<(String, Result<Answer, String>)>) -> PerNode<T> {
+    let decode = |answer: Answer| {
+        serde_json::from_str(&answer.stdout).map_err(|error| match answer.stderr.trim() {
+            "" => format!("its answer is not understood: {error}"),
+            told => told.to_owned(),
+        })
+    };
+    answers.into_iter().map(|(node, answer)| (node, answer.and_then(decode))).collect()
+}
+
+fn json(value: &impl serde::Serialize) -> Result<String, KubectlError> {
+    let mut text = serde_json::to_string_pretty(value)?;
+    text.push('\n');
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests;

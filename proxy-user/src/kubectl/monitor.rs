@@ -1,0 +1,101 @@
+//! `kubectl ballast monitor`: the events of all nodes as one stream.
+
+use std::io::Write;
+
+use clap::ValueEnum as _;
+use serde_json::Value;
+use tokio::io::{AsyncBufReadExt as _, BufReader};
+use tokio::sync::mpsc;
+
+use super::cluster::{Agent, Cluster};
+use super::error::KubectlError;
+use crate::cli::args::kubectl::{MergedMonitorArgs, MergedOutput};
+
+/// Lines that wait to be written.
+const QUEUE: usize = 1024;
+
+/// Writes events until all nodes have ended.
+pub(super) async fn run(
+    cluster: &Cluster,
+    agents: &[Agent],
+    args: &MergedMonitorArgs,
+    out: &mut impl Write,
+) -> Result<(), KubectlError> {
+    let arguments = arguments(args);
+    let (sender, mut lines) = mpsc::channel(QUEUE);
+    for agent in agents {
+        tokio::spawn(follow(cluster.clone(), agent.clone(), arguments.clone(), sender.clone()));
+    }
+    drop(sender);
+    let width = agents.iter().map(|agent| agent.node.len()).max().unwrap_or_default();
+    while let Some((node, line)) = lines.recv().await {
+        match line {
+            Ok(line) if args.output == MergedOutput::Json => writeln!(out, "{}", with_node(&node, &line))?,
+            Ok(line) => writeln!(out, "{node:width$}  {line}")?,
+            Err(error) => writeln!(std::io::stderr(), "{node}: {error}")?,
+        }
+        out.flush()?;
+    }
+    Ok(())
+}
+
+/// Passes on what one node tells.
+async fn follow(
+    cluster: Cluster,
+    agent: Agent,
+    arguments: Vec<String>,
+    lines: mpsc::Sender<(String, Result<String, String>)>,
+) {
+    let told = async {
+        let mut process = cluster.exec(&agent, &arguments).await?;
+        let status = process.take_status();
+        let stdout = process.stdout().ok_or("it has no output")?;
+        let mut read = BufReader::new(stdout).lines();
+        while let Some(line) = read.next_line().await.map_err(|error| error.to_string())? {
+            if lines.send((agent.node.clone(), Ok(line))).await.is_err() {
+                return Ok(());
+            }
+        }
+        match status {
+            Some(status) => match status.await {
+                Some(status) if status.status.as_deref() != Some("Success") => {
+                    Err(status.message.unwrap_or_else(|| "`ballast monitor` failed".to_owned()))
+                }
+                _ => Ok(()),
+            },
+            None => Ok(()),
+        }
+    };
+    if let Err(error) = told.await {
+        // Nobody reads any more.
+        let _ = lines.send((agent.node.clone(), Err(error))).await;
+    }
+}
+
+/// The arguments of `ballast monitor`.
+pub(super) fn arguments(args: &MergedMonitorArgs) -> Vec<String> {
+    let MergedMonitorArgs { output, service, client, reason, kind, sample, timeout } = args;
+    let mut words = vec!["monitor".to_owned(), format!("--sample={sample}")];
+    words.push(format!("--timeout={}s", timeout.as_secs().max(1)));
+    words.extend(service.iter().map(|service| format!("--service={service}")));
+    words.extend(client.iter().map(|client| format!("--client={client}")));
+    words.extend(reason.iter().map(|reason| format!("--reason={}", reason.label())));
+    let kinds =
+        kind.iter().filter_map(|kind| Some(format!("--kind={}", kind.to_possible_value()?.get_name())));
+    words.extend(kinds);
+    if *output == MergedOutput::Json {
+        words.push("--output=json".to_owned());
+    }
+    words
+}
+
+/// The event with its node; what is no event stays as it is.
+pub(super) fn with_node(node: &str, line: &str) -> String {
+    match serde_json::from_str(line) {
+        Ok(Value::Object(mut event)) => {
+            event.insert("node".to_owned(), node.into());
+            Value::Object(event).to_string()
+        }
+        _ => line.to_owned(),
+    }
+}

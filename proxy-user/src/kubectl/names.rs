@@ -1,0 +1,137 @@
+//! Names of objects, and what `ballast` on a node calls them.
+
+use k8s_openapi::api::core::v1::{Pod, Service};
+use kube::Api;
+
+use super::cluster::Cluster;
+use super::error::KubectlError;
+use crate::model::nearest::{did_you_mean, nearest};
+
+/// Who connects, as its node's `ballast explain` takes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Client {
+    /// `pod`, `host`, or an address.
+    pub is: String,
+    /// Its node; `None`: any may be meant.
+    pub node: Option<String>,
+    /// In words.
+    pub told: String,
+}
+
+/// An object that was named like `pod/default/web` or `svc/db:5432`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Named<'a> {
+    /// `None`: the namespace that is in force.
+    pub namespace: Option<&'a str>,
+    pub name: &'a str,
+    /// Behind the colon, with a protocol behind a slash.
+    pub port: Option<&'a str>,
+}
+
+/// The object, if the text begins with one of these kinds and a slash.
+pub(super) fn named<'a>(text: &'a str, kinds: &[&str]) -> Option<Named<'a>> {
+    let (kind, rest) = text.split_once('/')?;
+    if !kinds.contains(&kind.to_lowercase().as_str()) {
+        return None;
+    }
+    let (path, port) = rest.split_once(':').map_or((rest, None), |(path, port)| (path, Some(port)));
+    let (namespace, name) = path.split_once('/').map_or((None, path), |(space, name)| (Some(space), name));
+    Some(Named { namespace, name, port })
+}
+
+const PODS: &[&str] = &["pod", "pods", "po"];
+const NODES: &[&str] = &["node", "nodes", "no"];
+/// What kubectl calls Services.
+pub(super) const SERVICES: &[&str] = &["service", "services", "svc"];
+
+/// Who connects.
+pub(super) async fn client(cluster: &Cluster, text: &str) -> Result<Client, KubectlError> {
+    if let Some(Named { name, .. }) = named(text, NODES) {
+        let told = format!("a process of node {name}");
+        return Ok(Client { is: "host".to_owned(), node: Some(name.to_owned()), told });
+    }
+    let Some(Named { namespace, name, .. }) = named(text, PODS) else {
+        return Ok(Client { is: text.to_owned(), node: None, told: text.to_owned() });
+    };
+    let namespace = namespace.unwrap_or(&cluster.namespace);
+    let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), namespace);
+    let found = pods.get_opt(name).await.map_err(KubectlError::api("get the pod"))?;
+    let Some(pod) = found else {
+        let all = pods.list(&kube::api::ListParams::default()).await;
+        let all = all.map_err(KubectlError::api("list pods"))?.items;
+        let names: Vec<_> = all.into_iter().filter_map(|pod| pod.metadata.name).collect();
+        return Err(missing("pod", namespace, name, &names));
+    };
+    of_pod(namespace, name, pod)
+}
+
+/// A pod of the host's network is a process of its node.
+pub(super) fn of_pod(namespace: &str, name: &str, pod: Pod) -> Result<Client, KubectlError> {
+    let spec = pod.spec.unwrap_or_default();
+    let Some(node) = spec.node_name else {
+        let error =
+            format!("pod {namespace}/{name} is on no node yet: nothing can be said of its connections");
+        return Err(KubectlError::Name(error));
+    };
+    let is = if spec.host_network == Some(true) { "host" } else { "pod" };
+    Ok(Client { is: is.to_owned(), node: Some(node), told: format!("pod {namespace}/{name}") })
+}
+
+/// What is dialled, as `ballast explain` takes it.
+pub(super) async fn dialled(cluster: &Cluster, text: &str) -> Result<String, KubectlError> {
+    let Some(Named { namespace, name, port }) = named(text, SERVICES) else { return Ok(text.to_owned()) };
+    let service = service(cluster, namespace, name).await?;
+    address(&service, port).map_err(|error| KubectlError::Name(format!("{text}: {error}")))
+}
+
+/// A Service of the API server.
+pub(super) async fn service(
+    cluster: &Cluster,
+    namespace: Option<&str>,
+    name: &str,
+) -> Result<Service, KubectlError> {
+    let namespace = namespace.unwrap_or(&cluster.namespace);
+    let services: Api<Service> = Api::namespaced(cluster.client.clone(), namespace);
+    if let Some(service) = services.get_opt(name).await.map_err(KubectlError::api("get the Service"))? {
+        return Ok(service);
+    }
+    let all = services.list(&kube::api::ListParams::default()).await;
+    let all = all.map_err(KubectlError::api("list Services"))?.items;
+    let names: Vec<_> = all.into_iter().filter_map(|service| service.metadata.name).collect();
+    Err(missing("Service", namespace, name, &names))
+}
+
+fn missing(kind: &str, namespace: &str, name: &str, known: &[String]) -> KubectlError {
+    let meant = did_you_mean(&nearest(name, known.iter().map(String::as_str)));
+    KubectlError::Name(format!("there is no {kind} {namespace}/{name}{meant}"))
+}
+
+/// `10.96.0.10:80/tcp` of a Service's port, which may be left out where there is one. `port`: `80`, `http`, `53/udp`.
+pub(super) fn address(service: &Service, port: Option<&str>) -> Result<String, String> {
+    let spec = service.spec.clone().unwrap_or_default();
+    let ip = spec.cluster_ip.filter(|ip| !ip.is_empty() && ip != "None");
+    let ip = ip.ok_or("it has no cluster address: its clients dial endpoints themselves")?;
+    let all = spec.ports.unwrap_or_default();
+    let protocol =
+        |of: &k8s_openapi::api::core::v1::ServicePort| of.protocol.as_deref().unwrap_or("TCP").to_lowercase();
+    let (wanted, wanted_protocol) = match port.map(|port| port.split_once('/').unwrap_or((port, ""))) {
+        None => (None, String::new()),
+        Some((port, protocol)) => (Some(port), protocol.to_lowercase()),
+    };
+    let is_meant = |one: &&k8s_openapi::api::core::v1::ServicePort| {
+        wanted.is_none_or(|port| one.port.to_string() == port || one.name.as_deref() == Some(port))
+            && (wanted_protocol.is_empty() || protocol(one) == wanted_protocol)
+    };
+    let meant: Vec<_> = all.iter().filter(is_meant).collect();
+    // As everywhere, TCP is meant where no protocol is named.
+    let tcp: Vec<_> = meant.iter().copied().filter(|one| protocol(one) == "tcp").collect();
+    let (([one], _) | (_, [one])) = (meant.as_slice(), tcp.as_slice()) else {
+        let ports = all.iter().map(|one| {
+            let name = one.name.as_deref().map(|name| format!(" ({name})")).unwrap_or_default();
+            format!("{}/{}{name}", one.port, protocol(one))
+        });
+        return Err(format!("name one of its ports: {}", ports.collect::<Vec<_>>().join(", ")));
+    };
+    let host = if ip.contains(':') { format!("[{ip}]") } else { ip };
+    Ok(format!("{host}:{}/{}", one.port, protocol(one)))
+}

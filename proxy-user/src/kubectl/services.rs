@@ -1,0 +1,159 @@
+//! `kubectl ballast service list`: what all nodes have programmed, and which of them differ.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::net::SocketAddr;
+
+use serde::{Deserialize, Serialize};
+
+use super::answers::PerNode;
+use crate::cli::show::Table;
+
+/// Endpoints shown in a cell before `+N more`, as kubectl does.
+const SHOWN: usize = 3;
+
+/// What is read of `ballast service list -o json`.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub(super) struct List {
+    pub frontends: Vec<Frontend>,
+}
+
+/// One address that a client may dial, on one node.
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct Frontend {
+    #[serde(flatten)]
+    pub key: Key,
+    /// `forward`, `reject`, `drop`: what a client meets.
+    pub verdict: String,
+    /// `Cluster` or `Local`.
+    pub policy: String,
+    pub endpoints: BTreeSet<SocketAddr>,
+}
+
+/// What makes two frontends of two nodes the same.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize)]
+pub(super) struct Key {
+    pub service: String,
+    pub r#type: String,
+    pub address: String,
+    pub protocol: String,
+    pub scope: String,
+}
+
+/// All nodes.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(super) struct Merged {
+    /// How many nodes have answered.
+    pub nodes: usize,
+    pub frontends: Vec<Row>,
+    /// Nodes without an answer, and why.
+    pub silent: BTreeMap<String, String>,
+}
+
+/// One address that a client may dial.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Row {
+    #[serde(flatten)]
+    pub key: Key,
+    pub verdict: String,
+    pub policy: String,
+    /// Of most nodes.
+    pub endpoints: BTreeSet<SocketAddr>,
+    /// In which way a node differs from most.
+    pub differs: BTreeMap<String, String>,
+}
+
+/// Compares what the nodes have. Where the policy is `Local`, endpoints differ by design.
+pub(super) fn merge(nodes: &PerNode<List>) -> Merged {
+    let mut found: BTreeMap<&Key, BTreeMap<&str, &Frontend>> = BTreeMap::new();
+    let mut merged = Merged::default();
+    let mut answered = Vec::new();
+    for (node, list) in nodes {
+        match list {
+            Ok(list) => {
+                answered.push(node.as_str());
+                for frontend in &list.frontends {
+                    found.entry(&frontend.key).or_default().insert(node, frontend);
+                }
+            }
+            Err(error) => drop(merged.silent.insert(node.clone(), error.clone())),
+        }
+    }
+    merged.nodes = answered.len();
+    merged.frontends = found.into_iter().filter_map(|(key, by_node)| row(key, &by_node, &answered)).collect();
+    merged
+}
+
+fn row(key: &Key, by_node: &BTreeMap<&str, &Frontend>, answered: &[&str]) -> Option<Row> {
+    let like = |one: &Frontend, other: &Frontend| {
+        one.policy == other.policy
+            && (one.policy == "Local" || (&one.verdict, &one.endpoints) == (&other.verdict, &other.endpoints))
+    };
+    let votes = |one: &Frontend| by_node.values().filter(|other| like(one, other)).count();
+    // Of the same number, what the first node has.
+    let most = by_node.values().rev().max_by_key(|frontend| votes(frontend))?;
+    let how = |node: &&str| match by_node.get(node) {
+        None => Some("does not have it".to_owned()),
+        Some(frontend) if like(frontend, most) => None,
+        Some(frontend) => Some(difference(frontend, most)),
+    };
+    let differs = answered.iter().filter_map(|node| Some(((*node).to_owned(), how(node)?))).collect();
+    Some(Row {
+        key: key.clone(),
+        verdict: most.verdict.clone(),
+        policy: most.policy.clone(),
+        endpoints: most.endpoints.clone(),
+        differs,
+    })
+}
+
+fn difference(one: &Frontend, most: &Frontend) -> String {
+    if one.policy != most.policy {
+        return format!("policy {}", one.policy);
+    }
+    let told = |word: &str, endpoints: Vec<&SocketAddr>| {
+        (!endpoints.is_empty()).then(|| format!("{word} {}", cell(endpoints)))
+    };
+    let lacks = told("lacks", most.endpoints.difference(&one.endpoints).collect());
+    let has = told("also has", one.endpoints.difference(&most.endpoints).collect());
+    let verdict = (one.verdict != most.verdict).then(|| format!("{}s clients", one.verdict));
+    [lacks, has, verdict].into_iter().flatten().collect::<Vec<_>>().join("; ")
+}
+
+fn cell(endpoints: Vec<&SocketAddr>) -> String {
+    let more = endpoints.len().saturating_sub(SHOWN);
+    let shown: Vec<_> = endpoints.into_iter().take(SHOWN).map(ToString::to_string).collect();
+    if more > 0 { format!("{} + {more} more", shown.join(",")) } else { shown.join(",") }
+}
+
+/// For people: nodes that differ are marked by `*` and a line below.
+pub(super) fn text(merged: &Merged) -> String {
+    let mut table = Table::new(["SERVICE", "TYPE", "ADDRESS", "NODES", "ENDPOINTS"]);
+    for row in &merged.frontends {
+        let Key { service, r#type, address, protocol, .. } = &row.key;
+        let mark = if row.differs.is_empty() { "" } else { "*" };
+        let endpoints = match row.verdict.as_str() {
+            _ if row.policy == "Local" => "<by node> (policy Local)".to_owned(),
+            "forward" => cell(row.endpoints.iter().collect()),
+            verdict => format!("<none> ({verdict}s)"),
+        };
+        table.row([
+            service.clone(),
+            r#type.clone(),
+            format!("{address}/{protocol}"),
+            format!("{}/{}{mark}", merged.nodes - row.differs.len(), merged.nodes),
+            endpoints,
+        ]);
+    }
+    let mut text = table.render("no Service is programmed");
+    for row in &merged.frontends {
+        for (node, how) in &row.differs {
+            // A String takes all that is written to it.
+            let _ = writeln!(text, "* {node}: {} {}: {how}", row.key.service, row.key.address);
+        }
+    }
+    for (node, error) in &merged.silent {
+        let _ = writeln!(text, "{node}: no answer: {error}");
+    }
+    text
+}

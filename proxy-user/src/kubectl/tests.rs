@@ -1,0 +1,360 @@
+use std::collections::BTreeSet;
+use std::io;
+use std::sync::Arc;
+
+use clap::Parser as _;
+use futures::{SinkExt as _, StreamExt as _};
+use insta::assert_snapshot;
+use k8s_openapi::api::core::v1::{Pod, Service};
+use rstest::rstest;
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_tungstenite::tungstenite::Message;
+use tokio_tungstenite::tungstenite::handshake::server::{ErrorResponse, Request, Response};
+
+use super::*;
+
+/// What `ballast` prints and with which code it exits, by node and arguments.
+type Says = fn(node: &str, arguments: &[String]) -> (String, String, bool);
+
+/// An API server with three agents' pods, whose containers say what a test wants.
+struct Api {
+    says: Says,
+    objects: Vec<(&'static str, Value)>,
+}
+
+impl Api {
+    fn get(&self, path: &str) -> (u16, Value) {
+        if path.starts_with("/api/v1/pods?") {
+            assert!(path.contains("labelSelector=app.kubernetes.io"), "{path}");
+            let pod = |node: &str| {
+                json!({
+                    "metadata": { "name": format!("ballast-{node}"), "namespace": "kube-system" },
+                    "spec": { "nodeName": node, "containers": [] }, "status": { "phase": "Running" },
+                })
+            };
+            let items = ["a", "b", "c"].map(pod);
+            return (200, json!({ "metadata": {}, "items": items }));
+        }
+        let found = self.objects.iter().find(|(at, _)| path.split('?').next() == Some(at));
+        let missing = || json!({ "kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404, "message": path });
+        found.map_or_else(|| (404, missing()), |(_, object)| (200, object.clone()))
+    }
+
+    async fn serve(self: Arc<Self>, mut stream: TcpStream) -> io::Result<()> {
+        let mut head = [0; 8192];
+        let length = stream.peek(&mut head).await?;
+        let head = String::from_utf8_lossy(&head[..length]).into_owned();
+        if head.to_lowercase().contains("upgrade: websocket") {
+            return self.exec(stream).await;
+        }
+        let mut rest = vec![0; length];
+        stream.read_exact(&mut rest).await?;
+        let (code, body) = self.get(head.split(' ').nth(1).unwrap_or_default());
+        let body = body.to_string();
+        let reply = format!(
+            "HTTP/1.1 {code} X\r\nContent-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
+            body.len()
+        );
+        stream.write_all(reply.as_bytes()).await
+    }
+
+    /// `pods/exec`, by the protocol that kube-rs asks for: a byte in front of each message is its channel.
+    async fn exec(&self, stream: TcpStream) -> io::Result<()> {
+        let mut asked = String::new();
+        #[expect(clippy::result_large_err, reason = "the crate's")]
+        let accept = |request: &Request, mut response: Response| -> Result<Response, ErrorResponse> {
+            asked = request.uri().to_string();
+            let protocols = request.headers().get("sec-websocket-protocol").cloned();
+            let first = protocols.and_then(|all| all.to_str().ok()?.split(',').next().map(str::to_owned));
+            let first = first.unwrap_or_default().parse().unwrap();
+            response.headers_mut().insert("sec-websocket-protocol", first);
+            Ok(response)
+        };
+        let mut socket =
+            tokio_tungstenite::accept_hdr_async(stream, accept).await.map_err(io::Error::other)?;
+        let node = asked.split("/pods/ballast-").nth(1).and_then(|rest| rest.get(..1)).unwrap_or_default();
+        assert!(asked.contains("container=ballast"), "{asked}");
+        let decode =
+            |text: &str| text.replace("%2F", "/").replace("%3A", ":").replace("%3D", "=").replace('+', " ");
+        let words = asked.split(['?', '&']).filter_map(|pair| pair.strip_prefix("command=")).map(decode);
+        let words: Vec<_> = words.collect();
+        assert_eq!(words[0], "ballast");
+        let (stdout, stderr, is_well) = (self.says)(node, &words[1..]);
+        let status = if is_well { json!({ "status": "Success" }) } else { json!({ "status": "Failure" }) };
+        for (channel, text) in [(1, stdout), (2, stderr), (3, status.to_string())] {
+            let message = [vec![channel], text.into_bytes()].concat();
+            socket.send(Message::Binary(message.into())).await.map_err(io::Error::other)?;
+        }
+        socket.close(None).await.map_err(io::Error::other)?;
+        while socket.next().await.is_some_and(|message| message.is_ok()) {}
+        Ok(())
+    }
+}
+
+/// What a command prints, or its error, and whether all is well.
+fn asked(says: Says, objects: &[(&'static str, Value)], words: &[&str]) -> (String, bool) {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
+    let address = listener.local_addr().unwrap();
+    let api = Arc::new(Api { says, objects: objects.to_vec() });
+    runtime.spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            tokio::spawn(Arc::clone(&api).serve(stream));
+        }
+    });
+    let folder = tempfile::tempdir().unwrap();
+    let kubeconfig = folder.path().join("config");
+    let text = json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "x",
+        "clusters": [{ "name": "x", "cluster": { "server": format!("http://{address}") } }],
+        "contexts": [{ "name": "x", "context": { "cluster": "x", "user": "x", "namespace": "shop" } }],
+        "users": [{ "name": "x", "user": {} }],
+    });
+    std::fs::write(&kubeconfig, text.to_string()).unwrap();
+    let first = ["kubectl-ballast", "--kubeconfig", kubeconfig.to_str().unwrap()];
+    let words = first.iter().chain(words);
+    let args = KubectlArgs::try_parse_from(words).unwrap();
+    let mut out = Vec::new();
+    match run(&args, &mut out) {
+        Ok(Shown { text, well }) => (String::from_utf8(out).unwrap() + &text, well),
+        Err(error) => (format!("{error}\n"), false),
+    }
+}
+
+fn status(node: &str, arguments: &[String]) -> (String, String, bool) {
+    assert_eq!(arguments, ["status", "-o", "json"]);
+    let problems: &[&str] = match node {
+        "a" => &["the map flows is nearly full"],
+        "b" => &["the map flows is nearly full", "the agent does not answer"],
+        _ => return (String::new(), "ballast: no Ballast on the bpffs /sys/fs/bpf\n".to_owned(), false),
+    };
+    let state = if node == "a" { "ok" } else { "down" };
+    let counts = json!({ "ports": 4, "frontends": 6, "unmanaged": 0, "backends": 9, "flows": 12 });
+    let told = json!({ "ok": false, "agent": { "state": state }, "counts": counts, "problems": problems });
+    (told.to_string(), String::new(), false)
+}
+
+#[test]
+fn the_status_of_all_nodes_and_of_one() {
+    let (text, well) = asked(status, &[], &["status"]);
+    assert!(!well);
+    assert_snapshot!(text);
+    let (text, _) = asked(status, &[], &["status", "--node", "a", "-o", "json"]);
+    let told: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(told["nodes"].as_object().unwrap().keys().collect::<Vec<_>>(), ["a"]);
+    assert_eq!(told["nodes"]["a"]["problems"], json!(["the map flows is nearly full"]));
+    let (text, well) = asked(status, &[], &["status", "--node", "a,x"]);
+    assert_eq!((&*text, well), ("no agent runs on a node x\n", false));
+}
+
+fn list(node: &str, arguments: &[String]) -> (String, String, bool) {
+    assert_eq!(arguments, ["service", "list", "-o", "json"]);
+    let frontend = |service: &str, address: &str, policy: &str, endpoints: &[&str]| {
+        json!({
+            "service": service, "type": "ClusterIP", "scope": "internal", "address": address, "protocol": "TCP",
+            "verdict": if endpoints.is_empty() { "reject" } else { "forward" },
+            "policy": policy, "endpoints": endpoints, "id": 7,
+        })
+    };
+    let web: &[&str] =
+        if node == "b" { &["10.0.0.1:80", "10.0.0.9:80"] } else { &["10.0.0.1:80", "10.0.0.2:80"] };
+    let local = format!("10.0.1.{}:53", node.as_bytes()[0]);
+    let mut all = vec![frontend("default/web:http", "10.96.0.1:80", "Cluster", web)];
+    all.push(frontend("default/dns", "10.96.0.2:53", "Local", &[&local]));
+    if node != "c" {
+        all.push(frontend("default/new", "10.96.0.3:80", "Cluster", &[]));
+    }
+    (json!({ "frontends": all }).to_string(), String::new(), true)
+}
+
+#[test]
+fn nodes_that_differ_are_marked() {
+    let (text, well) = asked(list, &[], &["service", "list"]);
+    assert!(well);
+    assert_snapshot!(text);
+}
+
+#[test]
+fn a_silent_node_is_told_and_the_others_are_compared() {
+    let says: Says = |node, arguments| {
+        if node == "a" { (String::new(), "ballast: denied".into(), false) } else { list(node, arguments) }
+    };
+    let (text, well) = asked(says, &[], &["svc", "ls", "-o", "json"]);
+    let merged: Value = serde_json::from_str(&text).unwrap();
+    assert!(!well);
+    assert_eq!((&merged["nodes"], &merged["silent"]), (&json!(2), &json!({ "a": "ballast: denied" })));
+}
+
+const WEB: &str = "/api/v1/namespaces/shop/services/web";
+
+fn web() -> Value {
+    json!({
+        "metadata": { "name": "web", "namespace": "shop", "resourceVersion": "90" },
+        "spec": { "clusterIP": "10.96.0.7", "ports": [{ "name": "http", "port": 80 }, { "name": "dns", "port": 53, "protocol": "UDP" }] },
+    })
+}
+
+fn objects() -> Vec<(&'static str, Value)> {
+    let named = |name: &str, edition: &str| {
+        json!({
+            "metadata": { "name": name, "namespace": "shop", "resourceVersion": edition },
+            "addressType": "IPv4", "endpoints": [],
+        })
+    };
+    vec![
+        (WEB, web()),
+        ("/api/v1/namespaces/shop/services", json!({ "metadata": {}, "items": [web()] })),
+        (
+            "/apis/discovery.k8s.io/v1/namespaces/shop/endpointslices",
+            json!({ "metadata": {}, "items": [named("web-1", "101"), named("web-2", "99")] }),
+        ),
+        (
+            "/api/v1/namespaces/shop/pods/client",
+            json!({ "metadata": { "name": "client" }, "spec": { "nodeName": "b", "containers": [] } }),
+        ),
+    ]
+}
+
+#[test]
+fn names_are_resolved_and_the_clients_node_is_asked() {
+    let says: Says =
+        |node, arguments| (format!("asked {node}: {}\n", arguments.join(" ")), String::new(), true);
+    let explain = |client, dialled| asked(says, &objects(), &["explain", client, dialled]);
+    assert_eq!(
+        explain("pod/client", "svc/web:http"),
+        (
+            "pod shop/client on node b, dialling 10.96.0.7:80/tcp\nasked b: explain pod 10.96.0.7:80/tcp\n"
+                .to_owned(),
+            true
+        )
+    );
+    let (text, _) = explain("node/c", "svc/shop/web:53");
+    assert_eq!(
+        text,
+        "a process of node c on node c, dialling 10.96.0.7:53/udp\nasked c: explain host 10.96.0.7:53/udp\n"
+    );
+    let (text, well) = explain("pod/client", "svc/wbe:80");
+    assert_eq!((&*text, well), ("there is no Service shop/wbe; did you mean web?\n", false));
+    let (text, _) = asked(says, &objects(), &["explain", "192.0.2.1", "10.96.0.7:80", "--node", "a"]);
+    assert_eq!(text, "192.0.2.1 on node a, dialling 10.96.0.7:80\nasked a: explain 192.0.2.1 10.96.0.7:80\n");
+}
+
+fn in_force(node: &str, arguments: &[String]) -> (String, String, bool) {
+    assert_eq!(arguments, ["programmed", "shop/web"]);
+    let slice = |name: &str, edition: &str| json!({ "name": name, "resourceVersion": edition });
+    let first = if node == "b" { "98" } else { "101" };
+    let told = json!({
+        "resourceVersion": "90", "current": true, "problems": [],
+        "endpointSlices": [slice("web-1", first), slice("web-2", "100")],
+    });
+    match node {
+        "c" => (String::new(), "ballast: no Service shop/web is programmed on c\n".to_owned(), false),
+        _ => (told.to_string(), String::new(), true),
+    }
+}
+
+#[test]
+fn a_wait_ends_when_each_node_serves_it_and_names_those_that_lag() {
+    let (text, well) = asked(in_force, &objects(), &["wait", "service/web", "--programmed", "--node", "a"]);
+    assert!(
+        well && text.starts_with(
+            "service/web programmed: resourceVersion 90 and 2 EndpointSlices in force on 1 nodes"
+        ),
+        "{text}"
+    );
+    let (text, well) =
+        asked(in_force, &objects(), &["wait", "svc/shop/web", "--programmed", "--timeout", "1s"]);
+    assert!(!well);
+    assert_eq!(
+        text,
+        "timed out after 1s: 2 of 3 nodes do not serve service/web as the API server has it\n\
+         b: serves resourceVersion 98 of EndpointSlice web-1, not 101\n\
+         c: no Service shop/web is programmed on c\n"
+    );
+    let (text, well) = asked(in_force, &objects(), &["wait", "deployment/web", "--programmed"]);
+    assert!(!well && text.contains("\"deployment/web\" is no Service"), "{text}");
+}
+
+#[rstest]
+#[case("90", "101", true, None)]
+#[case("91", "200", true, None)]
+#[case("89", "101", true, Some("serves resourceVersion 89 of the Service, not 90"))]
+#[case("9", "101", true, Some("serves resourceVersion 9 of the Service, not 90"))]
+#[case("90", "101", false, Some("cannot program the newest plan: no room"))]
+fn editions_are_compared_as_numbers(
+    #[case] service: &str,
+    #[case] slice: &str,
+    #[case] current: bool,
+    #[case] expected: Option<&str>,
+) {
+    let slices = [("web-1".to_owned(), "101".to_owned())].into();
+    let wanted = wait::Wanted { service: "90".to_owned(), slices };
+    let told = json!({
+        "resourceVersion": service, "current": current, "problems": ["no room"],
+        "endpointSlices": [{ "name": "web-1", "resourceVersion": slice }, { "name": "left", "resourceVersion": null }],
+    });
+    let answer = Answer { stdout: told.to_string(), stderr: String::new(), is_well: true };
+    assert_eq!(wait::behind(&wanted, &Ok(answer)).as_deref(), expected);
+}
+
+#[test]
+fn events_of_all_nodes_are_one_stream() {
+    let says: Says = |node, arguments| {
+        let expected = ["monitor", "--sample=0", "--timeout=5s", "--reason=no_endpoint", "--kind=drop"];
+        assert_eq!(arguments[..expected.len()], expected);
+        let is_json = arguments.last().is_some_and(|last| last == "--output=json");
+        let line = if is_json { r#"{"kind":"drop"}"#.to_owned() } else { format!("drop at {node}") };
+        match node {
+            "c" => (String::new(), String::new(), false),
+            _ => (format!("{line}\n"), String::new(), true),
+        }
+    };
+    let flags = ["monitor", "--sample", "0", "--timeout", "5s", "--reason", "no_endpoint", "--kind", "drop"];
+    let lines = |more: &[&str]| {
+        let (text, well) = asked(says, &[], &[&flags, more].concat());
+        assert!(well);
+        text.lines().map(str::to_owned).collect::<BTreeSet<_>>()
+    };
+    assert_eq!(lines(&[]), ["a  drop at a".to_owned(), "b  drop at b".to_owned()].into());
+    let node = |node: &str| format!(r#"{{"kind":"drop","node":"{node}"}}"#);
+    assert_eq!(lines(&["-o", "json"]), [node("a"), node("b")].into());
+}
+
+fn parse<T: DeserializeOwned>(value: Value) -> T {
+    serde_json::from_value(value).unwrap()
+}
+
+#[rstest]
+#[case(Some("80"), Ok("10.96.0.7:80/tcp"))]
+#[case(Some("dns"), Ok("10.96.0.7:53/udp"))]
+#[case(None, Ok("10.96.0.7:80/tcp"))]
+#[case(Some("81"), Err("name one of its ports: 80/tcp (http), 53/udp (dns)"))]
+#[case(Some("53/tcp"), Err("name one of its ports: 80/tcp (http), 53/udp (dns)"))]
+fn a_port_is_found(#[case] port: Option<&str>, #[case] expected: Result<&str, &str>) {
+    let service: Service = parse(web());
+    assert_eq!(names::address(&service, port).as_deref().map_err(|error| &**error), expected);
+}
+
+#[test]
+fn a_mistyped_node_gets_the_nearest() {
+    let agent = |node: &str| Agent { node: node.into(), namespace: "kube-system".into(), pod: "p".into() };
+    let agents = vec![agent("worker-2"), agent("worker-1"), agent("control")];
+    let error = cluster::select(agents.clone(), &["worker-11".to_owned()]).unwrap_err().to_string();
+    assert_eq!(error, "no agent runs on a node worker-11; did you mean worker-1 or worker-2?");
+    let one = cluster::select(agents, &["control".to_owned()]).unwrap();
+    assert_eq!(one, [agent("control")]);
+    let none = cluster::select(Vec::new(), &[]).unwrap_err().to_string();
+    assert!(none.contains("is Ballast installed"), "{none}");
+}
+
+#[test]
+fn what_has_no_address_and_no_node_is_told() {
+    let headless: Service = parse(json!({ "spec": { "clusterIP": "None" } }));
+    assert!(names::address(&headless, None).unwrap_err().contains("no cluster address"));
+    let pending: Pod = parse(json!({ "spec": { "containers": [] } }));
+    assert!(names::of_pod("a", "b", pending).unwrap_err().to_string().contains("pod a/b is on no node yet"));
+    let host: Pod = parse(json!({ "spec": { "containers": [], "nodeName": "n", "hostNetwork": true } }));
+    assert_eq!(names::of_pod("a", "b", host).unwrap().is, "host");
+}

@@ -1,0 +1,145 @@
+//! `kubectl ballast wait service/NAME --programmed`: until each node serves what the API server has now.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use kube::Api;
+use kube::api::ListParams;
+use serde::Deserialize;
+
+use super::answers::Answer;
+use super::cluster::Cluster;
+use super::error::KubectlError;
+use super::names::{self, Named};
+use crate::cli::show::Answer as Shown;
+
+/// Between two rounds of questions.
+const PAUSE: Duration = Duration::from_millis(500);
+
+/// The editions that are waited for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Wanted {
+    pub service: String,
+    /// By the slice's name.
+    pub slices: BTreeMap<String, String>,
+}
+
+/// What is read of `/programmed/NAMESPACE/NAME`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct InForce {
+    resource_version: Option<String>,
+    endpoint_slices: Vec<Slice>,
+    current: bool,
+    problems: Vec<String>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Slice {
+    name: String,
+    resource_version: Option<String>,
+}
+
+/// Asks again and again. The nodes are those that run an agent when they are asked.
+pub(super) async fn run(cluster: &Cluster, object: &str, timeout: Duration) -> Result<Shown, KubectlError> {
+    let Some(Named { namespace, name, port: None }) = names::named(object, names::SERVICES) else {
+        let error = format!("{object:?} is no Service: give service/NAME or service/NAMESPACE/NAME");
+        return Err(KubectlError::Name(error));
+    };
+    let namespace = namespace.unwrap_or(&cluster.namespace);
+    let wanted = wanted(cluster, namespace, name).await?;
+    let path = format!("{namespace}/{name}");
+    let begun = Instant::now();
+    loop {
+        let agents = cluster.agents().await?;
+        let answers = cluster.ask_all(&agents, &["programmed", &path]).await;
+        let lagging: Vec<_> =
+            answers.iter().filter_map(|(node, answer)| Some((node, behind(&wanted, answer)?))).collect();
+        if lagging.is_empty() {
+            let (nodes, secs) = (agents.len(), begun.elapsed().as_secs_f64());
+            let edition = &wanted.service;
+            let text = format!(
+                "service/{name} programmed: resourceVersion {edition} and {} EndpointSlices in force on {nodes} nodes after {secs:.1}s\n",
+                wanted.slices.len()
+            );
+            return Ok(Shown { text, well: true });
+        }
+        if begun.elapsed() >= timeout {
+            let mut text = format!(
+                "timed out after {timeout:?}: {} of {} nodes do not serve service/{name} as the API server has it\n",
+                lagging.len(),
+                agents.len()
+            );
+            for (node, why) in lagging {
+                // A String takes all that is written to it.
+                let _ = writeln!(text, "{node}: {why}");
+            }
+            return Ok(Shown { text, well: false });
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
+/// What the API server has now.
+async fn wanted(cluster: &Cluster, namespace: &str, name: &str) -> Result<Wanted, KubectlError> {
+    let service = names::service(cluster, Some(namespace), name).await?;
+    let spec = service.spec.unwrap_or_default();
+    if spec.cluster_ip.as_deref() == Some("None") || spec.type_.as_deref() == Some("ExternalName") {
+        let error = format!("service {namespace}/{name} has no address of its own: no node programs it");
+        return Err(KubectlError::Name(error));
+    }
+    let slices: Api<EndpointSlice> = Api::namespaced(cluster.client.clone(), namespace);
+    let labels = format!("kubernetes.io/service-name={name},!service.kubernetes.io/headless");
+    let slices = slices.list(&ListParams::default().labels(&labels)).await;
+    let slices = slices.map_err(KubectlError::api("list EndpointSlices"))?.items;
+    let with_addresses = slices.into_iter().filter(|slice| slice.address_type != "FQDN");
+    let edition = |slice: EndpointSlice| Some((slice.metadata.name?, slice.metadata.resource_version?));
+    Ok(Wanted {
+        service: service.metadata.resource_version.unwrap_or_default(),
+        slices: with_addresses.filter_map(edition).collect(),
+    })
+}
+
+/// Why a node does not serve it yet; `None`: it does.
+pub(super) fn behind(wanted: &Wanted, answer: &Result<Answer, String>) -> Option<String> {
+    let answer = match answer {
+        Ok(answer) if answer.is_well => answer,
+        Ok(answer) => return Some(answer.stderr.trim().trim_start_matches("ballast: ").to_owned()),
+        Err(error) => return Some(error.clone()),
+    };
+    let told: InForce = match serde_json::from_str(&answer.stdout) {
+        Ok(told) => told,
+        Err(error) => return Some(format!("its answer is not understood: {error}")),
+    };
+    let has = |edition: &Option<String>| edition.clone().unwrap_or_else(|| "none".to_owned());
+    if !reaches(told.resource_version.as_deref(), &wanted.service) {
+        let has = has(&told.resource_version);
+        return Some(format!("serves resourceVersion {has} of the Service, not {}", wanted.service));
+    }
+    for (name, edition) in &wanted.slices {
+        let slice = told.endpoint_slices.iter().find(|slice| slice.name == *name);
+        let Some(slice) = slice else { return Some(format!("does not serve EndpointSlice {name}")) };
+        if !reaches(slice.resource_version.as_deref(), edition) {
+            let has = has(&slice.resource_version);
+            return Some(format!("serves resourceVersion {has} of EndpointSlice {name}, not {edition}"));
+        }
+    }
+    if !told.current {
+        let why = told.problems.first().map_or_else(|| "see its /problems".to_owned(), Clone::clone);
+        return Some(format!("cannot program the newest plan: {why}"));
+    }
+    None
+}
+
+/// Whether an edition is the one that is wanted, or a later one: resource versions of one kind grow (KEP-5504).
+fn reaches(has: Option<&str>, wanted: &str) -> bool {
+    let number = |text: &str| text.parse::<u128>().ok();
+    match has {
+        None => false,
+        Some(has) if has == wanted => true,
+        Some(has) => matches!((number(has), number(wanted)), (Some(has), Some(wanted)) if has > wanted),
+    }
+}

@@ -1,0 +1,106 @@
+//! The last rates of Service ports, in bounded memory.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use serde::Serialize;
+
+use super::{Rates, Traffic};
+
+/// One point of a history: a [`Traffic`] in half the memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Point {
+    /// Connections begun, a second.
+    pub connections: f32,
+    /// Packets, a second.
+    pub packets: f32,
+    /// Bytes, a second.
+    pub bytes: f32,
+    /// Refusals and drops, a second.
+    pub failures: f32,
+}
+
+impl From<Traffic> for Point {
+    fn from(rates: Traffic) -> Self {
+        Self {
+            connections: rates.connections as f32,
+            packets: rates.packets as f32,
+            bytes: rates.bytes as f32,
+            failures: rates.failures as f32,
+        }
+    }
+}
+
+impl Point {
+    fn is_silent(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// The rates of one Service port, up to the last look.
+#[derive(Clone, Debug, Default)]
+struct Series {
+    points: VecDeque<Point>,
+    /// The number of the last look that found traffic.
+    active: u64,
+}
+
+/// The last rates of all Service ports together, and of those that had traffic last.
+#[derive(Clone, Debug)]
+pub struct History {
+    points: usize,
+    most: usize,
+    looks: u64,
+    total: VecDeque<Point>,
+    /// By id, with the name that the id had.
+    series: BTreeMap<u32, (String, Series)>,
+}
+
+impl History {
+    /// Keeps so many points of so many Service ports: each point takes 16 bytes.
+    pub fn new(points: usize, most: usize) -> Self {
+        Self { points, most, looks: 0, total: VecDeque::new(), series: BTreeMap::new() }
+    }
+
+    /// Takes in what the last look has found. Service ports that left are forgotten; where there are too many, those that have
+    /// been silent for longest are.
+    pub fn add(&mut self, rates: &Rates) {
+        self.looks += 1;
+        push(&mut self.total, rates.total.into(), self.points);
+        let mut series = std::mem::take(&mut self.series);
+        for service in &rates.services {
+            let point = Point::from(service.rates);
+            let known = series.remove(&service.id).filter(|(name, _)| *name == service.service);
+            if known.is_none() && point.is_silent() {
+                continue;
+            }
+            let (name, mut one) = known.unwrap_or_else(|| (service.service.clone(), Series::default()));
+            if !point.is_silent() {
+                one.active = self.looks;
+            }
+            push(&mut one.points, point, self.points);
+            self.series.insert(service.id, (name, one));
+        }
+        while self.series.len() > self.most {
+            let oldest = self.series.iter().min_by_key(|(_, (_, one))| one.active).map(|(id, _)| *id);
+            oldest.map(|id| self.series.remove(&id));
+        }
+    }
+
+    /// All Service ports together, oldest first.
+    pub fn total(&self) -> impl DoubleEndedIterator<Item = Point> {
+        self.total.iter().copied()
+    }
+
+    /// One Service port by its id, oldest first; nothing where it had no traffic, or not for long.
+    pub fn of(&self, id: u32) -> impl DoubleEndedIterator<Item = Point> {
+        self.series.get(&id).into_iter().flat_map(|(_, one)| &one.points).copied()
+    }
+}
+
+fn push(points: &mut VecDeque<Point>, point: Point, most: usize) {
+    points.push_back(point);
+    while points.len() > most {
+        points.pop_front();
+    }
+}

@@ -1,0 +1,267 @@
+//! Which edition of each Service and of its EndpointSlices is in force: its writes to the maps have succeeded.
+//!
+//! A sync plans every Service that has changed, so after it each Service without a failed write is in force as the cluster's state has
+//! it. What could not be written keeps the edition that was in force before, and is looked at again after each sync.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::SystemTime;
+
+use crate::model::{Cluster, Event, Key, Object, ServiceName, SliceName, Version};
+
+/// One Service, as it is in force.
+#[derive(Clone, Debug)]
+pub struct InForce {
+    /// The edition of the Service.
+    pub service: Version,
+    /// Those of its slices.
+    pub slices: Vec<(SliceName, Version)>,
+    /// Since when these editions are.
+    pub since: SystemTime,
+    /// Nothing newer is known that could not be programmed.
+    pub is_current: bool,
+}
+
+impl InForce {
+    fn is(&self, other: &Self) -> bool {
+        let same = |(one, other): (&(SliceName, Version), &(SliceName, Version))| {
+            one.0 == other.0 && one.1.is(&other.1)
+        };
+        self.service.is(&other.service)
+            && self.slices.len() == other.slices.len()
+            && self.slices.iter().zip(&other.slices).all(same)
+    }
+}
+
+/// What is in force, to be asked by others. Copies see the same.
+#[derive(Clone, Debug, Default)]
+pub struct Programmed(Arc<RwLock<BTreeMap<ServiceName, InForce>>>);
+
+impl Programmed {
+    /// One Service; `None`: nothing of it is in force, or all of it is gone.
+    pub fn get(&self, name: &ServiceName) -> Option<InForce> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
+    }
+
+    /// All, in the order of names.
+    pub fn all(&self) -> Vec<(ServiceName, InForce)> {
+        let book = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        book.iter().map(|(name, known)| (name.clone(), known.clone())).collect()
+    }
+}
+
+/// Keeps [`Programmed`] true.
+#[derive(Debug, Default)]
+pub(super) struct Ledger {
+    programmed: Programmed,
+    /// Services whose edition in force may not be the one that is known.
+    open: BTreeSet<ServiceName>,
+    /// All of them.
+    is_all_open: bool,
+}
+
+impl Ledger {
+    pub(super) fn programmed(&self) -> Programmed {
+        self.programmed.clone()
+    }
+
+    /// An event is about to be taken in.
+    pub(super) fn note(&mut self, cluster: &Cluster, event: &Event) {
+        match event {
+            Event::Apply(Object::Service(service)) => drop(self.open.insert(service.name.clone())),
+            Event::Delete(Key::Service(name)) => drop(self.open.insert(name.clone())),
+            Event::Apply(Object::Slice(slice)) => {
+                self.open.insert(slice.service.clone());
+                // Its label may have changed.
+                self.open.extend(cluster.slice(&slice.name).map(|known| known.service.clone()));
+            }
+            Event::Delete(Key::Slice(name)) => {
+                self.open.extend(cluster.slice(name).map(|known| known.service.clone()));
+            }
+            Event::Reset(_) | Event::Static { .. } => self.is_all_open = true,
+            Event::Apply(Object::Node(_) | Object::ServiceCidr(_))
+            | Event::Delete(Key::Node(_) | Key::ServiceCidr(_))
+            | Event::Host(_) => {}
+        }
+    }
+
+    /// A sync is done. `failing`: Services of which something could not be written; `None`: the node's own entries could not be,
+    /// on which any Service may depend.
+    pub(super) fn settle(
+        &mut self,
+        cluster: &Cluster,
+        failing: Option<BTreeSet<ServiceName>>,
+        now: SystemTime,
+    ) {
+        let Some(failing) = failing else { return };
+        let mut book = self.programmed.0.write().unwrap_or_else(PoisonError::into_inner);
+        if std::mem::take(&mut self.is_all_open) {
+            self.open.extend(book.keys().cloned());
+            self.open.extend(cluster.services().map(|service| service.name.clone()));
+        }
+        for name in std::mem::replace(&mut self.open, failing.clone()).union(&failing) {
+            let known = cluster.service(name).filter(|service| !service.is_foreign);
+            if failing.contains(name) {
+                // What was in force before may still be, in part.
+                if let Some(before) = book.get_mut(name) {
+                    before.is_current = false;
+                }
+            } else if let Some(service) = known {
+                let slices =
+                    cluster.slices(name).map(|slice| (slice.name.clone(), slice.version.clone())).collect();
+                let new = InForce { service: service.version.clone(), slices, since: now, is_current: true };
+                match book.get_mut(name) {
+                    Some(before) if before.is(&new) => before.is_current = true,
+                    _ => drop(book.insert(name.clone(), new)),
+                }
+            } else {
+                book.remove(name);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, UNIX_EPOCH};
+
+    use super::*;
+    use crate::model::net::IpFamily;
+    use crate::model::{EndpointSlice, NodeView, Service};
+
+    struct World {
+        cluster: Cluster,
+        ledger: Ledger,
+        now: SystemTime,
+    }
+
+    impl World {
+        fn new() -> Self {
+            let cluster = Cluster::new(NodeView::new("node"));
+            Self { cluster, ledger: Ledger::default(), now: UNIX_EPOCH }
+        }
+
+        fn take(&mut self, event: Event) {
+            self.ledger.note(&self.cluster, &event);
+            self.cluster.apply(event);
+        }
+
+        /// A sync a second later that could not write these Services.
+        fn sync(&mut self, failing: &[&str]) {
+            self.now += Duration::from_secs(1);
+            let failing = failing.iter().map(|name| ServiceName::new("default", *name)).collect();
+            self.ledger.settle(&self.cluster, Some(failing), self.now);
+        }
+
+        /// The edition of a Service, those of its slices, since when, whether it is current.
+        fn of(&self, name: &str) -> Option<(String, Vec<String>, u64, bool)> {
+            let known = self.ledger.programmed().get(&ServiceName::new("default", name))?;
+            let slices =
+                known.slices.iter().map(|(_, version)| version.resource_version.to_string()).collect();
+            let since = known.since.duration_since(UNIX_EPOCH).unwrap().as_secs();
+            Some((known.service.resource_version.to_string(), slices, since, known.is_current))
+        }
+    }
+
+    fn version(number: u32) -> Version {
+        Version { uid: "u".into(), resource_version: number.to_string().into(), generation: None }
+    }
+
+    fn service(name: &str, number: u32) -> Event {
+        let version = version(number);
+        Event::Apply(Object::Service(Service { version, ..Service::new(ServiceName::new("default", name)) }))
+    }
+
+    fn slice(name: &str, of: &str, number: u32) -> Event {
+        let (name, of) = (SliceName::new("default", name), ServiceName::new("default", of));
+        let version = version(number);
+        Event::Apply(Object::Slice(EndpointSlice { version, ..EndpointSlice::new(name, of, IpFamily::V4) }))
+    }
+
+    fn told(
+        edition: u32,
+        slices: &[u32],
+        since: u64,
+        is_current: bool,
+    ) -> Option<(String, Vec<String>, u64, bool)> {
+        Some((edition.to_string(), slices.iter().map(u32::to_string).collect(), since, is_current))
+    }
+
+    #[test]
+    fn an_edition_is_in_force_after_the_sync_that_wrote_it() {
+        let mut world = World::new();
+        world.take(service("web", 5));
+        world.take(slice("web-1", "web", 6));
+        assert_eq!(world.of("web"), None, "known is not in force");
+        world.sync(&[]);
+        assert_eq!(world.of("web"), told(5, &[6], 1, true));
+        // The same content in a newer edition: there is nothing to write.
+        world.take(slice("web-1", "web", 9));
+        world.sync(&[]);
+        assert_eq!(world.of("web"), told(5, &[9], 2, true));
+        world.sync(&[]);
+        assert_eq!(world.of("web"), told(5, &[9], 2, true), "a sync that changes nothing changes no time");
+    }
+
+    #[test]
+    fn what_could_not_be_written_is_in_force_later() {
+        let mut world = World::new();
+        world.take(service("web", 5));
+        world.sync(&["web"]);
+        assert_eq!(world.of("web"), None);
+        world.sync(&[]);
+        assert_eq!(world.of("web"), told(5, &[], 2, true), "the retry wrote it, without an event");
+        world.take(service("web", 7));
+        world.sync(&["web"]);
+        assert_eq!(world.of("web"), told(5, &[], 2, false));
+        world.sync(&[]);
+        assert_eq!(world.of("web"), told(7, &[], 4, true));
+        // A new plan of what is known may fail as well, as when the node's zone changes.
+        world.sync(&["web"]);
+        assert_eq!(world.of("web"), told(7, &[], 4, false));
+        world.sync(&[]);
+        assert_eq!(world.of("web"), told(7, &[], 4, true));
+    }
+
+    #[test]
+    fn while_the_node_itself_fails_nothing_new_is_in_force() {
+        let mut world = World::new();
+        world.take(service("web", 5));
+        world.ledger.settle(&world.cluster, None, world.now);
+        assert_eq!(world.of("web"), None);
+        world.sync(&[]);
+        assert_eq!(world.of("web"), told(5, &[], 1, true));
+    }
+
+    #[test]
+    fn slices_that_move_and_services_that_go() {
+        let mut world = World::new();
+        world.take(service("web", 1));
+        world.take(service("db", 2));
+        world.take(slice("one", "web", 3));
+        world.sync(&[]);
+        world.take(slice("one", "db", 4));
+        world.sync(&[]);
+        assert_eq!((world.of("web"), world.of("db")), (told(1, &[], 2, true), told(2, &[4], 2, true)));
+        world.take(Event::Delete(Key::Slice(SliceName::new("default", "one"))));
+        world.take(Event::Delete(Key::Service(ServiceName::new("default", "web"))));
+        world.sync(&["web"]);
+        assert_eq!(world.of("web"), told(1, &[], 2, false), "its removal failed: clients may still reach it");
+        assert_eq!(world.of("db"), told(2, &[], 3, true));
+        world.sync(&[]);
+        assert_eq!(world.of("web"), None);
+    }
+
+    #[test]
+    fn a_list_tells_of_all_and_another_proxys_service_is_not_ours() {
+        use crate::model::Listing;
+        let mut world = World::new();
+        world.take(service("old", 1));
+        world.sync(&[]);
+        let named = |name| Service { version: version(8), ..Service::new(ServiceName::new("default", name)) };
+        let foreign = Service { is_foreign: true, ..named("mesh") };
+        world.take(Event::Reset(Listing::Services(vec![named("web"), foreign])));
+        world.sync(&[]);
+        assert_eq!((world.of("old"), world.of("web"), world.of("mesh")), (None, told(8, &[], 2, true), None));
+    }
+}

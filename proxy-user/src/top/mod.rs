@@ -1,0 +1,139 @@
+//! `ballast top`: Services, endpoints, drops and connections, as they happen.
+//!
+//! One thread reads the maps ([`sampler`]), another one draws ([`draw`]) what [`state`] says, so that a key is answered at once. The
+//! maps are pinned: it all works while the agent is away, and the first line says so.
+
+mod draw;
+mod look;
+mod sampler;
+mod state;
+mod text;
+
+use std::io::{self, IsTerminal as _};
+use std::sync::mpsc::{self, TryRecvError};
+use std::time::{Duration, Instant};
+
+use ratatui::Terminal;
+use ratatui::backend::TestBackend;
+use ratatui::buffer::Buffer;
+use ratatui::crossterm::event::{self, Event, KeyEventKind};
+
+use crate::cli::args::top::TopArgs;
+use crate::cli::colour;
+use crate::maps::view::{View, ViewError};
+use look::Look;
+use sampler::Sampler;
+use state::Top;
+
+/// Between two looks at the keyboard while nothing else happens.
+const KEYS: Duration = Duration::from_millis(50);
+/// The width of a frame that is printed where no terminal says another one.
+const WIDTH: u16 = 80;
+/// Lines of a frame around its rows.
+const FRAME: u16 = 8;
+
+/// Why it ended.
+#[derive(Debug, thiserror::Error)]
+pub enum TopError {
+    /// The maps cannot be read.
+    #[error(transparent)]
+    View(#[from] ViewError),
+    /// The maps could be read once, and not again.
+    #[error("the maps cannot be read any more: {0}")]
+    Gone(String),
+    /// Nobody looks.
+    #[error("standard output is no terminal: --once prints one frame as text")]
+    NoTerminal,
+    /// The terminal does not do as it should.
+    #[error("the terminal fails: {0}")]
+    Terminal(#[from] io::Error),
+    /// The thread that reads the maps has ended.
+    #[error("the maps are read no more: the thread that did has ended")]
+    Ended,
+}
+
+/// Runs until a key ends it; with `--once`, gives the text of one frame.
+pub fn run(args: &TopArgs) -> Result<String, TopError> {
+    let view = View::open(&args.bpffs)?;
+    let colour = colour::of_stdout();
+    let mut top = Top::new(args.screen, args.sort, &args.filter, args.interval);
+    if args.once {
+        return once(&mut top, Sampler::new(view, args));
+    }
+    if !io::stdout().is_terminal() {
+        return Err(TopError::NoTerminal);
+    }
+    let (sender, looks) = mpsc::sync_channel(1);
+    let wanted = Sampler::new(view, args).start(sender);
+    wanted.show(top.screen);
+    let mut terminal = ratatui::try_init()?;
+    let result = interact(&mut terminal, &mut top, &looks, |top| wanted.show(top.screen), colour);
+    ratatui::try_restore()?;
+    result.map(|()| String::new())
+}
+
+fn once(top: &mut Top, mut sampler: Sampler) -> Result<String, TopError> {
+    for look in [sampler.first(top.screen), sampler.next(top.screen)] {
+        if let Err(error) = &look.counters {
+            return Err(TopError::Gone(error.clone()));
+        }
+        top.take(look);
+    }
+    let width = ratatui::crossterm::terminal::size().map_or(WIDTH, |(width, _)| width).max(WIDTH);
+    let height = u16::try_from(top.rows().max(1)).unwrap_or(u16::MAX - FRAME).saturating_add(FRAME);
+    top.is_printed = true;
+    // A buffer in memory: it cannot fail.
+    let Ok(mut terminal) = Terminal::new(TestBackend::new(width, height));
+    let Ok(frame) = terminal.draw(|frame| draw::draw(frame, top, false));
+    Ok(lines(frame.buffer))
+}
+
+/// The text of a buffer, without what is empty at the ends of its lines and below.
+fn lines(buffer: &Buffer) -> String {
+    let width = usize::from(buffer.area.width.max(1));
+    let rows = buffer
+        .content
+        .chunks(width)
+        .map(|row| row.iter().map(ratatui::buffer::Cell::symbol).collect::<String>());
+    let mut text: String = rows.flat_map(|row| [row.trim_end().to_owned(), "\n".to_owned()]).collect();
+    text.truncate(text.trim_end().len());
+    text.push('\n');
+    text
+}
+
+fn interact(
+    terminal: &mut ratatui::DefaultTerminal,
+    top: &mut Top,
+    looks: &mpsc::Receiver<Look>,
+    show: impl Fn(&Top),
+    colour: bool,
+) -> Result<(), TopError> {
+    let mut is_new = true;
+    while !top.ends {
+        if is_new {
+            terminal.draw(|frame| draw::draw(frame, top, colour))?;
+        }
+        is_new = match looks.try_recv() {
+            Ok(look) => top.take(look),
+            Err(TryRecvError::Empty) => false,
+            Err(TryRecvError::Disconnected) => return Err(TopError::Ended),
+        };
+        let until = Instant::now() + KEYS;
+        while event::poll(until.saturating_duration_since(Instant::now()))? {
+            match event::read()? {
+                Event::Key(key) if key.kind == KeyEventKind::Press => top.key(key),
+                Event::Resize(..) => {}
+                _ => continue,
+            }
+            is_new = true;
+            show(top);
+            if top.ends {
+                break;
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

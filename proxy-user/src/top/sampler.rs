@@ -1,0 +1,147 @@
+//! Reads the maps in a thread of its own.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::mpsc::SyncSender;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use proxy_common::event::Event;
+
+use super::look::{EXAMPLES, Look};
+use crate::cli::args::Output;
+use crate::cli::args::top::{Screen, TopArgs};
+use crate::cli::monitor::{Line, World};
+use crate::cli::show::probe;
+use crate::config::value::Listen;
+use crate::maps::view::{Listener, View};
+use crate::rates::Counters;
+
+/// How often the ring of events is looked at: it holds those of a far longer time.
+const POLL: Duration = Duration::from_millis(50);
+
+/// What is shown, told to the thread: connections and events are read where they are shown only.
+#[derive(Clone, Debug)]
+pub(super) struct Wanted(Arc<AtomicU8>);
+
+impl Wanted {
+    pub(super) fn show(&self, screen: Screen) {
+        self.0.store(screen as u8, Ordering::Relaxed);
+    }
+
+    fn screen(&self) -> Screen {
+        let shown = self.0.load(Ordering::Relaxed);
+        [Screen::Drops, Screen::Flows].into_iter().find(|screen| *screen as u8 == shown).unwrap_or_default()
+    }
+}
+
+/// The thread's state.
+pub(super) struct Sampler {
+    view: View,
+    bpffs: PathBuf,
+    interval: Duration,
+    listen: Listen,
+    listener: Option<(Listener, Instant)>,
+    /// The last events of each reason since the look before: in a flood, no more of them are put into words.
+    events: BTreeMap<u32, VecDeque<Event>>,
+    names: crate::maps::view::Snapshot,
+}
+
+impl Sampler {
+    pub(super) fn new(view: View, args: &TopArgs) -> Self {
+        Self {
+            view,
+            bpffs: args.bpffs.clone(),
+            interval: args.interval.max(POLL),
+            listen: args.agent.metrics_bind_address,
+            listener: None,
+            events: BTreeMap::new(),
+            names: crate::maps::view::Snapshot::default(),
+        }
+    }
+
+    /// Looks again and again, until nobody takes what it finds.
+    pub(super) fn start(mut self, looks: SyncSender<Look>) -> Wanted {
+        let wanted = Wanted(Arc::default());
+        let shown = wanted.clone();
+        thread::spawn(move || {
+            let mut look = self.first(shown.screen());
+            while looks.send(look).is_ok() {
+                look = self.follow(|| shown.screen());
+            }
+        });
+        wanted
+    }
+
+    /// A look now.
+    pub(super) fn first(&mut self, screen: Screen) -> Look {
+        self.attend(screen);
+        self.look(screen)
+    }
+
+    /// A look after an interval.
+    pub(super) fn next(&mut self, screen: Screen) -> Look {
+        self.follow(|| screen)
+    }
+
+    fn follow(&mut self, screen: impl Fn() -> Screen) -> Look {
+        let (end, before) = (Instant::now() + self.interval, screen());
+        while Instant::now() < end {
+            thread::sleep(POLL.min(end.saturating_duration_since(Instant::now())));
+            self.attend(screen());
+            if screen() != before {
+                // What is shown now has not been read yet.
+                break;
+            }
+        }
+        self.look(screen())
+    }
+
+    fn look(&mut self, screen: Screen) -> Look {
+        // After an upgrade the maps are in another folder.
+        if let Ok(view) = View::open(&self.bpffs) {
+            self.view = view;
+        }
+        let counters = Counters::read(&self.view).map_err(|error| error.to_string());
+        if let Ok(counters) = &counters {
+            self.names.names.clone_from(&counters.snapshot.names);
+        }
+        let flows = if screen == Screen::Flows { self.view.flows().unwrap_or_default() } else { Vec::new() };
+        Look { counters, agent: probe(self.listen), flows, examples: self.examples() }
+    }
+
+    fn examples(&mut self) -> Vec<(&'static str, String)> {
+        let world = World::now();
+        let events = std::mem::take(&mut self.events).into_values().flatten();
+        let lines = events.map(|event| Line::new(&event, &self.names, &world));
+        lines.filter_map(|line| Some((line.reason()?, line.render(Output::Text).ok()?))).collect()
+    }
+
+    /// Listens while drops are shown, as one of several readers: nobody else misses an event by it.
+    fn attend(&mut self, screen: Screen) {
+        if screen != Screen::Drops {
+            self.listener = None;
+            return;
+        }
+        let now = Instant::now();
+        let held = match self.listener.take() {
+            Some((mut listener, renewed)) if now - renewed >= Listener::RENEWAL => {
+                listener.renew().ok().map(|()| (listener, now))
+            }
+            Some(held) => Some(held),
+            // Without, there are no examples; the counters are read all the same.
+            None => self.view.listen(0).ok().map(|listener| (listener, now)),
+        };
+        let Some((mut listener, renewed)) = held else { return };
+        while let Some(event) = listener.next_event() {
+            let last = self.events.entry(event.reason).or_default();
+            last.push_back(event);
+            if last.len() > EXAMPLES {
+                last.pop_front();
+            }
+        }
+        self.listener = Some((listener, renewed));
+    }
+}

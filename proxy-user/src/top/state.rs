@@ -1,0 +1,285 @@
+//! What is shown, and what keys do. Nothing here reads or draws.
+
+use std::cmp::Ordering;
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
+
+use super::look::{EXAMPLES, Look};
+use crate::cli::args::top::{Screen, SortBy};
+use crate::cli::show::AgentState;
+use crate::maps::view::{FlowRow, FlowState};
+use crate::rates::{Counters, History, Rates, ReasonRate, ServiceRates};
+
+/// Points of each curve, and how many Services have one.
+const CURVE: usize = 120;
+const CURVES: usize = 4096;
+/// Rows that a page key goes.
+const PAGE: usize = 10;
+
+/// All of it.
+#[expect(clippy::struct_excessive_bools, reason = "facts of what is shown, each apart")]
+#[derive(Debug)]
+pub(super) struct Top {
+    pub screen: Screen,
+    pub sort: SortBy,
+    pub filter: String,
+    pub interval: Duration,
+    /// Keys go into the filter.
+    pub is_typing: bool,
+    pub is_paused: bool,
+    pub shows_help: bool,
+    pub ends: bool,
+    /// It is text, not a terminal: nothing is selected, and no key helps.
+    pub is_printed: bool,
+    /// The Service port whose endpoints are shown, by id.
+    pub opened: Option<u32>,
+    /// The row that is selected.
+    pub cursor: usize,
+    /// It was moved there: it stays with its Service wherever that is sorted to.
+    is_chosen: bool,
+    pub agent: Option<AgentState>,
+    /// Why the maps cannot be read.
+    pub trouble: Option<String>,
+    pub rates: Rates,
+    pub history: History,
+    pub flows: Vec<FlowRow>,
+    /// Names of Service ports, for connections.
+    pub names: BTreeMap<u32, String>,
+    /// The last ones of each reason, newest first.
+    pub examples: BTreeMap<&'static str, VecDeque<String>>,
+    before: Option<Counters>,
+}
+
+impl Top {
+    pub(super) fn new(screen: Screen, sort: SortBy, filter: &str, interval: Duration) -> Self {
+        Self {
+            screen,
+            sort,
+            filter: filter.to_owned(),
+            interval,
+            is_typing: false,
+            is_paused: false,
+            shows_help: false,
+            ends: false,
+            is_printed: false,
+            opened: None,
+            cursor: 0,
+            is_chosen: false,
+            agent: None,
+            trouble: None,
+            rates: Rates::default(),
+            history: History::new(CURVE, CURVES),
+            flows: Vec::new(),
+            names: BTreeMap::new(),
+            examples: BTreeMap::new(),
+            before: None,
+        }
+    }
+
+    /// Takes in what was found, and says whether it is shown: not while it is paused.
+    pub(super) fn take(&mut self, look: Look) -> bool {
+        let chosen = self.chosen();
+        for (reason, text) in look.examples {
+            let examples = self.examples.entry(reason).or_default();
+            examples.push_front(text);
+            examples.truncate(EXAMPLES);
+        }
+        let counters = match look.counters {
+            Ok(counters) => counters,
+            Err(trouble) => {
+                self.trouble = Some(trouble);
+                self.before = None;
+                return true;
+            }
+        };
+        let rates = Rates::between(self.before.as_ref(), &counters);
+        let is_first = self.before.is_none();
+        let names = counters.snapshot.names.iter().map(|(id, name)| (*id, name.to_string())).collect();
+        self.before = Some(counters);
+        if self.is_paused {
+            return false;
+        }
+        if !is_first {
+            self.history.add(&rates);
+        }
+        (self.names, self.agent, self.trouble) = (names, Some(look.agent), None);
+        (self.rates, self.flows) = (rates, look.flows);
+        self.flows.retain(|flow| flow.state != FlowState::Expired);
+        self.flows.sort_by_key(|flow| flow.idle);
+        if self.opened.is_some_and(|id| self.service(id).is_none()) {
+            self.opened = None;
+        }
+        self.choose(chosen);
+        true
+    }
+
+    pub(super) fn service(&self, id: u32) -> Option<&ServiceRates> {
+        self.rates.services.iter().find(|service| service.id == id)
+    }
+
+    /// The Service that the cursor stays with, by id.
+    fn chosen(&self) -> Option<u32> {
+        self.selected_service().filter(|_| self.is_chosen).map(|service| service.id)
+    }
+
+    fn choose(&mut self, chosen: Option<u32>) {
+        let place = chosen.and_then(|id| self.services().iter().position(|service| service.id == id));
+        self.cursor = place.unwrap_or(self.cursor).min(self.rows().saturating_sub(1));
+    }
+
+    fn selected_service(&self) -> Option<&ServiceRates> {
+        let is_list = self.screen == Screen::Services && self.opened.is_none();
+        self.services().get(self.cursor).copied().filter(|_| is_list)
+    }
+
+    /// Service ports that the filter leaves, in their order.
+    pub(super) fn services(&self) -> Vec<&ServiceRates> {
+        let mut rows: Vec<_> = self.rates.services.iter().filter(|row| self.takes_service(row)).collect();
+        // Rows of the same rate stay in the order of names: the sort is stable.
+        rows.sort_by(|one, other| {
+            let by = |of: fn(&ServiceRates) -> f64| of(other).total_cmp(&of(one));
+            let most = by(|row| row.rates.connections).then(by(|row| row.rates.packets));
+            match self.sort {
+                SortBy::Connections => most,
+                SortBy::Packets => by(|row| row.rates.packets),
+                SortBy::Bytes => by(|row| row.rates.bytes),
+                SortBy::Failures => by(|row| row.rates.failures).then(most),
+                SortBy::Name => Ordering::Equal,
+            }
+        });
+        rows
+    }
+
+    fn takes_service(&self, row: &ServiceRates) -> bool {
+        self.takes(&row.service) || row.frontends.iter().any(|dialled| self.takes(&dialled.to_string()))
+    }
+
+    fn takes(&self, text: &str) -> bool {
+        let (text, filter) = (text.to_lowercase(), self.filter.to_lowercase());
+        text.contains(&filter)
+    }
+
+    /// Reasons that the filter leaves, the most frequent first.
+    pub(super) fn reasons(&self) -> Vec<&ReasonRate> {
+        let mut rows: Vec<_> = self.rates.reasons.iter().filter(|row| self.takes(row.reason)).collect();
+        rows.sort_by(|one, other| other.rate.total_cmp(&one.rate).then(other.total.cmp(&one.total)));
+        rows
+    }
+
+    /// Connections that the filter leaves, the one with the last packet first.
+    pub(super) fn shown_flows(&self) -> Vec<&FlowRow> {
+        let takes = |flow: &&FlowRow| {
+            let addresses = [flow.client, flow.frontend, flow.backend];
+            addresses.iter().any(|address| self.takes(&address.to_string()))
+                || self.names.get(&flow.service).is_some_and(|name| self.takes(name))
+                || self.takes(flow.state.label())
+        };
+        self.flows.iter().filter(takes).collect()
+    }
+
+    /// How many rows there are to go through.
+    pub(super) fn rows(&self) -> usize {
+        match (self.screen, self.opened) {
+            (Screen::Services, Some(id)) => self.service(id).map_or(0, |service| service.endpoints.len()),
+            (Screen::Services, None) => self.services().len(),
+            (Screen::Drops, _) => self.reasons().len(),
+            (Screen::Flows, _) => self.shown_flows().len(),
+        }
+    }
+
+    /// Does what a key asks for.
+    pub(super) fn key(&mut self, key: KeyEvent) {
+        if key.modifiers.contains(KeyModifiers::CONTROL) && key.code == KeyCode::Char('c') {
+            self.ends = true;
+        } else if self.is_typing {
+            self.type_key(key.code);
+        } else if self.shows_help {
+            self.shows_help = false;
+        } else {
+            self.command(key.code);
+        }
+    }
+
+    fn type_key(&mut self, key: KeyCode) {
+        match key {
+            KeyCode::Enter => self.is_typing = false,
+            KeyCode::Esc => {
+                self.is_typing = false;
+                self.filter.clear();
+            }
+            KeyCode::Backspace => drop(self.filter.pop()),
+            KeyCode::Char(sign) => self.filter.push(sign),
+            _ => {}
+        }
+        self.cursor = 0;
+    }
+
+    fn command(&mut self, key: KeyCode) {
+        match key {
+            KeyCode::Char('q') => self.ends = true,
+            KeyCode::Char('?' | 'h') => self.shows_help = true,
+            KeyCode::Char(' ' | 'p') => self.is_paused = !self.is_paused,
+            KeyCode::Char('/') => {
+                self.is_typing = true;
+                self.opened = None;
+            }
+            KeyCode::Char('s') => {
+                let chosen = self.chosen();
+                self.sort = next(self.sort);
+                self.choose(chosen);
+            }
+            KeyCode::Char('1') => self.go(Screen::Services),
+            KeyCode::Char('2') => self.go(Screen::Drops),
+            KeyCode::Char('3') => self.go(Screen::Flows),
+            KeyCode::Tab => self.go(match self.screen {
+                Screen::Services => Screen::Drops,
+                Screen::Drops => Screen::Flows,
+                Screen::Flows => Screen::Services,
+            }),
+            KeyCode::Enter | KeyCode::Right | KeyCode::Char('l') => {
+                if let Some(id) = self.selected_service().map(|service| service.id) {
+                    (self.opened, self.cursor) = (Some(id), 0);
+                }
+            }
+            KeyCode::Esc | KeyCode::Backspace | KeyCode::Left => self.back(),
+            KeyCode::Up | KeyCode::Char('k') => self.move_to(self.cursor.saturating_sub(1)),
+            KeyCode::Down | KeyCode::Char('j') => self.move_to(self.cursor + 1),
+            KeyCode::PageUp => self.move_to(self.cursor.saturating_sub(PAGE)),
+            KeyCode::PageDown => self.move_to(self.cursor + PAGE),
+            KeyCode::Home | KeyCode::Char('g') => self.move_to(0),
+            KeyCode::End | KeyCode::Char('G') => self.move_to(usize::MAX),
+            _ => {}
+        }
+    }
+
+    /// At the top, the cursor stays at the top.
+    fn move_to(&mut self, row: usize) {
+        self.cursor = row.min(self.rows().saturating_sub(1));
+        self.is_chosen = self.cursor > 0;
+    }
+
+    fn go(&mut self, screen: Screen) {
+        (self.screen, self.opened, self.cursor, self.is_chosen) = (screen, None, 0, false);
+    }
+
+    /// From endpoints to their Service; else, a filter goes.
+    fn back(&mut self) {
+        if let Some(id) = self.opened.take() {
+            self.cursor = self.services().iter().position(|service| service.id == id).unwrap_or_default();
+        } else {
+            self.filter.clear();
+        }
+    }
+}
+
+fn next(sort: SortBy) -> SortBy {
+    match sort {
+        SortBy::Connections => SortBy::Packets,
+        SortBy::Packets => SortBy::Bytes,
+        SortBy::Bytes => SortBy::Failures,
+        SortBy::Failures => SortBy::Name,
+        SortBy::Name => SortBy::Connections,
+    }
+}

@@ -1,0 +1,64 @@
+//! The agent tells which edition of a Service it serves, and that is the API server's.
+
+use anyhow::{Context as _, Result, ensure};
+use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use kube::Resource as _;
+use serde_json::{Value, json};
+
+use super::{service, slice};
+use crate::agent::{Agent, Node};
+use crate::kube::control::ControlPlane;
+use crate::kube::{PATIENCE, eventually};
+
+const PATH: &str = "/programmed/default/told";
+
+/// Waits until the agent serves the editions that the API server has now.
+fn serves_now(control: &ControlPlane, agent: &mut Agent) -> Result<Value> {
+    let service: Service =
+        serde_json::from_str(&control.api.get_raw("/api/v1/namespaces/default/services/told")?)?;
+    let slices = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices/told-1";
+    let slice: EndpointSlice = serde_json::from_str(&control.api.get_raw(slices)?)?;
+    eventually(PATIENCE, || {
+        let (head, body) = agent.asks(PATH)?;
+        ensure!(head.starts_with("HTTP/1.1 200 "), "{head}: {body}");
+        let told: Value = serde_json::from_str(&body)?;
+        let meta = service.meta();
+        ensure!(told["resourceVersion"].as_str() == meta.resource_version.as_deref(), "{told}: {meta:?}");
+        ensure!(told["uid"].as_str() == meta.uid.as_deref(), "{told}: {meta:?}");
+        let (first, meta) = (&told["endpointSlices"][0], slice.meta());
+        ensure!(first["resourceVersion"].as_str() == meta.resource_version.as_deref(), "{told}: {meta:?}");
+        ensure!(first["generation"].as_i64() == meta.generation, "{told}: {meta:?}");
+        ensure!(told["current"] == true && told["problems"] == json!([]), "{told}");
+        Ok(told)
+    })
+}
+
+pub fn follows_the_api_server(control: &mut ControlPlane, node: &Node) -> Result<()> {
+    let api = &control.api;
+    api.create(&service("told", &json!({ "clusterIP": "10.96.9.1" }))?)?;
+    api.create(&slice("told-1", "told", &["10.9.0.1"])?)?;
+    let mut agent = node.start()?;
+    agent.says(&["first sync done"])?;
+    let first = serves_now(control, &mut agent)?;
+    // A change that means nothing here is a newer edition all the same.
+    api.patch::<Service>("told", &json!({ "metadata": { "annotations": { "a": "b" } } }))?;
+    let second = serves_now(control, &mut agent)?;
+    ensure!(first["resourceVersion"] != second["resourceVersion"], "{first}, {second}");
+    api.patch::<EndpointSlice>("told-1", &json!({ "endpoints": [{ "addresses": ["10.9.0.2"] }] }))?;
+    serves_now(control, &mut agent)?;
+    api.delete::<EndpointSlice>("told-1")?;
+    eventually(PATIENCE, || {
+        let (_, body) = agent.asks(PATH)?;
+        let told: Value = serde_json::from_str(&body)?;
+        ensure!(told["endpointSlices"].as_array().context("no list")?.is_empty(), "{told}");
+        Ok(())
+    })?;
+    api.delete::<Service>("told")?;
+    eventually(PATIENCE, || {
+        let (head, body) = agent.asks(PATH)?;
+        ensure!(head.starts_with("HTTP/1.1 404 "), "{head}: {body}");
+        Ok(())
+    })?;
+    agent.is_well()
+}

@@ -1,0 +1,137 @@
+//! `ballast top` on a real node: one frame as text, and a session in a terminal (tmux).
+
+use std::process::{Command, Stdio};
+
+use anyhow::{Context as _, Result, ensure};
+
+use super::{Case, EMPTY, WEB, vip};
+use crate::agent::{binary, command};
+use crate::lab::{Lab, SOON, Wish, eventually};
+use crate::manifest::Family;
+use crate::peer::{Attempt, Kind};
+
+const WISH: Wish = Wish { pods: 1, services: &[WEB, EMPTY], flags: crate::lab::SMALL };
+
+pub const CASES: &[Case] = &[
+    Case { name: "top::one_frame_counts_what_happened_meanwhile", wish: WISH, run: once },
+    Case { name: "top::a_session_in_a_terminal", wish: WISH, run: session },
+];
+
+/// A few connections to a Service that serves, and refusals of one that does not.
+fn traffic(lab: &Lab) -> Result<()> {
+    for _ in 0..5 {
+        lab.client.reach(Attempt::new(Kind::Tcp, vip(Family::V4, WEB, Kind::Tcp)))?;
+        let empty = Attempt::new(Kind::Tcp, vip(Family::V4, EMPTY, Kind::Tcp));
+        lab.client.fails(empty, libc::ECONNREFUSED)?;
+    }
+    Ok(())
+}
+
+fn once(lab: &Lab) -> Result<()> {
+    let frame = |arguments: &[&str]| -> Result<String> {
+        let mut top = lab.node.command(binary());
+        top.args(["top", "--once", "--interval", "1s"]).args(arguments).arg("--bpffs").arg(lab.bpffs());
+        let mut top = top.stdout(Stdio::piped()).spawn().context("cannot run ballast")?;
+        while top.try_wait()?.is_none() {
+            traffic(lab)?;
+        }
+        let output = top.wait_with_output()?;
+        ensure!(output.status.success(), "{}", output.status);
+        Ok(String::from_utf8(output.stdout)?)
+    };
+    eventually(SOON, || {
+        let text = frame(&[])?;
+        // The busiest comes first.
+        let line = text.lines().find(|line| line.starts_with("default/web:tcp")).context("no line of web")?;
+        let words: Vec<_> = line.split_whitespace().collect();
+        ensure!(words.get(2).is_some_and(|rate| *rate != "0"), "no connections a second: {text}");
+        ensure!(words.get(6).is_some_and(|endpoints| *endpoints == "1/1"), "{text}");
+        Ok(())
+    })?;
+    eventually(SOON, || {
+        let text = frame(&["--screen", "drops", "--filter", "no_endpoint"])?;
+        ensure!(text.contains("no_endpoint") && text.contains("reject"), "{text}");
+        let dialled = vip(Family::V4, EMPTY, Kind::Tcp).to_string();
+        ensure!(text.lines().any(|line| line.contains(&dialled)), "no example: {text}");
+        Ok(())
+    })?;
+    // A pipe is no terminal, and the way out is named.
+    let output = command(&lab.node, &["top"], &lab.bpffs())?;
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(!output.status.success() && error.contains("--once"), "{error}");
+    // Without an agent, the maps are read all the same.
+    lab.kill()?;
+    let text = frame(&[])?;
+    ensure!(text.contains("agent: away") && text.contains("default/web"), "{text}");
+    lab.begin()
+}
+
+/// A terminal of 80 columns and 24 lines, which ends with this value.
+struct Screen {
+    socket: String,
+}
+
+impl Screen {
+    fn start(lab: &Lab) -> Result<Self> {
+        let screen = Self { socket: lab.bpffs().with_file_name("tmux").display().to_string() };
+        let mut tmux = lab.node.command("tmux");
+        tmux.args(["-S", &screen.socket, "-f", "/dev/null", "new-session", "-d", "-x", "80", "-y", "24"]);
+        tmux.env_remove("TMUX").env("LC_ALL", "C.UTF-8").arg(binary());
+        tmux.args(["top", "--interval", "1s", "--bpffs"]).arg(lab.bpffs());
+        let status = tmux.status().context("cannot run tmux: `cargo xtask setup` installs it")?;
+        ensure!(status.success(), "tmux: {status}");
+        Ok(screen)
+    }
+
+    fn tmux(&self, arguments: &[&str]) -> Result<String> {
+        let output = Command::new("tmux").arg("-S").arg(&self.socket).args(arguments).output()?;
+        ensure!(output.status.success(), "tmux: {}", String::from_utf8_lossy(&output.stderr));
+        Ok(String::from_utf8(output.stdout)?)
+    }
+
+    fn press(&self, key: &str) -> Result<()> {
+        self.tmux(&["send-keys", key]).map(drop)
+    }
+
+    /// Waits until the screen holds all of `words`.
+    fn shows(&self, words: &[&str]) -> Result<()> {
+        eventually(SOON, || {
+            let text = self.tmux(&["capture-pane", "-p"])?;
+            ensure!(words.iter().all(|word| text.contains(word)), "not all of {words:?}:\n{text}");
+            Ok(())
+        })
+    }
+}
+
+impl Drop for Screen {
+    fn drop(&mut self) {
+        // It may have ended with its one program.
+        let _ = self.tmux(&["kill-server"]);
+    }
+}
+
+fn session(lab: &Lab) -> Result<()> {
+    let screen = Screen::start(lab)?;
+    screen.shows(&["agent: well", "default/web", "default/empty", "CONN/S", "q quit"])?;
+    screen.press("/")?;
+    screen.press("web:tcp")?;
+    screen.press("Enter")?;
+    screen.press("Enter")?;
+    let pod = super::pod(Family::V4, 0, Kind::Tcp).to_string();
+    screen.shows(&["ENDPOINT", &pod, "esc back to Services"])?;
+    screen.press("2")?;
+    screen.press("Escape")?;
+    traffic(lab)?;
+    screen.shows(&["no_endpoint", "reject"])?;
+    screen.press("?")?;
+    screen.shows(&["Any key closes this."])?;
+    screen.press("q")?;
+    lab.kill()?;
+    screen.shows(&["agent: away"])?;
+    screen.press("q")?;
+    eventually(SOON, || {
+        ensure!(screen.tmux(&["list-sessions"]).is_err(), "it still runs");
+        Ok(())
+    })?;
+    lab.begin()
+}

@@ -1,0 +1,207 @@
+//! `cargo xtask package`: a deb and an rpm of the static agent, with its units, settings, manual pages and completions.
+//!
+//! `proxy-user/Cargo.toml` says what is in them (`package.metadata.deb`, `package.metadata.generate-rpm`); what is made for
+//! them is put into target/package first.
+
+pub mod share;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, ensure};
+
+use crate::exec::{self, Cmd};
+use crate::image::binary;
+use crate::setup::{self, Need};
+use crate::workspace::Workspace;
+use crate::{build, cargotools, say};
+
+/// Build a deb and an rpm: the static agent, systemd units, a configuration to begin with, manual pages, completions. Debug
+/// information is beside them, in a file of its own.
+#[derive(clap::Args, Clone, Debug, Default)]
+pub struct Args {
+    /// Folder for the packages [default: target/package]
+    #[arg(long, value_name = "DIR")]
+    pub output: Option<PathBuf>,
+    /// Package this program instead of building one
+    #[arg(long, value_name = "FILE")]
+    pub program: Option<PathBuf>,
+    /// Build the agent without optimisations: for tests of the packages
+    #[arg(long)]
+    pub dev: bool,
+}
+
+/// Where the units say that the program is, and where it is in a package.
+const PROGRAM: [&str; 2] = ["/usr/local/bin/ballast", "/usr/bin/ballast"];
+/// The program among what is made for the packages.
+const NAME: &str = "ballast";
+const UNITS: [&str; 2] = ["ballast.service", "ballast-end-udp-sockets.service"];
+
+/// What a package has at least.
+const HOLDS: [&str; 10] = [
+    "/usr/bin/ballast",
+    "/usr/lib/systemd/system/ballast.service",
+    "/usr/lib/systemd/system/ballast-end-udp-sockets.service",
+    "/etc/ballast/config.yaml",
+    "/etc/ballast/environment",
+    "/usr/share/man/man1/ballast.1",
+    "/usr/share/man/man1/ballast-service-list.1",
+    "/usr/share/bash-completion/completions/ballast",
+    "/usr/share/zsh/vendor-completions/_ballast",
+    "/usr/share/fish/vendor_completions.d/ballast.fish",
+];
+
+/// Runs the command.
+pub fn run(args: &Args) -> Result<()> {
+    let workspace = Workspace::find()?;
+    let program = if let Some(program) = &args.program {
+        program.clone()
+    } else {
+        setup::tools(Need::Image)?;
+        build::bpf(&workspace, &build::Args::default())?;
+        binary::build(&workspace, args.dev)?
+    };
+    for path in make(&workspace, &program, args.output.as_deref())? {
+        let size = fs::metadata(&path).with_context(|| format!("cannot read {}", path.display()))?.len();
+        say::line(format_args!("{} ({} MB)", path.display(), size / 1_000_000));
+    }
+    Ok(())
+}
+
+/// Makes both packages of a program, and returns them and the file with its debug information.
+pub fn make(workspace: &Workspace, program: &Path, output: Option<&Path>) -> Result<Vec<PathBuf>> {
+    // The manifest names this folder.
+    let stage = workspace.root().join("target/package");
+    let folder = output.map_or_else(|| stage.clone(), Path::to_owned);
+    fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    put_together(workspace, program, &stage)?;
+    let deb = say::timed("make the deb", || deb(workspace, &folder))?;
+    let rpm = say::timed("make the rpm", || rpm(workspace, &folder))?;
+    let debug = folder.join(format!("ballast-{}.debug", env!("CARGO_PKG_VERSION")));
+    fs::copy(binary::debug_of(&stage.join(NAME)), &debug).context("cannot copy the debug information")?;
+    Ok(vec![deb, rpm, debug])
+}
+
+/// The files that the manifest names, in one folder.
+fn put_together(workspace: &Workspace, program: &Path, stage: &Path) -> Result<()> {
+    let units = stage.join("units");
+    fs::create_dir_all(&units).with_context(|| format!("cannot make {}", units.display()))?;
+    let staged = stage.join(NAME);
+    fs::copy(program, &staged).context("cannot copy the program")?;
+    let debug = binary::debug_of(program);
+    if debug.exists() {
+        fs::copy(debug, binary::debug_of(&staged)).context("cannot copy the debug information")?;
+    } else {
+        binary::split(&staged)?;
+    }
+    for unit in UNITS {
+        let from = workspace.root().join("deploy/systemd").join(unit);
+        let text = fs::read_to_string(&from).with_context(|| format!("cannot read {}", from.display()))?;
+        ensure!(text.contains(PROGRAM[0]), "{unit} does not name {}", PROGRAM[0]);
+        fs::write(units.join(unit), text.replace(PROGRAM[0], PROGRAM[1])).context("cannot write a unit")?;
+    }
+    share::write(program, &stage.join("share"))
+}
+
+fn deb(workspace: &Workspace, folder: &Path) -> Result<PathBuf> {
+    let said = cargotools::cargo(cargotools::DEB)?
+        .args(["--no-build", "--no-strip", "--package", "proxy-user", "--output"])
+        .arg(folder)
+        .dir(workspace.root())
+        .read()?;
+    let is_deb = |line: &&str| Path::new(line).extension().is_some_and(|extension| extension == "deb");
+    let path = said.lines().map(str::trim).find(is_deb);
+    let path = PathBuf::from(path.with_context(|| format!("cargo deb does not name its file: {said}"))?);
+    let listed = Cmd::new("dpkg-deb").arg("--contents").arg(&path).read()?;
+    // Manual pages are compressed, and a path begins with a dot.
+    holds(&listed.replace(" ./", " /").replace(".1.gz", ".1")).with_context(|| path.display().to_string())?;
+    Ok(path)
+}
+
+fn rpm(workspace: &Workspace, folder: &Path) -> Result<PathBuf> {
+    let architecture = std::env::consts::ARCH;
+    let path = folder.join(format!("ballast-{}-1.{architecture}.rpm", env!("CARGO_PKG_VERSION")));
+    cargotools::cargo(cargotools::RPM)?
+        .args(["--package", "proxy-user", "--auto-req", "disabled", "--output"])
+        .arg(&path)
+        .dir(workspace.root())
+        .run()?;
+    // Machines that make debs seldom have rpm.
+    if exec::which("rpm").is_some() {
+        let listed = Cmd::new("rpm").args(["--query", "--list", "--package"]).arg(&path).read()?;
+        holds(&listed).with_context(|| path.display().to_string())?;
+    } else {
+        say::line("    note: no rpm(8) here to list what is in the package");
+    }
+    Ok(path)
+}
+
+/// Whether a list of files has all that a package needs.
+fn holds(listed: &str) -> Result<()> {
+    let is_there = |path: &str| listed.lines().any(|line| line.split_whitespace().any(|word| word == path));
+    let lost: Vec<_> = HOLDS.into_iter().filter(|path| !is_there(path)).collect();
+    ensure!(lost.is_empty(), "the package lacks {}", lost.join(", "));
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+
+    /// What `proxy-user/Cargo.toml` says of packages.
+    fn metadata() -> Value {
+        let workspace = Workspace::find().unwrap();
+        let text = Cmd::cargo()
+            .args(["metadata", "--no-deps", "--offline", "--format-version=1"])
+            .dir(workspace.root())
+            .read()
+            .unwrap();
+        let all: Value = serde_json::from_str(&text).unwrap();
+        let packages = all["packages"].as_array().unwrap();
+        packages.iter().find(|one| one["name"] == "proxy-user").unwrap()["metadata"].clone()
+    }
+
+    /// Source and destination of each file.
+    fn assets(kind: &str) -> Vec<(String, String)> {
+        let metadata = metadata();
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let asset = |one: &Value| match one {
+            Value::Array(all) => (text(&all[0]), text(&all[1])),
+            one => (text(&one["source"]), text(&one["dest"])),
+        };
+        metadata[kind]["assets"].as_array().unwrap().iter().map(asset).collect()
+    }
+
+    #[test]
+    fn both_packages_put_the_same_files_into_the_same_places() {
+        let places = |kind: &str| {
+            let assets = assets(kind);
+            let mut places: Vec<_> =
+                assets.into_iter().map(|(_, to)| to.trim_start_matches('/').to_owned()).collect();
+            places.sort();
+            places
+        };
+        assert_eq!(places("deb"), places("generate-rpm"));
+    }
+
+    #[test]
+    fn every_file_is_in_the_repository_or_is_made() {
+        let root = Workspace::find().unwrap().root().to_owned();
+        for (kind, base) in [("deb", "proxy-user"), ("generate-rpm", "proxy-user")] {
+            for (source, _) in assets(kind) {
+                let is_made = source.contains("target/package/");
+                assert!(is_made || root.join(base).join(&source).exists(), "{kind}: {source}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_list_without_the_program_is_refused() {
+        let listed = HOLDS.join("\n");
+        assert!(holds(&listed).is_ok());
+        let error = holds(&listed.replace("/usr/bin/ballast", "/usr/bin/other")).unwrap_err().to_string();
+        assert!(error.contains("/usr/bin/ballast"), "{error}");
+    }
+}
