@@ -30,7 +30,8 @@ impl History {
     /// Something came out of the watch.
     pub(super) fn saw<K: Watched>(&mut self, item: &watcher::Result<Event<K>>) {
         match item {
-            Ok(Event::Init) => self.newest = 0,
+            // What comes now is the server's own history.
+            Ok(Event::Init) => *self = Self::default(),
             Ok(Event::InitApply(object) | Event::Apply(object) | Event::Delete(object)) => {
                 self.newest = self.newest.max(number(object.resource_version().as_deref()));
             }

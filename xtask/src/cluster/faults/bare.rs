@@ -8,8 +8,8 @@ use anyhow::{Context as _, Result};
 use serde_json::json;
 
 use super::agents::Agents;
-use super::clients::{self, Client};
-use super::knock::{Count, Tally};
+use super::clients;
+use super::knock::{Client, Count, Tally};
 use super::page;
 use super::probe::{Kind, Target};
 use super::world::World;

@@ -8,8 +8,8 @@ use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 
 use super::case::{CABLE, Case, GONE, Kit, case};
-use super::clients::{self, Client};
-use super::knock::Tally;
+use super::clients;
+use super::knock::{Client, Tally};
 use super::probe::{Kind, Target};
 use super::table;
 use super::world::{self, World};

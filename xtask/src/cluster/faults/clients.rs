@@ -1,83 +1,17 @@
 //! Who asks whom while something goes wrong: clients on every path, with every kind of connection.
 
 use anyhow::{Context as _, Result};
-use serde_json::{Value, json};
 
+use super::knock::{Client, Tally};
+use super::objects::{STAY_V4, STAY_V6, STICKY_PORT, STICKY_V4, TCP_PORT, UDP_PORT};
 use super::probe::{Kind, Target};
 use super::world::{self, World};
 use crate::cluster::plan::Node;
-use crate::exec::Cmd;
 
-/// The deployment whose pods stay: long connections end with their pods.
-pub(super) const STAY: &str = "stay";
-/// The same pods behind a Service with session affinity.
-const STICKY: &str = "sticky";
-/// How many pods stay.
-pub(super) const PODS: u8 = 4;
-/// Cluster addresses of `stay`, TCP at 80 and UDP at 8081.
-const STAY_V4: &str = "10.96.0.81";
-const STAY_V6: &str = "fd96::81";
-const STICKY_V4: &str = "10.96.0.82";
-const STICKY_V6: &str = "fd96::82";
-const TCP_PORT: u16 = 30081;
-const UDP_PORT: u16 = 30082;
-const STICKY_PORT: u16 = 30083;
-
-/// A client: where it is, and whom it asks.
-#[derive(Debug)]
-pub(super) struct Client {
-    /// In words.
-    pub name: String,
-    /// Whose `ballast explain` tells what becomes of its connections.
-    pub node: Node,
-    /// As `ballast explain` calls it.
-    pub who: String,
-    /// What runs a command there.
-    pub place: Cmd,
-    /// Whom it asks.
-    pub targets: Vec<Target>,
+/// Runs clients on every path beside the work.
+pub(super) fn under_traffic<T>(world: &World<'_>, work: impl FnOnce() -> T) -> Result<(Tally, T)> {
+    World::knocking(all(world)?, work)
 }
-
-/// The objects behind the targets, beside those of [`World`].
-pub(super) fn objects() -> Vec<Value> {
-    let mut items = world::served(STAY, PODS, None);
-    let service = |name: &str, addresses: [&str; 2], ports: Value, affinity: &str| {
-        json!({
-            "apiVersion": "v1",
-            "kind": "Service",
-            "metadata": { "name": name, "namespace": "default" },
-            "spec": {
-                "type": "NodePort",
-                "selector": { "app": STAY },
-                "clusterIP": addresses[0],
-                "clusterIPs": addresses,
-                "ipFamilyPolicy": "RequireDualStack",
-                "sessionAffinity": affinity,
-                "ports": ports,
-            },
-        })
-    };
-    items.truncate(1);
-    items.push(service(
-        STAY,
-        [STAY_V4, STAY_V6],
-        json!([
-            { "name": "tcp", "port": 80, "targetPort": 8080, "nodePort": TCP_PORT },
-            { "name": "udp", "protocol": "UDP", "port": 8081, "targetPort": 8081, "nodePort": UDP_PORT },
-        ]),
-        "None",
-    ));
-    items.push(service(
-        STICKY,
-        [STICKY_V4, STICKY_V6],
-        json!([{ "port": 80, "targetPort": 8080, "nodePort": STICKY_PORT }]),
-        "ClientIP",
-    ));
-    items
-}
-
-/// The names of what [`objects`] made, as kubectl deletes them.
-pub(super) const NAMES: [&str; 3] = ["deployment/stay", "service/stay", "service/sticky"];
 
 /// All clients.
 pub(super) fn all(world: &World<'_>) -> Result<Vec<Client>> {
@@ -170,18 +104,5 @@ mod tests {
                 assert!(targets.iter().any(|target| target.address.is_ipv6() == is_v6));
             }
         }
-    }
-
-    #[test]
-    fn what_is_made_is_removed() {
-        let made = objects();
-        let names: Vec<_> = made
-            .iter()
-            .map(|object| {
-                let text = |value: &Value| value.as_str().unwrap().to_owned();
-                format!("{}/{}", text(&object["kind"]).to_lowercase(), text(&object["metadata"]["name"]))
-            })
-            .collect();
-        assert_eq!(names, NAMES);
     }
 }

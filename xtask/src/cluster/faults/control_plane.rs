@@ -61,7 +61,7 @@ pub(super) fn etcd_restored(world: &World<'_>) -> Result<()> {
     let snapshot = place.dir().join("etcd-snapshot");
     let before = agents::processes(place)?;
     replace_store(place, || copy(&data, &snapshot))?;
-    let mut later = world::served(LATER, 1, None);
+    let mut later = super::objects::served(LATER, 1, None);
     later.remove(0);
     // Pods that are there are its endpoints.
     if let Some(service) = later.first_mut() {

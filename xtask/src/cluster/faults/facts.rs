@@ -48,7 +48,7 @@ pub(super) fn nothing_is_shared(world: &World<'_>) -> Result<()> {
 
 /// The same address leads to a pod on one node and nowhere on the other: each socket asks its own node's maps.
 fn local_is_local(world: &World<'_>, one: Node, other: Node) -> Result<()> {
-    let mut objects = super::world::served(LOCAL, 1, Some(one));
+    let mut objects = super::objects::served(LOCAL, 1, Some(one));
     if let Some(service) = objects.get_mut(1) {
         service["spec"]["internalTrafficPolicy"] = json!("Local");
     }

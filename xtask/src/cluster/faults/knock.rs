@@ -12,6 +12,7 @@ use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
 
 use super::probe::{Kind, Prober, Target};
+use crate::cluster::plan::Node;
 use crate::exec::Cmd;
 
 /// Between two new connections.
@@ -20,6 +21,21 @@ const PAUSE: Duration = Duration::from_millis(10);
 const CALM: Duration = Duration::from_millis(100);
 /// So many failures are told in full.
 const TOLD: usize = 20;
+
+/// A client: where it is, and whom it asks.
+#[derive(Debug)]
+pub(super) struct Client {
+    /// In words.
+    pub name: String,
+    /// Whose `ballast explain` tells what becomes of its connections.
+    pub node: Node,
+    /// As `ballast explain` calls it.
+    pub who: String,
+    /// What runs a command there.
+    pub place: Cmd,
+    /// Whom it asks.
+    pub targets: Vec<Target>,
+}
 
 /// What came of questions of one kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -13,6 +13,7 @@ mod facts;
 mod foreign;
 mod knock;
 mod node;
+mod objects;
 mod page;
 mod probe;
 mod rolling;
@@ -44,6 +45,7 @@ use world::World;
 const QUIET: Duration = Duration::from_secs(30);
 /// How often agents are killed, on all nodes together.
 const KILLS: usize = 50;
+
 /// Which faults, and what becomes of the result.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Args {
@@ -133,7 +135,7 @@ pub fn run(place: &Place, args: &Args) -> Result<()> {
 fn under_traffic(world: &World<'_>, case: &Case, kit: &Kit) -> Result<Line> {
     say::step(case.what);
     let start = Instant::now();
-    let (tally, outcome) = world.under_traffic(|| {
+    let (tally, outcome) = clients::under_traffic(world, || {
         sleep(AROUND);
         let outcome = (case.fault)(world, kit);
         sleep(AROUND);

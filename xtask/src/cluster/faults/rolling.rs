@@ -29,7 +29,7 @@ type Endpoints = BTreeMap<String, BTreeSet<String>>;
 pub(super) fn all_at_once(world: &World<'_>) -> Result<()> {
     let place = world.place;
     let items: Vec<_> = (0..DEPLOYMENTS)
-        .flat_map(|number| world::served(&name(number), REPLICAS, None))
+        .flat_map(|number| super::objects::served(&name(number), REPLICAS, None))
         .map(labelled)
         .collect();
     apply(place, &json!({ "apiVersion": "v1", "kind": "List", "items": items }))?;

@@ -6,8 +6,8 @@ use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 
 use super::agents::Agents;
-use super::clients::{self, Client};
-use super::knock::{Knocker, Tally};
+use super::knock::{Client, Knocker, Tally};
+use super::objects::{self, served};
 use crate::cluster::image::AGNHOST;
 use crate::cluster::plan::Node;
 use crate::cluster::{Place, apply, kubectl};
@@ -51,7 +51,7 @@ impl<'a> World<'a> {
         let last = *place.nodes().last().context("a cluster without nodes")?;
         apply(place, &objects(last))?;
         world.scale(PODS)?;
-        let stay = format!("deployment/{}", clients::STAY);
+        let stay = format!("deployment/{}", objects::STAY);
         kubectl(place, &["rollout", "status", &stay, "--timeout=120s"]).read()?;
         kubectl(place, &["wait", "--for=condition=Ready", "pod", CLIENT, PLAIN, "--timeout=60s"]).read()?;
         for address in [ADDRESS.to_owned(), outside(Node(1)), outside(last)] {
@@ -67,17 +67,12 @@ impl<'a> World<'a> {
     pub(super) fn clear(&self) -> Result<()> {
         kubectl(self.place, &["delete", "pod", CLIENT, PLAIN, "--grace-period=1"]).read()?;
         kubectl(self.place, &["delete", "deployment,service", NAME]).read()?;
-        kubectl(self.place, &[&["delete"], &clients::NAMES[..]].concat()).read().map(|_| ())
+        kubectl(self.place, &[&["delete"], &objects::NAMES[..]].concat()).read().map(|_| ())
     }
 
     /// The nodes.
     pub(super) fn nodes(&self) -> Vec<Node> {
         self.place.nodes()
-    }
-
-    /// Runs clients on every path beside the work.
-    pub(super) fn under_traffic<T>(&self, work: impl FnOnce() -> T) -> Result<(Tally, T)> {
-        Self::knocking(clients::all(self)?, work)
     }
 
     /// Runs these clients beside the work.
@@ -159,7 +154,7 @@ fn objects(client_node: Node) -> Value {
         service["spec"]["clusterIP"] = json!(ADDRESS.trim_end_matches(":80"));
         service["spec"]["ports"][0]["nodePort"] = json!(NODE_PORT);
     }
-    items.extend(clients::objects());
+    items.extend(objects::objects());
     items.extend([CLIENT, PLAIN].map(|name| {
         json!({
             "apiVersion": "v1",
@@ -172,40 +167,6 @@ fn objects(client_node: Node) -> Value {
         })
     }));
     json!({ "apiVersion": "v1", "kind": "List", "items": items })
-}
-
-/// A deployment whose pods tell their names, on one node if one is given, and a Service in front of it. They go on for a
-/// while when they are asked to end, as servers do that know what that means.
-pub(super) fn served(name: &str, pods: u8, node: Option<Node>) -> Vec<Value> {
-    let labels = json!({ "app": name });
-    let container = json!({
-        "name": "server",
-        "image": AGNHOST,
-        "args": ["netexec", "--http-port=8080", "--delay-shutdown=10"],
-        "readinessProbe": { "httpGet": { "path": "/healthz", "port": 8080 }, "periodSeconds": 1 },
-    });
-    let selector = node.map_or(json!({}), |node| json!({ "kubernetes.io/hostname": node.to_string() }));
-    let deployment = json!({
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": { "name": name, "namespace": "default" },
-        "spec": {
-            "replicas": pods,
-            "selector": { "matchLabels": labels },
-            "strategy": { "rollingUpdate": { "maxSurge": 1, "maxUnavailable": 0 } },
-            "template": {
-                "metadata": { "labels": labels },
-                "spec": { "containers": [container], "nodeSelector": selector },
-            },
-        },
-    });
-    let service = json!({
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": { "name": name, "namespace": "default" },
-        "spec": { "selector": labels, "ports": [{ "port": 80, "targetPort": 8080 }] },
-    });
-    vec![deployment, service]
 }
 
 /// The keys in what bpftool printed of a map, as it takes them.
