@@ -14,6 +14,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use flate2::Compression;
 use flate2::write::GzEncoder;
 
+use self::parts::Part;
 use super::args::change::SysdumpArgs;
 
 /// Why there is no archive.
@@ -31,9 +32,6 @@ pub enum SysdumpError {
     #[error("an archive is not for a terminal: name a file, or send standard output into one")]
     Terminal,
 }
-
-/// A file of the archive, and what is in it, or why not.
-type Part = (String, Result<Vec<u8>, String>);
 
 /// What the archive has, without secrets.
 struct Archive<W: Write> {

@@ -3,6 +3,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use proxy_common::latency::LatencyEntry;
 use proxy_common::reason::Reason;
 use proxy_common::stats::ServiceStats;
 use rstest::rstest;
@@ -119,6 +120,7 @@ fn reading() -> Reading {
             backends: [(1, backend.clone()), (2, BackendRow { state: BackendState::Gone, ..backend })].into(),
             service_stats: [(3, stats)].into(),
             refusals: [((3, Reason::NoEndpoint), 4), ((99, Reason::NoEndpoint), 1)].into(),
+            latency: [((3, 0), LatencyEntry::default()), ((3, 1), LatencyEntry::default())].into(),
             ..Default::default()
         },
         maps: vec![map.clone(), UsageRow { name: "config", used: None, memory: None, ..map }],

@@ -8,7 +8,6 @@ use std::process::Command;
 use proxy_common::map_names;
 use serde_json::{Value, json};
 
-use super::Part;
 use crate::cli::args::change::SysdumpArgs;
 use crate::cli::args::list::ListOutput;
 use crate::cli::args::{Output, ReaderArgs, StatusArgs};
@@ -16,6 +15,9 @@ use crate::cli::show::{
     AgentState, FlowSelection, Scope, ask, backend_list, flow_list, map_list, probe, service_list, status,
 };
 use crate::maps::view::View;
+
+/// A file of the archive, and what is in it, or why not.
+pub(super) type Part = (String, Result<Vec<u8>, String>);
 
 /// What the agent answers, and the name of the file.
 const ANSWERS: [(&str, &str); 6] = [
