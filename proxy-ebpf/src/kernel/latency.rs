@@ -129,6 +129,7 @@ pub fn note(service: u32, backend: u32, outcome: Outcome) {
 }
 
 /// Adds 1 to the count in that word of an entry, and so many microseconds to the sum.
+#[expect(clippy::needless_borrows_for_generic_args, reason = "by value it would be copied to the stack")]
 #[inline(always)]
 fn count(key: &LatencyKey, word: usize, us: u64) {
     if ENTRIES.get_ptr_mut(key).is_none() {

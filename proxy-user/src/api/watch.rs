@@ -123,13 +123,14 @@ fn reports<K: Watched>(api: Api<K>, config: watcher::Config) -> impl Stream<Item
     watches(api, config).backoff(backoff()).filter_map(move |item| future::ready(report(item, &mut listed)))
 }
 
+type Watch<K> = Option<BoxStream<'static, watcher::Result<watcher::Event<K>>>>;
+
 /// One watch after the other; each begins with a list.
 pub(super) fn watches<K: Watched>(
     api: Api<K>,
     config: watcher::Config,
 ) -> impl Stream<Item = watcher::Result<watcher::Event<K>>> + Send {
     let state = (lists::Lists::default(), History::default(), None);
-    type Watch<K> = Option<BoxStream<'static, watcher::Result<watcher::Event<K>>>>;
     stream::unfold(state, move |(mut lists, mut history, mut watch): (_, _, Watch<K>)| {
         let (api, config) = (api.clone(), config.clone());
         async move {

@@ -51,15 +51,12 @@ impl<W: Write> Archive<W> {
     fn add(&mut self, (name, content): Part) -> io::Result<()> {
         match content {
             Ok(content) => {
-                let content = match String::from_utf8(content) {
-                    Ok(text) => secrets::left_out(&text).into_bytes(),
-                    // What is no text is nothing that anybody reads here.
-                    Err(_) => {
-                        self.fail(&name, "it is no text");
-                        return Ok(());
-                    }
+                // What is no text is nothing that anybody reads here.
+                let Ok(text) = String::from_utf8(content) else {
+                    self.fail(&name, "it is no text");
+                    return Ok(());
                 };
-                self.write(&name, &content)
+                self.write(&name, secrets::left_out(&text).as_bytes())
             }
             Err(reason) => {
                 self.fail(&name, &reason);

@@ -9,6 +9,7 @@ use proxy_common::latency::{LatencyEntry, limit_us};
 use super::sample::{Labels, counter};
 
 /// Writes what was measured of each Service port; nothing where nothing is measured.
+#[expect(clippy::cast_precision_loss, reason = "Prometheus has no other numbers")]
 pub(super) fn encode(
     e: &mut DescriptorEncoder<'_>,
     services: &[(Labels, LatencyEntry)],

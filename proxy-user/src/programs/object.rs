@@ -168,7 +168,7 @@ pub(super) fn load(bytes: &[u8], pins: &Pins, capacities: &Capacities) -> Result
     }
     load_classifiers(&mut ebpf, [CLOCK].into_iter())?;
     load_packet_path(&mut ebpf)?;
-    calls::keep(&mut ebpf, paths)?;
+    calls::keep(&ebpf, paths)?;
     let hz = configure(&mut ebpf, paths, in_force)?;
     Ok(Loaded { ebpf, notices, in_force, hz, predecessor })
 }
@@ -216,7 +216,7 @@ pub(super) fn load_packet_programs(
     }
     let mut ebpf = open_on(bytes, paths, &variables)?;
     load_packet_path(&mut ebpf)?;
-    calls::keep(&mut ebpf, paths)?;
+    calls::keep(&ebpf, paths)?;
     Ok(ebpf)
 }
 

@@ -173,10 +173,9 @@ impl<S: Store> Writer<S> {
             if self.applied.frontends_of(id).next().is_none()
                 && self.applied.endpoints_of(id).all(rests)
                 && !self.applied.ranges.contains_key(&id)
+                && let Some(port) = job.port()
             {
-                if let Some(port) = job.port() {
-                    self.applied.ports.retire(port, now, self.number);
-                }
+                self.applied.ports.retire(port, now, self.number);
             }
         }
     }

@@ -178,6 +178,7 @@ mod tests {
         Event::Apply(Object::Slice(EndpointSlice { version, ..EndpointSlice::new(name, of, IpFamily::V4) }))
     }
 
+    #[expect(clippy::unnecessary_wraps, reason = "it is compared with what may be there")]
     fn told(
         edition: u32,
         slices: &[u32],

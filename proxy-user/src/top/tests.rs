@@ -56,7 +56,7 @@ fn look(seconds: u64) -> Look {
         backend_id: 1,
         state,
         forwarding: Forwarding::Dnat,
-        age: Duration::from_secs(60),
+        age: Duration::from_mins(1),
         idle: Duration::from_secs(idle),
         timeout: Duration::from_secs(3_600),
     };

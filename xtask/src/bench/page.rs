@@ -193,8 +193,8 @@ mod tests {
         let (readme, page) = (read("README.md"), read("docs/benchmarks/README.md"));
         let measured = |group: &str, name: &str| {
             let (_, rows) = page.split_once(&format!("## {group}\n")).unwrap();
-            let row = rows.lines().take_while(|line| !line.starts_with("## "));
-            row.filter_map(|line| line.strip_prefix(&format!("| {name} | "))).next()?.split(" |").next()
+            let mut row = rows.lines().take_while(|line| !line.starts_with("## "));
+            row.find_map(|line| line.strip_prefix(&format!("| {name} | ")))?.split(" |").next()
         };
         let (_, table) = readme.split_once("| figure | IPv4 | IPv6 |\n").unwrap();
         let rows: Vec<_> = table.lines().skip(1).take_while(|line| !line.is_empty()).collect();

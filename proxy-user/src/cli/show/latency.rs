@@ -73,6 +73,7 @@ fn endpoint(id: u32, snapshot: &Snapshot) -> String {
 }
 
 /// The limit of its bucket: `<= 64 us`, `<= 2.0 ms`.
+#[expect(clippy::cast_precision_loss, reason = "one decimal is shown")]
 fn quantile(entry: &LatencyEntry, per_mille: u64) -> String {
     match entry.quantile_us(per_mille) {
         _ if entry.answered() == 0 => "-".to_owned(),
