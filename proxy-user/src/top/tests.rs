@@ -58,7 +58,7 @@ fn look(seconds: u64) -> Look {
         forwarding: Forwarding::Dnat,
         age: Duration::from_mins(1),
         idle: Duration::from_secs(idle),
-        timeout: Duration::from_secs(3_600),
+        timeout: Duration::from_hours(1),
     };
     let address: SocketAddr = "127.0.0.1:10249".parse().unwrap();
     Look {
