@@ -75,7 +75,7 @@ fn programmed(lab: &Lab) -> Result<()> {
     ensure!(told["resourceVersion"].is_null(), "a folder has no editions: {told}");
     let answer = ask("wbe")?;
     let error = String::from_utf8_lossy(&answer.stderr);
-    ensure!(!answer.status.success() && error.contains("did you mean default/web?"), "{error}");
+    ensure!(!answer.status.success() && error.contains("did you mean default/web"), "{error}");
     lab.kill()?;
     let error = String::from_utf8_lossy(&ask("web")?.stderr).into_owned();
     ensure!(error.contains("the agent does not answer on 127.0.0.1:10249"), "{error}");
