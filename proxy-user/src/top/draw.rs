@@ -259,9 +259,14 @@ fn endpoints(frame: &mut Frame<'_>, area: Rect, top: &Top, service: &ServiceRate
     table(frame, list, top, rows, (header(titles, &[3, 4, 5, 6, 7]), widths));
 }
 
+/// Lines below the list: only drops have some.
+pub(super) fn below(top: &Top) -> u16 {
+    let is_empty = top.is_printed && top.examples.is_empty();
+    if top.screen == Screen::Drops && !is_empty { EXAMPLES } else { 0 }
+}
+
 fn drops(frame: &mut Frame<'_>, area: Rect, top: &Top, paint: Paint) {
-    let below = if top.is_printed { u16::from(!top.examples.is_empty()) * EXAMPLES } else { EXAMPLES };
-    let [list, about] = Layout::vertical([Constraint::Min(3), Constraint::Length(below)]).areas(area);
+    let [list, about] = Layout::vertical([Constraint::Min(3), Constraint::Length(below(top))]).areas(area);
     let shown = top.reasons();
     if shown.is_empty() {
         frame.render_widget("nothing was refused or dropped since the maps were made", list);

@@ -80,8 +80,9 @@ fn once(top: &mut Top, mut sampler: Sampler) -> Result<String, TopError> {
         top.take(look);
     }
     let width = ratatui::crossterm::terminal::size().map_or(WIDTH, |(width, _)| width).max(WIDTH);
-    let height = u16::try_from(top.rows().max(1)).unwrap_or(u16::MAX - FRAME).saturating_add(FRAME);
     top.is_printed = true;
+    let height = u16::try_from(top.rows().max(1)).unwrap_or(u16::MAX - FRAME);
+    let height = height.saturating_add(FRAME).saturating_add(draw::below(top));
     // A buffer in memory: it cannot fail.
     let Ok(mut terminal) = Terminal::new(TestBackend::new(width, height));
     let Ok(frame) = terminal.draw(|frame| draw::draw(frame, top, false));
