@@ -226,7 +226,7 @@ impl Frame for Skb {
         let mut params: bpf_redir_neigh = unsafe { MaybeUninit::zeroed().assume_init() };
         params.nh_family = route.family;
         params.__bindgen_anon_1.ipv6_nh = route.next_hop;
-        // SAFETY: parameters of the size that is told.
+        // SAFETY: `params` is readable for the size that is passed.
         unsafe {
             helper::bpf_redirect_neigh(route.ifindex, &raw mut params, size::<bpf_redir_neigh>(), 0) as i32
         }

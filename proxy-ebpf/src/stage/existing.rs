@@ -7,16 +7,17 @@ use crate::flow::track::is_syn;
 use crate::frame::Frame;
 use crate::step::Step;
 
-/// What asking about the flow of a segment that opens a connection has found.
+/// Result of looking up the flow of a SYN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Existing {
-    /// There is none, or it was over and has been removed.
+    /// No flow, or a closed one, which was removed.
     None = 0,
-    /// It goes on.
+    /// An established or half-open flow.
     GoesOn = 1,
-    /// It goes on, and has lost the key of its replies.
+    /// Such a flow, whose reply key is missing from `flow_index`.
     LostReplyKey = 2,
-    /// Its backend did not answer: that was noted, the flow has been removed, and the earlier selection does not count.
+    /// A flow whose backend did not answer: the failure was noted in `health`, the flow was removed, and a backend is selected
+    /// again.
     Unanswered = 3,
 }
 
@@ -26,8 +27,7 @@ pub trait NewFlows<F: Frame>: FlowTable + Affinity + Counters + Routing<F> {
     fn existing(self, ctx: &mut PacketCtx<Words<Self>>) -> Existing;
 }
 
-/// The next stage of a segment that opens a connection, if it belongs to a flow that goes on; of other packets it is known
-/// by now that they do not.
+/// The next stage of a SYN that belongs to an existing flow. `None` for other packets: their lookup found no flow earlier.
 #[inline(always)]
 pub fn of_existing<M: NewFlows<F>, F: Frame>(maps: M, ctx: &mut PacketCtx<Words<M>>) -> Option<Step> {
     if is_syn(ctx.packet.tcp_flags) { next_of(maps.existing(ctx)) } else { None }

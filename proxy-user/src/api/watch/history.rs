@@ -1,8 +1,8 @@
 //! Whether the API server's history is still the one that a watch comes from.
 //!
 //! Versions of objects are numbers that grow (KEP-5504), until etcd is restored from a snapshot: then they come again, for
-//! other objects. A watch that goes on from a version of the future is not refused. It is silent until that version comes, and
-//! of what went away with the restore it never tells.
+//! other objects. The API server accepts a watch from a version that it has not reached yet. Such a watch sends no event until that
+//! version comes, and none for objects that the restore removed.
 
 use std::time::Duration;
 
