@@ -219,8 +219,9 @@ pub fn conflicting_entry<M: FlowTable>(maps: M, index: u32, direction: u32, own:
     each_slot!(M, slot, {
         let (word, position) = (bucket.slot(slot), number * BUCKET_WORDS + slot);
         let found = word.load();
-        if found & SLOT_TAG == tag && position != own {
-            let other_index = flow_of(found);
+        let other_index = flow_of(found);
+        // Its own other key may have the same tag, and is none that conflicts.
+        if found & SLOT_TAG == tag && position != own && other_index != index {
             let Some(other) = maps.entry(other_index) else { return NONE };
             let state = other.state().load();
             // What others are filling counts here: its keys are written before they are added.

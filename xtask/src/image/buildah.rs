@@ -87,8 +87,8 @@ mod tests {
     /// Builds the project's Containerfile around a program that is none, and returns the archive and the id.
     fn image(folder: &Path, age: Duration) -> (Vec<u8>, String) {
         let context = folder.join("context");
-        fs::create_dir_all(&context).unwrap();
-        for name in ["ballast", "LICENSE", "agent.cdx.json"] {
+        fs::create_dir_all(context.join("share/man/man1")).unwrap();
+        for name in ["ballast", "LICENSE", "agent.cdx.json", "share/man/man1/ballast.1"] {
             fs::write(context.join(name), name).unwrap();
             let file = fs::File::options().write(true).open(context.join(name)).unwrap();
             file.set_modified(SystemTime::now() - age).unwrap();

@@ -7,7 +7,7 @@ use std::vec::Vec;
 use build::{DATA, End, Net, SYN, SYN_ACK, Shape, UDP, ip_packet, packet, unreachable};
 use proxy_common::backend::{BACKEND_ACTIVE, BACKEND_IN_CLUSTER, BACKEND_LOCAL, BackendEntry};
 use proxy_common::config::{NodeConfig, PortRange};
-use proxy_common::flow::buckets_for;
+use proxy_common::flow::{DIRECTION_FORWARD, DIRECTION_REPLY, FlowKey, buckets_for, buckets_of, tag};
 use proxy_common::node::{NODE_ADDR_OWN, NODE_ADDR_PORTS, NodeEntry};
 use proxy_common::reason::Reason;
 use proxy_common::service::{KIND_CLUSTER_IP, ServiceEntry, ServiceKey};
@@ -119,6 +119,49 @@ fn new_flows_and_known_ones_are_translated_both_ways() {
     a_new_flow_and_a_known_one::<V6>(SYN, SYN_ACK);
     a_new_flow_and_a_known_one::<V4>(UDP, UDP);
     a_new_flow_and_a_known_one::<V6>(UDP, UDP);
+}
+
+/// A flow whose two keys have the same bucket and the same tag.
+fn keys_side_by_side<F: Net>() {
+    let maps = maps::<F>(BACKEND_LOCAL);
+    let (frontend, backend) = (frontend::<F>(), backend::<F>());
+    let time = maps.time().unwrap();
+    let hash = |src: End<F>, dst: End<F>, direction: u8| {
+        let key = FlowKey {
+            src: src.0,
+            dst: dst.0,
+            src_port: src.1,
+            dst_port: dst.1,
+            proto: PROTO_TCP,
+            direction,
+            reserved: 0,
+        };
+        let hash = time.hash(&key);
+        (buckets_of(hash, time.config.flow_buckets)[0], tag(hash))
+    };
+    let is_alike = |port: &u16| {
+        let client = (client::<F>().0, *port);
+        hash(client, frontend, DIRECTION_FORWARD) == hash(backend, client, DIRECTION_REPLY)
+    };
+    let ports: Vec<u16> = (1024..=u16::MAX).filter(is_alike).take(8).collect();
+    assert_eq!(ports.len(), 8, "about one port of 4,000 has such keys");
+    for port in ports {
+        let client = (client::<F>().0, port);
+        for _ in 0..2 {
+            let (_, skb) = run_over(Hook::Ingress, maps, POD, &packet::<F>(client, frontend, SYN));
+            assert_eq!(skb.wire(), packet::<F>(client, backend, SYN));
+            let (_, skb) = run_over(Hook::Egress, maps, POD, &packet::<F>(backend, client, SYN_ACK));
+            assert_eq!(skb.wire(), packet::<F>(frontend, client, SYN_ACK));
+        }
+    }
+    let keys = maps.buckets().iter().flat_map(|bucket| bucket.slots).filter(|slot| *slot != 0).count();
+    assert_eq!((maps.stats_of(1).connections, keys), (8, 16));
+}
+
+#[test]
+fn a_flow_does_not_take_its_other_key_for_another_flows() {
+    keys_side_by_side::<V4>();
+    keys_side_by_side::<V6>();
 }
 
 /// A packet whose checksum is yet to be made, one that can only be read in part, and one of many segments.
