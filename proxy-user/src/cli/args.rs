@@ -12,6 +12,7 @@ pub mod kubectl;
 pub mod list;
 pub mod network;
 mod options;
+pub mod page;
 pub mod paths;
 pub mod programmed;
 pub mod sizes;
@@ -219,6 +220,9 @@ pub struct RunArgs {
     /// Default: 127.0.0.1:10249, or `[::1]:10249` with an IPv6 --bind-address.
     #[arg(long, env = "BALLAST_METRICS_BIND_ADDRESS", value_name = "ADDRESS", help_heading = "Being asked")]
     pub metrics_bind_address: Option<Listen>,
+    /// The page.
+    #[command(flatten)]
+    pub page: page::PageArgs,
     /// How log lines are written. Default: text.
     #[arg(long, env = "BALLAST_LOG_FORMAT", value_name = "FORMAT", help_heading = "Being asked")]
     pub log_format: Option<LogFormat>,

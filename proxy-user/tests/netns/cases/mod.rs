@@ -32,6 +32,7 @@ mod official;
 mod outside;
 mod own;
 mod packet;
+mod page;
 mod path_mtu;
 mod repair;
 mod restart;
@@ -89,6 +90,7 @@ pub fn on_three_nodes() -> Vec<NodesCase> {
 pub fn all() -> Vec<Case> {
     [
         migrate::CASES,
+        page::CASES,
         attack::CASES,
         forged::CASES,
         forwarding::CASES,

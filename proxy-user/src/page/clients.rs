@@ -1,0 +1,107 @@
+//! Who dials which Service port, by the connections of the packet path.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::maps::view::{FlowRow, FlowState};
+
+/// The connections of one client to one Service port.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Client {
+    /// Its address.
+    pub client: IpAddr,
+    /// Id of the Service port.
+    #[serde(skip)]
+    pub service: u32,
+    /// Connections that are open.
+    pub open: u64,
+    /// Connections begun, a second.
+    pub begun: f64,
+}
+
+/// All clients, the busiest first. `seconds` have passed since the look before; 0: there was none.
+pub(super) fn clients(flows: &[FlowRow], seconds: f64) -> Vec<Client> {
+    let young = Duration::try_from_secs_f64(seconds).unwrap_or_default();
+    let mut counts: BTreeMap<(IpAddr, u32), (u64, u32)> = BTreeMap::new();
+    for flow in flows.iter().filter(|flow| flow.state != FlowState::Expired) {
+        let (open, begun) = counts.entry((flow.client.ip(), flow.service)).or_default();
+        *open += u64::from(flow.state != FlowState::Closed);
+        *begun += u32::from(flow.age < young);
+    }
+    let rate = |begun: u32| if seconds > 0.0 { f64::from(begun) / seconds } else { 0.0 };
+    let mut clients: Vec<_> = counts
+        .into_iter()
+        .map(|((client, service), (open, begun))| Client { client, service, open, begun: rate(begun) })
+        .collect();
+    clients.sort_by(|one, other| {
+        other.begun.total_cmp(&one.begun).then_with(|| Reverse(one.open).cmp(&Reverse(other.open)))
+    });
+    clients
+}
+
+/// Connections begun by packets, a second, by the id of the Service port.
+pub(super) fn begun(clients: &[Client]) -> BTreeMap<u32, f64> {
+    let mut rates = BTreeMap::new();
+    for client in clients {
+        *rates.entry(client.service).or_default() += client.begun;
+    }
+    rates
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::maps::view::{Forwarding, Transport};
+
+    fn flow(client: u8, service: u32, state: FlowState, age: u64) -> FlowRow {
+        let socket = ([10, 0, 0, client], 1000).into();
+        FlowRow {
+            protocol: Transport(6),
+            client: socket,
+            frontend: socket,
+            backend: socket,
+            source: socket,
+            service,
+            backend_id: 1,
+            state,
+            forwarding: Forwarding::Dnat,
+            age: Duration::from_secs(age),
+            idle: Duration::ZERO,
+            timeout: Duration::ZERO,
+        }
+    }
+
+    #[test]
+    fn connections_are_counted_by_client_and_service() {
+        let flows = [
+            flow(1, 7, FlowState::Established, 100),
+            flow(2, 7, FlowState::Closed, 1),
+            flow(2, 7, FlowState::Established, 1),
+            flow(2, 8, FlowState::Unreplied, 5),
+            flow(3, 7, FlowState::Expired, 1),
+        ];
+        let found = clients(&flows, 2.0);
+        let told: Vec<_> = found
+            .iter()
+            .map(|one| (one.client.to_string(), one.service, one.open, one.begun.to_string()))
+            .collect();
+        let expected = |client: &str, service, open, begun: &str| {
+            (client.to_owned(), service, open, begun.to_owned())
+        };
+        assert_eq!(
+            told,
+            [
+                expected("10.0.0.2", 7, 1, "1"),
+                expected("10.0.0.1", 7, 1, "0"),
+                expected("10.0.0.2", 8, 1, "0"),
+            ]
+        );
+        assert_eq!(begun(&found).get(&7).copied(), Some(1.0));
+        assert!(clients(&flows, 0.0).iter().all(|one| one.begun == 0.0), "no time has passed");
+    }
+}
