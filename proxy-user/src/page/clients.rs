@@ -1,9 +1,9 @@
 //! Who dials which Service port, by the connections of the packet path.
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::net::IpAddr;
-use std::time::Duration;
 
 use serde::Serialize;
 
@@ -24,15 +24,23 @@ pub(super) struct Client {
     pub begun: f64,
 }
 
+/// The connections of the look before, to know those that are new. A connection's age is told to within a second only.
+#[derive(Debug, Default)]
+pub(super) struct Known(Option<HashSet<u64>>);
+
 /// All clients, the busiest first. `seconds` have passed since the look before; 0: there was none.
-pub(super) fn clients(flows: &[FlowRow], seconds: f64) -> Vec<Client> {
-    let young = Duration::try_from_secs_f64(seconds).unwrap_or_default();
+pub(super) fn clients(flows: &[FlowRow], known: &mut Known, seconds: f64) -> Vec<Client> {
     let mut counts: BTreeMap<(IpAddr, u32), (u64, u32)> = BTreeMap::new();
+    let before = known.0.take();
+    let mut met = HashSet::with_capacity(flows.len());
     for flow in flows.iter().filter(|flow| flow.state != FlowState::Expired) {
+        let identity = identity(flow);
+        met.insert(identity);
         let (open, begun) = counts.entry((flow.client.ip(), flow.service)).or_default();
         *open += u64::from(flow.state != FlowState::Closed);
-        *begun += u32::from(flow.age < young);
+        *begun += u32::from(before.as_ref().is_some_and(|before| !before.contains(&identity)));
     }
+    known.0 = Some(met);
     let rate = |begun: u32| if seconds > 0.0 { f64::from(begun) / seconds } else { 0.0 };
     let mut clients: Vec<_> = counts
         .into_iter()
@@ -42,6 +50,14 @@ pub(super) fn clients(flows: &[FlowRow], seconds: f64) -> Vec<Client> {
         other.begun.total_cmp(&one.begun).then_with(|| Reverse(one.open).cmp(&Reverse(other.open)))
     });
     clients
+}
+
+/// Tells connections apart in eight bytes.
+fn identity(flow: &FlowRow) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    let FlowRow { protocol, client, frontend, backend, source, service, backend_id, .. } = flow;
+    (protocol.0, client, frontend, backend, source, service, backend_id).hash(&mut hasher);
+    hasher.finish()
 }
 
 /// Connections begun by packets, a second, by the id of the Service port.
@@ -57,9 +73,10 @@ pub(super) fn begun(clients: &[Client]) -> BTreeMap<u32, f64> {
 mod tests {
     use super::*;
     use crate::maps::view::{Forwarding, Transport};
+    use std::time::Duration;
 
-    fn flow(client: u8, service: u32, state: FlowState, age: u64) -> FlowRow {
-        let socket = ([10, 0, 0, client], 1000).into();
+    fn flow(client: u8, port: u16, service: u32, state: FlowState) -> FlowRow {
+        let socket = ([10, 0, 0, client], port).into();
         FlowRow {
             protocol: Transport(6),
             client: socket,
@@ -70,7 +87,7 @@ mod tests {
             backend_id: 1,
             state,
             forwarding: Forwarding::Dnat,
-            age: Duration::from_secs(age),
+            age: Duration::from_secs(1),
             idle: Duration::ZERO,
             timeout: Duration::ZERO,
         }
@@ -78,14 +95,16 @@ mod tests {
 
     #[test]
     fn connections_are_counted_by_client_and_service() {
-        let flows = [
-            flow(1, 7, FlowState::Established, 100),
-            flow(2, 7, FlowState::Closed, 1),
-            flow(2, 7, FlowState::Established, 1),
-            flow(2, 8, FlowState::Unreplied, 5),
-            flow(3, 7, FlowState::Expired, 1),
+        let old = [flow(1, 1, 7, FlowState::Established), flow(2, 1, 8, FlowState::Unreplied)];
+        let mut known = Known::default();
+        assert!(clients(&old, &mut known, 0.0).iter().all(|one| one.begun == 0.0), "there was no look before");
+        let new = [
+            flow(2, 2, 7, FlowState::Closed),
+            flow(2, 3, 7, FlowState::Established),
+            flow(3, 1, 7, FlowState::Expired),
         ];
-        let found = clients(&flows, 2.0);
+        let flows = [&old[..], &new].concat();
+        let found = clients(&flows, &mut known, 2.0);
         let told: Vec<_> = found
             .iter()
             .map(|one| (one.client.to_string(), one.service, one.open, one.begun.to_string()))
@@ -102,6 +121,6 @@ mod tests {
             ]
         );
         assert_eq!(begun(&found).get(&7).copied(), Some(1.0));
-        assert!(clients(&flows, 0.0).iter().all(|one| one.begun == 0.0), "no time has passed");
+        assert!(clients(&flows, &mut known, 2.0).iter().all(|one| one.begun == 0.0), "all are known");
     }
 }

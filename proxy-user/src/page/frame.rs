@@ -21,8 +21,10 @@ const ENDPOINTS_ASKED: usize = 500;
 const CLIENTS: usize = 100;
 /// Sentences about what is wrong.
 const PROBLEMS: usize = 20;
-/// Connections a second that sockets seem to have begun, as a part of all: less than this is the difference of two clocks.
+/// Connections that sockets seem to have begun, as a part of all, and at least: the counters and the connections of packets are
+/// not read in one moment.
 const DOUBT: f64 = 0.05;
+const DOUBTFUL: f64 = 2.0;
 
 /// One event.
 #[derive(Serialize)]
@@ -105,7 +107,7 @@ pub(super) fn text(node: &str, shows: Shows, look: &Look, asked: &Asked) -> serd
         .map(|row| {
             let by_packets = packets.get(&row.id).copied().unwrap_or_default();
             let most = if wanted(row) { ENDPOINTS_ASKED } else { ENDPOINTS };
-            self::row(row, by_packets, is_open.then_some(most))
+            self::row(row, by_packets, rates.seconds, is_open.then_some(most))
         })
         .collect();
     let keys: BTreeMap<u32, &str> =
@@ -149,13 +151,13 @@ fn busier(one: &Traffic, other: &Traffic) -> std::cmp::Ordering {
 }
 
 /// `most` endpoints; `None`: no addresses at all.
-fn row(service: &ServiceRates, by_packets: f64, most: Option<usize>) -> Row<'_> {
+fn row(service: &ServiceRates, by_packets: f64, seconds: f64, most: Option<usize>) -> Row<'_> {
     let is_ready = |row: &&EndpointRates| row.state == "active" && row.ejected_seconds.is_none();
     let mut endpoints: Vec<_> = service.endpoints.iter().collect();
     endpoints.sort_by(|one, other| other.connections.total_cmp(&one.connections));
     endpoints.truncate(most.unwrap_or_default());
     let by_sockets = service.rates.connections - by_packets;
-    let is_sure = by_sockets > service.rates.connections * DOUBT;
+    let is_sure = by_sockets > service.rates.connections * DOUBT && by_sockets * seconds > DOUBTFUL;
     Row {
         key: service.key(),
         service: &service.service,

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use super::clients::{Client, clients};
+use super::clients::{Client, Known, clients};
 use super::look::{Examples, Look};
 use crate::cli::monitor::{Line, World};
 use crate::maps::view::{Listener, Snapshot, View};
@@ -28,6 +28,7 @@ pub(super) struct Sampler<'a> {
     /// There was one look at most.
     is_first: bool,
     before: Option<Counters>,
+    known: Known,
     names: Snapshot,
     listener: Option<(Listener, Instant)>,
     examples: Examples,
@@ -36,8 +37,8 @@ pub(super) struct Sampler<'a> {
 impl<'a> Sampler<'a> {
     pub(super) fn new(bpffs: &'a Path, is_open: bool) -> Self {
         let (before, listener) = (None, None);
-        let (names, examples) = (Snapshot::default(), Examples::new());
-        Self { bpffs, is_open, is_first: true, before, names, listener, examples }
+        let (known, names, examples) = (Known::default(), Snapshot::default(), Examples::new());
+        Self { bpffs, is_open, is_first: true, before, known, names, listener, examples }
     }
 
     /// Looks now, and says what happened since the look before.
@@ -47,7 +48,7 @@ impl<'a> Sampler<'a> {
         let (rates, clients) = match read {
             Ok((rates, clients)) => (Ok(rates), clients),
             Err(trouble) => {
-                (self.before, self.listener) = (None, None);
+                (self.before, self.known, self.listener) = (None, Known::default(), None);
                 (Err(trouble), Vec::new())
             }
         };
@@ -61,7 +62,7 @@ impl<'a> Sampler<'a> {
         let rates = Rates::between(self.before.as_ref(), &counters);
         let clients = if self.is_open {
             let flows = view.flows().map_err(|error| error.to_string())?;
-            clients(&flows, rates.seconds)
+            clients(&flows, &mut self.known, rates.seconds)
         } else {
             Vec::new()
         };

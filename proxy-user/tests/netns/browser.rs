@@ -86,7 +86,7 @@ impl Browser {
     /// Calls a method of the protocol.
     pub fn call(&self, method: &str, parameters: &Value) -> Result<Value> {
         let mut link = self.link.borrow_mut();
-        let answer = self.runtime.block_on(timeout(PATIENCE, link.call(method, parameters)));
+        let answer = self.runtime.block_on(async { timeout(PATIENCE, link.call(method, parameters)).await });
         answer.with_context(|| format!("{method}: no answer within {PATIENCE:?}"))?
     }
 
