@@ -1,8 +1,8 @@
 //! `health`: what connections have told of a backend, and whether new ones skip it (passive ejection).
 //!
 //! A backend fails where it refuses a connection (a reset, or ICMP "unreachable") or does not answer it. A client that has met a failure
-//! skips the backend for a while. Once two clients in a row have, everybody does: it is ejected, each time for twice as long.
-//! After that, and when it joins a Service that works, a backend gets a small share until it answers somebody.
+//! skips the backend for a while. Once two clients in a row have, all clients skip it: it is ejected, each time for twice as long.
+//! After that, and when it joins a Service that works, a backend gets a small share until it answers a client.
 
 use crate::Address;
 use crate::flow::mix;

@@ -125,7 +125,7 @@ async fn serve(config: RunConfig, origins: Vec<Origin>) -> anyhow::Result<()> {
             let _ = ask_for_nodes.send(());
         }
     });
-    notices.try_send(Notice::starting()).context("nobody takes notices")?;
+    notices.try_send(Notice::starting()).context("the event recorder has ended")?;
 
     tasks.needs("host", host);
     tasks.needs("driver", async move {

@@ -4,7 +4,7 @@ use clap::parser::ValueSource;
 use clap::{ArgMatches, Command};
 use serde::{Deserialize, Serialize};
 
-/// A setting, and whence it comes.
+/// A setting, and where it comes from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Origin {
     /// The flag without its dashes, or the field of kube-proxy's file.
@@ -16,7 +16,7 @@ pub struct Origin {
 }
 
 impl Origin {
-    /// Whether nobody has said anything.
+    /// Whether it has its default value.
     pub fn is_default(&self) -> bool {
         self.from == DEFAULT
     }

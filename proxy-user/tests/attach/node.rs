@@ -162,7 +162,7 @@ pub fn index(name: &str) -> Option<u32> {
     devices.iter().find(|device| device.name == name).map(|device| device.ifindex)
 }
 
-/// A program of somebody else: it lets everything pass.
+/// A foreign program: it lets everything pass.
 pub fn foreign(program_type: u32, attach_type: u32) -> OwnedFd {
     #[repr(C)]
     #[derive(Default)]

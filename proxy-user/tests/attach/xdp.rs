@@ -52,7 +52,7 @@ fn xdp_stays_in_its_link_over_restarts_and_goes_when_it_is_not_wanted() {
         let after = Link::pinned(&pin).unwrap().unwrap().info().unwrap();
         assert_eq!(after.id, before.id, "the link stays");
         assert_ne!(after.program, before.program, "the program is the new agent's");
-        // Somebody removes the pin: the kernel detaches, a moment later, and the next pass attaches.
+        // The pin is removed externally: the kernel detaches, a moment later, and the next pass attaches.
         std::fs::remove_file(&pin).unwrap();
         let end = Instant::now() + Duration::from_secs(30);
         while xdp_on(ifindex).is_some() && Instant::now() < end {

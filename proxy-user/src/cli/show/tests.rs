@@ -609,7 +609,7 @@ fn a_status_with_a_map_that_fills_up() {
     assert_snapshot!(Status::new(well(), Ok(facts())).render(Output::Wide).unwrap(), @r#"
     Agent:      ok, at 127.0.0.1:10249
     Programs:   2 at 3 hooks
-    Lacking:    bpf_set_retval for sockets (Linux 6.1): a call that reaches nobody goes on as packets, which are rejected or dropped; --socket-drop fail has no effect; bind on a node port fails with EPERM instead of EADDRINUSE
+    Lacking:    bpf_set_retval for sockets (Linux 6.1): a call to a Service without endpoints goes on as packets, which are rejected or dropped; --socket-drop fail has no effect; bind on a node port fails with EPERM instead of EADDRINUSE
     Maps:       5 in /sys/fs/bpf/ballast/v3 (layout 3), 22.5 MiB
     Services:   4 ports, 6 addresses, 2 of them with no endpoint
     Endpoints:  6 in service, 6 of 262144 ids in use

@@ -253,7 +253,7 @@ fn entries(plan: &ServicePlan) -> Vec<String> {
             (target.scoped, " scoped"),
             (target.policy == TrafficPolicy::Local, " local"),
             (target.drop_when_empty, " drops"),
-            (target.access != Access::Everybody, " ranges"),
+            (target.access != Access::Unrestricted, " ranges"),
         ] {
             line.push_str(if is_so { word } else { "" });
         }
@@ -357,8 +357,8 @@ fn clients_outside_are_dropped_where_only_others_serve_and_refused_where_nobody_
     let remote = entries(&plan(&local.replace("serving: true", "serving: false")));
     assert!(remote.contains(&"NodePort 0.0.0.0:30080 external local drops: ".to_owned()), "{remote:?}");
     assert!(remote.contains(&"NodePort 0.0.0.0:30080 scoped: 10.0.0.1 10.0.0.2".to_owned()));
-    let nobody = entries(&plan(local.split_once("---").unwrap().0));
-    assert!(nobody.contains(&"NodePort 0.0.0.0:30080 external local: ".to_owned()), "{nobody:?}");
+    let empty = entries(&plan(local.split_once("---").unwrap().0));
+    assert!(empty.contains(&"NodePort 0.0.0.0:30080 external local: ".to_owned()), "{empty:?}");
 }
 
 /// The limit is for a loaded machine without optimisation; a release build takes a fiftieth of it.

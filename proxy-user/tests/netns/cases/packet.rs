@@ -1,4 +1,4 @@
-//! The packet path: a client in a namespace, whose sockets nobody translates.
+//! The packet path: a client in a namespace, whose sockets are not translated.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU16, Ordering};

@@ -42,7 +42,7 @@ table FAMILY kube-proxy {
 }
 ";
 
-/// The iptables mode, as `iptables-restore` reads it, with a chain and a rule of somebody else.
+/// The iptables mode, as `iptables-restore` reads it, with a foreign chain and rule.
 const IPTABLES: &str = "*filter
 :KUBE-FORWARD - [0:0]
 :KUBE-PROXY-FIREWALL - [0:0]
@@ -124,7 +124,7 @@ fn loads(attempts: &[Attempt]) -> Vec<Load> {
     attempts.iter().flat_map(both).collect()
 }
 
-/// Everybody who dials the Service now reaches this pod.
+/// Every client of the Service now reaches this pod.
 fn all_reach(lab: &Lab, server: &str) -> Result<()> {
     for attempt in attempts() {
         for client in [&lab.client, &*lab.pod(0)?] {
@@ -284,7 +284,7 @@ fn in_its_way(lab: &Lab) -> Result<()> {
     let (said, well) = takeover(lab, &[])?;
     ensure!(!well && said.contains("does not serve on this node yet"), "{said}");
     lab.begin()?;
-    // A process of that name is enough: nobody looks into it.
+    // A process of that name is enough: it is not read.
     let sleeper = lab.bpffs().with_file_name("kube-proxy");
     agent::copy_program("/bin/sleep".as_ref(), &sleeper)?;
     let mut running = lab.node.command(&sleeper).arg("60").spawn()?;
