@@ -241,7 +241,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn one_client_ejects_nobody(word in 0u64..2, client in 1u32..4_096, pauses in prop::collection::vec(0u32..9_000, 1..60)) {
+        fn one_client_ejects_no_endpoint(word in 0u64..2, client in 1u32..4_096, pauses in prop::collection::vec(0u32..9_000, 1..60)) {
             let (mut word, mut now) = (word * HEALTH_NEWCOMER, 7u32);
             for pause in pauses {
                 now = now.wrapping_add(pause);

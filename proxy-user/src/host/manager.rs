@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn what_somebody_removed_comes_back() {
+    fn what_was_removed_externally_is_restored() {
         let hooks = Hooks::default();
         let first = pass(&hooks, None, &[2, 3]);
         hooks.attached.lock().unwrap().remove(&3);

@@ -351,7 +351,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_directory_of_somebody_else_is_refused() {
+    fn a_directory_of_another_user_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("ballast");
         make(&path).unwrap();

@@ -114,7 +114,7 @@ fn what_packet_programs_go_on_with_stays_as_long_as_they_do() {
 
 #[test]
 #[ignore = "needs root: cargo xtask test bpf"]
-fn a_filter_of_somebody_else_keeps_its_qdisc() {
+fn a_foreign_filter_keeps_its_qdisc() {
     on_node(|node| {
         let device = veth("v0");
         let agent = node.start_with(PacketHook::Clsact);

@@ -185,7 +185,7 @@ pub fn foreign(program_type: u32, attach_type: u32) -> OwnedFd {
         count: 2,
         instructions: instructions.as_ptr() as u64,
         license: c"GPL".as_ptr() as u64,
-        name: *b"somebody_else\0\0\0",
+        name: *b"foreign_program\0",
         attach_type,
         ..Load::default()
     };

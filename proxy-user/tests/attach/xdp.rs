@@ -90,7 +90,7 @@ fn a_downgrade_takes_the_xdp_program_off() {
 
 #[test]
 #[ignore = "needs root: cargo xtask test bpf"]
-fn an_xdp_program_of_somebody_else_is_left_alone() {
+fn a_foreign_xdp_program_is_left_alone() {
     on_node(|node| {
         let programs = Programs::start(&Settings { xdp: Xdp::Native, ..node.settings() }).unwrap();
         let ifindex = uplink(&programs);

@@ -107,7 +107,7 @@ async fn what_all_servers_refuse_is_the_answer_and_changes_nothing() {
 }
 
 #[tokio::test]
-async fn a_connection_that_breaks_is_a_failure_and_nobody_an_error() {
+async fn a_broken_connection_is_a_failure_and_no_server_an_error() {
     let (away, other) = (TcpListener::bind("127.0.0.1:0").await.unwrap(), Peer::start(200).await);
     let url = format!("http://{}/", away.local_addr().unwrap());
     let (connection, told) = connected(&[&url, &other.url]).await;

@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_has_said_has_the_value_in_force() {
+    fn an_unset_setting_shows_its_default() {
         let one =
             |name: &str| Origin { name: name.to_owned(), value: String::new(), from: "default".to_owned() };
         let ballast = serde_json::json!({
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn what_somebody_has_said_and_what_was_asked_for() {
+    fn given_and_named_settings_are_shown() {
         let text = |names: &[&str], all| {
             let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
             list(&origins(), &names, all)?.render(ListOutput::Name, true)

@@ -748,7 +748,7 @@ fn empty_answers_are_empty_lists_in_json() {
 }
 
 #[test]
-fn a_status_names_what_nobody_should_see() {
+fn a_status_names_problems() {
     let mut facts = facts();
     facts.attachments.clear();
     facts.abi = 0;
@@ -885,7 +885,7 @@ fn what_is_wrong_with_objects_is_asked(#[case] reply: &'static str, #[case] expe
 }
 
 #[test]
-fn nobody_there_is_no_answer() {
+fn no_server_is_no_answer() {
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     assert!(matches!(probe(Listen::Socket(address)), AgentState::Silent { .. }));
     assert_eq!(probe(Listen::Off), AgentState::NotAsked);

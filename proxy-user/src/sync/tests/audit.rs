@@ -20,7 +20,7 @@ fn world() -> World {
 }
 
 #[test]
-fn what_nobody_touched_is_clean_in_pieces_of_any_size() {
+fn unchanged_maps_are_clean_in_pieces_of_any_size() {
     for piece in [0, 1, 3, 64, u32::MAX] {
         assert_eq!(finish(&mut world(), piece).0, Step::Clean, "by {piece}");
     }

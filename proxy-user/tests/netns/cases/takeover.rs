@@ -136,7 +136,7 @@ fn all_reach(lab: &Lab, server: &str) -> Result<()> {
 }
 
 /// Connections that stay have stayed where they were, and no new one failed.
-fn nobody_noticed(tallies: &[Tally], loads: &[Load], stays: &str, who: &str) -> Result<()> {
+fn no_client_noticed(tallies: &[Tally], loads: &[Load], stays: &str, who: &str) -> Result<()> {
     for (tally, load) in tallies.iter().zip(loads) {
         let what = format!("{who}, {load:?}: {tally:?}");
         ensure!(tally.failed == 0, "failures: {what}");
@@ -197,8 +197,8 @@ pub fn through(
     let after = ruleset(lab)?;
     ensure!(!after.contains("table ip kube-proxy") && !after.contains("KUBE-SVC"), "{after}");
     std::thread::sleep(Duration::from_millis(500));
-    nobody_noticed(&lab.client.stop()?, &of_client, "1/8080", "client")?;
-    nobody_noticed(&lab.pod(0)?.stop()?, &of_pod, "1/8080", "pod")?;
+    no_client_noticed(&lab.client.stop()?, &of_client, "1/8080", "client")?;
+    no_client_noticed(&lab.pod(0)?.stop()?, &of_pod, "1/8080", "pod")?;
 
     let (said, well) = takeover(lab, &["--wait", "60s"])?;
     ensure!(well && said.contains("done"), "{said}");
@@ -240,7 +240,7 @@ pub fn back(lab: &Lab, install: impl Fn(&Lab) -> Result<()>) -> Result<()> {
     std::thread::sleep(Duration::from_millis(2500));
     let tallies = lab.client.stop()?;
     let (near, far) = tallies.split_at(of_client.len());
-    nobody_noticed(near, &of_client, "0/8080", "client")?;
+    no_client_noticed(near, &of_client, "0/8080", "client")?;
     near.iter().try_for_each(|tally| lost_no_syn(tally, "one proxy or the other serves each SYN"))?;
     for tally in pod.stop()?.iter().chain(far) {
         ensure!(tally.failed == 0 && tally.servers.keys().eq(["0/8080"]), "a connection moved: {tally:?}");
