@@ -8,6 +8,7 @@ mod bad;
 mod capabilities;
 mod change;
 mod check;
+mod clock;
 mod commands;
 mod compare;
 mod detect;
@@ -146,7 +147,7 @@ pub fn smoke() -> Vec<Case> {
         return Vec::new();
     }
     let sctp = if sctp::has_sockets() { sctp::BY_SOCKETS } else { &[] };
-    [smoke::CASES, restart::BY_KERNEL, sctp].concat()
+    [smoke::CASES, restart::BY_KERNEL, clock::cases(), sctp].concat()
 }
 
 /// Those of them that need no agent.
