@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
 use proxy_common::backend::BACKEND_ACTIVE;
-use proxy_common::name::PortName;
 use proxy_common::node::{NODE_ADDR_PORTS, NodeAddr};
 use proxy_common::select::is_by_load;
 use proxy_common::service::{SCOPE_INTERNAL, ServiceEntry};
@@ -14,7 +13,7 @@ use proxy_common::service::{SCOPE_INTERNAL, ServiceEntry};
 use super::extents::Extents;
 use super::filter::{Filter, backend_bit, frontend_bit};
 use super::ids::Ids;
-use super::rows::Rows;
+use super::rows::{Rows, ShortName};
 use crate::maps::FilterBit as Bit;
 use crate::maps::{
     Backend, Capacity, FrontendKey, MaglevRow, MaglevTable, NodeContents, Table, TunnelRow, Write,
@@ -63,9 +62,9 @@ pub type BackendKey = (u32, BackendAddress);
 #[derive(Clone, Debug)]
 pub struct Applied {
     pub services: BTreeMap<FrontendKey, ServiceEntry>,
-    pub frontends: BTreeMap<u32, SortedSet<FrontendKey>>,
-    pub backends: Rows,
-    pub names: BTreeMap<u32, PortName>,
+    pub frontends: Rows<SortedSet<FrontendKey>>,
+    pub backends: Rows<Backend>,
+    pub names: Rows<ShortName>,
     pub filter: Filter,
     pub extents: Extents,
     /// The Maglev tables, by index ([`proxy_common::maglev::index`]).
@@ -100,9 +99,9 @@ impl Applied {
     pub fn new(capacity: Capacity, holds: Holds) -> Self {
         Self {
             services: BTreeMap::new(),
-            frontends: BTreeMap::new(),
+            frontends: Rows::default(),
             backends: Rows::default(),
-            names: BTreeMap::new(),
+            names: Rows::default(),
             filter: Filter::new(holds.filter),
             extents: Extents::new(capacity.slots, holds.extent),
             maglev: BTreeMap::new(),
@@ -129,7 +128,7 @@ impl Applied {
 
     /// The frontends whose entries carry this id.
     pub fn frontends_of(&self, service: u32) -> impl Iterator<Item = &FrontendKey> {
-        self.frontends.get(&service).into_iter().flatten()
+        self.frontends.get(service).into_iter().flatten()
     }
 
     /// The bits of a frontend: a node port has one for each address of the node that it answers on.
@@ -159,10 +158,10 @@ impl Applied {
     pub fn advance(&mut self, write: &Write, now: Instant, sync: u64) {
         match write {
             Write::Name(id, name) => {
-                self.names.insert(*id, **name);
+                self.names.insert(*id, ShortName::from(&**name));
             }
             Write::NoName(id) => {
-                self.names.remove(id);
+                self.names.remove(*id);
             }
             Write::Backend(id, row) => self.put_backend(*id, *row, now),
             Write::NoBackend(id, table) => {
@@ -290,16 +289,16 @@ impl Applied {
             self.addresses += usize::from(is_address(&key));
             self.services6 += usize::from(key.addr.is_ipv6());
         }
-        self.frontends.entry(entry.id).or_default().insert(key);
+        self.frontends.get_or_default(entry.id).insert(key);
     }
 
     fn unlink(&mut self, key: &FrontendKey, old: &ServiceEntry, now: Instant, sync: u64) {
         self.extents.release(old.slot_base, old.slot_count, now, sync);
         self.by_load -= usize::from(is_by_load(old.algorithm));
-        if let Some(keys) = self.frontends.get_mut(&old.id) {
+        if let Some(keys) = self.frontends.get_mut(old.id) {
             keys.remove(key);
             if keys.is_empty() {
-                self.frontends.remove(&old.id);
+                self.frontends.remove(old.id);
             }
         }
     }

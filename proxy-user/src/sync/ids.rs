@@ -26,10 +26,14 @@ pub struct Exhausted {
     pub limit: u32,
 }
 
+/// So many forgotten ids wait before one of them is used again, if there are others.
+const FEW_FREE: usize = 1024;
+
 /// Ids from 1 to one less than the capacity of their table; 0 is "none".
 ///
 /// A key that is retired keeps its id until it is forgotten: when it comes back in time it has the same id
-/// again. Ids never used come first, then the one that was forgotten longest ago.
+/// again. Of the others, the one that was forgotten longest ago comes first, once many have been ([`Ids::reuses`]); until
+/// then, and where there is none, one that was never used.
 #[derive(Clone, Debug)]
 pub struct Ids<K> {
     capacity: u32,
@@ -98,14 +102,24 @@ impl<K: Ord + Clone> Ids<K> {
             self.resting.remove(key);
             return Ok(*id);
         }
-        let id = if self.fresh < self.capacity {
-            self.fresh += 1;
-            self.fresh - 1
-        } else {
-            self.free.pop_front().ok_or(Exhausted { limit: self.capacity.saturating_sub(1) })?
+        let is_fresh = self.fresh < self.capacity && !self.reuses();
+        let id = if is_fresh { None } else { self.free.pop_front() };
+        let id = match id {
+            Some(id) => id,
+            None if self.fresh < self.capacity => {
+                self.fresh += 1;
+                self.fresh - 1
+            }
+            None => return Err(Exhausted { limit: self.capacity.saturating_sub(1) }),
         };
         self.by_key.insert(key.clone(), id);
         Ok(id)
+    }
+
+    /// Whether forgotten ids are used again though there are others: the tables by id grow with what there is, not with all
+    /// that ever was, and an id is still used as late as possible.
+    fn reuses(&self) -> bool {
+        self.free.len() > FEW_FREE.max(self.by_key.len() / 4)
     }
 
     /// Gives back an id that never was in a map.
@@ -265,6 +279,22 @@ mod tests {
         assert!(ids.acquire(&7).is_err());
         ids.unreserve(5);
         assert_eq!(ids.acquire(&7), Ok(5));
+    }
+
+    #[test]
+    fn ids_grow_with_what_there_is() {
+        let (mut now, mut ids) = (Instant::now(), Ids::new(1 << 20, HOLD));
+        for key in 0..50_000_u32 {
+            ids.acquire(&key).unwrap();
+            if let Some(gone) = key.checked_sub(100) {
+                ids.retire(&gone, now, u64::from(key));
+            }
+            now += Duration::from_secs(1);
+            for (key, _) in ids.rested(now, u64::from(key) + 1) {
+                ids.forget(&key);
+            }
+        }
+        assert!(ids.high_water() < 1500, "{}", ids.high_water());
     }
 
     proptest! {

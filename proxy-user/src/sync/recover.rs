@@ -8,6 +8,7 @@ use proxy_common::name::PortName;
 
 use super::applied::{Applied, BackendKey, Holds};
 use super::reconcile::Reconciler;
+use super::rows::ShortName;
 use super::tables::halves;
 use crate::maps::FilterBit as Bit;
 use crate::maps::{Backend, Contents, MaglevRow, MapError, Store, Table, Write};
@@ -148,7 +149,7 @@ fn adopt_names(
             orphans.push(Write::NoName(*id));
             continue;
         }
-        applied.names.insert(*id, *name);
+        applied.names.insert(*id, ShortName::from(name));
     }
     ports
 }
@@ -225,6 +226,10 @@ fn differences(applied: &Applied, contents: &Contents) -> usize {
         applied.filter.words().iter().zip(&contents.filter).map(|(ours, found)| (ours ^ found).count_ones());
     let ranges: BTreeSet<_> =
         applied.ranges.iter().flat_map(|(id, ranges)| ranges.iter().map(|range| (*id, *range))).collect();
+    let is_ours = |(id, name): &(&u32, &PortName)| applied.names.get(**id).is_some_and(|known| *known == **name);
+    let same_names = contents.names.iter().filter(is_ours).count();
+    let lost = applied.names.iter().filter(|(id, _)| !contents.names.contains_key(id)).count();
+    let names = contents.names.len() - same_names + lost;
     let (ours, found) = (&applied.node, &contents.node);
     let node = unequal(&ours.rows, &found.rows)
         + unequal(&ours.addresses, &found.addresses)
@@ -233,7 +238,7 @@ fn differences(applied: &Applied, contents: &Contents) -> usize {
         + usize::from(ours.config != found.config);
     node + ranges.symmetric_difference(&contents.source_ranges).count()
         + unequal(&applied.services, &contents.services)
-        + unequal(&applied.names, &contents.names)
+        + names
         + unequal(&applied.maglev, &contents.maglev)
         + unequal(&backends(false), &contents.backends)
         + unequal(&backends(true), &contents.backends6)
