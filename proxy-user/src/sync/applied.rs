@@ -1,7 +1,7 @@
 //! What is in the maps, as far as we know: it changes only after the write it mirrors succeeded.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
@@ -12,7 +12,7 @@ use proxy_common::service::{SCOPE_INTERNAL, ServiceEntry};
 
 use super::extents::Extents;
 use super::filter::{Filter, backend_bit, frontend_bit};
-use super::ids::Ids;
+use super::ids::{BackendKey, ByPort, Ids};
 use super::rows::{Rows, ShortName};
 use crate::maps::FilterBit as Bit;
 use crate::maps::{
@@ -20,7 +20,7 @@ use crate::maps::{
 };
 use crate::model::SortedSet;
 use crate::model::net::IpFamily;
-use crate::plan::{BackendAddress, PortId};
+use crate::plan::PortId;
 
 /// How long things rest before they are freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,9 +55,6 @@ fn tables(words: u32, hold: Duration) -> Extents {
     tables
 }
 
-/// An endpoint of the Service port of this id.
-pub type BackendKey = (u32, BackendAddress);
-
 /// The mirror of the tables, and who owns which number in them.
 #[derive(Clone, Debug)]
 pub struct Applied {
@@ -76,7 +73,7 @@ pub struct Applied {
     /// Ids of Service ports.
     pub ports: Ids<PortId>,
     /// Ids of endpoints.
-    pub endpoints: Ids<BackendKey>,
+    pub endpoints: Ids<BackendKey, ByPort>,
     /// Endpoints that serve.
     pub active: usize,
     /// Frontends that are spread by open connections.
@@ -121,9 +118,8 @@ impl Applied {
     }
 
     /// The endpoints of a Service port that have ids, resting or not.
-    pub fn endpoints_of(&self, service: u32) -> impl Iterator<Item = (&BackendKey, u32)> {
-        let first = BackendAddress { address: IpAddr::V4(Ipv4Addr::UNSPECIFIED), port: 0 };
-        self.endpoints.range((service, first)..(service.saturating_add(1), first))
+    pub fn endpoints_of(&self, service: u32) -> impl Iterator<Item = (BackendKey, u32)> {
+        self.endpoints.index().of(service)
     }
 
     /// The frontends whose entries carry this id.
@@ -289,7 +285,10 @@ impl Applied {
             self.addresses += usize::from(is_address(&key));
             self.services6 += usize::from(key.addr.is_ipv6());
         }
-        self.frontends.get_or_default(entry.id).insert(key);
+        // No port has the entries of addresses, whose id is 0.
+        if entry.id != 0 {
+            self.frontends.get_or_default(entry.id).insert(key);
+        }
     }
 
     fn unlink(&mut self, key: &FrontendKey, old: &ServiceEntry, now: Instant, sync: u64) {

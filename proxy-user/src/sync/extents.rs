@@ -4,8 +4,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use super::ids::Rest;
-use super::rows::Rows;
-use crate::model::SortedSet;
 
 /// No free part of `slots` is long enough.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,7 +33,8 @@ pub struct Extents {
     free: BTreeMap<u32, u32>,
     free_by_len: BTreeSet<(u32, u32)>,
     used: BTreeMap<u32, Extent>,
-    by_service: Rows<SortedSet<u32>>,
+    /// Service ports, with the first slots of their extents.
+    by_service: BTreeSet<(u32, u32)>,
     resting: BTreeSet<(Rest, u32)>,
     slots_used: u32,
     capacity: u32,
@@ -49,7 +48,7 @@ impl Extents {
             free: BTreeMap::new(),
             free_by_len: BTreeSet::new(),
             used: BTreeMap::new(),
-            by_service: Rows::default(),
+            by_service: BTreeSet::new(),
             resting: BTreeSet::new(),
             slots_used: 0,
             capacity,
@@ -64,13 +63,18 @@ impl Extents {
         self.slots_used
     }
 
+    /// The first slots of this Service port's extents.
+    fn of(&self, service: u32) -> impl Iterator<Item = u32> {
+        self.by_service.range((service, 0)..=(service, u32::MAX)).map(|(_, base)| *base)
+    }
+
     /// An extent of this Service port that holds these sorted ids.
     pub fn find(&self, service: u32, ids: &[u32]) -> Option<u32> {
-        let bases = self.by_service.get(service)?;
+        let bases = || self.of(service);
         // A live one first, so that those that rest may go.
-        let holds = |base: &&u32| self.used.get(base).is_some_and(|extent| *extent.ids == *ids);
-        let lives = |base: &&u32| self.used.get(base).is_some_and(|extent| extent.refs > 0);
-        bases.iter().filter(holds).find(lives).or_else(|| bases.iter().find(holds)).copied()
+        let holds = |base: &u32| self.used.get(base).is_some_and(|extent| *extent.ids == *ids);
+        let lives = |base: &u32| self.used.get(base).is_some_and(|extent| extent.refs > 0);
+        bases().filter(holds).find(lives).or_else(|| bases().find(holds))
     }
 
     /// What an extent holds; `None` when there is none of that length.
@@ -97,8 +101,8 @@ impl Extents {
 
     /// Backend ids in extents of this Service port that an entry refers to.
     pub fn live_ids(&self, service: u32) -> BTreeSet<u32> {
-        let bases = self.by_service.get(service).into_iter().flatten();
-        let live = bases.filter_map(|base| self.used.get(base)).filter(|extent| extent.refs > 0);
+        let extents = self.of(service).filter_map(|base| self.used.get(&base));
+        let live = extents.filter(|extent| extent.refs > 0);
         live.flat_map(|extent| extent.ids.iter().copied()).collect()
     }
 
@@ -201,12 +205,7 @@ impl Extents {
             self.resting.pop_first();
             if let Some(extent) = self.used.remove(&base) {
                 self.slots_used -= extent.len;
-                if let Some(bases) = self.by_service.get_mut(extent.service) {
-                    bases.remove(&base);
-                    if bases.is_empty() {
-                        self.by_service.remove(extent.service);
-                    }
-                }
+                self.by_service.remove(&(extent.service, base));
                 self.merge_free(base, extent.len);
                 freed += 1;
             }
@@ -221,7 +220,7 @@ impl Extents {
 
     fn insert(&mut self, base: u32, extent: Extent) {
         self.slots_used += extent.len;
-        self.by_service.get_or_default(extent.service).insert(base);
+        self.by_service.insert((extent.service, base));
         self.used.insert(base, extent);
     }
 

@@ -97,9 +97,9 @@ impl<S: Store> Reconciler<S> {
         self.addresses.reconcile(&mut self.writer, now, full, freed);
         let mut touched = Touched::new();
         if full {
-            let wanted = self.services.desired.values().flat_map(|plan| plan.ports.keys());
+            let wanted = self.services.desired.values().flat_map(|plan| plan.ports.keys().cloned());
             let known = self.writer.applied.ports.iter().map(|(port, _)| port);
-            dirty.extend(wanted.chain(known).cloned().map(Owner::Port));
+            dirty.extend(wanted.chain(known).map(Owner::Port));
             touched.extend(self.writer.applied.services.keys());
             self.full = false;
         }

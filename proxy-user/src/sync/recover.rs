@@ -6,7 +6,8 @@ use std::time::Instant;
 use proxy_common::backend::{BACKEND_ACTIVE, BACKEND_GONE};
 use proxy_common::name::PortName;
 
-use super::applied::{Applied, BackendKey, Holds};
+use super::applied::{Applied, Holds};
+use super::ids::BackendKey;
 use super::reconcile::Reconciler;
 use super::rows::ShortName;
 use super::tables::halves;
@@ -46,8 +47,8 @@ impl<S: Store> Reconciler<S> {
         if drift > 0 {
             let applied = &self.writer.applied;
             let known = Known {
-                ports: applied.ports.iter().map(|(port, id)| (port.clone(), id)).collect(),
-                endpoints: applied.endpoints.iter().map(|(key, id)| (*key, id)).collect(),
+                ports: applied.ports.iter().collect(),
+                endpoints: applied.endpoints.iter().collect(),
                 resting_extents: applied
                     .extents
                     .resting()
@@ -117,7 +118,7 @@ impl<S: Store> Reconciler<S> {
         applied.filter.found(now, &known.idle_bits);
         applied.ports.restored();
         applied.endpoints.restored();
-        for (key, id) in applied.endpoints.iter().map(|(key, id)| (*key, id)).collect::<Vec<_>>() {
+        for (key, id) in applied.endpoints.iter().collect::<Vec<_>>() {
             if applied.backends.get(id).is_some_and(|row| row.state == BACKEND_GONE) {
                 applied.endpoints.retire(&key, now, self.writer.number);
             }
@@ -137,7 +138,7 @@ fn adopt_names(
 ) -> BTreeMap<u32, PortId> {
     let in_use: BTreeSet<u32> = contents.services.values().map(|entry| entry.id).collect();
     let mut ports: BTreeMap<u32, PortId> =
-        applied.ports.iter().map(|(port, id)| (id, port.clone())).collect();
+        applied.ports.iter().map(|(port, id)| (id, port)).collect();
     let (first, then): (Vec<_>, Vec<_>) = contents.names.iter().partition(|(id, _)| in_use.contains(id));
     for (id, name) in first.into_iter().chain(then) {
         let known = ports.contains_key(id);
@@ -162,7 +163,7 @@ fn adopt_backends(
     orphans: &mut Vec<Write>,
     now: Instant,
 ) {
-    let known: BTreeMap<u32, BackendKey> = applied.endpoints.iter().map(|(key, id)| (id, *key)).collect();
+    let known: BTreeMap<u32, BackendKey> = applied.endpoints.iter().map(|(key, id)| (id, key)).collect();
     let rows = contents.backends.iter().chain(&contents.backends6);
     let (serving, others): (Vec<_>, Vec<_>) = rows.partition(|(_, row)| row.state == BACKEND_ACTIVE);
     for (id, row) in serving.into_iter().chain(others) {

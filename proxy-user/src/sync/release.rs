@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use super::applied::{Applied, BackendKey};
+use super::applied::Applied;
+use super::ids::BackendKey;
 use super::job::{Steps, Trouble, pause};
 use super::writer::Writer;
 use crate::maps::FilterBit as Bit;
