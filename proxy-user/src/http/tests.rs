@@ -1,3 +1,4 @@
+use std::num::NonZero;
 use std::time::Duration;
 
 use super::*;
@@ -173,7 +174,7 @@ async fn programmed(edition: &str) -> Programmed {
     let (events, receiver) = mpsc::channel(8);
     tokio::spawn(driver.run(receiver));
     let version =
-        |edition: &str| Version { uid: "u-1".into(), resource_version: edition.into(), generation: Some(3) };
+        |edition: &str| Version { uid: "u-1".into(), resource_version: edition.into(), generation: NonZero::new(3) };
     let name = ServiceName::new("default", "web");
     let service = Service {
         version: version(edition),
