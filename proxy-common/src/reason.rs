@@ -121,7 +121,7 @@ reasons! {
         "Look at the node's InternalIP, and at its route to the endpoint.";
     /// The packet's time to live, or hop limit, has ended.
     TtlExceeded = 15, "ttl_exceeded", Drop,
-        "Look for a routing loop, unless somebody runs traceroute.";
+        "Look for a routing loop, unless a client runs traceroute.";
     /// The packet is larger than the next link takes; its client is told how large it may be.
     PacketTooBig = 16, "packet_too_big", Reject,
         "Nothing, if the client learns from it; otherwise something on its way drops ICMP.";

@@ -142,7 +142,7 @@ fn one(workspace: &Workspace, tools: &Path, tool: &Tool) -> Result<PathBuf> {
     let start = Instant::now();
     say::step(format_args!("build {} {version} from its Go modules, once (minutes)", tool.name));
     let unfinished = tools.join(format!("{file}.unfinished"));
-    // Nice: whatever runs beside it is what somebody waits for.
+    // Nice: a person waits for what runs beside it.
     let build = Cmd::new("nice").args(["-n", "10"]).arg(&go);
     let build = if tool.is_test { build.args(["test", "-c", "-vet=off"]) } else { build.arg("build") };
     build

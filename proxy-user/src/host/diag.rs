@@ -105,7 +105,7 @@ mod tests {
 
     #[test]
     #[ignore = "needs root: cargo xtask test netns"]
-    fn a_destroyed_socket_is_connected_to_nobody() {
+    fn a_destroyed_socket_is_not_connected() {
         for [to, from] in [["127.0.0.1:9", "127.0.0.1:0"], ["[::ffff:127.0.0.1]:9", "[::]:0"]] {
             let client = UdpSocket::bind(from).unwrap();
             client.connect(to).unwrap();

@@ -136,7 +136,7 @@ pub struct FrontendPlan {
 }
 
 impl FrontendPlan {
-    /// One that everybody may use, of policy Cluster.
+    /// One that is open to every client, of policy Cluster.
     pub fn new(kind: FrontendKind, slots: impl Into<Arc<[BackendAddress]>>) -> Self {
         let policy = TrafficPolicy::Cluster;
         Self {
@@ -145,7 +145,7 @@ impl FrontendPlan {
             policy,
             drop_when_empty: false,
             scoped: false,
-            access: Access::Everybody,
+            access: Access::Unrestricted,
             dsr: false,
         }
     }
@@ -156,7 +156,7 @@ impl FrontendPlan {
 pub enum Access {
     /// All.
     #[default]
-    Everybody,
+    Unrestricted,
     /// Those in [`PortPlan::source_ranges`].
     Ranges {
         /// This node is among them.

@@ -12,7 +12,7 @@ use aya_obj::generated::bpf_attach_type::{
 /// Programs on the cgroup, and the hook each belongs to; the name is the pin of its link, too.
 ///
 /// The order is the order of attachment: what translates addresses back comes before what translates them, so
-/// that nobody sees an answer from an address it did not ask; and what counts the end of a connection comes before what counts
+/// that no client sees an answer from an address that it did not send to; and what counts the end of a connection comes before what counts
 /// its beginning.
 pub const SOCKET_HOOKS: [(&str, bpf_attach_type); 12] = [
     ("sock_recvmsg4", BPF_CGROUP_UDP4_RECVMSG),

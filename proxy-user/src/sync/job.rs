@@ -19,7 +19,7 @@ use crate::plan::maglev::Member;
 pub(super) enum Owner {
     /// A Service port.
     Port(PortId),
-    /// None: entries of the node, and those that nobody needs any more.
+    /// None: entries of the node, and those that are no longer needed.
     Upkeep,
 }
 

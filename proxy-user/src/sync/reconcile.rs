@@ -107,7 +107,7 @@ impl<S: Store> Reconciler<S> {
     }
 
     /// The same before all Services are known: for these, and for the node if it is `with_node`. What no plan asks for
-    /// stays, since an earlier agent may have had reasons for it that nobody knows yet.
+    /// stays, since an earlier agent may have had reasons for it that this one does not know yet.
     pub fn sync_early(
         &mut self,
         now: Instant,
@@ -228,7 +228,7 @@ impl<S: Store> Reconciler<S> {
             Owner::Port(PortId { namespace, name, .. }) => {
                 Some(ServiceName { namespace: namespace.clone(), name: name.clone() })
             }
-            // What nobody needs any more is still there.
+            // Entries that are no longer needed are still there.
             Owner::Upkeep => None,
         };
         self.node.retry().is_none().then(|| self.services.failures.keys().filter_map(name).collect())

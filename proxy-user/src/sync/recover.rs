@@ -167,7 +167,7 @@ fn adopt_backends(
     for (id, row) in serving.into_iter().chain(others) {
         let key = (row.service, BackendAddress { address: row.addr, port: row.port });
         let ours = match known.get(id) {
-            // Somebody else changed it; as long as it is in the right table, the next sync writes it anew.
+            // It was changed externally; as long as it is in the right table, the next sync writes it anew.
             Some((_, at)) => at.address.is_ipv4() == row.addr.is_ipv4(),
             None => fits(row, ports) && applied.endpoints.restore(key, *id),
         };

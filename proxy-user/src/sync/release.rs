@@ -145,7 +145,7 @@ impl Quarantine {
         self.failed = trouble.map(|trouble| {
             let attempts = self.failed.map_or(0, |(attempts, _)| attempts);
             if attempts == 0 {
-                tracing::warn!(error = %trouble, "entries that nobody needs any more could not be removed");
+                tracing::warn!(error = %trouble, "entries that are no longer needed could not be removed");
             }
             (attempts + 1, now + pause(attempts))
         });

@@ -222,7 +222,7 @@ impl Services {
             let share = |at: &_| plan.backends.get(at).map_or(1, |facts| u32::from(facts.share()));
             let ids = slots(endpoints().map(|(id, _, at)| (id, share(&at))).collect(), plan.algorithm);
             wanted.frontends.push((key, service_entry(id, &key, plan, what), ids));
-            if what.access != Access::Everybody {
+            if what.access != Access::Unrestricted {
                 wanted.ranges.clone_from(&plan.source_ranges);
             }
         }

@@ -289,7 +289,7 @@ fn load_types(bytes: &[u8]) -> Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(call(bpf_cmd::BPF_BTF_LOAD, &mut attr)?) })
 }
 
-/// Puts a section into its map, and freezes it if nobody may write to it: then the verifier knows what is in it.
+/// Puts a section into its map, and freezes it if it is read-only: then the verifier knows what is in it.
 fn fill(map: RawFd, bytes: &[u8], is_constant: bool) -> Result<()> {
     /// `BPF_MAP_*_ELEM` of `union bpf_attr`; `BPF_MAP_FREEZE` reads its first field.
     #[repr(C)]

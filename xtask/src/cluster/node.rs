@@ -133,7 +133,7 @@ fn kubelet_config(node: Node, resolv: &str) -> String {
             "nodefs.inodesFree": "1000",
             "imagefs.available": "100Mi",
         },
-        // Nobody could pull them again.
+        // They could not be pulled again.
         "imageMaximumGCAge": "0s",
         "imageGCHighThresholdPercent": 100,
         "imageGCLowThresholdPercent": 99,

@@ -72,7 +72,7 @@ pub fn host_target() -> Result<String> {
     host.map(str::to_owned).context("rustc does not tell its host")
 }
 
-/// Nobody but the kernel is needed to run it: no interpreter, no shared library.
+/// Only the kernel is needed to run it: no interpreter, no shared library.
 fn require_static(elf: &[u8]) -> Result<()> {
     let file = ElfFile64::<Endianness>::parse(elf).context("not an ELF file of 64 bits")?;
     let endian = file.endian();

@@ -25,7 +25,7 @@ pub(super) struct Build<'a> {
     pub archive: &'a Path,
 }
 
-/// Builds the image and its archive (Docker's layout: what `docker load` takes, everybody takes), and returns its id.
+/// Builds the image and its archive (Docker's layout: the form that docker, podman and containerd load), and returns its id.
 pub(super) fn build(build: &Build<'_>) -> Result<String> {
     remove(build.storage)?;
     // It adds to an archive that is there.

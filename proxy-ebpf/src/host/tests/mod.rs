@@ -14,6 +14,7 @@ use proxy_common::service::{KIND_CLUSTER_IP, ServiceEntry, ServiceKey};
 use proxy_common::{PROTO_TCP, PROTO_UDP, V4, V6};
 
 use super::*;
+use crate::env::Node as _;
 use crate::frame::Route;
 use crate::step::DROP;
 

@@ -228,7 +228,7 @@ fn one_bad_part_does_not_spoil_the_rest() {
     }));
     assert_eq!(service.cluster_ips, ["fd00::1".parse::<std::net::IpAddr>().unwrap()]);
     assert_eq!(service.ports.iter().map(|p| p.port).collect::<Vec<_>>(), [81]);
-    assert_eq!(service.source_ranges, Some(vec![]), "nobody, rather than everybody");
+    assert_eq!(service.source_ranges, Some(vec![]), "no client, rather than every client");
     assert_eq!(service.problems.len(), 3);
 }
 

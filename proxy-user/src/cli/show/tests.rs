@@ -609,7 +609,7 @@ fn a_status_with_a_map_that_fills_up() {
     assert_snapshot!(Status::new(well(), Ok(facts())).render(Output::Wide).unwrap(), @r#"
     Agent:      ok, at 127.0.0.1:10249
     Programs:   2 at 3 hooks
-    Lacking:    bpf_set_retval for sockets (Linux 6.1): a call that reaches nobody goes on as packets, which are rejected or dropped; --socket-drop fail has no effect; bind on a node port fails with EPERM instead of EADDRINUSE
+    Lacking:    bpf_set_retval for sockets (Linux 6.1): a call to a Service without endpoints goes on as packets, which are rejected or dropped; --socket-drop fail has no effect; bind on a node port fails with EPERM instead of EADDRINUSE
     Maps:       5 in /sys/fs/bpf/ballast/v3 (layout 3), 22.5 MiB
     Services:   4 ports, 6 addresses, 2 of them with no endpoint
     Endpoints:  6 in service, 6 of 262144 ids in use
@@ -748,7 +748,7 @@ fn empty_answers_are_empty_lists_in_json() {
 }
 
 #[test]
-fn a_status_names_what_nobody_should_see() {
+fn a_status_names_problems() {
     let mut facts = facts();
     facts.attachments.clear();
     facts.abi = 0;
@@ -885,7 +885,7 @@ fn what_is_wrong_with_objects_is_asked(#[case] reply: &'static str, #[case] expe
 }
 
 #[test]
-fn nobody_there_is_no_answer() {
+fn no_server_is_no_answer() {
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     assert!(matches!(probe(Listen::Socket(address)), AgentState::Silent { .. }));
     assert_eq!(probe(Listen::Off), AgentState::NotAsked);

@@ -88,7 +88,7 @@ fn facts() -> impl Strategy<Value = BackendFacts> {
 /// What a frontend is like, beside its endpoints; whether it uses all of them.
 fn look() -> impl Strategy<Value = (FrontendPlan, bool)> {
     let access = prop_oneof![
-        2 => Just(Access::Everybody),
+        2 => Just(Access::Unrestricted),
         1 => any::<bool>().prop_map(|node| Access::Ranges { node }),
     ];
     (prop::sample::select(&KINDS[..]), any::<[bool; 3]>(), access).prop_map(|(kind, flags, access)| {

@@ -165,7 +165,7 @@ pub const WEB: Service = Service {
         Port { name: "same-udp", is_tcp: false, number: 7, target: 9090, pods: &[1] },
     ],
 };
-/// Nobody serves it.
+/// It has no endpoints.
 pub const EMPTY: Service =
     Service { name: "empty", number: 11, ports: &[tcp(80, 8080, &[]), udp(53, 5353, &[])] };
 
@@ -221,7 +221,7 @@ pub fn lost_no_syn(tally: &Tally, what: &str) -> Result<()> {
     Ok(())
 }
 
-/// Whether a load never failed, lost no SYN, did something, and reached nobody but `servers`.
+/// Whether a load never failed, lost no SYN, did something, and reached only `servers`.
 pub fn is_clean(tally: &Tally, what: &str, servers: &[&str]) -> Result<()> {
     let answers: u64 = tally.servers.values().sum();
     lost_no_syn(tally, what)?;
