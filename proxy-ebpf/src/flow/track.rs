@@ -4,12 +4,12 @@ use proxy_common::PROTO_TCP;
 use proxy_common::PROTO_UDP;
 use proxy_common::backend::BACKEND_ACTIVE;
 use proxy_common::conntrack::{
-    ASSURED, RST_BACKEND, SEEN_REPLY, Segment, in_time_wait, is_closed, is_expired, is_syn_unanswered, next, noted,
-    one_sided, tcp, with_syn,
+    ASSURED, RST_BACKEND, SEEN_REPLY, Segment, in_time_wait, is_closed, is_expired, is_syn_unanswered, next,
+    noted, one_sided, tcp, with_syn,
 };
 use proxy_common::flow::{
-    DIRECTION_FORWARD, DIRECTION_REPLY, FlowKey, STATE_CLAIMED, STATE_DIRECT, STATE_RESET, STATE_SNAT, STATE_SYN,
-    bits_of, generation_of, tunnel_of, with_bits,
+    DIRECTION_FORWARD, DIRECTION_REPLY, FlowKey, STATE_CLAIMED, STATE_DIRECT, STATE_RESET, STATE_SNAT,
+    STATE_SYN, bits_of, generation_of, tunnel_of, with_bits,
 };
 
 use super::index;

@@ -3,11 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
-use proxy_common::backend::{BACKEND_ACTIVE, BACKEND_GONE};
+use proxy_common::backend::BACKEND_ACTIVE;
 use proxy_common::name::PortName;
 
 use super::applied::{Applied, BackendKey, Holds};
 use super::reconcile::Reconciler;
+use super::removal::has_left;
 use super::tables::halves;
 use crate::maps::FilterBit as Bit;
 use crate::maps::{Backend, Contents, MaglevRow, MapError, Store, Table, Write};
@@ -117,7 +118,7 @@ impl<S: Store> Reconciler<S> {
         applied.ports.restored();
         applied.endpoints.restored();
         for (key, id) in applied.endpoints.iter().map(|(key, id)| (*key, id)).collect::<Vec<_>>() {
-            if applied.backends.get(id).is_some_and(|row| row.state == BACKEND_GONE) {
+            if applied.backends.get(id).is_some_and(has_left) {
                 applied.endpoints.retire(&key, now, self.writer.number);
             }
         }

@@ -7,6 +7,7 @@ mod drain;
 mod node;
 mod oracle;
 mod properties;
+mod removal;
 mod restart;
 pub mod universe;
 
