@@ -6,7 +6,7 @@
 /// What happens to the packet or the call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Verdict {
-    /// The client is told at once: ECONNREFUSED, or ICMP port unreachable.
+    /// The client is told at once: ECONNREFUSED, ICMP port unreachable, or a TCP reset.
     Reject,
     /// Silence.
     Drop,
@@ -162,6 +162,9 @@ reasons! {
     /// An endpoint refused, or did not answer, connections of two clients in a row: new connections skip it for a while. Counted once for each ejection.
     EndpointEjected = 28, "endpoint_ejected", Pass,
         "Look at the endpoint (`ballast backend list` names it), at its readiness probe, and at the network to its node.";
+    /// The connection's endpoint left the Service, whose removal policy is `reset`: the segment is answered with a TCP reset.
+    EndpointLeft = 29, "endpoint_left", Reject,
+        "Nothing: clients connect again. The Service's annotation ballast.io/removal-policy asks for it.";
 }
 
 impl Reason {

@@ -145,6 +145,8 @@ async fn serve(config: RunConfig, origins: Vec<Origin>) -> anyhow::Result<()> {
     tasks.helps(note_faults(Arc::clone(&metrics), config.bpffs.clone()));
     let tell = move |swept: &sockets::Swept| {
         swept.ended.iter().for_each(|(family, count)| metrics.ended_sockets(*family, *count));
+        swept.reset.iter().for_each(|(family, count)| metrics.reset_sockets(*family, *count));
+        metrics.marked_flows(swept.marked);
         if swept.trouble.is_some() {
             metrics.failed_socket_sweep();
         }

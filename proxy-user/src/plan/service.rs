@@ -186,6 +186,8 @@ fn plan_port(
         maglev_outside: service.algorithm.is_none(),
         // Of other protocols, no packet tells that an endpoint refuses a connection.
         ejects: port.protocol == Protocol::Tcp && service.ejection != Some(false),
+        // No other protocol has a reset that its client takes for the end of the connection.
+        reset_after: service.removal.reset_after().filter(|_| port.protocol == Protocol::Tcp),
         source_ranges: allowed.ranges.clone(),
     }
 }

@@ -46,6 +46,7 @@ mod tests {
             algorithm,
             maglev_outside: false,
             ejects: false,
+            reset_after: None,
             source_ranges: std::collections::BTreeSet::new(),
         }
     }

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use ipnet::IpNet;
 use proxy_common::select::Algorithm;
@@ -179,6 +180,8 @@ pub struct PortPlan {
     pub maglev_outside: bool,
     /// New connections skip endpoints that fail.
     pub ejects: bool,
+    /// So long after an endpoint has left, connections to it are reset; `None`: they go on. TCP only.
+    pub reset_after: Option<Duration>,
     /// Clients that may use the frontends with [`Access::Ranges`].
     pub source_ranges: BTreeSet<IpNet>,
 }

@@ -44,6 +44,9 @@ pub const SOCKET_ITERATOR: &str = "iter_udp";
 /// Lists the backends of sockets that count among their open connections.
 pub const COUNTED_ITERATOR: &str = "iter_counted";
 
+/// Lists the sockets that are connected to backends which left.
+pub const LEFT_ITERATOR: &str = "iter_left";
+
 /// On uplinks, before tc, run by the driver.
 pub const XDP: &str = "xdp_ingress";
 /// The same, run by the kernel's stack.

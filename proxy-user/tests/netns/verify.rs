@@ -11,7 +11,7 @@ use aya::maps::MapData;
 use aya_obj::btf::BtfKind;
 use aya_obj::generated::{BPF_F_XDP_HAS_FRAGS, bpf_attach_type, bpf_cmd, bpf_map_type, bpf_prog_type};
 use aya_obj::{EbpfSectionKind, Function, Object, Program, ProgramSection};
-use proxy_user::programs::hooks::{COUNTED_ITERATOR, SOCKET_ITERATOR};
+use proxy_user::programs::hooks::{COUNTED_ITERATOR, LEFT_ITERATOR, SOCKET_ITERATOR};
 use proxy_user::programs::{EMBEDDED, Lack};
 
 /// What lines for `cargo xtask test --kernel` begin with.
@@ -140,7 +140,7 @@ impl Loader {
     fn load(&mut self, name: &str) -> Result<Cost> {
         let iterated = match name {
             SOCKET_ITERATOR => self.iterated("udp")?,
-            COUNTED_ITERATOR => self.iterated("bpf_sk_storage_map")?,
+            COUNTED_ITERATOR | LEFT_ITERATOR => self.iterated("bpf_sk_storage_map")?,
             _ => 0,
         };
         let program = self.object.programs.get(name).context("no such program")?;

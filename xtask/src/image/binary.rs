@@ -73,9 +73,14 @@ pub fn split(program: &Path, arch: Arch) -> Result<()> {
 
 /// This machine's target, as rustc calls it.
 pub fn host_target() -> Result<String> {
+    rustc_says("host")
+}
+
+/// What the compiler says of itself (`rustc -vV`) under this name.
+pub fn rustc_says(name: &str) -> Result<String> {
     let told = Cmd::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into())).arg("-vV").read()?;
-    let host = told.lines().find_map(|line| line.strip_prefix("host: "));
-    host.map(str::to_owned).context("rustc does not tell its host")
+    let found = told.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
+    found.map(str::to_owned).with_context(|| format!("rustc does not tell its {name}"))
 }
 
 /// Only the kernel is needed to run it: no interpreter, no shared library.

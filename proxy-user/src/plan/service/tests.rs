@@ -1,3 +1,5 @@
+use std::time::Duration;
+
 use crate::model::net::Protocol;
 use crate::model::{DefaultRoute, Event, HostDevice, HostView, NodeView, Object};
 use crate::plan::{Access, BackendAddress, FrontendKind, Scope};
@@ -423,6 +425,22 @@ fn tcp_ports_eject_unless_the_service_or_the_setting_says_otherwise() {
             assert_eq!(port.ejects, expected && id.protocol == Protocol::Tcp, "{manifests}");
         }
     }
+}
+
+#[test]
+fn connections_of_tcp_alone_are_reset() {
+    let annotations = "{ballast.io/removal-policy: reset, ballast.io/removal-delay: 5s}";
+    let manifests = DUAL.replacen("name: web", &format!("name: web, annotations: {annotations}"), 1);
+    let name = ServiceName::new("default", "web");
+    let plan = plan_service(&cluster(&manifests), &name, PlanSettings::default()).unwrap();
+    let of = |protocol| {
+        let ports = plan.ports.iter().filter(move |(id, _)| id.protocol == protocol);
+        ports.map(|(_, port)| port.reset_after).collect::<BTreeSet<_>>()
+    };
+    assert_eq!(of(Protocol::Tcp), [Some(Duration::from_secs(5))].into());
+    assert!(of(Protocol::Udp).iter().all(Option::is_none), "{plan:?}");
+    let plan = plan_service(&cluster(DUAL), &name, PlanSettings::default()).unwrap();
+    assert!(plan.ports.values().all(|port| port.reset_after.is_none()), "the default is kube-proxy's");
 }
 
 #[test]

@@ -90,6 +90,7 @@ fn service(of: &str, kind: FrontendKind, ranges: &[&str]) -> (ServiceName, Optio
         algorithm: proxy_common::select::Algorithm::Random,
         maglev_outside: false,
         ejects: false,
+        reset_after: None,
         source_ranges: ranges.iter().map(|range| range.parse().unwrap()).collect(),
     };
     (name(of), Some(ServicePlan { ports: [(id, plan)].into(), ..ServicePlan::default() }))

@@ -34,6 +34,7 @@ mod outside;
 mod own;
 mod packet;
 mod path_mtu;
+mod removal;
 mod repair;
 mod restart;
 mod sctp;
@@ -96,6 +97,7 @@ pub fn all() -> Vec<Case> {
         masquerade::CASES,
         socket_lb::CASES,
         shared_port::CASES,
+        removal::CASES,
         repair::CASES,
         restart::CASES,
         swap::CASES,
