@@ -19,6 +19,7 @@ pub(super) fn state(status: Status) -> State {
         config: Arc::new(serde_json::json!({"ballast": {"nodeName": "node-a"}})),
         notices: mpsc::channel(1).0,
         node_name: "node-a".to_owned(),
+        page: None,
     }
 }
 

@@ -33,6 +33,7 @@ mod official;
 mod outside;
 mod own;
 mod packet;
+mod page;
 mod path_mtu;
 mod removal;
 mod repair;
@@ -91,6 +92,7 @@ pub fn on_three_nodes() -> Vec<NodesCase> {
 pub fn all() -> Vec<Case> {
     [
         migrate::CASES,
+        page::CASES,
         attack::CASES,
         forged::CASES,
         forwarding::CASES,
