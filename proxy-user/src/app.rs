@@ -53,7 +53,7 @@ const NOTICES: usize = 256;
 /// How long the last notices have to be sent, when the agent ends by itself.
 const LAST_WORDS: Duration = Duration::from_millis(500);
 
-/// Whence the settings come that kube-proxy's file tells.
+/// Where the settings of kube-proxy's file come from.
 fn file_origins(config: &RunConfig) -> Vec<Origin> {
     let Some(path) = &config.kube_proxy.config_file else { return Vec::new() };
     // The file has been read, so it can be read.
@@ -126,7 +126,7 @@ async fn serve(config: RunConfig, origins: Vec<Origin>) -> anyhow::Result<()> {
             let _ = ask_for_nodes.send(());
         }
     });
-    notices.try_send(Notice::starting()).context("nobody takes notices")?;
+    notices.try_send(Notice::starting()).context("the event recorder has ended")?;
 
     tasks.needs("host", host);
     tasks.needs("driver", async move {
@@ -146,6 +146,8 @@ async fn serve(config: RunConfig, origins: Vec<Origin>) -> anyhow::Result<()> {
     tasks.helps(note_faults(Arc::clone(&metrics), config.bpffs.clone()));
     let tell = move |swept: &sockets::Swept| {
         swept.ended.iter().for_each(|(family, count)| metrics.ended_sockets(*family, *count));
+        swept.reset.iter().for_each(|(family, count)| metrics.reset_sockets(*family, *count));
+        metrics.marked_flows(swept.marked);
         if swept.trouble.is_some() {
             metrics.failed_socket_sweep();
         }

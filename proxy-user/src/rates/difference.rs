@@ -162,7 +162,7 @@ impl Step<'_> {
         let known = before.map(|before| before.snapshot.backend_stats.get(&id).copied().unwrap_or_default());
         let is_by_load = after.by_load.contains(&row.service);
         let open = after.open_connections.get(&id).copied().filter(|_| is_by_load);
-        let is_gone = row.state == BackendState::Gone;
+        let is_gone = row.state != BackendState::Active;
         (!is_gone || open.is_some_and(|open| open > 0)).then(|| EndpointRates {
             id,
             address: row.socket,

@@ -83,7 +83,7 @@ fn counters_become_rates() {
     assert_eq!(web.failures, [("source_not_allowed", 4.0)].into(), "what passes is no failure");
     let shares: Vec<_> = web.endpoints.iter().map(|row| (row.connections, row.share)).collect();
     assert_eq!(shares, [(15.0, Some(0.75)), (5.0, Some(0.25))]);
-    // Refusals of nobody's packets count in all.
+    // Refusals of packets to no Service count in the total.
     assert_eq!(rates.total, Traffic { failures: 5.0, ..expected });
     let reasons: Vec<_> = rates.reasons.iter().map(|row| (row.reason, row.verdict, row.rate)).collect();
     assert_eq!(reasons, [("source_not_allowed", "drop", 5.0), ("out_of_window", "pass", 50.0)]);

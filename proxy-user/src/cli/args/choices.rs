@@ -76,7 +76,7 @@ choices! {
     }
     SocketDrop {
         Silent = "silent":
-            "It goes on, as with kube-proxy: its packets are dropped until somebody may have them",
+            "It goes on, as with kube-proxy: its packets are dropped until an endpoint may receive them",
         Fail = "fail": "It fails at once (ETIMEDOUT)",
     }
     DetectLocalMode {
