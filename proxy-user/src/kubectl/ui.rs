@@ -192,9 +192,7 @@ async fn pass_on(
     match told.status {
         StatusCode::OK => {}
         StatusCode::NOT_FOUND => {
-            return Err(
-                "its agent shows no page: set --page there, `page` of the chart".to_owned()
-            );
+            return Err("its agent shows no page: set --page there, `page` of the chart".to_owned());
         }
         _ => return Err(told.text().await?),
     }

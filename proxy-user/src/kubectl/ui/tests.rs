@@ -72,7 +72,8 @@ impl Api {
             response.headers_mut().insert("sec-websocket-protocol", first.unwrap().parse().unwrap());
             Ok(response)
         };
-        let mut socket = tokio_tungstenite::accept_hdr_async(stream, accept).await.map_err(io::Error::other)?;
+        let mut socket =
+            tokio_tungstenite::accept_hdr_async(stream, accept).await.map_err(io::Error::other)?;
         assert!(asked.ends_with("/portforward?ports=20249"), "{asked}");
         for channel in [0, 1] {
             let [low, high] = 20_249u16.to_le_bytes();
