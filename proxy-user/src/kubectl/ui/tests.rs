@@ -74,7 +74,7 @@ impl Api {
         };
         let mut socket =
             tokio_tungstenite::accept_hdr_async(stream, accept).await.map_err(io::Error::other)?;
-        assert!(asked.ends_with("/portforward?ports=20249"), "{asked}");
+        assert!(asked.contains("/portforward?") && asked.ends_with("ports=20249"), "{asked}");
         for channel in [0, 1] {
             let [low, high] = 20_249u16.to_le_bytes();
             socket.send(Message::binary(vec![channel, low, high])).await.map_err(io::Error::other)?;
