@@ -162,6 +162,9 @@ reasons! {
     /// An endpoint refused, or did not answer, connections of two clients in a row: new connections skip it for a while. Counted once for each ejection.
     EndpointEjected = 28, "endpoint_ejected", Pass,
         "Look at the endpoint (`ballast backend list` names it), at its readiness probe, and at the network to its node.";
+    /// A connection with DSR that this node had no flow of went on to the endpoint that was selected before the endpoints changed: another node had it, or this one has lost its flow. Counted once for each connection.
+    SecondChance = 29, "second_chance", Pass,
+        "Nothing: it stayed with its endpoint. If it grows although no address moves between nodes, look whether flows are evicted (--max-flows).";
 }
 
 impl Reason {

@@ -82,6 +82,7 @@ where
     }
     ctx.plan.backend_id = 0;
     ctx.plan.bits = 0;
+    ctx.second_chance = 0;
     if F::EARLY && ctx.frontend.flags & SERVICE_DSR != 0 {
         return Step::Pass;
     }
@@ -243,6 +244,7 @@ where
         }
         let number = health::client_of(&ctx.frontend, &ctx.packet.key.src, ctx.packet.tcp_flags);
         if let Some(selected) = affinity::stay(maps, &ctx.packet.key.src, &ctx.frontend, number, time) {
+            ctx.second_chance = 0;
             plan(maps, frame, ctx, &selected, origin, time);
         } else if ctx.plan.backend_id != 0 {
             affinity::note(maps, &ctx.packet.key.src, &ctx.frontend, ctx.plan.backend_id, time);
