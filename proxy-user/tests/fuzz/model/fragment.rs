@@ -48,6 +48,11 @@ impl Model {
         Ok(segment)
     }
 
+    /// Whether the first fragment of this one's packet has come by.
+    pub(super) fn has_first_fragment(&self, header: &Header) -> bool {
+        self.fragments.contains_key(&key_of(header))
+    }
+
     pub(super) fn is_backend(&self, src: SocketAddr, proto: u8) -> bool {
         let mut services = self.world.services.iter().filter(|service| service.proto == proto);
         services.any(|service| service.endpoints.iter().any(|endpoint| endpoint.addr == src))
