@@ -58,7 +58,10 @@ where
     if ctx.packet.is_later_fragment() {
         // What became of the first fragment becomes of all: one for no Service went on.
         let FlowKey { dst, dst_port, proto, .. } = ctx.packet.key;
-        let is_services = maps.may_be(Role::Frontend, &dst, dst_port, proto) || maps.is_service_address(&dst);
+        // What came encapsulated may be for another node's address: this one would forward it there.
+        let is_services = ctx.tunnelled != 0
+            || maps.may_be(Role::Frontend, &dst, dst_port, proto)
+            || maps.is_service_address(&dst);
         return if is_services {
             Step::DropFor(Reason::FragmentWithoutFirst)
         } else {

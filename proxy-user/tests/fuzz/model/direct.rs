@@ -15,7 +15,7 @@ use crate::world::{TCP, UDP};
 impl Model {
     /// A packet to what is no frontend.
     pub(super) fn direct(&mut self, met: &mut Met<'_>, segment: &Segment) -> Result<Must, String> {
-        if segment.l4.is_none() {
+        if segment.l4.is_none() || !self.is_backend(segment.dst, segment.proto) {
             return Ok(Must::Pass);
         }
         if let Some(at) = self.of_client(segment) {

@@ -7,7 +7,7 @@ use proxy_common::reason::Reason;
 use super::answer::{Message, answer};
 use super::flow::{From, Kind};
 use super::parse::{Segment, is_v6};
-use super::rewrite::{sent, translated};
+use super::rewrite::{Expected, sent, translated};
 use super::route::{is_strange, route};
 use super::tunnel::Came;
 use super::{Met, Model, Must};
@@ -31,7 +31,8 @@ impl Model {
         if self.flows[at].kind == Kind::Own {
             self.note_counted(at, From::Client, segment);
             self.reach("an answer to the node's own");
-            return Must::Pass;
+            // Also one that was encapsulated.
+            return Must::Become(Expected::new(met.input.to_vec()));
         }
         self.touch(at, From::Client, segment);
         let flow = &self.flows[at];

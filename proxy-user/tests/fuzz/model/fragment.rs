@@ -33,6 +33,11 @@ impl Model {
         if !self.is_frontend(segment.dst, segment.proto) && !is_backend {
             return Ok(segment);
         }
+        self.note_first_fragment(input, segment)
+    }
+
+    /// The same of one that is for a Service, or from an endpoint.
+    pub(super) fn note_first_fragment(&mut self, input: &[u8], segment: Segment) -> Result<Segment, Reason> {
         if segment.proto == SCTP {
             return Err(Reason::Fragment);
         }

@@ -76,7 +76,7 @@ impl Model {
     fn taken_out(&mut self, met: &mut Met<'_>, frame: &[u8], came: Came) -> Result<Must, String> {
         self.reach("a packet from another node");
         let parsed = match parse(frame) {
-            Parsed::Segment(segment) if segment.is_first => self.first_fragment(frame, segment),
+            Parsed::Segment(segment) if segment.is_first => self.note_first_fragment(frame, segment),
             Parsed::Segment(segment) => Ok(segment),
             Parsed::Later(header) => self.later_fragment(frame, header),
             Parsed::Malformed => Err(Reason::Malformed),
