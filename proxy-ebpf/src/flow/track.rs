@@ -180,7 +180,7 @@ impl<M: FlowTable> Tracked<M> {
             // If another CPU was faster, its change counts: the next segment brings ours again, or the timeout.
             if entry.state().compare_exchange(self.state, with_bits(self.state, bits)) == self.state {
                 load::changed(self.maps, backend, self.bits(), bits);
-                if is_unreplied_syn(self.bits()) && bits & SEEN_REPLY != 0 {
+                if self.maps.measures_latency() && is_unreplied_syn(self.bits()) && bits & SEEN_REPLY != 0 {
                     let refused = packet.tcp_flags & tcp::RST != 0;
                     self.maps.syn_answered(self.index, service, backend, refused);
                 }

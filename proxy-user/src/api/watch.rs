@@ -104,7 +104,7 @@ async fn forward(
                     );
                 }
                 note(&event);
-                if sender.send(event).await.is_err() {
+                if sender.send(*event).await.is_err() {
                     return;
                 }
             }
