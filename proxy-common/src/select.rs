@@ -285,7 +285,11 @@ mod tests {
             assert_eq!(algorithm.is_hash(), is(&["sh", "dh", "mh"]), "{algorithm:?}");
             assert_eq!(is_by_load(number), is(&["lc", "wlc", "sed", "nq"]), "{algorithm:?}");
             assert_eq!(algorithm.is_by_load(), is_by_load(number), "{algorithm:?}");
-            assert_eq!(algorithm.repeats_slots(), is(&["random", "wrr", "wlc", "sed", "nq"]), "{algorithm:?}");
+            assert_eq!(
+                algorithm.repeats_slots(),
+                is(&["random", "wrr", "wlc", "sed", "nq"]),
+                "{algorithm:?}"
+            );
         }
         let none = Algorithm::ALL.len() as u8;
         assert_eq!(Algorithm::from_number(none), None);
@@ -312,21 +316,21 @@ mod tests {
     #[cfg(target_endian = "little")]
     #[test]
     fn hashes_are_the_same_on_all_nodes_and_in_all_versions() {
-        let four = [10u8, 244, 1, 7];
-        let six = core::net::Ipv6Addr::new(0xfd00, 1, 2, 3, 4, 5, 6, 7).octets();
-        assert_eq!([tunnel_tag(&four, 8080), tunnel_tag(&six, 8080)], [62024, 26137]);
         fn key<A>(src: A, dst: A) -> FlowKey<A> {
             FlowKey { src, dst, src_port: 1, dst_port: 2, proto: 6, direction: 0, reserved: 0 }
         }
+        let four = [10u8, 244, 1, 7];
+        let six = core::net::Ipv6Addr::new(0xfd00, 1, 2, 3, 4, 5, 6, 7).octets();
+        assert_eq!([tunnel_tag(&four, 8080), tunnel_tag(&six, 8080)], [62_024, 26_137]);
         let by = |algorithm: Algorithm, src, dst| selector(algorithm as u8, &key(src, dst), 99);
-        assert_eq!(by(Algorithm::SourceHash, four, [0; 4]), 3449292514);
-        assert_eq!(by(Algorithm::DestinationHash, [0; 4], four), 3449292514);
-        assert_eq!(selector(Algorithm::SourceHash as u8, &key(six, [0; 16]), 99), 2717637216);
+        assert_eq!(by(Algorithm::SourceHash, four, [0; 4]), 3_449_292_514);
+        assert_eq!(by(Algorithm::DestinationHash, [0; 4], four), 3_449_292_514);
+        assert_eq!(selector(Algorithm::SourceHash as u8, &key(six, [0; 16]), 99), 2_717_637_216);
         assert_eq!(by(Algorithm::Random, four, four), 99);
         assert_ne!(by(Algorithm::Maglev, four, [0; 4]), by(Algorithm::Maglev, [0; 4], four));
         let by = |algorithm: Algorithm| socket_selector(algorithm as u8, 0x12_3456_7890, &four, 99);
-        assert_eq!(by(Algorithm::SourceHash), 102240181);
-        assert_eq!(by(Algorithm::DestinationHash), 3449292514);
+        assert_eq!(by(Algorithm::SourceHash), 102_240_181);
+        assert_eq!(by(Algorithm::DestinationHash), 3_449_292_514);
         assert_eq!(by(Algorithm::Maglev), 99);
     }
 

@@ -115,7 +115,11 @@ mod tests {
             object::Architecture::Bpf,
             object::Endianness::Little,
         );
-        for (name, kind) in [("classifier", SectionKind::Text), (".BTF", SectionKind::Metadata), (".debug_info", SectionKind::Debug)] {
+        for (name, kind) in [
+            ("classifier", SectionKind::Text),
+            (".BTF", SectionKind::Metadata),
+            (".debug_info", SectionKind::Debug),
+        ] {
             let id = written.add_section(Vec::new(), name.into(), kind);
             written.append_section_data(id, name.as_bytes(), 1);
         }

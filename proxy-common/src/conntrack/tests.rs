@@ -331,7 +331,9 @@ fn a_flow_counts_until_it_is_closed() {
         assert!(!is_counted(bits), "{bits:#x}");
     }
     assert!(!is_counted(STATE_COUNTS | FIN_CLIENT | FIN_BACKEND));
-    assert!(is_half_closed(FIN_CLIENT) && is_half_closed(FIN_BACKEND) && !is_half_closed(ASSURED | RST_CLIENT));
+    assert!(
+        is_half_closed(FIN_CLIENT) && is_half_closed(FIN_BACKEND) && !is_half_closed(ASSURED | RST_CLIENT)
+    );
 }
 
 #[test]

@@ -173,7 +173,8 @@ fn no_endpoint_and_no_service_have_reasons() {
 
 #[test]
 fn clients_outside_are_spread_by_maglev_where_the_service_says_so() {
-    let service = |flags| ServiceEntry { algorithm: Algorithm::RoundRobin as u8, ..entry(1, KIND_NODE_PORT, flags) };
+    let service =
+        |flags| ServiceEntry { algorithm: Algorithm::RoundRobin as u8, ..entry(1, KIND_NODE_PORT, flags) };
     let of = |flags, outside| algorithm(&service(flags), outside);
     let (mh, rr) = (Algorithm::Maglev as u8, Algorithm::RoundRobin as u8);
     assert_eq!([of(SERVICE_MAGLEV_OUTSIDE, true), of(SERVICE_MAGLEV_OUTSIDE, false)], [mh, rr]);
