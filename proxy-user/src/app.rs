@@ -24,6 +24,7 @@ use crate::maps::view::View;
 use crate::metrics::{Metrics, recent};
 use crate::model::notice::Notice;
 use crate::model::{ApiServers, Event, NodeView};
+use crate::page::Agent;
 use crate::plan::PlanSettings;
 use crate::programs::{EMBEDDED, Programs, Settings};
 use crate::sync::{Driver, DriverSettings, Programmed, Status};
@@ -249,7 +250,15 @@ fn answer(
     };
     let ours = serde_json::to_value(config).context("the settings cannot be shown on /configz")?;
     let settings = serde_json::json!({ "ballast": ours, "kubeproxy.config.k8s.io": document::of(config), "origins": origins });
+    let (known, counted) = (status.clone(), Arc::clone(&metrics));
+    let problems = move || {
+        let mut sentences: Vec<_> = known.borrow().problems.iter().map(ToString::to_string).collect();
+        sentences.extend(counted.recent.faults());
+        sentences
+    };
+    let page = Agent::new(config.page, config.bpffs.clone(), config.node_name.clone(), problems);
     let state = http::State {
+        page,
         metrics,
         status,
         programmed,

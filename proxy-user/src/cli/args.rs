@@ -12,6 +12,7 @@ pub mod kubectl;
 pub mod list;
 pub mod network;
 mod options;
+pub mod page;
 pub mod paths;
 pub mod programmed;
 pub mod sizes;
@@ -229,6 +230,9 @@ pub struct RunArgs {
         help_heading = "Health, metrics, log"
     )]
     pub metrics_bind_address: Option<Listen>,
+    /// The page.
+    #[command(flatten)]
+    pub page: page::PageArgs,
     /// How log lines are written. Default: text.
     #[arg(long, env = "BALLAST_LOG_FORMAT", value_name = "FORMAT", help_heading = "Health, metrics, log")]
     pub log_format: Option<LogFormat>,

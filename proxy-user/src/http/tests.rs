@@ -1,3 +1,4 @@
+use std::num::NonZero;
 use std::time::Duration;
 
 use super::*;
@@ -18,6 +19,7 @@ pub(super) fn state(status: Status) -> State {
         config: Arc::new(serde_json::json!({"ballast": {"nodeName": "node-a"}})),
         notices: mpsc::channel(1).0,
         node_name: "node-a".to_owned(),
+        page: None,
     }
 }
 
@@ -173,7 +175,7 @@ async fn programmed(edition: &str) -> Programmed {
     let (events, receiver) = mpsc::channel(8);
     tokio::spawn(driver.run(receiver));
     let version =
-        |edition: &str| Version { uid: "u-1".into(), resource_version: edition.into(), generation: Some(3) };
+        |edition: &str| Version { uid: "u-1".into(), resource_version: edition.into(), generation: NonZero::new(3) };
     let name = ServiceName::new("default", "web");
     let service = Service {
         version: version(edition),

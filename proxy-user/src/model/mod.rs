@@ -38,7 +38,7 @@ pub use removal::RemovalPolicy;
 pub use service::{Service, ServiceKind, ServicePort, TrafficPolicy};
 pub use service_cidr::ServiceCidr;
 pub use sorted::{SortedMap, SortedSet};
-pub use version::Version;
+pub use version::{Opaque, Version};
 
 #[cfg(test)]
 pub(crate) mod arbitrary;

@@ -149,7 +149,7 @@ impl<S: Store> Writer<S> {
             let rests = |key: &_| self.applied.endpoints.is_resting(key);
             let unwanted =
                 self.applied.endpoints_of(service).filter(|(key, id)| !is_wanted(id) && !rests(key));
-            let unwanted: Vec<_> = unwanted.map(|(key, id)| (*key, id)).collect();
+            let unwanted: Vec<_> = unwanted.collect();
             // Mostly there is none.
             let live =
                 if unwanted.is_empty() { BTreeSet::new() } else { self.applied.extents.live_ids(service) };
@@ -170,7 +170,7 @@ impl<S: Store> Writer<S> {
         }
         for job in jobs.iter().filter(|job| job.wanted.is_none()) {
             let Some(id) = job.id else { continue };
-            let rests = |(key, _): (&_, _)| self.applied.endpoints.is_resting(key);
+            let rests = |(key, _)| self.applied.endpoints.is_resting(&key);
             if self.applied.frontends_of(id).next().is_none()
                 && self.applied.endpoints_of(id).all(rests)
                 && !self.applied.ranges.contains_key(&id)

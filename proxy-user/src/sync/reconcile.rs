@@ -19,6 +19,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Instant;
 
 use super::addresses::Addresses;
@@ -97,9 +98,9 @@ impl<S: Store> Reconciler<S> {
         self.addresses.reconcile(&mut self.writer, now, full, freed);
         let mut touched = Touched::new();
         if full {
-            let wanted = self.services.desired.values().flat_map(|plan| plan.ports.keys());
+            let wanted = self.services.desired.values().flat_map(|plan| plan.ports.keys().cloned());
             let known = self.writer.applied.ports.iter().map(|(port, _)| port);
-            dirty.extend(wanted.chain(known).cloned().map(Owner::Port));
+            dirty.extend(wanted.chain(known).map(Owner::Port));
             touched.extend(self.writer.applied.services.keys());
             self.full = false;
         }
@@ -130,7 +131,8 @@ impl<S: Store> Reconciler<S> {
         self.writer.number += 1;
         let mut dirty = BTreeSet::new();
         for (name, plan) in changed {
-            self.addresses.replace(&name, self.services.desired.get(&name), plan.as_ref());
+            let known = self.services.desired.get(&name).map(|plan| &**plan);
+            self.addresses.replace(&name, known, plan.as_ref());
             self.services.accept(name, plan, &mut dirty);
         }
         dirty.into_iter().map(Owner::Port).collect()
@@ -207,7 +209,7 @@ impl<S: Store> Reconciler<S> {
     }
 
     /// What load balancers ask this node.
-    pub fn health_checks(&self) -> &BTreeMap<ServiceName, HealthCheck> {
+    pub fn health_checks(&self) -> &Arc<BTreeMap<ServiceName, HealthCheck>> {
         &self.services.health_checks
     }
 
@@ -250,7 +252,7 @@ impl<S: Store> Reconciler<S> {
 
     /// What a Service should look like.
     pub fn plan(&self, name: &ServiceName) -> Option<&ServicePlan> {
-        self.services.desired.get(name)
+        self.services.desired.get(name).map(|plan| &**plan)
     }
 
     /// What the tables hold as far as we know.

@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use super::applied::{Applied, BackendKey};
+use super::applied::Applied;
+use super::ids::BackendKey;
 use super::job::{Steps, Trouble, pause};
 use super::writer::Writer;
 use crate::maps::FilterBit as Bit;
@@ -62,12 +63,12 @@ impl Quarantine {
         let mut ports = writer.applied.ports.rested(now, writer.number);
         ports.retain(|(_, id)| writer.applied.endpoints_of(*id).next().is_none());
         let mut steps = Steps::default();
-        for (_, id) in ports.iter().filter(|(_, id)| writer.applied.names.contains_key(id)) {
+        for (_, id) in ports.iter().filter(|(_, id)| writer.applied.names.has(*id)) {
             steps.push(0, Write::NoName(*id));
         }
         let names = writer.upkeep(&steps, now);
         for (port, id) in ports {
-            if !writer.applied.names.contains_key(&id) {
+            if !writer.applied.names.has(id) {
                 writer.applied.ports.forget(&port);
                 writer.removals.forget(id);
                 freed = true;

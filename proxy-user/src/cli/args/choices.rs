@@ -3,6 +3,7 @@
 use clap::ValueEnum;
 use clap::builder::PossibleValue;
 
+use crate::config::page::Shows;
 use crate::config::paths::Ejection;
 use crate::config::value::{DetectLocalMode, LogFormat};
 use crate::model::ForwardingMode;
@@ -61,6 +62,11 @@ choices! {
         On = "on":
             "For a second after two clients met a failure in a row, longer each time; never the last endpoint",
         Off = "off": "As with kube-proxy, which leads connections to an endpoint as long as it is ready",
+    }
+    Shows {
+        Off = "off": "There is no page",
+        Services = "services": "What /metrics and /problems tell: rates by Service and by reason",
+        All = "all": "Addresses of clients and endpoints too, and examples of what was refused",
     }
     SocketLb {
         All = "all": "Those of the node and of its pods",

@@ -1,5 +1,5 @@
 use std::net::{IpAddr, Ipv4Addr};
-
+use std::sync::Arc;
 use super::*;
 use crate::http::tests::{fetch, state};
 use crate::plan::HealthCheck;
@@ -29,7 +29,7 @@ impl Node {
     fn service(&self, name: &str, port: u16, local: usize) {
         let check = HealthCheck { port, local: BTreeMap::from([(IpFamily::V4, local)]) };
         self.status.send_modify(|status| {
-            status.health_checks.insert(ServiceName::new("shop", name), check);
+            Arc::make_mut(&mut status.health_checks).insert(ServiceName::new("shop", name), check);
         });
     }
 
@@ -106,7 +106,7 @@ async fn ports_open_and_close_with_their_services() {
     node.service("web", third, 1);
     assert!(node.ask(third).await.is_some());
     node.closed(first).await;
-    node.status.send_modify(|status| status.health_checks.clear());
+    node.status.send_modify(|status| status.health_checks = Arc::default());
     node.closed(second).await;
     node.closed(third).await;
 }
@@ -134,7 +134,7 @@ async fn both_families_share_a_port() {
 fn a_service_is_asked_for_in_its_families_only() {
     let listen = BTreeSet::from([IpAddr::V4(Ipv4Addr::UNSPECIFIED), std::net::Ipv6Addr::UNSPECIFIED.into()]);
     let check = HealthCheck { port: 9, local: BTreeMap::from([(IpFamily::V6, 0)]) };
-    let health_checks = BTreeMap::from([(ServiceName::new("shop", "web"), check)]);
+    let health_checks = Arc::new(BTreeMap::from([(ServiceName::new("shop", "web"), check)]));
     let wanted = wanted(&Status { health_checks, listen, ..Status::default() });
     assert!(wanted.iter().map(|(_, address)| address.to_string()).eq(["[::]:9"]));
 }

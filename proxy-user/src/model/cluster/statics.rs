@@ -77,7 +77,7 @@ impl Cluster {
         }
         for name in &self.statics.services - &known {
             if let Some(service) = self.services.remove(&name) {
-                self.statics.hidden.insert(name, service);
+                self.statics.hidden.insert(name, *service);
             }
         }
         let told = self.slices.values().flat_map(SortedMap::values);

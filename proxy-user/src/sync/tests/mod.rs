@@ -4,6 +4,7 @@ mod audit;
 mod capacity;
 mod cases;
 mod drain;
+mod memory;
 mod node;
 mod oracle;
 mod properties;

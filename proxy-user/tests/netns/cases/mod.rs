@@ -8,6 +8,7 @@ mod bad;
 mod capabilities;
 mod change;
 mod check;
+mod clock;
 mod commands;
 mod compare;
 mod detect;
@@ -32,6 +33,7 @@ mod official;
 mod outside;
 mod own;
 mod packet;
+mod page;
 mod path_mtu;
 mod removal;
 mod repair;
@@ -90,6 +92,7 @@ pub fn on_three_nodes() -> Vec<NodesCase> {
 pub fn all() -> Vec<Case> {
     [
         migrate::CASES,
+        page::CASES,
         attack::CASES,
         forged::CASES,
         forwarding::CASES,
@@ -148,7 +151,7 @@ pub fn smoke() -> Vec<Case> {
         return Vec::new();
     }
     let sctp = if sctp::has_sockets() { sctp::BY_SOCKETS } else { &[] };
-    [smoke::CASES, restart::BY_KERNEL, sctp].concat()
+    [smoke::CASES, restart::BY_KERNEL, clock::cases(), sctp].concat()
 }
 
 /// Those of them that need no agent.
