@@ -31,8 +31,8 @@ impl Report {
             let mut file = File::default();
             for line in record.lines() {
                 if let Some(path) = line.strip_prefix("SF:") {
-                    let below = Path::new(path).strip_prefix(root).ok().and_then(Path::to_str);
-                    file.path = below.unwrap_or(path).into();
+                    let inside = Path::new(path).strip_prefix(root).ok().and_then(Path::to_str);
+                    inside.unwrap_or(path).clone_into(&mut file.path);
                 } else if let Some((line, count)) =
                     line.strip_prefix("DA:").and_then(|rest| rest.split_once(','))
                 {
