@@ -250,7 +250,8 @@ impl View {
         for reason in Reason::ALL {
             // An agent that knew fewer reasons may have made the map.
             let count = if (*reason as u32) < array.len() {
-                let values = array.get(&(*reason as u32), 0).map_err(|source| ViewError::map(&path, source))?;
+                let values =
+                    array.get(&(*reason as u32), 0).map_err(|source| ViewError::map(&path, source))?;
                 values.iter().sum()
             } else {
                 0
