@@ -390,7 +390,8 @@ fn refused(family: Family, rig: &mut Rig) {
     assert_eq!((seen.verdict, ends(&seen.packet).1), (NEXT, pod));
     // It leaves nothing for the next packet: fragments of others are not remembered.
     rig.zero_reasons();
-    let others = Packet::udp(family.client(1, 40_000), SocketAddr::new(stranger, 53)).payload(64).fragments(48, 9);
+    let others =
+        Packet::udp(family.client(1, 40_000), SocketAddr::new(stranger, 53)).payload(64).fragments(48, 9);
     for number in 1..=4 {
         comes_in(rig, &wrapped_with(&ack.bytes(), node, own, tag(pod), 255));
         for fragment in &others {

@@ -48,7 +48,8 @@ pub fn node(world: &World, uplink: u32) -> Vec<Write> {
         writes.push(Write::NodeAddr(of(Place::NodeToo), own));
         writes.push(Write::NodeAddr(of(Place::OtherNode), internal));
     }
-    let tunnel = |is_v6| TunnelRow { addr: address(is_v6, Place::OtherNode), source: address(is_v6, Place::Node) };
+    let tunnel =
+        |is_v6| TunnelRow { addr: address(is_v6, Place::OtherNode), source: address(is_v6, Place::Node) };
     writes.push(Write::Tunnel(NUMBER, world.dsr.map(tunnel)));
     let row = match (pods(world.is_v6), range(world.is_v6)) {
         (IpNet::V6(pods), IpNet::V6(range)) => {

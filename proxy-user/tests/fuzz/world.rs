@@ -227,7 +227,8 @@ impl World {
             is_local_inside: flags & 0x30 == 0x30,
             is_local_outside: kind != Kind::ClusterIp && flags & 0x40 != 0 || flags & 0x30 == 0x30,
             wants_dsr: kind != Kind::ClusterIp && flags & 0x0c != 0x0c,
-            previous: (mask & 0x06 != 0x06 && count != 0).then(|| usize::from(mask >> 3) % usize::from(count)),
+            previous: (mask & 0x06 != 0x06 && count != 0)
+                .then(|| usize::from(mask >> 3) % usize::from(count)),
             endpoints: distinct(endpoints),
             is_stale: flags & 0x80 == 0 && mask & 0xe0 == 0,
         }

@@ -11,7 +11,8 @@ fn a_port_that_a_frontend_has<F: Net>(shape: Shape, reply: Shape) {
     let maps = maps::<F>(BACKEND_LOCAL);
     let (own, far) = ((node::<F>(), 3000), (F::addr(77), 443));
     let id = if shape.proto == PROTO_UDP { 8 } else { 7 };
-    let entry = ServiceEntry { id: 1, slot_base: id, slot_count: 1, kind: KIND_CLUSTER_IP, ..ServiceEntry::NONE };
+    let entry =
+        ServiceEntry { id: 1, slot_base: id, slot_count: 1, kind: KIND_CLUSTER_IP, ..ServiceEntry::NONE };
     maps.add_service(ServiceKey::internal(own.0, own.1, shape.proto), entry);
     let passes = |hook, device, bytes: Vec<u8>| {
         let (verdict, skb) = run_over(hook, maps, device, &bytes);
@@ -50,7 +51,8 @@ fn the_nodes_own_connections_may_have_the_port_of_a_frontend() {
 fn ports_that_are_used_again<F: Net>() {
     let maps = maps::<F>(BACKEND_LOCAL);
     let (own, far) = ((node::<F>(), 3000), (F::addr(77), 443));
-    let entry = ServiceEntry { id: 1, slot_base: 7, slot_count: 1, kind: KIND_CLUSTER_IP, ..ServiceEntry::NONE };
+    let entry =
+        ServiceEntry { id: 1, slot_base: 7, slot_count: 1, kind: KIND_CLUSTER_IP, ..ServiceEntry::NONE };
     maps.add_service(ServiceKey::internal(own.0, own.1, PROTO_TCP), entry);
     let fin = Shape { flags: 0x11, ..DATA };
     for _ in 0..2 {

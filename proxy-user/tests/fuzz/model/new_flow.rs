@@ -117,8 +117,8 @@ impl Model {
         if let Some(previous) = previous.filter(|previous| previous.id == endpoint.id) {
             // The current table may lead to the same one.
             let counted = met.target.counters().reasons;
-            let is_counted = counted.get(&Reason::SecondChance)
-                != self.counters.reasons.get(&Reason::SecondChance);
+            let is_counted =
+                counted.get(&Reason::SecondChance) != self.counters.reasons.get(&Reason::SecondChance);
             is_second = is_second || extent.iter().any(|e| e.id == previous.id) && is_counted;
         } else {
             is_second = false;
@@ -178,7 +178,11 @@ impl Model {
         }
         let at = self.flows.len() - 1;
         if is_snat || is_tunnel {
-            self.reach(if is_snat { "a flow under an address of the node" } else { "a flow to another node" });
+            self.reach(if is_snat {
+                "a flow under an address of the node"
+            } else {
+                "a flow to another node"
+            });
             return Ok(self.goes_on(met, segment, at, came));
         }
         self.reach("a flow under the client's address");
@@ -331,7 +335,13 @@ impl Model {
 
     /// Whether the endpoint sees an address of the node: unless the reply surely returns through this node, since the endpoint
     /// is here, or the client behind a device that leads to no other machine.
-    pub(super) fn is_snat(&self, service: &Service, endpoint: &Endpoint, client: IpAddr, origin: Origin) -> bool {
+    pub(super) fn is_snat(
+        &self,
+        service: &Service,
+        endpoint: &Endpoint,
+        client: IpAddr,
+        origin: Origin,
+    ) -> bool {
         let is_own = self.world.node_addresses().contains(&endpoint.addr.ip());
         origin.from_node
             || endpoint.addr.ip() == client

@@ -258,7 +258,10 @@ impl Model {
         let inner = sent(Expected::new(met.input.to_vec()), route.macs);
         let hops = if came.is_some() { HOPS_AGAIN } else { HOPS };
         let outer = Outer { src, dst, number: number_of(endpoint), hops };
-        Must::Leave(Expected { bytes: outer.around(&inner.bytes, segment.length()), ..inner.moved(outer.length()) })
+        Must::Leave(Expected {
+            bytes: outer.around(&inner.bytes, segment.length()),
+            ..inner.moved(outer.length())
+        })
     }
 }
 

@@ -197,7 +197,11 @@ fn under_node_port(lab: &Lab) -> Result<()> {
         lab.client.serve(false, (outside, TARGETS[1]).into(), "outside")?;
         let name = if family == Family::V4 { "ip" } else { "ip6" };
         let rule = |(proto, is_tcp)| {
-            format!("meta l4proto {proto} {name} saddr {} snat to {}\n", pod_ip(family, 1), node_port(family, is_tcp))
+            format!(
+                "meta l4proto {proto} {name} saddr {} snat to {}\n",
+                pod_ip(family, 1),
+                node_port(family, is_tcp)
+            )
         };
         let rules = [("tcp", true), ("udp", false)].map(rule).concat();
         let chain = format!("chain postrouting {{\ntype nat hook postrouting priority srcnat\n{rules}}}\n");
@@ -214,7 +218,10 @@ fn under_node_port(lab: &Lab) -> Result<()> {
                 let flows = || View::open(&lab.bpffs()).and_then(|view| view.flows());
                 let seen = lab.pod(1)?.reach(attempt).with_context(|| format!("flows: {:?}", flows()))?;
                 let source = node_port(family, kind.is_tcp());
-                ensure!(seen.server == server && seen.client == source, "{attempt:?}: {seen:?}, not from {source}");
+                ensure!(
+                    seen.server == server && seen.client == source,
+                    "{attempt:?}: {seen:?}, not from {source}"
+                );
             }
         }
     }

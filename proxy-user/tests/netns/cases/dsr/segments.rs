@@ -77,7 +77,8 @@ pub fn on_to_a_third_node(nodes: &mut Nodes) -> Result<()> {
     for family in Family::BOTH {
         let to = dialled(family, Kind::Udp)[0];
         is_direct(nodes, Kind::Udp, to)?;
-        let sockets = nodes.clients[0].inside(|| (0..SOCKETS).map(|_| open(to)).collect::<Result<Vec<_>>>())?;
+        let sockets =
+            nodes.clients[0].inside(|| (0..SOCKETS).map(|_| open(to)).collect::<Result<Vec<_>>>())?;
         for socket in sockets {
             send(&socket, 1)?;
             if answers(&socket, 1)? == [SERVER] {
