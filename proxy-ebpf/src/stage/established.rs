@@ -61,8 +61,7 @@ where
     // What was encapsulated twice is not encapsulated again: nodes that differ would send it to and fro.
     let goes_back = !F::EARLY && tunnel_of(flow.bits()) != 0 && ctx.tunnelled & TUNNELLED_AGAIN != 0;
     let continues = !goes_back && flow.continues(ctx.packet.tcp_flags, flow.service(), time);
-    let is_direct = flow.bits() & STATE_DIRECT != 0;
-    if !continues || !is_direct && flow.is_looked_at(time) && !is_frontend_of(maps, ctx, flow.service()) {
+    if !continues || flow.is_looked_at(time) && !is_frontend_of(maps, ctx, flow.service()) {
         if F::EARLY {
             return Step::Pass;
         }
@@ -80,9 +79,8 @@ where
         return Step::Pass;
     }
     touch(maps, &flow, ctx, DIRECTION_FORWARD, time);
-    if !is_direct {
-        report::forwarded(maps, flow.service(), ctx.packet.length);
-    }
+    // A connection of this node's own has Service 0, which no one is shown, and stays as it is: a branch here is one for each packet.
+    report::forwarded(maps, flow.service(), ctx.packet.length);
     match flow.to_backend() {
         Some(to) if F::EARLY || flow.bits() & STATE_SNAT != 0 => forward_to(maps, frame, ctx, &to),
         Some(to) if tunnel_of(flow.bits()) != 0 => {
@@ -91,8 +89,6 @@ where
             ctx.plan.bits = flow.bits();
             Step::Encapsulate
         }
-        // A connection of this node's own, from the address and port of a frontend.
-        Some(to) if is_direct && to.src_port == ctx.packet.key.src_port => Step::Pass,
         Some(to) => deliver::<F, M::Family>(frame, ctx, &to),
         // Evicted since it was found.
         None => without_flow(maps, ctx),

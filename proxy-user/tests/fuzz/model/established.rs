@@ -29,7 +29,8 @@ impl Model {
         came: Option<Came>,
     ) -> Must {
         if self.flows[at].kind == Kind::Own {
-            self.note_counted(at, From::Client, segment);
+            // Its Service is none, 0.
+            self.touch(at, From::Client, segment);
             self.reach("an answer to the node's own");
             // Also one that was encapsulated.
             return Must::Become(Expected::new(met.input.to_vec()));
