@@ -396,7 +396,10 @@ mod tests {
         assert!(index.all().eq([((3, at(1)), 1), ((7, at(1)), 2), ((7, at(2)), 0)]));
         assert!(index.of(7).eq([((7, at(1)), 2), ((7, at(2)), 0)]) && index.of(8).next().is_none());
         assert_eq!((index.find(&(7, at(2))), index.find(&(3, at(2)))), (Some(0), None));
-        assert_eq!([index.take(&(3, at(1))), index.take(&(3, at(1))), index.take(&(7, at(9)))], [Some(1), None, None]);
+        assert_eq!(
+            [index.take(&(3, at(1))), index.take(&(3, at(1))), index.take(&(7, at(9)))],
+            [Some(1), None, None]
+        );
         assert_eq!((index.count(), index.ports.len()), (2, 1));
     }
 
