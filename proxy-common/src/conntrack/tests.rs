@@ -374,3 +374,10 @@ fn an_entry_expires_by_its_own_bits() {
     assert!(!flow(0, now + HZ).is_expired(now, &config()));
     assert!(flow(0, now + HZ + 1).is_expired(now, &config()));
 }
+
+#[test]
+fn a_flow_that_is_not_assured_has_one_timeout_before_the_answer_and_another_after_it() {
+    let config = NodeConfig { tcp_syn_sent: 1, tcp_syn_recv: 2, ..config() };
+    let of = |bits| timeout(PROTO_TCP, STATE_USED | bits, &config);
+    assert_eq!([of(0), of(STATE_SYN), of(SEEN_REPLY), of(SEEN_REPLY | STATE_SYN)], [1, 1, 2, 2]);
+}
