@@ -173,8 +173,11 @@ async fn programmed(edition: &str) -> Programmed {
     let (known, mut status) = (driver.programmed(), driver.status());
     let (events, receiver) = mpsc::channel(8);
     tokio::spawn(driver.run(receiver));
-    let version =
-        |edition: &str| Version { uid: "u-1".into(), resource_version: edition.into(), generation: NonZero::new(3) };
+    let version = |edition: &str| Version {
+        uid: "u-1".into(),
+        resource_version: edition.into(),
+        generation: NonZero::new(3),
+    };
     let name = ServiceName::new("default", "web");
     let service = Service {
         version: version(edition),

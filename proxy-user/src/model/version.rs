@@ -68,7 +68,10 @@ impl From<&str> for Opaque {
         };
         // Only one that is told again as it was.
         let forms = [number(), uuid()].into_iter().flatten().map(Self);
-        forms.into_iter().find(|form| form.to_string() == text).unwrap_or_else(|| Self(Form::Text(text.into())))
+        forms
+            .into_iter()
+            .find(|form| form.to_string() == text)
+            .unwrap_or_else(|| Self(Form::Text(text.into())))
     }
 }
 
@@ -94,14 +97,31 @@ mod tests {
     fn every_text_is_told_again_as_it_was() {
         let uuid = "01234567-89ab-cdef-0123-456789abcdef";
         for text in [
-            "", "0", "7", "18446744073709551615", "18446744073709551616", "007", "+7", "-7", "7 ", uuid, "u-1", "a",
-            "01234567-89AB-cdef-0123-456789abcdef", "0123456789abcdef0123456789abcdef", "--", "é",
-            "0-1234567-89ab-cdef-0123-456789abcdef", "0000000-0000-0000-0000-000000000000",
+            "",
+            "0",
+            "7",
+            "18446744073709551615",
+            "18446744073709551616",
+            "007",
+            "+7",
+            "-7",
+            "7 ",
+            uuid,
+            "u-1",
+            "a",
+            "01234567-89AB-cdef-0123-456789abcdef",
+            "0123456789abcdef0123456789abcdef",
+            "--",
+            "é",
+            "0-1234567-89ab-cdef-0123-456789abcdef",
+            "0000000-0000-0000-0000-000000000000",
         ] {
             assert_eq!(Opaque::from(text).to_string(), text);
             assert_eq!(Opaque::from(text).is_empty(), text.is_empty());
         }
-        assert!(matches!(Opaque::from(uuid).0, Form::Uuid(_)) && matches!(Opaque::from("70").0, Form::Number(70)));
+        assert!(
+            matches!(Opaque::from(uuid).0, Form::Uuid(_)) && matches!(Opaque::from("70").0, Form::Number(70))
+        );
         assert_ne!(Opaque::from("7"), Opaque::from("07"));
         assert_eq!(size_of::<Opaque>(), 24);
     }

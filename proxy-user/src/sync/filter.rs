@@ -109,12 +109,7 @@ impl Idle {
 impl Filter {
     /// No bit is set; one that loses its last owner stays for `hold`.
     pub fn new(hold: Duration) -> Self {
-        Self {
-            words: vec![0; PREFILTER_WORDS as usize],
-            owners: Owners::new(),
-            idle: Idle::default(),
-            hold,
-        }
+        Self { words: vec![0; PREFILTER_WORDS as usize], owners: Owners::new(), idle: Idle::default(), hold }
     }
 
     /// Takes over the bits found in the map. Call [`Filter::found`] when their owners are known.

@@ -7,7 +7,7 @@ use proxy_common::backend::{BACKEND_ACTIVE, BACKEND_GONE};
 use proxy_common::name::PortName;
 
 use super::applied::{Applied, Holds};
-use super::ids::BackendKey;
+use super::index::BackendKey;
 use super::reconcile::Reconciler;
 use super::rows::ShortName;
 use super::tables::halves;
@@ -137,8 +137,7 @@ fn adopt_names(
     orphans: &mut Vec<Write>,
 ) -> BTreeMap<u32, PortId> {
     let in_use: BTreeSet<u32> = contents.services.values().map(|entry| entry.id).collect();
-    let mut ports: BTreeMap<u32, PortId> =
-        applied.ports.iter().map(|(port, id)| (id, port)).collect();
+    let mut ports: BTreeMap<u32, PortId> = applied.ports.iter().map(|(port, id)| (id, port)).collect();
     let (first, then): (Vec<_>, Vec<_>) = contents.names.iter().partition(|(id, _)| in_use.contains(id));
     for (id, name) in first.into_iter().chain(then) {
         let known = ports.contains_key(id);
@@ -227,7 +226,8 @@ fn differences(applied: &Applied, contents: &Contents) -> usize {
         applied.filter.words().iter().zip(&contents.filter).map(|(ours, found)| (ours ^ found).count_ones());
     let ranges: BTreeSet<_> =
         applied.ranges.iter().flat_map(|(id, ranges)| ranges.iter().map(|range| (*id, *range))).collect();
-    let is_ours = |(id, name): &(&u32, &PortName)| applied.names.get(**id).is_some_and(|known| *known == **name);
+    let is_ours =
+        |(id, name): &(&u32, &PortName)| applied.names.get(**id).is_some_and(|known| *known == **name);
     let same_names = contents.names.iter().filter(is_ours).count();
     let lost = applied.names.iter().filter(|(id, _)| !contents.names.contains_key(id)).count();
     let names = contents.names.len() - same_names + lost;

@@ -295,7 +295,10 @@ mod tests {
             |status| status.udp_left += 1,
             |status| status.by_load = 1,
             |status| status.failed = vec![problem("Service default/a", "spec.ports", "no room")],
-            |status| Arc::make_mut(&mut status.health_checks).extend([(ServiceName::new("a", "b"), HealthCheck { port: 1, local: BTreeMap::new() })]),
+            |status| {
+                Arc::make_mut(&mut status.health_checks)
+                    .extend([(ServiceName::new("a", "b"), HealthCheck { port: 1, local: BTreeMap::new() })])
+            },
         ];
         for change in news {
             publish(&sender, change);

@@ -14,8 +14,8 @@ use super::which::AskLabels;
 use super::zero::Zero;
 use super::{backend, change, dump, flow, map, service, stats as counters, watch, which};
 use crate::cli::args::inspect::{
-    BackendCommand, BackendListArgs, FlowCommand, FlowListArgs, MapCommand, MapDumpArgs, ServiceCommand, ServiceListArgs,
-    StatsArgs, StatusArgs,
+    BackendCommand, BackendListArgs, FlowCommand, FlowListArgs, MapCommand, MapDumpArgs, ServiceCommand,
+    ServiceListArgs, StatsArgs, StatusArgs,
 };
 use crate::host::netfilter::old_proxy::OldProxy;
 use crate::maps::view::View;

@@ -18,8 +18,8 @@ use crate::cli::args::list::{ListOutput, NamespaceArgs};
 use crate::cli::args::{AgentArgs, Args, Command, Output, ReaderArgs, StatusArgs};
 use crate::config::value::Listen;
 use crate::maps::view::{
-    BackendRow, BackendState, FlowRow, FlowState, Forwarding, FrontendRow, Kind, NameRow, Scope as Clients, Snapshot,
-    Transport, UnmanagedRow, UsageRow, ViewError,
+    BackendRow, BackendState, FlowRow, FlowState, Forwarding, FrontendRow, Kind, NameRow, Scope as Clients,
+    Snapshot, Transport, UnmanagedRow, UsageRow, ViewError,
 };
 use crate::model::ApiServers;
 use crate::model::net::{IpFamily, Protocol};

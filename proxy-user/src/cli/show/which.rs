@@ -12,7 +12,11 @@ use crate::cli::args::list::{ApiArgs, NamespaceArgs, ScopeArgs};
 pub type AskLabels = fn(&ApiArgs, &str) -> Result<BTreeSet<(String, String)>, String>;
 
 /// Which connections are meant.
-pub(super) fn selection(which: &FlowFilterArgs, all: bool, ask: AskLabels) -> Result<FlowSelection, ShowError> {
+pub(super) fn selection(
+    which: &FlowFilterArgs,
+    all: bool,
+    ask: AskLabels,
+) -> Result<FlowSelection, ShowError> {
     let FlowFilterArgs { scope, service, client, frontend, backend, protocol, state } = which;
     Ok(FlowSelection {
         scope: self::scope(scope, service.as_deref(), ask)?,

@@ -1,8 +1,8 @@
-use std::net::{IpAddr, Ipv4Addr};
-use std::sync::Arc;
 use super::*;
 use crate::http::tests::{fetch, state};
 use crate::plan::HealthCheck;
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
 
 /// A port that was free a moment ago.
 fn free_port() -> u16 {
