@@ -207,6 +207,9 @@ pub const STATE_OUTSIDE: u32 = 1 << 18;
 /// The flow is of a Service that spreads by load: it is one of the open connections of its backend until it is closed
 /// ([`conntrack::is_counted`](crate::conntrack::is_counted)).
 pub const STATE_COUNTS: u32 = 1 << 6;
+/// The endpoint left the Service, and the connection is to be reset (removal policy `reset`): the client's next segment is
+/// answered with a TCP reset, unless the endpoint serves the Service again. The agent sets it. TCP only.
+pub const STATE_RESET: u32 = 1 << 7;
 
 /// Its packets come encapsulated from another node, or go so to one (DSR); in the latter case [`tunnel_of`] names the node.
 pub const STATE_DSR: u32 = 1 << 19;

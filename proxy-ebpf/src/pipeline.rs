@@ -7,6 +7,7 @@
 //!                                +-> new_flow -> open_flow -> encapsulate (to the endpoint's node, DSR)
 //!                                |       \-> refuse (ICMP), drop
 //!                                |       ^ another backend: established -> eject (a refusal) -> drop
+//!                                |       its endpoint left: established -> reset (TCP, back to the client)
 //!                                +-> icmp
 //!                                +-> tunnel -> tunnelled -> established (from another node, DSR)
 //! ```
@@ -210,6 +211,7 @@ where
             }
             Step::Refuse => maps.refuse(frame, ctx, Refusal::PortUnreachable),
             Step::TooBig => maps.refuse(frame, ctx, Refusal::TooBig),
+            Step::Reset => maps.reset(frame, ctx),
             Step::Forward => maps.send(frame, ctx, false),
             Step::DeliverLocal => maps.send(frame, ctx, true),
             Step::Encapsulate => maps.encapsulate(frame, ctx),

@@ -55,6 +55,8 @@ pub enum Step {
     Refuse,
     /// Its client is to be told that it is too big.
     TooBig,
+    /// Its connection is to be reset: the endpoint has left.
+    Reset,
     /// It is to be encapsulated to the node of its endpoint, and sent there.
     Encapsulate,
     /// It is a packet in a packet, perhaps from another node.
@@ -141,6 +143,7 @@ codes! {
     Tunnelled = 20,
     Refused = 21,
     Unreachable = 22,
+    Reset = 23,
 }
 
 /// The reason of that number, without a table: kernels before 6.4 forget the bounds of an index that the compiler keeps on
@@ -186,6 +189,7 @@ mod tests {
             Step::Tunnelled,
             Step::Refused,
             Step::Unreachable,
+            Step::Reset,
             Step::Sent(7),
             Step::Sent(NEXT),
         ];

@@ -160,7 +160,7 @@ fn martians_are_what_no_client_has() {
 }
 
 #[test]
-fn nobody_and_nothing_have_reasons() {
+fn no_endpoint_and_no_service_have_reasons() {
     assert_eq!(no_endpoint_reason(&entry(1, KIND_CLUSTER_IP, 0)), Reason::NoEndpoint);
     assert_eq!(
         no_endpoint_reason(&entry(1, KIND_CLUSTER_IP, SERVICE_DROP_WHEN_EMPTY)),

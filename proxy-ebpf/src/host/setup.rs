@@ -5,7 +5,7 @@ use std::vec::Vec;
 use proxy_common::Family;
 use proxy_common::backend::BackendEntry;
 use proxy_common::config::NodeConfig;
-use proxy_common::flow::{Bucket, FlowEntry};
+use proxy_common::flow::{Bucket, FlowEntry, STATE_RESET};
 use proxy_common::node::{Cidr, Device, NodeAddr, NodeEntry};
 use proxy_common::prefilter::{Role, position};
 use proxy_common::reason::Reason;
@@ -164,6 +164,13 @@ impl<F: Family> HostMaps<F> {
     /// The entries of the flow table, as they are.
     pub fn flows(self) -> Vec<FlowEntry<F::Words>> {
         at!(self, flows).clone()
+    }
+
+    /// Marks every flow to be reset, as the agent does.
+    pub fn mark_flows(self) {
+        for flow in at!(self, flows).iter_mut().filter(|flow| flow.bits() != 0) {
+            flow.state |= u64::from(STATE_RESET);
+        }
     }
 
     /// The buckets of its index.

@@ -65,6 +65,10 @@ where
         if F::EARLY {
             return Step::Pass;
         }
+        if !goes_back && flow.is_to_be_reset(ctx.packet.tcp_flags) {
+            ctx.service = flow.service();
+            return Step::Reset;
+        }
         flow.expire(time);
         return without_flow(maps, ctx);
     }

@@ -135,7 +135,7 @@ pub(super) fn watches<K: Watched>(
         let (api, config) = (api.clone(), config.clone());
         async move {
             loop {
-                if history.went_back(&api).await {
+                if history.went_back::<K>(&api.clone().into_client()).await {
                     lists.begins_anew();
                     watch = None;
                 }

@@ -1,4 +1,4 @@
-//! Names that a shell may complete: those of what the maps hold now. Who may not read the maps gets none.
+//! Names that a shell may complete: those of what the maps hold now. A user who may not read them gets none.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;

@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use jiff::Timestamp;
@@ -89,7 +91,9 @@ pub fn run(args: &MonitorArgs, out: &mut impl Write) -> Result<(), MonitorError>
     let begun = Instant::now();
     let (mut renewed, mut shown, mut lost) = (begun, 0, 0);
     let world = World::now();
-    while args.count.is_none_or(|count| shown < count)
+    let has_ended = args.end_with_stdin.then(input_end);
+    while !has_ended.as_ref().is_some_and(|ended| ended.load(Ordering::Relaxed))
+        && args.count.is_none_or(|count| shown < count)
         && args.timeout.is_none_or(|time| begun.elapsed() < time)
     {
         if renewed.elapsed() >= Listener::RENEWAL {
@@ -113,6 +117,18 @@ pub fn run(args: &MonitorArgs, out: &mut impl Write) -> Result<(), MonitorError>
         }
     }
     Ok(out.flush()?)
+}
+
+/// Becomes true when standard input has ended; what is read of it is not used.
+fn input_end() -> Arc<AtomicBool> {
+    let ended = Arc::new(AtomicBool::new(false));
+    let noted = Arc::clone(&ended);
+    std::thread::spawn(move || {
+        // An input that cannot be read has ended, too.
+        let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
+        noted.store(true, Ordering::Relaxed);
+    });
+    ended
 }
 
 /// Names of Services, as they are learnt.

@@ -19,6 +19,7 @@ pub(super) fn state(status: Status) -> State {
         config: Arc::new(serde_json::json!({"ballast": {"nodeName": "node-a"}})),
         notices: mpsc::channel(1).0,
         node_name: "node-a".to_owned(),
+        page: None,
     }
 }
 
@@ -226,7 +227,7 @@ async fn what_is_in_force_is_told_with_its_edition() {
 }
 
 #[tokio::test]
-async fn before_the_first_sync_nobody_knows_what_is_in_force() {
+async fn before_the_first_sync_nothing_is_programmed() {
     let address = start(metrics_router(state(Status::default()))).await;
     let (code, _, body) = fetch(address, "/programmed/default/web").await;
     assert_eq!((code, &*body), (503, r#"{"error":"the first sync of node-a is not done"}"#));

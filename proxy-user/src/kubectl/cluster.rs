@@ -31,6 +31,15 @@ pub struct Cluster {
     args: ClusterArgs,
 }
 
+/// The input of a process in a pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stdin {
+    /// It has none.
+    None,
+    /// One that ends when the process is dropped, or we end.
+    Open,
+}
+
 /// The agent of a node.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Agent {
@@ -73,7 +82,7 @@ impl Cluster {
     /// What `ballast` prints with these arguments on a node, or why there is no answer.
     pub async fn ask(&self, agent: &Agent, arguments: &[String]) -> Result<Answer, String> {
         let asked = async {
-            let mut process = self.exec(agent, arguments).await?;
+            let mut process = self.exec(agent, arguments, Stdin::None).await?;
             let status = process.take_status();
             let (out, error) = (process.stdout(), process.stderr());
             let (stdout, stderr) = tokio::join!(read(out), read(error));
@@ -105,10 +114,16 @@ impl Cluster {
     }
 
     /// `ballast` with these arguments in the agent's container.
-    pub async fn exec(&self, agent: &Agent, arguments: &[String]) -> Result<AttachedProcess, String> {
+    pub async fn exec(
+        &self,
+        agent: &Agent,
+        arguments: &[String],
+        stdin: Stdin,
+    ) -> Result<AttachedProcess, String> {
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), &agent.namespace);
         let command = std::iter::once("ballast".to_owned()).chain(arguments.iter().cloned());
-        let attach = AttachParams::default().container(CONTAINER).stdin(false).stdout(true).stderr(true);
+        let attach = AttachParams::default().container(CONTAINER);
+        let attach = attach.stdin(stdin == Stdin::Open).stdout(true).stderr(true);
         let process = pods.exec(&agent.pod, command.collect::<Vec<_>>(), &attach).await;
         process.map_err(|error| {
             format!("cannot run `ballast` in pod {}/{}: {error}", agent.namespace, agent.pod)

@@ -14,7 +14,7 @@ pub enum KubectlError {
         /// Why not.
         source: Box<kube::Error>,
     },
-    /// Nobody can be asked.
+    /// No agent can be asked.
     #[error(
         "no agent's pod runs (labels {labels}): is Ballast installed by its chart or manifests? --agents-namespace says where to look"
     )]

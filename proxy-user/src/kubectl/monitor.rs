@@ -7,7 +7,7 @@ use serde_json::Value;
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::sync::mpsc;
 
-use super::cluster::{Agent, Cluster};
+use super::cluster::{Agent, Cluster, Stdin};
 use super::error::KubectlError;
 use crate::cli::args::kubectl::{MergedMonitorArgs, MergedOutput};
 
@@ -47,7 +47,7 @@ async fn follow(
     lines: mpsc::Sender<(String, Result<String, String>)>,
 ) {
     let told = async {
-        let mut process = cluster.exec(&agent, &arguments).await?;
+        let mut process = cluster.exec(&agent, &arguments, Stdin::Open).await?;
         let status = process.take_status();
         let stdout = process.stdout().ok_or("it has no output")?;
         let mut read = BufReader::new(stdout).lines();
@@ -67,7 +67,7 @@ async fn follow(
         }
     };
     if let Err(error) = told.await {
-        // Nobody reads any more.
+        // The reader of standard output has gone.
         let _ = lines.send((agent.node.clone(), Err(error))).await;
     }
 }
@@ -75,7 +75,8 @@ async fn follow(
 /// The arguments of `ballast monitor`.
 pub(super) fn arguments(args: &MergedMonitorArgs) -> Vec<String> {
     let MergedMonitorArgs { output, service, client, reason, kind, sample, timeout } = args;
-    let mut words = vec!["monitor".to_owned(), format!("--sample={sample}")];
+    // The container runtime ends no process when its reader is gone; it closes the input.
+    let mut words = vec!["monitor".to_owned(), "--end-with-stdin".to_owned(), format!("--sample={sample}")];
     words.push(format!("--timeout={}s", timeout.as_secs().max(1)));
     words.extend(service.iter().map(|service| format!("--service={service}")));
     words.extend(client.iter().map(|client| format!("--client={client}")));

@@ -302,7 +302,14 @@ fn editions_are_compared_as_numbers(
 #[test]
 fn events_of_all_nodes_are_one_stream() {
     let says: Says = |node, arguments| {
-        let expected = ["monitor", "--sample=0", "--timeout=5s", "--reason=no_endpoint", "--kind=drop"];
+        let expected = [
+            "monitor",
+            "--end-with-stdin",
+            "--sample=0",
+            "--timeout=5s",
+            "--reason=no_endpoint",
+            "--kind=drop",
+        ];
         assert_eq!(arguments[..expected.len()], expected);
         let is_json = arguments.last().is_some_and(|last| last == "--output=json");
         let line = if is_json { r#"{"kind":"drop"}"#.to_owned() } else { format!("drop at {node}") };

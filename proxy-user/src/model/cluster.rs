@@ -110,14 +110,13 @@ impl Cluster {
         known.into_iter().flatten().copied().filter(|address| self.is_own(address))
     }
 
-    /// The internal addresses of the other nodes, by name, perhaps this one's too; `None` if they have not been listed: nobody asked for them, or the
+    /// The internal addresses of the other nodes, by name, perhaps also of this one; `None`: not listed, since they are not needed or the
     /// list has not come yet.
     pub const fn others(&self) -> Option<&BTreeMap<String, Vec<IpAddr>>> {
         self.others.as_ref()
     }
 
-    /// Whether traffic may be sent to this node: it neither leaves nor is gone. So it is as long as nobody has said
-    /// anything about it.
+    /// Whether traffic may be sent to this node: its Node object neither leaves nor is gone. True until that object is known.
     pub const fn is_node_eligible(&self) -> bool {
         !self.node_is_unknown && !self.node.leaves
     }

@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_nobody_uses_are_let_go() {
+    fn unused_names_are_freed() {
         let mut names = Pool::default();
         let kept = names.intern("kept");
         for number in 0..10 * FIRST_SWEEP {

@@ -265,7 +265,7 @@ impl<S: Store> Driver<S> {
             plan.set_tunnels(&own, self.cluster.others().map(|nodes| nodes.values().flatten()));
         }
         if !self.cluster.has_listed_all() {
-            // Nobody can say yet which addresses of these ranges are no Service's, and what the cluster says of the node.
+            // It is not known yet which addresses of these ranges are no Service's, and what the cluster says of the node.
             plan.service_cidrs.clear();
             plan.problems.clear();
         }

@@ -22,6 +22,7 @@ mod question;
 mod reconcile;
 mod recover;
 mod release;
+mod removal;
 mod rows;
 mod services;
 mod slow_start;

@@ -9,6 +9,7 @@ use proxy_common::service::{SCOPE_EXTERNAL, SCOPE_INTERNAL, SERVICE_SCOPED, Serv
 use super::applied::Applied;
 use super::filter::backend_bit;
 use super::job::{Job, Owner, Steps, Trouble, Wanted};
+use super::removal::has_left;
 use super::writer::Writer;
 use crate::maps::FilterBit as Bit;
 use crate::maps::{Backend, FrontendKey, Store, Write};
@@ -156,14 +157,14 @@ impl<S: Store> Writer<S> {
                 if !live.contains(&id) {
                     left.push((key, id));
                 }
-                if let Some(row) = self.applied.backends.get(id).filter(|row| row.state != BACKEND_GONE) {
+                if let Some(row) = self.applied.backends.get(id).filter(|row| !has_left(row)) {
                     steps.push(number, Write::Backend(id, Backend { state: BACKEND_GONE, ..*row }));
                 }
             }
         }
         self.execute(&steps, jobs, true, now);
         for (key, id) in left {
-            if self.applied.backends.get(id).is_none_or(|row| row.state == BACKEND_GONE) {
+            if self.applied.backends.get(id).is_none_or(has_left) {
                 self.applied.endpoints.retire(&key, now, self.number);
             }
         }

@@ -9,7 +9,8 @@
 //! 4. the entries of `services`, the commit: each moves readers from one complete set to the next. An entry for
 //!    clients outside comes before the one that sends them to it, and goes after it;
 //! 5. source ranges that left are closed; endpoints that left are gone at once; their ids, and the old extents,
-//!    begin to rest.
+//!    begin to rest;
+//! 6. endpoints that left some time ago are marked, where the removal policy says that connections to them are reset.
 //!
 //! What the node is like ([`super::node`]) and which cluster addresses live ([`super::addresses`]) comes before.
 //!
@@ -104,11 +105,12 @@ impl<S: Store> Reconciler<S> {
             self.full = false;
         }
         self.reconcile(dirty, touched, now);
+        self.writer.reset_due(now);
         self.quarantine.remove_orphans(&mut self.writer, now);
     }
 
     /// The same before all Services are known: for these, and for the node if it is `with_node`. What no plan asks for
-    /// stays, since an earlier agent may have had reasons for it that nobody knows yet.
+    /// stays, since an earlier agent may have had reasons for it that this one does not know yet.
     pub fn sync_early(
         &mut self,
         now: Instant,
@@ -166,7 +168,9 @@ impl<S: Store> Reconciler<S> {
             }
             rests[0] = Some(rests[0].map_or(retry, |rest| rest.min(retry)));
         }
-        let others = [retries, self.addresses.retry(), self.node.retry(), self.node.next_snat_check()];
+        let resets = self.writer.removals.next_due();
+        let others =
+            [retries, resets, self.addresses.retry(), self.node.retry(), self.node.next_snat_check()];
         rests.into_iter().chain(others).flatten().min()
     }
 
@@ -230,7 +234,7 @@ impl<S: Store> Reconciler<S> {
             Owner::Port(PortId { namespace, name, .. }) => {
                 Some(ServiceName { namespace: namespace.clone(), name: name.clone() })
             }
-            // What nobody needs any more is still there.
+            // Entries that are no longer needed are still there.
             Owner::Upkeep => None,
         };
         self.node.retry().is_none().then(|| self.services.failures.keys().filter_map(name).collect())

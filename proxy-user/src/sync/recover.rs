@@ -3,12 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
-use proxy_common::backend::{BACKEND_ACTIVE, BACKEND_GONE};
+use proxy_common::backend::BACKEND_ACTIVE;
 use proxy_common::name::PortName;
 
 use super::applied::{Applied, Holds};
 use super::index::BackendKey;
 use super::reconcile::Reconciler;
+use super::removal::has_left;
 use super::rows::ShortName;
 use super::tables::halves;
 use crate::maps::FilterBit as Bit;
@@ -119,7 +120,7 @@ impl<S: Store> Reconciler<S> {
         applied.ports.restored();
         applied.endpoints.restored();
         for (key, id) in applied.endpoints.iter().collect::<Vec<_>>() {
-            if applied.backends.get(id).is_some_and(|row| row.state == BACKEND_GONE) {
+            if applied.backends.get(id).is_some_and(has_left) {
                 applied.endpoints.retire(&key, now, self.writer.number);
             }
         }
@@ -168,7 +169,7 @@ fn adopt_backends(
     for (id, row) in serving.into_iter().chain(others) {
         let key = (row.service, BackendAddress { address: row.addr, port: row.port });
         let ours = match known.get(id) {
-            // Somebody else changed it; as long as it is in the right table, the next sync writes it anew.
+            // It was changed externally; as long as it is in the right table, the next sync writes it anew.
             Some((_, at)) => at.address.is_ipv4() == row.addr.is_ipv4(),
             None => fits(row, ports) && applied.endpoints.restore(key, *id),
         };

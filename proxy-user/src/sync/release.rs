@@ -70,6 +70,7 @@ impl Quarantine {
         for (port, id) in ports {
             if !writer.applied.names.has(id) {
                 writer.applied.ports.forget(&port);
+                writer.removals.forget(id);
                 freed = true;
             }
         }
@@ -89,7 +90,9 @@ impl Quarantine {
             tracing::warn!(%error, "open connections cannot be read, so no id of an endpoint is freed");
             ids
         });
-        for (key, _) in rested.extract_if(.., |(_, id)| connected.contains(id)) {
+        let removals = &writer.removals;
+        let is_needed = |id: &u32| connected.contains(id) || removals.waits(*id);
+        for (key, _) in rested.extract_if(.., |(_, id)| is_needed(id)) {
             writer.applied.endpoints.rest_again(&key, now, writer.number);
         }
         rested
@@ -146,7 +149,7 @@ impl Quarantine {
         self.failed = trouble.map(|trouble| {
             let attempts = self.failed.map_or(0, |(attempts, _)| attempts);
             if attempts == 0 {
-                tracing::warn!(error = %trouble, "entries that nobody needs any more could not be removed");
+                tracing::warn!(error = %trouble, "entries that are no longer needed could not be removed");
             }
             (attempts + 1, now + pause(attempts))
         });

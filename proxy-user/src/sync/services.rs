@@ -128,6 +128,7 @@ impl Services {
         writer.retire_tables(&mut jobs, now);
         writer.retire_ranges(&mut jobs, now);
         writer.retire_endpoints(&mut jobs, now);
+        writer.note_removals(&mut jobs, now);
         self.finish(writer, jobs, now);
     }
 
@@ -193,7 +194,7 @@ impl Services {
         }
         let id = applied.ports.acquire(port).map_err(Trouble::Services)?;
         job.id = Some(id);
-        let wanted = job.wanted.insert(Wanted::default());
+        let wanted = job.wanted.insert(Wanted { reset_after: plan.reset_after, ..Wanted::default() });
         let (mut ids_of, mut rows) = (Vec::new(), Vec::new());
         for (at, facts) in &plan.backends {
             match applied.endpoints.acquire(&(id, *at)) {
@@ -227,7 +228,7 @@ impl Services {
             let share = |at: &_| plan.backends.get(at).map_or(1, |facts| u32::from(facts.share()));
             let ids = slots(endpoints().map(|(id, _, at)| (id, share(&at))).collect(), plan.algorithm);
             wanted.frontends.push((key, service_entry(id, &key, plan, what), ids));
-            if what.access != Access::Everybody {
+            if what.access != Access::Unrestricted {
                 wanted.ranges.clone_from(&plan.source_ranges);
             }
         }

@@ -117,6 +117,8 @@ pub struct Status {
     pub by_load: usize,
     /// UDP endpoints that left their Service since the start.
     pub udp_left: u64,
+    /// Endpoints to which connections were to be reset since the start.
+    pub resets: u64,
     /// Slots in use, those of old extents included.
     pub slots: usize,
     /// How full the tables are.
@@ -194,6 +196,7 @@ impl Status {
         self.endpoints = applied.active;
         self.by_load = applied.by_load;
         self.udp_left = reconciler.counters().udp_left();
+        self.resets = reconciler.counters().resets();
         self.slots = applied.extents.slots_used() as usize;
         self.failing = reconciler.failing();
         self.problems = reconciler.problems();

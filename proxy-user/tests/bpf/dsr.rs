@@ -367,7 +367,7 @@ fn refused(family: Family, rig: &mut Rig) {
     assert_eq!(rig.reasons(), [(Reason::ForeignTunnel, 2), (Reason::TunnelNoEndpoint, 2)]);
     assert!(rig.flows(family).is_empty());
     serve(family, rig, TCP, BACKEND_LOCAL);
-    // What is for no Service passes, whoever sends it: a CNI plugin's tunnel.
+    // What is for no Service passes, from every sender: a CNI plugin's tunnel.
     for src in [stranger, node] {
         let bytes = sent(src, &syn.to(family.pod(3, 80)), tag(pod));
         assert_eq!(comes_in(rig, &bytes), Seen { verdict: NEXT, packet: bytes });

@@ -269,7 +269,7 @@ fn reply(record: &mut Bytes<'_>, sent: &Sent, about: u8) -> Option<Forge> {
     if byte >= 0xe0
         && let Parsed::Segment(asked) = parse(&sent.packet)
     {
-        // The answer of a host where nobody listens.
+        // The answer of a host without a listener.
         let ack = asked.seq.wrapping_add(1);
         return Some(Forge { flags: RST | ACK, seq: 0, ack, ..Forge::new(proto, dst, src) });
     }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::{Given, Proxy, faults, plan};
+use super::{Given, Proxy, faults, kubeadm, plan};
 
 /// Make, look at, and end real Kubernetes clusters on this machine (as root).
 #[derive(clap::Args, Clone, Debug)]
@@ -74,6 +74,8 @@ pub(super) enum Action {
         #[command(flatten)]
         which: Which,
     },
+    /// Make a cluster of two nodes by kubeadm, without kube-proxy, and see that Ballast serves it
+    Kubeadm(kubeadm::Args),
     /// What clients of `faults` run
     #[command(hide = true)]
     Knock {

@@ -1,5 +1,5 @@
 //! The cluster's images, made from scratch: one layer with agnhost, the DNS server and the tools that the end-to-end tests
-//! call in pods, under every name that somebody asks for.
+//! call in pods, under every name that is asked for.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -57,6 +57,23 @@ pub fn make(place: &Place) -> Result<PathBuf> {
             copy(Path::new(library), &root.join(library.trim_start_matches('/')))?;
         }
     }
+    pack(&dir, "images", &NAMES)
+}
+
+/// Makes images with these programs of the cluster, each under the name that is asked for, and returns their archive.
+pub fn make_of(place: &Place, archive: &str, programs: &[&str], names: &[&str]) -> Result<PathBuf> {
+    let dir = place.dir().join("images");
+    for program in programs {
+        copy(&place.programs().join(program), &dir.join("root/bin").join(program))?;
+    }
+    // Static pods call their program by its plain name.
+    let names: Vec<Image<'_>> = names.iter().map(|name| (*name, &[] as &[&str], &[] as &[&str])).collect();
+    pack(&dir, archive, &names)
+}
+
+/// Makes images of `dir/root`, which is removed: all have that one layer.
+fn pack(dir: &Path, name: &str, names: &[Image<'_>]) -> Result<PathBuf> {
+    let root = dir.join("root");
     let layer = dir.join("layer.tar");
     let tar = Cmd::new("tar").args(["--sort=name", "--owner=0", "--group=0", "--numeric-owner", "-C"]);
     tar.arg(&root).arg("-cf").arg(&layer).arg(".").read()?;
@@ -65,24 +82,27 @@ pub fn make(place: &Place) -> Result<PathBuf> {
 
     let mut parts = vec!["manifest.json".to_owned(), "layer.tar".to_owned()];
     let mut manifest = Vec::new();
-    for (number, (name, entry, args)) in NAMES.into_iter().enumerate() {
+    for (number, (image, entry, args)) in names.iter().enumerate() {
         let file = format!("config-{number}.json");
         let config = config(entry, args, digest);
         fs::write(dir.join(&file), config.to_string()).context("cannot write an image's config")?;
-        manifest.push(json!({ "Config": file, "RepoTags": [name], "Layers": ["layer.tar"] }));
+        manifest.push(json!({ "Config": file, "RepoTags": [image], "Layers": ["layer.tar"] }));
         parts.push(file);
     }
     fs::write(dir.join("manifest.json"), json!(manifest).to_string()).context("cannot write a manifest")?;
-    let archive = dir.join("images.tar");
-    Cmd::new("tar").arg("-C").arg(&dir).arg("-cf").arg(&archive).args(&parts).read()?;
+    let archive = dir.join(format!("{name}.tar"));
+    Cmd::new("tar").arg("-C").arg(dir).arg("-cf").arg(&archive).args(&parts).read()?;
     fs::remove_dir_all(&root)
         .and_then(|()| fs::remove_file(&layer))
         .context("cannot remove a layer's parts")?;
     Ok(archive)
 }
 
-/// Name, entry point and default arguments of each image.
-const NAMES: [(&str, &[&str], &[&str]); 5] = [
+/// Name, entry point and default arguments of an image.
+type Image<'a> = (&'a str, &'a [&'a str], &'a [&'a str]);
+
+/// The images of every cluster.
+const NAMES: [Image<'static>; 5] = [
     (AGNHOST, &["/agnhost"], &["pause"]),
     (PAUSE, &["/agnhost", "pause"], &[]),
     (COREDNS, &["/coredns"], &[]),

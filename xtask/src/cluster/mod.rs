@@ -10,6 +10,7 @@ mod dns;
 mod faults;
 mod image;
 mod keys;
+mod kubeadm;
 mod machine;
 mod node;
 mod place;
@@ -78,6 +79,10 @@ pub fn run(args: &Args) -> Result<()> {
         Action::Rolling { args, which } => {
             signal::catch();
             faults::rolling(&there(which)?, args)
+        }
+        Action::Kubeadm(args) => {
+            signal::catch();
+            kubeadm::run(args)
         }
         Action::Foreign { hook } => faults::attach_foreign(hook),
         Action::Knock { targets } => faults::knock(targets),

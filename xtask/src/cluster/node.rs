@@ -14,24 +14,17 @@ use crate::signal::wait_for;
 /// How long containerd may take to listen.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// On the node.
-const SOCKET: &str = "/run/containerd/containerd.sock";
+pub const SOCKET: &str = "/run/containerd/containerd.sock";
 
 /// The programs, in the order of their start.
 pub const PROGRAMS: [&str; 2] = ["containerd", "kubelet"];
 
 /// Starts both, with the images there before the first pod.
 pub fn start(place: &Place, node: Node, images: &Path) -> Result<()> {
-    let machine = place.node(node);
-    let network = machine.dir().join("lib/cni/net.d");
-    std::fs::create_dir_all(&network).with_context(|| format!("cannot make {}", network.display()))?;
-    let write = |name: &str, text: &str| place.write(&format!("machines/{node}/{name}"), text);
-    write("lib/cni/net.d/10-bridge.conflist", &network_config(node))?;
-    let containerd = write("containerd.toml", &CONTAINERD.replace("PAUSE", PAUSE))?.display().to_string();
-    machine.run("containerd", &["containerd", "--config", &containerd])?;
-    wait_for(&format!("containerd; its log is {}", machine.log("containerd").display()), PATIENCE, || {
-        Ok(machine.command(&["ctr", "-a", SOCKET, "version"]).try_read())
-    })?;
+    start_containerd(place, node)?;
     load(place, node, images)?;
+    let machine = place.node(node);
+    let write = |name: &str, text: &str| place.write(&format!("machines/{node}/{name}"), text);
     let resolv = write("resolv.conf", "nameserver 127.0.0.1\n")?.display().to_string();
     let kubelet = write("kubelet.json", &kubelet_config(node, &resolv))?.display().to_string();
     let user = place.kubeconfig(&node.to_string()).display().to_string();
@@ -45,6 +38,21 @@ pub fn start(place: &Place, node: Node, images: &Path) -> Result<()> {
             &format!("--node-ip={},{}", node.v4(), node.v6()),
         ],
     )
+}
+
+/// Starts containerd, and waits until it listens.
+pub fn start_containerd(place: &Place, node: Node) -> Result<()> {
+    let machine = place.node(node);
+    let network = machine.dir().join("lib/cni/net.d");
+    std::fs::create_dir_all(&network).with_context(|| format!("cannot make {}", network.display()))?;
+    let write = |name: &str, text: &str| place.write(&format!("machines/{node}/{name}"), text);
+    write("lib/cni/net.d/10-bridge.conflist", &network_config(node))?;
+    let containerd = write("containerd.toml", &CONTAINERD.replace("PAUSE", PAUSE))?.display().to_string();
+    machine.run("containerd", &["containerd", "--config", &containerd])?;
+    wait_for(&format!("containerd; its log is {}", machine.log("containerd").display()), PATIENCE, || {
+        Ok(machine.command(&["ctr", "-a", SOCKET, "version"]).try_read())
+    })?;
+    Ok(())
 }
 
 /// Gives a node the images of an archive (Docker's or OCI's layout).
@@ -112,14 +120,9 @@ state = "/run/containerd"
   sandbox = 'PAUSE'
 "#;
 
-fn kubelet_config(node: Node, resolv: &str) -> String {
+/// What a kubelet is told where several machines share one hierarchy of cgroup v1, or the memory and the disk of one machine.
+pub fn shared_machine() -> serde_json::Value {
     json!({
-        "apiVersion": "kubelet.config.k8s.io/v1beta1",
-        "kind": "KubeletConfiguration",
-        "authentication": { "anonymous": { "enabled": true }, "webhook": { "enabled": false } },
-        "authorization": { "mode": "AlwaysAllow" },
-        "address": node.v4(),
-        // Several machines share one hierarchy of cgroup v1, or the memory of one machine.
         "failCgroupV1": false,
         "cgroupDriver": "cgroupfs",
         "cgroupsPerQOS": false,
@@ -133,10 +136,20 @@ fn kubelet_config(node: Node, resolv: &str) -> String {
             "nodefs.inodesFree": "1000",
             "imagefs.available": "100Mi",
         },
-        // Nobody could pull them again.
+        // They could not be pulled again.
         "imageMaximumGCAge": "0s",
         "imageGCHighThresholdPercent": 100,
         "imageGCLowThresholdPercent": 99,
+    })
+}
+
+fn kubelet_config(node: Node, resolv: &str) -> String {
+    let mut config = json!({
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "kind": "KubeletConfiguration",
+        "authentication": { "anonymous": { "enabled": true }, "webhook": { "enabled": false } },
+        "authorization": { "mode": "AlwaysAllow" },
+        "address": node.v4(),
         "containerRuntimeEndpoint": format!("unix://{SOCKET}"),
         "clusterDomain": "cluster.local",
         "clusterDNS": [DNS_SERVICE],
@@ -147,6 +160,9 @@ fn kubelet_config(node: Node, resolv: &str) -> String {
         "maxPods": 200,
         "syncFrequency": "10s",
         "nodeStatusUpdateFrequency": "10s",
-    })
-    .to_string()
+    });
+    for (key, value) in shared_machine().as_object().into_iter().flatten() {
+        config[key] = value.clone();
+    }
+    config.to_string()
 }

@@ -5,6 +5,7 @@
 
 pub mod address;
 mod node;
+mod removal;
 mod service;
 mod service_cidr;
 mod slice;

@@ -98,7 +98,12 @@ async fn answer(State(server): State<Server>, request: Request) -> Response {
         });
         return Body::from_stream(stream::iter(first).chain(lines)).into_response();
     }
-    let items = inner.items.get(path.as_str()).cloned().unwrap_or_default();
+    // Of one object, in its namespace.
+    let whole = path.replace("/namespaces/default", "");
+    let items = inner.items.iter().find(|(of, _)| **of == whole).map(|(_, items)| items.clone());
+    let named = query.split('&').find_map(|part| part.strip_prefix("fieldSelector=metadata.name%3D"));
+    let is_asked_for = |item: &Value| named.is_none_or(|name| item["metadata"]["name"] == name);
+    let items: Vec<_> = items.into_iter().flatten().filter(is_asked_for).collect();
     let metadata = json!({"resourceVersion": inner.version.to_string()});
     json!({"kind": "List", "apiVersion": "v1", "metadata": metadata, "items": items})
         .to_string()
@@ -264,6 +269,27 @@ async fn a_history_that_went_back_ends_in_a_new_list() {
     test.server.inner.lock().unwrap().version = 3;
     fails(&test);
     assert_eq!(test.services().await, ["c"]);
+}
+
+/// The restored server has made as many changes as were lost before it is asked.
+#[tokio::test]
+async fn a_history_that_has_grown_again_is_known_by_its_objects() {
+    let mut test = Test::start(&[]).await;
+    assert_eq!(test.services().await, ["a"]);
+    test.watches().await;
+    let fails = |test: &Test| {
+        let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 500});
+        test.send(SERVICES, "ERROR", &status);
+    };
+    test.set(vec![service("b", "10.96.0.2")]);
+    test.server.inner.lock().unwrap().version = 50;
+    fails(&test);
+    assert_eq!(test.services().await, ["b"], "the one that changed last is not there");
+    test.watches().await;
+    test.send(SERVICES, "DELETED", &service("b", "10.96.0.2"));
+    while !matches!(test.next().await, Event::Delete(_)) {}
+    fails(&test);
+    assert_eq!(test.services().await, ["b"], "the one that was removed last is there");
 }
 
 #[tokio::test]

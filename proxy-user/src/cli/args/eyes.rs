@@ -39,6 +39,9 @@ pub struct MonitorArgs {
     /// End after so long.
     #[arg(long, env = "BALLAST_TIMEOUT", value_name = "DURATION", value_parser = value::duration)]
     pub timeout: Option<Duration>,
+    /// End when standard input ends. `kubectl exec -i` closes it when it is interrupted, and ends no process by itself.
+    #[arg(long, env = "BALLAST_END_WITH_STDIN")]
+    pub end_with_stdin: bool,
 }
 
 /// What happened.

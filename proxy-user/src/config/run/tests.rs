@@ -191,7 +191,7 @@ fn values_of_the_paths_are_checked(#[case] flags: &[&str], #[case] parts: &[&str
 }
 
 #[test]
-fn source_ports_are_those_that_nobody_else_has() {
+fn source_ports_are_those_that_are_free() {
     let config = parse(&[]).unwrap();
     let [low, high] = config.node.snat_ports;
     let local = ports::local().unwrap();

@@ -33,7 +33,7 @@ impl Node {
         });
     }
 
-    /// Code and body, when somebody listens.
+    /// Code and body, when a server listens.
     async fn ask(&self, port: u16) -> Option<(u16, String, String)> {
         let address = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port);
         for _ in 0..200 {
@@ -45,7 +45,7 @@ impl Node {
         None
     }
 
-    /// Waits until nobody listens.
+    /// Waits until no server listens.
     async fn closed(&self, port: u16) {
         while tokio::net::TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await.is_ok() {
             tokio::time::sleep(Duration::from_millis(10)).await;

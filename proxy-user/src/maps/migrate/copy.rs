@@ -2,7 +2,7 @@
 
 use proxy_common::Address;
 use proxy_common::config::NodeConfig;
-use proxy_common::conntrack::ASSURED;
+use proxy_common::conntrack::{ASSURED, is_closed};
 
 use super::layout::Layout;
 use super::table::{Put, Scope, Table};
@@ -30,8 +30,8 @@ impl Copied {
     }
 }
 
-/// Copies what has changed in `from` since it was last looked at. Flows that are over or have expired are not added: a table
-/// is full of them.
+/// Copies what has changed in `from` since it was last looked at. Flows that have expired are not added, nor those that are
+/// over, unless their source port is in quarantine: a table is full of them.
 pub(super) fn copy<A: Address, F: Layout<A>, T: Layout<A>>(
     from: &mut Table<A, F>,
     to: &mut Table<A, T>,
@@ -39,13 +39,13 @@ pub(super) fn copy<A: Address, F: Layout<A>, T: Layout<A>>(
     scope: Scope,
 ) -> Copied {
     let mut copied = Copied::default();
-    to.begin_pass();
     let mut changed = from.changes(scope);
     let now = from.latest();
-    changed.retain(|flow| !flow.is_expired(now, config));
+    to.begin_pass(now);
+    changed.retain(|flow| T::takes(flow) && (!flow.is_expired(now, config) || to.is_quarantined(flow)));
     // Where there is not room for all, connections come first.
-    let (first, then): (Vec<_>, Vec<_>) = changed.into_iter().partition(|flow| flow.bits() & ASSURED != 0);
-    for flow in first.into_iter().chain(then).filter(|flow| T::takes(flow)) {
+    changed.sort_by_key(|flow| (is_closed(flow.bits()), flow.bits() & ASSURED == 0));
+    for flow in changed {
         match to.put(&flow) {
             Put::Added => copied.added += 1,
             Put::Updated => copied.updated += 1,

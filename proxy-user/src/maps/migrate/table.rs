@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 
 use proxy_common::Address;
 use proxy_common::PROTO_UDP;
-use proxy_common::conntrack::{ASSURED, is_closed, is_half_closed};
+use proxy_common::conntrack::{ASSURED, in_time_wait, is_closed, is_half_closed};
 use proxy_common::flow::{FlowEntry, FlowKey, NO_POSITION, STATE_CLAIMED, bits_of, tag};
 
 use super::index::Index;
@@ -38,8 +38,10 @@ pub(super) struct Table<A, L> {
     hot: BTreeSet<u32>,
     /// Jiffies of the last packet of all.
     latest: Option<u32>,
-    /// By rank: no entry was found in this pass.
-    exhausted: [bool; RANKS],
+    /// Jiffies when this pass began.
+    now: u32,
+    /// By [`Rank`]: no entry was found in this pass.
+    exhausted: [bool; RANKS.len()],
     layout: PhantomData<(A, L)>,
 }
 
@@ -62,16 +64,26 @@ pub(super) enum Put {
     Updated,
     /// The table has a newer flow with one of its keys.
     Newer,
-    /// The flow is over, and the table does not have it.
+    /// The flow is over, and nothing is to be known of it any more, or there is no free entry for it.
     Over,
     NoRoom,
 }
 
-/// The entries that a flow may take: free ones, those of closed flows, those of flows without data both ways.
-const RANKS: usize = 3;
+/// Entries that a flow may take.
+#[derive(Clone, Copy, Debug)]
+enum Rank {
+    /// Free ones.
+    Free,
+    /// Those of closed flows whose source ports may be used again.
+    Over,
+    /// Those of closed flows.
+    Closed,
+    /// Those of flows without data both ways.
+    Unassured,
+}
 
-/// Whether a flow may take such entries, and which bits their flows have.
-type Rank = (bool, fn(u32) -> bool);
+/// All of them, the first to be taken first.
+const RANKS: [Rank; 4] = [Rank::Free, Rank::Over, Rank::Closed, Rank::Unassured];
 
 impl<A: Address, L: Layout<A>> Table<A, L> {
     pub(super) fn new(flows: Mapping, index: Mapping, sizes: Sizes) -> Self {
@@ -85,7 +97,8 @@ impl<A: Address, L: Layout<A>> Table<A, L> {
             seen,
             hot: BTreeSet::new(),
             latest: None,
-            exhausted: [false; RANKS],
+            now: 0,
+            exhausted: [false; RANKS.len()],
             layout: PhantomData,
         }
     }
@@ -118,9 +131,15 @@ impl<A: Address, L: Layout<A>> Table<A, L> {
         self.latest.unwrap_or_default()
     }
 
-    /// Looks for room again.
-    pub(super) fn begin_pass(&mut self) {
-        self.exhausted = [false; RANKS];
+    /// Looks for room again; `now`: jiffies.
+    pub(super) fn begin_pass(&mut self, now: u32) {
+        self.now = now;
+        self.exhausted = [false; RANKS.len()];
+    }
+
+    /// Whether the source port of a closed flow is in quarantine: its backend may be in `TIME_WAIT`.
+    pub(super) fn is_quarantined(&self, flow: &FlowEntry<A>) -> bool {
+        in_time_wait(flow.proto, flow.bits(), flow.last_seen, self.now, self.sizes.hz)
     }
 
     /// Takes nothing for known: as if programs had made what is there.
@@ -193,20 +212,23 @@ impl<A: Address, L: Layout<A>> Table<A, L> {
         L::read(&self.flows, index as usize, self.sizes.hz)
     }
 
-    /// Adds a flow, or what is new of it. Of two flows with one key the newer one stays.
+    /// Adds a flow, or what is new of it. Of two flows with one key the newer one stays. Of a closed one the key of the replies
+    /// is enough, which keeps its source port from other clients: its own may have begun another flow.
     pub(super) fn put(&mut self, flow: &FlowEntry<A>) -> Put {
-        for direction in 0..2 {
+        let is_over = is_closed(flow.bits());
+        for direction in [1, 0] {
             let Some((index, state)) = self.find(&flow.key(direction)) else { continue };
             let Some(there) = self.flow(index) else { continue };
             if is_same(&there, flow) {
                 return self.update(index, state, &there, flow);
             }
-            if !self.goes_first(flow, &there) {
+            if self.goes_first(flow, &there) {
+                self.remove(index, state);
+            } else if direction == 1 || !is_over {
                 return Put::Newer;
             }
-            self.remove(index, state);
         }
-        if is_closed(flow.bits()) { Put::Over } else { self.add(flow) }
+        if is_over && !self.is_quarantined(flow) { Put::Over } else { self.add(flow) }
     }
 
     /// Whether a flow takes the key of another one. The newer one does, as its packets are those of now; but of two that
@@ -246,37 +268,48 @@ impl<A: Address, L: Layout<A>> Table<A, L> {
     }
 
     /// Claims an entry: a free one; else that of a closed flow; else, for a connection with data both ways, that of a flow
-    /// which is none (yet).
+    /// which is none (yet). A closed flow takes none whose own source port is in quarantine.
     fn claim(&mut self, flow: &FlowEntry<A>) -> Option<u32> {
-        let ranks: [Rank; RANKS] = [
-            (true, |bits| bits == 0),
-            (true, is_closed),
-            (flow.bits() & ASSURED != 0, |bits| bits & ASSURED == 0),
-        ];
-        for (rank, (allowed, suits)) in ranks.into_iter().enumerate() {
-            if !allowed || self.exhausted.get(rank).copied().unwrap_or_default() {
+        let is_open = !is_closed(flow.bits());
+        for (number, rank) in RANKS.into_iter().enumerate() {
+            let is_allowed = match rank {
+                Rank::Free | Rank::Over => true,
+                Rank::Closed => is_open,
+                Rank::Unassured => is_open && flow.bits() & ASSURED != 0,
+            };
+            if !is_allowed || self.exhausted.get(number).copied().unwrap_or_default() {
                 continue;
             }
-            let claimed = self.claim_where(suits);
+            let claimed = self.claim_of(rank);
             if claimed.is_some() {
                 return claimed;
             }
-            if let Some(exhausted) = self.exhausted.get_mut(rank) {
+            if let Some(exhausted) = self.exhausted.get_mut(number) {
                 *exhausted = true;
             }
         }
         None
     }
 
-    /// Claims an entry whose flow has such bits; 0: there is none.
-    fn claim_where(&mut self, suits: impl Fn(u32) -> bool) -> Option<u32> {
+    fn suits(&self, rank: Rank, flow: Option<&FlowEntry<A>>) -> bool {
+        match (rank, flow) {
+            (Rank::Free, there) => there.is_none(),
+            (_, None) => false,
+            (Rank::Over, Some(flow)) => is_closed(flow.bits()) && !self.is_quarantined(flow),
+            (Rank::Closed, Some(flow)) => is_closed(flow.bits()),
+            (Rank::Unassured, Some(flow)) => flow.bits() & ASSURED == 0,
+        }
+    }
+
+    /// Claims an entry of this rank; `None`: there is none.
+    fn claim_of(&mut self, rank: Rank) -> Option<u32> {
         for _ in 0..self.sizes.entries {
             self.cursor = self.cursor.checked_sub(1).unwrap_or(self.sizes.entries - 1);
             let state = L::state(&self.flows, self.cursor as usize)?;
-            let is_used = L::is_used(state);
-            let bits = if is_used { self.flow(self.cursor)?.bits() } else { 0 };
-            if !L::is_claimed(state) && suits(bits) && L::claim(&self.flows, self.cursor as usize, state) {
-                if is_used {
+            let there = if L::is_used(state) { Some(self.flow(self.cursor)?) } else { None };
+            let is_free = !L::is_claimed(state) && self.suits(rank, there.as_ref());
+            if is_free && L::claim(&self.flows, self.cursor as usize, state) {
+                if there.is_some() {
                     self.remove_keys(self.cursor);
                 }
                 return Some(self.cursor);
@@ -286,11 +319,15 @@ impl<A: Address, L: Layout<A>> Table<A, L> {
     }
 
     fn add(&mut self, flow: &FlowEntry<A>) -> Put {
-        let Some(index) = self.claim(flow) else { return Put::NoRoom };
+        let is_over = is_closed(flow.bits());
+        let Some(index) = self.claim(flow) else { return if is_over { Put::Over } else { Put::NoRoom } };
         let blank = FlowEntry { positions: [NO_POSITION; 2], tags: [0; 2], ..*flow };
         L::fill(&self.flows, index as usize, &blank);
         let put = match self.add_key(index, 1, flow) {
-            Put::Added => self.add_key(index, 0, flow),
+            Put::Added => match self.add_key(index, 0, flow) {
+                _ if is_over => Put::Added,
+                put => put,
+            },
             put => put,
         };
         let bits = if put == Put::Added { bits_of(flow.state) & !STATE_CLAIMED } else { 0 };

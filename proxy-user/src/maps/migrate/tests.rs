@@ -5,7 +5,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proxy_common::abi::Plain;
 use proxy_common::config::{NodeConfig, PortRange};
-use proxy_common::conntrack::{ASSURED, FIN_CLIENT, SEEN_REPLY, timeout};
+use proxy_common::conntrack::{ASSURED, FIN_BACKEND, FIN_CLIENT, RST_BACKEND, SEEN_REPLY, timeout};
 use proxy_common::flow::{
     BUCKET_SLOTS, Bucket, FlowEntry, NO_POSITION, STATE_CLAIMED, STATE_DIRECT, STATE_SNAT, STATE_USED,
     buckets_for, buckets_of,
@@ -227,6 +227,87 @@ fn flows_that_are_over_or_have_no_word_are_left_out() {
     is_found(&new, &late);
     assert_eq!(new.find(&flow(1, 0).forward_key()), None);
     assert_eq!(new.find(&flow(2, 0).forward_key()), None);
+}
+
+/// Both ends have closed such a flow.
+const CLOSED: u32 = STATE_SNAT | SEEN_REPLY | ASSURED | FIN_CLIENT | FIN_BACKEND;
+
+/// A closed flow that was silent for so many seconds when flow 99 of the same table has its last packet.
+fn closed(number: u16, silent: u32) -> FlowEntry<A4> {
+    FlowEntry { last_seen: 1000 + (100 - silent) * HZ, source_port: 1000 + number, ..flow(number, CLOSED) }
+}
+
+fn last() -> FlowEntry<A4> {
+    FlowEntry { last_seen: 1000 + 100 * HZ, ..flow(99, SEEN_REPLY | ASSURED) }
+}
+
+fn closed_flows_are_copied<F: Layout<A4>, T: Layout<A4>>(mut from: Table<A4, F>, mut to: Table<A4, T>) {
+    let (waits, rests) = (closed(1, 5), closed(2, 70));
+    let reset = FlowEntry { state: closed(3, 1).state | u64::from(RST_BACKEND), ..closed(3, 1) };
+    // Programs close flows; tables are not given closed ones that they do not have.
+    [waits, rests, reset, last()].iter().zip(0..).for_each(|(flow, index)| from.begin_at(index, flow));
+    assert_eq!(all(&mut from, &mut to), Copied { added: 2, updated: 0, lost: 0 });
+    let index = to.find(&waits.reply_key()).expect("the source port is free").0;
+    assert_eq!(
+        to.flow(index).unwrap().bits() & (FIN_CLIENT | FIN_BACKEND | STATE_SNAT),
+        waits.bits() & !(SEEN_REPLY | ASSURED | STATE_USED)
+    );
+    assert_eq!(to.find(&waits.forward_key()).map(|(index, _)| index), Some(index));
+    for other in [rests, reset] {
+        assert_eq!(to.find(&other.reply_key()), None, "{other:?}");
+    }
+}
+
+/// Programs of the other version must not use a source port whose backend is in `TIME_WAIT`.
+#[test]
+fn source_ports_in_quarantine_are_so_in_the_other_table() {
+    closed_flows_are_copied(
+        current(ENTRIES, buckets_for(ENTRIES), 1),
+        second(ENTRIES, buckets_for(ENTRIES), 2),
+    );
+    closed_flows_are_copied(
+        second(ENTRIES, buckets_for(ENTRIES), 1),
+        current(ENTRIES, buckets_for(ENTRIES), 2),
+    );
+}
+
+/// Its client has begun another one with the same ports, from another source port.
+#[test]
+fn a_closed_flow_is_copied_beside_the_next_one_of_its_client() {
+    let (mut from, mut to) = (current(64, 32, 1), second(64, 32, 2));
+    let before = closed(1, 5);
+    let next = FlowEntry {
+        created: 1000 + 99 * HZ,
+        source_port: 7,
+        last_seen: last().last_seen,
+        ..flow(1, STATE_SNAT | SEEN_REPLY | ASSURED)
+    };
+    // Of the one that is over, programs have removed the key of the client's packets.
+    from.begin_at(0, &before);
+    from.begin_at(1, &next);
+    assert_eq!(all(&mut from, &mut to).added, 2);
+    is_found(&to, &next);
+    let (index, _) = to.find(&before.reply_key()).expect("the source port is free");
+    assert_eq!(to.flow(index).unwrap().source_port, before.source_port);
+}
+
+#[test]
+fn a_closed_flow_takes_nothing_from_others() {
+    let mut table = second(8, 8, 1);
+    table.begin_pass(last().last_seen);
+    for number in 0..7 {
+        assert_eq!(table.put(&closed(number, 3)), Put::Added);
+    }
+    assert_eq!(table.put(&flow(7, 0)), Put::Added);
+    assert_eq!(table.put(&closed(8, 3)), Put::Over);
+    // Ten seconds before the first seven may be used again, and after it.
+    table.begin_pass(last().last_seen + 50 * HZ);
+    assert_eq!(table.put(&closed(9, 0)), Put::Over);
+    table.begin_pass(last().last_seen + 65 * HZ);
+    assert_eq!(table.put(&closed(9, 0)), Put::Added);
+    // A connection takes any of them.
+    assert_eq!(table.put(&flow(10, SEEN_REPLY)), Put::Added);
+    is_found(&table, &flow(7, 0));
 }
 
 #[test]

@@ -8,6 +8,7 @@ mod memory;
 mod node;
 mod oracle;
 mod properties;
+mod removal;
 mod restart;
 pub mod universe;
 

@@ -115,7 +115,7 @@ impl Model {
             return Must::Drop;
         };
         if met.input.len() - ETHERNET > route.mtu {
-            // It is an error; nobody is told.
+            // It is an error, which is not answered.
             self.count(Reason::NoRoute, 0);
             return Must::Drop;
         }

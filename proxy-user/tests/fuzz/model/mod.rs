@@ -118,7 +118,7 @@ impl Model {
             Must::Leave(expected) => (Outcome::Redirect, Some(expected)),
         };
         let is_answer = met.seen.packet.len() != met.input.len();
-        // Nobody reads the sum of what is dropped, or answered out of the device that it came by.
+        // The sum is not compared for what is dropped, or answered out of the device that it came by.
         if met.seen.is_sum_wrong && outcome != Outcome::Drop && !is_answer {
             return Err("the sum over the whole packet is wrong".to_owned());
         }

@@ -131,7 +131,7 @@ impl Model {
         let at = self.of_client(segment)?;
         let flow = &self.flows[at];
         if flow.waits() && self.now - flow.last_seen > timeout::SYN_ANSWER {
-            self.reach("a SYN that nobody answers goes elsewhere");
+            self.reach("an unanswered SYN goes elsewhere");
             self.has_failed(at);
             self.expire(at);
             return None;

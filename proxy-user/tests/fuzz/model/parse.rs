@@ -169,7 +169,7 @@ fn segment(
     let there = &bytes[l4..end];
     let (ports, flags, (seq, ack)) = match proto {
         TCP => {
-            // The length of its options is nobody's business here.
+            // The length of its options does not matter here.
             let Some(fixed) = there.get(..20) else { return Parsed::Malformed };
             let mut fixed = fixed.to_vec();
             let flags = fixed[13];

@@ -1,6 +1,7 @@
 //! What a person sees of it: `ballast monitor` and `ballast explain` on a real node.
 
 use std::process::{Child, Stdio};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
@@ -15,6 +16,7 @@ const WISH: Wish = Wish { pods: 1, services: &[WEB, EMPTY], flags: crate::lab::S
 
 pub const CASES: &[Case] = &[
     Case { name: "eyes::monitor_shows_new_flows_and_refusals", wish: WISH, run: monitors },
+    Case { name: "eyes::monitor_ends_with_its_input", wish: WISH, run: ends_with_its_input },
     Case { name: "eyes::explain_says_what_happens", wish: WISH, run: explains },
     Case { name: "eyes::programmed_tells_what_is_in_force", wish: WISH, run: programmed },
 ];
@@ -60,6 +62,22 @@ fn monitors(lab: &Lab) -> Result<()> {
         let pod = super::pod(family, 0, Kind::Tcp).to_string();
         ensure!(seen["backend"] == pod && seen["frontend"] == web.to_string(), "{seen}");
     }
+    Ok(())
+}
+
+/// As in a pod whose `kubectl ballast monitor` was interrupted: no event comes, and no reader tells of its end.
+fn ends_with_its_input(lab: &Lab) -> Result<()> {
+    let mut command = lab.node.command(binary());
+    command.args(["monitor", "--end-with-stdin", "--timeout", "10m", "--bpffs"]).arg(lab.bpffs());
+    let mut monitor =
+        command.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().context("cannot run ballast")?;
+    std::thread::sleep(Duration::from_secs(2));
+    let early = monitor.try_wait()?;
+    drop(monitor.stdin.take());
+    let ended = eventually(SOON, || monitor.try_wait()?.context("it goes on without its input"));
+    // It fails where it has ended.
+    let _ = monitor.kill();
+    ensure!(early.is_none() && ended?.success(), "with its input open: {early:?}");
     Ok(())
 }
 

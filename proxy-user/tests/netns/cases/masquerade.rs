@@ -150,7 +150,7 @@ fn sockets_of(space: &Space, from: IpAddr, to: SocketAddr) -> Result<UdpSocket> 
     })
 }
 
-/// Whoever comes second meets the other's ports.
+/// The second one meets the ports of the first.
 fn tcp(lab: &Lab, ballast_first: bool) -> Result<()> {
     masquerade(lab)?;
     held::serve(lab, 0)?;

@@ -2,9 +2,11 @@
 //!
 //! `BALLAST_PREVIOUS_BIN` names the binary of that version; `cargo xtask test` builds it.
 
+use std::collections::BTreeMap;
 use std::io::Read as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::json;
@@ -14,7 +16,7 @@ use super::{Case, is_clean, tcp, udp, vip};
 use crate::agent;
 use crate::lab::{Lab, SOON, Wish, eventually};
 use crate::manifest::{Family, Service, text_with};
-use crate::peer::{Attempt, Kind, Load, Peer};
+use crate::peer::{Attempt, Close, Kind, Load, Peer};
 
 const PORTS: Service =
     Service { name: "ports", number: 50, ports: &[tcp(80, 8080, &[0, 1]), udp(53, 5353, &[0, 1])] };
@@ -45,6 +47,17 @@ const CLSACT: &[&str] = &[
     "--max-services", "64", "--max-frontends", "64", "--max-slots", "1024", "--max-backends", "256",
     "--max-flows", "65536", "--max-sockets", "4096",
 ];
+/// So few source ports that some would be used twice.
+#[rustfmt::skip]
+const FEW_PORTS: &[&str] = &[
+    "--masquerade-all", "--snat-ports", "20000-20999",
+    "--max-services", "64", "--max-frontends", "64", "--max-slots", "1024", "--max-backends", "256",
+    "--max-flows", "16384", "--max-sockets", "4096",
+];
+/// Connections of each family under one version.
+const CONNECTIONS: usize = 150;
+/// The endpoint's `TIME_WAIT`.
+const TIME_WAIT: Duration = Duration::from_secs(60);
 const SERVERS: &[&str] = &["0/8080", "1/8080", "0/5353", "1/5353"];
 
 pub const CASES: &[Case] = &[
@@ -62,6 +75,11 @@ pub const CASES: &[Case] = &[
         name: "migrate::there_and_back_by_clsact",
         wish: Wish { pods: 2, services: &[], flags: CLSACT },
         run: migrates,
+    },
+    Case {
+        name: "migrate::source_ports_stay_in_quarantine",
+        wish: Wish { pods: 2, services: &[], flags: FEW_PORTS },
+        run: leaves_ports_alone,
     },
 ];
 
@@ -95,10 +113,8 @@ fn put(lab: &Lab) -> Result<()> {
     lab.folder.put_text("sticky", &text_with(STICKY, &json!({"spec": {"sessionAffinity": "ClientIP"}}))?)
 }
 
-fn migrates(lab: &Lab) -> Result<()> {
-    // `cargo xtask test` says so, and fails unless the clone is shallow.
-    let Some(previous) = previous() else { return Ok(()) };
-    // The lab has begun with the version under test: away with all of it.
+/// Starts the version before; the lab has begun with the one under test, of which nothing is left.
+fn begin_with(lab: &Lab, previous: &Path) -> Result<()> {
     lab.kill()?;
     // Without a name it asks for the cgroup of the whole machine, which another case may be looking at.
     let cgroup = lab.cgroup().display().to_string();
@@ -107,9 +123,46 @@ fn migrates(lab: &Lab) -> Result<()> {
     // The node's address for SNAT is one of the device that leads outside.
     open_up(lab)?;
     put(lab)?;
+    previous.clone_into(&mut lab.setup().binary);
+    lab.begin()
+}
+
+/// An endpoint that closes first keeps the connection's ports for a minute, and would answer another client's SYN from the same
+/// source port with an ACK: no version uses a port again that another one has used towards it.
+fn leaves_ports_alone(lab: &Lab) -> Result<()> {
+    let Some(previous) = previous() else { return Ok(()) };
+    begin_with(lab, &previous)?;
     let ours = agent::binary();
-    lab.setup().binary.clone_from(&previous);
-    lab.begin()?;
+    let (_late, other) = lab.add_client()?;
+    let mut used = BTreeMap::new();
+    for change in 0..4 {
+        match change {
+            0 => reaches(&lab.client)?,
+            1 | 3 => upgrade(lab, &ours).with_context(|| format!("change {change}"))?,
+            _ => downgrade(lab, &previous).with_context(|| format!("change {change}"))?,
+        }
+        // Two clients: the clocks in their SYNs have nothing to do with each other.
+        let client = if change % 2 == 0 { &lab.client } else { &other };
+        for family in Family::BOTH {
+            let attempt = Attempt::new(Kind::Tcp, vip(family, PORTS, Kind::Tcp)).close(Close::Server);
+            eventually(SOON, || client.reach(attempt)).context("no answer at all")?;
+            for _ in 0..CONNECTIONS {
+                let seen = client.reach(attempt)?;
+                ensure!(seen.syn_retransmits == 0, "change {change}: a SYN was sent again: {seen:?}");
+                let before = used.insert((seen.server.clone(), seen.client), (change, Instant::now()));
+                let rested = before.is_none_or(|(_, when)| when.elapsed() > TIME_WAIT);
+                ensure!(rested, "change {change}: {seen:?} has a source port of {before:?}");
+            }
+        }
+    }
+    Ok(())
+}
+
+fn migrates(lab: &Lab) -> Result<()> {
+    // `cargo xtask test` says so, and fails unless the clone is shallow.
+    let Some(previous) = previous() else { return Ok(()) };
+    begin_with(lab, &previous)?;
+    let ours = agent::binary();
     for (_, client) in lab.clients() {
         reaches(client)?;
     }
@@ -158,10 +211,10 @@ fn reaches(client: &Peer) -> Result<()> {
 
 /// Some traffic between two changes.
 fn settle() {
-    std::thread::sleep(std::time::Duration::from_secs(2));
+    std::thread::sleep(Duration::from_secs(2));
 }
 
-fn upgrade(lab: &Lab, ours: &std::path::Path) -> Result<()> {
+fn upgrade(lab: &Lab, ours: &Path) -> Result<()> {
     settle();
     lab.kill()?;
     ours.clone_into(&mut lab.setup().binary);
@@ -175,7 +228,7 @@ fn upgrade(lab: &Lab, ours: &std::path::Path) -> Result<()> {
     Ok(())
 }
 
-fn downgrade(lab: &Lab, previous: &std::path::Path) -> Result<()> {
+fn downgrade(lab: &Lab, previous: &Path) -> Result<()> {
     settle();
     let mut command = lab.node.command(agent::binary());
     command.args(["downgrade", "--wait", "2m", "--bpffs"]).arg(lab.bpffs());

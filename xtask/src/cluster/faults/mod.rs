@@ -15,6 +15,7 @@ mod knock;
 mod node;
 mod objects;
 mod page;
+mod plugin;
 mod probe;
 mod rolling;
 mod table;
@@ -46,13 +47,16 @@ const QUIET: Duration = Duration::from_secs(30);
 /// How often agents are killed, on all nodes together.
 const KILLS: usize = 50;
 
+/// For how many seconds the API server is away, unless somebody says otherwise; the page tells if so.
+const AWAY: u64 = 600;
+
 /// Which faults, and what becomes of the result.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Args {
     /// Only those with one of these texts in their line
     only: Vec<String>,
     /// For how many seconds the API server is away
-    #[arg(long, value_name = "SECONDS", default_value_t = 600)]
+    #[arg(long, value_name = "SECONDS", default_value_t = AWAY)]
     away: u64,
     /// Write the table to docs/benchmarks/faults.md
     #[arg(long)]
@@ -87,7 +91,8 @@ const FAULTS: [Case; 17] = [
 ];
 
 /// What has to be so in a cluster at rest.
-const FACTS: [(&str, Fact); 2] = [
+const FACTS: [(&str, Fact); 3] = [
+    ("kubectl ballast asks every agent, with the rights of its page", plugin::asks_every_agent),
     ("nodes share nothing", facts::nothing_is_shared),
     ("pods of before and after the agent, of every kind, are served", facts::all_pods_are_served),
 ];
@@ -103,7 +108,7 @@ pub fn run(place: &Place, args: &Args) -> Result<()> {
         lines.push(under_traffic(&world, case, &kit)?);
         signal::check()?;
     }
-    // Connections may fail meanwhile, so nobody counts.
+    // Connections may fail meanwhile, so they are not counted.
     for damage in damage::DAMAGES.iter().filter(|damage| is_wanted(damage.what)) {
         lines.push(at_rest(damage.what, || damage.bring(&world)));
         signal::check()?;
@@ -123,6 +128,9 @@ pub fn run(place: &Place, args: &Args) -> Result<()> {
         if !args.only.is_empty() {
             title.push_str(", some of the cases");
             part.push_str(", some");
+        }
+        if args.away != AWAY {
+            let _ = write!(command, " --away {}", args.away);
         }
         for only in &args.only {
             let _ = write!(command, " '{only}'");

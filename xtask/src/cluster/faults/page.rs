@@ -18,7 +18,7 @@ written by the command that it names; `cargo xtask cluster faults --help` explai
 In the tables, NEW, LONG, UDP and AFFINITY count questions: each by a new TCP connection; by TCP connections that stay all the \
 time; by UDP sockets, new ones and such that stay; by new connections to a Service with session affinity. FAILED are those \
 without an answer, RESET of these the ones that a RST ended, SYNS AGAIN SYNs that were sent again (`TCP_INFO`), MOVED answers \
-of another pod where it has to be the same. Five clients ask, over IPv4 and IPv6: a process of a node, a pod, the same pod past \
+of another pod where it has to be the same. Five clients ask, over IPv4 and IPv6: a process of a node, a pod, another pod past \
 the socket programs, and clients outside by the node ports of two nodes.
 ";
 

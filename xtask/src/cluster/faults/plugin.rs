@@ -1,0 +1,196 @@
+//! `kubectl ballast` as an administrator has it: with no more rights than `docs/kubectl.md` names.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::PathBuf;
+use std::process::{Child, Stdio};
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::{Value, json};
+
+use super::agents::Agents;
+use super::table::NotHere;
+use super::world::{self, SOON, World};
+use crate::cluster::plan::{CONTROL_V4, Node};
+use crate::cluster::{Place, apply, deployed, kubectl};
+use crate::host;
+use crate::signal;
+use crate::workspace::Workspace;
+
+/// The account, its roles and their bindings.
+const NAME: &str = "ballast-viewer";
+/// On the machine `control`: kubectl finds plugins by their names.
+const PLUGIN: &str = "kubectl-ballast";
+
+/// Each command is run, and says what is so.
+pub(super) fn asks_every_agent(world: &World<'_>) -> Result<()> {
+    if world.agents != Agents::Pods {
+        return Err(NotHere("agents that are processes of their nodes have no pods to ask in".into()).into());
+    }
+    let place = world.place;
+    let link = place.programs().join(PLUGIN);
+    if !link.exists() {
+        symlink("ballast", &link).context("cannot link the plugin")?;
+    }
+    let user = viewer(place)?;
+    let done = all(world, &user);
+    let bindings = [format!("clusterrolebinding/{NAME}"), format!("clusterrole/{NAME}")];
+    kubectl(place, &["delete", &bindings[0], &bindings[1]]).read()?;
+    let own = [format!("rolebinding/{NAME}"), format!("role/{NAME}"), format!("serviceaccount/{NAME}")];
+    kubectl(place, &["delete", "-n", deployed::SPACE, &own[0], &own[1], &own[2]]).read()?;
+    done
+}
+
+/// A kubeconfig of an account with the rights of the page.
+fn viewer(place: &Place) -> Result<PathBuf> {
+    let page = Workspace::find()?.root().join("docs/kubectl.md");
+    let text = fs::read_to_string(&page).with_context(|| format!("cannot read {}", page.display()))?;
+    let file = place.write("viewer.yaml", rights(&text).context("docs/kubectl.md names no rights")?)?;
+    kubectl(place, &["apply", "-f", &file.display().to_string()]).read()?;
+    let binding = |kind: &str, role: &str| {
+        json!({
+            "apiVersion": "rbac.authorization.k8s.io/v1",
+            "kind": kind,
+            "metadata": { "name": NAME, "namespace": deployed::SPACE },
+            "roleRef": { "apiGroup": "rbac.authorization.k8s.io", "kind": role, "name": NAME },
+            "subjects": [{ "kind": "ServiceAccount", "name": NAME, "namespace": deployed::SPACE }],
+        })
+    };
+    let mut of_cluster = binding("ClusterRoleBinding", "ClusterRole");
+    if let Some(metadata) = of_cluster["metadata"].as_object_mut() {
+        metadata.remove("namespace");
+    }
+    let account = json!({
+        "apiVersion": "v1",
+        "kind": "ServiceAccount",
+        "metadata": { "name": NAME, "namespace": deployed::SPACE },
+    });
+    let items = [account, of_cluster, binding("RoleBinding", "Role")];
+    apply(place, &json!({ "apiVersion": "v1", "kind": "List", "items": items }))?;
+    let token = kubectl(place, &["create", "token", NAME, "-n", deployed::SPACE]).read()?;
+    let authority = place.key("ca.crt").display().to_string();
+    let server = format!("https://{CONTROL_V4}:6443");
+    let config = json!({
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{ "name": "x", "cluster": { "server": server, "certificate-authority": authority } }],
+        "users": [{ "name": "x", "user": { "token": token.trim() } }],
+        "contexts": [{ "name": "x", "context": { "cluster": "x", "user": "x" } }],
+        "current-context": "x",
+    });
+    place.write("viewer.conf", &config.to_string())
+}
+
+/// The block of YAML in the page.
+fn rights(page: &str) -> Option<&str> {
+    page.split_once("```yaml\n")?.1.split_once("```").map(|(yaml, _)| yaml)
+}
+
+fn all(world: &World<'_>, user: &std::path::Path) -> Result<()> {
+    let plugin = |words: &[&str]| {
+        let user = format!("KUBECONFIG={}", user.display());
+        world.place.control().command(&[&["env", &user, "kubectl", "ballast"], words].concat())
+    };
+    let says = |words: &[&str], parts: &[&str]| -> Result<String> {
+        let told = plugin(words).read()?;
+        let missing = parts.iter().find(|part| !told.contains(**part));
+        ensure!(missing.is_none(), "`kubectl ballast {}` does not say {missing:?}:\n{told}", words.join(" "));
+        Ok(told)
+    };
+    let nodes: Vec<_> = world.nodes().iter().map(Node::to_string).collect();
+    let names: Vec<_> = nodes.iter().map(String::as_str).collect();
+    says(&["status"], &names)?;
+    let one = says(&["status", "--node", names[0]], &names[..1])?;
+    ensure!(!one.contains(names[1]), "--node asks others, too:\n{one}");
+    let wrong = plugin(&["status", "--node", "node11"]).read().map_or_else(|error| format!("{error:#}"), |told| told);
+    ensure!(wrong.contains("no agent runs on a node node11"), "of a node that is not there: {wrong}");
+
+    let every = format!("{0}/{0}", names.len());
+    says(&["service", "list"], &[world::NAME, world::ADDRESS, &every])?;
+    let target = format!("svc/default/{}:80", world::NAME);
+    let last = names[names.len() - 1];
+    let pod = format!("pod default/{} on node {last}", world::CLIENT);
+    says(&["explain", &format!("pod/default/{}", world::CLIENT), &target], &[&pod, world::ADDRESS, "10.244."])?;
+    says(&["explain", &format!("node/{}", names[0]), &format!("svc/{}", world::NAME)], &[names[0], "10.244."])?;
+
+    let object = format!("service/{}", world::NAME);
+    says(&["wait", &object, "--programmed"], &["programmed"])?;
+    // At once after a change of its endpoints: what comes then is served by every node.
+    world.scale(world::PODS + 1)?;
+    says(&["wait", &object, "--programmed"], &["programmed"])?;
+    super::rolling::await_equal(world)?;
+    world.scale(world::PODS)?;
+
+    let service = format!("--service=default/{}", world::NAME);
+    let words = ["monitor", "-o", "json", "--kind=new", &service, "--timeout=5m"];
+    let mut monitor = plugin(&words).into_std();
+    monitor.stdin(Stdio::null()).stdout(Stdio::piped());
+    let monitor = Reader(monitor.spawn().context("cannot start the monitor")?);
+    monitored(world, monitor)
+}
+
+/// Events of every node come, and when the plugin is killed, nothing of it stays in the pods.
+fn monitored(world: &World<'_>, mut monitor: Reader) -> Result<()> {
+    let place = world.place;
+    let running = |node: Node| -> Result<usize> {
+        let script = "for file in /proc/[0-9]*/cmdline; do tr '\\0' ' ' < $file; echo; done 2>/dev/null | \
+                      grep -c '^ballast monitor' || true";
+        let told = place.node(node).command(&["sh", "-c", script]).read()?;
+        told.trim().parse().context("no number")
+    };
+    signal::wait_for("a monitor in the pod of every node", SOON, || {
+        let all = world.nodes().into_iter().map(running).collect::<Result<Vec<_>>>()?;
+        Ok(all.iter().all(|count| *count == 1).then_some(()))
+    })?;
+    let mut missing: Vec<_> = world.nodes().iter().map(Node::to_string).collect();
+    let output = monitor.0.stdout.take().context("no output")?;
+    let (sender, lines) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        use std::io::BufRead as _;
+        let lines = std::io::BufReader::new(output).lines().map_while(Result::ok);
+        lines.into_iter().try_for_each(|line| sender.send(line))
+    });
+    signal::wait_for("an event of every node", SOON, || {
+        for node in world.nodes() {
+            world.answers_on(node);
+        }
+        while let Ok(line) = lines.try_recv() {
+            let event: Value = serde_json::from_str(&line).with_context(|| format!("no event: {line}"))?;
+            ensure!(event["kind"] == "new", "not asked for: {line}");
+            missing.retain(|node| event["node"] != **node);
+        }
+        Ok(missing.is_empty().then_some(()))
+    })?;
+    drop(monitor);
+    signal::wait_for("the monitors in the pods to end", SOON, || {
+        let all = world.nodes().into_iter().map(running).collect::<Result<Vec<_>>>()?;
+        Ok(all.iter().all(|count| *count == 0).then_some(()))
+    })
+}
+
+/// A process that is killed, with all that it started, when it is not looked at any more.
+struct Reader(Child);
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        // What was started is nsenter; kubectl becomes the plugin, and is its child.
+        for child in host::children_of(self.0.id()) {
+            host::kill(child.cast_signed(), libc::SIGKILL);
+        }
+        let _ = self.0.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_names_the_rights() {
+        let page = include_str!("../../../../docs/kubectl.md");
+        let rights = rights(page).unwrap();
+        for part in ["kind: ClusterRole", "kind: Role\n", "pods/exec", NAME, deployed::SPACE] {
+            assert!(rights.contains(part), "{part}: {rights}");
+        }
+    }
+}

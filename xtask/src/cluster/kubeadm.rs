@@ -1,0 +1,262 @@
+//! `cargo xtask cluster kubeadm`: a cluster by the real kubeadm without its kube-proxy, which Ballast's chart serves from its
+//! first minute on. Images are made here; nothing is pulled.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use serde_json::{Value, json};
+
+use super::machine::Machine;
+use super::place::{self, Place};
+use super::plan::{self, API_SERVICE, DNS_SERVICE, Node, POD_RANGES, SERVICE_RANGES, each};
+use super::proxy::{PROXY, Proxy};
+use super::{Given, Which, ballast::Ballast, batch, deployed, image, link_programs, node, prepare};
+use crate::chart::Helm;
+use crate::exec::Cmd;
+use crate::workspace::Workspace;
+use crate::{gotools, say, signal};
+
+/// kubeadm's own limit for the API server is four minutes.
+const PATIENCE: Duration = Duration::from_mins(5);
+/// The control plane, and a node that joins.
+const NODES: [Node; 2] = [Node(1), Node(2)];
+const ADMIN: &str = "/etc/kubernetes/admin.conf";
+/// The release of CoreDNS that the image has; kubeadm's own is a newer one.
+const DNS_TAG: &str = "v1.12.4";
+/// Programs of the control plane, each in an image of its name.
+const STATIC: [&str; 4] = ["kube-apiserver", "kube-controller-manager", "kube-scheduler", "etcd"];
+/// What a namespace on a shared machine cannot have, or what needs systemd.
+const IGNORED: &str = "SystemVerification,Swap,Mem,NumCPU,Hostname";
+
+/// How the cluster is made.
+#[derive(clap::Args, Clone, Debug)]
+pub struct Args {
+    /// Which Ballast.
+    #[command(flatten)]
+    pub given: Given,
+    /// Which cluster.
+    #[command(flatten)]
+    pub which: Which,
+}
+
+/// Makes the cluster, looks at its Services from both nodes, and leaves it: `cargo xtask cluster down` removes it.
+pub fn run(args: &Args) -> Result<()> {
+    let workspace = Workspace::find()?;
+    let place = Place::of(&args.which.name)?;
+    prepare(&workspace)?;
+    let kubeadm = gotools::build(&workspace, &[gotools::KUBEADM])?;
+    let kubeadm = kubeadm.first().context("kubeadm was not built")?;
+    let ballast = args.given.complete(&workspace, Proxy::Ballast)?;
+    place.make()?;
+    place.write(place::SETTINGS, "")?;
+    place.write(PROXY, &Proxy::None.to_string())?;
+    let images = programs(&workspace, &place, kubeadm, &ballast)?;
+    start_machines(&place)?;
+    each(&NODES, |on| {
+        node::start_containerd(&place, on)?;
+        images.iter().try_for_each(|archive| node::load(&place, on, archive))?;
+        own_etc(&place.node(on))?;
+        start_kubelet(&place.node(on))
+    })?;
+    let begun = Instant::now();
+    init(&workspace, &place)?;
+    say::line(format_args!("    kubeadm init: {}", say::seconds(begun.elapsed())));
+    install(&workspace, &place)?;
+    join(&workspace, &place)?;
+    look(&place)?;
+    say::line(format_args!("    from kubeadm init on: {}", say::seconds(begun.elapsed())));
+    Ok(())
+}
+
+fn programs(workspace: &Workspace, place: &Place, kubeadm: &Path, ballast: &Ballast) -> Result<Vec<PathBuf>> {
+    link_programs(workspace, place, &ballast.program)?;
+    std::os::unix::fs::symlink(kubeadm, place.programs().join("kubeadm")).context("cannot link kubeadm")?;
+    let version = gotools::version(workspace, &gotools::KUBEADM)?;
+    let config = place.write("kubeadm.json", &configuration(&version))?;
+    let list = Cmd::new(kubeadm).args(["config", "images", "list", "--config"]).arg(config).read()?;
+    let mut images = vec![image::make(place)?];
+    let all: Vec<_> = list.split_whitespace().collect();
+    for program in STATIC {
+        let named = all.iter().find(|name| name.contains(&format!("/{program}:")));
+        let named = named.with_context(|| format!("kubeadm names no image of {program}: {list}"))?;
+        images.push(image::make_of(place, program, &[program], &[named])?);
+    }
+    images.extend(ballast.image.clone());
+    Ok(images)
+}
+
+fn start_machines(place: &Place) -> Result<()> {
+    let control = place.control();
+    control.start()?;
+    let mut started = Vec::new();
+    for on in NODES {
+        place.node(on).start()?;
+        started.push((on, place.node(on).pid().context("a node ended at once")?));
+    }
+    batch(control.pid().context("the machine `control` ended at once")?, &plan::control_lines(&started))?;
+    started.iter().try_for_each(|&(on, pid)| batch(pid, &plan::node_lines(on, &started)))
+}
+
+/// What kubeadm writes below `/etc` is the node's alone.
+fn own_etc(machine: &Machine) -> Result<()> {
+    let folder = |name: &str| {
+        let path = machine.dir().join(name);
+        std::fs::create_dir_all(&path).with_context(|| format!("cannot make {}", path.display()))?;
+        Ok::<_, anyhow::Error>(path.display().to_string())
+    };
+    let options = format!("lowerdir=/etc,upperdir={},workdir={}", folder("etc")?, folder("etc-work")?);
+    machine.command(&["mount", "-t", "overlay", "overlay", "-o", &options, "/etc"]).read().map(|_| ())
+}
+
+/// As systemd does with the unit of kubeadm's packages: again and again, with the flags that kubeadm writes.
+fn start_kubelet(machine: &Machine) -> Result<()> {
+    let script = "while sleep 0.2; do test -s /var/lib/kubelet/kubeadm-flags.env || continue; \
+                  . /var/lib/kubelet/kubeadm-flags.env; \
+                  kubelet --bootstrap-kubeconfig=/etc/kubernetes/bootstrap-kubelet.conf \
+                  --kubeconfig=/etc/kubernetes/kubelet.conf --config=/var/lib/kubelet/config.yaml \
+                  $KUBELET_KUBEADM_ARGS; done";
+    machine.run("kubelet", &["sh", "-c", script])
+}
+
+fn configuration(version: &str) -> String {
+    let registration = |node: Node| {
+        json!({
+            "name": node.to_string(),
+            "criSocket": format!("unix://{}", node::SOCKET),
+            "imagePullPolicy": "Never",
+            "taints": [],
+            "kubeletExtraArgs": [{ "name": "node-ip", "value": format!("{},{}", node.v4(), node.v6()) }],
+        })
+    };
+    let kind = |kind: &str, api: &str| json!({ "apiVersion": api, "kind": kind });
+    let (kubeadm, kubelet) = ("kubeadm.k8s.io/v1beta4", "kubelet.config.k8s.io/v1beta1");
+    let mut init = kind("InitConfiguration", kubeadm);
+    init["localAPIEndpoint"] = json!({ "advertiseAddress": NODES[0].v4() });
+    init["nodeRegistration"] = registration(NODES[0]);
+    let mut cluster = kind("ClusterConfiguration", kubeadm);
+    cluster["kubernetesVersion"] = version.into();
+    cluster["networking"] = json!({ "podSubnet": POD_RANGES, "serviceSubnet": SERVICE_RANGES });
+    cluster["dns"] = json!({ "imageTag": DNS_TAG });
+    // The nodes' networks are set up here, in the place of a CNI's agent.
+    cluster["controllerManager"] = json!({ "extraArgs": [{ "name": "allocate-node-cidrs", "value": "false" }] });
+    let mut of_nodes = kind("KubeletConfiguration", kubelet);
+    let limits = node::shared_machine();
+    for (key, value) in limits.as_object().into_iter().flatten() {
+        of_nodes[key] = value.clone();
+    }
+    [init, cluster, of_nodes].map(|part| part.to_string()).join("\n---\n")
+}
+
+fn kubeadm(place: &Place, on: Node, words: &[&str]) -> Result<()> {
+    let ignored = format!("--ignore-preflight-errors={IGNORED}");
+    let log = place.node(on).log("kubeadm");
+    let done = place.node(on).command(&[&["kubeadm"], words, &[&ignored]].concat()).read();
+    let told = done.as_ref().map_or_else(|error| format!("{error:#}"), Clone::clone);
+    std::fs::write(&log, told).with_context(|| format!("cannot write {}", log.display()))?;
+    done.map(|_| ()).with_context(|| format!("see {} and the other logs beside it", log.display()))
+}
+
+fn init(workspace: &Workspace, place: &Place) -> Result<()> {
+    say::step("kubeadm init --skip-phases=addon/kube-proxy");
+    let config = place.dir().join("kubeadm.json").display().to_string();
+    ensure!(gotools::version(workspace, &gotools::KUBEADM)?.starts_with('v'), "kubeadm has no version");
+    kubeadm(place, NODES[0], &["init", "--skip-phases=addon/kube-proxy", "--config", &config])
+}
+
+/// kubectl as kubeadm's administrator, on the node of the control plane.
+fn kubectl(place: &Place, words: &[&str]) -> Cmd {
+    place.node(NODES[0]).command(&[&["kubectl", "--kubeconfig", ADMIN], words].concat())
+}
+
+/// As docs/quickstart.md says.
+fn install(workspace: &Workspace, place: &Place) -> Result<()> {
+    say::step("helm install");
+    let helm = Helm::find(workspace)?;
+    let chart = helm.chart().display().to_string();
+    let address = format!("apiServer.host={}", NODES[0].v4());
+    let words = ["install", deployed::NAME, &chart, "--namespace", deployed::SPACE, "--set", &address];
+    let there = place.node(NODES[0]).command(&["env", &format!("KUBECONFIG={ADMIN}")]);
+    helm.on_cluster(there, &words).read()?;
+    ready(place, "daemonset", deployed::NAME)
+}
+
+fn ready(place: &Place, kind: &str, name: &str) -> Result<()> {
+    let object = format!("{kind}/{name}");
+    kubectl(place, &["rollout", "status", &object, "-n", deployed::SPACE, "--timeout=180s"]).read().map(|_| ())
+}
+
+fn join(workspace: &Workspace, place: &Place) -> Result<()> {
+    say::step("kubeadm join");
+    let token = place.node(NODES[0]).command(&["kubeadm", "token", "create", "--print-join-command"]).read()?;
+    let words: Vec<_> = token.split_whitespace().collect();
+    let value = |flag: &str| {
+        let at = words.iter().position(|word| *word == flag)?;
+        words.get(at + 1).copied()
+    };
+    let (Some(server), Some(secret), Some(hash)) =
+        (words.get(2), value("--token"), value("--discovery-token-ca-cert-hash"))
+    else {
+        bail!("kubeadm printed no command: {token}");
+    };
+    let version = gotools::version(workspace, &gotools::KUBEADM)?;
+    let whole = configuration(&version);
+    let first = whole.split("\n---\n").next().context("no configuration")?;
+    let mut config: Value = serde_json::from_str(first).context("no JSON")?;
+    let on = NODES[1];
+    config["kind"] = "JoinConfiguration".into();
+    config.as_object_mut().context("no object")?.remove("localAPIEndpoint");
+    config["nodeRegistration"]["name"] = on.to_string().into();
+    config["nodeRegistration"]["kubeletExtraArgs"][0]["value"] = format!("{},{}", on.v4(), on.v6()).into();
+    config["discovery"] = json!({
+        "bootstrapToken": { "apiServerEndpoint": server, "token": secret, "caCertHashes": [hash] },
+    });
+    let file = place.write("kubeadm-join.json", &config.to_string())?.display().to_string();
+    kubeadm(place, on, &["join", "--config", &file])?;
+    signal::wait_for("both nodes to be ready", PATIENCE, || {
+        let told = kubectl(place, &["get", "nodes", "--no-headers"]).try_read().unwrap_or_default();
+        Ok((told.matches(" Ready ").count() == NODES.len()).then_some(()))
+    })?;
+    ready(place, "daemonset", deployed::NAME)
+}
+
+/// No kube-proxy, and Services work on both nodes: the API server's and DNS, for processes of the node and for pods.
+fn look(place: &Place) -> Result<()> {
+    say::step("look at its Services");
+    ready(place, "deployment", "coredns")?;
+    let sets = kubectl(place, &["get", "daemonset,configmap", "-n", deployed::SPACE, "-o", "name"]).read()?;
+    ensure!(!sets.contains("kube-proxy"), "kubeadm installed kube-proxy:\n{sets}");
+    let api = format!("https://{API_SERVICE}/livez");
+    let server = format!("@{DNS_SERVICE}");
+    for on in NODES {
+        let machine = place.node(on);
+        let rules = machine.command(&["sh", "-c", "iptables-save; nft list ruleset"]).read()?;
+        ensure!(!rules.contains("KUBE-SVC") && !rules.contains("kube-proxy"), "{on} has rules of kube-proxy");
+        let told = signal::wait_for("the API server's Service", PATIENCE, || {
+            Ok(machine.command(&["curl", "-sk", "-m", "2", &api]).try_read())
+        })?;
+        let name = "kubernetes.default.svc.cluster.local";
+        let found = machine.command(&["dig", "+short", "+time=2", &server, name]).read()?;
+        ensure!(found.trim() == API_SERVICE, "{on}: DNS says `{}`", found.trim());
+        say::line(format_args!("    {on}: {api}: {told}; {name}: {}", found.trim()));
+    }
+    let nodes = kubectl(place, &["get", "nodes", "-o", "wide", "--no-headers"]).read()?;
+    let pods = kubectl(place, &["get", "pods", "-A", "-o", "wide", "--no-headers"]).read()?;
+    say::line(format_args!("{nodes}{}", pods.trim_end()));
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_configuration_is_of_three_parts_and_has_no_kube_proxy() {
+        let text = configuration("v1.36.3");
+        let parts: Vec<Value> = text.split("\n---\n").map(|part| serde_json::from_str(part).unwrap()).collect();
+        let kinds: Vec<_> = parts.iter().map(|part| part["kind"].as_str().unwrap()).collect();
+        assert_eq!(kinds, ["InitConfiguration", "ClusterConfiguration", "KubeletConfiguration"]);
+        assert_eq!(parts[1]["kubernetesVersion"], "v1.36.3");
+        assert!(!text.contains("KubeProxyConfiguration"));
+    }
+}
