@@ -196,7 +196,9 @@ mod tests {
 
     #[test]
     fn every_tool_is_pinned_in_the_project() {
-        for tool in [ETCD, API_SERVER, KUBE_PROXY, KUBEADM, HELM, ACTIONLINT].into_iter().chain(CLUSTER).chain(SUITE) {
+        for tool in
+            [ETCD, API_SERVER, KUBE_PROXY, KUBEADM, HELM, ACTIONLINT].into_iter().chain(CLUSTER).chain(SUITE)
+        {
             let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tools").join(tool.folder).join("go.mod");
             let text = fs::read_to_string(file).unwrap();
             assert!(

@@ -45,7 +45,10 @@ struct Inner {
 
 impl fmt::Debug for Agent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Agent").field("node", &self.0.node).field("shows", &self.0.shows).finish_non_exhaustive()
+        f.debug_struct("Agent")
+            .field("node", &self.0.node)
+            .field("shows", &self.0.shows)
+            .finish_non_exhaustive()
     }
 }
 
@@ -168,7 +171,8 @@ impl Source for Agent {
         let permit = permit.map_err(|_| Refusal::TooMany { most: LISTENERS })?;
         let (inner, looks) = (Arc::clone(&self.0), self.listen());
         let listener = Listening { looks, inner, asked, _permit: permit };
-        Ok(stream::unfold(listener, |mut listener| async { Some((listener.next().await?, listener)) }).boxed())
+        Ok(stream::unfold(listener, |mut listener| async { Some((listener.next().await?, listener)) })
+            .boxed())
     }
 
     async fn history(&self, service: String) -> Result<HistoryAnswer, Refusal> {

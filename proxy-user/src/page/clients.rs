@@ -97,7 +97,10 @@ mod tests {
     fn connections_are_counted_by_client_and_service() {
         let old = [flow(1, 1, 7, FlowState::Established), flow(2, 1, 8, FlowState::Unreplied)];
         let mut known = Known::default();
-        assert!(clients(&old, &mut known, 0.0).iter().all(|one| one.begun == 0.0), "there was no look before");
+        assert!(
+            clients(&old, &mut known, 0.0).iter().all(|one| one.begun == 0.0),
+            "there was no look before"
+        );
         let new = [
             flow(2, 2, 7, FlowState::Closed),
             flow(2, 3, 7, FlowState::Established),
@@ -109,9 +112,8 @@ mod tests {
             .iter()
             .map(|one| (one.client.to_string(), one.service, one.open, one.begun.to_string()))
             .collect();
-        let expected = |client: &str, service, open, begun: &str| {
-            (client.to_owned(), service, open, begun.to_owned())
-        };
+        let expected =
+            |client: &str, service, open, begun: &str| (client.to_owned(), service, open, begun.to_owned());
         assert_eq!(
             told,
             [

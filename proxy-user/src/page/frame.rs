@@ -139,8 +139,7 @@ fn takes(row: &ServiceRates, filter: &str, is_open: bool) -> bool {
     let holds = |text: &str| text.to_lowercase().contains(filter);
     let has = |address: &SocketAddr| holds(&address.to_string());
     holds(&row.service)
-        || (is_open
-            && (row.frontends.iter().any(has) || row.endpoints.iter().any(|row| has(&row.address))))
+        || (is_open && (row.frontends.iter().any(has) || row.endpoints.iter().any(|row| has(&row.address))))
 }
 
 fn busier(one: &Traffic, other: &Traffic) -> std::cmp::Ordering {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use proxy_common::PROTO_TCP;
 use proxy_common::backend::{BACKEND_ACTIVE, BACKEND_GONE, BACKEND_RESET};
 
-use super::applied::BackendKey;
+use super::index::BackendKey;
 use super::job::{Job, Steps};
 use super::writer::Writer;
 use crate::maps::{Backend, Store, Write};

@@ -76,7 +76,10 @@ impl Browser {
         let target = browser.call("Target.createTarget", &json!({ "url": "about:blank" }))?;
         let attach = json!({ "targetId": target["targetId"], "flatten": true });
         let session = browser.call("Target.attachToTarget", &attach)?;
-        session["sessionId"].as_str().context("no session")?.clone_into(&mut browser.link.borrow_mut().session);
+        session["sessionId"]
+            .as_str()
+            .context("no session")?
+            .clone_into(&mut browser.link.borrow_mut().session);
         for domain in ["Page", "Runtime", "Log", "Accessibility"] {
             browser.call(&format!("{domain}.enable"), &json!({}))?;
         }
@@ -159,7 +162,8 @@ impl Browser {
 
     /// Takes a picture of what is seen, into a file.
     pub fn picture(&self, file: &PathBuf) -> Result<()> {
-        let answer = self.call("Page.captureScreenshot", &json!({ "format": "png", "optimizeForSpeed": false }))?;
+        let answer =
+            self.call("Page.captureScreenshot", &json!({ "format": "png", "optimizeForSpeed": false }))?;
         let data = answer["data"].as_str().context("no picture")?;
         fs::write(file, base64(data)?).with_context(|| format!("cannot write {}", file.display()))
     }
@@ -198,7 +202,9 @@ impl Link {
         let complaint = match event["method"].as_str() {
             Some("Runtime.exceptionThrown") => Some(&said["exceptionDetails"]),
             Some("Log.entryAdded") if said["entry"]["level"] == "error" => Some(&said["entry"]),
-            Some("Runtime.consoleAPICalled") if ["error", "warning", "assert"].contains(&said["type"].as_str().unwrap_or_default()) => {
+            Some("Runtime.consoleAPICalled")
+                if ["error", "warning", "assert"].contains(&said["type"].as_str().unwrap_or_default()) =>
+            {
                 Some(&said["args"])
             }
             _ => None,

@@ -38,8 +38,7 @@ const FLAGS: &[&str] = &[
     "--max-flows", "16384", "--max-sockets", "4096",
 ];
 
-const WISH: Wish =
-    Wish { pods: 4, services: &[SHOP, CART, SEARCH, ORDERS, PAYMENTS, CACHE], flags: FLAGS };
+const WISH: Wish = Wish { pods: 4, services: &[SHOP, CART, SEARCH, ORDERS, PAYMENTS, CACHE], flags: FLAGS };
 
 pub const CASES: &[Case] = &[
     Case { name: "page::works_in_a_browser", wish: WISH, run: browse },
@@ -84,7 +83,8 @@ fn browse(lab: &Lab) -> Result<()> {
     let complaints = browser.complaints()?;
     ensure!(complaints.is_empty(), "the console: {complaints:#?}");
     // The browser refuses to make markup of text.
-    let markup = "(() => { try { document.body.innerHTML = '<b>x</b>'; return false } catch { return true } })()";
+    let markup =
+        "(() => { try { document.body.innerHTML = '<b>x</b>'; return false } catch { return true } })()";
     ensure!(browser.value(markup)? == json!(true), "text becomes markup");
     if let Some(folder) = std::env::var_os("BALLAST_SCREENSHOTS") {
         pictures(&browser, &PathBuf::from(folder))?;
@@ -101,7 +101,8 @@ fn text(browser: &Browser, selector: &str) -> Result<String> {
 /// Rates come and change, without another load of the page.
 fn updates(browser: &Browser) -> Result<()> {
     browser.becomes("document.getElementById('state').textContent === 'Live'")?;
-    let row = "[...document.querySelectorAll('.services tbody tr')].find((row) => row.innerText.includes('shop'))";
+    let row =
+        "[...document.querySelectorAll('.services tbody tr')].find((row) => row.innerText.includes('shop'))";
     browser.becomes(&format!("Number({row}?.querySelector('.connections').textContent) > 1"))?;
     let before = text(browser, "#figures .connections .value")?;
     eventually(SOON, || {
@@ -112,12 +113,16 @@ fn updates(browser: &Browser) -> Result<()> {
     browser.becomes("document.title.includes('node')")?;
     // The map has clients, Services and endpoints, and what is between them.
     browser.becomes("document.querySelectorAll('.map .service').length >= 4")?;
-    browser.becomes("[...document.querySelectorAll('.map .client')].some((one) => one.textContent.includes('10.98.0.2'))")?;
+    browser.becomes(
+        "[...document.querySelectorAll('.map .client')].some((one) => one.textContent.includes('10.98.0.2'))",
+    )?;
     browser.becomes("[...document.querySelectorAll('.map .client')].some((one) => one.textContent.includes('sockets') && one.textContent.includes('to 2 Services'))")?;
     browser.becomes("document.querySelectorAll('.map .endpoint').length >= 5 && document.querySelectorAll('.map .edge').length >= 8")?;
     // Refusals, with an example that names who dialled what.
     browser.value("[...document.querySelectorAll('.drops button')].find((one) => one.textContent === 'no_endpoint').click()")?;
-    browser.becomes("document.querySelector('#reason-no_endpoint .examples').innerText.includes('10.96.0.24:80/TCP')")
+    browser.becomes(
+        "document.querySelector('#reason-no_endpoint .examples').innerText.includes('10.96.0.24:80/TCP')",
+    )
 }
 
 /// What has the focus, in a word.
@@ -128,7 +133,9 @@ fn focus(browser: &Browser) -> Result<String> {
 
 /// All of it works by keys, and the focus is seen wherever it is.
 fn keys(browser: &Browser) -> Result<()> {
-    browser.value("document.body.tabIndex = -1; document.body.focus(); document.body.removeAttribute('tabindex')")?;
+    browser.value(
+        "document.body.tabIndex = -1; document.body.focus(); document.body.removeAttribute('tabindex')",
+    )?;
     let mut met = Vec::new();
     for _ in 0..60 {
         browser.press("Tab")?;
@@ -141,7 +148,11 @@ fn keys(browser: &Browser) -> Result<()> {
         ensure!(seen == json!(true), "the focus is not seen at {name}");
         met.push(name);
     }
-    let place = |name: &str| met.iter().position(|met| met.contains(name)).with_context(|| format!("no key leads to {name}: {met:?}"));
+    let place = |name: &str| {
+        met.iter()
+            .position(|met| met.contains(name))
+            .with_context(|| format!("no key leads to {name}: {met:?}"))
+    };
     let order = ["Skip to", "search", "theme", "pause", "default/", "Conn/s", "no_endpoint"];
     let places = order.iter().map(|name| place(name)).collect::<Result<Vec<_>>>()?;
     ensure!(places.is_sorted(), "the order of the focus: {met:?}");
@@ -154,7 +165,9 @@ fn keys(browser: &Browser) -> Result<()> {
     browser.press("ArrowLeft")?;
     ensure!(focus(browser)? == service, "and back");
     browser.press("Enter")?;
-    browser.becomes("!document.getElementById('detail').hidden && document.activeElement.id === 'detail-title'")?;
+    browser.becomes(
+        "!document.getElementById('detail').hidden && document.activeElement.id === 'detail-title'",
+    )?;
     browser.press("Escape")?;
     browser.becomes("document.getElementById('detail').hidden")?;
     // From the list, and back to where it was.
@@ -165,7 +178,9 @@ fn keys(browser: &Browser) -> Result<()> {
     browser.becomes("document.querySelector('.history .line').getAttribute('d').length > 10")?;
     browser.value("document.querySelector('input[type=range]').focus()")?;
     browser.press("ArrowLeft")?;
-    browser.becomes("/^1 s ago: [0-9.k]+ new connections a second$/.test(document.querySelector('.readout').textContent)")?;
+    browser.becomes(
+        "/^1 s ago: [0-9.k]+ new connections a second$/.test(document.querySelector('.readout').textContent)",
+    )?;
     browser.value("document.getElementById('metric-bytes').click()")?;
     browser.becomes("/B bytes a second$/.test(document.querySelector('.readout').textContent)")?;
     browser.press("Escape")?;
@@ -209,7 +224,10 @@ const GROUND: &str = "getComputedStyle(document.body).backgroundColor.match(/[\\
 fn colours(browser: &Browser) -> Result<()> {
     let is = |expected: &str| -> Result<()> {
         let ground = browser.value(GROUND)?.as_f64().context("no colour")?;
-        ensure!((ground > 0.5) == (expected == "light"), "{expected} is asked for, and the ground is {ground}");
+        ensure!(
+            (ground > 0.5) == (expected == "light"),
+            "{expected} is asked for, and the ground is {ground}"
+        );
         let faint = browser.value(FAINT)?;
         ensure!(faint == json!([]), "{expected}: {faint:#}");
         Ok(())
@@ -258,7 +276,8 @@ fn accessible(browser: &Browser) -> Result<()> {
     let is_used = |node: &&Value| {
         let role = node["role"]["value"].as_str().unwrap_or_default();
         !node["ignored"].as_bool().unwrap_or_default()
-            && ["button", "link", "searchbox", "combobox", "slider", "radio", "table", "region", "image"].contains(&role)
+            && ["button", "link", "searchbox", "combobox", "slider", "radio", "table", "region", "image"]
+                .contains(&role)
     };
     let used: Vec<_> = nodes.iter().filter(is_used).collect();
     ensure!(used.len() > 20, "only {} can be used", used.len());
