@@ -13,6 +13,7 @@ mod extents;
 mod filter;
 mod histogram;
 mod ids;
+mod index;
 mod job;
 mod node;
 mod phases;

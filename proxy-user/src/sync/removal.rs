@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use proxy_common::backend::BACKEND_ACTIVE;
 
-use super::ids::BackendKey;
+use super::index::BackendKey;
 use crate::maps::Backend;
 
 /// What is to be reset, and when.

@@ -5,10 +5,10 @@ use std::net::SocketAddr;
 
 use serde::Serialize;
 
-use super::ShowError;
+use super::error::ShowError;
 use super::filter::Scope;
 use super::list::{Column, List, Row};
-use super::service::title;
+use super::names::title;
 use crate::cli::args::list::ListOutput;
 use crate::maps::view::{BackendRow, BackendState, Snapshot};
 
