@@ -31,6 +31,9 @@ pub const BACKEND_FREE: u8 = 0;
 pub const BACKEND_ACTIVE: u8 = 1;
 /// The endpoint left the Service; the id rests until nothing can refer to it.
 pub const BACKEND_GONE: u8 = 2;
+/// As [`BACKEND_GONE`], and connections to the endpoint are reset: the removal policy of the Service is `reset`, and its delay
+/// is over. TCP only.
+pub const BACKEND_RESET: u8 = 3;
 
 /// The endpoint runs on this node.
 pub const BACKEND_LOCAL: u32 = 1 << 0;

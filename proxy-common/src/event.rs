@@ -1,6 +1,6 @@
 //! `events` and `monitor`: what `ballast monitor` shows, live.
 //!
-//! `events` is a ring (`BPF_MAP_TYPE_RINGBUF`) that the programs write while somebody listens. `monitor` says who
+//! `events` is a ring (`BPF_MAP_TYPE_RINGBUF`) that the programs write while a listener is registered. `monitor` says who
 //! does: each listener holds a lease there, which it renews and which ends by itself, so that one that was killed
 //! costs nothing for long. Listeners are readers of the ring beside each other: each keeps its own place, and any of
 //! them may move the kernel's forward (`proxy-user/src/maps/view/ring.rs`).

@@ -194,7 +194,8 @@ pub const STATE_USED: u32 = 1 << 0;
 pub const STATE_CLAIMED: u32 = 1 << 1;
 /// The backend sees an address of this node (SNAT): packets of both directions are forwarded from where they come in.
 pub const STATE_SNAT: u32 = 1 << 2;
-/// With [`STATE_SNAT`]: the client is a process of this node, and replies go up the stack.
+/// With [`STATE_SNAT`]: the client is a process of this node, and replies go up the stack. With [`STATE_DIRECT`] alone: it is a connection of
+/// this node's own from the address and port of a frontend, and its "client" is the other end.
 pub const STATE_LOCAL: u32 = 1 << 3;
 /// A flow straight to an endpoint, whose replies would have been another flow's: only its source port is translated.
 pub const STATE_DIRECT: u32 = 1 << 4;
@@ -207,6 +208,9 @@ pub const STATE_OUTSIDE: u32 = 1 << 18;
 /// The flow is of a Service that spreads by load: it is one of the open connections of its backend until it is closed
 /// ([`conntrack::is_counted`](crate::conntrack::is_counted)).
 pub const STATE_COUNTS: u32 = 1 << 6;
+/// The endpoint left the Service, and the connection is to be reset (removal policy `reset`): the client's next segment is
+/// answered with a TCP reset, unless the endpoint serves the Service again. The agent sets it. TCP only.
+pub const STATE_RESET: u32 = 1 << 7;
 
 /// Its packets come encapsulated from another node, or go so to one (DSR); in the latter case [`tunnel_of`] names the node.
 pub const STATE_DSR: u32 = 1 << 19;

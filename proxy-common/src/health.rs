@@ -1,8 +1,8 @@
 //! `health`: what connections have told of a backend, and whether new ones skip it (passive ejection).
 //!
 //! A backend fails where it refuses a connection (a reset, or ICMP "unreachable") or does not answer it. A client that has met a failure
-//! skips the backend for a while. Once two clients in a row have, everybody does: it is ejected, each time for twice as long.
-//! After that, and when it joins a Service that works, a backend gets a small share until it answers somebody.
+//! skips the backend for a while. Once two clients in a row have, all clients skip it: it is ejected, each time for twice as long.
+//! After that, and when it joins a Service that works, a backend gets a small share until it answers a client.
 
 use crate::Address;
 use crate::flow::mix;
@@ -241,7 +241,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn one_client_ejects_nobody(word in 0u64..2, client in 1u32..4_096, pauses in prop::collection::vec(0u32..9_000, 1..60)) {
+        fn one_client_ejects_no_endpoint(word in 0u64..2, client in 1u32..4_096, pauses in prop::collection::vec(0u32..9_000, 1..60)) {
             let (mut word, mut now) = (word * HEALTH_NEWCOMER, 7u32);
             for pause in pauses {
                 now = now.wrapping_add(pause);

@@ -6,7 +6,7 @@
 /// What happens to the packet or the call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Verdict {
-    /// The client is told at once: ECONNREFUSED, or ICMP port unreachable.
+    /// The client is told at once: ECONNREFUSED, ICMP port unreachable, or a TCP reset.
     Reject,
     /// Silence.
     Drop,
@@ -121,7 +121,7 @@ reasons! {
         "Look at the node's InternalIP, and at its route to the endpoint.";
     /// The packet's time to live, or hop limit, has ended.
     TtlExceeded = 15, "ttl_exceeded", Drop,
-        "Look for a routing loop, unless somebody runs traceroute.";
+        "Look for a routing loop, unless a client runs traceroute.";
     /// The packet is larger than the next link takes; its client is told how large it may be.
     PacketTooBig = 16, "packet_too_big", Reject,
         "Nothing, if the client learns from it; otherwise something on its way drops ICMP.";
@@ -162,6 +162,12 @@ reasons! {
     /// An endpoint refused, or did not answer, connections of two clients in a row: new connections skip it for a while. Counted once for each ejection.
     EndpointEjected = 28, "endpoint_ejected", Pass,
         "Look at the endpoint (`ballast backend list` names it), at its readiness probe, and at the network to its node.";
+    /// The connection's endpoint left the Service, whose removal policy is `reset`: the segment is answered with a TCP reset.
+    EndpointLeft = 29, "endpoint_left", Reject,
+        "Nothing: clients connect again. The Service's annotation ballast.io/removal-policy asks for it.";
+    /// A connection with DSR that this node had no flow of went on to the endpoint that was selected before the endpoints changed: another node had it, or this one has lost its flow. Counted once for each connection.
+    SecondChance = 30, "second_chance", Pass,
+        "Nothing: it stayed with its endpoint. If it grows although no address moves between nodes, look whether flows are evicted (--max-flows).";
 }
 
 impl Reason {

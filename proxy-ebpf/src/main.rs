@@ -172,6 +172,14 @@ mod programs {
         unsafe { iter::counted(ctx) }
     }
 
+    /// Lists the sockets that are connected to backends which left, of all network namespaces.
+    #[unsafe(no_mangle)]
+    #[unsafe(link_section = "iter/bpf_sk_storage_map")]
+    pub extern "C" fn iter_left(ctx: *mut iter::StorageIterator) -> i32 {
+        // SAFETY: the kernel hands every program a valid context.
+        unsafe { iter::left(ctx) }
+    }
+
     /// Never attached: run by `BPF_PROG_TEST_RUN`, it tells the two clocks, from which the agent learns how many
     /// jiffies a second has. Writes `bpf_jiffies64()` and `bpf_ktime_get_ns()` over the first 16 bytes.
     #[classifier]

@@ -7,6 +7,7 @@
 //!                                +-> new_flow -> open_flow -> encapsulate (to the endpoint's node, DSR)
 //!                                |       \-> refuse (ICMP), drop
 //!                                |       ^ another backend: established -> eject (a refusal) -> drop
+//!                                |       its endpoint left: established -> reset (TCP, back to the client)
 //!                                +-> icmp
 //!                                +-> tunnel -> tunnelled -> established (from another node, DSR)
 //! ```
@@ -192,13 +193,14 @@ where
                 step => step.into(),
             },
             // To programs behind these, the packets that these have translated look like this.
-            Step::Direct | Step::DirectOut | Step::DirectReply
+            Step::Direct | Step::DirectOut | Step::DirectOwn | Step::DirectReply
                 if matches!(maps.transition(), Transition::LooksUp | Transition::Opens) =>
             {
                 Step::Pass.into()
             }
             Step::Direct => maps.direct(frame, ctx, Way::In),
             Step::DirectOut => maps.direct(frame, ctx, Way::Out),
+            Step::DirectOwn => maps.direct(frame, ctx, Way::Own),
             Step::DirectReply => maps.direct(frame, ctx, Way::Back),
             Step::Icmp => {
                 let code = maps.translate_error(frame, ctx, is_incoming);
@@ -210,6 +212,7 @@ where
             }
             Step::Refuse => maps.refuse(frame, ctx, Refusal::PortUnreachable),
             Step::TooBig => maps.refuse(frame, ctx, Refusal::TooBig),
+            Step::Reset => maps.reset(frame, ctx),
             Step::Forward => maps.send(frame, ctx, false),
             Step::DeliverLocal => maps.send(frame, ctx, true),
             Step::Encapsulate => maps.encapsulate(frame, ctx),

@@ -24,6 +24,7 @@ use crate::maps::view::View;
 use crate::metrics::{Metrics, recent};
 use crate::model::notice::Notice;
 use crate::model::{ApiServers, Event, NodeView};
+use crate::page::Agent;
 use crate::plan::PlanSettings;
 use crate::programs::{EMBEDDED, Programs, Settings};
 use crate::sync::{Driver, DriverSettings, Programmed, Status};
@@ -52,7 +53,7 @@ const NOTICES: usize = 256;
 /// How long the last notices have to be sent, when the agent ends by itself.
 const LAST_WORDS: Duration = Duration::from_millis(500);
 
-/// Whence the settings come that kube-proxy's file tells.
+/// Where the settings of kube-proxy's file come from.
 fn file_origins(config: &RunConfig) -> Vec<Origin> {
     let Some(path) = &config.kube_proxy.config_file else { return Vec::new() };
     // The file has been read, so it can be read.
@@ -125,7 +126,7 @@ async fn serve(config: RunConfig, origins: Vec<Origin>) -> anyhow::Result<()> {
             let _ = ask_for_nodes.send(());
         }
     });
-    notices.try_send(Notice::starting()).context("nobody takes notices")?;
+    notices.try_send(Notice::starting()).context("the event recorder has ended")?;
 
     tasks.needs("host", host);
     tasks.needs("driver", async move {
@@ -145,6 +146,8 @@ async fn serve(config: RunConfig, origins: Vec<Origin>) -> anyhow::Result<()> {
     tasks.helps(note_faults(Arc::clone(&metrics), config.bpffs.clone()));
     let tell = move |swept: &sockets::Swept| {
         swept.ended.iter().for_each(|(family, count)| metrics.ended_sockets(*family, *count));
+        swept.reset.iter().for_each(|(family, count)| metrics.reset_sockets(*family, *count));
+        metrics.marked_flows(swept.marked);
         if swept.trouble.is_some() {
             metrics.failed_socket_sweep();
         }
@@ -247,7 +250,15 @@ fn answer(
     };
     let ours = serde_json::to_value(config).context("the settings cannot be shown on /configz")?;
     let settings = serde_json::json!({ "ballast": ours, "kubeproxy.config.k8s.io": document::of(config), "origins": origins });
+    let (known, counted) = (status.clone(), Arc::clone(&metrics));
+    let problems = move || {
+        let mut sentences: Vec<_> = known.borrow().problems.iter().map(ToString::to_string).collect();
+        sentences.extend(counted.recent.faults());
+        sentences
+    };
+    let page = Agent::new(config.page, config.bpffs.clone(), config.node_name.clone(), problems);
     let state = http::State {
+        page,
         metrics,
         status,
         programmed,

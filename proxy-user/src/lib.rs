@@ -20,6 +20,7 @@
 //! * [`sockets`]: connected UDP sockets whose endpoint left.
 //! * [`config`]: the agent's settings, of flags and of kube-proxy's file.
 //! * [`rates`]: what happens in a second, by the maps' counters.
+//! * [`page`]: the page at `/` of the metrics server, of one node or of a cluster.
 //! * [`kubectl`]: the agents of all nodes, asked through the API server.
 //! * [`http`], [`metrics`], [`cli`], [`top`], [`telemetry`]: what people and machines look at.
 
@@ -35,6 +36,7 @@ pub mod kubectl;
 pub mod maps;
 pub mod metrics;
 pub mod model;
+pub mod page;
 pub mod plan;
 pub mod programs;
 pub mod rates;

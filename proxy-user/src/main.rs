@@ -61,7 +61,7 @@ fn plugin(args: &KubectlArgs) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// The command, and whence the settings of the agent come, if it is to run.
+/// The command, and where the settings of the agent come from, if it is to run.
 fn parse() -> (Command, Vec<Origin>) {
     let mut command = Args::command();
     let matches = command.get_matches_mut();

@@ -1,10 +1,12 @@
-//! Connected UDP sockets whose endpoint left.
+//! Connected sockets whose endpoint left.
 //!
-//! The address that such a socket is connected to is fixed: what it sends goes to the endpoint for ever, and no hook
-//! sees it. (A packet's flow just chooses again.) So the socket is ended: its next call fails (ECONNABORTED where
-//! it waits, EDESTADDRREQ where it sends), and the application connects anew. A socket's storage says where a Service led
-//! it, and an iterator lists the storages of a network namespace; `sockets` knows those whose storage could not be
+//! The address that such a socket is connected to is fixed, and no hook sees what it sends. (A packet's flow just chooses
+//! again.) So the socket is ended: UDP always, TCP where the removal policy of the Service says `reset`. A socket's storage
+//! says where a Service led it, and iterators list the storages; `sockets` knows UDP sockets whose storage could not be
 //! allocated. Sockets that went to the same endpoint by its own address are left alone.
+//!
+//! An ended UDP socket fails its next call (ECONNABORTED where it waits, EDESTADDRREQ where it sends), and the application
+//! connects anew. So does a TCP socket at once (ECONNABORTED), and its endpoint gets a reset.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -17,11 +19,11 @@ use tokio::sync::watch;
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep, timeout_at};
 
-use crate::host::diag::Diag;
+use crate::host::diag::{Diag, Sockets};
 use crate::host::netns::{self, Namespaces};
 use crate::maps::view::{ServingEndpoints, Stranded, View, ViewError};
 use crate::model::net::IpFamily;
-use crate::programs::{Programs, SocketIterator};
+use crate::programs::{self, LeftIterator, Programs, SocketIterator};
 use crate::sync::Status;
 
 mod beside;
@@ -40,8 +42,12 @@ const LAST_RETRY: Duration = Duration::from_mins(1);
 /// What a sweep came to.
 #[derive(Debug, Default)]
 pub struct Swept {
-    /// Sockets ended.
+    /// UDP sockets ended.
     pub ended: BTreeMap<IpFamily, u64>,
+    /// TCP sockets ended, whose connections were to be reset.
+    pub reset: BTreeMap<IpFamily, u64>,
+    /// Flows of the packet path marked, whose connections are reset at their next segment.
+    pub marked: u64,
     /// Network namespaces looked at.
     pub namespaces: u64,
     /// Why some sockets may have been left, the first reason: the sweep failed, and is made again.
@@ -67,7 +73,7 @@ pub enum Trouble {
     #[error("cannot list where sockets were led to: {0}")]
     Iterate(#[source] io::Error),
     /// The kernel does not list sockets.
-    #[error("cannot list sockets: {0}; the kernel needs CONFIG_INET_UDP_DIAG")]
+    #[error("cannot list sockets: {0}; the kernel needs CONFIG_INET_UDP_DIAG and CONFIG_INET_TCP_DIAG")]
     List(#[source] io::Error),
     /// The kernel does not end sockets.
     #[error("cannot end sockets: {0}; the kernel needs CONFIG_INET_DIAG_DESTROY")]
@@ -78,11 +84,37 @@ pub enum Trouble {
 #[derive(Debug)]
 pub struct Sweeper {
     view: View,
-    /// Lists the storages; `None` where the kernel cannot.
-    iterator: Option<SocketIterator>,
+    iterators: Iterators,
     /// Stranded sockets of the LRU maps that were looked for: most of them are closed, and are never looked for again.
     known: BTreeSet<Stranded>,
     reach: Reach,
+    /// Flows of the packet path are marked.
+    marks: bool,
+}
+
+/// What lists the storages of sockets; `None` where the kernel cannot.
+#[derive(Debug, Default)]
+pub struct Iterators {
+    /// Of UDP sockets.
+    udp: Option<SocketIterator>,
+    /// Of sockets of endpoints that left.
+    left: Option<LeftIterator>,
+}
+
+impl Iterators {
+    /// Those that could be loaded; the others' errors are told.
+    pub fn of(
+        udp: Result<SocketIterator, programs::Error>,
+        left: Result<LeftIterator, programs::Error>,
+    ) -> Self {
+        let udp = udp.inspect_err(|error| {
+            tracing::warn!(%error, "connected UDP sockets are not ended when their endpoint leaves, but those that the maps name");
+        });
+        let left = left.inspect_err(|error| {
+            tracing::warn!(%error, "TCP connections of sockets are not reset when their endpoint leaves, whatever the removal policy says");
+        });
+        Self { udp: udp.ok(), left: left.ok() }
+    }
 }
 
 /// Whose sockets are ended.
@@ -96,8 +128,14 @@ pub enum Reach {
 
 impl Sweeper {
     /// One that reads the maps of `view`.
-    pub fn new(view: View, iterator: Option<SocketIterator>, reach: Reach) -> Self {
-        Self { view, iterator, known: BTreeSet::new(), reach }
+    pub fn new(view: View, iterators: Iterators, reach: Reach) -> Self {
+        Self { view, iterators, known: BTreeSet::new(), reach, marks: false }
+    }
+
+    /// The same, which also marks flows of the packet path.
+    #[must_use]
+    pub fn with_flows(self) -> Self {
+        Self { marks: true, ..self }
     }
 
     /// Sweeps once, through every network namespace in reach; none is visited where there is nothing to look for. Blocks for some
@@ -109,17 +147,21 @@ impl Sweeper {
     fn try_sweep(&mut self) -> Result<Swept, Trouble> {
         let stranded = self.view.stranded()?;
         let fresh = stranded.difference(&self.known).map(|one| (one.cookie, one.endpoint)).collect();
-        let look = Look { fresh, iterator: self.iterator.as_ref(), serving: self.view.serving_endpoints()? };
-        if look.fresh.is_empty() && look.iterator.is_none() {
+        let serving = self.view.serving_endpoints()?;
+        let resets = !serving.reset().is_empty();
+        let marked = if resets && self.marks { self.view.mark_flows()? } else { 0 };
+        let mut swept = Swept { marked, ..Swept::default() };
+        let to_be_reset = if resets { self.to_be_reset(&serving)? } else { BTreeSet::new() };
+        let look = Look { fresh, iterator: self.iterators.udp.as_ref(), serving, to_be_reset };
+        if look.fresh.is_empty() && look.iterator.is_none() && look.to_be_reset.is_empty() {
             self.known = stranded;
-            return Ok(Swept::default());
+            return Ok(swept);
         }
         let namespaces = match self.reach {
             Reach::All => netns::all().map_err(Trouble::Processes)?,
             Reach::Own => netns::own(),
         };
         let Namespaces { paths, hidden } = namespaces;
-        let mut swept = Swept::default();
         for visit in netns::in_each(&paths, |entered| look.visit(entered)) {
             swept.add(visit);
         }
@@ -131,6 +173,14 @@ impl Sweeper {
         }
         Ok(swept)
     }
+
+    /// Cookies and peers of TCP sockets, of all network namespaces, whose connections are to be reset.
+    fn to_be_reset(&self, serving: &ServingEndpoints) -> Result<BTreeSet<(u64, SocketAddr)>, Trouble> {
+        let led = self.iterators.left.as_ref().map_or_else(|| Ok(Vec::new()), LeftIterator::list);
+        let led = led.map_err(Trouble::Iterate)?;
+        let meant = led.iter().filter_map(|socket| serving.to_be_reset(socket));
+        Ok(meant.map(|one| (one.cookie, one.endpoint)).collect())
+    }
 }
 
 impl Swept {
@@ -139,8 +189,10 @@ impl Swept {
     }
 
     fn add(&mut self, visit: Self) {
-        for (family, count) in visit.ended {
-            *self.ended.entry(family).or_default() += count;
+        for (sum, counts) in [(&mut self.ended, visit.ended), (&mut self.reset, visit.reset)] {
+            for (family, count) in counts {
+                *sum.entry(family).or_default() += count;
+            }
         }
         self.namespaces += visit.namespaces;
         self.trouble = self.trouble.take().or(visit.trouble);
@@ -153,6 +205,8 @@ struct Look<'a> {
     fresh: BTreeSet<(u64, SocketAddr)>,
     iterator: Option<&'a SocketIterator>,
     serving: ServingEndpoints,
+    /// Cookies and peers of TCP sockets.
+    to_be_reset: BTreeSet<(u64, SocketAddr)>,
 }
 
 impl Look<'_> {
@@ -172,29 +226,41 @@ impl Look<'_> {
         let led = led.map_err(Trouble::Iterate)?;
         let stranded = led.iter().filter_map(|socket| self.serving.stranded(socket));
         let stored: BTreeSet<_> = stranded.map(|one| (one.cookie, one.endpoint)).collect();
-        if stored.is_empty() && self.fresh.is_empty() {
-            return Ok(swept);
-        }
-        let mut diag = Diag::open().map_err(Trouble::List)?;
-        let sockets = diag.connected().map_err(Trouble::List)?;
-        for socket in sockets {
-            let found = (socket.cookie, socket.peer);
-            if !stored.contains(&found) && !self.fresh.contains(&found) {
-                continue;
-            }
-            match diag.destroy(&socket) {
-                Ok(()) => *swept.ended.entry(IpFamily::of(socket.peer.ip())).or_default() += 1,
-                // Its process was faster.
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => swept.trouble = swept.trouble.or(Some(Trouble::End(error))),
-            }
+        let udp: BTreeSet<_> = stored.union(&self.fresh).copied().collect();
+        let all = [(Sockets::Udp, &udp), (Sockets::Tcp, &self.to_be_reset)];
+        for (which, meant) in all.into_iter().filter(|(_, meant)| !meant.is_empty()) {
+            let ended = match which {
+                Sockets::Udp => &mut swept.ended,
+                Sockets::Tcp => &mut swept.reset,
+            };
+            swept.trouble = swept.trouble.take().or(end_each(which, meant, ended)?);
         }
         Ok(swept)
     }
 }
 
+/// Ends these sockets of this thread's network namespace; gives the first reason why one was left.
+fn end_each(
+    which: Sockets,
+    meant: &BTreeSet<(u64, SocketAddr)>,
+    ended: &mut BTreeMap<IpFamily, u64>,
+) -> Result<Option<Trouble>, Trouble> {
+    let mut trouble = None;
+    let mut diag = Diag::open().map_err(Trouble::List)?;
+    let sockets = diag.connected(which).map_err(Trouble::List)?;
+    for socket in sockets.into_iter().filter(|socket| meant.contains(&(socket.cookie, socket.peer))) {
+        match diag.destroy(&socket) {
+            Ok(()) => *ended.entry(IpFamily::of(socket.peer.ip())).or_default() += 1,
+            // Its process was faster.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => trouble = trouble.or(Some(Trouble::End(error))),
+        }
+    }
+    Ok(trouble)
+}
+
 /// Runs until the driver ends: sweeps after the first sync, for what left while no agent ran, and after each sync that
-/// took UDP endpoints away. `tell` hears of every sweep.
+/// took UDP endpoints away, or said that connections are reset. `tell` hears of every sweep.
 pub async fn run(
     programs: Arc<Programs>,
     bpffs: PathBuf,
@@ -204,29 +270,27 @@ pub async fn run(
     if status.wait_for(|status| status.synced).await.is_err() {
         return;
     }
-    let Ok(iterator) = spawn_blocking(move || programs.socket_iterator()).await else { return };
-    let iterator = iterator.inspect_err(|error| {
-        tracing::warn!(%error, "connected UDP sockets are not ended when their endpoint leaves");
-    });
+    let load = move || Iterators::of(programs.socket_iterator(), programs.left_iterator());
+    let Ok(iterators) = spawn_blocking(load).await else { return };
     let reach = if netns::may_enter() { Reach::All } else { Reach::Own };
     if reach == Reach::Own {
         tracing::info!(
-            "connected UDP sockets in pods are not ended when their endpoint leaves: `ballast end-udp-sockets` does \
+            "connected sockets in pods are not ended when their endpoint leaves: `ballast end-udp-sockets` does \
              that, or this agent with CAP_SYS_ADMIN and CAP_SYS_PTRACE"
         );
     }
     let mut sweeper = match View::open(&bpffs) {
-        Ok(view) => Sweeper::new(view, iterator.ok(), reach),
+        Ok(view) => Sweeper::new(view, iterators, reach).with_flows(),
         Err(error) => {
-            tracing::error!(%error, "connected UDP sockets stay with endpoints that leave");
+            tracing::error!(%error, "connected sockets stay with endpoints that leave");
             return;
         }
     };
     let sweep = move || sweeper.sweep();
-    keep_sweeping(sweep, status, |status| status.udp_left, tell).await;
+    keep_sweeping(sweep, status, |status| status.udp_left + status.resets, tell).await;
 }
 
-/// Sweeps at once, whenever the count of UDP endpoints that left has changed, and after a sweep that failed.
+/// Sweeps at once, whenever the count of endpoints that left has changed, and after a sweep that failed.
 async fn keep_sweeping<S>(
     mut sweep: impl FnMut() -> Swept + Send + 'static,
     mut status: watch::Receiver<S>,
@@ -277,9 +341,17 @@ fn note(swept: &Swept, failures: u32) {
             "ended connected UDP sockets whose endpoint left their Service"
         );
     }
+    let reset: u64 = swept.reset.values().sum();
+    if reset > 0 || swept.marked > 0 {
+        tracing::info!(
+            sockets = reset,
+            flows = swept.marked,
+            "reset connections whose endpoint left their Service; those of packets at their next segment"
+        );
+    }
     match &swept.trouble {
         Some(trouble) if failures == 0 => {
-            tracing::warn!(%trouble, "some connected UDP sockets stay with endpoints that left; trying again");
+            tracing::warn!(%trouble, "some connected sockets stay with endpoints that left; trying again");
         }
         None if failures > 0 => tracing::info!(failures, "all network namespaces were swept again"),
         _ => {}

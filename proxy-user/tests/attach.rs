@@ -167,7 +167,7 @@ fn programs_of_others_survive_everything() {
 fn the_order_among_the_programs_of_others_is_as_set() {
     on_node(|node| {
         let device = veth("v0");
-        // Two of somebody else on each hook, in front and behind.
+        // Two foreign ones on each hook, in front and behind.
         let foreign: Vec<_> = TCX
             .iter()
             .flat_map(|hook| [Rank::First, Rank::Last].map(|rank| (*hook, rank)))
@@ -202,7 +202,7 @@ fn the_order_among_the_programs_of_others_is_as_set() {
         assert_eq!(start(TcxOrder::First), [0, 0]);
         assert_eq!(start(TcxOrder::Last), [2, 2]);
         assert_eq!(start(TcxOrder::Nest), [0, 2]);
-        // Somebody comes in front meanwhile.
+        // A foreign program is attached in front meanwhile.
         let late = foreign_link(device);
         assert_eq!(tcx_links(device, INGRESS.1).unwrap()[0], late.info().unwrap().id);
         let agent = node.start();
@@ -215,7 +215,7 @@ fn the_order_among_the_programs_of_others_is_as_set() {
     });
 }
 
-/// Somebody else's program in front of all others at ingress.
+/// A foreign program in front of all others at ingress.
 fn foreign_link(device: u32) -> Link {
     Link::to_device(foreign(INGRESS.0, 0).as_fd(), device, INGRESS.1, Rank::First).unwrap()
 }

@@ -563,6 +563,7 @@ fn plan(number: u16, endpoints: u8) -> (ServiceName, Option<ServicePlan>) {
         algorithm: Algorithm::Random,
         maglev_outside: false,
         ejects: false,
+        reset_after: None,
         source_ranges: BTreeSet::new(),
     };
     (name, Some(ServicePlan { ports: [(port, plan)].into(), created: 1, ..ServicePlan::default() }))

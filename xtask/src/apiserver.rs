@@ -46,7 +46,7 @@ pub fn start(workspace: &Workspace) -> Pending {
     let (sender, result) = mpsc::channel();
     let workspace = workspace.clone();
     std::thread::spawn(move || {
-        // Nobody listens any more when the command ended early.
+        // The receiver is gone when the command ended early.
         let _ = sender.send(build(&workspace));
     });
     Pending { result, start: Instant::now() }

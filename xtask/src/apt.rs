@@ -78,7 +78,7 @@ struct NoServices {
 
 impl NoServices {
     fn new() -> Result<Self> {
-        // Somebody else's policy stays.
+        // A policy that was there before stays.
         let ours = !Path::new(POLICY).exists();
         if ours {
             let script = r#"printf '#!/bin/sh\nexit 101\n' >"$1" && chmod 755 "$1""#;

@@ -108,10 +108,15 @@ pub fn cargo(cargo: Cmd, workspace: &Workspace, arch: Arch) -> Cmd {
         .env("BALLAST_BPF_OBJECT", workspace.bpf_object())
 }
 
+/// The name of a program of binutils for that architecture.
+#[must_use]
+pub fn tool(arch: Arch, name: &str) -> String {
+    if arch == Arch::HOST { name.to_owned() } else { arch.compiler().0.replace("gcc", name) }
+}
+
 /// Takes the debug information out of a program: a small machine keeps it in memory.
 pub fn strip(program: &Path, arch: Arch) -> Result<()> {
-    let (compiler, _) = arch.compiler();
-    Cmd::new(compiler.replace("gcc", "strip")).arg("--strip-debug").arg(program).run()
+    Cmd::new(tool(arch, "strip")).arg("--strip-debug").arg(program).run()
 }
 
 /// The release of Debian that this machine runs: the cross compiler's C library is of it.

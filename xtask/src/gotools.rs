@@ -145,7 +145,7 @@ fn one(workspace: &Workspace, tools: &Path, tool: &Tool) -> Result<PathBuf> {
     let start = Instant::now();
     say::step(format_args!("build {} {version} from its Go modules, once (minutes)", tool.name));
     let unfinished = tools.join(format!("{file}.unfinished"));
-    // Nice: whatever runs beside it is what somebody waits for.
+    // Nice: a person waits for what runs beside it.
     let build = Cmd::new("nice").args(["-n", "10"]).arg(&go);
     let build = if tool.is_test { build.args(["test", "-c", "-vet=off"]) } else { build.arg("build") };
     build
@@ -196,7 +196,9 @@ mod tests {
 
     #[test]
     fn every_tool_is_pinned_in_the_project() {
-        for tool in [ETCD, API_SERVER, KUBE_PROXY, KUBEADM, HELM, ACTIONLINT].into_iter().chain(CLUSTER).chain(SUITE) {
+        for tool in
+            [ETCD, API_SERVER, KUBE_PROXY, KUBEADM, HELM, ACTIONLINT].into_iter().chain(CLUSTER).chain(SUITE)
+        {
             let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tools").join(tool.folder).join("go.mod");
             let text = fs::read_to_string(file).unwrap();
             assert!(

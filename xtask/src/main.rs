@@ -4,8 +4,8 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use xtask::{
-    bench, build, chart, cluster, demo, deny, docs, e2e, fuzz, image, lint, package, release, reproducible,
-    say, scale, setup, test,
+    bench, build, chart, cluster, coverage, demo, deny, docs, e2e, fuzz, image, lint, mutants, package,
+    release, reproducible, say, scale, setup, test,
 };
 
 /// Ballast's tasks. Each command first sets up what it needs itself.
@@ -26,6 +26,8 @@ enum Command {
     Bench(bench::Args),
     Scale(scale::Args),
     Fuzz(fuzz::Args),
+    Coverage(coverage::Args),
+    Mutants(mutants::Args),
     Docs(docs::Args),
     Cluster(cluster::Args),
     E2e(e2e::Args),
@@ -47,6 +49,8 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::run(&args),
         Command::Scale(args) => scale::run(&args),
         Command::Fuzz(args) => fuzz::run(&args),
+        Command::Coverage(args) => coverage::run(&args),
+        Command::Mutants(args) => mutants::run(&args),
         Command::Docs(args) => docs::run(&args),
         Command::Cluster(args) => cluster::run(&args),
         Command::E2e(args) => e2e::run(&args),

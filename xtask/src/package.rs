@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, ensure};
 
+use crate::cross::Arch;
 use crate::exec::{self, Cmd};
 use crate::image::binary;
 use crate::setup::{self, Need};
@@ -59,7 +60,7 @@ pub fn run(args: &Args) -> Result<()> {
     } else {
         setup::tools(Need::Image)?;
         build::bpf(&workspace, &build::Args::default())?;
-        binary::build(&workspace, args.dev)?
+        binary::build(&workspace, Arch::HOST, args.dev)?
     };
     for path in make(&workspace, &program, args.output.as_deref())? {
         let size = fs::metadata(&path).with_context(|| format!("cannot read {}", path.display()))?.len();
@@ -92,7 +93,7 @@ fn put_together(workspace: &Workspace, program: &Path, stage: &Path) -> Result<(
     if debug.exists() {
         fs::copy(debug, binary::debug_of(&staged)).context("cannot copy the debug information")?;
     } else {
-        binary::split(&staged)?;
+        binary::split(&staged, Arch::HOST)?;
     }
     for unit in UNITS {
         let from = workspace.root().join("deploy/systemd").join(unit);

@@ -1,17 +1,18 @@
 //! `cargo xtask release`: all files of a release, with their checksums.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
 
 use crate::chart::Helm;
+use crate::cross::Arch;
 use crate::exec::Cmd;
 use crate::workspace::Workspace;
 use crate::{deny, image, package, say};
 
-/// Check dependencies, and make all files of a release in target/release-files: program, image, bill of materials, chart,
-/// units, SHA256SUMS. Needs root and Go; minutes.
+/// Check dependencies, and make all files of a release in target/release-files: programs and images for amd64 and arm64,
+/// packages, bills of materials, chart, units, SHA256SUMS. Needs root and Go; minutes.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct Args {
     /// Known faults of crates, too: fetches the database of advisories from GitHub
@@ -30,28 +31,54 @@ pub fn run(args: &Args) -> Result<()> {
     if folder.exists() {
         fs::remove_dir_all(&folder).with_context(|| format!("cannot remove {}", folder.display()))?;
     }
-    let made = image::make(&workspace, &image::Args::into_folder(folder.clone(), false))?;
-    let context = folder.join("context");
-    fs::remove_dir_all(&context).with_context(|| format!("cannot remove {}", context.display()))?;
-    let stem = made.archive.file_stem().context("the image has no name")?;
-    fs::copy(&made.binary, folder.join(stem)).context("cannot copy the program")?;
-    package::make(&workspace, &made.binary, Some(&folder))?;
+    let mut programs = Vec::new();
+    for arch in [Arch::X86, Arch::Arm] {
+        let args = image::Args { target: arch, ..image::Args::into_folder(folder.clone(), false) };
+        let made = image::make(&workspace, &args)?;
+        let context = folder.join("context");
+        fs::remove_dir_all(&context).with_context(|| format!("cannot remove {}", context.display()))?;
+        let stem = made.archive.file_stem().context("the image has no name")?;
+        fs::copy(&made.binary, folder.join(stem)).context("cannot copy the program")?;
+        if arch == Arch::HOST {
+            package::make(&workspace, &made.binary, Some(&folder))?;
+        }
+        say::line(format_args!("{} {} {}", made.reference, arch.debian(), made.id));
+        programs.push((arch, made.binary));
+    }
     Helm::find(&workspace)?.package(&folder)?;
-    krew(&workspace, &folder, &made.binary)?;
+    krew(&workspace, &folder, &programs)?;
     for file in fs::read_dir(workspace.root().join("deploy/systemd")).context("cannot list the units")? {
         let path = file.context("cannot list the units")?.path();
         let name = path.file_name().context("a unit without a name")?;
         fs::copy(&path, folder.join(name)).context("cannot copy a unit")?;
     }
-    say::line(format_args!("{} {}", made.reference, made.id));
     say::line(sums(&folder)?);
     Ok(())
 }
 
-/// The plugin of kubectl: the program under its second name in an archive, and krew's manifest, which names that.
-fn krew(workspace: &Workspace, folder: &Path, binary: &Path) -> Result<()> {
+/// The plugin of kubectl: the program under its second name in an archive for each architecture, and krew's manifest, which names
+/// them.
+fn krew(workspace: &Workspace, folder: &Path, programs: &[(Arch, PathBuf)]) -> Result<()> {
     let version = env!("CARGO_PKG_VERSION");
-    let archive = folder.join(format!("kubectl-ballast-{version}-linux-amd64.tar.gz"));
+    let repository = std::env::var("GITHUB_REPOSITORY").unwrap_or_else(|_| "OWNER/REPOSITORY".to_owned());
+    let template = workspace.root().join("deploy/krew/ballast.yaml");
+    let text = fs::read_to_string(&template).context("cannot read krew's manifest")?;
+    let mut text: String =
+        text.lines().filter(|line| !line.starts_with('#')).fold(String::new(), |all, line| all + line + "\n");
+    for (from, to) in [("VERSION", version), ("REPOSITORY", repository.as_str())] {
+        text = text.replace(from, to);
+    }
+    for (arch, binary) in programs {
+        let sum = plugin(folder, *arch, binary)?;
+        text = text.replace(&format!("SHA256_{}", arch.debian()), &sum);
+    }
+    fs::write(folder.join("kubectl-ballast.yaml"), text).context("cannot write krew's manifest")
+}
+
+/// Writes the archive of an architecture, and returns its checksum.
+fn plugin(folder: &Path, arch: Arch, binary: &Path) -> Result<String> {
+    let version = env!("CARGO_PKG_VERSION");
+    let archive = folder.join(format!("kubectl-ballast-{version}-linux-{}.tar.gz", arch.debian()));
     let (home, name) = (binary.parent().context("no folder")?, binary.file_name().context("no name")?);
     // The same program gives the same bytes.
     Cmd::new("tar")
@@ -63,16 +90,7 @@ fn krew(workspace: &Workspace, folder: &Path, binary: &Path) -> Result<()> {
         .arg(name)
         .run()?;
     let sum = Cmd::new("sha256sum").arg(&archive).read()?;
-    let sum = sum.split_whitespace().next().context("no checksum")?;
-    let repository = std::env::var("GITHUB_REPOSITORY").unwrap_or_else(|_| "OWNER/REPOSITORY".to_owned());
-    let template = workspace.root().join("deploy/krew/ballast.yaml");
-    let text = fs::read_to_string(&template).context("cannot read krew's manifest")?;
-    let mut text: String =
-        text.lines().filter(|line| !line.starts_with('#')).fold(String::new(), |all, line| all + line + "\n");
-    for (from, to) in [("VERSION", version), ("REPOSITORY", repository.as_str()), ("SHA256", sum)] {
-        text = text.replace(from, to);
-    }
-    fs::write(folder.join("kubectl-ballast.yaml"), text).context("cannot write krew's manifest")
+    sum.split_whitespace().next().map(str::to_owned).context("no checksum")
 }
 
 /// Writes the checksums of all files in a folder, and returns them.
@@ -90,25 +108,31 @@ mod tests {
     use super::*;
 
     #[test]
-    fn krews_manifest_names_the_archive_and_its_checksum() {
+    fn krews_manifest_names_each_archive_and_its_checksum() {
         let dir = tempfile::tempdir().unwrap();
-        let binary = dir.path().join("ballast");
-        fs::write(&binary, "program").unwrap();
-        krew(&Workspace::find().unwrap(), dir.path(), &binary).unwrap();
+        let programs = [Arch::X86, Arch::Arm].map(|arch| {
+            let binary = dir.path().join(arch.debian()).join("ballast");
+            fs::create_dir(binary.parent().unwrap()).unwrap();
+            fs::write(&binary, arch.debian()).unwrap();
+            (arch, binary)
+        });
+        krew(&Workspace::find().unwrap(), dir.path(), &programs).unwrap();
         let text = fs::read_to_string(dir.path().join("kubectl-ballast.yaml")).unwrap();
-        let field = |name: &str| {
-            let mut lines = text.lines().filter_map(|line| line.trim().strip_prefix(name));
-            lines.next().unwrap().trim().to_owned()
-        };
+        let fields = |name: &'static str| text.lines().filter_map(move |line| line.trim().strip_prefix(name));
         assert!(!text.contains("SHA256") && !text.contains("VERSION"), "{text}");
-        let archive = dir.path().join(field("uri:").rsplit('/').next().unwrap());
-        let sum = Cmd::new("sha256sum").arg(&archive).read().unwrap();
-        assert!(sum.starts_with(&field("sha256:")), "{sum}: {text}");
-        let listed = Cmd::new("tar").args(["--list", "--file"]).arg(&archive).read().unwrap();
-        assert_eq!(listed.trim(), field("bin:"));
-        let first = fs::read(&archive).unwrap();
-        krew(&Workspace::find().unwrap(), dir.path(), &binary).unwrap();
-        assert_eq!(first, fs::read(&archive).unwrap(), "another run gives another archive");
+        let (mut sums, mut bins) = (fields("sha256: "), fields("bin: "));
+        for ((arch, _), uri) in programs.iter().zip(fields("uri: ")) {
+            assert!(uri.ends_with(&format!("-linux-{}.tar.gz", arch.debian())), "{text}");
+            let archive = dir.path().join(uri.rsplit('/').next().unwrap());
+            let sum = Cmd::new("sha256sum").arg(&archive).read().unwrap();
+            assert!(sum.starts_with(sums.next().unwrap()), "{sum}: {text}");
+            let content = Cmd::new("tar").arg("-xOf").arg(&archive).arg(bins.next().unwrap()).read().unwrap();
+            assert_eq!(content, arch.debian());
+            let first = fs::read(&archive).unwrap();
+            krew(&Workspace::find().unwrap(), dir.path(), &programs).unwrap();
+            assert_eq!(first, fs::read(&archive).unwrap(), "another run gives another archive");
+        }
+        assert!(sums.next().is_none());
     }
 
     #[test]

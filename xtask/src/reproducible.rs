@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
 
+use crate::cross::Arch;
 use crate::exec::Cmd;
 use crate::image::binary;
 use crate::workspace::Workspace;
@@ -32,7 +33,7 @@ pub fn run(args: Args) -> Result<()> {
         let made = say::timed(&format!("build in {place}"), || {
             let copy = copy(&workspace, &folder.join(place))?;
             build::bpf(&copy, &build::Args::default())?;
-            let program = binary::build(&copy, false)?;
+            let program = binary::build(&copy, Arch::HOST, false)?;
             Ok([("BPF object", sum(&copy.bpf_object())?), ("program", sum(&program)?)])
         })?;
         for (what, sum) in &made {

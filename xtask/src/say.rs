@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 /// A plain line.
 pub fn line(text: impl Display) {
-    // Nobody is left to tell when standard error is closed.
+    // There is no reader when standard error is closed.
     let _ = writeln!(std::io::stderr(), "{text}");
 }
 

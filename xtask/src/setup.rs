@@ -47,7 +47,7 @@ struct Tool {
     needs: &'static [Need],
 }
 
-const TOOLS: [Tool; 25] = [
+const TOOLS: [Tool; 26] = [
     Tool {
         program: "ip",
         package: "iproute2",
@@ -57,6 +57,7 @@ const TOOLS: [Tool; 25] = [
     Tool { program: "bpftool", package: "bpftool", needs: &[Need::Netns, Need::Demo] },
     Tool { program: "ethtool", package: "ethtool", needs: &[Need::Netns] },
     Tool { program: "tmux", package: "tmux", needs: &[Need::Netns] },
+    Tool { program: "chromium", package: "chromium", needs: &[Need::Netns] },
     Tool { program: "redis-server", package: "redis-server", needs: &[Need::Demo] },
     Tool { program: "redis-cli", package: "redis-tools", needs: &[Need::Demo] },
     Tool { program: "qemu-system-x86_64", package: "qemu-system-x86", needs: &[Need::Kernel] },

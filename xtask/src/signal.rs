@@ -21,7 +21,7 @@ pub fn catch() {
     }
 }
 
-/// An error once somebody wants us to end.
+/// An error once a signal asked the process to end.
 pub fn check() -> Result<()> {
     if STOPPED.load(Ordering::Relaxed) {
         bail!("interrupted");
@@ -29,7 +29,7 @@ pub fn check() -> Result<()> {
     Ok(())
 }
 
-/// Sleeps, unless somebody wants us to end.
+/// Sleeps, unless a signal asks the process to end.
 pub fn pause(time: Duration) -> Result<()> {
     wait_for("a pause", time + Duration::from_secs(1), {
         let start = Instant::now();

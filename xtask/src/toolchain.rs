@@ -188,6 +188,9 @@ impl Toolchain {
             .args(self.compiler.build_std())
             .args(["--target", TARGET, "--target-dir"])
             .arg(target_dir)
+            // What measures the tests of the host is not for programs of the kernel.
+            .without_env("RUSTC_WORKSPACE_WRAPPER")
+            .without_env("RUSTC_WRAPPER")
             // Encoded: a linker's path may hold spaces.
             .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f"))
     }

@@ -4,12 +4,12 @@ use proxy_common::PROTO_TCP;
 use proxy_common::PROTO_UDP;
 use proxy_common::backend::BACKEND_ACTIVE;
 use proxy_common::conntrack::{
-    ASSURED, SEEN_REPLY, Segment, in_time_wait, is_closed, is_expired, is_syn_unanswered, next, noted,
-    one_sided, tcp, with_syn,
+    ASSURED, RST_BACKEND, SEEN_REPLY, Segment, in_time_wait, is_closed, is_expired, is_syn_unanswered, next,
+    noted, one_sided, tcp, with_syn,
 };
 use proxy_common::flow::{
-    DIRECTION_FORWARD, DIRECTION_REPLY, FlowKey, STATE_CLAIMED, STATE_DIRECT, STATE_SNAT, STATE_SYN, bits_of,
-    generation_of, tunnel_of, with_bits,
+    DIRECTION_FORWARD, DIRECTION_REPLY, FlowKey, STATE_CLAIMED, STATE_DIRECT, STATE_RESET, STATE_SNAT,
+    STATE_SYN, bits_of, generation_of, tunnel_of, with_bits,
 };
 
 use super::index;
@@ -180,7 +180,7 @@ impl<M: FlowTable> Tracked<M> {
             // If another CPU was faster, its change counts: the next segment brings ours again, or the timeout.
             if entry.state().compare_exchange(self.state, with_bits(self.state, bits)) == self.state {
                 load::changed(self.maps, backend, self.bits(), bits);
-                if is_unreplied_syn(self.bits()) && bits & SEEN_REPLY != 0 {
+                if self.maps.measures_latency() && is_unreplied_syn(self.bits()) && bits & SEEN_REPLY != 0 {
                     let refused = packet.tcp_flags & tcp::RST != 0;
                     self.maps.syn_answered(self.index, service, backend, refused);
                 }
@@ -288,6 +288,7 @@ impl<M: FlowTable> Tracked<M> {
     /// was looked up; 0: none.
     ///
     /// TCP, and SCTP like it, stays with a backend that left the Service, as with kube-proxy: the backend may still answer.
+    /// Not one that is to be reset ([`STATE_RESET`]): of that, only the client's own reset goes on.
     /// UDP, TCP that was never answered, and a SYN choose again. A SYN on a flow that is over, or that is another Service's by
     /// now, begins a new one; on any other flow it goes to the backend, which answers it (RFC 5961, 4). An assured flow is ended
     /// only by the second unanswered SYN.
@@ -301,7 +302,7 @@ impl<M: FlowTable> Tracked<M> {
                 return false;
             }
             let silent = time.now.wrapping_sub(entry.last_seen().load());
-            if bits & ASSURED != 0 && !is_syn_unanswered(bits, silent, time.config.hz) {
+            if bits & (ASSURED | STATE_RESET) == ASSURED && !is_syn_unanswered(bits, silent, time.config.hz) {
                 return true;
             }
             if entry.service() != service {
@@ -311,16 +312,28 @@ impl<M: FlowTable> Tracked<M> {
         if bits & STATE_DIRECT != 0 {
             return true;
         }
-        if is_connection && bits & SEEN_REPLY != 0 && !is_syn {
+        if is_connection && bits & (SEEN_REPLY | STATE_RESET) == SEEN_REPLY && !is_syn {
             return true;
         }
         let (id, addr, port) = entry.backend();
-        self.maps.backend(id).is_some_and(|backend| {
+        let serves = self.maps.backend(id).is_some_and(|backend| {
             backend.state == BACKEND_ACTIVE
                 && backend.service == entry.service()
                 && backend.port == port
                 && same(&backend.addr, &addr)
-        })
+        });
+        serves || bits & STATE_RESET != 0 && is_connection && tcp_flags & tcp::RST != 0
+    }
+
+    /// Whether a client's packet that does not go on is answered with a reset: its backend left, and the removal policy says so.
+    /// Then the flow is closed.
+    #[inline(always)]
+    pub fn is_to_be_reset(&self, tcp_flags: u16) -> bool {
+        let is_reset = self.bits() & STATE_RESET != 0 && !is_syn(tcp_flags);
+        if is_reset {
+            self.change_bits(|bits| bits | RST_BACKEND);
+        }
+        is_reset
     }
 }
 

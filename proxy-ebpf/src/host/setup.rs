@@ -5,7 +5,7 @@ use std::vec::Vec;
 use proxy_common::Family;
 use proxy_common::backend::BackendEntry;
 use proxy_common::config::NodeConfig;
-use proxy_common::flow::{Bucket, FlowEntry};
+use proxy_common::flow::{Bucket, FlowEntry, STATE_RESET};
 use proxy_common::node::{Cidr, Device, NodeAddr, NodeEntry};
 use proxy_common::prefilter::{Role, position};
 use proxy_common::reason::Reason;
@@ -13,7 +13,7 @@ use proxy_common::service::{ServiceEntry, ServiceKey};
 use proxy_common::stats::{RefusalKey, ServiceStats};
 
 use super::maps::{HostMaps, at};
-use crate::env::Happening;
+use crate::env::{Happening, Transition};
 
 impl<F: Family> HostMaps<F> {
     /// Sets the configuration, and makes empty flow tables of its sizes.
@@ -26,6 +26,11 @@ impl<F: Family> HostMaps<F> {
     /// Changes the configuration, but for the sizes.
     pub fn edit_config(self, edit: impl FnOnce(&mut NodeConfig)) {
         edit(at!(self, config));
+    }
+
+    /// Has the programs do another part of the work, as while one version replaces the other.
+    pub fn set_transition(self, transition: Transition) {
+        *at!(self, transition) = transition;
     }
 
     /// Sets what is known of the node.
@@ -164,6 +169,13 @@ impl<F: Family> HostMaps<F> {
     /// The entries of the flow table, as they are.
     pub fn flows(self) -> Vec<FlowEntry<F::Words>> {
         at!(self, flows).clone()
+    }
+
+    /// Marks every flow to be reset, as the agent does.
+    pub fn mark_flows(self) {
+        for flow in at!(self, flows).iter_mut().filter(|flow| flow.bits() != 0) {
+            flow.state |= u64::from(STATE_RESET);
+        }
     }
 
     /// The buckets of its index.

@@ -1,12 +1,18 @@
-//! The iterators: which UDP sockets of a network namespace a Service led somewhere, and which sockets of all namespaces count
-//! among the open connections of a backend. Their storage cannot be listed otherwise.
+//! The iterators: which UDP sockets of a network namespace a Service led somewhere; which sockets of all namespaces count
+//! among the open connections of a backend; and which are connected to a backend that left. Their storage cannot be listed
+//! otherwise.
 
 use core::ffi::c_void;
 
 use aya_ebpf::helpers::generated::{bpf_get_socket_cookie, bpf_seq_write, bpf_sk_storage_get};
+use proxy_common::backend::BACKEND_ACTIVE;
 use proxy_common::socket::{LedSocket, SocketStorage};
+use proxy_common::{Address, V4, V6};
 
+use super::handle::Kernel;
 use super::maps::SOCKET_STORAGE;
+use crate::env::{Services, Words};
+use crate::header::same;
 
 /// `struct bpf_iter_meta` of `include/linux/bpf.h`.
 #[repr(C)]
@@ -98,4 +104,50 @@ pub unsafe fn counted(context: *mut StorageIterator) -> i32 {
         };
     }
     0
+}
+
+/// Writes a [`LedSocket`], if the socket is connected to a backend that left the Service which led it there.
+///
+/// # Safety
+/// The context is one that the kernel has handed to a program.
+#[inline(always)]
+pub unsafe fn left(context: *mut StorageIterator) -> i32 {
+    // SAFETY: see above.
+    let (meta, socket, storage) = unsafe { ((*context).meta, (*context).socket, (*context).value) };
+    if socket.is_null() || storage.is_null() {
+        return 0;
+    }
+    // SAFETY: the socket's storage, which its owner may change meanwhile: the reader of the list checks the socket again.
+    let storage = unsafe { storage.read() };
+    let left = match storage.family {
+        4 => has_left(Kernel::<V4>::new(), &storage),
+        6 => has_left(Kernel::<V6>::new(), &storage),
+        // It is connected to no Service any more.
+        _ => false,
+    };
+    if left {
+        // SAFETY: a socket that the kernel has handed to the program.
+        let led = LedSocket { cookie: unsafe { bpf_get_socket_cookie(socket) }, storage };
+        // SAFETY: a sequence file, and a record of the size that is told. Without room the kernel asks again.
+        unsafe {
+            bpf_seq_write(
+                (*meta).seq.cast(),
+                (&raw const led).cast_mut().cast(),
+                size_of::<LedSocket>() as u32,
+            )
+        };
+    }
+    0
+}
+
+/// Whether the backend that a socket was led to is still known, and serves no more.
+#[inline(always)]
+fn has_left<M: Services>(maps: M, storage: &SocketStorage) -> bool {
+    let addr: Words<M> = Address::from_words(storage.backend);
+    maps.backend(storage.backend_id).is_some_and(|backend| {
+        backend.state != BACKEND_ACTIVE
+            && backend.service == storage.service
+            && backend.port == storage.backend_port
+            && same(&backend.addr, &addr)
+    })
 }

@@ -271,7 +271,7 @@ pub(super) static SRC_RANGES: LpmTrie<SourceRangeKey<A4>, u32, SRC_RANGE_COUNT> 
 #[btf_map(name = "src_ranges6")]
 pub(super) static SRC_RANGES6: LpmTrie<SourceRangeKey<A6>, u32, SRC_RANGE_COUNT> = LpmTrie::new();
 
-// What happens, for `ballast monitor`. Written by all programs while somebody listens; read by the listeners. No room: the
+// What happens, for `ballast monitor`. Written by all programs while a listener is registered; read by the listeners. No room: the
 // event is counted as lost. A ring buffer of some 5,000 events.
 #[btf_map(name = "events")]
 pub(super) static EVENTS: RingBuf<(), { sizes::EVENTS_BYTES as usize }> = RingBuf::new();

@@ -24,7 +24,7 @@ use crate::stage::forward::{self, Routing};
 use crate::stage::new_flow;
 use crate::stage::open_flow;
 use crate::stage::refuse::{self, Refusal};
-use crate::stage::{eject, fragment, icmp, sctp, tunnel};
+use crate::stage::{eject, fragment, icmp, reset, sctp, tunnel};
 use crate::step::{Step, StepCode};
 
 type Ctx<F> = *mut PacketCtx<Words<Kernel<F>>>;
@@ -77,7 +77,7 @@ fn take_slot_in<M: FlowTable>(maps: M, bucket: u32, pending: u32, stale: u32) ->
 macro_rules! family {
     (
         $family:ty, $words:ty, $parse:ident, $fragment:ident, $established:ident, $repair:ident,
-        $snat_reply:ident, $reply:ident, $refused:ident, $direct:ident, $new_flow:ident, $open_flow:ident, $translate:ident, $existing:ident, $frontend:ident, $refuse:ident, $send:ident, $icmp:ident,
+        $snat_reply:ident, $reply:ident, $refused:ident, $direct:ident, $new_flow:ident, $open_flow:ident, $translate:ident, $existing:ident, $frontend:ident, $refuse:ident, $reset:ident, $send:ident, $icmp:ident,
         $icmp_forward:ident, $encap:ident, $route:ident, $find:ident, $find_in:ident, $add_key:ident, $take_slot:ident, $conflicting:ident,
         $scan:ident, $claim:ident, $try_ports:ident, $try_port:ident
     ) => {
@@ -104,6 +104,7 @@ macro_rules! family {
             let refusal = if too_big != 0 { Refusal::TooBig } else { Refusal::PortUnreachable };
             refuse::refuse(maps, frame, ctx, refusal).encode()
         });
+        stage!($family, $reset(), |maps, frame, ctx| reset::reset(maps, frame, ctx).encode());
         stage!($family, $send(inwards: u32), |_maps, frame, ctx| {
             pipeline::send::<Skb, $family>(frame, ctx, inwards != 0).encode()
         });
@@ -268,6 +269,11 @@ macro_rules! family {
             }
 
             #[inline(always)]
+            fn reset(self, frame: Skb, ctx: &mut PacketCtx<$words>) -> StepCode {
+                StepCode($reset(frame.raw(), ctx))
+            }
+
+            #[inline(always)]
             fn send(self, frame: Skb, ctx: &mut PacketCtx<$words>, inwards: bool) -> StepCode {
                 StepCode($send(frame.raw(), ctx, u32::from(inwards)))
             }
@@ -307,6 +313,7 @@ family!(
     existing4,
     frontend4,
     refuse4,
+    reset4,
     send4,
     icmp4,
     icmp_forward4,
@@ -339,6 +346,7 @@ family!(
     existing6,
     frontend6,
     refuse6,
+    reset6,
     send6,
     icmp6,
     icmp_forward6,

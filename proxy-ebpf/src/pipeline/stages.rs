@@ -16,13 +16,14 @@ use crate::stage::icmp::{self, IcmpErrors};
 use crate::stage::new_flow;
 use crate::stage::open_flow;
 use crate::stage::refuse::{self, Refusal, Refuse};
+use crate::stage::reset::{self, Reset};
 use crate::stage::tunnel::{self, Outer};
 use crate::step::{Step, StepCode};
 
 /// What the stages ask of an address family.
-pub trait Ip: IcmpErrors + Refuse + Fragmented + Outer {}
+pub trait Ip: IcmpErrors + Refuse + Reset + Fragmented + Outer {}
 
-impl<T: IcmpErrors + Refuse + Fragmented + Outer> Ip for T {}
+impl<T: IcmpErrors + Refuse + Reset + Fragmented + Outer> Ip for T {}
 
 /// The stages, for one kind of frame. In the kernel each is a function that the verifier checks once, on its own: walked
 /// through from every state that calls them, they would cost half a million instructions.
@@ -103,6 +104,12 @@ where
     #[inline(always)]
     fn refuse(self, frame: F, ctx: &mut PacketCtx<Words<Self>>, refusal: Refusal) -> StepCode {
         refuse::refuse(self, frame, ctx, refusal).into()
+    }
+
+    /// [`reset::reset`].
+    #[inline(always)]
+    fn reset(self, frame: F, ctx: &mut PacketCtx<Words<Self>>) -> StepCode {
+        reset::reset(self, frame, ctx).into()
     }
 
     /// [`forward::send`], or [`forward::receive`] if it is to come in.

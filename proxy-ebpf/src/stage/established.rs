@@ -61,9 +61,14 @@ where
     // What was encapsulated twice is not encapsulated again: nodes that differ would send it to and fro.
     let goes_back = !F::EARLY && tunnel_of(flow.bits()) != 0 && ctx.tunnelled & TUNNELLED_AGAIN != 0;
     let continues = !goes_back && flow.continues(ctx.packet.tcp_flags, flow.service(), time);
-    if !continues || flow.is_looked_at(time) && !is_frontend_of(maps, ctx, flow.service()) {
+    let is_direct = flow.bits() & STATE_DIRECT != 0;
+    if !continues || !is_direct && flow.is_looked_at(time) && !is_frontend_of(maps, ctx, flow.service()) {
         if F::EARLY {
             return Step::Pass;
+        }
+        if !goes_back && flow.is_to_be_reset(ctx.packet.tcp_flags) {
+            ctx.service = flow.service();
+            return Step::Reset;
         }
         flow.expire(time);
         return without_flow(maps, ctx);
@@ -75,7 +80,9 @@ where
         return Step::Pass;
     }
     touch(maps, &flow, ctx, DIRECTION_FORWARD, time);
-    report::forwarded(maps, flow.service(), ctx.packet.length);
+    if !is_direct {
+        report::forwarded(maps, flow.service(), ctx.packet.length);
+    }
     match flow.to_backend() {
         Some(to) if F::EARLY || flow.bits() & STATE_SNAT != 0 => forward_to(maps, frame, ctx, &to),
         Some(to) if tunnel_of(flow.bits()) != 0 => {
@@ -84,6 +91,8 @@ where
             ctx.plan.bits = flow.bits();
             Step::Encapsulate
         }
+        // A connection of this node's own, from the address and port of a frontend.
+        Some(to) if is_direct && to.src_port == ctx.packet.key.src_port => Step::Pass,
         Some(to) => deliver::<F, M::Family>(frame, ctx, &to),
         // Evicted since it was found.
         None => without_flow(maps, ctx),
@@ -145,7 +154,11 @@ where
     match flow.to_client() {
         // A direct flow may keep its port.
         Some(to) if flow.bits() & STATE_DIRECT != 0 && to.dst_port == ctx.packet.key.dst_port => Step::Pass,
-        Some(to) => deliver::<F, M::Family>(frame, ctx, &to),
+        Some(to) => {
+            // It has the address and port of a frontend from now on: a device below this one sees that, too.
+            frame.set_translated();
+            deliver::<F, M::Family>(frame, ctx, &to)
+        }
         None => Step::NewFlow,
     }
 }

@@ -13,6 +13,7 @@ pub mod martian;
 pub mod new_flow;
 pub mod open_flow;
 pub mod refuse;
+pub mod reset;
 pub mod sctp;
 pub mod translate;
 pub mod tunnel;

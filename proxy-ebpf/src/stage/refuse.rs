@@ -256,7 +256,13 @@ fn answer<F: Frame, Fam: Refuse>(
         }
         None => quote_in_part::<F, Fam>(frame, ctx, message)?,
     }
-    if link != 0 {
+    send_back(frame)
+}
+
+/// Sends a packet that has become the answer to itself out of the device by which it came. The verdict is the program's.
+#[inline(always)]
+pub(super) fn send_back<F: Frame>(frame: F) -> Result<i32, HelperFailed> {
+    if frame.link_header() != 0 {
         let mut addresses = [0u16; 6];
         frame.load(0, &mut addresses, size_of::<[u16; 6]>() as u32)?;
         let [d0, d1, d2, s0, s1, s2] = addresses;

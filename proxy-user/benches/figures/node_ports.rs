@@ -39,7 +39,7 @@ const LOCAL: u16 = 0;
 const REMOTE: u16 = 1;
 /// How many Services there are, in turn.
 const SIZES: [u16; 2] = [2, 1000];
-/// After the last Service is served, so that nobody is busy with it any more.
+/// After the last Service is served, so that no agent is busy with it any more.
 const REST: Duration = Duration::from_secs(3);
 
 /// A client, a node, and what lies behind it.

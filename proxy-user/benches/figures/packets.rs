@@ -212,7 +212,7 @@ fn measure_family(bpffs: &Path, family: Family) -> Vec<Row> {
         let target = targets[number];
         let mut times = [Vec::new(), Vec::new()];
         for round in 0..ROUNDS {
-            // ABBA: whoever goes first finds colder caches.
+            // ABBA: the one that goes first finds colder caches.
             let order = if round % 2 == 0 { [0, 1] } else { [1, 0] };
             for at in order {
                 times[at].push(measure(&mut benches[at]));

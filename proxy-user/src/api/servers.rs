@@ -132,7 +132,7 @@ impl Servers {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Whoever panicked with the lock has left a list of servers.
+        // A task that panicked with the lock has left a valid list of servers.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -23,7 +23,7 @@ pub fn init(config: &RunConfig) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Says once what was asked for and means nothing, or something else, here.
+/// Logs once which given settings are ignored or mean something else.
 pub fn describe(config: &RunConfig) {
     if let Some(mode) = config.legacy_proxy_mode {
         tracing::info!(mode, "this mode of kube-proxy means `ebpf` here");

@@ -1,8 +1,11 @@
 //! Memory goes back to the kernel when it is not needed any more.
 //!
 //! The start takes several times what stays: lists of objects, the BPF object, plans that become rows of maps. The
-//! allocator keeps freed memory for the next time, which may be weeks away.
+//! allocator keeps freed memory for the next time, which may be weeks away. And most of the program's code and constants are for
+//! the start only.
 
+use std::io;
+use std::ops::Range;
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -41,9 +44,42 @@ pub async fn give_back(mut status: watch::Receiver<Status>) {
     }
     drop(status);
     sleep(SETTLE).await;
+    if let Ok(Err(error)) = spawn_blocking(release_program).await {
+        tracing::debug!(%error, "pages of the program that only the start needed stay in memory");
+    }
     while spawn_blocking(now).await.is_ok() {
         sleep(PERIOD).await;
     }
+}
+
+/// Lets the kernel take back the pages of this program and its libraries. Those that are needed again are mapped again.
+fn release_program() -> io::Result<()> {
+    for range in unchanged(&std::fs::read_to_string("/proc/self/smaps")?) {
+        let start = std::ptr::with_exposed_provenance_mut(range.start);
+        // SAFETY: the mapping cannot be written to, and none of its pages differs from the file's: the same bytes are read
+        // again.
+        unsafe { rustix::mm::madvise(start, range.len(), rustix::mm::Advice::LinuxDontNeed) }?;
+    }
+    Ok(())
+}
+
+/// The mappings of files that no process may write to, and that hold nothing but what is in the file: relocated addresses of the
+/// program do not count as such (`proc_pid_smaps(5)`).
+fn unchanged(smaps: &str) -> Vec<Range<usize>> {
+    let mut found = Vec::new();
+    let mut candidate = None;
+    for line in smaps.lines() {
+        let mut words = line.split_whitespace();
+        let (first, second) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+        if let Some((start, end)) = first.split_once('-') {
+            let [start, end] = [start, end].map(|text| usize::from_str_radix(text, 16).ok());
+            let is_file = line.contains(" /") && matches!(second, "r--p" | "r-xp");
+            candidate = start.zip(end).filter(|_| is_file).map(|(start, end)| start..end);
+        } else if first == "Anonymous:" {
+            found.extend(candidate.take().filter(|_| second == "0"));
+        }
+    }
+    found
 }
 
 fn now() {
@@ -52,5 +88,31 @@ fn now() {
     // SAFETY: it touches only memory that is free.
     unsafe {
         libc::malloc_trim(0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_as_in_its_file_is_released() {
+        let smaps = "\
+            55d0c0000000-55d0c0010000 r--p 00000000 fe:01 1  /usr/bin/ballast\nRss: 64 kB\nAnonymous:  0 kB\n\
+            55d0c0010000-55d0c0030000 r-xp 00010000 fe:01 1  /usr/bin/ballast\nAnonymous:  0 kB\n\
+            55d0c0030000-55d0c0040000 r--p 00030000 fe:01 1  /usr/bin/ballast\nAnonymous: 64 kB\n\
+            55d0c0040000-55d0c0050000 rw-p 00040000 fe:01 1  /usr/bin/ballast\nAnonymous:  0 kB\n\
+            7f0000000000-7f0000001000 rw-s 00000000 fe:01 1  anon_inode:bpf-map\nAnonymous:  0 kB\n\
+            7f0000002000-7f0000003000 r-xp 00000000 00:00 0  [vdso]\nAnonymous:  0 kB\n";
+        let expected = [0x55d0_c000_0000..0x55d0_c001_0000, 0x55d0_c001_0000..0x55d0_c003_0000];
+        assert_eq!(unchanged(smaps), expected);
+    }
+
+    #[test]
+    fn a_program_goes_on_without_its_pages() {
+        let before = unchanged(&std::fs::read_to_string("/proc/self/smaps").unwrap());
+        assert!(!before.is_empty());
+        release_program().unwrap();
+        assert_eq!(unchanged(&std::fs::read_to_string("/proc/self/smaps").unwrap()), before);
     }
 }

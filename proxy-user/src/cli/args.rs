@@ -12,6 +12,7 @@ pub mod kubectl;
 pub mod list;
 pub mod network;
 mod options;
+pub mod page;
 pub mod paths;
 pub mod programmed;
 pub mod sizes;
@@ -36,8 +37,8 @@ use crate::programs::PacketHook;
 
 /// Sends traffic for Kubernetes Services to their endpoints, by eBPF instead of kube-proxy.
 ///
-/// `ballast run` is the agent, one on each node. The other commands read what it has put into the kernel, and
-/// work while it is stopped.
+/// `ballast run` is the agent, which runs on each node. The other commands read the BPF maps that it maintains, and
+/// also work while the agent is stopped.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "ballast", version, propagate_version = true, arg_required_else_help = true)]
 pub struct Args {
@@ -49,53 +50,53 @@ pub struct Args {
 /// The commands.
 #[derive(Clone, Debug, Subcommand)]
 pub enum Command {
-    /// Run the agent: watch Services and EndpointSlices, and keep the kernel's maps as they say.
+    /// Run the agent: watch Services and EndpointSlices, and program the BPF maps.
     Run(Box<RunArgs>),
-    /// Say whether all is well: agent, programs, maps, refused traffic. Exits with 1 when the agent does not answer or anything else is wrong.
+    /// Show the state of agent, programs, maps and refused traffic. Exits with 1 when the agent does not answer or reports a problem.
     Status(StatusArgs),
-    /// Check whether this node is fit for Ballast (--pre), and whether Ballast works on it. Exits with 1 when a check fails.
+    /// Check whether this node meets the requirements (--pre), and whether Ballast works on it. Exits with 1 when a check fails.
     Check(Box<check::CheckArgs>),
-    /// Services and where their traffic goes.
+    /// List Services with their endpoints, show one, zero counters.
     #[command(visible_alias = "svc")]
     Service {
         /// What of them.
         #[command(subcommand)]
         command: ServiceCommand,
     },
-    /// Endpoints, one line for each of a Service's.
+    /// List the endpoints of Services, one per line.
     #[command(visible_aliases = ["endpoint", "ep"])]
     Backend {
         /// What of them.
         #[command(subcommand)]
         command: BackendCommand,
     },
-    /// Connections that the packet path follows. (Sockets are translated once and then followed by nobody.)
+    /// List or delete connections in the flow table of the packet path. (Sockets are translated at connect, and not tracked.)
     Flow {
         /// What of them.
         #[command(subcommand)]
         command: FlowCommand,
     },
-    /// Counters of Services: connections, packets, bytes, refusals, or their rates.
+    /// Show counters of Services: connections, packets, bytes, refusals; or their rates.
     Stats(inspect::StatsArgs),
-    /// The maps: how full, how large, and what is in them.
+    /// Show the BPF maps: entries in use, size, contents.
     Map {
         /// What of them.
         #[command(subcommand)]
         command: MapCommand,
     },
-    /// Say what would happen to a connection, rule by rule, and why. Nothing is sent.
+    /// Explain, rule by rule, what would happen to a connection. No packet is sent.
     Explain(eyes::ExplainArgs),
     /// Show refusals, drops and new connections while they happen.
     Monitor(eyes::MonitorArgs),
     /// Show Services, endpoints, drops and connections as they happen, on a terminal.
     Top(top::TopArgs),
-    /// Ask the agent which edition of each Service is in force: its writes to the maps have succeeded. JSON.
+    /// Show which version of each Service and its EndpointSlices is programmed into the maps, as JSON.
     Programmed(programmed::ProgrammedArgs),
-    /// The agent's settings, and whence each comes: flag, variable, file or default.
+    /// Show the agent's settings, and where each comes from: flag, variable, file or default.
     Config(inspect::ConfigArgs),
-    /// Write an archive with what a report of a fault needs. Secrets are left out.
+    /// Write an archive with the information that a bug report needs, without secrets.
     Sysdump(change::SysdumpArgs),
-    /// Print a script for a shell that completes commands, flags, Services and maps.
+    /// Print a shell script that completes commands, flags, Services and maps.
     Completion {
         /// The shell.
         shell: inspect::Shell,
@@ -107,13 +108,13 @@ pub enum Command {
         #[arg(value_name = "DIR")]
         folder: PathBuf,
     },
-    /// Take a live node over from kube-proxy: remove its rules, and let its connections end by themselves.
+    /// Migrate a live node from kube-proxy: remove its rules, and keep its connections until they end.
     Takeover(takeover::TakeoverArgs),
-    /// Go back to the version before: make the maps that it reads, and copy what changes until it has taken over.
+    /// Prepare a downgrade: make the maps of the previous version, and copy flows until its agent runs.
     Downgrade(downgrade::DowngradeArgs),
     /// End connected UDP sockets in pods when their endpoint leaves, beside an agent that lacks the capabilities for it.
     EndUdpSockets(end_udp_sockets::EndUdpSocketsArgs),
-    /// Remove everything that Ballast has put into the kernel, and nothing else. Stop the agent first.
+    /// Remove Ballast's programs, maps and pins from the kernel, and nothing else. Stop the agent first.
     Cleanup(CleanupArgs),
 }
 
@@ -125,10 +126,10 @@ pub struct RunArgs {
     /// started again.
     #[arg(long, env = "BALLAST_CONFIG", value_name = "FILE", help_heading = "As kube-proxy")]
     pub config: Option<PathBuf>,
-    /// Write the settings in force as a `KubeProxyConfiguration` to this file, and end.
+    /// Write the effective settings as a `KubeProxyConfiguration` to this file, and exit.
     #[arg(long, env = "BALLAST_WRITE_CONFIG_TO", value_name = "FILE", help_heading = "As kube-proxy")]
     pub write_config_to: Option<PathBuf>,
-    /// Do what takes full privileges, and end: mount bpffs and cgroup2, set what the settings ask of netfilter.
+    /// Do the work that needs full privileges, and exit: mount bpffs and cgroup2, set netfilter's sysctls.
     #[arg(
         long,
         env = "BALLAST_INIT_ONLY",
@@ -200,7 +201,7 @@ pub struct RunArgs {
         help_heading = "This node"
     )]
     pub devices: Vec<DevicePattern>,
-    /// How programs are put on devices. Nobody needs this but tests.
+    /// How programs are attached to devices. Only tests need it.
     #[arg(long, env = "BALLAST_PACKET_HOOK", value_name = "HOOK", default_value = "auto", hide = true)]
     pub packet_hook: PacketHook,
     /// How sockets and packets are met.
@@ -213,14 +214,27 @@ pub struct RunArgs {
 
     /// Where load balancers ask whether this node works (/healthz, /livez). Empty: nowhere.
     /// Default: 0.0.0.0:10256, or `[::]:10256` with an IPv6 --bind-address.
-    #[arg(long, env = "BALLAST_HEALTHZ_BIND_ADDRESS", value_name = "ADDRESS", help_heading = "Being asked")]
+    #[arg(
+        long,
+        env = "BALLAST_HEALTHZ_BIND_ADDRESS",
+        value_name = "ADDRESS",
+        help_heading = "Health, metrics, log"
+    )]
     pub healthz_bind_address: Option<Listen>,
     /// Where /metrics, /proxyMode and /configz are answered. Empty: nowhere.
     /// Default: 127.0.0.1:10249, or `[::1]:10249` with an IPv6 --bind-address.
-    #[arg(long, env = "BALLAST_METRICS_BIND_ADDRESS", value_name = "ADDRESS", help_heading = "Being asked")]
+    #[arg(
+        long,
+        env = "BALLAST_METRICS_BIND_ADDRESS",
+        value_name = "ADDRESS",
+        help_heading = "Health, metrics, log"
+    )]
     pub metrics_bind_address: Option<Listen>,
+    /// The page.
+    #[command(flatten)]
+    pub page: page::PageArgs,
     /// How log lines are written. Default: text.
-    #[arg(long, env = "BALLAST_LOG_FORMAT", value_name = "FORMAT", help_heading = "Being asked")]
+    #[arg(long, env = "BALLAST_LOG_FORMAT", value_name = "FORMAT", help_heading = "Health, metrics, log")]
     pub log_format: Option<LogFormat>,
     /// How much is logged: error, warn, info, debug, trace, or a klog number. `BALLAST_LOG` sets it for each
     /// module, like `info,ballast::sync=trace`. Default: info.
@@ -230,7 +244,7 @@ pub struct RunArgs {
         alias = "v",
         env = "BALLAST_LOG_LEVEL",
         value_name = "LEVEL",
-        help_heading = "Being asked"
+        help_heading = "Health, metrics, log"
     )]
     pub log_level: Option<LogLevel>,
 

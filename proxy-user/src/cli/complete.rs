@@ -1,6 +1,6 @@
 //! Completion by shells: commands and flags, and the names of what is there now.
 //!
-//! The script of a shell asks this program (the variable [`VARIABLE`] says so), which reads names from the maps. Whoever may
+//! The script of a shell asks this program (the variable [`VARIABLE`] says so), which reads names from the maps. A user who may
 //! not read them gets none.
 
 use std::collections::BTreeSet;

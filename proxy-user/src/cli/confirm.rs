@@ -1,4 +1,4 @@
-//! Asks before something is removed, if somebody is there to answer.
+//! Asks before something is removed, if standard input is a terminal.
 
 use std::io::{self, BufRead, IsTerminal as _, Write};
 

@@ -1,10 +1,10 @@
-//! Whence each setting of the agent comes: told by clap, which knows whether it was a flag, a variable or nothing.
+//! Where each setting of the agent comes from: clap knows whether it was a flag, a variable or the default.
 
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Command};
 use serde::{Deserialize, Serialize};
 
-/// A setting, and whence it comes.
+/// A setting, and where it comes from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Origin {
     /// The flag without its dashes, or the field of kube-proxy's file.
@@ -16,7 +16,7 @@ pub struct Origin {
 }
 
 impl Origin {
-    /// Whether nobody has said anything.
+    /// Whether it has its default value.
     pub fn is_default(&self) -> bool {
         self.from == DEFAULT
     }
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flag_and_what_nobody_has_said() {
+    fn a_flag_and_a_default() {
         let settings = settings(&["--max-flows", "4096", "--master", "https://me:word@10.0.0.1:6443/x"]);
         let of = |name: &str| settings.iter().find(|one| one.name == name).unwrap();
         assert_eq!((&*of("max-flows").value, &*of("max-flows").from), ("4096", "flag"));

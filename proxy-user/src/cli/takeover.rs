@@ -178,7 +178,7 @@ fn old_connections(bpffs: &Path) -> Result<usize, TakeoverError> {
     Ok(translated.iter().filter(|to| is_services(to, &dialled)).count())
 }
 
-/// Whether somebody dialled a Service, by its own address or by a port of the node.
+/// Whether the connection was made to a Service, by its own address or by a port of the node.
 fn is_services(to: &SocketAddr, dialled: &BTreeSet<(IpAddr, u16)>) -> bool {
     let any: IpAddr = if to.is_ipv4() { [0; 4].into() } else { [0u16; 8].into() };
     dialled.contains(&(to.ip(), to.port())) || dialled.contains(&(any, to.port()))

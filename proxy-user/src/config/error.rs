@@ -32,6 +32,12 @@ pub enum ConfigError {
          one off with an empty value"
     )]
     SameAddress(SocketAddr),
+    /// The page has no server.
+    #[error(
+        "--page needs the metrics server, which metricsBindAddress (--metrics-bind-address) switches off: give it an address, or \
+         leave --page out"
+    )]
+    PageWithoutServer,
     /// Only patterns that leave devices out.
     #[error("--devices {0} only leaves devices out: put a * in front, like *,{0}")]
     OnlyExcludes(Selection),

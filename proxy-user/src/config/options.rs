@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::kube_proxy::Values;
 use super::network::Network;
+use super::page::PageSettings;
 use super::paths::Paths;
 use super::sizes::Sizes;
 use super::value::{Listen, LogFormat, LogLevel, ProxyMode};
@@ -34,6 +35,7 @@ pub struct Options {
     pub network: Network,
     pub healthz_bind_address: Option<Listen>,
     pub metrics_bind_address: Option<Listen>,
+    pub page: PageSettings,
     pub log_format: Option<LogFormat>,
     pub log_level: Option<LogLevel>,
     pub sizes: Sizes,

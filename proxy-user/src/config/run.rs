@@ -10,6 +10,7 @@ use super::error::ConfigError;
 use super::kube_proxy::overlay::{self, Overlay};
 use super::network::{Network, node_settings};
 use super::options::{Options, SYNC_PERIOD};
+use super::page::{PageSettings, Shows};
 use super::paths::Paths;
 use super::value::{Listen, LogFormat, LogLevel, ProxyMode, SnatPorts, seconds};
 use crate::host::selection::Selection;
@@ -85,6 +86,9 @@ pub struct RunConfig {
     pub healthz_bind_address: Option<SocketAddr>,
     /// Where the metrics server listens, if anywhere.
     pub metrics_bind_address: Option<SocketAddr>,
+    /// What its page shows.
+    #[serde(flatten)]
+    pub page: PageSettings,
     /// How large the maps are made.
     pub capacities: Capacities,
     /// How long flows may be silent, in seconds.
@@ -131,6 +135,7 @@ impl RunConfig {
             mut network,
             healthz_bind_address,
             metrics_bind_address,
+            page,
             log_format,
             log_level,
             sizes,
@@ -166,6 +171,9 @@ impl RunConfig {
         {
             return Err(ConfigError::SameAddress(one));
         }
+        if page.page != Shows::Off && metrics.is_none() {
+            return Err(ConfigError::PageWithoutServer);
+        }
         let node_name = match hostname_override {
             Some(name) => node_name(&name).ok_or(ConfigError::NodeName(name))?,
             None => host_name()?,
@@ -196,6 +204,7 @@ impl RunConfig {
             network,
             healthz_bind_address: healthz,
             metrics_bind_address: metrics,
+            page,
             capacities: sizes.in_force(memory::total()),
             flow_timeouts,
             min_sync_period,

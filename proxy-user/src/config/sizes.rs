@@ -19,7 +19,7 @@ macro_rules! sizes {
         }
 
         impl Sizes {
-            /// Those that hold on a node with so many bytes of memory; `None`: nobody knows.
+            /// Those that hold on a node with so many bytes of memory; `None`: the size of memory is not known.
             pub fn in_force(self, memory: Option<u64>) -> Capacities {
                 let by_memory = growth(memory);
                 Capacities {

@@ -60,6 +60,13 @@ pub fn flow_timeout(text: &str) -> Result<u32, ValueError> {
     if Duration::from_secs(seconds.into()) == timeout { Ok(seconds) } else { Err(ValueError::FlowTimeout) }
 }
 
+/// Parses the length of the page's history; zero: there is none.
+pub fn page_history(text: &str) -> Result<Duration, ValueError> {
+    let length = duration(text)?;
+    let legal = length.is_zero() || (Duration::from_mins(4)..=Duration::from_hours(24)).contains(&length);
+    if legal { Ok(length) } else { Err(ValueError::PageHistory) }
+}
+
 /// Where a server listens, as a flag says it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Listen {
@@ -276,5 +283,16 @@ mod tests {
     #[case("many", false)]
     fn capacities(#[case] text: &str, #[case] legal: bool) {
         assert_eq!(capacity(text).is_ok(), legal);
+    }
+
+    #[rstest]
+    #[case("0", Some(0))]
+    #[case("4m", Some(240))]
+    #[case("24h", Some(86_400))]
+    #[case("3m59s", None)]
+    #[case("25h", None)]
+    #[case("1", None)]
+    fn histories(#[case] text: &str, #[case] expected: Option<u64>) {
+        assert_eq!(page_history(text).ok(), expected.map(Duration::from_secs));
     }
 }

@@ -1,4 +1,4 @@
-//! UDP sockets of the calling thread's network namespace: who is connected to whom, and how to end it
+//! UDP and TCP sockets of the calling thread's network namespace: who is connected to whom, and how to end it
 //! (`sock_diag(7)`; `ss -K` does the same).
 
 use std::io;
@@ -14,9 +14,35 @@ use super::netlink::Netlink;
 /// The kernel, asked about sockets.
 pub struct Diag(Netlink);
 
-/// A connected UDP socket.
+/// Which sockets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sockets {
+    /// UDP sockets that are connected.
+    Udp,
+    /// TCP sockets that connect, are connected, or whose peer has closed.
+    Tcp,
+}
+
+impl Sockets {
+    const fn protocol(self) -> u8 {
+        match self {
+            Self::Udp => proxy_common::PROTO_UDP,
+            Self::Tcp => proxy_common::PROTO_TCP,
+        }
+    }
+
+    fn states(self) -> StateFlags {
+        match self {
+            Self::Udp => StateFlags::ESTABLISHED,
+            Self::Tcp => StateFlags::ESTABLISHED | StateFlags::SYN_SENT | StateFlags::CLOSE_WAIT,
+        }
+    }
+}
+
+/// A connected socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Connected {
+    which: Sockets,
     /// The kernel's cookie of it: no other socket has it while the machine runs.
     pub cookie: u64,
     /// Whom it is connected to. An IPv4 address that an IPv6 socket uses is an IPv4 address here.
@@ -30,49 +56,49 @@ impl Diag {
         Netlink::to(NETLINK_SOCK_DIAG).map(Self)
     }
 
-    /// Every UDP socket that is connected.
+    /// Every such socket.
     ///
-    /// `NotFound`: the kernel has no `CONFIG_INET_UDP_DIAG`.
-    pub fn connected(&mut self) -> io::Result<Vec<Connected>> {
+    /// `NotFound`: the kernel has no `CONFIG_INET_UDP_DIAG`, or `CONFIG_INET_TCP_DIAG`.
+    pub fn connected(&mut self, which: Sockets) -> io::Result<Vec<Connected>> {
         let mut all = Vec::new();
         for none in [SocketId::new_v4(), SocketId::new_v6()] {
-            for answer in self.0.exchange(request(none), NLM_F_DUMP)? {
+            for answer in self.0.exchange(request(which, none), NLM_F_DUMP)? {
                 if let SockDiagMessage::InetResponse(response) = answer {
-                    all.push(Connected::of(response.header.socket_id));
+                    all.push(Connected::of(which, response.header.socket_id));
                 }
             }
         }
         Ok(all)
     }
 
-    /// Ends a socket: who waits for a message gets ECONNABORTED, and who sends one EDESTADDRREQ, because the socket
-    /// is not connected any more.
+    /// Ends a socket. UDP: a process that waits for a message gets ECONNABORTED, and one that sends a message EDESTADDRREQ,
+    /// because the socket is not connected any more. TCP: the process gets ECONNABORTED, and the peer a reset.
     ///
     /// `NotFound`: it is gone. `Unsupported`: the kernel has no `CONFIG_INET_DIAG_DESTROY`.
     pub fn destroy(&mut self, socket: &Connected) -> io::Result<()> {
-        let message = SockDiagDestroy::new(request(socket.id.clone()));
+        let message = SockDiagDestroy::new(request(socket.which, socket.id.clone()));
         self.0.exchange::<_, SockDiagMessage>(message, NLM_F_ACK).map(drop)
     }
 }
 
 /// The kernel compares everything in `id`, where it is asked about one socket.
-fn request(id: SocketId) -> SockDiagMessage {
+fn request(which: Sockets, id: SocketId) -> SockDiagMessage {
     SockDiagMessage::InetRequest(InetRequest {
         family: if id.source_address.is_ipv4() { AF_INET } else { AF_INET6 },
-        protocol: proxy_common::PROTO_UDP,
+        protocol: which.protocol(),
         extensions: ExtensionFlags::empty(),
-        states: StateFlags::ESTABLISHED,
+        states: which.states(),
         socket_id: id,
     })
 }
 
 impl Connected {
-    fn of(id: SocketId) -> Self {
+    fn of(which: Sockets, id: SocketId) -> Self {
         let peer = match id.destination_address {
             IpAddr::V6(ip) => ip.to_ipv4_mapped().map_or(IpAddr::V6(ip), IpAddr::V4),
             ip @ IpAddr::V4(_) => ip,
         };
-        Self { cookie: cookie(id.cookie), peer: SocketAddr::new(peer, id.destination_port), id }
+        Self { which, cookie: cookie(id.cookie), peer: SocketAddr::new(peer, id.destination_port), id }
     }
 }
 
@@ -96,7 +122,7 @@ mod tests {
         let client = UdpSocket::bind("127.0.0.1:0").unwrap();
         client.connect(to).unwrap();
         let cookie = rustix::net::sockopt::socket_cookie(&client).unwrap();
-        let all = Diag::open().unwrap().connected().unwrap();
+        let all = Diag::open().unwrap().connected(Sockets::Udp).unwrap();
         let ours: Vec<_> = all.iter().filter(|socket| socket.cookie == cookie).collect();
         assert_eq!(ours.iter().map(|socket| socket.peer).collect::<Vec<_>>(), [to]);
         let server = rustix::net::sockopt::socket_cookie(&server).unwrap();
@@ -105,18 +131,43 @@ mod tests {
 
     #[test]
     #[ignore = "needs root: cargo xtask test netns"]
-    fn a_destroyed_socket_is_connected_to_nobody() {
+    fn a_destroyed_socket_is_not_connected() {
         for [to, from] in [["127.0.0.1:9", "127.0.0.1:0"], ["[::ffff:127.0.0.1]:9", "[::]:0"]] {
             let client = UdpSocket::bind(from).unwrap();
             client.connect(to).unwrap();
             let cookie = rustix::net::sockopt::socket_cookie(&client).unwrap();
             let mut diag = Diag::open().unwrap();
-            let all = diag.connected().unwrap();
+            let all = diag.connected(Sockets::Udp).unwrap();
             let found = all.into_iter().find(|socket| socket.cookie == cookie).unwrap();
             assert_eq!(found.peer, "127.0.0.1:9".parse().unwrap());
             diag.destroy(&found).unwrap();
             assert_eq!(client.recv(&mut [0]).unwrap_err().raw_os_error(), Some(libc::ECONNABORTED));
             assert_eq!(client.send(b"x").unwrap_err().raw_os_error(), Some(libc::EDESTADDRREQ));
+            assert_eq!(diag.destroy(&found).unwrap_err().kind(), io::ErrorKind::NotFound);
+        }
+    }
+
+    #[test]
+    #[ignore = "needs root: cargo xtask test netns"]
+    fn a_destroyed_connection_is_aborted_and_its_peer_is_reset() {
+        use std::io::Read as _;
+        use std::net::{TcpListener, TcpStream};
+
+        for [at, to] in
+            [["127.0.0.1:0", "127.0.0.1"], ["[::1]:0", "::1"], ["127.0.0.1:0", "::ffff:127.0.0.1"]]
+        {
+            let server = TcpListener::bind(at).unwrap();
+            let to = SocketAddr::new(to.parse().unwrap(), server.local_addr().unwrap().port());
+            let mut client = TcpStream::connect(to).unwrap();
+            let (mut peer, _) = server.accept().unwrap();
+            let cookie = rustix::net::sockopt::socket_cookie(&client).unwrap();
+            let mut diag = Diag::open().unwrap();
+            let all = diag.connected(Sockets::Tcp).unwrap();
+            let found = all.into_iter().find(|socket| socket.cookie == cookie).unwrap();
+            assert_eq!(found.peer, server.local_addr().unwrap());
+            diag.destroy(&found).unwrap();
+            assert_eq!(client.read(&mut [0]).unwrap_err().raw_os_error(), Some(libc::ECONNABORTED));
+            assert_eq!(peer.read(&mut [0]).unwrap_err().raw_os_error(), Some(libc::ECONNRESET));
             assert_eq!(diag.destroy(&found).unwrap_err().kind(), io::ErrorKind::NotFound);
         }
     }

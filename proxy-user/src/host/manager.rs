@@ -153,7 +153,7 @@ fn reconcile<H: DeviceHooks>(
     let mut states = BTreeMap::new();
     for device in devices.iter().filter(|device| selection.takes(device)) {
         let known = before.and_then(|states| states.get(&device.ifindex));
-        // Somebody may have removed them, or the device went to another network namespace and came back.
+        // They may have been removed externally, or the device went to another network namespace and came back.
         let complete = attached.get(&device.ifindex).copied().unwrap_or_default();
         let works = complete && known.is_some_and(|state| state.problem.is_none());
         let problem = if works { None } else { hooks.attach(device).err().map(|error| error.to_string()) };
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn what_somebody_removed_comes_back() {
+    fn what_was_removed_externally_is_restored() {
         let hooks = Hooks::default();
         let first = pass(&hooks, None, &[2, 3]);
         hooks.attached.lock().unwrap().remove(&3);

@@ -112,7 +112,7 @@ impl Selection {
     }
 }
 
-/// Devices over which a packet comes from, or goes to, somebody else: Ethernet, and those without link-layer header.
+/// Devices over which packets come from, or go to, other machines and pods: Ethernet, and those without link-layer header.
 ///
 /// Ports of a bond or team carry what the bond carries, so each packet would pass twice. A bridge is left out and
 /// its ports are taken: replies between two pods of one bridge never pass the bridge itself.

@@ -10,6 +10,7 @@ use tokio::sync::{mpsc, watch};
 
 use crate::metrics::Metrics;
 use crate::model::notice::Notice;
+use crate::page::Agent;
 use crate::sync::{Programmed, Status};
 
 /// Between two attempts to listen.
@@ -32,6 +33,8 @@ pub struct State {
     pub metrics: Arc<Metrics>,
     /// The settings in force, by component.
     pub config: Arc<serde_json::Value>,
+    /// The page of the metrics server, where there is one.
+    pub page: Option<Agent>,
 }
 
 pub(super) fn text(status: StatusCode, body: String) -> Response {

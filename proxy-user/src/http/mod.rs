@@ -13,6 +13,7 @@
 //! | | `/apiservers` | the API servers, and which of them is asked; kube-proxy has none |
 //! | | `/problems` | what is wrong with which object, as a list of sentences in JSON; kube-proxy has none |
 //! | | `/configz` | the settings in force, as JSON: ours, and as kube-proxy would write them |
+//! | | `/`, `/page/...` | see [`crate::page`]; only with `--page`, kube-proxy has none |
 //! | `healthCheckNodePort` | any | see [`service_check`] |
 //!
 //! An address that is taken does not end the agent: it is tried again every five seconds, as kube-proxy does.
@@ -41,6 +42,7 @@ use answer::{RETRY, json, text, with_type};
 
 use crate::metrics::Format;
 use crate::model::notice::Notice;
+use crate::page;
 use health::{Check, Report, Snapshot};
 
 /// What `/proxyMode` answers.
@@ -87,7 +89,13 @@ pub async fn serve(addresses: Addresses, state: State) -> Result<(), ListenError
         checks.await;
         Ok(())
     };
-    tokio::try_join!(health, metrics, checks).map(|_| ())
+    let history = async {
+        if let Some(page) = state.page.as_ref().filter(|_| addresses.metrics.is_some()) {
+            page.keep_history().await;
+        }
+        Ok(())
+    };
+    tokio::try_join!(health, metrics, checks, history).map(|_| ())
 }
 
 /// The paths of the health server.
@@ -101,7 +109,11 @@ pub fn health_router(state: State) -> Router {
 
 /// The paths of the metrics server.
 pub fn metrics_router(state: State) -> Router {
-    Router::new()
+    let page = state.page.clone().map(|page| {
+        let names = vec![state.node_name.clone()];
+        page::router(page, names)
+    });
+    let router = Router::new()
         .route("/metrics", get(scrape))
         .route("/proxyMode", get(|| async { text(StatusCode::OK, PROXY_MODE.to_owned()) }))
         .route("/healthz", get(ping))
@@ -112,7 +124,11 @@ pub fn metrics_router(state: State) -> Router {
         .route("/programmed", get(programmed::all))
         .route("/programmed/{namespace}/{name}", get(programmed::named))
         .route("/xdp", get(xdp))
-        .with_state(state)
+        .with_state(state);
+    match page {
+        Some(page) => router.merge(page),
+        None => router,
+    }
 }
 
 async fn listen(

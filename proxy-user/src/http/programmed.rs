@@ -1,5 +1,7 @@
 //! `/programmed`: which edition of each Service is in force on this node.
 
+use std::num::NonZero;
+
 use axum::extract::{Path, State as Extract};
 use axum::response::Response;
 use serde::Serialize;
@@ -7,7 +9,7 @@ use serde::Serialize;
 use super::answer::{State, json};
 use super::health;
 use crate::model::nearest::{did_you_mean, nearest};
-use crate::model::{Problem, ServiceName, SliceName, Version};
+use crate::model::{Opaque, Problem, ServiceName, SliceName, Version};
 use crate::sync::InForce;
 
 /// The whole answer.
@@ -114,10 +116,10 @@ fn one(name: &ServiceName, known: &InForce, problems: &[Problem]) -> One {
 }
 
 fn edition(version: &Version) -> Edition {
-    let told = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+    let told = |text: &Opaque| (!text.is_empty()).then(|| text.to_string());
     Edition {
         uid: told(&version.uid),
         resource_version: told(&version.resource_version),
-        generation: version.generation,
+        generation: version.generation.map(NonZero::get),
     }
 }

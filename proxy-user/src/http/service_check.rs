@@ -68,7 +68,7 @@ pub async fn serve(state: State) {
 /// Every address at which a Service is asked for, in the families that it has.
 fn wanted(status: &Status) -> BTreeSet<Key> {
     let mut wanted = BTreeSet::new();
-    for (service, check) in &status.health_checks {
+    for (service, check) in &*status.health_checks {
         let addresses = status.listen.iter().filter(|ip| check.local.contains_key(&IpFamily::of(**ip)));
         wanted.extend(addresses.map(|ip| (service.clone(), SocketAddr::new(*ip, check.port))));
     }

@@ -67,7 +67,7 @@ async fn follow(
         }
     };
     if let Err(error) = told.await {
-        // Nobody reads any more.
+        // The reader of standard output has gone.
         let _ = lines.send((agent.node.clone(), Err(error))).await;
     }
 }

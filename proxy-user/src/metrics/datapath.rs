@@ -97,12 +97,15 @@ impl Reading {
             )
         });
         gauge(e, "ballast_flows", "Connections that the packet path follows", flows)?;
-        let backends = [BackendState::Active, BackendState::Gone].into_iter().map(|state| {
+        let backends = BackendState::ALL.into_iter().map(|state| {
             let count =
                 self.overview.snapshot.backends.values().filter(|row| row.state == state).count() as u64;
             (vec![("state", state.label().to_owned())], count)
         });
-        gauge(e, "ballast_backends", "Endpoints of Service ports", backends)
+        gauge(e, "ballast_backends", "Endpoints of Service ports", backends)?;
+        let left = self.overview.snapshot.left.values().sum::<u64>();
+        let help = "Connections of the packet path to endpoints that left";
+        gauge(e, "ballast_draining_flows", help, [(Vec::new(), left)])
     }
 
     fn encode_programs(&self, e: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {

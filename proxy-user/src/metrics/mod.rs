@@ -104,6 +104,8 @@ pub struct Metrics {
     healthz: Family<CodeLabel, Counter>,
     livez: Family<CodeLabel, Counter>,
     ended_sockets: Family<FamilyLabel, Counter>,
+    reset_sockets: Family<FamilyLabel, Counter>,
+    marked_flows: Counter,
     failed_sweeps: Counter,
     xdp: Arc<XdpDevices>,
     /// Faults that the programs met lately.
@@ -124,12 +126,20 @@ impl Metrics {
             BuildLabels { version: env!("CARGO_PKG_VERSION"), abi: proxy_common::version::ABI_VERSION };
         registry.register("ballast_build", "What runs here", Info::new(build));
         let ended_sockets: Family<FamilyLabel, Counter> = Family::default();
+        let reset_sockets: Family<FamilyLabel, Counter> = Family::default();
         for family in [IpFamily::V4, IpFamily::V6] {
             // At zero from the start, so that the first one is a change.
-            drop(ended_sockets.get_or_create(&FamilyLabel { ip_family: family.to_string() }));
+            let label = FamilyLabel { ip_family: family.to_string() };
+            drop(ended_sockets.get_or_create(&label));
+            drop(reset_sockets.get_or_create(&label));
         }
         let help = "Connected UDP sockets that were ended because their endpoint left the Service";
         registry.register("ballast_udp_sockets_ended", help, Family::clone(&ended_sockets));
+        let help = "Connected TCP sockets that were ended because their endpoint left the Service (removal policy `reset`)";
+        registry.register("ballast_tcp_sockets_reset", help, Family::clone(&reset_sockets));
+        let marked_flows = Counter::default();
+        let help = "Flows that were to be reset at their next segment because their endpoint left the Service (removal policy `reset`)";
+        registry.register("ballast_flows_reset", help, marked_flows.clone());
         let failed_sweeps = Counter::default();
         let help = "Sweeps for such sockets that failed; they are made again";
         registry.register("ballast_udp_socket_sweep_failures", help, failed_sweeps.clone());
@@ -137,7 +147,18 @@ impl Metrics {
         registry.register_collector(Box::new(datapath::DataPath::new(bpffs)));
         registry.register_collector(Box::new(process::Process));
         let (xdp, recent) = (Arc::default(), Recent::default());
-        Self { registry, healthz, livez, ended_sockets, failed_sweeps, xdp, recent, servers: None }
+        Self {
+            registry,
+            healthz,
+            livez,
+            ended_sockets,
+            reset_sockets,
+            marked_flows,
+            failed_sweeps,
+            xdp,
+            recent,
+            servers: None,
+        }
     }
 
     /// Tells of repairs, too.
@@ -198,6 +219,16 @@ impl Metrics {
     /// So many connected UDP sockets of the family were ended.
     pub fn ended_sockets(&self, family: IpFamily, count: u64) {
         self.ended_sockets.get_or_create(&FamilyLabel { ip_family: family.to_string() }).inc_by(count);
+    }
+
+    /// So many connections of TCP sockets of the family were reset.
+    pub fn reset_sockets(&self, family: IpFamily, count: u64) {
+        self.reset_sockets.get_or_create(&FamilyLabel { ip_family: family.to_string() }).inc_by(count);
+    }
+
+    /// So many flows are reset at their next segment.
+    pub fn marked_flows(&self, count: u64) {
+        self.marked_flows.inc_by(count);
     }
 
     /// A sweep for such sockets failed.

@@ -71,7 +71,7 @@ mod tests {
     fn a_fault_is_told_for_ten_minutes_and_traffic_that_is_refused_is_none() {
         let recent = Recent::default();
         recent.add(counts(7, 1));
-        assert_eq!(recent.faults(), Vec::<String>::new(), "nobody knows when that was");
+        assert_eq!(recent.faults(), Vec::<String>::new(), "the time of that is not known");
         recent.add(counts(9, 50));
         let told = recent.faults();
         assert!(told.len() == 1 && told[0].starts_with("2 x flow_table_full in 1 min:"), "{told:?}");

@@ -14,8 +14,8 @@ use super::net::{IpFamily, Protocol};
 use super::spread::Weights;
 use super::{
     DefaultRoute, Endpoint, EndpointPort, EndpointSlice, Event, ForwardingMode, HostDevice, HostView, Key,
-    Name, NodeView, Object, Service, ServiceKind, ServiceName, ServicePort, SliceName, TrafficPolicy,
-    Version,
+    Name, NodeView, Object, RemovalPolicy, Service, ServiceKind, ServiceName, ServicePort, SliceName,
+    TrafficPolicy, Version,
 };
 
 /// The node that clusters are seen from.
@@ -131,6 +131,7 @@ pub fn service() -> impl Strategy<Value = Service> {
             algorithm: spread.0,
             forwarding: spread.1,
             ejection: None,
+            removal: RemovalPolicy::Drain,
             weights: Weights::default(),
             health_check_node_port: 32_000,
             created,

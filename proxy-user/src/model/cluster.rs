@@ -22,7 +22,8 @@ pub struct Cluster {
     node: NodeView,
     /// The cluster has said that it does not know this node.
     node_is_unknown: bool,
-    services: BTreeMap<ServiceName, Service>,
+    /// In boxes: half of a tree's places are empty.
+    services: BTreeMap<ServiceName, Box<Service>>,
     /// By the Service they belong to, which need not exist (yet).
     slices: BTreeMap<ServiceName, SortedMap<SliceName, EndpointSlice>>,
     /// The Service that each slice is filed under.
@@ -109,14 +110,13 @@ impl Cluster {
         known.into_iter().flatten().copied().filter(|address| self.is_own(address))
     }
 
-    /// The internal addresses of the other nodes, by name, perhaps this one's too; `None` if they have not been listed: nobody asked for them, or the
+    /// The internal addresses of the other nodes, by name, perhaps also of this one; `None`: not listed, since they are not needed or the
     /// list has not come yet.
     pub const fn others(&self) -> Option<&BTreeMap<String, Vec<IpAddr>>> {
         self.others.as_ref()
     }
 
-    /// Whether traffic may be sent to this node: it neither leaves nor is gone. So it is as long as nobody has said
-    /// anything about it.
+    /// Whether traffic may be sent to this node: its Node object neither leaves nor is gone. True until that object is known.
     pub const fn is_node_eligible(&self) -> bool {
         !self.node_is_unknown && !self.node.leaves
     }
@@ -144,18 +144,18 @@ impl Cluster {
 
     /// A Service.
     pub fn service(&self, name: &ServiceName) -> Option<&Service> {
-        self.services.get(name)
+        self.services.get(name).map(|service| &**service)
     }
 
     /// All Services, by name.
     pub fn services(&self) -> impl Iterator<Item = &Service> {
-        self.services.values()
+        self.services.values().map(|service| &**service)
     }
 
     /// The Services behind this one in the order of names; `None`: all.
     pub fn services_after(&self, name: Option<&ServiceName>) -> impl Iterator<Item = &Service> {
         let from = name.map_or(Bound::Unbounded, Bound::Excluded);
-        self.services.range((from, Bound::Unbounded)).map(|(_, service)| service)
+        self.services.range((from, Bound::Unbounded)).map(|(_, service)| &**service)
     }
 
     /// The slices of a Service, by name.
@@ -169,12 +169,12 @@ impl Cluster {
     }
 
     fn put_service(&mut self, service: Service, changed: &mut BTreeSet<ServiceName>) {
-        if let Some(known) = self.services.get_mut(&service.name).filter(|known| **known == service) {
+        if let Some(known) = self.services.get_mut(&service.name).filter(|known| ***known == service) {
             known.version = service.version;
             return;
         }
         changed.insert(service.name.clone());
-        self.services.insert(service.name.clone(), service);
+        self.services.insert(service.name.clone(), Box::new(service));
     }
 
     fn remove_service(&mut self, name: &ServiceName, changed: &mut BTreeSet<ServiceName>) {
@@ -281,7 +281,9 @@ impl Cluster {
             return;
         }
         let cares = |service: &&Service| service.cluster_ips.iter().any(|ip| differing.contains(ip));
-        changed.extend(self.services.values().filter(cares).map(|service| service.name.clone()));
+        changed.extend(
+            self.services.values().map(AsRef::as_ref).filter(cares).map(|service| service.name.clone()),
+        );
         for (service, slices) in &self.slices {
             let mut endpoints = slices.values().flat_map(|slice| &slice.endpoints);
             if endpoints.any(|endpoint| differing.contains(&endpoint.address)) {
@@ -311,6 +313,7 @@ impl Cluster {
                 for service in services {
                     self.offer_service(service, changed);
                 }
+                rebuild(&mut self.services);
             }
             Listing::Slices(slices) => {
                 let live: BTreeSet<SliceName> = slices.iter().map(|s| s.name.clone()).collect();
@@ -322,6 +325,8 @@ impl Cluster {
                 for slice in slices {
                     self.offer_slice(slice, changed);
                 }
+                rebuild(&mut self.slices);
+                rebuild(&mut self.owners);
             }
             Listing::Node(node) => self.set_node(node, changed),
             Listing::Others(nodes) => {
@@ -335,6 +340,11 @@ impl Cluster {
             }
         }
     }
+}
+
+/// Builds a tree anew, without empty places: one that grew in order of its keys is half empty.
+fn rebuild<K: Ord, V>(map: &mut BTreeMap<K, V>) {
+    *map = std::mem::take(map).into_iter().collect();
 }
 
 #[cfg(test)]

@@ -96,7 +96,7 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// An endpoint that is ready, for everybody.
+    /// An endpoint that is ready, without hints.
     pub fn new(address: IpAddr) -> Self {
         Self {
             address,

@@ -17,6 +17,7 @@ pub mod node;
 pub mod notice;
 pub mod ports;
 pub mod problem;
+pub mod removal;
 pub mod service;
 pub mod service_cidr;
 pub mod settings;
@@ -33,10 +34,11 @@ pub use host::{DefaultRoute, DeviceKind, DeviceRole, HostDevice, HostView};
 pub use name::{Name, Names, ServiceName, SliceName};
 pub use node::NodeView;
 pub use problem::Problem;
+pub use removal::RemovalPolicy;
 pub use service::{Service, ServiceKind, ServicePort, TrafficPolicy};
 pub use service_cidr::ServiceCidr;
 pub use sorted::{SortedMap, SortedSet};
-pub use version::Version;
+pub use version::{Opaque, Version};
 
 #[cfg(test)]
 pub(crate) mod arbitrary;

@@ -4,14 +4,16 @@ use std::borrow::Borrow;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::ops::Deref;
-use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::sync::{LazyLock, Mutex, PoisonError};
+
+use arcstr::ArcStr;
 
 use super::SortedSet;
 
-/// A name, in memory once however often it is told: those of nodes, ports and namespaces stand in every endpoint and
-/// Service of a cluster.
+/// A name, in memory once however often it is told, and one pointer where it is used: those of nodes, ports and namespaces
+/// stand in every endpoint and Service of a cluster.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Name(Arc<str>);
+pub struct Name(ArcStr);
 
 /// Every name in use, and some that were.
 static NAMES: LazyLock<Mutex<Pool>> = LazyLock::new(Mutex::default);
@@ -21,22 +23,23 @@ const FIRST_SWEEP: usize = 1024;
 
 #[derive(Debug, Default)]
 struct Pool {
-    known: BTreeSet<Arc<str>>,
+    known: BTreeSet<ArcStr>,
     /// How many names were in use at the last look.
     used: usize,
 }
 
 impl Pool {
-    fn intern(&mut self, text: &str) -> Arc<str> {
+    fn intern(&mut self, text: &str) -> ArcStr {
         if let Some(name) = self.known.get(text) {
-            return Arc::clone(name);
+            return ArcStr::clone(name);
         }
         if self.known.len() >= FIRST_SWEEP.max(2 * self.used) {
-            self.known.retain(|name| Arc::strong_count(name) > 1);
+            // One without a count is static: it takes no memory.
+            self.known.retain(|name| ArcStr::strong_count(name).is_some_and(|count| count > 1));
             self.used = self.known.len();
         }
-        let name: Arc<str> = text.into();
-        self.known.insert(Arc::clone(&name));
+        let name = ArcStr::from(text);
+        self.known.insert(ArcStr::clone(&name));
         name
     }
 }
@@ -191,20 +194,21 @@ mod tests {
     #[test]
     fn a_name_is_in_memory_once() {
         let (one, other) = (Name::from("name-in-memory-once"), Name::from("name-in-memory-once".to_owned()));
-        assert!(Arc::ptr_eq(&one.0, &other.0));
+        assert!(ArcStr::ptr_eq(&one.0, &other.0));
+        assert_eq!(size_of::<Option<Name>>(), size_of::<usize>());
         assert_eq!(one, other);
         assert_eq!(one, "name-in-memory-once");
     }
 
     #[test]
-    fn names_that_nobody_uses_are_let_go() {
+    fn unused_names_are_freed() {
         let mut names = Pool::default();
         let kept = names.intern("kept");
         for number in 0..10 * FIRST_SWEEP {
             names.intern(&number.to_string());
         }
         assert!(names.known.len() <= FIRST_SWEEP + 1, "{}", names.known.len());
-        assert!(Arc::ptr_eq(&kept, &names.intern("kept")));
+        assert!(ArcStr::ptr_eq(&kept, &names.intern("kept")));
         let all: Vec<_> =
             (0..10 * FIRST_SWEEP).map(|number| names.intern(&format!("used {number}"))).collect();
         assert!(names.known.len() > all.len());

@@ -1,4 +1,4 @@
-//! What somebody may have meant who mistyped a name.
+//! The names that are nearest to a mistyped one.
 
 /// How alike two names are at least, from 0 to 1, to be proposed.
 const ALIKE: f64 = 0.55;

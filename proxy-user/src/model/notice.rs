@@ -16,7 +16,7 @@ pub enum Subject {
 pub struct Notice {
     /// What it is about.
     pub about: Subject,
-    /// Somebody should look at it.
+    /// An operator should look at it.
     pub warning: bool,
     /// One word for machines.
     pub reason: &'static str,

@@ -70,7 +70,7 @@ mod tests {
     #[case::narrow((40_000, 50_000), [(1_024, 29_999), (50_001, 65_535)])]
     #[case::low((1_024, 20_000), [(20_001, 29_999), (32_768, 65_535)])]
     #[case::no_room((1_024, 65_535), [(61_000, 65_535), (0, 0)])]
-    fn ports_that_nobody_else_has(#[case] local: (u16, u16), #[case] expected: [(u16, u16); 2]) {
+    fn ports_that_are_free(#[case] local: (u16, u16), #[case] expected: [(u16, u16); 2]) {
         assert_eq!(snat_ports(range(local), NODE_PORTS), expected.map(range));
     }
 
@@ -81,7 +81,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn they_are_in_order_and_nobody_elses(local: (u16, u16), nodes: (u16, u16)) {
+        fn they_are_in_order_and_free(local: (u16, u16), nodes: (u16, u16)) {
             let (local, nodes) = (range(local), range(nodes));
             let [low, high] = snat_ports(local, nodes);
             prop_assert!(low.count != 0 && low.first >= FIRST_PORT);

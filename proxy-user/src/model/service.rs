@@ -5,7 +5,9 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use proxy_common::select::Algorithm;
 
-use super::{ForwardingMode, Name, Problem, ServiceName, Version, net::Protocol, spread::Weights};
+use super::{
+    ForwardingMode, Name, Problem, RemovalPolicy, ServiceName, Version, net::Protocol, spread::Weights,
+};
 
 /// A Service that has an address: never headless, never an ExternalName.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,6 +44,9 @@ pub struct Service {
     pub forwarding: Option<ForwardingMode>,
     /// Whether endpoints that fail are skipped, where it says so (annotation `ballast.io/ejection`).
     pub ejection: Option<bool>,
+    /// What becomes of TCP connections to an endpoint that leaves (annotations `ballast.io/removal-policy` and
+    /// `ballast.io/removal-delay`).
+    pub removal: RemovalPolicy,
     /// Weights of its endpoints (annotation `ballast.io/weights`).
     pub weights: Weights,
     /// `spec.healthCheckNodePort`; 0: none.
@@ -71,6 +76,7 @@ impl Service {
             algorithm: None,
             forwarding: None,
             ejection: None,
+            removal: RemovalPolicy::Drain,
             weights: Weights::default(),
             health_check_node_port: 0,
             created: 0,

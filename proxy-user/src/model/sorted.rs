@@ -56,8 +56,10 @@ impl<K: Ord, V> SortedMap<K, V> {
         match self.place(&key) {
             Ok(at) => self.0.get_mut(at).map(|(_, known)| std::mem::replace(known, value)),
             Err(at) => {
-                // One more, not twice as many: most maps never grow again.
-                self.0.reserve_exact(usize::from(self.0.len() < 4));
+                // A few more, not twice as many: most maps never grow again.
+                if self.0.len() == self.0.capacity() {
+                    self.0.reserve_exact(1 + self.0.len() / 8);
+                }
                 self.0.insert(at, (key, value));
                 None
             }

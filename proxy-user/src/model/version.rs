@@ -1,5 +1,8 @@
 //! Which edition of an object is known.
 
+use std::fmt;
+use std::num::NonZero;
+
 /// What the API server calls an edition of an object; empty where an object comes from a folder.
 ///
 /// Two objects with the same content are equal whichever edition they are: every value of this type equals every other one, and
@@ -7,11 +10,11 @@
 #[derive(Clone, Debug, Default)]
 pub struct Version {
     /// `metadata.uid`.
-    pub uid: Box<str>,
+    pub uid: Opaque,
     /// `metadata.resourceVersion`.
-    pub resource_version: Box<str>,
+    pub resource_version: Opaque,
     /// `metadata.generation`, for kinds that have one.
-    pub generation: Option<i64>,
+    pub generation: Option<NonZero<i64>>,
 }
 
 impl Version {
@@ -29,3 +32,97 @@ impl PartialEq for Version {
 }
 
 impl Eq for Version {}
+
+/// A text of the API server that is only compared and told again. Numbers and UUIDs, which API servers give, take no memory
+/// beside the value.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Opaque(Form);
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+enum Form {
+    #[default]
+    Empty,
+    Number(u64),
+    /// In bytes, so that it needs no alignment: the whole is no larger than a text.
+    Uuid([u8; 16]),
+    Text(Box<str>),
+}
+
+impl Opaque {
+    /// Whether there is none.
+    pub const fn is_empty(&self) -> bool {
+        matches!(self.0, Form::Empty)
+    }
+}
+
+impl From<&str> for Opaque {
+    fn from(text: &str) -> Self {
+        if text.is_empty() {
+            return Self::default();
+        }
+        let number = || text.parse().ok().map(Form::Number);
+        let uuid = || {
+            let digits: String = text.split('-').collect();
+            let value = u128::from_str_radix(&digits, 16).ok()?;
+            Some(Form::Uuid(value.to_be_bytes()))
+        };
+        // Only one that is told again as it was.
+        let forms = [number(), uuid()].into_iter().flatten().map(Self);
+        forms
+            .into_iter()
+            .find(|form| form.to_string() == text)
+            .unwrap_or_else(|| Self(Form::Text(text.into())))
+    }
+}
+
+impl fmt::Display for Opaque {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Form::Empty => Ok(()),
+            Form::Number(number) => write!(f, "{number}"),
+            Form::Text(text) => f.write_str(text),
+            Form::Uuid(bytes) => bytes.iter().enumerate().try_for_each(|(at, byte)| {
+                let dash = if matches!(at, 4 | 6 | 8 | 10) { "-" } else { "" };
+                write!(f, "{dash}{byte:02x}")
+            }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_text_is_told_again_as_it_was() {
+        let uuid = "01234567-89ab-cdef-0123-456789abcdef";
+        for text in [
+            "",
+            "0",
+            "7",
+            "18446744073709551615",
+            "18446744073709551616",
+            "007",
+            "+7",
+            "-7",
+            "7 ",
+            uuid,
+            "u-1",
+            "a",
+            "01234567-89AB-cdef-0123-456789abcdef",
+            "0123456789abcdef0123456789abcdef",
+            "--",
+            "é",
+            "0-1234567-89ab-cdef-0123-456789abcdef",
+            "0000000-0000-0000-0000-000000000000",
+        ] {
+            assert_eq!(Opaque::from(text).to_string(), text);
+            assert_eq!(Opaque::from(text).is_empty(), text.is_empty());
+        }
+        assert!(
+            matches!(Opaque::from(uuid).0, Form::Uuid(_)) && matches!(Opaque::from("70").0, Form::Number(70))
+        );
+        assert_ne!(Opaque::from("7"), Opaque::from("07"));
+        assert_eq!(size_of::<Opaque>(), 24);
+    }
+}

@@ -1,7 +1,7 @@
 //! Which clients may use a load balancer's addresses (`spec.loadBalancerSourceRanges`).
 //!
 //! As kube-proxy (`pkg/proxy/nftables/proxier.go`): each family has the ranges of the list that are of it, a range
-//! of every address lets everybody in, and where this node's own address is in a range, the addresses themselves are too,
+//! of every address admits every client, and where this node's own address is in a range, the addresses themselves are too,
 //! because load balancers may send a node's own packets back to it under them.
 
 use std::collections::BTreeSet;
@@ -34,13 +34,13 @@ pub fn allowed(service: &Service, family: IpFamily, strict: bool, node: Option<I
     }
     let mut ranges: BTreeSet<IpNet> =
         list.iter().filter(|range| IpFamily::of(range.addr()) == family).copied().collect();
-    let everybody = |range: &IpNet| range.prefix_len() == 0;
-    if ranges.iter().any(everybody) {
+    let is_every_address = |range: &IpNet| range.prefix_len() == 0;
+    if ranges.iter().any(is_every_address) {
         return Allowed::default();
     }
     if ranges.is_empty() && !list.is_empty() {
         // A list that lets all of one family in keeps the other one out on purpose.
-        if list.iter().any(everybody) {
+        if list.iter().any(is_every_address) {
             return Allowed::default();
         }
         if !strict {
@@ -59,7 +59,7 @@ fn open(service: &Service, family: IpFamily) -> Problem {
         object: format!("Service {}", service.name),
         field: "spec.loadBalancerSourceRanges".to_owned(),
         message: format!(
-            "it names no {family} range, so the load balancer's {family} address is open to everybody, as with \
+            "it names no {family} range, so the load balancer's {family} address is open to every client, as with \
              kube-proxy; add a range, or close it with --source-ranges-strict"
         ),
     }

@@ -24,7 +24,7 @@ pub struct Wanted {
 
 impl Wanted {
     /// By the policies. A port without an external address has no use for its external policy. One that
-    /// somebody can dial needs the cluster set even if that policy is Local: clients inside the cluster that
+    /// a client can connect to needs the cluster set even if that policy is Local: clients inside the cluster that
     /// dial an external address are not bound by it.
     pub const fn new(internal_is_local: bool, external_is_local: bool, is_external: bool) -> Self {
         Self {

@@ -29,7 +29,7 @@ pub fn frontends(
         if all.contains_key(&frontend) {
             continue;
         }
-        let access = if kind == FrontendKind::LoadBalancer { access } else { Access::Everybody };
+        let access = if kind == FrontendKind::LoadBalancer { access } else { Access::Unrestricted };
         let scoped = kind != FrontendKind::ClusterIp && service.external_policy == TrafficPolicy::Local;
         // A cluster address belongs to the inside of the cluster for every client: the internal policy decides. The
         // external one binds clients outside only; those inside may be sent anywhere.

@@ -252,7 +252,7 @@ fn by_family(ranges: &BTreeSet<IpNet>, problems: &mut Vec<Problem>) -> BTreeMap<
     by_family
 }
 
-/// Ranges of Services that hold what is somebody else's: packets to these may be refused or lost.
+/// Service ranges that contain addresses which are not Services': packets to these may be refused or lost.
 fn overlaps(
     node: &NodeView,
     host: &HostView,

@@ -1,4 +1,4 @@
-//! Source ports for SNAT that somebody else on the node may use, too.
+//! Source ports for SNAT that another program on the node may use, too.
 
 use proxy_common::config::PortRange;
 

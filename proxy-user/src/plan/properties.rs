@@ -171,7 +171,7 @@ proptest! {
                         (_, Scope::External) => service.external_policy,
                     };
                     prop_assert_eq!(target.policy, policy);
-                    prop_assert!(target.access == Access::Everybody || target.kind == FrontendKind::LoadBalancer);
+                    prop_assert!(target.access == Access::Unrestricted || target.kind == FrontendKind::LoadBalancer);
                     prop_assert_eq!(IpFamily::of(frontend.address), id.family);
                     prop_assert_eq!(frontend.protocol, id.protocol);
                     prop_assert!(target.slots.is_sorted_by(|a, b| a < b), "sorted, each once");

@@ -153,7 +153,7 @@ fn plan_port(
     let mut eligible = eligible(candidates, wanted, node);
     let weight = |at: &BackendAddress| candidates.get(at).map_or(1, |endpoint| weight(service, endpoint));
     for set in [&mut eligible.cluster, &mut eligible.local] {
-        // With weight 0 alone, weights do not count: somebody has to serve.
+        // With weight 0 alone, weights do not count: an endpoint has to serve.
         let with_weight = || set.iter().copied().filter(|at| weight(at) != 0);
         if (1..set.len()).contains(&with_weight().count()) {
             *set = with_weight().collect();
@@ -186,6 +186,8 @@ fn plan_port(
         maglev_outside: service.algorithm.is_none(),
         // Of other protocols, no packet tells that an endpoint refuses a connection.
         ejects: port.protocol == Protocol::Tcp && service.ejection != Some(false),
+        // No other protocol has a reset that its client takes for the end of the connection.
+        reset_after: service.removal.reset_after().filter(|_| port.protocol == Protocol::Tcp),
         source_ranges: allowed.ranges.clone(),
     }
 }

@@ -46,6 +46,7 @@ mod tests {
             algorithm,
             maglev_outside: false,
             ejects: false,
+            reset_after: None,
             source_ranges: std::collections::BTreeSet::new(),
         }
     }
@@ -68,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn where_nobody_is_new_nothing_changes() {
+    fn without_a_new_endpoint_nothing_changes() {
         let before = port(Algorithm::LeastConnections, [4, 1, 5]);
         let mut after = before.clone();
         apply(&mut after, |_| None);

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use ipnet::IpNet;
 use proxy_common::select::Algorithm;
@@ -136,7 +137,7 @@ pub struct FrontendPlan {
 }
 
 impl FrontendPlan {
-    /// One that everybody may use, of policy Cluster.
+    /// One that is open to every client, of policy Cluster.
     pub fn new(kind: FrontendKind, slots: impl Into<Arc<[BackendAddress]>>) -> Self {
         let policy = TrafficPolicy::Cluster;
         Self {
@@ -145,7 +146,7 @@ impl FrontendPlan {
             policy,
             drop_when_empty: false,
             scoped: false,
-            access: Access::Everybody,
+            access: Access::Unrestricted,
             dsr: false,
         }
     }
@@ -156,7 +157,7 @@ impl FrontendPlan {
 pub enum Access {
     /// All.
     #[default]
-    Everybody,
+    Unrestricted,
     /// Those in [`PortPlan::source_ranges`].
     Ranges {
         /// This node is among them.
@@ -179,6 +180,8 @@ pub struct PortPlan {
     pub maglev_outside: bool,
     /// New connections skip endpoints that fail.
     pub ejects: bool,
+    /// So long after an endpoint has left, connections to it are reset; `None`: they go on. TCP only.
+    pub reset_after: Option<Duration>,
     /// Clients that may use the frontends with [`Access::Ranges`].
     pub source_ranges: BTreeSet<IpNet>,
 }

@@ -35,7 +35,7 @@ impl Cleanup {
     }
 }
 
-/// Somebody who has something to do when the programs go.
+/// Work to do before the programs are detached.
 pub trait Witness {
     /// Whether another proxy serves what begins from now on. The packet programs leave that to it then, before anything else is
     /// done, and go on with the connections that they know.
@@ -48,7 +48,7 @@ pub trait Witness {
     fn after(&mut self) {}
 }
 
-/// Nobody.
+/// No work.
 impl Witness for () {}
 
 /// Removes links, filters, pins and directories, also when half of them is missing; a second call finds nothing.
@@ -234,7 +234,7 @@ fn filters_off(paths: &Paths, ifindex: u32, mode: Mode) -> Result<Vec<String>, E
         if !others {
             match mode.run(|| clsact::remove_qdisc(&mut netlink, ifindex)) {
                 Ok(_) => removed.push("clsact qdisc".to_owned()),
-                // Somebody else removed it, or the device is gone.
+                // It was removed externally, or the device is gone.
                 Err(error)
                     if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOENT | libc::ENODEV)) => {}
                 Err(error) => return Err(failed(error)),

@@ -10,7 +10,7 @@ pub fn release_object() {
     let (first, end) = (start.next_multiple_of(page), (start + EMBEDDED.len()) / page * page);
     if first < end {
         let address = EMBEDDED.as_ptr().wrapping_add(first - start).cast_mut().cast();
-        // SAFETY: whole pages of a constant, which nobody writes to: the kernel reads the same bytes from the file again.
+        // SAFETY: whole pages of a constant, which are never written: the kernel reads the same bytes from the file again.
         // A failure leaves them where they are.
         let _ = unsafe { rustix::mm::madvise(address, end - first, rustix::mm::Advice::LinuxDontNeed) };
     }

@@ -37,7 +37,7 @@ pub enum Error {
         /// The mount.
         path: PathBuf,
     },
-    /// Somebody else may have put something into a directory of pins.
+    /// A user other than root may have written to a directory of pins.
     #[error(
         "{} {why}: who can write there decides where traffic goes. Find out who made it, remove it (`rm -r {}`), or name another bpffs with --bpffs", path.display(), path.display()
     )]

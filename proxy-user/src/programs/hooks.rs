@@ -12,7 +12,7 @@ use aya_obj::generated::bpf_attach_type::{
 /// Programs on the cgroup, and the hook each belongs to; the name is the pin of its link, too.
 ///
 /// The order is the order of attachment: what translates addresses back comes before what translates them, so
-/// that nobody sees an answer from an address it did not ask; and what counts the end of a connection comes before what counts
+/// that no client sees an answer from an address that it did not send to; and what counts the end of a connection comes before what counts
 /// its beginning.
 pub const SOCKET_HOOKS: [(&str, bpf_attach_type); 12] = [
     ("sock_recvmsg4", BPF_CGROUP_UDP4_RECVMSG),
@@ -43,6 +43,9 @@ pub const SOCKET_ITERATOR: &str = "iter_udp";
 
 /// Lists the backends of sockets that count among their open connections.
 pub const COUNTED_ITERATOR: &str = "iter_counted";
+
+/// Lists the sockets that are connected to backends which left.
+pub const LEFT_ITERATOR: &str = "iter_left";
 
 /// On uplinks, before tc, run by the driver.
 pub const XDP: &str = "xdp_ingress";

@@ -8,7 +8,7 @@ use proxy_common::map_names::SOCKET_STORAGE;
 
 use super::embedded::EMBEDDED;
 use super::error::Error;
-use super::iterator::SocketIterator;
+use super::iterator::{LeftIterator, SocketIterator};
 use super::pins::Paths;
 use super::privileges;
 
@@ -41,6 +41,11 @@ impl MapsInForce {
     /// As [`Programs::socket_iterator`](super::Programs::socket_iterator).
     pub fn socket_iterator(&self) -> Result<SocketIterator, Error> {
         SocketIterator::load(EMBEDDED, &self.paths)
+    }
+
+    /// As [`Programs::left_iterator`](super::Programs::left_iterator).
+    pub fn left_iterator(&self) -> Result<LeftIterator, Error> {
+        LeftIterator::load(EMBEDDED, &self.paths)
     }
 }
 

@@ -13,7 +13,7 @@ use proxy_common::socket::LedSocket;
 
 use super::bpf::Link;
 use super::error::Error;
-use super::hooks::{COUNTED_ITERATOR, SOCKET_ITERATOR};
+use super::hooks::{COUNTED_ITERATOR, LEFT_ITERATOR, SOCKET_ITERATOR};
 use super::object;
 use super::pins::Paths;
 use super::program::{program_mut, refused};
@@ -57,11 +57,7 @@ impl fmt::Debug for CountedIterator {
 impl CountedIterator {
     /// As [`SocketIterator::load`].
     pub(super) fn load(bytes: &[u8], paths: &Paths) -> Result<Self, Error> {
-        let path = paths.maps().join(SOCKET_STORAGE);
-        let storage =
-            MapData::from_pin(path).map_err(|source| Error::Map { name: SOCKET_STORAGE, source })?;
-        let attach = |program: BorrowedFd<'_>| Link::to_map_iterator(program, storage.fd().as_fd());
-        load(bytes, paths, COUNTED_ITERATOR, "bpf_sk_storage_map", attach).map(Self)
+        over_storages(bytes, paths, COUNTED_ITERATOR).map(Self)
     }
 
     /// How many sockets each backend has, in all network namespaces.
@@ -77,6 +73,35 @@ impl CountedIterator {
         }
         Ok(counts)
     }
+}
+
+/// The iterator over sockets that are connected to backends which left, loaded and ready.
+pub struct LeftIterator(Link);
+
+impl fmt::Debug for LeftIterator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("LeftIterator")
+    }
+}
+
+impl LeftIterator {
+    /// As [`SocketIterator::load`].
+    pub(super) fn load(bytes: &[u8], paths: &Paths) -> Result<Self, Error> {
+        over_storages(bytes, paths, LEFT_ITERATOR).map(Self)
+    }
+
+    /// These sockets, of all network namespaces.
+    pub fn list(&self) -> io::Result<Vec<LedSocket>> {
+        sockets(&read(&self.0)?)
+    }
+}
+
+/// Loads an iterator program over the storages of all sockets, and attaches it.
+fn over_storages(bytes: &[u8], paths: &Paths, name: &'static str) -> Result<Link, Error> {
+    let path = paths.maps().join(SOCKET_STORAGE);
+    let storage = MapData::from_pin(path).map_err(|source| Error::Map { name: SOCKET_STORAGE, source })?;
+    let attach = |program: BorrowedFd<'_>| Link::to_map_iterator(program, storage.fd().as_fd());
+    load(bytes, paths, name, "bpf_sk_storage_map", attach)
 }
 
 /// Loads an iterator program, and attaches it. The program and its link stay; what else was opened for it is closed here.

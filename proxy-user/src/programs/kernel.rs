@@ -44,7 +44,7 @@ impl fmt::Display for Lack {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::SocketErrors => {
-                "bpf_set_retval for sockets (Linux 6.1): a call that reaches nobody goes on as packets, which are rejected or \
+                "bpf_set_retval for sockets (Linux 6.1): a call to a Service without endpoints goes on as packets, which are rejected or \
                  dropped; --socket-drop fail has no effect; bind on a node port fails with EPERM instead of EADDRINUSE"
             }
             Self::Xdp => "bpf_xdp_load_bytes (Linux 5.18): XDP is not used, tc does all of it",

@@ -13,7 +13,7 @@ use super::clsact::{self, Handle};
 use super::device::device_name;
 use super::error::Error;
 use super::hooks::{self, Direction, SOCKET_HOOKS};
-use super::iterator::{CountedIterator, SocketIterator};
+use super::iterator::{CountedIterator, LeftIterator, SocketIterator};
 use super::links::{self, Cgroup, Outcome, Place};
 use super::notice::Notice;
 use super::pins::{self, Pins};
@@ -157,6 +157,11 @@ impl Programs {
     /// What lists the sockets that count among the open connections of backends. Loading it takes a part of a second.
     pub fn counted_iterator(&self) -> Result<CountedIterator, Error> {
         CountedIterator::load(self.object, self.pins.paths())
+    }
+
+    /// What lists the sockets that are connected to backends which left. Loading it takes a part of a second.
+    pub fn left_iterator(&self) -> Result<LeftIterator, Error> {
+        LeftIterator::load(self.object, self.pins.paths())
     }
 
     /// What the programs log, as a function that passes on to `log` what has come since its last call.

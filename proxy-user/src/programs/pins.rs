@@ -44,7 +44,7 @@ impl Drop for Lock {
     }
 }
 
-/// Takes the lock of a directory or file; `None` when somebody else has it.
+/// Takes the lock of a directory or file; `None` when another process has it.
 ///
 /// The lock is on the thing itself that must not be shared, so it holds across the containers that see it, and
 /// ends with the process, however that ends.
@@ -182,7 +182,7 @@ impl Pins {
         Ok(Self { paths, mounted, bpffs: bpffs.to_owned(), locks: Mutex::new(vec![lock]) })
     }
 
-    /// Mounts a bpffs and makes our directories again if what [`Pins::open`] found or made is there no longer: somebody
+    /// Mounts a bpffs and makes our directories again if what [`Pins::open`] found or made is there no longer: an operator
     /// unmounted it, or mounted another one over it.
     pub fn restore(&self) -> Result<(), Error> {
         let mut locks = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
@@ -305,7 +305,7 @@ pub(super) fn in_use(bpffs: &Path) -> Error {
     Error::InUse { path: bpffs.join(DIRECTORY), what: "bpffs", flag: "--bpffs" }
 }
 
-/// Makes a directory that only its owner may enter. One that is there is taken if nobody but root can have put anything
+/// Makes a directory that only its owner may enter. One that is there is taken if only root can have put anything
 /// into it: anybody may make one on a bpffs of mode 1777, the kernel's default.
 pub(super) fn make(path: &Path) -> Result<(), Error> {
     match fs::DirBuilder::new().mode(0o700).create(path) {
@@ -351,7 +351,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_directory_of_somebody_else_is_refused() {
+    fn a_directory_of_another_user_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("ballast");
         make(&path).unwrap();

@@ -1,4 +1,4 @@
-//! What somebody else took away, put back: programs off their hooks, pins out of the bpffs.
+//! Restores what was removed externally: programs on their hooks, pins in the bpffs.
 //!
 //! A link lives as long as something refers to it, and a pin is all that refers to ours: removing the pin
 //! detaches the program. A map lives on without its pin, because programs use it; but the commands and the next
@@ -57,7 +57,7 @@ impl Programs {
                 continue;
             }
             pins::make(&self.pins.paths().links())?;
-            // Somebody may hold the link that lost its pin: a second one would translate twice.
+            // A process may hold the link that lost its pin: a second one would translate twice.
             let strays = links::on_cgroup(&self.cgroup, &links::our_programs());
             let strays: Vec<_> =
                 strays.into_iter().filter(|(of, _)| of == name).map(|(_, link)| link).collect();

@@ -18,7 +18,7 @@ use crate::host::netlink::Netlink;
 pub struct Attachment {
     /// The name of the link's pin, `sock_connect4`, `tcx_ingress_7` or `xdp_7`; `clsact_ingress_7` for a filter.
     pub hook: String,
-    /// The kernel's id of the program; 0: somebody else removed the filter.
+    /// The kernel's id of the program; 0: the filter was removed externally.
     pub program_id: u32,
     /// The program's name.
     pub program: &'static str,

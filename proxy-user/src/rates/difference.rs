@@ -14,7 +14,16 @@ impl Rates {
     /// A Service port, an endpoint or a reason that `before` does not know has the rate 0: its counter may have belonged to
     /// another one until then. A counter that went back was made anew in between, and counts from 0.
     pub fn between(before: Option<&Counters>, after: &Counters) -> Self {
-        let step = Step { before, after, seconds: before.map_or(0.0, |before| seconds(before, after)) };
+        Self::of(&Step::new(before, after, false))
+    }
+
+    /// The same without frontends and endpoints, of two [`Counters::read_totals`]. A Service port that left is there, with the
+    /// rate 0, until its name is gone.
+    pub fn of_totals(before: Option<&Counters>, after: &Counters) -> Self {
+        Self::of(&Step::new(before, after, true))
+    }
+
+    fn of(step: &Step<'_>) -> Self {
         let services = step.services();
         let sum = |of: fn(&Traffic) -> f64| services.iter().map(|service| of(&service.rates)).sum();
         let total = Traffic {
@@ -29,7 +38,7 @@ impl Rates {
                 .sum(),
         };
         let reasons = step.reasons().collect();
-        Self { seconds: step.seconds, total, services, reasons, flows: after.flows.live() }
+        Self { seconds: step.seconds, total, services, reasons, flows: step.after.flows.live() }
     }
 }
 
@@ -41,6 +50,15 @@ struct Step<'a> {
     before: Option<&'a Counters>,
     after: &'a Counters,
     seconds: f64,
+    /// Nothing was read but names and what is counted for them.
+    only_totals: bool,
+}
+
+impl<'a> Step<'a> {
+    fn new(before: Option<&'a Counters>, after: &'a Counters, only_totals: bool) -> Self {
+        let seconds = before.map_or(0.0, |before| seconds(before, after));
+        Self { before, after, seconds, only_totals }
+    }
 }
 
 impl Step<'_> {
@@ -68,7 +86,7 @@ impl Step<'_> {
             .filter_map(|(id, name)| {
                 let (dialled, endpoints) = (frontends.remove(id), endpoints.remove(id));
                 let mut endpoints = endpoints.unwrap_or_default();
-                if dialled.is_none() && endpoints.is_empty() {
+                if !self.only_totals && dialled.is_none() && endpoints.is_empty() {
                     // The name of a Service that left: its id rests.
                     return None;
                 }
@@ -144,7 +162,7 @@ impl Step<'_> {
         let known = before.map(|before| before.snapshot.backend_stats.get(&id).copied().unwrap_or_default());
         let is_by_load = after.by_load.contains(&row.service);
         let open = after.open_connections.get(&id).copied().filter(|_| is_by_load);
-        let is_gone = row.state == BackendState::Gone;
+        let is_gone = row.state != BackendState::Active;
         (!is_gone || open.is_some_and(|open| open > 0)).then(|| EndpointRates {
             id,
             address: row.socket,

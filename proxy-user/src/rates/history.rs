@@ -52,7 +52,7 @@ pub struct History {
     most: usize,
     looks: u64,
     total: VecDeque<Point>,
-    /// By id, with the name that the id had.
+    /// By id, with the key ([`ServiceRates::key`](super::ServiceRates::key)) of the Service port that had the id.
     series: BTreeMap<u32, (String, Series)>,
 }
 
@@ -70,16 +70,17 @@ impl History {
         let mut series = std::mem::take(&mut self.series);
         for service in &rates.services {
             let point = Point::from(service.rates);
-            let known = series.remove(&service.id).filter(|(name, _)| *name == service.service);
+            let key = service.key();
+            let known = series.remove(&service.id).filter(|(known, _)| *known == key);
             if known.is_none() && point.is_silent() {
                 continue;
             }
-            let (name, mut one) = known.unwrap_or_else(|| (service.service.clone(), Series::default()));
+            let (key, mut one) = known.unwrap_or_else(|| (key, Series::default()));
             if !point.is_silent() {
                 one.active = self.looks;
             }
             push(&mut one.points, point, self.points);
-            self.series.insert(service.id, (name, one));
+            self.series.insert(service.id, (key, one));
         }
         while self.series.len() > self.most {
             let oldest = self.series.iter().min_by_key(|(_, (_, one))| one.active).map(|(id, _)| *id);
@@ -95,6 +96,14 @@ impl History {
     /// One Service port by its id, oldest first; nothing where it had no traffic, or not for long.
     pub fn of(&self, id: u32) -> impl DoubleEndedIterator<Item = Point> {
         self.series.get(&id).into_iter().flat_map(|(_, one)| &one.points).copied()
+    }
+}
+
+impl History {
+    /// One Service port by its key, oldest first; nothing where it had no traffic, or not for long.
+    pub fn by_key(&self, key: &str) -> impl DoubleEndedIterator<Item = Point> {
+        let series = self.series.values().find(|(known, _)| known == key);
+        series.into_iter().flat_map(|(_, one)| &one.points).copied()
     }
 }
 

@@ -45,6 +45,19 @@ impl Counters {
             flows: view.flow_counts()?,
         })
     }
+
+    /// Reads only what is counted for Service ports and reasons, for [`Rates::of_totals`]: no frontends, endpoints and flows.
+    pub fn read_totals(view: &View) -> Result<Self, ViewError> {
+        let at = Duration::try_from(clock_gettime(ClockId::Monotonic)).unwrap_or_default();
+        let names = view.names()?;
+        let snapshot = Snapshot {
+            service_stats: view.service_stats(names.keys().copied())?,
+            refusals: view.refusals()?,
+            names,
+            ..Snapshot::default()
+        };
+        Ok(Self { at, snapshot, reasons: view.reasons()?, ..Self::default() })
+    }
 }
 
 /// How much a second. Packets and bytes are those of the packet path.
@@ -101,6 +114,13 @@ pub struct ServiceRates {
     pub failures: BTreeMap<&'static str, f64>,
     /// Endpoints, in the order of addresses. Those that left are here while they have connections to end.
     pub endpoints: Vec<EndpointRates>,
+}
+
+impl ServiceRates {
+    /// Its name on all nodes, where its id differs: `namespace/name:port/TCP/IPv4`.
+    pub fn key(&self) -> String {
+        format!("{}/{}/{}", self.service, self.protocol, self.family)
+    }
 }
 
 /// One endpoint of a Service port.

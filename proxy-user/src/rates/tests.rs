@@ -83,7 +83,7 @@ fn counters_become_rates() {
     assert_eq!(web.failures, [("source_not_allowed", 4.0)].into(), "what passes is no failure");
     let shares: Vec<_> = web.endpoints.iter().map(|row| (row.connections, row.share)).collect();
     assert_eq!(shares, [(15.0, Some(0.75)), (5.0, Some(0.25))]);
-    // Refusals of nobody's packets count in all.
+    // Refusals of packets to no Service count in the total.
     assert_eq!(rates.total, Traffic { failures: 5.0, ..expected });
     let reasons: Vec<_> = rates.reasons.iter().map(|row| (row.reason, row.verdict, row.rate)).collect();
     assert_eq!(reasons, [("source_not_allowed", "drop", 5.0), ("out_of_window", "pass", 50.0)]);
@@ -187,4 +187,31 @@ fn a_history_keeps_the_last_points_of_those_that_were_active_last() {
     other.services[0].service = "default/another".into();
     history.add(&other);
     assert_eq!(history.of(3).count(), 1, "another Service under the same id");
+}
+
+#[test]
+fn totals_need_no_frontends_and_no_endpoints() {
+    let (mut before, mut after) = two_looks();
+    let whole = Rates::between(Some(&before), &after);
+    for counters in [&mut before, &mut after] {
+        counters.snapshot.frontends.clear();
+        counters.snapshot.backends.clear();
+        counters.snapshot.backend_stats.clear();
+    }
+    let totals = Rates::of_totals(Some(&before), &after);
+    assert_eq!((totals.total, &totals.reasons), (whole.total, &whole.reasons));
+    let [web] = &totals.services[..] else { panic!("{totals:?}") };
+    assert_eq!((web.key(), web.rates), (whole.services[0].key(), whole.services[0].rates));
+    assert_eq!(web.key(), "default/web:http/TCP/IPv4");
+    assert_eq!(Rates::between(Some(&before), &after).services, [], "there, it would have left");
+}
+
+#[test]
+fn a_history_is_found_by_the_name_that_all_nodes_have() {
+    let mut history = History::new(3, 2);
+    let (before, after) = two_looks();
+    history.add(&Rates::of_totals(Some(&before), &after));
+    let points: Vec<_> = history.by_key("default/web:http/TCP/IPv4").collect();
+    assert_eq!(points, [Point { connections: 20.0, packets: 80.0, bytes: 30_000.0, failures: 4.0 }]);
+    assert_eq!(history.by_key("default/web:http/TCP/IPv6").count(), 0);
 }

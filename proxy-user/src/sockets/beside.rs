@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-use super::{Reach, Sweeper, keep_sweeping};
+use super::{Iterators, Reach, Sweeper, keep_sweeping};
 use crate::maps::view::{View, ViewError};
 use crate::programs::{self, MapsInForce};
 
@@ -32,21 +32,20 @@ pub enum BesideError {
     Replaced,
 }
 
-/// Ends connected UDP sockets, in every network namespace, whose endpoint left. Returns when the maps are replaced.
+/// Ends connected sockets, in every network namespace, whose endpoint left: UDP, and TCP where the removal policy says so. Returns when the maps are replaced.
 pub async fn beside_the_agent(bpffs: PathBuf) -> Result<(), BesideError> {
     let maps = wait_for_maps(&bpffs).await?;
-    let iterator = maps.socket_iterator().inspect_err(|error| {
-        tracing::warn!(%error, "sockets that were connected by a Service are not ended, but those that the maps name");
-    });
+    let iterators = Iterators::of(maps.socket_iterator(), maps.left_iterator());
     let view = View::open(&bpffs)?;
-    let mut sweeper = Sweeper::new(view.clone(), iterator.ok(), Reach::All);
+    let mut sweeper = Sweeper::new(view.clone(), iterators, Reach::All);
     // Before the first sweep: who leaves from now on is noticed.
-    let serving = view.serving_endpoints()?.udp();
+    let endpoints = view.serving_endpoints()?;
+    let known = (endpoints.udp(), endpoints.reset());
     let (left, departures) = watch::channel(0);
-    tracing::info!(bpffs = %bpffs.display(), "ending connected UDP sockets whose endpoint leaves");
+    tracing::info!(bpffs = %bpffs.display(), "ending connected sockets whose endpoint leaves");
     tokio::select! {
         () = keep_sweeping(move || sweeper.sweep(), departures, |left| *left, |_| {}) => Ok(()),
-        ended = follow(&maps, &view, serving, &left) => ended,
+        ended = follow(&maps, &view, known, &left) => ended,
     }
 }
 
@@ -64,11 +63,14 @@ async fn wait_for_maps(bpffs: &Path) -> Result<MapsInForce, BesideError> {
     }
 }
 
-/// Counts, as long as the maps are in force, the looks that found UDP endpoints gone.
+/// Family, id, and id of the Service port.
+type Endpoints = BTreeSet<(u8, u32, u32)>;
+
+/// Counts, as long as the maps are in force, the looks that found UDP endpoints gone, or connections to be reset.
 async fn follow(
     maps: &MapsInForce,
     view: &View,
-    mut serving: BTreeSet<(u8, u32, u32)>,
+    (mut serving, mut reset): (Endpoints, Endpoints),
     left: &watch::Sender<u64>,
 ) -> Result<(), BesideError> {
     loop {
@@ -76,10 +78,11 @@ async fn follow(
         if !maps.still() {
             return Err(BesideError::Replaced);
         }
-        let now = view.serving_endpoints()?.udp();
-        if !serving.is_subset(&now) {
+        let endpoints = view.serving_endpoints()?;
+        let now = (endpoints.udp(), endpoints.reset());
+        if !serving.is_subset(&now.0) || !now.1.is_subset(&reset) {
             left.send_modify(|left| *left += 1);
         }
-        serving = now;
+        (serving, reset) = now;
     }
 }

@@ -23,7 +23,7 @@ use crate::model::{EndpointSlice, Event, Listing, NodeView, Service};
 use super::manifest::{Objects, Syntax, parse};
 use super::settle::{Touch, settle, touches};
 
-/// How often the folder is read though nothing was heard of it: some file systems tell nobody.
+/// How often the folder is read without a notification: some file systems send none.
 const POLL: Duration = Duration::from_secs(5);
 /// The same where the kernel does not watch the folder for us.
 const POLL_UNWATCHED: Duration = Duration::from_secs(1);
@@ -82,7 +82,7 @@ pub async fn run(dir: PathBuf, role: Role, sender: Sender<Event>) {
             was_sent = true;
         }
         if let Some(begun) = begun.take() {
-            // Nobody waits any more when the agent is ending.
+            // The receiver is gone when the agent is ending.
             let _ = begun.send(());
         }
         tokio::select! {

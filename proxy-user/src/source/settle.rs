@@ -19,9 +19,9 @@ const AT_MOST: Duration = Duration::from_secs(2);
 /// What an event of the file system means to us.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Touch {
-    /// Somebody writes to this file.
+    /// A process writes to this file.
     Writing(PathBuf),
-    /// Nobody writes to this file any more, or it has moved, or gone.
+    /// The file was closed after writing, moved or removed.
     Complete(PathBuf),
 }
 

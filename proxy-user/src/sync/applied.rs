@@ -1,27 +1,26 @@
 //! What is in the maps, as far as we know: it changes only after the write it mirrors succeeded.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
 use proxy_common::backend::BACKEND_ACTIVE;
-use proxy_common::name::PortName;
 use proxy_common::node::{NODE_ADDR_PORTS, NodeAddr};
 use proxy_common::select::is_by_load;
 use proxy_common::service::{SCOPE_INTERNAL, ServiceEntry};
 
 use super::extents::Extents;
 use super::filter::{Filter, backend_bit, frontend_bit};
-use super::ids::Ids;
-use super::rows::Rows;
+use super::ids::{BackendKey, ByPort, Ids};
+use super::rows::{Rows, ShortName};
 use crate::maps::FilterBit as Bit;
 use crate::maps::{
     Backend, Capacity, FrontendKey, MaglevRow, MaglevTable, NodeContents, Table, TunnelRow, Write,
 };
 use crate::model::SortedSet;
 use crate::model::net::IpFamily;
-use crate::plan::{BackendAddress, PortId};
+use crate::plan::PortId;
 
 /// How long things rest before they are freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,16 +55,13 @@ fn tables(words: u32, hold: Duration) -> Extents {
     tables
 }
 
-/// An endpoint of the Service port of this id.
-pub type BackendKey = (u32, BackendAddress);
-
 /// The mirror of the tables, and who owns which number in them.
 #[derive(Clone, Debug)]
 pub struct Applied {
     pub services: BTreeMap<FrontendKey, ServiceEntry>,
-    pub frontends: BTreeMap<u32, SortedSet<FrontendKey>>,
-    pub backends: Rows,
-    pub names: BTreeMap<u32, PortName>,
+    pub frontends: Rows<SortedSet<FrontendKey>>,
+    pub backends: Rows<Backend>,
+    pub names: Rows<ShortName>,
     pub filter: Filter,
     pub extents: Extents,
     /// The Maglev tables, by index ([`proxy_common::maglev::index`]).
@@ -77,7 +73,7 @@ pub struct Applied {
     /// Ids of Service ports.
     pub ports: Ids<PortId>,
     /// Ids of endpoints.
-    pub endpoints: Ids<BackendKey>,
+    pub endpoints: Ids<BackendKey, ByPort>,
     /// Endpoints that serve.
     pub active: usize,
     /// Frontends that are spread by open connections.
@@ -100,9 +96,9 @@ impl Applied {
     pub fn new(capacity: Capacity, holds: Holds) -> Self {
         Self {
             services: BTreeMap::new(),
-            frontends: BTreeMap::new(),
+            frontends: Rows::default(),
             backends: Rows::default(),
-            names: BTreeMap::new(),
+            names: Rows::default(),
             filter: Filter::new(holds.filter),
             extents: Extents::new(capacity.slots, holds.extent),
             maglev: BTreeMap::new(),
@@ -122,14 +118,13 @@ impl Applied {
     }
 
     /// The endpoints of a Service port that have ids, resting or not.
-    pub fn endpoints_of(&self, service: u32) -> impl Iterator<Item = (&BackendKey, u32)> {
-        let first = BackendAddress { address: IpAddr::V4(Ipv4Addr::UNSPECIFIED), port: 0 };
-        self.endpoints.range((service, first)..(service.saturating_add(1), first))
+    pub fn endpoints_of(&self, service: u32) -> impl Iterator<Item = (BackendKey, u32)> {
+        self.endpoints.index().of(service)
     }
 
     /// The frontends whose entries carry this id.
     pub fn frontends_of(&self, service: u32) -> impl Iterator<Item = &FrontendKey> {
-        self.frontends.get(&service).into_iter().flatten()
+        self.frontends.get(service).into_iter().flatten()
     }
 
     /// The bits of a frontend: a node port has one for each address of the node that it answers on.
@@ -159,10 +154,10 @@ impl Applied {
     pub fn advance(&mut self, write: &Write, now: Instant, sync: u64) {
         match write {
             Write::Name(id, name) => {
-                self.names.insert(*id, **name);
+                self.names.insert(*id, ShortName::from(&**name));
             }
             Write::NoName(id) => {
-                self.names.remove(id);
+                self.names.remove(*id);
             }
             Write::Backend(id, row) => self.put_backend(*id, *row, now),
             Write::NoBackend(id, table) => {
@@ -290,16 +285,19 @@ impl Applied {
             self.addresses += usize::from(is_address(&key));
             self.services6 += usize::from(key.addr.is_ipv6());
         }
-        self.frontends.entry(entry.id).or_default().insert(key);
+        // No port has the entries of addresses, whose id is 0.
+        if entry.id != 0 {
+            self.frontends.get_or_default(entry.id).insert(key);
+        }
     }
 
     fn unlink(&mut self, key: &FrontendKey, old: &ServiceEntry, now: Instant, sync: u64) {
         self.extents.release(old.slot_base, old.slot_count, now, sync);
         self.by_load -= usize::from(is_by_load(old.algorithm));
-        if let Some(keys) = self.frontends.get_mut(&old.id) {
+        if let Some(keys) = self.frontends.get_mut(old.id) {
             keys.remove(key);
             if keys.is_empty() {
-                self.frontends.remove(&old.id);
+                self.frontends.remove(old.id);
             }
         }
     }

@@ -130,7 +130,10 @@ impl Audit {
     ) -> Result<(bool, Option<u32>), MapError> {
         let (found, next) = store.walk(table, self.place, piece)?;
         let are_ours = found.services.iter().all(|(key, entry)| applied.services.get(key) == Some(entry))
-            && found.names.iter().all(|(id, name)| applied.names.get(id) == Some(name));
+            && found
+                .names
+                .iter()
+                .all(|(id, name)| applied.names.get(*id).is_some_and(|known| *known == *name));
         self.frontends.extend(found.services.into_keys());
         self.names.extend(found.names.into_keys());
         let is_complete = match table {

@@ -11,7 +11,7 @@ use super::programmed::{Ledger, Programmed};
 use super::question::Question;
 use super::reconcile::Reconciler;
 use super::slow_start::SlowStart;
-use super::status::{NodeFate, Status, log_problems};
+use super::status::{NodeFate, Status, log_problems, publish};
 use super::triggers::Triggers;
 use crate::maps::{FlowUse, MapError, Store};
 use crate::model::settings::NodeSettings;
@@ -225,7 +225,7 @@ impl<S: Store> Driver<S> {
         let node = if self.cluster.is_node_eligible() { NodeFate::Stays } else { NodeFate::Leaves };
         let first = self.waiting_since.is_none();
         self.waiting_since.get_or_insert_with(Instant::now);
-        self.status.send_modify(|status| {
+        publish(&self.status, |status| {
             match kind {
                 Kind::Service => status.service_changes.add(),
                 Kind::Slice => status.slice_changes.add(),
@@ -265,7 +265,7 @@ impl<S: Store> Driver<S> {
             plan.set_tunnels(&own, self.cluster.others().map(|nodes| nodes.values().flatten()));
         }
         if !self.cluster.has_listed_all() {
-            // Nobody can say yet which addresses of these ranges are no Service's, and what the cluster says of the node.
+            // It is not known yet which addresses of these ranges are no Service's, and what the cluster says of the node.
             plan.service_cidrs.clear();
             plan.problems.clear();
         }
@@ -308,7 +308,7 @@ impl<S: Store> Driver<S> {
         let failing = self.failing_families();
         let (reconciler, triggers) = (&self.reconciler, &mut self.triggers);
         let mut before = Vec::new();
-        self.status.send_modify(|status| {
+        publish(&self.status, |status| {
             let (now, duration) = (SystemTime::now(), ended - begun);
             status.synced = true;
             status.note_failing(&failing, now);

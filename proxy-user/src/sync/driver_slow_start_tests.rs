@@ -15,7 +15,7 @@ async fn the_share_of_an_endpoint_that_joins_others_grows_step_by_step() {
     };
     driver.list(vec![service("a", 1)], vec![slice("a", 1..3)]).await;
     pass(MOMENT).await;
-    assert_eq!(weights(), [1, 1], "the first ones have nobody beside them");
+    assert_eq!(weights(), [1, 1], "the first ones are alone");
     driver.send(Event::Apply(Object::Slice(slice("a", 1..4)))).await;
     pass(MOMENT).await;
     for step in 1..10 {

@@ -75,7 +75,7 @@ pub(super) fn service_entry(
             (frontend.scoped, SERVICE_SCOPED),
             (frontend.dsr, SERVICE_DSR),
             (frontend.policy == TrafficPolicy::Local, SERVICE_LOCAL),
-            (frontend.access != Access::Everybody, SERVICE_SOURCE_RANGES),
+            (frontend.access != Access::Unrestricted, SERVICE_SOURCE_RANGES),
             (is_maglev_outside(port, frontend), SERVICE_MAGLEV_OUTSIDE),
             // The last endpoint is never skipped, so a frontend with one endpoint need not look.
             (port.ejects && frontend.slots.len() > 1, SERVICE_EJECTS),

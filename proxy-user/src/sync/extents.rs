@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use super::ids::Rest;
-use crate::model::SortedSet;
 
 /// No free part of `slots` is long enough.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,7 +21,7 @@ pub struct NoRoom {
 struct Extent {
     service: u32,
     /// Sorted backend ids, one for each slot; empty when they were not written.
-    ids: Vec<u32>,
+    ids: Box<[u32]>,
     len: u32,
     refs: u32,
     rest: Option<Rest>,
@@ -34,7 +33,8 @@ pub struct Extents {
     free: BTreeMap<u32, u32>,
     free_by_len: BTreeSet<(u32, u32)>,
     used: BTreeMap<u32, Extent>,
-    by_service: BTreeMap<u32, SortedSet<u32>>,
+    /// Service ports, with the first slots of their extents.
+    by_service: BTreeSet<(u32, u32)>,
     resting: BTreeSet<(Rest, u32)>,
     slots_used: u32,
     capacity: u32,
@@ -48,7 +48,7 @@ impl Extents {
             free: BTreeMap::new(),
             free_by_len: BTreeSet::new(),
             used: BTreeMap::new(),
-            by_service: BTreeMap::new(),
+            by_service: BTreeSet::new(),
             resting: BTreeSet::new(),
             slots_used: 0,
             capacity,
@@ -63,18 +63,23 @@ impl Extents {
         self.slots_used
     }
 
+    /// The first slots of this Service port's extents.
+    fn of(&self, service: u32) -> impl Iterator<Item = u32> {
+        self.by_service.range((service, 0)..=(service, u32::MAX)).map(|(_, base)| *base)
+    }
+
     /// An extent of this Service port that holds these sorted ids.
     pub fn find(&self, service: u32, ids: &[u32]) -> Option<u32> {
-        let bases = self.by_service.get(&service)?;
+        let bases = || self.of(service);
         // A live one first, so that those that rest may go.
-        let holds = |base: &&u32| self.used.get(base).is_some_and(|extent| extent.ids == ids);
-        let lives = |base: &&u32| self.used.get(base).is_some_and(|extent| extent.refs > 0);
-        bases.iter().filter(holds).find(lives).or_else(|| bases.iter().find(holds)).copied()
+        let holds = |base: &u32| self.used.get(base).is_some_and(|extent| *extent.ids == *ids);
+        let lives = |base: &u32| self.used.get(base).is_some_and(|extent| extent.refs > 0);
+        bases().filter(holds).find(lives).or_else(|| bases().find(holds))
     }
 
     /// What an extent holds; `None` when there is none of that length.
     pub fn ids(&self, base: u32, len: u32) -> Option<&[u32]> {
-        self.used.get(&base).filter(|extent| extent.len == len).map(|extent| extent.ids.as_slice())
+        self.used.get(&base).filter(|extent| extent.len == len).map(|extent| &*extent.ids)
     }
 
     /// Every extent in use and what it should hold: (first slot, sorted ids).
@@ -85,19 +90,19 @@ impl Extents {
     /// The same, from this slot on.
     pub fn from(&self, base: u32) -> impl Iterator<Item = (u32, &[u32])> {
         let written = self.used.range(base..).filter(|(_, extent)| !extent.ids.is_empty());
-        written.map(|(base, extent)| (*base, extent.ids.as_slice()))
+        written.map(|(base, extent)| (*base, &*extent.ids))
     }
 
     /// Extents that rest: (Service port, first slot, sorted ids).
     pub fn resting(&self) -> impl Iterator<Item = (u32, u32, &[u32])> {
         let extents = self.resting.iter().filter_map(|(_, base)| self.used.get_key_value(base));
-        extents.map(|(base, extent)| (extent.service, *base, extent.ids.as_slice()))
+        extents.map(|(base, extent)| (extent.service, *base, &*extent.ids))
     }
 
     /// Backend ids in extents of this Service port that an entry refers to.
     pub fn live_ids(&self, service: u32) -> BTreeSet<u32> {
-        let bases = self.by_service.get(&service).into_iter().flatten();
-        let live = bases.filter_map(|base| self.used.get(base)).filter(|extent| extent.refs > 0);
+        let extents = self.of(service).filter_map(|base| self.used.get(&base));
+        let live = extents.filter(|extent| extent.refs > 0);
         live.flat_map(|extent| extent.ids.iter().copied()).collect()
     }
 
@@ -118,7 +123,7 @@ impl Extents {
         };
         self.take_free(base, free_len);
         self.add_free(base + len, free_len - len);
-        self.insert(base, Extent { service, ids, len, refs: 0, rest: None });
+        self.insert(base, Extent { service, ids: ids.into(), len, refs: 0, rest: None });
         Ok(base)
     }
 
@@ -141,7 +146,7 @@ impl Extents {
         self.take_free(free_base, free_len);
         self.add_free(free_base, base - free_base);
         self.add_free(end, free_end - end);
-        self.insert(base, Extent { service, ids, len, refs: 0, rest: None });
+        self.insert(base, Extent { service, ids: ids.into(), len, refs: 0, rest: None });
         true
     }
 
@@ -185,7 +190,7 @@ impl Extents {
     /// Its slots were not all written: nothing may ever refer to it.
     pub fn spoil(&mut self, base: u32) {
         if let Some(extent) = self.used.get_mut(&base) {
-            extent.ids.clear();
+            extent.ids = Box::default();
         }
     }
 
@@ -200,12 +205,7 @@ impl Extents {
             self.resting.pop_first();
             if let Some(extent) = self.used.remove(&base) {
                 self.slots_used -= extent.len;
-                if let Some(bases) = self.by_service.get_mut(&extent.service) {
-                    bases.remove(&base);
-                    if bases.is_empty() {
-                        self.by_service.remove(&extent.service);
-                    }
-                }
+                self.by_service.remove(&(extent.service, base));
                 self.merge_free(base, extent.len);
                 freed += 1;
             }
@@ -220,7 +220,7 @@ impl Extents {
 
     fn insert(&mut self, base: u32, extent: Extent) {
         self.slots_used += extent.len;
-        self.by_service.entry(extent.service).or_default().insert(base);
+        self.by_service.insert((extent.service, base));
         self.used.insert(base, extent);
     }
 

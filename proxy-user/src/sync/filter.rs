@@ -41,32 +41,46 @@ pub struct Filter {
     hold: Duration,
 }
 
-/// How many entries need each bit: a bit for each endpoint and frontend, so they are kept small.
-#[derive(Clone, Debug, Default)]
-struct Owners(BTreeMap<u32, u32>);
+/// How many entries need each bit. One does of nearly all, so only more of them are counted.
+#[derive(Clone, Debug)]
+struct Owners {
+    /// Bits that an entry needs.
+    needed: Vec<u64>,
+    /// How many entries beside the first need a bit.
+    more: BTreeMap<Bit, u32>,
+}
 
 impl Owners {
-    fn number((word, mask): Bit) -> u32 {
-        word * u64::BITS + mask.trailing_zeros()
+    fn new() -> Self {
+        Self { needed: vec![0; PREFILTER_WORDS as usize], more: BTreeMap::new() }
     }
 
-    fn has(&self, bit: Bit) -> bool {
-        self.0.contains_key(&Self::number(bit))
+    fn has(&self, (word, mask): Bit) -> bool {
+        self.needed.get(word as usize).is_some_and(|word| word & mask != 0)
     }
 
     fn add(&mut self, bit: Bit) {
-        *self.0.entry(Self::number(bit)).or_default() += 1;
+        if self.has(bit) {
+            *self.more.entry(bit).or_default() += 1;
+        } else if let Some(word) = self.needed.get_mut(bit.0 as usize) {
+            *word |= bit.1;
+        }
     }
 
     /// Returns whether that was the last one.
     fn remove(&mut self, bit: Bit) -> bool {
-        let Entry::Occupied(mut entry) = self.0.entry(Self::number(bit)) else { return false };
-        *entry.get_mut() -= 1;
-        let is_last = *entry.get() == 0;
-        if is_last {
-            entry.remove();
+        if let Entry::Occupied(mut more) = self.more.entry(bit) {
+            *more.get_mut() -= 1;
+            if *more.get() == 0 {
+                more.remove();
+            }
+            return false;
         }
-        is_last
+        let was_needed = self.has(bit);
+        if let Some(word) = self.needed.get_mut(bit.0 as usize) {
+            *word &= !bit.1;
+        }
+        was_needed
     }
 }
 
@@ -95,12 +109,7 @@ impl Idle {
 impl Filter {
     /// No bit is set; one that loses its last owner stays for `hold`.
     pub fn new(hold: Duration) -> Self {
-        Self {
-            words: vec![0; PREFILTER_WORDS as usize],
-            owners: Owners::default(),
-            idle: Idle::default(),
-            hold,
-        }
+        Self { words: vec![0; PREFILTER_WORDS as usize], owners: Owners::new(), idle: Idle::default(), hold }
     }
 
     /// Takes over the bits found in the map. Call [`Filter::found`] when their owners are known.

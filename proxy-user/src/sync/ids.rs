@@ -1,7 +1,12 @@
 //! Numbers that stay with what they name, and rest before they name something else.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::fmt::Debug;
 use std::time::{Duration, Instant};
+
+use super::rows::Rows;
+use crate::model::SortedMap;
+use crate::plan::BackendAddress;
 
 /// When something began to rest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -26,14 +31,18 @@ pub struct Exhausted {
     pub limit: u32,
 }
 
+/// So many forgotten ids wait before one of them is used again, if there are others.
+const FEW_FREE: usize = 1024;
+
 /// Ids from 1 to one less than the capacity of their table; 0 is "none".
 ///
 /// A key that is retired keeps its id until it is forgotten: when it comes back in time it has the same id
-/// again. Ids never used come first, then the one that was forgotten longest ago.
+/// again. Of the others, the one that was forgotten longest ago comes first, once many have been ([`Ids::reuses`]); until
+/// then, and where there is none, one that was never used.
 #[derive(Clone, Debug)]
-pub struct Ids<K> {
+pub struct Ids<K, I = BTreeMap<K, u32>> {
     capacity: u32,
-    by_key: BTreeMap<K, u32>,
+    by_key: I,
     resting: BTreeMap<K, Rest>,
     queue: VecDeque<(K, Rest)>,
     /// Ids without an owner that an entry of a map uses.
@@ -46,12 +55,95 @@ pub struct Ids<K> {
     hold: Duration,
 }
 
-impl<K: Ord + Clone> Ids<K> {
+/// Finds ids by their keys.
+pub trait Index<K>: Default {
+    /// The id of a key.
+    fn find(&self, key: &K) -> Option<u32>;
+    /// Gives an id to a key that has none.
+    fn put(&mut self, key: K, id: u32);
+    /// Takes the key out.
+    fn take(&mut self, key: &K) -> Option<u32>;
+    /// How many keys there are.
+    fn count(&self) -> usize;
+    /// Every key with its id.
+    fn all(&self) -> impl Iterator<Item = (K, u32)>;
+}
+
+impl<K: Ord + Clone> Index<K> for BTreeMap<K, u32> {
+    fn find(&self, key: &K) -> Option<u32> {
+        self.get(key).copied()
+    }
+
+    fn put(&mut self, key: K, id: u32) {
+        self.insert(key, id);
+    }
+
+    fn take(&mut self, key: &K) -> Option<u32> {
+        self.remove(key)
+    }
+
+    fn count(&self) -> usize {
+        self.len()
+    }
+
+    fn all(&self) -> impl Iterator<Item = (K, u32)> {
+        self.iter().map(|(key, id)| (key.clone(), *id))
+    }
+}
+
+/// An endpoint of the Service port of this id.
+pub type BackendKey = (u32, BackendAddress);
+
+/// Finds ids of endpoints: those of a Service port are in one list, which takes half of what a tree of all would take.
+#[derive(Clone, Debug, Default)]
+pub struct ByPort {
+    ports: Rows<SortedMap<BackendAddress, u32>>,
+    count: usize,
+}
+
+impl ByPort {
+    /// The endpoints of a Service port.
+    pub fn of(&self, service: u32) -> impl Iterator<Item = (BackendKey, u32)> {
+        let ids = self.ports.get(service).into_iter().flatten();
+        ids.map(move |(at, id)| ((service, *at), *id))
+    }
+}
+
+impl Index<BackendKey> for ByPort {
+    fn find(&self, (service, at): &BackendKey) -> Option<u32> {
+        self.ports.get(*service)?.get(at).copied()
+    }
+
+    fn put(&mut self, (service, at): BackendKey, id: u32) {
+        let old = self.ports.get_or_default(service).insert(at, id);
+        self.count += usize::from(old.is_none());
+    }
+
+    fn take(&mut self, (service, at): &BackendKey) -> Option<u32> {
+        let ids = self.ports.get_mut(*service)?;
+        let old = ids.remove(at);
+        if ids.is_empty() {
+            self.ports.remove(*service);
+        }
+        self.count -= usize::from(old.is_some());
+        old
+    }
+
+    fn count(&self) -> usize {
+        self.count
+    }
+
+    fn all(&self) -> impl Iterator<Item = (BackendKey, u32)> {
+        self.ports.iter().flat_map(|(service, _)| self.of(service))
+    }
+}
+
+impl<K: Ord + Clone, I: Index<K>> Ids<K, I> {
     /// Ids below `capacity`; a retired one rests for `hold` and at least until the next sync.
     pub fn new(capacity: u32, hold: Duration) -> Self {
         Self {
             capacity,
-            by_key: BTreeMap::new(),
+            by_key: I::default(),
             resting: BTreeMap::new(),
             queue: VecDeque::new(),
             reserved: BTreeSet::new(),
@@ -64,17 +156,17 @@ impl<K: Ord + Clone> Ids<K> {
 
     /// The id of `key`, resting or not.
     pub fn get(&self, key: &K) -> Option<u32> {
-        self.by_key.get(key).copied()
+        self.by_key.find(key)
     }
 
     /// Every key with its id, resting or not.
-    pub fn iter(&self) -> impl Iterator<Item = (&K, u32)> {
-        self.by_key.iter().map(|(key, id)| (key, *id))
+    pub fn iter(&self) -> impl Iterator<Item = (K, u32)> {
+        self.by_key.all()
     }
 
-    /// The keys of a range with their ids, resting or not.
-    pub fn range<R: std::ops::RangeBounds<K>>(&self, range: R) -> impl Iterator<Item = (&K, u32)> {
-        self.by_key.range(range).map(|(key, id)| (key, *id))
+    /// What finds ids by keys, those of resting ones too.
+    pub fn index(&self) -> &I {
+        &self.by_key
     }
 
     /// Whether the key was retired.
@@ -89,28 +181,38 @@ impl<K: Ord + Clone> Ids<K> {
 
     /// Ids that are in use or rest.
     pub fn used(&self) -> usize {
-        self.by_key.len() + self.reserved.len()
+        self.by_key.count() + self.reserved.len()
     }
 
     /// The id of `key`: the one it has, or a new one.
     pub fn acquire(&mut self, key: &K) -> Result<u32, Exhausted> {
-        if let Some(id) = self.by_key.get(key) {
+        if let Some(id) = self.get(key) {
             self.resting.remove(key);
-            return Ok(*id);
+            return Ok(id);
         }
-        let id = if self.fresh < self.capacity {
-            self.fresh += 1;
-            self.fresh - 1
-        } else {
-            self.free.pop_front().ok_or(Exhausted { limit: self.capacity.saturating_sub(1) })?
+        let is_fresh = self.fresh < self.capacity && !self.reuses();
+        let id = if is_fresh { None } else { self.free.pop_front() };
+        let id = match id {
+            Some(id) => id,
+            None if self.fresh < self.capacity => {
+                self.fresh += 1;
+                self.fresh - 1
+            }
+            None => return Err(Exhausted { limit: self.capacity.saturating_sub(1) }),
         };
-        self.by_key.insert(key.clone(), id);
+        self.by_key.put(key.clone(), id);
         Ok(id)
+    }
+
+    /// Whether forgotten ids are used again though there are others: the tables by id grow with what there is, not with all
+    /// that ever was, and an id is still used as late as possible.
+    fn reuses(&self) -> bool {
+        self.free.len() > FEW_FREE.max(self.by_key.count() / 4)
     }
 
     /// Gives back an id that never was in a map.
     pub fn undo(&mut self, key: &K) {
-        if let Some(id) = self.by_key.remove(key) {
+        if let Some(id) = self.by_key.take(key) {
             self.resting.remove(key);
             self.free.push_front(id);
         }
@@ -118,7 +220,7 @@ impl<K: Ord + Clone> Ids<K> {
 
     /// `key` is gone for now: its id begins to rest.
     pub fn retire(&mut self, key: &K, now: Instant, sync: u64) {
-        if self.by_key.contains_key(key) && !self.resting.contains_key(key) {
+        if self.get(key).is_some() && !self.resting.contains_key(key) {
             let rest = Rest { since: now, sync };
             self.resting.insert(key.clone(), rest);
             self.queue.push_back((key.clone(), rest));
@@ -155,7 +257,7 @@ impl<K: Ord + Clone> Ids<K> {
     /// Nothing refers to the id of a retired `key` any more.
     pub fn forget(&mut self, key: &K) {
         if self.resting.remove(key).is_some()
-            && let Some(id) = self.by_key.remove(key)
+            && let Some(id) = self.by_key.take(key)
         {
             self.free.push_back(id);
         }
@@ -163,9 +265,9 @@ impl<K: Ord + Clone> Ids<K> {
 
     /// Takes over an id found in the maps; `false` if either of the two is known already, or the id is none.
     pub fn restore(&mut self, key: K, id: u32) -> bool {
-        let takes = self.is_legal(id) && !self.by_key.contains_key(&key) && self.found.insert(id);
+        let takes = self.is_legal(id) && self.get(&key).is_none() && self.found.insert(id);
         if takes {
-            self.by_key.insert(key, id);
+            self.by_key.put(key, id);
         }
         takes
     }
@@ -179,7 +281,7 @@ impl<K: Ord + Clone> Ids<K> {
 
     /// The unknown is gone.
     pub fn unreserve(&mut self, id: u32) {
-        if self.reserved.remove(&id) && !self.by_key.values().any(|used| *used == id) {
+        if self.reserved.remove(&id) && !self.iter().any(|(_, used)| used == id) {
             self.free.push_back(id);
         }
     }
@@ -265,6 +367,40 @@ mod tests {
         assert!(ids.acquire(&7).is_err());
         ids.unreserve(5);
         assert_eq!(ids.acquire(&7), Ok(5));
+    }
+
+    #[test]
+    fn ids_grow_with_what_there_is() {
+        let (mut now, mut ids) = (Instant::now(), Ids::<u32>::new(1 << 20, HOLD));
+        for key in 0..5000 {
+            ids.acquire(&key).unwrap();
+            if let Some(gone) = key.checked_sub(100) {
+                ids.retire(&gone, now, u64::from(key));
+            }
+            now += Duration::from_secs(1);
+            for (key, _) in ids.rested(now, u64::from(key) + 1) {
+                ids.forget(&key);
+            }
+            ids.next_rested();
+        }
+        assert!(ids.high_water() < 1500, "{}", ids.high_water());
+    }
+
+    #[test]
+    fn endpoints_are_found_by_their_port() {
+        let at = |port| BackendAddress { address: std::net::Ipv4Addr::LOCALHOST.into(), port };
+        let mut index = ByPort::default();
+        for (number, key) in [(7, at(2)), (3, at(1)), (7, at(1))].into_iter().enumerate() {
+            index.put(key, number as u32);
+        }
+        assert!(index.all().eq([((3, at(1)), 1), ((7, at(1)), 2), ((7, at(2)), 0)]));
+        assert!(index.of(7).eq([((7, at(1)), 2), ((7, at(2)), 0)]) && index.of(8).next().is_none());
+        assert_eq!((index.find(&(7, at(2))), index.find(&(3, at(2)))), (Some(0), None));
+        assert_eq!(
+            [index.take(&(3, at(1))), index.take(&(3, at(1))), index.take(&(7, at(9)))],
+            [Some(1), None, None]
+        );
+        assert_eq!((index.count(), index.ports.len()), (2, 1));
     }
 
     proptest! {

@@ -19,7 +19,7 @@ use crate::plan::maglev::Member;
 pub(super) enum Owner {
     /// A Service port.
     Port(PortId),
-    /// None: entries of the node, and those that nobody needs any more.
+    /// None: entries of the node, and those that are no longer needed.
     Upkeep,
 }
 
@@ -49,6 +49,8 @@ pub(super) struct Wanted {
     pub(super) frontends: Vec<(FrontendKey, ServiceEntry, Vec<u32>)>,
     /// The endpoints of its Maglev tables, by address: those of policy Cluster, and those of policy Local.
     pub(super) tables: BTreeMap<bool, Vec<Member>>,
+    /// So long after an endpoint has left, connections to it are reset; `None`: they go on.
+    pub(super) reset_after: Option<Duration>,
     /// Clients that its load balancer addresses let in.
     pub(super) ranges: BTreeSet<IpNet>,
 }

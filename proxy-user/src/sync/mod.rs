@@ -21,6 +21,7 @@ mod question;
 mod reconcile;
 mod recover;
 mod release;
+mod removal;
 mod rows;
 mod services;
 mod slow_start;

@@ -9,6 +9,7 @@ use proxy_common::service::{SCOPE_EXTERNAL, SCOPE_INTERNAL, SERVICE_SCOPED, Serv
 use super::applied::Applied;
 use super::filter::backend_bit;
 use super::job::{Job, Owner, Steps, Trouble, Wanted};
+use super::removal::has_left;
 use super::writer::Writer;
 use crate::maps::FilterBit as Bit;
 use crate::maps::{Backend, FrontendKey, Store, Write};
@@ -148,7 +149,7 @@ impl<S: Store> Writer<S> {
             let rests = |key: &_| self.applied.endpoints.is_resting(key);
             let unwanted =
                 self.applied.endpoints_of(service).filter(|(key, id)| !is_wanted(id) && !rests(key));
-            let unwanted: Vec<_> = unwanted.map(|(key, id)| (*key, id)).collect();
+            let unwanted: Vec<_> = unwanted.collect();
             // Mostly there is none.
             let live =
                 if unwanted.is_empty() { BTreeSet::new() } else { self.applied.extents.live_ids(service) };
@@ -156,20 +157,20 @@ impl<S: Store> Writer<S> {
                 if !live.contains(&id) {
                     left.push((key, id));
                 }
-                if let Some(row) = self.applied.backends.get(id).filter(|row| row.state != BACKEND_GONE) {
+                if let Some(row) = self.applied.backends.get(id).filter(|row| !has_left(row)) {
                     steps.push(number, Write::Backend(id, Backend { state: BACKEND_GONE, ..*row }));
                 }
             }
         }
         self.execute(&steps, jobs, true, now);
         for (key, id) in left {
-            if self.applied.backends.get(id).is_none_or(|row| row.state == BACKEND_GONE) {
+            if self.applied.backends.get(id).is_none_or(has_left) {
                 self.applied.endpoints.retire(&key, now, self.number);
             }
         }
         for job in jobs.iter().filter(|job| job.wanted.is_none()) {
             let Some(id) = job.id else { continue };
-            let rests = |(key, _): (&_, _)| self.applied.endpoints.is_resting(key);
+            let rests = |(key, _)| self.applied.endpoints.is_resting(&key);
             if self.applied.frontends_of(id).next().is_none()
                 && self.applied.endpoints_of(id).all(rests)
                 && !self.applied.ranges.contains_key(&id)

@@ -15,7 +15,7 @@ pub struct InForce {
     /// The edition of the Service.
     pub service: Version,
     /// Those of its slices.
-    pub slices: Vec<(SliceName, Version)>,
+    pub slices: Box<[(SliceName, Version)]>,
     /// Since when these editions are.
     pub since: SystemTime,
     /// Nothing newer is known that could not be programmed.
@@ -29,24 +29,24 @@ impl InForce {
         };
         self.service.is(&other.service)
             && self.slices.len() == other.slices.len()
-            && self.slices.iter().zip(&other.slices).all(same)
+            && self.slices.iter().zip(&*other.slices).all(same)
     }
 }
 
 /// What is in force, to be asked by others. Copies see the same.
 #[derive(Clone, Debug, Default)]
-pub struct Programmed(Arc<RwLock<BTreeMap<ServiceName, InForce>>>);
+pub struct Programmed(Arc<RwLock<BTreeMap<ServiceName, Arc<InForce>>>>);
 
 impl Programmed {
     /// One Service; `None`: nothing of it is in force, or all of it is gone.
-    pub fn get(&self, name: &ServiceName) -> Option<InForce> {
+    pub fn get(&self, name: &ServiceName) -> Option<Arc<InForce>> {
         self.0.read().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
     }
 
     /// All, in the order of names.
-    pub fn all(&self) -> Vec<(ServiceName, InForce)> {
+    pub fn all(&self) -> Vec<(ServiceName, Arc<InForce>)> {
         let book = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        book.iter().map(|(name, known)| (name.clone(), known.clone())).collect()
+        book.iter().map(|(name, known)| (name.clone(), Arc::clone(known))).collect()
     }
 }
 
@@ -104,15 +104,15 @@ impl Ledger {
             if failing.contains(name) {
                 // What was in force before may still be, in part.
                 if let Some(before) = book.get_mut(name) {
-                    before.is_current = false;
+                    Arc::make_mut(before).is_current = false;
                 }
             } else if let Some(service) = known {
                 let slices =
                     cluster.slices(name).map(|slice| (slice.name.clone(), slice.version.clone())).collect();
                 let new = InForce { service: service.version.clone(), slices, since: now, is_current: true };
                 match book.get_mut(name) {
-                    Some(before) if before.is(&new) => before.is_current = true,
-                    _ => drop(book.insert(name.clone(), new)),
+                    Some(before) if before.is(&new) => Arc::make_mut(before).is_current = true,
+                    _ => drop(book.insert(name.clone(), Arc::new(new))),
                 }
             } else {
                 book.remove(name);
@@ -164,7 +164,7 @@ mod tests {
     }
 
     fn version(number: u32) -> Version {
-        Version { uid: "u".into(), resource_version: number.to_string().into(), generation: None }
+        Version { uid: "u".into(), resource_version: (*number.to_string()).into(), generation: None }
     }
 
     fn service(name: &str, number: u32) -> Event {

@@ -9,7 +9,8 @@
 //! 4. the entries of `services`, the commit: each moves readers from one complete set to the next. An entry for
 //!    clients outside comes before the one that sends them to it, and goes after it;
 //! 5. source ranges that left are closed; endpoints that left are gone at once; their ids, and the old extents,
-//!    begin to rest.
+//!    begin to rest;
+//! 6. endpoints that left some time ago are marked, where the removal policy says that connections to them are reset.
 //!
 //! What the node is like ([`super::node`]) and which cluster addresses live ([`super::addresses`]) comes before.
 //!
@@ -18,6 +19,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Instant;
 
 use super::addresses::Addresses;
@@ -96,18 +98,19 @@ impl<S: Store> Reconciler<S> {
         self.addresses.reconcile(&mut self.writer, now, full, freed);
         let mut touched = Touched::new();
         if full {
-            let wanted = self.services.desired.values().flat_map(|plan| plan.ports.keys());
+            let wanted = self.services.desired.values().flat_map(|plan| plan.ports.keys().cloned());
             let known = self.writer.applied.ports.iter().map(|(port, _)| port);
-            dirty.extend(wanted.chain(known).cloned().map(Owner::Port));
+            dirty.extend(wanted.chain(known).map(Owner::Port));
             touched.extend(self.writer.applied.services.keys());
             self.full = false;
         }
         self.reconcile(dirty, touched, now);
+        self.writer.reset_due(now);
         self.quarantine.remove_orphans(&mut self.writer, now);
     }
 
     /// The same before all Services are known: for these, and for the node if it is `with_node`. What no plan asks for
-    /// stays, since an earlier agent may have had reasons for it that nobody knows yet.
+    /// stays, since an earlier agent may have had reasons for it that this one does not know yet.
     pub fn sync_early(
         &mut self,
         now: Instant,
@@ -128,7 +131,8 @@ impl<S: Store> Reconciler<S> {
         self.writer.number += 1;
         let mut dirty = BTreeSet::new();
         for (name, plan) in changed {
-            self.addresses.replace(&name, self.services.desired.get(&name), plan.as_ref());
+            let known = self.services.desired.get(&name).map(|plan| &**plan);
+            self.addresses.replace(&name, known, plan.as_ref());
             self.services.accept(name, plan, &mut dirty);
         }
         dirty.into_iter().map(Owner::Port).collect()
@@ -164,7 +168,9 @@ impl<S: Store> Reconciler<S> {
             }
             rests[0] = Some(rests[0].map_or(retry, |rest| rest.min(retry)));
         }
-        let others = [retries, self.addresses.retry(), self.node.retry(), self.node.next_snat_check()];
+        let resets = self.writer.removals.next_due();
+        let others =
+            [retries, resets, self.addresses.retry(), self.node.retry(), self.node.next_snat_check()];
         rests.into_iter().chain(others).flatten().min()
     }
 
@@ -203,7 +209,7 @@ impl<S: Store> Reconciler<S> {
     }
 
     /// What load balancers ask this node.
-    pub fn health_checks(&self) -> &BTreeMap<ServiceName, HealthCheck> {
+    pub fn health_checks(&self) -> &Arc<BTreeMap<ServiceName, HealthCheck>> {
         &self.services.health_checks
     }
 
@@ -228,7 +234,7 @@ impl<S: Store> Reconciler<S> {
             Owner::Port(PortId { namespace, name, .. }) => {
                 Some(ServiceName { namespace: namespace.clone(), name: name.clone() })
             }
-            // What nobody needs any more is still there.
+            // Entries that are no longer needed are still there.
             Owner::Upkeep => None,
         };
         self.node.retry().is_none().then(|| self.services.failures.keys().filter_map(name).collect())
@@ -246,7 +252,7 @@ impl<S: Store> Reconciler<S> {
 
     /// What a Service should look like.
     pub fn plan(&self, name: &ServiceName) -> Option<&ServicePlan> {
-        self.services.desired.get(name)
+        self.services.desired.get(name).map(|plan| &**plan)
     }
 
     /// What the tables hold as far as we know.

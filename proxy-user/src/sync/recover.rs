@@ -3,11 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
-use proxy_common::backend::{BACKEND_ACTIVE, BACKEND_GONE};
+use proxy_common::backend::BACKEND_ACTIVE;
 use proxy_common::name::PortName;
 
-use super::applied::{Applied, BackendKey, Holds};
+use super::applied::{Applied, Holds};
+use super::ids::BackendKey;
 use super::reconcile::Reconciler;
+use super::removal::has_left;
+use super::rows::ShortName;
 use super::tables::halves;
 use crate::maps::FilterBit as Bit;
 use crate::maps::{Backend, Contents, MaglevRow, MapError, Store, Table, Write};
@@ -45,8 +48,8 @@ impl<S: Store> Reconciler<S> {
         if drift > 0 {
             let applied = &self.writer.applied;
             let known = Known {
-                ports: applied.ports.iter().map(|(port, id)| (port.clone(), id)).collect(),
-                endpoints: applied.endpoints.iter().map(|(key, id)| (*key, id)).collect(),
+                ports: applied.ports.iter().collect(),
+                endpoints: applied.endpoints.iter().collect(),
                 resting_extents: applied
                     .extents
                     .resting()
@@ -116,8 +119,8 @@ impl<S: Store> Reconciler<S> {
         applied.filter.found(now, &known.idle_bits);
         applied.ports.restored();
         applied.endpoints.restored();
-        for (key, id) in applied.endpoints.iter().map(|(key, id)| (*key, id)).collect::<Vec<_>>() {
-            if applied.backends.get(id).is_some_and(|row| row.state == BACKEND_GONE) {
+        for (key, id) in applied.endpoints.iter().collect::<Vec<_>>() {
+            if applied.backends.get(id).is_some_and(has_left) {
                 applied.endpoints.retire(&key, now, self.writer.number);
             }
         }
@@ -135,8 +138,7 @@ fn adopt_names(
     orphans: &mut Vec<Write>,
 ) -> BTreeMap<u32, PortId> {
     let in_use: BTreeSet<u32> = contents.services.values().map(|entry| entry.id).collect();
-    let mut ports: BTreeMap<u32, PortId> =
-        applied.ports.iter().map(|(port, id)| (id, port.clone())).collect();
+    let mut ports: BTreeMap<u32, PortId> = applied.ports.iter().map(|(port, id)| (id, port)).collect();
     let (first, then): (Vec<_>, Vec<_>) = contents.names.iter().partition(|(id, _)| in_use.contains(id));
     for (id, name) in first.into_iter().chain(then) {
         let known = ports.contains_key(id);
@@ -148,7 +150,7 @@ fn adopt_names(
             orphans.push(Write::NoName(*id));
             continue;
         }
-        applied.names.insert(*id, *name);
+        applied.names.insert(*id, ShortName::from(name));
     }
     ports
 }
@@ -161,13 +163,13 @@ fn adopt_backends(
     orphans: &mut Vec<Write>,
     now: Instant,
 ) {
-    let known: BTreeMap<u32, BackendKey> = applied.endpoints.iter().map(|(key, id)| (id, *key)).collect();
+    let known: BTreeMap<u32, BackendKey> = applied.endpoints.iter().map(|(key, id)| (id, key)).collect();
     let rows = contents.backends.iter().chain(&contents.backends6);
     let (serving, others): (Vec<_>, Vec<_>) = rows.partition(|(_, row)| row.state == BACKEND_ACTIVE);
     for (id, row) in serving.into_iter().chain(others) {
         let key = (row.service, BackendAddress { address: row.addr, port: row.port });
         let ours = match known.get(id) {
-            // Somebody else changed it; as long as it is in the right table, the next sync writes it anew.
+            // It was changed externally; as long as it is in the right table, the next sync writes it anew.
             Some((_, at)) => at.address.is_ipv4() == row.addr.is_ipv4(),
             None => fits(row, ports) && applied.endpoints.restore(key, *id),
         };
@@ -225,6 +227,11 @@ fn differences(applied: &Applied, contents: &Contents) -> usize {
         applied.filter.words().iter().zip(&contents.filter).map(|(ours, found)| (ours ^ found).count_ones());
     let ranges: BTreeSet<_> =
         applied.ranges.iter().flat_map(|(id, ranges)| ranges.iter().map(|range| (*id, *range))).collect();
+    let is_ours =
+        |(id, name): &(&u32, &PortName)| applied.names.get(**id).is_some_and(|known| *known == **name);
+    let same_names = contents.names.iter().filter(is_ours).count();
+    let lost = applied.names.iter().filter(|(id, _)| !contents.names.contains_key(id)).count();
+    let names = contents.names.len() - same_names + lost;
     let (ours, found) = (&applied.node, &contents.node);
     let node = unequal(&ours.rows, &found.rows)
         + unequal(&ours.addresses, &found.addresses)
@@ -233,7 +240,7 @@ fn differences(applied: &Applied, contents: &Contents) -> usize {
         + usize::from(ours.config != found.config);
     node + ranges.symmetric_difference(&contents.source_ranges).count()
         + unequal(&applied.services, &contents.services)
-        + unequal(&applied.names, &contents.names)
+        + names
         + unequal(&applied.maglev, &contents.maglev)
         + unequal(&backends(false), &contents.backends)
         + unequal(&backends(true), &contents.backends6)

@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use super::applied::{Applied, BackendKey};
+use super::applied::Applied;
+use super::ids::BackendKey;
 use super::job::{Steps, Trouble, pause};
 use super::writer::Writer;
 use crate::maps::FilterBit as Bit;
@@ -62,13 +63,14 @@ impl Quarantine {
         let mut ports = writer.applied.ports.rested(now, writer.number);
         ports.retain(|(_, id)| writer.applied.endpoints_of(*id).next().is_none());
         let mut steps = Steps::default();
-        for (_, id) in ports.iter().filter(|(_, id)| writer.applied.names.contains_key(id)) {
+        for (_, id) in ports.iter().filter(|(_, id)| writer.applied.names.has(*id)) {
             steps.push(0, Write::NoName(*id));
         }
         let names = writer.upkeep(&steps, now);
         for (port, id) in ports {
-            if !writer.applied.names.contains_key(&id) {
+            if !writer.applied.names.has(id) {
                 writer.applied.ports.forget(&port);
+                writer.removals.forget(id);
                 freed = true;
             }
         }
@@ -88,7 +90,9 @@ impl Quarantine {
             tracing::warn!(%error, "open connections cannot be read, so no id of an endpoint is freed");
             ids
         });
-        for (key, _) in rested.extract_if(.., |(_, id)| connected.contains(id)) {
+        let removals = &writer.removals;
+        let is_needed = |id: &u32| connected.contains(id) || removals.waits(*id);
+        for (key, _) in rested.extract_if(.., |(_, id)| is_needed(id)) {
             writer.applied.endpoints.rest_again(&key, now, writer.number);
         }
         rested
@@ -145,7 +149,7 @@ impl Quarantine {
         self.failed = trouble.map(|trouble| {
             let attempts = self.failed.map_or(0, |(attempts, _)| attempts);
             if attempts == 0 {
-                tracing::warn!(error = %trouble, "entries that nobody needs any more could not be removed");
+                tracing::warn!(error = %trouble, "entries that are no longer needed could not be removed");
             }
             (attempts + 1, now + pause(attempts))
         });

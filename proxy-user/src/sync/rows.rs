@@ -1,17 +1,36 @@
-//! Rows of endpoints by their ids, which are given out from the lowest on: a list takes half of what a tree takes.
+//! Rows by ids, which are given out from the lowest on: a list takes half of what a tree takes.
 
 use std::ops::Range;
 
-use crate::maps::Backend;
+use proxy_common::name::PortName;
 
 /// Rows by id.
-#[derive(Clone, Debug, Default)]
-pub struct Rows(Vec<Option<Backend>>);
+#[derive(Clone, Debug)]
+pub struct Rows<T> {
+    rows: Vec<Option<T>>,
+    len: usize,
+}
 
-impl Rows {
+impl<T> Default for Rows<T> {
+    fn default() -> Self {
+        Self { rows: Vec::new(), len: 0 }
+    }
+}
+
+impl<T> Rows<T> {
+    /// How many ids have a row.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
     /// The row of an id.
-    pub fn get(&self, id: u32) -> Option<&Backend> {
-        self.0.get(id as usize)?.as_ref()
+    pub fn get(&self, id: u32) -> Option<&T> {
+        self.rows.get(id as usize)?.as_ref()
+    }
+
+    /// The same, to be changed.
+    pub fn get_mut(&mut self, id: u32) -> Option<&mut T> {
+        self.rows.get_mut(id as usize)?.as_mut()
     }
 
     /// Whether the id has a row.
@@ -20,32 +39,75 @@ impl Rows {
     }
 
     /// Sets the row of an id; returns the one that it had.
-    pub fn insert(&mut self, id: u32, row: Backend) -> Option<Backend> {
+    pub fn insert(&mut self, id: u32, row: T) -> Option<T> {
         let at = id as usize;
-        if self.0.len() <= at {
-            self.0.resize(at + 1, None);
+        if self.rows.len() <= at {
+            self.rows.resize_with(at + 1, || None);
         }
-        self.0.get_mut(at)?.replace(row)
+        let old = self.rows.get_mut(at)?.replace(row);
+        self.len += usize::from(old.is_none());
+        old
+    }
+
+    /// The row of an id, which is an empty one if it had none.
+    pub fn get_or_default(&mut self, id: u32) -> &mut T
+    where
+        T: Default,
+    {
+        let at = id as usize;
+        if self.rows.len() <= at {
+            self.rows.resize_with(at + 1, || None);
+        }
+        let row = &mut self.rows[at];
+        self.len += usize::from(row.is_none());
+        row.get_or_insert_default()
     }
 
     /// Takes the row of an id away.
-    pub fn remove(&mut self, id: u32) {
-        if let Some(row) = self.0.get_mut(id as usize) {
-            *row = None;
-        }
+    pub fn remove(&mut self, id: u32) -> Option<T> {
+        let old = self.rows.get_mut(id as usize)?.take();
+        self.len -= usize::from(old.is_some());
+        old
     }
 
     /// All rows, by id.
-    pub fn iter(&self) -> impl Iterator<Item = (u32, &Backend)> {
+    pub fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
         self.range(0..u32::MAX)
     }
 
     /// The rows of these ids.
-    pub fn range(&self, ids: Range<u32>) -> impl Iterator<Item = (u32, &Backend)> {
-        let end = self.0.len().min(ids.end as usize);
+    pub fn range(&self, ids: Range<u32>) -> impl Iterator<Item = (u32, &T)> {
+        let end = self.rows.len().min(ids.end as usize);
         let start = end.min(ids.start as usize);
-        let part = self.0.get(start..end).unwrap_or_default();
+        let part = self.rows.get(start..end).unwrap_or_default();
         part.iter().zip(ids.start..).filter_map(|(row, id)| Some((id, row.as_ref()?)))
+    }
+}
+
+/// A row of `names`, without the zeros that fill it up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ShortName {
+    length: u16,
+    proto: u8,
+    family: u8,
+    text: Box<[u8]>,
+}
+
+impl From<&PortName> for ShortName {
+    fn from(name: &PortName) -> Self {
+        let PortName { length, proto, family, text } = name;
+        let end = text.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
+        Self { length: *length, proto: *proto, family: *family, text: text[..end].into() }
+    }
+}
+
+impl PartialEq<PortName> for ShortName {
+    fn eq(&self, name: &PortName) -> bool {
+        let Self { length, proto, family, text } = self;
+        let (same, rest) = name.text.split_at(text.len().min(name.text.len()));
+        (*length, *proto, *family) == (name.length, name.proto, name.family)
+            && **text == *same
+            && rest.iter().all(|byte| *byte == 0)
     }
 }
 
@@ -54,6 +116,7 @@ mod tests {
     use std::net::Ipv4Addr;
 
     use super::*;
+    use crate::maps::Backend;
 
     fn row(port: u16) -> Backend {
         let addr = Ipv4Addr::LOCALHOST.into();
@@ -72,7 +135,32 @@ mod tests {
         assert!(rows.range(2..5).map(|(id, _)| id).eq([2]));
         rows.remove(2);
         rows.remove(77);
+        assert_eq!((rows.len(), rows.iter().count()), (1, 1));
         assert_eq!((rows.get(2), rows.get(5)), (None, Some(&row(51))));
+    }
+
+    #[test]
+    fn a_short_name_equals_the_one_that_it_was_made_of() {
+        let name = PortName::new("default/web:http", 6, 4).unwrap();
+        let short = ShortName::from(&name);
+        assert!(short == name && short.text.len() == 16);
+        let mut other = name;
+        other.text[20] = 1;
+        let of_other = ShortName::from(&other);
+        assert!(short != other && of_other == other);
+        for other in [
+            PortName { proto: 17, ..name },
+            PortName { family: 6, ..name },
+            PortName { length: 15, ..name },
+            PortName::new("default/web:htt", 6, 4).unwrap(),
+            PortName::new("default/web:http2", 6, 4).unwrap(),
+        ] {
+            assert!(short != other);
+        }
+        let mut rows = Rows::<Vec<u8>>::default();
+        rows.get_or_default(3).extend([1, 2]);
+        rows.get_or_default(3).push(3);
+        assert_eq!((rows.len(), rows.remove(3), rows.len()), (1, Some(vec![1, 2, 3]), 0));
     }
 
     #[test]

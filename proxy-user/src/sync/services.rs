@@ -25,12 +25,13 @@ use crate::plan::{Access, Frontend, FrontendPlan, HealthCheck, PortId, PortPlan,
 #[derive(Debug, Default)]
 pub(super) struct Services {
     pub(super) claims: Claims,
-    pub(super) desired: BTreeMap<ServiceName, ServicePlan>,
+    pub(super) desired: BTreeMap<ServiceName, Box<ServicePlan>>,
     pub(super) plan_problems: BTreeMap<ServiceName, Vec<Problem>>,
     pub(super) failures: BTreeMap<Owner, Failure>,
     /// Ports whose policy keeps clients of a scope on this node, which has no endpoint for them.
     pub(super) no_local: BTreeMap<(Scope, IpFamily), u64>,
-    pub(super) health_checks: BTreeMap<ServiceName, HealthCheck>,
+    /// Shared with snapshots, and so changed only where it differs.
+    pub(super) health_checks: Arc<BTreeMap<ServiceName, HealthCheck>>,
 }
 
 impl Services {
@@ -42,28 +43,32 @@ impl Services {
         dirty: &mut BTreeSet<PortId>,
     ) {
         let old = self.desired.remove(&name);
-        self.claims.replace(old.as_ref(), plan.as_ref(), dirty);
-        for port in [&old, &plan].into_iter().flatten().flat_map(|plan| plan.ports.keys()) {
-            if port_of(old.as_ref(), port) != port_of(plan.as_ref(), port) {
+        self.claims.replace(old.as_deref(), plan.as_ref(), dirty);
+        for port in [old.as_deref(), plan.as_ref()].into_iter().flatten().flat_map(|plan| plan.ports.keys()) {
+            if port_of(old.as_deref(), port) != port_of(plan.as_ref(), port) {
                 dirty.insert(port.clone());
             }
         }
-        for key in old.iter().flat_map(no_local) {
+        for key in old.iter().flat_map(|old| no_local(old)) {
             self.no_local.entry(key).and_modify(|count| *count -= 1);
         }
         for key in plan.iter().flat_map(no_local) {
             *self.no_local.entry(key).or_default() += 1;
         }
         self.plan_problems.remove(&name);
-        self.health_checks.remove(&name);
-        if let Some(plan) = plan {
-            if let Some(check) = &plan.health_check {
-                self.health_checks.insert(name.clone(), check.clone());
+        let check = plan.as_ref().and_then(|plan| plan.health_check.as_ref());
+        if self.health_checks.get(&name) != check {
+            let checks = Arc::make_mut(&mut self.health_checks);
+            match check {
+                Some(check) => drop(checks.insert(name.clone(), check.clone())),
+                None => drop(checks.remove(&name)),
             }
+        }
+        if let Some(plan) = plan {
             if !plan.problems.is_empty() {
                 self.plan_problems.insert(name.clone(), plan.problems.clone());
             }
-            self.desired.insert(name, plan);
+            self.desired.insert(name, Box::new(plan));
         }
     }
 
@@ -76,7 +81,7 @@ impl Services {
     /// What a port should be.
     pub(super) fn port_plan(&self, port: &PortId) -> Option<&PortPlan> {
         let name = ServiceName { namespace: port.namespace.clone(), name: port.name.clone() };
-        port_of(self.desired.get(&name), port)
+        port_of(self.desired.get(&name).map(|plan| &**plan), port)
     }
 
     /// The phases, for these ports and for the frontends in `touched`.
@@ -123,6 +128,7 @@ impl Services {
         writer.retire_tables(&mut jobs, now);
         writer.retire_ranges(&mut jobs, now);
         writer.retire_endpoints(&mut jobs, now);
+        writer.note_removals(&mut jobs, now);
         self.finish(writer, jobs, now);
     }
 
@@ -142,7 +148,7 @@ impl Services {
                 job.stop(Trouble::Name);
                 continue;
             };
-            if writer.applied.names.get(&id) != Some(&name) {
+            if writer.applied.names.get(id).is_none_or(|known| *known != name) {
                 names.push(number, Write::Name(id, Box::new(name)));
             }
             let is_new =
@@ -188,7 +194,7 @@ impl Services {
         }
         let id = applied.ports.acquire(port).map_err(Trouble::Services)?;
         job.id = Some(id);
-        let wanted = job.wanted.insert(Wanted::default());
+        let wanted = job.wanted.insert(Wanted { reset_after: plan.reset_after, ..Wanted::default() });
         let (mut ids_of, mut rows) = (Vec::new(), Vec::new());
         for (at, facts) in &plan.backends {
             match applied.endpoints.acquire(&(id, *at)) {
@@ -222,7 +228,7 @@ impl Services {
             let share = |at: &_| plan.backends.get(at).map_or(1, |facts| u32::from(facts.share()));
             let ids = slots(endpoints().map(|(id, _, at)| (id, share(&at))).collect(), plan.algorithm);
             wanted.frontends.push((key, service_entry(id, &key, plan, what), ids));
-            if what.access != Access::Everybody {
+            if what.access != Access::Unrestricted {
                 wanted.ranges.clone_from(&plan.source_ranges);
             }
         }

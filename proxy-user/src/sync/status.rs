@@ -2,8 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::SystemTime;
 
+use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::histogram::{EventScale, Histogram, ProgrammingScale, SyncScale};
@@ -63,7 +65,7 @@ pub enum NodeFate {
     Leaves,
 }
 
-/// A snapshot of the driver.
+/// A snapshot of the driver. Figures are there to be read; only what is part of `News` wakes those that follow it.
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own, which others wait for")]
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Status {
@@ -115,6 +117,8 @@ pub struct Status {
     pub by_load: usize,
     /// UDP endpoints that left their Service since the start.
     pub udp_left: u64,
+    /// Endpoints to which connections were to be reset since the start.
+    pub resets: u64,
     /// Slots in use, those of old extents included.
     pub slots: usize,
     /// How full the tables are.
@@ -125,7 +129,7 @@ pub struct Status {
     /// have some elsewhere, by scope and family.
     pub no_local: BTreeMap<(Scope, IpFamily), u64>,
     /// What load balancers ask this node about Services.
-    pub health_checks: BTreeMap<ServiceName, HealthCheck>,
+    pub health_checks: Arc<BTreeMap<ServiceName, HealthCheck>>,
     /// Where that is answered; unspecified stands for all addresses of its family.
     pub listen: BTreeSet<IpAddr>,
     /// What is wrong with which object.
@@ -142,7 +146,38 @@ pub struct Status {
     pub drift: u64,
 }
 
+/// What others wait for.
+#[derive(Debug, PartialEq)]
+struct News {
+    facts: [bool; 7],
+    node: NodeFate,
+    udp_left: u64,
+    health_checks: Arc<BTreeMap<ServiceName, HealthCheck>>,
+    listen: BTreeSet<IpAddr>,
+    failed: Vec<Problem>,
+}
+
 impl Status {
+    /// What others wait for, as it is now.
+    fn news(&self) -> News {
+        News {
+            facts: [
+                self.services_listed,
+                self.slices_listed,
+                self.synced,
+                self.complete,
+                self.statics_synced,
+                self.needs_nodes,
+                self.by_load > 0,
+            ],
+            node: self.node,
+            udp_left: self.udp_left,
+            health_checks: Arc::clone(&self.health_checks),
+            listen: self.listen.clone(),
+            failed: self.failed.clone(),
+        }
+    }
+
     /// Notes after a sync which families could not be programmed as a whole.
     pub(super) fn note_failing(&mut self, families: &BTreeSet<IpFamily>, now: SystemTime) {
         self.failing_since.retain(|family, _| families.contains(family));
@@ -161,12 +196,13 @@ impl Status {
         self.endpoints = applied.active;
         self.by_load = applied.by_load;
         self.udp_left = reconciler.counters().udp_left();
+        self.resets = reconciler.counters().resets();
         self.slots = applied.extents.slots_used() as usize;
         self.failing = reconciler.failing();
         self.problems = reconciler.problems();
         self.failed = reconciler.failed();
         self.no_local.clone_from(reconciler.no_local());
-        self.health_checks.clone_from(reconciler.health_checks());
+        self.health_checks = Arc::clone(reconciler.health_checks());
         let each = |(table, operation, count)| Operations { table, operation, count };
         self.operations = reconciler.counters().iter().map(each).collect();
         let of = |table, used: usize, capacity: u32| TableUse {
@@ -184,6 +220,15 @@ impl Status {
             of(Table::Names, self.ports, capacity.services.saturating_sub(1)),
         ];
     }
+}
+
+/// Changes the snapshot; those that follow it wake up where it has news.
+pub(super) fn publish(sender: &watch::Sender<Status>, change: impl FnOnce(&mut Status)) {
+    sender.send_if_modified(|status| {
+        let before = status.news();
+        change(status);
+        status.news() != before
+    });
 }
 
 /// What makes two problems the same: messages hold figures that change with every attempt.
@@ -236,6 +281,33 @@ mod tests {
         assert_eq!(changes(&both, &both), (vec![], vec![]));
         assert_eq!(changes(&both, &first), (vec![], vec![&other]));
         assert_eq!(changes(&first, &[]), (vec![], vec![&one]));
+    }
+
+    #[test]
+    fn figures_wake_nobody_and_news_do() {
+        let (sender, mut follows) = watch::channel(Status::default());
+        publish(&sender, |status| {
+            status.service_changes.add();
+            status.services = 7;
+            status.problems = vec![problem("Service default/a", "spec.ports", "no room")];
+        });
+        assert!(!follows.has_changed().unwrap());
+        assert_eq!(follows.borrow().services, 7, "they are there all the same");
+        let news: [fn(&mut Status); 5] = [
+            |status| status.synced = true,
+            |status| status.udp_left += 1,
+            |status| status.by_load = 1,
+            |status| status.failed = vec![problem("Service default/a", "spec.ports", "no room")],
+            |status| {
+                Arc::make_mut(&mut status.health_checks)
+                    .extend([(ServiceName::new("a", "b"), HealthCheck { port: 1, local: BTreeMap::new() })])
+            },
+        ];
+        for change in news {
+            publish(&sender, change);
+            assert!(follows.has_changed().unwrap());
+            follows.mark_unchanged();
+        }
     }
 
     #[test]

@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use proxy_common::PROTO_UDP;
-use proxy_common::backend::BACKEND_GONE;
+use proxy_common::backend::{BACKEND_GONE, BACKEND_RESET};
 
 use super::applied::{Applied, Holds};
 use super::audit::Audit;
 use super::job::{Job, Owner, Steps};
+use super::removal::Removals;
 use crate::maps::{BatchError, Store, Table, Write};
 
 /// The maps, and what they hold as far as we know.
@@ -17,6 +18,8 @@ pub(super) struct Writer<S> {
     pub(super) store: S,
     pub(super) applied: Applied,
     pub(super) counters: Counters,
+    /// Which connections are to be reset.
+    pub(super) removals: Removals,
     /// The comparison under way.
     pub(super) audit: Option<Audit>,
     /// The number of the sync.
@@ -27,7 +30,14 @@ impl<S: Store> Writer<S> {
     /// To tables that are not known yet.
     pub(super) fn new(store: S, holds: Holds) -> Self {
         let applied = Applied::new(store.capacity(), holds);
-        Self { store, applied, counters: Counters::default(), audit: None, number: 0 }
+        Self {
+            store,
+            applied,
+            removals: Removals::default(),
+            counters: Counters::default(),
+            audit: None,
+            number: 0,
+        }
     }
 
     /// Does writes that belong to no port, each whatever becomes of the others.
@@ -105,6 +115,7 @@ pub struct Count {
 pub struct Counters {
     counts: BTreeMap<(Table, Operation), Count>,
     udp_left: u64,
+    resets: u64,
 }
 
 impl Counters {
@@ -113,6 +124,12 @@ impl Counters {
         self.of(write).done += 1;
         let left = |state, proto| state == BACKEND_GONE && proto == PROTO_UDP;
         self.udp_left += u64::from(matches!(write, Write::Backend(_, row) if left(row.state, row.proto)));
+        self.resets += u64::from(matches!(write, Write::Backend(_, row) if row.state == BACKEND_RESET));
+    }
+
+    /// Endpoints to which connections are reset.
+    pub fn resets(&self) -> u64 {
+        self.resets
     }
 
     /// UDP endpoints that left their Service.

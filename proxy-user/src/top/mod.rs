@@ -41,7 +41,7 @@ pub enum TopError {
     /// The maps could be read once, and not again.
     #[error("the maps cannot be read any more: {0}")]
     Gone(String),
-    /// Nobody looks.
+    /// No event is shown.
     #[error("standard output is no terminal: --once prints one frame as text")]
     NoTerminal,
     /// The terminal does not do as it should.

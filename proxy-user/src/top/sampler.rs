@@ -62,7 +62,7 @@ impl Sampler {
         }
     }
 
-    /// Looks again and again, until nobody takes what it finds.
+    /// Samples periodically, until the receiver is gone.
     pub(super) fn start(mut self, looks: SyncSender<Look>) -> Wanted {
         let wanted = Wanted(Arc::default());
         let shown = wanted.clone();
@@ -119,7 +119,7 @@ impl Sampler {
         lines.filter_map(|line| Some((line.reason()?, line.render(Output::Text).ok()?))).collect()
     }
 
-    /// Listens while drops are shown, as one of several readers: nobody else misses an event by it.
+    /// Listens while drops are shown, as one of several readers, which all get every event.
     fn attend(&mut self, screen: Screen) {
         if screen != Screen::Drops {
             self.listener = None;

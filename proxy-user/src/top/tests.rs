@@ -157,7 +157,7 @@ fn the_cursor_stays_with_its_service() {
     assert_eq!((order(&top), top.cursor), (vec![WEB, DB, 5], 0));
     press(&mut top, "s");
     top.take(look(8));
-    assert_eq!((order(&top), top.cursor), (vec![DB, WEB, 5], 0), "nobody has chosen one");
+    assert_eq!((order(&top), top.cursor), (vec![DB, WEB, 5], 0), "no line was selected");
     press(&mut top, "j");
     press(&mut top, "ssss");
     top.take(look(10));

@@ -170,7 +170,7 @@ impl Agent {
     fn ask(&mut self, port: u16, path: &str) -> Result<String> {
         self.process.is_alive()?;
         let stream = TcpStream::connect(("127.0.0.1", port));
-        let mut stream = stream.with_context(|| format!("nobody listens on port {port}"))?;
+        let mut stream = stream.with_context(|| format!("no server listens on port {port}"))?;
         stream.set_read_timeout(Some(PATIENCE))?;
         write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
         let mut answer = String::new();

@@ -208,7 +208,7 @@ fn endpoints<'a>(
     found
 }
 
-/// Nobody's address: the API server lets some of these in.
+/// An address that no pod can have: the API server accepts some of these.
 fn is_special(address: IpAddr) -> bool {
     address.is_multicast() || matches!(address, IpAddr::V4(v4) if v4.is_broadcast())
 }

@@ -37,7 +37,7 @@ fn clsact_is_replaced_in_place_and_gives_way_to_tcx_and_back() {
         let agent = node.start_with(PacketHook::Tcx);
         agent.attach_device(device, false).unwrap();
         assert_eq!((filters(), links_on_device(device).len()), ([0, 0], 2));
-        assert!(!run("tc qdisc show dev v0").contains("clsact"), "we made it, and nobody uses it");
+        assert!(!run("tc qdisc show dev v0").contains("clsact"), "we made it, and no program uses it");
         drop(agent);
 
         let agent = node.start_with(PacketHook::Clsact);
@@ -107,14 +107,14 @@ fn what_packet_programs_go_on_with_stays_as_long_as_they_do() {
             std::thread::sleep(Duration::from_millis(20));
             second.settled(&[]);
         }
-        assert!(pinned().is_disjoint(&of_first), "nobody uses it");
+        assert!(pinned().is_disjoint(&of_first), "no device uses it");
         assert_eq!(pinned().len(), 2, "of devices with link-layer header and without");
     });
 }
 
 #[test]
 #[ignore = "needs root: cargo xtask test bpf"]
-fn a_filter_of_somebody_else_keeps_its_qdisc() {
+fn a_foreign_filter_keeps_its_qdisc() {
     on_node(|node| {
         let device = veth("v0");
         let agent = node.start_with(PacketHook::Clsact);

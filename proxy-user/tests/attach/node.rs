@@ -162,7 +162,7 @@ pub fn index(name: &str) -> Option<u32> {
     devices.iter().find(|device| device.name == name).map(|device| device.ifindex)
 }
 
-/// A program of somebody else: it lets everything pass.
+/// A foreign program: it lets everything pass.
 pub fn foreign(program_type: u32, attach_type: u32) -> OwnedFd {
     #[repr(C)]
     #[derive(Default)]
@@ -185,7 +185,7 @@ pub fn foreign(program_type: u32, attach_type: u32) -> OwnedFd {
         count: 2,
         instructions: instructions.as_ptr() as u64,
         license: c"GPL".as_ptr() as u64,
-        name: *b"somebody_else\0\0\0",
+        name: *b"foreign_program\0",
         attach_type,
         ..Load::default()
     };

@@ -52,7 +52,7 @@ fn xdp_stays_in_its_link_over_restarts_and_goes_when_it_is_not_wanted() {
         let after = Link::pinned(&pin).unwrap().unwrap().info().unwrap();
         assert_eq!(after.id, before.id, "the link stays");
         assert_ne!(after.program, before.program, "the program is the new agent's");
-        // Somebody removes the pin: the kernel detaches, a moment later, and the next pass attaches.
+        // The pin is removed externally: the kernel detaches, a moment later, and the next pass attaches.
         std::fs::remove_file(&pin).unwrap();
         let end = Instant::now() + Duration::from_secs(30);
         while xdp_on(ifindex).is_some() && Instant::now() < end {
@@ -90,7 +90,7 @@ fn a_downgrade_takes_the_xdp_program_off() {
 
 #[test]
 #[ignore = "needs root: cargo xtask test bpf"]
-fn an_xdp_program_of_somebody_else_is_left_alone() {
+fn a_foreign_xdp_program_is_left_alone() {
     on_node(|node| {
         let programs = Programs::start(&Settings { xdp: Xdp::Native, ..node.settings() }).unwrap();
         let ifindex = uplink(&programs);

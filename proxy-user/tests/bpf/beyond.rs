@@ -152,7 +152,7 @@ fn there_and_back(family: Family, rig: &mut Rig) {
         let seq = if proto == TCP { STATE_SYN | SEQ_CLIENT | SEQ_BACKEND } else { 0 };
         let assured = if proto == UDP { 0 } else { ASSURED };
         assert_eq!(flow.state, STATE_USED | STATE_SNAT | SEEN_REPLY | seq | assured);
-        // Somebody else who talks to that port is not the backend.
+        // Another host that sends to that port is not the backend.
         let stranger = Packet::new(proto, family.pod(2, 8080), source);
         assert_eq!(comes_in(rig, &stranger).packet, stranger.bytes());
     }
@@ -479,7 +479,7 @@ fn rested(family: Family, rig: &mut Rig) {
     assert_ne!(second, first, "the port rests");
     // With no other left, it is better than none.
     assert_eq!(goes_on(rig, &syn(3), pod), first);
-    // Nobody remembers a connection that was reset.
+    // A connection that was reset leaves no flow.
     comes_in(rig, &Packet::tcp(RST | ACK, pod, first));
     assert_eq!(goes_on(rig, &syn(4), pod), first);
     assert_eq!(rig.refusals(), []);
@@ -501,7 +501,7 @@ fn rested_meanwhile(family: Family, rig: &mut Rig) {
         for client in [1, 2] {
             let second = goes_on(rig, &syn(client), pod);
             assert_ne!(second, first, "the port rests, client {client}, expired: {is_expired}");
-            // Nobody remembers this one, whose port is free for the next client.
+            // This one leaves no flow, and its port is free for the next client.
             comes_in(rig, &Packet::tcp(RST | ACK, pod, second));
         }
         rig.configure(|config| config.tcp_time_wait = lifetime);
@@ -546,7 +546,7 @@ fn limits(family: Family, rig: &mut Rig) {
 
 /// A way is remembered for a tick of the clock, and no longer.
 fn changed(family: Family, rig: &mut Rig) {
-    // The routes are everybody's.
+    // All packets share the routes.
     static ALONE: Mutex<()> = Mutex::new(());
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     know(family, rig);

@@ -21,7 +21,7 @@ use crate::rig::{DROP, Family, HZ, Hook, NEXT, REDIRECT, Rig, Service};
 pub const SCENARIOS: [Scenario; 9] = [
     scenario("a refusal is dropped while another endpoint can have the connection", refused),
     scenario("so is an ICMP error about the SYN", unreachable),
-    scenario("a SYN that nobody answers goes elsewhere when it comes again", silent),
+    scenario("an unanswered SYN goes elsewhere when it is retransmitted", silent),
     scenario("two clients eject an endpoint for all, each time for longer", ejected),
     scenario("one client ejects no endpoint for others, and a forged reset none at all", alone),
     scenario("the last endpoint is never skipped", last),
@@ -139,7 +139,7 @@ fn refused(family: Family, rig: &mut Rig) {
     let second = goes_to(rig, &syn);
     assert_ne!(first, second);
     assert_eq!(rig.flow(family).backend, second);
-    // Nobody is left for it.
+    // No endpoint is left for it.
     assert!(refuses(rig, &syn, second));
     assert_eq!(rig.reasons(), [(Reason::RefusalDropped, 1)]);
     // It asks once more, and learns at once.
@@ -233,7 +233,7 @@ fn ejected(family: Family, rig: &mut Rig) {
         let some = share(family, rig, &service, pod, 1_000, port + 2_000);
         assert!((10..150).contains(&some), "{some} in round {round}");
     }
-    // Whoever answers is well again.
+    // An endpoint that answers is no longer ejected.
     let found = (0..400).find_map(|n| {
         let syn = syn(family, &service, 1000, 50_000 + n);
         (goes_to(rig, &syn) == pod).then_some(syn)
@@ -288,7 +288,7 @@ fn last(family: Family, rig: &mut Rig) {
     assert_eq!(pods.len(), 3);
     let syn = syn(family, &service, 2000, 9_000);
     let pod = goes_to(rig, &syn);
-    assert!(refuses(rig, &syn, pod), "nobody could have it");
+    assert!(refuses(rig, &syn, pod), "no endpoint could take it");
 }
 
 /// Fails connections of two clients to an endpoint, also if no other one could have them.
@@ -324,7 +324,7 @@ fn affinity(family: Family, rig: &mut Rig) {
     // The first one is well again; the client stays.
     set_health(rig, id_of(&service, first), HEALTH_ANSWERED);
     assert!((4_000..4_020).all(|port| connect(rig, port) == second));
-    // Nobody answers.
+    // No endpoint answers.
     rig.forget_flows();
     assert_eq!(connect(rig, 5_000), second);
     wait(family, rig, HZ);

@@ -1,4 +1,4 @@
-//! What listeners are told, and what it costs when nobody listens.
+//! What listeners are told, and what it costs without listeners.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -63,7 +63,7 @@ fn services(family: Family) -> [Service; 3] {
 fn tells(family: Family, rig: &mut Rig) {
     let [web, empty, local] = services(family);
     rig.serve(&[web.clone(), empty.clone(), local.clone()]);
-    // Nobody listens: what happens now is nobody's.
+    // No listener: what happens now is not recorded.
     rig.run(Hook::Ingress, &syn(family, 999, &empty));
     let mut listener = rig.view().listen(1).unwrap();
     assert_eq!(listener.next_event(), None);
@@ -128,7 +128,7 @@ fn several(family: Family, rig: &mut Rig) {
     }
     assert_eq!(count(&mut few), [0; 5], "one in a thousand million");
     drop((few, none));
-    assert_eq!(rig.monitor().until, 0, "nobody listens");
+    assert_eq!(rig.monitor().until, 0, "no listener");
     let listeners: Vec<_> = (0..LEASES).map(|_| rig.view().listen(0).unwrap()).collect();
     assert!(matches!(rig.view().listen(0), Err(ViewError::TooMany)));
     drop(listeners);

@@ -15,7 +15,7 @@ use crate::rig::{DROP, Family, HZ, Hook, NEXT, Rig, Service, Side};
 
 pub const SCENARIOS: [Scenario; 29] = [
     scenario("TCP stays with a backend that left, UDP moves", leaving_backend),
-    scenario("TCP that nobody answered moves", unanswered_tcp_moves),
+    scenario("unanswered TCP moves", unanswered_tcp_moves),
     scenario("a SYN after both FINs begins anew", syn_after_fins),
     scenario("a SYN after a reset by the client begins anew", syn_after_clients_reset),
     scenario("a SYN after a reset by the backend begins anew", syn_after_backends_reset),
@@ -36,7 +36,7 @@ pub const SCENARIOS: [Scenario; 29] = [
     scenario("a lost forward key heals", lost_forward_key),
     scenario("a lost reply key heals after a pause", lost_reply_key),
     scenario("a key whose first bucket is full stands in its second", first_full),
-    scenario("a key whose buckets are full takes a place that nobody misses", both_full),
+    scenario("a key whose buckets are full takes the place of a stale one", both_full),
     scenario("an entry that was reused is not believed", reused_entry),
     scenario("a backend id that was reused for another address is not followed", reused_id),
     scenario("a backend id that was reused for another Service is not followed", reused_id_of_another),

@@ -90,7 +90,7 @@ fn out_of_order(family: Family, rig: &mut Rig) {
     let (service, packet) = packet(family, UDP);
     rig.serve(std::slice::from_ref(&service));
     let (sent, becomes) = (packet.fragments(SIZE, 9), packet.to(service.backends[0].1).fragments(SIZE, 9));
-    // Nobody says yet that the address is a Service's.
+    // The maps do not say yet that the address is a Service's.
     passes(rig, Hook::Ingress, &sent[2], &sent[2], "a later fragment to an address");
     assert_eq!(rig.reasons(), [(Reason::Fragment, 1)]);
     know(family, rig);

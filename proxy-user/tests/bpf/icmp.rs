@@ -177,7 +177,7 @@ fn passed(family: Family, all: &mut Vec<Fixture>) {
         ("an error that is cut".into(), truncated),
         ("an error that quotes another IP version".into(), wrong_version),
         ("an error about a later fragment".into(), error(&later, 1000)),
-        ("an error to somebody else".into(), elsewhere),
+        ("an error to another host".into(), elsewhere),
     ]);
     for (what, bytes) in table {
         for hook in [Hook::Ingress, Hook::Egress] {

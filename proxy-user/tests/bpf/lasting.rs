@@ -1,4 +1,4 @@
-//! Which flows go on when Services change, or when somebody forges their packets, and which do not.
+//! Which flows go on when Services change, or when packets are forged, and which do not.
 
 use std::net::SocketAddr;
 
@@ -13,7 +13,7 @@ use crate::rig::{DROP, Family, HZ, Hook, NEXT, Rig, Service};
 pub const SCENARIOS: [Scenario; 6] = [
     scenario("a forged SYN ends no connection whose backend left", draining),
     scenario("a forged SYN ends no connection whose frontend is gone", frontend_gone),
-    scenario("a SYN that nobody answers does not follow a backend that left", dead),
+    scenario("an unanswered SYN does not follow a backend that left", dead),
     scenario("what begins no connection opens no flow", invalid),
     scenario("a UDP flow ends when its frontend is another Service's", reassigned),
     scenario("a backend that has just left costs no connection", just_left),

@@ -119,7 +119,7 @@ fn counted(family: Family, rig: &mut Rig) {
     }
     let service = serve(family, rig, TCP, Algorithm::Random, &[1, 1]);
     send(rig, &service, family, 1, SYN);
-    assert_eq!(open(rig, &service), [0, 0], "nobody asks for it");
+    assert_eq!(open(rig, &service), [0, 0], "it is not needed");
 }
 
 fn taken_back(family: Family, rig: &mut Rig) {
@@ -189,7 +189,7 @@ fn recounted(family: Family, rig: &mut Rig) {
     let seen = rig.view().recount().unwrap();
     assert_eq!((seen.noted, seen.expired), (seen.flows, 2));
     assert_eq!(total(rig, &service), 4);
-    // Their entries are taken by others: nobody counts them down once more.
+    // Their entries are taken by others: they are not counted down once more.
     for n in 100..300 {
         send(rig, &service, family, n, SYN);
         let counts = rig.flows(family).iter().filter(|flow| flow.state & STATE_COUNTS != 0).count();

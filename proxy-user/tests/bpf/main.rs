@@ -22,6 +22,7 @@ mod node;
 mod packet;
 mod race;
 mod random;
+mod removal;
 mod rig;
 mod sctp;
 mod table_full;
@@ -72,6 +73,7 @@ fn main() -> ExitCode {
         .chain(random::SCENARIOS)
         .chain(algorithms::SCENARIOS)
         .chain(eject::SCENARIOS)
+        .chain(removal::SCENARIOS)
         .chain(latency::SCENARIOS)
         .chain(load::SCENARIOS)
         .chain(race::SCENARIOS)

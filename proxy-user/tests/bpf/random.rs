@@ -1,4 +1,4 @@
-//! Chance: how backends are chosen, and packets that nobody would send.
+//! Chance: how backends are chosen, and packets that no client would send.
 
 use std::collections::BTreeMap;
 

@@ -41,7 +41,7 @@ pub const HZ: u32 = 1000;
 const EMPTY: Bucket = Bucket::EMPTY;
 
 static NUMBER: AtomicU32 = AtomicU32::new(0);
-/// Rigs that nobody uses: to load the programs and make their maps takes longer than most tests.
+/// Rigs that are free: to load the programs and make their maps takes longer than most tests.
 static IDLE: Mutex<Vec<Rig>> = Mutex::new(Vec::new());
 
 /// IPv4 or IPv6.
@@ -587,7 +587,7 @@ impl Rig {
         Some(flow_of(index.get(&number, 0).unwrap().slots[slot]))
     }
 
-    /// Fills one of the two buckets where a key of a flow may stand with what nobody will miss.
+    /// Fills one of the two buckets where a key of a flow may stand with stale slots.
     pub fn crowd(&self, flow: &Tracked, side: Side, which: usize) {
         let (mut index, hash, numbers) = self.buckets(flow, side);
         // Of another tag, so that the key's own slot is told from these; they lead to the last entry, which is not in use.

@@ -108,7 +108,7 @@ fn refused(family: Family, rig: &mut Rig) {
         assert_eq!((seen.verdict, seen.packet), (REDIRECT, packet.unreachable(128)), "{length} bytes");
     }
     let abort = Packet { flags: RST, ..init };
-    assert_eq!(rig.run(Hook::Ingress, &abort.bytes()).verdict, DROP, "nobody answers an ABORT");
+    assert_eq!(rig.run(Hook::Ingress, &abort.bytes()).verdict, DROP, "an ABORT has no answer");
     assert_eq!(rig.reasons(), [(Reason::NoEndpoint, 4)]);
 }
 
@@ -282,8 +282,8 @@ fn own_refused(family: Family, rig: &mut Rig) {
         assert_eq!((seen.verdict, seen.packet), (REDIRECT, packet.unreachable(128)), "{length} bytes");
     }
     let abort = Packet { flags: RST, ..init };
-    assert_eq!(leaves(rig, &abort).verdict, DROP, "nobody answers an ABORT");
-    assert_eq!(leaves(rig, &elsewhere).verdict, DROP, "an address that nobody has");
+    assert_eq!(leaves(rig, &abort).verdict, DROP, "an ABORT has no answer");
+    assert_eq!(leaves(rig, &elsewhere).verdict, DROP, "an address without a Service");
     let counted = [(Reason::NoRoute, 2), (Reason::NoEndpoint, 4), (Reason::UnallocatedAddress, 1)];
     let mut seen = rig.reasons();
     seen.sort_by_key(|(reason, _)| counted.iter().position(|(other, _)| other == reason));

@@ -144,7 +144,7 @@ fn all_established(family: Family, rig: &mut Rig) {
 
 fn mostly_established(family: Family, rig: &mut Rig) {
     let scene = Scene::new(family, TCP, rig);
-    // Every fourth place stays with a flow that nobody answers.
+    // Every fourth place stays with an unreplied flow.
     for n in 0..256 {
         if n % 4 == 0 { assert!(scene.sends(rig, n, SYN)) } else { scene.establish(rig, n) }
     }

@@ -13,7 +13,7 @@ use crate::{case, drive};
 
 /// How often a case is run that may differ by chance.
 const AGAIN: u32 = 20;
-/// How often somebody is told how far it is.
+/// How often progress is printed.
 const TELL: Duration = Duration::from_secs(30);
 
 /// What to do.

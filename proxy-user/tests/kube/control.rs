@@ -83,7 +83,7 @@ impl ControlPlane {
         self.folder.path().join("agent.yaml")
     }
 
-    /// The file of somebody who may do everything.
+    /// The kubeconfig of an administrator.
     pub fn admin_kubeconfig(&self) -> PathBuf {
         self.folder.path().join("admin.yaml")
     }
@@ -221,7 +221,7 @@ fn certificates(folder: &Path, address: &str) -> PathBuf {
 
 fn start_server(folder: &Path, address: &str, port: u16) -> Result<Process> {
     let certificates = certificates(folder, address);
-    // Its own TLS key signs the tokens of service accounts: nobody uses any, but it does not start without.
+    // Its own TLS key signs the tokens of service accounts: none is used, but it does not start without.
     let key = certificates.join("apiserver.key");
     let mut command = Command::new(&binaries()?[0]);
     command.arg(format!("--etcd-servers={ETCD}"));

@@ -36,7 +36,7 @@ pub const SMALL: &[&str] = &[
     "--max-services", "64", "--max-frontends", "64", "--max-slots", "1024", "--max-backends", "256",
     "--max-flows", "16384", "--max-sockets", "4096",
 ];
-/// [`SMALL`], and a call that may reach nobody fails at once, instead of after its timeout.
+/// [`SMALL`], and a call that may have no answer fails at once, instead of after its timeout.
 #[rustfmt::skip]
 pub const FAILS: &[&str] = &[
     "--socket-drop", "fail",
@@ -108,7 +108,7 @@ pub struct Dir(pub PathBuf);
 /// A cgroup that goes with its last process.
 pub struct Cgroup(pub PathBuf);
 
-/// Makes both, under a name that nobody else has.
+/// Makes both, under a unique name.
 pub fn places() -> Result<(Dir, Cgroup)> {
     let name = format!("{PREFIX}{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
     let dir = Dir(std::env::temp_dir().join(&name));

@@ -5,6 +5,7 @@
 //! and `--official` those beside the official kube-proxy, with an API server (`cargo xtask test apiserver`).
 
 mod agent;
+mod browser;
 mod cases;
 #[path = "../kube/mod.rs"]
 #[expect(dead_code, reason = "others use the rest")]

@@ -48,7 +48,7 @@ impl Wire {
             // SAFETY: no pointers.
             let socket = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW, 0) };
             ensure!(socket >= 0, "AF_PACKET: {}", io::Error::last_os_error());
-            // SAFETY: just opened, and nobody else's.
+            // SAFETY: just opened, and owned here.
             Ok(unsafe { OwnedFd::from_raw_fd(socket) })
         };
         Ok(Self { socket: space.inside(open)?, index, own, to })
@@ -212,7 +212,7 @@ impl Tap {
                 libc::socket(libc::AF_PACKET, libc::SOCK_DGRAM | libc::SOCK_NONBLOCK, i32::from(all))
             };
             ensure!(socket >= 0, "AF_PACKET: {}", io::Error::last_os_error());
-            // SAFETY: just opened, and nobody else's.
+            // SAFETY: just opened, and owned here.
             Ok(unsafe { OwnedFd::from_raw_fd(socket) })
         };
         let socket = space.inside(open)?;

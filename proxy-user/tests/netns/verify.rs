@@ -11,7 +11,7 @@ use aya::maps::MapData;
 use aya_obj::btf::BtfKind;
 use aya_obj::generated::{BPF_F_XDP_HAS_FRAGS, bpf_attach_type, bpf_cmd, bpf_map_type, bpf_prog_type};
 use aya_obj::{EbpfSectionKind, Function, Object, Program, ProgramSection};
-use proxy_user::programs::hooks::{COUNTED_ITERATOR, SOCKET_ITERATOR};
+use proxy_user::programs::hooks::{COUNTED_ITERATOR, LEFT_ITERATOR, SOCKET_ITERATOR};
 use proxy_user::programs::{EMBEDDED, Lack};
 
 /// What lines for `cargo xtask test --kernel` begin with.
@@ -140,7 +140,7 @@ impl Loader {
     fn load(&mut self, name: &str) -> Result<Cost> {
         let iterated = match name {
             SOCKET_ITERATOR => self.iterated("udp")?,
-            COUNTED_ITERATOR => self.iterated("bpf_sk_storage_map")?,
+            COUNTED_ITERATOR | LEFT_ITERATOR => self.iterated("bpf_sk_storage_map")?,
             _ => 0,
         };
         let program = self.object.programs.get(name).context("no such program")?;
@@ -289,7 +289,7 @@ fn load_types(bytes: &[u8]) -> Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(call(bpf_cmd::BPF_BTF_LOAD, &mut attr)?) })
 }
 
-/// Puts a section into its map, and freezes it if nobody may write to it: then the verifier knows what is in it.
+/// Puts a section into its map, and freezes it if it is read-only: then the verifier knows what is in it.
 fn fill(map: RawFd, bytes: &[u8], is_constant: bool) -> Result<()> {
     /// `BPF_MAP_*_ELEM` of `union bpf_attr`; `BPF_MAP_FREEZE` reads its first field.
     #[repr(C)]

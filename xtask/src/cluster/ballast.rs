@@ -38,7 +38,7 @@ struct Image {
 }
 
 impl Given {
-    /// The program and, if this proxy needs it, the image; what nobody gave is built.
+    /// The program and, if this proxy needs it, the image; what was not given is built.
     pub fn complete(&self, workspace: &Workspace, proxy: Proxy) -> Result<Ballast> {
         let image = self.image(workspace, proxy)?;
         let built = image.as_ref().and_then(|image| image.program.clone());

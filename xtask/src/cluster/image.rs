@@ -1,5 +1,5 @@
 //! The cluster's images, made from scratch: one layer with agnhost, the DNS server and the tools that the end-to-end tests
-//! call in pods, under every name that somebody asks for.
+//! call in pods, under every name that is asked for.
 
 use std::fs;
 use std::os::unix::fs::symlink;

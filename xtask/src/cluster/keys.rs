@@ -1,4 +1,4 @@
-//! Who is who in the cluster: one authority, the API server's certificate, and a token for everybody else.
+//! Who is who in the cluster: one authority, the API server's certificate, and a token for every other user.
 
 use std::fmt::Write as _;
 use std::fs;

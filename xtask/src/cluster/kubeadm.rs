@@ -22,7 +22,7 @@ const PATIENCE: Duration = Duration::from_mins(5);
 /// The control plane, and a node that joins.
 const NODES: [Node; 2] = [Node(1), Node(2)];
 const ADMIN: &str = "/etc/kubernetes/admin.conf";
-/// The release of CoreDNS that the image has; kubeadm's own is a newer one.
+/// The release of `CoreDNS` that the image has; kubeadm's own is a newer one.
 const DNS_TAG: &str = "v1.12.4";
 /// Programs of the control plane, each in an image of its name.
 const STATIC: [&str; 4] = ["kube-apiserver", "kube-controller-manager", "kube-scheduler", "etcd"];
@@ -139,7 +139,8 @@ fn configuration(version: &str) -> String {
     cluster["networking"] = json!({ "podSubnet": POD_RANGES, "serviceSubnet": SERVICE_RANGES });
     cluster["dns"] = json!({ "imageTag": DNS_TAG });
     // The nodes' networks are set up here, in the place of a CNI's agent.
-    cluster["controllerManager"] = json!({ "extraArgs": [{ "name": "allocate-node-cidrs", "value": "false" }] });
+    cluster["controllerManager"] =
+        json!({ "extraArgs": [{ "name": "allocate-node-cidrs", "value": "false" }] });
     let mut of_nodes = kind("KubeletConfiguration", kubelet);
     let limits = node::shared_machine();
     for (key, value) in limits.as_object().into_iter().flatten() {
@@ -183,12 +184,15 @@ fn install(workspace: &Workspace, place: &Place) -> Result<()> {
 
 fn ready(place: &Place, kind: &str, name: &str) -> Result<()> {
     let object = format!("{kind}/{name}");
-    kubectl(place, &["rollout", "status", &object, "-n", deployed::SPACE, "--timeout=180s"]).read().map(|_| ())
+    kubectl(place, &["rollout", "status", &object, "-n", deployed::SPACE, "--timeout=180s"])
+        .read()
+        .map(|_| ())
 }
 
 fn join(workspace: &Workspace, place: &Place) -> Result<()> {
     say::step("kubeadm join");
-    let token = place.node(NODES[0]).command(&["kubeadm", "token", "create", "--print-join-command"]).read()?;
+    let token =
+        place.node(NODES[0]).command(&["kubeadm", "token", "create", "--print-join-command"]).read()?;
     let words: Vec<_> = token.split_whitespace().collect();
     let value = |flag: &str| {
         let at = words.iter().position(|word| *word == flag)?;
@@ -253,7 +257,8 @@ mod tests {
     #[test]
     fn the_configuration_is_of_three_parts_and_has_no_kube_proxy() {
         let text = configuration("v1.36.3");
-        let parts: Vec<Value> = text.split("\n---\n").map(|part| serde_json::from_str(part).unwrap()).collect();
+        let parts: Vec<Value> =
+            text.split("\n---\n").map(|part| serde_json::from_str(part).unwrap()).collect();
         let kinds: Vec<_> = parts.iter().map(|part| part["kind"].as_str().unwrap()).collect();
         assert_eq!(kinds, ["InitConfiguration", "ClusterConfiguration", "KubeletConfiguration"]);
         assert_eq!(parts[1]["kubernetesVersion"], "v1.36.3");

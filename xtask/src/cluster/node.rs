@@ -141,7 +141,7 @@ pub fn shared_machine() -> serde_json::Value {
             "nodefs.inodesFree": "1000",
             "imagefs.available": "100Mi",
         },
-        // Nobody could pull them again.
+        // They could not be pulled again.
         "imageMaximumGCAge": "0s",
         "imageGCHighThresholdPercent": 100,
         "imageGCLowThresholdPercent": 99,

@@ -81,7 +81,7 @@ impl Place {
         self.dir.join("bin")
     }
 
-    /// The file by which somebody reaches the API server.
+    /// The kubeconfig for users.
     #[must_use]
     pub fn kubeconfig(&self, user: &str) -> PathBuf {
         self.dir.join(format!("{user}.conf"))

@@ -49,7 +49,7 @@ fn tell(mark: &str, answer: io::Result<String>) -> Result<()> {
         Err(error) => writeln!(out, "{FAILED}{mark}{error}"),
     }
     .and_then(|()| out.flush())
-    .context("nobody reads the answers")
+    .context("the reader of the answers is gone")
 }
 
 fn connect(address: SocketAddr) -> io::Result<BufReader<TcpStream>> {
@@ -88,7 +88,7 @@ pub(super) fn fetch(url: &str) -> Result<()> {
         .and_then(|()| stream.read_to_string(&mut answer))
         .with_context(|| format!("no answer from {url}"))?;
     let (_, body) = answer.split_once("\r\n\r\n").ok_or_else(|| anyhow!("{url} answered no HTTP"))?;
-    io::stdout().write_all(body.as_bytes()).context("nobody reads the answer")
+    io::stdout().write_all(body.as_bytes()).context("the reader of the answer is gone")
 }
 
 #[cfg(test)]

@@ -100,7 +100,7 @@ fn made(workspace: &Workspace) -> Result<PathBuf> {
     build::agent(workspace, &args)
 }
 
-/// Removes what demos left that nobody runs any more.
+/// Removes what ended demos left behind.
 fn clear(kept: bool) -> Result<()> {
     let places = Place::left_over(kept)?;
     for place in &places {

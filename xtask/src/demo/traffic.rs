@@ -121,7 +121,7 @@ impl Traffic {
     }
 
     fn end(&mut self) {
-        // It may have ended by itself; then there is nobody to kill.
+        // It may have ended by itself; then there is no process to kill.
         let _ = self.child.kill();
         let _ = self.child.wait();
         self.join();

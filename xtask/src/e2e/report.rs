@@ -136,7 +136,7 @@ mod tests {
         {"ContainerHierarchyTexts":["[sig-network] Services"],"LeafNodeType":"It",
          "LeafNodeText":"should hairpin","State":"timedout","Failure":{"Message":"took\ntoo long"}},
         {"ContainerHierarchyTexts":["[sig-network] Services"],"LeafNodeType":"It",
-         "LeafNodeText":"should do what nobody chose","State":"skipped"},
+         "LeafNodeText":"should do what was not selected","State":"skipped"},
         {"ContainerHierarchyTexts":["[sig-network] Services"],"LeafNodeType":"It",
          "LeafNodeText":"should need a cloud","State":"skipped","Failure":{"Message":"no cloud"}}]}]"#;
 

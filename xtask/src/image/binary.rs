@@ -8,29 +8,34 @@ use object::elf::PT_INTERP;
 use object::read::elf::{ElfFile64, ProgramHeader as _};
 use object::{Endianness, Object as _};
 
+use crate::cross::{self, Arch};
 use crate::exec::Cmd;
 use crate::workspace::Workspace;
 use crate::{build, cargotools, say};
 
-/// Builds the agent and returns its path.
-pub fn build(workspace: &Workspace, dev: bool) -> Result<PathBuf> {
+/// Builds the agent for an architecture and returns its path.
+pub fn build(workspace: &Workspace, arch: Arch, dev: bool) -> Result<PathBuf> {
     let object = workspace.bpf_object();
     ensure!(object.exists(), "there is no BPF object at {}", object.display());
-    let target = host_target()?;
+    let target = if arch == Arch::HOST { host_target()? } else { arch.target().to_owned() };
     let mut flags = vec!["-Ctarget-feature=+crt-static".to_owned()];
     flags.extend(build::shown_paths(workspace));
     // Named, although it is the host's own: without it the flags would also reach build scripts and proc macros,
     // which cannot be static.
-    let args = ["build", "--locked", "-p", "proxy-user", "--bin", "ballast", "--target", &target];
+    let args = ["build", "--locked", "-p", "proxy-user", "--bin", "ballast"];
     // The released binary lists the crates in it (`cargo audit bin` reads that).
     let cargo = if dev { Cmd::cargo() } else { cargotools::cargo(cargotools::AUDITABLE)? };
+    let cargo = if arch == Arch::HOST {
+        // Below the target's own folder, the build script would look for the object in vain.
+        cargo.args(args).args(["--target", &target]).env("BALLAST_BPF_OBJECT", &object)
+    } else {
+        cross::prepare(arch)?;
+        cross::cargo(cargo.args(args), workspace, arch)
+    };
     let mut cargo = cargo
-        .args(args)
         .arg("--target-dir")
         .arg(workspace.target())
         .dir(workspace.root())
-        // Below the target's own folder, the build script would look for the object in vain.
-        .env("BALLAST_BPF_OBJECT", &object)
         .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f"))
         // Debug information goes into a file of its own, below.
         .env("CARGO_PROFILE_RELEASE_STRIP", "none");
@@ -42,7 +47,7 @@ pub fn build(workspace: &Workspace, dev: bool) -> Result<PathBuf> {
     let path = workspace.target().join(&target).join(folder).join("ballast");
     let elf = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
     require_static(&elf).with_context(|| path.display().to_string())?;
-    split(&path)?;
+    split(&path, arch)?;
     Ok(path)
 }
 
@@ -54,10 +59,11 @@ pub fn debug_of(program: &Path) -> PathBuf {
 
 /// Moves debug information into [`debug_of`], which gdb and addr2line find by the link to it. Symbols stay: a backtrace has
 /// names.
-pub fn split(program: &Path) -> Result<()> {
+pub fn split(program: &Path, arch: Arch) -> Result<()> {
     let debug = debug_of(program);
     let stripped = program.with_extension("stripped");
-    let objcopy = |flags: &[&str]| Cmd::new("objcopy").args(flags);
+    let tool = cross::tool(arch, "objcopy");
+    let objcopy = |flags: &[&str]| Cmd::new(&tool).args(flags);
     objcopy(&["--only-keep-debug", "--compress-debug-sections"]).arg(program).arg(&debug).run()?;
     let link = format!("--add-gnu-debuglink={}", debug.display());
     objcopy(&["--strip-debug", &link]).arg(program).arg(&stripped).run()?;
@@ -67,12 +73,17 @@ pub fn split(program: &Path) -> Result<()> {
 
 /// This machine's target, as rustc calls it.
 pub fn host_target() -> Result<String> {
-    let told = Cmd::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into())).arg("-vV").read()?;
-    let host = told.lines().find_map(|line| line.strip_prefix("host: "));
-    host.map(str::to_owned).context("rustc does not tell its host")
+    rustc_says("host")
 }
 
-/// Nobody but the kernel is needed to run it: no interpreter, no shared library.
+/// What the compiler says of itself (`rustc -vV`) under this name.
+pub fn rustc_says(name: &str) -> Result<String> {
+    let told = Cmd::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into())).arg("-vV").read()?;
+    let found = told.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
+    found.map(str::to_owned).with_context(|| format!("rustc does not tell its {name}"))
+}
+
+/// Only the kernel is needed to run it: no interpreter, no shared library.
 fn require_static(elf: &[u8]) -> Result<()> {
     let file = ElfFile64::<Endianness>::parse(elf).context("not an ELF file of 64 bits")?;
     let endian = file.endian();
@@ -104,7 +115,7 @@ mod tests {
             (has(".debug_info") || has(".debug_line"), has(".gnu_debuglink"))
         };
         assert_eq!(has_debug(&program), (true, false));
-        split(&program).unwrap();
+        split(&program, Arch::HOST).unwrap();
         assert_eq!(has_debug(&program), (false, true));
         assert!(has_debug(&debug_of(&program)).0);
         assert!(Cmd::new(&program).arg("--list").succeeds(), "it still runs");

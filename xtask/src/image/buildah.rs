@@ -15,6 +15,8 @@ pub(super) struct Build<'a> {
     pub context: &'a Path,
     /// Name and tag.
     pub reference: &'a str,
+    /// `amd64` or `arm64`.
+    pub architecture: &'a str,
     /// The commit.
     pub revision: &'a str,
     /// Of the image and all files in it, in seconds since 1970.
@@ -25,7 +27,7 @@ pub(super) struct Build<'a> {
     pub archive: &'a Path,
 }
 
-/// Builds the image and its archive (Docker's layout: what `docker load` takes, everybody takes), and returns its id.
+/// Builds the image and its archive (Docker's layout: the form that docker, podman and containerd load), and returns its id.
 pub(super) fn build(build: &Build<'_>) -> Result<String> {
     remove(build.storage)?;
     // It adds to an archive that is there.
@@ -50,6 +52,7 @@ fn in_storage(build: &Build<'_>) -> Result<String> {
     };
     buildah()
         .args(["build", "--quiet", "--isolation", "chroot", "--timestamp", &build.time.to_string()])
+        .args(["--arch", build.architecture])
         .args(["--build-arg", &format!("VERSION={}", env!("CARGO_PKG_VERSION"))])
         .args(["--build-arg", &format!("REVISION={}", build.revision)])
         .args(["--tag", build.reference, "--file"])
@@ -98,6 +101,7 @@ mod tests {
             file: &Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/Containerfile"),
             context: &context,
             reference: "localhost/ballast:test",
+            architecture: "arm64",
             revision: "0123456",
             time: 1_700_000_000,
             storage: &folder.join("storage"),
@@ -125,7 +129,9 @@ mod tests {
         assert_eq!(manifest[0]["RepoTags"][0], "localhost/ballast:test");
         let config = manifest[0]["Config"].as_str().unwrap();
         assert_eq!(format!("sha256:{}", config.trim_end_matches(".json")), id);
-        let config = &read(config)["config"];
+        let image = read(config);
+        assert_eq!(image["architecture"], "arm64", "whatever this machine is");
+        let config = &image["config"];
         assert_eq!(config["Entrypoint"][0], "/usr/bin/ballast");
         assert_eq!(config["Cmd"][0], "run");
         assert_eq!(config["Labels"]["org.opencontainers.image.revision"], "0123456");

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
 
+use crate::cross::Arch;
 use crate::package::share;
 use crate::setup::{self, Need};
 use crate::workspace::Workspace;
@@ -26,6 +27,9 @@ pub struct Args {
     /// Name of the image; the tag is the version unless the name has one. No registry is asked
     #[arg(long, default_value = NAME)]
     pub name: String,
+    /// The architecture of the image, which need not be this machine's
+    #[arg(long, value_enum, default_value_t)]
+    pub target: Arch,
     /// Folder for the archive and the bill of materials [default: target/image]
     #[arg(long, value_name = "DIR")]
     pub output: Option<PathBuf>,
@@ -58,7 +62,7 @@ impl Args {
     /// The image that the chart asks for, in a folder of its own.
     #[must_use]
     pub fn into_folder(output: PathBuf, dev: bool) -> Self {
-        Self { name: NAME.to_owned(), output: Some(output), dev }
+        Self { name: NAME.to_owned(), target: Arch::HOST, output: Some(output), dev }
     }
 }
 
@@ -75,12 +79,19 @@ pub fn run(args: &Args) -> Result<()> {
 pub fn make(workspace: &Workspace, args: &Args) -> Result<Image> {
     setup::tools(Need::Image)?;
     build::bpf(workspace, &build::Args::default())?;
-    let binary = binary::build(workspace, args.dev)?;
-    say::timed("put the image together", || pack(workspace, args, &binary))
+    let binary = binary::build(workspace, args.target, args.dev)?;
+    // The program writes its manual pages itself: one that runs here.
+    let writer = if args.target == Arch::HOST {
+        binary.clone()
+    } else {
+        build::agent(workspace, &build::Args::default())?
+    };
+    say::timed("put the image together", || pack(workspace, args, &binary, &writer))
 }
 
-/// What `deploy/Containerfile` copies, and the image that buildah makes of it: no daemon, no container is run.
-fn pack(workspace: &Workspace, args: &Args, binary: &Path) -> Result<Image> {
+/// What `deploy/Containerfile` copies, and the image that buildah makes of it: no daemon, no container is run. `writer`: the same
+/// program for this machine.
+fn pack(workspace: &Workspace, args: &Args, binary: &Path, writer: &Path) -> Result<Image> {
     let folder = args.output.clone().unwrap_or_else(|| workspace.target().join("image"));
     let context = folder.join("context");
     if context.exists() {
@@ -99,8 +110,8 @@ fn pack(workspace: &Workspace, args: &Args, binary: &Path) -> Result<Image> {
     for licence in LICENCES {
         copy(&root.join(licence), licence.rsplit('/').next().unwrap_or(licence), 0o644)?;
     }
-    share::write(binary, &context.join("share"))?;
-    let stem = format!("ballast-{}-{}", env!("CARGO_PKG_VERSION"), architecture());
+    share::write(writer, &context.join("share"))?;
+    let stem = format!("ballast-{}-{}", env!("CARGO_PKG_VERSION"), args.target.debian());
     let mut sboms = Vec::new();
     if !args.dev {
         for (of, text) in sbom::bills(workspace)? {
@@ -116,21 +127,13 @@ fn pack(workspace: &Workspace, args: &Args, binary: &Path) -> Result<Image> {
         file: &root.join("deploy/Containerfile"),
         context: &context,
         reference: &reference,
+        architecture: args.target.debian(),
         revision: revision(workspace).as_deref().unwrap_or("unknown"),
         time: source_date(workspace),
         storage: &folder.join("storage"),
         archive: &archive,
     })?;
     Ok(Image { binary: binary.to_owned(), archive, sboms, reference, id })
-}
-
-/// This machine's architecture by Go's name for it.
-fn architecture() -> &'static str {
-    match std::env::consts::ARCH {
-        "x86_64" => "amd64",
-        "aarch64" => "arm64",
-        other => other,
-    }
 }
 
 /// The name with a tag: what follows the last slash has a colon, or gets one.

@@ -107,7 +107,10 @@ fn script(modules: &[String]) -> String {
         let _ = writeln!(text, "insmod /modules/{module}");
     }
     let _ = writeln!(text, "echo {BOOTED} $(uname -r)");
-    let _ = writeln!(text, "BALLAST_BIN={PROGRAMS}/ballast RUST_BACKTRACE=1 {PROGRAMS}/netns --kernel-smoke");
+    let _ = writeln!(
+        text,
+        "BALLAST_BIN={PROGRAMS}/ballast BALLAST_OWN_CLOCK=1 RUST_BACKTRACE=1 {PROGRAMS}/netns --kernel-smoke"
+    );
     let _ = writeln!(text, "echo {MARKER} $?");
     text.push_str("poweroff -f\n");
     text

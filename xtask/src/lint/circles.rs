@@ -6,7 +6,7 @@
 //! `pub use` of what its own children hold. So a `mod.rs` of such lines is in no circle, while one that has code of its own may
 //! use its children or be used by them, not both.
 //!
-//! `pub use` of an item of another top-level module, or of another of our crates, would give it a second home; whoever
+//! `pub use` of an item of another top-level module, or of another of our crates, would give it a second home; a module that
 //! needs the item names it where it is.
 
 use std::collections::{BTreeMap, BTreeSet};

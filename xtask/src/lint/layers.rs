@@ -24,7 +24,7 @@ const CRATES: [(&str, &[&str]); 4] = [
 ];
 
 /// The modules of `proxy-user`, and those of ours that each may use.
-const MODULES: [(&str, &[&str]); 21] = [
+const MODULES: [(&str, &[&str]); 22] = [
     ("model", &[]),
     ("api", &["model"]),
     ("source", &["api", "model"]),
@@ -38,10 +38,11 @@ const MODULES: [(&str, &[&str]); 21] = [
     ("connections", &["maps", "programs", "sync"]),
     ("sockets", &["host", "maps", "model", "programs", "sync"]),
     ("metrics", &["audit", "maps", "model", "plan", "programs", "sync"]),
-    ("http", &["metrics", "model", "plan", "sync"]),
+    ("page", &["cli", "config", "maps", "rates"]),
+    ("http", &["metrics", "model", "page", "plan", "sync"]),
     ("config", &["host", "model", "programs"]),
     ("cli", &["config", "host", "maps", "model", "programs"]),
-    ("kubectl", &["cli", "model"]),
+    ("kubectl", &["cli", "model", "page"]),
     ("telemetry", &["config"]),
     ("top", &["cli", "config", "maps", "rates"]),
     (
@@ -57,6 +58,7 @@ const MODULES: [(&str, &[&str]); 21] = [
             "maps",
             "metrics",
             "model",
+            "page",
             "plan",
             "programs",
             "sockets",
@@ -69,13 +71,14 @@ const MODULES: [(&str, &[&str]); 21] = [
 ];
 
 /// Crates that only some modules may see, so that the others stay testable without them.
-const RESTRICTED: [(&str, &[&str]); 13] = [
+const RESTRICTED: [(&str, &[&str]); 14] = [
     ("anyhow", &["app", "main"]),
     ("aya", &["maps", "programs"]),
     ("aya_log", &["programs"]),
     ("aya_obj", &["maps", "programs"]),
-    ("axum", &["http"]),
+    ("axum", &["http", "kubectl", "page"]),
     ("clap", &["cli", "kubectl", "main"]),
+    ("hyper", &["kubectl"]),
     ("k8s_openapi", &["api", "kubectl", "source"]),
     ("kube", &["api", "app", "kubectl", "source"]),
     ("notify", &["source"]),
@@ -94,6 +97,7 @@ const RESTRICTED: [(&str, &[&str]); 13] = [
             "kubectl",
             "main",
             "metrics",
+            "page",
             "programs",
             "sockets",
             "source",

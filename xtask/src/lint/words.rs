@@ -1,4 +1,4 @@
-//! Words that must not be in the project: signs of unfinished work, and paths of one machine.
+//! Words that must not be in the project: signs of unfinished work, paths of one machine, and subjects that name nothing.
 
 use super::finding::Finding;
 use super::source::SourceFile;
@@ -14,6 +14,21 @@ const ANYWHERE: [&str; 5] = [
     concat!("/ho", "me/"),
 ];
 
+/// Whole words that hide who acts; CONTRIBUTING.md, "How we write".
+const VAGUE: [&str; 5] = [
+    concat!("no", "body"),
+    concat!("some", "body"),
+    concat!("every", "body"),
+    concat!("who", "ever"),
+    concat!("when", "ce"),
+];
+
+/// The vague words of a line.
+fn vague(line: &str) -> impl Iterator<Item = &'static str> {
+    let words = line.split(|c: char| !c.is_ascii_alphabetic());
+    words.filter_map(|word| VAGUE.into_iter().find(|vague| word.eq_ignore_ascii_case(vague)))
+}
+
 pub(super) fn check(file: &SourceFile) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (number, line) in file.text.lines().enumerate() {
@@ -24,6 +39,13 @@ pub(super) fn check(file: &SourceFile) -> Vec<Finding> {
                 file: file.path.clone(),
                 line: number + 1,
                 what: format!("holds `{word}`: unfinished work, or one machine's path"),
+            });
+        }
+        for word in vague(line) {
+            findings.push(Finding {
+                file: file.path.clone(),
+                line: number + 1,
+                what: format!("says `{word}`: name the program, host or person that is meant"),
             });
         }
     }
@@ -45,6 +67,13 @@ mod tests {
     fn unfinished_code_is_found() {
         assert_eq!(found("a.rs", &format!("fn a() {{\n    {}()\n}}", IN_CODE[0])), [2]);
         assert!(found("a.md", IN_CODE[0]).is_empty());
+    }
+
+    #[test]
+    fn words_that_hide_who_acts_are_found() {
+        assert_eq!(found("a.rs", &format!("// {} reads it.", VAGUE[0])), [1]);
+        assert_eq!(found("docs/a.md", &format!("{}'s", VAGUE[1].to_uppercase())), [1]);
+        assert!(found("docs/a.md", &format!("{}es, anyone", VAGUE[0])).is_empty());
     }
 
     #[test]

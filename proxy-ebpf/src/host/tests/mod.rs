@@ -1,11 +1,14 @@
 //! Whole packets through the pipeline, against packets that are built from scratch.
 
+mod beside;
 mod build;
 
 use std::vec::Vec;
 
 use build::{DATA, End, Net, SYN, SYN_ACK, Shape, UDP, ip_packet, packet, unreachable};
-use proxy_common::backend::{BACKEND_ACTIVE, BACKEND_IN_CLUSTER, BACKEND_LOCAL, BackendEntry};
+use proxy_common::backend::{
+    BACKEND_ACTIVE, BACKEND_GONE, BACKEND_IN_CLUSTER, BACKEND_LOCAL, BACKEND_RESET, BackendEntry,
+};
 use proxy_common::config::{NodeConfig, PortRange};
 use proxy_common::flow::{DIRECTION_FORWARD, DIRECTION_REPLY, FlowKey, buckets_for, buckets_of, tag};
 use proxy_common::node::{NODE_ADDR_OWN, NODE_ADDR_PORTS, NodeEntry};
@@ -14,6 +17,7 @@ use proxy_common::service::{KIND_CLUSTER_IP, ServiceEntry, ServiceKey};
 use proxy_common::{PROTO_TCP, PROTO_UDP, V4, V6};
 
 use super::*;
+use crate::env::Node as _;
 use crate::frame::Route;
 use crate::step::DROP;
 
@@ -227,6 +231,85 @@ fn a_refusal<F: Net>() {
 fn the_client_of_a_service_without_endpoints_is_told() {
     a_refusal::<V4>();
     a_refusal::<V6>();
+}
+
+/// A connection to an endpoint that left, whose removal policy is `reset`.
+fn a_reset<F: Net>() {
+    let maps = maps::<F>(BACKEND_LOCAL);
+    let (client, frontend, backend) = (client::<F>(), frontend::<F>(), backend::<F>());
+    run_over(Hook::Ingress, maps, POD, &packet::<F>(client, frontend, SYN));
+    run_over(Hook::Egress, maps, POD, &packet::<F>(backend, client, SYN_ACK));
+    let data = packet::<F>(client, frontend, DATA);
+    let translated = |maps| {
+        let (verdict, skb) = run_over(Hook::Ingress, maps, POD, &data);
+        assert_eq!((verdict, skb.wire()), (NEXT, packet::<F>(client, backend, DATA)));
+    };
+    translated(maps);
+    let (addr, port) = backend;
+    let row = |state| BackendEntry {
+        addr,
+        port,
+        proto: PROTO_TCP,
+        state,
+        service: 1,
+        flags: BACKEND_LOCAL | BACKEND_IN_CLUSTER,
+    };
+    maps.set_backend(7, row(BACKEND_GONE));
+    translated(maps);
+    maps.set_backend(7, row(BACKEND_RESET));
+    translated(maps);
+    maps.mark_flows();
+    // Of an endpoint that serves again, nothing is reset.
+    maps.set_backend(7, row(BACKEND_ACTIVE));
+    translated(maps);
+    maps.set_backend(7, row(BACKEND_RESET));
+
+    let start = build::ETHERNET + F::HEADER;
+    let mut partial = data.clone();
+    let pseudo = F::pseudo(&client.0, &frontend.0, PROTO_TCP, data.len() - start);
+    let pseudo = !build::checksum(&[&pseudo]);
+    partial[start + 16..start + 18].copy_from_slice(&pseudo.to_be_bytes());
+    let unfinished = ChecksumState::Partial { start, offset: 16 };
+    for (bytes, checksum) in [(&data, ChecksumState::None), (&partial, unfinished)] {
+        let before = maps.count_of(Reason::EndpointLeft);
+        let (verdict, skb) = run_edited(Hook::Ingress, maps, POD, bytes, |skb| skb.checksum = checksum);
+        assert_eq!((verdict, skb.redirect), (REDIRECT, Some(Redirect::Out(POD))));
+        let answer = skb.wire();
+        assert_eq!((&answer[..6], &answer[6..12]), (&data[6..12], &data[..6]));
+        let (ip, segment) = (&answer[build::ETHERNET..start], &answer[start..]);
+        assert_eq!(ip, F::ip(&frontend.0, &client.0, PROTO_TCP, 64, 20, 0));
+        assert_eq!(segment.len(), 20);
+        assert_eq!(segment[..4], [frontend.1.to_be_bytes(), client.1.to_be_bytes()].concat());
+        // What the client acknowledged is what it expects next.
+        assert_eq!(
+            (&segment[4..8], &segment[8..14]),
+            (&data[start + 8..start + 12], &[0, 0, 0, 0, 0x50, 4][..])
+        );
+        let pseudo = F::pseudo(&frontend.0, &client.0, PROTO_TCP, 20);
+        assert_eq!(build::checksum(&[&pseudo, segment]), 0);
+        assert_eq!(maps.count_of(Reason::EndpointLeft), before + 1);
+    }
+    assert_eq!(maps.refusals_of(1, Reason::EndpointLeft), 2);
+
+    // Its endpoint may go on sending, and hears of the end by the client's own reset.
+    let (verdict, skb) = run_over(Hook::Egress, maps, POD, &packet::<F>(backend, client, DATA));
+    assert_eq!((verdict, skb.wire()), (NEXT, packet::<F>(frontend, client, DATA)));
+    let reset = Shape { flags: 4, ..SYN };
+    let (verdict, skb) = run_over(Hook::Ingress, maps, POD, &packet::<F>(client, frontend, reset));
+    assert_eq!((verdict, skb.wire()), (NEXT, packet::<F>(client, backend, reset)));
+    // The client begins anew from the same port, with another endpoint.
+    let other = (F::addr(3), 8080);
+    maps.set_backend(9, BackendEntry { addr: other.0, port: other.1, ..row(BACKEND_ACTIVE) });
+    maps.set_slots(7, &[9]);
+    let (verdict, skb) = run_over(Hook::Ingress, maps, POD, &packet::<F>(client, frontend, SYN));
+    assert_eq!((verdict, skb.wire()), (NEXT, packet::<F>(client, other, SYN)));
+    assert_eq!(maps.count_of(Reason::EndpointLeft), 2);
+}
+
+#[test]
+fn the_client_of_an_endpoint_that_left_is_reset_where_the_policy_says_so() {
+    a_reset::<V4>();
+    a_reset::<V6>();
 }
 
 fn an_icmp_error<F: Net>() {

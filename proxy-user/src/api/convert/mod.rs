@@ -5,12 +5,14 @@
 
 pub mod address;
 mod node;
+mod removal;
 mod service;
 mod service_cidr;
 mod slice;
 mod spread;
 
 use std::fmt::Display;
+use std::num::NonZero;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
@@ -45,11 +47,12 @@ pub fn slice_name(metadata: &ObjectMeta) -> SliceName {
 
 /// The edition of an object.
 fn version(metadata: &ObjectMeta) -> Version {
-    let text = |text: &Option<String>| text.clone().unwrap_or_default().into();
+    let text = |text: &Option<String>| text.as_deref().unwrap_or_default().into();
     Version {
         uid: text(&metadata.uid),
         resource_version: text(&metadata.resource_version),
-        generation: metadata.generation,
+        // The API leaves out a generation of 0.
+        generation: metadata.generation.and_then(NonZero::new),
     }
 }
 

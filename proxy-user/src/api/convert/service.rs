@@ -10,7 +10,7 @@ use crate::api::objects;
 use crate::model::net::IpFamily;
 use crate::model::{Name, Service, ServiceKind, ServicePort, TrafficPolicy};
 
-use super::{LABEL_PROXY_NAME, Problems, address, label, protocol, service_name, spread, version};
+use super::{LABEL_PROXY_NAME, Problems, address, label, protocol, removal, service_name, spread, version};
 
 /// Seconds of affinity where the object does not say: three hours, the API's default.
 const DEFAULT_AFFINITY_SECS: u32 = 10_800;
@@ -39,6 +39,7 @@ pub fn service(object: objects::Service) -> Option<Service> {
     let (algorithm, weights) = (spread::algorithm(metadata, problems), spread::weights(metadata, problems));
     let forwarding = spread::forwarding(metadata, problems);
     let ejection = spread::ejection(metadata, problems);
+    let removal = removal::policy(metadata, problems);
     let kind = kind(spec.type_.as_deref(), problems);
     let ingress = match kind {
         ServiceKind::LoadBalancer => object.status.and_then(|s| s.load_balancer).and_then(|l| l.ingress),
@@ -68,6 +69,7 @@ pub fn service(object: objects::Service) -> Option<Service> {
         algorithm,
         forwarding,
         ejection,
+        removal,
         weights,
         health_check_node_port: optional_port(
             "spec.healthCheckNodePort",

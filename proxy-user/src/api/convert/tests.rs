@@ -3,7 +3,9 @@ use serde_json::{Value, json};
 
 use crate::api::objects;
 use crate::model::net::IpFamily;
-use crate::model::{EndpointSlice, ForwardingMode, NodeView, Service, ServiceKind, TrafficPolicy};
+use crate::model::{
+    EndpointSlice, ForwardingMode, NodeView, RemovalPolicy, Service, ServiceKind, TrafficPolicy,
+};
 
 use proxy_common::select::Algorithm;
 
@@ -81,6 +83,41 @@ fn annotations_say_how_connections_are_spread() {
         assert!(bad.problems[0].message.contains("N from 0 to 100"));
         assert_eq!(bad.weights, Weights::default(), "{text}");
     }
+}
+
+#[rstest]
+#[case(json!({}), RemovalPolicy::Drain, &[])]
+#[case(json!({"ballast.io/removal-policy": "drain", "ballast.io/removal-delay": "30s"}), RemovalPolicy::Drain, &[])]
+#[case(json!({"ballast.io/removal-policy": " reset"}), reset(0), &[])]
+#[case(json!({"ballast.io/removal-policy": "reset", "ballast.io/removal-delay": "30s"}), reset(30), &[])]
+#[case(json!({"ballast.io/removal-policy": "reset", "ballast.io/removal-delay": "1m30s"}), reset(90), &[])]
+#[case(json!({"ballast.io/removal-policy": "reset", "ballast.io/removal-delay": "24h"}), reset(86_400), &[])]
+#[case(json!({"ballast.io/removal-policy": "kill"}), RemovalPolicy::Drain, &["policy"])]
+#[case(json!({"ballast.io/removal-policy": "reset", "ballast.io/removal-delay": "30"}), reset(0), &["delay"])]
+#[case(json!({"ballast.io/removal-policy": "reset", "ballast.io/removal-delay": "-1s"}), reset(0), &["delay"])]
+#[case(json!({"ballast.io/removal-policy": "reset", "ballast.io/removal-delay": "25h"}), reset(0), &["delay"])]
+#[case(json!({"ballast.io/removal-delay": "soon"}), RemovalPolicy::Drain, &["delay"])]
+fn annotations_say_what_becomes_of_connections_to_endpoints_that_leave(
+    #[case] annotations: Value,
+    #[case] expected: RemovalPolicy,
+    #[case] bad: &[&str],
+) {
+    let metadata = json!({"annotations": annotations});
+    let service = service_of(metadata, &json!({"clusterIP": "10.96.0.1"}), &json!({})).unwrap();
+    let fields: Vec<_> =
+        bad.iter().map(|name| format!("metadata.annotations[ballast.io/removal-{name}]")).collect();
+    assert_eq!(
+        (service.removal, self::fields(&service.problems)),
+        (expected, fields.iter().map(|f| &**f).collect())
+    );
+    for problem in &service.problems {
+        let accepted = if problem.field.contains("delay") { "from 0s to 24h" } else { "one of drain, reset" };
+        assert!(problem.message.contains(accepted), "{}", problem.message);
+    }
+}
+
+fn reset(seconds: u64) -> RemovalPolicy {
+    RemovalPolicy::Reset(std::time::Duration::from_secs(seconds))
 }
 
 #[test]
@@ -228,7 +265,7 @@ fn one_bad_part_does_not_spoil_the_rest() {
     }));
     assert_eq!(service.cluster_ips, ["fd00::1".parse::<std::net::IpAddr>().unwrap()]);
     assert_eq!(service.ports.iter().map(|p| p.port).collect::<Vec<_>>(), [81]);
-    assert_eq!(service.source_ranges, Some(vec![]), "nobody, rather than everybody");
+    assert_eq!(service.source_ranges, Some(vec![]), "no client, rather than every client");
     assert_eq!(service.problems.len(), 3);
 }
 

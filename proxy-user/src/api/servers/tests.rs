@@ -38,8 +38,8 @@ impl Peer {
     }
 }
 
-/// Where nobody listens.
-async fn nobody() -> String {
+/// An address where no server listens.
+async fn no_server() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     format!("http://{}/", listener.local_addr().unwrap())
 }
@@ -62,7 +62,7 @@ async fn ask(connection: &Connection) -> Option<u16> {
 
 #[tokio::test]
 async fn the_first_server_that_answers_is_asked_until_it_fails() {
-    let (away, one, other) = (nobody().await, Peer::start(200).await, Peer::start(200).await);
+    let (away, one, other) = (no_server().await, Peer::start(200).await, Peer::start(200).await);
     let (connection, told) = connected(&[&away, &one.url, &other.url]).await;
     assert_eq!((told.borrow().in_force.clone(), told.borrow().servers.len()), (None, 3));
     assert_eq!(ask(&connection).await, Some(200));
@@ -107,13 +107,13 @@ async fn what_all_servers_refuse_is_the_answer_and_changes_nothing() {
 }
 
 #[tokio::test]
-async fn a_connection_that_breaks_is_a_failure_and_nobody_an_error() {
+async fn a_broken_connection_is_a_failure_and_no_server_an_error() {
     let (away, other) = (TcpListener::bind("127.0.0.1:0").await.unwrap(), Peer::start(200).await);
     let url = format!("http://{}/", away.local_addr().unwrap());
     let (connection, told) = connected(&[&url, &other.url]).await;
     let (asked, ()) = tokio::join!(ask(&connection), async { drop(away.accept().await.unwrap()) });
     assert_eq!((asked, told.borrow().in_force.clone()), (Some(200), Some(other.url)));
-    let (connection, told) = connected(&[&nobody().await, &nobody().await]).await;
+    let (connection, told) = connected(&[&no_server().await, &no_server().await]).await;
     assert_eq!((ask(&connection).await, told.borrow().in_force.clone()), (None, None));
 }
 

@@ -3,6 +3,7 @@
 use clap::ValueEnum;
 use clap::builder::PossibleValue;
 
+use crate::config::page::Shows;
 use crate::config::paths::Ejection;
 use crate::config::value::{DetectLocalMode, LogFormat};
 use crate::model::ForwardingMode;
@@ -62,6 +63,11 @@ choices! {
             "For a second after two clients met a failure in a row, longer each time; never the last endpoint",
         Off = "off": "As with kube-proxy, which leads connections to an endpoint as long as it is ready",
     }
+    Shows {
+        Off = "off": "There is no page",
+        Services = "services": "What /metrics and /problems tell: rates by Service and by reason",
+        All = "all": "Addresses of clients and endpoints too, and examples of what was refused",
+    }
     SocketLb {
         All = "all": "Those of the node and of its pods",
         HostOnly = "host-only":
@@ -70,7 +76,7 @@ choices! {
     }
     SocketDrop {
         Silent = "silent":
-            "It goes on, as with kube-proxy: its packets are dropped until somebody may have them",
+            "It goes on, as with kube-proxy: its packets are dropped until an endpoint may receive them",
         Fail = "fail": "It fails at once (ETIMEDOUT)",
     }
     DetectLocalMode {

@@ -44,7 +44,7 @@ fn arg(setting: &'static Setting) -> Arg {
     let help = match setting.effect {
         Effect::Used("") => "As with kube-proxy.".to_owned(),
         Effect::Used(what) => format!("As with kube-proxy: {what}."),
-        Effect::Idle(why) => format!("Accepted, and means nothing: {why}."),
+        Effect::Idle(why) => format!("Accepted and ignored: {why}."),
     };
     let kind = setting.kind;
     let arg = Arg::new(setting.flag)

@@ -70,7 +70,7 @@ pub struct NetworkArgs {
     #[arg(long, env = "BALLAST_SERVICE_NODE_PORT_RANGE", value_name = "FIRST-LAST", default_value_t)]
     pub service_node_port_range: NodePortRange,
     /// Close a load balancer's address of a family that loadBalancerSourceRanges says nothing about. Without
-    /// this it is open to everybody, as with kube-proxy.
+    /// this it is open to every client, as with kube-proxy.
     #[arg(long, env = "BALLAST_SOURCE_RANGES_STRICT", value_parser = FalseyValueParser::new())]
     pub source_ranges_strict: bool,
 }

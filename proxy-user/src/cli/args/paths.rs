@@ -10,7 +10,7 @@ use crate::programs::{TcxOrder, Xdp};
 
 /// How sockets and packets are met.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::Args)]
-#[command(next_help_heading = "The two paths")]
+#[command(next_help_heading = "Data path")]
 pub struct PathArgs {
     /// Where the packet programs run among those of others on a device (TCX).
     #[arg(long, env = "BALLAST_TCX_ORDER", value_name = "ORDER", default_value = "nest")]

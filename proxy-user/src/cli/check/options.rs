@@ -6,7 +6,7 @@ use std::io::Read as _;
 use flate2::read::GzDecoder;
 
 /// The options that Ballast cannot do without. `NET_CLS_BPF` and `NET_SCH_INGRESS` count on kernels without TCX; they are small
-/// and everybody has them.
+/// and every command has them.
 pub const NEEDED: [&str; 6] =
     ["BPF_SYSCALL", "CGROUP_BPF", "NET_CLS_ACT", "NET_SCH_INGRESS", "NET_CLS_BPF", "INET"];
 

@@ -21,7 +21,7 @@ use super::walk::Walk;
 use crate::cli::question::Client;
 use crate::maps::view::{Kind, Scope, Transport};
 
-/// Bits of an address of the node on which node ports answer for everybody.
+/// Bits of an address of the node on which node ports answer every client.
 const ANSWERS: NodeAddr = NODE_ADDR_OWN | NODE_ADDR_PORTS;
 
 impl<A: Address + Into<IpAddr>> Walk<'_, A> {

@@ -322,7 +322,7 @@ fn what_the_socket_hooks_do_in_each_mode(
     let rule = said.socket.steps.last().map(|step| step.rule);
     assert_eq!((said.socket.outcome.label(), rule), (outcome, Some(last)));
     if outcome == "untouched" {
-        // Nobody else serves it.
+        // No other endpoint serves it.
         assert_ne!(said.packet.outcome, Outcome::Untouched, "{said:?}");
     }
 }

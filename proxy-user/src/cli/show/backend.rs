@@ -10,7 +10,7 @@ use super::filter::Scope;
 use super::list::{Column, List, Row};
 use super::service::title;
 use crate::cli::args::list::ListOutput;
-use crate::maps::view::{BackendRow, Snapshot};
+use crate::maps::view::{BackendRow, BackendState, Snapshot};
 
 /// An endpoint.
 #[derive(Debug, Serialize)]
@@ -22,7 +22,7 @@ pub struct BackendJson {
     /// `namespace/name:port`.
     service: String,
     service_id: u32,
-    /// `active` or `gone`.
+    /// `active`; `gone`: it left, and connections go on; `reset`: it left, and connections to it are reset.
     state: &'static str,
     /// It runs on this node.
     local: bool,
@@ -30,6 +30,9 @@ pub struct BackendJson {
     /// For so many more seconds new connections skip it.
     #[serde(skip_serializing_if = "Option::is_none")]
     ejected_seconds: Option<u32>,
+    /// Connections of the packet path that it still has, if it left.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    flows_left: Option<u64>,
     /// How large its share is.
     weight: u32,
     /// Connections begun since the id is in use.
@@ -78,6 +81,9 @@ fn of_rows<'a>(
         if row.terminating {
             state.push_str(", terminating");
         }
+        if let Some(flows) = flows_left(id, row, snapshot).filter(|flows| *flows > 0) {
+            let _ = write!(state, ", {flows} flow{} left", if flows == 1 { "" } else { "s" });
+        }
         if let Some(seconds) = snapshot.ejected.get(&id) {
             let _ = write!(state, ", ejected for {seconds}s");
         }
@@ -109,10 +115,16 @@ pub(super) fn element(id: u32, row: &BackendRow, snapshot: &Snapshot) -> Backend
         local: row.local,
         terminating: row.terminating,
         ejected_seconds: snapshot.ejected.get(&id).copied(),
+        flows_left: flows_left(id, row, snapshot),
         weight: row.weight,
         connections: snapshot.backend_stats.get(&id).copied().unwrap_or_default(),
         open: open(id, row, snapshot),
     }
+}
+
+/// Connections of the packet path that an endpoint still has which left; `None`: it has not left.
+pub(super) fn flows_left(id: u32, row: &BackendRow, snapshot: &Snapshot) -> Option<u64> {
+    (row.state != BackendState::Active).then(|| snapshot.left.get(&id).copied().unwrap_or_default())
 }
 
 /// Open connections of an endpoint; `None` where they are not counted.

@@ -1,4 +1,4 @@
-//! `ballast config`: asks the agent for its settings, and whence they come.
+//! `ballast config`: asks the agent for its settings, and where they come from.
 
 use std::io::Write;
 
@@ -23,7 +23,7 @@ struct Configz {
 }
 
 impl Configz {
-    /// The settings; what nobody has said has the value that is in force.
+    /// The settings; one that was not set has its default.
     fn settings(mut self) -> Vec<Origin> {
         for origin in self.origins.iter_mut().filter(|origin| origin.value.is_empty()) {
             // Fields leave out what their folder says already: `capacities.flows` is `--max-flows`.
@@ -103,7 +103,7 @@ pub fn config(args: &ConfigArgs, out: &mut impl Write) -> Result<(), ShowError> 
     let configz: Configz = serde_json::from_slice(&body)?;
     if configz.origins.is_empty() {
         return Err(ShowError::NoAgent(format!(
-            "{address} does not say whence its settings come: it is an older agent"
+            "{address} does not say where its settings come from: it is an older agent"
         )));
     }
     let list = list(&configz.settings(), &args.names, args.all)?;
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_has_said_has_the_value_in_force() {
+    fn an_unset_setting_shows_its_default() {
         let one =
             |name: &str| Origin { name: name.to_owned(), value: String::new(), from: "default".to_owned() };
         let ballast = serde_json::json!({
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn what_somebody_has_said_and_what_was_asked_for() {
+    fn given_and_named_settings_are_shown() {
         let text = |names: &[&str], all| {
             let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
             list(&origins(), &names, all)?.render(ListOutput::Name, true)

@@ -1,4 +1,4 @@
-//! A list: rows that can be filtered by whoever makes them, and are sorted, written and watched here for all.
+//! A list: each command filters its rows; they are sorted, written and watched here for all commands.
 
 use std::cmp::Ordering;
 use std::collections::BTreeSet;

@@ -12,7 +12,7 @@ use crate::programs::XdpDevice;
 /// How long the agent may take to answer.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Bytes of an answer that are read: somebody else may listen there, and never come to an end.
+/// Bytes of an answer that are read: another program may listen there, and send without end.
 const MOST: u64 = 16 << 20;
 
 /// What was heard of the agent.

@@ -1,7 +1,7 @@
 //! `ballast service list` and `ballast service show`.
 
 use std::collections::BTreeSet;
-use std::fmt::Write;
+use std::fmt::{self, Write};
 use std::net::{IpAddr, SocketAddr};
 
 use proxy_common::stats::ServiceStats;
@@ -68,10 +68,35 @@ pub struct FrontendJson {
     algorithm_outside: Option<&'static str>,
     /// `dsr` or `snat`: how packets of clients outside reach endpoints on other nodes.
     forwarding: &'static str,
+    /// What is left on endpoints of the Service port that left it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    draining: Option<Draining>,
     /// Ids of the backends.
     backends: Vec<u32>,
     /// Their addresses.
     endpoints: Vec<SocketAddr>,
+}
+
+/// Endpoints that left a Service port, and the connections of the packet path that they still have.
+#[derive(Clone, Copy, Debug, Serialize)]
+struct Draining {
+    endpoints: u64,
+    flows: u64,
+}
+
+impl fmt::Display for Draining {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { endpoints, flows } = self;
+        write!(f, "{endpoints} ({flows} flow{})", if *flows == 1 { "" } else { "s" })
+    }
+}
+
+/// `None`: none rests any more.
+fn draining(service: u32, snapshot: &Snapshot) -> Option<Draining> {
+    let left = super::backend::of(service, snapshot);
+    let flows = left.filter_map(|(id, row)| super::backend::flows_left(id, row, snapshot));
+    let (endpoints, flows) = flows.fold((0, 0), |(endpoints, sum), flows| (endpoints + 1, sum + flows));
+    (endpoints > 0).then_some(Draining { endpoints, flows })
 }
 
 /// One line for each address that a client may dial, of the Services that `scope` means.
@@ -92,6 +117,7 @@ pub fn list(snapshot: &Snapshot, scope: &Scope) -> Result<List<Line>, ShowError>
         Column::new("AFFINITY").wide(),
         Column::new("ALGORITHM").wide(),
         Column::new("ID").number().wide(),
+        Column::new("DRAINING").wide(),
         Column::new("ENDPOINTS").narrow(),
         Column::new("ENDPOINTS").wide(),
     ];
@@ -107,6 +133,7 @@ pub fn list(snapshot: &Snapshot, scope: &Scope) -> Result<List<Line>, ShowError>
             affinity(row.affinity_secs),
             algorithm(row),
             row.service.to_string(),
+            draining(row.service, snapshot).map_or_else(|| "-".to_owned(), |draining| draining.to_string()),
             endpoints(row, snapshot, SHOWN),
             endpoints(row, snapshot, usize::MAX),
         ];
@@ -121,7 +148,7 @@ pub fn list(snapshot: &Snapshot, scope: &Scope) -> Result<List<Line>, ShowError>
         let address = row.address.to_string();
         let note = format!("<none> (left alone: {})", row.why());
         let known = ["-".to_owned(), "Unmanaged".to_owned(), address.clone(), address];
-        let unknown = std::iter::repeat_n("-".to_owned(), 5);
+        let unknown = std::iter::repeat_n("-".to_owned(), 6);
         let cells = known.into_iter().chain(unknown).chain([note.clone(), note]).collect();
         let (key, value) = (row.address.to_string(), Line::Unmanaged(value));
         list.push(Row { group: "unmanaged", name: String::new(), key, cells, value });
@@ -374,6 +401,7 @@ fn frontend(row: &FrontendRow, snapshot: &Snapshot) -> FrontendJson {
         algorithm: row.algorithm,
         algorithm_outside: row.outside,
         forwarding: forwarding(row),
+        draining: draining(row.service, snapshot),
         backends: ids,
         endpoints,
     }

@@ -168,7 +168,7 @@ impl Status {
                     one.hook
                 )),
                 (Some(device), Some(_)) if !one.in_force() => problems.push(format!(
-                    "the filter {} of {device} is gone: somebody removed it; restart `ballast run`",
+                    "the filter {} of {device} was removed externally; restart `ballast run`",
                     one.hook
                 )),
                 // A device that is gone takes its programs along, as it should.

@@ -106,6 +106,7 @@ pub(super) fn cluster() -> Snapshot {
             frontend(9, "10.96.0.99:80", 6, Kind::ExternalIp, &[3]),
         ],
         addresses: [2, 1],
+        left: BTreeMap::from([(6, 2)]),
         unmanaged: Vec::new(),
         backends,
         service_stats: BTreeMap::from([(
@@ -272,13 +273,13 @@ fn services_as_a_table() {
 #[test]
 fn services_as_a_wide_table() {
     assert_snapshot!(render(service_list(&cluster(), &Scope::default()), ListOutput::Wide), @r#"
-    SERVICE                   TYPE          ADDRESS                FOR       POLICY   AFFINITY                ALGORITHM           ID  ENDPOINTS
-    id 9                      ExternalIP    10.96.0.99:80/TCP      internal  Cluster  none                    random               9
-    default/redis:resp        ClusterIP     10.96.0.10:6379/TCP    internal  Cluster  client address, 10800s  random               1  10.244.1.7:6379,10.244.2.7:6379,10.244.3.7:6379,10.244.4.7:6379,10.244.5.7:6379
-    default/redis:resp        NodePort      0.0.0.0:30079/TCP      internal  Cluster  none                    random, mh outside   1  10.244.1.7:6379,10.244.2.7:6379
-    default/redis:resp        ClusterIP     [fd00:96::a]:6379/TCP  internal  Cluster  none                    random               4  [fd00:1::7]:6379
-    kube-system/kube-dns:dns  ClusterIP     10.96.0.10:53/UDP      internal  Cluster  none                    random               2  <none> (rejects)
-    web/shop                  LoadBalancer  203.0.113.5:443/TCP    external  Local    none                    random               3  <none> (drops)
+    SERVICE                   TYPE          ADDRESS                FOR       POLICY   AFFINITY                ALGORITHM           ID  DRAINING     ENDPOINTS
+    id 9                      ExternalIP    10.96.0.99:80/TCP      internal  Cluster  none                    random               9  -
+    default/redis:resp        ClusterIP     10.96.0.10:6379/TCP    internal  Cluster  client address, 10800s  random               1  1 (2 flows)  10.244.1.7:6379,10.244.2.7:6379,10.244.3.7:6379,10.244.4.7:6379,10.244.5.7:6379
+    default/redis:resp        NodePort      0.0.0.0:30079/TCP      internal  Cluster  none                    random, mh outside   1  1 (2 flows)  10.244.1.7:6379,10.244.2.7:6379
+    default/redis:resp        ClusterIP     [fd00:96::a]:6379/TCP  internal  Cluster  none                    random               4  -            [fd00:1::7]:6379
+    kube-system/kube-dns:dns  ClusterIP     10.96.0.10:53/UDP      internal  Cluster  none                    random               2  -            <none> (rejects)
+    web/shop                  LoadBalancer  203.0.113.5:443/TCP    external  Local    none                    random               3  -            <none> (drops)
     "#);
 }
 
@@ -287,7 +288,7 @@ fn services_as_json() {
     let json: serde_json::Value =
         serde_json::from_str(&render(service_list(&cluster(), &Scope::default()), ListOutput::Json)).unwrap();
     assert_snapshot!(json["frontends"][1], @r#"
-    {"address":"10.96.0.10:6379","affinitySeconds":10800,"algorithm":"random","backends":[1,2,3,4,5],"endpoints":["10.244.1.7:6379","10.244.2.7:6379","10.244.3.7:6379","10.244.4.7:6379","10.244.5.7:6379"],"forwarding":"snat","id":1,"policy":"Cluster","protocol":"TCP","scope":"internal","service":"default/redis:resp","sourceRanges":false,"type":"ClusterIP","verdict":"forward"}
+    {"address":"10.96.0.10:6379","affinitySeconds":10800,"algorithm":"random","backends":[1,2,3,4,5],"draining":{"endpoints":1,"flows":2},"endpoints":["10.244.1.7:6379","10.244.2.7:6379","10.244.3.7:6379","10.244.4.7:6379","10.244.5.7:6379"],"forwarding":"snat","id":1,"policy":"Cluster","protocol":"TCP","scope":"internal","service":"default/redis:resp","sourceRanges":false,"type":"ClusterIP","verdict":"forward"}
     "#);
     // An id that belongs to another Service by now is not shown as an endpoint of this one.
     assert_eq!(json["frontends"][0]["service"], "id 9");
@@ -316,7 +317,7 @@ fn one_service() {
      3  10.244.3.7:6379/TCP  active               no          1            0     0
      4  10.244.4.7:6379/TCP  active               no          1            0     0
      5  10.244.5.7:6379/TCP  active               no          1            0     0
-     6  10.244.9.9:6379/TCP  gone                 no          1            0     0
+     6  10.244.9.9:6379/TCP  gone, 2 flows left   no          1            0     0
 
     Service:      default/redis:resp (TCP, IPv6)
     Id:           4
@@ -395,9 +396,9 @@ fn addresses_that_are_left_alone_are_a_fact_and_no_problem() {
     -        Unmanaged  10.96.0.77  <none> (left alone: another proxy serves it)
     ");
     assert_snapshot!(render(service_list(&alone, &Scope::default()), ListOutput::Wide), @r"
-    SERVICE  TYPE       ADDRESS     FOR  POLICY  AFFINITY  ALGORITHM  ID  ENDPOINTS
-    -        Unmanaged  10.96.0.10  -    -       -         -           -  <none> (left alone: an address of this node)
-    -        Unmanaged  10.96.0.77  -    -       -         -           -  <none> (left alone: another proxy serves it)
+    SERVICE  TYPE       ADDRESS     FOR  POLICY  AFFINITY  ALGORITHM  ID  DRAINING  ENDPOINTS
+    -        Unmanaged  10.96.0.10  -    -       -         -           -  -         <none> (left alone: an address of this node)
+    -        Unmanaged  10.96.0.77  -    -       -         -           -  -         <none> (left alone: another proxy serves it)
     ");
     let json = render(service_list(&alone, &Scope::default()), ListOutput::Json);
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
@@ -436,7 +437,7 @@ fn backends_as_a_table() {
      3  10.244.3.7:6379/TCP   active               no          1            0     0  default/redis:resp
      4  10.244.4.7:6379/TCP   active               no          1            0     0  default/redis:resp
      5  10.244.5.7:6379/TCP   active               no          1            0     0  default/redis:resp
-     6  10.244.9.9:6379/TCP   gone                 no          1            0     0  default/redis:resp
+     6  10.244.9.9:6379/TCP   gone, 2 flows left   no          1            0     0  default/redis:resp
      7  [fd00:1::7]:6379/TCP  active               no          1            0     -  default/redis:resp
     "#);
 }
@@ -609,7 +610,7 @@ fn a_status_with_a_map_that_fills_up() {
     assert_snapshot!(Status::new(well(), Ok(facts())).render(Output::Wide).unwrap(), @r#"
     Agent:      ok, at 127.0.0.1:10249
     Programs:   2 at 3 hooks
-    Lacking:    bpf_set_retval for sockets (Linux 6.1): a call that reaches nobody goes on as packets, which are rejected or dropped; --socket-drop fail has no effect; bind on a node port fails with EPERM instead of EADDRINUSE
+    Lacking:    bpf_set_retval for sockets (Linux 6.1): a call to a Service without endpoints goes on as packets, which are rejected or dropped; --socket-drop fail has no effect; bind on a node port fails with EPERM instead of EADDRINUSE
     Maps:       5 in /sys/fs/bpf/ballast/v3 (layout 3), 22.5 MiB
     Services:   4 ports, 6 addresses, 2 of them with no endpoint
     Endpoints:  6 in service, 6 of 262144 ids in use
@@ -748,7 +749,7 @@ fn empty_answers_are_empty_lists_in_json() {
 }
 
 #[test]
-fn a_status_names_what_nobody_should_see() {
+fn a_status_names_problems() {
     let mut facts = facts();
     facts.attachments.clear();
     facts.abi = 0;
@@ -885,7 +886,7 @@ fn what_is_wrong_with_objects_is_asked(#[case] reply: &'static str, #[case] expe
 }
 
 #[test]
-fn nobody_there_is_no_answer() {
+fn no_server_is_no_answer() {
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     assert!(matches!(probe(Listen::Socket(address)), AgentState::Silent { .. }));
     assert_eq!(probe(Listen::Off), AgentState::NotAsked);

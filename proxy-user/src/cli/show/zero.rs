@@ -47,7 +47,7 @@ fn since(count: &mut u64, zero: Option<&u64>) {
 }
 
 impl Zero {
-    /// What is noted in that folder; nothing, if nobody has.
+    /// What is noted in that folder; empty before the first `zero`.
     pub fn read(folder: &Path) -> Result<Self, ShowError> {
         let path = folder.join(FILE);
         match fs::read_to_string(&path) {

@@ -12,7 +12,7 @@ use super::kind::Kind::{
 pub enum Effect {
     /// It does what it does with kube-proxy, or what the text says.
     Used(&'static str),
-    /// It is checked and accepted, means nothing, and that is said once, for this reason.
+    /// It is checked and ignored, and the log says so once, for this reason.
     Idle(&'static str),
 }
 

@@ -135,7 +135,7 @@ impl Reader<'_> {
     }
 }
 
-/// The field that somebody may have meant who wrote this one: the same letters, or the same name elsewhere.
+/// The field that was probably meant by this name: the same letters, or the same name elsewhere.
 fn meant(path: &str) -> Option<&'static str> {
     let last = |path: &'static str| path.rsplit('.').next().unwrap_or(path);
     let name = path.rsplit('.').next().unwrap_or(path);

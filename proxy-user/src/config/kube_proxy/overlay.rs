@@ -40,7 +40,7 @@ pub struct Overlay {
     pub conntrack: Conntrack,
     /// External addresses of Services are passed over.
     pub no_external_ips: bool,
-    /// Lines for the log: what was given and means nothing here.
+    /// Lines for the log: what was given and is ignored.
     #[serde(skip)]
     pub notes: Vec<String>,
     /// Everything that was given.
@@ -76,7 +76,7 @@ pub fn apply(options: &mut Options) -> Result<Overlay, FileError> {
         if gate == EXTERNAL_IPS {
             overlay.no_external_ips = !on;
         } else {
-            overlay.notes.push(format!("feature {gate}={on} means nothing here"));
+            overlay.notes.push(format!("feature {gate}={on} is ignored"));
         }
     }
     overlay.bind_address_hard_fail = values.switch("bindAddressHardFail").unwrap_or_default();
@@ -190,7 +190,7 @@ fn scheduler(options: &Options, values: &Values, notes: &mut Vec<String>) -> Opt
     };
     let place = values.place("ipvs.scheduler");
     if !is_ipvs {
-        notes.push(format!("{place} means nothing here: it is for mode ipvs"));
+        notes.push(format!("{place} is ignored: it is for mode ipvs"));
         return None;
     }
     let found = match name {

@@ -174,7 +174,7 @@ featureGates: {AllowServiceExternalIPs: false, WinDSR: true}
     assert_eq!((conntrack.max_per_core, conntrack.min), (Some(7), Some(9)));
     assert_eq!(conntrack.tcp_close_wait, Some(Duration::from_mins(1)));
     assert!(conntrack.tcp_be_liberal);
-    assert_eq!(notes(&config), "feature WinDSR=true means nothing here");
+    assert_eq!(notes(&config), "feature WinDSR=true is ignored");
 }
 
 #[rstest]
@@ -214,7 +214,7 @@ fn the_mode_chooses_its_period(#[case] mode: &str, #[case] expected: Duration) {
     "rr",
     "there is no fo here: give one of random, rr, wrr, sh, dh, mh, lc, wlc, sed, nq; rr holds instead"
 )]
-#[case("iptables", "sh", "", " means nothing here: it is for mode ipvs")]
+#[case("iptables", "sh", "", " is ignored: it is for mode ipvs")]
 #[case("iptables", "", "", "")]
 fn a_scheduler_means_what_it_says(
     #[case] mode: &str,
@@ -317,10 +317,10 @@ fn what_means_nothing_is_said_once_each() {
     let expected = [
         "--proxy-mode is ignored: --config",
         "--kube-api-qps is ignored: --config",
-        ":3:18: enableProfiling means nothing here: ",
-        ":4:34: ipvs.strictARP means nothing here: ",
-        ":5:26: winkernel.networkName means nothing here: ",
-        ":4:19: ipvs.scheduler means nothing here: ",
+        ":3:18: enableProfiling is ignored: ",
+        ":4:34: ipvs.strictARP is ignored: ",
+        ":5:26: winkernel.networkName is ignored: ",
+        ":4:19: ipvs.scheduler is ignored: ",
     ];
     let notes = &config.kube_proxy.notes;
     assert_eq!(notes.len(), expected.len(), "{notes:?}");
@@ -390,7 +390,7 @@ fn the_command_line_of_kube_proxy_is_taken() {
     assert_eq!(config.node.detect_local, DetectLocal::Devices);
     assert_eq!(config.log_format, LogFormat::Json);
     let notes = notes(&config);
-    for said in ["--vmodule means nothing", "ClusterCIDR, and there is no range"] {
+    for said in ["--vmodule is ignored", "ClusterCIDR, and there is no range"] {
         assert!(notes.contains(said), "{notes}");
     }
     assert!(!notes.contains("conntrack"), "{notes}");

@@ -84,12 +84,12 @@ impl Values {
         gates.into_iter().flatten().map(|(name, on)| (&**name, *on))
     }
 
-    /// One line for each setting that was given and means nothing here.
+    /// One line for each setting that was given and is ignored.
     pub fn idle(&self) -> impl Iterator<Item = String> {
         SETTINGS.iter().filter_map(|setting| {
             let Effect::Idle(why) = setting.effect else { return None };
             let given = self.0.get(setting.key()).filter(|given| given.value.asks_for_something())?;
-            Some(format!("{} means nothing here: {why}", given.place))
+            Some(format!("{} is ignored: {why}", given.place))
         })
     }
 

@@ -97,6 +97,7 @@ fn devices_are_a_list() {
 #[case(&["--min-sync-period", "1m"], &["--min-sync-period 60s", "--sync-period 30s", "shorten"])]
 #[case(&["--bind-address", "node-a"], &["--bind-address", "'node-a'"])]
 #[case(&["--healthz-bind-address", "here"], &["--healthz-bind-address", "'here'", "[::]:10256"])]
+#[case(&["--page", "all", "--metrics-bind-address="], &["--page needs the metrics server", "metricsBindAddress"])]
 #[case(&["--healthz-bind-address", "127.0.0.1:10249"], &["--metrics-bind-address", "127.0.0.1:10249", "different ports"])]
 #[case(&["--devices", "!eth0"], &["--devices !eth0", "*,!eth0"])]
 #[case(&["--devices", "a/b"], &["--devices", "'a/b'", "eth*"])]
@@ -191,7 +192,7 @@ fn values_of_the_paths_are_checked(#[case] flags: &[&str], #[case] parts: &[&str
 }
 
 #[test]
-fn source_ports_are_those_that_nobody_else_has() {
+fn source_ports_are_those_that_are_free() {
     let config = parse(&[]).unwrap();
     let [low, high] = config.node.snat_ports;
     let local = ports::local().unwrap();

@@ -54,6 +54,9 @@ pub enum ValueError {
     /// Not a timeout of a flow.
     #[error("expected whole seconds from 1s to 596h31m23s, like 90s, 30m or 24h")]
     FlowTimeout,
+    /// Not a length of the page's history.
+    #[error("expected 4m to 24h, like 1h, or 0 for no history")]
+    PageHistory,
     /// Not a proxy mode.
     #[error("this is Ballast: the mode is ebpf (iptables, ipvs and nftables are accepted and mean ebpf)")]
     ProxyMode,

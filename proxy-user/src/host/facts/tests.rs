@@ -22,7 +22,7 @@ fn our_end_of_a_point_to_point_device_counts() {
 }
 
 #[test]
-fn addresses_that_nobody_can_dial_do_not_count() {
+fn addresses_that_cannot_be_reached_do_not_count() {
     let one = |text, flags| address(vec![AddressAttribute::Address(ip(text))], flags);
     assert_eq!(one("169.254.0.1", AddressHeaderFlags::empty()), None);
     assert_eq!(one("fe80::1", AddressHeaderFlags::empty()), None);

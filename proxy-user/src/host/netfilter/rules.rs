@@ -61,7 +61,7 @@ struct Rule {
 pub struct Removal {
     /// In words, one for each table.
     pub removed: Vec<String>,
-    /// Chains that somebody else's rules lead to; they stay.
+    /// Chains that rules of others jump to; they stay.
     pub left: Vec<String>,
 }
 
@@ -95,7 +95,7 @@ fn plan(chains: &[Chain], rules: &[Rule]) -> (Vec<(Message, u16)>, Removal) {
         chains.iter().filter(|chain| chain.is_kube_proxys() && chain.table != TABLE).collect();
     let is_own = |chain: &Chain| own.contains(chain);
     let leads_to_own = |rule: &&Rule| rule.targets.iter().any(|target| is_kube_proxys(target));
-    // The chains that the kernel enters are kube-proxy's to leave; others are somebody's who uses its chains.
+    // The chains that the kernel enters are kube-proxy's to leave; others belong to programs that use its chains.
     let (entries, others): (Vec<_>, Vec<_>) = rules
         .iter()
         .filter(|rule| rule.chain.table != TABLE && !is_own(&rule.chain))

@@ -1,8 +1,8 @@
-use std::net::{IpAddr, Ipv4Addr};
-
 use super::*;
 use crate::http::tests::{fetch, state};
 use crate::plan::HealthCheck;
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
 
 /// A port that was free a moment ago.
 fn free_port() -> u16 {
@@ -29,11 +29,11 @@ impl Node {
     fn service(&self, name: &str, port: u16, local: usize) {
         let check = HealthCheck { port, local: BTreeMap::from([(IpFamily::V4, local)]) };
         self.status.send_modify(|status| {
-            status.health_checks.insert(ServiceName::new("shop", name), check);
+            Arc::make_mut(&mut status.health_checks).insert(ServiceName::new("shop", name), check);
         });
     }
 
-    /// Code and body, when somebody listens.
+    /// Code and body, when a server listens.
     async fn ask(&self, port: u16) -> Option<(u16, String, String)> {
         let address = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port);
         for _ in 0..200 {
@@ -45,7 +45,7 @@ impl Node {
         None
     }
 
-    /// Waits until nobody listens.
+    /// Waits until no server listens.
     async fn closed(&self, port: u16) {
         while tokio::net::TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await.is_ok() {
             tokio::time::sleep(Duration::from_millis(10)).await;
@@ -106,7 +106,7 @@ async fn ports_open_and_close_with_their_services() {
     node.service("web", third, 1);
     assert!(node.ask(third).await.is_some());
     node.closed(first).await;
-    node.status.send_modify(|status| status.health_checks.clear());
+    node.status.send_modify(|status| status.health_checks = Arc::default());
     node.closed(second).await;
     node.closed(third).await;
 }
@@ -134,7 +134,7 @@ async fn both_families_share_a_port() {
 fn a_service_is_asked_for_in_its_families_only() {
     let listen = BTreeSet::from([IpAddr::V4(Ipv4Addr::UNSPECIFIED), std::net::Ipv6Addr::UNSPECIFIED.into()]);
     let check = HealthCheck { port: 9, local: BTreeMap::from([(IpFamily::V6, 0)]) };
-    let health_checks = BTreeMap::from([(ServiceName::new("shop", "web"), check)]);
+    let health_checks = Arc::new(BTreeMap::from([(ServiceName::new("shop", "web"), check)]));
     let wanted = wanted(&Status { health_checks, listen, ..Status::default() });
     assert!(wanted.iter().map(|(_, address)| address.to_string()).eq(["[::]:9"]));
 }

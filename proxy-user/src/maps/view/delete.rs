@@ -66,7 +66,7 @@ impl View {
                 count.fetch_sub(1, Ordering::SeqCst);
             }
             remove_keys(&buckets, number as u32, &flow);
-            // Nobody else changes the state of a claimed entry.
+            // No other CPU or process changes the state of a claimed entry.
             word.store(with_bits(word.load(Ordering::SeqCst), 0), Ordering::SeqCst);
             removed.push(row);
         }

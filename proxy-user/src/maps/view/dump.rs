@@ -359,7 +359,7 @@ fn flow<A>(row: &FlowRow, entry: &FlowEntry<A>, names: &Names) -> Value {
     })
 }
 
-/// Without the seed, which would let somebody fill one bucket of the index.
+/// Without the seed: who knows it can fill one bucket of the index.
 fn config(config: &NodeConfig) -> Value {
     let seconds = |ticks: u32| f64::from(ticks) / f64::from(config.hz.max(1));
     let snat = config.snat.iter().filter(|range| range.count > 0);

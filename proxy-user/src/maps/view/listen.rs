@@ -15,7 +15,7 @@ use crate::maps::mapping::Mapping;
 
 const WORDS: usize = size_of::<Event>() / 4;
 
-/// Somebody who listens. While there is one, the programs tell what they refuse, and what begins.
+/// A registered listener. While there is one, the programs report refusals and new connections.
 pub struct Listener {
     ring: Ring,
     shared: Shared,
@@ -81,7 +81,7 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        // Somebody else's by now, if we were stopped for long.
+        // Another listener may have taken it, if this process was stopped for long.
         self.shared.exchange(self.lease, self.until, 0);
         self.shared.agree(now());
     }

@@ -15,6 +15,7 @@ mod latency;
 mod listen;
 mod load;
 mod pin;
+mod removal;
 mod ring;
 mod rows;
 mod rules;
@@ -92,6 +93,8 @@ pub struct Snapshot {
     pub backend_stats: BTreeMap<u32, u64>,
     /// Endpoints that new connections skip, by id, and for how many more seconds.
     pub ejected: BTreeMap<u32, u32>,
+    /// Connections of the packet path that endpoints still have which left, by id; one that has none is left out.
+    pub left: BTreeMap<u32, u64>,
     /// Those of them that are open, where the Service counts them, by the endpoint's id.
     pub open_connections: BTreeMap<u32, u64>,
     /// Ids of Service ports that are spread by them.
@@ -245,8 +248,14 @@ impl View {
         let (path, array) = self.per_cpu::<u64>(map::REASONS)?;
         let mut rows = BTreeMap::new();
         for reason in Reason::ALL {
-            let values = array.get(&(*reason as u32), 0).map_err(|source| ViewError::map(&path, source))?;
-            rows.insert(*reason, values.iter().sum());
+            // An agent that knew fewer reasons may have made the map.
+            let count = if (*reason as u32) < array.len() {
+                let values = array.get(&(*reason as u32), 0).map_err(|source| ViewError::map(&path, source))?;
+                values.iter().sum()
+            } else {
+                0
+            };
+            rows.insert(*reason, count);
         }
         Ok(rows)
     }
@@ -278,6 +287,7 @@ impl View {
             service_stats: self.service_stats(ids)?,
             backend_stats: self.backend_stats(&backends.keys().copied().collect())?,
             ejected: self.ejected()?,
+            left: self.flows_of_left()?,
             by_load: frontends.iter().filter(|row| row.by_load).map(|row| row.service).collect(),
             open_connections: self.open_connections(backends.keys().copied())?,
             refusals: self.refusals()?,

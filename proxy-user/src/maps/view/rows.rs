@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use proxy_common::Address;
 use proxy_common::backend::{
-    BACKEND_ACTIVE, BACKEND_FREE, BACKEND_LOCAL, BACKEND_TERMINATING, BackendEntry, weight_of,
+    BACKEND_ACTIVE, BACKEND_FREE, BACKEND_LOCAL, BACKEND_RESET, BACKEND_TERMINATING, BackendEntry, weight_of,
 };
 use proxy_common::name::PortName;
 use proxy_common::select::{Algorithm, is_by_load};
@@ -216,14 +216,20 @@ pub enum BackendState {
     Active,
     /// It left; its id rests until nothing refers to it.
     Gone,
+    /// It left, and connections to it are reset.
+    Reset,
 }
 
 impl BackendState {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Active, Self::Gone, Self::Reset];
+
     /// The word in tables and JSON.
     pub const fn label(self) -> &'static str {
         match self {
             Self::Active => "active",
             Self::Gone => "gone",
+            Self::Reset => "reset",
         }
     }
 }
@@ -254,7 +260,11 @@ impl BackendRow {
             socket: SocketAddr::new(entry.addr.into(), entry.port),
             protocol: Transport(entry.proto),
             service: entry.service,
-            state: if entry.state == BACKEND_ACTIVE { BackendState::Active } else { BackendState::Gone },
+            state: match entry.state {
+                BACKEND_ACTIVE => BackendState::Active,
+                BACKEND_RESET => BackendState::Reset,
+                _ => BackendState::Gone,
+            },
             local: entry.flags & BACKEND_LOCAL != 0,
             terminating: entry.flags & BACKEND_TERMINATING != 0,
             weight: weight_of(entry.flags),

@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use aya::maps::MapType;
 use proxy_common::abi::Plain;
-use proxy_common::backend::{BACKEND_ACTIVE, BackendEntry};
+use proxy_common::backend::{BACKEND_ACTIVE, BACKEND_RESET, BackendEntry};
 use proxy_common::map_names as map;
 use proxy_common::socket::{LedSocket, SocketEntry, SocketKey, SocketStorage, TO_FRONTEND};
 use proxy_common::{Address, PROTO_UDP};
@@ -15,7 +15,7 @@ use proxy_common::{Address, PROTO_UDP};
 use super::{View, ViewError};
 use crate::maps::mapping::Mapping;
 
-/// A UDP socket that a Service led to an endpoint that has left it since. It may be gone, and it may have been led
+/// A socket that a Service led to an endpoint that has left it since. It may be gone, and it may have been led
 /// elsewhere.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Stranded {
@@ -46,6 +46,31 @@ impl ServingEndpoints {
         v4.chain(udp::<[u8; 16]>(&self.v6).map(|(id, service)| (6, id, service))).collect()
     }
 
+    /// The endpoints to which connections are reset: as [`ServingEndpoints::udp`].
+    pub fn reset(&self) -> BTreeSet<(u8, u32, u32)> {
+        let v4 = in_state::<[u8; 4]>(&self.v4, BACKEND_RESET).map(|(id, row)| (4, id, row.service));
+        let v6 = in_state::<[u8; 16]>(&self.v6, BACKEND_RESET).map(|(id, row)| (6, id, row.service));
+        v4.chain(v6).collect()
+    }
+
+    /// The socket as a stranded one, if its connection is to be reset.
+    pub fn to_be_reset(&self, led: &LedSocket) -> Option<Stranded> {
+        let SocketStorage { service, backend_id, family, .. } = led.storage;
+        let is_of = |row_service, state| row_service == service && state == BACKEND_RESET;
+        let resets = match family {
+            4 => self
+                .v4
+                .read::<BackendEntry<[u8; 4]>>(backend_id as usize)
+                .map(|row| is_of(row.service, row.state)),
+            _ => self
+                .v6
+                .read::<BackendEntry<[u8; 16]>>(backend_id as usize)
+                .map(|row| is_of(row.service, row.state)),
+        };
+        // Its address and port are compared by the program that lists it.
+        self.stranded(led).filter(|_| resets == Some(true))
+    }
+
     /// The socket as a stranded one; `None` while its endpoint serves the Service that led it there.
     pub fn stranded(&self, led: &LedSocket) -> Option<Stranded> {
         let LedSocket { cookie, storage } = *led;
@@ -74,10 +99,18 @@ fn udp<A: Address>(rows: &Mapping) -> impl Iterator<Item = (u32, u32)>
 where
     BackendEntry<A>: Plain,
 {
+    let serving = in_state::<A>(rows, BACKEND_ACTIVE);
+    serving.filter(|(_, row)| row.proto == PROTO_UDP).map(|(id, row)| (id, row.service))
+}
+
+/// The rows in a state, by id.
+fn in_state<A: Address>(rows: &Mapping, wanted: u8) -> impl Iterator<Item = (u32, BackendEntry<A>)>
+where
+    BackendEntry<A>: Plain,
+{
     let state = offset_of!(BackendEntry<A>, state);
-    let serving = (0..rows.len()).filter(move |id| rows.byte(*id, state) == Some(BACKEND_ACTIVE));
-    let read = |id| Some((id as u32, rows.read::<BackendEntry<A>>(id)?));
-    serving.filter_map(read).filter(|(_, row)| row.proto == PROTO_UDP).map(|(id, row)| (id, row.service))
+    let meant = (0..rows.len()).filter(move |id| rows.byte(*id, state) == Some(wanted));
+    meant.filter_map(|id| Some((id as u32, rows.read::<BackendEntry<A>>(id)?)))
 }
 
 fn is_serving<A: Address>(rows: &Mapping, id: u32, service: u32, addr: A, port: u16) -> bool

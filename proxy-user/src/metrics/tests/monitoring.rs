@@ -112,7 +112,7 @@ fn check(what: &str, expression: &str, texts: &[&str]) {
     let mut known: BTreeSet<&str> = OF_THE_SCRAPE.into();
     known.insert("le");
     for (name, selected) in &asked.metrics {
-        let labels = exported.get(name).unwrap_or_else(|| panic!("{what}: nobody exports `{name}`"));
+        let labels = exported.get(name).unwrap_or_else(|| panic!("{what}: no metric is named `{name}`"));
         known.extend(labels.iter().map(String::as_str));
         for label in selected {
             let is_there = labels.contains(label) || OF_THE_SCRAPE.contains(&label.as_str());
@@ -128,7 +128,7 @@ fn check(what: &str, expression: &str, texts: &[&str]) {
 #[test]
 fn names_are_found_in_expressions() {
     let expression = "sum by (a, b) (rate(x_total{c=\"y{z}\",d=~\"e\"}[5m])) / on (f) group_left () max(w) > 1e3 or vector(0)";
-    // A brace in a string is more than this reader takes; nobody here writes one.
+    // A brace in a string is more than this reader takes; no rule here has one.
     let expression = expression.replace("y{z}", "y");
     let metrics =
         vec![("x_total".to_owned(), vec!["c".to_owned(), "d".to_owned()]), ("w".to_owned(), vec![])];
@@ -138,7 +138,7 @@ fn names_are_found_in_expressions() {
 }
 
 #[test]
-#[should_panic(expected = "nobody exports `ballast_nonsense`")]
+#[should_panic(expected = "no metric is named `ballast_nonsense`")]
 fn a_metric_that_is_not_exported_is_found() {
     check("test", "rate(ballast_nonsense[5m])", &[]);
 }

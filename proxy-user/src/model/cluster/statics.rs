@@ -1,7 +1,7 @@
 //! Static Services: those of a folder, beside what the API server tells.
 //!
 //! A Service of the folder stands before one of the API server with its name, and takes endpoints from the folder alone:
-//! whoever may write EndpointSlices in its namespace must not lead its clients elsewhere. What the API server has under
+//! a user who may write EndpointSlices in its namespace must not lead its clients elsewhere. What the API server has under
 //! these names is hidden, and comes back when the folder gives the name up.
 
 use std::collections::BTreeSet;
@@ -77,7 +77,7 @@ impl Cluster {
         }
         for name in &self.statics.services - &known {
             if let Some(service) = self.services.remove(&name) {
-                self.statics.hidden.insert(name, service);
+                self.statics.hidden.insert(name, *service);
             }
         }
         let told = self.slices.values().flat_map(SortedMap::values);

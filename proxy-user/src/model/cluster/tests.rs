@@ -131,7 +131,7 @@ fn a_slice_that_says_the_same_again_changes_nothing_whenever_it_was_triggered() 
 #[test]
 fn a_node_is_eligible_until_it_leaves_or_is_gone() {
     let mut cluster = Cluster::new(NodeView::new("n1"));
-    assert!(cluster.is_node_eligible(), "nobody has said anything");
+    assert!(cluster.is_node_eligible(), "no Node object yet");
     let mut after = |event| {
         cluster.apply(event);
         cluster.is_node_eligible()
@@ -166,7 +166,7 @@ fn other_nodes_concern_the_services_that_have_endpoints_there() {
     let list = |nodes| Event::Reset(Listing::Others(nodes));
     assert_eq!(names(cluster.apply(list(vec![node("n2", "192.0.2.2"), node("n3", "192.0.2.3")]))), ["web"]);
     assert!(apply(&mut cluster, node("n2", "192.0.2.2")).is_empty(), "nothing new");
-    assert!(apply(&mut cluster, node("n4", "192.0.2.4")).is_empty(), "nobody is there");
+    assert!(apply(&mut cluster, node("n4", "192.0.2.4")).is_empty(), "no such node");
     assert_eq!(apply(&mut cluster, node("n2", "192.0.2.9")), ["web"]);
     assert_eq!(names(cluster.apply(Event::Delete(Key::Node("n2".to_owned())))), ["web"]);
     let known: Vec<_> = cluster.others().unwrap().keys().map(String::as_str).collect();

@@ -37,7 +37,7 @@ impl Cluster {
         if self.statics.services.contains(name) {
             self.statics.hidden.get(name)
         } else {
-            self.services.get(name)
+            self.services.get(name).map(|service| &**service)
         }
     }
 

@@ -24,6 +24,7 @@ fn service(ranges: Option<&[&str]>) -> Service {
         algorithm: None,
         forwarding: None,
         ejection: None,
+        removal: crate::model::RemovalPolicy::Drain,
         weights: Weights::default(),
         health_check_node_port: 0,
         created: 0,
@@ -41,9 +42,9 @@ fn ask(ranges: Option<&[&str]>, family: IpFamily, strict: bool) -> Allowed {
 
 #[rstest]
 #[case::no_list(None)]
-#[case::everybody(Some(&["10.0.0.0/8", "0.0.0.0/0"][..]))]
-#[case::everybody_of_the_other_family(Some(&["::/0"][..]))]
-fn everybody_may(#[case] ranges: Option<&[&str]>, #[values(true, false)] strict: bool) {
+#[case::every_address(Some(&["10.0.0.0/8", "0.0.0.0/0"][..]))]
+#[case::every_address_of_the_other_family(Some(&["::/0"][..]))]
+fn every_client_is_admitted(#[case] ranges: Option<&[&str]>, #[values(true, false)] strict: bool) {
     assert_eq!(ask(ranges, IpFamily::V4, strict), Allowed::default());
 }
 
@@ -66,7 +67,7 @@ fn a_node_in_a_range_lets_the_addresses_themselves_in() {
 #[test]
 fn a_family_that_is_not_named_is_open_with_a_warning_or_closed() {
     let open = ask(Some(&["10.0.0.0/8"]), IpFamily::V6, false);
-    assert_eq!((open.access, open.ranges.len()), (Access::Everybody, 0));
+    assert_eq!((open.access, open.ranges.len()), (Access::Unrestricted, 0));
     let problem = open.problem.unwrap();
     assert_eq!(problem.object, "Service default/web");
     assert!(
@@ -78,7 +79,7 @@ fn a_family_that_is_not_named_is_open_with_a_warning_or_closed() {
 }
 
 #[rstest]
-fn a_list_of_nothing_usable_lets_nobody_in(
+fn a_list_without_a_usable_range_admits_no_client(
     #[values(IpFamily::V4, IpFamily::V6)] family: IpFamily,
     #[values(true, false)] strict: bool,
 ) {

@@ -231,7 +231,7 @@ fn more_ranges_than_are_looked_at_are_reported() {
 #[case::pods_of_the_node("10.244.0.0/12", 1)]
 #[case::a_part_of_them("10.244.1.128/25", 1)]
 #[case::nothing("10.96.0.0/12", 0)]
-fn a_range_that_holds_what_is_somebody_elses_is_reported(#[case] range: &str, #[case] problems: usize) {
+fn a_range_with_foreign_addresses_is_reported(#[case] range: &str, #[case] problems: usize) {
     let n = NodeView { pod_cidrs: nets(&["10.244.1.0/24"]), ..node(&[]) };
     let ranges = nets(&[range]).into_iter().collect();
     let plan = plan_node(&n, &host(), &ranges, &BTreeSet::new(), &NodeSettings::default());

@@ -1,3 +1,5 @@
+use std::time::Duration;
+
 use crate::model::net::Protocol;
 use crate::model::{DefaultRoute, Event, HostDevice, HostView, NodeView, Object};
 use crate::plan::{Access, BackendAddress, FrontendKind, Scope};
@@ -253,7 +255,7 @@ fn entries(plan: &ServicePlan) -> Vec<String> {
             (target.scoped, " scoped"),
             (target.policy == TrafficPolicy::Local, " local"),
             (target.drop_when_empty, " drops"),
-            (target.access != Access::Everybody, " ranges"),
+            (target.access != Access::Unrestricted, " ranges"),
         ] {
             line.push_str(if is_so { word } else { "" });
         }
@@ -289,7 +291,7 @@ endpoints:
 ";
 
 #[test]
-fn under_the_policy_cluster_everybody_may_go_anywhere() {
+fn under_the_policy_cluster_every_client_is_admitted_go_anywhere() {
     let plan = plan(&EVERYTHING.replace("POLICY", "Cluster").replace("HERE", "n1"));
     assert_eq!(
         entries(&plan),
@@ -352,13 +354,13 @@ fn a_draining_endpoint_serves_where_no_other_is_left_on_the_node() {
 }
 
 #[test]
-fn clients_outside_are_dropped_where_only_others_serve_and_refused_where_nobody_does() {
+fn clients_outside_are_dropped_where_only_others_serve_and_refused_without_any() {
     let local = EVERYTHING.replace("POLICY", "Local").replace("HERE", "n3");
     let remote = entries(&plan(&local.replace("serving: true", "serving: false")));
     assert!(remote.contains(&"NodePort 0.0.0.0:30080 external local drops: ".to_owned()), "{remote:?}");
     assert!(remote.contains(&"NodePort 0.0.0.0:30080 scoped: 10.0.0.1 10.0.0.2".to_owned()));
-    let nobody = entries(&plan(local.split_once("---").unwrap().0));
-    assert!(nobody.contains(&"NodePort 0.0.0.0:30080 external local: ".to_owned()), "{nobody:?}");
+    let empty = entries(&plan(local.split_once("---").unwrap().0));
+    assert!(empty.contains(&"NodePort 0.0.0.0:30080 external local: ".to_owned()), "{empty:?}");
 }
 
 /// The limit is for a loaded machine without optimisation; a release build takes a fiftieth of it.
@@ -423,6 +425,22 @@ fn tcp_ports_eject_unless_the_service_or_the_setting_says_otherwise() {
             assert_eq!(port.ejects, expected && id.protocol == Protocol::Tcp, "{manifests}");
         }
     }
+}
+
+#[test]
+fn connections_of_tcp_alone_are_reset() {
+    let annotations = "{ballast.io/removal-policy: reset, ballast.io/removal-delay: 5s}";
+    let manifests = DUAL.replacen("name: web", &format!("name: web, annotations: {annotations}"), 1);
+    let name = ServiceName::new("default", "web");
+    let plan = plan_service(&cluster(&manifests), &name, PlanSettings::default()).unwrap();
+    let of = |protocol| {
+        let ports = plan.ports.iter().filter(move |(id, _)| id.protocol == protocol);
+        ports.map(|(_, port)| port.reset_after).collect::<BTreeSet<_>>()
+    };
+    assert_eq!(of(Protocol::Tcp), [Some(Duration::from_secs(5))].into());
+    assert!(of(Protocol::Udp).iter().all(Option::is_none), "{plan:?}");
+    let plan = plan_service(&cluster(DUAL), &name, PlanSettings::default()).unwrap();
+    assert!(plan.ports.values().all(|port| port.reset_after.is_none()), "the default is kube-proxy's");
 }
 
 #[test]

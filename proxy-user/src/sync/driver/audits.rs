@@ -9,6 +9,7 @@ use super::Driver;
 use crate::maps::{MapError, Store};
 use crate::model::net::IpFamily;
 use crate::sync::audit::Step;
+use crate::sync::status::publish;
 
 /// Entries that a comparison looks at in one go: well below a millisecond, and an event waits for one at most.
 pub(super) const PIECE: u32 = 1024;
@@ -50,7 +51,7 @@ impl<S: Store> Driver<S> {
             tracing::warn!(entries = drift, "the maps were changed externally; they are being repaired");
         }
         let failing = self.failing_families();
-        self.status.send_modify(|status| {
+        publish(&self.status, |status| {
             status.note_failing(&failing, SystemTime::now());
             status.audits += 1;
             status.audit_failures += u64::from(result.is_err());

@@ -5,7 +5,7 @@ use tokio::time::Instant;
 use super::Driver;
 use crate::maps::Store;
 use crate::plan::plan_service;
-use crate::sync::status::log_problems;
+use crate::sync::status::{log_problems, publish};
 
 impl<S: Store> Driver<S> {
     /// When there is something to do even without an event.
@@ -38,7 +38,7 @@ impl<S: Store> Driver<S> {
         self.reconciler.sync_early(now, plans, self.early.is_first);
         let mut before = Vec::new();
         let reconciler = &self.reconciler;
-        self.status.send_modify(|status| {
+        publish(&self.status, |status| {
             status.statics_synced = true;
             before = std::mem::take(&mut status.problems);
             status.describe(reconciler);

@@ -20,7 +20,7 @@ fn world() -> World {
 }
 
 #[test]
-fn what_nobody_touched_is_clean_in_pieces_of_any_size() {
+fn unchanged_maps_are_clean_in_pieces_of_any_size() {
     for piece in [0, 1, 3, 64, u32::MAX] {
         assert_eq!(finish(&mut world(), piece).0, Step::Clean, "by {piece}");
     }
@@ -34,26 +34,26 @@ fn each_kind_of_damage_is_found_in_pieces_of_any_size() {
     let damages: [(&str, Damage); 11] = [
         ("a frontend is gone", |c| assert!(c.services.pop_first().is_some())),
         ("a frontend is another", |c| c.services.values_mut().next().unwrap().slot_count -= 1),
-        ("a frontend of somebody", |c| {
+        ("a foreign frontend", |c| {
             let (mut key, entry) = c.services.pop_first().unwrap();
             c.services.insert(key, entry);
             key.port += 1;
             c.services.insert(key, entry);
         }),
         ("a name is gone", |c| assert!(c.names.pop_last().is_some())),
-        ("a name of somebody", |c| {
+        ("a foreign name", |c| {
             let name = c.names[&1];
             c.names.insert(60, name);
         }),
         ("a backend is gone", |c| assert!(c.backends.pop_last().is_some())),
         ("a backend is another", |c| c.backends.values_mut().last().unwrap().port += 1),
-        ("a backend of somebody", |c| {
+        ("a foreign backend", |c| {
             let addr = "fd00::1".parse().unwrap();
             c.backends6.insert(2, Backend { addr, ..c.backends[&2] });
         }),
         ("a slot is another", |c| c.slots[9] ^= 1),
         ("a bit is gone", |c| *c.filter.iter_mut().rfind(|word| **word != 0).unwrap() = 0),
-        ("a bit of somebody", |c| c.filter[77] |= 1 << 63),
+        ("a foreign bit", |c| c.filter[77] |= 1 << 63),
     ];
     for (what, damage) in damages {
         for piece in [1, 5, u32::MAX] {

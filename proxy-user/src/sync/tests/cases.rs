@@ -211,7 +211,7 @@ fn an_endpoint_that_joins_is_told_of_those_that_served_before() {
     let joined = |world: &World, last: u8| {
         world.reconciler.store().inner().joined().get(&id(world, "a", last)).cloned()
     };
-    assert_eq!([joined(&world, 1), joined(&world, 2)], [Some(vec![]), Some(vec![])], "nobody was before");
+    assert_eq!([joined(&world, 1), joined(&world, 2)], [Some(vec![]), Some(vec![])], "there was none before");
     world.change([service("a", 1, [2, 9])]);
     let before = [1, 2].map(|last| id(&world, "a", last)).to_vec();
     assert_eq!(joined(&world, 9), Some(before), "the one that leaves served until then");

@@ -4,9 +4,11 @@ mod audit;
 mod capacity;
 mod cases;
 mod drain;
+mod memory;
 mod node;
 mod oracle;
 mod properties;
+mod removal;
 mod restart;
 pub mod universe;
 

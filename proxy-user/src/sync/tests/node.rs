@@ -82,7 +82,7 @@ fn service(of: &str, kind: FrontendKind, ranges: &[&str]) -> (ServiceName, Optio
     };
     let id = port_id(of, "http");
     let frontend = Frontend { address, port, protocol: id.protocol, scope: Scope::Internal };
-    let access = if ranges.is_empty() { Access::Everybody } else { Access::Ranges { node: false } };
+    let access = if ranges.is_empty() { Access::Unrestricted } else { Access::Ranges { node: false } };
     let plan = PortPlan {
         frontends: [(frontend, FrontendPlan { access, ..FrontendPlan::new(kind, vec![backend(1)]) })].into(),
         backends: [(backend(1), BackendFacts::default())].into(),
@@ -90,6 +90,7 @@ fn service(of: &str, kind: FrontendKind, ranges: &[&str]) -> (ServiceName, Optio
         algorithm: proxy_common::select::Algorithm::Random,
         maglev_outside: false,
         ejects: false,
+        reset_after: None,
         source_ranges: ranges.iter().map(|range| range.parse().unwrap()).collect(),
     };
     (name(of), Some(ServicePlan { ports: [(id, plan)].into(), ..ServicePlan::default() }))

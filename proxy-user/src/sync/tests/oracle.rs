@@ -43,7 +43,7 @@ pub fn desired(plans: &BTreeMap<ServiceName, ServicePlan>) -> BTreeMap<FrontendK
             })
         })
     };
-    // Whoever has an address and port has it for all clients.
+    // A Service that has an address and port has it for all clients.
     let mut owners = BTreeMap::new();
     for (created, id, _, frontend, what) in all() {
         let rank = (what.kind != FrontendKind::ClusterIp, created, id.clone());
@@ -86,7 +86,7 @@ fn seen(id: &PortId, port: &PortPlan, what: &FrontendPlan) -> Seen {
             + 0x1_0000 * u32::from(facts.weight)
     };
     let (ranges, access) = match what.access {
-        Access::Everybody => (BTreeSet::new(), 0),
+        Access::Unrestricted => (BTreeSet::new(), 0),
         Access::Ranges { node } => (port.source_ranges.clone(), 8 + 16 * u16::from(node)),
     };
     Seen {

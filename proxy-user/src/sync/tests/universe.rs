@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::time::Duration;
 
 use ipnet::IpNet;
 use proptest::option;
@@ -66,6 +67,7 @@ pub fn service(
         algorithm: Algorithm::Random,
         maglev_outside: false,
         ejects: false,
+        reset_after: None,
         source_ranges: BTreeSet::new(),
     };
     let ports = SortedMap::from([(port_id(service, "http"), port)]);
@@ -88,7 +90,7 @@ fn facts() -> impl Strategy<Value = BackendFacts> {
 /// What a frontend is like, beside its endpoints; whether it uses all of them.
 fn look() -> impl Strategy<Value = (FrontendPlan, bool)> {
     let access = prop_oneof![
-        2 => Just(Access::Everybody),
+        2 => Just(Access::Unrestricted),
         1 => any::<bool>().prop_map(|node| Access::Ranges { node }),
     ];
     (prop::sample::select(&KINDS[..]), any::<[bool; 3]>(), access).prop_map(|(kind, flags, access)| {
@@ -129,9 +131,16 @@ fn port_plan(family: IpFamily, protocol: Protocol) -> impl Strategy<Value = Port
     let backends = prop::collection::vec(backend, 0..7);
     let frontends = prop::collection::btree_map(1u8..5, frontend_plan(family, protocol), 0..5);
     let ranges = prop::collection::btree_set(range(family), 0..4);
-    let spread = (prop::sample::select(Algorithm::ALL), any::<bool>(), any::<bool>());
+    let delay = option::of(prop::sample::select(&[0, 30, 90][..]));
+    let spread = (prop::sample::select(Algorithm::ALL), any::<bool>(), any::<bool>(), delay);
     (backends, frontends, 0u32..2, ranges, spread).prop_map(
-        move |(backends, frontends, affinity_secs, source_ranges, (algorithm, maglev_outside, ejects))| {
+        move |(
+            backends,
+            frontends,
+            affinity_secs,
+            source_ranges,
+            (algorithm, maglev_outside, ejects, delay),
+        )| {
             let backends: SortedMap<_, _> = backends
                 .into_iter()
                 .map(|(last, port, facts)| {
@@ -159,7 +168,17 @@ fn port_plan(family: IpFamily, protocol: Protocol) -> impl Strategy<Value = Port
                 .into_iter()
                 .map(|(frontend, plan)| (frontend, FrontendPlan { scoped: scoped(&frontend), ..plan }))
                 .collect();
-            PortPlan { frontends, backends, affinity_secs, algorithm, maglev_outside, ejects, source_ranges }
+            let reset_after = delay.filter(|_| protocol == Protocol::Tcp).map(Duration::from_secs);
+            PortPlan {
+                frontends,
+                backends,
+                affinity_secs,
+                algorithm,
+                maglev_outside,
+                ejects,
+                reset_after,
+                source_ranges,
+            }
         },
     )
 }

@@ -28,7 +28,7 @@ pub fn objects_from_before_and_while_it_runs(control: &mut ControlPlane, node: &
     );
     ensure!(endpoints(&table, "10.96.0.1:443/TCP") == Some(vec!["192.0.2.1:6443".into()]));
 
-    // The slice first: the order of two watches is nobody's promise.
+    // The slice first: the order of two watches is not defined.
     api.create(&slice("while-1", "while", &["10.1.1.1"])?)?;
     api.create(&service("while", &json!({ "clusterIP": "10.96.1.2", "sessionAffinity": "ClientIP" }))?)?;
     api.create(&slice("while-2", "while", &["10.1.1.2"])?)?;
@@ -167,7 +167,7 @@ pub fn kinds_of_services(control: &mut ControlPlane, node: &Node) -> Result<()> 
     agent.is_well()
 }
 
-/// What the API server lets in, although nobody can use it.
+/// What the API server accepts, although no proxy can use it.
 pub fn objects_that_make_no_sense(control: &mut ControlPlane, node: &Node) -> Result<()> {
     let api = &control.api;
     api.create(&service("good", &json!({ "clusterIP": "10.96.3.1" }))?)?;
@@ -205,7 +205,7 @@ pub fn objects_that_make_no_sense(control: &mut ControlPlane, node: &Node) -> Re
             "endpoints": [{ "addresses": ["10.1.3.6"] }] }),
             )?,
         ),
-        ("nobody's", slice("bad-9", "nobody", &["10.1.3.8"])?),
+        ("of no Service", slice("bad-9", "absent", &["10.1.3.8"])?),
         ("loopback", slice("bad-10", "bad", &["127.0.0.1"])?),
     ];
     let refused: Vec<_> =

@@ -120,10 +120,10 @@ pub fn control_plane_address(control: &mut ControlPlane, node: &Node) -> Result<
     fs::write(folder.join("control-plane.json"), manifest.to_string())?;
     let folder = folder.to_str().context("no text")?.to_owned();
 
-    // A node that boots while no API server that it knows answers: port 1 is nobody's.
+    // A node that boots while no API server that it knows answers: no server has port 1.
     ensure!(node.dial(vip()?).is_err(), "there is no such address yet");
-    let nobody = format!("https://{ADDRESS}:1");
-    let mut agent = node.start_with(&kubeconfig, &["--manifests", &folder, "--master", &nobody])?;
+    let dead = format!("https://{ADDRESS}:1");
+    let mut agent = node.start_with(&kubeconfig, &["--manifests", &folder, "--master", &dead])?;
     agent.says(&["static Services programmed"])?;
     agent.says(&["socket programs attached"])?;
     ensure!(agent.count(&["first sync done"])? == 0);
@@ -158,7 +158,7 @@ pub fn control_plane_address(control: &mut ControlPlane, node: &Node) -> Result<
         ensure!(reaches(node)?, "both live");
     }
 
-    // One API server is killed, under the agent and under the address. Whoever is refused tries once more.
+    // One API server is killed, under the agent and under the address. A client that is refused tries once more.
     let begun = Instant::now();
     let mut reached = 0;
     let mut is_killed = false;
@@ -191,7 +191,7 @@ pub fn control_plane_address(control: &mut ControlPlane, node: &Node) -> Result<
     agent.is_well()
 }
 
-/// Whether a process of the node gets through to an API server; an error if it gets through to nobody's.
+/// Whether a process of the node gets through to an API server; an error if another server answers.
 fn reaches(node: &Node) -> Result<bool> {
     match node.dial(vip()?) {
         Ok(answer) => {

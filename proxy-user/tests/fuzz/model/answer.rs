@@ -42,7 +42,7 @@ pub fn answer(input: &[u8], segment: &Segment, message: Message) -> Expected {
     expected
 }
 
-/// Whether all of a packet is quoted: where its checksums tell what it adds up to, so that nobody has to read it.
+/// Whether all of a packet is quoted: where its checksums tell what it adds up to, so that its bytes need not be read.
 fn is_quoted_whole(input: &[u8], segment: &Segment) -> bool {
     let l4 = segment.l4.unwrap_or_default();
     let is_unchecked = segment.proto == UDP && input[l4 + 6..l4 + 8] == [0, 0];

@@ -24,6 +24,12 @@ impl Expected {
         Self { bytes, loose: Vec::new(), old_macs: None, is_nonsense: false }
     }
 
+    /// The same bytes so much further behind, but for the Ethernet header.
+    pub fn moved(mut self, by: usize) -> Self {
+        self.loose.iter_mut().for_each(|at| *at += by);
+        self
+    }
+
     /// Whether these are the bytes.
     pub fn is(&self, seen: &[u8]) -> bool {
         let mut seen = seen.to_vec();
@@ -170,7 +176,7 @@ pub fn error(input: &[u8], outer: &Header, inner: &Header, src: IpAddr, quoted: 
     }
     let (before, length) = (&input[inner.l4..there], inner.end.saturating_sub(inner.l4));
     if inner.proto == SCTP {
-        // A length that ends before the checksum: it covers nobody knows what.
+        // A length that ends before the checksum: what it covers is not defined.
         out.is_nonsense = length < 12;
         if before.len() >= 12 && length >= 12 {
             let check = sctp(before, &out.bytes[inner.l4..there], length);

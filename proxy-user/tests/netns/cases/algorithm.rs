@@ -126,7 +126,7 @@ fn is_any(servers: &[String]) -> bool {
     servers.iter().collect::<BTreeSet<_>>().len() == 2
 }
 
-/// Open connections of the endpoints, by address; those that nobody counts are left out.
+/// Open connections of the endpoints, by address; those without a count are left out.
 fn open(lab: &Lab, service: &str) -> Result<BTreeMap<String, u64>> {
     let rows = agent::ask(&lab.node, &["backend", "list", "--service", service], &lab.bpffs())?;
     let rows = rows["backends"].as_array().context("no list")?;
@@ -226,7 +226,7 @@ fn survives(lab: &Lab) -> Result<()> {
     }
     lab.begin()?;
     is_open(lab, &[(Family::V4, 0, 3), (Family::V4, 1, 3)])?;
-    // Somebody writes nonsense into the count, and nothing was seen to begin or end.
+    // A wrong count is written, and nothing was seen to begin or end.
     let view = View::open(&lab.bpffs())?;
     let ids: Vec<u32> = view.recount()?.noted.into_keys().collect();
     ensure!(ids.len() == 2, "{ids:?}");

@@ -43,7 +43,7 @@ const WISH: Wish = few_flows!();
 pub const CASES: &[Case] = &[
     Case { name: "attack::a_minute_after_a_syn_flood", wish: WISH, run: a_minute_after },
     Case { name: "attack::syn_flood_that_the_endpoint_answers", wish: WISH, run: syn_answered },
-    Case { name: "attack::syn_flood_that_nobody_answers", wish: WISH, run: syn_unanswered },
+    Case { name: "attack::syn_flood_without_answers", wish: WISH, run: syn_unanswered },
     Case { name: "attack::syn_flood_with_blind_acks", wish: WISH, run: syn_and_ack },
     Case { name: "attack::udp_flood", wish: WISH, run: udp_flood },
     Case { name: "attack::sources_that_cannot_be", wish: WISH, run: martians },
@@ -72,7 +72,7 @@ pub(super) struct Scene<'a> {
     pub wire: Wire,
 }
 
-/// The source of the forged packet of that number: addresses that nobody has.
+/// The source of the forged packet of that number: addresses that no host has.
 fn forged(family: Family, number: u32) -> SocketAddr {
     let [.., a, b] = number.to_be_bytes();
     let ip: IpAddr = match family {
@@ -95,7 +95,7 @@ impl<'a> Scene<'a> {
     /// The Service `held` with these endpoints, and marked connections.
     pub fn new(lab: &'a Lab, pods: &[(u8, bool)], marked: usize) -> Result<Self> {
         open_up(lab)?;
-        // What goes to addresses that nobody has ends there, and does not go round.
+        // What goes to addresses that no host has ends there, and does not go round.
         lab.client_space.ip("route add blackhole 198.18.0.0/15\nroute add blackhole 2001:db8::/32\n")?;
         pods.iter().try_for_each(|(pod, _)| held::serve(lab, *pod))?;
         lab.in_pod_space(0, count_syns)?;
@@ -218,7 +218,7 @@ fn udp_flood(lab: &Lab) -> Result<()> {
                 let datagrams = sink.take(Duration::from_millis(5))?;
                 came += datagrams.len() as u64;
                 for (_, from) in datagrams.iter().step_by(2) {
-                    // The forged client's own port and address: nobody is there to refuse it.
+                    // The forged client's own port and address: no host is there to refuse it.
                     sink.answer(*from)?;
                 }
             }
@@ -235,7 +235,7 @@ fn udp_flood(lab: &Lab) -> Result<()> {
     held::nothing_is_lost(lab, "after the flood").map(drop)
 }
 
-/// Sources of packets that nobody can have sent from outside.
+/// Sources that no packet from outside can have.
 fn impossible(family: Family) -> Vec<IpAddr> {
     let texts: &[&str] = match family {
         Family::V4 => &[
@@ -330,7 +330,7 @@ fn fragments(lab: &Lab) -> Result<()> {
         }
         let came = sink.take(Duration::from_millis(200))?;
         ensure!(came.is_empty(), "{family:?}: {} packets of overlapping fragments came", came.len());
-        // Without a first fragment nobody knows where they belong.
+        // Without a first fragment it is not known where they belong.
         let before = scene.reason(Reason::FragmentWithoutFirst)?;
         for number in 0..COUNT {
             let [_, second] = raw::udp_fragments(from(2000 + number), to, &data, 2000 + number, 64);

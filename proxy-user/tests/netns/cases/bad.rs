@@ -1,4 +1,4 @@
-//! Input that cannot be served: only what is wrong suffers, and somebody is told.
+//! Input that cannot be served: only the wrong object suffers, and it is reported.
 
 use anyhow::{Result, ensure};
 

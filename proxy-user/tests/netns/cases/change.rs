@@ -12,7 +12,7 @@ const FIRST: Service = Service { ports: &[tcp(80, 8080, &[0]), udp(53, 5353, &[0
 const SECOND: Service = Service { ports: &[tcp(80, 8080, &[1]), udp(53, 5353, &[1])], ..WIDE };
 /// The same pod as [`FIRST`], by other ports.
 const RENUMBERED: Service = Service { ports: &[tcp(80, 9090, &[0]), udp(53, 9090, &[0])], ..WIDE };
-const NOBODY: Service = Service { ports: &[tcp(80, 8080, &[]), udp(53, 5353, &[])], ..WIDE };
+const EMPTY: Service = Service { ports: &[tcp(80, 8080, &[]), udp(53, 5353, &[])], ..WIDE };
 
 pub const CASES: &[Case] = &[
     Case { name: "change::new_connections_go_to_the_new_set_only", wish: WISH, run: new_set },
@@ -94,7 +94,7 @@ fn is_refused(lab: &Lab) -> Result<()> {
 
 fn zero(lab: &Lab) -> Result<()> {
     let sockets = open(lab, WIDE)?;
-    lab.folder.put(NOBODY)?;
+    lab.folder.put(EMPTY)?;
     eventually(SOON, || is_refused(lab))?;
     for (id, _, path, _) in sockets.iter().filter(|(_, kind, ..)| kind.is_tcp()) {
         talk(lab, path, *id)?;
@@ -114,7 +114,7 @@ fn deleted(lab: &Lab) -> Result<()> {
         for (path, client) in lab.clients() {
             for family in Family::BOTH {
                 let outcome = client.once(Attempt::new(Kind::Tcp, vip(family, WIDE, Kind::Tcp)))?;
-                // The node has no route to an address that is nobody's.
+                // The node has no route to an address that no host has.
                 let is_gone = outcome.as_ref().is_err_and(|failure| {
                     [Some(libc::ENETUNREACH), Some(libc::EHOSTUNREACH)].contains(&failure.errno)
                 });

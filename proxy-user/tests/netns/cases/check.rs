@@ -77,7 +77,7 @@ fn check(lab: &Lab) -> Result<()> {
     let output = confined(&lab.node, &words, &bpffs, &filter)?;
     ensure!(output.status.success(), "{output:?}");
 
-    // Nobody repairs what is taken away from a node without an agent.
+    // Without an agent, nothing is repaired.
     lab.kill()?;
     let links = bpffs.join("ballast/links");
     std::fs::remove_file(links.join("sock_connect4"))?;

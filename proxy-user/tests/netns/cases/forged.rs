@@ -1,4 +1,4 @@
-//! Forged packets aimed at live TCP connections: resets, FINs and ICMP errors of somebody who knows their addresses.
+//! Forged packets aimed at live TCP connections: resets, FINs and ICMP errors of an attacker who knows their addresses.
 //!
 //! A new one is a row of [`wave`], or a case of its own where the connection may end.
 
@@ -158,7 +158,7 @@ fn believed(lab: &Lab) -> Result<()> {
     held::nothing_is_lost(lab, "after resets of others").map(drop)
 }
 
-/// Errors about replies of each connection, from a router that nobody knows, and about connections that are none.
+/// Errors about replies of each connection, from an unknown router, and about connections that are none.
 fn icmp_errors(lab: &Lab) -> Result<()> {
     let scene = Scene::new(lab, &[(0, true), (1, true)], 50)?;
     let mut connections = Vec::new();
@@ -183,8 +183,8 @@ fn icmp_errors(lab: &Lab) -> Result<()> {
             connections.push(connection);
         }
         for number in 0..200 {
-            let nobody = (client_ip(family), 50_000 + number).into();
-            let reply = Segment { from: node, to: nobody, flags: ACK, seq: 1, ack: 1 };
+            let unknown = (client_ip(family), 50_000 + number).into();
+            let reply = Segment { from: node, to: unknown, flags: ACK, seq: 1, ack: 1 };
             let kind = kinds[usize::from(number) % kinds.len()];
             scene.wire.send(&raw::icmp_error(router, node.ip(), kind, mtu, &reply.packet()))?;
         }

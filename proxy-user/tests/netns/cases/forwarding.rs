@@ -78,7 +78,7 @@ fn knows_the_node(lab: &Lab) -> Result<()> {
     lab.in_pod_space(0, |pod| pod.ip(&lines))
 }
 
-/// The endpoint's machine gets another Ethernet address, and tells nobody.
+/// The endpoint's machine gets another Ethernet address, without an announcement.
 fn neighbour(lab: &Lab, family: Family, here: bool) -> Result<()> {
     open_up(lab)?;
     for version in ["ipv4", "ipv6"] {
@@ -137,7 +137,7 @@ fn pair(lab: &Lab, client: &Space, family: Family) -> Result<(UdpSocket, UdpSock
     Ok((dials, endpoint))
 }
 
-/// Sends to whoever is gone, and is told so. Not at once, if another thread starts a process meanwhile: between fork and exec that
+/// Sends to a closed socket, and receives the error. Not at once, if another thread starts a process meanwhile: between fork and exec that
 /// one has the closed socket, too.
 fn is_refused(socket: &UdpSocket) -> Result<()> {
     socket.set_read_timeout(Some(Duration::from_secs(1)))?;

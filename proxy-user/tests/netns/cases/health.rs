@@ -82,7 +82,7 @@ fn too_many(lab: &Lab) -> Result<()> {
     works(lab)
 }
 
-/// `bpftool map freeze`: programs still write, and nobody else does.
+/// `bpftool map freeze`: programs still write, and user space cannot.
 fn freeze(map: &MapData) -> io::Result<()> {
     const BPF_MAP_FREEZE: libc::c_int = 22;
     let attribute = [map.fd().as_fd().as_raw_fd(), 0];

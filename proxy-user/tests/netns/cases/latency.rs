@@ -75,7 +75,7 @@ fn measures_one(client: &Peer, view: &View, family: Family, before: u64) -> Resu
     let [all, endpoints] = measured(view, "web", family)?;
     ensure!(all == endpoints, "{family:?}: {all:?} of the Service, {endpoints:?} of its endpoints");
     let more = all.answered() - before;
-    // Attempts before the Service was in force, if there were any, met nobody.
+    // Attempts before the Service was in force, if there were any, met no Service.
     ensure!(more == MANY as u64 + 1, "{family:?}: {more} more instead of {}", MANY + 1);
     ensure!(all.sum_us > 0, "{family:?}: it took no time: {all:?}");
     Ok(())

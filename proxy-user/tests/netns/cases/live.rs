@@ -30,7 +30,7 @@ fn cluster(family: Family, kind: Kind) -> SocketAddr {
     (cluster_ip(family, NUMBER), if kind.is_tcp() { 80 } else { 53 }).into()
 }
 
-/// Whether a client gets nowhere: nobody listens, or nobody answers.
+/// Whether a client gets no connection: it is refused, or not answered.
 fn is_closed(client: &Peer, to: SocketAddr) -> Result<()> {
     let outcome = client.once(Attempt::new(Kind::Tcp, to).in_vain())?;
     ensure!(outcome.is_err(), "{to} still answers: {outcome:?}");
@@ -98,7 +98,7 @@ fn affinity(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// The policy, endpoints, and the pods that serve: everybody inside, and a client outside at the node port.
+/// The policy, endpoints, and the pods that serve: every client inside, and a client outside at the node port.
 type Row<'a> = (&'a Value, &'a [(u8, bool, State)], &'a [&'a str], &'a [&'a str]);
 
 fn terminating(lab: &Lab) -> Result<()> {
@@ -134,7 +134,7 @@ fn terminating(lab: &Lab) -> Result<()> {
             }
         }
     }
-    // And nobody at all: refused.
+    // And no endpoint at all: refused.
     put_in(lab, &[(0, true, Done)], &any, &[])?;
     for family in Family::BOTH {
         eventually(SOON, || {

@@ -43,7 +43,7 @@ enum Who {
     Node,
     /// A process in a pod, by its socket.
     PodSocket,
-    /// Somebody inside whose sockets nobody hooks, by packets.
+    /// A client inside whose sockets have no hook, by packets.
     PodPackets,
     /// A client outside, by packets.
     Outside,
@@ -70,7 +70,7 @@ use End::{All, Dropped, Here, Refused, There};
 use What::ClusterIp;
 use Who::Outside;
 
-const EVERYBODY: [Who; 4] = [Who::Node, Who::PodSocket, Who::PodPackets, Outside];
+const ALL_CLIENTS: [Who; 4] = [Who::Node, Who::PodSocket, Who::PodPackets, Outside];
 const EVERYTHING: [What; 4] = [ClusterIp, What::NodePort, What::LoadBalancer, What::ExternalIp];
 
 /// Policies, endpoints, and what comes of them.
@@ -186,7 +186,8 @@ fn run(lab: &Lab) -> Result<()> {
             Ok(())
         })?;
         std::thread::sleep(UNTIL_PROGRAMMED);
-        for (family, who) in Family::BOTH.into_iter().flat_map(|family| EVERYBODY.map(|who| (family, who))) {
+        for (family, who) in Family::BOTH.into_iter().flat_map(|family| ALL_CLIENTS.map(|who| (family, who)))
+        {
             let client = match who {
                 Who::Node => &lab.local,
                 Who::PodSocket => &*pod,

@@ -8,6 +8,7 @@ mod bad;
 mod capabilities;
 mod change;
 mod check;
+mod clock;
 mod commands;
 mod compare;
 mod detect;
@@ -32,7 +33,9 @@ mod official;
 mod outside;
 mod own;
 mod packet;
+mod page;
 mod path_mtu;
+mod removal;
 mod repair;
 mod restart;
 mod sctp;
@@ -89,12 +92,14 @@ pub fn on_three_nodes() -> Vec<NodesCase> {
 pub fn all() -> Vec<Case> {
     [
         migrate::CASES,
+        page::CASES,
         attack::CASES,
         forged::CASES,
         forwarding::CASES,
         masquerade::CASES,
         socket_lb::CASES,
         shared_port::CASES,
+        removal::CASES,
         repair::CASES,
         restart::CASES,
         swap::CASES,
@@ -146,7 +151,7 @@ pub fn smoke() -> Vec<Case> {
         return Vec::new();
     }
     let sctp = if sctp::has_sockets() { sctp::BY_SOCKETS } else { &[] };
-    [smoke::CASES, restart::BY_KERNEL, sctp].concat()
+    [smoke::CASES, restart::BY_KERNEL, clock::cases(), sctp].concat()
 }
 
 /// Those of them that need no agent.
@@ -165,7 +170,7 @@ pub const WEB: Service = Service {
         Port { name: "same-udp", is_tcp: false, number: 7, target: 9090, pods: &[1] },
     ],
 };
-/// Nobody serves it.
+/// It has no endpoints.
 pub const EMPTY: Service =
     Service { name: "empty", number: 11, ports: &[tcp(80, 8080, &[]), udp(53, 5353, &[])] };
 
@@ -221,7 +226,7 @@ pub fn lost_no_syn(tally: &Tally, what: &str) -> Result<()> {
     Ok(())
 }
 
-/// Whether a load never failed, lost no SYN, did something, and reached nobody but `servers`.
+/// Whether a load never failed, lost no SYN, did something, and reached only `servers`.
 pub fn is_clean(tally: &Tally, what: &str, servers: &[&str]) -> Result<()> {
     let answers: u64 = tally.servers.values().sum();
     lost_no_syn(tally, what)?;

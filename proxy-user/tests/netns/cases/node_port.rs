@@ -79,7 +79,7 @@ fn reach_all(client: &Peer, ips: &[IpAddr]) -> Result<()> {
     Ok(())
 }
 
-/// Nobody listens there, and nobody translates.
+/// No server listens there, and no program translates.
 fn refused(client: &Peer, ips: &[IpAddr]) -> Result<()> {
     for ip in ips {
         for kind in [Kind::Tcp, Kind::Udp] {
@@ -98,7 +98,7 @@ fn reaches(lab: &Lab) -> Result<()> {
         refused(&*lab.pod(pod)?, &localhosts())?;
     }
     refused(&lab.local, &localhosts())?;
-    // A port that is nobody's, and an address that is not the node's.
+    // A port that no Service has, and an address that is not the node's.
     lab.local.fails(Attempt::new(Kind::Tcp, (node_ips()[0], 30081).into()), libc::ECONNREFUSED)?;
     let pod: SocketAddr = (crate::manifest::pod_ip(Family::V4, 1), TCP_PORT).into();
     lab.local.fails(Attempt::new(Kind::Tcp, pod), libc::ECONNREFUSED)?;
@@ -153,7 +153,7 @@ fn binds(lab: &Lab) -> Result<()> {
         (true, localhosts()[0], TCP_PORT),
     ];
     for (is_tcp, ip, number) in free {
-        ensure!(gets(&lab.local, is_tcp, (ip, number).into())?, "{ip} port {number} is nobody's");
+        ensure!(gets(&lab.local, is_tcp, (ip, number).into())?, "{ip} port {number} has no Service");
     }
     ensure!(gets(&*lab.pod(1)?, true, (any[0], TCP_PORT).into())?, "a pod has its own ports");
     ensure!(taken(lab)? == refusals, "counted what was allowed");

@@ -192,11 +192,11 @@ fn nothing_there(lab: &Lab) -> Result<()> {
     for family in Family::BOTH {
         let there = Attempt::new(Kind::Tcp, (cluster_ip(family, NUMBER), 80).into());
         eventually(SOON, || reach(lab, there))?;
-        // A live address refuses what it has not, and an address that nobody has is silent.
+        // A live address refuses what it has not, and an address that no Service has is silent.
         lab.client
             .fails(Attempt::new(Kind::Tcp, (cluster_ip(family, NUMBER), 81).into()), libc::ECONNREFUSED)?;
-        let nobody = Attempt::new(Kind::Udp, (cluster_ip(family, NUMBER + 1), 53).into());
-        let errno = lab.client.once(nobody.in_vain())?.err().and_then(|failure| failure.errno);
+        let unused = Attempt::new(Kind::Udp, (cluster_ip(family, NUMBER + 1), 53).into());
+        let errno = lab.client.once(unused.in_vain())?.err().and_then(|failure| failure.errno);
         ensure!(errno == Some(libc::EAGAIN), "not silence, but {errno:?}");
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! The packet path: a client in a namespace, whose sockets nobody translates.
+//! The packet path: a client in a namespace, whose sockets are not translated.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -30,7 +30,7 @@ const TWIN: Service =
 
 pub const CASES: &[Case] = &[
     Case { name: "packet::reaches_pods_and_sees_the_service", wish: WISH, run: reaches },
-    Case { name: "packet::nobody_there_is_refused_at_once", wish: WISH, run: refuses },
+    Case { name: "packet::no_endpoint_is_refused_at_once", wish: WISH, run: refuses },
     Case { name: "packet::one_client_port_to_two_services_of_one_pod", wish: WISH, run: collides },
     Case { name: "packet::a_client_port_is_used_again_and_again", wish: WISH, run: again },
     Case { name: "packet::the_same_by_clsact", wish: Wish { flags: CLSACT, ..WISH }, run: by_clsact },

@@ -70,7 +70,7 @@ fn spoil(lab: &Lab) -> Result<u64> {
         writes.push(Write::Backend(*id, proxy_user::maps::Backend { port: row.port ^ 1, ..*row }));
     }
     let with_slots =
-        found.services.values().find(|entry| entry.slot_count > 0).context("nobody is served")?;
+        found.services.values().find(|entry| entry.slot_count > 0).context("no Service is served")?;
     writes.push(Write::Slots(with_slots.slot_base, vec![77]));
     let bits = found.filter.iter().enumerate().filter(|(_, word)| **word != 0);
     writes.extend(bits.take(4).map(|(word, mask)| Write::FilterClear(word as u32, *mask)));
@@ -157,7 +157,7 @@ fn pins(lab: &Lab) -> Result<()> {
     works(lab)
 }
 
-/// Somebody unmounts the file system of all pins: they are made again in a new one, so that the agent may die.
+/// The file system of all pins is unmounted: they are made again in a new one, so that the agent may die.
 fn bpffs(lab: &Lab) -> Result<()> {
     works(lab)?;
     rustix::mount::unmount(lab.bpffs(), rustix::mount::UnmountFlags::DETACH)?;
@@ -172,7 +172,7 @@ fn bpffs(lab: &Lab) -> Result<()> {
     works(lab)
 }
 
-/// What the other cases would see if nobody looked.
+/// What the other cases would see without a repair.
 fn lost(lab: &Lab) -> Result<()> {
     works(lab)?;
     spoil(lab)?;

@@ -22,7 +22,7 @@ const FEW_FLOWS: &[&str] = &[
     "--max-services", "64", "--max-frontends", "64", "--max-slots", "1024", "--max-backends", "256",
     "--max-flows", "2048", "--max-sockets", "4096",
 ];
-const WISH: Wish = Wish { pods: 2, services: &[WEB, WIDE], flags: FEW_FLOWS };
+pub(super) const WISH: Wish = Wish { pods: 2, services: &[WEB, WIDE], flags: FEW_FLOWS };
 const NARROW: Service = Service { ports: &[tcp(80, 9090, &[1])], ..WIDE };
 
 pub const CASES: &[Case] = &[
@@ -39,10 +39,10 @@ pub const BY_KERNEL: &[Case] =
 /// Milliseconds between two messages.
 const BUSY: u64 = 5;
 /// The same on an emulated machine, whose agent starts beside them.
-const CALM: u64 = 200;
+pub(super) const CALM: u64 = 200;
 
 /// All kinds of traffic: new connections all the time, and connections that stay.
-fn loads(pause: u64) -> Vec<Load> {
+pub(super) fn loads(pause: u64) -> Vec<Load> {
     let mut loads = Vec::new();
     for family in Family::BOTH {
         for kind in Kind::ALL {
@@ -60,7 +60,7 @@ fn under_load(lab: &Lab, action: impl FnOnce() -> Result<()>) -> Result<()> {
     under(lab, &loads(BUSY), action)
 }
 
-fn under(lab: &Lab, loads: &[Load], action: impl FnOnce() -> Result<()>) -> Result<()> {
+pub(super) fn under(lab: &Lab, loads: &[Load], action: impl FnOnce() -> Result<()>) -> Result<()> {
     for (_, client) in lab.clients() {
         client.load(loads)?;
     }

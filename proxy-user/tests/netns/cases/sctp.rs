@@ -28,7 +28,7 @@ pub fn has_sockets() -> bool {
 pub const BY_SOCKETS: &[Case] =
     &[Case { name: "sctp::the_node_itself_by_sockets", wish: WISH, run: by_sockets }];
 
-/// Pod 0 serves it; nobody the second; and the third is served where the client is, beyond the uplink.
+/// Pod 0 serves it; the second has no endpoint; and the third is served where the client is, beyond the uplink.
 const HERE: Service = Service { name: "here", number: 20, ports: &[tcp(80, 8080, &[0])] };
 const EMPTY: Service = Service { name: "empty", number: 21, ports: &[tcp(80, 8080, &[])] };
 const AWAY: Service = Service { name: "away", number: 22, ports: &[tcp(80, 8080, &[9])] };
@@ -126,14 +126,14 @@ fn there_and_back(lab: &Lab) -> Result<()> {
                 exchange(lab, server, family, service)?;
             }
         }
-        // Nobody serves it: the kernel tells the socket.
+        // It has no endpoint: the kernel tells the socket.
         let client = raw(&lab.node, family)?;
         client.connect(&SocketAddr::new(cluster_ip(family, EMPTY.number), 0).into())?;
         client.send(&packet(CLIENT_PORT, 80, INIT))?;
         let errno = receive(&client, family)
             .err()
             .and_then(|error| error.downcast_ref::<std::io::Error>().and_then(std::io::Error::raw_os_error));
-        ensure!(errno == Some(libc::ECONNREFUSED), "{family:?}: nobody serves it, and it gave {errno:?}");
+        ensure!(errno == Some(libc::ECONNREFUSED), "{family:?}: it has no endpoint, and it gave {errno:?}");
     }
     Ok(())
 }

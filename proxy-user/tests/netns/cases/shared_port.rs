@@ -100,7 +100,7 @@ fn tcp(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// A connection straight to the endpoint is known to nobody but its ends, until the endpoint answers the SYN of one through the
+/// A connection straight to the endpoint is known to its ends only, until the endpoint answers the SYN of one through the
 /// Service with one of its segments. The SYN that the client sends again then gets another source port.
 fn tcp_straight_first(lab: &Lab) -> Result<()> {
     begin(lab, true)?;

@@ -36,7 +36,7 @@ pub const PROGRAMS: &[NodesCase] =
 pub const TOO_OLD: &[NodesCase] =
     &[NodesCase { name: "smoke::the_agent_says_that_the_kernel_is_too_old", run: too_old }];
 
-/// Whether nobody expects this kernel to take the programs: docs/operations.md.
+/// Whether this kernel is known to refuse the programs: docs/operations.md.
 pub fn is_too_old() -> bool {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let mut numbers = release.split('.').map(|number| number.parse::<u32>().unwrap_or_default());

@@ -68,7 +68,7 @@ fn untouched(lab: &Lab) -> Result<()> {
                 let attempt = Attempt::new(kind, to);
                 shows(&lab.local.reach(attempt)?, attempt, to)?;
             }
-            // No route leads there from a socket that nobody translates.
+            // No route leads there from a socket that is not translated.
             lab.outside.fails(Attempt::new(kind, vip(family, WEB, kind)), libc::ENETUNREACH)?;
             // A port that no Service has.
             let other = (cluster_ip(family, WEB.number), 8080).into();

@@ -115,7 +115,7 @@ fn without_local_endpoint(lab: &Lab) -> Result<()> {
         let list = agent::ask(&lab.node, &["service", "list"], &lab.bpffs())?.to_string();
         ensure!(list.contains("default/open"), "not programmed yet");
         // The endpoint of the round before may still be there.
-        ensure!(lab.local.once(attempt)?.is_err(), "somebody answers");
+        ensure!(lab.local.once(attempt)?.is_err(), "a server answers");
         Ok(())
     })
 }
@@ -148,7 +148,7 @@ fn late_endpoint(lab: &Lab) -> Result<()> {
             let to = (cluster_ip(family, NUMBER), 53).into();
             let id = u32::from(family == Family::V6);
             let udp = client.open(id, Attempt::new(Kind::Udp, to).in_vain()).and_then(|()| {
-                ensure!(client.talk(id, None)?.is_err(), "somebody answers");
+                ensure!(client.talk(id, None)?.is_err(), "a server answers");
                 folder.put_text(exposed::FILE, &there)?;
                 eventually(SOON / 6, || client.hears(id, None))
             });

@@ -12,7 +12,7 @@ use crate::peer::{Attempt, Failure, Kind, Peer};
 pub const WISH: Wish = Wish { pods: 3, services: &[NAMES, OTHER], flags: SMALL };
 pub const NAMES: Service = Service { name: "names", number: 61, ports: &[udp(53, 5353, &[0])] };
 const MOVED: Service = Service { ports: &[udp(53, 5353, &[1])], ..NAMES };
-const NOBODY: Service = Service { ports: &[udp(53, 5353, &[])], ..NAMES };
+const EMPTY: Service = Service { ports: &[udp(53, 5353, &[])], ..NAMES };
 /// The same endpoint, which does not leave it.
 const OTHER: Service = Service { name: "other", number: 62, ports: &[udp(53, 5353, &[0])] };
 
@@ -130,7 +130,7 @@ pub fn stay(lab: &Lab) -> Result<()> {
 }
 
 fn zero(lab: &Lab) -> Result<()> {
-    after(lab, || lab.folder.put(NOBODY), None)?;
+    after(lab, || lab.folder.put(EMPTY), None)?;
     lab.change(NAMES, &["0/5353"])
 }
 

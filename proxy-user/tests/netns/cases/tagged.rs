@@ -21,7 +21,7 @@ pub const CASES: &[Case] =
 /// The address of a device of this thread's namespace.
 fn mac(device: &str) -> Result<[u8; 6]> {
     let text = std::fs::read_to_string("/proc/thread-self/net/arp")?;
-    let line = text.lines().find(|line| line.ends_with(device)).context("nobody has talked yet")?;
+    let line = text.lines().find(|line| line.ends_with(device)).context("no packet was seen yet")?;
     let mac = line.split_whitespace().nth(3).context("no address")?;
     let octets: Vec<u8> =
         mac.split(':').map(|octet| u8::from_str_radix(octet, 16)).collect::<Result<_, _>>()?;
@@ -57,7 +57,7 @@ fn send(device: &str, frame: &[u8]) -> Result<()> {
     // SAFETY: no pointers.
     let socket = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW, 0) };
     ensure!(socket >= 0, "AF_PACKET: {}", io::Error::last_os_error());
-    // SAFETY: just opened, and nobody else's.
+    // SAFETY: just opened, and owned here.
     let socket = unsafe { OwnedFd::from_raw_fd(socket) };
     let index: i32 = std::fs::read_to_string(format!("/proc/thread-self/net/dev_snmp6/{device}"))
         .ok()

@@ -42,7 +42,7 @@ table FAMILY kube-proxy {
 }
 ";
 
-/// The iptables mode, as `iptables-restore` reads it, with a chain and a rule of somebody else.
+/// The iptables mode, as `iptables-restore` reads it, with a foreign chain and rule.
 const IPTABLES: &str = "*filter
 :KUBE-FORWARD - [0:0]
 :KUBE-PROXY-FIREWALL - [0:0]
@@ -124,7 +124,7 @@ fn loads(attempts: &[Attempt]) -> Vec<Load> {
     attempts.iter().flat_map(both).collect()
 }
 
-/// Everybody who dials the Service now reaches this pod.
+/// Every client of the Service now reaches this pod.
 fn all_reach(lab: &Lab, server: &str) -> Result<()> {
     for attempt in attempts() {
         for client in [&lab.client, &*lab.pod(0)?] {
@@ -136,7 +136,7 @@ fn all_reach(lab: &Lab, server: &str) -> Result<()> {
 }
 
 /// Connections that stay have stayed where they were, and no new one failed.
-fn nobody_noticed(tallies: &[Tally], loads: &[Load], stays: &str, who: &str) -> Result<()> {
+fn no_client_noticed(tallies: &[Tally], loads: &[Load], stays: &str, who: &str) -> Result<()> {
     for (tally, load) in tallies.iter().zip(loads) {
         let what = format!("{who}, {load:?}: {tally:?}");
         ensure!(tally.failed == 0, "failures: {what}");
@@ -197,8 +197,8 @@ pub fn through(
     let after = ruleset(lab)?;
     ensure!(!after.contains("table ip kube-proxy") && !after.contains("KUBE-SVC"), "{after}");
     std::thread::sleep(Duration::from_millis(500));
-    nobody_noticed(&lab.client.stop()?, &of_client, "1/8080", "client")?;
-    nobody_noticed(&lab.pod(0)?.stop()?, &of_pod, "1/8080", "pod")?;
+    no_client_noticed(&lab.client.stop()?, &of_client, "1/8080", "client")?;
+    no_client_noticed(&lab.pod(0)?.stop()?, &of_pod, "1/8080", "pod")?;
 
     let (said, well) = takeover(lab, &["--wait", "60s"])?;
     ensure!(well && said.contains("done"), "{said}");
@@ -240,7 +240,7 @@ pub fn back(lab: &Lab, install: impl Fn(&Lab) -> Result<()>) -> Result<()> {
     std::thread::sleep(Duration::from_millis(2500));
     let tallies = lab.client.stop()?;
     let (near, far) = tallies.split_at(of_client.len());
-    nobody_noticed(near, &of_client, "0/8080", "client")?;
+    no_client_noticed(near, &of_client, "0/8080", "client")?;
     near.iter().try_for_each(|tally| lost_no_syn(tally, "one proxy or the other serves each SYN"))?;
     for tally in pod.stop()?.iter().chain(far) {
         ensure!(tally.failed == 0 && tally.servers.keys().eq(["0/8080"]), "a connection moved: {tally:?}");
@@ -284,7 +284,7 @@ fn in_its_way(lab: &Lab) -> Result<()> {
     let (said, well) = takeover(lab, &[])?;
     ensure!(!well && said.contains("does not serve on this node yet"), "{said}");
     lab.begin()?;
-    // A process of that name is enough: nobody looks into it.
+    // A process of that name is enough: it is not read.
     let sleeper = lab.bpffs().with_file_name("kube-proxy");
     agent::copy_program("/bin/sleep".as_ref(), &sleeper)?;
     let mut running = lab.node.command(&sleeper).arg("60").spawn()?;

@@ -1,4 +1,4 @@
-//! Addresses in the range of Services, and ports of Services, that nobody has.
+//! Addresses in the range of Services, and ports of Services, that do not exist.
 
 use std::net::{IpAddr, SocketAddr};
 

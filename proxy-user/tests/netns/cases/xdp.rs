@@ -1,4 +1,4 @@
-//! `--xdp`: packets to other nodes are forwarded before tc sees them, and nobody notices when that changes.
+//! `--xdp`: packets to other nodes are forwarded before tc sees them, and no connection notices when that changes.
 
 use anyhow::{Context as _, Result, ensure};
 use aya::Ebpf;

@@ -362,7 +362,7 @@ impl Nodes {
     }
 }
 
-/// Pod 4 of node 2 reaches everybody through node 1, by a VXLAN between the two.
+/// Pod 4 of node 2 reaches all others through node 1, by a VXLAN between the two.
 fn tunnel(one: &Node, two: &Node) -> Result<()> {
     for (node, other) in [(one, 2), (two, 1)] {
         let number = node.number;

@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_nobody_predicted_is_an_error() {
+    fn an_answer_that_was_not_predicted_is_an_error() {
         let predicted: Predicted = [("a: new/x".to_owned(), ["pod-1".to_owned()].into())].into();
         let tally = |who: &str, pod: &str| Tally {
             by: [(who.to_owned(), [pod.to_owned()].into())].into(),

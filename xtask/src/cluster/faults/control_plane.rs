@@ -85,7 +85,7 @@ pub(super) fn etcd_restored(world: &World<'_>) -> Result<()> {
     ensure!(!known, "the snapshot knows what came after it");
     rolling::await_equal_within(world, PATIENCE)?;
     ensure!(agents::processes(place)? == before, "an agent was started again meanwhile");
-    // A pod that nobody knows goes.
+    // A pod that is not recorded goes.
     world.scale(world::PODS)?;
     rolling::await_equal_within(world, PATIENCE)
 }
@@ -104,7 +104,7 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
     Cmd::new("cp").arg("-a").arg(from).arg(to).read().map(|_| ())
 }
 
-/// The agents get far too little memory: they are killed again and again, and nobody's connections with them.
+/// The agents get far too little memory: they are killed again and again, and no connection with them.
 pub(super) fn out_of_memory(world: &World<'_>) -> Result<()> {
     use super::agents::Agents;
     let place = world.place;

@@ -1,4 +1,4 @@
-//! Programs of somebody else on the hooks that ours are on: each lets everything pass, and goes with the process.
+//! Foreign programs on the hooks that ours are on: each lets everything pass, and goes with the process.
 
 use std::io;
 use std::os::fd::AsRawFd as _;

@@ -168,7 +168,7 @@ pub fn knock(targets: &[Target]) -> Result<()> {
         tallies.fold(Tally::default(), Tally::and)
     });
     let text = serde_json::to_string(&all).context("cannot write the tally")?;
-    writeln!(io::stdout(), "{text}").context("nobody listens")
+    writeln!(io::stdout(), "{text}").context("the reader is gone")
 }
 
 /// A client at work.

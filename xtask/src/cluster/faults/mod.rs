@@ -108,7 +108,7 @@ pub fn run(place: &Place, args: &Args) -> Result<()> {
         lines.push(under_traffic(&world, case, &kit)?);
         signal::check()?;
     }
-    // Connections may fail meanwhile, so nobody counts.
+    // Connections may fail meanwhile, so they are not counted.
     for damage in damage::DAMAGES.iter().filter(|damage| is_wanted(damage.what)) {
         lines.push(at_rest(damage.what, || damage.bring(&world)));
         signal::check()?;

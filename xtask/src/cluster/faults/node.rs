@@ -152,7 +152,7 @@ pub(super) fn foreign_programs(world: &World<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The clock of the whole machine is nobody's to change, and the kernel has no namespace for it.
+/// The clock of the whole machine cannot be changed, and the kernel has no namespace for it.
 pub(super) fn clocks_jump(_world: &World<'_>) -> Result<()> {
     let namespaces = ["--user", "--map-root-user", "--time"];
     let tried = Cmd::new("unshare").args(namespaces).args(["date", "--set", "+1 hour"]).read();

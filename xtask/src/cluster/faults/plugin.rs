@@ -102,7 +102,8 @@ fn all(world: &World<'_>, user: &std::path::Path) -> Result<()> {
     says(&["status"], &names)?;
     let one = says(&["status", "--node", names[0]], &names[..1])?;
     ensure!(!one.contains(names[1]), "--node asks others, too:\n{one}");
-    let wrong = plugin(&["status", "--node", "node11"]).read().map_or_else(|error| format!("{error:#}"), |told| told);
+    let wrong =
+        plugin(&["status", "--node", "node11"]).read().map_or_else(|error| format!("{error:#}"), |told| told);
     ensure!(wrong.contains("no agent runs on a node node11"), "of a node that is not there: {wrong}");
 
     let every = format!("{0}/{0}", names.len());
@@ -110,8 +111,14 @@ fn all(world: &World<'_>, user: &std::path::Path) -> Result<()> {
     let target = format!("svc/default/{}:80", world::NAME);
     let last = names[names.len() - 1];
     let pod = format!("pod default/{} on node {last}", world::CLIENT);
-    says(&["explain", &format!("pod/default/{}", world::CLIENT), &target], &[&pod, world::ADDRESS, "10.244."])?;
-    says(&["explain", &format!("node/{}", names[0]), &format!("svc/{}", world::NAME)], &[names[0], "10.244."])?;
+    says(
+        &["explain", &format!("pod/default/{}", world::CLIENT), &target],
+        &[&pod, world::ADDRESS, "10.244."],
+    )?;
+    says(
+        &["explain", &format!("node/{}", names[0]), &format!("svc/{}", world::NAME)],
+        &[names[0], "10.244."],
+    )?;
 
     let object = format!("service/{}", world::NAME);
     says(&["wait", &object, "--programmed"], &["programmed"])?;

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 const LIMIT: Duration = Duration::from_secs(2);
 /// After this, an answer on a connection counts as none: servers wait for a processor on a small machine.
 const ANSWER: Duration = Duration::from_secs(20);
-/// The same of a datagram, which nobody sends again.
+/// The same of a datagram, which is not retransmitted.
 const DATAGRAM: Duration = Duration::from_secs(5);
 /// Where `tcpi_total_retrans` stands in `struct tcp_info`, which grows at its end only (`include/uapi/linux/tcp.h`).
 const TOTAL_RETRANS: usize = 100;
@@ -303,7 +303,7 @@ mod tests {
         }
         let seen = answers.join().unwrap();
         assert!(seen[0] == seen[1] && seen[2] != seen[3], "{seen:?}");
-        assert!(once.ask().is_err(), "nobody is there");
+        assert!(once.ask().is_err(), "no server is there");
     }
 
     #[test]

@@ -34,7 +34,7 @@ pub(super) struct Excuse {
 #[derive(Debug)]
 pub(super) struct Line {
     pub what: String,
-    /// `None`: nobody counted.
+    /// `None`: not counted.
     pub tally: Option<Tally>,
     pub excuse: Option<Excuse>,
     pub took: Duration,

@@ -8,7 +8,7 @@ use serde::Serialize;
 pub enum Outcome {
     /// As it should be.
     Pass,
-    /// Ballast works, but somebody should know.
+    /// Ballast works, with a limitation that the operator should know of.
     Warn,
     /// Ballast does not work, or not as it should.
     Fail,

@@ -99,7 +99,7 @@ fn a_service_of_the_folder_stands_before_one_of_the_api_server_and_says_so() {
     assert!(message.starts_with("Service default/vip: metadata.name:"), "{message}");
     assert!(message.contains("--manifests") && message.contains("API server"), "{message}");
     let slices: Vec<_> = cluster.slices(&name).map(|slice| slice.name.to_string()).collect();
-    assert_eq!(slices, ["default/vip-1"], "the API server's lead nobody elsewhere");
+    assert_eq!(slices, ["default/vip-1"], "the API server's slices do not count");
     // The API server gives it up.
     let list = Listing::Services(vec![named("web", "10.96.0.2")]);
     assert_eq!(cluster.apply(Event::Reset(list)), BTreeSet::from([name.clone()]));

@@ -75,7 +75,7 @@ fn compare() -> Result<()> {
         lines.join("\n"),
         described(seed, &lines)
     );
-    // A comparison that found nobody would find no difference either.
+    // A comparison without any answer would find no difference either.
     ensure!(reasons.values().sum::<usize>() > 0 && all > 500, "too little was compared: {all}, {reasons:?}");
     Ok(())
 }
@@ -168,7 +168,7 @@ fn sentinel() -> Made {
     }
 }
 
-/// Every address of every Service, and some that nobody serves.
+/// Every address of every Service, and some without a Service.
 fn targets(control: &ControlPlane, seed: u64) -> Result<Vec<Target>> {
     let mut random = Random(seed);
     let made = (1..=SERVICES).map(|number| service(number, &mut random));
@@ -181,10 +181,8 @@ fn targets(control: &ControlPlane, seed: u64) -> Result<Vec<Target>> {
         }
     }
     for family in Family::BOTH {
-        let nobody: IpAddr = if family == Family::V4 { "10.96.255.77" } else { "fd96::f:ff77" }.parse()?;
-        for (what, ip) in
-            [("nobody's cluster address", nobody), ("node port that is nobody's", node_ip(family, 1))]
-        {
+        let unused: IpAddr = if family == Family::V4 { "10.96.255.77" } else { "fd96::f:ff77" }.parse()?;
+        for (what, ip) in [("unused cluster address", unused), ("unused node port", node_ip(family, 1))] {
             for kind in [Kind::Tcp, Kind::Udp] {
                 targets.push(Target {
                     what: what.to_owned(),

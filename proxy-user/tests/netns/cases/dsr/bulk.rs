@@ -51,7 +51,7 @@ fn transfer(nodes: &Nodes, family: Family) -> Result<()> {
         Ok((back.iter().map(|byte| usize::from(*byte)).sum::<usize>(), data.len()))
     })?;
     ensure!(sent == BYTES);
-    // One of them has served; the other one waits for somebody.
+    // One of them has served; the other one waits for a connection.
     let mut served = 0;
     for (at, server) in (2..).zip(servers) {
         let server = server?;

@@ -1,0 +1,175 @@
+//! The answer to a segment of a connection whose endpoint left a Service with removal policy `reset`: a TCP reset from the
+//! address that was dialled, out of the device that the segment came in by. The segment becomes its own answer.
+//!
+//! A packet from a local virtual device may still lack its transport checksum (`CHECKSUM_PARTIAL`), and a program cannot ask.
+//! The kernel then makes the checksum after us, of what stands in its field. So the window, which means nothing in a reset
+//! (RFC 9293, 3.5.3), is chosen such that the whole checksum and the sum of the pseudo header are the same number: the field
+//! is right whether or not the kernel makes the checksum again.
+
+use proxy_common::conntrack::tcp;
+use proxy_common::csum::{fold, pseudo_sum, sum_words};
+use proxy_common::reason::Reason;
+use proxy_common::{PROTO_TCP, V4, V6};
+
+use super::refuse::send_back;
+use crate::context::{Packet, PacketCtx};
+use crate::env::{Counters, Words};
+use crate::frame::{Frame, HelperFailed};
+use crate::net::TcpHeader;
+use crate::parse::Parse;
+use crate::report;
+use crate::step::Step;
+
+/// Time to live, or hop limit, of the answer.
+const HOPS: u8 = 64;
+/// Bytes of a TCP header without options.
+const TCP: usize = size_of::<TcpHeader>();
+
+/// A family whose connections can be reset.
+pub trait Reset: Parse {
+    /// The IP header of the answer, as words.
+    type IpHeader;
+    /// Its IP header.
+    fn ip_header(packet: &Packet<Self::Words>) -> Self::IpHeader;
+}
+
+impl Reset for V4 {
+    type IpHeader = [u32; 5];
+
+    #[inline(always)]
+    fn ip_header(packet: &Packet<[u32; 1]>) -> [u32; 5] {
+        let [l0, l1] = ((Self::HEADER + TCP) as u16).to_be_bytes();
+        let ([src], [dst]) = (packet.key.dst, packet.key.src);
+        // 0x40: "don't fragment"; such a packet needs no identification (RFC 6864).
+        let (start, flags) = (u32::from_ne_bytes([0x45, 0, l0, l1]), u32::from_ne_bytes([0, 0, 0x40, 0]));
+        let sum = u64::from(start)
+            + u64::from(flags)
+            + u64::from(u32::from_ne_bytes([HOPS, PROTO_TCP, 0, 0]))
+            + sum_words(&packet.key.src)
+            + sum_words(&packet.key.dst);
+        let [c0, c1] = (!fold(sum)).to_ne_bytes();
+        [start, flags, u32::from_ne_bytes([HOPS, PROTO_TCP, c0, c1]), src, dst]
+    }
+}
+
+impl Reset for V6 {
+    type IpHeader = [u32; 10];
+
+    #[inline(always)]
+    fn ip_header(packet: &Packet<[u32; 4]>) -> [u32; 10] {
+        let [l0, l1] = (TCP as u16).to_be_bytes();
+        let ([s0, s1, s2, s3], [d0, d1, d2, d3]) = (packet.key.dst, packet.key.src);
+        let start = [u32::from_ne_bytes([0x60, 0, 0, 0]), u32::from_ne_bytes([l0, l1, PROTO_TCP, HOPS])];
+        [start[0], start[1], s0, s1, s2, s3, d0, d1, d2, d3]
+    }
+}
+
+/// The TCP header of the answer, as words in memory order. Its sequence number is the one that the client expects next.
+#[inline(always)]
+fn tcp_header<Fam: Reset>(packet: &Packet<Fam::Words>) -> [u32; TCP / 4] {
+    let ([p0, p1], [q0, q1]) = (packet.key.dst_port.to_be_bytes(), packet.key.src_port.to_be_bytes());
+    let (ports, seq) = (u32::from_ne_bytes([p0, p1, q0, q1]), packet.ack.to_be());
+    let [flags, rest] = [(TCP as u8 / 4) << 4, tcp::RST as u8];
+    let pseudo = pseudo_sum(&packet.key.dst, &packet.key.src, PROTO_TCP, TCP as u32);
+    let check = fold(pseudo);
+    let without_window = pseudo
+        + u64::from(ports)
+        + u64::from(seq)
+        + u64::from(u32::from_ne_bytes([flags, rest, 0, 0]))
+        + u64::from(check);
+    let ([w0, w1], [c0, c1]) = ((!fold(without_window)).to_ne_bytes(), check.to_ne_bytes());
+    [ports, seq, 0, u32::from_ne_bytes([flags, rest, w0, w1]), u32::from_ne_bytes([c0, c1, 0, 0])]
+}
+
+/// Resets the connection of a segment, for its client. A segment that acknowledges nothing gets no answer, since its answer
+/// would have to be told from the length of what it carries; every segment but the first of a connection acknowledges.
+#[inline(always)]
+pub fn reset<M, F>(maps: M, frame: F, ctx: &PacketCtx<Words<M>>) -> Step
+where
+    M: Counters,
+    M::Family: Reset,
+    F: Frame,
+{
+    report::refused(maps, frame, ctx, ctx.service, Reason::EndpointLeft);
+    let packet = &ctx.packet;
+    if packet.tcp_flags & tcp::ACK == 0 || packet.is_later_fragment() {
+        return Step::Drop;
+    }
+    match answer::<F, M::Family>(frame, packet) {
+        Ok(verdict) => Step::Sent(verdict),
+        Err(HelperFailed) => Step::DropFor(Reason::RejectFailed),
+    }
+}
+
+/// Turns the segment into the answer to itself and sends it back. The verdict is the program's.
+#[inline(always)]
+fn answer<F: Frame, Fam: Reset>(frame: F, packet: &Packet<Fam::Words>) -> Result<i32, HelperFailed> {
+    let link = frame.link_header();
+    let l4 = link + Fam::HEADER;
+    if packet.l4 as usize != l4 {
+        // Behind options or extension headers the checksum's place would have to move.
+        return Err(HelperFailed);
+    }
+    frame.set_length((l4 + TCP) as u32)?;
+    frame.store_all(link as u32, &Fam::ip_header(packet))?;
+    frame.store_all(l4 as u32, &tcp_header::<Fam>(packet))?;
+    send_back(frame)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::vec::Vec;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn packet<A: proxy_common::Address>(src: A, dst: A, ports: [u16; 2], ack: u32) -> Packet<A> {
+        let mut packet = Packet::EMPTY;
+        (packet.key.src, packet.key.dst) = (src, dst);
+        [packet.key.src_port, packet.key.dst_port] = ports;
+        (packet.ack, packet.tcp_flags) = (ack, tcp::ACK);
+        packet
+    }
+
+    fn bytes(words: &[u32]) -> Vec<u8> {
+        words.iter().flat_map(|word| word.to_ne_bytes()).collect()
+    }
+
+    /// The sum over a segment with its pseudo header, from scratch.
+    fn sum(ip: &[u8], segment: &[u8]) -> u16 {
+        let pairs = |bytes: &[u8]| -> u64 {
+            bytes.chunks(2).map(|pair| u64::from(u16::from_be_bytes([pair[0], pair[1]]))).sum()
+        };
+        let addresses = if ip[0] >> 4 == 4 { &ip[12..20] } else { &ip[8..40] };
+        fold(pairs(addresses) + u64::from(PROTO_TCP) + segment.len() as u64 + pairs(segment))
+    }
+
+    fn is_right(ip: &[u8], segment: &[u8]) -> bool {
+        // What the kernel does where the checksum is yet to be made: the sum of what stands there, without the pseudo header.
+        let stated = u16::from_be_bytes([segment[16], segment[17]]);
+        let words = segment.chunks(2).map(|pair| u64::from(u16::from_be_bytes([pair[0], pair[1]])));
+        let made = !fold(words.sum());
+        // Zero has two forms.
+        sum(ip, segment) == 0xffff && (made == stated || [0, 0xffff] == [made.min(stated), made.max(stated)])
+    }
+
+    proptest! {
+        #[test]
+        fn the_checksum_is_right_whether_or_not_the_kernel_makes_it_again(
+            src: [u32; 4], dst: [u32; 4], ports: [u16; 2], ack: u32,
+        ) {
+            let four = packet([src[0]], [dst[0]], ports, ack);
+            let (ip, segment) = (bytes(&V4::ip_header(&four)), bytes(&tcp_header::<V4>(&four)));
+            prop_assert!(is_right(&ip, &segment), "{ip:?} {segment:?}");
+            let words = ip.chunks(2).map(|pair| u64::from(u16::from_be_bytes([pair[0], pair[1]])));
+            prop_assert_eq!(fold(words.sum()), 0xffff);
+            let six = packet(src, dst, ports, ack);
+            let (ip, segment) = (bytes(&V6::ip_header(&six)), bytes(&tcp_header::<V6>(&six)));
+            prop_assert!(is_right(&ip, &segment), "{ip:?} {segment:?}");
+            prop_assert_eq!(segment[4..8].to_vec(), ack.to_be_bytes().to_vec());
+            prop_assert_eq!(segment[13], 4);
+            prop_assert_eq!(segment[..2].to_vec(), ports[1].to_be_bytes().to_vec());
+        }
+    }
+}

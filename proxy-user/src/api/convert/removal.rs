@@ -1,0 +1,50 @@
+//! The annotations that say what becomes of connections to endpoints that leave.
+
+use std::time::Duration;
+
+use jiff::SignedDuration;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+use super::{Problems, annotation};
+use crate::model::RemovalPolicy;
+
+/// Whether connections go on or are reset.
+pub const ANNOTATION_POLICY: &str = "ballast.io/removal-policy";
+/// How long after an endpoint has left they are reset.
+pub const ANNOTATION_DELAY: &str = "ballast.io/removal-delay";
+
+/// The removal policy that a Service asks for. A bad policy is the default; a bad delay, none.
+pub fn policy(metadata: &ObjectMeta, problems: &mut Problems) -> RemovalPolicy {
+    // Looked at in any case, so that a bad one is told before it counts.
+    let delay = delay(metadata, problems);
+    match annotation(metadata, ANNOTATION_POLICY).map(str::trim) {
+        None | Some("drain") => RemovalPolicy::Drain,
+        Some("reset") => RemovalPolicy::Reset(delay),
+        Some(text) => {
+            let names = RemovalPolicy::NAMES.join(", ");
+            problems.add(
+                field(ANNOTATION_POLICY),
+                &format_args!(
+                    "`{text}` is not a removal policy: give one of {names}; the default, drain, holds instead"
+                ),
+            );
+            RemovalPolicy::Drain
+        }
+    }
+}
+
+fn delay(metadata: &ObjectMeta, problems: &mut Problems) -> Duration {
+    let Some(text) = annotation(metadata, ANNOTATION_DELAY).map(str::trim) else { return Duration::ZERO };
+    let found = text.parse::<SignedDuration>().ok().and_then(|delay| Duration::try_from(delay).ok());
+    found.filter(|delay| *delay <= RemovalPolicy::LONGEST).unwrap_or_else(|| {
+        problems.add(
+            field(ANNOTATION_DELAY),
+            &format_args!("`{text}` is not a delay: give a duration from 0s to 24h, like 30s, 5m or 1h; 0s holds instead"),
+        );
+        Duration::ZERO
+    })
+}
+
+fn field(annotation: &str) -> String {
+    format!("metadata.annotations[{annotation}]")
+}

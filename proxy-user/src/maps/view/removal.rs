@@ -1,0 +1,162 @@
+//! Connections of the packet path to endpoints that left: how many are left, and the mark by which programs reset them.
+//!
+//! As in [`load`](super::load), entries are changed by the rules of the programs, one by one.
+
+use std::collections::BTreeMap;
+use std::mem::offset_of;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use aya::maps::MapType;
+use proxy_common::abi::Plain;
+use proxy_common::backend::{BACKEND_ACTIVE, BACKEND_FREE, BACKEND_RESET, BackendEntry};
+use proxy_common::conntrack::is_closed;
+use proxy_common::flow::{
+    FlowEntry, STATE_CLAIMED, STATE_DIRECT, STATE_DSR, STATE_RESET, STATE_USED, bits_of, generation_of,
+    tunnel_of, with_bits,
+};
+use proxy_common::map_names as map;
+use proxy_common::{Address, PROTO_TCP};
+
+use super::{View, ViewError, flows};
+use crate::maps::mapping::Mapping;
+
+/// How often a packet may change the state of a flow while it is marked, before the flow is left to the next call.
+const TRIES: usize = 16;
+
+impl View {
+    /// Marks the flows of endpoints to which connections are reset; gives how many were not marked before. The programs answer
+    /// the next segment of each client with a reset.
+    pub fn mark_flows(&self) -> Result<u64, ViewError> {
+        let v4 = self.mark_family::<[u8; 4]>(map::BACKENDS, map::FLOWS)?;
+        Ok(v4 + self.mark_family::<[u8; 16]>(map::BACKENDS6, map::FLOWS6)?)
+    }
+
+    fn mark_family<A: Address>(&self, backends: &'static str, table: &'static str) -> Result<u64, ViewError>
+    where
+        BackendEntry<A>: Plain,
+        FlowEntry<A>: Plain,
+    {
+        let rows = self.rows::<A>(backends, |state| state == BACKEND_RESET)?;
+        if rows.is_empty() {
+            return Ok(0);
+        }
+        let entries = self.pin(table, MapType::Array)?.shared::<FlowEntry<A>>()?;
+        let mut marked = 0;
+        for (word, flow) in used::<A>(&entries) {
+            let bits = flow.bits();
+            // A direct flow is no Service's. To a packet that came encapsulated an answer would go to the other node, which
+            // resets the connection itself.
+            let came_encapsulated = bits & STATE_DSR != 0 && tunnel_of(bits) == 0;
+            let is_meant = flow.proto == PROTO_TCP
+                && bits & (STATE_DIRECT | STATE_RESET) == 0
+                && !came_encapsulated
+                && rows.get(&flow.backend_id).is_some_and(|row| is_of(&flow, row));
+            marked += u64::from(is_meant && mark(word, flow.state));
+        }
+        Ok(marked)
+    }
+
+    /// How many connections of the packet path each endpoint still has that left, by its id; one that has none is left out.
+    /// Neither those that are closed count, nor those that have expired.
+    pub fn flows_of_left(&self) -> Result<BTreeMap<u32, u64>, ViewError> {
+        let mut counts = BTreeMap::new();
+        self.count_left::<[u8; 4]>(map::BACKENDS, map::FLOWS, &mut counts)?;
+        self.count_left::<[u8; 16]>(map::BACKENDS6, map::FLOWS6, &mut counts)?;
+        Ok(counts)
+    }
+
+    fn count_left<A: Address>(
+        &self,
+        backends: &'static str,
+        table: &'static str,
+        counts: &mut BTreeMap<u32, u64>,
+    ) -> Result<(), ViewError>
+    where
+        BackendEntry<A>: Plain,
+        FlowEntry<A>: Plain,
+    {
+        let rows = self.rows::<A>(backends, |state| state != BACKEND_ACTIVE && state != BACKEND_FREE)?;
+        if rows.is_empty() {
+            return Ok(());
+        }
+        let config = self.node_config()?;
+        let now = flows::now(config.hz);
+        let entries = self.pin(table, MapType::Array)?.mapped::<FlowEntry<A>>()?;
+        for (_, flow) in used::<A>(&entries) {
+            let is_open = bits_of(flow.state) & STATE_DIRECT == 0
+                && !is_closed(flow.bits())
+                && !flow.is_expired(flows::not_before(&flow, now), &config);
+            if is_open && rows.get(&flow.backend_id).is_some_and(|row| is_of(&flow, row)) {
+                *counts.entry(flow.backend_id).or_default() += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// The rows whose state `is_meant` takes, by id.
+    fn rows<A: Address>(
+        &self,
+        backends: &'static str,
+        is_meant: impl Fn(u8) -> bool,
+    ) -> Result<BTreeMap<u32, BackendEntry<A>>, ViewError>
+    where
+        BackendEntry<A>: Plain,
+    {
+        let rows = self.pin(backends, MapType::Array)?.mapped::<BackendEntry<A>>()?;
+        let state = offset_of!(BackendEntry<A>, state);
+        let meant = (0..rows.len()).filter(|id| rows.byte(*id, state).is_some_and(&is_meant));
+        Ok(meant.filter_map(|id| Some((id as u32, rows.read(id)?))).collect())
+    }
+}
+
+/// The flows in use, each with its state word.
+fn used<A: Address>(entries: &Mapping) -> impl Iterator<Item = (&AtomicU64, FlowEntry<A>)>
+where
+    FlowEntry<A>: Plain,
+{
+    (0..entries.len()).filter_map(|index| {
+        let word = entries.word64(index)?;
+        let is_used = bits_of(word.load(Ordering::SeqCst)) & STATE_USED != 0;
+        Some((word, if is_used { entries.read::<FlowEntry<A>>(index)? } else { return None }))
+    })
+}
+
+/// Whether a flow is one to the endpoint of a row: an id may be another endpoint's by now.
+fn is_of<A: Address>(flow: &FlowEntry<A>, row: &BackendEntry<A>) -> bool {
+    flow.service == row.service && flow.backend == row.addr && flow.backend_port == row.port
+}
+
+/// Marks the flow that has the generation of `seen`; whether it did. A claimed entry is being filled, or freed.
+fn mark(word: &AtomicU64, seen: u64) -> bool {
+    for _ in 0..TRIES {
+        let state = word.load(Ordering::SeqCst);
+        let bits = bits_of(state);
+        if generation_of(state) != generation_of(seen)
+            || bits & (STATE_USED | STATE_CLAIMED | STATE_RESET) != STATE_USED
+        {
+            return false;
+        }
+        let marked = with_bits(state, bits | STATE_RESET);
+        if word.compare_exchange(state, marked, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+            return true;
+        }
+    }
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_flow_that_was_meant_is_marked_and_only_once() {
+        let state = 7 << 32 | u64::from(STATE_USED);
+        let word = AtomicU64::new(state);
+        assert!(!mark(&word, 6 << 32), "another flow has the entry by now");
+        assert!(mark(&word, state));
+        assert_eq!(word.load(Ordering::SeqCst), state | u64::from(STATE_RESET));
+        assert!(!mark(&word, state), "it is marked");
+        let claimed = AtomicU64::new(state | u64::from(STATE_CLAIMED));
+        assert!(!mark(&claimed, state), "a CPU owns it");
+    }
+}

@@ -1,0 +1,181 @@
+//! The page of one node: its agent's.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::SystemTime;
+
+use futures::StreamExt as _;
+use futures::stream;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::task::spawn_blocking;
+use tokio::time::sleep;
+
+use super::frame;
+use super::log::{HistoryAnswer, Log};
+use super::look::Look;
+use super::sampler::Sampler;
+use super::source::{Asked, Events, Refusal, Source};
+use crate::config::page::{PageSettings, Shows};
+use crate::maps::view::View;
+use crate::rates::Counters;
+
+/// Browsers that may listen at once: each costs a connection, and its own choice of Services in JSON every two seconds.
+const LISTENERS: usize = 16;
+
+/// Says what is wrong, in sentences.
+type Problems = Box<dyn Fn() -> Vec<String> + Send + Sync>;
+
+/// The page of one node.
+#[derive(Clone)]
+pub struct Agent(Arc<Inner>);
+
+struct Inner {
+    bpffs: PathBuf,
+    node: String,
+    shows: Shows,
+    problems: Problems,
+    log: Option<Log>,
+    /// The last look; its receivers are those who listen.
+    looks: watch::Sender<Option<Arc<Look>>>,
+    /// A thread reads the maps.
+    is_read: Mutex<bool>,
+    listeners: Arc<Semaphore>,
+}
+
+impl fmt::Debug for Agent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Agent")
+            .field("node", &self.0.node)
+            .field("shows", &self.0.shows)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Agent {
+    /// The page of a node whose maps are pinned below `bpffs`; `None`: there is none.
+    pub fn new(
+        settings: PageSettings,
+        bpffs: PathBuf,
+        node: String,
+        problems: impl Fn() -> Vec<String> + Send + Sync + 'static,
+    ) -> Option<Self> {
+        (settings.page != Shows::Off).then(|| {
+            Self(Arc::new(Inner {
+                bpffs,
+                node,
+                shows: settings.page,
+                problems: Box::new(problems),
+                log: Log::new(settings.page_history),
+                looks: watch::Sender::new(None),
+                is_read: Mutex::new(false),
+                listeners: Arc::new(Semaphore::new(LISTENERS)),
+            }))
+        })
+    }
+
+    /// What it shows.
+    pub fn shows(&self) -> Shows {
+        self.0.shows
+    }
+
+    /// The node's name.
+    pub fn node(&self) -> &str {
+        &self.0.node
+    }
+
+    /// Keeps the history until it is dropped.
+    pub async fn keep_history(&self) {
+        let Some(log) = &self.0.log else { return std::future::pending().await };
+        loop {
+            sleep(log.pause(SystemTime::now())).await;
+            let bpffs = self.0.bpffs.clone();
+            // Reading the maps blocks for some milliseconds: not on a thread that serves.
+            let read = spawn_blocking(move || Counters::read_totals(&View::open(&bpffs)?)).await;
+            let counters = match read {
+                Ok(Ok(counters)) => Some(counters),
+                Ok(Err(error)) => {
+                    tracing::debug!(%error, "the page's history misses a point");
+                    None
+                }
+                Err(_) => None,
+            };
+            log.add(counters, SystemTime::now());
+        }
+    }
+
+    /// One more who listens. The first one begins to have the maps read.
+    fn listen(&self) -> watch::Receiver<Option<Arc<Look>>> {
+        // Held, so that the thread does not end in between for want of listeners.
+        let mut is_read = self.0.is_read.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut looks = self.0.looks.subscribe();
+        if *is_read {
+            // The last look is fresh: it is told at once.
+            looks.mark_changed();
+        } else {
+            *is_read = true;
+            let inner = Arc::clone(&self.0);
+            spawn_blocking(move || inner.read());
+        }
+        looks
+    }
+}
+
+impl Inner {
+    /// Reads the maps until nobody listens.
+    fn read(&self) {
+        let mut sampler = Sampler::new(&self.bpffs, self.shows == Shows::All);
+        let is_over = || self.looks.receiver_count() == 0;
+        loop {
+            let look = sampler.look((self.problems)());
+            self.looks.send_replace(Some(Arc::new(look)));
+            sampler.wait(is_over);
+            let mut is_read = self.is_read.lock().unwrap_or_else(PoisonError::into_inner);
+            if is_over() {
+                *is_read = false;
+                self.looks.send_replace(None);
+                return;
+            }
+        }
+    }
+}
+
+/// One who listens. Who is slow misses looks, and holds up nobody.
+struct Listening {
+    looks: watch::Receiver<Option<Arc<Look>>>,
+    inner: Arc<Inner>,
+    asked: Asked,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Listening {
+    async fn next(&mut self) -> Option<String> {
+        loop {
+            self.looks.changed().await.ok()?;
+            let look = self.looks.borrow_and_update().clone();
+            let Some(look) = look else { continue };
+            match frame::text(&self.inner.node, self.inner.shows, &look, &self.asked) {
+                Ok(text) => return Some(text),
+                Err(error) => {
+                    tracing::debug!(%error, "a look cannot be written as JSON");
+                    return None;
+                }
+            }
+        }
+    }
+}
+
+impl Source for Agent {
+    async fn events(&self, asked: Asked) -> Result<Events, Refusal> {
+        let permit = Arc::clone(&self.0.listeners).try_acquire_owned();
+        let permit = permit.map_err(|_| Refusal::TooMany { most: LISTENERS })?;
+        let (inner, looks) = (Arc::clone(&self.0), self.listen());
+        let listener = Listening { looks, inner, asked, _permit: permit };
+        Ok(stream::unfold(listener, |mut listener| async { Some((listener.next().await?, listener)) })
+            .boxed())
+    }
+
+    async fn history(&self, service: String) -> Result<HistoryAnswer, Refusal> {
+        self.0.log.as_ref().map(|log| log.answer(&service)).ok_or(Refusal::NoHistory)
+    }
+}

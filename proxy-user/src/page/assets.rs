@@ -1,0 +1,19 @@
+//! The files of the page, as they are in the source: nothing is built, and nothing is fetched from elsewhere.
+
+/// The page itself.
+pub(super) const INDEX: &str = include_str!("assets/index.html");
+
+const SCRIPT: &str = "text/javascript; charset=utf-8";
+
+/// Its other files: name, type, text.
+pub(super) const FILES: [(&str, &str, &str); 9] = [
+    ("chart.js", SCRIPT, include_str!("assets/chart.js")),
+    ("detail.js", SCRIPT, include_str!("assets/detail.js")),
+    ("dom.js", SCRIPT, include_str!("assets/dom.js")),
+    ("icon.svg", "image/svg+xml", include_str!("assets/icon.svg")),
+    ("main.js", SCRIPT, include_str!("assets/main.js")),
+    ("map.js", SCRIPT, include_str!("assets/map.js")),
+    ("merge.js", SCRIPT, include_str!("assets/merge.js")),
+    ("style.css", "text/css; charset=utf-8", include_str!("assets/style.css")),
+    ("tables.js", SCRIPT, include_str!("assets/tables.js")),
+];

@@ -1,0 +1,175 @@
+//! One event: what a browser is told of a look. Its size is bounded, however many Services there are.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::SystemTime;
+
+use serde::Serialize;
+
+use super::clients::{Client, begun};
+use super::look::{Examples, Look};
+use super::source::Asked;
+use crate::config::page::Shows;
+use crate::rates::{EndpointRates, Rates, ReasonRate, ServiceRates, Traffic};
+
+/// Service ports that are told of, the busiest first.
+const SERVICES: usize = 200;
+/// Endpoints of each, the busiest first; of the one that is asked for, all up to [`ENDPOINTS_ASKED`].
+const ENDPOINTS: usize = 16;
+const ENDPOINTS_ASKED: usize = 500;
+/// Pairs of a client and a Service port.
+const CLIENTS: usize = 100;
+/// Sentences about what is wrong.
+const PROBLEMS: usize = 20;
+/// Connections that sockets seem to have begun, as a part of all, and at least: the counters and the connections of packets are
+/// not read in one moment.
+const DOUBT: f64 = 0.05;
+const DOUBTFUL: f64 = 2.0;
+
+/// One event.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Frame<'a> {
+    node: &'a str,
+    shows: Shows,
+    /// Milliseconds since 1970.
+    time: u128,
+    /// Since the look before; 0: there was none, and all rates are 0.
+    seconds: f64,
+    /// Why there is nothing else.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    trouble: Option<&'a str>,
+    problems: &'a [String],
+    more_problems: usize,
+    total: Traffic,
+    flows: u64,
+    /// Service ports that the filter leaves, and all.
+    matching: usize,
+    all: usize,
+    services: &'a [Row<'a>],
+    reasons: &'a [ReasonRate],
+    examples: &'a Examples,
+    clients: Vec<Dialled<'a>>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Row<'a> {
+    key: String,
+    service: &'a str,
+    protocol: &'a str,
+    family: &'a str,
+    frontends: &'a [SocketAddr],
+    algorithm: &'static str,
+    rates: Traffic,
+    /// Connections a second that sockets of this node have begun; `null`: not known.
+    by_sockets: Option<f64>,
+    connections: u64,
+    failures: &'a BTreeMap<&'static str, f64>,
+    /// Endpoints, and those of them that take new connections.
+    count: usize,
+    ready: usize,
+    endpoints: Vec<&'a EndpointRates>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Dialled<'a> {
+    #[serde(flatten)]
+    client: &'a Client,
+    /// Key of the Service port.
+    service: &'a str,
+}
+
+/// What a look is to a browser, as JSON.
+pub(super) fn text(node: &str, shows: Shows, look: &Look, asked: &Asked) -> serde_json::Result<String> {
+    let none = Rates::default();
+    let (rates, trouble) = match &look.rates {
+        Ok(rates) => (rates, None),
+        Err(trouble) => (&none, Some(trouble.as_str())),
+    };
+    let is_open = shows == Shows::All;
+    let filter = asked.filter.to_lowercase();
+    let mut chosen: Vec<_> = rates.services.iter().filter(|row| takes(row, &filter, is_open)).collect();
+    let matching = chosen.len();
+    // Rows of the same rate stay in the order of names: the sort is stable.
+    chosen.sort_by(|one, other| busier(&one.rates, &other.rates));
+    chosen.truncate(SERVICES);
+    let wanted = |row: &&ServiceRates| !asked.service.is_empty() && row.key() == asked.service;
+    if let Some(row) = rates.services.iter().find(wanted)
+        && !chosen.iter().any(|known| known.id == row.id)
+    {
+        chosen.push(row);
+    }
+    let packets = begun(&look.clients);
+    let rows: Vec<_> = chosen
+        .iter()
+        .map(|row| {
+            let by_packets = packets.get(&row.id).copied().unwrap_or_default();
+            let most = if wanted(row) { ENDPOINTS_ASKED } else { ENDPOINTS };
+            self::row(row, by_packets, rates.seconds, is_open.then_some(most))
+        })
+        .collect();
+    let keys: BTreeMap<u32, &str> =
+        chosen.iter().zip(&rows).map(|(service, row)| (service.id, row.key.as_str())).collect();
+    let dialled = |client| Some(Dialled { client, service: keys.get(&client.service).copied()? });
+    let clients = look.clients.iter().filter_map(dialled).take(CLIENTS).collect();
+    let time = look.at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_millis();
+    let shown = look.problems.len().min(PROBLEMS);
+    serde_json::to_string(&Frame {
+        node,
+        shows,
+        time,
+        seconds: rates.seconds,
+        trouble,
+        problems: &look.problems[..shown],
+        more_problems: look.problems.len() - shown,
+        total: rates.total,
+        flows: rates.flows,
+        matching,
+        all: rates.services.len(),
+        services: &rows,
+        reasons: &rates.reasons,
+        examples: &look.examples,
+        clients,
+    })
+}
+
+fn takes(row: &ServiceRates, filter: &str, is_open: bool) -> bool {
+    let holds = |text: &str| text.to_lowercase().contains(filter);
+    let has = |address: &SocketAddr| holds(&address.to_string());
+    holds(&row.service)
+        || (is_open && (row.frontends.iter().any(has) || row.endpoints.iter().any(|row| has(&row.address))))
+}
+
+fn busier(one: &Traffic, other: &Traffic) -> std::cmp::Ordering {
+    let by = |of: fn(&Traffic) -> f64| of(other).total_cmp(&of(one));
+    by(|rates| rates.connections)
+        .then_with(|| by(|rates| rates.failures))
+        .then_with(|| by(|rates| rates.packets))
+}
+
+/// `most` endpoints; `None`: no addresses at all.
+fn row(service: &ServiceRates, by_packets: f64, seconds: f64, most: Option<usize>) -> Row<'_> {
+    let is_ready = |row: &&EndpointRates| row.state == "active" && row.ejected_seconds.is_none();
+    let mut endpoints: Vec<_> = service.endpoints.iter().collect();
+    endpoints.sort_by(|one, other| other.connections.total_cmp(&one.connections));
+    endpoints.truncate(most.unwrap_or_default());
+    let by_sockets = service.rates.connections - by_packets;
+    let is_sure = by_sockets > service.rates.connections * DOUBT && by_sockets * seconds > DOUBTFUL;
+    Row {
+        key: service.key(),
+        service: &service.service,
+        protocol: &service.protocol,
+        family: &service.family,
+        frontends: if most.is_some() { &service.frontends } else { &[] },
+        algorithm: service.algorithm,
+        rates: service.rates,
+        by_sockets: most.map(|_| if is_sure { by_sockets } else { 0.0 }),
+        connections: service.connections,
+        failures: &service.failures,
+        count: service.endpoints.len(),
+        ready: service.endpoints.iter().filter(is_ready).count(),
+        endpoints,
+    }
+}

@@ -1,0 +1,198 @@
+//! The history: rates of the last hour, in bounded memory.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use serde::{Deserialize, Serialize};
+
+use crate::config::page::HISTORY_POINTS;
+use crate::rates::{Counters, History, Point, Rates};
+
+/// Service ports that have a history: with [`HISTORY_POINTS`] of 16 bytes each, they take 4 MB at most.
+const SERVICES: usize = 1_024;
+
+/// What is kept.
+#[derive(Debug)]
+pub(super) struct Log {
+    /// Between two points, in whole seconds.
+    interval: Duration,
+    kept: Mutex<Kept>,
+}
+
+#[derive(Debug)]
+struct Kept {
+    history: History,
+    before: Option<Counters>,
+    /// The time of the last point, in intervals since 1970.
+    last: u64,
+}
+
+/// The answer of `/page/history`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct HistoryAnswer {
+    /// Seconds between two points.
+    pub interval: u64,
+    /// The time of the last point, in intervals since 1970: points of all nodes fall together.
+    pub last: u64,
+    /// Connections, packets, bytes and failures a second, oldest first. A Service port that has been silent has none.
+    pub points: Vec<[f32; 4]>,
+}
+
+impl Log {
+    /// One that goes back so far; `None`: nothing is kept.
+    pub(super) fn new(length: Duration) -> Option<Self> {
+        if length.is_zero() {
+            return None;
+        }
+        let interval = Duration::from_secs((length / HISTORY_POINTS).as_secs().max(1));
+        let history = History::new(HISTORY_POINTS as usize, SERVICES);
+        Some(Self { interval, kept: Mutex::new(Kept { history, before: None, last: 0 }) })
+    }
+
+    /// Until the next point: they are at whole multiples of the interval, on every node.
+    pub(super) fn pause(&self, now: SystemTime) -> Duration {
+        let since = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let interval = self.interval.as_nanos();
+        let rest = interval - since.as_nanos() % interval;
+        Duration::from_nanos(u64::try_from(rest).unwrap_or_default())
+    }
+
+    /// Takes in what is counted at `now`; `None`: the counters cannot be read, and the next point begins anew.
+    pub(super) fn add(&self, counters: Option<Counters>, now: SystemTime) {
+        let number = self.number(now);
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        if let (Some(before), Some(after)) = (&kept.before, &counters) {
+            let rates = Rates::of_totals(Some(before), after);
+            // A point that is missing, since the machine slept or the maps were away, is silence: positions are times.
+            let missing = number.saturating_sub(kept.last + 1).min(u64::from(HISTORY_POINTS));
+            for _ in 0..missing {
+                let silent = Rates { services: silent(&rates), ..Rates::default() };
+                kept.history.add(&silent);
+            }
+            kept.history.add(&rates);
+            kept.last = number;
+        } else if kept.last == 0 {
+            kept.last = number;
+        }
+        kept.before = counters;
+    }
+
+    /// The number of the interval that ends at about `now`.
+    fn number(&self, now: SystemTime) -> u64 {
+        let since = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default() + self.interval / 2;
+        since.as_secs() / self.interval.as_secs()
+    }
+
+    /// Of all Service ports together, or of the one with this key.
+    pub(super) fn answer(&self, service: &str) -> HistoryAnswer {
+        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let row = |point: Point| [point.connections, point.packets, point.bytes, point.failures];
+        let points = if service.is_empty() {
+            kept.history.total().map(row).collect()
+        } else {
+            kept.history.by_key(service).map(row).collect()
+        };
+        HistoryAnswer { interval: self.interval.as_secs(), last: kept.last, points }
+    }
+}
+
+/// The same Service ports, without traffic.
+fn silent(rates: &Rates) -> Vec<crate::rates::ServiceRates> {
+    let mut services = rates.services.clone();
+    for service in &mut services {
+        service.rates = crate::rates::Traffic::default();
+    }
+    services
+}
+
+impl HistoryAnswer {
+    /// Adds the points of another node, where the intervals are the same. Says whether they are.
+    pub fn add(&mut self, other: &Self) -> bool {
+        if self.points.is_empty() {
+            let interval = self.interval;
+            if interval == 0 || interval == other.interval {
+                *self = other.clone();
+            }
+            return self.interval == other.interval;
+        }
+        if self.interval != other.interval {
+            return other.points.is_empty();
+        }
+        let first = |one: &Self| (one.last + 1).saturating_sub(one.points.len() as u64);
+        let (begin, end) = if other.points.is_empty() {
+            (first(self), self.last)
+        } else {
+            (first(self).min(first(other)), self.last.max(other.last))
+        };
+        let mut sums = vec![[0.0; 4]; (end + 1 - begin) as usize];
+        for one in [&*self, other] {
+            for (at, point) in one.points.iter().enumerate() {
+                let place = sums.get_mut((first(one) - begin) as usize + at);
+                for (sum, part) in place.into_iter().flatten().zip(point) {
+                    *sum += part;
+                }
+            }
+        }
+        let most = sums.len().saturating_sub(HISTORY_POINTS as usize);
+        (self.points, self.last) = (sums.split_off(most), end);
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rates::tests::two_looks;
+
+    const KEY: &str = "default/web:http/TCP/IPv4";
+
+    fn at(seconds: u64) -> SystemTime {
+        SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn points_fall_together_on_all_nodes() {
+        let log = Log::new(Duration::from_hours(1)).unwrap();
+        assert_eq!(log.interval, Duration::from_secs(15));
+        assert_eq!(log.pause(at(3_000)), Duration::from_secs(15));
+        assert_eq!(log.pause(at(3_014)), Duration::from_secs(1));
+        assert!(Log::new(Duration::ZERO).is_none());
+        assert_eq!(Log::new(Duration::from_mins(4)).unwrap().interval, Duration::from_secs(1));
+    }
+
+    #[test]
+    fn what_was_counted_is_answered_and_what_was_missed_is_silence() {
+        let log = Log::new(Duration::from_hours(1)).unwrap();
+        let (before, after) = two_looks();
+        log.add(Some(before), at(1_500));
+        assert_eq!(log.answer(""), HistoryAnswer { interval: 15, last: 100, points: Vec::new() });
+        log.add(Some(after.clone()), at(1_515));
+        let busy = [20.0, 80.0, 30_000.0, 4.0];
+        assert_eq!(log.answer(KEY), HistoryAnswer { interval: 15, last: 101, points: vec![busy] });
+        // Two points could not be made; the third one is another Service's.
+        log.add(Some(after), at(1_560));
+        let told = log.answer(KEY);
+        assert_eq!((told.last, told.points), (104, vec![busy, [0.0; 4], [0.0; 4], [0.0; 4]]));
+        assert_eq!(log.answer("").points.len(), 4);
+        assert_eq!(log.answer("default/other/TCP/IPv4").points, Vec::<[f32; 4]>::new());
+        log.add(None, at(1_575));
+        assert_eq!(log.answer("").points.len(), 4, "no counters, no point");
+    }
+
+    #[test]
+    fn nodes_are_added_up_by_time() {
+        let one = |last, values: &[f32]| HistoryAnswer {
+            interval: 15,
+            last,
+            points: values.iter().map(|value| [*value, 0.0, 0.0, 1.0]).collect(),
+        };
+        let mut sum = HistoryAnswer::default();
+        assert!(sum.add(&one(10, &[1.0, 2.0])));
+        assert!(sum.add(&one(11, &[10.0, 20.0, 30.0])));
+        let told: Vec<_> = sum.points.iter().map(|point| (point[0], point[3])).collect();
+        assert_eq!((sum.last, told), (11, vec![(11.0, 2.0), (22.0, 2.0), (30.0, 1.0)]));
+        assert!(sum.add(&one(12, &[])), "a node where it is silent");
+        assert_eq!(sum.points.len(), 3);
+        assert!(!sum.add(&HistoryAnswer { interval: 1, ..one(12, &[1.0]) }), "another setting");
+    }
+}

@@ -1,0 +1,123 @@
+//! Reads the maps while somebody listens.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant, SystemTime};
+
+use super::clients::{Client, Known, clients};
+use super::look::{Examples, Look};
+use crate::cli::monitor::{Line, World};
+use crate::maps::view::{Listener, Snapshot, View};
+use crate::rates::{Counters, Rates};
+
+/// Between two looks.
+const INTERVAL: Duration = Duration::from_secs(2);
+/// Between the first two: who opens the page waits for it.
+const FIRST: Duration = Duration::from_millis(500);
+/// How often the ring of events is looked at: it holds those of a far longer time.
+const POLL: Duration = Duration::from_millis(50);
+/// Examples that are kept of each reason.
+const EXAMPLES: usize = 8;
+
+/// What is remembered between two looks.
+pub(super) struct Sampler<'a> {
+    bpffs: &'a Path,
+    /// Addresses are shown: connections and events are read, too.
+    is_open: bool,
+    /// There was one look at most.
+    is_first: bool,
+    before: Option<Counters>,
+    known: Known,
+    names: Snapshot,
+    listener: Option<(Listener, Instant)>,
+    examples: Examples,
+}
+
+impl<'a> Sampler<'a> {
+    pub(super) fn new(bpffs: &'a Path, is_open: bool) -> Self {
+        let (before, listener) = (None, None);
+        let (known, names, examples) = (Known::default(), Snapshot::default(), Examples::new());
+        Self { bpffs, is_open, is_first: true, before, known, names, listener, examples }
+    }
+
+    /// Looks now, and says what happened since the look before.
+    pub(super) fn look(&mut self, problems: Vec<String>) -> Look {
+        let at = SystemTime::now();
+        let read = self.read();
+        let (rates, clients) = match read {
+            Ok((rates, clients)) => (Ok(rates), clients),
+            Err(trouble) => {
+                (self.before, self.known, self.listener) = (None, Known::default(), None);
+                (Err(trouble), Vec::new())
+            }
+        };
+        Look { at, rates, clients, examples: self.examples.clone(), problems }
+    }
+
+    fn read(&mut self) -> Result<(Rates, Vec<Client>), String> {
+        // After an upgrade the maps are in another folder.
+        let view = View::open(self.bpffs).map_err(|error| error.to_string())?;
+        let counters = Counters::read(&view).map_err(|error| error.to_string())?;
+        let rates = Rates::between(self.before.as_ref(), &counters);
+        let clients = if self.is_open {
+            let flows = view.flows().map_err(|error| error.to_string())?;
+            clients(&flows, &mut self.known, rates.seconds)
+        } else {
+            Vec::new()
+        };
+        self.names.names.clone_from(&counters.snapshot.names);
+        self.before = Some(counters);
+        if self.is_open {
+            self.attend(&view);
+        }
+        Ok((rates, clients))
+    }
+
+    /// Waits until the next look is due, or `is_over`.
+    pub(super) fn wait(&mut self, is_over: impl Fn() -> bool) {
+        let end = Instant::now() + if self.is_first { FIRST } else { INTERVAL };
+        self.is_first = false;
+        while Instant::now() < end && !is_over() {
+            thread::sleep(POLL.min(end.saturating_duration_since(Instant::now())));
+            self.take_events();
+        }
+    }
+
+    /// Listens as one of several readers: nobody else misses an event by it.
+    fn attend(&mut self, view: &View) {
+        if self.listener.is_none() {
+            // Without, there are no examples; the counters are read all the same.
+            self.listener = view.listen(0).ok().map(|listener| (listener, Instant::now()));
+        }
+    }
+
+    fn take_events(&mut self) {
+        let Some((mut listener, mut renewed)) = self.listener.take() else { return };
+        let now = Instant::now();
+        if now - renewed >= Listener::RENEWAL {
+            if listener.renew().is_err() {
+                return;
+            }
+            renewed = now;
+        }
+        let mut last: BTreeMap<u32, VecDeque<_>> = BTreeMap::new();
+        while let Some(event) = listener.next_event() {
+            // In a flood, no more of them are put into words.
+            let events = last.entry(event.reason).or_default();
+            events.push_back(event);
+            if events.len() > EXAMPLES {
+                events.pop_front();
+            }
+        }
+        let world = World::now();
+        for event in last.into_values().flatten() {
+            let line = Line::new(&event, &self.names, &world);
+            let Some(reason) = line.reason() else { continue };
+            let examples = self.examples.entry(reason).or_default();
+            examples.push_front(line);
+            examples.truncate(EXAMPLES);
+        }
+        self.listener = Some((listener, renewed));
+    }
+}

@@ -1,0 +1,151 @@
+//! What an agent keeps in memory for each Service and endpoint: the model, the plans, the mirror of the maps, the editions.
+//!
+//! Counted as glibc's allocator takes it: 8 bytes for each block, in multiples of 16, and not less than 32.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::net::{IpAddr, Ipv4Addr};
+use std::ops::Range;
+use std::pin::pin;
+
+use tokio::runtime::Builder;
+use tokio::sync::mpsc;
+
+use crate::maps::{BatchError, Capacity, Contents, MapError, Store, Table, Write};
+use crate::model::net::{IpFamily, Protocol};
+use crate::model::{
+    Endpoint, EndpointPort, EndpointSlice, Event, Listing, NodeView, Service, ServiceName, ServicePort,
+    SliceName, Version,
+};
+use crate::sync::{Driver, DriverSettings};
+
+thread_local! {
+    /// Bytes that this thread has allocated, less those that it has freed.
+    static LIVE: Cell<isize> = const { Cell::new(0) };
+}
+
+/// The system's allocator, which counts for each thread.
+struct Counting;
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+fn count(layout: Layout, sign: isize) {
+    let block = (layout.size() + 8).next_multiple_of(16).max(32);
+    // A thread that ends frees what it had when its counter is gone.
+    let _ = LIVE.try_with(|live| live.set(live.get() + sign * block.cast_signed()));
+}
+
+// SAFETY: every call is passed on as it is; what is counted beside it allocates nothing.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count(layout, 1);
+        // SAFETY: the caller keeps to the same rules.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        count(layout, -1);
+        // SAFETY: as above.
+        unsafe { System.dealloc(block, layout) }
+    }
+}
+
+/// Maps that take everything and keep nothing: they are the kernel's memory, not the agent's.
+struct Nowhere;
+
+impl Store for Nowhere {
+    fn capacity(&self) -> Capacity {
+        Capacity { frontends: 1 << 17, slots: 1 << 20, maglev: 1 << 22, backends: 1 << 19, services: 1 << 17 }
+    }
+
+    fn read(&mut self, _: u32) -> Result<Contents, MapError> {
+        Ok(Contents::default())
+    }
+
+    fn read_range(&mut self, _: Table, _: Range<u32>) -> Result<Contents, MapError> {
+        Ok(Contents::default())
+    }
+
+    fn walk(&mut self, _: Table, _: Option<u32>, _: u32) -> Result<(Contents, Option<u32>), MapError> {
+        Ok((Contents::default(), None))
+    }
+
+    fn write(&mut self, _: &[Write]) -> Result<(), BatchError> {
+        Ok(())
+    }
+}
+
+fn version(kind: u32, number: u32) -> Version {
+    Version {
+        uid: (*format!("{number:08x}-0000-4000-8000-{kind:012}")).into(),
+        resource_version: (*(1_000_000 + number).to_string()).into(),
+        generation: None,
+    }
+}
+
+fn service(number: u32) -> Service {
+    let name = ServiceName::new("default", format!("service-{number}"));
+    let port = ServicePort { name: "http".into(), protocol: Protocol::Tcp, port: 80, node_port: 0 };
+    Service {
+        version: version(1, number),
+        cluster_ips: vec![Ipv4Addr::from(0x0a60_0000 + number).into()],
+        ports: vec![port],
+        created: 1,
+        ..Service::new(name)
+    }
+}
+
+fn slice(number: u32, endpoints: u32) -> EndpointSlice {
+    let name = SliceName::new("default", format!("service-{number}-00000"));
+    let service = ServiceName::new("default", format!("service-{number}"));
+    let endpoint = |index: u32| {
+        let place = number * endpoints + index;
+        let address = IpAddr::from(Ipv4Addr::from(0x0a01_0000 + place));
+        Endpoint {
+            node: Some(format!("ip-10-0-{}.example.internal", place % 100).into()),
+            zone: Some(format!("zone-{}", place % 3).into()),
+            ..Endpoint::new(address)
+        }
+    };
+    EndpointSlice {
+        version: version(2, number),
+        ports: vec![EndpointPort { name: "http".into(), protocol: Protocol::Tcp, port: 8080 }],
+        endpoints: (0..endpoints).map(endpoint).collect(),
+        ..EndpointSlice::new(name, service, IpFamily::V4)
+    }
+}
+
+/// Bytes for each Service with so many endpoints, once all of them are programmed.
+fn bytes_of_each(services: u32, endpoints: u32) -> isize {
+    let runtime = Builder::new_current_thread().enable_time().build().unwrap();
+    runtime.block_on(async {
+        let driver = Driver::new(Nowhere, NodeView::new("node"), DriverSettings::default()).unwrap();
+        let mut status = driver.status();
+        let (sender, events) = mpsc::channel(4);
+        let before = LIVE.get();
+        let follow = async {
+            let all = (0..services).map(service).collect();
+            sender.send(Event::Reset(Listing::Services(all))).await.unwrap();
+            let all = (0..services).map(|number| slice(number, endpoints)).collect();
+            sender.send(Event::Reset(Listing::Slices(all))).await.unwrap();
+            status.wait_for(|status| status.synced).await.unwrap();
+            assert_eq!(status.borrow().endpoints, (services * endpoints) as usize);
+            LIVE.get() - before
+        };
+        tokio::select! {
+            _ = pin!(driver.run(events)) => unreachable!("the sender is alive"),
+            bytes = follow => bytes / isize::try_from(services).unwrap(),
+        }
+    })
+}
+
+#[test]
+fn a_service_and_an_endpoint_take_little_memory() {
+    let (few, many) = (bytes_of_each(2000, 5), bytes_of_each(2000, 25));
+    let endpoint = (many - few) / 20;
+    let service = few - 5 * endpoint;
+    println!("{service} bytes for each Service, {endpoint} for each endpoint");
+    assert!(service <= 2600, "{service} bytes for each Service");
+    assert!(endpoint <= 200, "{endpoint} bytes for each endpoint");
+}

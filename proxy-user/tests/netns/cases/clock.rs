@@ -1,0 +1,51 @@
+//! The machine's clock jumps. Only an emulated machine has a clock that a test may set; the variable [`OWN_CLOCK`] says that it is
+//! one.
+
+use anyhow::{Context as _, Result, ensure};
+use rustix::time::{ClockId, clock_gettime, clock_settime};
+
+use super::{Case, WEB, restart, tcp};
+use crate::agent;
+use crate::lab::{Lab, SOON, eventually};
+use crate::manifest::Service;
+
+/// Set on machines whose clock is the test's.
+const OWN_CLOCK: &str = "BALLAST_OWN_CLOCK";
+
+const CASES: &[Case] = &[Case { name: "clock::jumps_beside_traffic", wish: restart::WISH, run: jumps }];
+
+/// The first port of `web` at another pod.
+const MOVED: Service = Service { ports: &[tcp(80, 8080, &[1])], ..WEB };
+
+const DAY: i64 = 86_400;
+
+/// The cases, where the clock may be set.
+pub fn cases() -> &'static [Case] {
+    if std::env::var_os(OWN_CLOCK).is_some() { CASES } else { &[] }
+}
+
+fn jump(seconds: i64) -> Result<()> {
+    let mut now = clock_gettime(ClockId::Realtime);
+    now.tv_sec += seconds;
+    clock_settime(ClockId::Realtime, now).context("cannot set the clock")
+}
+
+/// No connection notices, changes are programmed, and the agent stays healthy.
+fn jumps(lab: &Lab) -> Result<()> {
+    restart::under(lab, &restart::loads(restart::CALM), || {
+        for (seconds, web, server) in
+            [(DAY, MOVED, "1/8080"), (-3 * DAY, WEB, "0/8080"), (2 * DAY, MOVED, "1/8080")]
+        {
+            jump(seconds)?;
+            lab.change(web, &[server]).with_context(|| format!("after a jump of {seconds} s"))?;
+            for path in ["/healthz", "/livez", "/readyz"] {
+                eventually(SOON, || {
+                    let (status, said) = agent::get(&lab.node, 10_256, path)?;
+                    ensure!(status == 200, "{path} after a jump of {seconds} s: {status} {said}");
+                    Ok(())
+                })?;
+            }
+        }
+        Ok(())
+    })
+}

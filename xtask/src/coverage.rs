@@ -1,0 +1,115 @@
+//! `cargo xtask coverage`: which lines the tests run, of all our crates, in one report (cargo-llvm-cov).
+//!
+//! The rungs run as they always do, in an environment that lets our crates be built with counters, in a target folder of
+//! their own. Programs in the kernel have no counters: of the data path, what counts is the same source built for the host.
+
+pub mod lcov;
+
+use std::path::PathBuf;
+
+use anyhow::{Context as _, Result, ensure};
+
+use crate::exec::Cmd;
+use crate::image::binary::rustc_says;
+use crate::test::Rung;
+use crate::workspace::Workspace;
+use crate::{cargotools, say};
+use lcov::Report;
+
+/// Tell which lines the tests run, in one report, and list those of the data path that none runs (cargo-llvm-cov; built once,
+/// in minutes).
+#[derive(clap::Args, Clone, Debug, Default)]
+pub struct Args {
+    /// Rungs whose tests run; `unit` when none is named
+    #[arg(value_enum)]
+    pub rungs: Vec<Rung>,
+    /// Only the unit tests of these crates, which takes a minute: proxy-common, proxy-ebpf
+    #[arg(long, value_name = "CRATE", value_delimiter = ',', conflicts_with = "rungs")]
+    pub package: Vec<String>,
+    /// Add to what earlier runs have counted, as long as the source is the same
+    #[arg(long)]
+    pub add: bool,
+}
+
+/// The crates whose uncovered lines are listed.
+const DATA_PATH: [&str; 2] = ["proxy-common/", "proxy-ebpf/"];
+/// Files of tests, and those that only run in the kernel.
+const NOT_COUNTED: &str = r"(/tests/|/tests?\.rs$|_tests\.rs$|/benches/|/proxy-ebpf/src/(kernel|socket)/|/proxy-ebpf/src/main\.rs$)";
+
+/// Runs the command.
+pub fn run(args: &Args) -> Result<()> {
+    let workspace = Workspace::find()?;
+    let tools = llvm_tools()?;
+    let target = workspace.target().join("coverage");
+    let llvm_cov = || -> Result<Cmd> {
+        let mut cmd = cargotools::cargo(cargotools::LLVM_COV)?.env("CARGO_TARGET_DIR", &target);
+        for (name, path) in &tools {
+            cmd = cmd.env(name, path);
+        }
+        Ok(cmd.dir(workspace.root()))
+    };
+    if !args.add {
+        llvm_cov()?.args(["clean", "--workspace"]).run()?;
+    }
+    if args.package.is_empty() {
+        let shown = llvm_cov()?.args(["show-env"]).read()?;
+        let rungs = if args.rungs.is_empty() { vec![Rung::Unit] } else { args.rungs.clone() };
+        let itself = std::env::current_exe().context("cannot find the running program")?;
+        let mut tests = Cmd::new(itself).arg("test").args(rungs.iter().map(ToString::to_string));
+        for (name, value) in variables(&shown) {
+            tests = tests.env(name, value);
+        }
+        tests.env("CARGO_TARGET_DIR", &target).dir(workspace.root()).run()?;
+    } else {
+        let packages = args.package.iter().flat_map(|name| ["--package", name]);
+        llvm_cov()?.args(["--no-report", "--all-features", "--lib"]).args(packages).run()?;
+    }
+    let lcov = llvm_cov()?.args(["report", "--lcov", "--ignore-filename-regex", NOT_COUNTED]).read()?;
+    let report = Report::read(&lcov, workspace.root())?;
+    ensure!(!report.files.is_empty(), "nothing was counted");
+    say::line(report.table());
+    for file in report.files.iter().filter(|file| DATA_PATH.iter().any(|path| file.path.starts_with(path))) {
+        if let Some(ranges) = file.uncovered() {
+            say::line(format_args!("{}: {ranges}", file.path));
+        }
+    }
+    Ok(())
+}
+
+/// llvm-cov and llvm-profdata of the compiler's LLVM: another version does not read what its counters write.
+fn llvm_tools() -> Result<[(&'static str, PathBuf); 2]> {
+    let version = rustc_says("LLVM version")?;
+    let major = version.split('.').next().unwrap_or_default().to_owned();
+    let folder = PathBuf::from(format!("/usr/lib/llvm-{major}/bin"));
+    let tool = |name: &str| folder.join(name);
+    ensure!(
+        tool("llvm-cov").exists() && tool("llvm-profdata").exists(),
+        "no llvm-cov and llvm-profdata of LLVM {version} in {}: apt-get install llvm-{major}",
+        folder.display()
+    );
+    Ok([("LLVM_COV", tool("llvm-cov")), ("LLVM_PROFDATA", tool("llvm-profdata"))])
+}
+
+/// The variables of `cargo llvm-cov show-env`: `NAME=value` or `NAME='value'`, one in a line.
+fn variables(shown: &str) -> Vec<(String, String)> {
+    let variable = |line: &str| {
+        let (name, value) = line.trim().trim_start_matches("export ").split_once('=')?;
+        let quoted = ['\'', '"'].into_iter().find_map(|q| value.strip_prefix(q)?.strip_suffix(q));
+        Some((name.to_owned(), quoted.unwrap_or(value).to_owned()))
+    };
+    shown.lines().filter_map(variable).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variables_with_and_without_quotes() {
+        let shown =
+            "RUSTFLAGS='-C instrument-coverage'\nexport A=\"b c\"\nLLVM_PROFILE_FILE=/x/%p.profraw\n\n";
+        let expected =
+            [("RUSTFLAGS", "-C instrument-coverage"), ("A", "b c"), ("LLVM_PROFILE_FILE", "/x/%p.profraw")];
+        assert_eq!(variables(shown), expected.map(|(name, value)| (name.to_owned(), value.to_owned())));
+    }
+}
