@@ -22,7 +22,7 @@ const NAME: &str = "bare";
 const ADDRESS: &str = "10.96.0.85:80";
 const NODE_PORT: u16 = 30085;
 const PODS: u8 = 6;
-/// Rollouts under each proxy, unless somebody says otherwise.
+/// Rollouts under each proxy, if the command line does not say.
 const ROUNDS: u32 = 3;
 
 /// Which proxies, and how often.
