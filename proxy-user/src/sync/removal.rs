@@ -83,7 +83,7 @@ impl<S: Store> Writer<S> {
                 let row = self.applied.backends.get(id).filter(|row| row.proto == PROTO_TCP);
                 match row.map(|row| row.state) {
                     Some(BACKEND_GONE) if resets => {
-                        self.removals.left.entry(id).or_insert((*key, now));
+                        self.removals.left.entry(id).or_insert((key, now));
                     }
                     Some(BACKEND_RESET) if !resets => {
                         steps.writes.extend(row.map(|row| gone(id, row)));
