@@ -234,3 +234,36 @@ async fn before_the_first_sync_nothing_is_programmed() {
     let (code, _, body) = fetch(address, "/programmed").await;
     assert_eq!((code, &*body), (200, r#"{"node":"node-a","synced":false,"services":[]}"#));
 }
+
+#[tokio::test]
+async fn the_page_is_there_only_where_it_is_asked_for() {
+    use crate::config::page::{PageSettings, Shows};
+    let closed = start(metrics_router(state(Status::default()))).await;
+    assert_eq!(fetch(closed, "/").await.0, 404);
+    let settings = PageSettings { page: Shows::All, ..PageSettings::default() };
+    let page = page::Agent::new(settings, "/nonexistent".into(), "node-a".to_owned(), Vec::new);
+    let open = start(metrics_router(State { page, ..state(Status::default()) })).await;
+    // The test's name for it is not the node's.
+    assert_eq!(fetch(open, "/").await.0, 403);
+    assert_eq!(fetch(open, "/proxyMode").await.0, 200, "other paths are as they were");
+    let get = async |path: &str| {
+        let mut stream = TcpStream::connect(open).await.unwrap();
+        let request = format!("GET {path} HTTP/1.1\r\nHost: node-a:10249\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut reply = String::new();
+        stream.read_to_string(&mut reply).await.unwrap();
+        reply
+    };
+    let index = get("/").await;
+    assert!(index.starts_with("HTTP/1.1 200") && index.contains("<title>Ballast</title>"), "{index}");
+    let policy = "content-security-policy: default-src 'none'; script-src 'self'; style-src 'self'";
+    assert!(index.contains(policy) && !index.contains("<style") && !index.contains("onclick="), "{index}");
+    for file in index.split(['"']).filter(|part| part.starts_with("page/")) {
+        let reply = get(&format!("/{file}")).await;
+        assert!(reply.starts_with("HTTP/1.1 200"), "{file} {reply}");
+        assert!(reply.contains("x-content-type-options: nosniff"), "{file}");
+    }
+    assert!(get("/page/nothing.js").await.starts_with("HTTP/1.1 404"));
+    let history = get("/page/history?service=").await;
+    assert!(history.ends_with(r#"{"interval":15,"last":0,"points":[]}"#), "{history}");
+}

@@ -1,5 +1,7 @@
 //! The agents' pods, and what `ballast` says in them.
 
+use std::time::Duration;
+
 use futures::StreamExt as _;
 use futures::stream;
 use k8s_openapi::api::core::v1::Pod;
@@ -18,6 +20,9 @@ use crate::model::nearest::{did_you_mean, nearest};
 const AGENTS: &str = "app.kubernetes.io/name=ballast,app.kubernetes.io/component=agent";
 /// The container of the agent.
 const CONTAINER: &str = "ballast";
+/// How the chart names the port of its metrics server, and which it is where a pod does not say it.
+const METRICS: &str = "metrics";
+const METRICS_PORT: u16 = 10_249;
 /// Nodes that are asked at once.
 const AT_ONCE: usize = 32;
 /// Bytes of an answer that are taken.
@@ -49,6 +54,8 @@ pub struct Agent {
     pub namespace: String,
     /// Its pod.
     pub pod: String,
+    /// The port of its metrics server.
+    pub metrics_port: u16,
 }
 
 impl Cluster {
@@ -66,6 +73,11 @@ impl Cluster {
         let namespace = args.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
         let client = Client::try_from(config).map_err(KubectlError::api("make a client"))?;
         Ok(Self { client, namespace, args: args.clone() })
+    }
+
+    /// How long a node may take to answer.
+    pub fn patience(&self) -> Duration {
+        self.args.patience
     }
 
     /// The agents that are asked, by node.
@@ -144,11 +156,16 @@ async fn read(from: Option<impl AsyncRead + Unpin>) -> Result<String, String> {
 fn agent(pod: Pod) -> Option<Agent> {
     let is_running = pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Running");
     let leaves = pod.metadata.deletion_timestamp.is_some();
-    let node = pod.spec.and_then(|spec| spec.node_name)?;
+    let spec = pod.spec?;
+    let ports = spec.containers.iter().flat_map(|container| container.ports.iter().flatten());
+    let mut named = ports.filter(|port| port.name.as_deref() == Some(METRICS));
+    let port = named.next().and_then(|port| u16::try_from(port.container_port).ok());
+    let (node, metrics_port) = (spec.node_name?, port.unwrap_or(METRICS_PORT));
     (is_running && !leaves).then_some(Agent {
         node,
         namespace: pod.metadata.namespace.unwrap_or_default(),
         pod: pod.metadata.name.unwrap_or_default(),
+        metrics_port,
     })
 }
 

@@ -1,5 +1,7 @@
 //! Why a command of the plugin ends early.
 
+use std::net::SocketAddr;
+
 /// Why it ended.
 #[derive(Debug, thiserror::Error)]
 pub enum KubectlError {
@@ -44,6 +46,14 @@ pub enum KubectlError {
     /// The answer cannot be written as JSON.
     #[error("the answer cannot be written as JSON: {0}")]
     Json(#[from] serde_json::Error),
+    /// The address of the page is not free.
+    #[error("cannot listen on {address}: {source}; --port takes another port, or 0 for any that is free")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// Why not.
+        source: std::io::Error,
+    },
     /// The answer cannot be written.
     #[error("cannot write to standard output: {0}")]
     Write(#[from] std::io::Error),

@@ -1,15 +1,17 @@
 //! `kubectl ballast`: the agents of all nodes, asked at once, and their answers put together.
 //!
 //! [`cluster`] finds the agents' pods and runs `ballast` in them, with the user's rights; [`status`], [`services`] and [`wait`] put
-//! answers together, purely; [`names`] turns names of pods and Services into addresses.
+//! answers together, purely; [`names`] turns names of pods and Services into addresses. [`ui`] serves the page of the whole cluster.
 
 mod answers;
 mod cluster;
 mod error;
+mod forward;
 mod monitor;
 mod names;
 mod services;
 mod status;
+mod ui;
 mod wait;
 
 use std::fmt::Write as _;
@@ -55,6 +57,10 @@ async fn run_async(args: &KubectlArgs, out: &mut impl Write) -> Result<Shown, Ku
         KubectlCommand::Explain { client, dialled } => explain(&cluster, client, dialled).await,
         KubectlCommand::Monitor(args) => {
             monitor::run(&cluster, &cluster.agents().await?, args, out).await?;
+            Ok(Shown { text: String::new(), well: true })
+        }
+        KubectlCommand::Ui { port } => {
+            ui::run(cluster, *port, out).await?;
             Ok(Shown { text: String::new(), well: true })
         }
         KubectlCommand::Wait { object, timeout, .. } => wait::run(&cluster, object, *timeout).await,

@@ -346,7 +346,12 @@ fn a_port_is_found(#[case] port: Option<&str>, #[case] expected: Result<&str, &s
 
 #[test]
 fn a_mistyped_node_gets_the_nearest() {
-    let agent = |node: &str| Agent { node: node.into(), namespace: "kube-system".into(), pod: "p".into() };
+    let agent = |node: &str| Agent {
+        node: node.into(),
+        namespace: "kube-system".into(),
+        pod: "p".into(),
+        metrics_port: 10_249,
+    };
     let agents = vec![agent("worker-2"), agent("worker-1"), agent("control")];
     let error = cluster::select(agents.clone(), &["worker-11".to_owned()]).unwrap_err().to_string();
     assert_eq!(error, "no agent runs on a node worker-11; did you mean worker-1 or worker-2?");

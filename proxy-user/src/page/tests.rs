@@ -1,1 +1,159 @@
+use std::time::Duration;
 
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method};
+use futures::StreamExt as _;
+use rstest::rstest;
+use serde_json::{Value, json};
+
+use super::frame;
+use super::guard::refusal;
+use super::look::{Examples, Look};
+use super::*;
+use crate::config::page::{PageSettings, Shows};
+use crate::rates::tests::{endpoint, service, two_looks};
+use crate::rates::{Counters, Rates};
+
+/// The status with which a request is refused; 0: it is not.
+fn status(method: &Method, path: &str, headers: &[(&str, &str)]) -> u16 {
+    let mut map = HeaderMap::new();
+    for (name, value) in headers {
+        map.append(HeaderName::try_from(*name).unwrap(), HeaderValue::from_str(value).unwrap());
+    }
+    refusal(&["node-a".to_owned()], method, &map, path).map_or(0, |(status, _)| status.as_u16())
+}
+
+#[rstest]
+#[case::loopback("127.0.0.1:10249", 0)]
+#[case::loopback_v6("[::1]:10249", 0)]
+#[case::address("192.0.2.7", 0)]
+#[case::localhost("LocalHost:8249", 0)]
+#[case::node("node-a:10249", 0)]
+#[case::rebound("evil.example:10249", 403)]
+#[case::looks_like_one("127.0.0.1.evil.example", 403)]
+#[case::user("localhost@evil.example", 403)]
+#[case::user_of_ours("evil@localhost", 403)]
+#[case::longer("node-a.evil.example", 403)]
+#[case::empty("", 403)]
+fn a_host_is_known_or_refused(#[case] host: &str, #[case] expected: u16) {
+    for path in ["/", "/page/main.js", "/page/events"] {
+        assert_eq!(status(&Method::GET, path, &[("host", host)]), expected, "{path}");
+    }
+}
+
+#[test]
+fn a_request_has_one_host_and_reads() {
+    let host = ("host", "localhost:1");
+    assert_eq!(status(&Method::GET, "/", &[]), 400);
+    assert_eq!(status(&Method::GET, "/", &[host, ("host", "evil.example")]), 400);
+    assert_eq!(status(&Method::HEAD, "/", &[host]), 0);
+    for method in [Method::POST, Method::PUT, Method::DELETE, Method::OPTIONS] {
+        assert_eq!(status(&method, "/", &[host]), 405);
+    }
+}
+
+#[rstest]
+#[case("/page/events", "origin", "http://localhost:1", 0)]
+#[case("/page/events", "origin", "http://localhost:2", 403)]
+#[case("/page/events", "origin", "https://evil.example", 403)]
+#[case("/page/events", "origin", "null", 403)]
+#[case("/", "origin", "https://evil.example", 403)]
+#[case("/page/events", "sec-fetch-site", "same-origin", 0)]
+#[case("/page/events", "sec-fetch-site", "none", 0)]
+#[case("/page/events", "sec-fetch-site", "same-site", 403)]
+#[case("/page/main.js", "sec-fetch-site", "cross-site", 403)]
+#[case::a_link("/", "sec-fetch-site", "cross-site", 0)]
+fn other_origins_are_refused(
+    #[case] path: &str,
+    #[case] name: &str,
+    #[case] value: &str,
+    #[case] expected: u16,
+) {
+    assert_eq!(status(&Method::GET, path, &[("host", "localhost:1"), (name, value)]), expected);
+}
+
+fn told(rates: Result<Rates, String>, shows: Shows, asked: &Asked) -> Value {
+    let problems = (0..25).map(|number| format!("problem {number}")).collect();
+    let (clients, examples) = (Vec::new(), Examples::new());
+    let look = Look { at: std::time::SystemTime::UNIX_EPOCH, rates, clients, examples, problems };
+    serde_json::from_str(&frame::text("node-a", shows, &look, asked).unwrap()).unwrap()
+}
+
+#[test]
+fn addresses_are_told_only_where_that_is_asked_for() {
+    let (before, after) = two_looks();
+    let rates = || Ok(Rates::between(Some(&before), &after));
+    let open = told(rates(), Shows::All, &Asked::default());
+    let row = &open["services"][0];
+    assert_eq!(row["key"], "default/web:http/TCP/IPv4");
+    assert_eq!((&row["frontends"], &row["count"]), (&json!(["10.96.0.3:80"]), &json!(2)));
+    assert_eq!(row["endpoints"][0]["address"], "10.244.0.1:8080", "the busiest first");
+    assert_eq!(row["bySockets"], 20.0, "no packet has begun a connection");
+    assert_eq!((open["problems"].as_array().unwrap().len(), &open["moreProblems"]), (20, &json!(5)));
+    let closed = told(rates(), Shows::Services, &Asked::default());
+    let row = &closed["services"][0];
+    assert_eq!(
+        (&row["frontends"], &row["endpoints"], &row["bySockets"]),
+        (&json!([]), &json!([]), &Value::Null)
+    );
+    assert_eq!((&row["count"], &row["ready"]), (&json!(2), &json!(2)));
+    assert!(!closed.to_string().contains("10.244."), "{closed}");
+    // A search must not tell of addresses either.
+    let by_address = Asked { filter: "10.96.0.3".to_owned(), ..Asked::default() };
+    assert_eq!(told(rates(), Shows::All, &by_address)["matching"], 1);
+    assert_eq!(told(rates(), Shows::Services, &by_address)["matching"], 0);
+}
+
+#[test]
+fn an_event_is_bounded_and_has_what_is_asked_for() {
+    let mut counters = Counters { at: Duration::from_secs(1), ..Counters::default() };
+    for id in 1..=255 {
+        service(&mut counters, id, &format!("s{id:03}"));
+    }
+    for id in 0..40 {
+        endpoint(&mut counters, 1_000 + id, 1, 0);
+        endpoint(&mut counters, 2_000 + id, 250, 0);
+    }
+    let asked = Asked { service: "default/s250:http/TCP/IPv4".to_owned(), ..Asked::default() };
+    let event = told(Ok(Rates::between(None, &counters)), Shows::All, &asked);
+    let services = event["services"].as_array().unwrap();
+    assert_eq!((services.len(), &event["matching"]), (201, &json!(255)));
+    let endpoints = |row: &Value| row["endpoints"].as_array().unwrap().len();
+    assert_eq!((endpoints(&services[0]), &services[0]["count"]), (16, &json!(40)));
+    assert_eq!((&services[200]["key"], endpoints(&services[200])), (&json!(asked.service), 40));
+    let filtered = Asked { filter: "S01".to_owned(), ..Asked::default() };
+    assert_eq!(told(Ok(Rates::between(None, &counters)), Shows::All, &filtered)["matching"], 10);
+}
+
+fn agent(history: Duration) -> Agent {
+    let settings = PageSettings { page: Shows::All, page_history: history };
+    Agent::new(settings, "/nonexistent".into(), "node-a".to_owned(), Vec::new).unwrap()
+}
+
+#[tokio::test]
+async fn so_many_browsers_listen_and_one_that_leaves_makes_room() {
+    let agent = agent(Duration::ZERO);
+    let mut listeners = Vec::new();
+    for _ in 0..16 {
+        listeners.push(agent.events(Asked::default()).await.unwrap());
+    }
+    assert_eq!(agent.events(Asked::default()).await.err(), Some(Refusal::TooMany { most: 16 }));
+    let event: Value = serde_json::from_str(&listeners[15].next().await.unwrap()).unwrap();
+    assert_eq!(event["node"], "node-a");
+    let trouble = event["trouble"].as_str().unwrap();
+    assert!(trouble.contains("/nonexistent"), "without maps it says why: {trouble}");
+    drop(listeners.pop());
+    let mut again = agent.events(Asked::default()).await.unwrap();
+    assert!(again.next().await.is_some());
+    // When all have left, one that comes has the maps read again.
+    listeners.clear();
+    drop(again);
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert!(agent.events(Asked::default()).await.unwrap().next().await.is_some());
+    assert_eq!(agent.history(String::new()).await, Err(Refusal::NoHistory));
+}
+
+#[test]
+fn without_the_setting_there_is_no_page() {
+    let none = Agent::new(PageSettings::default(), "/sys/fs/bpf".into(), "n".to_owned(), Vec::new);
+    assert!(none.is_none());
+}

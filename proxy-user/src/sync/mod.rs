@@ -23,6 +23,7 @@ mod reconcile;
 mod recover;
 mod release;
 mod removal;
+mod resets;
 mod rows;
 mod services;
 mod slow_start;

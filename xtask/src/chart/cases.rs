@@ -105,6 +105,7 @@ const CASES: [Case; 13] = [
             "forwardingMode=hybrid",
             "ejection=off",
             "slowStart=30s",
+            "page=services",
         ],
         holds: &[
             "value: \"host-only\"",
@@ -112,6 +113,7 @@ const CASES: [Case; 13] = [
             "value: \"hybrid\"",
             "value: \"off\"",
             "value: \"30s\"",
+            "value: \"services\"",
         ],
         lacks: &["value: \"all\"", "value: \"silent\"", "value: \"snat\""],
     },
@@ -158,7 +160,7 @@ const CASES: [Case; 13] = [
 const DIGEST: &str = "image.digest=sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
 
 /// Values that must be refused, and a word of the reason.
-const REFUSED: [(&[&str], &str); 13] = [
+const REFUSED: [(&[&str], &str); 14] = [
     (&[], "apiServer.host or apiServer.hosts is needed"),
     (&[HOST, "apiServer.hosts={192.0.2.2}"], "are both given"),
     (&["apiServer.hosts={https://192.0.2.1}"], "hosts"),
@@ -170,6 +172,7 @@ const REFUSED: [(&[&str], &str); 13] = [
     (&[HOST, "settings.MAX_FLOWS=1"], "MAX_FLOWS"),
     (&[HOST, "maxUnavailable=0"], "maxUnavailable"),
     (&[HOST, "check=perhaps"], "check"),
+    (&[HOST, "page=everything"], "page"),
     (&[HOST, "seccompProfile.type=Nonsense"], "seccompProfile"),
     (&[HOST, "monitoring.podMonitor=true"], "config.metricsBindAddress"),
 ];

@@ -22,7 +22,7 @@ const PATIENCE: Duration = Duration::from_mins(5);
 /// The control plane, and a node that joins.
 const NODES: [Node; 2] = [Node(1), Node(2)];
 const ADMIN: &str = "/etc/kubernetes/admin.conf";
-/// The release of CoreDNS that the image has; kubeadm's own is a newer one.
+/// The release of `CoreDNS` that the image has; kubeadm's own is a newer one.
 const DNS_TAG: &str = "v1.12.4";
 /// Programs of the control plane, each in an image of its name.
 const STATIC: [&str; 4] = ["kube-apiserver", "kube-controller-manager", "kube-scheduler", "etcd"];

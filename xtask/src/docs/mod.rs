@@ -5,6 +5,7 @@ mod book;
 mod chart;
 mod diagrams;
 mod reasons;
+mod screenshots;
 
 use std::fs;
 
@@ -19,6 +20,9 @@ pub struct Args {
     /// Also draw docs/diagrams/*.dot again, by Graphviz
     #[arg(long)]
     pub diagrams: bool,
+    /// Also take the pictures of docs/page.md again, in headless Chromium (needs root; builds the agent and the tests)
+    #[arg(long)]
+    pub screenshots: bool,
     /// Also make the book of all pages, with search: target/book/html/index.html (by mdBook, which is built once: minutes)
     #[arg(long)]
     pub book: bool,
@@ -42,6 +46,9 @@ pub fn run(args: &Args) -> Result<()> {
     }
     if args.diagrams {
         diagrams::draw(&workspace)?;
+    }
+    if args.screenshots {
+        screenshots::take(&workspace)?;
     }
     if args.book {
         say::line(book::make(&workspace)?.display());

@@ -74,6 +74,13 @@ pub enum KubectlCommand {
     },
     /// Show refusals, drops and new connections of all nodes as one stream.
     Monitor(MergedMonitorArgs),
+    /// Serve a page of the whole cluster on this machine, until control-c: what the agents' own pages show (--page, the chart's
+    /// `page`), put together. Reaches the agents by `pods/portforward`.
+    Ui {
+        /// The port on 127.0.0.1; 0: any that is free.
+        #[arg(long, value_name = "PORT", default_value_t = 8249)]
+        port: u16,
+    },
     /// Wait until every node serves a Service as the API server has it now.
     Wait {
         /// service/NAME, svc/NAMESPACE/NAME.

@@ -1,12 +1,13 @@
 //! `ballast service list` and `ballast service show`.
 
 use std::collections::BTreeSet;
-use std::fmt::{self, Write};
+use std::fmt::Write;
 use std::net::{IpAddr, SocketAddr};
 
 use proxy_common::stats::ServiceStats;
 use serde::Serialize;
 
+use super::backend::{Draining, draining};
 use super::document::document;
 use super::error::ShowError;
 use super::filter::{Scope, ServiceFilter};
@@ -77,28 +78,6 @@ pub struct FrontendJson {
     backends: Vec<u32>,
     /// Their addresses.
     endpoints: Vec<SocketAddr>,
-}
-
-/// Endpoints that left a Service port, and the connections of the packet path that they still have.
-#[derive(Clone, Copy, Debug, Serialize)]
-struct Draining {
-    endpoints: u64,
-    flows: u64,
-}
-
-impl fmt::Display for Draining {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { endpoints, flows } = self;
-        write!(f, "{endpoints} ({flows} flow{})", if *flows == 1 { "" } else { "s" })
-    }
-}
-
-/// `None`: none rests any more.
-fn draining(service: u32, snapshot: &Snapshot) -> Option<Draining> {
-    let left = super::backend::of(service, snapshot);
-    let flows = left.filter_map(|(id, row)| super::backend::flows_left(id, row, snapshot));
-    let (endpoints, flows) = flows.fold((0, 0), |(endpoints, sum), flows| (endpoints + 1, sum + flows));
-    (endpoints > 0).then_some(Draining { endpoints, flows })
 }
 
 /// One line for each address that a client may dial, of the Services that `scope` means.

@@ -97,6 +97,7 @@ fn devices_are_a_list() {
 #[case(&["--min-sync-period", "1m"], &["--min-sync-period 60s", "--sync-period 30s", "shorten"])]
 #[case(&["--bind-address", "node-a"], &["--bind-address", "'node-a'"])]
 #[case(&["--healthz-bind-address", "here"], &["--healthz-bind-address", "'here'", "[::]:10256"])]
+#[case(&["--page", "all", "--metrics-bind-address="], &["--page needs the metrics server", "metricsBindAddress"])]
 #[case(&["--healthz-bind-address", "127.0.0.1:10249"], &["--metrics-bind-address", "127.0.0.1:10249", "different ports"])]
 #[case(&["--devices", "!eth0"], &["--devices !eth0", "*,!eth0"])]
 #[case(&["--devices", "a/b"], &["--devices", "'a/b'", "eth*"])]

@@ -67,7 +67,7 @@ const FIGURES = [
   { label: "Packets", unit: "/s", name: "packets", text: (picture) => rate(picture.total.packets) },
   { label: "Bytes", unit: "/s", name: "bytes", text: (picture) => bytes(picture.total.bytes) },
   { label: "Failures", unit: "/s", name: "failures", text: (picture) => rate(picture.total.failures) },
-  { label: "Followed", unit: " flows", name: "flows", text: (picture) => whole(picture.flows) },
+  { label: "Flows followed", unit: "", name: "flows", text: (picture) => whole(picture.flows) },
 ].map((figure) => {
   const [value, spark] = [el("span", { class: "value" }), sparkline(160, 30)];
   const element = el("div", { class: `figure ${figure.name}` }, el("span", { class: "label" }, figure.label), el("span", null, value, el("span", { class: "unit" }, figure.unit)), spark.element);
@@ -107,7 +107,7 @@ window.addEventListener("popstate", follow);
 
 async function ask(service) {
   const answer = await fetch(`page/history?service=${encodeURIComponent(service)}`);
-  if (!answer.ok) throw new Error(answer.status === 404 ? await answer.text() : `the server answers ${answer.status}`);
+  if (!answer.ok) throw new Error((await answer.text()).trim() || `the server answers ${answer.status}`);
   return answer.json();
 }
 
@@ -144,7 +144,8 @@ function listen() {
   source = new EventSource(`page/events?filter=${encodeURIComponent(filter)}&service=${encodeURIComponent(opened)}`);
   source.onmessage = (event) => {
     const frame = JSON.parse(event.data);
-    frames.set(frame.node, frame);
+    if (frame.gone) frames.delete(frame.node);
+    else frames.set(frame.node, frame);
     heard.set(frame.node, Date.now());
     tell("Live", "live");
     draw();
@@ -197,6 +198,7 @@ function drawNodes() {
   const known = [...choice.options].slice(1).map((option) => option.value);
   if (nodes.length > 1 || known.length > 1) by("node-choice").hidden = false;
   for (const node of nodes) if (!known.includes(node)) choice.append(el("option", { value: node }, node));
+  for (const option of [...choice.options].slice(1)) if (!frames.has(option.value) && !option.selected) option.remove();
 }
 
 function drawProblems(picture) {

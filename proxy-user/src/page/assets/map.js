@@ -9,7 +9,7 @@ const MARGIN = 4;
 const LETTER = 6.7;
 
 function cut(text, width) {
-  const most = Math.max(4, Math.floor((width - 18) / LETTER));
+  const most = Math.max(4, Math.floor((width - 14) / LETTER));
   return text.length <= most ? text : `${text.slice(0, Math.ceil(most / 2) - 1)}…${text.slice(-Math.floor(most / 2))}`;
 }
 
@@ -87,14 +87,27 @@ export function drawMap(place, picture, open) {
   }
   const gutter = isNarrow ? 18 : Math.min(150, width * 0.14);
   const box = (width - 2 * gutter - 2 * MARGIN) / 3;
-  const rows = Math.max(clients.length, services.length, endpoints.length);
-  const height = rows * (BOX + GAP) - GAP + 2 * MARGIN;
-  const top = (count, at) => MARGIN + at * (BOX + GAP) + ((rows - count) * (BOX + GAP)) / 2;
   const column = (number) => MARGIN + number * (box + gutter);
   const places = new Map();
-  clients.forEach((one, at) => places.set(one.key, { x: column(0), y: top(clients.length, at) }));
-  services.forEach((one, at) => places.set(one.key, { x: column(1), y: top(services.length, at) }));
-  endpoints.forEach((one, at) => places.set(one.key, { x: column(2), y: top(endpoints.length, at) }));
+  // A Service stands beside the middle of its endpoints, a client beside the middle of its Services, as far as there is room.
+  const stack = (list, x, middle) => {
+    let free = MARGIN;
+    for (const one of list) {
+      const y = Math.max(free, middle(one) ?? free);
+      places.set(one.key, { x, y });
+      free = y + BOX + GAP;
+    }
+  };
+  const mean = (keys) => {
+    const found = keys.map((key) => places.get(key)).filter(Boolean);
+    return found.length > 0 ? found.reduce((sum, place) => sum + place.y, 0) / found.length : null;
+  };
+  stack(endpoints, column(2), () => null);
+  stack(services, column(1), (one) => mean(endpoints.filter((endpoint) => endpoint.service === one.key).map((endpoint) => endpoint.key)));
+  const aim = new Map(clients.map((one) => [one.key, mean(one.to.map((edge) => edge.service)) ?? 0]));
+  clients.sort((a, b) => aim.get(a.key) - aim.get(b.key));
+  stack(clients, column(0), (one) => aim.get(one.key));
+  const height = Math.max(...[...places.values()].map((place) => place.y)) + BOX + MARGIN;
 
   const edges = [
     ...clients.flatMap((one) => one.to.map((edge) => ({ from: one.key, to: edge.service, rate: edge.rate, open: edge.open }))),
@@ -141,8 +154,8 @@ export function drawMap(place, picture, open) {
       },
       svg("title", null, label),
       svg("rect", { width: box.toFixed(1), height: BOX, rx: 6 }),
-      svg("text", { x: 9, y: 18, class: "name" }, cut(title, box)),
-      svg("text", { x: 9, y: 35, class: "under" }, cut(under, box)),
+      svg("text", { x: 8, y: 18, class: "name" }, cut(title, box)),
+      svg("text", { x: 8, y: 35, class: "under" }, cut(under, box)),
     );
     return group;
   };
@@ -163,7 +176,10 @@ export function drawMap(place, picture, open) {
     ...endpoints.map((one) => {
       const part = one.share === null ? "" : `, ${percent(one.share)}`;
       const state = one.state === "active" ? "" : ` ${one.state}`;
-      return node(one.key, one.name, `${a(one.rate)}${part}${state}`, `Endpoint ${one.name}: ${a(one.rate)}${part}${state}`, one.state === "active" ? "endpoint" : "endpoint failing");
+      const [, address, port] = one.name.match(/^(.*):(\d+)$/) ?? [];
+      const title = isNarrow && address ? address : one.name;
+      const under = isNarrow && address ? `:${port} ${a(one.rate)}${state}` : `${a(one.rate)}${part}${state}`;
+      return node(one.key, title, under, `Endpoint ${one.name}: ${a(one.rate)}${part}${state}`, one.state === "active" ? "endpoint" : "endpoint failing");
     }),
   ];
   element.append(...lines, ...boxes);

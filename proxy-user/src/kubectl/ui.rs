@@ -1,0 +1,226 @@
+//! `kubectl ballast ui`: the page of the whole cluster, on this machine. Events of all agents' pages become one stream, in which
+//! each has the field `node`; the page puts them together.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::http::StatusCode;
+use futures::{StreamExt as _, stream};
+use serde_json::Value;
+use tokio::net::TcpListener;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::task::JoinHandle;
+use tokio::time::{sleep, timeout};
+
+use super::cluster::{Agent, Cluster};
+use super::error::KubectlError;
+use super::forward;
+use crate::page::{self, Asked, Events, HistoryAnswer, Refusal, Source};
+
+/// Browsers that may listen at once: each is one listener at every agent, which takes 16.
+const LISTENERS: usize = 4;
+/// Events that wait for the browser.
+const QUEUE: usize = 64;
+/// Between two looks for agents, and two attempts to reach one.
+const LOOK: Duration = Duration::from_secs(10);
+const RETRY: Duration = Duration::from_secs(5);
+/// Nodes whose history is asked for at once.
+const AT_ONCE: usize = 32;
+/// Bytes of one event.
+const MOST: usize = 16 << 20;
+
+/// Serves the page until control-c.
+pub(super) async fn run(cluster: Cluster, port: u16, out: &mut impl Write) -> Result<(), KubectlError> {
+    let agents = cluster.agents().await?;
+    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    let listener = TcpListener::bind(address).await;
+    let listener = listener.map_err(|source| KubectlError::Listen { address, source })?;
+    let address = listener.local_addr()?;
+    writeln!(out, "http://{address}/ shows {} nodes, until control-c", agents.len())?;
+    out.flush()?;
+    let router = page::router(Nodes::new(cluster), Vec::new());
+    tokio::select! {
+        served = axum::serve(listener, router) => Ok(served?),
+        ended = tokio::signal::ctrl_c() => Ok(ended?),
+    }
+}
+
+/// The agents of a cluster as what the page shows.
+#[derive(Clone)]
+pub(super) struct Nodes {
+    cluster: Cluster,
+    listeners: Arc<Semaphore>,
+}
+
+impl Nodes {
+    pub(super) fn new(cluster: Cluster) -> Self {
+        Self { cluster, listeners: Arc::new(Semaphore::new(LISTENERS)) }
+    }
+
+    /// The history that one agent has.
+    async fn history_of(&self, agent: &Agent, path: &str) -> Result<HistoryAnswer, String> {
+        let asked = async {
+            let told = forward::get(&self.cluster, agent, path).await?;
+            let status = told.status;
+            let text = told.text().await?;
+            if status != StatusCode::OK {
+                return Err(text);
+            }
+            serde_json::from_str(&text).map_err(|error| format!("its answer is not understood: {error}"))
+        };
+        let patience = self.cluster.patience();
+        let answer = timeout(patience, asked).await;
+        answer.unwrap_or_else(|_| Err(format!("no answer within {patience:?}")))
+    }
+}
+
+impl Source for Nodes {
+    async fn events(&self, asked: Asked) -> Result<Events, Refusal> {
+        let permit = Arc::clone(&self.listeners).try_acquire_owned();
+        let permit = permit.map_err(|_| Refusal::TooMany { most: LISTENERS })?;
+        let (sender, events) = mpsc::channel(QUEUE);
+        tokio::spawn(follow_all(self.cluster.clone(), path("events", &asked), sender));
+        let next = |(mut events, permit): (mpsc::Receiver<String>, OwnedSemaphorePermit)| async {
+            Some((events.recv().await?, (events, permit)))
+        };
+        Ok(stream::unfold((events, permit), next).boxed())
+    }
+
+    async fn history(&self, service: String) -> Result<HistoryAnswer, Refusal> {
+        let unreachable = |error: KubectlError| Refusal::Unreachable(error.to_string());
+        let agents = self.cluster.agents().await.map_err(unreachable)?;
+        let path = path("history", &Asked { service, ..Asked::default() });
+        let ask = |agent: Agent| {
+            let path = &path;
+            async move { self.history_of(&agent, path).await }
+        };
+        let answers: Vec<_> = stream::iter(agents).map(ask).buffered(AT_ONCE).collect().await;
+        let (mut sum, mut trouble, mut has_some) = (HistoryAnswer::default(), None, false);
+        for answer in answers {
+            match answer {
+                // One with another --page-history cannot be added.
+                Ok(answer) => has_some |= sum.add(&answer),
+                Err(error) => trouble = Some(error),
+            }
+        }
+        match trouble {
+            Some(trouble) if !has_some => Err(Refusal::Unreachable(trouble)),
+            _ => Ok(sum),
+        }
+    }
+}
+
+/// A path of the agents' pages.
+fn path(name: &str, asked: &Asked) -> String {
+    let encode = |text: &str| -> String {
+        // Everything but letters and digits, byte by byte.
+        text.bytes()
+            .map(|byte| match byte {
+                b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' => char::from(byte).to_string(),
+                _ => format!("%{byte:02X}"),
+            })
+            .collect()
+    };
+    format!("/page/{name}?filter={}&service={}", encode(&asked.filter), encode(&asked.service))
+}
+
+/// A task that ends when this is dropped.
+struct Following(JoinHandle<()>);
+
+impl Drop for Following {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// Follows all agents, also those that begin later, until nobody listens.
+async fn follow_all(cluster: Cluster, path: String, events: mpsc::Sender<String>) {
+    let mut followed: BTreeMap<Agent, Following> = BTreeMap::new();
+    loop {
+        // While the API server does not answer, those that are followed are still followed.
+        if let Ok(agents) = cluster.agents().await {
+            let left: Vec<_> = followed.keys().filter(|agent| !agents.contains(agent)).cloned().collect();
+            for agent in left {
+                followed.remove(&agent);
+                if !agents.iter().any(|other| other.node == agent.node) {
+                    let gone = serde_json::json!({ "node": agent.node, "gone": true });
+                    let _ = events.send(gone.to_string()).await;
+                }
+            }
+            for agent in agents {
+                let begin = || {
+                    let follow = follow(cluster.clone(), agent.clone(), path.clone(), events.clone());
+                    Following(tokio::spawn(follow))
+                };
+                followed.entry(agent.clone()).or_insert_with(begin);
+            }
+        }
+        tokio::select! {
+            () = sleep(LOOK) => {}
+            () = events.closed() => return,
+        }
+    }
+}
+
+/// Passes on what one agent tells, again and again.
+async fn follow(cluster: Cluster, agent: Agent, path: String, events: mpsc::Sender<String>) {
+    loop {
+        let error = match pass_on(&cluster, &agent, &path, &events).await {
+            Ok(()) => "its page has ended; trying again".to_owned(),
+            Err(error) => error,
+        };
+        let trouble = serde_json::json!({ "node": agent.node, "trouble": error });
+        if events.send(trouble.to_string()).await.is_err() {
+            return;
+        }
+        sleep(RETRY).await;
+    }
+}
+
+async fn pass_on(
+    cluster: &Cluster,
+    agent: &Agent,
+    path: &str,
+    events: &mpsc::Sender<String>,
+) -> Result<(), String> {
+    let patience = cluster.patience();
+    let told = timeout(patience, forward::get(cluster, agent, path)).await;
+    let mut told = told.map_err(|_| format!("no answer within {patience:?}"))??;
+    match told.status {
+        StatusCode::OK => {}
+        StatusCode::NOT_FOUND => {
+            return Err("its agent shows no page: set --page there, `page` of the chart".to_owned());
+        }
+        _ => return Err(told.text().await?),
+    }
+    let mut held = Vec::new();
+    while let Some(part) = told.next().await {
+        held.extend_from_slice(part?.as_ref());
+        while let Some(end) = held.windows(2).position(|two| two == b"\n\n") {
+            let event: Vec<u8> = held.drain(..end + 2).collect();
+            if let Some(frame) = frame(&event, &agent.node) {
+                // Nobody listens any more.
+                events.send(frame).await.map_err(|error| error.to_string())?;
+            }
+        }
+        if held.len() > MOST {
+            return Err(format!("an event is longer than {MOST} bytes"));
+        }
+    }
+    Ok(())
+}
+
+/// The data of an event, under the name of the node that it came from; `None` for a comment.
+fn frame(event: &[u8], node: &str) -> Option<String> {
+    let text = std::str::from_utf8(event).ok()?;
+    let data = text.lines().find_map(|line| line.strip_prefix("data:"))?;
+    let mut frame: Value = serde_json::from_str(data).ok()?;
+    frame.as_object_mut()?.insert("node".to_owned(), node.into());
+    Some(frame.to_string())
+}
+
+#[cfg(test)]
+mod tests;
