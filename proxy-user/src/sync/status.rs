@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_wake_nobody_and_news_do() {
+    fn figures_wake_no_task_and_news_do() {
         let (sender, mut follows) = watch::channel(Status::default());
         publish(&sender, |status| {
             status.service_changes.add();

@@ -149,7 +149,7 @@ pub fn next(bytes: &mut Bytes<'_>, world: &World, before: &[Sent]) -> Option<Ste
     Some(Step::Packet(hook, context, packet))
 }
 
-/// The header in which another node sends a packet; or somebody else, or to somewhere else.
+/// The header in which another node sends a packet; or a host that is no node, or to another address.
 fn outer(world: &World, packet: &[u8], place: u8, about: u8) -> Outer {
     let of = |place| address(world.dsr.unwrap_or_default(), place);
     let src = match about & 7 {
