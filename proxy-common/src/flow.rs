@@ -194,7 +194,8 @@ pub const STATE_USED: u32 = 1 << 0;
 pub const STATE_CLAIMED: u32 = 1 << 1;
 /// The backend sees an address of this node (SNAT): packets of both directions are forwarded from where they come in.
 pub const STATE_SNAT: u32 = 1 << 2;
-/// With [`STATE_SNAT`]: the client is a process of this node, and replies go up the stack.
+/// With [`STATE_SNAT`]: the client is a process of this node, and replies go up the stack. With [`STATE_DIRECT`] alone: it is a connection of
+/// this node's own from the address and port of a frontend, and its "client" is the other end.
 pub const STATE_LOCAL: u32 = 1 << 3;
 /// A flow straight to an endpoint, whose replies would have been another flow's: only its source port is translated.
 pub const STATE_DIRECT: u32 = 1 << 4;

@@ -165,6 +165,9 @@ reasons! {
     /// The connection's endpoint left the Service, whose removal policy is `reset`: the segment is answered with a TCP reset.
     EndpointLeft = 29, "endpoint_left", Reject,
         "Nothing: clients connect again. The Service's annotation ballast.io/removal-policy asks for it.";
+    /// A connection with DSR that this node had no flow of went on to the endpoint that was selected before the endpoints changed: another node had it, or this one has lost its flow. Counted once for each connection.
+    SecondChance = 30, "second_chance", Pass,
+        "Nothing: it stayed with its endpoint. If it grows although no address moves between nodes, look whether flows are evicted (--max-flows).";
 }
 
 impl Reason {

@@ -275,6 +275,65 @@ mod tests {
         assert_eq!(chosen.len(), 1000);
     }
 
+    #[test]
+    fn algorithms_are_known_by_their_numbers() {
+        for (number, algorithm) in (0..).zip(Algorithm::ALL.iter().copied()) {
+            assert_eq!(Algorithm::from_number(number), Some(algorithm));
+            let is = |names: &[&str]| names.contains(&algorithm.label());
+            assert_eq!(is_by_turns(number), is(&["rr", "wrr"]), "{algorithm:?}");
+            assert_eq!(is_by_table(number), is(&["sh", "dh", "mh"]), "{algorithm:?}");
+            assert_eq!(algorithm.is_hash(), is(&["sh", "dh", "mh"]), "{algorithm:?}");
+            assert_eq!(is_by_load(number), is(&["lc", "wlc", "sed", "nq"]), "{algorithm:?}");
+            assert_eq!(algorithm.is_by_load(), is_by_load(number), "{algorithm:?}");
+            assert_eq!(
+                algorithm.repeats_slots(),
+                is(&["random", "wrr", "wlc", "sed", "nq"]),
+                "{algorithm:?}"
+            );
+        }
+        let none = Algorithm::ALL.len() as u8;
+        assert_eq!(Algorithm::from_number(none), None);
+        assert!(!is_by_turns(none) && !is_by_table(none) && !is_by_load(none));
+    }
+
+    #[test]
+    fn endpoints_that_are_alike_are_not_less_loaded_than_each_other() {
+        for algorithm in &Algorithm::ALL[6..] {
+            for load in [Load { open: 0, weight: 3 }, Load { open: 5, weight: 3 }] {
+                assert!(!is_less_loaded(*algorithm as u8, load, load), "{algorithm:?} {load:?}");
+            }
+        }
+        // One more open connection counts as much as the weight says: (0 + 1) / 1 is more than (1 + 1) / 3.
+        let [idle, heavy] = [Load { open: 0, weight: 1 }, Load { open: 1, weight: 3 }];
+        assert!(is_less_loaded(Algorithm::ShortestExpectedDelay as u8, heavy, idle));
+        assert!(is_less_loaded(Algorithm::NeverQueue as u8, idle, heavy));
+        assert!(!is_less_loaded(Algorithm::NeverQueue as u8, heavy, idle));
+        assert!(is_less_loaded(Algorithm::WeightedLeastConnections as u8, idle, heavy));
+    }
+
+    /// Numbers that stand in packets between nodes, and by which nodes of two versions have to select alike: computed apart from
+    /// this code, for a machine that stores the low byte first.
+    #[cfg(target_endian = "little")]
+    #[test]
+    fn hashes_are_the_same_on_all_nodes_and_in_all_versions() {
+        fn key<A>(src: A, dst: A) -> FlowKey<A> {
+            FlowKey { src, dst, src_port: 1, dst_port: 2, proto: 6, direction: 0, reserved: 0 }
+        }
+        let four = [10u8, 244, 1, 7];
+        let six = core::net::Ipv6Addr::new(0xfd00, 1, 2, 3, 4, 5, 6, 7).octets();
+        assert_eq!([tunnel_tag(&four, 8080), tunnel_tag(&six, 8080)], [62_024, 26_137]);
+        let by = |algorithm: Algorithm, src, dst| selector(algorithm as u8, &key(src, dst), 99);
+        assert_eq!(by(Algorithm::SourceHash, four, [0; 4]), 3_449_292_514);
+        assert_eq!(by(Algorithm::DestinationHash, [0; 4], four), 3_449_292_514);
+        assert_eq!(selector(Algorithm::SourceHash as u8, &key(six, [0; 16]), 99), 2_717_637_216);
+        assert_eq!(by(Algorithm::Random, four, four), 99);
+        assert_ne!(by(Algorithm::Maglev, four, [0; 4]), by(Algorithm::Maglev, [0; 4], four));
+        let by = |algorithm: Algorithm| socket_selector(algorithm as u8, 0x12_3456_7890, &four, 99);
+        assert_eq!(by(Algorithm::SourceHash), 102_240_181);
+        assert_eq!(by(Algorithm::DestinationHash), 3_449_292_514);
+        assert_eq!(by(Algorithm::Maglev), 99);
+    }
+
     /// What the algorithms mean, by exact fractions.
     fn cost(algorithm: Algorithm, load: Load) -> f64 {
         let (open, weight) = (f64::from(load.open), f64::from(load.weight));

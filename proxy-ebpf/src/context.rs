@@ -121,8 +121,8 @@ pub struct PacketCtx<A> {
     /// [`TUNNELLED`], [`TUNNELLED_AGAIN`], and the number by which the other node knows the endpoint
     /// ([`tunnel_tag`](proxy_common::select::tunnel_tag)), if the packet came encapsulated; else 0.
     pub tunnelled: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// Not 0: its backend is that of the previous Maglev table, not of the current one.
+    pub second_chance: u32,
     /// The frontend that it is for, once it was looked up; [`ServiceEntry::NONE`]: it is for none.
     pub frontend: ServiceEntry,
     /// Where it goes, if it is to be forwarded.
@@ -140,7 +140,7 @@ impl<A: Address> PacketCtx<A> {
         service: 0,
         step: 0,
         tunnelled: 0,
-        reserved: 0,
+        second_chance: 0,
         frontend: ServiceEntry::NONE,
         route: Route { ifindex: 0, family: 0, next_hop: [0; 4], macs: [0; 3], mtu: 0, resolved: 0, fresh: 0 },
         quote: [0; QUOTE / size_of::<u32>()],

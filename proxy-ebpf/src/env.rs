@@ -207,15 +207,22 @@ pub trait FlowTable: Services {
     /// This family's value of `direct_seen`.
     fn direct_seen(self) -> Option<impl Shared<Value = u32>>;
 
-    /// A flow has begun with a SYN.
+    /// Whether the time that backends take to answer a SYN is measured. The verifier knows the answer, and leaves out what is asked
+    /// for only then: this comes before each comparison that has no other use.
+    #[inline(always)]
+    fn measures_latency(self) -> bool {
+        false
+    }
+
+    /// A flow has begun with a SYN. Called where [`FlowTable::measures_latency`].
     #[inline(always)]
     fn syn_begun(self, _flow: u32) {}
 
-    /// The SYN of a flow was answered; `refused`: by a reset.
+    /// The SYN of a flow was answered; `refused`: by a reset. Called likewise.
     #[inline(always)]
     fn syn_answered(self, _flow: u32, _service: u32, _backend: u32, _refused: bool) {}
 
-    /// A SYN to this backend came again before it was answered.
+    /// A SYN to this backend came again before it was answered. Called likewise.
     #[inline(always)]
     fn syn_again(self, _service: u32, _backend: u32) {}
 

@@ -156,6 +156,9 @@ pub trait Frame: Copy {
     fn make_room(self, bytes: u16) -> Result<(), HelperFailed>;
     /// Makes room of `bytes` behind the link-layer header for an outer IP header; `v6`: of IPv6.
     fn encapsulate(self, bytes: u16, v6: bool) -> Result<(), HelperFailed>;
+    /// The same for a packet that the kernel still marks as encapsulated (`skb->encapsulation`): it marks none twice. What it has noted of
+    /// the inner headers is right again behind the new outer header.
+    fn encapsulate_again(self, bytes: u16) -> Result<(), HelperFailed>;
     /// Takes the outer IP header of `bytes` away. `mixed`: the inner one is of the other family; `v6`: it is IPv6.
     fn decapsulate(self, bytes: u16, mixed: bool, v6: bool) -> Result<(), HelperFailed>;
     /// Cuts or extends the packet to `length` bytes.

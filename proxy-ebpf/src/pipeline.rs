@@ -193,13 +193,14 @@ where
                 step => step.into(),
             },
             // To programs behind these, the packets that these have translated look like this.
-            Step::Direct | Step::DirectOut | Step::DirectReply
+            Step::Direct | Step::DirectOut | Step::DirectOwn | Step::DirectReply
                 if matches!(maps.transition(), Transition::LooksUp | Transition::Opens) =>
             {
                 Step::Pass.into()
             }
             Step::Direct => maps.direct(frame, ctx, Way::In),
             Step::DirectOut => maps.direct(frame, ctx, Way::Out),
+            Step::DirectOwn => maps.direct(frame, ctx, Way::Own),
             Step::DirectReply => maps.direct(frame, ctx, Way::Back),
             Step::Icmp => {
                 let code = maps.translate_error(frame, ctx, is_incoming);

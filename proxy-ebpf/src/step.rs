@@ -37,6 +37,8 @@ pub enum Step {
     Direct,
     /// It goes straight to an endpoint, out of here, under an address and port that packets are forwarded under.
     DirectOut,
+    /// It leaves from here under an address and port that may be a frontend's, and is not a backend's reply.
+    DirectOwn,
     /// It is a backend's, and of a connection that its client made straight to it, and that no flow knows of.
     DirectReply,
     /// It belongs to no flow.
@@ -144,6 +146,7 @@ codes! {
     Refused = 21,
     Unreachable = 22,
     Reset = 23,
+    DirectOwn = 24,
 }
 
 /// The reason of that number, without a table: kernels before 6.4 forget the bounds of an index that the compiler keeps on
@@ -175,6 +178,7 @@ mod tests {
             Step::Reply,
             Step::Direct,
             Step::DirectOut,
+            Step::DirectOwn,
             Step::DirectReply,
             Step::NewFlow,
             Step::OpenFlow,

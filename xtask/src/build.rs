@@ -78,6 +78,7 @@ fn build_bpf(workspace: &Workspace, toolchain: &Toolchain, args: &Args) -> Resul
         object::stack::LIMIT,
         elf.len() / 1024
     ));
+    let elf = object::without_dwarf(&elf).with_context(|| built.display().to_string())?;
     for call in report.slow_calls {
         say::line(format_args!("    note: {call}"));
     }

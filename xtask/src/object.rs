@@ -72,6 +72,25 @@ pub fn check(elf: &[u8]) -> Result<Report> {
     Ok(report)
 }
 
+/// The object without DWARF, which is eight tenths of it: BTF has been made of it, and the kernel and the agent read nothing else.
+pub fn without_dwarf(elf: &[u8]) -> Result<Vec<u8>> {
+    let mut builder = object::build::elf::Builder::read(elf).context("not an ELF file")?;
+    for section in &mut builder.sections {
+        let name = section.name.as_slice();
+        section.delete |= name.starts_with(b".debug_") || name.starts_with(b".rel.debug_");
+    }
+    builder.delete_orphans();
+    // LLVM has one table for names of symbols and of sections; what writes the object wants two.
+    let names = builder.sections.add();
+    names.name = b".shstrtab".as_slice().into();
+    names.sh_type = object::elf::SHT_STRTAB;
+    names.sh_addralign = 1;
+    names.data = object::build::elf::SectionData::SectionString;
+    let mut written = Vec::new();
+    builder.write(&mut written).context("cannot write the object without DWARF")?;
+    Ok(written)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -86,5 +105,29 @@ mod tests {
         // Our own executable: an ELF file whose code is all in `.text` and friends.
         let own = std::fs::read(std::env::current_exe().unwrap()).unwrap();
         assert!(check(&own).is_err());
+    }
+
+    #[test]
+    fn dwarf_goes_and_the_rest_stays() {
+        let own = std::fs::read(std::env::current_exe().unwrap()).unwrap();
+        let mut written = object::write::Object::new(
+            object::BinaryFormat::Elf,
+            object::Architecture::Bpf,
+            object::Endianness::Little,
+        );
+        for (name, kind) in [
+            ("classifier", SectionKind::Text),
+            (".BTF", SectionKind::Metadata),
+            (".debug_info", SectionKind::Debug),
+        ] {
+            let id = written.add_section(Vec::new(), name.into(), kind);
+            written.append_section_data(id, name.as_bytes(), 1);
+        }
+        let stripped = without_dwarf(&written.write().unwrap()).unwrap();
+        let file = object::File::parse(&*stripped).unwrap();
+        let data = |name: &str| file.section_by_name(name).map(|section| section.data().unwrap().to_vec());
+        assert_eq!(data("classifier"), Some(b"classifier".to_vec()));
+        assert_eq!((data(".BTF"), data(".debug_info")), (Some(b".BTF".to_vec()), None));
+        assert!(without_dwarf(&own[..40]).is_err());
     }
 }

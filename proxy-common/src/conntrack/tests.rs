@@ -271,3 +271,113 @@ fn an_encapsulated_connection_lives_by_what_its_client_says() {
     assert_eq!(timeout(PROTO_TCP, closed, &config), config.tcp_time_wait);
     assert_eq!(one(known, tcp::RST) & RST_CLIENT, RST_CLIENT);
 }
+
+#[test]
+fn only_a_syn_or_a_bare_acknowledgement_begins_a_connection() {
+    let [fin, syn, rst, ack] = [tcp::FIN, tcp::SYN, tcp::RST, tcp::ACK];
+    // PSH and URG say nothing.
+    for flags in [syn, ack, ack | 8, syn | 32] {
+        assert!(may_begin(flags), "{flags:#x}");
+    }
+    for flags in [0, fin, rst, syn | ack, fin | ack, rst | ack, syn | rst, syn | fin, 8] {
+        assert!(!may_begin(flags), "{flags:#x}");
+    }
+}
+
+#[test]
+fn the_second_unanswered_syn_ends_an_assured_flow() {
+    let silent = HZ / SYN_ANSWER;
+    let known = SEEN_REPLY | ASSURED;
+    assert_eq!(with_syn(known, true, silent + 1, HZ), known | SYN_UNANSWERED);
+    assert_eq!(with_syn(known, true, silent, HZ), known, "the flow was not silent before");
+    assert_eq!(with_syn(SEEN_REPLY, true, silent + 1, HZ), SEEN_REPLY, "it is not assured");
+    assert_eq!(with_syn(known | SYN_UNANSWERED, true, 0, HZ), known | SYN_UNANSWERED);
+    assert_eq!(with_syn(known | SYN_UNANSWERED, false, silent + 1, HZ), known, "anything else is an answer");
+    assert!(is_syn_unanswered(known | SYN_UNANSWERED, silent + 1, HZ));
+    assert!(!is_syn_unanswered(known | SYN_UNANSWERED, silent, HZ));
+    assert!(!is_syn_unanswered(known, silent + 1, HZ));
+    assert!(!is_syn_unanswered(SYN_UNANSWERED, silent - 1, HZ));
+}
+
+#[test]
+fn ejection_waits_for_the_first_answer_to_a_watched_syn() {
+    let waits = STATE_SYN | STATE_WATCHED;
+    assert!(is_watched(waits) && is_watched(waits | STATE_USED));
+    for bits in [STATE_SYN, STATE_WATCHED, waits | SEEN_REPLY, waits | RST_BACKEND, 0] {
+        assert!(!is_watched(bits), "{bits:#x}");
+    }
+    let patience = HZ / SYN_ANSWER;
+    assert!(is_unanswered(waits, patience + 1, HZ));
+    assert!(!is_unanswered(waits, patience, HZ) && !is_unanswered(waits, patience - 1, HZ));
+    assert!(!is_unanswered(STATE_SYN, patience + 1, HZ));
+}
+
+#[test]
+fn a_refusal_acknowledges_the_syn() {
+    let refusal = tcp::RST | tcp::ACK;
+    for (ack, is_refusal) in [(7, true), (8, true), (9, false), (6, false), (0x8007, false)] {
+        assert_eq!(refuses_syn(refusal, ack, 7), is_refusal, "{ack}");
+    }
+    assert!(refuses_syn(refusal, 0, 0xffff), "sequence numbers wrap");
+    for flags in [tcp::RST, tcp::ACK, tcp::SYN | tcp::ACK, refusal | tcp::SYN, 0] {
+        assert!(!refuses_syn(flags, 7, 7), "{flags:#x}");
+    }
+}
+
+#[test]
+fn a_flow_counts_until_it_is_closed() {
+    assert!(is_counted(STATE_COUNTS) && is_counted(STATE_COUNTS | ASSURED | FIN_CLIENT));
+    for bits in [0, ASSURED, STATE_COUNTS | RST_CLIENT, STATE_COUNTS | RST_BACKEND] {
+        assert!(!is_counted(bits), "{bits:#x}");
+    }
+    assert!(!is_counted(STATE_COUNTS | FIN_CLIENT | FIN_BACKEND));
+    assert!(
+        is_half_closed(FIN_CLIENT) && is_half_closed(FIN_BACKEND) && !is_half_closed(ASSURED | RST_CLIENT)
+    );
+}
+
+#[test]
+fn of_a_flow_with_one_side_the_clients_segments_tell() {
+    assert_eq!(one_sided(ASSURED, tcp::ACK), SEEN_REPLY, "never assured");
+    for flags in [tcp::SYN, tcp::SYN | tcp::ACK, tcp::RST | tcp::ACK, 0] {
+        assert_eq!(one_sided(0, flags), 0, "{flags:#x}");
+    }
+    assert_eq!(one_sided(0, tcp::FIN), 0, "the first FIN is in the bits already, or it was not the client's");
+    assert_eq!(one_sided(FIN_CLIENT, tcp::FIN), FIN_CLIENT | FIN_BACKEND);
+    assert_eq!(one_sided(FIN_CLIENT, tcp::ACK), FIN_CLIENT | SEEN_REPLY);
+    assert_eq!(one_sided(SEEN_REPLY, tcp::FIN), SEEN_REPLY);
+}
+
+#[test]
+fn an_exchange_of_udp_is_a_stream_after_more_than_two_seconds() {
+    let after = |age| {
+        let segment = Segment { direction: DIRECTION_FORWARD, tcp_flags: 0, seq: 0, ack: 0 };
+        next(PROTO_UDP, SEEN_REPLY, segment, [0; 2], age, &config()).bits & ASSURED != 0
+    };
+    assert!(!after(2 * HZ) && after(2 * HZ + 1));
+    assert!(!after(u32::MAX), "the flow began a moment after the clock was read");
+}
+
+#[test]
+fn an_entry_expires_by_its_own_bits() {
+    let flow = |bits: u32, last_seen| FlowEntry::<[u8; 4]> {
+        state: u64::from(STATE_USED | bits),
+        proto: PROTO_TCP,
+        last_seen,
+        ..FlowEntry::default()
+    };
+    let now = 1_000_000;
+    assert!(flow(0, now - 61 * HZ).is_expired(now, &config()));
+    assert!(!flow(0, now - 60 * HZ).is_expired(now, &config()));
+    assert!(!flow(SEEN_REPLY | ASSURED, now - 61 * HZ).is_expired(now, &config()));
+    // Another CPU saw it a second after the clock was read, and no more.
+    assert!(!flow(0, now + HZ).is_expired(now, &config()));
+    assert!(flow(0, now + HZ + 1).is_expired(now, &config()));
+}
+
+#[test]
+fn a_flow_that_is_not_assured_has_one_timeout_before_the_answer_and_another_after_it() {
+    let config = NodeConfig { tcp_syn_sent: 1, tcp_syn_recv: 2, ..config() };
+    let of = |bits| timeout(PROTO_TCP, STATE_USED | bits, &config);
+    assert_eq!([of(0), of(STATE_SYN), of(SEEN_REPLY), of(SEEN_REPLY | STATE_SYN)], [1, 1, 2, 2]);
+}

@@ -170,3 +170,25 @@ fn no_endpoint_and_no_service_have_reasons() {
     assert_eq!(why_nothing(Some(KIND_UNMANAGED)), Reason::UnmanagedAddress);
     assert_eq!(why_nothing(None), Reason::UnallocatedAddress);
 }
+
+#[test]
+fn clients_outside_are_spread_by_maglev_where_the_service_says_so() {
+    let service =
+        |flags| ServiceEntry { algorithm: Algorithm::RoundRobin as u8, ..entry(1, KIND_NODE_PORT, flags) };
+    let of = |flags, outside| algorithm(&service(flags), outside);
+    let (mh, rr) = (Algorithm::Maglev as u8, Algorithm::RoundRobin as u8);
+    assert_eq!([of(SERVICE_MAGLEV_OUTSIDE, true), of(SERVICE_MAGLEV_OUTSIDE, false)], [mh, rr]);
+    assert_eq!([of(0, true), of(SERVICE_DSR | SERVICE_SCOPED, true)], [rr, rr]);
+}
+
+#[test]
+fn an_endpoint_belongs_to_its_service_until_its_id_is_free() {
+    use crate::backend::{BACKEND_ACTIVE, BACKEND_FREE, BACKEND_GONE, BACKEND_RESET};
+    let service = entry(1, KIND_CLUSTER_IP, 0);
+    for state in [BACKEND_ACTIVE, BACKEND_GONE, BACKEND_RESET] {
+        assert!(is_of(&backend(state, 1, 0), &service), "{state}");
+        assert!(!is_of(&backend(state, 2, 0), &service), "{state}");
+        assert_eq!(serves(&backend(state, 1, 0), &service), state == BACKEND_ACTIVE, "{state}");
+    }
+    assert!(!is_of(&backend(BACKEND_FREE, 1, 0), &service));
+}

@@ -99,7 +99,7 @@ pub fn open<M: FlowTable>(
         let seq = if is_tcp { SEQ_CLIENT } else { 0 };
         let syn = if is_tcp && is_syn(ctx.packet.tcp_flags) { STATE_SYN } else { 0 };
         bits = STATE_USED | ctx.plan.bits | seq | syn;
-        if syn != 0 {
+        if maps.measures_latency() && syn != 0 {
             maps.syn_begun(index);
         }
     } else {

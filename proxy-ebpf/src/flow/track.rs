@@ -18,7 +18,7 @@ use crate::context::{Packet, Tuple};
 use crate::env::{FlowTable, Time, Words};
 use crate::header::same;
 use crate::select::load;
-use crate::shared::{Exchange as _, Shared as _, forget};
+use crate::shared::{Exchange as _, Shared as _, forget, opaque};
 
 /// A flow that was found.
 pub struct Tracked<M: FlowTable> {
@@ -180,7 +180,7 @@ impl<M: FlowTable> Tracked<M> {
             // If another CPU was faster, its change counts: the next segment brings ours again, or the timeout.
             if entry.state().compare_exchange(self.state, with_bits(self.state, bits)) == self.state {
                 load::changed(self.maps, backend, self.bits(), bits);
-                if is_unreplied_syn(self.bits()) && bits & SEEN_REPLY != 0 {
+                if self.maps.measures_latency() && is_unreplied_syn(self.bits()) && bits & SEEN_REPLY != 0 {
                     let refused = packet.tcp_flags & tcp::RST != 0;
                     self.maps.syn_answered(self.index, service, backend, refused);
                 }
@@ -193,7 +193,10 @@ impl<M: FlowTable> Tracked<M> {
     /// frontend is another Service's by now. Every 256 jiffies.
     #[inline(always)]
     pub fn is_looked_at(&self, time: Time) -> bool {
-        (time.now ^ self.entry.last_seen().load()) >> 8 != 0 && self.entry.proto() == PROTO_UDP
+        let changed = u64::from((time.now ^ self.entry.last_seen().load()) >> 8);
+        // Without a branch: a direct flow has no frontend.
+        let is_direct = u64::from(self.bits() & STATE_DIRECT) >> STATE_DIRECT.trailing_zeros();
+        opaque(changed * (1 - is_direct)) != 0 && self.entry.proto() == PROTO_UDP
     }
 
     /// Whether the key of the replies is gone. It is noticed after a pause: to look at each packet would cost a second

@@ -200,6 +200,10 @@ impl Frame for HostFrame<'_> {
         self.skb().encapsulate(usize::from(bytes), v6)
     }
 
+    fn encapsulate_again(self, bytes: u16) -> Result<(), HelperFailed> {
+        self.skb().adjust_room(usize::from(bytes))
+    }
+
     fn decapsulate(self, bytes: u16, _mixed: bool, v6: bool) -> Result<(), HelperFailed> {
         self.skb().decapsulate(usize::from(bytes), v6)
     }

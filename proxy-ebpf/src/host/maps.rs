@@ -21,7 +21,7 @@ use crate::context::PacketCtx;
 use crate::direct_calls::{calls_flows, calls_health, calls_selection};
 use crate::env::{
     Affinity, ClockWindow, Counters, FIB_CACHE_ENTRIES, FibCache, FibEntry, FlowTable, Fragments, Happening,
-    Health, Node, OpenConnections, RateLimit, Services, TokenBucket, Words,
+    Health, Node, OpenConnections, RateLimit, Services, TokenBucket, Transition, Words,
 };
 use crate::flow::bucket::BucketAt;
 use crate::flow::memory::Entry;
@@ -62,6 +62,7 @@ pub(super) struct Tables<A: Address> {
     pub clock_window: ClockWindow,
     pub clock_hand: u64,
     pub direct_seen: u32,
+    pub transition: Transition,
     pub fragments: BTreeMap<FragmentKey<A>, FragmentEntry>,
     pub fib_cache: Vec<FibEntry<A>>,
     pub icmp_ratelimit: TokenBucket,
@@ -104,6 +105,7 @@ impl<A: Address> Tables<A> {
             clock_window: ClockWindow::default(),
             clock_hand: 0,
             direct_seen: 0,
+            transition: Transition::None,
             fragments: BTreeMap::new(),
             fib_cache: std::vec![no_route; FIB_CACHE_ENTRIES],
             icmp_ratelimit: TokenBucket::default(),
@@ -172,6 +174,10 @@ impl<F: Family> Node for HostMaps<F> {
 
     fn jiffies(self) -> u32 {
         *at!(self, jiffies)
+    }
+
+    fn transition(self) -> Transition {
+        *at!(self, transition)
     }
 
     fn random(self) -> u32 {

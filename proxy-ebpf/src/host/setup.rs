@@ -13,7 +13,7 @@ use proxy_common::service::{ServiceEntry, ServiceKey};
 use proxy_common::stats::{RefusalKey, ServiceStats};
 
 use super::maps::{HostMaps, at};
-use crate::env::Happening;
+use crate::env::{Happening, Transition};
 
 impl<F: Family> HostMaps<F> {
     /// Sets the configuration, and makes empty flow tables of its sizes.
@@ -26,6 +26,11 @@ impl<F: Family> HostMaps<F> {
     /// Changes the configuration, but for the sizes.
     pub fn edit_config(self, edit: impl FnOnce(&mut NodeConfig)) {
         edit(at!(self, config));
+    }
+
+    /// Has the programs do another part of the work, as while one version replaces the other.
+    pub fn set_transition(self, transition: Transition) {
+        *at!(self, transition) = transition;
     }
 
     /// Sets what is known of the node.

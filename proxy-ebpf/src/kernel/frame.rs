@@ -178,6 +178,15 @@ impl Frame for Skb {
     }
 
     #[inline(always)]
+    fn encapsulate_again(self, bytes: u16) -> Result<(), HelperFailed> {
+        let mode = bpf_adj_room_mode::BPF_ADJ_ROOM_MAC;
+        // As in `encapsulate`. Without this flag the kernel refuses segments of UDP, whose size is that of their datagrams.
+        let flags = u64::from(BPF_F_ADJ_ROOM_FIXED_GSO);
+        // SAFETY: a valid context; the helper checks the rest.
+        done(unsafe { helper::bpf_skb_adjust_room(self.raw(), i32::from(bytes), mode, flags) })
+    }
+
+    #[inline(always)]
     fn decapsulate(self, bytes: u16, mixed: bool, v6: bool) -> Result<(), HelperFailed> {
         let mut bytes = i32::from(bytes);
         if mixed {

@@ -234,24 +234,23 @@ macro_rules! tables {
             }
 
             #[inline(always)]
+            fn measures_latency(self) -> bool {
+                latency::is_measured()
+            }
+
+            #[inline(always)]
             fn syn_begun(self, flow: u32) {
-                if latency::is_measured() {
-                    latency::flow_begun(flow << 1 | <$family>::INDEX);
-                }
+                latency::flow_begun(flow << 1 | <$family>::INDEX);
             }
 
             #[inline(always)]
             fn syn_answered(self, flow: u32, service: u32, backend: u32, refused: bool) {
-                if latency::is_measured() {
-                    latency::syn_answered(flow << 1 | <$family>::INDEX, service, backend, u32::from(refused));
-                }
+                latency::syn_answered(flow << 1 | <$family>::INDEX, service, backend, u32::from(refused));
             }
 
             #[inline(always)]
             fn syn_again(self, service: u32, backend: u32) {
-                if latency::is_measured() {
-                    latency::syn_again(service, backend);
-                }
+                latency::syn_again(service, backend);
             }
 
             #[inline(always)]

@@ -154,6 +154,11 @@ impl Frame for Xdp {
     }
 
     #[inline(always)]
+    fn encapsulate_again(self, _bytes: u16) -> Result<(), HelperFailed> {
+        Err(HelperFailed)
+    }
+
+    #[inline(always)]
     fn decapsulate(self, _bytes: u16, _mixed: bool, _v6: bool) -> Result<(), HelperFailed> {
         Err(HelperFailed)
     }

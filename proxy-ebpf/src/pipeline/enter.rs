@@ -32,7 +32,11 @@ where
         Err(Stop::NotOurs) => Parsed::Foreign,
         Err(Stop::Control) => Parsed::Icmp,
         Err(Stop::Tunnel) => Parsed::Tunnel,
-        Err(_) => maps.parse_pulled(frame, ctx),
+        Err(_) => {
+            // What the last packet has left: whether a first fragment is remembered depends on it.
+            ctx.tunnelled = 0;
+            maps.parse_pulled(frame, ctx)
+        }
     }
 }
 

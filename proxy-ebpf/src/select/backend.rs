@@ -52,7 +52,9 @@ pub fn select_packets<M: Services, F: Frame>(
     // An early hook gets no such packet.
     let mut id = if F::EARLY || ctx.tunnelled == 0 { maps.select_for(ctx, random) } else { maps.tagged(ctx) };
     if !F::EARLY && ctx.tunnelled & TUNNELLED_AGAIN == 0 && may_have_begun_elsewhere(ctx) {
-        id = maps.second_chance(ctx, id);
+        let current = id;
+        id = maps.second_chance(ctx, current);
+        ctx.second_chance = current ^ id;
     }
     selected(maps, id)
 }

@@ -57,8 +57,9 @@ pub fn local_origin<M: FlowTable, F: Frame>(maps: M, frame: F, packet: &Packet<W
     }
 }
 
-/// A packet on its way out that is no reply and to no frontend: it passes, unless its answers could be taken for those to a packet that
-/// was forwarded from here. netfilter (MASQUERADE) may give the same source port, or a process may have bound it.
+/// A packet on its way out that is no reply and to no frontend: it passes, unless its answers could be taken for something else.
+/// netfilter (MASQUERADE) may give any source port, or a process may have bound it: one under which packets are forwarded from here,
+/// whose answers would be taken for those to such a packet; or that of a frontend, whose answers would be taken for a client's packets.
 #[inline(always)]
 pub fn leaving<M: FlowTable, F: Frame>(maps: M, frame: F, packet: &Packet<Words<M>>) -> Step {
     let key = &packet.key;
@@ -66,7 +67,13 @@ pub fn leaving<M: FlowTable, F: Frame>(maps: M, frame: F, packet: &Packet<Words<
         && !frame.is_translated()
         && maps.may_be(Role::Backend, &key.dst, key.dst_port, key.proto)
         && maps.node().is_some_and(|node| same(&node.source, &key.src));
-    if may_share_port { Step::DirectOut } else { Step::Pass }
+    if may_share_port {
+        Step::DirectOut
+    } else if maps.may_be(Role::Frontend, &key.src, key.src_port, key.proto) && !frame.is_translated() {
+        Step::DirectOwn
+    } else {
+        Step::Pass
+    }
 }
 
 /// Whether the packet may have been forwarded from here: it goes to an endpoint, from a port that is for that.

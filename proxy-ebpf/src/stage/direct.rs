@@ -6,14 +6,19 @@
 //! netfilter has given it to a connection that it masquerades ([`Way::Out`]). These flows begin whether the port is taken or not:
 //! so it is not given to a flow with SNAT later.
 //!
+//! It may also be that of a frontend ([`Way::Own`]): the other end's packets look like a client's. Such a flow has the other end as
+//! its client, and translates nothing.
+//!
 //! A direct TCP connection that was there first has no entry: it is found when its endpoint answers the SYN of a flow
 //! with one of its segments ([`Way::Back`]).
 
-use proxy_common::conntrack::{is_closed, may_begin};
+use proxy_common::config::CONFIG_OTHER_PROXY;
+use proxy_common::conntrack::{SEEN_REPLY, is_closed, may_begin, tcp};
 use proxy_common::flow::{
     DIRECTION_FORWARD, DIRECTION_REPLY, FlowKey, STATE_DIRECT, STATE_LOCAL, STATE_SNAT,
 };
-use proxy_common::{PROTO_TCP, PROTO_UDP};
+use proxy_common::node::NODE_ADDR_OWN;
+use proxy_common::{Address, PROTO_TCP, PROTO_UDP};
 
 use super::established::is_of_another_connection;
 use crate::context::{NatPlan, PacketCtx};
@@ -33,6 +38,8 @@ pub enum Way {
     Out = 1,
     /// It is the endpoint's, and goes back to its client.
     Back = 2,
+    /// It leaves from here, under an address and port of a frontend.
+    Own = 3,
 }
 
 impl Way {
@@ -42,7 +49,8 @@ impl Way {
         match number {
             0 => Self::In,
             1 => Self::Out,
-            _ => Self::Back,
+            2 => Self::Back,
+            _ => Self::Own,
         }
     }
 }
@@ -60,6 +68,9 @@ where
     }
     if way == Way::Back {
         return begun_before(maps, ctx, time);
+    }
+    if way == Way::Own {
+        return from_frontend(maps, ctx, time);
     }
     let key = ctx.packet.key;
     if let Some(flow) = track::find_called(maps, &key, time) {
@@ -144,9 +155,15 @@ fn begun_before<M: FlowTable>(maps: M, ctx: &mut PacketCtx<Words<M>>, time: Time
     if !other.remove() {
         return Step::Pass;
     }
-    ctx.plan.reply = reply;
-    ctx.plan.reply_hash = time.hash(&reply);
-    ctx.plan.bits = STATE_DIRECT;
+    plan_by_reply(ctx, &reply, STATE_DIRECT, time)
+}
+
+/// Plans a flow without a translation by a packet that is its reply, and that passes.
+#[inline(always)]
+fn plan_by_reply<A: Address>(ctx: &mut PacketCtx<A>, reply: &FlowKey<A>, bits: u32, time: Time) -> Step {
+    ctx.plan.reply = *reply;
+    ctx.plan.reply_hash = time.hash(reply);
+    ctx.plan.bits = bits;
     // The entry is filled from a packet of the client: this one, the other way round. Its direction stays, by which the next stage
     // knows that it passes.
     let packet = &mut ctx.packet;
@@ -163,6 +180,41 @@ fn begun_before<M: FlowTable>(maps: M, ctx: &mut PacketCtx<Words<M>>, time: Time
     packet.key.direction = DIRECTION_REPLY;
     packet.seq = packet.ack;
     Step::OpenFlow
+}
+
+/// A packet of a connection of this node's own under an address and port of a frontend: netfilter (MASQUERADE) has given it the port, or
+/// a process has bound it. Without a flow, the other end's packets would be a client's to the Service.
+///
+/// Such a flow has [`STATE_LOCAL`] without [`STATE_SNAT`]. It is found like a client's, so that only where such connections begin they
+/// cost anything. Connections that are older than the agent are noted, too.
+#[inline(always)]
+fn from_frontend<M: FlowTable>(maps: M, ctx: &mut PacketCtx<Words<M>>, time: Time) -> Step {
+    let reply = FlowKey { direction: DIRECTION_REPLY, ..ctx.packet.key };
+    let tcp_flags = ctx.packet.tcp_flags;
+    if let Some(flow) = track::find_called(maps, &reply, time) {
+        if flow.bits() & STATE_DIRECT == 0 {
+            return Step::Pass;
+        }
+        if !(is_syn(tcp_flags) && is_closed(flow.bits())) {
+            flow.touch(&ctx.packet, DIRECTION_REPLY, time);
+            return Step::Pass;
+        }
+        flow.remove();
+    }
+    // Replies that another proxy's rules translate look the same: their clients are to move to endpoints of the Service.
+    let begins = if reply.proto == PROTO_UDP {
+        time.config.flags & CONFIG_OTHER_PROXY == 0
+    } else {
+        may_begin(tcp_flags)
+    };
+    if !begins || maps.node_addr(&reply.src) & NODE_ADDR_OWN == 0 {
+        return Step::Pass;
+    }
+    ctx.plan.backend_id = 0;
+    ctx.service = 0;
+    // It is no SYN of the flow's client.
+    ctx.packet.tcp_flags = tcp::ACK;
+    plan_by_reply(ctx, &reply, STATE_DIRECT | STATE_LOCAL | SEEN_REPLY, time)
 }
 
 /// Notes that there are direct connections: from now on all segments of the family to endpoints are looked up.

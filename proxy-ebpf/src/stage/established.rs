@@ -79,6 +79,7 @@ where
         return Step::Pass;
     }
     touch(maps, &flow, ctx, DIRECTION_FORWARD, time);
+    // A connection of this node's own has Service 0, which no one is shown, and stays as it is: a branch here is one for each packet.
     report::forwarded(maps, flow.service(), ctx.packet.length);
     match flow.to_backend() {
         Some(to) if F::EARLY || flow.bits() & STATE_SNAT != 0 => forward_to(maps, frame, ctx, &to),
@@ -149,7 +150,11 @@ where
     match flow.to_client() {
         // A direct flow may keep its port.
         Some(to) if flow.bits() & STATE_DIRECT != 0 && to.dst_port == ctx.packet.key.dst_port => Step::Pass,
-        Some(to) => deliver::<F, M::Family>(frame, ctx, &to),
+        Some(to) => {
+            // It has the address and port of a frontend from now on: a device below this one sees that, too.
+            frame.set_translated();
+            deliver::<F, M::Family>(frame, ctx, &to)
+        }
         None => Step::NewFlow,
     }
 }

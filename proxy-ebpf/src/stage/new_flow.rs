@@ -58,7 +58,10 @@ where
     if ctx.packet.is_later_fragment() {
         // What became of the first fragment becomes of all: one for no Service went on.
         let FlowKey { dst, dst_port, proto, .. } = ctx.packet.key;
-        let is_services = maps.may_be(Role::Frontend, &dst, dst_port, proto) || maps.is_service_address(&dst);
+        // What came encapsulated may be for another node's address: this one would forward it there.
+        let is_services = ctx.tunnelled != 0
+            || maps.may_be(Role::Frontend, &dst, dst_port, proto)
+            || maps.is_service_address(&dst);
         return if is_services {
             Step::DropFor(Reason::FragmentWithoutFirst)
         } else {
@@ -82,6 +85,7 @@ where
     }
     ctx.plan.backend_id = 0;
     ctx.plan.bits = 0;
+    ctx.second_chance = 0;
     if F::EARLY && ctx.frontend.flags & SERVICE_DSR != 0 {
         return Step::Pass;
     }
@@ -243,6 +247,7 @@ where
         }
         let number = health::client_of(&ctx.frontend, &ctx.packet.key.src, ctx.packet.tcp_flags);
         if let Some(selected) = affinity::stay(maps, &ctx.packet.key.src, &ctx.frontend, number, time) {
+            ctx.second_chance = 0;
             plan(maps, frame, ctx, &selected, origin, time);
         } else if ctx.plan.backend_id != 0 {
             affinity::note(maps, &ctx.packet.key.src, &ctx.frontend, ctx.plan.backend_id, time);

@@ -1,6 +1,7 @@
 //! Beginning the flow that was planned, and translating the packet that began it.
 
-use proxy_common::flow::{DIRECTION_REPLY, STATE_DIRECT, STATE_SNAT, tunnel_of};
+use proxy_common::flow::{DIRECTION_REPLY, STATE_DIRECT, STATE_LOCAL, STATE_SNAT, tunnel_of};
+use proxy_common::reason::Reason;
 
 use super::direct;
 use super::eject;
@@ -23,7 +24,7 @@ pub fn existing<M: FlowTable + Counters>(maps: M, ctx: &PacketCtx<Words<M>>) -> 
     let Some(time) = maps.time() else { return Existing::None };
     let Some(flow) = track::find_called(maps, &ctx.packet.key, time) else { return Existing::None };
     // Asked for SYNs alone.
-    if track::is_unreplied_syn(flow.bits()) {
+    if maps.measures_latency() && track::is_unreplied_syn(flow.bits()) {
         maps.syn_again(flow.service(), flow.entry.backend_id());
     }
     let is_unanswered = eject::goes_unanswered(maps, ctx, &flow, time);
@@ -48,11 +49,11 @@ where
         // Nothing has changed.
         Ok(Opened::Exists) | Err(_) if F::EARLY => Step::Pass,
         Ok(Opened::Begun) if is_direct => {
-            if ctx.plan.bits & STATE_SNAT == 0 {
+            if ctx.plan.bits & (STATE_SNAT | STATE_LOCAL) == 0 {
                 direct::note(maps, ctx.packet.key.proto, time);
             }
             if ctx.packet.key.direction == DIRECTION_REPLY {
-                // An endpoint's: it was there before its flow, and goes back to its client as it is.
+                // An endpoint's, or this node's own: it goes on as it is.
                 return Step::Pass;
             }
             frame.set_translated();
@@ -62,6 +63,9 @@ where
         Ok(Opened::Exists) | Err(_) if is_direct => Step::Pass,
         Ok(Opened::Begun) => {
             report::new_flow(maps, frame, ctx, service, ctx.plan.backend_id);
+            if !F::EARLY && ctx.second_chance != 0 {
+                report::refused(maps, frame, ctx, service, Reason::SecondChance);
+            }
             // Forwarded from here it needs a route, as every packet of a flow that exists.
             let is_forwarded = ctx.plan.bits & STATE_SNAT != 0 || tunnel_of(ctx.plan.bits) != 0;
             if is_forwarded { Step::Continue } else { Step::Translate }

@@ -196,9 +196,8 @@ fn push<F: Frame, O: Outer, I: Outer>(
         if ctx.tunnelled == 0 || O::IS_V6 != I::IS_V6 {
             return Err(HelperFailed);
         }
-        // The kernel marks no packet twice (`skb->encapsulation`), and this one is still marked: by the node before, if that is in the
-        // same kernel, or by GRO. What it has noted of the inner headers is right again behind a new outer header.
-        frame.make_room(O::LENGTH as u16)?;
+        // It is still marked: by the node before, if that is in the same kernel, or by GRO.
+        frame.encapsulate_again(O::LENGTH as u16)?;
     }
     let (header, sum) = O::outer_header(tunnel, tag, ctx.packet.length, I::PROTO, hops);
     frame.store_all(frame.link_header() as u32, &header)?;

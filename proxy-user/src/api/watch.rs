@@ -38,7 +38,7 @@ const NODE_WAIT: Duration = Duration::from_secs(2);
 
 /// Something from one of the watches.
 enum Report {
-    Event(&'static str, Event),
+    Event(&'static str, Box<Event>),
     Failed(&'static str, watcher::Error),
 }
 
@@ -97,14 +97,14 @@ async fn forward(
         match report {
             Some(Report::Event(resource, event)) => {
                 outage.is_over(Some(resource));
-                if event == Event::Reset(Listing::Node(None)) {
+                if *event == Event::Reset(Listing::Node(None)) {
                     warn!(
                         node = node_name,
                         "the API server knows no node of this name; give the right one by --hostname-override"
                     );
                 }
                 note(&event);
-                if sender.send(event).await.is_err() {
+                if sender.send(*event).await.is_err() {
                     return;
                 }
             }
@@ -189,7 +189,7 @@ fn report<K: Watched>(
         }
         Ok(watcher::Event::Delete(object)) => Event::Delete(object.key()),
     };
-    Some(Report::Event(K::RESOURCE, event))
+    Some(Report::Event(K::RESOURCE, Box::new(event)))
 }
 
 /// Pauses that only a quiet time makes short again: a watch says that it begins to list before the list has come,

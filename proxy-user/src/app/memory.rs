@@ -63,8 +63,8 @@ fn release_program() -> io::Result<()> {
     Ok(())
 }
 
-/// The mappings of files that nobody may write to, and that hold nothing but what is in the file: relocated addresses of the
-/// program do not count as such (proc_pid_smaps(5)).
+/// The mappings of files that no process may write to, and that hold nothing but what is in the file: relocated addresses of the
+/// program do not count as such (`proc_pid_smaps(5)`).
 fn unchanged(smaps: &str) -> Vec<Range<usize>> {
     let mut found = Vec::new();
     let mut candidate = None;

@@ -3,6 +3,7 @@
 pub mod change;
 pub mod check;
 mod choices;
+pub mod common;
 pub mod downgrade;
 pub mod end_udp_sockets;
 pub mod eyes;
@@ -28,9 +29,8 @@ use clap::builder::FalseyValueParser;
 use clap::{Parser, Subcommand};
 
 pub use self::change::CleanupArgs;
-pub use self::inspect::{
-    AgentArgs, BackendCommand, FlowCommand, MapCommand, Output, ReaderArgs, ServiceCommand, StatusArgs,
-};
+pub use self::common::{AgentArgs, Output, ReaderArgs};
+pub use self::inspect::{BackendCommand, FlowCommand, MapCommand, ServiceCommand, StatusArgs};
 use crate::config::value::{self, Listen, LogFormat, LogLevel, ProxyMode};
 use crate::host::selection::DevicePattern;
 use crate::programs::PacketHook;

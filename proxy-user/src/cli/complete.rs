@@ -1,22 +1,16 @@
-//! Completion by shells: commands and flags, and the names of what is there now.
+//! Completion by shells, and manual pages: both are made of what can be typed.
 //!
-//! The script of a shell asks this program (the variable [`VARIABLE`] says so), which reads names from the maps. A user who may
-//! not read them gets none.
+//! The script of a shell asks this program (the variable [`VARIABLE`] says so).
 
-use std::collections::BTreeSet;
-use std::ffi::OsString;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use clap::CommandFactory as _;
 use clap_complete::CompleteEnv;
-use clap_complete::engine::{ArgValueCandidates, CompletionCandidate};
 use clap_complete::env::Shells;
-use proxy_common::map_names;
 
 use super::args::Args;
 use super::args::inspect::Shell;
-use crate::maps::view::{NameRow, View};
 
 /// A shell sets it when it asks.
 const VARIABLE: &str = "_BALLAST_COMPLETE";
@@ -45,33 +39,6 @@ pub fn script(shell: Shell) -> io::Result<String> {
 pub fn manuals(folder: &Path) -> io::Result<()> {
     std::fs::create_dir_all(folder)?;
     clap_mangen::generate_to(Args::command(), folder)
-}
-
-/// Completes the name of a Service, and of its ports.
-pub(in crate::cli) fn services() -> ArgValueCandidates {
-    ArgValueCandidates::new(|| {
-        let service = |name: &NameRow| format!("{}/{}", name.namespace, name.name);
-        candidates(|name| [service(name), name.to_string()])
-    })
-}
-
-/// Completes a namespace.
-pub(in crate::cli) fn namespaces() -> ArgValueCandidates {
-    ArgValueCandidates::new(|| candidates(|name| [name.namespace.clone()]))
-}
-
-/// Completes the name of a map.
-pub(in crate::cli) fn maps() -> ArgValueCandidates {
-    ArgValueCandidates::new(|| {
-        map_names::ALL.iter().chain(map_names::OPTIONAL).map(CompletionCandidate::new).collect()
-    })
-}
-
-fn candidates<const N: usize>(texts: impl Fn(&NameRow) -> [String; N]) -> Vec<CompletionCandidate> {
-    let bpffs = std::env::var_os("BALLAST_BPFFS").unwrap_or_else(|| OsString::from("/sys/fs/bpf"));
-    let names = View::open(&PathBuf::from(bpffs)).and_then(|view| view.names()).unwrap_or_default();
-    let texts: BTreeSet<String> = names.values().flat_map(texts).collect();
-    texts.into_iter().map(CompletionCandidate::new).collect()
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 //! [`show`] answers the reading commands. It reads the pinned maps itself, so it works while no agent runs.
 
 pub mod args;
+mod candidates;
 pub mod check;
 pub mod colour;
 pub mod complete;

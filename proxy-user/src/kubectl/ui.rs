@@ -136,7 +136,7 @@ impl Drop for Following {
     }
 }
 
-/// Follows all agents, also those that begin later, until nobody listens.
+/// Follows all agents, also those that begin later, until no page is open.
 async fn follow_all(cluster: Cluster, path: String, events: mpsc::Sender<String>) {
     let mut followed: BTreeMap<Agent, Following> = BTreeMap::new();
     loop {
@@ -202,7 +202,7 @@ async fn pass_on(
         while let Some(end) = held.windows(2).position(|two| two == b"\n\n") {
             let event: Vec<u8> = held.drain(..end + 2).collect();
             if let Some(frame) = frame(&event, &agent.node) {
-                // Nobody listens any more.
+                // No page is open any more.
                 events.send(frame).await.map_err(|error| error.to_string())?;
             }
         }

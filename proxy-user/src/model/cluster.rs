@@ -280,8 +280,10 @@ impl Cluster {
         if differing.is_empty() {
             return;
         }
-        let cares = |service: &&Box<Service>| service.cluster_ips.iter().any(|ip| differing.contains(ip));
-        changed.extend(self.services.values().filter(cares).map(|service| service.name.clone()));
+        let cares = |service: &&Service| service.cluster_ips.iter().any(|ip| differing.contains(ip));
+        changed.extend(
+            self.services.values().map(AsRef::as_ref).filter(cares).map(|service| service.name.clone()),
+        );
         for (service, slices) in &self.slices {
             let mut endpoints = slices.values().flat_map(|slice| &slice.endpoints);
             if endpoints.any(|endpoint| differing.contains(&endpoint.address)) {

@@ -122,7 +122,7 @@ impl Agent {
 }
 
 impl Inner {
-    /// Reads the maps until nobody listens.
+    /// Reads the maps until no page is open.
     fn read(&self) {
         let mut sampler = Sampler::new(&self.bpffs, self.shows == Shows::All);
         let is_over = || self.looks.receiver_count() == 0;
@@ -140,7 +140,7 @@ impl Inner {
     }
 }
 
-/// One who listens. Who is slow misses looks, and holds up nobody.
+/// An open page. A slow one misses looks, and does not delay others.
 struct Listening {
     looks: watch::Receiver<Option<Arc<Look>>>,
     inner: Arc<Inner>,

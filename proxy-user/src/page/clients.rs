@@ -1,7 +1,7 @@
 //! Who dials which Service port, by the connections of the packet path.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::net::IpAddr;
 
@@ -14,7 +14,8 @@ use crate::maps::view::{FlowRow, FlowState};
 #[serde(rename_all = "camelCase")]
 pub(super) struct Client {
     /// Its address.
-    pub client: IpAddr,
+    #[serde(rename = "client")]
+    pub address: IpAddr,
     /// Id of the Service port.
     #[serde(skip)]
     pub service: u32,
@@ -26,13 +27,13 @@ pub(super) struct Client {
 
 /// The connections of the look before, to know those that are new. A connection's age is told to within a second only.
 #[derive(Debug, Default)]
-pub(super) struct Known(Option<HashSet<u64>>);
+pub(super) struct Known(Option<BTreeSet<u64>>);
 
 /// All clients, the busiest first. `seconds` have passed since the look before; 0: there was none.
 pub(super) fn clients(flows: &[FlowRow], known: &mut Known, seconds: f64) -> Vec<Client> {
     let mut counts: BTreeMap<(IpAddr, u32), (u64, u32)> = BTreeMap::new();
     let before = known.0.take();
-    let mut met = HashSet::with_capacity(flows.len());
+    let mut met = BTreeSet::new();
     for flow in flows.iter().filter(|flow| flow.state != FlowState::Expired) {
         let identity = identity(flow);
         met.insert(identity);
@@ -44,7 +45,7 @@ pub(super) fn clients(flows: &[FlowRow], known: &mut Known, seconds: f64) -> Vec
     let rate = |begun: u32| if seconds > 0.0 { f64::from(begun) / seconds } else { 0.0 };
     let mut clients: Vec<_> = counts
         .into_iter()
-        .map(|((client, service), (open, begun))| Client { client, service, open, begun: rate(begun) })
+        .map(|((address, service), (open, begun))| Client { address, service, open, begun: rate(begun) })
         .collect();
     clients.sort_by(|one, other| {
         other.begun.total_cmp(&one.begun).then_with(|| Reverse(one.open).cmp(&Reverse(other.open)))
@@ -110,7 +111,7 @@ mod tests {
         let found = clients(&flows, &mut known, 2.0);
         let told: Vec<_> = found
             .iter()
-            .map(|one| (one.client.to_string(), one.service, one.open, one.begun.to_string()))
+            .map(|one| (one.address.to_string(), one.service, one.open, one.begun.to_string()))
             .collect();
         let expected =
             |client: &str, service, open, begun: &str| (client.to_owned(), service, open, begun.to_owned());

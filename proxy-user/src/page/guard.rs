@@ -1,6 +1,6 @@
 //! What each request for the page has to pass, and what each answer says to the browser.
 //!
-//! A page of somebody else's may make the browser of an administrator ask this server, under the name of a machine that resolves
+//! A foreign page may make the browser of an administrator ask this server, under the name of a machine that resolves
 //! to it (DNS rebinding). So the `Host` has to be an address, `localhost`, or a name that this server knows, and a request that
 //! another origin has made is refused (`Origin`, `Sec-Fetch-Site`).
 

@@ -99,7 +99,9 @@ impl Log {
 /// The same Service ports, without traffic.
 fn silent(rates: &Rates) -> Vec<crate::rates::ServiceRates> {
     let mut services = rates.services.clone();
-    services.iter_mut().for_each(|service| service.rates = crate::rates::Traffic::default());
+    for service in &mut services {
+        service.rates = crate::rates::Traffic::default();
+    }
     services
 }
 
@@ -117,17 +119,18 @@ impl HistoryAnswer {
             return other.points.is_empty();
         }
         let first = |one: &Self| (one.last + 1).saturating_sub(one.points.len() as u64);
-        let (begin, end) = match other.points.is_empty() {
-            true => (first(self), self.last),
-            false => (first(self).min(first(other)), self.last.max(other.last)),
+        let (begin, end) = if other.points.is_empty() {
+            (first(self), self.last)
+        } else {
+            (first(self).min(first(other)), self.last.max(other.last))
         };
         let mut sums = vec![[0.0; 4]; (end + 1 - begin) as usize];
         for one in [&*self, other] {
             for (at, point) in one.points.iter().enumerate() {
                 let place = sums.get_mut((first(one) - begin) as usize + at);
-                place.into_iter().for_each(|sum| {
-                    sum.iter_mut().zip(point).for_each(|(sum, part)| *sum += part);
-                });
+                for (sum, part) in place.into_iter().flatten().zip(point) {
+                    *sum += part;
+                }
             }
         }
         let most = sums.len().saturating_sub(HISTORY_POINTS as usize);

@@ -19,7 +19,7 @@ pub(super) struct Look {
     pub rates: Result<Rates, String>,
     /// Who dials what; empty unless addresses are shown.
     pub clients: Vec<Client>,
-    /// What was refused or dropped since somebody listens; empty unless addresses are shown.
+    /// What was refused or dropped since a page is open; empty unless addresses are shown.
     pub examples: Examples,
     /// What is wrong, in sentences.
     pub problems: Vec<String>,

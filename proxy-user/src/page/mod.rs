@@ -8,7 +8,7 @@
 //! | `/page/history?service=` | rates of the last hour ([`HistoryAnswer`]), of all Service ports or of one |
 //!
 //! [`Agent`] answers for one node, `kubectl ballast ui` for a cluster; both are a [`Source`]. Every request passes [`guard`].
-//! The maps are read while somebody listens, and for the history.
+//! The maps are read while a page is open, and for the history.
 
 mod agent;
 mod assets;

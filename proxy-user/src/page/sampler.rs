@@ -1,4 +1,4 @@
-//! Reads the maps while somebody listens.
+//! Reads the maps while a page is open.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
@@ -84,7 +84,7 @@ impl<'a> Sampler<'a> {
         }
     }
 
-    /// Listens as one of several readers: nobody else misses an event by it.
+    /// Listens as one of several readers, which all get every event.
     fn attend(&mut self, view: &View) {
         if self.listener.is_none() {
             // Without, there are no examples; the counters are read all the same.

@@ -12,7 +12,8 @@ use proxy_common::service::{SCOPE_INTERNAL, ServiceEntry};
 
 use super::extents::Extents;
 use super::filter::{Filter, backend_bit, frontend_bit};
-use super::ids::{BackendKey, ByPort, Ids};
+use super::ids::Ids;
+use super::index::{BackendKey, ByPort};
 use super::rows::{Rows, ShortName};
 use crate::maps::FilterBit as Bit;
 use crate::maps::{

@@ -7,7 +7,7 @@ use proxy_common::backend::BACKEND_ACTIVE;
 use proxy_common::name::PortName;
 
 use super::applied::{Applied, Holds};
-use super::ids::BackendKey;
+use super::index::BackendKey;
 use super::reconcile::Reconciler;
 use super::removal::has_left;
 use super::rows::ShortName;

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use super::applied::Applied;
-use super::ids::BackendKey;
+use super::index::BackendKey;
 use super::job::{Steps, Trouble, pause};
 use super::writer::Writer;
 use crate::maps::FilterBit as Bit;

@@ -1,37 +1,30 @@
 //! Removal policies: when connections to endpoints that left are reset.
 //!
-//! The agent says so in the endpoint's row ([`BACKEND_RESET`]), where every process finds it that resets connections. A row
-//! keeps its endpoint until then, and rests anew from then on.
+//! [`super::resets`] writes it into the maps.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use proxy_common::PROTO_TCP;
-use proxy_common::backend::{BACKEND_ACTIVE, BACKEND_GONE, BACKEND_RESET};
+use proxy_common::backend::BACKEND_ACTIVE;
 
-use super::ids::BackendKey;
-use super::job::{Job, Steps};
-use super::writer::Writer;
-use crate::maps::{Backend, Store, Write};
-
-/// From a write that failed to the next try.
-const RETRY: Duration = Duration::from_secs(1);
+use super::index::BackendKey;
+use crate::maps::Backend;
 
 /// What is to be reset, and when.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Removals {
     /// The delay of Service ports whose policy is `reset`, by id. A port that is gone keeps what it said last, until its id is
     /// free.
-    delays: BTreeMap<u32, Duration>,
+    pub(super) delays: BTreeMap<u32, Duration>,
     /// Endpoints of them that left, by id: since when.
-    left: BTreeMap<u32, (BackendKey, Instant)>,
+    pub(super) left: BTreeMap<u32, (BackendKey, Instant)>,
     /// The last write failed: no other one before.
-    retry: Option<Instant>,
+    pub(super) retry: Option<Instant>,
 }
 
 impl Removals {
     /// What the plan of a Service port says.
-    fn set(&mut self, service: u32, delay: Option<Duration>) {
+    pub(super) fn set(&mut self, service: u32, delay: Option<Duration>) {
         match delay {
             Some(delay) => self.delays.insert(service, delay),
             None => self.delays.remove(&service),
@@ -58,7 +51,8 @@ impl Removals {
         due.map(|due| self.retry.map_or(due, |retry| due.max(retry)))
     }
 
-    fn due(&self, now: Instant) -> Vec<(u32, BackendKey)> {
+    /// Endpoints whose delay is over, by id.
+    pub(super) fn due(&self, now: Instant) -> Vec<(u32, BackendKey)> {
         if self.retry.is_some_and(|retry| now < retry) {
             return Vec::new();
         }
@@ -66,65 +60,6 @@ impl Removals {
         let due = self.left.iter().filter(|(_, (key, since))| is_due(key, *since));
         due.map(|(id, (key, _))| (*id, *key)).collect()
     }
-}
-
-impl<S: Store> Writer<S> {
-    /// Takes in what the jobs' ports say of removal, and which of their endpoints have left. A port whose policy became `drain`
-    /// takes back what it said of them.
-    pub(super) fn note_removals(&mut self, jobs: &mut [Job], now: Instant) {
-        let mut steps = Steps::default();
-        for (number, job) in jobs.iter().enumerate() {
-            let Some(service) = job.id else { continue };
-            if let Some(wanted) = &job.wanted {
-                self.removals.set(service, wanted.reset_after);
-            }
-            let resets = self.removals.delays.contains_key(&service);
-            for (key, id) in self.applied.endpoints_of(service) {
-                let row = self.applied.backends.get(id).filter(|row| row.proto == PROTO_TCP);
-                match row.map(|row| row.state) {
-                    Some(BACKEND_GONE) if resets => {
-                        self.removals.left.entry(id).or_insert((key, now));
-                    }
-                    Some(BACKEND_RESET) if !resets => {
-                        steps.writes.extend(row.map(|row| gone(id, row)));
-                        steps.owners.push(number);
-                    }
-                    _ => drop(self.removals.left.remove(&id)),
-                }
-            }
-        }
-        self.execute(&steps, jobs, true, now);
-    }
-
-    /// Says of the endpoints whose delay is over that connections to them are reset.
-    pub(super) fn reset_due(&mut self, now: Instant) {
-        let due = self.removals.due(now);
-        if due.is_empty() {
-            return;
-        }
-        let mut steps = Steps::default();
-        for (id, _) in &due {
-            if let Some(row) = self.applied.backends.get(*id).filter(|row| row.state == BACKEND_GONE) {
-                steps.push(0, Write::Backend(*id, Backend { state: BACKEND_RESET, ..*row }));
-            }
-        }
-        let job = self.upkeep(&steps, now);
-        self.removals.retry = job.trouble.map(|error| {
-            tracing::warn!(%error, "connections to endpoints that left are not reset; trying again");
-            now + RETRY
-        });
-        for (id, key) in due {
-            // One that could not be written stays; one that is in use again, or free, has nothing to be reset.
-            if self.applied.backends.get(id).is_none_or(|row| row.state != BACKEND_GONE) {
-                self.removals.left.remove(&id);
-                self.applied.endpoints.rest_again(&key, now, self.number);
-            }
-        }
-    }
-}
-
-fn gone(id: u32, row: &Backend) -> Write {
-    Write::Backend(id, Backend { state: BACKEND_GONE, ..*row })
 }
 
 /// Whether the endpoint of a row has left its Service, whatever becomes of connections to it.

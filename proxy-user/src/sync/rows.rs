@@ -146,7 +146,8 @@ mod tests {
         assert!(short == name && short.text.len() == 16);
         let mut other = name;
         other.text[20] = 1;
-        assert!(short != other && ShortName::from(&other) == other);
+        let of_other = ShortName::from(&other);
+        assert!(short != other && of_other == other);
         for other in [
             PortName { proto: 17, ..name },
             PortName { family: 6, ..name },

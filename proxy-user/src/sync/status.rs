@@ -152,6 +152,7 @@ struct News {
     facts: [bool; 7],
     node: NodeFate,
     udp_left: u64,
+    resets: u64,
     health_checks: Arc<BTreeMap<ServiceName, HealthCheck>>,
     listen: BTreeSet<IpAddr>,
     failed: Vec<Problem>,
@@ -172,6 +173,7 @@ impl Status {
             ],
             node: self.node,
             udp_left: self.udp_left,
+            resets: self.resets,
             health_checks: Arc::clone(&self.health_checks),
             listen: self.listen.clone(),
             failed: self.failed.clone(),
@@ -284,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_wake_nobody_and_news_do() {
+    fn figures_wake_no_task_and_news_do() {
         let (sender, mut follows) = watch::channel(Status::default());
         publish(&sender, |status| {
             status.service_changes.add();
@@ -293,9 +295,10 @@ mod tests {
         });
         assert!(!follows.has_changed().unwrap());
         assert_eq!(follows.borrow().services, 7, "they are there all the same");
-        let news: [fn(&mut Status); 5] = [
+        let news: [fn(&mut Status); 6] = [
             |status| status.synced = true,
             |status| status.udp_left += 1,
+            |status| status.resets += 1,
             |status| status.by_load = 1,
             |status| status.failed = vec![problem("Service default/a", "spec.ports", "no room")],
             |status| {

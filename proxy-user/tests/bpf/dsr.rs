@@ -281,10 +281,11 @@ fn second_chance(family: Family, rig: &mut Rig) {
     assert_eq!(ends(&comes_in(rig, &ack.bytes()).packet).1, pods[0]);
     rig.forget_flows();
     // Without one it goes to the node of the old one. A node that gets it from another one says so.
-    for (bytes, hops) in [(ack.bytes(), 64), (sent(&ack, pods[0], 60), 255)] {
+    for (connections, bytes, hops) in [(1, ack.bytes(), 64), (2, sent(&ack, pods[0], 60), 255)] {
         for _ in 0..2 {
             let seen = comes_in(rig, &bytes);
-            assert_eq!((seen.verdict, rig.reasons()), (REDIRECT, vec![]));
+            let counted = vec![(Reason::SecondChance, connections)];
+            assert_eq!((seen.verdict, rig.reasons()), (REDIRECT, counted), "once for each connection");
             assert_eq!(seen.packet, goes_on(ack.bytes(), hops));
         }
         assert_eq!(tunnel_of(rig.flow(family).state), NUMBER);
@@ -299,6 +300,8 @@ fn second_chance(family: Family, rig: &mut Rig) {
         assert_eq!((seen.verdict, ends(&seen.packet).1), (NEXT, pods[0]));
         rig.forget_flows();
     }
+    assert_eq!(rig.reasons(), [(Reason::SecondChance, 3)]);
+    rig.zero_reasons();
     // The old one is here, and has left the Service: it still has its connections, but gets no new ones.
     old_and_new(rig, dialled, pods, [elsewhere, (BACKEND_LOCAL, BACKEND_GONE)]);
     for hops in [60, 250] {
@@ -385,5 +388,17 @@ fn refused(family: Family, rig: &mut Rig) {
     assert_eq!(comes_in(rig, &sent(node, &ack, tag(pod))).verdict, REDIRECT);
     let seen = comes_in(rig, &wrapped_with(&ack.bytes(), node, own, tag(pod), 255));
     assert_eq!((seen.verdict, ends(&seen.packet).1), (NEXT, pod));
+    // It leaves nothing for the next packet: fragments of others are not remembered.
+    rig.zero_reasons();
+    let others =
+        Packet::udp(family.client(1, 40_000), SocketAddr::new(stranger, 53)).payload(64).fragments(48, 9);
+    for number in 1..=4 {
+        comes_in(rig, &wrapped_with(&ack.bytes(), node, own, tag(pod), 255));
+        for fragment in &others {
+            assert_eq!(comes_in(rig, fragment), Seen { verdict: NEXT, packet: fragment.clone() });
+        }
+        assert_eq!(rig.reasons(), [(Reason::Fragment, number * (others.len() as u64 - 1))]);
+    }
+    rig.zero_reasons();
     end(rig);
 }

@@ -4,8 +4,9 @@ use std::net::{IpAddr, SocketAddr};
 
 use crate::bytes::{Bytes, Random};
 use crate::forge::{ACK, Check, ETHERNET, FIN, Forge, RST, SYN, icmp};
-use crate::model::parse::{Parsed, header_at, parse};
+use crate::model::parse::{Parsed, header_at, is_v6, parse};
 use crate::target::{Context, Device, Hook, Outcome, Seen};
+use crate::tunnel::{Outer, number_of, taken_out};
 use crate::world::{
     Kind, Place, SCTP, SERVICE_BYTES, SERVICE_PORTS, Service, TCP, UDP, WORLD_BYTES, World, address,
 };
@@ -89,7 +90,7 @@ pub fn next(bytes: &mut Bytes<'_>, world: &World, before: &[Sent]) -> Option<Ste
         (15..=22, Some(sent)) => {
             let Some(forge) = again(&mut record, sent, about) else { return Some(Step::Nothing) };
             (hook, context) = (sent.hook, Context { is_complete: context.is_complete, ..sent.context });
-            match piece(&sent.packet) {
+            match piece(&innermost(&sent.packet)) {
                 // What follows a first fragment.
                 Some(id) if about & 0x80 == 0 => {
                     let fragment = Some((u16::from(record.byte() % 4) + 1, about & 0x40 != 0, id));
@@ -127,11 +128,52 @@ pub fn next(bytes: &mut Bytes<'_>, world: &World, before: &[Sent]) -> Option<Ste
             fresh(&mut record, world)
         }
     };
-    if world.is_calm {
-        return Some(Step::Packet(hook, context, packet));
+    if !world.is_calm {
+        spoil(&mut record, &mut packet);
     }
-    spoil(&mut record, &mut packet);
+    let is_again = matches!(kind, 15..=22);
+    let outer = match earlier {
+        _ if world.dsr.is_none() => None,
+        // The way of the earlier one, or by another node that has it from a third one.
+        Some(sent) if is_again => taken_out(&sent.packet)
+            .map(|(outer, _)| if place & 0xc0 == 0xc0 { Outer { hops: 255, ..outer } } else { outer }),
+        Some(_) if kind >= 6 => None,
+        _ => (kind % 2 == 1).then(|| outer(world, &packet, place, about)),
+    };
+    if let Some(outer) = outer
+        && is_v6(&packet).is_some()
+    {
+        hook = Hook::Ingress;
+        packet = outer.around(&packet, packet.len() - ETHERNET);
+    }
     Some(Step::Packet(hook, context, packet))
+}
+
+/// The header in which another node sends a packet; or a host that is no node, or to another address.
+fn outer(world: &World, packet: &[u8], place: u8, about: u8) -> Outer {
+    let of = |place| address(world.dsr.unwrap_or_default(), place);
+    let src = match about & 7 {
+        0..=5 => Place::OtherNode,
+        6 => Place::Client(5),
+        _ => Place::Node,
+    };
+    let dst = match about >> 3 & 7 {
+        0..=5 => Place::Node,
+        6 => Place::NodeToo,
+        _ => Place::External,
+    };
+    let dialled = ends(packet).map(|(_, dst, proto, _)| (dst.port(), proto));
+    let service = world.services.iter().find(|s| dialled == Some((s.frontend.port(), s.proto)));
+    let endpoints = service.map_or(&[][..], |service| &service.endpoints);
+    let wanted = endpoints.get(usize::from(place >> 2) % endpoints.len().max(1));
+    let number = wanted.map_or(7, |endpoint| number_of(endpoint.addr));
+    let is_wrong = place & 0xc0 == 0xc0;
+    Outer {
+        src: of(src),
+        dst: of(dst),
+        number: if is_wrong { !number } else { number },
+        hops: [64, 60, 255, 250][usize::from(about >> 6)],
+    }
 }
 
 /// No sum of nine of these is a whole number of seconds, so that it never depends on the machine what is over.
@@ -184,6 +226,7 @@ fn fresh(record: &mut Bytes<'_>, world: &World) -> Vec<u8> {
         (who, what) = (who & 0x31, what & 0x07);
     }
     let of = |place| address(world.is_v6, place);
+    let last = if world.dsr.is_some() { Place::OtherNode } else { Place::Client(0) };
     let client = match who % 16 {
         0..=4 => Place::Client(who % 16 % 3),
         5..=8 => Place::LocalPod(who % 16 % 2),
@@ -191,9 +234,9 @@ fn fresh(record: &mut Bytes<'_>, world: &World) -> Vec<u8> {
         12 => Place::Node,
         13 => Place::NodeToo,
         14 => Place::Martian(who >> 4),
-        _ => Place::Client(0),
+        _ => last,
     };
-    let src_port = [40_000, 40_000, 40_001, 40_000, 61_000, 1024, 8080, 40_000, 80, 61_001, 65_535, 40_000]
+    let src_port = [40_000, 40_000, 40_001, 40_000, 61_000, 1024, 8080, 40_000, 80, 61_001, 65_535, 30_080]
         [usize::from(who >> 4) % 12];
     let src = SocketAddr::new(of(client), src_port);
     let service = world.services.get(usize::from(what) % world.services.len().max(1));
@@ -230,7 +273,11 @@ fn fresh(record: &mut Bytes<'_>, world: &World) -> Vec<u8> {
 fn dialled(world: &World, service: &Service, byte: u8) -> SocketAddr {
     match service.kind {
         Kind::NodePort => {
-            SocketAddr::new(world.node_addresses()[usize::from(byte & 1)], service.frontend.port())
+            // By another node's address, it comes encapsulated.
+            let is_others = world.dsr.is_some() && byte % 3 == 2;
+            let others = address(world.is_v6, Place::OtherNode);
+            let own = world.node_addresses()[usize::from(byte & 1)];
+            SocketAddr::new(if is_others { others } else { own }, service.frontend.port())
         }
         _ => service.frontend,
     }
@@ -298,9 +345,14 @@ fn piece(packet: &[u8]) -> Option<u16> {
     }
 }
 
+/// The packet that is in another one; any other packet itself.
+fn innermost(packet: &[u8]) -> Vec<u8> {
+    taken_out(packet).map_or_else(|| packet.to_vec(), |(_, inner)| inner)
+}
+
 /// Another packet the way of an earlier one.
 fn again(record: &mut Bytes<'_>, sent: &Sent, about: u8) -> Option<Forge> {
-    let (src, dst, proto, _) = ends(&sent.packet)?;
+    let (src, dst, proto, _) = ends(&innermost(&sent.packet))?;
     let flags = flags(record.byte().wrapping_add(5));
     Some(Forge { flags, seq: seq(record.byte()), ack: seq(about), ..Forge::new(proto, src, dst) })
 }

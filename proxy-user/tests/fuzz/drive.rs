@@ -29,7 +29,9 @@ pub struct Run {
 pub fn run(target: &mut dyn Target, bytes: &[u8], mut tell: impl FnMut(&Step, Option<&Sent>)) -> Run {
     let started = Instant::now();
     let mut rest = Bytes::new(bytes);
-    let mut model = Model::new(&World::decode(&mut rest));
+    let mut world = World::decode(&mut rest);
+    world.dsr = world.dsr.filter(|_| target.has_tunnels());
+    let mut model = Model::new(&world);
     target.begin(&model.world);
     let (mut before, mut run) = (Vec::<Sent>::new(), Run::default());
     while let Some(step) = case::next(&mut rest, &model.world, &before) {

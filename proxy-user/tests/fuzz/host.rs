@@ -285,6 +285,11 @@ impl Target for Host {
         Ok(Seen { outcome, packet, is_sum_wrong })
     }
 
+    fn has_tunnels(&self) -> bool {
+        // The kernel's programs for outer headers are not among the stages.
+        false
+    }
+
     fn counters(&mut self) -> Counters {
         if self.is_v6 { self.v6.counters() } else { self.v4.counters() }
     }

@@ -6,7 +6,7 @@
 //!
 //! ```text
 //! bytes -> case, world, forge -> drive -> target: kernel   (tables, raw)
-//!                                     \-> model             (parse, new_flow, established, control, fragment, answer, rewrite)
+//!                                     \-> model             (parse, new_flow, established, tunnel, control, ...)
 //! ```
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![expect(clippy::print_stdout, reason = "a test that runs for minutes tells how far it is")]
@@ -27,6 +27,7 @@ mod replays;
 mod report;
 mod tables;
 mod target;
+mod tunnel;
 mod world;
 
 use std::env;

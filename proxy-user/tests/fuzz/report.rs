@@ -35,10 +35,10 @@ pub fn replay(bytes: &[u8]) -> String {
 
 pub fn world(world: &World) -> String {
     let mut out = String::new();
-    let World { is_v6, masquerade_all, leave_old, knows_pods, knows_range, unmanaged, snat, .. } = world;
+    let World { is_v6, masquerade_all, leave_old, knows_pods, knows_range, unmanaged, snat, dsr, .. } = world;
     writeln!(
         out,
-        "node: IPv{}, masquerade all: {masquerade_all}, leave old: {leave_old}, pods' range: {knows_pods}, Services' range: {knows_range}, unmanaged: {unmanaged:?}, source: {:?} {snat:?}",
+        "node: IPv{}, masquerade all: {masquerade_all}, leave old: {leave_old}, pods' range: {knows_pods}, Services' range: {knows_range}, unmanaged: {unmanaged:?}, source: {:?} {snat:?}, DSR: {dsr:?}",
         if *is_v6 { 6 } else { 4 },
         world.source(),
     )
@@ -46,7 +46,7 @@ pub fn world(world: &World) -> String {
     for service in &world.services {
         writeln!(
             out,
-            "Service {}: {:?} {} protocol {}, affinity {} s, allowed {:?}, local inside {} outside {}, stale {}",
+            "Service {}: {:?} {} protocol {}, affinity {} s, allowed {:?}, local inside {} outside {}, stale {}, DSR {}, previous {:?}",
             service.id,
             service.kind,
             service.frontend,
@@ -56,12 +56,18 @@ pub fn world(world: &World) -> String {
             service.is_local_inside,
             service.is_local_outside,
             service.is_stale,
+            world.is_dsr(service),
+            service.previous,
         )
         .unwrap();
         for endpoint in &service.endpoints {
-            let (local, serves) = (endpoint.is_local, endpoint.serves);
-            writeln!(out, "  endpoint {} {}, local: {local}, serves: {serves}", endpoint.id, endpoint.addr)
-                .unwrap();
+            let (local, serves, tunnel) = (endpoint.is_local, endpoint.serves, endpoint.has_tunnel);
+            writeln!(
+                out,
+                "  endpoint {} {}, local: {local}, serves: {serves}, tunnel: {tunnel}",
+                endpoint.id, endpoint.addr
+            )
+            .unwrap();
         }
     }
     out

@@ -4,24 +4,27 @@ use std::net::{IpAddr, SocketAddr};
 
 use ipnet::IpNet;
 use proxy_common::backend::{
-    BACKEND_ACTIVE, BACKEND_GONE, BACKEND_IN_CLUSTER, BACKEND_IN_LOCAL, BACKEND_LOCAL,
+    BACKEND_ACTIVE, BACKEND_GONE, BACKEND_IN_CLUSTER, BACKEND_IN_LOCAL, BACKEND_LOCAL, BACKEND_TUNNEL_SHIFT,
 };
 use proxy_common::config::PortRange;
 use proxy_common::maglev;
-use proxy_common::node::{DEVICE_UPLINK, NODE_ADDR_OWN, NODE_ADDR_PORTS};
+use proxy_common::node::{DEVICE_UPLINK, NODE_ADDR_INTERNAL, NODE_ADDR_OWN, NODE_ADDR_PORTS};
 use proxy_common::prefilter::{Role, position};
 use proxy_common::service::{
     KIND_ADDRESS, KIND_CLUSTER_IP, KIND_EXTERNAL_IP, KIND_LOAD_BALANCER, KIND_NODE_PORT, KIND_UNMANAGED,
-    SCOPE_EXTERNAL, SCOPE_INTERNAL, SERVICE_DROP_WHEN_EMPTY, SERVICE_EJECTS, SERVICE_LOCAL,
+    SCOPE_EXTERNAL, SCOPE_INTERNAL, SERVICE_DROP_WHEN_EMPTY, SERVICE_DSR, SERVICE_EJECTS, SERVICE_LOCAL,
     SERVICE_MAGLEV_OUTSIDE, SERVICE_SCOPED, SERVICE_SOURCE_RANGES, ServiceEntry,
 };
 use proxy_user::maps::{
-    Backend, ConfigRow, FrontendKey, MaglevRow, MaglevTable, NodeFamily, NodeRow, Table, Write,
+    Backend, ConfigRow, FrontendKey, MaglevRow, MaglevTable, NodeFamily, NodeRow, Table, TunnelRow, Write,
 };
 use proxy_user::plan::BackendAddress;
 use proxy_user::plan::maglev::{Member, packed};
 
-use crate::world::{ENDPOINTS, Kind, Service, World};
+use crate::world::{ENDPOINTS, Kind, Place, Service, World, address};
+
+/// The number of the other node's address.
+const NUMBER: u32 = 1;
 
 /// Index of the device that leads outside.
 pub fn node(world: &World, uplink: u32) -> Vec<Write> {
@@ -33,12 +36,21 @@ pub fn node(world: &World, uplink: u32) -> Vec<Write> {
             leave_old: world.leave_old,
             snat_ports: world.snat.map(|(first, last)| PortRange::new(first, last)),
             uplinks: [uplink, 0, 0],
+            dsr: world.dsr.is_some(),
             ..ConfigRow::default()
         }),
     ];
-    for addr in world.node_addresses() {
-        writes.push(Write::NodeAddr(addr, NODE_ADDR_PORTS | NODE_ADDR_OWN));
+    let internal = if world.dsr.is_some() { NODE_ADDR_INTERNAL } else { 0 };
+    for is_v6 in [false, true] {
+        let of = |place| address(is_v6, place);
+        let own = NODE_ADDR_PORTS | NODE_ADDR_OWN;
+        writes.push(Write::NodeAddr(of(Place::Node), own | internal));
+        writes.push(Write::NodeAddr(of(Place::NodeToo), own));
+        writes.push(Write::NodeAddr(of(Place::OtherNode), internal));
     }
+    let tunnel =
+        |is_v6| TunnelRow { addr: address(is_v6, Place::OtherNode), source: address(is_v6, Place::Node) };
+    writes.push(Write::Tunnel(NUMBER, world.dsr.map(tunnel)));
     let row = match (pods(world.is_v6), range(world.is_v6)) {
         (IpNet::V6(pods), IpNet::V6(range)) => {
             let source =
@@ -106,6 +118,9 @@ fn filter(role: Role, addr: SocketAddr, proto: u8) -> (u32, u64) {
 /// Words that a Maglev table of [`ENDPOINTS`] fits into.
 const TABLE: u32 = 140;
 
+/// Where the previous tables begin.
+const PREVIOUS: u32 = 4_096;
+
 /// Slots of a Service: an extent for each policy.
 fn extent(service: &Service, is_local: bool) -> (u32, Vec<u32>) {
     let base = (service.id * 2 + u32::from(is_local)) * ENDPOINTS;
@@ -130,13 +145,15 @@ pub fn service(world: &World, service: &Service) -> Vec<Write> {
     let mut writes = Vec::new();
     for endpoint in &service.endpoints {
         let local = if endpoint.is_local { BACKEND_LOCAL | BACKEND_IN_LOCAL } else { 0 };
+        let has_tunnel = world.dsr.is_some() && endpoint.has_tunnel;
+        let tunnel = if has_tunnel { NUMBER << BACKEND_TUNNEL_SHIFT } else { 0 };
         let row = Backend {
             addr: endpoint.addr.ip(),
             port: endpoint.addr.port(),
             proto: service.proto,
             state: if endpoint.serves { BACKEND_ACTIVE } else { BACKEND_GONE },
             service: service.id,
-            flags: BACKEND_IN_CLUSTER | local,
+            flags: BACKEND_IN_CLUSTER | local | tunnel,
         };
         writes.push(Write::Backend(endpoint.id, row));
         let (word, mask) = filter(Role::Backend, endpoint.addr, service.proto);
@@ -161,21 +178,31 @@ pub fn service(world: &World, service: &Service) -> Vec<Write> {
             })
             .collect();
         let index = maglev::index(service.id, is_local);
+        let previous = service.previous_endpoint(is_local).filter(|_| world.dsr.is_some()).map_or(
+            MaglevTable::default(),
+            |one| {
+                let at = BackendAddress { address: one.addr.ip(), port: one.addr.port() };
+                let base = PREVIOUS + index * TABLE;
+                writes.push(Write::MaglevTable(base, packed(&[Member { at, weight: 1, id: one.id }])));
+                MaglevTable { base, words: 0, signature: 0 }
+            },
+        );
         // Every fourth Service has no table where it could have one.
         if members.is_empty() || service.id % 4 == 3 {
-            writes.push(Write::MaglevIndex(index, MaglevRow::default()));
+            writes.push(Write::MaglevIndex(index, MaglevRow { previous, ..MaglevRow::default() }));
         } else {
             let words = packed(&members);
             let base = 1 + index * TABLE;
             assert!(words.len() <= TABLE as usize);
             writes.push(Write::MaglevTable(base, words));
-            writes.push(Write::MaglevIndex(index, MaglevTable { base, words: 0, signature: 0 }.into()));
+            let current = MaglevTable { base, words: 0, signature: 0 };
+            writes.push(Write::MaglevIndex(index, MaglevRow { current, previous }));
         }
     }
     let outside = service.is_scoped().then_some((SCOPE_EXTERNAL, service.is_local_outside));
     for (scope, is_local) in outside.into_iter().chain([(SCOPE_INTERNAL, service.is_local_inside)]) {
         let key = key(service, scope);
-        writes.push(Write::Service(key, entry(service, key.tag(), is_local)));
+        writes.push(Write::Service(key, entry(world, service, key.tag(), is_local)));
     }
     if service.kind == Kind::ClusterIp {
         let key = address_key(service.frontend.ip());
@@ -187,7 +214,7 @@ pub fn service(world: &World, service: &Service) -> Vec<Write> {
     writes
 }
 
-fn entry(service: &Service, tag: u32, is_local: bool) -> ServiceEntry {
+fn entry(world: &World, service: &Service, tag: u32, is_local: bool) -> ServiceEntry {
     let (slot_base, slots) = extent(service, is_local);
     let flags = [
         (SERVICE_SCOPED, service.is_scoped()),
@@ -195,6 +222,7 @@ fn entry(service: &Service, tag: u32, is_local: bool) -> ServiceEntry {
         (SERVICE_DROP_WHEN_EMPTY, service.drops_when_empty(is_local)),
         (SERVICE_SOURCE_RANGES, service.allowed.is_some()),
         (SERVICE_EJECTS, service.ejects(is_local)),
+        (SERVICE_DSR, world.is_dsr(service)),
         (SERVICE_MAGLEV_OUTSIDE, service.id.is_multiple_of(2)),
     ];
     ServiceEntry {

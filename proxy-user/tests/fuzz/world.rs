@@ -35,6 +35,8 @@ pub enum Place {
     Node,
     /// Another address of the node.
     NodeToo,
+    /// The address of another node of the cluster.
+    OtherNode,
     /// The kernel has no route to it.
     Nowhere,
     /// No address that a client has.
@@ -56,6 +58,7 @@ pub fn address(is_v6: bool, place: Place) -> IpAddr {
             P::External => "2001:db8::7".parse().unwrap(),
             P::Node => "fd77::1".parse().unwrap(),
             P::NodeToo => "fd78::1".parse().unwrap(),
+            P::OtherNode => of(9, 0, 2),
             P::Nowhere => of(3, 0, 1),
             P::Martian(n) => ["::1", "ff02::1", "::", "fe80::1"][usize::from(n % 4)].parse().unwrap(),
         }
@@ -68,6 +71,7 @@ pub fn address(is_v6: bool, place: Place) -> IpAddr {
             P::External => [198, 51, 100, 7].into(),
             P::Node => [192, 168, 77, 1].into(),
             P::NodeToo => [172, 20, 0, 1].into(),
+            P::OtherNode => [10, 9, 0, 2].into(),
             P::Nowhere => [10, 3, 0, 1].into(),
             P::Martian(n) => {
                 ["127.0.0.1", "224.0.0.1", "0.0.0.0", "255.255.255.255"][usize::from(n % 4)].parse().unwrap()
@@ -94,6 +98,8 @@ pub struct Endpoint {
     pub is_local: bool,
     /// It is in the Service.
     pub serves: bool,
+    /// Its node is [`Place::OtherNode`].
+    pub has_tunnel: bool,
 }
 
 /// A Service port with one frontend.
@@ -114,6 +120,10 @@ pub struct Service {
     pub endpoints: Vec<Endpoint>,
     /// Endpoints that left still stand in the slots, as for a moment while the agent writes.
     pub is_stale: bool,
+    /// Endpoints on other nodes answer clients directly, where nodes send each other packets.
+    pub wants_dsr: bool,
+    /// The endpoint that all clients had before the endpoints changed.
+    pub previous: Option<usize>,
 }
 
 /// A node and its Services.
@@ -134,6 +144,8 @@ pub struct World {
     /// The node has an address under which packets are sent on.
     pub has_source: bool,
     pub services: Vec<Service>,
+    /// Nodes send each other encapsulated packets (DSR), with outer headers of IPv6 or not.
+    pub dsr: Option<bool>,
     /// Few clients, and packets as they should be: flows get far.
     pub is_calm: bool,
 }
@@ -153,7 +165,7 @@ impl World {
             [(61_000, 61_001), (0, 0)],
             [(2000, 2001), (61_000, 61_000)],
         ]);
-        let rare = node.byte();
+        let (rare, nodes) = (node.byte(), node.byte());
         let is_v6 = flags & 1 != 0;
         let mut world = Self {
             is_v6,
@@ -165,6 +177,7 @@ impl World {
             snat,
             has_source: rare & 0xf0 != 0xf0,
             services: Vec::new(),
+            dsr: (nodes & 0x03 == 0x03).then_some(is_v6 ^ (nodes & 0x1c == 0x1c)),
             is_calm: rare & 0x08 != 0,
         };
         for id in 1..=u32::from(count) {
@@ -213,6 +226,9 @@ impl World {
                 .then(|| allowed.map(|(_, place)| address(self.is_v6, place)).collect()),
             is_local_inside: flags & 0x30 == 0x30,
             is_local_outside: kind != Kind::ClusterIp && flags & 0x40 != 0 || flags & 0x30 == 0x30,
+            wants_dsr: kind != Kind::ClusterIp && flags & 0x0c != 0x0c,
+            previous: (mask & 0x06 != 0x06 && count != 0)
+                .then(|| usize::from(mask >> 3) % usize::from(count)),
             endpoints: distinct(endpoints),
             is_stale: flags & 0x80 == 0 && mask & 0xe0 == 0,
         }
@@ -232,7 +248,13 @@ impl World {
             addr: SocketAddr::new(address(self.is_v6, place), port),
             is_local,
             serves: byte & 0xe0 != 0xe0,
+            has_tunnel: matches!(place, Place::RemotePod(_)) && byte & 0x40 == 0,
         }
+    }
+
+    /// Whether a Service's clients outside are answered directly by endpoints on other nodes.
+    pub fn is_dsr(&self, service: &Service) -> bool {
+        self.dsr.is_some() && service.wants_dsr
     }
 
     /// The address under which packets are sent on.
@@ -294,6 +316,17 @@ impl Service {
             self.id += LATER;
             self.endpoints.iter_mut().for_each(|endpoint| endpoint.id += LATER * ENDPOINTS);
         }
+    }
+
+    /// Whether the endpoint of a client is that of a table. Of the algorithms, numbers 3 to 5 go by one.
+    pub fn is_by_table(&self, outside: bool) -> bool {
+        outside && self.id.is_multiple_of(2) || (3..=5).contains(&(self.id % 11))
+    }
+
+    /// The only endpoint in the previous table of a policy. Every fourth Service has none.
+    pub fn previous_endpoint(&self, is_local: bool) -> Option<&Endpoint> {
+        let previous = self.previous.and_then(|at| self.endpoints.get(at)).filter(|_| self.id % 4 != 3);
+        previous.filter(|endpoint| endpoint.is_local || !is_local)
     }
 
     /// Whether clients outside have an entry of their own.

@@ -1,4 +1,4 @@
-//! Headless Chromium in a namespace, driven by the DevTools protocol over a websocket.
+//! Headless Chromium in a namespace, driven by the `DevTools` protocol over a websocket.
 
 use std::cell::RefCell;
 use std::fs;

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::{Given, Proxy, faults, kubeadm, plan};
+use super::{Given, Proxy, faults, plan};
 
 /// Make, look at, and end real Kubernetes clusters on this machine (as root).
 #[derive(clap::Args, Clone, Debug)]
@@ -75,7 +75,12 @@ pub(super) enum Action {
         which: Which,
     },
     /// Make a cluster of two nodes by kubeadm, without kube-proxy, and see that Ballast serves it
-    Kubeadm(kubeadm::Args),
+    Kubeadm {
+        #[command(flatten)]
+        given: Given,
+        #[command(flatten)]
+        which: Which,
+    },
     /// What clients of `faults` run
     #[command(hide = true)]
     Knock {

@@ -7,11 +7,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::{Value, json};
 
+use super::ballast::{Ballast, Given};
 use super::machine::Machine;
+use super::parts::{batch, link_programs, prepare};
 use super::place::{self, Place};
 use super::plan::{self, API_SERVICE, DNS_SERVICE, Node, POD_RANGES, SERVICE_RANGES, each};
 use super::proxy::{PROXY, Proxy};
-use super::{Given, Which, ballast::Ballast, batch, deployed, image, link_programs, node, prepare};
+use super::{deployed, image, node};
 use crate::chart::Helm;
 use crate::exec::Cmd;
 use crate::workspace::Workspace;
@@ -22,49 +24,37 @@ const PATIENCE: Duration = Duration::from_mins(5);
 /// The control plane, and a node that joins.
 const NODES: [Node; 2] = [Node(1), Node(2)];
 const ADMIN: &str = "/etc/kubernetes/admin.conf";
-/// The release of CoreDNS that the image has; kubeadm's own is a newer one.
+/// The release of `CoreDNS` that the image has; kubeadm's own is a newer one.
 const DNS_TAG: &str = "v1.12.4";
 /// Programs of the control plane, each in an image of its name.
 const STATIC: [&str; 4] = ["kube-apiserver", "kube-controller-manager", "kube-scheduler", "etcd"];
 /// What a namespace on a shared machine cannot have, or what needs systemd.
 const IGNORED: &str = "SystemVerification,Swap,Mem,NumCPU,Hostname";
 
-/// How the cluster is made.
-#[derive(clap::Args, Clone, Debug)]
-pub struct Args {
-    /// Which Ballast.
-    #[command(flatten)]
-    pub given: Given,
-    /// Which cluster.
-    #[command(flatten)]
-    pub which: Which,
-}
-
 /// Makes the cluster, looks at its Services from both nodes, and leaves it: `cargo xtask cluster down` removes it.
-pub fn run(args: &Args) -> Result<()> {
+pub fn run(place: &Place, given: &Given) -> Result<()> {
     let workspace = Workspace::find()?;
-    let place = Place::of(&args.which.name)?;
     prepare(&workspace)?;
     let kubeadm = gotools::build(&workspace, &[gotools::KUBEADM])?;
     let kubeadm = kubeadm.first().context("kubeadm was not built")?;
-    let ballast = args.given.complete(&workspace, Proxy::Ballast)?;
+    let ballast = given.complete(&workspace, Proxy::Ballast)?;
     place.make()?;
     place.write(place::SETTINGS, "")?;
     place.write(PROXY, &Proxy::None.to_string())?;
-    let images = programs(&workspace, &place, kubeadm, &ballast)?;
-    start_machines(&place)?;
+    let images = programs(&workspace, place, kubeadm, &ballast)?;
+    start_machines(place)?;
     each(&NODES, |on| {
-        node::start_containerd(&place, on)?;
-        images.iter().try_for_each(|archive| node::load(&place, on, archive))?;
+        node::start_containerd(place, on)?;
+        images.iter().try_for_each(|archive| node::load(place, on, archive))?;
         own_etc(&place.node(on))?;
         start_kubelet(&place.node(on))
     })?;
     let begun = Instant::now();
-    init(&workspace, &place)?;
+    init(&workspace, place)?;
     say::line(format_args!("    kubeadm init: {}", say::seconds(begun.elapsed())));
-    install(&workspace, &place)?;
-    join(&workspace, &place)?;
-    look(&place)?;
+    install(&workspace, place)?;
+    join(&workspace, place)?;
+    look(place)?;
     say::line(format_args!("    from kubeadm init on: {}", say::seconds(begun.elapsed())));
     Ok(())
 }

@@ -13,27 +13,25 @@ mod keys;
 mod kubeadm;
 mod machine;
 mod node;
+mod parts;
 mod place;
 pub mod plan;
 mod proxy;
 
-use std::io::Write as _;
-use std::path::Path;
-use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 
 use crate::exec::{self, Cmd};
-use crate::setup::{self, Need};
 use crate::workspace::Workspace;
-use crate::{apiserver, gotools, say, signal};
+use crate::{say, signal};
 use args::Action;
 pub use args::{Args, Up, Which};
 use ballast::Ballast;
 pub use ballast::Given;
 pub use control::{apply, kubectl};
 pub use deployed::logs as agent_logs;
+use parts::{batch, link_programs, prepare};
 pub use place::Place;
 use plan::Node;
 use plan::each;
@@ -42,9 +40,6 @@ use proxy::{PROXY, current_proxy};
 
 /// How long nodes and DNS may take to be ready, also on a busy machine.
 const PATIENCE: Duration = Duration::from_mins(3);
-/// Where Debian has the CNI plugins.
-const PLUGINS: &str = "/usr/lib/cni/host-local";
-
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     if !exec::is_root() {
@@ -80,9 +75,9 @@ pub fn run(args: &Args) -> Result<()> {
             signal::catch();
             faults::rolling(&there(which)?, args)
         }
-        Action::Kubeadm(args) => {
+        Action::Kubeadm { given, which } => {
             signal::catch();
-            kubeadm::run(args)
+            kubeadm::run(&Place::of(&which.name)?, given)
         }
         Action::Foreign { hook } => faults::attach_foreign(hook),
         Action::Knock { targets } => faults::knock(targets),
@@ -127,17 +122,6 @@ pub fn up(wanted: &Up) -> Result<Place> {
     assemble(&workspace, &place, wanted, &ballast)?;
     say::line(format_args!("    the cluster took {}", say::seconds(start.elapsed())));
     Ok(place)
-}
-
-/// Packages and programs, built once.
-fn prepare(workspace: &Workspace) -> Result<()> {
-    setup::tools(Need::Cluster)?;
-    if !Path::new(PLUGINS).exists() {
-        crate::apt::install(&["containernetworking-plugins"])?;
-    }
-    apiserver::build(workspace)?;
-    gotools::build(workspace, &gotools::CLUSTER)?;
-    Ok(())
 }
 
 fn assemble(workspace: &Workspace, place: &Place, wanted: &Up, ballast: &Ballast) -> Result<()> {
@@ -202,39 +186,6 @@ fn await_ready(place: &Place, wanted: &Up) -> Result<()> {
             say::line(format_args!("{}", kubectl(place, question).try_read().unwrap_or_default().trim_end()));
         }
     })
-}
-
-/// Runs lines of ip(8) in the network of a process.
-fn batch(process: u32, lines: &str) -> Result<()> {
-    let mut child = Command::new("nsenter")
-        .args([&format!("--net=/proc/{process}/ns/net"), "ip", "-batch", "-"])
-        .stdin(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .context("cannot start nsenter")?;
-    if let Some(mut input) = child.stdin.take() {
-        input.write_all(lines.as_bytes()).context("ip does not listen")?;
-    }
-    let output = child.wait_with_output().context("cannot wait for ip")?;
-    if !output.status.success() {
-        bail!("ip: {}\n{lines}", String::from_utf8_lossy(&output.stderr).trim());
-    }
-    Ok(())
-}
-
-fn link_programs(workspace: &Workspace, place: &Place, ballast: &Path) -> Result<()> {
-    let link = |name: &str, file: &Path| {
-        std::os::unix::fs::symlink(file, place.programs().join(name))
-            .with_context(|| format!("cannot link {name}"))
-    };
-    // A copy: what is built meanwhile must not replace the program that made the maps.
-    std::fs::copy(ballast, place.programs().join("ballast"))
-        .with_context(|| format!("cannot copy {}", ballast.display()))?;
-    let server = apiserver::build(workspace)?;
-    link("etcd", &server.etcd)?;
-    link("kube-apiserver", &server.kube_apiserver)?;
-    let files = gotools::build(workspace, &gotools::CLUSTER)?;
-    gotools::CLUSTER.iter().zip(files).try_for_each(|(tool, file)| link(tool.name, &file))
 }
 
 /// Ends a cluster and removes all of it.

@@ -23,6 +23,11 @@ pub const PROGRAMS: [&str; 2] = ["containerd", "kubelet"];
 pub fn start(place: &Place, node: Node, images: &Path) -> Result<()> {
     start_containerd(place, node)?;
     load(place, node, images)?;
+    start_kubelet(place, node)
+}
+
+/// Starts the kubelet, also again: its pods go on meanwhile.
+pub fn start_kubelet(place: &Place, node: Node) -> Result<()> {
     let machine = place.node(node);
     let write = |name: &str, text: &str| place.write(&format!("machines/{node}/{name}"), text);
     let resolv = write("resolv.conf", "nameserver 127.0.0.1\n")?.display().to_string();

@@ -31,10 +31,8 @@ impl Report {
             let mut file = File::default();
             for line in record.lines() {
                 if let Some(path) = line.strip_prefix("SF:") {
-                    file.path = Path::new(path)
-                        .strip_prefix(root)
-                        .map_or(path, |p| p.to_str().unwrap_or(path))
-                        .to_owned();
+                    let inside = Path::new(path).strip_prefix(root).ok().and_then(Path::to_str);
+                    inside.unwrap_or(path).clone_into(&mut file.path);
                 } else if let Some((line, count)) =
                     line.strip_prefix("DA:").and_then(|rest| rest.split_once(','))
                 {

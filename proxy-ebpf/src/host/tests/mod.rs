@@ -1,5 +1,6 @@
 //! Whole packets through the pipeline, against packets that are built from scratch.
 
+mod beside;
 mod build;
 
 use std::vec::Vec;

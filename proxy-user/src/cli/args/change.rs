@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use clap::Arg;
 use clap::builder::FalseyValueParser;
 
-use super::inspect::{FlowFilterArgs, ZeroArgs};
+use super::common::{AgentArgs, FlowFilterArgs, ZeroArgs};
 use super::list::{ListOutput, NamespaceArgs};
-use crate::cli::complete;
+use crate::cli::candidates;
 
 /// For commands that remove something: what is removed is said by flags alone.
 pub(super) fn without_variables(arg: Arg) -> Arg {
@@ -54,7 +54,7 @@ pub struct ServiceZeroArgs {
     #[arg(long)]
     pub all: bool,
     /// These Services.
-    #[arg(value_name = "SERVICE", add = complete::services())]
+    #[arg(value_name = "SERVICE", add = candidates::services())]
     pub services: Vec<String>,
 }
 
@@ -86,7 +86,7 @@ pub struct SysdumpArgs {
     pub bpffs: PathBuf,
     /// The agent.
     #[command(flatten)]
-    pub agent: super::AgentArgs,
+    pub agent: AgentArgs,
     /// The file to write; `-`: standard output. Default: ballast-sysdump-<host>-<time>.tar.gz in this folder.
     #[arg(value_name = "FILE")]
     pub file: Option<PathBuf>,

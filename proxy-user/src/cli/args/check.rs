@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::ValueEnum;
 use clap::builder::FalseyValueParser;
 
-use super::AgentArgs;
+use super::common::AgentArgs;
 use super::list::ApiArgs;
 use crate::config::value::NodePortRange;
 

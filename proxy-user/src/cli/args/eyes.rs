@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 
-use super::ReaderArgs;
+use super::common::ReaderArgs;
 use crate::cli::question::{self, Client, Dialled};
 use crate::config::value;
 

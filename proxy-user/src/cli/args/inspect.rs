@@ -1,18 +1,15 @@
 //! Commands that look, and change nothing.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::builder::FalseyValueParser;
 use clap::{Subcommand, ValueEnum};
 
 use super::change::{FlowDeleteArgs, ServiceZeroArgs, without_variables};
+use super::common::{AgentArgs, FlowFilterArgs, ReaderArgs, ZeroArgs};
 use super::list::{ListOptions, NamespaceArgs, ScopeArgs};
-use crate::cli::complete;
-use crate::cli::question::{self, Peer};
-use crate::config::value::Listen;
-use crate::maps::view::FlowState;
-use crate::model::net::Protocol;
+use crate::cli::candidates;
+use crate::cli::question;
 
 /// `ballast service ...`.
 #[derive(Clone, Debug, Subcommand)]
@@ -57,31 +54,6 @@ pub enum MapCommand {
     Dump(MapDumpArgs),
 }
 
-/// How an answer is written that is no list.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum Output {
-    /// Text.
-    #[default]
-    Text,
-    /// Text that says more.
-    Wide,
-    /// JSON, with field names that stay.
-    Json,
-    /// The same as YAML.
-    Yaml,
-}
-
-/// What every reading command takes that is no list.
-#[derive(Clone, Debug, clap::Args)]
-pub struct ReaderArgs {
-    /// Where the BPF file system is mounted that the agent uses.
-    #[arg(long, env = "BALLAST_BPFFS", value_name = "DIR", default_value = "/sys/fs/bpf")]
-    pub bpffs: PathBuf,
-    /// How the answer is written.
-    #[arg(short, long, env = "BALLAST_OUTPUT", default_value = "text")]
-    pub output: Output,
-}
-
 /// `ballast status`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct StatusArgs {
@@ -91,19 +63,6 @@ pub struct StatusArgs {
     /// The agent.
     #[command(flatten)]
     pub agent: AgentArgs,
-}
-
-/// What every command takes that asks the agent whether it is well.
-#[derive(Clone, Copy, Debug, clap::Args)]
-pub struct AgentArgs {
-    /// Where the agent answers /healthz.
-    #[arg(
-        long,
-        env = "BALLAST_METRICS_BIND_ADDRESS",
-        value_name = "ADDRESS",
-        default_value = "127.0.0.1:10249"
-    )]
-    pub metrics_bind_address: Listen,
 }
 
 /// `ballast service list`.
@@ -127,19 +86,11 @@ pub struct ServiceShowArgs {
     #[command(flatten)]
     pub namespace: NamespaceArgs,
     /// NAMESPACE/NAME, or NAMESPACE/NAME:PORT for one of its ports; without namespace, `default`.
-    #[arg(value_name = "NAMESPACE/NAME[:PORT]", add = complete::services())]
+    #[arg(value_name = "NAMESPACE/NAME[:PORT]", add = candidates::services())]
     pub service: String,
     /// The counters' zero.
     #[command(flatten)]
     pub zero: ZeroArgs,
-}
-
-/// Where it is noted what the counters were when they were made zero.
-#[derive(Clone, Debug, clap::Args)]
-pub struct ZeroArgs {
-    /// Folder in which `ballast service zero` notes what the counters were.
-    #[arg(long, env = "BALLAST_RUN_DIR", value_name = "DIR", default_value = "/run/ballast")]
-    pub run_dir: PathBuf,
 }
 
 /// `ballast stats`.
@@ -177,7 +128,7 @@ pub struct BackendListArgs {
     #[command(flatten)]
     pub scope: ScopeArgs,
     /// Only those of this Service, as an argument without flag.
-    #[arg(long, env = "BALLAST_SERVICE", value_name = "SERVICE", add = complete::services())]
+    #[arg(long, env = "BALLAST_SERVICE", value_name = "SERVICE", add = candidates::services())]
     pub service: Option<String>,
     /// The counters' zero.
     #[command(flatten)]
@@ -198,32 +149,6 @@ pub struct FlowListArgs {
     pub all: bool,
 }
 
-/// Which connections are meant; those that all of it fits.
-#[derive(Clone, Debug, clap::Args)]
-pub struct FlowFilterArgs {
-    /// Of which Services.
-    #[command(flatten)]
-    pub scope: ScopeArgs,
-    /// Only those to this Service, as an argument without flag.
-    #[arg(long, env = "BALLAST_SERVICE", value_name = "SERVICE", add = complete::services())]
-    pub service: Option<String>,
-    /// Only those of this client: an address, a range, either with :PORT.
-    #[arg(short = 's', long, visible_alias = "src", env = "BALLAST_CLIENT", value_name = "ADDRESS[:PORT]")]
-    pub client: Option<Peer>,
-    /// Only those that dialled this.
-    #[arg(short = 'd', long, visible_alias = "dst", env = "BALLAST_FRONTEND", value_name = "ADDRESS[:PORT]")]
-    pub frontend: Option<Peer>,
-    /// Only those to this endpoint.
-    #[arg(long, env = "BALLAST_BACKEND", value_name = "ADDRESS[:PORT]")]
-    pub backend: Option<Peer>,
-    /// Only those of this protocol: tcp, udp or sctp.
-    #[arg(short, long, visible_alias = "proto", env = "BALLAST_PROTOCOL", value_name = "PROTOCOL", value_parser = question::protocol)]
-    pub protocol: Option<Protocol>,
-    /// Only those in this state: unreplied, half-open, established, closing, closed or expired.
-    #[arg(long, env = "BALLAST_STATE", value_name = "STATE", value_parser = question::flow_state)]
-    pub state: Option<FlowState>,
-}
-
 /// `ballast map list`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct MapListArgs {
@@ -231,7 +156,7 @@ pub struct MapListArgs {
     #[command(flatten)]
     pub list: ListOptions,
     /// Only these maps. Default: all.
-    #[arg(value_name = "MAP", add = complete::maps())]
+    #[arg(value_name = "MAP", add = candidates::maps())]
     pub names: Vec<String>,
 }
 
@@ -242,7 +167,7 @@ pub struct MapDumpArgs {
     #[command(flatten)]
     pub list: ListOptions,
     /// The map, as `ballast map list` names it.
-    #[arg(value_name = "MAP", add = complete::maps())]
+    #[arg(value_name = "MAP", add = candidates::maps())]
     pub name: String,
 }
 

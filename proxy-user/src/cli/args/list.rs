@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::ValueEnum;
 use clap::builder::FalseyValueParser;
 
-use crate::cli::complete;
+use crate::cli::candidates;
 use crate::config::value;
 
 /// How a list is written.
@@ -61,7 +61,7 @@ pub struct ListOptions {
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct NamespaceArgs {
     /// Only Services of this namespace. Without it, lists show all of them, and a name without namespace is in `default`.
-    #[arg(short, long, env = "BALLAST_NAMESPACE", value_name = "NAMESPACE", add = complete::namespaces())]
+    #[arg(short, long, env = "BALLAST_NAMESPACE", value_name = "NAMESPACE", add = candidates::namespaces())]
     pub namespace: Option<String>,
     /// All namespaces, whatever --namespace says: a name without namespace is looked for in all of them.
     #[arg(short = 'A', long, env = "BALLAST_ALL_NAMESPACES", value_parser = FalseyValueParser::new())]
@@ -81,7 +81,7 @@ pub struct ScopeArgs {
     #[command(flatten)]
     pub api: ApiArgs,
     /// Only these Services: NAME, NAMESPACE/NAME, or either with :PORT (a name or number).
-    #[arg(value_name = "SERVICE", add = complete::services())]
+    #[arg(value_name = "SERVICE", add = candidates::services())]
     pub services: Vec<String>,
 }
 

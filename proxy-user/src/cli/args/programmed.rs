@@ -1,6 +1,6 @@
 //! `ballast programmed`.
 
-use super::AgentArgs;
+use super::common::AgentArgs;
 
 /// `ballast programmed`.
 #[derive(Clone, Debug, clap::Args)]

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::builder::FalseyValueParser;
 
-use super::AgentArgs;
+use super::common::AgentArgs;
 use crate::config::value;
 
 /// `ballast takeover`.

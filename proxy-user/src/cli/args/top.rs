@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::ValueEnum;
 use clap::builder::FalseyValueParser;
 
-use super::AgentArgs;
+use super::common::AgentArgs;
 use crate::config::value;
 
 /// `ballast top`.

@@ -1,14 +1,14 @@
 //! `ballast backend list`.
 
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 use std::net::SocketAddr;
 
 use serde::Serialize;
 
-use super::ShowError;
+use super::error::ShowError;
 use super::filter::Scope;
 use super::list::{Column, List, Row};
-use super::service::title;
+use super::names::title;
 use crate::cli::args::list::ListOutput;
 use crate::maps::view::{BackendRow, BackendState, Snapshot};
 
@@ -123,8 +123,30 @@ pub(super) fn element(id: u32, row: &BackendRow, snapshot: &Snapshot) -> Backend
 }
 
 /// Connections of the packet path that an endpoint still has which left; `None`: it has not left.
-pub(super) fn flows_left(id: u32, row: &BackendRow, snapshot: &Snapshot) -> Option<u64> {
+fn flows_left(id: u32, row: &BackendRow, snapshot: &Snapshot) -> Option<u64> {
     (row.state != BackendState::Active).then(|| snapshot.left.get(&id).copied().unwrap_or_default())
+}
+
+/// Endpoints that left a Service port, and the connections of the packet path that they still have.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(super) struct Draining {
+    endpoints: u64,
+    flows: u64,
+}
+
+impl fmt::Display for Draining {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { endpoints, flows } = self;
+        write!(f, "{endpoints} ({flows} flow{})", if *flows == 1 { "" } else { "s" })
+    }
+}
+
+/// `None`: none rests any more.
+pub(super) fn draining(service: u32, snapshot: &Snapshot) -> Option<Draining> {
+    let left = of(service, snapshot);
+    let flows = left.filter_map(|(id, row)| flows_left(id, row, snapshot));
+    let (endpoints, flows) = flows.fold((0, 0), |(endpoints, sum), flows| (endpoints + 1, sum + flows));
+    (endpoints > 0).then_some(Draining { endpoints, flows })
 }
 
 /// Open connections of an endpoint; `None` where they are not counted.

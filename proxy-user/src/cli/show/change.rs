@@ -2,9 +2,12 @@
 
 use std::io::Write;
 
+use super::error::ShowError;
 use super::filter::{Scope, ServiceFilter};
+use super::flow;
+use super::names::names;
+use super::which::{AskLabels, selection};
 use super::zero::Zero;
-use super::{AskLabels, ShowError, flow_list, names, selection};
 use crate::cli::args::change::{FlowDeleteArgs, ServiceZeroArgs};
 use crate::maps::view::View;
 
@@ -26,7 +29,7 @@ pub(super) fn delete_flows(
     selection.scope.check(&snapshot)?;
     let rows =
         if args.dry_run { view.flows()? } else { view.delete_flows(|row| selection.takes(row, &snapshot))? };
-    let list = flow_list(&rows, &snapshot, &selection)?;
+    let list = flow::list(&rows, &snapshot, &selection)?;
     let count = list.rows().len();
     if count > 0 {
         out.write_all(list.render(args.output, !args.no_headers)?.as_bytes())?;

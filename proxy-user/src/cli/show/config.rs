@@ -5,9 +5,9 @@ use std::io::Write;
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::error::ShowError;
 use super::list::{Column, List, Row};
-use super::probe::{AgentState, ask};
-use super::{ShowError, probe};
+use super::probe::{AgentState, ask, probe};
 use crate::cli::args::inspect::ConfigArgs;
 use crate::cli::origins::Origin;
 use crate::model::nearest::{did_you_mean, nearest};

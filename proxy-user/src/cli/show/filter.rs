@@ -4,28 +4,11 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
 
-use super::ShowError;
+use super::error::{FilterError, ShowError};
+use super::names::left_alone;
 use crate::cli::args::list::NamespaceArgs;
 use crate::maps::view::{NameRow, Snapshot};
 use crate::model::nearest::{did_you_mean, nearest};
-
-/// The text names no Service.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum FilterError {
-    /// It has another form.
-    #[error("{0:?} names no Service: give NAMESPACE/NAME or NAMESPACE/NAME:PORT, like default/redis:6379")]
-    Form(String),
-    /// Two namespaces.
-    #[error(
-        "{text:?} is not in the namespace {namespace}: leave out --namespace, or name it without namespace"
-    )]
-    Namespace {
-        /// The name.
-        text: String,
-        /// What `--namespace` says.
-        namespace: String,
-    },
-}
 
 /// A Service, or one port of it by name or number.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,6 +56,16 @@ impl ServiceFilter {
             || number.is_some_and(|number| {
                 snapshot.frontends.iter().any(|row| row.service == id && row.port == number)
             })
+    }
+
+    /// No Service port is meant.
+    pub(super) fn not_found(&self, snapshot: &Snapshot) -> ShowError {
+        let left_alone = left_alone(snapshot).map(|all| format!("; cluster addresses left alone: {all}"));
+        ShowError::NoService {
+            filter: self.to_string(),
+            near: self.proposals(snapshot),
+            left_alone: left_alone.unwrap_or_default(),
+        }
     }
 
     /// Names that are programmed and may have been meant, in words.
@@ -156,7 +149,7 @@ impl Scope {
             snapshot.names.iter().any(|(id, name)| filter.matches(*id, name, snapshot))
         };
         match self.services.iter().find(|filter| !is_there(filter)) {
-            Some(filter) => Err(ShowError::no_service(filter, snapshot)),
+            Some(filter) => Err(filter.not_found(snapshot)),
             None => Ok(()),
         }
     }

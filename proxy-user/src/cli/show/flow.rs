@@ -4,10 +4,10 @@ use std::net::SocketAddr;
 
 use serde::Serialize;
 
-use super::ShowError;
+use super::error::ShowError;
 use super::filter::Scope;
 use super::list::{Column, List, Row};
-use super::service::title;
+use super::names::title;
 use super::table::age;
 use crate::cli::question::Peer;
 use crate::maps::view::{FlowRow, FlowState, Snapshot};

@@ -7,8 +7,9 @@ use std::net::{IpAddr, SocketAddr};
 use serde::ser::{Serialize, SerializeMap as _, Serializer};
 use serde_json::Value;
 
+use super::document::{json, yaml};
+use super::error::ShowError;
 use super::table::Table;
-use super::{ShowError, json, yaml};
 use crate::cli::args::list::ListOutput;
 use crate::model::nearest::{did_you_mean, nearest};
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use proxy_common::map_names as names;
 use serde::Serialize;
 
-use super::ShowError;
+use super::error::ShowError;
 use super::list::{Column, List, Row};
 use super::table::bytes;
 use crate::maps::view::UsageRow;

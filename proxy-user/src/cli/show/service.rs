@@ -1,16 +1,19 @@
 //! `ballast service list` and `ballast service show`.
 
 use std::collections::BTreeSet;
-use std::fmt::{self, Write};
+use std::fmt::Write;
 use std::net::{IpAddr, SocketAddr};
 
 use proxy_common::stats::ServiceStats;
 use serde::Serialize;
 
-use super::filter::Scope;
+use super::backend::{Draining, draining};
+use super::document::document;
+use super::error::ShowError;
+use super::filter::{Scope, ServiceFilter};
 use super::list::{Column, List, Row};
+use super::names::{left_alone, title};
 use super::table::{Table, bytes};
-use super::{ServiceFilter, ShowError, document};
 use crate::cli::args::Output;
 use crate::maps::view::{BackendRow, FrontendRow, Snapshot, UnmanagedRow};
 
@@ -77,28 +80,6 @@ pub struct FrontendJson {
     endpoints: Vec<SocketAddr>,
 }
 
-/// Endpoints that left a Service port, and the connections of the packet path that they still have.
-#[derive(Clone, Copy, Debug, Serialize)]
-struct Draining {
-    endpoints: u64,
-    flows: u64,
-}
-
-impl fmt::Display for Draining {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { endpoints, flows } = self;
-        write!(f, "{endpoints} ({flows} flow{})", if *flows == 1 { "" } else { "s" })
-    }
-}
-
-/// `None`: none rests any more.
-fn draining(service: u32, snapshot: &Snapshot) -> Option<Draining> {
-    let left = super::backend::of(service, snapshot);
-    let flows = left.filter_map(|(id, row)| super::backend::flows_left(id, row, snapshot));
-    let (endpoints, flows) = flows.fold((0, 0), |(endpoints, sum), flows| (endpoints + 1, sum + flows));
-    (endpoints > 0).then_some(Draining { endpoints, flows })
-}
-
 /// One line for each address that a client may dial, of the Services that `scope` means.
 pub fn list(snapshot: &Snapshot, scope: &Scope) -> Result<List<Line>, ShowError> {
     scope.check(snapshot)?;
@@ -162,13 +143,6 @@ fn unmanaged(snapshot: &Snapshot) -> Vec<UnmanagedJson> {
     snapshot.unmanaged.iter().map(element).collect()
 }
 
-/// The cluster addresses that are left alone, in words: they stand nowhere with the name of their Service.
-pub(super) fn left_alone(snapshot: &Snapshot) -> Option<String> {
-    let each = |row: &UnmanagedRow| format!("{} ({})", row.address, row.why());
-    let all: Vec<_> = snapshot.unmanaged.iter().map(each).collect();
-    (!all.is_empty()).then(|| all.join(", "))
-}
-
 /// `{"ports": [...], "unmanaged": [...]}`: one element for each port and address family; and the cluster addresses, of
 /// whatever Service, that are left alone.
 #[derive(Serialize)]
@@ -215,7 +189,7 @@ pub fn show(snapshot: &Snapshot, filter: &ServiceFilter, output: Output) -> Resu
     let mut ports: Vec<_> =
         snapshot.names.iter().filter(|(id, name)| filter.matches(**id, name, snapshot)).collect();
     if ports.is_empty() {
-        return Err(ShowError::no_service(filter, snapshot));
+        return Err(filter.not_found(snapshot));
     }
     ports.sort_by_key(|(_, name)| *name);
     let ids = ports.into_iter().map(|(id, _)| *id);
@@ -322,11 +296,6 @@ fn backends<'a>(row: &'a FrontendRow, snapshot: &'a Snapshot) -> impl Iterator<I
         let backend = snapshot.backends.get(id)?;
         (backend.service == row.service).then_some((*id, backend))
     })
-}
-
-/// `namespace/name:port`, or the bare id.
-pub(super) fn title(id: u32, snapshot: &Snapshot) -> String {
-    snapshot.names.get(&id).map_or_else(|| format!("id {id}"), ToString::to_string)
 }
 
 fn affinity(seconds: u32) -> String {

@@ -7,10 +7,10 @@ use proxy_common::stats::ServiceStats;
 use serde::Serialize;
 use serde_json::Number;
 
-use super::ShowError;
+use super::error::ShowError;
 use super::filter::Scope;
 use super::list::{Column, List, Row};
-use super::service::title;
+use super::names::title;
 use super::table::bytes;
 use crate::maps::view::Snapshot;
 

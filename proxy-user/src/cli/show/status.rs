@@ -9,10 +9,12 @@ use proxy_common::reason::{Reason, Verdict};
 use proxy_common::version::ABI_VERSION;
 use serde::Serialize;
 
+use super::document::document;
+use super::error::ShowError;
 pub use super::facts::Facts;
 use super::map::{MapJson, is_nearly_full};
+use super::probe::AgentState;
 use super::table::{Table, bytes};
-use super::{AgentState, ShowError, document};
 use crate::cli::args::Output;
 use crate::host::netfilter::old_proxy::OldProxy;
 use crate::maps::view::{UsageRow, ViewError};

@@ -11,14 +11,15 @@ use proxy_common::latency::LatencyEntry;
 use proxy_common::reason::Reason;
 use proxy_common::stats::ServiceStats;
 use rstest::rstest;
+use serde::Serialize;
 
 use super::*;
-use crate::cli::args::list::ListOutput;
-use crate::cli::args::{AgentArgs, Args, Command, ReaderArgs, StatusArgs};
+use crate::cli::args::list::{ListOutput, NamespaceArgs};
+use crate::cli::args::{AgentArgs, Args, Command, Output, ReaderArgs, StatusArgs};
 use crate::config::value::Listen;
 use crate::maps::view::{
     BackendRow, BackendState, FlowRow, FlowState, Forwarding, FrontendRow, Kind, NameRow, Scope as Clients,
-    Transport, UnmanagedRow, UsageRow,
+    Snapshot, Transport, UnmanagedRow, UsageRow, ViewError,
 };
 use crate::model::ApiServers;
 use crate::model::net::{IpFamily, Protocol};

@@ -1,12 +1,13 @@
 //! Writes a list once, or goes on with what changes.
 
 use std::collections::BTreeMap;
-use std::io::{self, Write};
+use std::io::Write;
 
 use serde::Serialize;
 
+use super::document::yaml;
+use super::error::ShowError;
 use super::list::{List, Row};
-use super::{ShowError, yaml};
 use crate::cli::args::list::{ListOptions, ListOutput};
 
 /// Writes what `read` returns; with `--watch`, reads again and again until the reader of the lines has gone.
@@ -117,10 +118,4 @@ fn document(event: &str, known: &Known, options: &ListOptions) -> Result<String,
         ListOutput::Name => format!("{}\n", known.name),
         _ => format!("{}\n", serde_json::to_string(&object)?),
     })
-}
-
-impl From<io::Error> for ShowError {
-    fn from(error: io::Error) -> Self {
-        Self::Write(error)
-    }
 }

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use proxy_common::stats::ServiceStats;
 use serde::{Deserialize, Serialize};
 
-use super::ShowError;
+use super::error::ShowError;
 use super::filter::Scope;
 use crate::maps::view::Snapshot;
 

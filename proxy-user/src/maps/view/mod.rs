@@ -248,8 +248,15 @@ impl View {
         let (path, array) = self.per_cpu::<u64>(map::REASONS)?;
         let mut rows = BTreeMap::new();
         for reason in Reason::ALL {
-            let values = array.get(&(*reason as u32), 0).map_err(|source| ViewError::map(&path, source))?;
-            rows.insert(*reason, values.iter().sum());
+            // An agent that knew fewer reasons may have made the map.
+            let count = if (*reason as u32) < array.len() {
+                let values =
+                    array.get(&(*reason as u32), 0).map_err(|source| ViewError::map(&path, source))?;
+                values.iter().sum()
+            } else {
+                0
+            };
+            rows.insert(*reason, count);
         }
         Ok(rows)
     }

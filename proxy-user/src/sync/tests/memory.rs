@@ -33,7 +33,7 @@ static COUNTING: Counting = Counting;
 fn count(layout: Layout, sign: isize) {
     let block = (layout.size() + 8).next_multiple_of(16).max(32);
     // A thread that ends frees what it had when its counter is gone.
-    let _ = LIVE.try_with(|live| live.set(live.get() + sign * block as isize));
+    let _ = LIVE.try_with(|live| live.set(live.get() + sign * block.cast_signed()));
 }
 
 // SAFETY: every call is passed on as it is; what is counted beside it allocates nothing.
@@ -135,7 +135,7 @@ fn bytes_of_each(services: u32, endpoints: u32) -> isize {
         };
         tokio::select! {
             _ = pin!(driver.run(events)) => unreachable!("the sender is alive"),
-            bytes = follow => bytes / services as isize,
+            bytes = follow => bytes / isize::try_from(services).unwrap(),
         }
     })
 }

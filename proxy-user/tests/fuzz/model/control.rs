@@ -62,7 +62,9 @@ impl Model {
                 return Some((at, false));
             }
         }
-        let is = |flow: &Flow| (flow.proto, flow.source, flow.backend) == (proto, quote.src, quote.dst);
+        let is = |flow: &Flow| {
+            flow.kind != Kind::Own && (flow.proto, flow.source, flow.backend) == (proto, quote.src, quote.dst)
+        };
         let at = self.flows.iter().position(is)?;
         let at = self.in_time(at)?;
         // What comes in as a reply does so only where the node is the client of its endpoint.

@@ -10,12 +10,12 @@ use super::parse::Segment;
 use super::rewrite::translated;
 use super::{Met, Model, Must};
 use crate::forge::{ACK, FIN, RST, SYN};
-use crate::world::UDP;
+use crate::world::{TCP, UDP};
 
 impl Model {
     /// A packet to what is no frontend.
     pub(super) fn direct(&mut self, met: &mut Met<'_>, segment: &Segment) -> Result<Must, String> {
-        if segment.l4.is_none() {
+        if segment.l4.is_none() || !self.is_backend(segment.dst, segment.proto) {
             return Ok(Must::Pass);
         }
         if let Some(at) = self.of_client(segment) {
@@ -66,6 +66,7 @@ impl Model {
             last_seen: self.now,
             is_watched: false,
             outside: false,
+            is_tunnel: false,
             has_client: true,
         });
         self.reach("a direct flow");
@@ -142,11 +143,62 @@ impl Model {
             last_seen: self.now,
             is_watched: false,
             outside: false,
+            is_tunnel: false,
             has_client: true,
         });
         let is_moved = source != segment.src;
         self.reach(if is_moved { "a port that netfilter took, too" } else { "a port of netfilter's" });
         Ok(shown(met, segment, source))
+    }
+
+    /// A packet leaves under the address and port of a frontend, and is no endpoint's reply: it is of a connection of the node's own.
+    /// What comes back is not a client's to the Service.
+    pub(super) fn from_frontend(&mut self, segment: &Segment) {
+        if segment.l4.is_none() {
+            return;
+        }
+        if let Some(at) = self.of_backend(segment) {
+            let opens_again = segment.proto != UDP && segment.opens() && self.flows[at].state.is_closed();
+            if !opens_again {
+                self.note_packet(at, From::Backend, segment);
+                self.reach("a packet of the node's own");
+                return;
+            }
+            self.flows.remove(at);
+        }
+        let begins = if segment.proto == UDP {
+            !self.world.leave_old
+        } else {
+            matches!(segment.flags & (SYN | ACK | FIN | RST), SYN | ACK)
+        };
+        let is_own = self.world.node_addresses().contains(&segment.src.ip());
+        // The other end may be a client of the Service already, by the same ports.
+        let is_client = self.flows.iter().any(|flow| {
+            flow.has_client
+                && (flow.proto, flow.client, flow.frontend) == (segment.proto, segment.dst, segment.src)
+        });
+        if !begins || !is_own || is_client {
+            return;
+        }
+        let ack = (segment.proto == TCP).then(|| half(segment.ack));
+        self.flows.push(Flow {
+            proto: segment.proto,
+            client: segment.dst,
+            frontend: segment.src,
+            backend: segment.src,
+            source: segment.dst,
+            service: 0,
+            backend_id: 0,
+            kind: Kind::Own,
+            state: State { replied: true, seq: [ack, None], ..State::default() },
+            created: self.now,
+            last_seen: self.now,
+            is_watched: false,
+            outside: false,
+            is_tunnel: false,
+            has_client: true,
+        });
+        self.reach("a connection of the node's own");
     }
 }
 

@@ -7,8 +7,9 @@ use proxy_common::reason::Reason;
 use super::answer::{Message, answer};
 use super::flow::{From, Kind};
 use super::parse::{Segment, is_v6};
-use super::rewrite::{sent, translated};
+use super::rewrite::{Expected, sent, translated};
 use super::route::{is_strange, route};
+use super::tunnel::Came;
 use super::{Met, Model, Must};
 use crate::forge::{ETHERNET, SYN};
 use crate::target::{Device, Outcome};
@@ -16,9 +17,30 @@ use crate::target::{Device, Outcome};
 impl Model {
     /// A client's packet goes to the endpoint of its flow.
     pub(super) fn go_on(&mut self, met: &mut Met<'_>, segment: &Segment, at: usize) -> Must {
+        self.goes_on(met, segment, at, None)
+    }
+
+    /// The same, of a packet that may have come encapsulated.
+    pub(super) fn goes_on(
+        &mut self,
+        met: &mut Met<'_>,
+        segment: &Segment,
+        at: usize,
+        came: Option<Came>,
+    ) -> Must {
+        if self.flows[at].kind == Kind::Own {
+            // Its Service is none, 0.
+            self.touch(at, From::Client, segment);
+            self.reach("an answer to the node's own");
+            // Also one that was encapsulated.
+            return Must::Become(Expected::new(met.input.to_vec()));
+        }
         self.touch(at, From::Client, segment);
         let flow = &self.flows[at];
         let (source, backend, is_snat) = (flow.source, flow.backend, flow.kind.is_snat());
+        if flow.is_tunnel {
+            return self.encapsulate(met, segment, backend, came);
+        }
         if is_snat {
             self.reach("a client's packet is forwarded");
             return self.forward(met, segment, source, backend);
@@ -49,7 +71,7 @@ impl Model {
 
     /// A packet on its way out, perhaps an endpoint's to a client.
     pub(super) fn reply(&mut self, met: &mut Met<'_>, segment: &Segment) -> Option<Must> {
-        let at = self.of_backend(segment)?;
+        let at = self.of_backend(segment).filter(|at| self.flows[*at].kind != Kind::Own)?;
         if segment.flags & SYN != 0 && self.flows[at].state.is_closed() {
             self.reach("an answer to another connection");
             return Some(Must::Pass);

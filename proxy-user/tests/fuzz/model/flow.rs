@@ -26,6 +26,8 @@ pub struct Flow {
     pub is_watched: bool,
     /// It began by the policy for clients outside.
     pub outside: bool,
+    /// The client's packets go to the endpoint's node as they are, and answers pass this one by (DSR).
+    pub is_tunnel: bool,
     /// The client's packets find it. If not, its source port is in quarantine.
     pub has_client: bool,
 }
@@ -43,6 +45,8 @@ pub enum Kind {
     Direct,
     /// It went straight to the endpoint, under an address and a source port that are for SNAT.
     DirectOut,
+    /// It is the node's own, under the address and port of a frontend; its "client" is the other end.
+    Own,
 }
 
 impl Kind {
@@ -51,7 +55,7 @@ impl Kind {
     }
 
     pub fn is_direct(self) -> bool {
-        matches!(self, Self::Direct | Self::DirectOut)
+        matches!(self, Self::Direct | Self::DirectOut | Self::Own)
     }
 }
 
@@ -146,6 +150,14 @@ impl State {
         }
     }
 
+    /// After a client's segment, where answers pass this node by: an ACK stands for an answer, a FIN for both. A forged ACK looks
+    /// the same, so it never is assured.
+    pub fn sees_one_side(&mut self, segment: &Segment) {
+        self.assured = false;
+        self.replied |= segment.flags & (ACK | SYN | RST) == ACK;
+        self.fin[From::Backend as usize] |= segment.flags & FIN != 0 && self.fin[From::Client as usize];
+    }
+
     /// A packet passes that counts, or one that does not. `acknowledges`: it makes the connection assured.
     pub fn pass(&mut self, from: From, proto: u8, segment: &Segment, counts: bool, acknowledges: bool) {
         let side = from as usize;
@@ -180,6 +192,8 @@ impl Flow {
 
     fn timeout(&self) -> u64 {
         let State { replied, assured, fin, rst, .. } = &self.state;
+        // Where no answers are seen, the client's have to tell.
+        let assured = &(*assured || self.is_tunnel && *replied);
         if self.proto == UDP {
             return if *assured { timeout::UDP_STREAM } else { timeout::UDP };
         }

@@ -33,6 +33,11 @@ impl Model {
         if !self.is_frontend(segment.dst, segment.proto) && !is_backend {
             return Ok(segment);
         }
+        self.note_first_fragment(input, segment)
+    }
+
+    /// The same of one that is for a Service, or from an endpoint.
+    pub(super) fn note_first_fragment(&mut self, input: &[u8], segment: Segment) -> Result<Segment, Reason> {
         if segment.proto == SCTP {
             return Err(Reason::Fragment);
         }
@@ -46,6 +51,11 @@ impl Model {
         };
         self.fragments.insert(key_of(&header), entry);
         Ok(segment)
+    }
+
+    /// Whether the first fragment of this one's packet has come by.
+    pub(super) fn has_first_fragment(&self, header: &Header) -> bool {
+        self.fragments.contains_key(&key_of(header))
     }
 
     pub(super) fn is_backend(&self, src: SocketAddr, proto: u8) -> bool {

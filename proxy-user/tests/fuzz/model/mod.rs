@@ -14,6 +14,7 @@ pub mod parse;
 pub mod rewrite;
 pub mod route;
 pub mod rules;
+mod tunnel;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -148,6 +149,9 @@ impl Model {
 
     fn packet(&mut self, met: &mut Met<'_>) -> Result<Must, String> {
         let is_ingress = met.hook == Hook::Ingress;
+        if let Some(result) = self.tunnelled(met) {
+            return result;
+        }
         let mut segment = match parse::parse(met.input) {
             Parsed::Foreign => return Ok(Must::Pass),
             Parsed::Control => return Ok(self.control(met)),
@@ -180,7 +184,13 @@ impl Model {
         let may_share_port = Some(segment.src.ip()) == self.world.source()
             && self.world.is_snat_port(segment.src.port())
             && self.is_backend(segment.dst, segment.proto);
-        if may_share_port { self.direct_out(met, &segment) } else { Ok(Must::Pass) }
+        if may_share_port {
+            return self.direct_out(met, &segment);
+        }
+        if self.is_frontend(segment.src, segment.proto) {
+            self.from_frontend(&segment);
+        }
+        Ok(Must::Pass)
     }
 
     /// A packet that is not understood. Where packets go out, nothing is said of it.
@@ -227,9 +237,14 @@ impl Model {
     /// Whether a UDP flow ends because its frontend is another Service's: that is looked at as the clock's 256 ms pass, and only
     /// a flow that was silent for longer must have met one.
     fn is_frontend_lost(&self, met: &mut Met<'_>, segment: &Segment, at: usize) -> bool {
-        let flow = &self.flows[at];
         let service = self.service(segment.dst, segment.proto).map_or(0, |service| service.id);
-        if flow.proto != UDP || service == flow.service {
+        self.is_led_elsewhere(met, at, service)
+    }
+
+    /// The same, once it is known whose the frontend is.
+    fn is_led_elsewhere(&self, met: &mut Met<'_>, at: usize, service: u32) -> bool {
+        let flow = &self.flows[at];
+        if flow.proto != UDP || service == flow.service || flow.kind.is_direct() {
             return false;
         }
         let went_on =
@@ -324,6 +339,9 @@ impl Model {
         let flow = &mut self.flows[at];
         let was_closed = flow.state.is_closed();
         flow.state.pass(from, proto, segment, counts, acknowledges);
+        if flow.is_tunnel && from == From::Client && proto != UDP && counts {
+            flow.state.sees_one_side(segment);
+        }
         let is_stream = flow.state.replied && now - flow.created > timeout::UDP_EXCHANGE;
         flow.state.assured |= proto == UDP && is_stream;
         let is_clients_syn = from == From::Client && segment.opens();

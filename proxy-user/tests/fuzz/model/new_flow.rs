@@ -9,8 +9,9 @@ use super::parse::{Parsed, Segment, parse};
 use super::rewrite::translated;
 use super::route::route;
 use super::rules::timeout;
+use super::tunnel::Came;
 use super::{Met, Model, Must};
-use crate::forge::{ACK, FIN, RST, SYN};
+use crate::forge::SYN;
 use crate::target::{Device, Outcome};
 use crate::world::{Endpoint, Kind, Service, TCP, UDP, World};
 
@@ -19,10 +20,17 @@ const FIRST_PORT: u16 = 1024;
 
 /// Where a packet comes from.
 #[derive(Clone, Copy, Debug)]
-struct Origin {
+pub(super) struct Origin {
     /// It is a process of the node.
-    from_node: bool,
-    by_uplink: bool,
+    pub(super) from_node: bool,
+    pub(super) by_uplink: bool,
+}
+
+impl Origin {
+    /// That of a packet which came in by a device.
+    pub(super) fn of(device: Device) -> Self {
+        Self { from_node: false, by_uplink: device == Device::Uplink }
+    }
 }
 
 /// Which flows keep their source ports.
@@ -56,7 +64,8 @@ impl Model {
         let by_uplink = !from_node && met.context.device == Device::Uplink;
         let outside = !from_node && self.is_outside(client, by_uplink);
         let service = self.service(segment.dst, segment.proto).cloned();
-        if let Some(must) = self.syn_of_flow(met, segment, service.as_ref().map_or(0, |service| service.id)) {
+        let id = service.as_ref().map_or(0, |service| service.id);
+        if let Some(must) = self.syn_of_flow(met, segment, id, None) {
             return Ok(must);
         }
         let Some(service) = service else { return self.nothing_there(met, segment, from_node) };
@@ -69,7 +78,22 @@ impl Model {
             return Ok(self.refuse(met, segment, service.id, Reason::SourceNotAllowed));
         }
         let extent: Vec<Endpoint> = service.extent(is_local).cloned().collect();
-        let candidates = self.candidates(&service, segment, is_local, &extent);
+        let (mut candidates, stays) = self.candidates(&service, segment, is_local, &extent);
+        let is_stale = extent.iter().any(|endpoint| !endpoint.serves);
+        let previous = self
+            .previous(&service, segment, is_local, outside)
+            .filter(|previous| !stays && !extent.is_empty() && (previous.is_local || previous.has_tunnel));
+        let mut is_second = false;
+        if let Some(previous) = &previous {
+            // Whom the current table leads to on this node has the connection only if the previous one does.
+            let leads_here = candidates.iter().any(|endpoint| endpoint.is_local);
+            is_second = candidates.iter().all(|endpoint| endpoint.id != previous.id);
+            let may_lead_here = leads_here || candidates.is_empty() || is_stale;
+            candidates.retain(|endpoint| !endpoint.is_local);
+            if may_lead_here && candidates.iter().all(|endpoint| endpoint.id != previous.id) {
+                candidates.push(previous.clone());
+            }
+        }
         if candidates.is_empty() {
             let reason = if !extent.is_empty() {
                 Reason::MapInconsistent
@@ -80,17 +104,25 @@ impl Model {
             };
             return Ok(self.refuse(met, segment, service.id, reason));
         }
-        if segment.proto != UDP && !matches!(segment.flags & (SYN | ACK | FIN | RST), SYN | ACK) {
+        if segment.proto != UDP && !segment.may_begin() {
             return Ok(self.refuse(met, segment, service.id, Reason::InvalidState));
         }
-        let hidden = choice(met, segment);
-        let is_stale = extent.iter().any(|endpoint| !endpoint.serves);
-        let Some((backend, source)) = hidden else {
+        let Some((backend, _)) = choice(met, segment) else {
+            candidates.retain(|one| !self.is_encapsulated_to(&service, one, segment, origin, outside));
             return self.failed(met, segment, &service, &candidates, origin, is_stale);
         };
-        let Some(endpoint) = candidates.iter().find(|endpoint| endpoint.addr == backend) else {
+        let Some(endpoint) = candidates.iter().find(|endpoint| endpoint.addr == backend).cloned() else {
             return Err(format!("it went to {backend}, none of {candidates:?}"));
         };
+        if let Some(previous) = previous.filter(|previous| previous.id == endpoint.id) {
+            // The current table may lead to the same one.
+            let counted = met.target.counters().reasons;
+            let is_counted =
+                counted.get(&Reason::SecondChance) != self.counters.reasons.get(&Reason::SecondChance);
+            is_second = is_second || extent.iter().any(|e| e.id == previous.id) && is_counted;
+        } else {
+            is_second = false;
+        }
         let goes_by_health = segment.opens() && service.ejects(is_local);
         if goes_by_health && self.is_ejected(endpoint.id, client) {
             self.reach("an endpoint that is skipped, where no other is left");
@@ -99,23 +131,59 @@ impl Model {
                 return Err(format!("it went to {backend}, which is ejected, and not to {}", other.addr));
             }
         }
-        let is_snat = self.is_snat(&service, endpoint, client, origin);
-        self.may_be_source(segment, endpoint.addr, source, is_snat)?;
         self.note(&service, client, Some(endpoint.id));
-        let kind = match (is_snat, from_node) {
+        self.begin_at(met, segment, &service, &endpoint, origin, outside, None, is_second)
+    }
+
+    /// A flow begins, to an endpoint that is known. `came`: the packet was encapsulated; `is_second`: another one has the connection
+    /// by the current table.
+    #[expect(clippy::too_many_arguments, reason = "all that is known of it")]
+    pub(super) fn begin_at(
+        &mut self,
+        met: &mut Met<'_>,
+        segment: &Segment,
+        service: &Service,
+        endpoint: &Endpoint,
+        origin: Origin,
+        outside: bool,
+        came: Option<Came>,
+        is_second: bool,
+    ) -> Result<Must, String> {
+        let Some((backend, source)) = choice(met, segment) else {
+            return self.failed(met, segment, service, std::slice::from_ref(endpoint), origin, false);
+        };
+        if backend != endpoint.addr {
+            return Err(format!("it went to {backend}, not to {endpoint:?}"));
+        }
+        let client = segment.src.ip();
+        let is_tunnel = self.is_encapsulated_to(service, endpoint, segment, origin, outside);
+        let is_snat = !is_tunnel && self.is_snat(service, endpoint, client, origin);
+        self.may_be_source(segment, endpoint.addr, source, is_snat)?;
+        let kind = match (is_snat, origin.from_node) {
             (false, _) => flow::Kind::Plain,
             (true, false) => flow::Kind::Snat,
             (true, true) => flow::Kind::Local,
         };
-        self.open(segment, &service, endpoint, source, kind, outside);
+        self.open(segment, service, endpoint, source, kind, outside);
+        if let Some(flow) = self.flows.last_mut() {
+            flow.is_tunnel = is_tunnel;
+            flow.is_watched &= !is_tunnel && came.is_none();
+        }
+        if is_second {
+            self.count(Reason::SecondChance, service.id);
+        }
         if met.seen.is_sum_wrong {
             // The target has asked the kernel twice.
             self.make_room(met, segment);
         }
         let at = self.flows.len() - 1;
-        if is_snat {
-            self.reach("a flow under an address of the node");
-            return Ok(self.go_on(met, segment, at));
+        if is_snat || is_tunnel {
+            self.reach(if is_snat {
+                "a flow under an address of the node"
+            } else {
+                "a flow to another node"
+            });
+            return Ok(self.goes_on(met, segment, at, came));
         }
         self.reach("a flow under the client's address");
         let traffic = self.counters.traffic.entry(service.id).or_default();
@@ -124,7 +192,13 @@ impl Model {
     }
 
     /// A SYN whose flow goes on, to the same Service. If it does not go on, it ends.
-    fn syn_of_flow(&mut self, met: &mut Met<'_>, segment: &Segment, service: u32) -> Option<Must> {
+    pub(super) fn syn_of_flow(
+        &mut self,
+        met: &mut Met<'_>,
+        segment: &Segment,
+        service: u32,
+        came: Option<Came>,
+    ) -> Option<Must> {
         if !segment.opens() {
             return None;
         }
@@ -141,8 +215,13 @@ impl Model {
             self.expire(at);
             return None;
         }
+        if self.flows[at].is_tunnel && came.is_some_and(|came| came.again) {
+            self.reach("a SYN that is not sent on again");
+            self.expire(at);
+            return None;
+        }
         self.reach("a SYN of a flow that goes on");
-        let must = self.go_on(met, segment, at);
+        let must = self.goes_on(met, segment, at, came);
         self.make_room(met, segment);
         Some(must)
     }
@@ -158,17 +237,7 @@ impl Model {
         origin: Origin,
     ) -> bool {
         let client = segment.src.ip();
-        let is_kernels = match client {
-            IpAddr::V4(ip) => matches!(ip.octets()[0], 0 | 127 | 224..),
-            IpAddr::V6(ip) => {
-                ip.is_multicast() || ip.is_loopback() || ip.is_unspecified() || ip.to_ipv4_mapped().is_some()
-            }
-        };
-        let is_pods = self.world.knows_pods && World::is_pods(client);
-        let leads_back = || route(client, met.seen).is_some_and(|way| way.device == Device::Uplink);
-        let is_martian = is_kernels
-            || self.world.node_addresses().contains(&client)
-            || origin.by_uplink && is_pods && !leads_back();
+        let is_martian = self.is_no_client(met, client, origin);
         if !is_martian || origin.from_node || origin.by_uplink {
             return is_martian && !origin.from_node;
         }
@@ -177,6 +246,21 @@ impl Model {
             service.extent(is_local).filter(|e| e.serves).map(|e| self.is_snat(service, e, client, origin));
         let reason = Reason::MartianSource;
         snat.any(|is| is) && met.target.counters().reasons.get(&reason) != self.counters.reasons.get(&reason)
+    }
+
+    /// Whether an address is that of no client which could send by such a device.
+    pub(super) fn is_no_client(&self, met: &Met<'_>, client: IpAddr, origin: Origin) -> bool {
+        let is_kernels = match client {
+            IpAddr::V4(ip) => matches!(ip.octets()[0], 0 | 127 | 224..),
+            IpAddr::V6(ip) => {
+                ip.is_multicast() || ip.is_loopback() || ip.is_unspecified() || ip.to_ipv4_mapped().is_some()
+            }
+        };
+        let is_pods = self.world.knows_pods && World::is_pods(client);
+        let leads_back = || route(client, met.seen).is_some_and(|way| way.device == Device::Uplink);
+        is_kernels
+            || self.world.node_addresses().contains(&client)
+            || origin.by_uplink && is_pods && !leads_back()
     }
 
     /// A SYN looks for a place before it is known that its flow goes on. A closed flow that would look the same to the
@@ -215,14 +299,14 @@ impl Model {
         Ok(self.refuse(met, segment, 0, reason))
     }
 
-    /// The endpoints that a new connection may go to: the one that the client stays with, or any.
+    /// The endpoints that a new connection may go to: the one that the client stays with, or any; and whether it stays.
     fn candidates(
         &mut self,
         service: &Service,
         segment: &Segment,
         is_local: bool,
         extent: &[Endpoint],
-    ) -> Vec<Endpoint> {
+    ) -> (Vec<Endpoint>, bool) {
         let client = segment.src.ip();
         let known = self.affinity.get(&(client, service.id));
         let goes_by_health = segment.opens() && service.ejects(is_local);
@@ -236,10 +320,10 @@ impl Model {
             if let Some(endpoint) = service.endpoints.iter().find(may_stay) {
                 let endpoint = endpoint.clone();
                 self.reach("a client that stays");
-                return vec![endpoint];
+                return (vec![endpoint], true);
             }
         }
-        extent.iter().filter(|endpoint| endpoint.serves).cloned().collect()
+        (extent.iter().filter(|endpoint| endpoint.serves).cloned().collect(), false)
     }
 
     /// Remembers where a client goes.
@@ -251,7 +335,13 @@ impl Model {
 
     /// Whether the endpoint sees an address of the node: unless the reply surely returns through this node, since the endpoint
     /// is here, or the client behind a device that leads to no other machine.
-    fn is_snat(&self, service: &Service, endpoint: &Endpoint, client: IpAddr, origin: Origin) -> bool {
+    pub(super) fn is_snat(
+        &self,
+        service: &Service,
+        endpoint: &Endpoint,
+        client: IpAddr,
+        origin: Origin,
+    ) -> bool {
         let is_own = self.world.node_addresses().contains(&endpoint.addr.ip());
         origin.from_node
             || endpoint.addr.ip() == client
@@ -384,6 +474,7 @@ impl Model {
             last_seen: self.now,
             is_watched: segment.opens() && service.ejects(service.is_local(outside)),
             outside,
+            is_tunnel: false,
             has_client: true,
         });
     }

@@ -37,6 +37,11 @@ impl Segment {
     pub fn opens(&self) -> bool {
         self.flags & (SYN | ACK) == SYN
     }
+
+    /// Whether a connection may begin with it: with a SYN, or in its middle.
+    pub fn may_begin(&self) -> bool {
+        matches!(self.flags & (SYN | ACK | FIN | RST), SYN | ACK)
+    }
 }
 
 /// What a packet is.
@@ -208,7 +213,12 @@ fn sctp_flags(chunk: u8) -> u8 {
 
 /// An IP header at `at`, with the extension headers behind it.
 pub fn header_at(bytes: &[u8], at: usize) -> Option<Header> {
-    if is_v6(bytes)? { header_v6(bytes, at) } else { header_v4(bytes, at) }
+    header_in(bytes, at, is_v6(bytes)?)
+}
+
+/// The same, of a family that something else tells.
+pub fn header_in(bytes: &[u8], at: usize, is_v6: bool) -> Option<Header> {
+    if is_v6 { header_v6(bytes, at) } else { header_v4(bytes, at) }
 }
 
 fn header_v4(bytes: &[u8], at: usize) -> Option<Header> {

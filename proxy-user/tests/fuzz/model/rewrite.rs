@@ -24,6 +24,12 @@ impl Expected {
         Self { bytes, loose: Vec::new(), old_macs: None, is_nonsense: false }
     }
 
+    /// The same bytes so much further behind, but for the Ethernet header.
+    pub fn moved(mut self, by: usize) -> Self {
+        self.loose.iter_mut().for_each(|at| *at += by);
+        self
+    }
+
     /// Whether these are the bytes.
     pub fn is(&self, seen: &[u8]) -> bool {
         let mut seen = seen.to_vec();

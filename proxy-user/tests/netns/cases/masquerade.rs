@@ -24,6 +24,7 @@ pub const CASES: &[Case] = &[
     Case { name: "masquerade::udp_in_turn", wish: WISH, run: udp },
     Case { name: "masquerade::tcp_after_ballast", wish: WISH, run: |lab| tcp(lab, true) },
     Case { name: "masquerade::tcp_before_ballast", wish: WISH, run: |lab| tcp(lab, false) },
+    Case { name: "masquerade::under_the_number_of_a_node_port", wish: WISH, run: under_node_port },
 ];
 
 /// Connections of each side in each family: 10,000 of UDP in all.
@@ -180,6 +181,49 @@ fn tcp(lab: &Lab, ballast_first: bool) -> Result<()> {
         held::nothing_is_lost(lab, "Ballast's")?;
         let held = lab.pod(1)?.pulse(PATIENCE).context("netfilter's")?;
         ensure!(held.lost == 0, "netfilter's: {held:?}");
+    }
+    Ok(())
+}
+
+/// netfilter knows nothing of node ports, and gives their numbers too: each answer then comes to a node port of this node.
+fn under_node_port(lab: &Lab) -> Result<()> {
+    open_up(lab)?;
+    held::put(lab, &[(0, false)])?;
+    held::serve(lab, 0)?;
+    for family in Family::BOTH {
+        is_sent_on(lab, node_port(family, true), Kind::Tcp)?;
+        let outside = client_ip(family);
+        lab.client.serve(true, (outside, TARGETS[0]).into(), "outside")?;
+        lab.client.serve(false, (outside, TARGETS[1]).into(), "outside")?;
+        let name = if family == Family::V4 { "ip" } else { "ip6" };
+        let rule = |(proto, is_tcp)| {
+            format!(
+                "meta l4proto {proto} {name} saddr {} snat to {}\n",
+                pod_ip(family, 1),
+                node_port(family, is_tcp)
+            )
+        };
+        let rules = [("tcp", true), ("udp", false)].map(rule).concat();
+        let chain = format!("chain postrouting {{\ntype nat hook postrouting priority srcnat\n{rules}}}\n");
+        nft(&lab.node, &format!("table {name} numbers {{\n{chain}}}\n"))?;
+    }
+    for family in Family::BOTH {
+        for (kind, target) in [(Kind::Tcp, TARGETS[0]), (Kind::Udp, TARGETS[1])] {
+            for (at, server) in [(pod_ip(family, 0), "0"), (client_ip(family), "outside")] {
+                if kind == Kind::Udp && server == "0" {
+                    // The socket programs take what the pod's server sends to the node port for a client's (docs/coexistence.md).
+                    continue;
+                }
+                let attempt = Attempt { patience: 5, ..Attempt::new(kind, (at, target).into()) };
+                let flows = || View::open(&lab.bpffs()).and_then(|view| view.flows());
+                let seen = lab.pod(1)?.reach(attempt).with_context(|| format!("flows: {:?}", flows()))?;
+                let source = node_port(family, kind.is_tcp());
+                ensure!(
+                    seen.server == server && seen.client == source,
+                    "{attempt:?}: {seen:?}, not from {source}"
+                );
+            }
+        }
     }
     Ok(())
 }

@@ -57,7 +57,7 @@ const FEW_PORTS: &[&str] = &[
 /// Connections of each family under one version.
 const CONNECTIONS: usize = 150;
 /// The endpoint's `TIME_WAIT`.
-const TIME_WAIT: Duration = Duration::from_secs(60);
+const TIME_WAIT: Duration = Duration::from_mins(1);
 const SERVERS: &[&str] = &["0/8080", "1/8080", "0/5353", "1/5353"];
 
 pub const CASES: &[Case] = &[

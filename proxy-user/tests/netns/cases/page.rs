@@ -2,7 +2,7 @@
 //!
 //! With `BALLAST_SCREENSHOTS` (`cargo xtask docs --screenshots`), the pictures of docs/page.md go into that folder.
 
-use std::path::PathBuf;
+use std::path::Path;
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -87,7 +87,7 @@ fn browse(lab: &Lab) -> Result<()> {
         "(() => { try { document.body.innerHTML = '<b>x</b>'; return false } catch { return true } })()";
     ensure!(browser.value(markup)? == json!(true), "text becomes markup");
     if let Some(folder) = std::env::var_os("BALLAST_SCREENSHOTS") {
-        pictures(&browser, &PathBuf::from(folder))?;
+        pictures(&browser, Path::new(&folder))?;
     }
     away(lab, &browser)
 }
@@ -288,7 +288,7 @@ fn accessible(browser: &Browser) -> Result<()> {
 }
 
 /// The pictures of docs/page.md.
-fn pictures(browser: &Browser, folder: &PathBuf) -> Result<()> {
+fn pictures(browser: &Browser, folder: &Path) -> Result<()> {
     // Curves need something to show.
     sleep(Duration::from_secs(100));
     browser.picture(&folder.join("light.png"))?;

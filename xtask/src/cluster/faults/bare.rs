@@ -22,6 +22,8 @@ const NAME: &str = "bare";
 const ADDRESS: &str = "10.96.0.85:80";
 const NODE_PORT: u16 = 30085;
 const PODS: u8 = 6;
+/// Rollouts under each proxy, if the command line does not say.
+const ROUNDS: u32 = 3;
 
 /// Which proxies, and how often.
 #[derive(clap::Args, Clone, Debug)]
@@ -30,7 +32,7 @@ pub struct Args {
     #[arg(long = "proxy", value_enum, default_values_t = [Proxy::BallastHost, Proxy::KubeProxyNftables])]
     proxies: Vec<Proxy>,
     /// How many rollouts under each
-    #[arg(long, default_value_t = 3)]
+    #[arg(long, default_value_t = ROUNDS)]
     rounds: u32,
     #[command(flatten)]
     given: Given,
@@ -54,8 +56,11 @@ pub fn run(place: &Place, args: &Args) -> Result<()> {
     let table = table(&rows);
     write!(std::io::stdout(), "{table}").context("cannot write the results")?;
     if args.page {
-        let (title, command) = ("A rolling restart without probes", "cargo xtask cluster rolling --page");
-        page::write("rolling", title, command, &format!("{ABOUT}\n\n{table}"))?;
+        let mut command = "cargo xtask cluster rolling --page".to_owned();
+        if args.rounds != ROUNDS {
+            let _ = write!(command, " --rounds {}", args.rounds);
+        }
+        page::write("rolling", "A rolling restart without probes", &command, &format!("{ABOUT}\n\n{table}"))?;
     }
     Ok(())
 }

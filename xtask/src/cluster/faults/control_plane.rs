@@ -10,7 +10,7 @@ use serde_json::json;
 
 use super::world::{self, World};
 use super::{agents, rolling};
-use crate::cluster::{Place, apply, control, deployed, kubectl};
+use crate::cluster::{Place, apply, control, deployed, kubectl, node};
 use crate::exec::Cmd;
 use crate::signal;
 
@@ -75,6 +75,12 @@ pub(super) fn etcd_restored(world: &World<'_>) -> Result<()> {
         copy(&snapshot, &data)
     })?;
     fs::remove_dir_all(&snapshot).context("cannot remove the snapshot")?;
+    // As Kubernetes' own instructions for a restore ask: a kubelet's watch goes on from a version of the lost history, and its node
+    // would never hear that a pod has to end.
+    for node in world.nodes() {
+        place.node(node).stop("kubelet", libc::SIGTERM)?;
+        node::start_kubelet(place, node)?;
+    }
     let known = kubectl(place, &["get", "service", LATER]).succeeds();
     ensure!(!known, "the snapshot knows what came after it");
     rolling::await_equal_within(world, PATIENCE)?;

@@ -47,7 +47,7 @@ const QUIET: Duration = Duration::from_secs(30);
 /// How often agents are killed, on all nodes together.
 const KILLS: usize = 50;
 
-/// For how many seconds the API server is away, unless somebody says otherwise; the page tells if so.
+/// For how many seconds the API server is away, if the command line does not say; the page names another number.
 const AWAY: u64 = 600;
 
 /// Which faults, and what becomes of the result.

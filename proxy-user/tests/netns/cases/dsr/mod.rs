@@ -1,9 +1,11 @@
 //! Direct server return on three nodes: clients outside reach node 1, and the endpoints are on nodes 2 and 3.
 //!
-//! `objects.rs` has what the agents read, `bulk.rs` large transfers.
+//! `objects.rs` has what the agents read, `bulk.rs` large transfers, `segments.rs` datagrams in
+//! segments.
 
 mod bulk;
 mod objects;
+mod segments;
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -37,6 +39,10 @@ pub const CASES: &[NodesCase] = &[
         run: || with(Wish { nodes: &[], ..Wish::default() }, fallback),
     },
     NodesCase { name: "dsr::large_transfers", run: || with(Wish::default(), bulk::both_ways) },
+    NodesCase {
+        name: "dsr::datagrams_in_segments_go_on_to_a_third_node",
+        run: || with(Wish::default(), segments::on_to_a_third_node),
+    },
     NodesCase { name: "dsr::the_mode_changes_under_traffic", run: || with(Wish::default(), live) },
     NodesCase { name: "dsr::the_first_node_forgets", run: || with(Wish::default(), forgets) },
     NodesCase { name: "dsr::the_address_moves_to_another_node", run: || with(Wish::default(), moves) },
@@ -73,10 +79,15 @@ fn dialled(family: Family, kind: Kind) -> [SocketAddr; 2] {
 
 /// Replies that went through node 1, in all.
 fn replies(nodes: &Nodes) -> Result<u64> {
+    sum(nodes, "replyPackets")
+}
+
+/// What node 1 has counted of the Service under that name, all ports together.
+fn sum(nodes: &Nodes, name: &str) -> Result<u64> {
     let shown = nodes.all[0].ask(&["service", "show", "default/dsr"])?;
-    let text = shown.to_string();
+    let (text, name) = (shown.to_string(), format!("\"{name}\":"));
     let sum = text
-        .split("\"replyPackets\":")
+        .split(&name)
         .skip(1)
         .filter_map(|rest| rest.split(|c: char| !c.is_ascii_digit()).next()?.parse::<u64>().ok());
     Ok(sum.sum())
@@ -177,15 +188,27 @@ fn live(nodes: &mut Nodes) -> Result<()> {
     }
     nodes.outside.load(&loads)?;
     for mode in ["snat", "dsr", "hybrid", "dsr"] {
-        std::thread::sleep(Duration::from_millis(700));
+        goes_on(nodes)?;
         nodes.folder.put_text("all", &text(&Wish { mode, ..Wish::default() }))?;
     }
-    std::thread::sleep(Duration::from_millis(700));
+    goes_on(nodes)?;
     let tallies = nodes.outside.stop()?;
     for (load, tally) in loads.iter().zip(tallies) {
         super::is_clean(&tally, &format!("{:?}", load.attempt), &["2/2", "3/2"])?;
     }
     Ok(())
+}
+
+/// Lets traffic go on for a while, and, on a machine that is busy, until the clients have sent enough.
+fn goes_on(nodes: &Nodes) -> Result<()> {
+    const PACKETS: u64 = 400;
+    let before = sum(nodes, "packets")?;
+    std::thread::sleep(Duration::from_millis(700));
+    eventually(SOON, || {
+        let sent = sum(nodes, "packets")? - before;
+        ensure!(sent >= PACKETS, "only {sent} packets");
+        Ok(())
+    })
 }
 
 /// Long connections to the Service's own address, through node 1.

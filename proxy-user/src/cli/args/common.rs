@@ -1,0 +1,96 @@
+//! What several commands take.
+
+use std::path::PathBuf;
+
+use clap::ValueEnum;
+
+use super::list::ScopeArgs;
+use crate::cli::candidates;
+use crate::cli::question::{self, Peer};
+use crate::config::value::Listen;
+use crate::maps::view::FlowState;
+use crate::model::net::Protocol;
+
+/// How an answer is written that is no list.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Output {
+    /// Text.
+    #[default]
+    Text,
+    /// Text that says more.
+    Wide,
+    /// JSON, with field names that stay.
+    Json,
+    /// The same as YAML.
+    Yaml,
+}
+
+impl Output {
+    /// Whether more is asked for.
+    pub(in crate::cli) const fn is_wide(self) -> bool {
+        matches!(self, Self::Wide)
+    }
+
+    /// Whether the answer is a document for machines.
+    pub(in crate::cli) const fn is_document(self) -> bool {
+        matches!(self, Self::Json | Self::Yaml)
+    }
+}
+
+/// What every reading command takes that is no list.
+#[derive(Clone, Debug, clap::Args)]
+pub struct ReaderArgs {
+    /// Where the BPF file system is mounted that the agent uses.
+    #[arg(long, env = "BALLAST_BPFFS", value_name = "DIR", default_value = "/sys/fs/bpf")]
+    pub bpffs: PathBuf,
+    /// How the answer is written.
+    #[arg(short, long, env = "BALLAST_OUTPUT", default_value = "text")]
+    pub output: Output,
+}
+
+/// What every command takes that asks the agent whether it is well.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub struct AgentArgs {
+    /// Where the agent answers /healthz.
+    #[arg(
+        long,
+        env = "BALLAST_METRICS_BIND_ADDRESS",
+        value_name = "ADDRESS",
+        default_value = "127.0.0.1:10249"
+    )]
+    pub metrics_bind_address: Listen,
+}
+
+/// Where it is noted what the counters were when they were made zero.
+#[derive(Clone, Debug, clap::Args)]
+pub struct ZeroArgs {
+    /// Folder in which `ballast service zero` notes what the counters were.
+    #[arg(long, env = "BALLAST_RUN_DIR", value_name = "DIR", default_value = "/run/ballast")]
+    pub run_dir: PathBuf,
+}
+
+/// Which connections are meant; those that all of it fits.
+#[derive(Clone, Debug, clap::Args)]
+pub struct FlowFilterArgs {
+    /// Of which Services.
+    #[command(flatten)]
+    pub scope: ScopeArgs,
+    /// Only those to this Service, as an argument without flag.
+    #[arg(long, env = "BALLAST_SERVICE", value_name = "SERVICE", add = candidates::services())]
+    pub service: Option<String>,
+    /// Only those of this client: an address, a range, either with :PORT.
+    #[arg(short = 's', long, visible_alias = "src", env = "BALLAST_CLIENT", value_name = "ADDRESS[:PORT]")]
+    pub client: Option<Peer>,
+    /// Only those that dialled this.
+    #[arg(short = 'd', long, visible_alias = "dst", env = "BALLAST_FRONTEND", value_name = "ADDRESS[:PORT]")]
+    pub frontend: Option<Peer>,
+    /// Only those to this endpoint.
+    #[arg(long, env = "BALLAST_BACKEND", value_name = "ADDRESS[:PORT]")]
+    pub backend: Option<Peer>,
+    /// Only those of this protocol: tcp, udp or sctp.
+    #[arg(short, long, visible_alias = "proto", env = "BALLAST_PROTOCOL", value_name = "PROTOCOL", value_parser = question::protocol)]
+    pub protocol: Option<Protocol>,
+    /// Only those in this state: unreplied, half-open, established, closing, closed or expired.
+    #[arg(long, env = "BALLAST_STATE", value_name = "STATE", value_parser = question::flow_state)]
+    pub state: Option<FlowState>,
+}

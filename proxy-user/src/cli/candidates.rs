@@ -1,0 +1,37 @@
+//! Names that a shell may complete: those of what the maps hold now. A user who may not read them gets none.
+
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap_complete::engine::{ArgValueCandidates, CompletionCandidate};
+use proxy_common::map_names;
+
+use crate::maps::view::{NameRow, View};
+
+/// Completes the name of a Service, and of its ports.
+pub(in crate::cli) fn services() -> ArgValueCandidates {
+    ArgValueCandidates::new(|| {
+        let service = |name: &NameRow| format!("{}/{}", name.namespace, name.name);
+        candidates(|name| [service(name), name.to_string()])
+    })
+}
+
+/// Completes a namespace.
+pub(in crate::cli) fn namespaces() -> ArgValueCandidates {
+    ArgValueCandidates::new(|| candidates(|name| [name.namespace.clone()]))
+}
+
+/// Completes the name of a map.
+pub(in crate::cli) fn maps() -> ArgValueCandidates {
+    ArgValueCandidates::new(|| {
+        map_names::ALL.iter().chain(map_names::OPTIONAL).map(CompletionCandidate::new).collect()
+    })
+}
+
+fn candidates<const N: usize>(texts: impl Fn(&NameRow) -> [String; N]) -> Vec<CompletionCandidate> {
+    let bpffs = std::env::var_os("BALLAST_BPFFS").unwrap_or_else(|| OsString::from("/sys/fs/bpf"));
+    let names = View::open(&PathBuf::from(bpffs)).and_then(|view| view.names()).unwrap_or_default();
+    let texts: BTreeSet<String> = names.values().flat_map(texts).collect();
+    texts.into_iter().map(CompletionCandidate::new).collect()
+}

@@ -1,0 +1,119 @@
+//! Why there is no answer.
+
+use std::io;
+use std::path::PathBuf;
+
+use crate::maps::view::ViewError;
+use crate::model::nearest::{did_you_mean, nearest};
+
+/// The text names no Service.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FilterError {
+    /// It has another form.
+    #[error("{0:?} names no Service: give NAMESPACE/NAME or NAMESPACE/NAME:PORT, like default/redis:6379")]
+    Form(String),
+    /// Two namespaces.
+    #[error(
+        "{text:?} is not in the namespace {namespace}: leave out --namespace, or name it without namespace"
+    )]
+    Namespace {
+        /// The name.
+        text: String,
+        /// What `--namespace` says.
+        namespace: String,
+    },
+}
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum ShowError {
+    /// The maps cannot be read.
+    #[error(transparent)]
+    View(#[from] ViewError),
+    /// The Service was not named properly.
+    #[error(transparent)]
+    Filter(#[from] FilterError),
+    /// No such Service is programmed.
+    #[error(
+        "no Service port {filter} is programmed{near} (`ballast service list` shows all; headless ones, and those without ready ports of a known protocol, are left alone{left_alone})"
+    )]
+    NoService {
+        /// What was asked for.
+        filter: String,
+        /// What may have been meant, with a leading `; `, or nothing.
+        near: String,
+        /// Cluster addresses that are left alone, with a leading `; `, or nothing.
+        left_alone: String,
+    },
+    /// There is no such map.
+    #[error("no map is called {asked}{near} (`ballast map list` shows all)")]
+    NoMap {
+        /// What was asked for.
+        asked: String,
+        /// What may have been meant, with a leading `; `, or nothing.
+        near: String,
+    },
+    /// The list cannot be sorted by that.
+    #[error(
+        "nothing in the list is called {asked:?}{near} (--sort-by takes {known}, or the name of a column)"
+    )]
+    NoField {
+        /// What was asked for.
+        asked: String,
+        /// What may have been meant, with a leading `; `, or nothing.
+        near: String,
+        /// All fields.
+        known: String,
+    },
+    /// The API server did not say which Services have the labels.
+    #[error("labels are known to the API server only, and {0}")]
+    Labels(String),
+    /// There is no such setting.
+    #[error("no setting is called {asked}{near} (`ballast config --all` shows all)")]
+    NoSetting {
+        /// What was asked for.
+        asked: String,
+        /// What may have been meant, with a leading `; `, or nothing.
+        near: String,
+    },
+    /// The agent has to answer, and does not.
+    #[error(
+        "the agent does not answer ({0}): start `ballast run`, or name its address with --metrics-bind-address"
+    )]
+    NoAgent(String),
+    /// Nothing says what is to be removed.
+    #[error("say which: {0}")]
+    Unsaid(&'static str),
+    /// What the counters were cannot be read or noted.
+    #[error("{}: {error}; name another folder with --run-dir", path.display())]
+    Zero {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        error: io::Error,
+    },
+    /// A client cannot reach an address of the other family.
+    #[error("client and address are of different families")]
+    Families,
+    /// The answer cannot be written as JSON.
+    #[error("the answer cannot be written as JSON: {0}")]
+    Json(#[from] serde_json::Error),
+    /// The answer cannot be written as YAML.
+    #[error("the answer cannot be written as YAML: {0}")]
+    Yaml(#[from] serde_saphyr::ser::Error),
+    /// The reader of the answer has gone.
+    #[error("cannot write to standard output: {0}")]
+    Write(io::Error),
+}
+
+impl ShowError {
+    pub(super) fn no_map<'a>(asked: &str, known: impl IntoIterator<Item = &'a str>) -> Self {
+        Self::NoMap { asked: asked.to_owned(), near: did_you_mean(&nearest(asked, known)) }
+    }
+}
+
+impl From<io::Error> for ShowError {
+    fn from(error: io::Error) -> Self {
+        Self::Write(error)
+    }
+}

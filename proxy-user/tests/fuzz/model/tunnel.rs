@@ -1,0 +1,279 @@
+//! Packets from node to node (DSR): what another node has encapsulated is taken out, and what goes to another node's endpoint is
+//! encapsulated. One that this node knows nothing of may have begun before the endpoints changed (second chance).
+
+use std::net::{IpAddr, SocketAddr};
+
+use proxy_common::reason::Reason;
+
+use super::answer::{Message, answer};
+use super::new_flow::Origin;
+use super::parse::{Header, Parsed, Segment, header_in, parse};
+use super::rewrite::{Expected, sent};
+use super::route::route;
+use super::{Met, Model, Must};
+use crate::forge::{ETHERNET, SYN};
+use crate::target::Hook;
+use crate::tunnel::{HOPS, HOPS_AGAIN, Outer, is_encapsulated, number_of};
+use crate::world::{Endpoint, Kind, Place, SCTP, Service, TCP, UDP, address};
+
+/// How a packet came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Came {
+    /// The number of its endpoint.
+    pub number: u16,
+    /// It was encapsulated for the second time.
+    pub again: bool,
+}
+
+impl Model {
+    /// A packet that is encapsulated to this node and is for a Service. `None`: it is none, and is like any other.
+    pub(super) fn tunnelled(&mut self, met: &mut Met<'_>) -> Option<Result<Must, String>> {
+        self.world.dsr?;
+        if met.hook != Hook::Ingress || !is_encapsulated(met.input) {
+            return None;
+        }
+        let outer = header_in(met.input, ETHERNET, met.input[12] == 0x86)?;
+        let inner = header_in(met.input, outer.l4, outer.proto == 41)?;
+        let is_own = self.world.own_everywhere().contains(&outer.dst);
+        if outer.is_later || !is_own || !self.is_for_service(met.input, &inner) {
+            return None;
+        }
+        if !self.world.others_everywhere().contains(&outer.src) {
+            self.count(Reason::ForeignTunnel, 0);
+            return Some(Ok(Must::Drop));
+        }
+        let mut frame = met.input[..12].to_vec();
+        frame.extend(if outer.proto == 41 { [0x86, 0xdd] } else { [0x08, 0x00] });
+        frame.extend(&met.input[outer.l4..]);
+        let (number, hops) = Outer::read(met.input);
+        let came = Came { number, again: hops > HOPS };
+        Some(self.taken_out(met, &frame, came))
+    }
+
+    /// Whether an encapsulated packet is a client's to a Service: to its own address outside of the cluster's, or a node port of a
+    /// node.
+    fn is_for_service(&self, input: &[u8], inner: &Header) -> bool {
+        if inner.is_later {
+            return self.has_first_fragment(inner);
+        }
+        let Some(ports) = input.get(inner.l4..inner.l4 + 4) else { return false };
+        let dst = SocketAddr::new(inner.dst, u16::from_be_bytes([ports[2], ports[3]]));
+        matches!(inner.proto, TCP | UDP)
+            && self.service_beyond(dst, inner.proto).is_some_and(|service| service.kind != Kind::ClusterIp)
+    }
+
+    /// The Service of what was dialled at any node.
+    fn service_beyond(&self, dst: SocketAddr, proto: u8) -> Option<&Service> {
+        let of = |service: &&Service| service.proto == proto;
+        let mut services = self.world.services.iter().filter(of);
+        let exact = services.clone().find(|s| s.kind != Kind::NodePort && s.frontend == dst);
+        let is_nodes = [Place::Node, Place::OtherNode].map(|place| address(self.world.is_v6, place));
+        let is_node_port = |s: &&Service| s.kind == Kind::NodePort && s.frontend.port() == dst.port();
+        exact.or_else(|| services.find(is_node_port).filter(|_| is_nodes.contains(&dst.ip())))
+    }
+
+    /// The packet that was in another one; `frame` begins with the same Ethernet addresses.
+    fn taken_out(&mut self, met: &mut Met<'_>, frame: &[u8], came: Came) -> Result<Must, String> {
+        self.reach("a packet from another node");
+        let parsed = match parse(frame) {
+            Parsed::Segment(segment) if segment.is_first => self.note_first_fragment(frame, segment),
+            Parsed::Segment(segment) => Ok(segment),
+            Parsed::Later(header) => self.later_fragment(frame, header),
+            Parsed::Malformed => Err(Reason::Malformed),
+            Parsed::Control | Parsed::Foreign => return Ok(Must::Drop),
+        };
+        let segment = match parsed {
+            Ok(segment) => segment,
+            Err(reason) => {
+                // It is for no address of this node, so it does not pass.
+                self.count(reason, 0);
+                return Ok(Must::Drop);
+            }
+        };
+        let Met { hook, context, seen, .. } = *met;
+        let mut met = Met { hook, context, input: frame, seen, target: &mut *met.target };
+        if !segment.opens()
+            && let Some(at) = self.of_client(&segment)
+        {
+            let flow = &self.flows[at];
+            let goes_back = flow.is_tunnel && came.again;
+            let service = self.service_beyond(segment.dst, segment.proto).map_or(0, |service| service.id);
+            if !goes_back
+                && flow.continues(segment.flags, flow.service, &self.world, self.now)
+                && !self.is_led_elsewhere(&mut met, at, service)
+            {
+                return Ok(self.goes_on(&mut met, &segment, at, Some(came)));
+            }
+            self.reach("a flow of a packet from another node that does not go on");
+            self.expire(at);
+        }
+        let Some(service) = self.service_beyond(segment.dst, segment.proto).cloned() else {
+            return Err("a Service is gone".into());
+        };
+        self.new_flow_of(&mut met, &segment, &service, came)
+    }
+
+    /// The first packet of a flow that came from another node, which has asked about policy and affinity.
+    fn new_flow_of(
+        &mut self,
+        met: &mut Met<'_>,
+        segment: &Segment,
+        service: &Service,
+        came: Came,
+    ) -> Result<Must, String> {
+        if segment.l4.is_none() {
+            self.count(Reason::FragmentWithoutFirst, 0);
+            return Ok(Must::Drop);
+        }
+        let origin = Origin::of(met.context.device);
+        let client = segment.src.ip();
+        let outside = self.is_outside(client, origin.by_uplink);
+        if let Some(must) = self.syn_of_flow(met, segment, service.id, Some(came)) {
+            return Ok(must);
+        }
+        let is_local = service.is_local_inside;
+        let choice = self.of_number(service, segment, is_local, came);
+        let is_snat = |model: &Self, endpoint: &Endpoint| {
+            model.is_snat(service, endpoint, client, origin)
+                && !model.is_encapsulated_to(service, endpoint, segment, origin, outside)
+        };
+        let is_checked = choice.as_ref().is_some_and(|(endpoint, _)| is_snat(self, endpoint));
+        if (origin.by_uplink || is_checked) && self.is_no_client(met, client, origin) {
+            return Ok(self.refuse_quietly(service.id, Reason::MartianSource));
+        }
+        if service.allowed.as_ref().is_some_and(|allowed| !allowed.contains(&client)) {
+            return Ok(self.refuse_quietly(service.id, Reason::SourceNotAllowed));
+        }
+        let Some((endpoint, is_second)) = choice else {
+            return Ok(self.refuse_quietly(service.id, Reason::TunnelNoEndpoint));
+        };
+        if segment.proto != UDP && !segment.may_begin() {
+            return Ok(self.refuse_quietly(service.id, Reason::InvalidState));
+        }
+        self.begin_at(met, segment, service, &endpoint, origin, outside, Some(came), is_second)
+    }
+
+    /// What was refused of another node's packets has verdicts without an answer.
+    fn refuse_quietly(&mut self, service: u32, reason: Reason) -> Must {
+        self.count(reason, service);
+        Must::Drop
+    }
+
+    /// The endpoint that another node's number means, and whether it is that by the second chance.
+    fn of_number(
+        &mut self,
+        service: &Service,
+        segment: &Segment,
+        is_local: bool,
+        came: Came,
+    ) -> Option<(Endpoint, bool)> {
+        service.extent(is_local).next()?;
+        let is_it = |endpoint: &&Endpoint| endpoint.is_local && number_of(endpoint.addr) == came.number;
+        let previous = self.previous(service, segment, is_local, true);
+        let current = previous
+            .clone()
+            .filter(|endpoint| is_it(&endpoint))
+            .or_else(|| service.extent(is_local).filter(|endpoint| endpoint.serves).find(is_it).cloned());
+        if came.again {
+            return current.map(|endpoint| (endpoint, false));
+        }
+        match (previous, current) {
+            (Some(previous), current) if previous.is_local || previous.has_tunnel => {
+                let is_second = current.is_none_or(|current| current.id != previous.id);
+                Some((previous, is_second))
+            }
+            (_, current) => current.map(|endpoint| (endpoint, false)),
+        }
+    }
+
+    /// The endpoint that had a connection before the endpoints changed, if this may be one of a connection in its middle.
+    /// `by_table`: whether it is spread as clients outside are.
+    pub(super) fn previous(
+        &self,
+        service: &Service,
+        segment: &Segment,
+        is_local: bool,
+        outside: bool,
+    ) -> Option<Endpoint> {
+        let may_have = segment.proto == TCP
+            && segment.flags & SYN == 0
+            && self.world.is_dsr(service)
+            && service.is_by_table(outside);
+        may_have.then(|| service.previous_endpoint(is_local)).flatten().cloned()
+    }
+
+    /// Whether a packet to that endpoint goes to its node as it is.
+    pub(super) fn is_encapsulated_to(
+        &self,
+        service: &Service,
+        endpoint: &Endpoint,
+        segment: &Segment,
+        origin: Origin,
+        outside: bool,
+    ) -> bool {
+        let client = segment.src.ip();
+        let of = |place| address(self.world.is_v6, place);
+        let is_nodes = [Place::Node, Place::NodeToo, Place::OtherNode].map(of).contains(&client);
+        let at_node = [Place::Node, Place::OtherNode].map(of).contains(&segment.dst.ip());
+        self.world.is_dsr(service)
+            && outside
+            && origin.by_uplink
+            && !origin.from_node
+            && !endpoint.is_local
+            && endpoint.has_tunnel
+            && endpoint.addr.ip() != client
+            && segment.proto != SCTP
+            && !is_nodes
+            && (service.kind != Kind::NodePort || at_node)
+    }
+
+    /// A client's packet goes to the node of its endpoint.
+    pub(super) fn encapsulate(
+        &mut self,
+        met: &Met<'_>,
+        segment: &Segment,
+        endpoint: SocketAddr,
+        came: Option<Came>,
+    ) -> Must {
+        let Some(is_v6) = self.world.dsr else { return Must::Drop };
+        let (src, dst) = (address(is_v6, Place::Node), address(is_v6, Place::OtherNode));
+        let Some(route) = route(dst, met.seen) else {
+            self.count(Reason::NoRoute, 0);
+            return Must::Drop;
+        };
+        let room = route.mtu - if is_v6 { 40 } else { 20 };
+        if segment.length() > room {
+            self.count(Reason::PacketTooBig, 0);
+            if segment.l4.is_none() {
+                return Must::Drop;
+            }
+            return Must::Leave(answer(met.input, segment, Message::TooBig(room)));
+        }
+        let hops = met.input[ETHERNET + if segment.src.is_ipv6() { 7 } else { 8 }];
+        if hops <= 1 {
+            self.count(Reason::TtlExceeded, 0);
+            return Must::Drop;
+        }
+        self.reach(if came.is_some() { "sent on to a third node" } else { "sent to the endpoint's node" });
+        let inner = sent(Expected::new(met.input.to_vec()), route.macs);
+        let hops = if came.is_some() { HOPS_AGAIN } else { HOPS };
+        let outer = Outer { src, dst, number: number_of(endpoint), hops };
+        Must::Leave(Expected {
+            bytes: outer.around(&inner.bytes, segment.length()),
+            ..inner.moved(outer.length())
+        })
+    }
+}
+
+impl super::World {
+    /// Addresses of this node in both families.
+    fn own_everywhere(&self) -> Vec<IpAddr> {
+        let of = |is_v6| [Place::Node, Place::NodeToo].map(|place| address(is_v6, place));
+        [of(false), of(true)].concat()
+    }
+
+    /// `InternalIP`s of other nodes that this one knows.
+    fn others_everywhere(&self) -> Vec<IpAddr> {
+        [false, true].map(|is_v6| address(is_v6, Place::OtherNode)).to_vec()
+    }
+}

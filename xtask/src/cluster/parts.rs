@@ -1,0 +1,60 @@
+//! What every cluster is made of: packages, programs, and the network between its machines.
+
+use std::io::Write as _;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context as _, Result, bail};
+
+use super::place::Place;
+use crate::setup::{self, Need};
+use crate::workspace::Workspace;
+use crate::{apiserver, gotools};
+
+/// Where Debian has the CNI plugins.
+const PLUGINS: &str = "/usr/lib/cni/host-local";
+
+/// Packages and programs, built once.
+pub(super) fn prepare(workspace: &Workspace) -> Result<()> {
+    setup::tools(Need::Cluster)?;
+    if !Path::new(PLUGINS).exists() {
+        crate::apt::install(&["containernetworking-plugins"])?;
+    }
+    apiserver::build(workspace)?;
+    gotools::build(workspace, &gotools::CLUSTER)?;
+    Ok(())
+}
+
+/// Runs lines of ip(8) in the network of a process.
+pub(super) fn batch(process: u32, lines: &str) -> Result<()> {
+    let mut child = Command::new("nsenter")
+        .args([&format!("--net=/proc/{process}/ns/net"), "ip", "-batch", "-"])
+        .stdin(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .context("cannot start nsenter")?;
+    if let Some(mut input) = child.stdin.take() {
+        input.write_all(lines.as_bytes()).context("ip does not listen")?;
+    }
+    let output = child.wait_with_output().context("cannot wait for ip")?;
+    if !output.status.success() {
+        bail!("ip: {}\n{lines}", String::from_utf8_lossy(&output.stderr).trim());
+    }
+    Ok(())
+}
+
+/// Puts the programs of the cluster's machines into its folder.
+pub(super) fn link_programs(workspace: &Workspace, place: &Place, ballast: &Path) -> Result<()> {
+    let link = |name: &str, file: &Path| {
+        std::os::unix::fs::symlink(file, place.programs().join(name))
+            .with_context(|| format!("cannot link {name}"))
+    };
+    // A copy: what is built meanwhile must not replace the program that made the maps.
+    std::fs::copy(ballast, place.programs().join("ballast"))
+        .with_context(|| format!("cannot copy {}", ballast.display()))?;
+    let server = apiserver::build(workspace)?;
+    link("etcd", &server.etcd)?;
+    link("kube-apiserver", &server.kube_apiserver)?;
+    let files = gotools::build(workspace, &gotools::CLUSTER)?;
+    gotools::CLUSTER.iter().zip(files).try_for_each(|(tool, file)| link(tool.name, &file))
+}
