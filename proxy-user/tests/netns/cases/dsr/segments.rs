@@ -22,7 +22,7 @@ const SERVER: &str = "3/2";
 
 /// Sends so many datagrams in one packet.
 fn send(socket: &UdpSocket, count: usize) -> Result<()> {
-    let size = DATAGRAM as libc::c_int;
+    let size = libc::c_int::try_from(DATAGRAM)?;
     // SAFETY: the kernel reads the number, which lives.
     let set = unsafe {
         libc::setsockopt(
