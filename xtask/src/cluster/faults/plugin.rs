@@ -102,8 +102,7 @@ fn all(world: &World<'_>, user: &std::path::Path) -> Result<()> {
     says(&["status"], &names)?;
     let one = says(&["status", "--node", names[0]], &names[..1])?;
     ensure!(!one.contains(names[1]), "--node asks others, too:\n{one}");
-    let wrong =
-        plugin(&["status", "--node", "node11"]).read().map_or_else(|error| format!("{error:#}"), |told| told);
+    let wrong = plugin(&["status", "--node", "node11"]).read().unwrap_or_else(|error| format!("{error:#}"));
     ensure!(wrong.contains("no agent runs on a node node11"), "of a node that is not there: {wrong}");
 
     let every = format!("{0}/{0}", names.len());
