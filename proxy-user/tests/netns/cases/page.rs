@@ -291,6 +291,7 @@ fn accessible(browser: &Browser) -> Result<()> {
 fn pictures(browser: &Browser, folder: &Path) -> Result<()> {
     // Curves need something to show.
     sleep(Duration::from_secs(100));
+    browser.value("scrollTo(0, 0)")?;
     browser.picture(&folder.join("light.png"))?;
     browser.value("[...document.querySelectorAll('.services .link')].find((one) => one.textContent === 'default/shop:http').click()")?;
     browser.prefer("dark")?;
