@@ -303,7 +303,7 @@ mod tests {
             |status| status.failed = vec![problem("Service default/a", "spec.ports", "no room")],
             |status| {
                 Arc::make_mut(&mut status.health_checks)
-                    .extend([(ServiceName::new("a", "b"), HealthCheck { port: 1, local: BTreeMap::new() })])
+                    .extend([(ServiceName::new("a", "b"), HealthCheck { port: 1, local: BTreeMap::new() })]);
             },
         ];
         for change in news {

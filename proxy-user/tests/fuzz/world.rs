@@ -104,6 +104,7 @@ pub struct Endpoint {
 
 /// A Service port with one frontend.
 #[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "settings of a Service")]
 pub struct Service {
     pub id: u32,
     pub proto: u8,

@@ -153,7 +153,7 @@ impl Model {
 
     /// A packet leaves under the address and port of a frontend, and is no endpoint's reply: it is of a connection of the node's own.
     /// What comes back is not a client's to the Service.
-    pub(super) fn from_frontend(&mut self, segment: &Segment) {
+    pub(super) fn note_own_frontend(&mut self, segment: &Segment) {
         if segment.l4.is_none() {
             return;
         }

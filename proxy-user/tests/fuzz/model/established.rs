@@ -131,7 +131,7 @@ impl Model {
     }
 
     /// Whether an error leaves from here; it is translated already.
-    pub(super) fn forward_error(&mut self, met: &Met<'_>, out: super::Expected, to: SocketAddr) -> Must {
+    pub(super) fn forward_error(&mut self, met: &Met<'_>, out: Expected, to: SocketAddr) -> Must {
         let Some(route) = route(to.ip(), met.seen) else {
             self.count(Reason::NoRoute, 0);
             return Must::Drop;

@@ -9,6 +9,7 @@ use crate::world::{TCP, UDP, World};
 
 /// A connection that a Service has.
 #[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "facts of a flow")]
 pub struct Flow {
     pub proto: u8,
     pub client: SocketAddr,

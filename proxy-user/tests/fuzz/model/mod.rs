@@ -188,7 +188,7 @@ impl Model {
             return self.direct_out(met, &segment);
         }
         if self.is_frontend(segment.src, segment.proto) {
-            self.from_frontend(&segment);
+            self.note_own_frontend(&segment);
         }
         Ok(Must::Pass)
     }

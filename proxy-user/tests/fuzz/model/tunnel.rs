@@ -34,11 +34,11 @@ impl Model {
         }
         let outer = header_in(met.input, ETHERNET, met.input[12] == 0x86)?;
         let inner = header_in(met.input, outer.l4, outer.proto == 41)?;
-        let is_own = self.world.own_everywhere().contains(&outer.dst);
+        let is_own = own_everywhere().contains(&outer.dst);
         if outer.is_later || !is_own || !self.is_for_service(met.input, &inner) {
             return None;
         }
-        if !self.world.others_everywhere().contains(&outer.src) {
+        if !others_everywhere().contains(&outer.src) {
             self.count(Reason::ForeignTunnel, 0);
             return Some(Ok(Must::Drop));
         }
@@ -265,15 +265,13 @@ impl Model {
     }
 }
 
-impl super::World {
-    /// Addresses of this node in both families.
-    fn own_everywhere(&self) -> Vec<IpAddr> {
-        let of = |is_v6| [Place::Node, Place::NodeToo].map(|place| address(is_v6, place));
-        [of(false), of(true)].concat()
-    }
+/// Addresses of this node in both families.
+fn own_everywhere() -> Vec<IpAddr> {
+    let of = |is_v6| [Place::Node, Place::NodeToo].map(|place| address(is_v6, place));
+    [of(false), of(true)].concat()
+}
 
-    /// `InternalIP`s of other nodes that this one knows.
-    fn others_everywhere(&self) -> Vec<IpAddr> {
-        [false, true].map(|is_v6| address(is_v6, Place::OtherNode)).to_vec()
-    }
+/// `InternalIP`s of other nodes that this one knows.
+fn others_everywhere() -> Vec<IpAddr> {
+    [false, true].map(|is_v6| address(is_v6, Place::OtherNode)).to_vec()
 }
