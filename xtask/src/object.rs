@@ -3,6 +3,7 @@
 pub mod stack;
 
 use anyhow::{Context as _, Result, bail};
+use object::build::elf::SectionData;
 use object::{Object as _, ObjectSection as _, ObjectSymbol as _, RelocationTarget, SectionKind};
 
 /// What an object holds.
@@ -81,11 +82,15 @@ pub fn without_dwarf(elf: &[u8]) -> Result<Vec<u8>> {
     }
     builder.delete_orphans();
     // LLVM has one table for names of symbols and of sections; what writes the object wants two.
-    let names = builder.sections.add();
-    names.name = b".shstrtab".as_slice().into();
-    names.sh_type = object::elf::SHT_STRTAB;
-    names.sh_addralign = 1;
-    names.data = object::build::elf::SectionData::SectionString;
+    let is_table =
+        |section: &object::build::elf::Section<'_>| matches!(section.data, SectionData::SectionString);
+    if !builder.sections.iter().any(is_table) {
+        let names = builder.sections.add();
+        names.name = b".shstrtab".as_slice().into();
+        names.sh_type = object::elf::SHT_STRTAB;
+        names.sh_addralign = 1;
+        names.data = SectionData::SectionString;
+    }
     let mut written = Vec::new();
     builder.write(&mut written).context("cannot write the object without DWARF")?;
     Ok(written)
