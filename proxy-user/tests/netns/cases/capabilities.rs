@@ -98,7 +98,7 @@ fn enough(lab: &Lab) -> Result<()> {
         stranded::stay(lab)?;
         restrict(lab, beside.iter().map(String::as_str))?;
         let mut beside = Agent::start_beside(&lab.node, &lab.setup())?;
-        beside.says(&["ending connected UDP sockets"])?;
+        beside.says(&["ending connected sockets whose endpoint leaves"])?;
         lab.change(stranded::NAMES, &["0/5353"])?;
         stranded::moves(lab)?;
         beside.kill()?;
@@ -137,7 +137,7 @@ fn needed(lab: &Lab) -> Result<()> {
 /// Where maps are made anew, the process beside the agent ends, to be started again, instead of going by the old ones.
 fn replaced(lab: &Lab) -> Result<()> {
     let mut beside = Agent::start_beside(&lab.node, &lab.setup())?;
-    beside.says(&["ending connected UDP sockets"])?;
+    beside.says(&["ending connected sockets whose endpoint leaves"])?;
     lab.kill()?;
     clean(lab)?;
     let said = beside.fails()?;
@@ -146,7 +146,7 @@ fn replaced(lab: &Lab) -> Result<()> {
     let mut beside = Agent::start_beside(&lab.node, &lab.setup())?;
     beside.says(&["no agent of this version"])?;
     lab.begin()?;
-    beside.says(&["ending connected UDP sockets"])
+    beside.says(&["ending connected sockets whose endpoint leaves"])
 }
 
 /// The agent from nothing, a takeover, and the reading commands, behind the profile that the project ships.
