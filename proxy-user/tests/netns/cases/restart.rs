@@ -129,6 +129,8 @@ fn beside_traffic(lab: &Lab) -> Result<()> {
         ensure!(programmed(lab)? == before, "other ids after a restart");
         replace(lab)?;
         ensure!(programmed(lab)? == before, "other ids of another binary");
+        // A fast machine is done before enough was sent.
+        std::thread::sleep(Duration::from_millis(12 * CALM));
         Ok(())
     })?;
     ensure!(lab.log().matches("takes_over=true").count() == 2, "a restart began anew");
