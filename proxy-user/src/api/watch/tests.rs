@@ -250,24 +250,26 @@ async fn a_watch_that_expires_ends_in_a_new_list() {
     assert_eq!(test.services().await, ["b", "c"]);
 }
 
+/// The watch of Services fails.
+fn fail(test: &Test) {
+    let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 500});
+    test.send(SERVICES, "ERROR", &status);
+}
+
 /// etcd was restored from a snapshot: a watch would go on from a version that is not yet, and miss what went away.
 #[tokio::test]
 async fn a_history_that_went_back_ends_in_a_new_list() {
     let mut test = Test::start(&[]).await;
     assert_eq!(test.services().await, ["a"]);
     test.watches().await;
-    let fails = |test: &Test| {
-        let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 500});
-        test.send(SERVICES, "ERROR", &status);
-    };
     // A failure alone is no reason to list.
-    fails(&test);
+    fail(&test);
     test.watches().await;
     test.send(SERVICES, "ADDED", &service("b", "10.96.0.2"));
     while !matches!(test.next().await, Event::Apply(Object::Service(s)) if s.name.name == "b") {}
     test.set(vec![service("c", "10.96.0.3")]);
     test.server.inner.lock().unwrap().version = 3;
-    fails(&test);
+    fail(&test);
     assert_eq!(test.services().await, ["c"]);
 }
 
@@ -277,18 +279,14 @@ async fn a_history_that_has_grown_again_is_known_by_its_objects() {
     let mut test = Test::start(&[]).await;
     assert_eq!(test.services().await, ["a"]);
     test.watches().await;
-    let fails = |test: &Test| {
-        let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 500});
-        test.send(SERVICES, "ERROR", &status);
-    };
     test.set(vec![service("b", "10.96.0.2")]);
     test.server.inner.lock().unwrap().version = 50;
-    fails(&test);
+    fail(&test);
     assert_eq!(test.services().await, ["b"], "the one that changed last is not there");
     test.watches().await;
     test.send(SERVICES, "DELETED", &service("b", "10.96.0.2"));
     while !matches!(test.next().await, Event::Delete(_)) {}
-    fails(&test);
+    fail(&test);
     assert_eq!(test.services().await, ["b"], "the one that was removed last is there");
 }
 
