@@ -5,6 +5,7 @@
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 
@@ -40,33 +41,29 @@ pub fn device(space: &Space, name: &str) -> Result<([u8; 6], i32)> {
     Ok((octets.try_into().map_err(|octets| anyhow::anyhow!("{octets:?}"))?, index as i32))
 }
 
-impl Wire {
-    /// From a device to the one at its other end.
-    pub fn new(space: &Space, name: &str, to: (&Space, &str)) -> Result<Self> {
-        let ((own, index), (to, _)) = (device(space, name)?, device(to.0, to.1)?);
-        let open = || {
-            // SAFETY: no pointers.
-            let socket = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW, 0) };
-            ensure!(socket >= 0, "AF_PACKET: {}", io::Error::last_os_error());
-            // SAFETY: just opened, and owned here.
-            Ok(unsafe { OwnedFd::from_raw_fd(socket) })
-        };
-        Ok(Self { socket: space.inside(open)?, index, own, to })
-    }
+/// A socket that sends whole frames from this thread's namespace.
+pub fn link_socket() -> Result<OwnedFd> {
+    // SAFETY: no pointers.
+    let socket = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW, 0) };
+    ensure!(socket >= 0, "AF_PACKET: {}", io::Error::last_os_error());
+    // SAFETY: just opened, and owned here.
+    Ok(unsafe { OwnedFd::from_raw_fd(socket) })
+}
 
-    /// Sends a packet, from its IP header on.
-    pub fn send(&self, packet: &[u8]) -> Result<()> {
-        let kind: u16 = if packet.first().is_some_and(|first| first >> 4 == 4) { 0x0800 } else { 0x86dd };
-        let frame = [&self.to[..], &self.own, &kind.to_be_bytes(), packet].concat();
-        // SAFETY: plain integers.
-        let mut to: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
-        to.sll_family = libc::AF_PACKET as u16;
-        to.sll_ifindex = self.index;
-        to.sll_halen = 6;
+/// Sends a frame by the device of that index, as it is. Waits while the queue at the other end of a veth is full:
+/// `veth_xmit` tells it as `ENOBUFS`, and has dropped the frame.
+pub fn send_frame(socket: &OwnedFd, index: i32, frame: &[u8]) -> Result<()> {
+    // SAFETY: plain integers.
+    let mut to: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+    to.sll_family = libc::AF_PACKET as u16;
+    to.sll_ifindex = index;
+    to.sll_halen = 6;
+    let deadline = Instant::now() + Duration::from_secs(10);
+    loop {
         // SAFETY: both pointers are to memory of the size that is told.
         let sent = unsafe {
             libc::sendto(
-                self.socket.as_raw_fd(),
+                socket.as_raw_fd(),
                 frame.as_ptr().cast(),
                 frame.len(),
                 0,
@@ -74,8 +71,28 @@ impl Wire {
                 size_of::<libc::sockaddr_ll>() as libc::socklen_t,
             )
         };
-        ensure!(sent == frame.len().cast_signed(), "sendto: {}", io::Error::last_os_error());
-        Ok(())
+        if sent == frame.len().cast_signed() {
+            return Ok(());
+        }
+        let error = io::Error::last_os_error();
+        let is_full = error.raw_os_error() == Some(libc::ENOBUFS);
+        ensure!(is_full && Instant::now() < deadline, "sendto: {error}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+impl Wire {
+    /// From a device to the one at its other end.
+    pub fn new(space: &Space, name: &str, to: (&Space, &str)) -> Result<Self> {
+        let ((own, index), (to, _)) = (device(space, name)?, device(to.0, to.1)?);
+        Ok(Self { socket: space.inside(link_socket)?, index, own, to })
+    }
+
+    /// Sends a packet, from its IP header on.
+    pub fn send(&self, packet: &[u8]) -> Result<()> {
+        let kind: u16 = if packet.first().is_some_and(|first| first >> 4 == 4) { 0x0800 } else { 0x86dd };
+        let frame = [&self.to[..], &self.own, &kind.to_be_bytes(), packet].concat();
+        send_frame(&self.socket, self.index, &frame)
     }
 }
 

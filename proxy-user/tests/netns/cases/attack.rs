@@ -14,7 +14,7 @@ use proxy_user::maps::view::View;
 use super::exposed::{NODE_PORTS, is_sent_on, node_ip, open_up};
 use super::held::{self, Sink};
 use super::{Case, client_ip};
-use crate::lab::{Lab, Wish, nft};
+use crate::lab::{Lab, Wish, eventually, nft};
 use crate::manifest::{Family, cluster_ip, pod_ip};
 use crate::peer::{Attempt, Kind};
 use crate::raw::{self, ACK, SYN, Segment, Wire};
@@ -120,6 +120,7 @@ impl<'a> Scene<'a> {
     fn syns(&self, family: Family, and_ack: bool) -> Result<(u32, u32)> {
         let to = held::node_port(family, true);
         let (mut asked, mut failed) = (0, 0);
+        let before = self.arrived(family)?;
         for number in 0..FLOOD {
             let seq = number.wrapping_mul(2_654_435_761);
             let syn = Segment { from: forged(family, number), to, flags: SYN, seq, ack: 0 };
@@ -128,9 +129,17 @@ impl<'a> Scene<'a> {
             if number % 32 == 31 {
                 std::thread::sleep(Duration::from_millis(1));
             }
-            if number % NEW_EVERY == NEW_EVERY - 1 && failed < ENOUGH {
-                asked += 1;
-                failed += u32::from(!self.gets_through(family)?);
+            if number % NEW_EVERY == NEW_EVERY - 1 {
+                // A device's queue holds 1,000 packets: it has to be emptied before the next ones.
+                eventually(Duration::from_secs(10), || {
+                    let arrived = self.arrived(family)? - before;
+                    ensure!(arrived > u64::from(number), "{arrived} of {} SYNs arrived", number + 1);
+                    Ok(())
+                })?;
+                if failed < ENOUGH {
+                    asked += 1;
+                    failed += u32::from(!self.gets_through(family)?);
+                }
             }
         }
         Ok((failed, asked))
@@ -156,6 +165,11 @@ impl<'a> Scene<'a> {
     fn reason(&self, reason: Reason) -> Result<u64> {
         let reasons = View::open(&self.lab.bpffs())?.reasons()?;
         reasons.get(&reason).copied().context("no such reason")
+    }
+
+    /// Packets that came to the endpoint or were dropped for want of room, so far.
+    fn arrived(&self, family: Family) -> Result<u64> {
+        Ok(self.syns_that_came(family)? + self.reason(Reason::FlowTableFull)?)
     }
 
     fn flood_in_both_families(&self, and_ack: bool) -> Result<()> {

@@ -1,8 +1,6 @@
 //! VLAN tags. The kernel takes them off before any program sees the packet, and notes them beside it.
 
-use std::io;
 use std::net::{SocketAddrV4, UdpSocket};
-use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
@@ -12,6 +10,7 @@ use super::{Case, WEB, client_ip, vip};
 use crate::lab::{Lab, SMALL, Wish};
 use crate::manifest::Family;
 use crate::peer::{Attempt, Kind};
+use crate::raw;
 
 const WISH: Wish = Wish { pods: 1, services: &[WEB], flags: SMALL };
 
@@ -54,33 +53,11 @@ fn datagram(to: [u8; 6], tags: &[u16], from: SocketAddrV4, dialled: SocketAddrV4
 
 /// Sends a frame out of a device of this thread's namespace, as it is.
 fn send(device: &str, frame: &[u8]) -> Result<()> {
-    // SAFETY: no pointers.
-    let socket = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW, 0) };
-    ensure!(socket >= 0, "AF_PACKET: {}", io::Error::last_os_error());
-    // SAFETY: just opened, and owned here.
-    let socket = unsafe { OwnedFd::from_raw_fd(socket) };
     let index: i32 = std::fs::read_to_string(format!("/proc/thread-self/net/dev_snmp6/{device}"))
         .ok()
         .and_then(|text| text.lines().find_map(|line| line.strip_prefix("ifIndex")?.trim().parse().ok()))
         .context("no such device")?;
-    // SAFETY: plain integers.
-    let mut to: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
-    to.sll_family = libc::AF_PACKET as u16;
-    to.sll_ifindex = index;
-    to.sll_halen = 6;
-    // SAFETY: both pointers are to memory of the size that is told.
-    let sent = unsafe {
-        libc::sendto(
-            socket.as_raw_fd(),
-            frame.as_ptr().cast(),
-            frame.len(),
-            0,
-            (&raw const to).cast(),
-            size_of::<libc::sockaddr_ll>() as libc::socklen_t,
-        )
-    };
-    ensure!(sent == frame.len().cast_signed(), "sendto: {}", io::Error::last_os_error());
-    Ok(())
+    raw::send_frame(&raw::link_socket()?, index, frame)
 }
 
 /// New flows so far.
