@@ -70,6 +70,13 @@ impl<S: Store> Reconciler<S> {
         self
     }
 
+    /// Builds trees anew that have grown.
+    pub(super) fn pack(&mut self) {
+        self.writer.applied.pack();
+        self.services.pack();
+        self.addresses.pack();
+    }
+
     /// The node should look like this from the next sync on.
     pub fn set_node(&mut self, plan: &NodePlan) {
         self.node.set(plan, &self.writer.applied.node);

@@ -93,7 +93,8 @@ fn the_order_of_slots_is_no_change() {
     let (name, plan) = service("a", 1, [1, 2, 3]);
     let mut plan = plan.unwrap();
     for port in plan.ports.values_mut() {
-        port.frontends.values_mut().for_each(|frontend| Arc::make_mut(&mut frontend.slots).reverse());
+        let reversed: Arc<[_]> = port.backends.keys().rev().copied().collect();
+        port.frontends.values_mut().for_each(|frontend| frontend.slots = Some(Arc::clone(&reversed)));
     }
     assert_eq!(world.change([(name, Some(plan))]), 0);
 }
