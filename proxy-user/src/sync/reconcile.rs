@@ -37,6 +37,9 @@ use crate::model::net::IpFamily;
 use crate::model::{Problem, ServiceName};
 use crate::plan::{HealthCheck, NodePlan, PortId, PortPlan, Scope, ServicePlan};
 
+/// Service ports that are written at once to maps that have none: few enough to take little memory, enough for few system calls.
+const PART: usize = 2048;
+
 /// Makes the maps say what the plans say.
 pub struct Reconciler<S> {
     pub(super) writer: Writer<S>,
@@ -104,6 +107,8 @@ impl<S: Store> Reconciler<S> {
         self.node.reconcile(&mut self.writer, flows, now, full, freed);
         self.addresses.reconcile(&mut self.writer, now, full, freed);
         let mut touched = Touched::new();
+        // With no port in the maps, no frontend changes hands: parts are as good as the whole, and take less memory.
+        let at_once = if self.writer.applied.ports.used() == 0 { PART } else { usize::MAX };
         if full {
             let wanted = self.services.desired.values().flat_map(|plan| plan.ports.keys().cloned());
             let known = self.writer.applied.ports.iter().map(|(port, _)| port);
@@ -111,7 +116,11 @@ impl<S: Store> Reconciler<S> {
             touched.extend(self.writer.applied.services.keys());
             self.full = false;
         }
-        self.reconcile(dirty, touched, now);
+        let mut dirty = dirty.into_iter().peekable();
+        while dirty.peek().is_some() || !touched.is_empty() {
+            let part = dirty.by_ref().take(at_once).collect();
+            self.reconcile(part, std::mem::take(&mut touched), now);
+        }
         self.writer.reset_due(now);
         self.quarantine.remove_orphans(&mut self.writer, now);
     }
@@ -317,7 +326,7 @@ impl<S: Store> Reconciler<S> {
             if self.services.claims.owner(frontend) != Some(port) {
                 continue;
             }
-            let endpoints = what.slots.iter().map(|at| SocketAddr::new(at.address, at.port));
+            let endpoints = plan.slots(what).map(|at| SocketAddr::new(at.address, at.port));
             expected.insert(frontend_key(frontend), (!fails).then(|| endpoints.collect()));
         }
     }

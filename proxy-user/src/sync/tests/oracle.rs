@@ -296,7 +296,10 @@ impl Transition {
             };
             let (before, after) = (self.before.get(key), self.after.get(key));
             let left = |known: &Seen| {
-                let stays = |at: &_| after.is_some_and(|after| after.endpoints.contains_key(at));
+                // One of the port that gets the frontend is another endpoint, whatever its address.
+                let stays = |at: &_| {
+                    after.is_some_and(|after| after.port == known.port && after.endpoints.contains_key(at))
+                };
                 let kept = |at: &_| stays(at) || seen.endpoints.contains_key(at);
                 let endpoints = known.endpoints.iter().filter(|(at, _)| kept(at));
                 Seen { endpoints: endpoints.map(|(at, flags)| (*at, *flags)).collect(), ..known.clone() }
