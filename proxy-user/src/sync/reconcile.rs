@@ -166,18 +166,16 @@ impl<S: Store> Reconciler<S> {
     /// When [`Reconciler::sync`] should be called even if nothing changes.
     pub fn wake(&mut self) -> Option<Instant> {
         let retries = self.services.failures.values().map(|failure| failure.retry).min();
-        let mut rests = [
-            self.writer.applied.extents.next_rested(),
-            self.writer.applied.tables.next_rested(),
-            self.writer.applied.drains.next_over(),
-            self.writer.applied.endpoints.next_rested(),
-            self.writer.applied.ports.next_rested(),
-            self.writer
-                .applied
-                .filter
-                .next_rested()
-                .map(|at| self.quarantine.next_release.map_or(at, |next| at.max(next))),
-        ];
+        // What fails may wait for room.
+        let is_urgent = !self.services.failures.is_empty();
+        let (applied, quarantine) = (&mut self.writer.applied, &self.quarantine);
+        let due = |at: Option<Instant>, is_id| at.map(|at| quarantine.due(at, is_id));
+        let space = [applied.extents.next_rested(), applied.tables.next_rested()];
+        let space = if is_urgent { space } else { space.map(|at| due(at, false)) };
+        let ids = [due(applied.endpoints.next_rested(), true), due(applied.ports.next_rested(), true)];
+        let bits = applied.filter.next_rested();
+        let bits = bits.map(|at| quarantine.next_release.map_or(at, |next| at.max(next)));
+        let mut rests = [space[0], space[1], applied.drains.next_over(), ids[0], ids[1], bits];
         if let Some((_, retry)) = self.quarantine.failed {
             for rest in &mut rests {
                 *rest = rest.map(|rest| rest.max(retry));
