@@ -78,6 +78,11 @@ impl Mapping {
         self.len
     }
 
+    /// Bytes that are mapped.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
     /// Whether all of these elements are mapped.
     pub(super) fn holds(&self, range: &Range<usize>) -> bool {
         self.there.start <= range.start && range.end <= self.there.end

@@ -7,11 +7,14 @@
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::mapping::Mapping;
 
 /// Bytes that are mapped at once: a few microseconds' work.
 const SPAN: usize = 64 * 1024;
+/// A window of more bytes is not kept: one element may lie across a page, and the first page is mapped from its start on.
+const KEPT: usize = 2 * SPAN;
 /// After so many moves within one run the whole array is mapped.
 const MOVES: u32 = 8;
 
@@ -20,12 +23,14 @@ pub(super) struct Array {
     map: OwnedFd,
     value_size: usize,
     len: usize,
+    /// Where the last run ended: the next one often goes on near by, and mapping costs more than what is written.
+    kept: Mutex<Option<Mapping>>,
 }
 
 impl Array {
     /// Of `len` elements of `value_size` bytes. One that cannot be mapped is an error at once.
     pub(super) fn new(map: BorrowedFd<'_>, value_size: usize, len: usize) -> io::Result<Self> {
-        let array = Self { map: map.try_clone_to_owned()?, value_size, len };
+        let array = Self { map: map.try_clone_to_owned()?, value_size, len, kept: Mutex::default() };
         array.map(0..1)?;
         Ok(array)
     }
@@ -47,11 +52,16 @@ impl Array {
 
     /// For one run of reads and writes.
     pub(super) fn windows(&self) -> Windows<'_> {
-        Windows { array: self, current: None, moves: 0 }
+        Windows { array: self, current: self.kept().take(), moves: 0 }
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Option<Mapping>> {
+        // It is put there and taken as a whole.
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A part of an array in memory, which moves to where it is needed. Nothing stays mapped when it is dropped.
+/// A part of an array in memory, which moves to where it is needed. No more than one window stays mapped when it is dropped.
 pub(super) struct Windows<'a> {
     array: &'a Array,
     current: Option<Mapping>,
@@ -78,6 +88,12 @@ impl Windows<'_> {
         }
         let more = SPAN / self.array.value_size.next_multiple_of(8);
         self.array.map(range.start..range.end.max(range.start + more))
+    }
+}
+
+impl Drop for Windows<'_> {
+    fn drop(&mut self) {
+        *self.array.kept() = self.current.take().filter(|window| window.bytes() <= KEPT);
     }
 }
 
@@ -110,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_used_is_mapped_and_only_while_it_is() {
+    fn only_what_was_used_last_is_mapped() {
         const LEN: usize = 1 << 20;
         let (_file, array) = array("windows-small", LEN);
         assert_eq!((array.len(), mapped("windows-small")), (LEN, 0));
@@ -127,7 +143,12 @@ mod tests {
         assert!(mapped("windows-small") <= SPAN + 2 * 4096, "the first one is gone");
         assert_eq!(windows.at(LEN - 1..LEN + 1).err().and_then(|e| e.raw_os_error()), Some(libc::E2BIG));
         drop(windows);
-        assert_eq!(mapped("windows-small"), 0);
+        let mut windows = array.windows();
+        windows.at(LEN - 1..LEN).unwrap();
+        assert_eq!(windows.moves, 0, "the last window was kept");
+        windows.at(0..1).unwrap();
+        drop(windows);
+        assert!((1..=SPAN + 2 * 4096).contains(&mapped("windows-small")), "{}", mapped("windows-small"));
         let all = array.map_all().unwrap().all64();
         assert_eq!((all.len(), all[500_003], all[LEN - 1], all.iter().sum::<u64>()), (LEN, 7, 8, 15));
     }
@@ -144,6 +165,7 @@ mod tests {
         assert!(windows.moves <= MOVES + 1, "{}", windows.moves);
         assert_eq!(mapped("windows-jumps"), 8 * LEN);
         drop(windows);
+        assert_eq!(mapped("windows-jumps"), 0, "the whole is not kept");
         assert_eq!(array.map_all().unwrap().all32().iter().sum::<u32>(), 100);
     }
 

@@ -19,8 +19,8 @@ use crate::maps::FilterBit as Bit;
 use crate::maps::{
     Backend, Capacity, FrontendKey, MaglevRow, MaglevTable, NodeContents, Table, TunnelRow, Write,
 };
-use crate::model::{SortedSet, pack};
 use crate::model::net::IpFamily;
+use crate::model::{SortedSet, pack};
 use crate::plan::PortId;
 
 /// How long things rest before they are freed.

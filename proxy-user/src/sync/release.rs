@@ -35,7 +35,14 @@ pub(super) struct Quarantine {
 impl Default for Quarantine {
     fn default() -> Self {
         let (next_release, next_ids, next_free) = (None, None, None);
-        Self { flows: Box::new(NoFlows), orphans: Vec::new(), failed: None, next_release, next_ids, next_free }
+        Self {
+            flows: Box::new(NoFlows),
+            orphans: Vec::new(),
+            failed: None,
+            next_release,
+            next_ids,
+            next_free,
+        }
     }
 }
 
