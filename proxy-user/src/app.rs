@@ -27,6 +27,8 @@ use crate::model::{ApiServers, Event, NodeView};
 use crate::page::Agent;
 use crate::plan::PlanSettings;
 use crate::programs::{EMBEDDED, Programs, Settings};
+use crate::otlp::record::LogRecord;
+use crate::otlp::{Counts, Exporter, Queue};
 use crate::sync::{Driver, DriverSettings, Programmed, Status};
 use crate::{connections, http, sockets};
 
@@ -38,6 +40,7 @@ mod init;
 mod memory;
 mod notices;
 mod objects;
+mod otlp;
 mod supervisor;
 
 pub use api_access::{api_access, labelled};
@@ -62,7 +65,9 @@ fn file_origins(config: &RunConfig) -> Vec<Origin> {
 }
 
 /// Runs the agent until it is told to end (SIGTERM, SIGINT). What is programmed stays.
-pub fn run(config: RunConfig, mut origins: Vec<Origin>) -> anyhow::Result<()> {
+///
+/// `exporter` has what was logged so far, where telemetry is exported.
+pub fn run(config: RunConfig, mut origins: Vec<Origin>, exporter: Option<Exporter>) -> anyhow::Result<()> {
     origins.extend(file_origins(&config));
     memory::set_up();
     supervisor::end_on_panic();
@@ -71,13 +76,25 @@ pub fn run(config: RunConfig, mut origins: Vec<Origin>) -> anyhow::Result<()> {
         .enable_all()
         .build()
         .context("cannot start the async runtime")?;
-    let result = runtime.block_on(serve(config, origins));
+    let result = runtime.block_on(async {
+        let telemetry = exporter.as_ref().map(|exporter| (exporter.logs.clone(), Arc::clone(&exporter.counts)));
+        let running = otlp::start(exporter, &config).await;
+        let result = serve(config, origins, telemetry).await;
+        if let Some(running) = running {
+            running.finish(LAST_WORDS).await;
+        }
+        result
+    });
     // A read of the maps that hangs on must not hold up the end.
     runtime.shutdown_background();
     result
 }
 
-async fn serve(config: RunConfig, origins: Vec<Origin>) -> anyhow::Result<()> {
+async fn serve(
+    config: RunConfig,
+    origins: Vec<Origin>,
+    telemetry: Option<(Queue<LogRecord>, Arc<Counts>)>,
+) -> anyhow::Result<()> {
     tracing::info!(version = env!("CARGO_PKG_VERSION"), node = config.node_name, "starting");
     init::describe(&config);
     init::describe_old_proxy().await;
@@ -135,7 +152,12 @@ async fn serve(config: RunConfig, origins: Vec<Origin>) -> anyhow::Result<()> {
     tasks.runs(attach::attach(Arc::clone(&programs), Arc::clone(&config), status.clone()));
     let metrics = Metrics::new(&config.bpffs, status.clone()).with_repairs(programs.repairs());
     let metrics = metrics.with_audits(audits).with_api_servers(servers);
-    let metrics = Arc::new(metrics.with_xdp(programs.xdp_devices()));
+    let mut metrics = metrics.with_xdp(programs.xdp_devices());
+    if let Some((logs, counts)) = telemetry {
+        metrics = metrics.with_telemetry(counts);
+        tasks.helps(otlp::events(logs, Arc::clone(&config), status.clone()));
+    }
+    let metrics = Arc::new(metrics);
     let answers =
         answer(&config, &origins, status.clone(), programmed, Arc::clone(&metrics), notices.clone())?;
     tasks.runs(async move { Ok(answers.await?) });

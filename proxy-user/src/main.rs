@@ -20,7 +20,9 @@ use proxy_user::cli::{
     Args, Command, check, colour, complete, confirm, explain, programmed, show, sysdump, takeover,
 };
 use proxy_user::config::RunConfig;
+use proxy_user::config::otlp::Telemetry;
 use proxy_user::kubectl::{self, KubectlError};
+use proxy_user::otlp::{Exporter, Layer};
 use proxy_user::{app, host, programs, telemetry, top};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -137,7 +139,13 @@ fn start(args: RunArgs, origins: Vec<Origin>) -> anyhow::Result<ExitCode> {
     };
     let config = RunConfig::new(args.into())?;
     let filter = std::env::var("BALLAST_LOG").ok();
-    telemetry::init(config.log_format, config.log_level, filter.as_deref())?;
+    let runs = write_to.is_none() && !cleans_up && !inits;
+    let exporter = config.otlp.as_ref().filter(|_| runs).map(|_| Exporter::default());
+    let layer = config.otlp.as_ref().zip(exporter.as_ref()).map(|(settings, exporter)| Layer {
+        spans: settings.has(Telemetry::Traces).then(|| exporter.spans.clone()),
+        logs: settings.has(Telemetry::Logs).then(|| exporter.logs.clone()),
+    });
+    telemetry::init(config.log_format, config.log_level, filter.as_deref(), layer)?;
     if let Some(path) = write_to {
         app::write_config(&config, &path)?;
     } else if cleans_up {
@@ -145,14 +153,14 @@ fn start(args: RunArgs, origins: Vec<Origin>) -> anyhow::Result<ExitCode> {
     } else if inits {
         app::init(&config)?;
     } else {
-        app::run(config, origins)?;
+        app::run(config, origins, exporter)?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
 fn end_udp_sockets(args: &EndUdpSocketsArgs) -> anyhow::Result<ExitCode> {
     let filter = std::env::var("BALLAST_LOG").ok();
-    telemetry::init(args.log_format, args.log_level, filter.as_deref())?;
+    telemetry::init(args.log_format, args.log_level, filter.as_deref(), None)?;
     app::end_udp_sockets(&args.bpffs)?;
     Ok(ExitCode::SUCCESS)
 }

@@ -17,11 +17,16 @@
 
 use std::io;
 
-use tracing_subscriber::filter::{EnvFilter, ParseError};
+use tracing::Metadata;
+use tracing_subscriber::filter::{EnvFilter, FilterExt as _, ParseError, filter_fn};
 use tracing_subscriber::fmt::MakeWriter;
-use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::layer::{Layer as _, SubscriberExt as _};
+use tracing_subscriber::registry::Registry;
+use tracing_subscriber::util::SubscriberInitExt as _;
 
 use crate::config::value::{LogFormat, LogLevel};
+use crate::otlp::Layer;
+use crate::spans;
 
 /// The variable that overrides `--log-level`.
 pub const VARIABLE: &str = "BALLAST_LOG";
@@ -51,10 +56,17 @@ pub enum TelemetryError {
     Twice(#[from] tracing_subscriber::util::TryInitError),
 }
 
-/// Sends log lines to standard error from here on; `filter` is the value of `BALLAST_LOG`.
-pub fn init(format: LogFormat, level: LogLevel, filter: Option<&str>) -> Result<(), TelemetryError> {
+/// Sends log lines to standard error from here on, and the same lines and spans to `export`, if there is one; `filter` is the value
+/// of `BALLAST_LOG`.
+pub fn init(
+    format: LogFormat,
+    level: LogLevel,
+    filter: Option<&str>,
+    export: Option<Layer>,
+) -> Result<(), TelemetryError> {
+    let export = export.map(|layer| Ok::<_, TelemetryError>((layer, directives(level, filter)?))).transpose()?;
     let filter = directives(level, filter)?;
-    subscriber(format, filter, io::stderr).try_init().map_err(TelemetryError::Twice)
+    subscriber(format, filter, io::stderr, export).try_init().map_err(TelemetryError::Twice)
 }
 
 /// What passes: our own lines from `level` on; of libraries only what they warn of, and nothing that we say
@@ -79,15 +91,24 @@ fn subscriber<W>(
     format: LogFormat,
     filter: EnvFilter,
     writer: W,
+    export: Option<(Layer, EnvFilter)>,
 ) -> Box<dyn tracing::Subscriber + Send + Sync>
 where
     W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
 {
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(writer);
-    match format {
-        LogFormat::Text => Box::new(builder.with_ansi(false).finish()),
-        LogFormat::Json => Box::new(builder.json().flatten_event(true).with_current_span(false).finish()),
-    }
+    let lines = tracing_subscriber::fmt::layer().with_writer(writer);
+    let lines = match format {
+        LogFormat::Text => lines.with_ansi(false).boxed(),
+        LogFormat::Json => lines.json().flatten_event(true).with_current_span(false).boxed(),
+    };
+    // Our spans are for export alone: they would stand in front of every line.
+    let lines = lines.with_filter(filter.and(filter_fn(|metadata| !is_exported_span(metadata))));
+    let export = export.map(|(layer, filter)| layer.with_filter(filter.or(filter_fn(is_exported_span))));
+    Box::new(Registry::default().with(lines).with(export))
+}
+
+fn is_exported_span(metadata: &Metadata<'_>) -> bool {
+    metadata.target() == spans::TARGET
 }
 
 #[cfg(test)]
@@ -118,7 +139,7 @@ mod tests {
 
     fn written(format: LogFormat, level: LogLevel, filter: Option<&str>) -> String {
         let sink = Sink::default();
-        let subscriber = subscriber(format, directives(level, filter).unwrap(), sink.clone());
+        let subscriber = subscriber(format, directives(level, filter).unwrap(), sink.clone(), None);
         tracing::subscriber::with_default(subscriber, || {
             tracing::info!(service = "default/redis", "programmed");
             tracing::debug!(target: "proxy_user::sync", "one object");
@@ -140,7 +161,7 @@ mod tests {
         let repeated = |level| {
             let sink = Sink::default();
             let filter = directives(level, None).unwrap();
-            tracing::subscriber::with_default(subscriber(LogFormat::Text, filter, sink.clone()), || {
+            tracing::subscriber::with_default(subscriber(LogFormat::Text, filter, sink.clone(), None), || {
                 tracing::error!(target: "kube_client::client::builder", "failed with error client error (Connect)");
                 tracing::warn!(target: "kube_client::client", "eof in poll");
                 tracing::warn!(target: "kube_runtime::watcher", "watch list error with 403");

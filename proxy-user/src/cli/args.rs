@@ -13,6 +13,7 @@ pub mod kubectl;
 pub mod list;
 pub mod network;
 mod options;
+pub mod otlp;
 pub mod page;
 pub mod paths;
 pub mod programmed;
@@ -233,6 +234,9 @@ pub struct RunArgs {
     /// The page.
     #[command(flatten)]
     pub page: page::PageArgs,
+    /// Export of telemetry.
+    #[command(flatten)]
+    pub otlp: otlp::OtlpArgs,
     /// How log lines are written. Default: text.
     #[arg(long, env = "BALLAST_LOG_FORMAT", value_name = "FORMAT", help_heading = "Health, metrics, log")]
     pub log_format: Option<LogFormat>,

@@ -10,6 +10,7 @@ use super::error::ConfigError;
 use super::kube_proxy::overlay::{self, Overlay};
 use super::network::{Network, node_settings};
 use super::options::{Options, SYNC_PERIOD};
+use super::otlp::OtlpSettings;
 use super::page::{PageSettings, Shows};
 use super::paths::Paths;
 use super::value::{Listen, LogFormat, LogLevel, ProxyMode, SnatPorts, seconds};
@@ -89,6 +90,9 @@ pub struct RunConfig {
     /// What its page shows.
     #[serde(flatten)]
     pub page: PageSettings,
+    /// Where telemetry is exported to, if anywhere.
+    #[serde(flatten)]
+    pub otlp: Option<OtlpSettings>,
     /// How large the maps are made.
     pub capacities: Capacities,
     /// How long flows may be silent, in seconds.
@@ -114,8 +118,8 @@ pub struct RunConfig {
 }
 
 impl RunConfig {
-    /// Checks `options`. Asks the host for its memory, and for its name and the ports that it gives to sockets, unless name
-    /// and source ports are given; these are the only looks outside.
+    /// Checks `options`. Asks the host for its memory, for OpenTelemetry's variables, and for its name and the ports that it
+    /// gives to sockets, unless name and source ports are given; these are the only looks outside.
     pub fn new(mut options: Options) -> Result<Self, ConfigError> {
         let kube_proxy = overlay::apply(&mut options)?;
         let Options {
@@ -136,6 +140,7 @@ impl RunConfig {
             healthz_bind_address,
             metrics_bind_address,
             page,
+            otlp,
             log_format,
             log_level,
             sizes,
@@ -174,10 +179,7 @@ impl RunConfig {
         if page.page != Shows::Off && metrics.is_none() {
             return Err(ConfigError::PageWithoutServer);
         }
-        let node_name = match hostname_override {
-            Some(name) => node_name(&name).ok_or(ConfigError::NodeName(name))?,
-            None => host_name()?,
-        };
+        let node_name = node_name_or_host(hostname_override)?;
 
         network.snat_ports.get_or_insert_with(|| {
             let local = ports::local().unwrap_or(LOCAL_PORTS);
@@ -205,6 +207,7 @@ impl RunConfig {
             healthz_bind_address: healthz,
             metrics_bind_address: metrics,
             page,
+            otlp: OtlpSettings::new(otlp, |name| std::env::var(name).ok())?,
             capacities: sizes.in_force(memory::total()),
             flow_timeouts,
             min_sync_period,
@@ -218,6 +221,14 @@ impl RunConfig {
                 Some(ProxyMode::Legacy(mode)) => Some(mode),
             },
         })
+    }
+}
+
+/// The node's name as the agent takes it: `given`, or the host's.
+pub fn node_name_or_host(given: Option<String>) -> Result<String, ConfigError> {
+    match given {
+        Some(name) => node_name(&name).ok_or(ConfigError::NodeName(name)),
+        None => host_name(),
     }
 }
 

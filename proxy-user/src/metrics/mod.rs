@@ -10,6 +10,7 @@ mod api_servers;
 mod audit;
 pub mod datapath;
 mod latency;
+mod otlp;
 mod plain;
 mod process;
 pub mod recent;
@@ -32,6 +33,7 @@ use tokio::sync::watch;
 use crate::audit::Audits;
 use crate::model::ApiServers;
 use crate::model::net::IpFamily;
+use crate::otlp::Counts;
 use crate::programs::{Repairs, XdpDevice, XdpDevices};
 use crate::sync::Status;
 use recent::Recent;
@@ -180,6 +182,13 @@ impl Metrics {
     pub fn with_xdp(mut self, devices: Arc<XdpDevices>) -> Self {
         self.registry.register_collector(Box::new(xdp::Uplinks(Arc::clone(&devices))));
         self.xdp = devices;
+        self
+    }
+
+    /// Tells of exported telemetry, too.
+    #[must_use]
+    pub fn with_telemetry(mut self, counts: Arc<Counts>) -> Self {
+        self.registry.register_collector(Box::new(otlp::Telemetry(counts)));
         self
     }
 

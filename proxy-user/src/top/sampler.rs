@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 use proxy_common::event::Event;
 
 use super::look::{EXAMPLES, Look};
-use crate::cli::args::Output;
 use crate::cli::args::top::{Screen, TopArgs};
 use crate::cli::monitor::{Line, World};
 use crate::cli::show::probe;
@@ -116,7 +115,7 @@ impl Sampler {
         let world = World::now();
         let events = std::mem::take(&mut self.events).into_values().flatten();
         let lines = events.map(|event| Line::new(&event, &self.names, &world));
-        lines.filter_map(|line| Some((line.reason()?, line.render(Output::Text).ok()?))).collect()
+        lines.filter_map(|line| Some((line.reason()?, line.text()))).collect()
     }
 
     /// Listens while drops are shown, as one of several readers, which all get every event.

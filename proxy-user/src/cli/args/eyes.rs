@@ -1,6 +1,7 @@
 //! `ballast monitor` and `ballast explain`.
 
 use std::net::IpAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::ValueEnum;
@@ -12,9 +13,12 @@ use crate::config::value;
 /// `ballast monitor`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct MonitorArgs {
-    /// Common flags. With JSON each event is one line.
-    #[command(flatten)]
-    pub reader: ReaderArgs,
+    /// Where the BPF file system is mounted that the agent uses.
+    #[arg(long, env = "BALLAST_BPFFS", value_name = "DIR", default_value = "/sys/fs/bpf")]
+    pub bpffs: PathBuf,
+    /// How events are written.
+    #[arg(short, long, env = "BALLAST_OUTPUT", default_value = "text")]
+    pub output: EventOutput,
     /// Only events of this Service: NAMESPACE/NAME or NAMESPACE/NAME:PORT.
     #[arg(long, env = "BALLAST_SERVICE", value_name = "SERVICE")]
     pub service: Option<String>,
@@ -42,6 +46,21 @@ pub struct MonitorArgs {
     /// End when standard input ends. `kubectl exec -i` closes it when it is interrupted, and ends no process by itself.
     #[arg(long, env = "BALLAST_END_WITH_STDIN")]
     pub end_with_stdin: bool,
+}
+
+/// How events are written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum EventOutput {
+    /// Text.
+    #[default]
+    #[value(alias = "wide")]
+    Text,
+    /// JSON, one object on each line, with field names that stay.
+    Json,
+    /// The same as YAML documents.
+    Yaml,
+    /// OpenTelemetry log records: OTLP/JSON, one document on each line, as its file exporter writes them.
+    Otlp,
 }
 
 /// What happened.
