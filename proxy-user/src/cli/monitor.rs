@@ -350,8 +350,12 @@ impl Line {
     pub fn text(&self) -> String {
         // The time of day is enough for a live view.
         let time = self.time.as_deref().and_then(|time| time.get(11..)).unwrap_or("-");
-        let mut words = vec![format!("{time} {:<6}", self.kind)];
-        words.push(match (self.client, &self.process, self.pid, self.hook) {
+        format!("{time} {:<6} {}", self.kind, self.what())
+    }
+
+    /// Who, what it dialled, where it went, and why.
+    fn what(&self) -> String {
+        let who = match (self.client, &self.process, self.pid, self.hook) {
             (Some(client), ..) => {
                 let device = self.device.clone().or(self.device_index.map(|index| index.to_string()));
                 device.map_or_else(|| client.to_string(), |device| format!("{client} ({device})"))
@@ -359,7 +363,8 @@ impl Line {
             (None, Some(process), Some(pid), _) => format!("{process}[{pid}]"),
             (None, None, Some(pid), _) => format!("[{pid}]"),
             (None, _, None, hook) => hook.unwrap_or("packet").to_owned(),
-        });
+        };
+        let mut words = vec![who];
         if let Some(frontend) = self.frontend {
             let protocol = self.protocol.as_deref().unwrap_or("?");
             words.push(format!("-> {frontend}/{protocol}"));

@@ -311,8 +311,11 @@ fn events_of_all_nodes_are_one_stream() {
             "--kind=drop",
         ];
         assert_eq!(arguments[..expected.len()], expected);
-        let is_json = arguments.last().is_some_and(|last| last == "--output=json");
-        let line = if is_json { r#"{"kind":"drop"}"#.to_owned() } else { format!("drop at {node}") };
+        let line = match arguments.last().map(String::as_str) {
+            Some("--output=json") => r#"{"kind":"drop"}"#.to_owned(),
+            Some("--output=otlp") => r#"{"resourceLogs":[{"resource":{"attributes":[]}}]}"#.to_owned(),
+            _ => format!("drop at {node}"),
+        };
         match node {
             "c" => (String::new(), String::new(), false),
             _ => (format!("{line}\n"), String::new(), true),
@@ -327,6 +330,12 @@ fn events_of_all_nodes_are_one_stream() {
     assert_eq!(lines(&[]), ["a  drop at a".to_owned(), "b  drop at b".to_owned()].into());
     let node = |node: &str| format!(r#"{{"kind":"drop","node":"{node}"}}"#);
     assert_eq!(lines(&["-o", "json"]), [node("a"), node("b")].into());
+    let document = |node: &str| {
+        format!(
+            r#"{{"resourceLogs":[{{"resource":{{"attributes":[{{"key":"k8s.node.name","value":{{"stringValue":"{node}"}}}}]}}}}]}}"#
+        )
+    };
+    assert_eq!(lines(&["-o", "otlp"]), [document("a"), document("b")].into());
 }
 
 fn parse<T: DeserializeOwned>(value: Value) -> T {
@@ -369,4 +378,15 @@ fn what_has_no_address_and_no_node_is_told() {
     assert!(names::of_pod("a", "b", pending).unwrap_err().to_string().contains("pod a/b is on no node yet"));
     let host: Pod = parse(json!({ "spec": { "containers": [], "nodeName": "n", "hostNetwork": true } }));
     assert_eq!(names::of_pod("a", "b", host).unwrap().is, "host");
+}
+
+#[test]
+fn records_of_opentelemetry_get_their_node() {
+    let document = |node: &str| {
+        format!(
+            r#"{{"resourceLogs":[{{"resource":{{"attributes":[{{"key":"service.name","value":{{"stringValue":"ballast"}}}},{{"key":"k8s.node.name","value":{{"stringValue":"{node}"}}}}]}},"scopeLogs":[]}}]}}"#
+        )
+    };
+    assert_eq!(monitor::with_node_attribute("node-1", &document("other")), document("node-1"));
+    assert_eq!(monitor::with_node_attribute("node-1", "no document"), "no document");
 }

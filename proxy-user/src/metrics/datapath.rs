@@ -181,7 +181,7 @@ impl Reading {
     }
 }
 
-fn port(name: &NameRow) -> Labels {
+pub(super) fn port(name: &NameRow) -> Labels {
     vec![
         ("namespace", name.namespace.clone()),
         ("name", name.name.clone()),

@@ -9,6 +9,7 @@
 mod api_servers;
 mod audit;
 pub mod datapath;
+mod exemplars;
 mod latency;
 mod otlp;
 mod plain;
@@ -20,7 +21,7 @@ mod sync;
 mod xdp;
 
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use prometheus_client::encoding::{EncodeLabelSet, text};
@@ -103,6 +104,8 @@ struct BuildLabels {
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
+    bpffs: PathBuf,
+    zero: exemplars::Zero,
     healthz: Family<CodeLabel, Counter>,
     livez: Family<CodeLabel, Counter>,
     ended_sockets: Family<FamilyLabel, Counter>,
@@ -151,6 +154,8 @@ impl Metrics {
         let (xdp, recent) = (Arc::default(), Recent::default());
         Self {
             registry,
+            bpffs: bpffs.to_owned(),
+            zero: exemplars::Zero::default(),
             healthz,
             livez,
             ended_sockets,
@@ -216,7 +221,7 @@ impl Metrics {
         text::encode(&mut output, &self.registry)?;
         Ok(match format {
             Format::Plain => plain::from_open_metrics(&output),
-            Format::OpenMetrics => output,
+            Format::OpenMetrics => exemplars::add(output, &self.bpffs, &self.zero),
         })
     }
 

@@ -200,7 +200,7 @@ impl<T> Worker<T> {
                         return self.lose(Loss::Unreachable, count, &reason);
                     };
                     self.warn(&reason);
-                    let pause = after.map_or(pause, |after| after.min(LONGEST_PAUSE));
+                    let pause = after.map_or(pause, |after| after.min(LONGEST_PAUSE).max(pause));
                     tokio::select! {
                         () = sleep(pause) => {}
                         _ = self.ending.wait_for(|ending| *ending) => {}

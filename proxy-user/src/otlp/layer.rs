@@ -35,7 +35,8 @@ where
 {
     fn on_new_span(&self, new: &NewAttributes<'_>, id: &Id, context: LayerContext<'_, S>) {
         let Some(span) = context.span(id).filter(|span| span.metadata().target() == spans::TARGET) else { return };
-        let parent = span.parent().and_then(|parent| Some(parent.extensions().get::<Span>()?.context));
+        // Spans of libraries may lie between.
+        let parent = span.scope().skip(1).find_map(|above| Some(above.extensions().get::<Span>()?.context));
         let mut begun = Span::begin(span.name(), parent, now());
         new.record(&mut Fields::of_span(&mut begun));
         span.extensions_mut().insert(begun);
@@ -59,8 +60,8 @@ where
     fn on_event(&self, event: &Event<'_>, context: LayerContext<'_, S>) {
         let Some(queue) = &self.logs else { return };
         let metadata = event.metadata();
-        let span = context.event_span(event);
-        let span = span.and_then(|span| Some(span.extensions().get::<Span>()?.context));
+        let scope = context.event_scope(event).into_iter().flatten();
+        let span = scope.into_iter().find_map(|span| Some(span.extensions().get::<Span>()?.context));
         let mut fields = Fields { attributes: &mut Attributes::default(), error: None, message: String::new() };
         event.record(&mut fields);
         let (mut attributes, message) = (std::mem::take(fields.attributes), fields.message);

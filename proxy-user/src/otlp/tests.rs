@@ -40,7 +40,9 @@ fn exporter() -> Exporter {
         traces: Duration::from_millis(20),
         first_pause: Duration::from_millis(20),
     };
-    Exporter { pace, ..Exporter::default() }
+    let mut exporter = Exporter::default();
+    exporter.pace = pace;
+    exporter
 }
 
 fn target(address: std::net::SocketAddr) -> Target {

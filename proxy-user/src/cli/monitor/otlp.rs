@@ -30,7 +30,7 @@ impl Line {
             time_unix_nano: self.at.map(nanoseconds).unwrap_or_default(),
             observed_time_unix_nano: nanoseconds(now),
             severity: self.severity(),
-            body: self.text().into(),
+            body: format!("{} {}", self.kind, self.what()).into(),
             attributes: self.attributes(),
             context: None,
             event_name: match self.kind {
@@ -73,7 +73,7 @@ impl Line {
             all.set_some("ballast.service.port", Some(name.port.as_str()).filter(|port| !port.is_empty()));
         }
         all.set_some("ballast.hook", self.hook);
-        all.set("ballast.verdict", self.kind);
+        all.set("ballast.kind", self.kind);
         all.set_some("ballast.reason", self.reason);
         all
     }

@@ -4,7 +4,7 @@ use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::{Case, EMPTY, WEB, client_ip, vip};
 use crate::agent::{ask, binary};
@@ -16,6 +16,7 @@ const WISH: Wish = Wish { pods: 1, services: &[WEB, EMPTY], flags: crate::lab::S
 
 pub const CASES: &[Case] = &[
     Case { name: "eyes::monitor_shows_new_flows_and_refusals", wish: WISH, run: monitors },
+    Case { name: "eyes::monitor_writes_records_of_opentelemetry", wish: WISH, run: writes_records },
     Case { name: "eyes::monitor_ends_with_its_input", wish: WISH, run: ends_with_its_input },
     Case { name: "eyes::explain_says_what_happens", wish: WISH, run: explains },
     Case { name: "eyes::programmed_tells_what_is_in_force", wish: WISH, run: programmed },
@@ -61,6 +62,33 @@ fn monitors(lab: &Lab) -> Result<()> {
         )?;
         let pod = super::pod(family, 0, Kind::Tcp).to_string();
         ensure!(seen["backend"] == pod && seen["frontend"] == web.to_string(), "{seen}");
+    }
+    Ok(())
+}
+
+/// One document on a line, with the attributes that collectors know.
+fn writes_records(lab: &Lab) -> Result<()> {
+    let mut command = lab.node.command(binary());
+    command.args(["monitor", "-o", "otlp", "--count", "1", "--kind", "reject", "--bpffs"]).arg(lab.bpffs());
+    command.env("OTEL_RESOURCE_ATTRIBUTES", "k8s.cluster.name=test");
+    let monitor = command.stdout(Stdio::piped()).spawn().context("cannot run ballast")?;
+    let document = sees(monitor, || refused(&lab.client, Family::V4))?;
+    let resource = document.pointer("/resourceLogs/0/resource/attributes").context("no resource")?;
+    let cluster = json!({"key": "k8s.cluster.name", "value": {"stringValue": "test"}});
+    ensure!(resource.as_array().is_some_and(|all| all.contains(&cluster)), "{resource}");
+    let record = document.pointer("/resourceLogs/0/scopeLogs/0/logRecords/0").context("no record")?;
+    ensure!(record["eventName"] == "ballast.reject" && record["severityNumber"] == 13, "{record}");
+    let all = record["attributes"].as_array().context("no attributes")?;
+    let empty = vip(Family::V4, EMPTY, Kind::Tcp);
+    for (key, value) in [
+        ("source.address", json!({"stringValue": client_ip(Family::V4).to_string()})),
+        ("destination.address", json!({"stringValue": empty.ip().to_string()})),
+        ("destination.port", json!({"intValue": empty.port().to_string()})),
+        ("k8s.service.name", json!({"stringValue": "empty"})),
+        ("ballast.reason", json!({"stringValue": "no_endpoint"})),
+    ] {
+        let expected = json!({"key": key, "value": value});
+        ensure!(all.contains(&expected), "no {expected} in {record}");
     }
     Ok(())
 }

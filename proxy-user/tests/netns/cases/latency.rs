@@ -1,10 +1,12 @@
 //! `--connect-latency`: connections of sockets and of packets are measured, and shown.
 
-use anyhow::{Context as _, Result, ensure};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context as _, Result, bail, ensure};
 use proxy_common::latency::LatencyEntry;
 use proxy_user::maps::view::View;
 
-use super::{Case, tcp};
+use super::{Case, client_ip, tcp};
 use crate::agent::{self, ask};
 use crate::lab::{Lab, SOON, Wish, eventually};
 use crate::manifest::{Family, Service, cluster_ip};
@@ -93,6 +95,29 @@ fn shows(lab: &Lab) -> Result<()> {
         "ballast_connect_retransmits_total{",
     ] {
         ensure!(metrics.lines().any(|line| line.starts_with(start)), "no `{start}` in /metrics");
+    }
+    shows_examples(lab, &metrics)
+}
+
+/// A reader that asks for OpenMetrics gets connections of the packet path beside the buckets; others get none.
+fn shows_examples(lab: &Lab, plain: &str) -> Result<()> {
+    ensure!(!plain.contains(" # {"), "the plain format has no exemplars");
+    let (_, text) = agent::get_as(&lab.node, 10_249, "/metrics", "application/openmetrics-text; version=1.0.0")?;
+    for family in Family::BOTH {
+        let start = match family {
+            Family::V4 => format!("client=\"{}:", client_ip(family)),
+            Family::V6 => format!("client=\"[{}]:", client_ip(family)),
+        };
+        let examples: Vec<_> = text.lines().filter_map(|line| line.split_once(" # {")).collect();
+        let (sample, example) =
+            examples.iter().find(|(_, example)| example.starts_with(&start)).context("no exemplar of the client")?;
+        ensure!(sample.starts_with("ballast_connect_latency_seconds_bucket{le=") && sample.contains("name=\"web\""), "{sample}");
+        let (_, numbers) = example.split_once("} ").context("no value")?;
+        let [took, time] = numbers.split(' ').collect::<Vec<_>>()[..] else { bail!("{numbers}") };
+        let (took, time): (f64, f64) = (took.parse()?, time.parse()?);
+        ensure!(took > 0.0 && took < 60.0, "{example}");
+        let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs_f64();
+        ensure!((now - time).abs() < 120.0, "{example} at {now}");
     }
     Ok(())
 }

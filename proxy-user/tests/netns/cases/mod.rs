@@ -48,6 +48,7 @@ mod stranded;
 mod swap;
 mod tagged;
 mod takeover;
+mod telemetry;
 mod three_nodes;
 mod top;
 mod tunnel;
@@ -120,6 +121,7 @@ pub fn all() -> Vec<Case> {
         bad::CASES,
         socket::CASES,
         eyes::CASES,
+        telemetry::CASES,
         flood::CASES,
         health::CASES,
         init::CASES,
