@@ -42,7 +42,7 @@ pub async fn start(exporter: Option<Exporter>, config: &RunConfig) -> Option<Run
     }
 }
 
-/// Exports events until the agent ends, if that is asked for. The programs write them only while somebody listens.
+/// Exports events until the agent ends, if that is asked for. The programs write them only while a listener is registered.
 pub async fn events(queue: Queue<LogRecord>, config: Arc<RunConfig>, mut status: watch::Receiver<Status>) {
     let Some(settings) = config.otlp.as_ref().filter(|settings| settings.has(Telemetry::Events)) else { return };
     if status.wait_for(|status| status.synced).await.is_err() {

@@ -44,6 +44,12 @@ pub enum ConfigError {
          http://HOST:4318, or leave it out to export nothing"
     )]
     OtlpEndpoint(String),
+    /// A URL with a name and a password, which is not told again.
+    #[error(
+        "--otlp-endpoint (or OTEL_EXPORTER_OTLP_ENDPOINT) has credentials in front of the host: put them into \
+         OTEL_EXPORTER_OTLP_HEADERS, like authorization=Basic%20..."
+    )]
+    OtlpCredentials,
     /// Not a number.
     #[error("OTEL_EXPORTER_OTLP_TIMEOUT {0:?} is not a number of milliseconds, like 10000")]
     OtlpTimeout(String),

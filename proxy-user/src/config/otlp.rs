@@ -87,6 +87,9 @@ impl OtlpSettings {
         if given(&variable, "OTEL_SDK_DISABLED").is_some_and(|value| value.eq_ignore_ascii_case("true")) {
             return Ok(None);
         }
+        if text.split("://").nth(1).and_then(|rest| rest.split('/').next()).is_some_and(|host| host.contains('@')) {
+            return Err(ConfigError::OtlpCredentials);
+        }
         let is_usable = |uri: &Uri| matches!(uri.scheme_str(), Some("http" | "https")) && uri.authority().is_some();
         let endpoint = text.trim().parse().ok().filter(is_usable).ok_or(ConfigError::OtlpEndpoint(text))?;
         let timeout = match given(&variable, "OTEL_EXPORTER_OTLP_TIMEOUT") {
@@ -163,6 +166,8 @@ mod tests {
     #[test]
     fn what_is_wrong_is_named() {
         assert!(settings(Some("collector:4318"), &[]).unwrap_err().contains("http://HOST:4318"));
+        let error = settings(Some("http://me:word@collector:4318"), &[]).unwrap_err();
+        assert!(error.contains("OTEL_EXPORTER_OTLP_HEADERS") && !error.contains("word"), "{error}");
         assert!(settings(Some("/v1"), &[]).unwrap_err().contains("/v1"));
         let error = settings(None, &[ENDPOINT, ("OTEL_EXPORTER_OTLP_TIMEOUT", "10s")]).unwrap_err();
         assert!(error.contains("OTEL_EXPORTER_OTLP_TIMEOUT") && error.contains("milliseconds"), "{error}");

@@ -109,7 +109,6 @@ fn exemplar(example: &Example, zero: Duration) -> Option<String> {
 }
 
 #[cfg(test)]
-#[expect(clippy::cast_precision_loss, reason = "microseconds of a minute")]
 mod tests {
     use proxy_common::latency::bucket;
 
@@ -157,6 +156,7 @@ mod tests {
     }
 
     #[test]
+    #[expect(clippy::cast_precision_loss, reason = "limits of buckets are small")]
     fn every_bucket_is_known_by_its_limit() {
         for number in 0..LATENCY_BUCKETS {
             // As prometheus-client writes it.
