@@ -91,7 +91,7 @@ mod tests {
     fn a_time_is_no_answer() {
         assert_eq!(answered_in(0), None);
         assert_eq!(answered_in(1_000_000_000), None);
-        assert_eq!(answered_in(ANSWERED | 17), Some(17));
+        assert_eq!(answered_in(ANSWERED | 0x11), Some(0x11));
     }
 
     #[test]

@@ -24,11 +24,11 @@ use crate::maps::view::View;
 use crate::metrics::{Metrics, recent};
 use crate::model::notice::Notice;
 use crate::model::{ApiServers, Event, NodeView};
+use crate::otlp::record::LogRecord;
+use crate::otlp::{Counts, Exporter, Queue};
 use crate::page::Agent;
 use crate::plan::PlanSettings;
 use crate::programs::{EMBEDDED, Programs, Settings};
-use crate::otlp::record::LogRecord;
-use crate::otlp::{Counts, Exporter, Queue};
 use crate::sync::{Driver, DriverSettings, Programmed, Status};
 use crate::{connections, http, sockets};
 
@@ -77,7 +77,8 @@ pub fn run(config: RunConfig, mut origins: Vec<Origin>, exporter: Option<Exporte
         .build()
         .context("cannot start the async runtime")?;
     let result = runtime.block_on(async {
-        let telemetry = exporter.as_ref().map(|exporter| (exporter.logs.clone(), Arc::clone(&exporter.counts)));
+        let telemetry =
+            exporter.as_ref().map(|exporter| (exporter.logs.clone(), Arc::clone(&exporter.counts)));
         let running = otlp::start(exporter, &config).await;
         let result = serve(config, origins, telemetry).await;
         if let Some(running) = running {

@@ -204,10 +204,7 @@ impl<M> List<M> {
 }
 
 /// Collects a list in `list`, and turns all else into reports.
-fn report<K: Watched>(
-    item: watcher::Result<watcher::Event<K>>,
-    list: &mut List<K::Model>,
-) -> Option<Report> {
+fn report<K: Watched>(item: watcher::Result<watcher::Event<K>>, list: &mut List<K::Model>) -> Option<Report> {
     let event = match item {
         Err(error) => return Some(Report::Failed(K::RESOURCE, error)),
         Ok(watcher::Event::Init) => {

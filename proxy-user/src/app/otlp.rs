@@ -1,6 +1,6 @@
 //! Exports telemetry (`--otlp-endpoint`): starts what sends, and takes events out of the ring of the programs.
 
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
@@ -44,7 +44,9 @@ pub async fn start(exporter: Option<Exporter>, config: &RunConfig) -> Option<Run
 
 /// Exports events until the agent ends, if that is asked for. The programs write them only while a listener is registered.
 pub async fn events(queue: Queue<LogRecord>, config: Arc<RunConfig>, mut status: watch::Receiver<Status>) {
-    let Some(settings) = config.otlp.as_ref().filter(|settings| settings.has(Telemetry::Events)) else { return };
+    let Some(settings) = config.otlp.as_ref().filter(|settings| settings.has(Telemetry::Events)) else {
+        return;
+    };
     if status.wait_for(|status| status.synced).await.is_err() {
         return;
     }
@@ -54,7 +56,7 @@ pub async fn events(queue: Queue<LogRecord>, config: Arc<RunConfig>, mut status:
         let ending = Ending::default();
         let noted = Arc::clone(&ending.0);
         let (queue, bpffs) = (queue.clone(), config.bpffs.clone());
-        match spawn_blocking(move || follow(&queue, bpffs, sample, &noted)).await {
+        match spawn_blocking(move || follow(&queue, &bpffs, sample, &noted)).await {
             Ok(Err(error)) if !std::mem::replace(&mut is_told, true) => {
                 tracing::warn!(%error, "events are not exported; trying again");
             }
@@ -75,13 +77,8 @@ impl Drop for Ending {
 }
 
 /// Takes events until it is told to end. What cannot be taken is counted.
-fn follow(
-    queue: &Queue<LogRecord>,
-    bpffs: PathBuf,
-    sample: u32,
-    ending: &AtomicBool,
-) -> Result<(), ViewError> {
-    let view = View::open(&bpffs)?;
+fn follow(queue: &Queue<LogRecord>, bpffs: &Path, sample: u32, ending: &AtomicBool) -> Result<(), ViewError> {
+    let view = View::open(bpffs)?;
     let mut names = Names::read(&view)?;
     let mut listener = view.listen(sample)?;
     let (mut renewed, mut lost) = (Instant::now(), 0);

@@ -18,9 +18,9 @@ use serde::Serialize;
 
 use super::args::eyes::{EventKind, EventOutput, MonitorArgs};
 use super::show::{ServiceFilter, ShowError, yaml};
+use crate::config::ConfigError;
 use crate::config::otlp::resource;
 use crate::config::run::node_name_or_host;
-use crate::config::ConfigError;
 use crate::maps::view::{Listener, NameRow, Snapshot, Transport, View, ViewError};
 use crate::otlp::Resource;
 

@@ -83,14 +83,22 @@ impl OtlpSettings {
     ) -> Result<Option<Self>, ConfigError> {
         let OtlpOptions { otlp_endpoint, mut otlp_signals, otlp_sample } = options;
         let endpoint = otlp_endpoint.filter(|url| !url.trim().is_empty());
-        let Some(text) = endpoint.or_else(|| given(&variable, "OTEL_EXPORTER_OTLP_ENDPOINT")) else { return Ok(None) };
+        let Some(text) = endpoint.or_else(|| given(&variable, "OTEL_EXPORTER_OTLP_ENDPOINT")) else {
+            return Ok(None);
+        };
         if given(&variable, "OTEL_SDK_DISABLED").is_some_and(|value| value.eq_ignore_ascii_case("true")) {
             return Ok(None);
         }
-        if text.split("://").nth(1).and_then(|rest| rest.split('/').next()).is_some_and(|host| host.contains('@')) {
+        if text
+            .split("://")
+            .nth(1)
+            .and_then(|rest| rest.split('/').next())
+            .is_some_and(|host| host.contains('@'))
+        {
             return Err(ConfigError::OtlpCredentials);
         }
-        let is_usable = |uri: &Uri| matches!(uri.scheme_str(), Some("http" | "https")) && uri.authority().is_some();
+        let is_usable =
+            |uri: &Uri| matches!(uri.scheme_str(), Some("http" | "https")) && uri.authority().is_some();
         let endpoint = text.trim().parse().ok().filter(is_usable).ok_or(ConfigError::OtlpEndpoint(text))?;
         let timeout = match given(&variable, "OTEL_EXPORTER_OTLP_TIMEOUT") {
             Some(text) => {
@@ -127,7 +135,10 @@ impl OtlpSettings {
 }
 
 /// The resource of a command, by the same variables.
-pub fn resource(variable: impl Fn(&str) -> Option<String>, node: Option<&str>) -> Result<Resource, ConfigError> {
+pub fn resource(
+    variable: impl Fn(&str) -> Option<String>,
+    node: Option<&str>,
+) -> Result<Resource, ConfigError> {
     let name = given(&variable, "OTEL_SERVICE_NAME");
     let attributes = list(&variable, "OTEL_RESOURCE_ATTRIBUTES")?;
     Ok(Resource::new(name.as_deref(), &attributes, node))
@@ -139,8 +150,11 @@ mod tests {
 
     fn settings(endpoint: Option<&str>, variables: &[(&str, &str)]) -> Result<Option<OtlpSettings>, String> {
         let all = vec![Telemetry::Events, Telemetry::Traces, Telemetry::Events];
-        let options = OtlpOptions { otlp_endpoint: endpoint.map(str::to_owned), otlp_signals: all, otlp_sample: 0 };
-        let of = |name: &str| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned());
+        let options =
+            OtlpOptions { otlp_endpoint: endpoint.map(str::to_owned), otlp_signals: all, otlp_sample: 0 };
+        let of = |name: &str| {
+            variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
+        };
         OtlpSettings::new(options, of).map_err(|error| error.to_string())
     }
 

@@ -1,4 +1,4 @@
-//! Exemplars of `ballast_connect_latency_seconds`: a connection beside the count of its bucket (OpenMetrics 1.0).
+//! Exemplars of `ballast_connect_latency_seconds`: a connection beside the count of its bucket (`OpenMetrics` 1.0).
 //!
 //! The programs keep no examples of their own. Those of the packet path are in the flow table, with the time that their answer took
 //! beside it (`syn_times`), so a scrape finds the newest one of each bucket there. Connections of sockets leave no such trace.
@@ -68,8 +68,10 @@ fn with(
         let labels = port(names.get(id)?).into_iter().map(|(name, value)| format!(",{name}=\"{value}\""));
         Some(labels.collect::<String>())
     };
-    let known: BTreeMap<(String, usize), &Example> =
-        examples.iter().filter_map(|((id, bucket), example)| Some(((labels(id)?, *bucket), example))).collect();
+    let known: BTreeMap<(String, usize), &Example> = examples
+        .iter()
+        .filter_map(|((id, bucket), example)| Some(((labels(id)?, *bucket), example)))
+        .collect();
     let mut output = String::with_capacity(text.len() + known.len() * MOST);
     for line in text.lines() {
         output.push_str(line);
@@ -91,7 +93,8 @@ fn series(line: &str) -> Option<(usize, &str)> {
         LATENCY_BUCKETS - 1
     } else {
         let microseconds = le.parse::<f64>().ok()? * 1e6;
-        (0..LATENCY_BUCKETS).find(|bucket| limit_us(*bucket).is_some_and(|limit| (limit as f64 - microseconds).abs() < 0.5))?
+        (0..LATENCY_BUCKETS)
+            .find(|bucket| limit_us(*bucket).is_some_and(|limit| (limit as f64 - microseconds).abs() < 0.5))?
     };
     Some((bucket, labels))
 }
@@ -138,18 +141,26 @@ mod tests {
     #[test]
     fn a_bucket_has_its_connection() {
         let took = Duration::from_nanos(50_500);
-        let slow = Duration::from_secs(60);
+        let slow = Duration::from_mins(1);
         let examples = BTreeMap::from([
             ((3, bucket(50)), example("192.0.2.9:40000", "10.0.0.1:80", took)),
             ((3, LATENCY_BUCKETS - 1), example("[fd00::9]:40001", "[fd00::1]:80", slow)),
             ((99, 1), example("192.0.2.9:40000", "10.0.0.1:80", took)),
         ]);
         let sample = |le: &str, rest: &str| format!("{SAMPLE}{le}\",{LABELS}}} {rest}\n");
-        let text = ["# TYPE x histogram\n".to_owned(), sample("0.000032", "1"), sample("0.000064", "3"), sample("+Inf", "4")];
+        let text = [
+            "# TYPE x histogram\n".to_owned(),
+            sample("0.000032", "1"),
+            sample("0.000064", "3"),
+            sample("+Inf", "4"),
+        ];
         let expected = [
             "# TYPE x histogram\n".to_owned(),
             sample("0.000032", "1"),
-            sample("0.000064", "3 # {client=\"192.0.2.9:40000\",endpoint=\"10.0.0.1:80\"} 0.0000505 1700000100.000"),
+            sample(
+                "0.000064",
+                "3 # {client=\"192.0.2.9:40000\",endpoint=\"10.0.0.1:80\"} 0.0000505 1700000100.000",
+            ),
             sample("+Inf", "4 # {client=\"[fd00::9]:40001\",endpoint=\"[fd00::1]:80\"} 60 1700000160.000"),
         ];
         assert_eq!(with(&text.concat(), &names(), &examples, ZERO), expected.concat());

@@ -104,7 +104,8 @@ impl Client {
             .map_err(|error| Failure::Refused(error.to_string()))?;
         request.headers_mut().clone_from(&self.headers);
         let asked = async {
-            let response = self.http.request(request).await.map_err(|error| Failure::Later(chain(&error), None))?;
+            let response =
+                self.http.request(request).await.map_err(|error| Failure::Later(chain(&error), None))?;
             answer(response).await
         };
         timeout(self.target.timeout, asked).await.unwrap_or_else(|_| {
@@ -129,7 +130,11 @@ async fn tls(target: &Target) -> Result<kube::Config, ClientError> {
 /// What an answer says. Source: OTLP 1.9, "OTLP/HTTP Response".
 async fn answer(response: Response<Incoming>) -> Result<Option<Rejected>, Failure> {
     let (parts, body) = response.into_parts();
-    let body = Limited::new(body, LONGEST_ANSWER).collect().await.map(|body| body.to_bytes()).unwrap_or_default();
+    let body = Limited::new(body, LONGEST_ANSWER)
+        .collect()
+        .await
+        .map(http_body_util::Collected::to_bytes)
+        .unwrap_or_default();
     if parts.status.is_success() {
         return Ok(Rejected::of(&body));
     }

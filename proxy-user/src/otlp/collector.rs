@@ -60,7 +60,8 @@ impl Collector {
             loop {
                 let (stream, _) = listener.accept().await.unwrap();
                 let (told, noted) = (Arc::clone(&told), Arc::clone(&noted));
-                let service = service_fn(move |request| answered(request, Arc::clone(&told), Arc::clone(&noted)));
+                let service =
+                    service_fn(move |request| answered(request, Arc::clone(&told), Arc::clone(&noted)));
                 connections.spawn(http1::Builder::new().serve_connection(TokioIo::new(stream), service));
             }
         });
@@ -94,7 +95,8 @@ async fn answered(
     let answer = told.lock().unwrap().clone();
     tokio::time::sleep(answer.after).await;
     if answer.status == 200 {
-        let authorization = parts.headers.get("authorization").map(|value| value.to_str().unwrap().to_owned());
+        let authorization =
+            parts.headers.get("authorization").map(|value| value.to_str().unwrap().to_owned());
         let document = serde_json::from_slice(&body).unwrap();
         noted.lock().unwrap().push((parts.uri.path().to_owned(), authorization, document));
     }

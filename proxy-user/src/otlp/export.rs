@@ -71,6 +71,11 @@ impl Default for Exporter {
 }
 
 impl Exporter {
+    /// Records and spans that wait.
+    pub fn waiting(&self) -> (usize, usize) {
+        (self.records_to_send.len(), self.spans_to_send.len())
+    }
+
     /// Begins to send. An error is one of the settings: a collector that is away is none.
     pub async fn start(self, target: Target, resource: Resource) -> Result<Running, ClientError> {
         let client = Arc::new(Client::new(target).await?);
@@ -184,7 +189,8 @@ impl<T> Worker<T> {
                 return;
             }
         };
-        let pauses = ExponentialBuilder::default().with_min_delay(self.first_pause).with_max_delay(LONGEST_PAUSE);
+        let pauses =
+            ExponentialBuilder::default().with_min_delay(self.first_pause).with_max_delay(LONGEST_PAUSE);
         let mut pauses = pauses.with_max_times(RETRIES).with_jitter().build();
         loop {
             match self.client.post(self.signal, document.clone()).await {

@@ -34,7 +34,9 @@ where
     S: Subscriber + for<'a> LookupSpan<'a>,
 {
     fn on_new_span(&self, new: &NewAttributes<'_>, id: &Id, context: LayerContext<'_, S>) {
-        let Some(span) = context.span(id).filter(|span| span.metadata().target() == spans::TARGET) else { return };
+        let Some(span) = context.span(id).filter(|span| span.metadata().target() == spans::TARGET) else {
+            return;
+        };
         // Spans of libraries may lie between.
         let parent = span.scope().skip(1).find_map(|above| Some(above.extensions().get::<Span>()?.context));
         let mut begun = Span::begin(span.name(), parent, now());
@@ -62,7 +64,8 @@ where
         let metadata = event.metadata();
         let scope = context.event_scope(event).into_iter().flatten();
         let span = scope.into_iter().find_map(|span| Some(span.extensions().get::<Span>()?.context));
-        let mut fields = Fields { attributes: &mut Attributes::default(), error: None, message: String::new() };
+        let mut fields =
+            Fields { attributes: &mut Attributes::default(), error: None, message: String::new() };
         event.record(&mut fields);
         let (mut attributes, message) = (std::mem::take(fields.attributes), fields.message);
         attributes.set("ballast.module", metadata.target());

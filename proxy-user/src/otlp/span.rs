@@ -95,7 +95,6 @@ impl Status {
     }
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands over a reference")]
 fn trace_digits<S: Serializer>(id: &u128, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(&format_args!("{id:032x}"))
 }

@@ -18,7 +18,6 @@ use crate::spans::TARGET;
 /// Far longer than anything here takes.
 const LONG: Duration = Duration::from_secs(30);
 
-
 fn record(number: u64) -> LogRecord {
     let mut attributes = Attributes::default();
     attributes.set("ballast.number", number);
@@ -96,12 +95,16 @@ async fn a_collector_gets_everything_with_its_headers() {
     let collector = Collector::start().await;
     let exporter = exporter();
     let (logs, spans, counts) = (exporter.logs.clone(), exporter.spans.clone(), Arc::clone(&exporter.counts));
-    let running = exporter.start(target(collector.address), Resource::new(None, &[], Some("n"))).await.unwrap();
+    let running =
+        exporter.start(target(collector.address), Resource::new(None, &[], Some("n"))).await.unwrap();
     for number in 0..1_500 {
         logs.push(record(number));
     }
     spans.push(Span::begin("sync", None, 1));
-    until("all is exported", || counts.exported(Signal::Logs) == 1_500 && counts.exported(Signal::Traces) == 1).await;
+    until("all is exported", || {
+        counts.exported(Signal::Logs) == 1_500 && counts.exported(Signal::Traces) == 1
+    })
+    .await;
     running.finish(LONG).await;
     let numbers = collector.taken("/v1/logs").into_iter().map(|record| {
         record.pointer("/attributes/0/value/intValue").unwrap().as_str().unwrap().parse::<u64>().unwrap()
@@ -112,7 +115,10 @@ async fn a_collector_gets_everything_with_its_headers() {
     assert!(posted.iter().all(|(_, word, _)| word.as_deref() == Some("Bearer word")));
     assert!(posted.len() >= 4, "a request holds at most 512 records");
     let node = posted[0].2.pointer("/resourceLogs/0/resource/attributes/3/value/stringValue");
-    assert_eq!(node.or_else(|| posted[0].2.pointer("/resourceSpans/0/resource/attributes/3/value/stringValue")), Some(&Json::from("n")));
+    assert_eq!(
+        node.or_else(|| posted[0].2.pointer("/resourceSpans/0/resource/attributes/3/value/stringValue")),
+        Some(&Json::from("n"))
+    );
 }
 
 #[tokio::test]
@@ -149,7 +155,10 @@ async fn a_slow_collector_holds_up_nothing() {
     let exporter = exporter();
     let (logs, counts) = (exporter.logs.clone(), Arc::clone(&exporter.counts));
     let running = exporter
-        .start(Target { timeout: Duration::from_millis(50), ..target(collector.address) }, Resource::default())
+        .start(
+            Target { timeout: Duration::from_millis(50), ..target(collector.address) },
+            Resource::default(),
+        )
         .await
         .unwrap();
     let begun = Instant::now();
@@ -205,7 +214,10 @@ async fn settings_that_cannot_work_are_told_at_once() {
     let address = "127.0.0.1:1".parse().unwrap();
     let wrong = Target { certificate: Some("/nonexistent/ca.pem".into()), ..target(address) };
     let error = exporter().start(wrong, Resource::default()).await.unwrap_err().to_string();
-    assert!(error.contains("/nonexistent/ca.pem") && error.contains("OTEL_EXPORTER_OTLP_CERTIFICATE"), "{error}");
+    assert!(
+        error.contains("/nonexistent/ca.pem") && error.contains("OTEL_EXPORTER_OTLP_CERTIFICATE"),
+        "{error}"
+    );
     let wrong = Target { headers: vec![("a b".to_owned(), "secret".to_owned())], ..target(address) };
     let error = exporter().start(wrong, Resource::default()).await.unwrap_err().to_string();
     assert!(error.contains("a b") && !error.contains("secret"), "{error}");
@@ -229,7 +241,8 @@ async fn spans_and_lines_belong_together() {
         sync.record("error", "a port failed");
         drop(entered);
     });
-    until("all is exported", || counts.exported(Signal::Logs) == 1 && counts.exported(Signal::Traces) == 2).await;
+    until("all is exported", || counts.exported(Signal::Logs) == 1 && counts.exported(Signal::Traces) == 2)
+        .await;
     running.finish(LONG).await;
     let spans = collector.taken("/v1/traces");
     let of = |name: &str| spans.iter().find(|span| span["name"] == name).unwrap();
@@ -237,14 +250,23 @@ async fn spans_and_lines_belong_together() {
     assert_eq!(plan["traceId"], sync["traceId"]);
     assert_eq!(plan["parentSpanId"], sync["spanId"]);
     assert_eq!(sync["status"], serde_json::json!({"message": "a port failed", "code": 2}));
-    assert_eq!(sync["attributes"], serde_json::json!([{"key": "ballast.services", "value": {"intValue": "3"}}]));
+    assert_eq!(
+        sync["attributes"],
+        serde_json::json!([{"key": "ballast.services", "value": {"intValue": "3"}}])
+    );
     let time = |span: &Json, field: &str| span[field].as_str().unwrap().parse::<u64>().unwrap();
     assert!(time(sync, "startTimeUnixNano") <= time(plan, "startTimeUnixNano"));
     assert!(time(plan, "endTimeUnixNano") <= time(sync, "endTimeUnixNano"));
     let line = &collector.taken("/v1/logs")[0];
     assert_eq!((&line["traceId"], &line["spanId"]), (&plan["traceId"], &plan["spanId"]));
-    assert_eq!((&line["body"]["stringValue"], &line["severityText"]), (&Json::from("no room"), &Json::from("WARN")));
-    assert_eq!(line["attributes"][0], serde_json::json!({"key": "service", "value": {"stringValue": "default/redis"}}));
+    assert_eq!(
+        (&line["body"]["stringValue"], &line["severityText"]),
+        (&Json::from("no room"), &Json::from("WARN"))
+    );
+    assert_eq!(
+        line["attributes"][0],
+        serde_json::json!({"key": "service", "value": {"stringValue": "default/redis"}})
+    );
 }
 
 #[test]

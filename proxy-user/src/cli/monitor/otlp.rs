@@ -10,9 +10,9 @@ use proxy_common::reason::Reason;
 
 use super::Line;
 use crate::cli::show::ShowError;
+use crate::otlp::Resource;
 use crate::otlp::record::{LogRecord, Severity, document};
 use crate::otlp::value::Attributes;
-use crate::otlp::Resource;
 
 impl Line {
     /// One document of one record, without its end.
@@ -62,7 +62,10 @@ impl Line {
         socket("ballast.endpoint.address", "ballast.endpoint.port", self.backend);
         let known = self.frontend.or(self.client);
         all.set_some("network.type", known.map(|socket| if socket.is_ipv4() { "ipv4" } else { "ipv6" }));
-        all.set_some("network.transport", self.protocol.as_ref().map(|protocol| protocol.to_ascii_lowercase()));
+        all.set_some(
+            "network.transport",
+            self.protocol.as_ref().map(|protocol| protocol.to_ascii_lowercase()),
+        );
         all.set_some("network.interface.name", self.device.as_deref());
         all.set_some("process.pid", self.pid);
         all.set_some("process.executable.name", self.process.as_deref());

@@ -131,7 +131,8 @@ impl Clock {
     pub(super) fn new(hz: u32) -> Self {
         let hz = hz.max(1);
         let now = monotonic();
-        let ticks = now.as_secs() * u64::from(hz) + u64::from(now.subsec_nanos()) * u64::from(hz) / 1_000_000_000;
+        let ticks =
+            now.as_secs() * u64::from(hz) + u64::from(now.subsec_nanos()) * u64::from(hz) / 1_000_000_000;
         Self { hz, ticks }
     }
 

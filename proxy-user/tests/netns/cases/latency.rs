@@ -99,19 +99,26 @@ fn shows(lab: &Lab) -> Result<()> {
     shows_examples(lab, &metrics)
 }
 
-/// A reader that asks for OpenMetrics gets connections of the packet path beside the buckets; others get none.
+/// A reader that asks for `OpenMetrics` gets connections of the packet path beside the buckets; others get none.
 fn shows_examples(lab: &Lab, plain: &str) -> Result<()> {
     ensure!(!plain.contains(" # {"), "the plain format has no exemplars");
-    let (_, text) = agent::get_as(&lab.node, 10_249, "/metrics", "application/openmetrics-text; version=1.0.0")?;
+    let (_, text) =
+        agent::get_as(&lab.node, 10_249, "/metrics", "application/openmetrics-text; version=1.0.0")?;
     for family in Family::BOTH {
         let start = match family {
             Family::V4 => format!("client=\"{}:", client_ip(family)),
             Family::V6 => format!("client=\"[{}]:", client_ip(family)),
         };
         let examples: Vec<_> = text.lines().filter_map(|line| line.split_once(" # {")).collect();
-        let (sample, example) =
-            examples.iter().find(|(_, example)| example.starts_with(&start)).context("no exemplar of the client")?;
-        ensure!(sample.starts_with("ballast_connect_latency_seconds_bucket{le=") && sample.contains("name=\"web\""), "{sample}");
+        let (sample, example) = examples
+            .iter()
+            .find(|(_, example)| example.starts_with(&start))
+            .context("no exemplar of the client")?;
+        ensure!(
+            sample.starts_with("ballast_connect_latency_seconds_bucket{le=")
+                && sample.contains("name=\"web\""),
+            "{sample}"
+        );
         let (_, numbers) = example.split_once("} ").context("no value")?;
         let [took, time] = numbers.split(' ').collect::<Vec<_>>()[..] else { bail!("{numbers}") };
         let (took, time): (f64, f64) = (took.parse()?, time.parse()?);

@@ -117,6 +117,8 @@ fn serve(stream: TcpStream, posted: &Posted) -> Option<()> {
         reader.read_exact(&mut body).ok()?;
         let document = serde_json::from_slice(&body).ok()?;
         posted.lock().unwrap_or_else(PoisonError::into_inner).push((path, document));
-        writer.write_all(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}").ok()?;
+        writer
+            .write_all(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}")
+            .ok()?;
     }
 }
