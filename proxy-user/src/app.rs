@@ -19,6 +19,7 @@ use crate::config::kube_proxy::document;
 use crate::config::paths::Ejection;
 use crate::host::cgroup;
 use crate::host::facts::Facts;
+use crate::host::follow::Follower;
 use crate::maps::KernelStore;
 use crate::maps::view::View;
 use crate::metrics::{Metrics, recent};
@@ -104,6 +105,8 @@ async fn serve(
     let config = Arc::new(config);
     let (sender, events) = mpsc::channel(QUEUE);
     let host = look_at_host(&config, &sender).await?;
+    let devices = host.devices();
+    let host = host.run(sender.clone());
     let (notices, to_tell) = mpsc::channel(NOTICES);
     let mut tasks = Supervisor::default();
     // Lists come while programs are loaded; what is heard of waits for the driver.
@@ -150,7 +153,7 @@ async fn serve(
     tasks.needs("driver", async move {
         driver.run(events).await;
     });
-    tasks.runs(attach::attach(Arc::clone(&programs), Arc::clone(&config), status.clone()));
+    tasks.runs(attach::attach(Arc::clone(&programs), Arc::clone(&config), devices, status.clone()));
     let metrics = Metrics::new(&config.bpffs, status.clone()).with_repairs(programs.repairs());
     let metrics = metrics.with_audits(audits).with_api_servers(servers);
     let mut metrics = metrics.with_xdp(programs.xdp_devices());
@@ -240,21 +243,17 @@ fn follow_log(programs: &mut Programs) {
     }
 }
 
-/// Tells the driver what this machine is like before any object does, and what follows tells it what changes.
-async fn look_at_host(
-    config: &RunConfig,
-    sender: &mpsc::Sender<Event>,
-) -> anyhow::Result<impl Future<Output = ()> + use<>> {
+/// Tells the driver what this machine is like before any object does; what follows the machine tells it what changes.
+async fn look_at_host(config: &RunConfig, sender: &mpsc::Sender<Event>) -> anyhow::Result<Follower> {
     let facts = Facts {
         uplinks: config.network.uplinks.clone(),
         local_devices: config.network.local_devices.clone(),
     };
-    let first = facts.clone();
-    let looked =
-        spawn_blocking(move || first.look()).await.context("looking at this machine was interrupted")?;
-    let known = looked.context("cannot read this machine's devices, addresses and routes")?;
-    sender.send(Event::Host(known.clone())).await.context("the driver has ended")?;
-    Ok(facts.follow(known, sender.clone()))
+    let looked = spawn_blocking(|| Follower::start(facts));
+    let looked = looked.await.context("looking at this machine was interrupted")?;
+    let follower = looked.context("cannot read this machine's devices, addresses and routes")?;
+    sender.send(Event::Host(follower.view().clone())).await.context("the driver has ended")?;
+    Ok(follower)
 }
 
 /// The HTTP servers.

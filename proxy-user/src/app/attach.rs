@@ -8,6 +8,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 
 use crate::config::RunConfig;
+use crate::host::follow::Devices;
 use crate::host::manager::{DeviceManager, PERIOD};
 use crate::host::netfilter::old_proxy::OldProxy;
 use crate::programs::Programs;
@@ -21,6 +22,7 @@ const LOOK_AGAIN: Duration = Duration::from_secs(5);
 pub async fn attach(
     programs: Arc<Programs>,
     config: Arc<RunConfig>,
+    devices: watch::Receiver<Devices>,
     status: watch::Receiver<Status>,
 ) -> anyhow::Result<()> {
     let selection = config.devices.clone();
@@ -45,7 +47,7 @@ pub async fn attach(
     }
     let (manager, _states) = DeviceManager::new(selection, Arc::clone(&programs));
     let manager = manager.with_period(PERIOD.min(config.sync_period));
-    tokio::join!(manager.run(), keep(programs, config.sync_period));
+    tokio::join!(manager.run(devices), keep(programs, config.sync_period));
     Ok(())
 }
 

@@ -109,4 +109,6 @@ fn json(value: &impl serde::Serialize) -> Result<String, KubectlError> {
 }
 
 #[cfg(test)]
+mod mock;
+#[cfg(test)]
 mod tests;

@@ -1,6 +1,5 @@
 use std::collections::BTreeSet;
 use std::io;
-use std::sync::Arc;
 
 use clap::Parser as _;
 use futures::{SinkExt as _, StreamExt as _};
@@ -8,11 +7,11 @@ use insta::assert_snapshot;
 use k8s_openapi::api::core::v1::{Pod, Service};
 use rstest::rstest;
 use serde_json::{Value, json};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpStream;
+use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::Message;
-use tokio_tungstenite::tungstenite::handshake::server::{ErrorResponse, Request, Response};
 
+use super::mock::{self, Answers, agents_pod};
 use super::*;
 
 /// What `ballast` prints and with which code it exits, by node and arguments.
@@ -24,17 +23,11 @@ struct Api {
     objects: Vec<(&'static str, Value)>,
 }
 
-impl Api {
+impl Answers for Api {
     fn get(&self, path: &str) -> (u16, Value) {
         if path.starts_with("/api/v1/pods?") {
             assert!(path.contains("labelSelector=app.kubernetes.io"), "{path}");
-            let pod = |node: &str| {
-                json!({
-                    "metadata": { "name": format!("ballast-{node}"), "namespace": "kube-system" },
-                    "spec": { "nodeName": node, "containers": [] }, "status": { "phase": "Running" },
-                })
-            };
-            let items = ["a", "b", "c"].map(pod);
+            let items = ["a", "b", "c"].map(|node| agents_pod(node, &json!([])));
             return (200, json!({ "metadata": {}, "items": items }));
         }
         let found = self.objects.iter().find(|(at, _)| path.split('?').next() == Some(at));
@@ -42,43 +35,12 @@ impl Api {
         found.map_or_else(|| (404, missing()), |(_, object)| (200, object.clone()))
     }
 
-    async fn serve(self: Arc<Self>, mut stream: TcpStream) -> io::Result<()> {
-        let mut head = [0; 8192];
-        let length = stream.peek(&mut head).await?;
-        let head = String::from_utf8_lossy(&head[..length]).into_owned();
-        if head.to_lowercase().contains("upgrade: websocket") {
-            return self.exec(stream).await;
-        }
-        let mut rest = vec![0; length];
-        stream.read_exact(&mut rest).await?;
-        let (code, body) = self.get(head.split(' ').nth(1).unwrap_or_default());
-        let body = body.to_string();
-        let reply = format!(
-            "HTTP/1.1 {code} X\r\nContent-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
-            body.len()
-        );
-        stream.write_all(reply.as_bytes()).await
-    }
-
-    /// `pods/exec`, by the protocol that kube-rs asks for: a byte in front of each message is its channel.
-    async fn exec(&self, stream: TcpStream) -> io::Result<()> {
-        let mut asked = String::new();
-        #[expect(clippy::result_large_err, reason = "the crate's")]
-        let accept = |request: &Request, mut response: Response| -> Result<Response, ErrorResponse> {
-            asked = request.uri().to_string();
-            let protocols = request.headers().get("sec-websocket-protocol").cloned();
-            let first = protocols.and_then(|all| all.to_str().ok()?.split(',').next().map(str::to_owned));
-            let first = first.unwrap_or_default().parse().unwrap();
-            response.headers_mut().insert("sec-websocket-protocol", first);
-            Ok(response)
-        };
-        let mut socket =
-            tokio_tungstenite::accept_hdr_async(stream, accept).await.map_err(io::Error::other)?;
-        let node = asked.split("/pods/ballast-").nth(1).and_then(|rest| rest.get(..1)).unwrap_or_default();
-        assert!(asked.contains("container=ballast"), "{asked}");
+    /// `pods/exec`: the answer of a command, by channels 1 to 3.
+    async fn session(&self, node: &str, uri: &str, mut socket: WebSocketStream<TcpStream>) -> io::Result<()> {
+        assert!(uri.contains("container=ballast"), "{uri}");
         let decode =
             |text: &str| text.replace("%2F", "/").replace("%3A", ":").replace("%3D", "=").replace('+', " ");
-        let words = asked.split(['?', '&']).filter_map(|pair| pair.strip_prefix("command=")).map(decode);
+        let words = uri.split(['?', '&']).filter_map(|pair| pair.strip_prefix("command=")).map(decode);
         let words: Vec<_> = words.collect();
         assert_eq!(words[0], "ballast");
         let (stdout, stderr, is_well) = (self.says)(node, &words[1..]);
@@ -96,23 +58,8 @@ impl Api {
 /// What a command prints, or its error, and whether all is well.
 fn asked(says: Says, objects: &[(&'static str, Value)], words: &[&str]) -> (String, bool) {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-    let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
-    let address = listener.local_addr().unwrap();
-    let api = Arc::new(Api { says, objects: objects.to_vec() });
-    runtime.spawn(async move {
-        while let Ok((stream, _)) = listener.accept().await {
-            tokio::spawn(Arc::clone(&api).serve(stream));
-        }
-    });
     let folder = tempfile::tempdir().unwrap();
-    let kubeconfig = folder.path().join("config");
-    let text = json!({
-        "apiVersion": "v1", "kind": "Config", "current-context": "x",
-        "clusters": [{ "name": "x", "cluster": { "server": format!("http://{address}") } }],
-        "contexts": [{ "name": "x", "context": { "cluster": "x", "user": "x", "namespace": "shop" } }],
-        "users": [{ "name": "x", "user": {} }],
-    });
-    std::fs::write(&kubeconfig, text.to_string()).unwrap();
+    let kubeconfig = runtime.block_on(mock::start(Api { says, objects: objects.to_vec() }, folder.path()));
     let first = ["kubectl-ballast", "--kubeconfig", kubeconfig.to_str().unwrap()];
     let words = first.iter().chain(words);
     let args = KubectlArgs::try_parse_from(words).unwrap();

@@ -12,6 +12,7 @@ use super::{metrics, options};
 use crate::cli::args::check::CheckArgs;
 use crate::cli::show::{AgentState, ask, probe, problems};
 use crate::cli::takeover;
+use crate::host::follow::Follower;
 use crate::host::netfilter::old_proxy::OldProxy;
 use crate::host::{cgroup, devices, facts as host, ports};
 use crate::maps::view::{View, ViewError};
@@ -65,7 +66,8 @@ fn place(args: &CheckArgs) -> Place {
 
 fn network(args: &CheckArgs) -> Network {
     // Without the right to ask, there is nothing to warn of here; the capabilities say so.
-    let view = host::Facts::default().look().unwrap_or_default();
+    let view =
+        Follower::start(host::Facts::default()).map(|machine| machine.view().clone()).unwrap_or_default();
     let is_on = |name| sysctl(name).map(|value| value != 0);
     Network {
         forwards4: is_on("net/ipv4/ip_forward"),

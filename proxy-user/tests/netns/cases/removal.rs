@@ -7,7 +7,9 @@ use proxy_common::reason::Reason;
 use proxy_user::maps::view::View;
 use serde_json::json;
 
+use super::capabilities::{LEAN, restrict};
 use super::{Case, packet::WIDE, tcp, udp, vip};
+use crate::agent::Agent;
 use crate::lab::{Lab, SMALL, SOON, Wish, eventually};
 use crate::manifest::{Family, Service, text_with};
 use crate::peer::{Attempt, Failure, Kind, Peer};
@@ -22,6 +24,11 @@ pub const CASES: &[Case] = &[
     Case { name: "removal::without_a_delay_and_with_no_endpoint_left", wish: WISH, run: to_zero },
     Case { name: "removal::drain_goes_on_and_a_bad_value_is_told", wish: WISH, run: drains },
     Case { name: "removal::an_agent_that_was_away_resets_when_it_is_back", wish: WISH, run: away },
+    Case {
+        name: "removal::the_helper_resets_sockets_in_pods_that_the_agent_may_not",
+        wish: WISH,
+        run: helper,
+    },
 ];
 
 fn put(lab: &Lab, service: Service, policy: &str, delay: &str) -> Result<()> {
@@ -166,4 +173,20 @@ fn away(lab: &Lab) -> Result<()> {
     lab.begin()?;
     all_are_reset(lab, &all)?;
     is_served_by(lab, "1/8080")
+}
+
+fn helper(lab: &Lab) -> Result<()> {
+    lab.kill()?;
+    restrict(lab, LEAN.into_iter())?;
+    lab.begin()?;
+    put(lab, FIRST, "reset", "0s")?;
+    let (in_pods, others): (Vec<_>, Vec<_>) = open(lab)?.into_iter().partition(|one| one.path == "pod");
+    put(lab, SECOND, "reset", "0s")?;
+    is_served_by(lab, "1/8080")?;
+    all_are_reset(lab, &others)?;
+    all_go_on(lab, &in_pods)?;
+    restrict(lab, ["NET_ADMIN", "SYS_ADMIN", "SYS_PTRACE"].into_iter())?;
+    let helper = Agent::start_beside(&lab.node, &lab.setup())?;
+    all_are_reset(lab, &in_pods)?;
+    helper.kill()
 }
