@@ -548,7 +548,7 @@ fn plan(number: u16, endpoints: u8) -> (ServiceName, Option<ServicePlan>) {
     };
     let at = |last| BackendAddress { address: Ipv4Addr::new(10, 128 + high, low, last).into(), port: 8080 };
     let backends: SortedMap<_, _> = (1..=endpoints).map(|last| (at(last), BackendFacts::default())).collect();
-    let what = FrontendPlan::new(FrontendKind::ClusterIp, backends.keys().copied().collect::<Vec<_>>());
+    let what = FrontendPlan::new(FrontendKind::ClusterIp);
     let frontend = Frontend {
         address: Ipv4Addr::new(10, 96, high, low).into(),
         port: 80,
@@ -559,6 +559,7 @@ fn plan(number: u16, endpoints: u8) -> (ServiceName, Option<ServicePlan>) {
     let plan = PortPlan {
         frontends,
         backends,
+        tunnels: SortedMap::default(),
         affinity_secs: 0,
         algorithm: Algorithm::Random,
         maglev_outside: false,

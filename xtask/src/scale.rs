@@ -24,7 +24,7 @@ pub struct Args {
     /// How many hollow agents are run; 0 measures the real one only
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(..=500))]
     pub agents: u32,
-    /// For how many seconds 20 endpoints change in each
+    /// For how many seconds 20 endpoints change in each; from 600 on, the slope of the agent's memory is told
     #[arg(long, value_name = "SECONDS", default_value_t = 20)]
     pub churn: u32,
     /// Measure hollow agents only

@@ -99,9 +99,6 @@ pub struct BackendFacts {
     pub in_cluster: bool,
     /// Clients that a policy keeps on this node may be sent to it.
     pub in_local: bool,
-    /// With DSR: the address of its node, to which packets are encapsulated. `None`: it is on this node, or its node has no
-    /// address that can be reached so.
-    pub tunnel: Option<IpAddr>,
     /// How large its share is, from 1 on; [`BackendFacts::default`] has 0, which counts as 1.
     pub weight: u16,
     /// While an endpoint of the port starts slowly: how many [`STEPS`](super::slow_start::STEPS) of its share it has by now.
@@ -122,8 +119,8 @@ pub struct FrontendPlan {
     /// Where it comes from.
     pub kind: FrontendKind,
     /// The endpoints it spreads over, sorted, without duplicates; each is a key of [`PortPlan::backends`].
-    /// Frontends of one port and policy share them.
-    pub slots: Arc<[BackendAddress]>,
+    /// `None`: all of these, which takes no memory. Frontends of one port and policy share a list.
+    pub slots: Option<Arc<[BackendAddress]>>,
     /// The policy that chose them.
     pub policy: TrafficPolicy,
     /// With no slot: drop instead of refuse (the policy is Local and only other nodes have endpoints).
@@ -137,12 +134,12 @@ pub struct FrontendPlan {
 }
 
 impl FrontendPlan {
-    /// One that is open to every client, of policy Cluster.
-    pub fn new(kind: FrontendKind, slots: impl Into<Arc<[BackendAddress]>>) -> Self {
+    /// One that is open to every client, of policy Cluster, and spreads over all endpoints of its port.
+    pub fn new(kind: FrontendKind) -> Self {
         let policy = TrafficPolicy::Cluster;
         Self {
             kind,
-            slots: slots.into(),
+            slots: None,
             policy,
             drop_when_empty: false,
             scoped: false,
@@ -172,6 +169,9 @@ pub struct PortPlan {
     pub frontends: SortedMap<Frontend, FrontendPlan>,
     /// Every serving endpoint, whether or not a policy lets a frontend use it.
     pub backends: SortedMap<BackendAddress, BackendFacts>,
+    /// With DSR: of endpoints on other nodes, the address of their node, to which packets are encapsulated. None for one whose
+    /// node has no address that can be reached so.
+    pub tunnels: SortedMap<BackendAddress, IpAddr>,
     /// Seconds of affinity by client address; 0: none.
     pub affinity_secs: u32,
     /// How connections are spread.
@@ -184,6 +184,19 @@ pub struct PortPlan {
     pub reset_after: Option<Duration>,
     /// Clients that may use the frontends with [`Access::Ranges`].
     pub source_ranges: BTreeSet<IpNet>,
+}
+
+impl PortPlan {
+    /// The endpoints that one of its frontends spreads over, sorted.
+    pub fn slots<'a>(&'a self, frontend: &'a FrontendPlan) -> impl Iterator<Item = &'a BackendAddress> {
+        let all = frontend.slots.is_none().then(|| self.backends.keys());
+        frontend.slots.iter().flat_map(|slots| slots.iter()).chain(all.into_iter().flatten())
+    }
+
+    /// How many these are.
+    pub fn slot_count(&self, frontend: &FrontendPlan) -> usize {
+        frontend.slots.as_ref().map_or_else(|| self.backends.len(), |slots| slots.len())
+    }
 }
 
 /// Everything about one Service.

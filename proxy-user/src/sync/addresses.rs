@@ -14,7 +14,7 @@ use super::writer::Writer;
 use crate::maps::{FrontendKey, Store, Write};
 use crate::model::Problem;
 use crate::model::problem::chain;
-use crate::model::{ServiceName, SortedSet};
+use crate::model::{ServiceName, SortedSet, pack};
 use crate::plan::{ServicePlan, Unmanaged};
 
 /// The Services that have an address.
@@ -34,6 +34,11 @@ pub(super) struct Addresses {
 }
 
 impl Addresses {
+    /// After many have come.
+    pub(super) fn pack(&mut self) {
+        pack(&mut self.live);
+    }
+
     /// Replaces the addresses of one Service.
     pub(super) fn replace(
         &mut self,

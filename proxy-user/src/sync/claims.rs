@@ -2,8 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::model::Problem;
-use crate::model::SortedMap;
+use crate::model::{Problem, SortedMap, pack};
 use crate::plan::{Frontend, FrontendKind, PortId, Scope, ServicePlan};
 
 /// A port that asks for a frontend. The least of all claims has it: a cluster address beats every other kind,
@@ -25,6 +24,11 @@ pub struct Claims {
 }
 
 impl Claims {
+    /// After many claims have come.
+    pub fn pack(&mut self) {
+        pack(&mut self.claims);
+    }
+
     /// The port that has the frontend.
     pub fn owner(&self, frontend: &Frontend) -> Option<&PortId> {
         self.claims.get(&any_scope(frontend))?.keys().next().map(|claim| &claim.port)

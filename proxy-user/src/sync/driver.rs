@@ -26,6 +26,9 @@ mod span;
 /// Events taken in before a sync, at most; so many that a list of everything is one sync.
 const AT_ONCE: usize = 65_536;
 
+/// Services that one sync has planned, from which on trees are built anew, if they are most of all: a list has come.
+const MANY: usize = 1000;
+
 /// How often the driver does what.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DriverSettings {
@@ -342,6 +345,10 @@ impl<S: Store> Driver<S> {
             status.describe(reconciler);
         });
         log_problems(&before, &self.status.borrow().problems);
+        if services > MANY && 2 * services > self.reconciler.services() {
+            self.reconciler.pack();
+            self.ledger.pack();
+        }
     }
 }
 

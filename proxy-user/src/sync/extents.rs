@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use super::ids::Rest;
+use crate::model::pack;
 
 /// No free part of `slots` is long enough.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,6 +57,12 @@ impl Extents {
         };
         extents.add_free(0, capacity);
         extents
+    }
+
+    /// After many were handed out.
+    pub fn pack(&mut self) {
+        pack(&mut self.used);
+        self.by_service = std::mem::take(&mut self.by_service).into_iter().collect();
     }
 
     /// Slots in use, resting ones included.

@@ -68,6 +68,11 @@ impl<K: Ord + Clone, I: Index<K>> Ids<K, I> {
         }
     }
 
+    /// After many keys have come.
+    pub fn pack(&mut self) {
+        self.by_key.pack();
+    }
+
     /// The id of `key`, resting or not.
     pub fn get(&self, key: &K) -> Option<u32> {
         self.by_key.find(key)

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::SystemTime;
 
-use crate::model::{Cluster, Event, Key, Object, ServiceName, SliceName, Version};
+use crate::model::{Cluster, Event, Key, Object, ServiceName, SliceName, Version, pack};
 
 /// One Service, as it is in force.
 #[derive(Clone, Debug)]
@@ -63,6 +63,11 @@ pub(super) struct Ledger {
 impl Ledger {
     pub(super) fn programmed(&self) -> Programmed {
         self.programmed.clone()
+    }
+
+    /// After many Services have come.
+    pub(super) fn pack(&self) {
+        pack(&mut self.programmed.0.write().unwrap_or_else(PoisonError::into_inner));
     }
 
     /// An event is about to be taken in.

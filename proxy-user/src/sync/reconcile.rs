@@ -37,6 +37,9 @@ use crate::model::net::IpFamily;
 use crate::model::{Problem, ServiceName};
 use crate::plan::{HealthCheck, NodePlan, PortId, PortPlan, Scope, ServicePlan};
 
+/// Service ports that are written at once to maps that have none: few enough to take little memory, enough for few system calls.
+const PART: usize = 2048;
+
 /// Makes the maps say what the plans say.
 pub struct Reconciler<S> {
     pub(super) writer: Writer<S>,
@@ -70,6 +73,13 @@ impl<S: Store> Reconciler<S> {
         self
     }
 
+    /// Builds trees anew that have grown.
+    pub(super) fn pack(&mut self) {
+        self.writer.applied.pack();
+        self.services.pack();
+        self.addresses.pack();
+    }
+
     /// The node should look like this from the next sync on.
     pub fn set_node(&mut self, plan: &NodePlan) {
         self.node.set(plan, &self.writer.applied.node);
@@ -97,6 +107,8 @@ impl<S: Store> Reconciler<S> {
         self.node.reconcile(&mut self.writer, flows, now, full, freed);
         self.addresses.reconcile(&mut self.writer, now, full, freed);
         let mut touched = Touched::new();
+        // With no port in the maps, no frontend changes hands: parts are as good as the whole, and take less memory.
+        let at_once = if self.writer.applied.ports.used() == 0 { PART } else { usize::MAX };
         if full {
             let wanted = self.services.desired.values().flat_map(|plan| plan.ports.keys().cloned());
             let known = self.writer.applied.ports.iter().map(|(port, _)| port);
@@ -104,7 +116,11 @@ impl<S: Store> Reconciler<S> {
             touched.extend(self.writer.applied.services.keys());
             self.full = false;
         }
-        self.reconcile(dirty, touched, now);
+        let mut dirty = dirty.into_iter().peekable();
+        while dirty.peek().is_some() || !touched.is_empty() {
+            let part = dirty.by_ref().take(at_once).collect();
+            self.reconcile(part, std::mem::take(&mut touched), now);
+        }
         self.writer.reset_due(now);
         self.quarantine.remove_orphans(&mut self.writer, now);
     }
@@ -150,18 +166,16 @@ impl<S: Store> Reconciler<S> {
     /// When [`Reconciler::sync`] should be called even if nothing changes.
     pub fn wake(&mut self) -> Option<Instant> {
         let retries = self.services.failures.values().map(|failure| failure.retry).min();
-        let mut rests = [
-            self.writer.applied.extents.next_rested(),
-            self.writer.applied.tables.next_rested(),
-            self.writer.applied.drains.next_over(),
-            self.writer.applied.endpoints.next_rested(),
-            self.writer.applied.ports.next_rested(),
-            self.writer
-                .applied
-                .filter
-                .next_rested()
-                .map(|at| self.quarantine.next_release.map_or(at, |next| at.max(next))),
-        ];
+        // What fails may wait for room.
+        let is_urgent = !self.services.failures.is_empty();
+        let (applied, quarantine) = (&mut self.writer.applied, &self.quarantine);
+        let due = |at: Option<Instant>, is_id| at.map(|at| quarantine.due(at, is_id));
+        let space = [applied.extents.next_rested(), applied.tables.next_rested()];
+        let space = if is_urgent { space } else { space.map(|at| due(at, false)) };
+        let ids = [due(applied.endpoints.next_rested(), true), due(applied.ports.next_rested(), true)];
+        let bits = applied.filter.next_rested();
+        let bits = bits.map(|at| quarantine.next_release.map_or(at, |next| at.max(next)));
+        let mut rests = [space[0], space[1], applied.drains.next_over(), ids[0], ids[1], bits];
         if let Some((_, retry)) = self.quarantine.failed {
             for rest in &mut rests {
                 *rest = rest.map(|rest| rest.max(retry));
@@ -310,7 +324,7 @@ impl<S: Store> Reconciler<S> {
             if self.services.claims.owner(frontend) != Some(port) {
                 continue;
             }
-            let endpoints = what.slots.iter().map(|at| SocketAddr::new(at.address, at.port));
+            let endpoints = plan.slots(what).map(|at| SocketAddr::new(at.address, at.port));
             expected.insert(frontend_key(frontend), (!fails).then(|| endpoints.collect()));
         }
     }

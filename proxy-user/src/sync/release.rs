@@ -13,6 +13,10 @@ use crate::maps::{FlowUse, NoFlows, Store, Table, Write};
 /// Connections are looked through at most this often for the bits that they need.
 const RELEASE_PERIOD: Duration = Duration::from_mins(10);
 
+/// What has rested waits so long for a sync that comes anyway; and ids of endpoints, each of which means a look at what was
+/// counted, are freed together.
+const TOGETHER: Duration = Duration::from_secs(1);
+
 /// What keeps things from being freed.
 pub(super) struct Quarantine {
     pub(super) flows: Box<dyn FlowUse + Send>,
@@ -22,17 +26,36 @@ pub(super) struct Quarantine {
     pub(super) failed: Option<(u32, Instant)>,
     /// When bits of the filter may be cleared next; `None`: at any time.
     pub(super) next_release: Option<Instant>,
+    /// When ids of endpoints are freed next; `None`: at any time.
+    next_ids: Option<Instant>,
+    /// Before this, nothing is worth a sync of its own.
+    next_free: Option<Instant>,
 }
 
 impl Default for Quarantine {
     fn default() -> Self {
-        Self { flows: Box::new(NoFlows), orphans: Vec::new(), failed: None, next_release: None }
+        let (next_release, next_ids, next_free) = (None, None, None);
+        Self { flows: Box::new(NoFlows), orphans: Vec::new(), failed: None, next_release, next_ids, next_free }
     }
 }
 
 impl Quarantine {
+    /// When a sync should free what has rested at `at`. Ids of endpoints wait longer.
+    pub(super) fn due(&self, at: Instant, is_id: bool) -> Instant {
+        let next = [self.next_free, self.next_ids.filter(|_| is_id)];
+        next.into_iter().flatten().fold(at, Instant::max)
+    }
+
     /// Frees what has rested; says whether there is room now that was not there before.
     pub(super) fn free<S: Store>(&mut self, writer: &mut Writer<S>, now: Instant) -> bool {
+        let freed = self.free_rested(writer, now);
+        if freed {
+            self.next_free = Some(now + TOGETHER);
+        }
+        freed
+    }
+
+    fn free_rested<S: Store>(&mut self, writer: &mut Writer<S>, now: Instant) -> bool {
         let mut freed = writer.applied.extents.free_rested(now, writer.number) > 0;
         freed |= writer.applied.tables.free_rested(now, writer.number) > 0;
         if self.failed.is_some_and(|(_, retry)| now < retry) {
@@ -81,10 +104,14 @@ impl Quarantine {
     /// Endpoints whose ids have rested, and have no open connections that would end on the next owner's count. The others rest
     /// again, as long as that takes.
     fn disconnected<S>(&mut self, writer: &mut Writer<S>, now: Instant) -> Vec<(BackendKey, u32)> {
+        if self.next_ids.is_some_and(|next| now < next) {
+            return Vec::new();
+        }
         let mut rested = writer.applied.endpoints.rested(now, writer.number);
         if rested.is_empty() {
             return rested;
         }
+        self.next_ids = Some(now + TOGETHER);
         let ids = rested.iter().map(|(_, id)| *id).collect();
         let connected = self.flows.connected(&ids).unwrap_or_else(|error| {
             tracing::warn!(%error, "open connections cannot be read, so no id of an endpoint is freed");

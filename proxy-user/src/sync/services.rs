@@ -17,7 +17,7 @@ use super::writer::Writer;
 use crate::maps::FilterBit as Bit;
 use crate::maps::{Backend, FrontendKey, Store, Table, Write};
 use crate::model::net::IpFamily;
-use crate::model::{Problem, ServiceName, SortedMap, TrafficPolicy};
+use crate::model::{Problem, ServiceName, SortedMap, TrafficPolicy, pack};
 use crate::plan::maglev::Member;
 use crate::plan::{Access, Frontend, FrontendPlan, HealthCheck, PortId, PortPlan, Scope, ServicePlan};
 
@@ -35,6 +35,12 @@ pub(super) struct Services {
 }
 
 impl Services {
+    /// After many plans have come.
+    pub(super) fn pack(&mut self) {
+        pack(&mut self.desired);
+        self.claims.pack();
+    }
+
     /// Takes the new plan of a Service (`None`: it is gone); the ports that may have to change are added to `dirty`.
     pub(super) fn accept(
         &mut self,
@@ -200,7 +206,7 @@ impl Services {
             match applied.endpoints.acquire(&(id, *at)) {
                 Ok(backend) => {
                     ids_of.push((*at, backend));
-                    let tunnel = facts.tunnel.and_then(|node| applied.tunnels.get(&node).copied());
+                    let tunnel = plan.tunnels.get(at).and_then(|node| applied.tunnels.get(node).copied());
                     rows.push((backend, backend_row(id, port, at, *facts, tunnel.unwrap_or(0))));
                 }
                 // Those that have an id are served; the problem stands until all are.
@@ -218,7 +224,7 @@ impl Services {
             let key = frontend_key(frontend);
             let weight = |at: &_| plan.backends.get(at).map_or(1, |facts| u32::from(facts.weight.max(1)));
             let endpoints =
-                || what.slots.iter().filter_map(|at| Some((ids_of.get(at).copied()?, weight(at), *at)));
+                || plan.slots(what).filter_map(|at| Some((ids_of.get(at).copied()?, weight(at), *at)));
             if needs_table(plan, what) {
                 let mut members: Vec<_> =
                     endpoints().map(|(id, weight, at)| Member { at, weight, id }).collect();

@@ -93,7 +93,8 @@ fn the_order_of_slots_is_no_change() {
     let (name, plan) = service("a", 1, [1, 2, 3]);
     let mut plan = plan.unwrap();
     for port in plan.ports.values_mut() {
-        port.frontends.values_mut().for_each(|frontend| Arc::make_mut(&mut frontend.slots).reverse());
+        let reversed: Arc<[_]> = port.backends.keys().rev().copied().collect();
+        port.frontends.values_mut().for_each(|frontend| frontend.slots = Some(Arc::clone(&reversed)));
     }
     assert_eq!(world.change([(name, Some(plan))]), 0);
 }
@@ -218,4 +219,24 @@ fn an_endpoint_that_joins_is_told_of_those_that_served_before() {
     // It comes back with its id.
     world.change([service("a", 1, [1, 2, 9])]);
     assert_eq!(joined(&world, 1), Some([2, 9].map(|last| id(&world, "a", last)).to_vec()));
+}
+
+#[test]
+fn what_has_rested_is_freed_together() {
+    let mut world = World::new(ROOMY);
+    for last in 2..32 {
+        world.wait(Duration::from_millis(100));
+        world.change([service("a", 1, [1, last])]);
+    }
+    // As the driver does when nothing changes.
+    let mut syncs = 0;
+    while let Some(at) = world.reconciler.wake().filter(|at| *at < world.now + Duration::from_mins(2)) {
+        world.now = at.max(world.now + Duration::from_millis(1));
+        world.again();
+        syncs += 1;
+    }
+    assert!((2..=8).contains(&syncs), "{syncs} syncs to free 30 extents and 29 ids");
+    assert_eq!(world.reconciler.applied().extents.slots_used(), 2);
+    assert_eq!(world.reconciler.applied().endpoints.used(), 2);
+    world.assert_right();
 }

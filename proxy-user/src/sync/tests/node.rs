@@ -14,7 +14,7 @@ use super::universe::{self, backend, name, port_id};
 use super::{ROOMY, World};
 use crate::maps::{ConfigRow, Contents, Faults, FilterBit, FlowUse, FrontendKey, NodeRow, Table};
 use crate::model::Problem;
-use crate::model::ServiceName;
+use crate::model::{ServiceName, SortedMap};
 use crate::plan::{
     Access, AddressFacts, BackendFacts, Frontend, FrontendKind, FrontendPlan, NodePlan, PortPlan, Scope,
     ServicePlan, Unmanaged,
@@ -84,8 +84,9 @@ fn service(of: &str, kind: FrontendKind, ranges: &[&str]) -> (ServiceName, Optio
     let frontend = Frontend { address, port, protocol: id.protocol, scope: Scope::Internal };
     let access = if ranges.is_empty() { Access::Unrestricted } else { Access::Ranges { node: false } };
     let plan = PortPlan {
-        frontends: [(frontend, FrontendPlan { access, ..FrontendPlan::new(kind, vec![backend(1)]) })].into(),
+        frontends: [(frontend, FrontendPlan { access, ..FrontendPlan::new(kind) })].into(),
         backends: [(backend(1), BackendFacts::default())].into(),
+        tunnels: SortedMap::default(),
         affinity_secs: 0,
         algorithm: proxy_common::select::Algorithm::Random,
         maglev_outside: false,

@@ -58,11 +58,11 @@ pub fn service(
 ) -> (ServiceName, Option<ServicePlan>) {
     let backends: SortedMap<_, _> =
         endpoints.into_iter().map(|last| (backend(last), BackendFacts::default())).collect();
-    let slots: Vec<_> = backends.keys().copied().collect();
-    let what = FrontendPlan::new(FrontendKind::ClusterIp, slots);
+    let what = FrontendPlan::new(FrontendKind::ClusterIp);
     let port = PortPlan {
         frontends: SortedMap::from([(frontend(address), what)]),
         backends,
+        tunnels: SortedMap::default(),
         affinity_secs: 0,
         algorithm: Algorithm::Random,
         maglev_outside: false,
@@ -83,7 +83,7 @@ fn address(family: IpFamily, net: u8, last: u8) -> IpAddr {
 
 fn facts() -> impl Strategy<Value = BackendFacts> {
     (any::<[bool; 4]>(), 1u16..4).prop_map(|([local, terminating, in_cluster, in_local], weight)| {
-        BackendFacts { local, terminating, in_cluster, in_local, weight, tunnel: None, step: 0 }
+        BackendFacts { local, terminating, in_cluster, in_local, weight, step: 0 }
     })
 }
 
@@ -96,7 +96,7 @@ fn look() -> impl Strategy<Value = (FrontendPlan, bool)> {
     (prop::sample::select(&KINDS[..]), any::<[bool; 3]>(), access).prop_map(|(kind, flags, access)| {
         let [drop_when_empty, is_local, all] = flags;
         let policy = if is_local { TrafficPolicy::Local } else { TrafficPolicy::Cluster };
-        let plan = FrontendPlan { policy, drop_when_empty, access, ..FrontendPlan::new(kind, Vec::new()) };
+        let plan = FrontendPlan { policy, drop_when_empty, access, ..FrontendPlan::new(kind) };
         (plan, all)
     })
 }
@@ -148,8 +148,10 @@ fn port_plan(family: IpFamily, protocol: Protocol) -> impl Strategy<Value = Port
                 })
                 .collect();
             // Some frontends may use the local endpoints only, as with a traffic policy.
-            let slots =
-                |all: bool| backends.iter().filter(|(_, f)| all || f.local).map(|(at, _)| *at).collect();
+            let slots = |all: bool| {
+                let local = || backends.iter().filter(|(_, f)| f.local).map(|(at, _)| *at).collect();
+                (!all).then(local)
+            };
             let frontends = frontends
                 .into_values()
                 .map(|(frontend, (look, all))| {
@@ -172,6 +174,7 @@ fn port_plan(family: IpFamily, protocol: Protocol) -> impl Strategy<Value = Port
             PortPlan {
                 frontends,
                 backends,
+                tunnels: SortedMap::default(),
                 affinity_secs,
                 algorithm,
                 maglev_outside,
