@@ -2,10 +2,12 @@
 //!
 //! `BALLAST_PREVIOUS_BIN` names the binary of that version; `cargo xtask test` builds it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read as _;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
@@ -15,7 +17,7 @@ use super::exposed::{node_ip, open_up};
 use super::{Case, is_clean, tcp, udp, vip};
 use crate::agent;
 use crate::lab::{Lab, SOON, Wish, eventually};
-use crate::manifest::{Family, Service, text_with};
+use crate::manifest::{Family, Service, pod_ip, text_with};
 use crate::peer::{Attempt, Close, Kind, Load, Peer};
 
 const PORTS: Service =
@@ -80,6 +82,11 @@ pub const CASES: &[Case] = &[
         name: "migrate::source_ports_stay_in_quarantine",
         wish: Wish { pods: 2, services: &[], flags: FEW_PORTS },
         run: leaves_ports_alone,
+    },
+    Case {
+        name: "migrate::no_closed_connection_is_forgotten",
+        wish: Wish { pods: 2, services: &[], flags: SNAT },
+        run: forgets_none,
     },
 ];
 
@@ -155,6 +162,77 @@ fn leaves_ports_alone(lab: &Lab) -> Result<()> {
             }
         }
     }
+    Ok(())
+}
+
+/// A connection that an endpoint closed first: its name, and what it saw of the client.
+type Used = ((String, SocketAddr), Instant);
+
+/// Connections begin and end all the time while one version replaces the other: the one that runs knows the source port of each
+/// that ended within the endpoint's `TIME_WAIT`.
+fn forgets_none(lab: &Lab) -> Result<()> {
+    let Some(previous) = previous() else { return Ok(()) };
+    begin_with(lab, &previous)?;
+    let ours = agent::binary();
+    let (_late, other) = lab.add_client()?;
+    reaches(&lab.client)?;
+    let ends = AtomicBool::new(false);
+    let (sender, used) = std::sync::mpsc::channel::<Used>();
+    let knocks = |peer: &Peer| -> Result<()> {
+        let attempts =
+            Family::BOTH.map(|family| Attempt::new(Kind::Tcp, vip(family, PORTS, Kind::Tcp)).close(Close::Server));
+        attempts.into_iter().try_for_each(|attempt| eventually(SOON, || peer.reach(attempt)).map(drop))?;
+        for attempt in attempts.into_iter().cycle() {
+            if ends.load(Ordering::Relaxed) {
+                break;
+            }
+            let seen = peer.reach(attempt)?;
+            sender.send(((seen.server, seen.client), Instant::now()))?;
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let knocking = scope.spawn(move || knocks(&other));
+        let changes = (|| {
+            let mut known = BTreeMap::new();
+            for round in 0..2 {
+                upgrade(lab, &ours).with_context(|| format!("upgrade {round}"))?;
+                settle();
+                known.extend(used.try_iter());
+                knows_all(lab, &ours, &known).with_context(|| format!("after upgrade {round}"))?;
+                downgrade(lab, &previous).with_context(|| format!("downgrade {round}"))?;
+                settle();
+                known.extend(used.try_iter());
+                knows_all(lab, &previous, &known).with_context(|| format!("after downgrade {round}"))?;
+            }
+            Ok(())
+        })();
+        ends.store(true, Ordering::Relaxed);
+        let knocked = knocking.join().map_err(|_| anyhow::anyhow!("the client panicked"))?;
+        changes.and(knocked)
+    })
+}
+
+/// Whether this version has a flow for each of these connections that ended a moment ago.
+fn knows_all(lab: &Lab, binary: &Path, used: &BTreeMap<(String, SocketAddr), Instant>) -> Result<()> {
+    let mut command = lab.node.command(binary);
+    let output = command.args(["flow", "list", "--all", "-o", "json", "--bpffs"]).arg(lab.bpffs()).output()?;
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let list: serde_json::Value = serde_json::from_slice(&output.stdout)?;
+    let flows = list["flows"].as_array().context("no list")?;
+    let text = |flow: &serde_json::Value, field: &str| flow[field].as_str().unwrap_or_default().to_owned();
+    let there: BTreeSet<_> = flows.iter().map(|flow| (text(flow, "backend"), text(flow, "source"))).collect();
+    let mut missing = Vec::new();
+    for ((server, source), when) in used.iter().filter(|(_, when)| when.elapsed() < TIME_WAIT) {
+        let (pod, port) = server.split_once('/').context("a name without a port")?;
+        let family = if source.is_ipv4() { Family::V4 } else { Family::V6 };
+        let backend = SocketAddr::new(pod_ip(family, pod.parse()?), port.parse()?);
+        if !there.contains(&(backend.to_string(), source.to_string())) {
+            missing.push(format!("{source} at {backend}, {:?} ago", when.elapsed()));
+        }
+    }
+    ensure!(missing.is_empty(), "{} of {} are not known: {missing:#?}", missing.len(), used.len());
     Ok(())
 }
 
