@@ -131,7 +131,8 @@ pub fn shared_machine() -> serde_json::Value {
         "failCgroupV1": false,
         "cgroupDriver": "cgroupfs",
         "cgroupsPerQOS": false,
-        "enforceNodeAllocatable": [],
+        // Not an empty list, which kubeadm leaves out.
+        "enforceNodeAllocatable": ["none"],
         "failSwapOn": false,
         "makeIPTablesUtilChains": false,
         // Not shares of a disk that may be large and nearly full; `Place::make` has asked for more.

@@ -2,10 +2,11 @@
 //!
 //! `BALLAST_PREVIOUS_BIN` names the binary of that version; `cargo xtask test` builds it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
@@ -81,6 +82,11 @@ pub const CASES: &[Case] = &[
         wish: Wish { pods: 2, services: &[], flags: FEW_PORTS },
         run: leaves_ports_alone,
     },
+    Case {
+        name: "migrate::no_closed_connection_is_forgotten",
+        wish: Wish { pods: 2, services: &[], flags: SNAT },
+        run: forgets_none,
+    },
 ];
 
 fn previous() -> Option<PathBuf> {
@@ -155,6 +161,77 @@ fn leaves_ports_alone(lab: &Lab) -> Result<()> {
             }
         }
     }
+    Ok(())
+}
+
+/// Connections begin and end all the time while one version replaces the other: the one that runs knows each connection that an
+/// endpoint has in `TIME_WAIT`, so that it does not use the source port again. Clients use their own ports again sooner.
+fn forgets_none(lab: &Lab) -> Result<()> {
+    let Some(previous) = previous() else { return Ok(()) };
+    begin_with(lab, &previous)?;
+    let ours = agent::binary();
+    let (_late, other) = lab.add_client()?;
+    reaches(&lab.client)?;
+    let ends = AtomicBool::new(false);
+    let ends = &ends;
+    let knocks = move || -> Result<()> {
+        let to = |family| Attempt::new(Kind::Tcp, vip(family, PORTS, Kind::Tcp)).close(Close::Server);
+        let attempts = Family::BOTH.map(to);
+        attempts.into_iter().try_for_each(|attempt| eventually(SOON, || other.reach(attempt)).map(drop))?;
+        for attempt in attempts.into_iter().cycle() {
+            if ends.load(Ordering::Relaxed) {
+                break;
+            }
+            let seen = other.reach(attempt)?;
+            ensure!(seen.syn_retransmits == 0, "a SYN was sent again: {seen:?}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let knocking = scope.spawn(knocks);
+        let changes = (|| {
+            for round in 0..2 {
+                upgrade(lab, &ours).with_context(|| format!("upgrade {round}"))?;
+                settle();
+                knows_all(lab, &ours).with_context(|| format!("after upgrade {round}"))?;
+                downgrade(lab, &previous).with_context(|| format!("downgrade {round}"))?;
+                settle();
+                knows_all(lab, &previous).with_context(|| format!("after downgrade {round}"))?;
+            }
+            Ok(())
+        })();
+        ends.store(true, Ordering::Relaxed);
+        let knocked = knocking.join().map_err(|_| anyhow::anyhow!("the client panicked"))?;
+        changes.and(knocked)
+    })
+}
+
+/// Whether this version has a flow for each connection that an endpoint has in `TIME_WAIT`.
+fn knows_all(lab: &Lab, binary: &Path) -> Result<()> {
+    let mut waiting = Vec::new();
+    for pod in [0, 1] {
+        let told = lab.in_pod_space(pod, |space| {
+            let filter = ["-Htn", "state", "time-wait", "sport", "=", ":8080"];
+            space.command("ss").args(filter).output().context("cannot run ss")
+        })?;
+        ensure!(told.status.success(), "{}", String::from_utf8_lossy(&told.stderr));
+        let told = String::from_utf8(told.stdout)?;
+        waiting.extend(told.lines().filter_map(|line| {
+            let mut ends = line.split_whitespace().skip(2).map(str::to_owned);
+            Some((ends.next()?, ends.next()?))
+        }));
+    }
+    ensure!(waiting.len() > 100, "only {} connections are in TIME_WAIT", waiting.len());
+    let mut command = lab.node.command(binary);
+    let output = command.args(["flow", "list", "--all", "-o", "json", "--bpffs"]).arg(lab.bpffs()).output()?;
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let list: serde_json::Value = serde_json::from_slice(&output.stdout)?;
+    let text = |flow: &serde_json::Value, field: &str| flow[field].as_str().unwrap_or_default().to_owned();
+    let flows = list["flows"].as_array().context("no list")?;
+    let known: BTreeSet<_> = flows.iter().map(|flow| (text(flow, "backend"), text(flow, "source"))).collect();
+    let missing: Vec<_> = waiting.iter().filter(|ends| !known.contains(*ends)).collect();
+    ensure!(missing.is_empty(), "{} of {} are not known: {missing:?}", missing.len(), waiting.len());
     Ok(())
 }
 

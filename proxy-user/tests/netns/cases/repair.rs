@@ -1,5 +1,6 @@
 //! Another tool changes maps, detaches programs, and removes pins: found, repaired, counted, told.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::time::Duration;
 
@@ -159,11 +160,22 @@ fn pins(lab: &Lab) -> Result<()> {
 
 /// The file system of all pins is unmounted: they are made again in a new one, so that the agent may die.
 fn bpffs(lab: &Lab) -> Result<()> {
+    let pinned = || -> Result<BTreeSet<std::ffi::OsString>> {
+        let real = fs::canonicalize(lab.bpffs().join("ballast/services"))?;
+        let folder = fs::read_dir(real.parent().context("no folder")?)?;
+        Ok(folder.map(|entry| Ok(entry?.file_name())).collect::<std::io::Result<_>>()?)
+    };
     works(lab)?;
+    let before = pinned()?;
     rustix::mount::unmount(lab.bpffs(), rustix::mount::UnmountFlags::DETACH)?;
     ensure!(links(lab).is_err(), "pins outside of a bpffs");
     eventually(SOON, || complete(lab))?;
     eventually(SOON, || agent::ask(&lab.node, &["service", "list"], &lab.bpffs()).map(drop))?;
+    eventually(SOON, || {
+        let now = pinned()?;
+        ensure!(now == before, "missing: {:?}", before.difference(&now).collect::<Vec<_>>());
+        Ok(())
+    })?;
     works(lab)?;
     lab.kill()?;
     works(lab).context("without an agent")?;

@@ -75,14 +75,16 @@ pub(super) fn etcd_restored(world: &World<'_>) -> Result<()> {
         copy(&snapshot, &data)
     })?;
     fs::remove_dir_all(&snapshot).context("cannot remove the snapshot")?;
+    let known = kubectl(place, &["get", "service", LATER]).succeeds();
+    ensure!(!known, "the snapshot knows what came after it");
+    // Before the kubelets: a kubelet that starts ends the pods that the snapshot lacks, and no EndpointSlice says so.
+    rolling::await_equal_within(world, PATIENCE)?;
     // As Kubernetes' own instructions for a restore ask: a kubelet's watch goes on from a version of the lost history, and its node
     // would never hear that a pod has to end.
     for node in world.nodes() {
         place.node(node).stop("kubelet", libc::SIGTERM)?;
         node::start_kubelet(place, node)?;
     }
-    let known = kubectl(place, &["get", "service", LATER]).succeeds();
-    ensure!(!known, "the snapshot knows what came after it");
     rolling::await_equal_within(world, PATIENCE)?;
     ensure!(agents::processes(place)? == before, "an agent was started again meanwhile");
     // A pod that is not recorded goes.

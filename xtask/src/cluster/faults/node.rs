@@ -29,10 +29,22 @@ pub(super) fn bpffs_unmounted(world: &World<'_>) -> Result<()> {
     let links = "ls /sys/fs/bpf/ballast/links /sys/fs/bpf/ballast/v*";
     let before = on(world.place, node, links)?;
     on(world.place, node, "umount --lazy /sys/fs/bpf")?;
-    signal::wait_for("all pins to be there again", PERIOD, || {
-        Ok((on(world.place, node, links).ok().as_ref() == Some(&before)).then_some(()))
-    })?;
+    let mut now = String::new();
+    let restored = signal::wait_for("all pins to be there again", PERIOD, || {
+        now = on(world.place, node, links).unwrap_or_default();
+        Ok((now == before).then_some(()))
+    });
+    restored.with_context(|| difference(&before, &now))?;
     world.agents.kill(world.place, node, super::case::GONE)
+}
+
+/// The lines that only one of both has.
+fn difference(before: &str, now: &str) -> String {
+    let lacks = |text: &str, other: &str| {
+        let lines = text.lines().filter(|line| !other.lines().any(|there| there == *line));
+        lines.collect::<Vec<_>>().join(" ")
+    };
+    format!("gone: {}; new: {}", lacks(before, now), lacks(now, before))
 }
 
 /// Starts the agent of a node with far too little memory until the kernel has killed it three times, then as before.

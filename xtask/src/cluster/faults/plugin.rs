@@ -1,6 +1,7 @@
 //! `kubectl ballast` as an administrator has it: with no more rights than `docs/kubectl.md` names.
 
 use std::fs;
+use std::io::BufRead as _;
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 use std::process::{Child, Stdio};
@@ -13,6 +14,7 @@ use super::table::NotHere;
 use super::world::{self, SOON, World};
 use crate::cluster::plan::{CONTROL_V4, Node};
 use crate::cluster::{Place, apply, deployed, kubectl};
+use crate::exec::Cmd;
 use crate::host;
 use crate::signal;
 use crate::workspace::Workspace;
@@ -45,7 +47,7 @@ pub(super) fn asks_every_agent(world: &World<'_>) -> Result<()> {
 fn viewer(place: &Place) -> Result<PathBuf> {
     let page = Workspace::find()?.root().join("docs/kubectl.md");
     let text = fs::read_to_string(&page).with_context(|| format!("cannot read {}", page.display()))?;
-    let file = place.write("viewer.yaml", rights(&text).context("docs/kubectl.md names no rights")?)?;
+    let file = place.write("viewer.yaml", &rights(&text).context("docs/kubectl.md names no rights")?)?;
     kubectl(place, &["apply", "-f", &file.display().to_string()]).read()?;
     let binding = |kind: &str, role: &str| {
         json!({
@@ -81,9 +83,10 @@ fn viewer(place: &Place) -> Result<PathBuf> {
     place.write("viewer.conf", &config.to_string())
 }
 
-/// The block of YAML in the page.
-fn rights(page: &str) -> Option<&str> {
-    page.split_once("```yaml\n")?.1.split_once("```").map(|(yaml, _)| yaml)
+/// The blocks of YAML in the page: the second one goes on with the rules of the Role at the end of the first.
+fn rights(page: &str) -> Option<String> {
+    let blocks: Vec<_> = page.split("```yaml\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
+    (!blocks.is_empty()).then(|| blocks.concat())
 }
 
 fn all(world: &World<'_>, user: &std::path::Path) -> Result<()> {
@@ -132,7 +135,52 @@ fn all(world: &World<'_>, user: &std::path::Path) -> Result<()> {
     let mut monitor = plugin(&words).into_std();
     monitor.stdin(Stdio::null()).stdout(Stdio::piped());
     let monitor = Reader(monitor.spawn().context("cannot start the monitor")?);
-    monitored(world, monitor)
+    monitored(world, monitor)?;
+
+    let workspace = Workspace::find()?;
+    deployed::upgrade(&workspace, world.place, &["--set", "page=services"])?;
+    let shown = page(world, plugin(&["ui", "--port", "0"]));
+    deployed::upgrade(&workspace, world.place, &[])?;
+    shown
+}
+
+/// The page of the cluster is there, and has frames of every node and the history of a Service.
+fn page(world: &World<'_>, ui: Cmd) -> Result<()> {
+    let mut ui = ui.into_std();
+    ui.stdin(Stdio::null()).stdout(Stdio::piped());
+    let mut ui = Reader(ui.spawn().context("cannot start `kubectl ballast ui`")?);
+    let mut told = String::new();
+    let output = ui.0.stdout.take().context("no output")?;
+    std::io::BufReader::new(output).read_line(&mut told).context("`kubectl ballast ui` says nothing")?;
+    let nodes = world.nodes();
+    ensure!(told.contains(&format!("shows {} nodes", nodes.len())), "`kubectl ballast ui` says: {told}");
+    let address = told.split_whitespace().next().context("no address")?.to_owned();
+    let get = |path: &str, seconds: &str| {
+        let url = format!("{address}{path}");
+        world.place.control().command(&["curl", "-sSN", "-m", seconds, &url])
+    };
+    let html = get("", "5").read()?;
+    ensure!(html.contains("<html"), "no page at {address}: {html}");
+    let mut missing: Vec<_> = nodes.iter().map(Node::to_string).collect();
+    let mut trouble = String::new();
+    signal::wait_for("a frame of every node on the page", SOON, || {
+        // The stream goes on: curl ends by its limit, with an exit status of its own.
+        let script = format!("curl -sN -m 4 '{address}page/events?filter=&service='; true");
+        let told = world.place.control().command(&["sh", "-c", &script]).read()?;
+        for data in told.lines().filter_map(|line| line.strip_prefix("data:")) {
+            let frame: Value = serde_json::from_str(data).with_context(|| format!("no frame: {data}"))?;
+            match frame["trouble"].as_str() {
+                Some(text) => trouble = format!("{}: {text}", frame["node"]),
+                None => missing.retain(|node| frame["node"] != **node),
+            }
+        }
+        Ok(missing.is_empty().then_some(()))
+    })
+    .with_context(|| format!("no frame of {missing:?}; {trouble}"))?;
+    let history = get(&format!("page/history?filter=&service=default/{}", world::NAME), "10").read()?;
+    let history: Value = serde_json::from_str(&history).with_context(|| format!("no history: {history}"))?;
+    ensure!(history.is_object(), "no history: {history}");
+    Ok(())
 }
 
 /// Events of every node come, and when the plugin is killed, nothing of it stays in the pods.
@@ -152,7 +200,6 @@ fn monitored(world: &World<'_>, mut monitor: Reader) -> Result<()> {
     let output = monitor.0.stdout.take().context("no output")?;
     let (sender, lines) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
-        use std::io::BufRead as _;
         let lines = std::io::BufReader::new(output).lines().map_while(Result::ok);
         lines.into_iter().try_for_each(|line| sender.send(line))
     });
@@ -195,7 +242,7 @@ mod tests {
     fn the_page_names_the_rights() {
         let page = include_str!("../../../../docs/kubectl.md");
         let rights = rights(page).unwrap();
-        for part in ["kind: ClusterRole", "kind: Role\n", "pods/exec", NAME, deployed::SPACE] {
+        for part in ["kind: ClusterRole", "kind: Role\n", "pods/exec", "pods/portforward", NAME, deployed::SPACE] {
             assert!(rights.contains(part), "{part}: {rights}");
         }
     }

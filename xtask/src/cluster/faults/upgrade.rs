@@ -65,9 +65,10 @@ fn downgrade(world: &World<'_>, previous: &Previous, roll_back: bool) -> Result<
             place.node(on).stop("ballast", libc::SIGTERM)?;
             Proxy::BallastHost.start_on(place, on)?;
             finished(place, on)?;
+            told(&format!("the version before runs on {on}"));
         }
     }
-    say::line("    the version before runs on every node");
+    told("the version before runs on every node");
     Ok(())
 }
 
@@ -81,6 +82,7 @@ fn upgrade(world: &World<'_>) -> Result<()> {
             signal::check()?;
             place.node(on).stop("ballast", libc::SIGTERM)?;
             Proxy::BallastHost.start_on(place, on)?;
+            told(&format!("this version runs on {on}"));
         }
     }
     for on in place.nodes() {
@@ -93,8 +95,13 @@ fn upgrade(world: &World<'_>) -> Result<()> {
             },
         )?;
     }
-    say::line("    this version runs on every node");
+    told("this version runs on every node");
     Ok(())
+}
+
+/// With the time, which failures have too.
+fn told(what: &str) {
+    say::line(format_args!("    {:.3} {what}", jiff::Timestamp::now()));
 }
 
 /// From now on `ballast` is this file; what runs goes on.
