@@ -174,7 +174,7 @@ async fn serve(
         swept.ended.iter().for_each(|(family, count)| metrics.ended_sockets(*family, *count));
         swept.reset.iter().for_each(|(family, count)| metrics.reset_sockets(*family, *count));
         metrics.marked_flows(swept.marked);
-        if swept.trouble.is_some() {
+        if swept.failure.is_some() {
             metrics.failed_socket_sweep();
         }
     };
@@ -223,7 +223,7 @@ async fn start_programs(config: &RunConfig) -> anyhow::Result<Programs> {
         cgroup = %cgroup.display(),
         maps = %programs.pin_dir().display(),
         tcx = programs.uses_tcx(),
-        takes_over = programs.in_force(),
+        takes_over = programs.is_current(),
         "programs loaded"
     );
     Ok(programs)

@@ -9,10 +9,10 @@ use clap::{CommandFactory as _, FromArgMatches as _, Parser as _};
 use proxy_user::cli::args::change::SysdumpArgs;
 use proxy_user::cli::args::downgrade::DowngradeArgs;
 use proxy_user::cli::args::end_udp_sockets::EndUdpSocketsArgs;
-use proxy_user::cli::args::eyes::MonitorArgs;
 use proxy_user::cli::args::kubectl::KubectlArgs;
+use proxy_user::cli::args::observe::MonitorArgs;
 use proxy_user::cli::args::{CleanupArgs, RunArgs};
-use proxy_user::cli::handover::Handover;
+use proxy_user::cli::export_conntrack::ConntrackExport;
 use proxy_user::cli::monitor::{self, MonitorError};
 use proxy_user::cli::origins::{self, Origin};
 use proxy_user::cli::show::{Answer, ShowError};
@@ -184,14 +184,14 @@ fn cleanup(args: &CleanupArgs) -> anyhow::Result<ExitCode> {
         print("nothing was removed\n")?;
         return Ok(ExitCode::FAILURE);
     }
-    let mut handover = Handover::new(args.bpffs.clone());
+    let mut export = ConntrackExport::new(args.bpffs.clone());
     let (cleanup, verb) = if args.dry_run {
         (programs::dry_run(&args.bpffs, cgroup)?, "would remove")
     } else {
-        (programs::cleanup_before(&mut handover, &args.bpffs, cgroup)?, "removed")
+        (programs::cleanup_before(&mut export, &args.bpffs, cgroup)?, "removed")
     };
     let mut text: String = cleanup.removed.iter().map(|line| [verb, " ", line, "\n"].concat()).collect();
-    text.push_str(&handover.report());
+    text.push_str(&export.report());
     if cleanup.removed.is_empty() && cleanup.left.is_empty() {
         text.push_str("nothing of ours is here\n");
     }

@@ -26,7 +26,7 @@ use crate::spans;
 use super::kinds::Watched;
 use super::lists;
 use super::objects::{EndpointSlice, Node, OtherNode, Service, ServiceCidr};
-use super::outage::Outage;
+use super::watch_health::WatchHealth;
 use history::History;
 
 /// The first pause after a failure.
@@ -85,7 +85,7 @@ async fn forward(
     sender: &Sender<Event>,
     mut note: impl FnMut(&Event),
 ) {
-    let mut outage = Outage::default();
+    let mut outage = WatchHealth::default();
     let mut last_failure = Instant::now();
     loop {
         let report = tokio::select! {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::watch;
 use tokio::task::spawn_blocking;
 
-use crate::cli::monitor::{Line, Names, World};
+use crate::cli::monitor::{Line, MonitorContext, Names};
 use crate::config::RunConfig;
 use crate::config::otlp::Telemetry;
 use crate::maps::view::{Listener, View, ViewError};
@@ -88,7 +88,7 @@ fn follow(queue: &Queue<LogRecord>, bpffs: &Path, sample: u32, ending: &AtomicBo
             renewed = Instant::now();
         }
         // The clock may be set meanwhile.
-        let (world, now) = (World::now(), SystemTime::now());
+        let (world, now) = (MonitorContext::now(), SystemTime::now());
         let mut taken = 0;
         while let Some(event) = listener.next_event() {
             taken += 1;

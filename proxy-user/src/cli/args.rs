@@ -6,12 +6,12 @@ mod choices;
 pub mod common;
 pub mod downgrade;
 pub mod end_udp_sockets;
-pub mod eyes;
 pub mod inspect;
 pub mod kube_proxy;
 pub mod kubectl;
 pub mod list;
 pub mod network;
+pub mod observe;
 mod options;
 pub mod otlp;
 pub mod page;
@@ -86,9 +86,9 @@ pub enum Command {
         command: MapCommand,
     },
     /// Explain, rule by rule, what would happen to a connection. No packet is sent.
-    Explain(eyes::ExplainArgs),
+    Explain(observe::ExplainArgs),
     /// Show refusals, drops and new connections while they happen.
-    Monitor(eyes::MonitorArgs),
+    Monitor(observe::MonitorArgs),
     /// Show Services, endpoints, drops and connections as they happen, on a terminal.
     Top(top::TopArgs),
     /// Show which version of each Service and its EndpointSlices is programmed into the maps, as JSON.

@@ -16,7 +16,7 @@ use rustix::net::{self, AddressFamily, SocketType};
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
-use super::args::eyes::{EventKind, EventOutput, MonitorArgs};
+use super::args::observe::{EventKind, EventOutput, MonitorArgs};
 use super::show::{ServiceFilter, ShowError, yaml};
 use crate::config::ConfigError;
 use crate::config::otlp::resource;
@@ -98,7 +98,7 @@ pub fn run(args: &MonitorArgs, out: &mut impl Write) -> Result<(), MonitorError>
     let mut listener = view.listen(args.sample)?;
     let begun = Instant::now();
     let (mut renewed, mut shown, mut lost) = (begun, 0, 0);
-    let world = World::now();
+    let context = MonitorContext::now();
     let output = match args.output {
         EventOutput::Otlp => Written::Otlp(own_resource()?),
         other => Written::Plain(other),
@@ -123,7 +123,7 @@ pub fn run(args: &MonitorArgs, out: &mut impl Write) -> Result<(), MonitorError>
         };
         names.learn(&view, event.service)?;
         if selection.takes(&event, &names.snapshot) {
-            let line = Line::new(&event, &names.snapshot, &world);
+            let line = Line::new(&event, &names.snapshot, &context);
             writeln!(out, "{}", output.render(&line)?)?;
             shown += 1;
         }
@@ -194,7 +194,7 @@ impl Names {
 
 /// What an event does not tell by itself.
 #[derive(Clone, Debug, Default)]
-pub struct World {
+pub struct MonitorContext {
     /// When the monotonic clock was zero.
     zero: Option<SystemTime>,
     /// Names of devices and of processes, instead of those of this machine.
@@ -202,7 +202,7 @@ pub struct World {
     processes: Option<BTreeMap<u32, String>>,
 }
 
-impl World {
+impl MonitorContext {
     /// This machine, now.
     pub fn now() -> Self {
         let up = Duration::try_from(clock_gettime(ClockId::Monotonic)).unwrap_or_default();
@@ -305,12 +305,12 @@ pub struct Line {
 
 impl Line {
     /// Words for `event`.
-    pub fn new(event: &Event, names: &Snapshot, world: &World) -> Self {
+    pub fn new(event: &Event, names: &Snapshot, context: &MonitorContext) -> Self {
         let is_call = event.hook == HOOK_SOCKET;
         let is_packet = event.hook == HOOK_PACKET;
         let some = |number: u32| (number != 0).then_some(number);
         let why = reason(event);
-        let at = world.time(event);
+        let at = context.time(event);
         let name = names.names.get(&event.service);
         Self {
             time: at.and_then(|time| Timestamp::try_from(time).ok()).map(|time| format!("{time:.3}")),
@@ -323,10 +323,10 @@ impl Line {
             },
             hook: if is_call { Some("socket") } else { is_packet.then_some("packet") },
             client: client(event),
-            device: some(event.device).and_then(|index| world.device(index)),
+            device: some(event.device).and_then(|index| context.device(index)),
             device_index: some(event.device),
             pid: some(event.pid),
-            process: some(event.pid).and_then(|pid| world.process(pid)),
+            process: some(event.pid).and_then(|pid| context.process(pid)),
             netns: is_call.then_some(event.netns),
             protocol: (event.proto != 0).then(|| Transport(event.proto).to_string()),
             frontend: socket(event, event.frontend, event.frontend_port),

@@ -76,7 +76,7 @@ fn list(
 }
 
 impl OtlpSettings {
-    /// What is in force; `None`: nothing is exported.
+    /// What is programmed; `None`: nothing is exported.
     pub fn new(
         options: OtlpOptions,
         variable: impl Fn(&str) -> Option<String>,

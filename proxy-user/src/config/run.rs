@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::error::ConfigError;
-use super::kube_proxy::overlay::{self, Overlay};
+use super::kube_proxy::merge::{self, Overlay};
 use super::network::{Network, node_settings};
 use super::options::{Options, SYNC_PERIOD};
 use super::otlp::OtlpSettings;
@@ -78,7 +78,7 @@ pub struct RunConfig {
     /// How sockets and packets are met.
     #[serde(flatten)]
     pub paths: Paths,
-    /// What the network around the node is like; with the source ports that are in force.
+    /// What the network around the node is like; with the source ports in effect.
     pub network: Network,
     /// The same, checked.
     #[serde(skip)]
@@ -121,7 +121,7 @@ impl RunConfig {
     /// Checks `options`. Asks the host for its memory, for OpenTelemetry's variables, and for its name and the ports that it
     /// gives to sockets, unless name and source ports are given; these are the only looks outside.
     pub fn new(mut options: Options) -> Result<Self, ConfigError> {
-        let kube_proxy = overlay::apply(&mut options)?;
+        let kube_proxy = merge::apply(&mut options)?;
         let Options {
             // The file has been read, with the flags that stand for it.
             config: _,
@@ -208,7 +208,7 @@ impl RunConfig {
             metrics_bind_address: metrics,
             page,
             otlp: OtlpSettings::new(otlp, |name| std::env::var(name).ok())?,
-            capacities: sizes.in_force(memory::total()),
+            capacities: sizes.resolve(memory::total()),
             flow_timeouts,
             min_sync_period,
             sync_period,

@@ -10,7 +10,7 @@ use rtnetlink::packet_route::address::{AddressAttribute, AddressHeaderFlags, Add
 use rtnetlink::packet_route::route::{RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteType};
 
 use super::devices::Device;
-use super::netfilter::old_proxy::OldProxy;
+use super::netfilter::kube_proxy_rules::KubeProxyRules;
 use super::netlink::Netlink;
 use super::ports;
 use super::selection::Pattern;
@@ -40,13 +40,13 @@ impl Facts {
             if what.routes { default_routes(&mut netlink, &addresses)? } else { known.defaults.clone() };
         let devices = devices.iter().map(|device| self.device(device, &addresses)).collect();
         // Without the right to ask there is no way to attach programs either, and that is told elsewhere.
-        let has_old_proxy = if what.old_proxy {
-            OldProxy::look().is_ok_and(|found| found.may_have_connections())
+        let has_kube_proxy_rules = if what.kube_proxy_rules {
+            KubeProxyRules::look().is_ok_and(|found| found.may_have_connections())
         } else {
-            known.has_old_proxy
+            known.has_kube_proxy_rules
         };
         let local_ports = ports::local();
-        Ok(HostView { devices, defaults, netns_cookie: netns_cookie(), has_old_proxy, local_ports })
+        Ok(HostView { devices, defaults, netns_cookie: netns_cookie(), has_kube_proxy_rules, local_ports })
     }
 
     fn device(&self, device: &Device, addresses: &Addresses) -> (u32, HostDevice) {
@@ -80,12 +80,12 @@ pub(super) struct Look {
     /// Routes to everywhere, for which all routes are read.
     pub routes: bool,
     /// Rules of another proxy.
-    pub old_proxy: bool,
+    pub kube_proxy_rules: bool,
 }
 
 impl Look {
     /// At everything.
-    pub const ALL: Self = Self { routes: true, old_proxy: true };
+    pub const ALL: Self = Self { routes: true, kube_proxy_rules: true };
 }
 
 /// Whether a route of the main table is one to everywhere.

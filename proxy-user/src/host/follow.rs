@@ -104,8 +104,8 @@ impl Follower {
                         while changes.next().now_or_never().flatten().is_some() {}
                         self.list().await?;
                         // The kernel does not tell of routes that go with their device or address.
-                        let old_proxy = due.is_some_and(|due| due.old_proxy);
-                        due = Some(Look { routes: true, old_proxy });
+                        let kube_proxy_rules = due.is_some_and(|due| due.kube_proxy_rules);
+                        due = Some(Look { routes: true, kube_proxy_rules });
                     }
                 },
                 seen = done(&mut look) => {
@@ -127,7 +127,7 @@ impl Follower {
                         return Ok(());
                     }
                     self.list().await?;
-                    due = Some(Look { routes: routes_read.elapsed() >= ROUTES_PERIOD, old_proxy: true });
+                    due = Some(Look { routes: routes_read.elapsed() >= ROUTES_PERIOD, kube_proxy_rules: true });
                 }
             }
         }

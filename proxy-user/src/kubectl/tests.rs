@@ -168,7 +168,7 @@ fn objects() -> Vec<(&'static str, Value)> {
 fn names_are_resolved_and_the_clients_node_is_asked() {
     let says: Says =
         |node, arguments| (format!("asked {node}: {}\n", arguments.join(" ")), String::new(), true);
-    let explain = |client, dialled| asked(says, &objects(), &["explain", client, dialled]);
+    let explain = |client, destination| asked(says, &objects(), &["explain", client, destination]);
     assert_eq!(
         explain("pod/client", "svc/web:http"),
         (
@@ -188,7 +188,7 @@ fn names_are_resolved_and_the_clients_node_is_asked() {
     assert_eq!(text, "192.0.2.1 on node a, dialling 10.96.0.7:80\nasked a: explain 192.0.2.1 10.96.0.7:80\n");
 }
 
-fn in_force(node: &str, arguments: &[String]) -> (String, String, bool) {
+fn programmed(node: &str, arguments: &[String]) -> (String, String, bool) {
     assert_eq!(arguments, ["programmed", "shop/web"]);
     let slice = |name: &str, edition: &str| json!({ "name": name, "resourceVersion": edition });
     let first = if node == "b" { "98" } else { "101" };
@@ -204,15 +204,15 @@ fn in_force(node: &str, arguments: &[String]) -> (String, String, bool) {
 
 #[test]
 fn a_wait_ends_when_each_node_serves_it_and_names_those_that_lag() {
-    let (text, well) = asked(in_force, &objects(), &["wait", "service/web", "--programmed", "--node", "a"]);
+    let (text, well) = asked(programmed, &objects(), &["wait", "service/web", "--programmed", "--node", "a"]);
     assert!(
         well && text.starts_with(
-            "service/web programmed: resourceVersion 90 and 2 EndpointSlices in force on 1 nodes"
+            "service/web programmed: resourceVersion 90 and 2 EndpointSlices programmed on 1 nodes"
         ),
         "{text}"
     );
     let (text, well) =
-        asked(in_force, &objects(), &["wait", "svc/shop/web", "--programmed", "--timeout", "1s"]);
+        asked(programmed, &objects(), &["wait", "svc/shop/web", "--programmed", "--timeout", "1s"]);
     assert!(!well);
     assert_eq!(
         text,
@@ -220,7 +220,7 @@ fn a_wait_ends_when_each_node_serves_it_and_names_those_that_lag() {
          b: serves resourceVersion 98 of EndpointSlice web-1, not 101\n\
          c: no Service shop/web is programmed on c\n"
     );
-    let (text, well) = asked(in_force, &objects(), &["wait", "deployment/web", "--programmed"]);
+    let (text, well) = asked(programmed, &objects(), &["wait", "deployment/web", "--programmed"]);
     assert!(!well && text.contains("\"deployment/web\" is no Service"), "{text}");
 }
 

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 
-use super::applied::Holds;
+use super::applied::QuarantinePeriods;
 use super::programmed::{Ledger, Programmed};
 use super::question::Question;
 use super::reconcile::Reconciler;
@@ -37,7 +37,7 @@ pub struct DriverSettings {
     /// How often the tables are compared with what was written to them.
     pub sync_period: Duration,
     /// How long things rest before they are freed.
-    pub holds: Holds,
+    pub holds: QuarantinePeriods,
     /// How Services are planned.
     pub plan: PlanSettings,
     /// How the node is seen.
@@ -51,7 +51,7 @@ impl Default for DriverSettings {
         Self {
             min_sync_period: Duration::from_millis(5),
             sync_period: Duration::from_secs(30),
-            holds: Holds::default(),
+            holds: QuarantinePeriods::default(),
             plan: PlanSettings::default(),
             node: NodeSettings::default(),
             slow_start: Duration::ZERO,
@@ -142,7 +142,7 @@ impl<S: Store> Driver<S> {
         self.status.subscribe()
     }
 
-    /// Which edition of each Service is in force.
+    /// Which edition of each Service is programmed.
     pub fn programmed(&self) -> Programmed {
         self.ledger.programmed()
     }

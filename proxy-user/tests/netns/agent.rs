@@ -12,7 +12,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use seccompiler::{BpfProgram, BpfProgramRef};
 use serde_json::Value;
 
-use crate::lab::eventually;
+use crate::fixture::eventually;
 use crate::space::Space;
 
 /// For a start or a stop. Emulated, an old kernel's verifier alone takes most of a minute.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueEnum};
 
-use super::eyes::EventKind;
+use super::observe::EventKind;
 use crate::cli::question;
 use crate::config::value;
 
@@ -69,8 +69,8 @@ pub enum KubectlCommand {
         #[arg(value_name = "CLIENT")]
         client: String,
         /// What it dials: svc/NAMESPACE/NAME:PORT, svc/NAME:PORT, with /udp or /sctp where it is not TCP, or ADDRESS:PORT.
-        #[arg(value_name = "DIALLED")]
-        dialled: String,
+        #[arg(value_name = "DESTINATION")]
+        destination: String,
     },
     /// Show refusals, drops and new connections of all nodes as one stream.
     Monitor(MergedMonitorArgs),

@@ -71,8 +71,8 @@ fn names() -> Snapshot {
     }
 }
 
-fn world() -> World {
-    World {
+fn context() -> MonitorContext {
+    MonitorContext {
         zero: Some(SystemTime::UNIX_EPOCH),
         devices: Some([(3, "eth0".to_owned())].into()),
         processes: Some([(1234, "dig".to_owned())].into()),
@@ -80,7 +80,7 @@ fn world() -> World {
 }
 
 fn text(event: &Event) -> String {
-    Line::new(event, &names(), &world()).text()
+    Line::new(event, &names(), &context()).text()
 }
 
 #[test]
@@ -95,7 +95,8 @@ fn lines_for_people() {
 
 #[test]
 fn a_line_for_machines() {
-    let json = Written::Plain(EventOutput::Json).render(&Line::new(&refused(), &names(), &world())).unwrap();
+    let json =
+        Written::Plain(EventOutput::Json).render(&Line::new(&refused(), &names(), &context())).unwrap();
     assert_snapshot!(json, @r#"{"time":"1970-01-01T00:00:01.500Z","kind":"reject","hook":"packet","client":"192.0.2.9:40000","device":"eth0","deviceIndex":3,"pid":null,"process":null,"netns":null,"protocol":"TCP","frontend":"10.96.0.11:80","backend":null,"backendId":null,"service":"default/empty:http","serviceId":7,"reason":"no_endpoint"}"#);
 }
 
@@ -116,7 +117,8 @@ fn filters(#[case] selection: Selection, #[case] taken: [bool; 3]) {
 }
 
 fn record(event: &Event) -> String {
-    let record = Line::new(event, &names(), &world()).record(SystemTime::UNIX_EPOCH + Duration::from_secs(9));
+    let record =
+        Line::new(event, &names(), &context()).record(SystemTime::UNIX_EPOCH + Duration::from_secs(9));
     serde_json::to_string(&record).unwrap()
 }
 
@@ -135,7 +137,7 @@ fn records_for_opentelemetry() {
 #[test]
 fn a_line_for_opentelemetry_is_one_document() {
     let output = Written::Otlp(Resource::new(None, &[], Some("node-1")));
-    let line = output.render(&Line::new(&refused(), &names(), &world())).unwrap();
+    let line = output.render(&Line::new(&refused(), &names(), &context())).unwrap();
     assert!(!line.contains('\n'));
     let document: serde_json::Value = serde_json::from_str(&line).unwrap();
     let records = document.pointer("/resourceLogs/0/scopeLogs/0/logRecords").unwrap().as_array().unwrap();

@@ -99,11 +99,11 @@ fn a_default_route_says_where_packets_come_from_or_its_device_does() {
 #[test]
 fn what_is_not_looked_at_is_as_it_was_known() {
     let route = DefaultRoute { device: 77, source: None };
-    let known = HostView { defaults: vec![route], has_old_proxy: true, ..HostView::default() };
+    let known = HostView { defaults: vec![route], has_kube_proxy_rules: true, ..HostView::default() };
     let facts = Facts::default();
     let devices = devices::list().unwrap();
-    let view = facts.look(&devices, &known, Look { routes: false, old_proxy: false }).unwrap();
-    assert_eq!((&view.defaults, view.has_old_proxy), (&known.defaults, true));
+    let view = facts.look(&devices, &known, Look { routes: false, kube_proxy_rules: false }).unwrap();
+    assert_eq!((&view.defaults, view.has_kube_proxy_rules), (&known.defaults, true));
     assert!(!view.devices.is_empty());
     assert_ne!(facts.look(&devices, &known, Look::ALL).unwrap().defaults, known.defaults);
 }

@@ -108,8 +108,8 @@ async fn what_all_agents_tell_is_one_stream() {
         told.insert(event["node"].as_str().unwrap().to_owned(), event);
     }
     assert_eq!((&told["a"]["total"], &told["b"]["total"]), (&json!("a"), &json!("b")));
-    let trouble = told["c"]["trouble"].as_str().unwrap();
-    assert!(trouble.contains("pod kube-system/ballast-c") && trouble.contains("refused"), "{trouble}");
+    let failure = told["c"]["failure"].as_str().unwrap();
+    assert!(failure.contains("pod kube-system/ballast-c") && failure.contains("refused"), "{failure}");
     assert_eq!(*asked.lock().unwrap(), [wanted.clone(), wanted.clone()], "each was asked for the same");
     // So many browsers, and no more; one that is closed makes room.
     let more = [(); LISTENERS - 1].map(|()| nodes.events(wanted.clone()));

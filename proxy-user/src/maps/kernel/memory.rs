@@ -94,8 +94,7 @@ pub(super) fn maglev(store: &KernelStore, range: Range<u32>) -> Result<BTreeMap<
     read(&store.maglev_index, Table::Maglev, range, |array, range| {
         let heads = array.map(range.clone())?;
         let tables = |at: usize| heads.word64(at).map_or(0, |word| word.load(Ordering::Acquire));
-        let used: Vec<_> =
-            range.map(|at| (at, tables(at))).filter(|(_, tables)| *tables != 0).collect();
+        let used: Vec<_> = range.map(|at| (at, tables(at))).filter(|(_, tables)| *tables != 0).collect();
         if used.is_empty() {
             return Ok(BTreeMap::new());
         }

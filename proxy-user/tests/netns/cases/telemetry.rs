@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::{Case, EMPTY, WEB, client_ip, vip};
 use crate::agent;
-use crate::lab::{Lab, SOON, Wish, eventually};
+use crate::fixture::{Fixture, SOON, Wish, eventually};
 use crate::manifest::Family;
 use crate::peer::{Attempt, Kind};
 
@@ -29,10 +29,10 @@ pub const CASES: &[Case] = &[Case {
 /// What was posted: path and document.
 type Posted = Arc<Mutex<Vec<(String, Value)>>>;
 
-fn exports(lab: &Lab) -> Result<()> {
+fn exports(fixture: &Fixture) -> Result<()> {
     // There is no collector yet, and all is served.
-    lab.client.reach(Attempt::new(Kind::Tcp, vip(Family::V4, WEB, Kind::Tcp)))?;
-    let listener = lab.node.inside(|| Ok(TcpListener::bind("127.0.0.1:4318")?))?;
+    fixture.client.reach(Attempt::new(Kind::Tcp, vip(Family::V4, WEB, Kind::Tcp)))?;
+    let listener = fixture.node.inside(|| Ok(TcpListener::bind("127.0.0.1:4318")?))?;
     let posted = Posted::default();
     let noted = Arc::clone(&posted);
     // Ends with the test.
@@ -45,7 +45,7 @@ fn exports(lab: &Lab) -> Result<()> {
     let client = client_ip(Family::V4).to_string();
     eventually(SOON, || {
         let attempt = Attempt::new(Kind::Tcp, vip(Family::V4, EMPTY, Kind::Tcp));
-        lab.client.fails(attempt, libc::ECONNREFUSED)?;
+        fixture.client.fails(attempt, libc::ECONNREFUSED)?;
         let records = taken(&posted, "/v1/logs", "/resourceLogs/0/scopeLogs/0/logRecords");
         let is = |record: &&Value, key: &str, value: &str| attribute(record, key).as_deref() == Some(value);
         let mut rejects = records.iter().filter(|record| record["eventName"] == "ballast.reject");
@@ -70,7 +70,7 @@ fn exports(lab: &Lab) -> Result<()> {
         ensure!(is_part("plan") && is_part("apply"), "a sync without its parts: {spans:?}");
         Ok(())
     })?;
-    let (_, metrics) = agent::get(&lab.node, 10_249, "/metrics")?;
+    let (_, metrics) = agent::get(&fixture.node, 10_249, "/metrics")?;
     for signal in ["logs", "traces"] {
         let start = format!("ballast_otlp_exported_total{{signal=\"{signal}\"}} ");
         let count = metrics.lines().find_map(|line| line.strip_prefix(&start)).context("not counted")?;

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use anyhow::{Result, ensure};
 
 use super::{Case, pod, udp, vip};
-use crate::lab::{Lab, SMALL, SOON, Wish, eventually};
+use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
 use crate::manifest::{Family, Service};
 use crate::peer::{Attempt, Failure, Kind, Peer};
 
@@ -17,9 +17,13 @@ const EMPTY: Service = Service { ports: &[udp(53, 5353, &[])], ..NAMES };
 const OTHER: Service = Service { name: "other", number: 62, ports: &[udp(53, 5353, &[0])] };
 
 pub const CASES: &[Case] = &[
-    Case { name: "stranded::sockets_are_ended_and_connect_anew", wish: WISH, run: moves },
-    Case { name: "stranded::a_service_that_goes_to_zero_ends_them_too", wish: WISH, run: zero },
-    Case { name: "stranded::an_agent_that_was_away_ends_them_when_it_is_back", wish: WISH, run: restart },
+    Case { name: "stale_sockets::sockets_are_ended_and_connect_anew", wish: WISH, run: moves },
+    Case { name: "stale_sockets::a_service_that_goes_to_zero_ends_them_too", wish: WISH, run: zero },
+    Case {
+        name: "stale_sockets::an_agent_that_was_away_ends_them_when_it_is_back",
+        wish: WISH,
+        run: restart,
+    },
 ];
 
 fn mapped(addr: SocketAddr) -> SocketAddr {
@@ -85,9 +89,9 @@ fn is_ended(client: &Peer, id: u32, to: SocketAddr) -> Result<()> {
 }
 
 /// Does something that takes the endpoint away, and looks at sockets of the node and of a pod.
-fn after(lab: &Lab, action: impl FnOnce() -> Result<()>, then: Option<&str>) -> Result<()> {
-    let pod = lab.pod(2)?;
-    let all = [Sockets::open(&lab.local)?, Sockets::open(&pod)?];
+fn after(fixture: &Fixture, action: impl FnOnce() -> Result<()>, then: Option<&str>) -> Result<()> {
+    let pod = fixture.pod(2)?;
+    let all = [Sockets::open(&fixture.local)?, Sockets::open(&pod)?];
     action()?;
     for sockets in &all {
         sockets.are_ended()?;
@@ -101,12 +105,12 @@ fn after(lab: &Lab, action: impl FnOnce() -> Result<()>, then: Option<&str>) -> 
     Ok(())
 }
 
-pub fn moves(lab: &Lab) -> Result<()> {
-    after(lab, || lab.folder.put(MOVED), Some("1/5353"))?;
+pub fn moves(fixture: &Fixture) -> Result<()> {
+    after(fixture, || fixture.folder.put(MOVED), Some("1/5353"))?;
     // And back: an id that is used again, sockets that were ended before.
-    let pod = lab.pod(2)?;
-    lab.folder.put(NAMES)?;
-    for client in [&lab.local, &*pod] {
+    let pod = fixture.pod(2)?;
+    fixture.folder.put(NAMES)?;
+    for client in [&fixture.local, &*pod] {
         for (at, to) in (0..).zip(forms(NAMES)) {
             eventually(SOON, || is_ended(client, at, to))?;
         }
@@ -115,11 +119,11 @@ pub fn moves(lab: &Lab) -> Result<()> {
 }
 
 /// Sockets of a pod whose endpoint leaves, under an agent that does not reach them; it reaches those of the node.
-pub fn stay(lab: &Lab) -> Result<()> {
-    lab.change(NAMES, &["0/5353"])?;
-    let pod = lab.pod(2)?;
-    let (local, sockets) = (Sockets::open(&lab.local)?, Sockets::open(&pod)?);
-    lab.change(MOVED, &["1/5353"])?;
+pub fn stay(fixture: &Fixture) -> Result<()> {
+    fixture.change(NAMES, &["0/5353"])?;
+    let pod = fixture.pod(2)?;
+    let (local, sockets) = (Sockets::open(&fixture.local)?, Sockets::open(&pod)?);
+    fixture.change(MOVED, &["1/5353"])?;
     local.are_ended()?;
     // Much longer than it takes where it can be done.
     std::thread::sleep(std::time::Duration::from_secs(2));
@@ -129,16 +133,16 @@ pub fn stay(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-fn zero(lab: &Lab) -> Result<()> {
-    after(lab, || lab.folder.put(EMPTY), None)?;
-    lab.change(NAMES, &["0/5353"])
+fn zero(fixture: &Fixture) -> Result<()> {
+    after(fixture, || fixture.folder.put(EMPTY), None)?;
+    fixture.change(NAMES, &["0/5353"])
 }
 
-fn restart(lab: &Lab) -> Result<()> {
+fn restart(fixture: &Fixture) -> Result<()> {
     let away = || {
-        lab.kill()?;
-        lab.folder.put(MOVED)?;
-        lab.begin()
+        fixture.kill()?;
+        fixture.folder.put(MOVED)?;
+        fixture.begin()
     };
-    after(lab, away, Some("1/5353"))
+    after(fixture, away, Some("1/5353"))
 }

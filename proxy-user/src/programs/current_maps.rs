@@ -14,13 +14,13 @@ use super::privileges;
 
 /// The maps that the attached programs use.
 #[derive(Debug)]
-pub struct MapsInForce {
+pub struct CurrentMaps {
     paths: Paths,
     /// Of one of the maps: maps that are made anew have other ids.
     id: u32,
 }
 
-impl MapsInForce {
+impl CurrentMaps {
     /// Those below this bpffs; `None` while no agent has attached programs that use them. They are refused where others
     /// than root could have put them there.
     pub fn find(bpffs: &Path) -> Result<Option<Self>, Error> {
@@ -30,12 +30,12 @@ impl MapsInForce {
             Err(Error::File { source, .. }) if source.kind() == io::ErrorKind::NotFound => return Ok(None),
             checked => checked?,
         }
-        Ok(if paths.in_force() { id(&paths).map(|id| Self { paths, id }) } else { None })
+        Ok(if paths.is_current() { id(&paths).map(|id| Self { paths, id }) } else { None })
     }
 
     /// Whether they still are: an upgrade or `ballast cleanup` may have replaced them.
     pub fn still(&self) -> bool {
-        self.paths.in_force() && id(&self.paths) == Some(self.id)
+        self.paths.is_current() && id(&self.paths) == Some(self.id)
     }
 
     /// As [`Programs::socket_iterator`](super::Programs::socket_iterator).

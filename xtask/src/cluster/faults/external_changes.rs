@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 
-use super::world::{self, SOON, World};
+use super::testbed::{self, SOON, Testbed};
 use crate::cluster::plan::Node;
 use crate::signal;
 
@@ -23,7 +23,7 @@ const TAKEN: &str = "detached or removed externally";
 pub(super) struct Damage {
     pub what: &'static str,
     /// Makes it.
-    make: fn(&World<'_>) -> Result<()>,
+    make: fn(&Testbed<'_>) -> Result<()>,
     /// Whether the Service fails on that node until it is repaired.
     hurts: bool,
     /// What counts the repair.
@@ -50,29 +50,29 @@ pub(super) const DAMAGES: [Damage; 6] = [
     },
     Damage {
         what: "a map loses its pin",
-        make: |world| on_node(world, "rm /sys/fs/bpf/ballast/v*/services"),
+        make: |testbed| on_node(testbed, "rm /sys/fs/bpf/ballast/v*/services"),
         hurts: false,
         metric: "ballast_repairs_total{what=\"map_pin\"}",
         says: TAKEN,
     },
     Damage {
         what: "a socket program is detached",
-        make: |world| on_node(world, &format!("bpftool link detach pinned {LINKS}/sock_connect4")),
+        make: |testbed| on_node(testbed, &format!("bpftool link detach pinned {LINKS}/sock_connect4")),
         hurts: true,
         metric: "ballast_repairs_total{what=\"socket_program\"}",
         says: TAKEN,
     },
     Damage {
         what: "a socket program loses its pin",
-        make: |world| on_node(world, &format!("rm {LINKS}/sock_connect4")),
+        make: |testbed| on_node(testbed, &format!("rm {LINKS}/sock_connect4")),
         hurts: false,
         metric: "ballast_repairs_total{what=\"socket_program\"}",
         says: TAKEN,
     },
     Damage {
         what: "packet programs are detached",
-        make: |world| {
-            on_node(world, &format!("for link in {LINKS}/tcx_*; do bpftool link detach pinned $link; done"))
+        make: |testbed| {
+            on_node(testbed, &format!("for link in {LINKS}/tcx_*; do bpftool link detach pinned $link; done"))
         },
         hurts: false,
         metric: "ballast_repairs_total{what=\"packet_program\"}",
@@ -82,77 +82,86 @@ pub(super) const DAMAGES: [Damage; 6] = [
 
 impl Damage {
     /// Does it, and sees that it is repaired, counted and told.
-    pub(super) fn bring(&self, world: &World<'_>) -> Result<()> {
-        let count = || Ok::<_, anyhow::Error>(world::total(&metrics(world)?, self.metric));
-        let told =
-            || Ok::<_, anyhow::Error>(world.agents.log(world.place, Node(1))?.matches(self.says).count());
+    pub(super) fn bring(&self, testbed: &Testbed<'_>) -> Result<()> {
+        let count = || Ok::<_, anyhow::Error>(testbed::total(&metrics(testbed)?, self.metric));
+        let told = || {
+            Ok::<_, anyhow::Error>(testbed.agents.log(testbed.workdir, Node(1))?.matches(self.says).count())
+        };
         let (counted, said) = (count()?, told()?);
-        let programs = hooks(world)?;
-        (self.make)(world)?;
+        let programs = hooks(testbed)?;
+        (self.make)(testbed)?;
         if self.hurts {
-            ensure!(!world.answers_on(Node(1)), "the Service works without it");
+            ensure!(!testbed.answers_on(Node(1)), "the Service works without it");
         }
         // What is shared would show here: another node's agent and programs have nothing to do with it.
-        ensure!(world.answers_on(Node(2)), "the Service fails on another node");
+        ensure!(testbed.answers_on(Node(2)), "the Service fails on another node");
         signal::wait_for("the agent to repair and count it", PERIOD, || {
             Ok((count()? > counted).then_some(()))
         })?;
         signal::wait_for("all programs to be there", PERIOD, || {
-            Ok((hooks(world)? == programs).then_some(()))
+            Ok((hooks(testbed)? == programs).then_some(()))
         })?;
-        signal::wait_for("the Service to work again", SOON, || Ok(world.answers_on(Node(1)).then_some(())))?;
+        signal::wait_for("the Service to work again", SOON, || {
+            Ok(testbed.answers_on(Node(1)).then_some(()))
+        })?;
         ensure!(told()? > said, "the agent repaired it and did not say so");
         Ok(())
     }
 }
 
-fn metrics(world: &World<'_>) -> Result<String> {
-    world.place.node(Node(1)).command(&["curl", "-sf", "http://127.0.0.1:10249/metrics"]).read()
+fn metrics(testbed: &Testbed<'_>) -> Result<String> {
+    testbed.workdir.node(Node(1)).command(&["curl", "-sf", "http://127.0.0.1:10249/metrics"]).read()
 }
 
 /// The hooks that run a program of ours, and the pins of maps.
-fn hooks(world: &World<'_>) -> Result<String> {
+fn hooks(testbed: &Testbed<'_>) -> Result<String> {
     let script =
         format!("ls {LINKS} /sys/fs/bpf/ballast/v*; ballast status -o wide | grep -c -E '^(sock|tcx|tc)_'");
-    world.place.node(Node(1)).command(&["sh", "-c", &script]).read()
+    testbed.workdir.node(Node(1)).command(&["sh", "-c", &script]).read()
 }
 
-fn on_node(world: &World<'_>, script: &str) -> Result<()> {
-    world.place.node(Node(1)).command(&["sh", "-c", script]).read().map(|_| ())
+fn on_node(testbed: &Testbed<'_>, script: &str) -> Result<()> {
+    testbed.workdir.node(Node(1)).command(&["sh", "-c", script]).read().map(|_| ())
 }
 
 /// The keys of all Services of the first node.
-fn keys(world: &World<'_>) -> Result<Vec<Vec<String>>> {
-    let dump =
-        world.place.node(Node(1)).command(&["bpftool", "-j", "map", "dump", "pinned", SERVICES]).read()?;
-    world::keys(&dump)
+fn keys(testbed: &Testbed<'_>) -> Result<Vec<Vec<String>>> {
+    let dump = testbed
+        .workdir
+        .node(Node(1))
+        .command(&["bpftool", "-j", "map", "dump", "pinned", SERVICES])
+        .read()?;
+    testbed::keys(&dump)
 }
 
-fn entries_deleted(world: &World<'_>) -> Result<()> {
-    let keys = keys(world)?;
+fn entries_deleted(testbed: &Testbed<'_>) -> Result<()> {
+    let keys = keys(testbed)?;
     ensure!(!keys.is_empty(), "the map of Services is empty");
     keys.iter().try_for_each(|key| {
-        on_node(world, &format!("bpftool map delete pinned {SERVICES} key {}", key.join(" ")))
+        on_node(testbed, &format!("bpftool map delete pinned {SERVICES} key {}", key.join(" ")))
     })
 }
 
 /// The entries of the clients' Service are of zeros then: one for its port, one for its address.
-fn entry_changed(world: &World<'_>) -> Result<()> {
-    let address: Vec<String> = world::ADDRESS
+fn entry_changed(testbed: &Testbed<'_>) -> Result<()> {
+    let address: Vec<String> = testbed::ADDRESS
         .split([':', '.'])
         .take(4)
         .filter_map(|part| Some(format!("0x{:02x}", part.parse::<u8>().ok()?)))
         .collect();
-    let shown =
-        world.place.node(Node(1)).command(&["bpftool", "-j", "map", "show", "pinned", SERVICES]).read()?;
+    let shown = testbed
+        .workdir
+        .node(Node(1))
+        .command(&["bpftool", "-j", "map", "show", "pinned", SERVICES])
+        .read()?;
     let shown: serde_json::Value =
         serde_json::from_str(&shown).context("bpftool printed something unexpected")?;
     let size =
         shown.get("bytes_value").and_then(serde_json::Value::as_u64).context("a map without a size")?;
     let zeros = vec!["0x00"; usize::try_from(size).context("a map's size")?].join(" ");
-    let keys: Vec<_> = keys(world)?.into_iter().filter(|key| key.starts_with(&address)).collect();
+    let keys: Vec<_> = keys(testbed)?.into_iter().filter(|key| key.starts_with(&address)).collect();
     ensure!(!keys.is_empty(), "the Service has no entry");
     keys.iter().try_for_each(|key| {
-        on_node(world, &format!("bpftool map update pinned {SERVICES} key {} value {zeros}", key.join(" ")))
+        on_node(testbed, &format!("bpftool map update pinned {SERVICES} key {} value {zeros}", key.join(" ")))
     })
 }

@@ -7,12 +7,12 @@ use tokio::sync::mpsc;
 
 /// The kernel's watch of a file's folder; dropping it ends the watch.
 #[derive(Debug)]
-pub struct Beside {
+pub struct FileWatch {
     touches: mpsc::Receiver<()>,
     watcher: Option<RecommendedWatcher>,
 }
 
-impl Beside {
+impl FileWatch {
     /// Begins to watch. Where the kernel does not, nothing is ever heard: look at the file now and then.
     pub fn watch(file: &Path) -> Self {
         let (sender, touches) = mpsc::channel(1);

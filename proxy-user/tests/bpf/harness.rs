@@ -42,7 +42,7 @@ const EMPTY: Bucket = Bucket::EMPTY;
 
 static NUMBER: AtomicU32 = AtomicU32::new(0);
 /// Rigs that are free: to load the programs and make their maps takes longer than most tests.
-static IDLE: Mutex<Vec<Rig>> = Mutex::new(Vec::new());
+static IDLE: Mutex<Vec<Harness>> = Mutex::new(Vec::new());
 
 /// IPv4 or IPv6.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -214,7 +214,7 @@ pub enum Side {
 }
 
 /// The programs and their maps.
-pub struct Rig {
+pub struct Harness {
     pub ebpf: Ebpf,
     store: KernelStore,
     view: View,
@@ -230,19 +230,19 @@ pub struct Rig {
 /// `XDP_DROP`, `XDP_PASS`.
 const XDP: [u32; 2] = [1, 2];
 
-impl Rig {
+impl Harness {
     /// Runs `test` with empty maps for so many flows. A rig whose test fails is not used again.
     /// `early`: packets that come in meet XDP before tc, as on an uplink.
     pub fn with(bpffs: &Path, flows: u32, early: bool, test: impl FnOnce(&mut Self)) {
         let idle = || IDLE.lock().unwrap_or_else(PoisonError::into_inner);
         let mut rigs = idle();
-        let found = rigs.iter().position(|rig| rig.flows == flows).map(|at| rigs.swap_remove(at));
+        let found = rigs.iter().position(|harness| harness.flows == flows).map(|at| rigs.swap_remove(at));
         drop(rigs);
-        let mut rig = found.unwrap_or_else(|| Self::new(bpffs, flows));
-        (rig.early, rig.taken) = (early, 0);
-        test(&mut rig);
-        rig.clear();
-        idle().push(rig);
+        let mut harness = found.unwrap_or_else(|| Self::new(bpffs, flows));
+        (harness.early, harness.taken) = (early, 0);
+        test(&mut harness);
+        harness.clear();
+        idle().push(harness);
     }
 
     /// Loads the programs, with maps for so many flows, and pins the maps below `bpffs`.

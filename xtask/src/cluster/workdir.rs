@@ -10,19 +10,19 @@ use anyhow::{Context as _, Result, bail};
 use super::plan::Node;
 use crate::host::{self, names_in, remove_cgroup};
 
-/// In a cluster's folder: what [`Place::settings`] reads.
+/// In a cluster's folder: what [`Workdir::settings`] reads.
 pub const SETTINGS: &str = "settings";
 const FOLDER: &str = "ballast-cluster-";
 /// What three nodes write, twice over: images, containers, logs, a copy of the agent.
 const ROOM: u64 = 3 << 30;
 /// Where a cluster is.
 #[derive(Clone, Debug)]
-pub struct Place {
+pub struct Workdir {
     name: String,
     dir: PathBuf,
 }
 
-impl Place {
+impl Workdir {
     /// The place of a cluster of this name, whether or not it is there.
     pub fn of(name: &str) -> Result<Self> {
         if name.is_empty() || !name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit()) {
@@ -170,8 +170,8 @@ mod tests {
     #[test]
     fn a_name_cannot_lead_elsewhere() {
         for name in ["", "../etc", "a/b", "A", "a-b"] {
-            assert!(Place::of(name).is_err(), "{name}");
+            assert!(Workdir::of(name).is_err(), "{name}");
         }
-        assert_eq!(Place::of("e2e1").unwrap().name(), "e2e1");
+        assert_eq!(Workdir::of("e2e1").unwrap().name(), "e2e1");
     }
 }

@@ -6,11 +6,11 @@ use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 
 use super::agents::Agents;
-use super::knock::{Client, Knocker, Tally};
+use super::load::{Client, LoadGenerator, Tally};
 use super::objects::{self, served};
 use crate::cluster::image::AGNHOST;
 use crate::cluster::plan::Node;
-use crate::cluster::{Place, apply, kubectl};
+use crate::cluster::{Workdir, apply, kubectl};
 use crate::exec::Cmd;
 use crate::signal;
 
@@ -34,52 +34,52 @@ pub(super) const PODS: u8 = 4;
 
 /// The pods, the Service and where they are.
 #[derive(Debug)]
-pub(super) struct World<'a> {
-    pub place: &'a Place,
+pub(super) struct Testbed<'a> {
+    pub workdir: &'a Workdir,
     pub agents: Agents,
 }
 
-impl<'a> World<'a> {
+impl<'a> Testbed<'a> {
     /// Makes them, and waits until every client gets an answer.
-    pub(super) fn make(place: &'a Place) -> Result<Self> {
-        Self::make_for(place, Agents::of(place)?)
+    pub(super) fn make(workdir: &'a Workdir) -> Result<Self> {
+        Self::make_for(workdir, Agents::of(workdir)?)
     }
 
     /// The same where others than Ballast's agents may be.
-    pub(super) fn make_for(place: &'a Place, agents: Agents) -> Result<Self> {
-        let world = Self { place, agents };
-        let last = *place.nodes().last().context("a cluster without nodes")?;
-        apply(place, &objects(last))?;
-        world.scale(PODS)?;
+    pub(super) fn make_for(workdir: &'a Workdir, agents: Agents) -> Result<Self> {
+        let testbed = Self { workdir, agents };
+        let last = *workdir.nodes().last().context("a cluster without nodes")?;
+        apply(workdir, &objects(last))?;
+        testbed.scale(PODS)?;
         let stay = format!("deployment/{}", objects::STAY);
-        kubectl(place, &["rollout", "status", &stay, "--timeout=120s"]).read()?;
-        kubectl(place, &["wait", "--for=condition=Ready", "pod", CLIENT, PLAIN, "--timeout=60s"]).read()?;
+        kubectl(workdir, &["rollout", "status", &stay, "--timeout=120s"]).read()?;
+        kubectl(workdir, &["wait", "--for=condition=Ready", "pod", CLIENT, PLAIN, "--timeout=60s"]).read()?;
         for address in [ADDRESS.to_owned(), outside(Node(1)), outside(last)] {
             let url = format!("http://{address}/hostname");
             signal::wait_for(&format!("{url} to answer"), SOON, || {
-                Ok(place.node(Node(1)).command(&["curl", "-sf", "-m", "1", &url]).try_read())
+                Ok(workdir.node(Node(1)).command(&["curl", "-sf", "-m", "1", &url]).try_read())
             })?;
         }
-        Ok(world)
+        Ok(testbed)
     }
 
     /// Removes them.
     pub(super) fn clear(&self) -> Result<()> {
-        kubectl(self.place, &["delete", "pod", CLIENT, PLAIN, "--grace-period=1"]).read()?;
-        kubectl(self.place, &["delete", "deployment,service", NAME]).read()?;
-        kubectl(self.place, &[&["delete"], &objects::NAMES[..]].concat()).read().map(|_| ())
+        kubectl(self.workdir, &["delete", "pod", CLIENT, PLAIN, "--grace-period=1"]).read()?;
+        kubectl(self.workdir, &["delete", "deployment,service", NAME]).read()?;
+        kubectl(self.workdir, &[&["delete"], &objects::NAMES[..]].concat()).read().map(|_| ())
     }
 
     /// The nodes.
     pub(super) fn nodes(&self) -> Vec<Node> {
-        self.place.nodes()
+        self.workdir.nodes()
     }
 
     /// Runs these clients beside the work.
     pub(super) fn knocking<T>(clients: Vec<Client>, work: impl FnOnce() -> T) -> Result<(Tally, T)> {
         let clients = clients
             .into_iter()
-            .map(|client| Knocker::start(client.name, client.place, &client.targets))
+            .map(|client| LoadGenerator::start(client.name, client.workdir, &client.targets))
             .collect::<Result<Vec<_>>>()?;
         let done = work();
         let mut all = Tally::default();
@@ -92,14 +92,17 @@ impl<'a> World<'a> {
     /// Runs a command in the network of a pod on the last node.
     pub(super) fn in_pod(&self) -> Result<Cmd> {
         let last = *self.nodes().last().context("a cluster without nodes")?;
-        Ok(self.place.node(last).command(&["nsenter", &format!("--net={}", self.pod_network(last, CLIENT)?)]))
+        Ok(self
+            .workdir
+            .node(last)
+            .command(&["nsenter", &format!("--net={}", self.pod_network(last, CLIENT)?)]))
     }
 
     /// Runs a command in the network of another pod there, by a process that is in no control group of the node: so no socket program
     /// translates what it connects to.
     pub(super) fn past_sockets(&self) -> Result<Cmd> {
         let last = *self.nodes().last().context("a cluster without nodes")?;
-        let node = self.place.node(last).pid().context("the node does not run")?;
+        let node = self.workdir.node(last).pid().context("the node does not run")?;
         // Names of namespaces are in the node's own /run.
         Ok(Cmd::new("nsenter").arg(format!("--net=/proc/{node}/root{}", self.pod_network(last, PLAIN)?)))
     }
@@ -107,17 +110,17 @@ impl<'a> World<'a> {
     /// Whether the Service answers a process of this node, now.
     pub(super) fn answers_on(&self, node: Node) -> bool {
         let url = format!("http://{ADDRESS}/hostname");
-        self.place.node(node).command(&["curl", "-sf", "-m", "2", &url]).succeeds()
+        self.workdir.node(node).command(&["curl", "-sf", "-m", "2", &url]).succeeds()
     }
 
     /// The address of a pod.
     pub(super) fn address(&self, pod: &str) -> Result<String> {
-        kubectl(self.place, &["get", "pod", pod, "-o", "jsonpath={.status.podIP}"]).read()
+        kubectl(self.workdir, &["get", "pod", pod, "-o", "jsonpath={.status.podIP}"]).read()
     }
 
     /// The same of IPv6.
     pub(super) fn address_v6(&self, pod: &str) -> Result<String> {
-        kubectl(self.place, &["get", "pod", pod, "-o", "jsonpath={.status.podIPs[1].ip}"]).read()
+        kubectl(self.workdir, &["get", "pod", pod, "-o", "jsonpath={.status.podIPs[1].ip}"]).read()
     }
 
     /// The network namespace of a pod, as a file on its node.
@@ -126,18 +129,18 @@ impl<'a> World<'a> {
         let script = format!(
             "for file in /run/netns/*; do nsenter --net=$file ip -o -4 address | grep -q ' {address}/' && echo $file; done"
         );
-        let told = self.place.node(node).command(&["sh", "-c", &format!("{script}; true")]).read()?;
+        let told = self.workdir.node(node).command(&["sh", "-c", &format!("{script}; true")]).read()?;
         told.lines().next().map(str::to_owned).with_context(|| format!("no namespace of the pod {address}"))
     }
 
     /// Wants so many pods, and waits until they are ready and those too many are gone.
     pub(super) fn scale(&self, pods: u8) -> Result<()> {
         let name = format!("deployment/{NAME}");
-        kubectl(self.place, &["scale", &name, &format!("--replicas={pods}")]).read()?;
-        kubectl(self.place, &["rollout", "status", &name, "--timeout=120s"]).read()?;
+        kubectl(self.workdir, &["scale", &name, &format!("--replicas={pods}")]).read()?;
+        kubectl(self.workdir, &["rollout", "status", &name, "--timeout=120s"]).read()?;
         let get = ["get", "pods", "-l", &format!("app={NAME}"), "-o", "name"];
         signal::wait_for("the pods that are too many to end", ENDING, || {
-            Ok((kubectl(self.place, &get).read()?.lines().count() <= usize::from(pods)).then_some(()))
+            Ok((kubectl(self.workdir, &get).read()?.lines().count() <= usize::from(pods)).then_some(()))
         })
     }
 }

@@ -1,16 +1,16 @@
 //! Mounts and privileges.
 
 use super::Line;
-use crate::cli::check::facts::Place;
+use crate::cli::check::facts::Environment;
 
-pub(super) fn judge(place: &Place, pre: bool) -> Vec<Line> {
-    vec![cgroup(place), bpffs(place, pre), capabilities(place)]
+pub(super) fn judge(environment: &Environment, pre: bool) -> Vec<Line> {
+    vec![cgroup(environment), bpffs(environment, pre), capabilities(environment)]
 }
 
-fn cgroup(place: &Place) -> Line {
+fn cgroup(environment: &Environment) -> Line {
     const CHECK: &str = "cgroup2";
-    match &place.cgroup {
-        Ok((path, whole)) if *whole || place.cgroup_is_named => {
+    match &environment.cgroup {
+        Ok((path, whole)) if *whole || environment.cgroup_is_named => {
             Line::pass(CHECK, format!("{} is mounted", path.display()))
         }
         Ok((path, _)) => Line::warn(
@@ -29,10 +29,10 @@ fn cgroup(place: &Place) -> Line {
     }
 }
 
-fn bpffs(place: &Place, pre: bool) -> Line {
+fn bpffs(environment: &Environment, pre: bool) -> Line {
     const CHECK: &str = "bpffs";
-    let path = place.bpffs.display();
-    match (place.has_bpffs, pre) {
+    let path = environment.bpffs.display();
+    match (environment.has_bpffs, pre) {
         (true, _) => Line::pass(CHECK, format!("{path} is a BPF file system")),
         (false, true) => Line::warn(
             CHECK,
@@ -49,9 +49,9 @@ fn bpffs(place: &Place, pre: bool) -> Line {
     }
 }
 
-fn capabilities(place: &Place) -> Line {
+fn capabilities(environment: &Environment) -> Line {
     const CHECK: &str = "capabilities";
-    match &place.missing_capabilities {
+    match &environment.missing_capabilities {
         Ok(missing) if missing.is_empty() => Line::pass(CHECK, "CAP_BPF, CAP_PERFMON, CAP_NET_ADMIN"),
         Ok(missing) => Line::fail(
             CHECK,

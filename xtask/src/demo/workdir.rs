@@ -23,24 +23,24 @@ const GRACE: Duration = Duration::from_secs(2);
 
 /// A demo's place.
 #[derive(Clone, Debug)]
-pub(super) struct Place {
+pub(super) struct Workdir {
     number: u32,
     dir: PathBuf,
     cgroups: PathBuf,
 }
 
-impl Place {
+impl Workdir {
     /// A place for this process.
     pub(super) fn make() -> Result<Self> {
-        let place = Self::of(std::process::id())?;
-        fs::create_dir(&place.dir).with_context(|| {
+        let workdir = Self::of(std::process::id())?;
+        fs::create_dir(&workdir.dir).with_context(|| {
             format!(
                 "cannot make {}; if a demo was kept there: `cargo xtask demo --down`",
-                place.dir.display()
+                workdir.dir.display()
             )
         })?;
-        place.write(STARTED, &start_of(place.number).unwrap_or_default())?;
-        Ok(place)
+        workdir.write(STARTED, &start_of(workdir.number).unwrap_or_default())?;
+        Ok(workdir)
     }
 
     /// The places of demos that do not run any more; with `kept`, also those that were meant to stay.
@@ -55,9 +55,9 @@ impl Place {
             let Some(number) = number else { continue };
             // Anybody may make a folder of this name; only root can have made a demo.
             if entry.metadata().is_ok_and(|meta| meta.is_dir() && meta.uid() == 0) {
-                let place = Self::of(number)?;
-                if !place.is_run() && (kept || !place.dir.join(KEPT).exists()) {
-                    places.push(place);
+                let workdir = Self::of(number)?;
+                if !workdir.is_run() && (kept || !workdir.dir.join(KEPT).exists()) {
+                    places.push(workdir);
                 }
             }
         }

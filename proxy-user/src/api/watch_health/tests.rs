@@ -12,17 +12,17 @@ fn away() -> Error {
 }
 
 #[rstest]
-#[case(Error::WatchError(status(410)), Trouble::Expired)]
-#[case(Error::WatchStartFailed(kube::Error::Api(status(410))), Trouble::Expired)]
-#[case(Error::InitialListFailed(kube::Error::Api(status(403))), Trouble::Forbidden)]
-#[case(Error::InitialListFailed(kube::Error::Api(status(401))), Trouble::Forbidden)]
-#[case(Error::InitialListFailed(kube::Error::Api(status(503))), Trouble::Away)]
-#[case(Error::WatchError(status(500)), Trouble::Interrupted)]
-#[case(Error::WatchFailed(kube::Error::Service("reset".into())), Trouble::Interrupted)]
-#[case(away(), Trouble::Away)]
-#[case(Error::NoResourceVersion, Trouble::Away)]
-fn errors_are_told_apart(#[case] error: Error, #[case] expected: Trouble) {
-    assert_eq!(Trouble::of(&error), expected);
+#[case(Error::WatchError(status(410)), WatchErrorKind::Expired)]
+#[case(Error::WatchStartFailed(kube::Error::Api(status(410))), WatchErrorKind::Expired)]
+#[case(Error::InitialListFailed(kube::Error::Api(status(403))), WatchErrorKind::Forbidden)]
+#[case(Error::InitialListFailed(kube::Error::Api(status(401))), WatchErrorKind::Forbidden)]
+#[case(Error::InitialListFailed(kube::Error::Api(status(503))), WatchErrorKind::Away)]
+#[case(Error::WatchError(status(500)), WatchErrorKind::Interrupted)]
+#[case(Error::WatchFailed(kube::Error::Service("reset".into())), WatchErrorKind::Interrupted)]
+#[case(away(), WatchErrorKind::Away)]
+#[case(Error::NoResourceVersion, WatchErrorKind::Away)]
+fn errors_are_told_apart(#[case] error: Error, #[case] expected: WatchErrorKind) {
+    assert_eq!(WatchErrorKind::of(&error), expected);
 }
 
 fn forbidden() -> Error {
@@ -31,7 +31,7 @@ fn forbidden() -> Error {
 
 #[test]
 fn an_outage_is_warned_of_once() {
-    let (mut outage, now) = (Outage::default(), Instant::now());
+    let (mut outage, now) = (WatchHealth::default(), Instant::now());
     assert!(!outage.failed("services", &Error::WatchError(status(500)), now), "an interruption is no outage");
     assert!(!outage.is_away());
     assert!(outage.failed("services", &away(), now));
@@ -45,7 +45,7 @@ fn an_outage_is_warned_of_once() {
 
 #[test]
 fn a_refusal_that_lasts_is_warned_of_once_for_each_resource() {
-    let (mut outage, begin) = (Outage::default(), Instant::now());
+    let (mut outage, begin) = (WatchHealth::default(), Instant::now());
     let mut refused =
         |resource, seconds| outage.failed(resource, &forbidden(), begin + Duration::from_secs(seconds));
     assert!(!refused("services", 0), "it may not last");
@@ -58,7 +58,7 @@ fn a_refusal_that_lasts_is_warned_of_once_for_each_resource() {
 
 #[test]
 fn a_success_begins_a_refusal_anew_for_its_resource_only() {
-    let (mut outage, begin) = (Outage::default(), Instant::now());
+    let (mut outage, begin) = (WatchHealth::default(), Instant::now());
     let at = |seconds| begin + Duration::from_secs(seconds);
     assert!(!outage.failed("services", &forbidden(), at(0)));
     assert!(!outage.failed("nodes", &forbidden(), at(0)));
@@ -72,7 +72,7 @@ fn a_success_begins_a_refusal_anew_for_its_resource_only() {
 
 #[test]
 fn an_outage_between_two_refusals_does_not_hide_that_they_last() {
-    let (mut outage, begin) = (Outage::default(), Instant::now());
+    let (mut outage, begin) = (WatchHealth::default(), Instant::now());
     let at = |seconds| begin + Duration::from_secs(seconds);
     assert!(!outage.failed("services", &forbidden(), at(0)));
     assert!(outage.failed("services", &away(), at(1)));

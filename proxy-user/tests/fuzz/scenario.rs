@@ -20,7 +20,7 @@ pub const ENDPOINTS: u32 = 4;
 
 /// Addresses of a family, by what they are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum Location {
     /// A client beyond the uplink.
     Client(u8),
     /// A pod of this node.
@@ -44,13 +44,13 @@ pub enum Place {
 }
 
 /// The address of a place.
-pub fn address(is_v6: bool, place: Place) -> IpAddr {
-    use Place as P;
+pub fn address(is_v6: bool, location: Location) -> IpAddr {
+    use Location as P;
     if is_v6 {
         let of = |net: u16, subnet: u16, host: u8| {
             Ipv6Addr::new(0xfd00, net, subnet, 0, 0xabcd, 0, 0x77, host.into()).into()
         };
-        match place {
+        match location {
             P::Client(n) => of(1, 0, n + 1),
             P::LocalPod(n) => of(0x244, 0, n + 1),
             P::RemotePod(n) => of(0x244, 5, n + 1),
@@ -63,7 +63,7 @@ pub fn address(is_v6: bool, place: Place) -> IpAddr {
             P::Martian(n) => ["::1", "ff02::1", "::", "fe80::1"][usize::from(n % 4)].parse().unwrap(),
         }
     } else {
-        match place {
+        match location {
             P::Client(n) => [10, 1, 0, n + 1].into(),
             P::LocalPod(n) => [10, 244, 0, n + 1].into(),
             P::RemotePod(n) => [10, 244, 5, n + 1].into(),
@@ -98,7 +98,7 @@ pub struct Endpoint {
     pub is_local: bool,
     /// It is in the Service.
     pub serves: bool,
-    /// Its node is [`Place::OtherNode`].
+    /// Its node is [`Location::OtherNode`].
     pub has_tunnel: bool,
 }
 
@@ -130,7 +130,7 @@ pub struct Service {
 /// A node and its Services.
 #[derive(Clone, Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "settings of a node")]
-pub struct World {
+pub struct Scenario {
     pub is_v6: bool,
     pub masquerade_all: bool,
     pub leave_old: bool,
@@ -154,7 +154,7 @@ pub struct World {
 /// Ports of Services; one is like a source port of packets that are sent on.
 pub const SERVICE_PORTS: [u16; 4] = [80, 53, 61_001, 30_080];
 
-impl World {
+impl Scenario {
     /// The node and its Services, from the first bytes of a case.
     pub fn decode(bytes: &mut Bytes<'_>) -> Self {
         let mut node = bytes.record(WORLD_BYTES);
@@ -168,13 +168,13 @@ impl World {
         ]);
         let (rare, nodes) = (node.byte(), node.byte());
         let is_v6 = flags & 1 != 0;
-        let mut world = Self {
+        let mut scenario = Self {
             is_v6,
             masquerade_all: flags & 0x06 == 0x06,
             leave_old: flags & 0x98 == 0x98,
             knows_pods: flags & 0x20 != 0,
             knows_range: flags & 0x40 != 0,
-            unmanaged: (rare & 0x07 == 0x07).then(|| address(is_v6, Place::Service(3))),
+            unmanaged: (rare & 0x07 == 0x07).then(|| address(is_v6, Location::Service(3))),
             snat,
             has_source: rare & 0xf0 != 0xf0,
             services: Vec::new(),
@@ -182,17 +182,17 @@ impl World {
             is_calm: rare & 0x08 != 0,
         };
         for id in 1..=u32::from(count) {
-            let service = world.service(id, &mut bytes.record(SERVICE_BYTES));
+            let service = scenario.service(id, &mut bytes.record(SERVICE_BYTES));
             let is_like =
                 |other: &Service| other.frontend == service.frontend && other.proto == service.proto;
-            if !world.services.iter().any(is_like) {
-                world.services.push(service);
+            if !scenario.services.iter().any(is_like) {
+                scenario.services.push(service);
             }
         }
-        world
+        scenario
     }
 
-    /// Services that [`World::decode`] reads, by the second byte of a case.
+    /// Services that [`Scenario::decode`] reads, by the second byte of a case.
     pub fn count(bytes: &[u8]) -> usize {
         bytes.get(1).map_or(0, |count| usize::from(services(*count)))
     }
@@ -200,20 +200,25 @@ impl World {
     fn service(&self, id: u32, bytes: &mut Bytes<'_>) -> Service {
         let proto = bytes.pick(&[TCP, UDP, TCP, UDP, SCTP]);
         let kind = bytes.pick(&[Kind::ClusterIp, Kind::NodePort, Kind::LoadBalancer, Kind::ExternalIp]);
-        let place = bytes.byte();
+        let location = bytes.byte();
         let flags = bytes.byte();
         let count = [1u8, 1, 2, 2, 3, 4, 1, 0][usize::from(bytes.byte() % 8)];
-        let port = SERVICE_PORTS[usize::from(place >> 2) % SERVICE_PORTS.len()];
+        let port = SERVICE_PORTS[usize::from(location >> 2) % SERVICE_PORTS.len()];
         let frontend = match kind {
-            Kind::ClusterIp => address(self.is_v6, Place::Service(place & 1)),
+            Kind::ClusterIp => address(self.is_v6, Location::Service(location & 1)),
             Kind::NodePort if self.is_v6 => Ipv6Addr::UNSPECIFIED.into(),
             Kind::NodePort => [0; 4].into(),
-            Kind::LoadBalancer | Kind::ExternalIp => address(self.is_v6, Place::External),
+            Kind::LoadBalancer | Kind::ExternalIp => address(self.is_v6, Location::External),
         };
         let port = if kind == Kind::NodePort { 30_080 } else { port };
         let mask = bytes.byte();
-        let clients =
-            [Place::Client(0), Place::Client(1), Place::LocalPod(0), Place::RemotePod(0), Place::Node];
+        let clients = [
+            Location::Client(0),
+            Location::Client(1),
+            Location::LocalPod(0),
+            Location::RemotePod(0),
+            Location::Node,
+        ];
         let allowed = clients.into_iter().enumerate().filter(|(at, _)| mask >> at & 1 != 0);
         let endpoints: Vec<Endpoint> =
             (0..u32::from(count)).map(|n| self.endpoint(id * ENDPOINTS + n, bytes.byte())).collect();
@@ -224,7 +229,7 @@ impl World {
             frontend: SocketAddr::new(frontend, port),
             affinity: if flags & 0x03 == 0x03 { 10 } else { 0 },
             allowed: (flags & 0x8c == 0x8c)
-                .then(|| allowed.map(|(_, place)| address(self.is_v6, place)).collect()),
+                .then(|| allowed.map(|(_, location)| address(self.is_v6, location)).collect()),
             is_local_inside: flags & 0x30 == 0x30,
             is_local_outside: kind != Kind::ClusterIp && flags & 0x40 != 0 || flags & 0x30 == 0x30,
             wants_dsr: kind != Kind::ClusterIp && flags & 0x0c != 0x0c,
@@ -236,20 +241,20 @@ impl World {
     }
 
     fn endpoint(&self, id: u32, byte: u8) -> Endpoint {
-        let (place, is_local) = match byte % 16 {
-            0..=4 => (Place::LocalPod(u8::from(byte % 16 == 4)), true),
-            5..=12 => (Place::RemotePod(u8::from(byte % 16 > 9)), false),
-            13 => (Place::Node, true),
-            14 => (Place::Client(0), false),
-            _ => (Place::Nowhere, false),
+        let (location, is_local) = match byte % 16 {
+            0..=4 => (Location::LocalPod(u8::from(byte % 16 == 4)), true),
+            5..=12 => (Location::RemotePod(u8::from(byte % 16 > 9)), false),
+            13 => (Location::Node, true),
+            14 => (Location::Client(0), false),
+            _ => (Location::Nowhere, false),
         };
         let port = if byte & 0x30 == 0x30 { 80 } else { 8080 };
         Endpoint {
             id,
-            addr: SocketAddr::new(address(self.is_v6, place), port),
+            addr: SocketAddr::new(address(self.is_v6, location), port),
             is_local,
             serves: byte & 0xe0 != 0xe0,
-            has_tunnel: matches!(place, Place::RemotePod(_)) && byte & 0x40 == 0,
+            has_tunnel: matches!(location, Location::RemotePod(_)) && byte & 0x40 == 0,
         }
     }
 
@@ -260,12 +265,12 @@ impl World {
 
     /// The address under which packets are sent on.
     pub fn source(&self) -> Option<IpAddr> {
-        self.has_source.then(|| address(self.is_v6, Place::Node))
+        self.has_source.then(|| address(self.is_v6, Location::Node))
     }
 
     /// Addresses of this node on which node ports answer.
     pub fn node_addresses(&self) -> [IpAddr; 2] {
-        [Place::Node, Place::NodeToo].map(|place| address(self.is_v6, place))
+        [Location::Node, Location::NodeToo].map(|location| address(self.is_v6, location))
     }
 
     /// Whether packets that are forwarded have such a source port.

@@ -68,7 +68,7 @@ pub(super) fn is_kube_proxys(chain: &str) -> bool {
 
 /// What is there.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct OldProxy {
+pub struct KubeProxyRules {
     /// Tables of the nftables mode: `ip kube-proxy`.
     pub tables: BTreeSet<String>,
     /// Tables in which the iptables or the ipvs mode has chains, and how many: `ip nat`.
@@ -81,7 +81,7 @@ pub struct OldProxy {
     pub draining: bool,
 }
 
-impl OldProxy {
+impl KubeProxyRules {
     /// Looks in the network namespace of the calling thread. A kernel without nftables has nothing there.
     pub fn look() -> io::Result<Self> {
         let mut found = Self {
@@ -131,7 +131,7 @@ impl OldProxy {
     }
 }
 
-impl fmt::Display for OldProxy {
+impl fmt::Display for KubeProxyRules {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let tables = self.tables.iter().map(|table| format!("table {table}"));
         let chains = self.chains.iter().map(|(table, count)| format!("{count} chains in {table}"));
@@ -192,7 +192,7 @@ mod tests {
 
     #[test]
     fn it_is_told_in_words() {
-        let found = OldProxy {
+        let found = KubeProxyRules {
             tables: BTreeSet::from(["ip kube-proxy".to_owned()]),
             chains: BTreeSet::from([("ip nat".to_owned(), 12)]),
             legacy: BTreeSet::from([("ip6 nat".to_owned(), 3)]),
@@ -203,7 +203,7 @@ mod tests {
             found.to_string(),
             "table ip kube-proxy, 12 chains in ip nat, 3 chains in ip6 nat of iptables-legacy, device kube-ipvs0"
         );
-        assert!(found.has_rules() && !OldProxy::default().has_rules());
-        assert!(OldProxy { draining: true, ..OldProxy::default() }.may_have_connections());
+        assert!(found.has_rules() && !KubeProxyRules::default().has_rules());
+        assert!(KubeProxyRules { draining: true, ..KubeProxyRules::default() }.may_have_connections());
     }
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 
-use super::place::Place;
+use super::workdir::Workdir;
 use crate::host::kill;
 use crate::signal::wait_for;
 
@@ -60,18 +60,18 @@ done";
 
 /// The cluster.
 #[derive(Debug)]
-pub(super) struct World {
+pub(super) struct Topology {
     /// Where it is.
-    pub place: Place,
+    pub workdir: Workdir,
     ballast: PathBuf,
     agents: [Option<Child>; 2],
     pods: Vec<Child>,
 }
 
-impl World {
+impl Topology {
     /// A cluster without anything in it; `ballast` is the agent's file.
-    pub(super) fn new(place: Place, ballast: PathBuf) -> Self {
-        Self { place, ballast, agents: [None, None], pods: Vec::new() }
+    pub(super) fn new(workdir: Workdir, ballast: PathBuf) -> Self {
+        Self { workdir, ballast, agents: [None, None], pods: Vec::new() }
     }
 
     /// Makes namespaces, control groups and mounts, and a script for each machine.
@@ -83,14 +83,14 @@ impl World {
             .with_context(|| format!("cannot copy {}", self.ballast.display()))?;
         for node in NODES {
             self.machine(node, Some(node))?;
-            let bpffs = self.place.bpffs(node);
+            let bpffs = self.workdir.bpffs(node);
             fs::create_dir(&bpffs).context("cannot make a mount point")?;
             done(Command::new("mount").args(["-t", "bpf", "bpf"]).arg(bpffs))?;
         }
         for guest in &GUESTS {
             self.machine(guest.name, guest.is_pod.then_some(guest.node))?;
         }
-        let between = self.place.namespace("node2");
+        let between = self.workdir.namespace("node2");
         self.ip("node1", &format!("link add eth0 type veth peer name eth0 netns {between}\n"))?;
         for (node, own, own6, other, other6, there) in [
             ("node1", "172.30.0.1", "fd30::1", "172.30.0.2", "fd30::2", &["10.2.0.0/24", "fd02::/64"][..]),
@@ -118,21 +118,21 @@ impl World {
 
     /// A namespace, and the script that runs a command in it.
     fn machine(&self, name: &str, node: Option<&str>) -> Result<()> {
-        let namespace = self.place.namespace(name);
+        let namespace = self.workdir.namespace(name);
         done(Command::new("ip").args(["netns", "add", &namespace]))?;
-        let enter = node.map(|node| self.place.cgroup(node)).map_or_else(String::new, |cgroup| {
+        let enter = node.map(|node| self.workdir.cgroup(node)).map_or_else(String::new, |cgroup| {
             format!("echo $$ > '{}/cgroup.procs' || exit\n", cgroup.display())
         });
         if node == Some(name) {
-            fs::create_dir(self.place.cgroup(name)).context("cannot make a control group")?;
+            fs::create_dir(self.workdir.cgroup(name)).context("cannot make a control group")?;
         }
-        self.place.write(
+        self.workdir.write(
             name,
             &format!(
                 "#!/bin/sh\n# Runs a command as {name} would.\n{enter}PATH='{}':$PATH:/usr/sbin:/sbin\n\
                  BALLAST_BPFFS='{}'\nexport PATH BALLAST_BPFFS\nexec nsenter --net=/run/netns/{namespace} \"$@\"\n",
                 self.programs().display(),
-                self.place.bpffs(node.unwrap_or("node1")).display()
+                self.workdir.bpffs(node.unwrap_or("node1")).display()
             ),
         )?;
         let script = self.script(name);
@@ -145,7 +145,7 @@ impl World {
     /// Connects a guest to its node: routed, as most CNIs do.
     fn plug(&self, guest: &Guest) -> Result<()> {
         let Guest { name, node, v4, v6, .. } = guest;
-        let inside = self.place.namespace(name);
+        let inside = self.workdir.namespace(name);
         self.ip(
             node,
             &format!(
@@ -167,7 +167,7 @@ impl World {
     /// Runs lines of ip(8) in a namespace.
     fn ip(&self, machine: &str, lines: &str) -> Result<()> {
         let mut child = Command::new("ip")
-            .args(["-n", &self.place.namespace(machine), "-batch", "-"])
+            .args(["-n", &self.workdir.namespace(machine), "-batch", "-"])
             .stdin(Stdio::piped())
             .stderr(Stdio::piped())
             .process_group(0)
@@ -186,7 +186,7 @@ impl World {
     /// Starts the redis pods, and tells each who it is.
     pub(super) fn start_pods(&mut self) -> Result<()> {
         for pod in PODS {
-            let dir = self.place.dir().display().to_string();
+            let dir = self.workdir.dir().display().to_string();
             let args = ["redis-server", "--port", "6379", "--bind", "0.0.0.0", "::", "--dir", &dir];
             let quiet = ["--save", "", "--appendonly", "no", "--protected-mode", "no"];
             let mut server = self.command(pod, &args);
@@ -216,7 +216,7 @@ impl World {
 
     fn agent(&self, node: usize) -> Command {
         let name = NODES[node];
-        let (cgroup, manifests) = (self.place.cgroup(name), self.manifests());
+        let (cgroup, manifests) = (self.workdir.cgroup(name), self.manifests());
         let mut agent = self.command(name, &["ballast", "run", "--hostname-override", name]);
         agent.arg("--manifests").arg(manifests).arg("--cgroup-root").arg(cgroup);
         agent.args(["--bind-address", ["172.30.0.1", "172.30.0.2"][node]]);
@@ -231,7 +231,7 @@ impl World {
     /// Waits until the agent of a node is well, and says so if it has ended instead.
     pub(super) fn await_agent(&mut self, node: usize) -> Result<()> {
         let log = self.log(&format!("agent-{}", NODES[node]));
-        let status = |world: &Self| world.command(NODES[node], &["ballast", "status"]);
+        let status = |topology: &Self| topology.command(NODES[node], &["ballast", "status"]);
         let up = wait_for("an agent to be well", PATIENCE, || {
             let ended = self.agents[node].as_mut().map(Child::try_wait).transpose();
             if let Some(Some(code)) = ended.context("cannot wait for an agent")? {
@@ -269,26 +269,26 @@ impl World {
     }
 
     fn script(&self, machine: &str) -> PathBuf {
-        self.place.dir().join(machine)
+        self.workdir.dir().join(machine)
     }
 
     fn log(&self, name: &str) -> PathBuf {
-        self.place.dir().join(format!("{name}.log"))
+        self.workdir.dir().join(format!("{name}.log"))
     }
 
     /// The folder of `ballast`.
     fn programs(&self) -> PathBuf {
-        self.place.dir().join("bin")
+        self.workdir.dir().join("bin")
     }
 
     /// The folder that the agents watch.
     pub(super) fn manifests(&self) -> PathBuf {
-        self.place.dir().join("manifests")
+        self.workdir.dir().join("manifests")
     }
 
     /// Ends everything and waits for what we started.
     pub(super) fn take_down(&mut self) -> Result<()> {
-        let down = self.place.take_down();
+        let down = self.workdir.take_down();
         for child in self.agents.iter_mut().flatten().chain(&mut self.pods) {
             // It has ended, or taking down has said why not.
             let _ = child.try_wait();

@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::ValueEnum;
 
 use super::common::ReaderArgs;
-use crate::cli::question::{self, Client, Dialled};
+use crate::cli::question::{self, Client, Destination};
 use crate::config::value;
 
 /// `ballast monitor`.
@@ -87,5 +87,5 @@ pub struct ExplainArgs {
     pub client: Client,
     /// What it dials, like `10.96.0.10:80` or `[fd00::1]:53/udp`.
     #[arg(value_name = "ADDRESS:PORT[/PROTOCOL]")]
-    pub dialled: Dialled,
+    pub destination: Destination,
 }

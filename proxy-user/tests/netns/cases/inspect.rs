@@ -8,24 +8,24 @@ use serde_json::{Value, json};
 
 use super::{Case, EMPTY, WEB, client_ip, vip};
 use crate::agent::{ask, binary};
-use crate::lab::{Lab, SOON, Wish, eventually};
+use crate::fixture::{Fixture, SOON, Wish, eventually};
 use crate::manifest::Family;
 use crate::peer::{Attempt, Kind, Peer};
 
-const WISH: Wish = Wish { pods: 1, services: &[WEB, EMPTY], flags: crate::lab::SMALL };
+const WISH: Wish = Wish { pods: 1, services: &[WEB, EMPTY], flags: crate::fixture::SMALL };
 
 pub const CASES: &[Case] = &[
-    Case { name: "eyes::monitor_shows_new_flows_and_refusals", wish: WISH, run: monitors },
-    Case { name: "eyes::monitor_writes_records_of_opentelemetry", wish: WISH, run: writes_records },
-    Case { name: "eyes::monitor_ends_with_its_input", wish: WISH, run: ends_with_its_input },
-    Case { name: "eyes::explain_says_what_happens", wish: WISH, run: explains },
-    Case { name: "eyes::programmed_tells_what_is_in_force", wish: WISH, run: programmed },
+    Case { name: "inspect::monitor_shows_new_flows_and_refusals", wish: WISH, run: monitors },
+    Case { name: "inspect::monitor_writes_records_of_opentelemetry", wish: WISH, run: writes_records },
+    Case { name: "inspect::monitor_ends_with_its_input", wish: WISH, run: ends_with_its_input },
+    Case { name: "inspect::explain_says_what_happens", wish: WISH, run: explains },
+    Case { name: "inspect::programmed_tells_what_is_programmed", wish: WISH, run: programmed },
 ];
 
 /// A monitor that ends with the first event it takes.
-fn monitor(lab: &Lab, flags: &[&str]) -> Result<Child> {
-    let mut command = lab.node.command(binary());
-    command.args(["monitor", "-o", "json", "--count", "1", "--bpffs"]).arg(lab.bpffs()).args(flags);
+fn monitor(fixture: &Fixture, flags: &[&str]) -> Result<Child> {
+    let mut command = fixture.node.command(binary());
+    command.args(["monitor", "-o", "json", "--count", "1", "--bpffs"]).arg(fixture.bpffs()).args(flags);
     command.stdout(Stdio::piped()).spawn().context("cannot run ballast")
 }
 
@@ -44,21 +44,23 @@ fn refused(client: &Peer, family: Family) -> Result<()> {
     client.fails(Attempt::new(Kind::Tcp, vip(family, EMPTY, Kind::Tcp)), libc::ECONNREFUSED).map(drop)
 }
 
-fn monitors(lab: &Lab) -> Result<()> {
+fn monitors(fixture: &Fixture) -> Result<()> {
     for family in Family::BOTH {
         let (web, empty) = (vip(family, WEB, Kind::Tcp), vip(family, EMPTY, Kind::Tcp));
         let client = client_ip(family).to_string();
-        let seen =
-            sees(monitor(lab, &["--kind", "reject", "--client", &client])?, || refused(&lab.client, family))?;
+        let seen = sees(monitor(fixture, &["--kind", "reject", "--client", &client])?, || {
+            refused(&fixture.client, family)
+        })?;
         ensure!(seen["reason"] == "no_endpoint" && seen["frontend"] == empty.to_string(), "{seen}");
         ensure!(seen["hook"] == "packet" && seen["device"] == "c0", "{seen}");
-        let seen = sees(monitor(lab, &["--kind", "reject", "--pid", &lab.local.pid().to_string()])?, || {
-            refused(&lab.local, family)
-        })?;
+        let seen = sees(
+            monitor(fixture, &["--kind", "reject", "--pid", &fixture.local.pid().to_string()])?,
+            || refused(&fixture.local, family),
+        )?;
         ensure!(seen["hook"] == "socket" && seen["frontend"] == empty.to_string(), "{seen}");
         let seen = sees(
-            monitor(lab, &["--kind", "new", "--service", "default/web:80", "--client", &client])?,
-            || lab.client.reach(Attempt::new(Kind::Tcp, web)).map(drop),
+            monitor(fixture, &["--kind", "new", "--service", "default/web:80", "--client", &client])?,
+            || fixture.client.reach(Attempt::new(Kind::Tcp, web)).map(drop),
         )?;
         let pod = super::pod(family, 0, Kind::Tcp).to_string();
         ensure!(seen["backend"] == pod && seen["frontend"] == web.to_string(), "{seen}");
@@ -67,12 +69,14 @@ fn monitors(lab: &Lab) -> Result<()> {
 }
 
 /// One document on a line, with the attributes that collectors know.
-fn writes_records(lab: &Lab) -> Result<()> {
-    let mut command = lab.node.command(binary());
-    command.args(["monitor", "-o", "otlp", "--count", "1", "--kind", "reject", "--bpffs"]).arg(lab.bpffs());
+fn writes_records(fixture: &Fixture) -> Result<()> {
+    let mut command = fixture.node.command(binary());
+    command
+        .args(["monitor", "-o", "otlp", "--count", "1", "--kind", "reject", "--bpffs"])
+        .arg(fixture.bpffs());
     command.env("OTEL_RESOURCE_ATTRIBUTES", "k8s.cluster.name=test");
     let monitor = command.stdout(Stdio::piped()).spawn().context("cannot run ballast")?;
-    let document = sees(monitor, || refused(&lab.client, Family::V4))?;
+    let document = sees(monitor, || refused(&fixture.client, Family::V4))?;
     let resource = document.pointer("/resourceLogs/0/resource/attributes").context("no resource")?;
     let cluster = json!({"key": "k8s.cluster.name", "value": {"stringValue": "test"}});
     ensure!(resource.as_array().is_some_and(|all| all.contains(&cluster)), "{resource}");
@@ -94,9 +98,9 @@ fn writes_records(lab: &Lab) -> Result<()> {
 }
 
 /// As in a pod whose `kubectl ballast monitor` was interrupted: no event comes, and no reader tells of its end.
-fn ends_with_its_input(lab: &Lab) -> Result<()> {
-    let mut command = lab.node.command(binary());
-    command.args(["monitor", "--end-with-stdin", "--timeout", "10m", "--bpffs"]).arg(lab.bpffs());
+fn ends_with_its_input(fixture: &Fixture) -> Result<()> {
+    let mut command = fixture.node.command(binary());
+    command.args(["monitor", "--end-with-stdin", "--timeout", "10m", "--bpffs"]).arg(fixture.bpffs());
     let mut monitor =
         command.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().context("cannot run ballast")?;
     std::thread::sleep(Duration::from_secs(2));
@@ -109,9 +113,9 @@ fn ends_with_its_input(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-fn programmed(lab: &Lab) -> Result<()> {
+fn programmed(fixture: &Fixture) -> Result<()> {
     let ask = |service: &str| -> Result<std::process::Output> {
-        let mut command = lab.node.command(binary());
+        let mut command = fixture.node.command(binary());
         command.args(["programmed", service]).output().context("cannot run ballast")
     };
     let answer = ask("default/web")?;
@@ -122,17 +126,17 @@ fn programmed(lab: &Lab) -> Result<()> {
     let answer = ask("wbe")?;
     let error = String::from_utf8_lossy(&answer.stderr);
     ensure!(!answer.status.success() && error.contains("did you mean default/web"), "{error}");
-    lab.kill()?;
+    fixture.kill()?;
     let error = String::from_utf8_lossy(&ask("web")?.stderr).into_owned();
     ensure!(error.contains("the agent does not answer on 127.0.0.1:10249"), "{error}");
-    lab.begin()
+    fixture.begin()
 }
 
-fn explains(lab: &Lab) -> Result<()> {
+fn explains(fixture: &Fixture) -> Result<()> {
     for family in Family::BOTH {
         let client = client_ip(family).to_string();
         let explain = |client: &str, to: std::net::SocketAddr| {
-            ask(&lab.node, &["explain", client, &to.to_string()], &lab.bpffs())
+            ask(&fixture.node, &["explain", client, &to.to_string()], &fixture.bpffs())
         };
         let web = explain(&client, vip(family, WEB, Kind::Tcp))?;
         let pod = super::pod(family, 0, Kind::Tcp).to_string();

@@ -1,7 +1,7 @@
 //! What file and flags of kube-proxy mean for the agent.
 //!
 //! With a file, all flags that kube-proxy has are ignored, as kube-proxy does, but those for the log,
-//! `--hostname-override` and `--master`. Flags that only Ballast has are always in force.
+//! `--hostname-override` and `--master`. Flags that only Ballast has are always in effect.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -53,44 +53,44 @@ pub struct Overlay {
 
 /// Reads the file that `options` name, and puts what it and the flags of kube-proxy say into `options`.
 pub fn apply(options: &mut Options) -> Result<Overlay, FileError> {
-    let mut overlay = Overlay { config_file: options.config.clone(), ..Overlay::default() };
+    let mut merge = Overlay { config_file: options.config.clone(), ..Overlay::default() };
     let flags = std::mem::take(&mut options.kube_proxy);
-    if let Some(path) = &overlay.config_file {
-        (overlay.text, overlay.values) = file::read(path)?;
+    if let Some(path) = &merge.config_file {
+        (merge.text, merge.values) = file::read(path)?;
         take_log_flags(options, &flags);
         let ignored = ignored_flags(options, &flags);
         let path = path.display();
-        overlay
+        merge
             .notes
             .extend(ignored.iter().map(|flag| format!("{flag} is ignored: --config {path} stands for it")));
-        take_log_flags(options, &overlay.values);
-        shared(options, &overlay.values);
+        take_log_flags(options, &merge.values);
+        shared(options, &merge.values);
     } else {
-        overlay.values = flags;
-        take_log_flags(options, &overlay.values);
-        old_ports(options, &overlay.values);
+        merge.values = flags;
+        take_log_flags(options, &merge.values);
+        old_ports(options, &merge.values);
     }
-    let values = overlay.values.clone();
-    overlay.notes.extend(values.idle());
+    let values = merge.values.clone();
+    merge.notes.extend(values.idle());
     for (gate, on) in values.gates() {
         if gate == EXTERNAL_IPS {
-            overlay.no_external_ips = !on;
+            merge.no_external_ips = !on;
         } else {
-            overlay.notes.push(format!("feature {gate}={on} is ignored"));
+            merge.notes.push(format!("feature {gate}={on} is ignored"));
         }
     }
-    overlay.bind_address_hard_fail = values.switch("bindAddressHardFail").unwrap_or_default();
-    overlay.oom_score_adj = values.number("oomScoreAdj").map(|number| number as i32);
-    overlay.conntrack = conntrack(&values);
-    let scheduler = scheduler(options, &values, &mut overlay.notes);
+    merge.bind_address_hard_fail = values.switch("bindAddressHardFail").unwrap_or_default();
+    merge.oom_score_adj = values.number("oomScoreAdj").map(|number| number as i32);
+    merge.conntrack = conntrack(&values);
+    let scheduler = scheduler(options, &values, &mut merge.notes);
     options.paths.algorithm = options.paths.algorithm.or(scheduler.map(AlgorithmName));
     localhost(options, &values);
-    periods(options, &values, &mut overlay.notes)?;
-    detect_local(options, &values, &mut overlay.notes)?;
-    Ok(overlay)
+    periods(options, &values, &mut merge.notes)?;
+    detect_local(options, &values, &mut merge.notes)?;
+    Ok(merge)
 }
 
-/// Flags for the log are in force beside a file, and come before it; among them ours come first.
+/// Flags for the log are in effect beside a file, and come before it; among them ours come first.
 fn take_log_flags(options: &mut Options, values: &Values) {
     options.log_format = options.log_format.or(match values.text("logging.format") {
         Some("json") => Some(LogFormat::Json),

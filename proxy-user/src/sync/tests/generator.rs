@@ -13,7 +13,7 @@ use crate::model::net::{IpFamily, Protocol};
 use crate::model::{ServiceName, SortedMap, TrafficPolicy};
 use crate::plan::{
     Access, AddressFacts, BackendAddress, BackendFacts, DeviceFacts, Frontend, FrontendKind, FrontendPlan,
-    NodePlan, PortId, PortPlan, Scope, ServicePlan, Unmanaged,
+    NodePlan, PortPlan, Scope, ServicePlan, ServicePortName, Unmanaged,
 };
 
 const KINDS: [FrontendKind; 4] =
@@ -25,8 +25,8 @@ pub fn name(name: &str) -> ServiceName {
 }
 
 /// A port of `default/<service>`.
-pub fn port_id(service: &str, port: &str) -> PortId {
-    PortId {
+pub fn port_id(service: &str, port: &str) -> ServicePortName {
+    ServicePortName {
         namespace: "default".into(),
         name: service.into(),
         port: port.into(),
@@ -186,11 +186,11 @@ fn port_plan(family: IpFamily, protocol: Protocol) -> impl Strategy<Value = Port
     )
 }
 
-fn port(service: &'static str) -> impl Strategy<Value = (PortId, PortPlan)> {
+fn port(service: &'static str) -> impl Strategy<Value = (ServicePortName, PortPlan)> {
     let family = prop_oneof![3 => Just(IpFamily::V4), 1 => Just(IpFamily::V6)];
     let protocol = prop_oneof![3 => Just(Protocol::Tcp), 1 => Just(Protocol::Udp)];
     (prop::sample::select(&["", "x"][..]), family, protocol).prop_flat_map(move |(port, family, protocol)| {
-        let id = PortId { protocol, family, ..port_id(service, port) };
+        let id = ServicePortName { protocol, family, ..port_id(service, port) };
         port_plan(family, protocol).prop_map(move |plan| (id.clone(), plan))
     })
 }

@@ -14,7 +14,7 @@ const LASTING: Duration = Duration::from_secs(5);
 
 /// What went wrong, as far as it matters what to do about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Trouble {
+pub enum WatchErrorKind {
     /// The server has forgotten how far we were: everything is listed again.
     Expired,
     /// We are not allowed to.
@@ -27,7 +27,7 @@ pub enum Trouble {
     Away,
 }
 
-impl Trouble {
+impl WatchErrorKind {
     /// What an error means.
     pub fn of(error: &Error) -> Self {
         let code = match error {
@@ -49,7 +49,7 @@ impl Trouble {
 
 /// Whether the API server is away, and what has been said about it.
 #[derive(Debug, Default)]
-pub struct Outage {
+pub struct WatchHealth {
     away: bool,
     refusals: BTreeMap<&'static str, Refusal>,
 }
@@ -69,26 +69,26 @@ impl Refusal {
     }
 }
 
-impl Outage {
+impl WatchHealth {
     /// A watch of `resource` failed at `now`. Returns whether that was worth a warning.
     pub fn failed(&mut self, resource: &'static str, error: &Error, now: Instant) -> bool {
-        let trouble = Trouble::of(error);
-        let is_new = match trouble {
-            Trouble::Expired | Trouble::Interrupted => false,
-            Trouble::Forbidden | Trouble::Missing => {
+        let kind_of_error = WatchErrorKind::of(error);
+        let is_new = match kind_of_error {
+            WatchErrorKind::Expired | WatchErrorKind::Interrupted => false,
+            WatchErrorKind::Forbidden | WatchErrorKind::Missing => {
                 let first = Refusal { since: now, is_told: false };
                 self.refusals.entry(resource).or_insert(first).again(now)
             }
-            Trouble::Away => !std::mem::replace(&mut self.away, true),
+            WatchErrorKind::Away => !std::mem::replace(&mut self.away, true),
         };
         let error = chain(error);
-        match trouble {
+        match kind_of_error {
             _ if !is_new => debug!(resource, error, "a watch failed; it begins again"),
-            Trouble::Forbidden => warn!(
+            WatchErrorKind::Forbidden => warn!(
                 resource,
                 error, "the API server refuses us; our account needs `list` and `watch` on this resource"
             ),
-            Trouble::Missing => {
+            WatchErrorKind::Missing => {
                 warn!(resource, error, "the API server has no such objects; we go on without them");
             }
             _ => warn!(

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 
 use proxy_common::PROTO_TCP;
 
-use crate::host::netfilter::handover::{Connection, Conntrack, Stage, Standstill};
-use crate::host::netfilter::old_proxy::OldProxy;
+use crate::host::netfilter::export_conntrack::{Connection, Conntrack, Stage, Standstill};
+use crate::host::netfilter::kube_proxy_rules::KubeProxyRules;
 use crate::maps::view::{FlowRow, FlowState, Transport, View, ViewError};
 use crate::programs::Witness;
 
@@ -22,7 +22,7 @@ enum HandoverError {
 
 /// Hands connections over when the programs go.
 #[derive(Debug)]
-pub struct Handover {
+pub struct ConntrackExport {
     bpffs: PathBuf,
     has_successor: bool,
     standstill: Option<Standstill>,
@@ -30,7 +30,7 @@ pub struct Handover {
     said: String,
 }
 
-impl Handover {
+impl ConntrackExport {
     /// Of the maps on this bpffs.
     pub fn new(bpffs: PathBuf) -> Self {
         Self { bpffs, has_successor: false, standstill: None, said: String::new() }
@@ -86,9 +86,9 @@ impl Handover {
     }
 }
 
-impl Witness for Handover {
+impl Witness for ConntrackExport {
     fn has_successor(&mut self) -> bool {
-        match OldProxy::look() {
+        match KubeProxyRules::look() {
             Ok(proxy) => self.has_successor = proxy.translates_by_conntrack(),
             Err(error) => self.note(Err(error.into())),
         }

@@ -32,7 +32,7 @@ pub(super) struct Client {
     /// As `ballast explain` calls it.
     pub who: String,
     /// What runs a command there.
-    pub place: Cmd,
+    pub workdir: Cmd,
     /// Whom it asks.
     pub targets: Vec<Target>,
 }
@@ -139,7 +139,7 @@ fn is_reset(error: &anyhow::Error) -> bool {
 
 /// Asks servers for their names until standard input ends, then prints what was: new connections go to their targets in turn,
 /// every other target has a client of its own.
-pub fn knock(targets: &[Target]) -> Result<()> {
+pub fn load(targets: &[Target]) -> Result<()> {
     static ENDED: AtomicBool = AtomicBool::new(false);
     std::thread::spawn(|| {
         let _ = io::stdin().read_to_end(&mut Vec::new());
@@ -173,17 +173,17 @@ pub fn knock(targets: &[Target]) -> Result<()> {
 
 /// A client at work.
 #[derive(Debug)]
-pub(super) struct Knocker {
+pub(super) struct LoadGenerator {
     name: String,
     child: Child,
 }
 
-impl Knocker {
+impl LoadGenerator {
     /// Starts one; `place` is a command that runs what follows somewhere.
-    pub(super) fn start(name: String, place: Cmd, targets: &[Target]) -> Result<Self> {
+    pub(super) fn start(name: String, workdir: Cmd, targets: &[Target]) -> Result<Self> {
         let us = std::env::current_exe().context("cannot find our own program")?;
         let mut command: Command =
-            place.arg(us).args(["cluster", "knock"]).args(targets.iter().map(Target::to_string)).into_std();
+            workdir.arg(us).args(["cluster", "knock"]).args(targets.iter().map(Target::to_string)).into_std();
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         Ok(Self { name, child: command.spawn().context("cannot start a client")? })
     }

@@ -43,7 +43,7 @@ pub const FAILS: &[&str] = &[
     "--max-services", "64", "--max-frontends", "64", "--max-slots", "1024", "--max-backends", "256",
     "--max-flows", "16384", "--max-sockets", "4096",
 ];
-/// Until a change of the manifests is in force; it takes some 20 ms on an idle machine, and much longer where a CPU
+/// Until a change of the manifests is programmed; it takes some 20 ms on an idle machine, and much longer where a CPU
 /// has a dozen other things to do.
 pub const SOON: Duration = Duration::from_mins(1);
 
@@ -85,7 +85,7 @@ pub struct Wish {
 }
 
 /// All of it. The order of the fields is the order in which it goes.
-pub struct Lab {
+pub struct Fixture {
     agent: RefCell<Option<Agent>>,
     setup: RefCell<Setup>,
     /// A process on the node, served by the socket programs.
@@ -118,7 +118,7 @@ pub fn places() -> Result<(Dir, Cgroup)> {
     Ok((dir, cgroup))
 }
 
-impl Lab {
+impl Fixture {
     /// Builds all but the agent.
     pub fn new(wish: Wish) -> Result<Self> {
         let (dir, cgroup) = places()?;
@@ -139,7 +139,7 @@ impl Lab {
         };
         let (node, client_space) = (Space::new("node")?, Space::new("client")?);
         node.join(&client_space, "c0", "10.98.0", "fd98:")?;
-        let lab = Self {
+        let fixture = Self {
             agent: RefCell::default(),
             setup: RefCell::new(setup),
             local: Peer::start(&node, Some(&cgroup.0))?,
@@ -153,8 +153,8 @@ impl Lab {
             client_space,
             devices: RefCell::new(vec!["c0".to_owned()]),
         };
-        (0..wish.pods).try_for_each(|_| lab.add_pod().map(drop))?;
-        Ok(lab)
+        (0..wish.pods).try_for_each(|_| fixture.add_pod().map(drop))?;
+        Ok(fixture)
     }
 
     /// One more pod, with its servers; returns its number.

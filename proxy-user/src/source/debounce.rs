@@ -43,7 +43,7 @@ pub fn touches(event: Event) -> impl Iterator<Item = Touch> {
 }
 
 /// Waits until the change that began with `first` is complete.
-pub async fn settle(first: Touch, touches: &mut Receiver<Touch>) {
+pub async fn debounce(first: Touch, touches: &mut Receiver<Touch>) {
     let end = Instant::now() + AT_MOST;
     let mut being_written = BTreeSet::new();
     let mut next = Some(first);

@@ -11,7 +11,7 @@ use tokio::time::sleep;
 
 use super::{Iterators, Reach, Sweeper, keep_sweeping};
 use crate::maps::view::{View, ViewError};
-use crate::programs::{self, MapsInForce};
+use crate::programs::{self, CurrentMaps};
 
 /// Between two looks at the endpoints: at most a few milliseconds of one CPU where all 262,144 are in use.
 const PERIOD: Duration = Duration::from_millis(500);
@@ -27,7 +27,7 @@ pub enum BesideError {
     /// The maps cannot be read.
     #[error(transparent)]
     Maps(#[from] ViewError),
-    /// Other maps are in force.
+    /// Other maps are current.
     #[error("the maps were replaced; start this again, to go by the new ones")]
     Replaced,
 }
@@ -49,10 +49,10 @@ pub async fn beside_the_agent(bpffs: PathBuf) -> Result<(), BesideError> {
     }
 }
 
-async fn wait_for_maps(bpffs: &Path) -> Result<MapsInForce, BesideError> {
+async fn wait_for_maps(bpffs: &Path) -> Result<CurrentMaps, BesideError> {
     let mut is_told = false;
     loop {
-        if let Some(maps) = MapsInForce::find(bpffs)? {
+        if let Some(maps) = CurrentMaps::find(bpffs)? {
             return Ok(maps);
         }
         if !is_told {
@@ -66,9 +66,9 @@ async fn wait_for_maps(bpffs: &Path) -> Result<MapsInForce, BesideError> {
 /// Family, id, and id of the Service port.
 type Endpoints = BTreeSet<(u8, u32, u32)>;
 
-/// Counts, as long as the maps are in force, the looks that found UDP endpoints gone, or connections to be reset.
+/// Counts, as long as the maps are current, the looks that found UDP endpoints gone, or connections to be reset.
 async fn follow(
-    maps: &MapsInForce,
+    maps: &CurrentMaps,
     view: &View,
     (mut serving, mut reset): (Endpoints, Endpoints),
     left: &watch::Sender<u64>,
