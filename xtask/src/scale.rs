@@ -6,7 +6,7 @@ use anyhow::Result;
 
 use crate::exec::Cmd;
 use crate::workspace::Workspace;
-use crate::{apiserver, build, say};
+use crate::{apiserver, build, log};
 
 /// Measure the agent at size, against a real API server (needs root, and Go the first time).
 ///
@@ -40,7 +40,7 @@ pub fn run(args: &Args) -> Result<()> {
     let workspace = Workspace::find()?;
     build::to_load(&workspace, "scale")?;
     let programs = apiserver::build(&workspace)?;
-    say::step("scale");
+    log::step("scale");
     let mut cargo = Cmd::cargo()
         .args(["bench", "--workspace", "--bench", "scale", "--"])
         .args(["--services", &args.services.to_string(), "--endpoints", &args.endpoints.to_string()])

@@ -199,6 +199,12 @@ impl<M: FlowTable> Tracked<M> {
         opaque(changed * (1 - is_direct)) != 0 && self.entry.proto() == PROTO_UDP
     }
 
+    /// Whether the last packet is more than a second ago. One that another CPU has seen after `time` is not.
+    #[inline(always)]
+    pub fn is_silent(&self, time: Time) -> bool {
+        time.now.wrapping_sub(self.entry.last_seen().load()).cast_signed() > time.config.hz.cast_signed()
+    }
+
     /// Whether the key of the replies is gone. It is noticed after a pause: to look at each packet would cost a second
     /// lookup.
     #[inline(always)]

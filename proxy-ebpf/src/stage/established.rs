@@ -130,7 +130,7 @@ where
     let Some(time) = maps.time() else { return Step::Pass };
     let hash = time.hash(&ctx.packet.key);
     let Some(flow) = track::find(maps, &ctx.packet.key, hash, time) else { return Step::NewFlow };
-    if has_successor(maps, flow.bits()) {
+    if has_successor(maps, &flow, time) {
         return Step::NewFlow;
     }
     if ctx.packet.tcp_flags & tcp::SYN != 0 && is_closed(flow.bits()) {
@@ -160,10 +160,13 @@ where
 }
 
 /// Whether a reply to a flow may be one to another flow by now: programs of another version open flows, and do not know that the
-/// ports of this one are in quarantine.
+/// ports of this one are in quarantine. The last segments of a connection come within a second: were they left to programs that do
+/// not know the flow yet, the node would answer with a reset.
 #[inline(always)]
-fn has_successor<M: FlowTable>(maps: M, bits: u32) -> bool {
-    is_closed(bits) && matches!(maps.transition(), Transition::LooksUp | Transition::Yields)
+fn has_successor<M: FlowTable>(maps: M, flow: &Tracked<M>, time: Time) -> bool {
+    matches!(maps.transition(), Transition::LooksUp | Transition::Yields)
+        && is_closed(flow.bits())
+        && flow.is_silent(time)
 }
 
 /// Whether a reply cannot be the answer to the SYN that began its flow: the client has a connection of its own to the backend,
@@ -193,7 +196,7 @@ where
         track::find_called(maps, &key, time)
     };
     let Some(flow) = found else { return Step::NewFlow };
-    if flow.bits() & STATE_SNAT == 0 || has_successor(maps, flow.bits()) {
+    if flow.bits() & STATE_SNAT == 0 || has_successor(maps, &flow, time) {
         return Step::NewFlow;
     }
     if F::EARLY && !can_forward(maps, frame, ctx, flow.bits(), flow.to_client()) {

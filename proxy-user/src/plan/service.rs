@@ -17,7 +17,7 @@ use super::eligible::{Wanted, eligible};
 use super::frontend::frontends;
 use super::node::source;
 use super::tunnels::Tunnels;
-use super::{BackendAddress, BackendFacts, HealthCheck, PortId, PortPlan, ServicePlan, Unmanaged};
+use super::{BackendAddress, BackendFacts, HealthCheck, PortPlan, ServicePlan, ServicePortName, Unmanaged};
 
 /// How Services are planned, as far as that is a matter of taste.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -69,7 +69,7 @@ pub fn plan_service(cluster: &Cluster, name: &ServiceName, settings: PlanSetting
         plan.problems.extend(allowed.problem.clone());
         let ready: &mut BTreeSet<IpAddr> = ready.entry(family).or_default();
         for port in &service.ports {
-            let id = PortId {
+            let id = ServicePortName {
                 namespace: name.namespace.clone(),
                 name: name.name.clone(),
                 port: port.name.clone(),

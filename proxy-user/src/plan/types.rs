@@ -15,7 +15,7 @@ use crate::model::{Name, SortedMap, SortedSet, TrafficPolicy};
 
 /// One port of one Service in one address family: what gets an id of its own.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct PortId {
+pub struct ServicePortName {
     /// Namespace of the Service.
     pub namespace: Name,
     /// Name of the Service.
@@ -28,7 +28,7 @@ pub struct PortId {
     pub family: IpFamily,
 }
 
-impl PortId {
+impl ServicePortName {
     /// `namespace/name:port`, as the `names` map holds it; `namespace/name` for an unnamed port.
     pub fn text(&self) -> String {
         let Self { namespace, name, port, .. } = self;
@@ -36,7 +36,7 @@ impl PortId {
     }
 }
 
-impl fmt::Display for PortId {
+impl fmt::Display for ServicePortName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} ({}, {})", self.text(), self.protocol, self.family)
     }
@@ -203,7 +203,7 @@ impl PortPlan {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ServicePlan {
     /// Its ports, by identity.
-    pub ports: SortedMap<PortId, PortPlan>,
+    pub ports: SortedMap<ServicePortName, PortPlan>,
     /// Its cluster addresses: at a port that no Service has, clients are refused there.
     pub addresses: SortedSet<IpAddr>,
     /// Cluster addresses of it that are left alone, and why.

@@ -40,7 +40,7 @@ pub(super) fn map_ids(paths: &Paths) -> Result<BTreeMap<&'static str, u32>, Erro
         Ok(None) => Err(Error::Incomplete { kind: "map", name }),
         Err(source) => Err(Error::Map { name, source }),
     };
-    map_names::ALL.iter().map(id).collect()
+    map_names::ALL.iter().chain(map_names::OPTIONAL).map(id).collect()
 }
 
 /// The id of the map that is pinned under this name; `None`: none is, or something else.

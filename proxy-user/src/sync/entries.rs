@@ -17,7 +17,8 @@ use crate::model::TrafficPolicy;
 use crate::model::net::Protocol;
 use crate::plan::weights;
 use crate::plan::{
-    Access, BackendAddress, BackendFacts, Frontend, FrontendKind, FrontendPlan, PortId, PortPlan, Scope,
+    Access, BackendAddress, BackendFacts, Frontend, FrontendKind, FrontendPlan, PortPlan, Scope,
+    ServicePortName,
 };
 
 /// The key of a frontend in the maps.
@@ -41,7 +42,7 @@ pub(super) fn bits<T: Default + std::ops::BitOr<Output = T>>(all: impl IntoItera
 /// The row of an endpoint that serves. `tunnel`: the number of its node's address, or 0.
 pub(super) fn backend_row(
     service: u32,
-    port: &PortId,
+    port: &ServicePortName,
     at: &BackendAddress,
     facts: BackendFacts,
     tunnel: u32,

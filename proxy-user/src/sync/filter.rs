@@ -119,7 +119,7 @@ impl Filter {
         }
     }
 
-    /// Lets the bits without owner begin to rest; those in `idle_before` go on resting.
+    /// Lets the bits without owner enter quarantine; those in `idle_before` stay in quarantine.
     pub fn found(&mut self, now: Instant, idle_before: &BTreeMap<Bit, Instant>) {
         for (number, word) in self.words.iter().enumerate() {
             let mut rest = *word;

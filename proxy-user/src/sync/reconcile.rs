@@ -9,7 +9,7 @@
 //! 4. the entries of `services`, the commit: each moves readers from one complete set to the next. An entry for
 //!    clients outside comes before the one that sends them to it, and goes after it;
 //! 5. source ranges that left are closed; endpoints that left are gone at once; their ids, and the old extents,
-//!    begin to rest;
+//!    enter quarantine;
 //! 6. endpoints that left some time ago are marked, where the removal policy says that connections to them are reset.
 //!
 //! What the node is like ([`super::node`]) and which cluster addresses live ([`super::addresses`]) comes before.
@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::addresses::Addresses;
-use super::applied::{Applied, Holds};
+use super::applied::{Applied, QuarantinePeriods};
 use super::audit::Step;
 use super::entries::frontend_key;
 use super::job::{Job, Owner, Touched};
@@ -35,7 +35,7 @@ use super::writer::{Counters, Writer};
 use crate::maps::{Capacity, FlowUse, MapError, Store, Table};
 use crate::model::net::IpFamily;
 use crate::model::{Problem, ServiceName};
-use crate::plan::{HealthCheck, NodePlan, PortId, PortPlan, Scope, ServicePlan};
+use crate::plan::{HealthCheck, NodePlan, PortPlan, Scope, ServicePlan, ServicePortName};
 
 /// Service ports that are written at once to maps that have none: few enough to take little memory, enough for few system calls.
 const PART: usize = 2048;
@@ -43,7 +43,7 @@ const PART: usize = 2048;
 /// Makes the maps say what the plans say.
 pub struct Reconciler<S> {
     pub(super) writer: Writer<S>,
-    pub(super) holds: Holds,
+    pub(super) holds: QuarantinePeriods,
     /// The next sync looks at everything.
     pub(super) full: bool,
     services: Services,
@@ -54,7 +54,7 @@ pub struct Reconciler<S> {
 
 impl<S: Store> Reconciler<S> {
     /// For tables that are not known yet: [`Reconciler::recover`] comes next.
-    pub(super) fn new(store: S, holds: Holds) -> Self {
+    pub(super) fn new(store: S, holds: QuarantinePeriods) -> Self {
         Self {
             writer: Writer::new(store, holds),
             holds,
@@ -245,7 +245,7 @@ impl<S: Store> Reconciler<S> {
     /// Service may depend.
     pub fn failing_services(&self) -> Option<BTreeSet<ServiceName>> {
         let name = |owner: &Owner| match owner {
-            Owner::Port(PortId { namespace, name, .. }) => {
+            Owner::Port(ServicePortName { namespace, name, .. }) => {
                 Some(ServiceName { namespace: namespace.clone(), name: name.clone() })
             }
             // Entries that are no longer needed are still there.
@@ -318,7 +318,7 @@ impl<S: Store> Reconciler<S> {
     }
 
     /// Adds what the maps should hold for a port that is planned so.
-    pub(super) fn expect(&self, port: &PortId, plan: &PortPlan, expected: &mut Expected) {
+    pub(super) fn expect(&self, port: &ServicePortName, plan: &PortPlan, expected: &mut Expected) {
         let fails = self.services.failures.contains_key(&Owner::Port(port.clone()));
         for (frontend, what) in &plan.frontends {
             if self.services.claims.owner(frontend) != Some(port) {

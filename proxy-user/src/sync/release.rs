@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::applied::Applied;
 use super::index::BackendKey;
-use super::job::{Steps, Trouble, pause};
+use super::job::{Steps, SyncError, pause};
 use super::writer::Writer;
 use crate::maps::FilterBit as Bit;
 use crate::maps::{FlowUse, NoFlows, Store, Table, Write};
@@ -47,7 +47,7 @@ impl Default for Quarantine {
 }
 
 impl Quarantine {
-    /// When a sync should free what has rested at `at`. Ids of endpoints wait longer.
+    /// When a sync should free what has rested at `at`. IdAllocator of endpoints wait longer.
     pub(super) fn due(&self, at: Instant, is_id: bool) -> Instant {
         let next = [self.next_free, self.next_ids.filter(|_| is_id)];
         next.into_iter().flatten().fold(at, Instant::max)
@@ -81,7 +81,7 @@ impl Quarantine {
         let job = writer.upkeep(&steps, now);
         let applied = &mut writer.applied;
         applied.drains.forget_done(&applied.maglev);
-        if job.trouble.is_some() {
+        if job.cause.is_some() {
             self.next_release = None;
         }
         for (key, id) in endpoints {
@@ -104,7 +104,7 @@ impl Quarantine {
                 freed = true;
             }
         }
-        self.went(job.trouble.or(names.trouble).as_ref(), now);
+        self.went(job.cause.or(names.cause).as_ref(), now);
         freed
     }
 
@@ -162,13 +162,13 @@ impl Quarantine {
         if self.orphans.is_empty() || self.failed.is_some_and(|(_, retry)| now < retry) {
             return;
         }
-        let mut trouble = None;
+        let mut cause = None;
         for write in std::mem::take(&mut self.orphans) {
             let mut steps = Steps::default();
             steps.push(0, write);
             let job = writer.upkeep(&steps, now);
-            let is_done = job.trouble.is_none();
-            trouble = trouble.or(job.trouble);
+            let is_done = job.cause.is_none();
+            cause = cause.or(job.cause);
             match steps.writes.pop() {
                 Some(write) if !is_done => self.orphans.push(write),
                 Some(Write::NoBackend(id, _)) => writer.applied.endpoints.unreserve(id),
@@ -176,14 +176,14 @@ impl Quarantine {
                 _ => {}
             }
         }
-        self.went(trouble.as_ref(), now);
+        self.went(cause.as_ref(), now);
     }
 
-    fn went(&mut self, trouble: Option<&Trouble>, now: Instant) {
-        self.failed = trouble.map(|trouble| {
+    fn went(&mut self, cause: Option<&SyncError>, now: Instant) {
+        self.failed = cause.map(|cause| {
             let attempts = self.failed.map_or(0, |(attempts, _)| attempts);
             if attempts == 0 {
-                tracing::warn!(error = %trouble, "entries that are no longer needed could not be removed");
+                tracing::warn!(error = %cause, "entries that are no longer needed could not be removed");
             }
             (attempts + 1, now + pause(attempts))
         });

@@ -56,7 +56,7 @@ impl<S: Store> Writer<S> {
             }
         }
         let job = self.upkeep(&steps, now);
-        self.removals.retry = job.trouble.map(|error| {
+        self.removals.retry = job.cause.map(|error| {
             tracing::warn!(%error, "connections to endpoints that left are not reset; trying again");
             now + RETRY
         });

@@ -22,7 +22,7 @@ use crate::plan::{HealthCheck, Scope};
 pub struct TableUse {
     /// Which one.
     pub table: Table,
-    /// Entries in use, resting ones included.
+    /// Entries in use, quarantined ones included.
     pub used: u64,
     /// Entries it takes.
     pub capacity: u64,
@@ -107,7 +107,7 @@ pub struct Status {
     pub slice_changes: Changes,
     /// Services that are programmed.
     pub services: usize,
-    /// Service ports that have an id, resting ones included.
+    /// Service ports that have an id, quarantined ones included.
     pub ports: usize,
     /// Frontends in both tables; the entries of cluster addresses as such are not counted.
     pub frontends: usize,
@@ -217,7 +217,7 @@ impl Status {
             of(Table::Services6, applied.services6, capacity.frontends),
             of(Table::Slots, self.slots, capacity.slots),
             of(Table::Maglev, applied.tables.slots_used() as usize - 1, capacity.maglev.saturating_sub(1)),
-            // Ids are shared by the two families.
+            // IdAllocator are shared by the two families.
             of(Table::Backends, applied.endpoints.used(), capacity.backends.saturating_sub(1)),
             of(Table::Names, self.ports, capacity.services.saturating_sub(1)),
         ];
@@ -259,7 +259,7 @@ pub(super) fn log_problems(before: &[Problem], after: &[Problem]) {
     }
     let (begun, ended) = changes(before, after);
     for Problem { object, field, message } in begun {
-        tracing::warn!(object, field, problem = message, "a part of an object is not in force");
+        tracing::warn!(object, field, problem = message, "a part of an object is not programmed");
     }
     for Problem { object, field, .. } in ended {
         tracing::info!(object, field, "the problem is solved");

@@ -652,7 +652,7 @@ fn the_api_server_that_is_asked_is_told() {
         status.render(Output::Text).unwrap()
     };
     assert!(text(&servers).contains("\nAPI server: none has answered, of 2; 0 failovers\n"));
-    (servers.in_force, servers.failovers) = (Some("https://b:6443/".to_owned()), 1);
+    (servers.active, servers.failovers) = (Some("https://b:6443/".to_owned()), 1);
     assert!(text(&servers).contains("\nAPI server: https://b:6443/, of 2; 1 failovers\n"));
     let status = Status::new(AgentState::NotAsked, nothing).with_api_servers(servers);
     assert!(status.render(Output::Json).unwrap().contains("\"inForce\": \"https://b:6443/\""));

@@ -223,7 +223,11 @@ impl<A: Address, L: Layout<A>> Table<A, L> {
                 return self.update(index, state, &there, flow);
             }
             if self.goes_first(flow, &there) {
-                self.remove(index, state);
+                if direction == 0 && self.is_quarantined(&there) {
+                    self.remove_forward(index, state);
+                } else {
+                    self.remove(index, state);
+                }
             } else if direction == 1 || !is_over {
                 return Put::Newer;
             }
@@ -265,6 +269,15 @@ impl<A: Address, L: Layout<A>> Table<A, L> {
         self.remove_keys(index);
         L::publish(&self.flows, index as usize, &flow, 0);
         self.note(index);
+    }
+
+    /// Removes the key of the client's packets of a closed flow, as programs do when the client begins another one: the source
+    /// port stays in quarantine.
+    fn remove_forward(&mut self, index: u32, state: u64) {
+        let Some((position, tag)) = L::position(&self.flows, index as usize, 0) else { return };
+        if L::state(&self.flows, index as usize) == Some(state) {
+            self.index.remove(position, tag, index);
+        }
     }
 
     /// Claims an entry: a free one; else that of a closed flow; else, for a connection with data both ways, that of a flow

@@ -291,6 +291,37 @@ fn a_closed_flow_is_copied_beside_the_next_one_of_its_client() {
     assert_eq!(to.flow(index).unwrap().source_port, before.source_port);
 }
 
+/// The client has used the same ports again and again: the source port of each connection stays in quarantine, whether they are
+/// copied together or one by one.
+#[test]
+fn closed_flows_of_one_client_port_all_stay_in_quarantine() {
+    let again = |number: u16| FlowEntry {
+        created: 1000 + (90 + u32::from(number)) * HZ,
+        source_port: 2000 + number,
+        ..closed(1, 5 - u32::from(number))
+    };
+    let flows = [again(1), again(2), again(3)];
+    for at_once in [true, false] {
+        let (mut from, mut to) = (current(64, 32, 1), second(64, 32, 2));
+        for (flow, index) in flows.iter().zip(0..) {
+            from.begin_at(index, flow);
+            if !at_once {
+                all(&mut from, &mut to);
+            }
+        }
+        all(&mut from, &mut to);
+        for flow in &flows {
+            let found = to.find(&flow.reply_key());
+            let (index, _) =
+                found.unwrap_or_else(|| panic!("{} is free, at once: {at_once}", flow.source_port));
+            assert_eq!(to.flow(index).unwrap().source_port, flow.source_port);
+        }
+        // The client's next packet is of the newest one.
+        let (index, _) = to.find(&flows[2].forward_key()).expect("the newest flow is not found");
+        assert_eq!(to.flow(index).unwrap().source_port, flows[2].source_port);
+    }
+}
+
 #[test]
 fn a_closed_flow_takes_nothing_from_others() {
     let mut table = second(8, 8, 1);

@@ -11,7 +11,7 @@ use proxy_common::service::ServiceEntry;
 use crate::maps::{Contents, FrontendKey, MemoryStore, Write};
 use crate::model::{ServiceName, TrafficPolicy};
 use crate::plan::{
-    Access, BackendFacts, Frontend, FrontendKind, FrontendPlan, PortId, PortPlan, Scope, ServicePlan,
+    Access, BackendFacts, Frontend, FrontendKind, FrontendPlan, PortPlan, Scope, ServicePlan, ServicePortName,
 };
 use crate::sync::filter::{backend_bit, frontend_bit};
 
@@ -77,7 +77,7 @@ fn key(frontend: &Frontend) -> FrontendKey {
 /// Algorithms by a Maglev table.
 const HASHES: [u8; 3] = [3, 4, 5];
 
-fn seen(id: &PortId, port: &PortPlan, what: &FrontendPlan) -> Seen {
+fn seen(id: &ServicePortName, port: &PortPlan, what: &FrontendPlan) -> Seen {
     let flags = |facts: &BackendFacts| {
         u32::from(facts.local)
             + 2 * u32::from(facts.terminating)

@@ -1,0 +1,121 @@
+//! What is beside the Services' connections: those of the node itself, and programs of another version.
+
+use proxy_common::conntrack::is_closed;
+
+use super::*;
+use crate::env::{FlowTable as _, Transition};
+use crate::shared::Shared as _;
+
+/// A connection of the node's own has the address and port of a frontend: netfilter gives any port.
+fn a_port_that_a_frontend_has<F: Net>(shape: Shape, reply: Shape) {
+    let maps = maps::<F>(BACKEND_LOCAL);
+    let (own, far) = ((node::<F>(), 3000), (F::addr(77), 443));
+    let id = if shape.proto == PROTO_UDP { 8 } else { 7 };
+    let entry =
+        ServiceEntry { id: 1, slot_base: id, slot_count: 1, kind: KIND_CLUSTER_IP, ..ServiceEntry::NONE };
+    maps.add_service(ServiceKey::internal(own.0, own.1, shape.proto), entry);
+    let passes = |hook, device, bytes: Vec<u8>| {
+        let (verdict, skb) = run_over(hook, maps, device, &bytes);
+        assert_eq!((verdict, skb.wire()), (NEXT, bytes));
+    };
+    for _ in 0..2 {
+        passes(Hook::Egress, UPLINK, packet::<F>(own, far, shape));
+        passes(Hook::Ingress, UPLINK, packet::<F>(far, own, reply));
+    }
+    let flows: Vec<_> = maps.flows().iter().filter(|flow| flow.bits() != 0).copied().collect();
+    assert_eq!(flows.len(), 1);
+    assert_eq!((flows[0].client, flows[0].frontend, flows[0].service), (far.0, own.0, 0));
+    assert_eq!(maps.stats_of(1).packets, 0, "no Service has this traffic");
+    assert_eq!(maps.direct_seen().unwrap().load(), 0, "packets to endpoints are not looked up for it");
+    // A reply that was translated, which has the frontend's address too, begins no flow at the device below.
+    let client = client::<F>();
+    let (_, skb) = run_over(Hook::Ingress, maps, UPLINK, &packet::<F>(client, own, shape));
+    assert_eq!(skb.wire(), packet::<F>(client, backend::<F>(), shape));
+    let (_, skb) = run_over(Hook::Egress, maps, UPLINK, &packet::<F>(backend::<F>(), client, reply));
+    assert_eq!(skb.wire(), packet::<F>(own, client, reply));
+    assert!(skb.is_translated);
+    // Nor does what has another node's address.
+    passes(Hook::Egress, UPLINK, packet::<F>(frontend::<F>(), far, shape));
+    assert_eq!(maps.flows().iter().filter(|flow| flow.bits() != 0).count(), 2);
+}
+
+#[test]
+fn the_nodes_own_connections_may_have_the_port_of_a_frontend() {
+    a_port_that_a_frontend_has::<V4>(SYN, SYN_ACK);
+    a_port_that_a_frontend_has::<V6>(SYN, SYN_ACK);
+    a_port_that_a_frontend_has::<V4>(UDP, UDP);
+    a_port_that_a_frontend_has::<V6>(UDP, UDP);
+}
+
+/// The node's own end closes the connection, and uses the ports again.
+fn ports_that_are_used_again<F: Net>() {
+    let maps = maps::<F>(BACKEND_LOCAL);
+    let (own, far) = ((node::<F>(), 3000), (F::addr(77), 443));
+    let entry =
+        ServiceEntry { id: 1, slot_base: 7, slot_count: 1, kind: KIND_CLUSTER_IP, ..ServiceEntry::NONE };
+    maps.add_service(ServiceKey::internal(own.0, own.1, PROTO_TCP), entry);
+    let fin = Shape { flags: 0x11, ..DATA };
+    for _ in 0..2 {
+        for (leaves, comes) in [(SYN, SYN_ACK), (DATA, DATA), (fin, fin)] {
+            for (hook, from, to, shape) in
+                [(Hook::Egress, own, far, leaves), (Hook::Ingress, far, own, comes)]
+            {
+                let bytes = packet::<F>(from, to, shape);
+                let (verdict, skb) = run_over(hook, maps, UPLINK, &bytes);
+                assert_eq!((verdict, skb.wire()), (NEXT, bytes));
+            }
+        }
+        assert!(maps.flows().iter().any(|flow| is_closed(flow.bits())));
+    }
+    // The other end is a client now.
+    let (_, skb) = run_over(Hook::Ingress, maps, UPLINK, &packet::<F>(far, own, SYN));
+    assert_eq!(skb.wire(), packet::<F>(far, backend::<F>(), SYN));
+}
+
+#[test]
+fn ports_of_the_nodes_own_connections_are_used_again() {
+    ports_that_are_used_again::<V4>();
+    ports_that_are_used_again::<V6>();
+}
+
+/// While another version is put in the place of this one, it may have given the source port of a closed flow to a new one.
+fn a_closed_flow_yields<F: Net>(backend_flags: u32, hook: Hook, device: u32) {
+    let maps = maps::<F>(backend_flags);
+    let (client, frontend, backend) = (client::<F>(), frontend::<F>(), backend::<F>());
+    run_over(Hook::Ingress, maps, UPLINK, &packet::<F>(client, frontend, SYN));
+    let flow = maps.flows().into_iter().find(|flow| flow.bits() != 0).unwrap();
+    let seen = (flow.source, flow.source_port);
+    let come_back = |shape| {
+        let bytes = packet::<F>(backend, seen, shape);
+        let (verdict, skb) = run_over(hook, maps, device, &bytes);
+        (verdict, skb.wire() == bytes)
+    };
+    let is_translated = |(_, is_as_it_came): (i32, bool)| !is_as_it_came;
+    // What goes on is this version's, whatever the other one does.
+    maps.set_transition(Transition::Yields);
+    assert!(is_translated(come_back(SYN_ACK)));
+    run_over(Hook::Ingress, maps, UPLINK, &packet::<F>(client, frontend, DATA));
+    assert!(is_translated(come_back(DATA)));
+    let fin = Shape { flags: 0x11, ..DATA };
+    run_over(Hook::Ingress, maps, UPLINK, &packet::<F>(client, frontend, fin));
+    assert!(is_translated(come_back(fin)));
+    // The last segment is still its own: those behind may not know the flow, and the node would answer with a reset.
+    assert!(is_translated(come_back(DATA)));
+    // It was closed a while ago: the programs behind these have the reply.
+    maps.advance(2 * HZ);
+    let last = maps.stats_of(1).reply_packets;
+    assert_eq!(come_back(DATA), (NEXT, true));
+    assert_eq!(maps.stats_of(1).reply_packets, last);
+    // Alone, it would be for the flow, as the last segments of a connection are.
+    maps.set_transition(Transition::None);
+    assert!(is_translated(come_back(DATA)));
+    assert_eq!(maps.stats_of(1).reply_packets, last + 1);
+}
+
+#[test]
+fn closed_flows_yield_to_those_of_another_version() {
+    a_closed_flow_yields::<V4>(BACKEND_LOCAL, Hook::Egress, POD);
+    a_closed_flow_yields::<V6>(BACKEND_LOCAL, Hook::Egress, POD);
+    a_closed_flow_yields::<V4>(0, Hook::Ingress, UPLINK);
+    a_closed_flow_yields::<V6>(0, Hook::Ingress, UPLINK);
+}
