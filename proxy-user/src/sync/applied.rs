@@ -21,7 +21,7 @@ use crate::maps::{
 };
 use crate::model::net::IpFamily;
 use crate::model::{SortedSet, pack};
-use crate::plan::PortId;
+use crate::plan::ServicePortName;
 
 /// How long things rest before they are freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
