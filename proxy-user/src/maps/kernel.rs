@@ -1,8 +1,8 @@
 //! The pinned maps of this kernel.
 
+mod arrays;
 mod counted;
 mod join;
-mod memory;
 mod node;
 mod open;
 mod read;
@@ -21,6 +21,7 @@ use proxy_common::service::{ServiceEntry, ServiceKey};
 use proxy_common::stats::ServiceStats;
 use proxy_common::{Address, map_names};
 
+use self::arrays::Arrays;
 use self::counted::Counted;
 use self::node::NodeMaps;
 use self::open::{io_error, map_memory, open, open_as, open_stats, shape};
@@ -33,12 +34,9 @@ use super::{Backend, BatchError, Capacity, Contents, FrontendKey, MapError, Stor
 pub struct KernelStore {
     services: MapData,
     services6: MapData,
-    slots: Array,
-    maglev: Array,
-    maglev_index: Array,
+    arrays: Arrays,
     backends: MapData,
     backends6: MapData,
-    filter: Array,
     names: MapData,
     service_stats: PerCpuArray<MapData, ServiceStats>,
     counted: Counted,
@@ -70,11 +68,13 @@ impl KernelStore {
             return Err(shape(Table::Filter, "a length of", &words, &PREFILTER_WORDS));
         }
         Ok(Self {
-            slots: map_memory(dir, Table::Slots, &slots, size_of::<u32>(), slot_count)?,
-            maglev: map_memory(dir, Table::Maglev, &maglev, size_of::<u64>(), maglev_words)?,
-            maglev_index: map_memory(dir, Table::Maglev, &maglev_index, size_of::<u64>(), indexes)?,
+            arrays: Arrays {
+                slots: map_memory(dir, Table::Slots, &slots, size_of::<u32>(), slot_count)?,
+                maglev: map_memory(dir, Table::Maglev, &maglev, size_of::<u64>(), maglev_words)?,
+                maglev_index: map_memory(dir, Table::Maglev, &maglev_index, size_of::<u64>(), indexes)?,
+                filter: map_memory(dir, Table::Filter, &filter, size_of::<u64>(), words)?,
+            },
             health: map_memory(dir, Table::Backends, &health, size_of::<u64>(), words_of_health)?,
-            filter: map_memory(dir, Table::Filter, &filter, size_of::<u64>(), words)?,
             capacity: Capacity {
                 frontends: frontends.min(frontends6),
                 slots: slot_count,
@@ -131,7 +131,7 @@ impl KernelStore {
                 | Write::FilterSet(..)
                 | Write::FilterClear(..),
                 ..,
-            ] => memory::write(self, run),
+            ] => self.arrays.write(run),
             [
                 Write::SourceRange(..)
                 | Write::NoSourceRange(..)
@@ -201,11 +201,11 @@ impl Store for KernelStore {
         services.extend(self.walk(Table::Services6, None, u32::MAX)?.0.services);
         Ok(Contents {
             services,
-            slots: memory::slots(self, 0..u32::MAX)?,
-            maglev: memory::maglev(self, 0..u32::MAX)?,
+            slots: self.arrays.slots(0..u32::MAX)?,
+            maglev: self.arrays.maglev(0..u32::MAX)?,
             backends: self.read_range(Table::Backends, 0..backends_below)?.backends,
             backends6: self.read_range(Table::Backends6, 0..backends_below)?.backends6,
-            filter: memory::filter(self, 0..u32::MAX)?,
+            filter: self.arrays.filter(0..u32::MAX)?,
             names: self.walk(Table::Names, None, u32::MAX)?.0.names,
             source_ranges: &self.node.source_ranges(Table::SrcRanges)?
                 | &self.node.source_ranges(Table::SrcRanges6)?,
@@ -217,9 +217,9 @@ impl Store for KernelStore {
         let mut found = Contents::default();
         let (start, end) = (range.start, range.end.min(self.capacity.backends));
         match table {
-            Table::Slots => found.slots = memory::slots(self, range)?,
-            Table::Maglev => found.maglev = memory::maglev(self, range)?,
-            Table::Filter => found.filter = memory::filter(self, range)?,
+            Table::Slots => found.slots = self.arrays.slots(range)?,
+            Table::Maglev => found.maglev = self.arrays.maglev(range)?,
+            Table::Filter => found.filter = self.arrays.filter(range)?,
             Table::Backends => found.backends = endpoints::<[u8; 4]>(&self.backends, table, start..end)?,
             Table::Backends6 => found.backends6 = endpoints::<[u8; 16]>(&self.backends6, table, start..end)?,
             _ => {}

@@ -8,22 +8,56 @@ use std::sync::atomic::{Ordering, fence};
 use super::super::sys::Stopped;
 use super::super::windows::{Array, Windows};
 use super::super::{MaglevRow, MapError, Table, Write};
-use super::KernelStore;
 
-/// Does the writes of one run; on failure says how many it did.
-pub(super) fn write(store: &KernelStore, run: &[Write]) -> Result<(), Stopped> {
-    let mut memory = Memory {
-        slots: store.slots.windows(),
-        maglev: store.maglev.windows(),
-        maglev_index: store.maglev_index.windows(),
-        filter: store.filter.windows(),
-    };
-    for (done, write) in run.iter().enumerate() {
-        memory.one(write).map_err(|source| Stopped { done, source })?;
+/// These arrays.
+pub(super) struct Arrays {
+    pub slots: Array,
+    pub maglev: Array,
+    pub maglev_index: Array,
+    pub filter: Array,
+}
+
+impl Arrays {
+    /// Does the writes of one run; on failure says how many it did.
+    pub fn write(&self, run: &[Write]) -> Result<(), Stopped> {
+        let mut memory = Memory {
+            slots: self.slots.windows(),
+            maglev: self.maglev.windows(),
+            maglev_index: self.maglev_index.windows(),
+            filter: self.filter.windows(),
+        };
+        for (done, write) in run.iter().enumerate() {
+            memory.one(write).map_err(|source| Stopped { done, source })?;
+        }
+        // What refers to these slots and bits is written after this, and must not be seen before them.
+        fence(Ordering::SeqCst);
+        Ok(())
     }
-    // What refers to these slots and bits is written after this, and must not be seen before them.
-    fence(Ordering::SeqCst);
-    Ok(())
+
+    /// The slots of a range, as far as there are such slots.
+    pub fn slots(&self, range: Range<u32>) -> Result<Vec<u32>, MapError> {
+        read(&self.slots, Table::Slots, range, |array, range| Ok(array.map(range.clone())?.range32(range)))
+    }
+
+    /// The words of the filter of a range, as far as there are such words.
+    pub fn filter(&self, range: Range<u32>) -> Result<Vec<u64>, MapError> {
+        read(&self.filter, Table::Filter, range, |array, range| Ok(array.map(range.clone())?.range64(range)))
+    }
+
+    /// The Maglev tables of these indexes.
+    pub fn maglev(&self, range: Range<u32>) -> Result<BTreeMap<u32, MaglevRow>, MapError> {
+        read(&self.maglev_index, Table::Maglev, range, |array, range| {
+            let heads = array.map(range.clone())?;
+            let tables = |at: usize| heads.word64(at).map_or(0, |word| word.load(Ordering::Acquire));
+            let used: Vec<_> = range.map(|at| (at, tables(at))).filter(|(_, tables)| *tables != 0).collect();
+            if used.is_empty() {
+                return Ok(BTreeMap::new());
+            }
+            let words = self.maglev.map_all()?;
+            let word = |at: u32| Some(words.word64(at as usize)?.load(Ordering::Relaxed));
+            Ok(used.into_iter().map(|(at, tables)| (at as u32, MaglevRow::read(tables, word))).collect())
+        })
+    }
 }
 
 /// The arrays, during one run.
@@ -77,31 +111,6 @@ impl Memory<'_> {
 
 fn elements(base: u32, len: usize) -> Range<usize> {
     base as usize..(base as usize).saturating_add(len)
-}
-
-/// The slots of a range, as far as there are such slots.
-pub(super) fn slots(store: &KernelStore, range: Range<u32>) -> Result<Vec<u32>, MapError> {
-    read(&store.slots, Table::Slots, range, |array, range| Ok(array.map(range.clone())?.range32(range)))
-}
-
-/// The words of the filter of a range, as far as there are such words.
-pub(super) fn filter(store: &KernelStore, range: Range<u32>) -> Result<Vec<u64>, MapError> {
-    read(&store.filter, Table::Filter, range, |array, range| Ok(array.map(range.clone())?.range64(range)))
-}
-
-/// The Maglev tables of these indexes.
-pub(super) fn maglev(store: &KernelStore, range: Range<u32>) -> Result<BTreeMap<u32, MaglevRow>, MapError> {
-    read(&store.maglev_index, Table::Maglev, range, |array, range| {
-        let heads = array.map(range.clone())?;
-        let tables = |at: usize| heads.word64(at).map_or(0, |word| word.load(Ordering::Acquire));
-        let used: Vec<_> = range.map(|at| (at, tables(at))).filter(|(_, tables)| *tables != 0).collect();
-        if used.is_empty() {
-            return Ok(BTreeMap::new());
-        }
-        let words = store.maglev.map_all()?;
-        let word = |at: u32| Some(words.word64(at as usize)?.load(Ordering::Relaxed));
-        Ok(used.into_iter().map(|(at, tables)| (at as u32, MaglevRow::read(tables, word))).collect())
-    })
 }
 
 /// What `read` makes of those elements of a range that there are; nothing, if there are none.
