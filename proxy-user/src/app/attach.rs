@@ -58,7 +58,7 @@ async fn other_proxy() -> bool {
 
 /// Waits until the maps hold everything that was listed, or the static Services, by which the API server itself may be reached:
 /// before the lists, programs refuse nothing. Where no other proxy serves, the first sync suffices: the Services that fit
-/// are better than none. FileWatch another proxy, programs would refuse clients of Services that it still serves.
+/// are better than none. Beside another proxy, programs would refuse clients of Services that it still serves.
 async fn wait_until_filled<F>(mut status: watch::Receiver<Status>, other_proxy: impl Fn() -> F)
 where
     F: Future<Output = bool>,

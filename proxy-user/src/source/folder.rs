@@ -35,8 +35,8 @@ const TOUCHES: usize = 256;
 pub enum Role {
     /// All that there is.
     Alone,
-    /// FileWatch an API server: its Services are static ones, its Nodes do not count.
-    FileWatch {
+    /// Beside an API server: its Services are static ones, its Nodes do not count.
+    BesideApiServer {
         /// What it held at the start was sent, or it could not be read: what the API server has may come. A first sync
         /// without the folder would remove the static Services of an earlier agent.
         begun: oneshot::Sender<()>,
@@ -55,7 +55,7 @@ pub async fn run(dir: PathBuf, role: Role, sender: Sender<Event>) {
     let mut has_nodes = false;
     let (is_alone, mut begun) = match role {
         Role::Alone => (true, None),
-        Role::FileWatch { begun } => (false, Some(begun)),
+        Role::BesideApiServer { begun } => (false, Some(begun)),
     };
     loop {
         // Before the folder is read, so that no change falls between the two.

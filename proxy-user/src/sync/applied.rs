@@ -23,7 +23,7 @@ use crate::model::net::IpFamily;
 use crate::model::{SortedSet, pack};
 use crate::plan::ServicePortName;
 
-/// How long things rest before they are freed.
+/// How long things stay in quarantine before they are freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QuarantinePeriods {
     /// A replaced extent of slots: longer than any program runs.
@@ -71,9 +71,9 @@ pub struct Applied {
     pub(super) drains: Drains,
     /// Who owns which words of `maglev`. Of a table it keeps the two halves of the signature.
     pub tables: ExtentAllocator,
-    /// IdAllocator of Service ports.
+    /// Ids of Service ports.
     pub ports: IdAllocator<ServicePortName>,
-    /// IdAllocator of endpoints.
+    /// Ids of endpoints.
     pub endpoints: IdAllocator<BackendKey, ByPort>,
     /// Endpoints that serve.
     pub active: usize,

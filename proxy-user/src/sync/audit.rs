@@ -30,7 +30,7 @@ pub(super) struct Audit {
     place: Option<u32>,
     /// Frontends that are certainly there.
     frontends: BTreeSet<FrontendKey>,
-    /// IdAllocator whose names are certainly there.
+    /// Ids whose names are certainly there.
     names: BTreeSet<u32>,
 }
 

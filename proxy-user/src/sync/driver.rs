@@ -36,7 +36,7 @@ pub struct DriverSettings {
     pub min_sync_period: Duration,
     /// How often the tables are compared with what was written to them.
     pub sync_period: Duration,
-    /// How long things rest before they are freed.
+    /// How long things stay in quarantine before they are freed.
     pub holds: QuarantinePeriods,
     /// How Services are planned.
     pub plan: PlanSettings,

@@ -28,7 +28,7 @@ struct Extent {
     quarantine: Option<Quarantine>,
 }
 
-/// Hands out extents of `slots`, best fit, and takes them back after they have rested.
+/// Hands out extents of `slots`, best fit, and takes them back after their quarantine.
 #[derive(Clone, Debug)]
 pub struct ExtentAllocator {
     free: BTreeMap<u32, u32>,
@@ -43,7 +43,7 @@ pub struct ExtentAllocator {
 }
 
 impl ExtentAllocator {
-    /// All of `capacity` slots are free; what is released rests for `hold` and at least until the next sync.
+    /// All of `capacity` slots are free; what is released stays in quarantine for `hold` and at least until the next sync.
     pub fn new(capacity: u32, hold: Duration) -> Self {
         let mut extents = Self {
             free: BTreeMap::new(),
@@ -78,7 +78,7 @@ impl ExtentAllocator {
     /// An extent of this Service port that holds these sorted ids.
     pub fn find(&self, service: u32, ids: &[u32]) -> Option<u32> {
         let bases = || self.of(service);
-        // A live one first, so that those that rest may go.
+        // A live one first, so that those in quarantine may go.
         let holds = |base: &u32| self.used.get(base).is_some_and(|extent| *extent.ids == *ids);
         let lives = |base: &u32| self.used.get(base).is_some_and(|extent| extent.refs > 0);
         bases().filter(holds).find(lives).or_else(|| bases().find(holds))
@@ -100,7 +100,7 @@ impl ExtentAllocator {
         written.map(|(base, extent)| (*base, &*extent.ids))
     }
 
-    /// ExtentAllocator that rest: (Service port, first slot, sorted ids).
+    /// Extents in quarantine: (Service port, first slot, sorted ids).
     pub fn quarantined(&self) -> impl Iterator<Item = (u32, u32, &[u32])> {
         let extents = self.quarantined.iter().filter_map(|(_, base)| self.used.get_key_value(base));
         extents.map(|(base, extent)| (extent.service, *base, &*extent.ids))
@@ -167,7 +167,7 @@ impl ExtentAllocator {
         }
     }
 
-    /// One entry less refers to it; after the last one it rests.
+    /// One entry less refers to it; after the last one it enters quarantine.
     pub fn release(&mut self, base: u32, len: u32, now: Instant, sync: u64) {
         if let Some(extent) = self.used.get_mut(&base).filter(|extent| extent.len == len) {
             extent.refs = extent.refs.saturating_sub(1);
@@ -175,7 +175,7 @@ impl ExtentAllocator {
         }
     }
 
-    /// Sends it to rest if nothing refers to it.
+    /// Begins its quarantine if nothing refers to it.
     pub fn retire(&mut self, base: u32, now: Instant, sync: u64) {
         if let Some(extent) =
             self.used.get_mut(&base).filter(|extent| extent.refs == 0 && extent.quarantine.is_none())
@@ -186,7 +186,7 @@ impl ExtentAllocator {
         }
     }
 
-    /// Sends all to rest that nothing refers to.
+    /// Begins the quarantine of all that nothing refers to.
     pub fn retire_unreferenced(&mut self, now: Instant, sync: u64) {
         let bases: Vec<u32> = self.used.keys().copied().collect();
         for base in bases {
@@ -201,7 +201,7 @@ impl ExtentAllocator {
         }
     }
 
-    /// Frees what has rested; says how many extents that were.
+    /// Frees what is out of quarantine; says how many extents that were.
     pub fn free_rested(&mut self, now: Instant, sync: u64) -> usize {
         let mut freed = 0;
         while let Some((quarantine, base)) = self.quarantined.first().copied() {
@@ -220,7 +220,7 @@ impl ExtentAllocator {
         freed
     }
 
-    /// When the next extent has rested.
+    /// When the next extent is out of quarantine.
     pub fn next_rested(&self) -> Option<Instant> {
         self.quarantined.first().map(|(quarantine, _)| quarantine.since + self.hold)
     }

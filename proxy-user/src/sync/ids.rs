@@ -1,11 +1,11 @@
-//! Numbers that stay with what they name, and rest before they name something else.
+//! Numbers that stay with what they name, and are in quarantine before they name something else.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use super::index::Index;
 
-/// When something began to rest.
+/// When the quarantine of something began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Quarantine {
     /// At this time.
@@ -21,7 +21,7 @@ impl Quarantine {
     }
 }
 
-/// Every id is in use or rests.
+/// Every id is in use or in quarantine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Exhausted {
     /// How many ids there are.
@@ -31,7 +31,7 @@ pub struct Exhausted {
 /// So many forgotten ids wait before one of them is used again, if there are others.
 const FEW_FREE: usize = 1024;
 
-/// IdAllocator from 1 to one less than the capacity of their table; 0 is "none".
+/// Ids from 1 to one less than the capacity of their table; 0 is "none".
 ///
 /// A key that is retired keeps its id until it is forgotten: when it comes back in time it has the same id
 /// again. Of the others, the one that was forgotten longest ago comes first, once many have been ([`IdAllocator::reuses`]); until
@@ -42,9 +42,9 @@ pub struct IdAllocator<K, I = BTreeMap<K, u32>> {
     by_key: I,
     quarantined: BTreeMap<K, Quarantine>,
     queue: VecDeque<(K, Quarantine)>,
-    /// IdAllocator without an owner that an entry of a map uses.
+    /// Ids without an owner that an entry of a map uses.
     reserved: BTreeSet<u32>,
-    /// IdAllocator taken over so far, during a restore.
+    /// Ids taken over so far, during a restore.
     found: BTreeSet<u32>,
     /// The lowest id above all that were ever used.
     fresh: u32,
@@ -53,7 +53,7 @@ pub struct IdAllocator<K, I = BTreeMap<K, u32>> {
 }
 
 impl<K: Ord + Clone, I: Index<K>> IdAllocator<K, I> {
-    /// IdAllocator below `capacity`; a retired one rests for `hold` and at least until the next sync.
+    /// Ids below `capacity`; a retired one stays in quarantine for `hold` and at least until the next sync.
     pub fn new(capacity: u32, hold: Duration) -> Self {
         Self {
             capacity,
@@ -98,7 +98,7 @@ impl<K: Ord + Clone, I: Index<K>> IdAllocator<K, I> {
         self.fresh
     }
 
-    /// IdAllocator that are in use or rest.
+    /// Ids that are in use or in quarantine.
     pub fn used(&self) -> usize {
         self.by_key.count() + self.reserved.len()
     }
@@ -137,7 +137,7 @@ impl<K: Ord + Clone, I: Index<K>> IdAllocator<K, I> {
         }
     }
 
-    /// `key` is gone for now: its id begins to rest.
+    /// `key` is gone for now: its id enters quarantine.
     pub fn retire(&mut self, key: &K, now: Instant, sync: u64) {
         if self.get(key).is_some() && !self.quarantined.contains_key(key) {
             let quarantine = Quarantine { since: now, sync };
@@ -146,7 +146,7 @@ impl<K: Ord + Clone, I: Index<K>> IdAllocator<K, I> {
         }
     }
 
-    /// Keys that have rested, with their ids, longest first.
+    /// Keys that are out of quarantine, with their ids, longest first.
     pub fn rested(&self, now: Instant, sync: u64) -> Vec<(K, u32)> {
         let still = |(key, quarantine): &&(K, Quarantine)| self.quarantined.get(key) == Some(quarantine);
         let over = |(_, quarantine): &&(K, Quarantine)| quarantine.is_over(now, sync, self.hold);
@@ -154,7 +154,7 @@ impl<K: Ord + Clone, I: Index<K>> IdAllocator<K, I> {
         self.queue.iter().take_while(over).filter(still).filter_map(with_id).collect()
     }
 
-    /// A retired `key` is still in use: its id rests once more.
+    /// A retired `key` is still in use: its quarantine begins anew.
     pub fn rest_again(&mut self, key: &K, now: Instant, sync: u64) {
         if let Some(quarantine) = self.quarantined.get_mut(key) {
             *quarantine = Quarantine { since: now, sync };
@@ -162,7 +162,7 @@ impl<K: Ord + Clone, I: Index<K>> IdAllocator<K, I> {
         }
     }
 
-    /// When the next key has rested.
+    /// When the next key is out of quarantine.
     pub fn next_rested(&mut self) -> Option<Instant> {
         while let Some((key, quarantine)) = self.queue.front() {
             if self.quarantined.get(key) == Some(quarantine) {

@@ -30,7 +30,7 @@ pub(super) struct Job {
     pub(super) id: Option<u32>,
     /// `None`: it has no frontend, so it should not be in the maps.
     pub(super) wanted: Option<Wanted>,
-    /// ExtentAllocator allocated in this sync.
+    /// Extents allocated in this sync.
     pub(super) extents: Vec<u32>,
     /// Maglev tables allocated in this sync.
     pub(super) tables: Vec<u32>,

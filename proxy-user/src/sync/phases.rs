@@ -139,7 +139,7 @@ impl<S: Store> Writer<S> {
     }
 
     /// Endpoints that left are gone at once, so that flows choose again, also where slots still lead to them because there is no
-    /// room for new ones. IdAllocator that no slot leads to begin to rest, and those of ports that are gone.
+    /// room for new ones. Ids that no slot leads to enter quarantine, and so do those of ports that are gone.
     pub(super) fn retire_endpoints(&mut self, jobs: &mut [Job], now: Instant) {
         let mut steps = Steps::default();
         let mut left = Vec::new();

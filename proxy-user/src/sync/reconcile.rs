@@ -3,7 +3,7 @@
 //! A sync goes through these phases, each for all changed Service ports together, so that it costs a few system
 //! calls however many there are:
 //!
-//! 1. free what has rested: extents, ids, bits;
+//! 1. free what is out of quarantine: extents, ids, bits;
 //! 2. remove frontends that no Service has any more;
 //! 3. names, endpoints, filter bits, source ranges, slots in *new* extents: nothing refers to them yet;
 //! 4. the entries of `services`, the commit: each moves readers from one complete set to the next. An entry for

@@ -1,4 +1,4 @@
-//! What has rested is freed: extents, ids, bits of the filter; and what made no sense is removed.
+//! What is out of quarantine is freed: extents, ids, bits of the filter; and what made no sense is removed.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use crate::maps::{FlowUse, NoFlows, Store, Table, Write};
 /// Connections are looked through at most this often for the bits that they need.
 const RELEASE_PERIOD: Duration = Duration::from_mins(10);
 
-/// What has rested waits so long for a sync that comes anyway; and ids of endpoints, each of which means a look at what was
+/// What is out of quarantine waits so long for a sync that comes anyway; and ids of endpoints, each of which means a look at what was
 /// counted, are freed together.
 const TOGETHER: Duration = Duration::from_secs(1);
 
@@ -47,13 +47,13 @@ impl Default for Quarantine {
 }
 
 impl Quarantine {
-    /// When a sync should free what has rested at `at`. IdAllocator of endpoints wait longer.
+    /// When a sync should free what is out of quarantine at `at`. Ids of endpoints wait longer.
     pub(super) fn due(&self, at: Instant, is_id: bool) -> Instant {
         let next = [self.next_free, self.next_ids.filter(|_| is_id)];
         next.into_iter().flatten().fold(at, Instant::max)
     }
 
-    /// Frees what has rested; says whether there is room now that was not there before.
+    /// Frees what is out of quarantine; says whether there is room now that was not there before.
     pub(super) fn free<S: Store>(&mut self, writer: &mut Writer<S>, now: Instant) -> bool {
         let freed = self.free_rested(writer, now);
         if freed {
@@ -108,8 +108,8 @@ impl Quarantine {
         freed
     }
 
-    /// Endpoints whose ids have rested, and have no open connections that would end on the next owner's count. The others rest
-    /// again, as long as that takes.
+    /// Endpoints whose ids are out of quarantine, and have no open connections that would end on the next owner's count. The quarantine of
+    /// the others begins anew, as long as that takes.
     fn disconnected<S>(&mut self, writer: &mut Writer<S>, now: Instant) -> Vec<(BackendKey, u32)> {
         if self.next_ids.is_some_and(|next| now < next) {
             return Vec::new();
@@ -132,7 +132,7 @@ impl Quarantine {
         rested
     }
 
-    /// Bits that have rested, and that no connection needs: one of a long life still finds its way by them when its
+    /// Bits that are out of quarantine, and that no connection needs: one of a long life still finds its way by them when its
     /// Service and its endpoint are gone.
     fn releasable_bits(&mut self, applied: &mut Applied, now: Instant) -> BTreeSet<Bit> {
         if self.next_release.is_some_and(|next| now < next) {

@@ -1,7 +1,7 @@
 //! Says in the rows of endpoints that left that connections to them are reset, when their delay is over.
 //!
 //! The state [`BACKEND_RESET`] is where every process finds it that resets connections. A row keeps its endpoint until then, and
-//! rests anew from then on.
+//! is in quarantine anew from then on.
 
 use std::time::{Duration, Instant};
 

@@ -140,7 +140,7 @@ impl Services {
         self.finish(writer, jobs, now);
     }
 
-    /// IdAllocator, names, endpoints, filter bits and source ranges.
+    /// Ids, names, endpoints, filter bits and source ranges.
     pub(super) fn prepare<S: Store>(&self, writer: &mut Writer<S>, jobs: &mut [Job], now: Instant) {
         let (mut names, mut rows, mut bits) = (Steps::default(), Steps::default(), Steps::default());
         let (mut ranges, mut joins) = (Steps::default(), Steps::default());

@@ -217,7 +217,7 @@ impl Status {
             of(Table::Services6, applied.services6, capacity.frontends),
             of(Table::Slots, self.slots, capacity.slots),
             of(Table::Maglev, applied.tables.slots_used() as usize - 1, capacity.maglev.saturating_sub(1)),
-            // IdAllocator are shared by the two families.
+            // Ids are shared by the two families.
             of(Table::Backends, applied.endpoints.used(), capacity.backends.saturating_sub(1)),
             of(Table::Names, self.ports, capacity.services.saturating_sub(1)),
         ];

@@ -15,8 +15,8 @@ use tokio::sync::mpsc;
 use crate::maps::{BatchError, Capacity, Contents, MapError, Store, Table, Write};
 use crate::model::net::{IpFamily, Protocol};
 use crate::model::{
-    Endpoint, EndpointPort, EndpointSlice, Event, Listing, NodeView, Object, Service, ServiceName, ServicePort,
-    SliceName, Version,
+    Endpoint, EndpointPort, EndpointSlice, Event, Listing, NodeView, Object, Service, ServiceName,
+    ServicePort, SliceName, Version,
 };
 use crate::sync::{Driver, DriverSettings};
 

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 use proxy_common::config::CONFIG_OTHER_PROXY;
 use proxy_user::maps::view::View;
 use serde_json::json;
@@ -204,7 +204,8 @@ pub fn through(
     ensure!(well && said.contains("done"), "{said}");
     ensure!(!ruleset(fixture)?.contains("ballast-takeover"), "{}", ruleset(fixture)?);
     eventually(SOON, || {
-        if leaves_old(fixture)? { bail!("old connections are still left alone") } else { Ok(()) }
+        ensure!(!leaves_old(fixture)?, "old connections are still left alone");
+        Ok(())
     })?;
     all_reach(fixture, "0/8080")?;
     let (said, well) = takeover(fixture, &[])?;
