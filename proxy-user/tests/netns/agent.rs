@@ -146,6 +146,28 @@ impl Agent {
         self.log()
     }
 
+    /// How it ended, or what each of its threads waits for, by the kernel's stacks.
+    pub fn state(&mut self) -> String {
+        match self.child.try_wait() {
+            Ok(None) => {}
+            Ok(Some(status)) => return format!("ended: {status}"),
+            Err(error) => return error.to_string(),
+        }
+        let tasks = PathBuf::from(format!("/proc/{}/task", self.child.id()));
+        let threads = fs::read_dir(&tasks).into_iter().flatten().flatten();
+        let read = |thread: &Path, file| fs::read_to_string(thread.join(file)).unwrap_or_default();
+        let one = |thread: &Path| {
+            let frames = read(thread, "stack");
+            let frames: Vec<_> =
+                frames.lines().take(4).filter_map(|line| line.split_whitespace().nth(1)).collect();
+            let stat = read(thread, "stat");
+            let state = stat.rsplit(") ").next().and_then(|rest| rest.get(..1)).unwrap_or_default();
+            format!("{}: {state} {}", read(thread, "comm").trim(), frames.join(" < "))
+        };
+        let lines: Vec<_> = threads.map(|thread| one(&thread.path())).collect();
+        format!("runs\n{}", lines.join("\n"))
+    }
+
     /// SIGKILL.
     pub fn kill(mut self) -> Result<()> {
         ensure!(self.child.try_wait()?.is_none(), "the agent has ended by itself");

@@ -288,6 +288,11 @@ impl Fixture {
         }
     }
 
+    /// Whether the agent runs, and what it does.
+    pub fn state(&self) -> String {
+        self.agent_mut().map_or_else(|error| error.to_string(), |mut agent| agent.state())
+    }
+
     /// All that the agents have logged.
     pub fn log(&self) -> String {
         fs::read_to_string(&self.setup.borrow().log).unwrap_or_default()

@@ -99,7 +99,9 @@ fn run(case: &Case) -> Result<()> {
     let fixture = Fixture::new(case.wish)?;
     let action = || fixture.begin().and_then(|()| (case.run)(&fixture));
     guarded(action).map_err(|error| {
-        let (reasons, log) = (fixture.reasons(), fixture.log());
-        anyhow!("{error:#}\n--- reasons ---\n{reasons}\n--- the agents' log ---\n{log}")
+        let (reasons, state, log) = (fixture.reasons(), fixture.state(), fixture.log());
+        anyhow!(
+            "{error:#}\n--- reasons ---\n{reasons}\n--- the agent ---\n{state}\n--- the agents' log ---\n{log}"
+        )
     })
 }
