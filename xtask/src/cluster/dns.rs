@@ -8,13 +8,8 @@ use super::plan::DNS_SERVICE;
 const NAME: &str = "coredns";
 const SPACE: &str = "kube-system";
 
-/// A list of all that the cluster's DNS needs. It reaches the API server by its Service, as pods do.
-#[must_use]
-pub fn objects() -> Value {
-    let labels = json!({ "k8s-app": "kube-dns" });
-    let meta = json!({ "name": NAME, "namespace": SPACE });
-    let rule = |group: &str, resources: &[&str]| json!({ "apiGroups": [group], "resources": resources, "verbs": ["list", "watch"] });
-    let file = ".:53 {
+/// What the server is told, in the plugins that ours is built with: fewer than kubeadm asks for.
+pub const COREFILE: &str = ".:53 {
     errors
     health
     ready
@@ -25,6 +20,13 @@ pub fn objects() -> Value {
     cache 5
 }
 ";
+
+/// A list of all that the cluster's DNS needs. It reaches the API server by its Service, as pods do.
+#[must_use]
+pub fn objects() -> Value {
+    let labels = json!({ "k8s-app": "kube-dns" });
+    let meta = json!({ "name": NAME, "namespace": SPACE });
+    let rule = |group: &str, resources: &[&str]| json!({ "apiGroups": [group], "resources": resources, "verbs": ["list", "watch"] });
     let container = json!({
         "name": NAME,
         "image": COREDNS,
@@ -54,7 +56,7 @@ pub fn objects() -> Value {
                 "roleRef": { "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "system:coredns" },
                 "subjects": [{ "kind": "ServiceAccount", "name": NAME, "namespace": SPACE }],
             },
-            { "apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": { "Corefile": file } },
+            { "apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": { "Corefile": COREFILE } },
             {
                 "apiVersion": "apps/v1",
                 "kind": "Deployment",

@@ -13,7 +13,7 @@ use super::parts::{batch, link_programs, prepare};
 use super::place::{self, Place};
 use super::plan::{self, API_SERVICE, DNS_SERVICE, Node, POD_RANGES, SERVICE_RANGES, each};
 use super::proxy::{PROXY, Proxy};
-use super::{deployed, image, node};
+use super::{deployed, dns, image, node};
 use crate::chart::Helm;
 use crate::exec::Cmd;
 use crate::workspace::Workspace;
@@ -51,6 +51,7 @@ pub fn run(place: &Place, given: &Given) -> Result<()> {
     })?;
     let begun = Instant::now();
     init(&workspace, place)?;
+    configure_dns(place)?;
     say::line(format_args!("    kubeadm init: {}", say::seconds(begun.elapsed())));
     install(&workspace, place)?;
     join(&workspace, place)?;
@@ -153,6 +154,14 @@ fn init(workspace: &Workspace, place: &Place) -> Result<()> {
     let config = place.dir().join("kubeadm.json").display().to_string();
     ensure!(gotools::version(workspace, &gotools::KUBEADM)?.starts_with('v'), "kubeadm has no version");
     kubeadm(place, NODES[0], &["init", "--skip-phases=addon/kube-proxy", "--config", &config])
+}
+
+/// The DNS server of the image lacks plugins that kubeadm's configuration names.
+fn configure_dns(place: &Place) -> Result<()> {
+    let patch = json!({ "data": { "Corefile": dns::COREFILE } }).to_string();
+    let words = ["patch", "configmap", "coredns", "-n", deployed::SPACE, "--type=merge", "--patch", &patch];
+    kubectl(place, &words).read()?;
+    kubectl(place, &["rollout", "restart", "deployment/coredns", "-n", deployed::SPACE]).read().map(|_| ())
 }
 
 /// kubectl as kubeadm's administrator, on the node of the control plane.
