@@ -188,6 +188,7 @@ fn forgets_none(lab: &Lab) -> Result<()> {
         }
         Ok(())
     };
+    let resets = sent_resets(lab)?;
     std::thread::scope(|scope| {
         let knocking = scope.spawn(knocks);
         let changes = (|| {
@@ -204,7 +205,20 @@ fn forgets_none(lab: &Lab) -> Result<()> {
         ends.store(true, Ordering::Relaxed);
         let knocked = knocking.join().map_err(|_| anyhow::anyhow!("the client panicked"))?;
         changes.and(knocked)
-    })
+    })?;
+    let more = sent_resets(lab)? - resets;
+    ensure!(more == 0, "the node answered {more} segments of these connections with a reset");
+    Ok(())
+}
+
+/// How many resets the node's own stack has sent.
+fn sent_resets(lab: &Lab) -> Result<u64> {
+    let output = lab.node.command("cat").arg("/proc/net/snmp").output().context("cannot run cat")?;
+    let text = String::from_utf8(output.stdout)?;
+    let mut lines = text.lines().filter_map(|line| line.strip_prefix("Tcp: "));
+    let (names, values) = (lines.next().context("no names")?, lines.next().context("no values")?);
+    let value = names.split(' ').zip(values.split(' ')).find(|(name, _)| *name == "OutRsts");
+    value.context("no OutRsts")?.1.parse().context("no number")
 }
 
 /// Whether this version has a flow for each connection that an endpoint has in `TIME_WAIT`.
