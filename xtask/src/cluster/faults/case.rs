@@ -62,5 +62,6 @@ pub(super) const fn case(what: &'static str, fault: Fault) -> Case {
 
 pub(super) const CABLE: Excuse = Excuse {
     may_fail: false,
-    why: "what is sent while the cable is out is lost, with any proxy: TCP sends it again, UDP does not",
+    why: "what is sent while the cable is out is lost, with any proxy: TCP sends it again, UDP does not; session affinity moves on \
+          from an endpoint that does not answer a SYN (docs/operations.md, \"Endpoints that fail\")",
 };

@@ -24,7 +24,8 @@ impl std::error::Error for NotHere {}
 /// What may happen to connections meanwhile, and why.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Excuse {
-    /// Whether connections may fail; if not, SYNs may be sent again and datagrams be lost, and that is all.
+    /// Whether connections may fail; if not, SYNs may be sent again, new connections with affinity may go to another pod, and
+    /// datagrams be lost, and that is all.
     pub may_fail: bool,
     /// In a sentence.
     pub why: &'static str,
@@ -88,7 +89,8 @@ impl Line {
             (Some(excuse), _) if excuse.may_fail => true,
             (Some(_), tally) => tally.as_ref().is_none_or(|tally| {
                 let streams = tally.of(&[Kind::New, Kind::Long, Kind::Sticky]);
-                streams.failed + streams.reset + all.moved == 0
+                let moved = tally.of(&[Kind::Long, Kind::Flow]).moved;
+                streams.failed + streams.reset + moved == 0
             }),
         };
         fine && self.outcome.is_ok()
@@ -217,6 +219,13 @@ mod tests {
             tally.kinds.insert(Kind::Udp, failed);
         }
         assert!(datagrams.is_good());
+        for (kind, may) in [(Kind::Sticky, true), (Kind::Long, false), (Kind::Flow, false)] {
+            let mut other = line(Count::default(), excuse(false));
+            if let Some(tally) = &mut other.tally {
+                tally.kinds.insert(kind, moved);
+            }
+            assert_eq!(other.is_good(), may, "{kind:?}");
+        }
         assert!(line(Count { answered: 9, ..Count::default() }, None).is_good());
     }
 
