@@ -30,7 +30,7 @@ pub fn is_outside<A: Address>(by_uplink: bool, flags: u32, node: &NodeEntry<A>, 
 /// ports answer, and which has no other bits than those of `on`. Clients outside have an entry of their own where a policy tells them apart.
 #[inline(always)]
 pub fn frontend<A: Address>(
-    dialled: ServiceKey<A>,
+    orig_dst: ServiceKey<A>,
     outside: bool,
     on: NodeAddr,
     service: impl Fn(&ServiceKey<A>) -> Option<ServiceEntry>,
@@ -38,7 +38,7 @@ pub fn frontend<A: Address>(
 ) -> Option<ServiceEntry> {
     // With "none" as a value, since the compiler spills what it need not define, and the verifier objects.
     let service = |key: &ServiceKey<A>| service(key).unwrap_or(ServiceEntry::NONE);
-    let mut key = dialled;
+    let mut key = orig_dst;
     let mut entry = service(&key);
     if entry.kind == ServiceEntry::NONE.kind {
         let bits = node_addr(&key.addr);

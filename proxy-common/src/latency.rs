@@ -28,6 +28,15 @@ pub struct LatencyEntry {
 /// Buckets of a histogram: up to 32 us, each next one up to twice as much, and the last one without limit.
 pub const LATENCY_BUCKETS: usize = 20;
 
+/// A value of `syn_times` is the time of a flow's SYN, in nanoseconds of the monotonic clock, until that is answered (not: refused);
+/// then it is this bit and how many nanoseconds that took. The next flow of the entry that begins with a SYN writes its own.
+pub const ANSWERED: u64 = 1 << 63;
+
+/// How many nanoseconds a value of `syn_times` says that the answer took; `None`: none has come.
+pub const fn answered_in(value: u64) -> Option<u64> {
+    if value & ANSWERED != 0 { Some(value & !ANSWERED) } else { None }
+}
+
 /// The limit of the first bucket is 2 to this power.
 const FIRST_LIMIT: u32 = 5;
 
@@ -76,6 +85,13 @@ mod tests {
         }
         assert_eq!(limit_us(LATENCY_BUCKETS - 1), None);
         assert_eq!(bucket(u64::MAX), LATENCY_BUCKETS - 1);
+    }
+
+    #[test]
+    fn a_time_is_no_answer() {
+        assert_eq!(answered_in(0), None);
+        assert_eq!(answered_in(1_000_000_000), None);
+        assert_eq!(answered_in(ANSWERED | 0x11), Some(0x11));
     }
 
     #[test]

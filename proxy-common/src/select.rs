@@ -177,11 +177,11 @@ pub fn selector<A: Address>(algorithm: u8, key: &FlowKey<A>, random: u32) -> u32
 
 /// The same for the call of a socket, which has no address and port yet: its client is a network namespace.
 #[inline(always)]
-pub fn socket_selector<A: Address>(algorithm: u8, netns: u64, dialled: &A, random: u32) -> u32 {
+pub fn socket_selector<A: Address>(algorithm: u8, netns: u64, orig_dst: &A, random: u32) -> u32 {
     if algorithm == Algorithm::SourceHash as u8 {
         upper(mix(COMMON_SEED, netns))
     } else if algorithm == Algorithm::DestinationHash as u8 {
-        address_hash(dialled)
+        address_hash(orig_dst)
     } else {
         random
     }

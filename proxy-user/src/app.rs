@@ -19,11 +19,14 @@ use crate::config::kube_proxy::document;
 use crate::config::paths::Ejection;
 use crate::host::cgroup;
 use crate::host::facts::Facts;
+use crate::host::follow::Follower;
 use crate::maps::KernelStore;
 use crate::maps::view::View;
 use crate::metrics::{Metrics, recent};
 use crate::model::notice::Notice;
 use crate::model::{ApiServers, Event, NodeView};
+use crate::otlp::record::LogRecord;
+use crate::otlp::{Counts, Exporter, Queue};
 use crate::page::Agent;
 use crate::plan::PlanSettings;
 use crate::programs::{EMBEDDED, Programs, Settings};
@@ -38,6 +41,7 @@ mod init;
 mod memory;
 mod notices;
 mod objects;
+mod otlp;
 mod supervisor;
 
 pub use api_access::{api_access, labelled};
@@ -62,7 +66,9 @@ fn file_origins(config: &RunConfig) -> Vec<Origin> {
 }
 
 /// Runs the agent until it is told to end (SIGTERM, SIGINT). What is programmed stays.
-pub fn run(config: RunConfig, mut origins: Vec<Origin>) -> anyhow::Result<()> {
+///
+/// `exporter` has what was logged so far, where telemetry is exported.
+pub fn run(config: RunConfig, mut origins: Vec<Origin>, exporter: Option<Exporter>) -> anyhow::Result<()> {
     origins.extend(file_origins(&config));
     memory::set_up();
     supervisor::end_on_panic();
@@ -71,13 +77,26 @@ pub fn run(config: RunConfig, mut origins: Vec<Origin>) -> anyhow::Result<()> {
         .enable_all()
         .build()
         .context("cannot start the async runtime")?;
-    let result = runtime.block_on(serve(config, origins));
+    let result = runtime.block_on(async {
+        let telemetry =
+            exporter.as_ref().map(|exporter| (exporter.logs.clone(), Arc::clone(&exporter.counts)));
+        let running = otlp::start(exporter, &config).await;
+        let result = serve(config, origins, telemetry).await;
+        if let Some(running) = running {
+            running.finish(LAST_WORDS).await;
+        }
+        result
+    });
     // A read of the maps that hangs on must not hold up the end.
     runtime.shutdown_background();
     result
 }
 
-async fn serve(config: RunConfig, origins: Vec<Origin>) -> anyhow::Result<()> {
+async fn serve(
+    config: RunConfig,
+    origins: Vec<Origin>,
+    telemetry: Option<(Queue<LogRecord>, Arc<Counts>)>,
+) -> anyhow::Result<()> {
     tracing::info!(version = env!("CARGO_PKG_VERSION"), node = config.node_name, "starting");
     init::describe(&config);
     init::describe_old_proxy().await;
@@ -86,6 +105,8 @@ async fn serve(config: RunConfig, origins: Vec<Origin>) -> anyhow::Result<()> {
     let config = Arc::new(config);
     let (sender, events) = mpsc::channel(QUEUE);
     let host = look_at_host(&config, &sender).await?;
+    let devices = host.devices();
+    let host = host.run(sender.clone());
     let (notices, to_tell) = mpsc::channel(NOTICES);
     let mut tasks = Supervisor::default();
     // Lists come while programs are loaded; what is heard of waits for the driver.
@@ -132,10 +153,15 @@ async fn serve(config: RunConfig, origins: Vec<Origin>) -> anyhow::Result<()> {
     tasks.needs("driver", async move {
         driver.run(events).await;
     });
-    tasks.runs(attach::attach(Arc::clone(&programs), Arc::clone(&config), status.clone()));
+    tasks.runs(attach::attach(Arc::clone(&programs), Arc::clone(&config), devices, status.clone()));
     let metrics = Metrics::new(&config.bpffs, status.clone()).with_repairs(programs.repairs());
     let metrics = metrics.with_audits(audits).with_api_servers(servers);
-    let metrics = Arc::new(metrics.with_xdp(programs.xdp_devices()));
+    let mut metrics = metrics.with_xdp(programs.xdp_devices());
+    if let Some((logs, counts)) = telemetry {
+        metrics = metrics.with_telemetry(counts);
+        tasks.helps(otlp::events(logs, Arc::clone(&config), status.clone()));
+    }
+    let metrics = Arc::new(metrics);
     let answers =
         answer(&config, &origins, status.clone(), programmed, Arc::clone(&metrics), notices.clone())?;
     tasks.runs(async move { Ok(answers.await?) });
@@ -148,7 +174,7 @@ async fn serve(config: RunConfig, origins: Vec<Origin>) -> anyhow::Result<()> {
         swept.ended.iter().for_each(|(family, count)| metrics.ended_sockets(*family, *count));
         swept.reset.iter().for_each(|(family, count)| metrics.reset_sockets(*family, *count));
         metrics.marked_flows(swept.marked);
-        if swept.trouble.is_some() {
+        if swept.failure.is_some() {
             metrics.failed_socket_sweep();
         }
     };
@@ -197,7 +223,7 @@ async fn start_programs(config: &RunConfig) -> anyhow::Result<Programs> {
         cgroup = %cgroup.display(),
         maps = %programs.pin_dir().display(),
         tcx = programs.uses_tcx(),
-        takes_over = programs.in_force(),
+        takes_over = programs.is_current(),
         "programs loaded"
     );
     Ok(programs)
@@ -217,21 +243,17 @@ fn follow_log(programs: &mut Programs) {
     }
 }
 
-/// Tells the driver what this machine is like before any object does, and what follows tells it what changes.
-async fn look_at_host(
-    config: &RunConfig,
-    sender: &mpsc::Sender<Event>,
-) -> anyhow::Result<impl Future<Output = ()> + use<>> {
+/// Tells the driver what this machine is like before any object does; what follows the machine tells it what changes.
+async fn look_at_host(config: &RunConfig, sender: &mpsc::Sender<Event>) -> anyhow::Result<Follower> {
     let facts = Facts {
         uplinks: config.network.uplinks.clone(),
         local_devices: config.network.local_devices.clone(),
     };
-    let first = facts.clone();
-    let looked =
-        spawn_blocking(move || first.look()).await.context("looking at this machine was interrupted")?;
-    let known = looked.context("cannot read this machine's devices, addresses and routes")?;
-    sender.send(Event::Host(known.clone())).await.context("the driver has ended")?;
-    Ok(facts.follow(known, sender.clone()))
+    let looked = spawn_blocking(|| Follower::start(facts));
+    let looked = looked.await.context("looking at this machine was interrupted")?;
+    let follower = looked.context("cannot read this machine's devices, addresses and routes")?;
+    sender.send(Event::Host(follower.view().clone())).await.context("the driver has ended")?;
+    Ok(follower)
 }
 
 /// The HTTP servers.

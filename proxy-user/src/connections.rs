@@ -28,7 +28,7 @@ const CONFIRMATIONS: u32 = 3;
 
 /// Why the count may be wrong.
 #[derive(Debug, thiserror::Error)]
-enum Trouble {
+enum CountError {
     #[error("cannot read the count: {0}")]
     Maps(#[from] ViewError),
     #[error("cannot list the sockets that count: {0}")]
@@ -78,7 +78,7 @@ struct Recount {
 }
 
 impl Recount {
-    fn look(&mut self) -> Result<(), Trouble> {
+    fn look(&mut self) -> Result<(), CountError> {
         let counted = self.view.recount()?;
         self.is_in_use = !counted.noted.is_empty();
         self.looks = self.looks.saturating_add(1);
@@ -93,7 +93,7 @@ impl Recount {
         });
         // Without it the difference is unknown.
         let Ok(sockets) = sockets else { return Ok(()) };
-        let sockets = sockets.count().map_err(Trouble::Sockets)?;
+        let sockets = sockets.count().map_err(CountError::Sockets)?;
         let corrections = confirm(&mut self.differences, &counted, &sockets);
         if !corrections.is_empty() {
             self.view.correct(&corrections)?;
@@ -139,8 +139,8 @@ pub async fn run(programs: Arc<Programs>, bpffs: PathBuf, mut status: watch::Rec
         let Ok((back, result)) = spawn_blocking(look).await else { return };
         recount = back;
         match &result {
-            Err(trouble) if !has_failed => {
-                tracing::warn!(%trouble, "the count of open connections is not corrected; trying again");
+            Err(failure) if !has_failed => {
+                tracing::warn!(error = %failure, "the count of open connections is not corrected; trying again");
             }
             _ => {}
         }

@@ -22,6 +22,7 @@
 //! * [`rates`]: what happens in a second, by the maps' counters.
 //! * [`page`]: the page at `/` of the metrics server, of one node or of a cluster.
 //! * [`kubectl`]: the agents of all nodes, asked through the API server.
+//! * [`otlp`]: OpenTelemetry's records and spans, and their export; [`spans`]: which of the agent's work is one.
 //! * [`http`], [`metrics`], [`cli`], [`top`], [`telemetry`]: what people and machines look at.
 
 pub mod api;
@@ -36,12 +37,14 @@ pub mod kubectl;
 pub mod maps;
 pub mod metrics;
 pub mod model;
+pub mod otlp;
 pub mod page;
 pub mod plan;
 pub mod programs;
 pub mod rates;
 pub mod sockets;
 pub mod source;
+pub mod spans;
 pub mod sync;
 pub mod telemetry;
 pub mod top;

@@ -9,10 +9,10 @@ use clap::{CommandFactory as _, FromArgMatches as _, Parser as _};
 use proxy_user::cli::args::change::SysdumpArgs;
 use proxy_user::cli::args::downgrade::DowngradeArgs;
 use proxy_user::cli::args::end_udp_sockets::EndUdpSocketsArgs;
-use proxy_user::cli::args::eyes::MonitorArgs;
 use proxy_user::cli::args::kubectl::KubectlArgs;
+use proxy_user::cli::args::observe::MonitorArgs;
 use proxy_user::cli::args::{CleanupArgs, RunArgs};
-use proxy_user::cli::handover::Handover;
+use proxy_user::cli::export_conntrack::ConntrackExport;
 use proxy_user::cli::monitor::{self, MonitorError};
 use proxy_user::cli::origins::{self, Origin};
 use proxy_user::cli::show::{Answer, ShowError};
@@ -20,7 +20,9 @@ use proxy_user::cli::{
     Args, Command, check, colour, complete, confirm, explain, programmed, show, sysdump, takeover,
 };
 use proxy_user::config::RunConfig;
+use proxy_user::config::otlp::Telemetry;
 use proxy_user::kubectl::{self, KubectlError};
+use proxy_user::otlp::{Exporter, Layer};
 use proxy_user::{app, host, programs, telemetry, top};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -137,7 +139,13 @@ fn start(args: RunArgs, origins: Vec<Origin>) -> anyhow::Result<ExitCode> {
     };
     let config = RunConfig::new(args.into())?;
     let filter = std::env::var("BALLAST_LOG").ok();
-    telemetry::init(config.log_format, config.log_level, filter.as_deref())?;
+    let runs = write_to.is_none() && !cleans_up && !inits;
+    let exporter = config.otlp.as_ref().filter(|_| runs).map(|_| Exporter::default());
+    let layer = config.otlp.as_ref().zip(exporter.as_ref()).map(|(settings, exporter)| Layer {
+        spans: settings.has(Telemetry::Traces).then(|| exporter.spans.clone()),
+        logs: settings.has(Telemetry::Logs).then(|| exporter.logs.clone()),
+    });
+    telemetry::init(config.log_format, config.log_level, filter.as_deref(), layer)?;
     if let Some(path) = write_to {
         app::write_config(&config, &path)?;
     } else if cleans_up {
@@ -145,14 +153,14 @@ fn start(args: RunArgs, origins: Vec<Origin>) -> anyhow::Result<ExitCode> {
     } else if inits {
         app::init(&config)?;
     } else {
-        app::run(config, origins)?;
+        app::run(config, origins, exporter)?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
 fn end_udp_sockets(args: &EndUdpSocketsArgs) -> anyhow::Result<ExitCode> {
     let filter = std::env::var("BALLAST_LOG").ok();
-    telemetry::init(args.log_format, args.log_level, filter.as_deref())?;
+    telemetry::init(args.log_format, args.log_level, filter.as_deref(), None)?;
     app::end_udp_sockets(&args.bpffs)?;
     Ok(ExitCode::SUCCESS)
 }
@@ -176,14 +184,14 @@ fn cleanup(args: &CleanupArgs) -> anyhow::Result<ExitCode> {
         print("nothing was removed\n")?;
         return Ok(ExitCode::FAILURE);
     }
-    let mut handover = Handover::new(args.bpffs.clone());
+    let mut export = ConntrackExport::new(args.bpffs.clone());
     let (cleanup, verb) = if args.dry_run {
         (programs::dry_run(&args.bpffs, cgroup)?, "would remove")
     } else {
-        (programs::cleanup_before(&mut handover, &args.bpffs, cgroup)?, "removed")
+        (programs::cleanup_before(&mut export, &args.bpffs, cgroup)?, "removed")
     };
     let mut text: String = cleanup.removed.iter().map(|line| [verb, " ", line, "\n"].concat()).collect();
-    text.push_str(&handover.report());
+    text.push_str(&export.report());
     if cleanup.removed.is_empty() && cleanup.left.is_empty() {
         text.push_str("nothing of ours is here\n");
     }

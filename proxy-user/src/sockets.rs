@@ -21,14 +21,14 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::host::diag::{Diag, Sockets};
 use crate::host::netns::{self, Namespaces};
-use crate::maps::view::{ServingEndpoints, Stranded, View, ViewError};
+use crate::maps::view::{ServingEndpoints, StaleSocket, View, ViewError};
 use crate::model::net::IpFamily;
 use crate::programs::{self, LeftIterator, Programs, SocketIterator};
 use crate::sync::Status;
 
-mod beside;
+mod helper;
 
-pub use beside::{BesideError, beside_the_agent};
+pub use helper::{BesideError, beside_the_agent};
 
 /// A connect(2) that chose the endpoint just before it left has ended by then, and the socket is found connected.
 const SETTLE: Duration = Duration::from_millis(50);
@@ -51,12 +51,12 @@ pub struct Swept {
     /// Network namespaces looked at.
     pub namespaces: u64,
     /// Why some sockets may have been left, the first reason: the sweep failed, and is made again.
-    pub trouble: Option<Trouble>,
+    pub failure: Option<SweepError>,
 }
 
 /// Why sockets stay with an endpoint that left.
 #[derive(Debug, thiserror::Error)]
-pub enum Trouble {
+pub enum SweepError {
     /// The maps cannot be read.
     #[error("cannot read where sockets were led to: {0}")]
     Maps(#[from] ViewError),
@@ -85,8 +85,8 @@ pub enum Trouble {
 pub struct Sweeper {
     view: View,
     iterators: Iterators,
-    /// Stranded sockets of the LRU maps that were looked for: most of them are closed, and are never looked for again.
-    known: BTreeSet<Stranded>,
+    /// Stale sockets of the LRU maps that were looked for: most of them are closed, and are never looked for again.
+    known: BTreeSet<StaleSocket>,
     reach: Reach,
     /// Flows of the packet path are marked.
     marks: bool,
@@ -144,9 +144,9 @@ impl Sweeper {
         self.try_sweep().unwrap_or_else(Swept::failed)
     }
 
-    fn try_sweep(&mut self) -> Result<Swept, Trouble> {
-        let stranded = self.view.stranded()?;
-        let fresh = stranded.difference(&self.known).map(|one| (one.cookie, one.endpoint)).collect();
+    fn try_sweep(&mut self) -> Result<Swept, SweepError> {
+        let stale = self.view.stale()?;
+        let fresh = stale.difference(&self.known).map(|one| (one.cookie, one.endpoint)).collect();
         let serving = self.view.serving_endpoints()?;
         let resets = !serving.reset().is_empty();
         let marked = if resets && self.marks { self.view.mark_flows()? } else { 0 };
@@ -154,11 +154,11 @@ impl Sweeper {
         let to_be_reset = if resets { self.to_be_reset(&serving)? } else { BTreeSet::new() };
         let look = Look { fresh, iterator: self.iterators.udp.as_ref(), serving, to_be_reset };
         if look.fresh.is_empty() && look.iterator.is_none() && look.to_be_reset.is_empty() {
-            self.known = stranded;
+            self.known = stale;
             return Ok(swept);
         }
         let namespaces = match self.reach {
-            Reach::All => netns::all().map_err(Trouble::Processes)?,
+            Reach::All => netns::all().map_err(SweepError::Processes)?,
             Reach::Own => netns::own(),
         };
         let Namespaces { paths, hidden } = namespaces;
@@ -166,26 +166,26 @@ impl Sweeper {
             swept.add(visit);
         }
         if hidden > 0 {
-            swept.trouble = swept.trouble.or(Some(Trouble::Hidden(hidden)));
+            swept.failure = swept.failure.or(Some(SweepError::Hidden(hidden)));
         }
-        if swept.trouble.is_none() {
-            self.known = stranded;
+        if swept.failure.is_none() {
+            self.known = stale;
         }
         Ok(swept)
     }
 
     /// Cookies and peers of TCP sockets, of all network namespaces, whose connections are to be reset.
-    fn to_be_reset(&self, serving: &ServingEndpoints) -> Result<BTreeSet<(u64, SocketAddr)>, Trouble> {
+    fn to_be_reset(&self, serving: &ServingEndpoints) -> Result<BTreeSet<(u64, SocketAddr)>, SweepError> {
         let led = self.iterators.left.as_ref().map_or_else(|| Ok(Vec::new()), LeftIterator::list);
-        let led = led.map_err(Trouble::Iterate)?;
+        let led = led.map_err(SweepError::Iterate)?;
         let meant = led.iter().filter_map(|socket| serving.to_be_reset(socket));
         Ok(meant.map(|one| (one.cookie, one.endpoint)).collect())
     }
 }
 
 impl Swept {
-    fn failed(trouble: Trouble) -> Self {
-        Self { trouble: Some(trouble), ..Self::default() }
+    fn failed(failure: SweepError) -> Self {
+        Self { failure: Some(failure), ..Self::default() }
     }
 
     fn add(&mut self, visit: Self) {
@@ -195,7 +195,7 @@ impl Swept {
             }
         }
         self.namespaces += visit.namespaces;
-        self.trouble = self.trouble.take().or(visit.trouble);
+        self.failure = self.failure.take().or(visit.failure);
     }
 }
 
@@ -216,16 +216,16 @@ impl Look<'_> {
             Ok(()) => self.end().unwrap_or_else(Swept::failed),
             // Its last process has ended.
             Err(error) if error.kind() == io::ErrorKind::NotFound => Swept::default(),
-            Err(error) => Swept::failed(Trouble::Enter(error)),
+            Err(error) => Swept::failed(SweepError::Enter(error)),
         }
     }
 
-    fn end(&self) -> Result<Swept, Trouble> {
+    fn end(&self) -> Result<Swept, SweepError> {
         let mut swept = Swept { namespaces: 1, ..Swept::default() };
         let led = self.iterator.map_or_else(|| Ok(Vec::new()), SocketIterator::list);
-        let led = led.map_err(Trouble::Iterate)?;
-        let stranded = led.iter().filter_map(|socket| self.serving.stranded(socket));
-        let stored: BTreeSet<_> = stranded.map(|one| (one.cookie, one.endpoint)).collect();
+        let led = led.map_err(SweepError::Iterate)?;
+        let stale = led.iter().filter_map(|socket| self.serving.stale(socket));
+        let stored: BTreeSet<_> = stale.map(|one| (one.cookie, one.endpoint)).collect();
         let udp: BTreeSet<_> = stored.union(&self.fresh).copied().collect();
         let all = [(Sockets::Udp, &udp), (Sockets::Tcp, &self.to_be_reset)];
         for (which, meant) in all.into_iter().filter(|(_, meant)| !meant.is_empty()) {
@@ -233,7 +233,7 @@ impl Look<'_> {
                 Sockets::Udp => &mut swept.ended,
                 Sockets::Tcp => &mut swept.reset,
             };
-            swept.trouble = swept.trouble.take().or(end_each(which, meant, ended)?);
+            swept.failure = swept.failure.take().or(end_each(which, meant, ended)?);
         }
         Ok(swept)
     }
@@ -244,19 +244,19 @@ fn end_each(
     which: Sockets,
     meant: &BTreeSet<(u64, SocketAddr)>,
     ended: &mut BTreeMap<IpFamily, u64>,
-) -> Result<Option<Trouble>, Trouble> {
-    let mut trouble = None;
-    let mut diag = Diag::open().map_err(Trouble::List)?;
-    let sockets = diag.connected(which).map_err(Trouble::List)?;
+) -> Result<Option<SweepError>, SweepError> {
+    let mut failure = None;
+    let mut diag = Diag::open().map_err(SweepError::List)?;
+    let sockets = diag.connected(which).map_err(SweepError::List)?;
     for socket in sockets.into_iter().filter(|socket| meant.contains(&(socket.cookie, socket.peer))) {
         match diag.destroy(&socket) {
             Ok(()) => *ended.entry(IpFamily::of(socket.peer.ip())).or_default() += 1,
             // Its process was faster.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => trouble = trouble.or(Some(Trouble::End(error))),
+            Err(error) => failure = failure.or(Some(SweepError::End(error))),
         }
     }
-    Ok(trouble)
+    Ok(failure)
 }
 
 /// Runs until the driver ends: sweeps after the first sync, for what left while no agent ran, and after each sync that
@@ -311,7 +311,7 @@ async fn keep_sweeping<S>(
             note(&swept, failures);
             tell(&swept);
             done = Some(left);
-            failures = if swept.trouble.is_some() { failures + 1 } else { 0 };
+            failures = if swept.failure.is_some() { failures + 1 } else { 0 };
             retry = (failures > 0).then(|| Instant::now() + pause(failures));
             sleep(PAUSE).await;
         }
@@ -349,9 +349,9 @@ fn note(swept: &Swept, failures: u32) {
             "reset connections whose endpoint left their Service; those of packets at their next segment"
         );
     }
-    match &swept.trouble {
-        Some(trouble) if failures == 0 => {
-            tracing::warn!(%trouble, "some connected sockets stay with endpoints that left; trying again");
+    match &swept.failure {
+        Some(failure) if failures == 0 => {
+            tracing::warn!(error = %failure, "some connected sockets stay with endpoints that left; trying again");
         }
         None if failures > 0 => tracing::info!(failures, "all network namespaces were swept again"),
         _ => {}
@@ -377,12 +377,12 @@ mod tests {
         let mut count = 0;
         let sweep = move || {
             count += 1;
-            let trouble = (count == 1).then_some(Trouble::Hidden(1));
-            Swept { namespaces: count, trouble, ..Swept::default() }
+            let failure = (count == 1).then_some(SweepError::Hidden(1));
+            Swept { namespaces: count, failure, ..Swept::default() }
         };
         let began = Instant::now();
         let tell = move |swept: &Swept| {
-            let _ = sender.send((swept.namespaces, swept.trouble.is_some()));
+            let _ = sender.send((swept.namespaces, swept.failure.is_some()));
         };
         let task = tokio::spawn(keep_sweeping(sweep, follows, |left| *left, tell));
         assert_eq!(told.recv().await, Some((1, true)));

@@ -17,11 +17,16 @@
 
 use std::io;
 
-use tracing_subscriber::filter::{EnvFilter, ParseError};
+use tracing::Metadata;
+use tracing_subscriber::filter::{EnvFilter, FilterExt as _, LevelFilter, ParseError, filter_fn};
 use tracing_subscriber::fmt::MakeWriter;
-use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::layer::{Layer as _, SubscriberExt as _};
+use tracing_subscriber::registry::Registry;
+use tracing_subscriber::util::SubscriberInitExt as _;
 
 use crate::config::value::{LogFormat, LogLevel};
+use crate::otlp::Layer;
+use crate::spans;
 
 /// The variable that overrides `--log-level`.
 pub const VARIABLE: &str = "BALLAST_LOG";
@@ -51,10 +56,18 @@ pub enum TelemetryError {
     Twice(#[from] tracing_subscriber::util::TryInitError),
 }
 
-/// Sends log lines to standard error from here on; `filter` is the value of `BALLAST_LOG`.
-pub fn init(format: LogFormat, level: LogLevel, filter: Option<&str>) -> Result<(), TelemetryError> {
+/// Sends log lines to standard error from here on, and the same lines and spans to `export`, if there is one; `filter` is the value
+/// of `BALLAST_LOG`.
+pub fn init(
+    format: LogFormat,
+    level: LogLevel,
+    filter: Option<&str>,
+    export: Option<Layer>,
+) -> Result<(), TelemetryError> {
+    let export =
+        export.map(|layer| Ok::<_, TelemetryError>((layer, directives(level, filter)?))).transpose()?;
     let filter = directives(level, filter)?;
-    subscriber(format, filter, io::stderr).try_init().map_err(TelemetryError::Twice)
+    subscriber(format, filter, io::stderr, export).try_init().map_err(TelemetryError::Twice)
 }
 
 /// What passes: our own lines from `level` on; of libraries only what they warn of, and nothing that we say
@@ -79,15 +92,30 @@ fn subscriber<W>(
     format: LogFormat,
     filter: EnvFilter,
     writer: W,
+    export: Option<(Layer, EnvFilter)>,
 ) -> Box<dyn tracing::Subscriber + Send + Sync>
 where
     W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
 {
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(writer);
-    match format {
-        LogFormat::Text => Box::new(builder.with_ansi(false).finish()),
-        LogFormat::Json => Box::new(builder.json().flatten_event(true).with_current_span(false).finish()),
-    }
+    let lines = tracing_subscriber::fmt::layer().with_writer(writer);
+    let lines = match format {
+        LogFormat::Text => lines.with_ansi(false).boxed(),
+        LogFormat::Json => lines.json().flatten_event(true).with_current_span(false).boxed(),
+    };
+    // Our spans are for export alone: they would stand in front of every line.
+    // With hints, the level of the log stays what decides whether a line is looked at.
+    let no_span = filter_fn(|metadata| !is_exported_span(metadata)).with_max_level_hint(LevelFilter::TRACE);
+    let lines = lines.with_filter(filter.and(no_span));
+    let Some((layer, filter)) = export else {
+        // Not a layer that does nothing: the registry would make the spans.
+        return Box::new(Registry::default().with(lines));
+    };
+    let is_wanted = filter.or(filter_fn(is_exported_span).with_max_level_hint(LevelFilter::INFO));
+    Box::new(Registry::default().with(lines).with(layer.with_filter(is_wanted)))
+}
+
+fn is_exported_span(metadata: &Metadata<'_>) -> bool {
+    metadata.target() == spans::TARGET
 }
 
 #[cfg(test)]
@@ -118,7 +146,7 @@ mod tests {
 
     fn written(format: LogFormat, level: LogLevel, filter: Option<&str>) -> String {
         let sink = Sink::default();
-        let subscriber = subscriber(format, directives(level, filter).unwrap(), sink.clone());
+        let subscriber = subscriber(format, directives(level, filter).unwrap(), sink.clone(), None);
         tracing::subscriber::with_default(subscriber, || {
             tracing::info!(service = "default/redis", "programmed");
             tracing::debug!(target: "proxy_user::sync", "one object");
@@ -140,12 +168,15 @@ mod tests {
         let repeated = |level| {
             let sink = Sink::default();
             let filter = directives(level, None).unwrap();
-            tracing::subscriber::with_default(subscriber(LogFormat::Text, filter, sink.clone()), || {
-                tracing::error!(target: "kube_client::client::builder", "failed with error client error (Connect)");
-                tracing::warn!(target: "kube_client::client", "eof in poll");
-                tracing::warn!(target: "kube_runtime::watcher", "watch list error with 403");
-                tracing::warn!(target: "kube_client::config", "overriding cluster URL");
-            });
+            tracing::subscriber::with_default(
+                subscriber(LogFormat::Text, filter, sink.clone(), None),
+                || {
+                    tracing::error!(target: "kube_client::client::builder", "failed with error client error (Connect)");
+                    tracing::warn!(target: "kube_client::client", "eof in poll");
+                    tracing::warn!(target: "kube_runtime::watcher", "watch list error with 403");
+                    tracing::warn!(target: "kube_client::config", "overriding cluster URL");
+                },
+            );
             let bytes = sink.0.lock().unwrap().clone();
             String::from_utf8(bytes).unwrap()
         };
@@ -155,6 +186,36 @@ mod tests {
         }
         assert!(repeated(LogLevel::Debug).contains("overriding cluster URL"), "the rest of it is not ours");
         assert_eq!(repeated(LogLevel::Trace).lines().count(), 4);
+    }
+
+    #[test]
+    fn spans_are_exported_and_stand_in_no_line() {
+        let exporter = crate::otlp::Exporter::default();
+        let layer = Layer { spans: Some(exporter.spans.clone()), logs: Some(exporter.logs.clone()) };
+        let sink = Sink::default();
+        // Whatever the log shows.
+        let filter = || directives(LogLevel::Info, Some("trace,hyper=off")).unwrap();
+        let subscriber = subscriber(LogFormat::Text, filter(), sink.clone(), Some((layer, filter())));
+        tracing::subscriber::with_default(subscriber, || {
+            let _span = tracing::info_span!(target: spans::TARGET, "sync", ballast.services = 7).entered();
+            tracing::info!(service = "default/redis", "programmed");
+            tracing::info!(target: "hyper", "chatter");
+        });
+        let text = String::from_utf8(sink.0.lock().unwrap().clone()).unwrap();
+        assert!(text.contains("programmed") && !text.contains("sync") && !text.contains("chatter"), "{text}");
+        assert_eq!(exporter.waiting(), (1, 1));
+    }
+
+    #[test]
+    fn without_export_a_span_is_not_even_made() {
+        let filter = || directives(LogLevel::Trace, None).unwrap();
+        let with = |export| subscriber(LogFormat::Text, filter(), Sink::default(), export);
+        let exporting = with(Some((Layer::default(), filter())));
+        let span = tracing::subscriber::with_default(exporting, || {
+            tracing::info_span!(target: spans::TARGET, "sync").metadata().unwrap()
+        });
+        assert!(with(None).register_callsite(span).is_never());
+        assert!(!with(Some((Layer::default(), filter()))).register_callsite(span).is_never());
     }
 
     #[test]

@@ -17,7 +17,7 @@ use node::{Node, Privileges, TCX, foreign, links_on, links_on_device, on_node, r
 use proxy_user::programs::bpf::{Link, Rank, tcx_links};
 use proxy_user::programs::hooks::SOCKET_HOOKS;
 use proxy_user::programs::{
-    Capacities, Error, MapsInForce, Notice, Outcome, Programs, Settings, TcxOrder, cleanup,
+    Capacities, CurrentMaps, Error, Outcome, Programs, Settings, StartNotice, TcxOrder, cleanup,
 };
 use rustix::thread::CapabilitySet;
 
@@ -50,7 +50,7 @@ fn a_restart_replaces_programs_in_the_links_that_are_there() {
     on_node(|node| {
         let device = veth("v0");
         let first = node.start();
-        assert!(!first.in_force(), "nothing was attached before");
+        assert!(!first.is_current(), "nothing was attached before");
         assert!([100, 250, 300, 1000].contains(&first.hz()), "{} jiffies a second", first.hz());
         assert!(all(&first.attach_sockets().unwrap(), Outcome::Attached));
         first.attach_device(device, false).unwrap();
@@ -61,7 +61,7 @@ fn a_restart_replaces_programs_in_the_links_that_are_there() {
         assert_eq!(links_on(&node.cgroup).len(), SOCKET_HOOKS.len(), "the agent's end detaches nothing");
 
         let second = node.start();
-        assert!(second.in_force());
+        assert!(second.is_current());
         assert_eq!(second.notices(), []);
         assert!(all(&second.attach_sockets().unwrap(), Outcome::Replaced));
         second.attach_device(device, false).unwrap();
@@ -93,7 +93,7 @@ fn after_a_lost_bpffs_each_hook_has_one_program() {
         run(&format!("mount -t bpf bpf {}", node.bpffs.display()));
 
         let second = node.start();
-        assert!(!second.in_force(), "the maps are new and empty");
+        assert!(!second.is_current(), "the maps are new and empty");
         assert!(all(&second.attach_sockets().unwrap(), Outcome::Adopted));
         second.attach_device(device, false).unwrap();
         assert_eq!(node.links_on_cgroup().len(), SOCKET_HOOKS.len());
@@ -308,7 +308,7 @@ fn a_pin_of_another_shape_is_never_used() {
         let wrong = aya::maps::HashMap::<_, u32, u32>::create(8, 0).unwrap();
         wrong.pin(&pin).unwrap();
         let agent = node.start();
-        let [Notice::PinRefused { map: "services", moved_to, .. }] = agent.notices() else {
+        let [StartNotice::PinRefused { map: "services", moved_to, .. }] = agent.notices() else {
             panic!("{:?}", agent.notices())
         };
         assert!(moved_to.starts_with(node.ballast().join("refused")) && moved_to.exists());
@@ -318,7 +318,7 @@ fn a_pin_of_another_shape_is_never_used() {
 
         fs::remove_file(&pin).unwrap();
         let agent = node.start();
-        assert!(!agent.in_force(), "the programs that run use the map that lost its pin");
+        assert!(!agent.is_current(), "the programs that run use the map that lost its pin");
     });
 }
 
@@ -332,7 +332,7 @@ fn another_capacity_keeps_the_map_and_says_so() {
         let settings = node.settings();
         let capacities = Capacities { slots: 512, ..settings.capacities };
         let agent = Programs::start(&Settings { capacities, ..settings }).unwrap();
-        let kept = Notice::SizeKept {
+        let kept = StartNotice::SizeKept {
             map: "slots",
             setting: "--max-slots",
             kept: 256,
@@ -340,7 +340,7 @@ fn another_capacity_keeps_the_map_and_says_so() {
             by_memory: false,
         };
         assert_eq!(agent.notices(), [kept]);
-        assert!(agent.in_force());
+        assert!(agent.is_current());
     });
 }
 
@@ -396,7 +396,7 @@ fn pins_that_others_may_change_are_refused() {
             run(&format!("{what} {shown}"));
             let error = Programs::start(&node.settings()).err().unwrap().to_string();
             assert!(error.contains(&shown.to_string()) && error.contains("--bpffs"), "{what}: {error}");
-            let beside = MapsInForce::find(&node.bpffs);
+            let beside = CurrentMaps::find(&node.bpffs);
             assert!(matches!(beside, Err(Error::NotOurs { .. })) || path != node.ballast(), "{beside:?}");
             run(&format!("{undo} {shown}"));
         };
@@ -408,9 +408,9 @@ fn pins_that_others_may_change_are_refused() {
         let links = node.ballast().join("links");
         refused("chown 12345", &links, "chown 0");
         refused("chmod 770", &links, "chmod 700");
-        assert!(MapsInForce::find(&node.bpffs).unwrap().is_none(), "nothing is attached");
+        assert!(CurrentMaps::find(&node.bpffs).unwrap().is_none(), "nothing is attached");
         node.start().attach_sockets().unwrap();
-        assert!(MapsInForce::find(&node.bpffs).unwrap().unwrap().still());
+        assert!(CurrentMaps::find(&node.bpffs).unwrap().unwrap().still());
     });
 }
 

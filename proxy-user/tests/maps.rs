@@ -31,9 +31,10 @@ use proxy_user::model::net::{IpFamily, Protocol};
 use proxy_user::model::settings::{FlowTimeouts, SocketDrop, SocketLb};
 use proxy_user::model::{ServiceName, SortedMap};
 use proxy_user::plan::{
-    BackendAddress, BackendFacts, Frontend, FrontendKind, FrontendPlan, PortId, PortPlan, Scope, ServicePlan,
+    BackendAddress, BackendFacts, Frontend, FrontendKind, FrontendPlan, PortPlan, Scope, ServicePlan,
+    ServicePortName,
 };
-use proxy_user::sync::{Holds, Reconciler, Step};
+use proxy_user::sync::{QuarantinePeriods, Reconciler, Step};
 
 /// `BPF_F_NO_PREALLOC` and `BPF_F_MMAPABLE` (uapi/linux/bpf.h).
 const NO_PREALLOC: u32 = 1;
@@ -380,7 +381,7 @@ fn a_thousand_services_go_in_and_come_back_after_a_restart() {
     let plans: BTreeMap<_, _> = (0..1000).map(|number| plan(number, 10)).collect();
     let now = Instant::now();
     let store = KernelStore::open(pins.path()).unwrap();
-    let mut first = Reconciler::recover(store, Holds::default(), now).unwrap();
+    let mut first = Reconciler::recover(store, QuarantinePeriods::default(), now).unwrap();
     let opened = now.elapsed();
     let begun = Instant::now();
     first.sync(now, plans.clone());
@@ -424,7 +425,7 @@ fn a_thousand_services_go_in_and_come_back_after_a_restart() {
     drop(first);
 
     let store = KernelStore::open(pins.path()).unwrap();
-    let mut second = Reconciler::recover(store, Holds::default(), now).unwrap();
+    let mut second = Reconciler::recover(store, QuarantinePeriods::default(), now).unwrap();
     let begun = Instant::now();
     second.sync(now, plans.into_iter().chain([plan(500, 11)]).collect());
     println!("a restarted agent found all as it should be in {:?}", begun.elapsed());
@@ -539,7 +540,7 @@ fn source_ranges_are_kept_apart_by_service_and_a_full_table_says_so() {
 fn plan(number: u16, endpoints: u8) -> (ServiceName, Option<ServicePlan>) {
     let [high, low] = number.to_be_bytes();
     let name = ServiceName::new("default", format!("service-{number}"));
-    let port = PortId {
+    let port = ServicePortName {
         namespace: name.namespace.clone(),
         name: name.name.clone(),
         port: "http".into(),
@@ -548,7 +549,7 @@ fn plan(number: u16, endpoints: u8) -> (ServiceName, Option<ServicePlan>) {
     };
     let at = |last| BackendAddress { address: Ipv4Addr::new(10, 128 + high, low, last).into(), port: 8080 };
     let backends: SortedMap<_, _> = (1..=endpoints).map(|last| (at(last), BackendFacts::default())).collect();
-    let what = FrontendPlan::new(FrontendKind::ClusterIp, backends.keys().copied().collect::<Vec<_>>());
+    let what = FrontendPlan::new(FrontendKind::ClusterIp);
     let frontend = Frontend {
         address: Ipv4Addr::new(10, 96, high, low).into(),
         port: 80,
@@ -559,6 +560,7 @@ fn plan(number: u16, endpoints: u8) -> (ServiceName, Option<ServicePlan>) {
     let plan = PortPlan {
         frontends,
         backends,
+        tunnels: SortedMap::default(),
         affinity_secs: 0,
         algorithm: Algorithm::Random,
         maglev_outside: false,

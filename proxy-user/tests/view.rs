@@ -79,10 +79,10 @@ fn a_socket_is_stranded_when_its_endpoint_left_the_service_that_led_it_there() {
         }
         put(200, 6, TO_FRONTEND, 2);
         put(201, 17, TO_BACKEND, 2);
-        let stranded = View::open(&node.bpffs).unwrap().stranded().unwrap();
-        let found: Vec<_> = stranded.iter().map(|one| (one.cookie, one.backend_id)).collect();
+        let stale = View::open(&node.bpffs).unwrap().stale().unwrap();
+        let found: Vec<_> = stale.iter().map(|one| (one.cookie, one.backend_id)).collect();
         assert_eq!(found, [(102, 2), (103, 3), (104, 4)]);
-        assert!(stranded.iter().all(|one| one.endpoint == "10.0.0.1:53".parse().unwrap()));
+        assert!(stale.iter().all(|one| one.endpoint == "10.0.0.1:53".parse().unwrap()));
     });
 }
 
@@ -141,12 +141,12 @@ fn the_iterator_lists_the_sockets_of_its_network_namespace_that_services_led() {
         assert_eq!(elsewhere, 0);
 
         let view = View::open(&node.bpffs).unwrap();
-        let stranded = || {
+        let stale = || {
             let serving = view.serving_endpoints().unwrap();
-            list().iter().filter_map(|led| serving.stranded(led)).map(|one| one.endpoint).collect::<Vec<_>>()
+            list().iter().filter_map(|led| serving.stale(led)).map(|one| one.endpoint).collect::<Vec<_>>()
         };
         let both: [SocketAddr; 2] = ["127.0.0.1:53".parse().unwrap(), "[::1]:53".parse().unwrap()];
-        assert_eq!(stranded(), both, "no endpoint serves");
+        assert_eq!(stale(), both, "no endpoint serves");
         let (state, service) = (BACKEND_ACTIVE, 3);
         let row = BackendEntry { addr: [127, 0, 0, 1], port: 53, proto: 17, state, service, flags: 0 };
         let row6 = BackendEntry {
@@ -159,9 +159,9 @@ fn the_iterator_lists_the_sockets_of_its_network_namespace_that_services_led() {
         };
         array(node, "backends").set(1, row, 0).unwrap();
         array(node, "backends6").set(2, row6, 0).unwrap();
-        assert_eq!(stranded(), []);
+        assert_eq!(stale(), []);
         array(node, "backends").set(1, BackendEntry { service: 4, ..row }, 0).unwrap();
-        assert_eq!(stranded(), both[..1], "the endpoint is another Service's");
+        assert_eq!(stale(), both[..1], "the endpoint is another Service's");
         drop(sockets);
         assert_eq!(list(), [], "a storage goes with its socket");
 
@@ -295,7 +295,7 @@ fn programs_are_found_by_link_and_by_filter_and_missed_when_gone() {
         agent.attach_device(v1, false).unwrap();
         let at = |hook: String| {
             let found = attachments(&node.bpffs).into_iter().find(|one| one.hook == hook);
-            found.map(|one| (one.program, one.ifindex, one.place.clone(), one.in_force()))
+            found.map(|one| (one.program, one.ifindex, one.place.clone(), one.is_attached()))
         };
         assert_eq!(attachments(&node.bpffs).len(), SOCKET_HOOKS.len() + 4);
         let tcx = format!("tcx_ingress_{v0}");

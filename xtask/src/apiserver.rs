@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, anyhow};
 
 use crate::workspace::Workspace;
-use crate::{gotools, say};
+use crate::{gotools, log};
 
 /// Environment variables that name ready binaries; also how the tests are told.
 pub const VARIABLES: [&str; 3] = ["BALLAST_KUBE_APISERVER", "BALLAST_ETCD", "BALLAST_KUBE_PROXY"];
@@ -59,8 +59,8 @@ impl Pending {
             match self.result.recv_timeout(HEARTBEAT) {
                 Ok(done) => return done,
                 Err(mpsc::RecvTimeoutError::Timeout) => {
-                    let time = say::seconds(self.start.elapsed());
-                    say::line(format_args!("    the API server is still being built, {time} so far"));
+                    let time = log::seconds(self.start.elapsed());
+                    log::line(format_args!("    the API server is still being built, {time} so far"));
                 }
                 Err(mpsc::RecvTimeoutError::Disconnected) => {
                     return Err(anyhow!("the build of the API server died"));

@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use anyhow::{Result, bail};
 
 use crate::exec::{self, Cmd};
-use crate::say;
+use crate::log;
 
 /// Asked by package scripts before they start a service; exit status 101 says no.
 const POLICY: &str = "/usr/sbin/policy-rc.d";
@@ -37,10 +37,10 @@ pub fn update() -> Result<()> {
     static DONE: Mutex<bool> = Mutex::new(false);
     let mut done = DONE.lock().unwrap_or_else(PoisonError::into_inner);
     if !*done {
-        say::step("apt-get update");
+        log::step("apt-get update");
         // One unreachable source must not hide what the others have; a package that is missing says so itself.
         if let Err(error) = admin("apt-get")?.args(["-qq", "update"]).run() {
-            say::line(format_args!("    warning: {error:#}"));
+            log::line(format_args!("    warning: {error:#}"));
         }
         *done = true;
     }
@@ -50,7 +50,7 @@ pub fn update() -> Result<()> {
 /// Installs packages; no service is started by it.
 pub fn install(packages: &[&str]) -> Result<()> {
     update()?;
-    say::step(format_args!("apt-get install {}", packages.join(" ")));
+    log::step(format_args!("apt-get install {}", packages.join(" ")));
     let _quiet = NoServices::new()?;
     admin("apt-get")?
         .args(["-qq", "-y", "--no-install-recommends", "-o", "Dpkg::Use-Pty=0", "install"])
@@ -64,7 +64,7 @@ fn admin(program: &str) -> Result<Cmd> {
     if exec::is_root() {
         Ok(Cmd::new("env").args([frontend, program]))
     } else if exec::which("sudo").is_some() {
-        say::line(format_args!("    `{program}` needs root: asking sudo"));
+        log::line(format_args!("    `{program}` needs root: asking sudo"));
         Ok(Cmd::new("sudo").args([frontend, program]))
     } else {
         bail!("`{program}` needs root, and there is no sudo: run this once as root")
@@ -92,7 +92,7 @@ impl Drop for NoServices {
     fn drop(&mut self) {
         let is_gone = !self.ours || admin("rm").is_ok_and(|rm| rm.arg(POLICY).run().is_ok());
         if !is_gone {
-            say::line(format_args!("warning: {POLICY} is left behind; remove it"));
+            log::line(format_args!("warning: {POLICY} is left behind; remove it"));
         }
     }
 }

@@ -10,7 +10,7 @@ use crate::exec::{self, Cmd};
 use crate::setup::{self, Need};
 use crate::toolchain::{TARGET, Toolchain};
 use crate::workspace::Workspace;
-use crate::{object, say};
+use crate::{log, object};
 
 /// Build `ballast` with its BPF programs inside.
 #[derive(clap::Args, Clone, Debug, Default)]
@@ -34,14 +34,14 @@ pub fn run(args: &Args) -> Result<()> {
     let workspace = Workspace::find()?;
     let object = bpf(&workspace, args)?;
     let made = if args.bpf_only { object } else { agent(&workspace, args)? };
-    say::line(made.display());
+    log::line(made.display());
     Ok(())
 }
 
 /// Builds the BPF object, checks it, and returns its path.
 pub fn bpf(workspace: &Workspace, args: &Args) -> Result<PathBuf> {
     let toolchain = setup::toolchain(Need::Bpf)?;
-    say::timed("build the BPF programs (about a minute on two cores, the first time)", || {
+    log::timed("build the BPF programs (about a minute on two cores, the first time)", || {
         build_bpf(workspace, &toolchain, args)
     })
 }
@@ -70,7 +70,7 @@ fn build_bpf(workspace: &Workspace, toolchain: &Toolchain, args: &Args) -> Resul
     let built = target_dir.join(TARGET).join("bpf/ballast-bpf");
     let elf = fs::read(&built).with_context(|| format!("cannot read {}", built.display()))?;
     let report = object::check(&elf).with_context(|| built.display().to_string())?;
-    say::line(format_args!(
+    log::line(format_args!(
         "    {} programs, {} instructions, {} of {} bytes of stack, {} KiB",
         report.programs.len(),
         report.instructions,
@@ -80,7 +80,7 @@ fn build_bpf(workspace: &Workspace, toolchain: &Toolchain, args: &Args) -> Resul
     ));
     let elf = object::without_dwarf(&elf).with_context(|| built.display().to_string())?;
     for call in report.slow_calls {
-        say::line(format_args!("    note: {call}"));
+        log::line(format_args!("    note: {call}"));
     }
     let object = workspace.bpf_object();
     write_if_changed(&object, &elf)?;
@@ -108,7 +108,7 @@ pub fn shown_paths(workspace: &Workspace) -> Vec<String> {
 /// Builds the agent around the object and returns the binary's path.
 pub fn agent(workspace: &Workspace, args: &Args) -> Result<PathBuf> {
     let patience = if args.release { "about 4 minutes" } else { "about 2 minutes" };
-    say::timed(&format!("build the agent ({patience} on two cores, the first time)"), || {
+    log::timed(&format!("build the agent ({patience} on two cores, the first time)"), || {
         let mut cargo =
             Cmd::cargo().args(["build", "-p", "proxy-user", "--bin", "ballast"]).dir(workspace.root());
         if args.release {

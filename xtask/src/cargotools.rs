@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use anyhow::{Context as _, Result, ensure};
 
 use crate::exec::Cmd;
-use crate::{say, workspace};
+use crate::{log, workspace};
 
 /// A program, by its crate's name.
 #[derive(Clone, Copy, Debug)]
@@ -65,7 +65,7 @@ fn install(tool: Tool) -> Result<PathBuf> {
     let root = tools.join(format!("{name}-{version}"));
     let program = root.join("bin").join(name);
     if !program.exists() {
-        say::timed(&format!("cargo install {name} {version}, once (minutes)"), || {
+        log::timed(&format!("cargo install {name} {version}, once (minutes)"), || {
             let features = features.map(|features| ["--no-default-features", "--features", features]);
             Cmd::cargo()
                 .args(["install", name, "--quiet", "--locked", "--version", version, "--root"])

@@ -13,7 +13,7 @@ use crate::exec::Cmd;
 use crate::image::binary::rustc_says;
 use crate::test::Rung;
 use crate::workspace::Workspace;
-use crate::{cargotools, say};
+use crate::{cargotools, log};
 use lcov::Report;
 
 /// Tell which lines the tests run, in one report, and list those of the data path that none runs (cargo-llvm-cov; built once,
@@ -69,10 +69,10 @@ pub fn run(args: &Args) -> Result<()> {
     let lcov = llvm_cov()?.args(["report", "--lcov", "--ignore-filename-regex", NOT_COUNTED]).read()?;
     let report = Report::read(&lcov, workspace.root())?;
     ensure!(!report.files.is_empty(), "nothing was counted");
-    say::line(report.table());
+    log::line(report.table());
     for file in report.files.iter().filter(|file| DATA_PATH.iter().any(|path| file.path.starts_with(path))) {
         if let Some(ranges) = file.uncovered() {
-            say::line(format_args!("{}: {ranges}", file.path));
+            log::line(format_args!("{}: {ranges}", file.path));
         }
     }
     Ok(())

@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::exec::{self, Cmd};
 use crate::workspace::Workspace;
-use crate::{apt, say};
+use crate::{apt, log};
 
 /// An architecture.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -91,7 +91,7 @@ pub fn prepare(arch: Arch) -> Result<()> {
             "rustc has no standard library for {target}, and there is no rustup to get it; see https://rustup.rs"
         );
     }
-    say::step(format_args!("rustup target add {target}"));
+    log::step(format_args!("rustup target add {target}"));
     Cmd::new("rustup").args(["target", "add", target]).run()
 }
 

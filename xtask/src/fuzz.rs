@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result};
 
 use crate::test::cargo::cargo_test;
 use crate::workspace::Workspace;
-use crate::{build, say};
+use crate::{build, log};
 
 /// Compare the packet programs with their model on random cases (needs root).
 ///
@@ -45,7 +45,7 @@ pub fn run(args: &Args) -> Result<()> {
     } else {
         build::to_load(&workspace, "fuzz").context("--host needs neither root nor tools")?;
     }
-    say::step("fuzz");
+    log::step("fuzz");
     let which: &[&str] = if args.host { &["on the host"] } else { &["--include-ignored", "the programs"] };
     let mut cargo = cargo_test(&workspace).args(["--test", "fuzz", "--", "--nocapture"]).args(which);
     for (name, value) in environment(args) {

@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, bail};
 use serde::Deserialize;
 
 use crate::exec::{self, Cmd};
-use crate::{apt, say};
+use crate::{apt, log};
 
 /// What `xtask/tools/*/go.mod` ask for, as a release that exists.
 const VERSION: &str = "1.26.0";
@@ -59,7 +59,7 @@ fn fetch_release(old: &Path) -> Result<PathBuf> {
         other => other,
     };
     let module = format!("golang.org/toolchain@v0.0.1-go{VERSION}.linux-{arch}");
-    say::step(format_args!("{} is too old: fetch Go {VERSION} as a module", old.display()));
+    log::step(format_args!("{} is too old: fetch Go {VERSION} as a module", old.display()));
     let told = Cmd::new(old).args(["mod", "download", "-json", &module]).dir("/").read()?;
     let module: Module =
         serde_json::from_str(&told).context("`go mod download` printed something unexpected")?;

@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result};
 
 use crate::exec::Cmd;
 use crate::workspace::{self, Workspace};
-use crate::{go, say};
+use crate::{go, log};
 
 const KUBERNETES: &str = "k8s.io/kubernetes";
 /// In the names of files whose programs know their version, so that older ones are not taken for them.
@@ -143,7 +143,7 @@ fn one(workspace: &Workspace, tools: &Path, tool: &Tool) -> Result<PathBuf> {
     }
     let go = go::find_or_install()?;
     let start = Instant::now();
-    say::step(format_args!("build {} {version} from its Go modules, once (minutes)", tool.name));
+    log::step(format_args!("build {} {version} from its Go modules, once (minutes)", tool.name));
     let unfinished = tools.join(format!("{file}.unfinished"));
     // Nice: a person waits for what runs beside it.
     let build = Cmd::new("nice").args(["-n", "10"]).arg(&go);
@@ -160,7 +160,7 @@ fn one(workspace: &Workspace, tools: &Path, tool: &Tool) -> Result<PathBuf> {
         .dir(folder(workspace, tool))
         .read()?;
     fs::rename(&unfinished, &binary).with_context(|| format!("cannot rename {}", unfinished.display()))?;
-    say::line(format_args!("    {} {version}: {}", tool.name, say::seconds(start.elapsed())));
+    log::line(format_args!("    {} {version}: {}", tool.name, log::seconds(start.elapsed())));
     Ok(binary)
 }
 

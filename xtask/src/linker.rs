@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result, bail};
 
 use crate::exec::{self, Cmd};
-use crate::{apt, say, workspace};
+use crate::{apt, log, workspace};
 
 const VERSION: &str = "0.13.0";
 
@@ -28,7 +28,7 @@ pub fn install(llvm: u32) -> Result<PathBuf> {
         None => install_llvm(llvm)?,
     };
     let root = root(llvm)?;
-    say::step(format_args!("cargo install bpf-linker {VERSION} for LLVM {llvm} (about a minute)"));
+    log::step(format_args!("cargo install bpf-linker {VERSION} for LLVM {llvm} (about a minute)"));
     Cmd::cargo()
         .args(["install", "bpf-linker", "--quiet", "--force", "--version", VERSION, "--no-default-features"])
         .args(["--features", &format!("llvm-{llvm}"), "--root"])

@@ -4,8 +4,8 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use xtask::{
-    bench, build, chart, cluster, coverage, demo, deny, docs, e2e, fuzz, image, lint, mutants, package,
-    release, reproducible, say, scale, setup, test,
+    bench, build, chart, cluster, coverage, demo, deny, docs, e2e, fuzz, image, lint, log, mutants, package,
+    release, reproducible, scale, setup, test,
 };
 
 /// Ballast's tasks. Each command first sets up what it needs itself.
@@ -64,7 +64,7 @@ fn main() -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            say::error(&error);
+            log::error(&error);
             ExitCode::FAILURE
         }
     }

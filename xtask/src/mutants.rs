@@ -44,6 +44,15 @@ impl Part {
         }
     }
 
+    /// The features that its unit tests need. The programs' `log` is for the kernel alone.
+    const fn features(self) -> &'static str {
+        match self {
+            Self::Rules => "user",
+            Self::Stages => "host",
+            Self::Plan => "",
+        }
+    }
+
     const fn files(self) -> &'static [&'static str] {
         match self {
             Self::Rules => {
@@ -66,7 +75,8 @@ pub fn run(args: &Args) -> Result<()> {
             .args([
                 "--package",
                 part.package(),
-                "--all-features",
+                "--features",
+                part.features(),
                 "--no-shuffle",
                 "--colors",
                 "never",

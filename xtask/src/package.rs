@@ -15,7 +15,7 @@ use crate::exec::{self, Cmd};
 use crate::image::binary;
 use crate::setup::{self, Need};
 use crate::workspace::Workspace;
-use crate::{build, cargotools, say};
+use crate::{build, cargotools, log};
 
 /// Build a deb and an rpm: the static agent, systemd units, a configuration to begin with, manual pages, completions. Debug
 /// information is beside them, in a file of its own.
@@ -64,7 +64,7 @@ pub fn run(args: &Args) -> Result<()> {
     };
     for path in make(&workspace, &program, args.output.as_deref())? {
         let size = fs::metadata(&path).with_context(|| format!("cannot read {}", path.display()))?.len();
-        say::line(format_args!("{} ({} MB)", path.display(), size / 1_000_000));
+        log::line(format_args!("{} ({} MB)", path.display(), size / 1_000_000));
     }
     Ok(())
 }
@@ -76,8 +76,8 @@ pub fn make(workspace: &Workspace, program: &Path, output: Option<&Path>) -> Res
     let folder = output.map_or_else(|| stage.clone(), Path::to_owned);
     fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
     put_together(workspace, program, &stage)?;
-    let deb = say::timed("make the deb", || deb(workspace, &folder))?;
-    let rpm = say::timed("make the rpm", || rpm(workspace, &folder))?;
+    let deb = log::timed("make the deb", || deb(workspace, &folder))?;
+    let rpm = log::timed("make the rpm", || rpm(workspace, &folder))?;
     let debug = folder.join(format!("ballast-{}.debug", env!("CARGO_PKG_VERSION")));
     fs::copy(binary::debug_of(&stage.join(NAME)), &debug).context("cannot copy the debug information")?;
     Ok(vec![deb, rpm, debug])
@@ -132,7 +132,7 @@ fn rpm(workspace: &Workspace, folder: &Path) -> Result<PathBuf> {
         let listed = Cmd::new("rpm").args(["--query", "--list", "--package"]).arg(&path).read()?;
         holds(&listed).with_context(|| path.display().to_string())?;
     } else {
-        say::line("    note: no rpm(8) here to list what is in the package");
+        log::line("    note: no rpm(8) here to list what is in the package");
     }
     Ok(path)
 }

@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, bail};
 use crate::exec::Cmd;
 use crate::host::names_in;
 use crate::image::binary;
-use crate::say;
+use crate::log;
 use crate::workspace::Workspace;
 
 /// The last commit whose maps have the previous layout.
@@ -25,7 +25,7 @@ pub fn program(workspace: &Workspace) -> Result<PathBuf> {
     let checkout = workspace.target().join("previous-abi").join(COMMIT);
     let binary = checkout.join("target/debug/ballast");
     if !checkout.join(DONE).exists() {
-        say::timed("build the agent of the previous layout", || build(workspace, &checkout))?;
+        log::timed("build the agent of the previous layout", || build(workspace, &checkout))?;
     }
     Ok(binary)
 }
@@ -49,7 +49,7 @@ pub fn image(workspace: &Workspace) -> Result<Previous> {
     let checkout = workspace.target().join("previous-abi").join(COMMIT);
     let folder = checkout.join("image");
     if !folder.join(DONE).exists() {
-        say::timed("build the image of the previous layout's version", || {
+        log::timed("build the image of the previous layout's version", || {
             check_out(workspace, &checkout)?;
             let name = format!("localhost/ballast:{TAG}");
             let output = folder.display().to_string();

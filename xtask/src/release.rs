@@ -9,7 +9,7 @@ use crate::chart::Helm;
 use crate::cross::Arch;
 use crate::exec::Cmd;
 use crate::workspace::Workspace;
-use crate::{deny, image, package, say};
+use crate::{deny, image, log, package};
 
 /// Check dependencies, and make all files of a release in target/release-files: programs and images for amd64 and arm64,
 /// packages, bills of materials, chart, units, SHA256SUMS. Needs root and Go; minutes.
@@ -42,7 +42,7 @@ pub fn run(args: &Args) -> Result<()> {
         if arch == Arch::HOST {
             package::make(&workspace, &made.binary, Some(&folder))?;
         }
-        say::line(format_args!("{} {} {}", made.reference, arch.debian(), made.id));
+        log::line(format_args!("{} {} {}", made.reference, arch.debian(), made.id));
         programs.push((arch, made.binary));
     }
     Helm::find(&workspace)?.package(&folder)?;
@@ -52,7 +52,7 @@ pub fn run(args: &Args) -> Result<()> {
         let name = path.file_name().context("a unit without a name")?;
         fs::copy(&path, folder.join(name)).context("cannot copy a unit")?;
     }
-    say::line(sums(&folder)?);
+    log::line(sums(&folder)?);
     Ok(())
 }
 

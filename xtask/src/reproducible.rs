@@ -9,7 +9,7 @@ use crate::cross::Arch;
 use crate::exec::Cmd;
 use crate::image::binary;
 use crate::workspace::Workspace;
-use crate::{build, say};
+use crate::{build, log};
 
 /// Build the released program twice from the last commit, in two folders with names of different length, and compare both
 /// programs and the BPF objects in them (minutes).
@@ -30,14 +30,14 @@ pub fn run(args: Args) -> Result<()> {
     remove(&folder)?;
     let mut sums = Vec::new();
     for place in PLACES {
-        let made = say::timed(&format!("build in {place}"), || {
+        let made = log::timed(&format!("build in {place}"), || {
             let copy = copy(&workspace, &folder.join(place))?;
             build::bpf(&copy, &build::Args::default())?;
             let program = binary::build(&copy, Arch::HOST, false)?;
             Ok([("BPF object", sum(&copy.bpf_object())?), ("program", sum(&program)?)])
         })?;
         for (what, sum) in &made {
-            say::line(format_args!("{sum}  {what}, built in {place}"));
+            log::line(format_args!("{sum}  {what}, built in {place}"));
         }
         sums.push(made);
     }
@@ -47,7 +47,7 @@ pub fn run(args: Args) -> Result<()> {
     if !args.keep {
         remove(&folder)?;
     }
-    say::line("reproducible: both builds are equal");
+    log::line("reproducible: both builds are equal");
     Ok(())
 }
 

@@ -6,7 +6,7 @@ use anyhow::Result;
 
 use crate::exec::Cmd;
 use crate::workspace::Workspace;
-use crate::{apiserver, build, say};
+use crate::{apiserver, build, log};
 
 /// Measure the agent at size, against a real API server (needs root, and Go the first time).
 ///
@@ -24,7 +24,7 @@ pub struct Args {
     /// How many hollow agents are run; 0 measures the real one only
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(..=500))]
     pub agents: u32,
-    /// For how many seconds 20 endpoints change in each
+    /// For how many seconds 20 endpoints change in each; from 600 on, the slope of the agent's memory is told
     #[arg(long, value_name = "SECONDS", default_value_t = 20)]
     pub churn: u32,
     /// Measure hollow agents only
@@ -40,7 +40,7 @@ pub fn run(args: &Args) -> Result<()> {
     let workspace = Workspace::find()?;
     build::to_load(&workspace, "scale")?;
     let programs = apiserver::build(&workspace)?;
-    say::step("scale");
+    log::step("scale");
     let mut cargo = Cmd::cargo()
         .args(["bench", "--workspace", "--bench", "scale", "--"])
         .args(["--services", &args.services.to_string(), "--endpoints", &args.endpoints.to_string()])

@@ -4,7 +4,7 @@ use anyhow::{Result, bail};
 
 use crate::toolchain::Toolchain;
 use crate::workspace::Workspace;
-use crate::{apiserver, apt, exec, go, say};
+use crate::{apiserver, apt, exec, go, log};
 
 /// Find, and where missing install, what the other commands need.
 #[derive(clap::Args, Clone, Debug, Default)]
@@ -83,22 +83,22 @@ const TOOLS: [Tool; 26] = [
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
-    say::line(Toolchain::setup()?.describe());
+    log::line(Toolchain::setup()?.describe());
     if args.build_only {
         return Ok(());
     }
     for need in [Need::Netns, Need::Kernel, Need::Demo, Need::Lint] {
         tools(need)?;
     }
-    say::line("tools of the tests and the demo: all there");
+    log::line("tools of the tests and the demo: all there");
     match go::find_or_install() {
-        Ok(go) => say::line(format_args!("Go, for the apiserver tests: {}", go.display())),
-        Err(error) => say::line(format_args!("no Go, the apiserver tests will be skipped: {error:#}")),
+        Ok(go) => log::line(format_args!("Go, for the apiserver tests: {}", go.display())),
+        Err(error) => log::line(format_args!("no Go, the apiserver tests will be skipped: {error:#}")),
     }
     if args.api_server {
         let made = apiserver::build(&Workspace::find()?)?;
         for (_, path) in made.environment() {
-            say::line(format_args!("built: {}", path.display()));
+            log::line(format_args!("built: {}", path.display()));
         }
     }
     Ok(())
@@ -108,7 +108,7 @@ pub fn run(args: &Args) -> Result<()> {
 pub fn toolchain(need: Need) -> Result<Toolchain> {
     tools(need)?;
     let toolchain = Toolchain::setup()?;
-    say::line(toolchain.describe());
+    log::line(toolchain.describe());
     Ok(toolchain)
 }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, anyhow, bail};
 
 use crate::exec::{self, Cmd};
-use crate::{apt, linker, say};
+use crate::{apt, linker, log};
 
 /// The nightly we install. A fixed one: a newer LLVM than the linker's cannot be linked.
 const NIGHTLY: &str = "nightly-2026-05-20";
@@ -132,7 +132,7 @@ impl Toolchain {
             }) {
                 Ok(toolchain) => return Ok(toolchain),
                 Err(error) => {
-                    say::line(format_args!("    no: {error:#}"));
+                    log::line(format_args!("    no: {error:#}"));
                     reasons.push(format!("{error:#}"));
                 }
             }
@@ -234,7 +234,7 @@ fn install_nightly() -> Result<Compiler> {
     if exec::which("rustup").is_none() {
         bail!("no rustup here; see https://rustup.rs");
     }
-    say::step(format_args!("rustup toolchain install {NIGHTLY} with rust-src"));
+    log::step(format_args!("rustup toolchain install {NIGHTLY} with rust-src"));
     Cmd::new("rustup")
         .args([
             "toolchain",

@@ -5,7 +5,7 @@ use core::mem::offset_of;
 
 use aya_ebpf::bindings::{BPF_NOEXIST, BPF_SK_STORAGE_GET_F_CREATE, bpf_sock};
 use aya_ebpf::helpers::generated::{bpf_ktime_get_ns, bpf_sk_storage_get};
-use proxy_common::latency::{LATENCY_BUCKETS, LatencyEntry, LatencyKey, bucket};
+use proxy_common::latency::{ANSWERED, LATENCY_BUCKETS, LatencyEntry, LatencyKey, bucket};
 
 use super::maps::{CONNECT_LATENCY as ENTRIES, CONNECT_TIMES, SYN_TIMES};
 use crate::shared::{add, opaque};
@@ -68,9 +68,14 @@ pub extern "C" fn syn_answered(place: u32, service: u32, backend: u32, refused: 
     let Some(time) = SYN_TIMES.get_ptr_mut(place) else { return 0 };
     // SAFETY: as in `flow_begun`.
     let begun = unsafe { time.read_volatile() };
-    let outcome = if refused != 0 { Outcome::Refused } else { Outcome::Answered(now().wrapping_sub(begun)) };
+    let took = now().wrapping_sub(begun) & !ANSWERED;
+    let outcome = if refused != 0 { Outcome::Refused } else { Outcome::Answered(took) };
     // 0: the flow began before its time was noted, or by programs of another version.
     if begun != 0 {
+        if refused == 0 {
+            // SAFETY: as in `flow_begun`; the CPU whose exchange succeeded is the only one to come here.
+            unsafe { time.write_volatile(ANSWERED | took) };
+        }
         note(service, backend, outcome);
     }
     0

@@ -177,8 +177,8 @@ pub(super) static REFUSALS: LruHashMap<RefusalKey, u64, { sizes::DEFAULT_REFUSAL
 pub(super) static CONNECT_LATENCY: LruHashMap<LatencyKey, LatencyEntry, { sizes::LATENCY_COUNT as usize }> =
     LruHashMap::new();
 
-// Flow to the time of its SYN. Written where a flow begins, read where its first answer passes, if that is measured (else it has
-// two elements). 0: not noted. Beside `flows`, since nothing else needs nanoseconds, and a cache line holds no more.
+// Flow to the time of its SYN, and then to how long the answer took. Written where a flow begins and where its first answer passes,
+// which also reads it, if that is measured (else it has two elements); read by the agent for examples. 0: not noted. Beside `flows`, since nothing else needs nanoseconds, and a cache line holds no more.
 #[btf_map(name = "syn_times")]
 pub(super) static SYN_TIMES: Array<u64, { 2 * FLOW_COUNT }> = Array::new();
 

@@ -46,8 +46,8 @@ pub fn frontend<M: Services>(
     outside: bool,
     on: NodeAddr,
 ) -> Option<ServiceEntry> {
-    let dialled = ServiceKey::internal(addr, port, proto);
-    decide::frontend(dialled, outside, on, |key| service(maps, key), |addr| maps.node_addr(addr))
+    let orig_dst = ServiceKey::internal(addr, port, proto);
+    decide::frontend(orig_dst, outside, on, |key| service(maps, key), |addr| maps.node_addr(addr))
 }
 
 /// The frontend that a packet is for, into its context. `outside`: of a client outside of the cluster.
@@ -60,9 +60,9 @@ pub fn packet_frontend<M: Services>(maps: M, ctx: &mut PacketCtx<Words<M>>, outs
         let bits = maps.node_addr(addr);
         if tunnelled && bits & NODE_ADDR_INTERNAL != 0 { NODE_ADDR_PORTS } else { bits }
     };
-    let dialled = ServiceKey::internal(addr, port, proto);
+    let orig_dst = ServiceKey::internal(addr, port, proto);
     let found = decide::frontend(
-        dialled,
+        orig_dst,
         outside && !tunnelled,
         NODE_ADDR_PORTS,
         |key| service(maps, key),

@@ -55,19 +55,19 @@ impl<S: Sockaddr, M: Peers + Counters + Picks + Services<Family = S::Family>> So
 /// connect(2), of TCP and of UDP.
 #[inline(always)]
 pub fn connect<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S) -> i32 {
-    let dialled = orig_dst(call);
-    let service = match find(maps, call, &dialled) {
+    let orig_dst = orig_dst(call);
+    let service = match find(maps, call, &orig_dst) {
         Ok(Some(service)) => service,
-        Ok(None) => return untranslated(maps, call, &dialled, Call::Connect),
-        Err(refusal) => return refuse(maps, call, &dialled, &refusal, Call::Connect),
+        Ok(None) => return untranslated(maps, call, &orig_dst, Call::Connect),
+        Err(refusal) => return refuse(maps, call, &orig_dst, &refusal, Call::Connect),
     };
     let selected = match select(maps, call, &service) {
         Ok(selected) => selected,
         Err(reason) => {
-            return refuse(maps, call, &dialled, &Refusal { service: service.id, reason }, Call::Connect);
+            return refuse(maps, call, &orig_dst, &Refusal { service: service.id, reason }, Call::Connect);
         }
     };
-    peer::connected(maps, call, &service, &selected, &dialled);
+    peer::connected(maps, call, &service, &selected, &orig_dst);
     count_connection(maps, call, &service, selected.id);
     call.set(selected.addr, selected.port);
     ALLOW
@@ -76,26 +76,26 @@ pub fn connect<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S) -> i32 {
 /// sendmsg(2) and sendto(2) of an unconnected UDP socket.
 #[inline(always)]
 pub fn send<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S) -> i32 {
-    let dialled = orig_dst(call);
-    let service = match find(maps, call, &dialled) {
+    let orig_dst = orig_dst(call);
+    let service = match find(maps, call, &orig_dst) {
         Ok(Some(service)) => service,
-        Ok(None) => return untranslated(maps, call, &dialled, Call::Send),
-        Err(refusal) => return refuse(maps, call, &dialled, &refusal, Call::Send),
+        Ok(None) => return untranslated(maps, call, &orig_dst, Call::Send),
+        Err(refusal) => return refuse(maps, call, &orig_dst, &refusal, Call::Send),
     };
-    let selected = match same_backend(maps, call, &dialled, &service) {
+    let selected = match same_backend(maps, call, &orig_dst, &service) {
         Some(selected) => {
-            peer::refresh_back_translation(maps, call, service.id, &selected, &dialled);
+            peer::refresh_back_translation(maps, call, service.id, &selected, &orig_dst);
             selected
         }
         None => match select(maps, call, &service) {
             Ok(selected) => {
-                peer::put_translation(maps, call, service.id, &selected, &dialled);
-                peer::put_back_translation(maps, call, service.id, &selected, &dialled, 0);
+                peer::put_translation(maps, call, service.id, &selected, &orig_dst);
+                peer::put_back_translation(maps, call, service.id, &selected, &orig_dst, 0);
                 count_connection(maps, call, &service, selected.id);
                 selected
             }
             Err(reason) => {
-                return refuse(maps, call, &dialled, &Refusal { service: service.id, reason }, Call::Send);
+                return refuse(maps, call, &orig_dst, &Refusal { service: service.id, reason }, Call::Send);
             }
         },
     };
@@ -137,9 +137,9 @@ fn untranslated<S: Sockaddr, M: SocketMaps<S>>(
 fn find<S: Sockaddr, M: SocketMaps<S>>(
     maps: M,
     call: &S,
-    dialled: &OrigDst<Words<M>>,
+    orig_dst: &OrigDst<Words<M>>,
 ) -> Result<Option<ServiceEntry>, Refusal> {
-    let OrigDst { addr, port, proto } = *dialled;
+    let OrigDst { addr, port, proto } = *orig_dst;
     if is_left_to_packets(maps, call) {
         return Ok(None);
     }
@@ -240,10 +240,10 @@ fn note<M: Counters>(maps: M, key: &NetnsAffinityKey, backend_id: u32, time: Tim
 fn same_backend<S: Sockaddr, M: SocketMaps<S>>(
     maps: M,
     call: &S,
-    dialled: &OrigDst<Words<M>>,
+    orig_dst: &OrigDst<Words<M>>,
     service: &ServiceEntry,
 ) -> Option<SelectedBackend<Words<M>>> {
-    let entry = maps.peer(&peer::key_to_backend(call, dialled))?;
+    let entry = maps.peer(&peer::key_to_backend(call, orig_dst))?;
     let backend = maps.backend(entry.backend_id)?;
     let stays = decide::serves(backend, service)
         && backend.port == entry.port
@@ -281,7 +281,7 @@ fn count_connection<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S, entry: &Se
 fn refuse<S: Sockaddr, M: SocketMaps<S>>(
     maps: M,
     call: &S,
-    dialled: &OrigDst<Words<M>>,
+    orig_dst: &OrigDst<Words<M>>,
     refusal: &Refusal,
     what: Call,
 ) -> i32 {
@@ -289,7 +289,7 @@ fn refuse<S: Sockaddr, M: SocketMaps<S>>(
     let rejects = reason.verdict() == Verdict::Reject;
     let fails = maps.config().is_some_and(|config| config.flags & CONFIG_SOCKET_DROP_FAIL != 0);
     if !names_errors() || (!rejects && !fails) {
-        return untranslated(maps, call, dialled, what);
+        return untranslated(maps, call, orig_dst, what);
     }
     report::count_for(maps, service, reason);
     if events::has_listeners() {

@@ -54,18 +54,18 @@ pub fn connected<S: Sockaddr, M>(
     call: &S,
     service: &ServiceEntry,
     backend: &SelectedBackend<Words<M>>,
-    dialled: &OrigDst<Words<M>>,
+    orig_dst: &OrigDst<Words<M>>,
 ) where
     M: Peers + Counters + Services<Family = S::Family>,
 {
     // An IPv6 UDP socket passes the IPv4 hook next, with the address that this one leaves.
-    let grace = u8::from(call.is_mapped() && dialled.proto == PROTO_UDP);
+    let grace = u8::from(call.is_mapped() && orig_dst.proto == PROTO_UDP);
     match storage(call.raw().socket(), true) {
         Some(storage) => {
             let value = SocketStorage {
-                frontend: dialled.addr.words(),
+                frontend: orig_dst.addr.words(),
                 backend: backend.addr.words(),
-                frontend_port: dialled.port,
+                frontend_port: orig_dst.port,
                 backend_port: backend.port,
                 service: service.id,
                 backend_id: backend.id,
@@ -82,7 +82,7 @@ pub fn connected<S: Sockaddr, M>(
                 load::begun(maps, backend.id);
             }
         }
-        None => put_back_translation(maps, call, service.id, backend, dialled, grace),
+        None => put_back_translation(maps, call, service.id, backend, orig_dst, grace),
     }
 }
 
@@ -102,12 +102,12 @@ pub fn put_back_translation<S: Sockaddr, M>(
     call: &S,
     service: u32,
     backend: &SelectedBackend<Words<M>>,
-    dialled: &OrigDst<Words<M>>,
+    orig_dst: &OrigDst<Words<M>>,
     grace: u8,
 ) where
     M: Peers + Counters + Services<Family = S::Family>,
 {
-    let OrigDst { addr, port, proto } = *dialled;
+    let OrigDst { addr, port, proto } = *orig_dst;
     let key = SocketKey::new(call.raw().cookie(), backend.addr, backend.port, proto, TO_FRONTEND);
     let entry = SocketEntry { addr, port, grace: u16::from(grace), service, backend_id: backend.id };
     put(maps, &key, &entry);
@@ -120,16 +120,16 @@ pub fn refresh_back_translation<S: Sockaddr, M>(
     call: &S,
     service: u32,
     backend: &SelectedBackend<Words<M>>,
-    dialled: &OrigDst<Words<M>>,
+    orig_dst: &OrigDst<Words<M>>,
 ) where
     M: Peers + Counters + Services<Family = S::Family>,
 {
-    let key = SocketKey::new(call.raw().cookie(), backend.addr, backend.port, dialled.proto, TO_FRONTEND);
+    let key = SocketKey::new(call.raw().cookie(), backend.addr, backend.port, orig_dst.proto, TO_FRONTEND);
     let is_known = maps.peer(&key).is_some_and(|entry| {
-        entry.port == dialled.port && same(&entry.addr, &dialled.addr) && entry.service == service
+        entry.port == orig_dst.port && same(&entry.addr, &orig_dst.addr) && entry.service == service
     });
     if !is_known {
-        put_back_translation(maps, call, service, backend, dialled, 0);
+        put_back_translation(maps, call, service, backend, orig_dst, 0);
     }
 }
 
@@ -140,19 +140,19 @@ pub fn put_translation<S: Sockaddr, M>(
     call: &S,
     service: u32,
     backend: &SelectedBackend<Words<M>>,
-    dialled: &OrigDst<Words<M>>,
+    orig_dst: &OrigDst<Words<M>>,
 ) where
     M: Peers + Counters + Services<Family = S::Family>,
 {
     let entry =
         SocketEntry { addr: backend.addr, port: backend.port, grace: 0, service, backend_id: backend.id };
-    put(maps, &key_to_backend(call, dialled), &entry);
+    put(maps, &key_to_backend(call, orig_dst), &entry);
 }
 
 /// The key of an unconnected socket's peer.
 #[inline(always)]
-pub fn key_to_backend<S: Sockaddr, A: Address>(call: &S, dialled: &OrigDst<A>) -> SocketKey<A> {
-    SocketKey::new(call.raw().cookie(), dialled.addr, dialled.port, dialled.proto, TO_BACKEND)
+pub fn key_to_backend<S: Sockaddr, A: Address>(call: &S, orig_dst: &OrigDst<A>) -> SocketKey<A> {
+    SocketKey::new(call.raw().cookie(), orig_dst.addr, orig_dst.port, orig_dst.proto, TO_BACKEND)
 }
 
 #[inline(always)]

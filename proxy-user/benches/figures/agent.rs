@@ -16,8 +16,8 @@ use proxy_user::sync::{Driver, DriverSettings};
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
 
+use crate::harness::Harness;
 use crate::report::{Row, median, percentile};
-use crate::rig::Rig;
 
 const SERVICES: u32 = 1000;
 const ENDPOINTS: u32 = 10;
@@ -57,9 +57,9 @@ pub fn measure(bpffs: &Path) -> Vec<Row> {
     let mut starts = Vec::new();
     let mut latencies = Vec::new();
     for start in 0..STARTS {
-        let rig = Rig::with_capacities(bpffs, &Capacities::default());
+        let harness = Harness::with_capacities(bpffs, &Capacities::default());
         let changes = if start + 1 == STARTS { CHANGES } else { 0 };
-        let (synced, mut changed) = runtime.block_on(run(rig.pins(), changes));
+        let (synced, mut changed) = runtime.block_on(run(harness.pins(), changes));
         starts.push(synced.as_secs_f64());
         latencies.append(&mut changed);
     }

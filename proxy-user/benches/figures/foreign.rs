@@ -21,9 +21,9 @@ use proxy_user::maps::{KernelStore, Store as _};
 use proxy_user::programs::{Capacities, EMBEDDED, PacketHook, Programs, Settings, TcxOrder, Xdp, cleanup};
 use socket2::{Domain, Protocol, Socket, Type};
 
+use crate::harness::{Family, Service};
 use crate::packet::TCP;
 use crate::report::{Row, median, percentile};
-use crate::rig::{Family, Service};
 use crate::space::Space;
 
 const POD: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 2);

@@ -8,6 +8,9 @@
 
 mod agent;
 mod foreign;
+#[path = "../../tests/bpf/harness.rs"]
+#[expect(dead_code, reason = "the tests use the rest")]
+mod harness;
 #[path = "../../tests/isolate/mod.rs"]
 mod isolate;
 #[path = "../../tests/kube/mod.rs"]
@@ -23,9 +26,6 @@ mod node_ports;
 mod packet;
 mod packets;
 mod report;
-#[path = "../../tests/bpf/rig.rs"]
-#[expect(dead_code, reason = "the tests use the rest")]
-mod rig;
 mod sockets;
 #[path = "../../tests/netns/space.rs"]
 mod space;

@@ -7,10 +7,10 @@ use proxy_common::flow::{Bucket, FlowEntry, buckets_for};
 use proxy_user::maps::view::FlowState;
 use proxy_user::programs::Capacities;
 
+use crate::harness::{Family, Hook};
 use crate::packet::{ACK, Packet, SYN, TCP};
 use crate::packets::{Bench, CHAIN, CHAIN_START, SEQ, frontend};
 use crate::report::{Row, median};
-use crate::rig::{Family, Hook};
 
 const FLOWS: u32 = 1_000_000;
 /// Each client has one flow to each Service of the chain.
@@ -49,7 +49,7 @@ fn measure_family(bpffs: &Path, family: Family, group: &'static str) -> Vec<Row>
     let order = (0..CLIENTS).map(|at| at * 619 % CLIENTS);
     let found = median(order.map(|number| bench.round(ingress, &acknowledges(number), CHAIN)).collect());
     let clock = Instant::now();
-    let rows = bench.rig.view().flows().unwrap();
+    let rows = bench.harness.view().flows().unwrap();
     let listed = clock.elapsed();
     let established = rows.iter().filter(|row| row.state == FlowState::Established).count();
     let memory = capacities.flows as usize * entry_size(family)

@@ -43,7 +43,7 @@ const SIZES: [u16; 2] = [2, 1000];
 const REST: Duration = Duration::from_secs(3);
 
 /// A client, a node, and what lies behind it.
-struct World {
+struct Topology {
     client: Space,
     node: Space,
     _pods: [Space; 2],
@@ -53,7 +53,7 @@ fn remote_pod(number: u8) -> Ipv4Addr {
     Ipv4Addr::new(10, 99, 1, 1 + number)
 }
 
-impl World {
+impl Topology {
     fn new(number: u8) -> Result<Self> {
         let [client, node, pod, other] =
             [Space::new("client")?, Space::new("node")?, Space::new("pod")?, Space::new("other")?];
@@ -116,14 +116,14 @@ struct Ballast {
 }
 
 impl Ballast {
-    fn start(world: &World, control: &ControlPlane) -> Result<Self> {
+    fn start(topology: &Topology, control: &ControlPlane) -> Result<Self> {
         let root = proxy_user::host::cgroup::find(None)?.path;
         let cgroup = root.join(format!("ballast-bench-node-ports-{}", std::process::id()));
         fs::create_dir(&cgroup)?;
         let mut this = Self { process: None, cgroup };
         let bpffs = control.folder().join("bpf");
         fs::create_dir(&bpffs)?;
-        let mut command = world.node.command(env!("CARGO_BIN_EXE_ballast"));
+        let mut command = topology.node.command(env!("CARGO_BIN_EXE_ballast"));
         command.arg("run").arg("--kubeconfig").arg(control.agent_kubeconfig()).arg("--bpffs").arg(&bpffs);
         command.arg("--cgroup-root").arg(&this.cgroup).args(["--hostname-override", "node"]);
         this.process = Some(Process::start(&mut command, &control.folder().join("ballast.log"))?);
@@ -146,7 +146,7 @@ pub fn measure() -> Vec<Row> {
         "status": { "addresses": [{ "type": "InternalIP", "address": NODE }] },
     });
     control.api.create_raw("/api/v1/nodes", &object).unwrap();
-    let worlds = [0, 1, 2].map(|number| World::new(number).unwrap());
+    let worlds = [0, 1, 2].map(|number| Topology::new(number).unwrap());
     let [_, ballasts, kube_proxys] = &worlds;
     let _ballast = Ballast::start(ballasts, &control).unwrap();
     let command = kube_proxys.node.command(kube_proxy::program(&control).unwrap());
@@ -159,8 +159,8 @@ pub fn measure() -> Vec<Row> {
         control.api.create_all(&services).unwrap();
         control.api.create_all(&slices).unwrap();
         made = size;
-        for world in [ballasts, kube_proxys] {
-            [LOCAL, REMOTE, size - 1].into_iter().try_for_each(|number| world.serves(number)).unwrap();
+        for topology in [ballasts, kube_proxys] {
+            [LOCAL, REMOTE, size - 1].into_iter().try_for_each(|number| topology.serves(number)).unwrap();
         }
         thread::sleep(REST);
         rows.extend(compare(&worlds, size));
@@ -168,7 +168,7 @@ pub fn measure() -> Vec<Row> {
     rows
 }
 
-fn compare([bare, ballasts, kube_proxys]: &[World; 3], services: u16) -> Vec<Row> {
+fn compare([bare, ballasts, kube_proxys]: &[Topology; 3], services: u16) -> Vec<Row> {
     let local = SocketAddrV4::new(LOCAL_POD, TARGET);
     let remote = SocketAddrV4::new(remote_pod(0), TARGET);
     let sides = [
@@ -182,8 +182,8 @@ fn compare([bare, ballasts, kube_proxys]: &[World; 3], services: u16) -> Vec<Row
         (kube_proxys, node_port(REMOTE)),
     ];
     let [here, there, foreign, foreign_old, here_new, here_old, there_new, there_old] = alternate(|side| {
-        let (world, to) = sides[side];
-        world.connects(to)
+        let (topology, to) = sides[side];
+        topology.connects(to)
     });
     let group = "Node ports, IPv4";
     let row = |what: &str, value, unit, target| {

@@ -26,10 +26,10 @@ use proxy_common::select::source_port;
 use proxy_user::maps::view::FlowState;
 use proxy_user::programs::Capacities;
 
+use crate::harness::{Family, Harness, Hook, Service, context_of};
 use crate::node::{know, node_addr, send_on_as, uplink};
 use crate::packet::{ACK, Packet, SYN, TCP, ends};
 use crate::report::{Row, median, middle};
-use crate::rig::{Family, Hook, Rig, Service, context_of};
 
 const FEW: u32 = 10;
 const MANY: u32 = 10_000;
@@ -52,7 +52,7 @@ pub const SEQ: [u32; 2] = [1_000_000, 2_000_000];
 
 /// One set of Services, and the next client port that is new to it.
 pub struct Bench {
-    pub rig: Rig,
+    pub harness: Harness,
     family: Family,
     services: u32,
     clients: u32,
@@ -68,7 +68,7 @@ impl Bench {
     }
 
     pub fn with_capacities(bpffs: &Path, family: Family, services: u32, capacities: &Capacities) -> Self {
-        let mut rig = Rig::with_capacities(bpffs, capacities);
+        let mut harness = Harness::with_capacities(bpffs, capacities);
         let services_of = |id| {
             let next = match id {
                 1 => 2,
@@ -78,8 +78,8 @@ impl Bench {
             };
             Service::new(id, TCP, frontend(family, id), &[frontend(family, next)])
         };
-        rig.serve(&(1..=services).map(services_of).collect::<Vec<_>>());
-        Self { rig, family, services, clients: 0 }
+        harness.serve(&(1..=services).map(services_of).collect::<Vec<_>>());
+        Self { harness, family, services, clients: 0 }
     }
 
     pub fn time(&self, program: &str, packet: &Packet, repeat: u32) -> f64 {
@@ -98,7 +98,7 @@ impl Bench {
             repeat,
             ..TestRunOptions::default()
         };
-        let result = self.rig.program(program).test_run(options).unwrap();
+        let result = self.harness.program(program).test_run(options).unwrap();
         out.truncate(result.data_size_out as usize);
         (result.duration.as_nanos() as f64, out)
     }
@@ -118,7 +118,7 @@ impl Bench {
                 repeat,
                 ..TestRunOptions::default()
             };
-            self.rig.early_program(program).test_run(options).unwrap().duration.as_nanos() as f64
+            self.harness.early_program(program).test_run(options).unwrap().duration.as_nanos() as f64
         };
         let before = time("xdp_nop");
         let measured = time("xdp_ingress");
@@ -165,10 +165,10 @@ impl Bench {
                 (Hook::Egress, &answer, (frontend, client)),
                 (Hook::Ingress, &self.known().to(frontend), (client, backend)),
             ] {
-                assert_eq!(ends(&self.rig.run(hook, &packet.bytes()).packet), seen);
+                assert_eq!(ends(&self.harness.run(hook, &packet.bytes()).packet), seen);
             }
         }
-        assert!(self.rig.view().flows().unwrap().iter().all(|row| row.state == FlowState::Established));
+        assert!(self.harness.view().flows().unwrap().iter().all(|row| row.state == FlowState::Established));
     }
 
     /// A round of so many new flows.
@@ -256,8 +256,8 @@ fn fixed_port() -> u16 {
 
 /// Attaches an XDP program to the loopback device of a new network namespace, in generic mode. The namespace, and with it the
 /// attachment, lasts as long as the file.
-fn attach_apart(rig: &mut Rig, name: &str) -> File {
-    let program: &mut Xdp = rig.ebpf.program_mut(name).unwrap().try_into().unwrap();
+fn attach_apart(harness: &mut Harness, name: &str) -> File {
+    let program: &mut Xdp = harness.ebpf.program_mut(name).unwrap().try_into().unwrap();
     let attach = || {
         // SAFETY: only this thread changes its network namespace.
         assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNET) }, 0);
@@ -270,12 +270,12 @@ fn attach_apart(rig: &mut Rig, name: &str) -> File {
 /// Packets to an endpoint on another node, and their replies.
 fn measure_beyond(group: &'static str, [target, target_new]: [f64; 2], bench: &mut Bench) -> Vec<Row> {
     let family = bench.family;
-    know(family, &bench.rig);
-    bench.rig.configure(|config| config.snat = SOURCE_PORTS);
+    know(family, &bench.harness);
+    bench.harness.configure(|config| config.snat = SOURCE_PORTS);
     let clients = [3, 5].map(|host| family.client(host, fixed_port()));
     let syn = Packet::tcp(SYN, clients[0], frontend(family, 1));
     for (number, other) in [(0, clients[1]), (1, clients[0])] {
-        send_on_as(other.ip(), &bench.rig);
+        send_on_as(other.ip(), &bench.harness);
         let packet = syn.from(clients[number]).to(frontend(family, number as u32 + 1));
         let sent = bench.sent_on(&packet, 1).1;
         assert_eq!(ends(&sent), (other, frontend(family, 2 - number as u32)), "it goes to and fro");
@@ -286,11 +286,11 @@ fn measure_beyond(group: &'static str, [target, target_new]: [f64; 2], bench: &m
     let replies = median((0..ROUNDS).map(|_| bench.sent_on(&answer, HOPS).0).collect());
     // The kernel calls attached XDP programs by a direct jump (the BPF dispatcher). For others the test run patches that jump into
     // the kernel's code each time, and the first packet behind it pays microseconds.
-    let attached = ["xdp_ingress", "xdp_nop"].map(|name| attach_apart(&mut bench.rig, name));
+    let attached = ["xdp_ingress", "xdp_nop"].map(|name| attach_apart(&mut bench.harness, name));
     let early = |packet: &Packet, runs| median((0..ROUNDS).map(|_| bench.early(packet, runs)).collect());
     let foreign = packet.to(family.pod(9, 22));
     let early = [early(&packet, HOPS), early(&answer, HOPS), early(&foreign, RUNS)];
-    send_on_as(node_addr(family), &bench.rig);
+    send_on_as(node_addr(family), &bench.harness);
     let early_begun = median(
         (0..(bench.services - CHAIN_START) / HOPS)
             .map(|round| {
@@ -315,7 +315,7 @@ fn measure_beyond(group: &'static str, [target, target_new]: [f64; 2], bench: &m
             .collect(),
     );
     drop(attached);
-    assert_eq!(bench.rig.reasons(), [], "nothing was refused");
+    assert_eq!(bench.harness.reasons(), [], "nothing was refused");
     vec![
         Row::new(group, "to another node (SNAT), known flow", known, "ns", Some(target)),
         Row::new(group, "to another node (SNAT), reply", replies, "ns", Some(target)),

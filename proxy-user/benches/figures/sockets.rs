@@ -15,9 +15,9 @@ use proxy_user::maps::{KernelStore, Store as _};
 use proxy_user::programs::{Capacities, EMBEDDED, PacketHook, Programs, Settings, TcxOrder, Xdp, cleanup};
 use rustix::net::{AddressFamily, SocketType, sockopt};
 
+use crate::harness::Service;
 use crate::packet::{TCP, UDP};
 use crate::report::{Row, median};
-use crate::rig::Service;
 
 const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 2, 0, 1);
 const SERVER: Ipv4Addr = Ipv4Addr::new(10, 2, 0, 2);

@@ -15,11 +15,11 @@ use std::time::Instant;
 
 use aya::programs::{SchedClassifier, TcAttachType, Xdp, XdpMode};
 
+use crate::harness::Family;
 use crate::node::{know, uplink};
 use crate::packet::{ACK, Packet, SYN};
 use crate::packets::{Bench, frontend};
 use crate::report::{Row, median};
-use crate::rig::Family;
 
 /// Frames of one measurement, and how many the generator sends at once.
 const FRAMES: u32 = 100_000;
@@ -156,13 +156,13 @@ struct Case<'a> {
 
 impl Bench {
     fn xdp(&mut self) -> &mut Xdp {
-        self.rig.ebpf.program_mut("xdp_ingress").unwrap().try_into().unwrap()
+        self.harness.ebpf.program_mut("xdp_ingress").unwrap().try_into().unwrap()
     }
 }
 
 /// Nanoseconds a frame.
 fn measure_case(bench: &mut Bench, own: &[OwnedFd], case: &Case<'_>, sink: u32) -> f64 {
-    let packets = |bench: &Bench| (1..=SERVICES).map(|id| bench.rig.stats(id).packets).sum::<u64>();
+    let packets = |bench: &Bench| (1..=SERVICES).map(|id| bench.harness.stats(id).packets).sum::<u64>();
     let before = packets(bench);
     let (program, bytes) = case.frames;
     let time = match case.side {
@@ -195,7 +195,7 @@ fn pin_to_one_cpu() {
 /// Measures all of it.
 pub fn measure(bpffs: &Path) -> Vec<Row> {
     let mut bench = Bench::new(bpffs, Family::V4, SERVICES);
-    know(Family::V4, &bench.rig);
+    know(Family::V4, &bench.harness);
     let index = |name: &str| {
         let shown = Command::new("ip").args(["-o", "link", "show", name]).output().unwrap();
         String::from_utf8(shown.stdout).unwrap().split(':').next().unwrap().trim().parse::<u32>().unwrap()
@@ -203,7 +203,7 @@ pub fn measure(bpffs: &Path) -> Vec<Row> {
     pin_to_one_cpu();
     let (node, outside) = (uplink(), index("up1"));
     assert_eq!(node, index("up0"));
-    let tc: &mut SchedClassifier = bench.rig.ebpf.program_mut("tc_ingress").unwrap().try_into().unwrap();
+    let tc: &mut SchedClassifier = bench.harness.ebpf.program_mut("tc_ingress").unwrap().try_into().unwrap();
     tc.attach("up0", TcAttachType::Ingress).unwrap();
     // Without an XDP program on it, a device takes frames of its peer's XDP only if it has GRO.
     let gro = Command::new("ethtool").args(["-K", "up0", "gro", "on"]).status().unwrap();

@@ -18,6 +18,7 @@ use crate::kube::process::Process;
 use crate::kube::{PATIENCE, eventually, tail};
 use crate::proc;
 use crate::report::Row;
+use crate::slope;
 
 /// Between the first sync and a look at the memory: what is given back to the kernel is given back by then.
 const REST: Duration = Duration::from_secs(8);
@@ -117,7 +118,8 @@ pub fn full(control: &ControlPlane, cluster: &Cluster, options: &Options) -> Vec
     sleep(IDLE);
     rows.push(Row::new(group, "idle, of a core", share(begun, IDLE), "%", None));
     let (before, begun, from) = (changes(), proc::cpu(agent.id()), Instant::now());
-    let made = cluster.churn(control, options.churn);
+    let work = || cluster.churn(control, options.churn);
+    let (made, grown) = slope::during(agent.id(), "Agent, churn", work);
     sleep(Duration::from_millis(200));
     let used = share(begun, from.elapsed());
     rows.push(Row::new(group, "20 changes a second, of a core", used, "%", Some(1.0)));
@@ -132,6 +134,7 @@ pub fn full(control: &ControlPlane, cluster: &Cluster, options: &Options) -> Vec
         let what = format!("event to the map, p{percent}, at most");
         rows.push(Row::new(group, what, milliseconds, "ms", Some(target)));
     }
+    rows.extend(grown);
     rows.extend(memory(&agent, "Agent, after churn", None));
     agent.kill().unwrap();
     let (agent, again) = node.start(control);

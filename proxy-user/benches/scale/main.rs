@@ -19,6 +19,7 @@ mod proc;
 #[path = "../figures/report.rs"]
 #[expect(dead_code, reason = "the other figures use the rest")]
 mod report;
+mod slope;
 #[path = "../../tests/netns/space.rs"]
 #[expect(dead_code, reason = "the tests use the rest")]
 mod space;

@@ -44,7 +44,7 @@ pub struct Options {
 
 /// What talks to the API servers.
 pub struct Connection {
-    /// What sends requests, each to the server in force.
+    /// What sends requests, each to the active server.
     pub client: Client,
     /// All servers.
     pub servers: Arc<Servers>,

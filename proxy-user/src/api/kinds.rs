@@ -19,7 +19,9 @@ pub trait Watched:
     /// What permissions call it.
     const RESOURCE: &'static str;
     /// Which of its objects the API server should send.
-    fn selectors() -> watcher::Config;
+    fn selectors() -> watcher::Config {
+        watcher::Config::default()
+    }
     /// The name of an object.
     fn key(&self) -> Key;
     /// The object, or `None` if it is no business of ours.
@@ -86,10 +88,6 @@ impl Watched for Node {
     type Model = model::NodeView;
     const RESOURCE: &'static str = "nodes";
 
-    fn selectors() -> watcher::Config {
-        watcher::Config::default()
-    }
-
     fn key(&self) -> Key {
         Key::Node(self.metadata.name.clone().unwrap_or_default())
     }
@@ -110,10 +108,6 @@ impl Watched for Node {
 impl Watched for OtherNode {
     type Model = model::NodeView;
     const RESOURCE: &'static str = "nodes";
-
-    fn selectors() -> watcher::Config {
-        watcher::Config::default()
-    }
 
     fn key(&self) -> Key {
         Key::Node(self.metadata.name.clone().unwrap_or_default())
@@ -136,10 +130,6 @@ impl Watched for OtherNode {
 impl Watched for ServiceCidr {
     type Model = model::ServiceCidr;
     const RESOURCE: &'static str = "servicecidrs.networking.k8s.io";
-
-    fn selectors() -> watcher::Config {
-        watcher::Config::default()
-    }
 
     fn key(&self) -> Key {
         Key::ServiceCidr(self.metadata.name.clone().unwrap_or_default())

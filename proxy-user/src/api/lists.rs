@@ -12,7 +12,7 @@ use std::time::Duration;
 use kube::runtime::watcher::{self, Event, InitialListStrategy, ListSemantic};
 use tracing::info;
 
-use super::outage::Trouble;
+use super::watch_health::WatchErrorKind;
 
 /// A streamed list that is silent for so long is not served. A server that begins to listen fills its cache first, which
 /// takes a second or two.
@@ -75,7 +75,7 @@ impl Lists {
             Ok(Event::Init) => self.under_way = true,
             Ok(Event::InitDone) => *self = Self { streamed: true, under_way: false },
             Err(error @ watcher::Error::WatchStartFailed(cause)) => {
-                if Trouble::of(error) == Trouble::Expired {
+                if WatchErrorKind::of(error) == WatchErrorKind::Expired {
                     self.begins_anew();
                     return Next::BeginsAnew;
                 }

@@ -8,6 +8,6 @@ mod kinds;
 mod lists;
 pub mod notices;
 pub mod objects;
-pub(crate) mod outage;
 pub mod servers;
 pub mod watch;
+pub(crate) mod watch_health;

@@ -131,7 +131,7 @@ mod tests {
     use crate::model::ServiceName;
 
     fn about(name: &str) -> Notice {
-        Notice::not_in_force(ServiceName::new("shop", name), "spec.ports: no room".to_owned())
+        Notice::not_programmed(ServiceName::new("shop", name), "spec.ports: no room".to_owned())
     }
 
     #[test]

@@ -1,6 +1,6 @@
-//! Several API servers: a request goes to the one in force, and to the next ones while no server answers it.
+//! Several API servers: a request goes to the active one, and to the next ones while no server answers it.
 //!
-//! The server that answers in the place of the one in force is in force from then on, until it fails in its turn: an earlier
+//! The server that answers in the place of the active one is active from then on, until it fails in its turn: an earlier
 //! one that comes back is not gone back to, so that no connection is broken for it. A server fails that takes no connection,
 //! has no valid certificate, breaks the connection, is silent, or has no better answer than "try again" (429) or a fault of
 //! its own (5xx). When all fail, the last answer is the result, and the caller's pauses apply.
@@ -39,7 +39,7 @@ pub struct Servers {
 
 struct State {
     servers: Vec<Server>,
-    in_force: Option<String>,
+    active: Option<String>,
     failovers: u64,
 }
 
@@ -51,7 +51,7 @@ struct Silent;
 impl Servers {
     /// Of at least one, in the order in which they are to be tried. What becomes of them is told to `told`.
     pub fn new(servers: Vec<Server>, told: watch::Sender<ApiServers>) -> Self {
-        let servers = Self { state: Mutex::new(State { servers, in_force: None, failovers: 0 }), told };
+        let servers = Self { state: Mutex::new(State { servers, active: None, failovers: 0 }), told };
         servers.tell(&servers.lock());
         servers
     }
@@ -61,16 +61,16 @@ impl Servers {
         self.lock().servers.clone()
     }
 
-    /// The servers from now on. The one in force stays so while it is among them.
+    /// The servers from now on. The active one stays so while it is among them.
     pub fn replace(&self, servers: Vec<Server>) {
         let mut state = self.lock();
-        let in_force = state.in_force.take();
-        state.in_force = in_force.filter(|url| servers.iter().any(|server| server.url == *url));
+        let active = state.active.take();
+        state.active = active.filter(|url| servers.iter().any(|server| server.url == *url));
         state.servers = servers;
         self.tell(&state);
     }
 
-    /// Sends a request to the server in force, or to the first one after it that answers.
+    /// Sends a request to the active server, or to the first one after it that answers.
     pub async fn send(&self, request: Request<Body>) -> Result<Response<Body>, Error> {
         let (began_with, servers) = self.in_order();
         let patience = (servers.len() > 1).then_some(PATIENCE);
@@ -89,13 +89,13 @@ impl Servers {
         last.unwrap_or_else(|| Err(Error::Service("there is no API server to ask".into())))
     }
 
-    /// The server in force, and all servers from it on.
+    /// The active server, and all servers from it on.
     fn in_order(&self) -> (Option<String>, Vec<Server>) {
         let state = self.lock();
         let mut servers = state.servers.clone();
-        let at = servers.iter().position(|server| Some(&server.url) == state.in_force.as_ref());
+        let at = servers.iter().position(|server| Some(&server.url) == state.active.as_ref());
         servers.rotate_left(at.unwrap_or_default());
-        (state.in_force.clone(), servers)
+        (state.active.clone(), servers)
     }
 
     /// `server` has answered a request that began with another server, where there is an `error`: that of the first one
@@ -104,10 +104,10 @@ impl Servers {
         let mut state = self.lock();
         let is_known = state.servers.iter().any(|known| known.url == server.url);
         // Another request has chosen meanwhile.
-        if state.in_force.as_deref() != began_with || !is_known || (error.is_none() && began_with.is_some()) {
+        if state.active.as_deref() != began_with || !is_known || (error.is_none() && began_with.is_some()) {
             return;
         }
-        state.in_force = Some(server.url.clone());
+        state.active = Some(server.url.clone());
         match error {
             None => info!(server = server.url, "the API server answers"),
             Some(error) => {
@@ -123,10 +123,10 @@ impl Servers {
     }
 
     fn tell(&self, state: &State) {
-        let State { servers, in_force, failovers } = state;
+        let State { servers, active, failovers } = state;
         self.told.send_replace(ApiServers {
             servers: servers.iter().map(|server| server.url.clone()).collect(),
-            in_force: in_force.clone(),
+            active: active.clone(),
             failovers: *failovers,
         });
     }

@@ -17,14 +17,16 @@ use kube::runtime::{WatchStreamExt, watcher as watch_kind};
 use kube::{Api, Client};
 use tokio::sync::mpsc::Sender;
 use tokio::time::{Instant, sleep_until, timeout};
-use tracing::warn;
+use tracing::field::Empty;
+use tracing::{Span, info_span, warn};
 
 use crate::model::{Event, Listing};
+use crate::spans;
 
 use super::kinds::Watched;
 use super::lists;
 use super::objects::{EndpointSlice, Node, OtherNode, Service, ServiceCidr};
-use super::outage::Outage;
+use super::watch_health::WatchHealth;
 use history::History;
 
 /// The first pause after a failure.
@@ -83,7 +85,7 @@ async fn forward(
     sender: &Sender<Event>,
     mut note: impl FnMut(&Event),
 ) {
-    let mut outage = Outage::default();
+    let mut outage = WatchHealth::default();
     let mut last_failure = Instant::now();
     loop {
         let report = tokio::select! {
@@ -119,8 +121,8 @@ async fn forward(
 
 /// One kind, for ever.
 fn reports<K: Watched>(api: Api<K>, config: watcher::Config) -> impl Stream<Item = Report> + Send {
-    let mut listed = Vec::new();
-    watches(api, config).backoff(backoff()).filter_map(move |item| future::ready(report(item, &mut listed)))
+    let mut list = List::default();
+    watches(api, config).backoff(backoff()).filter_map(move |item| future::ready(report(item, &mut list)))
 }
 
 type Watch<K> = Option<BoxStream<'static, watcher::Result<watcher::Event<K>>>>;
@@ -167,22 +169,53 @@ pub(super) fn watches<K: Watched>(
     })
 }
 
-/// Collects a list in `listed`, and turns all else into reports.
-fn report<K: Watched>(
-    item: watcher::Result<watcher::Event<K>>,
-    listed: &mut Vec<K::Model>,
-) -> Option<Report> {
+/// A list that is under way.
+struct List<M> {
+    objects: Vec<M>,
+    /// Ends with the list.
+    span: Option<Span>,
+}
+
+impl<M> Default for List<M> {
+    fn default() -> Self {
+        Self { objects: Vec::new(), span: None }
+    }
+}
+
+impl<M> List<M> {
+    fn begin(&mut self, resource: &'static str) {
+        self.objects.clear();
+        // One that begins anew goes on: what counts is how long it takes until all is known.
+        self.span.get_or_insert_with(|| {
+            let span = info_span!(
+                target: spans::TARGET, parent: None, "list", ballast.resource = Empty, ballast.objects = Empty
+            );
+            span.record("ballast.resource", resource);
+            span
+        });
+    }
+
+    fn end(&mut self) -> Vec<M> {
+        if let Some(span) = self.span.take() {
+            span.record("ballast.objects", self.objects.len() as u64);
+        }
+        std::mem::take(&mut self.objects)
+    }
+}
+
+/// Collects a list in `list`, and turns all else into reports.
+fn report<K: Watched>(item: watcher::Result<watcher::Event<K>>, list: &mut List<K::Model>) -> Option<Report> {
     let event = match item {
         Err(error) => return Some(Report::Failed(K::RESOURCE, error)),
         Ok(watcher::Event::Init) => {
-            listed.clear();
+            list.begin(K::RESOURCE);
             return None;
         }
         Ok(watcher::Event::InitApply(object)) => {
-            listed.extend(object.convert());
+            list.objects.extend(object.convert());
             return None;
         }
-        Ok(watcher::Event::InitDone) => Event::Reset(K::listing(std::mem::take(listed))),
+        Ok(watcher::Event::InitDone) => Event::Reset(K::listing(list.end())),
         Ok(watcher::Event::Apply(object)) => {
             let key = object.key();
             object.convert().map_or(Event::Delete(key), |model| Event::Apply(K::object(model)))

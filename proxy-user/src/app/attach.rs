@@ -8,8 +8,9 @@ use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 
 use crate::config::RunConfig;
+use crate::host::follow::Devices;
 use crate::host::manager::{DeviceManager, PERIOD};
-use crate::host::netfilter::old_proxy::OldProxy;
+use crate::host::netfilter::kube_proxy_rules::KubeProxyRules;
 use crate::programs::Programs;
 use crate::sync::Status;
 
@@ -21,10 +22,11 @@ const LOOK_AGAIN: Duration = Duration::from_secs(5);
 pub async fn attach(
     programs: Arc<Programs>,
     config: Arc<RunConfig>,
+    devices: watch::Receiver<Devices>,
     status: watch::Receiver<Status>,
 ) -> anyhow::Result<()> {
     let selection = config.devices.clone();
-    if !programs.in_force() {
+    if !programs.is_current() {
         wait_until_filled(status, other_proxy).await;
     }
     loop {
@@ -45,13 +47,13 @@ pub async fn attach(
     }
     let (manager, _states) = DeviceManager::new(selection, Arc::clone(&programs));
     let manager = manager.with_period(PERIOD.min(config.sync_period));
-    tokio::join!(manager.run(), keep(programs, config.sync_period));
+    tokio::join!(manager.run(devices), keep(programs, config.sync_period));
     Ok(())
 }
 
 /// Whether rules of kube-proxy serve this node. Who may not ask may not attach either, and that is told elsewhere.
 async fn other_proxy() -> bool {
-    spawn_blocking(OldProxy::look).await.is_ok_and(|found| found.is_ok_and(|found| found.has_rules()))
+    spawn_blocking(KubeProxyRules::look).await.is_ok_and(|found| found.is_ok_and(|found| found.has_rules()))
 }
 
 /// Waits until the maps hold everything that was listed, or the static Services, by which the API server itself may be reached:
@@ -85,7 +87,7 @@ where
 
 /// Restores every `period` what was detached or removed externally.
 async fn keep(programs: Arc<Programs>, period: Duration) {
-    let mut trouble: Option<String> = None;
+    let mut failure: Option<String> = None;
     loop {
         sleep(period).await;
         let programs = Arc::clone(&programs);
@@ -99,13 +101,13 @@ async fn keep(programs: Arc<Programs>, period: Duration) {
             }
             Err(error) => Some(error.to_string()),
         };
-        if let Some(error) = error.as_ref().filter(|error| trouble.as_ref() != Some(error)) {
+        if let Some(error) = error.as_ref().filter(|error| failure.as_ref() != Some(error)) {
             tracing::error!(
                 error,
                 "what was detached or removed externally cannot be restored; trying again"
             );
         }
-        trouble = error;
+        failure = error;
     }
 }
 

@@ -8,7 +8,7 @@ use anyhow::bail;
 use tokio::time::{sleep, timeout};
 
 use crate::config::kube_proxy::{Overlay, file};
-use crate::source::beside::Beside;
+use crate::source::file_watch::FileWatch;
 
 /// How often the file is read though nothing was heard of it.
 const POLL: Duration = Duration::from_secs(5);
@@ -18,7 +18,7 @@ const REST: Duration = Duration::from_millis(200);
 /// Returns an error when the file has a new text that can be used; never without a file.
 pub async fn until_changed(overlay: Overlay) -> anyhow::Result<()> {
     let Some(path) = overlay.config_file else { return std::future::pending().await };
-    let mut watched = Beside::watch(&path);
+    let mut watched = FileWatch::watch(&path);
     let mut known = overlay.text;
     loop {
         // Both outcomes mean: look at it.

@@ -7,7 +7,7 @@ use anyhow::Context;
 use crate::config::RunConfig;
 use crate::config::kube_proxy::document;
 use crate::host::cgroup;
-use crate::host::netfilter::old_proxy::OldProxy;
+use crate::host::netfilter::kube_proxy_rules::KubeProxyRules;
 use crate::host::netfilter::sysctl;
 use crate::programs;
 
@@ -39,7 +39,7 @@ pub fn describe(config: &RunConfig) {
 /// Says once what another proxy has left on this node.
 pub async fn describe_old_proxy() {
     // Who may not ask may not attach either, and that is told elsewhere.
-    let Ok(Ok(found)) = tokio::task::spawn_blocking(OldProxy::look).await else { return };
+    let Ok(Ok(found)) = tokio::task::spawn_blocking(KubeProxyRules::look).await else { return };
     if found.has_rules() {
         tracing::warn!(
             %found,
@@ -70,7 +70,7 @@ pub fn set_up_netfilter(config: &RunConfig) {
     }
 }
 
-/// Writes the settings in force in kube-proxy's format.
+/// Writes the settings in effect in kube-proxy's format.
 pub fn write_config(config: &RunConfig, path: &Path) -> anyhow::Result<()> {
     let text = document::yaml(&document::of(config));
     std::fs::write(path, text).with_context(|| format!("cannot write --write-config-to {}", path.display()))

@@ -66,7 +66,7 @@ fn uplinks(devices: &BTreeMap<u32, XdpDevice>, wanted: Xdp) -> Option<Notice> {
 fn notice(problem: &Problem) -> Option<Notice> {
     let (namespace, name) = problem.object.strip_prefix("Service ")?.split_once('/')?;
     let note = format!("{}: {}", problem.field, problem.message);
-    Some(Notice::not_in_force(ServiceName::new(namespace, name), note))
+    Some(Notice::not_programmed(ServiceName::new(namespace, name), note))
 }
 
 #[cfg(test)]
@@ -111,7 +111,8 @@ mod tests {
             status.failed.clone_from(&problems);
             status.problems = [problems.clone(), vec![of_the_object]].concat();
         });
-        let expected = Notice::not_in_force(ServiceName::new("shop", "a"), "spec.ports: no room".to_owned());
+        let expected =
+            Notice::not_programmed(ServiceName::new("shop", "a"), "spec.ports: no room".to_owned());
         assert_eq!(told.recv().await, Some(expected));
         // The same once more, and then another one, which is all that is heard of.
         status.send_modify(|status| status.services += 1);

@@ -28,7 +28,7 @@ pub async fn open(
         return Ok((Box::pin(source), None));
     };
     let (begun, has_begun) = oneshot::channel();
-    let beside = |dir| folder::run(dir, Role::Beside { begun }, sender.clone());
+    let beside = |dir| folder::run(dir, Role::BesideApiServer { begun }, sender.clone());
     let folder = OptionFuture::from(config.source.manifests.clone().map(beside));
     let (cluster, client) = of_cluster(cluster, config, sender.clone(), notices, needs_nodes, told).await?;
     let cluster = async move {

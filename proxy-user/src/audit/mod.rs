@@ -19,11 +19,14 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::sleep;
+use tracing::field::Empty;
+use tracing::{Instrument as _, info_span};
 
 pub use sources::{Ask, AuditError, Frontends, GRACE, Lists};
 
 use crate::maps::FrontendKey;
 use crate::model::Key;
+use crate::spans;
 use crate::sync::Status;
 
 /// Names that a log line holds, at most.
@@ -101,7 +104,17 @@ pub async fn run(
     drop(status);
     sleep(turn(node_name, period)).await;
     loop {
-        let result = audit(&lists, &maps, &driver).await;
+        let span = info_span!(target: spans::TARGET, "audit", ballast.differences = Empty, error = Empty);
+        let result = audit(&lists, &maps, &driver).instrument(span.clone()).await;
+        match &result {
+            Ok(Differences { objects, frontends }) => {
+                span.record("ballast.differences", (objects.len() + frontends.len()) as u64);
+            }
+            Err(error) => {
+                span.record("error", error.to_string());
+            }
+        }
+        drop(span);
         audits.note(&result);
         match result {
             Ok(differences) => tell(&differences),

@@ -6,13 +6,14 @@ mod choices;
 pub mod common;
 pub mod downgrade;
 pub mod end_udp_sockets;
-pub mod eyes;
 pub mod inspect;
 pub mod kube_proxy;
 pub mod kubectl;
 pub mod list;
 pub mod network;
+pub mod observe;
 mod options;
+pub mod otlp;
 pub mod page;
 pub mod paths;
 pub mod programmed;
@@ -85,9 +86,9 @@ pub enum Command {
         command: MapCommand,
     },
     /// Explain, rule by rule, what would happen to a connection. No packet is sent.
-    Explain(eyes::ExplainArgs),
+    Explain(observe::ExplainArgs),
     /// Show refusals, drops and new connections while they happen.
-    Monitor(eyes::MonitorArgs),
+    Monitor(observe::MonitorArgs),
     /// Show Services, endpoints, drops and connections as they happen, on a terminal.
     Top(top::TopArgs),
     /// Show which version of each Service and its EndpointSlices is programmed into the maps, as JSON.
@@ -233,6 +234,9 @@ pub struct RunArgs {
     /// The page.
     #[command(flatten)]
     pub page: page::PageArgs,
+    /// Export of telemetry.
+    #[command(flatten)]
+    pub otlp: otlp::OtlpArgs,
     /// How log lines are written. Default: text.
     #[arg(long, env = "BALLAST_LOG_FORMAT", value_name = "FORMAT", help_heading = "Health, metrics, log")]
     pub log_format: Option<LogFormat>,

@@ -16,8 +16,8 @@ use proxy_common::Address;
 use proxy_common::service::{SCOPE_INTERNAL, ServiceKey};
 use proxy_common::{V4, V6};
 
-use super::args::eyes::ExplainArgs;
-use super::question::{Client, Dialled};
+use super::args::observe::ExplainArgs;
+use super::question::{Client, Destination};
 use super::show::ShowError;
 use crate::maps::view::{Rules, View};
 
@@ -27,7 +27,7 @@ pub struct Explanation {
     /// Who connects.
     pub client: Client,
     /// What it dials.
-    pub dialled: Dialled,
+    pub destination: Destination,
     /// What the socket hooks do.
     pub socket: Path,
     /// What the packet hooks do.
@@ -37,18 +37,18 @@ pub struct Explanation {
 /// Reads the maps, and answers.
 pub fn answer(args: &ExplainArgs) -> Result<String, ShowError> {
     let view = View::open(&args.reader.bpffs)?;
-    let explanation = match (args.dialled.to.ip(), args.client) {
+    let explanation = match (args.destination.to.ip(), args.client) {
         (IpAddr::V4(to), client @ (Client::Host | Client::Pod)) => {
-            explain(&view.rules::<V4>()?, client, None, to.octets(), args.dialled)
+            explain(&view.rules::<V4>()?, client, None, to.octets(), args.destination)
         }
         (IpAddr::V6(to), client @ (Client::Host | Client::Pod)) => {
-            explain(&view.rules::<V6>()?, client, None, to.octets(), args.dialled)
+            explain(&view.rules::<V6>()?, client, None, to.octets(), args.destination)
         }
         (IpAddr::V4(to), client @ Client::Address(IpAddr::V4(from))) => {
-            explain(&view.rules::<V4>()?, client, Some(from.octets()), to.octets(), args.dialled)
+            explain(&view.rules::<V4>()?, client, Some(from.octets()), to.octets(), args.destination)
         }
         (IpAddr::V6(to), client @ Client::Address(IpAddr::V6(from))) => {
-            explain(&view.rules::<V6>()?, client, Some(from.octets()), to.octets(), args.dialled)
+            explain(&view.rules::<V6>()?, client, Some(from.octets()), to.octets(), args.destination)
         }
         _ => return Err(ShowError::Families),
     };
@@ -61,18 +61,18 @@ pub fn explain<A: Address + Into<IpAddr>>(
     client: Client,
     from: Option<A>,
     to: A,
-    dialled: Dialled,
+    destination: Destination,
 ) -> Explanation {
     let key = ServiceKey {
         addr: to,
-        port: dialled.to.port(),
-        proto: dialled.protocol.number(),
+        port: destination.to.port(),
+        proto: destination.protocol.number(),
         scope: SCOPE_INTERNAL,
     };
     let socket = walk::Walk::new(rules, key).socket(client, from);
     let is_left = socket.outcome == Outcome::Untouched;
     let packet = walk::Walk::new(rules, key).packet(client, from, is_left);
-    Explanation { client, dialled, socket, packet }
+    Explanation { client, destination, socket, packet }
 }
 
 #[cfg(test)]

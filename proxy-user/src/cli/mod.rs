@@ -9,7 +9,7 @@ pub mod colour;
 pub mod complete;
 pub mod confirm;
 pub mod explain;
-pub mod handover;
+pub mod export_conntrack;
 pub mod monitor;
 pub mod origins;
 pub mod programmed;

@@ -16,10 +16,15 @@ use rustix::net::{self, AddressFamily, SocketType};
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
-use super::args::Output;
-use super::args::eyes::{EventKind, MonitorArgs};
+use super::args::observe::{EventKind, EventOutput, MonitorArgs};
 use super::show::{ServiceFilter, ShowError, yaml};
-use crate::maps::view::{Listener, Snapshot, Transport, View, ViewError};
+use crate::config::ConfigError;
+use crate::config::otlp::resource;
+use crate::config::run::node_name_or_host;
+use crate::maps::view::{Listener, NameRow, Snapshot, Transport, View, ViewError};
+use crate::otlp::Resource;
+
+mod otlp;
 
 /// How often the ring is polled: an event wakes no reader, so that it costs the programs little.
 const LOOK: Duration = Duration::from_millis(20);
@@ -35,6 +40,9 @@ pub enum MonitorError {
     /// The reader of the lines has gone.
     #[error("cannot write to standard output: {0}")]
     Write(#[from] io::Error),
+    /// A variable of OpenTelemetry cannot be used.
+    #[error(transparent)]
+    Variable(#[from] ConfigError),
 }
 
 impl From<ViewError> for MonitorError {
@@ -85,12 +93,16 @@ pub fn run(args: &MonitorArgs, out: &mut impl Write) -> Result<(), MonitorError>
         reasons: args.reason.clone(),
         kinds: args.kind.clone(),
     };
-    let view = View::open(&args.reader.bpffs)?;
+    let view = View::open(&args.bpffs)?;
     let mut names = Names::read(&view)?;
     let mut listener = view.listen(args.sample)?;
     let begun = Instant::now();
     let (mut renewed, mut shown, mut lost) = (begun, 0, 0);
-    let world = World::now();
+    let context = MonitorContext::now();
+    let output = match args.output {
+        EventOutput::Otlp => Written::Otlp(own_resource()?),
+        other => Written::Plain(other),
+    };
     let has_ended = args.end_with_stdin.then(input_end);
     while !has_ended.as_ref().is_some_and(|ended| ended.load(Ordering::Relaxed))
         && args.count.is_none_or(|count| shown < count)
@@ -111,12 +123,36 @@ pub fn run(args: &MonitorArgs, out: &mut impl Write) -> Result<(), MonitorError>
         };
         names.learn(&view, event.service)?;
         if selection.takes(&event, &names.snapshot) {
-            let line = Line::new(&event, &names.snapshot, &world);
-            writeln!(out, "{}", line.render(args.reader.output)?)?;
+            let line = Line::new(&event, &names.snapshot, &context);
+            writeln!(out, "{}", output.render(&line)?)?;
             shown += 1;
         }
     }
     Ok(out.flush()?)
+}
+
+/// How each line is written.
+enum Written {
+    Plain(EventOutput),
+    Otlp(Resource),
+}
+
+impl Written {
+    fn render(&self, line: &Line) -> Result<String, ShowError> {
+        match self {
+            Self::Otlp(resource) => line.otlp(resource),
+            Self::Plain(EventOutput::Json) => Ok(serde_json::to_string(line)?),
+            Self::Plain(EventOutput::Yaml) => Ok(format!("---\n{}", yaml(line)?.trim_end())),
+            Self::Plain(EventOutput::Text | EventOutput::Otlp) => Ok(line.text()),
+        }
+    }
+}
+
+/// This program on this node, with what OpenTelemetry's variables say.
+fn own_resource() -> Result<Resource, ConfigError> {
+    let variable = |name: &str| std::env::var(name).ok();
+    let node = node_name_or_host(variable("BALLAST_HOSTNAME_OVERRIDE"))?;
+    resource(variable, Some(&node))
 }
 
 /// Becomes true when standard input has ended; what is read of it is not used.
@@ -132,18 +168,22 @@ fn input_end() -> Arc<AtomicBool> {
 }
 
 /// Names of Services, as they are learnt.
-struct Names {
-    snapshot: Snapshot,
+#[derive(Debug)]
+pub struct Names {
+    /// Service ports and what clients dial; nothing else.
+    pub snapshot: Snapshot,
     read: Instant,
 }
 
 impl Names {
-    fn read(view: &View) -> Result<Self, ViewError> {
+    /// What there is now.
+    pub fn read(view: &View) -> Result<Self, ViewError> {
         let snapshot = Snapshot { names: view.names()?, frontends: view.services()?, ..Snapshot::default() };
         Ok(Self { snapshot, read: Instant::now() })
     }
 
-    fn learn(&mut self, view: &View, service: u32) -> Result<(), ViewError> {
+    /// Reads them anew, if an event is of a Service without a name, and not too often.
+    pub fn learn(&mut self, view: &View, service: u32) -> Result<(), ViewError> {
         let known = service == 0 || self.snapshot.names.contains_key(&service);
         if !known && self.read.elapsed() >= NAMES {
             *self = Self::read(view)?;
@@ -154,7 +194,7 @@ impl Names {
 
 /// What an event does not tell by itself.
 #[derive(Clone, Debug, Default)]
-pub struct World {
+pub struct MonitorContext {
     /// When the monotonic clock was zero.
     zero: Option<SystemTime>,
     /// Names of devices and of processes, instead of those of this machine.
@@ -162,16 +202,15 @@ pub struct World {
     processes: Option<BTreeMap<u32, String>>,
 }
 
-impl World {
+impl MonitorContext {
     /// This machine, now.
     pub fn now() -> Self {
         let up = Duration::try_from(clock_gettime(ClockId::Monotonic)).unwrap_or_default();
         Self { zero: SystemTime::now().checked_sub(up), ..Self::default() }
     }
 
-    fn time(&self, event: &Event) -> Option<Timestamp> {
-        let time = self.zero?.checked_add(Duration::from_nanos(event.time))?;
-        Timestamp::try_from(time).ok()
+    fn time(&self, event: &Event) -> Option<SystemTime> {
+        self.zero?.checked_add(Duration::from_nanos(event.time))
     }
 
     fn device(&self, index: u32) -> Option<String> {
@@ -257,17 +296,24 @@ pub struct Line {
     reason: Option<&'static str>,
     #[serde(skip)]
     why: Option<Reason>,
+    /// When it happened, as `time` says it.
+    #[serde(skip)]
+    at: Option<SystemTime>,
+    #[serde(skip)]
+    name: Option<NameRow>,
 }
 
 impl Line {
     /// Words for `event`.
-    pub fn new(event: &Event, names: &Snapshot, world: &World) -> Self {
+    pub fn new(event: &Event, names: &Snapshot, context: &MonitorContext) -> Self {
         let is_call = event.hook == HOOK_SOCKET;
         let is_packet = event.hook == HOOK_PACKET;
         let some = |number: u32| (number != 0).then_some(number);
         let why = reason(event);
+        let at = context.time(event);
+        let name = names.names.get(&event.service);
         Self {
-            time: world.time(event).map(|time| format!("{time:.3}")),
+            time: at.and_then(|time| Timestamp::try_from(time).ok()).map(|time| format!("{time:.3}")),
             kind: match kind(event) {
                 Some(EventKind::New) => "new",
                 Some(EventKind::Reject) => "reject",
@@ -277,19 +323,21 @@ impl Line {
             },
             hook: if is_call { Some("socket") } else { is_packet.then_some("packet") },
             client: client(event),
-            device: some(event.device).and_then(|index| world.device(index)),
+            device: some(event.device).and_then(|index| context.device(index)),
             device_index: some(event.device),
             pid: some(event.pid),
-            process: some(event.pid).and_then(|pid| world.process(pid)),
+            process: some(event.pid).and_then(|pid| context.process(pid)),
             netns: is_call.then_some(event.netns),
             protocol: (event.proto != 0).then(|| Transport(event.proto).to_string()),
             frontend: socket(event, event.frontend, event.frontend_port),
             backend: some(event.backend_id).and(socket(event, event.backend, event.backend_port)),
             backend_id: some(event.backend_id),
-            service: names.names.get(&event.service).map(ToString::to_string),
+            service: name.map(ToString::to_string),
             service_id: some(event.service),
             reason: why.map(Reason::label),
             why,
+            at,
+            name: name.cloned(),
         }
     }
 
@@ -298,20 +346,16 @@ impl Line {
         self.reason
     }
 
-    /// One line, without its end.
-    pub fn render(&self, output: Output) -> Result<String, ShowError> {
-        Ok(match output {
-            Output::Json => serde_json::to_string(self)?,
-            Output::Yaml => format!("---\n{}", yaml(self)?.trim_end()),
-            Output::Text | Output::Wide => self.text(),
-        })
-    }
-
-    fn text(&self) -> String {
+    /// One line for people, without its end.
+    pub fn text(&self) -> String {
         // The time of day is enough for a live view.
         let time = self.time.as_deref().and_then(|time| time.get(11..)).unwrap_or("-");
-        let mut words = vec![format!("{time} {:<6}", self.kind)];
-        words.push(match (self.client, &self.process, self.pid, self.hook) {
+        format!("{time} {:<6} {}", self.kind, self.what())
+    }
+
+    /// Who, what it dialled, where it went, and why.
+    fn what(&self) -> String {
+        let who = match (self.client, &self.process, self.pid, self.hook) {
             (Some(client), ..) => {
                 let device = self.device.clone().or(self.device_index.map(|index| index.to_string()));
                 device.map_or_else(|| client.to_string(), |device| format!("{client} ({device})"))
@@ -319,7 +363,8 @@ impl Line {
             (None, Some(process), Some(pid), _) => format!("{process}[{pid}]"),
             (None, None, Some(pid), _) => format!("[{pid}]"),
             (None, _, None, hook) => hook.unwrap_or("packet").to_owned(),
-        });
+        };
+        let mut words = vec![who];
         if let Some(frontend) = self.frontend {
             let protocol = self.protocol.as_deref().unwrap_or("?");
             words.push(format!("-> {frontend}/{protocol}"));

@@ -1,4 +1,4 @@
-//! `ballast programmed`: what the agent has in force, as it says itself.
+//! `ballast programmed`: what the agent has programmed, as it says itself.
 
 use super::args::programmed::ProgrammedArgs;
 use super::show::{ask, reachable};
@@ -12,7 +12,7 @@ pub enum ProgrammedError {
     NotAsked,
     /// It does not answer.
     #[error(
-        "the agent does not answer on {address}: {source}; what is in force only it knows, `ballast service list` reads the maps without it"
+        "the agent does not answer on {address}: {source}; what is programmed only it knows, `ballast service list` reads the maps without it"
     )]
     Silent {
         /// Where it was asked.

@@ -21,7 +21,7 @@ pub enum QuestionError {
     Client,
     /// Not an address and port.
     #[error("expected ADDRESS:PORT or ADDRESS:PORT/PROTOCOL, like 10.96.0.10:80 or [fd00::1]:53/udp")]
-    Dialled,
+    Destination,
     /// Not a reason.
     #[error("expected a name of docs/reasons.md: {}{}", reasons(), did_you_mean(.0))]
     Reason(Vec<String>),
@@ -75,24 +75,24 @@ impl fmt::Display for Client {
 
 /// What it dials.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Dialled {
+pub struct Destination {
     /// Address and port.
     pub to: SocketAddr,
     /// TCP unless it was said.
     pub protocol: Protocol,
 }
 
-impl FromStr for Dialled {
+impl FromStr for Destination {
     type Err = QuestionError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let (to, protocol) = text.split_once('/').unwrap_or((text, "tcp"));
-        let to = to.parse().map_err(|_| QuestionError::Dialled)?;
-        self::protocol(protocol).map(|protocol| Self { to, protocol }).map_err(|_| QuestionError::Dialled)
+        let to = to.parse().map_err(|_| QuestionError::Destination)?;
+        self::protocol(protocol).map(|protocol| Self { to, protocol }).map_err(|_| QuestionError::Destination)
     }
 }
 
-impl fmt::Display for Dialled {
+impl fmt::Display for Destination {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.to, self.protocol)
     }
@@ -176,7 +176,8 @@ mod tests {
     #[case("10.96.0.10:80/icmp", "")]
     #[case("redis:80", "")]
     fn what_is_dialled(#[case] text: &str, #[case] expected: &str) {
-        let parsed = text.parse::<Dialled>().map(|dialled| dialled.to_string()).unwrap_or_default();
+        let parsed =
+            text.parse::<Destination>().map(|destination| destination.to_string()).unwrap_or_default();
         assert_eq!(parsed, expected);
     }
 

@@ -16,7 +16,7 @@ use proxy_common::PROTO_TCP;
 use super::args::takeover::TakeoverArgs;
 use super::show::{AgentState, probe};
 use crate::config::value::Listen;
-use crate::host::netfilter::old_proxy::OldProxy;
+use crate::host::netfilter::kube_proxy_rules::KubeProxyRules;
 use crate::host::netfilter::{connections, rules};
 use crate::maps::view::{Transport, View, ViewError};
 use crate::programs::attachments;
@@ -64,7 +64,7 @@ pub enum TakeoverError {
          --cleanup` where iptables is iptables-legacy, in kube-proxy's own container, instead: connections that \
          kube-proxy began may end with them"
     )]
-    Legacy(OldProxy),
+    Legacy(KubeProxyRules),
     /// The maps cannot be read.
     #[error(transparent)]
     View(#[from] ViewError),
@@ -76,7 +76,7 @@ fn netfilter(what: &'static str) -> impl FnOnce(io::Error) -> TakeoverError {
 
 /// Takes over as far as that goes now; returns what was done, in words.
 pub fn run(args: &TakeoverArgs) -> Result<String, TakeoverError> {
-    let found = OldProxy::look().map_err(netfilter("read the rules of netfilter"))?;
+    let found = KubeProxyRules::look().map_err(netfilter("read the rules of netfilter"))?;
     if !found.may_have_connections() {
         return Ok("no rules of kube-proxy are here\n".to_owned());
     }
@@ -151,7 +151,7 @@ fn is_serving(args: &TakeoverArgs) -> Result<(), TakeoverError> {
         }
     }
     let all = attachments(&args.bpffs);
-    let is_attached = |name: &str| all.iter().any(|one| one.hook == name && one.in_force());
+    let is_attached = |name: &str| all.iter().any(|one| one.hook == name && one.is_attached());
     match SOCKET_HOOKS.iter().find(|(name, _)| !is_attached(name)) {
         Some((name, _)) => Err(TakeoverError::NotServing(format!("{name} is not attached"))),
         None => Ok(()),
@@ -173,15 +173,15 @@ pub(super) fn running() -> Option<u32> {
 fn old_connections(bpffs: &Path) -> Result<usize, TakeoverError> {
     let frontends = View::open(bpffs)?.services()?;
     let tcp = frontends.iter().filter(|row| row.protocol == Transport(PROTO_TCP));
-    let dialled: BTreeSet<(IpAddr, u16)> = tcp.map(|row| (row.address, row.port)).collect();
+    let destination: BTreeSet<(IpAddr, u16)> = tcp.map(|row| (row.address, row.port)).collect();
     let translated = connections::translated().map_err(netfilter("read netfilter's connections"))?;
-    Ok(translated.iter().filter(|to| is_services(to, &dialled)).count())
+    Ok(translated.iter().filter(|to| is_services(to, &destination)).count())
 }
 
 /// Whether the connection was made to a Service, by its own address or by a port of the node.
-fn is_services(to: &SocketAddr, dialled: &BTreeSet<(IpAddr, u16)>) -> bool {
+fn is_services(to: &SocketAddr, destination: &BTreeSet<(IpAddr, u16)>) -> bool {
     let any: IpAddr = if to.is_ipv4() { [0; 4].into() } else { [0u16; 8].into() };
-    dialled.contains(&(to.ip(), to.port())) || dialled.contains(&(any, to.port()))
+    destination.contains(&(to.ip(), to.port())) || destination.contains(&(any, to.port()))
 }
 
 #[cfg(test)]
@@ -190,8 +190,8 @@ mod tests {
 
     #[test]
     fn services_are_known_by_address_or_node_port() {
-        let dialled = BTreeSet::from([([10, 96, 0, 1].into(), 443), ([0, 0, 0, 0].into(), 30_080)]);
-        let is = |text: &str| is_services(&text.parse().unwrap(), &dialled);
+        let destination = BTreeSet::from([([10, 96, 0, 1].into(), 443), ([0, 0, 0, 0].into(), 30_080)]);
+        let is = |text: &str| is_services(&text.parse().unwrap(), &destination);
         assert!(is("10.96.0.1:443") && is("192.0.2.1:30080"));
         assert!(!is("10.96.0.1:80") && !is("[2001:db8::1]:30080"));
     }

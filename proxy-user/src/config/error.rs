@@ -38,6 +38,27 @@ pub enum ConfigError {
          leave --page out"
     )]
     PageWithoutServer,
+    /// Not the URL of a collector.
+    #[error(
+        "--otlp-endpoint (or OTEL_EXPORTER_OTLP_ENDPOINT) {0:?} is not the URL of an OpenTelemetry collector: write it as \
+         http://HOST:4318, or leave it out to export nothing"
+    )]
+    OtlpEndpoint(String),
+    /// A URL with a name and a password, which is not told again.
+    #[error(
+        "--otlp-endpoint (or OTEL_EXPORTER_OTLP_ENDPOINT) has credentials in front of the host: put them into \
+         OTEL_EXPORTER_OTLP_HEADERS, like authorization=Basic%20..."
+    )]
+    OtlpCredentials,
+    /// Not a number.
+    #[error("OTEL_EXPORTER_OTLP_TIMEOUT {0:?} is not a number of milliseconds, like 10000")]
+    OtlpTimeout(String),
+    /// Not a list of pairs. Its value may be a secret.
+    #[error("{variable} is not a list of KEY=VALUE, separated by commas, with values in percent-encoding")]
+    OtlpPairs {
+        /// The variable.
+        variable: &'static str,
+    },
     /// Only patterns that leave devices out.
     #[error("--devices {0} only leaves devices out: put a * in front, like *,{0}")]
     OnlyExcludes(Selection),

@@ -7,6 +7,7 @@ pub mod error;
 pub mod kube_proxy;
 pub mod network;
 pub mod options;
+pub mod otlp;
 pub mod page;
 pub mod paths;
 pub mod run;

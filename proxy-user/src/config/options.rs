@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::kube_proxy::Values;
 use super::network::Network;
+use super::otlp::OtlpOptions;
 use super::page::PageSettings;
 use super::paths::Paths;
 use super::sizes::Sizes;
@@ -36,6 +37,7 @@ pub struct Options {
     pub healthz_bind_address: Option<Listen>,
     pub metrics_bind_address: Option<Listen>,
     pub page: PageSettings,
+    pub otlp: OtlpOptions,
     pub log_format: Option<LogFormat>,
     pub log_level: Option<LogLevel>,
     pub sizes: Sizes,

@@ -7,9 +7,10 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::error::ConfigError;
-use super::kube_proxy::overlay::{self, Overlay};
+use super::kube_proxy::merge::{self, Overlay};
 use super::network::{Network, node_settings};
 use super::options::{Options, SYNC_PERIOD};
+use super::otlp::OtlpSettings;
 use super::page::{PageSettings, Shows};
 use super::paths::Paths;
 use super::value::{Listen, LogFormat, LogLevel, ProxyMode, SnatPorts, seconds};
@@ -77,7 +78,7 @@ pub struct RunConfig {
     /// How sockets and packets are met.
     #[serde(flatten)]
     pub paths: Paths,
-    /// What the network around the node is like; with the source ports that are in force.
+    /// What the network around the node is like; with the source ports in effect.
     pub network: Network,
     /// The same, checked.
     #[serde(skip)]
@@ -89,6 +90,9 @@ pub struct RunConfig {
     /// What its page shows.
     #[serde(flatten)]
     pub page: PageSettings,
+    /// Where telemetry is exported to, if anywhere.
+    #[serde(flatten)]
+    pub otlp: Option<OtlpSettings>,
     /// How large the maps are made.
     pub capacities: Capacities,
     /// How long flows may be silent, in seconds.
@@ -114,10 +118,10 @@ pub struct RunConfig {
 }
 
 impl RunConfig {
-    /// Checks `options`. Asks the host for its memory, and for its name and the ports that it gives to sockets, unless name
-    /// and source ports are given; these are the only looks outside.
+    /// Checks `options`. Asks the host for its memory, for OpenTelemetry's variables, and for its name and the ports that it
+    /// gives to sockets, unless name and source ports are given; these are the only looks outside.
     pub fn new(mut options: Options) -> Result<Self, ConfigError> {
-        let kube_proxy = overlay::apply(&mut options)?;
+        let kube_proxy = merge::apply(&mut options)?;
         let Options {
             // The file has been read, with the flags that stand for it.
             config: _,
@@ -136,6 +140,7 @@ impl RunConfig {
             healthz_bind_address,
             metrics_bind_address,
             page,
+            otlp,
             log_format,
             log_level,
             sizes,
@@ -174,10 +179,7 @@ impl RunConfig {
         if page.page != Shows::Off && metrics.is_none() {
             return Err(ConfigError::PageWithoutServer);
         }
-        let node_name = match hostname_override {
-            Some(name) => node_name(&name).ok_or(ConfigError::NodeName(name))?,
-            None => host_name()?,
-        };
+        let node_name = node_name_or_host(hostname_override)?;
 
         network.snat_ports.get_or_insert_with(|| {
             let local = ports::local().unwrap_or(LOCAL_PORTS);
@@ -205,7 +207,8 @@ impl RunConfig {
             healthz_bind_address: healthz,
             metrics_bind_address: metrics,
             page,
-            capacities: sizes.in_force(memory::total()),
+            otlp: OtlpSettings::new(otlp, |name| std::env::var(name).ok())?,
+            capacities: sizes.resolve(memory::total()),
             flow_timeouts,
             min_sync_period,
             sync_period,
@@ -218,6 +221,14 @@ impl RunConfig {
                 Some(ProxyMode::Legacy(mode)) => Some(mode),
             },
         })
+    }
+}
+
+/// The node's name as the agent takes it: `given`, or the host's.
+pub fn node_name_or_host(given: Option<String>) -> Result<String, ConfigError> {
+    match given {
+        Some(name) => node_name(&name).ok_or(ConfigError::NodeName(name)),
+        None => host_name(),
     }
 }
 

@@ -20,7 +20,7 @@ macro_rules! sizes {
 
         impl Sizes {
             /// Those that hold on a node with so many bytes of memory; `None`: the size of memory is not known.
-            pub fn in_force(self, memory: Option<u64>) -> Capacities {
+            pub fn resolve(self, memory: Option<u64>) -> Capacities {
                 let by_memory = growth(memory);
                 Capacities {
                     $($capacity: self.$capacity.unwrap_or_else(|| {
@@ -70,7 +70,7 @@ mod tests {
     #[case::four_times(Some(48 * GB), 4)]
     #[case::never_more(Some(2048 * GB), 4)]
     fn maps_of_services_grow_with_the_memory(#[case] memory: Option<u64>, #[case] times: u32) {
-        let sizes = Sizes::default().in_force(memory);
+        let sizes = Sizes::default().resolve(memory);
         let plain = Capacities::default();
         assert_eq!(
             [sizes.services, sizes.frontends, sizes.slots, sizes.backends],
@@ -82,7 +82,7 @@ mod tests {
     #[test]
     fn what_the_operator_says_holds() {
         let args = Sizes { backends: Some(1000), flows: Some(2000), ..Sizes::default() };
-        let sizes = args.in_force(Some(64 * GB));
+        let sizes = args.resolve(Some(64 * GB));
         assert_eq!((sizes.backends, sizes.flows), (1000, 2000));
         assert_eq!(sizes.services, 4 * map_names::DEFAULT_SERVICES);
     }
@@ -91,7 +91,7 @@ mod tests {
     #[test]
     fn growth_takes_less_than_a_hundredth_of_the_memory() {
         for (memory, cpus) in [(12 * GB, 16), (48 * GB, 64)] {
-            let sizes = Sizes::default().in_force(Some(memory));
+            let sizes = Sizes::default().resolve(Some(memory));
             let [slots, backends] = [sizes.slots, sizes.backends].map(u64::from);
             let [services, frontends] = [sizes.services, sizes.frontends].map(u64::from);
             let bytes = frontends * 200

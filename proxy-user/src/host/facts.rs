@@ -1,37 +1,21 @@
-//! What of this machine Services depend on: devices, addresses and default routes, followed as they change.
+//! What of this machine Services depend on: devices, addresses, default routes, and the rules of another proxy.
 
 use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, UdpSocket};
 use std::os::fd::AsRawFd;
-use std::time::Duration;
 
-use futures::{FutureExt, StreamExt};
-use rtnetlink::packet_core::{NetlinkMessage, NetlinkPayload};
 use rtnetlink::packet_route::RouteNetlinkMessage;
 use rtnetlink::packet_route::address::{AddressAttribute, AddressHeaderFlags, AddressMessage};
 use rtnetlink::packet_route::route::{RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteType};
-use rtnetlink::{MulticastGroup, new_multicast_connection};
-use tokio::sync::mpsc::Sender;
-use tokio::task::spawn_blocking;
-use tokio::time::{Instant, sleep, timeout_at};
 
-use super::devices::{self, Device};
-use super::manager::Background;
-use super::netfilter::old_proxy::OldProxy;
+use super::devices::Device;
+use super::netfilter::kube_proxy_rules::KubeProxyRules;
 use super::netlink::Netlink;
 use super::ports;
 use super::selection::Pattern;
-use crate::model::{DefaultRoute, DeviceKind, DeviceRole, Event, HostDevice, HostView};
+use crate::model::{DefaultRoute, DeviceKind, DeviceRole, HostDevice, HostView};
 
-/// A burst of changes makes one look.
-const SETTLE: Duration = Duration::from_millis(50);
-/// The look that needs no change.
-const PERIOD: Duration = Duration::from_secs(10);
-/// How often all routes are read although none to everywhere has changed: a router may have a million of them.
-const ROUTES_PERIOD: Duration = Duration::from_mins(5);
-/// Between a failure and the next try.
-const RETRY: Duration = Duration::from_secs(1);
 /// What kube-proxy's ipvs mode leaves behind: it holds the addresses of Services, not the node's.
 const IPVS_DEVICE: &str = "kube-ipvs0";
 /// `SO_NETNS_COOKIE` (include/uapi/asm-generic/socket.h, Linux 5.14).
@@ -47,90 +31,28 @@ pub struct Facts {
 }
 
 impl Facts {
-    /// Looks at everything. Blocks for a few milliseconds, and longer where there are many routes.
-    pub fn look(&self) -> io::Result<HostView> {
-        self.look_at(&HostView::default(), Look { routes: true, old_proxy: true })
-    }
-
-    /// Looks at `what`; the rest is as it is known.
-    fn look_at(&self, known: &HostView, what: Look) -> io::Result<HostView> {
+    /// Looks at `what`, and at addresses; the rest is as it is known. Blocks for a few milliseconds, and longer where there
+    /// are many routes and `what` has them.
+    pub(super) fn look(&self, devices: &[Device], known: &HostView, what: Look) -> io::Result<HostView> {
         let mut netlink = Netlink::open()?;
         let addresses = addresses(&mut netlink)?;
         let defaults =
             if what.routes { default_routes(&mut netlink, &addresses)? } else { known.defaults.clone() };
-        let devices = devices::list()?.into_iter().map(|device| self.device(device, &addresses)).collect();
+        let devices = devices.iter().map(|device| self.device(device, &addresses)).collect();
         // Without the right to ask there is no way to attach programs either, and that is told elsewhere.
-        let has_old_proxy = if what.old_proxy {
-            OldProxy::look().is_ok_and(|found| found.may_have_connections())
+        let has_kube_proxy_rules = if what.kube_proxy_rules {
+            KubeProxyRules::look().is_ok_and(|found| found.may_have_connections())
         } else {
-            known.has_old_proxy
+            known.has_kube_proxy_rules
         };
         let local_ports = ports::local();
-        Ok(HostView { devices, defaults, netns_cookie: netns_cookie(), has_old_proxy, local_ports })
+        Ok(HostView { devices, defaults, netns_cookie: netns_cookie(), has_kube_proxy_rules, local_ports })
     }
 
-    /// Sends what has changed since `known`, for ever; returns when the receiver is gone.
-    pub async fn follow(self, mut known: HostView, events: Sender<Event>) {
-        while !events.is_closed() {
-            if let Err(error) = self.changes(&mut known, &events).await {
-                tracing::warn!(%error, "cannot follow addresses and routes of this machine; trying again");
-            }
-            sleep(RETRY).await;
-        }
-    }
-
-    /// Runs until the kernel stops telling, or the receiver is gone.
-    async fn changes(&self, known: &mut HostView, events: &Sender<Event>) -> io::Result<()> {
-        let groups = [
-            MulticastGroup::Link,
-            MulticastGroup::Ipv4Ifaddr,
-            MulticastGroup::Ipv6Ifaddr,
-            MulticastGroup::Ipv4Route,
-            MulticastGroup::Ipv6Route,
-        ];
-        let (connection, _handle, mut changes) = new_multicast_connection(&groups)?;
-        let _connection = Background::new(&tokio::spawn(connection));
-        let mut routes_read = Instant::now();
-        let mut what = Look { routes: true, old_proxy: true };
-        loop {
-            let (facts, before) = (self.clone(), known.clone());
-            let look = spawn_blocking(move || facts.look_at(&before, what));
-            let now = look.await.map_err(io::Error::other)??;
-            if what.routes {
-                routes_read = Instant::now();
-            }
-            if now != *known {
-                known.clone_from(&now);
-                if events.send(Event::Host(now)).await.is_err() {
-                    return Ok(());
-                }
-            }
-            let pause = Instant::now() + PERIOD;
-            what = loop {
-                match timeout_at(pause, changes.next()).await {
-                    Ok(None) => return Err(io::ErrorKind::ConnectionAborted.into()),
-                    Ok(Some((message, _))) if !matters(&message) => {}
-                    Ok(Some(_)) => {
-                        sleep(SETTLE).await;
-                        // One look reads what it is about, so it answers what came meanwhile.
-                        while changes.next().now_or_never().flatten().is_some() {}
-                        // The kernel does not tell of routes that go with their device or address.
-                        break Look { routes: true, old_proxy: false };
-                    }
-                    Err(_) if events.is_closed() => return Ok(()),
-                    Err(_) => {
-                        let routes = routes_read.elapsed() >= ROUTES_PERIOD;
-                        break Look { routes, old_proxy: true };
-                    }
-                }
-            };
-        }
-    }
-
-    fn device(&self, device: Device, addresses: &Addresses) -> (u32, HostDevice) {
-        let Device { ifindex, name, kind, no_header, master, below, .. } = device;
+    fn device(&self, device: &Device, addresses: &Addresses) -> (u32, HostDevice) {
+        let Device { ifindex, ref name, kind, no_header, master, below, .. } = *device;
         let own = || addresses.get(&ifindex).into_iter().flatten().filter(|_| name != IPVS_DEVICE);
-        let is_among = |patterns: &[Pattern]| patterns.iter().any(|pattern| pattern.matches(&name));
+        let is_among = |patterns: &[Pattern]| patterns.iter().any(|pattern| pattern.matches(name));
         let role = if is_among(&self.local_devices) {
             DeviceRole::Local
         } else if is_among(&self.uplinks) {
@@ -146,7 +68,7 @@ impl Facts {
             master,
             addresses: own().map(|own| own.address).collect(),
             in_subnets: own().filter(|own| own.in_subnet).map(|own| own.address).collect(),
-            name,
+            name: name.clone(),
         };
         (ifindex, host)
     }
@@ -154,25 +76,20 @@ impl Facts {
 
 /// What a look is at, beside devices and addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Look {
+pub(super) struct Look {
     /// Routes to everywhere, for which all routes are read.
-    routes: bool,
+    pub routes: bool,
     /// Rules of another proxy.
-    old_proxy: bool,
+    pub kube_proxy_rules: bool,
 }
 
-/// Whether a change makes another look necessary: of routes, those to everywhere do.
-fn matters(change: &NetlinkMessage<RouteNetlinkMessage>) -> bool {
-    match &change.payload {
-        NetlinkPayload::InnerMessage(
-            RouteNetlinkMessage::NewRoute(route) | RouteNetlinkMessage::DelRoute(route),
-        ) => leads_everywhere(&route.header),
-        _ => true,
-    }
+impl Look {
+    /// At everything.
+    pub const ALL: Self = Self { routes: true, kube_proxy_rules: true };
 }
 
 /// Whether a route of the main table is one to everywhere.
-fn leads_everywhere(header: &RouteHeader) -> bool {
+pub(super) fn leads_everywhere(header: &RouteHeader) -> bool {
     header.destination_prefix_length == 0 && header.table == RouteHeader::RT_TABLE_MAIN
 }
 

@@ -2,22 +2,18 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
-use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::StreamExt;
-use rtnetlink::{MulticastGroup, new_multicast_connection};
 use tokio::sync::watch;
-use tokio::task::{AbortHandle, JoinHandle, spawn_blocking};
-use tokio::time::{sleep, timeout};
+use tokio::task::{JoinError, spawn_blocking};
+use tokio::time::timeout;
 
-use super::devices::{self, Device};
+use super::devices::Device;
+use super::follow::Devices;
 use super::selection::Selection;
 
-/// A burst of link events makes one pass.
-const SETTLE: Duration = Duration::from_millis(50);
-/// The pass that needs no event; it also retries what failed.
+/// The pass that needs no new list; it also retries what failed.
 pub const PERIOD: Duration = Duration::from_secs(10);
 /// The first retry of what failed.
 const RETRY: Duration = Duration::from_secs(1);
@@ -70,53 +66,40 @@ impl<H: DeviceHooks> DeviceManager<H> {
         (Self { selection, hooks, states, period: PERIOD }, receiver)
     }
 
-    /// Looks through all devices so often, even when nothing has changed; every 10 s unless told otherwise.
+    /// Makes a pass so often, even when nothing has changed; every 10 s unless told otherwise.
     #[must_use]
     pub fn with_period(self, period: Duration) -> Self {
         Self { period, ..self }
     }
 
-    /// Runs for ever: a pass at the start, one after each change of a device, and one now and then. Cancel it by
-    /// dropping the future.
-    pub async fn run(self) {
+    /// Runs until `devices` has no sender any more: a pass at the start, one for each list of devices, and one now and then.
+    pub async fn run(self, mut devices: watch::Receiver<Devices>) {
         loop {
-            if let Err(error) = self.follow().await {
-                tracing::warn!(%error, "cannot follow network devices; trying again");
-            }
-            sleep(RETRY).await;
-        }
-    }
-
-    /// Runs until the kernel stops telling.
-    async fn follow(&self) -> io::Result<()> {
-        let (connection, _handle, mut events) = new_multicast_connection(&[MulticastGroup::Link])?;
-        let _connection = Background::new(&tokio::spawn(connection));
-        loop {
-            let failed = self.pass().await?;
-            let period = if failed { RETRY } else { self.period };
-            match timeout(period, events.next()).await {
-                Ok(None) => return Err(io::ErrorKind::ConnectionAborted.into()),
-                Ok(Some(_)) => {
-                    sleep(SETTLE).await;
-                    // One pass reads everything, so the events that came meanwhile are answered by it.
-                    while futures::FutureExt::now_or_never(events.next()).flatten().is_some() {}
+            let list = Arc::clone(&devices.borrow_and_update());
+            let period = match self.pass(list).await {
+                Ok(false) => self.period,
+                Ok(true) => RETRY,
+                Err(error) => {
+                    tracing::warn!(%error, "a pass over the network devices was interrupted; trying again");
+                    RETRY
                 }
-                Err(_) => {}
+            };
+            if let Ok(Err(_)) = timeout(period, devices.changed()).await {
+                return;
             }
         }
     }
 
-    /// Lists the devices and puts right what differs; whether something failed.
-    async fn pass(&self) -> io::Result<bool> {
+    /// Puts right what differs on these devices; whether something failed.
+    async fn pass(&self, devices: Devices) -> Result<bool, JoinError> {
         let (selection, hooks) = (self.selection.clone(), Arc::clone(&self.hooks));
         let before = self.states.borrow().clone();
         let work = move || {
-            let devices = devices::list()?;
             let states = reconcile(&selection, &*hooks, before.as_ref(), &devices);
             hooks.settled(&devices);
-            Ok::<_, io::Error>(states)
+            states
         };
-        let after = spawn_blocking(work).await.map_err(io::Error::other)??;
+        let after = spawn_blocking(work).await?;
         let failed = after.values().any(|state| state.problem.is_some());
         self.states.send_if_modified(|states| {
             let modified = states.as_ref() != Some(&after);
@@ -124,21 +107,6 @@ impl<H: DeviceHooks> DeviceManager<H> {
             modified
         });
         Ok(failed)
-    }
-}
-
-/// A task that ends when this is dropped.
-pub(super) struct Background(AbortHandle);
-
-impl Background {
-    pub(super) fn new<T>(task: &JoinHandle<T>) -> Self {
-        Self(task.abort_handle())
-    }
-}
-
-impl Drop for Background {
-    fn drop(&mut self) {
-        self.0.abort();
     }
 }
 

@@ -4,6 +4,7 @@ pub mod cgroup;
 pub mod devices;
 pub mod diag;
 pub mod facts;
+pub mod follow;
 pub mod manager;
 pub mod memory;
 pub mod netfilter;

@@ -21,7 +21,7 @@ pub(super) const RETRY: Duration = Duration::from_secs(5);
 pub struct State {
     /// What the owner of the maps publishes.
     pub status: watch::Receiver<Status>,
-    /// Which edition of each Service is in force.
+    /// Which edition of each Service is programmed.
     pub programmed: Programmed,
     /// How long a change may wait before the agent is unwell: two sync periods.
     pub patience: Duration,
@@ -31,7 +31,7 @@ pub struct State {
     pub node_name: String,
     /// All metrics.
     pub metrics: Arc<Metrics>,
-    /// The settings in force, by component.
+    /// The settings in effect, by component.
     pub config: Arc<serde_json::Value>,
     /// The page of the metrics server, where there is one.
     pub page: Option<Agent>,

@@ -8,11 +8,11 @@
 //! | metrics | `/metrics` | see [`crate::metrics`] |
 //! | | `/proxyMode` | `ebpf` |
 //! | | `/healthz`, `/livez` | `ok`, or 503 and the same JSON |
-//! | | `/programmed`, `/programmed/NAMESPACE/NAME` | which edition of each Service is in force; kube-proxy has none |
+//! | | `/programmed`, `/programmed/NAMESPACE/NAME` | which edition of each Service is programmed; kube-proxy has none |
 //! | | `/xdp` | which uplinks run the XDP program, and why not; kube-proxy has none |
 //! | | `/apiservers` | the API servers, and which of them is asked; kube-proxy has none |
 //! | | `/problems` | what is wrong with which object, as a list of sentences in JSON; kube-proxy has none |
-//! | | `/configz` | the settings in force, as JSON: ours, and as kube-proxy would write them |
+//! | | `/configz` | the settings in effect, as JSON: ours, and as kube-proxy would write them |
 //! | | `/`, `/page/...` | see [`crate::page`]; only with `--page`, kube-proxy has none |
 //! | `healthCheckNodePort` | any | see [`service_check`] |
 //!

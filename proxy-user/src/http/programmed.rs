@@ -1,4 +1,4 @@
-//! `/programmed`: which edition of each Service is in force on this node.
+//! `/programmed`: which edition of each Service is programmed on this node.
 
 use std::num::NonZero;
 
@@ -10,13 +10,13 @@ use super::answer::{State, json};
 use super::health;
 use crate::model::nearest::{did_you_mean, nearest};
 use crate::model::{Opaque, Problem, ServiceName, SliceName, Version};
-use crate::sync::InForce;
+use crate::sync::ProgrammedService;
 
 /// The whole answer.
 #[derive(Serialize)]
 struct All<'a> {
     node: &'a str,
-    /// All that was listed has been synced once; before, nothing is known to be in force.
+    /// All that was listed has been synced once; before, nothing is known to be programmed.
     synced: bool,
     services: Vec<One>,
 }
@@ -53,7 +53,7 @@ struct Slice {
 }
 
 #[derive(Serialize)]
-struct Trouble {
+struct ErrorBody {
     error: String,
 }
 
@@ -77,7 +77,7 @@ pub(super) async fn named(
     }
     if !synced {
         let error = format!("the first sync of {} is not done", state.node_name);
-        return json(503, &Trouble { error });
+        return json(503, &ErrorBody { error });
     }
     let known: Vec<_> = state.programmed.all().into_iter().map(|(name, _)| name.to_string()).collect();
     let meant = did_you_mean(&nearest(&name.to_string(), known.iter().map(String::as_str)));
@@ -85,7 +85,7 @@ pub(super) async fn named(
         "no Service {name} is programmed on {}: headless ones and those of another proxy never are{meant}",
         state.node_name
     );
-    json(404, &Trouble { error })
+    json(404, &ErrorBody { error })
 }
 
 fn looked(state: &State) -> (bool, Vec<Problem>) {
@@ -93,7 +93,7 @@ fn looked(state: &State) -> (bool, Vec<Problem>) {
     (status.synced, status.problems.clone())
 }
 
-fn one(name: &ServiceName, known: &InForce, problems: &[Problem]) -> One {
+fn one(name: &ServiceName, known: &ProgrammedService, problems: &[Problem]) -> One {
     let of_service = |problem: &&Problem| {
         let object = problem.object.as_str();
         let is_slice = |slice: &SliceName| object.strip_prefix("EndpointSlice ") == Some(&*slice.to_string());

@@ -164,7 +164,7 @@ async fn an_address_that_is_taken_is_the_end_where_that_is_asked_for() {
     assert_eq!(told.recv().await.unwrap().reason, "FailedToStartProxierHealthcheck");
 }
 
-/// A driver's task, and what it knows to be in force, after a Service with this edition was programmed.
+/// A driver's task, and what it knows to be programmed, after a Service with this edition was programmed.
 async fn programmed(edition: &str) -> Programmed {
     use crate::maps::{Capacity, MemoryStore};
     use crate::model::{EndpointSlice, Event, Listing, NodeView, Service, ServiceName, SliceName, Version};
@@ -195,7 +195,7 @@ async fn programmed(edition: &str) -> Programmed {
 }
 
 #[tokio::test]
-async fn what_is_in_force_is_told_with_its_edition() {
+async fn what_is_programmed_is_told_with_its_edition() {
     let problem =
         |object: &str| Problem { object: object.to_owned(), field: "f".to_owned(), message: "m".to_owned() };
     let problems =

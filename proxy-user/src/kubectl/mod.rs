@@ -54,7 +54,7 @@ async fn run_async(args: &KubectlArgs, out: &mut impl Write) -> Result<Shown, Ku
             };
             Ok(Shown { text, well })
         }
-        KubectlCommand::Explain { client, dialled } => explain(&cluster, client, dialled).await,
+        KubectlCommand::Explain { client, destination } => explain(&cluster, client, destination).await,
         KubectlCommand::Monitor(args) => {
             monitor::run(&cluster, &cluster.agents().await?, args, out).await?;
             Ok(Shown { text: String::new(), well: true })
@@ -68,18 +68,19 @@ async fn run_async(args: &KubectlArgs, out: &mut impl Write) -> Result<Shown, Ku
 }
 
 /// On the node where the connection begins.
-async fn explain(cluster: &Cluster, client: &str, dialled: &str) -> Result<Shown, KubectlError> {
-    let (client, dialled) = (names::client(cluster, client).await?, names::dialled(cluster, dialled).await?);
+async fn explain(cluster: &Cluster, client: &str, destination: &str) -> Result<Shown, KubectlError> {
+    let (client, destination) =
+        (names::client(cluster, client).await?, names::destination(cluster, destination).await?);
     let agents = cluster.agents().await?;
     let agents: Vec<Agent> = match &client.node {
         Some(node) => cluster::select(agents, std::slice::from_ref(node))?,
         None => agents,
     };
-    let answers = cluster.ask_all(&agents, &["explain", &client.is, &dialled]).await;
+    let answers = cluster.ask_all(&agents, &["explain", &client.is, &destination]).await;
     let (mut text, mut well) = (String::new(), true);
     for (node, answer) in answers {
         // A String takes all that is written to it.
-        let _ = writeln!(text, "{} on node {node}, dialling {dialled}", client.told);
+        let _ = writeln!(text, "{} on node {node}, dialling {destination}", client.told);
         let (told, is_well) = match answer {
             Ok(Answer { stdout, is_well: true, .. }) => (stdout, true),
             Ok(Answer { stderr, .. }) => (stderr, false),
@@ -108,5 +109,7 @@ fn json(value: &impl serde::Serialize) -> Result<String, KubectlError> {
     Ok(text)
 }
 
+#[cfg(test)]
+mod mock;
 #[cfg(test)]
 mod tests;

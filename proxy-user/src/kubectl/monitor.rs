@@ -9,7 +9,7 @@ use tokio::sync::mpsc;
 
 use super::cluster::{Agent, Cluster, Stdin};
 use super::error::KubectlError;
-use crate::cli::args::kubectl::{MergedMonitorArgs, MergedOutput};
+use crate::cli::args::kubectl::{MergedEventOutput, MergedMonitorArgs};
 
 /// Lines that wait to be written.
 const QUEUE: usize = 1024;
@@ -30,8 +30,11 @@ pub(super) async fn run(
     let width = agents.iter().map(|agent| agent.node.len()).max().unwrap_or_default();
     while let Some((node, line)) = lines.recv().await {
         match line {
-            Ok(line) if args.output == MergedOutput::Json => writeln!(out, "{}", with_node(&node, &line))?,
-            Ok(line) => writeln!(out, "{node:width$}  {line}")?,
+            Ok(line) => match args.output {
+                MergedEventOutput::Text => writeln!(out, "{node:width$}  {line}")?,
+                MergedEventOutput::Json => writeln!(out, "{}", with_node(&node, &line))?,
+                MergedEventOutput::Otlp => writeln!(out, "{}", with_node_attribute(&node, &line))?,
+            },
             Err(error) => writeln!(std::io::stderr(), "{node}: {error}")?,
         }
         out.flush()?;
@@ -84,8 +87,10 @@ pub(super) fn arguments(args: &MergedMonitorArgs) -> Vec<String> {
     let kinds =
         kind.iter().filter_map(|kind| Some(format!("--kind={}", kind.to_possible_value()?.get_name())));
     words.extend(kinds);
-    if *output == MergedOutput::Json {
-        words.push("--output=json".to_owned());
+    match output {
+        MergedEventOutput::Text => {}
+        MergedEventOutput::Json => words.push("--output=json".to_owned()),
+        MergedEventOutput::Otlp => words.push("--output=otlp".to_owned()),
     }
     words
 }
@@ -99,4 +104,16 @@ pub(super) fn with_node(node: &str, line: &str) -> String {
         }
         _ => line.to_owned(),
     }
+}
+
+/// The document with its node, by the name that the cluster knows it by; what is no document stays as it is.
+pub(super) fn with_node_attribute(node: &str, line: &str) -> String {
+    const KEY: &str = "k8s.node.name";
+    let Ok(mut document) = serde_json::from_str::<Value>(line) else { return line.to_owned() };
+    let Some(Value::Array(attributes)) = document.pointer_mut("/resourceLogs/0/resource/attributes") else {
+        return line.to_owned();
+    };
+    attributes.retain(|attribute| attribute["key"] != KEY);
+    attributes.push(serde_json::json!({"key": KEY, "value": {"stringValue": node}}));
+    document.to_string()
 }

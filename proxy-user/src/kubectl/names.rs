@@ -21,7 +21,7 @@ pub(super) struct Client {
 /// An object that was named like `pod/default/web` or `svc/db:5432`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Named<'a> {
-    /// `None`: the namespace that is in force.
+    /// `None`: the kubeconfig's namespace.
     pub namespace: Option<&'a str>,
     pub name: &'a str,
     /// Behind the colon, with a protocol behind a slash.
@@ -78,7 +78,7 @@ pub(super) fn of_pod(namespace: &str, name: &str, pod: Pod) -> Result<Client, Ku
 }
 
 /// What is dialled, as `ballast explain` takes it.
-pub(super) async fn dialled(cluster: &Cluster, text: &str) -> Result<String, KubectlError> {
+pub(super) async fn destination(cluster: &Cluster, text: &str) -> Result<String, KubectlError> {
     let Some(Named { namespace, name, port }) = named(text, SERVICES) else { return Ok(text.to_owned()) };
     let service = service(cluster, namespace, name).await?;
     address(&service, port).map_err(|error| KubectlError::Name(format!("{text}: {error}")))

@@ -1,6 +1,5 @@
 use std::collections::BTreeSet;
 use std::io;
-use std::sync::Arc;
 
 use clap::Parser as _;
 use futures::{SinkExt as _, StreamExt as _};
@@ -8,11 +7,11 @@ use insta::assert_snapshot;
 use k8s_openapi::api::core::v1::{Pod, Service};
 use rstest::rstest;
 use serde_json::{Value, json};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpStream;
+use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::Message;
-use tokio_tungstenite::tungstenite::handshake::server::{ErrorResponse, Request, Response};
 
+use super::mock::{self, Answers, agents_pod};
 use super::*;
 
 /// What `ballast` prints and with which code it exits, by node and arguments.
@@ -24,17 +23,11 @@ struct Api {
     objects: Vec<(&'static str, Value)>,
 }
 
-impl Api {
+impl Answers for Api {
     fn get(&self, path: &str) -> (u16, Value) {
         if path.starts_with("/api/v1/pods?") {
             assert!(path.contains("labelSelector=app.kubernetes.io"), "{path}");
-            let pod = |node: &str| {
-                json!({
-                    "metadata": { "name": format!("ballast-{node}"), "namespace": "kube-system" },
-                    "spec": { "nodeName": node, "containers": [] }, "status": { "phase": "Running" },
-                })
-            };
-            let items = ["a", "b", "c"].map(pod);
+            let items = ["a", "b", "c"].map(|node| agents_pod(node, &json!([])));
             return (200, json!({ "metadata": {}, "items": items }));
         }
         let found = self.objects.iter().find(|(at, _)| path.split('?').next() == Some(at));
@@ -42,43 +35,12 @@ impl Api {
         found.map_or_else(|| (404, missing()), |(_, object)| (200, object.clone()))
     }
 
-    async fn serve(self: Arc<Self>, mut stream: TcpStream) -> io::Result<()> {
-        let mut head = [0; 8192];
-        let length = stream.peek(&mut head).await?;
-        let head = String::from_utf8_lossy(&head[..length]).into_owned();
-        if head.to_lowercase().contains("upgrade: websocket") {
-            return self.exec(stream).await;
-        }
-        let mut rest = vec![0; length];
-        stream.read_exact(&mut rest).await?;
-        let (code, body) = self.get(head.split(' ').nth(1).unwrap_or_default());
-        let body = body.to_string();
-        let reply = format!(
-            "HTTP/1.1 {code} X\r\nContent-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
-            body.len()
-        );
-        stream.write_all(reply.as_bytes()).await
-    }
-
-    /// `pods/exec`, by the protocol that kube-rs asks for: a byte in front of each message is its channel.
-    async fn exec(&self, stream: TcpStream) -> io::Result<()> {
-        let mut asked = String::new();
-        #[expect(clippy::result_large_err, reason = "the crate's")]
-        let accept = |request: &Request, mut response: Response| -> Result<Response, ErrorResponse> {
-            asked = request.uri().to_string();
-            let protocols = request.headers().get("sec-websocket-protocol").cloned();
-            let first = protocols.and_then(|all| all.to_str().ok()?.split(',').next().map(str::to_owned));
-            let first = first.unwrap_or_default().parse().unwrap();
-            response.headers_mut().insert("sec-websocket-protocol", first);
-            Ok(response)
-        };
-        let mut socket =
-            tokio_tungstenite::accept_hdr_async(stream, accept).await.map_err(io::Error::other)?;
-        let node = asked.split("/pods/ballast-").nth(1).and_then(|rest| rest.get(..1)).unwrap_or_default();
-        assert!(asked.contains("container=ballast"), "{asked}");
+    /// `pods/exec`: the answer of a command, by channels 1 to 3.
+    async fn session(&self, node: &str, uri: &str, mut socket: WebSocketStream<TcpStream>) -> io::Result<()> {
+        assert!(uri.contains("container=ballast"), "{uri}");
         let decode =
             |text: &str| text.replace("%2F", "/").replace("%3A", ":").replace("%3D", "=").replace('+', " ");
-        let words = asked.split(['?', '&']).filter_map(|pair| pair.strip_prefix("command=")).map(decode);
+        let words = uri.split(['?', '&']).filter_map(|pair| pair.strip_prefix("command=")).map(decode);
         let words: Vec<_> = words.collect();
         assert_eq!(words[0], "ballast");
         let (stdout, stderr, is_well) = (self.says)(node, &words[1..]);
@@ -96,23 +58,8 @@ impl Api {
 /// What a command prints, or its error, and whether all is well.
 fn asked(says: Says, objects: &[(&'static str, Value)], words: &[&str]) -> (String, bool) {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-    let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
-    let address = listener.local_addr().unwrap();
-    let api = Arc::new(Api { says, objects: objects.to_vec() });
-    runtime.spawn(async move {
-        while let Ok((stream, _)) = listener.accept().await {
-            tokio::spawn(Arc::clone(&api).serve(stream));
-        }
-    });
     let folder = tempfile::tempdir().unwrap();
-    let kubeconfig = folder.path().join("config");
-    let text = json!({
-        "apiVersion": "v1", "kind": "Config", "current-context": "x",
-        "clusters": [{ "name": "x", "cluster": { "server": format!("http://{address}") } }],
-        "contexts": [{ "name": "x", "context": { "cluster": "x", "user": "x", "namespace": "shop" } }],
-        "users": [{ "name": "x", "user": {} }],
-    });
-    std::fs::write(&kubeconfig, text.to_string()).unwrap();
+    let kubeconfig = runtime.block_on(mock::start(Api { says, objects: objects.to_vec() }, folder.path()));
     let first = ["kubectl-ballast", "--kubeconfig", kubeconfig.to_str().unwrap()];
     let words = first.iter().chain(words);
     let args = KubectlArgs::try_parse_from(words).unwrap();
@@ -221,7 +168,7 @@ fn objects() -> Vec<(&'static str, Value)> {
 fn names_are_resolved_and_the_clients_node_is_asked() {
     let says: Says =
         |node, arguments| (format!("asked {node}: {}\n", arguments.join(" ")), String::new(), true);
-    let explain = |client, dialled| asked(says, &objects(), &["explain", client, dialled]);
+    let explain = |client, destination| asked(says, &objects(), &["explain", client, destination]);
     assert_eq!(
         explain("pod/client", "svc/web:http"),
         (
@@ -241,7 +188,7 @@ fn names_are_resolved_and_the_clients_node_is_asked() {
     assert_eq!(text, "192.0.2.1 on node a, dialling 10.96.0.7:80\nasked a: explain 192.0.2.1 10.96.0.7:80\n");
 }
 
-fn in_force(node: &str, arguments: &[String]) -> (String, String, bool) {
+fn programmed(node: &str, arguments: &[String]) -> (String, String, bool) {
     assert_eq!(arguments, ["programmed", "shop/web"]);
     let slice = |name: &str, edition: &str| json!({ "name": name, "resourceVersion": edition });
     let first = if node == "b" { "98" } else { "101" };
@@ -257,15 +204,15 @@ fn in_force(node: &str, arguments: &[String]) -> (String, String, bool) {
 
 #[test]
 fn a_wait_ends_when_each_node_serves_it_and_names_those_that_lag() {
-    let (text, well) = asked(in_force, &objects(), &["wait", "service/web", "--programmed", "--node", "a"]);
+    let (text, well) = asked(programmed, &objects(), &["wait", "service/web", "--programmed", "--node", "a"]);
     assert!(
         well && text.starts_with(
-            "service/web programmed: resourceVersion 90 and 2 EndpointSlices in force on 1 nodes"
+            "service/web programmed: resourceVersion 90 and 2 EndpointSlices programmed on 1 nodes"
         ),
         "{text}"
     );
     let (text, well) =
-        asked(in_force, &objects(), &["wait", "svc/shop/web", "--programmed", "--timeout", "1s"]);
+        asked(programmed, &objects(), &["wait", "svc/shop/web", "--programmed", "--timeout", "1s"]);
     assert!(!well);
     assert_eq!(
         text,
@@ -273,7 +220,7 @@ fn a_wait_ends_when_each_node_serves_it_and_names_those_that_lag() {
          b: serves resourceVersion 98 of EndpointSlice web-1, not 101\n\
          c: no Service shop/web is programmed on c\n"
     );
-    let (text, well) = asked(in_force, &objects(), &["wait", "deployment/web", "--programmed"]);
+    let (text, well) = asked(programmed, &objects(), &["wait", "deployment/web", "--programmed"]);
     assert!(!well && text.contains("\"deployment/web\" is no Service"), "{text}");
 }
 
@@ -311,8 +258,11 @@ fn events_of_all_nodes_are_one_stream() {
             "--kind=drop",
         ];
         assert_eq!(arguments[..expected.len()], expected);
-        let is_json = arguments.last().is_some_and(|last| last == "--output=json");
-        let line = if is_json { r#"{"kind":"drop"}"#.to_owned() } else { format!("drop at {node}") };
+        let line = match arguments.last().map(String::as_str) {
+            Some("--output=json") => r#"{"kind":"drop"}"#.to_owned(),
+            Some("--output=otlp") => r#"{"resourceLogs":[{"resource":{"attributes":[]}}]}"#.to_owned(),
+            _ => format!("drop at {node}"),
+        };
         match node {
             "c" => (String::new(), String::new(), false),
             _ => (format!("{line}\n"), String::new(), true),
@@ -327,6 +277,12 @@ fn events_of_all_nodes_are_one_stream() {
     assert_eq!(lines(&[]), ["a  drop at a".to_owned(), "b  drop at b".to_owned()].into());
     let node = |node: &str| format!(r#"{{"kind":"drop","node":"{node}"}}"#);
     assert_eq!(lines(&["-o", "json"]), [node("a"), node("b")].into());
+    let document = |node: &str| {
+        format!(
+            r#"{{"resourceLogs":[{{"resource":{{"attributes":[{{"key":"k8s.node.name","value":{{"stringValue":"{node}"}}}}]}}}}]}}"#
+        )
+    };
+    assert_eq!(lines(&["-o", "otlp"]), [document("a"), document("b")].into());
 }
 
 fn parse<T: DeserializeOwned>(value: Value) -> T {
@@ -369,4 +325,15 @@ fn what_has_no_address_and_no_node_is_told() {
     assert!(names::of_pod("a", "b", pending).unwrap_err().to_string().contains("pod a/b is on no node yet"));
     let host: Pod = parse(json!({ "spec": { "containers": [], "nodeName": "n", "hostNetwork": true } }));
     assert_eq!(names::of_pod("a", "b", host).unwrap().is, "host");
+}
+
+#[test]
+fn records_of_opentelemetry_get_their_node() {
+    let document = |node: &str| {
+        format!(
+            r#"{{"resourceLogs":[{{"resource":{{"attributes":[{{"key":"service.name","value":{{"stringValue":"ballast"}}}},{{"key":"k8s.node.name","value":{{"stringValue":"{node}"}}}}]}},"scopeLogs":[]}}]}}"#
+        )
+    };
+    assert_eq!(monitor::with_node_attribute("node-1", &document("other")), document("node-1"));
+    assert_eq!(monitor::with_node_attribute("node-1", "no document"), "no document");
 }

@@ -98,16 +98,16 @@ impl Source for Nodes {
             async move { self.history_of(&agent, path).await }
         };
         let answers: Vec<_> = stream::iter(agents).map(ask).buffered(AT_ONCE).collect().await;
-        let (mut sum, mut trouble, mut has_some) = (HistoryAnswer::default(), None, false);
+        let (mut sum, mut failure, mut has_some) = (HistoryAnswer::default(), None, false);
         for answer in answers {
             match answer {
                 // One with another --page-history cannot be added.
                 Ok(answer) => has_some |= sum.add(&answer),
-                Err(error) => trouble = Some(error),
+                Err(error) => failure = Some(error),
             }
         }
-        match trouble {
-            Some(trouble) if !has_some => Err(Refusal::Unreachable(trouble)),
+        match failure {
+            Some(failure) if !has_some => Err(Refusal::Unreachable(failure)),
             _ => Ok(sum),
         }
     }
@@ -172,8 +172,8 @@ async fn follow(cluster: Cluster, agent: Agent, path: String, events: mpsc::Send
             Ok(()) => "its page has ended; trying again".to_owned(),
             Err(error) => error,
         };
-        let trouble = serde_json::json!({ "node": agent.node, "trouble": error });
-        if events.send(trouble.to_string()).await.is_err() {
+        let failure = serde_json::json!({ "node": agent.node, "failure": error });
+        if events.send(failure.to_string()).await.is_err() {
             return;
         }
         sleep(RETRY).await;

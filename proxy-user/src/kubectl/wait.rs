@@ -29,7 +29,7 @@ pub(super) struct Wanted {
 /// What is read of `/programmed/NAMESPACE/NAME`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct InForce {
+pub(super) struct ProgrammedService {
     resource_version: Option<String>,
     endpoint_slices: Vec<Slice>,
     current: bool,
@@ -62,7 +62,7 @@ pub(super) async fn run(cluster: &Cluster, object: &str, timeout: Duration) -> R
             let (nodes, secs) = (agents.len(), begun.elapsed().as_secs_f64());
             let edition = &wanted.service;
             let text = format!(
-                "service/{name} programmed: resourceVersion {edition} and {} EndpointSlices in force on {nodes} nodes after {secs:.1}s\n",
+                "service/{name} programmed: resourceVersion {edition} and {} EndpointSlices programmed on {nodes} nodes after {secs:.1}s\n",
                 wanted.slices.len()
             );
             return Ok(Shown { text, well: true });
@@ -110,7 +110,7 @@ pub(super) fn behind(wanted: &Wanted, answer: &Result<Answer, String>) -> Option
         Ok(answer) => return Some(answer.stderr.trim().trim_start_matches("ballast: ").to_owned()),
         Err(error) => return Some(error.clone()),
     };
-    let told: InForce = match serde_json::from_str(&answer.stdout) {
+    let told: ProgrammedService = match serde_json::from_str(&answer.stdout) {
         Ok(told) => told,
         Err(error) => return Some(format!("its answer is not understood: {error}")),
     };

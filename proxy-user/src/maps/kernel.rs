@@ -1,17 +1,16 @@
 //! The pinned maps of this kernel.
 
+mod arrays;
 mod counted;
 mod join;
 mod node;
 mod open;
 mod read;
 
-use std::io;
 use std::net::IpAddr;
 use std::ops::Range;
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::sync::atomic::{Ordering, fence};
 
 use aya::maps::{MapData, MapType, PerCpuArray, PerCpuValues};
 use aya::util::nr_cpus;
@@ -22,28 +21,26 @@ use proxy_common::service::{ServiceEntry, ServiceKey};
 use proxy_common::stats::ServiceStats;
 use proxy_common::{Address, map_names};
 
+use self::arrays::Arrays;
 use self::counted::Counted;
 use self::node::NodeMaps;
 use self::open::{io_error, map_memory, open, open_as, open_stats, shape};
 use self::read::{endpoints, hash};
-use super::mapping::Mapping;
 use super::sys::{self, Stopped};
-use super::{Backend, BatchError, Capacity, Contents, FrontendKey, MaglevRow, MapError, Store, Table, Write};
+use super::windows::Array;
+use super::{Backend, BatchError, Capacity, Contents, FrontendKey, MapError, Store, Table, Write};
 
 /// The maps as the programs see them, opened by their pins.
 pub struct KernelStore {
     services: MapData,
     services6: MapData,
-    slots: Mapping,
-    maglev: Mapping,
-    maglev_index: Mapping,
+    arrays: Arrays,
     backends: MapData,
     backends6: MapData,
-    filter: Mapping,
     names: MapData,
     service_stats: PerCpuArray<MapData, ServiceStats>,
     counted: Counted,
-    health: Mapping,
+    health: Array,
     backend_counts: [MapData; 2],
     node: NodeMaps,
     capacity: Capacity,
@@ -71,11 +68,13 @@ impl KernelStore {
             return Err(shape(Table::Filter, "a length of", &words, &PREFILTER_WORDS));
         }
         Ok(Self {
-            slots: map_memory(dir, Table::Slots, &slots, size_of::<u32>(), slot_count)?,
-            maglev: map_memory(dir, Table::Maglev, &maglev, size_of::<u64>(), maglev_words)?,
-            maglev_index: map_memory(dir, Table::Maglev, &maglev_index, size_of::<u64>(), indexes)?,
+            arrays: Arrays {
+                slots: map_memory(dir, Table::Slots, &slots, size_of::<u32>(), slot_count)?,
+                maglev: map_memory(dir, Table::Maglev, &maglev, size_of::<u64>(), maglev_words)?,
+                maglev_index: map_memory(dir, Table::Maglev, &maglev_index, size_of::<u64>(), indexes)?,
+                filter: map_memory(dir, Table::Filter, &filter, size_of::<u64>(), words)?,
+            },
             health: map_memory(dir, Table::Backends, &health, size_of::<u64>(), words_of_health)?,
-            filter: map_memory(dir, Table::Filter, &filter, size_of::<u64>(), words)?,
             capacity: Capacity {
                 frontends: frontends.min(frontends6),
                 slots: slot_count,
@@ -132,7 +131,7 @@ impl KernelStore {
                 | Write::FilterSet(..)
                 | Write::FilterClear(..),
                 ..,
-            ] => self.memory(run),
+            ] => self.arrays.write(run),
             [
                 Write::SourceRange(..)
                 | Write::NoSourceRange(..)
@@ -181,56 +180,6 @@ impl KernelStore {
         }
         Ok(())
     }
-
-    /// Writes through memory; nothing can fail but a position outside of the map.
-    fn memory(&self, run: &[Write]) -> Result<(), Stopped> {
-        let outside = |done| Stopped { done, source: io::Error::from_raw_os_error(libc::E2BIG) };
-        for (done, write) in run.iter().enumerate() {
-            match write {
-                Write::Slots(base, ids) => {
-                    let base = *base as usize;
-                    if base + ids.len() > self.slots.len() {
-                        return Err(outside(done));
-                    }
-                    for (slot, id) in ids.iter().enumerate() {
-                        let word = self.slots.word32(base + slot, 0).ok_or_else(|| outside(done))?;
-                        word.store(*id, Ordering::Relaxed);
-                    }
-                }
-                Write::MaglevTable(base, words) => {
-                    let base = *base as usize;
-                    if base + words.len() > self.maglev.len() {
-                        return Err(outside(done));
-                    }
-                    for (at, value) in words.iter().enumerate() {
-                        let word = self.maglev.word64(base + at).ok_or_else(|| outside(done))?;
-                        word.store(*value, Ordering::Relaxed);
-                    }
-                }
-                Write::MaglevIndex(index, row) => {
-                    let word = self.maglev_index.word64(*index as usize).ok_or_else(|| outside(done))?;
-                    // Behind the words of the table.
-                    word.store(row.word(), Ordering::Release);
-                }
-                Write::FilterSet(word, mask) => {
-                    self.filter
-                        .word64(*word as usize)
-                        .ok_or_else(|| outside(done))?
-                        .fetch_or(*mask, Ordering::Relaxed);
-                }
-                Write::FilterClear(word, mask) => {
-                    self.filter
-                        .word64(*word as usize)
-                        .ok_or_else(|| outside(done))?
-                        .fetch_and(!*mask, Ordering::Relaxed);
-                }
-                _ => {}
-            }
-        }
-        // What refers to these slots and bits is written after this, and must not be seen before them.
-        fence(Ordering::SeqCst);
-        Ok(())
-    }
 }
 
 /// Writes that go to the kernel in one call.
@@ -252,11 +201,11 @@ impl Store for KernelStore {
         services.extend(self.walk(Table::Services6, None, u32::MAX)?.0.services);
         Ok(Contents {
             services,
-            slots: self.slots.all32(),
-            maglev: MaglevRow::all(0..u32::MAX, &self.maglev_index, &self.maglev),
+            slots: self.arrays.slots(0..u32::MAX)?,
+            maglev: self.arrays.maglev(0..u32::MAX)?,
             backends: self.read_range(Table::Backends, 0..backends_below)?.backends,
             backends6: self.read_range(Table::Backends6, 0..backends_below)?.backends6,
-            filter: self.filter.all64(),
+            filter: self.arrays.filter(0..u32::MAX)?,
             names: self.walk(Table::Names, None, u32::MAX)?.0.names,
             source_ranges: &self.node.source_ranges(Table::SrcRanges)?
                 | &self.node.source_ranges(Table::SrcRanges6)?,
@@ -267,11 +216,10 @@ impl Store for KernelStore {
     fn read_range(&mut self, table: Table, range: Range<u32>) -> Result<Contents, MapError> {
         let mut found = Contents::default();
         let (start, end) = (range.start, range.end.min(self.capacity.backends));
-        let indexes = range.start as usize..range.end as usize;
         match table {
-            Table::Slots => found.slots = self.slots.range32(indexes),
-            Table::Maglev => found.maglev = MaglevRow::all(range, &self.maglev_index, &self.maglev),
-            Table::Filter => found.filter = self.filter.range64(indexes),
+            Table::Slots => found.slots = self.arrays.slots(range)?,
+            Table::Maglev => found.maglev = self.arrays.maglev(range)?,
+            Table::Filter => found.filter = self.arrays.filter(range)?,
             Table::Backends => found.backends = endpoints::<[u8; 4]>(&self.backends, table, start..end)?,
             Table::Backends6 => found.backends6 = endpoints::<[u8; 16]>(&self.backends6, table, start..end)?,
             _ => {}

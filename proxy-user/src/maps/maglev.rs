@@ -1,12 +1,6 @@
 //! Maglev tables in the maps, as far as the agent looks at them.
 
-use std::collections::BTreeMap;
-use std::ops::Range;
-use std::sync::atomic::Ordering;
-
 use proxy_common::maglev;
-
-use super::mapping::Mapping;
 
 /// A table in `maglev`, as its head tells it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -39,15 +33,6 @@ impl MaglevRow {
     /// The element.
     pub fn word(&self) -> u64 {
         maglev::tables(self.current.base, self.previous.base)
-    }
-
-    /// The tables of these indexes; `heads` and `words` are `maglev_index` and `maglev`.
-    pub(super) fn all(indexes: Range<u32>, heads: &Mapping, words: &Mapping) -> BTreeMap<u32, Self> {
-        let word = |at: u32| Some(words.word64(at as usize)?.load(Ordering::Relaxed));
-        let tables = |index: u32| Some(heads.word64(index as usize)?.load(Ordering::Acquire));
-        let there = indexes.start..indexes.end.min(heads.len() as u32);
-        let used = there.filter_map(|index| Some((index, tables(index).filter(|tables| *tables != 0)?)));
-        used.map(|(index, tables)| (index, Self::read(tables, word))).collect()
     }
 
     /// What an element tells of a map of which `word` gives the words.

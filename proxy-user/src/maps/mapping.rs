@@ -1,4 +1,4 @@
-//! An array map in this process's memory.
+//! An array map, or a part of it, in this process's memory.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -9,14 +9,21 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use proxy_common::abi::Plain;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::param::page_size;
 
 /// The elements of a `BPF_F_MMAPABLE` array. Each starts at a multiple of eight bytes (`array_map_alloc` in
 /// kernel/bpf/arraymap.c rounds them up).
 pub(super) struct Mapping {
     start: NonNull<u8>,
+    /// Bytes that are mapped.
     bytes: usize,
+    /// Bytes of the array before them: whole pages.
+    before: usize,
     stride: usize,
+    /// Elements of the array.
     len: usize,
+    /// Those that are mapped.
+    there: Range<usize>,
 }
 
 // SAFETY: the memory belongs to the kernel's map, not to a thread, and is only touched through atomics.
@@ -27,60 +34,93 @@ unsafe impl Sync for Mapping {}
 impl Mapping {
     /// Maps all `len` elements of `value_size` bytes.
     pub(super) fn new(fd: BorrowedFd<'_>, value_size: usize, len: usize) -> io::Result<Self> {
-        Self::with(ProtFlags::READ | ProtFlags::WRITE, fd, value_size, len)
+        Self::with(ProtFlags::READ | ProtFlags::WRITE, fd, value_size, len, 0..len)
+    }
+
+    /// Maps those pages of an array of `len` elements that hold `range`, cut at its end: what is mapped of a `BPF_F_MMAPABLE`
+    /// array counts as resident memory from then on, whether it is read or not.
+    pub(super) fn window(
+        fd: BorrowedFd<'_>,
+        value_size: usize,
+        len: usize,
+        range: Range<usize>,
+    ) -> io::Result<Self> {
+        Self::with(ProtFlags::READ | ProtFlags::WRITE, fd, value_size, len, range)
     }
 
     /// The same, only to be read: a store into it ends the process.
     pub(super) fn read_only(fd: BorrowedFd<'_>, value_size: usize, len: usize) -> io::Result<Self> {
-        Self::with(ProtFlags::READ, fd, value_size, len)
+        Self::with(ProtFlags::READ, fd, value_size, len, 0..len)
     }
 
-    fn with(protection: ProtFlags, fd: BorrowedFd<'_>, value_size: usize, len: usize) -> io::Result<Self> {
-        let stride = value_size.next_multiple_of(8);
-        let bytes = stride * len;
+    fn with(
+        protection: ProtFlags,
+        fd: BorrowedFd<'_>,
+        value_size: usize,
+        len: usize,
+        range: Range<usize>,
+    ) -> io::Result<Self> {
+        let (page, stride) = (page_size(), value_size.next_multiple_of(8));
+        let end = range.end.min(len);
+        let before = stride * range.start.min(end) / page * page;
+        let bytes = stride * end - before;
+        let (address, flags) = (std::ptr::null_mut(), MapFlags::SHARED);
         // SAFETY: a fresh mapping at an address of the kernel's choice touches no memory of ours.
-        let start = unsafe { mmap(std::ptr::null_mut(), bytes, protection, MapFlags::SHARED, fd, 0) }?;
+        let start = unsafe { mmap(address, bytes, protection, flags, fd, before as u64) }?;
         let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::AddrNotAvailable)?;
-        Ok(Self { start, bytes, stride, len })
+        // Whole elements, from the first one in the page on.
+        let there = before.div_ceil(stride)..end;
+        Ok(Self { start, bytes, before, stride, len, there })
     }
 
-    /// Elements.
+    /// Elements of the array.
     pub(super) fn len(&self) -> usize {
         self.len
     }
 
-    fn at(&self, index: usize, offset: usize) -> Option<*mut u8> {
-        let position = index.checked_mul(self.stride)?.checked_add(offset)?;
-        // SAFETY: an element below `len` lies inside the mapping, and so does an offset inside the element.
-        (index < self.len && offset < self.stride).then(|| unsafe { self.start.as_ptr().add(position) })
+    /// Bytes that are mapped.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
     }
 
-    /// The 32-bit word number `word` of an element; `None` outside of the array.
+    /// Whether all of these elements are mapped.
+    pub(super) fn holds(&self, range: &Range<usize>) -> bool {
+        self.there.start <= range.start && range.end <= self.there.end
+    }
+
+    fn at(&self, index: usize, offset: usize) -> Option<*mut u8> {
+        let position = index.checked_mul(self.stride)?.checked_add(offset)?.checked_sub(self.before)?;
+        // SAFETY: an element of `there` lies inside the mapping, and so does an offset inside the element.
+        (self.there.contains(&index) && offset < self.stride)
+            .then(|| unsafe { self.start.as_ptr().add(position) })
+    }
+
+    /// The 32-bit word number `word` of an element; `None` outside of what is mapped.
     pub(super) fn word32(&self, index: usize, word: usize) -> Option<&AtomicU32> {
         // SAFETY: inside the mapping, aligned (pages, strides of 8, words of 4), and only used through atomics.
         self.at(index, word * 4).map(|p| unsafe { AtomicU32::from_ptr(p.cast()) })
     }
 
-    /// The first 64 bits of an element; `None` outside of the array.
+    /// The first 64 bits of an element; `None` outside of what is mapped.
     pub(super) fn word64(&self, index: usize) -> Option<&AtomicU64> {
         // SAFETY: as in `word32`, with the alignment of a stride.
         self.at(index, 0).map(|p| unsafe { AtomicU64::from_ptr(p.cast()) })
     }
 
-    /// The 64 bits at `offset`, a multiple of eight, of an element; `None` outside of the array.
+    /// The 64 bits at `offset`, a multiple of eight, of an element; `None` outside of what is mapped.
     pub(super) fn word64_at(&self, index: usize, offset: usize) -> Option<&AtomicU64> {
         let at = self.at(index, offset).filter(|_| offset.is_multiple_of(8));
         // SAFETY: as in `word64`; an offset of another kind was refused.
         at.map(|p| unsafe { AtomicU64::from_ptr(p.cast()) })
     }
 
-    /// The byte at `offset` of an element; `None` outside of the array.
+    /// The byte at `offset` of an element; `None` outside of what is mapped.
     pub(super) fn byte(&self, index: usize, offset: usize) -> Option<u8> {
         let word = self.word32(index, offset / 4)?.load(Ordering::Relaxed);
         word.to_ne_bytes().get(offset % 4).copied()
     }
 
-    /// A copy of an element; `None` outside of the array. A copy made while the kernel writes may be torn between
+    /// A copy of an element; `None` outside of what is mapped. A copy made while the kernel writes may be torn between
     /// words, as one by a system call may be.
     pub(super) fn read<V: Plain>(&self, index: usize) -> Option<V> {
         const { assert!(size_of::<V>().is_multiple_of(4), "elements are read by words") };
@@ -97,32 +137,32 @@ impl Mapping {
         Some(unsafe { value.assume_init() })
     }
 
-    /// The first 32-bit word of every element.
+    /// The first 32-bit word of every element that is mapped.
     pub(super) fn all32(&self) -> Vec<u32> {
-        self.range32(0..self.len)
+        self.range32(self.there.clone())
     }
 
-    /// The first 32-bit word of those elements of a range that there are.
+    /// The first 32-bit word of those elements of a range that are mapped.
     pub(super) fn range32(&self, range: Range<usize>) -> Vec<u32> {
-        let there = range.start..range.end.min(self.len);
+        let there = range.start..range.end.min(self.there.end);
         there.filter_map(|i| self.word32(i, 0)).map(|w| w.load(Ordering::Relaxed)).collect()
     }
 
-    /// The first 64 bits of every element.
+    /// The first 64 bits of every element that is mapped.
     pub(super) fn all64(&self) -> Vec<u64> {
-        self.range64(0..self.len)
+        self.range64(self.there.clone())
     }
 
-    /// The first 64 bits of those elements of a range that there are.
+    /// The first 64 bits of those elements of a range that are mapped.
     pub(super) fn range64(&self, range: Range<usize>) -> Vec<u64> {
-        let there = range.start..range.end.min(self.len);
+        let there = range.start..range.end.min(self.there.end);
         there.filter_map(|i| self.word64(i)).map(|w| w.load(Ordering::Relaxed)).collect()
     }
 }
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: this is the whole of the mapping that `new` made, and no reference into it outlives `self`.
+        // SAFETY: this is the whole of the mapping that `with` made, and no reference into it outlives `self`.
         // Nothing can be done about a failure.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), self.bytes) };
     }

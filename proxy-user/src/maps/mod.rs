@@ -21,6 +21,7 @@ mod store;
 mod sys;
 mod table;
 pub mod view;
+mod windows;
 
 pub use contents::Contents;
 pub use error::{BatchError, MapError};

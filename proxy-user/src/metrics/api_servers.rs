@@ -15,9 +15,9 @@ pub(super) struct Asked(pub watch::Receiver<ApiServers>);
 
 impl Collector for Asked {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let ApiServers { servers, in_force, failovers } = self.0.borrow().clone();
+        let ApiServers { servers, active, failovers } = self.0.borrow().clone();
         let rows = servers.into_iter().map(|server| {
-            let is_asked = in_force.as_ref() == Some(&server);
+            let is_asked = active.as_ref() == Some(&server);
             (vec![("server", server)], u64::from(is_asked))
         });
         let help = "API servers (1 for the one that is asked; none is before one has answered)";

@@ -113,7 +113,7 @@ impl Reading {
             let device = one.ifindex.and(one.place.clone()).unwrap_or_default();
             let labels =
                 vec![("hook", one.hook.clone()), ("program", one.program.to_owned()), ("device", device)];
-            (labels, u32::from(one.in_force()))
+            (labels, u32::from(one.is_attached()))
         });
         let help = "Whether a hook runs its program; 0 when its device or cgroup is gone, or the program";
         gauge(e, "ballast_program_attached", help, attached)?;
@@ -181,7 +181,7 @@ impl Reading {
     }
 }
 
-fn port(name: &NameRow) -> Labels {
+pub(super) fn port(name: &NameRow) -> Labels {
     vec![
         ("namespace", name.namespace.clone()),
         ("name", name.name.clone()),

@@ -9,7 +9,9 @@
 mod api_servers;
 mod audit;
 pub mod datapath;
+mod exemplars;
 mod latency;
+mod otlp;
 mod plain;
 mod process;
 pub mod recent;
@@ -19,7 +21,7 @@ mod sync;
 mod xdp;
 
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use prometheus_client::encoding::{EncodeLabelSet, text};
@@ -32,6 +34,7 @@ use tokio::sync::watch;
 use crate::audit::Audits;
 use crate::model::ApiServers;
 use crate::model::net::IpFamily;
+use crate::otlp::Counts;
 use crate::programs::{Repairs, XdpDevice, XdpDevices};
 use crate::sync::Status;
 use recent::Recent;
@@ -101,6 +104,8 @@ struct BuildLabels {
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
+    bpffs: PathBuf,
+    zero: exemplars::Zero,
     healthz: Family<CodeLabel, Counter>,
     livez: Family<CodeLabel, Counter>,
     ended_sockets: Family<FamilyLabel, Counter>,
@@ -149,6 +154,8 @@ impl Metrics {
         let (xdp, recent) = (Arc::default(), Recent::default());
         Self {
             registry,
+            bpffs: bpffs.to_owned(),
+            zero: exemplars::Zero::default(),
             healthz,
             livez,
             ended_sockets,
@@ -183,6 +190,13 @@ impl Metrics {
         self
     }
 
+    /// Tells of exported telemetry, too.
+    #[must_use]
+    pub fn with_telemetry(mut self, counts: Arc<Counts>) -> Self {
+        self.registry.register_collector(Box::new(otlp::Telemetry(counts)));
+        self
+    }
+
     /// Tells of the API servers, too.
     #[must_use]
     pub fn with_api_servers(mut self, servers: watch::Receiver<ApiServers>) -> Self {
@@ -207,7 +221,7 @@ impl Metrics {
         text::encode(&mut output, &self.registry)?;
         Ok(match format {
             Format::Plain => plain::from_open_metrics(&output),
-            Format::OpenMetrics => output,
+            Format::OpenMetrics => exemplars::add(output, &self.bpffs, &self.zero),
         })
     }
 

@@ -9,7 +9,7 @@ pub struct ApiServers {
     /// Their URLs, in the order in which they are tried. Empty without a cluster.
     pub servers: Vec<String>,
     /// The URL of the server that is asked; `None` until one has answered.
-    pub in_force: Option<String>,
-    /// How often the server in force did not answer and another one took its place.
+    pub active: Option<String>,
+    /// How often the active server did not answer and another one took its place.
     pub failovers: u64,
 }

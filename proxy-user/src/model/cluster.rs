@@ -8,7 +8,7 @@ use ipnet::IpNet;
 
 use super::{
     EndpointSlice, Event, HostView, Key, Kind, Listing, NodeView, Object, Service, ServiceName, SliceName,
-    SortedMap,
+    SortedMap, pack,
 };
 
 mod statics;
@@ -313,7 +313,7 @@ impl Cluster {
                 for service in services {
                     self.offer_service(service, changed);
                 }
-                rebuild(&mut self.services);
+                pack(&mut self.services);
             }
             Listing::Slices(slices) => {
                 let live: BTreeSet<SliceName> = slices.iter().map(|s| s.name.clone()).collect();
@@ -325,8 +325,8 @@ impl Cluster {
                 for slice in slices {
                     self.offer_slice(slice, changed);
                 }
-                rebuild(&mut self.slices);
-                rebuild(&mut self.owners);
+                pack(&mut self.slices);
+                pack(&mut self.owners);
             }
             Listing::Node(node) => self.set_node(node, changed),
             Listing::Others(nodes) => {
@@ -340,11 +340,6 @@ impl Cluster {
             }
         }
     }
-}
-
-/// Builds a tree anew, without empty places: one that grew in order of its keys is half empty.
-fn rebuild<K: Ord, V>(map: &mut BTreeMap<K, V>) {
-    *map = std::mem::take(map).into_iter().collect();
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ pub struct HostView {
     /// The cookie of the namespace; 0 where the kernel has none (before Linux 5.14).
     pub netns_cookie: u64,
     /// Another proxy's rules are in netfilter, or were lately: connections may be there that it translates.
-    pub has_old_proxy: bool,
+    pub has_kube_proxy_rules: bool,
     /// Ports that the kernel gives to sockets (`net.ipv4.ip_local_port_range`); `None`: not known.
     pub local_ports: Option<PortRange>,
 }

@@ -37,7 +37,7 @@ pub use problem::Problem;
 pub use removal::RemovalPolicy;
 pub use service::{Service, ServiceKind, ServicePort, TrafficPolicy};
 pub use service_cidr::ServiceCidr;
-pub use sorted::{SortedMap, SortedSet};
+pub use sorted::{SortedMap, SortedSet, pack};
 pub use version::{Opaque, Version};
 
 #[cfg(test)]

@@ -59,12 +59,12 @@ impl Notice {
         }
     }
 
-    /// A part of a Service is not in force. kube-proxy has no event for that.
-    pub const fn not_in_force(service: ServiceName, note: String) -> Self {
+    /// A part of a Service is not programmed. kube-proxy has no event for that.
+    pub const fn not_programmed(service: ServiceName, note: String) -> Self {
         Self {
             about: Subject::Service(service),
             warning: true,
-            reason: "PartNotInForce",
+            reason: "NotProgrammed",
             action: "Program",
             note,
         }

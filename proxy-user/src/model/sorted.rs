@@ -1,6 +1,12 @@
 //! A map and a set that take no more memory than what is in them.
 
 use std::borrow::Borrow;
+use std::collections::BTreeMap;
+
+/// Builds a tree anew, without empty places: one that grew in the order of its keys is half empty.
+pub fn pack<K: Ord, V>(map: &mut BTreeMap<K, V>) {
+    *map = std::mem::take(map).into_iter().collect();
+}
 
 /// A map in one sorted list. Most maps of the model have one to a few entries, for which a `BTreeMap` takes a node with
 /// room for eleven. Looking up is by halves; inserting moves what sorts behind.
@@ -231,8 +237,6 @@ impl<'a, T> IntoIterator for &'a SortedSet<T> {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use proptest::prelude::*;
 
     use super::*;

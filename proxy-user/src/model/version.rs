@@ -6,7 +6,7 @@ use std::num::NonZero;
 /// What the API server calls an edition of an object; empty where an object comes from a folder.
 ///
 /// Two objects with the same content are equal whichever edition they are: every value of this type equals every other one, and
-/// [`Version::is`] compares. An edition that says the same needs no new plan, but what is in force is then the newer one.
+/// [`Version::is`] compares. An edition that says the same needs no new plan, but what is programmed is then the newer one.
 #[derive(Clone, Debug, Default)]
 pub struct Version {
     /// `metadata.uid`.

@@ -38,7 +38,7 @@ struct Frame<'a> {
     seconds: f64,
     /// Why there is nothing else.
     #[serde(skip_serializing_if = "Option::is_none")]
-    trouble: Option<&'a str>,
+    failure: Option<&'a str>,
     problems: &'a [String],
     more_problems: usize,
     total: Traffic,
@@ -49,7 +49,7 @@ struct Frame<'a> {
     services: &'a [Row<'a>],
     reasons: &'a [ReasonRate],
     examples: &'a Examples,
-    clients: Vec<Dialled<'a>>,
+    clients: Vec<FrontendRows<'a>>,
 }
 
 #[derive(Serialize)]
@@ -74,7 +74,7 @@ struct Row<'a> {
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Dialled<'a> {
+struct FrontendRows<'a> {
     #[serde(flatten)]
     client: &'a Client,
     /// Key of the Service port.
@@ -84,9 +84,9 @@ struct Dialled<'a> {
 /// What a look is to a browser, as JSON.
 pub(super) fn text(node: &str, shows: Shows, look: &Look, asked: &Asked) -> serde_json::Result<String> {
     let none = Rates::default();
-    let (rates, trouble) = match &look.rates {
+    let (rates, failure) = match &look.rates {
         Ok(rates) => (rates, None),
-        Err(trouble) => (&none, Some(trouble.as_str())),
+        Err(failure) => (&none, Some(failure.as_str())),
     };
     let is_open = shows == Shows::All;
     let filter = asked.filter.to_lowercase();
@@ -112,7 +112,7 @@ pub(super) fn text(node: &str, shows: Shows, look: &Look, asked: &Asked) -> serd
         .collect();
     let keys: BTreeMap<u32, &str> =
         chosen.iter().zip(&rows).map(|(service, row)| (service.id, row.key.as_str())).collect();
-    let dialled = |client| Some(Dialled { client, service: keys.get(&client.service).copied()? });
+    let dialled = |client| Some(FrontendRows { client, service: keys.get(&client.service).copied()? });
     let clients = look.clients.iter().filter_map(dialled).take(CLIENTS).collect();
     let time = look.at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_millis();
     let shown = look.problems.len().min(PROBLEMS);
@@ -121,7 +121,7 @@ pub(super) fn text(node: &str, shows: Shows, look: &Look, asked: &Asked) -> serd
         shows,
         time,
         seconds: rates.seconds,
-        trouble,
+        failure,
         problems: &look.problems[..shown],
         more_problems: look.problems.len() - shown,
         total: rates.total,

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use super::clients::{Client, Known, clients};
 use super::look::{Examples, Look};
-use crate::cli::monitor::{Line, World};
+use crate::cli::monitor::{Line, MonitorContext};
 use crate::maps::view::{Listener, Snapshot, View};
 use crate::rates::{Counters, Rates};
 
@@ -47,9 +47,9 @@ impl<'a> Sampler<'a> {
         let read = self.read();
         let (rates, clients) = match read {
             Ok((rates, clients)) => (Ok(rates), clients),
-            Err(trouble) => {
+            Err(failure) => {
                 (self.before, self.known, self.listener) = (None, Known::default(), None);
-                (Err(trouble), Vec::new())
+                (Err(failure), Vec::new())
             }
         };
         Look { at, rates, clients, examples: self.examples.clone(), problems }
@@ -110,7 +110,7 @@ impl<'a> Sampler<'a> {
                 events.pop_front();
             }
         }
-        let world = World::now();
+        let world = MonitorContext::now();
         for event in last.into_values().flatten() {
             let line = Line::new(&event, &self.names, &world);
             let Some(reason) = line.reason() else { continue };

@@ -139,8 +139,8 @@ async fn so_many_browsers_listen_and_one_that_leaves_makes_room() {
     assert_eq!(agent.events(Asked::default()).await.err(), Some(Refusal::TooMany { most: 16 }));
     let event: Value = serde_json::from_str(&listeners[15].next().await.unwrap()).unwrap();
     assert_eq!(event["node"], "node-a");
-    let trouble = event["trouble"].as_str().unwrap();
-    assert!(trouble.contains("/nonexistent"), "without maps it says why: {trouble}");
+    let failure = event["failure"].as_str().unwrap();
+    assert!(failure.contains("/nonexistent"), "without maps it says why: {failure}");
     drop(listeners.pop());
     let mut again = agent.events(Asked::default()).await.unwrap();
     assert!(again.next().await.is_some());

@@ -44,9 +44,16 @@ pub struct Eligible {
     /// Whether an endpoint anywhere could serve: with an empty set, that makes the difference between dropping
     /// a packet (another node would serve it) and refusing it.
     pub has_any: bool,
+    /// Endpoints that serve anyone: each of the two sets is a part of them.
+    pub serving: usize,
 }
 
 impl Eligible {
+    /// One of the two sets as [`FrontendPlan::slots`](super::FrontendPlan::slots).
+    pub fn slots(&self, set: &Arc<[BackendAddress]>) -> Option<Arc<[BackendAddress]>> {
+        (set.len() < self.serving).then(|| Arc::clone(set))
+    }
+
     /// Both sets together, sorted, each endpoint once.
     pub fn union(&self) -> Vec<BackendAddress> {
         let mut all = [&*self.cluster, &*self.local].concat();
@@ -70,7 +77,8 @@ pub fn eligible(candidates: &Candidates<'_>, wanted: Wanted, node: &NodeView) ->
         Vec::new()
     };
     let has_any = candidates.values().any(|e| e.ready || drains(e));
-    Eligible { cluster: cluster.into(), local: local.into(), has_any }
+    let serving = candidates.values().filter(|e| e.is_serving()).count();
+    Eligible { cluster: cluster.into(), local: local.into(), has_any, serving }
 }
 
 /// The ready endpoints that `prefer` likes; without any, the draining ones that `accept` takes.

@@ -1,7 +1,6 @@
 //! What clients dial, and where each of these addresses leads.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::sync::Arc;
 
 use crate::model::net::IpFamily;
 use crate::model::{Service, ServicePort, SortedMap, TrafficPolicy};
@@ -73,11 +72,14 @@ fn dialled(
 /// refusal would tell the client that there is no endpoint (`pkg/proxy/iptables/proxier.go`).
 fn under_policy(kind: FrontendKind, policy: TrafficPolicy, eligible: &Eligible) -> FrontendPlan {
     match policy {
-        TrafficPolicy::Cluster => FrontendPlan::new(kind, Arc::clone(&eligible.cluster)),
+        TrafficPolicy::Cluster => {
+            FrontendPlan { slots: eligible.slots(&eligible.cluster), ..FrontendPlan::new(kind) }
+        }
         TrafficPolicy::Local => FrontendPlan {
             policy,
+            slots: eligible.slots(&eligible.local),
             drop_when_empty: eligible.local.is_empty() && eligible.has_any,
-            ..FrontendPlan::new(kind, Arc::clone(&eligible.local))
+            ..FrontendPlan::new(kind)
         },
     }
 }

@@ -25,8 +25,8 @@ pub use devices::DeviceFacts;
 pub use node::{AddressFacts, NodePlan, plan_node};
 pub use service::{PlanSettings, plan_service};
 pub use types::{
-    Access, BackendAddress, BackendFacts, Frontend, FrontendKind, FrontendPlan, HealthCheck, PortId,
-    PortPlan, Scope, ServicePlan, Unmanaged,
+    Access, BackendAddress, BackendFacts, Frontend, FrontendKind, FrontendPlan, HealthCheck, PortPlan, Scope,
+    ServicePlan, ServicePortName, Unmanaged,
 };
 
 #[cfg(test)]

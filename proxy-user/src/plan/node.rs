@@ -102,7 +102,7 @@ pub fn plan_node(
         devices: devices(node, host, &settings.detect_local),
         detect_local: matches!(settings.detect_local, DetectLocal::ClusterCidr(_) | DetectLocal::NodeCidr),
         masquerade_all: settings.masquerade_all,
-        leave_old: host.has_old_proxy,
+        leave_old: host.has_kube_proxy_rules,
         snat_ports: settings.snat_ports,
         socket_lb: settings.socket_lb,
         socket_drop: settings.socket_drop,

@@ -174,8 +174,11 @@ proptest! {
                     prop_assert!(target.access == Access::Unrestricted || target.kind == FrontendKind::LoadBalancer);
                     prop_assert_eq!(IpFamily::of(frontend.address), id.family);
                     prop_assert_eq!(frontend.protocol, id.protocol);
-                    prop_assert!(target.slots.is_sorted_by(|a, b| a < b), "sorted, each once");
-                    for slot in target.slots.iter() {
+                    prop_assert!(port.slots(target).is_sorted_by(|a, b| a < b), "sorted, each once");
+                    prop_assert_eq!(port.slots(target).count(), port.slot_count(target));
+                    let has_list = target.slots.is_some();
+                    prop_assert_eq!(has_list, port.slot_count(target) < port.backends.len(), "a list of all");
+                    for slot in port.slots(target) {
                         let facts = port.backends.get(slot);
                         prop_assert!(facts.is_some(), "{} has a slot that is no backend", id);
                         let (local, cluster) =
@@ -183,7 +186,7 @@ proptest! {
                         let allowed = if policy == TrafficPolicy::Local { local } else { cluster };
                         prop_assert!(allowed);
                     }
-                    prop_assert!(!target.drop_when_empty || target.slots.is_empty());
+                    prop_assert!(!target.drop_when_empty || port.slot_count(target) == 0);
                 }
                 for (backend, facts) in &port.backends {
                     prop_assert!(facts.local || !cluster.is_own(&backend.address));

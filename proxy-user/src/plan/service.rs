@@ -17,7 +17,7 @@ use super::eligible::{Wanted, eligible};
 use super::frontend::frontends;
 use super::node::source;
 use super::tunnels::Tunnels;
-use super::{BackendAddress, BackendFacts, HealthCheck, PortId, PortPlan, ServicePlan, Unmanaged};
+use super::{BackendAddress, BackendFacts, HealthCheck, PortPlan, ServicePlan, ServicePortName, Unmanaged};
 
 /// How Services are planned, as far as that is a matter of taste.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -69,7 +69,7 @@ pub fn plan_service(cluster: &Cluster, name: &ServiceName, settings: PlanSetting
         plan.problems.extend(allowed.problem.clone());
         let ready: &mut BTreeSet<IpAddr> = ready.entry(family).or_default();
         for port in &service.ports {
-            let id = PortId {
+            let id = ServicePortName {
                 namespace: name.namespace.clone(),
                 name: name.name.clone(),
                 port: port.name.clone(),
@@ -162,16 +162,17 @@ fn plan_port(
     let dsr = service.forwarding.unwrap_or_default().is_dsr(port.protocol);
     let frontends = frontends(service, port, family, &eligible, allowed.access, dsr);
     let has_dsr = frontends.values().any(|frontend| frontend.dsr);
+    let is_here = |endpoint: &Endpoint| is_local(endpoint, &node.name) || cluster.is_own(&endpoint.address);
+    let elsewhere = candidates.iter().filter(|(_, e)| has_dsr && e.is_serving() && !is_here(e));
     PortPlan {
+        tunnels: elsewhere.filter_map(|(at, endpoint)| Some((*at, tunnels.to(endpoint)?))).collect(),
         frontends,
         backends: candidates
             .iter()
             .filter(|(_, endpoint)| endpoint.is_serving())
             .map(|(address, endpoint)| {
-                let local = is_local(endpoint, &node.name) || cluster.is_own(&endpoint.address);
                 let facts = BackendFacts {
-                    local,
-                    tunnel: if has_dsr && !local { tunnels.to(endpoint) } else { None },
+                    local: is_here(endpoint),
                     terminating: endpoint.terminating,
                     in_cluster: eligible.cluster.binary_search(address).is_ok(),
                     in_local: eligible.local.binary_search(address).is_ok(),

@@ -42,6 +42,7 @@ mod tests {
         PortPlan {
             frontends: SortedMap::default(),
             backends: (1..).zip(weights).map(backend).collect(),
+            tunnels: SortedMap::default(),
             affinity_secs: 0,
             algorithm,
             maglev_outside: false,

@@ -15,7 +15,7 @@ use crate::model::{Name, SortedMap, SortedSet, TrafficPolicy};
 
 /// One port of one Service in one address family: what gets an id of its own.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct PortId {
+pub struct ServicePortName {
     /// Namespace of the Service.
     pub namespace: Name,
     /// Name of the Service.
@@ -28,7 +28,7 @@ pub struct PortId {
     pub family: IpFamily,
 }
 
-impl PortId {
+impl ServicePortName {
     /// `namespace/name:port`, as the `names` map holds it; `namespace/name` for an unnamed port.
     pub fn text(&self) -> String {
         let Self { namespace, name, port, .. } = self;
@@ -36,7 +36,7 @@ impl PortId {
     }
 }
 
-impl fmt::Display for PortId {
+impl fmt::Display for ServicePortName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} ({}, {})", self.text(), self.protocol, self.family)
     }
@@ -99,9 +99,6 @@ pub struct BackendFacts {
     pub in_cluster: bool,
     /// Clients that a policy keeps on this node may be sent to it.
     pub in_local: bool,
-    /// With DSR: the address of its node, to which packets are encapsulated. `None`: it is on this node, or its node has no
-    /// address that can be reached so.
-    pub tunnel: Option<IpAddr>,
     /// How large its share is, from 1 on; [`BackendFacts::default`] has 0, which counts as 1.
     pub weight: u16,
     /// While an endpoint of the port starts slowly: how many [`STEPS`](super::slow_start::STEPS) of its share it has by now.
@@ -122,8 +119,8 @@ pub struct FrontendPlan {
     /// Where it comes from.
     pub kind: FrontendKind,
     /// The endpoints it spreads over, sorted, without duplicates; each is a key of [`PortPlan::backends`].
-    /// Frontends of one port and policy share them.
-    pub slots: Arc<[BackendAddress]>,
+    /// `None`: all of these, which takes no memory. Frontends of one port and policy share a list.
+    pub slots: Option<Arc<[BackendAddress]>>,
     /// The policy that chose them.
     pub policy: TrafficPolicy,
     /// With no slot: drop instead of refuse (the policy is Local and only other nodes have endpoints).
@@ -137,12 +134,12 @@ pub struct FrontendPlan {
 }
 
 impl FrontendPlan {
-    /// One that is open to every client, of policy Cluster.
-    pub fn new(kind: FrontendKind, slots: impl Into<Arc<[BackendAddress]>>) -> Self {
+    /// One that is open to every client, of policy Cluster, and spreads over all endpoints of its port.
+    pub fn new(kind: FrontendKind) -> Self {
         let policy = TrafficPolicy::Cluster;
         Self {
             kind,
-            slots: slots.into(),
+            slots: None,
             policy,
             drop_when_empty: false,
             scoped: false,
@@ -172,6 +169,9 @@ pub struct PortPlan {
     pub frontends: SortedMap<Frontend, FrontendPlan>,
     /// Every serving endpoint, whether or not a policy lets a frontend use it.
     pub backends: SortedMap<BackendAddress, BackendFacts>,
+    /// With DSR: of endpoints on other nodes, the address of their node, to which packets are encapsulated. None for one whose
+    /// node has no address that can be reached so.
+    pub tunnels: SortedMap<BackendAddress, IpAddr>,
     /// Seconds of affinity by client address; 0: none.
     pub affinity_secs: u32,
     /// How connections are spread.
@@ -186,11 +186,24 @@ pub struct PortPlan {
     pub source_ranges: BTreeSet<IpNet>,
 }
 
+impl PortPlan {
+    /// The endpoints that one of its frontends spreads over, sorted.
+    pub fn slots<'a>(&'a self, frontend: &'a FrontendPlan) -> impl Iterator<Item = &'a BackendAddress> {
+        let all = frontend.slots.is_none().then(|| self.backends.keys());
+        frontend.slots.iter().flat_map(|slots| slots.iter()).chain(all.into_iter().flatten())
+    }
+
+    /// How many these are.
+    pub fn slot_count(&self, frontend: &FrontendPlan) -> usize {
+        frontend.slots.as_ref().map_or_else(|| self.backends.len(), |slots| slots.len())
+    }
+}
+
 /// Everything about one Service.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ServicePlan {
     /// Its ports, by identity.
-    pub ports: SortedMap<PortId, PortPlan>,
+    pub ports: SortedMap<ServicePortName, PortPlan>,
     /// Its cluster addresses: at a port that no Service has, clients are refused there.
     pub addresses: SortedSet<IpAddr>,
     /// Cluster addresses of it that are left alone, and why.

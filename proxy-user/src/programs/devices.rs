@@ -35,9 +35,9 @@ impl DeviceHooks for Programs {
         let links = status::linked_devices(self.pins.paths());
         let filters = status::filtered_devices(self.pins.paths());
         let places: BTreeSet<u32> = links.keys().chain(filters.keys()).copied().collect();
-        let in_force = if self.tcx { &links } else { &filters };
+        let current = if self.tcx { &links } else { &filters };
         let complete =
-            |ifindex: &u32| in_force.get(ifindex).is_some_and(|count| *count == Direction::ALL.len());
+            |ifindex: &u32| current.get(ifindex).is_some_and(|count| *count == Direction::ALL.len());
         places.into_iter().map(|ifindex| (ifindex, complete(&ifindex))).collect()
     }
 }

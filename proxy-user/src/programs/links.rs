@@ -43,13 +43,13 @@ impl Cgroup {
 
 /// Where a link belongs.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Place<'a> {
+pub(super) enum AttachPoint<'a> {
     Cgroup { cgroup: &'a Cgroup, attach_type: u32 },
     Device { ifindex: u32, attach_type: u32, rank: Rank },
     Xdp { ifindex: u32, mode: XdpMode },
 }
 
-impl Place<'_> {
+impl AttachPoint<'_> {
     fn attach(self, program: BorrowedFd<'_>) -> io::Result<Link> {
         match self {
             Self::Cgroup { cgroup, attach_type } => Link::to_cgroup(program, cgroup.fd.as_fd(), attach_type),
@@ -177,7 +177,7 @@ pub enum Outcome {
 pub(super) fn hold(
     pin: &Path,
     name: &'static str,
-    place: Place<'_>,
+    place: AttachPoint<'_>,
     program: BorrowedFd<'_>,
     strays: &[Link],
 ) -> Result<Outcome, Error> {
@@ -225,7 +225,7 @@ pub(super) fn hold(
 
 /// Puts the program into the link of an earlier agent; or into a new link, which is returned, where that one does not run
 /// where it should among the programs of others.
-fn take(link: &Link, place: Place<'_>, program: BorrowedFd<'_>) -> io::Result<Option<Link>> {
+fn take(link: &Link, place: AttachPoint<'_>, program: BorrowedFd<'_>) -> io::Result<Option<Link>> {
     // A link that cannot be replaced is better than none.
     if !place.has_rank(link.info()?.id)
         && let Ok(fresh) = swap(link, place, program)
@@ -241,7 +241,7 @@ fn take(link: &Link, place: Place<'_>, program: BorrowedFd<'_>) -> io::Result<Op
 /// packet at worst; one that none translates may be answered by a reset.
 ///
 /// `AlreadyExists`: the link has this very program, and no hook takes a program twice.
-fn swap(link: &Link, place: Place<'_>, program: BorrowedFd<'_>) -> io::Result<Link> {
+fn swap(link: &Link, place: AttachPoint<'_>, program: BorrowedFd<'_>) -> io::Result<Link> {
     let idle = bpf::pass_on()?;
     let fresh = place.attach(idle.as_fd())?;
     fresh.update(program)?;

@@ -14,8 +14,8 @@ use super::device::device_name;
 use super::error::Error;
 use super::hooks::{self, Direction, SOCKET_HOOKS};
 use super::iterator::{CountedIterator, LeftIterator, SocketIterator};
-use super::links::{self, Cgroup, Outcome, Place};
-use super::notice::Notice;
+use super::links::{self, AttachPoint, Cgroup, Outcome};
+use super::notice::StartNotice;
 use super::pins::{self, Pins};
 use super::program::{self, program};
 use super::repairs::{self, Repairs};
@@ -51,7 +51,7 @@ pub struct Programs {
     pub(super) cgroup: Cgroup,
     pub(super) _cgroup_lock: pins::Lock,
     pub(super) hz: u32,
-    pub(super) in_force: bool,
+    pub(super) is_current: bool,
     pub(super) tcx: bool,
     pub(super) tcx_order: TcxOrder,
     /// Taken with the first device.
@@ -59,7 +59,7 @@ pub struct Programs {
     pub(super) object: &'static [u8],
     /// The packet programs for devices without link-layer header, loaded with the first of these.
     pub(super) headerless: OnceLock<Ebpf>,
-    pub(super) notices: Vec<Notice>,
+    pub(super) notices: Vec<StartNotice>,
     /// Ids of the maps, to know them again.
     pub(super) map_ids: BTreeMap<&'static str, u32>,
     pub(super) repairs: Arc<Repairs>,
@@ -91,7 +91,7 @@ impl Programs {
         let xdp = Keeper::new(settings.xdp, unusable, xdp_devices);
         let mut notices = loaded.notices;
         if pins.mounted {
-            notices.push(Notice::Mounted { path: settings.bpffs.clone() });
+            notices.push(StartNotice::Mounted { path: settings.bpffs.clone() });
         }
         if !pins.has_links() {
             pins.enact()?;
@@ -107,7 +107,7 @@ impl Programs {
             cgroup,
             _cgroup_lock: lock,
             hz: loaded.hz,
-            in_force: loaded.in_force,
+            is_current: loaded.is_current,
             tcx,
             tcx_order: settings.tcx_order,
             devices_lock: Mutex::default(),
@@ -125,12 +125,12 @@ impl Programs {
 
     /// Whether an earlier agent's programs are attached and use these very maps. If so, attach at once; if not,
     /// fill the maps first.
-    pub fn in_force(&self) -> bool {
-        self.in_force
+    pub fn is_current(&self) -> bool {
+        self.is_current
     }
 
     /// What the operator should know.
-    pub fn notices(&self) -> &[Notice] {
+    pub fn notices(&self) -> &[StartNotice] {
         &self.notices
     }
 
@@ -198,7 +198,7 @@ impl Programs {
         }
         let mut outcomes = Vec::new();
         for (name, attach_type) in SOCKET_HOOKS {
-            let place = Place::Cgroup { cgroup: &self.cgroup, attach_type: attach_type as u32 };
+            let place = AttachPoint::Cgroup { cgroup: &self.cgroup, attach_type: attach_type as u32 };
             let pin = self.pins.paths().links().join(name);
             let strays = strays_of.remove(name).unwrap_or_default();
             outcomes.push((name, links::hold(&pin, name, place, program(&self.ebpf, name)?, &strays)?));
@@ -219,7 +219,7 @@ impl Programs {
             let (name, attach_type) = (direction.program(), direction.attach_type());
             let pin = self.pins.paths().links().join(direction.pin(ifindex));
             let strays = links::on_device(ifindex, attach_type, Some(&pin));
-            let place = Place::Device { ifindex, attach_type, rank: self.tcx_order.rank(direction) };
+            let place = AttachPoint::Device { ifindex, attach_type, rank: self.tcx_order.rank(direction) };
             links::hold(&pin, name, place, self.packet_program(direction, no_header)?, &strays)?;
         }
         self.remove_filters(ifindex)

@@ -8,7 +8,7 @@ use super::kernel::Lack;
 /// Something at the start that the operator should know, and what to do about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Notice {
+pub enum StartNotice {
     /// A map keeps the size that it has.
     SizeKept {
         /// The map.
@@ -40,7 +40,7 @@ pub enum Notice {
     KernelLacks(Lack),
 }
 
-impl Notice {
+impl StartNotice {
     /// Whether something is worse than it should be; else it is only good to know.
     pub const fn is_warning(&self) -> bool {
         match self {
@@ -51,7 +51,7 @@ impl Notice {
     }
 }
 
-impl fmt::Display for Notice {
+impl fmt::Display for StartNotice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::SizeKept { map, kept, max_entries, by_memory: true, .. } => {
@@ -97,22 +97,24 @@ mod tests {
 
     #[test]
     fn a_bpffs_that_was_mounted_is_no_warning() {
-        assert!(!Notice::Mounted { path: "/sys/fs/bpf".into() }.is_warning());
-        let refused = Notice::PinRefused { map: "slots", reason: String::new(), moved_to: PathBuf::new() };
+        assert!(!StartNotice::Mounted { path: "/sys/fs/bpf".into() }.is_warning());
+        let refused =
+            StartNotice::PinRefused { map: "slots", reason: String::new(), moved_to: PathBuf::new() };
         assert!(refused.is_warning());
     }
 
     #[test]
     fn a_kept_size_names_the_setting_and_the_way_out() {
         let (setting, by_memory) = ("--max-slots", false);
-        let notice = Notice::SizeKept { map: "slots", setting, kept: 5, max_entries: 9, by_memory };
+        let notice = StartNotice::SizeKept { map: "slots", setting, kept: 5, max_entries: 9, by_memory };
         assert!(notice.is_warning());
         let text = notice.to_string();
         assert!(
             text.contains("slots") && text.contains("--max-slots") && text.contains("ballast cleanup"),
             "{text}"
         );
-        let notice = Notice::SizeKept { map: "slots", setting, kept: 5, max_entries: 10, by_memory: true };
+        let notice =
+            StartNotice::SizeKept { map: "slots", setting, kept: 5, max_entries: 10, by_memory: true };
         assert!(!notice.is_warning() && !notice.to_string().contains(setting), "{notice}");
     }
 }

@@ -16,7 +16,7 @@ use super::capacities::Capacities;
 use super::error::Error;
 use super::hooks::{CLOCK, Direction, SOCKET_HOOKS};
 use super::migrate::share::share_with;
-use super::notice::Notice;
+use super::notice::StartNotice;
 use super::pins::{Paths, Pins};
 use super::program::{program_mut, refused};
 use super::{calls, clock, kernel};
@@ -95,9 +95,9 @@ pub(super) struct Loaded {
     /// Keeps the programs open.
     pub ebpf: Ebpf,
     /// What the operator should know.
-    pub notices: Vec<Notice>,
+    pub notices: Vec<StartNotice>,
     /// Whether the programs that are attached now use these very maps.
-    pub in_force: bool,
+    pub is_current: bool,
     /// Jiffies in a second.
     pub hz: u32,
     /// The maps of the previous version, whose programs are attached.
@@ -114,7 +114,7 @@ pub(super) fn load(bytes: &[u8], pins: &Pins, capacities: &Capacities) -> Result
     let mut loader = EbpfLoader::new();
     // No program reads kernel types, so a kernel without BTF will do, and its BTF is not parsed.
     loader.btf(None);
-    let mut notices: Vec<_> = kernel::adapt(&mut loader).into_iter().map(Notice::KernelLacks).collect();
+    let mut notices: Vec<_> = kernel::adapt(&mut loader).into_iter().map(StartNotice::KernelLacks).collect();
     let predecessor = pins.predecessor();
     if let Some(previous) = &predecessor {
         pins.begin_anew()?;
@@ -126,18 +126,18 @@ pub(super) fn load(bytes: &[u8], pins: &Pins, capacities: &Capacities) -> Result
         let path = paths.maps().join(name);
         let wanted = Shape::of(map, max_entries);
         match Shape::pinned(&path).map(|found| found.map(|found| (found, wanted.judge(found)))) {
-            // Until our programs are attached, the others' maps are in force.
+            // Until our programs are attached, the others' maps are current.
             None if predecessor.is_some() => {}
             None => pins.retract(name)?,
             Some(Ok((_, Verdict::Fits))) => {}
             Some(Ok((found, Verdict::OtherSize))) => {
                 let (kept, by_memory) = (found.max_entries, capacities.is_by_memory(name));
-                notices.push(Notice::SizeKept { map: name, setting, kept, max_entries, by_memory });
+                notices.push(StartNotice::SizeKept { map: name, setting, kept, max_entries, by_memory });
             }
             Some(Ok((_, Verdict::Refuse(reason))) | Err(reason)) => {
                 pins.retract(name)?;
                 let moved_to = pins.refuse(&path)?;
-                notices.push(Notice::PinRefused { map: name, reason, moved_to });
+                notices.push(StartNotice::PinRefused { map: name, reason, moved_to });
             }
         }
         loader.map_max_entries(name, max_entries).map_pin_path(name, path);
@@ -155,7 +155,7 @@ pub(super) fn load(bytes: &[u8], pins: &Pins, capacities: &Capacities) -> Result
     if capacities.connect_latency {
         loader.override_global(MEASURES_LATENCY, &1u64, true);
     }
-    let in_force = pins.in_force();
+    let is_current = pins.is_current();
     let mut ebpf = loader.load(bytes).map_err(Box::new)?;
     for (name, _) in SOCKET_HOOKS {
         match ebpf.program_mut(name) {
@@ -169,8 +169,8 @@ pub(super) fn load(bytes: &[u8], pins: &Pins, capacities: &Capacities) -> Result
     load_classifiers(&mut ebpf, [CLOCK].into_iter())?;
     load_packet_path(&mut ebpf)?;
     calls::keep(&ebpf, paths)?;
-    let hz = configure(&mut ebpf, paths, in_force)?;
-    Ok(Loaded { ebpf, notices, in_force, hz, predecessor })
+    let hz = configure(&mut ebpf, paths, is_current)?;
+    Ok(Loaded { ebpf, notices, is_current, hz, predecessor })
 }
 
 /// Opens the object once more, on the same maps, with these variables; loads none of its programs.
@@ -241,7 +241,7 @@ fn load_classifiers(ebpf: &mut Ebpf, names: impl Iterator<Item = &'static str>) 
 }
 
 /// Writes `config`; returns the jiffies in a second.
-fn configure(ebpf: &mut Ebpf, paths: &Paths, in_force: bool) -> Result<u32, Error> {
+fn configure(ebpf: &mut Ebpf, paths: &Paths, is_current: bool) -> Result<u32, Error> {
     let failed = |source| Error::Map { name: names::CONFIG, source };
     let flows = smallest(paths, &[names::FLOWS, names::FLOWS6])?;
     // A pin of another size may be any number of buckets; the programs mask with a power of two.
@@ -251,7 +251,7 @@ fn configure(ebpf: &mut Ebpf, paths: &Paths, in_force: bool) -> Result<u32, Erro
     // A kernel does not change its tick, and no pin outlives a boot: measure once.
     let stored = stored(paths);
     let hz = match stored {
-        Some(config) if in_force && config.hz > 0 => config.hz,
+        Some(config) if is_current && config.hz > 0 => config.hz,
         _ => clock::measure_hz(clock)?,
     };
     // With another seed, or another number of buckets, no flow would be found again.

@@ -1,7 +1,7 @@
 //! The directory in bpffs that holds everything of ours.
 //!
 //! ```text
-//! <bpffs>/ballast/services -> v1/services   the maps in force, for people
+//! <bpffs>/ballast/services -> v1/services   the current maps, for people
 //!                 v1/<map>                  maps, by the version of their layout
 //!                 v1/calls/<id>             arrays of the programs that packet programs go on with
 //!                 links/<hook>              links; they outlive versions, because they are updated in place
@@ -130,7 +130,7 @@ impl Paths {
     }
 
     /// Whether programs are attached that use the maps of this version: these are full then.
-    pub(super) fn in_force(&self) -> bool {
+    pub(super) fn is_current(&self) -> bool {
         let attached = entries(&self.links()).is_ok_and(|names| !names.is_empty());
         attached && map_names::ALL.iter().all(|name| self.points_here(name))
     }
@@ -199,8 +199,8 @@ impl Pins {
     }
 
     /// Whether an earlier agent attached programs that use the maps of this version.
-    pub fn in_force(&self) -> bool {
-        self.paths.in_force()
+    pub fn is_current(&self) -> bool {
+        self.paths.is_current()
     }
 
     /// Whether the short path of a map leads to the one of this version.
@@ -224,7 +224,7 @@ impl Pins {
         make(&maps)
     }
 
-    /// Takes a map out of force before a new one takes its place.
+    /// Takes a map out of use before a new one takes its place.
     pub fn retract(&self, name: &str) -> Result<(), Error> {
         let link = self.paths.root.join(name);
         match fs::remove_file(&link) {
@@ -233,7 +233,7 @@ impl Pins {
         }
     }
 
-    /// Puts the maps of this version in force: the short paths lead to them.
+    /// Makes the maps of this version the current ones: the short paths lead to them.
     pub fn enact(&self) -> Result<(), Error> {
         for name in map_names::ALL.iter().chain(map_names::OPTIONAL) {
             if !self.points_here(name) {

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 
 use super::bpf::Link;
 use super::hooks::SOCKET_HOOKS;
-use super::links::{self, Place};
+use super::links::{self, AttachPoint};
 use super::loaded::Programs;
 use super::program::program;
 use super::repairs::{Repairs, pinned_map};
@@ -49,7 +49,7 @@ impl Programs {
         }
         let mut done = Vec::new();
         for (name, attach_type) in SOCKET_HOOKS {
-            let place = Place::Cgroup { cgroup: &self.cgroup, attach_type: attach_type as u32 };
+            let place = AttachPoint::Cgroup { cgroup: &self.cgroup, attach_type: attach_type as u32 };
             let pin = self.pins.paths().links().join(name);
             let link = Link::pinned(&pin).ok().flatten().and_then(|link| link.info().ok());
             let loaded = self.info(name).map(|info| info.id());

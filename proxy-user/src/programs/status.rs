@@ -34,7 +34,7 @@ pub struct Attachment {
 
 impl Attachment {
     /// Whether it does anything: its place is there, and its program too.
-    pub fn in_force(&self) -> bool {
+    pub fn is_attached(&self) -> bool {
         self.place.is_some() && self.program_id != 0
     }
 }

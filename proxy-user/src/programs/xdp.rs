@@ -17,7 +17,7 @@ use proxy_common::node::DEVICE_UPLINK;
 use self::keeper::{Taken, XdpDevice, XdpDevices};
 use super::bpf::{Hook, Link};
 use super::hooks::{pinned_xdp, xdp_pin};
-use super::links::{self, Outcome, Place};
+use super::links::{self, AttachPoint, Outcome};
 use super::loaded::Programs;
 use super::program::program;
 use super::{Error, pins};
@@ -118,7 +118,7 @@ impl Programs {
         if !is_there {
             self.may_try(ifindex, mode)?;
         }
-        let place = Place::Xdp { ifindex, mode };
+        let place = AttachPoint::Xdp { ifindex, mode };
         let held = (|| {
             self.lock_devices()?;
             // The program that takes over is to know at once where it may send.

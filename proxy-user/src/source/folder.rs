@@ -20,8 +20,8 @@ use tracing::{error, info, warn};
 
 use crate::model::{EndpointSlice, Event, Listing, NodeView, Service};
 
+use super::debounce::{Touch, debounce, touches};
 use super::manifest::{Objects, Syntax, parse};
-use super::settle::{Touch, settle, touches};
 
 /// How often the folder is read without a notification: some file systems send none.
 const POLL: Duration = Duration::from_secs(5);
@@ -36,7 +36,7 @@ pub enum Role {
     /// All that there is.
     Alone,
     /// Beside an API server: its Services are static ones, its Nodes do not count.
-    Beside {
+    BesideApiServer {
         /// What it held at the start was sent, or it could not be read: what the API server has may come. A first sync
         /// without the folder would remove the static Services of an earlier agent.
         begun: oneshot::Sender<()>,
@@ -55,7 +55,7 @@ pub async fn run(dir: PathBuf, role: Role, sender: Sender<Event>) {
     let mut has_nodes = false;
     let (is_alone, mut begun) = match role {
         Role::Alone => (true, None),
-        Role::Beside { begun } => (false, Some(begun)),
+        Role::BesideApiServer { begun } => (false, Some(begun)),
     };
     loop {
         // Before the folder is read, so that no change falls between the two.
@@ -138,7 +138,7 @@ impl Watch {
     async fn changed(&mut self) {
         let poll = if self.watcher.is_some() { POLL } else { POLL_UNWATCHED };
         tokio::select! {
-            Some(touch) = self.touches.recv() => settle(touch, &mut self.touches).await,
+            Some(touch) = self.touches.recv() => debounce(touch, &mut self.touches).await,
             () = sleep(poll) => {}
         }
     }
@@ -150,19 +150,19 @@ struct Folder {
     files: BTreeMap<OsString, File>,
     /// Whether the folder itself has been read once.
     is_readable: bool,
-    trouble: Option<String>,
+    failure: Option<String>,
 }
 
 #[derive(Default)]
 struct File {
     digest: Option<u64>,
     objects: Objects,
-    trouble: Option<String>,
+    failure: Option<String>,
 }
 
 impl Folder {
     fn new(dir: PathBuf) -> Self {
-        Self { dir, files: BTreeMap::new(), is_readable: false, trouble: None }
+        Self { dir, files: BTreeMap::new(), is_readable: false, failure: None }
     }
 
     /// Reads the folder. Returns whether what it holds may have changed.
@@ -171,14 +171,14 @@ impl Folder {
             Ok(names) => names,
             Err(error) => {
                 let text = error.to_string();
-                if self.trouble.as_ref() != Some(&text) {
+                if self.failure.as_ref() != Some(&text) {
                     error!(dir = %self.dir.display(), error = text, "cannot read the folder; what was read stays");
-                    self.trouble = Some(text);
+                    self.failure = Some(text);
                 }
                 return (self, false);
             }
         };
-        self.trouble = None;
+        self.failure = None;
         self.is_readable = true;
         let known = self.files.len();
         self.files.retain(|name, _| names.contains(name));
@@ -249,7 +249,7 @@ impl File {
         match parsed {
             Ok(objects) => {
                 self.objects = objects;
-                self.trouble = None;
+                self.failure = None;
                 true
             }
             Err(error) => {
@@ -260,9 +260,9 @@ impl File {
     }
 
     fn report(&mut self, path: &Path, error: String) {
-        if self.trouble.as_ref() != Some(&error) {
-            error!(file = %path.display(), error, "cannot use the file; what it held before stays in force");
-            self.trouble = Some(error);
+        if self.failure.as_ref() != Some(&error) {
+            error!(file = %path.display(), error, "cannot use the file; what it held before stays programmed");
+            self.failure = Some(error);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The other place that objects come from: a folder of manifests, instead of a cluster or beside one.
 
-pub mod beside;
+mod debounce;
 mod documents;
+pub mod file_watch;
 pub mod folder;
 pub mod manifest;
-mod settle;

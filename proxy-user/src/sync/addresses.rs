@@ -9,12 +9,12 @@ use std::time::Instant;
 use proxy_common::service::{KIND_ADDRESS, KIND_UNMANAGED, SCOPE_INTERNAL, ServiceEntry};
 
 use super::applied::is_address;
-use super::job::{Failure, Job, Owner, Steps, Trouble};
+use super::job::{Failure, Job, Owner, Steps, SyncError};
 use super::writer::Writer;
 use crate::maps::{FrontendKey, Store, Write};
 use crate::model::Problem;
 use crate::model::problem::chain;
-use crate::model::{ServiceName, SortedSet};
+use crate::model::{ServiceName, SortedSet, pack};
 use crate::plan::{ServicePlan, Unmanaged};
 
 /// The Services that have an address.
@@ -34,6 +34,11 @@ pub(super) struct Addresses {
 }
 
 impl Addresses {
+    /// After many have come.
+    pub(super) fn pack(&mut self) {
+        pack(&mut self.live);
+    }
+
     /// Replaces the addresses of one Service.
     pub(super) fn replace(
         &mut self,
@@ -146,9 +151,9 @@ impl Addresses {
         writer.execute(&steps, &mut jobs, true, now);
         let before = self.failure.take();
         for (address, job) in asked.into_iter().zip(jobs) {
-            let Some(trouble) = job.trouble else { continue };
+            let Some(cause) = job.cause else { continue };
             self.dirty.insert(address);
-            let problem = self.problem_of(address, &trouble);
+            let problem = self.problem_of(address, &cause);
             self.failure.get_or_insert_with(|| Failure::after(before.as_ref(), problem, now));
         }
     }
@@ -178,13 +183,13 @@ impl Addresses {
                 steps.push(0, Write::NoService(*key));
             }
             writer.upkeep(&steps, now);
-            let problem = self.problem_of(first.addr, &Trouble::Addresses);
+            let problem = self.problem_of(first.addr, &SyncError::Addresses);
             self.dirty.extend(victims.iter().map(|key| key.addr));
             self.failure = Some(Failure::after(self.failure.as_ref(), problem, now));
         }
     }
 
-    fn problem_of(&self, address: IpAddr, trouble: &Trouble) -> Problem {
+    fn problem_of(&self, address: IpAddr, cause: &SyncError) -> Problem {
         let effect = match self.wanted(address) {
             Some(entry) if entry.kind == KIND_UNMANAGED => {
                 format!("packets to {address}, which is left alone, are dropped")
@@ -195,7 +200,7 @@ impl Addresses {
         Problem {
             object: owner.map_or_else(|| format!("address {address}"), |name| format!("Service {name}")),
             field: "spec.clusterIPs".to_owned(),
-            message: format!("{effect}: {}", chain(trouble)),
+            message: format!("{effect}: {}", chain(cause)),
         }
     }
 }

@@ -10,22 +10,22 @@ use proxy_common::node::{NODE_ADDR_PORTS, NodeAddr};
 use proxy_common::select::is_by_load;
 use proxy_common::service::{SCOPE_INTERNAL, ServiceEntry};
 
-use super::extents::Extents;
+use super::extents::ExtentAllocator;
 use super::filter::{Filter, backend_bit, frontend_bit};
-use super::ids::Ids;
+use super::ids::IdAllocator;
 use super::index::{BackendKey, ByPort};
 use super::rows::{Rows, ShortName};
 use crate::maps::FilterBit as Bit;
 use crate::maps::{
     Backend, Capacity, FrontendKey, MaglevRow, MaglevTable, NodeContents, Table, TunnelRow, Write,
 };
-use crate::model::SortedSet;
 use crate::model::net::IpFamily;
-use crate::plan::PortId;
+use crate::model::{SortedSet, pack};
+use crate::plan::ServicePortName;
 
-/// How long things rest before they are freed.
+/// How long things stay in quarantine before they are freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Holds {
+pub struct QuarantinePeriods {
     /// A replaced extent of slots: longer than any program runs.
     pub extent: Duration,
     /// The id of an endpoint or of a Service port.
@@ -36,7 +36,7 @@ pub struct Holds {
     pub table: Duration,
 }
 
-impl Default for Holds {
+impl Default for QuarantinePeriods {
     fn default() -> Self {
         Self {
             extent: Duration::from_secs(1),
@@ -48,8 +48,8 @@ impl Default for Holds {
 }
 
 /// The words of `maglev`, without the first one: a base of 0 is "no table".
-fn tables(words: u32, hold: Duration) -> Extents {
-    let mut tables = Extents::new(words, hold);
+fn tables(words: u32, hold: Duration) -> ExtentAllocator {
+    let mut tables = ExtentAllocator::new(words, hold);
     if tables.restore(0, 0, vec![0]) {
         tables.reference(0, 1);
     }
@@ -64,17 +64,17 @@ pub struct Applied {
     pub backends: Rows<Backend>,
     pub names: Rows<ShortName>,
     pub filter: Filter,
-    pub extents: Extents,
+    pub extents: ExtentAllocator,
     /// The Maglev tables, by index ([`proxy_common::maglev::index`]).
     pub maglev: BTreeMap<u32, MaglevRow>,
     /// The previous ones of these.
     pub(super) drains: Drains,
     /// Who owns which words of `maglev`. Of a table it keeps the two halves of the signature.
-    pub tables: Extents,
+    pub tables: ExtentAllocator,
     /// Ids of Service ports.
-    pub ports: Ids<PortId>,
+    pub ports: IdAllocator<ServicePortName>,
     /// Ids of endpoints.
-    pub endpoints: Ids<BackendKey, ByPort>,
+    pub endpoints: IdAllocator<BackendKey, ByPort>,
     /// Endpoints that serve.
     pub active: usize,
     /// Frontends that are spread by open connections.
@@ -94,19 +94,19 @@ pub struct Applied {
 }
 
 impl Applied {
-    pub fn new(capacity: Capacity, holds: Holds) -> Self {
+    pub fn new(capacity: Capacity, holds: QuarantinePeriods) -> Self {
         Self {
             services: BTreeMap::new(),
             frontends: Rows::default(),
             backends: Rows::default(),
             names: Rows::default(),
             filter: Filter::new(holds.filter),
-            extents: Extents::new(capacity.slots, holds.extent),
+            extents: ExtentAllocator::new(capacity.slots, holds.extent),
             maglev: BTreeMap::new(),
             drains: Drains::new(holds.table),
             tables: tables(capacity.maglev, holds.extent),
-            ports: Ids::new(capacity.services, holds.id),
-            endpoints: Ids::new(capacity.backends, holds.id),
+            ports: IdAllocator::new(capacity.services, holds.id),
+            endpoints: IdAllocator::new(capacity.backends, holds.id),
             active: 0,
             by_load: 0,
             services6: 0,
@@ -118,7 +118,15 @@ impl Applied {
         }
     }
 
-    /// The endpoints of a Service port that have ids, resting or not.
+    /// Builds trees anew that have grown: they take little more than half of the memory then.
+    pub fn pack(&mut self) {
+        pack(&mut self.services);
+        self.ports.pack();
+        self.extents.pack();
+        self.tables.pack();
+    }
+
+    /// The endpoints of a Service port that have ids, quarantined or not.
     pub fn endpoints_of(&self, service: u32) -> impl Iterator<Item = (BackendKey, u32)> {
         self.endpoints.index().of(service)
     }

@@ -2,9 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::model::Problem;
-use crate::model::SortedMap;
-use crate::plan::{Frontend, FrontendKind, PortId, Scope, ServicePlan};
+use crate::model::{Problem, SortedMap, pack};
+use crate::plan::{Frontend, FrontendKind, Scope, ServicePlan, ServicePortName};
 
 /// A port that asks for a frontend. The least of all claims has it: a cluster address beats every other kind,
 /// then the older Service, then the name that sorts first. So a Service cannot take over an address by asking for it
@@ -13,7 +12,7 @@ use crate::plan::{Frontend, FrontendKind, PortId, Scope, ServicePlan};
 struct Claim {
     not_cluster_ip: bool,
     created: i64,
-    port: PortId,
+    port: ServicePortName,
 }
 
 /// All claims of all Services. Who has an address and port has it for all clients: the scopes are not told apart.
@@ -25,8 +24,13 @@ pub struct Claims {
 }
 
 impl Claims {
+    /// After many claims have come.
+    pub fn pack(&mut self) {
+        pack(&mut self.claims);
+    }
+
     /// The port that has the frontend.
-    pub fn owner(&self, frontend: &Frontend) -> Option<&PortId> {
+    pub fn owner(&self, frontend: &Frontend) -> Option<&ServicePortName> {
         self.claims.get(&any_scope(frontend))?.keys().next().map(|claim| &claim.port)
     }
 
@@ -35,7 +39,7 @@ impl Claims {
         &mut self,
         old: Option<&ServicePlan>,
         new: Option<&ServicePlan>,
-        touched: &mut BTreeSet<PortId>,
+        touched: &mut BTreeSet<ServicePortName>,
     ) {
         let (old, new) = (claims(old), claims(new));
         for (frontend, claim) in old.difference(&new) {
@@ -53,7 +57,7 @@ impl Claims {
     fn change(
         &mut self,
         frontend: &Frontend,
-        touched: &mut BTreeSet<PortId>,
+        touched: &mut BTreeSet<ServicePortName>,
         change: impl FnOnce(&mut SortedMap<Claim, ()>),
     ) {
         let claims = self.claims.entry(*frontend).or_default();
@@ -97,7 +101,7 @@ const fn any_scope(frontend: &Frontend) -> Frontend {
 
 fn claims(plan: Option<&ServicePlan>) -> BTreeSet<(Frontend, Claim)> {
     let Some(plan) = plan else { return BTreeSet::new() };
-    let of_port = |(port, port_plan): (&PortId, &crate::plan::PortPlan)| {
+    let of_port = |(port, port_plan): (&ServicePortName, &crate::plan::PortPlan)| {
         let claim = |(frontend, what): (&Frontend, &crate::plan::FrontendPlan)| {
             let not_cluster_ip = what.kind != FrontendKind::ClusterIp;
             (any_scope(frontend), Claim { not_cluster_ip, created: plan.created, port: port.clone() })

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 
-use super::applied::Holds;
+use super::applied::QuarantinePeriods;
 use super::programmed::{Ledger, Programmed};
 use super::question::Question;
 use super::reconcile::Reconciler;
@@ -21,9 +21,13 @@ use crate::plan::{NodePlan, PlanSettings, ServicePlan, Unmanaged, plan_node, pla
 mod answers;
 mod audits;
 mod early;
+mod span;
 
 /// Events taken in before a sync, at most; so many that a list of everything is one sync.
 const AT_ONCE: usize = 65_536;
+
+/// Services that one sync has planned, from which on trees are built anew, if they are most of all: a list has come.
+const MANY: usize = 1000;
 
 /// How often the driver does what.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,8 +36,8 @@ pub struct DriverSettings {
     pub min_sync_period: Duration,
     /// How often the tables are compared with what was written to them.
     pub sync_period: Duration,
-    /// How long things rest before they are freed.
-    pub holds: Holds,
+    /// How long things stay in quarantine before they are freed.
+    pub holds: QuarantinePeriods,
     /// How Services are planned.
     pub plan: PlanSettings,
     /// How the node is seen.
@@ -47,7 +51,7 @@ impl Default for DriverSettings {
         Self {
             min_sync_period: Duration::from_millis(5),
             sync_period: Duration::from_secs(30),
-            holds: Holds::default(),
+            holds: QuarantinePeriods::default(),
             plan: PlanSettings::default(),
             node: NodeSettings::default(),
             slow_start: Duration::ZERO,
@@ -138,7 +142,7 @@ impl<S: Store> Driver<S> {
         self.status.subscribe()
     }
 
-    /// Which edition of each Service is in force.
+    /// Which edition of each Service is programmed.
     pub fn programmed(&self) -> Programmed {
         self.ledger.programmed()
     }
@@ -277,6 +281,8 @@ impl<S: Store> Driver<S> {
     /// `begun` is before the reading of the tables, where they are being repaired.
     fn sync(&mut self, begun: Instant, repairs: bool) {
         let full = repairs || self.reconciler.is_full_due();
+        let span = span::begin(full);
+        let planning = span::plan();
         let planned = Instant::now().into_std();
         self.changed.extend(self.slow_start.begin(planned));
         let plans: BTreeMap<_, _> = std::mem::take(&mut self.changed)
@@ -299,11 +305,15 @@ impl<S: Store> Driver<S> {
         }
         let has_dsr = self.has_dsr;
         let node = self.plan_node();
+        drop(planning);
+        let applying = span::apply();
         self.reconciler.sync(begun.into_std(), plans);
         self.ledger.settle(&self.cluster, self.reconciler.failing_services(), SystemTime::now());
+        drop(applying);
         let ended = Instant::now();
         self.last_sync = Some(ended);
         let waited = self.waiting_since.take().map(|since| ended - since);
+        span::describe(&span, services, waited, self.reconciler.failing());
         tracing::debug!(services, duration_us = (ended - begun).as_micros() as u64, "synced");
         let failing = self.failing_families();
         let (reconciler, triggers) = (&self.reconciler, &mut self.triggers);
@@ -335,6 +345,10 @@ impl<S: Store> Driver<S> {
             status.describe(reconciler);
         });
         log_problems(&before, &self.status.borrow().problems);
+        if services > MANY && 2 * services > self.reconciler.services() {
+            self.reconciler.pack();
+            self.ledger.pack();
+        }
     }
 }
 

@@ -25,7 +25,7 @@ use crate::model::{
     Service, ServiceCidr, ServiceName, ServicePort, SliceName, TrafficPolicy,
 };
 use crate::plan::Scope;
-use crate::sync::tests::universe;
+use crate::sync::tests::generator;
 use crate::sync::{NodeFate, Status};
 
 /// Tables that a test can look at while a driver has them, and what the driver did with them.
@@ -376,7 +376,7 @@ async fn a_cluster_address_of_the_node_itself_is_left_alone_without_a_problem_wh
 }
 
 fn vip(last: u8) -> IpAddr {
-    universe::frontend(last).address
+    generator::frontend(last).address
 }
 
 fn slice(of: &str, endpoints: Range<u8>) -> EndpointSlice {

@@ -17,7 +17,8 @@ use crate::model::TrafficPolicy;
 use crate::model::net::Protocol;
 use crate::plan::weights;
 use crate::plan::{
-    Access, BackendAddress, BackendFacts, Frontend, FrontendKind, FrontendPlan, PortId, PortPlan, Scope,
+    Access, BackendAddress, BackendFacts, Frontend, FrontendKind, FrontendPlan, PortPlan, Scope,
+    ServicePortName,
 };
 
 /// The key of a frontend in the maps.
@@ -41,7 +42,7 @@ pub(super) fn bits<T: Default + std::ops::BitOr<Output = T>>(all: impl IntoItera
 /// The row of an endpoint that serves. `tunnel`: the number of its node's address, or 0.
 pub(super) fn backend_row(
     service: u32,
-    port: &PortId,
+    port: &ServicePortName,
     at: &BackendAddress,
     facts: BackendFacts,
     tunnel: u32,
@@ -78,7 +79,7 @@ pub(super) fn service_entry(
             (frontend.access != Access::Unrestricted, SERVICE_SOURCE_RANGES),
             (is_maglev_outside(port, frontend), SERVICE_MAGLEV_OUTSIDE),
             // The last endpoint is never skipped, so a frontend with one endpoint need not look.
-            (port.ejects && frontend.slots.len() > 1, SERVICE_EJECTS),
+            (port.ejects && port.slot_count(frontend) > 1, SERVICE_EJECTS),
             (frontend.access == Access::Ranges { node: true }, SERVICE_NODE_ALLOWED),
         ]),
         algorithm: port.algorithm as u8,
@@ -99,7 +100,7 @@ fn is_maglev_outside(port: &PortPlan, frontend: &FrontendPlan) -> bool {
 /// Whether a frontend needs a Maglev table. One endpoint needs none.
 pub(super) fn needs_table(port: &PortPlan, frontend: &FrontendPlan) -> bool {
     let is_hash = port.algorithm.is_hash() || is_maglev_outside(port, frontend);
-    is_hash && (2..=maglev::MOST as usize).contains(&frontend.slots.len())
+    is_hash && (2..=maglev::MOST as usize).contains(&port.slot_count(frontend))
 }
 
 /// The slots of endpoints with these ids and weights: in the order of ids; by turns where weights count.

@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use super::ids::Rest;
+use super::ids::Quarantine;
+use crate::model::pack;
 
 /// No free part of `slots` is long enough.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,32 +25,32 @@ struct Extent {
     ids: Box<[u32]>,
     len: u32,
     refs: u32,
-    rest: Option<Rest>,
+    quarantine: Option<Quarantine>,
 }
 
-/// Hands out extents of `slots`, best fit, and takes them back after they have rested.
+/// Hands out extents of `slots`, best fit, and takes them back after their quarantine.
 #[derive(Clone, Debug)]
-pub struct Extents {
+pub struct ExtentAllocator {
     free: BTreeMap<u32, u32>,
     free_by_len: BTreeSet<(u32, u32)>,
     used: BTreeMap<u32, Extent>,
     /// Service ports, with the first slots of their extents.
     by_service: BTreeSet<(u32, u32)>,
-    resting: BTreeSet<(Rest, u32)>,
+    quarantined: BTreeSet<(Quarantine, u32)>,
     slots_used: u32,
     capacity: u32,
     hold: Duration,
 }
 
-impl Extents {
-    /// All of `capacity` slots are free; what is released rests for `hold` and at least until the next sync.
+impl ExtentAllocator {
+    /// All of `capacity` slots are free; what is released stays in quarantine for `hold` and at least until the next sync.
     pub fn new(capacity: u32, hold: Duration) -> Self {
         let mut extents = Self {
             free: BTreeMap::new(),
             free_by_len: BTreeSet::new(),
             used: BTreeMap::new(),
             by_service: BTreeSet::new(),
-            resting: BTreeSet::new(),
+            quarantined: BTreeSet::new(),
             slots_used: 0,
             capacity,
             hold,
@@ -58,7 +59,13 @@ impl Extents {
         extents
     }
 
-    /// Slots in use, resting ones included.
+    /// After many were handed out.
+    pub fn pack(&mut self) {
+        pack(&mut self.used);
+        self.by_service = std::mem::take(&mut self.by_service).into_iter().collect();
+    }
+
+    /// Slots in use, quarantined ones included.
     pub fn slots_used(&self) -> u32 {
         self.slots_used
     }
@@ -71,7 +78,7 @@ impl Extents {
     /// An extent of this Service port that holds these sorted ids.
     pub fn find(&self, service: u32, ids: &[u32]) -> Option<u32> {
         let bases = || self.of(service);
-        // A live one first, so that those that rest may go.
+        // A live one first, so that those in quarantine may go.
         let holds = |base: &u32| self.used.get(base).is_some_and(|extent| *extent.ids == *ids);
         let lives = |base: &u32| self.used.get(base).is_some_and(|extent| extent.refs > 0);
         bases().filter(holds).find(lives).or_else(|| bases().find(holds))
@@ -93,9 +100,9 @@ impl Extents {
         written.map(|(base, extent)| (*base, &*extent.ids))
     }
 
-    /// Extents that rest: (Service port, first slot, sorted ids).
-    pub fn resting(&self) -> impl Iterator<Item = (u32, u32, &[u32])> {
-        let extents = self.resting.iter().filter_map(|(_, base)| self.used.get_key_value(base));
+    /// Extents in quarantine: (Service port, first slot, sorted ids).
+    pub fn quarantined(&self) -> impl Iterator<Item = (u32, u32, &[u32])> {
+        let extents = self.quarantined.iter().filter_map(|(_, base)| self.used.get_key_value(base));
         extents.map(|(base, extent)| (extent.service, *base, &*extent.ids))
     }
 
@@ -123,7 +130,7 @@ impl Extents {
         };
         self.take_free(base, free_len);
         self.add_free(base + len, free_len - len);
-        self.insert(base, Extent { service, ids: ids.into(), len, refs: 0, rest: None });
+        self.insert(base, Extent { service, ids: ids.into(), len, refs: 0, quarantine: None });
         Ok(base)
     }
 
@@ -146,7 +153,7 @@ impl Extents {
         self.take_free(free_base, free_len);
         self.add_free(free_base, base - free_base);
         self.add_free(end, free_end - end);
-        self.insert(base, Extent { service, ids: ids.into(), len, refs: 0, rest: None });
+        self.insert(base, Extent { service, ids: ids.into(), len, refs: 0, quarantine: None });
         true
     }
 
@@ -154,13 +161,13 @@ impl Extents {
     pub fn reference(&mut self, base: u32, len: u32) {
         if let Some(extent) = self.used.get_mut(&base).filter(|extent| extent.len == len) {
             extent.refs += 1;
-            if let Some(rest) = extent.rest.take() {
-                self.resting.remove(&(rest, base));
+            if let Some(quarantine) = extent.quarantine.take() {
+                self.quarantined.remove(&(quarantine, base));
             }
         }
     }
 
-    /// One entry less refers to it; after the last one it rests.
+    /// One entry less refers to it; after the last one it enters quarantine.
     pub fn release(&mut self, base: u32, len: u32, now: Instant, sync: u64) {
         if let Some(extent) = self.used.get_mut(&base).filter(|extent| extent.len == len) {
             extent.refs = extent.refs.saturating_sub(1);
@@ -168,18 +175,18 @@ impl Extents {
         }
     }
 
-    /// Sends it to rest if nothing refers to it.
+    /// Begins its quarantine if nothing refers to it.
     pub fn retire(&mut self, base: u32, now: Instant, sync: u64) {
         if let Some(extent) =
-            self.used.get_mut(&base).filter(|extent| extent.refs == 0 && extent.rest.is_none())
+            self.used.get_mut(&base).filter(|extent| extent.refs == 0 && extent.quarantine.is_none())
         {
-            let rest = Rest { since: now, sync };
-            extent.rest = Some(rest);
-            self.resting.insert((rest, base));
+            let quarantine = Quarantine { since: now, sync };
+            extent.quarantine = Some(quarantine);
+            self.quarantined.insert((quarantine, base));
         }
     }
 
-    /// Sends all to rest that nothing refers to.
+    /// Begins the quarantine of all that nothing refers to.
     pub fn retire_unreferenced(&mut self, now: Instant, sync: u64) {
         let bases: Vec<u32> = self.used.keys().copied().collect();
         for base in bases {
@@ -194,15 +201,15 @@ impl Extents {
         }
     }
 
-    /// Frees what has rested; says how many extents that were.
+    /// Frees what is out of quarantine; says how many extents that were.
     pub fn free_rested(&mut self, now: Instant, sync: u64) -> usize {
         let mut freed = 0;
-        while let Some((rest, base)) = self.resting.first().copied() {
+        while let Some((quarantine, base)) = self.quarantined.first().copied() {
             // The order is by time, and the later of two syncs is never the earlier in time.
-            if !rest.is_over(now, sync, self.hold) {
+            if !quarantine.is_over(now, sync, self.hold) {
                 break;
             }
-            self.resting.pop_first();
+            self.quarantined.pop_first();
             if let Some(extent) = self.used.remove(&base) {
                 self.slots_used -= extent.len;
                 self.by_service.remove(&(extent.service, base));
@@ -213,9 +220,9 @@ impl Extents {
         freed
     }
 
-    /// When the next extent has rested.
+    /// When the next extent is out of quarantine.
     pub fn next_rested(&self) -> Option<Instant> {
-        self.resting.first().map(|(rest, _)| rest.since + self.hold)
+        self.quarantined.first().map(|(quarantine, _)| quarantine.since + self.hold)
     }
 
     fn insert(&mut self, base: u32, extent: Extent) {
@@ -260,7 +267,7 @@ mod tests {
 
     const HOLD: Duration = Duration::from_secs(1);
 
-    fn whole(extents: &Extents) -> Result<(), TestCaseError> {
+    fn whole(extents: &ExtentAllocator) -> Result<(), TestCaseError> {
         let mut parts: Vec<(u32, u32, bool)> =
             extents.used.iter().map(|(base, e)| (*base, e.len, true)).collect();
         parts.extend(extents.free.iter().map(|(base, len)| (*base, *len, false)));
@@ -281,7 +288,7 @@ mod tests {
     #[test]
     fn a_released_extent_rests_for_a_sync_and_for_the_hold() {
         let now = Instant::now();
-        let mut extents = Extents::new(4, HOLD);
+        let mut extents = ExtentAllocator::new(4, HOLD);
         let base = extents.allocate(1, vec![1, 2, 3]).unwrap();
         extents.reference(base, 3);
         extents.release(base, 3, now, 1);
@@ -296,7 +303,7 @@ mod tests {
     #[test]
     fn a_resting_extent_is_found_again_and_a_spoilt_one_is_not() {
         let now = Instant::now();
-        let mut extents = Extents::new(9, HOLD);
+        let mut extents = ExtentAllocator::new(9, HOLD);
         let base = extents.allocate(1, vec![1, 2, 3]).unwrap();
         extents.retire(base, now, 1);
         assert_eq!(extents.find(1, &[1, 2, 3]), Some(base));
@@ -309,7 +316,7 @@ mod tests {
 
     #[test]
     fn what_lies_over_another_or_outside_is_not_restored() {
-        let mut extents = Extents::new(10, HOLD);
+        let mut extents = ExtentAllocator::new(10, HOLD);
         assert!(extents.restore(1, 4, vec![1, 2, 3]));
         assert!(extents.restore(1, 4, vec![1, 2, 3]), "shared by two frontends of one port");
         for (service, base, len) in
@@ -324,7 +331,7 @@ mod tests {
         #[test]
         fn extents_never_overlap(steps in prop::collection::vec((0u8..4, 1usize..9, any::<prop::sample::Index>()), 1..120)) {
             let (mut now, mut sync) = (Instant::now(), 0);
-            let mut extents = Extents::new(40, HOLD);
+            let mut extents = ExtentAllocator::new(40, HOLD);
             let mut live: Vec<(u32, u32)> = Vec::new();
             for (action, len, which) in steps {
                 sync += 1;

@@ -12,7 +12,7 @@ use crate::maps::{Backend, FrontendKey, Write};
 /// A bit: (word, mask).
 use crate::maps::FilterBit as Bit;
 
-/// How much longer a bit rests that a connection still needs.
+/// How much longer a bit stays in quarantine that a connection still needs.
 const IN_USE: Duration = Duration::from_hours(1);
 
 /// The bit of a frontend.
@@ -119,7 +119,7 @@ impl Filter {
         }
     }
 
-    /// Lets the bits without owner begin to rest; those in `idle_before` go on resting.
+    /// Lets the bits without owner enter quarantine; those in `idle_before` stay in quarantine.
     pub fn found(&mut self, now: Instant, idle_before: &BTreeMap<Bit, Instant>) {
         for (number, word) in self.words.iter().enumerate() {
             let mut rest = *word;
@@ -134,7 +134,7 @@ impl Filter {
         }
     }
 
-    /// Until when the bits without owner rest.
+    /// Until when the bits without owner are in quarantine.
     pub fn idle(&self) -> &BTreeMap<Bit, Instant> {
         &self.idle.until
     }
@@ -187,19 +187,19 @@ impl Filter {
         }
     }
 
-    /// Bits that have rested, in their order.
+    /// Bits that are out of quarantine, in their order.
     pub fn rested(&self, now: Instant) -> BTreeSet<Bit> {
         self.idle.order.iter().take_while(|(until, _)| *until <= now).map(|(_, bit)| *bit).collect()
     }
 
-    /// A connection still needs a bit that has rested.
+    /// A connection still needs a bit that is out of quarantine.
     pub fn is_in_use(&mut self, bit: Bit, now: Instant) {
         if self.idle.until.contains_key(&bit) {
             self.idle.insert(bit, now + IN_USE);
         }
     }
 
-    /// When the next bit has rested.
+    /// When the next bit is out of quarantine.
     pub fn next_rested(&self) -> Option<Instant> {
         self.idle.order.first().map(|(until, _)| *until)
     }

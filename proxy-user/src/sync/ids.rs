@@ -1,27 +1,27 @@
-//! Numbers that stay with what they name, and rest before they name something else.
+//! Numbers that stay with what they name, and are in quarantine before they name something else.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use super::index::Index;
 
-/// When something began to rest.
+/// When the quarantine of something began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Rest {
+pub struct Quarantine {
     /// At this time.
     pub since: Instant,
     /// In the sync of this number.
     pub sync: u64,
 }
 
-impl Rest {
+impl Quarantine {
     /// Whether it is over: never in the sync that began it, so that no reader is left from before.
     pub fn is_over(self, now: Instant, sync: u64, hold: Duration) -> bool {
         sync > self.sync && now >= self.since + hold
     }
 }
 
-/// Every id is in use or rests.
+/// Every id is in use or in quarantine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Exhausted {
     /// How many ids there are.
@@ -34,14 +34,14 @@ const FEW_FREE: usize = 1024;
 /// Ids from 1 to one less than the capacity of their table; 0 is "none".
 ///
 /// A key that is retired keeps its id until it is forgotten: when it comes back in time it has the same id
-/// again. Of the others, the one that was forgotten longest ago comes first, once many have been ([`Ids::reuses`]); until
+/// again. Of the others, the one that was forgotten longest ago comes first, once many have been ([`IdAllocator::reuses`]); until
 /// then, and where there is none, one that was never used.
 #[derive(Clone, Debug)]
-pub struct Ids<K, I = BTreeMap<K, u32>> {
+pub struct IdAllocator<K, I = BTreeMap<K, u32>> {
     capacity: u32,
     by_key: I,
-    resting: BTreeMap<K, Rest>,
-    queue: VecDeque<(K, Rest)>,
+    quarantined: BTreeMap<K, Quarantine>,
+    queue: VecDeque<(K, Quarantine)>,
     /// Ids without an owner that an entry of a map uses.
     reserved: BTreeSet<u32>,
     /// Ids taken over so far, during a restore.
@@ -52,13 +52,13 @@ pub struct Ids<K, I = BTreeMap<K, u32>> {
     hold: Duration,
 }
 
-impl<K: Ord + Clone, I: Index<K>> Ids<K, I> {
-    /// Ids below `capacity`; a retired one rests for `hold` and at least until the next sync.
+impl<K: Ord + Clone, I: Index<K>> IdAllocator<K, I> {
+    /// Ids below `capacity`; a retired one stays in quarantine for `hold` and at least until the next sync.
     pub fn new(capacity: u32, hold: Duration) -> Self {
         Self {
             capacity,
             by_key: I::default(),
-            resting: BTreeMap::new(),
+            quarantined: BTreeMap::new(),
             queue: VecDeque::new(),
             reserved: BTreeSet::new(),
             found: BTreeSet::new(),
@@ -68,24 +68,29 @@ impl<K: Ord + Clone, I: Index<K>> Ids<K, I> {
         }
     }
 
-    /// The id of `key`, resting or not.
+    /// After many keys have come.
+    pub fn pack(&mut self) {
+        self.by_key.pack();
+    }
+
+    /// The id of `key`, quarantined or not.
     pub fn get(&self, key: &K) -> Option<u32> {
         self.by_key.find(key)
     }
 
-    /// Every key with its id, resting or not.
+    /// Every key with its id, quarantined or not.
     pub fn iter(&self) -> impl Iterator<Item = (K, u32)> {
         self.by_key.all()
     }
 
-    /// What finds ids by keys, those of resting ones too.
+    /// What finds ids by keys, those of quarantined ones too.
     pub fn index(&self) -> &I {
         &self.by_key
     }
 
     /// Whether the key was retired.
     pub fn is_resting(&self, key: &K) -> bool {
-        self.resting.contains_key(key)
+        self.quarantined.contains_key(key)
     }
 
     /// One more than the highest id ever used.
@@ -93,7 +98,7 @@ impl<K: Ord + Clone, I: Index<K>> Ids<K, I> {
         self.fresh
     }
 
-    /// Ids that are in use or rest.
+    /// Ids that are in use or in quarantine.
     pub fn used(&self) -> usize {
         self.by_key.count() + self.reserved.len()
     }
@@ -101,7 +106,7 @@ impl<K: Ord + Clone, I: Index<K>> Ids<K, I> {
     /// The id of `key`: the one it has, or a new one.
     pub fn acquire(&mut self, key: &K) -> Result<u32, Exhausted> {
         if let Some(id) = self.get(key) {
-            self.resting.remove(key);
+            self.quarantined.remove(key);
             return Ok(id);
         }
         let is_fresh = self.fresh < self.capacity && !self.reuses();
@@ -127,41 +132,41 @@ impl<K: Ord + Clone, I: Index<K>> Ids<K, I> {
     /// Gives back an id that never was in a map.
     pub fn undo(&mut self, key: &K) {
         if let Some(id) = self.by_key.take(key) {
-            self.resting.remove(key);
+            self.quarantined.remove(key);
             self.free.push_front(id);
         }
     }
 
-    /// `key` is gone for now: its id begins to rest.
+    /// `key` is gone for now: its id enters quarantine.
     pub fn retire(&mut self, key: &K, now: Instant, sync: u64) {
-        if self.get(key).is_some() && !self.resting.contains_key(key) {
-            let rest = Rest { since: now, sync };
-            self.resting.insert(key.clone(), rest);
-            self.queue.push_back((key.clone(), rest));
+        if self.get(key).is_some() && !self.quarantined.contains_key(key) {
+            let quarantine = Quarantine { since: now, sync };
+            self.quarantined.insert(key.clone(), quarantine);
+            self.queue.push_back((key.clone(), quarantine));
         }
     }
 
-    /// Keys that have rested, with their ids, longest first.
+    /// Keys that are out of quarantine, with their ids, longest first.
     pub fn rested(&self, now: Instant, sync: u64) -> Vec<(K, u32)> {
-        let still = |(key, rest): &&(K, Rest)| self.resting.get(key) == Some(rest);
-        let over = |(_, rest): &&(K, Rest)| rest.is_over(now, sync, self.hold);
-        let with_id = |(key, _): &(K, Rest)| self.get(key).map(|id| (key.clone(), id));
+        let still = |(key, quarantine): &&(K, Quarantine)| self.quarantined.get(key) == Some(quarantine);
+        let over = |(_, quarantine): &&(K, Quarantine)| quarantine.is_over(now, sync, self.hold);
+        let with_id = |(key, _): &(K, Quarantine)| self.get(key).map(|id| (key.clone(), id));
         self.queue.iter().take_while(over).filter(still).filter_map(with_id).collect()
     }
 
-    /// A retired `key` is still in use: its id rests once more.
+    /// A retired `key` is still in use: its quarantine begins anew.
     pub fn rest_again(&mut self, key: &K, now: Instant, sync: u64) {
-        if let Some(rest) = self.resting.get_mut(key) {
-            *rest = Rest { since: now, sync };
-            self.queue.push_back((key.clone(), *rest));
+        if let Some(quarantine) = self.quarantined.get_mut(key) {
+            *quarantine = Quarantine { since: now, sync };
+            self.queue.push_back((key.clone(), *quarantine));
         }
     }
 
-    /// When the next key has rested.
+    /// When the next key is out of quarantine.
     pub fn next_rested(&mut self) -> Option<Instant> {
-        while let Some((key, rest)) = self.queue.front() {
-            if self.resting.get(key) == Some(rest) {
-                return Some(rest.since + self.hold);
+        while let Some((key, quarantine)) = self.queue.front() {
+            if self.quarantined.get(key) == Some(quarantine) {
+                return Some(quarantine.since + self.hold);
             }
             self.queue.pop_front();
         }
@@ -170,7 +175,7 @@ impl<K: Ord + Clone, I: Index<K>> Ids<K, I> {
 
     /// Nothing refers to the id of a retired `key` any more.
     pub fn forget(&mut self, key: &K) {
-        if self.resting.remove(key).is_some()
+        if self.quarantined.remove(key).is_some()
             && let Some(id) = self.by_key.take(key)
         {
             self.free.push_back(id);
@@ -220,8 +225,8 @@ mod tests {
 
     const HOLD: Duration = Duration::from_mins(1);
 
-    fn ids(capacity: u32) -> Ids<u8> {
-        Ids::new(capacity, HOLD)
+    fn ids(capacity: u32) -> IdAllocator<u8> {
+        IdAllocator::new(capacity, HOLD)
     }
 
     #[test]
@@ -285,7 +290,7 @@ mod tests {
 
     #[test]
     fn ids_grow_with_what_there_is() {
-        let (mut now, mut ids) = (Instant::now(), Ids::<u32>::new(1 << 20, HOLD));
+        let (mut now, mut ids) = (Instant::now(), IdAllocator::<u32>::new(1 << 20, HOLD));
         for key in 0..5000 {
             ids.acquire(&key).unwrap();
             if let Some(gone) = key.checked_sub(100) {

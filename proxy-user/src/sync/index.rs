@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::rows::Rows;
-use crate::model::SortedMap;
+use crate::model::{SortedMap, pack};
 use crate::plan::BackendAddress;
 
 /// Finds ids by their keys.
@@ -16,6 +16,8 @@ pub trait Index<K>: Default {
     fn take(&mut self, key: &K) -> Option<u32>;
     /// How many keys there are.
     fn count(&self) -> usize;
+    /// After many keys have come.
+    fn pack(&mut self);
     /// Every key with its id.
     fn all(&self) -> impl Iterator<Item = (K, u32)>;
 }
@@ -35,6 +37,10 @@ impl<K: Ord + Clone> Index<K> for BTreeMap<K, u32> {
 
     fn count(&self) -> usize {
         self.len()
+    }
+
+    fn pack(&mut self) {
+        pack(self);
     }
 
     fn all(&self) -> impl Iterator<Item = (K, u32)> {
@@ -82,6 +88,10 @@ impl Index<BackendKey> for ByPort {
 
     fn count(&self) -> usize {
         self.count
+    }
+
+    fn pack(&mut self) {
+        // Lists are as long as what is in them.
     }
 
     fn all(&self) -> impl Iterator<Item = (BackendKey, u32)> {

@@ -11,14 +11,14 @@ use super::ids::Exhausted;
 use crate::maps::{Backend, FrontendKey, MapError, Write};
 use crate::model::problem::chain;
 use crate::model::{Problem, SortedMap};
-use crate::plan::PortId;
+use crate::plan::ServicePortName;
 use crate::plan::maglev::Member;
 
 /// Whom writes are for.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Owner {
     /// A Service port.
-    Port(PortId),
+    Port(ServicePortName),
     /// None: entries of the node, and those that are no longer needed.
     Upkeep,
 }
@@ -34,7 +34,7 @@ pub(super) struct Job {
     pub(super) extents: Vec<u32>,
     /// Maglev tables allocated in this sync.
     pub(super) tables: Vec<u32>,
-    pub(super) trouble: Option<Trouble>,
+    pub(super) cause: Option<SyncError>,
     /// It goes no further.
     pub(super) stopped: bool,
     /// It got as far as the commit, where an entry that fails does not stop the others.
@@ -63,14 +63,14 @@ impl Job {
             wanted: None,
             extents: Vec::new(),
             tables: Vec::new(),
-            trouble: None,
+            cause: None,
             stopped: false,
             committing: false,
         }
     }
 
     /// The port, if it is one's.
-    pub(super) fn port(&self) -> Option<&PortId> {
+    pub(super) fn port(&self) -> Option<&ServicePortName> {
         match &self.owner {
             Owner::Port(port) => Some(port),
             Owner::Upkeep => None,
@@ -78,15 +78,15 @@ impl Job {
     }
 
     /// It cannot go on.
-    pub(super) fn stop(&mut self, trouble: impl Into<Trouble>) {
-        self.trouble.get_or_insert(trouble.into());
+    pub(super) fn stop(&mut self, cause: impl Into<SyncError>) {
+        self.cause.get_or_insert(cause.into());
         self.stopped = true;
     }
 }
 
 /// What kept a Service port from being programmed. What was there before stays.
 #[derive(Debug, thiserror::Error)]
-pub enum Trouble {
+pub enum SyncError {
     /// A write to a map failed.
     #[error(transparent)]
     Map(#[from] MapError),
@@ -111,7 +111,7 @@ pub enum Trouble {
     Name,
 }
 
-impl Trouble {
+impl SyncError {
     /// As a report about what it kept from being done.
     pub(super) fn problem(&self, owner: &Owner) -> Problem {
         let message = chain(self);

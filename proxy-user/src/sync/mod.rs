@@ -32,11 +32,11 @@ mod tables;
 mod triggers;
 mod writer;
 
-pub use applied::Holds;
+pub use applied::QuarantinePeriods;
 pub use audit::Step;
 pub use driver::{Driver, DriverSettings};
 pub use histogram::{EventScale, Histogram, ProgrammingScale, Scale, SyncScale};
-pub use programmed::{InForce, Programmed};
+pub use programmed::{Programmed, ProgrammedService};
 pub use question::{Expected, Question};
 pub use reconcile::Reconciler;
 pub use status::{Changes, NodeFate, Operations, Status, TableUse, problems_begun};

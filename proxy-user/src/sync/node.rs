@@ -1,7 +1,7 @@
 //! What the programs are told of the node, and the order in which it changes.
 //!
 //! Facts come before the Services that need them. An address gets its filter bits, one for each node port, before
-//! it is told; the bits of one that left go on resting after it.
+//! it is told; the bits of one that left stay in quarantine after it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -113,12 +113,12 @@ impl NodeState {
         let mut all_right = [Job::new(Owner::Upkeep)];
         writer.execute(&addresses(&writer.applied, &desired), &mut all_right, false, now);
         let before = self.failure.take();
-        let trouble = [told].into_iter().chain(all_right).find_map(|job| job.trouble);
-        self.failure = trouble.map(|trouble| {
+        let cause = [told].into_iter().chain(all_right).find_map(|job| job.cause);
+        self.failure = cause.map(|cause| {
             let problem = Problem {
                 object: "Node".to_owned(),
                 field: "status".to_owned(),
-                message: format!("the programs do not know all of this node: {}", chain(&trouble)),
+                message: format!("the programs do not know all of this node: {}", chain(&cause)),
             };
             Failure::after(before.as_ref(), problem, now)
         });

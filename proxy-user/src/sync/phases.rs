@@ -8,7 +8,7 @@ use proxy_common::service::{SCOPE_EXTERNAL, SCOPE_INTERNAL, SERVICE_SCOPED, Serv
 
 use super::applied::Applied;
 use super::filter::backend_bit;
-use super::job::{Job, Owner, Steps, Trouble, Wanted};
+use super::job::{Job, Owner, Steps, SyncError, Wanted};
 use super::removal::has_left;
 use super::writer::Writer;
 use crate::maps::FilterBit as Bit;
@@ -72,7 +72,7 @@ impl<S: Store> Writer<S> {
                         steps.push(number, Write::Slots(base, ids.clone()));
                     }
                     Err(no_room) => {
-                        job.trouble.get_or_insert(Trouble::Slots(no_room));
+                        job.cause.get_or_insert(SyncError::Slots(no_room));
                         job.stopped = true;
                         break;
                     }
@@ -139,7 +139,7 @@ impl<S: Store> Writer<S> {
     }
 
     /// Endpoints that left are gone at once, so that flows choose again, also where slots still lead to them because there is no
-    /// room for new ones. Ids that no slot leads to begin to rest, and those of ports that are gone.
+    /// room for new ones. Ids that no slot leads to enter quarantine, and so do those of ports that are gone.
     pub(super) fn retire_endpoints(&mut self, jobs: &mut [Job], now: Instant) {
         let mut steps = Steps::default();
         let mut left = Vec::new();

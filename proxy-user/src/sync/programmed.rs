@@ -1,17 +1,17 @@
-//! Which edition of each Service and of its EndpointSlices is in force: its writes to the maps have succeeded.
+//! Which edition of each Service and of its EndpointSlices is programmed: its writes to the maps have succeeded.
 //!
-//! A sync plans every Service that has changed, so after it each Service without a failed write is in force as the cluster's state has
-//! it. What could not be written keeps the edition that was in force before, and is looked at again after each sync.
+//! A sync plans every Service that has changed, so after it each Service without a failed write is programmed as the cluster's state has
+//! it. What could not be written keeps the edition that was programmed before, and is looked at again after each sync.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::SystemTime;
 
-use crate::model::{Cluster, Event, Key, Object, ServiceName, SliceName, Version};
+use crate::model::{Cluster, Event, Key, Object, ServiceName, SliceName, Version, pack};
 
-/// One Service, as it is in force.
+/// One Service, as it is programmed.
 #[derive(Clone, Debug)]
-pub struct InForce {
+pub struct ProgrammedService {
     /// The edition of the Service.
     pub service: Version,
     /// Those of its slices.
@@ -22,7 +22,7 @@ pub struct InForce {
     pub is_current: bool,
 }
 
-impl InForce {
+impl ProgrammedService {
     fn is(&self, other: &Self) -> bool {
         let same = |(one, other): (&(SliceName, Version), &(SliceName, Version))| {
             one.0 == other.0 && one.1.is(&other.1)
@@ -33,18 +33,18 @@ impl InForce {
     }
 }
 
-/// What is in force, to be asked by others. Copies see the same.
+/// What is programmed, to be asked by others. Copies see the same.
 #[derive(Clone, Debug, Default)]
-pub struct Programmed(Arc<RwLock<BTreeMap<ServiceName, Arc<InForce>>>>);
+pub struct Programmed(Arc<RwLock<BTreeMap<ServiceName, Arc<ProgrammedService>>>>);
 
 impl Programmed {
-    /// One Service; `None`: nothing of it is in force, or all of it is gone.
-    pub fn get(&self, name: &ServiceName) -> Option<Arc<InForce>> {
+    /// One Service; `None`: nothing of it is programmed, or all of it is gone.
+    pub fn get(&self, name: &ServiceName) -> Option<Arc<ProgrammedService>> {
         self.0.read().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
     }
 
     /// All, in the order of names.
-    pub fn all(&self) -> Vec<(ServiceName, Arc<InForce>)> {
+    pub fn all(&self) -> Vec<(ServiceName, Arc<ProgrammedService>)> {
         let book = self.0.read().unwrap_or_else(PoisonError::into_inner);
         book.iter().map(|(name, known)| (name.clone(), Arc::clone(known))).collect()
     }
@@ -54,7 +54,7 @@ impl Programmed {
 #[derive(Debug, Default)]
 pub(super) struct Ledger {
     programmed: Programmed,
-    /// Services whose edition in force may not be the one that is known.
+    /// Services whose edition in effect may not be the one that is known.
     open: BTreeSet<ServiceName>,
     /// All of them.
     is_all_open: bool,
@@ -63,6 +63,11 @@ pub(super) struct Ledger {
 impl Ledger {
     pub(super) fn programmed(&self) -> Programmed {
         self.programmed.clone()
+    }
+
+    /// After many Services have come.
+    pub(super) fn pack(&self) {
+        pack(&mut self.programmed.0.write().unwrap_or_else(PoisonError::into_inner));
     }
 
     /// An event is about to be taken in.
@@ -102,14 +107,19 @@ impl Ledger {
         for name in std::mem::replace(&mut self.open, failing.clone()).union(&failing) {
             let known = cluster.service(name).filter(|service| !service.is_foreign);
             if failing.contains(name) {
-                // What was in force before may still be, in part.
+                // What was programmed before may still be, in part.
                 if let Some(before) = book.get_mut(name) {
                     Arc::make_mut(before).is_current = false;
                 }
             } else if let Some(service) = known {
                 let slices =
                     cluster.slices(name).map(|slice| (slice.name.clone(), slice.version.clone())).collect();
-                let new = InForce { service: service.version.clone(), slices, since: now, is_current: true };
+                let new = ProgrammedService {
+                    service: service.version.clone(),
+                    slices,
+                    since: now,
+                    is_current: true,
+                };
                 match book.get_mut(name) {
                     Some(before) if before.is(&new) => Arc::make_mut(before).is_current = true,
                     _ => drop(book.insert(name.clone(), Arc::new(new))),
@@ -129,13 +139,13 @@ mod tests {
     use crate::model::net::IpFamily;
     use crate::model::{EndpointSlice, NodeView, Service};
 
-    struct World {
+    struct Fixture {
         cluster: Cluster,
         ledger: Ledger,
         now: SystemTime,
     }
 
-    impl World {
+    impl Fixture {
         fn new() -> Self {
             let cluster = Cluster::new(NodeView::new("node"));
             Self { cluster, ledger: Ledger::default(), now: UNIX_EPOCH }
@@ -189,80 +199,87 @@ mod tests {
     }
 
     #[test]
-    fn an_edition_is_in_force_after_the_sync_that_wrote_it() {
-        let mut world = World::new();
-        world.take(service("web", 5));
-        world.take(slice("web-1", "web", 6));
-        assert_eq!(world.of("web"), None, "known is not in force");
-        world.sync(&[]);
-        assert_eq!(world.of("web"), told(5, &[6], 1, true));
+    fn an_edition_is_programmed_after_the_sync_that_wrote_it() {
+        let mut fixture = Fixture::new();
+        fixture.take(service("web", 5));
+        fixture.take(slice("web-1", "web", 6));
+        assert_eq!(fixture.of("web"), None, "known is not programmed");
+        fixture.sync(&[]);
+        assert_eq!(fixture.of("web"), told(5, &[6], 1, true));
         // The same content in a newer edition: there is nothing to write.
-        world.take(slice("web-1", "web", 9));
-        world.sync(&[]);
-        assert_eq!(world.of("web"), told(5, &[9], 2, true));
-        world.sync(&[]);
-        assert_eq!(world.of("web"), told(5, &[9], 2, true), "a sync that changes nothing changes no time");
+        fixture.take(slice("web-1", "web", 9));
+        fixture.sync(&[]);
+        assert_eq!(fixture.of("web"), told(5, &[9], 2, true));
+        fixture.sync(&[]);
+        assert_eq!(fixture.of("web"), told(5, &[9], 2, true), "a sync that changes nothing changes no time");
     }
 
     #[test]
-    fn what_could_not_be_written_is_in_force_later() {
-        let mut world = World::new();
-        world.take(service("web", 5));
-        world.sync(&["web"]);
-        assert_eq!(world.of("web"), None);
-        world.sync(&[]);
-        assert_eq!(world.of("web"), told(5, &[], 2, true), "the retry wrote it, without an event");
-        world.take(service("web", 7));
-        world.sync(&["web"]);
-        assert_eq!(world.of("web"), told(5, &[], 2, false));
-        world.sync(&[]);
-        assert_eq!(world.of("web"), told(7, &[], 4, true));
+    fn what_could_not_be_written_is_programmed_later() {
+        let mut fixture = Fixture::new();
+        fixture.take(service("web", 5));
+        fixture.sync(&["web"]);
+        assert_eq!(fixture.of("web"), None);
+        fixture.sync(&[]);
+        assert_eq!(fixture.of("web"), told(5, &[], 2, true), "the retry wrote it, without an event");
+        fixture.take(service("web", 7));
+        fixture.sync(&["web"]);
+        assert_eq!(fixture.of("web"), told(5, &[], 2, false));
+        fixture.sync(&[]);
+        assert_eq!(fixture.of("web"), told(7, &[], 4, true));
         // A new plan of what is known may fail as well, as when the node's zone changes.
-        world.sync(&["web"]);
-        assert_eq!(world.of("web"), told(7, &[], 4, false));
-        world.sync(&[]);
-        assert_eq!(world.of("web"), told(7, &[], 4, true));
+        fixture.sync(&["web"]);
+        assert_eq!(fixture.of("web"), told(7, &[], 4, false));
+        fixture.sync(&[]);
+        assert_eq!(fixture.of("web"), told(7, &[], 4, true));
     }
 
     #[test]
-    fn while_the_node_itself_fails_nothing_new_is_in_force() {
-        let mut world = World::new();
-        world.take(service("web", 5));
-        world.ledger.settle(&world.cluster, None, world.now);
-        assert_eq!(world.of("web"), None);
-        world.sync(&[]);
-        assert_eq!(world.of("web"), told(5, &[], 1, true));
+    fn while_the_node_itself_fails_nothing_new_is_programmed() {
+        let mut fixture = Fixture::new();
+        fixture.take(service("web", 5));
+        fixture.ledger.settle(&fixture.cluster, None, fixture.now);
+        assert_eq!(fixture.of("web"), None);
+        fixture.sync(&[]);
+        assert_eq!(fixture.of("web"), told(5, &[], 1, true));
     }
 
     #[test]
     fn slices_that_move_and_services_that_go() {
-        let mut world = World::new();
-        world.take(service("web", 1));
-        world.take(service("db", 2));
-        world.take(slice("one", "web", 3));
-        world.sync(&[]);
-        world.take(slice("one", "db", 4));
-        world.sync(&[]);
-        assert_eq!((world.of("web"), world.of("db")), (told(1, &[], 2, true), told(2, &[4], 2, true)));
-        world.take(Event::Delete(Key::Slice(SliceName::new("default", "one"))));
-        world.take(Event::Delete(Key::Service(ServiceName::new("default", "web"))));
-        world.sync(&["web"]);
-        assert_eq!(world.of("web"), told(1, &[], 2, false), "its removal failed: clients may still reach it");
-        assert_eq!(world.of("db"), told(2, &[], 3, true));
-        world.sync(&[]);
-        assert_eq!(world.of("web"), None);
+        let mut fixture = Fixture::new();
+        fixture.take(service("web", 1));
+        fixture.take(service("db", 2));
+        fixture.take(slice("one", "web", 3));
+        fixture.sync(&[]);
+        fixture.take(slice("one", "db", 4));
+        fixture.sync(&[]);
+        assert_eq!((fixture.of("web"), fixture.of("db")), (told(1, &[], 2, true), told(2, &[4], 2, true)));
+        fixture.take(Event::Delete(Key::Slice(SliceName::new("default", "one"))));
+        fixture.take(Event::Delete(Key::Service(ServiceName::new("default", "web"))));
+        fixture.sync(&["web"]);
+        assert_eq!(
+            fixture.of("web"),
+            told(1, &[], 2, false),
+            "its removal failed: clients may still reach it"
+        );
+        assert_eq!(fixture.of("db"), told(2, &[], 3, true));
+        fixture.sync(&[]);
+        assert_eq!(fixture.of("web"), None);
     }
 
     #[test]
     fn a_list_tells_of_all_and_another_proxys_service_is_not_ours() {
         use crate::model::Listing;
-        let mut world = World::new();
-        world.take(service("old", 1));
-        world.sync(&[]);
+        let mut fixture = Fixture::new();
+        fixture.take(service("old", 1));
+        fixture.sync(&[]);
         let named = |name| Service { version: version(8), ..Service::new(ServiceName::new("default", name)) };
         let foreign = Service { is_foreign: true, ..named("mesh") };
-        world.take(Event::Reset(Listing::Services(vec![named("web"), foreign])));
-        world.sync(&[]);
-        assert_eq!((world.of("old"), world.of("web"), world.of("mesh")), (None, told(8, &[], 2, true), None));
+        fixture.take(Event::Reset(Listing::Services(vec![named("web"), foreign])));
+        fixture.sync(&[]);
+        assert_eq!(
+            (fixture.of("old"), fixture.of("web"), fixture.of("mesh")),
+            (None, told(8, &[], 2, true), None)
+        );
     }
 }

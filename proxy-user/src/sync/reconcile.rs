@@ -3,13 +3,13 @@
 //! A sync goes through these phases, each for all changed Service ports together, so that it costs a few system
 //! calls however many there are:
 //!
-//! 1. free what has rested: extents, ids, bits;
+//! 1. free what is out of quarantine: extents, ids, bits;
 //! 2. remove frontends that no Service has any more;
 //! 3. names, endpoints, filter bits, source ranges, slots in *new* extents: nothing refers to them yet;
 //! 4. the entries of `services`, the commit: each moves readers from one complete set to the next. An entry for
 //!    clients outside comes before the one that sends them to it, and goes after it;
 //! 5. source ranges that left are closed; endpoints that left are gone at once; their ids, and the old extents,
-//!    begin to rest;
+//!    enter quarantine;
 //! 6. endpoints that left some time ago are marked, where the removal policy says that connections to them are reset.
 //!
 //! What the node is like ([`super::node`]) and which cluster addresses live ([`super::addresses`]) comes before.
@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::addresses::Addresses;
-use super::applied::{Applied, Holds};
+use super::applied::{Applied, QuarantinePeriods};
 use super::audit::Step;
 use super::entries::frontend_key;
 use super::job::{Job, Owner, Touched};
@@ -35,12 +35,15 @@ use super::writer::{Counters, Writer};
 use crate::maps::{Capacity, FlowUse, MapError, Store, Table};
 use crate::model::net::IpFamily;
 use crate::model::{Problem, ServiceName};
-use crate::plan::{HealthCheck, NodePlan, PortId, PortPlan, Scope, ServicePlan};
+use crate::plan::{HealthCheck, NodePlan, PortPlan, Scope, ServicePlan, ServicePortName};
+
+/// Service ports that are written at once to maps that have none: few enough to take little memory, enough for few system calls.
+const PART: usize = 2048;
 
 /// Makes the maps say what the plans say.
 pub struct Reconciler<S> {
     pub(super) writer: Writer<S>,
-    pub(super) holds: Holds,
+    pub(super) holds: QuarantinePeriods,
     /// The next sync looks at everything.
     pub(super) full: bool,
     services: Services,
@@ -51,7 +54,7 @@ pub struct Reconciler<S> {
 
 impl<S: Store> Reconciler<S> {
     /// For tables that are not known yet: [`Reconciler::recover`] comes next.
-    pub(super) fn new(store: S, holds: Holds) -> Self {
+    pub(super) fn new(store: S, holds: QuarantinePeriods) -> Self {
         Self {
             writer: Writer::new(store, holds),
             holds,
@@ -68,6 +71,13 @@ impl<S: Store> Reconciler<S> {
     pub fn with_flows(mut self, flows: Box<dyn FlowUse + Send>) -> Self {
         self.quarantine.flows = flows;
         self
+    }
+
+    /// Builds trees anew that have grown.
+    pub(super) fn pack(&mut self) {
+        self.writer.applied.pack();
+        self.services.pack();
+        self.addresses.pack();
     }
 
     /// The node should look like this from the next sync on.
@@ -97,6 +107,8 @@ impl<S: Store> Reconciler<S> {
         self.node.reconcile(&mut self.writer, flows, now, full, freed);
         self.addresses.reconcile(&mut self.writer, now, full, freed);
         let mut touched = Touched::new();
+        // With no port in the maps, no frontend changes hands: parts are as good as the whole, and take less memory.
+        let at_once = if self.writer.applied.ports.used() == 0 { PART } else { usize::MAX };
         if full {
             let wanted = self.services.desired.values().flat_map(|plan| plan.ports.keys().cloned());
             let known = self.writer.applied.ports.iter().map(|(port, _)| port);
@@ -104,7 +116,11 @@ impl<S: Store> Reconciler<S> {
             touched.extend(self.writer.applied.services.keys());
             self.full = false;
         }
-        self.reconcile(dirty, touched, now);
+        let mut dirty = dirty.into_iter().peekable();
+        while dirty.peek().is_some() || !touched.is_empty() {
+            let part = dirty.by_ref().take(at_once).collect();
+            self.reconcile(part, std::mem::take(&mut touched), now);
+        }
         self.writer.reset_due(now);
         self.quarantine.remove_orphans(&mut self.writer, now);
     }
@@ -150,18 +166,16 @@ impl<S: Store> Reconciler<S> {
     /// When [`Reconciler::sync`] should be called even if nothing changes.
     pub fn wake(&mut self) -> Option<Instant> {
         let retries = self.services.failures.values().map(|failure| failure.retry).min();
-        let mut rests = [
-            self.writer.applied.extents.next_rested(),
-            self.writer.applied.tables.next_rested(),
-            self.writer.applied.drains.next_over(),
-            self.writer.applied.endpoints.next_rested(),
-            self.writer.applied.ports.next_rested(),
-            self.writer
-                .applied
-                .filter
-                .next_rested()
-                .map(|at| self.quarantine.next_release.map_or(at, |next| at.max(next))),
-        ];
+        // What fails may wait for room.
+        let is_urgent = !self.services.failures.is_empty();
+        let (applied, quarantine) = (&mut self.writer.applied, &self.quarantine);
+        let due = |at: Option<Instant>, is_id| at.map(|at| quarantine.due(at, is_id));
+        let space = [applied.extents.next_rested(), applied.tables.next_rested()];
+        let space = if is_urgent { space } else { space.map(|at| due(at, false)) };
+        let ids = [due(applied.endpoints.next_rested(), true), due(applied.ports.next_rested(), true)];
+        let bits = applied.filter.next_rested();
+        let bits = bits.map(|at| quarantine.next_release.map_or(at, |next| at.max(next)));
+        let mut rests = [space[0], space[1], applied.drains.next_over(), ids[0], ids[1], bits];
         if let Some((_, retry)) = self.quarantine.failed {
             for rest in &mut rests {
                 *rest = rest.map(|rest| rest.max(retry));
@@ -231,7 +245,7 @@ impl<S: Store> Reconciler<S> {
     /// Service may depend.
     pub fn failing_services(&self) -> Option<BTreeSet<ServiceName>> {
         let name = |owner: &Owner| match owner {
-            Owner::Port(PortId { namespace, name, .. }) => {
+            Owner::Port(ServicePortName { namespace, name, .. }) => {
                 Some(ServiceName { namespace: namespace.clone(), name: name.clone() })
             }
             // Entries that are no longer needed are still there.
@@ -304,13 +318,13 @@ impl<S: Store> Reconciler<S> {
     }
 
     /// Adds what the maps should hold for a port that is planned so.
-    pub(super) fn expect(&self, port: &PortId, plan: &PortPlan, expected: &mut Expected) {
+    pub(super) fn expect(&self, port: &ServicePortName, plan: &PortPlan, expected: &mut Expected) {
         let fails = self.services.failures.contains_key(&Owner::Port(port.clone()));
         for (frontend, what) in &plan.frontends {
             if self.services.claims.owner(frontend) != Some(port) {
                 continue;
             }
-            let endpoints = what.slots.iter().map(|at| SocketAddr::new(at.address, at.port));
+            let endpoints = plan.slots(what).map(|at| SocketAddr::new(at.address, at.port));
             expected.insert(frontend_key(frontend), (!fails).then(|| endpoints.collect()));
         }
     }

@@ -6,7 +6,7 @@ use std::time::Instant;
 use proxy_common::backend::BACKEND_ACTIVE;
 use proxy_common::name::PortName;
 
-use super::applied::{Applied, Holds};
+use super::applied::{Applied, QuarantinePeriods};
 use super::index::BackendKey;
 use super::reconcile::Reconciler;
 use super::removal::has_left;
@@ -15,12 +15,12 @@ use super::tables::halves;
 use crate::maps::FilterBit as Bit;
 use crate::maps::{Backend, Contents, MaglevRow, MapError, Store, Table, Write};
 use crate::model::net::{IpFamily, Protocol};
-use crate::plan::{BackendAddress, PortId};
+use crate::plan::{BackendAddress, ServicePortName};
 
 /// What is known already when the maps are read again.
 #[derive(Default)]
 struct Known {
-    ports: Vec<(PortId, u32)>,
+    ports: Vec<(ServicePortName, u32)>,
     endpoints: Vec<(BackendKey, u32)>,
     resting_extents: Vec<(u32, u32, u32)>,
     idle_bits: BTreeMap<Bit, Instant>,
@@ -29,7 +29,7 @@ struct Known {
 impl<S: Store> Reconciler<S> {
     /// Reads the tables back. Nothing is written until the first [`Reconciler::sync`], which then writes only
     /// what differs from the plans and removes what makes no sense.
-    pub fn recover(store: S, holds: Holds, now: Instant) -> Result<Self, MapError> {
+    pub fn recover(store: S, holds: QuarantinePeriods, now: Instant) -> Result<Self, MapError> {
         let mut reconciler = Self::new(store, holds);
         let contents = reconciler.writer.store.read(u32::MAX)?;
         reconciler.adopt(&contents, Known::default(), now);
@@ -52,7 +52,7 @@ impl<S: Store> Reconciler<S> {
                 endpoints: applied.endpoints.iter().collect(),
                 resting_extents: applied
                     .extents
-                    .resting()
+                    .quarantined()
                     .map(|(s, base, ids)| (s, base, ids.len() as u32))
                     .collect(),
                 idle_bits: applied.filter.idle().clone(),
@@ -136,9 +136,10 @@ fn adopt_names(
     applied: &mut Applied,
     contents: &Contents,
     orphans: &mut Vec<Write>,
-) -> BTreeMap<u32, PortId> {
+) -> BTreeMap<u32, ServicePortName> {
     let in_use: BTreeSet<u32> = contents.services.values().map(|entry| entry.id).collect();
-    let mut ports: BTreeMap<u32, PortId> = applied.ports.iter().map(|(port, id)| (id, port)).collect();
+    let mut ports: BTreeMap<u32, ServicePortName> =
+        applied.ports.iter().map(|(port, id)| (id, port)).collect();
     let (first, then): (Vec<_>, Vec<_>) = contents.names.iter().partition(|(id, _)| in_use.contains(id));
     for (id, name) in first.into_iter().chain(then) {
         let known = ports.contains_key(id);
@@ -159,7 +160,7 @@ fn adopt_names(
 fn adopt_backends(
     applied: &mut Applied,
     contents: &Contents,
-    ports: &BTreeMap<u32, PortId>,
+    ports: &BTreeMap<u32, ServicePortName>,
     orphans: &mut Vec<Write>,
     now: Instant,
 ) {
@@ -182,8 +183,9 @@ fn adopt_backends(
     }
 }
 
-fn fits(row: &Backend, ports: &BTreeMap<u32, PortId>) -> bool {
-    let suits = |port: &PortId| port.family == IpFamily::of(row.addr) && port.protocol.number() == row.proto;
+fn fits(row: &Backend, ports: &BTreeMap<u32, ServicePortName>) -> bool {
+    let suits =
+        |port: &ServicePortName| port.family == IpFamily::of(row.addr) && port.protocol.number() == row.proto;
     ports.get(&row.service).is_some_and(suits)
 }
 
@@ -195,11 +197,11 @@ fn slots_of(contents: &Contents, base: u32, count: u32) -> Option<Vec<u32>> {
 }
 
 /// The port that a name says.
-fn parse(name: &PortName) -> Option<PortId> {
+fn parse(name: &PortName) -> Option<ServicePortName> {
     let (namespace, rest) = name.as_str().split_once('/')?;
     let (service, port) = rest.split_once(':').unwrap_or((rest, ""));
     let family = [IpFamily::V4, IpFamily::V6].into_iter().find(|family| family.number() == name.family)?;
-    let port = PortId {
+    let port = ServicePortName {
         namespace: namespace.into(),
         name: service.into(),
         port: port.into(),

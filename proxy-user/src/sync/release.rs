@@ -1,17 +1,21 @@
-//! What has rested is freed: extents, ids, bits of the filter; and what made no sense is removed.
+//! What is out of quarantine is freed: extents, ids, bits of the filter; and what made no sense is removed.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use super::applied::Applied;
 use super::index::BackendKey;
-use super::job::{Steps, Trouble, pause};
+use super::job::{Steps, SyncError, pause};
 use super::writer::Writer;
 use crate::maps::FilterBit as Bit;
 use crate::maps::{FlowUse, NoFlows, Store, Table, Write};
 
 /// Connections are looked through at most this often for the bits that they need.
 const RELEASE_PERIOD: Duration = Duration::from_mins(10);
+
+/// What is out of quarantine waits so long for a sync that comes anyway; and ids of endpoints, each of which means a look at what was
+/// counted, are freed together.
+const TOGETHER: Duration = Duration::from_secs(1);
 
 /// What keeps things from being freed.
 pub(super) struct Quarantine {
@@ -22,17 +26,43 @@ pub(super) struct Quarantine {
     pub(super) failed: Option<(u32, Instant)>,
     /// When bits of the filter may be cleared next; `None`: at any time.
     pub(super) next_release: Option<Instant>,
+    /// When ids of endpoints are freed next; `None`: at any time.
+    next_ids: Option<Instant>,
+    /// Before this, nothing is worth a sync of its own.
+    next_free: Option<Instant>,
 }
 
 impl Default for Quarantine {
     fn default() -> Self {
-        Self { flows: Box::new(NoFlows), orphans: Vec::new(), failed: None, next_release: None }
+        let (next_release, next_ids, next_free) = (None, None, None);
+        Self {
+            flows: Box::new(NoFlows),
+            orphans: Vec::new(),
+            failed: None,
+            next_release,
+            next_ids,
+            next_free,
+        }
     }
 }
 
 impl Quarantine {
-    /// Frees what has rested; says whether there is room now that was not there before.
+    /// When a sync should free what is out of quarantine at `at`. Ids of endpoints wait longer.
+    pub(super) fn due(&self, at: Instant, is_id: bool) -> Instant {
+        let next = [self.next_free, self.next_ids.filter(|_| is_id)];
+        next.into_iter().flatten().fold(at, Instant::max)
+    }
+
+    /// Frees what is out of quarantine; says whether there is room now that was not there before.
     pub(super) fn free<S: Store>(&mut self, writer: &mut Writer<S>, now: Instant) -> bool {
+        let freed = self.free_rested(writer, now);
+        if freed {
+            self.next_free = Some(now + TOGETHER);
+        }
+        freed
+    }
+
+    fn free_rested<S: Store>(&mut self, writer: &mut Writer<S>, now: Instant) -> bool {
         let mut freed = writer.applied.extents.free_rested(now, writer.number) > 0;
         freed |= writer.applied.tables.free_rested(now, writer.number) > 0;
         if self.failed.is_some_and(|(_, retry)| now < retry) {
@@ -51,7 +81,7 @@ impl Quarantine {
         let job = writer.upkeep(&steps, now);
         let applied = &mut writer.applied;
         applied.drains.forget_done(&applied.maglev);
-        if job.trouble.is_some() {
+        if job.cause.is_some() {
             self.next_release = None;
         }
         for (key, id) in endpoints {
@@ -74,17 +104,21 @@ impl Quarantine {
                 freed = true;
             }
         }
-        self.went(job.trouble.or(names.trouble).as_ref(), now);
+        self.went(job.cause.or(names.cause).as_ref(), now);
         freed
     }
 
-    /// Endpoints whose ids have rested, and have no open connections that would end on the next owner's count. The others rest
-    /// again, as long as that takes.
+    /// Endpoints whose ids are out of quarantine, and have no open connections that would end on the next owner's count. The quarantine of
+    /// the others begins anew, as long as that takes.
     fn disconnected<S>(&mut self, writer: &mut Writer<S>, now: Instant) -> Vec<(BackendKey, u32)> {
+        if self.next_ids.is_some_and(|next| now < next) {
+            return Vec::new();
+        }
         let mut rested = writer.applied.endpoints.rested(now, writer.number);
         if rested.is_empty() {
             return rested;
         }
+        self.next_ids = Some(now + TOGETHER);
         let ids = rested.iter().map(|(_, id)| *id).collect();
         let connected = self.flows.connected(&ids).unwrap_or_else(|error| {
             tracing::warn!(%error, "open connections cannot be read, so no id of an endpoint is freed");
@@ -98,7 +132,7 @@ impl Quarantine {
         rested
     }
 
-    /// Bits that have rested, and that no connection needs: one of a long life still finds its way by them when its
+    /// Bits that are out of quarantine, and that no connection needs: one of a long life still finds its way by them when its
     /// Service and its endpoint are gone.
     fn releasable_bits(&mut self, applied: &mut Applied, now: Instant) -> BTreeSet<Bit> {
         if self.next_release.is_some_and(|next| now < next) {
@@ -128,13 +162,13 @@ impl Quarantine {
         if self.orphans.is_empty() || self.failed.is_some_and(|(_, retry)| now < retry) {
             return;
         }
-        let mut trouble = None;
+        let mut cause = None;
         for write in std::mem::take(&mut self.orphans) {
             let mut steps = Steps::default();
             steps.push(0, write);
             let job = writer.upkeep(&steps, now);
-            let is_done = job.trouble.is_none();
-            trouble = trouble.or(job.trouble);
+            let is_done = job.cause.is_none();
+            cause = cause.or(job.cause);
             match steps.writes.pop() {
                 Some(write) if !is_done => self.orphans.push(write),
                 Some(Write::NoBackend(id, _)) => writer.applied.endpoints.unreserve(id),
@@ -142,14 +176,14 @@ impl Quarantine {
                 _ => {}
             }
         }
-        self.went(trouble.as_ref(), now);
+        self.went(cause.as_ref(), now);
     }
 
-    fn went(&mut self, trouble: Option<&Trouble>, now: Instant) {
-        self.failed = trouble.map(|trouble| {
+    fn went(&mut self, cause: Option<&SyncError>, now: Instant) {
+        self.failed = cause.map(|cause| {
             let attempts = self.failed.map_or(0, |(attempts, _)| attempts);
             if attempts == 0 {
-                tracing::warn!(error = %trouble, "entries that are no longer needed could not be removed");
+                tracing::warn!(error = %cause, "entries that are no longer needed could not be removed");
             }
             (attempts + 1, now + pause(attempts))
         });

@@ -1,7 +1,7 @@
 //! Says in the rows of endpoints that left that connections to them are reset, when their delay is over.
 //!
 //! The state [`BACKEND_RESET`] is where every process finds it that resets connections. A row keeps its endpoint until then, and
-//! rests anew from then on.
+//! is in quarantine anew from then on.
 
 use std::time::{Duration, Instant};
 
@@ -56,7 +56,7 @@ impl<S: Store> Writer<S> {
             }
         }
         let job = self.upkeep(&steps, now);
-        self.removals.retry = job.trouble.map(|error| {
+        self.removals.retry = job.cause.map(|error| {
             tracing::warn!(%error, "connections to endpoints that left are not reset; trying again");
             now + RETRY
         });

@@ -12,14 +12,16 @@ use super::addresses::Addresses;
 use super::applied::{Applied, is_address};
 use super::claims::Claims;
 use super::entries::{backend_row, frontend_key, frontend_of, needs_table, service_entry, slots};
-use super::job::{Failure, Job, Owner, Steps, Touched, Trouble, Wanted};
+use super::job::{Failure, Job, Owner, Steps, SyncError, Touched, Wanted};
 use super::writer::Writer;
 use crate::maps::FilterBit as Bit;
 use crate::maps::{Backend, FrontendKey, Store, Table, Write};
 use crate::model::net::IpFamily;
-use crate::model::{Problem, ServiceName, SortedMap, TrafficPolicy};
+use crate::model::{Problem, ServiceName, SortedMap, TrafficPolicy, pack};
 use crate::plan::maglev::Member;
-use crate::plan::{Access, Frontend, FrontendPlan, HealthCheck, PortId, PortPlan, Scope, ServicePlan};
+use crate::plan::{
+    Access, Frontend, FrontendPlan, HealthCheck, PortPlan, Scope, ServicePlan, ServicePortName,
+};
 
 /// What all Services should be, and what of it failed.
 #[derive(Debug, Default)]
@@ -35,12 +37,18 @@ pub(super) struct Services {
 }
 
 impl Services {
+    /// After many plans have come.
+    pub(super) fn pack(&mut self) {
+        pack(&mut self.desired);
+        self.claims.pack();
+    }
+
     /// Takes the new plan of a Service (`None`: it is gone); the ports that may have to change are added to `dirty`.
     pub(super) fn accept(
         &mut self,
         name: ServiceName,
         plan: Option<ServicePlan>,
-        dirty: &mut BTreeSet<PortId>,
+        dirty: &mut BTreeSet<ServicePortName>,
     ) {
         let old = self.desired.remove(&name);
         self.claims.replace(old.as_deref(), plan.as_ref(), dirty);
@@ -79,7 +87,7 @@ impl Services {
     }
 
     /// What a port should be.
-    pub(super) fn port_plan(&self, port: &PortId) -> Option<&PortPlan> {
+    pub(super) fn port_plan(&self, port: &ServicePortName) -> Option<&PortPlan> {
         let name = ServiceName { namespace: port.namespace.clone(), name: port.name.clone() };
         port_of(self.desired.get(&name).map(|plan| &**plan), port)
     }
@@ -93,7 +101,7 @@ impl Services {
         mut touched: Touched,
         now: Instant,
     ) {
-        let mut owners: BTreeMap<FrontendKey, Option<PortId>> = BTreeMap::new();
+        let mut owners: BTreeMap<FrontendKey, Option<ServicePortName>> = BTreeMap::new();
         for job in &mut jobs {
             job.id = job.port().and_then(|port| writer.applied.ports.get(port));
             touched.extend(job.id.into_iter().flat_map(|id| writer.applied.frontends_of(id)));
@@ -117,7 +125,7 @@ impl Services {
         writer.commit(&mut jobs, now);
         // A frontend that changed hands, to a port that failed, must not stay with the port that lost it.
         for scope in [SCOPE_INTERNAL, SCOPE_EXTERNAL] {
-            let wrong = |(key, owner): (&FrontendKey, &Option<PortId>)| {
+            let wrong = |(key, owner): (&FrontendKey, &Option<ServicePortName>)| {
                 let has = writer.applied.services.get(key).filter(|_| key.scope == scope)?.id;
                 let should = owner.as_ref().and_then(|port| writer.applied.ports.get(port));
                 (Some(has) != should && !writer.is_referred_to(key)).then_some(*key)
@@ -137,15 +145,15 @@ impl Services {
         let (mut names, mut rows, mut bits) = (Steps::default(), Steps::default(), Steps::default());
         let (mut ranges, mut joins) = (Steps::default(), Steps::default());
         for (number, job) in jobs.iter_mut().enumerate() {
-            if let Err(trouble) = self.plan_job(&mut writer.applied, job) {
-                job.stop(trouble);
+            if let Err(cause) = self.plan_job(&mut writer.applied, job) {
+                job.stop(cause);
                 continue;
             }
             let (Some(wanted), Some(id), Owner::Port(port)) = (&job.wanted, job.id, &job.owner) else {
                 continue;
             };
             let Some(name) = PortName::new(&port.text(), port.protocol.number(), port.family.number()) else {
-                job.stop(Trouble::Name);
+                job.stop(SyncError::Name);
                 continue;
             };
             if writer.applied.names.get(id).is_none_or(|known| *known != name) {
@@ -185,14 +193,14 @@ impl Services {
     }
 
     /// Finds out what the port should be, and gives ids to it and to its endpoints.
-    fn plan_job(&self, applied: &mut Applied, job: &mut Job) -> Result<(), Trouble> {
+    fn plan_job(&self, applied: &mut Applied, job: &mut Job) -> Result<(), SyncError> {
         let Owner::Port(port) = &job.owner else { return Ok(()) };
         let Some(plan) = self.port_plan(port) else { return Ok(()) };
         let has = |frontend: &_| self.claims.owner(frontend) == Some(port);
         if !plan.frontends.keys().any(has) {
             return Ok(());
         }
-        let id = applied.ports.acquire(port).map_err(Trouble::Services)?;
+        let id = applied.ports.acquire(port).map_err(SyncError::Services)?;
         job.id = Some(id);
         let wanted = job.wanted.insert(Wanted { reset_after: plan.reset_after, ..Wanted::default() });
         let (mut ids_of, mut rows) = (Vec::new(), Vec::new());
@@ -200,12 +208,12 @@ impl Services {
             match applied.endpoints.acquire(&(id, *at)) {
                 Ok(backend) => {
                     ids_of.push((*at, backend));
-                    let tunnel = facts.tunnel.and_then(|node| applied.tunnels.get(&node).copied());
+                    let tunnel = plan.tunnels.get(at).and_then(|node| applied.tunnels.get(node).copied());
                     rows.push((backend, backend_row(id, port, at, *facts, tunnel.unwrap_or(0))));
                 }
                 // Those that have an id are served; the problem stands until all are.
                 Err(exhausted) => {
-                    job.trouble.get_or_insert(Trouble::Backends(exhausted));
+                    job.cause.get_or_insert(SyncError::Backends(exhausted));
                 }
             }
         }
@@ -218,7 +226,7 @@ impl Services {
             let key = frontend_key(frontend);
             let weight = |at: &_| plan.backends.get(at).map_or(1, |facts| u32::from(facts.weight.max(1)));
             let endpoints =
-                || what.slots.iter().filter_map(|at| Some((ids_of.get(at).copied()?, weight(at), *at)));
+                || plan.slots(what).filter_map(|at| Some((ids_of.get(at).copied()?, weight(at), *at)));
             if needs_table(plan, what) {
                 let mut members: Vec<_> =
                     endpoints().map(|(id, weight, at)| Member { at, weight, id }).collect();
@@ -246,21 +254,21 @@ impl Services {
                 writer.applied.extents.retire(*base, now, writer.number);
             }
             let before = self.failures.remove(&job.owner);
-            if let Some(trouble) = &job.trouble {
+            if let Some(cause) = &job.cause {
                 writer.note_unused_bits(job.wanted.as_ref(), now);
-                let problem = trouble.problem(&job.owner);
+                let problem = cause.problem(&job.owner);
                 self.failures.insert(job.owner, Failure::after(before.as_ref(), problem, now));
             }
         }
     }
 
     /// The port that has the address and port of a key, whatever the scope.
-    fn holder(&self, key: &FrontendKey) -> Option<&PortId> {
+    fn holder(&self, key: &FrontendKey) -> Option<&ServicePortName> {
         frontend_of(key).and_then(|frontend| self.claims.owner(&frontend))
     }
 
     /// The port that a key in the maps should belong to.
-    fn owner(&self, key: &FrontendKey) -> Option<PortId> {
+    fn owner(&self, key: &FrontendKey) -> Option<ServicePortName> {
         let (frontend, port) = (frontend_of(key)?, self.holder(key)?);
         let plan = self.port_plan(port)?;
         plan.frontends.contains_key(&frontend).then(|| port.clone())
@@ -277,6 +285,6 @@ fn no_local(plan: &ServicePlan) -> impl Iterator<Item = (Scope, IpFamily)> {
     })
 }
 
-fn port_of<'a>(plan: Option<&'a ServicePlan>, port: &PortId) -> Option<&'a PortPlan> {
+fn port_of<'a>(plan: Option<&'a ServicePlan>, port: &ServicePortName) -> Option<&'a PortPlan> {
     plan.and_then(|plan| plan.ports.get(port))
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::model::ServiceName;
 use crate::plan::slow_start::{STEPS, apply};
-use crate::plan::{BackendAddress, PortId, ServicePlan};
+use crate::plan::{BackendAddress, ServicePlan, ServicePortName};
 
 /// The time in which the share of an endpoint grows, and the endpoints whose share does.
 #[derive(Debug, Default)]
@@ -14,7 +14,7 @@ pub(super) struct SlowStart {
     period: Duration,
     /// When plans were made last.
     planned: Option<Instant>,
-    joined: BTreeMap<ServiceName, BTreeMap<(PortId, BackendAddress), Instant>>,
+    joined: BTreeMap<ServiceName, BTreeMap<(ServicePortName, BackendAddress), Instant>>,
 }
 
 impl SlowStart {
@@ -35,7 +35,7 @@ impl SlowStart {
         }
         let mut known = self.joined.remove(name).unwrap_or_default();
         let Some(plan) = plan else { return };
-        let ports: Vec<PortId> = plan.ports.keys().cloned().collect();
+        let ports: Vec<ServicePortName> = plan.ports.keys().cloned().collect();
         let mut joined = BTreeMap::new();
         for (id, port) in ports.into_iter().zip(plan.ports.values_mut()) {
             let before = before.and_then(|plan| plan.ports.get(&id)).map(|port| &port.backends);

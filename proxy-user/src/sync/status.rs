@@ -22,7 +22,7 @@ use crate::plan::{HealthCheck, Scope};
 pub struct TableUse {
     /// Which one.
     pub table: Table,
-    /// Entries in use, resting ones included.
+    /// Entries in use, quarantined ones included.
     pub used: u64,
     /// Entries it takes.
     pub capacity: u64,
@@ -107,7 +107,7 @@ pub struct Status {
     pub slice_changes: Changes,
     /// Services that are programmed.
     pub services: usize,
-    /// Service ports that have an id, resting ones included.
+    /// Service ports that have an id, quarantined ones included.
     pub ports: usize,
     /// Frontends in both tables; the entries of cluster addresses as such are not counted.
     pub frontends: usize,
@@ -259,7 +259,7 @@ pub(super) fn log_problems(before: &[Problem], after: &[Problem]) {
     }
     let (begun, ended) = changes(before, after);
     for Problem { object, field, message } in begun {
-        tracing::warn!(object, field, problem = message, "a part of an object is not in force");
+        tracing::warn!(object, field, problem = message, "a part of an object is not programmed");
     }
     for Problem { object, field, .. } in ended {
         tracing::info!(object, field, "the problem is solved");

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use proxy_common::maglev;
 
-use super::job::{Job, Steps, Trouble};
+use super::job::{Job, Steps, SyncError};
 use super::writer::Writer;
 use crate::maps::{MaglevRow, MaglevTable, Store, Write};
 use crate::plan::maglev::{Member, length, packed, signature};
@@ -46,7 +46,7 @@ impl<S: Store> Writer<S> {
                         steps.push(number, Write::MaglevIndex(index, MaglevRow { current, previous }));
                     }
                     Err(no_room) => {
-                        job.trouble.get_or_insert(Trouble::Tables(no_room));
+                        job.cause.get_or_insert(SyncError::Tables(no_room));
                         if self.applied.maglev.contains_key(&index) {
                             steps.push(number, Write::MaglevIndex(index, MaglevRow::default()));
                         }
@@ -114,7 +114,7 @@ fn previous(old: &MaglevRow) -> MaglevTable {
     tables.into_iter().find(|table| table.words != 0).unwrap_or_default()
 }
 
-/// A signature as the two numbers by which [`Extents`](super::extents::Extents) knows a table.
+/// A signature as the two numbers by which [`ExtentAllocator`](super::extents::ExtentAllocator) knows a table.
 pub(super) fn halves(signature: u64) -> Vec<u32> {
     vec![signature as u32, (signature >> 32) as u32]
 }

@@ -67,12 +67,12 @@ mod tests {
 
     const START: SystemTime = SystemTime::UNIX_EPOCH;
 
-    struct World {
+    struct Fixture {
         triggers: Triggers,
         cluster: Cluster,
     }
 
-    impl World {
+    impl Fixture {
         fn new() -> Self {
             Self { triggers: Triggers::new(START), cluster: Cluster::new(NodeView::new("node")) }
         }
@@ -118,49 +118,49 @@ mod tests {
 
     #[test]
     fn each_change_of_each_service_counts_once() {
-        let mut world = World::new();
-        world.apply("a", 1, Some(10));
-        world.apply("a", 2, Some(20));
-        world.apply("b", 1, Some(30));
-        assert_eq!(world.seconds(), [90, 80, 70]);
-        assert_eq!(world.seconds(), [0; 0], "they are done");
+        let mut fixture = Fixture::new();
+        fixture.apply("a", 1, Some(10));
+        fixture.apply("a", 2, Some(20));
+        fixture.apply("b", 1, Some(30));
+        assert_eq!(fixture.seconds(), [90, 80, 70]);
+        assert_eq!(fixture.seconds(), [0; 0], "they are done");
     }
 
     #[test]
     fn what_does_not_say_when_or_says_nothing_new_does_not_count() {
-        let mut world = World::new();
-        world.apply("a", 1, None);
-        world.apply("a", 1, Some(20));
-        world.take(Event::Reset(Listing::Slices(vec![slice("a", 1, Some(30)), slice("b", 1, Some(40))])));
-        assert_eq!(world.seconds(), [60]);
+        let mut fixture = Fixture::new();
+        fixture.apply("a", 1, None);
+        fixture.apply("a", 1, Some(20));
+        fixture.take(Event::Reset(Listing::Slices(vec![slice("a", 1, Some(30)), slice("b", 1, Some(40))])));
+        assert_eq!(fixture.seconds(), [60]);
     }
 
     #[test]
     fn what_happened_before_the_start_does_not_count() {
-        let mut world = World::new();
-        world.apply("a", 1, Some(-5));
-        world.apply("b", 1, Some(0));
-        assert_eq!(world.seconds(), [0; 0]);
+        let mut fixture = Fixture::new();
+        fixture.apply("a", 1, Some(-5));
+        fixture.apply("b", 1, Some(0));
+        assert_eq!(fixture.seconds(), [0; 0]);
     }
 
     #[test]
     fn a_slice_that_goes_takes_along_what_waits() {
-        let mut world = World::new();
-        world.apply("a", 1, Some(10));
-        world.delete("a");
-        assert_eq!(world.seconds(), [0; 0]);
-        world.apply("a", 1, Some(10));
-        world.delete("a");
-        world.apply("a", 1, Some(20));
-        assert_eq!(world.seconds(), [80], "only the last");
-        world.delete("a");
-        assert_eq!(world.seconds(), [0; 0]);
+        let mut fixture = Fixture::new();
+        fixture.apply("a", 1, Some(10));
+        fixture.delete("a");
+        assert_eq!(fixture.seconds(), [0; 0]);
+        fixture.apply("a", 1, Some(10));
+        fixture.delete("a");
+        fixture.apply("a", 1, Some(20));
+        assert_eq!(fixture.seconds(), [80], "only the last");
+        fixture.delete("a");
+        assert_eq!(fixture.seconds(), [0; 0]);
     }
 
     #[test]
     fn a_clock_that_was_set_back_makes_it_nothing() {
-        let mut world = World::new();
-        world.apply("a", 1, Some(500));
-        assert_eq!(world.seconds(), [0]);
+        let mut fixture = Fixture::new();
+        fixture.apply("a", 1, Some(500));
+        assert_eq!(fixture.seconds(), [0]);
     }
 }

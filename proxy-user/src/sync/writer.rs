@@ -6,7 +6,7 @@ use std::time::Instant;
 use proxy_common::PROTO_UDP;
 use proxy_common::backend::{BACKEND_GONE, BACKEND_RESET};
 
-use super::applied::{Applied, Holds};
+use super::applied::{Applied, QuarantinePeriods};
 use super::audit::Audit;
 use super::job::{Job, Owner, Steps};
 use super::removal::Removals;
@@ -28,7 +28,7 @@ pub(super) struct Writer<S> {
 
 impl<S: Store> Writer<S> {
     /// To tables that are not known yet.
-    pub(super) fn new(store: S, holds: Holds) -> Self {
+    pub(super) fn new(store: S, holds: QuarantinePeriods) -> Self {
         let applied = Applied::new(store.capacity(), holds);
         Self {
             store,

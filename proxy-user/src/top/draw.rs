@@ -37,15 +37,15 @@ pub(super) fn draw(frame: &mut Frame<'_>, top: &Top, colour: bool) {
     let [head, totals, tabs, body, keys] = Layout::vertical([
         Constraint::Length(1),
         Constraint::Length(1),
-        Constraint::Length(if top.trouble.is_some() { 4 } else { 2 }),
+        Constraint::Length(if top.failure.is_some() { 4 } else { 2 }),
         Constraint::Min(3),
         Constraint::Length(u16::from(!top.is_printed)),
     ])
     .areas(frame.area());
     frame.render_widget(headline(top, paint), head);
     frame.render_widget(total(top, totals.width, paint), totals);
-    let trouble = Line::styled(top.trouble.clone().unwrap_or_default(), paint.colour(Color::Red));
-    let lines = vec![selection(top, paint), trouble];
+    let failure = Line::styled(top.failure.clone().unwrap_or_default(), paint.colour(Color::Red));
+    let lines = vec![selection(top, paint), failure];
     frame.render_widget(Paragraph::new(lines).wrap(Wrap { trim: false }), tabs);
     match (top.screen, top.opened.and_then(|id| top.service(id))) {
         (Screen::Services, Some(service)) => endpoints(frame, body, top, service, paint),
@@ -211,11 +211,11 @@ fn curve_of(sort: SortBy) -> fn(Point) -> f32 {
 
 fn endpoints(frame: &mut Frame<'_>, area: Rect, top: &Top, service: &ServiceRates, paint: Paint) {
     let [about, list] = Layout::vertical([Constraint::Length(4), Constraint::Min(2)]).areas(area);
-    let dialled: Vec<_> = service.frontends.iter().map(ToString::to_string).collect();
+    let destination: Vec<_> = service.frontends.iter().map(ToString::to_string).collect();
     let refused: Vec<_> =
         service.failures.iter().map(|(reason, value)| format!("{reason} {}/s", rate(*value))).collect();
     let refused = if refused.is_empty() { "none".to_owned() } else { refused.join(", ") };
-    let spread = format!("{}, {}", service.algorithm, dialled.join(" "));
+    let spread = format!("{}, {}", service.algorithm, destination.join(" "));
     let lines = vec![
         Line::from(format!("{} {} {}", service.service, service.protocol, service.family))
             .style(Modifier::BOLD),

@@ -11,9 +11,8 @@ use std::time::{Duration, Instant};
 use proxy_common::event::Event;
 
 use super::look::{EXAMPLES, Look};
-use crate::cli::args::Output;
 use crate::cli::args::top::{Screen, TopArgs};
-use crate::cli::monitor::{Line, World};
+use crate::cli::monitor::{Line, MonitorContext};
 use crate::cli::show::probe;
 use crate::config::value::Listen;
 use crate::maps::view::{Listener, View};
@@ -113,10 +112,10 @@ impl Sampler {
     }
 
     fn examples(&mut self) -> Vec<(&'static str, String)> {
-        let world = World::now();
+        let world = MonitorContext::now();
         let events = std::mem::take(&mut self.events).into_values().flatten();
         let lines = events.map(|event| Line::new(&event, &self.names, &world));
-        lines.filter_map(|line| Some((line.reason()?, line.render(Output::Text).ok()?))).collect()
+        lines.filter_map(|line| Some((line.reason()?, line.text()))).collect()
     }
 
     /// Listens while drops are shown, as one of several readers, which all get every event.

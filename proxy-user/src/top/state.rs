@@ -41,7 +41,7 @@ pub(super) struct Top {
     is_chosen: bool,
     pub agent: Option<AgentState>,
     /// Why the maps cannot be read.
-    pub trouble: Option<String>,
+    pub failure: Option<String>,
     pub rates: Rates,
     pub history: History,
     pub flows: Vec<FlowRow>,
@@ -68,7 +68,7 @@ impl Top {
             cursor: 0,
             is_chosen: false,
             agent: None,
-            trouble: None,
+            failure: None,
             rates: Rates::default(),
             history: History::new(CURVE, CURVES),
             flows: Vec::new(),
@@ -88,8 +88,8 @@ impl Top {
         }
         let counters = match look.counters {
             Ok(counters) => counters,
-            Err(trouble) => {
-                self.trouble = Some(trouble);
+            Err(failure) => {
+                self.failure = Some(failure);
                 self.before = None;
                 return true;
             }
@@ -104,7 +104,7 @@ impl Top {
         if !is_first {
             self.history.add(&rates);
         }
-        (self.names, self.agent, self.trouble) = (names, Some(look.agent), None);
+        (self.names, self.agent, self.failure) = (names, Some(look.agent), None);
         (self.rates, self.flows) = (rates, look.flows);
         self.flows.retain(|flow| flow.state != FlowState::Expired);
         self.flows.sort_by_key(|flow| flow.idle);
@@ -153,7 +153,8 @@ impl Top {
     }
 
     fn takes_service(&self, row: &ServiceRates) -> bool {
-        self.takes(&row.service) || row.frontends.iter().any(|dialled| self.takes(&dialled.to_string()))
+        self.takes(&row.service)
+            || row.frontends.iter().any(|destination| self.takes(&destination.to_string()))
     }
 
     fn takes(&self, text: &str) -> bool {

@@ -18,7 +18,7 @@ use crate::kube::control::ADDRESS;
 use crate::kube::eventually;
 
 /// `10.96.0.1:443/TCP`.
-pub type Dialled = String;
+pub type OrigDst = String;
 
 /// What happens to a client that dials it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -43,7 +43,7 @@ pub struct Facts {
 }
 
 /// All that can be dialled.
-pub type Table = BTreeMap<Dialled, Answer>;
+pub type Table = BTreeMap<OrigDst, Answer>;
 
 /// Waits until the maps hold what the API server holds.
 pub fn agree(api: &Api, node: &Node) -> Result<Table> {
@@ -102,9 +102,9 @@ pub fn found(node: &Node) -> Result<Table> {
         table.insert(format!("{}/{}", row.socket(), row.protocol), answer);
     }
     // A name may outlive its Service for a while, an endpoint in use may not.
-    let dialled: BTreeSet<_> = maps.services()?.iter().map(|row| row.service).collect();
+    let orig_dst: BTreeSet<_> = maps.services()?.iter().map(|row| row.service).collect();
     for (id, backends) in &of_port {
-        ensure!(dialled.contains(id), "{:?} cannot be dialled, but has {backends:?}", names.get(id));
+        ensure!(orig_dst.contains(id), "{:?} cannot be dialled, but has {backends:?}", names.get(id));
     }
     Ok(table)
 }

@@ -6,10 +6,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use proxy_common::map_names::CALLS;
+use proxy_user::host::facts::Facts;
+use proxy_user::host::follow::Follower;
 use proxy_user::host::manager::{DeviceHooks as _, DeviceManager};
 use proxy_user::host::selection::Selection;
 use proxy_user::programs::hooks::SOCKET_HOOKS;
 use proxy_user::programs::{Error, PacketHook, Programs, Settings, cleanup, downgrade};
+use tokio::sync::mpsc;
 
 use crate::node::{index, links_on, links_on_device, on_node, run, veth};
 
@@ -149,7 +152,11 @@ fn devices_are_attached_when_they_come_and_forgotten_when_they_go() {
         let manager = manager.with_period(NEVER);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async move {
-            let task = tokio::spawn(manager.run());
+            let follower = Follower::start(Facts::default()).unwrap();
+            let devices = follower.devices();
+            let (sender, _events) = mpsc::channel(1);
+            tokio::spawn(follower.run(sender));
+            let task = tokio::spawn(manager.run(devices));
             let names = |states: &Option<BTreeMap<u32, _>>| {
                 states.as_ref().map(|states| states.keys().copied().collect::<Vec<_>>())
             };

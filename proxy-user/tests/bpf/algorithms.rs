@@ -11,8 +11,8 @@ use proxy_user::plan::BackendAddress;
 use proxy_user::plan::maglev::{Member, length, packed, signature};
 
 use crate::Scenario;
+use crate::harness::{Family, Harness, Hook, Service};
 use crate::packet::{Packet, SYN, TCP};
-use crate::rig::{Family, Hook, Rig, Service};
 
 pub const SCENARIOS: [Scenario; 5] = [
     Scenario {
@@ -42,13 +42,13 @@ const ID: u32 = 9;
 const TABLE: u32 = 500;
 
 /// Three endpoints; `first`: the id of the first of them.
-fn serve(family: Family, rig: &mut Rig, algorithm: u8, first: u32) -> Service {
+fn serve(family: Family, harness: &mut Harness, algorithm: u8, first: u32) -> Service {
     let pods: Vec<_> = (1..=3).map(|n| family.pod(n, 8080)).collect();
     let mut service = Service::new(ID, TCP, family.frontend(1, 80), &pods);
     for ((id, _), other) in service.backends.iter_mut().zip(first..) {
         *id = other;
     }
-    rig.serve(std::slice::from_ref(&service));
+    harness.serve(std::slice::from_ref(&service));
     let members: Vec<Member> = service
         .backends
         .iter()
@@ -59,7 +59,7 @@ fn serve(family: Family, rig: &mut Rig, algorithm: u8, first: u32) -> Service {
         })
         .collect();
     let table = MaglevTable { base: TABLE, words: length(3), signature: signature(&members) };
-    rig.write(&[
+    harness.write(&[
         Write::MaglevTable(TABLE, packed(&members)),
         Write::MaglevIndex(maglev::index(ID, false), table.into()),
         Write::Service(service.frontend_key(), ServiceEntry { algorithm, ..service.entry() }),
@@ -68,22 +68,24 @@ fn serve(family: Family, rig: &mut Rig, algorithm: u8, first: u32) -> Service {
 }
 
 /// The endpoint that a new connection of this client goes to.
-fn ask(rig: &mut Rig, service: &Service, client: SocketAddr) -> SocketAddr {
+fn ask(harness: &mut Harness, service: &Service, client: SocketAddr) -> SocketAddr {
     let packet = Packet::tcp(SYN, client, service.frontend);
-    let seen = rig.run(Hook::Ingress, &packet.bytes());
+    let seen = harness.run(Hook::Ingress, &packet.bytes());
     let to = |pod: &&(u32, SocketAddr)| packet.to(pod.1).bytes() == seen.packet;
     let found = service.backends.iter().find(to).map(|(_, pod)| *pod);
-    found.unwrap_or_else(|| panic!("{client} went to none of the endpoints: {seen:?}, {:?}", rig.reasons()))
+    found.unwrap_or_else(|| {
+        panic!("{client} went to none of the endpoints: {seen:?}, {:?}", harness.reasons())
+    })
 }
 
-fn turns(family: Family, rig: &mut Rig) {
+fn turns(family: Family, harness: &mut Harness) {
     for algorithm in [Algorithm::RoundRobin, Algorithm::WeightedRoundRobin] {
-        let service = serve(family, rig, algorithm as u8, 100);
+        let service = serve(family, harness, algorithm as u8, 100);
         let clients: Vec<_> = (0..9).map(|n| family.client(1, 2_000 + 10 * algorithm as u16 + n)).collect();
         let mut went = Vec::new();
         for client in clients {
-            let pod = ask(rig, &service, client);
-            assert_eq!(ask(rig, &service, client), pod, "the same connection");
+            let pod = ask(harness, &service, client);
+            assert_eq!(ask(harness, &service, client), pod, "the same connection");
             went.push(pod);
         }
         assert_eq!(went[..3].iter().collect::<BTreeSet<_>>().len(), 3, "{went:?}");
@@ -91,33 +93,34 @@ fn turns(family: Family, rig: &mut Rig) {
     }
 }
 
-fn by_source(family: Family, rig: &mut Rig) {
-    let service = serve(family, rig, Algorithm::SourceHash as u8, 100);
+fn by_source(family: Family, harness: &mut Harness) {
+    let service = serve(family, harness, Algorithm::SourceHash as u8, 100);
     let mut used = BTreeSet::new();
     for host in 1..20 {
-        let pods: BTreeSet<_> = (0..5).map(|n| ask(rig, &service, family.client(host, 3_000 + n))).collect();
+        let pods: BTreeSet<_> =
+            (0..5).map(|n| ask(harness, &service, family.client(host, 3_000 + n))).collect();
         assert_eq!(pods.len(), 1, "client {host}");
         used.extend(pods);
     }
     assert_eq!(used.len(), 3);
-    let service = serve(family, rig, Algorithm::DestinationHash as u8, 100);
-    let pods: BTreeSet<_> = (1..40).map(|host| ask(rig, &service, family.client(host, 9_000))).collect();
+    let service = serve(family, harness, Algorithm::DestinationHash as u8, 100);
+    let pods: BTreeSet<_> = (1..40).map(|host| ask(harness, &service, family.client(host, 9_000))).collect();
     assert_eq!(pods.len(), 1, "one address was dialled");
 }
 
-fn same_everywhere(family: Family, rig: &mut Rig) {
+fn same_everywhere(family: Family, harness: &mut Harness) {
     const FLOWS: u16 = 300;
     let mut nodes = Vec::new();
     for (first, seed) in [(100, 1), (700, 0x5eed_0000)] {
-        let old = rig.configure(|_| ()).flow_seed;
-        rig.configure(|config| config.flow_seed = seed);
-        let service = serve(family, rig, Algorithm::Maglev as u8, first);
-        rig.forget_flows();
+        let old = harness.configure(|_| ()).flow_seed;
+        harness.configure(|config| config.flow_seed = seed);
+        let service = serve(family, harness, Algorithm::Maglev as u8, first);
+        harness.forget_flows();
         nodes.push(
-            (0..FLOWS).map(|n| ask(rig, &service, family.client(n % 7, 4_000 + n))).collect::<Vec<_>>(),
+            (0..FLOWS).map(|n| ask(harness, &service, family.client(n % 7, 4_000 + n))).collect::<Vec<_>>(),
         );
-        rig.configure(|config| config.flow_seed = old);
-        rig.forget_flows();
+        harness.configure(|config| config.flow_seed = old);
+        harness.forget_flows();
     }
     assert_eq!(nodes[0], nodes[1]);
     let mut shares = BTreeMap::new();
@@ -127,20 +130,20 @@ fn same_everywhere(family: Family, rig: &mut Rig) {
     assert!(shares.len() == 3 && shares.values().all(|share| (60..=140).contains(share)), "{shares:?}");
 }
 
-fn left(family: Family, rig: &mut Rig) {
+fn left(family: Family, harness: &mut Harness) {
     for algorithm in Algorithm::ALL {
-        let mut service = serve(family, rig, *algorithm as u8, 100);
+        let mut service = serve(family, harness, *algorithm as u8, 100);
         let gone = service.backends[1].1;
         let entry = ServiceEntry { algorithm: *algorithm as u8, ..service.entry() };
         let stay = [service.backends[0].1, service.backends[2].1];
-        rig.shrink(&mut service, &stay);
+        harness.shrink(&mut service, &stay);
         // The slots are the old ones too, as a reader may have them that began before the change.
-        rig.write(&[
+        harness.write(&[
             Write::Slots(ID * 16, vec![100, 101, 102]),
             Write::Service(service.frontend_key(), entry),
         ]);
         let pods: BTreeSet<_> = (0..60_u16)
-            .map(|n| ask(rig, &service, family.client(n + 1, 5_000 + 100 * *algorithm as u16)))
+            .map(|n| ask(harness, &service, family.client(n + 1, 5_000 + 100 * *algorithm as u16)))
             .collect();
         assert!(!pods.contains(&gone), "{algorithm:?}");
         let all_go_one_way = *algorithm == Algorithm::DestinationHash;
@@ -148,16 +151,16 @@ fn left(family: Family, rig: &mut Rig) {
     }
 }
 
-fn bare(family: Family, rig: &mut Rig) {
+fn bare(family: Family, harness: &mut Harness) {
     for (number, algorithm) in [(1, Algorithm::Maglev as u8), (2, 200)] {
-        let service = serve(family, rig, algorithm, 100);
+        let service = serve(family, harness, algorithm, 100);
         let flags = SERVICE_MAGLEV_OUTSIDE;
-        rig.write(&[
+        harness.write(&[
             Write::MaglevIndex(maglev::index(ID, false), MaglevRow::default()),
             Write::Service(service.frontend_key(), ServiceEntry { algorithm, flags, ..service.entry() }),
         ]);
         let pods: BTreeSet<_> =
-            (0..60_u16).map(|n| ask(rig, &service, family.client(n + 1, 7_000 + number))).collect();
+            (0..60_u16).map(|n| ask(harness, &service, family.client(n + 1, 7_000 + number))).collect();
         assert_eq!(pods.len(), 3, "algorithm {algorithm}");
     }
 }

@@ -24,9 +24,9 @@ use proxy_common::source_range::{SERVICE_BITS, SourceRangeKey};
 use proxy_user::maps::{FrontendKey, Table, Write};
 
 use crate::Scenario;
+use crate::harness::{DROP, Family, HZ, Harness, Hook, NEXT, REDIRECT, Seen, Service, filter};
 use crate::node::{OtherWay, know, node_addr, uplink};
 use crate::packet::{ACK, ETHERNET, FIN, Packet, RST, SCTP, SYN, TCP, UDP, correct, ends, verify};
-use crate::rig::{DROP, Family, HZ, Hook, NEXT, REDIRECT, Rig, Seen, Service, filter};
 
 pub const SCENARIOS: [Scenario; 16] = [
     Scenario {
@@ -56,26 +56,26 @@ const PORT: u16 = 30_080;
 const GATEWAY: [u8; 6] = [2, 0, 0, 0, 0, 0x99];
 pub const OWN: [u8; 6] = [2, 0, 0, 0, 0, 0x11];
 
-fn trie<K: aya::Pod>(rig: &Rig, name: &str) -> LpmTrie<MapData, K, u32> {
-    aya::maps::Map::LpmTrie(rig.map(name)).try_into().unwrap()
+fn trie<K: aya::Pod>(harness: &Harness, name: &str) -> LpmTrie<MapData, K, u32> {
+    aya::maps::Map::LpmTrie(harness.map(name)).try_into().unwrap()
 }
 
 /// Forgets it again, for the next test on this rig.
-pub fn forget(rig: &Rig) {
-    rig.array::<NodeEntry<[u8; 4]>>(names::NODE).set(0, NodeEntry::UNKNOWN, 0).unwrap();
-    rig.array::<NodeEntry<[u8; 16]>>(names::NODE6).set(0, NodeEntry::UNKNOWN, 0).unwrap();
-    ports(rig, (61_000, 65_535));
+pub fn forget(harness: &Harness) {
+    harness.array::<NodeEntry<[u8; 4]>>(names::NODE).set(0, NodeEntry::UNKNOWN, 0).unwrap();
+    harness.array::<NodeEntry<[u8; 16]>>(names::NODE6).set(0, NodeEntry::UNKNOWN, 0).unwrap();
+    ports(harness, (61_000, 65_535));
 }
 
-fn ports(rig: &Rig, range: (u16, u16)) {
-    rig.configure(|config| config.snat = [PortRange::new(range.0, range.1), PortRange::default()]);
+fn ports(harness: &Harness, range: (u16, u16)) {
+    harness.configure(|config| config.snat = [PortRange::new(range.0, range.1), PortRange::default()]);
 }
 
 /// A node port that leads to these endpoints, with flag bits.
-pub fn node_port(family: Family, rig: &mut Rig, proto: u8, pods: &[(SocketAddr, u32)]) -> SocketAddr {
-    let dialled = SocketAddr::new(node_addr(family), PORT);
+pub fn node_port(family: Family, harness: &mut Harness, proto: u8, pods: &[(SocketAddr, u32)]) -> SocketAddr {
+    let orig_dst = SocketAddr::new(node_addr(family), PORT);
     let addrs: Vec<_> = pods.iter().map(|(pod, _)| *pod).collect();
-    let service = Service::new(ID, proto, dialled, &addrs);
+    let service = Service::new(ID, proto, orig_dst, &addrs);
     let mut writes = service.writes();
     for write in &mut writes {
         if let Write::Backend(id, row) = write {
@@ -87,8 +87,8 @@ pub fn node_port(family: Family, rig: &mut Rig, proto: u8, pods: &[(SocketAddr, 
     let key = node_port_key(family, proto);
     writes
         .push(Write::Service(key, ServiceEntry { tag: key.tag(), kind: KIND_NODE_PORT, ..service.entry() }));
-    rig.write(&writes);
-    dialled
+    harness.write(&writes);
+    orig_dst
 }
 
 /// The key of that node port.
@@ -111,14 +111,14 @@ pub fn by_gateway(mut bytes: Vec<u8>) -> Vec<u8> {
     bytes
 }
 
-pub fn comes_in(rig: &mut Rig, packet: &Packet) -> Seen {
-    rig.run_on(Hook::Ingress, &packet.bytes(), Some(uplink()))
+pub fn comes_in(harness: &mut Harness, packet: &Packet) -> Seen {
+    harness.run_on(Hook::Ingress, &packet.bytes(), Some(uplink()))
 }
 
 /// Runs a packet that must go on, and gives the source under which it does.
-fn goes_on(rig: &mut Rig, packet: &Packet, to: SocketAddr) -> SocketAddr {
-    let seen = comes_in(rig, packet);
-    assert_eq!(seen.verdict, REDIRECT, "{packet:?}: {:?}", rig.reasons());
+fn goes_on(harness: &mut Harness, packet: &Packet, to: SocketAddr) -> SocketAddr {
+    let seen = comes_in(harness, packet);
+    assert_eq!(seen.verdict, REDIRECT, "{packet:?}: {:?}", harness.reasons());
     verify(&seen.packet).unwrap();
     let (source, _) = ends(&seen.packet);
     assert_eq!(seen.packet, sent_on(&packet.from(source).to(to)));
@@ -130,234 +130,234 @@ fn is_snat_port(port: u16) -> bool {
     SNAT_PORTS.iter().any(|range| range.contains(port))
 }
 
-fn there_and_back(family: Family, rig: &mut Rig) {
-    know(family, rig);
+fn there_and_back(family: Family, harness: &mut Harness) {
+    know(family, harness);
     for proto in [TCP, UDP, SCTP] {
         let pod = family.pod(1, 8080);
-        let dialled = node_port(family, rig, proto, &[(pod, 0)]);
+        let orig_dst = node_port(family, harness, proto, &[(pod, 0)]);
         let client = family.client(1, 40_000);
-        let first = Packet { flags: SYN, ..Packet::new(proto, client, dialled) };
-        let source = goes_on(rig, &first, pod);
+        let first = Packet { flags: SYN, ..Packet::new(proto, client, orig_dst) };
+        let source = goes_on(harness, &first, pod);
         assert_eq!(source.ip(), node_addr(family));
         assert!(is_snat_port(source.port()), "{source}");
         let reply = Packet { flags: SYN | ACK, ..Packet::new(proto, pod, source) };
         // A frontend may share the bit of the port by chance.
-        rig.write(&[filter(Role::Frontend, source, proto)]);
-        let seen = comes_in(rig, &reply);
+        harness.write(&[filter(Role::Frontend, source, proto)]);
+        let seen = comes_in(harness, &reply);
         assert_eq!(seen.verdict, REDIRECT);
-        assert_eq!(seen.packet, sent_on(&reply.from(dialled).to(client)));
+        assert_eq!(seen.packet, sent_on(&reply.from(orig_dst).to(client)));
         let more = Packet { flags: ACK, ..first };
-        assert_eq!(goes_on(rig, &more, pod), source, "one source for one flow");
-        let flow = rig.flows(family).into_iter().find(|flow| flow.proto == proto).unwrap();
+        assert_eq!(goes_on(harness, &more, pod), source, "one source for one flow");
+        let flow = harness.flows(family).into_iter().find(|flow| flow.proto == proto).unwrap();
         let seq = if proto == TCP { STATE_SYN | SEQ_CLIENT | SEQ_BACKEND } else { 0 };
         let assured = if proto == UDP { 0 } else { ASSURED };
         assert_eq!(flow.state, STATE_USED | STATE_SNAT | SEEN_REPLY | seq | assured);
         // Another host that sends to that port is not the backend.
         let stranger = Packet::new(proto, family.pod(2, 8080), source);
-        assert_eq!(comes_in(rig, &stranger).packet, stranger.bytes());
+        assert_eq!(comes_in(harness, &stranger).packet, stranger.bytes());
     }
-    assert_eq!((rig.reasons(), rig.flows(family).len()), (vec![], 3));
-    let stats = rig.stats(ID);
+    assert_eq!((harness.reasons(), harness.flows(family).len()), (vec![], 3));
+    let stats = harness.stats(ID);
     assert_eq!((stats.connections, stats.packets, stats.reply_packets), (3, 6, 3));
-    forget(rig);
+    forget(harness);
 }
 
 /// Other ranges of source ports are set while a flow is known.
-fn moved_ports(family: Family, rig: &mut Rig) {
-    know(family, rig);
+fn moved_ports(family: Family, harness: &mut Harness) {
+    know(family, harness);
     match node_addr(family) {
-        IpAddr::V4(own) => node_address(rig, names::NODE_ADDRS, own.octets()),
-        IpAddr::V6(own) => node_address(rig, names::NODE_ADDRS6, own.octets()),
+        IpAddr::V4(own) => node_address(harness, names::NODE_ADDRS, own.octets()),
+        IpAddr::V6(own) => node_address(harness, names::NODE_ADDRS6, own.octets()),
     }
     let (pod, client) = (family.pod(1, 8080), family.client(1, 40_000));
-    let dialled = node_port(family, rig, TCP, &[(pod, 0)]);
-    let first = Packet::tcp(SYN, client, dialled);
-    let source = goes_on(rig, &first, pod);
-    rig.configure(|config| {
+    let orig_dst = node_port(family, harness, TCP, &[(pod, 0)]);
+    let first = Packet::tcp(SYN, client, orig_dst);
+    let source = goes_on(harness, &first, pod);
+    harness.configure(|config| {
         config.flags |= CONFIG_SNAT_MOVED;
         config.snat = [PortRange::new(30_000, 30_100), PortRange::default()];
     });
     let reply = Packet::tcp(SYN | ACK, pod, source);
-    let seen = comes_in(rig, &reply);
-    assert_eq!((seen.verdict, seen.packet), (REDIRECT, sent_on(&reply.from(dialled).to(client))));
-    assert_eq!(goes_on(rig, &Packet { flags: ACK, ..first }, pod), source);
-    rig.configure(|config| config.flags &= !CONFIG_SNAT_MOVED);
-    forget(rig);
+    let seen = comes_in(harness, &reply);
+    assert_eq!((seen.verdict, seen.packet), (REDIRECT, sent_on(&reply.from(orig_dst).to(client))));
+    assert_eq!(goes_on(harness, &Packet { flags: ACK, ..first }, pod), source);
+    harness.configure(|config| config.flags &= !CONFIG_SNAT_MOVED);
+    forget(harness);
 }
 
-fn node_address<A: aya::Pod>(rig: &Rig, name: &str, address: A) {
-    let mut map: HashMap<_, A, u32> = aya::maps::Map::HashMap(rig.map(name)).try_into().unwrap();
+fn node_address<A: aya::Pod>(harness: &Harness, name: &str, address: A) {
+    let mut map: HashMap<_, A, u32> = aya::maps::Map::HashMap(harness.map(name)).try_into().unwrap();
     map.insert(address, NODE_ADDR_PORTS | NODE_ADDR_OWN, 0).unwrap();
 }
 
 /// Both ends, and routers on both sides, tell of trouble.
-fn errors(family: Family, rig: &mut Rig) {
-    know(family, rig);
+fn errors(family: Family, harness: &mut Harness) {
+    know(family, harness);
     let kind = if family == Family::V4 { [3, 4] } else { [2, 0] };
     let mtu = [0, 0, 5, 0x14];
     for proto in [TCP, UDP, SCTP] {
         let pod = family.pod(1, 8080);
-        let dialled = node_port(family, rig, proto, &[(pod, 0)]);
+        let orig_dst = node_port(family, harness, proto, &[(pod, 0)]);
         let (client, router) = (family.client(1, 40_000), family.client(200, 0).ip());
-        let first = Packet { flags: SYN, ..Packet::new(proto, client, dialled) };
-        let source = goes_on(rig, &first, pod);
+        let first = Packet { flags: SYN, ..Packet::new(proto, client, orig_dst) };
+        let source = goes_on(harness, &first, pod);
         let (seen, answer) = (first.from(source).to(pod), first.back());
-        for (from, becomes) in [(pod.ip(), dialled.ip()), (router, router)] {
+        for (from, becomes) in [(pod.ip(), orig_dst.ip()), (router, router)] {
             let error = |packet: &Packet, from| packet.error(from, kind, mtu, 1000);
-            let told = rig.run_on(Hook::Ingress, &error(&seen, from), Some(uplink()));
+            let told = harness.run_on(Hook::Ingress, &error(&seen, from), Some(uplink()));
             assert_eq!(told.verdict, REDIRECT);
             assert_eq!(told.packet, by_gateway(error(&first, becomes)), "about what went to the pod");
         }
         for (from, becomes) in [(client.ip(), source.ip()), (router, router)] {
             let error = |packet: &Packet, from| packet.error(from, kind, mtu, 1000);
-            let told = rig.run_on(Hook::Ingress, &error(&answer, from), Some(uplink()));
+            let told = harness.run_on(Hook::Ingress, &error(&answer, from), Some(uplink()));
             assert_eq!(told.verdict, REDIRECT);
             assert_eq!(told.packet, by_gateway(error(&seen.back(), becomes)), "about what the pod sent");
         }
     }
-    assert_eq!(rig.reasons(), []);
-    forget(rig);
+    assert_eq!(harness.reasons(), []);
+    forget(harness);
 }
 
-fn kept(family: Family, rig: &mut Rig) {
-    know(family, rig);
+fn kept(family: Family, harness: &mut Harness) {
+    know(family, harness);
     let (here, elsewhere) = (family.pod(1, 8080), family.pod(2, 8080));
-    let dialled = node_port(family, rig, TCP, &[(here, BACKEND_LOCAL)]);
-    let packet = Packet::tcp(SYN, family.client(1, 40_000), dialled);
+    let orig_dst = node_port(family, harness, TCP, &[(here, BACKEND_LOCAL)]);
+    let packet = Packet::tcp(SYN, family.client(1, 40_000), orig_dst);
     // The endpoint is here: the reply comes by.
-    let seen = comes_in(rig, &packet);
+    let seen = comes_in(harness, &packet);
     assert_eq!((seen.verdict, seen.packet), (NEXT, packet.to(here).bytes()));
     // The client is a pod of this node: the reply comes to it.
-    node_port(family, rig, TCP, &[(elsewhere, 0)]);
+    node_port(family, harness, TCP, &[(elsewhere, 0)]);
     let packet = packet.from(family.client(2, 40_000));
-    let seen = rig.run(Hook::Ingress, &packet.bytes());
+    let seen = harness.run(Hook::Ingress, &packet.bytes());
     assert_eq!((seen.verdict, seen.packet), (NEXT, packet.to(elsewhere).bytes()));
-    forget(rig);
+    forget(harness);
 }
 
-fn hairpin(family: Family, rig: &mut Rig) {
-    know(family, rig);
+fn hairpin(family: Family, harness: &mut Harness) {
+    know(family, harness);
     let pod = family.pod(1, 8080);
-    let dialled = node_port(family, rig, TCP, &[(pod, BACKEND_LOCAL)]);
+    let orig_dst = node_port(family, harness, TCP, &[(pod, BACKEND_LOCAL)]);
     let client = SocketAddr::new(pod.ip(), 40_000);
-    let packet = Packet::tcp(SYN, client, dialled);
-    let seen = rig.run_on(Hook::Ingress, &packet.bytes(), Some(uplink()));
+    let packet = Packet::tcp(SYN, client, orig_dst);
+    let seen = harness.run_on(Hook::Ingress, &packet.bytes(), Some(uplink()));
     assert_eq!(seen.verdict, REDIRECT);
     let (source, _) = ends(&seen.packet);
     assert_eq!(source.ip(), node_addr(family), "it would drop a packet from itself");
     let reply = Packet::tcp(SYN | ACK, pod, source);
-    let seen = comes_in(rig, &reply);
-    assert_eq!(seen.packet, sent_on(&reply.from(dialled).to(client)));
-    forget(rig);
+    let seen = comes_in(harness, &reply);
+    assert_eq!(seen.packet, sent_on(&reply.from(orig_dst).to(client)));
+    forget(harness);
 }
 
-fn scopes(family: Family, rig: &mut Rig) {
-    know(family, rig);
-    let dialled = node_port(family, rig, TCP, &[(family.pod(1, 8080), 0)]);
-    let any: IpAddr = if dialled.is_ipv4() { [0; 4].into() } else { [0; 16].into() };
+fn scopes(family: Family, harness: &mut Harness) {
+    know(family, harness);
+    let orig_dst = node_port(family, harness, TCP, &[(family.pod(1, 8080), 0)]);
+    let any: IpAddr = if orig_dst.is_ipv4() { [0; 4].into() } else { [0; 16].into() };
     let inside = FrontendKey { addr: any, port: PORT, proto: TCP, scope: SCOPE_INTERNAL };
     let outside = FrontendKey { scope: SCOPE_EXTERNAL, ..inside };
     let base = ServiceEntry { id: ID, slot_base: ID * 16, kind: KIND_NODE_PORT, ..ServiceEntry::default() };
-    rig.write(&[
+    harness.write(&[
         Write::Service(outside, ServiceEntry { tag: outside.tag(), flags: SERVICE_DROP_WHEN_EMPTY, ..base }),
         Write::Service(
             inside,
             ServiceEntry { tag: inside.tag(), slot_count: 1, flags: SERVICE_SCOPED, ..base },
         ),
     ]);
-    let packet = Packet::tcp(SYN, family.client(1, 40_000), dialled);
-    assert_eq!(comes_in(rig, &packet).verdict, DROP);
-    assert_eq!(rig.refusals(), [(ID, Reason::NoLocalEndpoint, 1)]);
-    let seen = rig.run(Hook::Ingress, &packet.bytes());
+    let packet = Packet::tcp(SYN, family.client(1, 40_000), orig_dst);
+    assert_eq!(comes_in(harness, &packet).verdict, DROP);
+    assert_eq!(harness.refusals(), [(ID, Reason::NoLocalEndpoint, 1)]);
+    let seen = harness.run(Hook::Ingress, &packet.bytes());
     assert_eq!((seen.verdict, seen.packet), (NEXT, packet.to(family.pod(1, 8080)).bytes()));
-    forget(rig);
+    forget(harness);
 }
 
-fn source_ranges(family: Family, rig: &mut Rig) {
-    know(family, rig);
+fn source_ranges(family: Family, harness: &mut Harness) {
+    know(family, harness);
     let (frontend, pod) = (family.frontend(1, 80), family.pod(1, 8080));
     let mut service = Service::new(ID, TCP, frontend, &[pod]);
     service.flags = SERVICE_SOURCE_RANGES;
-    rig.serve(&[service]);
+    harness.serve(&[service]);
     let allowed = family.client(1, 40_000);
     let other = ID + 1;
     match allowed.ip() {
         IpAddr::V4(ip) => {
             let key = |service, addr| Key::new(SERVICE_BITS + 32, SourceRangeKey { service, addr });
-            let mut map = trie(rig, names::SRC_RANGES);
+            let mut map = trie(harness, names::SRC_RANGES);
             map.insert(&key(ID, ip.octets()), 1, 0).unwrap();
             map.insert(&Key::new(SERVICE_BITS, SourceRangeKey { service: other, addr: [0; 4] }), 1, 0)
                 .unwrap();
         }
         IpAddr::V6(ip) => {
             let key = |service, addr| Key::new(SERVICE_BITS + 128, SourceRangeKey { service, addr });
-            let mut map = trie(rig, names::SRC_RANGES6);
+            let mut map = trie(harness, names::SRC_RANGES6);
             map.insert(&key(ID, ip.octets()), 1, 0).unwrap();
             map.insert(&Key::new(SERVICE_BITS, SourceRangeKey { service: other, addr: [0; 16] }), 1, 0)
                 .unwrap();
         }
     }
     let packet = Packet::tcp(SYN, allowed, frontend);
-    assert_eq!(rig.run(Hook::Ingress, &packet.bytes()).packet, packet.to(pod).bytes());
+    assert_eq!(harness.run(Hook::Ingress, &packet.bytes()).packet, packet.to(pod).bytes());
     let refused = packet.from(family.client(2, 40_000));
     assert_eq!(
-        rig.run(Hook::Ingress, &refused.bytes()).verdict,
+        harness.run(Hook::Ingress, &refused.bytes()).verdict,
         DROP,
         "the range of another Service is not ours"
     );
-    assert_eq!(rig.refusals(), [(ID, Reason::SourceNotAllowed, 1)]);
-    forget(rig);
+    assert_eq!(harness.refusals(), [(ID, Reason::SourceNotAllowed, 1)]);
+    forget(harness);
 }
 
-fn nothing_there(family: Family, rig: &mut Rig) {
-    know(family, rig);
+fn nothing_there(family: Family, harness: &mut Harness) {
+    know(family, harness);
     let frontend = family.frontend(1, 80);
-    rig.serve(&[Service::new(ID, TCP, frontend, &[family.pod(1, 8080)])]);
+    harness.serve(&[Service::new(ID, TCP, frontend, &[family.pod(1, 8080)])]);
     let key = FrontendKey { addr: frontend.ip(), port: 0, proto: 0, scope: SCOPE_INTERNAL };
     let entry = ServiceEntry { tag: key.tag(), kind: KIND_ADDRESS, ..ServiceEntry::default() };
-    rig.write(&[Write::Service(key, entry)]);
+    harness.write(&[Write::Service(key, entry)]);
     let packet = Packet::tcp(SYN, family.client(1, 40_000), family.frontend(1, 81));
-    let seen = rig.run(Hook::Ingress, &packet.bytes());
+    let seen = harness.run(Hook::Ingress, &packet.bytes());
     assert_eq!((seen.verdict, seen.packet), (REDIRECT, packet.unreachable(usize::MAX)));
-    assert_eq!(rig.run(Hook::Ingress, &packet.to(family.frontend(2, 80)).bytes()).verdict, DROP);
-    assert_eq!(rig.reasons(), [(Reason::UnallocatedAddress, 1), (Reason::UndefinedPort, 1)]);
-    rig.write(&[Write::NoService(key)]);
-    forget(rig);
+    assert_eq!(harness.run(Hook::Ingress, &packet.to(family.frontend(2, 80)).bytes()).verdict, DROP);
+    assert_eq!(harness.reasons(), [(Reason::UnallocatedAddress, 1), (Reason::UndefinedPort, 1)]);
+    harness.write(&[Write::NoService(key)]);
+    forget(harness);
 }
 
 /// Without the setting a packet in the middle of a connection begins a flow, as after a restart of the machine's
 /// tables; with it the packet is left to netfilter, unless a flow is known.
-fn old(family: Family, rig: &mut Rig) {
-    know(family, rig);
+fn old(family: Family, harness: &mut Harness) {
+    know(family, harness);
     let (frontend, pod) = (family.frontend(1, 80), family.pod(1, 8080));
-    rig.serve(&[Service::new(ID, TCP, frontend, &[pod])]);
+    harness.serve(&[Service::new(ID, TCP, frontend, &[pod])]);
     let middle = Packet::tcp(ACK, family.client(1, 40_000), frontend);
-    let seen = rig.run(Hook::Ingress, &middle.bytes());
+    let seen = harness.run(Hook::Ingress, &middle.bytes());
     assert_eq!((seen.verdict, ends(&seen.packet).1), (NEXT, pod));
 
-    let flags = rig.configure(|config| config.flags |= CONFIG_OTHER_PROXY).flags;
+    let flags = harness.configure(|config| config.flags |= CONFIG_OTHER_PROXY).flags;
     let unknown = Packet::tcp(ACK, family.client(1, 40_001), frontend);
-    let seen = rig.run(Hook::Ingress, &unknown.bytes());
+    let seen = harness.run(Hook::Ingress, &unknown.bytes());
     assert_eq!((seen.verdict, ends(&seen.packet).1), (NEXT, frontend), "it is translated");
     let nowhere = unknown.to(family.frontend(1, 81));
-    assert_eq!(rig.run(Hook::Ingress, &nowhere.bytes()).verdict, NEXT, "it is refused");
-    let seen = rig.run(Hook::Ingress, &middle.bytes());
+    assert_eq!(harness.run(Hook::Ingress, &nowhere.bytes()).verdict, NEXT, "it is refused");
+    let seen = harness.run(Hook::Ingress, &middle.bytes());
     assert_eq!(ends(&seen.packet).1, pod, "a known flow is left");
     let begins = Packet::tcp(SYN, family.client(1, 40_002), frontend);
-    let seen = rig.run(Hook::Ingress, &begins.bytes());
+    let seen = harness.run(Hook::Ingress, &begins.bytes());
     assert_eq!(ends(&seen.packet).1, pod, "a new connection is left");
     let message = Packet::udp(family.client(1, 40_003), frontend);
-    rig.serve(&[Service::new(ID + 1, UDP, frontend, &[pod])]);
-    assert_eq!(ends(&rig.run(Hook::Ingress, &message.bytes()).packet).1, pod, "UDP begins nothing");
-    rig.configure(|config| config.flags = flags);
-    forget(rig);
+    harness.serve(&[Service::new(ID + 1, UDP, frontend, &[pod])]);
+    assert_eq!(ends(&harness.run(Hook::Ingress, &message.bytes()).packet).1, pod, "UDP begins nothing");
+    harness.configure(|config| config.flags = flags);
+    forget(harness);
 }
 
-fn affinity(family: Family, rig: &mut Rig) {
-    know(family, rig);
+fn affinity(family: Family, harness: &mut Harness) {
+    know(family, harness);
     let pods: Vec<_> = (1..=8).map(|n| (family.pod(n, 8080), BACKEND_IN_CLUSTER | BACKEND_LOCAL)).collect();
-    let dialled = node_port(family, rig, TCP, &pods);
-    let any: IpAddr = if dialled.is_ipv4() { [0; 4].into() } else { [0; 16].into() };
+    let orig_dst = node_port(family, harness, TCP, &pods);
+    let any: IpAddr = if orig_dst.is_ipv4() { [0; 4].into() } else { [0; 16].into() };
     let key = FrontendKey { addr: any, port: PORT, proto: TCP, scope: SCOPE_INTERNAL };
     let entry = ServiceEntry {
         tag: key.tag(),
@@ -368,43 +368,43 @@ fn affinity(family: Family, rig: &mut Rig) {
         kind: KIND_NODE_PORT,
         ..ServiceEntry::default()
     };
-    rig.write(&[Write::Service(key, entry)]);
+    harness.write(&[Write::Service(key, entry)]);
     let mut port = 2000;
-    let mut connect = |rig: &mut Rig| {
+    let mut connect = |harness: &mut Harness| {
         port += 1;
-        let seen = comes_in(rig, &Packet::tcp(SYN, family.client(1, port), dialled));
+        let seen = comes_in(harness, &Packet::tcp(SYN, family.client(1, port), orig_dst));
         assert_eq!(seen.verdict, NEXT);
         ends(&seen.packet).1
     };
-    let first = connect(rig);
-    assert!((0..30).all(|_| connect(rig) == first), "seven of eight would go elsewhere");
+    let first = connect(harness);
+    assert!((0..30).all(|_| connect(harness) == first), "seven of eight would go elsewhere");
     // The endpoint leaves: another one is chosen, and kept.
     let at = pods.iter().position(|(pod, _)| *pod == first).unwrap();
     let id = ID * 16 + at as u32;
-    let table = if dialled.is_ipv4() { Table::Backends } else { Table::Backends6 };
-    rig.write(&[Write::NoBackend(id, table)]);
-    let second = connect(rig);
+    let table = if orig_dst.is_ipv4() { Table::Backends } else { Table::Backends6 };
+    harness.write(&[Write::NoBackend(id, table)]);
+    let second = connect(harness);
     assert_ne!(second, first);
-    assert!((0..30).all(|_| connect(rig) == second));
+    assert!((0..30).all(|_| connect(harness) == second));
     // It comes back after its time: it may go anywhere.
-    let late = rig.now().wrapping_sub(10 * HZ + HZ / 10);
+    let late = harness.now().wrapping_sub(10 * HZ + HZ / 10);
     let stayed = (0..40).filter(|_| {
         match family.client(1, 0).ip() {
-            IpAddr::V4(ip) => last_used(rig, names::AFFINITY, ip.octets(), late),
-            IpAddr::V6(ip) => last_used(rig, names::AFFINITY6, ip.octets(), late),
+            IpAddr::V4(ip) => last_used(harness, names::AFFINITY, ip.octets(), late),
+            IpAddr::V6(ip) => last_used(harness, names::AFFINITY6, ip.octets(), late),
         }
-        connect(rig) == second
+        connect(harness) == second
     });
     assert!(stayed.count() < 30, "an affinity that is over holds on");
-    forget(rig);
+    forget(harness);
 }
 
 /// As if the client had been away since then.
-fn last_used<A: Address>(rig: &Rig, name: &str, client: A, when: u32)
+fn last_used<A: Address>(harness: &Harness, name: &str, client: A, when: u32)
 where
     AffinityKey<A>: aya::Pod,
 {
-    let map = aya::maps::Map::LruHashMap(rig.map(name));
+    let map = aya::maps::Map::LruHashMap(harness.map(name));
     let mut map: HashMap<_, AffinityKey<A>, AffinityEntry> = map.try_into().unwrap();
     let key = AffinityKey { client, service: ID };
     let entry = map.get(&key, 0).unwrap();
@@ -412,158 +412,159 @@ where
 }
 
 /// A connection that is established; gives its source.
-fn established(rig: &mut Rig, syn: &Packet, pod: SocketAddr) -> SocketAddr {
-    let source = goes_on(rig, syn, pod);
-    comes_in(rig, &Packet { seq: 100, ack: syn.seq + 1, ..Packet::tcp(SYN | ACK, pod, source) });
+fn established(harness: &mut Harness, syn: &Packet, pod: SocketAddr) -> SocketAddr {
+    let source = goes_on(harness, syn, pod);
+    comes_in(harness, &Packet { seq: 100, ack: syn.seq + 1, ..Packet::tcp(SYN | ACK, pod, source) });
     let last = Packet { flags: ACK, seq: syn.seq + 1, ack: 101, ..syn.clone() };
-    assert_eq!(goes_on(rig, &last, pod), source);
+    assert_eq!(goes_on(harness, &last, pod), source);
     source
 }
 
-fn exhausted(family: Family, rig: &mut Rig) {
-    know(family, rig);
+fn exhausted(family: Family, harness: &mut Harness) {
+    know(family, harness);
     let (pod, other) = (family.pod(1, 8080), family.pod(2, 8080));
-    let dialled = node_port(family, rig, TCP, &[(pod, 0)]);
-    ports(rig, (61_000, 61_001));
-    let packet = |n| Packet::tcp(SYN, family.client(n, 40_000), dialled);
-    let sources = [1, 2].map(|n| established(rig, &packet(n), pod));
+    let orig_dst = node_port(family, harness, TCP, &[(pod, 0)]);
+    ports(harness, (61_000, 61_001));
+    let packet = |n| Packet::tcp(SYN, family.client(n, 40_000), orig_dst);
+    let sources = [1, 2].map(|n| established(harness, &packet(n), pod));
     assert_ne!(sources[0], sources[1]);
-    assert_eq!(comes_in(rig, &packet(3)).verdict, DROP);
-    assert_eq!(rig.refusals(), [(ID, Reason::SnatPortsExhausted, 1)]);
+    assert_eq!(comes_in(harness, &packet(3)).verdict, DROP);
+    assert_eq!(harness.refusals(), [(ID, Reason::SnatPortsExhausted, 1)]);
     // Another backend has ports of its own.
-    node_port(family, rig, TCP, &[(other, 0)]);
-    assert!(sources.contains(&goes_on(rig, &packet(4), other)));
-    forget(rig);
+    node_port(family, harness, TCP, &[(other, 0)]);
+    assert!(sources.contains(&goes_on(harness, &packet(4), other)));
+    forget(harness);
 }
 
 /// Forged SYNs do not keep the ports from other clients, and take none from a connection that is established.
-fn flooded(family: Family, rig: &mut Rig) {
-    know(family, rig);
+fn flooded(family: Family, harness: &mut Harness) {
+    know(family, harness);
     let pod = family.pod(1, 8080);
-    let dialled = node_port(family, rig, TCP, &[(pod, 0)]);
-    ports(rig, (61_000, 61_003));
-    let packet = |n| Packet::tcp(SYN, family.client(n, 40_000), dialled);
-    let own = established(rig, &packet(1), pod);
+    let orig_dst = node_port(family, harness, TCP, &[(pod, 0)]);
+    ports(harness, (61_000, 61_003));
+    let packet = |n| Packet::tcp(SYN, family.client(n, 40_000), orig_dst);
+    let own = established(harness, &packet(1), pod);
     for n in 2..40 {
-        assert_ne!(goes_on(rig, &packet(n), pod), own, "{n}");
+        assert_ne!(goes_on(harness, &packet(n), pod), own, "{n}");
     }
-    let last = established(rig, &packet(40), pod);
+    let last = established(harness, &packet(40), pod);
     for n in 41..80 {
-        assert!(![own, last].contains(&goes_on(rig, &packet(n), pod)), "{n}");
+        assert!(![own, last].contains(&goes_on(harness, &packet(n), pod)), "{n}");
     }
-    assert_eq!(rig.refusals(), []);
-    forget(rig);
+    assert_eq!(harness.refusals(), []);
+    forget(harness);
 }
 
 /// A connection that its backend closes first, and that the client closes then: its source port, which is to rest.
-fn closed(rig: &mut Rig, first: Packet, pod: SocketAddr) -> SocketAddr {
-    let source = goes_on(rig, &first, pod);
+fn closed(harness: &mut Harness, first: Packet, pod: SocketAddr) -> SocketAddr {
+    let source = goes_on(harness, &first, pod);
     for flags in [SYN | ACK, FIN | ACK] {
-        comes_in(rig, &Packet::tcp(flags, pod, source));
+        comes_in(harness, &Packet::tcp(flags, pod, source));
     }
     let last = Packet { flags: FIN | ACK, ..first };
-    assert_eq!(goes_on(rig, &last, pod), source);
+    assert_eq!(goes_on(harness, &last, pod), source);
     source
 }
 
 /// A backend that closed first is in `TIME_WAIT`: another client's SYN from the same port would not be taken for one.
-fn rested(family: Family, rig: &mut Rig) {
-    know(family, rig);
+fn rested(family: Family, harness: &mut Harness) {
+    know(family, harness);
     let pod = family.pod(1, 8080);
-    let dialled = node_port(family, rig, TCP, &[(pod, 0)]);
-    ports(rig, (61_000, 61_001));
+    let orig_dst = node_port(family, harness, TCP, &[(pod, 0)]);
+    ports(harness, (61_000, 61_001));
     // One port of theirs: one first choice of ours.
-    let syn = |n| Packet::tcp(SYN, family.client(n, 40_000), dialled);
-    let first = closed(rig, syn(1), pod);
-    let second = goes_on(rig, &syn(2), pod);
+    let syn = |n| Packet::tcp(SYN, family.client(n, 40_000), orig_dst);
+    let first = closed(harness, syn(1), pod);
+    let second = goes_on(harness, &syn(2), pod);
     assert_ne!(second, first, "the port rests");
     // With no other left, it is better than none.
-    assert_eq!(goes_on(rig, &syn(3), pod), first);
+    assert_eq!(goes_on(harness, &syn(3), pod), first);
     // A connection that was reset leaves no flow.
-    comes_in(rig, &Packet::tcp(RST | ACK, pod, first));
-    assert_eq!(goes_on(rig, &syn(4), pod), first);
-    assert_eq!(rig.refusals(), []);
-    forget(rig);
+    comes_in(harness, &Packet::tcp(RST | ACK, pod, first));
+    assert_eq!(goes_on(harness, &syn(4), pod), first);
+    assert_eq!(harness.refusals(), []);
+    forget(harness);
 }
 
 /// The client whose connection it was may use its own port again, before its flow is expired and after that. The source
 /// port towards the backend rests all the same: for that client, and for the next one.
-fn rested_meanwhile(family: Family, rig: &mut Rig) {
-    know(family, rig);
-    ports(rig, (61_000, 61_001));
+fn rested_meanwhile(family: Family, harness: &mut Harness) {
+    know(family, harness);
+    ports(harness, (61_000, 61_001));
     for (is_expired, pod) in [(false, family.pod(1, 8080)), (true, family.pod(1, 8081))] {
-        let dialled = node_port(family, rig, TCP, &[(pod, 0)]);
-        let syn = |n| Packet::tcp(SYN, family.client(n, 40_000), dialled);
-        let first = closed(rig, syn(1), pod);
-        let lifetime = rig.configure(|config| config.tcp_time_wait *= u32::from(!is_expired)).tcp_time_wait;
+        let orig_dst = node_port(family, harness, TCP, &[(pod, 0)]);
+        let syn = |n| Packet::tcp(SYN, family.client(n, 40_000), orig_dst);
+        let first = closed(harness, syn(1), pod);
+        let lifetime =
+            harness.configure(|config| config.tcp_time_wait *= u32::from(!is_expired)).tcp_time_wait;
         // Some jiffies, for the timeout of none.
         std::thread::sleep(std::time::Duration::from_millis(30));
         for client in [1, 2] {
-            let second = goes_on(rig, &syn(client), pod);
+            let second = goes_on(harness, &syn(client), pod);
             assert_ne!(second, first, "the port rests, client {client}, expired: {is_expired}");
             // This one leaves no flow, and its port is free for the next client.
-            comes_in(rig, &Packet::tcp(RST | ACK, pod, second));
+            comes_in(harness, &Packet::tcp(RST | ACK, pod, second));
         }
-        rig.configure(|config| config.tcp_time_wait = lifetime);
+        harness.configure(|config| config.tcp_time_wait = lifetime);
     }
-    assert_eq!(rig.refusals(), []);
-    forget(rig);
+    assert_eq!(harness.refusals(), []);
+    forget(harness);
 }
 
-fn limits(family: Family, rig: &mut Rig) {
-    know(family, rig);
+fn limits(family: Family, harness: &mut Harness) {
+    know(family, harness);
     let pod = family.pod(1, 8080);
-    let dialled = node_port(family, rig, UDP, &[(pod, 0)]);
-    let packet = Packet::udp(family.client(1, 40_000), dialled);
-    goes_on(rig, &packet, pod);
+    let orig_dst = node_port(family, harness, UDP, &[(pod, 0)]);
+    let packet = Packet::udp(family.client(1, 40_000), orig_dst);
+    goes_on(harness, &packet, pod);
     let mut old = packet.bytes();
-    old[ETHERNET + if dialled.is_ipv4() { 8 } else { 7 }] = 1;
+    old[ETHERNET + if orig_dst.is_ipv4() { 8 } else { 7 }] = 1;
     correct(&mut old);
-    assert_eq!(rig.run_on(Hook::Ingress, &old, Some(uplink())).verdict, DROP);
+    assert_eq!(harness.run_on(Hook::Ingress, &old, Some(uplink())).verdict, DROP);
     let big = packet.payload(1500);
-    let seen = comes_in(rig, &big);
+    let seen = comes_in(harness, &big);
     assert_eq!(seen.verdict, REDIRECT);
     verify(&seen.packet).unwrap();
-    let (icmp, told) = if dialled.is_ipv4() {
+    let (icmp, told) = if orig_dst.is_ipv4() {
         let icmp = &seen.packet[ETHERNET + 20..];
         (&icmp[..2], u32::from(u16::from_be_bytes([icmp[6], icmp[7]])))
     } else {
         let icmp = &seen.packet[ETHERNET + 40..];
         (&icmp[..2], u32::from_be_bytes([icmp[4], icmp[5], icmp[6], icmp[7]]))
     };
-    let kind = if dialled.is_ipv4() { [3, 4] } else { [2, 0] };
+    let kind = if orig_dst.is_ipv4() { [3, 4] } else { [2, 0] };
     assert_eq!((icmp, told), (&kind[..], 1400));
     let nowhere = match family {
         Family::V4 => "10.3.0.1:8080".parse().unwrap(),
         Family::V6 => "[fd00:3::1]:8080".parse().unwrap(),
     };
-    node_port(family, rig, TCP, &[(nowhere, 0)]);
-    assert_eq!(comes_in(rig, &Packet::tcp(SYN, family.client(1, 40_001), dialled)).verdict, DROP);
+    node_port(family, harness, TCP, &[(nowhere, 0)]);
+    assert_eq!(comes_in(harness, &Packet::tcp(SYN, family.client(1, 40_001), orig_dst)).verdict, DROP);
     let counted = [(Reason::NoRoute, 1), (Reason::TtlExceeded, 1), (Reason::PacketTooBig, 1)];
-    assert_eq!(rig.reasons(), counted);
-    forget(rig);
+    assert_eq!(harness.reasons(), counted);
+    forget(harness);
 }
 
 /// A way is remembered for a tick of the clock, and no longer.
-fn changed(family: Family, rig: &mut Rig) {
+fn changed(family: Family, harness: &mut Harness) {
     // All packets share the routes.
     static ALONE: Mutex<()> = Mutex::new(());
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    know(family, rig);
+    know(family, harness);
     let pod = family.pod(9, 8080);
-    let dialled = node_port(family, rig, UDP, &[(pod, 0)]);
-    let packet = Packet::new(UDP, family.client(1, 40_000), dialled);
+    let orig_dst = node_port(family, harness, UDP, &[(pod, 0)]);
+    let packet = Packet::new(UDP, family.client(1, 40_000), orig_dst);
     for _ in 0..3 {
-        assert_eq!(goes_on(rig, &packet, pod).ip(), node_addr(family));
+        assert_eq!(goes_on(harness, &packet, pod).ip(), node_addr(family));
     }
     let elsewhere = OtherWay::of(pod.ip());
     // Two ticks, of the slowest clock that kernels have.
     std::thread::sleep(std::time::Duration::from_millis(20));
-    let seen = comes_in(rig, &packet);
+    let seen = comes_in(harness, &packet);
     assert_eq!((seen.verdict, &seen.packet[..6]), (REDIRECT, &OtherWay::MAC[..]));
     drop(elsewhere);
     std::thread::sleep(std::time::Duration::from_millis(20));
-    goes_on(rig, &packet, pod);
-    assert_eq!(rig.reasons(), []);
-    forget(rig);
+    goes_on(harness, &packet, pod);
+    assert_eq!(harness.reasons(), []);
+    forget(harness);
 }

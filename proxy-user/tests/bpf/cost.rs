@@ -5,7 +5,7 @@ use std::path::Path;
 use libtest_mimic::Trial;
 use proxy_common::map_names::CALLED;
 
-use crate::rig::{Hook, Rig};
+use crate::harness::{Harness, Hook};
 
 /// Instructions that the verifier may walk through; the kernel's own limit is a million.
 const LIMIT: u32 = 100_000;
@@ -16,14 +16,14 @@ const EARLY_LIMIT: u32 = 80_000;
 pub fn trial(bpffs: &Path) -> Trial {
     let bpffs = bpffs.to_owned();
     Trial::test("the verifier is done soon", move || {
-        let rig = Rig::new(&bpffs, 64);
+        let harness = Harness::new(&bpffs, 64);
         for name in [Hook::Ingress, Hook::Egress].map(Hook::program).into_iter().chain(CALLED) {
-            let info = rig.program(name).info().unwrap();
+            let info = harness.program(name).info().unwrap();
             let verified = info.verified_instruction_count().expect("Linux 5.16 tells");
             println!("{name}: {verified} instructions verified, at most {LIMIT}");
             assert!(verified <= LIMIT, "{name}: {verified}");
         }
-        let info = rig.early_program("xdp_ingress").info().unwrap();
+        let info = harness.early_program("xdp_ingress").info().unwrap();
         let verified = info.verified_instruction_count().expect("Linux 5.16 tells");
         println!("xdp_ingress: {verified} instructions verified, at most {EARLY_LIMIT}");
         assert!(verified <= EARLY_LIMIT, "xdp_ingress: {verified}");

@@ -18,9 +18,9 @@ use proxy_user::plan::maglev::{Member, length, packed, signature};
 
 use crate::Scenario;
 use crate::beyond::{by_gateway, forget};
+use crate::harness::{DROP, Family, Harness, Hook, NEXT, REDIRECT, Seen, Service};
 use crate::node::{know, node_addr, uplink};
 use crate::packet::{ACK, ETHERNET, FIN, Packet, SCTP, SYN, TCP, UDP, ends};
-use crate::rig::{DROP, Family, Hook, NEXT, REDIRECT, Rig, Seen, Service};
 
 pub const SCENARIOS: [Scenario; 6] = [
     Scenario { name: "packets of clients outside are encapsulated", flows: 256, test: encapsulated },
@@ -48,15 +48,15 @@ fn family_of(addr: IpAddr) -> Family {
 }
 
 /// Says what an address is.
-fn tell(rig: &Rig, addr: IpAddr, bits: u32) {
+fn tell(harness: &Harness, addr: IpAddr, bits: u32) {
     match addr {
         IpAddr::V4(addr) => {
-            let map = aya::maps::Map::HashMap(rig.map(names::NODE_ADDRS));
+            let map = aya::maps::Map::HashMap(harness.map(names::NODE_ADDRS));
             let mut map: HashMap<MapData, [u8; 4], u32> = map.try_into().unwrap();
             map.insert(addr.octets(), bits, 0).unwrap();
         }
         IpAddr::V6(addr) => {
-            let map = aya::maps::Map::HashMap(rig.map(names::NODE_ADDRS6));
+            let map = aya::maps::Map::HashMap(harness.map(names::NODE_ADDRS6));
             let mut map: HashMap<MapData, [u8; 16], u32> = map.try_into().unwrap();
             map.insert(addr.octets(), bits, 0).unwrap();
         }
@@ -64,31 +64,31 @@ fn tell(rig: &Rig, addr: IpAddr, bits: u32) {
 }
 
 /// A node that knows another one, whose address is of the family `outer`.
-fn begin(family: Family, outer: Family, rig: &mut Rig) {
+fn begin(family: Family, outer: Family, harness: &mut Harness) {
     for known in [family, outer] {
-        know(known, rig);
-        tell(rig, node_addr(known), NODE_ADDR_PORTS | NODE_ADDR_OWN | NODE_ADDR_INTERNAL);
-        tell(rig, other(known), NODE_ADDR_INTERNAL);
+        know(known, harness);
+        tell(harness, node_addr(known), NODE_ADDR_PORTS | NODE_ADDR_OWN | NODE_ADDR_INTERNAL);
+        tell(harness, other(known), NODE_ADDR_INTERNAL);
     }
-    rig.configure(|config| config.flags |= CONFIG_DSR);
+    harness.configure(|config| config.flags |= CONFIG_DSR);
     let row = TunnelRow { addr: other(outer), source: node_addr(outer) };
-    rig.write(&[Write::Tunnel(NUMBER, Some(row))]);
+    harness.write(&[Write::Tunnel(NUMBER, Some(row))]);
 }
 
 /// Forgets it again, for the next test on this rig.
-fn end(rig: &mut Rig) {
-    rig.write(&[Write::Tunnel(NUMBER, None)]);
-    rig.configure(|config| config.flags &= !CONFIG_DSR);
+fn end(harness: &mut Harness) {
+    harness.write(&[Write::Tunnel(NUMBER, None)]);
+    harness.configure(|config| config.flags &= !CONFIG_DSR);
     for family in Family::BOTH {
-        tell(rig, node_addr(family), NODE_ADDR_PORTS);
+        tell(harness, node_addr(family), NODE_ADDR_PORTS);
     }
-    forget(rig);
+    forget(harness);
 }
 
 /// A load balancer's address with one endpoint, which has these flags.
-fn serve(family: Family, rig: &mut Rig, proto: u8, flags: u32) -> (SocketAddr, SocketAddr) {
-    let (dialled, pod) = (family.frontend(3, 80), family.pod(1, 8080));
-    let service = Service { flags: SERVICE_DSR, ..Service::new(ID, proto, dialled, &[pod]) };
+fn serve(family: Family, harness: &mut Harness, proto: u8, flags: u32) -> (SocketAddr, SocketAddr) {
+    let (orig_dst, pod) = (family.frontend(3, 80), family.pod(1, 8080));
+    let service = Service { flags: SERVICE_DSR, ..Service::new(ID, proto, orig_dst, &[pod]) };
     let mut writes = service.writes();
     for write in &mut writes {
         match write {
@@ -97,8 +97,8 @@ fn serve(family: Family, rig: &mut Rig, proto: u8, flags: u32) -> (SocketAddr, S
             _ => {}
         }
     }
-    rig.write(&writes);
-    (dialled, pod)
+    harness.write(&writes);
+    (orig_dst, pod)
 }
 
 fn tag(pod: SocketAddr) -> [u8; 2] {
@@ -143,24 +143,24 @@ fn wrapped_with(frame: &[u8], src: IpAddr, dst: IpAddr, [t0, t1]: [u8; 2], hops:
     bytes
 }
 
-fn comes_in(rig: &mut Rig, bytes: &[u8]) -> Seen {
-    rig.run_on(Hook::Ingress, bytes, Some(uplink()))
+fn comes_in(harness: &mut Harness, bytes: &[u8]) -> Seen {
+    harness.run_on(Hook::Ingress, bytes, Some(uplink()))
 }
 
-fn encapsulated(family: Family, rig: &mut Rig) {
+fn encapsulated(family: Family, harness: &mut Harness) {
     for outer in Family::BOTH {
-        begin(family, outer, rig);
+        begin(family, outer, harness);
         for proto in [TCP, UDP] {
-            let (dialled, pod) = serve(family, rig, proto, NUMBER << BACKEND_TUNNEL_SHIFT);
+            let (orig_dst, pod) = serve(family, harness, proto, NUMBER << BACKEND_TUNNEL_SHIFT);
             let client = family.client(1, 40_000);
             let segments = if proto == TCP { vec![SYN, ACK, ACK, ACK | FIN] } else { vec![0, 0] };
             for flags in segments {
-                let packet = Packet { flags, ..Packet::new(proto, client, dialled) };
-                let seen = comes_in(rig, &packet.bytes());
-                assert_eq!(seen.verdict, REDIRECT, "{packet:?}: {:?}", rig.reasons());
+                let packet = Packet { flags, ..Packet::new(proto, client, orig_dst) };
+                let seen = comes_in(harness, &packet.bytes());
+                assert_eq!(seen.verdict, REDIRECT, "{packet:?}: {:?}", harness.reasons());
                 let inner = by_gateway(packet.bytes());
                 assert_eq!(seen.packet, wrapped(&inner, node_addr(outer), other(outer), tag(pod)));
-                let flow = rig.flow(family);
+                let flow = harness.flow(family);
                 assert_eq!((flow.backend, flow.source, tunnel_of(flow.state)), (pod, client, NUMBER));
                 assert_eq!(flow.state & (STATE_DSR | STATE_SNAT | ASSURED), STATE_DSR, "{:x}", flow.state);
                 let replied = if flags & (ACK | SYN) == ACK { SEEN_REPLY } else { 0 };
@@ -168,52 +168,55 @@ fn encapsulated(family: Family, rig: &mut Rig) {
                 let fins = if flags & FIN == 0 { 0 } else { FIN_CLIENT | FIN_BACKEND };
                 assert_eq!(flow.state & (FIN_CLIENT | FIN_BACKEND), fins, "a FIN stands for both");
             }
-            rig.forget_flows();
+            harness.forget_flows();
         }
-        assert_eq!(rig.reasons(), []);
+        assert_eq!(harness.reasons(), []);
         // A node that is gone.
-        let (dialled, _) = serve(family, rig, TCP, (NUMBER + 1) << BACKEND_TUNNEL_SHIFT);
-        let syn = Packet::tcp(SYN, family.client(1, 40_000), dialled);
-        assert_eq!(comes_in(rig, &syn.bytes()).verdict, DROP);
-        assert_eq!(rig.reasons(), [(Reason::NoRoute, 1)]);
-        rig.forget_flows();
-        rig.zero_reasons();
-        end(rig);
+        let (orig_dst, _) = serve(family, harness, TCP, (NUMBER + 1) << BACKEND_TUNNEL_SHIFT);
+        let syn = Packet::tcp(SYN, family.client(1, 40_000), orig_dst);
+        assert_eq!(comes_in(harness, &syn.bytes()).verdict, DROP);
+        assert_eq!(harness.reasons(), [(Reason::NoRoute, 1)]);
+        harness.forget_flows();
+        harness.zero_reasons();
+        end(harness);
     }
 }
 
 /// These go on under the node's address, as without DSR.
-fn others(family: Family, rig: &mut Rig) {
-    begin(family, family, rig);
+fn others(family: Family, harness: &mut Harness) {
+    begin(family, family, harness);
     let client = family.client(1, 40_000);
-    let is_snat = |rig: &mut Rig, client: SocketAddr, dialled, pod, proto| {
-        let packet = Packet { flags: SYN, ..Packet::new(proto, client, dialled) };
-        let seen = comes_in(rig, &packet.bytes());
-        assert_eq!((seen.verdict, rig.reasons()), (REDIRECT, vec![]));
+    let is_snat = |harness: &mut Harness, client: SocketAddr, orig_dst, pod, proto| {
+        let packet = Packet { flags: SYN, ..Packet::new(proto, client, orig_dst) };
+        let seen = comes_in(harness, &packet.bytes());
+        assert_eq!((seen.verdict, harness.reasons()), (REDIRECT, vec![]));
         let (source, to) = ends(&seen.packet);
         assert_eq!((source.ip(), to), (node_addr(family), pod));
-        rig.forget_flows();
+        harness.forget_flows();
     };
     // A node without a number, a protocol whose checksum covers the whole packet, and a client that is a node.
-    let (dialled, pod) = serve(family, rig, TCP, 0);
-    is_snat(rig, client, dialled, pod, TCP);
-    let (dialled, pod) = serve(family, rig, SCTP, NUMBER << BACKEND_TUNNEL_SHIFT);
-    is_snat(rig, client, dialled, pod, SCTP);
-    let (dialled, pod) = serve(family, rig, TCP, NUMBER << BACKEND_TUNNEL_SHIFT);
-    is_snat(rig, SocketAddr::new(other(family), 40_000), dialled, pod, TCP);
-    end(rig);
+    let (orig_dst, pod) = serve(family, harness, TCP, 0);
+    is_snat(harness, client, orig_dst, pod, TCP);
+    let (orig_dst, pod) = serve(family, harness, SCTP, NUMBER << BACKEND_TUNNEL_SHIFT);
+    is_snat(harness, client, orig_dst, pod, SCTP);
+    let (orig_dst, pod) = serve(family, harness, TCP, NUMBER << BACKEND_TUNNEL_SHIFT);
+    is_snat(harness, SocketAddr::new(other(family), 40_000), orig_dst, pod, TCP);
+    end(harness);
 }
 
-fn too_big(family: Family, rig: &mut Rig) {
+fn too_big(family: Family, harness: &mut Harness) {
     for (outer, header) in [(Family::V4, 20), (Family::V6, 40)] {
-        begin(family, outer, rig);
-        let (dialled, _) = serve(family, rig, UDP, NUMBER << BACKEND_TUNNEL_SHIFT);
-        let packet = Packet::udp(family.client(1, 40_000), dialled);
+        begin(family, outer, harness);
+        let (orig_dst, _) = serve(family, harness, UDP, NUMBER << BACKEND_TUNNEL_SHIFT);
+        let packet = Packet::udp(family.client(1, 40_000), orig_dst);
         let headers = if family == Family::V4 { 28 } else { 48 };
         // The link takes 1,400 bytes.
         let longest = 1_400 - header - headers;
-        assert_eq!(comes_in(rig, &packet.clone().payload(longest).bytes()).packet.len(), 1_400 + ETHERNET);
-        let seen = comes_in(rig, &packet.payload(longest + 1).bytes());
+        assert_eq!(
+            comes_in(harness, &packet.clone().payload(longest).bytes()).packet.len(),
+            1_400 + ETHERNET
+        );
+        let seen = comes_in(harness, &packet.payload(longest + 1).bytes());
         assert_eq!(seen.verdict, REDIRECT);
         let told = if family == Family::V4 {
             let icmp = &seen.packet[ETHERNET + 20..];
@@ -223,108 +226,108 @@ fn too_big(family: Family, rig: &mut Rig) {
             u32::from_be_bytes([icmp[4], icmp[5], icmp[6], icmp[7]])
         };
         assert_eq!(told as usize, 1_400 - header, "what is left for the packet");
-        assert_eq!(rig.reasons(), [(Reason::PacketTooBig, 1)]);
-        rig.forget_flows();
-        rig.zero_reasons();
-        end(rig);
+        assert_eq!(harness.reasons(), [(Reason::PacketTooBig, 1)]);
+        harness.forget_flows();
+        harness.zero_reasons();
+        end(harness);
     }
 }
 
-fn taken_out(family: Family, rig: &mut Rig) {
+fn taken_out(family: Family, harness: &mut Harness) {
     for outer in Family::BOTH {
-        begin(family, outer, rig);
+        begin(family, outer, harness);
         for proto in [TCP, UDP] {
-            let (dialled, pod) = serve(family, rig, proto, BACKEND_LOCAL);
+            let (orig_dst, pod) = serve(family, harness, proto, BACKEND_LOCAL);
             let client = family.client(1, 40_000);
             // In the middle of a connection too: each packet says enough.
             for flags in if proto == TCP { vec![ACK, SYN, ACK] } else { vec![0, 0] } {
-                let packet = Packet { flags, ..Packet::new(proto, client, dialled) };
+                let packet = Packet { flags, ..Packet::new(proto, client, orig_dst) };
                 let bytes = wrapped(&packet.bytes(), other(outer), node_addr(outer), tag(pod));
-                let seen = comes_in(rig, &bytes);
-                assert_eq!((seen.verdict, rig.reasons()), (NEXT, vec![]), "{packet:?}");
+                let seen = comes_in(harness, &bytes);
+                assert_eq!((seen.verdict, harness.reasons()), (NEXT, vec![]), "{packet:?}");
                 assert_eq!(seen.packet[12..], packet.to(pod).bytes()[12..]);
-                let flow = rig.flow(family);
+                let flow = harness.flow(family);
                 assert_eq!((flow.backend, flow.source, tunnel_of(flow.state)), (pod, client, 0));
                 assert_eq!(flow.state & (STATE_DSR | STATE_SNAT), STATE_DSR);
             }
             let reply = Packet { flags: ACK, ..Packet::new(proto, pod, client) };
-            let seen = rig.run(Hook::Egress, &reply.bytes());
-            assert_eq!(seen.packet, reply.from(dialled).bytes(), "straight to the client");
-            rig.forget_flows();
+            let seen = harness.run(Hook::Egress, &reply.bytes());
+            assert_eq!(seen.packet, reply.from(orig_dst).bytes(), "straight to the client");
+            harness.forget_flows();
         }
-        end(rig);
+        end(harness);
     }
 }
 
 /// The table of new connections leads to endpoint 1, the one of before to endpoint 2.
-fn second_chance(family: Family, rig: &mut Rig) {
+fn second_chance(family: Family, harness: &mut Harness) {
     let outer = family;
-    begin(family, outer, rig);
+    begin(family, outer, harness);
     let (own, node, client) = (node_addr(outer), other(outer), family.client(1, 40_000));
-    let (dialled, pods) = (family.frontend(3, 80), [family.pod(1, 8080), family.pod(2, 8080)]);
-    let ack = Packet { flags: ACK, ..Packet::tcp(SYN, client, dialled) };
-    let syn = Packet::tcp(SYN, client, dialled);
+    let (orig_dst, pods) = (family.frontend(3, 80), [family.pod(1, 8080), family.pod(2, 8080)]);
+    let ack = Packet { flags: ACK, ..Packet::tcp(SYN, client, orig_dst) };
+    let syn = Packet::tcp(SYN, client, orig_dst);
     let here = (BACKEND_LOCAL, BACKEND_ACTIVE);
     let elsewhere = (NUMBER << BACKEND_TUNNEL_SHIFT, BACKEND_ACTIVE);
     let sent = |packet: &Packet, pod, hops| wrapped_with(&packet.bytes(), node, own, tag(pod), hops);
     let goes_on = |bytes: Vec<u8>, hops| wrapped_with(&by_gateway(bytes), own, node, tag(pods[1]), hops);
 
     // The new one is here, the old one elsewhere. Who opens a connection goes to the new one, however the packet came.
-    old_and_new(rig, dialled, pods, [here, elsewhere]);
+    old_and_new(harness, orig_dst, pods, [here, elsewhere]);
     for bytes in [syn.bytes(), sent(&syn, pods[0], 60)] {
-        let seen = comes_in(rig, &bytes);
+        let seen = comes_in(harness, &bytes);
         assert_eq!((seen.verdict, ends(&seen.packet).1), (NEXT, pods[0]));
-        rig.forget_flows();
+        harness.forget_flows();
     }
     // Of what is in mid-flow and has a flow here, that decides.
-    assert_eq!(comes_in(rig, &syn.bytes()).verdict, NEXT);
-    assert_eq!(ends(&comes_in(rig, &ack.bytes()).packet).1, pods[0]);
-    rig.forget_flows();
+    assert_eq!(comes_in(harness, &syn.bytes()).verdict, NEXT);
+    assert_eq!(ends(&comes_in(harness, &ack.bytes()).packet).1, pods[0]);
+    harness.forget_flows();
     // Without one it goes to the node of the old one. A node that gets it from another one says so.
     for (connections, bytes, hops) in [(1, ack.bytes(), 64), (2, sent(&ack, pods[0], 60), 255)] {
         for _ in 0..2 {
-            let seen = comes_in(rig, &bytes);
+            let seen = comes_in(harness, &bytes);
             let counted = vec![(Reason::SecondChance, connections)];
-            assert_eq!((seen.verdict, rig.reasons()), (REDIRECT, counted), "once for each connection");
+            assert_eq!((seen.verdict, harness.reasons()), (REDIRECT, counted), "once for each connection");
             assert_eq!(seen.packet, goes_on(ack.bytes(), hops));
         }
-        assert_eq!(tunnel_of(rig.flow(family).state), NUMBER);
-        rig.forget_flows();
+        assert_eq!(tunnel_of(harness.flow(family).state), NUMBER);
+        harness.forget_flows();
     }
     // What comes by its second chance has no third one, even where a flow leads on.
     for has_flow in [false, true] {
         if has_flow {
-            assert_eq!(comes_in(rig, &ack.bytes()).verdict, REDIRECT);
+            assert_eq!(comes_in(harness, &ack.bytes()).verdict, REDIRECT);
         }
-        let seen = comes_in(rig, &sent(&ack, pods[0], 250));
+        let seen = comes_in(harness, &sent(&ack, pods[0], 250));
         assert_eq!((seen.verdict, ends(&seen.packet).1), (NEXT, pods[0]));
-        rig.forget_flows();
+        harness.forget_flows();
     }
-    assert_eq!(rig.reasons(), [(Reason::SecondChance, 3)]);
-    rig.zero_reasons();
+    assert_eq!(harness.reasons(), [(Reason::SecondChance, 3)]);
+    harness.zero_reasons();
     // The old one is here, and has left the Service: it still has its connections, but gets no new ones.
-    old_and_new(rig, dialled, pods, [elsewhere, (BACKEND_LOCAL, BACKEND_GONE)]);
+    old_and_new(harness, orig_dst, pods, [elsewhere, (BACKEND_LOCAL, BACKEND_GONE)]);
     for hops in [60, 250] {
-        let seen = comes_in(rig, &sent(&ack, pods[1], hops));
+        let seen = comes_in(harness, &sent(&ack, pods[1], hops));
         assert_eq!((seen.verdict, ends(&seen.packet).1), (NEXT, pods[1]));
-        rig.forget_flows();
+        harness.forget_flows();
     }
-    assert_eq!(comes_in(rig, &sent(&syn, pods[1], 60)).verdict, DROP);
-    assert_eq!(rig.reasons(), [(Reason::TunnelNoEndpoint, 1)]);
-    rig.zero_reasons();
+    assert_eq!(comes_in(harness, &sent(&syn, pods[1], 60)).verdict, DROP);
+    assert_eq!(harness.reasons(), [(Reason::TunnelNoEndpoint, 1)]);
+    harness.zero_reasons();
     // The drain period is over.
-    old_and_new(rig, dialled, pods, [here, elsewhere]);
+    old_and_new(harness, orig_dst, pods, [here, elsewhere]);
     let table = MaglevTable { base: 1, words: length(1), signature: 0 };
-    rig.write(&[Write::MaglevIndex(maglev::index(ID, false), table.into())]);
-    assert_eq!(ends(&comes_in(rig, &ack.bytes()).packet).1, pods[0]);
-    rig.forget_flows();
-    end(rig);
+    harness.write(&[Write::MaglevIndex(maglev::index(ID, false), table.into())]);
+    assert_eq!(ends(&comes_in(harness, &ack.bytes()).packet).1, pods[0]);
+    harness.forget_flows();
+    end(harness);
 }
 
 /// A Service by Maglev with these endpoints, which have these flags and states: the current table leads to the first one, the
 /// previous table to the second.
-fn old_and_new(rig: &mut Rig, dialled: SocketAddr, pods: [SocketAddr; 2], facts: [(u32, u8); 2]) {
-    let service = Service { flags: SERVICE_DSR, ..Service::new(ID, TCP, dialled, &pods) };
+fn old_and_new(harness: &mut Harness, orig_dst: SocketAddr, pods: [SocketAddr; 2], facts: [(u32, u8); 2]) {
+    let service = Service { flags: SERVICE_DSR, ..Service::new(ID, TCP, orig_dst, &pods) };
     let mut facts = facts.into_iter();
     let mut writes = service.writes();
     for write in &mut writes {
@@ -346,59 +349,59 @@ fn old_and_new(rig: &mut Rig, dialled: SocketAddr, pods: [SocketAddr; 2], facts:
     }
     let [current, previous] = tables;
     writes.push(Write::MaglevIndex(maglev::index(ID, false), MaglevRow { current, previous }));
-    rig.write(&writes);
+    harness.write(&writes);
 }
 
-fn refused(family: Family, rig: &mut Rig) {
-    begin(family, family, rig);
-    let (dialled, pod) = serve(family, rig, TCP, BACKEND_LOCAL);
+fn refused(family: Family, harness: &mut Harness) {
+    begin(family, family, harness);
+    let (orig_dst, pod) = serve(family, harness, TCP, BACKEND_LOCAL);
     let (own, node) = (node_addr(family), other(family));
     assert_eq!(family_of(own), family);
     let stranger = family.client(9, 0).ip();
-    let syn = Packet::tcp(SYN, family.client(1, 40_000), dialled);
+    let syn = Packet::tcp(SYN, family.client(1, 40_000), orig_dst);
     let sent = |src, packet: &Packet, tag| wrapped(&packet.bytes(), src, own, tag);
     // From no node, and from this one.
     for src in [stranger, own] {
-        assert_eq!(comes_in(rig, &sent(src, &syn, tag(pod))).verdict, DROP);
+        assert_eq!(comes_in(harness, &sent(src, &syn, tag(pod))).verdict, DROP);
     }
-    assert_eq!(rig.reasons(), [(Reason::ForeignTunnel, 2)]);
+    assert_eq!(harness.reasons(), [(Reason::ForeignTunnel, 2)]);
     // To an endpoint that is not here, and to one that is elsewhere.
     let [first, second] = tag(pod);
-    assert_eq!(comes_in(rig, &sent(node, &syn, [first, !second])).verdict, DROP);
-    serve(family, rig, TCP, NUMBER << BACKEND_TUNNEL_SHIFT);
-    assert_eq!(comes_in(rig, &sent(node, &syn, tag(pod))).verdict, DROP);
-    assert_eq!(rig.reasons(), [(Reason::ForeignTunnel, 2), (Reason::TunnelNoEndpoint, 2)]);
-    assert!(rig.flows(family).is_empty());
-    serve(family, rig, TCP, BACKEND_LOCAL);
+    assert_eq!(comes_in(harness, &sent(node, &syn, [first, !second])).verdict, DROP);
+    serve(family, harness, TCP, NUMBER << BACKEND_TUNNEL_SHIFT);
+    assert_eq!(comes_in(harness, &sent(node, &syn, tag(pod))).verdict, DROP);
+    assert_eq!(harness.reasons(), [(Reason::ForeignTunnel, 2), (Reason::TunnelNoEndpoint, 2)]);
+    assert!(harness.flows(family).is_empty());
+    serve(family, harness, TCP, BACKEND_LOCAL);
     // What is for no Service passes, from every sender: a CNI plugin's tunnel.
     for src in [stranger, node] {
         let bytes = sent(src, &syn.to(family.pod(3, 80)), tag(pod));
-        assert_eq!(comes_in(rig, &bytes), Seen { verdict: NEXT, packet: bytes });
+        assert_eq!(comes_in(harness, &bytes), Seen { verdict: NEXT, packet: bytes });
     }
     // So does all of it where no Service has or had DSR.
-    rig.configure(|config| config.flags &= !CONFIG_DSR);
+    harness.configure(|config| config.flags &= !CONFIG_DSR);
     let bytes = sent(node, &syn, tag(pod));
-    assert_eq!(comes_in(rig, &bytes), Seen { verdict: NEXT, packet: bytes });
+    assert_eq!(comes_in(harness, &bytes), Seen { verdict: NEXT, packet: bytes });
     // What goes on by a flow that leads elsewhere does so once.
-    rig.configure(|config| config.flags |= CONFIG_DSR);
-    serve(family, rig, TCP, NUMBER << BACKEND_TUNNEL_SHIFT);
-    assert_eq!(comes_in(rig, &syn.bytes()).verdict, REDIRECT);
-    serve(family, rig, TCP, BACKEND_LOCAL);
+    harness.configure(|config| config.flags |= CONFIG_DSR);
+    serve(family, harness, TCP, NUMBER << BACKEND_TUNNEL_SHIFT);
+    assert_eq!(comes_in(harness, &syn.bytes()).verdict, REDIRECT);
+    serve(family, harness, TCP, BACKEND_LOCAL);
     let ack = Packet { flags: ACK, ..syn };
-    assert_eq!(comes_in(rig, &sent(node, &ack, tag(pod))).verdict, REDIRECT);
-    let seen = comes_in(rig, &wrapped_with(&ack.bytes(), node, own, tag(pod), 255));
+    assert_eq!(comes_in(harness, &sent(node, &ack, tag(pod))).verdict, REDIRECT);
+    let seen = comes_in(harness, &wrapped_with(&ack.bytes(), node, own, tag(pod), 255));
     assert_eq!((seen.verdict, ends(&seen.packet).1), (NEXT, pod));
     // It leaves nothing for the next packet: fragments of others are not remembered.
-    rig.zero_reasons();
+    harness.zero_reasons();
     let others =
         Packet::udp(family.client(1, 40_000), SocketAddr::new(stranger, 53)).payload(64).fragments(48, 9);
     for number in 1..=4 {
-        comes_in(rig, &wrapped_with(&ack.bytes(), node, own, tag(pod), 255));
+        comes_in(harness, &wrapped_with(&ack.bytes(), node, own, tag(pod), 255));
         for fragment in &others {
-            assert_eq!(comes_in(rig, fragment), Seen { verdict: NEXT, packet: fragment.clone() });
+            assert_eq!(comes_in(harness, fragment), Seen { verdict: NEXT, packet: fragment.clone() });
         }
-        assert_eq!(rig.reasons(), [(Reason::Fragment, number * (others.len() as u64 - 1))]);
+        assert_eq!(harness.reasons(), [(Reason::Fragment, number * (others.len() as u64 - 1))]);
     }
-    rig.zero_reasons();
-    end(rig);
+    harness.zero_reasons();
+    end(harness);
 }

@@ -14,9 +14,9 @@ use proxy_user::maps::{Table, Write};
 
 use crate::Scenario;
 use crate::beyond::{comes_in, forget, node_port, node_port_key, sent_on};
+use crate::harness::{DROP, Family, HZ, Harness, Hook, NEXT, REDIRECT, Service};
 use crate::node::know;
 use crate::packet::{ACK, ETHERNET, Packet, RST, SYN, TCP, ends};
-use crate::rig::{DROP, Family, HZ, Hook, NEXT, REDIRECT, Rig, Service};
 
 pub const SCENARIOS: [Scenario; 9] = [
     scenario("a refusal is dropped while another endpoint can have the connection", refused),
@@ -30,7 +30,7 @@ pub const SCENARIOS: [Scenario; 9] = [
     scenario("a newcomer gets a small share until it answers", newcomer),
 ];
 
-const fn scenario(name: &'static str, test: fn(Family, &mut Rig)) -> Scenario {
+const fn scenario(name: &'static str, test: fn(Family, &mut Harness)) -> Scenario {
     Scenario { name, flows: 1024, test }
 }
 
@@ -38,26 +38,26 @@ const ID: u32 = 7;
 /// The client's sequence number: the upper half changes with the SYN's successor.
 const SEQ: u32 = 0x1234_ffff;
 
-fn serve(family: Family, rig: &mut Rig, pods: u16) -> Service {
+fn serve(family: Family, harness: &mut Harness, pods: u16) -> Service {
     let pods: Vec<_> = (1..=pods).map(|n| family.pod(n, 8080)).collect();
     let flags = if pods.len() > 1 { SERVICE_EJECTS } else { 0 };
     let service = Service { flags, ..Service::new(ID, TCP, family.frontend(1, 80), &pods) };
-    rig.serve(std::slice::from_ref(&service));
-    (0..16).for_each(|n| set_health(rig, ID * 16 + n, 0));
+    harness.serve(std::slice::from_ref(&service));
+    (0..16).for_each(|n| set_health(harness, ID * 16 + n, 0));
     service
 }
 
-fn set_health(rig: &Rig, id: u32, word: u64) {
-    rig.array::<u64>(names::HEALTH).set(id, word, 0).unwrap();
+fn set_health(harness: &Harness, id: u32, word: u64) {
+    harness.array::<u64>(names::HEALTH).set(id, word, 0).unwrap();
 }
 
-fn health(rig: &Rig, id: u32) -> u64 {
-    rig.array::<u64>(names::HEALTH).get(&id, 0).unwrap()
+fn health(harness: &Harness, id: u32) -> u64 {
+    harness.array::<u64>(names::HEALTH).get(&id, 0).unwrap()
 }
 
 /// The endpoints that are ejected, with the seconds that are left.
-fn ejections(rig: &Rig, service: &Service) -> Vec<(u32, u32)> {
-    let left = |id: u32| ejected_for(health(rig, id), rig.now(), HZ).map(|left| left.div_ceil(HZ));
+fn ejections(harness: &Harness, service: &Service) -> Vec<(u32, u32)> {
+    let left = |id: u32| ejected_for(health(harness, id), harness.now(), HZ).map(|left| left.div_ceil(HZ));
     service.backends.iter().filter_map(|(id, _)| Some((*id, left(*id)?))).collect()
 }
 
@@ -66,9 +66,9 @@ fn id_of(service: &Service, pod: SocketAddr) -> u32 {
 }
 
 /// As if the last failure of an endpoint had been so many jiffies ago.
-fn pass(rig: &Rig, id: u32, jiffies: u32) {
-    let since = u64::from(rig.now().wrapping_sub(jiffies));
-    set_health(rig, id, health(rig, id) & !HEALTH_TIME | since);
+fn pass(harness: &Harness, id: u32, jiffies: u32) {
+    let since = u64::from(harness.now().wrapping_sub(jiffies));
+    set_health(harness, id, health(harness, id) & !HEALTH_TIME | since);
 }
 
 fn syn(family: Family, service: &Service, host: u16, port: u16) -> Packet {
@@ -76,16 +76,16 @@ fn syn(family: Family, service: &Service, host: u16, port: u16) -> Packet {
 }
 
 /// As if the one flow had been silent for so long.
-fn wait(family: Family, rig: &Rig, jiffies: u32) {
-    let mut flow = rig.flow(family);
-    flow.last_seen = rig.now().wrapping_sub(jiffies);
-    rig.change(&flow);
+fn wait(family: Family, harness: &Harness, jiffies: u32) {
+    let mut flow = harness.flow(family);
+    flow.last_seen = harness.now().wrapping_sub(jiffies);
+    harness.change(&flow);
 }
 
 /// The endpoint that a SYN goes to.
-fn goes_to(rig: &mut Rig, syn: &Packet) -> SocketAddr {
-    let seen = rig.run(Hook::Ingress, &syn.bytes());
-    assert_eq!(seen.verdict, NEXT, "{:?}", rig.reasons());
+fn goes_to(harness: &mut Harness, syn: &Packet) -> SocketAddr {
+    let seen = harness.run(Hook::Ingress, &syn.bytes());
+    assert_eq!(seen.verdict, NEXT, "{:?}", harness.reasons());
     let (_, pod) = ends(&seen.packet);
     assert_eq!(seen.packet, syn.to(pod).bytes());
     pod
@@ -97,9 +97,9 @@ fn answer(syn: &Packet, pod: SocketAddr, flags: u8) -> Packet {
 }
 
 /// An endpoint refuses a connection; whether its client gets to know.
-fn refuses(rig: &mut Rig, syn: &Packet, pod: SocketAddr) -> bool {
+fn refuses(harness: &mut Harness, syn: &Packet, pod: SocketAddr) -> bool {
     let reset = answer(syn, pod, RST | ACK);
-    let seen = rig.run(Hook::Egress, &reset.bytes());
+    let seen = harness.run(Hook::Egress, &reset.bytes());
     if seen.verdict == DROP {
         return false;
     }
@@ -107,200 +107,218 @@ fn refuses(rig: &mut Rig, syn: &Packet, pod: SocketAddr) -> bool {
     true
 }
 
-fn accepts(rig: &mut Rig, syn: &Packet, pod: SocketAddr) {
+fn accepts(harness: &mut Harness, syn: &Packet, pod: SocketAddr) {
     let accepted = answer(syn, pod, SYN | ACK);
-    let seen = rig.run(Hook::Egress, &accepted.bytes());
+    let seen = harness.run(Hook::Egress, &accepted.bytes());
     assert_eq!((seen.verdict, seen.packet), (NEXT, accepted.from(syn.dst).bytes()));
 }
 
 /// Lets clients connect until so many were refused by an endpoint.
-fn fail(family: Family, rig: &mut Rig, service: &Service, pod: SocketAddr, clients: &[u16], port: u16) {
+fn fail(
+    family: Family,
+    harness: &mut Harness,
+    service: &Service,
+    pod: SocketAddr,
+    clients: &[u16],
+    port: u16,
+) {
     for host in clients {
         let found = (0..400).any(|n| {
             let syn = syn(family, service, *host, port + n);
-            goes_to(rig, &syn) == pod && !refuses(rig, &syn, pod)
+            goes_to(harness, &syn) == pod && !refuses(harness, &syn, pod)
         });
         assert!(found, "client {host} never reached {pod}");
     }
 }
 
 /// How many of so many connections of clients that have met no failure go to an endpoint.
-fn share(family: Family, rig: &mut Rig, service: &Service, pod: SocketAddr, count: u16, port: u16) -> usize {
-    (0..count).filter(|n| goes_to(rig, &syn(family, service, 1000 + n % 50, port + n / 50)) == pod).count()
+fn share(
+    family: Family,
+    harness: &mut Harness,
+    service: &Service,
+    pod: SocketAddr,
+    count: u16,
+    port: u16,
+) -> usize {
+    (0..count)
+        .filter(|n| goes_to(harness, &syn(family, service, 1000 + n % 50, port + n / 50)) == pod)
+        .count()
 }
 
-fn refused(family: Family, rig: &mut Rig) {
-    let service = serve(family, rig, 2);
+fn refused(family: Family, harness: &mut Harness) {
+    let service = serve(family, harness, 2);
     let syn = syn(family, &service, 1, 40_000);
-    let first = goes_to(rig, &syn);
-    assert!(!refuses(rig, &syn, first));
-    assert_eq!(rig.reasons(), [(Reason::RefusalDropped, 1)]);
-    assert_eq!(rig.refusals(), [(ID, Reason::RefusalDropped, 1)]);
-    let second = goes_to(rig, &syn);
+    let first = goes_to(harness, &syn);
+    assert!(!refuses(harness, &syn, first));
+    assert_eq!(harness.reasons(), [(Reason::RefusalDropped, 1)]);
+    assert_eq!(harness.refusals(), [(ID, Reason::RefusalDropped, 1)]);
+    let second = goes_to(harness, &syn);
     assert_ne!(first, second);
-    assert_eq!(rig.flow(family).backend, second);
+    assert_eq!(harness.flow(family).backend, second);
     // No endpoint is left for it.
-    assert!(refuses(rig, &syn, second));
-    assert_eq!(rig.reasons(), [(Reason::RefusalDropped, 1)]);
+    assert!(refuses(harness, &syn, second));
+    assert_eq!(harness.reasons(), [(Reason::RefusalDropped, 1)]);
     // It asks once more, and learns at once.
-    let third = goes_to(rig, &syn);
-    assert!(refuses(rig, &syn, third));
+    let third = goes_to(harness, &syn);
+    assert!(refuses(harness, &syn, third));
     // Others find both.
     let pods: BTreeSet<_> =
-        (0..20).map(|n| goes_to(rig, &self::syn(family, &service, 2, 41_000 + n))).collect();
+        (0..20).map(|n| goes_to(harness, &self::syn(family, &service, 2, 41_000 + n))).collect();
     assert_eq!(pods.len(), 2);
 
     // Under an address of the node, where the reset comes in.
-    rig.forget_flows();
-    know(family, rig);
+    harness.forget_flows();
+    know(family, harness);
     let pods: Vec<_> = (11..=12).map(|n| (family.pod(n, 8080), BACKEND_IN_CLUSTER)).collect();
-    let dialled = node_port(family, rig, TCP, &pods);
+    let orig_dst = node_port(family, harness, TCP, &pods);
     let key = node_port_key(family, TCP);
     let entry =
         ServiceEntry { tag: key.tag(), flags: SERVICE_EJECTS, kind: KIND_NODE_PORT, ..service.entry() };
-    rig.write(&[Write::Service(key, entry)]);
-    let syn = Packet { seq: SEQ, ..Packet::tcp(SYN, family.client(9, 40_000), dialled) };
+    harness.write(&[Write::Service(key, entry)]);
+    let syn = Packet { seq: SEQ, ..Packet::tcp(SYN, family.client(9, 40_000), orig_dst) };
     let mut met = Vec::new();
     for is_last in [false, true] {
-        let seen = comes_in(rig, &syn);
-        assert_eq!(seen.verdict, REDIRECT, "{:?}", rig.reasons());
+        let seen = comes_in(harness, &syn);
+        assert_eq!(seen.verdict, REDIRECT, "{:?}", harness.reasons());
         let (source, pod) = ends(&seen.packet);
         met.push(pod);
         let reset = answer(&syn.from(source), pod, RST | ACK);
-        let seen = comes_in(rig, &reset);
-        assert_eq!(seen.verdict, if is_last { REDIRECT } else { DROP }, "{met:?}: {:?}", rig.reasons());
+        let seen = comes_in(harness, &reset);
+        assert_eq!(seen.verdict, if is_last { REDIRECT } else { DROP }, "{met:?}: {:?}", harness.reasons());
         if is_last {
-            assert_eq!(seen.packet, sent_on(&reset.from(dialled).to(syn.src)));
+            assert_eq!(seen.packet, sent_on(&reset.from(orig_dst).to(syn.src)));
         }
     }
     assert_ne!(met[0], met[1]);
-    forget(rig);
+    forget(harness);
 }
 
-fn unreachable(family: Family, rig: &mut Rig) {
-    let service = serve(family, rig, 2);
+fn unreachable(family: Family, harness: &mut Harness) {
+    let service = serve(family, harness, 2);
     let syn = syn(family, &service, 1, 40_000);
     let router = family.client(200, 0).ip();
-    let first = goes_to(rig, &syn);
+    let first = goes_to(harness, &syn);
     let (gone, too_big) = if first.is_ipv4() { ([3, 1], [3, 4]) } else { ([1, 0], [2, 0]) };
     let error =
         |syn: &Packet, pod, kind| syn.to(pod).error(router, kind, [0; 4], syn.segment_at() - ETHERNET + 8);
     // About something else, or another connection.
     let forged = Packet { seq: SEQ ^ 0x0100_0000, ..syn.clone() };
     for packet in [error(&syn, first, too_big), error(&forged, first, gone)] {
-        assert_eq!(rig.run(Hook::Egress, &packet).verdict, NEXT);
+        assert_eq!(harness.run(Hook::Egress, &packet).verdict, NEXT);
     }
-    assert_eq!(rig.run(Hook::Egress, &error(&syn, first, gone)).verdict, DROP);
-    assert_eq!(rig.refusals(), [(ID, Reason::RefusalDropped, 1)]);
-    let second = goes_to(rig, &syn);
+    assert_eq!(harness.run(Hook::Egress, &error(&syn, first, gone)).verdict, DROP);
+    assert_eq!(harness.refusals(), [(ID, Reason::RefusalDropped, 1)]);
+    let second = goes_to(harness, &syn);
     assert_ne!(first, second);
-    let seen = rig.run(Hook::Egress, &error(&syn, second, gone));
+    let seen = harness.run(Hook::Egress, &error(&syn, second, gone));
     let told = syn.error(router, gone, [0; 4], syn.segment_at() - ETHERNET + 8);
     assert_eq!((seen.verdict, seen.packet), (NEXT, told));
 }
 
-fn silent(family: Family, rig: &mut Rig) {
-    let service = serve(family, rig, 2);
+fn silent(family: Family, harness: &mut Harness) {
+    let service = serve(family, harness, 2);
     let syn = syn(family, &service, 1, 40_000);
-    let first = goes_to(rig, &syn);
+    let first = goes_to(harness, &syn);
     // Too soon.
-    assert_eq!(goes_to(rig, &syn), first);
-    wait(family, rig, HZ);
-    let second = goes_to(rig, &syn);
+    assert_eq!(goes_to(harness, &syn), first);
+    wait(family, harness, HZ);
+    let second = goes_to(harness, &syn);
     assert_ne!(first, second);
-    assert_eq!(rig.flow(family).backend, second);
+    assert_eq!(harness.flow(family).backend, second);
     // One that has answered is not asked again.
-    accepts(rig, &syn, second);
-    wait(family, rig, 3 * HZ);
-    assert_eq!(goes_to(rig, &syn), second);
-    assert_eq!(health(rig, id_of(&service, second)), HEALTH_ANSWERED);
-    assert_eq!(rig.reasons(), []);
+    accepts(harness, &syn, second);
+    wait(family, harness, 3 * HZ);
+    assert_eq!(goes_to(harness, &syn), second);
+    assert_eq!(health(harness, id_of(&service, second)), HEALTH_ANSWERED);
+    assert_eq!(harness.reasons(), []);
 }
 
-fn ejected(family: Family, rig: &mut Rig) {
-    let service = serve(family, rig, 3);
+fn ejected(family: Family, harness: &mut Harness) {
+    let service = serve(family, harness, 3);
     let pod = service.backends[1].1;
     let id = id_of(&service, pod);
     for (round, port) in [(0u32, 2_000), (1, 12_000), (2, 22_000)] {
-        fail(family, rig, &service, pod, &[1, 2], port);
-        assert!(rig.refusals().contains(&(ID, Reason::EndpointEjected, u64::from(round) + 1)));
-        assert_eq!((health(rig, id) & HEALTH_LEVEL).count_ones(), round.count_ones());
-        assert_eq!(ejections(rig, &service), [(id, 1 << round)]);
-        pass(rig, id, (HZ << round) - HZ / 5);
-        assert_eq!(share(family, rig, &service, pod, 300, port + 1_000), 0);
-        pass(rig, id, HZ << round);
+        fail(family, harness, &service, pod, &[1, 2], port);
+        assert!(harness.refusals().contains(&(ID, Reason::EndpointEjected, u64::from(round) + 1)));
+        assert_eq!((health(harness, id) & HEALTH_LEVEL).count_ones(), round.count_ones());
+        assert_eq!(ejections(harness, &service), [(id, 1 << round)]);
+        pass(harness, id, (HZ << round) - HZ / 5);
+        assert_eq!(share(family, harness, &service, pod, 300, port + 1_000), 0);
+        pass(harness, id, HZ << round);
         // Mostly it is the other two's.
-        let some = share(family, rig, &service, pod, 1_000, port + 2_000);
+        let some = share(family, harness, &service, pod, 1_000, port + 2_000);
         assert!((10..150).contains(&some), "{some} in round {round}");
     }
     // An endpoint that answers is no longer ejected.
     let found = (0..400).find_map(|n| {
         let syn = syn(family, &service, 1000, 50_000 + n);
-        (goes_to(rig, &syn) == pod).then_some(syn)
+        (goes_to(harness, &syn) == pod).then_some(syn)
     });
-    accepts(rig, &found.unwrap(), pod);
-    assert_eq!(health(rig, id), HEALTH_ANSWERED);
-    let some = share(family, rig, &service, pod, 600, 55_000);
+    accepts(harness, &found.unwrap(), pod);
+    assert_eq!(health(harness, id), HEALTH_ANSWERED);
+    let some = share(family, harness, &service, pod, 600, 55_000);
     assert!((120..280).contains(&some), "{some}");
 }
 
-fn alone(family: Family, rig: &mut Rig) {
-    let service = serve(family, rig, 2);
+fn alone(family: Family, harness: &mut Harness) {
+    let service = serve(family, harness, 2);
     let pod = service.backends[0].1;
     let id = id_of(&service, pod);
     // Resets that acknowledge another SYN, or none.
     for n in 0..40 {
         let syn = syn(family, &service, n % 4, 2_000 + n);
-        let to = goes_to(rig, &syn);
+        let to = goes_to(harness, &syn);
         let forged = Packet { ack: SEQ.wrapping_add(0x10_0000), ..answer(&syn, to, RST | ACK) };
         let bare = answer(&syn, to, RST);
         for packet in [forged, bare] {
-            assert_eq!(rig.run(Hook::Egress, &packet.bytes()).verdict, NEXT);
+            assert_eq!(harness.run(Hook::Egress, &packet.bytes()).verdict, NEXT);
         }
     }
-    assert_eq!(service.backends.iter().map(|(id, _)| health(rig, *id)).sum::<u64>(), 0);
+    assert_eq!(service.backends.iter().map(|(id, _)| health(harness, *id)).sum::<u64>(), 0);
     for n in 0..200 {
         let syn = syn(family, &service, 1, 10_000 + n);
-        pass(rig, id, HZ);
-        if goes_to(rig, &syn) == pod {
-            refuses(rig, &syn, pod);
+        pass(harness, id, HZ);
+        if goes_to(harness, &syn) == pod {
+            refuses(harness, &syn, pod);
         }
     }
-    assert!(rig.refusals().iter().all(|(_, reason, _)| *reason != Reason::EndpointEjected));
-    assert_eq!(ejections(rig, &service).len(), 0);
+    assert!(harness.refusals().iter().all(|(_, reason, _)| *reason != Reason::EndpointEjected));
+    assert_eq!(ejections(harness, &service).len(), 0);
     // For the others nothing has changed.
-    let some = share(family, rig, &service, pod, 400, 20_000);
+    let some = share(family, harness, &service, pod, 400, 20_000);
     assert!((130..270).contains(&some), "{some}");
 }
 
-fn last(family: Family, rig: &mut Rig) {
-    let service = serve(family, rig, 1);
+fn last(family: Family, harness: &mut Harness) {
+    let service = serve(family, harness, 1);
     let lonely = syn(family, &service, 1, 40_000);
-    let pod = goes_to(rig, &lonely);
-    assert!(refuses(rig, &lonely, pod));
-    assert_eq!(health(rig, id_of(&service, pod)), 0);
-    let service = serve(family, rig, 3);
+    let pod = goes_to(harness, &lonely);
+    assert!(refuses(harness, &lonely, pod));
+    assert_eq!(health(harness, id_of(&service, pod)), 0);
+    let service = serve(family, harness, 3);
     for (pod, port) in service.backends.iter().map(|(_, pod)| *pod).zip([2_000, 4_000, 6_000]) {
-        fail_whatever(family, rig, &service, pod, port);
+        fail_whatever(family, harness, &service, pod, port);
     }
-    assert_eq!(ejections(rig, &service).len(), 3);
-    let pods: BTreeSet<_> = (0..60).map(|n| goes_to(rig, &syn(family, &service, 1000 + n, 9_000))).collect();
+    assert_eq!(ejections(harness, &service).len(), 3);
+    let pods: BTreeSet<_> =
+        (0..60).map(|n| goes_to(harness, &syn(family, &service, 1000 + n, 9_000))).collect();
     assert_eq!(pods.len(), 3);
     let syn = syn(family, &service, 2000, 9_000);
-    let pod = goes_to(rig, &syn);
-    assert!(refuses(rig, &syn, pod), "no endpoint could take it");
+    let pod = goes_to(harness, &syn);
+    assert!(refuses(harness, &syn, pod), "no endpoint could take it");
 }
 
 /// Fails connections of two clients to an endpoint, also if no other one could have them.
-fn fail_whatever(family: Family, rig: &mut Rig, service: &Service, pod: SocketAddr, port: u16) {
+fn fail_whatever(family: Family, harness: &mut Harness, service: &Service, pod: SocketAddr, port: u16) {
     for host in [10 * port, 10 * port + 1] {
-        let syn = (0..400).map(|n| syn(family, service, host, port + n)).find(|syn| goes_to(rig, syn) == pod);
-        refuses(rig, &syn.unwrap(), pod);
+        let syn =
+            (0..400).map(|n| syn(family, service, host, port + n)).find(|syn| goes_to(harness, syn) == pod);
+        refuses(harness, &syn.unwrap(), pod);
     }
 }
 
-fn affinity(family: Family, rig: &mut Rig) {
-    let service = serve(family, rig, 4);
+fn affinity(family: Family, harness: &mut Harness) {
+    let service = serve(family, harness, 4);
     let rows = service.writes().into_iter().filter_map(|write| match write {
         Write::Backend(id, row) => {
             Some(Write::Backend(id, proxy_user::maps::Backend { flags: BACKEND_IN_CLUSTER, ..row }))
@@ -310,72 +328,72 @@ fn affinity(family: Family, rig: &mut Rig) {
     let mut writes: Vec<_> = rows.collect();
     writes
         .push(Write::Service(service.frontend_key(), ServiceEntry { affinity_secs: 600, ..service.entry() }));
-    rig.write(&writes);
-    let host = 77 + u16::from(family == Family::V6) + 2 * rig.taken.min(1) as u16;
-    let connect = |rig: &mut Rig, port| goes_to(rig, &syn(family, &service, host, port));
-    let first = connect(rig, 2_000);
-    assert!((2_001..2_020).all(|port| connect(rig, port) == first));
+    harness.write(&writes);
+    let host = 77 + u16::from(family == Family::V6) + 2 * harness.taken.min(1) as u16;
+    let connect = |harness: &mut Harness, port| goes_to(harness, &syn(family, &service, host, port));
+    let first = connect(harness, 2_000);
+    assert!((2_001..2_020).all(|port| connect(harness, port) == first));
     let refused = syn(family, &service, host, 2_020);
-    assert_eq!(goes_to(rig, &refused), first);
-    assert!(!refuses(rig, &refused, first));
-    let second = goes_to(rig, &refused);
+    assert_eq!(goes_to(harness, &refused), first);
+    assert!(!refuses(harness, &refused, first));
+    let second = goes_to(harness, &refused);
     assert_ne!(first, second);
-    assert!((3_000..3_020).all(|port| connect(rig, port) == second));
+    assert!((3_000..3_020).all(|port| connect(harness, port) == second));
     // The first one is well again; the client stays.
-    set_health(rig, id_of(&service, first), HEALTH_ANSWERED);
-    assert!((4_000..4_020).all(|port| connect(rig, port) == second));
+    set_health(harness, id_of(&service, first), HEALTH_ANSWERED);
+    assert!((4_000..4_020).all(|port| connect(harness, port) == second));
     // No endpoint answers.
-    rig.forget_flows();
-    assert_eq!(connect(rig, 5_000), second);
-    wait(family, rig, HZ);
-    let third = connect(rig, 5_000);
+    harness.forget_flows();
+    assert_eq!(connect(harness, 5_000), second);
+    wait(family, harness, HZ);
+    let third = connect(harness, 5_000);
     assert_ne!(third, second);
-    assert!((5_001..5_020).all(|port| connect(rig, port) == third));
+    assert!((5_001..5_020).all(|port| connect(harness, port) == third));
 }
 
-fn middle(family: Family, rig: &mut Rig) {
-    let service = serve(family, rig, 2);
+fn middle(family: Family, harness: &mut Harness) {
+    let service = serve(family, harness, 2);
     let entry = ServiceEntry { algorithm: Algorithm::SourceHash as u8, ..service.entry() };
-    rig.write(&[Write::Service(service.frontend_key(), entry)]);
+    harness.write(&[Write::Service(service.frontend_key(), entry)]);
     let begin = syn(family, &service, 1, 40_000);
-    let pod = goes_to(rig, &begin);
+    let pod = goes_to(harness, &begin);
     for host in 2..400 {
         let syn = syn(family, &service, host, 2_000);
-        if goes_to(rig, &syn) == pod {
-            refuses(rig, &syn, pod);
+        if goes_to(harness, &syn) == pod {
+            refuses(harness, &syn, pod);
         }
     }
-    assert_eq!(ejections(rig, &service).len(), 1);
+    assert_eq!(ejections(harness, &service).len(), 1);
     let ack = Packet { flags: ACK, ..begin.clone() };
-    assert_eq!(goes_to(rig, &ack), pod, "the flow");
-    rig.forget_flows();
-    assert_eq!(goes_to(rig, &ack), pod, "a connection whose flow is lost");
-    rig.forget_flows();
-    assert_ne!(goes_to(rig, &begin), pod, "a new one");
+    assert_eq!(goes_to(harness, &ack), pod, "the flow");
+    harness.forget_flows();
+    assert_eq!(goes_to(harness, &ack), pod, "a connection whose flow is lost");
+    harness.forget_flows();
+    assert_ne!(goes_to(harness, &begin), pod, "a new one");
 }
 
-fn newcomer(family: Family, rig: &mut Rig) {
-    let service = serve(family, rig, 2);
+fn newcomer(family: Family, harness: &mut Harness) {
+    let service = serve(family, harness, 2);
     let (old, new) = (service.backends[0].0, service.backends[1]);
     let table = if new.1.is_ipv4() { Table::Backends } else { Table::Backends6 };
     // None that has answered was there.
-    rig.write(&[Write::Join(new.0, table, [old].into())]);
-    assert_eq!(health(rig, new.0), 0);
-    set_health(rig, old, HEALTH_ANSWERED);
-    rig.write(&[Write::Join(new.0, table, [old].into())]);
-    assert_eq!(health(rig, new.0), HEALTH_NEWCOMER);
-    let some = share(family, rig, &service, new.1, 1_000, 2_000);
+    harness.write(&[Write::Join(new.0, table, [old].into())]);
+    assert_eq!(health(harness, new.0), 0);
+    set_health(harness, old, HEALTH_ANSWERED);
+    harness.write(&[Write::Join(new.0, table, [old].into())]);
+    assert_eq!(health(harness, new.0), HEALTH_NEWCOMER);
+    let some = share(family, harness, &service, new.1, 1_000, 2_000);
     assert!((20..200).contains(&some), "{some}");
-    assert_eq!(ejections(rig, &service).len(), 0);
-    pass(rig, new.0, 32 * HZ);
-    let some = share(family, rig, &service, new.1, 400, 3_000);
+    assert_eq!(ejections(harness, &service).len(), 0);
+    pass(harness, new.0, 32 * HZ);
+    let some = share(family, harness, &service, new.1, 400, 3_000);
     assert!((120..280).contains(&some), "{some}");
-    rig.write(&[Write::Join(new.0, table, [old].into())]);
+    harness.write(&[Write::Join(new.0, table, [old].into())]);
     let found = (0..400).find_map(|n| {
         let syn = syn(family, &service, 1, 50_000 + n);
-        (goes_to(rig, &syn) == new.1).then_some(syn)
+        (goes_to(harness, &syn) == new.1).then_some(syn)
     });
-    accepts(rig, &found.unwrap(), new.1);
-    let some = share(family, rig, &service, new.1, 400, 4_000);
+    accepts(harness, &found.unwrap(), new.1);
+    let some = share(family, harness, &service, new.1, 400, 4_000);
     assert!((120..280).contains(&some), "{some}");
 }

@@ -10,8 +10,8 @@ use proxy_common::service::SERVICE_DROP_WHEN_EMPTY;
 use proxy_user::maps::view::ViewError;
 
 use crate::Scenario;
+use crate::harness::{Family, Harness, Hook, NEXT, Service};
 use crate::packet::{Packet, SYN, TCP};
-use crate::rig::{Family, Hook, NEXT, Rig, Service};
 
 #[rustfmt::skip]
 pub const SCENARIOS: [Scenario; 4] = [
@@ -60,21 +60,21 @@ fn services(family: Family) -> [Service; 3] {
     ]
 }
 
-fn tells(family: Family, rig: &mut Rig) {
+fn tells(family: Family, harness: &mut Harness) {
     let [web, empty, local] = services(family);
-    rig.serve(&[web.clone(), empty.clone(), local.clone()]);
+    harness.serve(&[web.clone(), empty.clone(), local.clone()]);
     // No listener: what happens now is not recorded.
-    rig.run(Hook::Ingress, &syn(family, 999, &empty));
-    let mut listener = rig.view().listen(1).unwrap();
+    harness.run(Hook::Ingress, &syn(family, 999, &empty));
+    let mut listener = harness.view().listen(1).unwrap();
     assert_eq!(listener.next_event(), None);
     let client = family.client(9, 1000);
     for service in [&web, &empty, &local] {
-        rig.run(Hook::Ingress, &syn(family, 1000, service));
+        harness.run(Hook::Ingress, &syn(family, 1000, service));
     }
     // A packet of a known flow is no event.
-    rig.run(Hook::Ingress, &syn(family, 1000, &web));
+    harness.run(Hook::Ingress, &syn(family, 1000, &web));
     let whole = syn(family, 1000, &web);
-    assert_eq!(rig.run(Hook::Ingress, &whole[..whole.len() - 4]).verdict, NEXT);
+    assert_eq!(harness.run(Hook::Ingress, &whole[..whole.len() - 4]).verdict, NEXT);
     let pod = family.pod(1, 8080);
     let expected = [
         Event {
@@ -99,9 +99,9 @@ fn tells(family: Family, rig: &mut Rig) {
     assert_eq!(listener.lost(), 0);
 }
 
-fn several(family: Family, rig: &mut Rig) {
+fn several(family: Family, harness: &mut Harness) {
     let [web, empty, _] = services(family);
-    rig.serve(&[web.clone(), empty.clone()]);
+    harness.serve(&[web.clone(), empty.clone()]);
     let count = |listener: &mut proxy_user::maps::view::Listener| {
         let mut kinds = [0; 5];
         while let Some(event) = listener.next_event() {
@@ -109,45 +109,45 @@ fn several(family: Family, rig: &mut Rig) {
         }
         kinds
     };
-    let mut none = rig.view().listen(0).unwrap();
-    rig.run(Hook::Ingress, &syn(family, 1, &web));
-    rig.run(Hook::Ingress, &syn(family, 1, &empty));
+    let mut none = harness.view().listen(0).unwrap();
+    harness.run(Hook::Ingress, &syn(family, 1, &web));
+    harness.run(Hook::Ingress, &syn(family, 1, &empty));
     assert_eq!(count(&mut none), [0, 0, 1, 0, 0], "no new flow is wanted");
-    let mut few = rig.view().listen(1 << 30).unwrap();
-    let mut all = rig.view().listen(1).unwrap();
+    let mut few = harness.view().listen(1 << 30).unwrap();
+    let mut all = harness.view().listen(1).unwrap();
     for port in 2..12 {
-        rig.run(Hook::Ingress, &syn(family, port, &web));
-        rig.run(Hook::Ingress, &syn(family, port, &empty));
+        harness.run(Hook::Ingress, &syn(family, port, &web));
+        harness.run(Hook::Ingress, &syn(family, port, &empty));
     }
     for listener in [&mut all, &mut none, &mut few] {
         assert_eq!(count(listener), [0, 10, 10, 0, 0], "the closest sample counts for all");
     }
     drop(all);
     for port in 12..22 {
-        rig.run(Hook::Ingress, &syn(family, port, &web));
+        harness.run(Hook::Ingress, &syn(family, port, &web));
     }
     assert_eq!(count(&mut few), [0; 5], "one in a thousand million");
     drop((few, none));
-    assert_eq!(rig.monitor().until, 0, "no listener");
-    let listeners: Vec<_> = (0..LEASES).map(|_| rig.view().listen(0).unwrap()).collect();
-    assert!(matches!(rig.view().listen(0), Err(ViewError::TooMany)));
+    assert_eq!(harness.monitor().until, 0, "no listener");
+    let listeners: Vec<_> = (0..LEASES).map(|_| harness.view().listen(0).unwrap()).collect();
+    assert!(matches!(harness.view().listen(0), Err(ViewError::TooMany)));
     drop(listeners);
-    drop(rig.view().listen(0).unwrap());
+    drop(harness.view().listen(0).unwrap());
 }
 
-fn full(family: Family, rig: &mut Rig) {
+fn full(family: Family, harness: &mut Harness) {
     // Dropped packets: answers have a limit, which would be events of their own.
     let [_, _, local] = services(family);
-    rig.serve(std::slice::from_ref(&local));
-    let mut fast = rig.view().listen(1).unwrap();
-    let mut slow = rig.view().listen(1).unwrap();
+    harness.serve(std::slice::from_ref(&local));
+    let mut fast = harness.view().listen(1).unwrap();
+    let mut slow = harness.view().listen(1).unwrap();
     let packet = syn(family, 1, &local);
     let (ring, more) = ((1 << 19) / 104, 1000);
     for number in 0..ring + more {
         if number % 500 == 0 {
             fast.renew().unwrap();
         }
-        rig.run(Hook::Ingress, &packet);
+        harness.run(Hook::Ingress, &packet);
     }
     fast.renew().unwrap();
     let lost = fast.lost();
@@ -157,7 +157,7 @@ fn full(family: Family, rig: &mut Rig) {
     };
     assert_eq!(drain(&mut fast) + lost, ring + more);
     for _ in 0..more {
-        rig.run(Hook::Ingress, &packet);
+        harness.run(Hook::Ingress, &packet);
     }
     assert_eq!(drain(&mut fast), more);
     // The kernel has written over what the slow one had not seen.
@@ -166,22 +166,22 @@ fn full(family: Family, rig: &mut Rig) {
     assert_eq!(seen + slow.lost(), ring + more + more, "each event is seen or counted");
 }
 
-fn killed(family: Family, rig: &mut Rig) {
+fn killed(family: Family, harness: &mut Harness) {
     let [web, empty, _] = services(family);
-    rig.serve(&[web, empty.clone()]);
-    let listener = rig.view().listen(1).unwrap();
-    let mut monitor = rig.monitor();
+    harness.serve(&[web, empty.clone()]);
+    let listener = harness.view().listen(1).unwrap();
+    let mut monitor = harness.monitor();
     assert!(monitor.until != 0 && monitor.leases[0].until == monitor.until);
     std::mem::forget(listener);
     // As after a while.
     monitor.until -= LEASE_NANOSECONDS;
     monitor.leases[0].until -= LEASE_NANOSECONDS;
-    rig.set_monitor(&monitor);
-    rig.run(Hook::Ingress, &syn(family, 1, &empty));
-    assert_eq!(rig.monitor().until, 0, "the first that comes later switches it off");
-    let mut next = rig.view().listen(1).unwrap();
+    harness.set_monitor(&monitor);
+    harness.run(Hook::Ingress, &syn(family, 1, &empty));
+    assert_eq!(harness.monitor().until, 0, "the first that comes later switches it off");
+    let mut next = harness.view().listen(1).unwrap();
     assert_eq!(next.next_event(), None);
-    assert_eq!(rig.monitor().leases[1].until, 0, "its lease is taken over");
-    rig.run(Hook::Ingress, &syn(family, 2, &empty));
+    assert_eq!(harness.monitor().leases[1].until, 0, "its lease is taken over");
+    harness.run(Hook::Ingress, &syn(family, 2, &empty));
     assert_eq!(next.next_event().map(|event| event.kind), Some(EVENT_REJECT));
 }

@@ -5,8 +5,8 @@ use std::path::Path;
 use libtest_mimic::Trial;
 use proxy_common::reason::Reason;
 
+use crate::harness::{DROP, Harness, Hook, NEXT, REDIRECT, Service};
 use crate::packet::{ETHERNET, Packet};
-use crate::rig::{DROP, Hook, NEXT, REDIRECT, Rig, Service};
 
 /// What must be counted; whatever is not named must not be.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -120,28 +120,28 @@ impl Fixture {
         let bpffs = bpffs.to_owned();
         let what = if early { format!("XDP: {}", self.what) } else { self.what.clone() };
         Trial::test(what, move || {
-            Rig::with(&bpffs, 64, early, |rig| self.check(rig));
+            Harness::with(&bpffs, 64, early, |harness| self.check(harness));
             Ok(())
         })
     }
 
-    fn check(&self, rig: &mut Rig) {
-        rig.serve(&self.services);
+    fn check(&self, harness: &mut Harness) {
+        harness.serve(&self.services);
         for (hook, packet) in &self.before {
-            rig.run(*hook, packet);
+            harness.run(*hook, packet);
         }
         for (what, packet, out) in &self.row {
-            let seen = rig.run(self.hook, packet);
+            let seen = harness.run(self.hook, packet);
             assert_eq!(seen.verdict, NEXT, "the verdict: {what}");
             assert_eq!(Hex(&seen.packet), Hex(out), "the packet: {what}");
         }
-        let seen = rig.run(self.hook, &self.packet);
+        let seen = harness.run(self.hook, &self.packet);
         assert_eq!(seen.verdict, self.verdict, "the verdict");
         assert_eq!(Hex(&seen.packet), Hex(&self.out), "the packet");
-        let stats = self.services.first().map(|service| rig.stats(service.id)).unwrap_or_default();
+        let stats = self.services.first().map(|service| harness.stats(service.id)).unwrap_or_default();
         let counts = Counts {
-            reasons: rig.reasons(),
-            refusals: rig.refusals(),
+            reasons: harness.reasons(),
+            refusals: harness.refusals(),
             traffic: [stats.connections, stats.packets, stats.bytes, stats.reply_packets, stats.reply_bytes],
         };
         assert_eq!(counts, self.counts, "the counters");

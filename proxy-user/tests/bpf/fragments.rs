@@ -5,9 +5,9 @@ use proxy_common::reason::Reason;
 
 use crate::Scenario;
 use crate::beyond::forget;
+use crate::harness::{DROP, Family, Harness, Hook, NEXT, REDIRECT, Seen, Service};
 use crate::node::know;
 use crate::packet::{ACK, Packet, SYN, TCP, UDP};
-use crate::rig::{DROP, Family, Hook, NEXT, REDIRECT, Rig, Seen, Service};
 use crate::tables::proto_name;
 
 pub const SCENARIOS: [Scenario; 7] = [
@@ -28,16 +28,16 @@ fn packet(family: Family, proto: u8) -> (Service, Packet) {
     (Service::new(7, proto, frontend, &[pod]), packet)
 }
 
-fn passes(rig: &mut Rig, hook: Hook, fragment: &[u8], becomes: &[u8], what: &str) {
-    let seen = rig.run(hook, fragment);
-    assert_eq!(seen.verdict, NEXT, "{what}: {:?}", rig.reasons());
+fn passes(harness: &mut Harness, hook: Hook, fragment: &[u8], becomes: &[u8], what: &str) {
+    let seen = harness.run(hook, fragment);
+    assert_eq!(seen.verdict, NEXT, "{what}: {:?}", harness.reasons());
     assert_eq!(seen.packet, becomes, "{what}");
 }
 
-fn together(family: Family, rig: &mut Rig) {
+fn together(family: Family, harness: &mut Harness) {
     for proto in [TCP, UDP] {
         let (service, packet) = packet(family, proto);
-        rig.serve(std::slice::from_ref(&service));
+        harness.serve(std::slice::from_ref(&service));
         let pod = service.backends[0].1;
         let answer = Packet { flags: SYN | ACK, ..packet.to(pod).back() };
         for (hook, sent, becomes) in
@@ -48,20 +48,20 @@ fn together(family: Family, rig: &mut Rig) {
             assert_eq!(pieces.len(), 4);
             for (at, (sent, becomes)) in pieces.iter().enumerate() {
                 let what = format!("{}, {hook:?}, fragment {at}", proto_name(proto));
-                passes(rig, hook, sent, becomes, &what);
+                passes(harness, hook, sent, becomes, &what);
             }
         }
     }
-    assert_eq!(rig.reasons(), []);
-    let stats = rig.stats(7);
+    assert_eq!(harness.reasons(), []);
+    let stats = harness.stats(7);
     assert_eq!((stats.connections, stats.packets, stats.reply_packets), (2, 8, 8));
 }
 
-fn apart(family: Family, rig: &mut Rig) {
+fn apart(family: Family, harness: &mut Harness) {
     let (service, one) = packet(family, UDP);
     let frontend = family.frontend(2, 53);
     let other = Service::new(8, UDP, frontend, &[family.pod(2, 5353)]);
-    rig.serve(&[service.clone(), other.clone()]);
+    harness.serve(&[service.clone(), other.clone()]);
     let two = one.to(family.frontend(1, 53)).from(family.client(2, 40_001));
     let three = one.to(frontend);
     let pods = [service.backends[0].1, service.backends[0].1, other.backends[0].1, service.backends[0].1];
@@ -75,7 +75,7 @@ fn apart(family: Family, rig: &mut Rig) {
     for piece in 0..4 {
         for (which, becomes) in becomes.iter().enumerate() {
             passes(
-                rig,
+                harness,
                 Hook::Ingress,
                 &sent[which][piece],
                 &becomes[piece],
@@ -83,94 +83,94 @@ fn apart(family: Family, rig: &mut Rig) {
             );
         }
     }
-    assert_eq!((rig.reasons(), rig.flows(family).len()), (vec![], 4));
+    assert_eq!((harness.reasons(), harness.flows(family).len()), (vec![], 4));
 }
 
-fn out_of_order(family: Family, rig: &mut Rig) {
+fn out_of_order(family: Family, harness: &mut Harness) {
     let (service, packet) = packet(family, UDP);
-    rig.serve(std::slice::from_ref(&service));
+    harness.serve(std::slice::from_ref(&service));
     let (sent, becomes) = (packet.fragments(SIZE, 9), packet.to(service.backends[0].1).fragments(SIZE, 9));
     // The maps do not say yet that the address is a Service's.
-    passes(rig, Hook::Ingress, &sent[2], &sent[2], "a later fragment to an address");
-    assert_eq!(rig.reasons(), [(Reason::Fragment, 1)]);
-    know(family, rig);
-    assert_eq!(rig.run(Hook::Ingress, &sent[2]), Seen { verdict: DROP, packet: sent[2].clone() });
-    assert_eq!(rig.reasons(), [(Reason::Fragment, 1), (Reason::FragmentWithoutFirst, 1)]);
+    passes(harness, Hook::Ingress, &sent[2], &sent[2], "a later fragment to an address");
+    assert_eq!(harness.reasons(), [(Reason::Fragment, 1)]);
+    know(family, harness);
+    assert_eq!(harness.run(Hook::Ingress, &sent[2]), Seen { verdict: DROP, packet: sent[2].clone() });
+    assert_eq!(harness.reasons(), [(Reason::Fragment, 1), (Reason::FragmentWithoutFirst, 1)]);
     for at in [0, 3, 1, 2, 2] {
-        passes(rig, Hook::Ingress, &sent[at], &becomes[at], &format!("fragment {at}"));
+        passes(harness, Hook::Ingress, &sent[at], &becomes[at], &format!("fragment {at}"));
     }
-    assert_eq!(rig.flows(family).len(), 1);
-    forget(rig);
+    assert_eq!(harness.flows(family).len(), 1);
+    forget(harness);
 }
 
 /// What RFC 1858 and RFC 3128 warn of: later fragments that would write over the ports or the flags. They go where
 /// the first one went, whatever they hold; its receiver judges them.
-fn overlapping(family: Family, rig: &mut Rig) {
+fn overlapping(family: Family, harness: &mut Harness) {
     let (service, packet) = packet(family, TCP);
-    rig.serve(std::slice::from_ref(&service));
+    harness.serve(std::slice::from_ref(&service));
     let pod = service.backends[0].1;
     let (sent, becomes) = (packet.fragments(SIZE, 9), packet.to(pod).fragments(SIZE, 9));
-    passes(rig, Hook::Ingress, &sent[0], &becomes[0], "the first");
+    passes(harness, Hook::Ingress, &sent[0], &becomes[0], "the first");
     let at = |fragments: &[Vec<u8>], offset: u16| Packet::moved(&fragments[1], offset);
     for offset in [1, 2, 8, 0x1ffe] {
         let what = format!("a fragment at {}", offset * 8);
-        passes(rig, Hook::Ingress, &at(&sent, offset), &at(&becomes, offset), &what);
+        passes(harness, Hook::Ingress, &at(&sent, offset), &at(&becomes, offset), &what);
     }
-    assert_eq!((rig.reasons(), rig.flow(family).backend), (vec![], pod));
+    assert_eq!((harness.reasons(), harness.flow(family).backend), (vec![], pod));
     // A first fragment that holds no whole TCP header is not looked into, and nothing follows it.
     let tiny = packet.fragments(8, 10);
-    passes(rig, Hook::Ingress, &tiny[0], &tiny[0], "a tiny one");
-    passes(rig, Hook::Ingress, &tiny[1], &tiny[1], "what follows it");
-    assert_eq!(rig.reasons(), [(Reason::Malformed, 1), (Reason::Fragment, 1)]);
+    passes(harness, Hook::Ingress, &tiny[0], &tiny[0], "a tiny one");
+    passes(harness, Hook::Ingress, &tiny[1], &tiny[1], "what follows it");
+    assert_eq!(harness.reasons(), [(Reason::Malformed, 1), (Reason::Fragment, 1)]);
     let udp = Service::new(8, UDP, family.frontend(1, 53), &[pod]);
-    rig.serve(&[udp]);
+    harness.serve(&[udp]);
     let packet = Packet::udp(packet.src, packet.dst).payload(64);
     let (sent, becomes) = (packet.fragments(8, 11), packet.to(pod).fragments(8, 11));
     for (sent, becomes) in sent.iter().zip(&becomes) {
-        passes(rig, Hook::Ingress, sent, becomes, "eight bytes hold a UDP header");
+        passes(harness, Hook::Ingress, sent, becomes, "eight bytes hold a UDP header");
     }
 }
 
-fn refused(family: Family, rig: &mut Rig) {
+fn refused(family: Family, harness: &mut Harness) {
     let (mut service, packet) = packet(family, UDP);
     service.backends.clear();
-    rig.serve(&[service]);
+    harness.serve(&[service]);
     let sent = packet.fragments(SIZE, 9);
-    let seen = rig.run(Hook::Ingress, &sent[0]);
+    let seen = harness.run(Hook::Ingress, &sent[0]);
     assert_eq!((seen.verdict, seen.packet), (REDIRECT, packet.unreachable_for(&sent[0], 128)));
     for later in &sent[1..] {
-        assert_eq!(rig.run(Hook::Ingress, later).verdict, DROP, "one answer is enough");
+        assert_eq!(harness.run(Hook::Ingress, later).verdict, DROP, "one answer is enough");
     }
     // What is short enough to be quoted whole is no packet to tell a checksum from.
     let short = packet.fragments(64, 10);
-    let seen = rig.run(Hook::Ingress, &short[0]);
+    let seen = harness.run(Hook::Ingress, &short[0]);
     assert_eq!((seen.verdict, seen.packet), (REDIRECT, packet.unreachable_for(&short[0], 128)));
-    assert_eq!(rig.reasons(), [(Reason::NoEndpoint, 2), (Reason::FragmentWithoutFirst, 3)]);
-    assert_eq!(rig.flows(family).len(), 0);
+    assert_eq!(harness.reasons(), [(Reason::NoEndpoint, 2), (Reason::FragmentWithoutFirst, 3)]);
+    assert_eq!(harness.flows(family).len(), 0);
 }
 
 /// An endpoint sends to a port that SNAT may have chosen, as the DNS server that a process of the node asks directly.
-fn no_reply(family: Family, rig: &mut Rig) {
+fn no_reply(family: Family, harness: &mut Harness) {
     let (service, _) = packet(family, UDP);
-    rig.serve(std::slice::from_ref(&service));
+    harness.serve(std::slice::from_ref(&service));
     let sent = Packet::udp(service.backends[0].1, family.client(3, SNAT_PORTS[1].first)).payload(SIZE * 3);
     for fragment in sent.fragments(SIZE, 12) {
-        passes(rig, Hook::Ingress, &fragment, &fragment, "as it came");
+        passes(harness, Hook::Ingress, &fragment, &fragment, "as it came");
     }
-    assert_eq!(rig.reasons(), []);
+    assert_eq!(harness.reasons(), []);
 }
 
-fn foreign(family: Family, rig: &mut Rig) {
+fn foreign(family: Family, harness: &mut Harness) {
     let (service, packet) = packet(family, UDP);
-    rig.serve(&[service]);
+    harness.serve(&[service]);
     for (which, packet) in
         [packet.to(family.client(9, 53)), packet.to(family.frontend(1, 54)), packet.back()].iter().enumerate()
     {
         for hook in [Hook::Ingress, Hook::Egress] {
             for (at, fragment) in packet.fragments(SIZE, 9).iter().enumerate() {
-                passes(rig, hook, fragment, fragment, &format!("{which}, {hook:?}, fragment {at}"));
+                passes(harness, hook, fragment, fragment, &format!("{which}, {hook:?}, fragment {at}"));
             }
         }
     }
-    assert_eq!(rig.reasons(), [(Reason::Fragment, 9)]);
+    assert_eq!(harness.reasons(), [(Reason::Fragment, 9)]);
 }

@@ -4,8 +4,8 @@ use proxy_common::reason::Reason;
 
 use crate::Scenario;
 use crate::fixture::Fixture;
+use crate::harness::{DROP, Family, Harness, Hook, REDIRECT, Service};
 use crate::packet::{ACK, ETHERNET, Packet, SCTP, SYN, TCP, UDP};
-use crate::rig::{DROP, Family, Hook, REDIRECT, Rig, Service};
 use crate::tables::{FRAGMENT, MORE, proto_name, shapes};
 
 pub const SCENARIOS: [Scenario; 1] =
@@ -190,15 +190,15 @@ fn passed(family: Family, all: &mut Vec<Fixture>) {
     }
 }
 
-fn limited(family: Family, rig: &mut Rig) {
+fn limited(family: Family, harness: &mut Harness) {
     const FLOOD: u64 = 3000;
     let frontend = family.frontend(1, 80);
-    rig.serve(&[Service::new(7, UDP, frontend, &[])]);
+    harness.serve(&[Service::new(7, UDP, frontend, &[])]);
     let packet = Packet::udp(family.client(1, 40_001), frontend).bytes();
     let started = std::time::Instant::now();
     let mut answered = 0;
     for _ in 0..FLOOD {
-        match rig.run(Hook::Ingress, &packet).verdict {
+        match harness.run(Hook::Ingress, &packet).verdict {
             REDIRECT => answered += 1,
             verdict => assert_eq!(verdict, DROP),
         }
@@ -213,5 +213,5 @@ fn limited(family: Family, rig: &mut Rig) {
     if limited > 0 {
         expected.push((Reason::RejectLimited, limited));
     }
-    assert_eq!(rig.reasons(), expected);
+    assert_eq!(harness.reasons(), expected);
 }

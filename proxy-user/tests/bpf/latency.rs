@@ -6,8 +6,8 @@ use std::time::Duration;
 use proxy_common::latency::{LatencyEntry, bucket};
 
 use crate::Scenario;
+use crate::harness::{Family, Harness, Hook, NEXT, Service};
 use crate::packet::{ACK, Packet, RST, SYN, TCP, UDP};
-use crate::rig::{Family, Hook, NEXT, Rig, Service};
 
 pub const SCENARIOS: [Scenario; 3] = [
     scenario("the time from a SYN to its answer is measured once", answered),
@@ -15,73 +15,73 @@ pub const SCENARIOS: [Scenario; 3] = [
     scenario("only connections that begin with a SYN are measured", others),
 ];
 
-const fn scenario(name: &'static str, test: fn(Family, &mut Rig)) -> Scenario {
+const fn scenario(name: &'static str, test: fn(Family, &mut Harness)) -> Scenario {
     Scenario { name, flows: 1024, test }
 }
 
 const ID: u32 = 9;
 
-fn serve(family: Family, rig: &mut Rig, proto: u8) -> Service {
+fn serve(family: Family, harness: &mut Harness, proto: u8) -> Service {
     let service = Service::new(ID, proto, family.frontend(1, 80), &[family.pod(1, 8080)]);
-    rig.serve(std::slice::from_ref(&service));
+    harness.serve(std::slice::from_ref(&service));
     service
 }
 
-fn passes(rig: &mut Rig, hook: Hook, packet: &Packet) {
-    let seen = rig.run(hook, &packet.bytes());
-    assert_eq!(seen.verdict, NEXT, "{:?}", rig.reasons());
+fn passes(harness: &mut Harness, hook: Hook, packet: &Packet) {
+    let seen = harness.run(hook, &packet.bytes());
+    assert_eq!(seen.verdict, NEXT, "{:?}", harness.reasons());
 }
 
 /// What was measured: of the Service, and of its one endpoint, which has all of it.
-fn measured(rig: &Rig, service: &Service) -> LatencyEntry {
-    let mut all = rig.view().latency().unwrap();
+fn measured(harness: &Harness, service: &Service) -> LatencyEntry {
+    let mut all = harness.view().latency().unwrap();
     let of_service = all.remove(&(ID, 0)).unwrap_or_default();
     let of_endpoint = all.remove(&(ID, service.backends[0].0)).unwrap_or_default();
     assert_eq!(of_service, of_endpoint);
     of_service
 }
 
-fn answered(family: Family, rig: &mut Rig) {
-    let service = serve(family, rig, TCP);
+fn answered(family: Family, harness: &mut Harness) {
+    let service = serve(family, harness, TCP);
     let pod = family.pod(1, 8080);
     let syn = Packet::tcp(SYN, family.client(1, 40_000), service.frontend);
-    passes(rig, Hook::Ingress, &syn);
-    assert_eq!(measured(rig, &service), LatencyEntry::default(), "not before the answer");
+    passes(harness, Hook::Ingress, &syn);
+    assert_eq!(measured(harness, &service), LatencyEntry::default(), "not before the answer");
     let pause = Duration::from_millis(20);
     sleep(pause);
     let answer = Packet { flags: SYN | ACK, seq: 7, ack: syn.seq.wrapping_add(1), ..syn.to(pod).back() };
-    passes(rig, Hook::Egress, &answer);
-    let entry = measured(rig, &service);
+    passes(harness, Hook::Egress, &answer);
+    let entry = measured(harness, &service);
     let shortest = pause.as_micros() as u64;
     assert!(entry.sum_us >= shortest, "{entry:?}");
     assert_eq!(entry.answered(), 1);
     assert!(entry.buckets[bucket(entry.sum_us)] == 1 && (entry.refused, entry.retransmits) == (0, 0));
     // The answer again, and what follows, belong to the same connection.
-    passes(rig, Hook::Egress, &answer);
-    passes(rig, Hook::Ingress, &Packet { flags: ACK, seq: syn.seq.wrapping_add(1), ack: 8, ..syn });
-    assert_eq!(measured(rig, &service), entry);
+    passes(harness, Hook::Egress, &answer);
+    passes(harness, Hook::Ingress, &Packet { flags: ACK, seq: syn.seq.wrapping_add(1), ack: 8, ..syn });
+    assert_eq!(measured(harness, &service), entry);
 }
 
-fn refused(family: Family, rig: &mut Rig) {
-    let service = serve(family, rig, TCP);
+fn refused(family: Family, harness: &mut Harness) {
+    let service = serve(family, harness, TCP);
     let pod = family.pod(1, 8080);
     let syn = Packet::tcp(SYN, family.client(1, 40_001), service.frontend);
-    passes(rig, Hook::Ingress, &syn);
-    passes(rig, Hook::Ingress, &syn);
-    let entry = measured(rig, &service);
+    passes(harness, Hook::Ingress, &syn);
+    passes(harness, Hook::Ingress, &syn);
+    let entry = measured(harness, &service);
     assert_eq!((entry.retransmits, entry.refused, entry.answered()), (1, 0, 0));
     let reset = Packet { flags: RST | ACK, seq: 0, ack: syn.seq.wrapping_add(1), ..syn.to(pod).back() };
-    passes(rig, Hook::Egress, &reset);
-    passes(rig, Hook::Egress, &reset);
-    let entry = measured(rig, &service);
+    passes(harness, Hook::Egress, &reset);
+    passes(harness, Hook::Egress, &reset);
+    let entry = measured(harness, &service);
     assert_eq!((entry.retransmits, entry.refused, entry.answered()), (1, 1, 0));
 }
 
-fn others(family: Family, rig: &mut Rig) {
-    let service = serve(family, rig, UDP);
+fn others(family: Family, harness: &mut Harness) {
+    let service = serve(family, harness, UDP);
     let ask = Packet::udp(family.client(1, 40_002), service.frontend);
-    passes(rig, Hook::Ingress, &ask);
-    passes(rig, Hook::Ingress, &ask);
-    passes(rig, Hook::Egress, &ask.to(family.pod(1, 8080)).back());
-    assert_eq!(measured(rig, &service), LatencyEntry::default());
+    passes(harness, Hook::Ingress, &ask);
+    passes(harness, Hook::Ingress, &ask);
+    passes(harness, Hook::Egress, &ask.to(family.pod(1, 8080)).back());
+    assert_eq!(measured(harness, &service), LatencyEntry::default());
 }

@@ -12,8 +12,8 @@ use proxy_common::service::ServiceEntry;
 use proxy_user::maps::{Backend, Write};
 
 use crate::Scenario;
+use crate::harness::{DROP, Family, HZ, Harness, Hook, Service, Tracked};
 use crate::packet::{ACK, FIN, Packet, RST, SYN, TCP, UDP};
-use crate::rig::{DROP, Family, HZ, Hook, Rig, Service, Tracked};
 
 pub const SCENARIOS: [Scenario; 9] = [
     scenario("a connection counts from its SYN to its second FIN or its reset", 64, counted),
@@ -27,7 +27,7 @@ pub const SCENARIOS: [Scenario; 9] = [
     scenario("nothing is left of a quarter of a million connections", 256, many),
 ];
 
-const fn scenario(name: &'static str, flows: u32, test: fn(Family, &mut Rig)) -> Scenario {
+const fn scenario(name: &'static str, flows: u32, test: fn(Family, &mut Harness)) -> Scenario {
     Scenario { name, flows, test }
 }
 
@@ -35,34 +35,34 @@ const ID: u32 = 9;
 const PODS: u16 = 2;
 
 /// A Service with endpoints of these weights.
-fn serve(family: Family, rig: &mut Rig, proto: u8, algorithm: Algorithm, weights: &[u32]) -> Service {
+fn serve(family: Family, harness: &mut Harness, proto: u8, algorithm: Algorithm, weights: &[u32]) -> Service {
     let pods: Vec<_> = (1..=weights.len() as u16).map(|n| family.pod(n, 8080)).collect();
     let service = Service::new(ID, proto, family.frontend(1, 80), &pods);
-    rig.serve(std::slice::from_ref(&service));
+    harness.serve(std::slice::from_ref(&service));
     let mut slots = Vec::new();
     for ((id, at), weight) in service.backends.iter().zip(weights) {
         let flags = weight << BACKEND_WEIGHT_SHIFT;
         let (addr, port) = (at.ip(), at.port());
         let row = Backend { addr, port, proto, state: BACKEND_ACTIVE, service: ID, flags };
-        rig.write(&[Write::Backend(*id, row)]);
+        harness.write(&[Write::Backend(*id, row)]);
         let times = if algorithm.repeats_slots() { *weight } else { 1 };
         slots.extend(std::iter::repeat_n(*id, times as usize));
     }
     let slot_count = slots.len() as u32;
     let entry = ServiceEntry { algorithm: algorithm as u8, slot_count, ..service.entry() };
-    rig.write(&[Write::Slots(ID * 16, slots), Write::Service(service.frontend_key(), entry)]);
+    harness.write(&[Write::Slots(ID * 16, slots), Write::Service(service.frontend_key(), entry)]);
     service
 }
 
 /// Open connections of the endpoints, as they are counted.
-fn open(rig: &Rig, service: &Service) -> Vec<i64> {
-    let counts = rig.array::<u64>(CONNECTIONS);
+fn open(harness: &Harness, service: &Service) -> Vec<i64> {
+    let counts = harness.array::<u64>(CONNECTIONS);
     service.backends.iter().map(|(id, _)| counts.get(id, 0).unwrap().cast_signed()).collect()
 }
 
 /// Open connections of all endpoints together.
-fn total(rig: &Rig, service: &Service) -> i64 {
-    open(rig, service).iter().sum()
+fn total(harness: &Harness, service: &Service) -> i64 {
+    open(harness, service).iter().sum()
 }
 
 fn number(count: usize) -> i64 {
@@ -76,222 +76,222 @@ fn packet(service: &Service, family: Family, n: u32, flags: u8) -> Packet {
 }
 
 /// Sends it; gives the endpoint that it goes to.
-fn send(rig: &mut Rig, service: &Service, family: Family, n: u32, flags: u8) -> Option<SocketAddr> {
+fn send(harness: &mut Harness, service: &Service, family: Family, n: u32, flags: u8) -> Option<SocketAddr> {
     let packet = packet(service, family, n, flags);
-    let seen = rig.run(Hook::Ingress, &packet.bytes());
+    let seen = harness.run(Hook::Ingress, &packet.bytes());
     let to = |pod: &&(u32, SocketAddr)| packet.to(pod.1).bytes() == seen.packet;
     let found = service.backends.iter().find(to).map(|(_, pod)| *pod);
-    assert!(found.is_some() || seen.verdict == DROP, "{seen:?}, {:?}", rig.reasons());
+    assert!(found.is_some() || seen.verdict == DROP, "{seen:?}, {:?}", harness.reasons());
     found
 }
 
 /// The endpoint answers.
-fn answer(rig: &mut Rig, service: &Service, family: Family, n: u32, pod: SocketAddr, flags: u8) {
+fn answer(harness: &mut Harness, service: &Service, family: Family, n: u32, pod: SocketAddr, flags: u8) {
     let reply = Packet { flags, ..packet(service, family, n, 0).to(pod).back() };
-    let seen = rig.run(Hook::Egress, &reply.bytes());
+    let seen = harness.run(Hook::Egress, &reply.bytes());
     assert_eq!(seen.packet, reply.from(service.frontend).bytes());
 }
 
-fn counted(family: Family, rig: &mut Rig) {
+fn counted(family: Family, harness: &mut Harness) {
     for algorithm in Algorithm::ALL.iter().filter(|algorithm| algorithm.is_by_load()) {
-        let service = serve(family, rig, TCP, *algorithm, &[1, 1]);
+        let service = serve(family, harness, TCP, *algorithm, &[1, 1]);
         let base = 100 * *algorithm as u32;
-        let pod = send(rig, &service, family, base, SYN).unwrap();
-        assert_eq!(send(rig, &service, family, base, SYN), Some(pod));
-        answer(rig, &service, family, base, pod, SYN | ACK);
-        send(rig, &service, family, base, ACK);
-        let other = send(rig, &service, family, base + 1, SYN).unwrap();
+        let pod = send(harness, &service, family, base, SYN).unwrap();
+        assert_eq!(send(harness, &service, family, base, SYN), Some(pod));
+        answer(harness, &service, family, base, pod, SYN | ACK);
+        send(harness, &service, family, base, ACK);
+        let other = send(harness, &service, family, base + 1, SYN).unwrap();
         assert_ne!(pod, other, "the idle one of two");
-        assert_eq!(open(rig, &service), [1, 1]);
-        send(rig, &service, family, base, FIN | ACK);
-        assert_eq!(total(rig, &service), 2, "one end is done");
-        answer(rig, &service, family, base, pod, FIN | ACK);
-        assert_eq!(total(rig, &service), 1);
-        send(rig, &service, family, base, ACK);
-        send(rig, &service, family, base + 1, RST);
-        send(rig, &service, family, base + 1, RST);
-        assert_eq!(open(rig, &service), [0, 0]);
+        assert_eq!(open(harness, &service), [1, 1]);
+        send(harness, &service, family, base, FIN | ACK);
+        assert_eq!(total(harness, &service), 2, "one end is done");
+        answer(harness, &service, family, base, pod, FIN | ACK);
+        assert_eq!(total(harness, &service), 1);
+        send(harness, &service, family, base, ACK);
+        send(harness, &service, family, base + 1, RST);
+        send(harness, &service, family, base + 1, RST);
+        assert_eq!(open(harness, &service), [0, 0]);
         // The ports of a closed connection again.
-        send(rig, &service, family, base, SYN).unwrap();
-        assert_eq!(total(rig, &service), 1);
-        send(rig, &service, family, base, RST);
-        assert_eq!(open(rig, &service), [0, 0]);
+        send(harness, &service, family, base, SYN).unwrap();
+        assert_eq!(total(harness, &service), 1);
+        send(harness, &service, family, base, RST);
+        assert_eq!(open(harness, &service), [0, 0]);
     }
-    let service = serve(family, rig, TCP, Algorithm::Random, &[1, 1]);
-    send(rig, &service, family, 1, SYN);
-    assert_eq!(open(rig, &service), [0, 0], "it is not needed");
+    let service = serve(family, harness, TCP, Algorithm::Random, &[1, 1]);
+    send(harness, &service, family, 1, SYN);
+    assert_eq!(open(harness, &service), [0, 0], "it is not needed");
 }
 
-fn taken_back(family: Family, rig: &mut Rig) {
-    let service = serve(family, rig, TCP, Algorithm::LeastConnections, &[1, 1]);
-    let pod = send(rig, &service, family, 1, SYN).unwrap();
-    answer(rig, &service, family, 1, pod, SYN | ACK);
-    send(rig, &service, family, 1, ACK);
+fn taken_back(family: Family, harness: &mut Harness) {
+    let service = serve(family, harness, TCP, Algorithm::LeastConnections, &[1, 1]);
+    let pod = send(harness, &service, family, 1, SYN).unwrap();
+    answer(harness, &service, family, 1, pod, SYN | ACK);
+    send(harness, &service, family, 1, ACK);
     for _ in 0..3 {
-        send(rig, &service, family, 1, RST);
-        assert_eq!(total(rig, &service), 0);
-        send(rig, &service, family, 1, ACK);
-        assert_eq!(total(rig, &service), 1);
+        send(harness, &service, family, 1, RST);
+        assert_eq!(total(harness, &service), 0);
+        send(harness, &service, family, 1, ACK);
+        assert_eq!(total(harness, &service), 1);
     }
 }
 
 /// Makes a flow look as if it had been silent for that long.
-fn silence(rig: &Rig, flow: &Tracked, secs: u32) {
+fn silence(harness: &Harness, flow: &Tracked, secs: u32) {
     let mut flow = *flow;
-    flow.last_seen = rig.now().wrapping_sub((secs + 1) * HZ);
-    rig.change(&flow);
+    flow.last_seen = harness.now().wrapping_sub((secs + 1) * HZ);
+    harness.change(&flow);
 }
 
-fn evicted(family: Family, rig: &mut Rig) {
-    let service = serve(family, rig, TCP, Algorithm::LeastConnections, &[1, 1]);
+fn evicted(family: Family, harness: &mut Harness) {
+    let service = serve(family, harness, TCP, Algorithm::LeastConnections, &[1, 1]);
     for n in 0..200 {
-        send(rig, &service, family, n, SYN);
-        let flows = rig.flows(family);
-        assert_eq!(total(rig, &service), number(flows.len()), "after {n}");
+        send(harness, &service, family, n, SYN);
+        let flows = harness.flows(family);
+        assert_eq!(total(harness, &service), number(flows.len()), "after {n}");
         // Otherwise one that was seen in the last second would be refused or taken by chance.
         for flow in flows.iter().filter(|flow| flow.index % 2 == 0) {
-            silence(rig, flow, 1);
+            silence(harness, flow, 1);
         }
     }
-    for flow in rig.flows(family) {
-        silence(rig, &flow, seconds::TCP_SYN_SENT);
+    for flow in harness.flows(family) {
+        silence(harness, &flow, seconds::TCP_SYN_SENT);
     }
     let reply = |flow: &Tracked| Packet { flags: ACK, ..Packet::new(TCP, flow.backend, flow.source) };
-    for flow in rig.flows(family) {
-        let before = total(rig, &service);
-        rig.run(Hook::Egress, &reply(&flow).bytes());
-        assert_eq!(total(rig, &service), before - 1, "it is found, has expired, and is removed");
+    for flow in harness.flows(family) {
+        let before = total(harness, &service);
+        harness.run(Hook::Egress, &reply(&flow).bytes());
+        assert_eq!(total(harness, &service), before - 1, "it is found, has expired, and is removed");
     }
-    assert_eq!((open(rig, &service), rig.flows(family).len()), (vec![0, 0], 0));
+    assert_eq!((open(harness, &service), harness.flows(family).len()), (vec![0, 0], 0));
 }
 
 /// Jiffies in a second of this kernel: the agent goes by its own clock.
-fn kernels_hz(rig: &Rig) -> u32 {
+fn kernels_hz(harness: &Harness) -> u32 {
     let up = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic).tv_sec;
     let distance =
-        |hz: &u32| rig.now().cast_signed().wrapping_sub(((up - 300) * i64::from(*hz)) as i32).abs_diff(0);
+        |hz: &u32| harness.now().cast_signed().wrapping_sub(((up - 300) * i64::from(*hz)) as i32).abs_diff(0);
     [100, 250, 300, 1000].into_iter().min_by_key(distance).unwrap()
 }
 
-fn recounted(family: Family, rig: &mut Rig) {
-    let service = serve(family, rig, TCP, Algorithm::WeightedLeastConnections, &[1, 1]);
+fn recounted(family: Family, harness: &mut Harness) {
+    let service = serve(family, harness, TCP, Algorithm::WeightedLeastConnections, &[1, 1]);
     for n in 0..6 {
-        send(rig, &service, family, n, SYN);
+        send(harness, &service, family, n, SYN);
     }
-    let hz = kernels_hz(rig);
-    let config = rig.configure(|config| config.hz = hz);
-    let seen = rig.view().recount().unwrap();
+    let hz = kernels_hz(harness);
+    let config = harness.configure(|config| config.hz = hz);
+    let seen = harness.view().recount().unwrap();
     assert_eq!((seen.noted, seen.expired), (seen.flows, 0), "they were seen a moment ago");
-    for flow in rig.flows(family).iter().take(2) {
+    for flow in harness.flows(family).iter().take(2) {
         // Beyond the tolerance of the agent's clock.
-        silence(rig, flow, 10 * seconds::TCP_SYN_SENT);
+        silence(harness, flow, 10 * seconds::TCP_SYN_SENT);
     }
-    let seen = rig.view().recount().unwrap();
+    let seen = harness.view().recount().unwrap();
     assert_eq!((seen.noted, seen.expired), (seen.flows, 2));
-    assert_eq!(total(rig, &service), 4);
+    assert_eq!(total(harness, &service), 4);
     // Their entries are taken by others: they are not counted down once more.
     for n in 100..300 {
-        send(rig, &service, family, n, SYN);
-        let counts = rig.flows(family).iter().filter(|flow| flow.state & STATE_COUNTS != 0).count();
-        assert_eq!(total(rig, &service), number(counts), "{n}");
+        send(harness, &service, family, n, SYN);
+        let counts = harness.flows(family).iter().filter(|flow| flow.state & STATE_COUNTS != 0).count();
+        assert_eq!(total(harness, &service), number(counts), "{n}");
     }
     let wrong: BTreeMap<u32, i64> = [(service.backends[0].0, 5), (service.backends[1].0, -7)].into();
-    let before = open(rig, &service);
-    rig.view().correct(&wrong).unwrap();
-    assert_eq!(open(rig, &service), [before[0] + 5, before[1] - 7]);
-    let seen = rig.view().recount().unwrap();
+    let before = open(harness, &service);
+    harness.view().correct(&wrong).unwrap();
+    assert_eq!(open(harness, &service), [before[0] + 5, before[1] - 7]);
+    let seen = harness.view().recount().unwrap();
     let off = |id: &u32| seen.noted[id] - seen.flows.get(id).copied().unwrap_or_default();
     assert_eq!(wrong.keys().map(off).collect::<Vec<_>>(), [5, -7]);
-    rig.configure(|now| *now = config);
+    harness.configure(|now| *now = config);
 }
 
-fn datagrams(family: Family, rig: &mut Rig) {
-    let service = serve(family, rig, UDP, Algorithm::ShortestExpectedDelay, &[1, 1]);
+fn datagrams(family: Family, harness: &mut Harness) {
+    let service = serve(family, harness, UDP, Algorithm::ShortestExpectedDelay, &[1, 1]);
     for n in 0..4 {
-        let pod = send(rig, &service, family, n, 0).unwrap();
-        answer(rig, &service, family, n, pod, 0);
+        let pod = send(harness, &service, family, n, 0).unwrap();
+        answer(harness, &service, family, n, pod, 0);
     }
-    assert_eq!(open(rig, &service), [2, 2]);
+    assert_eq!(open(harness, &service), [2, 2]);
     let client = packet(&service, family, 0, 0).src;
-    let own = rig.flows(family).into_iter().find(|flow| flow.client == client).unwrap();
+    let own = harness.flows(family).into_iter().find(|flow| flow.client == client).unwrap();
     // The same port straight to the endpoint.
-    rig.run(Hook::Ingress, &Packet::new(UDP, client, own.backend).bytes());
-    let direct = rig.flows(family).into_iter().find(|flow| flow.state & STATE_DIRECT != 0).unwrap();
-    assert_eq!((direct.state & STATE_COUNTS, open(rig, &service)), (0, vec![2, 2]));
-    silence(rig, &own, seconds::UDP);
-    send(rig, &service, family, 0, 0).unwrap();
-    assert_eq!(total(rig, &service), 4, "one has expired, and one has begun");
+    harness.run(Hook::Ingress, &Packet::new(UDP, client, own.backend).bytes());
+    let direct = harness.flows(family).into_iter().find(|flow| flow.state & STATE_DIRECT != 0).unwrap();
+    assert_eq!((direct.state & STATE_COUNTS, open(harness, &service)), (0, vec![2, 2]));
+    silence(harness, &own, seconds::UDP);
+    send(harness, &service, family, 0, 0).unwrap();
+    assert_eq!(total(harness, &service), 4, "one has expired, and one has begun");
 }
 
-fn changed(family: Family, rig: &mut Rig) {
-    let service = serve(family, rig, TCP, Algorithm::LeastConnections, &[1, 1]);
-    let pod = send(rig, &service, family, 1, SYN).unwrap();
-    let service = serve(family, rig, TCP, Algorithm::RoundRobin, &[1, 1]);
-    assert_eq!(send(rig, &service, family, 1, SYN), Some(pod), "it stays where it is");
-    send(rig, &service, family, 2, SYN);
-    assert_eq!(total(rig, &service), 1);
-    let service = serve(family, rig, TCP, Algorithm::NeverQueue, &[1, 1]);
-    send(rig, &service, family, 3, SYN);
-    assert_eq!(total(rig, &service), 2);
+fn changed(family: Family, harness: &mut Harness) {
+    let service = serve(family, harness, TCP, Algorithm::LeastConnections, &[1, 1]);
+    let pod = send(harness, &service, family, 1, SYN).unwrap();
+    let service = serve(family, harness, TCP, Algorithm::RoundRobin, &[1, 1]);
+    assert_eq!(send(harness, &service, family, 1, SYN), Some(pod), "it stays where it is");
+    send(harness, &service, family, 2, SYN);
+    assert_eq!(total(harness, &service), 1);
+    let service = serve(family, harness, TCP, Algorithm::NeverQueue, &[1, 1]);
+    send(harness, &service, family, 3, SYN);
+    assert_eq!(total(harness, &service), 2);
     for n in [1, 2, 3] {
-        send(rig, &service, family, n, RST);
+        send(harness, &service, family, n, RST);
     }
-    assert_eq!(open(rig, &service), [0, 0]);
+    assert_eq!(open(harness, &service), [0, 0]);
 }
 
-fn fewer(family: Family, rig: &mut Rig) {
-    let service = serve(family, rig, TCP, Algorithm::LeastConnections, &[1, 7, 1, 1]);
+fn fewer(family: Family, harness: &mut Harness) {
+    let service = serve(family, harness, TCP, Algorithm::LeastConnections, &[1, 7, 1, 1]);
     for n in 0..400 {
-        send(rig, &service, family, n, SYN);
+        send(harness, &service, family, n, SYN);
     }
-    let open_now = open(rig, &service);
+    let open_now = open(harness, &service);
     // With two choices the fullest is hardly ahead; at random it would be by 17 or more.
     assert!(open_now.iter().all(|count| count.abs_diff(100) <= 8), "{open_now:?}");
     let crowded = service.backends[PODS as usize].1;
     // All but those of one endpoint end: the next ones go to the others until they are level.
-    for flow in rig.flows(family).iter().filter(|flow| flow.backend != crowded) {
+    for flow in harness.flows(family).iter().filter(|flow| flow.backend != crowded) {
         let last = Packet { flags: RST, ..Packet::new(TCP, flow.client, flow.frontend) };
-        rig.run(Hook::Ingress, &last.bytes());
+        harness.run(Hook::Ingress, &last.bytes());
     }
-    let held = total(rig, &service);
+    let held = total(harness, &service);
     for n in 500..650 {
-        assert_ne!(send(rig, &service, family, n, SYN), Some(crowded), "{n}");
+        assert_ne!(send(harness, &service, family, n, SYN), Some(crowded), "{n}");
     }
-    assert_eq!(total(rig, &service), held + 150);
+    assert_eq!(total(harness, &service), held + 150);
 }
 
-fn weighted(family: Family, rig: &mut Rig) {
+fn weighted(family: Family, harness: &mut Harness) {
     use Algorithm::{NeverQueue, ShortestExpectedDelay, WeightedLeastConnections};
     for algorithm in [WeightedLeastConnections, ShortestExpectedDelay, NeverQueue] {
-        let service = serve(family, rig, TCP, algorithm, &[1, 2, 5]);
+        let service = serve(family, harness, TCP, algorithm, &[1, 2, 5]);
         let base = 1000 * algorithm as u32;
         for n in base..base + 400 {
-            send(rig, &service, family, n, SYN);
+            send(harness, &service, family, n, SYN);
         }
-        let counts = open(rig, &service);
+        let counts = open(harness, &service);
         for (count, due) in counts.iter().zip([50_i64, 100, 250]) {
             assert!(count.abs_diff(due) <= 3 + due.unsigned_abs() / 10, "{algorithm:?}: {counts:?}");
         }
         for n in base..base + 400 {
-            send(rig, &service, family, n, RST);
+            send(harness, &service, family, n, RST);
         }
-        assert_eq!(total(rig, &service), 0);
+        assert_eq!(total(harness, &service), 0);
     }
 }
 
 /// With the other families and hooks it is a million.
-fn many(family: Family, rig: &mut Rig) {
-    let service = serve(family, rig, TCP, Algorithm::LeastConnections, &[1, 1, 1]);
+fn many(family: Family, harness: &mut Harness) {
+    let service = serve(family, harness, TCP, Algorithm::LeastConnections, &[1, 1, 1]);
     for n in 0..250_000 {
         // Some end at once; of the others some are evicted, while the table is full of closed ones.
-        send(rig, &service, family, n % 60_000, SYN);
+        send(harness, &service, family, n % 60_000, SYN);
         if n % 3 != 0 {
-            send(rig, &service, family, n % 60_000, RST);
+            send(harness, &service, family, n % 60_000, RST);
         }
     }
     let counts = |flow: &Tracked| flow.state & STATE_COUNTS != 0;
     let closed = |flow: &Tracked| proxy_common::conntrack::is_closed(flow.state);
-    let left = rig.flows(family).into_iter().filter(|flow| counts(flow) && !closed(flow)).count();
-    assert_eq!(total(rig, &service), number(left));
+    let left = harness.flows(family).into_iter().filter(|flow| counts(flow) && !closed(flow)).count();
+    assert_eq!(total(harness, &service), number(left));
     assert!((1..=256).contains(&left), "{left}");
 }

@@ -12,6 +12,7 @@ mod events;
 mod fixture;
 mod flows;
 mod fragments;
+mod harness;
 mod icmp;
 #[path = "../isolate/mod.rs"]
 mod isolate;
@@ -23,7 +24,6 @@ mod packet;
 mod race;
 mod random;
 mod removal;
-mod rig;
 mod sctp;
 mod table_full;
 mod tables;
@@ -31,14 +31,14 @@ mod tables;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use harness::{Family, Harness};
 use libtest_mimic::{Arguments, Trial};
-use rig::{Family, Rig};
 
 /// A test of both families, in maps for so many flows.
 struct Scenario {
     name: &'static str,
     flows: u32,
-    test: fn(Family, &mut Rig),
+    test: fn(Family, &mut Harness),
 }
 
 impl Scenario {
@@ -50,7 +50,7 @@ impl Scenario {
             let bpffs = bpffs.to_owned();
             let hook = if early { " XDP" } else { "" };
             Trial::test(format!("{family:?}{hook}: {name}"), move || {
-                Rig::with(&bpffs, flows, early, |rig| test(family, rig));
+                Harness::with(&bpffs, flows, early, |harness| test(family, harness));
                 Ok(())
             })
         })

@@ -9,7 +9,7 @@ use proxy_common::Address;
 use proxy_common::map_names as names;
 use proxy_common::node::{Cidr, DEVICE_UPLINK, NODE_ADDR_PORTS, NodeEntry};
 
-use crate::rig::{Family, Rig};
+use crate::harness::{Family, Harness};
 
 /// The device that leads outside: a default route over it, and a neighbour that is known.
 pub fn uplink() -> u32 {
@@ -44,12 +44,12 @@ pub fn node_addr(family: Family) -> IpAddr {
     }
 }
 
-fn hash<K: aya::Pod, V: aya::Pod>(rig: &Rig, name: &str) -> HashMap<MapData, K, V> {
-    aya::maps::Map::HashMap(rig.map(name)).try_into().unwrap()
+fn hash<K: aya::Pod, V: aya::Pod>(harness: &Harness, name: &str) -> HashMap<MapData, K, V> {
+    aya::maps::Map::HashMap(harness.map(name)).try_into().unwrap()
 }
 
 /// The address under which packets go on from here is this one from now on.
-pub fn send_on_as(addr: IpAddr, rig: &Rig) {
+pub fn send_on_as(addr: IpAddr, harness: &Harness) {
     fn set<A: Address>(source: A, mut node: Array<MapData, NodeEntry<A>>)
     where
         NodeEntry<A>: aya::Pod,
@@ -58,13 +58,13 @@ pub fn send_on_as(addr: IpAddr, rig: &Rig) {
         node.set(0, NodeEntry { source, ..known }, 0).unwrap();
     }
     match addr {
-        IpAddr::V4(addr) => set(addr.octets(), rig.array(names::NODE)),
-        IpAddr::V6(addr) => set(addr.octets(), rig.array(names::NODE6)),
+        IpAddr::V4(addr) => set(addr.octets(), harness.array(names::NODE)),
+        IpAddr::V6(addr) => set(addr.octets(), harness.array(names::NODE6)),
     }
 }
 
 /// What the programs know of the node: its address, ranges of Service addresses, its devices.
-pub fn know(family: Family, rig: &Rig) {
+pub fn know(family: Family, harness: &Harness) {
     fn entry<A: Address>(source: A, addr: A, mask: A) -> NodeEntry<A> {
         let mut entry = NodeEntry { source, service_cidr_count: 1, ..NodeEntry::UNKNOWN };
         entry.service_cidrs[0] = Cidr { addr, mask };
@@ -72,23 +72,27 @@ pub fn know(family: Family, rig: &Rig) {
     }
     match (node_addr(family), family.frontend(0, 0).ip()) {
         (IpAddr::V4(own), _) => {
-            let mut node: Array<_, NodeEntry<[u8; 4]>> = rig.array(names::NODE);
+            let mut node: Array<_, NodeEntry<[u8; 4]>> = harness.array(names::NODE);
             node.set(0, entry(own.octets(), [10, 96, 0, 0], [255, 255, 0, 0]), 0).unwrap();
-            hash::<[u8; 4], u32>(rig, names::NODE_ADDRS).insert(own.octets(), NODE_ADDR_PORTS, 0).unwrap();
+            hash::<[u8; 4], u32>(harness, names::NODE_ADDRS)
+                .insert(own.octets(), NODE_ADDR_PORTS, 0)
+                .unwrap();
         }
         (IpAddr::V6(own), IpAddr::V6(first)) => {
             let mut mask = [0; 16];
             mask[..4].fill(0xff);
             let mut addr = first.octets();
             addr[4..].fill(0);
-            let mut node: Array<_, NodeEntry<[u8; 16]>> = rig.array(names::NODE6);
+            let mut node: Array<_, NodeEntry<[u8; 16]>> = harness.array(names::NODE6);
             node.set(0, entry(own.octets(), addr, mask), 0).unwrap();
-            hash::<[u8; 16], u32>(rig, names::NODE_ADDRS6).insert(own.octets(), NODE_ADDR_PORTS, 0).unwrap();
+            hash::<[u8; 16], u32>(harness, names::NODE_ADDRS6)
+                .insert(own.octets(), NODE_ADDR_PORTS, 0)
+                .unwrap();
         }
         _ => unreachable!("one family"),
     }
-    hash::<u32, u32>(rig, names::DEVICES).insert(uplink(), DEVICE_UPLINK, 0).unwrap();
-    rig.configure(|config| config.uplinks = [uplink(), 0, 0]);
+    hash::<u32, u32>(harness, names::DEVICES).insert(uplink(), DEVICE_UPLINK, 0).unwrap();
+    harness.configure(|config| config.uplinks = [uplink(), 0, 0]);
 }
 
 /// Another way to an address than by the gateway, until it is dropped.

@@ -6,8 +6,8 @@ use std::thread;
 use aya::{TestRun as _, TestRunOptions};
 
 use crate::Scenario;
+use crate::harness::{Family, Harness, Hook, Service, context_of};
 use crate::packet::{Packet, UDP};
-use crate::rig::{Family, Hook, Rig, Service, context_of};
 
 const ROUNDS: u32 = 2000;
 const CPUS: u32 = 2;
@@ -22,9 +22,9 @@ pub const SCENARIOS: [Scenario; 2] = [
 ];
 
 /// Runs one packet each on every CPU, at the same moment, and gives what became of them.
-fn together(rig: &Rig, packets: impl Fn(u32, u32) -> Vec<u8> + Sync) -> Vec<Vec<Vec<u8>>> {
+fn together(harness: &Harness, packets: impl Fn(u32, u32) -> Vec<u8> + Sync) -> Vec<Vec<Vec<u8>>> {
     let turn = AtomicU32::new(0);
-    let program = rig.program(Hook::Ingress.program());
+    let program = harness.program(Hook::Ingress.program());
     let context = context_of(Hook::Ingress, 0);
     let run = |cpu: u32| {
         let mut out = [0; 256];
@@ -58,27 +58,31 @@ fn together(rig: &Rig, packets: impl Fn(u32, u32) -> Vec<u8> + Sync) -> Vec<Vec<
 }
 
 /// Both packets go to one backend, and one flow is left.
-fn one_flow(family: Family, rig: &mut Rig) {
+fn one_flow(family: Family, harness: &mut Harness) {
     let frontend = family.frontend(1, 53);
     let pods: Vec<_> = (1..=8).map(|pod| family.pod(pod, 53)).collect();
-    rig.serve(&[Service::new(7, UDP, frontend, &pods)]);
-    let seen = together(rig, |round, _| Packet::udp(family.client(1, 1024 + round as u16), frontend).bytes());
+    harness.serve(&[Service::new(7, UDP, frontend, &pods)]);
+    let seen =
+        together(harness, |round, _| Packet::udp(family.client(1, 1024 + round as u16), frontend).bytes());
     let split = seen[0].iter().zip(&seen[1]).filter(|(one, other)| one != other).count();
     assert_eq!(split, 0, "flows went to two backends");
-    assert_eq!((rig.flows(family).len(), rig.key_count(family)), (ROUNDS as usize, 2 * ROUNDS as usize));
-    assert_eq!(rig.reasons(), []);
+    assert_eq!(
+        (harness.flows(family).len(), harness.key_count(family)),
+        (ROUNDS as usize, 2 * ROUNDS as usize)
+    );
+    assert_eq!(harness.reasons(), []);
 }
 
 /// Two frontends, one client port, one backend: one of the two flows gets another source port.
-fn alike(family: Family, rig: &mut Rig) {
+fn alike(family: Family, harness: &mut Harness) {
     let (frontends, pod) = ([family.frontend(1, 53), family.frontend(2, 53)], family.pod(1, 53));
-    rig.serve(&[Service::new(7, UDP, frontends[0], &[pod]), Service::new(8, UDP, frontends[1], &[pod])]);
-    let seen = together(rig, |round, cpu| {
+    harness.serve(&[Service::new(7, UDP, frontends[0], &[pod]), Service::new(8, UDP, frontends[1], &[pod])]);
+    let seen = together(harness, |round, cpu| {
         Packet::udp(family.client(1, 1024 + round as u16), frontends[cpu as usize]).bytes()
     });
     let same = seen[0].iter().zip(&seen[1]).filter(|(one, other)| one == other).count();
     assert_eq!(same, 0, "their backend could not tell them apart");
     let keys = 4 * ROUNDS as usize;
-    assert_eq!((rig.flows(family).len(), rig.key_count(family)), (keys / 2, keys));
-    assert_eq!(rig.reasons(), []);
+    assert_eq!((harness.flows(family).len(), harness.key_count(family)), (keys / 2, keys));
+    assert_eq!(harness.reasons(), []);
 }

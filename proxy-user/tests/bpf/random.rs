@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use crate::Scenario;
+use crate::harness::{DROP, Family, Harness, Hook, NEXT, REDIRECT, Service};
 use crate::packet::{ACK, ETHERNET, Packet, SYN, TCP, UDP, verify};
-use crate::rig::{DROP, Family, Hook, NEXT, REDIRECT, Rig, Service};
 
 pub const SCENARIOS: [Scenario; 3] = [
     Scenario { name: "the choice is uniform and never leaves the extent", flows: 256, test: uniform },
@@ -36,12 +36,12 @@ impl Random {
     }
 }
 
-fn uniform(family: Family, rig: &mut Rig) {
+fn uniform(family: Family, harness: &mut Harness) {
     const PICKS: u32 = 14_000;
     let pods: Vec<_> = (1..=7).map(|n| family.pod(n, 8080)).collect();
     let others: Vec<_> = (21..=36).map(|n| family.pod(n, 8080)).collect();
     let frontend = family.frontend(1, 80);
-    rig.serve(&[
+    harness.serve(&[
         Service::new(6, UDP, family.frontend(2, 80), &others),
         Service::new(7, UDP, frontend, &pods),
         Service::new(8, UDP, family.frontend(3, 80), &others),
@@ -51,10 +51,10 @@ fn uniform(family: Family, rig: &mut Rig) {
     let mut counts = BTreeMap::new();
     for n in 0..PICKS {
         let packet = packet.from(family.client(n as u16, 20_000));
-        let seen = rig.run(Hook::Ingress, &packet.bytes());
+        let seen = harness.run(Hook::Ingress, &packet.bytes());
         let pod = outs.values().find(|pod| packet.to(***pod).bytes() == seen.packet);
         let Some(pod) = pod else {
-            panic!("client {n} went to none of the endpoints: {seen:?}, {:?}", rig.reasons());
+            panic!("client {n} went to none of the endpoints: {seen:?}, {:?}", harness.reasons());
         };
         *counts.entry(**pod).or_insert(0) += 1;
     }
@@ -114,8 +114,8 @@ fn served(family: Family) -> Vec<Service> {
     services
 }
 
-fn foreign(family: Family, rig: &mut Rig) {
-    rig.serve(&served(family));
+fn foreign(family: Family, harness: &mut Harness) {
+    harness.serve(&served(family));
     let mut random = Random(0x9e37_79b9_7f4a_7c15);
     for n in 0..PACKETS {
         let mut bytes = any_packet(&mut random, family, &[0x7001, 0x7002]).bytes();
@@ -125,15 +125,15 @@ fn foreign(family: Family, rig: &mut Rig) {
             bytes[ETHERNET + at + 1] |= 0x80;
         }
         for hook in [Hook::Ingress, Hook::Egress] {
-            let seen = rig.run(hook, &bytes);
+            let seen = harness.run(hook, &bytes);
             assert_eq!((seen.verdict, &seen.packet), (NEXT, &bytes), "{n} {hook:?}");
         }
     }
-    assert_eq!((rig.flows(family).len(), rig.refusals().len()), (0, 0));
+    assert_eq!((harness.flows(family).len(), harness.refusals().len()), (0, 0));
 }
 
-fn broken(family: Family, rig: &mut Rig) {
-    rig.serve(&served(family));
+fn broken(family: Family, harness: &mut Harness) {
+    harness.serve(&served(family));
     let mut random = Random(0xd1b5_4a32_d192_ed03);
     let mut seen_verdicts = BTreeMap::<i32, u32>::new();
     for n in 0..PACKETS {
@@ -142,7 +142,7 @@ fn broken(family: Family, rig: &mut Rig) {
         let mut bytes = whole.clone();
         break_it(&mut random, &mut bytes);
         for hook in [Hook::Ingress, Hook::Egress] {
-            let seen = rig.run(hook, &bytes);
+            let seen = harness.run(hook, &bytes);
             *seen_verdicts.entry(seen.verdict).or_default() += 1;
             match seen.verdict {
                 NEXT | DROP => assert_eq!(seen.packet.len(), bytes.len(), "{n} {hook:?}"),
@@ -163,6 +163,6 @@ fn broken(family: Family, rig: &mut Rig) {
     }
     // What was begun is a flow like others: it can be used.
     let packet = Packet::tcp(SYN, family.client(9, 9), family.frontend(1, 80));
-    assert_ne!(rig.run(Hook::Ingress, &packet.bytes()).packet, packet.bytes());
-    assert_eq!(rig.run(Hook::Ingress, &Packet { flags: ACK, ..packet }.bytes()).verdict, NEXT);
+    assert_ne!(harness.run(Hook::Ingress, &packet.bytes()).packet, packet.bytes());
+    assert_eq!(harness.run(Hook::Ingress, &Packet { flags: ACK, ..packet }.bytes()).verdict, NEXT);
 }

@@ -9,8 +9,8 @@ use proxy_common::reason::Reason;
 use proxy_user::maps::{Backend, Write};
 
 use crate::Scenario;
+use crate::harness::{DROP, Family, Harness, Hook, NEXT, REDIRECT, Service};
 use crate::packet::{ACK, ETHERNET, Packet, RST, SYN, TCP, UDP, verify};
-use crate::rig::{DROP, Family, Hook, NEXT, REDIRECT, Rig, Service};
 
 pub const SCENARIOS: [Scenario; 3] = [
     scenario("a segment to an endpoint that left is answered with a reset, if the policy says so", reset),
@@ -18,7 +18,7 @@ pub const SCENARIOS: [Scenario; 3] = [
     scenario("only flows of that endpoint are marked, and no flow of UDP", others),
 ];
 
-const fn scenario(name: &'static str, test: fn(Family, &mut Rig)) -> Scenario {
+const fn scenario(name: &'static str, test: fn(Family, &mut Harness)) -> Scenario {
     Scenario { name, flows: 64, test }
 }
 
@@ -27,57 +27,57 @@ const ID: u32 = 9;
 const EXPECTED: u32 = 0x8765_4321;
 
 /// A connection that is established.
-fn connected(family: Family, rig: &mut Rig, service: &Service, host: u16) -> (Packet, SocketAddr) {
+fn connected(family: Family, harness: &mut Harness, service: &Service, host: u16) -> (Packet, SocketAddr) {
     let client = family.client(host, 4000);
     let syn = Packet::tcp(SYN, client, service.frontend);
-    let seen = rig.run(Hook::Ingress, &syn.bytes());
+    let seen = harness.run(Hook::Ingress, &syn.bytes());
     assert_eq!(seen.verdict, NEXT);
     let (_, pod) = crate::packet::ends(&seen.packet);
     let answer = Packet { flags: SYN | ACK, ..syn.to(pod).back() };
-    assert_eq!(rig.run(Hook::Egress, &answer.bytes()).verdict, NEXT);
+    assert_eq!(harness.run(Hook::Egress, &answer.bytes()).verdict, NEXT);
     let data = Packet { flags: ACK, ack: EXPECTED, ..syn };
-    assert_eq!(rig.run(Hook::Ingress, &data.bytes()).verdict, NEXT);
+    assert_eq!(harness.run(Hook::Ingress, &data.bytes()).verdict, NEXT);
     (data, pod)
 }
 
-fn set(rig: &mut Rig, service: &Service, pod: SocketAddr, state: u8) {
+fn set(harness: &mut Harness, service: &Service, pod: SocketAddr, state: u8) {
     let id = service.backends.iter().find(|(_, at)| *at == pod).unwrap().0;
     let (addr, port) = (pod.ip(), pod.port());
     let row = Backend { addr, port, proto: service.proto, state, service: service.id, flags: 0 };
-    rig.write(&[Write::Backend(id, row)]);
+    harness.write(&[Write::Backend(id, row)]);
 }
 
-fn serve(family: Family, rig: &mut Rig, pods: u16) -> Service {
+fn serve(family: Family, harness: &mut Harness, pods: u16) -> Service {
     let pods: Vec<_> = (1..=pods).map(|n| family.pod(n, 8080)).collect();
     let service = Service::new(ID, TCP, family.frontend(1, 80), &pods);
-    rig.serve(std::slice::from_ref(&service));
+    harness.serve(std::slice::from_ref(&service));
     service
 }
 
-fn reset(family: Family, rig: &mut Rig) {
-    let mut service = serve(family, rig, 1);
-    let (data, pod) = connected(family, rig, &service, 1);
+fn reset(family: Family, harness: &mut Harness) {
+    let mut service = serve(family, harness, 1);
+    let (data, pod) = connected(family, harness, &service, 1);
     let whole = service.clone();
-    rig.shrink(&mut service, &[]);
-    let goes_on = |rig: &mut Rig| {
-        let seen = rig.run(Hook::Ingress, &data.bytes());
+    harness.shrink(&mut service, &[]);
+    let goes_on = |harness: &mut Harness| {
+        let seen = harness.run(Hook::Ingress, &data.bytes());
         assert_eq!((seen.verdict, seen.packet), (NEXT, data.to(pod).bytes()));
     };
-    goes_on(rig);
-    assert_eq!(rig.view().mark_flows().unwrap(), 0, "the delay is not over");
-    goes_on(rig);
-    set(rig, &whole, pod, BACKEND_RESET);
-    goes_on(rig);
-    assert_eq!(rig.view().mark_flows().unwrap(), 1);
-    assert_eq!(rig.view().mark_flows().unwrap(), 0, "it is marked");
-    assert_ne!(rig.flow(family).state & STATE_RESET, 0);
-    assert_eq!(rig.reasons(), []);
+    goes_on(harness);
+    assert_eq!(harness.view().mark_flows().unwrap(), 0, "the delay is not over");
+    goes_on(harness);
+    set(harness, &whole, pod, BACKEND_RESET);
+    goes_on(harness);
+    assert_eq!(harness.view().mark_flows().unwrap(), 1);
+    assert_eq!(harness.view().mark_flows().unwrap(), 0, "it is marked");
+    assert_ne!(harness.flow(family).state & STATE_RESET, 0);
+    assert_eq!(harness.reasons(), []);
 
     // Whatever it carries: a bare acknowledgement, and the largest segment.
     for (count, size) in (1..).zip([0, 1, 21, 1400]) {
         let data = data.clone().payload(size);
-        let seen = rig.run(Hook::Ingress, &data.bytes());
-        assert_eq!(seen.verdict, REDIRECT, "{:?}", rig.reasons());
+        let seen = harness.run(Hook::Ingress, &data.bytes());
+        assert_eq!(seen.verdict, REDIRECT, "{:?}", harness.reasons());
         verify(&seen.packet).unwrap();
         let window =
             u16::from_be_bytes([seen.packet[seen.packet.len() - 6], seen.packet[seen.packet.len() - 5]]);
@@ -86,62 +86,62 @@ fn reset(family: Family, rig: &mut Rig) {
         assert_eq!((segment.len(), &segment[4..8]), (20, &EXPECTED.to_be_bytes()[..]), "window {window}");
         assert_eq!(segment[8..14], [0, 0, 0, 0, 0x50, RST]);
         assert_eq!((&seen.packet[..6], &seen.packet[6..12]), (&data.bytes()[6..12], &data.bytes()[..6]));
-        assert_eq!(rig.reasons(), [(Reason::EndpointLeft, count)]);
-        assert_eq!(rig.refusals(), [(ID, Reason::EndpointLeft, count)]);
-        assert_ne!(rig.flow(family).state & RST_BACKEND, 0, "it is closed");
+        assert_eq!(harness.reasons(), [(Reason::EndpointLeft, count)]);
+        assert_eq!(harness.refusals(), [(ID, Reason::EndpointLeft, count)]);
+        assert_ne!(harness.flow(family).state & RST_BACKEND, 0, "it is closed");
     }
 
     // The endpoint's segments are translated still, and the client's kernel answers with a reset of its own.
     let back = data.to(pod).back();
-    let seen = rig.run(Hook::Egress, &back.bytes());
+    let seen = harness.run(Hook::Egress, &back.bytes());
     assert_eq!((seen.verdict, seen.packet), (NEXT, back.from(service.frontend).bytes()));
     let last = Packet { flags: RST, ..data.clone() };
-    let seen = rig.run(Hook::Ingress, &last.bytes());
+    let seen = harness.run(Hook::Ingress, &last.bytes());
     assert_eq!((seen.verdict, seen.packet), (NEXT, last.to(pod).bytes()));
 
     // The client connects anew, from the same port: there is no endpoint.
     let syn = Packet { flags: SYN, seq: 77, ..data.clone() };
-    let seen = rig.run(Hook::Ingress, &syn.bytes());
+    let seen = harness.run(Hook::Ingress, &syn.bytes());
     assert_eq!((seen.verdict, seen.packet), (REDIRECT, syn.unreachable(usize::MAX)));
-    assert!(rig.reasons().contains(&(Reason::NoEndpoint, 1)));
+    assert!(harness.reasons().contains(&(Reason::NoEndpoint, 1)));
 }
 
-fn unanswered(family: Family, rig: &mut Rig) {
-    let service = serve(family, rig, 1);
-    let (data, pod) = connected(family, rig, &service, 1);
-    set(rig, &service, pod, BACKEND_RESET);
-    assert_eq!(rig.view().mark_flows().unwrap(), 1);
+fn unanswered(family: Family, harness: &mut Harness) {
+    let service = serve(family, harness, 1);
+    let (data, pod) = connected(family, harness, &service, 1);
+    set(harness, &service, pod, BACKEND_RESET);
+    assert_eq!(harness.view().mark_flows().unwrap(), 1);
     let with_options = match family {
         Family::V4 => data.clone().options(&[1, 1, 1, 0]),
         Family::V6 => data.clone().extension(60, &[0, 0, 1, 4, 0, 0, 0, 0]),
     };
-    assert_eq!(rig.run(Hook::Ingress, &with_options.bytes()).verdict, DROP);
-    assert_eq!(rig.reasons(), [(Reason::RejectFailed, 1), (Reason::EndpointLeft, 1)]);
+    assert_eq!(harness.run(Hook::Ingress, &with_options.bytes()).verdict, DROP);
+    assert_eq!(harness.reasons(), [(Reason::RejectFailed, 1), (Reason::EndpointLeft, 1)]);
     let silent = Packet { flags: 0, ..data.clone() };
-    assert_eq!(rig.run(Hook::Ingress, &silent.bytes()).verdict, DROP);
-    assert_eq!(rig.reasons(), [(Reason::RejectFailed, 1), (Reason::EndpointLeft, 2)]);
+    assert_eq!(harness.run(Hook::Ingress, &silent.bytes()).verdict, DROP);
+    assert_eq!(harness.reasons(), [(Reason::RejectFailed, 1), (Reason::EndpointLeft, 2)]);
     // The endpoint serves again before the client sends: nothing is reset.
-    set(rig, &service, pod, BACKEND_ACTIVE);
-    let seen = rig.run(Hook::Ingress, &data.bytes());
+    set(harness, &service, pod, BACKEND_ACTIVE);
+    let seen = harness.run(Hook::Ingress, &data.bytes());
     assert_eq!((seen.verdict, seen.packet), (NEXT, data.to(pod).bytes()));
-    assert_ne!(rig.flow(family).state & SEEN_REPLY, 0);
+    assert_ne!(harness.flow(family).state & SEEN_REPLY, 0);
 }
 
-fn others(family: Family, rig: &mut Rig) {
-    let service = serve(family, rig, 2);
-    let open: Vec<_> = (1..=16).map(|host| connected(family, rig, &service, host)).collect();
+fn others(family: Family, harness: &mut Harness) {
+    let service = serve(family, harness, 2);
+    let open: Vec<_> = (1..=16).map(|host| connected(family, harness, &service, host)).collect();
     let udp = Service::new(ID + 1, UDP, family.frontend(2, 53), &[family.pod(1, 8080)]);
-    rig.serve(std::slice::from_ref(&udp));
+    harness.serve(std::slice::from_ref(&udp));
     let query = Packet::udp(family.client(1, 4000), udp.frontend);
-    assert_eq!(rig.run(Hook::Ingress, &query.bytes()).verdict, NEXT);
+    assert_eq!(harness.run(Hook::Ingress, &query.bytes()).verdict, NEXT);
     let gone = open[0].1;
-    set(rig, &service, gone, BACKEND_RESET);
-    set(rig, &udp, family.pod(1, 8080), BACKEND_RESET);
+    set(harness, &service, gone, BACKEND_RESET);
+    set(harness, &udp, family.pod(1, 8080), BACKEND_RESET);
     let meant = open.iter().filter(|(_, pod)| *pod == gone).count() as u64;
     assert!((1..16).contains(&meant), "both endpoints have some: {meant}");
-    assert_eq!(rig.view().mark_flows().unwrap(), meant);
+    assert_eq!(harness.view().mark_flows().unwrap(), meant);
     for (data, pod) in open {
-        let seen = rig.run(Hook::Ingress, &data.bytes());
+        let seen = harness.run(Hook::Ingress, &data.bytes());
         assert_eq!(seen.verdict, if pod == gone { REDIRECT } else { NEXT });
     }
 }

@@ -14,9 +14,9 @@ use proxy_user::maps::{FrontendKey, Write};
 
 use crate::Scenario;
 use crate::beyond::{OWN, by_gateway, forget};
+use crate::harness::{DROP, Family, Harness, Hook, NEXT, REDIRECT, Service, context_of, filter};
 use crate::node::{know, node_addr, send_on_as, uplink};
 use crate::packet::{ACK, FIN, Packet, RST, SCTP, SYN, TCP, ends, verify};
-use crate::rig::{DROP, Family, Hook, NEXT, REDIRECT, Rig, Service, context_of, filter};
 
 pub const SCENARIOS: [Scenario; 10] = [
     Scenario { name: "SCTP checksums are right for every length", flows: 64, test: lengths },
@@ -36,16 +36,16 @@ fn service(family: Family) -> (Service, Packet) {
     (Service::new(7, SCTP, frontend, &[pod]), Packet { flags: SYN, ..Packet::new(SCTP, client, frontend) })
 }
 
-fn lengths(family: Family, rig: &mut Rig) {
+fn lengths(family: Family, harness: &mut Harness) {
     let (service, first) = service(family);
-    rig.serve(std::slice::from_ref(&service));
+    harness.serve(std::slice::from_ref(&service));
     let pod = service.backends[0].1;
     for length in (0..1450).step_by(7).chain([2500]) {
         let packet = first.clone().payload(length);
-        let seen = rig.run(Hook::Ingress, &packet.bytes());
+        let seen = harness.run(Hook::Ingress, &packet.bytes());
         assert_eq!((seen.verdict, seen.packet), (NEXT, packet.to(pod).bytes()), "{length} bytes");
         let answer = packet.to(pod).back();
-        let seen = rig.run(Hook::Egress, &answer.bytes());
+        let seen = harness.run(Hook::Egress, &answer.bytes());
         assert_eq!(
             (seen.verdict, seen.packet),
             (NEXT, answer.from(service.frontend).bytes()),
@@ -60,84 +60,84 @@ fn lengths(family: Family, rig: &mut Rig) {
         bytes
     };
     let packet = first.clone().payload(100);
-    assert_eq!(rig.run(Hook::Ingress, &spoiled(&packet)).packet, spoiled(&packet.to(pod)));
+    assert_eq!(harness.run(Hook::Ingress, &spoiled(&packet)).packet, spoiled(&packet.to(pod)));
     // The device will compute it.
     let without = Packet { is_unchecked: true, ..first };
-    assert_eq!(rig.run(Hook::Ingress, &without.bytes()).packet, without.to(pod).bytes());
-    assert_eq!((rig.reasons(), rig.flows(family).len()), (vec![], 1));
+    assert_eq!(harness.run(Hook::Ingress, &without.bytes()).packet, without.to(pod).bytes());
+    assert_eq!((harness.reasons(), harness.flows(family).len()), (vec![], 1));
 }
 
-fn association(family: Family, rig: &mut Rig) {
+fn association(family: Family, harness: &mut Harness) {
     let (mut service, init) = service(family);
-    rig.serve(std::slice::from_ref(&service));
+    harness.serve(std::slice::from_ref(&service));
     let pod = service.backends[0].1;
-    let step = |rig: &mut Rig, hook, flags, state: u32| {
+    let step = |harness: &mut Harness, hook, flags, state: u32| {
         let packet = Packet { flags, ..init.clone() };
         let (packet, becomes) = match hook {
             Hook::Ingress => (packet.clone(), packet.to(pod)),
             Hook::Egress => (packet.to(pod).back(), packet.back()),
         };
-        assert_eq!(rig.run(hook, &packet.bytes()).packet, becomes.bytes());
-        assert_eq!(rig.flow(family).state, STATE_USED | state, "{hook:?} {flags}");
+        assert_eq!(harness.run(hook, &packet.bytes()).packet, becomes.bytes());
+        assert_eq!(harness.flow(family).state, STATE_USED | state, "{hook:?} {flags}");
     };
-    step(rig, Hook::Ingress, SYN, 0);
-    step(rig, Hook::Egress, SYN | ACK, SEEN_REPLY);
+    step(harness, Hook::Ingress, SYN, 0);
+    step(harness, Hook::Egress, SYN | ACK, SEEN_REPLY);
     // It stays with an endpoint that leaves.
     let other = family.pod(2, 8080);
     service.backends.push((7 * 16 + 1, other));
-    rig.serve(std::slice::from_ref(&service));
-    rig.shrink(&mut service, &[other]);
-    step(rig, Hook::Ingress, ACK, SEEN_REPLY | ASSURED);
-    step(rig, Hook::Ingress, FIN, SEEN_REPLY | ASSURED | FIN_CLIENT);
-    step(rig, Hook::Egress, FIN | ACK, SEEN_REPLY | ASSURED | FIN_CLIENT | FIN_BACKEND);
+    harness.serve(std::slice::from_ref(&service));
+    harness.shrink(&mut service, &[other]);
+    step(harness, Hook::Ingress, ACK, SEEN_REPLY | ASSURED);
+    step(harness, Hook::Ingress, FIN, SEEN_REPLY | ASSURED | FIN_CLIENT);
+    step(harness, Hook::Egress, FIN | ACK, SEEN_REPLY | ASSURED | FIN_CLIENT | FIN_BACKEND);
     // And a new INIT begins another one.
-    let seen = rig.run(Hook::Ingress, &init.bytes());
+    let seen = harness.run(Hook::Ingress, &init.bytes());
     assert_eq!(seen.packet, init.to(other).bytes());
     let abort = Packet { flags: RST, ..init };
-    rig.run(Hook::Ingress, &abort.bytes());
-    assert_eq!(rig.flow(family).state, STATE_USED | RST_CLIENT);
+    harness.run(Hook::Ingress, &abort.bytes());
+    assert_eq!(harness.flow(family).state, STATE_USED | RST_CLIENT);
 }
 
-fn refused(family: Family, rig: &mut Rig) {
+fn refused(family: Family, harness: &mut Harness) {
     let (mut service, init) = service(family);
     service.backends.clear();
-    rig.serve(&[service]);
+    harness.serve(&[service]);
     for length in [0, 21, 1000] {
         let packet = init.clone().payload(length);
-        let seen = rig.run(Hook::Ingress, &packet.bytes());
+        let seen = harness.run(Hook::Ingress, &packet.bytes());
         assert_eq!((seen.verdict, seen.packet), (REDIRECT, packet.unreachable(128)), "{length} bytes");
     }
     let abort = Packet { flags: RST, ..init };
-    assert_eq!(rig.run(Hook::Ingress, &abort.bytes()).verdict, DROP, "an ABORT has no answer");
-    assert_eq!(rig.reasons(), [(Reason::NoEndpoint, 4)]);
+    assert_eq!(harness.run(Hook::Ingress, &abort.bytes()).verdict, DROP, "an ABORT has no answer");
+    assert_eq!(harness.reasons(), [(Reason::NoEndpoint, 4)]);
 }
 
-fn pieces(family: Family, rig: &mut Rig) {
+fn pieces(family: Family, harness: &mut Harness) {
     let (service, init) = service(family);
-    rig.serve(&[service]);
+    harness.serve(&[service]);
     for fragment in init.payload(1000).fragments(256, 9) {
-        let seen = rig.run(Hook::Ingress, &fragment);
+        let seen = harness.run(Hook::Ingress, &fragment);
         assert_eq!((seen.verdict, seen.packet), (NEXT, fragment));
     }
-    assert_eq!((rig.reasons(), rig.flows(family).len()), (vec![(Reason::Fragment, 4)], 0));
+    assert_eq!((harness.reasons(), harness.flows(family).len()), (vec![(Reason::Fragment, 4)], 0));
 }
 
 /// A Service, and the first packet of a process of the node to it.
-fn own_service(family: Family, rig: &mut Rig) -> (Service, Packet) {
-    know(family, rig);
+fn own_service(family: Family, harness: &mut Harness) -> (Service, Packet) {
+    know(family, harness);
     let (service, first) = service(family);
-    rig.serve(std::slice::from_ref(&service));
+    harness.serve(std::slice::from_ref(&service));
     (service, first.from(SocketAddr::new(node_addr(family), 40_001)))
 }
 
-fn leaves(rig: &mut Rig, packet: &Packet) -> crate::rig::Seen {
-    rig.run_on(Hook::Egress, &packet.bytes(), Some(uplink()))
+fn leaves(harness: &mut Harness, packet: &Packet) -> crate::harness::Seen {
+    harness.run_on(Hook::Egress, &packet.bytes(), Some(uplink()))
 }
 
 /// Runs a packet that must go on to a backend, and gives the packet that does.
-fn goes_on(rig: &mut Rig, packet: &Packet, to: SocketAddr) -> Packet {
-    let seen = leaves(rig, packet);
-    assert_eq!(seen.verdict, REDIRECT, "{packet:?}: {:?}", rig.reasons());
+fn goes_on(harness: &mut Harness, packet: &Packet, to: SocketAddr) -> Packet {
+    let seen = leaves(harness, packet);
+    assert_eq!(seen.verdict, REDIRECT, "{packet:?}: {:?}", harness.reasons());
     if !packet.is_unchecked {
         verify(&seen.packet).unwrap();
     }
@@ -154,47 +154,47 @@ fn to_own_device(packet: &Packet) -> Vec<u8> {
     bytes
 }
 
-fn own(family: Family, rig: &mut Rig) {
-    let (service, init) = own_service(family, rig);
+fn own(family: Family, harness: &mut Harness) {
+    let (service, init) = own_service(family, harness);
     let pod = service.backends[0].1;
-    let sent = goes_on(rig, &init, pod);
+    let sent = goes_on(harness, &init, pod);
     assert_eq!(sent.src.ip(), node_addr(family));
     assert!((61_000..=65_535).contains(&sent.src.port()), "{}", sent.src);
-    assert_eq!(rig.flow(family).state, STATE_USED | STATE_SNAT | STATE_LOCAL);
+    assert_eq!(harness.flow(family).state, STATE_USED | STATE_SNAT | STATE_LOCAL);
     // The answer goes up where the way to the Service's address leads, as its address asks for.
     let answer = Packet { flags: SYN | ACK, ..sent.back() };
     let becomes = Packet { flags: SYN | ACK, ..init.back() };
-    let seen = rig.run_on(Hook::Ingress, &answer.bytes(), Some(uplink()));
+    let seen = harness.run_on(Hook::Ingress, &answer.bytes(), Some(uplink()));
     assert_eq!((seen.verdict, seen.packet), (NEXT, becomes.bytes()));
-    assert_eq!(rig.flow(family).state, STATE_USED | STATE_SNAT | STATE_LOCAL | SEEN_REPLY);
-    let seen = rig.run(Hook::Ingress, &answer.bytes());
+    assert_eq!(harness.flow(family).state, STATE_USED | STATE_SNAT | STATE_LOCAL | SEEN_REPLY);
+    let seen = harness.run(Hook::Ingress, &answer.bytes());
     assert_eq!((seen.verdict, seen.packet), (REDIRECT, to_own_device(&becomes)));
     // The way is the next packet's again, and outwards.
     for length in [0, 21, 1000] {
         let data = Packet { flags: ACK, ..init.clone() }.payload(length);
-        let sent = goes_on(rig, &data, pod);
+        let sent = goes_on(harness, &data, pod);
         // A frontend may share the bit of the port by chance.
-        rig.write(&[filter(Role::Frontend, sent.src, SCTP)]);
-        let seen = rig.run_on(Hook::Ingress, &sent.back().bytes(), Some(uplink()));
+        harness.write(&[filter(Role::Frontend, sent.src, SCTP)]);
+        let seen = harness.run_on(Hook::Ingress, &sent.back().bytes(), Some(uplink()));
         assert_eq!((seen.verdict, seen.packet), (NEXT, data.back().bytes()));
     }
     // The device will compute the checksum.
-    goes_on(rig, &Packet { is_unchecked: true, flags: ACK, ..init }, pod);
-    assert_eq!((rig.reasons(), rig.flows(family).len()), (vec![], 1));
-    let stats = rig.stats(7);
+    goes_on(harness, &Packet { is_unchecked: true, flags: ACK, ..init }, pod);
+    assert_eq!((harness.reasons(), harness.flows(family).len()), (vec![], 1));
+    let stats = harness.stats(7);
     assert_eq!((stats.connections, stats.packets, stats.reply_packets), (1, 5, 5));
-    forget(rig);
+    forget(harness);
 }
 
-fn own_left_alone(family: Family, rig: &mut Rig) {
-    let (service, init) = own_service(family, rig);
+fn own_left_alone(family: Family, harness: &mut Harness) {
+    let (service, init) = own_service(family, harness);
     let pod = service.backends[0].1;
-    rig.serve(&[Service::new(8, TCP, service.frontend, &[pod])]);
+    harness.serve(&[Service::new(8, TCP, service.frontend, &[pod])]);
     let own = node_addr(family);
     // It came in by a device, and was met there.
     let mut context = context_of(Hook::Egress, uplink());
     context[36..40].copy_from_slice(&uplink().to_ne_bytes());
-    let seen = rig.run_with(Hook::Egress, &init.bytes(), &context);
+    let seen = harness.run_with(Hook::Egress, &init.bytes(), &context);
     assert_eq!((seen.verdict, seen.packet), (NEXT, init.bytes()));
     for packet in [
         init.to(pod),
@@ -202,43 +202,43 @@ fn own_left_alone(family: Family, rig: &mut Rig) {
         // The bit is there, and nothing behind it.
         init.to(family.client(2, 80)),
     ] {
-        rig.write(&[filter(Role::Frontend, family.client(2, 80), SCTP)]);
-        let seen = leaves(rig, &packet);
+        harness.write(&[filter(Role::Frontend, family.client(2, 80), SCTP)]);
+        let seen = leaves(harness, &packet);
         assert_eq!((seen.verdict, seen.packet), (NEXT, packet.bytes()), "{packet:?}");
     }
     // What was forwarded from here passes the hook of another device, and its endpoint may be another Service's frontend.
-    rig.write(&[filter(Role::Frontend, pod, SCTP)]);
+    harness.write(&[filter(Role::Frontend, pod, SCTP)]);
     let forwarded = init.to(pod).from(SocketAddr::new(own, 61_007));
-    let seen = leaves(rig, &forwarded);
+    let seen = leaves(harness, &forwarded);
     assert_eq!((seen.verdict, seen.packet), (NEXT, forwarded.bytes()));
     // A server of the node answers; its own address is a backend's.
     let server = SocketAddr::new(own, 8080);
-    rig.serve(&[Service::new(9, SCTP, family.frontend(2, 80), &[server])]);
+    harness.serve(&[Service::new(9, SCTP, family.frontend(2, 80), &[server])]);
     let asked = Packet { flags: SYN, ..Packet::new(SCTP, family.client(1, 9), family.frontend(2, 80)) };
-    assert_eq!(rig.run(Hook::Ingress, &asked.bytes()).packet, asked.to(server).bytes());
+    assert_eq!(harness.run(Hook::Ingress, &asked.bytes()).packet, asked.to(server).bytes());
     let answer = Packet { flags: SYN | ACK, ..asked.to(server).back() };
-    let seen = leaves(rig, &answer);
+    let seen = leaves(harness, &answer);
     assert_eq!((seen.verdict, seen.packet), (NEXT, answer.from(asked.dst).bytes()));
     // And is a client by that port.
-    goes_on(rig, &init.from(server), pod);
-    assert_eq!(rig.reasons(), []);
-    forget(rig);
+    goes_on(harness, &init.from(server), pod);
+    assert_eq!(harness.reasons(), []);
+    forget(harness);
 }
 
-fn own_inside(family: Family, rig: &mut Rig) {
-    let (service, init) = own_service(family, rig);
+fn own_inside(family: Family, harness: &mut Harness) {
+    let (service, init) = own_service(family, harness);
     let pod = service.backends[0].1;
     let key = service.frontend_key();
     let outside = FrontendKey { scope: SCOPE_EXTERNAL, ..key };
     let empty = ServiceEntry { slot_count: 0, flags: SERVICE_DROP_WHEN_EMPTY, ..service.entry() };
-    rig.write(&[
+    harness.write(&[
         Write::Service(outside, ServiceEntry { tag: outside.tag(), ..empty }),
         Write::Service(key, ServiceEntry { flags: SERVICE_SCOPED, affinity_secs: 10, ..service.entry() }),
     ]);
     // The device leads outside, and the node is not what lies there.
     let client = init.from(family.client(1, 40_001));
-    assert_eq!(rig.run_on(Hook::Ingress, &client.bytes(), Some(uplink())).verdict, DROP);
-    goes_on(rig, &init, pod);
+    assert_eq!(harness.run_on(Hook::Ingress, &client.bytes(), Some(uplink())).verdict, DROP);
+    goes_on(harness, &init, pod);
     // It stays with its endpoint.
     let pods: Vec<_> = (1..=8).map(|host| family.pod(host, 8080)).collect();
     let more = Service::new(7, SCTP, service.frontend, &pods);
@@ -249,81 +249,81 @@ fn own_inside(family: Family, rig: &mut Rig) {
         }
     }
     writes.push(Write::Service(key, ServiceEntry { affinity_secs: 10, ..more.entry() }));
-    rig.write(&writes);
-    let first = ends(&leaves(rig, &init.from(SocketAddr::new(node_addr(family), 2000))).packet).1;
+    harness.write(&writes);
+    let first = ends(&leaves(harness, &init.from(SocketAddr::new(node_addr(family), 2000))).packet).1;
     for port in 2001..2020 {
-        goes_on(rig, &init.from(SocketAddr::new(node_addr(family), port)), first);
+        goes_on(harness, &init.from(SocketAddr::new(node_addr(family), port)), first);
     }
     // Its own address is asked for in source ranges.
     let entry = ServiceEntry { flags: SERVICE_SOURCE_RANGES, ..more.entry() };
-    rig.write(&[Write::Service(key, entry)]);
-    assert_eq!(leaves(rig, &init.from(SocketAddr::new(node_addr(family), 3000))).verdict, DROP);
-    assert_eq!(rig.refusals(), [(7, Reason::NoLocalEndpoint, 1), (7, Reason::SourceNotAllowed, 1)]);
-    forget(rig);
+    harness.write(&[Write::Service(key, entry)]);
+    assert_eq!(leaves(harness, &init.from(SocketAddr::new(node_addr(family), 3000))).verdict, DROP);
+    assert_eq!(harness.refusals(), [(7, Reason::NoLocalEndpoint, 1), (7, Reason::SourceNotAllowed, 1)]);
+    forget(harness);
 }
 
-fn own_refused(family: Family, rig: &mut Rig) {
-    let (mut service, init) = own_service(family, rig);
+fn own_refused(family: Family, harness: &mut Harness) {
+    let (mut service, init) = own_service(family, harness);
     let elsewhere = init.to(family.frontend(3, 80));
     let nowhere = init.from(SocketAddr::new(node_addr(family), 2000));
     // No address to go on under.
     let nothing = if init.src.is_ipv4() { [0; 4].into() } else { [0; 16].into() };
-    send_on_as(nothing, rig);
-    assert_eq!(leaves(rig, &nowhere).verdict, DROP);
-    know(family, rig);
+    send_on_as(nothing, harness);
+    assert_eq!(leaves(harness, &nowhere).verdict, DROP);
+    know(family, harness);
     // The kernel takes no packet between its own addresses that comes in.
-    rig.serve(&[Service::new(7, SCTP, service.frontend, &[SocketAddr::new(node_addr(family), 8080)])]);
-    assert_eq!(leaves(rig, &nowhere).verdict, DROP, "a process of this node");
+    harness.serve(&[Service::new(7, SCTP, service.frontend, &[SocketAddr::new(node_addr(family), 8080)])]);
+    assert_eq!(leaves(harness, &nowhere).verdict, DROP, "a process of this node");
     service.backends.clear();
-    rig.serve(std::slice::from_ref(&service));
+    harness.serve(std::slice::from_ref(&service));
     for length in [0, 21, 1000] {
         let packet = init.clone().payload(length);
-        let seen = leaves(rig, &packet);
+        let seen = leaves(harness, &packet);
         assert_eq!((seen.verdict, seen.packet), (REDIRECT, packet.unreachable(128)), "{length} bytes");
     }
     let abort = Packet { flags: RST, ..init };
-    assert_eq!(leaves(rig, &abort).verdict, DROP, "an ABORT has no answer");
-    assert_eq!(leaves(rig, &elsewhere).verdict, DROP, "an address without a Service");
+    assert_eq!(leaves(harness, &abort).verdict, DROP, "an ABORT has no answer");
+    assert_eq!(leaves(harness, &elsewhere).verdict, DROP, "an address without a Service");
     let counted = [(Reason::NoRoute, 2), (Reason::NoEndpoint, 4), (Reason::UnallocatedAddress, 1)];
-    let mut seen = rig.reasons();
+    let mut seen = harness.reasons();
     seen.sort_by_key(|(reason, _)| counted.iter().position(|(other, _)| other == reason));
     assert_eq!(seen, counted);
-    forget(rig);
+    forget(harness);
 }
 
-fn own_errors(family: Family, rig: &mut Rig) {
-    let (service, init) = own_service(family, rig);
+fn own_errors(family: Family, harness: &mut Harness) {
+    let (service, init) = own_service(family, harness);
     let pod = service.backends[0].1;
     let router = family.client(200, 0).ip();
-    let sent = goes_on(rig, &init, pod);
+    let sent = goes_on(harness, &init, pod);
     let kind = if family == Family::V4 { [3, 4] } else { [2, 0] };
     for (from, becomes) in [(pod.ip(), service.frontend.ip()), (router, router)] {
         let error = |packet: &Packet, from| packet.error(from, kind, [0, 0, 5, 0x14], 1000);
-        let seen = rig.run_on(Hook::Ingress, &error(&sent, from), Some(uplink()));
+        let seen = harness.run_on(Hook::Ingress, &error(&sent, from), Some(uplink()));
         assert_eq!((seen.verdict, seen.packet), (NEXT, error(&init, becomes)));
     }
     // Larger than the next device takes.
     let big = Packet { flags: ACK, ..init }.payload(1500);
-    let seen = leaves(rig, &big);
+    let seen = leaves(harness, &big);
     let mtu = [0, 0, 5, 0x78];
     let mut told = big.error(big.dst.ip(), kind, mtu, 128);
     told[..12].rotate_left(6);
     assert_eq!((seen.verdict, seen.packet), (REDIRECT, told));
-    assert_eq!(rig.reasons(), [(Reason::PacketTooBig, 1)]);
-    forget(rig);
+    assert_eq!(harness.reasons(), [(Reason::PacketTooBig, 1)]);
+    forget(harness);
 }
 
 /// The kernel hands many packets over behind one header, which it takes apart only where they leave.
-fn own_lists(family: Family, rig: &mut Rig) {
-    let (service, init) = own_service(family, rig);
+fn own_lists(family: Family, harness: &mut Harness) {
+    let (service, init) = own_service(family, harness);
     let pod = service.backends[0].1;
-    goes_on(rig, &init, pod);
+    goes_on(harness, &init, pod);
     let list = Packet { flags: ACK, is_unchecked: true, ..init }.payload(2500);
     let mut context = context_of(Hook::Egress, uplink());
     context[176..180].copy_from_slice(&u32::from(u16::MAX).to_ne_bytes());
-    let seen = rig.run_with(Hook::Egress, &list.bytes(), &context);
+    let seen = harness.run_with(Hook::Egress, &list.bytes(), &context);
     let source = ends(&seen.packet).0;
     assert_eq!((seen.verdict, seen.packet), (REDIRECT, by_gateway(list.from(source).to(pod).bytes())));
-    assert_eq!(rig.reasons(), []);
-    forget(rig);
+    assert_eq!(harness.reasons(), []);
+    forget(harness);
 }

@@ -5,11 +5,11 @@ use std::net::{IpAddr, SocketAddr};
 use crate::bytes::{Bytes, Random};
 use crate::forge::{ACK, Check, ETHERNET, FIN, Forge, RST, SYN, icmp};
 use crate::model::parse::{Parsed, header_at, is_v6, parse};
+use crate::scenario::{
+    Kind, Location, SCTP, SERVICE_BYTES, SERVICE_PORTS, Scenario, Service, TCP, UDP, WORLD_BYTES, address,
+};
 use crate::target::{Context, Device, Hook, Outcome, Seen};
 use crate::tunnel::{Outer, number_of, taken_out};
-use crate::world::{
-    Kind, Place, SCTP, SERVICE_BYTES, SERVICE_PORTS, Service, TCP, UDP, WORLD_BYTES, World, address,
-};
 
 /// Bytes that a step takes.
 pub const STEP_BYTES: usize = 16;
@@ -45,7 +45,7 @@ pub fn random_bytes(random: &mut Random) -> Vec<u8> {
     let mut bytes = vec![0; WORLD_BYTES];
     random.fill(&mut bytes);
     let steps = 1 + random.below(STEPS).max(random.below(STEPS));
-    let length = WORLD_BYTES + World::count(&bytes) * SERVICE_BYTES + steps * STEP_BYTES;
+    let length = WORLD_BYTES + Scenario::count(&bytes) * SERVICE_BYTES + steps * STEP_BYTES;
     bytes.resize(length, 0);
     random.fill(&mut bytes[WORLD_BYTES..]);
     bytes
@@ -53,39 +53,39 @@ pub fn random_bytes(random: &mut Random) -> Vec<u8> {
 
 /// Where the records of a case begin and end: the Services, then the steps.
 pub fn records(bytes: &[u8]) -> Vec<std::ops::Range<usize>> {
-    let services = (0..World::count(bytes)).map(|n| WORLD_BYTES + n * SERVICE_BYTES);
-    let first = WORLD_BYTES + World::count(bytes) * SERVICE_BYTES;
+    let services = (0..Scenario::count(bytes)).map(|n| WORLD_BYTES + n * SERVICE_BYTES);
+    let first = WORLD_BYTES + Scenario::count(bytes) * SERVICE_BYTES;
     let steps = (first..bytes.len()).step_by(STEP_BYTES).map(|at| at..(at + STEP_BYTES).min(bytes.len()));
     let services = services.map(|at| at.min(bytes.len())..(at + SERVICE_BYTES).min(bytes.len()));
     services.chain(steps).filter(|range| !range.is_empty()).collect()
 }
 
 /// The next step, from the bytes of a case. It may go by what became of the packets before.
-pub fn next(bytes: &mut Bytes<'_>, world: &World, before: &[Sent]) -> Option<Step> {
+pub fn next(bytes: &mut Bytes<'_>, scenario: &Scenario, before: &[Sent]) -> Option<Step> {
     if bytes.is_over() {
         return None;
     }
     let mut record = bytes.record(STEP_BYTES);
     let kind = record.byte() % 32;
-    let place = record.byte();
-    let device = [Device::Uplink, Device::Pods, Device::Uplink, Device::Loopback][usize::from(place & 3)];
+    let location = record.byte();
+    let device = [Device::Uplink, Device::Pods, Device::Uplink, Device::Loopback][usize::from(location & 3)];
     let mut context =
-        Context { device, is_local_origin: place & 0x0c == 0x0c, is_complete: place & 0x30 == 0x30 };
+        Context { device, is_local_origin: location & 0x0c == 0x0c, is_complete: location & 0x30 == 0x30 };
     let about = record.byte();
     let earlier = (!before.is_empty()).then(|| &before[before.len() - 1 - usize::from(about) % before.len()]);
-    let mut hook = if place & 0x40 == 0 { Hook::Ingress } else { Hook::Egress };
+    let mut hook = if location & 0x40 == 0 { Hook::Ingress } else { Hook::Egress };
     let mut packet = match (kind, earlier) {
         (27 | 28, _) => return Some(Step::Pause(pause(about))),
         // As long as most of a client's affinity.
         (31, _) => return Some(Step::Pause(7_300)),
-        (29, _) => return Some(endpoint(world, about)),
+        (29, _) => return Some(endpoint(scenario, about)),
         (6..=14, Some(sent)) => {
             let Some(forge) = reply(&mut record, sent, about) else { return Some(Step::Nothing) };
-            if place & 0x80 == 0 {
+            if location & 0x80 == 0 {
                 // Where it would come by.
                 (hook, context) = way_back(sent, context);
             }
-            shaped(&mut record, forge, world.is_calm).bytes()
+            shaped(&mut record, forge, scenario.is_calm).bytes()
         }
         (15..=22, Some(sent)) => {
             let Some(forge) = again(&mut record, sent, about) else { return Some(Step::Nothing) };
@@ -102,43 +102,43 @@ pub fn next(bytes: &mut Bytes<'_>, world: &World, before: &[Sent]) -> Option<Ste
                     Forge { fragment, proto, payload: 24, ..forge }.bytes()
                 }
                 _ => {
-                    let aim = if place & 0x80 == 0 { None } else { ends(&sent.seen.packet) };
+                    let aim = if location & 0x80 == 0 { None } else { ends(&sent.seen.packet) };
                     let aim = aim.map(|(src, dst, ..)| (src, dst));
-                    Forge { aim, ..shaped(&mut record, forge, world.is_calm) }.bytes()
+                    Forge { aim, ..shaped(&mut record, forge, scenario.is_calm) }.bytes()
                 }
             }
         }
         (23..=26, Some(sent)) => {
-            if place & 0x80 == 0 {
+            if location & 0x80 == 0 {
                 (hook, context) = way_back(sent, context);
             }
-            let Some(packet) = error(&mut record, world, sent) else { return Some(Step::Nothing) };
+            let Some(packet) = error(&mut record, scenario, sent) else { return Some(Step::Nothing) };
             packet
         }
         (30, Some(sent)) => {
-            let leaves = place & 0x80 != 0 && sent.seen.outcome == Outcome::Redirect;
+            let leaves = location & 0x80 != 0 && sent.seen.outcome == Outcome::Redirect;
             let Some(forge) = straight(&mut record, sent, leaves, about) else { return Some(Step::Nothing) };
             hook = if leaves { Hook::Egress } else { Hook::Ingress };
-            shaped(&mut record, forge, world.is_calm).bytes()
+            shaped(&mut record, forge, scenario.is_calm).bytes()
         }
         _ => {
-            if place & 0x80 == 0 {
+            if location & 0x80 == 0 {
                 hook = Hook::Ingress;
             }
-            fresh(&mut record, world)
+            fresh(&mut record, scenario)
         }
     };
-    if !world.is_calm {
+    if !scenario.is_calm {
         spoil(&mut record, &mut packet);
     }
     let is_again = matches!(kind, 15..=22);
     let outer = match earlier {
-        _ if world.dsr.is_none() => None,
+        _ if scenario.dsr.is_none() => None,
         // The way of the earlier one, or by another node that has it from a third one.
         Some(sent) if is_again => taken_out(&sent.packet)
-            .map(|(outer, _)| if place & 0xc0 == 0xc0 { Outer { hops: 255, ..outer } } else { outer }),
+            .map(|(outer, _)| if location & 0xc0 == 0xc0 { Outer { hops: 255, ..outer } } else { outer }),
         Some(_) if kind >= 6 => None,
-        _ => (kind % 2 == 1).then(|| outer(world, &packet, place, about)),
+        _ => (kind % 2 == 1).then(|| outer(scenario, &packet, location, about)),
     };
     if let Some(outer) = outer
         && is_v6(&packet).is_some()
@@ -150,24 +150,24 @@ pub fn next(bytes: &mut Bytes<'_>, world: &World, before: &[Sent]) -> Option<Ste
 }
 
 /// The header in which another node sends a packet; or a host that is no node, or to another address.
-fn outer(world: &World, packet: &[u8], place: u8, about: u8) -> Outer {
-    let of = |place| address(world.dsr.unwrap_or_default(), place);
+fn outer(scenario: &Scenario, packet: &[u8], location: u8, about: u8) -> Outer {
+    let of = |location| address(scenario.dsr.unwrap_or_default(), location);
     let src = match about & 7 {
-        0..=5 => Place::OtherNode,
-        6 => Place::Client(5),
-        _ => Place::Node,
+        0..=5 => Location::OtherNode,
+        6 => Location::Client(5),
+        _ => Location::Node,
     };
     let dst = match about >> 3 & 7 {
-        0..=5 => Place::Node,
-        6 => Place::NodeToo,
-        _ => Place::External,
+        0..=5 => Location::Node,
+        6 => Location::NodeToo,
+        _ => Location::External,
     };
     let dialled = ends(packet).map(|(_, dst, proto, _)| (dst.port(), proto));
-    let service = world.services.iter().find(|s| dialled == Some((s.frontend.port(), s.proto)));
+    let service = scenario.services.iter().find(|s| dialled == Some((s.frontend.port(), s.proto)));
     let endpoints = service.map_or(&[][..], |service| &service.endpoints);
-    let wanted = endpoints.get(usize::from(place >> 2) % endpoints.len().max(1));
+    let wanted = endpoints.get(usize::from(location >> 2) % endpoints.len().max(1));
     let number = wanted.map_or(7, |endpoint| number_of(endpoint.addr));
-    let is_wrong = place & 0xc0 == 0xc0;
+    let is_wrong = location & 0xc0 == 0xc0;
     Outer {
         src: of(src),
         dst: of(dst),
@@ -181,14 +181,14 @@ fn pause(byte: u8) -> u32 {
     [300, 7_300, 2_300, 11_300, 31_300, 61_300, 67_300, 121_300, 130_300, 432_000_300][usize::from(byte) % 10]
 }
 
-fn endpoint(world: &World, byte: u8) -> Step {
-    let service = usize::from(byte & 3) % world.services.len().max(1);
+fn endpoint(scenario: &Scenario, byte: u8) -> Step {
+    let service = usize::from(byte & 3) % scenario.services.len().max(1);
     match byte {
         0xc0.. => return Step::Service(service),
         0xa0.. => return Step::Swap(service),
         _ => {}
     }
-    let count = world.services.get(service).map_or(1, |service| service.endpoints.len().max(1));
+    let count = scenario.services.get(service).map_or(1, |service| service.endpoints.len().max(1));
     Step::Endpoint(service, usize::from(byte >> 2) % count)
 }
 
@@ -220,63 +220,69 @@ fn seq(byte: u8) -> u32 {
 }
 
 /// A packet that nothing went before.
-fn fresh(record: &mut Bytes<'_>, world: &World) -> Vec<u8> {
+fn fresh(record: &mut Bytes<'_>, scenario: &Scenario) -> Vec<u8> {
     let (mut who, mut what, port) = (record.byte(), record.byte(), record.byte());
-    if world.is_calm {
+    if scenario.is_calm {
         (who, what) = (who & 0x31, what & 0x07);
     }
-    let of = |place| address(world.is_v6, place);
-    let last = if world.dsr.is_some() { Place::OtherNode } else { Place::Client(0) };
+    let of = |location| address(scenario.is_v6, location);
+    let last = if scenario.dsr.is_some() { Location::OtherNode } else { Location::Client(0) };
     let client = match who % 16 {
-        0..=4 => Place::Client(who % 16 % 3),
-        5..=8 => Place::LocalPod(who % 16 % 2),
-        9..=11 => Place::RemotePod(who % 16 % 3),
-        12 => Place::Node,
-        13 => Place::NodeToo,
-        14 => Place::Martian(who >> 4),
+        0..=4 => Location::Client(who % 16 % 3),
+        5..=8 => Location::LocalPod(who % 16 % 2),
+        9..=11 => Location::RemotePod(who % 16 % 3),
+        12 => Location::Node,
+        13 => Location::NodeToo,
+        14 => Location::Martian(who >> 4),
         _ => last,
     };
     let src_port = [40_000, 40_000, 40_001, 40_000, 61_000, 1024, 8080, 40_000, 80, 61_001, 65_535, 30_080]
         [usize::from(who >> 4) % 12];
     let src = SocketAddr::new(of(client), src_port);
-    let service = world.services.get(usize::from(what) % world.services.len().max(1));
+    let service = scenario.services.get(usize::from(what) % scenario.services.len().max(1));
     let (proto, dst) = match (what >> 3, service) {
-        (0..=19, Some(service)) => (service.proto, dialled(world, service, port)),
-        (20, Some(service)) => (record.pick(&[TCP, UDP, SCTP]), dialled(world, service, port)),
+        (0..=19, Some(service)) => (service.proto, dialled(scenario, service, port)),
+        (20, Some(service)) => (record.pick(&[TCP, UDP, SCTP]), dialled(scenario, service, port)),
         (21..=23, Some(Service { proto, endpoints, .. })) if !endpoints.is_empty() => {
             (*proto, endpoints[usize::from(port) % endpoints.len()].addr)
         }
         (24 | 25, _) => {
             let any = SERVICE_PORTS[usize::from(port) % 4];
-            let place = [Place::Service(0), Place::Service(1), Place::Service(3), Place::Service(9)];
-            (record.pick(&[TCP, UDP, SCTP]), SocketAddr::new(of(record.pick(&place)), any))
+            let location =
+                [Location::Service(0), Location::Service(1), Location::Service(3), Location::Service(9)];
+            (record.pick(&[TCP, UDP, SCTP]), SocketAddr::new(of(record.pick(&location)), any))
         }
         (26, _) => {
             let port = [30_080, 30_081, 61_000, 61_001, 22][usize::from(port) % 5];
             (
                 record.pick(&[TCP, UDP, SCTP]),
-                SocketAddr::new(of(record.pick(&[Place::Node, Place::NodeToo])), port),
+                SocketAddr::new(of(record.pick(&[Location::Node, Location::NodeToo])), port),
             )
         }
-        (27, _) => return other(record, src.ip(), of(Place::Service(0)), port),
+        (27, _) => return other(record, src.ip(), of(Location::Service(0)), port),
         _ => {
-            let place =
-                [Place::Client(5), Place::RemotePod(0), Place::LocalPod(1), Place::Nowhere, Place::External];
-            (record.pick(&[TCP, UDP, SCTP]), SocketAddr::new(of(record.pick(&place)), port.into()))
+            let location = [
+                Location::Client(5),
+                Location::RemotePod(0),
+                Location::LocalPod(1),
+                Location::Nowhere,
+                Location::External,
+            ];
+            (record.pick(&[TCP, UDP, SCTP]), SocketAddr::new(of(record.pick(&location)), port.into()))
         }
     };
     let forge = Forge { flags: flags(record.byte()), seq: seq(record.byte()), ..Forge::new(proto, src, dst) };
-    shaped(record, forge, world.is_calm).bytes()
+    shaped(record, forge, scenario.is_calm).bytes()
 }
 
 /// The address that a client of the Service dials.
-fn dialled(world: &World, service: &Service, byte: u8) -> SocketAddr {
+fn dialled(scenario: &Scenario, service: &Service, byte: u8) -> SocketAddr {
     match service.kind {
         Kind::NodePort => {
             // By another node's address, it comes encapsulated.
-            let is_others = world.dsr.is_some() && byte % 3 == 2;
-            let others = address(world.is_v6, Place::OtherNode);
-            let own = world.node_addresses()[usize::from(byte & 1)];
+            let is_others = scenario.dsr.is_some() && byte % 3 == 2;
+            let others = address(scenario.is_v6, Location::OtherNode);
+            let own = scenario.node_addresses()[usize::from(byte & 1)];
             SocketAddr::new(if is_others { others } else { own }, service.frontend.port())
         }
         _ => service.frontend,
@@ -358,16 +364,16 @@ fn again(record: &mut Bytes<'_>, sent: &Sent, about: u8) -> Option<Forge> {
 }
 
 /// An error about an earlier packet, as it came out or as it came in.
-fn error(record: &mut Bytes<'_>, world: &World, sent: &Sent) -> Option<Vec<u8>> {
+fn error(record: &mut Bytes<'_>, scenario: &Scenario, sent: &Sent) -> Option<Vec<u8>> {
     let byte = record.byte();
     let about = if byte & 1 == 0 { &sent.seen.packet } else { &sent.packet };
     let header = header_at(about, ETHERNET)?;
     let from = match byte >> 1 & 3 {
         0 | 1 => header.dst,
-        2 => address(world.is_v6, Place::Client(200)),
-        _ => address(world.is_v6, Place::Node),
+        2 => address(scenario.is_v6, Location::Client(200)),
+        _ => address(scenario.is_v6, Location::Node),
     };
-    let heads: &[[u8; 2]] = if world.is_v6 {
+    let heads: &[[u8; 2]] = if scenario.is_v6 {
         &[[2, 0], [1, 4], [3, 0], [4, 1], [1, 0], [0, 0], [128, 0], [137, 0]]
     } else {
         &[[3, 4], [3, 3], [11, 0], [12, 0], [3, 1], [5, 0], [8, 0], [4, 0]]

@@ -7,8 +7,8 @@ use crate::bytes::Bytes;
 use crate::case::{self, STEP_BYTES, Sent, Step};
 use crate::model::{Met, Model};
 use crate::report;
+use crate::scenario::{SERVICE_BYTES, Scenario, WORLD_BYTES};
 use crate::target::{Counters, Target};
-use crate::world::{SERVICE_BYTES, WORLD_BYTES, World};
 
 /// What a case that differs is run again to see whether it comes again: endpoints and ports are chosen by chance.
 const TRIES: u32 = 12;
@@ -29,12 +29,12 @@ pub struct Run {
 pub fn run(target: &mut dyn Target, bytes: &[u8], mut tell: impl FnMut(&Step, Option<&Sent>)) -> Run {
     let started = Instant::now();
     let mut rest = Bytes::new(bytes);
-    let mut world = World::decode(&mut rest);
-    world.dsr = world.dsr.filter(|_| target.has_tunnels());
-    let mut model = Model::new(&world);
-    target.begin(&model.world);
+    let mut scenario = Scenario::decode(&mut rest);
+    scenario.dsr = scenario.dsr.filter(|_| target.has_tunnels());
+    let mut model = Model::new(&scenario);
+    target.begin(&model.scenario);
     let (mut before, mut run) = (Vec::<Sent>::new(), Run::default());
-    while let Some(step) = case::next(&mut rest, &model.world, &before) {
+    while let Some(step) = case::next(&mut rest, &model.scenario, &before) {
         let result = one(target, &mut model, &step, &mut before);
         run.packets += u64::from(matches!(step, Step::Packet(..)));
         let is_packet = matches!(step, Step::Packet(..)) && result != Err(String::new());
@@ -63,15 +63,15 @@ fn one(
         }
         Step::Endpoint(service, endpoint) => {
             model.turn(*service, *endpoint);
-            target.update(&model.world);
+            target.update(&model.scenario);
         }
         Step::Service(service) => {
             model.replace(*service);
-            target.update(&model.world);
+            target.update(&model.scenario);
         }
         Step::Swap(service) => {
             model.swap(*service);
-            target.update(&model.world);
+            target.update(&model.scenario);
         }
         Step::Nothing => {}
         Step::Packet(hook, context, packet) => {
@@ -132,9 +132,10 @@ fn without_records(mut best: Vec<u8>, wanted: &mut impl FnMut(&[u8]) -> bool) ->
                 continue;
             }
             smaller.drain(range.clone());
-            if range.len() == SERVICE_BYTES && range.start < WORLD_BYTES + World::count(&best) * SERVICE_BYTES
+            if range.len() == SERVICE_BYTES
+                && range.start < WORLD_BYTES + Scenario::count(&best) * SERVICE_BYTES
             {
-                smaller[1] = World::count(&best) as u8 - 1;
+                smaller[1] = Scenario::count(&best) as u8 - 1;
             }
             if wanted(&smaller) {
                 best = smaller;
@@ -166,7 +167,7 @@ fn simpler_bytes(best: &mut Vec<u8>, wanted: &mut impl FnMut(&[u8]) -> bool) {
 pub fn describe(target: &mut dyn Target, bytes: &[u8]) -> String {
     let mut text = String::new();
     for _ in 0..TRIES {
-        text = report::world(&World::decode(&mut Bytes::new(bytes)));
+        text = report::scenario(&Scenario::decode(&mut Bytes::new(bytes)));
         let run = run(target, bytes, |step, sent| {
             text.push_str(&report::step(step, sent));
             text.push('\n');

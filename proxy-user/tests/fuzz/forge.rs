@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use etherparse::checksum::Sum16BitWords;
 
-use crate::world::{SCTP, TCP, UDP};
+use crate::scenario::{SCTP, TCP, UDP};
 
 pub const ETHERNET: usize = 14;
 /// What stands in the Ethernet header of packets that are made here: destination, then source.

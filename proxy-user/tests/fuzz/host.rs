@@ -23,9 +23,9 @@ use proxy_user::maps::Write;
 
 use crate::forge::{ETHERNET, sum};
 use crate::model::route;
+use crate::scenario::Scenario;
 use crate::tables;
 use crate::target::{Context, Counters, Device, Hidden, Hook, Outcome, Seen, Target, Traffic};
-use crate::world::World;
 
 /// Jiffies in a second.
 const HZ: u32 = 1000;
@@ -89,52 +89,52 @@ fn route_to(to: [u32; 4], length: usize) -> Option<Route> {
 /// The maps of a family, and what they were filled from.
 struct Tables<F: Family> {
     maps: HostMaps<F>,
-    world: Option<World>,
+    scenario: Option<Scenario>,
     turn: u32,
 }
 
 impl<F: Ip> Tables<F> {
     fn new() -> Self {
-        Self { maps: HostMaps::leak(), world: None, turn: 0 }
+        Self { maps: HostMaps::leak(), scenario: None, turn: 0 }
     }
 
-    fn begin(&mut self, world: &World) {
+    fn begin(&mut self, scenario: &Scenario) {
         let maps = self.maps;
         maps.clear();
-        let flags = if world.masquerade_all { CONFIG_MASQUERADE_ALL } else { 0 }
-            | if world.leave_old { CONFIG_OTHER_PROXY } else { 0 }
-            | if world.knows_pods { CONFIG_DETECT_LOCAL } else { 0 };
+        let flags = if scenario.masquerade_all { CONFIG_MASQUERADE_ALL } else { 0 }
+            | if scenario.leave_old { CONFIG_OTHER_PROXY } else { 0 }
+            | if scenario.knows_pods { CONFIG_DETECT_LOCAL } else { 0 };
         maps.set_config(NodeConfig {
             flags,
-            snat: world.snat.map(|(first, last)| PortRange::new(first, last)),
+            snat: scenario.snat.map(|(first, last)| PortRange::new(first, last)),
             uplinks: [index(Device::Uplink), 0, 0],
             ..NodeConfig::new(HZ, FLOWS, buckets_for(FLOWS), 0x5eed)
         });
         maps.add_device(index(Device::Uplink), DEVICE_UPLINK);
         let mut node = NodeEntry::UNKNOWN;
-        if let Some(source) = world.source() {
+        if let Some(source) = scenario.source() {
             node.source = words(source);
         }
-        if world.knows_pods {
-            node.pods = range(tables::pods(world.is_v6));
+        if scenario.knows_pods {
+            node.pods = range(tables::pods(scenario.is_v6));
         }
-        if world.knows_range {
-            node.service_cidrs[0] = range(tables::range(world.is_v6));
+        if scenario.knows_range {
+            node.service_cidrs[0] = range(tables::range(scenario.is_v6));
             node.service_cidr_count = 1;
         }
         maps.set_node(node);
-        for addr in world.node_addresses() {
+        for addr in scenario.node_addresses() {
             maps.add_node_addr(words(addr), NODE_ADDR_PORTS | NODE_ADDR_OWN);
         }
-        self.write(tables::unmanaged(world));
-        self.world = None;
-        self.update(world);
+        self.write(tables::unmanaged(scenario));
+        self.scenario = None;
+        self.update(scenario);
     }
 
-    fn update(&mut self, world: &World) {
-        self.write(world.services.iter().flat_map(|service| tables::service(world, service)));
-        if let Some(old) = self.world.replace(world.clone()) {
-            self.write(tables::gone(&old, world));
+    fn update(&mut self, scenario: &Scenario) {
+        self.write(scenario.services.iter().flat_map(|service| tables::service(scenario, service)));
+        if let Some(old) = self.scenario.replace(scenario.clone()) {
+            self.write(tables::gone(&old, scenario));
         }
     }
 
@@ -233,13 +233,13 @@ fn complete(packet: &[u8]) -> u16 {
 }
 
 impl Target for Host {
-    fn begin(&mut self, world: &World) {
-        self.is_v6 = world.is_v6;
-        if world.is_v6 { self.v6.begin(world) } else { self.v4.begin(world) }
+    fn begin(&mut self, scenario: &Scenario) {
+        self.is_v6 = scenario.is_v6;
+        if scenario.is_v6 { self.v6.begin(scenario) } else { self.v4.begin(scenario) }
     }
 
-    fn update(&mut self, world: &World) {
-        if world.is_v6 { self.v6.update(world) } else { self.v4.update(world) }
+    fn update(&mut self, scenario: &Scenario) {
+        if scenario.is_v6 { self.v6.update(scenario) } else { self.v4.update(scenario) }
     }
 
     fn pause(&mut self, milliseconds: u32) {

@@ -11,7 +11,7 @@ use crate::case;
 use crate::model::parse::{Parsed, parse};
 use crate::model::rewrite::{Expected, translated};
 use crate::report::hex;
-use crate::world::{SCTP, World};
+use crate::scenario::{SCTP, Scenario};
 
 const CASES: u32 = 3_000;
 
@@ -53,8 +53,8 @@ pub fn there_and_back() -> Result<(), Failed> {
     for _ in 0..CASES {
         let bytes = case::random_bytes(&mut random);
         let mut rest = Bytes::new(&bytes);
-        let world = World::decode(&mut rest);
-        while let Some(step) = case::next(&mut rest, &world, &[]) {
+        let scenario = Scenario::decode(&mut rest);
+        while let Some(step) = case::next(&mut rest, &scenario, &[]) {
             let case::Step::Packet(_, _, packet) = step else { continue };
             right += u32::from(one(&mut random, &packet)?);
         }

@@ -29,9 +29,9 @@ use proxy_user::programs::{Capacities, EMBEDDED, load_packet_path};
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 
 use crate::raw::{self, Elements};
+use crate::scenario::Scenario;
 use crate::tables;
 use crate::target::{Context, Counters, Device, Hidden, Hook, Outcome, Seen, Target, Traffic};
-use crate::world::World;
 
 /// Jiffies in a second, as far as the programs know here: of a clock that has fewer, seconds are longer.
 const HZ: u32 = 1000;
@@ -117,7 +117,7 @@ pub struct Kernel {
     index: [Mapped<Bucket>; 2],
     health: Mapped<u64>,
     devices: BTreeMap<&'static str, u32>,
-    world: Option<World>,
+    scenario: Option<Scenario>,
     cpus: usize,
     /// What was counted before the case began.
     before: Counters,
@@ -173,7 +173,7 @@ impl Kernel {
             ebpf,
             maps,
             devices: NETWORK.get_or_init(network).clone(),
-            world: None,
+            scenario: None,
             cpus: aya::util::nr_cpus().unwrap(),
             before: Counters::default(),
             buffer: vec![0; 8192],
@@ -267,8 +267,8 @@ fn context_of(hook: Hook, context: Context, device: u32, other: u32) -> [u8; 192
 }
 
 impl Target for Kernel {
-    fn begin(&mut self, world: &World) {
-        if let Some(old) = self.world.take() {
+    fn begin(&mut self, scenario: &Scenario) {
+        if let Some(old) = self.scenario.take() {
             let mut writes = tables::no_node(&old);
             writes.extend(old.services.iter().flat_map(|service| tables::no_service(&old, service)));
             self.write(&writes);
@@ -284,19 +284,19 @@ impl Target for Kernel {
         // A CPU may answer so many packets in a second; cases are faster.
         let answers = Elements { count: 1, keys: vec![0; 4], values: vec![0; 8 * self.cpus] };
         raw::write(self.maps[names::ICMP_RATELIMIT].fd().as_fd(), &answers).unwrap();
-        self.write(&tables::node(world, self.devices["up0"]));
-        self.update(world);
+        self.write(&tables::node(scenario, self.devices["up0"]));
+        self.update(scenario);
         self.before = self.counted();
     }
 
-    fn update(&mut self, world: &World) {
+    fn update(&mut self, scenario: &Scenario) {
         let mut writes: Vec<_> =
-            world.services.iter().flat_map(|service| tables::service(world, service)).collect();
-        if let Some(old) = &self.world {
-            writes.extend(tables::gone(old, world));
+            scenario.services.iter().flat_map(|service| tables::service(scenario, service)).collect();
+        if let Some(old) = &self.scenario {
+            writes.extend(tables::gone(old, scenario));
         }
         self.write(&writes);
-        self.world = Some(world.clone());
+        self.scenario = Some(scenario.clone());
     }
 
     fn pause(&mut self, milliseconds: u32) {

@@ -25,10 +25,10 @@ mod model;
 mod raw;
 mod replays;
 mod report;
+mod scenario;
 mod tables;
 mod target;
 mod tunnel;
-mod world;
 
 use std::env;
 use std::path::PathBuf;

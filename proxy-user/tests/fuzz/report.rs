@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use crate::case::{Sent, Step};
 use crate::model::parse::parse;
-use crate::world::World;
+use crate::scenario::Scenario;
 
 /// Bytes of a packet that are shown: all headers.
 const SHOWN: usize = 192;
@@ -33,17 +33,18 @@ pub fn replay(bytes: &[u8]) -> String {
     format!("replay(&[{}]);", list.join(", "))
 }
 
-pub fn world(world: &World) -> String {
+pub fn scenario(scenario: &Scenario) -> String {
     let mut out = String::new();
-    let World { is_v6, masquerade_all, leave_old, knows_pods, knows_range, unmanaged, snat, dsr, .. } = world;
+    let Scenario { is_v6, masquerade_all, leave_old, knows_pods, knows_range, unmanaged, snat, dsr, .. } =
+        scenario;
     writeln!(
         out,
         "node: IPv{}, masquerade all: {masquerade_all}, leave old: {leave_old}, pods' range: {knows_pods}, Services' range: {knows_range}, unmanaged: {unmanaged:?}, source: {:?} {snat:?}, DSR: {dsr:?}",
         if *is_v6 { 6 } else { 4 },
-        world.source(),
+        scenario.source(),
     )
     .unwrap();
-    for service in &world.services {
+    for service in &scenario.services {
         writeln!(
             out,
             "Service {}: {:?} {} protocol {}, affinity {} s, allowed {:?}, local inside {} outside {}, stale {}, DSR {}, previous {:?}",
@@ -56,7 +57,7 @@ pub fn world(world: &World) -> String {
             service.is_local_inside,
             service.is_local_outside,
             service.is_stale,
-            world.is_dsr(service),
+            scenario.is_dsr(service),
             service.previous,
         )
         .unwrap();

@@ -21,51 +21,55 @@ use proxy_user::maps::{
 use proxy_user::plan::BackendAddress;
 use proxy_user::plan::maglev::{Member, packed};
 
-use crate::world::{ENDPOINTS, Kind, Place, Service, World, address};
+use crate::scenario::{ENDPOINTS, Kind, Location, Scenario, Service, address};
 
 /// The number of the other node's address.
 const NUMBER: u32 = 1;
 
 /// Index of the device that leads outside.
-pub fn node(world: &World, uplink: u32) -> Vec<Write> {
+pub fn node(scenario: &Scenario, uplink: u32) -> Vec<Write> {
     let mut writes = vec![
         Write::Device(uplink, DEVICE_UPLINK),
         Write::Config(ConfigRow {
-            masquerade_all: world.masquerade_all,
-            detect_local: world.knows_pods,
-            leave_old: world.leave_old,
-            snat_ports: world.snat.map(|(first, last)| PortRange::new(first, last)),
+            masquerade_all: scenario.masquerade_all,
+            detect_local: scenario.knows_pods,
+            leave_old: scenario.leave_old,
+            snat_ports: scenario.snat.map(|(first, last)| PortRange::new(first, last)),
             uplinks: [uplink, 0, 0],
-            dsr: world.dsr.is_some(),
+            dsr: scenario.dsr.is_some(),
             ..ConfigRow::default()
         }),
     ];
-    let internal = if world.dsr.is_some() { NODE_ADDR_INTERNAL } else { 0 };
+    let internal = if scenario.dsr.is_some() { NODE_ADDR_INTERNAL } else { 0 };
     for is_v6 in [false, true] {
-        let of = |place| address(is_v6, place);
+        let of = |location| address(is_v6, location);
         let own = NODE_ADDR_PORTS | NODE_ADDR_OWN;
-        writes.push(Write::NodeAddr(of(Place::Node), own | internal));
-        writes.push(Write::NodeAddr(of(Place::NodeToo), own));
-        writes.push(Write::NodeAddr(of(Place::OtherNode), internal));
+        writes.push(Write::NodeAddr(of(Location::Node), own | internal));
+        writes.push(Write::NodeAddr(of(Location::NodeToo), own));
+        writes.push(Write::NodeAddr(of(Location::OtherNode), internal));
     }
-    let tunnel =
-        |is_v6| TunnelRow { addr: address(is_v6, Place::OtherNode), source: address(is_v6, Place::Node) };
-    writes.push(Write::Tunnel(NUMBER, world.dsr.map(tunnel)));
-    let row = match (pods(world.is_v6), range(world.is_v6)) {
+    let tunnel = |is_v6| TunnelRow {
+        addr: address(is_v6, Location::OtherNode),
+        source: address(is_v6, Location::Node),
+    };
+    writes.push(Write::Tunnel(NUMBER, scenario.dsr.map(tunnel)));
+    let row = match (pods(scenario.is_v6), range(scenario.is_v6)) {
         (IpNet::V6(pods), IpNet::V6(range)) => {
-            let source =
-                world.source().and_then(|source| if let IpAddr::V6(ip) = source { Some(ip) } else { None });
-            NodeRow::V6(row(world, source, pods, range))
+            let source = scenario
+                .source()
+                .and_then(|source| if let IpAddr::V6(ip) = source { Some(ip) } else { None });
+            NodeRow::V6(row(scenario, source, pods, range))
         }
         (IpNet::V4(pods), IpNet::V4(range)) => {
-            let source =
-                world.source().and_then(|source| if let IpAddr::V4(ip) = source { Some(ip) } else { None });
-            NodeRow::V4(row(world, source, pods, range))
+            let source = scenario
+                .source()
+                .and_then(|source| if let IpAddr::V4(ip) = source { Some(ip) } else { None });
+            NodeRow::V4(row(scenario, source, pods, range))
         }
         _ => unreachable!("one family"),
     };
     writes.push(Write::Node(Box::new(row)));
-    writes.extend(unmanaged(world));
+    writes.extend(unmanaged(scenario));
     writes
 }
 
@@ -80,8 +84,8 @@ pub fn range(is_v6: bool) -> IpNet {
 }
 
 /// The address that is left alone.
-pub fn unmanaged(world: &World) -> Option<Write> {
-    world.unmanaged.map(|addr| {
+pub fn unmanaged(scenario: &Scenario) -> Option<Write> {
+    scenario.unmanaged.map(|addr| {
         let key = address_key(addr);
         let entry = ServiceEntry { tag: key.tag(), kind: KIND_UNMANAGED, ..ServiceEntry::default() };
         Write::Service(key, entry)
@@ -89,8 +93,8 @@ pub fn unmanaged(world: &World) -> Option<Write> {
 }
 
 /// What takes away again what [`node`] wrote.
-pub fn no_node(world: &World) -> Vec<Write> {
-    world.unmanaged.map(|addr| Write::NoService(address_key(addr))).into_iter().collect()
+pub fn no_node(scenario: &Scenario) -> Vec<Write> {
+    scenario.unmanaged.map(|addr| Write::NoService(address_key(addr))).into_iter().collect()
 }
 
 /// The key of an entry that is about an address as a whole.
@@ -99,11 +103,11 @@ fn address_key(addr: IpAddr) -> FrontendKey {
 }
 
 /// What a node is in one family.
-fn row<A, N>(world: &World, source: Option<A>, pods: N, range: N) -> NodeFamily<A, N> {
+fn row<A, N>(scenario: &Scenario, source: Option<A>, pods: N, range: N) -> NodeFamily<A, N> {
     NodeFamily {
         source,
-        pods: world.knows_pods.then_some(pods),
-        service_cidrs: world.knows_range.then_some(range).into_iter().collect(),
+        pods: scenario.knows_pods.then_some(pods),
+        service_cidrs: scenario.knows_range.then_some(range).into_iter().collect(),
     }
 }
 
@@ -132,20 +136,20 @@ fn key(service: &Service, scope: u8) -> FrontendKey {
 }
 
 /// The addresses on which a frontend answers.
-fn frontends(world: &World, service: &Service) -> Vec<SocketAddr> {
+fn frontends(scenario: &Scenario, service: &Service) -> Vec<SocketAddr> {
     let port = service.frontend.port();
     match service.kind {
-        Kind::NodePort => world.node_addresses().map(|addr| SocketAddr::new(addr, port)).to_vec(),
+        Kind::NodePort => scenario.node_addresses().map(|addr| SocketAddr::new(addr, port)).to_vec(),
         _ => vec![service.frontend],
     }
 }
 
 /// A Service, in the agent's order.
-pub fn service(world: &World, service: &Service) -> Vec<Write> {
+pub fn service(scenario: &Scenario, service: &Service) -> Vec<Write> {
     let mut writes = Vec::new();
     for endpoint in &service.endpoints {
         let local = if endpoint.is_local { BACKEND_LOCAL | BACKEND_IN_LOCAL } else { 0 };
-        let has_tunnel = world.dsr.is_some() && endpoint.has_tunnel;
+        let has_tunnel = scenario.dsr.is_some() && endpoint.has_tunnel;
         let tunnel = if has_tunnel { NUMBER << BACKEND_TUNNEL_SHIFT } else { 0 };
         let row = Backend {
             addr: endpoint.addr.ip(),
@@ -159,7 +163,7 @@ pub fn service(world: &World, service: &Service) -> Vec<Write> {
         let (word, mask) = filter(Role::Backend, endpoint.addr, service.proto);
         writes.push(Write::FilterSet(word, mask));
     }
-    for addr in frontends(world, service) {
+    for addr in frontends(scenario, service) {
         let (word, mask) = filter(Role::Frontend, addr, service.proto);
         writes.push(Write::FilterSet(word, mask));
     }
@@ -178,7 +182,7 @@ pub fn service(world: &World, service: &Service) -> Vec<Write> {
             })
             .collect();
         let index = maglev::index(service.id, is_local);
-        let previous = service.previous_endpoint(is_local).filter(|_| world.dsr.is_some()).map_or(
+        let previous = service.previous_endpoint(is_local).filter(|_| scenario.dsr.is_some()).map_or(
             MaglevTable::default(),
             |one| {
                 let at = BackendAddress { address: one.addr.ip(), port: one.addr.port() };
@@ -202,7 +206,7 @@ pub fn service(world: &World, service: &Service) -> Vec<Write> {
     let outside = service.is_scoped().then_some((SCOPE_EXTERNAL, service.is_local_outside));
     for (scope, is_local) in outside.into_iter().chain([(SCOPE_INTERNAL, service.is_local_inside)]) {
         let key = key(service, scope);
-        writes.push(Write::Service(key, entry(world, service, key.tag(), is_local)));
+        writes.push(Write::Service(key, entry(scenario, service, key.tag(), is_local)));
     }
     if service.kind == Kind::ClusterIp {
         let key = address_key(service.frontend.ip());
@@ -214,7 +218,7 @@ pub fn service(world: &World, service: &Service) -> Vec<Write> {
     writes
 }
 
-fn entry(world: &World, service: &Service, tag: u32, is_local: bool) -> ServiceEntry {
+fn entry(scenario: &Scenario, service: &Service, tag: u32, is_local: bool) -> ServiceEntry {
     let (slot_base, slots) = extent(service, is_local);
     let flags = [
         (SERVICE_SCOPED, service.is_scoped()),
@@ -222,7 +226,7 @@ fn entry(world: &World, service: &Service, tag: u32, is_local: bool) -> ServiceE
         (SERVICE_DROP_WHEN_EMPTY, service.drops_when_empty(is_local)),
         (SERVICE_SOURCE_RANGES, service.allowed.is_some()),
         (SERVICE_EJECTS, service.ejects(is_local)),
-        (SERVICE_DSR, world.is_dsr(service)),
+        (SERVICE_DSR, scenario.is_dsr(service)),
         (SERVICE_MAGLEV_OUTSIDE, service.id.is_multiple_of(2)),
     ];
     ServiceEntry {
@@ -244,7 +248,7 @@ fn entry(world: &World, service: &Service, tag: u32, is_local: bool) -> ServiceE
 }
 
 /// What takes away the endpoints and source ranges of Services that are gone.
-pub fn gone(old: &World, new: &World) -> Vec<Write> {
+pub fn gone(old: &Scenario, new: &Scenario) -> Vec<Write> {
     let table = if old.is_v6 { Table::Backends6 } else { Table::Backends };
     let mut writes = Vec::new();
     for service in &old.services {
@@ -258,7 +262,7 @@ pub fn gone(old: &World, new: &World) -> Vec<Write> {
 }
 
 /// What takes away again what [`service`] wrote.
-pub fn no_service(world: &World, service: &Service) -> Vec<Write> {
+pub fn no_service(scenario: &Scenario, service: &Service) -> Vec<Write> {
     let mut writes = Vec::new();
     for scope in [SCOPE_INTERNAL, SCOPE_EXTERNAL] {
         writes.push(Write::NoService(key(service, scope)));
@@ -270,12 +274,12 @@ pub fn no_service(world: &World, service: &Service) -> Vec<Write> {
         writes.push(Write::NoSourceRange(service.id, IpNet::from(*addr)));
     }
     for endpoint in &service.endpoints {
-        let table = if world.is_v6 { Table::Backends6 } else { Table::Backends };
+        let table = if scenario.is_v6 { Table::Backends6 } else { Table::Backends };
         writes.push(Write::NoBackend(endpoint.id, table));
         let (word, mask) = filter(Role::Backend, endpoint.addr, service.proto);
         writes.push(Write::FilterClear(word, mask));
     }
-    for addr in frontends(world, service) {
+    for addr in frontends(scenario, service) {
         let (word, mask) = filter(Role::Frontend, addr, service.proto);
         writes.push(Write::FilterClear(word, mask));
     }

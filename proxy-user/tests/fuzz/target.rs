@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use proxy_common::reason::Reason;
 
-use crate::world::World;
+use crate::scenario::Scenario;
 
 /// Which program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -117,15 +117,15 @@ pub struct Hidden {
 /// Anything that treats packets. The programs in the kernel are one; their stages on the host are another.
 pub trait Target {
     /// A case begins: nothing is known but this.
-    fn begin(&mut self, world: &World);
+    fn begin(&mut self, scenario: &Scenario);
     /// The Services are like this now; the endpoints' `serves` is all that may have changed.
-    fn update(&mut self, world: &World);
+    fn update(&mut self, scenario: &Scenario);
     /// So many milliseconds pass.
     fn pause(&mut self, milliseconds: u32);
     /// Runs a hook on a packet. An error is none of the packet's.
     fn run(&mut self, hook: Hook, packet: &[u8], context: Context) -> Result<Seen, String>;
     fn counters(&mut self) -> Counters;
-    /// Whether packets come and go encapsulated ([`World::dsr`]).
+    /// Whether packets come and go encapsulated ([`Scenario::dsr`]).
     fn has_tunnels(&self) -> bool {
         true
     }

@@ -202,7 +202,7 @@ impl ControlPlane {
         Ok(())
     }
 
-    /// Takes it away, and waits until that is in force.
+    /// Takes it away, and waits until that is programmed.
     pub fn forbid(&mut self) -> Result<()> {
         self.api.delete_raw(&format!("{BINDINGS}/ballast"))?;
         self.is_permitted = false;

@@ -12,7 +12,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use seccompiler::{BpfProgram, BpfProgramRef};
 use serde_json::Value;
 
-use crate::lab::eventually;
+use crate::fixture::eventually;
 use crate::space::Space;
 
 /// For a start or a stop. Emulated, an old kernel's verifier alone takes most of a minute.
@@ -191,9 +191,14 @@ fn keep_only(capabilities: &[u32]) -> std::io::Result<()> {
 
 /// Status and body of what the agent answers on the node's loopback.
 pub fn get(space: &Space, port: u16, path: &str) -> Result<(u16, String)> {
+    get_as(space, port, path, "*/*")
+}
+
+/// The same, in this format.
+pub fn get_as(space: &Space, port: u16, path: &str, accept: &str) -> Result<(u16, String)> {
     let answer = space.inside(|| {
         let mut stream = TcpStream::connect(("127.0.0.1", port))?;
-        write!(stream, "GET {path} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n")?;
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: node\r\nAccept: {accept}\r\nConnection: close\r\n\r\n")?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer)?;
         Ok(answer)

@@ -16,7 +16,7 @@ use tokio::time::timeout;
 use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::Message;
 
-use crate::lab::eventually;
+use crate::fixture::eventually;
 use crate::space::Space;
 
 /// For the start, and for an answer: a busy machine may not run a process for many seconds.

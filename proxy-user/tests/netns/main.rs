@@ -7,10 +7,10 @@
 mod agent;
 mod browser;
 mod cases;
+mod fixture;
 #[path = "../kube/mod.rs"]
 #[expect(dead_code, reason = "others use the rest")]
 mod kube;
-mod lab;
 mod manifest;
 mod nodes;
 mod peer;
@@ -27,7 +27,7 @@ use libtest_mimic::{Arguments, Failed, Trial};
 use rustix::mount::{MountPropagationFlags, mount_change};
 
 use cases::Case;
-use lab::Lab;
+use fixture::Fixture;
 
 /// The cases wait more than they work.
 const AT_ONCE: usize = 4;
@@ -52,7 +52,7 @@ fn main() -> ExitCode {
             let _ = writeln!(io::stderr(), "netns: {error:#}");
             return ExitCode::FAILURE;
         }
-        lab::remove_leftovers();
+        fixture::remove_leftovers();
     }
     // An emulated machine is slow enough with one, and one API server is enough.
     let at_once = if is_smoke || is_official { 1 } else { AT_ONCE };
@@ -96,10 +96,10 @@ fn guarded(action: impl FnOnce() -> Result<()>) -> Result<()> {
 }
 
 fn run(case: &Case) -> Result<()> {
-    let lab = Lab::new(case.wish)?;
-    let action = || lab.begin().and_then(|()| (case.run)(&lab));
+    let fixture = Fixture::new(case.wish)?;
+    let action = || fixture.begin().and_then(|()| (case.run)(&fixture));
     guarded(action).map_err(|error| {
-        let (reasons, log) = (lab.reasons(), lab.log());
+        let (reasons, log) = (fixture.reasons(), fixture.log());
         anyhow!("{error:#}\n--- reasons ---\n{reasons}\n--- the agents' log ---\n{log}")
     })
 }

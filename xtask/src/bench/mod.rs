@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result};
 use crate::apiserver::Binaries;
 use crate::exec::Cmd;
 use crate::workspace::Workspace;
-use crate::{apiserver, build, say};
+use crate::{apiserver, build, log};
 
 /// Measure the figures and print them beside their targets (needs root).
 ///
@@ -70,7 +70,7 @@ pub fn run(args: &Args) -> Result<()> {
     let workspace = Workspace::find()?;
     build::to_load(&workspace, "bench")?;
     let programs = apiserver_for(&workspace, &args.parts)?;
-    say::step("bench");
+    log::step("bench");
     let mut cargo = Cmd::cargo()
         .args(["bench", "-p", "proxy-user", "--bench", "figures", "--"])
         .args(args.parts.iter().map(|part| part.name()))
@@ -98,7 +98,7 @@ pub fn run(args: &Args) -> Result<()> {
 fn write_page(json: &Path, machine: &page::Machine, folder: &Path) -> Result<()> {
     let figures = std::fs::read_to_string(json).with_context(|| format!("cannot read {}", json.display()))?;
     page::write(&figures, machine, folder)?;
-    say::line(format_args!("{}", folder.join("README.md").display()));
+    log::line(format_args!("{}", folder.join("README.md").display()));
     Ok(())
 }
 
@@ -109,7 +109,7 @@ fn apiserver_for(workspace: &Workspace, parts: &[Part]) -> Result<Option<Binarie
     }
     match apiserver::build(workspace) {
         Err(error) if parts.is_empty() => {
-            say::line(format_args!("node ports are not measured: {error:#}"));
+            log::line(format_args!("node ports are not measured: {error:#}"));
             Ok(None)
         }
         result => result.map(Some),

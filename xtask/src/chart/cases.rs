@@ -13,7 +13,7 @@ struct Case {
     lacks: &'static [&'static str],
 }
 
-const CASES: [Case; 13] = [
+const CASES: [Case; 14] = [
     Case {
         values: &[HOST],
         holds: &[
@@ -37,8 +37,28 @@ const CASES: [Case; 13] = [
             "ballast-cleanup",
             "BALLAST_CGROUP_ROOT",
             "BALLAST_MANIFESTS",
+            "BALLAST_OTLP",
             "<no value>",
         ],
+    },
+    Case {
+        values: &[
+            HOST,
+            "otlp.endpoint=http://$(HOST_IP):4318",
+            "otlp.signals={traces,logs}",
+            "otlp.sample=100",
+            "otlp.environment.OTEL_SERVICE_NAME=proxy",
+            "otlp.secret=telemetry",
+        ],
+        holds: &[
+            "name: HOST_IP",
+            "value: \"http://$(HOST_IP):4318\"",
+            "value: \"traces,logs\"",
+            "value: \"100\"",
+            "name: OTEL_SERVICE_NAME",
+            "- secretRef:\n                name: telemetry",
+        ],
+        lacks: &[],
     },
     Case {
         values: &[HOST, "check=false"],

@@ -12,7 +12,7 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::say;
+use crate::log;
 use crate::workspace::Workspace;
 pub use helm::Helm;
 
@@ -61,7 +61,7 @@ pub fn run(args: &Args) -> Result<()> {
         let path = workspace.root().join(manifest.file);
         fs::write(&path, rendered(&helm, manifest)?)
             .with_context(|| format!("cannot write {}", path.display()))?;
-        say::line(path.display());
+        log::line(path.display());
     }
     Ok(())
 }

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 
-use super::place::Place;
 use super::plan::{CONTROL_V4, POD_RANGES, SECOND_V4, SERVICE_RANGES};
+use super::workdir::Workdir;
 use crate::exec::Cmd;
 use crate::signal::wait_for;
 
@@ -16,65 +16,65 @@ const PATIENCE: Duration = Duration::from_secs(90);
 pub const PROGRAMS: [&str; 4] = ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler"];
 
 /// Starts all of it, and waits until the API server serves.
-pub fn start(place: &Place) -> Result<()> {
+pub fn start(workdir: &Workdir) -> Result<()> {
     for program in &PROGRAMS[..2] {
-        start_one(place, program)?;
+        start_one(workdir, program)?;
     }
-    await_api(place)?;
+    await_api(workdir)?;
     for program in &PROGRAMS[2..] {
-        start_one(place, program)?;
+        start_one(workdir, program)?;
     }
     Ok(())
 }
 
 /// Starts one of the programs.
-pub fn start_one(place: &Place, program: &str) -> Result<()> {
+pub fn start_one(workdir: &Workdir, program: &str) -> Result<()> {
     let mut words = vec![program.to_owned()];
-    words.extend(flags(place, program));
+    words.extend(flags(workdir, program));
     let words: Vec<_> = words.iter().map(String::as_str).collect();
-    place.control().run(program, &words)
+    workdir.control().run(program, &words)
 }
 
 /// What the second API server is called.
 pub const SECOND: &str = "kube-apiserver-2";
 
 /// Starts a second API server at an address of its own, and waits until it serves.
-pub fn start_second(place: &Place) -> Result<()> {
+pub fn start_second(workdir: &Workdir) -> Result<()> {
     let own =
         |flag: String| flag.replace(&format!("-address={CONTROL_V4}"), &format!("-address={SECOND_V4}"));
-    let flags = flags(place, "kube-apiserver").into_iter().map(own);
+    let flags = flags(workdir, "kube-apiserver").into_iter().map(own);
     let words: Vec<_> = std::iter::once("kube-apiserver".to_owned()).chain(flags).collect();
     let words: Vec<_> = words.iter().map(String::as_str).collect();
-    place.control().run(SECOND, &words)?;
+    workdir.control().run(SECOND, &words)?;
     let server = format!("--server=https://{SECOND_V4}:6443");
     wait_for("the second API server", PATIENCE, || {
-        Ok(kubectl(place, &[&server, "get", "--raw", "/readyz", "--request-timeout=2s"]).try_read())
+        Ok(kubectl(workdir, &[&server, "get", "--raw", "/readyz", "--request-timeout=2s"]).try_read())
     })?;
     Ok(())
 }
 
 /// Waits until the API server serves.
-pub fn await_api(place: &Place) -> Result<()> {
-    let control = place.control();
+pub fn await_api(workdir: &Workdir) -> Result<()> {
+    let control = workdir.control();
     let log = control.log("kube-apiserver");
     wait_for(&format!("the API server; its log is {}", log.display()), PATIENCE, || {
         if !control.is_running("kube-apiserver") {
             bail!("the API server ended; its log is {}", log.display());
         }
-        Ok(kubectl(place, &["get", "--raw", "/readyz", "--request-timeout=2s"]).try_read())
+        Ok(kubectl(workdir, &["get", "--raw", "/readyz", "--request-timeout=2s"]).try_read())
     })?;
     Ok(())
 }
 
 /// kubectl, as the cluster's administrator.
-pub fn kubectl(place: &Place, words: &[&str]) -> Cmd {
-    place.control().command(&[&["kubectl"], words].concat())
+pub fn kubectl(workdir: &Workdir, words: &[&str]) -> Cmd {
+    workdir.control().command(&[&["kubectl"], words].concat())
 }
 
-fn flags(place: &Place, program: &str) -> Vec<String> {
-    let key = |name: &str| place.key(name).display().to_string();
+fn flags(workdir: &Workdir, program: &str) -> Vec<String> {
+    let key = |name: &str| workdir.key(name).display().to_string();
     let config = |user: &str| {
-        let file = place.kubeconfig(user).display().to_string();
+        let file = workdir.kubeconfig(user).display().to_string();
         ["kubeconfig", "authentication-kubeconfig", "authorization-kubeconfig"]
             .map(|flag| format!("--{flag}={file}"))
     };
@@ -136,7 +136,7 @@ fn flags(place: &Place, program: &str) -> Vec<String> {
 }
 
 /// Creates or changes objects.
-pub fn apply(place: &Place, objects: &serde_json::Value) -> Result<()> {
-    let file = place.write("apply.json", &objects.to_string())?;
-    kubectl(place, &["apply", "-f", &file.display().to_string()]).read().map(|_| ())
+pub fn apply(workdir: &Workdir, objects: &serde_json::Value) -> Result<()> {
+    let file = workdir.write("apply.json", &objects.to_string())?;
+    kubectl(workdir, &["apply", "-f", &file.display().to_string()]).read().map(|_| ())
 }

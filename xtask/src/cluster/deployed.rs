@@ -6,8 +6,8 @@ use anyhow::{Context as _, Result, ensure};
 
 use super::control::kubectl;
 use super::node;
-use super::place::Place;
 use super::plan::{CONTROL_V4, Node, each};
+use super::workdir::Workdir;
 use crate::chart::Helm;
 use crate::host::names_in;
 use crate::workspace::Workspace;
@@ -21,72 +21,72 @@ const PATIENCE: &str = "180s";
 
 /// Gives every node the image, installs the chart, and waits until each agent says that all is well. Without an image:
 /// the nodes have it.
-pub fn install(workspace: &Workspace, place: &Place, image: Option<&Path>) -> Result<()> {
-    let nodes = place.nodes();
+pub fn install(workspace: &Workspace, workdir: &Workdir, image: Option<&Path>) -> Result<()> {
+    let nodes = workdir.nodes();
     if let Some(image) = image {
-        each(&nodes, |node| node::load(place, node, image))?;
+        each(&nodes, |node| node::load(workdir, node, image))?;
     }
-    upgrade(workspace, place, &[])
+    upgrade(workspace, workdir, &[])
 }
 
 /// Installs the chart, or changes what is installed, with these words for Helm; waits until each agent says that all is well.
-pub fn upgrade(workspace: &Workspace, place: &Place, words: &[&str]) -> Result<()> {
+pub fn upgrade(workspace: &Workspace, workdir: &Workdir, words: &[&str]) -> Result<()> {
     let chart = Helm::find(workspace)?.chart().to_owned();
-    upgrade_to(workspace, place, &chart, words)?;
-    rolled_out(place, NAME)?;
-    place.nodes().into_iter().try_for_each(|node| status(place, node).map(|_| ()))
+    upgrade_to(workspace, workdir, &chart, words)?;
+    rolled_out(workdir, NAME)?;
+    workdir.nodes().into_iter().try_for_each(|node| status(workdir, node).map(|_| ()))
 }
 
 /// Tells Helm to take a chart, with these words, and does not wait.
-pub fn upgrade_to(workspace: &Workspace, place: &Place, chart: &Path, words: &[&str]) -> Result<()> {
+pub fn upgrade_to(workspace: &Workspace, workdir: &Workdir, chart: &Path, words: &[&str]) -> Result<()> {
     // The control plane's own address: the Service `kubernetes` works only once the agent does.
     let address = format!("apiServer.host={CONTROL_V4}");
     let chart = chart.display().to_string();
     let install = ["upgrade", "--install", NAME, &chart, "--set", &address];
     let settings: Vec<_> =
-        place.settings().iter().map(|one| format!("--set-string=settings.{one}")).collect();
+        workdir.settings().iter().map(|one| format!("--set-string=settings.{one}")).collect();
     let settings: Vec<_> = settings.iter().map(String::as_str).collect();
-    run(place, &Helm::find(workspace)?, &[&install, &settings[..], words].concat())
+    run(workdir, &Helm::find(workspace)?, &[&install, &settings[..], words].concat())
 }
 
 /// Goes back to the chart and the values of before, and waits until all pods are theirs.
-pub fn roll_back(workspace: &Workspace, place: &Place) -> Result<()> {
-    run(place, &Helm::find(workspace)?, &["rollback", NAME])?;
-    rolled_out(place, NAME)
+pub fn roll_back(workspace: &Workspace, workdir: &Workdir) -> Result<()> {
+    run(workdir, &Helm::find(workspace)?, &["rollback", NAME])?;
+    rolled_out(workdir, NAME)
 }
 
 /// Removes it from the cluster, and all that it left on the nodes.
-pub fn uninstall(workspace: &Workspace, place: &Place) -> Result<()> {
+pub fn uninstall(workspace: &Workspace, workdir: &Workdir) -> Result<()> {
     let helm = Helm::find(workspace)?;
     let chart = helm.chart().display().to_string();
-    run(place, &helm, &["upgrade", NAME, &chart, "--reuse-values", "--set", "cleanup=true"])?;
-    rolled_out(place, "ballast-cleanup")?;
-    run(place, &helm, &["uninstall", NAME, "--wait", "--timeout", PATIENCE])
+    run(workdir, &helm, &["upgrade", NAME, &chart, "--reuse-values", "--set", "cleanup=true"])?;
+    rolled_out(workdir, "ballast-cleanup")?;
+    run(workdir, &helm, &["uninstall", NAME, "--wait", "--timeout", PATIENCE])
 }
 
-fn run(place: &Place, helm: &Helm, words: &[&str]) -> Result<()> {
-    let on_control = place.control().command(&[]);
+fn run(workdir: &Workdir, helm: &Helm, words: &[&str]) -> Result<()> {
+    let on_control = workdir.control().command(&[]);
     helm.on_cluster(on_control, &[words, &["--namespace", SPACE]].concat()).read().map(|_| ())
 }
 
 /// Waits until every node has the newest pod of a `DaemonSet`, and it is ready.
-pub fn rolled_out(place: &Place, name: &str) -> Result<()> {
+pub fn rolled_out(workdir: &Workdir, name: &str) -> Result<()> {
     let words = ["rollout", "status", &format!("daemonset/{name}"), "-n", SPACE, "--timeout", PATIENCE];
-    kubectl(place, &words).read().map(|_| ())
+    kubectl(workdir, &words).read().map(|_| ())
 }
 
 /// What `ballast status` says in the agent's pod of a node; an error if it is not well.
-pub fn status(place: &Place, node: Node) -> Result<String> {
-    let pod = pod(place, node)?;
-    kubectl(place, &["exec", "-n", SPACE, &pod, "-c", NAME, "--", "ballast", "status"]).read()
+pub fn status(workdir: &Workdir, node: Node) -> Result<String> {
+    let pod = pod(workdir, node)?;
+    kubectl(workdir, &["exec", "-n", SPACE, &pod, "-c", NAME, "--", "ballast", "status"]).read()
 }
 
 /// The agent's pod of a node, by name.
-pub fn pod(place: &Place, node: Node) -> Result<String> {
+pub fn pod(workdir: &Workdir, node: Node) -> Result<String> {
     let on_node = format!("--field-selector=spec.nodeName={node}");
     let label = "app.kubernetes.io/name=ballast,app.kubernetes.io/component=agent";
     let path = "jsonpath={range .items[*]}{.metadata.name} {.metadata.deletionTimestamp}{\"\\n\"}{end}";
-    let told = kubectl(place, &["get", "pods", "-n", SPACE, "-l", label, &on_node, "-o", path]).read()?;
+    let told = kubectl(workdir, &["get", "pods", "-n", SPACE, "-l", label, &on_node, "-o", path]).read()?;
     let mut staying = told.lines().filter_map(|line| line.strip_suffix(' '));
     let pod = staying.next().with_context(|| format!("no pod of the agent on {node}"))?;
     ensure!(staying.next().is_none(), "two agents on {node}");
@@ -94,16 +94,16 @@ pub fn pod(place: &Place, node: Node) -> Result<String> {
 }
 
 /// How many nodes have their agent, in words.
-pub fn summary(place: &Place) -> Result<String> {
+pub fn summary(workdir: &Workdir) -> Result<String> {
     let path = "jsonpath={.status.numberReady} of {.status.desiredNumberScheduled} pods ready";
-    kubectl(place, &["get", "daemonset", NAME, "-n", SPACE, "-o", path]).read()
+    kubectl(workdir, &["get", "daemonset", NAME, "-n", SPACE, "-o", path]).read()
 }
 
 /// Files with what agents in pods say, each with a name that is its own.
-pub fn logs(place: &Place) -> Vec<(PathBuf, String)> {
+pub fn logs(workdir: &Workdir) -> Vec<(PathBuf, String)> {
     let mut logs = Vec::new();
-    for node in place.nodes() {
-        let pods = place.node(node).dir().join("log/pods");
+    for node in workdir.nodes() {
+        let pods = workdir.node(node).dir().join("log/pods");
         let agents = names_in(&pods).into_iter().filter(|name| name.starts_with(&format!("{SPACE}_{NAME}-")));
         for pod in agents {
             let folder = pods.join(pod).join(NAME);

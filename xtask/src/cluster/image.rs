@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result};
 use serde_json::json;
 
-use super::place::Place;
+use super::workdir::Workdir;
 use crate::exec::{self, Cmd};
 
 /// What a pod's sandbox runs.
@@ -36,14 +36,14 @@ const PROGRAMS: [(&str, &str); 7] = [
 const NO_APPLETS: [&str; 3] = ["ash", "hush", "busybox"];
 
 /// Makes the images, and returns the archive with all of them.
-pub fn make(place: &Place) -> Result<PathBuf> {
-    let dir = place.dir().join("images");
+pub fn make(workdir: &Workdir) -> Result<PathBuf> {
+    let dir = workdir.dir().join("images");
     let root = dir.join("root");
     for folder in ["bin", "tmp", "etc"] {
         fs::create_dir_all(root.join(folder)).context("cannot make the layer")?;
     }
     for name in ["agnhost", "coredns", "regression-issue-74839"] {
-        copy(&place.programs().join(name), &root.join(name))?;
+        copy(&workdir.programs().join(name), &root.join(name))?;
     }
     let busybox = exec::which("busybox").context("no busybox")?;
     copy(&busybox, &root.join("bin/busybox"))?;
@@ -61,10 +61,10 @@ pub fn make(place: &Place) -> Result<PathBuf> {
 }
 
 /// Makes images with these programs of the cluster, each under the name that is asked for, and returns their archive.
-pub fn make_of(place: &Place, archive: &str, programs: &[&str], names: &[&str]) -> Result<PathBuf> {
-    let dir = place.dir().join("images");
+pub fn make_of(workdir: &Workdir, archive: &str, programs: &[&str], names: &[&str]) -> Result<PathBuf> {
+    let dir = workdir.dir().join("images");
     for program in programs {
-        copy(&place.programs().join(program), &dir.join("root/bin").join(program))?;
+        copy(&workdir.programs().join(program), &dir.join("root/bin").join(program))?;
     }
     // Static pods call their program by its plain name.
     let names: Vec<Image<'_>> = names.iter().map(|name| (*name, &[] as &[&str], &[] as &[&str])).collect();

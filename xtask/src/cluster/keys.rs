@@ -5,8 +5,8 @@ use std::fs;
 
 use anyhow::{Context as _, Result};
 
-use super::place::Place;
 use super::plan::{API_SERVICE, CONTROL_V4, CONTROL_VIP, Node, SECOND_V4};
+use super::workdir::Workdir;
 use crate::exec::Cmd;
 
 /// A user, and the group that gives it its rights.
@@ -34,8 +34,8 @@ fn users(nodes: u8) -> Vec<User> {
 }
 
 /// Makes the keys, the tokens and the kubeconfig files.
-pub fn make(place: &Place, nodes: u8) -> Result<()> {
-    let path = |name: &str| place.key(name).display().to_string();
+pub fn make(workdir: &Workdir, nodes: u8) -> Result<()> {
+    let path = |name: &str| workdir.key(name).display().to_string();
     let curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "30"];
     let openssl = |words: &[&str]| Cmd::new("openssl").arg("req").args(curve).args(words).read();
     openssl(&["-x509", "-subj", "/CN=ballast-cluster", "-keyout", &path("ca.key"), "-out", &path("ca.crt")])?;
@@ -60,9 +60,9 @@ pub fn make(place: &Place, nodes: u8) -> Result<()> {
         let groups = if user.group.is_empty() { String::new() } else { format!(",\"{}\"", user.group) };
         let _ = writeln!(tokens, "{},{},{}{groups}", token.trim(), user.name, user.file);
         let text = kubeconfig(&path("ca.crt"), token.trim());
-        place.write(&format!("{}.conf", user.file), &text)?;
+        workdir.write(&format!("{}.conf", user.file), &text)?;
     }
-    fs::write(place.key("tokens.csv"), tokens).context("cannot write the tokens")
+    fs::write(workdir.key("tokens.csv"), tokens).context("cannot write the tokens")
 }
 
 fn kubeconfig(authority: &str, token: &str) -> String {

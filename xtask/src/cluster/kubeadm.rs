@@ -10,14 +10,14 @@ use serde_json::{Value, json};
 use super::ballast::{Ballast, Given};
 use super::machine::Machine;
 use super::parts::{batch, link_programs, prepare};
-use super::place::{self, Place};
 use super::plan::{self, API_SERVICE, DNS_SERVICE, Node, POD_RANGES, SERVICE_RANGES, each};
 use super::proxy::{PROXY, Proxy};
+use super::workdir::{self, Workdir};
 use super::{deployed, dns, image, node};
 use crate::chart::Helm;
 use crate::exec::Cmd;
 use crate::workspace::Workspace;
-use crate::{gotools, say, signal};
+use crate::{gotools, log, signal};
 
 /// kubeadm's own limit for the API server is four minutes.
 const PATIENCE: Duration = Duration::from_mins(5);
@@ -32,58 +32,63 @@ const STATIC: [&str; 4] = ["kube-apiserver", "kube-controller-manager", "kube-sc
 const IGNORED: &str = "SystemVerification,Swap,Mem,NumCPU,Hostname";
 
 /// Makes the cluster, looks at its Services from both nodes, and leaves it: `cargo xtask cluster down` removes it.
-pub fn run(place: &Place, given: &Given) -> Result<()> {
+pub fn run(workdir: &Workdir, given: &Given) -> Result<()> {
     let workspace = Workspace::find()?;
     prepare(&workspace)?;
     let kubeadm = gotools::build(&workspace, &[gotools::KUBEADM])?;
     let kubeadm = kubeadm.first().context("kubeadm was not built")?;
     let ballast = given.complete(&workspace, Proxy::Ballast)?;
-    place.make()?;
-    place.write(place::SETTINGS, "")?;
-    place.write(PROXY, &Proxy::None.to_string())?;
-    let images = programs(&workspace, place, kubeadm, &ballast)?;
-    start_machines(place)?;
+    workdir.make()?;
+    workdir.write(workdir::SETTINGS, "")?;
+    workdir.write(PROXY, &Proxy::None.to_string())?;
+    let images = programs(&workspace, workdir, kubeadm, &ballast)?;
+    start_machines(workdir)?;
     each(&NODES, |on| {
-        node::start_containerd(place, on)?;
-        images.iter().try_for_each(|archive| node::load(place, on, archive))?;
-        own_etc(&place.node(on))?;
-        start_kubelet(&place.node(on))
+        node::start_containerd(workdir, on)?;
+        images.iter().try_for_each(|archive| node::load(workdir, on, archive))?;
+        own_etc(&workdir.node(on))?;
+        start_kubelet(&workdir.node(on))
     })?;
     let begun = Instant::now();
-    init(&workspace, place)?;
-    configure_dns(place)?;
-    say::line(format_args!("    kubeadm init: {}", say::seconds(begun.elapsed())));
-    install(&workspace, place)?;
-    join(&workspace, place)?;
-    look(place)?;
-    say::line(format_args!("    from kubeadm init on: {}", say::seconds(begun.elapsed())));
+    init(&workspace, workdir)?;
+    configure_dns(workdir)?;
+    log::line(format_args!("    kubeadm init: {}", log::seconds(begun.elapsed())));
+    install(&workspace, workdir)?;
+    join(&workspace, workdir)?;
+    look(workdir)?;
+    log::line(format_args!("    from kubeadm init on: {}", log::seconds(begun.elapsed())));
     Ok(())
 }
 
-fn programs(workspace: &Workspace, place: &Place, kubeadm: &Path, ballast: &Ballast) -> Result<Vec<PathBuf>> {
-    link_programs(workspace, place, &ballast.program)?;
-    std::os::unix::fs::symlink(kubeadm, place.programs().join("kubeadm")).context("cannot link kubeadm")?;
+fn programs(
+    workspace: &Workspace,
+    workdir: &Workdir,
+    kubeadm: &Path,
+    ballast: &Ballast,
+) -> Result<Vec<PathBuf>> {
+    link_programs(workspace, workdir, &ballast.program)?;
+    std::os::unix::fs::symlink(kubeadm, workdir.programs().join("kubeadm")).context("cannot link kubeadm")?;
     let version = gotools::version(workspace, &gotools::KUBEADM)?;
-    let config = place.write("kubeadm.json", &configuration(&version))?;
+    let config = workdir.write("kubeadm.json", &configuration(&version))?;
     let list = Cmd::new(kubeadm).args(["config", "images", "list", "--config"]).arg(config).read()?;
-    let mut images = vec![image::make(place)?];
+    let mut images = vec![image::make(workdir)?];
     let all: Vec<_> = list.split_whitespace().collect();
     for program in STATIC {
         let named = all.iter().find(|name| name.contains(&format!("/{program}:")));
         let named = named.with_context(|| format!("kubeadm names no image of {program}: {list}"))?;
-        images.push(image::make_of(place, program, &[program], &[named])?);
+        images.push(image::make_of(workdir, program, &[program], &[named])?);
     }
     images.extend(ballast.image.clone());
     Ok(images)
 }
 
-fn start_machines(place: &Place) -> Result<()> {
-    let control = place.control();
+fn start_machines(workdir: &Workdir) -> Result<()> {
+    let control = workdir.control();
     control.start()?;
     let mut started = Vec::new();
     for on in NODES {
-        place.node(on).start()?;
-        started.push((on, place.node(on).pid().context("a node ended at once")?));
+        workdir.node(on).start()?;
+        started.push((on, workdir.node(on).pid().context("a node ended at once")?));
     }
     batch(control.pid().context("the machine `control` ended at once")?, &plan::control_lines(&started))?;
     started.iter().try_for_each(|&(on, pid)| batch(pid, &plan::node_lines(on, &started)))
@@ -140,58 +145,58 @@ fn configuration(version: &str) -> String {
     [init, cluster, of_nodes].map(|part| part.to_string()).join("\n---\n")
 }
 
-fn kubeadm(place: &Place, on: Node, words: &[&str]) -> Result<()> {
+fn kubeadm(workdir: &Workdir, on: Node, words: &[&str]) -> Result<()> {
     let ignored = format!("--ignore-preflight-errors={IGNORED}");
-    let log = place.node(on).log("kubeadm");
-    let done = place.node(on).command(&[&["kubeadm"], words, &[&ignored]].concat()).read();
+    let log = workdir.node(on).log("kubeadm");
+    let done = workdir.node(on).command(&[&["kubeadm"], words, &[&ignored]].concat()).read();
     let told = done.as_ref().map_or_else(|error| format!("{error:#}"), Clone::clone);
     std::fs::write(&log, told).with_context(|| format!("cannot write {}", log.display()))?;
     done.map(|_| ()).with_context(|| format!("see {} and the other logs beside it", log.display()))
 }
 
-fn init(workspace: &Workspace, place: &Place) -> Result<()> {
-    say::step("kubeadm init --skip-phases=addon/kube-proxy");
-    let config = place.dir().join("kubeadm.json").display().to_string();
+fn init(workspace: &Workspace, workdir: &Workdir) -> Result<()> {
+    log::step("kubeadm init --skip-phases=addon/kube-proxy");
+    let config = workdir.dir().join("kubeadm.json").display().to_string();
     ensure!(gotools::version(workspace, &gotools::KUBEADM)?.starts_with('v'), "kubeadm has no version");
-    kubeadm(place, NODES[0], &["init", "--skip-phases=addon/kube-proxy", "--config", &config])
+    kubeadm(workdir, NODES[0], &["init", "--skip-phases=addon/kube-proxy", "--config", &config])
 }
 
 /// The DNS server of the image lacks plugins that kubeadm's configuration names.
-fn configure_dns(place: &Place) -> Result<()> {
+fn configure_dns(workdir: &Workdir) -> Result<()> {
     let patch = json!({ "data": { "Corefile": dns::COREFILE } }).to_string();
     let words = ["patch", "configmap", "coredns", "-n", deployed::SPACE, "--type=merge", "--patch", &patch];
-    kubectl(place, &words).read()?;
-    kubectl(place, &["rollout", "restart", "deployment/coredns", "-n", deployed::SPACE]).read().map(|_| ())
+    kubectl(workdir, &words).read()?;
+    kubectl(workdir, &["rollout", "restart", "deployment/coredns", "-n", deployed::SPACE]).read().map(|_| ())
 }
 
 /// kubectl as kubeadm's administrator, on the node of the control plane.
-fn kubectl(place: &Place, words: &[&str]) -> Cmd {
-    place.node(NODES[0]).command(&[&["kubectl", "--kubeconfig", ADMIN], words].concat())
+fn kubectl(workdir: &Workdir, words: &[&str]) -> Cmd {
+    workdir.node(NODES[0]).command(&[&["kubectl", "--kubeconfig", ADMIN], words].concat())
 }
 
 /// As docs/quickstart.md says.
-fn install(workspace: &Workspace, place: &Place) -> Result<()> {
-    say::step("helm install");
+fn install(workspace: &Workspace, workdir: &Workdir) -> Result<()> {
+    log::step("helm install");
     let helm = Helm::find(workspace)?;
     let chart = helm.chart().display().to_string();
     let address = format!("apiServer.host={}", NODES[0].v4());
     let words = ["install", deployed::NAME, &chart, "--namespace", deployed::SPACE, "--set", &address];
-    let there = place.node(NODES[0]).command(&["env", &format!("KUBECONFIG={ADMIN}")]);
+    let there = workdir.node(NODES[0]).command(&["env", &format!("KUBECONFIG={ADMIN}")]);
     helm.on_cluster(there, &words).read()?;
-    ready(place, "daemonset", deployed::NAME)
+    ready(workdir, "daemonset", deployed::NAME)
 }
 
-fn ready(place: &Place, kind: &str, name: &str) -> Result<()> {
+fn ready(workdir: &Workdir, kind: &str, name: &str) -> Result<()> {
     let object = format!("{kind}/{name}");
-    kubectl(place, &["rollout", "status", &object, "-n", deployed::SPACE, "--timeout=180s"])
+    kubectl(workdir, &["rollout", "status", &object, "-n", deployed::SPACE, "--timeout=180s"])
         .read()
         .map(|_| ())
 }
 
-fn join(workspace: &Workspace, place: &Place) -> Result<()> {
-    say::step("kubeadm join");
+fn join(workspace: &Workspace, workdir: &Workdir) -> Result<()> {
+    log::step("kubeadm join");
     let token =
-        place.node(NODES[0]).command(&["kubeadm", "token", "create", "--print-join-command"]).read()?;
+        workdir.node(NODES[0]).command(&["kubeadm", "token", "create", "--print-join-command"]).read()?;
     let words: Vec<_> = token.split_whitespace().collect();
     let value = |flag: &str| {
         let at = words.iter().position(|word| *word == flag)?;
@@ -214,25 +219,26 @@ fn join(workspace: &Workspace, place: &Place) -> Result<()> {
     config["discovery"] = json!({
         "bootstrapToken": { "apiServerEndpoint": server, "token": secret, "caCertHashes": [hash] },
     });
-    let file = place.write("kubeadm-join.json", &config.to_string())?.display().to_string();
-    kubeadm(place, on, &["join", "--config", &file])?;
+    let file = workdir.write("kubeadm-join.json", &config.to_string())?.display().to_string();
+    kubeadm(workdir, on, &["join", "--config", &file])?;
     signal::wait_for("both nodes to be ready", PATIENCE, || {
-        let told = kubectl(place, &["get", "nodes", "--no-headers"]).try_read().unwrap_or_default();
+        let told = kubectl(workdir, &["get", "nodes", "--no-headers"]).try_read().unwrap_or_default();
         Ok((told.matches(" Ready ").count() == NODES.len()).then_some(()))
     })?;
-    ready(place, "daemonset", deployed::NAME)
+    ready(workdir, "daemonset", deployed::NAME)
 }
 
 /// No kube-proxy, and Services work on both nodes: the API server's and DNS, for processes of the node and for pods.
-fn look(place: &Place) -> Result<()> {
-    say::step("look at its Services");
-    ready(place, "deployment", "coredns")?;
-    let sets = kubectl(place, &["get", "daemonset,configmap", "-n", deployed::SPACE, "-o", "name"]).read()?;
+fn look(workdir: &Workdir) -> Result<()> {
+    log::step("look at its Services");
+    ready(workdir, "deployment", "coredns")?;
+    let sets =
+        kubectl(workdir, &["get", "daemonset,configmap", "-n", deployed::SPACE, "-o", "name"]).read()?;
     ensure!(!sets.contains("kube-proxy"), "kubeadm installed kube-proxy:\n{sets}");
     let api = format!("https://{API_SERVICE}/livez");
     let server = format!("@{DNS_SERVICE}");
     for on in NODES {
-        let machine = place.node(on);
+        let machine = workdir.node(on);
         let rules = machine.command(&["sh", "-c", "iptables-save; nft list ruleset"]).read()?;
         ensure!(!rules.contains("KUBE-SVC") && !rules.contains("kube-proxy"), "{on} has rules of kube-proxy");
         let told = signal::wait_for("the API server's Service", PATIENCE, || {
@@ -241,11 +247,11 @@ fn look(place: &Place) -> Result<()> {
         let name = "kubernetes.default.svc.cluster.local";
         let found = machine.command(&["dig", "+short", "+time=2", &server, name]).read()?;
         ensure!(found.trim() == API_SERVICE, "{on}: DNS says `{}`", found.trim());
-        say::line(format_args!("    {on}: {api}: {told}; {name}: {}", found.trim()));
+        log::line(format_args!("    {on}: {api}: {told}; {name}: {}", found.trim()));
     }
-    let nodes = kubectl(place, &["get", "nodes", "-o", "wide", "--no-headers"]).read()?;
-    let pods = kubectl(place, &["get", "pods", "-A", "-o", "wide", "--no-headers"]).read()?;
-    say::line(format_args!("{nodes}{}", pods.trim_end()));
+    let nodes = kubectl(workdir, &["get", "nodes", "-o", "wide", "--no-headers"]).read()?;
+    let pods = kubectl(workdir, &["get", "pods", "-A", "-o", "wide", "--no-headers"]).read()?;
+    log::line(format_args!("{nodes}{}", pods.trim_end()));
     Ok(())
 }
 

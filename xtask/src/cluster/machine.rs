@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 
-use super::place::{Place, remove_tree};
 use super::plan::{CONTROL, Node};
+use super::workdir::{Workdir, remove_tree};
 use crate::exec::Cmd;
 use crate::host::{self, children_of, kill, names_in, start_of};
 use crate::signal::wait_for;
@@ -24,14 +24,14 @@ const ENDING: Duration = Duration::from_secs(30);
 /// A machine.
 #[derive(Clone, Debug)]
 pub struct Machine {
-    place: Place,
+    workdir: Workdir,
     name: String,
 }
 
 impl Machine {
     /// The machine of this name, whether or not it runs.
-    pub fn of(place: &Place, name: impl Into<String>) -> Self {
-        Self { place: place.clone(), name: name.into() }
+    pub fn of(workdir: &Workdir, name: impl Into<String>) -> Self {
+        Self { workdir: workdir.clone(), name: name.into() }
     }
 
     /// Switches it on.
@@ -53,7 +53,7 @@ impl Machine {
                 "slave",
             ])
             .arg(us)
-            .args(["cluster", "init", &self.name, "--name", self.place.name()]);
+            .args(["cluster", "init", &self.name, "--name", self.workdir.name()]);
         self.spawn(command, "init")?;
         wait_for(
             &format!("the machine {}; see {}", self.name, self.log("init").display()),
@@ -79,24 +79,24 @@ impl Machine {
     /// Its folder: what it writes to `/var/lib` and `/var/log` is here.
     #[must_use]
     pub fn dir(&self) -> PathBuf {
-        self.place.dir().join("machines").join(&self.name)
+        self.workdir.dir().join("machines").join(&self.name)
     }
 
     /// Its control group.
     pub fn cgroup(&self) -> Result<PathBuf> {
-        self.place.cgroup(&self.name)
+        self.workdir.cgroup(&self.name)
     }
 
     /// The script that runs a command there.
     #[must_use]
     pub fn script(&self) -> PathBuf {
-        self.place.dir().join(&self.name)
+        self.workdir.dir().join(&self.name)
     }
 
     /// What one of its programs says.
     #[must_use]
     pub fn log(&self, program: &str) -> PathBuf {
-        self.place.logs().join(format!("{}-{program}.log", self.name))
+        self.workdir.logs().join(format!("{}-{program}.log", self.name))
     }
 
     /// A command there.
@@ -169,8 +169,8 @@ impl Machine {
              exec nsenter --target {pid} --pid --mount --uts --ipc --net -- \"$@\"\n",
             name = self.name,
             cgroup = inner_cgroup(&self.cgroup()?).display(),
-            bin = self.place.programs().display(),
-            config = self.place.kubeconfig("admin").display(),
+            bin = self.workdir.programs().display(),
+            config = self.workdir.kubeconfig("admin").display(),
         );
         let script = self.script();
         fs::write(&script, text)
@@ -179,7 +179,7 @@ impl Machine {
     }
 }
 
-impl Place {
+impl Workdir {
     /// The machine beside the nodes.
     #[must_use]
     pub fn control(&self) -> Machine {
@@ -263,8 +263,8 @@ fn inner_cgroup(cgroup: &Path) -> PathBuf {
 
 /// What the first process of a machine does: it makes the machine's own view of the file system, and then only waits
 /// for those that lost their parents. It runs until it is killed.
-pub fn init(place: &Place, name: &str) -> Result<()> {
-    let machine = Machine::of(place, name);
+pub fn init(workdir: &Workdir, name: &str) -> Result<()> {
+    let machine = Machine::of(workdir, name);
     // The file system of processes is still the one outside, so this is our number there.
     let us = fs::read_link("/proc/self").context("cannot read /proc/self")?;
     let us = Process::of(us.to_string_lossy().parse().context("/proc/self is no process")?)?;
@@ -310,7 +310,7 @@ pub fn init(place: &Place, name: &str) -> Result<()> {
 fn own_groups(machine: &Machine) -> Result<Vec<(PathBuf, PathBuf)>> {
     let mut groups = Vec::new();
     for hierarchy in host::hierarchies()? {
-        let group = machine.place.group_in(&hierarchy.root, &machine.name);
+        let group = machine.workdir.group_in(&hierarchy.root, &machine.name);
         let inner = if hierarchy.is_v2 { inner_cgroup(&group) } else { group.clone() };
         fs::create_dir_all(&inner).with_context(|| format!("cannot make {}", inner.display()))?;
         if hierarchy.is_v2 {

@@ -14,9 +14,9 @@ mod kubeadm;
 mod machine;
 mod node;
 mod parts;
-mod place;
 pub mod plan;
 mod proxy;
+mod workdir;
 
 use std::time::{Duration, Instant};
 
@@ -24,7 +24,7 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::exec::{self, Cmd};
 use crate::workspace::Workspace;
-use crate::{say, signal};
+use crate::{log, signal};
 use args::Action;
 pub use args::{Args, Up, Which};
 use ballast::Ballast;
@@ -32,11 +32,11 @@ pub use ballast::Given;
 pub use control::{apply, kubectl};
 pub use deployed::logs as agent_logs;
 use parts::{batch, link_programs, prepare};
-pub use place::Place;
 use plan::Node;
 use plan::each;
 pub use proxy::Proxy;
 use proxy::{PROXY, current_proxy};
+pub use workdir::Workdir;
 
 /// How long nodes and DNS may take to be ready, also on a busy machine.
 const PATIENCE: Duration = Duration::from_mins(3);
@@ -52,12 +52,12 @@ pub fn run(args: &Args) -> Result<()> {
             signal::catch();
             status(&up_or_leave(wanted)?)
         }
-        Action::Down(which) => down(&Place::of(&which.name)?),
+        Action::Down(which) => down(&Workdir::of(&which.name)?),
         Action::Status(which) => status(&there(which)?),
         Action::Proxy { proxy, given, which } => change_proxy(&there(which)?, *proxy, given),
         Action::Load { archive, which } => {
-            let (place, archive) = (there(which)?, archive.canonicalize().context("no such archive")?);
-            place.nodes().into_iter().try_for_each(|node| node::load(&place, node, &archive))
+            let (workdir, archive) = (there(which)?, archive.canonicalize().context("no such archive")?);
+            workdir.nodes().into_iter().try_for_each(|node| node::load(&workdir, node, &archive))
         }
         Action::Exec { on, which, command } => {
             let words: Vec<_> = command.iter().map(String::as_str).collect();
@@ -77,65 +77,65 @@ pub fn run(args: &Args) -> Result<()> {
         }
         Action::Kubeadm { given, which } => {
             signal::catch();
-            kubeadm::run(&Place::of(&which.name)?, given)
+            kubeadm::run(&Workdir::of(&which.name)?, given)
         }
         Action::Foreign { hook } => faults::attach_foreign(hook),
-        Action::Knock { targets } => faults::knock(targets),
-        Action::Init { machine, which } => machine::init(&Place::of(&which.name)?, machine),
+        Action::Knock { targets } => faults::load(targets),
+        Action::Init { machine, which } => machine::init(&Workdir::of(&which.name)?, machine),
     }
 }
 
-fn there(which: &Which) -> Result<Place> {
-    let place = Place::of(&which.name)?;
-    if !place.exists() {
+fn there(which: &Which) -> Result<Workdir> {
+    let workdir = Workdir::of(&which.name)?;
+    if !workdir.exists() {
         bail!("no cluster `{}` is here: `cargo xtask cluster up`", which.name);
     }
-    Ok(place)
+    Ok(workdir)
 }
 
 /// Makes a cluster. One that fails is left for a look at its logs, unless Ctrl-C ended it.
-fn up_or_leave(wanted: &Up) -> Result<Place> {
+fn up_or_leave(wanted: &Up) -> Result<Workdir> {
     up(wanted).inspect_err(|_| {
-        let Ok(place) = Place::of(&wanted.which.name) else { return };
+        let Ok(workdir) = Workdir::of(&wanted.which.name) else { return };
         if signal::check().is_err() {
-            if let Err(error) = down(&place) {
-                say::line(format_args!("warning: {error:#}"));
+            if let Err(error) = down(&workdir) {
+                log::line(format_args!("warning: {error:#}"));
             }
-        } else if place.exists() {
-            say::line(format_args!(
+        } else if workdir.exists() {
+            log::line(format_args!(
                 "the cluster is left as it is, with its logs in {}; `cargo xtask cluster down --name {}` removes it",
-                place.logs().display(),
-                place.name()
+                workdir.logs().display(),
+                workdir.name()
             ));
         }
     })
 }
 
 /// Makes a cluster. What is there of one that fails stays: the caller reads its logs and calls [`down`].
-pub fn up(wanted: &Up) -> Result<Place> {
+pub fn up(wanted: &Up) -> Result<Workdir> {
     let workspace = Workspace::find()?;
-    let place = Place::of(&wanted.which.name)?;
+    let workdir = Workdir::of(&wanted.which.name)?;
     prepare(&workspace)?;
     let ballast = wanted.given.complete(&workspace, wanted.proxy)?;
     let start = Instant::now();
-    place.make()?;
-    assemble(&workspace, &place, wanted, &ballast)?;
-    say::line(format_args!("    the cluster took {}", say::seconds(start.elapsed())));
-    Ok(place)
+    workdir.make()?;
+    assemble(&workspace, &workdir, wanted, &ballast)?;
+    log::line(format_args!("    the cluster took {}", log::seconds(start.elapsed())));
+    Ok(workdir)
 }
 
-fn assemble(workspace: &Workspace, place: &Place, wanted: &Up, ballast: &Ballast) -> Result<()> {
-    say::step(format_args!("make {} nodes, in {}", wanted.nodes, place.dir().display()));
-    place.write(place::SETTINGS, &wanted.settings.join("\n"))?;
-    link_programs(workspace, place, &ballast.program)?;
-    keys::make(place, wanted.nodes)?;
-    let archive = image::make(place)?;
-    let control = place.control();
+fn assemble(workspace: &Workspace, workdir: &Workdir, wanted: &Up, ballast: &Ballast) -> Result<()> {
+    log::step(format_args!("make {} nodes, in {}", wanted.nodes, workdir.dir().display()));
+    workdir.write(workdir::SETTINGS, &wanted.settings.join("\n"))?;
+    link_programs(workspace, workdir, &ballast.program)?;
+    keys::make(workdir, wanted.nodes)?;
+    let archive = image::make(workdir)?;
+    let control = workdir.control();
     control.start()?;
     let nodes: Vec<_> = Node::first(wanted.nodes).collect();
     let mut started = Vec::new();
     for &node in &nodes {
-        let machine = place.node(node);
+        let machine = workdir.node(node);
         machine.start()?;
         started.push((node, machine.pid().context("a node ended at once")?));
     }
@@ -145,31 +145,31 @@ fn assemble(workspace: &Workspace, place: &Place, wanted: &Up, ballast: &Ballast
     for &(node, pid) in &started {
         batch(pid, &plan::node_lines(node, &started))?;
     }
-    say::step("start the control plane");
-    control::start(place)?;
+    log::step("start the control plane");
+    control::start(workdir)?;
     apply(
-        place,
+        workdir,
         &serde_json::json!({
             "apiVersion": "v1",
             "kind": "List",
             "items": nodes.iter().map(|node| node::object(*node)).collect::<Vec<_>>(),
         }),
     )?;
-    say::step("start the nodes");
-    each(&nodes, |node| node::start(place, node, &archive))?;
-    say::step(format_args!("proxy: {}", wanted.proxy));
-    wanted.proxy.start(workspace, place, ballast.image.as_deref())?;
-    place.write(PROXY, &wanted.proxy.to_string())?;
-    apply(place, &dns::objects())?;
-    await_ready(place, wanted)
+    log::step("start the nodes");
+    each(&nodes, |node| node::start(workdir, node, &archive))?;
+    log::step(format_args!("proxy: {}", wanted.proxy));
+    wanted.proxy.start(workspace, workdir, ballast.image.as_deref())?;
+    workdir.write(PROXY, &wanted.proxy.to_string())?;
+    apply(workdir, &dns::objects())?;
+    await_ready(workdir, wanted)
 }
 
-fn await_ready(place: &Place, wanted: &Up) -> Result<()> {
-    say::step("wait until all is ready");
+fn await_ready(workdir: &Workdir, wanted: &Up) -> Result<()> {
+    log::step("wait until all is ready");
     let is_ready = r#"{range .items[*]}{.status.conditions[?(@.type=="Ready")].status}{"\n"}{end}"#;
     let get = ["get", "nodes", "-o", &format!("jsonpath={is_ready}")];
     signal::wait_for("the nodes to be ready", PATIENCE, || {
-        let told = kubectl(place, &get).try_read().unwrap_or_default();
+        let told = kubectl(workdir, &get).try_read().unwrap_or_default();
         Ok((told.lines().filter(|line| *line == "True").count() == usize::from(wanted.nodes)).then_some(()))
     })?;
     if wanted.proxy == Proxy::None {
@@ -177,63 +177,66 @@ fn await_ready(place: &Place, wanted: &Up) -> Result<()> {
     }
     let get = ["get", "deployment", "-n", "kube-system", "coredns", "-o", "jsonpath={.status.readyReplicas}"];
     signal::wait_for("the cluster's DNS", PATIENCE, || {
-        let told = kubectl(place, &get).try_read().unwrap_or_default();
+        let told = kubectl(workdir, &get).try_read().unwrap_or_default();
         Ok((told.trim() == "2").then_some(()))
     })
     .inspect_err(|_| {
         let events = ["get", "events", "-A", "--field-selector", "type=Warning"];
         for question in [&["get", "pods", "-A", "-o", "wide"] as &[_], &events] {
-            say::line(format_args!("{}", kubectl(place, question).try_read().unwrap_or_default().trim_end()));
+            log::line(format_args!(
+                "{}",
+                kubectl(workdir, question).try_read().unwrap_or_default().trim_end()
+            ));
         }
     })
 }
 
 /// Ends a cluster and removes all of it.
-pub fn down(place: &Place) -> Result<()> {
-    if place.remains()?.is_empty() {
-        say::line(format_args!("no cluster `{}` is here", place.name()));
+pub fn down(workdir: &Workdir) -> Result<()> {
+    if workdir.remains()?.is_empty() {
+        log::line(format_args!("no cluster `{}` is here", workdir.name()));
         return Ok(());
     }
-    place.take_down()?;
-    say::line(format_args!("the cluster `{}` is gone", place.name()));
+    workdir.take_down()?;
+    log::line(format_args!("the cluster `{}` is gone", workdir.name()));
     Ok(())
 }
 
 /// Ends one proxy and starts another.
-pub fn change_proxy(place: &Place, proxy: Proxy, given: &Given) -> Result<()> {
-    let old = current_proxy(place)?;
+pub fn change_proxy(workdir: &Workdir, proxy: Proxy, given: &Given) -> Result<()> {
+    let old = current_proxy(workdir)?;
     if old == proxy {
         return Ok(());
     }
     let workspace = Workspace::find()?;
     let image = given.archive(&workspace, proxy)?;
-    old.stop(&workspace, place)?;
-    proxy.start(&workspace, place, image.as_deref())?;
-    place.write(PROXY, &proxy.to_string())?;
-    say::line(format_args!("proxy: {proxy}, before: {old}"));
+    old.stop(&workspace, workdir)?;
+    proxy.start(&workspace, workdir, image.as_deref())?;
+    workdir.write(PROXY, &proxy.to_string())?;
+    log::line(format_args!("proxy: {proxy}, before: {old}"));
     Ok(())
 }
 
-fn status(place: &Place) -> Result<()> {
-    let proxy = current_proxy(place)?;
+fn status(workdir: &Workdir) -> Result<()> {
+    let proxy = current_proxy(workdir)?;
     let running = |machine: &machine::Machine, programs: &[&'static str]| {
         let shown = |program: &&str| {
             format!("{program}{}", if machine.is_running(program) { "" } else { " (ended)" })
         };
         programs.iter().map(shown).collect::<Vec<_>>().join(", ")
     };
-    say::line(format_args!("cluster:    {}", place.name()));
+    log::line(format_args!("cluster:    {}", workdir.name()));
     let pods =
-        if proxy == Proxy::Ballast { format!(" ({})", deployed::summary(place)?) } else { String::new() };
-    say::line(format_args!("proxy:      {proxy}{pods}"));
-    say::line(format_args!("control:    {}", running(&place.control(), &control::PROGRAMS)));
-    for node in place.nodes() {
+        if proxy == Proxy::Ballast { format!(" ({})", deployed::summary(workdir)?) } else { String::new() };
+    log::line(format_args!("proxy:      {proxy}{pods}"));
+    log::line(format_args!("control:    {}", running(&workdir.control(), &control::PROGRAMS)));
+    for node in workdir.nodes() {
         let programs: Vec<_> = node::PROGRAMS.into_iter().chain(proxy.program()).collect();
-        say::line(format_args!("{node}:      {}", running(&place.node(node), &programs)));
+        log::line(format_args!("{node}:      {}", running(&workdir.node(node), &programs)));
     }
-    say::line(format_args!("kubeconfig: {}", place.kubeconfig("admin").display()));
-    say::line(format_args!("logs:       {}", place.logs().display()));
-    let dir = place.dir().display();
-    say::line(format_args!("on it:      {dir}/control kubectl get pods -A; {dir}/node1 ballast status"));
-    Cmd::new(place.control().script()).args(["kubectl", "get", "nodes", "-o", "wide"]).run()
+    log::line(format_args!("kubeconfig: {}", workdir.kubeconfig("admin").display()));
+    log::line(format_args!("logs:       {}", workdir.logs().display()));
+    let dir = workdir.dir().display();
+    log::line(format_args!("on it:      {dir}/control kubectl get pods -A; {dir}/node1 ballast status"));
+    Cmd::new(workdir.control().script()).args(["kubectl", "get", "nodes", "-o", "wide"]).run()
 }

@@ -7,8 +7,8 @@ use anyhow::{Context as _, Result};
 use serde_json::json;
 
 use super::image::PAUSE;
-use super::place::Place;
 use super::plan::{DNS_SERVICE, Node};
+use super::workdir::Workdir;
 use crate::signal::wait_for;
 
 /// How long containerd may take to listen.
@@ -20,19 +20,19 @@ pub const SOCKET: &str = "/run/containerd/containerd.sock";
 pub const PROGRAMS: [&str; 2] = ["containerd", "kubelet"];
 
 /// Starts both, with the images there before the first pod.
-pub fn start(place: &Place, node: Node, images: &Path) -> Result<()> {
-    start_containerd(place, node)?;
-    load(place, node, images)?;
-    start_kubelet(place, node)
+pub fn start(workdir: &Workdir, node: Node, images: &Path) -> Result<()> {
+    start_containerd(workdir, node)?;
+    load(workdir, node, images)?;
+    start_kubelet(workdir, node)
 }
 
 /// Starts the kubelet, also again: its pods go on meanwhile.
-pub fn start_kubelet(place: &Place, node: Node) -> Result<()> {
-    let machine = place.node(node);
-    let write = |name: &str, text: &str| place.write(&format!("machines/{node}/{name}"), text);
+pub fn start_kubelet(workdir: &Workdir, node: Node) -> Result<()> {
+    let machine = workdir.node(node);
+    let write = |name: &str, text: &str| workdir.write(&format!("machines/{node}/{name}"), text);
     let resolv = write("resolv.conf", "nameserver 127.0.0.1\n")?.display().to_string();
     let kubelet = write("kubelet.json", &kubelet_config(node, &resolv))?.display().to_string();
-    let user = place.kubeconfig(&node.to_string()).display().to_string();
+    let user = workdir.kubeconfig(&node.to_string()).display().to_string();
     machine.run(
         "kubelet",
         &[
@@ -46,11 +46,11 @@ pub fn start_kubelet(place: &Place, node: Node) -> Result<()> {
 }
 
 /// Starts containerd, and waits until it listens.
-pub fn start_containerd(place: &Place, node: Node) -> Result<()> {
-    let machine = place.node(node);
+pub fn start_containerd(workdir: &Workdir, node: Node) -> Result<()> {
+    let machine = workdir.node(node);
     let network = machine.dir().join("lib/cni/net.d");
     std::fs::create_dir_all(&network).with_context(|| format!("cannot make {}", network.display()))?;
-    let write = |name: &str, text: &str| place.write(&format!("machines/{node}/{name}"), text);
+    let write = |name: &str, text: &str| workdir.write(&format!("machines/{node}/{name}"), text);
     write("lib/cni/net.d/10-bridge.conflist", &network_config(node))?;
     let containerd = write("containerd.toml", &CONTAINERD.replace("PAUSE", PAUSE))?.display().to_string();
     machine.run("containerd", &["containerd", "--config", &containerd])?;
@@ -61,10 +61,10 @@ pub fn start_containerd(place: &Place, node: Node) -> Result<()> {
 }
 
 /// Gives a node the images of an archive (Docker's or OCI's layout).
-pub fn load(place: &Place, node: Node, archive: &Path) -> Result<()> {
+pub fn load(workdir: &Workdir, node: Node, archive: &Path) -> Result<()> {
     let archive = archive.display().to_string();
     let import = ["ctr", "-a", SOCKET, "-n", "k8s.io", "image", "import", &archive];
-    place.node(node).command(&import).read().map(|_| ())
+    workdir.node(node).command(&import).read().map(|_| ())
 }
 
 /// The node as the API server is told of it before its kubelet starts: ranges and zone do not depend on who comes first.
@@ -135,7 +135,7 @@ pub fn shared_machine() -> serde_json::Value {
         "enforceNodeAllocatable": ["none"],
         "failSwapOn": false,
         "makeIPTablesUtilChains": false,
-        // Not shares of a disk that may be large and nearly full; `Place::make` has asked for more.
+        // Not shares of a disk that may be large and nearly full; `Workdir::make` has asked for more.
         "evictionHard": {
             "memory.available": "100Mi",
             "nodefs.available": "100Mi",

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, bail};
 
-use super::place::Place;
+use super::workdir::Workdir;
 use crate::setup::{self, Need};
 use crate::workspace::Workspace;
 use crate::{apiserver, gotools};
@@ -44,13 +44,13 @@ pub(super) fn batch(process: u32, lines: &str) -> Result<()> {
 }
 
 /// Puts the programs of the cluster's machines into its folder.
-pub(super) fn link_programs(workspace: &Workspace, place: &Place, ballast: &Path) -> Result<()> {
+pub(super) fn link_programs(workspace: &Workspace, workdir: &Workdir, ballast: &Path) -> Result<()> {
     let link = |name: &str, file: &Path| {
-        std::os::unix::fs::symlink(file, place.programs().join(name))
+        std::os::unix::fs::symlink(file, workdir.programs().join(name))
             .with_context(|| format!("cannot link {name}"))
     };
     // A copy: what is built meanwhile must not replace the program that made the maps.
-    std::fs::copy(ballast, place.programs().join("ballast"))
+    std::fs::copy(ballast, workdir.programs().join("ballast"))
         .with_context(|| format!("cannot copy {}", ballast.display()))?;
     let server = apiserver::build(workspace)?;
     link("etcd", &server.etcd)?;

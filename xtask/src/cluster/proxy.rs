@@ -7,8 +7,8 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 
 use super::deployed;
-use super::place::Place;
 use super::plan::{Node, POD_RANGES, each};
+use super::workdir::Workdir;
 use crate::gotools;
 use crate::signal::wait_for;
 use crate::workspace::Workspace;
@@ -59,25 +59,25 @@ impl Proxy {
     }
 
     /// Starts it on all nodes, and waits until it works; `image` is for the proxy that has one.
-    pub fn start(self, workspace: &Workspace, place: &Place, image: Option<&Path>) -> Result<()> {
+    pub fn start(self, workspace: &Workspace, workdir: &Workdir, image: Option<&Path>) -> Result<()> {
         if self == Self::Ballast {
-            return deployed::install(workspace, place, image);
+            return deployed::install(workspace, workdir, image);
         }
-        self.prepare(workspace, place)?;
-        each(&place.nodes(), |node| self.start_on(place, node))
+        self.prepare(workspace, workdir)?;
+        each(&workdir.nodes(), |node| self.start_on(workdir, node))
     }
 
     /// Ends it on all nodes, and what it left in the kernel.
-    pub fn stop(self, workspace: &Workspace, place: &Place) -> Result<()> {
+    pub fn stop(self, workspace: &Workspace, workdir: &Workdir) -> Result<()> {
         if self == Self::Ballast {
-            return deployed::uninstall(workspace, place);
+            return deployed::uninstall(workspace, workdir);
         }
-        each(&place.nodes(), |node| self.stop_on(place, node))
+        each(&workdir.nodes(), |node| self.stop_on(workdir, node))
     }
 
     /// Builds it for the cluster; Ballast is there already.
-    fn prepare(self, workspace: &Workspace, place: &Place) -> Result<()> {
-        let link = place.programs().join("kube-proxy");
+    fn prepare(self, workspace: &Workspace, workdir: &Workdir) -> Result<()> {
+        let link = workdir.programs().join("kube-proxy");
         if self.program() == Some("kube-proxy") && !link.exists() {
             let built = gotools::build(workspace, &[gotools::KUBE_PROXY])?;
             let file = built.first().context("kube-proxy was not built")?;
@@ -87,19 +87,19 @@ impl Proxy {
     }
 
     /// Starts it on a node, if it is a program there.
-    pub fn start_on(self, place: &Place, node: Node) -> Result<()> {
-        let user = place.kubeconfig("proxy").display().to_string();
+    pub fn start_on(self, workdir: &Workdir, node: Node) -> Result<()> {
+        let user = workdir.kubeconfig("proxy").display().to_string();
         match self {
-            Self::BallastHost => ballast(place, node, &user),
-            Self::KubeProxyNftables => kube_proxy(place, node, "nftables", &user),
-            Self::KubeProxyIptables => kube_proxy(place, node, "iptables", &user),
+            Self::BallastHost => ballast(workdir, node, &user),
+            Self::KubeProxyNftables => kube_proxy(workdir, node, "nftables", &user),
+            Self::KubeProxyIptables => kube_proxy(workdir, node, "iptables", &user),
             Self::Ballast | Self::None => Ok(()),
         }
     }
 
-    fn stop_on(self, place: &Place, node: Node) -> Result<()> {
+    fn stop_on(self, workdir: &Workdir, node: Node) -> Result<()> {
         let Some(program) = self.program() else { return Ok(()) };
-        let machine = place.node(node);
+        let machine = workdir.node(node);
         machine.stop(program, libc::SIGTERM)?;
         let clean: &[&str] = match self {
             Self::BallastHost => &["ballast", "cleanup", "--yes"],
@@ -110,8 +110,8 @@ impl Proxy {
 }
 
 /// Starts the agent, and waits until it is well.
-fn ballast(place: &Place, node: Node, user: &str) -> Result<()> {
-    let (machine, name, settings) = (place.node(node), node.to_string(), place.settings());
+fn ballast(workdir: &Workdir, node: Node, user: &str) -> Result<()> {
+    let (machine, name, settings) = (workdir.node(node), node.to_string(), workdir.settings());
     let settings = settings.iter().map(String::as_str);
     let agent = ["ballast", "run", "--kubeconfig", user, "--hostname-override", &name];
     let words: Vec<_> = std::iter::once("env").chain(settings).chain(agent).collect();
@@ -123,7 +123,7 @@ fn ballast(place: &Place, node: Node, user: &str) -> Result<()> {
     Ok(())
 }
 
-fn kube_proxy(place: &Place, node: Node, mode: &str, user: &str) -> Result<()> {
+fn kube_proxy(workdir: &Workdir, node: Node, mode: &str, user: &str) -> Result<()> {
     let config = serde_json::json!({
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
         "kind": "KubeProxyConfiguration",
@@ -135,8 +135,8 @@ fn kube_proxy(place: &Place, node: Node, mode: &str, user: &str) -> Result<()> {
         // These limits are the whole machine's.
         "conntrack": { "maxPerCore": 0, "min": 0 },
     });
-    let file = place.write(&format!("machines/{node}/kube-proxy.json"), &config.to_string())?;
-    let machine = place.node(node);
+    let file = workdir.write(&format!("machines/{node}/kube-proxy.json"), &config.to_string())?;
+    let machine = workdir.node(node);
     machine.run("kube-proxy", &["kube-proxy", &format!("--config={}", file.display()), "--v=2"])?;
     let log = machine.log("kube-proxy");
     wait_for(&format!("kube-proxy on {node}; its log is {}", log.display()), PATIENCE, || {
@@ -146,8 +146,8 @@ fn kube_proxy(place: &Place, node: Node, mode: &str, user: &str) -> Result<()> {
 }
 
 /// Which proxy serves a cluster.
-pub(super) fn current_proxy(place: &Place) -> Result<Proxy> {
-    let told = std::fs::read_to_string(place.dir().join(PROXY)).context("the cluster was not finished")?;
+pub(super) fn current_proxy(workdir: &Workdir) -> Result<Proxy> {
+    let told = std::fs::read_to_string(workdir.dir().join(PROXY)).context("the cluster was not finished")?;
     let all = <Proxy as clap::ValueEnum>::value_variants();
     all.iter().copied().find(|proxy| proxy.to_string() == told).context("an unknown proxy serves the cluster")
 }

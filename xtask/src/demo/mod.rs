@@ -3,12 +3,12 @@
 
 mod client;
 mod manifest;
-mod place;
 mod record;
 mod screen;
 mod steps;
+mod topology;
 mod traffic;
-mod world;
+mod workdir;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -18,12 +18,12 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::setup::Need;
 use crate::workspace::Workspace;
-use crate::{build, exec, say, setup, signal};
+use crate::{build, exec, log, setup, signal};
 use manifest::Manifest;
-use place::Place;
 use screen::Screen;
 use steps::Demo;
-use world::World;
+use topology::Topology;
+use workdir::Workdir;
 
 /// Build all, make a small cluster of network namespaces with redis in it, and show what Ballast does (as root).
 #[derive(clap::Args, Clone, Debug, Default)]
@@ -79,16 +79,16 @@ pub fn run(args: &Args) -> Result<()> {
     clear(false)?;
     signal::catch();
     let start = Instant::now();
-    let mut world = World::new(Place::make()?, ballast);
+    let mut topology = Topology::new(Workdir::make()?, ballast);
     let example = workspace.root().join("deploy/examples/redis.yaml");
-    let shown = show(&mut world, &example, args.keep);
+    let shown = show(&mut topology, &example, args.keep);
     if shown.is_ok() && args.keep {
         return Ok(());
     }
     // After a failure, or Ctrl-C, there is something to take down; after the last step there is not.
-    let down = if world.place.remains().is_empty() { Ok(()) } else { world.take_down() };
+    let down = if topology.workdir.remains().is_empty() { Ok(()) } else { topology.take_down() };
     shown.and(down)?;
-    say::line(format_args!("the demo took {}", say::seconds(start.elapsed())));
+    log::line(format_args!("the demo took {}", log::seconds(start.elapsed())));
     Ok(())
 }
 
@@ -102,31 +102,31 @@ fn made(workspace: &Workspace) -> Result<PathBuf> {
 
 /// Removes what ended demos left behind.
 fn clear(kept: bool) -> Result<()> {
-    let places = Place::left_over(kept)?;
-    for place in &places {
-        say::line(format_args!("removing the demo in {}", place.dir().display()));
-        place.take_down()?;
+    let places = Workdir::left_over(kept)?;
+    for workdir in &places {
+        log::line(format_args!("removing the demo in {}", workdir.dir().display()));
+        workdir.take_down()?;
     }
     if kept && places.is_empty() {
-        say::line("no demo is here");
+        log::line("no demo is here");
     }
     Ok(())
 }
 
-fn show(world: &mut World, example: &Path, keep: bool) -> Result<()> {
+fn show(topology: &mut Topology, example: &Path, keep: bool) -> Result<()> {
     let screen = Screen::new();
-    say::step("make two nodes, pods, and a machine beside them");
-    world.build()?;
-    let manifest = Manifest::copy(example, &world.manifests())?;
-    say::step("start three redis, and an agent on each node");
-    world.start_pods()?;
-    for node in 0..world::NODES.len() {
-        world.start_agent(node)?;
+    log::step("make two nodes, pods, and a machine beside them");
+    topology.build()?;
+    let manifest = Manifest::copy(example, &topology.manifests())?;
+    log::step("start three redis, and an agent on each node");
+    topology.start_pods()?;
+    for node in 0..topology::NODES.len() {
+        topology.start_agent(node)?;
     }
-    for node in 0..world::NODES.len() {
-        world.await_agent(node)?;
+    for node in 0..topology::NODES.len() {
+        topology.await_agent(node)?;
     }
-    let mut demo = Demo { screen, world, manifest };
+    let mut demo = Demo { screen, topology, manifest };
     demo.await_service()?;
     demo.show()?;
     if keep { demo.keep() } else { demo.clean() }

@@ -9,7 +9,7 @@ use anstyle_svg::Term;
 use anyhow::{Context as _, Result, ensure};
 
 use super::screen::{self, COLOURED};
-use crate::say;
+use crate::log;
 
 /// The steps that the picture shows: an endpoint leaves and returns, and an agent is killed.
 const STEPS: [u8; 2] = [4, 6];
@@ -35,7 +35,7 @@ pub(super) fn record(options: &[&Path], file: &Path) -> Result<()> {
     let status = child.wait().context("cannot wait for the demo")?;
     ensure!(status.success(), "the demo failed ({status}): nothing is recorded");
     fs::write(file, picture(&lines)?).with_context(|| format!("cannot write {}", file.display()))?;
-    say::line(format_args!("the picture is in {}", file.display()));
+    log::line(format_args!("the picture is in {}", file.display()));
     Ok(())
 }
 

@@ -7,8 +7,8 @@ use anyhow::{Context as _, Result, ensure};
 
 use super::manifest::Manifest;
 use super::screen::Screen;
+use super::topology::{self, NODES, PICTURE, PODS, Topology};
 use super::traffic::{Tally, Traffic, stop, sum};
-use super::world::{self, NODES, PICTURE, PODS, World};
 use crate::signal::{check, pause, wait_for};
 
 const SERVICE: &str = "10.96.0.10";
@@ -32,7 +32,7 @@ pub(super) struct Demo<'a> {
     /// Where to write.
     pub screen: Screen,
     /// The cluster.
-    pub world: &'a mut World,
+    pub topology: &'a mut Topology,
     /// What its agents read.
     pub manifest: Manifest,
 }
@@ -100,8 +100,8 @@ impl<'a> Demo<'a> {
             "Each new connection goes to a pod at random, whichever way it comes in.",
         );
         for machine in ["app", "vm"] {
-            let shown = self.world.command(machine, &["redis-cli", "-h", SERVICE, "GET", "whoami"]);
-            self.screen.command(&format!("{}   # {CONNECTIONS} times", world::line(&shown)));
+            let shown = self.topology.command(machine, &["redis-cli", "-h", SERVICE, "GET", "whoami"]);
+            self.screen.command(&format!("{}   # {CONNECTIONS} times", topology::line(&shown)));
             let tally = Traffic::start(self.client(machine, CONNECTIONS)?)?.finish()?;
             self.screen.bars(&tally, &PODS);
             tally.unfailed()?;
@@ -153,11 +153,11 @@ impl<'a> Demo<'a> {
             "The agent's maps have types, so bpftool prints them with names (addresses as bytes).",
         );
         for map in ["services", "backends"] {
-            let path = format!("{}/ballast/{map}", self.world.place.bpffs("node1").display());
+            let path = format!("{}/ballast/{map}", self.topology.workdir.bpffs("node1").display());
             let words = ["bpftool", "map", "dump", "pinned", &path];
-            let command = self.world.command("node1", &words);
+            let command = self.topology.command("node1", &words);
             self.screen.command(&words.join(" "));
-            let dump = world::read(command)?;
+            let dump = topology::read(command)?;
             // An array prints its empty elements, too.
             let elements: Vec<_> =
                 dump.split_inclusive("\n    },").filter(|text| text.contains(PORT)).collect();
@@ -181,17 +181,17 @@ impl<'a> Demo<'a> {
         let tally = || sum(&traffic);
         self.watch("before", tally)?;
 
-        let pid = self.world.agent_pid(0).context("node1 has no agent")?;
+        let pid = self.topology.agent_pid(0).context("node1 has no agent")?;
         self.screen.command(&format!("kill -9 {pid}"));
-        self.world.end_agent(0, libc::SIGKILL)?;
+        self.topology.end_agent(0, libc::SIGKILL)?;
         let dead = self.watch("without an agent", tally)?;
         even(&dead)?;
         self.run("node1", &["ballast", "service", "list"])?;
 
-        self.screen.command(&self.world.agent_line(0));
+        self.screen.command(&self.topology.agent_line(0));
         let start = Instant::now();
-        self.world.start_agent(0)?;
-        self.world.await_agent(0)?;
+        self.topology.start_agent(0)?;
+        self.topology.await_agent(0)?;
         let took = start.elapsed().as_millis();
         let anew = self.watch(&format!("with the new agent, well after {took} ms"), tally)?;
         even(&anew)?;
@@ -238,23 +238,24 @@ impl<'a> Demo<'a> {
             "`ballast cleanup` removes all that the agents put into the kernel; then the cluster goes.",
         );
         for (number, node) in NODES.into_iter().enumerate() {
-            self.world.end_agent(number, libc::SIGTERM)?;
+            self.topology.end_agent(number, libc::SIGTERM)?;
             let words = ["ballast", "cleanup", "--yes"];
-            let command = self.world.command(node, &words);
-            self.screen.command(&world::line(&command));
-            let text = world::read(command)?;
+            let command = self.topology.command(node, &words);
+            self.screen.command(&topology::line(&command));
+            let text = topology::read(command)?;
             self.screen.head(&text, 4);
             ensure!(text.contains("removed"), "nothing was removed on {node}");
-            let pins = self.world.place.bpffs(node).join("ballast");
+            let pins = self.topology.workdir.bpffs(node).join("ballast");
             ensure!(!pins.exists(), "{} is still there", pins.display());
-            let again = world::read(self.world.command(node, &words))?;
+            let again = topology::read(self.topology.command(node, &words))?;
             ensure!(!again.contains("removed"), "a second cleanup still found:\n{again}");
-            let cgroup = self.world.place.cgroup(node).display().to_string();
-            let attached = world::read(self.world.command(node, &["bpftool", "cgroup", "show", &cgroup]))?;
+            let cgroup = self.topology.workdir.cgroup(node).display().to_string();
+            let attached =
+                topology::read(self.topology.command(node, &["bpftool", "cgroup", "show", &cgroup]))?;
             ensure!(attached.trim().is_empty(), "programs are still attached to {cgroup}:\n{attached}");
         }
-        self.world.take_down()?;
-        let remains = self.world.place.remains();
+        self.topology.take_down()?;
+        let remains = self.topology.workdir.remains();
         ensure!(remains.is_empty(), "still there: {}", remains.join(", "));
         self.screen.seen("no pins, programs, namespaces, control groups or files of the demo are left");
         Ok(())
@@ -262,8 +263,8 @@ impl<'a> Demo<'a> {
 
     /// Instead of the last step: leaves all as it is, and says how to use it.
     pub(super) fn keep(&self) -> Result<()> {
-        self.world.place.keep()?;
-        let dir = self.world.place.dir().display();
+        self.topology.workdir.keep()?;
+        let dir = self.topology.workdir.dir().display();
         self.screen.title("It stays. Each machine has a script that runs a command there:");
         for line in [
             format!("{dir}/app redis-cli -h {SERVICE} GET whoami"),
@@ -273,7 +274,7 @@ impl<'a> Demo<'a> {
             format!("{dir}/node1 ballast status"),
             format!("vi {}", self.manifest.file().display()),
             format!("tail -f {dir}/agent-node1.log"),
-            format!("nsenter --net=/run/netns/{} ip route", self.world.place.namespace("node1")),
+            format!("nsenter --net=/run/netns/{} ip route", self.topology.workdir.namespace("node1")),
             "cargo xtask demo --down   # ends it".to_owned(),
         ] {
             self.screen.command(&line);
@@ -284,9 +285,9 @@ impl<'a> Demo<'a> {
     /// Shows a command, runs it, and shows what it wrote.
     fn run(&self, machine: &str, words: &[&str]) -> Result<String> {
         check()?;
-        let command = self.world.command(machine, words);
-        self.screen.command(&world::line(&command));
-        let text = world::read(command)?;
+        let command = self.topology.command(machine, words);
+        self.screen.command(&topology::line(&command));
+        let text = topology::read(command)?;
         self.screen.head(&text, 24);
         Ok(text)
     }
@@ -294,18 +295,18 @@ impl<'a> Demo<'a> {
     /// Asks the agent of the first node, and shows how curl would.
     fn fetch(&self, path: &str, filter: &str) -> Result<String> {
         let url = format!("http://127.0.0.1:10249/{path}");
-        let shown = world::line(&self.world.command("node1", &["curl", "-s", &url]));
+        let shown = topology::line(&self.topology.command("node1", &["curl", "-s", &url]));
         self.screen.command(&if filter.is_empty() { shown } else { format!("{shown} | {filter}") });
-        let mut command = self.world.command("node1", &[&this_program(), "demo", "--fetch", &url]);
+        let mut command = self.topology.command("node1", &[&this_program(), "demo", "--fetch", &url]);
         command.env_remove("BALLAST_BPFFS");
-        world::read(command)
+        topology::read(command)
     }
 
     fn client(&self, machine: &str, count: u32) -> Result<Command> {
-        let address = world::redis(SERVICE)?.to_string();
+        let address = topology::redis(SERVICE)?.to_string();
         let count = count.to_string();
         let words = [&this_program(), "demo", "--ask", &address, "--count", &count];
-        Ok(self.world.command(machine, &words))
+        Ok(self.topology.command(machine, &words))
     }
 
     fn endless(&self, machine: &str) -> Result<Traffic> {
@@ -328,7 +329,7 @@ impl<'a> Demo<'a> {
         let start = Instant::now();
         wait_for("the agents to follow the manifest", PATIENCE, || {
             for node in NODES {
-                let list = world::read(self.world.command(node, &["ballast", "service", "list"]))?;
+                let list = topology::read(self.topology.command(node, &["ballast", "service", "list"]))?;
                 if GOING.iter().any(|address| list.contains(address) != there) {
                     return Ok(None);
                 }
@@ -343,7 +344,7 @@ impl<'a> Demo<'a> {
             for address in [SERVICE, SERVICE6] {
                 wait_for(&format!("an answer to {machine} from {address}"), PATIENCE, || {
                     let ask = ["timeout", "1", "redis-cli", "-h", address, "GET", "whoami"];
-                    let answer = world::read(self.world.command(machine, &ask)).unwrap_or_default();
+                    let answer = topology::read(self.topology.command(machine, &ask)).unwrap_or_default();
                     Ok(PODS.contains(&answer.trim()).then_some(()))
                 })?;
             }

@@ -12,7 +12,7 @@ use anyhow::{Context as _, Result, bail};
 use crate::cargotools::{self, MDBOOK};
 use crate::exec::Cmd;
 use crate::lint::links;
-use crate::say;
+use crate::log;
 use crate::workspace::Workspace;
 
 /// The list of pages, and its folder from the root.
@@ -49,7 +49,7 @@ pub(super) fn make(workspace: &Workspace) -> Result<PathBuf> {
         fs::copy(root.join(file), &to).with_context(|| format!("cannot copy {}", file.display()))?;
     }
     let mdbook = cargotools::program(MDBOOK)?;
-    say::timed("make the book", || Cmd::new(mdbook).arg("build").arg(&folder).run())?;
+    log::timed("make the book", || Cmd::new(mdbook).arg("build").arg(&folder).run())?;
     Ok(folder.join("html/index.html"))
 }
 

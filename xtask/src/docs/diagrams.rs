@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::exec::Cmd;
 use crate::host::names_in;
-use crate::say;
+use crate::log;
 use crate::setup::{self, Need};
 use crate::workspace::Workspace;
 
@@ -20,7 +20,7 @@ pub(super) fn draw(workspace: &Workspace) -> Result<()> {
         let svg = Cmd::new("dot").arg("-Tsvg").arg(&source).read()?;
         let drawn = with_source(&svg, &read(&source)?)?;
         fs::write(&picture, drawn).with_context(|| format!("cannot write {}", picture.display()))?;
-        say::line(picture.display());
+        log::line(picture.display());
     }
     Ok(())
 }

@@ -11,7 +11,7 @@ use std::fs;
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::say;
+use crate::log;
 use crate::workspace::Workspace;
 
 /// Write the pages that are made from code (docs/reasons.md, docs/chart.md).
@@ -42,7 +42,7 @@ pub fn run(args: &Args) -> Result<()> {
     for (name, _, text) in MADE {
         let path = workspace.root().join(name);
         fs::write(&path, text(&workspace)?).with_context(|| format!("cannot write {}", path.display()))?;
-        say::line(path.display());
+        log::line(path.display());
     }
     if args.diagrams {
         diagrams::draw(&workspace)?;
@@ -51,7 +51,7 @@ pub fn run(args: &Args) -> Result<()> {
         screenshots::take(&workspace)?;
     }
     if args.book {
-        say::line(book::make(&workspace)?.display());
+        log::line(book::make(&workspace)?.display());
     }
     Ok(())
 }

@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, bail};
 use crate::setup::{self, Need};
 use crate::test::cargo::cargo_test;
 use crate::workspace::Workspace;
-use crate::{build, exec, say};
+use crate::{build, exec, log};
 
 /// Read by the test.
 const VARIABLE: &str = "BALLAST_SCREENSHOTS";
@@ -24,6 +24,6 @@ pub(super) fn take(workspace: &Workspace) -> Result<()> {
     fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
     let cargo = cargo_test(workspace).args(["--test", "netns", "--", TEST, "--include-ignored"]);
     cargo.env(VARIABLE, folder.as_os_str()).run()?;
-    say::line(folder.display());
+    log::line(folder.display());
     Ok(())
 }

@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::cluster::{self, Given, Place, Proxy, Up, Which};
+use crate::cluster::{self, Given, Proxy, Up, Which, Workdir};
 use crate::workspace::Workspace;
-use crate::{exec, gotools, host, say, signal};
+use crate::{exec, gotools, host, log, signal};
 use report::Results;
 
 /// What is about Services, of all that the suite has.
@@ -118,7 +118,7 @@ fn one(
     let logs = Logs::new(&workspace.target().join("e2e"), &proxy.to_string())?;
     let results = run_with(args, programs, proxy, is_last, &logs.folder);
     let passed = results.as_ref().is_ok_and(|results| report::count(results).1 == 0);
-    say::line(format_args!("    logs: {}", logs.keep(passed)?.display()));
+    log::line(format_args!("    logs: {}", logs.keep(passed)?.display()));
     results
 }
 
@@ -156,13 +156,13 @@ impl Logs {
 
 fn run_with(args: &Args, programs: &[PathBuf], proxy: Proxy, is_last: bool, logs: &Path) -> Result<Results> {
     if let Some(name) = &args.on {
-        let place = Place::of(name)?;
-        cluster::change_proxy(&place, proxy, &args.given)?;
-        return suite(args, &place, programs, logs);
+        let workdir = Workdir::of(name)?;
+        cluster::change_proxy(&workdir, proxy, &args.given)?;
+        return suite(args, &workdir, programs, logs);
     }
     let name = format!("e2e{}", std::process::id());
     let nodes = args.nodes.unwrap_or(if args.smoke { 3 } else { 6 });
-    let place = Place::of(&name)?;
+    let workdir = Workdir::of(&name)?;
     let results = cluster::up(&Up {
         nodes,
         proxy,
@@ -170,26 +170,26 @@ fn run_with(args: &Args, programs: &[PathBuf], proxy: Proxy, is_last: bool, logs
         given: args.given.clone(),
         which: Which { name },
     })
-    .and_then(|place| suite(args, &place, programs, logs));
-    if place.exists() {
-        keep_logs(&place, logs);
+    .and_then(|workdir| suite(args, &workdir, programs, logs));
+    if workdir.exists() {
+        keep_logs(&workdir, logs);
     }
     if args.keep && is_last && results.is_ok() {
-        say::line(format_args!("the cluster `{}` stays", place.name()));
+        log::line(format_args!("the cluster `{}` stays", workdir.name()));
     } else {
-        cluster::down(&place)?;
+        cluster::down(&workdir)?;
     }
     results
 }
 
 /// Runs the suite on a cluster.
-fn suite(args: &Args, place: &Place, programs: &[PathBuf], logs: &Path) -> Result<Results> {
+fn suite(args: &Args, workdir: &Workdir, programs: &[PathBuf], logs: &Path) -> Result<Results> {
     let [tests, ginkgo] = programs else { bail!("the suite was not built") };
     let file = logs.join("suite.log");
     let log = File::create(&file).with_context(|| format!("cannot make {}", file.display()))?;
     let both = log.try_clone().context("cannot open a log")?;
     // ginkgo knows a suite by its name.
-    let named = place.programs().join("e2e.test");
+    let named = workdir.programs().join("e2e.test");
     if !named.exists() {
         std::os::unix::fs::symlink(tests, &named).context("cannot link the suite")?;
     }
@@ -198,19 +198,19 @@ fn suite(args: &Args, place: &Place, programs: &[PathBuf], logs: &Path) -> Resul
         None if args.smoke => SMOKE.join("|"),
         None => FOCUS.to_owned(),
     };
-    let mut command = Command::new(place.control().script());
+    let mut command = Command::new(workdir.control().script());
     command.arg(ginkgo).args(["--no-color", "--json-report=report.json"]);
     command.arg(format!("--procs={}", args.procs)).arg(format!("--output-dir={}", logs.display()));
     command.arg(format!("--focus={focus}")).arg(format!("--skip={SKIP}")).arg(named).arg("--");
     command.args(["--provider=skeleton", "--allowed-not-ready-nodes=0"]);
-    command.arg(format!("--num-nodes={}", place.nodes().len()));
-    command.arg(format!("--kubeconfig={}", place.kubeconfig("admin").display()));
-    say::step(format_args!("run the suite, {} specs at a time; its log is {}", args.procs, file.display()));
+    command.arg(format!("--num-nodes={}", workdir.nodes().len()));
+    command.arg(format!("--kubeconfig={}", workdir.kubeconfig("admin").display()));
+    log::step(format_args!("run the suite, {} specs at a time; its log is {}", args.procs, file.display()));
     let start = Instant::now();
     let child = command.stdin(Stdio::null()).stdout(log).stderr(both).process_group(0).spawn();
     let mut child = child.context("cannot start the suite")?;
     watch(&mut child, start)?;
-    say::line(format_args!("    the suite took {}", say::seconds(start.elapsed())));
+    log::line(format_args!("    the suite took {}", log::seconds(start.elapsed())));
     let report = logs.join("report.json");
     let text = fs::read_to_string(&report)
         .with_context(|| format!("the suite made no report; its log is {}", file.display()))?;
@@ -226,7 +226,7 @@ fn watch(child: &mut Child, start: Instant) -> Result<()> {
         }
         let stop = signal::check().err().or_else(|| {
             (start.elapsed() > LIMIT)
-                .then(|| anyhow::anyhow!("the suite took longer than {}", say::seconds(LIMIT)))
+                .then(|| anyhow::anyhow!("the suite took longer than {}", log::seconds(LIMIT)))
         });
         if let Some(why) = stop {
             host::kill(-child.id().cast_signed(), libc::SIGKILL);
@@ -234,7 +234,7 @@ fn watch(child: &mut Child, start: Instant) -> Result<()> {
             return Err(why);
         }
         if told.elapsed() > HEARTBEAT {
-            say::line(format_args!("    the suite still runs, {} so far", say::seconds(start.elapsed())));
+            log::line(format_args!("    the suite still runs, {} so far", log::seconds(start.elapsed())));
             told = Instant::now();
         }
         sleep(Duration::from_millis(200));
@@ -242,11 +242,11 @@ fn watch(child: &mut Child, start: Instant) -> Result<()> {
 }
 
 /// What the cluster's programs and the agents in pods said, for those who look for a cause later.
-fn keep_logs(place: &Place, logs: &Path) {
-    let programs = host::names_in(&place.logs()).into_iter().map(|name| (place.logs().join(&name), name));
-    for (file, name) in programs.chain(cluster::agent_logs(place)) {
+fn keep_logs(workdir: &Workdir, logs: &Path) {
+    let programs = host::names_in(&workdir.logs()).into_iter().map(|name| (workdir.logs().join(&name), name));
+    for (file, name) in programs.chain(cluster::agent_logs(workdir)) {
         if let Err(error) = fs::copy(file, logs.join(&name)) {
-            say::line(format_args!("warning: cannot keep {name}: {error}"));
+            log::line(format_args!("warning: cannot keep {name}: {error}"));
         }
     }
 }

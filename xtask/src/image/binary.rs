@@ -11,7 +11,7 @@ use object::{Endianness, Object as _};
 use crate::cross::{self, Arch};
 use crate::exec::Cmd;
 use crate::workspace::Workspace;
-use crate::{build, cargotools, say};
+use crate::{build, cargotools, log};
 
 /// Builds the agent for an architecture and returns its path.
 pub fn build(workspace: &Workspace, arch: Arch, dev: bool) -> Result<PathBuf> {
@@ -42,7 +42,7 @@ pub fn build(workspace: &Workspace, arch: Arch, dev: bool) -> Result<PathBuf> {
     if !dev {
         cargo = cargo.arg("--release");
     }
-    say::timed("build the static agent", || cargo.run())?;
+    log::timed("build the static agent", || cargo.run())?;
     let folder = if dev { "debug" } else { "release" };
     let path = workspace.target().join(&target).join(folder).join("ballast");
     let elf = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;

@@ -17,7 +17,7 @@ use crate::cross::Arch;
 use crate::package::share;
 use crate::setup::{self, Need};
 use crate::workspace::Workspace;
-use crate::{build, say};
+use crate::{build, log};
 use commit::{revision, source_date};
 
 /// Build the container image: one static binary in an archive that `ctr image import`, `docker load`, `podman load`
@@ -69,9 +69,9 @@ impl Args {
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     let image = make(&Workspace::find()?, args)?;
-    say::line(format_args!("{} {}", image.reference, image.id));
-    say::line(image.archive.display());
-    image.sboms.iter().for_each(|sbom| say::line(sbom.display()));
+    log::line(format_args!("{} {}", image.reference, image.id));
+    log::line(image.archive.display());
+    image.sboms.iter().for_each(|sbom| log::line(sbom.display()));
     Ok(())
 }
 
@@ -86,7 +86,7 @@ pub fn make(workspace: &Workspace, args: &Args) -> Result<Image> {
     } else {
         build::agent(workspace, &build::Args::default())?
     };
-    say::timed("put the image together", || pack(workspace, args, &binary, &writer))
+    log::timed("put the image together", || pack(workspace, args, &binary, &writer))
 }
 
 /// What `deploy/Containerfile` copies, and the image that buildah makes of it: no daemon, no container is run. `writer`: the same

@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, bail};
 use super::line::Distribution;
 use crate::cross::Arch;
 use crate::exec::Cmd;
-use crate::{apt, say, workspace};
+use crate::{apt, log, workspace};
 
 /// Debian's keys; every Debian has them.
 const DEBIAN_KEYS: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
@@ -64,7 +64,7 @@ impl Archive {
 
     /// Fetches the lists.
     pub fn update(&self) -> Result<()> {
-        say::timed(&format!("lists of packages for {}", self.root.display()), || {
+        log::timed(&format!("lists of packages for {}", self.root.display()), || {
             self.apt("apt-get").args(["-qq", "update"]).run()
         })
     }

@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result, anyhow, bail};
 
 use crate::cross::Arch;
 use crate::exec::Cmd;
-use crate::say;
+use crate::log;
 
 /// What the init script prints before the tests' exit status.
 pub const MARKER: &str = "ballast-kernel-test-status";
@@ -41,7 +41,7 @@ pub fn run(arch: Arch, kernel: &Path, initramfs: &Path) -> Result<Vec<String>> {
         let console = RefCell::new(Vec::new());
         match boot(arch, kernel, initramfs, &console)? {
             End::Status(status) => return verdict(&status).map(|()| console.into_inner()),
-            End::NotBooted => say::line(format_args!("    no sign of life in {} s", BOOT_LIMIT.as_secs())),
+            End::NotBooted => log::line(format_args!("    no sign of life in {} s", BOOT_LIMIT.as_secs())),
         }
     }
     bail!("the kernel did not boot in {BOOTS} attempts")
@@ -72,7 +72,7 @@ fn boot(arch: Arch, kernel: &Path, initramfs: &Path, said: &RefCell<Vec<String>>
         .with_context(|| format!("cannot start {program}"))?;
     let console = qemu.stdout.take().context("qemu has no console")?;
     let end = watch(&lines(console), Instant::now(), |line| {
-        say::line(format_args!("    | {line}"));
+        log::line(format_args!("    | {line}"));
         said.borrow_mut().push(line.to_owned());
     });
     // It powers off by itself; after a failure there is nothing to wait for.

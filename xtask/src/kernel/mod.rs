@@ -25,7 +25,7 @@ use crate::exec::{self, Cmd};
 use crate::setup::{self, Need};
 use crate::test::cargo::cargo_test;
 use crate::workspace::{self, Workspace};
-use crate::{build, say};
+use crate::{build, log};
 
 /// This machine's kernel.
 const RUNNING: &str = "running";
@@ -52,13 +52,13 @@ pub fn run(workspace: &Workspace, name: &str, arch: Arch, records: bool) -> Resu
     let lines: Vec<_> = console.into_iter().filter(|line| line.contains(record::MARK)).collect();
     let found = Found::read(&name, &release, &lines)?;
     if found.is_empty() {
-        say::line("    no program loaded: the kernel is too old, and the agent says so");
+        log::line("    no program loaded: the kernel is too old, and the agent says so");
         return Ok(());
     }
     let path = workspace.root().join(RECORD);
     let mut record = Record::open(&path)?;
     if !records && !record.knows(&found) {
-        say::line(format_args!("    note: {RECORD} has no column for Linux {name}: --record writes it"));
+        log::line(format_args!("    note: {RECORD} has no column for Linux {name}: --record writes it"));
         return Ok(());
     }
     if !records {
@@ -88,7 +88,7 @@ impl Programs {
             setup::tools(Need::Arm)?;
         }
         build::bpf(workspace, &build::Args::default())?;
-        say::step("build the agent and the namespace tests");
+        log::step("build the agent and the namespace tests");
         let mut cargo = cargo_test(workspace).args([
             "--test",
             "netns",
@@ -122,7 +122,7 @@ impl Programs {
         let mut said = Vec::new();
         for line in BufReader::new(output).lines() {
             let line = line.context("cannot read what the tests say")?;
-            say::line(format_args!("    | {line}"));
+            log::line(format_args!("    | {line}"));
             said.push(line);
         }
         let status = tests.wait().context("cannot wait for the tests")?;
@@ -145,7 +145,7 @@ impl Programs {
         };
         initramfs::write(&image, &contents)?;
         let what = format!("Linux {} under qemu", kernel.release());
-        let console = say::timed(&what, || boot::run(arch, kernel.image(), &image))?;
+        let console = log::timed(&what, || boot::run(arch, kernel.image(), &image))?;
         Ok((kernel.release().to_owned(), console))
     }
 }

@@ -9,7 +9,7 @@ use super::archive::{Archive, entries, file_name};
 use super::line::Line;
 use crate::cross::Arch;
 use crate::exec::Cmd;
-use crate::{say, workspace};
+use crate::{log, workspace};
 
 /// What the tests need and distributions build as modules; some are built in on other kernels.
 const MODULES: [&str; 10] = [
@@ -89,7 +89,7 @@ pub fn get(line: &Line, arch: Arch) -> Result<Kernel> {
     let package = line
         .newest(&archive.names("linux-image-")?, arch)
         .with_context(|| format!("{} has no kernel {}", line.suites.join(", "), line.name))?;
-    say::timed(&format!("download and unpack {package}"), || {
+    log::timed(&format!("download and unpack {package}"), || {
         unpack(&archive, &line.packages(&package), &dir)
     })?;
     Kernel::open(&dir).with_context(|| format!("{package} holds no kernel with modules"))

@@ -23,7 +23,7 @@ use crate::host::names_in;
 use crate::setup::{self, Need};
 use crate::toolchain::{Compiler, Toolchain};
 use crate::workspace::Workspace;
-use crate::{apt, chart, docs, go, gotools, say};
+use crate::{apt, chart, docs, go, gotools, log};
 
 /// The clippy that belongs to the distribution's rustc, and its package.
 const DISTRIBUTION_CLIPPY: (&str, &str) = ("/usr/bin/clippy-driver", "rust-web-clippy");
@@ -43,26 +43,26 @@ pub fn run(args: &Args) -> Result<()> {
     let mut failed = Vec::new();
     let mut check = |name: &'static str, done: Result<()>| {
         if let Err(error) = done {
-            say::line(format_args!("    {error:#}"));
+            log::line(format_args!("    {error:#}"));
             failed.push(name);
         }
     };
-    check("rules", say::timed("layers, circles, size, words, links", || rules(&workspace)));
+    check("rules", log::timed("layers, circles, size, words, links", || rules(&workspace)));
     check("docs", docs::check(&workspace));
     if !args.rules_only {
-        check("fmt", say::timed("cargo fmt --check", || fmt(&workspace)));
-        check("clippy", say::timed("cargo clippy", || clippy(&workspace)));
-        check("clippy on BPF", say::timed("clippy on the BPF target", || bpf(&workspace)));
+        check("fmt", log::timed("cargo fmt --check", || fmt(&workspace)));
+        check("clippy", log::timed("cargo clippy", || clippy(&workspace)));
+        check("clippy on BPF", log::timed("clippy on the BPF target", || bpf(&workspace)));
         check("deployment", deployment(&workspace));
         check(
             "scripts",
-            say::timed("scripts and units", || scripts::check(&workspace, &source::files(workspace.root())?)),
+            log::timed("scripts and units", || scripts::check(&workspace, &source::files(workspace.root())?)),
         );
     }
     if !failed.is_empty() {
         bail!("lint: {}", failed.join(", "));
     }
-    say::line("lint: clean");
+    log::line("lint: clean");
     Ok(())
 }
 
@@ -93,7 +93,7 @@ fn bpf(workspace: &Workspace) -> Result<()> {
     let packages = ["-p", "proxy-ebpf", "-p", "proxy-common", "--lib", "--bins"];
     let cargo = |subcommand| toolchain.cargo(subcommand, &target_dir, &["-Dwarnings"]).dir(workspace.root());
     if !has_clippy(&toolchain) {
-        say::line("    no clippy for this compiler: its own warnings instead");
+        log::line("    no clippy for this compiler: its own warnings instead");
         return cargo("check").args(packages).run();
     }
     match toolchain.compiler() {
@@ -124,14 +124,14 @@ fn deployment(workspace: &Workspace) -> Result<()> {
     if let Err(error) = go::find_or_install()
         && !exec::in_ci()
     {
-        say::line(format_args!("    the chart and the workflows are not checked: {error:#}"));
+        log::line(format_args!("    the chart and the workflows are not checked: {error:#}"));
         return Ok(());
     }
     // Built outside the time that is shown.
     let tools = gotools::build(workspace, &[gotools::ACTIONLINT, gotools::HELM])?;
-    say::timed("chart and manifests", || chart::check(workspace))?;
+    log::timed("chart and manifests", || chart::check(workspace))?;
     let actionlint = tools.first().context("actionlint was not built")?;
-    say::timed("workflows", || {
+    log::timed("workflows", || {
         // Named: by itself it looks for a checkout, which a source archive is not.
         let workflows = workspace.root().join(".github/workflows");
         let names = names_in(&workflows);
@@ -187,7 +187,7 @@ fn rules(workspace: &Workspace) -> Result<()> {
     findings.extend(links::check(&files, |path| workspace.root().join(path).is_file()));
     findings.sort();
     for Finding { file, line, what } in &findings {
-        say::line(format_args!("{}:{line}: {what}", file.display()));
+        log::line(format_args!("{}:{line}: {what}", file.display()));
     }
     if findings.is_empty() { Ok(()) } else { bail!("{} places break the project's rules", findings.len()) }
 }

@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 
 use super::source::SourceFile;
 use crate::exec::{self, Cmd};
-use crate::say;
+use crate::log;
 use crate::setup::{self, Need};
 use crate::workspace::Workspace;
 
@@ -20,7 +20,7 @@ pub(super) fn check(workspace: &Workspace, files: &[SourceFile]) -> Result<()> {
         if exec::in_ci() {
             return Err(error);
         }
-        say::line(format_args!("    scripts and units are not checked: {error:#}"));
+        log::line(format_args!("    scripts and units are not checked: {error:#}"));
         return Ok(());
     }
     let scripts: Vec<_> = files.iter().filter(|file| is_script(file)).map(|file| &file.path).collect();

@@ -27,13 +27,13 @@ const PSEUDO_CALL: u8 = 1;
 const FRAME: u8 = 10;
 
 /// Where a function begins: the number of its section, and the offset in it.
-type Place = (usize, u64);
+type StackSlot = (usize, u64);
 
 struct Function {
     name: String,
     /// Bytes of its frame.
     frame: u32,
-    calls: Vec<Place>,
+    calls: Vec<StackSlot>,
 }
 
 /// A chain of calls, and the bytes of stack that it needs.
@@ -54,7 +54,11 @@ pub fn deepest(file: &object::File<'_>) -> Result<Depth> {
 }
 
 /// The verifier refuses recursion before anything else, so there is none that could go on for ever here.
-fn depth(place: Place, functions: &BTreeMap<Place, Function>, known: &mut BTreeMap<Place, Depth>) -> Depth {
+fn depth(
+    place: StackSlot,
+    functions: &BTreeMap<StackSlot, Function>,
+    known: &mut BTreeMap<StackSlot, Depth>,
+) -> Depth {
     if let Some(depth) = known.get(&place) {
         return depth.clone();
     }
@@ -70,7 +74,7 @@ fn depth(place: Place, functions: &BTreeMap<Place, Function>, known: &mut BTreeM
     depth
 }
 
-fn read(file: &object::File<'_>) -> Result<BTreeMap<Place, Function>> {
+fn read(file: &object::File<'_>) -> Result<BTreeMap<StackSlot, Function>> {
     let mut functions = BTreeMap::new();
     for symbol in file.symbols().filter(|symbol| symbol.kind() == SymbolKind::Text && symbol.size() > 0) {
         let Some(index) = symbol.section_index() else { continue };
@@ -177,7 +181,7 @@ fn frame(code: &[u8]) -> u32 {
 }
 
 /// Functions of the same section that are called without a relocation.
-fn calls(code: &[u8], section: usize, start: u64) -> Vec<Place> {
+fn calls(code: &[u8], section: usize, start: u64) -> Vec<StackSlot> {
     let relative = instructions(code).filter(|(_, instruction)| instruction.is_call());
     // -1 waits for a relocation.
     let relative = relative.filter(|(_, instruction)| instruction.immediate != -1);

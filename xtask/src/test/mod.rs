@@ -11,7 +11,7 @@ use self::cargo::cargo_test;
 use crate::cross::Arch;
 use crate::setup::{self, Need};
 use crate::workspace::Workspace;
-use crate::{apiserver, build, exec, kernel, say};
+use crate::{apiserver, build, exec, kernel, log};
 pub use rung::Rung;
 
 /// Run the tests: all rungs, or the ones named.
@@ -69,14 +69,14 @@ pub fn run(args: &Args) -> Result<()> {
         setup::tools(Need::Netns)?;
     }
     build::bpf(&workspace, &build::Args::default())?;
-    say::timed("build the agent and the tests", || {
+    log::timed("build the agent and the tests", || {
         let only = if rungs == [Rung::Unit] { &["--lib", "--bins", "--test", "fuzz"][..] } else { &[] };
         cargo_test(&workspace).arg("--no-run").args(only).run()
     })?;
 
     let mut outcomes = Vec::new();
     for rung in rungs {
-        say::step(format_args!("test {rung}: {}", rung.what()));
+        log::step(format_args!("test {rung}: {}", rung.what()));
         let start = Instant::now();
         let outcome = match rung.environment(&workspace, api_server.take_if(|_| rung == Rung::Apiserver)) {
             Err(skip) => Outcome::Skipped(skip),
@@ -87,9 +87,9 @@ pub fn run(args: &Args) -> Result<()> {
         };
         outcomes.push((rung, outcome));
     }
-    say::line("");
+    log::line("");
     for (rung, outcome) in &outcomes {
-        say::line(format_args!("{:<10} {}", rung.to_string(), outcome.line()));
+        log::line(format_args!("{:<10} {}", rung.to_string(), outcome.line()));
     }
     verdict(&outcomes, exec::in_ci())
 }
@@ -112,8 +112,8 @@ fn verdict(outcomes: &[(Rung, Outcome)], in_ci: bool) -> Result<()> {
 impl Outcome {
     fn line(&self) -> String {
         match self {
-            Self::Passed(time) => format!("ok ({})", say::seconds(*time)),
-            Self::Failed(time, error) => format!("FAILED ({}): {error:#}", say::seconds(*time)),
+            Self::Passed(time) => format!("ok ({})", log::seconds(*time)),
+            Self::Failed(time, error) => format!("FAILED ({}): {error:#}", log::seconds(*time)),
             Self::Skipped(skip) => format!("skipped: {}; {}", skip.why, skip.what_to_do),
         }
     }

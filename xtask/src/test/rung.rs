@@ -10,8 +10,8 @@ use super::Skip;
 use super::cargo::cargo_test;
 use crate::apiserver;
 use crate::exec;
+use crate::log;
 use crate::previous;
-use crate::say;
 use crate::workspace::Workspace;
 
 /// The rungs, in the order they are run in.
@@ -70,7 +70,7 @@ impl Rung {
                         ),
                     });
                 }
-                Err(error) => say::line(format_args!(
+                Err(error) => log::line(format_args!(
                     "note: no upgrade from the layout before is tested: {error:#}; or name a binary with {}",
                     previous::VARIABLE
                 )),

@@ -1,7 +1,7 @@
 //! Whole packets through the pipeline, against packets that are built from scratch.
 
-mod beside;
 mod build;
+mod foreign;
 
 use std::vec::Vec;
 

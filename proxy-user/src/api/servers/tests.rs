@@ -64,11 +64,11 @@ async fn ask(connection: &Connection) -> Option<u16> {
 async fn the_first_server_that_answers_is_asked_until_it_fails() {
     let (away, one, other) = (no_server().await, Peer::start(200).await, Peer::start(200).await);
     let (connection, told) = connected(&[&away, &one.url, &other.url]).await;
-    assert_eq!((told.borrow().in_force.clone(), told.borrow().servers.len()), (None, 3));
+    assert_eq!((told.borrow().active.clone(), told.borrow().servers.len()), (None, 3));
     assert_eq!(ask(&connection).await, Some(200));
     let expected = |server: &Peer, failovers| ApiServers {
         servers: vec![away.clone(), one.url.clone(), other.url.clone()],
-        in_force: Some(server.url.clone()),
+        active: Some(server.url.clone()),
         failovers,
     };
     assert_eq!(*told.borrow(), expected(&one, 1));
@@ -103,7 +103,7 @@ async fn what_all_servers_refuse_is_the_answer_and_changes_nothing() {
     assert_eq!(ask(&connection).await, Some(500));
     assert_eq!((one.asked(), other.asked()), (1, 1));
     let told = told.borrow().clone();
-    assert_eq!((told.in_force, told.failovers), (Some(one.url), 0));
+    assert_eq!((told.active, told.failovers), (Some(one.url), 0));
 }
 
 #[tokio::test]
@@ -112,9 +112,9 @@ async fn a_broken_connection_is_a_failure_and_no_server_an_error() {
     let url = format!("http://{}/", away.local_addr().unwrap());
     let (connection, told) = connected(&[&url, &other.url]).await;
     let (asked, ()) = tokio::join!(ask(&connection), async { drop(away.accept().await.unwrap()) });
-    assert_eq!((asked, told.borrow().in_force.clone()), (Some(200), Some(other.url)));
+    assert_eq!((asked, told.borrow().active.clone()), (Some(200), Some(other.url)));
     let (connection, told) = connected(&[&no_server().await, &no_server().await]).await;
-    assert_eq!((ask(&connection).await, told.borrow().in_force.clone()), (None, None));
+    assert_eq!((ask(&connection).await, told.borrow().active.clone()), (None, None));
 }
 
 #[tokio::test]
@@ -124,9 +124,9 @@ async fn servers_may_be_replaced() {
     assert_eq!(ask(&connection).await, Some(200));
     let servers = connection.servers.list();
     connection.servers.replace(vec![servers[1].clone(), servers[0].clone()]);
-    assert_eq!(told.borrow().in_force, Some(one.url.clone()), "it stays");
+    assert_eq!(told.borrow().active, Some(one.url.clone()), "it stays");
     connection.servers.replace(vec![servers[1].clone()]);
-    assert_eq!(told.borrow().in_force, None);
+    assert_eq!(told.borrow().active, None);
     one.asked();
     assert_eq!(ask(&connection).await, Some(200));
     assert_eq!((one.asked(), other.asked(), told.borrow().failovers), (0, 1, 0));

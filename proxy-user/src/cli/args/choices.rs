@@ -3,6 +3,7 @@
 use clap::ValueEnum;
 use clap::builder::PossibleValue;
 
+use crate::config::otlp::Telemetry;
 use crate::config::page::Shows;
 use crate::config::paths::Ejection;
 use crate::config::value::{DetectLocalMode, LogFormat};
@@ -62,6 +63,11 @@ choices! {
         On = "on":
             "For a second after two clients met a failure in a row, longer each time; never the last endpoint",
         Off = "off": "As with kube-proxy, which leads connections to an endpoint as long as it is ready",
+    }
+    Telemetry {
+        Traces = "traces": "Spans of the agent's work: lists, syncs with plan and apply, audits",
+        Logs = "logs": "Lines of its log",
+        Events = "events": "What `ballast monitor` shows: refusals, drops, passes, and new flows (--otlp-sample)",
     }
     Shows {
         Off = "off": "There is no page",

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueEnum};
 
-use super::eyes::EventKind;
+use super::observe::EventKind;
 use crate::cli::question;
 use crate::config::value;
 
@@ -69,8 +69,8 @@ pub enum KubectlCommand {
         #[arg(value_name = "CLIENT")]
         client: String,
         /// What it dials: svc/NAMESPACE/NAME:PORT, svc/NAME:PORT, with /udp or /sctp where it is not TCP, or ADDRESS:PORT.
-        #[arg(value_name = "DIALLED")]
-        dialled: String,
+        #[arg(value_name = "DESTINATION")]
+        destination: String,
     },
     /// Show refusals, drops and new connections of all nodes as one stream.
     Monitor(MergedMonitorArgs),
@@ -117,12 +117,24 @@ pub enum MergedOutput {
     Json,
 }
 
+/// How events of many nodes are written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum MergedEventOutput {
+    /// Text, with the node in front.
+    #[default]
+    Text,
+    /// JSON, one object on each line, with the field `node`.
+    Json,
+    /// OpenTelemetry log records: OTLP/JSON, one document on each line, with the node as `k8s.node.name` of its resource.
+    Otlp,
+}
+
 /// `kubectl ballast monitor`: the filters of `ballast monitor`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct MergedMonitorArgs {
-    /// How events are written. With JSON each is one line, with the field `node`.
+    /// How events are written.
     #[arg(short, long, default_value = "text")]
-    pub output: MergedOutput,
+    pub output: MergedEventOutput,
     /// Only events of this Service: NAMESPACE/NAME or NAMESPACE/NAME:PORT.
     #[arg(long, value_name = "SERVICE")]
     pub service: Option<String>,

@@ -21,6 +21,7 @@ impl From<RunArgs> for Options {
             healthz_bind_address: args.healthz_bind_address,
             metrics_bind_address: args.metrics_bind_address,
             page: args.page.into(),
+            otlp: args.otlp.into(),
             log_format: args.log_format,
             log_level: args.log_level,
             sizes: args.sizes.into(),

@@ -7,7 +7,7 @@ use std::time::Duration;
 use proxy_common::config::PortRange;
 
 use crate::cli::show::AgentState;
-use crate::host::netfilter::old_proxy::OldProxy;
+use crate::host::netfilter::kube_proxy_rules::KubeProxyRules;
 use crate::maps::view::UsageRow;
 use crate::model::DeviceKind;
 use crate::model::ports::{LOCAL_PORTS, NODE_PORTS};
@@ -19,7 +19,7 @@ pub struct Facts {
     /// The kernel.
     pub kernel: Kernel,
     /// Mounts and privileges.
-    pub place: Place,
+    pub environment: Environment,
     /// Devices, ports and settings of the network.
     pub network: Network,
     /// Who else handles Services or packets here.
@@ -53,7 +53,7 @@ pub struct Kernel {
 
 /// Where programs and maps go, and what this process may do.
 #[derive(Clone, Debug)]
-pub struct Place {
+pub struct Environment {
     /// The cgroup tree, and whether that is all of it; or why there is none.
     pub cgroup: Result<(PathBuf, bool), String>,
     /// `--cgroup-root` names it: a part of the tree is intended then.
@@ -66,7 +66,7 @@ pub struct Place {
     pub missing_capabilities: Result<Vec<&'static str>, String>,
 }
 
-impl Default for Place {
+impl Default for Environment {
     fn default() -> Self {
         Self {
             cgroup: Ok((PathBuf::from("/sys/fs/cgroup"), true)),
@@ -135,7 +135,7 @@ pub struct Others {
     /// The networks that its files name, with their main plugin; `None`: there is no such folder.
     pub cni: Option<Vec<String>>,
     /// Rules of kube-proxy, or why they cannot be read.
-    pub kube_proxy: Result<OldProxy, String>,
+    pub kube_proxy: Result<KubeProxyRules, String>,
     /// The process of a kube-proxy in this network namespace.
     pub kube_proxy_process: Option<u32>,
     /// Virtual servers of IPVS.
@@ -149,7 +149,7 @@ impl Default for Others {
         Self {
             cni_folder: PathBuf::from("/etc/cni/net.d"),
             cni: None,
-            kube_proxy: Ok(OldProxy::default()),
+            kube_proxy: Ok(KubeProxyRules::default()),
             kube_proxy_process: None,
             ipvs_servers: 0,
             programs: BTreeSet::new(),

@@ -7,12 +7,13 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use proxy_common::config::PortRange;
 
-use super::facts::{ApiAccess, Device, Facts, Installed, Kernel, Network, Others, Place, Told};
+use super::facts::{ApiAccess, Device, Environment, Facts, Installed, Kernel, Network, Others, Told};
 use super::{metrics, options};
 use crate::cli::args::check::CheckArgs;
 use crate::cli::show::{AgentState, ask, probe, problems};
 use crate::cli::takeover;
-use crate::host::netfilter::old_proxy::OldProxy;
+use crate::host::follow::Follower;
+use crate::host::netfilter::kube_proxy_rules::KubeProxyRules;
 use crate::host::{cgroup, devices, facts as host, ports};
 use crate::maps::view::{View, ViewError};
 use crate::model::ports::LOCAL_PORTS;
@@ -25,7 +26,7 @@ const BTF: &str = "/sys/kernel/btf/vmlinux";
 pub fn facts(args: &CheckArgs, api: ApiAccess) -> Facts {
     Facts {
         kernel: kernel(),
-        place: place(args),
+        environment: environment(args),
         network: network(args),
         others: others(&args.cni_conf_dir),
         api,
@@ -52,9 +53,9 @@ fn kernel() -> Kernel {
     }
 }
 
-fn place(args: &CheckArgs) -> Place {
+fn environment(args: &CheckArgs) -> Environment {
     let root = cgroup::find(args.cgroup_root.as_deref());
-    Place {
+    Environment {
         cgroup: root.map(|root| (root.path, root.whole)).map_err(|error| error.to_string()),
         cgroup_is_named: args.cgroup_root.is_some(),
         bpffs: args.bpffs.clone(),
@@ -65,7 +66,8 @@ fn place(args: &CheckArgs) -> Place {
 
 fn network(args: &CheckArgs) -> Network {
     // Without the right to ask, there is nothing to warn of here; the capabilities say so.
-    let view = host::Facts::default().look().unwrap_or_default();
+    let view =
+        Follower::start(host::Facts::default()).map(|machine| machine.view().clone()).unwrap_or_default();
     let is_on = |name| sysctl(name).map(|value| value != 0);
     Network {
         forwards4: is_on("net/ipv4/ip_forward"),
@@ -114,7 +116,7 @@ fn others(cni_folder: &Path) -> Others {
     Others {
         cni_folder: cni_folder.to_owned(),
         cni: cni(cni_folder),
-        kube_proxy: OldProxy::look().map_err(|error| error.to_string()),
+        kube_proxy: KubeProxyRules::look().map_err(|error| error.to_string()),
         kube_proxy_process: takeover::running(),
         ipvs_servers: fs::read_to_string("/proc/net/ip_vs").map_or(0, |text| ipvs_servers(&text)),
         programs: programs::loaded_names(),

@@ -100,8 +100,8 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
         if let Err(reason) = self.endpoints(&service, number, |_, _| None) {
             return self.end(Outcome::Refused(reason));
         }
-        let dialled = self.dialled();
-        self.step("reply", format!("nothing is translated: packets go straight to the endpoint; getpeername(2), and the source of UDP answers, show {dialled}"));
+        let destination = self.destination();
+        self.step("reply", format!("nothing is translated: packets go straight to the endpoint; getpeername(2), and the source of UDP answers, show {destination}"));
         self.end(Outcome::Forward)
     }
 
@@ -203,7 +203,7 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
             self.path.candidates.iter().filter(|one| one.serves && one.source != Some(DSR)).collect();
         let count = serving.len();
         let nodes = serving.into_iter().filter(|one| one.source != Some(word(Source::Kept))).count();
-        let dialled = self.dialled();
+        let destination = self.destination();
         if nodes > 0 && self.rules.node.source == A::ZERO {
             self.step("source address", "has to be this node's, which has none of this family");
             if nodes == count {
@@ -223,7 +223,7 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
             self.step(
                 "reply",
                 format!(
-                    "comes back to {addr}; where it comes in, its source becomes {dialled}, and it {then}"
+                    "comes back to {addr}; where it comes in, its source becomes {destination}, and it {then}"
                 ),
             );
         }
@@ -232,7 +232,7 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
             self.step(
                 "reply",
                 format!(
-                    "on its way out of the device by which the client came, its source becomes {dialled}"
+                    "on its way out of the device by which the client came, its source becomes {destination}"
                 ),
             );
         }
@@ -283,7 +283,7 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
             let what = if key.addr == A::ZERO {
                 format!("node port {}/{}", key.port, Transport(key.proto))
             } else {
-                self.dialled()
+                self.destination()
             };
             let said = entry.map_or_else(|| "nothing".to_owned(), |entry| self.described(&entry));
             self.step("frontend", format!("{what}, {}: {said}", scope.label()));

@@ -24,7 +24,7 @@ struct PathJson<'a> {
 #[derive(Serialize)]
 struct Json<'a> {
     client: String,
-    dialled: String,
+    destination: String,
     socket: PathJson<'a>,
     packet: PathJson<'a>,
 }
@@ -40,12 +40,12 @@ impl<'a> PathJson<'a> {
 impl Explanation {
     /// As text or JSON.
     pub fn render(&self, output: Output) -> Result<String, ShowError> {
-        let (client, dialled) = (self.client.to_string(), self.dialled.to_string());
+        let (client, destination) = (self.client.to_string(), self.destination.to_string());
         if output.is_document() {
             let (socket, packet) = (PathJson::of(&self.socket), PathJson::of(&self.packet));
-            return document(&Json { client, dialled, socket, packet }, output);
+            return document(&Json { client, destination, socket, packet }, output);
         }
-        let mut text = format!("{client} -> {dialled}\n");
+        let mut text = format!("{client} -> {destination}\n");
         for (title, path) in [
             ("Socket hooks (connect, sendmsg of a process on this node)", &self.socket),
             ("Packet hooks (where packets come in)", &self.packet),

@@ -115,11 +115,12 @@ fn rules() -> Rules<A4> {
     }
 }
 
-fn ask(rules: &Rules<A4>, client: &str, dialled: &str) -> Explanation {
-    let (client, dialled): (Client, Dialled) = (client.parse().unwrap(), dialled.parse().unwrap());
+fn ask(rules: &Rules<A4>, client: &str, destination: &str) -> Explanation {
+    let (client, destination): (Client, Destination) =
+        (client.parse().unwrap(), destination.parse().unwrap());
     let octets = |ip| if let IpAddr::V4(ip) = ip { ip.octets() } else { panic!("IPv4 only") };
     let from = if let Client::Address(ip) = client { Some(octets(ip)) } else { None };
-    explain(rules, client, from, octets(dialled.to.ip()), dialled)
+    explain(rules, client, from, octets(destination.to.ip()), destination)
 }
 
 #[rstest]
@@ -142,8 +143,8 @@ fn ask(rules: &Rules<A4>, client: &str, dialled: &str) -> Explanation {
 #[case("198.51.100.9", "10.96.0.10:8/SCTP", "untouched", "reject undefined_port")]
 #[case("pod", "203.0.113.1:443", "untouched", "drop map_inconsistent")]
 #[case("198.52.0.1", "203.0.113.1:443", "untouched", "drop source_not_allowed")]
-fn verdicts(#[case] client: &str, #[case] dialled: &str, #[case] socket: &str, #[case] packet: &str) {
-    let said = ask(&rules(), client, dialled);
+fn verdicts(#[case] client: &str, #[case] destination: &str, #[case] socket: &str, #[case] packet: &str) {
+    let said = ask(&rules(), client, destination);
     let text = |path: &Path| match path.outcome {
         Outcome::Refused(reason) => format!("{} {}", path.outcome.label(), reason.label()),
         other => other.label().to_owned(),
@@ -161,8 +162,9 @@ fn an_address_that_is_left_alone() {
     leave([10, 96, 0, 12]);
     leave([10, 96, 0, 13]);
     rules.node_addrs.insert([10, 96, 0, 13], NODE_ADDR_OWN);
-    for (dialled, why) in [("10.96.0.12:80", "another proxy"), ("10.96.0.13:53/UDP", "this node has it")] {
-        let said = ask(&rules, "pod", dialled);
+    for (destination, why) in [("10.96.0.12:80", "another proxy"), ("10.96.0.13:53/UDP", "this node has it")]
+    {
+        let said = ask(&rules, "pod", destination);
         for path in [&said.socket, &said.packet] {
             assert_eq!(path.outcome, Outcome::Refused(Reason::UnmanagedAddress), "{said:?}");
             assert_eq!(path.outcome.label(), "pass");
@@ -312,13 +314,13 @@ fn the_longest_range_and_json() {
 fn what_the_socket_hooks_do_in_each_mode(
     #[case] flags: u32,
     #[case] client: &str,
-    #[case] dialled: &str,
+    #[case] destination: &str,
     #[case] outcome: &str,
     #[case] last: &str,
 ) {
     let mut rules = rules();
     rules.common.config.flags |= flags;
-    let said = ask(&rules, client, dialled);
+    let said = ask(&rules, client, destination);
     let rule = said.socket.steps.last().map(|step| step.rule);
     assert_eq!((said.socket.outcome.label(), rule), (outcome, Some(last)));
     if outcome == "untouched" {

@@ -31,7 +31,7 @@ impl<'a, A: Address + Into<IpAddr>> Walk<'a, A> {
         self.path
     }
 
-    pub(super) fn dialled(&self) -> String {
+    pub(super) fn destination(&self) -> String {
         let ServiceKey { addr, port, proto, .. } = self.key;
         format!("{}/{}", SocketAddr::new(addr.into(), port), Transport(proto))
     }

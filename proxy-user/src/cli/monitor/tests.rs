@@ -1,5 +1,6 @@
 use insta::assert_snapshot;
 use rstest::rstest;
+use serde_json::json;
 
 use super::*;
 use crate::maps::view::NameRow;
@@ -70,8 +71,8 @@ fn names() -> Snapshot {
     }
 }
 
-fn world() -> World {
-    World {
+fn context() -> MonitorContext {
+    MonitorContext {
         zero: Some(SystemTime::UNIX_EPOCH),
         devices: Some([(3, "eth0".to_owned())].into()),
         processes: Some([(1234, "dig".to_owned())].into()),
@@ -79,7 +80,7 @@ fn world() -> World {
 }
 
 fn text(event: &Event) -> String {
-    Line::new(event, &names(), &world()).render(Output::Text).unwrap()
+    Line::new(event, &names(), &context()).text()
 }
 
 #[test]
@@ -94,7 +95,8 @@ fn lines_for_people() {
 
 #[test]
 fn a_line_for_machines() {
-    let json = Line::new(&refused(), &names(), &world()).render(Output::Json).unwrap();
+    let json =
+        Written::Plain(EventOutput::Json).render(&Line::new(&refused(), &names(), &context())).unwrap();
     assert_snapshot!(json, @r#"{"time":"1970-01-01T00:00:01.500Z","kind":"reject","hook":"packet","client":"192.0.2.9:40000","device":"eth0","deviceIndex":3,"pid":null,"process":null,"netns":null,"protocol":"TCP","frontend":"10.96.0.11:80","backend":null,"backendId":null,"service":"default/empty:http","serviceId":7,"reason":"no_endpoint"}"#);
 }
 
@@ -112,4 +114,34 @@ fn a_line_for_machines() {
 #[case::kinds(Selection { kinds: vec![EventKind::New, EventKind::Pass], ..Selection::default() }, [false, true, true])]
 fn filters(#[case] selection: Selection, #[case] taken: [bool; 3]) {
     assert_eq!([refused(), began(), bare()].map(|event| selection.takes(&event, &names())), taken);
+}
+
+fn record(event: &Event) -> String {
+    let record =
+        Line::new(event, &names(), &context()).record(SystemTime::UNIX_EPOCH + Duration::from_secs(9));
+    serde_json::to_string(&record).unwrap()
+}
+
+#[test]
+fn records_for_opentelemetry() {
+    assert_snapshot!(record(&refused()), @r#"{"timeUnixNano":"1500000000","observedTimeUnixNano":"9000000000","severityNumber":13,"severityText":"WARN","body":{"stringValue":"reject 192.0.2.9:40000 (eth0) -> 10.96.0.11:80/TCP default/empty:http no_endpoint: The Service has no usable endpoint anywhere."},"attributes":[{"key":"source.address","value":{"stringValue":"192.0.2.9"}},{"key":"source.port","value":{"intValue":"40000"}},{"key":"destination.address","value":{"stringValue":"10.96.0.11"}},{"key":"destination.port","value":{"intValue":"80"}},{"key":"network.type","value":{"stringValue":"ipv4"}},{"key":"network.transport","value":{"stringValue":"tcp"}},{"key":"network.interface.name","value":{"stringValue":"eth0"}},{"key":"k8s.namespace.name","value":{"stringValue":"default"}},{"key":"k8s.service.name","value":{"stringValue":"empty"}},{"key":"ballast.service.port","value":{"stringValue":"http"}},{"key":"ballast.hook","value":{"stringValue":"packet"}},{"key":"ballast.kind","value":{"stringValue":"reject"}},{"key":"ballast.reason","value":{"stringValue":"no_endpoint"}}],"eventName":"ballast.reject"}"#);
+    assert_snapshot!(record(&began()), @r#"{"timeUnixNano":"2250000000","observedTimeUnixNano":"9000000000","severityNumber":9,"severityText":"INFO","body":{"stringValue":"new dig[1234] -> [fd00::10]:53/UDP default/dns:dns -> [fd00:99::2]:5353"},"attributes":[{"key":"destination.address","value":{"stringValue":"fd00::10"}},{"key":"destination.port","value":{"intValue":"53"}},{"key":"ballast.endpoint.address","value":{"stringValue":"fd00:99::2"}},{"key":"ballast.endpoint.port","value":{"intValue":"5353"}},{"key":"network.type","value":{"stringValue":"ipv6"}},{"key":"network.transport","value":{"stringValue":"udp"}},{"key":"process.pid","value":{"intValue":"1234"}},{"key":"process.executable.name","value":{"stringValue":"dig"}},{"key":"ballast.netns.cookie","value":{"intValue":"99"}},{"key":"k8s.namespace.name","value":{"stringValue":"default"}},{"key":"k8s.service.name","value":{"stringValue":"dns"}},{"key":"ballast.service.port","value":{"stringValue":"dns"}},{"key":"ballast.hook","value":{"stringValue":"socket"}},{"key":"ballast.kind","value":{"stringValue":"new"}}],"eventName":"ballast.new"}"#);
+    let fault = Event { kind: EVENT_DROP, reason: Reason::FlowTableFull as u32, ..Event::default() };
+    let told: serde_json::Value = serde_json::from_str(&record(&fault)).unwrap();
+    assert_eq!((&told["severityText"], &told["timeUnixNano"]), (&json!("ERROR"), &json!("0")));
+    let attribute = |key: &str, value: &str| json!({"key": key, "value": {"stringValue": value}});
+    let expected = json!([attribute("ballast.kind", "drop"), attribute("ballast.reason", "flow_table_full")]);
+    assert_eq!(told["attributes"], expected);
+}
+
+#[test]
+fn a_line_for_opentelemetry_is_one_document() {
+    let output = Written::Otlp(Resource::new(None, &[], Some("node-1")));
+    let line = output.render(&Line::new(&refused(), &names(), &context())).unwrap();
+    assert!(!line.contains('\n'));
+    let document: serde_json::Value = serde_json::from_str(&line).unwrap();
+    let records = document.pointer("/resourceLogs/0/scopeLogs/0/logRecords").unwrap().as_array().unwrap();
+    assert_eq!((records.len(), &records[0]["eventName"]), (1, &serde_json::Value::from("ballast.reject")));
+    let resource = document.pointer("/resourceLogs/0/resource/attributes").unwrap().as_array().unwrap();
+    assert!(resource.contains(&json!({"key": "k8s.node.name", "value": {"stringValue": "node-1"}})));
 }

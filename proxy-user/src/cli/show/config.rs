@@ -17,7 +17,7 @@ use crate::model::nearest::{did_you_mean, nearest};
 struct Configz {
     #[serde(default)]
     origins: Vec<Origin>,
-    /// The settings in force.
+    /// The settings in effect.
     #[serde(default)]
     ballast: Value,
 }

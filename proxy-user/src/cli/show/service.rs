@@ -107,7 +107,7 @@ pub fn list(snapshot: &Snapshot, scope: &Scope) -> Result<List<Line>, ShowError>
         let cells = vec![
             title(row.service, snapshot),
             row.kind.label().to_owned(),
-            dialled(row),
+            destination(row),
             format!("{}/{}", row.socket(), row.protocol),
             row.scope.label().to_owned(),
             policy(row).to_owned(),
@@ -277,7 +277,7 @@ fn port_text(id: u32, snapshot: &Snapshot, output: Output) -> Result<String, Sho
     text.push('\n');
     let mut table = Table::new(["TYPE", "ADDRESS", "ENDPOINTS"]);
     for row in frontends(id, snapshot) {
-        table.row([row.kind.label().to_owned(), dialled(row), endpoints(row, snapshot, shown)]);
+        table.row([row.kind.label().to_owned(), destination(row), endpoints(row, snapshot, shown)]);
     }
     text.push_str(&table.render("No address leads to it."));
     text.push('\n');
@@ -331,7 +331,7 @@ fn verdict(row: &FrontendRow) -> &'static str {
     }
 }
 
-fn dialled(row: &FrontendRow) -> String {
+fn destination(row: &FrontendRow) -> String {
     let note = match row.scope {
         crate::maps::view::Scope::External => " (external)",
         crate::maps::view::Scope::Internal => "",

@@ -16,7 +16,7 @@ use super::map::{MapJson, is_nearly_full};
 use super::probe::AgentState;
 use super::table::{Table, bytes};
 use crate::cli::args::Output;
-use crate::host::netfilter::old_proxy::OldProxy;
+use crate::host::netfilter::kube_proxy_rules::KubeProxyRules;
 use crate::maps::view::{UsageRow, ViewError};
 use crate::model::ApiServers;
 use crate::programs::{Attachment, Lack, Taken, XdpDevice};
@@ -29,7 +29,7 @@ pub struct Status {
     /// What the agent says is wrong with which object.
     told: Vec<String>,
     xdp: Vec<XdpDevice>,
-    old_proxy: OldProxy,
+    kube_proxy_rules: KubeProxyRules,
     api_servers: ApiServers,
 }
 
@@ -58,7 +58,7 @@ struct StatusJson<'a> {
     reasons: BTreeMap<&'static str, ReasonJson>,
     /// What kube-proxy has left; not there when it is nothing.
     #[serde(skip_serializing_if = "Option::is_none")]
-    old_proxy: Option<String>,
+    kube_proxy_rules: Option<String>,
     /// What is wrong, in sentences.
     problems: Vec<String>,
 }
@@ -82,7 +82,7 @@ struct AttachmentJson<'a> {
     place: Option<&'a str>,
     /// `null` where it is no device.
     ifindex: Option<u32>,
-    in_force: bool,
+    attached: bool,
     runs: u64,
     run_seconds: f64,
 }
@@ -105,8 +105,8 @@ struct ReasonJson {
 impl Status {
     /// Of what was heard and read.
     pub fn new(agent: AgentState, facts: Result<Facts, ViewError>) -> Self {
-        let (told, xdp, old_proxy) = (Vec::new(), Vec::new(), OldProxy::default());
-        Self { agent, facts, told, xdp, old_proxy, api_servers: ApiServers::default() }
+        let (told, xdp, kube_proxy_rules) = (Vec::new(), Vec::new(), KubeProxyRules::default());
+        Self { agent, facts, told, xdp, kube_proxy_rules, api_servers: ApiServers::default() }
     }
 
     /// With what the agent says is wrong with which object.
@@ -123,8 +123,8 @@ impl Status {
 
     /// With what another proxy has left on the node.
     #[must_use]
-    pub fn with_old_proxy(self, old_proxy: OldProxy) -> Self {
-        Self { old_proxy, ..self }
+    pub fn with_old_proxy(self, kube_proxy_rules: KubeProxyRules) -> Self {
+        Self { kube_proxy_rules, ..self }
     }
 
     /// With what the agent says of the API servers.
@@ -147,10 +147,10 @@ impl Status {
             AgentState::Answered { .. } | AgentState::NotAsked => {}
         }
         problems.extend(self.told.iter().cloned());
-        if self.old_proxy.has_rules() {
+        if self.kube_proxy_rules.has_rules() {
             problems.push(format!(
                 "kube-proxy's rules are still here ({}): stop it, and run `ballast takeover`",
-                self.old_proxy
+                self.kube_proxy_rules
             ));
         }
         let facts = match &self.facts {
@@ -160,7 +160,7 @@ impl Status {
                 return problems;
             }
         };
-        if !facts.attachments.iter().any(Attachment::in_force) {
+        if !facts.attachments.iter().any(Attachment::is_attached) {
             problems.push("no program is attached: nothing is translated; start `ballast run`".to_owned());
         }
         for one in &facts.attachments {
@@ -169,7 +169,7 @@ impl Status {
                     "the cgroup of {} is gone, so no socket is translated there; restart `ballast run`",
                     one.hook
                 )),
-                (Some(device), Some(_)) if !one.in_force() => problems.push(format!(
+                (Some(device), Some(_)) if !one.is_attached() => problems.push(format!(
                     "the filter {} of {device} was removed externally; restart `ballast run`",
                     one.hook
                 )),
@@ -254,8 +254,8 @@ impl Status {
                         .collect()
                 })
                 .unwrap_or_default(),
-            old_proxy: match (self.old_proxy.has_rules(), self.old_proxy.draining) {
-                (true, _) => Some(self.old_proxy.to_string()),
+            kube_proxy_rules: match (self.kube_proxy_rules.has_rules(), self.kube_proxy_rules.draining) {
+                (true, _) => Some(self.kube_proxy_rules.to_string()),
                 (false, draining) => draining.then(|| "connections".to_owned()),
             },
             problems,
@@ -273,9 +273,9 @@ impl Status {
             }
             AgentState::Silent { address, .. } => writeln!(text, "Agent:      no answer at {address}"),
         };
-        let ApiServers { servers, in_force, failovers } = &self.api_servers;
+        let ApiServers { servers, active, failovers } = &self.api_servers;
         if !servers.is_empty() {
-            let asked = in_force.as_deref().unwrap_or("none has answered");
+            let asked = active.as_deref().unwrap_or("none has answered");
             let _ = writeln!(text, "API server: {asked}, of {}; {failovers} failovers", servers.len());
         }
         if let Ok(facts) = &self.facts {
@@ -302,8 +302,8 @@ impl Status {
 
 fn facts_text(text: &mut String, facts: &Facts, output: Output) {
     let memory: u64 = facts.maps.iter().filter_map(|row| row.memory).sum();
-    let in_force = || facts.attachments.iter().filter(|one| one.in_force());
-    let programs: BTreeSet<_> = in_force().map(|one| one.program_id).collect();
+    let attached = || facts.attachments.iter().filter(|one| one.is_attached());
+    let programs: BTreeSet<_> = attached().map(|one| one.program_id).collect();
     let row = |name| facts.maps.iter().find(move |row: &&UsageRow| row.name == name);
     let used = |name| row(name).and_then(|row| row.used).unwrap_or_default();
     // An id is used in one of the two families, so they share the room.
@@ -313,7 +313,7 @@ fn facts_text(text: &mut String, facts: &Facts, output: Output) {
         if facts.empty == 0 { String::new() } else { format!(", {} of them with no endpoint", facts.empty) };
     let unmanaged =
         if facts.unmanaged == 0 { String::new() } else { format!("; {} left alone", facts.unmanaged) };
-    let _ = writeln!(text, "Programs:   {} at {} hooks", programs.len(), in_force().count());
+    let _ = writeln!(text, "Programs:   {} at {} hooks", programs.len(), attached().count());
     for (position, lack) in facts.lacks.iter().enumerate() {
         let _ = writeln!(text, "{:<10}  {lack}", if position == 0 { "Lacking:" } else { "" });
     }
@@ -368,7 +368,7 @@ fn attachment(one: &Attachment) -> AttachmentJson<'_> {
         program_id: one.program_id,
         place: one.place.as_deref(),
         ifindex: one.ifindex,
-        in_force: one.in_force(),
+        attached: one.is_attached(),
         runs: one.runs,
         run_seconds: one.run_time.as_secs_f64(),
     }

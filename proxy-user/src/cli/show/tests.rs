@@ -652,10 +652,10 @@ fn the_api_server_that_is_asked_is_told() {
         status.render(Output::Text).unwrap()
     };
     assert!(text(&servers).contains("\nAPI server: none has answered, of 2; 0 failovers\n"));
-    (servers.in_force, servers.failovers) = (Some("https://b:6443/".to_owned()), 1);
+    (servers.active, servers.failovers) = (Some("https://b:6443/".to_owned()), 1);
     assert!(text(&servers).contains("\nAPI server: https://b:6443/, of 2; 1 failovers\n"));
     let status = Status::new(AgentState::NotAsked, nothing).with_api_servers(servers);
-    assert!(status.render(Output::Json).unwrap().contains("\"inForce\": \"https://b:6443/\""));
+    assert!(status.render(Output::Json).unwrap().contains("\"active\": \"https://b:6443/\""));
 }
 
 #[test]
@@ -683,7 +683,7 @@ fn a_status_without_agent_and_maps() {
       "kernelLacks": [],
       "apiServers": {
         "servers": [],
-        "inForce": null,
+        "active": null,
         "failovers": 0
       },
       "xdp": [],
@@ -710,7 +710,7 @@ fn a_status_tells_where_programs_are_and_where_they_should_be() {
     };
     assert_eq!((&cgroup["place"], &cgroup["ifindex"]), (&"cgroup 1".into(), &serde_json::Value::Null));
     assert_eq!((&device["place"], &device["ifindex"]), (&"eth0".into(), &7.into()));
-    assert_eq!((&gone["place"], &gone["inForce"]), (&serde_json::Value::Null, &false.into()));
+    assert_eq!((&gone["place"], &gone["attached"]), (&serde_json::Value::Null, &false.into()));
     assert_eq!(json["ok"], true, "a device that is gone is no problem");
     facts.attachments[0].place = None;
     facts.attachments[1].program_id = 0;

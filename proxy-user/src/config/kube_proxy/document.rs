@@ -1,4 +1,4 @@
-//! The settings in force in kube-proxy's own format, for `--write-config-to` and `/configz`.
+//! The settings in effect in kube-proxy's own format, for `--write-config-to` and `/configz`.
 
 use std::time::Duration;
 
@@ -18,14 +18,14 @@ pub fn of(config: &RunConfig) -> Json {
         let given = config.kube_proxy.values.given(setting.key()).map(|given| written(&given.value));
         put(&mut document, setting.field, given.unwrap_or_else(|| default(setting)));
     }
-    for (field, value) in in_force(config) {
+    for (field, value) in effective(config) {
         put(&mut document, field, value);
     }
     Json::Object(document)
 }
 
 /// Settings that the agent has flags of its own for.
-fn in_force(config: &RunConfig) -> Vec<(&'static str, Json)> {
+fn effective(config: &RunConfig) -> Vec<(&'static str, Json)> {
     let network = &config.network;
     let listen =
         |address: Option<std::net::SocketAddr>| json!(address.map(|at| at.to_string()).unwrap_or_default());

@@ -7,12 +7,12 @@ pub mod document;
 pub mod fields;
 pub mod file;
 pub mod kind;
-pub mod overlay;
+pub mod merge;
 mod tree;
 mod values;
 
 pub use file::FileError;
-pub use overlay::Overlay;
+pub use merge::Overlay;
 pub use values::{Given, Values};
 
 #[cfg(test)]

@@ -350,7 +350,7 @@ fn a_file_stands_for_flags_but_those_for_the_log_name_and_server() {
     assert_eq!((config.log_level, config.log_format), (LogLevel::Debug, LogFormat::Text));
     let source = &serde_json::to_value(&config).unwrap()["source"];
     assert_eq!(source["cluster"]["master"], serde_json::json!(["https://api:6443"]));
-    assert_eq!(config.network.service_cidrs, ["10.96.0.0/12".parse().unwrap()], "ours are always in force");
+    assert_eq!(config.network.service_cidrs, ["10.96.0.0/12".parse().unwrap()], "ours are always in effect");
     for flag in ["--cluster-cidr", "--masquerade-all", "--metrics-bind-address"] {
         assert!(notes(&config).contains(&format!("{flag} is ignored")), "{flag}");
     }

@@ -1,6 +1,7 @@
 use rtnetlink::packet_route::AddressFamily;
 
 use super::*;
+use crate::host::devices;
 
 fn address(attributes: Vec<AddressAttribute>, flags: AddressHeaderFlags) -> Option<Own> {
     let mut message = AddressMessage::default();
@@ -50,7 +51,7 @@ fn what_the_operator_says_of_a_device_is_kept() {
     let facts = Facts { uplinks: patterns(&["eth*", "p1"]), local_devices: patterns(&["p*"]) };
     let role = |name: &str| {
         let device = Device { name: name.to_owned(), ..Device::default() };
-        facts.device(device, &Addresses::new()).1.role
+        facts.device(&device, &Addresses::new()).1.role
     };
     assert_eq!(
         ["eth1", "p1", "veth1"].map(role),
@@ -64,7 +65,7 @@ fn addresses_of_kube_proxys_ipvs_device_are_not_the_nodes() {
     let own = Own { address: ip("10.96.0.1"), secondary: false, in_subnet: false };
     let device = |name: &str| {
         let device = Device { ifindex: 7, name: name.to_owned(), ..Device::default() };
-        Facts::default().device(device, &Addresses::from([(7, vec![own])])).1.addresses.len()
+        Facts::default().device(&device, &Addresses::from([(7, vec![own])])).1.addresses.len()
     };
     assert_eq!((device(IPVS_DEVICE), device("nodelocaldns")), (0, 1));
 }
@@ -96,38 +97,24 @@ fn a_default_route_says_where_packets_come_from_or_its_device_does() {
 }
 
 #[test]
-fn a_route_that_flaps_is_no_reason_to_look_again() {
-    let change = |table, destination_prefix_length| {
-        let header = RouteHeader { table, destination_prefix_length, ..RouteHeader::default() };
-        let mut route = RouteMessage::default();
-        route.header = header;
-        [RouteNetlinkMessage::NewRoute(route.clone()), RouteNetlinkMessage::DelRoute(route)]
-            .map(|message| matters(&NetlinkMessage::from(message)))
-    };
-    assert_eq!(change(RouteHeader::RT_TABLE_MAIN, 24), [false; 2]);
-    assert_eq!(change(255, 0), [false; 2]);
-    assert_eq!(change(RouteHeader::RT_TABLE_MAIN, 0), [true; 2]);
-    let address = RouteNetlinkMessage::NewAddress(AddressMessage::default());
-    assert!(matters(&NetlinkMessage::from(address)));
-}
-
-#[test]
 fn what_is_not_looked_at_is_as_it_was_known() {
     let route = DefaultRoute { device: 77, source: None };
-    let known = HostView { defaults: vec![route], has_old_proxy: true, ..HostView::default() };
+    let known = HostView { defaults: vec![route], has_kube_proxy_rules: true, ..HostView::default() };
     let facts = Facts::default();
-    let view = facts.look_at(&known, Look { routes: false, old_proxy: false }).unwrap();
-    assert_eq!((&view.defaults, view.has_old_proxy), (&known.defaults, true));
+    let devices = devices::list().unwrap();
+    let view = facts.look(&devices, &known, Look { routes: false, kube_proxy_rules: false }).unwrap();
+    assert_eq!((&view.defaults, view.has_kube_proxy_rules), (&known.defaults, true));
     assert!(!view.devices.is_empty());
-    assert_ne!(facts.look().unwrap().defaults, known.defaults);
+    assert_ne!(facts.look(&devices, &known, Look::ALL).unwrap().defaults, known.defaults);
 }
 
 #[test]
 fn this_machine_can_be_looked_at() {
-    let view = Facts::default().look().unwrap();
+    let look = || Facts::default().look(&devices::list().unwrap(), &HostView::default(), Look::ALL).unwrap();
+    let view = look();
     let lo = view.devices.values().find(|device| device.name == "lo").expect("every namespace has it");
     assert!(!lo.no_header && lo.kind == DeviceKind::Loopback);
     // Linux 5.14 has it, and we need more.
     assert_ne!(view.netns_cookie, 0);
-    assert_eq!(view.netns_cookie, Facts::default().look().unwrap().netns_cookie);
+    assert_eq!(view.netns_cookie, look().netns_cookie);
 }

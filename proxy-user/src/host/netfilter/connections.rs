@@ -3,8 +3,8 @@
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use super::kube_proxy_rules::list;
 use super::message::{ANY_FAMILY, CONNTRACK, Message, find, find_below};
-use super::old_proxy::list;
 
 /// `IPCTNL_MSG_CT_GET`.
 const GET: u16 = 1;

@@ -3,10 +3,10 @@
 //! nfnetlink is spoken directly: a container image of ours has neither `nft` nor `iptables`.
 
 pub mod connections;
+pub mod export_conntrack;
 mod expressions;
-pub mod handover;
+pub mod kube_proxy_rules;
 mod legacy;
 mod message;
-pub mod old_proxy;
 pub mod rules;
 pub mod sysctl;

@@ -9,10 +9,10 @@ use std::collections::BTreeSet;
 use std::io;
 
 use super::expressions::{self, EXPRESSION_NAME};
+use super::kube_proxy_rules::{Chain, TABLE, TAKEOVER_TABLE, chains, is_kube_proxys, list};
 use super::message::{
     ANY_FAMILY, IPV4, IPV6, Message, NESTED, NFTABLES, attributes, find, find_below, put, text, transact,
 };
-use super::old_proxy::{Chain, TABLE, TAKEOVER_TABLE, chains, is_kube_proxys, list};
 
 pub(super) const NEW_TABLE: u16 = 0;
 const DEL_TABLE: u16 = 2;

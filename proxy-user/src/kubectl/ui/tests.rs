@@ -6,11 +6,12 @@ use futures::SinkExt as _;
 use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
+use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::Message;
-use tokio_tungstenite::tungstenite::handshake::server::{ErrorResponse, Request, Response};
 
 use super::*;
 use crate::cli::args::kubectl::KubectlArgs;
+use crate::kubectl::mock::{self, Answers, agents_pod};
 
 /// The page of one node, which tells what a test wants.
 #[derive(Clone)]
@@ -34,52 +35,21 @@ impl Source for Told {
 /// An API server with the pods of agents; behind each node's port 20249 is a server.
 struct Api(BTreeMap<&'static str, SocketAddr>);
 
-impl Api {
-    async fn serve(self: Arc<Self>, mut stream: TcpStream) -> io::Result<()> {
-        let mut head = [0; 8192];
-        let length = stream.peek(&mut head).await?;
-        let head = String::from_utf8_lossy(&head[..length]).into_owned();
-        if head.to_lowercase().contains("upgrade: websocket") {
-            return self.forward(stream).await;
-        }
-        let mut rest = vec![0; length];
-        stream.read_exact(&mut rest).await?;
-        let pod = |node: &&str| {
-            let ports = json!([{ "name": "health", "containerPort": 1 }, { "name": "metrics", "containerPort": 20_249 }]);
-            json!({
-                "metadata": { "name": format!("ballast-{node}"), "namespace": "kube-system" },
-                "spec": { "nodeName": node, "containers": [{ "name": "ballast", "ports": ports }] },
-                "status": { "phase": "Running" },
-            })
-        };
-        let body = json!({ "metadata": {}, "items": self.0.keys().map(pod).collect::<Vec<_>>() }).to_string();
-        let reply = format!(
-            "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
-            body.len()
-        );
-        stream.write_all(reply.as_bytes()).await
+impl Answers for Api {
+    fn get(&self, _: &str) -> (u16, Value) {
+        let ports =
+            json!([{ "name": "health", "containerPort": 1 }, { "name": "metrics", "containerPort": 20_249 }]);
+        let pods: Vec<_> = self.0.keys().map(|node| agents_pod(node, &ports)).collect();
+        (200, json!({ "metadata": {}, "items": pods }))
     }
 
-    /// `pods/portforward`, by the protocol that kube-rs asks for: a byte in front of each message is its channel, and the first
-    /// message of each channel is the port.
-    async fn forward(&self, stream: TcpStream) -> io::Result<()> {
-        let mut asked = String::new();
-        #[expect(clippy::result_large_err, reason = "the crate's")]
-        let accept = |request: &Request, mut response: Response| -> Result<Response, ErrorResponse> {
-            asked = request.uri().to_string();
-            let protocols = request.headers().get("sec-websocket-protocol").cloned();
-            let first = protocols.and_then(|all| all.to_str().ok()?.split(',').next().map(str::to_owned));
-            response.headers_mut().insert("sec-websocket-protocol", first.unwrap().parse().unwrap());
-            Ok(response)
-        };
-        let mut socket =
-            tokio_tungstenite::accept_hdr_async(stream, accept).await.map_err(io::Error::other)?;
-        assert!(asked.contains("/portforward?") && asked.ends_with("ports=20249"), "{asked}");
+    /// `pods/portforward`: the first message of each channel is the port, and channel 1 has errors.
+    async fn session(&self, node: &str, uri: &str, mut socket: WebSocketStream<TcpStream>) -> io::Result<()> {
+        assert!(uri.contains("/portforward?") && uri.ends_with("ports=20249"), "{uri}");
         for channel in [0, 1] {
             let [low, high] = 20_249u16.to_le_bytes();
             socket.send(Message::binary(vec![channel, low, high])).await.map_err(io::Error::other)?;
         }
-        let node = asked.split("/pods/ballast-").nth(1).and_then(|rest| rest.get(..1)).unwrap_or_default();
         let Ok(mut agent) = TcpStream::connect(self.0[node]).await else {
             let why = b"\x01connection refused".to_vec();
             socket.send(Message::binary(why)).await.map_err(io::Error::other)?;
@@ -108,38 +78,19 @@ impl Api {
     }
 }
 
-async fn bind() -> (TcpListener, SocketAddr) {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
-    (listener, address)
-}
-
 /// A cluster of three nodes: two have a page, the third one's port is closed.
 async fn cluster(folder: &std::path::Path) -> (Nodes, Arc<Mutex<Vec<Asked>>>) {
     let asked = Arc::new(Mutex::new(Vec::new()));
     let mut agents = BTreeMap::new();
     for node in ["a", "b"] {
-        let (listener, address) = bind().await;
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
         let router = page::router(Told(node, Arc::clone(&asked)), Vec::new());
         tokio::spawn(async { axum::serve(listener, router).await });
         agents.insert(node, address);
     }
     agents.insert("c", "127.0.0.1:9".parse().unwrap());
-    let (listener, address) = bind().await;
-    let api = Arc::new(Api(agents));
-    tokio::spawn(async move {
-        while let Ok((stream, _)) = listener.accept().await {
-            tokio::spawn(Arc::clone(&api).serve(stream));
-        }
-    });
-    let kubeconfig = folder.join("config");
-    let text = json!({
-        "apiVersion": "v1", "kind": "Config", "current-context": "x",
-        "clusters": [{ "name": "x", "cluster": { "server": format!("http://{address}") } }],
-        "contexts": [{ "name": "x", "context": { "cluster": "x", "user": "x" } }],
-        "users": [{ "name": "x", "user": {} }],
-    });
-    std::fs::write(&kubeconfig, text.to_string()).unwrap();
+    let kubeconfig = mock::start(Api(agents), folder).await;
     let words = ["kubectl-ballast", "--kubeconfig", kubeconfig.to_str().unwrap(), "ui"];
     let args = KubectlArgs::try_parse_from(words).unwrap();
     (Nodes::new(Cluster::connect(&args.cluster).await.unwrap()), asked)
@@ -157,8 +108,8 @@ async fn what_all_agents_tell_is_one_stream() {
         told.insert(event["node"].as_str().unwrap().to_owned(), event);
     }
     assert_eq!((&told["a"]["total"], &told["b"]["total"]), (&json!("a"), &json!("b")));
-    let trouble = told["c"]["trouble"].as_str().unwrap();
-    assert!(trouble.contains("pod kube-system/ballast-c") && trouble.contains("refused"), "{trouble}");
+    let failure = told["c"]["failure"].as_str().unwrap();
+    assert!(failure.contains("pod kube-system/ballast-c") && failure.contains("refused"), "{failure}");
     assert_eq!(*asked.lock().unwrap(), [wanted.clone(), wanted.clone()], "each was asked for the same");
     // So many browsers, and no more; one that is closed makes room.
     let more = [(); LISTENERS - 1].map(|()| nodes.events(wanted.clone()));

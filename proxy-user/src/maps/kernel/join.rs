@@ -1,26 +1,40 @@
 //! `health`, where an id begins.
 
 use std::io;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use proxy_common::health::{HEALTH_ANSWERED, HEALTH_NEWCOMER};
 
 use super::super::Write;
-use super::super::mapping::Mapping;
 use super::super::sys::Stopped;
+use super::super::windows::{Array, Windows};
 
 /// Forgets what was told of ids. What programs write meanwhile is of the id's last owner, or comes again.
-pub(super) fn join(health: &Mapping, run: &[Write]) -> Result<(), Stopped> {
-    let word = |id: u32| health.word64(id as usize);
-    let has_answered =
-        |id: &u32| word(*id).is_some_and(|word| word.load(Ordering::Relaxed) & HEALTH_ANSWERED != 0);
+pub(super) fn join(health: &Array, run: &[Write]) -> Result<(), Stopped> {
+    let mut windows = health.windows();
     for (done, write) in run.iter().enumerate() {
         let Write::Join(id, _, others) = write else { continue };
-        let outside = || Stopped { done, source: io::Error::from_raw_os_error(libc::E2BIG) };
-        let newcomer = if others.iter().any(has_answered) { HEALTH_NEWCOMER } else { 0 };
-        word(*id).ok_or_else(outside)?.store(newcomer, Ordering::Relaxed);
+        one(&mut windows, *id, others).map_err(|source| Stopped { done, source })?;
     }
     // What refers to these ids is written after this.
     fence(Ordering::SeqCst);
     Ok(())
+}
+
+fn one(health: &mut Windows<'_>, id: u32, others: &[u32]) -> io::Result<()> {
+    let mut newcomer = 0;
+    for other in others {
+        if word(health, *other)?.load(Ordering::Relaxed) & HEALTH_ANSWERED != 0 {
+            newcomer = HEALTH_NEWCOMER;
+            break;
+        }
+    }
+    word(health, id)?.store(newcomer, Ordering::Relaxed);
+    Ok(())
+}
+
+fn word<'a>(health: &'a mut Windows<'_>, id: u32) -> io::Result<&'a AtomicU64> {
+    let at = id as usize;
+    let window = health.at(at..at + 1)?;
+    window.word64(at).ok_or_else(|| io::Error::from_raw_os_error(libc::E2BIG))
 }

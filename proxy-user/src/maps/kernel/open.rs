@@ -9,7 +9,7 @@ use proxy_common::abi::Plain;
 use proxy_common::map_names;
 use proxy_common::stats::ServiceStats;
 
-use super::super::mapping::Mapping;
+use super::super::windows::Array;
 use super::super::{MapError, Table};
 
 pub(super) fn shape(
@@ -74,8 +74,8 @@ pub(super) fn map_memory(
     map: &MapData,
     value_size: usize,
     len: u32,
-) -> Result<Mapping, MapError> {
-    Mapping::new(map.fd().as_fd(), value_size, len as usize).map_err(|source| MapError::Open {
+) -> Result<Array, MapError> {
+    Array::new(map.fd().as_fd(), value_size, len as usize).map_err(|source| MapError::Open {
         table,
         path: dir.join(table.name()),
         source,

@@ -312,7 +312,8 @@ fn closed_flows_of_one_client_port_all_stay_in_quarantine() {
         all(&mut from, &mut to);
         for flow in &flows {
             let found = to.find(&flow.reply_key());
-            let (index, _) = found.unwrap_or_else(|| panic!("{} is free, at once: {at_once}", flow.source_port));
+            let (index, _) =
+                found.unwrap_or_else(|| panic!("{} is free, at once: {at_once}", flow.source_port));
             assert_eq!(to.flow(index).unwrap().source_port, flow.source_port);
         }
         // The client's next packet is of the newest one.

@@ -100,14 +100,55 @@ impl View {
 /// Where the byte of [`STATE_USED`] stands in an entry, whose state word comes first.
 const STATE_BYTE: usize = if cfg!(target_endian = "little") { 0 } else { size_of::<u64>() - 1 };
 
-/// Copies of the entries in use. Most are not: of those nothing but the state is looked at.
+/// Copies of the entries in use.
 fn in_use<A>(flows: &Mapping) -> impl Iterator<Item = FlowEntry<A>>
+where
+    FlowEntry<A>: Plain,
+{
+    numbered_in_use(flows).map(|(_, flow)| flow)
+}
+
+/// The same with their numbers. Most entries are not in use: of those nothing but the state is looked at.
+pub(super) fn numbered_in_use<A>(flows: &Mapping) -> impl Iterator<Item = (usize, FlowEntry<A>)>
 where
     FlowEntry<A>: Plain,
 {
     (0..flows.len())
         .filter(|index| flows.byte(*index, STATE_BYTE).is_some_and(|byte| u32::from(byte) & STATE_USED != 0))
-        .filter_map(|index| flows.read(index))
+        .filter_map(|index| Some((index, flows.read(index)?)))
+}
+
+/// The kernel's jiffies beside the monotonic clock, at one moment.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Clock {
+    hz: u32,
+    /// Ticks of the monotonic clock since zero.
+    ticks: u64,
+}
+
+impl Clock {
+    /// Now.
+    pub(super) fn new(hz: u32) -> Self {
+        let hz = hz.max(1);
+        let now = monotonic();
+        let ticks =
+            now.as_secs() * u64::from(hz) + u64::from(now.subsec_nanos()) * u64::from(hz) / 1_000_000_000;
+        Self { hz, ticks }
+    }
+
+    /// How many ticks ago that was; 0 where the estimate of the clock is behind.
+    pub(super) fn age(self, then: u32) -> u32 {
+        let age = (self.ticks as u32).wrapping_sub(300 * self.hz).wrapping_sub(then);
+        if age.cast_signed() < 0 { 0 } else { age }
+    }
+
+    /// The monotonic clock at that tick: the same at whatever moment it is asked.
+    pub(super) fn monotonic(self, then: u32) -> Duration {
+        let age = (self.ticks as u32).wrapping_sub(300 * self.hz).wrapping_sub(then).cast_signed();
+        let tick = self.ticks.saturating_add_signed(-i64::from(age));
+        let (hz, part) = (u64::from(self.hz), tick % u64::from(self.hz));
+        Duration::from_secs(tick / hz) + Duration::from_nanos(part * 1_000_000_000 / hz)
+    }
 }
 
 /// The clock is an estimate, and a packet may have passed since it was read: never before the last packet.
@@ -210,6 +251,20 @@ mod tests {
     use proxy_common::conntrack::{FIN_BACKEND, FIN_CLIENT, RST_CLIENT};
     use proxy_common::flow::{STATE_DIRECT, STATE_DSR, STATE_TUNNEL_SHIFT};
     use rstest::rstest;
+
+    #[test]
+    fn a_tick_is_the_same_time_whenever_it_is_asked() {
+        let clock = |ticks| Clock { hz: 250, ticks };
+        // Jiffies begin five minutes before zero.
+        let created = 1_000_u32.wrapping_sub(300 * 250);
+        for later in [1_000, 1_001, 250_000, 1 << 30] {
+            assert_eq!(clock(later).monotonic(created), Duration::from_secs(4), "{later}");
+        }
+        assert_eq!(clock(1_250).age(created), 250);
+        // The estimate is a tick behind.
+        assert_eq!(clock(999).age(created), 0);
+        assert_eq!(clock(999).monotonic(created), Duration::from_secs(4));
+    }
 
     const HZ: u32 = 250;
     const USED: u32 = STATE_USED;

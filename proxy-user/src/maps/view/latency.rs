@@ -1,12 +1,41 @@
 //! How long endpoints take to answer.
 
 use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
 
-use aya::maps::MapType;
-use proxy_common::latency::{LatencyEntry, LatencyKey};
+use aya::maps::{Array, Map, MapData, MapType};
+use proxy_common::abi::Plain;
+use proxy_common::flow::{FlowEntry, STATE_SYN, STATE_USED};
+use proxy_common::latency::{LatencyEntry, LatencyKey, answered_in, bucket};
 use proxy_common::map_names as map;
+use proxy_common::{Address, PROTO_TCP};
 
-use super::{View, ViewError};
+use super::{View, ViewError, flows};
+use crate::maps::mapping::Mapping;
+
+/// Connections that are looked at for examples, the newest ones: each is a system call of less than a microsecond.
+const MOST: usize = 16_384;
+
+/// A connection of the packet path that was measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Example {
+    /// Who connected.
+    pub client: SocketAddr,
+    /// To which endpoint.
+    pub backend: SocketAddr,
+    /// How long the answer took.
+    pub took: Duration,
+    /// When it began, by the monotonic clock, to within a jiffy.
+    pub begun: Duration,
+}
+
+/// Where a connection lies.
+struct Place {
+    age: u32,
+    index: usize,
+    is_v6: bool,
+}
 
 impl View {
     /// What was measured (`--connect-latency`), by the ids of Service port and backend; backend 0: all of the Service. Empty
@@ -19,4 +48,81 @@ impl View {
         let rows = self.pin(map::CONNECT_LATENCY, MapType::LruHash)?.all::<LatencyKey, LatencyEntry>()?;
         Ok(rows.into_iter().map(|(key, entry)| ((key.service, key.backend), entry)).collect())
     }
+
+    /// The newest connection of the flow table in each bucket of each Service port, by its id and the number of the bucket. At most
+    /// 16,384 connections are looked at. Empty where nothing is measured.
+    pub fn latency_examples(&self) -> Result<BTreeMap<(u32, usize), Example>, ViewError> {
+        if !self.folder().join(map::SYN_TIMES).exists() {
+            return Ok(BTreeMap::new());
+        }
+        let config = self.node_config()?;
+        let (path, data) = self.pin(map::SYN_TIMES, MapType::Array)?.checked::<u32, u64>()?.into_parts();
+        let failed = |source| ViewError::map(&path, source);
+        let times: Array<MapData, u64> = Map::Array(data).try_into().map_err(failed)?;
+        let v4 = self.pin(map::FLOWS, MapType::Array)?.mapped::<FlowEntry<[u8; 4]>>()?;
+        let v6 = self.pin(map::FLOWS6, MapType::Array)?.mapped::<FlowEntry<[u8; 16]>>()?;
+        let clock = flows::Clock::new(config.hz);
+        let mut places = measured::<[u8; 4]>(&v4, clock, false);
+        places.extend(measured::<[u8; 16]>(&v6, clock, true));
+        if places.len() > MOST {
+            places.select_nth_unstable_by_key(MOST, |place| place.age);
+            places.truncate(MOST);
+        }
+        places.sort_unstable_by_key(|place| place.age);
+        let mut examples = BTreeMap::new();
+        for Place { index, is_v6, .. } in places {
+            let Ok(number) = u32::try_from(index << 1 | usize::from(is_v6)) else { continue };
+            if number >= times.len() {
+                // It is not measured.
+                break;
+            }
+            let Some(nanoseconds) = answered_in(times.get(&number, 0).map_err(failed)?) else { continue };
+            let took = Duration::from_nanos(nanoseconds);
+            // Read after the time: an entry that begins another flow has no answer yet.
+            let found = if is_v6 {
+                example::<[u8; 16]>(&v6, index, took, clock)
+            } else {
+                example::<[u8; 4]>(&v4, index, took, clock)
+            };
+            if let Some((service, example)) = found {
+                examples.entry((service, bucket(nanoseconds / 1_000))).or_insert(example);
+            }
+        }
+        Ok(examples)
+    }
+}
+
+fn is_measured<A: Address>(flow: &FlowEntry<A>) -> bool {
+    flow.bits() & (STATE_USED | STATE_SYN) == STATE_USED | STATE_SYN
+        && flow.proto == PROTO_TCP
+        && flow.service != 0
+}
+
+fn measured<A: Address>(flows: &Mapping, clock: flows::Clock, is_v6: bool) -> Vec<Place>
+where
+    FlowEntry<A>: Plain,
+{
+    let of = |(index, flow): (usize, FlowEntry<A>)| {
+        is_measured(&flow).then(|| Place { age: clock.age(flow.created), index, is_v6 })
+    };
+    flows::numbered_in_use::<A>(flows).filter_map(of).collect()
+}
+
+fn example<A: Address + Into<IpAddr>>(
+    flows: &Mapping,
+    index: usize,
+    took: Duration,
+    clock: flows::Clock,
+) -> Option<(u32, Example)>
+where
+    FlowEntry<A>: Plain,
+{
+    let flow = flows.read::<FlowEntry<A>>(index).filter(is_measured)?;
+    let example = Example {
+        client: SocketAddr::new(flow.client.into(), flow.client_port),
+        backend: SocketAddr::new(flow.backend.into(), flow.backend_port),
+        took,
+        begun: clock.monotonic(flow.created),
+    };
+    Some((flow.service, example))
 }

@@ -45,11 +45,12 @@ use proxy_common::version::ABI_VERSION;
 pub use dump::Entry;
 pub use error::ViewError;
 pub use flow_row::{FlowCounts, FlowRow, FlowState, Forwarding};
+pub use latency::Example;
 pub use listen::Listener;
 pub use load::Counted;
 pub use rows::{BackendRow, BackendState, FrontendRow, Kind, NameRow, Scope, Transport, UnmanagedRow};
 pub use rules::{Common, Rules};
-pub use sockets::{ServingEndpoints, Stranded};
+pub use sockets::{ServingEndpoints, StaleSocket};
 pub use usage::UsageRow;
 
 /// The folder below the bpffs that is ours.
@@ -106,7 +107,7 @@ pub struct Snapshot {
 }
 
 /// What `services` and `services6` hold.
-struct Dialled {
+struct FrontendRows {
     rows: Vec<FrontendRow>,
     /// Entries beside these that only say something of an address, of IPv4 and of IPv6.
     addresses: [usize; 2],
@@ -138,7 +139,7 @@ impl View {
     }
 
     /// The same, and what was left out.
-    fn dialled(&self) -> Result<Dialled, ViewError> {
+    fn dialled(&self) -> Result<FrontendRows, ViewError> {
         let mut entries = self.frontends::<[u8; 4]>(map::SERVICES)?;
         let mut entries6 = self.frontends::<[u8; 16]>(map::SERVICES6)?;
         let mut unmanaged = Vec::new();
@@ -163,7 +164,7 @@ impl View {
             .collect();
         rows.sort_by_key(|row| (row.service, row.kind, row.address, row.port, row.scope));
         unmanaged.sort_unstable();
-        Ok(Dialled { rows, addresses, unmanaged })
+        Ok(FrontendRows { rows, addresses, unmanaged })
     }
 
     /// Why these addresses are left alone: what the node has itself, and what another proxy serves.
@@ -194,7 +195,7 @@ impl View {
         Ok(rows.into_iter().map(|(id, name)| (id, NameRow::of(&name))).collect())
     }
 
-    /// Endpoints in use or resting, by id.
+    /// Endpoints in use or quarantined, by id.
     pub fn backends(&self) -> Result<BTreeMap<u32, BackendRow>, ViewError> {
         let mut rows = self.endpoints::<[u8; 4]>(map::BACKENDS)?;
         rows.extend(self.endpoints::<[u8; 16]>(map::BACKENDS6)?);
@@ -280,7 +281,7 @@ impl View {
     /// Everything about Services.
     pub fn snapshot(&self) -> Result<Snapshot, ViewError> {
         let names = self.names()?;
-        let Dialled { rows: frontends, addresses, unmanaged } = self.dialled()?;
+        let FrontendRows { rows: frontends, addresses, unmanaged } = self.dialled()?;
         let backends = self.backends()?;
         let ids: BTreeSet<u32> =
             names.keys().copied().chain(frontends.iter().map(|row| row.service)).collect();

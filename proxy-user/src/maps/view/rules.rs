@@ -47,7 +47,7 @@ pub struct Rules<A: Address> {
     pub common: Common,
     /// Frontends.
     pub services: BTreeMap<ServiceKey<A>, ServiceEntry>,
-    /// Endpoints in use or resting, by id.
+    /// Endpoints in use or quarantined, by id.
     pub backends: BTreeMap<u32, BackendEntry<A>>,
     /// What the agent told of the node.
     pub node: NodeEntry<A>,

@@ -18,7 +18,7 @@ use crate::maps::mapping::Mapping;
 /// A socket that a Service led to an endpoint that has left it since. It may be gone, and it may have been led
 /// elsewhere.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Stranded {
+pub struct StaleSocket {
     /// The kernel's cookie of the socket.
     pub cookie: u64,
     /// Where it was led to.
@@ -54,7 +54,7 @@ impl ServingEndpoints {
     }
 
     /// The socket as a stranded one, if its connection is to be reset.
-    pub fn to_be_reset(&self, led: &LedSocket) -> Option<Stranded> {
+    pub fn to_be_reset(&self, led: &LedSocket) -> Option<StaleSocket> {
         let SocketStorage { service, backend_id, family, .. } = led.storage;
         let is_of = |row_service, state| row_service == service && state == BACKEND_RESET;
         let resets = match family {
@@ -68,11 +68,11 @@ impl ServingEndpoints {
                 .map(|row| is_of(row.service, row.state)),
         };
         // Its address and port are compared by the program that lists it.
-        self.stranded(led).filter(|_| resets == Some(true))
+        self.stale(led).filter(|_| resets == Some(true))
     }
 
     /// The socket as a stranded one; `None` while its endpoint serves the Service that led it there.
-    pub fn stranded(&self, led: &LedSocket) -> Option<Stranded> {
+    pub fn stale(&self, led: &LedSocket) -> Option<StaleSocket> {
         let LedSocket { cookie, storage } = *led;
         let SocketStorage { backend, backend_port: port, service, backend_id, family, .. } = storage;
         let [first, ..] = backend;
@@ -91,7 +91,7 @@ impl ServingEndpoints {
             // It is connected to no Service any more.
             _ => return None,
         };
-        (!serves).then_some(Stranded { cookie, endpoint: SocketAddr::new(ip, port), backend_id })
+        (!serves).then_some(StaleSocket { cookie, endpoint: SocketAddr::new(ip, port), backend_id })
     }
 }
 
@@ -131,7 +131,7 @@ impl View {
     }
 
     /// Every one that `sockets` and `sockets6` remember; connected ones are in their own storage.
-    pub fn stranded(&self) -> Result<BTreeSet<Stranded>, ViewError> {
+    pub fn stale(&self) -> Result<BTreeSet<StaleSocket>, ViewError> {
         let mut all = self.stranded_of::<[u8; 4]>(map::SOCKETS, map::BACKENDS)?;
         all.append(&mut self.stranded_of::<[u8; 16]>(map::SOCKETS6, map::BACKENDS6)?);
         Ok(all)
@@ -141,7 +141,7 @@ impl View {
         &self,
         sockets: &'static str,
         backends: &'static str,
-    ) -> Result<BTreeSet<Stranded>, ViewError>
+    ) -> Result<BTreeSet<StaleSocket>, ViewError>
     where
         A: Address + Into<IpAddr>,
         SocketKey<A>: Plain,
@@ -154,9 +154,9 @@ impl View {
         let serves = |key: &SocketKey<A>, entry: &SocketEntry<A>| {
             is_serving(&rows, entry.backend_id, entry.service, key.addr, key.port)
         };
-        let stranded = entries.into_iter().filter(|(key, entry)| is_led(key) && !serves(key, entry));
-        Ok(stranded
-            .map(|(key, entry)| Stranded {
+        let stale = entries.into_iter().filter(|(key, entry)| is_led(key) && !serves(key, entry));
+        Ok(stale
+            .map(|(key, entry)| StaleSocket {
                 cookie: key.cookie,
                 endpoint: SocketAddr::new(key.addr.into(), key.port),
                 backend_id: entry.backend_id,

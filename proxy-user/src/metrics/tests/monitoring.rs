@@ -37,6 +37,7 @@ pub(super) fn exported() -> BTreeMap<String, BTreeSet<String>> {
     let metrics = metrics(eventful())
         .with_repairs(Arc::default())
         .with_audits(Arc::default())
+        .with_telemetry(Arc::default())
         .with_api_servers(servers);
     metrics.answered_healthz(200);
     metrics.answered_livez(200);

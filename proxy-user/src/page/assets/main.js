@@ -206,7 +206,7 @@ function drawProblems(picture) {
   const isCluster = frames.size > 1;
   const now = Date.now();
   const silent = paused ? [] : picture.nodes.filter((node) => now - (heard.get(node) ?? now) > SILENT).map((node) => ({ node, text: "has said nothing for a while" }));
-  const all = [...picture.troubles, ...silent, ...picture.problems];
+  const all = [...picture.nodeErrors, ...silent, ...picture.problems];
   const stamp = JSON.stringify(all);
   if (place.dataset.stamp === stamp) return;
   place.dataset.stamp = stamp;

@@ -78,7 +78,7 @@ function finish(one) {
 export function merge(frames, only) {
   const picture = {
     nodes: [],
-    troubles: [],
+    nodeErrors: [],
     problems: [],
     total: nothing(),
     flows: 0,
@@ -94,8 +94,8 @@ export function merge(frames, only) {
   for (const [node, frame] of frames) {
     if (only && only !== node) continue;
     picture.nodes.push(node);
-    if (frame.trouble) {
-      picture.troubles.push({ node, text: frame.trouble });
+    if (frame.failure) {
+      picture.nodeErrors.push({ node, text: frame.failure });
       continue;
     }
     if (frame.shows === "all") picture.shows = "all";

@@ -123,6 +123,7 @@ fn naive(all: &[(BackendAddress, Endpoint)], wanted: Wanted, node: &NodeView) ->
         count(&|e| e.ready && !e.zone_hints.is_empty()) == ready && count(&|e| e.ready && in_zone(e)) > 0;
     for (address, e) in all {
         let drains = !e.ready && e.serving && e.terminating;
+        result.serving += usize::from(e.ready || e.serving);
         result.has_any |= e.ready || drains;
         let near = if by_node {
             for_node(e)

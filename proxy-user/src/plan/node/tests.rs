@@ -37,7 +37,7 @@ fn host() -> HostView {
             DefaultRoute { device: 2, source: Some(ip("2001:db8::1")) },
         ],
         netns_cookie: 77,
-        has_old_proxy: true,
+        has_kube_proxy_rules: true,
         local_ports: None,
     }
 }

@@ -34,7 +34,7 @@ fn lines(plan: &ServicePlan) -> Vec<String> {
         for (frontend, target) in &port.frontends {
             assert_eq!((target.kind, frontend.scope), (FrontendKind::ClusterIp, Scope::Internal));
             let address = std::net::SocketAddr::new(frontend.address, frontend.port);
-            let slots = list(target.slots.iter().map(text).collect());
+            let slots = list(port.slots(target).map(text).collect());
             let drop = if target.drop_when_empty { " drop" } else { "" };
             let backends = list(port.backends.keys().map(text).collect());
             lines.push(format!("{} {}: {address} -> {slots}{drop} | {backends}", id.port, id.protocol));
@@ -247,8 +247,9 @@ fn source_ranges_let_the_node_in_by_its_own_address_only() {
 /// `kind address scope: slots [flags]`, in the order of kinds.
 fn entries(plan: &ServicePlan) -> Vec<String> {
     let mut lines = Vec::new();
-    for (frontend, target) in plan.ports.values().flat_map(|port| &port.frontends) {
-        let slots: Vec<_> = target.slots.iter().map(|slot| slot.address.to_string()).collect();
+    let all = plan.ports.values().flat_map(|port| port.frontends.iter().map(move |entry| (port, entry)));
+    for (port, (frontend, target)) in all {
+        let slots: Vec<_> = port.slots(target).map(|slot| slot.address.to_string()).collect();
         let mut line = format!("{:?} {}:{}", target.kind, frontend.address, frontend.port);
         for (is_so, word) in [
             (frontend.scope == Scope::External, " external"),
@@ -461,12 +462,14 @@ fn weights_choose_among_the_endpoints_unless_all_are_zero() {
     let mut shut = 0;
     for (id, port) in &weighted.ports {
         for (frontend, target) in &port.frontends {
-            let mut expected = all.ports.get(id).unwrap().frontends.get(frontend).unwrap().slots.to_vec();
+            let before = all.ports.get(id).unwrap();
+            let slots = before.slots(before.frontends.get(frontend).unwrap());
+            let mut expected: Vec<_> = slots.copied().collect();
             if expected.iter().any(|at| at.address != one) {
                 expected.retain(|at| at.address != one);
                 shut += 1;
             }
-            assert_eq!(*target.slots, *expected, "{id}");
+            assert!(port.slots(target).eq(&expected), "{id}");
         }
         for (at, facts) in &port.backends {
             assert_eq!(facts.weight, if at.address == one { 1 } else { 7 }, "{id}");

@@ -52,7 +52,7 @@ fn of(plan: &ServicePlan, port: &str) -> (Vec<Option<IpAddr>>, Vec<FrontendKind>
     let (id, port) = plan.ports.iter().find(|(id, _)| &*id.port == port).unwrap();
     assert_eq!(id.family, IpFamily::V4);
     let dsr = port.frontends.values().filter(|frontend| frontend.dsr).map(|frontend| frontend.kind);
-    (port.backends.values().map(|facts| facts.tunnel).collect(), dsr.collect())
+    (port.backends.keys().map(|at| port.tunnels.get(at).copied()).collect(), dsr.collect())
 }
 
 fn ips(texts: [&str; 3]) -> Vec<Option<IpAddr>> {

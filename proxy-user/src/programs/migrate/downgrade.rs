@@ -48,7 +48,7 @@ pub fn downgrade(bpffs: &Path) -> Result<Downgrade, Error> {
     let paths = Paths::new(bpffs);
     let (ours, previous) = (paths.maps(), paths.maps_of(PREVIOUS));
     // What an upgrade has left that did not get far is not what the programs read.
-    if !in_force(&paths, &ours) {
+    if !is_current(&paths, &ours) {
         return Err(Error::NothingHere { path: ours });
     }
     let devices = devices::list().map_err(Error::file("list the devices of", Path::new("/sys/class/net")))?;
@@ -96,7 +96,7 @@ fn leave_to_tc(paths: &Paths) -> Result<(), Error> {
 }
 
 /// Whether the short paths lead to the maps in `folder`.
-fn in_force(paths: &Paths, folder: &Path) -> bool {
+fn is_current(paths: &Paths, folder: &Path) -> bool {
     let to = std::fs::read_link(paths.root().join(names::SERVICES));
     to.is_ok_and(|to| paths.root().join(to) == folder.join(names::SERVICES))
 }
@@ -130,7 +130,7 @@ impl Downgrade {
         let end = Instant::now() + limit;
         let previous = self.paths.maps_of(PREVIOUS);
         let mut round = 0u64;
-        while !(in_force(&self.paths, &previous) && self.is_taken_over()) {
+        while !(is_current(&self.paths, &previous) && self.is_taken_over()) {
             // Our own agent, started again, removes the maps that were made.
             if !previous.exists() || Instant::now() >= end {
                 self.step_back()?;

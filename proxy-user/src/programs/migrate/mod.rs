@@ -26,7 +26,7 @@ use crate::maps::migrate::{Migration, Scope};
 
 impl Programs {
     /// Attaches the socket programs, or takes over the links of an earlier agent; then puts the maps of this
-    /// version in force, and removes those of other versions. Where programs of the previous version are attached, those on
+    /// current version, and removes those of other versions. Where programs of the previous version are attached, those on
     /// devices are replaced too, and what they follow is copied.
     pub fn attach_sockets(&self) -> Result<Vec<(&'static str, Outcome)>, Error> {
         let mut predecessor = self.predecessor.lock().unwrap_or_else(PoisonError::into_inner);

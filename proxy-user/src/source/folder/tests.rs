@@ -146,7 +146,7 @@ fn nothing_new_is_not_a_change() {
     assert!(!is_changed, "the same content");
     fs::write(&path, "kind: [").unwrap();
     let (folder, is_changed) = folder.read();
-    assert!(!is_changed && folder.files.values().all(|f| f.trouble.is_some()));
+    assert!(!is_changed && folder.files.values().all(|f| f.failure.is_some()));
     fs::remove_dir_all(dir.path()).unwrap();
     let (folder, is_changed) = folder.read();
     assert!(!is_changed && folder.objects().0.len() == 1, "what was read stays");
@@ -158,7 +158,7 @@ async fn beside_an_api_server_it_holds_static_services() {
     fs::write(dir.path().join("a.yaml"), service("a", "10.96.0.1")).unwrap();
     let (sender, mut events) = mpsc::channel(1);
     let (begun, has_begun) = oneshot::channel();
-    tokio::spawn(run(dir.path().to_owned(), Role::Beside { begun }, sender));
+    tokio::spawn(run(dir.path().to_owned(), Role::BesideApiServer { begun }, sender));
     timeout(Duration::from_secs(30), has_begun).await.expect("the folder can be read").unwrap();
     assert_eq!(events.len(), 1, "its objects come before");
     for expected in [&["a"][..], &[]] {
@@ -175,7 +175,7 @@ async fn a_folder_that_is_missing_holds_up_no_api_server() {
     let dir = TempDir::new().unwrap();
     let (sender, mut events) = mpsc::channel(1);
     let (begun, has_begun) = oneshot::channel();
-    tokio::spawn(run(dir.path().join("missing"), Role::Beside { begun }, sender));
+    tokio::spawn(run(dir.path().join("missing"), Role::BesideApiServer { begun }, sender));
     timeout(Duration::from_secs(30), has_begun).await.expect("nothing is waited for").unwrap();
     assert!(events.try_recv().is_err());
 }

@@ -2,29 +2,29 @@
 
 use proptest::prelude::*;
 
-use super::universe::{history, service};
-use super::{ROOMY, World};
+use super::generator::{history, service};
+use super::{Fixture, ROOMY};
 use crate::maps::{Backend, Contents};
 use crate::sync::Step;
 
 /// Goes on to the end of a comparison; gives its result, and how many pieces it took.
-fn finish(world: &mut World, piece: u32) -> (Step, usize) {
-    let mut steps = (1..).map(|count| (world.reconciler.audit_step(piece).unwrap(), count));
+fn finish(fixture: &mut Fixture, piece: u32) -> (Step, usize) {
+    let mut steps = (1..).map(|count| (fixture.reconciler.audit_step(piece).unwrap(), count));
     steps.find(|(step, _)| *step != Step::More).unwrap()
 }
 
-fn world() -> World {
-    let mut world = World::new(ROOMY);
-    world.change([service("a", 1, 1..9), service("b", 2, 3..5), service("c", 3, [])]);
-    world
+fn fixture() -> Fixture {
+    let mut fixture = Fixture::new(ROOMY);
+    fixture.change([service("a", 1, 1..9), service("b", 2, 3..5), service("c", 3, [])]);
+    fixture
 }
 
 #[test]
 fn unchanged_maps_are_clean_in_pieces_of_any_size() {
     for piece in [0, 1, 3, 64, u32::MAX] {
-        assert_eq!(finish(&mut world(), piece).0, Step::Clean, "by {piece}");
+        assert_eq!(finish(&mut fixture(), piece).0, Step::Clean, "by {piece}");
     }
-    let (_, pieces) = finish(&mut world(), 3);
+    let (_, pieces) = finish(&mut fixture(), 3);
     assert!(pieces > 10, "{pieces}");
 }
 
@@ -57,14 +57,14 @@ fn each_kind_of_damage_is_found_in_pieces_of_any_size() {
     ];
     for (what, damage) in damages {
         for piece in [1, 5, u32::MAX] {
-            let mut world = world();
-            world.trust_nothing();
-            damage(world.contents_mut());
-            assert_eq!(finish(&mut world, piece).0, Step::Differs, "{what}, by {piece}");
-            assert_eq!(world.reconciler.audit(world.now).unwrap(), 1, "{what}");
-            world.again();
-            world.assert_right();
-            assert_eq!(finish(&mut world, piece).0, Step::Clean, "{what}, repaired, by {piece}");
+            let mut fixture = fixture();
+            fixture.trust_nothing();
+            damage(fixture.contents_mut());
+            assert_eq!(finish(&mut fixture, piece).0, Step::Differs, "{what}, by {piece}");
+            assert_eq!(fixture.reconciler.audit(fixture.now).unwrap(), 1, "{what}");
+            fixture.again();
+            fixture.assert_right();
+            assert_eq!(finish(&mut fixture, piece).0, Step::Clean, "{what}, repaired, by {piece}");
         }
     }
 }
@@ -79,17 +79,17 @@ proptest! {
         steps in prop::collection::vec(0usize..40, 12),
         piece in 1u32..30,
     ) {
-        let mut world = World::new(ROOMY);
+        let mut fixture = Fixture::new(ROOMY);
         for (moment, steps) in history.into_iter().zip(steps) {
-            world.moment(moment);
+            fixture.moment(moment);
             for _ in 0..steps {
-                prop_assert_ne!(world.reconciler.audit_step(piece).unwrap(), Step::Differs);
+                prop_assert_ne!(fixture.reconciler.audit_step(piece).unwrap(), Step::Differs);
             }
         }
-        prop_assert_eq!(finish(&mut world, piece).0, Step::Clean);
-        world.trust_nothing();
-        if world.contents_mut().services.pop_first().is_some() {
-            prop_assert_eq!(finish(&mut world, piece).0, Step::Differs);
+        prop_assert_eq!(finish(&mut fixture, piece).0, Step::Clean);
+        fixture.trust_nothing();
+        if fixture.contents_mut().services.pop_first().is_some() {
+            prop_assert_eq!(finish(&mut fixture, piece).0, Step::Differs);
         }
     }
 }

@@ -2,42 +2,42 @@
 
 use std::time::Duration;
 
-use super::universe::{Change, name, service};
-use super::{ROOMY, World};
+use super::generator::{Change, name, service};
+use super::{Fixture, ROOMY};
 use crate::maps::{Capacity, FrontendKey};
 use crate::model::Problem;
 use crate::plan::ServicePlan;
 
-fn problem(world: &World) -> Problem {
-    let problems = world.reconciler.problems();
+fn problem(fixture: &Fixture) -> Problem {
+    let problems = fixture.reconciler.problems();
     assert_eq!(problems.len(), 1, "{problems:?}");
     problems[0].clone()
 }
 
-fn serves(world: &World, address: u8) -> Option<u32> {
+fn serves(fixture: &Fixture, address: u8) -> Option<u32> {
     let addr = std::net::Ipv4Addr::new(10, 96, 0, address).into();
     let key = FrontendKey { addr, port: 80, proto: 6, scope: 0 };
-    world.contents().services.get(&key).map(|entry| entry.slot_count)
+    fixture.contents().services.get(&key).map(|entry| entry.slot_count)
 }
 
 /// Room for two Services: the third waits until there is room.
 #[track_caller]
 fn third_waits(capacity: Capacity, setting: &str) {
-    let mut world = World::new(capacity);
-    world.change([service("a", 1, [1]), service("b", 2, [2])]);
-    assert_eq!(world.reconciler.problems(), [], "exactly at the limit");
-    world.change([service("c", 3, [3])]);
-    let found = problem(&world);
+    let mut fixture = Fixture::new(capacity);
+    fixture.change([service("a", 1, [1]), service("b", 2, [2])]);
+    assert_eq!(fixture.reconciler.problems(), [], "exactly at the limit");
+    fixture.change([service("c", 3, [3])]);
+    let found = problem(&fixture);
     assert_eq!(found.object, "Service default/c");
     assert!(found.message.contains(setting), "{found}");
-    assert_eq!((serves(&world, 1), serves(&world, 2)), (Some(1), Some(1)));
-    world.change([service("a", 1, [])]);
-    assert_eq!(serves(&world, 1), Some(0), "the others go on");
-    world.change([(name("a"), None)]);
-    world.wait(Duration::from_secs(61));
-    world.again();
-    assert_eq!(world.reconciler.problems(), [], "room was made");
-    world.assert_right();
+    assert_eq!((serves(&fixture, 1), serves(&fixture, 2)), (Some(1), Some(1)));
+    fixture.change([service("a", 1, [])]);
+    assert_eq!(serves(&fixture, 1), Some(0), "the others go on");
+    fixture.change([(name("a"), None)]);
+    fixture.wait(Duration::from_secs(61));
+    fixture.again();
+    assert_eq!(fixture.reconciler.problems(), [], "room was made");
+    fixture.assert_right();
 }
 
 #[test]
@@ -57,54 +57,54 @@ fn slots_run_out() {
 
 #[test]
 fn without_endpoint_ids_those_that_have_one_are_served() {
-    let mut world = World::new(Capacity { backends: 4, ..ROOMY });
-    world.trust_nothing();
-    world.change([service("a", 1, 1..6)]);
-    assert_eq!(serves(&world, 1), Some(3));
-    assert!(problem(&world).message.contains("--max-backends"));
-    world.change([service("b", 2, [9])]);
-    assert_eq!(serves(&world, 2), Some(0));
-    world.change([service("a", 1, [1])]);
-    world.wait(Duration::from_secs(61));
-    world.again();
-    assert_eq!(world.reconciler.problems(), []);
-    world.assert_right();
+    let mut fixture = Fixture::new(Capacity { backends: 4, ..ROOMY });
+    fixture.trust_nothing();
+    fixture.change([service("a", 1, 1..6)]);
+    assert_eq!(serves(&fixture, 1), Some(3));
+    assert!(problem(&fixture).message.contains("--max-backends"));
+    fixture.change([service("b", 2, [9])]);
+    assert_eq!(serves(&fixture, 2), Some(0));
+    fixture.change([service("a", 1, [1])]);
+    fixture.wait(Duration::from_secs(61));
+    fixture.again();
+    assert_eq!(fixture.reconciler.problems(), []);
+    fixture.assert_right();
 }
 
 #[test]
 fn a_service_that_outgrows_the_slots_keeps_its_old_set() {
-    let mut world = World::new(Capacity { slots: 8, ..ROOMY });
-    world.change([service("a", 1, 1..6)]);
-    world.change([service("a", 1, 1..7)]);
-    assert_eq!(serves(&world, 1), Some(5));
-    let found = problem(&world);
+    let mut fixture = Fixture::new(Capacity { slots: 8, ..ROOMY });
+    fixture.change([service("a", 1, 1..6)]);
+    fixture.change([service("a", 1, 1..7)]);
+    assert_eq!(serves(&fixture, 1), Some(5));
+    let found = problem(&fixture);
     assert!(found.message.contains("no room for 6 slots: 3 are free, 3 of them in one piece"), "{found}");
-    world.change([service("a", 1, 1..3)]);
-    assert_eq!((serves(&world, 1), world.reconciler.failing()), (Some(2), 0));
+    fixture.change([service("a", 1, 1..3)]);
+    assert_eq!((serves(&fixture, 1), fixture.reconciler.failing()), (Some(2), 0));
 }
 
 #[test]
 fn an_endpoint_that_left_serves_no_longer_when_there_is_no_room_for_new_slots() {
-    let mut world = World::new(Capacity { slots: 8, ..ROOMY });
-    world.trust_nothing();
-    world.change([service("a", 1, 1..6)]);
-    world.change([service("a", 1, 2..7)]);
-    assert!(problem(&world).message.contains("--max-slots"), "five slots are in use, and five are wanted");
-    let state = |world: &World, last: u8| {
-        let contents = world.contents();
+    let mut fixture = Fixture::new(Capacity { slots: 8, ..ROOMY });
+    fixture.trust_nothing();
+    fixture.change([service("a", 1, 1..6)]);
+    fixture.change([service("a", 1, 2..7)]);
+    assert!(problem(&fixture).message.contains("--max-slots"), "five slots are in use, and five are wanted");
+    let state = |fixture: &Fixture, last: u8| {
+        let contents = fixture.contents();
         let is_it = |addr: std::net::IpAddr| addr == std::net::IpAddr::from([10, 1, 0, last]);
         contents.backends.values().find(|row| is_it(row.addr)).map(|row| row.state)
     };
-    assert_eq!(state(&world, 1), Some(proxy_common::backend::BACKEND_GONE));
-    assert_eq!(state(&world, 2), Some(proxy_common::backend::BACKEND_ACTIVE));
-    world.wait(Duration::from_secs(61));
-    world.again();
-    world.change([service("a", 1, 2..5)]);
-    assert_eq!((serves(&world, 1), world.reconciler.failing()), (Some(3), 0));
-    world.wait(Duration::from_secs(61));
-    world.again();
-    assert_eq!(state(&world, 1), None, "its id was freed");
-    world.assert_right();
+    assert_eq!(state(&fixture, 1), Some(proxy_common::backend::BACKEND_GONE));
+    assert_eq!(state(&fixture, 2), Some(proxy_common::backend::BACKEND_ACTIVE));
+    fixture.wait(Duration::from_secs(61));
+    fixture.again();
+    fixture.change([service("a", 1, 2..5)]);
+    assert_eq!((serves(&fixture, 1), fixture.reconciler.failing()), (Some(3), 0));
+    fixture.wait(Duration::from_secs(61));
+    fixture.again();
+    assert_eq!(state(&fixture, 1), None, "its id was freed");
+    fixture.assert_right();
 }
 
 /// A Service that also has its address as such.
@@ -119,27 +119,27 @@ fn with_address(of: &str, number: u8) -> Change {
 
 #[test]
 fn frontends_take_the_room_of_addresses() {
-    let mut world = World::new(Capacity { frontends: 4, ..ROOMY });
+    let mut fixture = Fixture::new(Capacity { frontends: 4, ..ROOMY });
     // An address less than the oracle wants: only the end counts.
-    world.trust_nothing();
-    world.change([with_address("a", 1), with_address("b", 2)]);
-    assert_eq!(world.reconciler.problems(), [], "two frontends and two addresses");
-    world.change([with_address("c", 3), with_address("d", 4)]);
+    fixture.trust_nothing();
+    fixture.change([with_address("a", 1), with_address("b", 2)]);
+    assert_eq!(fixture.reconciler.problems(), [], "two frontends and two addresses");
+    fixture.change([with_address("c", 3), with_address("d", 4)]);
     for number in 1..=4 {
-        assert_eq!(serves(&world, number), Some(1), "{number}");
+        assert_eq!(serves(&fixture, number), Some(1), "{number}");
     }
-    assert_eq!(world.contents().services.len(), 4, "no address");
-    assert_eq!(world.reconciler.failing(), 0);
-    assert!(problem(&world).message.contains("raise --max-frontends"));
+    assert_eq!(fixture.contents().services.len(), 4, "no address");
+    assert_eq!(fixture.reconciler.failing(), 0);
+    assert!(problem(&fixture).message.contains("raise --max-frontends"));
     // Trying to put them back does not cost a frontend.
-    world.wait(Duration::from_secs(61));
-    world.again();
-    assert_eq!((1..=4).filter(|number| serves(&world, *number).is_some()).count(), 4);
-    world.change([(name("c"), None), (name("d"), None)]);
-    world.wait(Duration::from_secs(61));
-    world.again();
-    world.wait(Duration::from_secs(61));
-    world.again();
-    assert_eq!(world.reconciler.problems(), []);
-    world.assert_right();
+    fixture.wait(Duration::from_secs(61));
+    fixture.again();
+    assert_eq!((1..=4).filter(|number| serves(&fixture, *number).is_some()).count(), 4);
+    fixture.change([(name("c"), None), (name("d"), None)]);
+    fixture.wait(Duration::from_secs(61));
+    fixture.again();
+    fixture.wait(Duration::from_secs(61));
+    fixture.again();
+    assert_eq!(fixture.reconciler.problems(), []);
+    fixture.assert_right();
 }

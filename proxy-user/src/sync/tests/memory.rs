@@ -7,6 +7,7 @@ use std::cell::Cell;
 use std::net::{IpAddr, Ipv4Addr};
 use std::ops::Range;
 use std::pin::pin;
+use std::time::Duration;
 
 use tokio::runtime::Builder;
 use tokio::sync::mpsc;
@@ -14,14 +15,16 @@ use tokio::sync::mpsc;
 use crate::maps::{BatchError, Capacity, Contents, MapError, Store, Table, Write};
 use crate::model::net::{IpFamily, Protocol};
 use crate::model::{
-    Endpoint, EndpointPort, EndpointSlice, Event, Listing, NodeView, Service, ServiceName, ServicePort,
-    SliceName, Version,
+    Endpoint, EndpointPort, EndpointSlice, Event, Listing, NodeView, Object, Service, ServiceName,
+    ServicePort, SliceName, Version,
 };
 use crate::sync::{Driver, DriverSettings};
 
 thread_local! {
     /// Bytes that this thread has allocated, less those that it has freed.
     static LIVE: Cell<isize> = const { Cell::new(0) };
+    /// The most that these were.
+    static MOST: Cell<isize> = const { Cell::new(0) };
 }
 
 /// The system's allocator, which counts for each thread.
@@ -33,7 +36,10 @@ static COUNTING: Counting = Counting;
 fn count(layout: Layout, sign: isize) {
     let block = (layout.size() + 8).next_multiple_of(16).max(32);
     // A thread that ends frees what it had when its counter is gone.
-    let _ = LIVE.try_with(|live| live.set(live.get() + sign * block.cast_signed()));
+    let _ = LIVE.try_with(|live| {
+        live.set(live.get() + sign * block.cast_signed());
+        MOST.with(|most| most.set(most.get().max(live.get())));
+    });
 }
 
 // SAFETY: every call is passed on as it is; what is counted beside it allocates nothing.
@@ -116,14 +122,15 @@ fn slice(number: u32, endpoints: u32) -> EndpointSlice {
     }
 }
 
-/// Bytes for each Service with so many endpoints, once all of them are programmed.
-fn bytes_of_each(services: u32, endpoints: u32) -> isize {
+/// Bytes for each Service with so many endpoints, once all of them are programmed, and at most until then, lists included.
+fn bytes_of_each(services: u32, endpoints: u32) -> (isize, isize) {
     let runtime = Builder::new_current_thread().enable_time().build().unwrap();
     runtime.block_on(async {
         let driver = Driver::new(Nowhere, NodeView::new("node"), DriverSettings::default()).unwrap();
         let mut status = driver.status();
         let (sender, events) = mpsc::channel(4);
         let before = LIVE.get();
+        MOST.set(before);
         let follow = async {
             let all = (0..services).map(service).collect();
             sender.send(Event::Reset(Listing::Services(all))).await.unwrap();
@@ -131,21 +138,75 @@ fn bytes_of_each(services: u32, endpoints: u32) -> isize {
             sender.send(Event::Reset(Listing::Slices(all))).await.unwrap();
             status.wait_for(|status| status.synced).await.unwrap();
             assert_eq!(status.borrow().endpoints, (services * endpoints) as usize);
-            LIVE.get() - before
+            (LIVE.get() - before, MOST.get() - before)
         };
         tokio::select! {
             _ = pin!(driver.run(events)) => unreachable!("the sender is alive"),
-            bytes = follow => bytes / isize::try_from(services).unwrap(),
+            (stays, most) = follow => {
+                let services = isize::try_from(services).unwrap();
+                (stays / services, most / services)
+            }
         }
     })
 }
 
 #[test]
 fn a_service_and_an_endpoint_take_little_memory() {
-    let (few, many) = (bytes_of_each(2000, 5), bytes_of_each(2000, 25));
+    let ((few, _), (many, _)) = (bytes_of_each(2000, 5), bytes_of_each(2000, 25));
     let endpoint = (many - few) / 20;
     let service = few - 5 * endpoint;
     println!("{service} bytes for each Service, {endpoint} for each endpoint");
-    assert!(service <= 2600, "{service} bytes for each Service");
-    assert!(endpoint <= 200, "{endpoint} bytes for each endpoint");
+    assert!(service <= 2350, "{service} bytes for each Service");
+    assert!(endpoint <= 160, "{endpoint} bytes for each endpoint");
+}
+
+#[test]
+fn a_first_sync_takes_little_more_than_what_stays() {
+    let (stays, most) = bytes_of_each(12_000, 5);
+    println!("{stays} bytes for each Service, {most} at most");
+    assert!(2 * most <= 3 * stays, "{most} bytes for each Service at most, of which {stays} stay");
+}
+
+/// Bytes that are in use after so many minutes of 20 changes a second, each of them a number of whole rounds of changes.
+fn bytes_during_churn(minutes: &[u32]) -> Vec<isize> {
+    const SERVICES: u32 = 300;
+    let runtime = Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+    runtime.block_on(async {
+        let driver = Driver::new(Nowhere, NodeView::new("node"), DriverSettings::default()).unwrap();
+        let mut status = driver.status();
+        let (sender, events) = mpsc::channel(4);
+        let churn = async {
+            let all = (0..SERVICES).map(service).collect();
+            sender.send(Event::Reset(Listing::Services(all))).await.unwrap();
+            let all = (0..SERVICES).map(|number| slice(number, 5)).collect();
+            sender.send(Event::Reset(Listing::Slices(all))).await.unwrap();
+            status.wait_for(|status| status.synced).await.unwrap();
+            let mut found = Vec::new();
+            for change in 0..minutes.iter().max().unwrap() * 60 * 20 {
+                if minutes.iter().any(|minutes| minutes * 60 * 20 == change) {
+                    found.push(LIVE.get());
+                }
+                let mut slice = slice(change % SERVICES, 5);
+                let is_ready = change / SERVICES % 2 == 1;
+                (slice.endpoints[0].ready, slice.endpoints[0].serving) = (is_ready, is_ready);
+                slice.version = version(2, 100_000 + change);
+                sender.send(Event::Apply(Object::Slice(slice))).await.unwrap();
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+            found.push(LIVE.get());
+            found
+        };
+        tokio::select! {
+            _ = pin!(driver.run(events)) => unreachable!("the sender is alive"),
+            found = churn => found,
+        }
+    })
+}
+
+#[test]
+fn churn_leaves_nothing_behind() {
+    // A round of 300 changes takes 15 s, two of them give the same state again.
+    let found = bytes_during_churn(&[5, 10, 20]);
+    println!("{found:?} bytes after 5, 10 and 20 minutes");
+    assert!(found[1] - found[0] < found[0] / 100 && found[2] - found[0] < found[0] / 100, "{found:?}");
 }

@@ -4,25 +4,25 @@ mod audit;
 mod capacity;
 mod cases;
 mod drain;
+pub mod generator;
 mod memory;
 mod node;
 mod oracle;
 mod properties;
 mod removal;
 mod restart;
-pub mod universe;
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use super::{Holds, Reconciler};
+use super::{QuarantinePeriods, Reconciler};
 use crate::maps::{Capacity, Contents, Faults, FaultyStore, MemoryStore, Store};
 use crate::model::ServiceName;
 use crate::plan::{NodePlan, ServicePlan};
+use generator::Moment;
 use node::check_node;
 use oracle::{Guard, check, guard};
 use proptest::prelude::ProptestConfig;
-use universe::Moment;
 
 /// Small enough to be copied often, large enough for every plan of `universe`.
 pub const ROOMY: Capacity =
@@ -35,7 +35,7 @@ pub fn config() -> ProptestConfig {
 }
 
 /// A reconciler on tables in memory, with a guard on every step and a clock of its own.
-pub struct World {
+pub struct Fixture {
     pub reconciler: Reconciler<FaultyStore<MemoryStore>>,
     pub plans: BTreeMap<ServiceName, ServicePlan>,
     /// What the node is like, if that was told.
@@ -44,7 +44,7 @@ pub struct World {
     guard: Guard,
 }
 
-impl World {
+impl Fixture {
     pub fn new(capacity: Capacity) -> Self {
         Self::over(MemoryStore::new(capacity))
     }
@@ -53,7 +53,7 @@ impl World {
         let guard = guard(&mut store);
         let now = Instant::now();
         let store = FaultyStore::new(store, Faults::default());
-        let reconciler = Reconciler::recover(store, Holds::default(), now).unwrap();
+        let reconciler = Reconciler::recover(store, QuarantinePeriods::default(), now).unwrap();
         Self { reconciler, plans: BTreeMap::new(), node: None, now, guard }
     }
 
@@ -61,15 +61,15 @@ impl World {
     pub fn restarted(self) -> Self {
         let store = self.reconciler.into_store().into_inner();
         let (capacity, contents) = (store.capacity(), store.contents().clone());
-        let mut world = Self {
+        let mut fixture = Self {
             plans: self.plans,
             node: self.node,
             ..Self::over(MemoryStore::with_contents(capacity, contents))
         };
-        if let Some(node) = &world.node {
-            world.reconciler.set_node(node);
+        if let Some(node) = &fixture.node {
+            fixture.reconciler.set_node(node);
         }
-        world
+        fixture
     }
 
     pub fn contents(&self) -> &Contents {

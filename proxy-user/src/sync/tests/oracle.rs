@@ -11,7 +11,7 @@ use proxy_common::service::ServiceEntry;
 use crate::maps::{Contents, FrontendKey, MemoryStore, Write};
 use crate::model::{ServiceName, TrafficPolicy};
 use crate::plan::{
-    Access, BackendFacts, Frontend, FrontendKind, FrontendPlan, PortId, PortPlan, Scope, ServicePlan,
+    Access, BackendFacts, Frontend, FrontendKind, FrontendPlan, PortPlan, Scope, ServicePlan, ServicePortName,
 };
 use crate::sync::filter::{backend_bit, frontend_bit};
 
@@ -77,7 +77,7 @@ fn key(frontend: &Frontend) -> FrontendKey {
 /// Algorithms by a Maglev table.
 const HASHES: [u8; 3] = [3, 4, 5];
 
-fn seen(id: &PortId, port: &PortPlan, what: &FrontendPlan) -> Seen {
+fn seen(id: &ServicePortName, port: &PortPlan, what: &FrontendPlan) -> Seen {
     let flags = |facts: &BackendFacts| {
         u32::from(facts.local)
             + 2 * u32::from(facts.terminating)
@@ -91,20 +91,19 @@ fn seen(id: &PortId, port: &PortPlan, what: &FrontendPlan) -> Seen {
     };
     Seen {
         port: (id.text(), id.protocol.number(), id.family.number()),
-        endpoints: what
-            .slots
-            .iter()
+        endpoints: port
+            .slots(what)
             .map(|at| ((at.address, at.port), flags(port.backends.get(at).unwrap())))
             .collect(),
         affinity: port.affinity_secs,
         flags: u16::from(what.drop_when_empty)
             + 2 * u16::from(what.scoped)
             + 4 * u16::from(what.policy == TrafficPolicy::Local)
-            + 64 * u16::from(port.ejects && what.slots.len() > 1)
+            + 64 * u16::from(port.ejects && port.slot_count(what) > 1)
             + 32 * u16::from(port.maglev_outside && what.kind != FrontendKind::ClusterIp)
             + access,
         algorithm: port.algorithm as u8,
-        has_table: what.slots.len() > 1
+        has_table: port.slot_count(what) > 1
             && (HASHES.contains(&(port.algorithm as u8))
                 || port.maglev_outside && what.kind != FrontendKind::ClusterIp),
         kind: match what.kind {
@@ -297,7 +296,10 @@ impl Transition {
             };
             let (before, after) = (self.before.get(key), self.after.get(key));
             let left = |known: &Seen| {
-                let stays = |at: &_| after.is_some_and(|after| after.endpoints.contains_key(at));
+                // One of the port that gets the frontend is another endpoint, whatever its address.
+                let stays = |at: &_| {
+                    after.is_some_and(|after| after.port == known.port && after.endpoints.contains_key(at))
+                };
                 let kept = |at: &_| stays(at) || seen.endpoints.contains_key(at);
                 let endpoints = known.endpoints.iter().filter(|(at, _)| kept(at));
                 Seen { endpoints: endpoints.map(|(at, flags)| (*at, *flags)).collect(), ..known.clone() }

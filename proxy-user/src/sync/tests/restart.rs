@@ -6,47 +6,47 @@ use proptest::prelude::*;
 use proxy_common::backend::BACKEND_GONE;
 use proxy_common::select::Algorithm;
 
-use super::universe::{history, service};
-use super::{ROOMY, World};
+use super::generator::{history, service};
+use super::{Fixture, ROOMY};
 use crate::maps::Faults;
 use crate::maps::MaglevTable;
 
 #[test]
 fn a_restart_with_the_same_cluster_writes_nothing() {
-    let mut world = World::new(ROOMY);
-    world.change([service("a", 1, 1..9), service("b", 2, 3..5), service("c", 3, [])]);
-    let before = world.contents().clone();
-    let mut world = world.restarted();
-    assert_eq!(world.tell_all(), 0);
-    assert_eq!(*world.contents(), before);
-    world.assert_right();
+    let mut fixture = Fixture::new(ROOMY);
+    fixture.change([service("a", 1, 1..9), service("b", 2, 3..5), service("c", 3, [])]);
+    let before = fixture.contents().clone();
+    let mut fixture = fixture.restarted();
+    assert_eq!(fixture.tell_all(), 0);
+    assert_eq!(*fixture.contents(), before);
+    fixture.assert_right();
 }
 
 #[test]
 fn nothing_is_written_before_the_first_sync() {
-    let mut world = World::new(ROOMY);
-    world.change([service("a", 1, 1..9)]);
-    let mut world = world.restarted();
-    world.plans.clear();
-    assert_eq!(world.steps(), 0);
-    world.change([service("b", 2, [1])]);
-    world.assert_right();
+    let mut fixture = Fixture::new(ROOMY);
+    fixture.change([service("a", 1, 1..9)]);
+    let mut fixture = fixture.restarted();
+    fixture.plans.clear();
+    assert_eq!(fixture.steps(), 0);
+    fixture.change([service("b", 2, [1])]);
+    fixture.assert_right();
 }
 
 #[test]
 fn ids_that_rest_rest_on_after_a_restart() {
-    let mut world = World::new(ROOMY);
-    world.change([service("a", 1, 1..4)]);
-    world.change([service("a", 1, 2..4)]);
-    let mut world = world.restarted();
-    world.tell_all();
-    assert_eq!(world.contents().backends[&1].state, BACKEND_GONE);
-    world.change([service("a", 1, 2..7)]);
-    assert_eq!(world.contents().backends[&1].state, BACKEND_GONE);
-    world.wait(Duration::from_mins(1));
-    world.again();
-    assert!(!world.contents().backends.contains_key(&1));
-    world.assert_right();
+    let mut fixture = Fixture::new(ROOMY);
+    fixture.change([service("a", 1, 1..4)]);
+    fixture.change([service("a", 1, 2..4)]);
+    let mut fixture = fixture.restarted();
+    fixture.tell_all();
+    assert_eq!(fixture.contents().backends[&1].state, BACKEND_GONE);
+    fixture.change([service("a", 1, 2..7)]);
+    assert_eq!(fixture.contents().backends[&1].state, BACKEND_GONE);
+    fixture.wait(Duration::from_mins(1));
+    fixture.again();
+    assert!(!fixture.contents().backends.contains_key(&1));
+    fixture.assert_right();
 }
 
 proptest! {
@@ -59,19 +59,19 @@ proptest! {
         dies in 0u64..40,
         during in any::<prop::sample::Index>(),
     ) {
-        let mut world = World::new(ROOMY);
+        let mut fixture = Fixture::new(ROOMY);
         let during = during.index(history.len());
         for (number, moment) in history.into_iter().enumerate() {
             if number == during {
-                world.faults(Faults { from: Some(dies), ..Faults::default() });
-                world.moment(moment);
-                world = world.restarted();
-                world.tell_all();
+                fixture.faults(Faults { from: Some(dies), ..Faults::default() });
+                fixture.moment(moment);
+                fixture = fixture.restarted();
+                fixture.tell_all();
             } else {
-                world.moment(moment);
+                fixture.moment(moment);
             }
-            world.assert_right();
-            prop_assert_eq!(world.again(), 0);
+            fixture.assert_right();
+            prop_assert_eq!(fixture.again(), 0);
         }
     }
 
@@ -82,73 +82,73 @@ proptest! {
         damage in prop::collection::vec((0u8..20, any::<prop::sample::Index>(), any::<u32>()), 1..8),
         restart: bool,
     ) {
-        let mut world = World::new(ROOMY);
+        let mut fixture = Fixture::new(ROOMY);
         for moment in history {
-            world.moment(moment);
+            fixture.moment(moment);
         }
-        world.trust_nothing();
+        fixture.trust_nothing();
         for (kind, which, noise) in damage {
-            spoil(&mut world, kind, which, noise, restart);
+            spoil(&mut fixture, kind, which, noise, restart);
         }
         if restart {
-            world = world.restarted();
-            world.trust_nothing();
-            world.tell_all();
+            fixture = fixture.restarted();
+            fixture.trust_nothing();
+            fixture.tell_all();
         } else {
-            world.reconciler.audit(world.now).unwrap();
-            world.again();
+            fixture.reconciler.audit(fixture.now).unwrap();
+            fixture.again();
         }
-        world.assert_right();
-        prop_assert_eq!(world.again(), 0);
-        prop_assert_eq!(world.reconciler.audit(world.now).unwrap(), 0);
+        fixture.assert_right();
+        prop_assert_eq!(fixture.again(), 0);
+        prop_assert_eq!(fixture.reconciler.audit(fixture.now).unwrap(), 0);
     }
 }
 
 /// The id of a port is not given away while its Maglev table, whose name is missing, waits to be removed.
 #[test]
 fn a_table_without_a_name_does_not_take_the_next_table_along() {
-    let mut world = World::new(ROOMY);
+    let mut fixture = Fixture::new(ROOMY);
     let (name, mut plan) = service("a", 1, 1..3);
     for port in plan.iter_mut().flat_map(|plan| plan.ports.values_mut()) {
         port.algorithm = Algorithm::SourceHash;
     }
-    world.change([(name, plan)]);
-    assert_eq!(world.contents().maglev.len(), 1);
-    let contents = world.contents_mut();
+    fixture.change([(name, plan)]);
+    assert_eq!(fixture.contents().maglev.len(), 1);
+    let contents = fixture.contents_mut();
     contents.services.clear();
     contents.names.clear();
-    let mut world = world.restarted();
-    world.trust_nothing();
-    world.tell_all();
-    world.assert_right();
-    assert_eq!(world.contents().maglev.len(), 1);
+    let mut fixture = fixture.restarted();
+    fixture.trust_nothing();
+    fixture.tell_all();
+    fixture.assert_right();
+    assert_eq!(fixture.contents().maglev.len(), 1);
 }
 
 #[test]
 fn a_repair_keeps_the_ids() {
-    let mut world = World::new(ROOMY);
-    world.change([service("a", 1, 1..9), service("b", 2, 3..5)]);
-    let before = world.contents().clone();
-    world.trust_nothing();
-    let contents = world.contents_mut();
+    let mut fixture = Fixture::new(ROOMY);
+    fixture.change([service("a", 1, 1..9), service("b", 2, 3..5)]);
+    let before = fixture.contents().clone();
+    fixture.trust_nothing();
+    let contents = fixture.contents_mut();
     contents.services.clear();
     contents.names.remove(&1);
     contents.backends.remove(&2);
-    assert_eq!(world.reconciler.audit(world.now).unwrap(), 4);
-    world.again();
-    let after = world.contents();
+    assert_eq!(fixture.reconciler.audit(fixture.now).unwrap(), 4);
+    fixture.again();
+    let after = fixture.contents();
     assert_eq!((&after.names, &after.backends), (&before.names, &before.backends));
-    world.assert_right();
+    fixture.assert_right();
 }
 
 /// Changes one entry externally.
-fn spoil(world: &mut World, kind: u8, which: prop::sample::Index, noise: u32, restart: bool) {
+fn spoil(fixture: &mut Fixture, kind: u8, which: prop::sample::Index, noise: u32, restart: bool) {
     fn pick<K: Copy, V>(map: &std::collections::BTreeMap<K, V>, which: prop::sample::Index) -> Option<K> {
         (!map.is_empty()).then(|| *map.keys().nth(which.index(map.len())).unwrap())
     }
     // An id that was never used is looked at by the next agent only.
-    let ids = if restart { 256 } else { world.reconciler.applied().endpoints.high_water() };
-    let contents = world.contents_mut();
+    let ids = if restart { 256 } else { fixture.reconciler.applied().endpoints.high_water() };
+    let contents = fixture.contents_mut();
     let service = pick(&contents.services, which);
     let backend = pick(&contents.backends, which);
     let name = pick(&contents.names, which);

@@ -12,8 +12,8 @@ use crate::kube::{PATIENCE, eventually};
 use crate::oracle::{Table, agree};
 
 /// Where a client that dials `dialled` may end.
-fn endpoints(table: &Table, dialled: &str) -> Option<Vec<String>> {
-    Some(table.get(dialled)?.endpoints.iter().map(ToString::to_string).collect())
+fn endpoints(table: &Table, orig_dst: &str) -> Option<Vec<String>> {
+    Some(table.get(orig_dst)?.endpoints.iter().map(ToString::to_string).collect())
 }
 
 pub fn objects_from_before_and_while_it_runs(control: &mut ControlPlane, node: &Node) -> Result<()> {

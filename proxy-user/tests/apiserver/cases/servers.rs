@@ -146,10 +146,10 @@ pub fn control_plane_address(control: &mut ControlPlane, node: &Node) -> Result<
     let mut agent = node.start_with(&kubeconfig, &flags)?;
     agent.says(&["first sync done"])?;
     control.use_second()?;
-    let dialled = format!("{VIP}:{PORT}/TCP");
+    let orig_dst = format!("{VIP}:{PORT}/TCP");
     let agrees = || -> Result<()> {
         let mut table = found(node)?;
-        let vip = table.remove(&dialled).context("the static Service is gone")?;
+        let vip = table.remove(&orig_dst).context("the static Service is gone")?;
         ensure!(vip.endpoints.len() == 2, "{vip:?}");
         same(&wanted(&control.api)?, &table)
     };
@@ -185,7 +185,7 @@ pub fn control_plane_address(control: &mut ControlPlane, node: &Node) -> Result<
     let mut agent = node.start_with(&kubeconfig, &["--master", &both()])?;
     agent.says(&["first sync done"])?;
     eventually(PATIENCE, || {
-        ensure!(!found(node)?.contains_key(&dialled), "it is still there");
+        ensure!(!found(node)?.contains_key(&orig_dst), "it is still there");
         Ok(())
     })?;
     agent.is_well()

@@ -6,7 +6,7 @@ use super::parse::Segment;
 use super::rewrite::Expected;
 use super::rules;
 use crate::forge::{ETHERNET, icmp, pseudo, sum};
-use crate::world::{SCTP, UDP};
+use crate::scenario::{SCTP, UDP};
 
 /// What the sender is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

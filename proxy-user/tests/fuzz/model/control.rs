@@ -7,8 +7,8 @@ use super::parse::{Header, header_at};
 use super::rewrite::error;
 use super::{Met, Model, Must};
 use crate::forge::ETHERNET;
+use crate::scenario::{ICMP, ICMPV6, SCTP, TCP, UDP};
 use crate::target::Hook;
-use crate::world::{ICMP, ICMPV6, SCTP, TCP, UDP};
 
 /// An error, and what it quotes.
 struct Quote {

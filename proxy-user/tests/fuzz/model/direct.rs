@@ -10,7 +10,7 @@ use super::parse::Segment;
 use super::rewrite::translated;
 use super::{Met, Model, Must};
 use crate::forge::{ACK, FIN, RST, SYN};
-use crate::world::{TCP, UDP};
+use crate::scenario::{TCP, UDP};
 
 impl Model {
     /// A packet to what is no frontend.
@@ -22,7 +22,7 @@ impl Model {
             if self.flows[at].kind.is_snat() {
                 return Ok(Must::Pass);
             }
-            if self.flows[at].continues(segment.flags, self.flows[at].service, &self.world, self.now) {
+            if self.flows[at].continues(segment.flags, self.flows[at].service, &self.scenario, self.now) {
                 self.note_packet(at, From::Client, segment);
                 self.reach("a packet of a direct flow");
                 let flow = &self.flows[at];
@@ -100,7 +100,7 @@ impl Model {
             return Ok(Must::Pass);
         }
         if let Some(at) = self.of_client(segment) {
-            if self.flows[at].continues(segment.flags, self.flows[at].service, &self.world, self.now) {
+            if self.flows[at].continues(segment.flags, self.flows[at].service, &self.scenario, self.now) {
                 self.note_packet(at, From::Client, segment);
                 self.reach("a packet that leaves, of a direct flow");
                 let source = self.flows[at].source;
@@ -167,11 +167,11 @@ impl Model {
             self.flows.remove(at);
         }
         let begins = if segment.proto == UDP {
-            !self.world.leave_old
+            !self.scenario.leave_old
         } else {
             matches!(segment.flags & (SYN | ACK | FIN | RST), SYN | ACK)
         };
-        let is_own = self.world.node_addresses().contains(&segment.src.ip());
+        let is_own = self.scenario.node_addresses().contains(&segment.src.ip());
         // The other end may be a client of the Service already, by the same ports.
         let is_client = self.flows.iter().any(|flow| {
             flow.has_client

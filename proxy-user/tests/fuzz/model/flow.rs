@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use super::parse::Segment;
 use super::rules::{WINDOW, timeout};
 use crate::forge::{ACK, FIN, RST, SYN};
-use crate::world::{TCP, UDP, World};
+use crate::scenario::{Scenario, TCP, UDP};
 
 /// A connection that a Service has.
 #[derive(Clone, Debug)]
@@ -225,7 +225,7 @@ impl Flow {
     }
 
     /// Whether a client's packet with these flags goes where the ones before went. `service`: the one that a SYN is for.
-    pub fn continues(&self, flags: u8, service: u32, world: &World, now: u64) -> bool {
+    pub fn continues(&self, flags: u8, service: u32, scenario: &Scenario, now: u64) -> bool {
         let is_syn = self.proto != UDP && flags & (SYN | ACK) == SYN;
         if is_syn && self.state.is_closed() {
             return false;
@@ -238,12 +238,12 @@ impl Flow {
             return false;
         }
         let stays = self.proto != UDP && self.state.replied && !is_syn;
-        self.kind.is_direct() || stays || self.is_served(world)
+        self.kind.is_direct() || stays || self.is_served(scenario)
     }
 
     /// Its endpoint is one of its Service.
-    pub fn is_served(&self, world: &World) -> bool {
-        let service = world.services.iter().find(|service| service.id == self.service);
+    pub fn is_served(&self, scenario: &Scenario) -> bool {
+        let service = scenario.services.iter().find(|service| service.id == self.service);
         service.is_some_and(|service| {
             let mut endpoints = service.endpoints.iter();
             endpoints.any(|e| e.id == self.backend_id && e.addr == self.backend && e.serves)

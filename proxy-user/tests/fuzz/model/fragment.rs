@@ -8,7 +8,7 @@ use super::Model;
 use super::parse::{Header, Segment, header_at};
 use super::rules::timeout;
 use crate::forge::ETHERNET;
-use crate::world::SCTP;
+use crate::scenario::SCTP;
 
 /// What identifies a packet: IPv6 does without the protocol (RFC 8200, 4.5).
 pub type Key = (IpAddr, IpAddr, u32, u8);
@@ -59,15 +59,18 @@ impl Model {
     }
 
     pub(super) fn is_backend(&self, src: SocketAddr, proto: u8) -> bool {
-        let mut services = self.world.services.iter().filter(|service| service.proto == proto);
+        let mut services = self.scenario.services.iter().filter(|service| service.proto == proto);
         services.any(|service| service.endpoints.iter().any(|endpoint| endpoint.addr == src))
     }
 
     /// A fragment that is not the first.
     pub(super) fn later_fragment(&mut self, input: &[u8], header: Option<Header>) -> Result<Segment, Reason> {
         let header = header.ok_or(Reason::Malformed)?;
-        let alone =
-            if self.world.is_in_range(header.dst) { Reason::FragmentWithoutFirst } else { Reason::Fragment };
+        let alone = if self.scenario.is_in_range(header.dst) {
+            Reason::FragmentWithoutFirst
+        } else {
+            Reason::Fragment
+        };
         let entry = self.fragments.get(&key_of(&header)).ok_or(alone)?;
         if self.now - entry.seen > timeout::FRAGMENT {
             return Err(alone);

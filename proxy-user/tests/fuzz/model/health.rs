@@ -9,7 +9,7 @@ use super::flow::{From, half};
 use super::parse::Segment;
 use super::rules::timeout;
 use crate::forge::{ACK, RST, SYN};
-use crate::world::Service;
+use crate::scenario::Service;
 
 /// What has failed of an endpoint since it answered last.
 #[derive(Clone, Debug)]

@@ -22,8 +22,8 @@ use std::net::{IpAddr, SocketAddr};
 use proxy_common::reason::{Reason, Verdict};
 
 use crate::forge::RST;
+use crate::scenario::{Kind, SCTP, Scenario, Service, UDP};
 use crate::target::{Context, Counters, Hook, Outcome, Seen, Target};
-use crate::world::{Kind, SCTP, Service, UDP, World};
 use answer::Message;
 use flow::{Flow, From};
 use parse::{Parsed, Segment};
@@ -44,7 +44,7 @@ pub enum Must {
 
 /// The data path.
 pub struct Model {
-    pub world: World,
+    pub scenario: Scenario,
     now: u64,
     flows: Vec<Flow>,
     fragments: BTreeMap<fragment::Key, fragment::Entry>,
@@ -67,9 +67,9 @@ pub struct Met<'a> {
 }
 
 impl Model {
-    pub fn new(world: &World) -> Self {
+    pub fn new(scenario: &Scenario) -> Self {
         Self {
-            world: world.clone(),
+            scenario: scenario.clone(),
             now: 0,
             flows: Vec::new(),
             fragments: BTreeMap::new(),
@@ -86,7 +86,7 @@ impl Model {
 
     /// An endpoint leaves its Service, or comes back.
     pub fn turn(&mut self, service: usize, endpoint: usize) {
-        let endpoints = self.world.services.get_mut(service).map(|service| &mut service.endpoints);
+        let endpoints = self.scenario.services.get_mut(service).map(|service| &mut service.endpoints);
         if let Some(endpoint) = endpoints.and_then(|endpoints| endpoints.get_mut(endpoint)) {
             endpoint.serves = !endpoint.serves;
         }
@@ -94,14 +94,14 @@ impl Model {
 
     /// A Service goes, and another one has its address and endpoints.
     pub fn replace(&mut self, service: usize) {
-        if let Some(service) = self.world.services.get_mut(service) {
+        if let Some(service) = self.scenario.services.get_mut(service) {
             service.renumber();
         }
     }
 
     /// A Service and the next one change addresses, if they are of one protocol.
     pub fn swap(&mut self, service: usize) {
-        if let Some([one, other]) = self.world.services.get_mut(service..service + 2)
+        if let Some([one, other]) = self.scenario.services.get_mut(service..service + 2)
             && one.proto == other.proto
         {
             std::mem::swap(&mut one.frontend, &mut other.frontend);
@@ -176,13 +176,13 @@ impl Model {
             return Ok(must);
         }
         let is_ours = met.context.is_local_origin
-            && (self.is_frontend(segment.dst, segment.proto) || self.world.is_in_range(segment.dst.ip()));
+            && (self.is_frontend(segment.dst, segment.proto) || self.scenario.is_in_range(segment.dst.ip()));
         if is_ours {
             self.reach("a packet of the node itself");
             return self.clients(met, &segment, true);
         }
-        let may_share_port = Some(segment.src.ip()) == self.world.source()
-            && self.world.is_snat_port(segment.src.port())
+        let may_share_port = Some(segment.src.ip()) == self.scenario.source()
+            && self.scenario.is_snat_port(segment.src.port())
             && self.is_backend(segment.dst, segment.proto);
         if may_share_port {
             return self.direct_out(met, &segment);
@@ -206,15 +206,15 @@ impl Model {
     fn clients(&mut self, met: &mut Met<'_>, segment: &Segment, is_local: bool) -> Result<Must, String> {
         let (dst, proto) = (segment.dst, segment.proto);
         let is_frontend = self.is_frontend(dst, proto);
-        let may_be_reply = self.world.is_snat_port(dst.port()) && self.is_backend(segment.src, proto);
-        if !is_frontend && !may_be_reply && !self.world.is_in_range(dst.ip()) {
+        let may_be_reply = self.scenario.is_snat_port(dst.port()) && self.is_backend(segment.src, proto);
+        if !is_frontend && !may_be_reply && !self.scenario.is_in_range(dst.ip()) {
             return self.direct(met, segment);
         }
         if is_frontend
             && !segment.opens()
             && let Some(at) = self.of_client(segment)
         {
-            if self.flows[at].continues(segment.flags, self.flows[at].service, &self.world, self.now)
+            if self.flows[at].continues(segment.flags, self.flows[at].service, &self.scenario, self.now)
                 && !self.is_frontend_lost(met, segment, at)
             {
                 return Ok(self.go_on(met, segment, at));
@@ -254,12 +254,12 @@ impl Model {
 
     /// Whether a destination is a frontend's, or was when the case began.
     fn is_frontend(&self, dst: SocketAddr, proto: u8) -> bool {
-        self.world.services.iter().any(|service| {
+        self.scenario.services.iter().any(|service| {
             service.proto == proto
                 && match service.kind {
                     Kind::NodePort => {
                         service.frontend.port() == dst.port()
-                            && self.world.node_addresses().contains(&dst.ip())
+                            && self.scenario.node_addresses().contains(&dst.ip())
                     }
                     _ => service.frontend == dst,
                 }
@@ -269,17 +269,17 @@ impl Model {
     /// The Service of what was dialled. An address with a port comes before a node port.
     fn service(&self, dst: SocketAddr, proto: u8) -> Option<&Service> {
         let of = |service: &&Service| service.proto == proto;
-        let mut services = self.world.services.iter().filter(of);
+        let mut services = self.scenario.services.iter().filter(of);
         let exact = services.clone().find(|s| s.kind != Kind::NodePort && s.frontend == dst);
         exact.or_else(|| {
-            let is_nodes = self.world.node_addresses().contains(&dst.ip());
+            let is_nodes = self.scenario.node_addresses().contains(&dst.ip());
             services.find(|s| is_nodes && s.kind == Kind::NodePort && s.frontend.port() == dst.port())
         })
     }
 
     /// Whether a client that is no process of the node is outside: by its address, if the pods' are known, or by its device.
     fn is_outside(&self, client: IpAddr, by_uplink: bool) -> bool {
-        if self.world.knows_pods { !World::is_pods(client) } else { by_uplink }
+        if self.scenario.knows_pods { !Scenario::is_pods(client) } else { by_uplink }
     }
 
     /// Refuses a packet for a reason.

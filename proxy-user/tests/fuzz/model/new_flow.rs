@@ -12,8 +12,8 @@ use super::rules::timeout;
 use super::tunnel::Came;
 use super::{Met, Model, Must};
 use crate::forge::SYN;
+use crate::scenario::{Endpoint, Kind, Scenario, Service, TCP, UDP};
 use crate::target::{Device, Outcome};
-use crate::world::{Endpoint, Kind, Service, TCP, UDP, World};
 
 /// Source ports that a collision is moved to.
 const FIRST_PORT: u16 = 1024;
@@ -50,13 +50,13 @@ impl Model {
         from_node: bool,
     ) -> Result<Must, String> {
         if segment.l4.is_none() {
-            if !self.is_frontend(segment.dst, segment.proto) && !self.world.is_in_range(segment.dst.ip()) {
+            if !self.is_frontend(segment.dst, segment.proto) && !self.scenario.is_in_range(segment.dst.ip()) {
                 return self.direct(met, segment);
             }
             self.count(Reason::FragmentWithoutFirst, 0);
             return Ok(Must::Drop);
         }
-        if self.world.leave_old && segment.proto == TCP && segment.flags & SYN == 0 {
+        if self.scenario.leave_old && segment.proto == TCP && segment.flags & SYN == 0 {
             self.reach("left to another proxy");
             return Ok(Must::Pass);
         }
@@ -210,7 +210,7 @@ impl Model {
             self.expire(at);
             return None;
         }
-        if !self.flows[at].continues(segment.flags, service, &self.world, self.now) {
+        if !self.flows[at].continues(segment.flags, service, &self.scenario, self.now) {
             self.reach("a SYN that begins anew");
             self.expire(at);
             return None;
@@ -256,10 +256,10 @@ impl Model {
                 ip.is_multicast() || ip.is_loopback() || ip.is_unspecified() || ip.to_ipv4_mapped().is_some()
             }
         };
-        let is_pods = self.world.knows_pods && World::is_pods(client);
+        let is_pods = self.scenario.knows_pods && Scenario::is_pods(client);
         let leads_back = || route(client, met.seen).is_some_and(|way| way.device == Device::Uplink);
         is_kernels
-            || self.world.node_addresses().contains(&client)
+            || self.scenario.node_addresses().contains(&client)
             || origin.by_uplink && is_pods && !leads_back()
     }
 
@@ -286,14 +286,14 @@ impl Model {
         from_node: bool,
     ) -> Result<Must, String> {
         let addr = segment.dst.ip();
-        if !self.world.is_in_range(addr) {
+        if !self.scenario.is_in_range(addr) {
             return if from_node { Ok(Must::Pass) } else { self.direct(met, segment) };
         }
-        if self.world.unmanaged == Some(addr) {
+        if self.scenario.unmanaged == Some(addr) {
             self.count(Reason::UnmanagedAddress, 0);
             return Ok(Must::Pass);
         }
-        let mut services = self.world.services.iter();
+        let mut services = self.scenario.services.iter();
         let is_services = services.any(|s| s.kind == Kind::ClusterIp && s.frontend.ip() == addr);
         let reason = if is_services { Reason::UndefinedPort } else { Reason::UnallocatedAddress };
         Ok(self.refuse(met, segment, 0, reason))
@@ -342,11 +342,11 @@ impl Model {
         client: IpAddr,
         origin: Origin,
     ) -> bool {
-        let is_own = self.world.node_addresses().contains(&endpoint.addr.ip());
+        let is_own = self.scenario.node_addresses().contains(&endpoint.addr.ip());
         origin.from_node
             || endpoint.addr.ip() == client
             || origin.by_uplink && !endpoint.is_local
-            || service.kind == Kind::ClusterIp && self.world.masquerade_all && !is_own
+            || service.kind == Kind::ClusterIp && self.scenario.masquerade_all && !is_own
     }
 
     /// The flow could not begin.
@@ -363,7 +363,7 @@ impl Model {
         let mut reasons = Vec::new();
         for endpoint in candidates {
             if self.is_snat(service, endpoint, client, origin) {
-                if self.world.source().is_none() {
+                if self.scenario.source().is_none() {
                     reasons.push(Reason::NoRoute);
                 } else if self.is_exhausted(segment.proto, endpoint.addr, Keeps::Assured) {
                     reasons.push(Reason::SnatPortsExhausted);
@@ -403,7 +403,7 @@ impl Model {
 
     /// Whether no source port is left for packets to an endpoint.
     pub(super) fn is_exhausted(&self, proto: u8, backend: SocketAddr, keeps: Keeps) -> bool {
-        let ranges = self.world.snat.iter().filter(|(_, last)| *last != 0);
+        let ranges = self.scenario.snat.iter().filter(|(_, last)| *last != 0);
         let mut ports = ranges.flat_map(|(first, last)| *first..=*last);
         ports.all(|port| self.is_taken(proto, backend, port, keeps))
     }
@@ -437,7 +437,7 @@ impl Model {
             self.flows.remove(at);
         }
         if is_snat {
-            if Some(source.ip()) != self.world.source() || !self.world.is_snat_port(source.port()) {
+            if Some(source.ip()) != self.scenario.source() || !self.scenario.is_snat_port(source.port()) {
                 return Err(format!("{source} is no source of the node"));
             }
         } else if source != segment.src {

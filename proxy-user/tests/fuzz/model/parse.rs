@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use etherparse::{Ipv4HeaderSlice, Ipv6HeaderSlice, TcpHeaderSlice, UdpHeaderSlice};
 
 use crate::forge::{ACK, ETHERNET, FIN, RST, SYN};
-use crate::world::{ICMP, ICMPV6, SCTP, TCP, UDP};
+use crate::scenario::{ICMP, ICMPV6, SCTP, TCP, UDP};
 
 /// Extension headers that are stepped over (`docs/datapath.md`).
 const EXTENSIONS: usize = 6;

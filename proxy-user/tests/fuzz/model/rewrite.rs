@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use super::parse::{Header, Segment, is_v6};
 use crate::forge::{ETHERNET, crc32c, divide, octets, pseudo, sum};
-use crate::world::{SCTP, UDP};
+use crate::scenario::{SCTP, UDP};
 
 /// Bytes that must come out.
 #[derive(Clone, Debug)]

@@ -3,8 +3,8 @@
 use std::net::IpAddr;
 
 use super::rules;
+use crate::scenario::{Location, address};
 use crate::target::{Device, Outcome, Seen};
-use crate::world::{Place, address};
 
 /// Link-layer addresses of the node's devices, and of what is behind them.
 pub const UPLINK_MAC: [u8; 6] = [2, 0, 0, 0, 0, 0x11];
@@ -23,13 +23,13 @@ pub struct Route {
 
 /// The route to an address, if the kernel has one. Where that is the kernel's own business, it is as was seen.
 pub fn route(to: IpAddr, seen: &Seen) -> Option<Route> {
-    let is = |place| address(to.is_ipv6(), place) == to;
+    let is = |location| address(to.is_ipv6(), location) == to;
     let uplink = Route { device: Device::Uplink, macs: [GATEWAY_MAC, UPLINK_MAC], mtu: rules::UPLINK_MTU };
     let pods = Route { device: Device::Pods, macs: [POD_MAC, PODS_MAC], mtu: rules::PODS_MTU };
-    if is(Place::Node) || is(Place::NodeToo) || is_nowhere(to) {
+    if is(Location::Node) || is(Location::NodeToo) || is_nowhere(to) {
         return None;
     }
-    if (0..3).any(|n| is(Place::LocalPod(n))) {
+    if (0..3).any(|n| is(Location::LocalPod(n))) {
         return Some(pods);
     }
     if !is_strange(to) {

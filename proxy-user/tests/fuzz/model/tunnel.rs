@@ -12,9 +12,9 @@ use super::rewrite::{Expected, sent};
 use super::route::route;
 use super::{Met, Model, Must};
 use crate::forge::{ETHERNET, SYN};
+use crate::scenario::{Endpoint, Kind, Location, SCTP, Service, TCP, UDP, address};
 use crate::target::Hook;
 use crate::tunnel::{HOPS, HOPS_AGAIN, Outer, is_encapsulated, number_of};
-use crate::world::{Endpoint, Kind, Place, SCTP, Service, TCP, UDP, address};
 
 /// How a packet came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,7 +28,7 @@ pub struct Came {
 impl Model {
     /// A packet that is encapsulated to this node and is for a Service. `None`: it is none, and is like any other.
     pub(super) fn tunnelled(&mut self, met: &mut Met<'_>) -> Option<Result<Must, String>> {
-        self.world.dsr?;
+        self.scenario.dsr?;
         if met.hook != Hook::Ingress || !is_encapsulated(met.input) {
             return None;
         }
@@ -65,9 +65,10 @@ impl Model {
     /// The Service of what was dialled at any node.
     fn service_beyond(&self, dst: SocketAddr, proto: u8) -> Option<&Service> {
         let of = |service: &&Service| service.proto == proto;
-        let mut services = self.world.services.iter().filter(of);
+        let mut services = self.scenario.services.iter().filter(of);
         let exact = services.clone().find(|s| s.kind != Kind::NodePort && s.frontend == dst);
-        let is_nodes = [Place::Node, Place::OtherNode].map(|place| address(self.world.is_v6, place));
+        let is_nodes =
+            [Location::Node, Location::OtherNode].map(|location| address(self.scenario.is_v6, location));
         let is_node_port = |s: &&Service| s.kind == Kind::NodePort && s.frontend.port() == dst.port();
         exact.or_else(|| services.find(is_node_port).filter(|_| is_nodes.contains(&dst.ip())))
     }
@@ -99,7 +100,7 @@ impl Model {
             let goes_back = flow.is_tunnel && came.again;
             let service = self.service_beyond(segment.dst, segment.proto).map_or(0, |service| service.id);
             if !goes_back
-                && flow.continues(segment.flags, flow.service, &self.world, self.now)
+                && flow.continues(segment.flags, flow.service, &self.scenario, self.now)
                 && !self.is_led_elsewhere(&mut met, at, service)
             {
                 return Ok(self.goes_on(&mut met, &segment, at, Some(came)));
@@ -197,7 +198,7 @@ impl Model {
     ) -> Option<Endpoint> {
         let may_have = segment.proto == TCP
             && segment.flags & SYN == 0
-            && self.world.is_dsr(service)
+            && self.scenario.is_dsr(service)
             && service.is_by_table(outside);
         may_have.then(|| service.previous_endpoint(is_local)).flatten().cloned()
     }
@@ -212,10 +213,10 @@ impl Model {
         outside: bool,
     ) -> bool {
         let client = segment.src.ip();
-        let of = |place| address(self.world.is_v6, place);
-        let is_nodes = [Place::Node, Place::NodeToo, Place::OtherNode].map(of).contains(&client);
-        let at_node = [Place::Node, Place::OtherNode].map(of).contains(&segment.dst.ip());
-        self.world.is_dsr(service)
+        let of = |location| address(self.scenario.is_v6, location);
+        let is_nodes = [Location::Node, Location::NodeToo, Location::OtherNode].map(of).contains(&client);
+        let at_node = [Location::Node, Location::OtherNode].map(of).contains(&segment.dst.ip());
+        self.scenario.is_dsr(service)
             && outside
             && origin.by_uplink
             && !origin.from_node
@@ -235,8 +236,8 @@ impl Model {
         endpoint: SocketAddr,
         came: Option<Came>,
     ) -> Must {
-        let Some(is_v6) = self.world.dsr else { return Must::Drop };
-        let (src, dst) = (address(is_v6, Place::Node), address(is_v6, Place::OtherNode));
+        let Some(is_v6) = self.scenario.dsr else { return Must::Drop };
+        let (src, dst) = (address(is_v6, Location::Node), address(is_v6, Location::OtherNode));
         let Some(route) = route(dst, met.seen) else {
             self.count(Reason::NoRoute, 0);
             return Must::Drop;
@@ -267,11 +268,11 @@ impl Model {
 
 /// Addresses of this node in both families.
 fn own_everywhere() -> Vec<IpAddr> {
-    let of = |is_v6| [Place::Node, Place::NodeToo].map(|place| address(is_v6, place));
+    let of = |is_v6| [Location::Node, Location::NodeToo].map(|location| address(is_v6, location));
     [of(false), of(true)].concat()
 }
 
 /// `InternalIP`s of other nodes that this one knows.
 fn others_everywhere() -> Vec<IpAddr> {
-    [false, true].map(|is_v6| address(is_v6, Place::OtherNode)).to_vec()
+    [false, true].map(|is_v6| address(is_v6, Location::OtherNode)).to_vec()
 }

@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 use serde_json::json;
 
 use super::{Case, tcp, udp, vip};
-use crate::lab::{Lab, SMALL, SOON, Wish, eventually};
+use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
 use crate::manifest::{Family, Service, text_with};
 use crate::peer::{Attempt, Kind, Peer};
 
@@ -28,12 +28,12 @@ pub const CASES: &[Case] = &[
     Case { name: "affinity::ends_when_the_client_is_silent", wish: WISH, run: ends },
 ];
 
-fn put(lab: &Lab, service: Service, seconds: u32) -> Result<()> {
+fn put(fixture: &Fixture, service: Service, seconds: u32) -> Result<()> {
     let spec = json!({
         "sessionAffinity": "ClientIP",
         "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": seconds}},
     });
-    lab.folder.put_text(service.name, &text_with(service, &json!({ "spec": spec }))?)
+    fixture.folder.put_text(service.name, &text_with(service, &json!({ "spec": spec }))?)
 }
 
 /// The one server that so many connections reach.
@@ -44,37 +44,37 @@ fn only(client: &Peer, kind: Kind, family: Family) -> Result<String> {
     Ok(servers.into_iter().collect())
 }
 
-fn begin(lab: &Lab, seconds: u32) -> Result<()> {
-    put(lab, SET, seconds)?;
+fn begin(fixture: &Fixture, seconds: u32) -> Result<()> {
+    put(fixture, SET, seconds)?;
     for family in Family::BOTH {
         for kind in Kind::ALL {
-            eventually(SOON, || lab.local.reach(Attempt::new(kind, vip(family, SET, kind))))?;
+            eventually(SOON, || fixture.local.reach(Attempt::new(kind, vip(family, SET, kind))))?;
         }
     }
     Ok(())
 }
 
-fn stays(lab: &Lab) -> Result<()> {
-    begin(lab, 10_800)?;
-    let pod = lab.pod(3)?;
-    for client in [&lab.local, &*pod] {
+fn stays(fixture: &Fixture) -> Result<()> {
+    begin(fixture, 10_800)?;
+    let pod = fixture.pod(3)?;
+    for client in [&fixture.local, &*pod] {
         for family in Family::BOTH {
-            put(lab, SET, 10_800)?;
+            put(fixture, SET, 10_800)?;
             let tcp = only(client, Kind::Tcp, family)?;
             // Sockets that connect and sockets that do not are one client.
             let udp = only(client, Kind::Udp, family)?;
             ensure!(udp == only(client, Kind::Datagram, family)?, "one port, two endpoints");
-            let before = lab.log().matches("manifests read").count();
-            put(lab, LARGER, 10_800)?;
+            let before = fixture.log().matches("manifests read").count();
+            put(fixture, LARGER, 10_800)?;
             eventually(SOON, || {
-                ensure!(lab.log().matches("manifests read").count() > before, "not read");
+                ensure!(fixture.log().matches("manifests read").count() > before, "not read");
                 Ok(())
             })?;
             for _ in 0..3 {
                 ensure!(only(client, Kind::Tcp, family)? == tcp, "moved for no reason");
             }
             let number: usize = tcp.split('/').next().unwrap_or_default().parse()?;
-            put(lab, SETS_OF_TWO[number], 10_800)?;
+            put(fixture, SETS_OF_TWO[number], 10_800)?;
             let moved = eventually(SOON, || {
                 let now = only(client, Kind::Tcp, family)?;
                 ensure!(now != tcp, "still at the endpoint that left");
@@ -86,14 +86,14 @@ fn stays(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-fn ends(lab: &Lab) -> Result<()> {
-    begin(lab, 1)?;
+fn ends(fixture: &Fixture) -> Result<()> {
+    begin(fixture, 1)?;
     let attempt = Attempt::new(Kind::Tcp, vip(Family::V4, SET, Kind::Tcp));
-    let first = lab.local.reach(attempt)?.server;
+    let first = fixture.local.reach(attempt)?.server;
     // Each time the endpoint is another one with two chances in three.
     for _ in 0..MANY {
         std::thread::sleep(Duration::from_millis(1_300));
-        if lab.local.reach(attempt)?.server != first {
+        if fixture.local.reach(attempt)?.server != first {
             return Ok(());
         }
     }

@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::{Case, packet::WIDE, tcp, vip};
 use crate::agent;
-use crate::lab::{Lab, SMALL, SOON, Wish, eventually};
+use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
 use crate::manifest::{Family, Service, text_with};
 use crate::peer::{Attempt, Kind, Peer};
 use proxy_user::maps::view::View;
@@ -41,15 +41,15 @@ fn row(client: &Peer, family: Family, count: usize) -> Result<Vec<String>> {
     (0..count).map(|_| Ok(client.reach(to)?.server)).collect()
 }
 
-fn annotate(lab: &Lab, algorithm: &str, weights: &str) -> Result<()> {
+fn annotate(fixture: &Fixture, algorithm: &str, weights: &str) -> Result<()> {
     let annotations = json!({"ballast.io/algorithm": algorithm, "ballast.io/weights": weights});
     let text = text_with(WIDE, &json!({"metadata": {"annotations": annotations}}))?;
-    lab.folder.put_text(WIDE.name, &text)
+    fixture.folder.put_text(WIDE.name, &text)
 }
 
-fn changes(lab: &Lab) -> Result<()> {
+fn changes(fixture: &Fixture) -> Result<()> {
     let mut open = Vec::new();
-    for (path, client) in lab.clients() {
+    for (path, client) in fixture.clients() {
         for family in Family::BOTH {
             let id = open.len() as u32;
             client.open(id, Attempt::new(Kind::Tcp, vip(family, WIDE, Kind::Tcp)))?;
@@ -68,8 +68,8 @@ fn changes(lab: &Lab) -> Result<()> {
         ("nonsense", is_any),
         ("random", is_any),
     ] {
-        annotate(lab, algorithm, "")?;
-        for (path, client) in lab.clients() {
+        annotate(fixture, algorithm, "")?;
+        for (path, client) in fixture.clients() {
             for family in Family::BOTH {
                 eventually(SOON, || {
                     let servers = row(client, family, 12)?;
@@ -83,7 +83,7 @@ fn changes(lab: &Lab) -> Result<()> {
             ensure!(now == *server, "{algorithm}, {path} {family:?}: {now}, not {server}");
         }
     }
-    weights(lab)?;
+    weights(fixture)?;
     for (id, _, client, _, server) in &open {
         ensure!(client.hears(*id, None)?.server == *server, "an open connection has moved");
     }
@@ -91,10 +91,10 @@ fn changes(lab: &Lab) -> Result<()> {
 }
 
 /// One of two endpoints gets nothing new with weight 0, and three of four connections with weight 3.
-fn weights(lab: &Lab) -> Result<()> {
+fn weights(fixture: &Fixture) -> Result<()> {
     let first = Family::BOTH.map(|family| crate::manifest::pod_ip(family, 0).to_string());
-    annotate(lab, "wrr", &format!("{}=0, {}=0, *=3", first[0], first[1]))?;
-    let (_, client) = lab.clients().into_iter().next().context("no client")?;
+    annotate(fixture, "wrr", &format!("{}=0, {}=0, *=3", first[0], first[1]))?;
+    let (_, client) = fixture.clients().into_iter().next().context("no client")?;
     for family in Family::BOTH {
         eventually(SOON, || {
             let servers = row(client, family, 8)?;
@@ -102,7 +102,7 @@ fn weights(lab: &Lab) -> Result<()> {
             Ok(())
         })?;
     }
-    annotate(lab, "wrr", &format!("{}=3, {}=3", first[0], first[1]))?;
+    annotate(fixture, "wrr", &format!("{}=3, {}=3", first[0], first[1]))?;
     for family in Family::BOTH {
         eventually(SOON, || {
             let servers = row(client, family, 8)?;
@@ -127,8 +127,8 @@ fn is_any(servers: &[String]) -> bool {
 }
 
 /// Open connections of the endpoints, by address; those without a count are left out.
-fn open(lab: &Lab, service: &str) -> Result<BTreeMap<String, u64>> {
-    let rows = agent::ask(&lab.node, &["backend", "list", "--service", service], &lab.bpffs())?;
+fn open(fixture: &Fixture, service: &str) -> Result<BTreeMap<String, u64>> {
+    let rows = agent::ask(&fixture.node, &["backend", "list", "--service", service], &fixture.bpffs())?;
     let rows = rows["backends"].as_array().context("no list")?;
     let count = |row: &serde_json::Value| {
         let address = row["address"].as_str()?;
@@ -137,13 +137,13 @@ fn open(lab: &Lab, service: &str) -> Result<BTreeMap<String, u64>> {
     Ok(rows.iter().filter_map(count).filter(|(_, open)| *open > 0).collect())
 }
 
-fn is_open(lab: &Lab, expected: &[(Family, u8, u64)]) -> Result<()> {
+fn is_open(fixture: &Fixture, expected: &[(Family, u8, u64)]) -> Result<()> {
     let address =
         |family, pod| std::net::SocketAddr::new(crate::manifest::pod_ip(family, pod), 8080).to_string();
     let expected: BTreeMap<_, _> =
         expected.iter().map(|(family, pod, count)| (address(*family, *pod), *count)).collect();
     eventually(SOON, || {
-        let open = open(lab, WIDE.name)?;
+        let open = open(fixture, WIDE.name)?;
         ensure!(open == expected, "open are {open:?}, not {expected:?}");
         Ok(())
     })
@@ -156,22 +156,23 @@ fn open_one(client: &Peer, id: u32, family: Family) -> Result<u8> {
     server.split_once('/').and_then(|(pod, _)| pod.parse().ok()).context("a name without a pod")
 }
 
-fn in_force(lab: &Lab, algorithm: &str) -> Result<()> {
+fn programmed(fixture: &Fixture, algorithm: &str) -> Result<()> {
     eventually(SOON, || {
-        let rows = agent::ask(&lab.node, &["service", "list"], &lab.bpffs())?;
+        let rows = agent::ask(&fixture.node, &["service", "list"], &fixture.bpffs())?;
         let rows = rows["frontends"].as_array().context("no list")?;
         ensure!(rows.iter().all(|row| row["algorithm"] == algorithm), "not all are {algorithm}: {rows:?}");
         Ok(())
     })
 }
 
-fn counts(lab: &Lab) -> Result<()> {
+fn counts(fixture: &Fixture) -> Result<()> {
     for algorithm in ["lc", "wlc", "sed", "nq"] {
-        annotate(lab, algorithm, "")?;
-        in_force(lab, algorithm)?;
-        for (path, client) in lab.clients() {
+        annotate(fixture, algorithm, "")?;
+        programmed(fixture, algorithm)?;
+        for (path, client) in fixture.clients() {
             for family in Family::BOTH {
-                counts_of(lab, client, family).with_context(|| format!("{algorithm}, {path}, {family:?}"))?;
+                counts_of(fixture, client, family)
+                    .with_context(|| format!("{algorithm}, {path}, {family:?}"))?;
             }
         }
     }
@@ -179,55 +180,55 @@ fn counts(lab: &Lab) -> Result<()> {
     for family in Family::BOTH {
         for kind in [Kind::Tcp, Kind::Udp] {
             let to = vip(family, WIDE, kind);
-            lab.local.many(Attempt::new(kind, to), 2_000)?;
+            fixture.local.many(Attempt::new(kind, to), 2_000)?;
         }
     }
-    is_open(lab, &[])
+    is_open(fixture, &[])
 }
 
 /// One client opens connections, some of which stay.
-fn counts_of(lab: &Lab, client: &Peer, family: Family) -> Result<()> {
-    is_open(lab, &[])?;
+fn counts_of(fixture: &Fixture, client: &Peer, family: Family) -> Result<()> {
+    is_open(fixture, &[])?;
     let held = open_one(client, 1, family)?;
     let other = 1 - held;
-    is_open(lab, &[(family, held, 1)])?;
+    is_open(fixture, &[(family, held, 1)])?;
     // Short ones all go to the other pod, since each has ended when the next one begins.
     let to = Attempt::new(Kind::Tcp, vip(family, WIDE, Kind::Tcp));
     for _ in 0..10 {
         let server = client.reach(to)?.server;
         ensure!(server.starts_with(&format!("{other}/")), "{server}, where {held} has an open connection");
-        is_open(lab, &[(family, held, 1)])?;
+        is_open(fixture, &[(family, held, 1)])?;
     }
     let second = open_one(client, 2, family)?;
     ensure!(second == other, "both went to {held}");
-    is_open(lab, &[(family, 0, 1), (family, 1, 1)])?;
+    is_open(fixture, &[(family, 0, 1), (family, 1, 1)])?;
     client.close(1)?;
-    is_open(lab, &[(family, other, 1)])?;
+    is_open(fixture, &[(family, other, 1)])?;
     client.close(2)?;
-    is_open(lab, &[])
+    is_open(fixture, &[])
 }
 
-fn survives(lab: &Lab) -> Result<()> {
-    annotate(lab, "lc", "")?;
-    in_force(lab, "lc")?;
-    for (client, first) in [(&lab.local, 0), (&lab.client, 10)] {
+fn survives(fixture: &Fixture) -> Result<()> {
+    annotate(fixture, "lc", "")?;
+    programmed(fixture, "lc")?;
+    for (client, first) in [(&fixture.local, 0), (&fixture.client, 10)] {
         for id in first..first + 6 {
             open_one(client, id, Family::V4)?;
         }
     }
     let all = [(Family::V4, 0, 6), (Family::V4, 1, 6)];
-    is_open(lab, &all)?;
-    lab.restart()?;
-    is_open(lab, &all)?;
+    is_open(fixture, &all)?;
+    fixture.restart()?;
+    is_open(fixture, &all)?;
     // Connections end while no agent runs.
-    lab.kill()?;
+    fixture.kill()?;
     for id in 0..6 {
-        lab.local.close(id)?;
+        fixture.local.close(id)?;
     }
-    lab.begin()?;
-    is_open(lab, &[(Family::V4, 0, 3), (Family::V4, 1, 3)])?;
+    fixture.begin()?;
+    is_open(fixture, &[(Family::V4, 0, 3), (Family::V4, 1, 3)])?;
     // A wrong count is written, and nothing was seen to begin or end.
-    let view = View::open(&lab.bpffs())?;
+    let view = View::open(&fixture.bpffs())?;
     let ids: Vec<u32> = view.recount()?.noted.into_keys().collect();
     ensure!(ids.len() == 2, "{ids:?}");
     view.correct(&[(ids[0], 100), (ids[1], -40)].into())?;
@@ -236,31 +237,31 @@ fn survives(lab: &Lab) -> Result<()> {
         ensure!(noted == [3, 3], "{noted:?}");
         Ok(())
     })?;
-    ensure!(lab.log().contains("corrected the count of open connections"), "the log does not say it");
+    ensure!(fixture.log().contains("corrected the count of open connections"), "the log does not say it");
     // A socket that counts is known to the agent beside the flows.
-    let third = open_one(&lab.local, 0, Family::V4)?;
-    is_open(lab, &[(Family::V4, third, 4), (Family::V4, 1 - third, 3)])?;
+    let third = open_one(&fixture.local, 0, Family::V4)?;
+    is_open(fixture, &[(Family::V4, third, 4), (Family::V4, 1 - third, 3)])?;
     std::thread::sleep(Duration::from_secs(12));
-    is_open(lab, &[(Family::V4, third, 4), (Family::V4, 1 - third, 3)])
+    is_open(fixture, &[(Family::V4, third, 4), (Family::V4, 1 - third, 3)])
 }
 
 /// The weight of each pod's endpoint.
-fn weight_of(lab: &Lab, pod: u8) -> Result<u64> {
-    let rows = agent::ask(&lab.node, &["backend", "list", "--service", WIDE.name], &lab.bpffs())?;
+fn weight_of(fixture: &Fixture, pod: u8) -> Result<u64> {
+    let rows = agent::ask(&fixture.node, &["backend", "list", "--service", WIDE.name], &fixture.bpffs())?;
     let address = std::net::SocketAddr::new(crate::manifest::pod_ip(Family::V4, pod), 8080).to_string();
     let rows = rows["backends"].as_array().context("no list")?;
     let row = rows.iter().find(|row| row["address"] == address.as_str() && row["state"] == "active");
     row.context("no such endpoint")?["weight"].as_u64().context("no weight")
 }
 
-fn slowly(lab: &Lab) -> Result<()> {
+fn slowly(fixture: &Fixture) -> Result<()> {
     const ONE: Service = Service { ports: &[tcp(80, 8080, &[0])], ..WIDE };
     const TWO: Service = Service { ports: &[tcp(80, 8080, &[0, 1])], ..WIDE };
-    lab.change(ONE, &["0/8080"])?;
-    lab.folder.put(TWO)?;
+    fixture.change(ONE, &["0/8080"])?;
+    fixture.folder.put(TWO)?;
     let mut seen = BTreeSet::new();
     eventually(SOON, || {
-        let weights = (weight_of(lab, 0)?, weight_of(lab, 1)?);
+        let weights = (weight_of(fixture, 0)?, weight_of(fixture, 1)?);
         seen.insert(weights);
         ensure!(weights == (1, 1) && seen.len() > 1, "{weights:?} still, after {seen:?}");
         Ok(())
@@ -268,7 +269,7 @@ fn slowly(lab: &Lab) -> Result<()> {
     ensure!(seen.iter().any(|(old, new)| *old == 10 && *new < 10), "no share was smaller: {seen:?}");
     let steps: BTreeSet<u64> = seen.iter().filter(|(old, _)| *old == 10).map(|(_, new)| *new).collect();
     ensure!(steps.len() >= 5, "the share did not grow: {seen:?}");
-    let (_, client) = lab.clients().into_iter().next().context("no client")?;
+    let (_, client) = fixture.clients().into_iter().next().context("no client")?;
     ensure!(is_any(&row(client, Family::V4, 40)?), "both serve");
     Ok(())
 }

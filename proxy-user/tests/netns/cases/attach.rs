@@ -3,7 +3,7 @@
 use anyhow::{Result, ensure};
 
 use super::{Case, EMPTY, WEB, vip};
-use crate::lab::{Lab, SMALL, SOON, Wish, eventually};
+use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
 use crate::manifest::Family;
 use crate::peer::{Attempt, Kind};
 
@@ -13,8 +13,8 @@ pub const CASES: &[Case] = &[Case {
     run: new_device,
 }];
 
-fn new_device(lab: &Lab) -> Result<()> {
-    let (_space, late) = lab.add_client()?;
+fn new_device(fixture: &Fixture) -> Result<()> {
+    let (_space, late) = fixture.add_client()?;
     for family in Family::BOTH {
         for kind in [Kind::Tcp, Kind::Udp] {
             let to = vip(family, WEB, kind);

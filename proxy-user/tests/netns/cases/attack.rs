@@ -14,7 +14,7 @@ use proxy_user::maps::view::View;
 use super::exposed::{NODE_PORTS, is_sent_on, node_ip, open_up};
 use super::held::{self, Sink};
 use super::{Case, client_ip};
-use crate::lab::{Lab, Wish, eventually, nft};
+use crate::fixture::{Fixture, Wish, eventually, nft};
 use crate::manifest::{Family, cluster_ip, pod_ip};
 use crate::peer::{Attempt, Kind};
 use crate::raw::{self, ACK, SYN, Segment, Wire};
@@ -67,7 +67,7 @@ const ENOUGH: u32 = 3;
 
 /// Where an attack happens.
 pub(super) struct Scene<'a> {
-    pub lab: &'a Lab,
+    pub fixture: &'a Fixture,
     /// From the client's namespace to the node.
     pub wire: Wire,
 }
@@ -93,16 +93,16 @@ fn count_syns(pod: &Space) -> Result<()> {
 
 impl<'a> Scene<'a> {
     /// The Service `held` with these endpoints, and marked connections.
-    pub fn new(lab: &'a Lab, pods: &[(u8, bool)], marked: usize) -> Result<Self> {
-        open_up(lab)?;
+    pub fn new(fixture: &'a Fixture, pods: &[(u8, bool)], marked: usize) -> Result<Self> {
+        open_up(fixture)?;
         // What goes to addresses that no host has ends there, and does not go round.
-        lab.client_space.ip("route add blackhole 198.18.0.0/15\nroute add blackhole 2001:db8::/32\n")?;
-        pods.iter().try_for_each(|(pod, _)| held::serve(lab, *pod))?;
-        lab.in_pod_space(0, count_syns)?;
-        held::put(lab, pods)?;
-        held::hold(lab, marked)?;
-        let wire = Wire::new(&lab.client_space, "eth0", (&lab.node, "c0"))?;
-        Ok(Self { lab, wire })
+        fixture.client_space.ip("route add blackhole 198.18.0.0/15\nroute add blackhole 2001:db8::/32\n")?;
+        pods.iter().try_for_each(|(pod, _)| held::serve(fixture, *pod))?;
+        fixture.in_pod_space(0, count_syns)?;
+        held::put(fixture, pods)?;
+        held::hold(fixture, marked)?;
+        let wire = Wire::new(&fixture.client_space, "eth0", (&fixture.node, "c0"))?;
+        Ok(Self { fixture, wire })
     }
 
     /// Sends so many packets, a bounded number at once.
@@ -148,12 +148,12 @@ impl<'a> Scene<'a> {
     /// Whether a new client is served with its first SYN, however long the machine takes for it.
     fn gets_through(&self, family: Family) -> Result<bool> {
         let attempt = Attempt { patience: 5, ..Attempt::new(Kind::Tcp, held::node_port(family, true)) };
-        Ok(self.lab.client.once(attempt)?.is_ok_and(|seen| seen.syn_retransmits == 0))
+        Ok(self.fixture.client.once(attempt)?.is_ok_and(|seen| seen.syn_retransmits == 0))
     }
 
     /// Forged SYNs that came to the endpoint so far.
     fn syns_that_came(&self, family: Family) -> Result<u64> {
-        self.lab.in_pod_space(0, |pod| {
+        self.fixture.in_pod_space(0, |pod| {
             let name = format!("{family:?}");
             let output =
                 pod.command("nft").args(["-j", "list", "counter", "inet", "flood", &name]).output()?;
@@ -163,7 +163,7 @@ impl<'a> Scene<'a> {
     }
 
     fn reason(&self, reason: Reason) -> Result<u64> {
-        let reasons = View::open(&self.lab.bpffs())?.reasons()?;
+        let reasons = View::open(&self.fixture.bpffs())?.reasons()?;
         reasons.get(&reason).copied().context("no such reason")
     }
 
@@ -185,16 +185,16 @@ impl<'a> Scene<'a> {
                 came + dropped == u64::from(FLOOD) || (and_ack && came + dropped > u64::from(FLOOD));
             ensure!(is_told, "{told}");
         }
-        held::nothing_is_lost(self.lab, "after the flood").map(drop)
+        held::nothing_is_lost(self.fixture, "after the flood").map(drop)
     }
 }
 
-fn syn_answered(lab: &Lab) -> Result<()> {
-    Scene::new(lab, &[(0, true)], MARKED)?.flood_in_both_families(false)
+fn syn_answered(fixture: &Fixture) -> Result<()> {
+    Scene::new(fixture, &[(0, true)], MARKED)?.flood_in_both_families(false)
 }
 
-fn a_minute_after(lab: &Lab) -> Result<()> {
-    let scene = Scene::new(lab, &[(0, true)], MARKED)?;
+fn a_minute_after(fixture: &Fixture) -> Result<()> {
+    let scene = Scene::new(fixture, &[(0, true)], MARKED)?;
     for family in Family::BOTH {
         scene.syns(family, false)?;
     }
@@ -205,25 +205,25 @@ fn a_minute_after(lab: &Lab) -> Result<()> {
             ensure!(scene.gets_through(family)?, "{family:?}: new client {client} was not served at once");
         }
     }
-    held::nothing_is_lost(lab, "a minute after the flood").map(drop)
+    held::nothing_is_lost(fixture, "a minute after the flood").map(drop)
 }
 
-fn syn_unanswered(lab: &Lab) -> Result<()> {
-    lab.in_pod_space(0, |pod| {
+fn syn_unanswered(fixture: &Fixture) -> Result<()> {
+    fixture.in_pod_space(0, |pod| {
         pod.ip("route add blackhole 198.18.0.0/15\nroute add blackhole 2001:db8::/32\n")
     })?;
-    Scene::new(lab, &[(0, true)], MARKED)?.flood_in_both_families(false)
+    Scene::new(fixture, &[(0, true)], MARKED)?.flood_in_both_families(false)
 }
 
-fn syn_and_ack(lab: &Lab) -> Result<()> {
-    Scene::new(lab, &[(0, true)], MARKED)?.flood_in_both_families(true)
+fn syn_and_ack(fixture: &Fixture) -> Result<()> {
+    Scene::new(fixture, &[(0, true)], MARKED)?.flood_in_both_families(true)
 }
 
 /// Each datagram comes to the endpoint, or its drop is counted; half of them are answered.
-fn udp_flood(lab: &Lab) -> Result<()> {
-    let scene = Scene::new(lab, &[(0, true)], MARKED)?;
+fn udp_flood(fixture: &Fixture) -> Result<()> {
+    let scene = Scene::new(fixture, &[(0, true)], MARKED)?;
     for family in Family::BOTH {
-        let (sink, to) = (Sink::new(lab, family, 0)?, held::node_port(family, false));
+        let (sink, to) = (Sink::new(fixture, family, 0)?, held::node_port(family, false));
         let before = scene.reason(Reason::FlowTableFull)?;
         let (mut came, mut failed) = (0, 0);
         for number in 0..FLOOD {
@@ -246,7 +246,7 @@ fn udp_flood(lab: &Lab) -> Result<()> {
         ensure!(failed == 0, "{told}; {failed} new clients were not served at once");
         ensure!(came + dropped == u64::from(FLOOD), "{told}");
     }
-    held::nothing_is_lost(lab, "after the flood").map(drop)
+    held::nothing_is_lost(fixture, "after the flood").map(drop)
 }
 
 /// Sources that no packet from outside can have.
@@ -274,7 +274,7 @@ fn refused_as_martian(scene: &Scene<'_>, sources: &[IpAddr], what: &str) -> Resu
     let mut wrong = Vec::new();
     for ip in sources {
         let family = if ip.is_ipv4() { Family::V4 } else { Family::V6 };
-        let sink = Sink::new(scene.lab, family, 0)?;
+        let sink = Sink::new(scene.fixture, family, 0)?;
         let before = scene.reason(Reason::MartianSource)?;
         let from: SocketAddr = (*ip, 4242).into();
         for _ in 0..EACH {
@@ -297,34 +297,34 @@ fn refused_as_martian(scene: &Scene<'_>, sources: &[IpAddr], what: &str) -> Resu
     Ok(())
 }
 
-fn martians(lab: &Lab) -> Result<()> {
-    let scene = Scene::new(lab, &[(0, true)], MARKED)?;
+fn martians(fixture: &Fixture) -> Result<()> {
+    let scene = Scene::new(fixture, &[(0, true)], MARKED)?;
     let sources: Vec<_> = Family::BOTH.into_iter().flat_map(impossible).collect();
     let near = refused_as_martian(&scene, &sources, "endpoint on this node");
-    held::put(lab, &[(0, false)])?;
+    held::put(fixture, &[(0, false)])?;
     for family in Family::BOTH {
-        is_sent_on(lab, held::node_port(family, true), Kind::Tcp)?;
+        is_sent_on(fixture, held::node_port(family, true), Kind::Tcp)?;
     }
     let far = refused_as_martian(&scene, &sources, "endpoint on another node");
     let told = [near, far].into_iter().filter_map(Result::err).map(|error| error.to_string());
     let told: Vec<_> = told.collect();
     ensure!(told.is_empty(), "{}", told.join("\n"));
-    held::nothing_is_lost(lab, "after forged sources").map(drop)
+    held::nothing_is_lost(fixture, "after forged sources").map(drop)
 }
 
-fn pods_source(lab: &Lab) -> Result<()> {
-    let scene = Scene::new(lab, &[(0, true)], MARKED)?;
+fn pods_source(fixture: &Fixture) -> Result<()> {
+    let scene = Scene::new(fixture, &[(0, true)], MARKED)?;
     // The way back to them is a pod's device, and not the one by which the packets come.
     let sources: Vec<_> = Family::BOTH.into_iter().flat_map(|f| [pod_ip(f, 0), pod_ip(f, 1)]).collect();
     refused_as_martian(&scene, &sources, "a pod's address at the uplink")?;
-    held::nothing_is_lost(lab, "after forged sources").map(drop)
+    held::nothing_is_lost(fixture, "after forged sources").map(drop)
 }
 
-fn fragments(lab: &Lab) -> Result<()> {
+fn fragments(fixture: &Fixture) -> Result<()> {
     const COUNT: u16 = 50;
-    let scene = Scene::new(lab, &[(0, true)], MARKED)?;
+    let scene = Scene::new(fixture, &[(0, true)], MARKED)?;
     for family in Family::BOTH {
-        let (sink, to) = (Sink::new(lab, family, 0)?, held::node_port(family, false));
+        let (sink, to) = (Sink::new(fixture, family, 0)?, held::node_port(family, false));
         let from = |number: u16| SocketAddr::from((client_ip(family), 20_000 + number));
         let data = [b'f'; 120];
         // To be sure that fragments work: whole again behind the Service.
@@ -359,14 +359,14 @@ fn fragments(lab: &Lab) -> Result<()> {
         let counted = scene.reason(Reason::FragmentWithoutFirst)? - before;
         ensure!(counted == u64::from(COUNT), "{family:?}: {counted} of {COUNT} lone fragments counted");
     }
-    held::nothing_is_lost(lab, "after fragments").map(drop)
+    held::nothing_is_lost(fixture, "after fragments").map(drop)
 }
 
 /// Ports of a Service's address and of the node, and addresses of the range.
-fn scan(lab: &Lab) -> Result<()> {
+fn scan(fixture: &Fixture) -> Result<()> {
     const PORTS: u16 = 2000;
-    let scene = Scene::new(lab, &[(0, true)], MARKED)?;
-    let flows = || Ok::<_, anyhow::Error>(View::open(&lab.bpffs())?.flow_counts()?.live());
+    let scene = Scene::new(fixture, &[(0, true)], MARKED)?;
+    let flows = || Ok::<_, anyhow::Error>(View::open(&fixture.bpffs())?.flow_counts()?.live());
     for family in Family::BOTH {
         let from: SocketAddr = (client_ip(family), 4343).into();
         let syn = |to| Segment { from, to, flags: SYN, seq: 7, ack: 0 }.packet();
@@ -387,5 +387,5 @@ fn scan(lab: &Lab) -> Result<()> {
         ensure!(flows()? <= before, "{family:?}: a scan made flows: {} after {before}", flows()?);
         ensure!(scene.gets_through(family)?, "{family:?}: a new client is not served at once");
     }
-    held::nothing_is_lost(lab, "after the scan").map(drop)
+    held::nothing_is_lost(fixture, "after the scan").map(drop)
 }

@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 
 use super::{Case, WEB, packet::WIDE, tcp, vip};
 use crate::agent;
-use crate::lab::{Lab, SMALL, SOON, Wish, eventually};
+use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
 use crate::manifest::{Family, Service, text};
 use crate::peer::{Attempt, Kind};
 
@@ -31,8 +31,8 @@ const FULL: &[&str] = &[
 const LATE: Service = Service { name: "late", number: 50, ..WIDE };
 const NARROW: Service = Service { ports: &[tcp(80, 8080, &[1])], ..WIDE };
 
-fn works(lab: &Lab, service: Service) -> Result<()> {
-    for (_, client) in lab.clients() {
+fn works(fixture: &Fixture, service: Service) -> Result<()> {
+    for (_, client) in fixture.clients() {
         for family in Family::BOTH {
             for kind in Kind::ALL {
                 client.reach(Attempt::new(kind, vip(family, service, kind)))?;
@@ -42,37 +42,37 @@ fn works(lab: &Lab, service: Service) -> Result<()> {
     Ok(())
 }
 
-fn broken(lab: &Lab) -> Result<()> {
+fn broken(fixture: &Fixture) -> Result<()> {
     let file = format!(
         "{}---\n{{apiVersion: v1, kind: Service, metadata: {{name: crooked, namespace: default}}, \
          spec: {{clusterIP: 10.96.0.300, clusterIPs: [10.96.0.300], ports: [{{port: 80}}]}}}}\n{}",
         text(WIDE),
         text(LATE)
     );
-    lab.folder.put_text("mixed", &file)?;
-    eventually(SOON, || [WEB, WIDE, LATE].into_iter().try_for_each(|service| works(lab, service)))?;
-    lab.agent_mut()?.says(&["crooked", "10.96.0.300"])?;
-    let status = agent::command(&lab.node, &["status"], &lab.bpffs())?;
+    fixture.folder.put_text("mixed", &file)?;
+    eventually(SOON, || [WEB, WIDE, LATE].into_iter().try_for_each(|service| works(fixture, service)))?;
+    fixture.agent_mut()?.says(&["crooked", "10.96.0.300"])?;
+    let status = agent::command(&fixture.node, &["status"], &fixture.bpffs())?;
     let said = String::from_utf8_lossy(&status.stdout).into_owned();
     ensure!(!status.status.success() && said.contains("10.96.0.300"), "{said}");
 
     // A file that is no YAML at all keeps what it last held.
-    lab.folder.put_text("mixed", "{{{ no: yaml\n")?;
-    lab.agent_mut()?.says(&["mixed.yaml"])?;
-    [WEB, WIDE, LATE].into_iter().try_for_each(|service| works(lab, service))
+    fixture.folder.put_text("mixed", "{{{ no: yaml\n")?;
+    fixture.agent_mut()?.says(&["mixed.yaml"])?;
+    [WEB, WIDE, LATE].into_iter().try_for_each(|service| works(fixture, service))
 }
 
-fn full(lab: &Lab) -> Result<()> {
-    lab.folder.put(LATE)?;
-    lab.agent_mut()?.says(&["default/late", "--max-frontends"])?;
-    works(lab, WIDE)?;
+fn full(fixture: &Fixture) -> Result<()> {
+    fixture.folder.put(LATE)?;
+    fixture.agent_mut()?.says(&["default/late", "--max-frontends"])?;
+    works(fixture, WIDE)?;
     // The others go on, with changes too, and the one that waits gets its place when there is some.
-    lab.change(NARROW, &["1/8080"])?;
-    lab.folder.remove(WIDE.name)?;
-    eventually(SOON, || works(lab, LATE))?;
+    fixture.change(NARROW, &["1/8080"])?;
+    fixture.folder.remove(WIDE.name)?;
+    eventually(SOON, || works(fixture, LATE))?;
     // The last parts of the old one go after that.
     eventually(SOON, || {
-        let list = agent::ask(&lab.node, &["service", "list"], &lab.bpffs())?.to_string();
+        let list = agent::ask(&fixture.node, &["service", "list"], &fixture.bpffs())?.to_string();
         ensure!(!list.contains("default/wide"), "{list}");
         Ok(())
     })

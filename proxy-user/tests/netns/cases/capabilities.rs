@@ -6,21 +6,21 @@ use std::path::Path;
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::Value;
 
-use super::{Case, stranded};
+use super::{Case, stale_sockets};
 use crate::agent::{self, Agent};
-use crate::lab::Lab;
+use crate::fixture::Fixture;
 
 pub const CASES: &[Case] = &[
-    Case { name: "capabilities::those_of_the_daemon_set_are_enough", wish: stranded::WISH, run: enough },
-    Case { name: "capabilities::each_of_them_is_needed", wish: stranded::WISH, run: needed },
+    Case { name: "capabilities::those_of_the_daemon_set_are_enough", wish: stale_sockets::WISH, run: enough },
+    Case { name: "capabilities::each_of_them_is_needed", wish: stale_sockets::WISH, run: needed },
     Case {
         name: "capabilities::the_seccomp_profile_allows_all_that_it_does",
-        wish: stranded::WISH,
+        wish: stale_sockets::WISH,
         run: confined,
     },
     Case {
         name: "capabilities::maps_that_are_replaced_are_not_gone_by",
-        wish: stranded::WISH,
+        wish: stale_sockets::WISH,
         run: replaced,
     },
 ];
@@ -67,9 +67,9 @@ pub const LEAN: [&str; 3] = ["BPF", "NET_ADMIN", "PERFMON"];
 
 /// The next agent has these alone. What takes more, the mount of the bpffs, an agent before has done, as the init
 /// container does.
-pub fn restrict<'a>(lab: &Lab, names: impl Iterator<Item = &'a str>) -> Result<()> {
+pub fn restrict<'a>(fixture: &Fixture, names: impl Iterator<Item = &'a str>) -> Result<()> {
     let numbers = names.map(number).collect::<Result<_>>()?;
-    lab.setup().capabilities = Some(numbers);
+    fixture.setup().capabilities = Some(numbers);
     Ok(())
 }
 
@@ -78,101 +78,101 @@ fn without<'a>(all: &'a [&'a str], missing: &'a str) -> impl Iterator<Item = &'a
 }
 
 /// Nothing of an earlier agent is there: all is loaded and attached anew.
-fn clean(lab: &Lab) -> Result<()> {
-    let cgroup = lab.cgroup().display().to_string();
-    let cleaned = agent::command(&lab.node, &["cleanup", "--cgroup-root", &cgroup], &lab.bpffs())?;
+fn clean(fixture: &Fixture) -> Result<()> {
+    let cgroup = fixture.cgroup().display().to_string();
+    let cleaned = agent::command(&fixture.node, &["cleanup", "--cgroup-root", &cgroup], &fixture.bpffs())?;
     ensure!(cleaned.status.success(), "{cleaned:?}");
     Ok(())
 }
 
-fn enough(lab: &Lab) -> Result<()> {
-    lab.kill()?;
+fn enough(fixture: &Fixture) -> Result<()> {
+    fixture.kill()?;
     let (agent, beside) = (granted(AGENT)?, granted(BESIDE)?);
     // To take over, and to begin from nothing.
     for from_nothing in [false, true] {
         if from_nothing {
-            clean(lab)?;
+            clean(fixture)?;
         }
-        restrict(lab, agent.iter().map(String::as_str))?;
-        lab.begin()?;
-        stranded::stay(lab)?;
-        restrict(lab, beside.iter().map(String::as_str))?;
-        let mut beside = Agent::start_beside(&lab.node, &lab.setup())?;
+        restrict(fixture, agent.iter().map(String::as_str))?;
+        fixture.begin()?;
+        stale_sockets::stay(fixture)?;
+        restrict(fixture, beside.iter().map(String::as_str))?;
+        let mut beside = Agent::start_beside(&fixture.node, &fixture.setup())?;
         beside.says(&["ending connected sockets whose endpoint leaves"])?;
-        lab.change(stranded::NAMES, &["0/5353"])?;
-        stranded::moves(lab)?;
+        fixture.change(stale_sockets::NAMES, &["0/5353"])?;
+        stale_sockets::moves(fixture)?;
         beside.kill()?;
-        lab.kill()?;
+        fixture.kill()?;
     }
     Ok(())
 }
 
-fn needed(lab: &Lab) -> Result<()> {
+fn needed(fixture: &Fixture) -> Result<()> {
     let beside = granted(BESIDE)?;
     ensure!(beside == ["NET_ADMIN", "SYS_ADMIN", "SYS_PTRACE"], "{beside:?}");
     let beside: Vec<_> = beside.iter().map(String::as_str).collect();
     // Without one of these two it does not reach the sockets of pods.
     for missing in ["SYS_ADMIN", "SYS_PTRACE"] {
-        restrict(lab, without(&beside, missing).chain(["BPF", "PERFMON"]))?;
-        lab.kill()?;
-        lab.begin()?;
-        let mut beside = Agent::start_beside(&lab.node, &lab.setup())?;
+        restrict(fixture, without(&beside, missing).chain(["BPF", "PERFMON"]))?;
+        fixture.kill()?;
+        fixture.begin()?;
+        let mut beside = Agent::start_beside(&fixture.node, &fixture.setup())?;
         beside.says(&[&format!("grant CAP_{missing}")])?;
-        stranded::stay(lab)?;
+        stale_sockets::stay(fixture)?;
         beside.kill()?;
     }
-    lab.kill()?;
+    fixture.kill()?;
     let mut granted = granted(AGENT)?;
     granted.sort();
     ensure!(granted == LEAN, "{granted:?}");
     for missing in LEAN {
-        restrict(lab, without(&LEAN, missing))?;
-        lab.start()?;
-        let said = lab.take_agent()?.fails()?;
+        restrict(fixture, without(&LEAN, missing))?;
+        fixture.start()?;
+        let said = fixture.take_agent()?.fails()?;
         ensure!(said.contains(&format!("CAP_{missing}")), "without {missing}:\n{said}");
     }
     Ok(())
 }
 
 /// Where maps are made anew, the process beside the agent ends, to be started again, instead of going by the old ones.
-fn replaced(lab: &Lab) -> Result<()> {
-    let mut beside = Agent::start_beside(&lab.node, &lab.setup())?;
+fn replaced(fixture: &Fixture) -> Result<()> {
+    let mut beside = Agent::start_beside(&fixture.node, &fixture.setup())?;
     beside.says(&["ending connected sockets whose endpoint leaves"])?;
-    lab.kill()?;
-    clean(lab)?;
+    fixture.kill()?;
+    clean(fixture)?;
     let said = beside.fails()?;
     ensure!(said.contains("the maps were replaced"), "{said}");
     // It waits for an agent.
-    let mut beside = Agent::start_beside(&lab.node, &lab.setup())?;
+    let mut beside = Agent::start_beside(&fixture.node, &fixture.setup())?;
     beside.says(&["no agent of this version"])?;
-    lab.begin()?;
+    fixture.begin()?;
     beside.says(&["ending connected sockets whose endpoint leaves"])
 }
 
 /// The agent from nothing, a takeover, and the reading commands, behind the profile that the project ships.
-fn confined(lab: &Lab) -> Result<()> {
-    lab.kill()?;
-    clean(lab)?;
+fn confined(fixture: &Fixture) -> Result<()> {
+    fixture.kill()?;
+    clean(fixture)?;
     let filter = agent::shipped_profile()?;
-    restrict(lab, LEAN.into_iter())?;
-    lab.setup().seccomp = Some(filter.clone());
+    restrict(fixture, LEAN.into_iter())?;
+    fixture.setup().seccomp = Some(filter.clone());
     for _ in 0..2 {
-        lab.begin()?;
-        lab.change(stranded::NAMES, &["0/5353"])?;
+        fixture.begin()?;
+        fixture.change(stale_sockets::NAMES, &["0/5353"])?;
         for words in [&["service", "list"][..], &["backend", "list"], &["flow", "list"], &["map", "list"]] {
-            let output = agent::confined(&lab.node, words, &lab.bpffs(), &filter)?;
+            let output = agent::confined(&fixture.node, words, &fixture.bpffs(), &filter)?;
             ensure!(output.status.success(), "{words:?}: {output:?}");
         }
         for words in [&["status"][..], &["monitor", "--timeout", "1s"]] {
             // It may find something amiss, and it has to come to an end by itself.
-            let output = agent::confined(&lab.node, words, &lab.bpffs(), &filter)?;
+            let output = agent::confined(&fixture.node, words, &fixture.bpffs(), &filter)?;
             ensure!(output.status.code().is_some(), "{words:?}: {output:?}");
         }
-        lab.kill()?;
+        fixture.kill()?;
     }
     // A call that is not on the list ends the program: mount(2).
-    let elsewhere = lab.bpffs().with_file_name("elsewhere");
-    let output = agent::confined(&lab.node, &["run", "--init-only"], &elsewhere, &filter)?;
+    let elsewhere = fixture.bpffs().with_file_name("elsewhere");
+    let output = agent::confined(&fixture.node, &["run", "--init-only"], &elsewhere, &filter)?;
     ensure!(output.status.code().is_none(), "{output:?}");
     Ok(())
 }

@@ -3,7 +3,7 @@
 use anyhow::{Result, ensure};
 
 use super::{Case, packet::WIDE, tcp, udp, vip};
-use crate::lab::{Lab, SMALL, SOON, Wish, eventually};
+use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
 use crate::manifest::{Family, Service};
 use crate::peer::{Attempt, Kind};
 
@@ -19,21 +19,21 @@ pub const CASES: &[Case] = &[
     Case {
         name: "change::tcp_drains_and_udp_moves",
         wish: WISH,
-        run: |lab| drains(lab, SECOND, "1/8080", "1/5353"),
+        run: |fixture| drains(fixture, SECOND, "1/8080", "1/5353"),
     },
     Case {
         name: "change::another_target_port_of_the_same_pod_is_another_endpoint",
         wish: WISH,
-        run: |lab| drains(lab, RENUMBERED, "0/9090", "0/9090"),
+        run: |fixture| drains(fixture, RENUMBERED, "0/9090", "0/9090"),
     },
     Case { name: "change::to_zero_and_back", wish: WISH, run: zero },
     Case { name: "change::a_deleted_service_keeps_its_connections", wish: WISH, run: deleted },
 ];
 
 /// A TCP connection and a UDP socket for each path and family; gives their numbers.
-fn open(lab: &Lab, service: Service) -> Result<Vec<(u32, Kind, &'static str, Family)>> {
+fn open(fixture: &Fixture, service: Service) -> Result<Vec<(u32, Kind, &'static str, Family)>> {
     let mut sockets = Vec::new();
-    for (path, client) in lab.clients() {
+    for (path, client) in fixture.clients() {
         for family in Family::BOTH {
             for kind in Kind::ALL {
                 let id = sockets.len() as u32;
@@ -51,38 +51,38 @@ fn is_ended((_, kind, path, _): &(u32, Kind, &'static str, Family)) -> bool {
     *kind == Kind::Udp && *path == "socket"
 }
 
-fn talk(lab: &Lab, path: &str, id: u32) -> Result<String> {
-    let client = if path == "socket" { &lab.local } else { &lab.client };
+fn talk(fixture: &Fixture, path: &str, id: u32) -> Result<String> {
+    let client = if path == "socket" { &fixture.local } else { &fixture.client };
     Ok(client.hears(id, None)?.server)
 }
 
-fn new_set(lab: &Lab) -> Result<()> {
+fn new_set(fixture: &Fixture) -> Result<()> {
     for (service, servers) in [
         (FIRST, &["0/8080"][..]),
         (SECOND, &["1/8080"]),
         (WIDE, &["0/8080", "1/8080"]),
         (SECOND, &["1/8080"]),
     ] {
-        lab.change(service, servers)?;
+        fixture.change(service, servers)?;
     }
     Ok(())
 }
 
 /// To a Service whose only endpoints are these.
-fn drains(lab: &Lab, to: Service, by_tcp: &str, by_udp: &str) -> Result<()> {
-    lab.change(FIRST, &["0/8080"])?;
-    let sockets = open(lab, WIDE)?;
-    lab.change(to, &[by_tcp])?;
+fn drains(fixture: &Fixture, to: Service, by_tcp: &str, by_udp: &str) -> Result<()> {
+    fixture.change(FIRST, &["0/8080"])?;
+    let sockets = open(fixture, WIDE)?;
+    fixture.change(to, &[by_tcp])?;
     for (id, kind, path, family) in sockets.into_iter().filter(|socket| !is_ended(socket)) {
-        let server = talk(lab, path, id)?;
+        let server = talk(fixture, path, id)?;
         let expected = if kind.is_tcp() { "0/8080" } else { by_udp };
         ensure!(server == expected, "{kind:?} {path} {family:?}: {server}, not {expected}");
     }
     Ok(())
 }
 
-fn is_refused(lab: &Lab) -> Result<()> {
-    for (_, client) in lab.clients() {
+fn is_refused(fixture: &Fixture) -> Result<()> {
+    for (_, client) in fixture.clients() {
         for family in Family::BOTH {
             for kind in [Kind::Tcp, Kind::Udp] {
                 client.fails(Attempt::new(kind, vip(family, WIDE, kind)), libc::ECONNREFUSED)?;
@@ -92,26 +92,26 @@ fn is_refused(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-fn zero(lab: &Lab) -> Result<()> {
-    let sockets = open(lab, WIDE)?;
-    lab.folder.put(EMPTY)?;
-    eventually(SOON, || is_refused(lab))?;
+fn zero(fixture: &Fixture) -> Result<()> {
+    let sockets = open(fixture, WIDE)?;
+    fixture.folder.put(EMPTY)?;
+    eventually(SOON, || is_refused(fixture))?;
     for (id, _, path, _) in sockets.iter().filter(|(_, kind, ..)| kind.is_tcp()) {
-        talk(lab, path, *id)?;
+        talk(fixture, path, *id)?;
     }
-    lab.change(WIDE, &["0/8080", "1/8080"])?;
+    fixture.change(WIDE, &["0/8080", "1/8080"])?;
     for (id, _, path, _) in sockets.into_iter().filter(|socket| !is_ended(socket)) {
-        talk(lab, path, id)?;
+        talk(fixture, path, id)?;
     }
     Ok(())
 }
 
-fn deleted(lab: &Lab) -> Result<()> {
-    let sockets = open(lab, WIDE)?;
+fn deleted(fixture: &Fixture) -> Result<()> {
+    let sockets = open(fixture, WIDE)?;
     let tcp: Vec<_> = sockets.iter().filter(|(_, kind, ..)| kind.is_tcp()).collect();
-    lab.folder.remove(WIDE.name)?;
+    fixture.folder.remove(WIDE.name)?;
     eventually(SOON, || {
-        for (path, client) in lab.clients() {
+        for (path, client) in fixture.clients() {
             for family in Family::BOTH {
                 let outcome = client.once(Attempt::new(Kind::Tcp, vip(family, WIDE, Kind::Tcp)))?;
                 // The node has no route to an address that no host has.
@@ -123,5 +123,5 @@ fn deleted(lab: &Lab) -> Result<()> {
         }
         Ok(())
     })?;
-    (0..5).try_for_each(|_| tcp.iter().try_for_each(|(id, _, path, _)| talk(lab, path, *id).map(drop)))
+    (0..5).try_for_each(|_| tcp.iter().try_for_each(|(id, _, path, _)| talk(fixture, path, *id).map(drop)))
 }

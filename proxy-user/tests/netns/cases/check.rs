@@ -8,20 +8,20 @@ use serde_json::Value;
 
 use super::{Case, WEB};
 use crate::agent::{binary, command, confined, shipped_profile};
-use crate::lab::{Lab, Wish};
+use crate::fixture::{Fixture, Wish};
 
 pub const CASES: &[Case] = &[Case {
     name: "check::before_and_after_the_installation_and_with_faults",
-    wish: Wish { pods: 1, services: &[WEB], flags: crate::lab::SMALL },
+    wish: Wish { pods: 1, services: &[WEB], flags: crate::fixture::SMALL },
     run: check,
 }];
 
 /// What is asked on this bpffs: the exit status, and the checks by name.
-fn ask(lab: &Lab, flags: &[&str], bpffs: &Path) -> Result<(Option<i32>, Value)> {
-    let cgroup = lab.cgroup().to_str().context("a strange path")?;
+fn ask(fixture: &Fixture, flags: &[&str], bpffs: &Path) -> Result<(Option<i32>, Value)> {
+    let cgroup = fixture.cgroup().to_str().context("a strange path")?;
     let words = ["check", "-o", "json", "--no-api", "--cgroup-root", cgroup];
     let words: Vec<_> = words.iter().chain(flags).copied().collect();
-    let output = command(&lab.node, &words, bpffs)?;
+    let output = command(&fixture.node, &words, bpffs)?;
     let value = serde_json::from_slice(&output.stdout)
         .with_context(|| format!("no JSON: {}", String::from_utf8_lossy(&output.stderr)))?;
     Ok((output.status.code(), value))
@@ -40,12 +40,12 @@ fn expect(document: &Value, check: &str, outcome: &str, words: &str) -> Result<(
     Ok(())
 }
 
-fn check(lab: &Lab) -> Result<()> {
-    let (bpffs, empty) = (lab.bpffs(), lab.bpffs().with_file_name("nothing"));
+fn check(fixture: &Fixture) -> Result<()> {
+    let (bpffs, empty) = (fixture.bpffs(), fixture.bpffs().with_file_name("nothing"));
     std::fs::create_dir(&empty)?;
 
     // Before: a place without bpffs warns, and nothing of an agent is looked at.
-    let (code, before) = ask(lab, &["--pre"], &empty)?;
+    let (code, before) = ask(fixture, &["--pre"], &empty)?;
     expect(&before, "bpffs", "warn", "no BPF file system")?;
     for check in ["kernel-version", "kernel-bpf", "cgroup2", "capabilities", "kube-proxy"] {
         expect(&before, check, "pass", "")?;
@@ -55,7 +55,7 @@ fn check(lab: &Lab) -> Result<()> {
     ensure!(code == Some(i32::from(before["ok"] != true)), "{code:?}: {before}");
 
     // After: the agent of the lab serves.
-    let (_, after) = ask(lab, &[], &bpffs)?;
+    let (_, after) = ask(fixture, &[], &bpffs)?;
     for check in
         ["bpffs", "agent", "socket-programs", "device-programs", "pins", "maps", "map-usage", "sync", "audit"]
     {
@@ -64,29 +64,30 @@ fn check(lab: &Lab) -> Result<()> {
     expect(&after, "agent-version", "pass", env!("CARGO_PKG_VERSION"))?;
 
     // The same without its bpffs fails, also where it only reports.
-    let (code, missing) = ask(lab, &[], &empty)?;
+    let (code, missing) = ask(fixture, &[], &empty)?;
     expect(&missing, "bpffs", "fail", "no BPF file system")?;
     expect(&missing, "maps", "fail", "no Ballast")?;
     ensure!(code == Some(1) && missing["ok"] == false, "{code:?}: {missing}");
-    let (code, reported) = ask(lab, &["--report-only"], &empty)?;
+    let (code, reported) = ask(fixture, &["--report-only"], &empty)?;
     ensure!(code == Some(0) && reported["ok"] == false, "{code:?}: {reported}");
 
     // In a container behind the profile that the project ships.
     let filter = shipped_profile()?;
     let words = ["check", "--no-api", "--report-only", "-o", "short"];
-    let output = confined(&lab.node, &words, &bpffs, &filter)?;
+    let output = confined(&fixture.node, &words, &bpffs, &filter)?;
     ensure!(output.status.success(), "{output:?}");
 
     // Without an agent, nothing is repaired.
-    lab.kill()?;
+    fixture.kill()?;
     let links = bpffs.join("ballast/links");
     std::fs::remove_file(links.join("sock_connect4"))?;
-    let ingress =
-        super::repair::links(lab)?.into_iter().find(|path| path.to_string_lossy().contains("tcx_ingress"));
+    let ingress = super::repair::links(fixture)?
+        .into_iter()
+        .find(|path| path.to_string_lossy().contains("tcx_ingress"));
     if let Some(path) = &ingress {
         Link::pinned(path)?.context("no link")?.detach()?;
     }
-    let (code, broken) = ask(lab, &[], &bpffs)?;
+    let (code, broken) = ask(fixture, &[], &bpffs)?;
     expect(&broken, "agent", "fail", "does not answer")?;
     expect(&broken, "socket-programs", "fail", "sock_connect4")?;
     if ingress.is_some() {
@@ -96,10 +97,10 @@ fn check(lab: &Lab) -> Result<()> {
     ensure!(code == Some(1), "{code:?}");
 
     // People get signs and no colour in a pipe, and a wrong flag is a mistake of its own.
-    let text = command(&lab.node, &["check", "--no-api"], &bpffs)?;
+    let text = command(&fixture.node, &["check", "--no-api"], &bpffs)?;
     let text = String::from_utf8(text.stdout)?;
     ensure!(text.contains("× socket-programs") && !text.contains('\u{1b}'), "{text}");
-    let wrong = lab.node.command(binary()).args(["check", "--nonsense"]).output()?;
+    let wrong = fixture.node.command(binary()).args(["check", "--nonsense"]).output()?;
     ensure!(wrong.status.code() == Some(2), "{wrong:?}");
     Ok(())
 }

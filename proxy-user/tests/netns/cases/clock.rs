@@ -6,7 +6,7 @@ use rustix::time::{ClockId, clock_gettime, clock_settime};
 
 use super::{Case, WEB, restart, tcp};
 use crate::agent;
-use crate::lab::{Lab, SOON, eventually};
+use crate::fixture::{Fixture, SOON, eventually};
 use crate::manifest::Service;
 
 /// Set on machines whose clock is the test's.
@@ -31,16 +31,16 @@ fn jump(seconds: i64) -> Result<()> {
 }
 
 /// No connection notices, changes are programmed, and the agent stays healthy.
-fn jumps(lab: &Lab) -> Result<()> {
-    restart::under(lab, &restart::loads(restart::CALM), || {
+fn jumps(fixture: &Fixture) -> Result<()> {
+    restart::under(fixture, &restart::loads(restart::CALM), || {
         for (seconds, web, server) in
             [(DAY, MOVED, "1/8080"), (-3 * DAY, WEB, "0/8080"), (2 * DAY, MOVED, "1/8080")]
         {
             jump(seconds)?;
-            lab.change(web, &[server]).with_context(|| format!("after a jump of {seconds} s"))?;
+            fixture.change(web, &[server]).with_context(|| format!("after a jump of {seconds} s"))?;
             for path in ["/healthz", "/livez", "/readyz"] {
                 eventually(SOON, || {
-                    let (status, said) = agent::get(&lab.node, 10_256, path)?;
+                    let (status, said) = agent::get(&fixture.node, 10_256, path)?;
                     ensure!(status == 200, "{path} after a jump of {seconds} s: {status} {said}");
                     Ok(())
                 })?;

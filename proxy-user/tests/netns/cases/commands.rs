@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::{Case, EMPTY, WEB, client_ip, vip};
 use crate::agent::{self, ask};
-use crate::lab::{Lab, SOON, Wish, eventually};
+use crate::fixture::{Fixture, SOON, Wish, eventually};
 use crate::manifest::Family;
 use crate::peer::{Attempt, Kind};
 
@@ -31,102 +31,104 @@ pub const CASES: &[Case] = &[
     Case { name: "commands::an_archive_has_what_a_report_needs", wish: WISH, run: archives },
 ];
 
-fn run(lab: &Lab, words: &[&str]) -> Result<Output> {
-    agent::command(&lab.node, words, &lab.bpffs())
+fn run(fixture: &Fixture, words: &[&str]) -> Result<Output> {
+    agent::command(&fixture.node, words, &fixture.bpffs())
 }
 
 /// What a command prints that succeeds.
-fn prints(lab: &Lab, words: &[&str]) -> Result<String> {
-    let output = run(lab, words)?;
+fn prints(fixture: &Fixture, words: &[&str]) -> Result<String> {
+    let output = run(fixture, words)?;
     ensure!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
     Ok(String::from_utf8(output.stdout)?)
 }
 
 /// What a command says that fails.
-fn fails(lab: &Lab, words: &[&str]) -> Result<String> {
-    let output = run(lab, words)?;
+fn fails(fixture: &Fixture, words: &[&str]) -> Result<String> {
+    let output = run(fixture, words)?;
     ensure!(!output.status.success(), "{words:?} succeeds");
     Ok(String::from_utf8(output.stderr)?)
 }
 
-fn lists(lab: &Lab) -> Result<()> {
-    let names = prints(lab, &["service", "list", "web", "-o", "name"])?;
+fn lists(fixture: &Fixture) -> Result<()> {
+    let names = prints(fixture, &["service", "list", "web", "-o", "name"])?;
     ensure!(names.lines().count() == 4 && names.starts_with("default/web:"), "{names}");
-    let other = prints(lab, &["service", "list", "-n", "kube-system", "--no-headers"])?;
+    let other = prints(fixture, &["service", "list", "-n", "kube-system", "--no-headers"])?;
     ensure!(other == "No Services are programmed.\n", "{other}");
-    let yaml = prints(lab, &["endpoint", "list", "svc/web:80", "-o", "yaml"])?;
+    let yaml = prints(fixture, &["endpoint", "list", "svc/web:80", "-o", "yaml"])?;
     ensure!(yaml.starts_with("backends:\n- id: ") && yaml.contains("service: default/web:tcp"), "{yaml}");
-    let sorted = ask(&lab.node, &["service", "list", "--sort-by", "address"], &lab.bpffs())?;
+    let sorted = ask(&fixture.node, &["service", "list", "--sort-by", "address"], &fixture.bpffs())?;
     let ports: Vec<_> = sorted["frontends"].as_array().context("no list")?.iter().collect();
     let first = ports[0]["address"].as_str().context("no address")?;
     ensure!(first.ends_with(":7"), "port 7 comes before 53 and 80: {first}");
-    let mistyped = fails(lab, &["service", "show", "wbe"])?;
+    let mistyped = fails(fixture, &["service", "show", "wbe"])?;
     ensure!(mistyped.contains("did you mean default/web?"), "{mistyped}");
-    let mistyped = fails(lab, &["service", "list", "--sort-by", "adress"])?;
+    let mistyped = fails(fixture, &["service", "list", "--sort-by", "adress"])?;
     ensure!(mistyped.contains("did you mean address?"), "{mistyped}");
     Ok(())
 }
 
 /// Connections that are counted as open, of all endpoints.
-fn open(lab: &Lab) -> Result<u64> {
-    let list = ask(&lab.node, &["backend", "list"], &lab.bpffs())?;
+fn open(fixture: &Fixture) -> Result<u64> {
+    let list = ask(&fixture.node, &["backend", "list"], &fixture.bpffs())?;
     Ok(list["backends"].as_array().context("no list")?.iter().filter_map(|one| one["open"].as_u64()).sum())
 }
 
 /// Slots of the index that are in use.
-fn slots(lab: &Lab, name: &str) -> Result<usize> {
-    let dump = ask(&lab.node, &["map", "dump", name], &lab.bpffs())?;
+fn slots(fixture: &Fixture, name: &str) -> Result<usize> {
+    let dump = ask(&fixture.node, &["map", "dump", name], &fixture.bpffs())?;
     let buckets = dump["entries"].as_array().context("no entries")?.iter();
     let slots = buckets.flat_map(|bucket| bucket["value"]["slots"].as_array().cloned().unwrap_or_default());
     Ok(slots.filter(|slot| slot != "0x00000000").count())
 }
 
-fn deletes(lab: &Lab) -> Result<()> {
+fn deletes(fixture: &Fixture) -> Result<()> {
     let ends = [(Family::V4, map_names::FLOW_INDEX), (Family::V6, map_names::FLOW_INDEX6)];
     for (id, (family, index)) in (1..).zip(ends) {
         let attempt = Attempt::new(Kind::Tcp, vip(family, WEB, Kind::Tcp));
-        lab.client.open(id, attempt)?;
-        lab.client.hears(id, None)?;
+        fixture.client.open(id, attempt)?;
+        fixture.client.hears(id, None)?;
         eventually(SOON, || {
-            let (count, slots) = (open(lab)?, slots(lab, index)?);
+            let (count, slots) = (open(fixture)?, slots(fixture, index)?);
             ensure!((count, slots) == (1, 2), "{count} open, {slots} slots");
             Ok(())
         })?;
         let client = client_ip(family).to_string();
-        let unsaid = fails(lab, &["flow", "delete"])?;
+        let unsaid = fails(fixture, &["flow", "delete"])?;
         ensure!(unsaid.contains("--all"), "{unsaid}");
-        let other = prints(lab, &["flow", "delete", "--client", &client, "--protocol", "udp"])?;
-        ensure!(other.is_empty() && open(lab)? == 1, "{other}");
-        let tried = prints(lab, &["flow", "delete", "--client", &client, "--dry-run"])?;
-        ensure!(tried.contains(&client) && open(lab)? == 1, "{tried}");
-        let removed = ask(&lab.node, &["flow", "delete", "web", "--client", &client], &lab.bpffs())?;
+        let other = prints(fixture, &["flow", "delete", "--client", &client, "--protocol", "udp"])?;
+        ensure!(other.is_empty() && open(fixture)? == 1, "{other}");
+        let tried = prints(fixture, &["flow", "delete", "--client", &client, "--dry-run"])?;
+        ensure!(tried.contains(&client) && open(fixture)? == 1, "{tried}");
+        let removed = ask(&fixture.node, &["flow", "delete", "web", "--client", &client], &fixture.bpffs())?;
         let flows = removed["flows"].as_array().context("no list")?;
         ensure!(flows.len() == 1 && flows[0]["state"] == "established", "{removed}");
-        ensure!((open(lab)?, slots(lab, index)?) == (0, 0), "its keys or its count are left");
-        let flows = prints(lab, &["flow", "list", "--all", "--no-headers"])?;
+        ensure!((open(fixture)?, slots(fixture, index)?) == (0, 0), "its keys or its count are left");
+        let flows = prints(fixture, &["flow", "list", "--all", "--no-headers"])?;
         ensure!(flows.starts_with("No connections."), "{flows}");
         // Others begin, and so does this one, with its next segment.
-        lab.client.reach(attempt)?;
-        lab.client.hears(id, None)?;
-        prints(lab, &["flow", "delete", "--all"])?;
+        fixture.client.reach(attempt)?;
+        fixture.client.hears(id, None)?;
+        prints(fixture, &["flow", "delete", "--all"])?;
     }
     Ok(())
 }
 
-fn dumps(lab: &Lab) -> Result<()> {
-    lab.client.reach(Attempt::new(Kind::Udp, vip(Family::V4, WEB, Kind::Udp)))?;
+fn dumps(fixture: &Fixture) -> Result<()> {
+    fixture.client.reach(Attempt::new(Kind::Udp, vip(Family::V4, WEB, Kind::Udp)))?;
     for name in map_names::ALL.iter().chain([&map_names::CONNECT_LATENCY]) {
         let cannot = [map_names::EVENTS, map_names::SOCKET_STORAGE].contains(name);
         if cannot {
-            let why = fails(lab, &["map", "dump", name])?;
+            let why = fails(fixture, &["map", "dump", name])?;
             ensure!(why.contains("cannot be listed"), "{why}");
             continue;
         }
-        let dump = ask(&lab.node, &["map", "dump", name], &lab.bpffs())?;
+        let dump = ask(&fixture.node, &["map", "dump", name], &fixture.bpffs())?;
         ensure!(dump["entries"].is_array(), "{name}: {dump}");
     }
     let entries = |name| {
-        Ok::<_, anyhow::Error>(ask(&lab.node, &["map", "dump", name], &lab.bpffs())?["entries"].clone())
+        Ok::<_, anyhow::Error>(
+            ask(&fixture.node, &["map", "dump", name], &fixture.bpffs())?["entries"].clone(),
+        )
     };
     let services = entries(map_names::SERVICES)?;
     let web = vip(Family::V4, WEB, Kind::Tcp).to_string();
@@ -140,15 +142,15 @@ fn dumps(lab: &Lab) -> Result<()> {
     );
     let config = entries(map_names::CONFIG)?.to_string();
     ensure!(config.contains("flowEntries") && !config.contains("eed"), "the seed is a secret: {config}");
-    let mistyped = fails(lab, &["map", "dump", "servcies"])?;
+    let mistyped = fails(fixture, &["map", "dump", "servcies"])?;
     ensure!(mistyped.contains("did you mean services"), "{mistyped}");
     Ok(())
 }
 
 /// Connections of `default/web:tcp` over IPv4, as `ballast stats` counts them and as the map does.
-fn counted(lab: &Lab, run_dir: &str) -> Result<(u64, u64)> {
-    let shown = ask(&lab.node, &["stats", "web:80", "--run-dir", run_dir], &lab.bpffs())?;
-    let dumped = ask(&lab.node, &["map", "dump", map_names::SERVICE_STATS], &lab.bpffs())?;
+fn counted(fixture: &Fixture, run_dir: &str) -> Result<(u64, u64)> {
+    let shown = ask(&fixture.node, &["stats", "web:80", "--run-dir", run_dir], &fixture.bpffs())?;
+    let dumped = ask(&fixture.node, &["map", "dump", map_names::SERVICE_STATS], &fixture.bpffs())?;
     let id = |one: &Value| one["id"].as_u64();
     let services = shown["services"].as_array().context("no list")?;
     // IPv4 comes first.
@@ -159,25 +161,25 @@ fn counted(lab: &Lab, run_dir: &str) -> Result<(u64, u64)> {
     Ok((count(first)?, count(&entry["value"])?))
 }
 
-fn zeroes(lab: &Lab) -> Result<()> {
-    let folder = lab.bpffs().with_file_name("run");
+fn zeroes(fixture: &Fixture) -> Result<()> {
+    let folder = fixture.bpffs().with_file_name("run");
     let run_dir = folder.to_string_lossy();
     let attempt = Attempt::new(Kind::Tcp, vip(Family::V4, WEB, Kind::Tcp));
-    lab.client.reach(attempt)?;
-    ensure!(counted(lab, &run_dir)? == (1, 1), "{:?}", counted(lab, &run_dir));
-    let unsaid = fails(lab, &["service", "zero", "--run-dir", &run_dir])?;
+    fixture.client.reach(attempt)?;
+    ensure!(counted(fixture, &run_dir)? == (1, 1), "{:?}", counted(fixture, &run_dir));
+    let unsaid = fails(fixture, &["service", "zero", "--run-dir", &run_dir])?;
     ensure!(unsaid.contains("--all"), "{unsaid}");
-    prints(lab, &["service", "zero", "web", "--run-dir", &run_dir])?;
-    ensure!(counted(lab, &run_dir)? == (0, 1), "{:?}", counted(lab, &run_dir));
-    lab.client.reach(attempt)?;
-    ensure!(counted(lab, &run_dir)? == (1, 2), "{:?}", counted(lab, &run_dir));
-    let rates = ask(&lab.node, &["stats", "web:80", "--rate=200ms"], &lab.bpffs())?;
+    prints(fixture, &["service", "zero", "web", "--run-dir", &run_dir])?;
+    ensure!(counted(fixture, &run_dir)? == (0, 1), "{:?}", counted(fixture, &run_dir));
+    fixture.client.reach(attempt)?;
+    ensure!(counted(fixture, &run_dir)? == (1, 2), "{:?}", counted(fixture, &run_dir));
+    let rates = ask(&fixture.node, &["stats", "web:80", "--rate=200ms"], &fixture.bpffs())?;
     ensure!(rates["services"][0]["connections"] == 0.0, "nothing goes on: {rates}");
     Ok(())
 }
 
-fn settings(lab: &Lab) -> Result<()> {
-    let output = lab.node.command(agent::binary()).args(["config", "-o", "json"]).output()?;
+fn settings(fixture: &Fixture) -> Result<()> {
+    let output = fixture.node.command(agent::binary()).args(["config", "-o", "json"]).output()?;
     ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let list: Value = serde_json::from_slice(&output.stdout)?;
     let all = list["settings"].as_array().context("no list")?;
@@ -187,11 +189,11 @@ fn settings(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-fn archives(lab: &Lab) -> Result<()> {
-    let file = lab.bpffs().with_file_name("dump.tar.gz");
-    let output = run(lab, &["sysdump", &file.to_string_lossy()])?;
+fn archives(fixture: &Fixture) -> Result<()> {
+    let file = fixture.bpffs().with_file_name("dump.tar.gz");
+    let output = run(fixture, &["sysdump", &file.to_string_lossy()])?;
     ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let listed = lab.node.command("tar").args(["-tzf"]).arg(&file).output()?;
+    let listed = fixture.node.command("tar").args(["-tzf"]).arg(&file).output()?;
     let listed = String::from_utf8(listed.stdout)?;
     for name in [
         "status.json",

@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::exposed::{NUMBER, node_ip, node_port, open_up, put};
 use super::{Case, is_snat_port, spread};
-use crate::lab::{Lab, SOON, Wish, eventually};
+use crate::fixture::{Fixture, SOON, Wish, eventually};
 use crate::manifest::{Family, cluster_ip, pod_ip};
 use crate::peer::{Attempt, Kind, Peer};
 use crate::space::Space;
@@ -50,12 +50,12 @@ pub const CASES: &[Case] = &[
 ];
 
 /// The second client is inside, and the first one, and pod 2, are not.
-fn inside(lab: &Lab) -> Result<()> {
-    let (_space, late) = lab.add_client()?;
-    lab.agent_mut()?.is_attached(&["c1".to_owned()])?;
+fn inside(fixture: &Fixture) -> Result<()> {
+    let (_space, late) = fixture.add_client()?;
+    fixture.agent_mut()?.is_attached(&["c1".to_owned()])?;
     // Packets that go on under the node's address need one.
-    open_up(lab)?;
-    put(lab, &[(0, true), (1, false)], &json!({"externalTrafficPolicy": "Local"}), &[])?;
+    open_up(fixture)?;
+    put(fixture, &[(0, true), (1, false)], &json!({"externalTrafficPolicy": "Local"}), &[])?;
     let reaches = |client: &Peer, family, servers: usize| {
         let attempt = Attempt::new(Kind::Tcp, node_port(family, Kind::Tcp));
         let seen = spread(client, attempt, 24)?;
@@ -66,28 +66,30 @@ fn inside(lab: &Lab) -> Result<()> {
     for family in Family::BOTH {
         eventually(SOON, || reaches(&late, family, 2))?;
         for _ in 0..3 {
-            reaches(&lab.client, family, 1)?;
+            reaches(&fixture.client, family, 1)?;
             reaches(&late, family, 2)?;
         }
         // A process of the node is inside whatever is said.
-        reaches(&lab.local, family, 2)?;
+        reaches(&fixture.local, family, 2)?;
     }
     Ok(())
 }
 
 /// Clients in two more networks of the node, and an endpoint on another node: it sees the node's address where it would
 /// else answer by another way.
-fn networks(lab: &Lab) -> Result<()> {
-    open_up(lab)?;
-    put(lab, &[(1, false)], &json!({}), &[])?;
+fn networks(fixture: &Fixture) -> Result<()> {
+    open_up(fixture)?;
+    put(fixture, &[(1, false)], &json!({}), &[])?;
     for (number, is_local) in [(0u8, false), (1, true)] {
         let (space, device) = (Space::new("network")?, format!("n{number}"));
         let (v4, v6) = (format!("10.95.{number}"), format!("fd9{number}:"));
-        lab.node.join(&space, &device, &v4, &v6)?;
+        fixture.node.join(&space, &device, &v4, &v6)?;
         // With an address in a subnet it is a NIC.
-        lab.node.ip(&format!("addr add {v4}.9/24 dev {device}\naddr add {v6}:9/64 dev {device} nodad\n"))?;
+        fixture
+            .node
+            .ip(&format!("addr add {v4}.9/24 dev {device}\naddr add {v6}:9/64 dev {device} nodad\n"))?;
         let client = Peer::start(&space, None)?;
-        lab.agent_mut()?.is_attached(&[device])?;
+        fixture.agent_mut()?.is_attached(&[device])?;
         for family in Family::BOTH {
             let own: IpAddr = match family {
                 Family::V4 => format!("{v4}.2").parse()?,
@@ -111,11 +113,11 @@ fn networks(lab: &Lab) -> Result<()> {
 }
 
 /// Packets to cluster addresses go on under the node's address; a socket's own never were packets to one.
-fn masquerade(lab: &Lab) -> Result<()> {
-    let (_space, late) = lab.add_client()?;
-    lab.agent_mut()?.is_attached(&["c1".to_owned()])?;
-    open_up(lab)?;
-    put(lab, &[(0, true)], &json!({}), &[])?;
+fn masquerade(fixture: &Fixture) -> Result<()> {
+    let (_space, late) = fixture.add_client()?;
+    fixture.agent_mut()?.is_attached(&["c1".to_owned()])?;
+    open_up(fixture)?;
+    put(fixture, &[(0, true)], &json!({}), &[])?;
     for family in Family::BOTH {
         for kind in Kind::ALL {
             let to = (cluster_ip(family, NUMBER), if kind.is_tcp() { 80 } else { 53 }).into();
@@ -125,7 +127,7 @@ fn masquerade(lab: &Lab) -> Result<()> {
                 ensure!(seen.client.ip() == expected, "{kind:?}: the pod saw {}", seen.client);
                 Ok(())
             })?;
-            let seen = lab.pod(2)?.reach(Attempt::new(kind, to))?;
+            let seen = fixture.pod(2)?.reach(Attempt::new(kind, to))?;
             ensure!(seen.client.ip() == pod_ip(family, 2), "{kind:?}: the pod saw {}", seen.client);
             // Node ports are no cluster addresses.
             let seen = late.reach(Attempt::new(kind, node_port(family, kind)))?;

@@ -17,7 +17,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 
 use super::{Case, tcp, udp};
 use crate::agent::{ask, binary};
-use crate::lab::{Lab, SOON, Wish, eventually};
+use crate::fixture::{Fixture, SOON, Wish, eventually};
 use crate::manifest::{Family, Port, Service, cluster_ip};
 use crate::peer::{Attempt, Kind};
 
@@ -50,8 +50,8 @@ struct Example {
     varies: Vec<String>,
 }
 
-fn compare(lab: &Lab) -> Result<()> {
-    traffic(lab)?;
+fn compare(fixture: &Fixture) -> Result<()> {
+    traffic(fixture)?;
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let mut pages: Vec<_> =
         fs::read_dir(root.join("docs"))?.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
@@ -64,7 +64,7 @@ fn compare(lab: &Lab) -> Result<()> {
         examples.extend(read(&page, &text)?);
     }
     ensure!(examples.len() >= AT_LEAST, "only {} commands are marked", examples.len());
-    let failures: Vec<_> = examples.iter().filter_map(|example| run(lab, example).err()).collect();
+    let failures: Vec<_> = examples.iter().filter_map(|example| run(fixture, example).err()).collect();
     if !failures.is_empty() {
         let told: Vec<_> = failures.iter().map(|failure| format!("{failure:#}")).collect();
         bail!("{}", told.join("\n\n"));
@@ -73,19 +73,19 @@ fn compare(lab: &Lab) -> Result<()> {
 }
 
 /// One connection of each path that stays open, and one that is refused.
-fn traffic(lab: &Lab) -> Result<()> {
+fn traffic(fixture: &Fixture) -> Result<()> {
     let web = (cluster_ip(Family::V4, WEB.number), 80).into();
-    lab.client.open(1, Attempt::new(Kind::Tcp, web).at_port(40_312))?;
-    lab.client.hears(1, None)?;
-    lab.local.open(1, Attempt::new(Kind::Tcp, web))?;
-    lab.local.hears(1, None)?;
+    fixture.client.open(1, Attempt::new(Kind::Tcp, web).at_port(40_312))?;
+    fixture.client.hears(1, None)?;
+    fixture.local.open(1, Attempt::new(Kind::Tcp, web))?;
+    fixture.local.hears(1, None)?;
     let dns = (cluster_ip(Family::V4, DNS.number), 53).into();
-    lab.client.reach(Attempt::new(Kind::Udp, dns).at_port(40_313))?;
+    fixture.client.reach(Attempt::new(Kind::Udp, dns).at_port(40_313))?;
     let empty = Attempt::new(Kind::Tcp, (cluster_ip(Family::V4, EMPTY.number), 80).into());
-    lab.client.fails(empty, libc::ECONNREFUSED)?;
+    fixture.client.fails(empty, libc::ECONNREFUSED)?;
     // The client's last segment may still be on its way.
     eventually(SOON, || {
-        let flows = ask(&lab.node, &["flow", "list"], &lab.bpffs())?.to_string();
+        let flows = ask(&fixture.node, &["flow", "list"], &fixture.bpffs())?.to_string();
         ensure!(flows.contains("\"established\""), "no connection is established: {flows}");
         Ok(())
     })
@@ -129,18 +129,18 @@ fn read(page: &Path, text: &str) -> Result<Vec<Example>> {
 }
 
 /// Runs a command in a shell on the node.
-fn run(lab: &Lab, example: &Example) -> Result<()> {
+fn run(fixture: &Fixture, example: &Example) -> Result<()> {
     let Example { page, line, command, output: expected, varies } = example;
     // A name for the program: the shell finds it in a folder of the lab.
-    let folder = lab.bpffs().with_file_name("bin");
+    let folder = fixture.bpffs().with_file_name("bin");
     if !folder.exists() {
         fs::create_dir(&folder)?;
         symlink(binary(), folder.join("ballast"))?;
     }
     let path = format!("{}:{}", folder.display(), std::env::var("PATH").unwrap_or_default());
     let without_sudo = command.replace("sudo ", "");
-    let mut shell = lab.node.command("sh");
-    shell.args(["-c", &without_sudo]).env("PATH", path).env("BALLAST_BPFFS", lab.bpffs());
+    let mut shell = fixture.node.command("sh");
+    shell.args(["-c", &without_sudo]).env("PATH", path).env("BALLAST_BPFFS", fixture.bpffs());
     let output = shell.output().context("cannot run sh")?;
     let (told, error) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     let place = format!("{}:{line}: `{command}`", page.display());

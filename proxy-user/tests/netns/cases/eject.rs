@@ -11,7 +11,7 @@ use serde_json::json;
 
 use super::{Case, spread, tcp};
 use crate::agent::ask;
-use crate::lab::{Lab, SMALL, SOON, Wish, eventually};
+use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
 use crate::manifest::{Family, Service, cluster_ip, pod_ip};
 use crate::peer::{Attempt, Kind, Load, Peer, Tally};
 
@@ -40,52 +40,52 @@ pub const CASES: &[Case] = &[
     },
 ];
 
-fn dialled(family: Family, number: u8) -> Attempt {
+fn orig_dst(family: Family, number: u8) -> Attempt {
     Attempt::new(Kind::Tcp, (cluster_ip(family, number), 80).into())
 }
 
-fn serve(lab: &Lab, pod: u8, port: u16) -> Result<()> {
-    let peer = lab.pod(pod)?;
+fn serve(fixture: &Fixture, pod: u8, port: u16) -> Result<()> {
+    let peer = fixture.pod(pod)?;
     Family::BOTH
         .into_iter()
         .try_for_each(|family| peer.serve(true, (pod_ip(family, pod), port).into(), &format!("{pod}/{port}")))
 }
 
-fn count(lab: &Lab, reason: Reason) -> Result<u64> {
-    Ok(View::open(&lab.bpffs())?.reasons()?.get(&reason).copied().unwrap_or_default())
+fn count(fixture: &Fixture, reason: Reason) -> Result<u64> {
+    Ok(View::open(&fixture.bpffs())?.reasons()?.get(&reason).copied().unwrap_or_default())
 }
 
 /// As many connections as it takes for chance to lead one to each endpoint.
 const MANY: usize = 30;
 
-fn refuses(lab: &Lab) -> Result<()> {
-    serve(lab, 1, LATE)?;
+fn refuses(fixture: &Fixture) -> Result<()> {
+    serve(fixture, 1, LATE)?;
     for family in Family::BOTH {
-        let to = dialled(family, HALF.number);
-        eventually(SOON, || lab.client.reach(to))?;
+        let to = orig_dst(family, HALF.number);
+        eventually(SOON, || fixture.client.reach(to))?;
         // By packets no client gets to know.
-        let seen = lab.client.many(to, MANY)?;
+        let seen = fixture.client.many(to, MANY)?;
         ensure!(seen.failed == 0, "{family:?}: {seen:?}");
         ensure!(seen.servers.keys().all(|server| server.starts_with("1/")), "{seen:?}");
-        ensure!(count(lab, Reason::RefusalDropped)? > 0, "nothing was refused: {}", lab.reasons());
-        let before = count(lab, Reason::EndpointEjected)?;
-        ensure!(family == Family::V6 || before == 0, "one client has ejected it: {}", lab.reasons());
+        ensure!(count(fixture, Reason::RefusalDropped)? > 0, "nothing was refused: {}", fixture.reasons());
+        let before = count(fixture, Reason::EndpointEjected)?;
+        ensure!(family == Family::V6 || before == 0, "one client has ejected it: {}", fixture.reasons());
         // A socket does, once in a while: the next ones go elsewhere. In the span of a second, at the most.
-        let refused = (0..200).find_map(|_| lab.local.fails(to, libc::ECONNREFUSED).ok());
+        let refused = (0..200).find_map(|_| fixture.local.fails(to, libc::ECONNREFUSED).ok());
         ensure!(refused.is_some(), "{family:?}: no socket was refused");
         eventually(SOON, || {
             // The packets' client again, and a socket: two clients in a row.
-            let failed = lab.client.many(to, 8)?.failed + lab.local.many(to, 8)?.failed;
-            ensure!(count(lab, Reason::EndpointEjected)? > before, "{failed}: {}", lab.reasons());
+            let failed = fixture.client.many(to, 8)?.failed + fixture.local.many(to, 8)?.failed;
+            ensure!(count(fixture, Reason::EndpointEjected)? > before, "{failed}: {}", fixture.reasons());
             Ok(())
         })?;
-        let view = View::open(&lab.bpffs())?;
+        let view = View::open(&fixture.bpffs())?;
         eventually(SOON, || {
-            let _ = (lab.client.many(to, 8)?, lab.local.many(to, 8)?);
-            ensure!(!view.ejected()?.is_empty(), "it is not ejected: {}", lab.reasons());
+            let _ = (fixture.client.many(to, 8)?, fixture.local.many(to, 8)?);
+            ensure!(!view.ejected()?.is_empty(), "it is not ejected: {}", fixture.reasons());
             Ok(())
         })?;
-        let explained = ask(&lab.node, &["explain", "host", &to.to.to_string()], &lab.bpffs())?;
+        let explained = ask(&fixture.node, &["explain", "host", &to.to.to_string()], &fixture.bpffs())?;
         let found = explained["socket"]["steps"].as_array().context("no steps")?;
         let skips = |step: &serde_json::Value| {
             step["rule"] == "ejection"
@@ -93,10 +93,10 @@ fn refuses(lab: &Lab) -> Result<()> {
         };
         ensure!(found.iter().any(skips), "{explained}");
         // It listens, and gets its share again.
-        let pod = lab.pod(0)?;
+        let pod = fixture.pod(0)?;
         pod.serve(true, (pod_ip(family, 0), LATE).into(), "0/late")?;
         eventually(SOON, || {
-            for client in [&lab.client, &lab.local] {
+            for client in [&fixture.client, &fixture.local] {
                 let seen = client.many(to, MANY)?;
                 ensure!(seen.failed == 0 && seen.servers.len() == 2, "{seen:?}");
             }
@@ -106,23 +106,23 @@ fn refuses(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-fn is_silent(lab: &Lab) -> Result<()> {
-    serve(lab, 0, LATE)?;
-    serve(lab, 1, LATE)?;
+fn is_silent(fixture: &Fixture) -> Result<()> {
+    serve(fixture, 0, LATE)?;
+    serve(fixture, 1, LATE)?;
     for family in Family::BOTH {
-        let to = dialled(family, HALF.number);
-        eventually(SOON, || lab.client.reach(to))?;
+        let to = orig_dst(family, HALF.number);
+        eventually(SOON, || fixture.client.reach(to))?;
     }
-    lab.in_pod_space(0, |space| {
-        crate::lab::nft(
+    fixture.in_pod_space(0, |space| {
+        crate::fixture::nft(
             space,
             "table inet silent {\n chain in {\n type filter hook input priority 0;\n tcp dport 7070 drop\n }\n}\n",
         )
     })?;
     for family in Family::BOTH {
-        let to = dialled(family, HALF.number);
-        eventually(SOON, || lab.client.reach(to))?;
-        for (path, client) in lab.clients() {
+        let to = orig_dst(family, HALF.number);
+        eventually(SOON, || fixture.client.reach(to))?;
+        for (path, client) in fixture.clients() {
             // A connection that meets it takes a second longer by packets; by sockets it may not come about.
             let patient = Attempt { patience: 3, ..to };
             eventually(SOON, || {
@@ -136,7 +136,7 @@ fn is_silent(lab: &Lab) -> Result<()> {
 }
 
 /// The Service of a Deployment, whose pods have these ports.
-fn put(lab: &Lab, ports: &[u16]) -> Result<()> {
+fn put(fixture: &Fixture, ports: &[u16]) -> Result<()> {
     let ips = Family::BOTH.map(|family| cluster_ip(family, ROLLED));
     let mut text = format!(
         "---\n{}\n",
@@ -164,7 +164,7 @@ fn put(lab: &Lab, ports: &[u16]) -> Result<()> {
             let _ = writeln!(text, "---\n{slice}");
         }
     }
-    lab.folder.put_text("rolled", &text)
+    fixture.folder.put_text("rolled", &text)
 }
 
 /// How long a new pod does not listen yet, and how long it takes until the next one is replaced.
@@ -172,26 +172,26 @@ const STARTS: Duration = Duration::from_millis(700);
 const NEXT: Duration = Duration::from_millis(500);
 
 /// Replaces six pods, one after the other, by ones that do not listen yet. Gives what clients saw by sockets, and by packets.
-fn roll(lab: &Lab, first: u16) -> Result<[Tally; 2]> {
+fn roll(fixture: &Fixture, first: u16) -> Result<[Tally; 2]> {
     let mut ports = vec![8080; usize::from(PODS)];
-    put(lab, &ports)?;
+    put(fixture, &ports)?;
     for family in Family::BOTH {
-        for (_, client) in lab.clients() {
-            eventually(SOON, || client.reach(dialled(family, ROLLED)))?;
+        for (_, client) in fixture.clients() {
+            eventually(SOON, || client.reach(orig_dst(family, ROLLED)))?;
         }
     }
     let loads: Vec<_> =
-        Family::BOTH.map(|family| Load::new(dialled(family, ROLLED), false).paced(5)).to_vec();
+        Family::BOTH.map(|family| Load::new(orig_dst(family, ROLLED), false).paced(5)).to_vec();
     let begin = |client: &Peer| client.load(&loads);
-    begin(&lab.local)?;
-    begin(&lab.client)?;
+    begin(&fixture.local)?;
+    begin(&fixture.client)?;
     sleep(NEXT);
     for pod in 0..PODS {
         let port = first + u16::from(pod);
         ports[usize::from(pod)] = port;
-        put(lab, &ports)?;
+        put(fixture, &ports)?;
         sleep(STARTS);
-        serve(lab, pod, port)?;
+        serve(fixture, pod, port)?;
         sleep(NEXT);
     }
     let end = |client: &Peer| -> Result<Tally> {
@@ -206,25 +206,25 @@ fn roll(lab: &Lab, first: u16) -> Result<[Tally; 2]> {
         }
         Ok(sum)
     };
-    Ok([end(&lab.local)?, end(&lab.client)?])
+    Ok([end(&fixture.local)?, end(&fixture.client)?])
 }
 
-fn rolls(lab: &Lab) -> Result<()> {
-    let [sockets, packets] = roll(lab, 7100)?;
+fn rolls(fixture: &Fixture) -> Result<()> {
+    let [sockets, packets] = roll(fixture, 7100)?;
     let served = |tally: &Tally| tally.servers.values().sum::<u64>();
     ensure!(served(&sockets) > 100 && served(&packets) > 100, "{sockets:?}, {packets:?}");
     ensure!(packets.failed == 0, "refusals of one endpoint reached a client: {packets:?}");
     // Every new endpoint earns its share.
     for port in 7100..7100 + u16::from(PODS) {
         eventually(SOON, || {
-            let seen = spread(&lab.client, dialled(Family::V4, ROLLED), 4 * usize::from(PODS))?;
+            let seen = spread(&fixture.client, orig_dst(Family::V4, ROLLED), 4 * usize::from(PODS))?;
             ensure!(seen.iter().any(|server| server.ends_with(&port.to_string())), "{port}: {seen:?}");
             Ok(())
         })?;
     }
-    lab.setup().flags.extend(["--ejection", "off"].map(str::to_owned));
-    lab.restart()?;
-    let [without_ejection, by_packets] = roll(lab, 7200)?;
+    fixture.setup().flags.extend(["--ejection", "off"].map(str::to_owned));
+    fixture.restart()?;
+    let [without_ejection, by_packets] = roll(fixture, 7200)?;
     ensure!(by_packets.failed > 0, "without ejection no packet was refused: {by_packets:?}");
     let told = |tally: &Tally| format!("{} of {} failed", tally.failed, tally.failed + served(tally));
     // A third of the share, as products.

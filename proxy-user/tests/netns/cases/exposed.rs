@@ -7,7 +7,7 @@ use anyhow::{Result, ensure};
 use serde_json::{Value, json};
 
 use super::shows;
-use crate::lab::{Lab, SOON, eventually};
+use crate::fixture::{Fixture, SOON, eventually};
 use crate::manifest::{Family, cluster_ip, pod_ip};
 use crate::peer::{Attempt, Kind, Seen};
 
@@ -28,14 +28,14 @@ pub enum State {
 
 /// A Service of type LoadBalancer in both families, TCP and UDP, with these endpoints: number of the pod, and whether
 /// it is said to be on this node. `spec` and `status` are merged in.
-pub fn put(lab: &Lab, pods: &[(u8, bool)], spec: &Value, ingress: &[IpAddr]) -> Result<()> {
+pub fn put(fixture: &Fixture, pods: &[(u8, bool)], spec: &Value, ingress: &[IpAddr]) -> Result<()> {
     let pods: Vec<_> = pods.iter().map(|(pod, here)| (*pod, *here, State::Ready)).collect();
-    put_in(lab, &pods, spec, ingress)
+    put_in(fixture, &pods, spec, ingress)
 }
 
 /// The same with endpoints in any state.
-pub fn put_in(lab: &Lab, pods: &[(u8, bool, State)], spec: &Value, ingress: &[IpAddr]) -> Result<()> {
-    lab.folder.put_text(FILE, &text(pods, spec, ingress))
+pub fn put_in(fixture: &Fixture, pods: &[(u8, bool, State)], spec: &Value, ingress: &[IpAddr]) -> Result<()> {
+    fixture.folder.put_text(FILE, &text(pods, spec, ingress))
 }
 
 /// What [`put_in`] writes.
@@ -101,8 +101,8 @@ pub fn text(pods: &[(u8, bool, State)], spec: &Value, ingress: &[IpAddr]) -> Str
 }
 
 /// The device towards the client is the one that leads outside.
-pub fn open_up(lab: &Lab) -> Result<()> {
-    lab.node.ip("route replace default via 10.98.0.2\nroute replace default via fd98::2\n")
+pub fn open_up(fixture: &Fixture) -> Result<()> {
+    fixture.node.ip("route replace default via 10.98.0.2\nroute replace default via fd98::2\n")
 }
 
 pub fn node_ip(family: Family) -> IpAddr {
@@ -117,19 +117,19 @@ pub fn node_port(family: Family, kind: Kind) -> SocketAddr {
 }
 
 /// Waits until the node port leads to another node, under this node's address.
-pub fn is_sent_on(lab: &Lab, to: SocketAddr, kind: Kind) -> Result<()> {
+pub fn is_sent_on(fixture: &Fixture, to: SocketAddr, kind: Kind) -> Result<()> {
     let family = if to.is_ipv4() { Family::V4 } else { Family::V6 };
     eventually(SOON, || {
         // A datagram of before the change may be lost.
-        let seen = lab.client.reach(Attempt { patience: 5, ..Attempt::new(kind, to) })?;
+        let seen = fixture.client.reach(Attempt { patience: 5, ..Attempt::new(kind, to) })?;
         ensure!(seen.client.ip() == node_ip(family), "the pod saw {}", seen.client);
         Ok(())
     })
 }
 
 /// A packet of the client, and what it looked like to both ends.
-pub fn reach(lab: &Lab, attempt: Attempt) -> Result<Seen> {
-    let seen = lab.client.reach(attempt)?;
+pub fn reach(fixture: &Fixture, attempt: Attempt) -> Result<Seen> {
+    let seen = fixture.client.reach(attempt)?;
     shows(&seen, attempt, attempt.to)?;
     Ok(seen)
 }

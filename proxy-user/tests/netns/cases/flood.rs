@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 
 use super::{Case, udp};
-use crate::lab::{Lab, SMALL, SOON, Wish, eventually};
+use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
 use crate::manifest::{Family, Service, cluster_ip, pod_ip};
 
 /// A port that no server of the lab has.
@@ -52,8 +52,8 @@ fn receive(socket: &UdpSocket, sink: &Sink, all: &AtomicU64, is_over: &AtomicBoo
     }
 }
 
-fn sink(lab: &Lab, pod: u8, addr: SocketAddr) -> Result<UdpSocket> {
-    let socket = lab.in_pod(pod, || Ok(UdpSocket::bind(addr)?))?;
+fn sink(fixture: &Fixture, pod: u8, addr: SocketAddr) -> Result<UdpSocket> {
+    let socket = fixture.in_pod(pod, || Ok(UdpSocket::bind(addr)?))?;
     socket.set_read_timeout(Some(Duration::from_millis(100)))?;
     let size: libc::c_int = 8 << 20;
     // SAFETY: the kernel reads the value, which lives.
@@ -70,15 +70,15 @@ fn sink(lab: &Lab, pod: u8, addr: SocketAddr) -> Result<UdpSocket> {
     Ok(socket)
 }
 
-fn flood(lab: &Lab) -> Result<()> {
+fn flood(fixture: &Fixture) -> Result<()> {
     for family in Family::BOTH {
         let to: SocketAddr = (cluster_ip(family, SET.number), 53).into();
-        lab.folder.put(SET)?;
+        fixture.folder.put(SET)?;
         let (all, is_over) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
         let sinks: Vec<Arc<Sink>> = (0..3).map(|_| Arc::default()).collect();
         let mut threads = Vec::new();
         for (pod, sink_of) in (0u8..).zip(&sinks) {
-            let socket = sink(lab, pod, (pod_ip(family, pod), PORT).into())?;
+            let socket = sink(fixture, pod, (pod_ip(family, pod), PORT).into())?;
             let (sink, all, is_over) = (Arc::clone(sink_of), Arc::clone(&all), Arc::clone(&is_over));
             threads.push(std::thread::spawn(move || receive(&socket, &sink, &all, &is_over)));
         }
@@ -92,10 +92,10 @@ fn flood(lab: &Lab) -> Result<()> {
                 })
                 .collect::<Result<Vec<_>>>()
         };
-        let sockets = lab.client_space.inside(open)?;
+        let sockets = fixture.client_space.inside(open)?;
         // Both endpoints serve.
         eventually(SOON, || {
-            let probe = lab.client_space.inside(|| {
+            let probe = fixture.client_space.inside(|| {
                 let socket = UdpSocket::bind(if family == Family::V4 { "0.0.0.0:0" } else { "[::]:0" })?;
                 Ok(socket.send_to(&u64::MIN.to_be_bytes(), to)?)
             })?;
@@ -111,7 +111,7 @@ fn flood(lab: &Lab) -> Result<()> {
         let mut lost = 0;
         for number in 0..COUNT {
             if number == LEAVES {
-                lab.folder.put(WITHOUT)?;
+                fixture.folder.put(WITHOUT)?;
             }
             let stuck = Instant::now();
             while number.saturating_sub(all.load(Ordering::Relaxed) + lost) >= WINDOW {

@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 
 use super::attack::{Scene, few_flows};
 use super::{Case, client_ip, held};
-use crate::lab::{Lab, Wish};
+use crate::fixture::{Fixture, Wish};
 use crate::manifest::{Family, pod_ip};
 use crate::peer::tcp_info;
 use crate::raw::{self, ACK, FIN, RST, Segment, Wire};
@@ -40,10 +40,10 @@ struct Connection {
 }
 
 impl Connection {
-    fn open(lab: &Lab, family: Family, what: &'static str) -> Result<Self> {
+    fn open(fixture: &Fixture, family: Family, what: &'static str) -> Result<Self> {
         let to = held::node_port(family, true);
         let stream =
-            lab.client_space.inside(|| Ok(TcpStream::connect_timeout(&to, Duration::from_secs(30))?))?;
+            fixture.client_space.inside(|| Ok(TcpStream::connect_timeout(&to, Duration::from_secs(30))?))?;
         stream.set_read_timeout(Some(Duration::from_secs(5)))?;
         let from = stream.local_addr()?;
         let mut connection = Self { stream, server: String::new(), from, to, what };
@@ -101,24 +101,24 @@ const FORGERIES: [&str; 6] = [
 ];
 
 /// From each endpoint's pod to the node.
-fn endpoints(lab: &Lab) -> Result<Vec<Wire>> {
+fn endpoints(fixture: &Fixture) -> Result<Vec<Wire>> {
     [0, 1]
         .into_iter()
         .map(|pod: u8| {
-            lab.in_pod_space(pod, |space| Wire::new(space, "eth0", (&lab.node, &format!("p{pod}"))))
+            fixture.in_pod_space(pod, |space| Wire::new(space, "eth0", (&fixture.node, &format!("p{pod}"))))
         })
         .collect()
 }
 
 /// Both ends throw such segments away, or challenge them; after a silence the connection goes on where it was.
-fn ignored(lab: &Lab) -> Result<()> {
-    let scene = Scene::new(lab, &[(0, true), (1, true)], 50)?;
-    let endpoints = endpoints(lab)?;
+fn ignored(fixture: &Fixture) -> Result<()> {
+    let scene = Scene::new(fixture, &[(0, true), (1, true)], 50)?;
+    let endpoints = endpoints(fixture)?;
     let mut connections = Vec::new();
     for family in Family::BOTH {
         for what in FORGERIES {
             for _ in 0..EACH {
-                connections.push(Connection::open(lab, family, what)?);
+                connections.push(Connection::open(fixture, family, what)?);
             }
         }
     }
@@ -134,15 +134,15 @@ fn ignored(lab: &Lab) -> Result<()> {
         }
     }
     ensure!(wrong.is_empty(), "{} of {} lost:\n{}", wrong.len(), connections.len(), wrong.join("\n"));
-    held::nothing_is_lost(lab, "after forged segments").map(drop)
+    held::nothing_is_lost(fixture, "after forged segments").map(drop)
 }
 
 /// With the right sequence number it is believed; the same client port then begins anew.
-fn believed(lab: &Lab) -> Result<()> {
-    let scene = Scene::new(lab, &[(0, true), (1, true)], 50)?;
+fn believed(fixture: &Fixture) -> Result<()> {
+    let scene = Scene::new(fixture, &[(0, true), (1, true)], 50)?;
     for family in Family::BOTH {
         for round in 0..EACH {
-            let mut connection = Connection::open(lab, family, "nothing")?;
+            let mut connection = Connection::open(fixture, family, "nothing")?;
             let (seq, ack) = tcp_info::sequences(&connection.stream)?;
             let Connection { from, to, .. } = connection;
             scene.wire.send(&Segment { from, to, flags: RST, seq, ack }.packet())?;
@@ -151,16 +151,16 @@ fn believed(lab: &Lab) -> Result<()> {
             drop(connection);
             let again = crate::peer::Attempt::new(crate::peer::Kind::Tcp, to).at_port(from.port());
             let seen =
-                lab.client.reach(again).with_context(|| format!("{family:?}, round {round}: again"))?;
+                fixture.client.reach(again).with_context(|| format!("{family:?}, round {round}: again"))?;
             ensure!(seen.syn_retransmits == 0, "{family:?}: a SYN of the new connection was lost");
         }
     }
-    held::nothing_is_lost(lab, "after resets of others").map(drop)
+    held::nothing_is_lost(fixture, "after resets of others").map(drop)
 }
 
 /// Errors about replies of each connection, from an unknown router, and about connections that are none.
-fn icmp_errors(lab: &Lab) -> Result<()> {
-    let scene = Scene::new(lab, &[(0, true), (1, true)], 50)?;
+fn icmp_errors(fixture: &Fixture) -> Result<()> {
+    let scene = Scene::new(fixture, &[(0, true), (1, true)], 50)?;
     let mut connections = Vec::new();
     for family in Family::BOTH {
         let (router, kinds): (&str, [(u8, u8); 5]) = match family {
@@ -172,7 +172,7 @@ fn icmp_errors(lab: &Lab) -> Result<()> {
         let mtu = if family == Family::V4 { 576 } else { 1280 };
         let node = held::node_port(family, true);
         for _ in 0..2 * EACH {
-            let connection = Connection::open(lab, family, "nothing")?;
+            let connection = Connection::open(fixture, family, "nothing")?;
             let (_, expects) = tcp_info::sequences(&connection.stream)?;
             for kind in kinds {
                 for seq in [expects.wrapping_add(0x4000_0000), expects.wrapping_sub(1)] {
@@ -193,5 +193,5 @@ fn icmp_errors(lab: &Lab) -> Result<()> {
         let answer = connection.ask();
         ensure!(answer.as_ref().ok() == Some(&connection.server), "{}: {answer:?}", connection.from);
     }
-    held::nothing_is_lost(lab, "after ICMP errors").map(drop)
+    held::nothing_is_lost(fixture, "after ICMP errors").map(drop)
 }

@@ -12,7 +12,7 @@ use serde_json::json;
 use super::exposed::{is_sent_on, node_port, open_up, put};
 use super::path_mtu::{never_cut, path_mtu};
 use super::{Case, held, udp};
-use crate::lab::{Lab, SMALL, SOON, Wish, eventually};
+use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
 use crate::manifest::{Family, Service, cluster_ip, pod_ip};
 use crate::peer::{Attempt, Kind};
 use crate::raw;
@@ -27,17 +27,17 @@ pub const CASES: &[Case] = &[
     Case {
         name: "forwarding::the_next_hop_changes_its_address",
         wish: WISH,
-        run: |lab| neighbour(lab, Family::V4, false),
+        run: |fixture| neighbour(fixture, Family::V4, false),
     },
     Case {
         name: "forwarding::the_next_hop_changes_its_address_v6",
         wish: WISH,
-        run: |lab| neighbour(lab, Family::V6, false),
+        run: |fixture| neighbour(fixture, Family::V6, false),
     },
     Case {
         name: "forwarding::the_stack_notices_such_a_change",
         wish: WISH,
-        run: |lab| Family::BOTH.into_iter().try_for_each(|family| neighbour(lab, family, true)),
+        run: |fixture| Family::BOTH.into_iter().try_for_each(|family| neighbour(fixture, family, true)),
     },
     Case {
         name: "forwarding::errors_about_a_service_with_a_high_port",
@@ -46,15 +46,15 @@ pub const CASES: &[Case] = &[
     },
 ];
 
-fn many(lab: &Lab) -> Result<()> {
-    open_up(lab)?;
-    held::serve(lab, 0)?;
-    held::put(lab, &[(0, false)])?;
+fn many(fixture: &Fixture) -> Result<()> {
+    open_up(fixture)?;
+    held::serve(fixture, 0)?;
+    held::put(fixture, &[(0, false)])?;
     for family in Family::BOTH {
-        is_sent_on(lab, held::node_port(family, true), Kind::Tcp)?;
+        is_sent_on(fixture, held::node_port(family, true), Kind::Tcp)?;
     }
-    held::hold(lab, 5_000)?;
-    let held = held::nothing_is_lost(lab, "all at once")?;
+    held::hold(fixture, 5_000)?;
+    let held = held::nothing_is_lost(fixture, "all at once")?;
     ensure!(held.alive == 10_000, "{held:?}");
     Ok(())
 }
@@ -66,8 +66,8 @@ const NEIGHBOUR: [(&str, &str); 3] =
 const RECOVERS: Duration = Duration::from_secs(15);
 
 /// The pod need not ask for the node, which would tell its own address.
-fn knows_the_node(lab: &Lab) -> Result<()> {
-    let (mac, _) = raw::device(&lab.node, "p0")?;
+fn knows_the_node(fixture: &Fixture) -> Result<()> {
+    let (mac, _) = raw::device(&fixture.node, "p0")?;
     let node: Vec<_> = mac.iter().map(|octet| format!("{octet:02x}")).collect();
     let node = node.join(":");
     let [first, second, third, fourth, fifth, sixth] = mac.map(u16::from);
@@ -75,46 +75,47 @@ fn knows_the_node(lab: &Lab) -> Result<()> {
     let link_local = Ipv6Addr::new(0xfe80, 0, 0, 0, halves[0], halves[1], halves[2], halves[3]).to_string();
     let line = |gateway: &str| format!("neigh replace {gateway} lladdr {node} dev eth0 nud permanent\n");
     let lines: String = ["10.99.0.1", "fd99::1", &link_local].into_iter().map(line).collect();
-    lab.in_pod_space(0, |pod| pod.ip(&lines))
+    fixture.in_pod_space(0, |pod| pod.ip(&lines))
 }
 
 /// The endpoint's machine gets another Ethernet address, without an announcement.
-fn neighbour(lab: &Lab, family: Family, here: bool) -> Result<()> {
-    open_up(lab)?;
+fn neighbour(fixture: &Fixture, family: Family, here: bool) -> Result<()> {
+    open_up(fixture)?;
     for version in ["ipv4", "ipv6"] {
         for (name, value) in NEIGHBOUR {
-            lab.node.sysctl(&format!("net/{version}/neigh/p0/{name}"), value)?;
+            fixture.node.sysctl(&format!("net/{version}/neigh/p0/{name}"), value)?;
         }
     }
-    knows_the_node(lab)?;
-    put(lab, &[(0, here)], &json!({}), &[])?;
+    knows_the_node(fixture)?;
+    put(fixture, &[(0, here)], &json!({}), &[])?;
     let to = node_port(family, Kind::Udp);
     if !here {
-        is_sent_on(lab, to, Kind::Udp)?;
+        is_sent_on(fixture, to, Kind::Udp)?;
     }
-    lab.client.open(0, Attempt { patience: 1, ..Attempt::new(Kind::Udp, to) })?;
-    eventually(SOON, || lab.client.hears(0, None))?;
+    fixture.client.open(0, Attempt { patience: 1, ..Attempt::new(Kind::Udp, to) })?;
+    eventually(SOON, || fixture.client.hears(0, None))?;
     // The kernel's own time to find the neighbour stale.
     let end = Instant::now() + Duration::from_secs(4);
     while Instant::now() < end {
-        lab.client.hears(0, None)?;
+        fixture.client.hears(0, None)?;
         std::thread::sleep(Duration::from_millis(50));
     }
     let last = if family == Family::V4 { 4 } else { 6 };
-    lab.in_pod_space(0, |pod| pod.ip(&format!("link set eth0 address 02:00:00:00:77:{last:02x}\n")))?;
-    knows_the_node(lab)?;
+    fixture.in_pod_space(0, |pod| pod.ip(&format!("link set eth0 address 02:00:00:00:77:{last:02x}\n")))?;
+    knows_the_node(fixture)?;
     let start = Instant::now();
-    eventually(RECOVERS, || lab.client.hears(0, None))?;
+    eventually(RECOVERS, || fixture.client.hears(0, None))?;
     ensure!(start.elapsed() > Duration::from_millis(500), "nothing was lost at all");
     Ok(())
 }
 
 /// Sockets at both ends of the Service; the endpoint's is connected to the client, as it sees it.
-fn pair(lab: &Lab, client: &Space, family: Family) -> Result<(UdpSocket, UdpSocket)> {
+fn pair(fixture: &Fixture, client: &Space, family: Family) -> Result<(UdpSocket, UdpSocket)> {
     let to: SocketAddr = (cluster_ip(family, HIGH.number), 61_005).into();
     let any = if family == Family::V4 { "0.0.0.0:0" } else { "[::]:0" };
     // The one before may still be closing: see `is_refused`.
-    let endpoint = eventually(SOON, || lab.in_pod(0, || Ok(UdpSocket::bind((pod_ip(family, 0), 7071))?)))?;
+    let endpoint =
+        eventually(SOON, || fixture.in_pod(0, || Ok(UdpSocket::bind((pod_ip(family, 0), 7071))?)))?;
     let dials = client.inside(|| Ok(UdpSocket::bind(any)?))?;
     for socket in [&endpoint, &dials] {
         socket.set_read_timeout(Some(Duration::from_secs(5)))?;
@@ -147,11 +148,11 @@ fn is_refused(socket: &UdpSocket) -> Result<()> {
     Ok(())
 }
 
-fn high_port(lab: &Lab) -> Result<()> {
+fn high_port(fixture: &Fixture) -> Result<()> {
     let far = Space::new("far")?;
-    lab.client_space.join(&far, "f0", "10.97.5", "fd97:5:")?;
-    lab.client_space.ip("link set f0 mtu 1300\n")?;
-    lab.node.ip("route add 10.97.5.0/24 via 10.98.0.2\nroute add fd97:5::/64 via fd98::2\n")?;
+    fixture.client_space.join(&far, "f0", "10.97.5", "fd97:5:")?;
+    fixture.client_space.ip("link set f0 mtu 1300\n")?;
+    fixture.node.ip("route add 10.97.5.0/24 via 10.98.0.2\nroute add fd97:5::/64 via fd98::2\n")?;
     let mut wrong = Vec::new();
     for family in Family::BOTH {
         let mut refused = |what: &str, socket: &UdpSocket| {
@@ -160,16 +161,16 @@ fn high_port(lab: &Lab) -> Result<()> {
             }
         };
         // The endpoint is told that the client is gone.
-        let (dials, endpoint) = pair(lab, &lab.client_space, family)?;
+        let (dials, endpoint) = pair(fixture, &fixture.client_space, family)?;
         drop(dials);
         refused("the client is gone", &endpoint);
         drop(endpoint);
         // And the client, that the endpoint is.
-        let (dials, endpoint) = pair(lab, &lab.client_space, family)?;
+        let (dials, endpoint) = pair(fixture, &fixture.client_space, family)?;
         drop(endpoint);
         refused("the endpoint is gone", &dials);
         // The endpoint is told how small the client's link is.
-        let (_dials, endpoint) = pair(lab, &far, family)?;
+        let (_dials, endpoint) = pair(fixture, &far, family)?;
         never_cut(&endpoint, family)?;
         endpoint.send(&[b'x'; 1400])?;
         let knows = eventually(Duration::from_secs(5), || {

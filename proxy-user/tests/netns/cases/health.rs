@@ -8,7 +8,7 @@ use aya::maps::MapData;
 
 use super::{Case, vip};
 use crate::agent;
-use crate::lab::{Lab, SOON, Wish, eventually};
+use crate::fixture::{Fixture, SOON, Wish, eventually};
 use crate::manifest::{Family, Folder, Port, Service};
 use crate::peer::{Attempt, Kind};
 
@@ -35,14 +35,14 @@ const fn web(ports: &'static [Port]) -> Service {
     Service { name: "web", number: 10, ports }
 }
 
-fn status(lab: &Lab, path: &str) -> Result<u16> {
-    Ok(agent::get(&lab.node, 10_256, path)?.0)
+fn status(fixture: &Fixture, path: &str) -> Result<u16> {
+    Ok(agent::get(&fixture.node, 10_256, path)?.0)
 }
 
 /// Waits until the three paths answer so.
-fn answers(lab: &Lab, healthz: u16, livez: u16, readyz: u16) -> Result<()> {
+fn answers(fixture: &Fixture, healthz: u16, livez: u16, readyz: u16) -> Result<()> {
     eventually(SOON, || {
-        let found = (status(lab, "/healthz")?, status(lab, "/livez")?, status(lab, "/readyz")?);
+        let found = (status(fixture, "/healthz")?, status(fixture, "/livez")?, status(fixture, "/readyz")?);
         ensure!(found == (healthz, livez, readyz), "healthz, livez, readyz: {found:?}");
         Ok(())
     })
@@ -52,13 +52,16 @@ fn attempt() -> Attempt {
     Attempt::new(Kind::Tcp, vip(Family::V4, ONE, Kind::Tcp))
 }
 
-fn works(lab: &Lab) -> Result<()> {
-    lab.clients().into_iter().try_for_each(|(path, client)| client.reach(attempt()).map(drop).context(path))
+fn works(fixture: &Fixture) -> Result<()> {
+    fixture
+        .clients()
+        .into_iter()
+        .try_for_each(|(path, client)| client.reach(attempt()).map(drop).context(path))
 }
 
-fn too_many(lab: &Lab) -> Result<()> {
-    answers(lab, 200, 200, 200)?;
-    let folder = lab.setup().manifests.clone().context("no folder")?;
+fn too_many(fixture: &Fixture) -> Result<()> {
+    answers(fixture, 200, 200, 200)?;
+    let folder = fixture.setup().manifests.clone().context("no folder")?;
     let service = |number: u8| {
         format!(
             "---\napiVersion: v1\nkind: Service\nmetadata: {{name: more-{number}, namespace: default}}\n\
@@ -67,19 +70,19 @@ fn too_many(lab: &Lab) -> Result<()> {
     };
     let more = folder.join("more.yaml");
     fs::write(&more, (1..=20).map(service).collect::<String>())?;
-    answers(lab, 503, 200, 200).context("it has been ready, and is not restarted")?;
-    let problems = agent::get(&lab.node, 10_249, "/problems")?.1;
+    answers(fixture, 503, 200, 200).context("it has been ready, and is not restarted")?;
+    let problems = agent::get(&fixture.node, 10_249, "/problems")?.1;
     ensure!(problems.contains("--max-frontends"), "{problems}");
-    works(lab)?;
-    lab.kill()?;
-    lab.start()?;
-    lab.agent_mut()?.says(&["first sync done"])?;
-    answers(lab, 503, 200, 503).context("a first sync that failed is not done")?;
-    let reason = agent::get(&lab.node, 10_256, "/readyz")?.1;
+    works(fixture)?;
+    fixture.kill()?;
+    fixture.start()?;
+    fixture.agent_mut()?.says(&["first sync done"])?;
+    answers(fixture, 503, 200, 503).context("a first sync that failed is not done")?;
+    let reason = agent::get(&fixture.node, 10_256, "/readyz")?.1;
     ensure!(reason.contains("Service ports could not be programmed"), "{reason}");
     fs::remove_file(&more)?;
-    answers(lab, 200, 200, 200)?;
-    works(lab)
+    answers(fixture, 200, 200, 200)?;
+    works(fixture)
 }
 
 /// `bpftool map freeze`: programs still write, and user space cannot.
@@ -92,17 +95,18 @@ fn freeze(map: &MapData) -> io::Result<()> {
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-fn frozen(lab: &Lab) -> Result<()> {
-    answers(lab, 200, 200, 200)?;
-    let folder = Folder::at(lab.setup().manifests.clone().context("no folder")?);
+fn frozen(fixture: &Fixture) -> Result<()> {
+    answers(fixture, 200, 200, 200)?;
+    let folder = Folder::at(fixture.setup().manifests.clone().context("no folder")?);
     // The new list of endpoints is written; that the Service has it cannot be.
-    freeze(&MapData::from_pin(lab.bpffs().join("ballast/services"))?).context("cannot freeze `services`")?;
+    freeze(&MapData::from_pin(fixture.bpffs().join("ballast/services"))?)
+        .context("cannot freeze `services`")?;
     folder.put(ONE)?;
-    answers(lab, 503, 200, 200)?;
-    let problems = agent::get(&lab.node, 10_249, "/problems")?.1;
+    answers(fixture, 503, 200, 200)?;
+    let problems = agent::get(&fixture.node, 10_249, "/problems")?.1;
     ensure!(problems.contains("default/web"), "{problems}");
     // The endpoint that left serves no longer all the same.
-    for (path, client) in lab.clients() {
+    for (path, client) in fixture.clients() {
         let seen = super::spread(client, attempt(), 24)?;
         ensure!(seen.iter().all(|server| server.starts_with("0/")), "{path}: {seen:?}");
     }

@@ -10,7 +10,7 @@ use anyhow::{Result, ensure};
 use serde_json::json;
 
 use super::exposed::node_ip;
-use crate::lab::{Lab, SOON, eventually};
+use crate::fixture::{Fixture, SOON, eventually};
 use crate::manifest::{Family, cluster_ip, pod_ip};
 use crate::peer::{Attempt, Held, Kind};
 
@@ -27,7 +27,7 @@ pub fn node_port(family: Family, is_tcp: bool) -> SocketAddr {
 }
 
 /// Writes the Service; `pods`: number, and whether it is said to be on this node.
-pub fn put(lab: &Lab, pods: &[(u8, bool)]) -> Result<()> {
+pub fn put(fixture: &Fixture, pods: &[(u8, bool)]) -> Result<()> {
     let ips = Family::BOTH.map(|family| cluster_ip(family, NUMBER));
     let service = json!({
         "apiVersion": "v1",
@@ -68,34 +68,34 @@ pub fn put(lab: &Lab, pods: &[(u8, bool)]) -> Result<()> {
         // Writing to a String cannot fail.
         let _ = writeln!(text, "---\n{slice}");
     }
-    lab.folder.put_text("held", &text)
+    fixture.folder.put_text("held", &text)
 }
 
 /// Serves the Service's TCP port in a pod, for thousands of connections; the server is called as the pod.
-pub fn serve(lab: &Lab, pod: u8) -> Result<()> {
-    let peer = lab.pod(pod)?;
+pub fn serve(fixture: &Fixture, pod: u8) -> Result<()> {
+    let peer = fixture.pod(pod)?;
     Family::BOTH
         .into_iter()
         .try_for_each(|family| peer.serve_many((pod_ip(family, pod), TARGETS[0]).into(), &pod.to_string()))
 }
 
 /// Opens so many connections of the client outside in each family, as soon as the Service is there.
-pub fn hold(lab: &Lab, count: usize) -> Result<()> {
+pub fn hold(fixture: &Fixture, count: usize) -> Result<()> {
     for family in Family::BOTH {
         let attempt = Attempt { patience: PATIENCE, ..Attempt::new(Kind::Tcp, node_port(family, true)) };
-        eventually(SOON, || lab.client.reach(Attempt::new(Kind::Tcp, attempt.to)))?;
-        let held = lab.client.hold(attempt, count)?;
+        eventually(SOON, || fixture.client.reach(Attempt::new(Kind::Tcp, attempt.to)))?;
+        let held = fixture.client.hold(attempt, count)?;
         ensure!(held.lost == 0, "{family:?}: {} of {count} connects failed: {held:?}", held.lost);
         ensure!(held.syn_retransmits == 0, "{family:?}: SYNs were sent again: {held:?}");
     }
-    let held = lab.client.pulse(PATIENCE)?;
+    let held = fixture.client.pulse(PATIENCE)?;
     ensure!(held.lost == 0, "before anything happened: {held:?}");
     Ok(())
 }
 
 /// Every connection still answers, and from the same server.
-pub fn nothing_is_lost(lab: &Lab, what: &str) -> Result<Held> {
-    let held = lab.client.pulse(PATIENCE)?;
+pub fn nothing_is_lost(fixture: &Fixture, what: &str) -> Result<Held> {
+    let held = fixture.client.pulse(PATIENCE)?;
     ensure!(
         held.lost == 0,
         "{what}: {} connections lost, {} left: {:?}",
@@ -111,10 +111,10 @@ pub struct Sink(UdpSocket);
 
 impl Sink {
     /// In a pod, at the Service's UDP port.
-    pub fn new(lab: &Lab, family: Family, pod: u8) -> Result<Self> {
+    pub fn new(fixture: &Fixture, family: Family, pod: u8) -> Result<Self> {
         let addr = (pod_ip(family, pod), TARGETS[1]);
         // A program that another case starts keeps the socket of the last sink until it is executed.
-        let socket = eventually(SOON, || lab.in_pod(pod, || Ok(UdpSocket::bind(addr)?)))?;
+        let socket = eventually(SOON, || fixture.in_pod(pod, || Ok(UdpSocket::bind(addr)?)))?;
         socket2::SockRef::from(&socket).set_recv_buffer_size(8 << 20)?;
         Ok(Self(socket))
     }

@@ -1,12 +1,14 @@
 //! `--connect-latency`: connections of sockets and of packets are measured, and shown.
 
-use anyhow::{Context as _, Result, ensure};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context as _, Result, bail, ensure};
 use proxy_common::latency::LatencyEntry;
 use proxy_user::maps::view::View;
 
-use super::{Case, tcp};
+use super::{Case, client_ip, tcp};
 use crate::agent::{self, ask};
-use crate::lab::{Lab, SOON, Wish, eventually};
+use crate::fixture::{Fixture, SOON, Wish, eventually};
 use crate::manifest::{Family, Service, cluster_ip};
 use crate::peer::{Attempt, Kind, Peer};
 
@@ -27,7 +29,7 @@ pub const CASES: &[Case] = &[Case {
     run: measures,
 }];
 
-fn dialled(family: Family, service: &Service) -> Attempt {
+fn orig_dst(family: Family, service: &Service) -> Attempt {
     Attempt::new(Kind::Tcp, (cluster_ip(family, service.number), 80).into())
 }
 
@@ -50,42 +52,42 @@ fn measured(view: &View, service: &str, family: Family) -> Result<[LatencyEntry;
     Ok(found)
 }
 
-fn measures(lab: &Lab) -> Result<()> {
-    let view = View::open(&lab.bpffs())?;
+fn measures(fixture: &Fixture) -> Result<()> {
+    let view = View::open(&fixture.bpffs())?;
     for family in Family::BOTH {
-        for client in [&lab.local, &lab.client] {
+        for client in [&fixture.local, &fixture.client] {
             let [before, _] = measured(&view, "web", family)?;
             measures_one(client, &view, family, before.answered())?;
         }
-        let refused = |client: &Peer| client.fails(dialled(family, &CLOSED), libc::ECONNREFUSED);
-        eventually(SOON, || refused(&lab.local))?;
-        eventually(SOON, || refused(&lab.client))?;
+        let refused = |client: &Peer| client.fails(orig_dst(family, &CLOSED), libc::ECONNREFUSED);
+        eventually(SOON, || refused(&fixture.local))?;
+        eventually(SOON, || refused(&fixture.client))?;
         let [all, endpoints] = measured(&view, "closed", family)?;
         ensure!(all == endpoints && all.answered() == 0, "{all:?}, {endpoints:?}");
         ensure!(all.refused >= 2, "a socket and a packet were refused: {all:?}");
     }
-    shows(lab)
+    shows(fixture)
 }
 
 /// Each connection of the client is measured once.
 fn measures_one(client: &Peer, view: &View, family: Family, before: u64) -> Result<()> {
-    eventually(SOON, || client.reach(dialled(family, &WEB)))?;
-    let seen = client.many(dialled(family, &WEB), MANY)?;
+    eventually(SOON, || client.reach(orig_dst(family, &WEB)))?;
+    let seen = client.many(orig_dst(family, &WEB), MANY)?;
     ensure!(seen.failed == 0, "{seen:?}");
     let [all, endpoints] = measured(view, "web", family)?;
     ensure!(all == endpoints, "{family:?}: {all:?} of the Service, {endpoints:?} of its endpoints");
     let more = all.answered() - before;
-    // Attempts before the Service was in force, if there were any, met no Service.
+    // Attempts before the Service was programmed, if there were any, met no Service.
     ensure!(more == MANY as u64 + 1, "{family:?}: {more} more instead of {}", MANY + 1);
     ensure!(all.sum_us > 0, "{family:?}: it took no time: {all:?}");
     Ok(())
 }
 
-fn shows(lab: &Lab) -> Result<()> {
-    let shown = ask(&lab.node, &["service", "show", "web"], &lab.bpffs())?;
+fn shows(fixture: &Fixture) -> Result<()> {
+    let shown = ask(&fixture.node, &["service", "show", "web"], &fixture.bpffs())?;
     let latency = shown["ports"][0]["latency"].as_array().context("no latency")?;
     ensure!(latency.len() == 3 && latency[0]["answered"].as_u64() >= Some(2 * MANY as u64), "{shown}");
-    let (_, metrics) = agent::get(&lab.node, 10_249, "/metrics")?;
+    let (_, metrics) = agent::get(&fixture.node, 10_249, "/metrics")?;
     for start in [
         "ballast_connect_latency_seconds_count{",
         "ballast_connect_latency_seconds_bucket{le=\"+Inf\"",
@@ -93,6 +95,36 @@ fn shows(lab: &Lab) -> Result<()> {
         "ballast_connect_retransmits_total{",
     ] {
         ensure!(metrics.lines().any(|line| line.starts_with(start)), "no `{start}` in /metrics");
+    }
+    shows_examples(fixture, &metrics)
+}
+
+/// A reader that asks for `OpenMetrics` gets connections of the packet path beside the buckets; others get none.
+fn shows_examples(fixture: &Fixture, plain: &str) -> Result<()> {
+    ensure!(!plain.contains(" # {"), "the plain format has no exemplars");
+    let (_, text) =
+        agent::get_as(&fixture.node, 10_249, "/metrics", "application/openmetrics-text; version=1.0.0")?;
+    for family in Family::BOTH {
+        let start = match family {
+            Family::V4 => format!("client=\"{}:", client_ip(family)),
+            Family::V6 => format!("client=\"[{}]:", client_ip(family)),
+        };
+        let examples: Vec<_> = text.lines().filter_map(|line| line.split_once(" # {")).collect();
+        let (sample, example) = examples
+            .iter()
+            .find(|(_, example)| example.starts_with(&start))
+            .context("no exemplar of the client")?;
+        ensure!(
+            sample.starts_with("ballast_connect_latency_seconds_bucket{le=")
+                && sample.contains("name=\"web\""),
+            "{sample}"
+        );
+        let (_, numbers) = example.split_once("} ").context("no value")?;
+        let [took, time] = numbers.split(' ').collect::<Vec<_>>()[..] else { bail!("{numbers}") };
+        let (took, time): (f64, f64) = (took.parse()?, time.parse()?);
+        ensure!(took > 0.0 && took < 60.0, "{example}");
+        let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs_f64();
+        ensure!((now - time).abs() < 120.0, "{example} at {now}");
     }
     Ok(())
 }

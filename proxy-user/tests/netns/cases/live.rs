@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::exposed::{NODE_PORTS, NUMBER, State, node_ip, node_port, open_up, put, put_in, reach};
 use super::{Case, spread};
-use crate::lab::{Lab, SMALL, SOON, Wish, eventually};
+use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
 use crate::manifest::{Family, cluster_ip};
 use crate::peer::{Attempt, Kind, Peer};
 
@@ -37,13 +37,13 @@ fn is_closed(client: &Peer, to: SocketAddr) -> Result<()> {
     Ok(())
 }
 
-fn types(lab: &Lab) -> Result<()> {
-    open_up(lab)?;
+fn types(fixture: &Fixture) -> Result<()> {
+    open_up(fixture)?;
     let virtual_ips: [IpAddr; 2] = ["203.0.113.7".parse()?, "fd77::7".parse()?];
     // A connection through all of it.
-    put(lab, &[(0, true)], &json!({}), &[])?;
-    eventually(SOON, || reach(lab, Attempt::new(Kind::Tcp, cluster(Family::V4, Kind::Tcp))))?;
-    lab.client.open(1, Attempt::new(Kind::Tcp, cluster(Family::V4, Kind::Tcp)))?;
+    put(fixture, &[(0, true)], &json!({}), &[])?;
+    eventually(SOON, || reach(fixture, Attempt::new(Kind::Tcp, cluster(Family::V4, Kind::Tcp))))?;
+    fixture.client.open(1, Attempt::new(Kind::Tcp, cluster(Family::V4, Kind::Tcp)))?;
     let types = ["ClusterIP", "NodePort", "LoadBalancer", "NodePort", "LoadBalancer", "ClusterIP"];
     for (round, kind) in types.into_iter().enumerate() {
         let port = |number: usize| if kind == "ClusterIP" { Value::Null } else { json!(NODE_PORTS[number]) };
@@ -52,38 +52,38 @@ fn types(lab: &Lab) -> Result<()> {
             {"name": "tcp", "port": 80, "nodePort": port(0), "protocol": "TCP"},
             {"name": "udp", "port": 53, "nodePort": port(1), "protocol": "UDP"},
         ]);
-        put(lab, &[(0, true)], &json!({"type": kind, "ports": ports}), ingress)?;
+        put(fixture, &[(0, true)], &json!({"type": kind, "ports": ports}), ingress)?;
         for (family, virtual_ip) in Family::BOTH.into_iter().zip(virtual_ips) {
             let told = |error| format!("round {round}, {kind}, {family:?}: {error}");
             eventually(SOON, || match kind {
-                "ClusterIP" => is_closed(&lab.client, node_port(family, Kind::Tcp)),
-                _ => reach(lab, Attempt::new(Kind::Tcp, node_port(family, Kind::Tcp))).map(drop),
+                "ClusterIP" => is_closed(&fixture.client, node_port(family, Kind::Tcp)),
+                _ => reach(fixture, Attempt::new(Kind::Tcp, node_port(family, Kind::Tcp))).map(drop),
             })
             .with_context(|| told("node port"))?;
             eventually(SOON, || match kind {
-                "LoadBalancer" => reach(lab, Attempt::new(Kind::Udp, (virtual_ip, 53).into())).map(drop),
-                _ => is_closed(&lab.client, (virtual_ip, 80).into()),
+                "LoadBalancer" => reach(fixture, Attempt::new(Kind::Udp, (virtual_ip, 53).into())).map(drop),
+                _ => is_closed(&fixture.client, (virtual_ip, 80).into()),
             })
             .with_context(|| told("load balancer"))?;
             for kind in Kind::ALL {
-                reach(lab, Attempt::new(kind, cluster(family, kind)))?;
-                lab.local.reach(Attempt::new(kind, cluster(family, kind)))?;
+                reach(fixture, Attempt::new(kind, cluster(family, kind)))?;
+                fixture.local.reach(Attempt::new(kind, cluster(family, kind)))?;
             }
         }
-        lab.client.hears(1, None)?;
+        fixture.client.hears(1, None)?;
     }
     Ok(())
 }
 
-fn affinity(lab: &Lab) -> Result<()> {
+fn affinity(fixture: &Fixture) -> Result<()> {
     let on = json!({
         "sessionAffinity": "ClientIP",
         "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": 10_800}},
     });
     for (round, spec) in [json!({}), on.clone(), json!({"sessionAffinity": "None"}), on].iter().enumerate() {
-        put(lab, &[(0, true), (1, true)], spec, &[])?;
+        put(fixture, &[(0, true), (1, true)], spec, &[])?;
         let servers = if round % 2 == 0 { 2 } else { 1 };
-        for (path, client) in lab.clients() {
+        for (path, client) in fixture.clients() {
             for family in Family::BOTH {
                 for kind in Kind::ALL {
                     eventually(SOON, || {
@@ -101,9 +101,9 @@ fn affinity(lab: &Lab) -> Result<()> {
 /// The policy, endpoints, and the pods that serve: every client inside, and a client outside at the node port.
 type Row<'a> = (&'a Value, &'a [(u8, bool, State)], &'a [&'a str], &'a [&'a str]);
 
-fn terminating(lab: &Lab) -> Result<()> {
+fn terminating(fixture: &Fixture) -> Result<()> {
     use State::{Done, Draining, Ready};
-    open_up(lab)?;
+    open_up(fixture)?;
     let local = json!({"externalTrafficPolicy": "Local"});
     let any = json!({});
     let table: [Row<'_>; 6] = [
@@ -115,12 +115,12 @@ fn terminating(lab: &Lab) -> Result<()> {
         (&local, &[(0, true, Draining), (1, true, Done), (2, false, Draining)], &["0", "2"], &["0"]),
     ];
     for (row, (spec, pods, inside, outside)) in table.into_iter().enumerate() {
-        put_in(lab, pods, spec, &[])?;
+        put_in(fixture, pods, spec, &[])?;
         for family in Family::BOTH {
             for kind in Kind::ALL {
                 for (who, client, to, expected) in [
-                    ("the node", &lab.local, cluster(family, kind), inside),
-                    ("a client outside", &lab.client, node_port(family, kind), outside),
+                    ("the node", &fixture.local, cluster(family, kind), inside),
+                    ("a client outside", &fixture.client, node_port(family, kind), outside),
                 ] {
                     let expected: BTreeSet<_> = expected.iter().map(|&pod| pod.to_owned()).collect();
                     eventually(SOON, || {
@@ -135,19 +135,19 @@ fn terminating(lab: &Lab) -> Result<()> {
         }
     }
     // And no endpoint at all: refused.
-    put_in(lab, &[(0, true, Done)], &any, &[])?;
+    put_in(fixture, &[(0, true, Done)], &any, &[])?;
     for family in Family::BOTH {
         eventually(SOON, || {
-            lab.local.fails(Attempt::new(Kind::Tcp, cluster(family, Kind::Tcp)), libc::ECONNREFUSED)?;
-            lab.client.fails(Attempt::new(Kind::Udp, node_port(family, Kind::Udp)), libc::ECONNREFUSED)
+            fixture.local.fails(Attempt::new(Kind::Tcp, cluster(family, Kind::Tcp)), libc::ECONNREFUSED)?;
+            fixture.client.fails(Attempt::new(Kind::Udp, node_port(family, Kind::Udp)), libc::ECONNREFUSED)
         })?;
     }
     Ok(())
 }
 
 /// What a load balancer outside is told: status, weight, body.
-fn ask(lab: &Lab, to: SocketAddr) -> Result<(u16, u64, Value)> {
-    let text = lab.client_space.inside(|| {
+fn ask(fixture: &Fixture, to: SocketAddr) -> Result<(u16, u64, Value)> {
+    let text = fixture.client_space.inside(|| {
         let mut stream = TcpStream::connect_timeout(&to, Duration::from_secs(5))?;
         stream.set_read_timeout(Some(Duration::from_secs(5)))?;
         write!(stream, "GET /anything HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n")?;
@@ -167,9 +167,9 @@ fn ask(lab: &Lab, to: SocketAddr) -> Result<(u16, u64, Value)> {
 /// Endpoints, and what a load balancer is told: status and weight.
 type Round<'a> = (&'a [(u8, bool, State)], u16, u64);
 
-fn health(lab: &Lab) -> Result<()> {
+fn health(fixture: &Fixture) -> Result<()> {
     const PORT: u16 = 32_123;
-    open_up(lab)?;
+    open_up(fixture)?;
     let spec = json!({"externalTrafficPolicy": "Local", "healthCheckNodePort": PORT});
     let rounds: [Round<'_>; 5] = [
         (&[(0, true, State::Ready)], 200, 1),
@@ -179,7 +179,7 @@ fn health(lab: &Lab) -> Result<()> {
         (&[(0, true, State::Ready)], 200, 1),
     ];
     for (pods, status, weight) in rounds {
-        put_in(lab, pods, &spec, &[])?;
+        put_in(fixture, pods, &spec, &[])?;
         for family in Family::BOTH {
             let body = json!({
                 "service": {"namespace": "default", "name": "open"},
@@ -187,7 +187,7 @@ fn health(lab: &Lab) -> Result<()> {
                 "serviceProxyHealthy": true,
             });
             eventually(SOON, || {
-                let seen = ask(lab, (node_ip(family), PORT).into())?;
+                let seen = ask(fixture, (node_ip(family), PORT).into())?;
                 ensure!(seen == (status, weight, body.clone()), "{pods:?}: {seen:?}");
                 Ok(())
             })?;
@@ -197,16 +197,16 @@ fn health(lab: &Lab) -> Result<()> {
     let is_open = |open: bool| {
         eventually(SOON, || {
             for family in Family::BOTH {
-                let answer = ask(lab, (node_ip(family), PORT).into());
+                let answer = ask(fixture, (node_ip(family), PORT).into());
                 ensure!(answer.is_ok() == open, "{family:?}: {answer:?}");
             }
             Ok(())
         })
     };
-    put(lab, &[(0, true)], &json!({}), &[])?;
+    put(fixture, &[(0, true)], &json!({}), &[])?;
     is_open(false)?;
-    put(lab, &[(0, true)], &spec, &[])?;
+    put(fixture, &[(0, true)], &spec, &[])?;
     is_open(true)?;
-    lab.folder.remove("open")?;
+    fixture.folder.remove("open")?;
     is_open(false)
 }

@@ -13,7 +13,7 @@ use proxy_user::maps::view::View;
 use super::exposed::{is_sent_on, node_ip, open_up};
 use super::held::{self, TARGETS, node_port};
 use super::{Case, client_ip};
-use crate::lab::{Lab, SMALL, SOON, Wish, eventually, nft};
+use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually, nft};
 use crate::manifest::{Family, pod_ip};
 use crate::peer::{Attempt, Kind};
 use crate::space::Space;
@@ -22,8 +22,8 @@ const WISH: Wish = Wish { pods: 2, services: &[], flags: SMALL };
 
 pub const CASES: &[Case] = &[
     Case { name: "masquerade::udp_in_turn", wish: WISH, run: udp },
-    Case { name: "masquerade::tcp_after_ballast", wish: WISH, run: |lab| tcp(lab, true) },
-    Case { name: "masquerade::tcp_before_ballast", wish: WISH, run: |lab| tcp(lab, false) },
+    Case { name: "masquerade::tcp_after_ballast", wish: WISH, run: |fixture| tcp(fixture, true) },
+    Case { name: "masquerade::tcp_before_ballast", wish: WISH, run: |fixture| tcp(fixture, false) },
     Case { name: "masquerade::under_the_number_of_a_node_port", wish: WISH, run: under_node_port },
 ];
 
@@ -36,9 +36,9 @@ const PATIENCE: u64 = 60;
 
 /// The second pod's packets to the first one leave under the node's address, as MASQUERADE with `--random-fully` does it on the
 /// device that has this address.
-fn masquerade(lab: &Lab) -> Result<()> {
-    open_up(lab)?;
-    held::put(lab, &[(0, false)])?;
+fn masquerade(fixture: &Fixture) -> Result<()> {
+    open_up(fixture)?;
+    held::put(fixture, &[(0, false)])?;
     for family in Family::BOTH {
         let name = if family == Family::V4 { "ip" } else { "ip6" };
         let (from, to, source) = (pod_ip(family, 1), pod_ip(family, 0), node_ip(family));
@@ -51,14 +51,14 @@ fn masquerade(lab: &Lab) -> Result<()> {
         };
         let rules = ["tcp", "udp"].map(rule).concat();
         let chain = format!("chain postrouting {{\ntype nat hook postrouting priority srcnat\n{rules}}}\n");
-        nft(&lab.node, &format!("table {name} shared {{\n{chain}}}\n"))?;
+        nft(&fixture.node, &format!("table {name} shared {{\n{chain}}}\n"))?;
     }
     Ok(())
 }
 
 /// How many connections of netfilter's had to leave by another port than it chose.
-fn moved(lab: &Lab) -> Result<usize> {
-    let flows = View::open(&lab.bpffs())?.flows()?;
+fn moved(fixture: &Fixture) -> Result<usize> {
+    let flows = View::open(&fixture.bpffs())?.flows()?;
     Ok(flows.iter().filter(|flow| flow.service == 0 && flow.source != flow.client).count())
 }
 
@@ -94,16 +94,16 @@ fn hears(socket: &UdpSocket, number: usize, wrong: &mut Vec<String>) -> Result<(
     Ok(())
 }
 
-fn udp(lab: &Lab) -> Result<()> {
-    masquerade(lab)?;
+fn udp(fixture: &Fixture) -> Result<()> {
+    masquerade(fixture)?;
     for family in Family::BOTH {
         let (service, endpoint) = (node_port(family, false), (pod_ip(family, 0), TARGETS[1]));
-        let server = lab.in_pod(0, || Ok(UdpSocket::bind(endpoint)?))?;
+        let server = fixture.in_pod(0, || Ok(UdpSocket::bind(endpoint)?))?;
         server.set_read_timeout(Some(Duration::from_millis(100)))?;
         let is_over = AtomicBool::new(false);
         let wrong = std::thread::scope(|scope| {
             scope.spawn(|| echo(&server, &is_over));
-            let result = exchange(lab, family, service, endpoint.into());
+            let result = exchange(fixture, family, service, endpoint.into());
             is_over.store(true, Ordering::Relaxed);
             result
         })?;
@@ -115,22 +115,27 @@ fn udp(lab: &Lab) -> Result<()> {
             wrong.first_chunk::<3>().unwrap_or(&Default::default())
         );
     }
-    let moved = moved(lab)?;
+    let moved = moved(fixture)?;
     ensure!(moved > 0, "no port was taken twice");
     Ok(())
 }
 
-fn exchange(lab: &Lab, family: Family, service: SocketAddr, endpoint: SocketAddr) -> Result<Vec<String>> {
+fn exchange(
+    fixture: &Fixture,
+    family: Family,
+    service: SocketAddr,
+    endpoint: SocketAddr,
+) -> Result<Vec<String>> {
     // Until the Service is there.
     eventually(SOON, || {
         let mut wrong = Vec::new();
-        let probe = sockets_of(&lab.client_space, client_ip(family), service)?;
+        let probe = sockets_of(&fixture.client_space, client_ip(family), service)?;
         hears(&probe, 0, &mut wrong)?;
         ensure!(wrong.is_empty(), "{wrong:?}");
         Ok(())
     })?;
-    let ours = sockets(&lab.client_space, client_ip(family), service)?;
-    let theirs = lab.in_pod_space(1, |pod| sockets(pod, pod_ip(family, 1), endpoint))?;
+    let ours = sockets(&fixture.client_space, client_ip(family), service)?;
+    let theirs = fixture.in_pod_space(1, |pod| sockets(pod, pod_ip(family, 1), endpoint))?;
     let mut wrong = Vec::new();
     // Ports are taken in turn; then all of them are known.
     for _ in 0..2 {
@@ -152,11 +157,11 @@ fn sockets_of(space: &Space, from: IpAddr, to: SocketAddr) -> Result<UdpSocket> 
 }
 
 /// The second one meets the ports of the first.
-fn tcp(lab: &Lab, ballast_first: bool) -> Result<()> {
-    masquerade(lab)?;
-    held::serve(lab, 0)?;
+fn tcp(fixture: &Fixture, ballast_first: bool) -> Result<()> {
+    masquerade(fixture)?;
+    held::serve(fixture, 0)?;
     for family in Family::BOTH {
-        is_sent_on(lab, node_port(family, true), Kind::Tcp)?;
+        is_sent_on(fixture, node_port(family, true), Kind::Tcp)?;
     }
     let theirs = || -> Result<()> {
         for family in Family::BOTH {
@@ -164,37 +169,37 @@ fn tcp(lab: &Lab, ballast_first: bool) -> Result<()> {
                 patience: PATIENCE,
                 ..Attempt::new(Kind::Tcp, (pod_ip(family, 0), TARGETS[0]).into())
             };
-            let held = lab.pod(1)?.hold(attempt, CONNECTIONS)?;
+            let held = fixture.pod(1)?.hold(attempt, CONNECTIONS)?;
             ensure!(held.lost == 0 && held.syn_retransmits == 0, "{family:?}, by netfilter: {held:?}");
         }
         Ok(())
     };
     if ballast_first {
-        held::hold(lab, CONNECTIONS)?;
+        held::hold(fixture, CONNECTIONS)?;
         theirs()?;
-        ensure!(moved(lab)? > 0, "no port was taken twice");
+        ensure!(moved(fixture)? > 0, "no port was taken twice");
     } else {
         theirs()?;
-        held::hold(lab, CONNECTIONS)?;
+        held::hold(fixture, CONNECTIONS)?;
     }
     for _ in 0..2 {
-        held::nothing_is_lost(lab, "Ballast's")?;
-        let held = lab.pod(1)?.pulse(PATIENCE).context("netfilter's")?;
+        held::nothing_is_lost(fixture, "Ballast's")?;
+        let held = fixture.pod(1)?.pulse(PATIENCE).context("netfilter's")?;
         ensure!(held.lost == 0, "netfilter's: {held:?}");
     }
     Ok(())
 }
 
 /// netfilter knows nothing of node ports, and gives their numbers too: each answer then comes to a node port of this node.
-fn under_node_port(lab: &Lab) -> Result<()> {
-    open_up(lab)?;
-    held::put(lab, &[(0, false)])?;
-    held::serve(lab, 0)?;
+fn under_node_port(fixture: &Fixture) -> Result<()> {
+    open_up(fixture)?;
+    held::put(fixture, &[(0, false)])?;
+    held::serve(fixture, 0)?;
     for family in Family::BOTH {
-        is_sent_on(lab, node_port(family, true), Kind::Tcp)?;
+        is_sent_on(fixture, node_port(family, true), Kind::Tcp)?;
         let outside = client_ip(family);
-        lab.client.serve(true, (outside, TARGETS[0]).into(), "outside")?;
-        lab.client.serve(false, (outside, TARGETS[1]).into(), "outside")?;
+        fixture.client.serve(true, (outside, TARGETS[0]).into(), "outside")?;
+        fixture.client.serve(false, (outside, TARGETS[1]).into(), "outside")?;
         let name = if family == Family::V4 { "ip" } else { "ip6" };
         let rule = |(proto, is_tcp)| {
             format!(
@@ -205,7 +210,7 @@ fn under_node_port(lab: &Lab) -> Result<()> {
         };
         let rules = [("tcp", true), ("udp", false)].map(rule).concat();
         let chain = format!("chain postrouting {{\ntype nat hook postrouting priority srcnat\n{rules}}}\n");
-        nft(&lab.node, &format!("table {name} numbers {{\n{chain}}}\n"))?;
+        nft(&fixture.node, &format!("table {name} numbers {{\n{chain}}}\n"))?;
     }
     for family in Family::BOTH {
         for (kind, target) in [(Kind::Tcp, TARGETS[0]), (Kind::Udp, TARGETS[1])] {
@@ -215,8 +220,8 @@ fn under_node_port(lab: &Lab) -> Result<()> {
                     continue;
                 }
                 let attempt = Attempt { patience: 5, ..Attempt::new(kind, (at, target).into()) };
-                let flows = || View::open(&lab.bpffs()).and_then(|view| view.flows());
-                let seen = lab.pod(1)?.reach(attempt).with_context(|| format!("flows: {:?}", flows()))?;
+                let flows = || View::open(&fixture.bpffs()).and_then(|view| view.flows());
+                let seen = fixture.pod(1)?.reach(attempt).with_context(|| format!("flows: {:?}", flows()))?;
                 let source = node_port(family, kind.is_tcp());
                 ensure!(
                     seen.server == server && seen.client == source,

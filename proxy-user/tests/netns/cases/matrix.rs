@@ -15,7 +15,7 @@ use serde_json::json;
 
 use super::exposed::{NODE_PORTS, NUMBER, node_ip, open_up, put};
 use super::{Case, client_ip};
-use crate::lab::{FAILS, Lab, SOON, Wish, eventually};
+use crate::fixture::{FAILS, Fixture, SOON, Wish, eventually};
 use crate::manifest::{Family, cluster_ip, pod_ip};
 use crate::peer::{Attempt, Failure, Kind, Peer, Seen};
 
@@ -155,7 +155,7 @@ fn is_right_source(family: Family, who: Who, seen: &Seen) -> bool {
     seen.client.ip() == expected
 }
 
-/// Address of [`Lab::add_client`].
+/// Address of [`Fixture::add_client`].
 fn late_ip(family: Family) -> IpAddr {
     match family {
         Family::V4 => [10, 97, 0, 2].into(),
@@ -163,11 +163,11 @@ fn late_ip(family: Family) -> IpAddr {
     }
 }
 
-fn run(lab: &Lab) -> Result<()> {
-    open_up(lab)?;
-    let (_space, late) = lab.add_client()?;
-    lab.agent_mut()?.is_attached(&["c1".to_owned()])?;
-    let pod = lab.pod(POD)?;
+fn run(fixture: &Fixture) -> Result<()> {
+    open_up(fixture)?;
+    let (_space, late) = fixture.add_client()?;
+    fixture.agent_mut()?.is_attached(&["c1".to_owned()])?;
+    let pod = fixture.pod(POD)?;
     let [v4, v6] = Family::BOTH.map(addresses);
     // UDP from a port that was used before goes on with the flow of then.
     let mut ports = FIRST_PORT..;
@@ -178,9 +178,9 @@ fn run(lab: &Lab) -> Result<()> {
             "externalIPs": [v4[1], v6[1]],
         });
         // Each of them has other entries than the one before.
-        let rows = || Ok::<_, anyhow::Error>(format!("{:?}", View::open(&lab.bpffs())?.services()?));
+        let rows = || Ok::<_, anyhow::Error>(format!("{:?}", View::open(&fixture.bpffs())?.services()?));
         let before = rows()?;
-        put(lab, setup.endpoints, &spec, &[v4[0], v6[0]])?;
+        put(fixture, setup.endpoints, &spec, &[v4[0], v6[0]])?;
         eventually(SOON, || {
             ensure!(rows()? != before, "not programmed");
             Ok(())
@@ -189,10 +189,10 @@ fn run(lab: &Lab) -> Result<()> {
         for (family, who) in Family::BOTH.into_iter().flat_map(|family| ALL_CLIENTS.map(|who| (family, who)))
         {
             let client = match who {
-                Who::Node => &lab.local,
+                Who::Node => &fixture.local,
                 Who::PodSocket => &*pod,
                 Who::PodPackets => &late,
-                Outside => &lab.client,
+                Outside => &fixture.client,
             };
             for what in EVERYTHING {
                 try_out(client, family, who, what, setup, &mut ports).with_context(|| {

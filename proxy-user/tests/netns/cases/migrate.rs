@@ -15,7 +15,7 @@ use serde_json::json;
 use super::exposed::{node_ip, open_up};
 use super::{Case, is_clean, tcp, udp, vip};
 use crate::agent;
-use crate::lab::{Lab, SOON, Wish, eventually};
+use crate::fixture::{Fixture, SOON, Wish, eventually};
 use crate::manifest::{Family, Service, text_with};
 use crate::peer::{Attempt, Close, Kind, Load, Peer};
 
@@ -112,43 +112,43 @@ fn loads() -> Vec<Load> {
     loads
 }
 
-fn put(lab: &Lab) -> Result<()> {
+fn put(fixture: &Fixture) -> Result<()> {
     let ports = json!([{"nodePort": TCP_PORT}, {"nodePort": UDP_PORT}]);
     let more = json!({"spec": {"type": "NodePort", "ports": ports}});
-    lab.folder.put_text("ports", &text_with(PORTS, &more)?)?;
-    lab.folder.put_text("sticky", &text_with(STICKY, &json!({"spec": {"sessionAffinity": "ClientIP"}}))?)
+    fixture.folder.put_text("ports", &text_with(PORTS, &more)?)?;
+    fixture.folder.put_text("sticky", &text_with(STICKY, &json!({"spec": {"sessionAffinity": "ClientIP"}}))?)
 }
 
 /// Starts the version before; the lab has begun with the one under test, of which nothing is left.
-fn begin_with(lab: &Lab, previous: &Path) -> Result<()> {
-    lab.kill()?;
+fn begin_with(fixture: &Fixture, previous: &Path) -> Result<()> {
+    fixture.kill()?;
     // Without a name it asks for the cgroup of the whole machine, which another case may be looking at.
-    let cgroup = lab.cgroup().display().to_string();
-    let output = agent::command(&lab.node, &["cleanup", "--cgroup-root", &cgroup], &lab.bpffs())?;
+    let cgroup = fixture.cgroup().display().to_string();
+    let output = agent::command(&fixture.node, &["cleanup", "--cgroup-root", &cgroup], &fixture.bpffs())?;
     ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     // The node's address for SNAT is one of the device that leads outside.
-    open_up(lab)?;
-    put(lab)?;
-    previous.clone_into(&mut lab.setup().binary);
-    lab.begin()
+    open_up(fixture)?;
+    put(fixture)?;
+    previous.clone_into(&mut fixture.setup().binary);
+    fixture.begin()
 }
 
 /// An endpoint that closes first keeps the connection's ports for a minute, and would answer another client's SYN from the same
 /// source port with an ACK: no version uses a port again that another one has used towards it.
-fn leaves_ports_alone(lab: &Lab) -> Result<()> {
+fn leaves_ports_alone(fixture: &Fixture) -> Result<()> {
     let Some(previous) = previous() else { return Ok(()) };
-    begin_with(lab, &previous)?;
+    begin_with(fixture, &previous)?;
     let ours = agent::binary();
-    let (_late, other) = lab.add_client()?;
+    let (_late, other) = fixture.add_client()?;
     let mut used = BTreeMap::new();
     for change in 0..4 {
         match change {
-            0 => reaches(&lab.client)?,
-            1 | 3 => upgrade(lab, &ours).with_context(|| format!("change {change}"))?,
-            _ => downgrade(lab, &previous).with_context(|| format!("change {change}"))?,
+            0 => reaches(&fixture.client)?,
+            1 | 3 => upgrade(fixture, &ours).with_context(|| format!("change {change}"))?,
+            _ => downgrade(fixture, &previous).with_context(|| format!("change {change}"))?,
         }
         // Two clients: the clocks in their SYNs have nothing to do with each other.
-        let client = if change % 2 == 0 { &lab.client } else { &other };
+        let client = if change % 2 == 0 { &fixture.client } else { &other };
         for family in Family::BOTH {
             let attempt = Attempt::new(Kind::Tcp, vip(family, PORTS, Kind::Tcp)).close(Close::Server);
             eventually(SOON, || client.reach(attempt)).context("no answer at all")?;
@@ -166,12 +166,12 @@ fn leaves_ports_alone(lab: &Lab) -> Result<()> {
 
 /// Connections begin and end all the time while one version replaces the other: the one that runs knows each connection that an
 /// endpoint has in `TIME_WAIT`, so that it does not use the source port again. Clients use their own ports again sooner.
-fn forgets_none(lab: &Lab) -> Result<()> {
+fn forgets_none(fixture: &Fixture) -> Result<()> {
     let Some(previous) = previous() else { return Ok(()) };
-    begin_with(lab, &previous)?;
+    begin_with(fixture, &previous)?;
     let ours = agent::binary();
-    let (_late, other) = lab.add_client()?;
-    reaches(&lab.client)?;
+    let (_late, other) = fixture.add_client()?;
+    reaches(&fixture.client)?;
     let ends = AtomicBool::new(false);
     let ends = &ends;
     let knocks = move || -> Result<()> {
@@ -193,12 +193,12 @@ fn forgets_none(lab: &Lab) -> Result<()> {
         let knocking = scope.spawn(knocks);
         let changes = (|| {
             for round in 0..2 {
-                upgrade(lab, &ours).with_context(|| format!("upgrade {round}"))?;
+                upgrade(fixture, &ours).with_context(|| format!("upgrade {round}"))?;
                 settle();
-                knows_all(lab, &ours).with_context(|| format!("after upgrade {round}"))?;
-                downgrade(lab, &previous).with_context(|| format!("downgrade {round}"))?;
+                knows_all(fixture, &ours).with_context(|| format!("after upgrade {round}"))?;
+                downgrade(fixture, &previous).with_context(|| format!("downgrade {round}"))?;
                 settle();
-                knows_all(lab, &previous).with_context(|| format!("after downgrade {round}"))?;
+                knows_all(fixture, &previous).with_context(|| format!("after downgrade {round}"))?;
             }
             Ok(())
         })();
@@ -222,10 +222,10 @@ fn sent_resets(lab: &Lab) -> Result<u64> {
 }
 
 /// Whether this version has a flow for each connection that an endpoint has in `TIME_WAIT`.
-fn knows_all(lab: &Lab, binary: &Path) -> Result<()> {
+fn knows_all(fixture: &Fixture, binary: &Path) -> Result<()> {
     let mut waiting = Vec::new();
     for pod in [0, 1] {
-        let told = lab.in_pod_space(pod, |space| {
+        let told = fixture.in_pod_space(pod, |space| {
             let filter = ["-Htn", "state", "time-wait", "sport", "=", ":8080"];
             space.command("ss").args(filter).output().context("cannot run ss")
         })?;
@@ -237,8 +237,9 @@ fn knows_all(lab: &Lab, binary: &Path) -> Result<()> {
         }));
     }
     ensure!(waiting.len() > 100, "only {} connections are in TIME_WAIT", waiting.len());
-    let mut command = lab.node.command(binary);
-    let output = command.args(["flow", "list", "--all", "-o", "json", "--bpffs"]).arg(lab.bpffs()).output()?;
+    let mut command = fixture.node.command(binary);
+    let output =
+        command.args(["flow", "list", "--all", "-o", "json", "--bpffs"]).arg(fixture.bpffs()).output()?;
     ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let list: serde_json::Value = serde_json::from_slice(&output.stdout)?;
     let text = |flow: &serde_json::Value, field: &str| flow[field].as_str().unwrap_or_default().to_owned();
@@ -249,26 +250,26 @@ fn knows_all(lab: &Lab, binary: &Path) -> Result<()> {
     Ok(())
 }
 
-fn migrates(lab: &Lab) -> Result<()> {
+fn migrates(fixture: &Fixture) -> Result<()> {
     // `cargo xtask test` says so, and fails unless the clone is shallow.
     let Some(previous) = previous() else { return Ok(()) };
-    begin_with(lab, &previous)?;
+    begin_with(fixture, &previous)?;
     let ours = agent::binary();
-    for (_, client) in lab.clients() {
+    for (_, client) in fixture.clients() {
         reaches(client)?;
     }
     let loads = loads();
-    for (_, client) in lab.clients() {
+    for (_, client) in fixture.clients() {
         client.load(&loads)?;
     }
     for round in 0..2 {
-        upgrade(lab, &ours).with_context(|| format!("upgrade {round}"))?;
+        upgrade(fixture, &ours).with_context(|| format!("upgrade {round}"))?;
         if round == 0 {
-            downgrade(lab, &previous).context("downgrade")?;
+            downgrade(fixture, &previous).context("downgrade")?;
         }
     }
     let mut problems = Vec::new();
-    for (path, client) in lab.clients() {
+    for (path, client) in fixture.clients() {
         for (tally, load) in client.stop()?.iter().zip(&loads) {
             let Load { attempt, is_one_socket, .. } = load;
             let what = format!("{path}, {:?} to {}, one socket: {is_one_socket}", attempt.kind, attempt.to);
@@ -282,13 +283,13 @@ fn migrates(lab: &Lab) -> Result<()> {
             }
         }
     }
-    ensure!(problems.is_empty(), "{}\n{}", problems.join("\n"), flows_of(lab, &problems)?);
+    ensure!(problems.is_empty(), "{}\n{}", problems.join("\n"), flows_of(fixture, &problems)?);
     Ok(())
 }
 
 /// The flows of the clients that problems name.
-fn flows_of(lab: &Lab, problems: &[String]) -> Result<String> {
-    let output = agent::command(&lab.node, &["flow", "list", "-o", "wide"], &lab.bpffs())?;
+fn flows_of(fixture: &Fixture, problems: &[String]) -> Result<String> {
+    let output = agent::command(&fixture.node, &["flow", "list", "-o", "wide"], &fixture.bpffs())?;
     let flows = String::from_utf8_lossy(&output.stdout).into_owned();
     let named: Vec<_> = problems.iter().flat_map(|problem| problem.split(" from ").skip(1)).collect();
     let clients: Vec<_> = named.iter().filter_map(|named| named.split(';').next()).collect();
@@ -305,35 +306,35 @@ fn settle() {
     std::thread::sleep(Duration::from_secs(2));
 }
 
-fn upgrade(lab: &Lab, ours: &Path) -> Result<()> {
+fn upgrade(fixture: &Fixture, ours: &Path) -> Result<()> {
     settle();
-    lab.kill()?;
-    ours.clone_into(&mut lab.setup().binary);
-    let before = lab.log().matches("the programs of the previous version are replaced").count();
-    lab.begin()?;
-    let after = lab.log().matches("the programs of the previous version are replaced").count();
+    fixture.kill()?;
+    ours.clone_into(&mut fixture.setup().binary);
+    let before = fixture.log().matches("the programs of the previous version are replaced").count();
+    fixture.begin()?;
+    let after = fixture.log().matches("the programs of the previous version are replaced").count();
     ensure!(after == before + 1, "nothing was taken over");
-    let folder = lab.bpffs().join("ballast");
+    let folder = fixture.bpffs().join("ballast");
     ensure!(!folder.join("v2").exists() && folder.join("v3/flows").exists(), "the maps of v2 are left");
     ensure!(!folder.join("refused").exists(), "a map was refused");
     Ok(())
 }
 
-fn downgrade(lab: &Lab, previous: &Path) -> Result<()> {
+fn downgrade(fixture: &Fixture, previous: &Path) -> Result<()> {
     settle();
-    let mut command = lab.node.command(agent::binary());
-    command.args(["downgrade", "--wait", "2m", "--bpffs"]).arg(lab.bpffs());
+    let mut command = fixture.node.command(agent::binary());
+    command.args(["downgrade", "--wait", "2m", "--bpffs"]).arg(fixture.bpffs());
     let child =
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().context("cannot start ballast")?;
     let mut copying = Ended(child);
     eventually(SOON, || {
-        ensure!(lab.bpffs().join("ballast/v2/config").exists(), "no maps of v2 yet");
+        ensure!(fixture.bpffs().join("ballast/v2/config").exists(), "no maps of v2 yet");
         Ok(())
     })?;
     settle();
-    lab.kill()?;
-    previous.clone_into(&mut lab.setup().binary);
-    lab.begin()?;
+    fixture.kill()?;
+    previous.clone_into(&mut fixture.setup().binary);
+    fixture.begin()?;
     let status = copying.0.wait().context("the copy goes on")?;
     let mut said = String::new();
     for pipe in [
@@ -347,7 +348,7 @@ fn downgrade(lab: &Lab, previous: &Path) -> Result<()> {
         pipe.read_to_string(&mut said)?;
     }
     ensure!(status.success() && said.contains("has taken over"), "{said}");
-    ensure!(!lab.bpffs().join("ballast/refused").exists(), "a map was refused");
+    ensure!(!fixture.bpffs().join("ballast/refused").exists(), "a map was refused");
     Ok(())
 }
 

@@ -16,13 +16,13 @@ mod documents;
 mod dsr;
 mod eject;
 mod exposed;
-mod eyes;
 mod flood;
 mod forged;
 mod forwarding;
 mod health;
 mod held;
 mod init;
+mod inspect;
 mod latency;
 mod live;
 mod masquerade;
@@ -44,10 +44,11 @@ mod smoke;
 mod socket;
 mod socket_lb;
 mod source_ranges;
-mod stranded;
+mod stale_sockets;
 mod swap;
 mod tagged;
 mod takeover;
+mod telemetry;
 mod three_nodes;
 mod top;
 mod tunnel;
@@ -59,7 +60,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Result, ensure};
 
-use crate::lab::{Lab, Wish};
+use crate::fixture::{Fixture, Wish};
 use crate::manifest::{Family, Port, Service, cluster_ip, pod_ip};
 use crate::peer::{Attempt, Kind, Peer, Seen, Tally};
 
@@ -68,7 +69,7 @@ use crate::peer::{Attempt, Kind, Peer, Seen, Tally};
 pub struct Case {
     pub name: &'static str,
     pub wish: Wish,
-    pub run: fn(&Lab) -> Result<()>,
+    pub run: fn(&Fixture) -> Result<()>,
 }
 
 /// A test that makes its own world, such as three nodes: `nodes/`.
@@ -119,7 +120,8 @@ pub fn all() -> Vec<Case> {
         capabilities::CASES,
         bad::CASES,
         socket::CASES,
-        eyes::CASES,
+        inspect::CASES,
+        telemetry::CASES,
         flood::CASES,
         health::CASES,
         init::CASES,
@@ -133,7 +135,7 @@ pub fn all() -> Vec<Case> {
         affinity::CASES,
         node_port::CASES,
         source_ranges::CASES,
-        stranded::CASES,
+        stale_sockets::CASES,
         unknown::CASES,
         smoke::CASES,
     ]
@@ -211,10 +213,10 @@ pub fn spread(client: &Peer, attempt: Attempt, attempts: usize) -> Result<BTreeS
 }
 
 /// The client has to believe that it talks to `dialled`.
-pub fn shows(seen: &Seen, attempt: Attempt, dialled: SocketAddr) -> Result<()> {
-    let peer = (attempt.kind != Kind::Datagram).then_some(dialled);
+pub fn shows(seen: &Seen, attempt: Attempt, orig_dst: SocketAddr) -> Result<()> {
+    let peer = (attempt.kind != Kind::Datagram).then_some(orig_dst);
     ensure!(seen.peer == peer, "{attempt:?}: getpeername is {:?}", seen.peer);
-    let from = (!attempt.kind.is_tcp()).then_some(dialled);
+    let from = (!attempt.kind.is_tcp()).then_some(orig_dst);
     ensure!(seen.from == from, "{attempt:?}: the answer is from {:?}", seen.from);
     Ok(())
 }

@@ -8,7 +8,7 @@ use proxy_user::maps::view::View;
 use serde_json::json;
 
 use super::{Case, shows, tcp, udp};
-use crate::lab::{Lab, SMALL, SOON, Wish, eventually};
+use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
 use crate::manifest::{Family, Service, text_with};
 use crate::peer::{Attempt, Kind, Peer};
 
@@ -56,12 +56,12 @@ fn localhosts() -> [IpAddr; 3] {
 }
 
 /// Makes the Service, and waits until a socket of the node reaches it.
-fn begin(lab: &Lab) -> Result<()> {
+fn begin(fixture: &Fixture) -> Result<()> {
     let ports = json!([{"nodePort": TCP_PORT}, {"nodePort": UDP_PORT}]);
     let more = json!({"spec": {"type": "NodePort", "ports": ports}});
-    lab.folder.put_text("ports", &text_with(PORTS, &more)?)?;
+    fixture.folder.put_text("ports", &text_with(PORTS, &more)?)?;
     for ip in node_ips() {
-        eventually(SOON, || lab.local.reach(Attempt::new(Kind::Udp, (ip, UDP_PORT).into())))?;
+        eventually(SOON, || fixture.local.reach(Attempt::new(Kind::Udp, (ip, UDP_PORT).into())))?;
     }
     Ok(())
 }
@@ -89,28 +89,28 @@ fn refused(client: &Peer, ips: &[IpAddr]) -> Result<()> {
     Ok(())
 }
 
-fn reaches(lab: &Lab) -> Result<()> {
-    begin(lab)?;
-    reach_all(&lab.local, &node_ips())?;
+fn reaches(fixture: &Fixture) -> Result<()> {
+    begin(fixture)?;
+    reach_all(&fixture.local, &node_ips())?;
     // The endpoint itself, and another pod.
     for pod in [0, 1] {
-        reach_all(&*lab.pod(pod)?, &node_ips())?;
-        refused(&*lab.pod(pod)?, &localhosts())?;
+        reach_all(&*fixture.pod(pod)?, &node_ips())?;
+        refused(&*fixture.pod(pod)?, &localhosts())?;
     }
-    refused(&lab.local, &localhosts())?;
+    refused(&fixture.local, &localhosts())?;
     // A port that no Service has, and an address that is not the node's.
-    lab.local.fails(Attempt::new(Kind::Tcp, (node_ips()[0], 30081).into()), libc::ECONNREFUSED)?;
+    fixture.local.fails(Attempt::new(Kind::Tcp, (node_ips()[0], 30081).into()), libc::ECONNREFUSED)?;
     let pod: SocketAddr = (crate::manifest::pod_ip(Family::V4, 1), TCP_PORT).into();
-    lab.local.fails(Attempt::new(Kind::Tcp, pod), libc::ECONNREFUSED)?;
+    fixture.local.fails(Attempt::new(Kind::Tcp, pod), libc::ECONNREFUSED)?;
     Ok(())
 }
 
-fn localhost(lab: &Lab) -> Result<()> {
-    begin(lab)?;
-    reach_all(&lab.local, &localhosts())?;
-    reach_all(&lab.local, &node_ips())?;
+fn localhost(fixture: &Fixture) -> Result<()> {
+    begin(fixture)?;
+    reach_all(&fixture.local, &localhosts())?;
+    reach_all(&fixture.local, &node_ips())?;
     // A pod's localhost is its own.
-    refused(&*lab.pod(1)?, &localhosts())
+    refused(&*fixture.pod(1)?, &localhosts())
 }
 
 /// Whether a process gets the port; the only way in which it may not is the one that programs know.
@@ -122,23 +122,26 @@ fn gets(peer: &Peer, is_tcp: bool, addr: SocketAddr) -> Result<bool> {
     }
 }
 
-fn taken(lab: &Lab) -> Result<u64> {
-    let reasons = View::open(&lab.bpffs())?.reasons()?;
+fn taken(fixture: &Fixture) -> Result<u64> {
+    let reasons = View::open(&fixture.bpffs())?.reasons()?;
     reasons.get(&Reason::NodePortTaken).copied().context("no such reason")
 }
 
-fn binds(lab: &Lab) -> Result<()> {
-    begin(lab)?;
+fn binds(fixture: &Fixture) -> Result<()> {
+    begin(fixture)?;
     let any: [IpAddr; 2] = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
     let mut refusals = 0;
     for ip in any.into_iter().chain(node_ips().into_iter().take(4)) {
         for (is_tcp, number) in [(true, TCP_PORT), (false, UDP_PORT)] {
-            ensure!(!gets(&lab.local, is_tcp, (ip, number).into())?, "{ip} port {number}: a process got it");
+            ensure!(
+                !gets(&fixture.local, is_tcp, (ip, number).into())?,
+                "{ip} port {number}: a process got it"
+            );
             refusals += 1;
-            ensure!(taken(lab)? == refusals, "{} counted, not {refusals}", taken(lab)?);
+            ensure!(taken(fixture)? == refusals, "{} counted, not {refusals}", taken(fixture)?);
         }
     }
-    let services = View::open(&lab.bpffs())?.refusals()?;
+    let services = View::open(&fixture.bpffs())?.refusals()?;
     let counted: u64 = services
         .iter()
         .filter(|((_, reason), _)| *reason == Reason::NodePortTaken)
@@ -153,14 +156,14 @@ fn binds(lab: &Lab) -> Result<()> {
         (true, localhosts()[0], TCP_PORT),
     ];
     for (is_tcp, ip, number) in free {
-        ensure!(gets(&lab.local, is_tcp, (ip, number).into())?, "{ip} port {number} has no Service");
+        ensure!(gets(&fixture.local, is_tcp, (ip, number).into())?, "{ip} port {number} has no Service");
     }
-    ensure!(gets(&*lab.pod(1)?, true, (any[0], TCP_PORT).into())?, "a pod has its own ports");
-    ensure!(taken(lab)? == refusals, "counted what was allowed");
+    ensure!(gets(&*fixture.pod(1)?, true, (any[0], TCP_PORT).into())?, "a pod has its own ports");
+    ensure!(taken(fixture)? == refusals, "counted what was allowed");
     // Free again with its Service.
-    lab.folder.remove("ports")?;
+    fixture.folder.remove("ports")?;
     eventually(SOON, || {
-        ensure!(gets(&lab.local, false, (any[0], UDP_PORT).into())?, "still taken");
+        ensure!(gets(&fixture.local, false, (any[0], UDP_PORT).into())?, "still taken");
         Ok(())
     })
 }

@@ -13,19 +13,27 @@ use serde_json::{Value, json};
 use super::exposed::{NODE_PORTS, NUMBER, node_ip, node_port, open_up, put};
 use super::takeover::{back, ruleset, takeover, through};
 use super::{Case, WEB};
+use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
 use crate::kube::control::ControlPlane;
 use crate::kube::kube_proxy::{self, Mode};
 use crate::kube::process::Process;
 use crate::kube::{self, tail};
-use crate::lab::{Lab, SMALL, SOON, Wish, eventually};
 use crate::manifest::{Family, cluster_ip, pod_ip};
 use crate::peer::{Attempt, Kind};
 
 const WISH: Wish = Wish { pods: 2, services: &[WEB], flags: SMALL };
 
 pub const CASES: &[Case] = &[
-    Case { name: "official::from_nftables_mode_and_back", wish: WISH, run: |lab| run(lab, Mode::Nftables) },
-    Case { name: "official::from_iptables_mode_and_back", wish: WISH, run: |lab| run(lab, Mode::Iptables) },
+    Case {
+        name: "official::from_nftables_mode_and_back",
+        wish: WISH,
+        run: |fixture| run(fixture, Mode::Nftables),
+    },
+    Case {
+        name: "official::from_iptables_mode_and_back",
+        wish: WISH,
+        run: |fixture| run(fixture, Mode::Iptables),
+    },
 ];
 
 /// What the lab's Services are in a cluster: the same addresses and ports, other endpoints.
@@ -69,13 +77,13 @@ fn node() -> Value {
 }
 
 /// Starts kube-proxy on the lab's node, and waits until it serves all.
-fn start(lab: &Lab, mode: Mode, control: &ControlPlane) -> Result<Process> {
-    let command = lab.node.command(kube_proxy::program(control)?);
+fn start(fixture: &Fixture, mode: Mode, control: &ControlPlane) -> Result<Process> {
+    let command = fixture.node.command(kube_proxy::program(control)?);
     let process = kube_proxy::start(command, mode, "node", control)?;
     eventually(SOON, || {
-        let rules = ruleset(lab)?;
-        let dialled = [WEB.number, NUMBER].into_iter().flat_map(|n| Family::BOTH.map(|f| cluster_ip(f, n)));
-        for address in dialled {
+        let rules = ruleset(fixture)?;
+        let orig_dst = [WEB.number, NUMBER].into_iter().flat_map(|n| Family::BOTH.map(|f| cluster_ip(f, n)));
+        for address in orig_dst {
             ensure!(rules.contains(&address.to_string()), "no rule for {address}");
         }
         let ports = rules.matches(&NODE_PORTS[0].to_string()).count();
@@ -91,49 +99,49 @@ fn far() -> [Attempt; 2] {
     Family::BOTH.map(|family| Attempt::new(Kind::Tcp, node_port(family, Kind::Tcp)))
 }
 
-fn run(lab: &Lab, mode: Mode) -> Result<()> {
+fn run(fixture: &Fixture, mode: Mode) -> Result<()> {
     // SAFETY: it moves this thread alone; everything else of a case happens in namespaces that are named.
     if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
         return Err(io::Error::last_os_error()).context("cannot unshare the network");
     }
     let control = kube::start()?;
-    lab.node.ip(&kube::way_from(1, &lab.node.path())?)?;
+    fixture.node.ip(&kube::way_from(1, &fixture.node.path())?)?;
     let (services, slices) = objects()?;
     control.api.create_raw("/api/v1/nodes", &node())?;
     control.api.create_all(&services)?;
     control.api.create_all(&slices)?;
-    open_up(lab)?;
-    put(lab, &[(0, false)], &json!({}), &[])?;
+    open_up(fixture)?;
+    put(fixture, &[(0, false)], &json!({}), &[])?;
 
     let running = RefCell::new(None);
-    let install = |lab: &Lab| {
-        *running.borrow_mut() = Some(start(lab, mode, &control)?);
+    let install = |fixture: &Fixture| {
+        *running.borrow_mut() = Some(start(fixture, mode, &control)?);
         for attempt in far() {
-            let seen = lab.client.reach(attempt)?;
+            let seen = fixture.client.reach(attempt)?;
             ensure!(seen.server == "1/8080", "the node port leads to {}", seen.server);
         }
         Ok(())
     };
     let stop = || {
-        let (said, well) = takeover(lab, &[])?;
+        let (said, well) = takeover(fixture, &[])?;
         ensure!(!well && said.contains("kube-proxy still runs here"), "{said}");
         for attempt in far() {
-            let seen = lab.client.reach(attempt)?;
+            let seen = fixture.client.reach(attempt)?;
             ensure!(seen.server == "0/8080", "the node port leads to {}", seen.server);
         }
         running.borrow_mut().take().context("kube-proxy does not run")?.kill()
     };
-    through(lab, install, stop, &far())?;
+    through(fixture, install, stop, &far())?;
     // What kubelet makes, too, stays: a rule against packets to 127.0.0.0/8 from elsewhere.
-    let rules = ruleset(lab)?.replace("KUBE-FIREWALL", "");
+    let rules = ruleset(fixture)?.replace("KUBE-FIREWALL", "");
     ensure!(!rules.contains("kube-proxy") && !rules.contains("KUBE-"), "{rules}");
-    let again = |lab: &Lab| {
-        *running.borrow_mut() = Some(start(lab, mode, &control)?);
+    let again = |fixture: &Fixture| {
+        *running.borrow_mut() = Some(start(fixture, mode, &control)?);
         Ok(())
     };
-    back(lab, again)?;
+    back(fixture, again)?;
     for attempt in far() {
-        let seen = lab.client.reach(attempt)?;
+        let seen = fixture.client.reach(attempt)?;
         ensure!(seen.server == "1/8080", "the node port leads to {}", seen.server);
     }
     Ok(())

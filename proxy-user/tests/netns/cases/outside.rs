@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::exposed::{NUMBER, node_ip, node_port, open_up, put, reach};
 use super::{Case, client_ip, is_snat_port, shows, spread};
-use crate::lab::{Lab, SMALL, SOON, Wish, eventually};
+use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
 use crate::manifest::{Family, cluster_ip};
 use crate::peer::{Attempt, Kind};
 
@@ -29,49 +29,49 @@ pub const CASES: &[Case] = &[
     Case { name: "outside::what_no_service_has", wish: Wish { flags: RANGES, ..WISH }, run: nothing_there },
 ];
 
-fn remote(lab: &Lab) -> Result<()> {
-    open_up(lab)?;
-    put(lab, &[(0, false)], &json!({}), &[])?;
+fn remote(fixture: &Fixture) -> Result<()> {
+    open_up(fixture)?;
+    put(fixture, &[(0, false)], &json!({}), &[])?;
     for family in Family::BOTH {
         for kind in Kind::ALL {
             let to = node_port(family, kind);
             eventually(SOON, || {
-                let seen = reach(lab, Attempt::new(kind, to))?;
+                let seen = reach(fixture, Attempt::new(kind, to))?;
                 ensure!(seen.client.ip() == node_ip(family), "the pod saw {}", seen.client);
                 Ok(())
             })?;
             for size in [10, 1400] {
-                let seen = reach(lab, Attempt::new(kind, to).size(size))?;
+                let seen = reach(fixture, Attempt::new(kind, to).size(size))?;
                 ensure!(seen.client.ip() == node_ip(family), "the pod saw {}", seen.client);
                 ensure!(is_snat_port(seen.client.port()), "the pod saw {}", seen.client);
             }
         }
         // Segments that the kernel cuts only where they leave.
-        reach(lab, Attempt::new(Kind::Tcp, node_port(family, Kind::Tcp)).size(1_000_000))?;
+        reach(fixture, Attempt::new(Kind::Tcp, node_port(family, Kind::Tcp)).size(1_000_000))?;
         // A cluster address, dialled from outside.
         let attempt = Attempt::new(Kind::Tcp, (cluster_ip(family, NUMBER), 80).into());
-        let seen = reach(lab, attempt)?;
+        let seen = reach(fixture, attempt)?;
         ensure!(seen.client.ip() == node_ip(family), "the pod saw {}", seen.client);
     }
     // Without offloads the packets come with checksums that are complete.
-    let output = lab.client_space.command("ethtool").args(["-K", "eth0", "tx", "off"]).output()?;
+    let output = fixture.client_space.command("ethtool").args(["-K", "eth0", "tx", "off"]).output()?;
     ensure!(output.status.success(), "ethtool: {}", String::from_utf8_lossy(&output.stderr));
     for family in Family::BOTH {
         for kind in Kind::ALL {
-            reach(lab, Attempt::new(kind, node_port(family, kind)).size(1400))?;
+            reach(fixture, Attempt::new(kind, node_port(family, kind)).size(1400))?;
         }
     }
     Ok(())
 }
 
-fn local(lab: &Lab) -> Result<()> {
-    open_up(lab)?;
-    put(lab, &[(0, true)], &json!({}), &[])?;
+fn local(fixture: &Fixture) -> Result<()> {
+    open_up(fixture)?;
+    put(fixture, &[(0, true)], &json!({}), &[])?;
     for family in Family::BOTH {
         for kind in Kind::ALL {
             let attempt = Attempt::new(kind, node_port(family, kind));
             eventually(SOON, || {
-                let seen = reach(lab, attempt)?;
+                let seen = reach(fixture, attempt)?;
                 ensure!(seen.client.ip() == client_ip(family), "the pod saw {}", seen.client);
                 Ok(())
             })?;
@@ -81,64 +81,64 @@ fn local(lab: &Lab) -> Result<()> {
     for family in Family::BOTH {
         for kind in Kind::ALL {
             let attempt = Attempt::new(kind, node_port(family, kind));
-            let seen = lab.pod(0)?.reach(attempt)?;
+            let seen = fixture.pod(0)?.reach(attempt)?;
             shows(&seen, attempt, attempt.to)?;
-            shows(&lab.local.reach(attempt)?, attempt, attempt.to)?;
+            shows(&fixture.local.reach(attempt)?, attempt, attempt.to)?;
         }
     }
     Ok(())
 }
 
-fn policy_local(lab: &Lab) -> Result<()> {
-    open_up(lab)?;
+fn policy_local(fixture: &Fixture) -> Result<()> {
+    open_up(fixture)?;
     let policy = json!({"externalTrafficPolicy": "Local"});
-    put(lab, &[(0, true), (1, false)], &policy, &[])?;
+    put(fixture, &[(0, true), (1, false)], &policy, &[])?;
     for family in Family::BOTH {
         for kind in Kind::ALL {
             let attempt = Attempt::new(kind, node_port(family, kind));
             eventually(SOON, || {
-                let servers = spread(&lab.client, attempt, 24)?;
+                let servers = spread(&fixture.client, attempt, 24)?;
                 ensure!(
                     servers.len() == 1 && servers.iter().all(|name| name.starts_with("0/")),
                     "{servers:?}"
                 );
                 Ok(())
             })?;
-            let seen = reach(lab, attempt)?;
+            let seen = reach(fixture, attempt)?;
             ensure!(seen.client.ip() == client_ip(family), "the pod saw {}", seen.client);
             // The node itself has all endpoints.
-            let servers = spread(&lab.local, attempt, 32)?;
+            let servers = spread(&fixture.local, attempt, 32)?;
             ensure!(servers.len() == 2, "{kind:?}: the node reaches {servers:?}");
         }
     }
     // Only other nodes have endpoints: silence for clients outside, and nothing changes for the node.
-    put(lab, &[(1, false)], &policy, &[])?;
+    put(fixture, &[(1, false)], &policy, &[])?;
     for family in Family::BOTH {
         let attempt = Attempt::new(Kind::Udp, node_port(family, Kind::Udp));
         eventually(SOON, || {
-            let errno = lab.client.once(attempt.in_vain())?.err().and_then(|failure| failure.errno);
+            let errno = fixture.client.once(attempt.in_vain())?.err().and_then(|failure| failure.errno);
             ensure!(errno == Some(libc::EAGAIN), "not silence, but {errno:?}");
             Ok(())
         })?;
-        ensure!(lab.local.reach(attempt)?.server.starts_with("1/"));
+        ensure!(fixture.local.reach(attempt)?.server.starts_with("1/"));
     }
     Ok(())
 }
 
-fn addresses(lab: &Lab) -> Result<()> {
-    open_up(lab)?;
+fn addresses(fixture: &Fixture) -> Result<()> {
+    open_up(fixture)?;
     let ingress: [IpAddr; 2] = ["203.0.113.7".parse()?, "fd77::7".parse()?];
     let external: [IpAddr; 2] = ["203.0.113.8".parse()?, "fd77::8".parse()?];
     let spec = json!({
         "externalIPs": external,
         "loadBalancerSourceRanges": ["10.98.0.2/32", "fd98::2/128"],
     });
-    put(lab, &[(0, false), (1, true)], &spec, &ingress)?;
+    put(fixture, &[(0, false), (1, true)], &spec, &ingress)?;
     for ip in ingress.into_iter().chain(external) {
         for (kind, port) in [(Kind::Tcp, 80), (Kind::Udp, 53)] {
             let attempt = Attempt::new(kind, (ip, port).into());
-            eventually(SOON, || reach(lab, attempt))?;
-            let servers = spread(&lab.client, attempt, 32)?;
+            eventually(SOON, || reach(fixture, attempt))?;
+            let servers = spread(&fixture.client, attempt, 32)?;
             ensure!(servers.len() == 2, "{ip}: {servers:?}");
         }
     }
@@ -147,37 +147,37 @@ fn addresses(lab: &Lab) -> Result<()> {
         "externalIPs": external,
         "loadBalancerSourceRanges": ["192.0.2.0/24", "fd66::/64"],
     });
-    put(lab, &[(0, false), (1, true)], &spec, &ingress)?;
+    put(fixture, &[(0, false), (1, true)], &spec, &ingress)?;
     for (ip, other) in ingress.into_iter().zip(external) {
         let attempt = Attempt::new(Kind::Udp, (ip, 53).into());
         eventually(SOON, || {
-            let errno = lab.client.once(attempt.in_vain())?.err().and_then(|failure| failure.errno);
+            let errno = fixture.client.once(attempt.in_vain())?.err().and_then(|failure| failure.errno);
             ensure!(errno == Some(libc::EAGAIN), "{ip}: not silence, but {errno:?}");
             Ok(())
         })?;
-        reach(lab, Attempt::new(Kind::Udp, (other, 53).into()))?;
+        reach(fixture, Attempt::new(Kind::Udp, (other, 53).into()))?;
         let family = if ip.is_ipv4() { Family::V4 } else { Family::V6 };
-        reach(lab, Attempt::new(Kind::Udp, node_port(family, Kind::Udp)))?;
+        reach(fixture, Attempt::new(Kind::Udp, node_port(family, Kind::Udp)))?;
     }
     Ok(())
 }
 
-fn affinity(lab: &Lab) -> Result<()> {
-    open_up(lab)?;
+fn affinity(fixture: &Fixture) -> Result<()> {
+    open_up(fixture)?;
     let spec = json!({
         "sessionAffinity": "ClientIP",
         "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": 3600}},
     });
-    put(lab, &[(0, true), (1, false)], &spec, &[])?;
+    put(fixture, &[(0, true), (1, false)], &spec, &[])?;
     for family in Family::BOTH {
         for kind in Kind::ALL {
             let attempt = Attempt::new(kind, node_port(family, kind));
-            eventually(SOON, || reach(lab, attempt))?;
-            let servers = spread(&lab.client, attempt, 24)?;
+            eventually(SOON, || reach(fixture, attempt))?;
+            let servers = spread(&fixture.client, attempt, 24)?;
             ensure!(servers.len() == 1, "{kind:?}: one client, and {servers:?}");
             // By the cluster address it is the same client of the same Service.
             let cluster = (cluster_ip(family, NUMBER), if kind.is_tcp() { 80 } else { 53 }).into();
-            let again = spread(&lab.client, Attempt::new(kind, cluster), 12)?;
+            let again = spread(&fixture.client, Attempt::new(kind, cluster), 12)?;
             ensure!(
                 again == servers,
                 "{kind:?}: {servers:?} by the node port, {again:?} by the cluster address"
@@ -187,16 +187,17 @@ fn affinity(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-fn nothing_there(lab: &Lab) -> Result<()> {
-    put(lab, &[(0, true)], &json!({}), &[])?;
+fn nothing_there(fixture: &Fixture) -> Result<()> {
+    put(fixture, &[(0, true)], &json!({}), &[])?;
     for family in Family::BOTH {
         let there = Attempt::new(Kind::Tcp, (cluster_ip(family, NUMBER), 80).into());
-        eventually(SOON, || reach(lab, there))?;
+        eventually(SOON, || reach(fixture, there))?;
         // A live address refuses what it has not, and an address that no Service has is silent.
-        lab.client
+        fixture
+            .client
             .fails(Attempt::new(Kind::Tcp, (cluster_ip(family, NUMBER), 81).into()), libc::ECONNREFUSED)?;
         let unused = Attempt::new(Kind::Udp, (cluster_ip(family, NUMBER + 1), 53).into());
-        let errno = lab.client.once(unused.in_vain())?.err().and_then(|failure| failure.errno);
+        let errno = fixture.client.once(unused.in_vain())?.err().and_then(|failure| failure.errno);
         ensure!(errno == Some(libc::EAGAIN), "not silence, but {errno:?}");
     }
     Ok(())

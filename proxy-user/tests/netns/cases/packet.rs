@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use anyhow::{Result, ensure};
 
 use super::{Case, EMPTY, WEB, client_ip, pod, shows, spread, tcp, udp, vip};
-use crate::lab::{Lab, SMALL, Wish};
+use crate::fixture::{Fixture, SMALL, Wish};
 use crate::manifest::{Family, Service};
 use crate::peer::{Attempt, Close, Kind};
 
@@ -36,7 +36,7 @@ pub const CASES: &[Case] = &[
     Case { name: "packet::the_same_by_clsact", wish: Wish { flags: CLSACT, ..WISH }, run: by_clsact },
 ];
 
-fn reaches(lab: &Lab) -> Result<()> {
+fn reaches(fixture: &Fixture) -> Result<()> {
     for family in Family::BOTH {
         for kind in Kind::ALL {
             let to = vip(family, WEB, kind);
@@ -44,40 +44,40 @@ fn reaches(lab: &Lab) -> Result<()> {
                 // A port that a flow to another Service has would not be kept.
                 let port = PORT.fetch_add(1, Ordering::Relaxed);
                 let attempt = Attempt::new(kind, to).size(size).at_port(port);
-                let seen = lab.client.reach(attempt)?;
+                let seen = fixture.client.reach(attempt)?;
                 shows(&seen, attempt, to)?;
                 ensure!(seen.client.ip() == client_ip(family), "the pod saw {}", seen.client);
                 ensure!(seen.client == (client_ip(family), seen.local.port()).into(), "{seen:?}");
             }
-            let wide = spread(&lab.client, Attempt::new(kind, vip(family, WIDE, kind)), 32)?;
+            let wide = spread(&fixture.client, Attempt::new(kind, vip(family, WIDE, kind)), 32)?;
             let port = if kind.is_tcp() { 8080 } else { 5353 };
             ensure!(wide == BTreeSet::from([format!("0/{port}"), format!("1/{port}")]), "{kind:?}: {wide:?}");
             let direct = Attempt::new(kind, pod(family, 1, kind));
-            shows(&lab.client.reach(direct)?, direct, direct.to)?;
+            shows(&fixture.client.reach(direct)?, direct, direct.to)?;
         }
         // More than one segment can hold.
-        lab.client.reach(Attempt::new(Kind::Tcp, vip(family, WEB, Kind::Tcp)).size(1_000_000))?;
+        fixture.client.reach(Attempt::new(Kind::Tcp, vip(family, WEB, Kind::Tcp)).size(1_000_000))?;
     }
     Ok(())
 }
 
-fn refuses(lab: &Lab) -> Result<()> {
-    refuses_all(lab)?;
+fn refuses(fixture: &Fixture) -> Result<()> {
+    refuses_all(fixture)?;
     // Without offloads the client's packets come with checksums that are complete.
-    let output = lab.client_space.command("ethtool").args(["-K", "eth0", "tx", "off"]).output();
+    let output = fixture.client_space.command("ethtool").args(["-K", "eth0", "tx", "off"]).output();
     let output = output.map_err(|error| anyhow::anyhow!("ethtool (apt-get install ethtool): {error}"))?;
     ensure!(output.status.success(), "ethtool: {}", String::from_utf8_lossy(&output.stderr));
-    refuses_all(lab)?;
-    reaches(lab)
+    refuses_all(fixture)?;
+    reaches(fixture)
 }
 
-fn refuses_all(lab: &Lab) -> Result<()> {
+fn refuses_all(fixture: &Fixture) -> Result<()> {
     for family in Family::BOTH {
         for (kind, size, call) in
             [(Kind::Tcp, 10, "connect"), (Kind::Udp, 10, "recvfrom"), (Kind::Udp, 1400, "recvfrom")]
         {
             let attempt = Attempt::new(kind, vip(family, EMPTY, kind)).size(size);
-            let failure = lab.client.fails(attempt, libc::ECONNREFUSED)?;
+            let failure = fixture.client.fails(attempt, libc::ECONNREFUSED)?;
             ensure!(failure.call == call, "{attempt:?}: refused at {}", failure.call);
         }
     }
@@ -85,18 +85,21 @@ fn refuses_all(lab: &Lab) -> Result<()> {
 }
 
 /// Hazard: to the pod both connections have one and the same address and port.
-fn collides(lab: &Lab) -> Result<()> {
+fn collides(fixture: &Fixture) -> Result<()> {
     for (index, family) in (0..).zip(Family::BOTH) {
         let (port, first) = (41_000 + index, 10 * u32::from(index));
         for (id, service) in [(first, WEB), (first + 1, TWIN)] {
-            lab.client.open(id, Attempt::new(Kind::Tcp, vip(family, service, Kind::Tcp)).at_port(port))?;
+            fixture
+                .client
+                .open(id, Attempt::new(Kind::Tcp, vip(family, service, Kind::Tcp)).at_port(port))?;
         }
         // One socket, two Services.
         let both = first + 2;
-        lab.client
+        fixture
+            .client
             .open(both, Attempt::new(Kind::Datagram, vip(family, WEB, Kind::Datagram)).at_port(port))?;
         for _ in 0..20 {
-            let seen = [lab.client.hears(first, None)?, lab.client.hears(first + 1, None)?];
+            let seen = [fixture.client.hears(first, None)?, fixture.client.hears(first + 1, None)?];
             ensure!(seen[0].client != seen[1].client, "the pod sees one client: {seen:?}");
             for (seen, service) in seen.iter().zip([WEB, TWIN]) {
                 ensure!(seen.client.ip() == client_ip(family), "{seen:?}");
@@ -104,7 +107,7 @@ fn collides(lab: &Lab) -> Result<()> {
             }
             for service in [WEB, TWIN] {
                 let to = vip(family, service, Kind::Datagram);
-                let from = lab.client.hears(both, Some(to))?.from;
+                let from = fixture.client.hears(both, Some(to))?.from;
                 ensure!(from == Some(to), "{to} answers from {from:?}");
             }
         }
@@ -113,22 +116,22 @@ fn collides(lab: &Lab) -> Result<()> {
 }
 
 /// The pods may still know the last connection when the next one comes.
-fn again(lab: &Lab) -> Result<()> {
+fn again(fixture: &Fixture) -> Result<()> {
     for (index, family) in (0..).zip(Family::BOTH) {
         for (port, close) in [(42_000, Close::Reset), (42_010, Close::Server)] {
             let to = vip(family, WIDE, Kind::Tcp);
             let attempt = Attempt::new(Kind::Tcp, to).at_port(port + index).close(close);
-            (0..200).try_for_each(|_| shows(&lab.client.reach(attempt)?, attempt, to))?;
+            (0..200).try_for_each(|_| shows(&fixture.client.reach(attempt)?, attempt, to))?;
         }
     }
     Ok(())
 }
 
-fn by_clsact(lab: &Lab) -> Result<()> {
-    let log = lab.log();
+fn by_clsact(fixture: &Fixture) -> Result<()> {
+    let log = fixture.log();
     ensure!(log.contains("tcx=false"), "not by clsact");
-    reaches(lab)?;
-    refuses_all(lab)?;
-    lab.restart()?;
-    reaches(lab)
+    reaches(fixture)?;
+    refuses_all(fixture)?;
+    fixture.restart()?;
+    reaches(fixture)
 }

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::{Case, tcp};
 use crate::agent::get;
 use crate::browser::Browser;
-use crate::lab::{Lab, SOON, Wish, eventually};
+use crate::fixture::{Fixture, SOON, Wish, eventually};
 use crate::manifest::{Family, Port, Service, cluster_ip};
 use crate::peer::{Attempt, Kind, Load};
 
@@ -58,19 +58,24 @@ fn to(service: Service) -> Attempt {
 }
 
 /// Traffic that goes on: of a client outside, of a process of the node, of a pod.
-fn traffic(lab: &Lab) -> Result<()> {
+fn traffic(fixture: &Fixture) -> Result<()> {
     let cache = Attempt::new(Kind::Udp, (cluster_ip(Family::V6, CACHE.number), 53).into());
     let load = |attempt, pause| Load::new(attempt, false).paced(pause);
-    lab.client.load(&[load(to(SHOP), 25), load(to(CART), 60), load(to(PAYMENTS), 400), load(cache, 90)])?;
-    lab.local.load(&[load(to(SEARCH), 40), load(to(ORDERS), 110)])?;
-    lab.pod(0)?.load(&[load(to(ORDERS), 70)])
+    fixture.client.load(&[
+        load(to(SHOP), 25),
+        load(to(CART), 60),
+        load(to(PAYMENTS), 400),
+        load(cache, 90),
+    ])?;
+    fixture.local.load(&[load(to(SEARCH), 40), load(to(ORDERS), 110)])?;
+    fixture.pod(0)?.load(&[load(to(ORDERS), 70)])
 }
 
-fn browse(lab: &Lab) -> Result<()> {
-    let folder = lab.bpffs().with_file_name("browser");
+fn browse(fixture: &Fixture) -> Result<()> {
+    let folder = fixture.bpffs().with_file_name("browser");
     std::fs::create_dir(&folder)?;
-    let browser = Browser::start(&lab.node, &folder)?;
-    traffic(lab)?;
+    let browser = Browser::start(&fixture.node, &folder)?;
+    traffic(fixture)?;
     browser.resize(1280, 900, false)?;
     browser.prefer("light")?;
     browser.open(URL)?;
@@ -89,7 +94,7 @@ fn browse(lab: &Lab) -> Result<()> {
     if let Some(folder) = std::env::var_os("BALLAST_SCREENSHOTS") {
         pictures(&browser, Path::new(&folder))?;
     }
-    away(lab, &browser)
+    away(fixture, &browser)
 }
 
 /// The words of an element.
@@ -308,20 +313,20 @@ fn pictures(browser: &Browser, folder: &Path) -> Result<()> {
 }
 
 /// Without an agent the page says so, and goes on with the next one.
-fn away(lab: &Lab, browser: &Browser) -> Result<()> {
-    lab.kill()?;
+fn away(fixture: &Fixture, browser: &Browser) -> Result<()> {
+    fixture.kill()?;
     browser.becomes("document.getElementById('state').className === 'lost'")?;
-    lab.begin()?;
+    fixture.begin()?;
     browser.becomes("document.getElementById('state').textContent === 'Live'")
 }
 
 /// `--page services`: what `/metrics` tells.
-fn closed(lab: &Lab) -> Result<()> {
-    lab.client.reach(to(SHOP))?;
-    lab.client.fails(to(PAYMENTS), libc::ECONNREFUSED)?;
-    let folder = lab.bpffs().with_file_name("browser");
+fn closed(fixture: &Fixture) -> Result<()> {
+    fixture.client.reach(to(SHOP))?;
+    fixture.client.fails(to(PAYMENTS), libc::ECONNREFUSED)?;
+    let folder = fixture.bpffs().with_file_name("browser");
     std::fs::create_dir(&folder)?;
-    let browser = Browser::start(&lab.node, &folder)?;
+    let browser = Browser::start(&fixture.node, &folder)?;
     browser.open(URL)?;
     browser.becomes("document.querySelector('.services tbody').innerText.includes('shop')")?;
     browser.becomes("document.getElementById('map-section').hidden")?;
@@ -333,7 +338,7 @@ fn closed(lab: &Lab) -> Result<()> {
         ensure!(!page.contains(address), "an address is shown: {page}");
     }
     // Other names of this machine are an attacker's (DNS rebinding).
-    let (status, _) = get(&lab.node, 10_249, "/")?;
+    let (status, _) = get(&fixture.node, 10_249, "/")?;
     ensure!(status == 200, "by the node's name: {status}");
     Ok(())
 }

@@ -10,7 +10,7 @@ use serde_json::json;
 
 use super::exposed::{NUMBER, node_port, open_up, put};
 use super::{Case, is_snat_port, pod};
-use crate::lab::{Lab, SMALL, SOON, Wish, eventually};
+use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
 use crate::manifest::{Family, cluster_ip, pod_ip};
 use crate::peer::{Attempt, Kind, Peer};
 use crate::space::Space;
@@ -67,9 +67,9 @@ fn forget(space: &Space) -> Result<()> {
 }
 
 /// A client of the packet path learns how small the way is, by UDP and by TCP, and gets through.
-fn learns(lab: &Lab, family: Family, udp: SocketAddr, tcp: SocketAddr) -> Result<()> {
+fn learns(fixture: &Fixture, family: Family, udp: SocketAddr, tcp: SocketAddr) -> Result<()> {
     let patience = Some(Duration::from_secs(30));
-    lab.client_space.inside(|| {
+    fixture.client_space.inside(|| {
         let any = if family == Family::V4 { "0.0.0.0:0" } else { "[::]:0" };
         let socket = UdpSocket::bind(any)?;
         socket.connect(udp)?;
@@ -95,8 +95,8 @@ fn learns(lab: &Lab, family: Family, udp: SocketAddr, tcp: SocketAddr) -> Result
         Ok(())
     })?;
     // What one socket learns, the kernel tells the next: TCP has to learn by itself.
-    forget(&lab.client_space)?;
-    lab.client_space.inside(|| {
+    forget(&fixture.client_space)?;
+    fixture.client_space.inside(|| {
         let mut stream = TcpStream::connect_timeout(&tcp, Duration::from_secs(30))?;
         stream.set_read_timeout(patience)?;
         let mut message = vec![b'x'; 300_000];
@@ -108,7 +108,7 @@ fn learns(lab: &Lab, family: Family, udp: SocketAddr, tcp: SocketAddr) -> Result
         ensure!(path_mtu(&stream, family)? == MTU, "{tcp}: got through without learning");
         Ok(())
     })?;
-    forget(&lab.client_space)
+    forget(&fixture.client_space)
 }
 
 fn cluster(family: Family, kind: Kind) -> SocketAddr {
@@ -116,48 +116,48 @@ fn cluster(family: Family, kind: Kind) -> SocketAddr {
 }
 
 /// Whatever the node does to reach the endpoint.
-fn both_ways(lab: &Lab, number: u8) -> Result<()> {
+fn both_ways(fixture: &Fixture, number: u8) -> Result<()> {
     // The client's address is kept: the error comes from the stack, and is translated on its way.
-    put(lab, &[(number, true)], &json!({}), &[])?;
+    put(fixture, &[(number, true)], &json!({}), &[])?;
     for family in Family::BOTH {
-        eventually(SOON, || lab.client.reach(Attempt::new(Kind::Udp, cluster(family, Kind::Udp))))?;
-        learns(lab, family, cluster(family, Kind::Udp), cluster(family, Kind::Tcp))?;
+        eventually(SOON, || fixture.client.reach(Attempt::new(Kind::Udp, cluster(family, Kind::Udp))))?;
+        learns(fixture, family, cluster(family, Kind::Udp), cluster(family, Kind::Tcp))?;
     }
     // The endpoint is on another node: it goes on under our address.
-    open_up(lab)?;
-    put(lab, &[(number, false)], &json!({}), &[])?;
+    open_up(fixture)?;
+    put(fixture, &[(number, false)], &json!({}), &[])?;
     for family in Family::BOTH {
         let (udp, tcp) = (node_port(family, Kind::Udp), node_port(family, Kind::Tcp));
         eventually(SOON, || {
-            let seen = lab.client.reach(Attempt::new(Kind::Udp, udp))?;
+            let seen = fixture.client.reach(Attempt::new(Kind::Udp, udp))?;
             ensure!(is_snat_port(seen.client.port()), "the pod saw {}", seen.client);
             Ok(())
         })?;
-        learns(lab, family, udp, tcp)?;
+        learns(fixture, family, udp, tcp)?;
     }
     Ok(())
 }
 
-fn next_link(lab: &Lab) -> Result<()> {
-    lab.node.ip(&format!("link set p0 mtu {MTU}\n"))?;
-    both_ways(lab, 0)?;
+fn next_link(fixture: &Fixture) -> Result<()> {
+    fixture.node.ip(&format!("link set p0 mtu {MTU}\n"))?;
+    both_ways(fixture, 0)?;
     // To be sure that it was the link.
-    lab.client.reach(Attempt::new(Kind::Tcp, pod(Family::V4, 0, Kind::Tcp)))?;
+    fixture.client.reach(Attempt::new(Kind::Tcp, pod(Family::V4, 0, Kind::Tcp)))?;
     Ok(())
 }
 
-fn beyond_a_router(lab: &Lab) -> Result<()> {
+fn beyond_a_router(fixture: &Fixture) -> Result<()> {
     let (router, endpoint) = (Space::new("router")?, Space::new("endpoint")?);
-    lab.node.join(&router, "r0", "10.99.9", "fd99:9:")?;
+    fixture.node.join(&router, "r0", "10.99.9", "fd99:9:")?;
     router.join(&endpoint, "e0", "10.99.8", "fd99:8:")?;
     router.ip(&format!("link set e0 mtu {MTU}\n"))?;
-    lab.node.ip("route add 10.99.8.0/24 via 10.99.9.2\nroute add fd99:8::/64 via fd99:9::2\n")?;
+    fixture.node.ip("route add 10.99.8.0/24 via 10.99.9.2\nroute add fd99:8::/64 via fd99:9::2\n")?;
     let peer = Peer::start(&endpoint, None)?;
     for family in Family::BOTH {
         for (is_tcp, port) in [(true, 8080), (false, 5353)] {
             peer.serve(is_tcp, (pod_ip(family, 8), port).into(), "8")?;
         }
     }
-    lab.agent_mut()?.is_attached(&["r0".to_owned()])?;
-    both_ways(lab, 8)
+    fixture.agent_mut()?.is_attached(&["r0".to_owned()])?;
+    both_ways(fixture, 8)
 }

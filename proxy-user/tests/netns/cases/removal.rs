@@ -7,8 +7,10 @@ use proxy_common::reason::Reason;
 use proxy_user::maps::view::View;
 use serde_json::json;
 
+use super::capabilities::{LEAN, restrict};
 use super::{Case, packet::WIDE, tcp, udp, vip};
-use crate::lab::{Lab, SMALL, SOON, Wish, eventually};
+use crate::agent::Agent;
+use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
 use crate::manifest::{Family, Service, text_with};
 use crate::peer::{Attempt, Failure, Kind, Peer};
 
@@ -22,18 +24,23 @@ pub const CASES: &[Case] = &[
     Case { name: "removal::without_a_delay_and_with_no_endpoint_left", wish: WISH, run: to_zero },
     Case { name: "removal::drain_goes_on_and_a_bad_value_is_told", wish: WISH, run: drains },
     Case { name: "removal::an_agent_that_was_away_resets_when_it_is_back", wish: WISH, run: away },
+    Case {
+        name: "removal::the_helper_resets_sockets_in_pods_that_the_agent_may_not",
+        wish: WISH,
+        run: helper,
+    },
 ];
 
-fn put(lab: &Lab, service: Service, policy: &str, delay: &str) -> Result<()> {
+fn put(fixture: &Fixture, service: Service, policy: &str, delay: &str) -> Result<()> {
     let annotations = json!({"ballast.io/removal-policy": policy, "ballast.io/removal-delay": delay});
     let text = text_with(service, &json!({"metadata": {"annotations": annotations}}))?;
-    lab.folder.put_text(service.name, &text)
+    fixture.folder.put_text(service.name, &text)
 }
 
 /// New connections are served by this one alone.
-fn is_served_by(lab: &Lab, server: &str) -> Result<()> {
+fn is_served_by(fixture: &Fixture, server: &str) -> Result<()> {
     eventually(SOON, || {
-        for (path, client) in lab.clients() {
+        for (path, client) in fixture.clients() {
             for family in Family::BOTH {
                 let seen = client.reach(Attempt::new(Kind::Tcp, vip(family, WIDE, Kind::Tcp)))?.server;
                 ensure!(seen == server, "{path}: {seen}");
@@ -51,20 +58,20 @@ struct Open {
 }
 
 /// The client of a path, for a moment.
-fn with<T>(lab: &Lab, path: &str, action: impl FnOnce(&Peer) -> Result<T>) -> Result<T> {
+fn with<T>(fixture: &Fixture, path: &str, action: impl FnOnce(&Peer) -> Result<T>) -> Result<T> {
     match path {
-        "packet" => action(&lab.client),
-        "socket" => action(&lab.local),
-        _ => action(&*lab.pod(2)?),
+        "packet" => action(&fixture.client),
+        "socket" => action(&fixture.local),
+        _ => action(&*fixture.pod(2)?),
     }
 }
 
-fn open(lab: &Lab) -> Result<Vec<Open>> {
-    is_served_by(lab, "0/8080")?;
+fn open(fixture: &Fixture) -> Result<Vec<Open>> {
+    is_served_by(fixture, "0/8080")?;
     let mut all = Vec::new();
     for path in ["packet", "socket", "pod"] {
         for (id, family) in (0..).zip(Family::BOTH) {
-            with(lab, path, |client| {
+            with(fixture, path, |client| {
                 client.open(id, Attempt::new(Kind::Tcp, vip(family, WIDE, Kind::Tcp)))?;
                 let server = client.hears(id, None)?.server;
                 ensure!(server == "0/8080", "{path} {family:?}: {server}");
@@ -77,11 +84,11 @@ fn open(lab: &Lab) -> Result<Vec<Open>> {
 }
 
 /// What the next call on the connection gives: whether the connection goes on.
-fn goes_on(lab: &Lab, one: &Open) -> Result<bool> {
+fn goes_on(fixture: &Fixture, one: &Open) -> Result<bool> {
     let Open { path, family, id } = *one;
     // A process of the path of sockets cannot get a reset from outside: its socket is aborted.
     let expected = if path == "packet" { libc::ECONNRESET } else { libc::ECONNABORTED };
-    match with(lab, path, |client| client.talk(id, None))? {
+    match with(fixture, path, |client| client.talk(id, None))? {
         Ok(seen) => {
             ensure!(seen.server == "0/8080", "{path} {family:?}: {seen:?}");
             Ok(true)
@@ -91,79 +98,95 @@ fn goes_on(lab: &Lab, one: &Open) -> Result<bool> {
     }
 }
 
-fn all_go_on(lab: &Lab, all: &[Open]) -> Result<()> {
+fn all_go_on(fixture: &Fixture, all: &[Open]) -> Result<()> {
     for one in all {
-        ensure!(goes_on(lab, one)?, "{} {:?}: it was reset", one.path, one.family);
+        ensure!(goes_on(fixture, one)?, "{} {:?}: it was reset", one.path, one.family);
     }
     Ok(())
 }
 
-fn all_are_reset(lab: &Lab, all: &[Open]) -> Result<()> {
+fn all_are_reset(fixture: &Fixture, all: &[Open]) -> Result<()> {
     for one in all {
         eventually(SOON, || {
-            ensure!(!goes_on(lab, one)?, "{} {:?}: it goes on", one.path, one.family);
+            ensure!(!goes_on(fixture, one)?, "{} {:?}: it goes on", one.path, one.family);
             Ok(())
         })?;
     }
     Ok(())
 }
 
-fn resets(lab: &Lab) -> Result<()> {
-    put(lab, FIRST, "reset", "3s")?;
-    let all = open(lab)?;
+fn resets(fixture: &Fixture) -> Result<()> {
+    put(fixture, FIRST, "reset", "3s")?;
+    let all = open(fixture)?;
     let begun = Instant::now();
-    put(lab, SECOND, "reset", "3s")?;
-    is_served_by(lab, "1/8080")?;
+    put(fixture, SECOND, "reset", "3s")?;
+    is_served_by(fixture, "1/8080")?;
     // Each is talked on while the delay lasts: the looks at all of them may not have taken longer.
-    all_go_on(lab, &all)?;
+    all_go_on(fixture, &all)?;
     ensure!(begun.elapsed() < DELAY, "the machine is too slow to see that the delay counts");
-    all_are_reset(lab, &all)?;
+    all_are_reset(fixture, &all)?;
     ensure!(begun.elapsed() >= DELAY, "reset after {:?}", begun.elapsed());
-    let reasons = View::open(&lab.bpffs())?.reasons()?;
+    let reasons = View::open(&fixture.bpffs())?.reasons()?;
     ensure!(reasons.get(&Reason::EndpointLeft).is_some_and(|count| *count >= 2), "{reasons:?}");
-    is_served_by(lab, "1/8080")?;
+    is_served_by(fixture, "1/8080")?;
     // What connected meanwhile is left alone.
-    put(lab, FIRST, "drain", "0s")?;
-    let all = open(lab)?;
-    put(lab, SECOND, "drain", "0s")?;
-    is_served_by(lab, "1/8080")?;
+    put(fixture, FIRST, "drain", "0s")?;
+    let all = open(fixture)?;
+    put(fixture, SECOND, "drain", "0s")?;
+    is_served_by(fixture, "1/8080")?;
     std::thread::sleep(Duration::from_secs(2));
-    all_go_on(lab, &all)?;
+    all_go_on(fixture, &all)?;
     // Of the packet path, what is left on the endpoint is known.
-    let left = View::open(&lab.bpffs())?.flows_of_left()?;
+    let left = View::open(&fixture.bpffs())?.flows_of_left()?;
     ensure!(left.values().copied().eq([1, 1]), "one connection of each family: {left:?}");
     Ok(())
 }
 
-fn to_zero(lab: &Lab) -> Result<()> {
+fn to_zero(fixture: &Fixture) -> Result<()> {
     const NONE: Service = Service { ports: &[tcp(80, 8080, &[]), udp(53, 5353, &[])], ..WIDE };
-    put(lab, FIRST, "reset", "0s")?;
-    let all = open(lab)?;
-    put(lab, NONE, "reset", "0s")?;
-    all_are_reset(lab, &all)?;
-    lab.change(WIDE, &["0/8080", "1/8080"])
+    put(fixture, FIRST, "reset", "0s")?;
+    let all = open(fixture)?;
+    put(fixture, NONE, "reset", "0s")?;
+    all_are_reset(fixture, &all)?;
+    fixture.change(WIDE, &["0/8080", "1/8080"])
 }
 
-fn drains(lab: &Lab) -> Result<()> {
-    put(lab, FIRST, "vanish", "soon")?;
-    let all = open(lab)?;
-    put(lab, SECOND, "vanish", "soon")?;
-    is_served_by(lab, "1/8080")?;
+fn drains(fixture: &Fixture) -> Result<()> {
+    put(fixture, FIRST, "vanish", "soon")?;
+    let all = open(fixture)?;
+    put(fixture, SECOND, "vanish", "soon")?;
+    is_served_by(fixture, "1/8080")?;
     std::thread::sleep(Duration::from_secs(2));
-    all_go_on(lab, &all)?;
+    all_go_on(fixture, &all)?;
     for text in ["one of drain, reset", "from 0s to 24h"] {
-        ensure!(lab.log().contains(text), "the log does not say {text:?}:\n{}", lab.log());
+        ensure!(fixture.log().contains(text), "the log does not say {text:?}:\n{}", fixture.log());
     }
-    lab.change(WIDE, &["0/8080", "1/8080"])
+    fixture.change(WIDE, &["0/8080", "1/8080"])
 }
 
-fn away(lab: &Lab) -> Result<()> {
-    put(lab, FIRST, "reset", "0s")?;
-    let all = open(lab)?;
-    lab.kill()?;
-    put(lab, SECOND, "reset", "0s")?;
-    all_go_on(lab, &all)?;
-    lab.begin()?;
-    all_are_reset(lab, &all)?;
-    is_served_by(lab, "1/8080")
+fn away(fixture: &Fixture) -> Result<()> {
+    put(fixture, FIRST, "reset", "0s")?;
+    let all = open(fixture)?;
+    fixture.kill()?;
+    put(fixture, SECOND, "reset", "0s")?;
+    all_go_on(fixture, &all)?;
+    fixture.begin()?;
+    all_are_reset(fixture, &all)?;
+    is_served_by(fixture, "1/8080")
+}
+
+fn helper(fixture: &Fixture) -> Result<()> {
+    fixture.kill()?;
+    restrict(fixture, LEAN.into_iter())?;
+    fixture.begin()?;
+    put(fixture, FIRST, "reset", "0s")?;
+    let (in_pods, others): (Vec<_>, Vec<_>) = open(fixture)?.into_iter().partition(|one| one.path == "pod");
+    put(fixture, SECOND, "reset", "0s")?;
+    is_served_by(fixture, "1/8080")?;
+    all_are_reset(fixture, &others)?;
+    all_go_on(fixture, &in_pods)?;
+    restrict(fixture, ["NET_ADMIN", "SYS_ADMIN", "SYS_PTRACE"].into_iter())?;
+    let helper = Agent::start_beside(&fixture.node, &fixture.setup())?;
+    all_are_reset(fixture, &in_pods)?;
+    helper.kill()
 }

@@ -12,7 +12,7 @@ use proxy_user::programs::hooks::SOCKET_HOOKS;
 
 use super::{Case, WEB, vip};
 use crate::agent;
-use crate::lab::{Lab, SOON, Wish, eventually};
+use crate::fixture::{Fixture, SOON, Wish, eventually};
 use crate::manifest::Family;
 use crate::peer::{Attempt, Kind};
 
@@ -42,9 +42,9 @@ pub const CASES: &[Case] = &[
 ];
 
 /// One attempt on each path and in each family.
-pub fn works(lab: &Lab) -> Result<()> {
+pub fn works(fixture: &Fixture) -> Result<()> {
     for family in Family::BOTH {
-        for (path, client) in lab.clients() {
+        for (path, client) in fixture.clients() {
             client.reach(Attempt::new(Kind::Tcp, vip(family, WEB, Kind::Tcp))).context(path)?;
         }
     }
@@ -52,8 +52,8 @@ pub fn works(lab: &Lab) -> Result<()> {
 }
 
 /// The sum of a metric over its labels.
-fn metric(lab: &Lab, name: &str) -> Result<u64> {
-    let (_, text) = agent::get(&lab.node, 10_249, "/metrics")?;
+fn metric(fixture: &Fixture, name: &str) -> Result<u64> {
+    let (_, text) = agent::get(&fixture.node, 10_249, "/metrics")?;
     let values =
         text.lines().filter(|line| line.starts_with(name)).filter_map(|line| line.rsplit(' ').next());
     let values: Vec<f64> = values.filter_map(|value| value.parse().ok()).collect();
@@ -62,8 +62,8 @@ fn metric(lab: &Lab, name: &str) -> Result<u64> {
 }
 
 /// Deletes and changes entries of every table that Services are made of.
-fn spoil(lab: &Lab) -> Result<u64> {
-    let mut store = KernelStore::open(&lab.bpffs().join("ballast"))?;
+fn spoil(fixture: &Fixture) -> Result<u64> {
+    let mut store = KernelStore::open(&fixture.bpffs().join("ballast"))?;
     let found = store.read(u32::MAX)?;
     let mut writes: Vec<_> = found.services.keys().map(|key| Write::NoService(*key)).collect();
     writes.extend(found.names.keys().take(2).map(|id| Write::NoName(*id)));
@@ -80,41 +80,41 @@ fn spoil(lab: &Lab) -> Result<u64> {
     Ok(writes.len() as u64)
 }
 
-fn maps(lab: &Lab) -> Result<()> {
-    let before = agent::ask(&lab.node, &["service", "list"], &lab.bpffs())?;
-    works(lab)?;
-    let spoiled = spoil(lab)?;
-    eventually(SOON, || works(lab))?;
-    lab.agent_mut()?.says(&["WARN", "the maps were changed externally"])?;
+fn maps(fixture: &Fixture) -> Result<()> {
+    let before = agent::ask(&fixture.node, &["service", "list"], &fixture.bpffs())?;
+    works(fixture)?;
+    let spoiled = spoil(fixture)?;
+    eventually(SOON, || works(fixture))?;
+    fixture.agent_mut()?.says(&["WARN", "the maps were changed externally"])?;
     let repaired = eventually(SOON, || {
-        let repaired = metric(lab, "ballast_drift_repairs_total")?;
+        let repaired = metric(fixture, "ballast_drift_repairs_total")?;
         ensure!(repaired >= spoiled, "{repaired} of {spoiled}");
         Ok(repaired)
     })?;
-    let after = agent::ask(&lab.node, &["service", "list"], &lab.bpffs())?;
+    let after = agent::ask(&fixture.node, &["service", "list"], &fixture.bpffs())?;
     ensure!(after == before, "other ids:\n{before}\n{after}");
     // Once repaired, there is nothing more to repair.
     std::thread::sleep(Duration::from_millis(2500));
-    ensure!(metric(lab, "ballast_drift_repairs_total")? == repaired, "repaired for ever");
-    works(lab)
+    ensure!(metric(fixture, "ballast_drift_repairs_total")? == repaired, "repaired for ever");
+    works(fixture)
 }
 
 /// Everything that is pinned as a link.
-pub fn links(lab: &Lab) -> Result<Vec<std::path::PathBuf>> {
-    let folder = lab.bpffs().join("ballast/links");
+pub fn links(fixture: &Fixture) -> Result<Vec<std::path::PathBuf>> {
+    let folder = fixture.bpffs().join("ballast/links");
     Ok(fs::read_dir(folder)?.collect::<Result<Vec<_>, _>>()?.into_iter().map(|entry| entry.path()).collect())
 }
 
-pub fn complete(lab: &Lab) -> Result<()> {
-    let found = attachments(&lab.bpffs());
-    let there = found.iter().filter(|one| one.in_force() || one.ifindex.is_some()).count();
-    let expected = SOCKET_HOOKS.len() + 2 * lab.devices().len();
+pub fn complete(fixture: &Fixture) -> Result<()> {
+    let found = attachments(&fixture.bpffs());
+    let there = found.iter().filter(|one| one.is_attached() || one.ifindex.is_some()).count();
+    let expected = SOCKET_HOOKS.len() + 2 * fixture.devices().len();
     ensure!(there == expected, "{there} of {expected} programs are there");
     Ok(())
 }
 
-fn programs(lab: &Lab) -> Result<()> {
-    let all = links(lab)?;
+fn programs(fixture: &Fixture) -> Result<()> {
+    let all = links(fixture)?;
     // Every other one is detached, the others lose their pins, which detaches them too.
     for (number, path) in all.iter().enumerate() {
         if number % 2 == 0 {
@@ -123,20 +123,20 @@ fn programs(lab: &Lab) -> Result<()> {
             fs::remove_file(path)?;
         }
     }
-    eventually(SOON, || works(lab))?;
-    eventually(SOON, || complete(lab))?;
-    lab.agent_mut()?.says(&["WARN", "detached or removed externally", "program sock_connect4"])?;
-    lab.agent_mut()?.says(&["packet programs attached again"])?;
+    eventually(SOON, || works(fixture))?;
+    eventually(SOON, || complete(fixture))?;
+    fixture.agent_mut()?.says(&["WARN", "detached or removed externally", "program sock_connect4"])?;
+    fixture.agent_mut()?.says(&["packet programs attached again"])?;
     eventually(SOON, || {
-        let (repaired, devices) = (metric(lab, "ballast_repairs_total")?, lab.devices().len());
+        let (repaired, devices) = (metric(fixture, "ballast_repairs_total")?, fixture.devices().len());
         ensure!(repaired as usize >= SOCKET_HOOKS.len() + devices, "only {repaired}");
         Ok(())
     })?;
-    works(lab)
+    works(fixture)
 }
 
-fn pins(lab: &Lab) -> Result<()> {
-    let ballast = lab.bpffs().join("ballast");
+fn pins(fixture: &Fixture) -> Result<()> {
+    let ballast = fixture.bpffs().join("ballast");
     let real = fs::canonicalize(ballast.join("services"))?;
     // A pin, a short path, and a pin in whose place another map is.
     fs::remove_file(&real)?;
@@ -144,54 +144,54 @@ fn pins(lab: &Lab) -> Result<()> {
     let folder = real.parent().context("no folder")?;
     fs::remove_file(folder.join("names"))?;
     fs::rename(folder.join("services6"), folder.join("names"))?;
-    eventually(SOON, || agent::ask(&lab.node, &["service", "list"], &lab.bpffs()).map(drop))?;
-    lab.agent_mut()?.says(&["detached or removed externally", "pin of map services"])?;
+    eventually(SOON, || agent::ask(&fixture.node, &["service", "list"], &fixture.bpffs()).map(drop))?;
+    fixture.agent_mut()?.says(&["detached or removed externally", "pin of map services"])?;
     eventually(SOON, || {
-        let repaired = metric(lab, "ballast_repairs_total{what=\"map_pin\"")?;
+        let repaired = metric(fixture, "ballast_repairs_total{what=\"map_pin\"")?;
         ensure!(repaired == 4, "{repaired} instead of 4");
         Ok(())
     })?;
-    works(lab)?;
+    works(fixture)?;
     // The next agent finds all of it.
-    lab.restart()?;
-    ensure!(lab.log().contains("takes_over=true"), "a restart began anew");
-    works(lab)
+    fixture.restart()?;
+    ensure!(fixture.log().contains("takes_over=true"), "a restart began anew");
+    works(fixture)
 }
 
 /// The file system of all pins is unmounted: they are made again in a new one, so that the agent may die.
-fn bpffs(lab: &Lab) -> Result<()> {
+fn bpffs(fixture: &Fixture) -> Result<()> {
     let pinned = || -> Result<BTreeSet<std::ffi::OsString>> {
-        let real = fs::canonicalize(lab.bpffs().join("ballast/services"))?;
+        let real = fs::canonicalize(fixture.bpffs().join("ballast/services"))?;
         let folder = fs::read_dir(real.parent().context("no folder")?)?;
         Ok(folder.map(|entry| Ok(entry?.file_name())).collect::<std::io::Result<_>>()?)
     };
-    works(lab)?;
+    works(fixture)?;
     let before = pinned()?;
-    rustix::mount::unmount(lab.bpffs(), rustix::mount::UnmountFlags::DETACH)?;
-    ensure!(links(lab).is_err(), "pins outside of a bpffs");
-    eventually(SOON, || complete(lab))?;
-    eventually(SOON, || agent::ask(&lab.node, &["service", "list"], &lab.bpffs()).map(drop))?;
+    rustix::mount::unmount(fixture.bpffs(), rustix::mount::UnmountFlags::DETACH)?;
+    ensure!(links(fixture).is_err(), "pins outside of a bpffs");
+    eventually(SOON, || complete(fixture))?;
+    eventually(SOON, || agent::ask(&fixture.node, &["service", "list"], &fixture.bpffs()).map(drop))?;
     eventually(SOON, || {
         let now = pinned()?;
         ensure!(now == before, "missing: {:?}", before.difference(&now).collect::<Vec<_>>());
         Ok(())
     })?;
-    works(lab)?;
-    lab.kill()?;
-    works(lab).context("without an agent")?;
-    lab.begin()?;
-    ensure!(lab.log().contains("takes_over=true"), "a restart began anew");
-    works(lab)
+    works(fixture)?;
+    fixture.kill()?;
+    works(fixture).context("without an agent")?;
+    fixture.begin()?;
+    ensure!(fixture.log().contains("takes_over=true"), "a restart began anew");
+    works(fixture)
 }
 
 /// What the other cases would see without a repair.
-fn lost(lab: &Lab) -> Result<()> {
-    works(lab)?;
-    spoil(lab)?;
+fn lost(fixture: &Fixture) -> Result<()> {
+    works(fixture)?;
+    spoil(fixture)?;
     std::thread::sleep(Duration::from_millis(1500));
-    ensure!(works(lab).is_err(), "maps that are spoiled still work");
-    links(lab)?.iter().try_for_each(fs::remove_file)?;
+    ensure!(works(fixture).is_err(), "maps that are spoiled still work");
+    links(fixture)?.iter().try_for_each(fs::remove_file)?;
     std::thread::sleep(Duration::from_millis(1500));
-    ensure!(complete(lab).is_err(), "programs without pins are still there");
+    ensure!(complete(fixture).is_err(), "programs without pins are still there");
     Ok(())
 }

@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::{Case, WEB, is_clean, packet::WIDE, tcp, vip};
 use crate::agent;
-use crate::lab::{Lab, SOON, Wish, eventually};
+use crate::fixture::{Fixture, SOON, Wish, eventually};
 use crate::manifest::{Family, Service};
 use crate::peer::{Attempt, Kind, Load};
 
@@ -56,16 +56,16 @@ pub(super) fn loads(pause: u64) -> Vec<Load> {
 }
 
 /// Does something under load, to which nothing may happen.
-fn under_load(lab: &Lab, action: impl FnOnce() -> Result<()>) -> Result<()> {
-    under(lab, &loads(BUSY), action)
+fn under_load(fixture: &Fixture, action: impl FnOnce() -> Result<()>) -> Result<()> {
+    under(fixture, &loads(BUSY), action)
 }
 
-pub(super) fn under(lab: &Lab, loads: &[Load], action: impl FnOnce() -> Result<()>) -> Result<()> {
-    for (_, client) in lab.clients() {
+pub(super) fn under(fixture: &Fixture, loads: &[Load], action: impl FnOnce() -> Result<()>) -> Result<()> {
+    for (_, client) in fixture.clients() {
         client.load(loads)?;
     }
     action()?;
-    for (path, client) in lab.clients() {
+    for (path, client) in fixture.clients() {
         for (tally, load) in client.stop()?.iter().zip(loads) {
             let Load { attempt, is_one_socket, .. } = load;
             let what = format!("{path}, {:?} to {}", attempt.kind, attempt.to);
@@ -78,9 +78,9 @@ pub(super) fn under(lab: &Lab, loads: &[Load], action: impl FnOnce() -> Result<(
 }
 
 /// What must be the same after a restart: everything but counters.
-fn programmed(lab: &Lab) -> Result<Value> {
-    let services = agent::ask(&lab.node, &["service", "list"], &lab.bpffs())?;
-    let mut backends = agent::ask(&lab.node, &["backend", "list"], &lab.bpffs())?;
+fn programmed(fixture: &Fixture) -> Result<Value> {
+    let services = agent::ask(&fixture.node, &["service", "list"], &fixture.bpffs())?;
+    let mut backends = agent::ask(&fixture.node, &["backend", "list"], &fixture.bpffs())?;
     let list = backends["backends"].as_array_mut().context("no list of backends")?;
     ensure!(list.len() >= 12, "only {} backends", list.len());
     for backend in list {
@@ -89,127 +89,127 @@ fn programmed(lab: &Lab) -> Result<Value> {
     Ok(serde_json::json!([services, backends]))
 }
 
-fn killed(lab: &Lab) -> Result<()> {
-    let before = programmed(lab)?;
-    under_load(lab, || {
+fn killed(fixture: &Fixture) -> Result<()> {
+    let before = programmed(fixture)?;
+    under_load(fixture, || {
         for _ in 0..5 {
-            lab.restart()?;
-            ensure!(programmed(lab)? == before, "other ids:\n{before}\n{}", programmed(lab)?);
+            fixture.restart()?;
+            ensure!(programmed(fixture)? == before, "other ids:\n{before}\n{}", programmed(fixture)?);
         }
         Ok(())
     })?;
-    ensure!(lab.log().matches("takes_over=true").count() == 5, "a restart began anew");
+    ensure!(fixture.log().matches("takes_over=true").count() == 5, "a restart began anew");
     Ok(())
 }
 
-fn replaced(lab: &Lab) -> Result<()> {
-    let before = programmed(lab)?;
-    under_load(lab, || {
-        replace(lab)?;
-        ensure!(programmed(lab)? == before, "other ids");
+fn replaced(fixture: &Fixture) -> Result<()> {
+    let before = programmed(fixture)?;
+    under_load(fixture, || {
+        replace(fixture)?;
+        ensure!(programmed(fixture)? == before, "other ids");
         Ok(())
     })?;
     // It works, too.
-    lab.change(NARROW, &["1/9090"])
+    fixture.change(NARROW, &["1/9090"])
 }
 
 /// Kills the agent, and starts one from another file.
-fn replace(lab: &Lab) -> Result<()> {
-    lab.kill()?;
-    let copy = lab.bpffs().with_file_name("another");
+fn replace(fixture: &Fixture) -> Result<()> {
+    fixture.kill()?;
+    let copy = fixture.bpffs().with_file_name("another");
     agent::copy_program(&agent::binary(), &copy)?;
-    lab.setup().binary = copy;
-    lab.begin()
+    fixture.setup().binary = copy;
+    fixture.begin()
 }
 
-fn beside_traffic(lab: &Lab) -> Result<()> {
-    let before = programmed(lab)?;
-    under(lab, &loads(CALM), || {
-        lab.restart()?;
-        ensure!(programmed(lab)? == before, "other ids after a restart");
-        replace(lab)?;
-        ensure!(programmed(lab)? == before, "other ids of another binary");
+fn beside_traffic(fixture: &Fixture) -> Result<()> {
+    let before = programmed(fixture)?;
+    under(fixture, &loads(CALM), || {
+        fixture.restart()?;
+        ensure!(programmed(fixture)? == before, "other ids after a restart");
+        replace(fixture)?;
+        ensure!(programmed(fixture)? == before, "other ids of another binary");
         // A fast machine is done before enough was sent.
         std::thread::sleep(Duration::from_millis(12 * CALM));
         Ok(())
     })?;
-    ensure!(lab.log().matches("takes_over=true").count() == 2, "a restart began anew");
-    lab.change(NARROW, &["1/9090"])
+    ensure!(fixture.log().matches("takes_over=true").count() == 2, "a restart began anew");
+    fixture.change(NARROW, &["1/9090"])
 }
 
-fn no_folder(lab: &Lab) -> Result<()> {
-    let before = programmed(lab)?;
-    let hidden = lab.folder.dir().with_file_name("hidden");
-    under_load(lab, || {
-        lab.kill()?;
-        fs::rename(lab.folder.dir(), &hidden)?;
-        lab.start()?;
-        let devices = lab.devices().clone();
-        lab.agent_mut()?.is_attached(&devices)?;
-        lab.agent_mut()?.says(&["cannot read the folder"])?;
+fn no_folder(fixture: &Fixture) -> Result<()> {
+    let before = programmed(fixture)?;
+    let hidden = fixture.folder.dir().with_file_name("hidden");
+    under_load(fixture, || {
+        fixture.kill()?;
+        fs::rename(fixture.folder.dir(), &hidden)?;
+        fixture.start()?;
+        let devices = fixture.devices().clone();
+        fixture.agent_mut()?.is_attached(&devices)?;
+        fixture.agent_mut()?.says(&["cannot read the folder"])?;
         // Longer than it would take to delete something.
         std::thread::sleep(Duration::from_millis(200));
-        ensure!(programmed(lab)? == before, "something has changed");
-        fs::rename(&hidden, lab.folder.dir())?;
-        lab.agent_mut()?.says(&["first sync done"])?;
-        ensure!(programmed(lab)? == before, "other ids");
+        ensure!(programmed(fixture)? == before, "something has changed");
+        fs::rename(&hidden, fixture.folder.dir())?;
+        fixture.agent_mut()?.says(&["first sync done"])?;
+        ensure!(programmed(fixture)? == before, "other ids");
         Ok(())
     })?;
     // And what was deleted in the meantime goes then.
-    lab.kill()?;
-    lab.folder.remove(WIDE.name)?;
-    lab.begin()?;
+    fixture.kill()?;
+    fixture.folder.remove(WIDE.name)?;
+    fixture.begin()?;
     eventually(SOON, || {
-        let list = agent::ask(&lab.node, &["service", "list"], &lab.bpffs())?.to_string();
+        let list = agent::ask(&fixture.node, &["service", "list"], &fixture.bpffs())?.to_string();
         ensure!(list.contains("default/web") && !list.contains("default/wide"), "{list}");
         Ok(())
     })
 }
 
-fn cleanup(lab: &Lab) -> Result<()> {
-    let indexes = lab.node.inside(|| {
+fn cleanup(fixture: &Fixture) -> Result<()> {
+    let indexes = fixture.node.inside(|| {
         let devices = proxy_user::host::devices::list()?;
         Ok(devices.iter().map(|device| device.ifindex).collect::<Vec<_>>())
     })?;
     let packet_links = || {
-        lab.node.inside(|| {
+        fixture.node.inside(|| {
             let links = indexes.iter().flat_map(|index| [46, 47].map(|hook| tcx_links(*index, hook)));
             Ok(links.filter_map(Result::ok).map(|links| links.len()).sum::<usize>())
         })
     };
-    ensure!(packet_links()? == 2 * lab.devices().len(), "{} links on devices", packet_links()?);
+    ensure!(packet_links()? == 2 * fixture.devices().len(), "{} links on devices", packet_links()?);
     ensure!(
-        attachments(&lab.bpffs()).len() == SOCKET_HOOKS.len() + packet_links()?,
+        attachments(&fixture.bpffs()).len() == SOCKET_HOOKS.len() + packet_links()?,
         "{:?}",
-        attachments(&lab.bpffs())
+        attachments(&fixture.bpffs())
     );
 
-    let busy = agent::command(&lab.node, &["cleanup"], &lab.bpffs())?;
+    let busy = agent::command(&fixture.node, &["cleanup"], &fixture.bpffs())?;
     ensure!(!busy.status.success(), "cleanup under a running agent");
     for kind in Kind::ALL {
-        lab.local.reach(Attempt::new(kind, vip(Family::V4, WEB, kind)))?;
+        fixture.local.reach(Attempt::new(kind, vip(Family::V4, WEB, kind)))?;
     }
-    lab.kill()?;
-    let named = lab.cgroup().to_str().context("a cgroup whose name is no text")?;
-    let output = agent::command(&lab.node, &["cleanup", "--cgroup-root", named], &lab.bpffs())?;
+    fixture.kill()?;
+    let named = fixture.cgroup().to_str().context("a cgroup whose name is no text")?;
+    let output = agent::command(&fixture.node, &["cleanup", "--cgroup-root", named], &fixture.bpffs())?;
     let said = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
     ensure!(output.status.success(), "{said:?}");
     ensure!(packet_links()? == 0, "links are left on devices: {said:?}");
-    ensure!(!lab.bpffs().join("ballast").exists(), "pins are left: {said:?}");
-    let cgroup = proxy_user::host::cgroup::find(Some(lab.cgroup()))?;
+    ensure!(!fixture.bpffs().join("ballast").exists(), "pins are left: {said:?}");
+    let cgroup = proxy_user::host::cgroup::find(Some(fixture.cgroup()))?;
     ensure!(links_on(&cgroup.path)? == 0, "links are left on the cgroup: {said:?}");
     for kind in Kind::ALL {
         for family in Family::BOTH {
-            lab.local.fails(Attempt::new(kind, vip(family, WEB, kind)), libc::ENETUNREACH)?;
+            fixture.local.fails(Attempt::new(kind, vip(family, WEB, kind)), libc::ENETUNREACH)?;
         }
     }
 
     // Links whose pins are lost, on a cgroup that is not the root: only who names it finds them.
-    lab.begin()?;
-    lab.kill()?;
-    mount("bpf", lab.bpffs(), "bpf", MountFlags::empty(), None).context("cannot mount over the bpffs")?;
+    fixture.begin()?;
+    fixture.kill()?;
+    mount("bpf", fixture.bpffs(), "bpf", MountFlags::empty(), None).context("cannot mount over the bpffs")?;
     ensure!(links_on(&cgroup.path)? == SOCKET_HOOKS.len(), "{} links on the cgroup", links_on(&cgroup.path)?);
-    let output = agent::command(&lab.node, &["cleanup", "--cgroup-root", named], &lab.bpffs())?;
+    let output = agent::command(&fixture.node, &["cleanup", "--cgroup-root", named], &fixture.bpffs())?;
     ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     ensure!(links_on(&cgroup.path)? == 0, "links without pins are left on the cgroup");
     Ok(())

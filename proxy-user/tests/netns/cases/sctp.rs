@@ -10,7 +10,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use super::exposed::{node_ip, open_up};
 use super::{Case, client_ip, is_snat_port, tcp};
-use crate::lab::{Lab, SMALL, SOON, Wish, eventually};
+use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
 use crate::manifest::{Family, Service, cluster_ip, pod_ip, text};
 use crate::space::Space;
 
@@ -38,12 +38,12 @@ const INIT_ACK: u8 = 2;
 const CLIENT_PORT: u16 = 40_001;
 
 /// The Service, by SCTP.
-fn put(lab: &Lab, service: Service) -> Result<()> {
+fn put(fixture: &Fixture, service: Service) -> Result<()> {
     let mut text = text(service).replace("\"TCP\"", "\"SCTP\"");
     for family in Family::BOTH {
         text = text.replace(&pod_ip(family, 9).to_string(), &client_ip(family).to_string());
     }
-    lab.folder.put_text(service.name, &text)
+    fixture.folder.put_text(service.name, &text)
 }
 
 /// As RFC 9260 has it, bit by bit.
@@ -95,39 +95,39 @@ fn receive(socket: &Socket, family: Family) -> Result<(IpAddr, [u16; 2], u8)> {
 }
 
 /// The node asks, and the server's answer is from whom it asked.
-fn exchange(lab: &Lab, server: &Socket, family: Family, service: Service) -> Result<()> {
-    let dialled = cluster_ip(family, service.number);
-    let client = raw(&lab.node, family)?;
-    client.connect(&SocketAddr::new(dialled, 0).into())?;
+fn exchange(fixture: &Fixture, server: &Socket, family: Family, service: Service) -> Result<()> {
+    let orig_dst = cluster_ip(family, service.number);
+    let client = raw(&fixture.node, family)?;
+    client.connect(&SocketAddr::new(orig_dst, 0).into())?;
     client.send(&packet(CLIENT_PORT, 80, INIT))?;
     let (from, [source, port], chunk) = receive(server, family).context("at the server")?;
     ensure!(from == node_ip(family) && is_snat_port(source), "the server saw [{from}]:{source}");
     ensure!((port, chunk) == (8080, INIT_ACK - 1), "the server saw port {port}, chunk {chunk}");
     server.send_to(&packet(8080, source, INIT_ACK), &SocketAddr::new(from, 0).into())?;
     let answer = receive(&client, family).context("at the client")?;
-    ensure!(answer == (dialled, [80, CLIENT_PORT], INIT_ACK), "the client saw {answer:?}");
+    ensure!(answer == (orig_dst, [80, CLIENT_PORT], INIT_ACK), "the client saw {answer:?}");
     Ok(())
 }
 
-fn there_and_back(lab: &Lab) -> Result<()> {
-    open_up(lab)?;
+fn there_and_back(fixture: &Fixture) -> Result<()> {
+    open_up(fixture)?;
     // What comes in by another device than its source's is dropped.
     for device in ["all", "p0", "c0"] {
-        lab.node.sysctl(&format!("net/ipv4/conf/{device}/rp_filter"), "1")?;
+        fixture.node.sysctl(&format!("net/ipv4/conf/{device}/rp_filter"), "1")?;
     }
-    [HERE, EMPTY, AWAY].into_iter().try_for_each(|service| put(lab, service))?;
+    [HERE, EMPTY, AWAY].into_iter().try_for_each(|service| put(fixture, service))?;
     for family in Family::BOTH {
-        let pod = lab.in_pod_space(0, |space| raw(space, family))?;
-        let away = raw(&lab.client_space, family)?;
+        let pod = fixture.in_pod_space(0, |space| raw(space, family))?;
+        let away = raw(&fixture.client_space, family)?;
         for (server, service) in [(&pod, HERE), (&away, AWAY)] {
-            eventually(SOON, || exchange(lab, server, family, service))
+            eventually(SOON, || exchange(fixture, server, family, service))
                 .with_context(|| format!("{family:?}: {}", service.name))?;
             for _ in 0..10 {
-                exchange(lab, server, family, service)?;
+                exchange(fixture, server, family, service)?;
             }
         }
         // It has no endpoint: the kernel tells the socket.
-        let client = raw(&lab.node, family)?;
+        let client = raw(&fixture.node, family)?;
         client.connect(&SocketAddr::new(cluster_ip(family, EMPTY.number), 0).into())?;
         client.send(&packet(CLIENT_PORT, 80, INIT))?;
         let errno = receive(&client, family)
@@ -139,22 +139,22 @@ fn there_and_back(lab: &Lab) -> Result<()> {
 }
 
 /// An association of real sockets, with more data than one packet holds.
-fn by_sockets(lab: &Lab) -> Result<()> {
+fn by_sockets(fixture: &Fixture) -> Result<()> {
     const LENGTH: usize = 1_000_000;
-    open_up(lab)?;
-    put(lab, HERE)?;
+    open_up(fixture)?;
+    put(fixture, HERE)?;
     for family in Family::BOTH {
         let domain = if family == Family::V4 { Domain::IPV4 } else { Domain::IPV6 };
         let new = || Socket::new(domain, Type::STREAM, Some(Protocol::from(libc::IPPROTO_SCTP)));
-        let listener = lab.in_pod_space(0, |space| space.inside(|| Ok(new()?)))?;
+        let listener = fixture.in_pod_space(0, |space| space.inside(|| Ok(new()?)))?;
         listener.bind(&SocketAddr::new(pod_ip(family, 0), 8080).into())?;
         listener.listen(1)?;
-        let dialled = SocketAddr::new(cluster_ip(family, HERE.number), 80);
+        let orig_dst = SocketAddr::new(cluster_ip(family, HERE.number), 80);
         let mut client = eventually(SOON, || {
-            let client = lab.node.inside(|| Ok(new()?))?;
+            let client = fixture.node.inside(|| Ok(new()?))?;
             // One address: others that the node has mean nothing behind a translation.
             client.bind(&SocketAddr::new(node_ip(family), 0).into())?;
-            client.connect_timeout(&dialled.into(), Duration::from_secs(2))?;
+            client.connect_timeout(&orig_dst.into(), Duration::from_secs(2))?;
             Ok(client)
         })?;
         std::thread::scope(|scope| {
@@ -190,7 +190,7 @@ fn by_sockets(lab: &Lab) -> Result<()> {
         })
         .with_context(|| format!("{family:?}"))?;
         let peer = client.peer_addr()?.as_socket().context("no peer")?;
-        ensure!(peer == dialled, "the client believes in {peer}");
+        ensure!(peer == orig_dst, "the client believes in {peer}");
     }
     Ok(())
 }

@@ -9,30 +9,34 @@ use serde_json::json;
 
 use super::exposed::{NUMBER, is_sent_on, node_port, open_up, put};
 use super::{Case, client_ip, pod};
-use crate::lab::{Lab, SMALL, SOON, Wish, eventually};
+use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
 use crate::manifest::{Family, cluster_ip};
 use crate::peer::{Attempt, Kind};
 
 const WISH: Wish = Wish { pods: 1, services: &[], flags: SMALL };
 
 pub const CASES: &[Case] = &[
-    Case { name: "shared_port::udp_to_an_endpoint_here", wish: WISH, run: |lab| udp(lab, true) },
-    Case { name: "shared_port::udp_to_an_endpoint_elsewhere", wish: WISH, run: |lab| udp(lab, false) },
+    Case { name: "shared_port::udp_to_an_endpoint_here", wish: WISH, run: |fixture| udp(fixture, true) },
+    Case {
+        name: "shared_port::udp_to_an_endpoint_elsewhere",
+        wish: WISH,
+        run: |fixture| udp(fixture, false),
+    },
     Case { name: "shared_port::tcp_by_the_service_first", wish: WISH, run: tcp },
     Case { name: "shared_port::tcp_straight_first", wish: WISH, run: tcp_straight_first },
 ];
 
 const ROUNDS: usize = 10;
 
-fn begin(lab: &Lab, here: bool) -> Result<()> {
-    open_up(lab)?;
-    put(lab, &[(0, here)], &json!({}), &[])?;
+fn begin(fixture: &Fixture, here: bool) -> Result<()> {
+    open_up(fixture)?;
+    put(fixture, &[(0, here)], &json!({}), &[])?;
     for family in Family::BOTH {
         for kind in [Kind::Tcp, Kind::Udp] {
             let to = node_port(family, kind);
-            eventually(SOON, || lab.client.reach(Attempt::new(kind, to)))?;
+            eventually(SOON, || fixture.client.reach(Attempt::new(kind, to)))?;
             if !here {
-                is_sent_on(lab, to, kind)?;
+                is_sent_on(fixture, to, kind)?;
             }
         }
     }
@@ -45,8 +49,8 @@ fn attempt(kind: Kind, to: SocketAddr, port: u16) -> Attempt {
 }
 
 /// One socket, three addresses; whichever comes first, and then in turn.
-fn udp(lab: &Lab, here: bool) -> Result<()> {
-    begin(lab, here)?;
+fn udp(fixture: &Fixture, here: bool) -> Result<()> {
+    begin(fixture, here)?;
     let mut wrong = Vec::new();
     for (family, first_port) in Family::BOTH.into_iter().zip([40_000, 40_100]) {
         let kind = Kind::Datagram;
@@ -60,9 +64,9 @@ fn udp(lab: &Lab, here: bool) -> Result<()> {
         ];
         for ((what, order), port) in orders.into_iter().zip(first_port..) {
             let id = u32::from(port);
-            lab.client.open(id, attempt(kind, order[0], port))?;
+            fixture.client.open(id, attempt(kind, order[0], port))?;
             for to in order.iter().cycle().take(ROUNDS * order.len()) {
-                let heard = lab.client.talk(id, Some(*to))?;
+                let heard = fixture.client.talk(id, Some(*to))?;
                 let from = heard.as_ref().ok().and_then(|seen| seen.from);
                 if from != Some(*to) {
                     wrong.push(format!("{family:?}, {what}: {to} answers from {from:?} ({heard:?})"));
@@ -76,18 +80,21 @@ fn udp(lab: &Lab, here: bool) -> Result<()> {
 }
 
 /// Two connections that live at the same time, from one port.
-fn tcp(lab: &Lab) -> Result<()> {
-    begin(lab, true)?;
+fn tcp(fixture: &Fixture) -> Result<()> {
+    begin(fixture, true)?;
     let mut wrong = Vec::new();
     for (family, port) in Family::BOTH.into_iter().zip([40_200, 40_210]) {
         let order = [node_port(family, Kind::Tcp), pod(family, 0, Kind::Tcp)];
         let live = || {
             for (id, to) in (u32::from(port)..).zip(order) {
-                lab.client.open(id, attempt(Kind::Tcp, to, port)).with_context(|| format!("dials {to}"))?;
-                lab.client.hears(id, None).with_context(|| format!("asks {to}"))?;
+                fixture
+                    .client
+                    .open(id, attempt(Kind::Tcp, to, port))
+                    .with_context(|| format!("dials {to}"))?;
+                fixture.client.hears(id, None).with_context(|| format!("asks {to}"))?;
             }
             for id in (u32::from(port)..).take(2).cycle().take(2 * ROUNDS) {
-                let seen = lab.client.hears(id, None)?;
+                let seen = fixture.client.hears(id, None)?;
                 ensure!(seen.syn_retransmits == 0, "a SYN was lost");
             }
             Ok(())
@@ -102,21 +109,22 @@ fn tcp(lab: &Lab) -> Result<()> {
 
 /// A connection straight to the endpoint is known to its ends only, until the endpoint answers the SYN of one through the
 /// Service with one of its segments. The SYN that the client sends again then gets another source port.
-fn tcp_straight_first(lab: &Lab) -> Result<()> {
-    begin(lab, true)?;
+fn tcp_straight_first(fixture: &Fixture) -> Result<()> {
+    begin(fixture, true)?;
     for (family, port) in Family::BOTH.into_iter().zip([40_200, 40_210]) {
         let id = u32::from(port);
         let [service, direct] = [node_port(family, Kind::Tcp), pod(family, 0, Kind::Tcp)];
-        lab.client.open(id, attempt(Kind::Tcp, direct, port))?;
-        lab.client.hears(id, None)?;
-        lab.client
+        fixture.client.open(id, attempt(Kind::Tcp, direct, port))?;
+        fixture.client.hears(id, None)?;
+        fixture
+            .client
             .open(id + 1, attempt(Kind::Tcp, service, port))
             .with_context(|| format!("{service} after {direct}"))?;
         for id in [id, id + 1].into_iter().cycle().take(2 * ROUNDS) {
-            lab.client.hears(id, None).with_context(|| format!("{direct} beside {service}"))?;
+            fixture.client.hears(id, None).with_context(|| format!("{direct} beside {service}"))?;
         }
         // What the endpoint sees of the second one is another port of the client.
-        let seen = lab.client.hears(id + 1, None)?;
+        let seen = fixture.client.hears(id + 1, None)?;
         ensure!(seen.client.ip() == client_ip(family) && seen.client.port() != port, "{seen:?}");
     }
     Ok(())

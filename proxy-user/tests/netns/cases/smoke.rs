@@ -7,7 +7,7 @@ use proxy_user::programs::{Lack, attachments};
 
 use super::tunnel::Tunnel;
 use super::{Case, EMPTY, NodesCase, WEB, client_ip, repair, shows, vip};
-use crate::lab::{Lab, SMALL, SOON, Wish, eventually};
+use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
 use crate::manifest::{Family, pod_ip};
 use crate::peer::{Attempt, Kind};
 use crate::verify;
@@ -44,20 +44,20 @@ pub fn is_too_old() -> bool {
 }
 
 fn too_old() -> Result<()> {
-    let lab = Lab::new(Wish { pods: 0, services: &[], flags: SMALL })?;
-    lab.start()?;
-    let log = lab.take_agent()?.fails()?;
+    let fixture = Fixture::new(Wish { pods: 0, services: &[], flags: SMALL })?;
+    fixture.start()?;
+    let log = fixture.take_agent()?.fails()?;
     // It shows what the verifier says.
     let words = ["is older than 5.15", "boot a newer kernel", "Verifier output"];
     let lost = words.into_iter().find(|words| !log.contains(words));
     ensure!(lost.is_none(), "without {lost:?}: {log}");
-    ensure!(attachments(&lab.bpffs()).is_empty(), "something is attached");
+    ensure!(attachments(&fixture.bpffs()).is_empty(), "something is attached");
     Ok(())
 }
 
-fn attached(lab: &Lab) -> Result<()> {
-    let found = attachments(&lab.bpffs());
-    let expected = SOCKET_HOOKS.len() + 2 * lab.devices().len();
+fn attached(fixture: &Fixture) -> Result<()> {
+    let found = attachments(&fixture.bpffs());
+    let expected = SOCKET_HOOKS.len() + 2 * fixture.devices().len();
     ensure!(found.len() == expected, "{expected} hooks, and there are {found:?}");
     // Filters show themselves only inside the node's namespace; traffic shows the rest of them.
     let lost = found.iter().find(|one| one.place.is_none() && !one.hook.starts_with("clsact"));
@@ -65,20 +65,20 @@ fn attached(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-fn works(lab: &Lab) -> Result<()> {
+fn works(fixture: &Fixture) -> Result<()> {
     let by_packets = Lack::SocketErrors.is_here();
     if by_packets {
         // Refused calls go on as packets, which need a way out of the node.
         let [v4, v6] = Family::BOTH.map(|family| vip(family, EMPTY, Kind::Tcp).ip());
-        lab.node.ip(&format!("route add {v4} via 10.98.0.2\nroute add {v6} via fd98::2\n"))?;
+        fixture.node.ip(&format!("route add {v4} via 10.98.0.2\nroute add {v6} via fd98::2\n"))?;
     }
     // Without link-layer header: it has programs of its own, which are loaded for it.
-    let tunnel = Tunnel::new(lab, 9)?;
+    let tunnel = Tunnel::new(fixture, 9)?;
     for family in Family::BOTH {
         for kind in Kind::ALL {
             let paths = [
-                ("socket", &lab.local, None),
-                ("packet", &lab.client, Some(client_ip(family))),
+                ("socket", &fixture.local, None),
+                ("packet", &fixture.client, Some(client_ip(family))),
                 ("tunnel", &tunnel.peer, Some(pod_ip(family, 9))),
             ];
             for (path, client, address) in paths {
@@ -98,19 +98,19 @@ fn works(lab: &Lab) -> Result<()> {
 }
 
 /// Detaches everything that is ours, on the cgroup and on the devices.
-fn repaired(lab: &Lab) -> Result<()> {
-    repair::works(lab)?;
-    for path in repair::links(lab)? {
+fn repaired(fixture: &Fixture) -> Result<()> {
+    repair::works(fixture)?;
+    for path in repair::links(fixture)? {
         Link::pinned(&path)?.with_context(|| path.display().to_string())?.detach()?;
     }
     if Lack::Tcx.is_here() {
-        for device in lab.devices().iter() {
-            let gone = lab.node.command("tc").args(["qdisc", "del", "dev", device, "clsact"]).status()?;
+        for device in fixture.devices().iter() {
+            let gone = fixture.node.command("tc").args(["qdisc", "del", "dev", device, "clsact"]).status()?;
             ensure!(gone.success(), "tc: {gone}");
         }
     }
-    lab.agent_mut()?.says(&["detached or removed externally", "program sock_connect4"])?;
-    lab.agent_mut()?.says(&["packet programs attached again"])?;
-    eventually(SOON, || repair::works(lab))?;
-    eventually(SOON, || repair::complete(lab))
+    fixture.agent_mut()?.says(&["detached or removed externally", "program sock_connect4"])?;
+    fixture.agent_mut()?.says(&["packet programs attached again"])?;
+    eventually(SOON, || repair::works(fixture))?;
+    eventually(SOON, || repair::complete(fixture))
 }

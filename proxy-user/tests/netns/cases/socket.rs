@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use anyhow::{Result, ensure};
 
 use super::{Case, EMPTY, WEB, pod, shows, udp, vip};
-use crate::lab::{Lab, SMALL, Wish};
+use crate::fixture::{Fixture, SMALL, Wish};
 use crate::manifest::{Family, Service, cluster_ip};
 use crate::peer::{Attempt, Kind};
 
@@ -30,29 +30,30 @@ fn mapped(addr: SocketAddr) -> SocketAddr {
 }
 
 /// The addresses under which a Service can be dialled.
-fn dialled(service: Service, kind: Kind) -> [SocketAddr; 3] {
+fn orig_dst(service: Service, kind: Kind) -> [SocketAddr; 3] {
     let [v4, v6] = Family::BOTH.map(|family| vip(family, service, kind));
     [v4, v6, mapped(v4)]
 }
 
-fn reaches(lab: &Lab) -> Result<()> {
+fn reaches(fixture: &Fixture) -> Result<()> {
     for kind in Kind::ALL {
-        for to in dialled(WEB, kind) {
+        for to in orig_dst(WEB, kind) {
             let attempt = Attempt::new(kind, to);
-            let seen = lab.local.reach(attempt)?;
+            let seen = fixture.local.reach(attempt)?;
             let server = if kind.is_tcp() { "0/8080" } else { "0/5353" };
             ensure!(seen.server == server, "{attempt:?}: served by {}", seen.server);
             shows(&seen, attempt, to)?;
         }
-        for to in dialled(EMPTY, kind) {
-            let failure = lab.local.fails(Attempt::new(kind, to), libc::ECONNREFUSED)?;
+        for to in orig_dst(EMPTY, kind) {
+            let failure = fixture.local.fails(Attempt::new(kind, to), libc::ECONNREFUSED)?;
             let call = if kind == Kind::Datagram { "sendto" } else { "connect" };
             ensure!(failure.call == call, "{kind:?} to {to}: refused at {}", failure.call);
         }
     }
     for family in Family::BOTH {
         let to = (cluster_ip(family, WEB.number), 7).into();
-        let servers = Kind::ALL.map(|kind| lab.local.reach(Attempt::new(kind, to)).map(|seen| seen.server));
+        let servers =
+            Kind::ALL.map(|kind| fixture.local.reach(Attempt::new(kind, to)).map(|seen| seen.server));
         let [by_tcp, by_udp, by_datagram] = servers;
         let servers = [by_tcp?, by_udp?, by_datagram?];
         ensure!(servers == ["0/9090", "1/9090", "1/9090"], "one port of two protocols: {servers:?}");
@@ -60,19 +61,19 @@ fn reaches(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-fn untouched(lab: &Lab) -> Result<()> {
+fn untouched(fixture: &Fixture) -> Result<()> {
     for kind in Kind::ALL {
         for family in Family::BOTH {
             let to = pod(family, 1, kind);
             for to in [to, mapped(to)] {
                 let attempt = Attempt::new(kind, to);
-                shows(&lab.local.reach(attempt)?, attempt, to)?;
+                shows(&fixture.local.reach(attempt)?, attempt, to)?;
             }
             // No route leads there from a socket that is not translated.
-            lab.outside.fails(Attempt::new(kind, vip(family, WEB, kind)), libc::ENETUNREACH)?;
+            fixture.outside.fails(Attempt::new(kind, vip(family, WEB, kind)), libc::ENETUNREACH)?;
             // A port that no Service has.
             let other = (cluster_ip(family, WEB.number), 8080).into();
-            lab.local.fails(Attempt::new(kind, other), libc::ENETUNREACH)?;
+            fixture.local.fails(Attempt::new(kind, other), libc::ENETUNREACH)?;
         }
     }
     Ok(())
@@ -83,22 +84,22 @@ const TWO: Service = Service { ports: &[udp(53, 5353, &[0, 1])], ..ONE };
 const OTHERS: Service = Service { ports: &[udp(53, 5353, &[1, 2])], ..ONE };
 
 /// A resolver's socket must not change its server while that is there, whatever else changes.
-fn stays(lab: &Lab) -> Result<()> {
-    let sockets: Vec<_> = (1..).zip(dialled(ONE, Kind::Datagram)).collect();
+fn stays(fixture: &Fixture) -> Result<()> {
+    let sockets: Vec<_> = (1..).zip(orig_dst(ONE, Kind::Datagram)).collect();
     for (id, to) in &sockets {
-        lab.local.open(*id, Attempt::new(Kind::Datagram, *to))?;
+        fixture.local.open(*id, Attempt::new(Kind::Datagram, *to))?;
     }
     let all_hear = |servers: &[&str]| {
         sockets.iter().try_for_each(|(id, to)| {
-            let seen = lab.local.hears(*id, None)?;
+            let seen = fixture.local.hears(*id, None)?;
             ensure!(servers.contains(&seen.server.as_str()), "{to} moved to {}", seen.server);
             ensure!(seen.from == Some(*to), "{to}: the answer is from {:?}", seen.from);
             Ok(())
         })
     };
     all_hear(&["0/5353"])?;
-    lab.change(TWO, &["0/5353", "1/5353"])?;
+    fixture.change(TWO, &["0/5353", "1/5353"])?;
     (0..100).try_for_each(|_| all_hear(&["0/5353"]))?;
-    lab.change(OTHERS, &["1/5353", "2/5353"])?;
+    fixture.change(OTHERS, &["1/5353", "2/5353"])?;
     all_hear(&["1/5353", "2/5353"])
 }

@@ -16,7 +16,7 @@ use serde_json::json;
 use super::exposed::{self, NUMBER, State, open_up, put};
 use super::{Case, WEB, shows, udp, vip};
 use crate::agent;
-use crate::lab::{Lab, SMALL, SOON, Wish, eventually, nft};
+use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually, nft};
 use crate::manifest::{Family, Service, cluster_ip};
 use crate::peer::{Attempt, Failure, Kind, Load, Peer};
 
@@ -57,33 +57,33 @@ pub const CASES: &[Case] = &[
     Case {
         name: "socket_lb::host_only_leaves_redirection_in_a_pod",
         wish: with!("--socket-lb", "host-only"),
-        run: |lab| redirected(lab, true),
+        run: |fixture| redirected(fixture, true),
     },
     Case {
         name: "socket_lb::off_leaves_all_to_packets",
         wish: with!("--socket-lb", "off"),
-        run: |lab| redirected(lab, false),
+        run: |fixture| redirected(fixture, false),
     },
 ];
 
-fn churn(lab: &Lab) -> Result<()> {
+fn churn(fixture: &Fixture) -> Result<()> {
     const CONNECTS: usize = 10_000;
     let sockets: Vec<_> = (1..).zip(Family::BOTH.map(|family| vip(family, NAMES, Kind::Udp))).collect();
     for (id, to) in &sockets {
-        lab.local.open(*id, Attempt::new(Kind::Udp, *to))?;
-        lab.local.hears(*id, None)?;
+        fixture.local.open(*id, Attempt::new(Kind::Udp, *to))?;
+        fixture.local.hears(*id, None)?;
     }
     for family in Family::BOTH {
-        let tally = lab.local.many(Attempt::new(Kind::Tcp, vip(family, WEB, Kind::Tcp)), CONNECTS)?;
+        let tally = fixture.local.many(Attempt::new(Kind::Tcp, vip(family, WEB, Kind::Tcp)), CONNECTS)?;
         ensure!(tally.failed == 0, "{family:?}: {:?}", tally.failures);
     }
     for (id, to) in &sockets {
-        let seen = lab.local.hears(*id, None)?;
+        let seen = fixture.local.hears(*id, None)?;
         ensure!(seen.peer == Some(*to), "getpeername is {:?}, and {to} was dialled", seen.peer);
     }
-    lab.folder.put(MOVED)?;
+    fixture.folder.put(MOVED)?;
     for (id, to) in &sockets {
-        eventually(SOON / 3, || match lab.local.talk(*id, None)? {
+        eventually(SOON / 3, || match fixture.local.talk(*id, None)? {
             Err(Failure { errno: Some(libc::ECONNABORTED | libc::EDESTADDRREQ), .. }) => Ok(()),
             other => bail!("{to}: the socket was not ended: {other:?}"),
         })?;
@@ -91,9 +91,9 @@ fn churn(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-fn two_services(lab: &Lab) -> Result<()> {
-    let pod = lab.pod(1)?;
-    for (who, client) in [("a process of the node", &lab.local), ("a pod", &*pod)] {
+fn two_services(fixture: &Fixture) -> Result<()> {
+    let pod = fixture.pod(1)?;
+    for (who, client) in [("a process of the node", &fixture.local), ("a pod", &*pod)] {
         for (id, family) in (1..).zip(Family::BOTH) {
             let [a, b] = [NAMES, OTHER].map(|service| vip(family, service, Kind::Udp));
             client.open(id, Attempt { patience: 5, ..Attempt::new(Kind::Datagram, a) })?;
@@ -107,28 +107,30 @@ fn two_services(lab: &Lab) -> Result<()> {
 }
 
 /// The policy is Local, and only another node has an endpoint: kube-proxy drops.
-fn without_local_endpoint(lab: &Lab) -> Result<()> {
-    open_up(lab)?;
-    put(lab, &[(0, false)], &json!({"internalTrafficPolicy": "Local"}), &[])?;
+fn without_local_endpoint(fixture: &Fixture) -> Result<()> {
+    open_up(fixture)?;
+    put(fixture, &[(0, false)], &json!({"internalTrafficPolicy": "Local"}), &[])?;
     let attempt = Attempt::new(Kind::Tcp, (cluster_ip(Family::V6, NUMBER), 80).into()).in_vain();
     eventually(SOON, || {
-        let list = agent::ask(&lab.node, &["service", "list"], &lab.bpffs())?.to_string();
+        let list = agent::ask(&fixture.node, &["service", "list"], &fixture.bpffs())?.to_string();
         ensure!(list.contains("default/open"), "not programmed yet");
         // The endpoint of the round before may still be there.
-        ensure!(lab.local.once(attempt)?.is_err(), "a server answers");
+        ensure!(fixture.local.once(attempt)?.is_err(), "a server answers");
         Ok(())
     })
 }
 
-fn late_endpoint(lab: &Lab) -> Result<()> {
+fn late_endpoint(fixture: &Fixture) -> Result<()> {
     let mut wrong = Vec::new();
-    let pod = lab.pod(1)?;
+    let pod = fixture.pod(1)?;
     let there = exposed::text(&[(0, true, State::Ready)], &json!({"internalTrafficPolicy": "Local"}), &[]);
-    for (who, client) in [("a process of the node", &lab.local), ("a pod", &*pod), ("packets", &lab.client)] {
+    for (who, client) in
+        [("a process of the node", &fixture.local), ("a pod", &*pod), ("packets", &fixture.client)]
+    {
         for family in Family::BOTH {
-            without_local_endpoint(lab)?;
+            without_local_endpoint(fixture)?;
             let to = (cluster_ip(family, NUMBER), 80).into();
-            let folder = &lab.folder;
+            let folder = &fixture.folder;
             std::thread::scope(|scope| {
                 scope.spawn(|| {
                     std::thread::sleep(Duration::from_millis(500));
@@ -144,7 +146,7 @@ fn late_endpoint(lab: &Lab) -> Result<()> {
                 Ok::<_, anyhow::Error>(())
             })?;
             // A datagram before it is lost, the next one after it is answered: on one connected socket.
-            without_local_endpoint(lab)?;
+            without_local_endpoint(fixture)?;
             let to = (cluster_ip(family, NUMBER), 53).into();
             let id = u32::from(family == Family::V6);
             let udp = client.open(id, Attempt::new(Kind::Udp, to).in_vain()).and_then(|()| {
@@ -161,9 +163,9 @@ fn late_endpoint(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-fn fails_at_once(lab: &Lab) -> Result<()> {
-    without_local_endpoint(lab)?;
-    for client in [&lab.local, &*lab.pod(1)?] {
+fn fails_at_once(fixture: &Fixture) -> Result<()> {
+    without_local_endpoint(fixture)?;
+    for client in [&fixture.local, &*fixture.pod(1)?] {
         for family in Family::BOTH {
             let start = Instant::now();
             client
@@ -175,30 +177,30 @@ fn fails_at_once(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-fn status(lab: &Lab) -> Result<()> {
-    let output = agent::command(&lab.node, &["status"], &lab.bpffs())?;
+fn status(fixture: &Fixture) -> Result<()> {
+    let output = agent::command(&fixture.node, &["status"], &fixture.bpffs())?;
     let text = String::from_utf8_lossy(&output.stdout);
     ensure!(output.status.success(), "status exits with {}:\n{text}", output.status);
     Ok(())
 }
 
 /// As `NodeLocal` `DNSCache`: a device has the address of the DNS Service, and a process of the node listens there.
-fn owned(lab: &Lab) -> Result<()> {
-    open_up(lab)?;
-    status(lab).context("before")?;
+fn owned(fixture: &Fixture) -> Result<()> {
+    open_up(fixture)?;
+    status(fixture).context("before")?;
     let ips = Family::BOTH.map(|family| cluster_ip(family, WEB.number));
-    lab.node.ip(&format!(
+    fixture.node.ip(&format!(
         "link add nodelocaldns type bridge\nlink set nodelocaldns up\n\
          addr add {}/32 dev nodelocaldns\naddr add {}/128 dev nodelocaldns nodad\n",
         ips[0], ips[1]
     ))?;
     for family in Family::BOTH {
         for kind in [Kind::Tcp, Kind::Udp] {
-            lab.outside.serve(kind.is_tcp(), vip(family, WEB, kind), "cache")?;
+            fixture.outside.serve(kind.is_tcp(), vip(family, WEB, kind), "cache")?;
         }
     }
-    let pod = lab.pod(1)?;
-    let clients = [("a process of the node", &lab.local), ("a pod", &*pod), ("packets", &lab.client)];
+    let pod = fixture.pod(1)?;
+    let clients = [("a process of the node", &fixture.local), ("a pod", &*pod), ("packets", &fixture.client)];
     let reach = |server: &str| {
         for (who, client) in clients {
             for family in Family::BOTH {
@@ -220,9 +222,9 @@ fn owned(lab: &Lab) -> Result<()> {
     };
     reach("cache")?;
     // Nothing is wrong with that, and other Services are as before.
-    status(lab).context("with the device")?;
-    lab.local.reach(Attempt::new(Kind::Udp, vip(Family::V4, NAMES, Kind::Udp)))?;
-    lab.node.ip("link del nodelocaldns\n")?;
+    status(fixture).context("with the device")?;
+    fixture.local.reach(Attempt::new(Kind::Udp, vip(Family::V4, NAMES, Kind::Udp)))?;
+    fixture.node.ip("link del nodelocaldns\n")?;
     reach("0/").context("without the device")
 }
 
@@ -248,9 +250,9 @@ fn original(stream: &TcpStream, family: Family) -> Result<SocketAddr> {
 }
 
 /// A sidecar: answers every connection, and tells where it was led to before.
-fn sidecar(lab: &Lab, pod: u8, family: Family) -> Result<mpsc::Receiver<Result<SocketAddr>>> {
+fn sidecar(fixture: &Fixture, pod: u8, family: Family) -> Result<mpsc::Receiver<Result<SocketAddr>>> {
     let any: SocketAddr = if family == Family::V4 { "0.0.0.0:15001" } else { "[::]:15001" }.parse()?;
-    let socket = lab.in_pod(pod, || {
+    let socket = fixture.in_pod(pod, || {
         let socket = socket2::Socket::new(socket2::Domain::for_address(any), socket2::Type::STREAM, None)?;
         if family == Family::V6 {
             socket.set_only_v6(true)?;
@@ -276,10 +278,10 @@ fn sidecar(lab: &Lab, pod: u8, family: Family) -> Result<mpsc::Receiver<Result<S
 }
 
 /// Sockets of pods are left alone, so that rules in a pod's namespace see the Service's address.
-fn redirected(lab: &Lab, host_is_translated: bool) -> Result<()> {
-    open_up(lab)?;
-    let sidecars = [sidecar(lab, 1, Family::V4)?, sidecar(lab, 1, Family::V6)?];
-    lab.in_pod_space(1, |space| {
+fn redirected(fixture: &Fixture, host_is_translated: bool) -> Result<()> {
+    open_up(fixture)?;
+    let sidecars = [sidecar(fixture, 1, Family::V4)?, sidecar(fixture, 1, Family::V6)?];
+    fixture.in_pod_space(1, |space| {
         for (table, field, range) in [("ip", "ip", "10.96.0.0/16"), ("ip6", "ip6", "fd96::/16")] {
             nft(
                 space,
@@ -293,16 +295,16 @@ fn redirected(lab: &Lab, host_is_translated: bool) -> Result<()> {
     })?;
     for (family, sidecar) in Family::BOTH.into_iter().zip(&sidecars) {
         let attempt = Attempt::new(Kind::Tcp, vip(family, WEB, Kind::Tcp));
-        let seen = lab.pod(1)?.reach(attempt)?;
+        let seen = fixture.pod(1)?.reach(attempt)?;
         ensure!(seen.server == "sidecar", "{family:?}: {} and not the sidecar", seen.server);
         let told = sidecar.recv_timeout(Duration::from_secs(10))??;
         ensure!(told == attempt.to, "{family:?}: SO_ORIGINAL_DST is {told}");
         // What the pod's rules do not catch goes by packets, and so does everything of other pods.
         let others: [(&str, &Peer, Kind); 4] = [
-            ("the same pod", &*lab.pod(1)?, Kind::Udp),
-            ("another pod", &*lab.pod(0)?, Kind::Tcp),
-            ("another pod", &*lab.pod(0)?, Kind::Datagram),
-            ("a process of the node", &lab.local, Kind::Tcp),
+            ("the same pod", &*fixture.pod(1)?, Kind::Udp),
+            ("another pod", &*fixture.pod(0)?, Kind::Tcp),
+            ("another pod", &*fixture.pod(0)?, Kind::Datagram),
+            ("a process of the node", &fixture.local, Kind::Tcp),
         ];
         for (who, client, kind) in others {
             let attempt = Attempt { patience: 5, ..Attempt::new(kind, vip(family, WEB, kind)) };
@@ -313,12 +315,12 @@ fn redirected(lab: &Lab, host_is_translated: bool) -> Result<()> {
     }
     // A socket of the node is translated when it connects, or its packets where they leave.
     let load = Load::new(Attempt::new(Kind::Tcp, vip(Family::V4, WEB, Kind::Tcp)), true);
-    lab.local.load(&[load])?;
+    fixture.local.load(&[load])?;
     std::thread::sleep(Duration::from_millis(300));
-    let is_followed = agent::ask(&lab.node, &["flow", "list"], &lab.bpffs())?
+    let is_followed = agent::ask(&fixture.node, &["flow", "list"], &fixture.bpffs())?
         .to_string()
         .contains("\"client\":\"10.98.0.1:");
-    let tallies = lab.local.stop()?;
+    let tallies = fixture.local.stop()?;
     ensure!(tallies.iter().all(|tally| tally.failed == 0), "{tallies:?}");
     ensure!(
         is_followed != host_is_translated,

@@ -6,7 +6,7 @@ use anyhow::Result;
 use serde_json::json;
 
 use super::{Case, pod, tcp, udp};
-use crate::lab::{FAILS, Lab, SOON, Wish, eventually};
+use crate::fixture::{FAILS, Fixture, SOON, Wish, eventually};
 use crate::manifest::{Family, Service, text_with};
 use crate::peer::{Attempt, Kind, Peer};
 
@@ -28,13 +28,13 @@ fn vip(family: Family, kind: Kind) -> SocketAddr {
     (address(family), if kind.is_tcp() { 80 } else { 53 }).into()
 }
 
-fn put(lab: &Lab, ranges: &[&str]) -> Result<()> {
+fn put(fixture: &Fixture, ranges: &[&str]) -> Result<()> {
     let ingress = Family::BOTH.map(|family| json!({"ip": address(family)}));
     let more = json!({
         "spec": {"type": "LoadBalancer", "loadBalancerSourceRanges": ranges},
         "status": {"loadBalancer": {"ingress": ingress}},
     });
-    lab.folder.put_text(GUARDED.name, &text_with(GUARDED, &more)?)
+    fixture.folder.put_text(GUARDED.name, &text_with(GUARDED, &more)?)
 }
 
 /// Both families, both kinds of call; each works, or fails in the way of `errno`.
@@ -59,25 +59,25 @@ fn unheard(client: &Peer) -> Result<()> {
     Ok(())
 }
 
-fn ranges(lab: &Lab) -> Result<()> {
-    super::exposed::open_up(lab)?;
-    let stranger = lab.pod(1)?;
-    put(lab, &["198.51.100.0/24", "fdbb::/64"])?;
+fn ranges(fixture: &Fixture) -> Result<()> {
+    super::exposed::open_up(fixture)?;
+    let stranger = fixture.pod(1)?;
+    put(fixture, &["198.51.100.0/24", "fdbb::/64"])?;
     // The endpoint itself is reached all the time: only the load balancer's address is guarded.
-    lab.local.reach(Attempt::new(Kind::Tcp, pod(Family::V4, 0, Kind::Tcp)))?;
-    eventually(SOON, || expect(&lab.local, Some(libc::ETIMEDOUT)))?;
+    fixture.local.reach(Attempt::new(Kind::Tcp, pod(Family::V4, 0, Kind::Tcp)))?;
+    eventually(SOON, || expect(&fixture.local, Some(libc::ETIMEDOUT)))?;
     // A pod's address is known from its packets only.
     unheard(&stranger)?;
     for family in Family::BOTH {
         stranger.reach(Attempt::new(Kind::Tcp, super::vip(family, GUARDED, Kind::Tcp)))?;
     }
     // The node's own address, and that of one pod.
-    put(lab, &["10.98.0.1/32", "fd98::1/128", "10.99.1.2/32", "fd99:1::2/128"])?;
-    eventually(SOON, || expect(&lab.local, None))?;
+    put(fixture, &["10.98.0.1/32", "fd98::1/128", "10.99.1.2/32", "fd99:1::2/128"])?;
+    eventually(SOON, || expect(&fixture.local, None))?;
     expect(&stranger, None)?;
-    unheard(&*lab.pod(0)?)?;
-    put(lab, &["0.0.0.0/0", "::/0"])?;
-    eventually(SOON, || expect(&lab.local, None))?;
+    unheard(&*fixture.pod(0)?)?;
+    put(fixture, &["0.0.0.0/0", "::/0"])?;
+    eventually(SOON, || expect(&fixture.local, None))?;
     expect(&stranger, None)?;
     Ok(())
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 
 use super::{Case, is_clean, tcp, udp, vip};
-use crate::lab::{Lab, SMALL, SOON, Wish, eventually};
+use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
 use crate::manifest::{Family, Service, text};
 use crate::peer::{Attempt, Kind, Load};
 
@@ -28,7 +28,7 @@ pub const CASES: &[Case] = &[Case {
     run: swap,
 }];
 
-fn swap(lab: &Lab) -> Result<()> {
+fn swap(fixture: &Fixture) -> Result<()> {
     let mut loads = Vec::new();
     let mut expected = Vec::new();
     for (service, port) in [(LEFT, [8080, 5353]), (RIGHT, [9090, 9090])] {
@@ -40,12 +40,12 @@ fn swap(lab: &Lab) -> Result<()> {
             }
         }
     }
-    lab.folder.put_text("left", &format!("{}{}", text(LEFT), text(RIGHT)))?;
-    lab.folder.remove("right")?;
-    for (_, client) in lab.clients() {
+    fixture.folder.put_text("left", &format!("{}{}", text(LEFT), text(RIGHT)))?;
+    fixture.folder.remove("right")?;
+    for (_, client) in fixture.clients() {
         client.load(&loads)?;
     }
-    let passes = || lab.log().matches("manifests read").count();
+    let passes = || fixture.log().matches("manifests read").count();
     let start = Instant::now();
     let mut changes = 0;
     while changes < ENOUGH || (changes < CHANGES && start.elapsed() < LIMIT) {
@@ -53,14 +53,14 @@ fn swap(lab: &Lab) -> Result<()> {
         let services = if changes % 2 == 0 { [LEFT_SWAPPED, RIGHT_SWAPPED] } else { [LEFT, RIGHT] };
         // One file, so that both change in one pass; a number, so that each is a change whatever was read before.
         let text: String = services.into_iter().map(text).collect();
-        lab.folder.put_text("left", &format!("# {changes}\n{text}"))?;
+        fixture.folder.put_text("left", &format!("# {changes}\n{text}"))?;
         eventually(SOON, || {
             ensure!(passes() > before, "the agent has not read the change");
             Ok(())
         })?;
         changes += 1;
     }
-    for (path, client) in lab.clients() {
+    for (path, client) in fixture.clients() {
         for ((tally, load), servers) in client.stop()?.iter().zip(&loads).zip(&expected) {
             let what = format!("{path}, {:?} to {}", load.attempt.kind, load.attempt.to);
             is_clean(tally, &what, &[&servers[0], &servers[1]])?;

@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, ensure};
 use proxy_user::maps::view::View;
 
 use super::{Case, WEB, client_ip, vip};
-use crate::lab::{Lab, SMALL, Wish};
+use crate::fixture::{Fixture, SMALL, Wish};
 use crate::manifest::Family;
 use crate::peer::{Attempt, Kind};
 use crate::raw;
@@ -28,7 +28,7 @@ fn mac(device: &str) -> Result<[u8; 6]> {
 }
 
 /// A UDP datagram over IPv4 with these tags before it. Without a checksum: it is optional there.
-fn datagram(to: [u8; 6], tags: &[u16], from: SocketAddrV4, dialled: SocketAddrV4, text: &[u8]) -> Vec<u8> {
+fn datagram(to: [u8; 6], tags: &[u16], from: SocketAddrV4, orig_dst: SocketAddrV4, text: &[u8]) -> Vec<u8> {
     let mut frame = [&to[..], &[2, 0, 0, 0, 0, 1]].concat();
     for tag in tags {
         frame.extend([0x81, 0x00]);
@@ -38,13 +38,13 @@ fn datagram(to: [u8; 6], tags: &[u16], from: SocketAddrV4, dialled: SocketAddrV4
     let mut ip =
         [&[0x45, 0][..], &(28 + text.len() as u16).to_be_bytes(), &[0, 0, 0x40, 0, 64, 17, 0, 0]].concat();
     ip.extend(from.ip().octets());
-    ip.extend(dialled.ip().octets());
+    ip.extend(orig_dst.ip().octets());
     let sum: u32 = ip.chunks(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
     let check = !((sum & 0xffff) + (sum >> 16)) as u16;
     ip[10..12].copy_from_slice(&check.to_be_bytes());
     frame.extend(ip);
     frame.extend(from.port().to_be_bytes());
-    frame.extend(dialled.port().to_be_bytes());
+    frame.extend(orig_dst.port().to_be_bytes());
     frame.extend((8 + text.len() as u16).to_be_bytes());
     frame.extend([0, 0]);
     frame.extend(text);
@@ -61,18 +61,18 @@ fn send(device: &str, frame: &[u8]) -> Result<()> {
 }
 
 /// New flows so far.
-fn begun(lab: &Lab) -> Result<usize> {
-    Ok(View::open(&lab.bpffs())?.flows()?.len())
+fn begun(fixture: &Fixture) -> Result<usize> {
+    Ok(View::open(&fixture.bpffs())?.flows()?.len())
 }
 
-fn tags(lab: &Lab) -> Result<()> {
+fn tags(fixture: &Fixture) -> Result<()> {
     let (vip, client) = (vip(Family::V4, WEB, Kind::Udp), client_ip(Family::V4));
-    let (std::net::SocketAddr::V4(dialled), std::net::IpAddr::V4(own)) = (vip, client) else {
+    let (std::net::SocketAddr::V4(orig_dst), std::net::IpAddr::V4(own)) = (vip, client) else {
         anyhow::bail!("IPv4 only");
     };
     // The neighbour becomes known.
-    lab.client.reach(Attempt::new(Kind::Udp, vip))?;
-    let before = begun(lab)?;
+    fixture.client.reach(Attempt::new(Kind::Udp, vip))?;
+    let before = begun(fixture)?;
     // Tag, and whether the Service answers. The upper bits are a priority.
     let table = [
         (&[][..], true),
@@ -85,17 +85,17 @@ fn tags(lab: &Lab) -> Result<()> {
     let mut answered = 0;
     for (row, (tags, answers)) in table.into_iter().enumerate() {
         let text = format!("row {row}");
-        let heard = lab.client_space.inside(|| {
+        let heard = fixture.client_space.inside(|| {
             let socket = UdpSocket::bind((own, 0))?;
             socket.set_read_timeout(Some(Duration::from_secs(if answers { 30 } else { 1 })))?;
             let from = SocketAddrV4::new(own, socket.local_addr()?.port());
-            send("eth0", &datagram(mac("eth0")?, tags, from, dialled, text.as_bytes()))?;
+            send("eth0", &datagram(mac("eth0")?, tags, from, orig_dst, text.as_bytes()))?;
             let mut answer = [0; 256];
             Ok(socket.recv_from(&mut answer).ok().map(|(_, from)| from))
         })?;
         ensure!(heard == answers.then_some(vip), "{tags:x?}: an answer from {heard:?}");
         answered += usize::from(answers);
-        let flows = begun(lab)? - before;
+        let flows = begun(fixture)? - before;
         ensure!(flows == answered, "{tags:x?}: {flows} flows, not {answered}");
     }
     Ok(())

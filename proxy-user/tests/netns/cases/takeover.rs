@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 use proxy_common::config::CONFIG_OTHER_PROXY;
 use proxy_user::maps::view::View;
 use serde_json::json;
@@ -12,7 +12,7 @@ use serde_json::json;
 use super::exposed::{node_port, open_up, put};
 use super::{Case, WEB, lost_no_syn, vip};
 use crate::agent;
-use crate::lab::{Lab, SMALL, SOON, Wish, eventually, feed, nft};
+use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually, feed, nft};
 use crate::manifest::Family;
 use crate::peer::{Attempt, Kind, Load, Tally};
 
@@ -74,42 +74,42 @@ COMMIT
 ";
 
 /// What `nft` lists on the node.
-pub fn ruleset(lab: &Lab) -> Result<String> {
-    let output = lab.node.command("nft").args(["list", "ruleset"]).output()?;
+pub fn ruleset(fixture: &Fixture) -> Result<String> {
+    let output = fixture.node.command("nft").args(["list", "ruleset"]).output()?;
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-fn nftables(lab: &Lab) -> Result<()> {
+fn nftables(fixture: &Fixture) -> Result<()> {
     for family in Family::BOTH {
         let (name, address, pod) = match family {
             Family::V4 => ("ip", "ipv4_addr", super::pod(family, 1, Kind::Tcp).to_string()),
             Family::V6 => ("ip6", "ipv6_addr", super::pod(family, 1, Kind::Tcp).to_string()),
         };
         let text = NFTABLES.replace("FAMILY", name).replace("ADDRESS", address).replace("POD", &pod);
-        nft(&lab.node, &text.replace("VIP", &vip(family, WEB, Kind::Tcp).ip().to_string()))?;
+        nft(&fixture.node, &text.replace("VIP", &vip(family, WEB, Kind::Tcp).ip().to_string()))?;
     }
     Ok(())
 }
 
-fn iptables(lab: &Lab) -> Result<()> {
-    iptables_by(lab, ["iptables-nft-restore", "ip6tables-nft-restore"])
+fn iptables(fixture: &Fixture) -> Result<()> {
+    iptables_by(fixture, ["iptables-nft-restore", "ip6tables-nft-restore"])
 }
 
-fn iptables_by(lab: &Lab, tools: [&str; 2]) -> Result<()> {
+fn iptables_by(fixture: &Fixture, tools: [&str; 2]) -> Result<()> {
     for (family, tool) in Family::BOTH.into_iter().zip(tools) {
         let text = IPTABLES.replace("POD", &super::pod(family, 1, Kind::Tcp).to_string());
         let text = text.replace("VIP", &vip(family, WEB, Kind::Tcp).ip().to_string());
         let text = if family == Family::V6 { text.replace("192.0.2.0/24", "2001:db8::/32") } else { text };
-        feed(&lab.node, &[tool, "--noflush"], &text)?;
+        feed(&fixture.node, &[tool, "--noflush"], &text)?;
     }
     Ok(())
 }
 
 /// Takes Ballast off the node; returns what that says.
-fn remove_ballast(lab: &Lab) -> Result<String> {
-    lab.kill()?;
-    let cgroup = lab.cgroup().display().to_string();
-    let output = agent::command(&lab.node, &["cleanup", "--cgroup-root", &cgroup], &lab.bpffs())?;
+fn remove_ballast(fixture: &Fixture) -> Result<String> {
+    fixture.kill()?;
+    let cgroup = fixture.cgroup().display().to_string();
+    let output = agent::command(&fixture.node, &["cleanup", "--cgroup-root", &cgroup], &fixture.bpffs())?;
     ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
@@ -125,9 +125,9 @@ fn loads(attempts: &[Attempt]) -> Vec<Load> {
 }
 
 /// Every client of the Service now reaches this pod.
-fn all_reach(lab: &Lab, server: &str) -> Result<()> {
+fn all_reach(fixture: &Fixture, server: &str) -> Result<()> {
     for attempt in attempts() {
-        for client in [&lab.client, &*lab.pod(0)?] {
+        for client in [&fixture.client, &*fixture.pod(0)?] {
             let seen = client.reach(attempt)?;
             ensure!(seen.server == server, "{attempt:?} reaches {}", seen.server);
         }
@@ -148,97 +148,97 @@ fn no_client_noticed(tallies: &[Tally], loads: &[Load], stays: &str, who: &str) 
 }
 
 /// `ballast takeover`; what it says, and whether it succeeded.
-pub fn takeover(lab: &Lab, flags: &[&str]) -> Result<(String, bool)> {
+pub fn takeover(fixture: &Fixture, flags: &[&str]) -> Result<(String, bool)> {
     let arguments: Vec<_> = ["takeover"].iter().chain(flags).copied().collect();
-    let output = agent::command(&lab.node, &arguments, &lab.bpffs())?;
+    let output = agent::command(&fixture.node, &arguments, &fixture.bpffs())?;
     let said = [output.stdout, output.stderr].concat();
     Ok((String::from_utf8_lossy(&said).into_owned(), output.status.success()))
 }
 
-fn leaves_old(lab: &Lab) -> Result<bool> {
-    Ok(View::open(&lab.bpffs())?.node_config()?.flags & CONFIG_OTHER_PROXY != 0)
+fn leaves_old(fixture: &Fixture) -> Result<bool> {
+    Ok(View::open(&fixture.bpffs())?.node_config()?.flags & CONFIG_OTHER_PROXY != 0)
 }
 
 /// From kube-proxy's rules, under load, to nothing of them. `stop` is called when Ballast serves, and `more` are what
 /// the client dials beside the Service's addresses.
 pub fn through(
-    lab: &Lab,
-    install: impl Fn(&Lab) -> Result<()>,
+    fixture: &Fixture,
+    install: impl Fn(&Fixture) -> Result<()>,
     stop: impl FnOnce() -> Result<()>,
     more: &[Attempt],
 ) -> Result<()> {
-    remove_ballast(lab)?;
-    install(lab)?;
-    all_reach(lab, "1/8080").context("kube-proxy's rules do not work")?;
+    remove_ballast(fixture)?;
+    install(fixture)?;
+    all_reach(fixture, "1/8080").context("kube-proxy's rules do not work")?;
     let of_pod = loads(&attempts());
     let of_client = [of_pod.clone(), loads(more)].concat();
-    lab.client.load(&of_client)?;
-    lab.pod(0)?.load(&of_pod)?;
+    fixture.client.load(&of_client)?;
+    fixture.pod(0)?.load(&of_pod)?;
     std::thread::sleep(Duration::from_millis(300));
 
-    lab.begin()?;
-    lab.agent_mut()?.says(&["WARN", "kube-proxy's rules are here"])?;
-    ensure!(leaves_old(lab)?, "the programs do not know of old connections");
-    all_reach(lab, "0/8080").context("new connections are not Ballast's")?;
-    let status = agent::command(&lab.node, &["status"], &lab.bpffs())?;
+    fixture.begin()?;
+    fixture.agent_mut()?.says(&["WARN", "kube-proxy's rules are here"])?;
+    ensure!(leaves_old(fixture)?, "the programs do not know of old connections");
+    all_reach(fixture, "0/8080").context("new connections are not Ballast's")?;
+    let status = agent::command(&fixture.node, &["status"], &fixture.bpffs())?;
     let status = String::from_utf8_lossy(&status.stdout).into_owned();
     ensure!(status.contains("kube-proxy's rules are still here"), "{status}");
 
     stop()?;
     // Counters change while it runs.
-    let lines = |lab: &Lab| Ok::<_, anyhow::Error>(ruleset(lab)?.lines().count());
-    let before = lines(lab)?;
-    let (said, _) = takeover(lab, &["--dry-run"])?;
-    ensure!(said.contains("would remove") && lines(lab)? == before, "{said}");
-    let (said, well) = takeover(lab, &[])?;
+    let lines = |fixture: &Fixture| Ok::<_, anyhow::Error>(ruleset(fixture)?.lines().count());
+    let before = lines(fixture)?;
+    let (said, _) = takeover(fixture, &["--dry-run"])?;
+    ensure!(said.contains("would remove") && lines(fixture)? == before, "{said}");
+    let (said, well) = takeover(fixture, &[])?;
     let stay = of_client.iter().chain(&of_pod).filter(|load| load.is_one_socket).count();
     let began = format!("\n{stay} connections that kube-proxy began");
     ensure!(well && said.contains("removed") && said.contains(&began), "{said}");
-    let after = ruleset(lab)?;
+    let after = ruleset(fixture)?;
     ensure!(!after.contains("table ip kube-proxy") && !after.contains("KUBE-SVC"), "{after}");
     std::thread::sleep(Duration::from_millis(500));
-    no_client_noticed(&lab.client.stop()?, &of_client, "1/8080", "client")?;
-    no_client_noticed(&lab.pod(0)?.stop()?, &of_pod, "1/8080", "pod")?;
+    no_client_noticed(&fixture.client.stop()?, &of_client, "1/8080", "client")?;
+    no_client_noticed(&fixture.pod(0)?.stop()?, &of_pod, "1/8080", "pod")?;
 
-    let (said, well) = takeover(lab, &["--wait", "60s"])?;
+    let (said, well) = takeover(fixture, &["--wait", "60s"])?;
     ensure!(well && said.contains("done"), "{said}");
-    ensure!(!ruleset(lab)?.contains("ballast-takeover"), "{}", ruleset(lab)?);
-    eventually(
-        SOON,
-        || if leaves_old(lab)? { bail!("old connections are still left alone") } else { Ok(()) },
-    )?;
-    all_reach(lab, "0/8080")?;
-    let (said, well) = takeover(lab, &[])?;
+    ensure!(!ruleset(fixture)?.contains("ballast-takeover"), "{}", ruleset(fixture)?);
+    eventually(SOON, || {
+        ensure!(!leaves_old(fixture)?, "old connections are still left alone");
+        Ok(())
+    })?;
+    all_reach(fixture, "0/8080")?;
+    let (said, well) = takeover(fixture, &[])?;
     ensure!(well && said.contains("no rules of kube-proxy"), "{said}");
     Ok(())
 }
 
-fn from_nftables(lab: &Lab) -> Result<()> {
-    through(lab, nftables, || Ok(()), &[])?;
-    ensure!(!ruleset(lab)?.contains("kube-proxy"), "{}", ruleset(lab)?);
-    back(lab, nftables)
+fn from_nftables(fixture: &Fixture) -> Result<()> {
+    through(fixture, nftables, || Ok(()), &[])?;
+    ensure!(!ruleset(fixture)?.contains("kube-proxy"), "{}", ruleset(fixture)?);
+    back(fixture, nftables)
 }
 
 /// From Ballast to rules in netfilter, under load. What Ballast began stays where it is, whichever way it goes: from a
 /// socket, packet by packet, and under the node's address to another node. Nothing that begins meanwhile is lost.
-pub fn back(lab: &Lab, install: impl Fn(&Lab) -> Result<()>) -> Result<()> {
-    open_up(lab)?;
-    put(lab, &[(0, false)], &json!({}), &[])?;
+pub fn back(fixture: &Fixture, install: impl Fn(&Fixture) -> Result<()>) -> Result<()> {
+    open_up(fixture)?;
+    put(fixture, &[(0, false)], &json!({}), &[])?;
     let far = Family::BOTH.map(|family| Attempt::new(Kind::Tcp, node_port(family, Kind::Tcp)));
     for attempt in far {
-        eventually(SOON, || lab.client.reach(attempt))?;
+        eventually(SOON, || fixture.client.reach(attempt))?;
     }
     let stays = |attempt| Load::new(attempt, true);
     let of_client = loads(&attempts());
-    lab.client.load(&[of_client.clone(), far.map(stays).to_vec()].concat())?;
-    let pod = lab.pod(1)?;
+    fixture.client.load(&[of_client.clone(), far.map(stays).to_vec()].concat())?;
+    let pod = fixture.pod(1)?;
     pod.load(&attempts().map(stays))?;
     std::thread::sleep(Duration::from_millis(500));
-    install(lab)?;
+    install(fixture)?;
     std::thread::sleep(Duration::from_millis(200));
-    let said = remove_ballast(lab)?;
+    let said = remove_ballast(fixture)?;
     std::thread::sleep(Duration::from_millis(2500));
-    let tallies = lab.client.stop()?;
+    let tallies = fixture.client.stop()?;
     let (near, far) = tallies.split_at(of_client.len());
     no_client_noticed(near, &of_client, "0/8080", "client")?;
     near.iter().try_for_each(|tally| lost_no_syn(tally, "one proxy or the other serves each SYN"))?;
@@ -246,61 +246,65 @@ pub fn back(lab: &Lab, install: impl Fn(&Lab) -> Result<()>) -> Result<()> {
         ensure!(tally.failed == 0 && tally.servers.keys().eq(["0/8080"]), "a connection moved: {tally:?}");
     }
     ensure!(said.contains("connections of the packet path go on"), "{said}");
-    ensure!(!ruleset(lab)?.contains("ballast"), "{}", ruleset(lab)?);
-    all_reach(lab, "1/8080")
+    ensure!(!ruleset(fixture)?.contains("ballast"), "{}", ruleset(fixture)?);
+    all_reach(fixture, "1/8080")
 }
 
-fn from_iptables(lab: &Lab) -> Result<()> {
-    through(lab, iptables, || Ok(()), &[])?;
-    let left = ruleset(lab)?;
+fn from_iptables(fixture: &Fixture) -> Result<()> {
+    through(fixture, iptables, || Ok(()), &[])?;
+    let left = ruleset(fixture)?;
     for theirs in ["CNI-HOSTPORT", "KUBE-FIREWALL", "KUBE-MARK-MASQ"] {
         ensure!(left.contains(theirs), "{theirs} is gone: {left}");
     }
     for ours in ["KUBE-SERVICES", "KUBE-SEP", "KUBE-POSTROUTING", "KUBE-FORWARD", "KUBE-PROXY-FIREWALL"] {
         ensure!(!left.contains(ours), "{ours} is still there: {left}");
     }
-    back(lab, iptables)
+    back(fixture, iptables)
 }
 
 /// nftables does not show what this makes; it is told, and left to who made it.
-fn legacy(lab: &Lab) -> Result<()> {
-    remove_ballast(lab)?;
-    iptables_by(lab, ["iptables-legacy-restore", "ip6tables-legacy-restore"])?;
-    ensure!(!ruleset(lab)?.contains("KUBE-"), "they are not legacy");
-    all_reach(lab, "1/8080").context("kube-proxy's rules do not work")?;
-    lab.begin()?;
-    lab.agent_mut()?.says(&["WARN", "kube-proxy's rules are here", "chains in ip nat of iptables-legacy"])?;
-    ensure!(leaves_old(lab)?, "the programs do not know of old connections");
-    all_reach(lab, "0/8080").context("new connections are not Ballast's")?;
-    let (said, well) = takeover(lab, &[])?;
+fn legacy(fixture: &Fixture) -> Result<()> {
+    remove_ballast(fixture)?;
+    iptables_by(fixture, ["iptables-legacy-restore", "ip6tables-legacy-restore"])?;
+    ensure!(!ruleset(fixture)?.contains("KUBE-"), "they are not legacy");
+    all_reach(fixture, "1/8080").context("kube-proxy's rules do not work")?;
+    fixture.begin()?;
+    fixture.agent_mut()?.says(&[
+        "WARN",
+        "kube-proxy's rules are here",
+        "chains in ip nat of iptables-legacy",
+    ])?;
+    ensure!(leaves_old(fixture)?, "the programs do not know of old connections");
+    all_reach(fixture, "0/8080").context("new connections are not Ballast's")?;
+    let (said, well) = takeover(fixture, &[])?;
     ensure!(!well && said.contains("iptables-legacy") && said.contains("kube-proxy --cleanup"), "{said}");
     // The way back is the same as from the others.
-    back(lab, |_| Ok(()))
+    back(fixture, |_| Ok(()))
 }
 
-fn in_its_way(lab: &Lab) -> Result<()> {
-    nftables(lab)?;
-    lab.kill()?;
-    let (said, well) = takeover(lab, &[])?;
+fn in_its_way(fixture: &Fixture) -> Result<()> {
+    nftables(fixture)?;
+    fixture.kill()?;
+    let (said, well) = takeover(fixture, &[])?;
     ensure!(!well && said.contains("does not serve on this node yet"), "{said}");
-    lab.begin()?;
+    fixture.begin()?;
     // A process of that name is enough: it is not read.
-    let sleeper = lab.bpffs().with_file_name("kube-proxy");
+    let sleeper = fixture.bpffs().with_file_name("kube-proxy");
     agent::copy_program("/bin/sleep".as_ref(), &sleeper)?;
-    let mut running = lab.node.command(&sleeper).arg("60").spawn()?;
+    let mut running = fixture.node.command(&sleeper).arg("60").spawn()?;
     let refused = eventually(SOON, || {
-        let (said, well) = takeover(lab, &["--dry-run"])?;
+        let (said, well) = takeover(fixture, &["--dry-run"])?;
         ensure!(well, "{said}");
         let comm = std::fs::read_to_string(format!("/proc/{}/comm", running.id()))?;
         ensure!(comm.trim() == "kube-proxy", "not started yet");
-        takeover(lab, &[])
+        takeover(fixture, &[])
     });
     running.kill()?;
     running.wait()?;
     let (said, well) = refused?;
     ensure!(!well && said.contains("kube-proxy still runs here"), "{said}");
-    ensure!(ruleset(lab)?.contains("table ip kube-proxy"), "removed all the same");
-    let (said, well) = takeover(lab, &[])?;
+    ensure!(ruleset(fixture)?.contains("table ip kube-proxy"), "removed all the same");
+    let (said, well) = takeover(fixture, &[])?;
     ensure!(well && said.contains("done"), "{said}");
     Ok(())
 }

@@ -6,11 +6,11 @@ use anyhow::{Context as _, Result, ensure};
 
 use super::{Case, EMPTY, WEB, vip};
 use crate::agent::{binary, command};
-use crate::lab::{Lab, SOON, Wish, eventually};
+use crate::fixture::{Fixture, SOON, Wish, eventually};
 use crate::manifest::Family;
 use crate::peer::{Attempt, Kind};
 
-const WISH: Wish = Wish { pods: 1, services: &[WEB, EMPTY], flags: crate::lab::SMALL };
+const WISH: Wish = Wish { pods: 1, services: &[WEB, EMPTY], flags: crate::fixture::SMALL };
 
 pub const CASES: &[Case] = &[
     Case { name: "top::one_frame_counts_what_happened_meanwhile", wish: WISH, run: once },
@@ -18,22 +18,22 @@ pub const CASES: &[Case] = &[
 ];
 
 /// A few connections to a Service that serves, and refusals of one that does not.
-fn traffic(lab: &Lab) -> Result<()> {
+fn traffic(fixture: &Fixture) -> Result<()> {
     for _ in 0..5 {
-        lab.client.reach(Attempt::new(Kind::Tcp, vip(Family::V4, WEB, Kind::Tcp)))?;
+        fixture.client.reach(Attempt::new(Kind::Tcp, vip(Family::V4, WEB, Kind::Tcp)))?;
         let empty = Attempt::new(Kind::Tcp, vip(Family::V4, EMPTY, Kind::Tcp));
-        lab.client.fails(empty, libc::ECONNREFUSED)?;
+        fixture.client.fails(empty, libc::ECONNREFUSED)?;
     }
     Ok(())
 }
 
-fn once(lab: &Lab) -> Result<()> {
+fn once(fixture: &Fixture) -> Result<()> {
     let frame = |arguments: &[&str]| -> Result<String> {
-        let mut top = lab.node.command(binary());
-        top.args(["top", "--once", "--interval", "1s"]).args(arguments).arg("--bpffs").arg(lab.bpffs());
+        let mut top = fixture.node.command(binary());
+        top.args(["top", "--once", "--interval", "1s"]).args(arguments).arg("--bpffs").arg(fixture.bpffs());
         let mut top = top.stdout(Stdio::piped()).spawn().context("cannot run ballast")?;
         while top.try_wait()?.is_none() {
-            traffic(lab)?;
+            traffic(fixture)?;
         }
         let output = top.wait_with_output()?;
         ensure!(output.status.success(), "{}", output.status);
@@ -51,19 +51,19 @@ fn once(lab: &Lab) -> Result<()> {
     eventually(SOON, || {
         let text = frame(&["--screen", "drops", "--filter", "no_endpoint"])?;
         ensure!(text.contains("no_endpoint") && text.contains("reject"), "{text}");
-        let dialled = vip(Family::V4, EMPTY, Kind::Tcp).to_string();
-        ensure!(text.lines().any(|line| line.contains(&dialled)), "no example: {text}");
+        let orig_dst = vip(Family::V4, EMPTY, Kind::Tcp).to_string();
+        ensure!(text.lines().any(|line| line.contains(&orig_dst)), "no example: {text}");
         Ok(())
     })?;
     // A pipe is no terminal, and the way out is named.
-    let output = command(&lab.node, &["top"], &lab.bpffs())?;
+    let output = command(&fixture.node, &["top"], &fixture.bpffs())?;
     let error = String::from_utf8_lossy(&output.stderr).into_owned();
     ensure!(!output.status.success() && error.contains("--once"), "{error}");
     // Without an agent, the maps are read all the same.
-    lab.kill()?;
+    fixture.kill()?;
     let text = frame(&[])?;
     ensure!(text.contains("agent: away") && text.contains("default/web"), "{text}");
-    lab.begin()
+    fixture.begin()
 }
 
 /// A terminal of 80 columns and 24 lines, which ends with this value.
@@ -72,12 +72,12 @@ struct Screen {
 }
 
 impl Screen {
-    fn start(lab: &Lab) -> Result<Self> {
-        let screen = Self { socket: lab.bpffs().with_file_name("tmux").display().to_string() };
-        let mut tmux = lab.node.command("tmux");
+    fn start(fixture: &Fixture) -> Result<Self> {
+        let screen = Self { socket: fixture.bpffs().with_file_name("tmux").display().to_string() };
+        let mut tmux = fixture.node.command("tmux");
         tmux.args(["-S", &screen.socket, "-f", "/dev/null", "new-session", "-d", "-x", "80", "-y", "24"]);
         tmux.env_remove("TMUX").env("LC_ALL", "C.UTF-8").arg(binary());
-        tmux.args(["top", "--interval", "1s", "--bpffs"]).arg(lab.bpffs());
+        tmux.args(["top", "--interval", "1s", "--bpffs"]).arg(fixture.bpffs());
         let status = tmux.status().context("cannot run tmux: `cargo xtask setup` installs it")?;
         ensure!(status.success(), "tmux: {status}");
         Ok(screen)
@@ -110,8 +110,8 @@ impl Drop for Screen {
     }
 }
 
-fn session(lab: &Lab) -> Result<()> {
-    let screen = Screen::start(lab)?;
+fn session(fixture: &Fixture) -> Result<()> {
+    let screen = Screen::start(fixture)?;
     screen.shows(&["agent: well", "default/web", "default/empty", "CONN/S", "q quit"])?;
     screen.press("/")?;
     screen.press("web:tcp")?;
@@ -121,17 +121,17 @@ fn session(lab: &Lab) -> Result<()> {
     screen.shows(&["ENDPOINT", &pod, "esc back to Services"])?;
     screen.press("2")?;
     screen.press("Escape")?;
-    traffic(lab)?;
+    traffic(fixture)?;
     screen.shows(&["no_endpoint", "reject"])?;
     screen.press("?")?;
     screen.shows(&["Any key closes this."])?;
     screen.press("q")?;
-    lab.kill()?;
+    fixture.kill()?;
     screen.shows(&["agent: away"])?;
     screen.press("q")?;
     eventually(SOON, || {
         ensure!(screen.tmux(&["list-sessions"]).is_err(), "it still runs");
         Ok(())
     })?;
-    lab.begin()
+    fixture.begin()
 }

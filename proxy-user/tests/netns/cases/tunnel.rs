@@ -13,7 +13,7 @@ use serde_json::json;
 
 use super::exposed::{NUMBER, node_ip, node_port, open_up, put};
 use super::{Case, EMPTY, is_snat_port, shows};
-use crate::lab::{Lab, SMALL, SOON, Wish, eventually};
+use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
 use crate::manifest::{Family, cluster_ip, pod_ip};
 use crate::peer::{Attempt, Kind, Peer, Seen};
 use crate::space::Space;
@@ -66,12 +66,13 @@ fn carry(mut from: File, mut to: File, is_over: &AtomicBool) {
 
 impl Tunnel {
     /// `number` is that of a pod: the addresses are what its would be.
-    pub fn new(lab: &Lab, number: u8) -> Result<Self> {
+    pub fn new(fixture: &Fixture, number: u8) -> Result<Self> {
         let device = format!("t{number}");
         let space = Space::new("tunnel")?;
-        let (near, far) = (lab.node.inside(|| open(&device))?, space.inside(|| open("tun0"))?);
+        let (near, far) = (fixture.node.inside(|| open(&device))?, space.inside(|| open("tun0"))?);
         let own = |end| [format!("10.99.{number}.{end}/24"), format!("fd99:{number}::{end}/64")];
-        for (space, device, [v4, v6]) in [(&lab.node, device.as_str(), own(1)), (&space, "tun0", own(2))] {
+        for (space, device, [v4, v6]) in [(&fixture.node, device.as_str(), own(1)), (&space, "tun0", own(2))]
+        {
             space.ip(&format!(
                 "addr add {v4} dev {device}\naddr add {v6} dev {device} nodad\nlink set {device} up\n"
             ))?;
@@ -90,7 +91,7 @@ impl Tunnel {
                 peer.serve(is_tcp, (pod_ip(family, number), port).into(), "tunnel")?;
             }
         }
-        lab.agent_mut()?.is_attached(&[device])?;
+        fixture.agent_mut()?.is_attached(&[device])?;
         Ok(Self { peer, _space: space, is_over, threads })
     }
 }
@@ -131,10 +132,10 @@ fn cluster(family: Family) -> impl Fn(Kind) -> SocketAddr {
     move |kind| (cluster_ip(family, NUMBER), if kind.is_tcp() { 80 } else { 53 }).into()
 }
 
-fn client(lab: &Lab) -> Result<()> {
-    let tunnel = Tunnel::new(lab, 9)?;
+fn client(fixture: &Fixture) -> Result<()> {
+    let tunnel = Tunnel::new(fixture, 9)?;
     // Inside, like a pod: its address is kept wherever the endpoint is.
-    put(lab, &[(0, false)], &json!({}), &[])?;
+    put(fixture, &[(0, false)], &json!({}), &[])?;
     for family in Family::BOTH {
         let is_kept = |seen: &Seen| seen.client.ip() == pod_ip(family, 9);
         all_sizes(&tunnel.peer, cluster(family), is_kept)?;
@@ -147,7 +148,7 @@ fn client(lab: &Lab) -> Result<()> {
         }
     }
     // Outside: under the node's address to an endpoint on another node, and back.
-    lab.node.ip("route add default dev t9\nroute add ::/0 dev t9\n")?;
+    fixture.node.ip("route add default dev t9\nroute add ::/0 dev t9\n")?;
     for family in Family::BOTH {
         let is_nodes =
             |seen: &Seen| is_snat_port(seen.client.port()) && seen.client.ip() != pod_ip(family, 9);
@@ -156,27 +157,27 @@ fn client(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-fn endpoint(lab: &Lab) -> Result<()> {
-    open_up(lab)?;
-    let _tunnel = Tunnel::new(lab, 9)?;
+fn endpoint(fixture: &Fixture) -> Result<()> {
+    open_up(fixture)?;
+    let _tunnel = Tunnel::new(fixture, 9)?;
     for here in [true, false] {
-        put(lab, &[(9, here)], &json!({}), &[])?;
+        put(fixture, &[(9, here)], &json!({}), &[])?;
         for family in Family::BOTH {
             let expected = if here { super::client_ip(family) } else { node_ip(family) };
             let is_right = |seen: &Seen| seen.server == "tunnel" && seen.client.ip() == expected;
-            all_sizes(&lab.client, |kind| node_port(family, kind), is_right)?;
+            all_sizes(&fixture.client, |kind| node_port(family, kind), is_right)?;
             for kind in Kind::ALL {
-                lab.local.reach(Attempt::new(kind, cluster(family)(kind)))?;
+                fixture.local.reach(Attempt::new(kind, cluster(family)(kind)))?;
             }
         }
     }
     Ok(())
 }
 
-fn both(lab: &Lab) -> Result<()> {
-    let (from, _to) = (Tunnel::new(lab, 9)?, Tunnel::new(lab, 8)?);
-    lab.node.ip("route add default dev t9\nroute add ::/0 dev t9\n")?;
-    put(lab, &[(8, false)], &json!({}), &[])?;
+fn both(fixture: &Fixture) -> Result<()> {
+    let (from, _to) = (Tunnel::new(fixture, 9)?, Tunnel::new(fixture, 8)?);
+    fixture.node.ip("route add default dev t9\nroute add ::/0 dev t9\n")?;
+    put(fixture, &[(8, false)], &json!({}), &[])?;
     for family in Family::BOTH {
         all_sizes(&from.peer, |kind| node_port(family, kind), |seen| is_snat_port(seen.client.port()))?;
     }

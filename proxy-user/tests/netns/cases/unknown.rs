@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use anyhow::Result;
 
 use super::{Case, WEB, tcp, udp, vip};
-use crate::lab::{Lab, SOON, Wish, eventually};
+use crate::fixture::{Fixture, SOON, Wish, eventually};
 use crate::manifest::{Family, Service, cluster_ip};
 use crate::peer::{Attempt, Kind};
 
@@ -34,9 +34,9 @@ fn forms(number: u8, port: u16) -> [SocketAddr; 3] {
     [v4, v6, mapped].map(|ip| (ip, port).into())
 }
 
-fn unknown(lab: &Lab) -> Result<()> {
-    let pod = lab.pod(0)?;
-    for client in [&lab.local, &*pod] {
+fn unknown(fixture: &Fixture) -> Result<()> {
+    let pod = fixture.pod(0)?;
+    for client in [&fixture.local, &*pod] {
         for kind in Kind::ALL {
             for to in forms(LATE.number, 80) {
                 client.fails(Attempt::new(kind, to), libc::ETIMEDOUT)?;
@@ -49,18 +49,18 @@ fn unknown(lab: &Lab) -> Result<()> {
             }
         }
     }
-    lab.folder.put(LATE)?;
+    fixture.folder.put(LATE)?;
     for to in forms(LATE.number, 80) {
-        eventually(SOON, || client_reaches(lab, to))?;
-        lab.local.fails(Attempt::new(Kind::Udp, to), libc::ECONNREFUSED)?;
+        eventually(SOON, || client_reaches(fixture, to))?;
+        fixture.local.fails(Attempt::new(Kind::Udp, to), libc::ECONNREFUSED)?;
     }
-    lab.folder.remove(LATE.name)?;
+    fixture.folder.remove(LATE.name)?;
     for to in forms(LATE.number, 80) {
-        eventually(SOON, || lab.local.fails(Attempt::new(Kind::Tcp, to), libc::ETIMEDOUT))?;
+        eventually(SOON, || fixture.local.fails(Attempt::new(Kind::Tcp, to), libc::ETIMEDOUT))?;
     }
     Ok(())
 }
 
-fn client_reaches(lab: &Lab, to: SocketAddr) -> Result<()> {
-    lab.local.reach(Attempt::new(Kind::Tcp, to)).map(drop)
+fn client_reaches(fixture: &Fixture, to: SocketAddr) -> Result<()> {
+    fixture.local.reach(Attempt::new(Kind::Tcp, to)).map(drop)
 }

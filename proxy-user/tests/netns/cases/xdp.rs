@@ -6,9 +6,9 @@ use aya::programs::{Xdp, XdpMode};
 use proxy_user::programs::EMBEDDED;
 
 use super::three_nodes::objects::{objects, text};
-use super::three_nodes::rule::{Place, node_port};
+use super::three_nodes::rule::{Location, node_port};
 use super::{NodesCase, is_clean};
-use crate::lab::{SOON, eventually};
+use crate::fixture::{SOON, eventually};
 use crate::manifest::Family;
 use crate::nodes::{Node, Nodes, link_ip, node_ip};
 use crate::peer::{Attempt, Kind, Load};
@@ -60,7 +60,7 @@ fn with_logs(nodes: &Nodes, result: Result<()>) -> Result<()> {
 }
 
 fn far(family: Family, kind: Kind) -> (std::net::IpAddr, u16) {
-    (node_ip(family, 1), node_port(0, Place::Far, kind))
+    (node_ip(family, 1), node_port(0, Location::Far, kind))
 }
 
 fn forwards(mode: &str) -> Result<()> {
@@ -107,7 +107,7 @@ fn look(nodes: &Nodes, mode: &str) -> Result<()> {
         }
         // An endpoint of this node is tc's matter.
         for kind in [Kind::Tcp, Kind::Datagram] {
-            let to = (node_ip(family, 1), node_port(0, Place::Near, kind));
+            let to = (node_ip(family, 1), node_port(0, Location::Near, kind));
             nodes.outside.reach(Attempt::new(kind, to.into()))?;
         }
     }
@@ -121,7 +121,7 @@ fn by_the_second_uplink(nodes: &Nodes) -> Result<()> {
     let tap = Tap::new(&node.space, "eth1")?;
     for family in Family::BOTH {
         for kind in [Kind::Tcp, Kind::Datagram] {
-            let to = (link_ip(family, 31, 1), node_port(0, Place::Far, kind));
+            let to = (link_ip(family, 31, 1), node_port(0, Location::Far, kind));
             eventually(SOON, || nodes.second.reach(Attempt::new(kind, to.into())))?;
             tap.count(to.1);
             for round in 0..EXCHANGES {

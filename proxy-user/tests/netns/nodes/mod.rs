@@ -27,7 +27,7 @@ use proxy_common::flow::{Bucket, FlowEntry};
 use proxy_common::map_names as names;
 
 use crate::agent::{self, Agent, Setup};
-use crate::lab::{Cgroup, Dir, nft, places};
+use crate::fixture::{Cgroup, Dir, nft, places};
 use crate::manifest::{Family, Folder};
 use crate::peer::Peer;
 use crate::space::Space;

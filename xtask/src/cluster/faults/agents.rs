@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 
 use crate::cluster::plan::Node;
-use crate::cluster::{Place, Proxy, current_proxy, deployed, kubectl};
+use crate::cluster::{Proxy, Workdir, current_proxy, deployed, kubectl};
 use crate::signal;
 
 /// How long an agent may take to be there again; the kubelet lets a container that ended twice wait.
@@ -23,8 +23,8 @@ pub(super) enum Agents {
 
 impl Agents {
     /// Those of a cluster.
-    pub(super) fn of(place: &Place) -> Result<Self> {
-        match current_proxy(place)? {
+    pub(super) fn of(workdir: &Workdir) -> Result<Self> {
+        match current_proxy(workdir)? {
             Proxy::BallastHost => Ok(Self::Host),
             Proxy::Ballast => Ok(Self::Pods),
             other => bail!("the faults are made for Ballast, not for {other}"),
@@ -40,55 +40,55 @@ impl Agents {
     }
 
     /// Kills one without warning, and waits until the node has an agent again; ours is `gone` for so long.
-    pub(super) fn kill(self, place: &Place, node: Node, gone: Duration) -> Result<()> {
+    pub(super) fn kill(self, workdir: &Workdir, node: Node, gone: Duration) -> Result<()> {
         if self == Self::Host {
-            place.node(node).stop("ballast", libc::SIGKILL)?;
+            workdir.node(node).stop("ballast", libc::SIGKILL)?;
             sleep(gone);
-            return Proxy::BallastHost.start_on(place, node);
+            return Proxy::BallastHost.start_on(workdir, node);
         }
-        let old = process(place, node)?;
-        place.node(node).command(&["kill", "-KILL", &old.to_string()]).read()?;
+        let old = process(workdir, node)?;
+        workdir.node(node).command(&["kill", "-KILL", &old.to_string()]).read()?;
         signal::wait_for(&format!("the next agent on {node}"), PATIENCE, || {
-            let is_new = process(place, node).is_ok_and(|new| new != old);
+            let is_new = process(workdir, node).is_ok_and(|new| new != old);
             let ready = ["curl", "-sf", "http://127.0.0.1:10256/readyz"];
-            Ok((is_new && place.node(node).command(&ready).succeeds()).then_some(()))
+            Ok((is_new && workdir.node(node).command(&ready).succeeds()).then_some(()))
         })
     }
 
     /// Replaces all of them, node by node.
-    pub(super) fn replace(self, place: &Place) -> Result<()> {
+    pub(super) fn replace(self, workdir: &Workdir) -> Result<()> {
         if self == Self::Pods {
             let name = format!("daemonset/{}", deployed::NAME);
-            kubectl(place, &["rollout", "restart", &name, "-n", deployed::SPACE]).read()?;
-            return deployed::rolled_out(place, deployed::NAME);
+            kubectl(workdir, &["rollout", "restart", &name, "-n", deployed::SPACE]).read()?;
+            return deployed::rolled_out(workdir, deployed::NAME);
         }
-        for node in place.nodes() {
+        for node in workdir.nodes() {
             signal::check()?;
-            place.node(node).stop("ballast", libc::SIGTERM)?;
-            Proxy::BallastHost.start_on(place, node)?;
+            workdir.node(node).stop("ballast", libc::SIGTERM)?;
+            Proxy::BallastHost.start_on(workdir, node)?;
         }
         Ok(())
     }
 
     /// All that an agent has said.
-    pub(super) fn log(self, place: &Place, node: Node) -> Result<String> {
+    pub(super) fn log(self, workdir: &Workdir, node: Node) -> Result<String> {
         if self == Self::Pods {
-            let pod = deployed::pod(place, node)?;
-            return kubectl(place, &["logs", "-n", deployed::SPACE, &pod, "-c", deployed::NAME]).read();
+            let pod = deployed::pod(workdir, node)?;
+            return kubectl(workdir, &["logs", "-n", deployed::SPACE, &pod, "-c", deployed::NAME]).read();
         }
-        let file = place.node(node).log("ballast");
+        let file = workdir.node(node).log("ballast");
         std::fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))
     }
 }
 
 /// The processes of all agents: a container that was started again has another.
-pub(super) fn processes(place: &Place) -> Result<Vec<u32>> {
-    place.nodes().into_iter().map(|node| process(place, node)).collect()
+pub(super) fn processes(workdir: &Workdir) -> Result<Vec<u32>> {
+    workdir.nodes().into_iter().map(|node| process(workdir, node)).collect()
 }
 
 /// The agent's process, as its node counts.
-pub(super) fn process(place: &Place, node: Node) -> Result<u32> {
-    let told = place.node(node).command(&["pidof", "ballast"]).read()?;
+pub(super) fn process(workdir: &Workdir, node: Node) -> Result<u32> {
+    let told = workdir.node(node).command(&["pidof", "ballast"]).read()?;
     let mut numbers = told.split_whitespace().map(str::parse);
     match (numbers.next(), numbers.next()) {
         (Some(Ok(number)), None) => Ok(number),

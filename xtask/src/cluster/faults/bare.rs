@@ -9,14 +9,14 @@ use serde_json::json;
 
 use super::agents::Agents;
 use super::clients;
-use super::knock::{Client, Count, Tally};
+use super::load::{Client, Count, Tally};
 use super::page;
 use super::probe::{Kind, Target};
-use super::world::World;
+use super::testbed::Testbed;
 use crate::cluster::image::AGNHOST;
 use crate::cluster::plan::Node;
-use crate::cluster::{Given, Place, Proxy, apply, change_proxy, kubectl};
-use crate::{say, signal};
+use crate::cluster::{Given, Proxy, Workdir, apply, change_proxy, kubectl};
+use crate::{log, signal};
 
 const NAME: &str = "bare";
 const ADDRESS: &str = "10.96.0.85:80";
@@ -42,15 +42,15 @@ pub struct Args {
 }
 
 /// Rolls them, and shows how many connections failed.
-pub fn run(place: &Place, args: &Args) -> Result<()> {
+pub fn run(workdir: &Workdir, args: &Args) -> Result<()> {
     let mut rows = Vec::new();
     for &proxy in &args.proxies {
-        change_proxy(place, proxy, &args.given)?;
-        say::step(format_args!("{PODS} pods without probes roll, {} times; proxy: {proxy}", args.rounds));
+        change_proxy(workdir, proxy, &args.given)?;
+        log::step(format_args!("{PODS} pods without probes roll, {} times; proxy: {proxy}", args.rounds));
         // Nothing here is done to agents.
-        let world = World::make_for(place, Agents::Host)?;
-        let counts = rolled(&world, args.rounds)?;
-        world.clear()?;
+        let testbed = Testbed::make_for(workdir, Agents::Host)?;
+        let counts = rolled(&testbed, args.rounds)?;
+        testbed.clear()?;
         rows.push((proxy, counts));
     }
     let table = table(&rows);
@@ -69,43 +69,43 @@ const ABOUT: &str = "Six pods without readiness probes and without a pause befor
 restart`, while a process of a node, a pod, and a client outside by a node port make new connections; one proxy after the other on the \
 same cluster.";
 
-fn rolled(world: &World<'_>, rounds: u32) -> Result<Vec<Count>> {
-    let place = world.place;
-    apply(place, &objects())?;
+fn rolled(testbed: &Testbed<'_>, rounds: u32) -> Result<Vec<Count>> {
+    let workdir = testbed.workdir;
+    apply(workdir, &objects())?;
     let name = format!("deployment/{NAME}");
     let status = ["rollout", "status", &name, "--timeout=180s"];
-    kubectl(place, &status).read()?;
+    kubectl(workdir, &status).read()?;
     let url = format!("http://{ADDRESS}/hostname");
-    signal::wait_for("the Service", super::world::SOON, || {
-        Ok(place.node(Node(1)).command(&["curl", "-sf", "-m", "1", &url]).try_read())
+    signal::wait_for("the Service", super::testbed::SOON, || {
+        Ok(workdir.node(Node(1)).command(&["curl", "-sf", "-m", "1", &url]).try_read())
     })?;
     let mut counts = Vec::new();
     for _ in 0..rounds {
         signal::check()?;
-        let (tally, done) = World::knocking(clients(world)?, || {
-            kubectl(place, &["rollout", "restart", &name]).read()?;
-            kubectl(place, &status).read()?;
+        let (tally, done) = Testbed::knocking(clients(testbed)?, || {
+            kubectl(workdir, &["rollout", "restart", &name]).read()?;
+            kubectl(workdir, &status).read()?;
             signal::pause(super::case::AROUND * 5)
         })?;
         done?;
         counts.push(tally.total());
         shown(&tally);
     }
-    kubectl(place, &["delete", &name, &format!("service/{NAME}")]).read()?;
+    kubectl(workdir, &["delete", &name, &format!("service/{NAME}")]).read()?;
     Ok(counts)
 }
 
 fn shown(tally: &Tally) {
     let count = tally.total();
-    say::line(format_args!("    {} answered, {} failed", count.answered, count.failed));
-    tally.failures.iter().take(3).for_each(|failure| say::line(format_args!("    {failure}")));
+    log::line(format_args!("    {} answered, {} failed", count.answered, count.failed));
+    tally.failures.iter().take(3).for_each(|failure| log::line(format_args!("    {failure}")));
 }
 
-fn clients(world: &World<'_>) -> Result<Vec<Client>> {
+fn clients(testbed: &Testbed<'_>) -> Result<Vec<Client>> {
     let outside = Target::new(Kind::New, &format!("{}:{NODE_PORT}", Node(1).v4()), NAME)?;
     let inside = Target::new(Kind::New, ADDRESS, NAME)?;
     // A process of the first node, a pod, and the client outside by the first node.
-    let all = clients::all(world)?.into_iter().enumerate().filter(|(number, _)| [0, 1, 3].contains(number));
+    let all = clients::all(testbed)?.into_iter().enumerate().filter(|(number, _)| [0, 1, 3].contains(number));
     Ok(all
         .map(|(number, client)| {
             let target = if number == 3 { &outside } else { &inside };

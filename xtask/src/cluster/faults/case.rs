@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::Result;
 
 use super::table::Excuse;
-use super::world::{self, World};
+use super::testbed::{self, Testbed};
 use crate::cluster::plan::Node;
 use crate::previous::Previous;
 
@@ -39,14 +39,14 @@ impl Default for Kit {
             previous: None,
             away: Duration::ZERO,
             node: Node(1),
-            pods: world::PODS,
+            pods: testbed::PODS,
             remarks: RefCell::default(),
         }
     }
 }
 
 /// Brings a fault about, and checks what it is to lead to beside zero lost connections.
-pub(super) type Fault = fn(&World<'_>, &Kit) -> Result<()>;
+pub(super) type Fault = fn(&Testbed<'_>, &Kit) -> Result<()>;
 
 /// A fault under traffic.
 pub(super) struct Case {

@@ -9,13 +9,13 @@ use serde_json::Value;
 
 use super::case::{CABLE, Case, GONE, Kit, case};
 use super::clients;
-use super::knock::{Client, Tally};
+use super::load::{Client, Tally};
 use super::probe::{Kind, Target};
 use super::table;
-use super::world::{self, World};
+use super::testbed::{self, Testbed};
 use super::{control_plane, device, node, page, rolling};
-use crate::cluster::{Place, kubectl};
-use crate::{say, signal};
+use crate::cluster::{Workdir, kubectl};
+use crate::{log, signal};
 
 /// How long, and in which order.
 #[derive(clap::Args, Clone, Debug)]
@@ -36,40 +36,44 @@ const AWAY: Duration = Duration::from_secs(20);
 
 /// What may happen. None touches the pods whose connections stay.
 const FAULTS: [Case; 9] = [
-    case("an agent is killed", |world, kit| world.agents.kill(world.place, kit.node, GONE)),
-    case("every agent is replaced, node by node", |world, _| world.agents.replace(world.place)),
-    case("the API server is away; then pods change", |world, _| control_plane::api_away(world, AWAY)),
-    case("endpoints come and go", |world, kit| {
-        world.scale(kit.pods)?;
-        rolling::await_equal(world)
+    case("an agent is killed", |testbed, kit| testbed.agents.kill(testbed.workdir, kit.node, GONE)),
+    case("every agent is replaced, node by node", |testbed, _| testbed.agents.replace(testbed.workdir)),
+    case("the API server is away; then pods change", |testbed, _| control_plane::api_away(testbed, AWAY)),
+    case("endpoints come and go", |testbed, kit| {
+        testbed.scale(kit.pods)?;
+        rolling::await_equal(testbed)
     }),
-    case("a node gets another address, and loses it", |world, _| node::address_changes(world)),
-    case("foreign programs are attached and detached", |world, _| node::foreign_programs(world)),
-    case("a pod's device comes and goes, again and again", |world, _| device::comes_and_goes(world)),
-    case("agents run out of memory, again and again", |world, _| control_plane::out_of_memory(world)),
-    Case { what: "a node's uplink flaps", fault: |world, _| node::uplink_flaps(world), excuse: Some(CABLE) },
+    case("a node gets another address, and loses it", |testbed, _| node::address_changes(testbed)),
+    case("foreign programs are attached and detached", |testbed, _| node::foreign_programs(testbed)),
+    case("a pod's device comes and goes, again and again", |testbed, _| device::comes_and_goes(testbed)),
+    case("agents run out of memory, again and again", |testbed, _| control_plane::out_of_memory(testbed)),
+    Case {
+        what: "a node's uplink flaps",
+        fault: |testbed, _| node::uplink_flaps(testbed),
+        excuse: Some(CABLE),
+    },
 ];
 
 /// Client and target, to the pods that may answer.
 type Predicted = BTreeMap<String, BTreeSet<String>>;
 
 /// Brings random faults upon a cluster for a while, and shows what its clients saw.
-pub fn run(place: &Place, args: &Args) -> Result<()> {
+pub fn run(workdir: &Workdir, args: &Args) -> Result<()> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let seed = args.seed.unwrap_or(now.as_secs());
-    say::line(format_args!("seed: {seed}"));
+    log::line(format_args!("seed: {seed}"));
     let (mut random, start) = (Random(seed), Instant::now());
-    let world = World::make(place)?;
+    let testbed = Testbed::make(workdir)?;
     let mut lines = Vec::new();
     while start.elapsed() < Duration::from_secs(60 * args.minutes) {
         signal::check()?;
         let fault = FAULTS.get(random.below(FAULTS.len())).context("no fault")?;
-        let nodes = world.nodes();
+        let nodes = testbed.nodes();
         let on = *nodes.get(random.below(nodes.len())).context("no node")?;
         let kit = Kit { node: on, pods: 1 + random.below(8) as u8, ..Kit::default() };
-        let mut predicted = predict(&world)?;
-        let mut line = super::under_traffic(&world, fault, &kit)?;
-        for (who, pods) in predict(&world)? {
+        let mut predicted = predict(&testbed)?;
+        let mut line = super::under_traffic(&testbed, fault, &kit)?;
+        for (who, pods) in predict(&testbed)? {
             predicted.entry(who).or_default().extend(pods);
         }
         if line.outcome.is_ok()
@@ -79,11 +83,11 @@ pub fn run(place: &Place, args: &Args) -> Result<()> {
         }
         lines.push(line);
     }
-    world.clear()?;
+    testbed.clear()?;
     write!(std::io::stdout(), "{}", table::text(&lines)).context("cannot write the results")?;
     if args.page {
         let command = format!("cargo xtask cluster chaos --minutes {} --seed {seed} --page", args.minutes);
-        let proxy = world.agents.proxy();
+        let proxy = testbed.agents.proxy();
         let title = format!("Faults in random order ({proxy})");
         page::write(&format!("chaos {proxy}"), &title, &command, &table::markdown(&lines))?;
     }
@@ -101,9 +105,9 @@ fn compare(predicted: &Predicted, tally: &Tally) -> Result<()> {
 }
 
 /// What `ballast explain` says now of each connection that clients make.
-fn predict(world: &World<'_>) -> Result<Predicted> {
+fn predict(testbed: &Testbed<'_>) -> Result<Predicted> {
     let path = ["get", "pods", "-l", "app", "-o", "json"];
-    let pods: Value = serde_json::from_str(&kubectl(world.place, &path).read()?).context("no JSON")?;
+    let pods: Value = serde_json::from_str(&kubectl(testbed.workdir, &path).read()?).context("no JSON")?;
     let mut name_of = BTreeMap::new();
     for pod in pods["items"].as_array().into_iter().flatten() {
         for address in pod["status"]["podIPs"].as_array().into_iter().flatten() {
@@ -113,9 +117,9 @@ fn predict(world: &World<'_>) -> Result<Predicted> {
         }
     }
     let mut predicted = Predicted::new();
-    for client in clients::all(world)? {
+    for client in clients::all(testbed)? {
         for target in &client.targets {
-            let told = explain(world, &client, target)?;
+            let told = explain(testbed, &client, target)?;
             let pods = endpoints(&told, &client.who).with_context(|| format!("{}: {target}", client.name))?;
             // A pod that is gone has no name any more, and cannot answer.
             let names = pods.iter().filter_map(|address| name_of.get(address).cloned());
@@ -125,18 +129,18 @@ fn predict(world: &World<'_>) -> Result<Predicted> {
     Ok(predicted)
 }
 
-fn explain(world: &World<'_>, client: &Client, target: &Target) -> Result<Value> {
+fn explain(testbed: &Testbed<'_>, client: &Client, target: &Target) -> Result<Value> {
     let protocol = if matches!(target.kind, Kind::Udp | Kind::Flow) { "/udp" } else { "" };
     // Of the two addresses of a client that is told by its address, the one of the target's family.
     let who = match client.who.as_str() {
         "host" | "pod" => client.who.clone(),
         address if target.address.is_ipv4() => address.to_owned(),
         address if address == crate::cluster::plan::CONTROL_V4 => crate::cluster::plan::CONTROL_V6.to_owned(),
-        _ => world.address_v6(world::PLAIN)?,
+        _ => testbed.address_v6(testbed::PLAIN)?,
     };
     let dialled = format!("{}{protocol}", target.address);
     let words = ["ballast", "explain", &who, &dialled, "-o", "json"];
-    serde_json::from_str(&world.place.node(client.node).command(&words).read()?).context("no JSON")
+    serde_json::from_str(&testbed.workdir.node(client.node).command(&words).read()?).context("no JSON")
 }
 
 /// The addresses, without ports, that a connection may end at; an error unless it is served.

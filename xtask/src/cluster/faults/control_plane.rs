@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, anyhow, ensure};
 use serde_json::json;
 
-use super::world::{self, World};
+use super::testbed::{self, Testbed};
 use super::{agents, rolling};
-use crate::cluster::{Place, apply, control, deployed, kubectl, node};
+use crate::cluster::{Workdir, apply, control, deployed, kubectl, node};
 use crate::exec::Cmd;
 use crate::signal;
 
@@ -21,12 +21,12 @@ const LATER: &str = "later";
 
 /// No API server for so long: longer than a liveness probe needs to kill a container. Pods change right before, so that the
 /// last word about them never arrives, and after it.
-pub(super) fn api_away(world: &World<'_>, away: Duration) -> Result<()> {
-    let before = agents::processes(world.place)?;
-    let deployment = format!("deployment/{}", world::NAME);
-    let pods = (world::PODS + 2).to_string();
-    kubectl(world.place, &["scale", &deployment, &format!("--replicas={pods}")]).read()?;
-    let machine = world.place.control();
+pub(super) fn api_away(testbed: &Testbed<'_>, away: Duration) -> Result<()> {
+    let before = agents::processes(testbed.workdir)?;
+    let deployment = format!("deployment/{}", testbed::NAME);
+    let pods = (testbed::PODS + 2).to_string();
+    kubectl(testbed.workdir, &["scale", &deployment, &format!("--replicas={pods}")]).read()?;
+    let machine = testbed.workdir.control();
     // It takes its time to end otherwise. A controller that had run on alone would believe that every node was away.
     for program in ["kube-controller-manager", "kube-apiserver"] {
         machine.stop(program, libc::SIGKILL)?;
@@ -35,71 +35,71 @@ pub(super) fn api_away(world: &World<'_>, away: Duration) -> Result<()> {
     let mut result = Ok(());
     while start.elapsed() < away && result.is_ok() {
         signal::check()?;
-        for node in world.nodes() {
+        for node in testbed.nodes() {
             let livez = ["curl", "-sf", "http://127.0.0.1:10256/livez"];
-            if !world.place.node(node).command(&livez).succeeds() {
+            if !testbed.workdir.node(node).command(&livez).succeeds() {
                 result = Err(anyhow!("/livez of {node} fails without an API server"));
             }
         }
         sleep(Duration::from_secs(2));
     }
-    control::start_one(world.place, "kube-apiserver")?;
-    control::await_api(world.place)?;
-    control::start_one(world.place, "kube-controller-manager")?;
+    control::start_one(testbed.workdir, "kube-apiserver")?;
+    control::await_api(testbed.workdir)?;
+    control::start_one(testbed.workdir, "kube-controller-manager")?;
     result?;
-    ensure!(agents::processes(world.place)? == before, "an agent was started again meanwhile");
-    for pods in [world::PODS + 2, 2, world::PODS] {
-        world.scale(pods)?;
+    ensure!(agents::processes(testbed.workdir)? == before, "an agent was started again meanwhile");
+    for pods in [testbed::PODS + 2, 2, testbed::PODS] {
+        testbed.scale(pods)?;
     }
-    rolling::await_equal(world)
+    rolling::await_equal(testbed)
 }
 
 /// etcd goes back to what it was before pods and a Service came: versions of objects come again, for other objects.
-pub(super) fn etcd_restored(world: &World<'_>) -> Result<()> {
-    let place = world.place;
-    let data = place.control().dir().join("lib/etcd");
-    let snapshot = place.dir().join("etcd-snapshot");
-    let before = agents::processes(place)?;
-    replace_store(place, || copy(&data, &snapshot))?;
+pub(super) fn etcd_restored(testbed: &Testbed<'_>) -> Result<()> {
+    let workdir = testbed.workdir;
+    let data = workdir.control().dir().join("lib/etcd");
+    let snapshot = workdir.dir().join("etcd-snapshot");
+    let before = agents::processes(workdir)?;
+    replace_store(workdir, || copy(&data, &snapshot))?;
     let mut later = super::objects::served(LATER, 1, None);
     later.remove(0);
     // Pods that are there are its endpoints.
     if let Some(service) = later.first_mut() {
-        service["spec"]["selector"] = json!({ "app": world::NAME });
+        service["spec"]["selector"] = json!({ "app": testbed::NAME });
     }
-    apply(place, &json!({ "apiVersion": "v1", "kind": "List", "items": later }))?;
-    world.scale(world::PODS + 2)?;
-    rolling::await_equal(world)?;
-    replace_store(place, || {
+    apply(workdir, &json!({ "apiVersion": "v1", "kind": "List", "items": later }))?;
+    testbed.scale(testbed::PODS + 2)?;
+    rolling::await_equal(testbed)?;
+    replace_store(workdir, || {
         fs::remove_dir_all(&data).context("cannot remove etcd's data")?;
         copy(&snapshot, &data)
     })?;
     fs::remove_dir_all(&snapshot).context("cannot remove the snapshot")?;
-    let known = kubectl(place, &["get", "service", LATER]).succeeds();
+    let known = kubectl(workdir, &["get", "service", LATER]).succeeds();
     ensure!(!known, "the snapshot knows what came after it");
     // Before the kubelets: a kubelet that starts ends the pods that the snapshot lacks, and no EndpointSlice says so.
-    rolling::await_equal_within(world, PATIENCE)?;
+    rolling::await_equal_within(testbed, PATIENCE)?;
     // As Kubernetes' own instructions for a restore ask: a kubelet's watch goes on from a version of the lost history, and its node
     // would never hear that a pod has to end.
-    for node in world.nodes() {
-        place.node(node).stop("kubelet", libc::SIGTERM)?;
-        node::start_kubelet(place, node)?;
+    for node in testbed.nodes() {
+        workdir.node(node).stop("kubelet", libc::SIGTERM)?;
+        node::start_kubelet(workdir, node)?;
     }
-    rolling::await_equal_within(world, PATIENCE)?;
-    ensure!(agents::processes(place)? == before, "an agent was started again meanwhile");
+    rolling::await_equal_within(testbed, PATIENCE)?;
+    ensure!(agents::processes(workdir)? == before, "an agent was started again meanwhile");
     // A pod that is not recorded goes.
-    world.scale(world::PODS)?;
-    rolling::await_equal_within(world, PATIENCE)
+    testbed.scale(testbed::PODS)?;
+    rolling::await_equal_within(testbed, PATIENCE)
 }
 
 /// Stops the control plane, changes what is stored, and starts it again; watches of the components would end anyway.
-fn replace_store(place: &Place, change: impl FnOnce() -> Result<()>) -> Result<()> {
-    let machine = place.control();
+fn replace_store(workdir: &Workdir, change: impl FnOnce() -> Result<()>) -> Result<()> {
+    let machine = workdir.control();
     for program in control::PROGRAMS.iter().rev() {
         machine.stop(program, if *program == "etcd" { libc::SIGTERM } else { libc::SIGKILL })?;
     }
     change()?;
-    control::start(place)
+    control::start(workdir)
 }
 
 fn copy(from: &Path, to: &Path) -> Result<()> {
@@ -107,27 +107,28 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
 }
 
 /// The agents get far too little memory: they are killed again and again, and no connection with them.
-pub(super) fn out_of_memory(world: &World<'_>) -> Result<()> {
+pub(super) fn out_of_memory(testbed: &Testbed<'_>) -> Result<()> {
     use super::agents::Agents;
-    let place = world.place;
-    if world.agents == Agents::Host {
-        for node in world.nodes() {
-            super::node::starve(place, node)?;
+    let workdir = testbed.workdir;
+    if testbed.agents == Agents::Host {
+        for node in testbed.nodes() {
+            super::node::starve(workdir, node)?;
         }
         return Ok(());
     }
     let workspace = crate::workspace::Workspace::find()?;
     let little = ["--set", "resources.limits.memory=16Mi,resources.requests.memory=16Mi"];
-    deployed::upgrade_to(&workspace, place, crate::chart::Helm::find(&workspace)?.chart(), &little)?;
+    deployed::upgrade_to(&workspace, workdir, crate::chart::Helm::find(&workspace)?.chart(), &little)?;
     let path = "jsonpath={.items[*].status.containerStatuses[*].lastState.terminated.reason}\
                 {.items[*].status.containerStatuses[*].state.terminated.reason}";
     let label = "app.kubernetes.io/name=ballast";
     let killed = signal::wait_for("a container to be killed for its memory", PATIENCE, || {
         sleep(Duration::from_millis(500));
-        let told = kubectl(place, &["get", "pods", "-n", deployed::SPACE, "-l", label, "-o", path]).read()?;
+        let told =
+            kubectl(workdir, &["get", "pods", "-n", deployed::SPACE, "-l", label, "-o", path]).read()?;
         Ok(told.contains("OOMKilled").then_some(()))
     });
     signal::pause(Duration::from_secs(10))?;
-    deployed::upgrade(&workspace, place, &[])?;
+    deployed::upgrade(&workspace, workdir, &[])?;
     killed
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, ensure};
 
-use super::world::{self, SOON, World};
+use super::testbed::{self, SOON, Testbed};
 use crate::cluster::plan::Node;
 use crate::exec::Cmd;
 use crate::signal;
@@ -15,12 +15,12 @@ const ROUNDS: usize = 10;
 const ADDRESS: &str = "10.244.1.250";
 
 /// Makes it, calls the Service through it by the packet path, and takes it away; nothing of it may stay.
-pub(super) fn comes_and_goes(world: &World<'_>) -> Result<()> {
-    let at_first = attached(world)?;
+pub(super) fn comes_and_goes(testbed: &Testbed<'_>) -> Result<()> {
+    let at_first = attached(testbed)?;
     for round in 0..ROUNDS {
         signal::check()?;
         on_node(
-            world,
+            testbed,
             &format!(
                 "ip netns add fault && ip link add fault0 type veth peer name eth0 netns fault \
              && echo 1 > /proc/sys/net/ipv4/conf/fault0/proxy_arp && ip link set fault0 up \
@@ -30,38 +30,38 @@ pub(super) fn comes_and_goes(world: &World<'_>) -> Result<()> {
             ),
         )?;
         let served = signal::wait_for("an answer through the new device", SOON, || {
-            Ok(call(world)?.succeeds().then_some(()))
+            Ok(call(testbed)?.succeeds().then_some(()))
         });
-        let meanwhile = attached(world);
+        let meanwhile = attached(testbed);
         // Both ends go with the namespace, as when a pod ends.
-        on_node(world, "ip netns delete fault; ip link delete fault0 2>/dev/null; true")?;
+        on_node(testbed, "ip netns delete fault; ip link delete fault0 2>/dev/null; true")?;
         served.with_context(|| format!("round {round}"))?;
         let (meanwhile, more) = (meanwhile?, "no program is attached to the new device");
         ensure!(meanwhile.lines().count() > at_first.lines().count(), "{more}: {meanwhile}");
         signal::wait_for("the device's pins and entries to go", SOON, || {
-            Ok((attached(world)? == at_first).then_some(()))
+            Ok((attached(testbed)? == at_first).then_some(()))
         })?;
     }
     Ok(())
 }
 
 /// A call from that network, by a process that is in no control group of the node: so no socket program translates it.
-fn call(world: &World<'_>) -> Result<Cmd> {
-    let pid = world.place.node(Node(1)).pid().context("the node does not run")?;
+fn call(testbed: &Testbed<'_>) -> Result<Cmd> {
+    let pid = testbed.workdir.node(Node(1)).pid().context("the node does not run")?;
     // Names of namespaces are in the node's own /run.
     let own: PathBuf = ["/proc", &pid.to_string(), "root", "run/netns/fault"].iter().collect();
     let network = format!("--net={}", own.display());
-    let url = format!("http://{}/hostname", world::ADDRESS);
+    let url = format!("http://{}/hostname", testbed::ADDRESS);
     Ok(Cmd::new("nsenter").args([&network, "curl", "-sf", "-m", "1", &url]))
 }
 
 /// Pins of links and of qdiscs, and the devices that the programs know.
-fn attached(world: &World<'_>) -> Result<String> {
+fn attached(testbed: &Testbed<'_>) -> Result<String> {
     let entries = "bpftool map dump pinned /sys/fs/bpf/ballast/devices | grep -c -w key; true";
     let folders = "/sys/fs/bpf/ballast/links /sys/fs/bpf/ballast/filters /sys/fs/bpf/ballast/qdiscs";
-    on_node(world, &format!("ls {folders}; {entries}"))
+    on_node(testbed, &format!("ls {folders}; {entries}"))
 }
 
-fn on_node(world: &World<'_>, script: &str) -> Result<String> {
-    world.place.node(Node(1)).command(&["sh", "-c", script]).read()
+fn on_node(testbed: &Testbed<'_>, script: &str) -> Result<String> {
+    testbed.workdir.node(Node(1)).command(&["sh", "-c", script]).read()
 }

@@ -3,7 +3,7 @@
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
 
-use super::world::{SOON, World};
+use super::testbed::{SOON, Testbed};
 use crate::cluster::image::AGNHOST;
 use crate::cluster::plan::Node;
 use crate::cluster::{apply, kubectl};
@@ -15,9 +15,9 @@ const LABEL: &str = "faults=facts";
 const LOCAL: &str = "local";
 
 /// Two nodes: file systems of pins, control groups, programs and maps are each one's own.
-pub(super) fn nothing_is_shared(world: &World<'_>) -> Result<()> {
+pub(super) fn nothing_is_shared(testbed: &Testbed<'_>) -> Result<()> {
     let (one, other) = (Node(1), Node(2));
-    let read = |node: Node, script: &str| world.place.node(node).command(&["sh", "-c", script]).read();
+    let read = |node: Node, script: &str| testbed.workdir.node(node).command(&["sh", "-c", script]).read();
     // What both could see if they shared it: identities, which the kernel gives out once.
     let identities = [
         (
@@ -43,29 +43,30 @@ pub(super) fn nothing_is_shared(world: &World<'_>) -> Result<()> {
     let leaked = read(other, "test -e /sys/fs/bpf/only-here").is_ok();
     read(one, "rmdir /sys/fs/bpf/only-here")?;
     ensure!(!leaked, "{other} sees the file system of pins of {one}");
-    local_is_local(world, one, other)
+    local_is_local(testbed, one, other)
 }
 
 /// The same address leads to a pod on one node and nowhere on the other: each socket asks its own node's maps.
-fn local_is_local(world: &World<'_>, one: Node, other: Node) -> Result<()> {
+fn local_is_local(testbed: &Testbed<'_>, one: Node, other: Node) -> Result<()> {
     let mut objects = super::objects::served(LOCAL, 1, Some(one));
     if let Some(service) = objects.get_mut(1) {
         service["spec"]["internalTrafficPolicy"] = json!("Local");
     }
-    apply(world.place, &json!({ "apiVersion": "v1", "kind": "List", "items": objects }))?;
+    apply(testbed.workdir, &json!({ "apiVersion": "v1", "kind": "List", "items": objects }))?;
     let done = (|| {
-        kubectl(world.place, &["rollout", "status", &format!("deployment/{LOCAL}"), "--timeout=60s"])
+        kubectl(testbed.workdir, &["rollout", "status", &format!("deployment/{LOCAL}"), "--timeout=60s"])
             .read()?;
         let address =
-            kubectl(world.place, &["get", "service", LOCAL, "-o", "jsonpath={.spec.clusterIP}"]).read()?;
+            kubectl(testbed.workdir, &["get", "service", LOCAL, "-o", "jsonpath={.spec.clusterIP}"])
+                .read()?;
         let url = format!("http://{address}/hostname");
-        let call = |node: Node| world.place.node(node).command(&["curl", "-sS", "-m", "2", &url]).read();
+        let call = |node: Node| testbed.workdir.node(node).command(&["curl", "-sS", "-m", "2", &url]).read();
         signal::wait_for("the Service on its node", SOON, || Ok(call(one).ok()))?;
         ensure!(call(other).is_err(), "{other} serves what is for {one} alone");
         Ok(())
     })();
     kubectl(
-        world.place,
+        testbed.workdir,
         &["delete", &format!("deployment/{LOCAL}"), &format!("service/{LOCAL}"), "--wait=false"],
     )
     .read()?;
@@ -74,40 +75,40 @@ fn local_is_local(world: &World<'_>, one: Node, other: Node) -> Result<()> {
 
 /// Pods of before the agent and of after it, in the node's network and in their own, also in a cgroup namespace of
 /// their own: each calls a Service by its name, which takes DNS (UDP) and the Service (TCP).
-pub(super) fn all_pods_are_served(world: &World<'_>) -> Result<()> {
-    let (place, proxy) = (world.place, world.agents.proxy());
+pub(super) fn all_pods_are_served(testbed: &Testbed<'_>) -> Result<()> {
+    let (workdir, proxy) = (testbed.workdir, testbed.agents.proxy());
     let workspace = Workspace::find()?;
-    proxy.stop(&workspace, place)?;
+    proxy.stop(&workspace, workdir)?;
     let made = || {
-        make(world, "before")?;
+        make(testbed, "before")?;
         // They run, and wait for an answer.
-        running(world, "before")
+        running(testbed, "before")
     };
     let done = made();
-    proxy.start(&workspace, place, None)?;
+    proxy.start(&workspace, workdir, None)?;
     done?;
-    make(world, "after")?;
+    make(testbed, "after")?;
     let all = ["wait", "--for=jsonpath={.status.phase}=Succeeded", "pods", "-l", LABEL, "--timeout=90s"];
-    let served = kubectl(place, &all).read().map(|_| ());
-    kubectl(place, &["delete", "pods", "-l", LABEL, "--grace-period=1"]).read()?;
+    let served = kubectl(workdir, &all).read().map(|_| ());
+    kubectl(workdir, &["delete", "pods", "-l", LABEL, "--grace-period=1"]).read()?;
     served
 }
 
-fn make(world: &World<'_>, when: &str) -> Result<()> {
+fn make(testbed: &Testbed<'_>, when: &str) -> Result<()> {
     let mut items = Vec::new();
-    for node in world.nodes() {
+    for node in testbed.nodes() {
         for in_host_network in [false, true] {
             for in_own_cgroups in [false, true] {
                 items.push(pod(when, node, in_host_network, in_own_cgroups));
             }
         }
     }
-    apply(world.place, &json!({ "apiVersion": "v1", "kind": "List", "items": items }))
+    apply(testbed.workdir, &json!({ "apiVersion": "v1", "kind": "List", "items": items }))
 }
 
-fn running(world: &World<'_>, when: &str) -> Result<()> {
+fn running(testbed: &Testbed<'_>, when: &str) -> Result<()> {
     let label = format!("{LABEL},when={when}");
-    kubectl(world.place, &["wait", "--for=condition=Ready", "pods", "-l", &label, "--timeout=90s"])
+    kubectl(testbed.workdir, &["wait", "--for=condition=Ready", "pods", "-l", &label, "--timeout=90s"])
         .read()
         .map(|_| ())
 }

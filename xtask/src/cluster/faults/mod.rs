@@ -7,11 +7,11 @@ mod case;
 mod chaos;
 mod clients;
 mod control_plane;
-mod damage;
 mod device;
+mod external_changes;
 mod facts;
 mod foreign;
-mod knock;
+mod load;
 mod node;
 mod objects;
 mod page;
@@ -19,9 +19,9 @@ mod plugin;
 mod probe;
 mod rolling;
 mod table;
+mod testbed;
 mod upgrade;
 mod vip;
-mod world;
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -30,17 +30,17 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 
-use super::place::Place;
+use super::workdir::Workdir;
 use super::{Proxy, each};
-use crate::{say, signal};
+use crate::{log, signal};
 pub use bare::{Args as RollingArgs, run as rolling};
 use case::{AROUND, CABLE, Case, GONE, Kit, case};
 pub use chaos::{Args as ChaosArgs, run as chaos};
 pub use foreign::attach as attach_foreign;
-pub use knock::knock;
+pub use load::load;
 pub use probe::Target;
 use table::Line;
-use world::World;
+use testbed::Testbed;
 
 /// What clients see without any fault, for so long, is what the machine itself does to them.
 const QUIET: Duration = Duration::from_secs(30);
@@ -64,30 +64,36 @@ pub struct Args {
 }
 
 /// Checks what has to be so.
-type Fact = fn(&World<'_>) -> Result<()>;
+type Fact = fn(&Testbed<'_>) -> Result<()>;
 
 const UPGRADE: &str = "the version before replaces this one, and back, twice";
 /// No connection may be lost meanwhile.
 const FAULTS: [Case; 17] = [
     case("nothing happens", |_, _| signal::pause(QUIET)),
     case("50 agents are killed", killed),
-    case("every agent is replaced, node by node", |world, _| world.agents.replace(world.place)),
-    case(UPGRADE, |world, kit| {
-        upgrade::there_and_back(world, kit.previous.as_ref().context("the version before was not built")?)
+    case("every agent is replaced, node by node", |testbed, _| testbed.agents.replace(testbed.workdir)),
+    case(UPGRADE, |testbed, kit| {
+        upgrade::there_and_back(testbed, kit.previous.as_ref().context("the version before was not built")?)
     }),
-    case("agents run out of memory, again and again", |world, _| control_plane::out_of_memory(world)),
-    case("bpffs is unmounted, then the agent is killed", |world, _| node::bpffs_unmounted(world)),
-    case("a map is full", |world, _| node::map_full(world)),
-    Case { what: "a node's uplink flaps", fault: |world, _| node::uplink_flaps(world), excuse: Some(CABLE) },
-    case("a node gets another address, and loses it", |world, _| node::address_changes(world)),
-    case("foreign programs are attached and detached", |world, _| node::foreign_programs(world)),
-    case("clocks jump", |world, _| node::clocks_jump(world)),
-    case("endpoints come and go", |world, _| endpoints_change(world)),
-    case("a pod's device comes and goes, again and again", |world, _| device::comes_and_goes(world)),
-    case("etcd is restored from an older snapshot", |world, _| control_plane::etcd_restored(world)),
-    case("the API server is away; then pods change", |world, kit| control_plane::api_away(world, kit.away)),
+    case("agents run out of memory, again and again", |testbed, _| control_plane::out_of_memory(testbed)),
+    case("bpffs is unmounted, then the agent is killed", |testbed, _| node::bpffs_unmounted(testbed)),
+    case("a map is full", |testbed, _| node::map_full(testbed)),
+    Case {
+        what: "a node's uplink flaps",
+        fault: |testbed, _| node::uplink_flaps(testbed),
+        excuse: Some(CABLE),
+    },
+    case("a node gets another address, and loses it", |testbed, _| node::address_changes(testbed)),
+    case("foreign programs are attached and detached", |testbed, _| node::foreign_programs(testbed)),
+    case("clocks jump", |testbed, _| node::clocks_jump(testbed)),
+    case("endpoints come and go", |testbed, _| endpoints_change(testbed)),
+    case("a pod's device comes and goes, again and again", |testbed, _| device::comes_and_goes(testbed)),
+    case("etcd is restored from an older snapshot", |testbed, _| control_plane::etcd_restored(testbed)),
+    case("the API server is away; then pods change", |testbed, kit| {
+        control_plane::api_away(testbed, kit.away)
+    }),
     case("one of two API servers is killed; their virtual address goes on", vip::goes_on),
-    case("50 deployments roll at once", |world, _| rolling::all_at_once(world)),
+    case("50 deployments roll at once", |testbed, _| rolling::all_at_once(testbed)),
 ];
 
 /// What has to be so in a cluster at rest.
@@ -98,30 +104,32 @@ const FACTS: [(&str, Fact); 3] = [
 ];
 
 /// Brings faults upon a cluster, one after the other, and shows what its clients saw.
-pub fn run(place: &Place, args: &Args) -> Result<()> {
+pub fn run(workdir: &Workdir, args: &Args) -> Result<()> {
     let is_wanted = |what: &str| args.only.is_empty() || args.only.iter().any(|part| what.contains(part));
-    let world = World::make(place)?;
-    let previous = if is_wanted(UPGRADE) { Some(upgrade::prepare(&world)?) } else { None };
+    let testbed = Testbed::make(workdir)?;
+    let previous = if is_wanted(UPGRADE) { Some(upgrade::prepare(&testbed)?) } else { None };
     let kit = Kit { previous, away: Duration::from_secs(args.away), ..Kit::default() };
     let mut lines = Vec::new();
     for case in FAULTS.iter().filter(|case| is_wanted(case.what)) {
-        lines.push(under_traffic(&world, case, &kit)?);
+        lines.push(under_traffic(&testbed, case, &kit)?);
         signal::check()?;
     }
     // Connections may fail meanwhile, so they are not counted.
-    for damage in damage::DAMAGES.iter().filter(|damage| is_wanted(damage.what)) {
-        lines.push(at_rest(damage.what, || damage.bring(&world)));
+    for external_changes in
+        external_changes::DAMAGES.iter().filter(|external_changes| is_wanted(external_changes.what))
+    {
+        lines.push(at_rest(external_changes.what, || external_changes.bring(&testbed)));
         signal::check()?;
     }
     for (what, fact) in FACTS.into_iter().filter(|(what, _)| is_wanted(what)) {
-        lines.push(at_rest(what, || fact(&world)));
+        lines.push(at_rest(what, || fact(&testbed)));
         signal::check()?;
     }
     ensure!(!lines.is_empty(), "no case has these words");
-    world.clear()?;
+    testbed.clear()?;
     write!(std::io::stdout(), "{}", table::text(&lines)).context("cannot write the results")?;
     if args.page {
-        let proxy = world.agents.proxy();
+        let proxy = testbed.agents.proxy();
         let mut title =
             if proxy == Proxy::Ballast { "The DaemonSet" } else { "A process of each node" }.to_owned();
         let (mut part, mut command) = (proxy.to_string(), "cargo xtask cluster faults --page".to_owned());
@@ -140,28 +148,28 @@ pub fn run(place: &Place, args: &Args) -> Result<()> {
     table::require_good(&lines)
 }
 
-fn under_traffic(world: &World<'_>, case: &Case, kit: &Kit) -> Result<Line> {
-    say::step(case.what);
+fn under_traffic(testbed: &Testbed<'_>, case: &Case, kit: &Kit) -> Result<Line> {
+    log::step(case.what);
     let start = Instant::now();
-    let (tally, outcome) = clients::under_traffic(world, || {
+    let (tally, outcome) = clients::under_traffic(testbed, || {
         sleep(AROUND);
-        let outcome = (case.fault)(world, kit);
+        let outcome = (case.fault)(testbed, kit);
         sleep(AROUND);
         outcome
     })?;
     let (what, excuse, took) = (case.what.to_owned(), case.excuse, start.elapsed());
     let remarks = kit.remarks.take();
     let line = Line { what, tally: Some(tally), excuse, took, remarks, outcome };
-    say::line(format_args!(
+    log::line(format_args!(
         "    {}, {}",
-        say::seconds(took),
+        log::seconds(took),
         if line.is_good() { "good" } else { "NOT GOOD" }
     ));
     Ok(line)
 }
 
 fn at_rest(what: &str, work: impl FnOnce() -> Result<()>) -> Line {
-    say::step(what);
+    log::step(what);
     let start = Instant::now();
     let outcome = work();
     Line {
@@ -175,21 +183,21 @@ fn at_rest(what: &str, work: impl FnOnce() -> Result<()>) -> Line {
 }
 
 /// On all nodes at once, each time when the agent is there again.
-fn killed(world: &World<'_>, _: &Kit) -> Result<()> {
-    let nodes = world.nodes();
+fn killed(testbed: &Testbed<'_>, _: &Kit) -> Result<()> {
+    let nodes = testbed.nodes();
     let rounds = KILLS.div_ceil(nodes.len());
     each(&nodes, |node| {
         (0..rounds).try_for_each(|_| {
             signal::check()?;
-            world.agents.kill(world.place, node, GONE)
+            testbed.agents.kill(testbed.workdir, node, GONE)
         })
     })
 }
 
-fn endpoints_change(world: &World<'_>) -> Result<()> {
-    for pods in [world::PODS + 4, world::PODS, 1, world::PODS] {
-        world.scale(pods)?;
-        rolling::await_equal(world)?;
+fn endpoints_change(testbed: &Testbed<'_>) -> Result<()> {
+    for pods in [testbed::PODS + 4, testbed::PODS, 1, testbed::PODS] {
+        testbed.scale(pods)?;
+        rolling::await_equal(testbed)?;
     }
     Ok(())
 }

@@ -7,10 +7,10 @@ use anyhow::{Context as _, Result, bail};
 use serde_json::json;
 
 use super::table::NotHere;
-use super::world::{self, World};
+use super::testbed::{self, Testbed};
 use super::{agents, rolling};
 use crate::cluster::plan::Node;
-use crate::cluster::{Place, Proxy, apply, kubectl};
+use crate::cluster::{Proxy, Workdir, apply, kubectl};
 use crate::exec::Cmd;
 use crate::signal;
 
@@ -20,22 +20,22 @@ const PERIOD: Duration = Duration::from_secs(75);
 const LITTLE: &str = "8M";
 
 /// The bpffs with all pins is unmounted: the agent mounts one and pins everything again, so that it can be killed.
-pub(super) fn bpffs_unmounted(world: &World<'_>) -> Result<()> {
-    if world.agents == agents::Agents::Pods {
+pub(super) fn bpffs_unmounted(testbed: &Testbed<'_>) -> Result<()> {
+    if testbed.agents == agents::Agents::Pods {
         let why = "a container may not mount, and keeps the bpffs that it began with";
         return Err(NotHere(why.into()).into());
     }
     let node = Node(1);
     let links = "ls /sys/fs/bpf/ballast/links /sys/fs/bpf/ballast/v*";
-    let before = on(world.place, node, links)?;
-    on(world.place, node, "umount --lazy /sys/fs/bpf")?;
+    let before = on(testbed.workdir, node, links)?;
+    on(testbed.workdir, node, "umount --lazy /sys/fs/bpf")?;
     let mut now = String::new();
     let restored = signal::wait_for("all pins to be there again", PERIOD, || {
-        now = on(world.place, node, links).unwrap_or_default();
+        now = on(testbed.workdir, node, links).unwrap_or_default();
         Ok((now == before).then_some(()))
     });
     restored.with_context(|| difference(&before, &now))?;
-    world.agents.kill(world.place, node, super::case::GONE)
+    testbed.agents.kill(testbed.workdir, node, super::case::GONE)
 }
 
 /// The lines that only one of both has.
@@ -48,39 +48,39 @@ fn difference(before: &str, now: &str) -> String {
 }
 
 /// Starts the agent of a node with far too little memory until the kernel has killed it three times, then as before.
-pub(super) fn starve(place: &Place, node: Node) -> Result<()> {
+pub(super) fn starve(workdir: &Workdir, node: Node) -> Result<()> {
     const GROUP: &str = "/sys/fs/cgroup/memory/starved";
-    let machine = place.node(node);
+    let machine = workdir.node(node);
     if !machine.command(&["test", "-d", "/sys/fs/cgroup/memory"]).succeeds() {
         return Err(NotHere("no memory controller of cgroup v1 at /sys/fs/cgroup/memory".into()).into());
     }
     machine.stop("ballast", libc::SIGKILL)?;
-    on(place, node, &format!("mkdir -p {GROUP} && echo {LITTLE} > {GROUP}/memory.limit_in_bytes"))?;
+    on(workdir, node, &format!("mkdir -p {GROUP} && echo {LITTLE} > {GROUP}/memory.limit_in_bytes"))?;
     let join = format!("echo $$ > {GROUP}/cgroup.procs; exec \"$@\"");
     let kills = || -> Result<u32> {
-        let told = on(place, node, &format!("grep -w oom_kill {GROUP}/memory.oom_control"))?;
+        let told = on(workdir, node, &format!("grep -w oom_kill {GROUP}/memory.oom_control"))?;
         told.split_whitespace().nth(1).and_then(|count| count.parse().ok()).context("no count of kills")
     };
-    let user = place.kubeconfig("proxy").display().to_string();
+    let user = workdir.kubeconfig("proxy").display().to_string();
     let name = node.to_string();
     for round in 1..=3 {
         signal::check()?;
         let agent = ["ballast", "run", "--kubeconfig", &user, "--hostname-override", &name];
         machine.run("ballast", &[&["sh", "-c", &join, "sh"][..], &agent].concat())?;
-        signal::wait_for(&format!("the kernel to kill the agent of {node}"), world::SOON, || {
+        signal::wait_for(&format!("the kernel to kill the agent of {node}"), testbed::SOON, || {
             Ok((kills()? >= round && !machine.is_running("ballast")).then_some(()))
         })?;
     }
-    Proxy::BallastHost.start_on(place, node)?;
-    on(place, node, &format!("rmdir {GROUP}")).map(|_| ())
+    Proxy::BallastHost.start_on(workdir, node)?;
+    on(workdir, node, &format!("rmdir {GROUP}")).map(|_| ())
 }
 
 /// More Services than a map has room for: those that are there go on, and the agent says so.
-pub(super) fn map_full(world: &World<'_>) -> Result<()> {
+pub(super) fn map_full(testbed: &Testbed<'_>) -> Result<()> {
     const LABEL: &str = "faults=many";
     const MOST: u64 = 1_000;
-    let place = world.place;
-    let shown = on(place, Node(1), "bpftool -j map show pinned /sys/fs/bpf/ballast/services")?;
+    let workdir = testbed.workdir;
+    let shown = on(workdir, Node(1), "bpftool -j map show pinned /sys/fs/bpf/ballast/services")?;
     let shown: serde_json::Value = serde_json::from_str(&shown).context("bpftool printed no JSON")?;
     let room =
         shown.get("max_entries").and_then(serde_json::Value::as_u64).context("a map without a size")?;
@@ -97,28 +97,28 @@ pub(super) fn map_full(world: &World<'_>) -> Result<()> {
                 "apiVersion": "v1",
                 "kind": "Service",
                 "metadata": { "name": format!("many-{number:03}"), "labels": { "faults": "many" } },
-                "spec": { "selector": { "app": world::NAME }, "ports": [{ "port": 80, "targetPort": 8080 }] },
+                "spec": { "selector": { "app": testbed::NAME }, "ports": [{ "port": 80, "targetPort": 8080 }] },
             })
         })
         .collect();
-    apply(place, &json!({ "apiVersion": "v1", "kind": "List", "items": items }))?;
-    let told = signal::wait_for("`ballast status` to report it", world::SOON, || {
-        Ok((!place.node(Node(1)).command(&["ballast", "status"]).succeeds()).then_some(()))
+    apply(workdir, &json!({ "apiVersion": "v1", "kind": "List", "items": items }))?;
+    let told = signal::wait_for("`ballast status` to report it", testbed::SOON, || {
+        Ok((!workdir.node(Node(1)).command(&["ballast", "status"]).succeeds()).then_some(()))
     });
     // Endpoints of those that were there go on changing.
-    let changed = told.and_then(|()| world.scale(world::PODS + 1));
-    kubectl(place, &["delete", "services", "-l", LABEL]).read()?;
+    let changed = told.and_then(|()| testbed.scale(testbed::PODS + 1));
+    kubectl(workdir, &["delete", "services", "-l", LABEL]).read()?;
     changed?;
     signal::wait_for("`ballast status` to be well again", PERIOD, || {
-        Ok(place.node(Node(1)).command(&["ballast", "status"]).succeeds().then_some(()))
+        Ok(workdir.node(Node(1)).command(&["ballast", "status"]).succeeds().then_some(()))
     })?;
-    world.scale(world::PODS)?;
-    rolling::await_equal(world)
+    testbed.scale(testbed::PODS)?;
+    rolling::await_equal(testbed)
 }
 
 /// The cable of the second node, whose pods are endpoints, comes out for a moment, again and again.
-pub(super) fn uplink_flaps(world: &World<'_>) -> Result<()> {
-    let control = world.place.control();
+pub(super) fn uplink_flaps(testbed: &Testbed<'_>) -> Result<()> {
+    let control = testbed.workdir.control();
     for _ in 0..10 {
         signal::check()?;
         control.command(&["ip", "link", "set", "node2", "down"]).read()?;
@@ -130,21 +130,21 @@ pub(super) fn uplink_flaps(world: &World<'_>) -> Result<()> {
 }
 
 /// A node gets another address, which serves node ports at once, and loses it.
-pub(super) fn address_changes(world: &World<'_>) -> Result<()> {
+pub(super) fn address_changes(testbed: &Testbed<'_>) -> Result<()> {
     const NEW: [&str; 3] = ["172.30.0.97", "172.30.0.98", "172.30.0.99"];
-    let node = world.place.node(Node(1));
-    let outside = world.place.control();
+    let node = testbed.workdir.node(Node(1));
+    let outside = testbed.workdir.control();
     for new in NEW {
         let with_prefix = format!("{new}/24");
         node.command(&["ip", "address", "add", &with_prefix, "dev", "eth0"]).read()?;
-        let url = format!("http://{new}:{}/hostname", world::NODE_PORT);
-        let answered = signal::wait_for("the node port at the new address", world::SOON, || {
+        let url = format!("http://{new}:{}/hostname", testbed::NODE_PORT);
+        let answered = signal::wait_for("the node port at the new address", testbed::SOON, || {
             Ok(outside.command(&["curl", "-sf", "-m", "1", &url]).try_read())
         });
         node.command(&["ip", "address", "del", &with_prefix, "dev", "eth0"]).read()?;
         answered?;
-        let listed = ["ballast", "explain", "host", &format!("{new}:{}", world::NODE_PORT), "-o", "json"];
-        signal::wait_for("the old address to be served no longer", world::SOON, || {
+        let listed = ["ballast", "explain", "host", &format!("{new}:{}", testbed::NODE_PORT), "-o", "json"];
+        signal::wait_for("the old address to be served no longer", testbed::SOON, || {
             Ok((!node.command(&listed).read()?.contains("\"forward\"")).then_some(()))
         })?;
     }
@@ -152,12 +152,12 @@ pub(super) fn address_changes(world: &World<'_>) -> Result<()> {
 }
 
 /// Programs of others come to the hooks of ours and go again, in every order.
-pub(super) fn foreign_programs(world: &World<'_>) -> Result<()> {
+pub(super) fn foreign_programs(testbed: &Testbed<'_>) -> Result<()> {
     let us = std::env::current_exe().context("cannot find our own program")?.display().to_string();
     for hook in super::foreign::Hook::ALL {
         for _ in 0..5 {
             signal::check()?;
-            let told = world.place.node(Node(1)).command(&[&us, "cluster", "foreign", hook]).read();
+            let told = testbed.workdir.node(Node(1)).command(&[&us, "cluster", "foreign", hook]).read();
             told.with_context(|| format!("a program at {hook}"))?;
         }
     }
@@ -165,13 +165,13 @@ pub(super) fn foreign_programs(world: &World<'_>) -> Result<()> {
 }
 
 /// The clock of the whole machine cannot be changed, and the kernel has no namespace for it.
-pub(super) fn clocks_jump(_world: &World<'_>) -> Result<()> {
+pub(super) fn clocks_jump(_world: &Testbed<'_>) -> Result<()> {
     let namespaces = ["--user", "--map-root-user", "--time"];
     let tried = Cmd::new("unshare").args(namespaces).args(["date", "--set", "+1 hour"]).read();
     let Err(error) = tried else { bail!("the clock of the whole machine could be changed") };
     Err(NotHere(format!("a clock belongs to the whole machine, also in a time namespace: {error:#}")).into())
 }
 
-fn on(place: &Place, node: Node, script: &str) -> Result<String> {
-    place.node(node).command(&["sh", "-c", script]).read()
+fn on(workdir: &Workdir, node: Node, script: &str) -> Result<String> {
+    workdir.node(node).command(&["sh", "-c", script]).read()
 }

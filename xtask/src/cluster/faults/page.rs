@@ -5,7 +5,7 @@ use std::fs;
 use anyhow::{Context as _, Result};
 
 use crate::exec::Cmd;
-use crate::say;
+use crate::log;
 use crate::workspace::Workspace;
 
 const PAGE: &str = "docs/benchmarks/faults.md";
@@ -29,7 +29,7 @@ pub(super) fn write(part: &str, title: &str, command: &str, body: &str) -> Resul
     let text = format!("## {title}\n\n`{command}`, {}.\n\n{}\n", machine(), body.trim_end());
     fs::write(&path, replaced(&old, part, &text))
         .with_context(|| format!("cannot write {}", path.display()))?;
-    say::line(format_args!("written: {PAGE}"));
+    log::line(format_args!("written: {PAGE}"));
     Ok(())
 }
 

@@ -11,9 +11,9 @@ use serde_json::{Value, json};
 
 use super::agents::Agents;
 use super::table::NotHere;
-use super::world::{self, SOON, World};
+use super::testbed::{self, SOON, Testbed};
 use crate::cluster::plan::{CONTROL_V4, Node};
-use crate::cluster::{Place, apply, deployed, kubectl};
+use crate::cluster::{Workdir, apply, deployed, kubectl};
 use crate::exec::Cmd;
 use crate::host;
 use crate::signal;
@@ -25,30 +25,30 @@ const NAME: &str = "ballast-viewer";
 const PLUGIN: &str = "kubectl-ballast";
 
 /// Each command is run, and says what is so.
-pub(super) fn asks_every_agent(world: &World<'_>) -> Result<()> {
-    if world.agents != Agents::Pods {
+pub(super) fn asks_every_agent(testbed: &Testbed<'_>) -> Result<()> {
+    if testbed.agents != Agents::Pods {
         return Err(NotHere("agents that are processes of their nodes have no pods to ask in".into()).into());
     }
-    let place = world.place;
-    let link = place.programs().join(PLUGIN);
+    let workdir = testbed.workdir;
+    let link = workdir.programs().join(PLUGIN);
     if !link.exists() {
         symlink("ballast", &link).context("cannot link the plugin")?;
     }
-    let user = viewer(place)?;
-    let done = all(world, &user);
+    let user = viewer(workdir)?;
+    let done = all(testbed, &user);
     let bindings = [format!("clusterrolebinding/{NAME}"), format!("clusterrole/{NAME}")];
-    kubectl(place, &["delete", &bindings[0], &bindings[1]]).read()?;
+    kubectl(workdir, &["delete", &bindings[0], &bindings[1]]).read()?;
     let own = [format!("rolebinding/{NAME}"), format!("role/{NAME}"), format!("serviceaccount/{NAME}")];
-    kubectl(place, &["delete", "-n", deployed::SPACE, &own[0], &own[1], &own[2]]).read()?;
+    kubectl(workdir, &["delete", "-n", deployed::SPACE, &own[0], &own[1], &own[2]]).read()?;
     done
 }
 
 /// A kubeconfig of an account with the rights of the page.
-fn viewer(place: &Place) -> Result<PathBuf> {
+fn viewer(workdir: &Workdir) -> Result<PathBuf> {
     let page = Workspace::find()?.root().join("docs/kubectl.md");
     let text = fs::read_to_string(&page).with_context(|| format!("cannot read {}", page.display()))?;
-    let file = place.write("viewer.yaml", &rights(&text).context("docs/kubectl.md names no rights")?)?;
-    kubectl(place, &["apply", "-f", &file.display().to_string()]).read()?;
+    let file = workdir.write("viewer.yaml", &rights(&text).context("docs/kubectl.md names no rights")?)?;
+    kubectl(workdir, &["apply", "-f", &file.display().to_string()]).read()?;
     let binding = |kind: &str, role: &str| {
         json!({
             "apiVersion": "rbac.authorization.k8s.io/v1",
@@ -68,9 +68,9 @@ fn viewer(place: &Place) -> Result<PathBuf> {
         "metadata": { "name": NAME, "namespace": deployed::SPACE },
     });
     let items = [account, of_cluster, binding("RoleBinding", "Role")];
-    apply(place, &json!({ "apiVersion": "v1", "kind": "List", "items": items }))?;
-    let token = kubectl(place, &["create", "token", NAME, "-n", deployed::SPACE]).read()?;
-    let authority = place.key("ca.crt").display().to_string();
+    apply(workdir, &json!({ "apiVersion": "v1", "kind": "List", "items": items }))?;
+    let token = kubectl(workdir, &["create", "token", NAME, "-n", deployed::SPACE]).read()?;
+    let authority = workdir.key("ca.crt").display().to_string();
     let server = format!("https://{CONTROL_V4}:6443");
     let config = json!({
         "apiVersion": "v1",
@@ -80,19 +80,20 @@ fn viewer(place: &Place) -> Result<PathBuf> {
         "contexts": [{ "name": "x", "context": { "cluster": "x", "user": "x" } }],
         "current-context": "x",
     });
-    place.write("viewer.conf", &config.to_string())
+    workdir.write("viewer.conf", &config.to_string())
 }
 
 /// The blocks of YAML in the page: the second one goes on with the rules of the Role at the end of the first.
 fn rights(page: &str) -> Option<String> {
-    let blocks: Vec<_> = page.split("```yaml\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
+    let blocks: Vec<_> =
+        page.split("```yaml\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
     (!blocks.is_empty()).then(|| blocks.concat())
 }
 
-fn all(world: &World<'_>, user: &std::path::Path) -> Result<()> {
+fn all(testbed: &Testbed<'_>, user: &std::path::Path) -> Result<()> {
     let plugin = |words: &[&str]| {
         let user = format!("KUBECONFIG={}", user.display());
-        world.place.control().command(&[&["env", &user, "kubectl", "ballast"], words].concat())
+        testbed.workdir.control().command(&[&["env", &user, "kubectl", "ballast"], words].concat())
     };
     let says = |words: &[&str], parts: &[&str]| -> Result<String> {
         let told = plugin(words).read()?;
@@ -100,7 +101,7 @@ fn all(world: &World<'_>, user: &std::path::Path) -> Result<()> {
         ensure!(missing.is_none(), "`kubectl ballast {}` does not say {missing:?}:\n{told}", words.join(" "));
         Ok(told)
     };
-    let nodes: Vec<_> = world.nodes().iter().map(Node::to_string).collect();
+    let nodes: Vec<_> = testbed.nodes().iter().map(Node::to_string).collect();
     let names: Vec<_> = nodes.iter().map(String::as_str).collect();
     says(&["status"], &names)?;
     let one = says(&["status", "--node", names[0]], &names[..1])?;
@@ -109,55 +110,55 @@ fn all(world: &World<'_>, user: &std::path::Path) -> Result<()> {
     ensure!(wrong.contains("no agent runs on a node node11"), "of a node that is not there: {wrong}");
 
     let every = format!("{0}/{0}", names.len());
-    says(&["service", "list"], &[world::NAME, world::ADDRESS, &every])?;
-    let target = format!("svc/default/{}:80", world::NAME);
+    says(&["service", "list"], &[testbed::NAME, testbed::ADDRESS, &every])?;
+    let target = format!("svc/default/{}:80", testbed::NAME);
     let last = names[names.len() - 1];
-    let pod = format!("pod default/{} on node {last}", world::CLIENT);
+    let pod = format!("pod default/{} on node {last}", testbed::CLIENT);
     says(
-        &["explain", &format!("pod/default/{}", world::CLIENT), &target],
-        &[&pod, world::ADDRESS, "10.244."],
+        &["explain", &format!("pod/default/{}", testbed::CLIENT), &target],
+        &[&pod, testbed::ADDRESS, "10.244."],
     )?;
     says(
-        &["explain", &format!("node/{}", names[0]), &format!("svc/{}", world::NAME)],
+        &["explain", &format!("node/{}", names[0]), &format!("svc/{}", testbed::NAME)],
         &[names[0], "10.244."],
     )?;
 
-    let object = format!("service/{}", world::NAME);
+    let object = format!("service/{}", testbed::NAME);
     says(&["wait", &object, "--programmed"], &["programmed"])?;
     // At once after a change of its endpoints: what comes then is served by every node.
-    world.scale(world::PODS + 1)?;
+    testbed.scale(testbed::PODS + 1)?;
     says(&["wait", &object, "--programmed"], &["programmed"])?;
-    super::rolling::await_equal(world)?;
-    world.scale(world::PODS)?;
+    super::rolling::await_equal(testbed)?;
+    testbed.scale(testbed::PODS)?;
 
-    let service = format!("--service=default/{}", world::NAME);
+    let service = format!("--service=default/{}", testbed::NAME);
     let words = ["monitor", "-o", "json", "--kind=new", &service, "--timeout=5m"];
     let mut monitor = plugin(&words).into_std();
     monitor.stdin(Stdio::null()).stdout(Stdio::piped());
     let monitor = Reader(monitor.spawn().context("cannot start the monitor")?);
-    monitored(world, monitor)?;
+    monitored(testbed, monitor)?;
 
     let workspace = Workspace::find()?;
-    deployed::upgrade(&workspace, world.place, &["--set", "page=services"])?;
-    let shown = page(world, plugin(&["ui", "--port", "0"]));
-    deployed::upgrade(&workspace, world.place, &[])?;
+    deployed::upgrade(&workspace, testbed.workdir, &["--set", "page=services"])?;
+    let shown = page(testbed, plugin(&["ui", "--port", "0"]));
+    deployed::upgrade(&workspace, testbed.workdir, &[])?;
     shown
 }
 
 /// The page of the cluster is there, and has frames of every node and the history of a Service.
-fn page(world: &World<'_>, ui: Cmd) -> Result<()> {
+fn page(testbed: &Testbed<'_>, ui: Cmd) -> Result<()> {
     let mut ui = ui.into_std();
     ui.stdin(Stdio::null()).stdout(Stdio::piped());
     let mut ui = Reader(ui.spawn().context("cannot start `kubectl ballast ui`")?);
     let mut told = String::new();
     let output = ui.0.stdout.take().context("no output")?;
     std::io::BufReader::new(output).read_line(&mut told).context("`kubectl ballast ui` says nothing")?;
-    let nodes = world.nodes();
+    let nodes = testbed.nodes();
     ensure!(told.contains(&format!("shows {} nodes", nodes.len())), "`kubectl ballast ui` says: {told}");
     let address = told.split_whitespace().next().context("no address")?.to_owned();
     let get = |path: &str, seconds: &str| {
         let url = format!("{address}{path}");
-        world.place.control().command(&["curl", "-sSN", "-m", seconds, &url])
+        testbed.workdir.control().command(&["curl", "-sSN", "-m", seconds, &url])
     };
     let html = get("", "5").read()?;
     ensure!(html.contains("<html"), "no page at {address}: {html}");
@@ -166,7 +167,7 @@ fn page(world: &World<'_>, ui: Cmd) -> Result<()> {
     signal::wait_for("a frame of every node on the page", SOON, || {
         // The stream goes on: curl ends by its limit, with an exit status of its own.
         let script = format!("curl -sN -m 4 '{address}page/events?filter=&service='; true");
-        let told = world.place.control().command(&["sh", "-c", &script]).read()?;
+        let told = testbed.workdir.control().command(&["sh", "-c", &script]).read()?;
         for data in told.lines().filter_map(|line| line.strip_prefix("data:")) {
             let frame: Value = serde_json::from_str(data).with_context(|| format!("no frame: {data}"))?;
             match frame["trouble"].as_str() {
@@ -177,26 +178,26 @@ fn page(world: &World<'_>, ui: Cmd) -> Result<()> {
         Ok(missing.is_empty().then_some(()))
     })
     .with_context(|| format!("no frame of {missing:?}; {trouble}"))?;
-    let history = get(&format!("page/history?filter=&service=default/{}", world::NAME), "10").read()?;
+    let history = get(&format!("page/history?filter=&service=default/{}", testbed::NAME), "10").read()?;
     let history: Value = serde_json::from_str(&history).with_context(|| format!("no history: {history}"))?;
     ensure!(history.is_object(), "no history: {history}");
     Ok(())
 }
 
 /// Events of every node come, and when the plugin is killed, nothing of it stays in the pods.
-fn monitored(world: &World<'_>, mut monitor: Reader) -> Result<()> {
-    let place = world.place;
+fn monitored(testbed: &Testbed<'_>, mut monitor: Reader) -> Result<()> {
+    let workdir = testbed.workdir;
     let running = |node: Node| -> Result<usize> {
         let script = "for file in /proc/[0-9]*/cmdline; do tr '\\0' ' ' < $file; echo; done 2>/dev/null | \
                       grep -c '^ballast monitor' || true";
-        let told = place.node(node).command(&["sh", "-c", script]).read()?;
+        let told = workdir.node(node).command(&["sh", "-c", script]).read()?;
         told.trim().parse().context("no number")
     };
     signal::wait_for("a monitor in the pod of every node", SOON, || {
-        let all = world.nodes().into_iter().map(running).collect::<Result<Vec<_>>>()?;
+        let all = testbed.nodes().into_iter().map(running).collect::<Result<Vec<_>>>()?;
         Ok(all.iter().all(|count| *count == 1).then_some(()))
     })?;
-    let mut missing: Vec<_> = world.nodes().iter().map(Node::to_string).collect();
+    let mut missing: Vec<_> = testbed.nodes().iter().map(Node::to_string).collect();
     let output = monitor.0.stdout.take().context("no output")?;
     let (sender, lines) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
@@ -204,8 +205,8 @@ fn monitored(world: &World<'_>, mut monitor: Reader) -> Result<()> {
         lines.into_iter().try_for_each(|line| sender.send(line))
     });
     signal::wait_for("an event of every node", SOON, || {
-        for node in world.nodes() {
-            world.answers_on(node);
+        for node in testbed.nodes() {
+            testbed.answers_on(node);
         }
         while let Ok(line) = lines.try_recv() {
             let event: Value = serde_json::from_str(&line).with_context(|| format!("no event: {line}"))?;
@@ -216,7 +217,7 @@ fn monitored(world: &World<'_>, mut monitor: Reader) -> Result<()> {
     })?;
     drop(monitor);
     signal::wait_for("the monitors in the pods to end", SOON, || {
-        let all = world.nodes().into_iter().map(running).collect::<Result<Vec<_>>>()?;
+        let all = testbed.nodes().into_iter().map(running).collect::<Result<Vec<_>>>()?;
         Ok(all.iter().all(|count| *count == 0).then_some(()))
     })
 }
@@ -242,7 +243,9 @@ mod tests {
     fn the_page_names_the_rights() {
         let page = include_str!("../../../../docs/kubectl.md");
         let rights = rights(page).unwrap();
-        for part in ["kind: ClusterRole", "kind: Role\n", "pods/exec", "pods/portforward", NAME, deployed::SPACE] {
+        for part in
+            ["kind: ClusterRole", "kind: Role\n", "pods/exec", "pods/portforward", NAME, deployed::SPACE]
+        {
             assert!(rights.contains(part), "{part}: {rights}");
         }
     }

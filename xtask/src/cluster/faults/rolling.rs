@@ -10,9 +10,9 @@ use serde_json::{Value, json};
 
 use super::clients;
 use super::probe::Target;
-use super::world::{self, World};
-use crate::cluster::{Place, apply, kubectl};
-use crate::{say, signal};
+use super::testbed::{self, Testbed};
+use crate::cluster::{Workdir, apply, kubectl};
+use crate::{log, signal};
 
 /// How many deployments, each with its Service.
 const DEPLOYMENTS: usize = 50;
@@ -26,38 +26,38 @@ const PATIENCE: Duration = Duration::from_mins(8);
 type Endpoints = BTreeMap<String, BTreeSet<String>>;
 
 /// Rolls them all while clients call each of them.
-pub(super) fn all_at_once(world: &World<'_>) -> Result<()> {
-    let place = world.place;
+pub(super) fn all_at_once(testbed: &Testbed<'_>) -> Result<()> {
+    let workdir = testbed.workdir;
     let items: Vec<_> = (0..DEPLOYMENTS)
         .flat_map(|number| super::objects::served(&name(number), REPLICAS, None))
         .map(labelled)
         .collect();
-    apply(place, &json!({ "apiVersion": "v1", "kind": "List", "items": items }))?;
-    let done = rolled(world);
-    kubectl(place, &["delete", "deployments,services", "-l", LABEL, "--wait=false"]).read()?;
-    kubectl(place, &["delete", "pods", "-l", LABEL, "--grace-period=1", "--wait=false"]).read()?;
+    apply(workdir, &json!({ "apiVersion": "v1", "kind": "List", "items": items }))?;
+    let done = rolled(testbed);
+    kubectl(workdir, &["delete", "deployments,services", "-l", LABEL, "--wait=false"]).read()?;
+    kubectl(workdir, &["delete", "pods", "-l", LABEL, "--grace-period=1", "--wait=false"]).read()?;
     signal::wait_for("the deployments' pods to end", PATIENCE, || {
-        let left = kubectl(place, &["get", "pods", "-l", LABEL, "-o", "name"]).read()?;
+        let left = kubectl(workdir, &["get", "pods", "-l", LABEL, "-o", "name"]).read()?;
         Ok(left.trim().is_empty().then_some(()))
     })?;
     done?;
-    await_equal(world)
+    await_equal(testbed)
 }
 
-fn rolled(world: &World<'_>) -> Result<()> {
-    let place = world.place;
-    available(place)?;
-    await_equal(world)?;
-    let targets = targets(place)?;
+fn rolled(testbed: &Testbed<'_>) -> Result<()> {
+    let workdir = testbed.workdir;
+    available(workdir)?;
+    await_equal(testbed)?;
+    let targets = targets(workdir)?;
     ensure!(targets.len() == DEPLOYMENTS, "{} of {DEPLOYMENTS} Services have an address", targets.len());
-    let clients = clients::of_all(world, &targets)?;
-    let (tally, done) = World::knocking(clients, || {
-        kubectl(place, &["rollout", "restart", "deployments", "-l", LABEL]).read()?;
-        available(place)
+    let clients = clients::of_all(testbed, &targets)?;
+    let (tally, done) = Testbed::knocking(clients, || {
+        kubectl(workdir, &["rollout", "restart", "deployments", "-l", LABEL]).read()?;
+        available(workdir)
     })?;
     done?;
     let count = tally.total();
-    say::line(format_args!(
+    log::line(format_args!(
         "    {} connections to {DEPLOYMENTS} Services, {} failed",
         count.answered + count.failed,
         count.failed
@@ -67,16 +67,16 @@ fn rolled(world: &World<'_>) -> Result<()> {
         let _ = write!(failures, "\n    {failure}");
     }
     ensure!(count.failed == 0, "{} connections failed:{failures}", count.failed);
-    await_equal(world)
+    await_equal(testbed)
 }
 
 /// Waits until all of them are, with every pod that is wanted and no other.
-fn available(place: &Place) -> Result<()> {
+fn available(workdir: &Workdir) -> Result<()> {
     let path = "jsonpath={range .items[*]}{.metadata.generation} {.status.observedGeneration} {.status.replicas} \
                 {.status.updatedReplicas} {.status.availableReplicas}{\"\\n\"}{end}";
     signal::wait_for("all deployments to be rolled out", PATIENCE, || {
         std::thread::sleep(Duration::from_millis(500));
-        let told = kubectl(place, &["get", "deployments", "-l", LABEL, "-o", path]).read()?;
+        let told = kubectl(workdir, &["get", "deployments", "-l", LABEL, "-o", path]).read()?;
         Ok(told.lines().all(is_rolled_out).then_some(()))
     })
 }
@@ -89,9 +89,9 @@ fn is_rolled_out(line: &str) -> bool {
 }
 
 /// The Services' addresses.
-fn targets(place: &Place) -> Result<Vec<Target>> {
+fn targets(workdir: &Workdir) -> Result<Vec<Target>> {
     let path = "jsonpath={range .items[*]}new/{.spec.clusterIP}:80={.metadata.name}-{\"\\n\"}{end}";
-    let told = kubectl(place, &["get", "services", "-l", LABEL, "-o", path]).read()?;
+    let told = kubectl(workdir, &["get", "services", "-l", LABEL, "-o", path]).read()?;
     told.lines().map(str::parse).collect()
 }
 
@@ -109,18 +109,18 @@ fn labelled(mut object: Value) -> Value {
 }
 
 /// Waits until the maps of each node hold what the EndpointSlices say, of all Services: no endpoint less, none more.
-pub(super) fn await_equal(world: &World<'_>) -> Result<()> {
-    await_equal_within(world, world::SOON)
+pub(super) fn await_equal(testbed: &Testbed<'_>) -> Result<()> {
+    await_equal_within(testbed, testbed::SOON)
 }
 
 /// The same with another limit.
-pub(super) fn await_equal_within(world: &World<'_>, limit: Duration) -> Result<()> {
-    for node in world.nodes() {
+pub(super) fn await_equal_within(testbed: &Testbed<'_>, limit: Duration) -> Result<()> {
+    for node in testbed.nodes() {
         let mut difference = String::new();
         let equal = signal::wait_for("the maps to be what the EndpointSlices say", limit, || {
-            let slices = kubectl(world.place, &["get", "endpointslices", "-A", "-o", "json"]).read()?;
+            let slices = kubectl(testbed.workdir, &["get", "endpointslices", "-A", "-o", "json"]).read()?;
             let list =
-                world.place.node(node).command(&["ballast", "service", "list", "-o", "json"]).read()?;
+                testbed.workdir.node(node).command(&["ballast", "service", "list", "-o", "json"]).read()?;
             let (wanted, programmed) = (wanted(&slices)?, programmed(&list)?);
             difference = format!("wanted {wanted:?}, programmed {programmed:?}");
             Ok((wanted == programmed).then_some(()))

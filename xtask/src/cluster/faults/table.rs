@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 
-use super::knock::Tally;
+use super::load::Tally;
 use super::probe::Kind;
-use crate::say;
+use crate::log;
 
 /// Why a case cannot be had on this machine or in this cluster: with the error that it met.
 #[derive(Debug)]
@@ -50,7 +50,7 @@ const COLUMNS: [&str; 9] =
 
 impl Line {
     fn cells(&self) -> [String; 9] {
-        let took = say::seconds(self.took);
+        let took = log::seconds(self.took);
         let Some(tally) = &self.tally else {
             let mut cells = [const { String::new() }; 9].map(|_| "-".to_owned());
             cells[0] = took;
@@ -184,7 +184,7 @@ pub(super) fn require_good(lines: &[Line]) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::knock::Count;
+    use super::super::load::Count;
     use super::*;
 
     fn line(count: Count, excuse: Option<Excuse>) -> Line {

@@ -7,12 +7,12 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 
 use super::agents::Agents;
-use super::world::World;
+use super::testbed::Testbed;
 use crate::cluster::plan::Node;
-use crate::cluster::{Place, Proxy, deployed, each, node};
+use crate::cluster::{Proxy, Workdir, deployed, each, node};
 use crate::previous::{self, Previous};
 use crate::workspace::Workspace;
-use crate::{say, signal};
+use crate::{log, signal};
 
 /// Under this name the nodes have this version's program whatever runs.
 const THIS: &str = "ballast-this";
@@ -22,49 +22,49 @@ const PATIENCE: Duration = Duration::from_mins(3);
 const BETWEEN: Duration = Duration::from_secs(3);
 
 /// What can be had only before clients run: builds take minutes.
-pub(super) fn prepare(world: &World<'_>) -> Result<Previous> {
+pub(super) fn prepare(testbed: &Testbed<'_>) -> Result<Previous> {
     let previous = previous::image(&Workspace::find()?)?;
-    if world.agents == Agents::Pods {
-        let nodes = world.place.nodes();
-        each(&nodes, |on| node::load(world.place, on, &previous.archive))?;
+    if testbed.agents == Agents::Pods {
+        let nodes = testbed.workdir.nodes();
+        each(&nodes, |on| node::load(testbed.workdir, on, &previous.archive))?;
     }
-    let programs = world.place.programs();
+    let programs = testbed.workdir.programs();
     std::fs::copy(programs.join("ballast"), programs.join(THIS)).context("cannot copy the agent")?;
     Ok(previous)
 }
 
 /// There and back, twice; the second way there is Helm's rollback.
-pub(super) fn there_and_back(world: &World<'_>, previous: &Previous) -> Result<()> {
+pub(super) fn there_and_back(testbed: &Testbed<'_>, previous: &Previous) -> Result<()> {
     for round in 0..2 {
-        downgrade(world, previous, round > 0).with_context(|| format!("downgrade {round}"))?;
+        downgrade(testbed, previous, round > 0).with_context(|| format!("downgrade {round}"))?;
         signal::pause(BETWEEN)?;
-        upgrade(world).with_context(|| format!("upgrade {round}"))?;
+        upgrade(testbed).with_context(|| format!("upgrade {round}"))?;
         signal::pause(BETWEEN)?;
     }
     Ok(())
 }
 
-fn downgrade(world: &World<'_>, previous: &Previous, roll_back: bool) -> Result<()> {
-    let place = world.place;
-    let nodes = place.nodes();
-    if world.agents == Agents::Pods {
-        each(&nodes, |on| make_ready(place, on))?;
+fn downgrade(testbed: &Testbed<'_>, previous: &Previous, roll_back: bool) -> Result<()> {
+    let workdir = testbed.workdir;
+    let nodes = workdir.nodes();
+    if testbed.agents == Agents::Pods {
+        each(&nodes, |on| make_ready(workdir, on))?;
         if roll_back {
-            deployed::roll_back(&Workspace::find()?, place)?;
+            deployed::roll_back(&Workspace::find()?, workdir)?;
         } else {
             let tag = format!("image.tag={}", previous::TAG);
-            deployed::upgrade_to(&Workspace::find()?, place, &previous.chart, &["--set", &tag])?;
-            deployed::rolled_out(place, deployed::NAME)?;
+            deployed::upgrade_to(&Workspace::find()?, workdir, &previous.chart, &["--set", &tag])?;
+            deployed::rolled_out(workdir, deployed::NAME)?;
         }
-        each(&nodes, |on| finished(place, on))?;
+        each(&nodes, |on| finished(workdir, on))?;
     } else {
-        take(place, &previous.program)?;
+        take(workdir, &previous.program)?;
         for on in nodes {
             signal::check()?;
-            make_ready(place, on)?;
-            place.node(on).stop("ballast", libc::SIGTERM)?;
-            Proxy::BallastHost.start_on(place, on)?;
-            finished(place, on)?;
+            make_ready(workdir, on)?;
+            workdir.node(on).stop("ballast", libc::SIGTERM)?;
+            Proxy::BallastHost.start_on(workdir, on)?;
+            finished(workdir, on)?;
             told(&format!("the version before runs on {on}"));
         }
     }
@@ -72,25 +72,25 @@ fn downgrade(world: &World<'_>, previous: &Previous, roll_back: bool) -> Result<
     Ok(())
 }
 
-fn upgrade(world: &World<'_>) -> Result<()> {
-    let place = world.place;
-    if world.agents == Agents::Pods {
-        deployed::upgrade(&Workspace::find()?, place, &[])?;
+fn upgrade(testbed: &Testbed<'_>) -> Result<()> {
+    let workdir = testbed.workdir;
+    if testbed.agents == Agents::Pods {
+        deployed::upgrade(&Workspace::find()?, workdir, &[])?;
     } else {
-        take(place, &place.programs().join(THIS))?;
-        for on in place.nodes() {
+        take(workdir, &workdir.programs().join(THIS))?;
+        for on in workdir.nodes() {
             signal::check()?;
-            place.node(on).stop("ballast", libc::SIGTERM)?;
-            Proxy::BallastHost.start_on(place, on)?;
+            workdir.node(on).stop("ballast", libc::SIGTERM)?;
+            Proxy::BallastHost.start_on(workdir, on)?;
             told(&format!("this version runs on {on}"));
         }
     }
-    for on in place.nodes() {
+    for on in workdir.nodes() {
         signal::wait_for(
             &format!("the maps of the version before to go from {on}"),
-            super::world::SOON,
+            super::testbed::SOON,
             || {
-                let left = place.node(on).command(&["test", "-e", "/sys/fs/bpf/ballast/v2"]);
+                let left = workdir.node(on).command(&["test", "-e", "/sys/fs/bpf/ballast/v2"]);
                 Ok((!left.succeeds()).then_some(()))
             },
         )?;
@@ -101,20 +101,20 @@ fn upgrade(world: &World<'_>) -> Result<()> {
 
 /// With the time, which failures have too.
 fn told(what: &str) {
-    say::line(format_args!("    {:.3} {what}", jiff::Timestamp::now()));
+    log::line(format_args!("    {:.3} {what}", jiff::Timestamp::now()));
 }
 
 /// From now on `ballast` is this file; what runs goes on.
-fn take(place: &Place, program: &Path) -> Result<()> {
-    let unfinished = place.programs().join("ballast-unfinished");
+fn take(workdir: &Workdir, program: &Path) -> Result<()> {
+    let unfinished = workdir.programs().join("ballast-unfinished");
     std::fs::copy(program, &unfinished)
-        .and_then(|_| std::fs::rename(&unfinished, place.programs().join("ballast")))
+        .and_then(|_| std::fs::rename(&unfinished, workdir.programs().join("ballast")))
         .context("cannot replace the agent's program")
 }
 
 /// Begins `ballast downgrade` on a node, and waits until the maps for the version before are there.
-fn make_ready(place: &Place, on: Node) -> Result<()> {
-    let machine = place.node(on);
+fn make_ready(workdir: &Workdir, on: Node) -> Result<()> {
+    let machine = workdir.node(on);
     machine.run("downgrade", &[THIS, "downgrade", "--wait", "3m"])?;
     signal::wait_for(&format!("the maps of the version before on {on}"), PATIENCE, || {
         Ok(machine.command(&["test", "-e", "/sys/fs/bpf/ballast/v2/config"]).succeeds().then_some(()))
@@ -122,8 +122,8 @@ fn make_ready(place: &Place, on: Node) -> Result<()> {
 }
 
 /// Waits until the programs of the version before are everywhere, and this version's are gone.
-fn finished(place: &Place, on: Node) -> Result<()> {
-    let machine = place.node(on);
+fn finished(workdir: &Workdir, on: Node) -> Result<()> {
+    let machine = workdir.node(on);
     let log = machine.log("downgrade");
     signal::wait_for(&format!("the downgrade; its log is {}", log.display()), PATIENCE, || {
         Ok((!machine.is_running("downgrade")).then_some(()))

@@ -5,10 +5,10 @@ use anyhow::{Context as _, Result, ensure};
 
 use super::agents::Agents;
 use super::case::Kit;
-use super::world::SOON;
-use super::world::World;
+use super::testbed::SOON;
+use super::testbed::Testbed;
 use crate::cluster::plan::{CONTROL_V4, CONTROL_VIP, Node, SECOND_V4};
-use crate::cluster::{Place, control, deployed, each, place};
+use crate::cluster::{Workdir, control, deployed, each, workdir};
 use crate::signal;
 use crate::workspace::Workspace;
 
@@ -18,36 +18,36 @@ const FOLDER: &str = "/var/lib/ballast-manifests";
 const NEWER: &str = "newer";
 
 /// One of two API servers is killed, the one that agents talk to; what asks the virtual address goes on.
-pub(super) fn goes_on(world: &World<'_>, kit: &Kit) -> Result<()> {
-    let place = world.place;
-    for node in place.nodes() {
-        let folder = place.node(node).dir().join("lib/ballast-manifests");
+pub(super) fn goes_on(testbed: &Testbed<'_>, kit: &Kit) -> Result<()> {
+    let workdir = testbed.workdir;
+    for node in workdir.nodes() {
+        let folder = workdir.node(node).dir().join("lib/ballast-manifests");
         std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
         std::fs::write(folder.join("control-plane.yaml"), manifest()).context("cannot write a manifest")?;
     }
-    control::start_second(place)?;
-    let before = place.settings();
-    configure(world, true)?;
-    let done = with_both(world, kit);
-    if !place.control().is_running("kube-apiserver") {
-        control::start_one(place, "kube-apiserver")?;
-        control::await_api(place)?;
+    control::start_second(workdir)?;
+    let before = workdir.settings();
+    configure(testbed, true)?;
+    let done = with_both(testbed, kit);
+    if !workdir.control().is_running("kube-apiserver") {
+        control::start_one(workdir, "kube-apiserver")?;
+        control::await_api(workdir)?;
     }
-    place.write(place::SETTINGS, &before.join("\n"))?;
-    configure(world, false)?;
-    place.control().stop(control::SECOND, libc::SIGKILL)?;
+    workdir.write(workdir::SETTINGS, &before.join("\n"))?;
+    configure(testbed, false)?;
+    workdir.control().stop(control::SECOND, libc::SIGKILL)?;
     done
 }
 
-fn with_both(world: &World<'_>, kit: &Kit) -> Result<()> {
-    let place = world.place;
+fn with_both(testbed: &Testbed<'_>, kit: &Kit) -> Result<()> {
+    let workdir = testbed.workdir;
     signal::wait_for("an answer of the virtual address on every node", SOON, || {
-        Ok((asked(place, 1)?.1 == 0).then_some(()))
+        Ok((asked(workdir, 1)?.1 == 0).then_some(()))
     })?;
-    let (_, failed) = asked(place, 40)?;
+    let (_, failed) = asked(workdir, 40)?;
     ensure!(failed == 0, "{failed} requests failed while both API servers ran");
-    place.control().stop("kube-apiserver", libc::SIGKILL)?;
-    let (all, failed) = asked(place, 100)?;
+    workdir.control().stop("kube-apiserver", libc::SIGKILL)?;
+    let (all, failed) = asked(workdir, 100)?;
     kit.remark(format!(
         "of {all} requests to https://{CONTROL_VIP}:6443 from processes of all nodes in the seconds after one of two API \
          servers was killed, {failed} failed; the others did not wait"
@@ -58,7 +58,7 @@ fn with_both(world: &World<'_>, kit: &Kit) -> Result<()> {
     // kubectl itself does not try again: it may be the one that meets the dead server.
     let until_done = |what: &str, words: &[&str]| {
         let mut refused = 0;
-        signal::wait_for(what, SOON, || match place.node(Node(1)).command(words).read() {
+        signal::wait_for(what, SOON, || match workdir.node(Node(1)).command(words).read() {
             Ok(_) => Ok(Some(())),
             Err(error) if format!("{error:#}").contains("connection refused") => {
                 refused += 1;
@@ -72,46 +72,46 @@ fn with_both(world: &World<'_>, kit: &Kit) -> Result<()> {
     let refused = until_done("a Service to be created by the virtual address", &create)?;
     let told = signal::wait_for("the agents to hear of a new Service", SOON, || {
         let has = |node: &Node| {
-            let list = place.node(*node).command(&["ballast", "service", "list"]).try_read();
+            let list = workdir.node(*node).command(&["ballast", "service", "list"]).try_read();
             list.is_some_and(|list| list.contains(NEWER))
         };
-        Ok(world.nodes().iter().all(has).then_some(()))
+        Ok(testbed.nodes().iter().all(has).then_some(()))
     });
-    let refused =
-        refused + until_done("its removal", &["kubectl", &server, "delete", "service", NEWER, "--ignore-not-found"])?;
+    let refused = refused
+        + until_done("its removal", &["kubectl", &server, "delete", "service", NEWER, "--ignore-not-found"])?;
     kit.remark(format!("{refused} of {} calls of kubectl by the address met the dead server", refused + 2));
     told
 }
 
 /// Gives the agents the folder and both API servers, or takes them away again.
-fn configure(world: &World<'_>, wanted: bool) -> Result<()> {
-    let place = world.place;
-    if world.agents == Agents::Pods {
+fn configure(testbed: &Testbed<'_>, wanted: bool) -> Result<()> {
+    let workdir = testbed.workdir;
+    if testbed.agents == Agents::Pods {
         let hosts =
             format!("apiServer.host=,apiServer.hosts={{{CONTROL_V4},{SECOND_V4}}},manifests={FOLDER}");
         let words: &[&str] = if wanted { &["--set", &hosts] } else { &[] };
-        return deployed::upgrade(&Workspace::find()?, place, words);
+        return deployed::upgrade(&Workspace::find()?, workdir, words);
     }
     if wanted {
-        let mut settings = place.settings();
+        let mut settings = workdir.settings();
         settings.push(format!("BALLAST_MASTER=https://{CONTROL_V4}:6443,https://{SECOND_V4}:6443"));
         settings.push(format!("BALLAST_MANIFESTS={FOLDER}"));
-        place.write(place::SETTINGS, &settings.join("\n"))?;
+        workdir.write(workdir::SETTINGS, &settings.join("\n"))?;
     }
-    world.agents.replace(place)
+    testbed.agents.replace(workdir)
 }
 
 /// Asks the virtual address so often on each node at once: how many requests there were, and how many failed.
-fn asked(place: &Place, times: u32) -> Result<(u32, u32)> {
+fn asked(workdir: &Workdir, times: u32) -> Result<(u32, u32)> {
     let failed = std::sync::atomic::AtomicU32::new(0);
     let script = format!(
         "failed=0; for i in $(seq {times}); do \
          curl -sk -m 5 -o /dev/null https://{CONTROL_VIP}:6443/livez || failed=$((failed + 1)); sleep 0.05; \
          done; echo $failed"
     );
-    let nodes = place.nodes();
+    let nodes = workdir.nodes();
     each(&nodes, |node| {
-        let told = place.node(node).command(&["sh", "-c", &script]).read()?;
+        let told = workdir.node(node).command(&["sh", "-c", &script]).read()?;
         let count: u32 = told.trim().parse().context("no number")?;
         failed.fetch_add(count, std::sync::atomic::Ordering::Relaxed);
         Ok(())

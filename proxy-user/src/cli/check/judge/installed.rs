@@ -59,7 +59,7 @@ fn problems(installed: &Installed) -> Line {
 
 fn sockets(installed: &Installed) -> Line {
     const CHECK: &str = "socket-programs";
-    let is_there = |name: &str| installed.attachments.iter().any(|one| one.hook == name && one.in_force());
+    let is_there = |name: &str| installed.attachments.iter().any(|one| one.hook == name && one.is_attached());
     let missing: Vec<_> = SOCKET_HOOKS.iter().map(|(name, _)| *name).filter(|name| !is_there(name)).collect();
     if missing.is_empty() {
         return Line::pass(CHECK, format!("all {} are attached to the cgroup", SOCKET_HOOKS.len()));
@@ -80,7 +80,7 @@ fn devices(installed: &Installed) -> Line {
             continue;
         };
         let working = seen.entry(ifindex).or_default();
-        if one.in_force() {
+        if one.is_attached() {
             working.push(one.program);
         }
     }

@@ -1,11 +1,11 @@
 //! What the facts mean: a line for each check, a pure function.
 
+mod environment;
 mod installed;
 mod kernel;
 mod line;
 mod network;
 mod others;
-mod place;
 
 use line::some;
 pub use line::{Line, Outcome};
@@ -20,7 +20,7 @@ pub fn judge(facts: &Facts) -> Vec<Line> {
         lines.extend(of_group.into_iter().map(|line| Line { group, ..line }));
     };
     add("kernel", kernel::judge(&facts.kernel));
-    add("node", place::judge(&facts.place, pre));
+    add("node", environment::judge(&facts.environment, pre));
     add("network", network::judge(&facts.network));
     add("other software", others::judge(&facts.others, pre));
     add("api server", vec![others::api(&facts.api)]);

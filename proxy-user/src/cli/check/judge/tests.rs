@@ -11,7 +11,7 @@ use rstest::rstest;
 use super::{Line, Outcome, judge, some};
 use crate::cli::check::facts::{ApiAccess, Device, Facts, Installed, Told};
 use crate::cli::show::AgentState;
-use crate::host::netfilter::old_proxy::OldProxy;
+use crate::host::netfilter::kube_proxy_rules::KubeProxyRules;
 use crate::maps::view::UsageRow;
 use crate::model::DeviceKind;
 use crate::programs::hooks::SOCKET_HOOKS;
@@ -130,8 +130,8 @@ fn told(facts: &mut Facts) -> &mut Told {
     installed(facts).told.as_mut().expect("it answers")
 }
 
-fn rules() -> OldProxy {
-    OldProxy { tables: ["ip kube-proxy".to_owned()].into(), ..OldProxy::default() }
+fn rules() -> KubeProxyRules {
+    KubeProxyRules { tables: ["ip kube-proxy".to_owned()].into(), ..KubeProxyRules::default() }
 }
 
 #[rstest]
@@ -150,19 +150,19 @@ fn rules() -> OldProxy {
 #[case::interpreter("bpf-jit", Warn, "enable is 0", |f: &mut Facts| f.kernel.jit = Some(0))]
 #[case::blinded("bpf-jit", Warn, "harden is 2", |f: &mut Facts| f.kernel.jit_harden = Some(2))]
 #[case::always("bpf-jit", Pass, "always", |f: &mut Facts| f.kernel.jit = None)]
-#[case::part("cgroup2", Warn, "root of the cgroup tree", |f: &mut Facts| f.place.cgroup = Ok((PathBuf::from("/x"), false)))]
+#[case::part("cgroup2", Warn, "root of the cgroup tree", |f: &mut Facts| f.environment.cgroup = Ok((PathBuf::from("/x"), false)))]
 #[case::intended("cgroup2", Pass, "/x", |f: &mut Facts| {
-    f.place.cgroup = Ok((PathBuf::from("/x"), false));
-    f.place.cgroup_is_named = true;
+    f.environment.cgroup = Ok((PathBuf::from("/x"), false));
+    f.environment.cgroup_is_named = true;
 })]
-#[case::none("cgroup2", Fail, "no cgroup2", |f: &mut Facts| f.place.cgroup = Err("no cgroup2 is mounted".to_owned()))]
-#[case::no_bpffs("bpffs", Fail, "pinned", |f: &mut Facts| f.place.has_bpffs = false)]
+#[case::none("cgroup2", Fail, "no cgroup2", |f: &mut Facts| f.environment.cgroup = Err("no cgroup2 is mounted".to_owned()))]
+#[case::no_bpffs("bpffs", Fail, "pinned", |f: &mut Facts| f.environment.has_bpffs = false)]
 #[case::no_bpffs_yet("bpffs", Warn, "no BPF file system", |f: &mut Facts| {
-    f.place.has_bpffs = false;
+    f.environment.has_bpffs = false;
     f.installed = None;
 })]
-#[case::unprivileged("capabilities", Fail, "CAP_BPF", |f: &mut Facts| f.place.missing_capabilities = Ok(vec!["CAP_BPF"]))]
-#[case::no_proc("capabilities", Fail, "cannot be read", |f: &mut Facts| f.place.missing_capabilities = Err("no".to_owned()))]
+#[case::unprivileged("capabilities", Fail, "CAP_BPF", |f: &mut Facts| f.environment.missing_capabilities = Ok(vec!["CAP_BPF"]))]
+#[case::no_proc("capabilities", Fail, "cannot be read", |f: &mut Facts| f.environment.missing_capabilities = Err("no".to_owned()))]
 #[case::no_forwarding("ip-forward", Fail, "net.ipv4.ip_forward is 0", |f: &mut Facts| f.network.forwards4 = Some(false))]
 #[case::no_forwarding6("ip-forward", Warn, "net.ipv6.conf.all.forwarding is 0", |f: &mut Facts| {
     f.network.forwards6 = Some(false);
@@ -214,7 +214,7 @@ fn rules() -> OldProxy {
 #[case::silent("agent", Fail, "refused", |f: &mut Facts| {
     installed(f).agent = AgentState::Silent { address: address(), reason: "refused".to_owned() };
 })]
-#[case::trouble("problems", Warn, "no room", |f: &mut Facts| installed(f).problems = vec!["no room".to_owned()])]
+#[case::failure("problems", Warn, "no room", |f: &mut Facts| installed(f).problems = vec!["no room".to_owned()])]
 #[case::lost("socket-programs", Fail, "1 of 12 are not attached: sock_recvmsg4", |f: &mut Facts| {
     installed(f).attachments.remove(0);
 })]

@@ -17,7 +17,7 @@ use anyhow::{Context as _, Result, anyhow, ensure};
 use k8s_openapi::api::core::v1::Service;
 use serde_json::{Value, json};
 
-use self::probe::{Behind, Found, Place, Target, dial, meant};
+use self::probe::{Behind, Found, Target, VantagePoint, dial, meant};
 use self::services::{Made, Random, external, service, zone};
 use super::NodesCase;
 use crate::kube::control::ControlPlane;
@@ -39,7 +39,7 @@ const AGAIN: usize = 3;
 const REST: Duration = Duration::from_secs(2);
 
 /// What was dialled and from where, and what was found.
-type Table = BTreeMap<(Place, String), Found>;
+type Table = BTreeMap<(VantagePoint, String), Found>;
 
 fn compare() -> Result<()> {
     // SAFETY: it moves this thread alone; everything else of a case happens in namespaces that are named.
@@ -67,7 +67,7 @@ fn compare() -> Result<()> {
     });
     let found = result.with_context(|| ballast.all.iter().map(Node::told).collect::<Vec<_>>().join("\n"))?;
     let (lines, reasons) = found;
-    let all = targets.len() * Place::ALL.len();
+    let all = targets.len() * VantagePoint::ALL.len();
     ensure!(
         lines.is_empty(),
         "seed {seed}: {} of {all} differ:\n{}\nof {}",
@@ -263,16 +263,16 @@ fn serves(nodes: &Nodes, targets: &[Target]) -> Result<()> {
 }
 
 /// From all places at once; each place dials one target after the other.
-fn look(nodes: &mut Nodes, wanted: &[(Place, &Target)]) -> Result<Table> {
-    let run = |place: Place, peer: &mut crate::peer::Peer| {
-        let mine = wanted.iter().filter(|(from, _)| *from == place);
-        mine.map(|(_, target)| Ok(((place, target.what.clone()), dial(peer, place, target)?)))
+fn look(nodes: &mut Nodes, wanted: &[(VantagePoint, &Target)]) -> Result<Table> {
+    let run = |vantage_point: VantagePoint, peer: &mut crate::peer::Peer| {
+        let mine = wanted.iter().filter(|(from, _)| *from == vantage_point);
+        mine.map(|(_, target)| Ok(((vantage_point, target.what.clone()), dial(peer, vantage_point, target)?)))
             .collect::<Result<Vec<_>>>()
     };
     let tables = thread::scope(|scope| {
-        let threads: Vec<_> = Place::peers(nodes)
+        let threads: Vec<_> = VantagePoint::peers(nodes)
             .into_iter()
-            .map(|(place, peer)| scope.spawn(move || run(place, peer)))
+            .map(|(vantage_point, peer)| scope.spawn(move || run(vantage_point, peer)))
             .collect();
         threads
             .into_iter()
@@ -288,8 +288,10 @@ fn differences(
     official: &mut Nodes,
     targets: &[Target],
 ) -> Result<(Vec<String>, BTreeMap<&'static str, usize>)> {
-    let mut wanted: Vec<_> =
-        Place::ALL.into_iter().flat_map(|place| targets.iter().map(move |target| (place, target))).collect();
+    let mut wanted: Vec<_> = VantagePoint::ALL
+        .into_iter()
+        .flat_map(|vantage_point| targets.iter().map(move |target| (vantage_point, target)))
+        .collect();
     let (mut lines, mut reasons) = (Vec::new(), BTreeMap::new());
     for _ in 0..AGAIN {
         let (ours, theirs) = thread::scope(|scope| {
@@ -299,17 +301,18 @@ fn differences(
         });
         let (ours, theirs) = (ours?, theirs?);
         lines.clear();
-        wanted.retain(|(place, target)| {
-            let key = (*place, target.what.clone());
+        wanted.retain(|(vantage_point, target)| {
+            let key = (*vantage_point, target.what.clone());
             let (Some(one), Some(other)) = (ours.get(&key), theirs.get(&key)) else { return false };
             if one == other {
                 return false;
             }
-            if let Some(reason) = meant(*place, target, one, other) {
+            if let Some(reason) = meant(*vantage_point, target, one, other) {
                 *reasons.entry(reason).or_default() += 1;
                 return false;
             }
-            lines.push(format!("{place:?} to {}: Ballast {one:?}, kube-proxy {other:?}", target.what));
+            lines
+                .push(format!("{vantage_point:?} to {}: Ballast {one:?}, kube-proxy {other:?}", target.what));
             true
         });
         if lines.is_empty() {

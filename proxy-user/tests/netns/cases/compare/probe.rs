@@ -14,7 +14,7 @@ const TRIES: usize = 40;
 
 /// Who dials.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Place {
+pub enum VantagePoint {
     Outside,
     Host1,
     Host2,
@@ -23,7 +23,7 @@ pub enum Place {
     Pod22,
 }
 
-impl Place {
+impl VantagePoint {
     pub const ALL: [Self; 6] =
         [Self::Outside, Self::Host1, Self::Host2, Self::Pod12, Self::Pod13, Self::Pod22];
 
@@ -109,19 +109,28 @@ pub struct Found {
 }
 
 /// Why a difference is meant, in the words of `docs/compatibility.md`; `None`: it is not.
-pub fn meant(place: Place, target: &Target, ours: &Found, theirs: &Found) -> Option<&'static str> {
+pub fn meant(
+    vantage_point: VantagePoint,
+    target: &Target,
+    ours: &Found,
+    theirs: &Found,
+) -> Option<&'static str> {
     let no_server = ours.servers.is_empty() && theirs.servers.is_empty();
     let refused = [End::Refused].into();
-    if place.is_host() && no_server && ours.ends == refused {
+    if vantage_point.is_host() && no_server && ours.ends == refused {
         let is_refusal = |end: &End| matches!(end, End::Refused | End::Dropped);
         return theirs.ends.iter().all(is_refusal).then_some("a process of the node is refused at once");
     }
     let serves_more =
         ours.ends.is_empty() && theirs.servers.keys().all(|server| ours.servers.contains_key(server));
-    if serves_more && place.is_pod() && target.is_node_port && !theirs.ends.is_empty() {
+    if serves_more && vantage_point.is_pod() && target.is_node_port && !theirs.ends.is_empty() {
         return Some("endpoints elsewhere answer through the node that was dialled");
     }
-    if serves_more && place.is_pod() && target.service.has_nameless && theirs.ends == [End::Dropped].into() {
+    if serves_more
+        && vantage_point.is_pod()
+        && target.service.has_nameless
+        && theirs.ends == [End::Dropped].into()
+    {
         return Some("a pod reaches itself although the slice does not name its node");
     }
     if no_server && target.service.is_foreign {
@@ -130,17 +139,20 @@ pub fn meant(place: Place, target: &Target, ours: &Found, theirs: &Found) -> Opt
     if ours.ends != theirs.ends || !ours.servers.keys().eq(theirs.servers.keys()) {
         return None;
     }
-    let (own, dialled) = (place.name().to_owned(), target.dialled_node());
+    let (own, orig_dst) = (vantage_point.name().to_owned(), target.dialled_node());
     let all = |wanted: fn(&Both<'_>) -> bool| {
         let pairs = ours.servers.values().zip(theirs.servers.values());
-        pairs.map(|(one, other)| Both { one, other, own: &own, dialled: &dialled }).all(|both| wanted(&both))
+        pairs
+            .map(|(one, other)| Both { one, other, own: &own, orig_dst: &orig_dst })
+            .all(|both| wanted(&both))
     };
     if all(|both| both.same() || both.one.iter().eq([both.own])) {
         return Some("endpoints see the client where the reply returns through this node");
     }
-    let is_elsewhere = place.is_pod() && target.is_node_port && target.service.has_nameless;
-    let is_dialled =
-        |both: &Both<'_>| both.same() || both.one.iter().eq([both.own]) || both.one.iter().eq([both.dialled]);
+    let is_elsewhere = vantage_point.is_pod() && target.is_node_port && target.service.has_nameless;
+    let is_dialled = |both: &Both<'_>| {
+        both.same() || both.one.iter().eq([both.own]) || both.one.iter().eq([both.orig_dst])
+    };
     (is_elsewhere && all(is_dialled))
         .then_some("an endpoint that does not name its node counts as one elsewhere")
 }
@@ -150,7 +162,7 @@ struct Both<'a> {
     one: &'a BTreeSet<String>,
     other: &'a BTreeSet<String>,
     own: &'a String,
-    dialled: &'a String,
+    orig_dst: &'a String,
 }
 
 impl Both<'_> {
@@ -160,7 +172,7 @@ impl Both<'_> {
 }
 
 /// Dials a target from one place.
-pub fn dial(peer: &Peer, place: Place, target: &Target) -> Result<Found> {
+pub fn dial(peer: &Peer, vantage_point: VantagePoint, target: &Target) -> Result<Found> {
     let attempt = Attempt::new(target.kind, target.to).in_vain();
     let mut found = Found::default();
     for _ in 0..TRIES {
@@ -170,7 +182,7 @@ pub fn dial(peer: &Peer, place: Place, target: &Target) -> Result<Found> {
                 found.servers.entry("an endpoint".to_owned()).or_default();
             }
             Ok(seen) => {
-                let client = whom(seen.client.ip().to_canonical(), seen.local.ip(), place);
+                let client = whom(seen.client.ip().to_canonical(), seen.local.ip(), vantage_point);
                 found.servers.entry(seen.server).or_default().insert(client);
             }
             Err(failure) => {
@@ -189,14 +201,14 @@ pub fn dial(peer: &Peer, place: Place, target: &Target) -> Result<Found> {
 }
 
 /// Whom the endpoint saw, in words.
-fn whom(client: IpAddr, local: IpAddr, place: Place) -> String {
+fn whom(client: IpAddr, local: IpAddr, vantage_point: VantagePoint) -> String {
     let is_own = |node: u8| {
         let of = |family| [node_ip(family, node), pod_ip(family, node, 1), link_ip(family, 31, node.into())];
         Family::BOTH.into_iter().flat_map(of).any(|ip| ip == client)
     };
     match (1..=3).find(|node| is_own(*node)) {
         Some(node) => format!("node {node}"),
-        None if client == local => place.name().to_owned(),
+        None if client == local => vantage_point.name().to_owned(),
         None => client.to_string(),
     }
 }

@@ -68,7 +68,7 @@ fn transfer(nodes: &Nodes, family: Family) -> Result<()> {
 /// Segments go uncut through such devices; then they are cut before the first node, as by a card without offloads.
 pub fn both_ways(nodes: &mut Nodes) -> Result<()> {
     for family in Family::BOTH {
-        let to = super::dialled(family, Kind::Tcp)[0];
+        let to = super::orig_dst(family, Kind::Tcp)[0];
         is_direct(nodes, Kind::Tcp, to)?;
         transfer(nodes, family).with_context(|| format!("{family:?}"))?;
     }

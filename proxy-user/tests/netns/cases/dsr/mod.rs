@@ -15,7 +15,7 @@ use serde_json::Value;
 
 use self::objects::{NODE_PORTS, PORTS, Wish, text, vip};
 use super::NodesCase;
-use crate::lab::{SOON, eventually};
+use crate::fixture::{SOON, eventually};
 use crate::manifest::Family;
 use crate::nodes::{Node, Nodes, link_ip, node_ip, pod_ip};
 use crate::peer::{Attempt, Kind, Load, Seen};
@@ -72,7 +72,7 @@ fn lead(nodes: &Nodes, node: u8) -> Result<()> {
 }
 
 /// What clients dial, by family and kind: the Service's own address, and the node port.
-fn dialled(family: Family, kind: Kind) -> [SocketAddr; 2] {
+fn orig_dst(family: Family, kind: Kind) -> [SocketAddr; 2] {
     let at = usize::from(!kind.is_tcp());
     [(vip(family), PORTS[at]).into(), (node_ip(family, 1), NODE_PORTS[at]).into()]
 }
@@ -115,13 +115,13 @@ fn direct(nodes: &mut Nodes) -> Result<()> {
 /// Whether clients are answered directly at the Service's own addresses, and at the node ports of these families: at an address
 /// that no Node names, no other node knows them as such.
 fn answers(nodes: &Nodes, node_ports: &[Family]) -> Result<()> {
-    let dialled = |family, kind| {
-        let [own, node_port] = dialled(family, kind);
+    let orig_dst = |family, kind| {
+        let [own, node_port] = orig_dst(family, kind);
         [Some(own), node_ports.contains(&family).then_some(node_port)].into_iter().flatten()
     };
     for family in Family::BOTH {
         for kind in [Kind::Tcp, Kind::Udp, Kind::Datagram] {
-            for to in dialled(family, kind) {
+            for to in orig_dst(family, kind) {
                 is_direct(nodes, kind, to)?;
             }
         }
@@ -129,7 +129,7 @@ fn answers(nodes: &Nodes, node_ports: &[Family]) -> Result<()> {
     let before = replies(nodes)?;
     for family in Family::BOTH {
         for kind in [Kind::Tcp, Kind::Udp, Kind::Datagram] {
-            for to in dialled(family, kind) {
+            for to in orig_dst(family, kind) {
                 for _ in 0..8 {
                     let seen = nodes.outside.reach(Attempt::new(kind, to))?;
                     let own = (link_ip(family, 30, 100), seen.local.port()).into();
@@ -155,9 +155,9 @@ fn answers(nodes: &Nodes, node_ports: &[Family]) -> Result<()> {
 
 fn hybrid(nodes: &mut Nodes) -> Result<()> {
     for family in Family::BOTH {
-        let [to, _] = dialled(family, Kind::Tcp);
+        let [to, _] = orig_dst(family, Kind::Tcp);
         is_direct(nodes, Kind::Tcp, to)?;
-        let [to, _] = dialled(family, Kind::Udp);
+        let [to, _] = orig_dst(family, Kind::Udp);
         let seen = exchange(nodes, Kind::Udp, to)?;
         ensure!(seen.client.ip() == node_ip(family, 1), "{to}: the endpoint sees {}", seen.client);
     }
@@ -167,7 +167,7 @@ fn hybrid(nodes: &mut Nodes) -> Result<()> {
 fn fallback(nodes: &mut Nodes) -> Result<()> {
     for family in Family::BOTH {
         for kind in [Kind::Tcp, Kind::Udp] {
-            let [to, _] = dialled(family, kind);
+            let [to, _] = orig_dst(family, kind);
             let seen = exchange(nodes, kind, to)?;
             ensure!(seen.client.ip() == node_ip(family, 1), "{to}: the endpoint sees {}", seen.client);
         }
@@ -180,7 +180,7 @@ fn live(nodes: &mut Nodes) -> Result<()> {
     let mut loads = Vec::new();
     for family in Family::BOTH {
         for kind in [Kind::Tcp, Kind::Udp] {
-            let [to, _] = dialled(family, kind);
+            let [to, _] = orig_dst(family, kind);
             is_direct(nodes, kind, to)?;
             let load = |is_one_socket| Load { attempt: Attempt::new(kind, to), is_one_socket, pause: 10 };
             loads.extend([load(true), load(false)]);

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 
-use super::{change, dialled, is_direct, lead};
+use super::{change, is_direct, lead, orig_dst};
 use crate::manifest::Family;
 use crate::nodes::Nodes;
 use crate::peer::Kind;
@@ -75,7 +75,7 @@ pub fn on_to_a_third_node(nodes: &mut Nodes) -> Result<()> {
     lead(nodes, 2)?;
     let mut kept = Vec::new();
     for family in Family::BOTH {
-        let to = dialled(family, Kind::Udp)[0];
+        let to = orig_dst(family, Kind::Udp)[0];
         is_direct(nodes, Kind::Udp, to)?;
         let sockets =
             nodes.clients[0].inside(|| (0..SOCKETS).map(|_| open(to)).collect::<Result<Vec<_>>>())?;

@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use anyhow::Result;
 
-use super::rule::{Mode, PLACES, POLICIES, Place, Who, expected, node_port};
+use super::rule::{Location, Mode, PLACES, POLICIES, Who, expected, node_port};
 use crate::manifest::Family;
 use crate::nodes::node_ip;
 use crate::peer::{Attempt, Kind, Peer};
@@ -34,7 +34,7 @@ pub fn observe(peer: &Peer, attempt: Attempt, attempts: usize) -> Result<BTreeSe
 
 /// A cell that was looked at: who, policy, place, and whether by TCP, in which family, what it should be and what it is.
 pub struct Cell {
-    pub at: (Who, usize, Place),
+    pub at: (Who, usize, Location),
     pub what: String,
     pub seen: String,
     pub is_right: bool,
@@ -44,25 +44,25 @@ pub struct Cell {
 pub fn cells(mode: Mode, who: Who, peer: &Peer) -> Result<Vec<Cell>> {
     let mut cells = Vec::new();
     for policy in 0..POLICIES.len() {
-        for place in PLACES {
-            if matches!(place, Place::Itself(other) if other != who) {
+        for location in PLACES {
+            if matches!(location, Location::Itself(other) if other != who) {
                 continue;
             }
             for family in Family::BOTH {
                 for kind in [Kind::Tcp, Kind::Datagram] {
-                    let to: SocketAddr = (who.dials(family), node_port(policy, place, kind)).into();
-                    let expected: BTreeSet<_> = expected(mode, who, policy, place, family)
+                    let to: SocketAddr = (who.dials(family), node_port(policy, location, kind)).into();
+                    let expected: BTreeSet<_> = expected(mode, who, policy, location, family)
                         .into_iter()
                         .map(|(server, ip)| (server, Some(ip)))
                         .collect();
                     let patience = if expected.is_empty() { 1 } else { 5 };
-                    let attempts = if place == Place::Both { 20 } else { 2 };
+                    let attempts = if location == Location::Both { 20 } else { 2 };
                     let attempt = Attempt { patience, ..Attempt::new(kind, to) };
                     let seen = observe(peer, attempt, attempts)?;
                     let is_right = seen == expected;
                     let protocol = if kind.is_tcp() { "TCP" } else { "UDP" };
                     let what = format!("{protocol}, {family:?}: {seen:?}, not {expected:?}");
-                    cells.push(Cell { at: (who, policy, place), what, seen: words(&seen, who), is_right });
+                    cells.push(Cell { at: (who, policy, location), what, seen: words(&seen, who), is_right });
                 }
             }
         }
@@ -97,12 +97,13 @@ pub fn words(seen: &BTreeSet<(String, Option<IpAddr>)>, who: Who) -> String {
 
 /// As markdown: a row for each client, a column for each policy and place.
 pub fn table(mode: Mode, cells: &[Cell]) -> String {
-    let places = [Place::Near, Place::Far, Place::Both, Place::Node, Place::Itself(Who::LocalPod)];
+    let places =
+        [Location::Near, Location::Far, Location::Both, Location::Node, Location::Itself(Who::LocalPod)];
     let mut text = format!("\n{mode:?}: which address the endpoint sees\n\n| client |");
     let mut line = "|---|".to_owned();
     for policy in POLICIES {
-        for place in places {
-            let _ = write!(text, " {policy}: {} |", place.label());
+        for location in places {
+            let _ = write!(text, " {policy}: {} |", location.label());
             line.push_str("---|");
         }
     }
@@ -110,10 +111,10 @@ pub fn table(mode: Mode, cells: &[Cell]) -> String {
     for who in Who::ALL {
         let _ = write!(text, "| {} |", who.label());
         for policy in 0..POLICIES.len() {
-            for place in places {
+            for location in places {
                 let here = cells.iter().filter(|cell| {
                     let (of, in_policy, at) = cell.at;
-                    of == who && in_policy == policy && at.label() == place.label()
+                    of == who && in_policy == policy && at.label() == location.label()
                 });
                 let mut seen: BTreeMap<&str, usize> = BTreeMap::new();
                 here.for_each(|cell| *seen.entry(&cell.seen).or_default() += 1);

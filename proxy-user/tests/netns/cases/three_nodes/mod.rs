@@ -2,7 +2,7 @@
 //! which endpoints, what the endpoint sees, and whether the answer comes from what was dialled.
 //!
 //! `rule.rs` states the rule; `look.rs` looks, and prints what was seen as the table of `docs/datapath.md`. A new kind
-//! of client is a variant of [`Who`], a new place of the endpoint one of [`Place`], a new mode a case here.
+//! of client is a variant of [`Who`], a new place of the endpoint one of [`Location`], a new mode a case here.
 
 mod look;
 pub mod objects;
@@ -14,9 +14,9 @@ use anyhow::{Context as _, Result, ensure};
 
 use self::look::{cells, table};
 use self::objects::{CLUSTER, node_object, objects, text};
-use self::rule::{Mode, POLICIES, Place, Who, node_port};
+use self::rule::{Location, Mode, POLICIES, Who, node_port};
 use super::NodesCase;
-use crate::lab::{SOON, eventually};
+use crate::fixture::{SOON, eventually};
 use crate::manifest::{Family, cluster_ip};
 use crate::nodes::{BRIDGE, Node, Nodes, PREFIX, node_ip};
 use crate::peer::{Attempt, Kind};
@@ -65,7 +65,7 @@ fn one_port() -> Result<()> {
     nodes.begin(&[])?;
     let client = &nodes.all[1].host;
     for (family, port) in Family::BOTH.into_iter().zip([40_000, 40_001]) {
-        let remote = (node_ip(family, 1), node_port(0, Place::Near, Kind::Datagram)).into();
+        let remote = (node_ip(family, 1), node_port(0, Location::Near, Kind::Datagram)).into();
         let cluster = (cluster_ip(family, CLUSTER), 53).into();
         let id = u32::from(port);
         let attempt = Attempt { patience: 5, ..Attempt::new(Kind::Datagram, remote).at_port(port) };
@@ -95,7 +95,7 @@ fn matrix(mode: Mode) -> Result<()> {
 fn look(mode: Mode, nodes: &mut Nodes) -> Result<()> {
     for family in Family::BOTH {
         for policy in 0..POLICIES.len() {
-            let to = (node_ip(family, 1), node_port(policy, Place::Near, Kind::Tcp)).into();
+            let to = (node_ip(family, 1), node_port(policy, Location::Near, Kind::Tcp)).into();
             eventually(SOON, || nodes.all[0].host.reach(Attempt::new(Kind::Tcp, to)))?;
         }
     }
@@ -114,8 +114,8 @@ fn look(mode: Mode, nodes: &mut Nodes) -> Result<()> {
     let cells = cells?;
     let _ = writeln!(std::io::stdout(), "{}", table(mode, &cells));
     let wrong = cells.iter().filter(|cell| !cell.is_right).map(|cell| {
-        let (who, policy, place) = cell.at;
-        format!("{}, {}, {}: {}", who.label(), POLICIES[policy], place.label(), cell.what)
+        let (who, policy, location) = cell.at;
+        format!("{}, {}, {}: {}", who.label(), POLICIES[policy], location.label(), cell.what)
     });
     let wrong: Vec<_> = wrong.collect();
     ensure!(wrong.is_empty(), "{} of {} cells:\n{}", wrong.len(), cells.len(), wrong.join("\n"));

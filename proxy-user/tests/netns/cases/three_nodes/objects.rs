@@ -17,11 +17,11 @@ pub const CLUSTER: u8 = 100;
 pub fn objects() -> Vec<Value> {
     let mut objects = Vec::new();
     for (at, policy) in POLICIES.into_iter().enumerate() {
-        for (index, place) in PLACES.into_iter().enumerate() {
+        for (index, location) in PLACES.into_iter().enumerate() {
             let name = format!("{}-{index}", policy.to_lowercase());
             let ips =
                 Family::BOTH.map(|family| cluster_ip(family, CLUSTER + (at * PLACES.len() + index) as u8));
-            let [tcp, udp] = [Kind::Tcp, Kind::Udp].map(|kind| node_port(at, place, kind));
+            let [tcp, udp] = [Kind::Tcp, Kind::Udp].map(|kind| node_port(at, location, kind));
             objects.push(json!({
                 "apiVersion": "v1",
                 "kind": "Service",
@@ -40,7 +40,7 @@ pub fn objects() -> Vec<Value> {
             }));
             for (family, label) in Family::BOTH.into_iter().zip(["IPv4", "IPv6"]) {
                 let endpoint = |(ip, node, _): (IpAddr, Option<&str>, &str)| json!({"addresses": [ip], "conditions": {"ready": true}, "nodeName": node});
-                let endpoints: Vec<_> = place.endpoints(family).into_iter().map(endpoint).collect();
+                let endpoints: Vec<_> = location.endpoints(family).into_iter().map(endpoint).collect();
                 objects.push(json!({
                     "apiVersion": "discovery.k8s.io/v1",
                     "kind": "EndpointSlice",

@@ -83,7 +83,7 @@ impl Who {
 
 /// Where the endpoint is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Place {
+pub enum Location {
     /// A pod of node 1.
     Near,
     /// A pod of node 3.
@@ -97,18 +97,18 @@ pub enum Place {
 }
 
 pub const POLICIES: [&str; 2] = ["Cluster", "Local"];
-pub const PLACES: [Place; 8] = [
-    Place::Near,
-    Place::Far,
-    Place::Both,
-    Place::Node,
-    Place::Itself(Who::LocalPod),
-    Place::Itself(Who::OtherPod),
-    Place::Itself(Who::MasqueradedPod),
-    Place::Itself(Who::TunnelPod),
+pub const PLACES: [Location; 8] = [
+    Location::Near,
+    Location::Far,
+    Location::Both,
+    Location::Node,
+    Location::Itself(Who::LocalPod),
+    Location::Itself(Who::OtherPod),
+    Location::Itself(Who::MasqueradedPod),
+    Location::Itself(Who::TunnelPod),
 ];
 
-impl Place {
+impl Location {
     /// Address, node if the slice tells it, and the server's name.
     pub fn endpoints(self, family: Family) -> Vec<(IpAddr, Option<&'static str>, &'static str)> {
         let near = (pod_ip(family, 1, 2), Some("node1"), "1/2");
@@ -137,9 +137,9 @@ impl Place {
 }
 
 /// The node port of a Service: UDP's is one more.
-pub fn node_port(policy: usize, place: Place, kind: Kind) -> u16 {
-    let place = PLACES.iter().position(|one| *one == place).unwrap_or_default();
-    31_000 + (policy * PLACES.len() + place) as u16 * 2 + u16::from(!kind.is_tcp())
+pub fn node_port(policy: usize, location: Location, kind: Kind) -> u16 {
+    let location = PLACES.iter().position(|one| *one == location).unwrap_or_default();
+    31_000 + (policy * PLACES.len() + location) as u16 * 2 + u16::from(!kind.is_tcp())
 }
 
 /// What a client is to see: the servers, and the addresses that these see of it. None: silence.
@@ -147,7 +147,7 @@ pub type Outcome = BTreeSet<(String, IpAddr)>;
 
 /// The rule, from kube-proxy's contract but for two things: a client's address is kept wherever the reply surely
 /// comes back through this node, and pods that no detector knows are known by their devices.
-pub fn expected(mode: Mode, who: Who, policy: usize, place: Place, family: Family) -> Outcome {
+pub fn expected(mode: Mode, who: Who, policy: usize, location: Location, family: Family) -> Outcome {
     let is_inside = match who {
         Who::HostProcess | Who::LocalPod => true,
         // By their addresses pods of every node are the cluster's.
@@ -155,11 +155,11 @@ pub fn expected(mode: Mode, who: Who, policy: usize, place: Place, family: Famil
         Who::MasqueradedPod | Who::Outside | Who::SecondNic | Who::Vlan => false,
     };
     let by_uplink = !matches!(who, Who::LocalPod | Who::HostProcess);
-    let endpoints = place.endpoints(family).into_iter().filter_map(|(ip, node, server)| {
+    let endpoints = location.endpoints(family).into_iter().filter_map(|(ip, node, server)| {
         // A policy goes by what the slice tells, the way back by where the endpoint is.
         let is_left_out = POLICIES[policy] == "Local" && !is_inside && node != Some("node1");
         let is_here = node == Some("node1") || ip == node_ip(family, 1);
-        let is_itself = place == Place::Itself(who);
+        let is_itself = location == Location::Itself(who);
         let source = match who {
             // A socket's source is the kernel's choice.
             Who::HostProcess if ip == pod_ip(family, 1, 2) || ip == pod_ip(family, 1, 3) => {

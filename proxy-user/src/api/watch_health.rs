@@ -1,0 +1,121 @@
+//! One warning for each outage, whatever the number of watches that notice it.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use kube::runtime::watcher::Error;
+use tracing::{debug, info, warn};
+
+use crate::model::problem::chain;
+
+/// How long a refusal must last to be worth a warning: an API server that has just started refuses all until it has
+/// read its roles. The pauses between two attempts grow, so what is refused for good is warned of after 5 to 20 s.
+const LASTING: Duration = Duration::from_secs(5);
+
+/// What went wrong, as far as it matters what to do about it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WatchErrorKind {
+    /// The server has forgotten how far we were: everything is listed again.
+    Expired,
+    /// We are not allowed to.
+    Forbidden,
+    /// The server does not know such objects.
+    Missing,
+    /// The connection broke. It is made again at once; only if that fails is the server away.
+    Interrupted,
+    /// The server does not answer, or not with what we asked for.
+    Away,
+}
+
+impl WatchErrorKind {
+    /// What an error means.
+    pub fn of(error: &Error) -> Self {
+        let code = match error {
+            Error::WatchError(status)
+            | Error::InitialListFailed(kube::Error::Api(status))
+            | Error::WatchStartFailed(kube::Error::Api(status))
+            | Error::WatchFailed(kube::Error::Api(status)) => status.code,
+            _ => 0,
+        };
+        match (code, error) {
+            (410, _) => Self::Expired,
+            (401 | 403, _) => Self::Forbidden,
+            (404, _) => Self::Missing,
+            (_, Error::WatchError(_) | Error::WatchFailed(_)) => Self::Interrupted,
+            _ => Self::Away,
+        }
+    }
+}
+
+/// Whether the API server is away, and what has been said about it.
+#[derive(Debug, Default)]
+pub struct WatchHealth {
+    away: bool,
+    refusals: BTreeMap<&'static str, Refusal>,
+}
+
+/// Every attempt at a resource since then was refused.
+#[derive(Debug)]
+struct Refusal {
+    since: Instant,
+    is_told: bool,
+}
+
+impl Refusal {
+    /// One more, at `now`. Returns whether that makes it one that lasts.
+    fn again(&mut self, now: Instant) -> bool {
+        let lasts = now.saturating_duration_since(self.since) >= LASTING;
+        lasts && !std::mem::replace(&mut self.is_told, true)
+    }
+}
+
+impl WatchHealth {
+    /// A watch of `resource` failed at `now`. Returns whether that was worth a warning.
+    pub fn failed(&mut self, resource: &'static str, error: &Error, now: Instant) -> bool {
+        let kind_of_error = WatchErrorKind::of(error);
+        let is_new = match kind_of_error {
+            WatchErrorKind::Expired | WatchErrorKind::Interrupted => false,
+            WatchErrorKind::Forbidden | WatchErrorKind::Missing => {
+                let first = Refusal { since: now, is_told: false };
+                self.refusals.entry(resource).or_insert(first).again(now)
+            }
+            WatchErrorKind::Away => !std::mem::replace(&mut self.away, true),
+        };
+        let error = chain(error);
+        match kind_of_error {
+            _ if !is_new => debug!(resource, error, "a watch failed; it begins again"),
+            WatchErrorKind::Forbidden => warn!(
+                resource,
+                error, "the API server refuses us; our account needs `list` and `watch` on this resource"
+            ),
+            WatchErrorKind::Missing => {
+                warn!(resource, error, "the API server has no such objects; we go on without them");
+            }
+            _ => warn!(
+                resource,
+                error, "the API server does not answer; what is programmed stays, and we keep trying"
+            ),
+        }
+        is_new
+    }
+
+    /// Something arrived from a watch of `resource`, or nothing has failed for long.
+    pub fn is_over(&mut self, resource: Option<&'static str>) {
+        if std::mem::take(&mut self.away) {
+            info!("the API server answers again");
+        }
+        if let Some(resource) = resource
+            && self.refusals.remove(resource).is_some_and(|refusal| refusal.is_told)
+        {
+            info!(resource, "the API server lets us watch again");
+        }
+    }
+
+    /// Whether the server is thought to be away.
+    pub const fn is_away(&self) -> bool {
+        self.away
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,108 @@
+//! Exports telemetry (`--otlp-endpoint`): starts what sends, and takes events out of the ring of the programs.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant, SystemTime};
+
+use tokio::sync::watch;
+use tokio::task::spawn_blocking;
+
+use crate::cli::monitor::{Line, MonitorContext, Names};
+use crate::config::RunConfig;
+use crate::config::otlp::Telemetry;
+use crate::maps::view::{Listener, View, ViewError};
+use crate::otlp::record::LogRecord;
+use crate::otlp::{Exporter, Loss, Queue, Running};
+use crate::sync::Status;
+
+/// How often the ring is looked at: an event wakes no reader.
+const LOOK: Duration = Duration::from_millis(20);
+/// Events of one look that become records; more of them are counted and forgotten. 3,200 a second: names of devices and
+/// processes are looked up for each.
+const TAKEN: usize = 64;
+/// Before maps that cannot be read are tried again.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Starts what sends. An exporter that cannot work is an error in the log, and no reason not to serve traffic.
+pub async fn start(exporter: Option<Exporter>, config: &RunConfig) -> Option<Running> {
+    let (exporter, settings) = exporter.zip(config.otlp.as_ref())?;
+    let target = settings.otlp_endpoint.clone();
+    tracing::info!(
+        endpoint = %target.endpoint,
+        signals = ?settings.otlp_signals,
+        "exporting telemetry by OTLP/HTTP with JSON"
+    );
+    match exporter.start(target, settings.resource(&config.node_name)).await {
+        Ok(running) => Some(running),
+        Err(error) => {
+            tracing::error!(%error, "no telemetry is exported");
+            None
+        }
+    }
+}
+
+/// Exports events until the agent ends, if that is asked for. The programs write them only while a listener is registered.
+pub async fn events(queue: Queue<LogRecord>, config: Arc<RunConfig>, mut status: watch::Receiver<Status>) {
+    let Some(settings) = config.otlp.as_ref().filter(|settings| settings.has(Telemetry::Events)) else {
+        return;
+    };
+    if status.wait_for(|status| status.synced).await.is_err() {
+        return;
+    }
+    let (sample, mut is_told) = (settings.otlp_sample, false);
+    loop {
+        // Set when this task is dropped, which a thread does not notice by itself.
+        let ending = Ending::default();
+        let noted = Arc::clone(&ending.0);
+        let (queue, bpffs) = (queue.clone(), config.bpffs.clone());
+        match spawn_blocking(move || follow(&queue, &bpffs, sample, &noted)).await {
+            Ok(Err(error)) if !std::mem::replace(&mut is_told, true) => {
+                tracing::warn!(%error, "events are not exported; trying again");
+            }
+            Ok(Err(_)) => {}
+            Ok(Ok(())) | Err(_) => return,
+        }
+        tokio::time::sleep(PATIENCE).await;
+    }
+}
+
+#[derive(Default)]
+struct Ending(Arc<AtomicBool>);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Takes events until it is told to end. What cannot be taken is counted.
+fn follow(queue: &Queue<LogRecord>, bpffs: &Path, sample: u32, ending: &AtomicBool) -> Result<(), ViewError> {
+    let view = View::open(bpffs)?;
+    let mut names = Names::read(&view)?;
+    let mut listener = view.listen(sample)?;
+    let (mut renewed, mut lost) = (Instant::now(), 0);
+    while !ending.load(Ordering::Relaxed) {
+        if renewed.elapsed() >= Listener::RENEWAL {
+            listener.renew()?;
+            renewed = Instant::now();
+        }
+        // The clock may be set meanwhile.
+        let (world, now) = (MonitorContext::now(), SystemTime::now());
+        let mut taken = 0;
+        while let Some(event) = listener.next_event() {
+            taken += 1;
+            if taken <= TAKEN {
+                names.learn(&view, event.service)?;
+                queue.push(Line::new(&event, &names.snapshot, &world).record(now));
+            }
+        }
+        let left_out = taken.saturating_sub(TAKEN) as u64 + listener.lost().saturating_sub(lost);
+        lost = listener.lost();
+        if left_out > 0 {
+            queue.lose(Loss::TooMany, left_out);
+        }
+        std::thread::sleep(LOOK);
+    }
+    Ok(())
+}

@@ -1,0 +1,119 @@
+//! `ballast cleanup` where kube-proxy's rules are: the connections of the packet path go on by netfilter's conntrack.
+
+use std::fmt::Write as _;
+use std::io;
+use std::path::PathBuf;
+
+use proxy_common::PROTO_TCP;
+
+use crate::host::netfilter::export_conntrack::{Connection, Conntrack, Stage, Standstill};
+use crate::host::netfilter::kube_proxy_rules::KubeProxyRules;
+use crate::maps::view::{FlowRow, FlowState, Transport, View, ViewError};
+use crate::programs::Witness;
+
+/// Why connections are not handed over.
+#[derive(Debug, thiserror::Error)]
+enum HandoverError {
+    #[error(transparent)]
+    View(#[from] ViewError),
+    #[error("netfilter: {0}")]
+    Netfilter(#[from] io::Error),
+}
+
+/// Hands connections over when the programs go.
+#[derive(Debug)]
+pub struct ConntrackExport {
+    bpffs: PathBuf,
+    has_successor: bool,
+    standstill: Option<Standstill>,
+    /// What became of them, in words; empty where nothing was to be done.
+    said: String,
+}
+
+impl ConntrackExport {
+    /// Of the maps on this bpffs.
+    pub fn new(bpffs: PathBuf) -> Self {
+        Self { bpffs, has_successor: false, standstill: None, said: String::new() }
+    }
+
+    /// What was done, in words.
+    pub fn report(self) -> String {
+        self.said
+    }
+
+    /// Where kube-proxy translates again: stops connections that conntrack does not know, and has it forget what it knows.
+    fn begin(&mut self) -> Result<(), HandoverError> {
+        if !self.has_successor {
+            return Ok(());
+        }
+        // First the standstill: what conntrack forgets it must not learn again.
+        self.standstill = Some(Standstill::begin()?);
+        let mut conntrack = Conntrack::open()?;
+        for connection in self.connections()? {
+            conntrack.forget(&connection)?;
+        }
+        Ok(())
+    }
+
+    fn end(&mut self) -> Result<(), HandoverError> {
+        let Some(standstill) = self.standstill.take() else { return Ok(()) };
+        let mut conntrack = Conntrack::open()?;
+        let (mut adopted, mut failures) = (0usize, Vec::new());
+        for connection in self.connections()? {
+            match conntrack.forget(&connection).and_then(|()| conntrack.adopt(&connection)) {
+                Ok(()) => adopted += 1,
+                Err(error) => failures.push(error),
+            }
+        }
+        drop(standstill);
+        self.said = format!("{adopted} connections of the packet path go on by netfilter's conntrack\n");
+        if let Some(first) = failures.first() {
+            let _ = writeln!(self.said, "{} do not: {first}", failures.len());
+        }
+        Ok(())
+    }
+
+    fn connections(&self) -> Result<Vec<Connection>, ViewError> {
+        Ok(View::open(&self.bpffs)?.flows()?.iter().filter_map(connection).collect())
+    }
+
+    /// What cannot be handed over breaks; that is no reason not to go.
+    fn note(&mut self, result: Result<(), HandoverError>) {
+        if let Err(error) = result {
+            self.standstill = None;
+            self.said = format!("connections of the packet path are not handed over: {error}\n");
+        }
+    }
+}
+
+impl Witness for ConntrackExport {
+    fn has_successor(&mut self) -> bool {
+        match KubeProxyRules::look() {
+            Ok(proxy) => self.has_successor = proxy.translates_by_conntrack(),
+            Err(error) => self.note(Err(error.into())),
+        }
+        self.has_successor
+    }
+
+    fn before(&mut self) {
+        let result = self.begin();
+        self.note(result);
+    }
+
+    fn after(&mut self) {
+        let result = self.end();
+        self.note(result);
+    }
+}
+
+/// A connection that is worth keeping.
+fn connection(row: &FlowRow) -> Option<Connection> {
+    let stage = match row.state {
+        FlowState::Unreplied | FlowState::HalfOpen => Stage::Opening,
+        FlowState::Established => Stage::Established,
+        FlowState::Closing => Stage::Closing,
+        FlowState::Closed | FlowState::Expired => return None,
+    };
+    let FlowRow { client, frontend, backend, source, .. } = *row;
+    (row.protocol == Transport(PROTO_TCP)).then_some(Connection { client, frontend, backend, source, stage })
+}

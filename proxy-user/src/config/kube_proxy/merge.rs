@@ -1,0 +1,289 @@
+//! What file and flags of kube-proxy mean for the agent.
+//!
+//! With a file, all flags that kube-proxy has are ignored, as kube-proxy does, but those for the log,
+//! `--hostname-override` and `--master`. Flags that only Ballast has are always in effect.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use proxy_common::select::Algorithm;
+use serde::Serialize;
+
+use super::file::{self, FileError};
+use super::values::Values;
+use crate::config::options::{Options, SYNC_PERIOD};
+use crate::config::value::{
+    AlgorithmName, DetectLocalMode, Listen, LogFormat, LogLevel, NodePortAddress, ProxyMode,
+};
+use crate::model::settings::Conntrack;
+use crate::model::spread;
+
+/// The shortest period of full comparisons.
+pub const SHORTEST_PERIOD: Duration = Duration::from_secs(1);
+/// kube-proxy's `conntrack.maxPerCore`, where only `conntrack.min` is given.
+const MAX_PER_CORE: u32 = 32 * 1024;
+/// The feature that lets Services have external addresses.
+const EXTERNAL_IPS: &str = "AllowServiceExternalIPs";
+
+/// Settings that only kube-proxy's file and flags tell.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Overlay {
+    /// The file.
+    pub config_file: Option<PathBuf>,
+    /// A server whose address is taken ends the agent.
+    pub bind_address_hard_fail: bool,
+    /// What the kernel is told of whom to kill first.
+    pub oom_score_adj: Option<i32>,
+    /// Settings of the node's netfilter.
+    pub conntrack: Conntrack,
+    /// External addresses of Services are passed over.
+    pub no_external_ips: bool,
+    /// Lines for the log: what was given and is ignored.
+    #[serde(skip)]
+    pub notes: Vec<String>,
+    /// Everything that was given.
+    #[serde(skip)]
+    pub values: Values,
+    /// The text of the file.
+    #[serde(skip)]
+    pub text: String,
+}
+
+/// Reads the file that `options` name, and puts what it and the flags of kube-proxy say into `options`.
+pub fn apply(options: &mut Options) -> Result<Overlay, FileError> {
+    let mut merge = Overlay { config_file: options.config.clone(), ..Overlay::default() };
+    let flags = std::mem::take(&mut options.kube_proxy);
+    if let Some(path) = &merge.config_file {
+        (merge.text, merge.values) = file::read(path)?;
+        take_log_flags(options, &flags);
+        let ignored = ignored_flags(options, &flags);
+        let path = path.display();
+        merge
+            .notes
+            .extend(ignored.iter().map(|flag| format!("{flag} is ignored: --config {path} stands for it")));
+        take_log_flags(options, &merge.values);
+        shared(options, &merge.values);
+    } else {
+        merge.values = flags;
+        take_log_flags(options, &merge.values);
+        old_ports(options, &merge.values);
+    }
+    let values = merge.values.clone();
+    merge.notes.extend(values.idle());
+    for (gate, on) in values.gates() {
+        if gate == EXTERNAL_IPS {
+            merge.no_external_ips = !on;
+        } else {
+            merge.notes.push(format!("feature {gate}={on} is ignored"));
+        }
+    }
+    merge.bind_address_hard_fail = values.switch("bindAddressHardFail").unwrap_or_default();
+    merge.oom_score_adj = values.number("oomScoreAdj").map(|number| number as i32);
+    merge.conntrack = conntrack(&values);
+    let scheduler = scheduler(options, &values, &mut merge.notes);
+    options.paths.algorithm = options.paths.algorithm.or(scheduler.map(AlgorithmName));
+    localhost(options, &values);
+    periods(options, &values, &mut merge.notes)?;
+    detect_local(options, &values, &mut merge.notes)?;
+    Ok(merge)
+}
+
+/// Flags for the log are in effect beside a file, and come before it; among them ours come first.
+fn take_log_flags(options: &mut Options, values: &Values) {
+    options.log_format = options.log_format.or(match values.text("logging.format") {
+        Some("json") => Some(LogFormat::Json),
+        Some(_) => Some(LogFormat::Text),
+        None => None,
+    });
+    let level = values.number("logging.verbosity").map(|number| number.min(10).to_string());
+    options.log_level = options.log_level.or_else(|| level?.parse::<LogLevel>().ok());
+}
+
+/// Takes the flags out of `options` that a file stands for; returns those that were given.
+fn ignored_flags(options: &mut Options, flags: &Values) -> Vec<String> {
+    let network = &mut options.network;
+    let own = [
+        (options.kubeconfig.take().is_some(), "--kubeconfig"),
+        (options.bind_address.take().is_some(), "--bind-address"),
+        (options.healthz_bind_address.take().is_some(), "--healthz-bind-address"),
+        (options.metrics_bind_address.take().is_some(), "--metrics-bind-address"),
+        (options.proxy_mode.take().is_some(), "--proxy-mode"),
+        (network.masquerade_all.take().is_some(), "--masquerade-all"),
+        (network.detect_local_mode.take().is_some(), "--detect-local-mode"),
+        (network.pod_bridge_interface.take().is_some(), "--pod-bridge-interface"),
+        (network.pod_interface_name_prefix.take().is_some(), "--pod-interface-name-prefix"),
+        (!std::mem::take(&mut network.cluster_cidr).is_empty(), "--cluster-cidr"),
+        (!std::mem::take(&mut network.nodeport_addresses).is_empty(), "--nodeport-addresses"),
+    ];
+    let own = own.into_iter().filter(|(given, _)| *given).map(|(_, flag)| flag.to_owned());
+    let others = flags.iter().filter(|(key, _)| !key.starts_with("logging."));
+    own.chain(others.map(|(_, given)| given.place.clone())).collect()
+}
+
+/// Fields of the file that the agent has flags for. Their values were checked when the file was read.
+fn shared(options: &mut Options, values: &Values) {
+    let text = |key| values.text(key);
+    let network = &mut options.network;
+    options.kubeconfig = text("clientConnection.kubeconfig").map(PathBuf::from);
+    options.hostname_override =
+        options.hostname_override.take().or_else(|| text("hostnameOverride").map(str::to_owned));
+    options.bind_address = text("bindAddress").and_then(|text| text.parse::<IpAddr>().ok());
+    options.healthz_bind_address = text("healthzBindAddress").and_then(|text| text.parse::<Listen>().ok());
+    options.metrics_bind_address = text("metricsBindAddress").and_then(|text| text.parse::<Listen>().ok());
+    options.proxy_mode = text("mode").and_then(|text| text.parse::<ProxyMode>().ok());
+    let section =
+        if options.proxy_mode == Some(ProxyMode::Legacy("nftables")) { "nftables" } else { "iptables" };
+    network.masquerade_all = values.switch(&format!("{section}.masqueradeAll"));
+    network.detect_local_mode = text("detectLocalMode").and_then(DetectLocalMode::from_name);
+    network.pod_bridge_interface = text("detectLocal.bridgeInterface").map(str::to_owned);
+    network.pod_interface_name_prefix = text("detectLocal.interfaceNamePrefix").map(str::to_owned);
+    network.cluster_cidr = text("clusterCIDR")
+        .into_iter()
+        .flat_map(|text| text.split(','))
+        .filter_map(|range| range.parse::<ipnet::IpNet>().ok())
+        .map(|range| range.trunc())
+        .collect();
+    network.nodeport_addresses = values
+        .list("nodePortAddresses")
+        .into_iter()
+        .flatten()
+        .filter_map(|text| text.parse::<NodePortAddress>().ok())
+        .collect();
+}
+
+/// `--healthz-port` and `--metrics-port`: 0 switches off, and a port is for an address that names none.
+fn old_ports(options: &mut Options, values: &Values) {
+    let take = |address: &mut Option<Listen>, flag| match (values.number(flag), *address) {
+        (Some(0), _) => *address = Some(Listen::Off),
+        (Some(port), Some(listen @ Listen::Address(_))) => {
+            *address = listen.resolve(u16::try_from(port).unwrap_or_default()).map(Listen::Socket);
+        }
+        _ => {}
+    };
+    take(&mut options.healthz_bind_address, "healthz-port");
+    take(&mut options.metrics_bind_address, "metrics-port");
+}
+
+fn conntrack(values: &Values) -> Conntrack {
+    let count = |key| values.number(key).and_then(|number| u32::try_from(number).ok());
+    let (max_per_core, min) = (count("conntrack.maxPerCore"), count("conntrack.min"));
+    let default = min.filter(|min| *min > 0).map(|_| MAX_PER_CORE);
+    Conntrack {
+        max_per_core: max_per_core.or(default).filter(|max| *max > 0),
+        min,
+        tcp_established: values.duration("conntrack.tcpEstablishedTimeout"),
+        tcp_close_wait: values.duration("conntrack.tcpCloseWaitTimeout"),
+        tcp_be_liberal: values.switch("conntrack.tcpBeLiberal").unwrap_or_default(),
+        udp: values.duration("conntrack.udpTimeout"),
+        udp_stream: values.duration("conntrack.udpStreamTimeout"),
+    }
+}
+
+/// How IPVS would choose endpoints (`pkg/proxy/ipvs/proxier.go`: `rr` where nothing is said). Its `mh` goes by the client's
+/// address alone, unless it is told to use the port, and kube-proxy does not tell it: that is `sh` here.
+fn scheduler(options: &Options, values: &Values, notes: &mut Vec<String>) -> Option<Algorithm> {
+    let is_ipvs = options.proxy_mode == Some(ProxyMode::Legacy("ipvs"));
+    let Some(name) = values.text("ipvs.scheduler").filter(|name| !name.is_empty()) else {
+        return is_ipvs.then_some(Algorithm::RoundRobin);
+    };
+    let place = values.place("ipvs.scheduler");
+    if !is_ipvs {
+        notes.push(format!("{place} is ignored: it is for mode ipvs"));
+        return None;
+    }
+    let found = match name {
+        "mh" => Some(Algorithm::SourceHash),
+        // Of two endpoints taken at random the one with fewer connections for its weight: that is `wlc` here.
+        "twos" => Some(Algorithm::WeightedLeastConnections),
+        // They keep the connections to one address together, and each Service of kube-proxy's has one address.
+        "lblc" | "lblcr" => {
+            notes.push(format!(
+                "{place}: {name} is for caches in front of many addresses: wlc, the closest, holds instead"
+            ));
+            Some(Algorithm::WeightedLeastConnections)
+        }
+        _ => spread::algorithm(name),
+    };
+    if found.is_none() {
+        let names = spread::algorithm_names();
+        notes.push(format!("{place}: there is no {name} here: give one of {names}; rr holds instead"));
+    }
+    found.or(Some(Algorithm::RoundRobin))
+}
+
+/// kube-proxy's iptables mode answers at localhost too, if it is told to and loopback is among the addresses.
+fn localhost(options: &mut Options, values: &Values) {
+    let is_iptables = matches!(options.proxy_mode, None | Some(ProxyMode::Legacy("iptables")));
+    if !is_iptables || values.switch("iptables.localhostNodePorts") != Some(true) {
+        return;
+    }
+    let addresses = &mut options.network.nodeport_addresses;
+    let loopback = IpAddr::from([127, 0, 0, 1]);
+    let has_loopback =
+        |one: &NodePortAddress| matches!(one, NodePortAddress::Range(range) if range.contains(&loopback));
+    if addresses.is_empty() {
+        addresses.extend([NodePortAddress::All, NodePortAddress::Localhost]);
+    } else if addresses.iter().any(has_loopback) {
+        addresses.push(NodePortAddress::Localhost);
+    }
+}
+
+/// The periods of the mode that was asked for. Our own flags come first.
+fn periods(options: &mut Options, values: &Values, notes: &mut Vec<String>) -> Result<(), FileError> {
+    let section = match options.proxy_mode {
+        Some(ProxyMode::Legacy("ipvs")) => "ipvs",
+        // There are no flags for nftables mode: it goes by those for iptables.
+        Some(ProxyMode::Legacy("nftables")) if options.config.is_some() => "nftables",
+        _ => "iptables",
+    };
+    let (max, min) = (format!("{section}.syncPeriod"), format!("{section}.minSyncPeriod"));
+    if options.sync_period.is_none() {
+        options.sync_period = values.duration(&max).map(|period| {
+            if period < SHORTEST_PERIOD {
+                notes.push(format!("{}: {period:?} is taken as {SHORTEST_PERIOD:?}", values.place(&max)));
+            }
+            period.max(SHORTEST_PERIOD)
+        });
+    }
+    if options.min_sync_period.is_none() {
+        options.min_sync_period = values.duration(&min);
+        let longest = options.sync_period.unwrap_or(SYNC_PERIOD);
+        if let Some(period) = options.min_sync_period.filter(|period| *period > longest) {
+            let place = values.place(&min);
+            return Err(FileError(vec![format!(
+                "{place}: {period:?} is longer than {max} {longest:?}; shorten the first or lengthen the second"
+            )]));
+        }
+    }
+    Ok(())
+}
+
+/// A mode that lacks its name is wrong; one that lacks its range goes by devices, where kube-proxy takes no client for local.
+fn detect_local(options: &mut Options, values: &Values, notes: &mut Vec<String>) -> Result<(), FileError> {
+    let network = &mut options.network;
+    let place = values.place("detectLocalMode");
+    let needs =
+        |mode, field: &str| Err(FileError(vec![format!("{place}: {mode} needs {field}; give it a name")]));
+    match network.detect_local_mode {
+        Some(DetectLocalMode::ClusterCidr) if network.cluster_cidr.is_empty() => {
+            network.detect_local_mode = None;
+            notes.push(format!(
+                "{place} is ClusterCIDR, and there is no range: pods are known by their devices"
+            ));
+            Ok(())
+        }
+        Some(DetectLocalMode::BridgeInterface)
+            if options.config.is_some() && network.pod_bridge_interface.is_none() =>
+        {
+            needs("BridgeInterface", "detectLocal.bridgeInterface")
+        }
+        Some(DetectLocalMode::InterfaceNamePrefix)
+            if options.config.is_some() && network.pod_interface_name_prefix.is_none() =>
+        {
+            needs("InterfaceNamePrefix", "detectLocal.interfaceNamePrefix")
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,203 @@
+//! Whether telemetry is exported, where to, and which.
+//!
+//! What is Ballast's own are flags. For the rest the variables are OpenTelemetry's, as operators and charts set them for every
+//! program: `OTEL_EXPORTER_OTLP_ENDPOINT`, `_HEADERS`, `_TIMEOUT`, `_CERTIFICATE`, `OTEL_SERVICE_NAME`,
+//! `OTEL_RESOURCE_ATTRIBUTES`, `OTEL_SDK_DISABLED`. An empty variable counts as one that is not set.
+
+use std::time::Duration;
+
+use http::Uri;
+use serde::Serialize;
+
+use super::error::ConfigError;
+use crate::otlp::resource::pairs;
+use crate::otlp::{Resource, Target};
+
+/// How long a request may take, unless `OTEL_EXPORTER_OTLP_TIMEOUT` says it: OpenTelemetry's default.
+const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A kind of telemetry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Telemetry {
+    /// Spans of the agent's work.
+    Traces,
+    /// Lines of its log.
+    Logs,
+    /// Events of the programs: refusals, drops, passes, and new flows.
+    Events,
+}
+
+/// What was asked for. The fields are the flags of these names.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OtlpOptions {
+    /// The collector's URL.
+    pub otlp_endpoint: Option<String>,
+    /// What is exported.
+    pub otlp_signals: Vec<Telemetry>,
+    /// One of so many new flows is; 0: none.
+    pub otlp_sample: u32,
+}
+
+/// Where telemetry goes, and which.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct OtlpSettings {
+    /// The collector's URL. Its headers are secrets, and not shown.
+    #[serde(serialize_with = "url")]
+    pub otlp_endpoint: Target,
+    /// What is exported.
+    pub otlp_signals: Vec<Telemetry>,
+    /// One of so many new flows is; 0: none.
+    pub otlp_sample: u32,
+    /// What `OTEL_SERVICE_NAME` says.
+    #[serde(skip)]
+    service_name: Option<String>,
+    /// What `OTEL_RESOURCE_ATTRIBUTES` says.
+    #[serde(skip)]
+    attributes: Vec<(String, String)>,
+}
+
+fn url<S: serde::Serializer>(target: &Target, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(&target.endpoint)
+}
+
+/// A variable of the environment, unless it is empty.
+fn given(variable: &impl Fn(&str) -> Option<String>, name: &str) -> Option<String> {
+    variable(name).filter(|value| !value.trim().is_empty())
+}
+
+fn list(
+    variable: &impl Fn(&str) -> Option<String>,
+    name: &'static str,
+) -> Result<Vec<(String, String)>, ConfigError> {
+    let text = given(variable, name).unwrap_or_default();
+    pairs(&text).ok_or(ConfigError::OtlpPairs { variable: name })
+}
+
+impl OtlpSettings {
+    /// What is programmed; `None`: nothing is exported.
+    pub fn new(
+        options: OtlpOptions,
+        variable: impl Fn(&str) -> Option<String>,
+    ) -> Result<Option<Self>, ConfigError> {
+        let OtlpOptions { otlp_endpoint, mut otlp_signals, otlp_sample } = options;
+        let endpoint = otlp_endpoint.filter(|url| !url.trim().is_empty());
+        let Some(text) = endpoint.or_else(|| given(&variable, "OTEL_EXPORTER_OTLP_ENDPOINT")) else {
+            return Ok(None);
+        };
+        if given(&variable, "OTEL_SDK_DISABLED").is_some_and(|value| value.eq_ignore_ascii_case("true")) {
+            return Ok(None);
+        }
+        if text
+            .split("://")
+            .nth(1)
+            .and_then(|rest| rest.split('/').next())
+            .is_some_and(|host| host.contains('@'))
+        {
+            return Err(ConfigError::OtlpCredentials);
+        }
+        let is_usable =
+            |uri: &Uri| matches!(uri.scheme_str(), Some("http" | "https")) && uri.authority().is_some();
+        let endpoint = text.trim().parse().ok().filter(is_usable).ok_or(ConfigError::OtlpEndpoint(text))?;
+        let timeout = match given(&variable, "OTEL_EXPORTER_OTLP_TIMEOUT") {
+            Some(text) => {
+                let milliseconds = text.trim().parse().ok().filter(|number| *number > 0);
+                Duration::from_millis(milliseconds.ok_or(ConfigError::OtlpTimeout(text))?)
+            }
+            None => TIMEOUT,
+        };
+        otlp_signals.sort_unstable();
+        otlp_signals.dedup();
+        Ok(Some(Self {
+            otlp_endpoint: Target {
+                endpoint,
+                headers: list(&variable, "OTEL_EXPORTER_OTLP_HEADERS")?,
+                certificate: given(&variable, "OTEL_EXPORTER_OTLP_CERTIFICATE").map(Into::into),
+                timeout,
+            },
+            otlp_signals,
+            otlp_sample,
+            service_name: given(&variable, "OTEL_SERVICE_NAME"),
+            attributes: list(&variable, "OTEL_RESOURCE_ATTRIBUTES")?,
+        }))
+    }
+
+    /// Whether this kind is exported.
+    pub fn has(&self, telemetry: Telemetry) -> bool {
+        self.otlp_signals.contains(&telemetry)
+    }
+
+    /// What the telemetry is of.
+    pub fn resource(&self, node: &str) -> Resource {
+        Resource::new(self.service_name.as_deref(), &self.attributes, Some(node))
+    }
+}
+
+/// The resource of a command, by the same variables.
+pub fn resource(
+    variable: impl Fn(&str) -> Option<String>,
+    node: Option<&str>,
+) -> Result<Resource, ConfigError> {
+    let name = given(&variable, "OTEL_SERVICE_NAME");
+    let attributes = list(&variable, "OTEL_RESOURCE_ATTRIBUTES")?;
+    Ok(Resource::new(name.as_deref(), &attributes, node))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(endpoint: Option<&str>, variables: &[(&str, &str)]) -> Result<Option<OtlpSettings>, String> {
+        let all = vec![Telemetry::Events, Telemetry::Traces, Telemetry::Events];
+        let options =
+            OtlpOptions { otlp_endpoint: endpoint.map(str::to_owned), otlp_signals: all, otlp_sample: 0 };
+        let of = |name: &str| {
+            variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
+        };
+        OtlpSettings::new(options, of).map_err(|error| error.to_string())
+    }
+
+    const ENDPOINT: (&str, &str) = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4318");
+
+    #[test]
+    fn nothing_is_exported_unless_it_is_asked_for() {
+        assert_eq!(settings(None, &[]), Ok(None));
+        assert_eq!(settings(Some(""), &[("OTEL_EXPORTER_OTLP_ENDPOINT", " ")]), Ok(None));
+        assert_eq!(settings(None, &[ENDPOINT, ("OTEL_SDK_DISABLED", "true")]), Ok(None));
+        assert!(settings(None, &[ENDPOINT]).unwrap().is_some());
+    }
+
+    #[test]
+    fn the_flag_wins_over_the_variable() {
+        let found = settings(Some("https://other:4318/x"), &[ENDPOINT]).unwrap().unwrap();
+        assert_eq!(found.otlp_endpoint.endpoint.to_string(), "https://other:4318/x");
+        assert_eq!(found.otlp_endpoint.timeout, TIMEOUT);
+        assert_eq!(found.otlp_signals, [Telemetry::Traces, Telemetry::Events]);
+        assert!(!found.has(Telemetry::Logs));
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        assert!(settings(Some("collector:4318"), &[]).unwrap_err().contains("http://HOST:4318"));
+        let error = settings(Some("http://me:word@collector:4318"), &[]).unwrap_err();
+        assert!(error.contains("OTEL_EXPORTER_OTLP_HEADERS") && !error.contains("word"), "{error}");
+        assert!(settings(Some("/v1"), &[]).unwrap_err().contains("/v1"));
+        let error = settings(None, &[ENDPOINT, ("OTEL_EXPORTER_OTLP_TIMEOUT", "10s")]).unwrap_err();
+        assert!(error.contains("OTEL_EXPORTER_OTLP_TIMEOUT") && error.contains("milliseconds"), "{error}");
+        let error = settings(None, &[ENDPOINT, ("OTEL_EXPORTER_OTLP_HEADERS", "secret")]).unwrap_err();
+        assert!(error.contains("OTEL_EXPORTER_OTLP_HEADERS") && !error.contains("secret"), "{error}");
+    }
+
+    #[test]
+    fn headers_are_not_shown() {
+        let headers = ("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer%20word");
+        let found = settings(None, &[ENDPOINT, headers]).unwrap().unwrap();
+        assert_eq!(found.otlp_endpoint.headers, [("authorization".to_owned(), "Bearer word".to_owned())]);
+        let shown = serde_json::to_string(&found).unwrap();
+        assert_eq!(
+            shown,
+            r#"{"otlpEndpoint":"http://collector:4318/","otlpSignals":["traces","events"],"otlpSample":0}"#
+        );
+    }
+}

@@ -1,0 +1,56 @@
+use rtnetlink::packet_route::address::AddressMessage;
+use rtnetlink::packet_route::route::{RouteHeader, RouteMessage};
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+
+use super::*;
+
+const SOON: Duration = Duration::from_secs(30);
+
+#[test]
+fn a_route_that_flaps_is_no_reason_to_look_again() {
+    let change = |table, destination_prefix_length| {
+        let header = RouteHeader { table, destination_prefix_length, ..RouteHeader::default() };
+        let mut route = RouteMessage::default();
+        route.header = header;
+        [RouteNetlinkMessage::NewRoute(route.clone()), RouteNetlinkMessage::DelRoute(route)]
+            .map(|message| matters(&NetlinkMessage::from(message)))
+    };
+    assert_eq!(change(RouteHeader::RT_TABLE_MAIN, 24), [false; 2]);
+    assert_eq!(change(255, 0), [false; 2]);
+    assert_eq!(change(RouteHeader::RT_TABLE_MAIN, 0), [true; 2]);
+    let address = RouteNetlinkMessage::NewAddress(AddressMessage::default());
+    assert!(matters(&NetlinkMessage::from(address)));
+}
+
+#[tokio::test]
+async fn what_was_seen_already_is_not_sent_again() {
+    let follower = Follower::start(Facts::default()).unwrap();
+    let mut devices = follower.devices();
+    let (sender, mut events) = mpsc::channel(1);
+    let task = tokio::spawn(follower.run(sender));
+    // One list at the start of the subscription.
+    timeout(SOON, devices.changed()).await.unwrap().unwrap();
+    assert!(devices.borrow().iter().any(|device| device.name == "lo"));
+    // What this test's machine is like does not change within the next moments, or is sent once for each change.
+    while let Ok(Some(event)) = timeout(Duration::from_millis(200), events.recv()).await {
+        assert!(matches!(event, Event::Host(_)));
+    }
+    drop(events);
+    timeout(SOON, task).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn what_differs_is_sent_although_the_receiver_is_slow() {
+    let mut follower = Follower::start(Facts::default()).unwrap();
+    let seen = follower.view().clone();
+    follower.known = HostView::default();
+    let mut devices = follower.devices();
+    let (sender, mut events) = mpsc::channel(1);
+    sender.send(Event::Host(HostView::default())).await.unwrap();
+    let _task = tokio::spawn(follower.run(sender));
+    timeout(SOON, devices.changed()).await.unwrap().unwrap();
+    events.recv().await.unwrap();
+    let Some(Event::Host(sent)) = timeout(SOON, events.recv()).await.unwrap() else { panic!("no view") };
+    assert_eq!((sent.netns_cookie, sent.devices.len()), (seen.netns_cookie, seen.devices.len()));
+}

@@ -1,0 +1,128 @@
+//! Arrays that are written without system calls, a part of them in memory while it is needed.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::ops::Range;
+use std::sync::atomic::{Ordering, fence};
+
+use super::super::sys::Stopped;
+use super::super::windows::{Array, Windows};
+use super::super::{MaglevRow, MapError, Table, Write};
+
+/// These arrays.
+pub(super) struct Arrays {
+    pub slots: Array,
+    pub maglev: Array,
+    pub maglev_index: Array,
+    pub filter: Array,
+}
+
+impl Arrays {
+    /// Does the writes of one run; on failure says how many it did.
+    pub fn write(&self, run: &[Write]) -> Result<(), Stopped> {
+        let mut memory = Memory {
+            slots: self.slots.windows(),
+            maglev: self.maglev.windows(),
+            maglev_index: self.maglev_index.windows(),
+            filter: self.filter.windows(),
+        };
+        for (done, write) in run.iter().enumerate() {
+            memory.one(write).map_err(|source| Stopped { done, source })?;
+        }
+        // What refers to these slots and bits is written after this, and must not be seen before them.
+        fence(Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// The slots of a range, as far as there are such slots.
+    pub fn slots(&self, range: Range<u32>) -> Result<Vec<u32>, MapError> {
+        read(&self.slots, Table::Slots, range, |array, range| Ok(array.map(range.clone())?.range32(range)))
+    }
+
+    /// The words of the filter of a range, as far as there are such words.
+    pub fn filter(&self, range: Range<u32>) -> Result<Vec<u64>, MapError> {
+        read(&self.filter, Table::Filter, range, |array, range| Ok(array.map(range.clone())?.range64(range)))
+    }
+
+    /// The Maglev tables of these indexes.
+    pub fn maglev(&self, range: Range<u32>) -> Result<BTreeMap<u32, MaglevRow>, MapError> {
+        read(&self.maglev_index, Table::Maglev, range, |array, range| {
+            let heads = array.map(range.clone())?;
+            let tables = |at: usize| heads.word64(at).map_or(0, |word| word.load(Ordering::Acquire));
+            let used: Vec<_> = range.map(|at| (at, tables(at))).filter(|(_, tables)| *tables != 0).collect();
+            if used.is_empty() {
+                return Ok(BTreeMap::new());
+            }
+            let words = self.maglev.map_all()?;
+            let word = |at: u32| Some(words.word64(at as usize)?.load(Ordering::Relaxed));
+            Ok(used.into_iter().map(|(at, tables)| (at as u32, MaglevRow::read(tables, word))).collect())
+        })
+    }
+}
+
+/// The arrays, during one run.
+struct Memory<'a> {
+    slots: Windows<'a>,
+    maglev: Windows<'a>,
+    maglev_index: Windows<'a>,
+    filter: Windows<'a>,
+}
+
+impl Memory<'_> {
+    fn one(&mut self, write: &Write) -> io::Result<()> {
+        let outside = || io::Error::from_raw_os_error(libc::E2BIG);
+        match write {
+            Write::Slots(base, ids) => {
+                let range = elements(*base, ids.len());
+                let slots = self.slots.at(range.clone())?;
+                for (slot, id) in range.zip(ids) {
+                    slots.word32(slot, 0).ok_or_else(outside)?.store(*id, Ordering::Relaxed);
+                }
+            }
+            Write::MaglevTable(base, words) => {
+                let range = elements(*base, words.len());
+                let maglev = self.maglev.at(range.clone())?;
+                for (at, word) in range.zip(words) {
+                    maglev.word64(at).ok_or_else(outside)?.store(*word, Ordering::Relaxed);
+                }
+            }
+            Write::MaglevIndex(index, row) => {
+                let range = elements(*index, 1);
+                let index = range.start;
+                let word = self.maglev_index.at(range)?.word64(index).ok_or_else(outside)?;
+                // Behind the words of the table.
+                word.store(row.word(), Ordering::Release);
+            }
+            Write::FilterSet(word, mask) | Write::FilterClear(word, mask) => {
+                let range = elements(*word, 1);
+                let index = range.start;
+                let word = self.filter.at(range)?.word64(index).ok_or_else(outside)?;
+                if matches!(write, Write::FilterSet(..)) {
+                    word.fetch_or(*mask, Ordering::Relaxed);
+                } else {
+                    word.fetch_and(!*mask, Ordering::Relaxed);
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+fn elements(base: u32, len: usize) -> Range<usize> {
+    base as usize..(base as usize).saturating_add(len)
+}
+
+/// What `read` makes of those elements of a range that there are; nothing, if there are none.
+fn read<T: Default>(
+    array: &Array,
+    table: Table,
+    range: Range<u32>,
+    read: impl FnOnce(&Array, Range<usize>) -> io::Result<T>,
+) -> Result<T, MapError> {
+    let range = range.start as usize..array.len().min(range.end as usize);
+    if range.is_empty() {
+        return Ok(T::default());
+    }
+    read(array, range).map_err(|source| MapError::Read { table, source })
+}

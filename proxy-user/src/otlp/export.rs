@@ -1,0 +1,242 @@
+//! Sends what the queues hold, in batches.
+//!
+//! A batch goes when it is full, or some time after its first record. One that the collector does not take now is tried again for
+//! half a minute, and then given up; what comes in meanwhile waits in the queue, and is lost when that is full. So an exporter has
+//! at most a queue and a batch of each kind in memory, and nothing ever waits for it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use backon::{BackoffBuilder as _, ExponentialBuilder};
+use hyper::body::Bytes;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+use tokio::time::{sleep, sleep_until, timeout};
+
+use super::client::{Client, ClientError, Failure, Target};
+use super::counts::{Counts, Loss, Signal};
+use super::queue::Queue;
+use super::record::{self, LogRecord};
+use super::resource::Resource;
+use super::span::{self, Span};
+
+/// Records or spans of a request, at most: OpenTelemetry's default, as are the two below.
+const BATCH: usize = 512;
+/// How long a record waits for others.
+const LOGS_PERIOD: Duration = Duration::from_secs(1);
+/// The same of a span.
+const TRACES_PERIOD: Duration = Duration::from_secs(5);
+/// The first pause before a batch is tried again; each next one is twice as long.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+/// How often a batch is tried again.
+const RETRIES: usize = 4;
+/// The longest pause that a collector may ask for.
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+
+/// How batches are made and tried again.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pace {
+    pub(super) logs: Duration,
+    pub(super) traces: Duration,
+    pub(super) first_pause: Duration,
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        Self { logs: LOGS_PERIOD, traces: TRACES_PERIOD, first_pause: FIRST_PAUSE }
+    }
+}
+
+/// The queues, and their other ends.
+#[derive(Debug)]
+pub struct Exporter {
+    /// Log records.
+    pub logs: Queue<LogRecord>,
+    /// Spans.
+    pub spans: Queue<Span>,
+    /// What became of them.
+    pub counts: Arc<Counts>,
+    records_to_send: mpsc::Receiver<LogRecord>,
+    spans_to_send: mpsc::Receiver<Span>,
+    pub(super) pace: Pace,
+}
+
+impl Default for Exporter {
+    fn default() -> Self {
+        let counts = Arc::<Counts>::default();
+        let (logs, records_to_send) = Queue::new(Signal::Logs, Arc::clone(&counts));
+        let (spans, spans_to_send) = Queue::new(Signal::Traces, Arc::clone(&counts));
+        Self { logs, spans, counts, records_to_send, spans_to_send, pace: Pace::default() }
+    }
+}
+
+impl Exporter {
+    /// Records and spans that wait.
+    pub fn waiting(&self) -> (usize, usize) {
+        (self.records_to_send.len(), self.spans_to_send.len())
+    }
+
+    /// Begins to send. An error is one of the settings: a collector that is away is none.
+    pub async fn start(self, target: Target, resource: Resource) -> Result<Running, ClientError> {
+        let client = Arc::new(Client::new(target).await?);
+        let resource = Arc::new(resource);
+        let (ending, is_ending) = watch::channel(false);
+        let mut tasks = JoinSet::new();
+        let logs = Worker {
+            receiver: self.records_to_send,
+            signal: Signal::Logs,
+            document: record::document,
+            period: self.pace.logs,
+            first_pause: self.pace.first_pause,
+            counts: Arc::clone(&self.counts),
+            client: Arc::clone(&client),
+            resource: Arc::clone(&resource),
+            ending: is_ending.clone(),
+            is_away: false,
+        };
+        let traces = Worker {
+            receiver: self.spans_to_send,
+            signal: Signal::Traces,
+            document: span::document,
+            period: self.pace.traces,
+            first_pause: self.pace.first_pause,
+            counts: self.counts,
+            client,
+            resource,
+            ending: is_ending,
+            is_away: false,
+        };
+        tasks.spawn(logs.run());
+        tasks.spawn(traces.run());
+        Ok(Running { ending, tasks })
+    }
+}
+
+/// The tasks that send.
+#[derive(Debug)]
+pub struct Running {
+    ending: watch::Sender<bool>,
+    tasks: JoinSet<()>,
+}
+
+impl Running {
+    /// Sends what waits, once and for no longer than this.
+    pub async fn finish(mut self, patience: Duration) {
+        self.ending.send_replace(true);
+        // What could not be sent in time is lost.
+        let _ = timeout(patience, async { while self.tasks.join_next().await.is_some() {} }).await;
+    }
+}
+
+/// What sends one kind of telemetry.
+struct Worker<T> {
+    receiver: mpsc::Receiver<T>,
+    signal: Signal,
+    document: fn(&Resource, &[T]) -> serde_json::Result<String>,
+    period: Duration,
+    first_pause: Duration,
+    counts: Arc<Counts>,
+    client: Arc<Client>,
+    resource: Arc<Resource>,
+    ending: watch::Receiver<bool>,
+    /// The last request failed; the log has it.
+    is_away: bool,
+}
+
+impl<T> Worker<T> {
+    async fn run(mut self) {
+        let mut batch = Vec::with_capacity(BATCH);
+        loop {
+            self.collect(&mut batch).await;
+            let is_last = batch.is_empty();
+            if !is_last {
+                self.send(&batch).await;
+                batch.clear();
+            }
+            if is_last {
+                return;
+            }
+        }
+    }
+
+    /// Takes a batch out of the queue; an empty one, when the agent ends and nothing waits.
+    async fn collect(&mut self, batch: &mut Vec<T>) {
+        let Self { receiver, ending, .. } = self;
+        let mut is_ending = ending.clone();
+        tokio::select! {
+            biased;
+            _ = receiver.recv_many(batch, BATCH) => {}
+            _ = is_ending.wait_for(|ending| *ending) => return,
+        }
+        let due = tokio::time::Instant::now() + self.period;
+        while batch.len() < BATCH && !batch.is_empty() {
+            let room = BATCH - batch.len();
+            tokio::select! {
+                biased;
+                added = receiver.recv_many(batch, room) => if added == 0 { return },
+                () = sleep_until(due) => return,
+                _ = is_ending.wait_for(|ending| *ending) => return,
+            }
+        }
+    }
+
+    async fn send(&mut self, batch: &[T]) {
+        let count = batch.len() as u64;
+        let document = match (self.document)(&self.resource, batch) {
+            Ok(document) => Bytes::from(document),
+            Err(error) => {
+                self.lose(Loss::Refused, count, &error.to_string());
+                return;
+            }
+        };
+        let pauses =
+            ExponentialBuilder::default().with_min_delay(self.first_pause).with_max_delay(LONGEST_PAUSE);
+        let mut pauses = pauses.with_max_times(RETRIES).with_jitter().build();
+        loop {
+            match self.client.post(self.signal, document.clone()).await {
+                Ok(None) => return self.sent(count),
+                Ok(Some(rejected)) => {
+                    let lost = rejected.count.min(count);
+                    self.sent(count - lost);
+                    return self.lose(Loss::Refused, lost, &rejected.reason);
+                }
+                Err(Failure::Refused(reason)) => return self.lose(Loss::Refused, count, &reason),
+                Err(Failure::Later(reason, after)) => {
+                    let Some(pause) = pauses.next().filter(|_| !*self.ending.borrow()) else {
+                        return self.lose(Loss::Unreachable, count, &reason);
+                    };
+                    self.warn(&reason);
+                    let pause = after.map_or(pause, |after| after.min(LONGEST_PAUSE).max(pause));
+                    tokio::select! {
+                        () = sleep(pause) => {}
+                        _ = self.ending.wait_for(|ending| *ending) => {}
+                    }
+                }
+            }
+        }
+    }
+
+    fn sent(&mut self, count: u64) {
+        self.counts.add_exported(self.signal, count);
+        if std::mem::take(&mut self.is_away) {
+            tracing::info!(signal = self.signal.label(), "the OpenTelemetry collector takes telemetry again");
+        }
+    }
+
+    fn lose(&mut self, loss: Loss, count: u64, reason: &str) {
+        self.counts.add_lost(self.signal, loss, count);
+        self.warn(reason);
+    }
+
+    /// Says once that the collector does not take what is sent.
+    fn warn(&mut self, reason: &str) {
+        if !std::mem::replace(&mut self.is_away, true) {
+            tracing::warn!(
+                signal = self.signal.label(),
+                endpoint = %self.client.endpoint(),
+                reason,
+                "the OpenTelemetry collector does not take telemetry; what cannot wait is lost, and counted"
+            );
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! Log records, and the documents that carry them.
+
+use serde::{Serialize, Serializer};
+
+use super::resource::{Resource, SCOPE, Scope};
+use super::span::Context;
+use super::value::{Attributes, Value, nanoseconds};
+
+/// `LogRecord`.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct LogRecord {
+    /// When it happened, in nanoseconds since 1970; 0: not known.
+    #[serde(serialize_with = "nanoseconds")]
+    pub time_unix_nano: u64,
+    /// When it was noticed, likewise.
+    #[serde(serialize_with = "nanoseconds")]
+    pub observed_time_unix_nano: u64,
+    /// How bad it is.
+    #[serde(flatten)]
+    pub severity: Severity,
+    /// What a person reads.
+    pub body: Value,
+    /// What a machine reads.
+    pub attributes: Attributes,
+    /// The span in which it happened.
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    pub context: Option<Context>,
+    /// The kind of event; empty: a line of the log.
+    #[serde(skip_serializing_if = "str::is_empty")]
+    pub event_name: &'static str,
+}
+
+/// `SeverityNumber`, the first one of each range, and its text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "OpenTelemetry's names")]
+pub enum Severity {
+    Trace = 1,
+    Debug = 5,
+    Info = 9,
+    Warn = 13,
+    Error = 17,
+}
+
+impl Severity {
+    const fn text(self) -> &'static str {
+        match self {
+            Self::Trace => "TRACE",
+            Self::Debug => "DEBUG",
+            Self::Info => "INFO",
+            Self::Warn => "WARN",
+            Self::Error => "ERROR",
+        }
+    }
+}
+
+impl Serialize for Severity {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        #[derive(Serialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Both {
+            severity_number: u8,
+            severity_text: &'static str,
+        }
+        Both { severity_number: *self as u8, severity_text: self.text() }.serialize(serializer)
+    }
+}
+
+/// `LogsData`, which is also `ExportLogsServiceRequest`.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct LogsData<'a> {
+    resource_logs: [ResourceLogs<'a>; 1],
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct ResourceLogs<'a> {
+    resource: &'a Resource,
+    scope_logs: [ScopeLogs<'a>; 1],
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct ScopeLogs<'a> {
+    scope: Scope,
+    log_records: &'a [LogRecord],
+}
+
+/// Records as one document, without line breaks.
+pub fn document(resource: &Resource, records: &[LogRecord]) -> serde_json::Result<String> {
+    let scope_logs = [ScopeLogs { scope: SCOPE, log_records: records }];
+    serde_json::to_string(&LogsData { resource_logs: [ResourceLogs { resource, scope_logs }] })
+}

@@ -1,0 +1,88 @@
+//! What telemetry is of: this program on this node.
+
+use percent_encoding::percent_decode_str;
+use serde::Serialize;
+
+use super::value::Attributes;
+
+/// The name of the service, unless `OTEL_SERVICE_NAME` says another one.
+const SERVICE: &str = "ballast";
+
+/// `Resource`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Resource {
+    /// What is known of it.
+    pub attributes: Attributes,
+}
+
+/// The instrumentation scope of all that Ballast makes.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(super) struct Scope {
+    name: &'static str,
+    version: &'static str,
+}
+
+/// Ours.
+pub(super) const SCOPE: Scope = Scope { name: "ballast", version: env!("CARGO_PKG_VERSION") };
+
+impl Resource {
+    /// This program; `name` is what `OTEL_SERVICE_NAME` says, `attributes` what `OTEL_RESOURCE_ATTRIBUTES` says. The latter win
+    /// over what is known, and the name wins over both.
+    pub fn new(name: Option<&str>, attributes: &[(String, String)], node: Option<&str>) -> Self {
+        let mut all = Attributes::default();
+        all.set("service.name", SERVICE);
+        all.set("service.version", env!("CARGO_PKG_VERSION"));
+        if let Some(node) = node {
+            all.set("service.instance.id", node);
+            all.set("k8s.node.name", node);
+        }
+        for (key, value) in attributes {
+            all.set(key.clone(), value.as_str());
+        }
+        all.set_some("service.name", name.filter(|name| !name.is_empty()));
+        Self { attributes: all }
+    }
+}
+
+/// Pairs as `OTEL_RESOURCE_ATTRIBUTES` and `OTEL_EXPORTER_OTLP_HEADERS` have them: `key=value,key=value`, values
+/// percent-encoded. `None`: it is no such list.
+pub fn pairs(text: &str) -> Option<Vec<(String, String)>> {
+    let pair = |pair: &str| {
+        let (key, value) = pair.split_once('=')?;
+        let key = key.trim();
+        let value = percent_decode_str(value.trim()).decode_utf8().ok()?;
+        (!key.is_empty()).then(|| (key.to_owned(), value.into_owned()))
+    };
+    text.split(',').filter(|part| !part.trim().is_empty()).map(pair).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::otlp::value::Value;
+
+    #[test]
+    fn lists_of_pairs() {
+        let of = |text: &str| pairs(text);
+        let pair = |key: &str, value: &str| (key.to_owned(), value.to_owned());
+        assert_eq!(of(""), Some(Vec::new()));
+        assert_eq!(of("a=1, b = x%20y=z,"), Some(vec![pair("a", "1"), pair("b", "x y=z")]));
+        assert_eq!(of("a"), None);
+        assert_eq!(of("=1"), None);
+        assert_eq!(of("a=%ff"), None, "no UTF-8");
+    }
+
+    #[test]
+    fn variables_win_over_what_is_known() {
+        let told =
+            [("k8s.node.name".to_owned(), "n2".to_owned()), ("service.name".to_owned(), "x".to_owned())];
+        let of = |name| Resource::new(name, &told, Some("n1")).attributes;
+        assert_eq!(of(None).get("service.name"), Some(&Value::from("x")));
+        assert_eq!(of(Some("y")).get("service.name"), Some(&Value::from("y")));
+        assert_eq!(of(Some("")).get("k8s.node.name"), Some(&Value::from("n2")));
+        assert_eq!(
+            Resource::new(None, &[], None).attributes.get("service.name"),
+            Some(&Value::from("ballast"))
+        );
+    }
+}

@@ -1,0 +1,54 @@
+//! The maps that an agent has filled, for another process that goes by them.
+
+use std::io;
+use std::path::Path;
+
+use aya::maps::MapInfo;
+use proxy_common::map_names::SOCKET_STORAGE;
+
+use super::embedded::EMBEDDED;
+use super::error::Error;
+use super::iterator::{LeftIterator, SocketIterator};
+use super::pins::Paths;
+use super::privileges;
+
+/// The maps that the attached programs use.
+#[derive(Debug)]
+pub struct CurrentMaps {
+    paths: Paths,
+    /// Of one of the maps: maps that are made anew have other ids.
+    id: u32,
+}
+
+impl CurrentMaps {
+    /// Those below this bpffs; `None` while no agent has attached programs that use them. They are refused where others
+    /// than root could have put them there.
+    pub fn find(bpffs: &Path) -> Result<Option<Self>, Error> {
+        privileges::require()?;
+        let paths = Paths::new(bpffs);
+        match paths.require_owner() {
+            Err(Error::File { source, .. }) if source.kind() == io::ErrorKind::NotFound => return Ok(None),
+            checked => checked?,
+        }
+        Ok(if paths.is_current() { id(&paths).map(|id| Self { paths, id }) } else { None })
+    }
+
+    /// Whether they still are: an upgrade or `ballast cleanup` may have replaced them.
+    pub fn still(&self) -> bool {
+        self.paths.is_current() && id(&self.paths) == Some(self.id)
+    }
+
+    /// As [`Programs::socket_iterator`](super::Programs::socket_iterator).
+    pub fn socket_iterator(&self) -> Result<SocketIterator, Error> {
+        SocketIterator::load(EMBEDDED, &self.paths)
+    }
+
+    /// As [`Programs::left_iterator`](super::Programs::left_iterator).
+    pub fn left_iterator(&self) -> Result<LeftIterator, Error> {
+        LeftIterator::load(EMBEDDED, &self.paths)
+    }
+}
+
+fn id(paths: &Paths) -> Option<u32> {
+    MapInfo::from_pin(paths.maps().join(SOCKET_STORAGE)).ok().map(|info| info.id())
+}

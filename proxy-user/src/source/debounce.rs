@@ -1,0 +1,62 @@
+//! When a change of the folder is complete.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use notify::event::{AccessKind, AccessMode, CreateKind, ModifyKind};
+use notify::{Event, EventKind};
+use tokio::sync::mpsc::Receiver;
+use tokio::time::{Instant, timeout_at};
+
+/// How long to wait for more after a complete change: `kubectl` and editors replace several files in a row.
+const SETTLED: Duration = Duration::from_millis(10);
+/// How long to wait for the end of a write: half a file may well be a valid manifest.
+const WRITING: Duration = Duration::from_millis(250);
+/// After this long the folder is read in any case.
+const AT_MOST: Duration = Duration::from_secs(2);
+
+/// What an event of the file system means to us.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Touch {
+    /// A process writes to this file.
+    Writing(PathBuf),
+    /// The file was closed after writing, moved or removed.
+    Complete(PathBuf),
+}
+
+/// The touches of an event; none if it changes nothing. Our own reading makes such events.
+pub fn touches(event: Event) -> impl Iterator<Item = Touch> {
+    let touch: Option<fn(PathBuf) -> Touch> = match event.kind {
+        EventKind::Access(AccessKind::Close(AccessMode::Write))
+        | EventKind::Remove(_)
+        | EventKind::Modify(ModifyKind::Name(_) | ModifyKind::Metadata(_))
+        | EventKind::Create(CreateKind::Folder)
+        | EventKind::Other
+        | EventKind::Any => Some(Touch::Complete),
+        EventKind::Create(_) | EventKind::Modify(_) => Some(Touch::Writing),
+        EventKind::Access(_) => None,
+    };
+    // An event without a path says that some were lost.
+    let paths = if event.paths.is_empty() { vec![PathBuf::new()] } else { event.paths };
+    touch.into_iter().flat_map(move |touch| paths.clone().into_iter().map(touch))
+}
+
+/// Waits until the change that began with `first` is complete.
+pub async fn debounce(first: Touch, touches: &mut Receiver<Touch>) {
+    let end = Instant::now() + AT_MOST;
+    let mut being_written = BTreeSet::new();
+    let mut next = Some(first);
+    while let Some(touch) = next {
+        match touch {
+            Touch::Writing(path) => {
+                being_written.insert(path);
+            }
+            Touch::Complete(path) => {
+                being_written.remove(&path);
+            }
+        }
+        let pause = if being_written.is_empty() { SETTLED } else { WRITING };
+        next = timeout_at(end.min(Instant::now() + pause), touches.recv()).await.ok().flatten();
+    }
+}

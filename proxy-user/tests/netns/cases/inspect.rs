@@ -1,0 +1,154 @@
+//! What a person sees of it: `ballast monitor` and `ballast explain` on a real node.
+
+use std::process::{Child, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::{Value, json};
+
+use super::{Case, EMPTY, WEB, client_ip, vip};
+use crate::agent::{ask, binary};
+use crate::fixture::{Fixture, SOON, Wish, eventually};
+use crate::manifest::Family;
+use crate::peer::{Attempt, Kind, Peer};
+
+const WISH: Wish = Wish { pods: 1, services: &[WEB, EMPTY], flags: crate::fixture::SMALL };
+
+pub const CASES: &[Case] = &[
+    Case { name: "inspect::monitor_shows_new_flows_and_refusals", wish: WISH, run: monitors },
+    Case { name: "inspect::monitor_writes_records_of_opentelemetry", wish: WISH, run: writes_records },
+    Case { name: "inspect::monitor_ends_with_its_input", wish: WISH, run: ends_with_its_input },
+    Case { name: "inspect::explain_says_what_happens", wish: WISH, run: explains },
+    Case { name: "inspect::programmed_tells_what_is_programmed", wish: WISH, run: programmed },
+];
+
+/// A monitor that ends with the first event it takes.
+fn monitor(fixture: &Fixture, flags: &[&str]) -> Result<Child> {
+    let mut command = fixture.node.command(binary());
+    command.args(["monitor", "-o", "json", "--count", "1", "--bpffs"]).arg(fixture.bpffs()).args(flags);
+    command.stdout(Stdio::piped()).spawn().context("cannot run ballast")
+}
+
+/// Does something again and again until the monitor has seen it.
+fn sees(mut monitor: Child, mut action: impl FnMut() -> Result<()>) -> Result<Value> {
+    eventually(SOON, || {
+        action()?;
+        ensure!(monitor.try_wait()?.is_some(), "the monitor has seen nothing");
+        Ok(())
+    })?;
+    let output = monitor.wait_with_output()?;
+    serde_json::from_slice(&output.stdout).context("no JSON")
+}
+
+fn refused(client: &Peer, family: Family) -> Result<()> {
+    client.fails(Attempt::new(Kind::Tcp, vip(family, EMPTY, Kind::Tcp)), libc::ECONNREFUSED).map(drop)
+}
+
+fn monitors(fixture: &Fixture) -> Result<()> {
+    for family in Family::BOTH {
+        let (web, empty) = (vip(family, WEB, Kind::Tcp), vip(family, EMPTY, Kind::Tcp));
+        let client = client_ip(family).to_string();
+        let seen = sees(monitor(fixture, &["--kind", "reject", "--client", &client])?, || {
+            refused(&fixture.client, family)
+        })?;
+        ensure!(seen["reason"] == "no_endpoint" && seen["frontend"] == empty.to_string(), "{seen}");
+        ensure!(seen["hook"] == "packet" && seen["device"] == "c0", "{seen}");
+        let seen = sees(
+            monitor(fixture, &["--kind", "reject", "--pid", &fixture.local.pid().to_string()])?,
+            || refused(&fixture.local, family),
+        )?;
+        ensure!(seen["hook"] == "socket" && seen["frontend"] == empty.to_string(), "{seen}");
+        let seen = sees(
+            monitor(fixture, &["--kind", "new", "--service", "default/web:80", "--client", &client])?,
+            || fixture.client.reach(Attempt::new(Kind::Tcp, web)).map(drop),
+        )?;
+        let pod = super::pod(family, 0, Kind::Tcp).to_string();
+        ensure!(seen["backend"] == pod && seen["frontend"] == web.to_string(), "{seen}");
+    }
+    Ok(())
+}
+
+/// One document on a line, with the attributes that collectors know.
+fn writes_records(fixture: &Fixture) -> Result<()> {
+    let mut command = fixture.node.command(binary());
+    command
+        .args(["monitor", "-o", "otlp", "--count", "1", "--kind", "reject", "--bpffs"])
+        .arg(fixture.bpffs());
+    command.env("OTEL_RESOURCE_ATTRIBUTES", "k8s.cluster.name=test");
+    let monitor = command.stdout(Stdio::piped()).spawn().context("cannot run ballast")?;
+    let document = sees(monitor, || refused(&fixture.client, Family::V4))?;
+    let resource = document.pointer("/resourceLogs/0/resource/attributes").context("no resource")?;
+    let cluster = json!({"key": "k8s.cluster.name", "value": {"stringValue": "test"}});
+    ensure!(resource.as_array().is_some_and(|all| all.contains(&cluster)), "{resource}");
+    let record = document.pointer("/resourceLogs/0/scopeLogs/0/logRecords/0").context("no record")?;
+    ensure!(record["eventName"] == "ballast.reject" && record["severityNumber"] == 13, "{record}");
+    let all = record["attributes"].as_array().context("no attributes")?;
+    let empty = vip(Family::V4, EMPTY, Kind::Tcp);
+    for (key, value) in [
+        ("source.address", json!({"stringValue": client_ip(Family::V4).to_string()})),
+        ("destination.address", json!({"stringValue": empty.ip().to_string()})),
+        ("destination.port", json!({"intValue": empty.port().to_string()})),
+        ("k8s.service.name", json!({"stringValue": "empty"})),
+        ("ballast.reason", json!({"stringValue": "no_endpoint"})),
+    ] {
+        let expected = json!({"key": key, "value": value});
+        ensure!(all.contains(&expected), "no {expected} in {record}");
+    }
+    Ok(())
+}
+
+/// As in a pod whose `kubectl ballast monitor` was interrupted: no event comes, and no reader tells of its end.
+fn ends_with_its_input(fixture: &Fixture) -> Result<()> {
+    let mut command = fixture.node.command(binary());
+    command.args(["monitor", "--end-with-stdin", "--timeout", "10m", "--bpffs"]).arg(fixture.bpffs());
+    let mut monitor =
+        command.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().context("cannot run ballast")?;
+    std::thread::sleep(Duration::from_secs(2));
+    let early = monitor.try_wait()?;
+    drop(monitor.stdin.take());
+    let ended = eventually(SOON, || monitor.try_wait()?.context("it goes on without its input"));
+    // It fails where it has ended.
+    let _ = monitor.kill();
+    ensure!(early.is_none() && ended?.success(), "with its input open: {early:?}");
+    Ok(())
+}
+
+fn programmed(fixture: &Fixture) -> Result<()> {
+    let ask = |service: &str| -> Result<std::process::Output> {
+        let mut command = fixture.node.command(binary());
+        command.args(["programmed", service]).output().context("cannot run ballast")
+    };
+    let answer = ask("default/web")?;
+    let told: Value = serde_json::from_slice(&answer.stdout)?;
+    ensure!(answer.status.success() && told["current"] == true && told["namespace"] == "default", "{told}");
+    ensure!(told["endpointSlices"].as_array().is_some_and(|slices| !slices.is_empty()), "{told}");
+    ensure!(told["resourceVersion"].is_null(), "a folder has no editions: {told}");
+    let answer = ask("wbe")?;
+    let error = String::from_utf8_lossy(&answer.stderr);
+    ensure!(!answer.status.success() && error.contains("did you mean default/web"), "{error}");
+    fixture.kill()?;
+    let error = String::from_utf8_lossy(&ask("web")?.stderr).into_owned();
+    ensure!(error.contains("the agent does not answer on 127.0.0.1:10249"), "{error}");
+    fixture.begin()
+}
+
+fn explains(fixture: &Fixture) -> Result<()> {
+    for family in Family::BOTH {
+        let client = client_ip(family).to_string();
+        let explain = |client: &str, to: std::net::SocketAddr| {
+            ask(&fixture.node, &["explain", client, &to.to_string()], &fixture.bpffs())
+        };
+        let web = explain(&client, vip(family, WEB, Kind::Tcp))?;
+        let pod = super::pod(family, 0, Kind::Tcp).to_string();
+        ensure!(web["packet"]["verdict"] == "forward", "{web}");
+        ensure!(web["packet"]["endpoints"][0]["address"] == pod, "{web}");
+        let empty = explain("host", vip(family, EMPTY, Kind::Tcp))?;
+        ensure!(
+            empty["socket"]["verdict"] == "reject" && empty["socket"]["reason"] == "no_endpoint",
+            "{empty}"
+        );
+        let other = explain("pod", (client_ip(family), 80).into())?;
+        ensure!(other["socket"]["verdict"] == "untouched", "{other}");
+    }
+    Ok(())
+}

@@ -1,0 +1,148 @@
+//! Connected UDP sockets whose endpoint leaves are ended, wherever they are, and no others.
+
+use std::net::{IpAddr, SocketAddr};
+
+use anyhow::{Result, ensure};
+
+use super::{Case, pod, udp, vip};
+use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
+use crate::manifest::{Family, Service};
+use crate::peer::{Attempt, Failure, Kind, Peer};
+
+pub const WISH: Wish = Wish { pods: 3, services: &[NAMES, OTHER], flags: SMALL };
+pub const NAMES: Service = Service { name: "names", number: 61, ports: &[udp(53, 5353, &[0])] };
+const MOVED: Service = Service { ports: &[udp(53, 5353, &[1])], ..NAMES };
+const EMPTY: Service = Service { ports: &[udp(53, 5353, &[])], ..NAMES };
+/// The same endpoint, which does not leave it.
+const OTHER: Service = Service { name: "other", number: 62, ports: &[udp(53, 5353, &[0])] };
+
+pub const CASES: &[Case] = &[
+    Case { name: "stale_sockets::sockets_are_ended_and_connect_anew", wish: WISH, run: moves },
+    Case { name: "stale_sockets::a_service_that_goes_to_zero_ends_them_too", wish: WISH, run: zero },
+    Case {
+        name: "stale_sockets::an_agent_that_was_away_ends_them_when_it_is_back",
+        wish: WISH,
+        run: restart,
+    },
+];
+
+fn mapped(addr: SocketAddr) -> SocketAddr {
+    match addr.ip() {
+        IpAddr::V4(ip) => (ip.to_ipv6_mapped(), addr.port()).into(),
+        IpAddr::V6(_) => addr,
+    }
+}
+
+fn forms(service: Service) -> [SocketAddr; 3] {
+    let [v4, v6] = Family::BOTH.map(|family| vip(family, service, Kind::Udp));
+    [v4, v6, mapped(v4)]
+}
+
+/// Sockets of one process: those that a Service led to the endpoint, and those that must not notice.
+struct Sockets<'a> {
+    client: &'a Peer,
+    led: [(u32, SocketAddr); 3],
+    others: Vec<u32>,
+}
+
+impl<'a> Sockets<'a> {
+    fn open(client: &'a Peer) -> Result<Self> {
+        let led = [0, 1, 2].map(|at: u32| (at, forms(NAMES)[at as usize]));
+        let [v4, v6] = Family::BOTH.map(|family| pod(family, 0, Kind::Udp));
+        let others = [v4, v6, mapped(v4)].into_iter().chain(forms(OTHER));
+        let others: Vec<_> = (10..).zip(others).collect();
+        for (id, to) in led.iter().chain(&others) {
+            client.open(*id, Attempt::new(Kind::Udp, *to))?;
+            ensure!(client.hears(*id, None)?.server == "0/5353", "{to} is elsewhere");
+        }
+        Ok(Self { client, led, others: others.into_iter().map(|(id, _)| id).collect() })
+    }
+
+    /// Waits until they are ended; then only they are.
+    fn are_ended(&self) -> Result<()> {
+        for (id, to) in &self.led {
+            eventually(SOON, || is_ended(self.client, *id, *to))?;
+        }
+        for id in &self.others {
+            let server = self.client.hears(*id, None)?.server;
+            ensure!(server == "0/5353", "{id} was moved to {server}");
+        }
+        Ok(())
+    }
+
+    fn lead_to(&self, server: &str) -> Result<()> {
+        for (id, to) in &self.led {
+            self.client.open(*id, Attempt::new(Kind::Udp, *to))?;
+            let seen = self.client.hears(*id, None)?;
+            ensure!(seen.server == server && seen.peer == Some(*to), "{to}: {seen:?}");
+        }
+        Ok(())
+    }
+}
+
+/// Who waits for an answer is told that the connection is aborted, who sends that there is none.
+fn is_ended(client: &Peer, id: u32, to: SocketAddr) -> Result<()> {
+    match client.talk(id, None)? {
+        Err(Failure { errno: Some(libc::ECONNABORTED | libc::EDESTADDRREQ), .. }) => Ok(()),
+        other => anyhow::bail!("{to}: {other:?}"),
+    }
+}
+
+/// Does something that takes the endpoint away, and looks at sockets of the node and of a pod.
+fn after(fixture: &Fixture, action: impl FnOnce() -> Result<()>, then: Option<&str>) -> Result<()> {
+    let pod = fixture.pod(2)?;
+    let all = [Sockets::open(&fixture.local)?, Sockets::open(&pod)?];
+    action()?;
+    for sockets in &all {
+        sockets.are_ended()?;
+        match then {
+            Some(server) => sockets.lead_to(server)?,
+            None => sockets.led.iter().try_for_each(|(_, to)| {
+                sockets.client.fails(Attempt::new(Kind::Udp, *to), libc::ECONNREFUSED).map(drop)
+            })?,
+        }
+    }
+    Ok(())
+}
+
+pub fn moves(fixture: &Fixture) -> Result<()> {
+    after(fixture, || fixture.folder.put(MOVED), Some("1/5353"))?;
+    // And back: an id that is used again, sockets that were ended before.
+    let pod = fixture.pod(2)?;
+    fixture.folder.put(NAMES)?;
+    for client in [&fixture.local, &*pod] {
+        for (at, to) in (0..).zip(forms(NAMES)) {
+            eventually(SOON, || is_ended(client, at, to))?;
+        }
+    }
+    Ok(())
+}
+
+/// Sockets of a pod whose endpoint leaves, under an agent that does not reach them; it reaches those of the node.
+pub fn stay(fixture: &Fixture) -> Result<()> {
+    fixture.change(NAMES, &["0/5353"])?;
+    let pod = fixture.pod(2)?;
+    let (local, sockets) = (Sockets::open(&fixture.local)?, Sockets::open(&pod)?);
+    fixture.change(MOVED, &["1/5353"])?;
+    local.are_ended()?;
+    // Much longer than it takes where it can be done.
+    std::thread::sleep(std::time::Duration::from_secs(2));
+    for (id, to) in sockets.led {
+        ensure!(is_ended(&pod, id, to).is_err(), "{to}: its socket was ended");
+    }
+    Ok(())
+}
+
+fn zero(fixture: &Fixture) -> Result<()> {
+    after(fixture, || fixture.folder.put(EMPTY), None)?;
+    fixture.change(NAMES, &["0/5353"])
+}
+
+fn restart(fixture: &Fixture) -> Result<()> {
+    let away = || {
+        fixture.kill()?;
+        fixture.folder.put(MOVED)?;
+        fixture.begin()
+    };
+    after(fixture, away, Some("1/5353"))
+}

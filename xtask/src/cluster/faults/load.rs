@@ -1,0 +1,230 @@
+//! A client process: it asks all its targets at once until it is told to end, and counts what it saw.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{self, Read as _, Write as _};
+use std::ops::AddAssign;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{scope, sleep};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use serde::{Deserialize, Serialize};
+
+use super::probe::{Kind, Prober, Target};
+use crate::cluster::plan::Node;
+use crate::exec::Cmd;
+
+/// Between two new connections.
+const PAUSE: Duration = Duration::from_millis(10);
+/// Between two questions of any other kind.
+const CALM: Duration = Duration::from_millis(100);
+/// So many failures are told in full.
+const TOLD: usize = 20;
+
+/// A client: where it is, and whom it asks.
+#[derive(Debug)]
+pub(super) struct Client {
+    /// In words.
+    pub name: String,
+    /// Whose `ballast explain` tells what becomes of its connections.
+    pub node: Node,
+    /// As `ballast explain` calls it.
+    pub who: String,
+    /// What runs a command there.
+    pub workdir: Cmd,
+    /// Whom it asks.
+    pub targets: Vec<Target>,
+}
+
+/// What came of questions of one kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Count {
+    /// Those that brought an answer.
+    pub answered: u64,
+    /// Those that did not.
+    pub failed: u64,
+    /// Of these, those that a RST ended.
+    pub reset: u64,
+    /// SYNs that were sent again.
+    pub syns: u64,
+    /// Answers of another pod than before where that may not be.
+    pub moved: u64,
+}
+
+impl AddAssign for Count {
+    fn add_assign(&mut self, other: Self) {
+        self.answered += other.answered;
+        self.failed += other.failed;
+        self.reset += other.reset;
+        self.syns += other.syns;
+        self.moved += other.moved;
+    }
+}
+
+/// What a client saw.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Tally {
+    /// The counts of each kind.
+    pub kinds: BTreeMap<Kind, Count>,
+    /// When, from where and why the first of them failed.
+    pub failures: Vec<String>,
+    /// Who answered, by client and target.
+    pub by: BTreeMap<String, BTreeSet<String>>,
+}
+
+impl Tally {
+    /// Both together.
+    pub(super) fn and(mut self, other: Self) -> Self {
+        for (kind, count) in other.kinds {
+            *self.kinds.entry(kind).or_default() += count;
+        }
+        self.failures.extend(other.failures);
+        for (target, names) in other.by {
+            self.by.entry(target).or_default().extend(names);
+        }
+        self
+    }
+
+    /// The counts of these kinds.
+    pub(super) fn of(&self, kinds: &[Kind]) -> Count {
+        let mut sum = Count::default();
+        kinds.iter().filter_map(|kind| self.kinds.get(kind)).for_each(|count| sum += *count);
+        sum
+    }
+
+    /// The counts of all kinds.
+    pub(super) fn total(&self) -> Count {
+        let mut sum = Count::default();
+        self.kinds.values().for_each(|count| sum += *count);
+        sum
+    }
+
+    fn note(&mut self, target: &Target, prober: &mut Prober<'_>) {
+        let start = Instant::now();
+        let asked = prober.ask();
+        let count = self.kinds.entry(target.kind).or_default();
+        let trouble = match asked {
+            Ok(answer) => {
+                count.answered += 1;
+                count.syns += u64::from(answer.syns);
+                count.moved += u64::from(answer.moved);
+                let what = match (answer.syns, answer.moved) {
+                    (0, false) => None,
+                    (0, true) => Some(format!("`{}` answered, another one before", answer.by)),
+                    (syns, _) => {
+                        Some(format!("{syns} SYNs sent again, from {} to `{}`", answer.from, answer.by))
+                    }
+                };
+                self.by.entry(target.to_string()).or_default().insert(answer.by);
+                what
+            }
+            Err(error) => {
+                count.failed += 1;
+                count.reset += u64::from(is_reset(&error));
+                Some(format!("{error:#}"))
+            }
+        };
+        if let Some(what) = trouble.filter(|_| self.failures.len() < TOLD) {
+            let (now, took) = (jiff::Timestamp::now(), start.elapsed().as_secs_f64());
+            self.failures.push(format!("{now:.3} {target} after {took:.3} s: {what}"));
+        }
+    }
+}
+
+fn is_reset(error: &anyhow::Error) -> bool {
+    let kinds = error.chain().filter_map(|cause| Some(cause.downcast_ref::<io::Error>()?.kind()));
+    kinds.into_iter().any(|kind| matches!(kind, io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe))
+}
+
+/// Asks servers for their names until standard input ends, then prints what was: new connections go to their targets in turn,
+/// every other target has a client of its own.
+pub fn load(targets: &[Target]) -> Result<()> {
+    static ENDED: AtomicBool = AtomicBool::new(false);
+    std::thread::spawn(|| {
+        let _ = io::stdin().read_to_end(&mut Vec::new());
+        ENDED.store(true, Ordering::Relaxed);
+    });
+    let (new, others): (Vec<_>, Vec<_>) = targets.iter().partition(|target| target.kind == Kind::New);
+    let mut groups: Vec<(Vec<&Target>, Duration)> =
+        others.into_iter().map(|target| (vec![target], CALM)).collect();
+    if !new.is_empty() {
+        groups.push((new, PAUSE));
+    }
+    let ask = |(group, pause): (Vec<&Target>, Duration)| {
+        let mut tally = Tally::default();
+        let mut probers: Vec<_> = group.into_iter().map(|target| (target, Prober::new(target))).collect();
+        while !ENDED.load(Ordering::Relaxed) {
+            for (target, prober) in &mut probers {
+                tally.note(target, prober);
+                sleep(pause);
+            }
+        }
+        tally
+    };
+    let all = scope(|scope| {
+        let clients: Vec<_> = groups.into_iter().map(|group| scope.spawn(move || ask(group))).collect();
+        let tallies = clients.into_iter().filter_map(|client| client.join().ok());
+        tallies.fold(Tally::default(), Tally::and)
+    });
+    let text = serde_json::to_string(&all).context("cannot write the tally")?;
+    writeln!(io::stdout(), "{text}").context("the reader is gone")
+}
+
+/// A client at work.
+#[derive(Debug)]
+pub(super) struct LoadGenerator {
+    name: String,
+    child: Child,
+}
+
+impl LoadGenerator {
+    /// Starts one; `place` is a command that runs what follows somewhere.
+    pub(super) fn start(name: String, workdir: Cmd, targets: &[Target]) -> Result<Self> {
+        let us = std::env::current_exe().context("cannot find our own program")?;
+        let mut command: Command =
+            workdir.arg(us).args(["cluster", "knock"]).args(targets.iter().map(Target::to_string)).into_std();
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        Ok(Self { name, child: command.spawn().context("cannot start a client")? })
+    }
+
+    /// Ends it, and returns what it saw.
+    pub(super) fn stop(mut self) -> Result<Tally> {
+        drop(self.child.stdin.take());
+        let output = self.child.wait_with_output().context("cannot wait for a client")?;
+        let mut tally: Tally = serde_json::from_slice(&output.stdout).context("a client said nothing")?;
+        let name = &self.name;
+        tally.failures.iter_mut().for_each(|failure| *failure = format!("{name}: {failure}"));
+        tally.by = tally.by.into_iter().map(|(target, pods)| (format!("{name}: {target}"), pods)).collect();
+        Ok(tally)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tallies_add_up() {
+        let one = |answered, name: &str| Tally {
+            kinds: [(Kind::New, Count { answered, failed: 1, ..Count::default() })].into(),
+            failures: vec![name.into()],
+            by: [("new/a".to_owned(), [name.to_owned()].into())].into(),
+        };
+        let long = Tally {
+            kinds: [(Kind::Long, Count { reset: 2, ..Count::default() })].into(),
+            ..Tally::default()
+        };
+        let all = one(2, "a").and(one(3, "b")).and(long);
+        assert_eq!(all.of(&[Kind::New]), Count { answered: 5, failed: 2, ..Count::default() });
+        assert_eq!(all.total(), Count { answered: 5, failed: 2, reset: 2, ..Count::default() });
+        assert_eq!((all.failures.len(), all.by["new/a"].len()), (2, 2));
+    }
+
+    #[test]
+    fn a_reset_is_told_from_a_refusal() {
+        let error = |kind: io::ErrorKind| Err::<(), _>(io::Error::from(kind)).context("listen").unwrap_err();
+        assert!(is_reset(&error(io::ErrorKind::ConnectionReset)));
+        assert!(!is_reset(&error(io::ErrorKind::ConnectionRefused)));
+    }
+}

@@ -1,0 +1,215 @@
+//! What the faults happen to: pods that answer, a Service in front of them, and clients on every path.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use serde_json::{Value, json};
+
+use super::agents::Agents;
+use super::load::{Client, LoadGenerator, Tally};
+use super::objects::{self, served};
+use crate::cluster::image::AGNHOST;
+use crate::cluster::plan::Node;
+use crate::cluster::{Workdir, apply, kubectl};
+use crate::exec::Cmd;
+use crate::signal;
+
+/// How long pods may take to end.
+const ENDING: Duration = Duration::from_secs(90);
+/// How long a change may take to arrive everywhere, on a busy machine.
+pub(super) const SOON: Duration = Duration::from_secs(30);
+
+pub(super) const NAME: &str = "echo";
+/// The pods whose networks clients use; they stay while the others come and go. Two: the same source port in one network could
+/// lead to the same endpoint both by the socket programs and past them, and the endpoint would see one connection.
+pub(super) const CLIENT: &str = "client";
+/// The one whose client has no socket programs.
+pub(super) const PLAIN: &str = "plain";
+/// The Service's cluster address and port.
+pub(super) const ADDRESS: &str = "10.96.0.80:80";
+/// Its port on every node.
+pub(super) const NODE_PORT: u16 = 30080;
+/// How many pods there are at first.
+pub(super) const PODS: u8 = 4;
+
+/// The pods, the Service and where they are.
+#[derive(Debug)]
+pub(super) struct Testbed<'a> {
+    pub workdir: &'a Workdir,
+    pub agents: Agents,
+}
+
+impl<'a> Testbed<'a> {
+    /// Makes them, and waits until every client gets an answer.
+    pub(super) fn make(workdir: &'a Workdir) -> Result<Self> {
+        Self::make_for(workdir, Agents::of(workdir)?)
+    }
+
+    /// The same where others than Ballast's agents may be.
+    pub(super) fn make_for(workdir: &'a Workdir, agents: Agents) -> Result<Self> {
+        let testbed = Self { workdir, agents };
+        let last = *workdir.nodes().last().context("a cluster without nodes")?;
+        apply(workdir, &objects(last))?;
+        testbed.scale(PODS)?;
+        let stay = format!("deployment/{}", objects::STAY);
+        kubectl(workdir, &["rollout", "status", &stay, "--timeout=120s"]).read()?;
+        kubectl(workdir, &["wait", "--for=condition=Ready", "pod", CLIENT, PLAIN, "--timeout=60s"]).read()?;
+        for address in [ADDRESS.to_owned(), outside(Node(1)), outside(last)] {
+            let url = format!("http://{address}/hostname");
+            signal::wait_for(&format!("{url} to answer"), SOON, || {
+                Ok(workdir.node(Node(1)).command(&["curl", "-sf", "-m", "1", &url]).try_read())
+            })?;
+        }
+        Ok(testbed)
+    }
+
+    /// Removes them.
+    pub(super) fn clear(&self) -> Result<()> {
+        kubectl(self.workdir, &["delete", "pod", CLIENT, PLAIN, "--grace-period=1"]).read()?;
+        kubectl(self.workdir, &["delete", "deployment,service", NAME]).read()?;
+        kubectl(self.workdir, &[&["delete"], &objects::NAMES[..]].concat()).read().map(|_| ())
+    }
+
+    /// The nodes.
+    pub(super) fn nodes(&self) -> Vec<Node> {
+        self.workdir.nodes()
+    }
+
+    /// Runs these clients beside the work.
+    pub(super) fn knocking<T>(clients: Vec<Client>, work: impl FnOnce() -> T) -> Result<(Tally, T)> {
+        let clients = clients
+            .into_iter()
+            .map(|client| LoadGenerator::start(client.name, client.workdir, &client.targets))
+            .collect::<Result<Vec<_>>>()?;
+        let done = work();
+        let mut all = Tally::default();
+        for client in clients {
+            all = all.and(client.stop()?);
+        }
+        Ok((all, done))
+    }
+
+    /// Runs a command in the network of a pod on the last node.
+    pub(super) fn in_pod(&self) -> Result<Cmd> {
+        let last = *self.nodes().last().context("a cluster without nodes")?;
+        Ok(self
+            .workdir
+            .node(last)
+            .command(&["nsenter", &format!("--net={}", self.pod_network(last, CLIENT)?)]))
+    }
+
+    /// Runs a command in the network of another pod there, by a process that is in no control group of the node: so no socket program
+    /// translates what it connects to.
+    pub(super) fn past_sockets(&self) -> Result<Cmd> {
+        let last = *self.nodes().last().context("a cluster without nodes")?;
+        let node = self.workdir.node(last).pid().context("the node does not run")?;
+        // Names of namespaces are in the node's own /run.
+        Ok(Cmd::new("nsenter").arg(format!("--net=/proc/{node}/root{}", self.pod_network(last, PLAIN)?)))
+    }
+
+    /// Whether the Service answers a process of this node, now.
+    pub(super) fn answers_on(&self, node: Node) -> bool {
+        let url = format!("http://{ADDRESS}/hostname");
+        self.workdir.node(node).command(&["curl", "-sf", "-m", "2", &url]).succeeds()
+    }
+
+    /// The address of a pod.
+    pub(super) fn address(&self, pod: &str) -> Result<String> {
+        kubectl(self.workdir, &["get", "pod", pod, "-o", "jsonpath={.status.podIP}"]).read()
+    }
+
+    /// The same of IPv6.
+    pub(super) fn address_v6(&self, pod: &str) -> Result<String> {
+        kubectl(self.workdir, &["get", "pod", pod, "-o", "jsonpath={.status.podIPs[1].ip}"]).read()
+    }
+
+    /// The network namespace of a pod, as a file on its node.
+    fn pod_network(&self, node: Node, pod: &str) -> Result<String> {
+        let address = self.address(pod)?;
+        let script = format!(
+            "for file in /run/netns/*; do nsenter --net=$file ip -o -4 address | grep -q ' {address}/' && echo $file; done"
+        );
+        let told = self.workdir.node(node).command(&["sh", "-c", &format!("{script}; true")]).read()?;
+        told.lines().next().map(str::to_owned).with_context(|| format!("no namespace of the pod {address}"))
+    }
+
+    /// Wants so many pods, and waits until they are ready and those too many are gone.
+    pub(super) fn scale(&self, pods: u8) -> Result<()> {
+        let name = format!("deployment/{NAME}");
+        kubectl(self.workdir, &["scale", &name, &format!("--replicas={pods}")]).read()?;
+        kubectl(self.workdir, &["rollout", "status", &name, "--timeout=120s"]).read()?;
+        let get = ["get", "pods", "-l", &format!("app={NAME}"), "-o", "name"];
+        signal::wait_for("the pods that are too many to end", ENDING, || {
+            Ok((kubectl(self.workdir, &get).read()?.lines().count() <= usize::from(pods)).then_some(()))
+        })
+    }
+}
+
+/// The Service's port on a node.
+fn outside(node: Node) -> String {
+    format!("{}:{NODE_PORT}", node.v4())
+}
+
+fn objects(client_node: Node) -> Value {
+    let mut items = served(NAME, PODS, None);
+    if let Some(service) = items.get_mut(1) {
+        service["spec"]["type"] = json!("NodePort");
+        service["spec"]["clusterIP"] = json!(ADDRESS.trim_end_matches(":80"));
+        service["spec"]["ports"][0]["nodePort"] = json!(NODE_PORT);
+    }
+    items.extend(objects::objects());
+    items.extend([CLIENT, PLAIN].map(|name| {
+        json!({
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": { "name": name, "namespace": "default" },
+            "spec": {
+                "nodeName": client_node.to_string(),
+                "containers": [{ "name": name, "image": AGNHOST, "args": ["pause"] }],
+            },
+        })
+    }));
+    json!({ "apiVersion": "v1", "kind": "List", "items": items })
+}
+
+/// The keys in what bpftool printed of a map, as it takes them.
+pub(super) fn keys(dump: &str) -> Result<Vec<Vec<String>>> {
+    let entries: Vec<Value> = serde_json::from_str(dump).context("bpftool printed something unexpected")?;
+    entries
+        .iter()
+        .map(|entry| {
+            let bytes = entry.get("key").and_then(Value::as_array).context("an entry without a key")?;
+            bytes
+                .iter()
+                .map(|byte| byte.as_str().map(str::to_owned).context("a key that is no bytes"))
+                .collect()
+        })
+        .collect()
+}
+
+/// A metric's value, summed over its labels; 0 if it is not there.
+pub(super) fn total(metrics: &str, name: &str) -> f64 {
+    let is_it = |line: &&str| line.strip_prefix(name).is_some_and(|rest| rest.starts_with([' ', '{']));
+    let values = metrics.lines().filter(is_it);
+    values.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_bytes() {
+        let dump = r#"[{"key":["0x0a","0x60"],"value":["0x00"],"formatted":{}}]"#;
+        assert_eq!(keys(dump).unwrap(), [["0x0a", "0x60"]]);
+        assert!(keys("{}").is_err());
+    }
+
+    #[test]
+    fn a_metric_is_summed_over_its_labels() {
+        let text = "# TYPE repairs_total counter\nrepairs_total{map=\"a\"} 2\nrepairs_total{map=\"b\"} 1\n\
+                    repairs_total_bytes 7\nplain 4\n";
+        let is = |name: &str, value: f64| (total(text, name) - value).abs() < f64::EPSILON;
+        assert!(is("repairs_total", 3.0) && is("plain", 4.0) && is("none", 0.0));
+    }
+}

@@ -1,0 +1,177 @@
+//! One cluster's place on this machine: a folder and control groups of its name, and nothing else that would outlive
+//! its processes.
+
+use std::fs;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, bail};
+
+use super::plan::Node;
+use crate::host::{self, names_in, remove_cgroup};
+
+/// In a cluster's folder: what [`Workdir::settings`] reads.
+pub const SETTINGS: &str = "settings";
+const FOLDER: &str = "ballast-cluster-";
+/// What three nodes write, twice over: images, containers, logs, a copy of the agent.
+const ROOM: u64 = 3 << 30;
+/// Where a cluster is.
+#[derive(Clone, Debug)]
+pub struct Workdir {
+    name: String,
+    dir: PathBuf,
+}
+
+impl Workdir {
+    /// The place of a cluster of this name, whether or not it is there.
+    pub fn of(name: &str) -> Result<Self> {
+        if name.is_empty() || !name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit()) {
+            bail!("a cluster's name is made of small letters and digits, not `{name}`");
+        }
+        Ok(Self { name: name.to_owned(), dir: std::env::temp_dir().join(format!("{FOLDER}{name}")) })
+    }
+
+    /// Makes its folders.
+    pub fn make(&self) -> Result<()> {
+        let shown = || {
+            let name = &self.name;
+            format!("cannot make {}: `cargo xtask cluster down --name {name}` first?", self.dir.display())
+        };
+        let parent = self.dir.parent().context("the cluster's folder has no parent")?;
+        let disk =
+            rustix::fs::statvfs(parent).with_context(|| format!("cannot look at {}", parent.display()))?;
+        let free = disk.f_bavail.saturating_mul(disk.f_frsize);
+        if free < ROOM {
+            bail!(
+                "{} has {} MiB free, a cluster takes up to {} MiB: make room, or name another folder by TMPDIR",
+                parent.display(),
+                free >> 20,
+                ROOM >> 20
+            );
+        }
+        // Keys are in it.
+        fs::DirBuilder::new().mode(0o700).create(&self.dir).with_context(shown)?;
+        for folder in [self.logs(), self.programs(), self.dir.join("machines"), self.dir.join("keys")] {
+            fs::create_dir(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        }
+        Ok(())
+    }
+
+    /// The cluster's name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its folder.
+    #[must_use]
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// What its programs say.
+    #[must_use]
+    pub fn logs(&self) -> PathBuf {
+        self.dir.join("logs")
+    }
+
+    /// Its programs, under their plain names.
+    #[must_use]
+    pub fn programs(&self) -> PathBuf {
+        self.dir.join("bin")
+    }
+
+    /// The kubeconfig for users.
+    #[must_use]
+    pub fn kubeconfig(&self, user: &str) -> PathBuf {
+        self.dir.join(format!("{user}.conf"))
+    }
+
+    /// Settings of the agents that differ from the defaults, each as `VARIABLE=VALUE`.
+    #[must_use]
+    pub fn settings(&self) -> Vec<String> {
+        let text = fs::read_to_string(self.dir.join(SETTINGS)).unwrap_or_default();
+        text.lines().map(str::to_owned).collect()
+    }
+
+    /// A file of the keys.
+    #[must_use]
+    pub fn key(&self, name: &str) -> PathBuf {
+        self.dir.join("keys").join(name)
+    }
+
+    /// Writes a file of the folder, and returns where it is.
+    pub fn write(&self, name: &str, text: &str) -> Result<PathBuf> {
+        let file = self.dir.join(name);
+        fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))?;
+        Ok(file)
+    }
+
+    /// The control group of a machine.
+    pub fn cgroup(&self, machine: &str) -> Result<PathBuf> {
+        Ok(self.group_in(&host::cgroup2()?, machine))
+    }
+
+    /// The same in any hierarchy.
+    #[must_use]
+    pub fn group_in(&self, root: &Path, machine: &str) -> PathBuf {
+        root.join(format!("{FOLDER}{}-{machine}", self.name))
+    }
+
+    /// The nodes that were made.
+    #[must_use]
+    pub fn nodes(&self) -> Vec<Node> {
+        let names = names_in(&self.dir.join("machines"));
+        names.iter().filter_map(|name| name.strip_prefix("node")?.parse().ok().map(Node)).collect()
+    }
+
+    /// Whether there is anything of it.
+    #[must_use]
+    pub fn exists(&self) -> bool {
+        self.dir.exists()
+    }
+
+    /// What is still there, in words.
+    pub fn remains(&self) -> Result<Vec<String>> {
+        let mut remains: Vec<_> = self.cgroups()?.iter().map(|path| path.display().to_string()).collect();
+        if self.exists() {
+            remains.push(self.dir.display().to_string());
+        }
+        Ok(remains)
+    }
+
+    /// Its control groups.
+    pub(super) fn cgroups(&self) -> Result<Vec<PathBuf>> {
+        let prefix = format!("{FOLDER}{}-", self.name);
+        let mut groups = Vec::new();
+        for hierarchy in host::hierarchies()? {
+            let names = names_in(&hierarchy.root).into_iter().filter(|name| name.starts_with(&prefix));
+            groups.extend(names.map(|name| hierarchy.root.join(name)));
+        }
+        Ok(groups)
+    }
+}
+
+/// Groups of pods are in groups of machines.
+pub(super) fn remove_tree(group: &Path) -> Result<()> {
+    for name in names_in(group) {
+        let inner = group.join(name);
+        if inner.is_dir() {
+            remove_tree(&inner)?;
+        }
+    }
+    remove_cgroup(group)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_cannot_lead_elsewhere() {
+        for name in ["", "../etc", "a/b", "A", "a-b"] {
+            assert!(Workdir::of(name).is_err(), "{name}");
+        }
+        assert_eq!(Workdir::of("e2e1").unwrap().name(), "e2e1");
+    }
+}
