@@ -188,7 +188,7 @@ fn forgets_none(fixture: &Fixture) -> Result<()> {
         }
         Ok(())
     };
-    let resets = sent_resets(lab)?;
+    let resets = sent_resets(fixture)?;
     std::thread::scope(|scope| {
         let knocking = scope.spawn(knocks);
         let changes = (|| {
@@ -206,14 +206,14 @@ fn forgets_none(fixture: &Fixture) -> Result<()> {
         let knocked = knocking.join().map_err(|_| anyhow::anyhow!("the client panicked"))?;
         changes.and(knocked)
     })?;
-    let more = sent_resets(lab)? - resets;
+    let more = sent_resets(fixture)? - resets;
     ensure!(more == 0, "the node answered {more} segments of these connections with a reset");
     Ok(())
 }
 
 /// How many resets the node's own stack has sent.
-fn sent_resets(lab: &Lab) -> Result<u64> {
-    let output = lab.node.command("cat").arg("/proc/net/snmp").output().context("cannot run cat")?;
+fn sent_resets(fixture: &Fixture) -> Result<u64> {
+    let output = fixture.node.command("cat").arg("/proc/net/snmp").output().context("cannot run cat")?;
     let text = String::from_utf8(output.stdout)?;
     let mut lines = text.lines().filter_map(|line| line.strip_prefix("Tcp: "));
     let (names, values) = (lines.next().context("no names")?, lines.next().context("no values")?);

@@ -92,7 +92,10 @@ impl Damage {
         let programs = hooks(testbed)?;
         (self.make)(testbed)?;
         let answers = testbed.answers_on(Node(1));
-        ensure!(answers != self.hurts, if answers { "the Service works without it" } else { "the Service fails" });
+        ensure!(
+            answers != self.hurts,
+            if answers { "the Service works without it" } else { "the Service fails" }
+        );
         // What is shared would show here: another node's agent and programs have nothing to do with it.
         ensure!(testbed.answers_on(Node(2)), "the Service fails on another node");
         signal::wait_for("the agent to repair and count it", PERIOD, || {
