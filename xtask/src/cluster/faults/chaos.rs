@@ -38,7 +38,10 @@ const AWAY: Duration = Duration::from_secs(20);
 const FAULTS: [Case; 9] = [
     case("an agent is killed", |testbed, kit| testbed.agents.kill(testbed.workdir, kit.node, GONE)),
     case("every agent is replaced, node by node", |testbed, _| testbed.agents.replace(testbed.workdir)),
-    case("the API server is away; then pods change", |testbed, _| control_plane::api_away(testbed, AWAY)),
+    case("the API server is away; then pods change", |testbed, _| {
+        // In one step: of pods that come and go meanwhile nothing is predicted.
+        control_plane::api_away(testbed, AWAY, &[testbed::PODS + 2])
+    }),
     case("endpoints come and go", |testbed, kit| {
         testbed.scale(kit.pods)?;
         rolling::await_equal(testbed)

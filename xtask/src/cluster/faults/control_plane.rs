@@ -21,7 +21,9 @@ const LATER: &str = "later";
 
 /// No API server for so long: longer than a liveness probe needs to kill a container. Pods change right before, so that the
 /// last word about them never arrives, and after it.
-pub(super) fn api_away(testbed: &Testbed<'_>, away: Duration) -> Result<()> {
+///
+/// `then`: how many pods there are afterwards, one number after the other.
+pub(super) fn api_away(testbed: &Testbed<'_>, away: Duration, then: &[u8]) -> Result<()> {
     let before = agents::processes(testbed.workdir)?;
     let deployment = format!("deployment/{}", testbed::NAME);
     let pods = (testbed::PODS + 2).to_string();
@@ -48,9 +50,7 @@ pub(super) fn api_away(testbed: &Testbed<'_>, away: Duration) -> Result<()> {
     control::start_one(testbed.workdir, "kube-controller-manager")?;
     result?;
     ensure!(agents::processes(testbed.workdir)? == before, "an agent was started again meanwhile");
-    for pods in [testbed::PODS + 2, 2, testbed::PODS] {
-        testbed.scale(pods)?;
-    }
+    then.iter().try_for_each(|pods| testbed.scale(*pods))?;
     rolling::await_equal(testbed)
 }
 

@@ -90,7 +90,7 @@ const FAULTS: [Case; 17] = [
     case("a pod's device comes and goes, again and again", |testbed, _| device::comes_and_goes(testbed)),
     case("etcd is restored from an older snapshot", |testbed, _| control_plane::etcd_restored(testbed)),
     case("the API server is away; then pods change", |testbed, kit| {
-        control_plane::api_away(testbed, kit.away)
+        control_plane::api_away(testbed, kit.away, &[testbed::PODS + 2, 2, testbed::PODS])
     }),
     case("one of two API servers is killed; their virtual address goes on", vip::goes_on),
     case("50 deployments roll at once", |testbed, _| rolling::all_at_once(testbed)),
