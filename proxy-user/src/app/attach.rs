@@ -65,7 +65,11 @@ where
 {
     let mut is_told = false;
     while status.wait_for(|status| status.synced || status.statics_synced).await.is_ok() {
-        let has_enough = !status.borrow().synced || status.borrow().complete;
+        // One guard: a second one would wait for the driver, which waits for the first to be dropped.
+        let has_enough = {
+            let status = status.borrow();
+            !status.synced || status.complete
+        };
         if has_enough || !other_proxy().await {
             return;
         }
