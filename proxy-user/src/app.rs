@@ -99,7 +99,7 @@ async fn serve(
 ) -> anyhow::Result<()> {
     tracing::info!(version = env!("CARGO_PKG_VERSION"), node = config.node_name, "starting");
     init::describe(&config);
-    init::describe_old_proxy().await;
+    init::describe_kube_proxy_rules().await;
     init::set_up_process(&config);
     init::set_up_netfilter(&config);
     let config = Arc::new(config);

@@ -37,7 +37,7 @@ const PUBLIC_TARGET: &str = "ballast";
 const TARGET: &str = "proxy_user";
 /// Where lines of the BPF programs come from.
 const BPF_TARGET: &str = "proxy_ebpf";
-/// Libraries that say at each attempt what [`crate::api::outage`] says once.
+/// Libraries that say at each attempt what [`crate::api::watch_health`] logs once.
 const REPEATERS: [&str; 2] = ["kube_client::client", "kube_runtime::watcher"];
 
 /// Why logging could not be set up.

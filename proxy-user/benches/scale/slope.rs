@@ -1,4 +1,4 @@
-//! Whether a process grows while something goes on for long.
+//! Measures whether the resident memory of a process grows during a long workload.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{park_timeout, scope};
@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 use crate::proc;
 use crate::report::Row;
 
-/// Between two looks.
+/// Between two samples.
 const EVERY: Duration = Duration::from_secs(1);
-/// What comes before is not looked at: ids rest for a minute, and free memory goes back once a minute.
+/// Samples before this time are not used: ids are in quarantine for a minute, and the agent returns free memory once a minute.
 const BEGIN: Duration = Duration::from_mins(3);
-/// Of less time than this, no slope is told.
+/// A run that is shorter than this reports no slope.
 const LEAST: Duration = Duration::from_mins(10);
 
 /// Does `work`, and looks at the resident memory of `process` meanwhile. The rows are empty when it took little time.

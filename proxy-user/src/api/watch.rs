@@ -185,7 +185,7 @@ impl<M> Default for List<M> {
 impl<M> List<M> {
     fn begin(&mut self, resource: &'static str) {
         self.objects.clear();
-        // One that begins anew goes on: what counts is how long it takes until all is known.
+        // A list that restarts keeps its span: the span measures the time until the list is complete.
         self.span.get_or_insert_with(|| {
             let span = info_span!(
                 target: spans::TARGET, parent: None, "list", ballast.resource = Empty, ballast.objects = Empty

@@ -37,7 +37,7 @@ pub fn describe(config: &RunConfig) {
 }
 
 /// Says once what another proxy has left on this node.
-pub async fn describe_old_proxy() {
+pub async fn describe_kube_proxy_rules() {
     // Who may not ask may not attach either, and that is told elsewhere.
     let Ok(Ok(found)) = tokio::task::spawn_blocking(KubeProxyRules::look).await else { return };
     if found.has_rules() {

@@ -76,7 +76,7 @@ impl Drop for Ending {
     }
 }
 
-/// Takes events until it is told to end. What cannot be taken is counted.
+/// Reads events and queues them for export until `ending` is set. Counts events that it cannot read or queue.
 fn follow(queue: &Queue<LogRecord>, bpffs: &Path, sample: u32, ending: &AtomicBool) -> Result<(), ViewError> {
     let view = View::open(bpffs)?;
     let mut names = Names::read(&view)?;
@@ -88,13 +88,13 @@ fn follow(queue: &Queue<LogRecord>, bpffs: &Path, sample: u32, ending: &AtomicBo
             renewed = Instant::now();
         }
         // The clock may be set meanwhile.
-        let (world, now) = (MonitorContext::now(), SystemTime::now());
+        let (context, now) = (MonitorContext::now(), SystemTime::now());
         let mut taken = 0;
         while let Some(event) = listener.next_event() {
             taken += 1;
             if taken <= TAKEN {
                 names.learn(&view, event.service)?;
-                queue.push(Line::new(&event, &names.snapshot, &world).record(now));
+                queue.push(Line::new(&event, &names.snapshot, &context).record(now));
             }
         }
         let left_out = taken.saturating_sub(TAKEN) as u64 + listener.lost().saturating_sub(lost);

@@ -13,7 +13,6 @@ use proxy_common::event::{
 };
 use proxy_common::reason::Reason;
 use rustix::net::{self, AddressFamily, SocketType};
-use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
 use super::args::observe::{EventKind, EventOutput, MonitorArgs};
@@ -21,7 +20,7 @@ use super::show::{ServiceFilter, ShowError, yaml};
 use crate::config::ConfigError;
 use crate::config::otlp::resource;
 use crate::config::run::node_name_or_host;
-use crate::maps::view::{Listener, NameRow, Snapshot, Transport, View, ViewError};
+use crate::maps::view::{Listener, NameRow, Snapshot, Transport, View, ViewError, monotonic};
 use crate::otlp::Resource;
 
 mod otlp;
@@ -205,8 +204,7 @@ pub struct MonitorContext {
 impl MonitorContext {
     /// This machine, now.
     pub fn now() -> Self {
-        let up = Duration::try_from(clock_gettime(ClockId::Monotonic)).unwrap_or_default();
-        Self { zero: SystemTime::now().checked_sub(up), ..Self::default() }
+        Self { zero: SystemTime::now().checked_sub(monotonic()), ..Self::default() }
     }
 
     fn time(&self, event: &Event) -> Option<SystemTime> {

@@ -31,7 +31,7 @@ const RETRY: Duration = Duration::from_secs(1);
 /// Every device of this network namespace, by index.
 pub type Devices = Arc<[Device]>;
 
-/// Looks at this machine when the kernel tells of a change, and every 10 s.
+/// Reads the state of this machine after each notification of route netlink, and every 10 s.
 #[derive(Debug)]
 pub struct Follower {
     facts: Facts,

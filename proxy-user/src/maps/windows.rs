@@ -23,7 +23,7 @@ pub(super) struct Array {
     map: OwnedFd,
     value_size: usize,
     len: usize,
-    /// Where the last run ended: the next one often goes on near by, and mapping costs more than what is written.
+    /// The window of the last run. The next run often writes near it, and mmap(2) costs more than the writes.
     kept: Mutex<Option<Mapping>>,
 }
 

@@ -13,7 +13,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use proxy_common::latency::{LATENCY_BUCKETS, limit_us};
 
 use super::datapath::port;
-use crate::maps::view::{Example, NameRow, View, ViewError};
+use crate::maps::view::{Example, NameRow, View, ViewError, monotonic};
 
 /// How a bucket's sample begins.
 const SAMPLE: &str = "ballast_connect_latency_seconds_bucket{le=\"";
@@ -27,9 +27,8 @@ pub(super) struct Zero(AtomicU64);
 impl Zero {
     /// By the clocks of this moment, where they differ by more than a second from what is kept: the clock was set.
     fn now(&self) -> Duration {
-        let up = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let now = since.saturating_sub(Duration::try_from(up).unwrap_or_default());
+        let now = since.saturating_sub(monotonic());
         let kept = Duration::from_nanos(self.0.load(Ordering::Relaxed));
         if now.abs_diff(kept) < Duration::from_secs(1) {
             return kept;

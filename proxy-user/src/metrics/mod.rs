@@ -190,7 +190,7 @@ impl Metrics {
         self
     }
 
-    /// Tells of exported telemetry, too.
+    /// Adds the counters of exported and lost telemetry.
     #[must_use]
     pub fn with_telemetry(mut self, counts: Arc<Counts>) -> Self {
         self.registry.register_collector(Box::new(otlp::Telemetry(counts)));

@@ -1,4 +1,4 @@
-//! A collector for tests: takes what is posted to it, and answers as it is told.
+//! A mock OpenTelemetry collector: keeps the bodies of POST requests, and answers with the responses that a test sets.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};

@@ -148,14 +148,11 @@ impl<T> Worker<T> {
         let mut batch = Vec::with_capacity(BATCH);
         loop {
             self.collect(&mut batch).await;
-            let is_last = batch.is_empty();
-            if !is_last {
-                self.send(&batch).await;
-                batch.clear();
-            }
-            if is_last {
+            if batch.is_empty() {
                 return;
             }
+            self.send(&batch).await;
+            batch.clear();
         }
     }
 

@@ -233,7 +233,7 @@ async fn spans_and_lines_belong_together() {
     tracing::subscriber::with_default(tracing_subscriber::registry().with(layer), || {
         let sync = tracing::info_span!(target: TARGET, "sync", ballast.services = 3_u64, error = tracing::field::Empty);
         let entered = sync.enter();
-        // Spans of libraries are none of ours, and what is in them is in the next one of ours.
+        // Spans of libraries are not exported: a span inside one gets the nearest exported span as its parent.
         let _other = tracing::info_span!(target: "library", "request").entered();
         let plan = tracing::info_span!(target: TARGET, "plan").entered();
         tracing::warn!(service = "default/redis", "no room");

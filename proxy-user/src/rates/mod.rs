@@ -12,10 +12,9 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use proxy_common::reason::Reason;
-use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
-use crate::maps::view::{FlowCounts, Snapshot, View, ViewError};
+use crate::maps::view::{FlowCounts, Snapshot, View, ViewError, monotonic};
 
 pub use history::{History, Point};
 
@@ -38,7 +37,7 @@ impl Counters {
     /// Reads the pinned maps; works while no agent runs.
     pub fn read(view: &View) -> Result<Self, ViewError> {
         Ok(Self {
-            at: Duration::try_from(clock_gettime(ClockId::Monotonic)).unwrap_or_default(),
+            at: monotonic(),
             snapshot: view.snapshot()?,
             on_trial: view.on_trial()?,
             reasons: view.reasons()?,
@@ -48,7 +47,7 @@ impl Counters {
 
     /// Reads only what is counted for Service ports and reasons, for [`Rates::of_totals`]: no frontends, endpoints and flows.
     pub fn read_totals(view: &View) -> Result<Self, ViewError> {
-        let at = Duration::try_from(clock_gettime(ClockId::Monotonic)).unwrap_or_default();
+        let at = monotonic();
         let names = view.names()?;
         let snapshot = Snapshot {
             service_stats: view.service_stats(names.keys().copied())?,

@@ -54,7 +54,7 @@ pub struct Setup {
 pub struct Agent {
     child: Child,
     log: PathBuf,
-    /// Where this agent's lines begin: all agents of a lab share one file.
+    /// Where this agent's lines begin: all agents of a fixture share one file.
     start: usize,
 }
 

@@ -1,7 +1,7 @@
 //! Real sockets in network namespaces, served by the real agent: `cargo xtask test netns`.
 //!
-//! Each case has a lab of its own (`lab.rs`) and so runs beside the others. The traffic is this program's, started
-//! again inside the lab (`peer/`). `--kernel-smoke` runs the few cases that show that a kernel takes our programs,
+//! Each case has a fixture of its own (`fixture.rs`) and so runs beside the others. The traffic is this program's, started
+//! again inside the fixture (`peer/`). `--kernel-smoke` runs the few cases that show that a kernel takes our programs,
 //! and `--official` those beside the official kube-proxy, with an API server (`cargo xtask test apiserver`).
 
 mod agent;

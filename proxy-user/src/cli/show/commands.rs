@@ -104,7 +104,7 @@ pub fn status(args: &StatusArgs) -> Result<Answer, ShowError> {
     let facts = Facts::read(&args.reader.bpffs);
     let status = Status::new(agent.clone(), facts).with_problems(told).with_xdp(xdp);
     // Without the right to ask netfilter, the rest is shown.
-    let status = status.with_old_proxy(KubeProxyRules::look().unwrap_or_default());
+    let status = status.with_kube_proxy_rules(KubeProxyRules::look().unwrap_or_default());
     let status = status.with_api_servers(api_servers(&agent));
     Ok(Answer { text: status.render(args.reader.output)?, well: status.problems().is_empty() })
 }

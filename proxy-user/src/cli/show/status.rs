@@ -123,7 +123,7 @@ impl Status {
 
     /// With what another proxy has left on the node.
     #[must_use]
-    pub fn with_old_proxy(self, kube_proxy_rules: KubeProxyRules) -> Self {
+    pub fn with_kube_proxy_rules(self, kube_proxy_rules: KubeProxyRules) -> Self {
         Self { kube_proxy_rules, ..self }
     }
 

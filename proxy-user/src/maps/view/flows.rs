@@ -224,8 +224,8 @@ pub(super) fn row<A: Address + Into<IpAddr>>(
     })
 }
 
-/// Time since the machine started, without the time it slept, as jiffies count it.
-fn monotonic() -> Duration {
+/// Time since the machine started, without the time it slept: the clock of jiffies, of events and of `bpf_ktime_get_ns`.
+pub fn monotonic() -> Duration {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     Duration::try_from(now).unwrap_or_default()
 }

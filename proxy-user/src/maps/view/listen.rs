@@ -7,8 +7,8 @@ use std::time::Duration;
 use aya::maps::MapType;
 use proxy_common::event::{Event, LEASE_NANOSECONDS, LEASES, Lease, Monitor};
 use proxy_common::map_names as map;
-use rustix::time::{ClockId, clock_gettime};
 
+use super::flows::monotonic;
 use super::ring::Ring;
 use super::{View, ViewError};
 use crate::maps::mapping::Mapping;
@@ -150,6 +150,5 @@ impl Shared {
 
 /// Nanoseconds of the clock that events are stamped with.
 fn now() -> u64 {
-    let now = Duration::try_from(clock_gettime(ClockId::Monotonic)).unwrap_or_default();
-    now.as_nanos() as u64
+    monotonic().as_nanos() as u64
 }

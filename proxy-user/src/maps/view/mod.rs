@@ -45,6 +45,7 @@ use proxy_common::version::ABI_VERSION;
 pub use dump::Entry;
 pub use error::ViewError;
 pub use flow_row::{FlowCounts, FlowRow, FlowState, Forwarding};
+pub use flows::monotonic;
 pub use latency::Example;
 pub use listen::Listener;
 pub use load::Counted;

@@ -24,7 +24,7 @@ use node::check_node;
 use oracle::{Guard, check, guard};
 use proptest::prelude::ProptestConfig;
 
-/// Small enough to be copied often, large enough for every plan of `universe`.
+/// Small enough to be copied often, large enough for every plan of `generator`.
 pub const ROOMY: Capacity =
     Capacity { frontends: 64, slots: 512, maglev: 200_000, backends: 256, services: 64 };
 

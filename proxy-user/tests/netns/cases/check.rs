@@ -54,7 +54,7 @@ fn check(fixture: &Fixture) -> Result<()> {
     ensure!(before["checks"].as_array().is_some_and(|all| !all.iter().any(is_of_agent)), "{before}");
     ensure!(code == Some(i32::from(before["ok"] != true)), "{code:?}: {before}");
 
-    // After: the agent of the lab serves.
+    // After: the agent of the fixture serves.
     let (_, after) = ask(fixture, &[], &bpffs)?;
     for check in
         ["bpffs", "agent", "socket-programs", "device-programs", "pins", "maps", "map-usage", "sync", "audit"]

@@ -14,7 +14,7 @@ use crate::manifest::{Family, cluster_ip, pod_ip};
 use crate::peer::{Attempt, Kind, Peer};
 use crate::space::Space;
 
-/// [`crate::lab::SMALL`], and more.
+/// [`crate::fixture::SMALL`], and more.
 macro_rules! with {
     ($($flag:literal),+) => {
         Wish {

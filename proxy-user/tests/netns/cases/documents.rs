@@ -131,7 +131,7 @@ fn read(page: &Path, text: &str) -> Result<Vec<Example>> {
 /// Runs a command in a shell on the node.
 fn run(fixture: &Fixture, example: &Example) -> Result<()> {
     let Example { page, line, command, output: expected, varies } = example;
-    // A name for the program: the shell finds it in a folder of the lab.
+    // A name for the program: the shell finds it in a folder of the fixture.
     let folder = fixture.bpffs().with_file_name("bin");
     if !folder.exists() {
         fs::create_dir(&folder)?;

@@ -13,7 +13,7 @@ use super::{Case, udp};
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
 use crate::manifest::{Family, Service, cluster_ip, pod_ip};
 
-/// A port that no server of the lab has.
+/// A port that no server of the fixture has.
 const PORT: u16 = 7777;
 const SET: Service = Service { name: "flood", number: 60, ports: &[udp(53, PORT, &[0, 1])] };
 const WITHOUT: Service = Service { ports: &[udp(53, PORT, &[0])], ..SET };

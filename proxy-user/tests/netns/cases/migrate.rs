@@ -119,7 +119,7 @@ fn put(fixture: &Fixture) -> Result<()> {
     fixture.folder.put_text("sticky", &text_with(STICKY, &json!({"spec": {"sessionAffinity": "ClientIP"}}))?)
 }
 
-/// Starts the version before; the lab has begun with the one under test, of which nothing is left.
+/// Starts the version before; the fixture has begun with the one under test, of which nothing is left.
 fn begin_with(fixture: &Fixture, previous: &Path) -> Result<()> {
     fixture.kill()?;
     // Without a name it asks for the cgroup of the whole machine, which another case may be looking at.

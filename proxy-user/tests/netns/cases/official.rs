@@ -36,7 +36,7 @@ pub const CASES: &[Case] = &[
     },
 ];
 
-/// What the lab's Services are in a cluster: the same addresses and ports, other endpoints.
+/// What the fixture's Services are in a cluster: the same addresses and ports, other endpoints.
 fn objects() -> Result<(Vec<Service>, Vec<EndpointSlice>)> {
     let (mut services, mut slices) = (Vec::new(), Vec::new());
     for (name, number, spec) in [
@@ -76,7 +76,7 @@ fn node() -> Value {
     json!({ "metadata": { "name": "node" }, "status": { "addresses": addresses } })
 }
 
-/// Starts kube-proxy on the lab's node, and waits until it serves all.
+/// Starts kube-proxy on the fixture's node, and waits until it serves all.
 fn start(fixture: &Fixture, mode: Mode, control: &ControlPlane) -> Result<Process> {
     let command = fixture.node.command(kube_proxy::program(control)?);
     let process = kube_proxy::start(command, mode, "node", control)?;

@@ -92,7 +92,7 @@ const FAULTS: [Case; 17] = [
     case("the API server is away; then pods change", |testbed, kit| {
         control_plane::api_away(testbed, kit.away, &[testbed::PODS + 2, 2, testbed::PODS])
     }),
-    case("one of two API servers is killed; their virtual address goes on", vip::goes_on),
+    case("one of two API servers is killed; the other answers on the virtual IP address", vip::goes_on),
     case("50 deployments roll at once", |testbed, _| rolling::all_at_once(testbed)),
 ];
 
