@@ -122,6 +122,28 @@ mod tests {
         assert!(Cmd::new(&program).arg("--list").succeeds(), "it still runs");
     }
 
+    /// Says to the test below that it runs in a process of its own.
+    const CHILD: &str = "BALLAST_TEST_BACKTRACE";
+
+    #[test]
+    fn a_backtrace_has_names_where_the_debug_information_is() {
+        let name = "image::binary::tests::a_backtrace_has_names_where_the_debug_information_is";
+        if std::env::var_os(CHILD).is_some() {
+            return println!("{}", std::backtrace::Backtrace::force_capture());
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let program = folder.path().join("program");
+        fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
+        split(&program, Arch::HOST).unwrap();
+        let has_names = || {
+            let child = Cmd::new(&program).args(["--exact", name, "--nocapture"]).env(CHILD, "1");
+            child.read().unwrap().contains("image::binary::tests")
+        };
+        assert!(has_names());
+        fs::remove_file(debug_of(&program)).unwrap();
+        assert!(!has_names());
+    }
+
     #[test]
     fn a_program_that_needs_a_loader_is_not_static() {
         // Test programs are linked the usual way, with a loader.
