@@ -69,10 +69,22 @@ fn changed(context: &SockOpsContext, new: u32) {
 
 #[inline(always)]
 fn example(context: &SockOpsContext, storage: &SocketStorage, begun: u64, took: u64) -> SocketExample {
+    // Read one by one, whatever the family is: the verifier takes no load whose offset the compiler chooses.
+    // SAFETY: the kernel hands every program a valid context.
+    let [v4, a, b, c, d] = unsafe {
+        let ip6 = &raw const (*context.ops).local_ip6;
+        [
+            (&raw const (*context.ops).local_ip4).read_volatile(),
+            (&raw const (*ip6)[0]).read_volatile(),
+            (&raw const (*ip6)[1]).read_volatile(),
+            (&raw const (*ip6)[2]).read_volatile(),
+            (&raw const (*ip6)[3]).read_volatile(),
+        ]
+    };
     SocketExample {
         begun,
         took,
-        client: if storage.family == 4 { [context.local_ip4(), 0, 0, 0] } else { context.local_ip6() },
+        client: if storage.family == 4 { [v4, 0, 0, 0] } else { [a, b, c, d] },
         backend: storage.backend,
         client_port: context.local_port() as u16,
         backend_port: storage.backend_port,
