@@ -22,6 +22,7 @@ use proxy_user::programs::{Capacities, EMBEDDED, PacketHook, Programs, Settings,
 use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::harness::{Family, Service};
+use crate::one_cpu::OneCpu;
 use crate::packet::TCP;
 use crate::report::{Row, median, percentile};
 use crate::space::Space;
@@ -231,6 +232,7 @@ fn rows(nodes: &[Node; 2], how: &str) -> Vec<Row> {
 
 /// Measures all of it.
 pub fn measure(bpffs: &Path) -> Vec<Row> {
+    let _pinned = OneCpu::pin();
     let nodes = [Node::new(), Node::new()];
     let _attached = Attached::new(bpffs, &nodes[1]);
     let mut all = rows(&nodes, "");

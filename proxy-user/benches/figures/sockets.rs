@@ -16,6 +16,7 @@ use proxy_user::programs::{Capacities, EMBEDDED, PacketHook, Programs, Settings,
 use rustix::net::{AddressFamily, SocketType, sockopt};
 
 use crate::harness::Service;
+use crate::one_cpu::OneCpu;
 use crate::packet::{TCP, UDP};
 use crate::report::{Row, median};
 
@@ -192,6 +193,7 @@ pub fn alternate<const SIDES: usize>(mut block: impl FnMut(usize) -> Vec<f64>) -
 
 /// Measures all of it.
 pub fn measure(bpffs: &Path) -> Vec<Row> {
+    let _pinned = OneCpu::pin();
     serve();
     let node = Node::new(bpffs);
     let pod = |port| SocketAddrV4::new(SERVER, port);
