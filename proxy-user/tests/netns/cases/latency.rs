@@ -99,21 +99,27 @@ fn shows(fixture: &Fixture) -> Result<()> {
     shows_examples(fixture, &metrics)
 }
 
-/// A reader that asks for `OpenMetrics` gets connections of the packet path beside the buckets; others get none.
+/// A reader that asks for `OpenMetrics` gets connections beside the buckets, of packets and of sockets; others get none.
 fn shows_examples(fixture: &Fixture, plain: &str) -> Result<()> {
     ensure!(!plain.contains(" # {"), "the plain format has no exemplars");
+    let reach = |family| fixture.local.reach(orig_dst(family, &WEB)).map(|seen| seen.client);
+    let sockets = [reach(Family::V4)?, reach(Family::V6)?];
     let (_, text) =
         agent::get_as(&fixture.node, 10_249, "/metrics", "application/openmetrics-text; version=1.0.0")?;
-    for family in Family::BOTH {
-        let start = match family {
+    let starts = Family::BOTH.into_iter().zip(sockets).flat_map(|(family, socket)| {
+        let packets = match family {
             Family::V4 => format!("client=\"{}:", client_ip(family)),
             Family::V6 => format!("client=\"[{}]:", client_ip(family)),
         };
+        // The newest connection of a socket is the example of its bucket.
+        [packets, format!("client=\"{socket}\",endpoint=\"")]
+    });
+    for start in starts {
         let examples: Vec<_> = text.lines().filter_map(|line| line.split_once(" # {")).collect();
         let (sample, example) = examples
             .iter()
             .find(|(_, example)| example.starts_with(&start))
-            .context("no exemplar of the client")?;
+            .with_context(|| format!("no exemplar of {start} in {examples:#?}"))?;
         ensure!(
             sample.starts_with("ballast_connect_latency_seconds_bucket{le=")
                 && sample.contains("name=\"web\""),
