@@ -29,6 +29,7 @@ mod packets;
 mod report;
 mod sockets;
 #[path = "../../tests/netns/space.rs"]
+#[expect(dead_code, reason = "the tests use the rest")]
 mod space;
 mod tables;
 mod wire;
