@@ -201,7 +201,11 @@ pub fn measure(bpffs: &Path) -> Vec<Row> {
     let frontend = |port| SocketAddrV4::new(FRONTEND, port);
 
     let [bare, direct, through, with_latency] = alternate(|side| {
-        if side == 3 { measured.join(true) } else { node.join(side != 0) }
+        if side == 3 {
+            measured.join(true)
+        } else {
+            node.join(side != 0)
+        }
         connects(if side >= 2 { frontend(80) } else { pod(ACCEPT) })
     });
     node.join(true);
