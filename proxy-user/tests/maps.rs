@@ -13,8 +13,8 @@ use proxy_common::backend::{BACKEND_ACTIVE, BACKEND_GONE, BackendEntry};
 use proxy_common::config::{NodeConfig, PortRange};
 use proxy_common::latency::{ExampleKey, LatencyEntry, LatencyKey, SocketExample};
 use proxy_common::map_names::{
-    BACKEND_STATS, CONFIG, CONNECT_LATENCY, CONNECTIONS, HEALTH, MAGLEV_INDEX, REFUSALS, SERVICE_STATS, SOCKET_EXAMPLES,
-    TUNNEL_COUNT,
+    BACKEND_STATS, CONFIG, CONNECT_LATENCY, CONNECTIONS, HEALTH, MAGLEV_INDEX, REFUSALS, SERVICE_STATS,
+    SOCKET_EXAMPLES, TUNNEL_COUNT,
 };
 use proxy_common::name::PortName;
 use proxy_common::node::{NodeEntry, Tunnel};

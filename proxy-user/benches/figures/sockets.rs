@@ -16,6 +16,7 @@ use proxy_user::programs::{Capacities, EMBEDDED, PacketHook, Programs, Settings,
 use rustix::net::{AddressFamily, SocketType, sockopt};
 
 use crate::harness::Service;
+use crate::one_cpu::OneCpu;
 use crate::packet::{TCP, UDP};
 use crate::report::{Row, median};
 
@@ -193,13 +194,18 @@ pub fn alternate<const SIDES: usize>(mut block: impl FnMut(usize) -> Vec<f64>) -
 
 /// Measures all of it.
 pub fn measure(bpffs: &Path) -> Vec<Row> {
+    let _pinned = OneCpu::pin();
     serve();
     let [node, measured] = [false, true].map(|connect_latency| Node::new(bpffs, connect_latency));
     let pod = |port| SocketAddrV4::new(SERVER, port);
     let frontend = |port| SocketAddrV4::new(FRONTEND, port);
 
     let [bare, direct, through, with_latency] = alternate(|side| {
-        if side == 3 { measured.join(true) } else { node.join(side != 0) }
+        if side == 3 {
+            measured.join(true)
+        } else {
+            node.join(side != 0)
+        }
         connects(if side >= 2 { frontend(80) } else { pod(ACCEPT) })
     });
     node.join(true);
