@@ -19,7 +19,9 @@ pub fn build(workspace: &Workspace, arch: Arch, dev: bool) -> Result<PathBuf> {
     ensure!(object.exists(), "there is no BPF object at {}", object.display());
     let target = if arch == Arch::HOST { host_target()? } else { arch.target().to_owned() };
     // Relocations of a static program that may be loaded anywhere are a twentieth of it, unless they are packed.
-    let mut flags = ["-Ctarget-feature=+crt-static", "-Clink-arg=-Wl,-z,pack-relative-relocs"].map(str::to_owned).to_vec();
+    let mut flags = ["-Ctarget-feature=+crt-static", "-Clink-arg=-Wl,-z,pack-relative-relocs"]
+        .map(str::to_owned)
+        .to_vec();
     flags.extend(build::shown_paths(workspace));
     // Named, although it is the host's own: without it the flags would also reach build scripts and proc macros,
     // which cannot be static.
