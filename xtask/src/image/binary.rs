@@ -140,7 +140,7 @@ mod tests {
         split(&program, Arch::HOST).unwrap();
         let has_names = || {
             let child = Cmd::new(&program).args(["--exact", name, "--nocapture"]).env(CHILD, "1");
-            child.read().unwrap().contains("image::binary::tests")
+            child.read().unwrap().contains("image/binary.rs:")
         };
         assert!(has_names());
         fs::remove_file(debug_of(&program)).unwrap();
