@@ -125,7 +125,7 @@ fn pack(workspace: &Workspace, args: &Args, binary: &Path, writer: &Path) -> Res
         }
     }
     let size = size(&context)?;
-    log::line(format_args!("    {:.1} MB unpacked", size as f64 / 1e6));
+    log::line(format_args!("    {}.{} MB unpacked", size / 1_000_000, size / 100_000 % 10));
     if !args.dev {
         require_small(size)?;
     }
