@@ -1,7 +1,8 @@
 //! `health`: what connections have told of a backend, and whether new ones skip it (passive ejection).
 //!
 //! A backend fails where it refuses a connection (a reset, or ICMP "unreachable") or does not answer it. A client that has met a failure
-//! skips the backend for a while. Once two clients in a row have, all clients skip it: it is ejected, each time for twice as long.
+//! skips the backend for a while, each time for four times as long. Once two clients in a row have, all clients skip it: it is
+//! ejected, each time for twice as long.
 //! After that, and when it joins a Service that works, a backend gets a small share until it answers a client.
 
 use crate::Address;
@@ -22,15 +23,21 @@ pub const HEALTH_SINCE: u64 = 1 << 60;
 pub const HEALTH_NEWCOMER: u64 = 1 << 61;
 /// It has answered.
 pub const HEALTH_ANSWERED: u64 = 1 << 62;
+/// How often the first client alone has failed again: each time the client skips the backend for four times as long. Two bits.
+pub const HEALTH_AGAIN: u64 = 1 << AGAIN_LOW | 1 << AGAIN_HIGH;
 
 const CLIENT_BITS: u32 = 12;
 const CLIENTS: u64 = (1 << CLIENT_BITS) - 1;
 const FIRST_SHIFT: u32 = 32;
 const SECOND_SHIFT: u32 = FIRST_SHIFT + CLIENT_BITS;
 const LEVEL_SHIFT: u32 = SECOND_SHIFT + CLIENT_BITS;
+const AGAIN_LOW: u32 = 59;
+const AGAIN_HIGH: u32 = 63;
 
 /// The highest level: 32 seconds.
 const MOST_LEVEL: u32 = 5;
+/// The most that [`HEALTH_AGAIN`] counts: 64 seconds.
+const MOST_AGAIN: u32 = 3;
 /// Seconds for which a backend gets a small share at most.
 pub const TRIAL_SECS: u32 = 30;
 /// Its share: one connection in so many that would go to it. A power of two.
@@ -88,6 +95,18 @@ const fn level(word: u64) -> u32 {
     ((word & HEALTH_LEVEL) >> LEVEL_SHIFT) as u32
 }
 
+#[inline(always)]
+const fn again(word: u64) -> u32 {
+    ((word >> AGAIN_LOW & 1) | (word >> AGAIN_HIGH & 1) << 1) as u32
+}
+
+/// For how many jiffies after its time a word lets connections skip the backend: all, or those of the first client.
+#[inline(always)]
+const fn span(word: u64, hz: u32) -> u32 {
+    let (all, one) = (level(word), 2 * again(word));
+    hz << if second(word) == 0 && one > all { one } else { all }
+}
+
 /// Jiffies since the time of a word, which another CPU may have written a moment after `now` was read.
 #[inline(always)]
 const fn age(word: u64, now: u32, hz: u32) -> u32 {
@@ -107,8 +126,7 @@ pub const fn current(word: u64, now: u32, hz: u32) -> u64 {
     if word & HEALTH_SINCE == 0 {
         return if word & HEALTH_NEWCOMER == 0 { word } else { word | HEALTH_SINCE | now as u64 };
     }
-    let span = hz << level(word);
-    if age(word, now, hz) >= span + hz * TRIAL_SECS { word & HEALTH_ANSWERED } else { word }
+    if age(word, now, hz) >= span(word, hz) + hz * TRIAL_SECS { word & HEALTH_ANSWERED } else { word }
 }
 
 /// How a backend stands with a client, by a [`current`] word.
@@ -116,7 +134,7 @@ pub const fn current(word: u64, now: u32, hz: u32) -> u64 {
 pub const fn standing(word: u64, client: u32, now: u32, hz: u32) -> Standing {
     let is_ejected = second(word) != 0;
     let concerns = is_ejected || first(word) != 0 && first(word) == client;
-    if concerns && age(word, now, hz) < hz << level(word) {
+    if concerns && age(word, now, hz) < span(word, hz) {
         Standing::Ejected
     } else if concerns || word & HEALTH_NEWCOMER != 0 {
         Standing::Trial
@@ -142,30 +160,39 @@ const fn failing(word: u64, level: u32, first: u32, second: u32, now: u32) -> u6
 
 /// The word after a connection of the client has failed, and whether that ejects the backend. `word` is a [`current`] one.
 ///
-/// One client counts once, however often it fails.
+/// One client counts once, however often it fails: that makes its own connections alone skip the backend for longer.
 #[inline(always)]
 pub const fn after_failure(word: u64, client: u32, now: u32, hz: u32) -> (u64, bool) {
     let (one, other, level) = (first(word), second(word), level(word));
-    let is_over = age(word, now, hz) >= hz << level;
+    let is_over = age(word, now, hz) >= span(word, hz);
     if one == 0 {
         (failing(word, level, client, 0, now), false)
     } else if other == 0 && one != client {
         (failing(word, level, one, client, now), true)
     } else if !is_over {
         (word, false)
-    } else if other == 0 || level == MOST_LEVEL {
-        (failing(word, level, client, 0, now), false)
+    } else if other == 0 {
+        let again = again(word);
+        let again = if again < MOST_AGAIN { again + 1 } else { again } as u64;
+        let counted = (again & 1) << AGAIN_LOW | (again >> 1) << AGAIN_HIGH;
+        (failing(word, level, client, 0, now) | counted, false)
     } else {
         // It takes two again.
-        (failing(word, level + 1, client, 0, now), false)
+        let level = if level < MOST_LEVEL { level + 1 } else { level };
+        (failing(word, level, client, 0, now), false)
     }
+}
+
+/// For how many more jiffies connections skip the backend, by a [`current`] word: all, or those of the first client; for people.
+pub const fn skipped_for(word: u64, now: u32, hz: u32) -> u32 {
+    span(word, hz).saturating_sub(age(word, now, hz))
 }
 
 /// Whether it is ejected for all, and for how many more jiffies; for people.
 pub const fn ejected_for(word: u64, now: u32, hz: u32) -> Option<u32> {
     let word = current(word, now, hz);
-    let (age, span) = (age(word, now, hz), hz << level(word));
-    if second(word) != 0 && age < span { Some(span - age) } else { None }
+    let left = skipped_for(word, now, hz);
+    if second(word) != 0 && left != 0 { Some(left) } else { None }
 }
 
 #[cfg(test)]
@@ -225,6 +252,42 @@ mod tests {
     }
 
     #[test]
+    fn a_client_that_fails_again_skips_for_four_times_as_long_and_others_not_at_all() {
+        let (mut word, mut now) = (HEALTH_ANSWERED, u32::MAX - 500);
+        for seconds in [1, 4, 16, 64, 64] {
+            assert!(!fail(&mut word, ONE, now));
+            // What fails meanwhile began before.
+            assert!(!fail(&mut word, ONE, now.wrapping_add(1)));
+            let end = now.wrapping_add(seconds * HZ);
+            assert_eq!(stands(word, ONE, end.wrapping_sub(1)), Standing::Ejected);
+            assert_eq!(stands(word, ONE, end), Standing::Trial);
+            assert_eq!(skipped_for(word, now.wrapping_add(1), HZ), seconds * HZ - 1);
+            assert_eq!(skipped_for(word, end.wrapping_add(1), HZ), 0);
+            assert_eq!(stands(word, OTHER, now), Standing::Good);
+            assert_eq!((stands(word, NO_CLIENT, now), ejected_for(word, now, HZ)), (Standing::Good, None));
+            now = end.wrapping_add(29 * HZ);
+        }
+        assert_eq!(current(word, now.wrapping_add(HZ), HZ), HEALTH_ANSWERED);
+        // The second client ejects it for as long as after a first failure.
+        assert!(fail(&mut word, OTHER, now));
+        assert_eq!((ejected_for(word, now, HZ), word & HEALTH_AGAIN), (Some(HZ), 0));
+    }
+
+    #[test]
+    fn a_client_that_fails_after_an_ejection_skips_no_shorter_than_that() {
+        let (mut word, mut now) = (0, 5);
+        for seconds in [1, 2, 4, 8] {
+            assert!(!fail(&mut word, ONE, now) && fail(&mut word, OTHER, now));
+            now += seconds * HZ;
+        }
+        for seconds in [16, 16, 16, 64] {
+            assert!(!fail(&mut word, ONE, now));
+            assert_eq!(skipped_for(word, now, HZ), seconds * HZ);
+            now += seconds * HZ;
+        }
+    }
+
+    #[test]
     fn a_newcomer_is_on_trial_from_when_it_is_first_looked_at() {
         let word = current(HEALTH_NEWCOMER, 70, HZ);
         assert_eq!(standing(word, ONE, 70, HZ), Standing::Trial);
@@ -241,7 +304,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn one_client_ejects_no_endpoint(word in 0u64..2, client in 1u32..4_096, pauses in prop::collection::vec(0u32..9_000, 1..60)) {
+        fn one_client_ejects_no_endpoint(word in 0u64..2, client in 1u32..4_096, pauses in prop::collection::vec(0u32..12_000, 1..60)) {
             let (mut word, mut now) = (word * HEALTH_NEWCOMER, 7u32);
             for pause in pauses {
                 now = now.wrapping_add(pause);

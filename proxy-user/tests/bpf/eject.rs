@@ -287,6 +287,24 @@ fn alone(family: Family, harness: &mut Harness) {
     // For the others nothing has changed.
     let some = share(family, harness, &service, pod, 400, 20_000);
     assert!((130..270).contains(&some), "{some}");
+    // The client itself skips it for longer each time.
+    let mut port = 25_000;
+    for seconds in [1, 4, 16, 64] {
+        if seconds == 1 {
+            set_health(harness, id, 0);
+        }
+        let failed = (0..400).any(|_| {
+            port += 1;
+            let syn = syn(family, &service, 1, port);
+            goes_to(harness, &syn) == pod && !refuses(harness, &syn, pod)
+        });
+        assert!(failed, "the client never met it in round {seconds}");
+        pass(harness, id, seconds * HZ - HZ / 5);
+        let met = (0..40).any(|n| goes_to(harness, &syn(family, &service, 1, port + 1 + n)) == pod);
+        assert!(!met, "round {seconds}");
+        port += 40;
+        pass(harness, id, seconds * HZ);
+    }
 }
 
 fn last(family: Family, harness: &mut Harness) {

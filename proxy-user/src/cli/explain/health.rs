@@ -1,6 +1,6 @@
 //! Endpoints that new connections skip, in words.
 
-use proxy_common::health::{Standing, TRIAL_SHARE, current, ejected_for, standing};
+use proxy_common::health::{Standing, TRIAL_SHARE, current, ejected_for, skipped_for, standing};
 
 use crate::maps::view::Common;
 
@@ -15,7 +15,10 @@ pub(super) fn note(common: &Common, id: u32, address: &str, client: u32) -> Opti
             Some(format!("{address} is skipped for {seconds} s: connections of two clients in a row failed"))
         }
         (Standing::Ejected, None) => {
-            Some(format!("{address} is skipped by this client, whose last connection to it failed"))
+            let seconds = skipped_for(word, now, hz).div_ceil(hz);
+            Some(format!(
+                "{address} is skipped by this client for {seconds} s: its last connection to it failed"
+            ))
         }
         (Standing::Trial, _) => Some(format!(
             "{address} takes one connection in {TRIAL_SHARE} that would go to it, until it answers one"

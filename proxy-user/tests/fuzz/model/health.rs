@@ -20,11 +20,15 @@ pub struct Health {
     at: u64,
     /// How often it was ejected before.
     ejections: u32,
+    /// How often the only client has failed again.
+    again: u32,
 }
 
 impl Health {
     fn span(&self) -> u64 {
-        timeout::EJECTION << self.ejections.min(5)
+        let doublings =
+            if self.clients.len() == 1 { self.ejections.max(2 * self.again) } else { self.ejections };
+        timeout::EJECTION << doublings
     }
 }
 
@@ -41,7 +45,7 @@ impl Model {
     pub(super) fn has_failed(&mut self, at: usize) {
         let (now, flow) = (self.now, &self.flows[at]);
         let (client, service) = (flow.client.ip(), flow.service);
-        let new = Health { clients: Vec::new(), at: now, ejections: 0 };
+        let new = Health { clients: Vec::new(), at: now, ejections: 0, again: 0 };
         let health = self.health.entry(flow.backend_id).or_insert_with(|| new.clone());
         if now - health.at >= health.span() + timeout::TRIAL {
             *health = new;
@@ -50,11 +54,15 @@ impl Model {
         match health.clients.as_slice() {
             [one] if *one != client => {
                 health.clients.push(client);
-                health.at = now;
+                (health.at, health.again) = (now, 0);
                 self.reach("an endpoint that two clients eject");
                 self.count(Reason::EndpointEjected, service);
             }
             [_] | [_, _] if !is_over => {}
+            [_] => {
+                (health.at, health.again) = (now, (health.again + 1).min(3));
+                self.reach("a client that fails again");
+            }
             clients => {
                 health.ejections = (health.ejections + u32::from(clients.len() == 2)).min(5);
                 (health.clients, health.at) = (vec![client], now);

@@ -17,7 +17,7 @@ use crate::peer::{Attempt, Kind, Load, Peer, Tally};
 
 /// A port that pods do not listen on unless a case says so.
 const LATE: u16 = 7070;
-/// Of its two endpoints, one refuses.
+/// Of its two endpoints, one refuses, or is silent.
 const HALF: Service = Service { name: "half", number: 20, ports: &[tcp(80, LATE, &[0, 1])] };
 const ROLLED: u8 = 21;
 const PODS: u8 = 6;
@@ -37,6 +37,11 @@ pub const CASES: &[Case] = &[
         name: "eject::an_endpoint_that_is_silent_is_skipped",
         wish: Wish { pods: 2, services: &[HALF], flags: SMALL },
         run: is_silent,
+    },
+    Case {
+        name: "eject::one_client_alone_skips_for_longer_each_time",
+        wish: Wish { pods: 2, services: &[HALF], flags: SMALL },
+        run: alone,
     },
 ];
 
@@ -98,6 +103,45 @@ fn refuses(fixture: &Fixture) -> Result<()> {
         eventually(SOON, || {
             for client in [&fixture.client, &fixture.local] {
                 let seen = client.many(to, MANY)?;
+                ensure!(seen.failed == 0 && seen.servers.len() == 2, "{seen:?}");
+            }
+            Ok(())
+        })?;
+    }
+    Ok(())
+}
+
+/// The processes of one node dial, as those that ask the API servers by an address that Ballast serves.
+fn alone(fixture: &Fixture) -> Result<()> {
+    /// In so much time, failures begin a span of 1 s, of 4 s, and of 16 s.
+    const LASTS: Duration = Duration::from_secs(15);
+    const MOST: u64 = 3;
+    serve(fixture, 0, LATE)?;
+    serve(fixture, 1, LATE)?;
+    let loads = Family::BOTH.map(|family| Load::new(orig_dst(family, HALF.number), false)).to_vec();
+    for load in &loads {
+        eventually(SOON, || fixture.client.reach(load.attempt))?;
+    }
+    let in_pod = |rules: &str| fixture.in_pod_space(0, |space| crate::fixture::nft(space, rules));
+    in_pod(
+        "table inet refuses {\n chain in {\n type filter hook input priority 0;\n \
+         tcp dport 7070 reject with tcp reset\n }\n}\n",
+    )?;
+    let before = count(fixture, Reason::EndpointEjected)?;
+    fixture.local.load(&loads)?;
+    sleep(LASTS);
+    for tally in fixture.local.stop()? {
+        let served: u64 = tally.servers.values().sum();
+        ensure!(served > 100 && tally.failed > 0, "the load is too small: {tally:?}");
+        ensure!(tally.failed <= MOST, "{} of {} failed: {tally:?}", tally.failed, tally.failed + served);
+    }
+    ensure!(count(fixture, Reason::EndpointEjected)? == before, "one client has ejected it");
+    // It accepts again. Another client still finds it, and its answer tells the first one.
+    in_pod("delete table inet refuses\n")?;
+    for load in &loads {
+        eventually(Duration::from_secs(5), || {
+            for client in [&fixture.client, &fixture.local] {
+                let seen = client.many(load.attempt, MANY)?;
                 ensure!(seen.failed == 0 && seen.servers.len() == 2, "{seen:?}");
             }
             Ok(())

@@ -60,7 +60,12 @@ pub fn run(workdir: &Workdir, args: &Args) -> Result<()> {
         if args.rounds != ROUNDS {
             let _ = write!(command, " --rounds {}", args.rounds);
         }
-        page::write("rolling", "A rolling restart without probes", &command, &format!("{ABOUT}\n\n{table}"))?;
+        page::write(
+            "rolling",
+            "A rolling restart without probes",
+            &[command],
+            &format!("{ABOUT}\n\n{table}"),
+        )?;
     }
     Ok(())
 }

@@ -92,7 +92,12 @@ pub fn run(workdir: &Workdir, args: &Args) -> Result<()> {
         let command = format!("cargo xtask cluster chaos --minutes {} --seed {seed} --page", args.minutes);
         let proxy = testbed.agents.proxy();
         let title = format!("Faults in random order ({proxy})");
-        page::write(&format!("chaos {proxy}"), &title, &command, &table::markdown(&lines))?;
+        page::write(
+            &format!("chaos {proxy}"),
+            &title,
+            &[super::up(proxy, &workdir.settings()), command],
+            &table::markdown(&lines),
+        )?;
     }
     table::require_good(&lines)
 }

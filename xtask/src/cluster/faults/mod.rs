@@ -63,6 +63,29 @@ pub struct Args {
     page: bool,
 }
 
+impl Args {
+    /// The command line, for the page.
+    fn line(&self) -> String {
+        let mut line = "cargo xtask cluster faults --page".to_owned();
+        if self.away != AWAY {
+            let _ = write!(line, " --away {}", self.away);
+        }
+        for only in &self.only {
+            let _ = write!(line, " '{only}'");
+        }
+        line
+    }
+}
+
+/// The command line that makes a cluster with these settings, for the page.
+fn up(proxy: Proxy, settings: &[String]) -> String {
+    let mut line = format!("cargo xtask cluster up --proxy {proxy}");
+    for setting in settings {
+        let _ = write!(line, " --setting {setting}");
+    }
+    line
+}
+
 /// Checks what has to be so.
 type Fact = fn(&Testbed<'_>) -> Result<()>;
 
@@ -132,18 +155,13 @@ pub fn run(workdir: &Workdir, args: &Args) -> Result<()> {
         let proxy = testbed.agents.proxy();
         let mut title =
             if proxy == Proxy::Ballast { "The DaemonSet" } else { "A process of each node" }.to_owned();
-        let (mut part, mut command) = (proxy.to_string(), "cargo xtask cluster faults --page".to_owned());
+        let mut part = proxy.to_string();
         if !args.only.is_empty() {
             title.push_str(", some of the cases");
             part.push_str(", some");
         }
-        if args.away != AWAY {
-            let _ = write!(command, " --away {}", args.away);
-        }
-        for only in &args.only {
-            let _ = write!(command, " '{only}'");
-        }
-        page::write(&part, &title, &command, &table::markdown(&lines))?;
+        let commands = [up(proxy, &workdir.settings()), args.line()];
+        page::write(&part, &title, &commands, &table::markdown(&lines))?;
     }
     table::require_good(&lines)
 }
@@ -200,4 +218,21 @@ fn endpoints_change(testbed: &Testbed<'_>) -> Result<()> {
         rolling::await_equal(testbed)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_names_the_settings_and_the_cases() {
+        let settings = ["BALLAST_MAX_FRONTENDS=256".to_owned(), "BALLAST_SNAT_PORTS=1024-29999".to_owned()];
+        assert_eq!(
+            up(Proxy::Ballast, &settings),
+            "cargo xtask cluster up --proxy ballast --setting BALLAST_MAX_FRONTENDS=256 \
+             --setting BALLAST_SNAT_PORTS=1024-29999"
+        );
+        let args = Args { only: vec!["a map is full".into()], away: 60, page: true };
+        assert_eq!(args.line(), "cargo xtask cluster faults --page --away 60 'a map is full'");
+    }
 }

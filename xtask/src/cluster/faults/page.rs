@@ -13,7 +13,7 @@ const HEAD: &str = "\
 # Faults
 
 What connections saw while something went wrong on the [cluster of this machine](../testing.md#a-real-cluster). Each part is \
-written by the command that it names; `cargo xtask cluster faults --help` explains the cases.
+written by the commands that it names; `cargo xtask cluster faults --help` explains the cases.
 
 In the tables, NEW, LONG, UDP and AFFINITY count questions: each by a new TCP connection; by TCP connections that stay all the \
 time; by UDP sockets, new ones and such that stay; by new connections to a Service with session affinity. FAILED are those \
@@ -23,10 +23,11 @@ the socket programs, and clients outside by the node ports of two nodes.
 ";
 
 /// Puts a run's part into the page.
-pub(super) fn write(part: &str, title: &str, command: &str, body: &str) -> Result<()> {
+pub(super) fn write(part: &str, title: &str, commands: &[String], body: &str) -> Result<()> {
     let path = Workspace::find()?.root().join(PAGE);
     let old = fs::read_to_string(&path).unwrap_or_else(|_| HEAD.to_owned());
-    let text = format!("## {title}\n\n`{command}`, {}.\n\n{}\n", machine(), body.trim_end());
+    let commands = commands.join("`, then `");
+    let text = format!("## {title}\n\n`{commands}`, {}.\n\n{}\n", machine(), body.trim_end());
     fs::write(&path, replaced(&old, part, &text))
         .with_context(|| format!("cannot write {}", path.display()))?;
     log::line(format_args!("written: {PAGE}"));

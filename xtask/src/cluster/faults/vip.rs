@@ -52,7 +52,7 @@ fn with_both(testbed: &Testbed<'_>, kit: &Kit) -> Result<()> {
         "of {all} requests to https://{CONTROL_VIP}:6443 from processes of all nodes in the seconds after one of two API \
          servers was killed, {failed} failed; the others did not wait"
     ));
-    // A process that meets the dead one gets ECONNREFUSED, at most once a second on a node.
+    // A process that meets the dead one gets ECONNREFUSED, at most once in 1 s, 4 s, 16 s on a node.
     ensure!(failed * 4 <= all, "{failed} of {all} requests failed");
     let server = format!("--server=https://{CONTROL_VIP}:6443");
     // kubectl itself does not try again: it may be the one that meets the dead server.
