@@ -9,7 +9,7 @@ use crate::{
     event::{Event, Lease, Monitor},
     flow::{Bucket, FlowEntry},
     fragment::{FragmentEntry, FragmentKey},
-    latency::{LatencyEntry, LatencyKey},
+    latency::{ExampleKey, LatencyEntry, LatencyKey, SocketExample},
     name::PortName,
     node::{Cidr, NodeEntry, Tunnel},
     service::{ServiceEntry, ServiceKey},
@@ -88,6 +88,8 @@ plain! {
     RefusalKey: 8 = 4 4;
     LatencyKey: 8 = 4 4;
     LatencyEntry: 184 = 160 8 8 8;
+    ExampleKey: 8 = 4 4;
+    SocketExample: 56 = 8 8 16 16 2 2 4;
     PortName: 196 = 2 1 1 192;
     Event: 96 = 8 8 16 16 16 4 4 4 4 4 2 2 2 1 1 1 1 2;
     Lease: 16 = 8 8;

@@ -25,6 +25,37 @@ pub struct LatencyEntry {
     pub retransmits: u64,
 }
 
+/// Key of `socket_examples`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ExampleKey {
+    /// Id of the Service port.
+    pub service: u32,
+    /// Number of the [`bucket`].
+    pub bucket: u32,
+}
+
+/// Value of `socket_examples`: the newest connection of a socket in that bucket. Addresses are as in
+/// [`SocketStorage`](crate::socket::SocketStorage).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SocketExample {
+    /// When the socket sent its first SYN, in nanoseconds of the monotonic clock.
+    pub begun: u64,
+    /// Nanoseconds until the answer.
+    pub took: u64,
+    /// The socket's own address.
+    pub client: [u32; 4],
+    /// The endpoint's address.
+    pub backend: [u32; 4],
+    /// The socket's own port, host byte order.
+    pub client_port: u16,
+    /// The endpoint's port, host byte order.
+    pub backend_port: u16,
+    /// 4 or 6: the family of both addresses.
+    pub family: u32,
+}
+
 /// Buckets of a histogram: up to 32 us, each next one up to twice as much, and the last one without limit.
 pub const LATENCY_BUCKETS: usize = 20;
 

@@ -91,9 +91,12 @@ pub const CONNECT_LATENCY: &str = "connect_latency";
 /// Twice the number of a flow, plus the index of its family, to nanoseconds of `bpf_ktime_get_ns` when it began with a SYN; array.
 pub const SYN_TIMES: &str = "syn_times";
 
+/// [`ExampleKey`](crate::latency::ExampleKey) to [`SocketExample`](crate::latency::SocketExample); LRU hash.
+pub const SOCKET_EXAMPLES: &str = "socket_examples";
+
 /// Maps that are pinned, and made anew where their size is not the wanted one: what they hold is no state of connections. An
 /// earlier version of the same layout may lack them.
-pub const OPTIONAL: &[&str] = &[CONNECT_LATENCY, SYN_TIMES];
+pub const OPTIONAL: &[&str] = &[CONNECT_LATENCY, SYN_TIMES, SOCKET_EXAMPLES];
 
 /// Maps with an element for each backend id.
 pub const OF_BACKENDS: &[&str] = &[BACKENDS, BACKENDS6, BACKEND_STATS, CONNECTIONS, HEALTH];
@@ -206,7 +209,7 @@ pub const DEFAULT_FLOWS: u32 = 131_072;
 pub const DEFAULT_SOCKETS: u32 = 131_072;
 /// Entries in `refusals`.
 pub const DEFAULT_REFUSALS: u32 = 16_384;
-/// Entries in `connect_latency`, with `--connect-latency`.
+/// Entries in each of `connect_latency` and `socket_examples`, with `--connect-latency`.
 pub const LATENCY_COUNT: u32 = 16_384;
 /// Clients in each of `affinity`, `affinity6` and `affinity_netns`.
 pub const DEFAULT_AFFINITY: u32 = 65_536;

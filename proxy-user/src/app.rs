@@ -42,7 +42,7 @@ mod memory;
 mod notices;
 mod objects;
 mod otlp;
-mod supervisor;
+pub mod supervisor;
 
 pub use api_access::{api_access, labelled};
 pub use end_udp_sockets::end_udp_sockets;
@@ -71,7 +71,6 @@ fn file_origins(config: &RunConfig) -> Vec<Origin> {
 pub fn run(config: RunConfig, mut origins: Vec<Origin>, exporter: Option<Exporter>) -> anyhow::Result<()> {
     origins.extend(file_origins(&config));
     memory::set_up();
-    supervisor::end_on_panic();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()

@@ -27,6 +27,7 @@ use proxy_user::{app, host, programs, telemetry, top};
 use tokio::signal::unix::{SignalKind, signal};
 
 fn main() -> ExitCode {
+    app::supervisor::end_on_panic();
     let result = if is_plugin() { plugin(&KubectlArgs::parse()) } else { ballast() };
     match result {
         Ok(code) => code,

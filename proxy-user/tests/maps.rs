@@ -11,10 +11,10 @@ use aya::maps::{Array, HashMap, Map, MapData, PerCpuArray, PerCpuValues};
 use ipnet::IpNet;
 use proxy_common::backend::{BACKEND_ACTIVE, BACKEND_GONE, BackendEntry};
 use proxy_common::config::{NodeConfig, PortRange};
-use proxy_common::latency::{LatencyEntry, LatencyKey};
+use proxy_common::latency::{ExampleKey, LatencyEntry, LatencyKey, SocketExample};
 use proxy_common::map_names::{
     BACKEND_STATS, CONFIG, CONNECT_LATENCY, CONNECTIONS, HEALTH, MAGLEV_INDEX, REFUSALS, SERVICE_STATS,
-    TUNNEL_COUNT,
+    SOCKET_EXAMPLES, TUNNEL_COUNT,
 };
 use proxy_common::name::PortName;
 use proxy_common::node::{NodeEntry, Tunnel};
@@ -90,6 +90,10 @@ impl Pins {
         let lru = aya_obj::Map::new_from_params(kind, key, value, 64, 0);
         let latency = MapData::create(lru, CONNECT_LATENCY, None).unwrap();
         latency.pin(pins.path().join(CONNECT_LATENCY)).unwrap();
+        let (key, value) = (size_of::<ExampleKey>() as u32, size_of::<SocketExample>() as u32);
+        let lru = aya_obj::Map::new_from_params(kind, key, value, 64, 0);
+        let examples = MapData::create(lru, SOCKET_EXAMPLES, None).unwrap();
+        examples.pin(pins.path().join(SOCKET_EXAMPLES)).unwrap();
         pins.make_node();
         pins
     }
@@ -282,6 +286,11 @@ fn who_is_given_a_free_id_counts_from_nothing() {
     for (service, backend) in [(1, 0), (1, 1), (2, 0), (3, 0), (3, 1), (3, 2)] {
         latency.insert(LatencyKey { service, backend }, LatencyEntry::default(), 0).unwrap();
     }
+    let examples = MapData::from_pin(pins.path().join(SOCKET_EXAMPLES)).unwrap();
+    let mut examples: HashMap<_, ExampleKey, SocketExample> = Map::LruHashMap(examples).try_into().unwrap();
+    for (service, bucket) in [(1, 0), (2, 3), (3, 3)] {
+        examples.insert(ExampleKey { service, bucket }, SocketExample::default(), 0).unwrap();
+    }
     let mut kernel = KernelStore::open(pins.path()).unwrap();
     let writes = [
         Write::Name(1, name("default/a")),
@@ -309,6 +318,8 @@ fn who_is_given_a_free_id_counts_from_nothing() {
     let left: BTreeSet<_> = latency.keys().map(Result::unwrap).collect();
     let expected = [(3, 0), (3, 1)].map(|(service, backend)| LatencyKey { service, backend });
     assert_eq!(left, expected.into(), "latency of Services and backends whose ids are given away");
+    let left: Vec<_> = examples.keys().map(|key| key.unwrap().service).collect();
+    assert_eq!(left, [3], "examples of Services whose ids are given away");
 }
 
 #[test]

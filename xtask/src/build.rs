@@ -107,7 +107,7 @@ pub fn shown_paths(workspace: &Workspace) -> Vec<String> {
 
 /// Builds the agent around the object and returns the binary's path.
 pub fn agent(workspace: &Workspace, args: &Args) -> Result<PathBuf> {
-    let patience = if args.release { "about 4 minutes" } else { "about 2 minutes" };
+    let patience = if args.release { "about 5 minutes" } else { "about 2 minutes" };
     log::timed(&format!("build the agent ({patience} on two cores, the first time)"), || {
         let mut cargo =
             Cmd::cargo().args(["build", "-p", "proxy-user", "--bin", "ballast"]).dir(workspace.root());

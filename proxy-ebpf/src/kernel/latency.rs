@@ -5,9 +5,11 @@ use core::mem::offset_of;
 
 use aya_ebpf::bindings::{BPF_NOEXIST, BPF_SK_STORAGE_GET_F_CREATE, bpf_sock};
 use aya_ebpf::helpers::generated::{bpf_ktime_get_ns, bpf_sk_storage_get};
-use proxy_common::latency::{ANSWERED, LATENCY_BUCKETS, LatencyEntry, LatencyKey, bucket};
+use proxy_common::latency::{
+    ANSWERED, ExampleKey, LATENCY_BUCKETS, LatencyEntry, LatencyKey, SocketExample, bucket,
+};
 
-use super::maps::{CONNECT_LATENCY as ENTRIES, CONNECT_TIMES, SYN_TIMES};
+use super::maps::{CONNECT_LATENCY as ENTRIES, CONNECT_TIMES, SOCKET_EXAMPLES, SYN_TIMES};
 use crate::shared::{add, opaque};
 
 /// Bytes of a count.
@@ -98,12 +100,24 @@ pub fn socket_connects(socket: *mut bpf_sock) {
     }
 }
 
-/// Nanoseconds since a socket sent its first SYN.
+/// When a socket sent its first SYN, and how many nanoseconds ago that was.
 #[inline(always)]
-pub fn since_connect(socket: *mut bpf_sock) -> Option<u64> {
+pub fn since_connect(socket: *mut bpf_sock) -> Option<(u64, u64)> {
     let time = connect_time(socket, false)?;
     // SAFETY: the socket's own storage.
-    Some(now().wrapping_sub(unsafe { time.read() }))
+    let begun = unsafe { time.read() };
+    Some((begun, now().wrapping_sub(begun)))
+}
+
+/// Keeps a connection of a socket as the example of its bucket.
+#[expect(clippy::needless_borrows_for_generic_args, reason = "by value it would be copied to the stack")]
+#[inline(always)]
+pub fn keep_example(service: u32, example: &SocketExample) {
+    let bucket = bucket(example.took / 1_000) as u32;
+    if service != 0 {
+        // It fails where another CPU writes one at the same time.
+        let _ = SOCKET_EXAMPLES.insert(&ExampleKey { service, bucket }, example, 0);
+    }
 }
 
 #[inline(always)]

@@ -12,7 +12,7 @@ use proxy_common::config::NodeConfig;
 use proxy_common::event::Monitor;
 use proxy_common::flow::{Bucket, FlowEntry, buckets_for};
 use proxy_common::fragment::{FragmentEntry, FragmentKey};
-use proxy_common::latency::{LatencyEntry, LatencyKey};
+use proxy_common::latency::{ExampleKey, LatencyEntry, LatencyKey, SocketExample};
 use proxy_common::map_names as sizes;
 use proxy_common::name::PortName;
 use proxy_common::node::{Device, NodeAddr, NodeEntry, Tunnel};
@@ -186,6 +186,12 @@ pub(super) static SYN_TIMES: Array<u64, { 2 * FLOW_COUNT }> = Array::new();
 // noted. Socket-local storage: it goes with the socket.
 #[btf_map(name = "connect_times")]
 pub(super) static CONNECT_TIMES: SkStorage<u64> = SkStorage::new();
+
+// Service port and bucket to the newest connection of a socket. Written where a socket is connected, if that is measured (else it
+// has one entry); read by the agent for examples. A miss: there was none. LRU: buckets that are met no more are forgotten.
+#[btf_map(name = "socket_examples")]
+pub(super) static SOCKET_EXAMPLES: LruHashMap<ExampleKey, SocketExample, { sizes::LATENCY_COUNT as usize }> =
+    LruHashMap::new();
 
 // Service port id to its name. Written by the agent; read by people and by `ballast`'s commands. No program reads it.
 #[btf_map(name = "names")]

@@ -10,6 +10,7 @@ use aya_ebpf::helpers::generated::bpf_get_netns_cookie;
 use aya_ebpf::programs::SockOpsContext;
 use proxy_common::V4;
 use proxy_common::health::socket_client;
+use proxy_common::latency::SocketExample;
 use proxy_common::reason::Reason;
 use proxy_common::socket::SocketStorage;
 
@@ -53,9 +54,10 @@ fn changed(context: &SockOpsContext, new: u32) {
                 health::answered(Kernel::<V4>::new(), storage.backend_id);
             }
             if latency::is_measured()
-                && let Some(ns) = latency::since_connect(socket(context))
+                && let Some((begun, took)) = latency::since_connect(socket(context))
             {
-                latency::note(storage.service, storage.backend_id, Outcome::Answered(ns));
+                latency::note(storage.service, storage.backend_id, Outcome::Answered(took));
+                latency::keep_example(storage.service, &example(context, &storage, begun, took));
             }
         }
     } else if new == BPF_TCP_CLOSE && segments_in(context) != 0 {
@@ -63,6 +65,31 @@ fn changed(context: &SockOpsContext, new: u32) {
         failed(context, Outcome::Refused);
     }
     let _ = context.set_cb_flags((context.cb_flags() & !WATCH).cast_signed());
+}
+
+#[inline(always)]
+fn example(context: &SockOpsContext, storage: &SocketStorage, begun: u64, took: u64) -> SocketExample {
+    // Read one by one, whatever the family is: the verifier takes no load whose offset the compiler chooses.
+    // SAFETY: the kernel hands every program a valid context.
+    let [v4, a, b, c, d] = unsafe {
+        let ip6 = &raw const (*context.ops).local_ip6;
+        [
+            (&raw const (*context.ops).local_ip4).read_volatile(),
+            (&raw const (*ip6)[0]).read_volatile(),
+            (&raw const (*ip6)[1]).read_volatile(),
+            (&raw const (*ip6)[2]).read_volatile(),
+            (&raw const (*ip6)[3]).read_volatile(),
+        ]
+    };
+    SocketExample {
+        begun,
+        took,
+        client: if storage.family == 4 { [v4, 0, 0, 0] } else { [a, b, c, d] },
+        backend: storage.backend,
+        client_port: context.local_port() as u16,
+        backend_port: storage.backend_port,
+        family: storage.family.into(),
+    }
 }
 
 /// Notes a failure of the socket's backend.

@@ -5,8 +5,9 @@
 //! pod eth0 10.98.0.2 --- c0 node p0 --- eth0 10.99.0.2 pod
 //! ```
 //!
-//! Both nodes are measured in turn, and each round gives one ratio of two measurements beside each other in time. With a
-//! packet socket open on the node (as `tcpdump` has) every packet that a program sees is a clone.
+//! A third node has an empty program in the place of ours: what it adds is the price of the hooks. All nodes are measured in
+//! turn, and each round gives ratios of measurements beside each other in time. With a packet socket open on the node (as
+//! `tcpdump` has) every packet that a program sees is a clone.
 
 use std::fs;
 use std::io::{Read as _, Write as _};
@@ -16,12 +17,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use aya::programs::{SchedClassifier, TcAttachType};
 use proxy_user::host::devices;
 use proxy_user::maps::{KernelStore, Store as _};
 use proxy_user::programs::{Capacities, EMBEDDED, PacketHook, Programs, Settings, TcxOrder, Xdp, cleanup};
 use socket2::{Domain, Protocol, Socket, Type};
 
-use crate::harness::{Family, Service};
+use crate::harness::{Family, Harness, Service};
+use crate::one_cpu::OneCpu;
 use crate::packet::TCP;
 use crate::report::{Row, median, percentile};
 use crate::space::Space;
@@ -40,6 +43,11 @@ const ASKS: usize = 250;
 /// `ETH_P_ALL` (`uapi/linux/if_ether.h`).
 const ETH_P_ALL: u16 = 3;
 
+/// The devices of a node, of the client and of the other pod.
+const DEVICES: [&str; 2] = ["c0", "p0"];
+/// Nodes: without programs, with an empty one, with ours.
+const SIDES: usize = 3;
+
 /// Bytes that the sinks have read.
 static RECEIVED: AtomicU64 = AtomicU64::new(0);
 
@@ -53,8 +61,9 @@ struct Node {
 impl Node {
     fn new() -> Self {
         let [space, client, server] = ["node", "client", "server"].map(|name| Space::new(name).unwrap());
-        space.join(&client, "c0", "10.98.0", "fd98:").unwrap();
-        space.join(&server, "p0", "10.99.0", "fd99:").unwrap();
+        let [to_client, to_server] = DEVICES;
+        space.join(&client, to_client, "10.98.0", "fd98:").unwrap();
+        space.join(&server, to_server, "10.99.0", "fd99:").unwrap();
         let listen = |port| server.inside(|| Ok(TcpListener::bind((POD, port))?)).unwrap();
         let (sink, echo) = (listen(SINK), listen(ECHO));
         thread::spawn(move || sink.incoming().for_each(|stream| read_all(stream.unwrap())));
@@ -121,7 +130,7 @@ impl Attached {
         node.space
             .inside(|| {
                 for device in devices::list()? {
-                    if ["c0", "p0"].contains(&device.name.as_str()) {
+                    if DEVICES.contains(&device.name.as_str()) {
                         programs.attach_device(device.ifindex, false)?;
                     }
                 }
@@ -138,6 +147,23 @@ impl Drop for Attached {
         let _ = cleanup(&self.bpffs, Some(&self.cgroup));
         let _ = fs::remove_dir(&self.cgroup);
     }
+}
+
+/// Attaches an empty program to both hooks of both devices of a node, as long as the harness is there.
+fn attach_empty(bpffs: &Path, node: &Node) -> Harness {
+    let mut harness = Harness::new(bpffs, 64);
+    let program: &mut SchedClassifier = harness.ebpf.program_mut("nop").unwrap().try_into().unwrap();
+    node.space
+        .inside(|| {
+            for device in DEVICES {
+                for hook in [TcAttachType::Ingress, TcAttachType::Egress] {
+                    program.attach(device, hook)?;
+                }
+            }
+            Ok(())
+        })
+        .unwrap();
+    harness
 }
 
 /// Nanoseconds for a byte.
@@ -164,19 +190,33 @@ fn ask(stream: &mut TcpStream) -> f64 {
     median((0..ASKS).map(one).collect())
 }
 
-/// The median without programs, and the quartiles of the rounds' ratios: with programs to without.
-fn compare(rounds: usize, mut measure: impl FnMut(usize) -> f64) -> (f64, [f64; 3]) {
-    let (mut bare, mut ratios) = (Vec::new(), Vec::new());
+/// What was measured on the node without programs, and on the others in ratio to it.
+struct Compared {
+    bare: f64,
+    empty: f64,
+    /// With our programs: the quartiles of the rounds.
+    ours: [f64; 3],
+}
+
+fn compare(rounds: usize, mut measure: impl FnMut(usize) -> f64) -> Compared {
+    let (mut bare, mut ratios) = (Vec::new(), [Vec::new(), Vec::new()]);
     for round in 0..rounds {
-        let mut times = [0.0; 2];
-        for at in 0..2 {
-            let side = (round + at) % 2;
+        let mut times = [0.0; SIDES];
+        for at in 0..SIDES {
+            let side = (round + at) % SIDES;
             times[side] = measure(side);
         }
         bare.push(times[0]);
-        ratios.push(times[1] / times[0]);
+        for (ratios, time) in ratios.iter_mut().zip(&times[1..]) {
+            ratios.push(time / times[0]);
+        }
     }
-    (median(bare), [25, 50, 75].map(|percent| percentile(&mut ratios, percent)))
+    let [empty, mut ours] = ratios;
+    Compared {
+        bare: median(bare),
+        empty: median(empty),
+        ours: [25, 50, 75].map(|percent| percentile(&mut ours, percent)),
+    }
 }
 
 /// While this is there, a packet socket takes the first bytes of each packet on all devices of a node.
@@ -185,7 +225,7 @@ struct Capture(Vec<thread::JoinHandle<()>>);
 static CAPTURES: AtomicBool = AtomicBool::new(false);
 
 impl Capture {
-    fn start(nodes: &[Node; 2]) -> Self {
+    fn start(nodes: &[Node; SIDES]) -> Self {
         CAPTURES.store(true, Ordering::Relaxed);
         let open = |node: &Node| {
             let protocol = Protocol::from(i32::from(ETH_P_ALL.to_be()));
@@ -210,29 +250,34 @@ impl Drop for Capture {
     }
 }
 
-fn rows(nodes: &[Node; 2], how: &str) -> Vec<Row> {
+fn rows(nodes: &[Node; SIDES], how: &str) -> Vec<Row> {
     let row =
         |what: String, value, unit, target| Row::new("Foreign traffic, IPv4", what, value, unit, target);
-    let mut streams = [0, 1].map(|side: usize| nodes[side].connect(SINK));
-    let (byte, [low, ratio, high]) = compare(BULK_ROUNDS, |side| bulk(&mut streams[side]));
-    let mut echoes = [0, 1].map(|side: usize| nodes[side].connect(ECHO));
-    let (request, [fast, latency, slow]) = compare(ASK_ROUNDS, |side| ask(&mut echoes[side]));
-    vec![
-        row(format!("bulk TCP, no programs{how}"), 8.0 / byte, "Gbit/s", None),
-        row(format!("time for a byte, with programs to without{how}"), ratio, "x", Some(1.01)),
-        row(format!("  its quartiles{how}: lower"), low, "x", None),
-        row(format!("  its quartiles{how}: upper"), high, "x", None),
-        row(format!("request and response, no programs{how}"), request, "us", None),
-        row(format!("request and response, with programs to without{how}"), latency, "x", Some(1.01)),
-        row(format!("  its quartiles{how}: lower"), fast, "x", None),
-        row(format!("  its quartiles{how}: upper"), slow, "x", None),
-    ]
+    let ratios = |what: &str, Compared { empty, ours: [low, middle, high], .. }: &Compared| {
+        [
+            row(format!("{what}, with programs to without{how}"), *middle, "x", Some(1.01)),
+            row(format!("  its quartiles{how}: lower"), *low, "x", None),
+            row(format!("  its quartiles{how}: upper"), *high, "x", None),
+            row(format!("{what}, with an empty program to none{how}"), *empty, "x", None),
+        ]
+    };
+    let mut streams = [0, 1, 2].map(|side: usize| nodes[side].connect(SINK));
+    let byte = compare(BULK_ROUNDS, |side| bulk(&mut streams[side]));
+    let mut echoes = [0, 1, 2].map(|side: usize| nodes[side].connect(ECHO));
+    let request = compare(ASK_ROUNDS, |side| ask(&mut echoes[side]));
+    let mut all = vec![row(format!("bulk TCP, no programs{how}"), 8.0 / byte.bare, "Gbit/s", None)];
+    all.extend(ratios("time for a byte", &byte));
+    all.push(row(format!("request and response, no programs{how}"), request.bare, "us", None));
+    all.extend(ratios("request and response", &request));
+    all
 }
 
 /// Measures all of it.
 pub fn measure(bpffs: &Path) -> Vec<Row> {
-    let nodes = [Node::new(), Node::new()];
-    let _attached = Attached::new(bpffs, &nodes[1]);
+    let _pinned = OneCpu::pin();
+    let nodes = [Node::new(), Node::new(), Node::new()];
+    let _empty = attach_empty(bpffs, &nodes[1]);
+    let _attached = Attached::new(bpffs, &nodes[2]);
     let mut all = rows(&nodes, "");
     let capture = Capture::start(&nodes);
     all.extend(rows(&nodes, ", packets captured"));

@@ -21,6 +21,7 @@ mod million;
 #[expect(dead_code, reason = "the tests use the rest")]
 mod node;
 mod node_ports;
+mod one_cpu;
 #[path = "../../tests/bpf/packet.rs"]
 #[expect(dead_code, reason = "the tests use the rest")]
 mod packet;
@@ -28,6 +29,7 @@ mod packets;
 mod report;
 mod sockets;
 #[path = "../../tests/netns/space.rs"]
+#[expect(dead_code, reason = "the tests use the rest")]
 mod space;
 mod tables;
 mod wire;

@@ -210,20 +210,13 @@ fn measure_family(bpffs: &Path, family: Family) -> Vec<Row> {
     let mut rows = vec![Row::new(group, "empty program, subtracted below", floor, "ns", None)];
     for (what, targets, measure) in CASES {
         let target = targets[number];
-        let mut times = [Vec::new(), Vec::new()];
-        for round in 0..ROUNDS {
-            // ABBA: the one that goes first finds colder caches.
-            let order = if round % 2 == 0 { [0, 1] } else { [1, 0] };
-            for at in order {
-                times[at].push(measure(&mut benches[at]));
-            }
-        }
-        let [few, many] = times.map(middle);
+        let [few, many] = in_turn(&mut benches, measure);
         rows.push(Row::new(group, format!("{what}, {FEW} Services"), few, "ns", Some(target)));
         rows.push(Row::new(group, format!("{what}, {MANY} Services"), many, "ns", Some(target)));
         rows.push(Row::new(group, format!("{what}, {MANY} to {FEW} Services"), many / few, "x", Some(1.1)));
     }
     let [_, mut bench] = benches;
+    rows.extend(measure_latency(bpffs, family, group));
     rows.extend(measure_beyond(group, [[85.0, 900.0], [95.0, 900.0]][number], &mut bench));
     let flows = Capacities::default().flows;
     let mut rounds =
@@ -242,6 +235,30 @@ fn measure_family(bpffs: &Path, family: Family) -> Vec<Row> {
         rounds(flows, CHAIN);
     }
     rows
+}
+
+/// Both figures, measured in the order ABBA: the one that goes first finds colder caches.
+fn in_turn(benches: &mut [Bench; 2], measure: fn(&mut Bench) -> f64) -> [f64; 2] {
+    let mut times = [Vec::new(), Vec::new()];
+    for round in 0..ROUNDS {
+        for at in if round % 2 == 0 { [0, 1] } else { [1, 0] } {
+            times[at].push(measure(&mut benches[at]));
+        }
+    }
+    times.map(middle)
+}
+
+/// What `--connect-latency` adds.
+fn measure_latency(bpffs: &Path, family: Family, group: &'static str) -> Vec<Row> {
+    let mut benches = [false, true].map(|connect_latency| {
+        Bench::with_capacities(bpffs, family, FEW, &Capacities { connect_latency, ..Capacities::default() })
+    });
+    benches.iter_mut().for_each(Bench::establish);
+    let mut row = |(what, _, measure): Case| {
+        let [without, with] = in_turn(&mut benches, measure);
+        Row::new(group, format!("--connect-latency adds: {what}"), with - without, "ns", None)
+    };
+    CASES.map(&mut row).into()
 }
 
 /// Source ports for SNAT among which [`fixed_port`] exists; among the default ones it does not.

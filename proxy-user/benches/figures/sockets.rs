@@ -16,6 +16,7 @@ use proxy_user::programs::{Capacities, EMBEDDED, PacketHook, Programs, Settings,
 use rustix::net::{AddressFamily, SocketType, sockopt};
 
 use crate::harness::Service;
+use crate::one_cpu::OneCpu;
 use crate::packet::{TCP, UDP};
 use crate::report::{Row, median};
 
@@ -40,15 +41,18 @@ struct Node {
 }
 
 impl Node {
-    fn new(bpffs: &Path) -> Self {
+    /// This process is put into it by [`Node::join`].
+    fn new(bpffs: &Path, connect_latency: bool) -> Self {
+        let bpffs = &bpffs.join(if connect_latency { "sockets-latency" } else { "sockets" });
+        fs::create_dir(bpffs).unwrap();
         let root = proxy_user::host::cgroup::find(None).unwrap().path;
-        let cgroup = root.join(format!("ballast-bench-{}", std::process::id()));
+        let cgroup = root.join(format!("ballast-bench-{}-{connect_latency}", std::process::id()));
         fs::create_dir(&cgroup).unwrap();
         let settings = Settings {
             object: EMBEDDED,
             bpffs: bpffs.to_owned(),
             cgroup: cgroup.clone(),
-            capacities: Capacities::default(),
+            capacities: Capacities { connect_latency, ..Capacities::default() },
             packet_hook: PacketHook::Auto,
             tcx_order: TcxOrder::default(),
             xdp: Xdp::default(),
@@ -62,9 +66,7 @@ impl Node {
         let writes: Vec<_> = services.iter().flat_map(Service::writes).collect();
         KernelStore::open(&programs.pin_dir()).unwrap().write(&writes).unwrap();
         programs.attach_sockets().unwrap();
-        let node = Self { bpffs: bpffs.to_owned(), root, cgroup, programs: Some(programs) };
-        node.join(true);
-        node
+        Self { bpffs: bpffs.clone(), root, cgroup, programs: Some(programs) }
     }
 
     /// Puts this process under the hooks, or takes it out.
@@ -192,14 +194,19 @@ pub fn alternate<const SIDES: usize>(mut block: impl FnMut(usize) -> Vec<f64>) -
 
 /// Measures all of it.
 pub fn measure(bpffs: &Path) -> Vec<Row> {
+    let _pinned = OneCpu::pin();
     serve();
-    let node = Node::new(bpffs);
+    let [node, measured] = [false, true].map(|connect_latency| Node::new(bpffs, connect_latency));
     let pod = |port| SocketAddrV4::new(SERVER, port);
     let frontend = |port| SocketAddrV4::new(FRONTEND, port);
 
-    let [bare, direct, through] = alternate(|side| {
-        node.join(side != 0);
-        connects(if side == 2 { frontend(80) } else { pod(ACCEPT) })
+    let [bare, direct, through, with_latency] = alternate(|side| {
+        if side == 3 {
+            measured.join(true)
+        } else {
+            node.join(side != 0)
+        }
+        connects(if side >= 2 { frontend(80) } else { pod(ACCEPT) })
     });
     node.join(true);
     let mut streams = [pod(ECHO), frontend(81)].map(|to| TcpStream::connect(to).unwrap());
@@ -220,6 +227,7 @@ pub fn measure(bpffs: &Path) -> Vec<Row> {
         row("TCP connect, ClusterIP to pod", through / direct, "x", Some(1.01)),
         row("cost of the hook to others' connects", (direct - bare) * 1e3, "ns", None),
         row("cost of the hook to our connects", (through - bare) * 1e3, "ns", None),
+        row("--connect-latency adds to our connects", (with_latency - through) * 1e3, "ns", None),
         row("request and response, pod", ask_direct, "us", None),
         row("request and response, ClusterIP to pod", ask_through / ask_direct, "x", None),
         row("UDP sendto and recvfrom, pod", udp_direct, "us", None),

@@ -17,6 +17,7 @@ use aya::programs::{SchedClassifier, TcAttachType, Xdp, XdpMode};
 
 use crate::harness::Family;
 use crate::node::{know, uplink};
+use crate::one_cpu::OneCpu;
 use crate::packet::{ACK, Packet, SYN};
 use crate::packets::{Bench, frontend};
 use crate::report::{Row, median};
@@ -185,13 +186,6 @@ fn measure_case(bench: &mut Bench, own: &[OwnedFd], case: &Case<'_>, sink: u32) 
     time
 }
 
-/// Keeps this thread, and the softirqs that its frames cause, on the CPU where it is.
-fn pin_to_one_cpu() {
-    let mut one = rustix::thread::CpuSet::new();
-    one.set(rustix::thread::sched_getcpu());
-    rustix::thread::sched_setaffinity(None, &one).unwrap();
-}
-
 /// Measures all of it.
 pub fn measure(bpffs: &Path) -> Vec<Row> {
     let mut bench = Bench::new(bpffs, Family::V4, SERVICES);
@@ -200,7 +194,7 @@ pub fn measure(bpffs: &Path) -> Vec<Row> {
         let shown = Command::new("ip").args(["-o", "link", "show", name]).output().unwrap();
         String::from_utf8(shown.stdout).unwrap().split(':').next().unwrap().trim().parse::<u32>().unwrap()
     };
-    pin_to_one_cpu();
+    let _pinned = OneCpu::pin();
     let (node, outside) = (uplink(), index("up1"));
     assert_eq!(node, index("up0"));
     let tc: &mut SchedClassifier = bench.harness.ebpf.program_mut("tc_ingress").unwrap().try_into().unwrap();

@@ -53,7 +53,8 @@ impl Supervisor {
     }
 }
 
-/// Ends the process when any of its threads panics, after the message is in the log. A runtime would end the task alone.
+/// Ends the process when any of its threads panics, after the message is in the log. A runtime would end the task alone, and a
+/// release build, which does not unwind, would abort.
 pub fn end_on_panic() {
     let report = panic::take_hook();
     panic::set_hook(Box::new(move |info| {

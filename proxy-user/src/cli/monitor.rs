@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
@@ -20,7 +20,7 @@ use super::show::{ServiceFilter, ShowError, yaml};
 use crate::config::ConfigError;
 use crate::config::otlp::resource;
 use crate::config::run::node_name_or_host;
-use crate::maps::view::{Listener, NameRow, Snapshot, Transport, View, ViewError, monotonic};
+use crate::maps::view::{Listener, NameRow, Snapshot, Transport, View, ViewError, ip_of, monotonic};
 use crate::otlp::Resource;
 
 mod otlp;
@@ -243,16 +243,7 @@ fn reason(event: &Event) -> Option<Reason> {
 }
 
 fn socket(event: &Event, words: [u32; 4], port: u16) -> Option<SocketAddr> {
-    let mut octets = [0; 16];
-    for (place, word) in octets.chunks_exact_mut(4).zip(words) {
-        place.copy_from_slice(&word.to_ne_bytes());
-    }
-    let ip: IpAddr = match event.family {
-        4 => Ipv4Addr::from(words[0].to_ne_bytes()).into(),
-        6 => Ipv6Addr::from(octets).into(),
-        _ => return None,
-    };
-    Some(SocketAddr::new(ip, port))
+    Some(SocketAddr::new(ip_of(event.family.into(), words)?, port))
 }
 
 fn client(event: &Event) -> Option<SocketAddr> {

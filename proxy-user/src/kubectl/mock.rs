@@ -1,14 +1,17 @@
-//! A mock API server for the tests: plain objects by GET, and sessions by websocket in pods of agents.
+//! A mock API server for the tests, also those in network namespaces: plain objects by GET, and sessions by websocket in pods of
+//! agents.
 
 use std::future::Future;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use futures::{SinkExt as _, StreamExt as _};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_tungstenite::WebSocketStream;
+use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::handshake::server::{ErrorResponse, Request, Response};
 
 /// What the API server of a test answers.
@@ -55,6 +58,44 @@ pub async fn start(answers: impl Answers, folder: &Path) -> PathBuf {
     });
     std::fs::write(&kubeconfig, text.to_string()).unwrap();
     kubeconfig
+}
+
+/// `pods/portforward` to what listens on the port, if anything does: the first message of each channel is the port, and channel 1 has
+/// errors.
+pub async fn forward(
+    mut socket: WebSocketStream<TcpStream>,
+    port: u16,
+    agent: Option<TcpStream>,
+) -> io::Result<()> {
+    for channel in [0, 1] {
+        let [low, high] = port.to_le_bytes();
+        socket.send(Message::binary(vec![channel, low, high])).await.map_err(io::Error::other)?;
+    }
+    let Some(mut agent) = agent else {
+        let why = b"\x01connection refused".to_vec();
+        socket.send(Message::binary(why)).await.map_err(io::Error::other)?;
+        return socket.close(None).await.map_err(io::Error::other);
+    };
+    let mut bytes = [0; 4096];
+    loop {
+        tokio::select! {
+            read = agent.read(&mut bytes) => {
+                let read = read?;
+                if read == 0 {
+                    return socket.close(None).await.map_err(io::Error::other);
+                }
+                let message = [&[0], &bytes[..read]].concat();
+                socket.send(Message::binary(message)).await.map_err(io::Error::other)?;
+            }
+            message = socket.next() => match message {
+                Some(Ok(Message::Binary(message))) if message.first() == Some(&0) => {
+                    agent.write_all(&message[1..]).await?;
+                }
+                Some(Ok(_)) => {}
+                _ => return Ok(()),
+            }
+        }
+    }
 }
 
 async fn serve(answers: &impl Answers, mut stream: TcpStream) -> io::Result<()> {

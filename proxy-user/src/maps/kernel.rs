@@ -199,14 +199,17 @@ impl Store for KernelStore {
     fn read(&mut self, backends_below: u32) -> Result<Contents, MapError> {
         let mut services = self.walk(Table::Services, None, u32::MAX)?.0.services;
         services.extend(self.walk(Table::Services6, None, u32::MAX)?.0.services);
+        let names = self.walk(Table::Names, None, u32::MAX)?.0.names;
+        // A name comes before the backends of its port and goes after them: at the first start these arrays are free.
+        let backends_below = if names.is_empty() && services.is_empty() { 0 } else { backends_below };
         Ok(Contents {
             services,
+            names,
             slots: self.arrays.slots(0..u32::MAX)?,
             maglev: self.arrays.maglev(0..u32::MAX)?,
             backends: self.read_range(Table::Backends, 0..backends_below)?.backends,
             backends6: self.read_range(Table::Backends6, 0..backends_below)?.backends6,
             filter: self.arrays.filter(0..u32::MAX)?,
-            names: self.walk(Table::Names, None, u32::MAX)?.0.names,
             source_ranges: &self.node.source_ranges(Table::SrcRanges)?
                 | &self.node.source_ranges(Table::SrcRanges6)?,
             node: self.node.all()?,

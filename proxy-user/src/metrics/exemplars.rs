@@ -1,7 +1,8 @@
 //! Exemplars of `ballast_connect_latency_seconds`: a connection beside the count of its bucket (`OpenMetrics` 1.0).
 //!
-//! The programs keep no examples of their own. Those of the packet path are in the flow table, with the time that their answer took
-//! beside it (`syn_times`), so a scrape finds the newest one of each bucket there. Connections of sockets leave no such trace.
+//! Those of the packet path are in the flow table, with the time that their answer took beside it (`syn_times`), so a scrape finds
+//! the newest one of each bucket there. Connections of sockets leave no such trace: the programs keep the newest ones
+//! (`socket_examples`).
 //! `prometheus-client` writes exemplars of its own histograms only, so they are added to its text.
 
 use std::collections::BTreeMap;

@@ -62,7 +62,7 @@ struct Row<'a> {
     frontends: &'a [SocketAddr],
     algorithm: &'static str,
     rates: Traffic,
-    /// Connections a second that sockets of this node have begun; `null`: not known.
+    /// Connections a second that sockets of this node have begun, an estimate; `null`: not known.
     by_sockets: Option<f64>,
     connections: u64,
     failures: &'a BTreeMap<&'static str, f64>,

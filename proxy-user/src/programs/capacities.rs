@@ -68,9 +68,11 @@ impl Capacities {
             names::SERVICE_STATS | names::NAMES | names::TURNS => (self.services, "--max-services"),
             // No flag: a table that forgets what is oldest is never too small for the others.
             names::REFUSALS => (self.refusals, ""),
-            names::CONNECT_LATENCY if self.connect_latency => (names::LATENCY_COUNT, ""),
+            names::CONNECT_LATENCY | names::SOCKET_EXAMPLES if self.connect_latency => {
+                (names::LATENCY_COUNT, "")
+            }
             names::SYN_TIMES if self.connect_latency => (self.flows.saturating_mul(2), "--max-flows"),
-            names::CONNECT_LATENCY | names::SYN_TIMES => (1, "--connect-latency"),
+            names::CONNECT_LATENCY | names::SOCKET_EXAMPLES | names::SYN_TIMES => (1, "--connect-latency"),
             _ => return None,
         })
     }
@@ -101,7 +103,7 @@ mod tests {
         let entries = |capacities: &Capacities| {
             names::OPTIONAL.iter().map(|name| capacities.of(name).unwrap().0).collect::<Vec<_>>()
         };
-        assert_eq!(entries(&off), [1, 1]);
-        assert_eq!(entries(&on), [names::LATENCY_COUNT, 2 * on.flows]);
+        assert_eq!(entries(&off), [1, 1, 1]);
+        assert_eq!(entries(&on), [names::LATENCY_COUNT, 2 * on.flows, names::LATENCY_COUNT]);
     }
 }

@@ -80,13 +80,9 @@ impl Programs {
             what: "cgroup",
             flag: "--cgroup-root",
         })?;
-        let mut loaded = object::load(settings.object, &pins, &settings.capacities)?;
-        let unusable = match settings.xdp {
-            Xdp::Off => None,
-            _ => object::load_xdp(&mut loaded.ebpf, settings.xdp.program())
-                .err()
-                .map(|error| error.to_string()),
-        };
+        let xdp = (settings.xdp != Xdp::Off).then(|| settings.xdp.program());
+        let mut loaded = object::load(settings.object, &pins, &settings.capacities, xdp)?;
+        let unusable = loaded.unusable_xdp.map(|error| error.to_string());
         let xdp_devices = loaded.ebpf.take_map(proxy_common::map_names::XDP_DEVICES);
         let xdp = Keeper::new(settings.xdp, unusable, xdp_devices);
         let mut notices = loaded.notices;

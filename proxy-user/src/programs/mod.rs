@@ -31,6 +31,7 @@ mod repair;
 mod repairs;
 mod settings;
 mod status;
+mod verify;
 mod xdp;
 
 pub use capacities::Capacities;

@@ -6,7 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use aya::maps::{Array, MapInfo};
-use aya::programs::{Program, SchedClassifier, Xdp};
+use aya::programs::SchedClassifier;
 use aya::{Ebpf, EbpfLoader};
 use aya_obj::Object;
 use proxy_common::config::NodeConfig;
@@ -19,7 +19,7 @@ use super::migrate::share::share_with;
 use super::notice::StartNotice;
 use super::pins::{Paths, Pins};
 use super::program::{program_mut, refused};
-use super::{calls, clock, kernel};
+use super::{calls, clock, kernel, verify};
 
 /// The variable by which programs measure how long endpoints take to answer (`--connect-latency`).
 const MEASURES_LATENCY: &str = "CONNECT_LATENCY";
@@ -102,10 +102,17 @@ pub(super) struct Loaded {
     pub hz: u32,
     /// The maps of the previous version, whose programs are attached.
     pub predecessor: Option<PathBuf>,
+    /// Why the kernel did not take the XDP program. It goes without: tc does all that XDP does.
+    pub unusable_xdp: Option<Error>,
 }
 
-/// Makes or opens the maps, and loads the programs.
-pub(super) fn load(bytes: &[u8], pins: &Pins, capacities: &Capacities) -> Result<Loaded, Error> {
+/// Makes or opens the maps, and loads the programs, with this XDP program.
+pub(super) fn load(
+    bytes: &[u8],
+    pins: &Pins,
+    capacities: &Capacities,
+    xdp: Option<&'static str>,
+) -> Result<Loaded, Error> {
     if bytes.is_empty() {
         return Err(Error::NoObject);
     }
@@ -157,20 +164,13 @@ pub(super) fn load(bytes: &[u8], pins: &Pins, capacities: &Capacities) -> Result
     }
     let is_current = pins.is_current();
     let mut ebpf = loader.load(bytes).map_err(Box::new)?;
-    for (name, _) in SOCKET_HOOKS {
-        match ebpf.program_mut(name) {
-            Some(Program::CgroupSock(program)) => program.load(),
-            Some(Program::CgroupSockAddr(program)) => program.load(),
-            Some(Program::SockOps(program)) => program.load(),
-            _ => return Err(Error::Incomplete { kind: "program", name }),
-        }
-        .map_err(refused(name))?;
-    }
-    load_classifiers(&mut ebpf, [CLOCK].into_iter())?;
-    load_packet_path(&mut ebpf)?;
+    // A kernel does not change its tick, and no pin outlives a boot: measure once.
+    let known = stored(paths).map(|config| config.hz).filter(|hz| is_current && *hz > 0);
+    let (hz, unusable_xdp) = load_programs(&mut ebpf, xdp, known)?;
+    calls::connect(&mut ebpf)?;
     calls::keep(&ebpf, paths)?;
-    let hz = configure(&mut ebpf, paths, is_current)?;
-    Ok(Loaded { ebpf, notices, is_current, hz, predecessor })
+    configure(&mut ebpf, paths, hz)?;
+    Ok(Loaded { ebpf, notices, is_current, hz, predecessor, unusable_xdp })
 }
 
 /// Opens the object once more, on the same maps, with these variables; loads none of its programs.
@@ -220,40 +220,47 @@ pub(super) fn load_packet_programs(
     Ok(ebpf)
 }
 
-/// Loads the XDP program. It goes without: tc does all that XDP does.
-pub(super) fn load_xdp(ebpf: &mut Ebpf, name: &'static str) -> Result<(), Error> {
-    let program: &mut Xdp = program_mut(ebpf, name)?;
-    program.load().map_err(refused(name))
+/// The packet programs, and those that they go on with; the largest come first.
+fn packet_programs() -> impl Iterator<Item = &'static str> {
+    names::CALLED.into_iter().rev().chain(Direction::ALL.map(Direction::program))
 }
 
 /// Loads the packet programs and those that they go on with.
 pub fn load_packet_path(ebpf: &mut Ebpf) -> Result<(), Error> {
-    load_classifiers(ebpf, names::CALLED.into_iter().chain(Direction::ALL.map(Direction::program)))?;
+    let (refused, ()) = verify::load(verify::pick(ebpf, packet_programs())?, || ());
+    refused.into_iter().next().map_or(Ok(()), Err)?;
     calls::connect(ebpf)
 }
 
-fn load_classifiers(ebpf: &mut Ebpf, names: impl Iterator<Item = &'static str>) -> Result<(), Error> {
-    for name in names {
-        let program: &mut SchedClassifier = program_mut(ebpf, name)?;
-        program.load().map_err(refused(name))?;
-    }
-    Ok(())
+/// Loads all programs; returns the jiffies in a second, which are measured unless they are `known`, and why the XDP program
+/// cannot be used.
+fn load_programs(
+    ebpf: &mut Ebpf,
+    xdp: Option<&'static str>,
+    known: Option<u32>,
+) -> Result<(u32, Option<Error>), Error> {
+    let clock: &mut SchedClassifier = program_mut(ebpf, CLOCK)?;
+    clock.load().map_err(refused(CLOCK))?;
+    let sockets = SOCKET_HOOKS.map(|(name, _)| name);
+    let all = [CLOCK].into_iter().chain(xdp).chain(packet_programs()).chain(sockets);
+    let mut programs = verify::pick(ebpf, all)?.into_iter();
+    let clock = programs.next().and_then(|(_, clock)| <&SchedClassifier>::try_from(&*clock).ok());
+    let clock = clock.ok_or(Error::Incomplete { kind: "program", name: CLOCK })?;
+    let measure = || known.map_or_else(|| clock::measure_hz(clock), Ok);
+    let (refused, hz) = verify::load(programs.collect(), measure);
+    let is_xdp = |error: &Error| matches!(error, Error::Program { name, .. } if Some(*name) == xdp);
+    let (mut unusable_xdp, refused): (Vec<_>, Vec<_>) = refused.into_iter().partition(is_xdp);
+    refused.into_iter().next().map_or(Ok((hz?, unusable_xdp.pop())), Err)
 }
 
-/// Writes `config`; returns the jiffies in a second.
-fn configure(ebpf: &mut Ebpf, paths: &Paths, is_current: bool) -> Result<u32, Error> {
+/// Writes `config`. `hz`: jiffies in a second.
+fn configure(ebpf: &mut Ebpf, paths: &Paths, hz: u32) -> Result<(), Error> {
     let failed = |source| Error::Map { name: names::CONFIG, source };
     let flows = smallest(paths, &[names::FLOWS, names::FLOWS6])?;
     // A pin of another size may be any number of buckets; the programs mask with a power of two.
     let index = smallest(paths, &[names::FLOW_INDEX, names::FLOW_INDEX6])?;
     let buckets = 1 << index.max(1).ilog2();
-    let clock: &mut SchedClassifier = program_mut(ebpf, CLOCK)?;
-    // A kernel does not change its tick, and no pin outlives a boot: measure once.
     let stored = stored(paths);
-    let hz = match stored {
-        Some(config) if is_current && config.hz > 0 => config.hz,
-        _ => clock::measure_hz(clock)?,
-    };
     // With another seed, or another number of buckets, no flow would be found again.
     let seed = match stored {
         Some(config) if config.flow_seed != 0 => config.flow_seed,
@@ -273,7 +280,7 @@ fn configure(ebpf: &mut Ebpf, paths: &Paths, is_current: bool) -> Result<u32, Er
     if map.get(&0, 0).map_err(failed)? != config {
         map.set(0, config, 0).map_err(failed)?;
     }
-    Ok(hz)
+    Ok(())
 }
 
 fn stored(paths: &Paths) -> Option<NodeConfig> {

@@ -91,6 +91,11 @@ impl Space {
         self.inside(|| std::fs::write(format!("/proc/sys/{name}"), value).with_context(|| name.to_owned()))
     }
 
+    /// The same namespace once more.
+    pub fn try_clone(&self) -> Result<Self> {
+        Ok(Self { name: self.name, file: self.file.try_clone()? })
+    }
+
     /// Does something on a thread inside.
     pub fn inside<T: Send>(&self, action: impl FnOnce() -> Result<T> + Send) -> Result<T> {
         let space = self.file.as_raw_fd();

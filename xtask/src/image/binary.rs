@@ -18,7 +18,10 @@ pub fn build(workspace: &Workspace, arch: Arch, dev: bool) -> Result<PathBuf> {
     let object = workspace.bpf_object();
     ensure!(object.exists(), "there is no BPF object at {}", object.display());
     let target = if arch == Arch::HOST { host_target()? } else { arch.target().to_owned() };
-    let mut flags = vec!["-Ctarget-feature=+crt-static".to_owned()];
+    // Relocations of a static program that may be loaded anywhere are a twentieth of it, unless they are packed.
+    let mut flags = ["-Ctarget-feature=+crt-static", "-Clink-arg=-Wl,-z,pack-relative-relocs"]
+        .map(str::to_owned)
+        .to_vec();
     flags.extend(build::shown_paths(workspace));
     // Named, although it is the host's own: without it the flags would also reach build scripts and proc macros,
     // which cannot be static.
@@ -37,7 +40,7 @@ pub fn build(workspace: &Workspace, arch: Arch, dev: bool) -> Result<PathBuf> {
         .arg(workspace.target())
         .dir(workspace.root())
         .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f"))
-        // Debug information goes into a file of its own, below.
+        // Debug information and symbols go into a file of their own, below.
         .env("CARGO_PROFILE_RELEASE_STRIP", "none");
     if !dev {
         cargo = cargo.arg("--release");
@@ -57,8 +60,8 @@ pub fn debug_of(program: &Path) -> PathBuf {
     program.with_extension("debug")
 }
 
-/// Moves debug information into [`debug_of`], which gdb and addr2line find by the link to it. Symbols stay: a backtrace has
-/// names.
+/// Moves debug information and symbols into [`debug_of`], which gdb, addr2line and the backtraces of Rust's own library find by
+/// the link to it, in the program's folder or below /usr/lib/debug.
 pub fn split(program: &Path, arch: Arch) -> Result<()> {
     let debug = debug_of(program);
     let stripped = program.with_extension("stripped");
@@ -66,7 +69,7 @@ pub fn split(program: &Path, arch: Arch) -> Result<()> {
     let objcopy = |flags: &[&str]| Cmd::new(&tool).args(flags);
     objcopy(&["--only-keep-debug", "--compress-debug-sections"]).arg(program).arg(&debug).run()?;
     let link = format!("--add-gnu-debuglink={}", debug.display());
-    objcopy(&["--strip-debug", &link]).arg(program).arg(&stripped).run()?;
+    objcopy(&["--strip-all", &link]).arg(program).arg(&stripped).run()?;
     // cargo's own copy keeps what it has.
     fs::rename(&stripped, program).with_context(|| format!("cannot replace {}", program.display()))
 }
@@ -104,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn debug_information_is_in_a_file_of_its_own() {
+    fn debug_information_and_symbols_are_in_a_file_of_their_own() {
         let folder = tempfile::tempdir().unwrap();
         let program = folder.path().join("program");
         fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
@@ -112,13 +115,36 @@ mod tests {
             let elf = fs::read(path).unwrap();
             let file = object::File::parse(&*elf).unwrap();
             let has = |name: &str| object::Object::section_by_name(&file, name).is_some();
-            (has(".debug_info") || has(".debug_line"), has(".gnu_debuglink"))
+            (has(".debug_info") || has(".debug_line"), has(".symtab"), has(".gnu_debuglink"))
         };
-        assert_eq!(has_debug(&program), (true, false));
+        assert_eq!(has_debug(&program), (true, true, false));
         split(&program, Arch::HOST).unwrap();
-        assert_eq!(has_debug(&program), (false, true));
-        assert!(has_debug(&debug_of(&program)).0);
+        assert_eq!(has_debug(&program), (false, false, true));
+        let (debug, symbols, _) = has_debug(&debug_of(&program));
+        assert!(debug && symbols);
         assert!(Cmd::new(&program).arg("--list").succeeds(), "it still runs");
+    }
+
+    /// Says to the test below that it runs in a process of its own.
+    const CHILD: &str = "BALLAST_TEST_BACKTRACE";
+
+    #[test]
+    fn a_backtrace_has_names_where_the_debug_information_is() {
+        let name = "image::binary::tests::a_backtrace_has_names_where_the_debug_information_is";
+        if std::env::var_os(CHILD).is_some() {
+            return println!("{}", std::backtrace::Backtrace::force_capture());
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let program = folder.path().join("program");
+        fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
+        split(&program, Arch::HOST).unwrap();
+        let has_names = || {
+            let child = Cmd::new(&program).args(["--exact", name, "--nocapture"]).env(CHILD, "1");
+            child.read().unwrap().contains("image::binary::tests")
+        };
+        assert!(has_names());
+        fs::remove_file(debug_of(&program)).unwrap();
+        assert!(!has_names());
     }
 
     #[test]

@@ -11,7 +11,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 
 use crate::cross::Arch;
 use crate::package::share;
@@ -65,6 +65,9 @@ impl Args {
         Self { name: NAME.to_owned(), target: Arch::HOST, output: Some(output), dev }
     }
 }
+
+/// Bytes that the files of a released image may have together.
+const MOST: u64 = 25_000_000;
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
@@ -121,6 +124,11 @@ fn pack(workspace: &Workspace, args: &Args, binary: &Path, writer: &Path) -> Res
             sboms.push(path);
         }
     }
+    let size = size(&context)?;
+    log::line(format_args!("    {:.1} MB unpacked", size as f64 / 1e6));
+    if !args.dev {
+        require_small(size)?;
+    }
     let reference = reference(&args.name);
     let archive = folder.join(format!("{stem}.tar"));
     let id = buildah::build(&buildah::Build {
@@ -136,6 +144,27 @@ fn pack(workspace: &Workspace, args: &Args, binary: &Path, writer: &Path) -> Res
     Ok(Image { binary: binary.to_owned(), archive, sboms, reference, id })
 }
 
+/// Bytes of all files in a folder and below.
+fn size(folder: &Path) -> Result<u64> {
+    let cannot = || format!("cannot list {}", folder.display());
+    let mut sum = 0;
+    for entry in fs::read_dir(folder).with_context(cannot)? {
+        let entry = entry.with_context(cannot)?;
+        let about = entry.metadata().with_context(cannot)?;
+        sum += if about.is_dir() { size(&entry.path())? } else { about.len() };
+    }
+    Ok(sum)
+}
+
+/// Every node keeps the image, and pulls it before its Services work.
+fn require_small(size: u64) -> Result<()> {
+    ensure!(
+        size <= MOST,
+        "the image has {size} bytes unpacked, and may have {MOST}: `nm --size-sort` of ballast.debug shows what is large"
+    );
+    Ok(())
+}
+
 /// The name with a tag: what follows the last slash has a colon, or gets one.
 fn reference(name: &str) -> String {
     let last = name.rsplit('/').next().unwrap_or(name);
@@ -145,6 +174,18 @@ fn reference(name: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_image_has_the_size_of_its_files_and_a_large_one_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::create_dir(folder.path().join("share")).unwrap();
+        fs::write(folder.path().join("ballast"), [0; 70]).unwrap();
+        fs::write(folder.path().join("share/ballast.1"), [0; 7]).unwrap();
+        assert_eq!(size(folder.path()).unwrap(), 77);
+        require_small(MOST).unwrap();
+        let error = require_small(MOST + 1).unwrap_err().to_string();
+        assert!(error.contains("25000001 bytes"), "{error}");
+    }
 
     #[test]
     fn a_name_without_tag_gets_the_version() {

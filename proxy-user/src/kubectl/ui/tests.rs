@@ -2,12 +2,9 @@ use std::io;
 use std::sync::Mutex;
 
 use clap::Parser as _;
-use futures::SinkExt as _;
 use serde_json::json;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio_tungstenite::WebSocketStream;
-use tokio_tungstenite::tungstenite::Message;
 
 use super::*;
 use crate::cli::args::kubectl::KubectlArgs;
@@ -32,49 +29,23 @@ impl Source for Told {
     }
 }
 
-/// An API server with the pods of agents; behind each node's port 20249 is a server.
+/// Of each agent's metrics server.
+const PORT: u16 = 20_249;
+
+/// An API server with the pods of agents; behind each node's [`PORT`] is a server.
 struct Api(BTreeMap<&'static str, SocketAddr>);
 
 impl Answers for Api {
     fn get(&self, _: &str) -> (u16, Value) {
         let ports =
-            json!([{ "name": "health", "containerPort": 1 }, { "name": "metrics", "containerPort": 20_249 }]);
+            json!([{ "name": "health", "containerPort": 1 }, { "name": "metrics", "containerPort": PORT }]);
         let pods: Vec<_> = self.0.keys().map(|node| agents_pod(node, &ports)).collect();
         (200, json!({ "metadata": {}, "items": pods }))
     }
 
-    /// `pods/portforward`: the first message of each channel is the port, and channel 1 has errors.
-    async fn session(&self, node: &str, uri: &str, mut socket: WebSocketStream<TcpStream>) -> io::Result<()> {
-        assert!(uri.contains("/portforward?") && uri.ends_with("ports=20249"), "{uri}");
-        for channel in [0, 1] {
-            let [low, high] = 20_249u16.to_le_bytes();
-            socket.send(Message::binary(vec![channel, low, high])).await.map_err(io::Error::other)?;
-        }
-        let Ok(mut agent) = TcpStream::connect(self.0[node]).await else {
-            let why = b"\x01connection refused".to_vec();
-            socket.send(Message::binary(why)).await.map_err(io::Error::other)?;
-            return socket.close(None).await.map_err(io::Error::other);
-        };
-        let mut bytes = [0; 4096];
-        loop {
-            tokio::select! {
-                read = agent.read(&mut bytes) => {
-                    let read = read?;
-                    if read == 0 {
-                        return socket.close(None).await.map_err(io::Error::other);
-                    }
-                    let message = [&[0], &bytes[..read]].concat();
-                    socket.send(Message::binary(message)).await.map_err(io::Error::other)?;
-                }
-                message = socket.next() => match message {
-                    Some(Ok(Message::Binary(message))) if message.first() == Some(&0) => {
-                        agent.write_all(&message[1..]).await?;
-                    }
-                    Some(Ok(_)) => {}
-                    _ => return Ok(()),
-                }
-            }
-        }
+    async fn session(&self, node: &str, uri: &str, socket: WebSocketStream<TcpStream>) -> io::Result<()> {
+        assert!(uri.contains("/portforward?"), "{uri}");
+        mock::forward(socket, PORT, TcpStream::connect(self.0[node]).await.ok()).await
     }
 }
 

@@ -1,4 +1,4 @@
-//! `refusals` and `connect_latency`: what was counted of ids that are given away is forgotten.
+//! `refusals`, `connect_latency` and `socket_examples`: what was counted of ids that are given away is forgotten.
 
 use std::io;
 use std::os::fd::AsFd as _;
@@ -6,8 +6,8 @@ use std::path::Path;
 
 use aya::maps::{MapData, MapType};
 use proxy_common::abi::Plain;
-use proxy_common::latency::{LatencyEntry, LatencyKey};
-use proxy_common::map_names::{CONNECT_LATENCY, REFUSALS};
+use proxy_common::latency::{ExampleKey, LatencyEntry, LatencyKey, SocketExample};
+use proxy_common::map_names::{CONNECT_LATENCY, REFUSALS, SOCKET_EXAMPLES};
 use proxy_common::stats::RefusalKey;
 
 use super::super::{MapError, Table};
@@ -19,24 +19,24 @@ pub(super) struct Counted {
     refusals: MapData,
     /// `None` where nothing is measured.
     latency: Option<MapData>,
+    examples: Option<MapData>,
 }
 
 impl Counted {
-    /// Opens them. An earlier version has no `connect_latency`.
+    /// Opens them. An earlier version has no `connect_latency` or no `socket_examples`.
     pub(super) fn open(dir: &Path) -> Result<Self, MapError> {
         let (refusals, _) = open_as::<RefusalKey, u64>(dir, Table::Names, REFUSALS, MapType::LruHash)?;
-        let mut latency = None;
-        if dir.join(CONNECT_LATENCY).exists() {
-            let (map, size) =
-                open_as::<LatencyKey, LatencyEntry>(dir, Table::Names, CONNECT_LATENCY, MapType::LruHash)?;
-            latency = (size > 1).then_some(map);
-        }
-        Ok(Self { refusals, latency })
+        let latency = measured::<LatencyKey, LatencyEntry>(dir, CONNECT_LATENCY)?;
+        let examples = measured::<ExampleKey, SocketExample>(dir, SOCKET_EXAMPLES)?;
+        Ok(Self { refusals, latency, examples })
     }
 
     /// Of these Service ports. The rows are few: a Service has at most one for each reason.
     pub(super) fn forget_services(&self, ids: &[u32]) -> io::Result<()> {
         forget::<RefusalKey, u64>(&self.refusals, |key| ids.contains(&key.service))?;
+        if let Some(map) = &self.examples {
+            forget::<ExampleKey, SocketExample>(map, |key| ids.contains(&key.service))?;
+        }
         self.forget_latency(|key| ids.contains(&key.service))
     }
 
@@ -51,6 +51,15 @@ impl Counted {
             None => Ok(()),
         }
     }
+}
+
+/// A map that has entries only where latency is measured.
+fn measured<K: Plain, V: Plain>(dir: &Path, name: &str) -> Result<Option<MapData>, MapError> {
+    if !dir.join(name).exists() {
+        return Ok(None);
+    }
+    let (map, size) = open_as::<K, V>(dir, Table::Names, name, MapType::LruHash)?;
+    Ok((size > 1).then_some(map))
 }
 
 fn forget<K: Plain, V: Plain>(map: &MapData, is_gone: impl Fn(&K) -> bool) -> io::Result<()> {

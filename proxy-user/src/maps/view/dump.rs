@@ -28,7 +28,7 @@ use serde_json::{Value, json};
 
 use super::flow_row::FlowRow;
 use super::rules::Names as MapsOf;
-use super::{FrontendRow, Kind, NameRow, Transport, View, ViewError, flows};
+use super::{Example, FrontendRow, Kind, NameRow, Transport, View, ViewError, flows};
 
 /// A key and its value.
 pub type Entry = (Value, Value);
@@ -92,6 +92,7 @@ impl View {
             map::SRC_RANGES => self.dump_ranges::<V4>(&names),
             map::SRC_RANGES6 => self.dump_ranges::<V6>(&names),
             map::CONNECT_LATENCY => self.dump_latency(&names),
+            map::SOCKET_EXAMPLES => self.dump_socket_examples(&names),
             map::SYN_TIMES => self.dump_array::<u64>(map::SYN_TIMES, |time| json!({ "nanoseconds": time })),
             map::MONITOR => {
                 let rows = self.pin(map::MONITOR, MapType::Array)?.first::<u32, Monitor>(1)?;
@@ -266,6 +267,21 @@ impl View {
                 (
                     json!({ "service": title(service, names), "backend": backend }),
                     json!({ "buckets": buckets, "sumUs": sum_us, "refused": refused, "retransmits": retransmits }),
+                )
+            })
+            .collect())
+    }
+
+    fn dump_socket_examples(&self, names: &Names) -> Result<Vec<Entry>, ViewError> {
+        let rows = self.socket_examples()?.into_iter();
+        Ok(rows
+            .map(|((service, bucket), Example { client, backend, took, begun })| {
+                (
+                    json!({ "service": title(service, names), "bucket": bucket }),
+                    json!({
+                        "client": client, "backend": backend,
+                        "begunNs": begun.as_nanos() as u64, "tookNs": took.as_nanos() as u64,
+                    }),
                 )
             })
             .collect())

@@ -7,17 +7,17 @@ use std::time::Duration;
 use aya::maps::{Array, Map, MapData, MapType};
 use proxy_common::abi::Plain;
 use proxy_common::flow::{FlowEntry, STATE_SYN, STATE_USED};
-use proxy_common::latency::{LatencyEntry, LatencyKey, answered_in, bucket};
+use proxy_common::latency::{ExampleKey, LatencyEntry, LatencyKey, SocketExample, answered_in, bucket};
 use proxy_common::map_names as map;
 use proxy_common::{Address, PROTO_TCP};
 
-use super::{View, ViewError, flows};
+use super::{View, ViewError, flows, ip_of};
 use crate::maps::mapping::Mapping;
 
 /// Connections that are looked at for examples, the newest ones: each is a system call of less than a microsecond.
 const MOST: usize = 16_384;
 
-/// A connection of the packet path that was measured.
+/// A connection that was measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Example {
     /// Who connected.
@@ -26,7 +26,7 @@ pub struct Example {
     pub backend: SocketAddr,
     /// How long the answer took.
     pub took: Duration,
-    /// When it began, by the monotonic clock, to within a jiffy.
+    /// When it began, by the monotonic clock; on the packet path to within a jiffy.
     pub begun: Duration,
 }
 
@@ -49,9 +49,39 @@ impl View {
         Ok(rows.into_iter().map(|(key, entry)| ((key.service, key.backend), entry)).collect())
     }
 
-    /// The newest connection of the flow table in each bucket of each Service port, by its id and the number of the bucket. At most
-    /// 16,384 connections are looked at. Empty where nothing is measured.
+    /// The newest connection in each bucket of each Service port, by its id and the number of the bucket: of sockets, and of the
+    /// flow table, where at most 16,384 connections are looked at. Empty where nothing is measured.
     pub fn latency_examples(&self) -> Result<BTreeMap<(u32, usize), Example>, ViewError> {
+        let mut examples = self.packet_examples()?;
+        for (key, example) in self.socket_examples()? {
+            let newest = examples.entry(key).or_insert(example);
+            if newest.begun < example.begun {
+                *newest = example;
+            }
+        }
+        Ok(examples)
+    }
+
+    /// What `socket_examples` holds, by Service port and bucket.
+    pub(super) fn socket_examples(&self) -> Result<Vec<((u32, usize), Example)>, ViewError> {
+        if !self.folder().join(map::SOCKET_EXAMPLES).exists() {
+            return Ok(Vec::new());
+        }
+        let rows = self.pin(map::SOCKET_EXAMPLES, MapType::LruHash)?.all::<ExampleKey, SocketExample>()?;
+        let example = |(ExampleKey { service, bucket }, row): (_, SocketExample)| {
+            let address = |words, port| Some(SocketAddr::new(ip_of(row.family, words)?, port));
+            let example = Example {
+                client: address(row.client, row.client_port)?,
+                backend: address(row.backend, row.backend_port)?,
+                took: Duration::from_nanos(row.took),
+                begun: Duration::from_nanos(row.begun),
+            };
+            Some(((service, bucket as usize), example))
+        };
+        Ok(rows.into_iter().filter_map(example).collect())
+    }
+
+    fn packet_examples(&self) -> Result<BTreeMap<(u32, usize), Example>, ViewError> {
         if !self.folder().join(map::SYN_TIMES).exists() {
             return Ok(BTreeMap::new());
         }

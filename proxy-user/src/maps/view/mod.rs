@@ -25,7 +25,7 @@ mod usage;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::mem::offset_of;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 
 use aya::maps::{Array, Map, MapType, PerCpuArray};
@@ -326,6 +326,16 @@ impl View {
 }
 
 /// Why there is no folder of our version.
+/// The address that programs keep as words in memory order, where the family is 4 or 6; an IPv4 address is in the first word.
+pub fn ip_of(family: u32, words: [u32; 4]) -> Option<IpAddr> {
+    let octets: [u8; 16] = words.map(u32::to_ne_bytes).as_flattened().try_into().ok()?;
+    match family {
+        4 => Some(Ipv4Addr::from(words[0].to_ne_bytes()).into()),
+        6 => Some(Ipv6Addr::from(octets).into()),
+        _ => None,
+    }
+}
+
 fn other_version(bpffs: &Path, root: &Path) -> ViewError {
     let found = root.read_dir().into_iter().flatten().flatten().find_map(|entry| {
         let name = entry.file_name().into_string().ok()?;

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use proxy_common::latency::LatencyEntry;
 use proxy_user::maps::view::View;
 
-use super::{Case, client_ip, tcp};
+use super::{Case, tcp};
 use crate::agent::{self, ask};
 use crate::fixture::{Fixture, SOON, Wish, eventually};
 use crate::manifest::{Family, Service, cluster_ip};
@@ -99,32 +99,36 @@ fn shows(fixture: &Fixture) -> Result<()> {
     shows_examples(fixture, &metrics)
 }
 
-/// A reader that asks for `OpenMetrics` gets connections of the packet path beside the buckets; others get none.
+/// A reader that asks for `OpenMetrics` gets connections beside the buckets, of packets and of sockets; others get none.
 fn shows_examples(fixture: &Fixture, plain: &str) -> Result<()> {
     ensure!(!plain.contains(" # {"), "the plain format has no exemplars");
+    for client in [&fixture.client, &fixture.local] {
+        for family in Family::BOTH {
+            // A flow knows when it began to within a jiffy: another one may seem to be newer.
+            eventually(SOON, || is_an_example(fixture, client, family))?;
+        }
+    }
+    Ok(())
+}
+
+/// The newest connection is the example of its bucket.
+fn is_an_example(fixture: &Fixture, client: &Peer, family: Family) -> Result<()> {
+    let seen = client.reach(orig_dst(family, &WEB))?;
     let (_, text) =
         agent::get_as(&fixture.node, 10_249, "/metrics", "application/openmetrics-text; version=1.0.0")?;
-    for family in Family::BOTH {
-        let start = match family {
-            Family::V4 => format!("client=\"{}:", client_ip(family)),
-            Family::V6 => format!("client=\"[{}]:", client_ip(family)),
-        };
-        let examples: Vec<_> = text.lines().filter_map(|line| line.split_once(" # {")).collect();
-        let (sample, example) = examples
-            .iter()
-            .find(|(_, example)| example.starts_with(&start))
-            .context("no exemplar of the client")?;
-        ensure!(
-            sample.starts_with("ballast_connect_latency_seconds_bucket{le=")
-                && sample.contains("name=\"web\""),
-            "{sample}"
-        );
-        let (_, numbers) = example.split_once("} ").context("no value")?;
-        let [took, time] = numbers.split(' ').collect::<Vec<_>>()[..] else { bail!("{numbers}") };
-        let (took, time): (f64, f64) = (took.parse()?, time.parse()?);
-        ensure!(took > 0.0 && took < 60.0, "{example}");
-        let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs_f64();
-        ensure!((now - time).abs() < 120.0, "{example} at {now}");
-    }
+    let start = format!("client=\"{}\",endpoint=\"", seen.client);
+    let examples: Vec<_> = text.lines().filter_map(|line| line.split_once(" # {")).collect();
+    let found = examples.iter().find(|(_, example)| example.starts_with(&start));
+    let (sample, example) = found.with_context(|| format!("no exemplar of {start} in {examples:#?}"))?;
+    ensure!(
+        sample.starts_with("ballast_connect_latency_seconds_bucket{le=") && sample.contains("name=\"web\""),
+        "{sample}"
+    );
+    let (_, numbers) = example.split_once("} ").context("no value")?;
+    let [took, time] = numbers.split(' ').collect::<Vec<_>>()[..] else { bail!("{numbers}") };
+    let (took, time): (f64, f64) = (took.parse()?, time.parse()?);
+    ensure!(took > 0.0 && took < 60.0, "{example}");
+    let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs_f64();
+    ensure!((now - time).abs() < 120.0, "{example} at {now}");
     Ok(())
 }

@@ -34,6 +34,7 @@ mod outside;
 mod own;
 mod packet;
 mod page;
+mod page_cluster;
 mod path_mtu;
 mod removal;
 mod repair;
@@ -94,6 +95,7 @@ pub fn all() -> Vec<Case> {
     [
         migrate::CASES,
         page::CASES,
+        page_cluster::CASES,
         attack::CASES,
         forged::CASES,
         forwarding::CASES,

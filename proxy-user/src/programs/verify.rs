@@ -1,0 +1,64 @@
+//! Programs go to the kernel, several at once.
+//!
+//! The verifier takes the largest part of a start, and it looks at as many programs at once as there are callers.
+
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+
+use aya::Ebpf;
+use aya::programs::{Program, ProgramError};
+
+use super::error::Error;
+use super::program::refused;
+
+/// Callers of the verifier, the calling thread among them. The two largest programs take half of the time.
+const CALLERS: usize = 2;
+
+/// Programs to load, by name.
+pub(super) type Wanted<'a> = Vec<(&'static str, &'a mut Program)>;
+
+/// These programs of an object, in this order.
+pub(super) fn pick(
+    ebpf: &mut Ebpf,
+    names: impl IntoIterator<Item = &'static str>,
+) -> Result<Wanted<'_>, Error> {
+    let mut all: Vec<_> = ebpf.programs_mut().collect();
+    let mut take = |name| {
+        let at = all.iter().position(|(known, _)| *known == name);
+        at.map(|at| (name, all.swap_remove(at).1)).ok_or(Error::Incomplete { kind: "program", name })
+    };
+    names.into_iter().map(&mut take).collect()
+}
+
+/// Loads programs, of which the largest should come first. `beside` runs meanwhile, on a thread of its own.
+/// Returns an error for each program that the kernel does not take, and what `beside` returns.
+pub(super) fn load<T: Send>(programs: Wanted<'_>, beside: impl FnOnce() -> T + Send) -> (Vec<Error>, T) {
+    let queue = Mutex::new(programs.into_iter());
+    let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let work = || {
+        let loaded = std::iter::from_fn(next).map(|(name, program)| load_one(program).map_err(refused(name)));
+        loaded.filter_map(Result::err).collect::<Vec<_>>()
+    };
+    thread::scope(|scope| {
+        let beside = scope.spawn(beside);
+        let others: Vec<_> = (1..CALLERS).map(|_| scope.spawn(work)).collect();
+        let mut errors = work();
+        errors.extend(others.into_iter().flat_map(join));
+        (errors, join(beside))
+    })
+}
+
+fn join<T>(thread: thread::ScopedJoinHandle<'_, T>) -> T {
+    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+fn load_one(program: &mut Program) -> Result<(), ProgramError> {
+    match program {
+        Program::CgroupSock(program) => program.load(),
+        Program::CgroupSockAddr(program) => program.load(),
+        Program::SockOps(program) => program.load(),
+        Program::SchedClassifier(program) => program.load(),
+        Program::Xdp(program) => program.load(),
+        _ => Err(ProgramError::UnexpectedProgramType),
+    }
+}
