@@ -1,6 +1,8 @@
 //! Other programs: run them, read them, find them.
 
 use std::ffi::OsStr;
+use std::io;
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
@@ -70,6 +72,15 @@ impl Cmd {
         self
     }
 
+    /// The kernel kills it when the thread that starts it ends, whatever ends us.
+    #[must_use]
+    pub fn dies_with_us(mut self) -> Self {
+        let parent = std::process::id();
+        // SAFETY: `die_with` makes system calls only, as what runs between fork and exec must.
+        unsafe { self.command.pre_exec(move || die_with(parent)) };
+        self
+    }
+
     /// Runs it on our terminal; an exit status other than 0 is an error.
     pub fn run(mut self) -> Result<()> {
         let status = self.command.status().with_context(|| format!("cannot start `{}`", self.line()))?;
@@ -133,6 +144,18 @@ impl Cmd {
         words.extend(self.command.get_args().map(OsStr::to_string_lossy));
         words.join(" ")
     }
+}
+
+/// Between fork and exec: the kernel is to end this process with its parent, also if that is gone already.
+fn die_with(parent: u32) -> io::Result<()> {
+    // SAFETY: system calls without pointers.
+    let still = unsafe {
+        if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        libc::getppid()
+    };
+    if still.cast_unsigned() == parent { Ok(()) } else { Err(io::ErrorKind::NotConnected.into()) }
 }
 
 /// Waits for the child, at most `limit`; `None` if it still runs then.

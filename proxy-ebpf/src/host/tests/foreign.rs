@@ -3,8 +3,11 @@
 use proxy_common::conntrack::is_closed;
 
 use super::*;
+use crate::context::Packet;
 use crate::env::{FlowTable as _, Transition};
 use crate::shared::Shared as _;
+use crate::stage::classify::{leaving, local_origin};
+use crate::step::Step;
 
 /// A connection of the node's own has the address and port of a frontend: netfilter gives any port.
 fn a_port_that_a_frontend_has<F: Net>(shape: Shape, reply: Shape) {
@@ -118,4 +121,50 @@ fn closed_flows_yield_to_those_of_another_version() {
     a_closed_flow_yields::<V6>(BACKEND_LOCAL, Hook::Egress, POD);
     a_closed_flow_yields::<V4>(0, Hook::Ingress, UPLINK);
     a_closed_flow_yields::<V6>(0, Hook::Ingress, UPLINK);
+}
+
+/// Which stage looks at a packet that leaves: one after the other costs more than the first alone, and no packet shows it.
+fn the_stage_of_what_leaves<F: Net>() {
+    let maps = maps::<F>(BACKEND_LOCAL);
+    let at = |src: End<F>, dst: End<F>| {
+        let key = FlowKey {
+            src: src.0,
+            dst: dst.0,
+            src_port: src.1,
+            dst_port: dst.1,
+            proto: PROTO_TCP,
+            ..Packet::EMPTY.key
+        };
+        Packet { key, ..Packet::EMPTY }
+    };
+    let leaves = |packet: Packet<F::Words>, is_translated: bool| {
+        let frame = HostPacket::new(&[]).edit(|skb| skb.is_translated = is_translated);
+        leaving(maps, frame.frame(), &packet)
+    };
+    let (far, frontend, backend) = ((F::addr(77), 443), frontend::<F>(), backend::<F>());
+    let (outside, forwarded) = ((node::<F>(), 4000), (node::<F>(), 2500));
+    assert_eq!(leaves(at(frontend, far), false), Step::DirectOwn);
+    assert_eq!(leaves(at(frontend, far), true), Step::Pass);
+    assert_eq!(leaves(at(outside, far), false), Step::Pass);
+    assert_eq!(leaves(at(forwarded, backend), false), Step::DirectOut);
+    assert_eq!(leaves(at(forwarded, backend), true), Step::Pass);
+    assert_eq!(leaves(at(outside, backend), false), Step::Pass);
+    assert_eq!(leaves(at(forwarded, far), false), Step::Pass);
+    assert_eq!(leaves(at((client::<F>().0, 2500), backend), false), Step::Pass);
+
+    // One Service's endpoint is another one's frontend.
+    let entry =
+        ServiceEntry { id: 1, slot_base: 7, slot_count: 1, kind: KIND_CLUSTER_IP, ..ServiceEntry::NONE };
+    maps.add_service(ServiceKey::internal(backend.0, backend.1, PROTO_TCP), entry);
+    let made = |packet| local_origin(maps, HostPacket::new(&[]).frame(), &packet);
+    assert_eq!(made(at(outside, frontend)), Step::Established);
+    assert_eq!(made(at(forwarded, frontend)), Step::Established, "not to an endpoint");
+    assert_eq!(made(at(outside, backend)), Step::Established, "no port that is for what is forwarded");
+    assert_eq!(made(at(forwarded, backend)), Step::DirectOut);
+}
+
+#[test]
+fn what_leaves_has_the_stage_that_it_needs() {
+    the_stage_of_what_leaves::<V4>();
+    the_stage_of_what_leaves::<V6>();
 }
