@@ -202,9 +202,9 @@ pub fn measure(bpffs: &Path) -> Vec<Row> {
 
     let [bare, direct, through, with_latency] = alternate(|side| {
         if side == 3 {
-            measured.join(true)
+            measured.join(true);
         } else {
-            node.join(side != 0)
+            node.join(side != 0);
         }
         connects(if side >= 2 { frontend(80) } else { pod(ACCEPT) })
     });

@@ -30,6 +30,9 @@ pub struct Example {
     pub begun: Duration,
 }
 
+/// Id of the Service port, and number of the bucket.
+pub type ExampleOf = (u32, usize);
+
 /// Where a connection lies.
 struct Place {
     age: u32,
@@ -51,7 +54,7 @@ impl View {
 
     /// The newest connection in each bucket of each Service port, by its id and the number of the bucket: of sockets, and of the
     /// flow table, where at most 16,384 connections are looked at. Empty where nothing is measured.
-    pub fn latency_examples(&self) -> Result<BTreeMap<(u32, usize), Example>, ViewError> {
+    pub fn latency_examples(&self) -> Result<BTreeMap<ExampleOf, Example>, ViewError> {
         let mut examples = self.packet_examples()?;
         for (key, example) in self.socket_examples()? {
             let newest = examples.entry(key).or_insert(example);
@@ -63,9 +66,9 @@ impl View {
     }
 
     /// What `socket_examples` holds, by Service port and bucket.
-    pub(super) fn socket_examples(&self) -> Result<Vec<((u32, usize), Example)>, ViewError> {
+    pub(super) fn socket_examples(&self) -> Result<BTreeMap<ExampleOf, Example>, ViewError> {
         if !self.folder().join(map::SOCKET_EXAMPLES).exists() {
-            return Ok(Vec::new());
+            return Ok(BTreeMap::new());
         }
         let rows = self.pin(map::SOCKET_EXAMPLES, MapType::LruHash)?.all::<ExampleKey, SocketExample>()?;
         let example = |(ExampleKey { service, bucket }, row): (_, SocketExample)| {
@@ -81,7 +84,7 @@ impl View {
         Ok(rows.into_iter().filter_map(example).collect())
     }
 
-    fn packet_examples(&self) -> Result<BTreeMap<(u32, usize), Example>, ViewError> {
+    fn packet_examples(&self) -> Result<BTreeMap<ExampleOf, Example>, ViewError> {
         if !self.folder().join(map::SYN_TIMES).exists() {
             return Ok(BTreeMap::new());
         }
