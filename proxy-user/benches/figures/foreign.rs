@@ -5,9 +5,9 @@
 //! pod eth0 10.98.0.2 --- c0 node p0 --- eth0 10.99.0.2 pod
 //! ```
 //!
-//! A third node has an empty program in the place of ours: what it adds is the price of the hooks. All nodes are measured in
-//! turn, and each round gives ratios of measurements beside each other in time. With a packet socket open on the node (as
-//! `tcpdump` has) every packet that a program sees is a clone.
+//! A third node runs an empty program on the same hooks, which shows what any tc program costs there. The benchmark measures
+//! the nodes in turn; each round gives the ratios of measurements that follow each other. With a packet socket open on the node
+//! (as `tcpdump` has) every packet that a program sees is a clone.
 
 use std::fs;
 use std::io::{Read as _, Write as _};

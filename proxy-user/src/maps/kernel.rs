@@ -200,7 +200,7 @@ impl Store for KernelStore {
         let mut services = self.walk(Table::Services, None, u32::MAX)?.0.services;
         services.extend(self.walk(Table::Services6, None, u32::MAX)?.0.services);
         let names = self.walk(Table::Names, None, u32::MAX)?.0.names;
-        // A name comes before the backends of its port and goes after them: at the first start these arrays are free.
+        // A sync writes a port's name before its backends and removes it after them: without names there are no backends to read.
         let backends_below = if names.is_empty() && services.is_empty() { 0 } else { backends_below };
         Ok(Contents {
             services,

@@ -4,6 +4,7 @@ use std::fs;
 use std::hash::{BuildHasher as _, RandomState};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::thread;
 
 use aya::maps::{Array, MapInfo};
 use aya::programs::SchedClassifier;
@@ -165,11 +166,12 @@ pub(super) fn load(
     let is_current = pins.is_current();
     let mut ebpf = loader.load(bytes).map_err(Box::new)?;
     // A kernel does not change its tick, and no pin outlives a boot: measure once.
-    let known = stored(paths).map(|config| config.hz).filter(|hz| is_current && *hz > 0);
+    let stored = stored(paths);
+    let known = stored.map(|config| config.hz).filter(|hz| is_current && *hz > 0);
     let (hz, unusable_xdp) = load_programs(&mut ebpf, xdp, known)?;
     calls::connect(&mut ebpf)?;
     calls::keep(&ebpf, paths)?;
-    configure(&mut ebpf, paths, hz)?;
+    configure(&mut ebpf, paths, stored, hz)?;
     Ok(Loaded { ebpf, notices, is_current, hz, predecessor, unusable_xdp })
 }
 
@@ -220,15 +222,14 @@ pub(super) fn load_packet_programs(
     Ok(ebpf)
 }
 
-/// The packet programs, and those that they go on with; the largest come first.
+/// The packet programs and the programs that they tail-call, largest first.
 fn packet_programs() -> impl Iterator<Item = &'static str> {
     names::CALLED.into_iter().rev().chain(Direction::ALL.map(Direction::program))
 }
 
-/// Loads the packet programs and those that they go on with.
+/// Loads the packet programs and the programs that they tail-call.
 pub fn load_packet_path(ebpf: &mut Ebpf) -> Result<(), Error> {
-    let (refused, ()) = verify::load(verify::pick(ebpf, packet_programs())?, || ());
-    refused.into_iter().next().map_or(Ok(()), Err)?;
+    verify::load(verify::pick(ebpf, packet_programs())?).into_iter().next().map_or(Ok(()), Err)?;
     calls::connect(ebpf)
 }
 
@@ -247,20 +248,22 @@ fn load_programs(
     let clock = programs.next().and_then(|(_, clock)| <&SchedClassifier>::try_from(&*clock).ok());
     let clock = clock.ok_or(Error::Incomplete { kind: "program", name: CLOCK })?;
     let measure = || known.map_or_else(|| clock::measure_hz(clock), Ok);
-    let (refused, hz) = verify::load(programs.collect(), measure);
+    let (refused, hz) = thread::scope(|scope| {
+        let hz = scope.spawn(measure);
+        (verify::load(programs.collect()), verify::join(hz))
+    });
     let is_xdp = |error: &Error| matches!(error, Error::Program { name, .. } if Some(*name) == xdp);
     let (mut unusable_xdp, refused): (Vec<_>, Vec<_>) = refused.into_iter().partition(is_xdp);
     refused.into_iter().next().map_or(Ok((hz?, unusable_xdp.pop())), Err)
 }
 
-/// Writes `config`. `hz`: jiffies in a second.
-fn configure(ebpf: &mut Ebpf, paths: &Paths, hz: u32) -> Result<(), Error> {
+/// Writes `config`. `stored`: what it held before; `hz`: jiffies in a second.
+fn configure(ebpf: &mut Ebpf, paths: &Paths, stored: Option<NodeConfig>, hz: u32) -> Result<(), Error> {
     let failed = |source| Error::Map { name: names::CONFIG, source };
     let flows = smallest(paths, &[names::FLOWS, names::FLOWS6])?;
     // A pin of another size may be any number of buckets; the programs mask with a power of two.
     let index = smallest(paths, &[names::FLOW_INDEX, names::FLOW_INDEX6])?;
     let buckets = 1 << index.max(1).ilog2();
-    let stored = stored(paths);
     // With another seed, or another number of buckets, no flow would be found again.
     let seed = match stored {
         Some(config) if config.flow_seed != 0 => config.flow_seed,

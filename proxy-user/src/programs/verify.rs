@@ -1,6 +1,6 @@
-//! Programs go to the kernel, several at once.
+//! Loads programs into the kernel on two threads.
 //!
-//! The verifier takes the largest part of a start, and it looks at as many programs at once as there are callers.
+//! The verifier takes the largest part of a start, and the kernel verifies programs of different callers in parallel.
 
 use std::sync::{Mutex, PoisonError};
 use std::thread;
@@ -30,9 +30,8 @@ pub(super) fn pick(
     names.into_iter().map(&mut take).collect()
 }
 
-/// Loads programs, of which the largest should come first. `beside` runs meanwhile, on a thread of its own.
-/// Returns an error for each program that the kernel does not take, and what `beside` returns.
-pub(super) fn load<T: Send>(programs: Wanted<'_>, beside: impl FnOnce() -> T + Send) -> (Vec<Error>, T) {
+/// Loads programs, of which the largest should come first. Returns an error for each program that the kernel does not take.
+pub(super) fn load(programs: Wanted<'_>) -> Vec<Error> {
     let queue = Mutex::new(programs.into_iter());
     let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
     let work = || {
@@ -40,15 +39,15 @@ pub(super) fn load<T: Send>(programs: Wanted<'_>, beside: impl FnOnce() -> T + S
         loaded.filter_map(Result::err).collect::<Vec<_>>()
     };
     thread::scope(|scope| {
-        let beside = scope.spawn(beside);
         let others: Vec<_> = (1..CALLERS).map(|_| scope.spawn(work)).collect();
         let mut errors = work();
         errors.extend(others.into_iter().flat_map(join));
-        (errors, join(beside))
+        errors
     })
 }
 
-fn join<T>(thread: thread::ScopedJoinHandle<'_, T>) -> T {
+/// What a thread returns; a panic goes on in the caller.
+pub(super) fn join<T>(thread: thread::ScopedJoinHandle<'_, T>) -> T {
     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 

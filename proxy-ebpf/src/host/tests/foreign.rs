@@ -126,17 +126,8 @@ fn closed_flows_yield_to_those_of_another_version() {
 /// Which stage looks at a packet that leaves: one after the other costs more than the first alone, and no packet shows it.
 fn the_stage_of_what_leaves<F: Net>() {
     let maps = maps::<F>(BACKEND_LOCAL);
-    let at = |src: End<F>, dst: End<F>| {
-        let key = FlowKey {
-            src: src.0,
-            dst: dst.0,
-            src_port: src.1,
-            dst_port: dst.1,
-            proto: PROTO_TCP,
-            ..Packet::EMPTY.key
-        };
-        Packet { key, ..Packet::EMPTY }
-    };
+    let at =
+        |src: End<F>, dst: End<F>| Packet { key: tcp_key::<F>(src, dst, DIRECTION_FORWARD), ..Packet::EMPTY };
     let leaves = |packet: Packet<F::Words>, is_translated: bool| {
         let frame = HostPacket::new(&[]).edit(|skb| skb.is_translated = is_translated);
         leaving(maps, frame.frame(), &packet)

@@ -125,22 +125,25 @@ fn new_flows_and_known_ones_are_translated_both_ways() {
     a_new_flow_and_a_known_one::<V6>(UDP, UDP);
 }
 
+fn tcp_key<F: Net>(src: End<F>, dst: End<F>, direction: u8) -> FlowKey<F::Words> {
+    FlowKey {
+        src: src.0,
+        dst: dst.0,
+        src_port: src.1,
+        dst_port: dst.1,
+        proto: PROTO_TCP,
+        direction,
+        reserved: 0,
+    }
+}
+
 /// A flow whose two keys have the same bucket and the same tag.
 fn keys_side_by_side<F: Net>() {
     let maps = maps::<F>(BACKEND_LOCAL);
     let (frontend, backend) = (frontend::<F>(), backend::<F>());
     let time = maps.time().unwrap();
     let hash = |src: End<F>, dst: End<F>, direction: u8| {
-        let key = FlowKey {
-            src: src.0,
-            dst: dst.0,
-            src_port: src.1,
-            dst_port: dst.1,
-            proto: PROTO_TCP,
-            direction,
-            reserved: 0,
-        };
-        let hash = time.hash(&key);
+        let hash = time.hash(&tcp_key::<F>(src, dst, direction));
         (buckets_of(hash, time.config.flow_buckets)[0], tag(hash))
     };
     let is_alike = |port: &u16| {

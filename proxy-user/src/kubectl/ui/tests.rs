@@ -44,7 +44,7 @@ impl Answers for Api {
     }
 
     async fn session(&self, node: &str, uri: &str, socket: WebSocketStream<TcpStream>) -> io::Result<()> {
-        assert!(uri.contains("/portforward?"), "{uri}");
+        assert!(uri.contains("/portforward?") && uri.ends_with(&format!("ports={PORT}")), "{uri}");
         mock::forward(socket, PORT, TcpStream::connect(self.0[node]).await.ok()).await
     }
 }

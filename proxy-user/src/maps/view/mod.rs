@@ -325,7 +325,6 @@ impl View {
     }
 }
 
-/// Why there is no folder of our version.
 /// The address that programs keep as words in memory order, where the family is 4 or 6; an IPv4 address is in the first word.
 pub fn ip_of(family: u32, words: [u32; 4]) -> Option<IpAddr> {
     let octets: [u8; 16] = words.map(u32::to_ne_bytes).as_flattened().try_into().ok()?;
@@ -336,6 +335,7 @@ pub fn ip_of(family: u32, words: [u32; 4]) -> Option<IpAddr> {
     }
 }
 
+/// Why there is no folder of our version.
 fn other_version(bpffs: &Path, root: &Path) -> ViewError {
     let found = root.read_dir().into_iter().flatten().flatten().find_map(|entry| {
         let name = entry.file_name().into_string().ok()?;

@@ -121,7 +121,7 @@ fn browse(one: &Fixture) -> Result<()> {
     map(&browser)?;
     let complaints = browser.complaints()?;
     ensure!(complaints.is_empty(), "the console: {complaints:#?}");
-    // An agent that is away is named, and the other one's figures go on.
+    // The page names an agent that does not answer, and still updates the rates of the other one.
     other.kill()?;
     browser.becomes("document.getElementById('problems').innerText.includes('other')")?;
     browser.becomes(&format!("{} > 1", rate("shop")))?;
