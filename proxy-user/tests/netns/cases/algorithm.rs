@@ -237,7 +237,11 @@ fn survives(fixture: &Fixture) -> Result<()> {
         ensure!(noted == [3, 3], "{noted:?}");
         Ok(())
     })?;
-    ensure!(fixture.log().contains("corrected the count of open connections"), "the log does not say it");
+    // The agent writes the maps first.
+    eventually(SOON, || {
+        ensure!(fixture.log().contains("corrected the count of open connections"), "the log does not say it");
+        Ok(())
+    })?;
     // A socket that counts is known to the agent beside the flows.
     let third = open_one(&fixture.local, 0, Family::V4)?;
     is_open(fixture, &[(Family::V4, third, 4), (Family::V4, 1 - third, 3)])?;

@@ -8,7 +8,7 @@ use proxy_user::maps::view::View;
 use serde_json::json;
 
 use super::capabilities::{LEAN, restrict};
-use super::{Case, packet::WIDE, tcp, udp, vip};
+use super::{Case, packet::WIDE, spread, tcp, udp, vip};
 use crate::agent::Agent;
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
 use crate::manifest::{Family, Service, text_with};
@@ -37,13 +37,16 @@ fn put(fixture: &Fixture, service: Service, policy: &str, delay: &str) -> Result
     fixture.folder.put_text(service.name, &text)
 }
 
-/// New connections are served by this one alone.
+/// Waits until new connections are served by this one alone. One connection of each client does not show that: with two
+/// endpoints, all of them may reach the same one by chance.
 fn is_served_by(fixture: &Fixture, server: &str) -> Result<()> {
+    const CONNECTIONS: usize = 12;
     eventually(SOON, || {
         for (path, client) in fixture.clients() {
             for family in Family::BOTH {
-                let seen = client.reach(Attempt::new(Kind::Tcp, vip(family, WIDE, Kind::Tcp)))?.server;
-                ensure!(seen == server, "{path}: {seen}");
+                let attempt = Attempt::new(Kind::Tcp, vip(family, WIDE, Kind::Tcp));
+                let seen = spread(client, attempt, CONNECTIONS)?;
+                ensure!(seen.iter().eq([server]), "{path} {family:?}: new connections reach {seen:?}");
             }
         }
         Ok(())
