@@ -7,7 +7,7 @@ mod ledger;
 mod part;
 mod tree;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
@@ -171,6 +171,10 @@ fn attempt(
         .arg("--output")
         .arg(output)
         .args(["--features", tests.features]);
+    // It does not apply `examine_re` to changes that leave a field out: files narrow those down.
+    for file in changes.iter().map(|change| &*change.file).collect::<BTreeSet<_>>() {
+        cmd = cmd.args(["--file", file]);
+    }
     for setting in part::SETTINGS {
         cmd = cmd.args(["--cargo-arg=--config", &format!("--cargo-arg={setting}")]);
     }

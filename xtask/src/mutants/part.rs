@@ -31,7 +31,7 @@ pub struct Tests {
 pub const SETTINGS: [&str; 4] = [
     "profile.dev.package.proxy-common.debug=false",
     "profile.dev.package.proxy-ebpf.debug=false",
-    "profile.dev.package.proxy-ebpf.opt-level=1",
+    "profile.dev.package.proxy-ebpf.opt-level=0",
     "profile.dev.package.proxy-user.debug=false",
 ];
 
