@@ -8,11 +8,12 @@ use serde::de::DeserializeOwned;
 use crate::model::{self, Key, Listing, Object};
 
 use super::convert::{self, LABEL_HEADLESS};
+use super::protobuf::wire::Message;
 use super::objects::{EndpointSlice, Node, OtherNode, Service, ServiceCidr};
 
 /// A kind of Kubernetes' and what becomes of it here.
 pub trait Watched:
-    kube::Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static
+    kube::Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Message + Send + 'static
 {
     /// What its objects become.
     type Model: Send;
