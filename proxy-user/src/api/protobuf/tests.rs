@@ -16,8 +16,8 @@ use crate::api::objects::{EndpointSlice, Node, OtherNode, Service, ServiceCidr};
 use crate::model::{Event, Object};
 
 macro_rules! recorded {
-    ($name:literal) => {
-        include_bytes!(concat!("recorded/", $name)).as_slice()
+    ($($name:tt)+) => {
+        include_bytes!(concat!("recorded/", $($name)+)).as_slice()
     };
 }
 

@@ -113,7 +113,6 @@ async fn a_server_without_protobuf_is_asked_for_json() {
 #[tokio::test]
 async fn bytes_that_make_no_sense_end_in_a_new_list_in_json() {
     let garbage = b"\0\0\0\x05hello".to_vec();
-    let cut = [&WATCH[..WATCH.len() - 1], b"\0\0\0\x01\xff"].concat();
     let huge = [WATCH, b"\xff\xff\xff\xff"].concat();
     for (bytes, good) in [(garbage, 1), (huge, 9)] {
         let (api, asked) = server(move |_, accept| match accept {
@@ -130,5 +129,23 @@ async fn bytes_that_make_no_sense_end_in_a_new_list_in_json() {
         assert_eq!(asked.last().unwrap().1, JSON, "{asked:?}");
         assert!(asked.last().unwrap().0.contains("sendInitialEvents=true"), "a list: {asked:?}");
     }
-    drop(cut);
+}
+
+#[tokio::test]
+async fn a_watch_that_ends_within_an_event_goes_on_where_it_was() {
+    let (api, asked) = server(|uri, _| match uri.contains("sendInitialEvents=true") {
+        true => (200, PROTOBUF, WATCH[..WATCH.len() - 1].to_vec()),
+        // Another event that ends too early: the version stays.
+        false => (200, PROTOBUF, WATCH[..9].to_vec()),
+    });
+    let mut watch = std::pin::pin!(watches(api, watcher::Config::default()));
+    for _ in 0..9 {
+        watch.next().await.unwrap().unwrap();
+    }
+    let more = tokio::time::timeout(std::time::Duration::from_millis(50), watch.next()).await;
+    assert!(more.is_err(), "{more:?}");
+    let asked = asked.lock().unwrap();
+    let version = asked[1].0.split("resourceVersion=").nth(1).unwrap().to_owned();
+    assert!(version != "0" && asked.len() > 2, "{asked:?}");
+    assert!(asked[1..].iter().all(|(uri, accept)| uri.ends_with(&version) && accept == WATCHES), "{asked:?}");
 }
