@@ -42,7 +42,7 @@ pub enum Part {
     Foreign,
     /// Connections through the socket hooks, between network namespaces
     Sockets,
-    /// Connections from outside through node ports, beside the official kube-proxy in nftables mode (needs Go)
+    /// Connections through node ports and `ClusterIP`s, beside the official kube-proxy in nftables and iptables mode (needs Go)
     NodePorts,
     /// Maglev tables: time, memory, shares
     Tables,
@@ -72,7 +72,7 @@ pub fn run(args: &Args) -> Result<()> {
     let programs = apiserver_for(&workspace, &args.parts)?;
     log::step("bench");
     let mut cargo = Cmd::cargo()
-        .args(["bench", "-p", "proxy-user", "--bench", "figures", "--"])
+        .args(["bench", "--workspace", "--bench", "figures", "--"])
         .args(args.parts.iter().map(|part| part.name()))
         .dir(workspace.root());
     for (name, path) in programs.iter().flat_map(Binaries::environment) {
