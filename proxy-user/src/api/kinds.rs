@@ -8,8 +8,8 @@ use serde::de::DeserializeOwned;
 use crate::model::{self, Key, Listing, Object};
 
 use super::convert::{self, LABEL_HEADLESS};
-use super::protobuf::wire::Message;
 use super::objects::{EndpointSlice, Node, OtherNode, Service, ServiceCidr};
+use super::protobuf::wire::Message;
 
 /// A kind of Kubernetes' and what becomes of it here.
 pub trait Watched:

@@ -60,10 +60,12 @@ async fn step<K: Watched>(source: &Source<K>, config: &Config, state: State<K>) 
     match state {
         State::Begins => match config.initial_list_strategy {
             InitialListStrategy::ListWatch => (Some(Ok(Event::Init)), State::Asks(None)),
-            InitialListStrategy::StreamingList => match source.watch(&watch_params(config, true), "0").await {
-                Ok(events) => (Some(Ok(Event::Init)), State::Streams(events.boxed())),
-                Err(error) => (Some(Err(Error::WatchStartFailed(error))), State::Begins),
-            },
+            InitialListStrategy::StreamingList => {
+                match source.watch(&watch_params(config, true), "0").await {
+                    Ok(events) => (Some(Ok(Event::Init)), State::Streams(events.boxed())),
+                    Err(error) => (Some(Err(Error::WatchStartFailed(error))), State::Begins),
+                }
+            }
         },
         State::Asks(token) => match source.list(&list_params(config, token)).await {
             Ok(list) => {

@@ -80,7 +80,8 @@ async fn half_an_event_at_the_end_is_none() {
 #[tokio::test]
 async fn a_connection_that_breaks_is_an_end_or_an_error() {
     let part = vec![WATCH.to_vec()];
-    let (seen, error) = all(Form::Protobuf, body(part.clone(), Some(io::ErrorKind::UnexpectedEof)).await).await;
+    let (seen, error) =
+        all(Form::Protobuf, body(part.clone(), Some(io::ErrorKind::UnexpectedEof)).await).await;
     assert_eq!((seen.len(), error.is_none()), (9, true), "watches end like that");
     let (seen, error) = all(Form::Protobuf, body(part, Some(io::ErrorKind::ConnectionReset)).await).await;
     assert!(seen.len() == 9 && error.is_some_and(|error| !is_malformed(&error)));

@@ -129,7 +129,10 @@ fn both_forms_say_the_same() {
     assert_eq!((full.internal_ips.len(), full.pod_cidrs.len(), full.zone.as_deref()), (2, 2, Some("z1")));
     assert_eq!(both::<OtherNode>(NODES).len(), nodes.len());
     let cidrs = both::<ServiceCidr>(CIDRS);
-    assert!(matches!(&cidrs[0], Event::Apply(Object::ServiceCidr(one)) if one.ranges.len() == 2), "{cidrs:?}");
+    assert!(
+        matches!(&cidrs[0], Event::Apply(Object::ServiceCidr(one)) if one.ranges.len() == 2),
+        "{cidrs:?}"
+    );
 }
 
 #[rstest]
@@ -142,7 +145,9 @@ fn failures_say_the_same(#[case] protobuf: &[u8], #[case] json: &[u8], #[case] c
         (ours.code, ours.status, &ours.message, &ours.reason),
         (theirs.code, theirs.status, &theirs.message, &theirs.reason)
     );
-    let WatchEvent::Error(told) = event::<Service>(&watch_event("ERROR", protobuf)).unwrap() else { panic!() };
+    let WatchEvent::Error(told) = event::<Service>(&watch_event("ERROR", protobuf)).unwrap() else {
+        panic!()
+    };
     assert_eq!((told.code, told.message), (theirs.code, theirs.message));
 }
 
@@ -217,7 +222,8 @@ fn what_is_not_known_is_passed_over() {
         &[0xfd, 0x3f, 0, 1, 2, 3],
     ]
     .concat();
-    let object = [unknown.clone(), delimited(1, &[unknown.clone(), delimited(1, b"a")].concat()), unknown].concat();
+    let object =
+        [unknown.clone(), delimited(1, &[unknown.clone(), delimited(1, b"a")].concat()), unknown].concat();
     let service: Service = read(&object).unwrap();
     assert_eq!(service.metadata.name.as_deref(), Some("a"));
 }

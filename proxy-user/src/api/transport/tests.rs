@@ -68,18 +68,20 @@ fn expected() -> Vec<String> {
 
 #[tokio::test]
 async fn a_watch_in_protobuf_is_the_same() {
-    let (api, asked) = server(|_, _| (200, "application/vnd.kubernetes.protobuf;stream=watch", WATCH.to_vec()));
+    let (api, asked) =
+        server(|_, _| (200, "application/vnd.kubernetes.protobuf;stream=watch", WATCH.to_vec()));
     assert_eq!(sorted(first(api, 9).await), expected());
     assert_eq!(forms(&asked), [WATCHES]);
 }
 
 #[tokio::test]
 async fn a_whole_list_in_protobuf_is_the_same() {
-    let (api, asked) = server(|uri, _| match (uri.contains("sendInitialEvents"), uri.contains("watch=true")) {
-        (true, _) => (422, PROTOBUF, include_bytes!("../protobuf/recorded/invalid.pb").to_vec()),
-        (false, true) => (200, PROTOBUF, Vec::new()),
-        (false, false) => (200, PROTOBUF, LIST.to_vec()),
-    });
+    let (api, asked) =
+        server(|uri, _| match (uri.contains("sendInitialEvents"), uri.contains("watch=true")) {
+            (true, _) => (422, PROTOBUF, include_bytes!("../protobuf/recorded/invalid.pb").to_vec()),
+            (false, true) => (200, PROTOBUF, Vec::new()),
+            (false, false) => (200, PROTOBUF, LIST.to_vec()),
+        });
     assert_eq!(sorted(first(api, 7).await), expected()[..7]);
     assert_eq!(forms(&asked), [WATCHES, LISTS]);
 }
