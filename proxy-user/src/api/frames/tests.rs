@@ -102,7 +102,7 @@ async fn lengths_that_no_event_has_are_refused_before_they_are_read() {
 
 #[tokio::test]
 async fn a_long_event_does_not_keep_its_memory() {
-    let long = [&1_000_000_u32.to_be_bytes()[..], &[0; 1_000_000], WATCH].concat();
+    let long = [&1_000_000_u32.to_be_bytes()[..], &vec![0; 1_000_000], WATCH].concat();
     let parts = long.chunks(16_384).map(<[u8]>::to_vec).collect();
     let mut frames = Frames::new(Form::Protobuf, body(parts, None).await);
     assert_eq!(frames.next().await.unwrap().unwrap().len(), 1_000_000);

@@ -135,10 +135,10 @@ async fn bytes_that_make_no_sense_end_in_a_new_list_in_json() {
 
 #[tokio::test]
 async fn a_watch_that_ends_within_an_event_goes_on_where_it_was() {
-    let (api, asked) = server(|uri, _| match uri.contains("sendInitialEvents=true") {
-        true => (200, PROTOBUF, WATCH[..WATCH.len() - 1].to_vec()),
-        // Another event that ends too early: the version stays.
-        false => (200, PROTOBUF, WATCH[..9].to_vec()),
+    let (api, asked) = server(|uri, _| {
+        // The second event ends too early, too: the version stays.
+        let length = if uri.contains("sendInitialEvents=true") { WATCH.len() - 1 } else { 9 };
+        (200, PROTOBUF, WATCH[..length].to_vec())
     });
     let mut watch = std::pin::pin!(watches(api, watcher::Config::default()));
     for _ in 0..9 {
