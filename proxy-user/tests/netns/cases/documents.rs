@@ -68,7 +68,7 @@ fn of_examples(fixture: &Fixture) -> Result<()> {
     fixture.folder.put_text("redis", &fs::read_to_string(file)?)?;
     eventually(SOON, || {
         let services = ask(&fixture.node, &["service", "list"], &fixture.bpffs())?;
-        ensure!(services.as_array().is_some_and(|all| all.len() == 2), "{services}");
+        ensure!(services["frontends"].as_array().is_some_and(|all| all.len() == 2), "{services}");
         Ok(())
     })?;
     compare(fixture, "examples", 2)
