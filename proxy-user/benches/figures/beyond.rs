@@ -23,13 +23,18 @@ use crate::packets::{Bench, CHAIN_START, FEW, MANY, ROUNDS, RUNS, by_size, front
 use crate::report::{Row, Sample};
 
 /// Runs after which a packet's time to live is not over yet.
-pub const HOPS: u32 = 50;
+const HOPS: u32 = 50;
 /// Index of the loopback device in each network namespace.
 const LOOPBACK: u32 = 1;
 
 impl Bench {
     /// The time of an XDP program over a packet that comes by the uplink, without the floor.
-    pub fn early(&self, packet: &Packet, repeat: u32) -> f64 {
+    fn early(&self, packet: &Packet, repeat: u32) -> f64 {
+        self.early_on(packet, repeat).0
+    }
+
+    /// The same, and what the last packet became.
+    fn early_on(&self, packet: &Packet, repeat: u32) -> (f64, Vec<u8>) {
         let bytes = packet.bytes();
         let mut context = [0; 24];
         context[4..8].copy_from_slice(&(bytes.len() as u32).to_ne_bytes());
@@ -43,11 +48,13 @@ impl Bench {
                 repeat,
                 ..TestRunOptions::default()
             };
-            self.harness.early_program(program).test_run(options).unwrap().duration.as_nanos() as f64
+            let result = self.harness.early_program(program).test_run(options).unwrap();
+            out.truncate(result.data_size_out as usize);
+            (result.duration.as_nanos() as f64, out)
         };
-        let before = time("xdp_nop");
-        let measured = time("xdp_ingress");
-        measured - f64::min(before, time("xdp_nop"))
+        let (before, _) = time("xdp_nop");
+        let (measured, out) = time("xdp_ingress");
+        (measured - f64::min(before, time("xdp_nop").0), out)
     }
 
     /// A round of packets that are sent on to another node, and what the last one became.
@@ -115,7 +122,7 @@ impl Bench {
 const CHAINS: u32 = 200;
 
 /// Source ports for SNAT among which [`fixed_port`] exists; among the default ones it does not.
-pub const SOURCE_PORTS: [PortRange; SNAT_RANGES] = [SNAT_PORTS[1], PortRange { first: 0, count: 0 }];
+const SOURCE_PORTS: [PortRange; SNAT_RANGES] = [SNAT_PORTS[1], PortRange { first: 0, count: 0 }];
 
 /// A port that is its own source port: flows choose theirs by the client's.
 fn fixed_port() -> u16 {
@@ -126,7 +133,7 @@ fn fixed_port() -> u16 {
 
 /// Attaches an XDP program to the loopback device of a new network namespace, in generic mode. The namespace, and with it the
 /// attachment, lasts as long as the file.
-pub fn attach_apart(harness: &mut Harness, name: &str) -> File {
+fn attach_apart(harness: &mut Harness, name: &str) -> File {
     let program: &mut Xdp = harness.ebpf.program_mut(name).unwrap().try_into().unwrap();
     let attach = || {
         // SAFETY: only this thread changes its network namespace.
@@ -159,6 +166,10 @@ pub fn measure(group: &'static str, [target, target_new]: [f64; 2], benches: &mu
         .collect();
     let many = &benches[1];
     let packet = many.to_and_fro();
+    // After an odd number of hops it has the other addresses.
+    for sent in [many.early_on(&packet, HOPS - 1).1, many.sent_on(&packet, HOPS - 1).1] {
+        assert_eq!(ends(&sent).1, frontend(many.family, 2));
+    }
     let known = Sample::median((0..ROUNDS).map(|_| many.sent_on(&packet, HOPS).0).collect());
     let replies = Sample::median((0..ROUNDS).map(|_| many.sent_on(&packet.back(), HOPS).0).collect());
     let mut rows = vec![

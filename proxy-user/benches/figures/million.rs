@@ -7,9 +7,7 @@ use proxy_common::flow::{Bucket, FlowEntry, buckets_for};
 use proxy_user::maps::view::FlowState;
 use proxy_user::programs::Capacities;
 
-use crate::beyond::{HOPS, attach_apart};
 use crate::harness::{Family, Hook};
-use crate::node::know;
 use crate::packet::{ACK, Packet, SYN, TCP};
 use crate::packets::{Bench, CHAIN, CHAIN_START, SEQ, frontend};
 use crate::report::{Row, Sample};
@@ -58,18 +56,10 @@ fn measure_family(bpffs: &Path, family: Family, group: &'static str) -> Vec<Row>
     let memory = capacities.flows as usize * entry_size(family)
         + buckets_for(capacities.flows) as usize * size_of::<Bucket>();
     assert_eq!(rows.iter().filter(|row| row.protocol.0 == TCP).count(), rows.len(), "TCP alone");
-    drop((rows, bench));
     vec![
         Row::new(group, "a million flows: established", established as f64, "", None),
         Row::new(group, "a million flows: new flow, last quarter", Sample::median(last), "ns", None),
         Row::new(group, "a million flows: known flow, none in a cache", found, "ns", None),
-        Row::new(
-            group,
-            "a million flows by XDP (SNAT): known flow, none in a cache",
-            by_xdp(bpffs, family, &capacities),
-            "ns",
-            Some(450.0),
-        ),
         Row::new(group, "a million flows: read and listed", listed.as_secs_f64(), "s", None),
         Row::new(
             group,
@@ -79,29 +69,6 @@ fn measure_family(bpffs: &Path, family: Family, group: &'static str) -> Vec<Row>
             None,
         ),
     ]
-}
-
-/// Packets to endpoints on other nodes, translated by XDP, each of a flow that is in no cache.
-fn by_xdp(bpffs: &Path, family: Family, capacities: &Capacities) -> Sample {
-    let mut bench = Bench::with_capacities(bpffs, family, CHAIN + CHAIN_START, capacities);
-    know(family, &bench.harness);
-    let _attached = ["xdp_ingress", "xdp_nop"].map(|name| attach_apart(&mut bench.harness, name));
-    // Each walk is as long as a packet lives.
-    let walks: Vec<_> = (0..CLIENTS)
-        .flat_map(|number| (0..CHAIN / HOPS).map(move |part| (number, CHAIN_START + part * HOPS)))
-        .collect();
-    let segment = |flags, (number, first): (u32, u32)| Packet {
-        seq: SEQ[0],
-        ..Packet::tcp(flags, client(family, number), frontend(family, first))
-    };
-    for walk in &walks {
-        bench.early(&segment(SYN, *walk), HOPS);
-    }
-    let flows = bench.harness.view().flows().unwrap().len();
-    assert!(flows >= FLOWS as usize * 9 / 10, "{flows} flows");
-    let count = walks.len();
-    let order = (0..count).map(|at| walks[at * 619 % count]);
-    Sample::median(order.map(|walk| bench.early(&segment(ACK, walk), HOPS)).collect())
 }
 
 const fn entry_size(family: Family) -> usize {

@@ -27,6 +27,9 @@ pub struct Args {
     /// Write tables and plots, as a page for `docs/`, into this folder
     #[arg(long, value_name = "FOLDER")]
     pub page: Option<PathBuf>,
+    /// Make the page of figures that `--json` wrote before, and measure nothing
+    #[arg(long, value_name = "FILE", requires = "page", conflicts_with_all = ["parts", "json"])]
+    pub from: Option<PathBuf>,
 }
 
 /// A group of figures.
@@ -68,6 +71,9 @@ impl Part {
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     let workspace = Workspace::find()?;
+    if let (Some(json), Some(folder)) = (&args.from, &args.page) {
+        return write_page(json, &page::Machine::this(workspace.root()), folder);
+    }
     build::to_load(&workspace, "bench")?;
     let programs = apiserver_for(&workspace, &args.parts)?;
     log::step("bench");
