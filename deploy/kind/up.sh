@@ -6,6 +6,9 @@
 #
 # --archive     the image as `cargo xtask image` makes it; built if not given
 # --node-image  which Kubernetes, like kindest/node:v1.34.0
+#
+# The nodes are containers of docker, podman or nerdctl: of the first one that is there, or of the one that
+# KIND_EXPERIMENTAL_PROVIDER, kind's own variable, names.
 set -euo pipefail
 
 name=ballast archive='' node_image='' down=''
@@ -22,7 +25,14 @@ done
 
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
-for program in docker kind kubectl helm; do
+if [[ ! ${KIND_EXPERIMENTAL_PROVIDER-} ]]; then
+    for provider in docker podman nerdctl; do
+        command -v "$provider" >/dev/null && break || provider=''
+    done
+    [[ $provider ]] || { echo "up.sh: docker, podman or nerdctl is needed" >&2; exit 1; }
+    export KIND_EXPERIMENTAL_PROVIDER=$provider
+fi
+for program in "$KIND_EXPERIMENTAL_PROVIDER" kind kubectl helm; do
     command -v "$program" >/dev/null || { echo "up.sh: $program is needed" >&2; exit 1; }
 done
 if [[ $down ]]; then

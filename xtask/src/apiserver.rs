@@ -1,4 +1,5 @@
-//! kube-apiserver, etcd and kube-proxy for tests and figures, found or built in the background.
+//! kube-apiserver, etcd, kube-proxy and the receiver of the OpenTelemetry Collector for tests and figures, found or built in the
+//! background.
 
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
@@ -10,12 +11,13 @@ use crate::workspace::Workspace;
 use crate::{gotools, log};
 
 /// Environment variables that name ready binaries; also how the tests are told.
-pub const VARIABLES: [&str; 3] = ["BALLAST_KUBE_APISERVER", "BALLAST_ETCD", "BALLAST_KUBE_PROXY"];
+pub const VARIABLES: [&str; 4] =
+    ["BALLAST_KUBE_APISERVER", "BALLAST_ETCD", "BALLAST_KUBE_PROXY", "BALLAST_OTLP_RECEIVER"];
 
 /// How often a long build says that it is still alive.
 const HEARTBEAT: Duration = Duration::from_secs(30);
 
-/// The three programs.
+/// The programs.
 #[derive(Clone, Debug)]
 pub struct Binaries {
     /// kube-apiserver.
@@ -24,12 +26,14 @@ pub struct Binaries {
     pub etcd: PathBuf,
     /// kube-proxy, to compare with and to take over from.
     pub kube_proxy: PathBuf,
+    /// The receiver of OTLP, to export to.
+    pub otlp_receiver: PathBuf,
 }
 
 impl Binaries {
     /// The environment that tells the tests where they are.
-    pub fn environment(&self) -> [(&'static str, &Path); 3] {
-        let files: [&Path; 3] = [&self.kube_apiserver, &self.etcd, &self.kube_proxy];
+    pub fn environment(&self) -> [(&'static str, &Path); 4] {
+        let files: [&Path; 4] = [&self.kube_apiserver, &self.etcd, &self.kube_proxy, &self.otlp_receiver];
         std::array::from_fn(|at| (VARIABLES[at], files[at]))
     }
 }
@@ -70,16 +74,16 @@ impl Pending {
     }
 }
 
-/// Finds or builds all three programs; a second caller waits for the first.
+/// Finds or builds all of them; a second caller waits for the first.
 pub fn build(workspace: &Workspace) -> Result<Binaries> {
     let given =
         VARIABLES.map(|name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from));
-    if let [Some(kube_apiserver), Some(etcd), Some(kube_proxy)] = given {
-        return Ok(Binaries { kube_apiserver, etcd, kube_proxy });
+    if let [Some(kube_apiserver), Some(etcd), Some(kube_proxy), Some(otlp_receiver)] = given {
+        return Ok(Binaries { kube_apiserver, etcd, kube_proxy, otlp_receiver });
     }
     // etcd first: it is small, and a Go that does not work shows soon.
-    let wanted = [gotools::ETCD, gotools::API_SERVER, gotools::KUBE_PROXY];
+    let wanted = [gotools::ETCD, gotools::API_SERVER, gotools::KUBE_PROXY, gotools::OTLP_RECEIVER];
     let mut made = gotools::build(workspace, &wanted)?.into_iter();
     let mut next = || made.next().context("a tool was not built");
-    Ok(Binaries { etcd: next()?, kube_apiserver: next()?, kube_proxy: next()? })
+    Ok(Binaries { etcd: next()?, kube_apiserver: next()?, kube_proxy: next()?, otlp_receiver: next()? })
 }

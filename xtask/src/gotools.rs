@@ -77,6 +77,10 @@ pub const API_SERVER: Tool = Tool::kubernetes("kube-apiserver", "k8s.io/kubernet
 /// kube-proxy, to compare with.
 pub const KUBE_PROXY: Tool = Tool::kubernetes("kube-proxy", "k8s.io/kubernetes/cmd/kube-proxy");
 
+/// The receiver of OTLP that the OpenTelemetry Collector has, to export to.
+pub const OTLP_RECEIVER: Tool =
+    Tool::new("otlp-receiver", "go.opentelemetry.io/collector/receiver/otlpreceiver", ".", "otlp");
+
 /// What installs clusters.
 pub const KUBEADM: Tool = Tool::kubernetes("kubeadm", "k8s.io/kubernetes/cmd/kubeadm");
 
@@ -196,8 +200,10 @@ mod tests {
 
     #[test]
     fn every_tool_is_pinned_in_the_project() {
-        for tool in
-            [ETCD, API_SERVER, KUBE_PROXY, KUBEADM, HELM, ACTIONLINT].into_iter().chain(CLUSTER).chain(SUITE)
+        for tool in [ETCD, API_SERVER, KUBE_PROXY, OTLP_RECEIVER, KUBEADM, HELM, ACTIONLINT]
+            .into_iter()
+            .chain(CLUSTER)
+            .chain(SUITE)
         {
             let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tools").join(tool.folder).join("go.mod");
             let text = fs::read_to_string(file).unwrap();

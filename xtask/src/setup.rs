@@ -12,7 +12,7 @@ pub struct Args {
     /// Only what a build needs: a compiler and a linker for BPF
     #[arg(long)]
     pub build_only: bool,
-    /// Also build kube-apiserver, etcd and kube-proxy for the apiserver tests (minutes, once)
+    /// Also build kube-apiserver, etcd, kube-proxy and a receiver of OTLP for the apiserver tests (minutes, once)
     #[arg(long, conflicts_with = "build_only")]
     pub api_server: bool,
 }

@@ -26,7 +26,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 use crate::harness::{Family, Harness, Service};
 use crate::one_cpu::OneCpu;
 use crate::packet::TCP;
-use crate::report::{Row, median, percentile};
+use crate::report::{Row, Sample, median};
 use crate::space::Space;
 
 const POD: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 2);
@@ -192,10 +192,9 @@ fn ask(stream: &mut TcpStream) -> f64 {
 
 /// What was measured on the node without programs, and on the others in ratio to it.
 struct Compared {
-    bare: f64,
-    empty: f64,
-    /// With our programs: the quartiles of the rounds.
-    ours: [f64; 3],
+    bare: Sample,
+    empty: Sample,
+    ours: Sample,
 }
 
 fn compare(rounds: usize, mut measure: impl FnMut(usize) -> f64) -> Compared {
@@ -211,12 +210,8 @@ fn compare(rounds: usize, mut measure: impl FnMut(usize) -> f64) -> Compared {
             ratios.push(time / times[0]);
         }
     }
-    let [empty, mut ours] = ratios;
-    Compared {
-        bare: median(bare),
-        empty: median(empty),
-        ours: [25, 50, 75].map(|percent| percentile(&mut ours, percent)),
-    }
+    let [empty, ours] = ratios;
+    Compared { bare: Sample::median(bare), empty: Sample::median(empty), ours: Sample::median(ours) }
 }
 
 /// While this is there, a packet socket takes the first bytes of each packet on all devices of a node.
@@ -251,13 +246,17 @@ impl Drop for Capture {
 }
 
 fn rows(nodes: &[Node; SIDES], how: &str) -> Vec<Row> {
-    let row =
-        |what: String, value, unit, target| Row::new("Foreign traffic, IPv4", what, value, unit, target);
-    let ratios = |what: &str, Compared { empty, ours: [low, middle, high], .. }: &Compared| {
+    let row = |what: String, value: Sample, unit, target| {
+        Row::new("Foreign traffic, IPv4", what, value, unit, target)
+    };
+    let rate = |time: f64| 8.0 / time;
+    let bulk_rate = |byte: Sample| Sample {
+        value: rate(byte.value),
+        quartiles: byte.quartiles.map(|[low, high]| [rate(high), rate(low)]),
+    };
+    let ratios = |what: &str, Compared { empty, ours, .. }: &Compared| {
         [
-            row(format!("{what}, with programs to without{how}"), *middle, "x", Some(1.01)),
-            row(format!("  its quartiles{how}: lower"), *low, "x", None),
-            row(format!("  its quartiles{how}: upper"), *high, "x", None),
+            row(format!("{what}, with programs to without{how}"), *ours, "x", Some(1.01)),
             row(format!("{what}, with an empty program to none{how}"), *empty, "x", None),
         ]
     };
@@ -265,7 +264,7 @@ fn rows(nodes: &[Node; SIDES], how: &str) -> Vec<Row> {
     let byte = compare(BULK_ROUNDS, |side| bulk(&mut streams[side]));
     let mut echoes = [0, 1, 2].map(|side: usize| nodes[side].connect(ECHO));
     let request = compare(ASK_ROUNDS, |side| ask(&mut echoes[side]));
-    let mut all = vec![row(format!("bulk TCP, no programs{how}"), 8.0 / byte.bare, "Gbit/s", None)];
+    let mut all = vec![row(format!("bulk TCP, no programs{how}"), bulk_rate(byte.bare), "Gbit/s", None)];
     all.extend(ratios("time for a byte", &byte));
     all.push(row(format!("request and response, no programs{how}"), request.bare, "us", None));
     all.extend(ratios("request and response", &request));

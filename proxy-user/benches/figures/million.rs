@@ -10,7 +10,7 @@ use proxy_user::programs::Capacities;
 use crate::harness::{Family, Hook};
 use crate::packet::{ACK, Packet, SYN, TCP};
 use crate::packets::{Bench, CHAIN, CHAIN_START, SEQ, frontend};
-use crate::report::{Row, median};
+use crate::report::{Row, Sample};
 
 const FLOWS: u32 = 1_000_000;
 /// Each client has one flow to each Service of the chain.
@@ -47,7 +47,8 @@ fn measure_family(bpffs: &Path, family: Family, group: &'static str) -> Vec<Row>
     let last = begun.split_off(begun.len() * 3 / 4);
     // Every client once, far from the one before: nothing of its flows is in a cache.
     let order = (0..CLIENTS).map(|at| at * 619 % CLIENTS);
-    let found = median(order.map(|number| bench.round(ingress, &acknowledges(number), CHAIN)).collect());
+    let found =
+        Sample::median(order.map(|number| bench.round(ingress, &acknowledges(number), CHAIN)).collect());
     let clock = Instant::now();
     let rows = bench.harness.view().flows().unwrap();
     let listed = clock.elapsed();
@@ -57,7 +58,7 @@ fn measure_family(bpffs: &Path, family: Family, group: &'static str) -> Vec<Row>
     assert_eq!(rows.iter().filter(|row| row.protocol.0 == TCP).count(), rows.len(), "TCP alone");
     vec![
         Row::new(group, "a million flows: established", established as f64, "", None),
-        Row::new(group, "a million flows: new flow, last quarter", median(last), "ns", None),
+        Row::new(group, "a million flows: new flow, last quarter", Sample::median(last), "ns", None),
         Row::new(group, "a million flows: known flow, none in a cache", found, "ns", None),
         Row::new(group, "a million flows: read and listed", listed.as_secs_f64(), "s", None),
         Row::new(

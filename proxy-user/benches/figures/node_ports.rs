@@ -1,16 +1,18 @@
-//! Connections from outside through node ports, translated by Ballast and by the official kube-proxy in nftables mode.
+//! Connections from outside through node ports and from a pod through a ClusterIP, translated by Ballast and by the official
+//! kube-proxy in nftables and in iptables mode.
 //!
 //! ```text
 //! client eth0 10.98.0.2 --- c0 10.98.0.1 node p0 10.99.0.1 --- eth0 10.99.0.2 pod of this node
+//!                                             p1 10.99.2.1 --- eth0 10.99.2.2 another one, with clients
 //!                                             r0 10.97.0.1 --- eth0 10.97.0.2 another node, with pods 10.99.1.x
 //! ```
 //!
-//! There are three such worlds, alike but for the proxy: none, Ballast, kube-proxy. One API server tells both proxies
+//! There are four such worlds, alike but for the proxy: none, Ballast, kube-proxy twice. One API server tells all proxies
 //! of the same Services. All are measured in turn, and what counts is what a proxy adds to a connection that goes
 //! straight to the pod in the world without one.
 
 use std::fs;
-use std::net::{Ipv4Addr, SocketAddrV4, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
@@ -23,8 +25,8 @@ use serde_json::json;
 use crate::kube::control::ControlPlane;
 use crate::kube::kube_proxy::{self, Mode};
 use crate::kube::process::Process;
-use crate::kube::{self, PATIENCE, eventually};
-use crate::report::Row;
+use crate::kube::{self, eventually};
+use crate::report::{Row, Sample};
 use crate::sockets::{accept_all, alternate, connects};
 use crate::space::Space;
 
@@ -38,13 +40,19 @@ const FIRST_NODE_PORT: u16 = 30_000;
 const LOCAL: u16 = 0;
 const REMOTE: u16 = 1;
 /// How many Services there are, in turn.
-const SIZES: [u16; 2] = [2, 1000];
+const SIZES: [u16; 3] = [2, 1000, 10_000];
+/// Services beyond so many have no node port: there are 2,768 of them.
+const NODE_PORTS: u16 = 1000;
+/// For kube-proxy to bring 10,000 Services into the kernel, on a machine that others use too.
+const SYNC: Duration = Duration::from_mins(6);
 /// After the last Service is served, so that no agent is busy with it any more.
 const REST: Duration = Duration::from_secs(3);
 
 /// A client, a node, and what lies behind it.
 struct Topology {
     client: Space,
+    /// A pod with clients.
+    caller: Space,
     node: Space,
     _pods: [Space; 2],
 }
@@ -55,8 +63,10 @@ fn remote_pod(number: u8) -> Ipv4Addr {
 
 impl Topology {
     fn new(number: u8) -> Result<Self> {
-        let [client, node, pod, other] =
-            [Space::new("client")?, Space::new("node")?, Space::new("pod")?, Space::new("other")?];
+        let space = |name| Space::new(name);
+        let [client, caller, node, pod, other] =
+            [space("client")?, space("caller")?, space("node")?, space("pod")?, space("other")?];
+        node.join(&caller, "p1", "10.99.2", "fd99:2:")?;
         node.join(&client, "c0", "10.98.0", "fd98:")?;
         node.join(&pod, "p0", "10.99.0", "fd99:0:")?;
         node.join(&other, "r0", "10.97.0", "fd97:")?;
@@ -68,17 +78,14 @@ impl Topology {
             accept_all(space.inside(|| Ok(TcpListener::bind((Ipv4Addr::UNSPECIFIED, TARGET))?))?);
         }
         node.ip(&kube::way_from(number, &node.path())?)?;
-        Ok(Self { client, node, _pods: [pod, other] })
-    }
-
-    fn connects(&self, to: SocketAddrV4) -> Vec<f64> {
-        self.client.inside(|| Ok(connects(to))).unwrap()
+        Ok(Self { client, caller, node, _pods: [pod, other] })
     }
 
     /// Waits until a Service is served.
     fn serves(&self, number: u16) -> Result<()> {
-        let try_it = || Ok(TcpStream::connect_timeout(&node_port(number).into(), Duration::from_secs(1))?);
-        eventually(PATIENCE, || self.client.inside(try_it)).map(drop)
+        let to = SocketAddr::from(cluster_ip(number));
+        let try_it = || Ok(TcpStream::connect_timeout(&to, Duration::from_secs(1))?);
+        eventually(SYNC, || self.caller.inside(try_it)).map(drop)
     }
 }
 
@@ -86,12 +93,20 @@ fn node_port(number: u16) -> SocketAddrV4 {
     SocketAddrV4::new(NODE, FIRST_NODE_PORT + number)
 }
 
+fn cluster_ip(number: u16) -> SocketAddrV4 {
+    let [high, low] = (number + 256).to_be_bytes();
+    SocketAddrV4::new(Ipv4Addr::new(10, 96, high, low), 80)
+}
+
 fn service(number: u16) -> Result<Service> {
+    let is_exposed = number < NODE_PORTS;
+    let node_port = if is_exposed { FIRST_NODE_PORT + number } else { 0 };
     Ok(serde_json::from_value(json!({
         "metadata": { "name": format!("service-{number}") },
         "spec": {
-            "type": "NodePort",
-            "ports": [{ "name": "http", "port": 80, "nodePort": FIRST_NODE_PORT + number }],
+            "type": if is_exposed { "NodePort" } else { "ClusterIP" },
+            "clusterIP": cluster_ip(number).ip(),
+            "ports": [{ "name": "http", "port": 80, "nodePort": node_port }],
         },
     }))?)
 }
@@ -131,8 +146,18 @@ impl Ballast {
     }
 }
 
+impl Ballast {
+    /// Puts this process under the socket hooks, or takes it out.
+    fn join(&self, hooked: bool) {
+        let root = self.cgroup.parent().unwrap_or(&self.cgroup);
+        let cgroup = if hooked { &self.cgroup } else { root };
+        fs::write(cgroup.join("cgroup.procs"), std::process::id().to_string()).unwrap();
+    }
+}
+
 impl Drop for Ballast {
     fn drop(&mut self) {
+        self.join(false);
         self.process = None;
         let _ = fs::remove_dir(&self.cgroup);
     }
@@ -146,11 +171,16 @@ pub fn measure() -> Vec<Row> {
         "status": { "addresses": [{ "type": "InternalIP", "address": NODE }] },
     });
     control.api.create_raw("/api/v1/nodes", &object).unwrap();
-    let worlds = [0, 1, 2].map(|number| Topology::new(number).unwrap());
-    let [_, ballasts, kube_proxys] = &worlds;
-    let _ballast = Ballast::start(ballasts, &control).unwrap();
-    let command = kube_proxys.node.command(kube_proxy::program(&control).unwrap());
-    let _kube_proxy = kube_proxy::start(command, Mode::Nftables, "node", &control).unwrap();
+    let worlds = [0, 1, 2, 3].map(|number| Topology::new(number).unwrap());
+    let [_, proxied @ ..] = &worlds;
+    let [ballasts, nftables, iptables] = proxied;
+    let ballast = Ballast::start(ballasts, &control).unwrap();
+    // Each has files of its own name.
+    let _kube_proxies = [(nftables, Mode::Nftables), (iptables, Mode::Iptables)].map(|(topology, mode)| {
+        let command = topology.node.command(kube_proxy::program(&control).unwrap());
+        let config = kube_proxy::config(mode, "node", &control);
+        kube_proxy::start_with(command, &config, mode.name(), &control).unwrap()
+    });
     let mut rows = Vec::new();
     let mut made = 0;
     for size in SIZES {
@@ -159,51 +189,80 @@ pub fn measure() -> Vec<Row> {
         control.api.create_all(&services).unwrap();
         control.api.create_all(&slices).unwrap();
         made = size;
-        for topology in [ballasts, kube_proxys] {
+        for topology in proxied {
             [LOCAL, REMOTE, size - 1].into_iter().try_for_each(|number| topology.serves(number)).unwrap();
         }
         thread::sleep(REST);
-        rows.extend(compare(&worlds, size));
+        rows.extend(through_node_ports(&worlds, size));
+        rows.extend(through_cluster_ips(&worlds, &ballast, size));
     }
     rows
 }
 
-fn compare([bare, ballasts, kube_proxys]: &[Topology; 3], services: u16) -> Vec<Row> {
-    let local = SocketAddrV4::new(LOCAL_POD, TARGET);
-    let remote = SocketAddrV4::new(remote_pod(0), TARGET);
-    let sides = [
-        (bare, local),
-        (bare, remote),
-        (ballasts, local),
-        (kube_proxys, local),
-        (ballasts, node_port(LOCAL)),
-        (kube_proxys, node_port(LOCAL)),
-        (ballasts, node_port(REMOTE)),
-        (kube_proxys, node_port(REMOTE)),
-    ];
-    let [here, there, foreign, foreign_old, here_new, here_old, there_new, there_old] = alternate(|side| {
+/// Who translates, in the order of the worlds.
+const PROXIES: [&str; 3] = ["Ballast", "kube-proxy (nftables)", "kube-proxy (iptables)"];
+
+/// What each proxy adds to a connection, and what Ballast adds in ratio to what the others add.
+fn added(what: &str, base: Sample, through: [Sample; 3], services: u16, target: f64) -> Vec<Row> {
+    let name = |text: String| format!("{text}, {services} Services");
+    let added = through.map(|through| through.value - base.value);
+    let [ours, others @ ..] = added;
+    let each = PROXIES.iter().zip(added);
+    let mut rows: Vec<_> = each
+        .map(|(proxy, added)| Row::new(GROUP, name(format!("added by {what}: {proxy}")), added, "us", None))
+        .collect();
+    rows.extend(PROXIES[1..].iter().zip(others).map(|(proxy, other)| {
+        Row::new(GROUP, name(format!("{what}, Ballast to {proxy}")), ours / other, "x", Some(target))
+    }));
+    rows
+}
+
+const GROUP: &str = "Beside kube-proxy, IPv4";
+
+fn through_node_ports(worlds: &[Topology; 4], services: u16) -> Vec<Row> {
+    let [bare, proxied @ ..] = worlds;
+    let [local, remote] = [LOCAL_POD, remote_pod(0)].map(|pod| SocketAddrV4::new(pod, TARGET));
+    let mut sides = vec![(bare, local), (bare, remote)];
+    for to in [local, node_port(LOCAL), node_port(REMOTE)] {
+        sides.extend(proxied.iter().map(|topology| (topology, to)));
+    }
+    let [here, there, f0, f1, f2, l0, l1, l2, r0, r1, r2] = alternate(|side| {
         let (topology, to) = sides[side];
-        topology.connects(to)
+        topology.client.inside(|| Ok(connects(to))).unwrap()
     });
-    let group = "Node ports, IPv4";
-    let row = |what: &str, value, unit, target| {
-        Row::new(group, format!("{what}, {services} Services"), value, unit, target)
-    };
-    vec![
-        row("TCP connect to the pod, no proxy", here, "us", None),
-        row("TCP connect to the other node's pod, no proxy", there, "us", None),
-        row("added to a pod's own address: Ballast", foreign - here, "us", None),
-        row("added to a pod's own address: kube-proxy", foreign_old - here, "us", None),
-        row("added by a node port: Ballast", here_new - here, "us", None),
-        row("added by a node port: kube-proxy", here_old - here, "us", None),
-        row("node port, Ballast to kube-proxy", (here_new - here) / (here_old - here), "x", Some(0.5)),
-        row("added by a node port, other node: Ballast", there_new - there, "us", None),
-        row("added by a node port, other node: kube-proxy", there_old - there, "us", None),
-        row(
-            "node port, other node, Ballast to kube-proxy",
-            (there_new - there) / (there_old - there),
-            "x",
-            Some(0.5),
-        ),
-    ]
+    let row = |what: &str, value| Row::new(GROUP, format!("{what}, {services} Services"), value, "us", None);
+    let mut rows = vec![
+        row("TCP connect to the pod, no proxy", here),
+        row("TCP connect to the other node's pod, no proxy", there),
+    ];
+    rows.extend(PROXIES.iter().zip([f0, f1, f2]).map(|(proxy, through)| {
+        row(&format!("added to a pod's own address: {proxy}"), Sample::from(through.value - here.value))
+    }));
+    rows.extend(added("a node port", here, [l0, l1, l2], services, 0.5));
+    rows.extend(added("a node port, other node", there, [r0, r1, r2], services, 0.25));
+    rows
+}
+
+/// A pod's connections to another pod of its node, by the socket hooks and without them.
+fn through_cluster_ips(worlds: &[Topology; 4], ballast: &Ballast, services: u16) -> Vec<Row> {
+    let [bare, ballasts, nftables, iptables] = worlds;
+    let to = cluster_ip(LOCAL);
+    let sides = [
+        (bare, SocketAddrV4::new(LOCAL_POD, TARGET), false),
+        (ballasts, to, false),
+        (ballasts, to, true),
+        (nftables, to, false),
+        (iptables, to, false),
+    ];
+    let [direct, packets, sockets, nftables, iptables] = alternate(|side| {
+        let (topology, to, hooked) = sides[side];
+        ballast.join(hooked);
+        topology.caller.inside(|| Ok(connects(to))).unwrap()
+    });
+    ballast.join(false);
+    let row = |what: &str, value| Row::new(GROUP, format!("{what}, {services} Services"), value, "us", None);
+    let mut rows = vec![row("TCP connect from pod to pod, no proxy", direct)];
+    rows.extend(added("a ClusterIP (packets)", direct, [packets, nftables, iptables], services, 1.0));
+    rows.extend(added("a ClusterIP (sockets)", direct, [sockets, nftables, iptables], services, 1.0));
+    rows
 }

@@ -1,6 +1,7 @@
 //! One table of what was measured, on the terminal and as JSON.
 
 use std::path::Path;
+use std::time::Instant;
 
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
@@ -12,6 +13,8 @@ pub struct Row {
     pub what: String,
     pub unit: &'static str,
     pub value: f64,
+    /// Between these lies the middle half of the rounds; `None` where there are no rounds, or the figure is of two of them.
+    pub quartiles: Option<[f64; 2]>,
     /// At most this much; `None` where there is no target.
     pub target: Option<f64>,
     /// The figure by the target: above 1 the target is missed.
@@ -22,12 +25,48 @@ impl Row {
     pub fn new(
         group: &'static str,
         what: impl Into<String>,
-        value: f64,
+        value: impl Into<Sample>,
         unit: &'static str,
         target: Option<f64>,
     ) -> Self {
+        let Sample { value, quartiles } = value.into();
         let of_target = target.map(|target| value / target);
-        Self { group, what: what.into(), unit, value, target, of_target }
+        Self { group, what: what.into(), unit, value, quartiles, target, of_target }
+    }
+}
+
+/// What many rounds gave.
+#[derive(Clone, Copy, Debug)]
+pub struct Sample {
+    pub value: f64,
+    pub quartiles: Option<[f64; 2]>,
+}
+
+impl From<f64> for Sample {
+    fn from(value: f64) -> Self {
+        Self { value, quartiles: None }
+    }
+}
+
+impl Sample {
+    /// The median of the rounds.
+    pub fn median(rounds: Vec<f64>) -> Self {
+        Self::with(rounds, |rounds| percentile(rounds, 50))
+    }
+
+    /// The mean of the middle half: finer than the median where the numbers are few whole ones.
+    pub fn middle(rounds: Vec<f64>) -> Self {
+        Self::with(rounds, |rounds| {
+            let quarter = rounds.len() / 4;
+            let half = &rounds[quarter..rounds.len() - quarter];
+            half.iter().sum::<f64>() / half.len() as f64
+        })
+    }
+
+    /// `value` sees the rounds in order.
+    fn with(mut rounds: Vec<f64>, value: fn(&mut [f64]) -> f64) -> Self {
+        let quartiles = [25, 75].map(|percent| percentile(&mut rounds, percent));
+        Self { value: value(&mut rounds), quartiles: Some(quartiles) }
     }
 }
 
@@ -35,7 +74,7 @@ impl Row {
 pub fn print(rows: &[Row]) {
     let mut table = Table::new();
     table.load_style(presets::UTF8_HORIZONTAL_ONLY);
-    table.set_header(["", "figure", "measured", "target", "of target"]);
+    table.set_header(["", "figure", "measured", "middle half", "target", "of target"]);
     let mut last = "";
     for row in rows {
         let group = if row.group == last { "" } else { row.group };
@@ -44,6 +83,9 @@ pub fn print(rows: &[Row]) {
             group.to_owned(),
             row.what.clone(),
             number(row.value, row.unit),
+            row.quartiles.map_or_else(String::new, |[low, high]| {
+                format!("{} to {}", number(low, row.unit), number(high, row.unit))
+            }),
             row.target.map_or_else(String::new, |target| format!("<= {}", number(target, row.unit))),
             row.of_target.map_or_else(String::new, |ratio| {
                 format!("{ratio:.2}{}", if ratio > 1.0 { " MISSED" } else { "" })
@@ -73,16 +115,30 @@ pub fn median(mut numbers: Vec<f64>) -> f64 {
     percentile(&mut numbers, 50)
 }
 
-/// The mean of the middle half: finer than the median where the numbers are few whole ones.
-pub fn middle(mut numbers: Vec<f64>) -> f64 {
-    numbers.sort_by(f64::total_cmp);
-    let quarter = numbers.len() / 4;
-    let half = &numbers[quarter..numbers.len() - quarter];
-    half.iter().sum::<f64>() / half.len() as f64
-}
-
 /// The number that so many percent are not above.
 pub fn percentile(numbers: &mut [f64], percent: usize) -> f64 {
     numbers.sort_by(f64::total_cmp);
     numbers[(numbers.len() * percent / 100).min(numbers.len() - 1)]
+}
+
+/// Nanoseconds of one step of a fixed loop that touches no memory: how fast the processor runs now. A virtual machine's may run at
+/// several speeds, for minutes each.
+pub fn speed() -> f64 {
+    const STEPS: u32 = 20_000_000;
+    let begun = Instant::now();
+    // xorshift32: each step needs the one before.
+    let last = (0..STEPS).fold(1_u32, |word, _| {
+        let word = word ^ (word << 13);
+        let word = word ^ (word >> 17);
+        word ^ (word << 5)
+    });
+    std::hint::black_box(last);
+    begun.elapsed().as_nanos() as f64 / f64::from(STEPS)
+}
+
+/// The fastest and the slowest of these: figures measured at different speeds cannot be compared.
+pub fn speeds(mut speeds: Vec<f64>) -> Vec<Row> {
+    let mut row =
+        |what: &str, percent| Row::new("Processor", what, percentile(&mut speeds, percent), "ns", None);
+    vec![row("one step of a fixed loop, fastest", 0), row("one step of a fixed loop, slowest", 100)]
 }

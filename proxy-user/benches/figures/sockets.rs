@@ -18,7 +18,7 @@ use rustix::net::{AddressFamily, SocketType, sockopt};
 use crate::harness::Service;
 use crate::one_cpu::OneCpu;
 use crate::packet::{TCP, UDP};
-use crate::report::{Row, median};
+use crate::report::{Row, Sample};
 
 const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 2, 0, 1);
 const SERVER: Ipv4Addr = Ipv4Addr::new(10, 2, 0, 2);
@@ -181,7 +181,7 @@ fn ask_udp(socket: &UdpSocket, to: SocketAddrV4) -> f64 {
 }
 
 /// The medians of the sides, which `block` measures in the order ABBA.
-pub fn alternate<const SIDES: usize>(mut block: impl FnMut(usize) -> Vec<f64>) -> [f64; SIDES] {
+pub fn alternate<const SIDES: usize>(mut block: impl FnMut(usize) -> Vec<f64>) -> [Sample; SIDES] {
     let mut times = [const { Vec::new() }; SIDES];
     for round in 0..BLOCKS {
         for at in 0..SIDES {
@@ -189,7 +189,7 @@ pub fn alternate<const SIDES: usize>(mut block: impl FnMut(usize) -> Vec<f64>) -
             times[side].extend(block(side));
         }
     }
-    times.map(median)
+    times.map(Sample::median)
 }
 
 /// Measures all of it.
@@ -219,18 +219,21 @@ pub fn measure(bpffs: &Path) -> Vec<Row> {
     let [udp_direct, udp_through] =
         alternate(|side| (0..BLOCK).map(|_| ask_udp(&sockets[side], targets[side])).collect());
 
-    let row = |what: &str, value, unit, target| Row::new("Sockets, IPv4", what, value, unit, target);
+    let row = |what: &str, value: Sample, unit, target| Row::new("Sockets, IPv4", what, value, unit, target);
+    let ratio = |one: Sample, other: Sample| Sample::from(one.value / other.value);
+    // Microseconds in, nanoseconds out.
+    let cost = |one: Sample, other: Sample| Sample::from((one.value - other.value) * 1e3);
     vec![
         row("TCP connect to the pod, no hooks", bare, "us", None),
         row("TCP connect to the pod", direct, "us", None),
         row("TCP connect through the ClusterIP", through, "us", None),
-        row("TCP connect, ClusterIP to pod", through / direct, "x", Some(1.01)),
-        row("cost of the hook to others' connects", (direct - bare) * 1e3, "ns", None),
-        row("cost of the hook to our connects", (through - bare) * 1e3, "ns", None),
-        row("--connect-latency adds to our connects", (with_latency - through) * 1e3, "ns", None),
+        row("TCP connect, ClusterIP to pod", ratio(through, direct), "x", Some(1.01)),
+        row("cost of the hook to others' connects", cost(direct, bare), "ns", None),
+        row("cost of the hook to our connects", cost(through, bare), "ns", None),
+        row("--connect-latency adds to our connects", cost(with_latency, through), "ns", None),
         row("request and response, pod", ask_direct, "us", None),
-        row("request and response, ClusterIP to pod", ask_through / ask_direct, "x", None),
+        row("request and response, ClusterIP to pod", ratio(ask_through, ask_direct), "x", None),
         row("UDP sendto and recvfrom, pod", udp_direct, "us", None),
-        row("UDP sendto and recvfrom, ClusterIP to pod", udp_through / udp_direct, "x", None),
+        row("UDP sendto and recvfrom, ClusterIP to pod", ratio(udp_through, udp_direct), "x", None),
     ]
 }

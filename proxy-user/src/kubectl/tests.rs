@@ -70,6 +70,9 @@ fn asked(says: Says, objects: &[(&'static str, Value)], words: &[&str]) -> (Stri
     }
 }
 
+/// It shows what these commands print.
+const PAGE: &str = include_str!("../../../docs/kubectl.md");
+
 fn status(node: &str, arguments: &[String]) -> (String, String, bool) {
     assert_eq!(arguments, ["status", "-o", "json"]);
     let problems: &[&str] = match node {
@@ -88,6 +91,7 @@ fn the_status_of_all_nodes_and_of_one() {
     let (text, well) = asked(status, &[], &["status"]);
     assert!(!well);
     assert_snapshot!(text);
+    assert!(PAGE.contains(&format!("$ kubectl ballast status\n{text}")));
     let (text, _) = asked(status, &[], &["status", "--node", "a", "-o", "json"]);
     let told: Value = serde_json::from_str(&text).unwrap();
     assert_eq!(told["nodes"].as_object().unwrap().keys().collect::<Vec<_>>(), ["a"]);
@@ -121,6 +125,7 @@ fn nodes_that_differ_are_marked() {
     let (text, well) = asked(list, &[], &["service", "list"]);
     assert!(well);
     assert_snapshot!(text);
+    assert!(PAGE.contains(&format!("$ kubectl ballast service list\n{text}")));
 }
 
 #[test]

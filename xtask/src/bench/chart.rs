@@ -6,14 +6,14 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use super::figure::{Figure, number};
 
-const WIDTH: u32 = 960;
 const ROW: i32 = 24;
 const MARGIN: i32 = 8;
-/// Where bars begin: left of it are the names.
-const LEFT: i32 = 440;
-/// Right of the longest bar is its number.
-const RIGHT: i32 = 850;
+/// The longest bar; right of it is its number.
+const BAR: i32 = 410;
+const NUMBER: i32 = 110;
 const TEXT: (&str, i32) = ("sans-serif", 13);
+/// A letter of it, at most on average.
+const LETTER: i32 = 7;
 
 const MET: RGBColor = RGBColor(70, 110, 160);
 const MISSED: RGBColor = RGBColor(190, 80, 60);
@@ -22,13 +22,14 @@ const MISSED: RGBColor = RGBColor(190, 80, 60);
 pub fn bars(figures: &[&Figure]) -> Result<String> {
     let longest =
         figures.iter().map(|figure| figure.value.max(figure.target.unwrap_or(0.0))).fold(0.0, f64::max);
-    let x = |value: f64| {
-        LEFT + (f64::from(RIGHT - LEFT) * value.max(0.0) / longest.max(f64::MIN_POSITIVE)) as i32
-    };
+    // Where bars begin: left of it are the names.
+    let name = figures.iter().map(|figure| figure.what.chars().count()).max().unwrap_or_default();
+    let left = i32::try_from(name).context("too long a name for a plot")? * LETTER + 2 * MARGIN;
+    let x = |value: f64| left + (f64::from(BAR) * value.max(0.0) / longest.max(f64::MIN_POSITIVE)) as i32;
     let rows = i32::try_from(figures.len()).context("too many figures for a plot")?;
     let mut svg = String::new();
     {
-        let size = (WIDTH, (rows * ROW + 2 * MARGIN).cast_unsigned());
+        let size = [left + BAR + NUMBER, rows * ROW + 2 * MARGIN].map(i32::cast_unsigned).into();
         let area = SVGBackend::with_string(&mut svg, size).into_drawing_area();
         let drawn = area.fill(&WHITE).and_then(|()| {
             for (figure, row) in figures.iter().zip(0..) {
@@ -38,9 +39,9 @@ pub fn bars(figures: &[&Figure]) -> Result<String> {
                     TEXT.into_font().into_text_style(&area).pos(Pos::new(horizontal, VPos::Center))
                 };
                 let color = if figure.is_missed() { MISSED } else { MET };
-                area.draw(&Text::new(figure.what.clone(), (LEFT - MARGIN, middle), text(HPos::Right)))?;
+                area.draw(&Text::new(figure.what.clone(), (left - MARGIN, middle), text(HPos::Right)))?;
                 area.draw(&Rectangle::new(
-                    [(LEFT, above), (x(figure.value).max(LEFT + 1), below)],
+                    [(left, above), (x(figure.value).max(left + 1), below)],
                     color.filled(),
                 ))?;
                 if let Some(target) = figure.target {

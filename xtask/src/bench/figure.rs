@@ -9,6 +9,9 @@ pub struct Figure {
     pub what: String,
     pub unit: String,
     pub value: f64,
+    /// Between these lies the middle half of the rounds, where there are rounds.
+    #[serde(default)]
+    pub quartiles: Option<[f64; 2]>,
     /// At most this much; `None` where there is no target.
     pub target: Option<f64>,
 }

@@ -27,6 +27,9 @@ pub struct Args {
     /// Write tables and plots, as a page for `docs/`, into this folder
     #[arg(long, value_name = "FOLDER")]
     pub page: Option<PathBuf>,
+    /// Make the page of figures that `--json` wrote before, and measure nothing
+    #[arg(long, value_name = "FILE", requires = "page", conflicts_with_all = ["parts", "json"])]
+    pub from: Option<PathBuf>,
 }
 
 /// A group of figures.
@@ -42,7 +45,7 @@ pub enum Part {
     Foreign,
     /// Connections through the socket hooks, between network namespaces
     Sockets,
-    /// Connections from outside through node ports, beside the official kube-proxy in nftables mode (needs Go)
+    /// Connections through node ports and `ClusterIP`s, beside the official kube-proxy in nftables and iptables mode (needs Go)
     NodePorts,
     /// Maglev tables: time, memory, shares
     Tables,
@@ -68,11 +71,14 @@ impl Part {
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     let workspace = Workspace::find()?;
+    if let (Some(json), Some(folder)) = (&args.from, &args.page) {
+        return write_page(json, &page::Machine::this(workspace.root()), folder);
+    }
     build::to_load(&workspace, "bench")?;
     let programs = apiserver_for(&workspace, &args.parts)?;
     log::step("bench");
     let mut cargo = Cmd::cargo()
-        .args(["bench", "-p", "proxy-user", "--bench", "figures", "--"])
+        .args(["bench", "--workspace", "--bench", "figures", "--"])
         .args(args.parts.iter().map(|part| part.name()))
         .dir(workspace.root());
     for (name, path) in programs.iter().flat_map(Binaries::environment) {

@@ -114,7 +114,8 @@ fn text(figures: &[Figure], machine: &Machine) -> String {
     let mut page = String::from(
         "# Benchmarks\n\nOne command measures everything again and writes this folder:\n\n```console\n$ sudo -E env \"PATH=$PATH\" cargo xtask bench --page docs/benchmarks\n```\n\n\
          Compare ratios, not absolute times: both sides of a ratio are measured in turn in the same run. \
-         A figure above its target is marked, and its bar is red; the black line is the target.\n\n",
+         A figure above its target is marked, and its bar is red; the black line is the target. Where a figure is of many rounds, \
+         the middle half of them is between the two numbers beside it.\n\n",
     );
     let Machine { kernel, processor, cpus, memory_gib, commit, date } = machine;
     let _ = writeln!(
@@ -130,15 +131,20 @@ fn text(figures: &[Figure], machine: &Machine) -> String {
             let unit = figures.first().map_or("", |figure| figure.unit.as_str());
             let _ = writeln!(page, "![{group}, in {unit}]({name})\n");
         }
-        page.push_str("| figure | measured | target | |\n|---|--:|--:|---|\n");
+        page.push_str("| figure | measured | middle half | target | |\n|---|--:|--:|--:|---|\n");
         for figure in figures.iter().filter(|figure| figure.group == group) {
             let target = figure.target.map(|target| format!("≤ {}", number(target, &figure.unit)));
             let missed = if figure.is_missed() { "missed" } else { "" };
             let measured = number(figure.value, &figure.unit);
+            let spread = figure.quartiles.map(|ends| {
+                let [low, high] = ends.map(|end| number(end, &figure.unit));
+                format!("{low} to {high}")
+            });
             let _ = writeln!(
                 page,
-                "| {} | {measured} | {} | {missed} |",
+                "| {} | {measured} | {} | {} | {missed} |",
                 figure.what,
+                spread.unwrap_or_default(),
                 target.unwrap_or_default()
             );
         }
@@ -151,7 +157,7 @@ mod tests {
     use super::*;
 
     const JSON: &str = r#"[
-        {"group": "packet path", "what": "known flow, IPv4", "unit": "ns", "value": 71.6, "target": 45.0, "of_target": 1.59},
+        {"group": "packet path", "what": "known flow, IPv4", "unit": "ns", "value": 71.6, "quartiles": [70.0, 72.2], "target": 45.0, "of_target": 1.59},
         {"group": "packet path", "what": "10,000 Services to 10", "unit": "x", "value": 1.0, "target": null, "of_target": null},
         {"group": "agent", "what": "first <sync>", "unit": "s", "value": 0.5, "target": 1.0, "of_target": 0.5}
     ]"#;
@@ -175,9 +181,9 @@ mod tests {
             "| kernel | 6.1.0 |",
             "## packet path",
             "![packet path, in x](packet-path-ratio.svg)",
-            "| known flow, IPv4 | 71.6 ns | ≤ 45.0 ns | missed |",
-            "| 10,000 Services to 10 | 1.000 x |  |  |",
-            "| first <sync> | 0.5 s | ≤ 1.0 s |  |",
+            "| known flow, IPv4 | 71.6 ns | 70.0 ns to 72.2 ns | ≤ 45.0 ns | missed |",
+            "| 10,000 Services to 10 | 1.000 x |  |  |  |",
+            "| first <sync> | 0.5 s |  | ≤ 1.0 s |  |",
         ] {
             assert!(page.lines().any(|other| other == line), "no `{line}` in\n{page}");
         }

@@ -77,4 +77,39 @@ mod tests {
         assert!(!is_script(&file("run.rs", "#![expect(x)]\n")));
         assert!(!is_script(&file("run.py", "#!/usr/bin/python3\n")));
     }
+
+    /// With stand-ins for kind and what it needs: `--down` hands over the name and the provider.
+    #[test]
+    fn the_kind_script_takes_what_runs_containers_here() {
+        use std::fs;
+        use std::os::unix::fs::PermissionsExt as _;
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/kind/up.sh");
+        for (there, given, taken) in [
+            (&["docker", "podman"][..], None, Some("docker")),
+            (&["podman", "nerdctl"], None, Some("podman")),
+            (&["nerdctl"], None, Some("nerdctl")),
+            (&["docker", "podman"], Some("podman"), Some("podman")),
+            (&["docker"], Some("nerdctl"), None),
+            (&[], None, None),
+        ] {
+            let folder = tempfile::tempdir().unwrap();
+            for program in there.iter().chain(&["kind", "kubectl", "helm"]) {
+                let file = folder.path().join(program);
+                fs::write(&file, "#!/bin/bash\necho \"$KIND_EXPERIMENTAL_PROVIDER $*\"\n").unwrap();
+                fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).unwrap();
+            }
+            std::os::unix::fs::symlink("/usr/bin/dirname", folder.path().join("dirname")).unwrap();
+            let mut command = std::process::Command::new("/bin/bash");
+            command
+                .args([script, "--down"])
+                .env("PATH", folder.path())
+                .env_remove("KIND_EXPERIMENTAL_PROVIDER");
+            let output =
+                command.envs(given.map(|given| ("KIND_EXPERIMENTAL_PROVIDER", given))).output().unwrap();
+            let printed = String::from_utf8(output.stdout).unwrap();
+            let expected = taken.map(|taken| format!("{taken} delete cluster --name ballast\n"));
+            assert_eq!(printed, expected.unwrap_or_default(), "{there:?} {given:?}");
+            assert_eq!(output.status.success(), taken.is_some());
+        }
+    }
 }

@@ -1,7 +1,8 @@
 //! The commands of README and docs, run on a node as the pages describe it, and their output compared with the pages'.
 //!
-//! A block of commands is run if this comment stands before it; what differs from run to run is listed as it stands
-//! in the block. The line `...` stands for any number of lines.
+//! Before each block of commands stands a comment that says where it is run; what differs from run to run is listed as it
+//! stands in the block. The line `...` stands for any number of lines. A unit test may compare a block instead:
+//! `<!-- compared by: kubectl::tests -->`.
 //!
 //! ````text
 //! <!-- run: node; varies: 40312, 16:03:12.123Z -->
@@ -17,7 +18,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 
 use super::{Case, tcp, udp};
 use crate::agent::{ask, binary};
-use crate::fixture::{Fixture, SOON, Wish, eventually};
+use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
 use crate::manifest::{Family, Port, Service, cluster_ip};
 use crate::peer::{Attempt, Kind};
 
@@ -29,20 +30,31 @@ const WEB: Service = Service {
 const DNS: Service = Service { name: "dns", number: 53, ports: &[udp(53, 5353, &[0])] };
 const EMPTY: Service = Service { name: "empty", number: 11, ports: &[tcp(80, 8080, &[])] };
 
-pub const CASES: &[Case] = &[Case {
-    name: "documents::commands_print_what_the_pages_show",
-    wish: Wish { pods: 2, services: &[WEB, DNS, EMPTY], flags: &[] },
-    run: compare,
-}];
+pub const CASES: &[Case] = &[
+    Case {
+        name: "documents::commands_print_what_the_pages_show",
+        wish: Wish { pods: 2, services: &[WEB, DNS, EMPTY], flags: &["--connect-latency"] },
+        run: |fixture| {
+            traffic(fixture)?;
+            compare(fixture, "node", 12)
+        },
+    },
+    Case {
+        name: "documents::the_examples_are_served_as_the_pages_show",
+        wish: Wish { pods: 0, services: &[], flags: SMALL },
+        run: of_examples,
+    },
+];
 
-/// What stands before a block that is run; the only place so far is a node.
-const MARK: &str = "<!-- run: node";
-/// The pages have this many blocks at least: a change of the mark must not leave them all out.
-const AT_LEAST: usize = 6;
+/// What stands before a block that is run, with the place: `node` or `examples`.
+const RUN: &str = "<!-- run: ";
+/// What stands before a block that a unit test compares.
+const COMPARED: &str = "<!-- compared by: ";
 
 /// A command and what it prints.
 #[derive(Debug)]
 struct Example {
+    place: String,
     page: PathBuf,
     line: usize,
     command: String,
@@ -50,8 +62,20 @@ struct Example {
     varies: Vec<String>,
 }
 
-fn compare(fixture: &Fixture) -> Result<()> {
-    traffic(fixture)?;
+/// On a node whose folder of manifests is deploy/examples.
+fn of_examples(fixture: &Fixture) -> Result<()> {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/examples/redis.yaml");
+    fixture.folder.put_text("redis", &fs::read_to_string(file)?)?;
+    eventually(SOON, || {
+        let services = ask(&fixture.node, &["service", "list"], &fixture.bpffs())?;
+        ensure!(services["frontends"].as_array().is_some_and(|all| all.len() == 2), "{services}");
+        Ok(())
+    })?;
+    compare(fixture, "examples", 2)
+}
+
+/// Runs the commands of a place, of which the pages have this many at least: a change of the mark must not leave them out.
+fn compare(fixture: &Fixture, place: &str, at_least: usize) -> Result<()> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let mut pages: Vec<_> =
         fs::read_dir(root.join("docs"))?.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
@@ -63,7 +87,8 @@ fn compare(fixture: &Fixture) -> Result<()> {
         let text = fs::read_to_string(&page).with_context(|| format!("cannot read {}", page.display()))?;
         examples.extend(read(&page, &text)?);
     }
-    ensure!(examples.len() >= AT_LEAST, "only {} commands are marked", examples.len());
+    examples.retain(|example| example.place == place);
+    ensure!(examples.len() >= at_least, "only {} commands are marked", examples.len());
     let failures: Vec<_> = examples.iter().filter_map(|example| run(fixture, example).err()).collect();
     if !failures.is_empty() {
         let told: Vec<_> = failures.iter().map(|failure| format!("{failure:#}")).collect();
@@ -91,25 +116,33 @@ fn traffic(fixture: &Fixture) -> Result<()> {
     })
 }
 
-/// The marked commands of a page.
+/// The commands of a page; complains about a block that no test compares.
 fn read(page: &Path, text: &str) -> Result<Vec<Example>> {
     let mut examples: Vec<Example> = Vec::new();
     let mut lines = text.lines().enumerate();
     while let Some((at, line)) = lines.next() {
-        let Some(mark) = line.strip_prefix(MARK) else { continue };
         let place = || format!("{}:{}", page.display(), at + 1);
+        ensure!(line != "```console", "{}: no test compares this block", place());
+        if line.starts_with(COMPARED) {
+            lines.next();
+        }
+        let Some(mark) = line.strip_prefix(RUN) else { continue };
         let mark = mark.strip_suffix("-->").with_context(|| format!("{}: no `-->`", place()))?.trim();
-        let varies = match mark.strip_prefix("; varies:") {
-            Some(list) => list.split(',').map(|one| one.trim().to_owned()).collect(),
-            None if mark.is_empty() => Vec::new(),
-            None => bail!("{}: not `<!-- run: node; varies: ... -->`", place()),
-        };
+        let (where_to, varies) = mark.split_once("; varies:").unwrap_or((mark, ""));
+        let varies: Vec<_> =
+            varies.split(',').map(str::trim).filter(|one| !one.is_empty()).map(str::to_owned).collect();
+        ensure!(
+            ["node", "examples"].contains(&where_to),
+            "{}: not `<!-- run: node; varies: ... -->`",
+            place()
+        );
         ensure!(lines.next().is_some_and(|(_, line)| line == "```console"), "{}: no block follows", place());
         let first = examples.len();
         for (at, line) in lines.by_ref().take_while(|(_, line)| *line != "```") {
             if let Some(command) = line.strip_prefix("$ ") {
                 let (page, varies) = (page.to_owned(), varies.clone());
                 examples.push(Example {
+                    place: where_to.to_owned(),
                     page,
                     line: at + 1,
                     command: command.to_owned(),
@@ -130,7 +163,7 @@ fn read(page: &Path, text: &str) -> Result<Vec<Example>> {
 
 /// Runs a command in a shell on the node.
 fn run(fixture: &Fixture, example: &Example) -> Result<()> {
-    let Example { page, line, command, output: expected, varies } = example;
+    let Example { place: _, page, line, command, output: expected, varies } = example;
     // A name for the program: the shell finds it in a folder of the fixture.
     let folder = fixture.bpffs().with_file_name("bin");
     if !folder.exists() {
@@ -138,7 +171,8 @@ fn run(fixture: &Fixture, example: &Example) -> Result<()> {
         symlink(binary(), folder.join("ballast"))?;
     }
     let path = format!("{}:{}", folder.display(), std::env::var("PATH").unwrap_or_default());
-    let without_sudo = command.replace("sudo ", "");
+    let without_sudo =
+        command.replace("sudo ", "").replace("/sys/fs/bpf/", &format!("{}/", fixture.bpffs().display()));
     let mut shell = fixture.node.command("sh");
     shell.args(["-c", &without_sudo]).env("PATH", path).env("BALLAST_BPFFS", fixture.bpffs());
     let output = shell.output().context("cannot run sh")?;

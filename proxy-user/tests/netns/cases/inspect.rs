@@ -30,7 +30,7 @@ fn monitor(fixture: &Fixture, flags: &[&str]) -> Result<Child> {
 }
 
 /// Does something again and again until the monitor has seen it.
-fn sees(mut monitor: Child, mut action: impl FnMut() -> Result<()>) -> Result<Value> {
+pub fn sees(mut monitor: Child, mut action: impl FnMut() -> Result<()>) -> Result<Value> {
     eventually(SOON, || {
         action()?;
         ensure!(monitor.try_wait()?.is_some(), "the monitor has seen nothing");
@@ -40,7 +40,7 @@ fn sees(mut monitor: Child, mut action: impl FnMut() -> Result<()>) -> Result<Va
     serde_json::from_slice(&output.stdout).context("no JSON")
 }
 
-fn refused(client: &Peer, family: Family) -> Result<()> {
+pub fn refused(client: &Peer, family: Family) -> Result<()> {
     client.fails(Attempt::new(Kind::Tcp, vip(family, EMPTY, Kind::Tcp)), libc::ECONNREFUSED).map(drop)
 }
 

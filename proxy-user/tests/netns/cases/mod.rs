@@ -144,9 +144,9 @@ pub fn all() -> Vec<Case> {
     .concat()
 }
 
-/// Those beside the official kube-proxy.
+/// Those beside programs of others: the official kube-proxy, the receiver of the OpenTelemetry Collector.
 pub fn official() -> Vec<Case> {
-    official::CASES.to_vec()
+    [official::CASES, telemetry::OFFICIAL].concat()
 }
 
 /// Those for a kernel that we have not seen yet; none for one that is too old.

@@ -1,15 +1,19 @@
 //! `--otlp-endpoint`: what the agent does and what the programs refuse reaches a collector; without one, the node serves all the same.
 
+use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
+use std::process::Stdio;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 
+use super::inspect::{refused, sees};
 use super::{Case, EMPTY, WEB, client_ip, vip};
 use crate::agent;
 use crate::fixture::{Fixture, SOON, Wish, eventually};
+use crate::kube::process::Process;
 use crate::manifest::Family;
 use crate::peer::{Attempt, Kind};
 
@@ -22,16 +26,34 @@ const FLAGS: &[&str] = &[
 
 pub const CASES: &[Case] = &[Case {
     name: "telemetry::a_collector_that_comes_later_gets_traces_lines_and_events",
-    wish: Wish { pods: 1, services: &[WEB, EMPTY], flags: FLAGS },
-    run: exports,
+    wish: WISH,
+    run: |fixture| exports(fixture, listen),
 }];
+
+/// With the receiver of the OpenTelemetry Collector, which is built from its Go module.
+pub const OFFICIAL: &[Case] = &[
+    Case {
+        name: "telemetry::the_collectors_own_receiver_understands_what_is_exported",
+        wish: WISH,
+        run: |fixture| exports(fixture, receiver),
+    },
+    Case {
+        name: "telemetry::the_collectors_own_receiver_loses_nothing_of_a_line_of_monitor",
+        wish: WISH,
+        run: understands_monitor,
+    },
+];
+
+const WISH: Wish = Wish { pods: 1, services: &[WEB, EMPTY], flags: FLAGS };
 
 /// What was posted: path and document.
 type Posted = Arc<Mutex<Vec<(String, Value)>>>;
 
-fn exports(fixture: &Fixture) -> Result<()> {
-    // There is no collector yet, and all is served.
-    fixture.client.reach(Attempt::new(Kind::Tcp, vip(Family::V4, WEB, Kind::Tcp)))?;
+/// What a collector was sent so far: path and document. It ends with this.
+type Collected = Box<dyn Fn() -> Result<Vec<(String, Value)>>>;
+
+/// A collector that keeps the documents.
+fn listen(fixture: &Fixture) -> Result<Collected> {
     let listener = fixture.node.inside(|| Ok(TcpListener::bind("127.0.0.1:4318")?))?;
     let posted = Posted::default();
     let noted = Arc::clone(&posted);
@@ -42,11 +64,38 @@ fn exports(fixture: &Fixture) -> Result<()> {
             std::thread::spawn(move || serve(stream, &noted));
         }
     });
+    Ok(Box::new(move || Ok(posted.lock().unwrap_or_else(PoisonError::into_inner).clone())))
+}
+
+/// The Collector's receiver (`xtask/tools/otlp`): the documents are what it understood.
+fn receiver(fixture: &Fixture) -> Result<Collected> {
+    let program = std::env::var_os("BALLAST_OTLP_RECEIVER").context("BALLAST_OTLP_RECEIVER is not set")?;
+    let printed = fixture.bpffs().with_file_name("received");
+    let mut command = fixture.node.command(program);
+    let process = Process::start(command.arg("127.0.0.1:4318"), &printed)?;
+    Ok(Box::new(move || {
+        let text = fs::read_to_string(&printed)?;
+        // The last line may not be whole yet.
+        let whole = text.rfind('\n').map_or("", |end| &text[..end]);
+        let document = |line: &str| {
+            let says = || format!("the receiver, process {}, says: {line}", process.id());
+            let (path, document) = line.split_once(' ').with_context(says)?;
+            Ok((path.to_owned(), serde_json::from_str(document).with_context(says)?))
+        };
+        whole.lines().map(document).collect()
+    }))
+}
+
+fn exports(fixture: &Fixture, collect: fn(&Fixture) -> Result<Collected>) -> Result<()> {
+    // There is no collector yet, and all is served.
+    fixture.client.reach(Attempt::new(Kind::Tcp, vip(Family::V4, WEB, Kind::Tcp)))?;
+    let collected = collect(fixture)?;
     let client = client_ip(Family::V4).to_string();
     eventually(SOON, || {
         let attempt = Attempt::new(Kind::Tcp, vip(Family::V4, EMPTY, Kind::Tcp));
         fixture.client.fails(attempt, libc::ECONNREFUSED)?;
-        let records = taken(&posted, "/v1/logs", "/resourceLogs/0/scopeLogs/0/logRecords");
+        let collected = collected()?;
+        let records = taken(&collected, "/v1/logs", "/resourceLogs/0/scopeLogs/0/logRecords");
         let is = |record: &&Value, key: &str, value: &str| attribute(record, key).as_deref() == Some(value);
         let mut rejects = records.iter().filter(|record| record["eventName"] == "ballast.reject");
         let reject = rejects.find(|record| is(record, "source.address", &client)).context("no refusal")?;
@@ -62,7 +111,7 @@ fn exports(fixture: &Fixture) -> Result<()> {
         }
         let told = |text: &str| records.iter().any(|record| record["body"]["stringValue"] == text);
         ensure!(told("first sync done"), "no line of the log");
-        let spans = taken(&posted, "/v1/traces", "/resourceSpans/0/scopeSpans/0/spans");
+        let spans = taken(&collected, "/v1/traces", "/resourceSpans/0/scopeSpans/0/spans");
         let sync = spans.iter().find(|span| span["name"] == "sync").context("no span of a sync")?;
         let is_part = |name: &str| {
             spans.iter().any(|span| span["name"] == name && span["parentSpanId"] == sync["spanId"])
@@ -79,10 +128,72 @@ fn exports(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
+/// The document of `ballast monitor -o otlp`, sent to the receiver, comes out as it went in.
+fn understands_monitor(fixture: &Fixture) -> Result<()> {
+    let collected = receiver(fixture)?;
+    let monitor = fixture
+        .node
+        .command(agent::binary())
+        .args(["monitor", "-o", "otlp", "--count", "1", "--kind", "reject", "--bpffs"])
+        .arg(fixture.bpffs())
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("cannot run ballast")?;
+    let sent = sees(monitor, || refused(&fixture.client, Family::V4))?;
+    let body = sent.to_string();
+    eventually(SOON, || {
+        let answer = fixture.node.inside(|| {
+            let mut stream = TcpStream::connect("127.0.0.1:4318")?;
+            let length = body.len();
+            write!(
+                stream,
+                "POST /v1/logs HTTP/1.1\r\nHost: node\r\nContent-Type: application/json\r\n\
+                 Content-Length: {length}\r\nConnection: close\r\n\r\n{body}"
+            )?;
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer)?;
+            Ok(answer)
+        })?;
+        ensure!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+        Ok(())
+    })?;
+    let expected = without_defaults(&sent);
+    eventually(SOON, || {
+        // The agent exports to it, too.
+        let collected = collected()?;
+        ensure!(
+            collected
+                .iter()
+                .any(|(path, document)| path == "/v1/logs" && without_defaults(document) == expected),
+            "{expected} is not among {collected:?}"
+        );
+        Ok(())
+    })
+}
+
+/// A document without what OTLP does not tell from a field that is not there.
+fn without_defaults(document: &Value) -> Value {
+    match document {
+        Value::Object(fields) => {
+            let is_default = |name: &str, value: &Value| match value {
+                Value::Number(number) => number.as_f64() == Some(0.0),
+                Value::String(text) => text.is_empty() || (text == "0" && name.ends_with("UnixNano")),
+                Value::Array(items) => items.is_empty(),
+                Value::Object(fields) => fields.is_empty(),
+                Value::Null => true,
+                Value::Bool(_) => false,
+            };
+            let fields = fields.iter().map(|(name, value)| (name.clone(), without_defaults(value)));
+            fields.filter(|(name, value)| !is_default(name, value)).collect()
+        }
+        Value::Array(items) => items.iter().map(without_defaults).collect(),
+        other => other.clone(),
+    }
+}
+
 /// All records or spans that were posted to a path.
-fn taken(posted: &Posted, path: &str, pointer: &str) -> Vec<Value> {
-    let posted = posted.lock().unwrap_or_else(PoisonError::into_inner);
-    let documents = posted.iter().filter(|(asked, _)| asked == path);
+fn taken(collected: &[(String, Value)], path: &str, pointer: &str) -> Vec<Value> {
+    let documents = collected.iter().filter(|(asked, _)| asked == path);
     documents.filter_map(|(_, document)| document.pointer(pointer)?.as_array().cloned()).flatten().collect()
 }
 

@@ -1,0 +1,197 @@
+//! Packets to an endpoint on another node (SNAT), by tc and by XDP, and their replies.
+//!
+//! The pair of Services again (`packets.rs`), for two clients outside. Each of the two flows goes on under the other one's client,
+//! so that packets and replies go to and fro too. Each run takes one from the time to live.
+
+use std::fs::File;
+use std::thread;
+
+use aya::programs::{Xdp, XdpMode};
+use aya::{TestRun as _, TestRunOptions};
+use proxy_common::config::{NodeConfig, PortRange, SNAT_PORTS, SNAT_RANGES};
+use proxy_common::maglev;
+use proxy_common::select::{Algorithm, source_port};
+use proxy_common::service::ServiceEntry;
+use proxy_user::maps::{MaglevTable, Write};
+use proxy_user::plan::BackendAddress;
+use proxy_user::plan::maglev::{Member, length, packed, signature};
+
+use crate::harness::Harness;
+use crate::node::{know, node_addr, send_on_as, uplink};
+use crate::packet::{ACK, Packet, SYN, ends};
+use crate::packets::{Bench, CHAIN_START, FEW, MANY, ROUNDS, RUNS, by_size, frontend, in_turn};
+use crate::report::{Row, Sample};
+
+/// Runs after which a packet's time to live is not over yet.
+const HOPS: u32 = 50;
+/// Index of the loopback device in each network namespace.
+const LOOPBACK: u32 = 1;
+
+impl Bench {
+    /// The time of an XDP program over a packet that comes by the uplink, without the floor.
+    fn early(&self, packet: &Packet, repeat: u32) -> f64 {
+        self.early_on(packet, repeat).0
+    }
+
+    /// The same, and what the last packet became.
+    fn early_on(&self, packet: &Packet, repeat: u32) -> (f64, Vec<u8>) {
+        let bytes = packet.bytes();
+        let mut context = [0; 24];
+        context[4..8].copy_from_slice(&(bytes.len() as u32).to_ne_bytes());
+        context[12..16].copy_from_slice(&uplink().to_ne_bytes());
+        let time = |program: &str| {
+            let mut out = vec![0; 256];
+            let options = TestRunOptions {
+                data_in: Some(&bytes),
+                data_out: Some(&mut out),
+                ctx_in: Some(&context),
+                repeat,
+                ..TestRunOptions::default()
+            };
+            let result = self.harness.early_program(program).test_run(options).unwrap();
+            out.truncate(result.data_size_out as usize);
+            (result.duration.as_nanos() as f64, out)
+        };
+        let (before, _) = time("xdp_nop");
+        let (measured, out) = time("xdp_ingress");
+        (measured - f64::min(before, time("xdp_nop").0), out)
+    }
+
+    /// A round of packets that are sent on to another node, and what the last one became.
+    fn sent_on(&self, packet: &Packet, repeat: u32) -> (f64, Vec<u8>) {
+        let (bytes, device) = (packet.bytes(), Some(uplink()));
+        let floor = || self.time_by("nop", &bytes, repeat, device).0;
+        let before = floor();
+        let (measured, out) = self.time_by("tc_ingress", &bytes, repeat, device);
+        (measured - f64::min(before, floor()), out)
+    }
+
+    /// The segment that goes to and fro.
+    fn to_and_fro(&self) -> Packet {
+        Packet::tcp(ACK, self.family.client(3, fixed_port()), frontend(self.family, 1))
+    }
+
+    /// Begins the two flows of the pair, from outside.
+    fn meet(&mut self) {
+        know(self.family, &self.harness);
+        self.harness.configure(|config| config.snat = SOURCE_PORTS);
+        let clients = [3, 5].map(|host| self.family.client(host, fixed_port()));
+        for (number, other) in [(0, clients[1]), (1, clients[0])] {
+            send_on_as(other.ip(), &self.harness);
+            let to = frontend(self.family, number as u32 + 1);
+            let sent = self.sent_on(&Packet::tcp(SYN, clients[number], to), 1).1;
+            assert_eq!(ends(&sent), (other, frontend(self.family, 2 - number as u32)), "it goes to and fro");
+        }
+    }
+
+    /// The times of new flows: each chain is walked by two clients, of whom the first one is for the caches. Services are hot then,
+    /// flows are not.
+    fn begun(&self, hosts: [u16; 2], walk: impl Fn(&Packet) -> f64) -> Sample {
+        let chains = (self.services.len() as u32 - CHAIN_START) / HOPS;
+        let time = |chain: u32| {
+            let to = frontend(self.family, CHAIN_START + chain * HOPS);
+            hosts.map(|host| walk(&Packet::tcp(SYN, self.family.client(host, 1024 + chain as u16), to)))[1]
+        };
+        Sample::median((0..chains.min(CHAINS)).map(time).collect())
+    }
+
+    /// Spreads all Services by Maglev tables, each of one endpoint.
+    fn spread_by_maglev(&mut self) {
+        let words = length(1);
+        let writes = self.services.iter().flat_map(|service| {
+            let member = |(id, at): &(u32, std::net::SocketAddr)| Member {
+                at: BackendAddress { address: at.ip(), port: at.port() },
+                weight: 1,
+                id: *id,
+            };
+            let members: Vec<_> = service.backends.iter().map(member).collect();
+            let table = MaglevTable { base: service.id * words, words, signature: signature(&members) };
+            let entry = ServiceEntry { algorithm: Algorithm::Maglev as u8, ..service.entry() };
+            [
+                Write::MaglevTable(table.base, packed(&members)),
+                Write::MaglevIndex(maglev::index(service.id, false), table.into()),
+                Write::Service(service.frontend_key(), entry),
+            ]
+        });
+        let writes: Vec<_> = writes.collect();
+        self.harness.write(&writes);
+    }
+}
+
+/// Chains of new flows that are walked in one measurement.
+const CHAINS: u32 = 200;
+
+/// Source ports for SNAT among which [`fixed_port`] exists; among the default ones it does not.
+const SOURCE_PORTS: [PortRange; SNAT_RANGES] = [SNAT_PORTS[1], PortRange { first: 0, count: 0 }];
+
+/// A port that is its own source port: flows choose theirs by the client's.
+fn fixed_port() -> u16 {
+    let config = NodeConfig { snat: SOURCE_PORTS, ..NodeConfig::default() };
+    let is_fixed = |port: &u16| config.snat_port(source_port(*port, config.snat_count())) == *port;
+    (1024..=u16::MAX).find(is_fixed).unwrap()
+}
+
+/// Attaches an XDP program to the loopback device of a new network namespace, in generic mode. The namespace, and with it the
+/// attachment, lasts as long as the file.
+fn attach_apart(harness: &mut Harness, name: &str) -> File {
+    let program: &mut Xdp = harness.ebpf.program_mut(name).unwrap().try_into().unwrap();
+    let attach = || {
+        // SAFETY: only this thread changes its network namespace.
+        assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNET) }, 0);
+        program.attach_to_if_index(LOOPBACK, XdpMode::Skb).unwrap();
+        File::open("/proc/thread-self/ns/net").unwrap()
+    };
+    thread::scope(|scope| scope.spawn(attach).join()).unwrap()
+}
+
+/// What is measured by XDP with few and with many Services: name, target, measurement.
+type Case = (&'static str, f64, fn(&mut Bench) -> f64);
+
+const CASES: [Case; 3] = [
+    ("to another node by XDP, known flow", 100.0, |bench| bench.early(&bench.to_and_fro(), HOPS)),
+    ("to another node by XDP, reply", 100.0, |bench| bench.early(&bench.to_and_fro().back(), HOPS)),
+    ("foreign packet at XDP", 15.0, |bench| {
+        bench.early(&bench.to_and_fro().to(bench.family.pod(9, 22)), RUNS)
+    }),
+];
+
+/// Measures all of it, with few Services and with many.
+pub fn measure(group: &'static str, [target, target_new]: [f64; 2], benches: &mut [Bench; 2]) -> Vec<Row> {
+    benches.iter_mut().for_each(Bench::meet);
+    // The kernel calls attached XDP programs by a direct jump (the BPF dispatcher). For others the test run patches that jump into
+    // the kernel's code each time, and the first packet behind it pays microseconds.
+    let attached: Vec<_> = benches
+        .iter_mut()
+        .flat_map(|bench| ["xdp_ingress", "xdp_nop"].map(|name| attach_apart(&mut bench.harness, name)))
+        .collect();
+    let many = &benches[1];
+    let packet = many.to_and_fro();
+    // After an odd number of hops it has the other addresses.
+    for sent in [many.early_on(&packet, HOPS - 1).1, many.sent_on(&packet, HOPS - 1).1] {
+        assert_eq!(ends(&sent).1, frontend(many.family, 2));
+    }
+    let known = Sample::median((0..ROUNDS).map(|_| many.sent_on(&packet, HOPS).0).collect());
+    let replies = Sample::median((0..ROUNDS).map(|_| many.sent_on(&packet.back(), HOPS).0).collect());
+    let mut rows = vec![
+        Row::new(group, "to another node (SNAT), known flow", known, "ns", Some(target)),
+        Row::new(group, "to another node (SNAT), reply", replies, "ns", Some(target)),
+    ];
+    for (what, target, measure) in CASES {
+        let times = in_turn(benches, measure);
+        rows.extend(by_size(group, what, [FEW, MANY], times, target));
+    }
+    let many = &mut benches[1];
+    send_on_as(node_addr(many.family), &many.harness);
+    let begun = many.begun([4, 6], |packet| many.sent_on(packet, HOPS).0);
+    let early = many.begun([7, 8], |packet| many.early(packet, HOPS));
+    many.spread_by_maglev();
+    let by_maglev = many.begun([9, 10], |packet| many.early(packet, HOPS));
+    drop(attached);
+    assert_eq!(many.harness.reasons(), [], "nothing was refused");
+    rows.extend([
+        Row::new(group, "to another node (SNAT), new flow", begun, "ns", Some(target_new)),
+        Row::new(group, "to another node by XDP, new flow", early, "ns", Some(500.0)),
+        Row::new(group, "to another node by XDP, new flow by Maglev", by_maglev, "ns", Some(500.0)),
+    ]);
+    rows
+}
