@@ -3,6 +3,7 @@
 //! Each change is tried against the cheapest tests that may notice it, and what they miss against the next ones. Outcomes are kept
 //! in a ledger, so that a run that was interrupted goes on where it was.
 
+mod change;
 mod ledger;
 mod part;
 mod tree;
@@ -12,15 +13,15 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use serde::Deserialize;
 
 use crate::cargotools;
 use crate::explained::{self, Explained};
 use crate::log;
 use crate::workspace::Workspace;
-use ledger::{Ledger, Outcome, hash};
+use change::Change;
+use ledger::{Ledger, Outcome};
 use part::{Part, Tests};
-use tree::Tree;
+use tree::{Tree, hash};
 
 /// Change pure rules and packet stages, one place at a time, and tell which changes no test notices (cargo-mutants; built once,
 /// in minutes; then a change takes seconds).
@@ -53,37 +54,6 @@ pub struct Args {
 fn share(text: &str) -> Result<(usize, usize), String> {
     let parsed = text.split_once('/').and_then(|(k, n)| Some((k.parse().ok()?, n.parse().ok()?)));
     parsed.filter(|(k, n)| k < n).ok_or_else(|| "write it as K/N, with K below N: 0/4".to_owned())
-}
-
-/// A change, as `cargo mutants --list --json` tells it.
-#[derive(Clone, Debug, Deserialize)]
-struct Change {
-    name: String,
-    file: String,
-    span: Span,
-}
-
-#[derive(Clone, Debug, Deserialize)]
-struct Span {
-    start: Place,
-}
-
-#[derive(Clone, Debug, Deserialize)]
-struct Place {
-    line: usize,
-}
-
-impl Change {
-    /// What it does, without its place.
-    fn what(&self) -> &str {
-        self.name.splitn(4, ':').nth(3).unwrap_or(&self.name).trim()
-    }
-
-    /// The line's text.
-    fn line(&self, root: &Path) -> Result<String> {
-        let text = fs::read_to_string(root.join(&self.file)).with_context(|| self.file.clone())?;
-        Ok(text.lines().nth(self.span.start.line.saturating_sub(1)).unwrap_or_default().trim().to_owned())
-    }
 }
 
 /// Runs the command.
@@ -132,7 +102,8 @@ fn examine(part: Part, args: &Args, workspace: &Workspace, explained: &Explained
 
 /// All changes of a part, but for those that .cargo/mutants.toml excludes.
 fn list(part: Part, tree: &Tree) -> Result<Vec<Change>> {
-    let mut cmd = cargotools::cargo(cargotools::MUTANTS)?.args(["--list", "--json", "--package", part.package()]);
+    let mut cmd =
+        cargotools::cargo(cargotools::MUTANTS)?.args(["--list", "--json", "--package", part.package()]);
     for file in part.files() {
         cmd = cmd.args(["--file", file]);
     }
@@ -258,6 +229,7 @@ fn report(
 
 #[cfg(test)]
 mod tests {
+    use super::change::{Place, Span};
     use super::*;
 
     fn change(name: &str) -> Change {

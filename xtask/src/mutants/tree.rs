@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
 
-use super::ledger::hash;
 use crate::exec::Cmd;
 use crate::workspace::Workspace;
 
@@ -34,7 +33,8 @@ impl Tree {
             let bytes =
                 fs::read(workspace.root().join(name)).with_context(|| format!("cannot read {name}"))?;
             if name.starts_with("proxy-") {
-                together = hash(&[together, hash(name.as_bytes()), hash(&bytes)].map(u64::to_le_bytes).concat());
+                together =
+                    hash(&[together, hash(name.as_bytes()), hash(&bytes)].map(u64::to_le_bytes).concat());
             }
             if fs::read(&to).is_ok_and(|there| there == bytes) {
                 continue;
@@ -74,4 +74,11 @@ fn remove_others(folder: &Path, root: &Path, names: &BTreeSet<&str>) -> Result<(
         }
     }
     Ok(())
+}
+
+/// FNV-1a: the same in each version of the compiler.
+pub fn hash(bytes: &[u8]) -> u64 {
+    bytes
+        .iter()
+        .fold(0xcbf2_9ce4_8422_2325, |sum, byte| (sum ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3))
 }
