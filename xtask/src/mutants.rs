@@ -149,9 +149,13 @@ fn attempt(
     for setting in part::SETTINGS {
         cmd = cmd.args(["--cargo-arg=--config", &format!("--cargo-arg={setting}")]);
     }
+    // Not behind `--`: those are for the run alone, and cargo would build all test programs of the crate.
+    for target in tests.targets {
+        cmd = cmd.arg(format!("--cargo-arg={target}"));
+    }
     let mut command = cmd
-        .arg("--")
-        .args(tests.args)
+        .args(["--", "--"])
+        .args(tests.filter)
         .env("CARGO_TARGET_DIR", workspace.target().join("mutants/build"))
         .env("BALLAST_BPF_OBJECT", workspace.bpf_object())
         // The kept cases and so many random packets.
