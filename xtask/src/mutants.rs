@@ -11,10 +11,12 @@ mod tree;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
+use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::cargotools;
+use crate::exec::Cmd;
 use crate::explained::{self, Explained};
 use crate::log;
 use crate::workspace::Workspace;
@@ -135,9 +137,29 @@ fn attempt(
 ) -> Result<()> {
     let config = output.join("only.toml");
     fs::write(&config, only(changes)?)?;
+    let target = workspace.target().join("mutants/build");
+    let prepared = |cmd: Cmd| {
+        cmd.env("CARGO_TARGET_DIR", &target)
+            .env("BALLAST_BPF_OBJECT", workspace.bpf_object())
+            // The kept cases and so many random packets.
+            .env("BALLAST_FUZZ_HOST_CASES", part::FUZZ_PACKETS)
+            .dir(tree.root())
+    };
+    // Without a change the tests pass. cargo-mutants would run those of the changed crate for this, whatever crate is tested.
+    let unchanged = || {
+        let cmd = Cmd::cargo().args(["test", "--quiet", "--package", tests.package]);
+        let cmd = cmd.args(["--features", tests.features]).args(tests.targets);
+        prepared(cmd.args(part::SETTINGS.iter().flat_map(|setting| ["--config", setting])))
+    };
+    unchanged().arg("--no-run").run()?;
+    let start = Instant::now();
+    unchanged().arg("--").args(tests.filter).run().context("the tests fail without a change")?;
+    let limit = 10 + 5 * start.elapsed().as_secs();
+
     let mut cmd = cargotools::cargo(cargotools::MUTANTS)?
         .args(["--in-place", "--package", part.package(), "--test-package", tests.package])
-        .args(["--no-shuffle", "--colors", "never", "--minimum-test-timeout", "10", "--config"])
+        .args(["--no-shuffle", "--colors", "never", "--baseline", "skip", "--timeout", &limit.to_string()])
+        .arg("--config")
         .arg(&config)
         .arg("--output")
         .arg(output)
@@ -153,15 +175,7 @@ fn attempt(
     for target in tests.targets {
         cmd = cmd.arg(format!("--cargo-arg={target}"));
     }
-    let mut command = cmd
-        .args(["--", "--"])
-        .args(tests.filter)
-        .env("CARGO_TARGET_DIR", workspace.target().join("mutants/build"))
-        .env("BALLAST_BPF_OBJECT", workspace.bpf_object())
-        // The kept cases and so many random packets.
-        .env("BALLAST_FUZZ_HOST_CASES", part::FUZZ_PACKETS)
-        .dir(tree.root())
-        .into_std();
+    let mut command = prepared(cmd.args(["--", "--"]).args(tests.filter)).into_std();
     let status = command.status().context("cannot start cargo-mutants")?;
     // 2: some are missed; 3: some take too long.
     match status.code() {
