@@ -54,7 +54,8 @@ impl Explained {
     pub fn read(workspace: &Workspace) -> Result<Self> {
         let text =
             fs::read_to_string(workspace.root().join(FILE)).with_context(|| format!("cannot read {FILE}"))?;
-        serde_json::from_str(&text).with_context(|| format!("{FILE} is not as xtask/src/explained.rs wants it"))
+        serde_json::from_str(&text)
+            .with_context(|| format!("{FILE} is not as xtask/src/explained.rs wants it"))
     }
 
     /// Why no test runs the line with this text.
@@ -68,7 +69,9 @@ impl Explained {
     #[must_use]
     pub fn change(&self, file: &str, text: &str, change: &str) -> Option<&str> {
         let is_it = |entry: &&Change| {
-            entry.file == file && entry.line == text.trim() && entry.changes.iter().any(|known| known == change)
+            entry.file == file
+                && entry.line == text.trim()
+                && entry.changes.iter().any(|known| known == change)
         };
         self.changes.iter().find(is_it).map(|entry| &*entry.why)
     }
@@ -82,7 +85,8 @@ mod tests {
     fn what_is_explained_is_in_the_source() {
         let workspace = Workspace::find().unwrap();
         let explained = Explained::read(&workspace).unwrap();
-        let lines = explained.lines.iter().flat_map(|e| e.lines.iter().map(move |line| (&e.file, line, &e.why)));
+        let lines =
+            explained.lines.iter().flat_map(|e| e.lines.iter().map(move |line| (&e.file, line, &e.why)));
         let changes = explained.changes.iter().map(|e| (&e.file, &e.line, &e.why));
         for (file, line, why) in lines.chain(changes) {
             let text = fs::read_to_string(workspace.root().join(file)).unwrap();

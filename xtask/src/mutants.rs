@@ -132,7 +132,8 @@ fn examine(part: Part, args: &Args, workspace: &Workspace, explained: &Explained
 
 /// All changes of a part, but for those that .cargo/mutants.toml excludes.
 fn list(part: Part, tree: &Tree) -> Result<Vec<Change>> {
-    let mut cmd = cargotools::cargo(cargotools::MUTANTS)?.args(["--list", "--json", "--package", part.package()]);
+    let mut cmd =
+        cargotools::cargo(cargotools::MUTANTS)?.args(["--list", "--json", "--package", part.package()]);
     for file in part.files() {
         cmd = cmd.args(["--file", file]);
     }

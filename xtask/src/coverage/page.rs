@@ -77,7 +77,8 @@ mod tests {
     fn a_line_has_a_reason_or_is_named() {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("a.rs"), "fn f() {\n    one();\n    two();\n}\nfn g() {}\n").unwrap();
-        let json = r#"{"lines": [{"file": "a.rs", "lines": ["one();", "two();"], "why": "never"}], "changes": []}"#;
+        let json =
+            r#"{"lines": [{"file": "a.rs", "lines": ["one();", "two();"], "why": "never"}], "changes": []}"#;
         let explained: Explained = serde_json::from_str(json).unwrap();
         let lines = BTreeMap::from([(1, 3), (2, 0), (3, 0), (4, 0), (5, 0)]);
         let file = File { path: "a.rs".to_owned(), lines };

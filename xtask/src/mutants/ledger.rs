@@ -83,8 +83,7 @@ impl Ledger {
         for (list, outcome) in LISTS {
             let lines = fs::read_to_string(output.join("mutants.out").join(list)).unwrap_or_default();
             for name in lines.lines() {
-                let source =
-                    if outcome == Outcome::Missed { self.all } else { tree.hash_of(file_of(name)) };
+                let source = if outcome == Outcome::Missed { self.all } else { tree.hash_of(file_of(name)) };
                 let of = self.entries.entry(tests.name.to_owned()).or_default();
                 of.insert(name.to_owned(), Entry { outcome, source });
             }

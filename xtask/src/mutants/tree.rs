@@ -34,7 +34,8 @@ impl Tree {
             let bytes =
                 fs::read(workspace.root().join(name)).with_context(|| format!("cannot read {name}"))?;
             if name.starts_with("proxy-") {
-                together = hash(&[together, hash(name.as_bytes()), hash(&bytes)].map(u64::to_le_bytes).concat());
+                together =
+                    hash(&[together, hash(name.as_bytes()), hash(&bytes)].map(u64::to_le_bytes).concat());
             }
             if fs::read(&to).is_ok_and(|there| there == bytes) {
                 continue;
