@@ -4,20 +4,26 @@
 //! their own. Programs in the kernel have no counters: of the data path, what counts is the same source built for the host.
 
 pub mod lcov;
+mod page;
 
 use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, ensure};
 
 use crate::exec::Cmd;
+use crate::explained::{self, Explained};
 use crate::image::binary::rustc_says;
 use crate::test::Rung;
 use crate::workspace::Workspace;
 use crate::{cargotools, log};
 use lcov::Report;
+use page::Uncovered;
 
 /// Tell which lines the tests run, in one report, and list those of the data path that none runs (cargo-llvm-cov; built once,
 /// in minutes).
+///
+/// With the rung `unit`, a line of the data path that no test runs, and that xtask/explained.json does not explain, is a
+/// failure.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct Args {
     /// Rungs whose tests run; `unit` when none is named
@@ -29,6 +35,9 @@ pub struct Args {
     /// Add to what earlier runs have counted, as long as the source is the same
     #[arg(long)]
     pub add: bool,
+    /// Write docs/coverage.md: the table, and each line of the data path that no test runs, with the reason
+    #[arg(long, conflicts_with = "package")]
+    pub page: bool,
 }
 
 /// The crates whose uncovered lines are listed.
@@ -51,9 +60,9 @@ pub fn run(args: &Args) -> Result<()> {
     if !args.add {
         llvm_cov()?.args(["clean", "--workspace"]).run()?;
     }
+    let rungs = if args.rungs.is_empty() { vec![Rung::Unit] } else { args.rungs.clone() };
     if args.package.is_empty() {
         let shown = llvm_cov()?.args(["show-env"]).read()?;
-        let rungs = if args.rungs.is_empty() { vec![Rung::Unit] } else { args.rungs.clone() };
         let itself = std::env::current_exe().context("cannot find the running program")?;
         let mut tests = Cmd::new(itself).arg("test").args(rungs.iter().map(ToString::to_string));
         for (name, value) in variables(&shown) {
@@ -70,10 +79,30 @@ pub fn run(args: &Args) -> Result<()> {
     let report = Report::read(&lcov, workspace.root())?;
     ensure!(!report.files.is_empty(), "nothing was counted");
     log::line(report.table());
+    let explained = Explained::read(&workspace)?;
+    let mut uncovered = Uncovered::default();
     for file in report.files.iter().filter(|file| DATA_PATH.iter().any(|path| file.path.starts_with(path))) {
         if let Some(ranges) = file.uncovered() {
             log::line(format_args!("{}: {ranges}", file.path));
         }
+        uncovered.add(file, workspace.root(), &explained)?;
+    }
+    if args.page {
+        let names: Vec<_> = rungs.iter().map(ToString::to_string).collect();
+        std::fs::write(workspace.root().join(page::PAGE), uncovered.page(&report, &names.join(" ")))
+            .with_context(|| format!("cannot write {}", page::PAGE))?;
+    }
+    // The data path on the host is in this rung.
+    if args.package.is_empty() && (args.add || rungs.contains(&Rung::Unit)) {
+        for (file, line, text) in &uncovered.unexplained {
+            log::line(format_args!("no test runs {file}:{line}: {text}"));
+        }
+        let number = uncovered.unexplained.len();
+        ensure!(
+            number == 0,
+            "no test runs {number} lines of the data path: add tests, or say in {} why none is needed",
+            explained::FILE
+        );
     }
     Ok(())
 }

@@ -17,6 +17,7 @@ pub mod deny;
 pub mod docs;
 pub mod e2e;
 pub mod exec;
+pub mod explained;
 pub mod fuzz;
 pub mod go;
 pub mod gotools;

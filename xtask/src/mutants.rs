@@ -1,114 +1,269 @@
 //! `cargo xtask mutants`: changes the source, one place at a time, and tells which changes no test notices (cargo-mutants).
+//!
+//! Each change is tried against the cheapest tests that may notice it, and what they miss against the next ones. Outcomes are kept
+//! in a ledger, so that a run that was interrupted goes on where it was.
 
-use anyhow::{Result, bail};
+mod ledger;
+mod part;
+mod tree;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use serde::Deserialize;
 
 use crate::cargotools;
+use crate::explained::{self, Explained};
+use crate::log;
 use crate::workspace::Workspace;
+use ledger::{Ledger, Outcome, hash};
+use part::{Part, Tests};
+use tree::Tree;
 
 /// Change pure rules and packet stages, one place at a time, and tell which changes no test notices (cargo-mutants; built once,
-/// in minutes; one change takes seconds to a minute).
+/// in minutes; then a change takes seconds).
 ///
-/// Changes that need not be noticed are excluded in .cargo/mutants.toml, each with the reason.
+/// Outcomes are kept in target/mutants: the same command again goes on with what is left. A change that a test has noticed is
+/// tried again when its file has changed, one that was missed when anything has. Fails when a change is missed that
+/// xtask/explained.json does not explain. Changes that need not be noticed are excluded in .cargo/mutants.toml.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Args {
     /// What is changed
     #[arg(value_enum, default_values_t = Part::ALL)]
     pub parts: Vec<Part>,
-    /// Only changes whose description matches this regular expression (`cargo mutants --list` tells them)
-    #[arg(long, value_name = "REGEX")]
-    pub re: Option<String>,
-    /// Do only a share: the K-th of N parts, as K/N, from 0/N on
-    #[arg(long, value_name = "K/N")]
-    pub shard: Option<String>,
+    /// Only changes whose description contains this text (`--list` tells them)
+    #[arg(long, value_name = "TEXT")]
+    pub only: Option<String>,
+    /// Only so many changes of each part, chosen by a hash of their descriptions: the same ones each time
+    #[arg(long, value_name = "NUMBER")]
+    pub sample: Option<usize>,
+    /// Only a share: every N-th change from the K-th on, as K/N, from 0/N on
+    #[arg(long, value_name = "K/N", value_parser = share, conflicts_with = "sample")]
+    pub shard: Option<(usize, usize)>,
+    /// Print the chosen changes with their outcomes so far, and try none
+    #[arg(long)]
+    pub list: bool,
+    /// Forget the outcomes of earlier runs
+    #[arg(long)]
+    pub again: bool,
 }
 
-/// A part of the source, whose tests are run for each change.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Part {
-    /// The rules that programs and agent share: decide, select, conntrack (fast)
-    Rules,
-    /// The packet stages, built for the host
-    Stages,
-    /// The plan of a Service (slow: the agent's crate is built for each change)
-    Plan,
+fn share(text: &str) -> Result<(usize, usize), String> {
+    let parsed = text.split_once('/').and_then(|(k, n)| Some((k.parse().ok()?, n.parse().ok()?)));
+    parsed.filter(|(k, n)| k < n).ok_or_else(|| "write it as K/N, with K below N: 0/4".to_owned())
 }
 
-impl Part {
-    const ALL: [Self; 3] = [Self::Rules, Self::Stages, Self::Plan];
+/// A change, as `cargo mutants --list --json` tells it.
+#[derive(Clone, Debug, Deserialize)]
+struct Change {
+    name: String,
+    file: String,
+    span: Span,
+}
 
-    const fn package(self) -> &'static str {
-        match self {
-            Self::Rules => "proxy-common",
-            Self::Stages => "proxy-ebpf",
-            Self::Plan => "proxy-user",
-        }
+#[derive(Clone, Debug, Deserialize)]
+struct Span {
+    start: Place,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+struct Place {
+    line: usize,
+}
+
+impl Change {
+    /// What it does, without its place.
+    fn what(&self) -> &str {
+        self.name.splitn(4, ':').nth(3).unwrap_or(&self.name).trim()
     }
 
-    /// The features that its unit tests need. The programs' `log` is for the kernel alone.
-    const fn features(self) -> &'static str {
-        match self {
-            Self::Rules => "user",
-            Self::Stages => "host",
-            Self::Plan => "",
-        }
-    }
-
-    const fn files(self) -> &'static [&'static str] {
-        match self {
-            Self::Rules => {
-                &["proxy-common/src/decide.rs", "proxy-common/src/select.rs", "proxy-common/src/conntrack.rs"]
-            }
-            Self::Stages => &["proxy-ebpf/src/stage/*.rs"],
-            Self::Plan => &["proxy-user/src/plan/**/*.rs"],
-        }
+    /// The line's text.
+    fn line(&self, root: &Path) -> Result<String> {
+        let text = fs::read_to_string(root.join(&self.file)).with_context(|| self.file.clone())?;
+        Ok(text.lines().nth(self.span.start.line.saturating_sub(1)).unwrap_or_default().trim().to_owned())
     }
 }
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     let workspace = Workspace::find()?;
-    let mut survived = Vec::new();
+    let explained = Explained::read(&workspace)?;
+    let mut bad = 0;
     for part in &args.parts {
-        let output = workspace.target().join("mutants").join(part.package());
-        std::fs::create_dir_all(&output)?;
-        let mut cmd = cargotools::cargo(cargotools::MUTANTS)?
-            .args([
-                "--package",
-                part.package(),
-                "--features",
-                part.features(),
-                "--no-shuffle",
-                "--colors",
-                "never",
-                "--output",
-            ])
-            .arg(&output);
-        for file in part.files() {
-            cmd = cmd.args(["--file", file]);
-        }
-        for (flag, value) in [("--re", &args.re), ("--shard", &args.shard)] {
-            if let Some(value) = value {
-                cmd = cmd.args([flag, value]);
-            }
-        }
-        // Unit tests; those that need root stay ignored.
-        let done = cmd.args(["--", "--lib"]).dir(workspace.root()).run();
-        if done.is_err() {
-            survived.push(part.package());
-        }
+        bad += examine(*part, args, &workspace, &explained)?;
     }
-    if !survived.is_empty() {
-        bail!(
-            "no test notices some changes of {}: see target/mutants/*/mutants.out/missed.txt",
-            survived.join(", ")
-        );
-    }
+    ensure!(
+        bad == 0,
+        "no test notices {bad} changes: add tests, or say in {} why none is needed",
+        explained::FILE
+    );
     Ok(())
+}
+
+/// Tries the changes of a part; gives how many are neither noticed nor explained.
+fn examine(part: Part, args: &Args, workspace: &Workspace, explained: &Explained) -> Result<usize> {
+    let folder = workspace.target().join("mutants").join(part.to_string());
+    let tree = Tree::copy(workspace, &workspace.target().join("mutants/tree"))?;
+    let all = list(part, &tree)?;
+    let chosen = choose(&all, args);
+    if args.again {
+        Ledger::forget(&folder)?;
+    }
+    let mut ledger = Ledger::read(&folder, &tree)?;
+    for tests in part.tests() {
+        ledger.absorb(tests, &tree)?;
+    }
+    for (tests, number) in part.tests().iter().zip(1..) {
+        let so_far = &part.tests()[..number];
+        let left: Vec<_> = chosen.iter().filter(|change| ledger.is_left(change, so_far)).collect();
+        if args.list || left.is_empty() {
+            continue;
+        }
+        log::step(format_args!("{part}: {} changes; {}", left.len(), tests.what));
+        let output = ledger.begin(tests)?;
+        let done = attempt(part, tests, &left, workspace, &tree, &output);
+        ledger.absorb(tests, &tree)?;
+        done?;
+    }
+    report(part, args, &all, &chosen, &ledger, explained, workspace)
+}
+
+/// All changes of a part, but for those that .cargo/mutants.toml excludes.
+fn list(part: Part, tree: &Tree) -> Result<Vec<Change>> {
+    let mut cmd = cargotools::cargo(cargotools::MUTANTS)?.args(["--list", "--json", "--package", part.package()]);
+    for file in part.files() {
+        cmd = cmd.args(["--file", file]);
+    }
+    serde_json::from_str(&cmd.dir(tree.root()).read()?).context("cargo-mutants lists something unexpected")
+}
+
+fn choose(all: &[Change], args: &Args) -> Vec<Change> {
+    let is_meant = |change: &&Change| args.only.as_ref().is_none_or(|text| change.name.contains(text));
+    let mut chosen: Vec<Change> = all.iter().filter(is_meant).cloned().collect();
+    if let Some((first, of)) = args.shard {
+        chosen = chosen.into_iter().skip(first).step_by(of).collect();
+    }
+    if let Some(number) = args.sample {
+        chosen.sort_by_key(|change| hash(change.name.as_bytes()));
+        chosen.truncate(number);
+        chosen.sort_by(|a, b| a.name.cmp(&b.name));
+    }
+    chosen
+}
+
+/// Has cargo-mutants try some changes with some tests, in the copy of the sources.
+fn attempt(
+    part: Part,
+    tests: &Tests,
+    changes: &[&Change],
+    workspace: &Workspace,
+    tree: &Tree,
+    output: &Path,
+) -> Result<()> {
+    let config = output.join("only.toml");
+    fs::write(&config, only(changes)?)?;
+    let mut cmd = cargotools::cargo(cargotools::MUTANTS)?
+        .args(["--in-place", "--package", part.package(), "--test-package", tests.package])
+        .args(["--no-shuffle", "--colors", "never", "--minimum-test-timeout", "10", "--config"])
+        .arg(&config)
+        .arg("--output")
+        .arg(output)
+        .args(["--features", tests.features]);
+    for setting in part::SETTINGS {
+        cmd = cmd.args(["--cargo-arg=--config", &format!("--cargo-arg={setting}")]);
+    }
+    let mut command = cmd
+        .arg("--")
+        .args(tests.args)
+        .env("CARGO_TARGET_DIR", workspace.target().join("mutants/build"))
+        .env("BALLAST_BPF_OBJECT", workspace.bpf_object())
+        // The kept cases and so many random packets.
+        .env("BALLAST_FUZZ_HOST_CASES", part::FUZZ_PACKETS)
+        .dir(tree.root())
+        .into_std();
+    let status = command.status().context("cannot start cargo-mutants")?;
+    // 2: some are missed; 3: some take too long.
+    match status.code() {
+        Some(0 | 2 | 3) => Ok(()),
+        _ => bail!("cargo-mutants failed ({status}): see {}/mutants.out/log", output.display()),
+    }
+}
+
+/// A configuration for cargo-mutants that selects these changes.
+fn only(changes: &[&Change]) -> Result<String> {
+    let mut text = String::from("examine_re = [\n");
+    for change in changes {
+        // A string of JSON is one of TOML.
+        let pattern = serde_json::to_string(&format!("^{}$", escaped(&change.name)))?;
+        text.extend(["    ", &pattern, ",\n"]);
+    }
+    Ok(text + "]\n")
+}
+
+/// A regular expression for this text.
+fn escaped(text: &str) -> String {
+    let mut escaped = String::new();
+    for c in text.chars() {
+        if r"\.+*?()|[]{}^$#&-~".contains(c) {
+            escaped.push('\\');
+        }
+        escaped.push(c);
+    }
+    escaped
+}
+
+/// Says what has become of the changes; gives how many are neither noticed nor explained.
+fn report(
+    part: Part,
+    args: &Args,
+    all: &[Change],
+    chosen: &[Change],
+    ledger: &Ledger,
+    explained: &Explained,
+    workspace: &Workspace,
+) -> Result<usize> {
+    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+    let mut bad = 0;
+    for change in chosen {
+        let outcome = ledger.outcome(change, part.tests());
+        let shown = match &outcome {
+            None => "not tried",
+            Some(Outcome::Caught) => "noticed",
+            Some(Outcome::Timeout) => "noticed: never ends",
+            Some(Outcome::Unviable) => "does not compile",
+            Some(Outcome::Missed) => {
+                match explained.change(&change.file, &change.line(workspace.root())?, change.what()) {
+                    Some(_) => "missed, explained",
+                    None => "MISSED",
+                }
+            }
+        };
+        *counts.entry(shown).or_default() += 1;
+        bad += usize::from(shown == "MISSED");
+        if args.list || shown == "MISSED" {
+            log::line(format_args!("{shown}: {}", change.name));
+        }
+    }
+    let counts: Vec<_> = counts.iter().map(|(shown, count)| format!("{count} {shown}")).collect();
+    let share = if chosen.len() == all.len() { "all" } else { "chosen" };
+    log::line(format_args!("{part}: {} changes, {share} {}: {}", all.len(), chosen.len(), counts.join(", ")));
+    Ok(bad)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn change(name: &str) -> Change {
+        let span = Span { start: Place { line: 1 } };
+        Change { name: name.to_owned(), file: name.split(':').next().unwrap().to_owned(), span }
+    }
+
+    fn args(sample: Option<usize>, shard: Option<(usize, usize)>) -> Args {
+        Args { parts: vec![Part::Rules], only: None, sample, shard, list: false, again: false }
+    }
 
     #[test]
     fn every_part_has_files() {
@@ -119,5 +274,38 @@ mod tests {
                 assert!(root.join(folder).exists() && folder.starts_with(part.package()), "{file}");
             }
         }
+    }
+
+    #[test]
+    fn a_sample_is_the_same_each_time_and_shards_are_all() {
+        let all: Vec<_> = (0..20).map(|n| change(&format!("a.rs:{n}:1: replace f with ()"))).collect();
+        let names = |args: &Args| choose(&all, args).into_iter().map(|c| c.name).collect::<Vec<_>>();
+        let few = names(&args(Some(5), None));
+        assert_eq!(few.len(), 5);
+        assert_eq!(names(&args(Some(5), None)), few);
+        let more = names(&args(Some(9), None));
+        assert!(few.iter().all(|name| more.contains(name)), "a larger sample has the smaller one in it");
+        let mut shards: Vec<_> = (0..3).flat_map(|k| names(&args(None, Some((k, 3))))).collect();
+        shards.sort();
+        let mut wanted = names(&args(None, None));
+        wanted.sort();
+        assert_eq!(shards, wanted);
+    }
+
+    #[test]
+    fn a_share_is_below_its_number() {
+        assert_eq!(share("1/4"), Ok((1, 4)));
+        assert!(share("4/4").is_err() && share("1").is_err() && share("0/0").is_err());
+    }
+
+    #[test]
+    fn a_description_is_matched_as_it_is() {
+        let name = "a.rs:1:2: replace f -> Option<u8> with Some(1) || x[0] & 'a'";
+        let text = only(&[&change(name)]).unwrap();
+        assert_eq!(
+            text,
+            "examine_re = [\n    \"^a\\\\.rs:1:2: replace f \\\\-> Option<u8> with Some\\\\(1\\\\) \\\\|\\\\| x\\\\[0\\\\] \\\\& 'a'$\",\n]\n"
+        );
+        assert_eq!(change(name).what(), "replace f -> Option<u8> with Some(1) || x[0] & 'a'");
     }
 }

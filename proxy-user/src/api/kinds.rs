@@ -9,10 +9,11 @@ use crate::model::{self, Key, Listing, Object};
 
 use super::convert::{self, LABEL_HEADLESS};
 use super::objects::{EndpointSlice, Node, OtherNode, Service, ServiceCidr};
+use super::protobuf::wire::Message;
 
 /// A kind of Kubernetes' and what becomes of it here.
 pub trait Watched:
-    kube::Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static
+    kube::Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Message + Send + 'static
 {
     /// What its objects become.
     type Model: Send;

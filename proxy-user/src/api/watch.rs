@@ -11,9 +11,9 @@ use std::time::Duration;
 use backon::ExponentialBuilder;
 use futures::stream::{BoxStream, SelectAll};
 use futures::{Stream, StreamExt, future, stream};
+use kube::runtime::WatchStreamExt;
 use kube::runtime::utils::{Backoff, ResetTimerBackoff};
 use kube::runtime::watcher::{self, ExponentialBackoff};
-use kube::runtime::{WatchStreamExt, watcher as watch_kind};
 use kube::{Api, Client};
 use tokio::sync::mpsc::Sender;
 use tokio::time::{Instant, sleep_until, timeout};
@@ -26,6 +26,8 @@ use crate::spans;
 use super::kinds::Watched;
 use super::lists;
 use super::objects::{EndpointSlice, Node, OtherNode, Service, ServiceCidr};
+use super::reflector::reflect;
+use super::transport::Source;
 use super::watch_health::WatchHealth;
 use history::History;
 
@@ -133,16 +135,17 @@ pub(super) fn watches<K: Watched>(
     config: watcher::Config,
 ) -> impl Stream<Item = watcher::Result<watcher::Event<K>>> + Send {
     let state = (lists::Lists::default(), History::default(), None);
+    let source = Source::new(api);
     stream::unfold(state, move |(mut lists, mut history, mut watch): (_, _, Watch<K>)| {
-        let (api, config) = (api.clone(), config.clone());
+        let (source, config) = (source.clone(), config.clone());
         async move {
             loop {
-                if history.went_back::<K>(&api.clone().into_client()).await {
+                if history.went_back::<K>(source.client()).await {
                     lists.begins_anew();
                     watch = None;
                 }
                 let current = watch
-                    .get_or_insert_with(|| watch_kind(api.clone(), lists.configure(config.clone())).boxed());
+                    .get_or_insert_with(|| reflect(source.clone(), lists.configure(config.clone())).boxed());
                 let next = match lists.patience() {
                     Some(patience) => timeout(patience, current.next()).await.unwrap_or_else(|_| {
                         lists.was_silent(K::RESOURCE);

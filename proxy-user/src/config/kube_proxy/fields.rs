@@ -73,13 +73,18 @@ pub const SETTINGS: &[Setting] = &[
     flag("master", Text, "", Used("also beside --config; several are separated by commas")),
     both("featureGates", "feature-gates", Gates, "", Used("`AllowServiceExternalIPs`; others mean nothing")),
     both("clientConnection.kubeconfig", "kubeconfig", Text, "", Used("")),
-    field("clientConnection.acceptContentTypes", Text, "", Idle("the agent speaks JSON")),
+    field(
+        "clientConnection.acceptContentTypes",
+        Text,
+        "",
+        Idle("the agent asks for protobuf, and takes JSON"),
+    ),
     both(
         "clientConnection.contentType",
         "kube-api-content-type",
         Text,
         "application/vnd.kubernetes.protobuf",
-        Idle("the agent speaks JSON"),
+        Idle("the agent asks for protobuf, and takes JSON"),
     ),
     both(
         "clientConnection.qps",

@@ -17,11 +17,13 @@ pub const REPAIRS: &str = "an_audit_repairs_what_differs";
 /// What the agent says of a difference.
 const DIFFERED: &str = "what was programmed differed from the API server for long";
 
-/// No audit of this case has found a difference.
+/// No audit of this case has found a difference, and the agents have read what the API server writes in protobuf.
 pub fn found_nothing(case: &Case, node: &Node) -> Result<()> {
     let log = fs::read_to_string(node.log_file()).unwrap_or_default();
     let line = log.lines().find(|line| line.contains(DIFFERED));
     ensure!(case.name == REPAIRS || line.is_none(), "{line:?}");
+    let line = log.lines().find(|line| line.contains("asking for JSON"));
+    ensure!(line.is_none(), "{line:?}");
     Ok(())
 }
 

@@ -1,0 +1,140 @@
+//! What Kubernetes puts around an object in protobuf (`runtime.Unknown` behind four bytes), lists, and the events of watches
+//! (`meta/v1` `WatchEvent`, which has no such bytes of its own).
+
+use std::borrow::Cow;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ListMeta, ObjectMeta};
+use kube::Resource;
+use kube::core::watch::{Bookmark, BookmarkMeta};
+use kube::core::{Status, TypeMeta, WatchEvent};
+
+use super::messages::Failure;
+use super::wire::{Field, Malformed, Message, first, read};
+
+/// What every object begins with.
+const MAGIC: &[u8] = b"k8s\0";
+
+/// Objects of one kind, all that there are or a part of them.
+#[derive(Debug)]
+pub struct List<K> {
+    /// Their version, and what continues them.
+    pub metadata: ListMeta,
+    /// The objects.
+    pub items: Vec<K>,
+}
+
+impl<K> Default for List<K> {
+    fn default() -> Self {
+        Self { metadata: ListMeta::default(), items: Vec::new() }
+    }
+}
+
+impl<K: Message> Message for List<K> {
+    fn set(&mut self, field: &Field<'_>) -> Result<(), Malformed> {
+        match field.number {
+            1 => self.metadata = field.message()?,
+            2 => self.items.push(field.message()?),
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+/// Any object, of which only the metadata are read: they are the first field of each.
+#[derive(Default)]
+struct AnyObject(ObjectMeta);
+
+impl Message for AnyObject {
+    fn set(&mut self, field: &Field<'_>) -> Result<(), Malformed> {
+        if field.number == 1 {
+            self.0 = field.message()?;
+        }
+        Ok(())
+    }
+}
+
+/// Reads a list of objects.
+pub fn list<K: Message + Resource<DynamicType = ()>>(bytes: &[u8]) -> Result<List<K>, Malformed> {
+    read(open(bytes, &format!("{}List", K::kind(&())))?)
+}
+
+/// Reads what the API server says of a failure.
+pub fn status(bytes: &[u8]) -> Result<Status, Malformed> {
+    read::<Failure>(open(bytes, "Status")?).map(|Failure(status)| status)
+}
+
+/// Reads an event of a watch, without the length before it.
+pub fn event<K: Message + Resource<DynamicType = ()>>(bytes: &[u8]) -> Result<WatchEvent<K>, Malformed> {
+    let (mut name, mut object, mut rest) = ("", &[][..], bytes);
+    while !rest.is_empty() {
+        let field = first(&mut rest)?;
+        match field.number {
+            1 => name = field.text()?,
+            2 => object = raw_extension(field.bytes()?)?,
+            _ => {}
+        }
+    }
+    let kind: Cow<'_, str> = K::kind(&());
+    let opened = || open(object, &kind);
+    Ok(match name {
+        "ADDED" => WatchEvent::Added(read(opened()?)?),
+        "MODIFIED" => WatchEvent::Modified(read(opened()?)?),
+        "DELETED" => WatchEvent::Deleted(read(opened()?)?),
+        "BOOKMARK" => {
+            let AnyObject(metadata) = read(opened()?)?;
+            let ObjectMeta { resource_version, annotations, .. } = metadata;
+            WatchEvent::Bookmark(Bookmark {
+                types: TypeMeta::resource::<K>(),
+                metadata: BookmarkMeta {
+                    resource_version: resource_version.unwrap_or_default(),
+                    annotations: annotations.unwrap_or_default(),
+                },
+            })
+        }
+        "ERROR" => WatchEvent::Error(Box::new(status(object)?)),
+        _ => return Err(Malformed::Event { name: name.to_owned() }),
+    })
+}
+
+fn raw_extension(bytes: &[u8]) -> Result<&[u8], Malformed> {
+    let (mut raw, mut rest) = (&[][..], bytes);
+    while !rest.is_empty() {
+        let field = first(&mut rest)?;
+        if field.number == 1 {
+            raw = field.bytes()?;
+        }
+    }
+    Ok(raw)
+}
+
+/// Takes an object of this kind out of its envelope.
+fn open<'a>(bytes: &'a [u8], wanted: &str) -> Result<&'a [u8], Malformed> {
+    let (mut found, mut raw, mut rest) = ("", &[][..], bytes.strip_prefix(MAGIC).ok_or(Malformed::Magic)?);
+    while !rest.is_empty() {
+        let field = first(&mut rest)?;
+        match field.number {
+            1 => found = kind(field.bytes()?)?,
+            2 => raw = field.bytes()?,
+            // How the object is packed, and in which form it is: empty for protobuf as it is.
+            3 | 4 if !field.bytes()?.is_empty() => {
+                return Err(Malformed::Kind { wanted: wanted.to_owned(), found: field.text()?.to_owned() });
+            }
+            _ => {}
+        }
+    }
+    if found == wanted {
+        return Ok(raw);
+    }
+    Err(Malformed::Kind { wanted: wanted.to_owned(), found: found.to_owned() })
+}
+
+fn kind(type_meta: &[u8]) -> Result<&str, Malformed> {
+    let (mut kind, mut rest) = ("", type_meta);
+    while !rest.is_empty() {
+        let field = first(&mut rest)?;
+        if field.number == 2 {
+            kind = field.text()?;
+        }
+    }
+    Ok(kind)
+}

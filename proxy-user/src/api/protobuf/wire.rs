@@ -1,0 +1,167 @@
+//! The wire format of protobuf, as far as Kubernetes' objects need it: read without copies, and what is not read is passed
+//! over. Rules: <https://protobuf.dev/programming-guides/encoding/>.
+
+use thiserror::Error;
+
+/// Why bytes cannot be read.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum Malformed {
+    /// A field is longer than what holds it.
+    #[error("a field goes beyond the end of its message")]
+    Cut,
+    /// A number that 64 bits cannot hold.
+    #[error("a number is longer than 10 bytes")]
+    Number,
+    /// A field's number or its wire type.
+    #[error("the tag {tag} does not begin a field")]
+    Tag {
+        /// What was read.
+        tag: u64,
+    },
+    /// A field that is read has another wire type than Kubernetes' definition says.
+    #[error("field {field} does not have the type that Kubernetes defines")]
+    Type {
+        /// Its number.
+        field: u32,
+    },
+    /// A text that is none.
+    #[error("field {field} is not UTF-8")]
+    Text {
+        /// Its number.
+        field: u32,
+    },
+    /// Not an object of Kubernetes'.
+    #[error("an object does not begin with `k8s` and a zero byte")]
+    Magic,
+    /// An object of another kind, or in another form.
+    #[error("there is a `{found}` where a `{wanted}` was asked for")]
+    Kind {
+        /// What was asked for.
+        wanted: String,
+        /// What there is.
+        found: String,
+    },
+    /// An event of a watch that is not known.
+    #[error("`{name}` is not a type of event")]
+    Event {
+        /// What it says.
+        name: String,
+    },
+    /// A frame or a line of a watch that is too long to be an object.
+    #[error("an event has {length} bytes or more, which no object has")]
+    Length {
+        /// In bytes.
+        length: usize,
+    },
+}
+
+/// What can be read field by field. A field that occurs again replaces the one before, or adds to it, as its type says.
+pub trait Message: Default {
+    /// Takes one field; passes over those that are not read.
+    fn set(&mut self, field: &Field<'_>) -> Result<(), Malformed>;
+}
+
+/// One field of a message.
+#[derive(Clone, Copy, Debug)]
+pub struct Field<'a> {
+    /// Its number.
+    pub number: u32,
+    value: Value<'a>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Value<'a> {
+    Number(u64),
+    Bytes(&'a [u8]),
+    /// Four or eight bytes, which nothing here is.
+    Fixed,
+}
+
+impl<'a> Field<'a> {
+    /// Bytes: of a text or a message.
+    pub fn bytes(&self) -> Result<&'a [u8], Malformed> {
+        match self.value {
+            Value::Bytes(bytes) => Ok(bytes),
+            Value::Number(_) | Value::Fixed => Err(Malformed::Type { field: self.number }),
+        }
+    }
+
+    /// A text.
+    pub fn text(&self) -> Result<&'a str, Malformed> {
+        str::from_utf8(self.bytes()?).map_err(|_| Malformed::Text { field: self.number })
+    }
+
+    /// A text that JSON leaves out if it is empty.
+    pub fn filled(&self) -> Result<Option<String>, Malformed> {
+        let text = self.text()?;
+        Ok((!text.is_empty()).then(|| text.to_owned()))
+    }
+
+    /// An `int64`.
+    pub fn long(&self) -> Result<i64, Malformed> {
+        match self.value {
+            Value::Number(number) => Ok(number.cast_signed()),
+            Value::Bytes(_) | Value::Fixed => Err(Malformed::Type { field: self.number }),
+        }
+    }
+
+    /// An `int32`: its lower half, if it is longer, as protobuf's rules say.
+    pub fn int(&self) -> Result<i32, Malformed> {
+        Ok(self.long()? as i32)
+    }
+
+    /// A `bool`.
+    pub fn flag(&self) -> Result<bool, Malformed> {
+        Ok(self.long()? != 0)
+    }
+
+    /// A message.
+    pub fn message<M: Message>(&self) -> Result<M, Malformed> {
+        read(self.bytes()?)
+    }
+}
+
+/// Reads a whole message.
+pub fn read<M: Message>(bytes: &[u8]) -> Result<M, Malformed> {
+    let (mut message, mut rest) = (M::default(), bytes);
+    while !rest.is_empty() {
+        message.set(&first(&mut rest)?)?;
+    }
+    Ok(message)
+}
+
+/// Takes the first field of what is not empty.
+pub fn first<'a>(rest: &mut &'a [u8]) -> Result<Field<'a>, Malformed> {
+    let tag = number(rest)?;
+    let bad = Malformed::Tag { tag };
+    let number_of_field = u32::try_from(tag >> 3).ok().filter(|number| (1..1 << 29).contains(number));
+    let Some(field) = number_of_field else { return Err(bad) };
+    let value = match tag & 7 {
+        0 => Value::Number(number(rest)?),
+        1 => take(rest, 8).map(|_| Value::Fixed)?,
+        2 => {
+            let length = usize::try_from(number(rest)?).map_err(|_| Malformed::Cut)?;
+            Value::Bytes(take(rest, length)?)
+        }
+        5 => take(rest, 4).map(|_| Value::Fixed)?,
+        // Groups, which Kubernetes does not have.
+        _ => return Err(bad),
+    };
+    Ok(Field { number: field, value })
+}
+
+fn take<'a>(rest: &mut &'a [u8], length: usize) -> Result<&'a [u8], Malformed> {
+    rest.split_off(..length).ok_or(Malformed::Cut)
+}
+
+fn number(rest: &mut &[u8]) -> Result<u64, Malformed> {
+    let mut number = 0;
+    for at in 0..10 {
+        let byte = *rest.split_off_first().ok_or(Malformed::Cut)?;
+        number |= u64::from(byte & 0x7f) << (7 * at);
+        if byte < 0x80 {
+            return Ok(number);
+        }
+    }
+    Err(Malformed::Number)
+}

@@ -1,0 +1,193 @@
+//! Lists one kind, then watches it, and resumes the watch for as long as the API server remembers where it was: client-go's
+//! Reflector. kube-rs has the same (`runtime::watcher`), which knows no other form than JSON; what comes out is the same type.
+
+use std::time::Duration;
+use std::vec;
+
+use futures::stream::BoxStream;
+use futures::{Stream, StreamExt, stream};
+use kube::ResourceExt as _;
+use kube::api::{ListParams, VersionMatch, WatchParams};
+use kube::core::WatchEvent;
+use kube::runtime::watcher::{Config, Error, Event, InitialListStrategy, ListSemantic, Result};
+use tokio::time::timeout;
+use tracing::debug;
+
+use super::frames::is_malformed;
+use super::kinds::Watched;
+use super::transport::Source;
+
+/// The API server ends a watch after this time, as it is asked to.
+const WATCH: Duration = Duration::from_secs(290);
+/// One that says nothing for so much longer is dead.
+const MARGIN: Duration = Duration::from_secs(5);
+/// The annotation of the bookmark that ends a streamed list.
+const LIST_ENDS: &str = "k8s.io/initial-events-end";
+
+type Events<K> = BoxStream<'static, kube::Result<WatchEvent<K>>>;
+
+enum State<K> {
+    /// Nothing is known.
+    Begins,
+    /// A whole list is asked for: the first part, or the one that this token names.
+    Asks(Option<String>),
+    /// A part of a whole list has come; `version` or `token` say what comes after it.
+    Lists { objects: vec::IntoIter<K>, version: Option<String>, token: Option<String> },
+    /// A streamed list is under way.
+    Streams(Events<K>),
+    /// The watch begins at this version.
+    Resumes(String),
+    /// The watch goes on.
+    Watches(String, Events<K>),
+}
+
+/// What there is, and then what happens. An error is no end: what comes next is the next attempt, so the caller should wait.
+pub fn reflect<K: Watched>(source: Source<K>, config: Config) -> impl Stream<Item = Result<Event<K>>> + Send {
+    stream::unfold((source, config, State::Begins), |(source, config, mut state)| async {
+        loop {
+            let (item, next) = step(&source, &config, state).await;
+            state = next;
+            if let Some(item) = item {
+                return Some((item, (source, config, state)));
+            }
+        }
+    })
+}
+
+type Step<K> = (Option<Result<Event<K>>>, State<K>);
+
+async fn step<K: Watched>(source: &Source<K>, config: &Config, state: State<K>) -> Step<K> {
+    match state {
+        State::Begins => match config.initial_list_strategy {
+            InitialListStrategy::ListWatch => (Some(Ok(Event::Init)), State::Asks(None)),
+            InitialListStrategy::StreamingList => {
+                match source.watch(&watch_params(config, true), "0").await {
+                    Ok(events) => (Some(Ok(Event::Init)), State::Streams(events.boxed())),
+                    Err(error) => (Some(Err(Error::WatchStartFailed(error))), State::Begins),
+                }
+            }
+        },
+        State::Asks(token) => match source.list(&list_params(config, token)).await {
+            Ok(list) => {
+                let filled = |text: Option<String>| text.filter(|text| !text.is_empty());
+                let (version, token) =
+                    (filled(list.metadata.resource_version), filled(list.metadata.continue_));
+                if version.is_none() && token.is_none() {
+                    return (Some(Err(Error::NoResourceVersion)), State::Begins);
+                }
+                (None, State::Lists { objects: list.items.into_iter(), version, token })
+            }
+            Err(error) => (Some(Err(Error::InitialListFailed(error))), State::Begins),
+        },
+        State::Lists { mut objects, version, token } => match (objects.next(), token, version) {
+            (Some(object), token, version) => {
+                (Some(Ok(Event::InitApply(object))), State::Lists { objects, version, token })
+            }
+            (None, Some(token), _) => (None, State::Asks(Some(token))),
+            (None, None, version) => (Some(Ok(Event::InitDone)), State::Resumes(version.unwrap_or_default())),
+        },
+        State::Streams(mut events) => match next(&mut events).await {
+            Some(item) => streamed(item, events),
+            None => (None, State::Begins),
+        },
+        State::Resumes(version) => match source.watch(&watch_params(config, false), &version).await {
+            Ok(events) => (None, State::Watches(version, events.boxed())),
+            Err(error) => (Some(Err(Error::WatchStartFailed(error))), State::Resumes(version)),
+        },
+        State::Watches(version, mut events) => match next(&mut events).await {
+            Some(item) => watched(item, version, events),
+            None => (None, State::Resumes(version)),
+        },
+    }
+}
+
+/// Something came out of a streamed list.
+fn streamed<K: Watched>(item: kube::Result<WatchEvent<K>>, events: Events<K>) -> Step<K> {
+    match item {
+        Ok(WatchEvent::Added(object) | WatchEvent::Modified(object)) => {
+            (Some(Ok(Event::InitApply(object))), State::Streams(events))
+        }
+        Ok(WatchEvent::Bookmark(bookmark)) if bookmark.metadata.annotations.contains_key(LIST_ENDS) => {
+            let version = bookmark.metadata.resource_version;
+            if version.is_empty() {
+                return (Some(Err(Error::NoResourceVersion)), State::Begins);
+            }
+            (Some(Ok(Event::InitDone)), State::Watches(version, events))
+        }
+        // Kubernetes says that there are no removals before the list is complete.
+        Ok(WatchEvent::Deleted(_) | WatchEvent::Bookmark(_)) => (None, State::Streams(events)),
+        item => failed(item, |events| State::Streams(events), events),
+    }
+}
+
+/// Something came out of a watch that has seen `version`.
+fn watched<K: Watched>(item: kube::Result<WatchEvent<K>>, version: String, events: Events<K>) -> Step<K> {
+    let (event, version) = match item {
+        Ok(WatchEvent::Added(object) | WatchEvent::Modified(object)) => {
+            let version = object.resource_version();
+            (Some(Event::Apply(object)), version)
+        }
+        Ok(WatchEvent::Deleted(object)) => {
+            let version = object.resource_version();
+            (Some(Event::Delete(object)), version)
+        }
+        Ok(WatchEvent::Bookmark(bookmark)) => (None, Some(bookmark.metadata.resource_version)),
+        item => return failed(item, |events| State::Watches(version, events), events),
+    };
+    match version.filter(|version| !version.is_empty()) {
+        Some(version) => (event.map(Ok), State::Watches(version, events)),
+        None => (Some(Err(Error::NoResourceVersion)), State::Begins),
+    }
+}
+
+/// The server tells of a failure, or the connection failed.
+fn failed<K: Watched>(
+    item: kube::Result<WatchEvent<K>>,
+    goes_on: impl FnOnce(Events<K>) -> State<K>,
+    events: Events<K>,
+) -> Step<K> {
+    let (error, begins) = match item {
+        Ok(WatchEvent::Error(status)) => {
+            let is_too_old = status.code == 410;
+            (Error::WatchError(status), is_too_old)
+        }
+        // What it was about is lost.
+        Err(error) => {
+            let is_lost = is_malformed(&error);
+            (Error::WatchFailed(error), is_lost)
+        }
+        Ok(_) => return (None, goes_on(events)),
+    };
+    (Some(Err(error)), if begins { State::Begins } else { goes_on(events) })
+}
+
+async fn next<K>(events: &mut Events<K>) -> Option<kube::Result<WatchEvent<K>>> {
+    timeout(WATCH + MARGIN, events.next()).await.unwrap_or_else(|_| {
+        debug!("a watch is silent for too long");
+        None
+    })
+}
+
+fn watch_params(config: &Config, send_initial_events: bool) -> WatchParams {
+    WatchParams {
+        label_selector: config.label_selector.clone(),
+        field_selector: config.field_selector.clone(),
+        timeout: Some(WATCH.as_secs() as u32),
+        bookmarks: true,
+        send_initial_events,
+    }
+}
+
+fn list_params(config: &Config, continue_token: Option<String>) -> ListParams {
+    // A token has its version inside, and no other may be given beside it.
+    let is_cached = config.list_semantic == ListSemantic::Any && continue_token.is_none();
+    ListParams {
+        label_selector: config.label_selector.clone(),
+        field_selector: config.field_selector.clone(),
+        version_match: is_cached.then_some(VersionMatch::NotOlderThan),
+        resource_version: is_cached.then(|| "0".to_owned()),
+        limit: config.page_size,
+        continue_token,
+        ..ListParams::default()
+    }
+}

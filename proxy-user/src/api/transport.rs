@@ -1,0 +1,152 @@
+//! Lists and watches, in protobuf where the API server writes it: that is less work than JSON on both sides.
+//!
+//! Where there is none (406, 415, another content type) and where its bytes make no sense, JSON is what is read. A server that
+//! refuses it, and one that wrote what cannot be read, is not asked for it again.
+
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use futures::{Stream, stream};
+use http::header::{ACCEPT, ACCEPT_ENCODING};
+use http::{HeaderValue, Request, Response, StatusCode};
+use http_body_util::BodyExt as _;
+use kube::api::{ListParams, ObjectList, WatchParams};
+use kube::client::Body;
+use kube::core::{Status, WatchEvent};
+use kube::{Api, Client, Error, Result};
+use tracing::info;
+
+use super::frames::{Form, Frames, is_malformed, malformed};
+use super::kinds::Watched;
+use super::protobuf::envelope::{self, List};
+
+/// What lists are asked for: what kube-proxy asks for.
+const LISTS: &str = "application/vnd.kubernetes.protobuf, application/json";
+/// What watches are asked for.
+const WATCHES: &str = "application/vnd.kubernetes.protobuf;stream=watch, application/json";
+const JSON: &str = "application/json";
+
+/// Where objects of a kind are asked for. All copies know in which form.
+pub struct Source<K> {
+    client: Client,
+    path: String,
+    is_json: Arc<AtomicBool>,
+    kind: PhantomData<fn() -> K>,
+}
+
+impl<K> Clone for Source<K> {
+    fn clone(&self) -> Self {
+        let Self { client, path, is_json, kind } = self;
+        Self { client: client.clone(), path: path.clone(), is_json: Arc::clone(is_json), kind: *kind }
+    }
+}
+
+impl<K: Watched> Source<K> {
+    /// The objects that `api` is about.
+    pub fn new(api: Api<K>) -> Self {
+        let path = api.resource_url().to_owned();
+        Self { client: api.into_client(), path, is_json: Arc::default(), kind: PhantomData }
+    }
+
+    /// What sends the requests.
+    pub const fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// The objects that there are.
+    pub async fn list(&self, params: &ListParams) -> Result<List<K>> {
+        let request = kube::core::Request::new(&self.path).list(params).map_err(Error::BuildRequest)?;
+        let (form, answer) = self.send(&request, LISTS).await?;
+        let bytes = answer.into_body().collect().await?.to_bytes();
+        match form {
+            Form::Protobuf => envelope::list(&bytes).map_err(|error| self.cannot_read(malformed(error))),
+            Form::Json => {
+                let ObjectList { metadata, items, .. } =
+                    serde_json::from_slice(&bytes).map_err(Error::SerdeError)?;
+                Ok(List { metadata, items })
+            }
+        }
+    }
+
+    /// What happens to objects from `version` on.
+    pub async fn watch(
+        &self,
+        params: &WatchParams,
+        version: &str,
+    ) -> Result<impl Stream<Item = Result<WatchEvent<K>>> + Send + use<K>> {
+        let mut request =
+            kube::core::Request::new(&self.path).watch(params, version).map_err(Error::BuildRequest)?;
+        // Servers from 1.37 on make each event a gzip stream of its own, of which tower-http reads the first only.
+        request.headers_mut().insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+        let (form, answer) = self.send(&request, WATCHES).await?;
+        let state = (self.clone(), Frames::new(form, answer.into_body()));
+        Ok(stream::unfold(state, |(source, mut frames)| async {
+            let event = source.event(&mut frames).await?;
+            Some((event, (source, frames)))
+        }))
+    }
+
+    async fn event(&self, frames: &mut Frames) -> Option<Result<WatchEvent<K>>> {
+        let form = frames.form();
+        let event = match (frames.next().await?, form) {
+            (Ok(bytes), Form::Protobuf) => envelope::event(bytes).map_err(malformed),
+            (Ok(bytes), Form::Json) => serde_json::from_slice(bytes).map_err(|error| {
+                // A failure may come without an event around it.
+                let status = serde_json::from_slice::<Status>(bytes);
+                status.map_or(Error::SerdeError(error), |status| Error::Api(Box::new(status)))
+            }),
+            (Err(error), _) => Err(error),
+        };
+        Some(event.map_err(|error| {
+            if form == Form::Protobuf && is_malformed(&error) {
+                frames.end();
+                return self.cannot_read(error);
+            }
+            error
+        }))
+    }
+
+    fn cannot_read(&self, error: Error) -> Error {
+        self.use_json(&error.to_string());
+        error
+    }
+
+    fn use_json(&self, why: &str) {
+        if !self.is_json.swap(true, Ordering::Relaxed) {
+            let resource = K::RESOURCE;
+            info!(resource, why, "the API server's protobuf cannot be used; asking for JSON");
+        }
+    }
+
+    async fn send(&self, request: &Request<Vec<u8>>, accept: &'static str) -> Result<(Form, Response<Body>)> {
+        loop {
+            let is_json = self.is_json.load(Ordering::Relaxed);
+            let mut request = request.clone().map(Body::from);
+            let accept = HeaderValue::from_static(if is_json { JSON } else { accept });
+            request.headers_mut().insert(ACCEPT, accept);
+            let answer = self.client.send(request).await?;
+            let (status, form) = (answer.status(), Form::of(answer.headers()));
+            if !is_json && matches!(status, StatusCode::NOT_ACCEPTABLE | StatusCode::UNSUPPORTED_MEDIA_TYPE) {
+                self.use_json(&format!("it answers {status}"));
+                continue;
+            }
+            if !status.is_client_error() && !status.is_server_error() {
+                return Ok((form, answer));
+            }
+            let bytes = answer.into_body().collect().await?.to_bytes();
+            let told = match form {
+                Form::Protobuf => envelope::status(&bytes).ok(),
+                Form::Json => serde_json::from_slice(&bytes).ok(),
+            };
+            let told = told.unwrap_or_else(|| {
+                let text = String::from_utf8_lossy(&bytes);
+                Status::failure(text.trim(), "Failed to parse error data").with_code(status.as_u16())
+            });
+            return Err(Error::Api(Box::new(told)));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,153 @@
+use std::convert::Infallible;
+use std::sync::Mutex;
+
+use futures::StreamExt as _;
+use http::header::CONTENT_TYPE;
+use kube::runtime::watcher::{self, Event};
+use tower::service_fn;
+
+use super::*;
+use crate::api::objects::Service;
+use crate::api::watch::watches;
+
+const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
+const LIST: &[u8] = include_bytes!("../protobuf/recorded/services.list.pb");
+const WATCH: &[u8] = include_bytes!("../protobuf/recorded/services.watch.pb");
+const LINES: &[u8] = include_bytes!("../protobuf/recorded/services.watch.json");
+const REFUSED: &[u8] = include_bytes!("../protobuf/recorded/refused.pb");
+
+type Answer = (u16, &'static str, Vec<u8>);
+
+/// What was asked: the path with its query, and the form.
+type Asked = Arc<Mutex<Vec<(String, String)>>>;
+
+fn server(answer: impl Fn(&str, &str) -> Answer + Clone + Send + 'static) -> (Api<Service>, Asked) {
+    let asked = Asked::default();
+    let log = Arc::clone(&asked);
+    let service = service_fn(move |request: Request<Body>| {
+        let uri = request.uri().to_string();
+        let accept = request.headers()[ACCEPT].to_str().unwrap().to_owned();
+        let (status, form, body) = answer(&uri, &accept);
+        log.lock().unwrap().push((uri, accept));
+        let answer = Response::builder().status(status).header(CONTENT_TYPE, form).body(Body::from(body));
+        std::future::ready(Ok::<_, Infallible>(answer.unwrap()))
+    });
+    (Api::all(Client::new(service, "default")), asked)
+}
+
+/// The first items of the watch, shortly.
+async fn first(api: Api<Service>, count: usize) -> Vec<String> {
+    let name = |object: Service| object.metadata.name.unwrap_or_default();
+    let items = watches(api, watcher::Config::default()).take(count);
+    let items = items.map(|item| match item {
+        Ok(Event::Init) => "[".to_owned(),
+        Ok(Event::InitApply(object)) => name(object),
+        Ok(Event::InitDone) => "]".to_owned(),
+        Ok(Event::Apply(object)) => format!("+{}", name(object)),
+        Ok(Event::Delete(object)) => format!("-{}", name(object)),
+        Err(error) => error.to_string(),
+    });
+    items.collect().await
+}
+
+const ALL: [&str; 9] = ["[", "kubernetes", "away", "headless", "plain", "web", "]", "+web", "-plain"];
+
+fn forms(asked: &Asked) -> Vec<String> {
+    asked.lock().unwrap().iter().map(|(_, accept)| accept.clone()).collect()
+}
+
+fn sorted(mut items: Vec<String>) -> Vec<String> {
+    // Caches have no order.
+    items[1..6].sort_unstable();
+    items
+}
+
+fn expected() -> Vec<String> {
+    sorted(ALL.map(str::to_owned).to_vec())
+}
+
+#[tokio::test]
+async fn a_watch_in_protobuf_is_the_same() {
+    let (api, asked) =
+        server(|_, _| (200, "application/vnd.kubernetes.protobuf;stream=watch", WATCH.to_vec()));
+    assert_eq!(sorted(first(api, 9).await), expected());
+    assert_eq!(forms(&asked), [WATCHES]);
+}
+
+#[tokio::test]
+async fn a_whole_list_in_protobuf_is_the_same() {
+    let (api, asked) =
+        server(|uri, _| match (uri.contains("sendInitialEvents"), uri.contains("watch=true")) {
+            (true, _) => (422, PROTOBUF, include_bytes!("../protobuf/recorded/invalid.pb").to_vec()),
+            (false, true) => (200, PROTOBUF, Vec::new()),
+            (false, false) => (200, PROTOBUF, LIST.to_vec()),
+        });
+    assert_eq!(sorted(first(api, 7).await), expected()[..7]);
+    assert_eq!(forms(&asked), [WATCHES, LISTS]);
+}
+
+#[tokio::test]
+async fn a_refusal_in_protobuf_says_its_words() {
+    let (api, _) = server(|_, _| (403, PROTOBUF, REFUSED.to_vec()));
+    let refused = first(api, 1).await;
+    assert!(refused[0].contains("services is forbidden"), "{refused:?}");
+}
+
+#[tokio::test]
+async fn a_server_without_protobuf_is_asked_for_json() {
+    for code in [406, 415] {
+        let (api, asked) = server(move |_, accept| match accept {
+            JSON => (200, JSON, LINES.to_vec()),
+            _ => (code, "text/plain", b"no".to_vec()),
+        });
+        let source = Source::new(api);
+        for _ in 0..2 {
+            let events = source.watch(&WatchParams::default(), "0").await.unwrap();
+            assert_eq!(events.filter(|event| std::future::ready(event.is_ok())).count().await, 9);
+        }
+        assert_eq!(forms(&asked), [WATCHES, JSON, JSON], "it is asked once");
+    }
+    let (api, asked) = server(|_, _| (200, JSON, LINES.to_vec()));
+    assert_eq!(sorted(first(api, 9).await), expected());
+    assert_eq!(forms(&asked), [WATCHES], "what comes is read as what it says it is");
+}
+
+#[tokio::test]
+async fn bytes_that_make_no_sense_end_in_a_new_list_in_json() {
+    let garbage = b"\0\0\0\x05hello".to_vec();
+    let huge = [WATCH, b"\xff\xff\xff\xff"].concat();
+    for (bytes, good) in [(garbage, 1), (huge, 9)] {
+        let (api, asked) = server(move |_, accept| match accept {
+            JSON => (200, JSON, LINES.to_vec()),
+            _ => (200, PROTOBUF, bytes.clone()),
+        });
+        let mut items = first(api, good + 1 + 9).await;
+        let again = items.split_off(good + 1);
+        let error = items.pop().unwrap();
+        assert!(error.starts_with("watch stream failed"), "{error}");
+        assert_eq!(sorted(again), expected());
+        let asked = asked.lock().unwrap();
+        assert!(asked.iter().all(|(uri, _)| !uri.contains("sendInitialEvents=false")), "{asked:?}");
+        assert_eq!(asked.last().unwrap().1, JSON, "{asked:?}");
+        assert!(asked.last().unwrap().0.contains("sendInitialEvents=true"), "a list: {asked:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_watch_that_ends_within_an_event_goes_on_where_it_was() {
+    let (api, asked) = server(|uri, _| {
+        // The second event ends too early, too: the version stays.
+        let length = if uri.contains("sendInitialEvents=true") { WATCH.len() - 1 } else { 9 };
+        (200, PROTOBUF, WATCH[..length].to_vec())
+    });
+    let mut watch = std::pin::pin!(watches(api, watcher::Config::default()));
+    for _ in 0..9 {
+        watch.next().await.unwrap().unwrap();
+    }
+    let more = tokio::time::timeout(std::time::Duration::from_millis(50), watch.next()).await;
+    assert!(more.is_err(), "{more:?}");
+    let asked = asked.lock().unwrap();
+    let version = asked[1].0.split("resourceVersion=").nth(1).unwrap().to_owned();
+    assert!(version != "0" && asked.len() > 2, "{asked:?}");
+    assert!(asked[1..].iter().all(|(uri, accept)| uri.ends_with(&version) && accept == WATCHES), "{asked:?}");
+}

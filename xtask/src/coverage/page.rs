@@ -1,0 +1,90 @@
+//! The lines of the data path that no test runs, with the reason of each: docs/coverage.md.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context as _, Result};
+
+use super::lcov::{File, Report};
+use crate::explained::{Explained, FILE};
+
+/// The page, from the root of the repository.
+pub const PAGE: &str = "docs/coverage.md";
+
+/// What is said of the lines of a file that no test runs.
+#[derive(Debug, Default)]
+pub struct Uncovered {
+    /// Rows of the page: the file, its lines, the reason.
+    rows: Vec<[String; 3]>,
+    /// Lines without a reason: file, number, text.
+    pub unexplained: Vec<(String, u32, String)>,
+}
+
+impl Uncovered {
+    /// Looks up the lines of a file that did not run. A line of brackets alone says nothing of its own.
+    pub fn add(&mut self, file: &File, root: &Path, explained: &Explained) -> Result<()> {
+        let text = fs::read_to_string(root.join(&file.path)).with_context(|| file.path.clone())?;
+        let texts: Vec<&str> = text.lines().collect();
+        let mut reasons: BTreeMap<&str, BTreeMap<u32, u64>> = BTreeMap::new();
+        for (number, _) in file.lines.iter().filter(|(_, count)| **count == 0) {
+            let line = texts.get(*number as usize - 1).copied().unwrap_or_default();
+            if !line.contains(char::is_alphanumeric) {
+                continue;
+            }
+            match explained.line(&file.path, line) {
+                Some(why) => {
+                    reasons.entry(why).or_default().insert(*number, 0);
+                }
+                None => self.unexplained.push((file.path.clone(), *number, line.trim().to_owned())),
+            }
+        }
+        for (why, mut lines) in reasons {
+            // Lines with another reason, or that run, part a range.
+            for number in file.lines.keys() {
+                lines.entry(*number).or_insert(1);
+            }
+            let ranges = File { path: String::new(), lines }.uncovered().unwrap_or_default();
+            self.rows.push([file.path.clone(), ranges, why.to_owned()]);
+        }
+        Ok(())
+    }
+
+    /// The page.
+    #[must_use]
+    pub fn page(&self, report: &Report, rungs: &str) -> String {
+        let mut text = format!(
+            "# Coverage\n\n`cargo xtask coverage {rungs} --page` wrote this page; see [testing.md](testing.md#coverage).\n\n\
+             ```\n{}```\n\n## Lines of the data path that no test runs\n\n\
+             Programs in the kernel have no counters: what counts is the same source built for the host. The reasons are in \
+             `{FILE}`; a line without one fails the command.\n\n| file | lines | why |\n|---|---|---|\n",
+            report.table()
+        );
+        for [file, lines, why] in &self.rows {
+            // Writing to a String does not fail.
+            let _ = writeln!(text, "| `{file}` | {lines} | {why} |");
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_has_a_reason_or_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("a.rs"), "fn f() {\n    one();\n    two();\n}\nfn g() {}\n").unwrap();
+        let json = r#"{"lines": [{"file": "a.rs", "lines": ["one();", "two();"], "why": "never"}], "changes": []}"#;
+        let explained: Explained = serde_json::from_str(json).unwrap();
+        let lines = BTreeMap::from([(1, 3), (2, 0), (3, 0), (4, 0), (5, 0)]);
+        let file = File { path: "a.rs".to_owned(), lines };
+        let mut uncovered = Uncovered::default();
+        uncovered.add(&file, folder.path(), &explained).unwrap();
+        assert_eq!(uncovered.unexplained, [("a.rs".to_owned(), 5, "fn g() {}".to_owned())]);
+        let page = uncovered.page(&Report { files: vec![file] }, "unit");
+        assert!(page.contains("| `a.rs` | 2-3 | never |"), "{page}");
+    }
+}

@@ -1,0 +1,104 @@
+//! `xtask/explained.json`: why a line that no test runs, or a change that no test notices, is as it should be.
+//!
+//! An entry names the text of its line and not its number: it stays when lines above change, and no longer counts when the
+//! line itself changes.
+
+use std::fs;
+
+use anyhow::{Context as _, Result};
+use serde::Deserialize;
+
+use crate::workspace::Workspace;
+
+/// The file, from the root of the repository.
+pub const FILE: &str = "xtask/explained.json";
+
+/// The file's contents.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Explained {
+    /// Lines that no test runs.
+    pub lines: Vec<Lines>,
+    /// Changes that no test notices.
+    pub changes: Vec<Change>,
+}
+
+/// Lines of a file that no test runs, with one reason.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Lines {
+    /// From the root of the repository.
+    pub file: String,
+    /// Their texts, without the spaces around.
+    pub lines: Vec<String>,
+    /// The reason.
+    pub why: String,
+}
+
+/// Changes of a line that no test notices, with one reason.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Change {
+    /// From the root of the repository.
+    pub file: String,
+    /// The line's text, without the spaces around.
+    pub line: String,
+    /// What cargo-mutants calls them, without the place.
+    pub changes: Vec<String>,
+    /// The reason.
+    pub why: String,
+}
+
+impl Explained {
+    /// Reads the file.
+    pub fn read(workspace: &Workspace) -> Result<Self> {
+        let text =
+            fs::read_to_string(workspace.root().join(FILE)).with_context(|| format!("cannot read {FILE}"))?;
+        serde_json::from_str(&text).with_context(|| format!("{FILE} is not as xtask/src/explained.rs wants it"))
+    }
+
+    /// Why no test runs the line with this text.
+    #[must_use]
+    pub fn line(&self, file: &str, text: &str) -> Option<&str> {
+        let is_it = |entry: &&Lines| entry.file == file && entry.lines.iter().any(|line| line == text.trim());
+        self.lines.iter().find(is_it).map(|entry| &*entry.why)
+    }
+
+    /// Why no test notices a change of the line with this text.
+    #[must_use]
+    pub fn change(&self, file: &str, text: &str, change: &str) -> Option<&str> {
+        let is_it = |entry: &&Change| {
+            entry.file == file && entry.line == text.trim() && entry.changes.iter().any(|known| known == change)
+        };
+        self.changes.iter().find(is_it).map(|entry| &*entry.why)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_explained_is_in_the_source() {
+        let workspace = Workspace::find().unwrap();
+        let explained = Explained::read(&workspace).unwrap();
+        let lines = explained.lines.iter().flat_map(|e| e.lines.iter().map(move |line| (&e.file, line, &e.why)));
+        let changes = explained.changes.iter().map(|e| (&e.file, &e.line, &e.why));
+        for (file, line, why) in lines.chain(changes) {
+            let text = fs::read_to_string(workspace.root().join(file)).unwrap();
+            assert!(text.lines().any(|there| there.trim() == line), "{file} has no line `{line}`");
+            assert!(!why.is_empty(), "{file}: {line}");
+        }
+    }
+
+    #[test]
+    fn an_entry_is_for_its_own_line_only() {
+        let text = r#"{"lines": [{"file": "a.rs", "lines": ["x();"], "why": "a"}],
+            "changes": [{"file": "a.rs", "line": "x();", "changes": ["replace x with ()"], "why": "b"}]}"#;
+        let explained: Explained = serde_json::from_str(text).unwrap();
+        assert_eq!(explained.line("a.rs", "    x();"), Some("a"));
+        assert_eq!((explained.line("b.rs", "x();"), explained.line("a.rs", "y();")), (None, None));
+        assert_eq!(explained.change("a.rs", "  x();", "replace x with ()"), Some("b"));
+        assert_eq!(explained.change("a.rs", "x();", "replace x with 1"), None);
+    }
+}

@@ -1,0 +1,197 @@
+//! What has become of each change, over several runs.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result};
+use serde::{Deserialize, Serialize};
+
+use super::Change;
+use super::part::Tests;
+use super::tree::Tree;
+
+/// What some tests have made of a change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Outcome {
+    /// A test failed.
+    Caught,
+    /// The tests took too long, as with a loop without an end.
+    Timeout,
+    /// The change does not compile.
+    Unviable,
+    /// All tests passed.
+    Missed,
+}
+
+/// An outcome, and of which source it is.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+struct Entry {
+    outcome: Outcome,
+    /// A hash of all our crates, for [`Outcome::Missed`]: any new test may notice. Else of the changed file.
+    source: u64,
+}
+
+/// The outcomes of a part, by tests and change.
+#[derive(Debug)]
+pub struct Ledger {
+    folder: PathBuf,
+    entries: BTreeMap<String, BTreeMap<String, Entry>>,
+    /// A hash of all our crates.
+    all: u64,
+}
+
+/// The file of all outcomes.
+const OUTCOMES: &str = "outcomes.json";
+/// A hash of the source that cargo-mutants was started with.
+const SOURCE: &str = "source";
+/// The files that cargo-mutants writes as it goes.
+const LISTS: [(&str, Outcome); 4] = [
+    ("caught.txt", Outcome::Caught),
+    ("timeout.txt", Outcome::Timeout),
+    ("unviable.txt", Outcome::Unviable),
+    ("missed.txt", Outcome::Missed),
+];
+
+impl Ledger {
+    /// Reads what earlier runs have left, as far as it is of the same source.
+    pub fn read(folder: &Path, tree: &Tree) -> Result<Self> {
+        let path = folder.join(OUTCOMES);
+        let mut entries: BTreeMap<String, BTreeMap<String, Entry>> = match fs::read(&path) {
+            Ok(bytes) => serde_json::from_slice(&bytes)
+                .with_context(|| format!("{} is broken: --again removes it", path.display()))?,
+            Err(_) => BTreeMap::new(),
+        };
+        let mut files = BTreeMap::new();
+        for outcomes in entries.values_mut() {
+            outcomes.retain(|name, entry| {
+                let file = file_of(name).to_owned();
+                let now = *files.entry(file).or_insert_with_key(|file| tree.hash_of(file));
+                entry.source == if entry.outcome == Outcome::Missed { tree.hash } else { now }
+            });
+        }
+        Ok(Self { folder: folder.to_owned(), entries, all: tree.hash })
+    }
+
+    /// Takes over what cargo-mutants has written, and keeps it: also what an interrupted run has left.
+    pub fn absorb(&mut self, tests: &Tests, tree: &Tree) -> Result<()> {
+        let output = self.folder.join(tests.name);
+        // Of another source, the lines of the changes are others.
+        if fs::read_to_string(output.join(SOURCE)).ok() != Some(self.all.to_string()) {
+            return Ok(());
+        }
+        for (list, outcome) in LISTS {
+            let lines = fs::read_to_string(output.join("mutants.out").join(list)).unwrap_or_default();
+            for name in lines.lines() {
+                let source =
+                    if outcome == Outcome::Missed { self.all } else { tree.hash_of(file_of(name)) };
+                let of = self.entries.entry(tests.name.to_owned()).or_default();
+                of.insert(name.to_owned(), Entry { outcome, source });
+            }
+        }
+        fs::create_dir_all(&self.folder)?;
+        // Not half a file, if it is interrupted here.
+        let new = self.folder.join("outcomes.new");
+        fs::write(&new, serde_json::to_vec_pretty(&self.entries)?)?;
+        fs::rename(&new, self.folder.join(OUTCOMES)).context("cannot keep the outcomes")
+    }
+
+    /// Notes of which source the next run of cargo-mutants is.
+    pub fn begin(&self, tests: &Tests) -> Result<PathBuf> {
+        let output = self.folder.join(tests.name);
+        fs::create_dir_all(&output).with_context(|| format!("cannot make {}", output.display()))?;
+        fs::write(output.join(SOURCE), self.all.to_string())?;
+        Ok(output)
+    }
+
+    /// What has become of a change, which the cheaper tests are tried on first; `None`: it is not known yet.
+    pub fn outcome(&self, change: &Change, tests: &[Tests]) -> Option<Outcome> {
+        let mut last = None;
+        for tests in tests {
+            last = Some(self.entries.get(tests.name)?.get(&change.name)?.outcome);
+            if last != Some(Outcome::Missed) {
+                break;
+            }
+        }
+        last
+    }
+
+    /// Whether the last of these tests are to be tried: the others have missed the change.
+    pub fn is_left(&self, change: &Change, tests: &[Tests]) -> bool {
+        let Some((_, cheaper)) = tests.split_last() else { return false };
+        let missed = cheaper.is_empty() || self.outcome(change, cheaper) == Some(Outcome::Missed);
+        missed && self.outcome(change, tests).is_none()
+    }
+
+    /// Removes what earlier runs have left.
+    pub fn forget(folder: &Path) -> Result<()> {
+        match fs::remove_dir_all(folder) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                Err(error).with_context(|| format!("cannot remove {}", folder.display()))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn file_of(name: &str) -> &str {
+    name.split(':').next().unwrap_or(name)
+}
+
+/// FNV-1a: the same in each version of the compiler.
+pub fn hash(bytes: &[u8]) -> u64 {
+    bytes
+        .iter()
+        .fold(0xcbf2_9ce4_8422_2325, |sum, byte| (sum ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mutants::part::Part;
+    use crate::mutants::{Place, Span};
+
+    #[test]
+    fn a_run_goes_on_where_it_was_until_the_source_changes() {
+        let folder = tempfile::tempdir().unwrap();
+        let source = folder.path().join("tree");
+        fs::create_dir_all(source.join("proxy-x")).unwrap();
+        fs::write(source.join("proxy-x/a.rs"), "a").unwrap();
+        fs::write(source.join("proxy-x/b.rs"), "b").unwrap();
+        let (tree, kept) = (Tree::at(&source, 1), folder.path().join("kept"));
+        let tests = Part::Stages.tests();
+        let change = |name: &str| Change {
+            name: format!("proxy-x/{name}"),
+            file: String::new(),
+            span: Span { start: Place { line: 1 } },
+        };
+        let write = |tests: &Tests, list: &str, name: &str| {
+            let output = kept.join(tests.name).join("mutants.out");
+            fs::create_dir_all(&output).unwrap();
+            fs::write(output.join(list), format!("proxy-x/{name}\n")).unwrap();
+        };
+        let [caught, missed] = [change("a.rs:1:1: x"), change("b.rs:1:1: y")];
+        let ledger = Ledger::read(&kept, &tree).unwrap();
+        ledger.begin(&tests[0]).unwrap();
+        write(&tests[0], "caught.txt", "a.rs:1:1: x");
+        write(&tests[0], "missed.txt", "b.rs:1:1: y");
+        drop(ledger);
+
+        let mut ledger = Ledger::read(&kept, &tree).unwrap();
+        ledger.absorb(&tests[0], &tree).unwrap();
+        assert_eq!(ledger.outcome(&caught, tests), Some(Outcome::Caught));
+        assert_eq!(ledger.outcome(&missed, tests), None, "the other tests were not tried");
+        assert_eq!(ledger.outcome(&missed, &tests[..1]), Some(Outcome::Missed));
+        assert!(ledger.is_left(&missed, tests) && !ledger.is_left(&caught, tests));
+
+        // A new test may notice what was missed; what was caught stays so until its own file changes.
+        let later = Tree::at(&source, 2);
+        let mut ledger = Ledger::read(&kept, &later).unwrap();
+        ledger.absorb(&tests[0], &later).unwrap();
+        assert_eq!(ledger.outcome(&caught, tests), Some(Outcome::Caught));
+        assert_eq!(ledger.outcome(&missed, &tests[..1]), None);
+        fs::write(source.join("proxy-x/a.rs"), "other").unwrap();
+        let ledger = Ledger::read(&kept, &Tree::at(&source, 3)).unwrap();
+        assert_eq!(ledger.outcome(&caught, tests), None);
+    }
+}

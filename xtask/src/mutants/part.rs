@@ -1,0 +1,120 @@
+//! The parts of the source that are changed, and the tests that may notice.
+
+use std::fmt;
+
+/// A part of the source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Part {
+    /// The rules that programs and agent share: decide, select, conntrack
+    Rules,
+    /// The packet stages, built for the host
+    Stages,
+    /// The plan of a Service (slower: the agent's crate is built for each change)
+    Plan,
+}
+
+/// Tests that are run for each change.
+#[derive(Debug)]
+pub struct Tests {
+    /// Of the folder that keeps cargo-mutants' output.
+    pub name: &'static str,
+    /// For people.
+    pub what: &'static str,
+    pub package: &'static str,
+    pub features: &'static str,
+    /// For `cargo test`.
+    pub args: &'static [&'static str],
+}
+
+/// Of cargo: what is built for each change is built quickly and linked without debug information. What is not changed stays as in
+/// the profile `dev`.
+pub const SETTINGS: [&str; 4] = [
+    "profile.dev.package.proxy-common.debug=false",
+    "profile.dev.package.proxy-ebpf.debug=false",
+    "profile.dev.package.proxy-ebpf.opt-level=1",
+    "profile.dev.package.proxy-user.debug=false",
+];
+
+/// Random packets for each change.
+pub const FUZZ_PACKETS: &str = "20000";
+
+const RULES: Tests = Tests {
+    name: "unit",
+    what: "unit tests of proxy-common",
+    package: "proxy-common",
+    features: "user",
+    args: &["--lib"],
+};
+/// Not those of connection tracking under loom: stages are not in them, and they take most of the time.
+const PACKETS: Tests = Tests {
+    name: "packets",
+    what: "packets through the stages, unit tests of proxy-ebpf",
+    package: "proxy-ebpf",
+    features: "host",
+    args: &["--lib", "--", "--skip", "flow::model"],
+};
+const FUZZ: Tests = Tests {
+    name: "fuzz",
+    what: "the fuzz program's cases through the stages on the host, against its model",
+    package: "proxy-user",
+    features: "",
+    args: &["--test", "fuzz"],
+};
+const PLAN: Tests = Tests {
+    name: "plan",
+    what: "unit tests of proxy-user, those of the plan",
+    package: "proxy-user",
+    features: "",
+    args: &["--lib", "plan::"],
+};
+const AGENT: Tests = Tests {
+    name: "agent",
+    what: "all unit tests of proxy-user",
+    package: "proxy-user",
+    features: "",
+    args: &["--lib"],
+};
+
+impl Part {
+    /// All of them, the quickest first.
+    pub const ALL: [Self; 3] = [Self::Rules, Self::Stages, Self::Plan];
+
+    /// The crate.
+    pub const fn package(self) -> &'static str {
+        match self {
+            Self::Rules => "proxy-common",
+            Self::Stages => "proxy-ebpf",
+            Self::Plan => "proxy-user",
+        }
+    }
+
+    /// What may notice a change, the cheapest first.
+    pub const fn tests(self) -> &'static [Tests] {
+        match self {
+            Self::Rules => &[RULES, PACKETS, FUZZ],
+            Self::Stages => &[PACKETS, FUZZ],
+            Self::Plan => &[PLAN, AGENT],
+        }
+    }
+
+    /// The files, as globs.
+    pub const fn files(self) -> &'static [&'static str] {
+        match self {
+            Self::Rules => {
+                &["proxy-common/src/decide.rs", "proxy-common/src/select.rs", "proxy-common/src/conntrack.rs"]
+            }
+            Self::Stages => &["proxy-ebpf/src/stage/*.rs"],
+            Self::Plan => &["proxy-user/src/plan/**/*.rs"],
+        }
+    }
+}
+
+impl fmt::Display for Part {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Rules => "rules",
+            Self::Stages => "stages",
+            Self::Plan => "plan",
+        })
+    }
+}

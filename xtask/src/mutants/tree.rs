@@ -1,0 +1,77 @@
+//! A copy of the sources, in which cargo-mutants makes its changes: always in the same folder, so that cargo builds what is not
+//! changed only once, and apart from the sources that a person edits.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result};
+
+use super::ledger::hash;
+use crate::exec::Cmd;
+use crate::workspace::Workspace;
+
+/// The copy.
+#[derive(Debug)]
+pub struct Tree {
+    root: PathBuf,
+    /// A hash of all files of our crates.
+    pub hash: u64,
+}
+
+impl Tree {
+    /// Brings the copy to what the sources are now; files that are equal keep their times, for cargo.
+    pub fn copy(workspace: &Workspace, root: &Path) -> Result<Self> {
+        let listed = Cmd::new("git")
+            .args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"])
+            .dir(workspace.root())
+            .read()?;
+        let mut names: BTreeSet<&str> = listed.split('\0').filter(|name| !name.is_empty()).collect();
+        names.retain(|name| workspace.root().join(name).is_file());
+        let mut together = 0;
+        for name in &names {
+            let to = root.join(name);
+            let bytes =
+                fs::read(workspace.root().join(name)).with_context(|| format!("cannot read {name}"))?;
+            if name.starts_with("proxy-") {
+                together = hash(&[together, hash(name.as_bytes()), hash(&bytes)].map(u64::to_le_bytes).concat());
+            }
+            if fs::read(&to).is_ok_and(|there| there == bytes) {
+                continue;
+            }
+            let shown = || format!("cannot write {}", to.display());
+            fs::create_dir_all(to.parent().unwrap_or(root)).with_context(shown)?;
+            fs::write(&to, bytes).with_context(shown)?;
+        }
+        remove_others(root, root, &names)?;
+        Ok(Self { root: root.to_owned(), hash: together })
+    }
+
+    #[cfg(test)]
+    pub fn at(root: &Path, hash: u64) -> Self {
+        Self { root: root.to_owned(), hash }
+    }
+
+    /// Its folder.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// A hash of one file.
+    pub fn hash_of(&self, file: &str) -> u64 {
+        fs::read(self.root.join(file)).map_or(0, |bytes| hash(&bytes))
+    }
+}
+
+fn remove_others(folder: &Path, root: &Path, names: &BTreeSet<&str>) -> Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        let name = path.strip_prefix(root)?.to_str().unwrap_or_default();
+        if path.is_dir() {
+            remove_others(&path, root, names)?;
+        } else if !names.contains(name) {
+            fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
+        }
+    }
+    Ok(())
+}
