@@ -3,24 +3,25 @@
 //! Each change is tried against the cheapest tests that may notice it, and what they miss against the next ones. Outcomes are kept
 //! in a ledger, so that a run that was interrupted goes on where it was.
 
+mod change;
 mod ledger;
 mod part;
 mod tree;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use serde::Deserialize;
 
 use crate::cargotools;
 use crate::explained::{self, Explained};
 use crate::log;
 use crate::workspace::Workspace;
-use ledger::{Ledger, Outcome, hash};
+use change::Change;
+use ledger::{Ledger, Outcome};
 use part::{Part, Tests};
-use tree::Tree;
+use tree::{Tree, hash};
 
 /// Change pure rules and packet stages, one place at a time, and tell which changes no test notices (cargo-mutants; built once,
 /// in minutes; then a change takes seconds).
@@ -53,37 +54,6 @@ pub struct Args {
 fn share(text: &str) -> Result<(usize, usize), String> {
     let parsed = text.split_once('/').and_then(|(k, n)| Some((k.parse().ok()?, n.parse().ok()?)));
     parsed.filter(|(k, n)| k < n).ok_or_else(|| "write it as K/N, with K below N: 0/4".to_owned())
-}
-
-/// A change, as `cargo mutants --list --json` tells it.
-#[derive(Clone, Debug, Deserialize)]
-struct Change {
-    name: String,
-    file: String,
-    span: Span,
-}
-
-#[derive(Clone, Debug, Deserialize)]
-struct Span {
-    start: Place,
-}
-
-#[derive(Clone, Debug, Deserialize)]
-struct Place {
-    line: usize,
-}
-
-impl Change {
-    /// What it does, without its place.
-    fn what(&self) -> &str {
-        self.name.splitn(4, ':').nth(3).unwrap_or(&self.name).trim()
-    }
-
-    /// The line's text.
-    fn line(&self, root: &Path) -> Result<String> {
-        let text = fs::read_to_string(root.join(&self.file)).with_context(|| self.file.clone())?;
-        Ok(text.lines().nth(self.span.start.line.saturating_sub(1)).unwrap_or_default().trim().to_owned())
-    }
 }
 
 /// Runs the command.
@@ -172,12 +142,20 @@ fn attempt(
         .arg("--output")
         .arg(output)
         .args(["--features", tests.features]);
+    // It does not apply `examine_re` to changes that leave a field out: files narrow those down.
+    for file in changes.iter().map(|change| &*change.file).collect::<BTreeSet<_>>() {
+        cmd = cmd.args(["--file", file]);
+    }
     for setting in part::SETTINGS {
         cmd = cmd.args(["--cargo-arg=--config", &format!("--cargo-arg={setting}")]);
     }
+    // Not behind `--`: those are for the run alone, and cargo would build all test programs of the crate.
+    for target in tests.targets {
+        cmd = cmd.arg(format!("--cargo-arg={target}"));
+    }
     let mut command = cmd
-        .arg("--")
-        .args(tests.args)
+        .args(["--", "--"])
+        .args(tests.filter)
         .env("CARGO_TARGET_DIR", workspace.target().join("mutants/build"))
         .env("BALLAST_BPF_OBJECT", workspace.bpf_object())
         // The kept cases and so many random packets.
@@ -255,6 +233,7 @@ fn report(
 
 #[cfg(test)]
 mod tests {
+    use super::change::{Place, Span};
     use super::*;
 
     fn change(name: &str) -> Change {

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
 
-use super::Change;
+use super::change::Change;
 use super::part::Tests;
 use super::tree::Tree;
 
@@ -137,18 +137,11 @@ fn file_of(name: &str) -> &str {
     name.split(':').next().unwrap_or(name)
 }
 
-/// FNV-1a: the same in each version of the compiler.
-pub fn hash(bytes: &[u8]) -> u64 {
-    bytes
-        .iter()
-        .fold(0xcbf2_9ce4_8422_2325, |sum, byte| (sum ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::mutants::change::{Place, Span};
     use crate::mutants::part::Part;
-    use crate::mutants::{Place, Span};
 
     #[test]
     fn a_run_goes_on_where_it_was_until_the_source_changes() {

@@ -22,8 +22,10 @@ pub struct Tests {
     pub what: &'static str,
     pub package: &'static str,
     pub features: &'static str,
-    /// For `cargo test`.
-    pub args: &'static [&'static str],
+    /// What cargo builds for each change: nothing but these tests.
+    pub targets: &'static [&'static str],
+    /// What of them is run.
+    pub filter: &'static [&'static str],
 }
 
 /// Of cargo: what is built for each change is built quickly and linked without debug information. What is not changed stays as in
@@ -31,7 +33,7 @@ pub struct Tests {
 pub const SETTINGS: [&str; 4] = [
     "profile.dev.package.proxy-common.debug=false",
     "profile.dev.package.proxy-ebpf.debug=false",
-    "profile.dev.package.proxy-ebpf.opt-level=1",
+    "profile.dev.package.proxy-ebpf.opt-level=0",
     "profile.dev.package.proxy-user.debug=false",
 ];
 
@@ -43,7 +45,8 @@ const RULES: Tests = Tests {
     what: "unit tests of proxy-common",
     package: "proxy-common",
     features: "user",
-    args: &["--lib"],
+    targets: &["--lib"],
+    filter: &[],
 };
 /// Not those of connection tracking under loom: stages are not in them, and they take most of the time.
 const PACKETS: Tests = Tests {
@@ -51,28 +54,32 @@ const PACKETS: Tests = Tests {
     what: "packets through the stages, unit tests of proxy-ebpf",
     package: "proxy-ebpf",
     features: "host",
-    args: &["--lib", "--", "--skip", "flow::model"],
+    targets: &["--lib"],
+    filter: &["--skip", "flow::model"],
 };
 const FUZZ: Tests = Tests {
     name: "fuzz",
     what: "the fuzz program's cases through the stages on the host, against its model",
     package: "proxy-user",
     features: "",
-    args: &["--test", "fuzz"],
+    targets: &["--test", "fuzz"],
+    filter: &[],
 };
 const PLAN: Tests = Tests {
     name: "plan",
     what: "unit tests of proxy-user, those of the plan",
     package: "proxy-user",
     features: "",
-    args: &["--lib", "plan::"],
+    targets: &["--lib"],
+    filter: &["plan::"],
 };
 const AGENT: Tests = Tests {
     name: "agent",
     what: "all unit tests of proxy-user",
     package: "proxy-user",
     features: "",
-    args: &["--lib"],
+    targets: &["--lib"],
+    filter: &[],
 };
 
 impl Part {

@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
 
-use super::ledger::hash;
 use crate::exec::Cmd;
 use crate::workspace::Workspace;
 
@@ -75,4 +74,11 @@ fn remove_others(folder: &Path, root: &Path, names: &BTreeSet<&str>) -> Result<(
         }
     }
     Ok(())
+}
+
+/// FNV-1a: the same in each version of the compiler.
+pub fn hash(bytes: &[u8]) -> u64 {
+    bytes
+        .iter()
+        .fold(0xcbf2_9ce4_8422_2325, |sum, byte| (sum ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3))
 }
