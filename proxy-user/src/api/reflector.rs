@@ -24,6 +24,9 @@ const MARGIN: Duration = Duration::from_secs(5);
 /// The annotation of the bookmark that ends a streamed list.
 const LIST_ENDS: &str = "k8s.io/initial-events-end";
 
+/// The code of a version that the API server does not remember any more.
+const GONE: u16 = 410;
+
 type Events<K> = BoxStream<'static, kube::Result<WatchEvent<K>>>;
 
 enum State<K> {
@@ -92,7 +95,12 @@ async fn step<K: Watched>(source: &Source<K>, config: &Config, state: State<K>) 
         },
         State::Resumes(version) => match source.watch(&watch_params(config, false), &version).await {
             Ok(events) => (None, State::Watches(version, events.boxed())),
-            Err(error) => (Some(Err(Error::WatchStartFailed(error))), State::Resumes(version)),
+            Err(error) => {
+                // A server may refuse a version that is too old before the watch begins, too.
+                let is_too_old = matches!(&error, kube::Error::Api(status) if status.code == GONE);
+                let next = if is_too_old { State::Begins } else { State::Resumes(version) };
+                (Some(Err(Error::WatchStartFailed(error))), next)
+            }
         },
         State::Watches(version, mut events) => match next(&mut events).await {
             Some(item) => watched(item, version, events),
@@ -148,7 +156,7 @@ fn failed<K: Watched>(
 ) -> Step<K> {
     let (error, begins) = match item {
         Ok(WatchEvent::Error(status)) => {
-            let is_too_old = status.code == 410;
+            let is_too_old = status.code == GONE;
             (Error::WatchError(status), is_too_old)
         }
         // What it was about is lost.
