@@ -269,3 +269,22 @@ fn transport_check<F: Frame, A>(
     frame.store_all(at, &new)?;
     Ok(replace16(old, new))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_says_that_its_receiver_does_not_get_there() {
+        for kind in 0..=u8::MAX {
+            for code in 0..=u8::MAX {
+                // RFC 792: type 3, whose code 4 asks for smaller packets. RFC 4443: type 1.
+                let v4 = (kind, code) != (3, 4) && kind == 3;
+                assert_eq!(V4::is_unreachable(kind, code), v4, "{kind} {code}");
+                assert_eq!(V6::is_unreachable(kind, code), kind == 1, "{kind} {code}");
+            }
+            assert_eq!(V4::is_error(kind), [3, 11, 12].contains(&kind), "{kind}");
+            assert_eq!(V6::is_error(kind), [1, 2, 3, 4].contains(&kind), "{kind}");
+        }
+    }
+}

@@ -324,3 +324,31 @@ pub fn tunnelled(parsed: Parsed) -> Step {
         _ => Step::Drop,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::vec::Vec;
+
+    use super::*;
+    use proxy_common::node::TUNNEL_V4;
+
+    #[test]
+    fn the_outer_ipv4_header_has_its_lengths_tag_and_checksum() {
+        let addr = |last| [u32::from_ne_bytes([10, 200, 255, last]), 0, 0, 0];
+        let tunnel = Tunnel { addr: addr(2), source: addr(1), family: TUNNEL_V4 };
+        for (length, total) in [(40, 60), (1500, 1520), (65_515, 65_535), (65_516, 0), (70_000, 0)] {
+            let (header, added) = V4::outer_header(&tunnel, 0xfedc, length, PROTO_IPIP, HOPS);
+            let bytes: Vec<u8> = header.iter().flat_map(|word| word.to_ne_bytes()).collect();
+            let word = |at: usize| u16::from_be_bytes([bytes[at], bytes[at + 1]]);
+            assert_eq!((bytes[0], word(2), word(4), word(6)), (0x45, total, 0xfedc, 0x4000));
+            assert_eq!((bytes[8], bytes[9]), (HOPS, PROTO_IPIP));
+            assert_eq!((&bytes[12..16], &bytes[16..]), (&[10, 200, 255, 1][..], &[10, 200, 255, 2][..]));
+            // RFC 1071: the sum over a header with its checksum is all ones, and adds nothing.
+            let mut sum: u32 = (0..20).step_by(2).map(|at| u32::from(word(at))).sum();
+            while sum > 0xffff {
+                sum = (sum & 0xffff) + (sum >> 16);
+            }
+            assert_eq!((sum, added), (0xffff, 0), "{length}");
+        }
+    }
+}
