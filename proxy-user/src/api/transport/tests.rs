@@ -155,9 +155,12 @@ async fn a_watch_that_ends_within_an_event_goes_on_where_it_was() {
 /// What is remembered is refused when the watch is resumed, not by an event of it.
 #[tokio::test]
 async fn a_version_that_is_refused_ends_in_a_new_list() {
-    let (api, asked) = server(|uri, _| match uri.contains("sendInitialEvents=true") {
-        true => (200, PROTOBUF, WATCH.to_vec()),
-        false => (410, "text/plain", b"too old".to_vec()),
+    let (api, asked) = server(|uri, _| {
+        if uri.contains("sendInitialEvents=true") {
+            (200, PROTOBUF, WATCH.to_vec())
+        } else {
+            (410, "text/plain", b"too old".to_vec())
+        }
     });
     let items = first(api, 11).await;
     assert!(items[9].contains("too old"), "{items:?}");

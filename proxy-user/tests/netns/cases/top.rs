@@ -1,6 +1,7 @@
 //! `ballast top` on a real node: one frame as text, and a session in a terminal (tmux).
 
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 
@@ -112,7 +113,22 @@ impl Drop for Screen {
 
 fn session(fixture: &Fixture) -> Result<()> {
     let screen = Screen::start(fixture)?;
-    screen.shows(&["agent: well", "default/web", "default/empty", "CONN/S", "q quit"])?;
+    screen.shows(&["agent: well", "default/web", "default/empty", "CONN/S", "q quit", "by conn/s"])?;
+    for by in ["by pkt/s", "by bytes/s", "by fail/s", "by name", "by conn/s"] {
+        screen.press("s")?;
+        screen.shows(&[by])?;
+    }
+    // What happens now is shown when the pause is over.
+    screen.press("Space")?;
+    screen.shows(&["PAUSED"])?;
+    screen.press("2")?;
+    traffic(fixture)?;
+    std::thread::sleep(Duration::from_secs(3));
+    let text = screen.tmux(&["capture-pane", "-p"])?;
+    ensure!(text.contains("PAUSED") && !text.contains("no_endpoint"), "{text}");
+    screen.press("Space")?;
+    screen.shows(&["no_endpoint"])?;
+    screen.press("1")?;
     screen.press("/")?;
     screen.press("web:tcp")?;
     screen.press("Enter")?;
