@@ -88,8 +88,8 @@ fn examine(part: Part, args: &Args, workspace: &Workspace, explained: &Explained
         ledger.absorb(tests, &tree)?;
     }
     for (tests, number) in part.tests().iter().zip(1..) {
-        let so_far = &part.tests()[..number];
-        let left: Vec<_> = chosen.iter().filter(|change| ledger.is_left(change, so_far)).collect();
+        let left: Vec<_> =
+            chosen.iter().filter(|change| ledger.is_left(change, part.tests(), number)).collect();
         if args.list || left.is_empty() {
             continue;
         }
@@ -141,7 +141,8 @@ fn attempt(
     let prepared = |cmd: Cmd| {
         cmd.env("CARGO_TARGET_DIR", &target)
             .env("BALLAST_BPF_OBJECT", workspace.bpf_object())
-            // The kept cases and so many random packets.
+            // The kept cases and so many random packets, the same ones each time.
+            .env("BALLAST_FUZZ_THREADS", "1")
             .env("BALLAST_FUZZ_HOST_CASES", part::FUZZ_PACKETS)
             .dir(tree.root())
     };

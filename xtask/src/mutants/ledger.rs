@@ -105,21 +105,19 @@ impl Ledger {
 
     /// What has become of a change, which the cheaper tests are tried on first; `None`: it is not known yet.
     pub fn outcome(&self, change: &Change, tests: &[Tests]) -> Option<Outcome> {
-        let mut last = None;
-        for tests in tests {
-            last = Some(self.entries.get(tests.name)?.get(&change.name)?.outcome);
-            if last != Some(Outcome::Missed) {
-                break;
-            }
-        }
-        last
+        let known = |tests: &Tests| Some(self.entries.get(tests.name)?.get(&change.name)?.outcome);
+        let outcomes: Vec<_> = tests.iter().map(known).collect();
+        // What any of them has noticed is noticed, also when cheaper ones are to be tried again.
+        let noticed = outcomes.iter().flatten().find(|outcome| **outcome != Outcome::Missed);
+        let missed = outcomes.iter().all(Option::is_some).then_some(Outcome::Missed);
+        noticed.copied().or(missed)
     }
 
-    /// Whether the last of these tests are to be tried: the others have missed the change.
-    pub fn is_left(&self, change: &Change, tests: &[Tests]) -> bool {
-        let Some((_, cheaper)) = tests.split_last() else { return false };
+    /// Whether the tests of this number, from 1 on, are to be tried: the cheaper ones have missed the change, and none noticed it.
+    pub fn is_left(&self, change: &Change, tests: &[Tests], number: usize) -> bool {
+        let cheaper = &tests[..number - 1];
         let missed = cheaper.is_empty() || self.outcome(change, cheaper) == Some(Outcome::Missed);
-        missed && self.outcome(change, tests).is_none()
+        missed && self.outcome(change, &tests[..number]).is_none() && self.outcome(change, tests).is_none()
     }
 
     /// Removes what earlier runs have left.
@@ -174,7 +172,7 @@ mod tests {
         assert_eq!(ledger.outcome(&caught, tests), Some(Outcome::Caught));
         assert_eq!(ledger.outcome(&missed, tests), None, "the other tests were not tried");
         assert_eq!(ledger.outcome(&missed, &tests[..1]), Some(Outcome::Missed));
-        assert!(ledger.is_left(&missed, tests) && !ledger.is_left(&caught, tests));
+        assert!(ledger.is_left(&missed, tests, 2) && !ledger.is_left(&caught, tests, 2));
 
         // A new test may notice what was missed; what was caught stays so until its own file changes.
         let later = Tree::at(&source, 2);
@@ -182,6 +180,11 @@ mod tests {
         ledger.absorb(&tests[0], &later).unwrap();
         assert_eq!(ledger.outcome(&caught, tests), Some(Outcome::Caught));
         assert_eq!(ledger.outcome(&missed, &tests[..1]), None);
+        ledger.begin(&tests[1]).unwrap();
+        write(&tests[1], "caught.txt", "b.rs:1:1: y");
+        ledger.absorb(&tests[1], &later).unwrap();
+        assert_eq!(ledger.outcome(&missed, tests), Some(Outcome::Caught), "by dearer tests");
+        assert!(!ledger.is_left(&missed, tests, 1));
         fs::write(source.join("proxy-x/a.rs"), "other").unwrap();
         let ledger = Ledger::read(&kept, &Tree::at(&source, 3)).unwrap();
         assert_eq!(ledger.outcome(&caught, tests), None);
