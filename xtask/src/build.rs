@@ -129,7 +129,7 @@ pub fn agent(workspace: &Workspace, args: &Args) -> Result<PathBuf> {
 }
 
 /// Leaves an equal file as it is, so that cargo sees no change and rebuilds nothing.
-fn write_if_changed(path: &Path, content: &[u8]) -> Result<()> {
+pub fn write_if_changed(path: &Path, content: &[u8]) -> Result<()> {
     if fs::read(path).is_ok_and(|old| old == content) {
         return Ok(());
     }

@@ -1,7 +1,7 @@
 //! `cargo xtask mutants`: changes the source, one place at a time, and tells which changes no test notices (cargo-mutants).
 //!
-//! Each change is tried against the cheapest tests that may notice it, and what they miss against the next ones. Outcomes are kept
-//! in a ledger, so that a run that was interrupted goes on where it was.
+//! Each change is tried against the cheapest tests that may notice it, and what they miss against the next ones. A ledger
+//! keeps the outcomes, so that an interrupted run can be resumed.
 
 mod change;
 mod ledger;
@@ -28,8 +28,8 @@ use tree::{Tree, hash};
 /// Change pure rules and packet stages, one place at a time, and tell which changes no test notices (cargo-mutants; built once,
 /// in minutes; then a change takes seconds).
 ///
-/// Outcomes are kept in target/mutants: the same command again goes on with what is left. A change that a test has noticed is
-/// tried again when its file has changed, one that was missed when anything has. Fails when a change is missed that
+/// target/mutants keeps the outcomes: the same command again resumes an interrupted run. It tries a change that a test has noticed
+/// again after its file was edited, and one that no test noticed after any source was edited. Fails when a change is missed that
 /// xtask/explained.json does not explain. Changes that need not be noticed are excluded in .cargo/mutants.toml.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Args {

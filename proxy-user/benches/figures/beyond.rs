@@ -1,25 +1,23 @@
 //! Packets to an endpoint on another node (SNAT), by tc and by XDP, and their replies.
 //!
-//! The pair of Services again (`packets.rs`), for two clients outside. Each of the two flows goes on under the other one's client,
-//! so that packets and replies go to and fro too. Each run takes one from the time to live.
+//! The two Services that are each other's endpoint (`packets.rs`), with two clients outside. SNAT gives the packets of each client
+//! the address of the other one, so that a packet, and a reply, alternates between the two flows. Each run decrements the time to
+//! live.
 
 use std::fs::File;
 use std::thread;
 
 use aya::programs::{Xdp, XdpMode};
-use aya::{TestRun as _, TestRunOptions};
 use proxy_common::config::{NodeConfig, PortRange, SNAT_PORTS, SNAT_RANGES};
-use proxy_common::maglev;
 use proxy_common::select::{Algorithm, source_port};
-use proxy_common::service::ServiceEntry;
-use proxy_user::maps::{MaglevTable, Write};
-use proxy_user::plan::BackendAddress;
-use proxy_user::plan::maglev::{Member, length, packed, signature};
+use proxy_user::plan::maglev::length;
 
-use crate::harness::Harness;
+use crate::harness::{Harness, Service};
 use crate::node::{know, node_addr, send_on_as, uplink};
 use crate::packet::{ACK, Packet, SYN, ends};
-use crate::packets::{Bench, CHAIN_START, FEW, MANY, ROUNDS, RUNS, by_size, frontend, in_turn};
+use crate::packets::{
+    Bench, CHAIN_START, FEW, MANY, ROUNDS, RUNS, by_size, frontend, in_turn, over_floor, timed,
+};
 use crate::report::{Row, Sample};
 
 /// Runs after which a packet's time to live is not over yet.
@@ -39,31 +37,14 @@ impl Bench {
         let mut context = [0; 24];
         context[4..8].copy_from_slice(&(bytes.len() as u32).to_ne_bytes());
         context[12..16].copy_from_slice(&uplink().to_ne_bytes());
-        let time = |program: &str| {
-            let mut out = vec![0; 256];
-            let options = TestRunOptions {
-                data_in: Some(&bytes),
-                data_out: Some(&mut out),
-                ctx_in: Some(&context),
-                repeat,
-                ..TestRunOptions::default()
-            };
-            let result = self.harness.early_program(program).test_run(options).unwrap();
-            out.truncate(result.data_size_out as usize);
-            (result.duration.as_nanos() as f64, out)
-        };
-        let (before, _) = time("xdp_nop");
-        let (measured, out) = time("xdp_ingress");
-        (measured - f64::min(before, time("xdp_nop").0), out)
+        let run = |name: &str| timed(self.harness.early_program(name), &bytes, &context, repeat);
+        over_floor(run, "xdp_nop", "xdp_ingress")
     }
 
     /// A round of packets that are sent on to another node, and what the last one became.
     fn sent_on(&self, packet: &Packet, repeat: u32) -> (f64, Vec<u8>) {
-        let (bytes, device) = (packet.bytes(), Some(uplink()));
-        let floor = || self.time_by("nop", &bytes, repeat, device).0;
-        let before = floor();
-        let (measured, out) = self.time_by("tc_ingress", &bytes, repeat, device);
-        (measured - f64::min(before, floor()), out)
+        let bytes = packet.bytes();
+        over_floor(|name| self.time_by(name, &bytes, repeat, Some(uplink())), "nop", "tc_ingress")
     }
 
     /// The segment that goes to and fro.
@@ -86,11 +67,16 @@ impl Bench {
 
     /// The times of new flows: each chain is walked by two clients, of whom the first one is for the caches. Services are hot then,
     /// flows are not.
-    fn begun(&self, hosts: [u16; 2], walk: impl Fn(&Packet) -> f64) -> Sample {
+    fn begun(&self, hosts: [u16; 2], walk: impl Fn(&Packet) -> (f64, Vec<u8>)) -> Sample {
         let chains = (self.services.len() as u32 - CHAIN_START) / HOPS;
         let time = |chain: u32| {
-            let to = frontend(self.family, CHAIN_START + chain * HOPS);
-            hosts.map(|host| walk(&Packet::tcp(SYN, self.family.client(host, 1024 + chain as u16), to)))[1]
+            let first = CHAIN_START + chain * HOPS;
+            hosts.map(|host| {
+                let client = self.family.client(host, 1024 + chain as u16);
+                let (time, sent) = walk(&Packet::tcp(SYN, client, frontend(self.family, first)));
+                assert_eq!(ends(&sent).1, frontend(self.family, first + HOPS), "each hop translates");
+                time
+            })[1]
         };
         Sample::median((0..chains.min(CHAINS)).map(time).collect())
     }
@@ -98,22 +84,9 @@ impl Bench {
     /// Spreads all Services by Maglev tables, each of one endpoint.
     fn spread_by_maglev(&mut self) {
         let words = length(1);
-        let writes = self.services.iter().flat_map(|service| {
-            let member = |(id, at): &(u32, std::net::SocketAddr)| Member {
-                at: BackendAddress { address: at.ip(), port: at.port() },
-                weight: 1,
-                id: *id,
-            };
-            let members: Vec<_> = service.backends.iter().map(member).collect();
-            let table = MaglevTable { base: service.id * words, words, signature: signature(&members) };
-            let entry = ServiceEntry { algorithm: Algorithm::Maglev as u8, ..service.entry() };
-            [
-                Write::MaglevTable(table.base, packed(&members)),
-                Write::MaglevIndex(maglev::index(service.id, false), table.into()),
-                Write::Service(service.frontend_key(), entry),
-            ]
-        });
-        let writes: Vec<_> = writes.collect();
+        let table =
+            |service: &Service| service.writes_with_table(Algorithm::Maglev as u8, service.id * words);
+        let writes: Vec<_> = self.services.iter().flat_map(table).collect();
         self.harness.write(&writes);
     }
 }
@@ -182,10 +155,10 @@ pub fn measure(group: &'static str, [target, target_new]: [f64; 2], benches: &mu
     }
     let many = &mut benches[1];
     send_on_as(node_addr(many.family), &many.harness);
-    let begun = many.begun([4, 6], |packet| many.sent_on(packet, HOPS).0);
-    let early = many.begun([7, 8], |packet| many.early(packet, HOPS));
+    let begun = many.begun([4, 6], |packet| many.sent_on(packet, HOPS));
+    let early = many.begun([7, 8], |packet| many.early_on(packet, HOPS));
     many.spread_by_maglev();
-    let by_maglev = many.begun([9, 10], |packet| many.early(packet, HOPS));
+    let by_maglev = many.begun([9, 10], |packet| many.early_on(packet, HOPS));
     drop(attached);
     assert_eq!(many.harness.reasons(), [], "nothing was refused");
     rows.extend([

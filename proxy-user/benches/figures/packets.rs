@@ -13,7 +13,7 @@
 use std::net::SocketAddr;
 use std::path::Path;
 
-use aya::{TestRun as _, TestRunOptions};
+use aya::{TestRun, TestRunOptions, TestRunResult};
 use proxy_user::maps::view::FlowState;
 use proxy_user::programs::Capacities;
 
@@ -78,26 +78,15 @@ impl Bench {
 
     /// The time of a packet that comes by a device, and what became of it in the end.
     pub fn time_by(&self, program: &str, packet: &[u8], repeat: u32, device: Option<u32>) -> (f64, Vec<u8>) {
-        let mut out = vec![0; 256];
         let hook = if program == Hook::Egress.program() { Hook::Egress } else { Hook::Ingress };
         let context = context_of(hook, device.unwrap_or_default());
-        let options = TestRunOptions {
-            data_in: Some(packet),
-            data_out: Some(&mut out),
-            ctx_in: Some(&context),
-            repeat,
-            ..TestRunOptions::default()
-        };
-        let result = self.harness.program(program).test_run(options).unwrap();
-        out.truncate(result.data_size_out as usize);
-        (result.duration.as_nanos() as f64, out)
+        timed(self.harness.program(program), packet, &context, repeat)
     }
 
     /// A round of one program on one packet, without the floor.
     pub fn round(&self, program: &str, packet: &Packet, repeat: u32) -> f64 {
-        let before = self.time("nop", packet, repeat);
-        let measured = self.time(program, packet, repeat);
-        measured - f64::min(before, self.time("nop", packet, repeat))
+        let bytes = packet.bytes();
+        over_floor(|program| self.time_by(program, &bytes, repeat, None), "nop", program).0
     }
 
     /// A segment of the client's in the pair's first flow.
@@ -140,7 +129,32 @@ impl Bench {
     }
 }
 
-/// What is measured in both sets of Services: name, targets of IPv4 and IPv6, measurement.
+/// The time of a program over a packet, and what became of it in the last run.
+pub fn timed<P>(program: &P, packet: &[u8], context: &[u8], repeat: u32) -> (f64, Vec<u8>)
+where
+    P: for<'a> TestRun<Opts<'a> = TestRunOptions<'a>, Result = TestRunResult>,
+{
+    let mut out = vec![0; 256];
+    let options = TestRunOptions {
+        data_in: Some(packet),
+        data_out: Some(&mut out),
+        ctx_in: Some(context),
+        repeat,
+        ..TestRunOptions::default()
+    };
+    let result = program.test_run(options).unwrap();
+    out.truncate(result.data_size_out as usize);
+    (result.duration.as_nanos() as f64, out)
+}
+
+/// A round of one program, less the empty one before and after it, of which the quicker one counts.
+pub fn over_floor(run: impl Fn(&str) -> (f64, Vec<u8>), empty: &str, program: &str) -> (f64, Vec<u8>) {
+    let (before, _) = run(empty);
+    let (measured, out) = run(program);
+    (measured - f64::min(before, run(empty).0), out)
+}
+
+/// What is measured in each set of Services: name, targets of IPv4 and IPv6, measurement.
 type Case = (&'static str, [f64; 2], fn(&mut Bench) -> f64);
 
 const CASES: [Case; 5] = [

@@ -40,7 +40,7 @@ enum State<K> {
     Streams(Events<K>),
     /// The watch begins at this version.
     Resumes(String),
-    /// The watch goes on.
+    /// The watch is open, and has reached this version.
     Watches(String, Events<K>),
 }
 
@@ -148,7 +148,7 @@ fn watched<K: Watched>(item: kube::Result<WatchEvent<K>>, version: String, event
     }
 }
 
-/// The server tells of a failure, or the connection failed.
+/// Handles an ERROR event of the API server, and a failed connection.
 fn failed<K: Watched>(
     item: kube::Result<WatchEvent<K>>,
     goes_on: impl FnOnce(Events<K>) -> State<K>,

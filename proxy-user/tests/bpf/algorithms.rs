@@ -6,9 +6,7 @@ use std::net::SocketAddr;
 use proxy_common::maglev;
 use proxy_common::select::Algorithm;
 use proxy_common::service::{SERVICE_MAGLEV_OUTSIDE, ServiceEntry};
-use proxy_user::maps::{MaglevRow, MaglevTable, Write};
-use proxy_user::plan::BackendAddress;
-use proxy_user::plan::maglev::{Member, length, packed, signature};
+use proxy_user::maps::{MaglevRow, Write};
 
 use crate::Scenario;
 use crate::harness::{Family, Harness, Hook, Service};
@@ -49,21 +47,7 @@ fn serve(family: Family, harness: &mut Harness, algorithm: u8, first: u32) -> Se
         *id = other;
     }
     harness.serve(std::slice::from_ref(&service));
-    let members: Vec<Member> = service
-        .backends
-        .iter()
-        .map(|(id, at)| Member {
-            at: BackendAddress { address: at.ip(), port: at.port() },
-            weight: 1,
-            id: *id,
-        })
-        .collect();
-    let table = MaglevTable { base: TABLE, words: length(3), signature: signature(&members) };
-    harness.write(&[
-        Write::MaglevTable(TABLE, packed(&members)),
-        Write::MaglevIndex(maglev::index(ID, false), table.into()),
-        Write::Service(service.frontend_key(), ServiceEntry { algorithm, ..service.entry() }),
-    ]);
+    harness.write(&service.writes_with_table(algorithm, TABLE));
     service
 }
 

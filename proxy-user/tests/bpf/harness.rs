@@ -17,6 +17,7 @@ use proxy_common::flow::{
 };
 use proxy_common::fragment::{FragmentEntry, FragmentKey};
 use proxy_common::latency::{LatencyEntry, LatencyKey};
+use proxy_common::maglev::index;
 use proxy_common::map_names as names;
 use proxy_common::prefilter::{Role, position};
 use proxy_common::reason::Reason;
@@ -24,7 +25,9 @@ use proxy_common::service::{KIND_CLUSTER_IP, SCOPE_INTERNAL, ServiceEntry};
 use proxy_common::stats::{RefusalKey, ServiceStats};
 use proxy_common::version::ABI_VERSION;
 use proxy_user::maps::view::View;
-use proxy_user::maps::{Backend, FrontendKey, KernelStore, Store as _, Table, Write};
+use proxy_user::maps::{Backend, FrontendKey, KernelStore, MaglevTable, Store as _, Table, Write};
+use proxy_user::plan::BackendAddress;
+use proxy_user::plan::maglev::{self, Member};
 use proxy_user::programs::{Capacities, EMBEDDED, load_packet_path};
 
 /// Most scenarios give their Services ids below that.
@@ -114,6 +117,23 @@ impl Service {
     pub fn new(id: u32, proto: u8, frontend: SocketAddr, backends: &[SocketAddr]) -> Self {
         let backends = backends.iter().zip(id * 16..).map(|(addr, id)| (id, *addr)).collect();
         Self { id, frontend, proto, backends, flags: 0 }
+    }
+
+    /// All that makes the Service's algorithm this one, with a Maglev table of its endpoints from this word on.
+    pub fn writes_with_table(&self, algorithm: u8, base: u32) -> [Write; 3] {
+        let member = |(id, at): &(u32, SocketAddr)| Member {
+            at: BackendAddress { address: at.ip(), port: at.port() },
+            weight: 1,
+            id: *id,
+        };
+        let members: Vec<_> = self.backends.iter().map(member).collect();
+        let words = maglev::length(members.len());
+        let table = MaglevTable { base, words, signature: maglev::signature(&members) };
+        [
+            Write::MaglevTable(base, maglev::packed(&members)),
+            Write::MaglevIndex(index(self.id, false), table.into()),
+            Write::Service(self.frontend_key(), ServiceEntry { algorithm, ..self.entry() }),
+        ]
     }
 
     pub fn frontend_key(&self) -> FrontendKey {

@@ -263,6 +263,12 @@ impl Fixture {
     /// Replaces a Service, and waits until both clients reach exactly `servers` by its first port.
     pub fn change(&self, service: Service, servers: &[&str]) -> Result<()> {
         self.folder.put(service)?;
+        self.reaches(service, servers)
+    }
+
+    /// Waits until both clients reach exactly `servers` by the first port of a Service. Several connections of each show that: one
+    /// may reach the right server by chance.
+    pub fn reaches(&self, service: Service, servers: &[&str]) -> Result<()> {
         let first = service.ports.first().context("a Service without ports")?;
         let kind = if first.is_tcp { Kind::Tcp } else { Kind::Datagram };
         for family in Family::BOTH {

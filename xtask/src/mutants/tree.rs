@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
 
+use crate::build::write_if_changed;
 use crate::exec::Cmd;
 use crate::workspace::Workspace;
 
@@ -29,19 +30,13 @@ impl Tree {
         names.retain(|name| workspace.root().join(name).is_file());
         let mut together = 0;
         for name in &names {
-            let to = root.join(name);
             let bytes =
                 fs::read(workspace.root().join(name)).with_context(|| format!("cannot read {name}"))?;
             if name.starts_with("proxy-") {
                 together =
                     hash(&[together, hash(name.as_bytes()), hash(&bytes)].map(u64::to_le_bytes).concat());
             }
-            if fs::read(&to).is_ok_and(|there| there == bytes) {
-                continue;
-            }
-            let shown = || format!("cannot write {}", to.display());
-            fs::create_dir_all(to.parent().unwrap_or(root)).with_context(shown)?;
-            fs::write(&to, bytes).with_context(shown)?;
+            write_if_changed(&root.join(name), &bytes)?;
         }
         remove_others(root, root, &names)?;
         Ok(Self { root: root.to_owned(), hash: together })

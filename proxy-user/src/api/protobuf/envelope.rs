@@ -70,7 +70,8 @@ pub fn event<K: Message + Resource<DynamicType = ()>>(bytes: &[u8]) -> Result<Wa
         let field = first(&mut rest)?;
         match field.number {
             1 => name = field.text()?,
-            2 => object = raw_extension(field.bytes()?)?,
+            // A RawExtension.
+            2 => object = find(field.bytes()?, 1)?.map_or(Ok(&[][..]), |raw| raw.bytes())?,
             _ => {}
         }
     }
@@ -96,24 +97,14 @@ pub fn event<K: Message + Resource<DynamicType = ()>>(bytes: &[u8]) -> Result<Wa
     })
 }
 
-fn raw_extension(bytes: &[u8]) -> Result<&[u8], Malformed> {
-    let (mut raw, mut rest) = (&[][..], bytes);
-    while !rest.is_empty() {
-        let field = first(&mut rest)?;
-        if field.number == 1 {
-            raw = field.bytes()?;
-        }
-    }
-    Ok(raw)
-}
-
 /// Takes an object of this kind out of its envelope.
 fn open<'a>(bytes: &'a [u8], wanted: &str) -> Result<&'a [u8], Malformed> {
     let (mut found, mut raw, mut rest) = ("", &[][..], bytes.strip_prefix(MAGIC).ok_or(Malformed::Magic)?);
     while !rest.is_empty() {
         let field = first(&mut rest)?;
         match field.number {
-            1 => found = kind(field.bytes()?)?,
+            // A TypeMeta.
+            1 => found = find(field.bytes()?, 2)?.map_or(Ok(""), |kind| kind.text())?,
             2 => raw = field.bytes()?,
             // How the object is packed, and in which form it is: empty for protobuf as it is.
             3 | 4 if !field.bytes()?.is_empty() => {
@@ -128,13 +119,14 @@ fn open<'a>(bytes: &'a [u8], wanted: &str) -> Result<&'a [u8], Malformed> {
     Err(Malformed::Kind { wanted: wanted.to_owned(), found: found.to_owned() })
 }
 
-fn kind(type_meta: &[u8]) -> Result<&str, Malformed> {
-    let (mut kind, mut rest) = ("", type_meta);
+/// The last field with this number.
+fn find(bytes: &[u8], number: u32) -> Result<Option<Field<'_>>, Malformed> {
+    let (mut found, mut rest) = (None, bytes);
     while !rest.is_empty() {
         let field = first(&mut rest)?;
-        if field.number == 2 {
-            kind = field.text()?;
+        if field.number == number {
+            found = Some(field);
         }
     }
-    Ok(kind)
+    Ok(found)
 }

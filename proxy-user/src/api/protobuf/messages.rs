@@ -1,5 +1,5 @@
-//! Which field of Kubernetes' messages is which of ours: the numbers of `generated.proto` in k8s.io/api (`core/v1`,
-//! `discovery/v1`, `networking/v1`) and k8s.io/apimachinery (`meta/v1`), which never change.
+//! Decodes the fields of Kubernetes' protobuf messages that the agent reads. Field numbers are those of `generated.proto` in
+//! k8s.io/api (`core/v1`, `discovery/v1`, `networking/v1`) and k8s.io/apimachinery (`meta/v1`), which never change.
 //!
 //! Go writes texts and numbers that are no pointers even if they are empty, and JSON leaves those out.
 

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Result, ensure};
+use proxy_user::maps::view::View;
 use serde_json::{Value, json};
 
 use super::shows;
@@ -100,9 +101,17 @@ pub fn text(pods: &[(u8, bool, State)], spec: &Value, ingress: &[IpAddr]) -> Str
     text
 }
 
-/// The device towards the client is the one that leads outside.
+/// The device towards the client is the one that leads outside. Where an agent runs, waits until the programs know it.
 pub fn open_up(fixture: &Fixture) -> Result<()> {
-    fixture.node.ip("route replace default via 10.98.0.2\nroute replace default via fd98::2\n")
+    fixture.node.ip("route replace default via 10.98.0.2\nroute replace default via fd98::2\n")?;
+    if fixture.agent_mut().is_err() {
+        return Ok(());
+    }
+    eventually(SOON, || {
+        let [first, ..] = View::open(&fixture.bpffs())?.node_config()?.uplinks;
+        ensure!(first != 0, "the programs know no uplink");
+        Ok(())
+    })
 }
 
 pub fn node_ip(family: Family) -> IpAddr {

@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeFrom;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use proxy_user::maps::view::View;
@@ -34,8 +34,8 @@ const POD: u8 = 2;
 /// Of the clients' own; below those that the kernel hands out.
 const FIRST_PORT: u16 = 20_000;
 
-/// From the first entry of a change to the last; it takes a few milliseconds.
-const UNTIL_PROGRAMMED: Duration = Duration::from_millis(500);
+/// A change whose last entry is this old is complete: from the first to the last it takes a few milliseconds.
+const QUIET: Duration = Duration::from_millis(500);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Who {
@@ -181,11 +181,15 @@ fn run(fixture: &Fixture) -> Result<()> {
         let rows = || Ok::<_, anyhow::Error>(format!("{:?}", View::open(&fixture.bpffs())?.services()?));
         let before = rows()?;
         put(fixture, setup.endpoints, &spec, &[v4[0], v6[0]])?;
+        let (mut last, mut changed) = (before.clone(), Instant::now());
         eventually(SOON, || {
-            ensure!(rows()? != before, "not programmed");
+            let now = rows()?;
+            if now != last {
+                (last, changed) = (now, Instant::now());
+            }
+            ensure!(last != before && changed.elapsed() >= QUIET, "not programmed");
             Ok(())
         })?;
-        std::thread::sleep(UNTIL_PROGRAMMED);
         for (family, who) in Family::BOTH.into_iter().flat_map(|family| ALL_CLIENTS.map(|who| (family, who)))
         {
             let client = match who {

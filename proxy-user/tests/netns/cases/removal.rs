@@ -8,7 +8,7 @@ use proxy_user::maps::view::View;
 use serde_json::json;
 
 use super::capabilities::{LEAN, restrict};
-use super::{Case, packet::WIDE, spread, tcp, udp, vip};
+use super::{Case, packet::WIDE, tcp, udp, vip};
 use crate::agent::Agent;
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
 use crate::manifest::{Family, Service, text_with};
@@ -37,22 +37,6 @@ fn put(fixture: &Fixture, service: Service, policy: &str, delay: &str) -> Result
     fixture.folder.put_text(service.name, &text)
 }
 
-/// Waits until new connections are served by this one alone. One connection of each client does not show that: with two
-/// endpoints, all of them may reach the same one by chance.
-fn is_served_by(fixture: &Fixture, server: &str) -> Result<()> {
-    const CONNECTIONS: usize = 12;
-    eventually(SOON, || {
-        for (path, client) in fixture.clients() {
-            for family in Family::BOTH {
-                let attempt = Attempt::new(Kind::Tcp, vip(family, WIDE, Kind::Tcp));
-                let seen = spread(client, attempt, CONNECTIONS)?;
-                ensure!(seen.iter().eq([server]), "{path} {family:?}: new connections reach {seen:?}");
-            }
-        }
-        Ok(())
-    })
-}
-
 /// A TCP connection to the first pod: a client of the packet path, a process of the node, and one of a pod; both families.
 struct Open {
     path: &'static str,
@@ -70,7 +54,7 @@ fn with<T>(fixture: &Fixture, path: &str, action: impl FnOnce(&Peer) -> Result<T
 }
 
 fn open(fixture: &Fixture) -> Result<Vec<Open>> {
-    is_served_by(fixture, "0/8080")?;
+    fixture.reaches(WIDE, &["0/8080"])?;
     let mut all = Vec::new();
     for path in ["packet", "socket", "pod"] {
         for (id, family) in (0..).zip(Family::BOTH) {
@@ -123,7 +107,7 @@ fn resets(fixture: &Fixture) -> Result<()> {
     let all = open(fixture)?;
     let begun = Instant::now();
     put(fixture, SECOND, "reset", "3s")?;
-    is_served_by(fixture, "1/8080")?;
+    fixture.reaches(WIDE, &["1/8080"])?;
     // Each is talked on while the delay lasts: the looks at all of them may not have taken longer.
     all_go_on(fixture, &all)?;
     ensure!(begun.elapsed() < DELAY, "the machine is too slow to see that the delay counts");
@@ -131,12 +115,12 @@ fn resets(fixture: &Fixture) -> Result<()> {
     ensure!(begun.elapsed() >= DELAY, "reset after {:?}", begun.elapsed());
     let reasons = View::open(&fixture.bpffs())?.reasons()?;
     ensure!(reasons.get(&Reason::EndpointLeft).is_some_and(|count| *count >= 2), "{reasons:?}");
-    is_served_by(fixture, "1/8080")?;
+    fixture.reaches(WIDE, &["1/8080"])?;
     // What connected meanwhile is left alone.
     put(fixture, FIRST, "drain", "0s")?;
     let all = open(fixture)?;
     put(fixture, SECOND, "drain", "0s")?;
-    is_served_by(fixture, "1/8080")?;
+    fixture.reaches(WIDE, &["1/8080"])?;
     std::thread::sleep(Duration::from_secs(2));
     all_go_on(fixture, &all)?;
     // Of the packet path, what is left on the endpoint is known.
@@ -158,7 +142,7 @@ fn drains(fixture: &Fixture) -> Result<()> {
     put(fixture, FIRST, "vanish", "soon")?;
     let all = open(fixture)?;
     put(fixture, SECOND, "vanish", "soon")?;
-    is_served_by(fixture, "1/8080")?;
+    fixture.reaches(WIDE, &["1/8080"])?;
     std::thread::sleep(Duration::from_secs(2));
     all_go_on(fixture, &all)?;
     for text in ["one of drain, reset", "from 0s to 24h"] {
@@ -175,7 +159,7 @@ fn away(fixture: &Fixture) -> Result<()> {
     all_go_on(fixture, &all)?;
     fixture.begin()?;
     all_are_reset(fixture, &all)?;
-    is_served_by(fixture, "1/8080")
+    fixture.reaches(WIDE, &["1/8080"])
 }
 
 fn helper(fixture: &Fixture) -> Result<()> {
@@ -185,7 +169,7 @@ fn helper(fixture: &Fixture) -> Result<()> {
     put(fixture, FIRST, "reset", "0s")?;
     let (in_pods, others): (Vec<_>, Vec<_>) = open(fixture)?.into_iter().partition(|one| one.path == "pod");
     put(fixture, SECOND, "reset", "0s")?;
-    is_served_by(fixture, "1/8080")?;
+    fixture.reaches(WIDE, &["1/8080"])?;
     all_are_reset(fixture, &others)?;
     all_go_on(fixture, &in_pods)?;
     restrict(fixture, ["NET_ADMIN", "SYS_ADMIN", "SYS_PTRACE"].into_iter())?;
