@@ -1,7 +1,7 @@
 use rstest::rstest;
 
 use super::*;
-use crate::cli::args::list::ListOptions;
+use crate::cli::args::list::ViewArgs;
 use crate::cli::show::watch::Watch;
 
 #[derive(Clone, serde::Serialize)]
@@ -69,10 +69,10 @@ fn the_forms_of_a_list() {
 #[derive(clap::Parser)]
 struct Options {
     #[command(flatten)]
-    list: ListOptions,
+    list: ViewArgs,
 }
 
-fn options(flags: &[&str]) -> ListOptions {
+fn options(flags: &[&str]) -> ViewArgs {
     <Options as clap::Parser>::parse_from(["list", "--watch"].iter().chain(flags)).list
 }
 
