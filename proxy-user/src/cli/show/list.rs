@@ -116,13 +116,14 @@ impl<T: Serialize> List<T> {
         let values: Vec<Value> = values.collect::<Result<_, _>>()?;
         let mut columns = self.columns.iter().enumerate();
         let column = columns.find(|(_, column)| column.heading.eq_ignore_ascii_case(asked));
+        let pointer = |field: &str| format!("/{}", field.replace('.', "/"));
         let of_field = |field: &str| -> Vec<Value> {
-            let pointer = format!("/{}", field.replace('.', "/"));
+            let pointer = pointer(field);
             values.iter().map(|value| value.pointer(&pointer).cloned().unwrap_or_default()).collect()
         };
-        let by_field = of_field(asked);
+        let is_field = values.iter().any(|value| value.pointer(&pointer(asked)).is_some());
         let keys = match column {
-            _ if by_field.iter().any(|value| !value.is_null()) => by_field,
+            _ if is_field => of_field(asked),
             Some((_, Column { field: Some(field), .. })) => of_field(field),
             Some((position, _)) => {
                 let cell = |row: &Row<T>| row.cells.get(position).cloned().unwrap_or_default().into();

@@ -51,6 +51,17 @@ fn rows_are_sorted(#[case] field: &str, #[case] expected: &str) {
 }
 
 #[test]
+fn a_field_that_is_null_in_all_rows_is_a_field() {
+    let mut list = List::new("items", [Column::new("NAME")], "Nothing.");
+    for name in ["b", "a"] {
+        let (cells, value) = (vec![name.to_owned()], serde_json::json!({ "missing": null }));
+        list.push(Row { group: "items", name: name.to_owned(), key: name.to_owned(), cells, value });
+    }
+    list.sort_by("missing").unwrap();
+    assert_eq!(list.render(ListOutput::Name, true).unwrap(), "b\na\n");
+}
+
+#[test]
 fn a_mistyped_field_is_an_error_with_the_nearest() {
     let error = list(&items()).sort_by("adress").unwrap_err().to_string();
     assert!(
