@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::{CommandFactory as _, FromArgMatches as _, Parser as _};
+use proxy_user::cli::args::bpffs::BpffsArgs;
 use proxy_user::cli::args::change::SysdumpArgs;
 use proxy_user::cli::args::downgrade::DowngradeArgs;
 use proxy_user::cli::args::end_udp_sockets::EndUdpSocketsArgs;
@@ -131,7 +132,7 @@ fn start(args: RunArgs, origins: Vec<Origin>) -> anyhow::Result<ExitCode> {
     let (write_to, cleans_up) = (args.write_config_to.clone(), args.cleanup == Some(true));
     let inits = args.init_only == Some(true);
     let removal = CleanupArgs {
-        bpffs: args.bpffs.clone(),
+        maps: BpffsArgs { bpffs: args.bpffs.clone() },
         cgroup_root: args.cgroup_root.clone(),
         dry_run: false,
         // Who writes this flag to the agent's command line has said it; kube-proxy asks nothing either.
@@ -162,7 +163,7 @@ fn start(args: RunArgs, origins: Vec<Origin>) -> anyhow::Result<ExitCode> {
 fn end_udp_sockets(args: &EndUdpSocketsArgs) -> anyhow::Result<ExitCode> {
     let filter = std::env::var("BALLAST_LOG").ok();
     telemetry::init(args.log_format, args.log_level, filter.as_deref(), None)?;
-    app::end_udp_sockets(&args.bpffs)?;
+    app::end_udp_sockets(&args.maps.bpffs)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -185,11 +186,11 @@ fn cleanup(args: &CleanupArgs) -> anyhow::Result<ExitCode> {
         print("nothing was removed\n")?;
         return Ok(ExitCode::FAILURE);
     }
-    let mut export = ConntrackExport::new(args.bpffs.clone());
+    let mut export = ConntrackExport::new(args.maps.bpffs.clone());
     let (cleanup, verb) = if args.dry_run {
-        (programs::dry_run(&args.bpffs, cgroup)?, "would remove")
+        (programs::dry_run(&args.maps.bpffs, cgroup)?, "would remove")
     } else {
-        (programs::cleanup_before(&mut export, &args.bpffs, cgroup)?, "removed")
+        (programs::cleanup_before(&mut export, &args.maps.bpffs, cgroup)?, "removed")
     };
     let mut text: String = cleanup.removed.iter().map(|line| [verb, " ", line, "\n"].concat()).collect();
     text.push_str(&export.report());
@@ -211,7 +212,7 @@ fn cleanup(args: &CleanupArgs) -> anyhow::Result<ExitCode> {
 
 /// Shows a person what would be removed, and asks.
 fn wants_cleanup(args: &CleanupArgs, cgroup: Option<&Path>) -> anyhow::Result<bool> {
-    let found = programs::dry_run(&args.bpffs, cgroup)?;
+    let found = programs::dry_run(&args.maps.bpffs, cgroup)?;
     if found.removed.is_empty() {
         return Ok(true);
     }
@@ -226,7 +227,7 @@ fn wants_cleanup(args: &CleanupArgs, cgroup: Option<&Path>) -> anyhow::Result<bo
 /// `ballast check -o json`, for an archive.
 fn checked(args: &SysdumpArgs) -> Result<String, String> {
     let words = ["ballast", "check", "-o", "json"].map(std::ffi::OsString::from);
-    let words = words.into_iter().chain(["--bpffs".into(), args.bpffs.clone().into_os_string()]);
+    let words = words.into_iter().chain(["--bpffs".into(), args.maps.bpffs.clone().into_os_string()]);
     let parsed = Args::try_parse_from(words).map_err(|error| error.to_string())?;
     let Command::Check(mut check) = parsed.command else {
         return Err("there is no command check".to_owned());
@@ -238,7 +239,7 @@ fn checked(args: &SysdumpArgs) -> Result<String, String> {
 
 /// Makes the maps of the previous version, and copies flows until its programs have replaced ours.
 fn downgrade(args: &DowngradeArgs) -> anyhow::Result<ExitCode> {
-    let downgrade = programs::downgrade(&args.bpffs)?;
+    let downgrade = programs::downgrade(&args.maps.bpffs)?;
     let (flows, lost) = (downgrade.flows, downgrade.lost);
     print(&format!(
         "{flows} connections of the packet path are copied, {lost} cannot be. Stop the agent and start the previous version \

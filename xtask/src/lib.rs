@@ -1,7 +1,7 @@
 //! Ballast's task runner: what `cargo xtask` can do, one module per command.
 //!
 //! It depends on none of the other crates but `proxy-common`, which needs nothing but the compiler: it must build
-//! before they do.
+//! before they do. Its tests also use `proxy-user`.
 
 pub mod apiserver;
 pub mod apt;

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, Parser, Subcommand};
 use xtask::{
     bench, build, chart, cluster, coverage, demo, deny, docs, e2e, fuzz, image, lint, log, mutants, package,
     release, reproducible, scale, setup, test,
@@ -43,7 +43,7 @@ fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Setup(args) => setup::run(&args),
         Command::Build(args) => build::run(&args),
-        Command::Lint(args) => lint::run(&args),
+        Command::Lint(args) => lint::run(&args, Cli::command()),
         Command::Test(args) => test::run(&args),
         Command::Demo(args) => demo::run(&args),
         Command::Bench(args) => bench::run(&args),

@@ -1,5 +1,6 @@
 //! What can be typed. Parsing has no effects; the comments here are the help texts.
 
+pub mod bpffs;
 pub mod change;
 pub mod check;
 mod choices;

@@ -36,7 +36,7 @@ pub struct Explanation {
 
 /// Reads the maps, and answers.
 pub fn answer(args: &ExplainArgs) -> Result<String, ShowError> {
-    let view = View::open(&args.reader.bpffs)?;
+    let view = View::open(&args.reader.maps.bpffs)?;
     let explanation = match (args.destination.to.ip(), args.client) {
         (IpAddr::V4(to), client @ (Client::Host | Client::Pod)) => {
             explain(&view.rules::<V4>()?, client, None, to.octets(), args.destination)

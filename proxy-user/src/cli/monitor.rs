@@ -92,7 +92,7 @@ pub fn run(args: &MonitorArgs, out: &mut impl Write) -> Result<(), MonitorError>
         reasons: args.reason.clone(),
         kinds: args.kind.clone(),
     };
-    let view = View::open(&args.bpffs)?;
+    let view = View::open(&args.maps.bpffs)?;
     let mut names = Names::read(&view)?;
     let mut listener = view.listen(args.sample)?;
     let begun = Instant::now();

@@ -105,15 +105,18 @@ pub fn run(args: &TakeoverArgs) -> Result<String, TakeoverError> {
         }
     }
     if args.dry_run {
-        let _ =
-            writeln!(text, "{} connections go on by netfilter's conntrack", old_connections(&args.bpffs)?);
+        let _ = writeln!(
+            text,
+            "{} connections go on by netfilter's conntrack",
+            old_connections(&args.maps.bpffs)?
+        );
         return Ok(text);
     }
     let end = Instant::now() + args.wait;
-    let mut left = old_connections(&args.bpffs)?;
+    let mut left = old_connections(&args.maps.bpffs)?;
     while left > 0 && !args.now && Instant::now() < end {
         std::thread::sleep(PAUSE);
-        left = old_connections(&args.bpffs)?;
+        left = old_connections(&args.maps.bpffs)?;
     }
     if left == 0 || args.now {
         rules::finish().map_err(netfilter("remove the last table"))?;
@@ -150,7 +153,7 @@ fn is_serving(args: &TakeoverArgs) -> Result<(), TakeoverError> {
             return Err(TakeoverError::NotServing(format!("{address}: {reason}")));
         }
     }
-    let all = attachments(&args.bpffs);
+    let all = attachments(&args.maps.bpffs);
     let is_attached = |name: &str| all.iter().any(|one| one.hook == name && one.is_attached());
     match SOCKET_HOOKS.iter().find(|(name, _)| !is_attached(name)) {
         Some((name, _)) => Err(TakeoverError::NotServing(format!("{name} is not attached"))),

@@ -13,6 +13,7 @@
 
 mod client;
 pub mod counts;
+mod envelope;
 pub mod export;
 mod layer;
 pub mod queue;

@@ -2,7 +2,8 @@
 
 use serde::{Serialize, Serializer};
 
-use super::resource::{Resource, SCOPE, Scope};
+use super::envelope;
+use super::resource::Resource;
 use super::span::Context;
 use super::value::{Attributes, Value, nanoseconds};
 
@@ -66,29 +67,7 @@ impl Serialize for Severity {
     }
 }
 
-/// `LogsData`, which is also `ExportLogsServiceRequest`.
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct LogsData<'a> {
-    resource_logs: [ResourceLogs<'a>; 1],
-}
-
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct ResourceLogs<'a> {
-    resource: &'a Resource,
-    scope_logs: [ScopeLogs<'a>; 1],
-}
-
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct ScopeLogs<'a> {
-    scope: Scope,
-    log_records: &'a [LogRecord],
-}
-
 /// Records as one document, without line breaks.
 pub fn document(resource: &Resource, records: &[LogRecord]) -> serde_json::Result<String> {
-    let scope_logs = [ScopeLogs { scope: SCOPE, log_records: records }];
-    serde_json::to_string(&LogsData { resource_logs: [ResourceLogs { resource, scope_logs }] })
+    envelope::document(resource, ["resourceLogs", "scopeLogs", "logRecords"], records)
 }

@@ -5,7 +5,8 @@ use std::hash::BuildHasher as _;
 
 use serde::{Serialize, Serializer};
 
-use super::resource::{Resource, SCOPE, Scope};
+use super::envelope;
+use super::resource::Resource;
 use super::value::{Attributes, nanoseconds};
 
 /// `SPAN_KIND_INTERNAL`: it neither serves a request nor makes one.
@@ -112,28 +113,7 @@ fn parent_digits<S: Serializer>(id: &Option<u64>, serializer: S) -> Result<S::Ok
     }
 }
 
-/// `TracesData`, which is also `ExportTraceServiceRequest`.
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct TracesData<'a> {
-    resource_spans: [ResourceSpans<'a>; 1],
-}
-
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct ResourceSpans<'a> {
-    resource: &'a Resource,
-    scope_spans: [ScopeSpans<'a>; 1],
-}
-
-#[derive(Serialize)]
-struct ScopeSpans<'a> {
-    scope: Scope,
-    spans: &'a [Span],
-}
-
 /// Spans as one document, without line breaks.
 pub fn document(resource: &Resource, spans: &[Span]) -> serde_json::Result<String> {
-    let scope_spans = [ScopeSpans { scope: SCOPE, spans }];
-    serde_json::to_string(&TracesData { resource_spans: [ResourceSpans { resource, scope_spans }] })
+    envelope::document(resource, ["resourceSpans", "scopeSpans", "spans"], spans)
 }

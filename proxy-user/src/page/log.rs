@@ -180,6 +180,30 @@ mod tests {
     }
 
     #[test]
+    fn an_hour_is_kept_and_no_more() {
+        let log = Log::new(Duration::from_hours(1)).unwrap();
+        let (mut counters, after) = two_looks();
+        log.add(Some(counters.clone()), at(15_000));
+        // In the n-th quarter of a minute n connections a second begin.
+        for number in 1..=2 * HISTORY_POINTS {
+            counters.at += log.interval;
+            let id = *after.snapshot.service_stats.keys().next().unwrap();
+            let stats = counters.snapshot.service_stats.entry(id).or_default();
+            stats.connections += u64::from(number) * log.interval.as_secs();
+            log.add(Some(counters.clone()), at(15_000 + u64::from(number) * 15));
+            for service in ["", KEY] {
+                let told = log.answer(service);
+                let rates: Vec<f32> = told.points.iter().map(|point| point[0]).collect();
+                let first = number.saturating_sub(HISTORY_POINTS) + 1;
+                let expected: Vec<f32> =
+                    (first..=number).map(|number| f32::from(u16::try_from(number).unwrap())).collect();
+                assert_eq!((told.last, rates), (1_000 + u64::from(number), expected), "{service}");
+            }
+        }
+        assert_eq!(log.answer(KEY).points.len(), 4 * 60, "four points a minute");
+    }
+
+    #[test]
     fn nodes_are_added_up_by_time() {
         let one = |last, values: &[f32]| HistoryAnswer {
             interval: 15,

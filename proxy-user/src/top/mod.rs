@@ -54,7 +54,7 @@ pub enum TopError {
 
 /// Runs until a key ends it; with `--once`, gives the text of one frame.
 pub fn run(args: &TopArgs) -> Result<String, TopError> {
-    let view = View::open(&args.bpffs)?;
+    let view = View::open(&args.maps.bpffs)?;
     let colour = colour::of_stdout();
     let mut top = Top::new(args.screen, args.sort, &args.filter, args.interval);
     if args.once {

@@ -52,7 +52,7 @@ impl Sampler {
     pub(super) fn new(view: View, args: &TopArgs) -> Self {
         Self {
             view,
-            bpffs: args.bpffs.clone(),
+            bpffs: args.maps.bpffs.clone(),
             interval: args.interval.max(POLL),
             listen: args.agent.metrics_bind_address,
             listener: None,

@@ -13,7 +13,7 @@ struct Case {
     lacks: &'static [&'static str],
 }
 
-const CASES: [Case; 14] = [
+const CASES: [Case; 19] = [
     Case {
         values: &[HOST],
         holds: &[
@@ -148,6 +148,74 @@ const CASES: [Case; 14] = [
         lacks: &[],
     },
     Case {
+        values: &[
+            HOST,
+            "image.repository=registry.example/ballast",
+            "image.tag=v9",
+            "image.pullPolicy=Always",
+            "imagePullSecrets[0].name=registry",
+        ],
+        holds: &[
+            "image: registry.example/ballast:v9",
+            "imagePullPolicy: Always",
+            "imagePullSecrets:\n        - name: registry",
+        ],
+        lacks: &["localhost/ballast", "imagePullPolicy: IfNotPresent"],
+    },
+    Case {
+        values: &[
+            HOST,
+            "nodeSelector.disk=ssd",
+            "affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0].matchFields[0].key=metadata.name",
+            "tolerations[0].key=only",
+            "priorityClassName=system-cluster-critical",
+            "maxUnavailable=1",
+        ],
+        holds: &[
+            "nodeSelector:\n        disk: ssd\n        kubernetes.io/os: linux",
+            "- key: metadata.name",
+            "tolerations:\n        - key: only",
+            "priorityClassName: system-cluster-critical",
+            "maxUnavailable: 1\n",
+        ],
+        lacks: &["operator: Exists", "system-node-critical", "10%"],
+    },
+    Case {
+        values: &[
+            HOST,
+            "podAnnotations.team=net",
+            "podLabels.tier=proxy",
+            "serviceAccount.annotations.role=reader",
+            "seLinuxOptions.type=ballast_t",
+        ],
+        holds: &[
+            "        team: net\n",
+            "        tier: proxy\n",
+            "  annotations:\n    role: reader",
+            "type: ballast_t",
+        ],
+        lacks: &["spc_t"],
+    },
+    Case {
+        values: &[HOST, "resources.requests.cpu=50m", "resources.limits.cpu=2"],
+        holds: &[
+            "requests:\n              cpu: 50m\n              memory: 64Mi",
+            "limits:\n              cpu: 2\n",
+        ],
+        lacks: &[],
+    },
+    Case {
+        values: &[HOST, "paths.bpffs=/mnt/bpf", "paths.cgroup=/run/ballast/cgroup2"],
+        holds: &[
+            "value: /mnt/bpf\n",
+            "mountPath: /mnt/bpf\n",
+            "path: /mnt/bpf\n",
+            "mountPath: /run/ballast/cgroup2\n",
+            "path: /run/ballast/cgroup2\n",
+        ],
+        lacks: &[": /sys/fs/"],
+    },
+    Case {
         values: &[HOST, DIGEST],
         holds: &["image: localhost/ballast@sha256:0123456789abcdef"],
         lacks: &["image: localhost/ballast:"],
@@ -196,6 +264,11 @@ const REFUSED: [(&[&str], &str); 14] = [
     (&[HOST, "seccompProfile.type=Nonsense"], "seccompProfile"),
     (&[HOST, "monitoring.podMonitor=true"], "config.metricsBindAddress"),
 ];
+
+/// The values of each case, each as `--set` takes it.
+pub(super) fn values() -> Vec<&'static [&'static str]> {
+    CASES.iter().map(|case| case.values).collect()
+}
 
 /// Renders every case.
 pub(super) fn check(helm: &Helm) -> Result<()> {

@@ -63,15 +63,24 @@ impl Helm {
         self.render_only(None, values)
     }
 
-    /// The same of one template, or of all.
+    /// The same, each as `--set-json` takes it.
+    pub(super) fn render_json(&self, values: &[String]) -> Result<String> {
+        self.template().args(values.iter().flat_map(|value| ["--set-json", value])).read()
+    }
+
+    /// What the chart makes of these values in one template, or in all.
     pub(super) fn render_only(&self, template: Option<&str>, values: &[&str]) -> Result<String> {
         // Settings are texts, also those that look like numbers.
         let flag = |value: &str| if value.starts_with("settings.") { "--set-string" } else { "--set" };
         let sets = values.iter().flat_map(|value| [flag(value), value]);
-        self.command(&["template", KUBERNETES, "--namespace", "kube-system", "ballast"])
+        self.template()
             .args(sets)
             .args(template.into_iter().flat_map(|template| ["--show-only", template]))
             .read()
+    }
+
+    fn template(&self) -> Cmd {
+        self.command(&["template", KUBERNETES, "--namespace", "kube-system", "ballast"])
     }
 }
 

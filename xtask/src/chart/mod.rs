@@ -5,6 +5,7 @@
 
 mod cases;
 mod helm;
+mod values;
 
 use std::fs;
 #[cfg(test)]
@@ -74,6 +75,7 @@ pub fn check(workspace: &Workspace) -> Result<()> {
 fn check_with(workspace: &Workspace, helm: &Helm) -> Result<()> {
     helm.lint()?;
     cases::check(helm)?;
+    values::check(helm, &cases::values())?;
     for manifest in &MANIFESTS {
         let path = workspace.root().join(manifest.file);
         let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;

@@ -1,6 +1,7 @@
 //! `cargo xtask lint`: format, clippy on the host and on the BPF target, and the project's own rules.
 
 mod circles;
+mod commands;
 mod finding;
 mod layers;
 pub(crate) mod links;
@@ -15,6 +16,7 @@ use std::path::Path;
 use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, bail};
+use clap::Command;
 
 use finding::Finding;
 
@@ -28,8 +30,8 @@ use crate::{apt, chart, docs, go, gotools, log};
 /// The clippy that belongs to the distribution's rustc, and its package.
 const DISTRIBUTION_CLIPPY: (&str, &str) = ("/usr/bin/clippy-driver", "rust-web-clippy");
 
-/// Check format, clippy (host and BPF target, warnings denied), layers, circles, file sizes, words, links between documents, documents
-/// that are made from code, the chart with its manifests, workflows, shell scripts and systemd units.
+/// Check format, clippy (host and BPF target, warnings denied), layers, circles, file sizes, words, links between documents, calls of
+/// `cargo xtask` in them, documents that are made from code, the chart with its manifests, workflows, shell scripts and systemd units.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct Args {
     /// Only the project's own rules: no compiler, at once
@@ -37,8 +39,8 @@ pub struct Args {
     pub rules_only: bool,
 }
 
-/// Runs the command: every check runs, and the command fails if any of them did.
-pub fn run(args: &Args) -> Result<()> {
+/// Runs the command: every check runs, and the command fails if any of them did. `xtask` is what parses `cargo xtask`.
+pub fn run(args: &Args, xtask: Command) -> Result<()> {
     let workspace = Workspace::find()?;
     let mut failed = Vec::new();
     let mut check = |name: &'static str, done: Result<()>| {
@@ -47,7 +49,7 @@ pub fn run(args: &Args) -> Result<()> {
             failed.push(name);
         }
     };
-    check("rules", log::timed("layers, circles, size, words, links", || rules(&workspace)));
+    check("rules", log::timed("layers, circles, size, words, links, commands", || rules(&workspace, xtask)));
     check("docs", docs::check(&workspace));
     if !args.rules_only {
         check("fmt", log::timed("cargo fmt --check", || fmt(&workspace)));
@@ -175,7 +177,7 @@ pub(crate) fn rust_files(root: &Path) -> Result<Vec<(PathBuf, String)>> {
     Ok(files.map(|file| (file.path, file.text)).collect())
 }
 
-fn rules(workspace: &Workspace) -> Result<()> {
+fn rules(workspace: &Workspace, xtask: Command) -> Result<()> {
     let files = source::files(workspace.root())?;
     let mut findings = layers::crates(workspace)?;
     for file in &files {
@@ -185,6 +187,7 @@ fn rules(workspace: &Workspace) -> Result<()> {
     }
     findings.extend(circles::check(&files));
     findings.extend(links::check(&files, |path| workspace.root().join(path).is_file()));
+    findings.extend(commands::check(&files, &[("cargo xtask", xtask)]));
     findings.sort();
     for Finding { file, line, what } in &findings {
         log::line(format_args!("{}:{line}: {what}", file.display()));

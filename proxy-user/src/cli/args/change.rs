@@ -5,8 +5,9 @@ use std::path::PathBuf;
 use clap::Arg;
 use clap::builder::FalseyValueParser;
 
+use super::bpffs::BpffsArgs;
 use super::common::{AgentArgs, FlowFilterArgs, ZeroArgs};
-use super::list::{ListOutput, NamespaceArgs};
+use super::list::{FormatArgs, NamespaceArgs};
 use crate::cli::candidates;
 
 /// For commands that remove something: what is removed is said by flags alone.
@@ -18,15 +19,12 @@ pub(super) fn without_variables(arg: Arg) -> Arg {
 /// `ballast flow delete`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct FlowDeleteArgs {
-    /// Where the BPF file system is mounted that the agent uses.
-    #[arg(long, env = "BALLAST_BPFFS", value_name = "DIR", default_value = "/sys/fs/bpf")]
-    pub bpffs: PathBuf,
+    /// Its maps.
+    #[command(flatten)]
+    pub maps: BpffsArgs,
     /// How the connections are written that were removed.
-    #[arg(short, long, env = "BALLAST_OUTPUT", default_value = "text")]
-    pub output: ListOutput,
-    /// Leave out the headings of the table.
-    #[arg(long, env = "BALLAST_NO_HEADERS", value_parser = FalseyValueParser::new())]
-    pub no_headers: bool,
+    #[command(flatten)]
+    pub format: FormatArgs,
     /// Which.
     #[command(flatten)]
     pub which: FlowFilterArgs,
@@ -41,9 +39,9 @@ pub struct FlowDeleteArgs {
 /// `ballast service zero`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ServiceZeroArgs {
-    /// Where the BPF file system is mounted that the agent uses.
-    #[arg(long, env = "BALLAST_BPFFS", value_name = "DIR", default_value = "/sys/fs/bpf")]
-    pub bpffs: PathBuf,
+    /// Its maps.
+    #[command(flatten)]
+    pub maps: BpffsArgs,
     /// The counters' zero.
     #[command(flatten)]
     pub zero: ZeroArgs,
@@ -61,9 +59,9 @@ pub struct ServiceZeroArgs {
 /// `ballast cleanup`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct CleanupArgs {
-    /// Where the BPF file system is mounted that the agent used.
-    #[arg(long, env = "BALLAST_BPFFS", value_name = "DIR", default_value = "/sys/fs/bpf")]
-    pub bpffs: PathBuf,
+    /// Its maps.
+    #[command(flatten)]
+    pub maps: BpffsArgs,
     /// Root of the control groups whose sockets the agent served. Default: where cgroup2 is mounted.
     #[arg(long, env = "BALLAST_CGROUP_ROOT", value_name = "DIR")]
     pub cgroup_root: Option<PathBuf>,
@@ -81,9 +79,9 @@ pub struct CleanupArgs {
 /// `ballast sysdump`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct SysdumpArgs {
-    /// Where the BPF file system is mounted that the agent uses.
-    #[arg(long, env = "BALLAST_BPFFS", value_name = "DIR", default_value = "/sys/fs/bpf")]
-    pub bpffs: PathBuf,
+    /// Its maps.
+    #[command(flatten)]
+    pub maps: BpffsArgs,
     /// The agent.
     #[command(flatten)]
     pub agent: AgentArgs,

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::ValueEnum;
 use clap::builder::FalseyValueParser;
 
+use super::bpffs::BpffsArgs;
 use super::common::AgentArgs;
 use super::list::ApiArgs;
 use crate::config::value::NodePortRange;
@@ -21,9 +22,9 @@ pub struct CheckArgs {
     /// How the result is written.
     #[arg(short, long, env = "BALLAST_OUTPUT", default_value = "text")]
     pub output: CheckOutput,
-    /// Where the BPF file system is mounted that the agent uses.
-    #[arg(long, env = "BALLAST_BPFFS", value_name = "DIR", default_value = "/sys/fs/bpf")]
-    pub bpffs: PathBuf,
+    /// Its maps.
+    #[command(flatten)]
+    pub maps: BpffsArgs,
     /// Root of the control groups whose sockets are served. Default: where cgroup2 is mounted.
     #[arg(long, env = "BALLAST_CGROUP_ROOT", value_name = "DIR")]
     pub cgroup_root: Option<PathBuf>,

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::ValueEnum;
 
+use super::bpffs::BpffsArgs;
 use super::list::ScopeArgs;
 use crate::cli::candidates;
 use crate::cli::question::{self, Peer};
@@ -40,9 +41,9 @@ impl Output {
 /// What every reading command takes that is no list.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ReaderArgs {
-    /// Where the BPF file system is mounted that the agent uses.
-    #[arg(long, env = "BALLAST_BPFFS", value_name = "DIR", default_value = "/sys/fs/bpf")]
-    pub bpffs: PathBuf,
+    /// Its maps.
+    #[command(flatten)]
+    pub maps: BpffsArgs,
     /// How the answer is written.
     #[arg(short, long, env = "BALLAST_OUTPUT", default_value = "text")]
     pub output: Output,

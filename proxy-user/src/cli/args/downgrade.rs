@@ -1,16 +1,16 @@
 //! `ballast downgrade`.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
+use super::bpffs::BpffsArgs;
 use crate::config::value;
 
 /// `ballast downgrade`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct DowngradeArgs {
-    /// Where the BPF file system is mounted that the agent uses.
-    #[arg(long, env = "BALLAST_BPFFS", value_name = "DIR", default_value = "/sys/fs/bpf")]
-    pub bpffs: PathBuf,
+    /// Its maps.
+    #[command(flatten)]
+    pub maps: BpffsArgs,
     /// The layout of the maps that the other version reads: the number in `<bpffs>/ballast/v2`. Only the one before this
     /// version's is known.
     #[arg(long, env = "BALLAST_TO_ABI", value_name = "NUMBER", default_value_t = 2, value_parser = clap::value_parser!(u32).range(2..=2))]

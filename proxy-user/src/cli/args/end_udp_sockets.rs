@@ -1,15 +1,14 @@
 //! `ballast end-udp-sockets`.
 
-use std::path::PathBuf;
-
+use super::bpffs::BpffsArgs;
 use crate::config::value::{LogFormat, LogLevel};
 
 /// `ballast end-udp-sockets`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct EndUdpSocketsArgs {
-    /// Where the BPF file system is mounted that the agent uses.
-    #[arg(long, env = "BALLAST_BPFFS", value_name = "DIR", default_value = "/sys/fs/bpf")]
-    pub bpffs: PathBuf,
+    /// Its maps.
+    #[command(flatten)]
+    pub maps: BpffsArgs,
     /// How log lines are written.
     #[arg(long, env = "BALLAST_LOG_FORMAT", value_name = "FORMAT", default_value = "text")]
     pub log_format: LogFormat,

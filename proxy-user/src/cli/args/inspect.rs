@@ -7,7 +7,7 @@ use clap::{Subcommand, ValueEnum};
 
 use super::change::{FlowDeleteArgs, ServiceZeroArgs, without_variables};
 use super::common::{AgentArgs, FlowFilterArgs, ReaderArgs, ZeroArgs};
-use super::list::{ListOptions, NamespaceArgs, ScopeArgs};
+use super::list::{ListOptions, NamespaceArgs, ScopeArgs, ViewArgs};
 use crate::cli::candidates;
 use crate::cli::question;
 
@@ -177,12 +177,9 @@ pub struct ConfigArgs {
     /// The agent.
     #[command(flatten)]
     pub agent: AgentArgs,
-    /// How the list is written.
-    #[arg(short, long, env = "BALLAST_OUTPUT", default_value = "text")]
-    pub output: super::list::ListOutput,
-    /// Leave out the headings of the table.
-    #[arg(long, env = "BALLAST_NO_HEADERS", value_parser = FalseyValueParser::new())]
-    pub no_headers: bool,
+    /// How.
+    #[command(flatten)]
+    pub list: ViewArgs,
     /// Only these settings, by the name of their flag or field. Default: all that are not as they are without being said.
     #[arg(value_name = "SETTING")]
     pub names: Vec<String>,

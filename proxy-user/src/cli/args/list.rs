@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::ValueEnum;
 use clap::builder::FalseyValueParser;
 
+use super::bpffs::BpffsArgs;
 use crate::cli::candidates;
 use crate::config::value;
 
@@ -25,18 +26,34 @@ pub enum ListOutput {
     Name,
 }
 
-/// What every list takes.
+/// What every list takes that is read from the maps.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ListOptions {
-    /// Where the BPF file system is mounted that the agent uses.
-    #[arg(long, env = "BALLAST_BPFFS", value_name = "DIR", default_value = "/sys/fs/bpf")]
-    pub bpffs: PathBuf,
+    /// The maps.
+    #[command(flatten)]
+    pub maps: BpffsArgs,
+    /// The list.
+    #[command(flatten)]
+    pub view: ViewArgs,
+}
+
+/// How a list is written.
+#[derive(Clone, Copy, Debug, Default, clap::Args)]
+pub struct FormatArgs {
     /// How the list is written.
     #[arg(short, long, env = "BALLAST_OUTPUT", default_value = "text")]
     pub output: ListOutput,
     /// Leave out the headings of the table.
     #[arg(long, env = "BALLAST_NO_HEADERS", value_parser = FalseyValueParser::new())]
     pub no_headers: bool,
+}
+
+/// How a list is written, sorted and followed.
+#[derive(Clone, Debug, clap::Args)]
+pub struct ViewArgs {
+    /// How it is written.
+    #[command(flatten)]
+    pub format: FormatArgs,
     /// Sort by this field of the JSON form, or by the column of this name.
     #[arg(long, env = "BALLAST_SORT_BY", value_name = "FIELD")]
     pub sort_by: Option<String>,

@@ -1,11 +1,11 @@
 //! `ballast monitor` and `ballast explain`.
 
 use std::net::IpAddr;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::ValueEnum;
 
+use super::bpffs::BpffsArgs;
 use super::common::ReaderArgs;
 use crate::cli::question::{self, Client, Destination};
 use crate::config::value;
@@ -13,9 +13,9 @@ use crate::config::value;
 /// `ballast monitor`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct MonitorArgs {
-    /// Where the BPF file system is mounted that the agent uses.
-    #[arg(long, env = "BALLAST_BPFFS", value_name = "DIR", default_value = "/sys/fs/bpf")]
-    pub bpffs: PathBuf,
+    /// Its maps.
+    #[command(flatten)]
+    pub maps: BpffsArgs,
     /// How events are written.
     #[arg(short, long, env = "BALLAST_OUTPUT", default_value = "text")]
     pub output: EventOutput,

@@ -1,20 +1,20 @@
 //! `ballast top`.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::ValueEnum;
 use clap::builder::FalseyValueParser;
 
+use super::bpffs::BpffsArgs;
 use super::common::AgentArgs;
 use crate::config::value;
 
 /// `ballast top`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct TopArgs {
-    /// Where the BPF file system is mounted that the agent uses.
-    #[arg(long, env = "BALLAST_BPFFS", value_name = "DIR", default_value = "/sys/fs/bpf")]
-    pub bpffs: PathBuf,
+    /// Its maps.
+    #[command(flatten)]
+    pub maps: BpffsArgs,
     /// The agent.
     #[command(flatten)]
     pub agent: AgentArgs,

@@ -58,8 +58,8 @@ fn environment(args: &CheckArgs) -> Environment {
     Environment {
         cgroup: root.map(|root| (root.path, root.whole)).map_err(|error| error.to_string()),
         cgroup_is_named: args.cgroup_root.is_some(),
-        bpffs: args.bpffs.clone(),
-        has_bpffs: programs::is_bpffs(&args.bpffs),
+        bpffs: args.maps.bpffs.clone(),
+        has_bpffs: programs::is_bpffs(&args.maps.bpffs),
         missing_capabilities: programs::missing_capabilities().map_err(|error| error.to_string()),
     }
 }
@@ -156,7 +156,7 @@ fn cni_network(text: &str) -> Option<String> {
 fn installed(args: &CheckArgs) -> Installed {
     let agent = probe(args.agent.metrics_bind_address);
     let read = || -> Result<_, ViewError> {
-        let view = View::open(&args.bpffs)?;
+        let view = View::open(&args.maps.bpffs)?;
         Ok((view.usage()?, view.node_config()?.abi))
     };
     let names = devices::list().unwrap_or_default().into_iter().map(|device| (device.ifindex, device.name));
@@ -164,8 +164,8 @@ fn installed(args: &CheckArgs) -> Installed {
         problems: problems(&agent),
         told: told(&agent),
         maps: read().map_err(|error| error.to_string()),
-        owner: programs::require_owner_of(&args.bpffs).map_err(|error| error.to_string()),
-        attachments: programs::attachments(&args.bpffs),
+        owner: programs::require_owner_of(&args.maps.bpffs).map_err(|error| error.to_string()),
+        attachments: programs::attachments(&args.maps.bpffs),
         devices: names.collect::<BTreeMap<_, _>>(),
         agent,
     }

@@ -72,7 +72,7 @@ fn of_rows<'a>(
         Column::new("LOCAL"),
         Column::new("WEIGHT").number(),
         Column::new("CONNECTIONS").number(),
-        Column::new("OPEN").number(),
+        Column::new("OPEN").number().sorted_by("open"),
         if with_service { service } else { service.wide() },
     ];
     let mut list = List::new("backends", columns, "No endpoints are programmed.");

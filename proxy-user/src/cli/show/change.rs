@@ -24,7 +24,7 @@ pub(super) fn delete_flows(
             "a Service, --client, --frontend, --backend, --protocol or --state; or --all",
         ));
     }
-    let view = View::open(&args.bpffs)?;
+    let view = View::open(&args.maps.bpffs)?;
     let snapshot = names(&view)?;
     selection.scope.check(&snapshot)?;
     let rows =
@@ -32,7 +32,7 @@ pub(super) fn delete_flows(
     let list = flow::list(&rows, &snapshot, &selection)?;
     let count = list.rows().len();
     if count > 0 {
-        out.write_all(list.render(args.output, !args.no_headers)?.as_bytes())?;
+        out.write_all(list.render(args.format.output, !args.format.no_headers)?.as_bytes())?;
     }
     let verb = if args.dry_run { "would be removed" } else { "removed" };
     let noun = if count == 1 { "connection" } else { "connections" };
@@ -41,7 +41,7 @@ pub(super) fn delete_flows(
 
 /// Makes counters zero, for these commands.
 pub(super) fn zero(args: &ServiceZeroArgs, out: &mut impl Write) -> Result<(), ShowError> {
-    let ServiceZeroArgs { bpffs, zero, namespace, all, services } = args;
+    let ServiceZeroArgs { maps, zero, namespace, all, services } = args;
     let only = namespace.namespace.clone().filter(|_| !namespace.all_namespaces);
     if services.is_empty() && only.is_none() && !all {
         return Err(ShowError::Unsaid("a Service, --namespace, or --all"));
@@ -49,7 +49,7 @@ pub(super) fn zero(args: &ServiceZeroArgs, out: &mut impl Write) -> Result<(), S
     let services =
         services.iter().map(|text| ServiceFilter::parse(text, namespace)).collect::<Result<_, _>>()?;
     let scope = Scope { namespace: only, services, ..Scope::default() };
-    let snapshot = View::open(bpffs)?.snapshot()?;
+    let snapshot = View::open(&maps.bpffs)?.snapshot()?;
     scope.check(&snapshot)?;
     let mut noted = Zero::read(&zero.run_dir)?;
     let count = noted.take(&snapshot, &scope);

@@ -33,12 +33,12 @@ pub struct Answer {
 pub fn services(command: &ServiceCommand, ask: AskLabels, out: &mut impl Write) -> Result<(), ShowError> {
     match command {
         ServiceCommand::List(ServiceListArgs { list, scope }) => {
-            let view = View::open(&list.bpffs)?;
+            let view = View::open(&list.maps.bpffs)?;
             let scope = which::scope(scope, None, ask)?;
-            watch::write(list, out, || service::list(&view.snapshot()?, &scope))
+            watch::write(&list.view, out, || service::list(&view.snapshot()?, &scope))
         }
         ServiceCommand::Show(args) => {
-            let snapshot = View::open(&args.reader.bpffs)?.snapshot()?;
+            let snapshot = View::open(&args.reader.maps.bpffs)?.snapshot()?;
             let snapshot = Zero::read(&args.zero.run_dir)?.apply(snapshot);
             let filter = ServiceFilter::parse(&args.service, &args.namespace)?;
             Ok(out.write_all(service::show(&snapshot, &filter, args.reader.output)?.as_bytes())?)
@@ -50,10 +50,10 @@ pub fn services(command: &ServiceCommand, ask: AskLabels, out: &mut impl Write) 
 /// `ballast stats`.
 pub fn stats(args: &StatsArgs, ask: AskLabels, out: &mut impl Write) -> Result<(), ShowError> {
     let StatsArgs { list, scope, rate, zero } = args;
-    let view = View::open(&list.bpffs)?;
+    let view = View::open(&list.maps.bpffs)?;
     let scope = which::scope(scope, None, ask)?;
     let mut meter = Meter::default();
-    watch::write(list, out, || match rate {
+    watch::write(&list.view, out, || match rate {
         Some(period) => meter.rates(&scope, *period, || Ok(view.snapshot()?)),
         None => counters::list(&Zero::read(&zero.run_dir)?.apply(view.snapshot()?), &scope),
     })
@@ -62,25 +62,27 @@ pub fn stats(args: &StatsArgs, ask: AskLabels, out: &mut impl Write) -> Result<(
 /// `ballast backend`.
 pub fn backends(command: &BackendCommand, ask: AskLabels, out: &mut impl Write) -> Result<(), ShowError> {
     let BackendCommand::List(BackendListArgs { list, scope, service, zero }) = command;
-    let view = View::open(&list.bpffs)?;
+    let view = View::open(&list.maps.bpffs)?;
     let scope = which::scope(scope, service.as_deref(), ask)?;
-    watch::write(list, out, || backend::list(&Zero::read(&zero.run_dir)?.apply(view.snapshot()?), &scope))
+    watch::write(&list.view, out, || {
+        backend::list(&Zero::read(&zero.run_dir)?.apply(view.snapshot()?), &scope)
+    })
 }
 
 /// `ballast map`.
 pub fn maps(command: &MapCommand, out: &mut impl Write) -> Result<(), ShowError> {
     match command {
         MapCommand::List(args) => {
-            let view = View::open(&args.list.bpffs)?;
-            watch::write(&args.list, out, || map::list(&view.usage()?, &args.names))
+            let view = View::open(&args.list.maps.bpffs)?;
+            watch::write(&args.list.view, out, || map::list(&view.usage()?, &args.names))
         }
         MapCommand::Dump(MapDumpArgs { list, name }) => {
-            let view = View::open(&list.bpffs)?;
+            let view = View::open(&list.maps.bpffs)?;
             let known = || map_names::ALL.iter().chain(map_names::OPTIONAL).copied();
             if !known().any(|known| known == name) {
                 return Err(ShowError::no_map(name, known()));
             }
-            watch::write(list, out, || Ok(dump::list(view.dump(name)?)))
+            watch::write(&list.view, out, || Ok(dump::list(view.dump(name)?)))
         }
     }
 }
@@ -89,9 +91,9 @@ pub fn maps(command: &MapCommand, out: &mut impl Write) -> Result<(), ShowError>
 pub fn flows(command: &FlowCommand, ask: AskLabels, out: &mut impl Write) -> Result<(), ShowError> {
     match command {
         FlowCommand::List(FlowListArgs { list, which: meant, all }) => {
-            let view = View::open(&list.bpffs)?;
+            let view = View::open(&list.maps.bpffs)?;
             let selection = which::selection(meant, *all, ask)?;
-            watch::write(list, out, || flow::list(&view.flows()?, &names(&view)?, &selection))
+            watch::write(&list.view, out, || flow::list(&view.flows()?, &names(&view)?, &selection))
         }
         FlowCommand::Delete(args) => change::delete_flows(args, ask, out),
     }
@@ -101,7 +103,7 @@ pub fn flows(command: &FlowCommand, ask: AskLabels, out: &mut impl Write) -> Res
 pub fn status(args: &StatusArgs) -> Result<Answer, ShowError> {
     let agent = probe(args.agent.metrics_bind_address);
     let (told, xdp) = (problems(&agent), xdp(&agent));
-    let facts = Facts::read(&args.reader.bpffs);
+    let facts = Facts::read(&args.reader.maps.bpffs);
     let status = Status::new(agent.clone(), facts).with_problems(told).with_xdp(xdp);
     // Without the right to ask netfilter, the rest is shown.
     let status = status.with_kube_proxy_rules(KubeProxyRules::look().unwrap_or_default());

@@ -8,6 +8,7 @@ use serde_json::Value;
 use super::error::ShowError;
 use super::list::{Column, List, Row};
 use super::probe::{AgentState, ask, probe};
+use super::watch;
 use crate::cli::args::inspect::ConfigArgs;
 use crate::cli::origins::Origin;
 use crate::model::nearest::{did_you_mean, nearest};
@@ -89,6 +90,11 @@ pub(in crate::cli) fn list(
 
 /// `ballast config`.
 pub fn config(args: &ConfigArgs, out: &mut impl Write) -> Result<(), ShowError> {
+    watch::write(&args.list, out, || list(&settings(args)?, &args.names, args.all))
+}
+
+/// Asks the agent.
+fn settings(args: &ConfigArgs) -> Result<Vec<Origin>, ShowError> {
     let address = match probe(args.agent.metrics_bind_address) {
         AgentState::Answered { address, .. } => address,
         AgentState::NotAsked => return Err(ShowError::NoAgent("its server is switched off".to_owned())),
@@ -106,8 +112,7 @@ pub fn config(args: &ConfigArgs, out: &mut impl Write) -> Result<(), ShowError> 
             "{address} does not say where its settings come from: it is an older agent"
         )));
     }
-    let list = list(&configz.settings(), &args.names, args.all)?;
-    Ok(out.write_all(list.render(args.output, !args.no_headers)?.as_bytes())?)
+    Ok(configz.settings())
 }
 
 #[cfg(test)]

@@ -54,15 +54,13 @@ pub enum ShowError {
         near: String,
     },
     /// The list cannot be sorted by that.
-    #[error(
-        "nothing in the list is called {asked:?}{near} (--sort-by takes {known}, or the name of a column)"
-    )]
+    #[error("the list has no field and no column {asked:?}{near} (--sort-by takes {known})")]
     NoField {
         /// What was asked for.
         asked: String,
         /// What may have been meant, with a leading `; `, or nothing.
         near: String,
-        /// All fields.
+        /// All fields, and the columns beside them.
         known: String,
     },
     /// The API server did not say which Services have the labels.

@@ -25,6 +25,8 @@ enum Form {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Column {
     heading: &'static str,
+    /// The field of the JSON form by which it is sorted, where its cells are for people only.
+    field: Option<&'static str>,
     form: Form,
     is_number: bool,
     is_clock: bool,
@@ -32,7 +34,7 @@ pub(super) struct Column {
 
 impl Column {
     pub(super) const fn new(heading: &'static str) -> Self {
-        Self { heading, form: Form::Both, is_number: false, is_clock: false }
+        Self { heading, field: None, form: Form::Both, is_number: false, is_clock: false }
     }
 
     /// Shown with `-o wide` only.
@@ -43,6 +45,11 @@ impl Column {
     /// Not shown with `-o wide`.
     pub(super) const fn narrow(self) -> Self {
         Self { form: Form::Narrow, ..self }
+    }
+
+    /// Sorted by this field of the JSON form: its cells have units, or words beside a number.
+    pub(super) const fn sorted_by(self, field: &'static str) -> Self {
+        Self { field: Some(field), ..self }
     }
 
     /// Numbers stand under each other.
@@ -107,24 +114,41 @@ impl<T: Serialize> List<T> {
         let asked = field.trim_start_matches('{').trim_end_matches('}').trim_start_matches('.');
         let values = self.rows.iter().map(|row| serde_json::to_value(&row.value));
         let values: Vec<Value> = values.collect::<Result<_, _>>()?;
-        let pointer = format!("/{}", asked.replace('.', "/"));
-        let column = self.columns.iter().position(|column| column.heading.eq_ignore_ascii_case(asked));
-        let keys: Vec<Value> = if values.iter().any(|value| value.pointer(&pointer).is_some()) {
+        let mut columns = self.columns.iter().enumerate();
+        let column = columns.find(|(_, column)| column.heading.eq_ignore_ascii_case(asked));
+        let pointer = |field: &str| format!("/{}", field.replace('.', "/"));
+        let of_field = |field: &str| -> Vec<Value> {
+            let pointer = pointer(field);
             values.iter().map(|value| value.pointer(&pointer).cloned().unwrap_or_default()).collect()
-        } else if let Some(column) = column {
-            let cell = |row: &Row<T>| row.cells.get(column).cloned().unwrap_or_default().into();
-            self.rows.iter().map(cell).collect()
-        } else {
-            let fields = values.iter().filter_map(Value::as_object).flat_map(|object| object.keys());
-            let fields: BTreeSet<&str> = fields.map(String::as_str).collect();
-            let near = did_you_mean(&nearest(asked, fields.iter().copied()));
-            let known = fields.into_iter().collect::<Vec<_>>().join(", ");
-            return Err(ShowError::NoField { asked: field.to_owned(), near, known });
+        };
+        let is_field = values.iter().any(|value| value.pointer(&pointer(asked)).is_some());
+        let keys = match column {
+            _ if is_field => of_field(asked),
+            Some((_, Column { field: Some(field), .. })) => of_field(field),
+            Some((position, _)) => {
+                let cell = |row: &Row<T>| row.cells.get(position).cloned().unwrap_or_default().into();
+                self.rows.iter().map(cell).collect()
+            }
+            None => return Err(self.no_field(asked, &values)),
         };
         let mut keyed: Vec<(Value, Row<T>)> = keys.into_iter().zip(self.rows.drain(..)).collect();
         keyed.sort_by(|(one, _), (other, _)| compare(one, other));
         self.rows = keyed.into_iter().map(|(_, row)| row).collect();
         Ok(())
+    }
+
+    fn no_field(&self, asked: &str, values: &[Value]) -> ShowError {
+        let fields = values.iter().filter_map(Value::as_object).flat_map(|object| object.keys());
+        let fields: BTreeSet<&str> = fields.map(String::as_str).collect();
+        let is_new = |heading: &&str| !fields.iter().any(|field| field.eq_ignore_ascii_case(heading));
+        let mut known: Vec<&str> = fields.iter().copied().collect();
+        for heading in self.columns.iter().map(|column| column.heading).filter(is_new) {
+            if !known.contains(&heading) {
+                known.push(heading);
+            }
+        }
+        let near = did_you_mean(&nearest(asked, known.iter().copied()));
+        ShowError::NoField { asked: asked.to_owned(), near, known: known.join(", ") }
     }
 
     /// All of it.

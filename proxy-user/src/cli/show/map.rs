@@ -48,9 +48,9 @@ pub fn list(rows: &[UsageRow], names: &[String]) -> Result<List<MapJson>, ShowEr
     let columns = [
         Column::new("NAME"),
         Column::new("TYPE"),
-        Column::new("USED").number(),
-        Column::new("CAPACITY").number(),
-        Column::new("MEMORY").number(),
+        Column::new("USED").number().sorted_by("used"),
+        Column::new("CAPACITY").number().sorted_by("capacity"),
+        Column::new("MEMORY").number().sorted_by("memory"),
         Column::new("PIN"),
         Column::new("ID").number().wide(),
         Column::new("SETTING").wide(),

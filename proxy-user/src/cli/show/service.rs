@@ -91,14 +91,14 @@ pub fn list(snapshot: &Snapshot, scope: &Scope) -> Result<List<Line>, ShowError>
     let columns = [
         Column::new("SERVICE"),
         Column::new("TYPE"),
-        Column::new("ADDRESS").narrow(),
-        Column::new("ADDRESS").wide(),
+        Column::new("ADDRESS").narrow().sorted_by("address"),
+        Column::new("ADDRESS").wide().sorted_by("address"),
         Column::new("FOR").wide(),
         Column::new("POLICY").wide(),
-        Column::new("AFFINITY").wide(),
+        Column::new("AFFINITY").wide().sorted_by("affinitySeconds"),
         Column::new("ALGORITHM").wide(),
         Column::new("ID").number().wide(),
-        Column::new("DRAINING").wide(),
+        Column::new("DRAINING").wide().sorted_by("draining.flows"),
         Column::new("ENDPOINTS").narrow(),
         Column::new("ENDPOINTS").wide(),
     ];

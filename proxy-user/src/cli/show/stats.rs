@@ -119,9 +119,10 @@ fn lines(
     } else {
         ["CONNECTIONS", "PACKETS", "BYTES", "REPLY-PACKETS", "REPLY-BYTES", "REFUSED"]
     };
-    let number = |heading| Column::new(heading).number();
+    let fields = ["connections", "packets", "bytes", "replyPackets", "replyBytes", "refused"];
+    let number = |(heading, field)| Column::new(heading).number().sorted_by(field);
     let columns = [Column::new("SERVICE"), Column::new("PROTO"), Column::new("FAMILY")];
-    let columns = columns.into_iter().chain(headings.map(number));
+    let columns = columns.into_iter().chain(headings.into_iter().zip(fields).map(number));
     let mut list = List::new("services", columns, "No Services are programmed.");
     let mut ids: Vec<u32> = snapshot.names.keys().copied().filter(|id| scope.takes(*id, snapshot)).collect();
     ids.sort_by_key(|id| snapshot.names.get(id));

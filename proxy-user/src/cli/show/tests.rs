@@ -1,3 +1,5 @@
+mod lists;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};
@@ -14,6 +16,7 @@ use rstest::rstest;
 use serde::Serialize;
 
 use super::*;
+use crate::cli::args::bpffs::BpffsArgs;
 use crate::cli::args::list::{ListOutput, NamespaceArgs};
 use crate::cli::args::{AgentArgs, Args, Command, Output, ReaderArgs, StatusArgs};
 use crate::config::value::Listen;
@@ -723,7 +726,7 @@ fn a_status_tells_where_programs_are_and_where_they_should_be() {
 fn the_exit_code_of_a_status_and_of_a_list_without_maps() {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let folder = tempfile::tempdir().unwrap();
-    let reader = || ReaderArgs { bpffs: folder.path().to_owned(), output: Output::Text };
+    let reader = || ReaderArgs { maps: BpffsArgs { bpffs: folder.path().to_owned() }, output: Output::Text };
     let args =
         StatusArgs { reader: reader(), agent: AgentArgs { metrics_bind_address: Listen::Socket(silent) } };
     let status = status(&args).unwrap();

@@ -8,11 +8,11 @@ use serde::Serialize;
 use super::document::yaml;
 use super::error::ShowError;
 use super::list::{List, Row};
-use crate::cli::args::list::{ListOptions, ListOutput};
+use crate::cli::args::list::{ListOutput, ViewArgs};
 
 /// Writes what `read` returns; with `--watch`, reads again and again until the reader of the lines has gone.
 pub(super) fn write<T: Serialize>(
-    options: &ListOptions,
+    options: &ViewArgs,
     out: &mut impl Write,
     mut read: impl FnMut() -> Result<List<T>, ShowError>,
 ) -> Result<(), ShowError> {
@@ -24,7 +24,7 @@ pub(super) fn write<T: Serialize>(
         Ok(list)
     };
     if !options.watch {
-        let text = sorted()?.render(options.output, !options.no_headers)?;
+        let text = sorted()?.render(options.format.output, !options.format.no_headers)?;
         return Ok(out.write_all(text.as_bytes())?);
     }
     let mut watch = Watch::default();
@@ -55,13 +55,13 @@ impl Watch {
     pub(super) fn changes<T: Serialize>(
         &mut self,
         list: &List<T>,
-        options: &ListOptions,
+        options: &ViewArgs,
     ) -> Result<String, ShowError> {
         let is_first = self.widths.is_empty();
         let mut now = BTreeMap::new();
         let mut lines = Vec::new();
         for row in list.rows() {
-            let known = Known::of(list, row, options.output)?;
+            let known = Known::of(list, row, options.format.output)?;
             match self.known.get(&row.key) {
                 None => lines.push(("ADDED", row.key.clone())),
                 Some(before) if before.state != known.state => lines.push(("MODIFIED", row.key.clone())),
@@ -76,12 +76,12 @@ impl Watch {
         if options.output_watch_events {
             lines.extend(gone.map(|(_, known)| ("DELETED", known)));
         }
-        let is_table = matches!(options.output, ListOutput::Text | ListOutput::Wide);
+        let is_table = matches!(options.format.output, ListOutput::Text | ListOutput::Wide);
         if !is_table {
             return lines.into_iter().map(|(event, known)| document(event, known, options)).collect();
         }
-        let with_headings = is_first && !options.no_headers;
-        let mut table = list.table(options.output, with_headings, options.output_watch_events);
+        let with_headings = is_first && !options.format.no_headers;
+        let mut table = list.table(options.format.output, with_headings, options.output_watch_events);
         let is_empty = lines.is_empty();
         for (event, known) in lines {
             let event = options.output_watch_events.then(|| event.to_owned());
@@ -107,13 +107,13 @@ impl Known {
 }
 
 /// One object: JSON on one line, YAML as a document of its own.
-fn document(event: &str, known: &Known, options: &ListOptions) -> Result<String, ShowError> {
+fn document(event: &str, known: &Known, options: &ViewArgs) -> Result<String, ShowError> {
     let object = if options.output_watch_events {
         serde_json::json!({"type": event, "object": known.json})
     } else {
         known.json.clone()
     };
-    Ok(match options.output {
+    Ok(match options.format.output {
         ListOutput::Yaml => format!("---\n{}", yaml(&object)?),
         ListOutput::Name => format!("{}\n", known.name),
         _ => format!("{}\n", serde_json::to_string(&object)?),

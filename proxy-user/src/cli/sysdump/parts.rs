@@ -56,14 +56,14 @@ pub(super) fn all(
     add: &mut impl FnMut(Part) -> io::Result<()>,
 ) -> io::Result<()> {
     add(("version.txt".to_owned(), Ok(concat!(env!("CARGO_PKG_VERSION"), "\n").into())))?;
-    let reader = ReaderArgs { bpffs: args.bpffs.clone(), output: Output::Json };
+    let reader = ReaderArgs { maps: args.maps.clone(), output: Output::Json };
     let answer = status(&StatusArgs { reader, agent: args.agent });
     add((
         "status.json".to_owned(),
         answer.map(|answer| answer.text.into()).map_err(|error| error.to_string()),
     ))?;
     add(("check.json".to_owned(), check().map(String::into_bytes)))?;
-    maps(&args.bpffs, add)?;
+    maps(&args.maps.bpffs, add)?;
     agent(args, add)?;
     for path in FILES {
         add((format!("system{path}.txt"), read(Path::new(path))))?;

@@ -4,7 +4,7 @@
 
 use std::path::Path;
 use std::thread::sleep;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
@@ -180,7 +180,7 @@ fn keys(browser: &Browser) -> Result<()> {
     browser.press("Enter")?;
     browser.becomes("document.querySelectorAll('.endpoints tbody tr').length === 3")?;
     // The history is read with the slider.
-    browser.becomes("document.querySelector('.history .line').getAttribute('d').length > 10")?;
+    history(browser)?;
     browser.value("document.querySelector('input[type=range]').focus()")?;
     browser.press("ArrowLeft")?;
     browser.becomes(
@@ -196,6 +196,42 @@ fn keys(browser: &Browser) -> Result<()> {
     browser.becomes("!document.getElementById('detail').hidden")?;
     browser.press("Escape")?;
     browser.becomes("document.getElementById('detail').hidden")
+}
+
+/// Waits until the history is drawn anew; then the points that are drawn, how many the picture's name tells, and how many the
+/// agent has.
+const REDRAWN: &str = r"(async () => {
+  const picture = document.querySelector('.history');
+  const line = picture.querySelector('.line');
+  await new Promise((done) => {
+    const observer = new MutationObserver(() => { observer.disconnect(); done() });
+    observer.observe(line, { attributes: true, attributeFilter: ['d'] });
+  });
+  const drawn = line.getAttribute('d').split(/[ML]/).length - 1;
+  const named = Number(picture.getAttribute('aria-label').match(/(\d+) points/)[1]);
+  const answer = await (await fetch('/page/history?service=' + encodeURIComponent('default/shop:http/TCP/IPv4'))).json();
+  return { drawn, named, kept: answer.points.length, interval: answer.interval };
+})()";
+
+/// The history of the Service that is open has a point for each second, as the agent keeps them, and goes on.
+fn history(browser: &Browser) -> Result<()> {
+    let points = || -> Result<([u64; 3], Instant)> {
+        let told = browser.value(REDRAWN)?;
+        ensure!(told["interval"] == 1, "240 points in 4 minutes: {told}");
+        let count = |name: &str| told[name].as_u64().with_context(|| format!("no {name}: {told}"));
+        Ok(([count("drawn")?, count("named")?, count("kept")?], Instant::now()))
+    };
+    browser.becomes("document.querySelector('.history .line').getAttribute('d').length > 10")?;
+    let (first, began) = points()?;
+    sleep(Duration::from_secs(5));
+    let (second, ended) = points()?;
+    for [drawn, named, kept] in [first, second] {
+        let is_kept = drawn > 1 && drawn == named && drawn.abs_diff(kept) <= 2;
+        ensure!(is_kept, "{drawn} points are drawn, {named} told, {kept} kept");
+    }
+    let (added, passed) = (second[0] - first[0], ended.duration_since(began).as_secs());
+    ensure!(added.abs_diff(passed) <= 2, "{added} points more in {passed} s: {first:?}, {second:?}");
+    Ok(())
 }
 
 fn search(browser: &Browser) -> Result<()> {

@@ -1,7 +1,7 @@
 use rstest::rstest;
 
 use super::*;
-use crate::cli::args::list::ListOptions;
+use crate::cli::args::list::ViewArgs;
 use crate::cli::show::watch::Watch;
 
 #[derive(Clone, serde::Serialize)]
@@ -51,9 +51,23 @@ fn rows_are_sorted(#[case] field: &str, #[case] expected: &str) {
 }
 
 #[test]
+fn a_field_that_is_null_in_all_rows_is_a_field() {
+    let mut list = List::new("items", [Column::new("NAME")], "Nothing.");
+    for name in ["b", "a"] {
+        let (cells, value) = (vec![name.to_owned()], serde_json::json!({ "missing": null }));
+        list.push(Row { group: "items", name: name.to_owned(), key: name.to_owned(), cells, value });
+    }
+    list.sort_by("missing").unwrap();
+    assert_eq!(list.render(ListOutput::Name, true).unwrap(), "b\na\n");
+}
+
+#[test]
 fn a_mistyped_field_is_an_error_with_the_nearest() {
     let error = list(&items()).sort_by("adress").unwrap_err().to_string();
-    assert!(error.contains("did you mean address?") && error.contains("address, count, name"), "{error}");
+    assert!(
+        error.contains("did you mean address?") && error.contains("address, count, name, AT, AGE"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -69,10 +83,10 @@ fn the_forms_of_a_list() {
 #[derive(clap::Parser)]
 struct Options {
     #[command(flatten)]
-    list: ListOptions,
+    list: ViewArgs,
 }
 
-fn options(flags: &[&str]) -> ListOptions {
+fn options(flags: &[&str]) -> ViewArgs {
     <Options as clap::Parser>::parse_from(["list", "--watch"].iter().chain(flags)).list
 }
 

@@ -1,0 +1,11 @@
+//! Where the agent's programs and maps are.
+
+use std::path::PathBuf;
+
+/// What each command takes that reads or changes them.
+#[derive(Clone, Debug, clap::Args)]
+pub struct BpffsArgs {
+    /// Where the BPF file system is mounted that the agent uses.
+    #[arg(long, env = "BALLAST_BPFFS", value_name = "DIR", default_value = "/sys/fs/bpf")]
+    pub bpffs: PathBuf,
+}

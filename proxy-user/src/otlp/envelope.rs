@@ -1,0 +1,34 @@
+//! The documents that carry telemetry: `LogsData` and `TracesData`, which are also the requests to export them, differ in names
+//! alone.
+
+use serde::Serialize;
+use serde::ser::{SerializeMap as _, Serializer};
+
+use super::resource::{Resource, SCOPE};
+
+/// The names of a document's three lists, from the outside in.
+pub(super) type Names = [&'static str; 3];
+
+/// What a list is of, and the list, each under its name.
+struct Of<'a, W, T>((&'static str, W), (&'static str, &'a [T]));
+
+impl<W: Serialize, T: Serialize> Serialize for Of<'_, W, T> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Self((name, what), (list, elements)) = self;
+        let mut map = serializer.serialize_map(Some(2))?;
+        map.serialize_entry(name, what)?;
+        map.serialize_entry(list, elements)?;
+        map.end()
+    }
+}
+
+/// Records or spans as one document, without line breaks.
+pub(super) fn document<T: Serialize>(
+    resource: &Resource,
+    [resources, scopes, list]: Names,
+    elements: &[T],
+) -> serde_json::Result<String> {
+    let scope = Of(("scope", SCOPE), (list, elements));
+    let resource = Of(("resource", resource), (scopes, &[scope]));
+    serde_json::to_string(&std::collections::BTreeMap::from([(resources, [resource])]))
+}

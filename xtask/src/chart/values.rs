@@ -1,0 +1,202 @@
+//! The chart's values, by its schema: a case changes each of them and a manifest shows it, and none takes a wrong type.
+
+use anyhow::{Context as _, Result, bail, ensure};
+use serde_json::Value;
+
+use super::helm::Helm;
+
+/// A type of JSON, and a value of it that fits no pattern, enumeration or range of the schema.
+const EXAMPLES: [(&str, &str); 6] = [
+    ("boolean", "true"),
+    ("integer", "7"),
+    ("number", "1.5"),
+    ("string", "\"text\""),
+    ("array", "[[]]"),
+    ("object", "{\"a\": []}"),
+];
+
+/// A value, a group of values, or an element of a list or a map.
+#[derive(Debug, PartialEq, Eq)]
+struct Node {
+    /// Names and positions, from the root.
+    path: Vec<String>,
+    /// The types that it may have.
+    kinds: Vec<String>,
+    /// Whether it is a value that people set: no group, and no element.
+    is_value: bool,
+}
+
+impl Node {
+    /// As `--set` takes it: `imagePullSecrets[0].name`.
+    fn key(&self) -> String {
+        let part = |name: &String| match name.parse::<usize>() {
+            Ok(position) => format!("[{position}]"),
+            Err(_) => format!(".{name}"),
+        };
+        self.path.iter().map(part).collect::<String>().trim_start_matches('.').to_owned()
+    }
+
+    /// As Helm names it in an error.
+    fn pointer(&self) -> String {
+        format!("at '/{}':", self.path.join("/"))
+    }
+
+    /// Whether an argument of `--set` sets it, or a part of it.
+    fn is_set_by(&self, argument: &str) -> bool {
+        let rest = argument.strip_prefix(&self.key());
+        rest.is_some_and(|rest| rest.starts_with(['=', '.', '[']))
+    }
+}
+
+/// Checks both; `cases` are arguments of `--set`.
+pub(super) fn check(helm: &Helm, cases: &[&[&str]]) -> Result<()> {
+    let path = helm.chart().join("values.schema.json");
+    let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    let schema = serde_json::from_str(&text).context("values.schema.json")?;
+    let nodes = nodes(&schema)?;
+    let mut missed = Vec::new();
+    for node in nodes.iter().filter(|node| node.is_value) {
+        if !is_shown(helm, node, cases)? {
+            missed.push(node.key());
+        }
+    }
+    ensure!(missed.is_empty(), "no case of the chart changes a manifest by {}", missed.join(", "));
+    types_are_refused(helm, &nodes)
+}
+
+/// Whether the manifests of a case that sets the value differ from those without it.
+fn is_shown(helm: &Helm, node: &Node, cases: &[&[&str]]) -> Result<bool> {
+    for values in cases {
+        let others: Vec<&str> = values.iter().copied().filter(|value| !node.is_set_by(value)).collect();
+        // Without a required value, Helm refuses the others.
+        if others.len() < values.len() && helm.render(&others).ok() != Some(helm.render(values)?) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Gives each node a value of each type that it may not have. Helm names all errors of a call, so nodes of one depth are
+/// tried together: none of them holds another.
+fn types_are_refused(helm: &Helm, nodes: &[Node]) -> Result<()> {
+    let depths = nodes.iter().map(|node| node.path.len()).max().unwrap_or_default();
+    for depth in 1..=depths {
+        for (kind, example) in EXAMPLES {
+            let is_wrong = |node: &&Node| {
+                let fits = |known: &String| known == kind || (known == "number" && kind == "integer");
+                node.path.len() == depth && !node.kinds.iter().any(fits)
+            };
+            let wrong: Vec<&Node> = nodes.iter().filter(is_wrong).collect();
+            let values: Vec<_> = wrong.iter().map(|node| format!("{}={example}", node.key())).collect();
+            let told = match helm.render_json(&values) {
+                Ok(_) if wrong.is_empty() => continue,
+                Ok(_) => String::new(),
+                Err(error) => format!("{error:#}"),
+            };
+            let taken: Vec<_> =
+                wrong.iter().filter(|node| !told.contains(&node.pointer())).map(|node| node.key()).collect();
+            ensure!(taken.is_empty(), "the chart's schema takes {example} for {}: {told}", taken.join(", "));
+        }
+    }
+    Ok(())
+}
+
+/// Everything that a schema describes.
+fn nodes(schema: &Value) -> Result<Vec<Node>> {
+    let mut nodes = Vec::new();
+    for (name, value) in schema["properties"].as_object().into_iter().flatten() {
+        // Helm's own: a parent chart hands it to all charts.
+        if name != "global" {
+            collect(schema, value, vec![name.clone()], true, &mut nodes)?;
+        }
+    }
+    Ok(nodes)
+}
+
+fn collect(
+    root: &Value,
+    schema: &Value,
+    path: Vec<String>,
+    can_be_value: bool,
+    nodes: &mut Vec<Node>,
+) -> Result<()> {
+    let schema = match schema["$ref"].as_str() {
+        Some(target) => root.pointer(target.trim_start_matches('#')).context("a $ref leads nowhere")?,
+        None => schema,
+    };
+    let below = |name: &str| path.iter().cloned().chain([name.to_owned()]).collect::<Vec<_>>();
+    let properties = schema["properties"].as_object();
+    let is_group = properties.is_some() && schema["additionalProperties"] == false;
+    for (name, value) in properties.into_iter().flatten() {
+        collect(root, value, below(name), can_be_value, nodes)?;
+    }
+    if schema["items"].is_object() {
+        collect(root, &schema["items"], below("0"), false, nodes)?;
+    }
+    if schema["additionalProperties"].is_object() {
+        collect(root, &schema["additionalProperties"], below("x"), false, nodes)?;
+    }
+    for (pattern, value) in schema["patternProperties"].as_object().into_iter().flatten() {
+        let (prefix, _) =
+            pattern.trim_start_matches('^').split_once('[').context("a pattern without class")?;
+        collect(root, value, below(&format!("{prefix}X")), false, nodes)?;
+    }
+    let kinds = kinds(schema);
+    if kinds.is_empty() {
+        bail!("the chart's schema names no type of {}", path.join("."));
+    }
+    nodes.push(Node { path, kinds, is_value: can_be_value && !is_group });
+    Ok(())
+}
+
+fn kinds(schema: &Value) -> Vec<String> {
+    if schema["enum"].is_array() {
+        return vec!["string".to_owned()];
+    }
+    let alternatives = schema["oneOf"].as_array().into_iter().flatten().flat_map(kinds);
+    schema["type"].as_str().map(str::to_owned).into_iter().chain(alternatives).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found() -> Vec<Node> {
+        let schema = serde_json::json!({
+            "definitions": { "d": { "type": "object", "additionalProperties": false, "properties": { "a": { "enum": ["x"] } } } },
+            "properties": {
+                "global": { "type": "object" },
+                "group": { "$ref": "#/definitions/d" },
+                "free": { "type": "object", "properties": { "known": { "type": "string" } } },
+                "list": { "type": "array", "items": { "oneOf": [{ "type": "integer" }, { "type": "string" }] } },
+                "map": { "type": "object", "patternProperties": { "^A_[A-Z]+$": { "type": "string" } } },
+            },
+        });
+        nodes(&schema).unwrap()
+    }
+
+    #[test]
+    fn a_schema_names_values_groups_and_elements() {
+        let all: Vec<_> =
+            found().iter().map(|node| (node.key(), node.is_value, node.kinds.join(" "))).collect();
+        let expected = [
+            ("free.known", true, "string"),
+            ("free", true, "object"),
+            ("group.a", true, "string"),
+            ("group", false, "object"),
+            ("list[0]", false, "integer string"),
+            ("list", true, "array"),
+            ("map.A_X", false, "string"),
+            ("map", true, "object"),
+        ];
+        assert_eq!(all, expected.map(|(key, is_value, kinds)| (key.to_owned(), is_value, kinds.to_owned())));
+    }
+
+    #[test]
+    fn an_argument_sets_a_value_or_a_part_of_it() {
+        let nodes = found();
+        let list = nodes.iter().find(|node| node.key() == "list").unwrap();
+        assert!(["list=1", "list[0]=1", "list.a=1"].iter().all(|argument| list.is_set_by(argument)));
+        assert!(!["lists=1", "group.list=1", "list"].iter().any(|argument| list.is_set_by(argument)));
+    }
+}

@@ -1,0 +1,251 @@
+//! Commands in the shell blocks of documents: our programs have to take them, word by word, as clap reads them.
+
+use std::ops::Range;
+
+use clap::Command;
+use clap::builder::ValueParser;
+use clap::error::{ContextKind, ContextValue, Error, ErrorKind};
+use pulldown_cmark::{CodeBlockKind, Event, Parser, Tag, TagEnd};
+
+use super::finding::Finding;
+use super::source::SourceFile;
+
+/// Looks at the calls of these programs: each as one types it (`cargo xtask`), and what parses its words.
+pub(super) fn check(files: &[SourceFile], programs: &[(&str, Command)]) -> Vec<Finding> {
+    let is_page = |file: &&SourceFile| file.path.extension().is_some_and(|ext| ext == "md");
+    let mut findings = Vec::new();
+    for file in files.iter().filter(is_page) {
+        for (line, call, program) in calls(&file.text, programs) {
+            if let Some(fault) = fault(program, &call) {
+                let what = format!("`{}`: {fault}", call.join(" "));
+                findings.push(Finding { file: file.path.clone(), line, what });
+            }
+        }
+    }
+    findings
+}
+
+/// Each call of a program in a page: its line, its words from the program's name on, and its parser.
+fn calls<'a>(page: &str, programs: &'a [(&str, Command)]) -> Vec<(usize, Vec<String>, &'a Command)> {
+    let mut found = Vec::new();
+    for (line, text) in lines(page) {
+        for words in commands(&text) {
+            // `kubectl exec POD -- ballast status` calls two.
+            let behind = words.split(|word| word == "--").skip(1);
+            for words in [&words[..]].into_iter().chain(behind).map(without_prefix) {
+                if let Some((name, program)) = programs.iter().find(|(name, _)| is_call(words, name)) {
+                    let rest = words.iter().skip(name.split(' ').count()).cloned();
+                    found.push((line, [(*name).to_owned()].into_iter().chain(rest).collect(), program));
+                }
+            }
+        }
+    }
+    found
+}
+
+/// Whether a command calls the program, from whichever folder.
+fn is_call(words: &[String], program: &str) -> bool {
+    let Some((first, rest)) = words.split_first() else { return false };
+    let mut names = program.split(' ');
+    first.rsplit('/').next() == names.next()
+        && rest.iter().map(String::as_str).take(names.clone().count()).eq(names)
+}
+
+/// What is wrong with a call.
+fn fault(program: &Command, call: &[String]) -> Option<String> {
+    let mut result = program.clone().try_get_matches_from(call);
+    if result.as_ref().is_err_and(is_about_placeholder) {
+        result = any_values(program.clone()).try_get_matches_from(call);
+    }
+    let error = result.err()?;
+    match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => None,
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => Some("a command is missing".to_owned()),
+        _ => {
+            let text = error.to_string();
+            Some(text.lines().next().unwrap_or_default().trim_start_matches("error: ").to_owned())
+        }
+    }
+}
+
+/// Whether the error is about a value that the reader is to replace, like ADDRESS:PORT.
+fn is_about_placeholder(error: &Error) -> bool {
+    let is_name = |part: &str| part.len() > 1 && part.chars().all(|c| c.is_ascii_uppercase() || c == '_');
+    match error.get(ContextKind::InvalidValue) {
+        Some(ContextValue::String(value)) => {
+            value.split(|c: char| !c.is_alphanumeric() && c != '_').any(is_name)
+        }
+        _ => false,
+    }
+}
+
+/// The same commands and flags, which take any values.
+fn any_values(program: Command) -> Command {
+    program
+        .mut_args(|arg| {
+            let takes_values = arg.get_action().takes_values();
+            if takes_values { arg.value_parser(ValueParser::os_string()) } else { arg }
+        })
+        .mut_subcommands(any_values)
+}
+
+/// The lines of a page's shell blocks, with their numbers from 1: of `sh` all, of `console` those after a prompt. A line
+/// that goes on after `\` is one.
+fn lines(page: &str) -> Vec<(usize, String)> {
+    let mut found: Vec<(usize, String)> = Vec::new();
+    let mut prompt = None;
+    let mut goes_on = false;
+    let line = |at: &Range<usize>| page[..at.start].matches('\n').count() + 1;
+    for (event, at) in Parser::new(page).into_offset_iter() {
+        match event {
+            Event::Start(Tag::CodeBlock(CodeBlockKind::Fenced(language))) => {
+                prompt = match &*language {
+                    "sh" => Some(""),
+                    "console" => Some("$ "),
+                    _ => None,
+                };
+                goes_on = false;
+            }
+            Event::End(TagEnd::CodeBlock) => prompt = None,
+            Event::Text(text) => {
+                let Some(prompt) = prompt else { continue };
+                for (number, text) in text.lines().enumerate() {
+                    let part = text.trim_end_matches('\\');
+                    match (goes_on, found.last_mut(), part.strip_prefix(prompt)) {
+                        (true, Some((_, before)), _) => before.push_str(part),
+                        (_, _, Some(part)) => found.push((line(&at) + number, part.to_owned())),
+                        _ => continue,
+                    }
+                    goes_on = text.ends_with('\\');
+                }
+            }
+            _ => {}
+        }
+    }
+    found
+}
+
+/// The commands of a line of shell, each as its words; without comments and redirections.
+fn commands(line: &str) -> Vec<Vec<String>> {
+    let mut commands = vec![Vec::new()];
+    let mut word: Option<String> = None;
+    let mut is_file = false;
+    let mut chars = line.chars().peekable();
+    loop {
+        let next = chars.next();
+        match next {
+            Some(quote @ ('\'' | '"')) => {
+                word.get_or_insert_default().extend(chars.by_ref().take_while(|&c| c != quote));
+                continue;
+            }
+            // Within a word, `#` begins no comment.
+            Some(c) if !c.is_whitespace() && !"|&;()<>".contains(c) && (c != '#' || word.is_some()) => {
+                word.get_or_insert_default().push(c);
+                continue;
+            }
+            _ => {}
+        }
+        // Of `2>file` both are no words of the command.
+        let is_number = word.as_ref().is_some_and(|word| word.bytes().all(|byte| byte.is_ascii_digit()));
+        let is_redirection = matches!(next, Some('<' | '>'));
+        if let Some(word) = word.take()
+            && !std::mem::take(&mut is_file)
+            && !(is_redirection && is_number)
+            && let Some(command) = commands.last_mut()
+        {
+            command.push(word);
+        }
+        match next {
+            Some('<' | '>') => {
+                is_file = true;
+                while chars.next_if(|&c| c == '>' || c == '&').is_some() {}
+            }
+            Some('|' | '&' | ';' | '(' | ')') => {
+                is_file = false;
+                commands.push(Vec::new());
+            }
+            Some('#') | None => break,
+            Some(_) => {}
+        }
+    }
+    commands
+}
+
+/// A command without what stands before the program: `sudo`, and variables.
+fn without_prefix(words: &[String]) -> &[String] {
+    let is_prefix = |word: &String| {
+        let variable = word.split_once('=').map(|(name, _)| name);
+        let is_name = |name: &str| name.bytes().all(|byte| byte.is_ascii_uppercase() || byte == b'_');
+        word == "sudo" || variable.is_some_and(is_name)
+    };
+    let skipped = words.iter().take_while(|word| is_prefix(word)).count();
+    words.get(skipped..).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use clap::{Arg, CommandFactory as _};
+    use proxy_user::cli::Args;
+    use proxy_user::cli::args::kubectl::KubectlArgs;
+
+    use super::*;
+    use crate::lint::source;
+
+    fn program() -> Command {
+        let client = Arg::new("client").long("client").value_parser(clap::value_parser!(std::net::IpAddr));
+        let list = Command::new("list").arg(client);
+        Command::new("ballast").subcommand_required(true).subcommand(list)
+    }
+
+    /// The lines of what is found, and what it says.
+    fn found(page: &str) -> Vec<(usize, String)> {
+        let file = SourceFile { path: "docs/a.md".into(), text: page.into() };
+        let programs = [("ballast", program()), ("kubectl ballast", program())];
+        check(&[file], &programs).into_iter().map(|finding| (finding.line, finding.what)).collect()
+    }
+
+    #[test]
+    fn commands_that_exist_are_fine() {
+        let page = "```sh\nsudo ballast list --client 192.0.2.1 # --nonsense\nA=b x/ballast list --client=CLIENT 2>&1 | grep x\n\
+                    kubectl exec POD -- ballast list > nonsense\nkubectl ballast list; helm install ballast nonsense\n\
+                    source <(ballast list)\nballast list \\\n  --client ::1\n```\n\
+                    ```console\n$ ballast list\nballast nonsense\n```\n```text\nballast nonsense\n```\n";
+        assert_eq!(found(page), []);
+    }
+
+    #[test]
+    fn a_command_a_flag_and_a_value_that_do_not_exist_are_found() {
+        for (command, reason) in [
+            ("ballast lists", "unrecognized subcommand 'lists'"),
+            ("ballast list --cleint ::1", "unexpected argument '--cleint' found"),
+            ("ballast list --client CLIENT --more", "unexpected argument '--more' found"),
+            ("ballast list --client elsewhere", "invalid value 'elsewhere'"),
+            ("kubectl exec POD -- ballast list -x", "unexpected argument '-x' found"),
+            ("true && kubectl ballast lists", "unrecognized subcommand 'lists'"),
+            ("ballast list \\\n  --more", "unexpected argument '--more' found"),
+            ("ballast", "requires a subcommand"),
+        ] {
+            for block in [
+                format!("# A\n\n```sh\n{command}\n```\n"),
+                format!("* in a list\n  ```console\n  $ {}\n  ```\n", command.replace('\n', "\n  ")),
+            ] {
+                let all = found(&block);
+                assert_eq!(all.len(), 1, "{command}: {all:?}");
+                assert!(all[0].1.contains(reason), "{command}: {all:?}");
+                assert_eq!(all[0].0, if block.starts_with('#') { 4 } else { 3 }, "{block}");
+            }
+        }
+    }
+
+    #[test]
+    fn ballast_takes_what_the_documents_call() {
+        let files = source::files(&Path::new(env!("CARGO_MANIFEST_DIR")).join("..")).unwrap();
+        let programs = [("ballast", Args::command()), ("kubectl ballast", KubectlArgs::command())];
+        assert_eq!(check(&files, &programs), []);
+        let pages = files.iter().filter(|file| file.path.extension().is_some_and(|ext| ext == "md"));
+        let count = pages.map(|file| calls(&file.text, &programs).len()).sum::<usize>();
+        assert!(count > 40, "only {count} calls were found");
+    }
+}
