@@ -2,6 +2,8 @@
 
 mod build;
 mod foreign;
+mod segments;
+mod tunnel;
 
 use std::vec::Vec;
 
