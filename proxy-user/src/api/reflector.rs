@@ -1,6 +1,7 @@
 //! Lists one kind, then watches it, and resumes the watch for as long as the API server remembers where it was: client-go's
 //! Reflector. kube-rs has the same (`runtime::watcher`), which knows no other form than JSON; what comes out is the same type.
 
+use std::io;
 use std::time::Duration;
 use std::vec;
 
@@ -10,7 +11,7 @@ use kube::ResourceExt as _;
 use kube::api::{ListParams, VersionMatch, WatchParams};
 use kube::core::WatchEvent;
 use kube::runtime::watcher::{Config, Error, Event, InitialListStrategy, ListSemantic, Result};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use tracing::debug;
 
 use super::frames::is_malformed;
@@ -21,13 +22,21 @@ use super::transport::Source;
 const WATCH: Duration = Duration::from_secs(290);
 /// One that says nothing for so much longer is dead.
 const MARGIN: Duration = Duration::from_secs(5);
+/// A watch that ends earlier, and without an event, has failed: client-go's "very short watch".
+const SHORT: Duration = Duration::from_secs(1);
 /// The annotation of the bookmark that ends a streamed list.
 const LIST_ENDS: &str = "k8s.io/initial-events-end";
 
 /// The code of a version that the API server does not remember any more.
 const GONE: u16 = 410;
 
-type Events<K> = BoxStream<'static, kube::Result<WatchEvent<K>>>;
+/// A watch that is open.
+struct Events<K> {
+    stream: BoxStream<'static, kube::Result<WatchEvent<K>>>,
+    opened: Instant,
+    /// No event has come yet.
+    is_empty: bool,
+}
 
 enum State<K> {
     /// Nothing is known.
@@ -65,7 +74,7 @@ async fn step<K: Watched>(source: &Source<K>, config: &Config, state: State<K>) 
             InitialListStrategy::ListWatch => (Some(Ok(Event::Init)), State::Asks(None)),
             InitialListStrategy::StreamingList => {
                 match source.watch(&watch_params(config, true), "0").await {
-                    Ok(events) => (Some(Ok(Event::Init)), State::Streams(events.boxed())),
+                    Ok(events) => (Some(Ok(Event::Init)), State::Streams(Events::new(events))),
                     Err(error) => (Some(Err(Error::WatchStartFailed(error))), State::Begins),
                 }
             }
@@ -89,12 +98,12 @@ async fn step<K: Watched>(source: &Source<K>, config: &Config, state: State<K>) 
             (None, Some(token), _) => (None, State::Asks(Some(token))),
             (None, None, version) => (Some(Ok(Event::InitDone)), State::Resumes(version.unwrap_or_default())),
         },
-        State::Streams(mut events) => match next(&mut events).await {
+        State::Streams(mut events) => match events.next().await {
             Some(item) => streamed(item, events),
-            None => (None, State::Begins),
+            None => (Some(Err(ended("the API server ended a list before it was complete"))), State::Begins),
         },
         State::Resumes(version) => match source.watch(&watch_params(config, false), &version).await {
-            Ok(events) => (None, State::Watches(version, events.boxed())),
+            Ok(events) => (None, State::Watches(version, Events::new(events))),
             Err(error) => {
                 // A server may refuse a version that is too old before the watch begins, too.
                 let is_too_old = matches!(&error, kube::Error::Api(status) if status.code == GONE);
@@ -102,10 +111,13 @@ async fn step<K: Watched>(source: &Source<K>, config: &Config, state: State<K>) 
                 (Some(Err(Error::WatchStartFailed(error))), next)
             }
         },
-        State::Watches(version, mut events) => match next(&mut events).await {
-            Some(item) => watched(item, version, events),
-            None => (None, State::Resumes(version)),
-        },
+        State::Watches(version, mut events) => {
+            if let Some(item) = events.next().await {
+                return watched(item, version, events);
+            }
+            let error = || Err(ended("the API server ended a watch at once"));
+            (events.is_short().then(error), State::Resumes(version))
+        }
     }
 }
 
@@ -169,11 +181,28 @@ fn failed<K: Watched>(
     (Some(Err(error)), if begins { State::Begins } else { goes_on(events) })
 }
 
-async fn next<K>(events: &mut Events<K>) -> Option<kube::Result<WatchEvent<K>>> {
-    timeout(WATCH + MARGIN, events.next()).await.unwrap_or_else(|_| {
-        debug!("a watch is silent for too long");
-        None
-    })
+/// The server has ended its answer where it should not.
+fn ended(why: &str) -> Error {
+    Error::WatchFailed(kube::Error::ReadEvents(io::Error::new(io::ErrorKind::UnexpectedEof, why)))
+}
+
+impl<K> Events<K> {
+    fn new(stream: impl Stream<Item = kube::Result<WatchEvent<K>>> + Send + 'static) -> Self {
+        Self { stream: stream.boxed(), opened: Instant::now(), is_empty: true }
+    }
+
+    async fn next(&mut self) -> Option<kube::Result<WatchEvent<K>>> {
+        let item = timeout(WATCH + MARGIN, self.stream.next()).await.unwrap_or_else(|_| {
+            debug!("a watch is silent for too long");
+            None
+        });
+        self.is_empty &= item.is_none();
+        item
+    }
+
+    fn is_short(&self) -> bool {
+        self.is_empty && self.opened.elapsed() < SHORT
+    }
 }
 
 fn watch_params(config: &Config, send_initial_events: bool) -> WatchParams {

@@ -144,12 +144,26 @@ async fn a_watch_that_ends_within_an_event_goes_on_where_it_was() {
     for _ in 0..9 {
         watch.next().await.unwrap().unwrap();
     }
-    let more = tokio::time::timeout(std::time::Duration::from_millis(50), watch.next()).await;
-    assert!(more.is_err(), "{more:?}");
+    for _ in 0..2 {
+        // An error makes the caller wait.
+        let error = watch.next().await.unwrap().unwrap_err().to_string();
+        assert!(error.starts_with("watch stream failed"), "{error}");
+    }
     let asked = asked.lock().unwrap();
-    let version = asked[1].0.split("resourceVersion=").nth(1).unwrap().to_owned();
-    assert!(version != "0" && asked.len() > 2, "{asked:?}");
-    assert!(asked[1..].iter().all(|(uri, accept)| uri.ends_with(&version) && accept == WATCHES), "{asked:?}");
+    // After a failure, the server is asked for the newest object as well.
+    let watches: Vec<_> = asked.iter().filter(|(uri, _)| uri.contains("watch=true")).skip(1).collect();
+    let version = watches[0].0.split("resourceVersion=").nth(1).unwrap();
+    assert!(version != "0" && watches.len() == 2, "{asked:?}");
+    assert!(watches.iter().all(|(uri, accept)| uri.ends_with(version) && accept == WATCHES), "{asked:?}");
+}
+
+#[tokio::test]
+async fn a_list_that_ends_too_early_is_a_failure_each_time() {
+    let (api, asked) = server(|_, _| (200, PROTOBUF, Vec::new()));
+    let failed = |item: &String| item.starts_with("watch stream failed");
+    let items = first(api, 4).await;
+    assert!(items[0] == "[" && failed(&items[1]) && items[2] == "[" && failed(&items[3]), "{items:?}");
+    assert_eq!(asked.lock().unwrap().len(), 2);
 }
 
 /// What is remembered is refused when the watch is resumed, not by an event of it.

@@ -127,11 +127,13 @@ fn answers(nodes: &Nodes, node_ports: &[Family]) -> Result<()> {
         }
     }
     let before = replies(nodes)?;
+    // Two destinations may lead one client port to one endpoint, which then sees another port for the second.
+    let mut ports = 20_000..;
     for family in Family::BOTH {
         for kind in [Kind::Tcp, Kind::Udp, Kind::Datagram] {
             for to in orig_dst(family, kind) {
-                for _ in 0..8 {
-                    let seen = nodes.outside.reach(Attempt::new(kind, to))?;
+                for port in ports.by_ref().take(8) {
+                    let seen = nodes.outside.reach(Attempt::new(kind, to).at_port(port))?;
                     let own = (link_ip(family, 30, 100), seen.local.port()).into();
                     ensure!(seen.client == own, "{to}: the endpoint sees {}, not {own}", seen.client);
                     ensure!(
