@@ -123,21 +123,10 @@ impl<F: Family> HostMaps<F> {
         *at!(self, jiffies)
     }
 
-    /// Sets the clock.
-    pub fn set_jiffies(self, jiffies: u32) {
-        *at!(self, jiffies) = jiffies;
-    }
-
     /// Moves the clock on.
     pub fn advance(self, jiffies: u32) {
         let now = at!(self, jiffies);
         *now = now.wrapping_add(jiffies);
-    }
-
-    /// Sets what the random numbers begin with.
-    pub fn set_seed(self, seed: u64) {
-        // Of 0, only zeros would come.
-        *at!(self, random) = seed | 1 << 63;
     }
 
     /// How often something happened for this reason.
