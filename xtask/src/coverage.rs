@@ -35,6 +35,9 @@ pub struct Args {
     /// Add to what earlier runs have counted, as long as the source is the same
     #[arg(long)]
     pub add: bool,
+    /// Run no tests: report what earlier runs have counted
+    #[arg(long, conflicts_with = "package")]
+    pub report: bool,
     /// Write docs/coverage.md: the table, and each line of the data path that no test runs, with the reason
     #[arg(long, conflicts_with = "package")]
     pub page: bool,
@@ -60,11 +63,13 @@ pub fn run(args: &Args) -> Result<()> {
         variables(&shown).into_iter().fold(with_tools(cmd), |cmd, (name, value)| cmd.env(name, value))
     };
     let llvm_cov = || Ok::<_, anyhow::Error>(counted(cargotools::cargo(cargotools::LLVM_COV)?));
-    if !args.add {
+    if !args.add && !args.report {
         llvm_cov()?.args(["clean", "--workspace"]).run()?;
     }
     let rungs = if args.rungs.is_empty() { vec![Rung::Unit] } else { args.rungs.clone() };
-    if args.package.is_empty() {
+    if args.report {
+        log::step("report what earlier runs have counted");
+    } else if args.package.is_empty() {
         let itself = std::env::current_exe().context("cannot find the running program")?;
         counted(Cmd::new(itself)).arg("test").args(rungs.iter().map(ToString::to_string)).run()?;
     } else {

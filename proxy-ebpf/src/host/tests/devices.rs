@@ -1,5 +1,8 @@
 //! What a device gives beside the packet: a VLAN's tag, or no header of its own.
 
+use proxy_common::Address as _;
+use proxy_common::node::Cidr;
+
 use super::*;
 
 /// The programs of the VLAN's own device will see the packet again.
@@ -32,10 +35,32 @@ fn a_tag<F: Net>() {
     }
 }
 
+/// Stages that are the first of a packet.
+fn a_tag_of_a_reply_and_of_what_no_service_has<F: Net>() {
+    let maps = maps::<F>(0);
+    let (client, frontend, backend) = (client::<F>(), frontend::<F>(), backend::<F>());
+    let mut config = NodeEntry { source: node::<F>(), ..NodeEntry::UNKNOWN };
+    config.service_cidrs[0] = Cidr { addr: F::addr(200), mask: F::Words::ONES };
+    config.service_cidr_count = 1;
+    maps.set_node(config);
+    run_over(Hook::Ingress, maps, UPLINK, &packet::<F>(client, frontend, SYN));
+    let port = maps.flows().iter().find(|flow| flow.bits() != 0).unwrap().source_port;
+    let reply = packet::<F>(backend, (node::<F>(), port), SYN_ACK);
+    let unallocated = packet::<F>(client, (F::addr(200), 80), SYN);
+    for (bytes, without) in [(reply, REDIRECT), (unallocated, DROP)] {
+        let (verdict, skb) =
+            run_edited(Hook::Ingress, maps, UPLINK, &bytes, |skb| skb.vlan_tag = Some(0x2005));
+        assert_eq!((verdict, skb.as_slice()), (NEXT, &bytes[..]));
+        assert_eq!(run_over(Hook::Ingress, maps, UPLINK, &bytes).0, without);
+    }
+}
+
 #[test]
 fn a_packet_of_a_vlan_is_left_to_the_vlans_device() {
     a_tag::<V4>();
     a_tag::<V6>();
+    a_tag_of_a_reply_and_of_what_no_service_has::<V4>();
+    a_tag_of_a_reply_and_of_what_no_service_has::<V6>();
 }
 
 /// The kernel's helpers want an Ethernet header, and take it off again where the next device has none.

@@ -2,7 +2,7 @@
 
 use proxy_common::config::PortRange;
 use proxy_common::conntrack::ASSURED;
-use proxy_common::flow::BUCKET_SLOTS;
+use proxy_common::flow::{BUCKET_SLOTS, SLOT_PENDING};
 
 use super::*;
 use crate::host::maps::at;
@@ -45,6 +45,9 @@ fn an_index_without_room<F: Net>() {
     assert!(connects(maps, client(5000)), "stale slots are room");
     assert!(!connects(maps, client(5001)));
     known.iter().filter(|port| **port != known[3]).for_each(|port| goes_on(maps, client(*port)));
+    // A slot that another CPU is adding is none that is stale.
+    at!(maps, buckets)[0].slots[0] |= SLOT_PENDING;
+    assert!(!connects(maps, client(5002)));
 }
 
 #[test]
@@ -59,6 +62,10 @@ fn a_table_of_assured_flows<F: Net>() {
     let known: Vec<u16> = (4000..4200).filter(|port| connects(maps, client(*port))).collect();
     assert!((56..=64).contains(&known.len()), "{}", known.len());
     assert_eq!(maps.count_of(Reason::FlowTableFull), 200 - known.len() as u64);
+    // A SYN that comes again begins no flow, and is not refused.
+    let again = client(known[5]);
+    let (_, skb) = run_over(Hook::Ingress, maps, POD, &packet::<F>(again, frontend::<F>(), SYN));
+    assert_eq!(skb.wire(), packet::<F>(again, backend::<F>(), SYN));
     let reset = Shape { flags: 4, ..SYN };
     run_over(Hook::Ingress, maps, POD, &packet::<F>(client(known[3]), frontend::<F>(), reset));
     assert!((5000..5010).any(|port| connects(maps, client(port))), "a closed flow yields");

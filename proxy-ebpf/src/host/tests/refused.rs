@@ -153,6 +153,11 @@ fn what_is_left_to_others<F: Net>() {
     for shape in [SYN, DATA, UDP] {
         assert!(!is_translated(Transition::LooksUp, shape));
     }
+    // Those have begun a flow of their own, with the source port that the endpoint sees.
+    let straight = packet::<F>(client, backend, SYN);
+    let (verdict, skb) = run_over(Hook::Ingress, maps, POD, &straight);
+    assert_eq!((verdict, skb.wire()), (NEXT, straight));
+    assert!(maps.flows().iter().all(|flow| flow.bits() == 0));
     assert!(!is_translated(Transition::Opens, DATA), "they may know the connection");
     assert_eq!(maps.count_of(Reason::InvalidState), 0);
     for shape in [SYN, UDP] {

@@ -2,9 +2,10 @@
 
 use proxy_common::backend::BACKEND_GONE;
 use proxy_common::health::NO_CLIENT;
-use proxy_common::select::Algorithm;
+use proxy_common::select::{Algorithm, tunnel_tag};
 
 use super::*;
+use crate::context::PacketCtx;
 use crate::select::{affinity, backend, health, load, lookup};
 
 /// As socket programs select.
@@ -71,6 +72,32 @@ fn the_health_of_an_id_beyond_the_array_is_good() {
     maps.advance(100 * HZ);
     assert!(!health::is_ejected(maps, 7, 9));
     assert_eq!(health::rank(maps, 7, 5, 0), health::TAKES);
+}
+
+#[test]
+fn an_endpoint_that_another_node_names_is_looked_for_in_so_many_slots() {
+    let maps = maps::<V4>(BACKEND_LOCAL);
+    let (addr, port) = backend::<V4>();
+    let other = BackendEntry {
+        addr,
+        port: port + 1,
+        proto: PROTO_TCP,
+        state: BACKEND_ACTIVE,
+        service: 1,
+        flags: BACKEND_LOCAL,
+    };
+    maps.set_backend(20, other);
+    let tag = u32::from(tunnel_tag(&addr, port));
+    let found = |slots: &[u32]| {
+        maps.set_slots(20, slots);
+        let mut ctx = PacketCtx::<[u32; 1]>::EMPTY;
+        ctx.frontend = ServiceEntry { slot_base: 20, slot_count: slots.len() as u32, ..one_endpoint() };
+        ctx.tunnelled = 1 << 16 | tag;
+        backend::tagged(maps, &ctx)
+    };
+    assert_eq!(found(&[20, 20, 7]), 7);
+    assert_eq!(found(&[20; 3]), 0);
+    assert_eq!(found(&[20; 100]), 0);
 }
 
 #[test]

@@ -112,3 +112,35 @@ fn what_came_encapsulated_is_translated_and_answered_from_here() {
     assert_eq!(run_any(Hook::Ingress, maps, other, frame.frame()), DROP);
     assert_eq!(maps.count_of(Reason::ForeignTunnel), 1);
 }
+
+/// What becomes of a packet that cannot be encapsulated.
+#[test]
+fn a_packet_that_cannot_be_encapsulated_is_dropped_and_counted() {
+    let (client, frontend) = (client::<V4>(), frontend::<V4>());
+    let maps = node_of(NUMBER << BACKEND_TUNNEL_SHIFT);
+    let run = |shape, edit: fn(&mut Skb)| {
+        run_edited(Hook::Ingress, maps, UPLINK, &packet::<V4>(client, frontend, shape), edit).0
+    };
+    let counts = || [Reason::NoRoute, Reason::TtlExceeded].map(|reason| maps.count_of(reason));
+    assert_eq!((run(SYN, |skb| skb.routes.set_default(None)), counts()), (DROP, [1, 0]));
+    assert_eq!((run(Shape { ttl: 1, ..SYN }, |_| {}), counts()), (DROP, [1, 1]));
+    assert_eq!((run(SYN, |_| {}), counts()), (REDIRECT, [1, 1]));
+    // The node has left the cluster.
+    maps.set_tunnel(NUMBER, Tunnel::default());
+    assert_eq!((run(SYN, |_| {}), counts()), (DROP, [2, 1]));
+}
+
+#[test]
+fn what_came_encapsulated_by_a_vlan_is_left_to_its_device() {
+    let (v4, v6) = (node_of(BACKEND_LOCAL), maps::<V6>(0));
+    let inner = ip_packet::<V4>(client::<V4>(), frontend::<V4>(), SYN);
+    let outer = around(other_node(), node::<V4>(), tag_of(backend::<V4>()), &inner);
+    let bytes = build::ethernet::<V4>(&outer);
+    for (vlan_tag, passes_as_it_came) in [(Some(0x2005), true), (None, false)] {
+        let came = HostPacket::new(&bytes).edit(|skb| {
+            (skb.ifindex, skb.ingress_ifindex, skb.vlan_tag) = (UPLINK, UPLINK, vlan_tag);
+        });
+        assert_eq!(run_any(Hook::Ingress, v4, v6, came.frame()), NEXT);
+        assert_eq!(came.into_skb().as_slice() == bytes, passes_as_it_came);
+    }
+}
