@@ -107,3 +107,19 @@ fn an_affinity_that_cannot_be_added_is_told() {
     assert!(!affinity::write(None, 7, time, |_| Err(-12)));
     assert!(affinity::write(None, 7, time, |_| Ok(())));
 }
+
+/// What is open is counted from a connection's first packet on, whichever way it is forwarded.
+#[test]
+fn an_open_connection_counts_where_the_algorithm_asks() {
+    for (algorithm, open) in [(Algorithm::LeastConnections, 1), (Algorithm::Random, 0)] {
+        for flags in [0, BACKEND_LOCAL] {
+            let maps = maps::<V4>(flags);
+            let (addr, port) = frontend::<V4>();
+            let entry = ServiceEntry { algorithm: algorithm as u8, ..one_endpoint() };
+            maps.add_service(ServiceKey::internal(addr, port, PROTO_TCP), entry);
+            run_over(Hook::Ingress, maps, UPLINK, &packet::<V4>(client::<V4>(), (addr, port), SYN));
+            assert_eq!(maps.stats_of(1).connections, 1);
+            assert_eq!(maps.open_connections_of(7), open, "{}", algorithm.label());
+        }
+    }
+}
