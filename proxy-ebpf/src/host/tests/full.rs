@@ -38,13 +38,17 @@ fn an_index_without_room<F: Net>() {
     let known: Vec<u16> = (4000..4040).filter(|port| connects(maps, client(*port))).collect();
     assert_eq!(known.len() as u32, BUCKET_SLOTS, "two buckets, and two keys for each flow");
     assert_eq!(maps.count_of(Reason::FlowCollision), 40 - u64::from(BUCKET_SLOTS));
-    known.iter().for_each(|port| goes_on(maps, client(*port)));
+    for port in &known {
+        goes_on(maps, client(*port));
+    }
     // An agent that was killed may leave slots of a flow that is gone.
     let gone = at!(maps, flows).iter_mut().find(|flow| flow.client_port == known[3]).unwrap();
     gone.state = 0;
     assert!(connects(maps, client(5000)), "stale slots are room");
     assert!(!connects(maps, client(5001)));
-    known.iter().filter(|port| **port != known[3]).for_each(|port| goes_on(maps, client(*port)));
+    for port in known.iter().filter(|port| **port != known[3]) {
+        goes_on(maps, client(*port));
+    }
     // A slot that another CPU is adding is none that is stale.
     at!(maps, buckets)[0].slots[0] |= SLOT_PENDING;
     assert!(!connects(maps, client(5002)));
@@ -69,7 +73,9 @@ fn a_table_of_assured_flows<F: Net>() {
     let reset = Shape { flags: 4, ..SYN };
     run_over(Hook::Ingress, maps, POD, &packet::<F>(client(known[3]), frontend::<F>(), reset));
     assert!((5000..5010).any(|port| connects(maps, client(port))), "a closed flow yields");
-    known.iter().filter(|port| **port != known[3]).for_each(|port| goes_on(maps, client(*port)));
+    for port in known.iter().filter(|port| **port != known[3]) {
+        goes_on(maps, client(*port));
+    }
 }
 
 #[test]
