@@ -122,3 +122,18 @@ impl Family for V6 {
     const NAME: &'static str = "IPv6";
     const INDEX: u32 = 1;
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_the_same_as_bytes_and_as_words() {
+        let long: [u8; 16] = core::array::from_fn(|at| at as u8 * 7 + 1);
+        assert_eq!(<[u8; 16]>::from_words(long.words()), long);
+        assert_eq!(<[u32; 4]>::from_words(long.words()).words(), long.words());
+        let short = [10u8, 1, 2, 3];
+        assert_eq!(<[u8; 4]>::from_words(short.words()), short);
+        assert_eq!(<[u32; 1]>::from_words(short.words()).words(), short.words());
+    }
+}

@@ -128,4 +128,23 @@ mod tests {
         assert!(!range.contains(&addr));
         assert!(!Cidr::NONE.contains(&[10u8, 0, 0, 1]));
     }
+
+    #[test]
+    fn every_range_of_service_addresses_is_looked_at() {
+        let mut node = NodeEntry::<[u8; 4]>::UNKNOWN;
+        for (range, number) in node.service_cidrs.iter_mut().zip(1..) {
+            *range = Cidr { addr: [10, number, 0, 0], mask: [255, 255, 0, 0] };
+        }
+        let last = SERVICE_CIDRS as u8;
+        for count in 0..=last {
+            node.service_cidr_count = u32::from(count);
+            for number in 1..=last + 1 {
+                assert_eq!(
+                    node.is_service_address(&[10, number, 1, 1]),
+                    number <= count,
+                    "{number} of {count}"
+                );
+            }
+        }
+    }
 }

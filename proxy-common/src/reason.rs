@@ -209,4 +209,11 @@ mod tests {
         }
         assert_eq!(Reason::from_number(Reason::COUNT), None);
     }
+
+    #[test]
+    fn programs_and_agent_know_the_same_verdicts() {
+        for reason in Reason::ALL {
+            assert_eq!(verdict_of(*reason as u32), reason.verdict(), "{}", reason.label());
+        }
+    }
 }

@@ -252,6 +252,14 @@ mod tests {
     }
 
     #[test]
+    fn algorithms_have_words_and_a_sentence() {
+        for algorithm in Algorithm::ALL {
+            assert_eq!(Algorithm::from_number(*algorithm as u8), Some(*algorithm));
+            assert!(algorithm.explanation().ends_with('.'), "{}", algorithm.label());
+        }
+    }
+
+    #[test]
     fn every_port_of_both_ranges_has_a_number() {
         let config = NodeConfig {
             snat: [PortRange::new(10, 12), PortRange::new(65_534, 65_535)],

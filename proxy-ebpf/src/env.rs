@@ -94,12 +94,6 @@ pub trait Node: Copy + 'static {
     fn is_service_address(self, addr: &Words<Self>) -> bool {
         self.node().is_some_and(|node| node.is_service_address(addr))
     }
-
-    /// Whether a device leads to other machines.
-    #[inline(always)]
-    fn is_uplink(self, ifindex: u32) -> bool {
-        self.config().is_some_and(|config| config.is_uplink(ifindex, |ifindex| self.device(ifindex)))
-    }
 }
 
 /// What connections have told of backends.

@@ -206,3 +206,32 @@ pub trait Frame: Copy {
         self.store(offset, value, size_of::<T>() as u32)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_is_written_in_part_and_never_beyond_the_end() {
+        let bytes: [u8; 8] = core::array::from_fn(|at| at as u8 + 1);
+        let value =
+            [0, 4].map(|at| u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]));
+        for length in 0..=9 {
+            for room in 0..=12 {
+                let mut words = [0u32; 3];
+                let data = words.as_mut_ptr().addr();
+                let bounds = Bounds { data, end: data + room, frame: 12 };
+                // SAFETY: the words are ours, and nothing else refers to them.
+                let written = unsafe { write(bounds, 4, &value, length as u32) };
+                let mut expected = [0u8; 12];
+                if length <= 8 && 4 + length <= room {
+                    expected[4..4 + length].copy_from_slice(&bytes[..length]);
+                    assert_eq!(written, Ok(()));
+                } else {
+                    assert_eq!(written, Err(HelperFailed));
+                }
+                assert_eq!(words.map(u32::to_ne_bytes).as_flattened(), expected, "{length} of {room}");
+            }
+        }
+    }
+}

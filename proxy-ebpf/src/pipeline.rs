@@ -68,7 +68,7 @@ where
 /// What the kernel does by a program of its own for each part, since only packets that are rewritten are to pay for what lets
 /// programs write.
 #[inline(always)]
-fn go_on<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>, first: Step) -> i32
+pub fn go_on<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>, first: Step) -> i32
 where
     M: Stages<F>,
     M::Family: Ip,

@@ -35,6 +35,9 @@ pub struct Args {
     /// Add to what earlier runs have counted, as long as the source is the same
     #[arg(long)]
     pub add: bool,
+    /// Run no tests: report what earlier runs have counted
+    #[arg(long, conflicts_with = "package")]
+    pub report: bool,
     /// Write docs/coverage.md: the table, and each line of the data path that no test runs, with the reason
     #[arg(long, conflicts_with = "package")]
     pub page: bool,
@@ -43,37 +46,37 @@ pub struct Args {
 /// The crates whose uncovered lines are listed.
 const DATA_PATH: [&str; 2] = ["proxy-common/", "proxy-ebpf/"];
 /// Files of tests, and those that only run in the kernel.
-const NOT_COUNTED: &str = r"(/tests/|/tests?\.rs$|_tests\.rs$|/benches/|/proxy-ebpf/src/(kernel|socket)/|/proxy-ebpf/src/main\.rs$)";
+const NOT_COUNTED: &str = r"(/tests/|/flow/model/|/tests?\.rs$|_tests\.rs$|/benches/|/proxy-ebpf/src/(kernel|socket)/|/proxy-ebpf/src/main\.rs$)";
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     let workspace = Workspace::find()?;
     let tools = llvm_tools()?;
     let target = workspace.target().join("coverage");
-    let llvm_cov = || -> Result<Cmd> {
-        let mut cmd = cargotools::cargo(cargotools::LLVM_COV)?.env("CARGO_TARGET_DIR", &target);
-        for (name, path) in &tools {
-            cmd = cmd.env(name, path);
-        }
-        Ok(cmd.dir(workspace.root()))
+    let with_tools = |cmd: Cmd| {
+        let cmd = cmd.env("CARGO_TARGET_DIR", &target).dir(workspace.root());
+        tools.iter().fold(cmd, |cmd, (name, path)| cmd.env(name, path))
     };
-    if !args.add {
+    let shown = with_tools(cargotools::cargo(cargotools::LLVM_COV)?).arg("show-env").read()?;
+    // Every part runs in the same environment, which says where the counts are.
+    let counted = |cmd: Cmd| {
+        variables(&shown).into_iter().fold(with_tools(cmd), |cmd, (name, value)| cmd.env(name, value))
+    };
+    let llvm_cov = || Ok::<_, anyhow::Error>(counted(cargotools::cargo(cargotools::LLVM_COV)?));
+    if !args.add && !args.report {
         llvm_cov()?.args(["clean", "--workspace"]).run()?;
     }
     let rungs = if args.rungs.is_empty() { vec![Rung::Unit] } else { args.rungs.clone() };
-    if args.package.is_empty() {
-        let shown = llvm_cov()?.args(["show-env"]).read()?;
+    if args.report {
+        log::step("report what earlier runs have counted");
+    } else if args.package.is_empty() {
         let itself = std::env::current_exe().context("cannot find the running program")?;
-        let mut tests = Cmd::new(itself).arg("test").args(rungs.iter().map(ToString::to_string));
-        for (name, value) in variables(&shown) {
-            tests = tests.env(name, value);
-        }
-        tests.env("CARGO_TARGET_DIR", &target).dir(workspace.root()).run()?;
+        counted(Cmd::new(itself)).arg("test").args(rungs.iter().map(ToString::to_string)).run()?;
     } else {
         let packages = args.package.iter().flat_map(|name| ["--package", name]);
         // Not `log`: log lines call the kernel's helpers.
         let features = ["--features", "proxy-ebpf/host"];
-        llvm_cov()?.args(["--no-report", "--lib"]).args(features).args(packages).run()?;
+        counted(Cmd::cargo()).args(["test", "--lib"]).args(features).args(packages).run()?;
     }
     let lcov = llvm_cov()?.args(["report", "--lcov", "--ignore-filename-regex", NOT_COUNTED]).read()?;
     let report = Report::read(&lcov, workspace.root())?;

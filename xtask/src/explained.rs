@@ -29,7 +29,8 @@ pub struct Explained {
 pub struct Lines {
     /// From the root of the repository.
     pub file: String,
-    /// Their texts, without the spaces around.
+    /// Their texts, without the spaces around; where the same text stands in several places, with the line before and a line
+    /// break in front.
     pub lines: Vec<String>,
     /// The reason.
     pub why: String,
@@ -58,10 +59,13 @@ impl Explained {
             .with_context(|| format!("{FILE} is not as xtask/src/explained.rs wants it"))
     }
 
-    /// Why no test runs the line with this text.
+    /// Why no test runs the line with this text, which follows the line `before`.
     #[must_use]
-    pub fn line(&self, file: &str, text: &str) -> Option<&str> {
-        let is_it = |entry: &&Lines| entry.file == file && entry.lines.iter().any(|line| line == text.trim());
+    pub fn line(&self, file: &str, before: &str, text: &str) -> Option<&str> {
+        let both = format!("{}\n{}", before.trim(), text.trim());
+        let is_it = |entry: &&Lines| {
+            entry.file == file && entry.lines.iter().any(|line| line == text.trim() || *line == both)
+        };
         self.lines.iter().find(is_it).map(|entry| &*entry.why)
     }
 
@@ -90,18 +94,21 @@ mod tests {
         let changes = explained.changes.iter().map(|e| (&e.file, &e.line, &e.why));
         for (file, line, why) in lines.chain(changes) {
             let text = fs::read_to_string(workspace.root().join(file)).unwrap();
-            assert!(text.lines().any(|there| there.trim() == line), "{file} has no line `{line}`");
+            let text: String = text.lines().flat_map(|line| [line.trim(), "\n"]).collect();
+            assert!(format!("\n{text}").contains(&format!("\n{line}\n")), "{file} has no line `{line}`");
             assert!(!why.is_empty(), "{file}: {line}");
         }
     }
 
     #[test]
     fn an_entry_is_for_its_own_line_only() {
-        let text = r#"{"lines": [{"file": "a.rs", "lines": ["x();"], "why": "a"}],
+        let text = r#"{"lines": [{"file": "a.rs", "lines": ["x();", "one {\nz();"], "why": "a"}],
             "changes": [{"file": "a.rs", "line": "x();", "changes": ["replace x with ()"], "why": "b"}]}"#;
         let explained: Explained = serde_json::from_str(text).unwrap();
-        assert_eq!(explained.line("a.rs", "    x();"), Some("a"));
-        assert_eq!((explained.line("b.rs", "x();"), explained.line("a.rs", "y();")), (None, None));
+        assert_eq!(explained.line("a.rs", "", "    x();"), Some("a"));
+        assert_eq!((explained.line("b.rs", "", "x();"), explained.line("a.rs", "", "y();")), (None, None));
+        assert_eq!(explained.line("a.rs", "  one {", "    z();"), Some("a"));
+        assert_eq!(explained.line("a.rs", "  other {", "    z();"), None);
         assert_eq!(explained.change("a.rs", "  x();", "replace x with ()"), Some("b"));
         assert_eq!(explained.change("a.rs", "x();", "replace x with 1"), None);
     }

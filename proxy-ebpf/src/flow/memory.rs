@@ -43,8 +43,6 @@ pub trait EntryRef<A: Address>: Copy {
     fn set_source_port(self, port: u16);
     /// The source port that the backend sees.
     fn source_port(self) -> u16;
-    /// The source address that the backend sees.
-    fn source(self) -> A;
     /// The IP protocol.
     fn proto(self) -> u8;
     /// Id of the Service port.
@@ -277,11 +275,6 @@ impl<A: Address> EntryRef<A> for Entry<A> {
     #[inline(always)]
     fn source_port(self) -> u16 {
         field!(self, source_port)
-    }
-
-    #[inline(always)]
-    fn source(self) -> A {
-        addr!(self, source)
     }
 
     #[inline(always)]

@@ -14,11 +14,11 @@ use crate::stage::sctp;
 /// The bits of a VLAN tag that name the VLAN.
 const VLAN_ID: u16 = 0xfff;
 
-/// A packet at a tc hook.
+/// A packet at a tc hook; `EARLY`: at a hook before it (XDP).
 #[derive(Clone, Copy, Debug)]
-pub struct HostFrame<'a>(&'a HostPacket);
+pub struct HostFrame<'a, const EARLY: bool = false>(&'a HostPacket);
 
-impl<'a> HostFrame<'a> {
+impl<'a, const EARLY: bool> HostFrame<'a, EARLY> {
     /// The packet.
     pub fn new(packet: &'a HostPacket) -> Self {
         Self(packet)
@@ -74,6 +74,11 @@ impl HostPacket {
     pub fn frame(&self) -> HostFrame<'_> {
         HostFrame::new(self)
     }
+
+    /// The handle for those of an early hook.
+    pub fn early_frame(&self) -> HostFrame<'_, true> {
+        HostFrame::new(self)
+    }
 }
 
 /// The bytes of a value.
@@ -85,7 +90,9 @@ fn bytes_of<T>(value: &T, length: usize) -> Result<&[u8], HelperFailed> {
     Ok(unsafe { core::slice::from_raw_parts(core::ptr::from_ref(value).cast(), length) })
 }
 
-impl Frame for HostFrame<'_> {
+impl<const IS_EARLY: bool> Frame for HostFrame<'_, IS_EARLY> {
+    const EARLY: bool = IS_EARLY;
+
     fn walk_extensions(self, proto: u8, offset: u32) -> u64 {
         header::walk_extensions(self, proto, offset)
     }
@@ -231,6 +238,10 @@ impl Frame for HostFrame<'_> {
         self.set_translated();
         self.skb().redirect = Some(Redirect::Neighbour(*route));
         REDIRECT
+    }
+
+    fn can_send(self, route: &Route) -> bool {
+        route.resolved != 0
     }
 
     fn sum_of<const N: usize>(self, words: &[u32; N]) -> u64 {

@@ -9,7 +9,7 @@ use proxy_common::backend::BackendEntry;
 use proxy_common::config::NodeConfig;
 use proxy_common::flow::{Bucket, FlowEntry};
 use proxy_common::fragment::{FragmentEntry, FragmentKey};
-use proxy_common::node::{Cidr, Device, NodeAddr, NodeEntry};
+use proxy_common::node::{Cidr, Device, NodeAddr, NodeEntry, Tunnel};
 use proxy_common::prefilter::PREFILTER_WORDS;
 use proxy_common::reason::Reason;
 use proxy_common::service::{ServiceEntry, ServiceKey};
@@ -19,6 +19,7 @@ use proxy_common::{Address, Family, maglev};
 use super::frame::HostFrame;
 use crate::context::PacketCtx;
 use crate::direct_calls::{calls_flows, calls_health, calls_selection};
+use crate::early::EarlyStages;
 use crate::env::{
     Affinity, ClockWindow, Counters, FIB_CACHE_ENTRIES, FibCache, FibEntry, FlowTable, Fragments, Happening,
     Health, Node, OpenConnections, RateLimit, Services, TokenBucket, Transition, Words,
@@ -45,6 +46,7 @@ pub(super) struct Tables<A: Address> {
     pub config: NodeConfig,
     pub node: NodeEntry<A>,
     pub node_addrs: BTreeMap<A, NodeAddr>,
+    pub tunnels: BTreeMap<u32, Tunnel>,
     pub devices: BTreeMap<u32, Device>,
     pub services: BTreeMap<ServiceKey<A>, ServiceEntry>,
     pub slots: Vec<u32>,
@@ -88,6 +90,7 @@ impl<A: Address> Tables<A> {
             config: NodeConfig::default(),
             node: NodeEntry::UNKNOWN,
             node_addrs: BTreeMap::new(),
+            tunnels: BTreeMap::new(),
             devices: BTreeMap::new(),
             services: BTreeMap::new(),
             slots: std::vec![0; ids],
@@ -166,6 +169,10 @@ impl<F: Family> Node for HostMaps<F> {
 
     fn node_addr(self, addr: &F::Words) -> NodeAddr {
         at!(self, node_addrs).get(addr).copied().unwrap_or(0)
+    }
+
+    fn tunnel(self, number: u32) -> Option<*const Tunnel> {
+        at!(self, tunnels).get(&number).map(core::ptr::from_ref)
     }
 
     fn device(self, ifindex: u32) -> Device {
@@ -354,9 +361,9 @@ impl<F: Family> Counters for HostMaps<F> {
     }
 }
 
-impl<F: Family> Routing<HostFrame<'_>> for HostMaps<F> {}
+impl<F: Family, const EARLY: bool> Routing<HostFrame<'_, EARLY>> for HostMaps<F> {}
 
-impl<F: Family> NewFlows<HostFrame<'_>> for HostMaps<F> {
+impl<F: Family, const EARLY: bool> NewFlows<HostFrame<'_, EARLY>> for HostMaps<F> {
     fn existing(self, ctx: &mut PacketCtx<F::Words>) -> Existing {
         open_flow::existing(self, ctx)
     }
@@ -367,3 +374,5 @@ impl<F: Ip> Stages<HostFrame<'_>> for HostMaps<F> {
         parse_pulled(self, frame, ctx)
     }
 }
+
+impl<F: Ip> EarlyStages<HostFrame<'_, true>> for HostMaps<F> {}

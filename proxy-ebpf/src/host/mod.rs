@@ -12,16 +12,18 @@ pub mod maps;
 mod setup;
 mod skb;
 
-use proxy_common::{V4, V6};
+use proxy_common::{PROTO_IPIP, PROTO_IPV6, V4, V6};
 
 pub use frame::HostFrame;
 pub use maps::HostMaps;
 pub use skb::{ChecksumState, HostPacket, Redirect, RouteTo, Routes, Skb};
 
+use crate::early;
 use crate::frame::Frame as _;
 use crate::net::{ETHERTYPE_IPV4, ETHERTYPE_IPV6};
 use crate::pipeline::{self, Ip};
-use crate::step::NEXT;
+use crate::stage::tunnel::{self, Arrived};
+use crate::step::{NEXT, Step};
 
 /// `TC_ACT_REDIRECT`.
 pub const REDIRECT: i32 = 7;
@@ -35,7 +37,8 @@ pub enum Hook {
     Egress,
 }
 
-/// Runs the program of a hook over a packet of the maps' family. Gives its verdict.
+/// Runs the program of a hook over a packet of the maps' family. Gives its verdict. What came encapsulated passes: its inner
+/// packet may be of the other family ([`run_any`]).
 pub fn run<F: Ip>(hook: Hook, maps: HostMaps<F>, frame: HostFrame<'_>) -> i32 {
     maps.with_scratch(|ctx| match hook {
         Hook::Ingress => pipeline::ingress(maps, frame, ctx),
@@ -46,8 +49,54 @@ pub fn run<F: Ip>(hook: Hook, maps: HostMaps<F>, frame: HostFrame<'_>) -> i32 {
 /// The same for a packet of either family, as the kernel's programs do it; others pass.
 pub fn run_any(hook: Hook, v4: HostMaps<V4>, v6: HostMaps<V6>, frame: HostFrame<'_>) -> i32 {
     match frame.ethertype() {
-        ETHERTYPE_IPV4 => run(hook, v4, frame),
-        ETHERTYPE_IPV6 => run(hook, v6, frame),
+        ETHERTYPE_IPV4 => run_either(hook, v4, (v4, v6), frame),
+        ETHERTYPE_IPV6 => run_either(hook, v6, (v4, v6), frame),
+        _ => NEXT,
+    }
+}
+
+/// The maps of both families.
+type Both = (HostMaps<V4>, HostMaps<V6>);
+
+fn run_either<F: Ip>(hook: Hook, maps: HostMaps<F>, both: Both, frame: HostFrame<'_>) -> i32 {
+    let first = maps.with_scratch(|ctx| match hook {
+        Hook::Ingress => pipeline::incoming(maps, frame, ctx),
+        Hook::Egress => pipeline::outgoing(maps, frame, ctx),
+    });
+    if first == Step::Tunnel {
+        return take_out(maps, both, frame);
+    }
+    maps.with_scratch(|ctx| pipeline::go_on(maps, frame, ctx, first))
+}
+
+/// The program for a packet in a packet.
+fn take_out<F: Ip>(outer_maps: HostMaps<F>, (v4, v6): Both, frame: HostFrame<'_>) -> i32 {
+    let Some(outer) = tunnel::outer(outer_maps, frame) else { return NEXT };
+    match outer.header.proto {
+        PROTO_IPIP => inner(outer_maps, v4, frame, &outer),
+        PROTO_IPV6 => inner(outer_maps, v6, frame, &outer),
+        _ => NEXT,
+    }
+}
+
+fn inner<F: Ip, I: Ip>(
+    outer_maps: HostMaps<F>,
+    maps: HostMaps<I>,
+    frame: HostFrame<'_>,
+    outer: &Arrived<F::Words>,
+) -> i32 {
+    maps.with_scratch(|ctx| match tunnel::open(outer_maps, maps, frame, outer, ctx) {
+        Step::Tunnelled => pipeline::dispatch(maps, frame, ctx, Step::Tunnelled.into()),
+        step => pipeline::finish::<_, HostFrame<'_>>(maps, step),
+    })
+}
+
+/// Runs the program of the early hook over a packet of the maps' family. Gives its verdict; [`NEXT`]: tc has the packet.
+pub fn run_early<F: Ip>(maps: HostMaps<F>, frame: HostFrame<'_, true>) -> i32 {
+    match maps.with_scratch(|ctx| early::ingress(maps, frame, ctx)) {
+        step @ (Step::Sent(_) | Step::Drop | Step::DropFor(_)) => {
+            pipeline::finish::<_, HostFrame<'_>>(maps, step)
+        }
         _ => NEXT,
     }
 }

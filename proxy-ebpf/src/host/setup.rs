@@ -6,7 +6,7 @@ use proxy_common::Family;
 use proxy_common::backend::BackendEntry;
 use proxy_common::config::NodeConfig;
 use proxy_common::flow::{Bucket, FlowEntry, STATE_RESET};
-use proxy_common::node::{Cidr, Device, NodeAddr, NodeEntry};
+use proxy_common::node::{Cidr, Device, NodeAddr, NodeEntry, Tunnel};
 use proxy_common::prefilter::{Role, position};
 use proxy_common::reason::Reason;
 use proxy_common::service::{ServiceEntry, ServiceKey};
@@ -41,6 +41,11 @@ impl<F: Family> HostMaps<F> {
     /// Adds an address of the node.
     pub fn add_node_addr(self, addr: F::Words, bits: NodeAddr) {
         at!(self, node_addrs).insert(addr, bits);
+    }
+
+    /// Writes the node that packets are encapsulated to by a number.
+    pub fn set_tunnel(self, number: u32, tunnel: Tunnel) {
+        at!(self, tunnels).insert(number, tunnel);
     }
 
     /// Adds a device.
@@ -118,21 +123,10 @@ impl<F: Family> HostMaps<F> {
         *at!(self, jiffies)
     }
 
-    /// Sets the clock.
-    pub fn set_jiffies(self, jiffies: u32) {
-        *at!(self, jiffies) = jiffies;
-    }
-
     /// Moves the clock on.
     pub fn advance(self, jiffies: u32) {
         let now = at!(self, jiffies);
         *now = now.wrapping_add(jiffies);
-    }
-
-    /// Sets what the random numbers begin with.
-    pub fn set_seed(self, seed: u64) {
-        // Of 0, only zeros would come.
-        *at!(self, random) = seed | 1 << 63;
     }
 
     /// How often something happened for this reason.

@@ -240,3 +240,15 @@ fn forget<M: FlowTable>(maps: M, proto: u8, time: Time) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_way_is_the_same_behind_a_call() {
+        for way in [Way::In, Way::Out, Way::Back, Way::Own] {
+            assert_eq!(Way::decode(way as u32), way);
+        }
+    }
+}

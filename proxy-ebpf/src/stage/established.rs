@@ -362,11 +362,4 @@ impl<M: FlowTable> Tracked<M> {
         use crate::flow::memory::EntryRef as _;
         self.entry.service()
     }
-
-    /// Whether the backend sees the client's own address.
-    #[inline(always)]
-    pub fn keeps_source(&self, client: &Words<M>) -> bool {
-        use crate::flow::memory::EntryRef as _;
-        same(&self.entry.source(), client)
-    }
 }

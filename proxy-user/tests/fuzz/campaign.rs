@@ -44,6 +44,12 @@ impl Settings {
         Self { packets: number("BALLAST_FUZZ_HOST_CASES", 100_000), ..Self::from_environment() }
     }
 
+    /// The same with XDP before tc: a fifth of the packets, as in [`Settings::early`].
+    pub fn early_on_host() -> Self {
+        let all = Self::on_host();
+        Self { packets: all.packets / 5, ..all }
+    }
+
     /// Those for the programs with XDP before tc: a fifth of the packets, since few of them are forwarded by XDP.
     pub fn early() -> Self {
         let all = Self::from_environment();

@@ -29,8 +29,7 @@ pub struct Run {
 pub fn run(target: &mut dyn Target, bytes: &[u8], mut tell: impl FnMut(&Step, Option<&Sent>)) -> Run {
     let started = Instant::now();
     let mut rest = Bytes::new(bytes);
-    let mut scenario = Scenario::decode(&mut rest);
-    scenario.dsr = scenario.dsr.filter(|_| target.has_tunnels());
+    let scenario = Scenario::decode(&mut rest);
     let mut model = Model::new(&scenario);
     target.begin(&model.scenario);
     let (mut before, mut run) = (Vec::<Sent>::new(), Run::default());

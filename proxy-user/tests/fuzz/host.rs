@@ -1,22 +1,23 @@
 //! The stages of the programs, built for this machine (`proxy_ebpf::host`): maps and packets are memory, and the clock is ours.
 
 use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use ipnet::IpNet;
 use proxy_common::backend::BackendEntry;
 use proxy_common::config::{
-    CONFIG_DETECT_LOCAL, CONFIG_MASQUERADE_ALL, CONFIG_OTHER_PROXY, NodeConfig, PortRange,
+    CONFIG_DETECT_LOCAL, CONFIG_DSR, CONFIG_MASQUERADE_ALL, CONFIG_OTHER_PROXY, NodeConfig, PortRange,
 };
 use proxy_common::conntrack::{ASSURED, is_closed, is_counted};
 use proxy_common::csum::fold;
 use proxy_common::flow::buckets_for;
-use proxy_common::node::{Cidr, DEVICE_UPLINK, NODE_ADDR_OWN, NODE_ADDR_PORTS, NodeEntry};
+use proxy_common::node::{Cidr, DEVICE_UPLINK, NodeEntry, TUNNEL_V4, TUNNEL_V6, Tunnel};
 use proxy_common::reason::Reason;
 use proxy_common::service::ServiceKey;
 use proxy_common::{Address, Family, V4, V6};
 use proxy_ebpf::frame::Route;
-use proxy_ebpf::host::{self, ChecksumState, HostMaps, HostPacket, Routes};
-use proxy_ebpf::net::ETHERTYPE_IPV6;
+use proxy_ebpf::host::{self, ChecksumState, HostMaps, HostPacket, Routes, Skb};
+use proxy_ebpf::net::{ETHERTYPE_IPV4, ETHERTYPE_IPV6};
 use proxy_ebpf::pipeline::Ip;
 use proxy_ebpf::step::{DROP, NEXT};
 use proxy_user::maps::Write;
@@ -86,24 +87,29 @@ fn route_to(to: [u32; 4], length: usize) -> Option<Route> {
     })
 }
 
+fn is_ipv4<F: Family>() -> bool {
+    size_of::<F::Words>() == size_of::<u32>()
+}
+
 /// The maps of a family, and what they were filled from.
 struct Tables<F: Family> {
     maps: HostMaps<F>,
     scenario: Option<Scenario>,
-    turn: u32,
 }
 
 impl<F: Ip> Tables<F> {
     fn new() -> Self {
-        Self { maps: HostMaps::leak(), scenario: None, turn: 0 }
+        Self { maps: HostMaps::leak(), scenario: None }
     }
 
-    fn begin(&mut self, scenario: &Scenario) {
+    /// Writes what is known of the node in any case: outer headers may be of the other family.
+    fn begin_node(&self, scenario: &Scenario) {
         let maps = self.maps;
         maps.clear();
         let flags = if scenario.masquerade_all { CONFIG_MASQUERADE_ALL } else { 0 }
             | if scenario.leave_old { CONFIG_OTHER_PROXY } else { 0 }
-            | if scenario.knows_pods { CONFIG_DETECT_LOCAL } else { 0 };
+            | if scenario.knows_pods { CONFIG_DETECT_LOCAL } else { 0 }
+            | if scenario.dsr.is_some() { CONFIG_DSR } else { 0 };
         maps.set_config(NodeConfig {
             flags,
             snat: scenario.snat.map(|(first, last)| PortRange::new(first, last)),
@@ -111,6 +117,23 @@ impl<F: Ip> Tables<F> {
             ..NodeConfig::new(HZ, FLOWS, buckets_for(FLOWS), 0x5eed)
         });
         maps.add_device(index(Device::Uplink), DEVICE_UPLINK);
+        for write in tables::addresses(scenario) {
+            match write {
+                Write::NodeAddr(addr, bits) if addr.is_ipv4() == is_ipv4::<F>() => {
+                    maps.add_node_addr(words(addr), bits);
+                }
+                Write::Tunnel(number, Some(row)) => {
+                    let family = if row.addr.is_ipv4() { TUNNEL_V4 } else { TUNNEL_V6 };
+                    let (addr, source) = (words(row.addr), words(row.source));
+                    maps.set_tunnel(number, Tunnel { addr, source, family });
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn begin(&mut self, scenario: &Scenario) {
+        let maps = self.maps;
         let mut node = NodeEntry::UNKNOWN;
         if let Some(source) = scenario.source() {
             node.source = words(source);
@@ -123,9 +146,6 @@ impl<F: Ip> Tables<F> {
             node.service_cidr_count = 1;
         }
         maps.set_node(node);
-        for addr in scenario.node_addresses() {
-            maps.add_node_addr(words(addr), NODE_ADDR_PORTS | NODE_ADDR_OWN);
-        }
         self.write(tables::unmanaged(scenario));
         self.scenario = None;
         self.update(scenario);
@@ -165,17 +185,15 @@ impl<F: Ip> Tables<F> {
         }
     }
 
-    /// Packets that follow each other at once are in one tick of the clock, or in two.
-    fn run(&mut self, hook: host::Hook, packet: &HostPacket) -> i32 {
-        self.turn += 1;
-        self.maps.advance(u32::from(self.turn.is_multiple_of(3)));
-        host::run(hook, self.maps, packet.frame())
+    fn add_reasons(&self, counters: &mut Counters) {
+        let counted = Reason::ALL.iter().map(|reason| (*reason, self.maps.count_of(*reason)));
+        for (reason, count) in counted.filter(|(_, count)| *count != 0) {
+            *counters.reasons.entry(reason).or_default() += count;
+        }
     }
 
     fn counters(&self) -> Counters {
         let mut counters = Counters::default();
-        let counted = Reason::ALL.iter().map(|reason| (*reason, self.maps.count_of(*reason)));
-        counters.reasons.extend(counted.filter(|(_, count)| *count != 0));
         for (of, count) in self.maps.refusals() {
             counters.refusals.insert((of.service, Reason::from_number(of.reason).unwrap()), count);
         }
@@ -219,12 +237,74 @@ pub struct Host {
     v4: Tables<V4>,
     v6: Tables<V6>,
     is_v6: bool,
+    turn: u32,
+    /// XDP comes before tc, on the uplink.
+    early: bool,
+}
+
+/// Packets that the stages of XDP have not left to tc.
+static TAKEN: AtomicU64 = AtomicU64::new(0);
+
+/// How many packets they have not left to tc.
+pub fn taken_early() -> u64 {
+    TAKEN.load(Ordering::Relaxed)
 }
 
 impl Host {
     pub fn new() -> Self {
-        Self { v4: Tables::new(), v6: Tables::new(), is_v6: false }
+        Self { v4: Tables::new(), v6: Tables::new(), is_v6: false, turn: 0, early: false }
     }
+
+    /// The same, with the stages of XDP on the uplink.
+    pub fn early() -> Self {
+        Self { early: true, ..Self::new() }
+    }
+
+    fn advance(&self, jiffies: u32) {
+        self.v4.maps.advance(jiffies);
+        self.v6.maps.advance(jiffies);
+    }
+
+    /// What the stages of XDP make of a packet, told as tc would; `None`: they leave it to tc, as it is.
+    fn run_early(&self, bytes: &[u8], edit: impl FnOnce(&mut Skb)) -> Result<Option<Seen>, String> {
+        let packet = HostPacket::new(bytes).edit(edit);
+        let verdict = match ethertype(bytes) {
+            ETHERTYPE_IPV4 => host::run_early(self.v4.maps, packet.early_frame()),
+            ETHERTYPE_IPV6 => host::run_early(self.v6.maps, packet.early_frame()),
+            _ => NEXT,
+        };
+        let seen = seen(verdict, packet)?;
+        if seen.outcome != Outcome::Next {
+            TAKEN.fetch_add(1, Ordering::Relaxed);
+            return Ok(Some(seen));
+        }
+        if seen.packet == bytes { Ok(None) } else { Err("XDP has changed what it leaves to tc".into()) }
+    }
+}
+
+/// The Ethernet type, as a socket buffer has it.
+fn ethertype(bytes: &[u8]) -> u32 {
+    u32::from(u16::from_ne_bytes([bytes[12], bytes[13]]))
+}
+
+/// What became of a packet.
+fn seen(verdict: i32, packet: HostPacket) -> Result<Seen, String> {
+    let outcome = match verdict {
+        NEXT => Outcome::Next,
+        DROP => Outcome::Drop,
+        host::REDIRECT => Outcome::Redirect,
+        other => return Err(format!("verdict {other}")),
+    };
+    let skb = packet.into_skb();
+    let packet = skb.as_slice().to_vec();
+    let is_sum_wrong = match skb.checksum {
+        ChecksumState::Complete(sum) => {
+            let (is, should_be) = (fold(sum.into()), complete(&packet));
+            is != should_be && !matches!((is, should_be), (0, 0xffff) | (0xffff, 0))
+        }
+        _ => false,
+    };
+    Ok(Seen { outcome, packet, is_sum_wrong })
 }
 
 /// The sum over all behind the Ethernet header, as a driver would supply it.
@@ -235,6 +315,8 @@ fn complete(packet: &[u8]) -> u16 {
 impl Target for Host {
     fn begin(&mut self, scenario: &Scenario) {
         self.is_v6 = scenario.is_v6;
+        self.v4.begin_node(scenario);
+        self.v6.begin_node(scenario);
         if scenario.is_v6 { self.v6.begin(scenario) } else { self.v4.begin(scenario) }
     }
 
@@ -243,55 +325,41 @@ impl Target for Host {
     }
 
     fn pause(&mut self, milliseconds: u32) {
-        let jiffies = milliseconds / (1000 / HZ);
-        if self.is_v6 { self.v6.maps.advance(jiffies) } else { self.v4.maps.advance(jiffies) }
+        self.advance(milliseconds / (1000 / HZ));
     }
 
     fn run(&mut self, hook: Hook, bytes: &[u8], context: Context) -> Result<Seen, String> {
+        // Packets that follow each other at once are in one tick of the clock, or in two.
+        self.turn += 1;
+        self.advance(u32::from(self.turn.is_multiple_of(3)));
         let (hook, is_local_origin) = match hook {
             Hook::Ingress => (host::Hook::Ingress, false),
             Hook::Egress => (host::Hook::Egress, context.is_local_origin),
         };
-        let packet = HostPacket::new(bytes).edit(|skb| {
+        let edit = |skb: &mut Skb| {
             skb.ifindex = index(context.device);
             skb.ingress_ifindex = if is_local_origin { 0 } else { index(Device::Pods) };
             skb.routes = Routes::by(route_to);
             if context.is_complete {
                 skb.checksum = ChecksumState::Complete(complete(bytes).into());
             }
-        });
-        let is_v6 = bytes[12..14] == (ETHERTYPE_IPV6 as u16).to_ne_bytes();
-        let is_ip = is_v6 || bytes[12..14] == [0x08, 0x00];
-        let verdict = match is_ip {
-            false => NEXT,
-            true if is_v6 => self.v6.run(hook, &packet),
-            true => self.v4.run(hook, &packet),
         };
-        let outcome = match verdict {
-            NEXT => Outcome::Next,
-            DROP => Outcome::Drop,
-            host::REDIRECT => Outcome::Redirect,
-            other => return Err(format!("verdict {other}")),
-        };
-        let skb = packet.into_skb();
-        let packet = skb.as_slice().to_vec();
-        let is_sum_wrong = match skb.checksum {
-            ChecksumState::Complete(sum) => {
-                let (is, should_be) = (fold(sum.into()), complete(&packet));
-                is != should_be && !matches!((is, should_be), (0, 0xffff) | (0xffff, 0))
-            }
-            _ => false,
-        };
-        Ok(Seen { outcome, packet, is_sum_wrong })
-    }
-
-    fn has_tunnels(&self) -> bool {
-        // The kernel's programs for outer headers are not among the stages.
-        false
+        if self.early
+            && (hook, context.device) == (host::Hook::Ingress, Device::Uplink)
+            && !context.is_complete
+            && let Some(seen) = self.run_early(bytes, edit)?
+        {
+            return Ok(seen);
+        }
+        let packet = HostPacket::new(bytes).edit(edit);
+        seen(host::run_any(hook, self.v4.maps, self.v6.maps, packet.frame()), packet)
     }
 
     fn counters(&mut self) -> Counters {
-        if self.is_v6 { self.v6.counters() } else { self.v4.counters() }
+        let mut counters = if self.is_v6 { self.v6.counters() } else { self.v4.counters() };
+        self.v4.add_reasons(&mut counters);
+        self.v6.add_reasons(&mut counters);
+        counters
     }
 
     fn hidden(&mut self, proto: u8, client: SocketAddr, frontend: SocketAddr) -> Option<Hidden> {

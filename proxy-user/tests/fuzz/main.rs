@@ -50,6 +50,13 @@ fn main() -> ExitCode {
         Trial::test("the stages on the host are as the model", move || {
             judge(&campaign::run(Settings::on_host(), |_| Host::new()))
         }),
+        Trial::test("the stages on the host are as the model, with XDP before tc", move || {
+            let differences = campaign::run(Settings::early_on_host(), |_| Host::early());
+            if host::taken_early() == 0 {
+                return Err("XDP has left all packets to tc".into());
+            }
+            judge(&differences)
+        }),
         Trial::test("what differed once is as the model, on the host", || replays::run(&mut Host::new())),
         Trial::test("what differed once is as the model", move || replays::run(&mut Kernel::new(&again, 99)))
             .with_ignored_flag(true),

@@ -40,19 +40,7 @@ pub fn node(scenario: &Scenario, uplink: u32) -> Vec<Write> {
             ..ConfigRow::default()
         }),
     ];
-    let internal = if scenario.dsr.is_some() { NODE_ADDR_INTERNAL } else { 0 };
-    for is_v6 in [false, true] {
-        let of = |location| address(is_v6, location);
-        let own = NODE_ADDR_PORTS | NODE_ADDR_OWN;
-        writes.push(Write::NodeAddr(of(Location::Node), own | internal));
-        writes.push(Write::NodeAddr(of(Location::NodeToo), own));
-        writes.push(Write::NodeAddr(of(Location::OtherNode), internal));
-    }
-    let tunnel = |is_v6| TunnelRow {
-        addr: address(is_v6, Location::OtherNode),
-        source: address(is_v6, Location::Node),
-    };
-    writes.push(Write::Tunnel(NUMBER, scenario.dsr.map(tunnel)));
+    writes.extend(addresses(scenario));
     let row = match (pods(scenario.is_v6), range(scenario.is_v6)) {
         (IpNet::V6(pods), IpNet::V6(range)) => {
             let source = scenario
@@ -70,6 +58,25 @@ pub fn node(scenario: &Scenario, uplink: u32) -> Vec<Write> {
     };
     writes.push(Write::Node(Box::new(row)));
     writes.extend(unmanaged(scenario));
+    writes
+}
+
+/// The addresses of the nodes, and the other node that packets are encapsulated to.
+pub fn addresses(scenario: &Scenario) -> Vec<Write> {
+    let internal = if scenario.dsr.is_some() { NODE_ADDR_INTERNAL } else { 0 };
+    let mut writes = Vec::new();
+    for is_v6 in [false, true] {
+        let of = |location| address(is_v6, location);
+        let own = NODE_ADDR_PORTS | NODE_ADDR_OWN;
+        writes.push(Write::NodeAddr(of(Location::Node), own | internal));
+        writes.push(Write::NodeAddr(of(Location::NodeToo), own));
+        writes.push(Write::NodeAddr(of(Location::OtherNode), internal));
+    }
+    let tunnel = |is_v6| TunnelRow {
+        addr: address(is_v6, Location::OtherNode),
+        source: address(is_v6, Location::Node),
+    };
+    writes.push(Write::Tunnel(NUMBER, scenario.dsr.map(tunnel)));
     writes
 }
 

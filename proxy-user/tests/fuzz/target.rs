@@ -125,10 +125,6 @@ pub trait Target {
     /// Runs a hook on a packet. An error is none of the packet's.
     fn run(&mut self, hook: Hook, packet: &[u8], context: Context) -> Result<Seen, String>;
     fn counters(&mut self) -> Counters;
-    /// Whether packets come and go encapsulated ([`Scenario::dsr`]).
-    fn has_tunnels(&self) -> bool {
-        true
-    }
     /// Where the flow of a client's packet leads.
     fn hidden(&mut self, proto: u8, client: SocketAddr, frontend: SocketAddr) -> Option<Hidden>;
 }

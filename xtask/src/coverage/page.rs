@@ -29,11 +29,13 @@ impl Uncovered {
         let texts: Vec<&str> = text.lines().collect();
         let mut reasons: BTreeMap<&str, BTreeMap<u32, u64>> = BTreeMap::new();
         for (number, _) in file.lines.iter().filter(|(_, count)| **count == 0) {
-            let line = texts.get(*number as usize - 1).copied().unwrap_or_default();
+            let at = *number as usize - 1;
+            let line = texts.get(at).copied().unwrap_or_default();
+            let before = at.checked_sub(1).map_or("", |before| texts[before]);
             if !line.contains(char::is_alphanumeric) {
                 continue;
             }
-            match explained.line(&file.path, line) {
+            match explained.line(&file.path, before, line) {
                 Some(why) => {
                     reasons.entry(why).or_default().insert(*number, 0);
                 }

@@ -145,10 +145,6 @@ impl EntryRef<A> for ModelEntry {
         self.key(DIRECTION_REPLY).dst_port
     }
 
-    fn source(self) -> A {
-        self.key(DIRECTION_REPLY).dst
-    }
-
     fn proto(self) -> u8 {
         proxy_common::PROTO_TCP
     }

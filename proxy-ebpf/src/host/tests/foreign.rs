@@ -5,6 +5,7 @@ use proxy_common::conntrack::is_closed;
 use super::*;
 use crate::context::Packet;
 use crate::env::{FlowTable as _, Transition};
+use crate::host::maps::at;
 use crate::shared::Shared as _;
 use crate::stage::classify::{leaving, local_origin};
 use crate::step::Step;
@@ -40,6 +41,10 @@ fn a_port_that_a_frontend_has<F: Net>(shape: Shape, reply: Shape) {
     // Nor does what has another node's address.
     passes(Hook::Egress, UPLINK, packet::<F>(frontend::<F>(), far, shape));
     assert_eq!(maps.flows().iter().filter(|flow| flow.bits() != 0).count(), 2);
+    // The Service goes, and a SYN of the other end comes again.
+    let of_the_agent = maps;
+    at!(of_the_agent, services).clear();
+    passes(Hook::Ingress, UPLINK, packet::<F>(far, own, Shape { flags: 2, ..shape }));
 }
 
 #[test]

@@ -1,7 +1,13 @@
 //! Whole packets through the pipeline, against packets that are built from scratch.
 
 mod build;
+mod devices;
 mod foreign;
+mod full;
+mod refused;
+mod segments;
+mod select;
+mod tunnel;
 
 use std::vec::Vec;
 

@@ -1,0 +1,153 @@
+//! Tables that are full, and keys that are gone from the index.
+
+use proxy_common::config::PortRange;
+use proxy_common::conntrack::ASSURED;
+use proxy_common::flow::{BUCKET_SLOTS, SLOT_PENDING};
+
+use super::*;
+use crate::host::maps::at;
+
+/// A client's data and an endpoint's, both ways.
+fn goes_on<F: Net>(maps: HostMaps<F>, client: End<F>) {
+    let (frontend, backend) = (frontend::<F>(), backend::<F>());
+    let (_, skb) = run_over(Hook::Ingress, maps, POD, &packet::<F>(client, frontend, DATA));
+    assert_eq!(skb.wire(), packet::<F>(client, backend, DATA));
+    let (_, skb) = run_over(Hook::Egress, maps, POD, &packet::<F>(backend, client, DATA));
+    assert_eq!(skb.wire(), packet::<F>(frontend, client, DATA));
+}
+
+/// Whether a client can connect.
+fn connects<F: Net>(maps: HostMaps<F>, client: End<F>) -> bool {
+    let (frontend, backend) = (frontend::<F>(), backend::<F>());
+    let (verdict, skb) = run_over(Hook::Ingress, maps, POD, &packet::<F>(client, frontend, SYN));
+    if verdict == DROP {
+        return false;
+    }
+    assert_eq!(skb.wire(), packet::<F>(client, backend, SYN));
+    run_over(Hook::Egress, maps, POD, &packet::<F>(backend, client, SYN_ACK));
+    goes_on(maps, client);
+    let flows = maps.flows();
+    assert!(flows.iter().any(|flow| flow.client_port == client.1 && flow.bits() & ASSURED != 0));
+    true
+}
+
+fn an_index_without_room<F: Net>() {
+    let maps = maps::<F>(BACKEND_LOCAL);
+    maps.set_config(NodeConfig { flow_buckets: 2, ..*maps.config().unwrap() });
+    let client = |port| (client::<F>().0, port);
+    let known: Vec<u16> = (4000..4040).filter(|port| connects(maps, client(*port))).collect();
+    assert_eq!(known.len() as u32, BUCKET_SLOTS, "two buckets, and two keys for each flow");
+    assert_eq!(maps.count_of(Reason::FlowCollision), 40 - u64::from(BUCKET_SLOTS));
+    for port in &known {
+        goes_on(maps, client(*port));
+    }
+    // An agent that was killed may leave slots of a flow that is gone.
+    let gone = at!(maps, flows).iter_mut().find(|flow| flow.client_port == known[3]).unwrap();
+    gone.state = 0;
+    assert!(connects(maps, client(5000)), "stale slots are room");
+    assert!(!connects(maps, client(5001)));
+    for port in known.iter().filter(|port| **port != known[3]) {
+        goes_on(maps, client(*port));
+    }
+    // A slot that another CPU is adding is none that is stale.
+    at!(maps, buckets)[0].slots[0] |= SLOT_PENDING;
+    assert!(!connects(maps, client(5002)));
+}
+
+#[test]
+fn keys_stand_in_either_bucket_until_both_are_full() {
+    an_index_without_room::<V4>();
+    an_index_without_room::<V6>();
+}
+
+fn a_table_of_assured_flows<F: Net>() {
+    let maps = maps::<F>(BACKEND_LOCAL);
+    let client = |port| (client::<F>().0, port);
+    let known: Vec<u16> = (4000..4200).filter(|port| connects(maps, client(*port))).collect();
+    assert!((56..=64).contains(&known.len()), "{}", known.len());
+    assert_eq!(maps.count_of(Reason::FlowTableFull), 200 - known.len() as u64);
+    // A SYN that comes again begins no flow, and is not refused.
+    let again = client(known[5]);
+    let (_, skb) = run_over(Hook::Ingress, maps, POD, &packet::<F>(again, frontend::<F>(), SYN));
+    assert_eq!(skb.wire(), packet::<F>(again, backend::<F>(), SYN));
+    let reset = Shape { flags: 4, ..SYN };
+    run_over(Hook::Ingress, maps, POD, &packet::<F>(client(known[3]), frontend::<F>(), reset));
+    assert!((5000..5010).any(|port| connects(maps, client(port))), "a closed flow yields");
+    for port in known.iter().filter(|port| **port != known[3]) {
+        goes_on(maps, client(*port));
+    }
+}
+
+#[test]
+fn assured_flows_keep_their_entries() {
+    a_table_of_assured_flows::<V4>();
+    a_table_of_assured_flows::<V6>();
+}
+
+fn few_source_ports<F: Net>() {
+    let maps = maps::<F>(0);
+    maps.edit_config(|config| config.snat = [PortRange::new(2000, 2001), PortRange::new(3000, 3000)]);
+    let (frontend, backend) = (frontend::<F>(), backend::<F>());
+    let mut ports = Vec::new();
+    for number in 0..5 {
+        let client = (client::<F>().0, 4000 + number);
+        let (verdict, _) = run_over(Hook::Ingress, maps, UPLINK, &packet::<F>(client, frontend, SYN));
+        let flow = maps.flows().into_iter().find(|flow| flow.bits() != 0 && flow.client_port == client.1);
+        assert_eq!(verdict, if flow.is_some() { REDIRECT } else { DROP });
+        let Some(flow) = flow else { continue };
+        ports.push(flow.source_port);
+        let source = (node::<F>(), flow.source_port);
+        run_over(Hook::Ingress, maps, UPLINK, &packet::<F>(backend, source, SYN_ACK));
+        run_over(Hook::Ingress, maps, UPLINK, &packet::<F>(client, frontend, DATA));
+    }
+    ports.sort_unstable();
+    assert_eq!(ports, [2000, 2001, 3000]);
+    assert_eq!(maps.count_of(Reason::SnatPortsExhausted), 2);
+}
+
+#[test]
+fn each_source_port_is_found_and_none_is_given_twice() {
+    few_source_ports::<V4>();
+    few_source_ports::<V6>();
+}
+
+/// The replies' key of the only flow goes, as when a CPU stops between the two.
+fn lose_reply_key<F: Net>(maps: HostMaps<F>) {
+    let flow = maps.flows().into_iter().find(|flow| flow.bits() != 0).unwrap();
+    let (bucket, slot) = (flow.positions[1] / (BUCKET_SLOTS + 1), flow.positions[1] % (BUCKET_SLOTS + 1));
+    let slot = &mut at!(maps, buckets)[bucket as usize].slots[slot as usize];
+    assert_ne!(core::mem::take(slot), 0);
+}
+
+fn a_reply_key_that_is_lost<F: Net>() {
+    let (client, frontend, backend) = (client::<F>(), frontend::<F>(), backend::<F>());
+    let maps = maps::<F>(BACKEND_LOCAL);
+    assert!(connects(maps, client));
+    lose_reply_key(maps);
+    let reply = packet::<F>(backend, client, DATA);
+    let (_, skb) = run_over(Hook::Egress, maps, POD, &reply);
+    assert_eq!(skb.wire(), reply);
+    // It is noticed after a pause.
+    maps.advance(2 * HZ);
+    goes_on(maps, client);
+
+    // The SYN of a connection is looked up by another stage.
+    let maps = super::maps::<F>(BACKEND_LOCAL);
+    for _ in 0..2 {
+        let (_, skb) = run_over(Hook::Ingress, maps, POD, &packet::<F>(client, frontend, SYN));
+        assert_eq!(skb.wire(), packet::<F>(client, backend, SYN));
+        if maps.stats_of(1).packets == 1 {
+            lose_reply_key(maps);
+            maps.advance(2 * HZ);
+        }
+    }
+    let (_, skb) = run_over(Hook::Egress, maps, POD, &packet::<F>(backend, client, SYN_ACK));
+    assert_eq!(skb.wire(), packet::<F>(frontend, client, SYN_ACK));
+    assert_eq!((maps.stats_of(1).connections, maps.connections_to(7)), (1, 1));
+}
+
+#[test]
+fn a_flow_gets_the_key_of_its_replies_again() {
+    a_reply_key_that_is_lost::<V4>();
+    a_reply_key_that_is_lost::<V6>();
+}

@@ -1,0 +1,173 @@
+//! Packets that are refused, by this node or by an endpoint.
+
+use proxy_common::service::SERVICE_EJECTS;
+
+use super::*;
+use crate::env::Transition;
+
+/// An IPv4 packet with four bytes of options.
+fn with_options(mut bytes: Vec<u8>) -> Vec<u8> {
+    let at = build::ETHERNET;
+    let length = u16::from_be_bytes([bytes[at + 2], bytes[at + 3]]) + 4;
+    bytes[at] = 0x46;
+    bytes[at + 2..at + 4].copy_from_slice(&length.to_be_bytes());
+    bytes.splice(at + 20..at + 20, [1; 4]);
+    with_checksum(bytes, 24)
+}
+
+/// The fragment with these flags and this offset, in eight bytes.
+fn fragment(mut bytes: Vec<u8>, field: u16) -> Vec<u8> {
+    let at = build::ETHERNET + 6;
+    bytes[at..at + 2].copy_from_slice(&field.to_be_bytes());
+    with_checksum(bytes, 20)
+}
+
+fn with_checksum(mut bytes: Vec<u8>, header: usize) -> Vec<u8> {
+    let at = build::ETHERNET;
+    bytes[at + 10..at + 12].fill(0);
+    let check = build::checksum(&[&bytes[at..at + header]]);
+    bytes[at + 10..at + 12].copy_from_slice(&check.to_be_bytes());
+    bytes
+}
+
+#[test]
+fn a_cpu_answers_fifty_at_once() {
+    let maps = maps::<V4>(BACKEND_LOCAL);
+    let (client, frontend) = (client::<V4>(), frontend::<V4>());
+    let entry = ServiceEntry { id: 1, kind: KIND_CLUSTER_IP, ..ServiceEntry::NONE };
+    maps.add_service(ServiceKey::internal(frontend.0, frontend.1, PROTO_TCP), entry);
+    let answered = || {
+        let sent = (0..60).filter(|port| {
+            let bytes = packet::<V4>((client.0, 4000 + port), frontend, SYN);
+            run_over(Hook::Ingress, maps, POD, &bytes).0 == REDIRECT
+        });
+        sent.count()
+    };
+    assert_eq!((answered(), maps.count_of(Reason::RejectLimited)), (50, 10));
+    // A thousand in a second: four in each of 250 jiffies.
+    maps.advance(1);
+    assert_eq!((answered(), maps.count_of(Reason::RejectLimited)), (4, 66));
+    // A reset is not answered, nor does it take from the limit.
+    maps.advance(HZ);
+    let reset = packet::<V4>(client, frontend, Shape { flags: 4, ..SYN });
+    assert_eq!(run_over(Hook::Ingress, maps, POD, &reset).0, DROP);
+    assert_eq!(answered(), 50);
+}
+
+#[test]
+fn a_segment_that_cannot_be_answered_is_dropped() {
+    let maps = maps::<V4>(BACKEND_LOCAL);
+    let (client, frontend, backend) = (client::<V4>(), frontend::<V4>(), backend::<V4>());
+    for (hook, from, to, shape) in
+        [(Hook::Ingress, client, frontend, SYN), (Hook::Egress, backend, client, SYN_ACK)]
+    {
+        run_over(hook, maps, POD, &packet::<V4>(from, to, shape));
+    }
+    let (addr, port) = backend;
+    let row = BackendEntry { addr, port, proto: PROTO_TCP, state: BACKEND_RESET, service: 1, flags: 0 };
+    maps.set_backend(7, row);
+    maps.mark_flows();
+    let acknowledges_nothing = packet::<V4>(client, frontend, Shape { flags: 8, ..DATA });
+    assert_eq!(run_over(Hook::Ingress, maps, POD, &acknowledges_nothing).0, DROP);
+    let behind_options = with_options(packet::<V4>(client, frontend, DATA));
+    assert_eq!(run_over(Hook::Ingress, maps, POD, &behind_options).0, DROP);
+    assert_eq!((maps.count_of(Reason::EndpointLeft), maps.count_of(Reason::RejectFailed)), (2, 1));
+}
+
+#[test]
+fn only_of_its_first_fragment_a_client_hears_that_a_packet_is_too_big() {
+    let maps = maps::<V4>(0);
+    let (client, frontend) = (client::<V4>(), frontend::<V4>());
+    let whole = packet::<V4>(client, frontend, UDP);
+    for (field, expected) in [(0x2000, REDIRECT), (0x2001, DROP)] {
+        let bytes = fragment(whole.clone(), field);
+        let (verdict, _) = run_edited(Hook::Ingress, maps, UPLINK, &bytes, |skb| {
+            skb.routes.set_default(Some(Route { mtu: 30, ..route() }));
+        });
+        assert_eq!(verdict, expected, "{field:x}");
+    }
+    assert_eq!(maps.count_of(Reason::PacketTooBig), 2);
+}
+
+/// The only endpoint of a Service whose failing endpoints are ejected: its refusals reach the client.
+fn the_only_endpoint_refuses<F: Net>(backend_flags: u32, hook: Hook, device: u32) {
+    let maps = maps::<F>(backend_flags);
+    let (frontend, backend) = (frontend::<F>(), backend::<F>());
+    let entry = ServiceEntry {
+        id: 1,
+        slot_base: 7,
+        slot_count: 1,
+        kind: KIND_CLUSTER_IP,
+        flags: SERVICE_EJECTS,
+        ..ServiceEntry::NONE
+    };
+    maps.add_service(ServiceKey::internal(frontend.0, frontend.1, PROTO_TCP), entry);
+    let is_forwarded = backend_flags & BACKEND_LOCAL == 0;
+    // By a reset, and by an ICMP error.
+    for number in 1..=2 {
+        let client = (F::addr(10 + number), 4000);
+        run_over(Hook::Ingress, maps, UPLINK, &packet::<F>(client, frontend, SYN));
+        let flow = maps.flows().into_iter().find(|flow| flow.bits() != 0 && flow.client == client.0).unwrap();
+        let seen = (flow.source, flow.source_port);
+        assert_eq!(maps.count_of(Reason::EndpointEjected), 0);
+        let ttl = if is_forwarded { 63 } else { 64 };
+        let (refusal, expected) = if number == 1 {
+            let reset = Shape { flags: 0x14, ..SYN };
+            (packet::<F>(backend, seen, reset), packet::<F>(frontend, client, Shape { ttl, ..reset }))
+        } else {
+            let sent = |src, dst| ip_packet::<F>(src, dst, SYN);
+            let error =
+                |from: End<F>, to: End<F>, ttl, quote: &[u8]| unreachable::<F>(from.0, to.0, (ttl, 0), quote);
+            let quote = sent(client, frontend);
+            (error(backend, seen, 64, &sent(seen, backend)), error(frontend, client, ttl, &quote))
+        };
+        let (verdict, skb) = run_over(hook, maps, device, &refusal);
+        assert_eq!(verdict, if is_forwarded { REDIRECT } else { NEXT });
+        assert_eq!(ip(&skb), expected[build::ETHERNET..], "{number}");
+    }
+    assert_eq!(maps.count_of(Reason::RefusalDropped), 0);
+    assert_eq!(maps.refusals_of(1, Reason::EndpointEjected), 1, "two clients in a row");
+}
+
+#[test]
+fn the_refusal_of_an_only_endpoint_reaches_its_client() {
+    the_only_endpoint_refuses::<V4>(BACKEND_LOCAL, Hook::Egress, POD);
+    the_only_endpoint_refuses::<V6>(BACKEND_LOCAL, Hook::Egress, POD);
+    the_only_endpoint_refuses::<V4>(0, Hook::Ingress, UPLINK);
+    the_only_endpoint_refuses::<V6>(0, Hook::Ingress, UPLINK);
+}
+
+/// Programs of another version run behind these.
+fn what_is_left_to_others<F: Net>() {
+    let maps = maps::<F>(BACKEND_LOCAL);
+    let (client, frontend, backend) = (client::<F>(), frontend::<F>(), backend::<F>());
+    let is_translated = |transition, shape| {
+        maps.set_transition(transition);
+        let bytes = packet::<F>(client, frontend, shape);
+        let (verdict, skb) = run_over(Hook::Ingress, maps, POD, &bytes);
+        let is_as_it_came = skb.wire() == bytes;
+        assert!(is_as_it_came || skb.wire() == packet::<F>(client, backend, shape));
+        assert_eq!(verdict, NEXT);
+        !is_as_it_came
+    };
+    for shape in [SYN, DATA, UDP] {
+        assert!(!is_translated(Transition::LooksUp, shape));
+    }
+    // Those have begun a flow of their own, with the source port that the endpoint sees.
+    let straight = packet::<F>(client, backend, SYN);
+    let (verdict, skb) = run_over(Hook::Ingress, maps, POD, &straight);
+    assert_eq!((verdict, skb.wire()), (NEXT, straight));
+    assert!(maps.flows().iter().all(|flow| flow.bits() == 0));
+    assert!(!is_translated(Transition::Opens, DATA), "they may know the connection");
+    assert_eq!(maps.count_of(Reason::InvalidState), 0);
+    for shape in [SYN, UDP] {
+        assert!(is_translated(Transition::Opens, shape));
+        assert!(is_translated(Transition::LooksUp, shape), "it has a flow");
+    }
+}
+
+#[test]
+fn packets_without_a_flow_are_left_to_another_version() {
+    what_is_left_to_others::<V4>();
+    what_is_left_to_others::<V6>();
+}

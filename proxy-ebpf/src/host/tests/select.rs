@@ -1,0 +1,125 @@
+//! Selection, beside what packets show of it.
+
+use proxy_common::backend::BACKEND_GONE;
+use proxy_common::health::NO_CLIENT;
+use proxy_common::select::{Algorithm, tunnel_tag};
+
+use super::*;
+use crate::context::PacketCtx;
+use crate::select::{affinity, backend, health, load, lookup};
+
+/// As socket programs select.
+impl<F: Net> backend::Picks for HostMaps<F> {}
+
+fn one_endpoint() -> ServiceEntry {
+    ServiceEntry { id: 1, slot_base: 7, slot_count: 1, kind: KIND_CLUSTER_IP, ..ServiceEntry::NONE }
+}
+
+fn selection_of_a_socket<F: Net>() {
+    let maps = maps::<F>(BACKEND_LOCAL);
+    let (addr, port) = frontend::<F>();
+    let found = lookup::frontend(maps, addr, port, PROTO_TCP, false, 0).unwrap();
+    assert_eq!((found.id, found.slot_base), (1, 7));
+    assert!(lookup::frontend(maps, addr, port + 1, PROTO_TCP, false, 0).is_none());
+    let selected = backend::select(maps, &found, 5, NO_CLIENT).unwrap();
+    assert_eq!((selected.id, (selected.addr, selected.port)), (7, backend::<F>()));
+    let empty = ServiceEntry { slot_count: 0, ..found };
+    assert!(backend::select(maps, &empty, 5, NO_CLIENT).is_none());
+    assert_eq!((backend::select_id(maps, &empty, 5, NO_CLIENT), backend::first_id(maps, &empty, 5)), (0, 0));
+    // The entry of another key stands there: the agent is replacing it.
+    let entry = ServiceEntry { tag: found.tag ^ 1, ..found };
+    maps.put_service(ServiceKey::internal(addr, port, PROTO_TCP), entry);
+    assert!(lookup::frontend(maps, addr, port, PROTO_TCP, false, 0).is_none());
+}
+
+#[test]
+fn a_socket_finds_a_frontend_and_an_endpoint() {
+    selection_of_a_socket::<V4>();
+    selection_of_a_socket::<V6>();
+}
+
+#[test]
+fn the_load_of_an_endpoint_that_left_does_not_count() {
+    let maps = maps::<V4>(BACKEND_LOCAL);
+    let (addr, port) = backend::<V4>();
+    let row = |state| BackendEntry { addr, port, proto: PROTO_TCP, state, service: 1, flags: 0 };
+    maps.set_backend(20, row(BACKEND_GONE));
+    maps.set_backend(21, row(BACKEND_ACTIVE));
+    maps.set_slots(20, &[20, 21]);
+    let service = ServiceEntry {
+        slot_base: 20,
+        slot_count: 2,
+        algorithm: Algorithm::LeastConnections as u8,
+        ..one_endpoint()
+    };
+    load::begun(maps, 21);
+    load::begun(maps, 21);
+    load::ended(maps, 21);
+    assert_eq!(maps.open_connections_of(21), 1);
+    for selector in [0, u32::MAX / 4, u32::MAX / 2 + 1, u32::MAX] {
+        assert_eq!(backend::first_id(maps, &service, selector), 21, "{selector}");
+    }
+}
+
+#[test]
+fn the_health_of_an_id_beyond_the_array_is_good() {
+    let maps = maps::<V4>(BACKEND_LOCAL);
+    assert_eq!(health::rank(maps, u32::MAX, 5, 0), health::TAKES);
+    assert_eq!(health::failed(maps, u32::MAX, 5), 0);
+    // Two clients eject an endpoint; in time that is over.
+    assert_eq!((health::failed(maps, 7, 5), health::failed(maps, 7, 6)), (0, 1));
+    assert!(health::is_ejected(maps, 7, 9));
+    maps.advance(100 * HZ);
+    assert!(!health::is_ejected(maps, 7, 9));
+    assert_eq!(health::rank(maps, 7, 5, 0), health::TAKES);
+}
+
+#[test]
+fn an_endpoint_that_another_node_names_is_looked_for_in_so_many_slots() {
+    let maps = maps::<V4>(BACKEND_LOCAL);
+    let (addr, port) = backend::<V4>();
+    let other = BackendEntry {
+        addr,
+        port: port + 1,
+        proto: PROTO_TCP,
+        state: BACKEND_ACTIVE,
+        service: 1,
+        flags: BACKEND_LOCAL,
+    };
+    maps.set_backend(20, other);
+    let tag = u32::from(tunnel_tag(&addr, port));
+    let found = |slots: &[u32]| {
+        maps.set_slots(20, slots);
+        let mut ctx = PacketCtx::<[u32; 1]>::EMPTY;
+        ctx.frontend = ServiceEntry { slot_base: 20, slot_count: slots.len() as u32, ..one_endpoint() };
+        ctx.tunnelled = 1 << 16 | tag;
+        backend::tagged(maps, &ctx)
+    };
+    assert_eq!(found(&[20, 20, 7]), 7);
+    assert_eq!(found(&[20; 3]), 0);
+    assert_eq!(found(&[20; 100]), 0);
+}
+
+#[test]
+fn an_affinity_that_cannot_be_added_is_told() {
+    let maps = maps::<V4>(BACKEND_LOCAL);
+    let time = maps.time().unwrap();
+    assert!(!affinity::write(None, 7, time, |_| Err(-12)));
+    assert!(affinity::write(None, 7, time, |_| Ok(())));
+}
+
+/// What is open is counted from a connection's first packet on, whichever way it is forwarded.
+#[test]
+fn an_open_connection_counts_where_the_algorithm_asks() {
+    for (algorithm, open) in [(Algorithm::LeastConnections, 1), (Algorithm::Random, 0)] {
+        for flags in [0, BACKEND_LOCAL] {
+            let maps = maps::<V4>(flags);
+            let (addr, port) = frontend::<V4>();
+            let entry = ServiceEntry { algorithm: algorithm as u8, ..one_endpoint() };
+            maps.add_service(ServiceKey::internal(addr, port, PROTO_TCP), entry);
+            run_over(Hook::Ingress, maps, UPLINK, &packet::<V4>(client::<V4>(), (addr, port), SYN));
+            assert_eq!(maps.stats_of(1).connections, 1);
+            assert_eq!(maps.open_connections_of(7), open, "{}", algorithm.label());
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! Packets from node to node (DSR).
+
+use proxy_common::backend::BACKEND_TUNNEL_SHIFT;
+use proxy_common::config::CONFIG_DSR;
+use proxy_common::flow::{STATE_DSR, STATE_SNAT, tunnel_of};
+use proxy_common::node::{NODE_ADDR_INTERNAL, TUNNEL_V4, Tunnel};
+use proxy_common::select::tunnel_tag;
+use proxy_common::service::{KIND_LOAD_BALANCER, SERVICE_DSR};
+use proxy_common::{PROTO_IPIP, PROTO_UDP};
+
+use super::*;
+
+/// The number of the other node's address.
+const NUMBER: u32 = 0x5a5;
+
+fn other_node() -> [u32; 1] {
+    V4::addr(8)
+}
+
+/// A node whose Service is served by the node of its endpoint.
+fn node_of(backend_flags: u32) -> HostMaps<V4> {
+    let maps = maps::<V4>(backend_flags);
+    maps.edit_config(|config| config.flags |= CONFIG_DSR);
+    maps.add_node_addr(node::<V4>(), NODE_ADDR_OWN | NODE_ADDR_PORTS | NODE_ADDR_INTERNAL);
+    maps.add_node_addr(other_node(), NODE_ADDR_INTERNAL);
+    let words = |[word]: [u32; 1]| [word, 0, 0, 0];
+    maps.set_tunnel(
+        NUMBER,
+        Tunnel { addr: words(other_node()), source: words(node::<V4>()), family: TUNNEL_V4 },
+    );
+    let entry = ServiceEntry {
+        id: 1,
+        slot_base: 7,
+        slot_count: 1,
+        kind: KIND_LOAD_BALANCER,
+        flags: SERVICE_DSR,
+        ..ServiceEntry::NONE
+    };
+    for (proto, slot_base) in [(PROTO_TCP, 7), (PROTO_UDP, 8)] {
+        let (addr, port) = frontend::<V4>();
+        maps.add_service(ServiceKey::internal(addr, port, proto), ServiceEntry { slot_base, ..entry });
+    }
+    maps
+}
+
+/// The IP packet in an outer header.
+fn around(src: [u32; 1], dst: [u32; 1], tag: u16, inner: &[u8]) -> Vec<u8> {
+    let mut header = V4::ip(&src, &dst, PROTO_IPIP, 64, inner.len(), 0);
+    header[4..6].copy_from_slice(&tag.to_be_bytes());
+    header[10..12].fill(0);
+    let check = build::checksum(&[&header]);
+    header[10..12].copy_from_slice(&check.to_be_bytes());
+    [header, inner.to_vec()].concat()
+}
+
+fn tag_of((addr, port): End<V4>) -> u16 {
+    tunnel_tag(&addr, port)
+}
+
+#[test]
+fn what_goes_to_another_nodes_endpoint_is_encapsulated() {
+    let (client, frontend, backend) = (client::<V4>(), frontend::<V4>(), backend::<V4>());
+    for shape in [SYN, UDP] {
+        let maps = node_of(NUMBER << BACKEND_TUNNEL_SHIFT);
+        for _ in 0..2 {
+            let (verdict, skb) =
+                run_over(Hook::Ingress, maps, UPLINK, &packet::<V4>(client, frontend, shape));
+            assert_eq!(verdict, REDIRECT);
+            let inner = ip_packet::<V4>(client, frontend, Shape { ttl: shape.ttl - 1, ..shape });
+            assert_eq!(ip(&skb), around(node::<V4>(), other_node(), tag_of(backend), &inner));
+        }
+        let flow = maps.flows().into_iter().find(|flow| flow.bits() != 0).unwrap();
+        assert_eq!(flow.bits() & (STATE_DSR | STATE_SNAT), STATE_DSR);
+        assert_eq!(tunnel_of(flow.bits()), NUMBER);
+        assert_eq!((flow.source, flow.source_port), client, "the endpoint sees the client");
+    }
+    // A client on this node, and one that is a node, get their answers through this one.
+    for (client, device) in [(client, POD), ((other_node(), 4000), UPLINK)] {
+        let maps = node_of(NUMBER << BACKEND_TUNNEL_SHIFT);
+        run_over(Hook::Ingress, maps, device, &packet::<V4>(client, frontend, SYN));
+        let flow = maps.flows().into_iter().find(|flow| flow.bits() != 0).unwrap();
+        assert_eq!((flow.bits() & STATE_DSR, tunnel_of(flow.bits())), (0, 0));
+    }
+}
+
+#[test]
+fn what_came_encapsulated_is_translated_and_answered_from_here() {
+    let (client, frontend, backend) = (client::<V4>(), frontend::<V4>(), backend::<V4>());
+    let other = HostMaps::<V6>::leak();
+    for (shape, reply) in [(SYN, SYN_ACK), (UDP, UDP)] {
+        let maps = node_of(BACKEND_LOCAL);
+        let inner = ip_packet::<V4>(client, frontend, shape);
+        let came = build::ethernet::<V4>(&around(other_node(), node::<V4>(), tag_of(backend), &inner));
+        for round in 1..=2 {
+            let frame = HostPacket::new(&came).edit(|skb| {
+                (skb.ifindex, skb.ingress_ifindex) = (UPLINK, UPLINK);
+            });
+            assert_eq!(run_any(Hook::Ingress, maps, other, frame.frame()), NEXT);
+            assert_eq!(ip(&frame.into_skb()), ip_packet::<V4>(client, backend, shape));
+            let (verdict, skb) = run_over(Hook::Egress, maps, POD, &packet::<V4>(backend, client, reply));
+            assert_eq!((verdict, ip(&skb)), (NEXT, ip_packet::<V4>(frontend, client, reply)));
+            assert_eq!((maps.stats_of(1).packets, maps.stats_of(1).reply_packets), (round, round));
+        }
+        let flow = maps.flows().into_iter().find(|flow| flow.bits() != 0).unwrap();
+        assert_eq!((flow.bits() & (STATE_DSR | STATE_SNAT), tunnel_of(flow.bits())), (STATE_DSR, 0));
+    }
+    // Of a machine that is no node, nothing is taken.
+    let maps = node_of(BACKEND_LOCAL);
+    let inner = ip_packet::<V4>(client, frontend, SYN);
+    let came = build::ethernet::<V4>(&around(V4::addr(66), node::<V4>(), tag_of(backend), &inner));
+    let frame = HostPacket::new(&came);
+    assert_eq!(run_any(Hook::Ingress, maps, other, frame.frame()), DROP);
+    assert_eq!(maps.count_of(Reason::ForeignTunnel), 1);
+}
+
+/// What becomes of a packet that cannot be encapsulated.
+#[test]
+fn a_packet_that_cannot_be_encapsulated_is_dropped_and_counted() {
+    let (client, frontend) = (client::<V4>(), frontend::<V4>());
+    let maps = node_of(NUMBER << BACKEND_TUNNEL_SHIFT);
+    let run = |shape, edit: fn(&mut Skb)| {
+        run_edited(Hook::Ingress, maps, UPLINK, &packet::<V4>(client, frontend, shape), edit).0
+    };
+    let counts = || [Reason::NoRoute, Reason::TtlExceeded].map(|reason| maps.count_of(reason));
+    assert_eq!((run(SYN, |skb| skb.routes.set_default(None)), counts()), (DROP, [1, 0]));
+    assert_eq!((run(Shape { ttl: 1, ..SYN }, |_| {}), counts()), (DROP, [1, 1]));
+    assert_eq!((run(SYN, |_| {}), counts()), (REDIRECT, [1, 1]));
+    // The node has left the cluster.
+    maps.set_tunnel(NUMBER, Tunnel::default());
+    assert_eq!((run(SYN, |_| {}), counts()), (DROP, [2, 1]));
+}
+
+#[test]
+fn what_came_encapsulated_by_a_vlan_is_left_to_its_device() {
+    let (v4, v6) = (node_of(BACKEND_LOCAL), maps::<V6>(0));
+    let inner = ip_packet::<V4>(client::<V4>(), frontend::<V4>(), SYN);
+    let outer = around(other_node(), node::<V4>(), tag_of(backend::<V4>()), &inner);
+    let bytes = build::ethernet::<V4>(&outer);
+    for (vlan_tag, passes_as_it_came) in [(Some(0x2005), true), (None, false)] {
+        let came = HostPacket::new(&bytes).edit(|skb| {
+            (skb.ifindex, skb.ingress_ifindex, skb.vlan_tag) = (UPLINK, UPLINK, vlan_tag);
+        });
+        assert_eq!(run_any(Hook::Ingress, v4, v6, came.frame()), NEXT);
+        assert_eq!(came.into_skb().as_slice() == bytes, passes_as_it_came);
+    }
+}
