@@ -13,9 +13,9 @@ pub const NARROW: u32 = 256;
 /// The most backends of a table.
 pub const MOST: u32 = u16::MAX as u32;
 
-/// Sizes of tables: the largest primes below powers of two.
-const PRIMES: [u32; 13] =
-    [251, 509, 1_021, 2_039, 4_093, 8_191, 16_381, 32_749, 65_521, 131_071, 262_139, 524_287, 1_048_573];
+/// Sizes of tables: the largest primes below powers of two. They are few, since nearly all flows move where a set of backends
+/// grows beyond a size; small tables take a factor of four, for large ones it would be too much memory.
+const PRIMES: [u32; 8] = [1_021, 4_093, 16_381, 65_521, 131_071, 262_139, 524_287, 1_048_573];
 
 /// Entries for each backend at least: with fewer, more flows move when a backend leaves.
 const ENTRIES_EACH: u32 = 160;
@@ -118,7 +118,10 @@ mod tests {
         for prime in PRIMES {
             assert!((2..prime).take_while(|n| n * n <= prime).all(|n| prime % n != 0), "{prime}");
         }
-        assert_eq!([1, 5, 20, 100, 250].map(size), [251, 1_021, 4_093, 16_381, 65_521]);
+        assert_eq!(
+            [1, 6, 7, 25, 26, 102, 103, 409].map(size),
+            [1_021, 1_021, 4_093, 4_093, 16_381, 16_381, 65_521, 65_521]
+        );
         assert!((1..=6_500).all(|n| size(n) >= ENTRIES_EACH * n));
         assert_eq!(size(MOST), 1_048_573);
     }

@@ -83,7 +83,9 @@ fn build_bpf(workspace: &Workspace, toolchain: &Toolchain, args: &Args) -> Resul
         log::line(format_args!("    note: {call}"));
     }
     let object = workspace.bpf_object();
-    write_if_changed(&object, &elf)?;
+    let without_lines = object::without_lines(&elf).with_context(|| built.display().to_string())?;
+    write_if_changed(&workspace.bpf_object_with_lines(), &elf)?;
+    write_if_changed(&object, &without_lines)?;
     Ok(object)
 }
 

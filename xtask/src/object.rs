@@ -96,6 +96,44 @@ pub fn without_dwarf(elf: &[u8]) -> Result<Vec<u8>> {
     Ok(written)
 }
 
+/// The object without the source lines of its instructions (`line_info` of `.BTF.ext`): three fifths of it, which only the log of a
+/// verifier shows, and which each start of an agent would read and give to the kernel.
+pub fn without_lines(elf: &[u8]) -> Result<Vec<u8>> {
+    let mut builder = object::build::elf::Builder::read(elf).context("not an ELF file")?;
+    let mut end = 0;
+    for section in &mut builder.sections {
+        if let (b".BTF.ext", SectionData::Data(data)) = (section.name.as_slice(), &mut section.data) {
+            let kept = functions_alone(data).context("the section .BTF.ext is not as expected")?;
+            end = kept.len() as u64;
+            *data = kept.into();
+        }
+    }
+    for section in &mut builder.sections {
+        if let (b".rel.BTF.ext", SectionData::Relocation(all)) = (section.name.as_slice(), &mut section.data)
+        {
+            all.retain(|relocation| relocation.r_offset < end);
+        }
+    }
+    let mut written = Vec::new();
+    builder.write(&mut written).context("cannot write the object without its lines")?;
+    Ok(written)
+}
+
+/// `.BTF.ext` (`struct btf_ext_header`, Documentation/bpf/btf.rst) without `line_info`, behind which there must be nothing.
+fn functions_alone(data: &[u8]) -> Option<Vec<u8>> {
+    let word = |at| Some(u32::from_le_bytes(*data.get(at..)?.first_chunk()?));
+    let (header, lines, others_length) = (word(4)?, word(16)?, word(28)?);
+    let end = header.checked_add(lines)?;
+    if others_length != 0 || end.checked_add(word(20)?)? as usize != data.len() {
+        return None;
+    }
+    let mut kept = data.get(..end as usize)?.to_vec();
+    // Parts without a length must begin within the section, too.
+    let ends = [0, lines, 0].map(u32::to_le_bytes).concat();
+    kept.get_mut(20..32)?.copy_from_slice(&ends);
+    Some(kept)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -110,6 +148,19 @@ mod tests {
         // Our own executable: an ELF file whose code is all in `.text` and friends.
         let own = std::fs::read(std::env::current_exe().unwrap()).unwrap();
         assert!(check(&own).is_err());
+    }
+
+    #[test]
+    fn lines_go_and_functions_stay() {
+        let section = |parts: [u32; 4], bytes: &[u8]| {
+            let words = [0x0001_eb9f, 32, 0, 8].into_iter().chain(parts);
+            words.flat_map(u32::to_le_bytes).chain(bytes.iter().copied()).collect::<Vec<_>>()
+        };
+        let whole = section([8, 12, 20, 0], b"functionlines lines!");
+        assert_eq!(functions_alone(&whole), Some(section([8, 0, 8, 0], b"function")));
+        assert_eq!(functions_alone(&section([8, 12, 20, 4], b"functionlines lines!more")), None);
+        assert_eq!(functions_alone(&whole[..40]), None);
+        assert_eq!(functions_alone(&[]), None);
     }
 
     #[test]

@@ -50,6 +50,12 @@ impl Workspace {
         self.target.join("bpf/ballast.bpf.o")
     }
 
+    /// The same with the source lines of its instructions, for the log of a verifier.
+    #[must_use]
+    pub fn bpf_object_with_lines(&self) -> PathBuf {
+        self.target.join("bpf/ballast-lines.bpf.o")
+    }
+
     /// The agent as cargo leaves it.
     #[must_use]
     pub fn binary(&self, release: bool) -> PathBuf {

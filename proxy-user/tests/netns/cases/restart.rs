@@ -28,6 +28,7 @@ const NARROW: Service = Service { ports: &[tcp(80, 9090, &[1])], ..WIDE };
 pub const CASES: &[Case] = &[
     Case { name: "restart::killed_five_times_under_load", wish: WISH, run: killed },
     Case { name: "restart::another_binary_takes_over", wish: WISH, run: replaced },
+    Case { name: "restart::refused_programs_leave_those_that_serve", wish: WISH, run: refused },
     Case { name: "restart::without_a_folder_nothing_is_deleted", wish: WISH, run: no_folder },
     Case { name: "restart::cleanup_leaves_nothing", wish: WISH, run: cleanup },
 ];
@@ -120,6 +121,36 @@ fn replace(fixture: &Fixture) -> Result<()> {
     agent::copy_program(&agent::binary(), &copy)?;
     fixture.setup().binary = copy;
     fixture.begin()
+}
+
+/// The call of the helper `bpf_get_netns_cookie`, which socket programs make, and one of a helper that no kernel has.
+const CALLS: [[u8; 8]; 2] = [[0x85, 0, 0, 0, 122, 0, 0, 0], [0x85, 0, 0, 0, 0xff, 0xff, 0xff, 0x7f]];
+
+fn refused(fixture: &Fixture) -> Result<()> {
+    let before = programmed(fixture)?;
+    let [known, unknown] = CALLS;
+    let mut program = fs::read(agent::binary())?;
+    let calls: Vec<_> = (0..program.len()).filter(|at| program[*at..].starts_with(&known)).collect();
+    ensure!(!calls.is_empty(), "no program asks for the cookie");
+    for at in calls {
+        program[at..at + unknown.len()].copy_from_slice(&unknown);
+    }
+    let [written, copy] = ["written", "refused"].map(|name| fixture.bpffs().with_file_name(name));
+    fs::copy(agent::binary(), &written)?;
+    fs::write(&written, program)?;
+    agent::copy_program(&written, &copy)?;
+    under_load(fixture, || {
+        fixture.kill()?;
+        fixture.setup().binary = copy;
+        fixture.start()?;
+        let log = fixture.take_agent()?.fails()?;
+        ensure!(log.contains("the kernel did not take the program sock_"), "{log}");
+        ensure!(!log.contains("programs loaded") && !log.contains("attached"), "{log}");
+        ensure!(programmed(fixture)? == before, "other ids");
+        fixture.setup().binary = agent::binary();
+        fixture.begin()
+    })?;
+    fixture.change(NARROW, &["1/9090"])
 }
 
 fn beside_traffic(fixture: &Fixture) -> Result<()> {
