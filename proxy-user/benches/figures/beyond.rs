@@ -21,7 +21,7 @@ use crate::packets::{
 use crate::report::{Row, Sample};
 
 /// Runs after which a packet's time to live is not over yet.
-const HOPS: u32 = 50;
+pub const HOPS: u32 = 50;
 /// Index of the loopback device in each network namespace.
 const LOOPBACK: u32 = 1;
 
@@ -32,7 +32,7 @@ impl Bench {
     }
 
     /// The same, and what the last packet became.
-    fn early_on(&self, packet: &Packet, repeat: u32) -> (f64, Vec<u8>) {
+    pub fn early_on(&self, packet: &Packet, repeat: u32) -> (f64, Vec<u8>) {
         let bytes = packet.bytes();
         let mut context = [0; 24];
         context[4..8].copy_from_slice(&(bytes.len() as u32).to_ne_bytes());
@@ -42,7 +42,7 @@ impl Bench {
     }
 
     /// A round of packets that are sent on to another node, and what the last one became.
-    fn sent_on(&self, packet: &Packet, repeat: u32) -> (f64, Vec<u8>) {
+    pub fn sent_on(&self, packet: &Packet, repeat: u32) -> (f64, Vec<u8>) {
         let bytes = packet.bytes();
         over_floor(|name| self.time_by(name, &bytes, repeat, Some(uplink())), "nop", "tc_ingress")
     }
@@ -117,6 +117,13 @@ fn attach_apart(harness: &mut Harness, name: &str) -> File {
     thread::scope(|scope| scope.spawn(attach).join()).unwrap()
 }
 
+/// Attaches the XDP programs of a bench, as long as the files are there. The kernel calls attached XDP programs by a direct jump
+/// (the BPF dispatcher). For others the test run patches that jump into the kernel's code each time, and the first packet behind
+/// it pays microseconds.
+pub fn attach_early(harness: &mut Harness) -> [File; 2] {
+    ["xdp_ingress", "xdp_nop"].map(|name| attach_apart(harness, name))
+}
+
 /// What is measured by XDP with few and with many Services: name, target, measurement.
 type Case = (&'static str, f64, fn(&mut Bench) -> f64);
 
@@ -131,12 +138,7 @@ const CASES: [Case; 3] = [
 /// Measures all of it, with few Services and with many.
 pub fn measure(group: &'static str, [target, target_new]: [f64; 2], benches: &mut [Bench; 2]) -> Vec<Row> {
     benches.iter_mut().for_each(Bench::meet);
-    // The kernel calls attached XDP programs by a direct jump (the BPF dispatcher). For others the test run patches that jump into
-    // the kernel's code each time, and the first packet behind it pays microseconds.
-    let attached: Vec<_> = benches
-        .iter_mut()
-        .flat_map(|bench| ["xdp_ingress", "xdp_nop"].map(|name| attach_apart(&mut bench.harness, name)))
-        .collect();
+    let attached: Vec<_> = benches.iter_mut().map(|bench| attach_early(&mut bench.harness)).collect();
     let many = &benches[1];
     let packet = many.to_and_fro();
     // After an odd number of hops it has the other addresses.

@@ -1,22 +1,36 @@
-//! A million established flows: begun, found again in random order, listed; and the memory of their maps.
+//! A million established flows: begun, found again in random order, listed; and the memory of their maps. By tc to endpoints of
+//! this node, and by XDP to endpoints on another one.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Instant;
 
+use proxy_common::config::{NodeConfig, PortRange, SNAT_RANGES};
 use proxy_common::flow::{Bucket, FlowEntry, buckets_for};
+use proxy_common::select::source_port;
 use proxy_user::maps::view::FlowState;
 use proxy_user::programs::Capacities;
 
+use crate::beyond::{HOPS, attach_early};
 use crate::harness::{Family, Hook};
-use crate::packet::{ACK, Packet, SYN, TCP};
+use crate::node::{know, send_on_as};
+use crate::packet::{ACK, Packet, SYN, TCP, ends};
 use crate::packets::{Bench, CHAIN, CHAIN_START, SEQ, frontend};
 use crate::report::{Row, Sample};
 
 const FLOWS: u32 = 1_000_000;
 /// Each client has one flow to each Service of the chain.
 const CLIENTS: u32 = FLOWS / CHAIN;
-
-fn client(family: Family, number: u32) -> std::net::SocketAddr {
+/// Walks of each client by XDP: a packet's time to live does not last for the whole chain.
+const WALKS: u32 = CHAIN / HOPS;
+/// Walks by XDP between two packets of tc to each next hop: a few milliseconds.
+const REMINDED: usize = 50;
+/// Source ports for SNAT of which more than [`CLIENTS`] lead only to each other: a source port follows from the port before, so that
+/// with others some walks would meet, and go on as one.
+const SOURCE_PORTS: [PortRange; SNAT_RANGES] =
+    [PortRange::new(1_024, 51_023), PortRange { first: 0, count: 0 }];
+fn client(family: Family, number: u32) -> SocketAddr {
     family.client(7 + (number / 500) as u16, 1024 + (number % 500) as u16)
 }
 
@@ -24,31 +38,45 @@ fn client(family: Family, number: u32) -> std::net::SocketAddr {
 pub fn measure(bpffs: &Path) -> Vec<Row> {
     [(Family::V4, "IPv4 flows"), (Family::V6, "IPv6 flows")]
         .into_iter()
-        .flat_map(|(family, group)| measure_family(bpffs, family, group))
+        .flat_map(|(family, group)| {
+            let mut rows = measure_family(bpffs, family, group);
+            rows.extend(measure_early(bpffs, family, group));
+            rows
+        })
         .collect()
 }
 
+fn capacities() -> Capacities {
+    Capacities { flows: FLOWS.next_power_of_two(), ..Capacities::default() }
+}
+
+/// The client's SYN, the endpoint's answer to it, and what the client says to that.
+fn handshake(from: SocketAddr, to: SocketAddr) -> [Packet; 3] {
+    let syn = Packet { seq: SEQ[0], ..Packet::tcp(SYN, from, to) };
+    let answer = Packet { flags: SYN | ACK, seq: SEQ[1], ack: SEQ[0] + 1, ..syn.back() };
+    let acknowledges = Packet { flags: ACK, seq: SEQ[0] + 1, ack: SEQ[1] + 1, ..syn.clone() };
+    [syn, answer, acknowledges]
+}
+
 fn measure_family(bpffs: &Path, family: Family, group: &'static str) -> Vec<Row> {
-    let capacities = Capacities { flows: FLOWS.next_power_of_two(), ..Capacities::default() };
+    let capacities = capacities();
     let bench = Bench::with_capacities(bpffs, family, CHAIN + CHAIN_START - 1, &capacities);
     let first = frontend(family, CHAIN_START);
-    let segment =
-        |flags, number| Packet { flags, seq: SEQ[0], ..Packet::tcp(ACK, client(family, number), first) };
-    let answers =
-        |number| Packet { flags: SYN | ACK, seq: SEQ[1], ack: SEQ[0] + 1, ..segment(ACK, number).back() };
-    let acknowledges = |number| Packet { seq: SEQ[0] + 1, ack: SEQ[1] + 1, ..segment(ACK, number) };
     let [ingress, egress] = [Hook::Ingress, Hook::Egress].map(Hook::program);
     let mut begun = Vec::new();
     for number in 0..CLIENTS {
-        begun.push(bench.round(ingress, &segment(SYN, number), CHAIN));
-        bench.time(egress, &answers(number), CHAIN);
-        bench.time(ingress, &acknowledges(number), CHAIN);
+        let [syn, answer, acknowledges] = handshake(client(family, number), first);
+        begun.push(bench.round(ingress, &syn, CHAIN));
+        bench.time(egress, &answer, CHAIN);
+        bench.time(ingress, &acknowledges, CHAIN);
     }
     let last = begun.split_off(begun.len() * 3 / 4);
     // Every client once, far from the one before: nothing of its flows is in a cache.
-    let order = (0..CLIENTS).map(|at| at * 619 % CLIENTS);
-    let found =
-        Sample::median(order.map(|number| bench.round(ingress, &acknowledges(number), CHAIN)).collect());
+    let again = |at: u32| {
+        let [_, _, segment] = handshake(client(family, at * 619 % CLIENTS), first);
+        bench.round(ingress, &segment, CHAIN)
+    };
+    let found = Sample::median((0..CLIENTS).map(again).collect());
     let clock = Instant::now();
     let rows = bench.harness.view().flows().unwrap();
     let listed = clock.elapsed();
@@ -69,6 +97,73 @@ fn measure_family(bpffs: &Path, family: Family, group: &'static str) -> Vec<Row>
             None,
         ),
     ]
+}
+
+/// Known flows by XDP, to endpoints on another node. tc begins them, each walk of a client over [`HOPS`] Services.
+fn measure_early(bpffs: &Path, family: Family, group: &'static str) -> [Row; 2] {
+    let mut bench = Bench::with_capacities(bpffs, family, CHAIN + CHAIN_START - 1, &capacities());
+    know(family, &bench.harness);
+    // An address to which there is a route, unlike the node's own: the answers of all hops but the first go there.
+    send_on_as(family.client(3, 0).ip(), &bench.harness);
+    bench.harness.configure(|config| config.snat = SOURCE_PORTS);
+    let attached = attach_early(&mut bench.harness);
+    let walks: Vec<_> = lasting_ports()
+        .into_iter()
+        .take(CLIENTS as usize)
+        .flat_map(|port| (0..WALKS).map(move |walk| (port, CHAIN_START + walk * HOPS)))
+        .map(|(port, service)| handshake(family.client(7, port), frontend(family, service)))
+        .collect();
+    let mut led = BTreeMap::new();
+    for [syn, answer, acknowledges] in &walks {
+        let far = ends(&bench.sent_on(syn, HOPS).1);
+        led.insert(syn.dst, far.1);
+        let back = bench.sent_on(&answer.from(far.1).to(far.0), HOPS).1;
+        assert_eq!(ends(&back), (syn.dst, syn.src), "each hop translates the answer");
+        bench.sent_on(acknowledges, HOPS);
+    }
+    let mut found = Vec::new();
+    for at in 0..walks.len() {
+        if at % REMINDED == 0 {
+            // So that the kernel probes next hops, XDP leaves it a packet to each of them now and then, unless tc has sent one.
+            for [_, _, segment] in &walks[..WALKS as usize] {
+                bench.sent_on(segment, HOPS);
+            }
+        }
+        // Each walk once, far from the one before: nothing of its flows is in a cache.
+        let [_, _, segment] = &walks[at * 6_197 % walks.len()];
+        let (time, sent) = bench.early_on(segment, HOPS);
+        let arrived = led.get(&segment.dst) == Some(&ends(&sent).1);
+        found.extend(arrived.then_some(time));
+    }
+    assert!(found.len() > walks.len() / 2, "only {} of {} walks end", found.len(), walks.len());
+    drop(attached);
+    let rows = bench.harness.view().flows().unwrap();
+    let established = rows.iter().filter(|row| row.state == FlowState::Established).count();
+    assert_eq!(bench.harness.reasons(), [], "nothing was refused");
+    [
+        Row::new(group, "a million flows by XDP: established", established as f64, "", None),
+        Row::new(
+            group,
+            "a million flows by XDP: known flow, none in a cache",
+            Sample::median(found),
+            "ns",
+            Some(450.0),
+        ),
+    ]
+}
+
+/// The ports that packets have after any number of hops: each is the source port that follows from just one other.
+fn lasting_ports() -> BTreeSet<u16> {
+    let config = NodeConfig { snat: SOURCE_PORTS, ..NodeConfig::default() };
+    let next = |port: &u16| config.snat_port(source_port(*port, config.snat_count()));
+    let mut ports: BTreeSet<u16> = (0..config.snat_count()).map(|number| config.snat_port(number)).collect();
+    loop {
+        let led: BTreeSet<u16> = ports.iter().map(next).collect();
+        if led.len() == ports.len() {
+            return ports;
+        }
+        ports = led;
+    }
 }
 
 const fn entry_size(family: Family) -> usize {
