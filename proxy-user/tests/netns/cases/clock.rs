@@ -1,6 +1,9 @@
 //! The machine's clock jumps. Only an emulated machine has a clock that a test may set; the variable [`OWN_CLOCK`] says that it is
 //! one.
 
+use std::thread::sleep;
+use std::time::Duration;
+
 use anyhow::{Context as _, Result, ensure};
 use rustix::time::{ClockId, clock_gettime, clock_settime};
 
@@ -37,6 +40,8 @@ fn jumps(fixture: &Fixture) -> Result<()> {
             [(DAY, MOVED, "1/8080"), (-3 * DAY, WEB, "0/8080"), (2 * DAY, MOVED, "1/8080")]
         {
             jump(seconds)?;
+            // So that there is traffic between two jumps.
+            sleep(Duration::from_secs(1));
             fixture.change(web, &[server]).with_context(|| format!("after a jump of {seconds} s"))?;
             for path in ["/healthz", "/livez", "/readyz"] {
                 eventually(SOON, || {
