@@ -24,12 +24,13 @@ const FLOWS: u32 = 1_000_000;
 const CLIENTS: u32 = FLOWS / CHAIN;
 /// Walks of each client by XDP: a packet's time to live does not last for the whole chain.
 const WALKS: u32 = CHAIN / HOPS;
-/// Walks by XDP between two packets of tc to each next hop: a few milliseconds.
-const REMINDED: usize = 50;
-/// Source ports for SNAT of which more than [`CLIENTS`] lead only to each other: a source port follows from the port before, so that
-/// with others some walks would meet, and go on as one.
+/// Walks by XDP after which tc sends a packet to each next hop again.
+const TC_EVERY: usize = 50;
+/// Source ports for SNAT. The source port of a hop is a function of the port before. With these ranges it is one to one for more than
+/// [`CLIENTS`] ports; with the default ones, two walks could get the same port, and would share the flows of all further hops.
 const SOURCE_PORTS: [PortRange; SNAT_RANGES] =
     [PortRange::new(1_024, 51_023), PortRange { first: 0, count: 0 }];
+
 fn client(family: Family, number: u32) -> SocketAddr {
     family.client(7 + (number / 500) as u16, 1024 + (number % 500) as u16)
 }
@@ -107,24 +108,24 @@ fn measure_early(bpffs: &Path, family: Family, group: &'static str) -> [Row; 2] 
     send_on_as(family.client(3, 0).ip(), &bench.harness);
     bench.harness.configure(|config| config.snat = SOURCE_PORTS);
     let attached = attach_early(&mut bench.harness);
-    let walks: Vec<_> = lasting_ports()
+    let walks: Vec<_> = one_to_one_ports()
         .into_iter()
         .take(CLIENTS as usize)
         .flat_map(|port| (0..WALKS).map(move |walk| (port, CHAIN_START + walk * HOPS)))
         .map(|(port, service)| handshake(family.client(7, port), frontend(family, service)))
         .collect();
-    let mut led = BTreeMap::new();
+    let mut last_hops = BTreeMap::new();
     for [syn, answer, acknowledges] in &walks {
         let far = ends(&bench.sent_on(syn, HOPS).1);
-        led.insert(syn.dst, far.1);
+        last_hops.insert(syn.dst, far.1);
         let back = bench.sent_on(&answer.from(far.1).to(far.0), HOPS).1;
         assert_eq!(ends(&back), (syn.dst, syn.src), "each hop translates the answer");
         bench.sent_on(acknowledges, HOPS);
     }
     let mut found = Vec::new();
     for at in 0..walks.len() {
-        if at % REMINDED == 0 {
-            // So that the kernel probes next hops, XDP leaves it a packet to each of them now and then, unless tc has sent one.
+        if at % TC_EVERY == 0 {
+            // XDP passes a packet for a next hop to tc if tc has sent none lately, so that the kernel probes the neighbour.
             for [_, _, segment] in &walks[..WALKS as usize] {
                 bench.sent_on(segment, HOPS);
             }
@@ -132,7 +133,7 @@ fn measure_early(bpffs: &Path, family: Family, group: &'static str) -> [Row; 2] 
         // Each walk once, far from the one before: nothing of its flows is in a cache.
         let [_, _, segment] = &walks[at * 6_197 % walks.len()];
         let (time, sent) = bench.early_on(segment, HOPS);
-        let arrived = led.get(&segment.dst) == Some(&ends(&sent).1);
+        let arrived = last_hops.get(&segment.dst) == Some(&ends(&sent).1);
         found.extend(arrived.then_some(time));
     }
     assert!(found.len() > walks.len() / 2, "only {} of {} walks end", found.len(), walks.len());
@@ -152,17 +153,17 @@ fn measure_early(bpffs: &Path, family: Family, group: &'static str) -> [Row; 2] 
     ]
 }
 
-/// The ports that packets have after any number of hops: each is the source port that follows from just one other.
-fn lasting_ports() -> BTreeSet<u16> {
+/// The client ports whose source ports differ after any number of hops.
+fn one_to_one_ports() -> BTreeSet<u16> {
     let config = NodeConfig { snat: SOURCE_PORTS, ..NodeConfig::default() };
     let next = |port: &u16| config.snat_port(source_port(*port, config.snat_count()));
     let mut ports: BTreeSet<u16> = (0..config.snat_count()).map(|number| config.snat_port(number)).collect();
     loop {
-        let led: BTreeSet<u16> = ports.iter().map(next).collect();
-        if led.len() == ports.len() {
+        let mapped: BTreeSet<u16> = ports.iter().map(next).collect();
+        if mapped.len() == ports.len() {
             return ports;
         }
-        ports = led;
+        ports = mapped;
     }
 }
 

@@ -52,10 +52,13 @@ fn moved(members: &[Member]) -> f64 {
     100.0 * lost as f64 / stay.len() as f64
 }
 
-/// The mean of [`moved`] of some sets, and the most.
-fn moves(count: u32) -> (f64, f64) {
-    let moves: Vec<_> = (0..SETS).map(|set| moved(&members(set, count))).collect();
-    (moves.iter().sum::<f64>() / f64::from(SETS), moves.iter().copied().fold(0.0, f64::max))
+/// Sets of so many endpoints.
+fn sets(count: u32) -> Vec<Vec<Member>> {
+    (0..SETS).map(|set| members(set, count)).collect()
+}
+
+fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len() as f64
 }
 
 /// Measures all of it.
@@ -75,20 +78,23 @@ pub fn measure() -> Vec<Row> {
         Row::new(group, format!("{many}, in the map"), bytes as f64 / 1e6, "MB", Some(60.0)),
     ];
     for size in SIZES {
-        let above = (0..SETS).map(|set| imbalance(&members(set, size))).fold(0.0, f64::max);
-        let (mean, most) = moves(size);
+        let sets = sets(size);
+        let most = |values: &[f64]| values.iter().copied().fold(0.0, f64::max);
+        let above: Vec<_> = sets.iter().map(|set| imbalance(set)).collect();
+        let moves: Vec<_> = sets.iter().map(|set| moved(set)).collect();
         let what = |what: &str| format!("{size} endpoints: {what}");
         rows.extend([
-            Row::new(group, what("imbalance, most of 20 sets"), above, "%", Some(1.0)),
-            Row::new(group, what("flows that move without need, mean"), mean, "%", Some(2.0)),
-            Row::new(group, what("the same, most of 20 sets"), most, "%", None),
+            Row::new(group, what("imbalance, most of 20 sets"), most(&above), "%", Some(1.0)),
+            Row::new(group, what("flows that move without need, mean"), mean(&moves), "%", Some(2.0)),
+            Row::new(group, what("the same, most of 20 sets"), most(&moves), "%", None),
         ]);
     }
     for size in OUTGROWN {
         let fewer = size - 1;
         let what =
             format!("{size} endpoints, {fewer} have a smaller table: flows that move without need, mean");
-        rows.push(Row::new(group, what, moves(size).0, "%", None));
+        let moves: Vec<_> = sets(size).iter().map(|set| moved(set)).collect();
+        rows.push(Row::new(group, what, mean(&moves), "%", None));
     }
     rows
 }

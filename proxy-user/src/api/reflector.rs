@@ -100,7 +100,7 @@ async fn step<K: Watched>(source: &Source<K>, config: &Config, state: State<K>) 
         },
         State::Streams(mut events) => match events.next().await {
             Some(item) => streamed(item, events),
-            None => (Some(Err(ended("the API server ended a list before it was complete"))), State::Begins),
+            None => (Some(Err(ended("a streamed list ended before it was complete"))), State::Begins),
         },
         State::Resumes(version) => match source.watch(&watch_params(config, false), &version).await {
             Ok(events) => (None, State::Watches(version, Events::new(events))),

@@ -1,4 +1,4 @@
-//! `ballast cleanup` where kube-proxy's rules are: the connections of the packet path go on by netfilter's conntrack.
+//! `ballast cleanup` where kube-proxy's rules are: the connections of the packet path are moved to `nf_conntrack`.
 
 use std::fmt::Write as _;
 use std::io;
@@ -66,7 +66,7 @@ impl ConntrackExport {
             }
         }
         drop(standstill);
-        self.said = format!("{adopted} connections of the packet path go on by netfilter's conntrack\n");
+        self.said = format!("{adopted} connections of the packet path are moved to nf_conntrack\n");
         if let Some(first) = failures.first() {
             let _ = writeln!(self.said, "{} do not: {first}", failures.len());
         }

@@ -107,7 +107,7 @@ pub fn run(args: &TakeoverArgs) -> Result<String, TakeoverError> {
     if args.dry_run {
         let _ = writeln!(
             text,
-            "{} connections go on by netfilter's conntrack",
+            "{} connections that kube-proxy began stay in nf_conntrack",
             old_connections(&args.maps.bpffs)?
         );
         return Ok(text);
@@ -124,7 +124,7 @@ pub fn run(args: &TakeoverArgs) -> Result<String, TakeoverError> {
     } else {
         let _ = writeln!(
             text,
-            "{left} connections that kube-proxy began go on by netfilter's conntrack; run `ballast takeover` again \
+            "{left} connections that kube-proxy began stay in nf_conntrack; run `ballast takeover` again \
              when they have ended"
         );
     }

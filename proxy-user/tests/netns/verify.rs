@@ -224,8 +224,6 @@ fn load(program: &Program, function: &Function, types: Option<&OwnedFd>, iterate
     }
     let kind = kind(program)?;
     let functions = function.func_info.func_info_bytes();
-    let lines = function.line_info.line_info_bytes();
-    let count = |bytes: &[u8], size: usize| bytes.len().checked_div(size).unwrap_or(0) as u32;
     let mut log = vec![0u8; LOG];
     let mut attr = ProgLoad {
         kind: kind.program as u32,
@@ -243,10 +241,11 @@ fn load(program: &Program, function: &Function, types: Option<&OwnedFd>, iterate
         types: types.map_or(0, |fd| fd.as_raw_fd().cast_unsigned()),
         function_size: function.func_info_rec_size as u32,
         functions: functions.as_ptr() as u64,
-        function_count: count(&functions, function.func_info_rec_size),
-        line_size: function.line_info_rec_size as u32,
-        lines: lines.as_ptr() as u64,
-        line_count: count(&lines, function.line_info_rec_size),
+        function_count: functions.len().checked_div(function.func_info_rec_size).unwrap_or(0) as u32,
+        // The embedded object has no source lines.
+        line_size: 0,
+        lines: 0,
+        line_count: 0,
         iterated,
         object: 0,
     };

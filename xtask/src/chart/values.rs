@@ -48,15 +48,20 @@ impl Node {
     }
 }
 
+/// Arguments of `--set`, and the manifests that the chart makes of them.
+type Rendered = (&'static [&'static str], String);
+
 /// Checks both; `cases` are arguments of `--set`.
-pub(super) fn check(helm: &Helm, cases: &[&[&str]]) -> Result<()> {
+pub(super) fn check(helm: &Helm, cases: &[&'static [&'static str]]) -> Result<()> {
     let path = helm.chart().join("values.schema.json");
     let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
     let schema = serde_json::from_str(&text).context("values.schema.json")?;
     let nodes = nodes(&schema)?;
+    let with_manifests = |values: &&'static [&'static str]| Ok((*values, helm.render(values)?));
+    let cases = cases.iter().map(with_manifests).collect::<Result<Vec<_>>>()?;
     let mut missed = Vec::new();
     for node in nodes.iter().filter(|node| node.is_value) {
-        if !is_shown(helm, node, cases)? {
+        if !is_shown(helm, node, &cases) {
             missed.push(node.key());
         }
     }
@@ -65,15 +70,12 @@ pub(super) fn check(helm: &Helm, cases: &[&[&str]]) -> Result<()> {
 }
 
 /// Whether the manifests of a case that sets the value differ from those without it.
-fn is_shown(helm: &Helm, node: &Node, cases: &[&[&str]]) -> Result<bool> {
-    for values in cases {
+fn is_shown(helm: &Helm, node: &Node, cases: &[Rendered]) -> bool {
+    cases.iter().any(|(values, manifests)| {
         let others: Vec<&str> = values.iter().copied().filter(|value| !node.is_set_by(value)).collect();
         // Without a required value, Helm refuses the others.
-        if others.len() < values.len() && helm.render(&others).ok() != Some(helm.render(values)?) {
-            return Ok(true);
-        }
-    }
-    Ok(false)
+        others.len() < values.len() && helm.render(&others).ok().as_ref() != Some(manifests)
+    })
 }
 
 /// Gives each node a value of each type that it may not have. Helm names all errors of a call, so nodes of one depth are

@@ -31,7 +31,7 @@ impl Uncovered {
         for (number, _) in file.lines.iter().filter(|(_, count)| **count == 0) {
             let at = *number as usize - 1;
             let line = texts.get(at).copied().unwrap_or_default();
-            let before = at.checked_sub(1).map_or("", |before| texts[before]);
+            let before = at.checked_sub(1).and_then(|before| texts.get(before)).copied().unwrap_or_default();
             if !line.contains(char::is_alphanumeric) {
                 continue;
             }

@@ -90,7 +90,7 @@ fn any_values(program: Command) -> Command {
 }
 
 /// The lines of a page's shell blocks, with their numbers from 1: of `sh` all, of `console` those after a prompt. A line
-/// that goes on after `\` is one.
+/// that ends with `\` is joined with the next one.
 fn lines(page: &str) -> Vec<(usize, String)> {
     let mut found: Vec<(usize, String)> = Vec::new();
     let mut prompt = None;

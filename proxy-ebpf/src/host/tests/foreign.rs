@@ -128,6 +128,33 @@ fn closed_flows_yield_to_those_of_another_version() {
     a_closed_flow_yields::<V6>(0, Hook::Ingress, UPLINK);
 }
 
+/// A client dials an endpoint itself, from a port that one of its connections through the Service has.
+fn direct_connections_time_out<F: Net>() {
+    let maps = maps::<F>(BACKEND_LOCAL);
+    let (client, frontend, backend) = (client::<F>(), frontend::<F>(), backend::<F>());
+    let sent = |dst, shape| run_over(Hook::Ingress, maps, UPLINK, &packet::<F>(client, dst, shape)).1.wire();
+    let is_looked_up = || maps.direct_seen().unwrap().load() != 0;
+    sent(frontend, SYN);
+    let unchanged = packet::<F>(client, backend, DATA);
+    assert_eq!(sent(backend, DATA), unchanged);
+    assert!(!is_looked_up());
+    assert_ne!(sent(backend, SYN), packet::<F>(client, backend, SYN), "two connections have one tuple");
+    assert!(is_looked_up());
+    assert_ne!(sent(backend, DATA), unchanged, "the connection got another source port at its SYN");
+    // None was seen for as long as a connection may be silent.
+    let config = maps.time().unwrap().config;
+    maps.advance(config.tcp_established + 2);
+    assert!(is_looked_up());
+    assert_eq!(sent(backend, DATA), unchanged);
+    assert!(!is_looked_up());
+}
+
+#[test]
+fn segments_to_endpoints_are_looked_up_while_there_are_direct_connections() {
+    direct_connections_time_out::<V4>();
+    direct_connections_time_out::<V6>();
+}
+
 /// Which stage looks at a packet that leaves: one after the other costs more than the first alone, and no packet shows it.
 fn the_stage_of_what_leaves<F: Net>() {
     let maps = maps::<F>(BACKEND_LOCAL);

@@ -1,4 +1,4 @@
-//! The way back: connections that Ballast's packet programs translate go on by netfilter's conntrack.
+//! The way back: connections that Ballast's packet programs translate are moved to `nf_conntrack`.
 //!
 //! A program translates before conntrack looks, so conntrack knows these connections, if at all, by the endpoint's
 //! address. Without the program it would meet packets to the Service in the middle of a connection, begin another one

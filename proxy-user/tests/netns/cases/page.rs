@@ -213,7 +213,7 @@ const REDRAWN: &str = r"(async () => {
   return { drawn, named, kept: answer.points.length, interval: answer.interval };
 })()";
 
-/// The history of the Service that is open has a point for each second, as the agent keeps them, and goes on.
+/// The chart of the selected Service shows the points that the agent keeps, one for each second, and adds new ones.
 fn history(browser: &Browser) -> Result<()> {
     let points = || -> Result<([u64; 3], Instant)> {
         let told = browser.value(REDRAWN)?;

@@ -13,7 +13,8 @@ use super::work::{self, Conversation};
 /// Failures that are told in full.
 const TOLD: usize = 5;
 
-/// Exchanges after which a load may end: on a busy machine, or an emulated one, what it goes on beside may take less time.
+/// The fewest exchanges of a load. On a busy or an emulated machine, the action under test may end before a load has made enough
+/// of them to say anything.
 const LEAST: u64 = 20;
 
 /// Running loads, a thread each.

@@ -127,7 +127,7 @@ fn answers(nodes: &Nodes, node_ports: &[Family]) -> Result<()> {
         }
     }
     let before = replies(nodes)?;
-    // Two destinations may lead one client port to one endpoint, which then sees another port for the second.
+    // Two flows from one client port to one endpoint would need SNAT of the second one's port.
     let mut ports = 20_000..;
     for family in Family::BOTH {
         for kind in [Kind::Tcp, Kind::Udp, Kind::Datagram] {
