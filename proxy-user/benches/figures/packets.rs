@@ -182,7 +182,7 @@ fn measure_family(bpffs: &Path, family: Family) -> Vec<Row> {
         frontends: 1 << 16,
         slots: 1 << 20,
         backends: 1 << 20,
-        maglev_words: 1 << 22,
+        maglev_words: 1 << 23,
         ..Capacities::default()
     };
     let mut benches = SIZES.map(|services| Bench::with_capacities(bpffs, family, services, &capacities));
