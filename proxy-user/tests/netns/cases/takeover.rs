@@ -245,7 +245,7 @@ pub fn back(fixture: &Fixture, install: impl Fn(&Fixture) -> Result<()>) -> Resu
     for tally in pod.stop()?.iter().chain(far) {
         ensure!(tally.failed == 0 && tally.servers.keys().eq(["0/8080"]), "a connection moved: {tally:?}");
     }
-    ensure!(said.contains("connections of the packet path go on"), "{said}");
+    ensure!(said.contains("connections of the packet path are moved to nf_conntrack"), "{said}");
     ensure!(!ruleset(fixture)?.contains("ballast"), "{}", ruleset(fixture)?);
     all_reach(fixture, "1/8080")
 }
